@@ -11,8 +11,7 @@ from ..units import format_bytes
 SAFETY = 1.05
 """A run counts as fitting if 1.05 times its estimate does: scratch and fragmentation are not in the estimate."""
 
-NEWEST_CUDNN = (12, 1)
-"""The newest compute capability that torch's cuDNN attention takes."""
+NEWEST_CUDNN = (12, 1)  # the newest compute capability that torch's cuDNN attention takes
 
 
 def fits(run: TrainingRun, memory: int) -> bool:

@@ -128,7 +128,6 @@ CALCULATORS = (
         published.cookbook_parameter_count, _scores,
     ),
 )  # fmt: skip
-"""Nine calculators, as `published` has them."""
 
 
 def calculator(name: str) -> Calculator:
@@ -199,8 +198,6 @@ def component_of(tensor: Allocation) -> str:
 
 
 class Term(NamedTuple):
-    """A reason why an answer differs from a step's peak."""
-
     name: str
     why: str
 
@@ -224,7 +221,7 @@ def gaps(name: str, run: TrainingRun, real: Truth) -> Parts:
     said = one.parts(run)
     recipe = said[STATES] // one.counted(run) * run.model.parameters
     states = (said[STATES] - recipe, recipe - real.states_in_full, real.states_in_full - real.parts[STATES])
-    others = (said[name] - real.parts[name] for name in COMPONENTS[1:])
+    others = (said[part] - real.parts[part] for part in COMPONENTS[1:])
     return {term.name: size for term, size in zip(TERMS, (*states, *others), strict=True)}
 
 

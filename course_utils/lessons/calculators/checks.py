@@ -193,13 +193,11 @@ def bytes_a_token(answer: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------------- 13.5: erratum
 
-KEYS = ("claim", "source", "said", "evidence", "lesson")
-
 
 @exercise("13.5", "A claim, its source, and evidence that anybody can run: that is all an erratum needs.")
 def erratum(answer: Any) -> None:
     """`answer()` is a dictionary: claim, source, said, evidence, lesson."""
-    got = entries(call(answer, returns=Mapping), KEYS, object)
+    got = entries(call(answer, returns=Mapping), ("claim", "source", "said", "evidence", "lesson"), object)
     claim = of_kind(got["claim"], str, "The claim is")
     source = of_kind(got["source"], str, "The source is")
     said, lesson = of_kind(got["said"], Real, "said is"), of_kind(got["lesson"], int, "lesson is")

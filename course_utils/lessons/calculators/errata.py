@@ -30,7 +30,6 @@ NEWSLETTER = "the newsletter Daily Dose of Data Science, “Where Did the GPU Me
 SLIDES = "the slides “Large models training” (Optimization for ML, HSE University)"
 LECTURE = "a lecture on training large models, after the Ultra-Scale Playbook (2025)"
 UNCLEAR = "the newsletter or the lecture: the course's notes do not say which"
-"""The texts that are no papers, as well as they can be named."""
 
 XL = TrainingRun("gpt2-xl", 32, 1024, "bf16-master")
 FULL = XL.replace(recompute="full")
@@ -129,7 +128,7 @@ def _errata() -> Iterator[Erratum]:
     )  # fmt: skip
 
     eager = LLAMA.replace(attention="eager")
-    said, selective = published.korthikanti_activation_bytes(eager), _without_scores(LLAMA)
+    said, selective = published.korthikanti_activation_bytes(eager), _selective(LLAMA)
     yield Erratum(
         "Llama-3 8B keeps 97 GB of activations at 4,096 tokens, 17 GB with selective recomputation", LECTURE, 5,
         "Both are GiB. And a GPT of that size with eager attention and dropout would keep them.",
@@ -148,7 +147,7 @@ def _errata() -> Iterator[Erratum]:
     )  # fmt: skip
 
     run = TrainingRun("llama3.2-1b", 1, 8192, "bf16-master")
-    kept, N = _without_scores(run), run.model.parameters
+    kept, N = _selective(run), run.model.parameters
     yield Erratum(
         "A 1B model takes 16 GB of states, 25 GB at 8,192 tokens with selective recomputation", "the lecture", 5,
         "The sum is right for 10⁹ parameters and for what blocks keep. A model called “1B” has more parameters, and "
@@ -298,8 +297,8 @@ def _peak(run: TrainingRun, **changes: int) -> str:
     return _gb(estimate(run.replace(**changes)).total)
 
 
-def _without_scores(run: TrainingRun) -> int:
-    return 34 * run.seq_len * run.micro_batch * run.model.hidden * run.model.layers
+def _selective(run: TrainingRun) -> int:
+    return published.playbook_parts(run.replace(recompute="selective-attention"))["activations"]
 
 
 ERRATA = tuple(_errata())

@@ -21,8 +21,7 @@ LEGEND = (
 
 ROW, BAR = 38, 24
 
-SHORT = "#4B3F8F"
-"""The color of too little, as `OVER` is that of too much; neither is a kind of memory."""
+SHORT = "#4B3F8F"  # too little, as `OVER` is too much; neither is the color of a kind of memory
 
 Panel = Mapping[str, Mapping[str, int]]
 

@@ -114,7 +114,6 @@ ACCOUNT: dict[str, Callable[[int, int, int, int], float]] = {
     "gradients": lambda N, n, bits, block: 2 * n,
     "states": lambda N, n, bits, block: 8 * n,
 }
-"""The bytes of N frozen and n learning numbers."""
 
 ACCOUNT_MISTAKES: dict[str, Mistakes] = {
     "frozen": {

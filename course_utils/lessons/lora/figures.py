@@ -8,8 +8,7 @@ from course_utils.figures.axes import COLOURS, stop
 from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, text_width
 from course_utils.figures.curves import lines
 
-WEIGHTS = COLOURS["parameters"]
-"""All three matrices are parameters; the frozen one is hatched."""
+WEIGHTS = COLOURS["parameters"]  # of all three matrices; the frozen one is hatched
 
 
 def lora_picture(n_out: int, n_in: int, rank: int) -> Figure:

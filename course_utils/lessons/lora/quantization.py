@@ -89,8 +89,8 @@ def uniform_error(values: torch.Tensor, bits: int) -> float:
 
 def block_matrices(model: nn.Module) -> dict[str, torch.Tensor]:
     """The matrices of the blocks, by name; no embeddings, norms and biases."""
-    matrices = {name: weight.detach() for name, weight in model.named_parameters() if weight.dim() == 2}
-    return {name: weight for name, weight in matrices.items() if name.startswith("blocks.")}
+    weights = model.named_parameters()
+    return {name: one.detach() for name, one in weights if one.dim() == 2 and name.startswith("blocks.")}
 
 
 def with_rounded_blocks(model: Transformer, rounding: Callable[[torch.Tensor], torch.Tensor]) -> Transformer:

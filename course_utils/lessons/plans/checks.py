@@ -41,7 +41,6 @@ CHOICES: tuple[tuple[Configurations, int], ...] = (
     ([(50 * GB, 0.4), (49 * GB, 0.2)], 84 * GB),
     ([(35 * GB, 0.2), (33 * GB, 0.3), (30 * GB, 0.9)], 34 * GB),
 )
-"""Configurations and the room of a card."""
 
 
 def _least(key: Callable[[int, float], Any], reserve: float = SAFETY) -> Callable[[Configurations, int], int | None]:
@@ -140,7 +139,6 @@ def split(answer: Any) -> None:
 
 T4 = GPUS["T4-16GB"]
 ASKED = TrainingRun("gpt2-large", 32, 1024, "amp-fp16", attention="efficient")
-"""The training that the T4 has to run."""
 
 
 @cache

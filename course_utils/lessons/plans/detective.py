@@ -66,17 +66,15 @@ class Case:
     measured: Measurement = field(repr=False)
 
 
-GPT2 = TrainingRun("gpt2", 16, 1024)
-
-
 def broken_runs() -> dict[str, TrainingRun]:
     """The runs behind the cases, by what they are broken by; the sixth is a program of its own."""
+    gpt2 = TrainingRun("gpt2", 16, 1024)
     return {
-        "loss": GPT2.replace(recompute="full"),
+        "loss": gpt2.replace(recompute="full"),
         "states": TrainingRun("gpt2-medium", 1, 512),
-        "attention": GPT2.replace(micro_batch=4, attention="eager"),
-        "fragmentation": GPT2.replace(micro_batch=8, seq_len=512),
-        "activations": GPT2,
+        "attention": gpt2.replace(micro_batch=4, attention="eager"),
+        "fragmentation": gpt2.replace(micro_batch=8, seq_len=512),
+        "activations": gpt2,
     }
 
 

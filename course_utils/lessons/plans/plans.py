@@ -18,8 +18,7 @@ from course_utils.units import GB, Table, format_bytes, percent
 TOO_LARGE, FITS, PATH = "#BDBDBD", "#009E73", "#0072B2"
 LEGEND = {TOO_LARGE: "too large", FITS: "fits", PATH: "the path, in the order of the table"}
 
-LEFT, RIGHT, HEIGHT = 72.0, WIDTH - MARGIN - 16.0, 300.0
-"""Edges and height of the plot, in pixels."""
+LEFT, RIGHT, HEIGHT = 72.0, WIDTH - MARGIN - 16.0, 300.0  # of the plot, in pixels
 
 
 def plan_figure(plan: Plan, title: str) -> Figure:

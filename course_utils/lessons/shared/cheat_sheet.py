@@ -9,9 +9,7 @@ from typing import NamedTuple
 from course_utils.interactive.course_files import ROOT, numbered
 from course_utils.units import html_table
 
-TITLE = re.compile(r"^# (\d\d) · (.+)$", re.MULTILINE)
 PARTS = ("Remember", "Breaks when", "Cheat-sheet line")
-LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 
 class Entry(NamedTuple):
@@ -55,9 +53,9 @@ def cheat_sheet(root: Path = ROOT) -> CheatSheet:
 def _entry(path: Path) -> Entry:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    title = TITLE.search(text)
+    title = re.search(r"^# (\d\d) · (.+)$", text, re.MULTILINE)
     found = [re.search(rf"^\*\*{part}\*\* (.+?)(?:\n\s*\n|\Z)", text, re.MULTILINE | re.DOTALL) for part in PARTS]
     if title is None or not all(found):
         raise ValueError(f"{path.name} lacks its title or one of {', '.join(PARTS)}")
-    said = [LINK.sub(r"\1", " ".join(match[1].split())) for match in found if match]
+    said = [re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", " ".join(match[1].split())) for match in found if match]
     return Entry(title[1], title[2], *said)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -44,16 +44,8 @@ FORMATS = {
 """The recipes that `train_language_model` takes; "fp16" and "bf16" keep everything in 16 bits, Adam's states too."""
 
 
-class Steps(Protocol):
-    """An optimizer for this training, torch's or a learner's own. Gradients are cleared by the training itself."""
-
-    def step(self) -> Any: ...
-
-
 @dataclass
 class StaticLossScale:
-    """A constant factor."""
-
     scale: float = 1.0
 
     def update(self, overflowed: bool) -> None: ...
@@ -65,7 +57,7 @@ class Training:
 
     losses: list[float]
     model: Transformer
-    optimizer: Steps
+    optimizer: Any
     skipped: int = 0
 
     @property
@@ -119,7 +111,7 @@ def language_model(
 
 
 def train_language_model(
-    optimizer: str | Callable[[Sequence[torch.nn.Parameter]], Steps] = "adamw", precision: str = "fp32",
+    optimizer: str | Callable[[Sequence[torch.nn.Parameter]], Any] = "adamw", precision: str = "fp32",
     steps: int = 100, *, rate: float | None = None, loss_scale: Any = None,
     model: Transformer | None = None, seed: int = 0, watch: Callable[[int, Transformer], None] | None = None,
     text: str | None = None,
@@ -190,7 +182,7 @@ def _step(done: Training, masters: Sequence[torch.nn.Parameter], loss_scale: Any
         master.grad = None
 
 
-def _optimizer(name: str, tensors: list[tuple[str, torch.nn.Parameter]], rate: float | None) -> Steps:
+def _optimizer(name: str, tensors: list[tuple[str, torch.nn.Parameter]], rate: float | None) -> Any:
     if name not in OPTIMIZERS:
         raise unknown("optimizer", name, OPTIMIZERS)
     made = make_optimizer(OPTIMIZERS[name], tensors)

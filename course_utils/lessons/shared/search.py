@@ -28,8 +28,8 @@ ANCHORED = re.compile(r'^<span id="([^"]+)"></span>\n\n## +(.+?) *$', re.MULTILI
 PAGES = {"glossary": "docs/glossary.md", "cheat sheet": "docs/cheat_sheet.md", "errata": "docs/errata.md"}
 SHOWN = 10
 
+# JupyterLab 4.6 looks for the place before the notebook is there, unless it opens quickly.
 AGAIN = "The first click may only open a notebook; the second one then goes to the place in it."
-"""JupyterLab 4.6 looks for the place before the notebook is there, unless it opens quickly. Drop this when it waits."""
 
 made_quiz = cache(quiz)
 
