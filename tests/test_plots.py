@@ -426,6 +426,13 @@ def test_picture_and_description_tell_totals_what_is_missing_or_free_and_the_lar
     assert "The peak is 4.06 GB in loss, step 2" in told and "activations 2.10" in told
 
 
+def test_a_figure_is_saved_as_svg(tmp_path):
+    figure = every_figure()["bars"]
+    assert figure.save(tmp_path / "bars.svg").read_text(encoding="utf-8") == figure.svg
+    with pytest.raises(ValueError, match=r"must end in \.svg"):
+        figure.save(tmp_path / "bars.png")
+
+
 def test_the_front_picture_shows_the_estimates_beside_a_card_of_32_gb():
     run = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024)
     ways = [{}, {"recompute": "full"}, {"recompute": "full", "precision": "bf16-master"}]

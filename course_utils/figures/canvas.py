@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from math import ceil, floor, log10
+from pathlib import Path
 from typing import Any
 
 WIDTH = 880  # pixels: every figure of the course is this wide, and scales down with its page
@@ -41,6 +42,13 @@ class Figure:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/html": self.html, "text/plain": self.alt}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the SVG to `path` and return that path. Raises ValueError unless it ends in .svg."""
+        if Path(path).suffix != ".svg":
+            raise ValueError(f"{Path(path).name!r}: a figure is saved as SVG, so its name must end in .svg")
+        Path(path).write_text(self.svg, encoding="utf-8")
+        return Path(path)
 
 
 class Canvas:
