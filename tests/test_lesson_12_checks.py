@@ -251,15 +251,6 @@ def by_sorting(run: TrainingRun, card: str) -> tuple[int, int] | None:
     return max((pair for pair in product(BITS, RANKS) if peak(run, *pair) <= gpu(card).memory), default=None)
 
 
-def from_below(run: TrainingRun, card: str) -> list[int] | None:
-    found = None
-    for bits in sorted(BITS):
-        for rank in sorted(RANKS):
-            if peak(run, bits, rank) <= gpu(card).memory:
-                found = [bits, rank]
-    return found
-
-
 def first_of(pairs: Iterable[tuple[int, int]], room: Any = lambda card: gpu(card).memory) -> Any:
     """The first of these pairs that fits."""
     pairs = list(pairs)
@@ -267,7 +258,7 @@ def first_of(pairs: Iterable[tuple[int, int]], room: Any = lambda card: gpu(card
 
 
 BEST = Answers(
-    right=[by_sorting, from_below, first_of(product(BITS, RANKS))],
+    right=[by_sorting, lambda **case: list(by_sorting(**case) or ()) or None, first_of(product(BITS, RANKS))],
     wrong=[
         (first_of((bits, rank) for rank in RANKS for bits in BITS), "the memory on rank first"),
         (first_of(product(BITS[::-1], RANKS)), "the fewest bits that fit"),

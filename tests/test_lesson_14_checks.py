@@ -154,11 +154,6 @@ def on_paper(
     return answer
 
 
-def with_last_norm(N: int, L: int, h: int, a: int, V: int, s: int, b: int) -> float:
-    copies, loss = 24 * L * h * h, 2 * s * b * V
-    return 16 * N + 2 * h * V + 4 * s * b * h * L + 6 * s * b * h + 8 * s * b * V + max(copies, loss)
-
-
 def three_moments(N: int, L: int, h: int, a: int, V: int, s: int, b: int) -> float:
     tokens, body = s * b, 16 * N + 4 * s * b * h * (L + 1)
     return np.max([body + 2 * h * V + 24 * L * h**2 + 8 * tokens * V, body + 2 * h * V + 10 * tokens * V,
@@ -166,7 +161,7 @@ def three_moments(N: int, L: int, h: int, a: int, V: int, s: int, b: int) -> flo
 
 
 PREDICTED_PEAK = Answers(
-    right=[on_paper(), with_last_norm, three_moments],
+    right=[on_paper(), three_moments, lambda **of: np.float64(1.01 * on_paper()(**of))],
     wrong=[
         (lambda **of: 16 * of["N"], "nothing of it sees the batch"),
         (on_paper(states=12), "The gradients are missing"),

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from course_utils.benchmark.draw import shallow
-from course_utils.estimating import estimate
 from course_utils.figures.canvas import text_width
 from course_utils.lessons.calculators import calculators, errata
 from course_utils.lessons.calculators.calculators import CALCULATORS, COMPONENTS, OUTSIDE, SCORES, STATES, TERMS, Truth
@@ -22,12 +21,8 @@ from course_utils.run import TrainingRun
 from course_utils.units import BLOCK, GB
 
 LLAMA = TrainingRun("llama3.1-8b", 2, 8192)
-RUNS = (
-    LLAMA,
-    TrainingRun("gpt2-xl", 32, 1024),
-    TrainingRun("gpt2", 4, 512, attention="eager"),
-    TrainingRun("llama3-8b", 1, 4096),
-)
+RUNS = (LLAMA, TrainingRun("gpt2-xl", 32, 1024), TrainingRun("gpt2", 4, 512, attention="eager"),
+        TrainingRun("llama3-8b", 1, 4096))  # fmt: skip
 SMALL = {"GPT-2": TrainingRun(shallow("gpt2", 2), 4, 1024), "Llama": TrainingRun(shallow("llama3.2-1b", 2), 2, 4096)}
 
 
@@ -235,16 +230,6 @@ def test_claims_differ_and_each_has_a_lesson_and_numbers() -> None:
 def test_evidence_comes_out_at_what_the_sources_print(claim: str, numbers: tuple[str, ...]) -> None:
     (found,) = (one.evidence for one in ERRATA if one.claim.startswith(claim))
     assert all(number in found for number in numbers), found
-
-
-def test_the_verdict_on_the_first_puzzle_is_what_the_recipes_take() -> None:
-    """At once it fits only with master weights and the loss in chunks; cut into micro-batches it fits."""
-    room, full = errata.CARD.room, errata.FULL
-    autocast = full.replace(precision="amp-bf16")
-    fits = {"whole": full, "chunks": full.replace(loss_chunks=8), "autocast": autocast,
-            "autocast, chunks": autocast.replace(loss_chunks=8),
-            "cut": full.replace(micro_batch=4, accumulation_steps=8)}  # fmt: skip
-    assert [name for name, run in fits.items() if estimate(run).total <= room] == ["chunks", "cut"]
 
 
 def test_the_table_draws_all_of_them() -> None:

@@ -12,26 +12,12 @@ from course_utils.benchmark.draw import shallow
 from course_utils.estimating.states import frozen_matrix_bytes
 from course_utils.estimating.step_time import model_flops
 from course_utils.lessons.lora import by_hand as lora_by_hand
-from course_utils.lessons.lora import quantization
+from course_utils.lessons.lora import quantization as q
 from course_utils.lessons.lora.by_hand import adapter_parameters, fine_tune, merged, sonnets
 from course_utils.lessons.lora.factored import orthogonal, split
 from course_utils.lessons.lora.figures import code_picture, counts, histograms, lora_picture
-from course_utils.lessons.lora.quantization import (
-    absmax,
-    bits_per_number,
-    block_matrices,
-    calibrate,
-    clusters,
-    nearest,
-    relative_error,
-    uniform_error,
-    with_rounded_blocks,
-    with_rounded_inputs,
-    zero_point,
-)
 from course_utils.lessons.shared.language_model import corpus, encode, language_model, mean_loss, vocabulary
-from course_utils.models import PRESETS
-from course_utils.networks import build_network, network_for
+from course_utils.networks import network_for
 from course_utils.networks.frozen import FrozenLinear, nf4_code, nf4_pairs
 from course_utils.networks.lora import LoraLinear
 from course_utils.run import TrainingRun
@@ -100,73 +86,69 @@ def test_the_pretrained_model_comes_as_a_copy(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_count_is_that_of_the_modules() -> None:
-    config = PRESETS["tiny-llama"]
-    targets = ("q", "k", "v", "out", "gate", "up", "down")
-    run = TrainingRun(config, 1, 64, lora_rank=8, lora_targets=targets)
-    matrices = [layer for name, layer in build_network(config, "eager").named_modules()
-                if name.split(".")[-1] in targets and isinstance(layer, nn.Linear)]  # fmt: skip
-    counted = sum(8 * (layer.in_features + layer.out_features) for layer in matrices)
-    assert adapter_parameters(config, 8, run.lora_targets) == counted
+    run = TrainingRun("tiny-llama", 1, 64, lora_rank=8, lora_targets=("attention", "mlp"))
+    learning = sum(weight.numel() for weight in network_for(run).parameters() if weight.requires_grad)
+    assert adapter_parameters(run.model, 8, run.lora_targets) == learning
 
 
 def test_absmax_keeps_zero_and_the_largest_and_is_off_by_half_a_step() -> None:
     values = torch.tensor([0.7, -0.04, 0.0, 0.33])
-    assert torch.allclose(absmax(values, 4), torch.tensor([0.7, 0.0, 0.0, 0.3]))
+    assert torch.allclose(q.absmax(values, 4), torch.tensor([0.7, 0.0, 0.0, 0.3]))
     normal = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     for group in (None, 64, 16):
-        step = quantization.grouped(normal, group).abs().amax(dim=1, keepdim=True) / 7
-        off = quantization.grouped(absmax(normal, 4, group) - normal, group).abs()
+        step = q.grouped(normal, group).abs().amax(dim=1, keepdim=True) / 7
+        off = q.grouped(q.absmax(normal, 4, group) - normal, group).abs()
         assert bool((off <= step * 0.5001).all()) and off.max() > 0.4 * step.min()
-    assert not absmax(torch.zeros(8), 4).any()
+    assert not q.absmax(torch.zeros(8), 4).any()
     even = torch.linspace(-1, 1, 10_001)
-    assert uniform_error(even, 6) == pytest.approx(relative_error(even, absmax(even, 6)), rel=0.05)
+    assert q.uniform_error(even, 6) == pytest.approx(q.relative_error(even, q.absmax(even, 6)), rel=0.05)
 
 
 def test_what_cannot_be_cut_evenly_is_refused() -> None:
     with pytest.raises(ValueError, match="groups of 7"):
-        absmax(torch.ones(16), 4, 7)
+        q.absmax(torch.ones(16), 4, 7)
 
 
 def test_a_zero_point_uses_the_whole_grid() -> None:
     values = torch.linspace(-0.17, 4, 1000)
-    rounded = zero_point(values, 4)
+    rounded = q.zero_point(values, 4)
     assert len(rounded.unique()) == 16 and 0.0 in rounded
-    assert relative_error(values, rounded) < 0.6 * relative_error(values, absmax(values, 4))
-    assert not zero_point(torch.zeros(4), 4).any()
-    assert zero_point(torch.full((4,), 2.0), 4) == pytest.approx([2.0] * 4)
+    assert q.relative_error(values, rounded) < 0.6 * q.relative_error(values, q.absmax(values, 4))
+    assert not q.zero_point(torch.zeros(4), 4).any()
+    assert q.zero_point(torch.full((4,), 2.0), 4) == pytest.approx([2.0] * 4)
 
 
 def test_nearest_is_what_frozen_layers_store() -> None:
     torch.manual_seed(0)
     linear = nn.Linear(128, 16, bias=False)
     stored = FrozenLinear(linear, 4, torch.float32, nf4_pairs(torch.float32, torch.device("cpu"))).dense_weight()
-    assert torch.allclose(nearest(linear.weight.detach(), nf4_code(), 64), stored, atol=1e-7)
-    assert bits_per_number(4, 64) * 4096 * 4096 / 8 == frozen_matrix_bytes((4096, 4096), 4)
+    assert torch.allclose(q.nearest(linear.weight.detach(), nf4_code(), 64), stored, atol=1e-7)
+    assert q.bits_per_number(4, 64) * 4096 * 4096 / 8 == frozen_matrix_bytes((4096, 4096), 4)
 
 
 def test_clusters_find_the_values_that_are_there_and_never_lose_to_a_grid() -> None:
     dice = torch.Generator().manual_seed(0)
     few = torch.tensor([-3.0, 0.5, 1.0, 7.0])[torch.randint(4, (500,), generator=dice)]
-    assert torch.allclose(clusters(few, 4), few)
+    assert torch.allclose(q.clusters(few, 4), few)
     normal = torch.randn(5000, generator=dice)
-    assert relative_error(normal, clusters(normal, 16)) < relative_error(normal, absmax(normal, 4))
+    assert q.relative_error(normal, q.clusters(normal, 16)) < q.relative_error(normal, q.absmax(normal, 4))
 
 
 def test_only_the_blocks_matrices_are_rounded_and_in_a_copy() -> None:
     model = language_model()
-    zeroed = with_rounded_blocks(model, torch.zeros_like)
+    zeroed = q.with_rounded_blocks(model, torch.zeros_like)
     changed = {name for (name, one), other in zip(model.named_parameters(), zeroed.parameters(), strict=True)
                if not torch.equal(one, other)}  # fmt: skip
-    assert changed == set(block_matrices(model)) and len(changed) == 8
+    assert changed == set(q.block_matrices(model)) and len(changed) == 8
 
 
 def test_calibration_finds_the_largest_inputs_and_leaves_no_hook() -> None:
     model = language_model()
-    largest = calibrate(model, corpus()[:200])
+    largest = q.calibrate(model, corpus()[:200])
     assert len(largest) == 8 and min(largest.values()) > 0
     assert not any(layer._forward_pre_hooks for layer in model.modules())
     exact = mean_loss(model, corpus())
-    near, far = (mean_loss(with_rounded_inputs(model, largest, bits), corpus()) for bits in (8, 2))
+    near, far = (mean_loss(q.with_rounded_inputs(model, largest, bits), corpus()) for bits in (8, 2))
     assert abs(near - exact) < 0.01 and near != exact
     assert abs(far - exact) > abs(near - exact)
     assert mean_loss(model, corpus()) == exact
@@ -179,13 +161,13 @@ def test_even_values_lose_small_moments_and_dynamic_ones_do_not() -> None:
     tiny = torch.full((64, 64), 1e-3)
     tiny.view(-1, 256)[:, 0] = 1.0
     optimizer.state[optimizer.param_groups[0]["params"][1]]["exp_avg_sq"] = torch.ones(3)  # too small to be quantized
-    assert quantization.zeros_in_second_moment(optimizer) == (0.0, 0.0)  # a block spans less than three powers of ten
+    assert q.zeros_in_second_moment(optimizer) == (0.0, 0.0)  # a block spans less than three powers of ten
     optimizer.state[weight]["exp_avg_sq"] = tiny
-    assert quantization.zeros_in_second_moment(optimizer) == (255 / 256, 0.0)
+    assert q.zeros_in_second_moment(optimizer) == (255 / 256, 0.0)
 
 
 def test_the_even_adam_is_the_8_bit_adam_with_other_values() -> None:
-    optimizer = quantization.even_adam([nn.Parameter(torch.ones(64, 64))])
+    optimizer = q.even_adam([nn.Parameter(torch.ones(64, 64))])
     signed, unsigned = optimizer.codebooks
     assert signed.values.diff() == pytest.approx([1 / 127] * 254, abs=1e-6) and 0.0 in signed.values
     assert len(unsigned.values) == 256 and unsigned.values[0] == 0 and unsigned.values[-1] == 1
@@ -204,13 +186,13 @@ def test_a_split_has_as_many_values_as_its_bits_say_and_each_step_helps() -> Non
     for steps in (1, 2, 4, 8):
         found = split(WEIGHT, steps)
         assert len(found.U.unique()) * len(found.V.unique()) <= 2**steps
-        errors.append(relative_error(WEIGHT, found.dense))
+        errors.append(q.relative_error(WEIGHT, found.dense))
     assert errors == sorted(errors, reverse=True) and errors[-1] < 0.15
 
 
 def test_a_second_basis_leaves_less_and_one_step_is_the_best_of_its_kind() -> None:
     assert not split(WEIGHT, 4, one_basis=True).V.any()
-    two, one = (relative_error(WEIGHT, split(WEIGHT, 4, one_basis=alone).dense) for alone in (False, True))
+    two, one = (q.relative_error(WEIGHT, split(WEIGHT, 4, one_basis=alone).dense) for alone in (False, True))
     assert two < 0.9 * one
     size = split(WEIGHT, 1, one_basis=True).U.abs().max()
     off = [(WEIGHT - c * WEIGHT.sign()).norm().item() for c in (0.9 * size, size, 1.1 * size)]
@@ -261,7 +243,7 @@ def test_the_quizcounts_as_tensors_do() -> None:
     layer = LoraLinear(nn.Linear(4096, 11008, device="meta"), 16, torch.float32)
     assert learn == f"{layer.A.numel() + layer.B.numel():,}"
     values = torch.linspace(-1, 1, 100_001)
-    four_bits, eight_bits = (relative_error(values, absmax(values, bits)) for bits in (4, 8))
+    four_bits, eight_bits = (q.relative_error(values, q.absmax(values, bits)) for bits in (4, 8))
     assert float(bit) == pytest.approx(four_bits / eight_bits, rel=0.05)
     stored = FrozenLinear(nn.Linear(4096, 14336, bias=False), 4, torch.bfloat16)
     assert four == f"{(stored.weight.nbytes + stored.scale.nbytes) / 1e6:.1f} MB"
