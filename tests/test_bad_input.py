@@ -10,7 +10,7 @@ import math
 import os
 import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,16 @@ from course_utils.classroom.graded import STATES, Outcome, class_page, write_tab
 from course_utils.classroom.grading import grade_notebook
 from course_utils.gpus import GPUS
 from course_utils.interactive.explorer import CONTROLS, dashboard
+from course_utils.interactive.explorer_page import changes, draw, link, linked
+from course_utils.interactive.guesses import parse_guess
+from course_utils.interactive.widgets import DTYPES, explorer, tensor_slider
+from course_utils.lessons.parameters.widget import model_builder
 from course_utils.measuring.recorded import key, read_folder, thinned, to_json
 from course_utils.measuring.recording_file import append, repair
 from course_utils.model_files import model_config
 from course_utils.models import CHOICES, FAMILIES, PRESETS, TransformerConfig
 from course_utils.run import ATTENTIONS, LORA_ALIASES, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+from course_utils.units import parse_bytes
 
 FULL = os.environ.get("COURSE_FULL") == "1"
 
@@ -398,3 +403,53 @@ def test_controls_show_a_run_or_say_why_not(data: st.DataObject) -> None:
 
 def chosen_of(run: TrainingRun) -> dict[str, Any]:
     return {name: getattr(run, name) for name in vars(run)}
+
+
+TEXTS = st.one_of(st.text(max_size=12), st.sampled_from([*map(str, ODD[:8]), *OFFERED, "%ff", "a=b&c", "0" * 5000]))
+
+
+@many(40, 1_000)
+@given(fragment=st.dictionaries(st.one_of(st.sampled_from(list(OFFERED)), TEXTS), TEXTS, max_size=4), raw=TEXTS)
+def test_a_link_to_the_explorer_is_followed_as_far_as_it_can_be(fragment: dict[str, str], raw: str) -> None:
+    for text in (raw, "#" + "&".join(f"{name}={value}" for name, value in fragment.items())):
+        found = json.loads(linked(text))
+        assert all(len(words) > 20 for words in found["refused"])
+        assert set(found["chosen"]) == set(OFFERED) and link(json.dumps(found["chosen"])) is not None
+    asked = json.dumps({**json.loads(linked(""))["chosen"], **fragment})
+    shown = json.loads(draw(asked))
+    assert ("refused" in shown) == (changes(asked) == "[]" and "refused" in shown)
+    assert "refused" in shown or shown["total"] > 0
+
+
+STARTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "explorer": (explorer, {"model": "gpt2", "gpu": "T4-16GB", "micro_batch": 4, "precision": "amp-fp16"}),
+    "tensor slider": (tensor_slider, {"batch": 8, "sequence": 128, "hidden": 256, "dtype": next(iter(DTYPES))}),
+    "model builder": (model_builder, {"start": "gpt2"}),
+}
+
+
+@many(40, 1_000)
+@given(data=st.data())
+def test_a_widget_begins_or_says_why_not(data: st.DataObject) -> None:
+    start, first = STARTERS[data.draw(st.sampled_from(list(STARTERS)))]
+    name, value = data.draw(st.sampled_from(list(first))), data.draw(st.sampled_from(ODD))
+    try:
+        widget = start(**(first | {name: value}))
+    except (ValueError, TypeError) as refused:
+        known = ("number format", "GPU", "a model is") if name in ("dtype", "gpu", "model", "start") else ()
+        assert names(str(refused), name, *spelled(value), *known), (name, value, refused)
+        assert "unhashable" not in str(refused), refused
+        return
+    assert widget.figure is not None or "Not possible" in widget.message
+
+
+@many(60, 1_000)
+@given(text=st.one_of(TEXTS, st.from_regex(r"[0-9]{1,400}[.,_]?[0-9]{0,4} ?(GB|GiB|kB|TB|B)?", fullmatch=True)))
+def test_an_amount_is_read_or_refused_in_its_own_words(text: str) -> None:
+    for read in (parse_bytes, lambda text: parse_guess(text, "GB")):
+        try:
+            amount = read(text)
+        except ValueError as refused:
+            assert names(str(refused), repr(text), text.strip(), "Write"), refused
+        else:
+            assert math.isfinite(amount) and amount >= 0
