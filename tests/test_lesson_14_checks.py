@@ -19,11 +19,6 @@ def by_arrays(configurations: Any, room: int) -> Any:
     return fitting[0] if len(fitting) else None
 
 
-def sorted_in_place(configurations: Any, room: int) -> int | None:
-    configurations.sort(key=lambda one: one[1])
-    return next((index for index, (peak, _) in enumerate(configurations) if peak * 1.05 <= room), None)
-
-
 def choosing(key: Callable[[int, float], Any], reserve: float = 1.05) -> Any:
     """The one with the least `key` of those that fit with this reserve; of equal ones the first in the list."""
 
@@ -52,7 +47,7 @@ CHOOSE = Answers(
         (choosing(lambda peak, lost: 0), "the first that fits"),
         (choosing(lambda peak, lost: lost), "take the smaller, wherever the list has it"),
         (choosing(lambda peak, lost: -lost), "Some choices are off"),
-        (sorted_in_place, "changes 'configurations'"),
+        (lambda configurations, room: configurations.sort() or 0, "changes 'configurations'"),
         (lambda configurations, room: None, "You find nothing"),
         (lambda configurations, room: least(configurations, room) or 0, "where nothing fits"),
     ],

@@ -183,8 +183,7 @@ def test_each_saving_costs_time_where_it_should() -> None:
     assert step_seconds(run.replace(recompute="full"), RTX5090)["recomputation"] > 0 == plain["recomputation"]
     assert step_seconds(run.replace(recompute="offload"), RTX5090)["offload"] > 0 == plain["offload"]
     smaller = step_seconds(run.replace(micro_batch=2, global_batch=8), RTX5090)
-    assert smaller["weights"] > plain["weights"]
-    assert smaller["model"] == pytest.approx(plain["model"])
+    assert smaller["weights"] > plain["weights"] and smaller["model"] == pytest.approx(plain["model"])
 
 
 MEDIUM = TrainingRun("gpt2-medium", micro_batch=4)
