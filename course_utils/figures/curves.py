@@ -60,7 +60,7 @@ def lines(
     provenance: str = "",
     alt: str | None = None,
 ) -> Figure:
-    """One line for each series (its x values and its y values), each named at its end; units belong into the labels.
+    """One line for each series (its x values and its y values), named at its end; units belong into the labels.
 
     `level` draws a named horizontal line, such as a capacity. The series named in `circles` are not joined: they were
     measured here and there, and nobody knows what lies between. `bands` are lower and upper values to shade around the
@@ -85,12 +85,15 @@ def lines(
             _draw_level(axes, series, *level)
         _write(drawing, axes, heading, small_print, (xlabel, ylabel), series, top)
         shapes = _shapes(drawing)
-    told = (
-        f"{name} goes from {_read(ys[0])} at {number(xs[0])} to {_read(ys[-1])} at {number(xs[-1])}"
-        for name, (xs, ys) in series.items()
-    )
-    alt = alt or f"{stop(title)} Lines of {ylabel} against {xlabel}: {'; '.join(told)}."
+    ends = "; ".join(_ends(name, *line) for name, line in series.items())
+    alt = alt or f"{stop(title)} Lines of {ylabel} against {xlabel}: {ends}."
     return Figure(framed(shapes, height, title, alt, **FRAME), alt)
+
+
+def _ends(name: str, xs: Sequence[float], ys: Sequence[float]) -> str:
+    if len(xs) == 1:
+        return f"{name} is {_read(ys[0])} at {number(xs[0])}"
+    return f"{name} goes from {_read(ys[0])} at {number(xs[0])} to {_read(ys[-1])} at {number(xs[-1])}"
 
 
 def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
@@ -223,9 +226,14 @@ def _write(
     for index, line in enumerate(small_print):
         put(WIDTH - MARGIN, bottom + 62 + 14 * index, line, 11, ha="right")
     last = [max(zip(xs, ys, strict=True), key=lambda point: point[0]) for xs, ys in series.values()]
-    ends = [height - float(axes.transData.transform(point)[1]) for point in last]
-    for index, (name, y) in enumerate(zip(series, spread(ends, 17, top, bottom), strict=True)):
-        put(right + 10, y + 4, name, 12.5, LINE_COLOURS[index], fontweight="bold")
+    ends = [tuple(map(float, axes.transData.transform(point))) for point in last]
+    alone = {name for name, (x, _), (xs, _) in zip(series, ends, series.values(), strict=True)
+             if len(xs) == 1 and x < right - 1}  # fmt: skip
+    at_right = {name: height - y for name, (_, y) in zip(series, ends, strict=True) if name not in alone}
+    heights = dict(zip(at_right, spread([*at_right.values()], 17, top, bottom), strict=True))
+    for index, (name, (x, y)) in enumerate(zip(series, ends, strict=True)):
+        place = (x + 11, height - y - 8) if name in alone else (right + 10, heights[name] + 4)
+        put(*place, name, 12.5, LINE_COLOURS[index], fontweight="bold")
 
 
 def _shapes(drawing: "Drawing") -> str:

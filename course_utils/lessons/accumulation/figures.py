@@ -52,13 +52,12 @@ def contour(fit: LineFit, through: Point, part: float) -> list[Point]:
 def beside(theirs: Sequence[Published | None], ours: Sequence[ErrorRates], title: str, provenance: str = "") -> Figure:
     """Test errors in percent, published (None: not there) above ours, with standard deviations."""
     published = {
-        f"{outcome.setting.name}, ± {row.spread:.2f}": row.error
+        f"{outcome.setting.name} ± {row.spread:.2f}": row.error
         for row, outcome in zip(theirs, ours, strict=True)
         if row
     }
-    here = {f"{outcome.setting.name}, ± {outcome.spread:.1f}": outcome.mean for outcome in ours}
-    above = bars(
-        published, title, unit="%", digits=2, kind="gradients", provenance="Goyal et al., ResNet-50 on ImageNet"
-    )
+    here = {f"{outcome.setting.name} ± {outcome.spread:.1f}": outcome.mean for outcome in ours}
+    paper = "test error ± its standard deviation; Goyal et al., ResNet-50 on ImageNet"
+    above = bars(published, title, unit="%", digits=2, kind="gradients", provenance=paper)
     below = bars(here, "Here, the small classifier", unit="%", digits=1, kind="gradients", provenance=provenance)
     return below_one_another([above, below], title)
