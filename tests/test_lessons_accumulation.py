@@ -204,8 +204,8 @@ def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
     ours = [large_batches.ErrorRates(settings[0], (20.0, 30.0)), large_batches.ErrorRates(settings[1], (84.0, 80.0))]
     assert ours[0].mean == 25 and ours[0].spread == pytest.approx(math.sqrt(50))
     drawn = beside([papers.GOYAL[1], None], ours, "It holds")
-    assert "Bars: 16, η, ± 0.12 23.60 %." in drawn.alt
-    assert "16, η, ± 7.1 25.0 %; no warm-up, ± 2.8 82.0 %." in drawn.alt
+    assert "Bars: 16, η ± 0.12 23.60 %." in drawn.alt
+    assert "16, η ± 7.1 25.0 %; no warm-up ± 2.8 82.0 %." in drawn.alt
 
 
 def test_the_explorer_walks_as_its_controls_say() -> None:

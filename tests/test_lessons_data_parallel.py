@@ -218,5 +218,5 @@ def test_pictures_of_steps_and_bands_say_their_numbers() -> None:
     assert "from 150 to 250, 300 to 350 ms" in figure.alt and "nothing exchanged" in figure.alt
     band = {1.0: (0.0, 2.0, 3.0), 100.0: (2.0, 4.0, 8.0)}
     figure = figures.band_figure({"model": band}, {10: 5.0}, "A title", "bytes", "µs", log_y=True)
-    assert "measured goes from 5 at 10 to 5 at 10; model goes from 2 at 1 to 4 at 100" in figure.alt
+    assert "measured is 5 at 10; model goes from 2 at 1 to 4 at 100" in figure.alt
     assert figure.svg.count("PolyCollection") == 1
