@@ -101,7 +101,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a measurement comes from; printed with everything that shows it."""
+    """The source of a measurement; printed with everything that shows it."""
 
     source: str
     device: str

@@ -187,7 +187,7 @@ def problem_of(error: Exception) -> str:
 
 
 def _time(entry: zipfile.ZipInfo) -> float:
-    """When the entry was written, in seconds; 0 if it does not say, or names a day that there is not, such as zeros."""
+    """The time at which the entry was written, in seconds; 0 if it names none, or a day that there is not."""
     try:
         return datetime(*entry.date_time).timestamp()
     except (ValueError, OverflowError, OSError):

@@ -93,7 +93,7 @@ def gpu_findings(torch: ModuleType) -> tuple[Finding, ...]:
 
 
 def no_gpu(cuda: str | None, driver: bool) -> str:
-    """Why torch, built for that version of CUDA or for none, has no GPU, and what to do about it."""
+    """The reason that torch, built for that version of CUDA or for none, has no GPU, and what to do about it."""
     if driver and not cuda:
         return "a driver, but torch is built for the CPU: set COURSE_TORCH=cuda and run `python3 -m course_utils lab`"
     if driver:
@@ -126,7 +126,7 @@ def packages_finding() -> Finding:
 
 
 def course_findings(torch: bool, live: bool, simulated: tuple[bool, str]) -> tuple[Finding, ...]:
-    """Where each part of the course gets its numbers on a machine with that much of what it needs."""
+    """The source of each part's numbers on a machine with that much of what it needs."""
     here = "every run that fits its memory" if live else "no GPU that torch can use"
     return (
         Finding("estimates", YES, "computed from formulas, for any model and GPU"),

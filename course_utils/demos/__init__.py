@@ -89,7 +89,7 @@ def rehearse(stage: Stage | None = None, gpu_name: str = "", say: Callable[[str]
 
 
 def _said(one: Demo, stage: Stage, run: bool) -> Iterator[Foreseen]:
-    """What is foreseen of a demo, then each of its steps when it has been performed, so that it is said at once."""
+    """The forecast of a demo, then each of its steps when it has been performed, so that it is said at once."""
     try:
         yield from (Foreseen(f"· {said.words}", said.as_told) for said in one.foresee(stage))
     except ValueError as problem:  # no size suits this card

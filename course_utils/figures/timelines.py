@@ -234,7 +234,7 @@ class _View(Plot):
 
 
 def _window(measurement: Measurement, steps: Sequence[int] | None) -> tuple[int, int]:
-    """How many events have happened at the beginning and at the end of what is shown."""
+    """Numbers of events that have happened at the beginning and at the end of what is shown."""
     marks, events = measurement.timeline.marks, len(measurement.timeline)
     if not events:
         raise ValueError("this timeline holds no events, so there is nothing to draw")

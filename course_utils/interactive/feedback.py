@@ -1,4 +1,4 @@
-"""How a check speaks: an invitation, a misconception named, or one friendly line; never the expected value."""
+"""Feedback of checks: an invitation, a misconception named, or one friendly line; never the expected value."""
 
 import functools
 import inspect

@@ -54,7 +54,7 @@ def _spelled_input(item: Sequence[int] | torch.Tensor) -> str:
 
 
 def why_recorded() -> str:
-    """Why recordings answer in place of a simulated GPU, or nothing where one can be simulated."""
+    """The reason that recordings answer in place of a simulated GPU, or nothing where one can be simulated."""
     from .simulated import availability
 
     if forced_source() == "recorded":

@@ -143,7 +143,7 @@ class Training:
         return self.scaler is not None and not self.simulated and self.scaler.get_scale() < LOSS_SCALE
 
     def named_states(self) -> list[tuple[str, Any]]:
-        """What the optimizer and the loss scaler keep from step to step, each once: ("exp_avg of head.weight", …)."""
+        """Tensors that optimizer and loss scaler keep from step to step, each once: ("exp_avg of head.weight", …)."""
         own, scaler = self._optimizer_states(), self.scaler
         if scaler is not None:
             own += [("loss scale", scaler._scale), ("steps since the loss scale changed", scaler._growth_tracker)]

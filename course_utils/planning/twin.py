@@ -43,7 +43,7 @@ def lacks(run: TrainingRun, card: Gpu) -> str:
 
 
 def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
-    """Why a GPU of this compute capability cannot run `run`, or "" if it can.
+    """The reason that a GPU of this compute capability cannot run `run`, or "" if it can.
 
     NVIDIA Ampere (8.0) brought bf16 and tf32. torch's flash and cuDNN kernels need it too, and the latter is refused
     beyond 12.1 (`check_cudnn_hardware_support` in torch's sdp_utils.cpp).
@@ -64,7 +64,7 @@ def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
 
 
 def not_built(capability: tuple[int, int], architectures: list[str]) -> str:
-    """Why a torch built for `architectures` has no code that a GPU of this capability executes, or "" if it has.
+    """The reason that a torch built for `architectures` has no code for a GPU of this capability, or "" if it has.
 
     `architectures` is what `torch.cuda.get_arch_list()` returns; an empty list says nothing. Machine code ("sm_86")
     executes on GPUs of its major version from its minor version on, PTX ("compute_86") on any newer one, too (CUDA C++

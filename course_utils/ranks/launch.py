@@ -74,7 +74,7 @@ def run_ranks(
 
 
 def why_no_ranks() -> str:
-    """Why no ranks can start here, and what to do; empty if they can."""
+    """The reason that no ranks can start here, and what to do; empty if they can."""
     if sys.platform == "win32":
         return (
             "torchrun's processes do not run reliably on Windows. Open this course in WSL2 (`wsl --install`, then "

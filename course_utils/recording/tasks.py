@@ -84,7 +84,7 @@ class Task:
         return START_SECONDS + run_seconds(self.run, STEPS if self.kind == "history" else 2 * STEPS)
 
     def obstacle(self, free: int, capability: tuple[int, int]) -> str:
-        """Why a GPU with `free` bytes and this compute capability cannot do it, or ""."""
+        """The reason that a GPU with `free` bytes and this compute capability cannot do it, or ""."""
         if self.run is None:
             return ""
         return unsupported(self.run, capability) or ("" if fits(self.run, free) else "does not fit")

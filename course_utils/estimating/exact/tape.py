@@ -42,7 +42,7 @@ STEM, HEAD, LOSS, END = Place("stem"), Place("head"), Place("loss"), Place("end"
 
 
 class Mark(NamedTuple):
-    """Where a phase comes to another place: the number of the event that comes next."""
+    """A phase comes to another place: the number of the event that comes next."""
 
     event: int
     phase: str
@@ -103,7 +103,7 @@ Saved = Storage | Recovered
 
 
 class Edge(NamedTuple):
-    """Where a tensor's gradient goes: an operation, and which of its outputs the tensor is."""
+    """The target of a tensor's gradient: an operation, and which of its outputs the tensor is."""
 
     node: "Node"
     output: int

@@ -222,7 +222,7 @@ def _source_of(function: Callable[..., Any]) -> tuple[str, str]:
 
 
 def on_real_ranks(step: Any) -> dict[str, Any]:
-    """What `check_ranks.trained` notes of a step under DDP, for 4 and for 6 micro-batches."""
+    """The notes of `check_ranks.trained` on a step under DDP, for 4 and for 6 micro-batches."""
     return outcomes([("step", step)])[0][0]
 
 

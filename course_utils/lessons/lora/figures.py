@@ -79,7 +79,7 @@ def counts(values: Sequence[float], reach: float, bins: int) -> list[float]:
 
 
 def histograms(series: Mapping[str, Sequence[float]], title: str, reach: float, provenance: str = "") -> Figure:
-    """How often values occur between −reach and reach, a line for each of `series`, in percent of its values."""
+    """Frequency of values between −reach and reach, a line for each of `series`, in percent of its values."""
     bins = 81
     middles = [reach * (2 * index + 1 - bins) / bins for index in range(bins)]
     drawn = {

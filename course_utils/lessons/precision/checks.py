@@ -304,7 +304,7 @@ def _choose(
     ranks: Callable[[str], Sequence[Sequence[str]]] = _ranks,
     memory: Callable[[str], int] = lambda card: gpu(card).memory,
 ) -> str:
-    """What is picked from the first rank in which anything fits, "" if nothing does."""
+    """The pick from the first rank in which anything fits, "" if nothing does."""
     for names in ranks(card):
         peaks = {name: _peak(card, run, name) for name in names}
         fitting = {name: peak for name, peak in peaks.items() if peak <= memory(card)}

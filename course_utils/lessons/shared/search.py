@@ -112,7 +112,7 @@ def _pattern(word: str) -> re.Pattern[str]:
 
 
 def _texts(place: Place) -> list[str]:
-    """What of a place is searched, in lower case, with "micro-batch" also as "microbatch"."""
+    """The searched texts of a place, in lower case, with "micro-batch" also as "microbatch"."""
     lower = [text.lower() for text in (place.heading, place.name, place.text, place.code)]
     return [" ".join([text, *(re.sub("[-_]", "", word) for word in COMPOUND.findall(text))]) for text in lower]
 
