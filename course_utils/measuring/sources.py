@@ -63,12 +63,24 @@ def measure(
         from .own import measure_own
 
         return measure_own(step, model, optimizer, batch, source=chosen, steps=steps, attention=attention)
+    given = [name for name, value in own.items() if value is not None] + ["attention"] * (attention != "auto")
+    run = _measurable(run, given)
+    if run.world_size > 1:
+        chosen = _source_of_ranks(run, chosen)
+    note = BALANCED if run.model.experts else ""
+    if source == "recorded":
+        return _recorded(run, steps, "", device)
+    measured_by = {"auto": _auto, "live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}
+    return measured_by[chosen](run, steps, note)
+
+
+def _measurable(run: Any, given: list[str]) -> TrainingRun:
+    """`run` itself. TypeError if it is no run or has something `given` with it, ValueError if no source measures it."""
     if not isinstance(run, TrainingRun):
         raise TypeError(
             "measure takes a TrainingRun, measure(run), or a step of your own with the model that it trains, "
             "measure(step=step, model=model, optimizer=optimizer, batch=batch)"
         )
-    given = [name for name, value in own.items() if value is not None] + ["attention"] * (attention != "auto")
     if given:
         raise TypeError(f"a TrainingRun says all there is to measure: leave out {', '.join(given)}, or the run")
     if run.precision.name == "fp8":
@@ -81,13 +93,7 @@ def measure(
             "tensor parallelism has closed forms only: course_utils.rank_states(run) says what one rank keeps; "
             "or set tensor_parallel=1"
         )
-    if run.world_size > 1:
-        chosen = _source_of_ranks(run, chosen)
-    note = BALANCED if run.model.experts else ""
-    if source == "recorded":
-        return _recorded(run, steps, "", device)
-    measured_by = {"auto": _auto, "live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}
-    return measured_by[chosen](run, steps, note)
+    return run
 
 
 def choose_source(run: TrainingRun) -> tuple[str, str]:
