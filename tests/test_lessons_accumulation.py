@@ -12,7 +12,7 @@ from course_utils.gpus import gpu
 from course_utils.lessons.accumulation import batch_noise, large_batches
 from course_utils.lessons.accumulation import micro_batches as mb
 from course_utils.lessons.accumulation import published_batches as papers
-from course_utils.lessons.accumulation.figures import beside, contour, theta_paths
+from course_utils.lessons.accumulation.figures import contour, published_and_ours, theta_paths
 from course_utils.lessons.accumulation.widget import theta_explorer
 from course_utils.lessons.shared.language_model import language_model, train_language_model
 from course_utils.run import TrainingRun
@@ -203,7 +203,7 @@ def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
     settings = large_batches.Setting("16, η", 16, 0.1), large_batches.Setting("no warm-up", 512, 3.2)
     ours = [large_batches.ErrorRates(settings[0], (20.0, 30.0)), large_batches.ErrorRates(settings[1], (84.0, 80.0))]
     assert ours[0].mean == 25 and ours[0].spread == pytest.approx(math.sqrt(50))
-    drawn = beside([papers.GOYAL[1], None], ours, "It holds")
+    drawn = published_and_ours([papers.GOYAL[1], None], ours, "It holds")
     assert "Bars: 16, η ± 0.12 23.60 %." in drawn.alt
     assert "16, η ± 7.1 25.0 %; no warm-up ± 2.8 82.0 %." in drawn.alt
 

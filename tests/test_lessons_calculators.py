@@ -11,7 +11,7 @@ from course_utils.figures.canvas import text_width
 from course_utils.lessons.calculators import calculators, errata
 from course_utils.lessons.calculators.calculators import CALCULATORS, COMPONENTS, OUTSIDE, SCORES, STATES, TERMS, Truth
 from course_utils.lessons.calculators.errata import ERRATA
-from course_utils.lessons.calculators.figures import gap_map, mended, side_by_side
+from course_utils.lessons.calculators.figures import corrected, gap_map, side_by_side
 from course_utils.lessons.calculators.widget import mender
 from course_utils.measurement import Measurement
 from course_utils.measuring import measure
@@ -168,7 +168,7 @@ def test_the_peak_is_named_at_its_line_by_what_it_is_and_no_label_stands_on_it(s
 
 
 def test_a_mended_answer_ends_at_the_truth_and_calls_it_simulated(real: dict[str, Truth]) -> None:
-    figure = mended("ZeRO", [term.name for term in TERMS], SMALL["GPT-2"], real["GPT-2"], "ZeRO mended")
+    figure = corrected("ZeRO", [term.name for term in TERMS], SMALL["GPT-2"], real["GPT-2"], "ZeRO mended")
     assert "Simulated: " in figure.alt and "easured" not in figure.svg
     ends = [int(end) for end in re.findall(r'data-to="(-?\d+)"', figure.svg)]
     assert len(ends) == len(TERMS) + 2 and ends[-1] == real["GPT-2"].peak

@@ -110,7 +110,7 @@ def test_gradients_that_accumulate_are_sent_once_and_leave_the_buckets_only_if_t
 ) -> None:
     for one in (rank["ddp"] for rank in found):
         assert one["sent"] == {"each micro-batch": 4 * GRADIENTS, "no_sync": GRADIENTS} and one["equal"]
-        assert one["beside"] == {"set_to_none=True": GRADIENTS, "set_to_none=False": 0}
+        assert one["outside"] == {"set_to_none=True": GRADIENTS, "set_to_none=False": 0}
 
 
 def test_the_mean_of_shares_is_the_gradient_of_the_batch() -> None:

@@ -69,7 +69,7 @@ def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
     ValueError for a history that is missing or cut off, and for memory pools of CUDA graphs.
 
     Of equal free blocks torch 2.11 uses the one at the lowest address, and torch 2.13 one of the oldest segment. So
-    segments lie where the driver placed them or in the order in which they came, whichever differs less.
+    segments lie where the driver placed them or in the order in which they came: the order that differs less.
     """
     history, held = _history(snapshot, device)
     choices = _choices(snapshot)

@@ -53,7 +53,7 @@ class Comparison:
 
     @property
     def loose(self) -> bool:
-        """True for a run of which the course promises less."""
+        """True for a run for which the course promises less."""
         return self.run.zero_stage > 0 or self.run.recompute == "offload" or self.run.clip_grad_norm is not None
 
     @property

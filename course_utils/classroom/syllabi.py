@@ -85,7 +85,7 @@ def _text(notebook: dict) -> str:
 
 
 def described(item: Item, known: dict[int, Lesson]) -> tuple[str, int]:
-    """A piece in words and its minutes. KeyError for a lesson or an exercise that is not there."""
+    """The text of a piece and its minutes. KeyError for a lesson or an exercise that is not there."""
     what, exercises = item
     if isinstance(what, str) or isinstance(exercises, int):
         return str(what), exercises if isinstance(exercises, int) else 0

@@ -55,7 +55,7 @@ TRAINED: dict[str, tuple[str, int, int | None]] = {
     "all": ("every weight", 0, None),
     **{f"lora-{bits}": (f"LoRA r=16, rest in {bits} bits", 16, bits) for bits in (16, 8, 4)},
 }
-"""In words, LoRA's rank, and the bits of the frozen weights."""
+"""The label, LoRA's rank, and the bits of the frozen weights."""
 
 STAGES = ("0: nothing", "1: states", "2: + gradients", "3: + weights")
 RECOMPUTE = ("none", "selective-attention", "selective", "every-2", "every-4", "sqrt", "full", "offload")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..units import UNITS, format_bytes, percent
 from .failed_cells import watch_cells
-from .keeping import course_home, problems_in_words, remember, remembered
+from .keeping import clear_problems, course_home, remember, remembered
 from .ledgers import show
 
 NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:[.,][0-9]+)?|[.,][0-9]+)\s*")
@@ -46,7 +46,7 @@ def stored_guesses() -> dict[str, Guess]:
 def _of_older_courses() -> dict[str, Guess]:
     """The guesses in a file of their own, where older versions of the course kept them."""
     file = course_home() / "guesses.json"
-    with problems_in_words():
+    with clear_problems():
         text = file.read_text(encoding="utf-8") if file.exists() else "{}"
     try:
         return {key: Guess(**entry) for key, entry in json.loads(text).items()}

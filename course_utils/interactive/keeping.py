@@ -37,7 +37,7 @@ def remember(**event: Any) -> None:
     """Append an event with today's date. Raises ValueError, saying what to do, where nothing can be kept."""
     file = progress_file()
     line = json.dumps({**event, "day": date.today().isoformat(), "course": __version__}).encode() + b"\n"
-    with problems_in_words():
+    with clear_problems():
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab+") as lines:
             lines.seek(max(0, lines.seek(0, os.SEEK_END) - 1))
@@ -48,7 +48,7 @@ def remember(**event: Any) -> None:
 def remembered() -> tuple[list[dict[str, Any]], list[str]]:
     """All events, oldest first, and a sentence for each line that cannot be read. Raises ValueError like `remember`."""
     file = progress_file()
-    with problems_in_words():
+    with clear_problems():
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     events, damaged = [], []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -63,7 +63,7 @@ def remembered() -> tuple[list[dict[str, Any]], list[str]]:
 
 
 @contextmanager
-def problems_in_words() -> Iterator[None]:
+def clear_problems() -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -630,13 +630,13 @@ lines(
 # steep as a deep network does. The figure puts it beside the published table.
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.accumulation.figures import beside
+from course_utils.lessons.accumulation.figures import published_and_ours
 from course_utils.lessons.accumulation.large_batches import table, train
 
 ours = train(table())
 title = "The same shape: scaled by k with a warm-up it holds, by √k it lags, unscaled it fails"
-beside([*GOYAL[:3], *GOYAL[3:6], GOYAL[6], GOYAL[7], None], ours, title,
-       provenance="n = 16 and η = 0.01 here, 256 and 0.1 in the paper; trained on the CPU, 3 seeds")  # fmt: skip
+where = "n = 16 and η = 0.01 here, 256 and 0.1 in the paper; trained on the CPU, 3 seeds"
+published_and_ours([*GOYAL[:8], None], ours, title, provenance=where)
 
 # %%
 error = {outcome.setting.name: outcome.mean for outcome in ours}

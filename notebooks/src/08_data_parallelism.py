@@ -368,7 +368,7 @@ reveal("08.no_sync", sent["each micro-batch"] / sent["no_sync"], unit="times")
 # where the two processes found them, and what the estimate says for GPT-2 XL:
 
 # %%
-for choice, size in trained[0]["beside"].items():
+for choice, size in trained[0]["outside"].items():
     outside = format_bytes(size, "MB", 1)
     print(f"{choice:17s} {outside} of {format_bytes(trained[0]['gradients'], 'MB', 1)} lie outside of the buckets")
 views = xl.replace(world_size=8, bucket_view=True)

@@ -191,13 +191,13 @@ mender(cases, "EleutherAI cookbook")
 predict("13.zero", unit="GB")
 
 # %%
-from course_utils.lessons.calculators.figures import mended
+from course_utils.lessons.calculators.figures import corrected
 from course_utils.lessons.calculators.calculators import largest_gap
 
 worst = largest_gap("ZeRO", llama, real["Llama 3.1 8B"])
 lacks = -gaps("ZeRO", llama, real["Llama 3.1 8B"])[worst]
 title = "ZeRO with every term put right: what a block keeps, the loss and the copies were missing"
-mended("ZeRO", [term.name for term in TERMS], llama, real["Llama 3.1 8B"], title, real["Llama 3.1 8B"].provenance)
+corrected("ZeRO", [term.name for term in TERMS], llama, real["Llama 3.1 8B"], title, real["Llama 3.1 8B"].provenance)
 
 # %%
 print(f"largest term: {worst}")

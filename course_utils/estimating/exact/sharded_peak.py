@@ -21,7 +21,7 @@ def fsdp_moments(run: TrainingRun, start: Totals) -> dict[str, MemoryBreakdown]:
     """Bytes by kind at the highest point of each part of forward and backward of rank 0, in their order, by name.
 
     `start` is there when the step begins. Raises ValueError for a run that FSDP2 is not covered for, for a model of one
-    block, and where one checkpoint stands for several blocks, each of which is then gathered once more.
+    block, and where one checkpoint covers several blocks, which FSDP2 then gathers once more each.
     """
     _check(run)
     reading, found, now = Reading(_alone(run)), dict[str, MemoryBreakdown](), dict(start)

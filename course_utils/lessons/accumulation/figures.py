@@ -49,7 +49,9 @@ def contour(fit: LineFit, through: Point, part: float) -> list[Point]:
     return [(x + p - b * q, y + q) for p, q in ring]
 
 
-def beside(theirs: Sequence[Published | None], ours: Sequence[ErrorRates], title: str, provenance: str = "") -> Figure:
+def published_and_ours(
+    theirs: Sequence[Published | None], ours: Sequence[ErrorRates], title: str, provenance: str = ""
+) -> Figure:
     """Test errors in percent, published (None: not there) above ours, with standard deviations."""
     published = {
         f"{outcome.setting.name} ± {row.spread:.2f}": row.error

@@ -67,7 +67,7 @@ def _states_of(parts: Callable[[TrainingRun], Parts]) -> Callable[[TrainingRun],
 
 
 def _scores(run: TrainingRun, each: int = 5) -> int:
-    """5·a·s²·b in every block, whichever kernel runs (Korthikanti et al. 2022, eq. 1); none where it is recomputed."""
+    """5·a·s²·b in every block, for any kernel (Korthikanti et al. 2022, eq. 1); none where it is recomputed."""
     return each * run.model.heads * run.seq_len**2 * run.micro_batch * run.model.layers * (run.recompute == "none")
 
 

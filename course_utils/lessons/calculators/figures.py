@@ -123,7 +123,9 @@ def _bar(canvas: Canvas, parts: Mapping[str, int], left: float, y: float, scale:
     return x
 
 
-def mended(name: str, terms: Sequence[str], run: TrainingRun, real: Truth, title: str, provenance: str = "") -> Figure:
+def corrected(
+    name: str, terms: Sequence[str], run: TrainingRun, real: Truth, title: str, provenance: str = ""
+) -> Figure:
     """One calculator's answer, the chosen terms added back one after the other, and the result next to the truth.
 
     Each row begins where the last one ended. Raises ValueError for an unknown calculator.

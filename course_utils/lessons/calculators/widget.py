@@ -11,7 +11,7 @@ from course_utils.interactive.widgets import Explorable, dropdown
 from course_utils.run import TrainingRun
 
 from .calculators import CALCULATORS, TERMS, Truth, add_back, calculator, gaps
-from .figures import mended
+from .figures import corrected
 
 
 class Mender(Explorable):
@@ -49,7 +49,7 @@ class Mender(Explorable):
             larger = sum(abs(size) > abs(found[self.terms[0]]) for size in found.values())
             rank = f"Of the eight it is number {larger + 1} by size."
         message = f"Made for: {escape(one.made_for)}. Off by {before}; now <b>{after}</b>. {rank}"
-        return mended(name, self.terms, run, real, title, real.provenance), message
+        return corrected(name, self.terms, run, real, title, real.provenance), message
 
 
 mender = Mender

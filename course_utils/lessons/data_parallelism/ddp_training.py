@@ -149,7 +149,7 @@ def accumulated(device: torch.device, with_no_sync: bool) -> tuple[int, torch.Te
     return sum(bucket["size"] for bucket in trace.buckets), first
 
 
-def beside_buckets(device: torch.device, set_to_none: bool) -> int:
+def outside_buckets(device: torch.device, set_to_none: bool) -> int:
     """Bytes of gradients outside of DDP's buckets after a backward under `no_sync`, with gradients as views.
 
     `zero_grad(set_to_none)` clears between steps; the last of three counts, as DDP arranges its buckets before.
@@ -170,7 +170,7 @@ def beside_buckets(device: torch.device, set_to_none: bool) -> int:
 def one_rank(device: torch.device) -> dict[str, Any]:
     """This rank's steps with small buckets, with one for all and with none, and its bytes of accumulation.
 
-    Bytes: `gradients` of all weights, `sent` for a batch with and without `no_sync`, `beside` the buckets.
+    Bytes: `gradients` of all weights, `sent` for a batch with and without `no_sync`, `outside` the buckets.
     """
     each, every = accumulated(device, with_no_sync=False)
     once, last = accumulated(device, with_no_sync=True)
@@ -181,7 +181,7 @@ def one_rank(device: torch.device) -> dict[str, Any]:
         "none": traced_step(device, synchronized=False),
         "gradients": sum(4 * weight.numel() for weight in network(device).parameters()),
         "sent": {"each micro-batch": each, "no_sync": once},
-        "beside": {f"set_to_none={choice}": beside_buckets(device, choice) for choice in (True, False)},
+        "outside": {f"set_to_none={choice}": outside_buckets(device, choice) for choice in (True, False)},
         "equal": torch.allclose(every, last, rtol=1e-4, atol=1e-6 * every.abs().max().item()),
     }
 
