@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import statistics
 
 import pytest
 from engine import shallow, simulate, tiny
@@ -11,7 +12,7 @@ import course_utils.benchmark as benchmark
 from course_utils.benchmark import accuracy, draw
 from course_utils.benchmark.all_tables import MADE
 from course_utils.benchmark.speed import CASES, REDRAW_MS, explorer_table
-from course_utils.benchmark.tables import Table
+from course_utils.benchmark.tables import BIAS_HEADINGS, Table, bias_of
 from course_utils.cli.main import COMMANDS, main
 from course_utils.estimating import estimate
 from course_utils.estimating.published import FORMULAS
@@ -126,9 +127,21 @@ def test_the_tables_count_every_run_and_equal_refusals_together():
     assert [note.split(":")[0] for note in refused] == ["Not compared, 2", "Not compared, 1"]
     assert refused[0].endswith("a small model in fp32 with eager attention")  # to its last word
     assert [row[0] for row in worst.rows] == ["none"] and "not listed: 1 runs" in worst.notes[0]
-    assert [row[:2] for row in closed.rows] == [("one rank", 1), ("several ranks", 0)]
-    off = 100 * (estimate(SMALL, "formula").total / accuracy.measure(SMALL, "simulated").peak - 1)
-    assert closed.rows[0][2:] == (abs(off), abs(off), off)
+    assert [row[:2] for row in closed.rows] == [("one rank", 1)]
+    assert closed.notes[0] == "No run with several ranks was compared."
+    ratio = estimate(SMALL, "formula").total / accuracy.measure(SMALL, "simulated").peak
+    off = 100 * (ratio - 1)
+    assert closed.rows[0][2:] == pytest.approx((abs(off), abs(off), off, 100 if off < 0 else 0, ratio, ratio))
+    assert any(note.startswith("Bias of the peak: signed median +0.0000 %, 0 % of the rows") for note in summary.notes)
+
+
+def test_bias_tells_an_estimate_that_is_always_low_from_one_that_scatters():
+    assert bias_of([0.9, 0.8, 0.95]) == pytest.approx((-10, 100, 0.8, 0.95))
+    assert bias_of([0.9, 1.2, 1.0, 1.1]) == pytest.approx((5, 25, 0.9, 1.2)), "1.0 is not below the truth"
+    assert bias_of(iter([1.0])) == (0, 0, 1, 1) and len(BIAS_HEADINGS) == 4
+    assert "signed median -10.0000 %, 100 % of the rows below the truth" in str(bias_of([0.9]))
+    with pytest.raises(ValueError, match="no bias of no rows"):
+        bias_of([])
 
 
 # Published formulas
@@ -142,6 +155,13 @@ def test_published_errors_are_signed_and_of_what_each_formula_counts():
     assert abs(errors["ZeRO: states"]) < 0.1  # sixteen bytes a parameter, but for rounding up to 512
     assert errors["DeepSpeed ZeRO-2"] == pytest.approx(25, abs=0.1)  # twenty bytes, of which sixteen are there
     assert errors["ZeRO: 12hbsL"] < -30
+    each, biases = accuracy.published_tables(quick=True, report=lambda _: None)
+    column = each.headings.index("ZeRO: 12hbsL")
+    shown = [float(row[column]) for row in each.rows if row[column]]
+    count, _, _, median, below, low, _ = next(row[1:] for row in biases.rows if row[0] == "ZeRO: 12hbsL")
+    assert (count, below) == (len(shown), 100 * sum(one < 0 for one in shown) / len(shown))
+    assert median == pytest.approx(statistics.median(shown), abs=0.1)
+    assert low == pytest.approx(1 + min(shown) / 100, abs=1e-3)
     assert accuracy.truth_of("activations and loss", step) > accuracy.truth_of("activations", step)
     assert accuracy.truth_of("total", step) == step.peak
 

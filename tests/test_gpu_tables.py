@@ -95,8 +95,9 @@ def rows(tables: Any, name: str) -> dict[Any, tuple[Any, ...]]:
 def test_differences_that_were_planted_are_found_with_their_sign(shipped: Any) -> None:
     shipped(WORKSPACE_LINE, *(run_line(run, off) for run, off in zip(RUNS, (0.0, 1.0, -0.4), strict=True)))
     found = rows(gpu_tables(), "gpu")
-    count, signed, median, largest, _, kept = found["simulation and named terms"]
-    assert count == 3 and signed == pytest.approx(0.0, abs=1e-4)
+    count, signed, below, low, high, median, largest, _, kept = found["simulation and named terms"]
+    assert count == 3 and signed == pytest.approx(0.0, abs=1e-4) and below == pytest.approx(100 / 3)
+    assert (low, high) == pytest.approx((1 / 1.01, 1 / 0.996), abs=1e-6)
     assert median == pytest.approx(0.4016, abs=0.001) and largest == pytest.approx(0.990, abs=0.001)
     assert kept == "yes"
     # without its terms the simulation says too little by the blocks and the workspaces, and the estimate by 20 MB more
@@ -117,8 +118,9 @@ def test_a_kind_that_is_off_is_named_and_phases_that_both_know_show_what_is_beyo
     simulated, estimated = ({row[0]: row for row in table.rows if row[1] == by} for by in ("simulation", "estimate"))
     assert list(simulated) == list(KINDS)
     assert {kind for kind, row in simulated.items() if row[2] == 0} == {"activations"}
-    assert simulated["activations"][3] == pytest.approx(-100 * 5120 / KNOWN)
-    assert estimated["activations"][3] == pytest.approx(-100 * (20 * MB + 5120) / KNOWN)
+    assert {kind for kind, row in simulated.items() if row[3] == 1} == {"activations"}
+    assert simulated["activations"][4] == pytest.approx(-100 * 5120 / KNOWN)
+    assert estimated["activations"][4] == pytest.approx(-100 * (20 * MB + 5120) / KNOWN)
     found = rows(gpu_tables(), "gpu_by_phase")
     assert list(found) == ["backward"] and found["backward"][1] == BLOCKS + WORKSPACES
 

@@ -15,7 +15,7 @@ from ..measuring import measure
 from ..run import TrainingRun
 from ..units import GB
 from .draw import frozen_runs, shallow
-from .tables import Cell, Table
+from .tables import BIAS_HEADINGS, Cell, Table, bias_of
 
 AT_MOST_PERCENT, LOOSER_PERCENT = 0.5, 2.0  # the promised error of a peak; the looser for FSDP2, offloading, clipping
 
@@ -112,6 +112,7 @@ def _summary(outcomes: Sequence[Comparison], source: str) -> Table:
         ("as near as promised (activations exact, peak within its bound)", sum(one.right for one in compared)),
     ]
     notes = [f"Peak, off by: median {statistics.median(off):.4f} %, maximum {off[-1]:.4f} %."] if off else []
+    notes += [f"Bias of the peak: {bias_of(one.estimated / one.simulated for one in compared)}."] if off else []
     notes += [f"Bound: {AT_MOST_PERCENT} %; with ZeRO, offloading or clipping {LOOSER_PERCENT} %."]
     reasons = Counter(one.refused or one.failed for one in outcomes if not one.compared)
     notes += [f"Not compared, {count}: {reason}" for reason, count in reasons.most_common()]
@@ -134,20 +135,28 @@ def _worst(outcomes: Sequence[Comparison], source: str) -> Table:
 
 def _formula(outcomes: Sequence[Comparison], source: str) -> Table:
     """The closed form, `estimate(run, method="formula")`, for one rank and for several."""
-    errors: dict[bool, list[float]] = {False: [], True: []}
+    ratios: dict[str, list[float]] = {"one rank": [], "several ranks": []}
     uncovered = 0
     for one in (one for one in outcomes if one.compared):
         try:
-            errors[one.run.world_size > 1].append(100 * (closed_form(one.run).total / one.simulated - 1))
+            name = "several ranks" if one.run.world_size > 1 else "one rank"
+            ratios[name].append(closed_form(one.run).total / one.simulated)
         except ValueError:
             uncovered += 1
-    rows: list[tuple[Cell, ...]] = []
-    for name, found in zip(("one rank", "several ranks"), errors.values(), strict=True):
-        sizes = [abs(error) for error in found] or [0.0]
-        rows.append((name, len(found), statistics.median(sizes), max(sizes), min(found, default=0.0)))
-    notes = (f"Not covered by the closed form: {uncovered} runs.", "Off by, in percent of the simulated peak.")
-    headings = ("closed form", "runs", "median, %", "maximum, %", "lowest, signed, %")
-    return Table("accuracy_formula", "The closed form against simulation", headings, tuple(rows), notes, source)
+    rows = tuple((name, *_errors(found)) for name, found in ratios.items() if found)
+    notes = [f"No run with {name} was compared." for name, found in ratios.items() if not found]
+    notes += [f"Not covered by the closed form: {uncovered} runs.", "Off by, in percent of the simulated peak."]
+    headings = ("closed form", *ERRORS)
+    return Table("accuracy_formula", "The closed form against simulation", headings, rows, tuple(notes), source)
+
+
+ERRORS = ("runs", "median, %", "maximum, %", *BIAS_HEADINGS)
+
+
+def _errors(ratios: Sequence[float]) -> tuple[Cell, ...]:
+    """The cells under `ERRORS` for answers over truths, at least one."""
+    off = [100 * abs(ratio - 1) for ratio in ratios]
+    return len(off), statistics.median(off), max(off), *bias_of(ratios)
 
 
 # The field's formulas
@@ -192,12 +201,15 @@ def published_runs(quick: bool) -> list[TrainingRun]:
     ]
 
 
-def published_table(quick: bool, report: Callable[[str], None]) -> Table:
-    """The error of each formula (columns) for each run (rows), in percent of the truth."""
+def published_tables(quick: bool, report: Callable[[str], None]) -> list[Table]:
+    """The error of each formula (columns) for each run (rows), in percent of the truth; and each formula's bias."""
     rows: list[tuple[Cell, ...]] = []
+    ratios: dict[str, list[float]] = {formula.name: [] for formula in FORMULAS}
     for run in published_runs(quick):
         measured = measure(run, "simulated")
         errors = published_errors(run, measured)
+        for name, error in errors.items():
+            ratios[name].append(1 + error / 100)
         cells = (f"{errors[f.name]:+.1f}" if f.name in errors else "" for f in FORMULAS)
         rows.append((str(run), f"{measured.peak / GB:.2f}", *cells))
         report(str(run))
@@ -205,7 +217,9 @@ def published_table(quick: bool, report: Callable[[str], None]) -> Table:
     notes += ["Signed, in percent of a simulated step's bytes that the formula counts; empty: it covers no such run."]
     headings = ("run", "peak, GB", *(formula.name for formula in FORMULAS))
     title = "The field's formulas against a step that runs"
-    return Table("published", title, headings, tuple(rows), tuple(notes), "simulated GPU")
+    each = Table("published", title, headings, tuple(rows), tuple(notes), "simulated GPU")
+    biases = tuple((name, *_errors(found)) for name, found in ratios.items() if found)
+    return [each, Table("published_bias", "How the formulas err", ("formula", *ERRORS), biases, (), "simulated GPU")]
 
 
 def frozen_accuracy(quick: bool, report: Callable[[str], None]) -> list[Table]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from . import gpu
-from .accuracy import accuracy_tables, frozen_accuracy, published_table
+from .accuracy import accuracy_tables, frozen_accuracy, published_tables
 from .builds import builds_table
 from .draw import random_run
 from .speed import deep_table, explorer_table, speed_table
@@ -30,7 +30,7 @@ MADE: dict[str, Callable[[bool, int, Report], list[Table]]] = {
     "accuracy": lambda quick, seed, report: frozen_accuracy(quick, report),
     "random": _random_accuracy,
     "builds": lambda *_: [builds_table()],
-    "published": lambda quick, seed, report: [published_table(quick, report)],
+    "published": lambda quick, seed, report: published_tables(quick, report),
     "speed": lambda quick, seed, report: [speed_table(quick, report)],
     "explorer": lambda quick, seed, report: [explorer_table(quick, report)],
     "deep": lambda *_: [deep_table()],

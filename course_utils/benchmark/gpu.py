@@ -14,7 +14,7 @@ from ..measuring.recorded import Recording, attempts, newest
 from ..measuring.recording_file import MEASURED
 from ..recording.histories import unpacked
 from ..recording.tasks import EXPANDABLE
-from .tables import Cell, Table
+from .tables import BIAS_HEADINGS, Cell, Table, bias_of
 
 COMMAND = "python3 -m course_utils record --out course_utils/measuring/recordings --minutes 30"
 
@@ -97,8 +97,9 @@ def _summary(runs: Sequence[RunOnGpu]) -> Table:
         errors = [run.percent(by) for run in runs]
         found = (statistics.median(map(abs, errors)), max(map(abs, errors)))
         promised = (f"median {bounds[0]} %, largest {bounds[1]} %", verdict(found, bounds)) if bounds else ("", "")
-        rows.append((by, len(runs), statistics.median(errors), *found, *promised))
-    headings = ("peak by", "runs", "signed median, %", "median, %", "largest, %", "wanted", "kept")
+        bias = bias_of(run.said[by] / run.counted for run in runs)
+        rows.append((by, len(runs), *bias, *found, *promised))
+    headings = ("peak by", "runs", *BIAS_HEADINGS, "median, %", "largest, %", "wanted", "kept")
     notes = (
         "In percent of max_memory_allocated of the last step, counted without the tracker.",
         "Named terms: blocks (the allocator's policy, replayed) and cuBLAS's workspaces (recorded on the same GPU).",
@@ -119,9 +120,9 @@ def _by_kind(runs: Sequence[RunOnGpu]) -> Table:
         for by in ("estimate", "simulation"):
             gaps = [run.kinds[by].get(kind, 0) - run.kinds["tracked"].get(kind, 0) for run in runs]
             shares = [100 * gap / run.counted for gap, run in zip(gaps, runs, strict=True)]
-            exact = sum(not gap for gap in gaps)
-            rows.append((kind, by, exact, statistics.median(shares), min(shares), max(shares)))
-    headings = ("kind of memory", "by", "exact", "median, % of peak", "lowest", "highest")
+            counts = sum(not gap for gap in gaps), sum(gap < 0 for gap in gaps)
+            rows.append((kind, by, *counts, statistics.median(shares), min(shares), max(shares)))
+    headings = ("kind of memory", "by", "exact", "below the truth", "median, % of peak", "lowest", "highest")
     note = f"Said minus tracked on the GPU, at the peak, over {len(runs)} runs, in percent of the counted peak."
     return Table("gpu_by_kind", "Signed error of each kind of memory, on a GPU", headings, tuple(rows), (note,))
 

@@ -2,12 +2,43 @@
 
 import os
 import platform
+import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 Cell = str | int | float
+
+BIAS_HEADINGS = ("signed median, %", "below the truth, %", "minimum ratio", "maximum ratio")
+"""The headings above the four cells of a `Bias`."""
+
+
+class Bias(NamedTuple):
+    """The direction of errors: their signed median and the rows below the truth, in percent; the extreme ratios."""
+
+    median: float
+    below: float
+    minimum: float
+    maximum: float
+
+    def __str__(self) -> str:
+        shares = f"signed median {self.median:+.4f} %, {self.below:.0f} % of the rows below the truth"
+        return f"{shares}, ratios {self.minimum:.4f} to {self.maximum:.4f}"
+
+
+def bias_of(ratios: Iterable[float]) -> Bias:
+    """The bias of answers, given as answer / truth of each row. Raises ValueError without a row.
+
+    The cells of a table: `(*bias_of(ratios),)` under `BIAS_HEADINGS`. An answer equal to the truth is not below it.
+    """
+    found = sorted(ratios)
+    if not found:
+        raise ValueError("there is no bias of no rows: give at least one ratio, answer / truth")
+    below = 100 * sum(ratio < 1 for ratio in found) / len(found)
+    return Bias(100 * (statistics.median(found) - 1), below, found[0], found[-1])
 
 
 @dataclass(frozen=True, repr=False)
