@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..estimating.workspaces import Workspaces
 from ..ranks.functions import globals_used
 
 WRITE = "write it as def step(model, optimizer, batch): …"
@@ -23,12 +24,13 @@ CHANGING = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
 
 @dataclass(frozen=True)
 class OwnStep:
-    """A step with what it works on, as handed over or as carried to a device."""
+    """A step with what it works on, as handed over or as carried to a device; `workspaces` are cuBLAS's, if counted."""
 
     step: Callable[..., Any]
     model: torch.nn.Module
     optimizer: Any = None
     batch: Any = None
+    workspaces: Workspaces | None = None
 
     @property
     def arguments(self) -> list[Any]:
@@ -71,6 +73,9 @@ def checked(step: Any, model: Any, optimizer: Any, batch: Any) -> OwnStep:
             advice = "make the optimizer from model.parameters() of the model that you hand over"
             raise ValueError(f"the {type(each).__name__} updates no parameter of this model: {advice}")
     _check_model(model)
+    if own.optimizers and not any(parameter.requires_grad for parameter in model.parameters()):
+        why = "there is no training step without one that requires a gradient"
+        raise ValueError(f"of {type(model).__name__}'s parameters none is trained: {why}")
     _check_signature(own)
     _check_outside(step)
     return own
@@ -87,9 +92,6 @@ def _check_model(model: torch.nn.Module) -> None:
                 f"{f'part {name} of the model' if name else 'the model'} is compiled, and then other tensors are kept "
                 "than your code makes: hand over a model on which neither torch.compile nor .compile() was called"
             )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        why = "there is no training step without one that requires a gradient"
-        raise ValueError(f"of {type(model).__name__}'s parameters none is trained: {why}")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"{name} has no shape yet: run the model once before it is measured")

@@ -15,8 +15,10 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch.utils._pytree import tree_leaves
 
 from ..errors import GpuOutOfMemory, SimulationUnavailable, StepError
+from ..estimating.workspaces import Workspaces
 from ..measurement import Measurement, Provenance, explained
 from ..planning.twin import SAFETY
 from ..units import format_bytes
@@ -36,11 +38,22 @@ CELL_BY_CELL = (
 ANY_KERNEL = "attention kernel on this GPU for what your step asks: allow more of them in its sdpa_kernel(…)"
 
 
+NO_UPDATE = "the step never called optimizer.step(): nothing was updated, and no optimizer states were made"
+SCALER_IS_OFF = (
+    "the GradScaler is off, as torch switches one off that is made where there is no GPU: nothing was scaled here; "
+    'GradScaler("cuda", …) made inside the step is on'
+)
+
+
 def measure_own(
-    step: Any, model: Any, optimizer: Any, batch: Any, *, source: str, steps: int, attention: str
-) -> Measurement:
-    """Run `step(model, optimizer, batch)` `steps` times and return where each byte went; see `measure`."""
-    own = checked(step, model, optimizer, batch)
+    step: Any, model: Any, optimizer: Any, batch: Any, *, source: str, steps: int, attention: str,
+    workspaces: Workspaces | None = None,
+) -> Measurement:  # fmt: skip
+    """Run `step(model, optimizer, batch)` `steps` times and return where each byte went; see `measure`.
+
+    `workspaces` are cuBLAS's, for each thread.
+    """
+    own = replace(checked(step, model, optimizer, batch), workspaces=workspaces)
     if source == "recorded":
         raise ValueError("a step of your own is never recorded: choose source='simulated', 'cpu', 'live' or 'auto'")
     if source == "auto":
@@ -110,7 +123,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
     losses, ends = list[float](), list[int]()
     with ExitStack() as stack:
         work = carried_over(own, device, simulated)
-        tracker = stack.enter_context(Tracker(device))
+        tracker = stack.enter_context(Tracker(device, own.workspaces))
         if simulated:
             stack.enter_context(answered(lambda: [size for size, _ in tracker.events]))
         watch = stack.enter_context(Watch(tracker, work, simulated))
@@ -136,8 +149,14 @@ def _values(result: Any) -> list[float]:
 def _notes(measured: Measurement, own: OwnStep, placeholders: bool) -> Iterator[str]:
     if measured.source == "simulated" and any(isinstance(part, torch.nn.RNNBase) for part in own.model.modules()):
         yield CELL_BY_CELL
-    if own.optimizers and not any(mark.phase == "optimizer" for mark in measured.timeline.marks):
-        yield "the step never called optimizer.step(): nothing was updated, and no optimizer states were made"
+    phases = {mark.phase for mark in measured.timeline.marks}
+    if "backward" not in phases:
+        yield "the step had no backward: what forward keeps is kept for nothing, unless it ran under torch.no_grad()"
+    elif own.optimizers and "optimizer" not in phases:
+        yield NO_UPDATE
+    scalers = (leaf for leaf in tree_leaves(own.batch) if isinstance(leaf, torch.amp.GradScaler))
+    if measured.source == "simulated" and not all(one.is_enabled() for one in scalers):
+        yield SCALER_IS_OFF
     ends = [moment.total for name, moment in measured.moments.items() if name.startswith("end of step")]
     if len(ends) > 1 and ends[-1] > ends[-2]:
         yield _leak(measured, len(ends), ends[-1] - ends[-2])

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import GpuOutOfMemory, unknown
 from ..estimating import estimate
+from ..estimating.workspaces import workspaces_on
 from ..gpus import Gpu, gpu
 from ..measurement import Measurement
 from ..planning.twin import fits, unsupported
@@ -31,6 +32,7 @@ def measure(
     optimizer: Any = None,
     batch: Any = None,
     attention: str = "auto",
+    card: str | None = None,
     device: str | None = None,
 ) -> Measurement:
     """Run `steps` training steps of `run` and return where each byte went; the peak is that of the last step.
@@ -45,7 +47,9 @@ def measure(
     `step(model, optimizer, batch)` with copies on the device, so yours are left as they are. An optimizer, or a list of
     them, and a batch of any form may be left out, and are then not passed; a scheduler or a loss scaler goes into the
     batch, as using it changes it. Phases are noticed; the step may return its loss. `attention` says which kernel
-    `scaled_dot_product_attention` is on a simulated GPU: "flash", "efficient" or "auto", flash wherever it can run.
+    `scaled_dot_product_attention` is on a simulated GPU: "flash", "efficient" or "auto", flash wherever it can run;
+    `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself there. Without an optimizer the step may be a
+    forward alone, and gradients may come from `torch.autograd.grad`.
     Raises StepError for a step that cannot be measured; others pass as they are.
     """
     own = {"step": step, "model": model, "optimizer": optimizer, "batch": batch}
@@ -62,8 +66,11 @@ def measure(
     if run is None and step is not None and model is not None:
         from .own import measure_own
 
-        return measure_own(step, model, optimizer, batch, source=chosen, steps=steps, attention=attention)
-    given = [name for name, value in own.items() if value is not None] + ["attention"] * (attention != "auto")
+        kept = workspaces_on(None if card is None else gpu(card).name)
+        how: dict[str, Any] = {"source": chosen, "steps": steps, "attention": attention, "workspaces": kept}
+        return measure_own(step, model, optimizer, batch, **how)
+    own |= {"attention": attention if attention != "auto" else None, "card": card}
+    given = [name for name, value in own.items() if value is not None]
     run = _measurable(run, given)
     if run.world_size > 1:
         chosen = _source_of_ranks(run, chosen)

@@ -1,6 +1,6 @@
 """Following a step that names no phases: the model's modules, autograd and the optimizer show them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -28,14 +28,16 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.tracker, self.work, self.simulated = tracker, work, simulated
         self.placeholders = False
-        self._depth, self._calls, self._had_backward, self._has_gradient = 0, 0, False, False
+        self._depth, self._calls, self._had_backward = 0, 0, False
+        self._has_gradient = self._asked_for_gradients = self._called = False
         self._stack = ExitStack()
         self._hooks: list[Any] = []
 
     def __enter__(self) -> "Watch":
         self._bind_all()
-        followed = self._followed_backward(torch.autograd.backward)
-        self._stack.enter_context(on_this_thread(torch.autograd, "backward", followed))
+        for name, seen in {"backward": _nothing, "grad": self._note_gradients}.items():
+            followed = self._followed_backward(getattr(torch.autograd, name), seen)
+            self._stack.enter_context(on_this_thread(torch.autograd, name, followed))
         if self.simulated:
             self._fake = torch.empty(0, device="cuda").fake_mode  # pyrefly: ignore [missing-attribute]
             for name, answer in {"__format__": _format, "numpy": _no_numpy, "__array__": _no_numpy}.items():
@@ -78,16 +80,23 @@ class Watch(TorchDispatchMode):
         self.tracker.begin("forward")
 
     def end_step(self) -> None:
-        """Bind what the step may have replaced. Raises StepError if no parameter ever got a gradient."""
+        """Bind what the step may have replaced. Raises StepError if model or backward never ran."""
         self.tracker.bind("parameters", self.work.model.parameters())
-        if not self._has_gradient:
+        forward_alone = self._called and not self._had_backward and not self.work.optimizers
+        if not (self._has_gradient or self._asked_for_gradients or forward_alone):
             raise StepError(
                 "the step gave no gradient to any parameter of the model that it was called with: it has to call "
-                "loss.backward(), on a loss that comes from that model, not from one of the same name outside"
+                "loss.backward(), on a loss that comes from that model, not from one of the same name outside; a "
+                "forward alone is measured without an optimizer"
             )
 
     def _note_gradient(self, _: torch.Tensor) -> None:
         self._has_gradient = True
+
+    def _note_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
+        """What `torch.autograd.grad` returned."""
+        self._asked_for_gradients = True
+        self.tracker.bind("gradients", gradients)
 
     def _begin(self, phase: str) -> None:
         if self.tracker.phase != phase:
@@ -98,6 +107,7 @@ class Watch(TorchDispatchMode):
 
     def _enter_module(self) -> None:
         self._depth += 1
+        self._called = True
         if self._depth > 1 or self._in_backward():
             return
         if self._had_backward:  # one more micro-batch
@@ -114,14 +124,16 @@ class Watch(TorchDispatchMode):
         self._had_backward = True
         self._begin("backward")
 
-    def _followed_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+    def _followed_backward(self, backward: Callable[..., Any], seen: Callable[[Any], None]) -> Callable[..., Any]:
         def followed(*args: Any, **kwargs: Any) -> Any:
             self._begin_backward()
             self._calls += 1
             try:
-                return backward(*args, **kwargs)
+                result = backward(*args, **kwargs)
             finally:
                 self._calls -= 1
+            seen(result)
+            return result
 
         return followed
 
@@ -177,6 +189,10 @@ class Watch(TorchDispatchMode):
                 "step was called with. The step works on copies: use its arguments, not the objects outside of it"
             )
         return self._fake.from_tensor(tensor)
+
+
+def _nothing(_: Any) -> None:
+    """Make nothing of what `torch.autograd.backward` returns, which is None."""
 
 
 def _is_outside(value: Any) -> bool:
