@@ -16,6 +16,7 @@ TABLES = {
     "random": "the same over runs drawn just now, from --seed on",
     "builds": "the simulated GPU on each build of torch",
     "published": "the field's formulas against a simulated step",
+    "published-gpus": "the simulated GPU against what GPUs counted elsewhere, step by step (5 minutes)",
     "speed": "steps and estimates, and torch's MemTracker",
     "explorer": "a redraw of the Explorer",
     "deep": "time and memory of Llama-3 70B (not with --quick)",

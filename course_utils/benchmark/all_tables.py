@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from . import gpu
+from . import gpu, published
 from .accuracy import accuracy_tables, frozen_accuracy, published_tables
 from .builds import builds_table
 from .draw import random_run
@@ -31,6 +31,7 @@ MADE: dict[str, Callable[[bool, int, Report], list[Table]]] = {
     "random": _random_accuracy,
     "builds": lambda *_: [builds_table()],
     "published": lambda quick, seed, report: published_tables(quick, report),
+    "published-gpus": lambda quick, seed, report: published.tables(quick, report),
     "speed": lambda quick, seed, report: [speed_table(quick, report)],
     "explorer": lambda quick, seed, report: [explorer_table(quick, report)],
     "deep": lambda *_: [deep_table()],

@@ -1,0 +1,168 @@
+"""What GPUs counted elsewhere, against the simulated GPU: each published step written anew in plain torch and run.
+
+Each line of a `.jsonl` is a published figure with its configuration and its source, and what we `said` of it, frozen
+before it was compared. The module of the same name has a function for each family of steps, which returns a
+`Measurement`.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...allocator.replay import replay
+from ...estimating.workspaces import workspaces_of
+from ..tables import BIAS_HEADINGS, Cell, Table, bias_of
+
+HERE = Path(__file__).parent
+
+FILES = ("single_ops",)
+"""The modules of this folder that run steps, each next to its rows."""
+
+COUNTERS = ("allocated", "reserved", "driver")
+"""torch.cuda.max_memory_allocated, max_memory_reserved, and the driver's figure, as nvidia-smi shows it."""
+
+MUCH = 1.0
+"""A difference beyond this many percent is explained, or listed as not understood."""
+
+
+class Said(NamedTuple):
+    """What the simulated GPU says of a row, in bytes: the sum of tensors, the allocator's counter, and reserved."""
+
+    tensors: int
+    allocated: int
+    reserved: int
+
+    def of(self, row: "Row") -> int:
+        """The bytes that answer the row's counter."""
+        return self.allocated if row.counter == "allocated" else self.reserved + row.context
+
+
+NOT_YET = Said(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published figure.
+
+    `printed` is the figure as the source has it, `bytes` the same in bytes; `counter` is one of COUNTERS. `family` (a
+    module and its function) and `how` say what was trained, `capability` on what (CUDA's compute capability), `torch`
+    with which release (of the year, where the source does not say). `moment` is what was read: "peak" (the highest
+    point of the last step), "end" (what is left after it), "kept" (what forward added). `certain` says that the source
+    leaves nothing open that moves the figure. `said` is what the simulated GPU said when it was frozen. `context` is
+    the driver's part of a "driver" row in bytes, as the source states it. `gap` explains a difference, `open` is what
+    the source does not say.
+    """
+
+    id: str
+    source: str
+    gpu: str
+    capability: tuple[int, int]
+    torch: tuple[int, int]
+    counter: str
+    printed: str
+    bytes: int
+    certain: bool
+    family: str
+    how: dict[str, Any]
+    said: Said = NOT_YET
+    moment: str = "peak"
+    context: int = 0
+    gap: str = ""
+    open: str = ""
+
+
+@cache
+def published_rows() -> tuple[Row, ...]:
+    """Every published figure, in the order of the files."""
+    return tuple(row for name in FILES for row in rows_of(name))
+
+
+def rows_of(name: str) -> Iterator[Row]:
+    """The rows of one file, as in "single_ops"."""
+    for line in (HERE / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
+        told = json.loads(line)
+        told |= {pair: tuple(told[pair]) for pair in ("capability", "torch")}
+        yield Row(**told | {"said": Said(*told.get("said", NOT_YET))})
+
+
+def save_frozen(ids: Sequence[str]) -> None:
+    """Write down what is said now of the rows with these ids, or of all if there are none."""
+    for name in FILES:
+        rows = [replace(row, said=say(row)) if not ids or row.id in ids else row for row in rows_of(name)]
+        kept = ({key: value for key, value in asdict(row).items() if value not in ("", 0)} for row in rows)
+        text = "".join(
+            json.dumps(line | {"certain": line.get("certain", False)}, ensure_ascii=False) + "\n" for line in kept
+        )
+        (HERE / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+def say(row: Row) -> Said:
+    """Run the row's step on the simulated GPU: its family's function takes cuBLAS's workspaces and the row's `how`.
+
+    The published figure is not looked at.
+    """
+    module, _, family = row.family.partition(".")
+    measured = getattr(import_module(f".{module}", __name__), family)(
+        workspaces_of(row.capability, row.torch), **row.how
+    )
+    replayed = replay(measured)
+    if row.moment == "end":
+        totals = measured.timeline.totals()
+        return Said(totals[-1], replayed.allocated[-1], replayed.reserved[-1])
+    if row.moment == "kept":
+        before, after = (measured.moments[name].total for name in ("end of step 1", "end of forward"))
+        return Said(after - before, after - before, 0)
+    peaks = replayed.step_peaks()
+    return Said(measured.peak, peaks[max(peaks)], replayed.peak_reserved)
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def percent(row: Row, said: Said) -> float:
+    """What was said over what was published, less one, in percent."""
+    return 100 * (said.of(row) / row.bytes - 1)
+
+
+def tables(quick: bool, report: Callable[[str], None]) -> list[Table]:
+    """The summary by counter, then every row: run anew, and compared with what was frozen; `quick` one of a family."""
+    rows = list({row.family: row for row in published_rows()}.values()) if quick else published_rows()
+    answers: dict[str, Said] = {}
+    for number, row in enumerate(rows, start=1):
+        answers[row.id] = say(row)
+        report(f"{number} of {len(rows)}: {row.id}")
+    changed = [row.id for row in rows if answers[row.id] != row.said]
+    note = f"Run anew just now: {len(rows) - len(changed)} of {len(rows)} rows say what was frozen."
+    notes = (note, *(f"Differs from what was frozen: {name}." for name in changed))
+    return [summary(rows, answers, notes), each(rows, answers)]
+
+
+def summary(rows: Sequence[Row], answers: dict[str, Said], notes: Sequence[str] = ()) -> Table:
+    """Errors by counter and certainty, with their bias."""
+    lines: list[tuple[Cell, ...]] = []
+    for certain in (True, False):
+        for counter in COUNTERS:
+            ratios = [
+                answers[row.id].of(row) / row.bytes for row in rows if (row.certain, row.counter) == (certain, counter)
+            ]
+            if ratios:
+                worst = max(abs(100 * (ratio - 1)) for ratio in ratios)
+                lines.append((counter, "yes" if certain else "in part", len(ratios), worst, *bias_of(ratios)))
+    headings = ("counter", "configuration known", "rows", "largest error, %", *BIAS_HEADINGS)
+    title = "What GPUs counted elsewhere, against the simulated GPU"
+    return Table("published-gpus", title, headings, tuple(lines), tuple(notes), "simulated GPU")
+
+
+def each(rows: Sequence[Row], answers: dict[str, Said]) -> Table:
+    """Each row, the furthest off first; a difference beyond `MUCH` has its reason, or is said to have none yet."""
+    lines: list[tuple[Cell, ...]] = []
+    for row in sorted(rows, key=lambda row: -abs(percent(row, answers[row.id]))):
+        off = percent(row, answers[row.id])
+        reason = row.gap or ("not understood" if abs(off) > MUCH else "")
+        lines.append((row.id, row.gpu, row.counter, row.printed, answers[row.id].of(row), off, reason, row.source))
+    headings = ("row", "GPU", "counter", "published", "ours, bytes", "error, %", "why", "source")
+    return Table("published-gpus-rows", "Each published figure", headings, tuple(lines))
