@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the same as _OFFERED, for type checkers and editors: nothin
     from .lessons.shared.search import find
     from .measurement import Measurement
     from .measuring.comparing import compare
+    from .measuring.differences import difference
     from .measuring.measurement_file import read_measurement, save_measurement
     from .measuring.recorded import recordings
     from .measuring.sources import card_here, measure
@@ -40,6 +41,7 @@ _OFFERED = {
     "estimating.megatron": "rank_states",
     "measuring.sources": "measure card_here",
     "measuring.comparing": "compare",
+    "measuring.differences": "difference",
     "measuring.measurement_file": "read_measurement save_measurement",
     "measuring.recorded": "recordings",
     "planning.twin": "twin",

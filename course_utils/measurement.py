@@ -252,13 +252,12 @@ class Explanation:
 
 def explained(allocations: Iterable[Allocation], count: int, title: str) -> Explanation:
     """The `count` groups of `allocations` that take most. Raises ValueError unless count is a whole number above 0."""
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ValueError(f"count is {count!r}: how many rows to show, a whole number of at least 1")
+    how_many(count)
     groups: dict[tuple[object, ...], list[Allocation]] = {}
     for item in allocations:
         alike = (item.kind, item.bytes, item.shape, item.dtype, item.operation, item.phase, item.step, item.line)
         groups.setdefault((*alike, re.sub(r"\d+", "*", item.module)), []).append(item)
-    rows = sorted((_row(group) for group in groups.values()), key=lambda row: -row.total)
+    rows = sorted((row_of(group) for group in groups.values()), key=lambda row: -row.total)
     left_out = rows[count:]
     return Explanation(
         title, tuple(rows[:count]), sum(row.count for row in left_out), sum(row.total for row in left_out),
@@ -266,11 +265,20 @@ def explained(allocations: Iterable[Allocation], count: int, title: str) -> Expl
     )  # fmt: skip
 
 
-def _row(group: list[Allocation]) -> Row:
-    first = group[0]
+def how_many(count: int) -> int:
+    """`count`, if it is a number of rows to show. Raises ValueError unless it is a whole number above 0."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"count is {count!r}: how many rows to show, a whole number of at least 1")
+    return count
+
+
+def row_of(group: list[Allocation]) -> Row:
+    """One row for allocations that differ in the numbers of their modules, and in the step, alone."""
+    first, steps = group[0], sorted({item.step for item in group})
     names = {item.module for item in group}
     module = first.module if len(names) == 1 else _pattern(names)
-    made_in = f"{first.phase}, step {first.step}" if first.step else "set-up"
+    numbers = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    made_in = f"{first.phase}, {numbers}" if any(steps) else "set-up"
     return Row(
         len(group), first.bytes, first.kind, module, first.operation, first.shape, first.dtype, made_in, first.line
     )

@@ -3,15 +3,19 @@
 import dataclasses
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine import simulate, tiny
 
-from course_utils import measure, read_measurement, replay, save_measurement
-from course_utils.measurement import Provenance
+from course_utils import difference, measure, read_measurement, replay, save_measurement
+from course_utils.breakdown import KINDS, MemoryBreakdown
+from course_utils.measurement import Allocation, Mark, Measurement, Provenance, Timeline
+from course_utils.measuring.recorded import from_json, to_json
 from course_utils.run import TrainingRun
+from course_utils.units import format_bytes
 
 RUN = TrainingRun(tiny("gpt2", dropout=0.1), 2, 64)
 
@@ -101,3 +105,156 @@ def test_what_holds_no_measurement_is_refused_in_one_sentence(saved: Path, tmp_p
 
 
 # The difference
+
+
+WIDE = TrainingRun(tiny("gpt2", dropout=0.1), 16, 128, "bf16-master")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"micro_batch": 4}, {"attention": "eager"}, {"recompute": "full"}, {"optimizer": "sgd"}, {"lora_rank": 4},
+        {"model": tiny("gpt2", layers=3)}, {"model": tiny("llama")}, {"accumulation_steps": 3}, {"loss_chunks": 2},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_rows_are_the_whole_difference_by_kind_too_and_change_their_sign_with_the_order(change: Any) -> None:
+    before, after = simulate(WIDE), simulate(WIDE.replace(**change))
+    found, back = difference(before, after), difference(after, before)
+    assert sum(row.bytes for row in found.rows) == found.bytes == after.peak - before.peak != 0
+    kinds = dict.fromkeys(KINDS, 0)
+    for row in found.rows[:-1]:
+        was, now = row.was.total if row.was else 0, row.now.total if row.now else 0
+        kinds[(row.now or row.was).kind] += row.bytes  # pyrefly: ignore [missing-attribute]
+        assert row.bytes == now - was != 0
+    assert {kind: size for kind, size in kinds.items() if size} == found.by_kind
+    assert (found.rows[-1].change, found.rows[-1].bytes) == ("not attributed", 0)
+    assert {(row.was, row.now, row.bytes) for row in found.rows} == {
+        (row.now, row.was, -row.bytes) for row in back.rows
+    }
+
+
+def test_nothing_changed_where_nothing_did() -> None:
+    found = difference(simulate(RUN), simulate(RUN))
+    assert [row.change for row in found.rows] == ["not attributed"] and found.bytes == 0
+    assert "The same tensors are there at both peaks." in repr(found)
+    with pytest.raises(TypeError, match=r"given a TrainingRun: measure\(…\) makes one"):
+        difference(simulate(RUN), RUN)  # pyrefly: ignore [bad-argument-type]
+    with pytest.raises(ValueError, match="count is 0"):
+        difference(simulate(RUN), simulate(RUN), 0)
+
+
+def made(*tensors: Allocation, phase: str = "backward") -> Measurement:
+    """A measurement of step 2 at whose peak these are alive, and a tensor that is not has been before."""
+    gone = dataclasses.replace(TENSOR, born=0, died=1)
+    events = [(gone.bytes, gone.kind), (-gone.bytes, gone.kind)]
+    alive = [dataclasses.replace(item, born=len(events) + number) for number, item in enumerate(tensors)]
+    timeline = Timeline([*events, *((item.bytes, item.kind) for item in alive)], [Mark(0, 1, phase), Mark(2, 2, phase)])
+    kinds = {item.kind: sum(other.bytes for other in alive if other.kind == item.kind) for item in alive}
+    peak, provenance = MemoryBreakdown(kinds, phase, "peak"), Provenance("simulated", "", "2.13.0", "2026-11-23")
+    return Measurement(peak, {}, timeline, provenance, len(timeline), [gone, *alive], phase_peaks={phase: peak})
+
+
+TENSOR = Allocation(
+    "activations",
+    2048,
+    (512,),
+    "float32",
+    "addmm",
+    "blocks.0.mlp",
+    "forward",
+    2,
+    0,
+    None,
+    line="model.py:42  x = up(x)",
+)
+OTHER = dataclasses.replace(TENSOR, module="head", operation="mm", bytes=512, shape=(128,))
+
+
+def what(before: Measurement, after: Measurement) -> list[tuple[str, int, int]]:
+    rows = difference(before, after).rows[:-1]
+    return [(row.change, (row.now or row.was).count, row.bytes) for row in rows]  # pyrefly: ignore [missing-attribute]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"line": "model.py:57  x = up(x)"}, []),
+        ({"step": 1}, []),
+        ({"module": "blocks.7.mlp"}, []),
+        ({"bytes": 4096, "shape": (1024,), "line": "model.py:43"}, [("grew", 1, 2048)]),
+        ({"bytes": 1024, "dtype": "bfloat16", "module": "blocks.3.mlp"}, [("shrank", 1, -1024)]),
+        ({"shape": (16, 32)}, []),
+        ({"kind": "temporaries"}, [("went", 1, -2048), ("came", 1, 2048)]),
+        ({"operation": "gelu", "bytes": 4096}, [("came", 1, 4096), ("went", 1, -2048)]),
+    ],
+    ids=str,
+)
+def test_a_tensor_is_known_again_where_code_moved_and_by_module_and_operation(changes: Any, expected: Any) -> None:
+    changed = dataclasses.replace(TENSOR, **changes)
+    assert what(made(OTHER, TENSOR), made(changed, OTHER)) == expected
+
+
+def test_of_what_changed_both_values_are_shown() -> None:
+    doubled = dataclasses.replace(TENSOR, bytes=4096, dtype="float64", line="model.py:43  y = up(x)")
+    found = difference(made(TENSOR), made(doubled))
+    cells = ["grew", "1 ×", "2.05 KB", "4.10 KB", "+2.05 KB", "activations", "blocks.0.mlp", "addmm", "(512,)"]
+    cells += ["float32 → float64", "forward, step 2", "model.py:43", "y = up(x)"]
+    assert re.split(r"  +", repr(found).splitlines()[2].strip()) == cells
+
+
+def test_graphs_of_earlier_steps_and_blocks_that_were_added_are_rows_of_their_own() -> None:
+    earlier = [dataclasses.replace(TENSOR, step=step) for step in (1, 0, -1)]
+    (row, _) = difference(made(TENSOR), made(*earlier, TENSOR)).rows
+    assert row.change == "came" and row.now and (row.now.count, row.now.made_in) == (3, "forward, steps -1 to 1")
+    blocks = [dataclasses.replace(TENSOR, module=f"blocks.{number}.mlp") for number in range(4)]
+    (row, _) = difference(made(*blocks[:2]), made(*blocks)).rows
+    assert row.now and (row.was, row.bytes, row.now.count, row.now.module) == (None, 4096, 2, "blocks.*.mlp")
+
+
+def test_tensors_that_another_module_makes_now_are_counted_and_not_listed() -> None:
+    found = difference(made(TENSOR, OTHER), made(dataclasses.replace(TENSOR, module="model.blocks.0.mlp"), OTHER))
+    assert found.elsewhere == 1 and len(found.rows) == 1
+    assert "Alike in all but their module, and left out: 1." in repr(found)
+
+
+def test_a_peak_that_moved_to_another_phase_is_said_first() -> None:
+    old, new = simulate(WIDE), simulate(WIDE.replace(micro_batch=1))
+    found = difference(old, new)
+    assert (old.peak_phase, new.peak_phase) == ("backward", "optimizer")
+    sizes = f"{format_bytes(old.peak)} → {format_bytes(new.phase_peaks['backward'].total)}"
+    opening = repr(found).splitlines()[0]
+    assert opening.startswith("The peak moved from backward to optimizer") and opening.endswith(f"alone: {sizes}.")
+    assert "two different moments" in found._repr_html_()
+
+
+def test_what_a_recording_does_not_hold_is_not_attributed_and_said() -> None:
+    whole, larger = simulate(RUN), simulate(RUN.replace(micro_batch=4))
+    at_peak = from_json(to_json(whole), "")
+    assert difference(at_peak, larger).rows == difference(whole, larger).rows
+    assert "Of before the allocations at the peak alone are kept" in repr(difference(at_peak, larger))
+    few = dataclasses.replace(larger, allocations=larger.largest(10))
+    found = difference(whole, few)
+    unknown = larger.peak - sum(item.bytes for item in larger.largest(10))
+    assert found.rows[-1].bytes == unknown > 0 and sum(row.bytes for row in found.rows) == found.bytes
+    assert (
+        f"Of after the allocations at the peak alone are kept, without small ones ({format_bytes(unknown)})."
+        in repr(found)
+    )
+
+
+def test_of_two_live_measurements_the_counters_are_compared_too() -> None:
+    before, after = (dataclasses.replace(simulate(run), counters={"allocated": simulate(run).peak + beyond})
+                     for run, beyond in ((RUN, 1000), (RUN.replace(micro_batch=4), 9000)))  # fmt: skip
+    assert "+8.00 KB beyond the tensors" in repr(difference(before, after))
+
+
+def test_it_draws_so_many_rows_and_code_does_not_become_markup() -> None:
+    found = difference(made(), made(dataclasses.replace(TENSOR, line="model.py:4  if a < b:"), OTHER), count=1)
+    assert len(found.rows) == 3 and "Rows left out: 1, +512 B." in repr(found)
+    html = found._repr_html_()
+    assert html.count("<tr>") == 3 and "a &lt; b" in html and "not attributed" in html and "head" not in html
+
+
+def test_a_saved_measurement_has_no_difference_to_itself(saved: Path) -> None:
+    assert len(difference(simulate(RUN), read_measurement(saved)).rows) == 1

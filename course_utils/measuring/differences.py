@@ -1,0 +1,201 @@
+"""Two measurements next to each other: which tensors at the peak came, went or changed their size."""
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+from ..allocator.replay import can_be_replayed
+from ..breakdown import KINDS
+from ..measurement import Allocation, Measurement, Row, how_many, row_of
+from ..units import aligned, format_bytes, format_signed, html_table
+
+COLUMNS = ("change", "count", "each before", "each after", "of peak", "kind", "module", "operation", "shape", "dtype",
+           "made in", "line")  # fmt: skip
+
+SAME = "kind operation shape dtype bytes"
+RUNGS = (
+    f"{SAME} module phase age line", f"{SAME} module phase age", f"{SAME} pattern phase age", f"{SAME} pattern",
+    "kind operation dtype module phase age line", "kind operation dtype pattern phase age", "kind operation pattern",
+    SAME,
+)  # fmt: skip
+"""How tensors of two measurements are paired: each line in turn says what has to agree, for those that are left.
+
+So code may move, and blocks may be added, before a tensor counts as another; then its bytes may differ, where module
+and operation agree; last of all its module may. `pattern` is the module without its numbers, `age` the step in which
+it was made, counted back from that of the peak.
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Tensors alike as they `was` at the first peak and are `now` at the second, None if they were at one peak alone.
+
+    `bytes` is what they did to the peak, signed. Without both it is the rest, which no known tensor explains.
+    """
+
+    was: Row | None
+    now: Row | None
+    bytes: int
+
+    @property
+    def change(self) -> str:
+        """ "came", "went", "grew", "shrank" or "not attributed"."""
+        if self.was and self.now:
+            return "grew" if self.bytes > 0 else "shrank"
+        return "came" if self.now else "went" if self.was else "not attributed"
+
+    def _cells(self) -> list[str]:
+        rows = [row for row in (self.was, self.now) if row]
+        if not rows:
+            return [self.change, "", "", "", format_signed(self.bytes), *[""] * (len(COLUMNS) - 5)]
+        row = rows[-1]
+        sizes = [format_bytes(one.bytes) if one else "–" for one in (self.was, self.now)]
+        both = (" → ".join(dict.fromkeys(str(getattr(one, name)) for one in rows)) for name in ("shape", "dtype"))
+        words = [row.kind.replace("_", " "), row.module, row.operation, *both, row.made_in, row.line]
+        return [self.change, f"{row.count} ×", *sizes, format_signed(self.bytes), *words]
+
+
+@dataclass(frozen=True, repr=False)
+class Difference:
+    """The result of `difference`: `rows` that sum exactly to the difference of the two peaks, the largest first.
+
+    The last row is what no tensor of the two explains, 0 where all allocations are known. `elsewhere` counts tensors
+    that are alike in all but their module. `count` rows are shown.
+    """
+
+    before: Measurement
+    after: Measurement
+    rows: tuple[Change, ...]
+    elsewhere: int
+    count: int
+
+    @property
+    def bytes(self) -> int:
+        """The peak of `after` minus that of `before`."""
+        return self.after.peak - self.before.peak
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """Signed bytes of each kind of memory that changed, by the breakdowns at the two peaks."""
+        changes = {kind: self.after.breakdown[kind] - self.before.breakdown[kind] for kind in KINDS}
+        return {kind: size for kind, size in changes.items() if size}
+
+    def _opening(self) -> str:
+        both, old = (self.before, self.after), self.before.peak_phase
+        peaks = " → ".join(f"{format_bytes(item.peak)} in {item.peak_phase}" for item in both)
+        origins = " → ".join(dict.fromkeys(str(replace(item.provenance, note="")) for item in both))
+        title = f"{format_signed(self.bytes)} at the peak: {peaks} ({origins})"
+        if old == self.after.peak_phase:
+            return title
+        moved = f"The peak moved from {old} to {self.after.peak_phase}, so these are tensors of two different moments."
+        if all(old in item.phase_peaks for item in both):
+            there = " → ".join(format_bytes(item.phase_peaks[old].total) for item in both)
+            moved += f" The peak of {old} alone: {there}."
+        return f"{moved}\n{title}"
+
+    def _table(self) -> list[list[str]]:
+        return [[*COLUMNS], *(row._cells() for row in [*self.rows[:-1][: self.count], self.rows[-1]])]
+
+    def _closing(self) -> str:
+        said, left_out = list[str](), self.rows[self.count : -1]
+        if left_out:
+            said.append(f"Rows left out: {len(left_out):,}, {format_signed(sum(row.bytes for row in left_out))}.")
+        if len(self.rows) == 1 and not self.bytes:
+            said.append("The same tensors are there at both peaks.")
+        if self.elsewhere:
+            said.append(f"Alike in all but their module, and left out: {self.elsewhere:,}.")
+        if self.by_kind:
+            kinds = (f"{kind.replace('_', ' ')} {format_signed(size)}" for kind, size in self.by_kind.items())
+            said.append(f"By kind: {', '.join(kinds)}.")
+        for name, item in (("before", self.before), ("after", self.after)):
+            if not can_be_replayed(item):
+                small = f", without small ones ({format_bytes(_unknown(item))})" if _unknown(item) else ""
+                said.append(f"Of {name} the allocations at the peak alone are kept{small}.")
+        counted = [item.counters["allocated"] for item in (self.before, self.after) if "allocated" in item.counters]
+        if len(counted) == 2:
+            change = counted[1] - counted[0]
+            beyond = format_signed(change - self.bytes)
+            said.append(f"The GPU's own counter differs by {format_signed(change)}: {beyond} beyond the tensors.")
+        return " ".join(said)
+
+    def __repr__(self) -> str:
+        return "\n".join([self._opening(), aligned(self._table(), range(5, len(COLUMNS))), self._closing()])
+
+    def _repr_html_(self) -> str:
+        table = html_table(self._table(), len(COLUMNS), caption=self._opening())
+        return f"{table}<p><small>{escape(self._closing())}</small></p>"
+
+
+def difference(before: Measurement, after: Measurement, count: int = 20) -> Difference:
+    """The tensors that came, went, grew or shrank between the peaks of two measurements, by module and line of code.
+
+    Any two can be compared: simulated, live, on the CPU, recorded, of runs or of your own step. `count` is how many
+    rows are shown. Raises TypeError for what is no measurement, ValueError for a count that is no whole number above 0.
+    """
+    for item in (before, after):
+        if not isinstance(item, Measurement):
+            kind = type(item).__name__
+            raise TypeError(f"difference takes two measurements, and was given a {kind}: measure(…) makes one")
+    how_many(count)
+    pairs, elsewhere = _paired(_tensors(before), _tensors(after))
+    rows = sorted(_rows(pairs), key=lambda row: -abs(row.bytes))
+    rest = Change(None, None, _unknown(after) - _unknown(before))
+    return Difference(before, after, (*rows, rest), elsewhere, count)
+
+
+def _unknown(measured: Measurement) -> int:
+    """Bytes of the peak that belong to no allocation that was kept."""
+    return measured.peak - sum(item.bytes for item in measured.alive_at(measured.peak_event))
+
+
+ALIKE = attrgetter("kind", "bytes", "shape", "dtype", "operation", "phase", "line")
+Tensor = dict[str, Any]
+Pair = tuple[Allocation | None, Allocation | None]
+
+
+def _tensors(measured: Measurement) -> list[Tensor]:
+    """What is alive at the peak, the largest first, as what `RUNGS` ask for."""
+    step = max((mark.step for mark in measured.timeline.marks if mark.event < measured.peak_event), default=0)
+    return [
+        {**vars(item), "pattern": re.sub(r"\d+", "*", item.module), "age": item.step - step, "item": item}
+        for item in measured.alive_at(measured.peak_event)
+    ]
+
+
+def _paired(old: list[Tensor], new: list[Tensor]) -> tuple[list[Pair], int]:
+    """Pairs of tensors whose bytes differ, None in the place of one that is missing; how many changed module alone."""
+    pairs, unpaired = list[Pair](), 0
+    for rung in map(str.split, RUNGS):
+        unpaired = len(new)
+        waiting, still = defaultdict[tuple[Any, ...], deque[Tensor]](deque), list[Tensor]()
+        for tensor in sorted(old, key=_largest_first):
+            waiting[tuple(map(tensor.get, rung))].append(tensor)
+        for tensor in sorted(new, key=_largest_first):
+            others = waiting[tuple(map(tensor.get, rung))]
+            if not others:
+                still.append(tensor)
+            elif (other := others.popleft())["bytes"] != tensor["bytes"]:
+                pairs.append((other["item"], tensor["item"]))
+        old, new = list(chain(*waiting.values())), still
+    pairs += [(tensor["item"], None) for tensor in old] + [(None, tensor["item"]) for tensor in new]
+    return pairs, unpaired - len(new)
+
+
+def _largest_first(tensor: Tensor) -> tuple[Any, ...]:
+    return -tensor["bytes"], tensor["shape"], tensor["module"]
+
+
+def _rows(pairs: Iterable[Pair]) -> Iterator[Change]:
+    """One row for all pairs alike but for the numbers in their modules and the step."""
+    groups = defaultdict[Any, list[Pair]](list)
+    for pair in pairs:
+        groups[tuple(item and (ALIKE(item), re.sub(r"\d+", "*", item.module)) for item in pair)].append(pair)
+    for group in groups.values():
+        was, now = ([item for item in items if item] for items in zip(*group, strict=True))
+        old, new = (row_of(items) if items else None for items in (was, now))
+        yield Change(old, new, sum(item.bytes for item in now) - sum(item.bytes for item in was))
