@@ -457,6 +457,18 @@ def test_a_kernel_that_needs_a_whole_gradient_copies_an_expanded_one(name):
     assert more == (0 if name == "GELU" else 2 * N)
 
 
+@pytest.mark.parametrize(("first_dimension", "copied"), [(0, 0), (1, 2 * N)])
+def test_a_batched_product_takes_the_same_matrix_for_all_but_no_repeated_row(first_dimension, copied):
+    """As a frozen weight is expanded for a batch that is not contiguous."""
+    with simulated_gpu("flash"), Tracker("cuda") as tracker:
+        shape = [4, 64, 64]
+        shape[first_dimension] = 1
+        other = half(*shape).detach().expand(4, 64, 64)
+        found = torch.bmm(half(4, 64, 64), other)
+        del found
+    assert sum(item.bytes for item in tracker.storages if item.operation == "bmm") == 2 * N + copied
+
+
 def test_a_gradient_in_another_order_is_copied_by_norms_alone():
     def turned(y: torch.Tensor) -> torch.Tensor:
         return y.new_empty(y.shape[::-1]).t()

@@ -61,6 +61,9 @@ FUSED_BACKWARDS = {
 NOT_EXPANDED = PRODUCTS | FUSED_BACKWARDS
 """CUDA kernels that first copy what was expanded, as the gradient of a sum is; any order of dimensions will do."""
 
+BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
+"""Products of which each matrix may be the same: cuBLAS takes a stride of 0 from one to the next."""
+
 WITH_CUBLAS = PRODUCTS | {aten.mv.default, aten.dot.default}
 """Operators for which torch gives cuBLAS a workspace, the first time on each thread."""
 
@@ -188,7 +191,8 @@ class Tracker(TorchDispatchMode):
         if self.device == "cuda" and func in CONTIGUOUS_GRADIENT and not args[0].is_contiguous():
             copied = [args[0]]
         elif self.device == "cuda" and func in NOT_EXPANDED:
-            copied = [one for one in args if isinstance(one, torch.Tensor) and one.dim() > 1 and _is_expanded(one)]
+            first = 1 if func in BATCHED else 0  # prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp
+            copied = [one for one in args if isinstance(one, torch.Tensor) and _is_expanded(one, first)]
         return [self._write_down(one.nbytes, tuple(one.shape), _name(one.dtype), _operation(func)) for one in copied]
 
     def _write_down(self, size: int, shape: tuple[int, ...], dtype: str, operation: str, bound: str = "") -> Storage:
@@ -505,8 +509,10 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+def _is_expanded(tensor: torch.Tensor, first: int) -> bool:
+    """True if a tensor of two dimensions or more repeats itself along one of them from the `first` on."""
+    along = zip(tensor.stride()[first:], tensor.shape[first:], strict=True)
+    return tensor.dim() > 1 and any(stride == 0 and size > 1 for stride, size in along)
 
 
 @cache
