@@ -29,7 +29,8 @@ class Allocation:
     the module that ran (of the network itself its class; outside of it the phase, "(loss)"); in backward, the one whose
     backward it was; for weights and gradients the parameter's name, for states "exp_avg of" that name.
     `line` is the line of code that made it, "model.py:42  x = self.up(x)"; in backward, the line of the forward. It is
-    "" where nothing is known of it, and two allocations are equal whatever it says, as code moves.
+    "" where nothing is known of it, and two allocations are equal whatever it says, as code moves. `stream` is the CUDA
+    stream on which it was allocated; 0 is the default stream.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Allocation:
     born: int
     died: int | None
     line: str = field(default="", compare=False)
+    stream: int = 0
 
     def alive_at(self, event: int) -> bool:
         """True if it still occupies memory when `event` events have happened."""

@@ -77,6 +77,15 @@ def test_only_whole_pages_are_given_back_and_they_are_mapped_again_where_they_we
     assert allocator.reserved == 40 * MiB
 
 
+def test_a_stream_is_served_from_its_own_blocks_and_out_of_memory_takes_those_of_all():
+    allocator = CachingAllocator(capacity=45 * MiB)
+    allocator.free(allocator.malloc(20 * MiB))
+    other = allocator.malloc(20 * MiB, stream=1)
+    assert (allocator.reserved, allocator.cached, allocator.largest_free) == (40 * MiB, 20 * MiB, 20 * MiB)
+    assert allocator.malloc(20 * MiB, stream=2) != other and allocator.retries == 1
+    assert allocator.reserved == allocator.allocated == 40 * MiB
+
+
 CHOICES: tuple[dict[str, Any], ...] = (
     {}, {"capacity": 150 * MiB}, {"max_split_size_mb": 32, "capacity": 150 * MiB}, {"roundup_power2_divisions": 4},
     {"expandable_segments": True}, {"expandable_segments": True, "capacity": 120 * MiB},
@@ -95,6 +104,7 @@ def check(allocator: CachingAllocator, live: dict[int, int]) -> None:
     assert not any(block.requested for block in blocks if not block.allocated)
     assert all(one.end <= other.address for one, other in pairwise(blocks))
     for segment in segments:
+        assert len({block.pool for block in segment}) == 1
         for one, other in pairwise(segment):
             assert one.end == other.address and one.next is other and other.previous is one
             assert one.allocated or other.allocated, "two free neighbors were not joined"
@@ -116,7 +126,7 @@ def test_nothing_is_lost_and_nothing_overlaps_on_random_traces(choices, seed):
         else:
             size = int(2 ** generator.uniform(0, 25.5))
             try:
-                live[allocator.malloc(size)] = size
+                live[allocator.malloc(size, stream=event % 2)] = size
             except OutOfMemory:
                 failures += 1
         if event % 25 == 0:

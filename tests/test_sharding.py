@@ -11,6 +11,8 @@ from engine import GPT, LLAMA, shallow, simulate, tiny
 from torch._C import _distributed_c10d as distributed_c10d
 
 from course_utils import estimate, measure, rank_states
+from course_utils.allocator.replay import replay
+from course_utils.allocator.snapshots import compare_with_gpu, read_snapshot, save_snapshot
 from course_utils.estimating import megatron, moments
 from course_utils.estimating.sharding import (
     BUCKET,
@@ -26,6 +28,7 @@ from course_utils.estimating.sharding import (
     zero_bytes,
     zero_communication_elements,
 )
+from course_utils.measuring.recorded import FIELDS, from_json, to_json
 from course_utils.measuring.sharded import measure_sharded
 from course_utils.models import PRESETS, parameter_shapes
 from course_utils.run import TrainingRun
@@ -205,6 +208,32 @@ def test_a_later_share_of_gradients_is_communication_until_it_is_added():
     blocks, steps = RUN.model.layers, 2
     assert len(shares) == 2 * blocks * steps  # of each micro-batch, block and step
     assert sum(a.kind == "gradients" for a in shares) == blocks * steps
+
+
+def test_gathered_and_reduced_buffers_are_on_streams_of_their_own(tmp_path):
+    """FSDP2's streams, in the order in which it makes them: copy-in and gather in one, all-gather, reduce-scatter."""
+    found = simulate(RUN)
+    by_stream = {stream: [a for a in found.allocations if a.stream == stream] for stream in (0, 1, 2, 3)}
+    assert sum(map(len, by_stream.values())) == len(found.allocations)
+    gathered, reduced = fsdp_groups(RUN)[1].gather_output, fsdp_groups(RUN)[1].reduce_output
+    assert {a.bytes for a in by_stream[1]} >= {gathered} and not by_stream[2]
+    assert {a.kind for a in by_stream[1]} == {"communication"}
+    assert reduced in {a.bytes for a in by_stream[3]} and {a.kind for a in by_stream[3]} == {"gradients"}
+    replayed = replay(found)
+    one_stream = [dataclasses.replace(a, stream=0) for a in found.allocations]
+    assert replayed.peak_reserved > replay(dataclasses.replace(found, allocations=one_stream)).peak_reserved
+    assert {segment.stream for segment in replayed.blocks_at(len(replayed))} == {0, 1, 3}
+    snapshot = read_snapshot(save_snapshot(replayed, tmp_path / "step.pickle"))
+    assert compare_with_gpu(snapshot).exact
+
+
+def test_a_recording_keeps_streams_where_they_are_not_the_default():
+    found = simulate(RUN)
+    kept = to_json(found, whole=True)
+    assert from_json(kept, "").allocations == list(found.allocations)
+    assert {len(row) for row, item in zip(kept["allocations"], found.allocations, strict=True) if not item.stream} == {
+        len(FIELDS) - 1
+    }
 
 
 def test_what_a_dtensor_plans_is_not_there():

@@ -76,13 +76,12 @@ def page_data(replayed: Replay) -> dict[str, Any]:
     """
     playback, events = Playback(replayed.capacity, replayed.choices), len(replayed)
     allocator = playback.allocator
-    pages = {pool.small: pool.page for pool in (allocator.small, allocator.large)}
     ranges, blocks = _Lives(events), _Lives(events)
     for event, request in enumerate(replayed.requests[:events], start=1):
         known = len(allocator.driver_calls)
         address = playback.perform(request)
         for call in allocator.driver_calls[known:]:
-            step = pages[call.small] if call.action.endswith("map") else call.bytes
+            step = allocator.pages[call.small] if call.action.endswith("map") else call.bytes
             for start in range(call.address, call.address + call.bytes, step):
                 ranges.follow(start, step if TAKEN[call.action] > 0 else 0, event)
         blocks.follow(address, allocator.block_size(address) if request.bytes > 0 else 0, event, request.name)

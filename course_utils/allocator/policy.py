@@ -1,6 +1,6 @@
 """The policy of torch's caching allocator, in plain Python: where each tensor's bytes would lie on a GPU.
 
-One GPU, one stream; sizes are bytes. It follows `malloc`, `free_block` and `release_cached_blocks` of
+One GPU; sizes are bytes. It follows `malloc`, `free_block` and `release_cached_blocks` of
 c10/cuda/CUDACachingAllocator.cpp in torch 2.13: tests/genuine_allocator.py compiles that code and compares thousands of
 allocations, byte for byte. `replay` sends the allocations of a whole training step through it.
 """
@@ -96,10 +96,10 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one pool, found by size; equal sizes by address (BlockComparatorSize)."""
+    """The free blocks of one pool of one stream, found by size; equal sizes by address (BlockComparatorSize)."""
 
-    def __init__(self, small: bool, page: int) -> None:
-        self.small, self.page = small, page
+    def __init__(self, small: bool, page: int, stream: int = 0) -> None:
+        self.small, self.page, self.stream = small, page, stream
         self.by_size: list[tuple[int, int]] = []
         self.free: dict[int, Block] = {}
         self.unmapped: dict[int, Block] = {}
@@ -133,7 +133,8 @@ class CachingAllocator:
     `capacity` is what the driver can give (bytes; None for no limit); the other choices are those of an
     `AllocatorSettings`, and raise ValueError like it. After each call `allocated` (bytes in blocks that hold a tensor)
     and `reserved` (bytes taken from the driver) are current; `driver_calls` lists what the driver was asked, `retries`
-    counts allocations that had to give cached memory back.
+    counts allocations that had to give cached memory back. Each CUDA stream that allocates has its own free blocks,
+    and no other stream is served from them; out of memory, those of all streams are given back.
 
     `offered` takes (bytes, address) of segments as a GPU's driver placed them: the next new segments of those sizes lie
     there, any other follows the last. Of equal free blocks, the one at the lowest address is used (torch 2.13: one of
@@ -145,8 +146,8 @@ class CachingAllocator:
             raise ValueError(f"capacity is {capacity!r}: it takes whole bytes, at least 1, or None for no limit")
         self.capacity = capacity
         self.settings = AllocatorSettings(**choices)
-        self.small = Pool(True, SMALL_SEGMENT)
-        self.large = Pool(False, self.settings.large_segment)
+        self.pages = {True: SMALL_SEGMENT, False: self.settings.large_segment}  # by whether the pool is the small one
+        self._pools: dict[tuple[bool, int], Pool] = {}
         self.allocated = self.requested = self.reserved = self.retries = 0
         self.driver_calls: list[DriverCall] = []
         self.offered: list[tuple[int, int]] = []
@@ -154,12 +155,12 @@ class CachingAllocator:
         self._ends: dict[int, int] = {}  # of each segment, by its start
         self._next_address = FIRST_ADDRESS
 
-    def malloc(self, size: int) -> int:
-        """The address of a block for `size` bytes. Raises OutOfMemory if the GPU has no room for it."""
+    def malloc(self, size: int, stream: int = 0) -> int:
+        """The address of a block for `size` bytes on a stream. Raises OutOfMemory if the GPU has no room for it."""
         if type(size) is not int or size < 1:
             raise ValueError(f"size is {size!r}: an allocation takes at least 1 byte (torch skips empty tensors)")
         rounded = self.round_size(size)
-        pool = self.small if rounded <= SMALL_REQUEST else self.large
+        pool = self._pool(rounded <= SMALL_REQUEST, stream)
         block = self._best_fit(pool, rounded) or self._new_block(pool, rounded)
         if block is None:
             raise OutOfMemory(size, self.segment_size(rounded), self)
@@ -192,7 +193,7 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give every segment without an allocation back to the driver (expandable: every page without one)."""
-        for pool in (self.large, self.small):
+        for _, pool in sorted(self._pools.items()):
             for block in [pool.free[address] for _, address in pool.by_size]:
                 if block.expandable:
                     self._unmap(block)
@@ -207,7 +208,7 @@ class CachingAllocator:
     @property
     def releasable(self) -> int:
         """Free bytes that could be given back to the driver now."""
-        return self.small.releasable + self.large.releasable
+        return sum(pool.releasable for pool in self._pools.values())
 
     @property
     def stuck(self) -> int:
@@ -217,7 +218,7 @@ class CachingAllocator:
     @property
     def largest_free(self) -> int:
         """Bytes of the largest free block; 0 without one."""
-        return max(self.small.largest, self.large.largest)
+        return max((pool.largest for pool in self._pools.values()), default=0)
 
     def block_size(self, address: int) -> int:
         """Bytes of the block that is allocated at `address`, at least the bytes requested."""
@@ -226,8 +227,8 @@ class CachingAllocator:
     def segments(self) -> list[list[Block]]:
         """The blocks of each segment by address; each unbroken mapped range of an expandable segment counts as one."""
         runs: list[list[Block]] = []
-        blocks = [*self._live.values(), *self.small.free.values(), *self.large.free.values()]
-        for block in sorted(blocks, key=lambda block: block.address):
+        free = (block for pool in self._pools.values() for block in pool.free.values())
+        for block in sorted([*self._live.values(), *free], key=lambda block: block.address):
             if block.previous is None or not block.previous.mapped:
                 runs.append([])
             runs[-1].append(block)
@@ -245,6 +246,12 @@ class CachingAllocator:
         if rounded <= SMALL_REQUEST:
             return SMALL_SEGMENT
         return self.settings.large_segment if rounded < LARGE_REQUEST else round_up(rounded, LARGE_ROUNDING)
+
+    def _pool(self, small: bool, stream: int) -> Pool:
+        key = (small, stream)
+        if key not in self._pools:
+            self._pools[key] = Pool(small, self.pages[small], stream)
+        return self._pools[key]
 
     def _best_fit(self, pool: Pool, rounded: int) -> Block | None:
         """The smallest free block that holds `rounded` bytes, taken out of its pool; None if there is none to use."""

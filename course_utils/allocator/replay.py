@@ -14,10 +14,11 @@ from .settings import check_names
 
 
 class Request(NamedTuple):
-    """One event: `bytes` allocated (positive) or freed (negative) under a `name` that is the same for both."""
+    """One event: `bytes` allocated (positive) on a stream or freed (negative), under a `name` the same for both."""
 
     bytes: int
     name: Any
+    stream: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,14 @@ class MemoryBlock:
 
 @dataclass(frozen=True)
 class MemorySegment:
-    """An unbroken range of memory that the allocator holds, and its blocks in order of their addresses."""
+    """An unbroken range of memory that the allocator holds for a stream, and its blocks in order of their addresses."""
 
     address: int
     bytes: int
     small: bool
     expandable: bool
     blocks: Sequence[MemoryBlock]
+    stream: int = 0
 
     @property
     def allocated(self) -> int:
@@ -146,7 +148,8 @@ class Replay:
         for first, *others in run.allocator.segments():
             size = sum(block.size for block in (first, *others))
             described = [self._block(block, run) for block in (first, *others)]
-            found.append(MemorySegment(first.address, size, first.pool.small, first.expandable, described))
+            pool = first.pool
+            found.append(MemorySegment(first.address, size, pool.small, first.expandable, described, pool.stream))
         return found
 
     def _block(self, block: Block, run: "Playback") -> MemoryBlock:
@@ -244,7 +247,7 @@ class Playback:
     def perform(self, request: Request) -> int:
         """Allocate or free; returns the address."""
         if request.bytes > 0:
-            address = self.addresses[request.name] = self.allocator.malloc(request.bytes)
+            address = self.addresses[request.name] = self.allocator.malloc(request.bytes, request.stream)
             self.names[address] = request.name
             return address
         address = self.addresses.pop(request.name)
@@ -283,7 +286,7 @@ def _events_of(measured: Measurement) -> list[Request | None]:
     for number, item in enumerate(measured.allocations):
         for event, size in ((item.born, item.bytes), (item.died, -item.bytes)):
             if event is not None and event < len(events) and changes[event][0] == size:
-                events[event] = Request(size, number)
+                events[event] = Request(size, number, item.stream)
     return events
 
 

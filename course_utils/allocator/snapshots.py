@@ -6,7 +6,6 @@ https://pytorch.org/memory_viz and `torch.cuda._memory_viz` read.
 
 import io
 import pickle
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -81,9 +80,8 @@ def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
 
 
 def _follow(history: list[dict[str, Any]], held: int, choices: dict[str, Any], as_placed: bool) -> Agreement:
-    """Do what the GPU's allocator did, with one allocator for each CUDA stream: streams share no free block."""
-    by_stream = defaultdict[int, CachingAllocator](lambda: CachingAllocator(**choices))
-    live: dict[Any, tuple[CachingAllocator, int]] = {}
+    """Do what the GPU's allocator did."""
+    allocator, live = CachingAllocator(**choices), dict[Any, int]()
     offered: list[tuple[int, int]] = []  # segments that the GPU took for the allocation that follows
     real, replayed, reserved, allocations, before = list[int](), list[int](), 0, 0, ""
     for entry in history:
@@ -93,21 +91,18 @@ def _follow(history: list[dict[str, Any]], held: int, choices: dict[str, Any], a
             if as_placed and action == "segment_alloc" and address is not None:  # older recordings have none
                 offered.append((entry["size"], address))
             if action in GIVEN_BACK and before not in GIVEN_BACK:
-                for allocator in by_stream.values():
-                    allocator.empty_cache()
+                allocator.empty_cache()
         elif action in ("alloc", "free_completed"):
             if action == "alloc":
-                allocator, allocations = by_stream[entry["stream"]], allocations + 1
-                allocator.offered = offered
-                live[address] = (allocator, allocator.malloc(entry["size"]))
+                allocations, allocator.offered = allocations + 1, offered
+                live[address] = allocator.malloc(entry["size"], entry["stream"])
             elif address in live:
-                allocator, place = live.pop(address)
-                allocator.free(place)
+                allocator.free(live.pop(address))
             else:
                 raise ValueError(_cut_off(f"it frees address {address}, whose allocation it does not hold"))
             offered = []
             real.append(reserved)
-            replayed.append(sum(allocator.reserved for allocator in by_stream.values()))
+            replayed.append(allocator.reserved)
         before = action
     if reserved != held:
         raise ValueError(_cut_off(f"it accounts for {reserved:,} of the {held:,} bytes that the GPU holds"))
@@ -213,7 +208,7 @@ def _segment(segment: MemorySegment) -> dict[str, Any]:
         "device": 0,
         "address": segment.address,
         "total_size": segment.bytes,
-        "stream": 0,
+        "stream": segment.stream,
         "segment_type": "small" if segment.small else "large",
         "segment_pool_id": DEFAULT_POOL,
         "is_expandable": segment.expandable,
@@ -239,7 +234,8 @@ def _entries(replayed: Replay) -> Iterator[dict[str, Any]]:
     calls = playback.allocator.driver_calls
     for request in replayed.requests[: len(replayed)]:
         allocation = replayed.allocations[request.name] if replayed.allocations else None
-        known, done = {"stream": 0, "frames": _frames(allocation, request.name), "user_metadata": ""}, len(calls)
+        frames, done = _frames(allocation, request.name), len(calls)
+        known = {"stream": request.stream, "frames": frames, "user_metadata": ""}
         address = playback.perform(request)
         entries = [(call.action, call.address, call.bytes) for call in calls[done:]]
         for action in ("alloc",) if request.bytes > 0 else ("free_requested", "free_completed"):

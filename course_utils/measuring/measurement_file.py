@@ -16,7 +16,8 @@ KEY = "measurement"
 
 DEVICES = {"simulated": "a simulated GPU", "cpu": "a CPU"}
 
-TYPES = {"bytes": int, "step": int, "born": int, "shape": list, "died": (int, type(None))}  # the others are text
+WHOLE_NUMBERS = dict.fromkeys(("bytes", "step", "born", "stream"), int)
+TYPES = WHOLE_NUMBERS | {"shape": list, "died": (int, type(None))}  # the others are text
 
 
 def save_measurement(measured: Measurement, path: str | Path) -> Path:
@@ -51,7 +52,7 @@ def read_measurement(path: str | Path) -> Measurement:
     content = _content(path)
     try:
         for row in content["allocations"]:
-            for name, value in zip(FIELDS, row, strict=True):
+            for name, value in zip(FIELDS[: max(len(row), len(FIELDS) - 1)], row, strict=True):
                 if not isinstance(value, TYPES.get(name, str)):
                     raise TypeError(f"{value!r} is no {name} of an allocation")
         source, device, torch_version, date = content["provenance"]

@@ -22,7 +22,8 @@ FILE = "simulated.json.gz"
 POINTS, MOST_ALLOCATIONS = 300, 150
 """A thinned measurement keeps about so many moments of the timeline, and so many of the allocations at the peak."""
 
-FIELDS = tuple(field.name for field in fields(Allocation))  # as a recording keeps them
+FIELDS = tuple(field.name for field in fields(Allocation))
+"""As a recording keeps them; the last one, the stream, only where it is not 0."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def to_json(measured: Measurement, whole: bool = False) -> dict[str, Any]:
         "marks": [[mark.event, mark.step, mark.phase] for mark in measured.timeline.marks],
         "peak_event": measured.peak_event,
         "allocations": [
-            [getattr(item, name) for name in FIELDS]
+            [getattr(item, name) for name in (FIELDS if item.stream else FIELDS[:-1])]
             for item in (measured.allocations if whole else measured.alive_at(measured.peak_event))
         ],
     }

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -23,7 +24,7 @@ from .patches import ONE_AT_A_TIME, on_this_thread
 from .simulated import simulated_gpu
 from .step import Training
 from .tracing import cycles_left_alone, follow, provenance_of, shortened
-from .tracker import FORWARD, Tracker
+from .tracker import FORWARD, Storage, Tracker
 
 aten = torch.ops.aten
 
@@ -60,6 +61,8 @@ def simulated_ranks(ranks: int) -> Iterator[Any]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with ONE_AT_A_TIME, ExitStack() as stack:
+        _Stream.numbers = count()
+        _Stream.entered = [_Stream()]
         for name, answer in STREAMS.items():
             stack.enter_context(on_this_thread(torch.cuda, name, answer))
         stack.enter_context(mock.patch.multiple(torch.cuda, Stream=_Stream, Event=torch.cpu.Event))
@@ -71,20 +74,34 @@ def simulated_ranks(ranks: int) -> Iterator[Any]:
 
 
 class _Stream(torch.cpu.Stream):
-    """The one stream that there is."""
+    """A CUDA stream on which nothing waits; its `stream_id` is 0 for the default stream, then 1, 2, …"""
 
-    stream_id = device_index = 0
+    numbers: Iterator[int]
+    entered: list["_Stream"]  # the innermost last
+    device_index = 0
     device_type = 1  # of CUDA: newer releases of torch read these three
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.stream_id = next(_Stream.numbers)
+
+
+@contextmanager
+def _on_stream(stream: _Stream) -> Iterator[None]:
+    _Stream.entered.append(stream)
+    try:
+        yield
+    finally:
+        _Stream.entered.pop()
 
 
 STREAMS: dict[str, Any] = {
     "current_device": lambda: 0,
     "device_count": lambda: 1,
     "set_device": lambda device: None,
-    "stream": torch.cpu.stream,
-    "current_stream": lambda *device: _Stream(),
+    "stream": _on_stream,
+    "current_stream": lambda *device: _Stream.entered[-1],
 }
-"""Answers to FSDP2's calls of torch.cuda, as on the CPU: every stream is the one that there is, no event waits."""
+"""Answers to FSDP2's calls of torch.cuda: it has the streams that it makes, and no event waits."""
 
 
 class ShardedTraining(Training):
@@ -130,6 +147,12 @@ class ShardTracker(Tracker):
         super().__init__(device, workspaces)
         self._planning = False
         self._plans = on_this_thread(ShardingPropagator, PLAN, self._unseen(getattr(ShardingPropagator, PLAN)))
+
+    def _storage(self, key: int, size: int, shape: tuple[int, ...], dtype: str, operation: str) -> Storage:
+        made = super()._storage(key, size, shape, dtype, operation)
+        if self.device == "cuda":  # the allocator gives each stream free blocks of its own
+            made.stream = torch.cuda.current_stream().stream_id
+        return made
 
     def _unseen(self, plan: Callable[..., Any]) -> Callable[..., Any]:
         def planning(*args: Any) -> Any:

@@ -95,6 +95,7 @@ class Storage:
     bound: str = ""
     place: Place | None = None
     exact: int = 0
+    stream: int = 0
 
     @property
     def kind(self) -> str:
@@ -104,7 +105,7 @@ class Storage:
         return "activations" if made_by_forward and self.kept else "temporaries"
 
 
-SHARED = attrgetter(*(field.name for field in fields(Allocation) if field.name != "line"))
+SHARED = attrgetter(*(field.name for field in fields(Allocation) if field.name not in ("line", "stream")))
 
 
 @dataclass(frozen=True)
@@ -460,7 +461,7 @@ class Tracker(TorchDispatchMode):
         """Every storage, in order of birth."""
         self._number_events()
         line_of = cache(described)  # many storages are of one place
-        return [Allocation(*SHARED(item), line=line_of(item.place)) for item in self.storages]
+        return [Allocation(*SHARED(item), line=line_of(item.place), stream=item.stream) for item in self.storages]
 
 
 @cache

@@ -140,7 +140,7 @@ def in_one_process(runs: Mapping[str, Measurement]) -> Process:
     for label, measured in runs.items():
         first = len(events)
         live: dict[int, int] = {}
-        for size, name in requests_of(measured):
+        for size, name, _ in requests_of(measured):
             live[name] = live.get(name, 0) + size
             events.append((size, (label, name)))
         spans[label] = (first, len(events))
