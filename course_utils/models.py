@@ -9,12 +9,22 @@ from typing import Any
 from .errors import unknown
 
 FAMILIES = {
-    "gpt2": {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True},
-    "llama": {"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "bias": False},
+    "gpt2": {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "logits": "compute"},
+    "llama": {"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "logits": "fp32"},
 }
-"""Defaults of each family. GPT-2's models make q, k and v by one matrix, Llama's by three."""
+"""Defaults of each family. GPT-2's models make q, k and v by one matrix, Llama's by three. The loss reads logits as in
+nanoGPT (model.py), and as in Meta's Llama 3 (llama/model.py), transformers and torchtitan: docs/reference_code.md.
+"""
 
-CHOICES = {"positions": ("learned", "rotary", "none"), "norm": ("layernorm", "rmsnorm"), "mlp": ("gelu", "swiglu")}
+LOGITS = ("fp32", "compute")
+"""Number formats of the logits that the loss reads: copied to fp32, or left in the type that the head computes in."""
+
+CHOICES = {
+    "positions": ("learned", "rotary", "none"),
+    "norm": ("layernorm", "rmsnorm"),
+    "mlp": ("gelu", "swiglu"),
+    "logits": LOGITS,
+}
 
 LARGEST = {"layers": 10_000, "vocab": 100_000_000, "max_positions": 1_000_000_000}
 """Sizes beyond these, and widths beyond a million, are typing errors, not transformers."""
@@ -26,8 +36,9 @@ class TransformerConfig:
 
     `family` "gpt2" has learned positions, LayerNorm, biases and a GELU MLP of 4h; "llama" has rotary positions,
     RMSNorm, no biases, grouped queries (`kv_heads`) and a SwiGLU MLP of width `ffn`; each of these can be chosen anew.
-    `tied` says that the output head is the embedding. With `experts`, each block has that many MLPs and a token visits
-    `experts_per_token` of them. Raises ValueError for sizes that make no transformer.
+    `tied` says that the output head is the embedding; `logits`, one of LOGITS, what the loss reads. With `experts`,
+    each block has that many MLPs and a token visits `experts_per_token` of them. Raises ValueError for sizes that make
+    no transformer.
     """
 
     name: str
@@ -49,6 +60,7 @@ class TransformerConfig:
     qkv_bias: bool | None = None
     experts: int = 0
     experts_per_token: int = 0
+    logits: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

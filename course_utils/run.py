@@ -11,7 +11,7 @@ from typing import Any
 from .errors import unknown
 from .gpus import gpu
 from .model_files import model_config
-from .models import PRESETS, TransformerConfig, attention_shapes, mlp_shapes
+from .models import LOGITS, PRESETS, TransformerConfig, attention_shapes, mlp_shapes
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,9 @@ attention and computes the rest again; "selective-attention" computes the core o
 
 LORA_ALIASES = {"attention": ("qkv", "q", "k", "v", "out"), "mlp": ("gate", "up", "down")}
 
+OVERRIDES = ("dropout", "logits")
+"""What a model has of its own and a run may choose anew."""
+
 LARGEST_FLOAT = sys.float_info.max  # Python's whole numbers go on beyond it
 
 LARGEST = {"seq_len": 100_000_000, "global_batch": 1_000_000_000}
@@ -114,10 +117,10 @@ class TrainingRun:
     `model` is a preset's name, a `TransformerConfig` or the path of a Hugging Face config.json; `micro_batch` (b)
     counts sequences of `seq_len` (s) tokens; `accumulation_steps` micro-batches make one step; `global_batch` may be
     given instead. `world_size` ranks share the data, and with `zero_stage` 1 to 3 the optimizer states, the gradients
-    and the parameters too. `loss_chunks` cuts the tokens into as many pieces for the logits and the loss; `dropout`
-    overrides the model's own. With `lora_rank` only LoRA's factors on `lora_targets` are trained, and the matrices of
-    the blocks are stored in `frozen_bits`. `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself there; left
-    out, that is not counted.
+    and the parameters too. `loss_chunks` cuts the tokens into as many pieces for the logits and the loss. `dropout`
+    and `logits` ("fp32", or "compute" for the type that the head computes in) override the model's own. With
+    `lora_rank` only LoRA's factors on `lora_targets` are trained, and the matrices of the blocks are stored in
+    `frozen_bits`. `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself there; left out, it is not counted.
     Raises ValueError for every choice that is unknown, absurd or contradicts another.
     """
 
@@ -166,11 +169,14 @@ class TrainingRun:
         frozen_bits: int | None = None,
         card: str | None = None,
         dropout: float | None = None,
+        logits: str | None = None,
         global_batch: int | None = None,
     ) -> None:
         config = model_config(model)
         if dropout is not None:
             config = dataclasses.replace(config, dropout=dropout)
+        if logits is not None:
+            config = dataclasses.replace(config, logits=_one_of("logits", logits, {name: name for name in LOGITS}))
         sizes = {"micro_batch": micro_batch, "seq_len": seq_len, "world_size": world_size}
         sizes |= {"tensor_parallel": tensor_parallel, "loss_chunks": loss_chunks}
         for name, value in sizes.items():
@@ -218,8 +224,8 @@ class TrainingRun:
         """
         names = [field.name for field in fields(self)]
         for name in changes:
-            if name not in [*names, "global_batch", "dropout"]:
-                raise unknown("choice of a TrainingRun", name, [*names, "global_batch", "dropout"])
+            if name not in [*names, "global_batch", *OVERRIDES]:
+                raise unknown("choice of a TrainingRun", name, [*names, "global_batch", *OVERRIDES])
         kept = {name: getattr(self, name) for name in names}
         if changes.get("global_batch") is not None:
             kept.pop("accumulation_steps")
@@ -232,18 +238,22 @@ class TrainingRun:
             value = getattr(self, field.name)
             if value != field.default or field.name in ("micro_batch", "seq_len"):
                 shown.append(f"{field.name}={getattr(value, 'name', value)!r}")
-        if self._changes_dropout():
-            shown.append(f"dropout={self.model.dropout!r}")
+        shown += [f"{name}={value!r}" for name, value in self._overrides().items()]
         return f"TrainingRun({', '.join(shown)})"
 
     def _preset(self) -> TransformerConfig | None:
-        """The preset that the model is, but for its dropout."""
+        """The preset that the model is, but for OVERRIDES."""
         preset = PRESETS.get(self.model.name)
-        return preset if preset and preset == dataclasses.replace(self.model, dropout=preset.dropout) else None
+        if preset is None:
+            return None
+        own = {name: getattr(preset, name) for name in OVERRIDES}
+        return preset if preset == dataclasses.replace(self.model, **own) else None
 
-    def _changes_dropout(self) -> bool:
+    def _overrides(self) -> dict[str, Any]:
+        """What the run chooses of OVERRIDES against its preset."""
         preset = self._preset()
-        return preset is not None and preset.dropout != self.model.dropout
+        chosen = {name: getattr(self.model, name) for name in OVERRIDES}
+        return {name: value for name, value in chosen.items() if preset and value != getattr(preset, name)}
 
     def __str__(self) -> str:
         parts = [
@@ -261,7 +271,9 @@ class TrainingRun:
         parts += [f"gradients clipped at {self.clip_grad_norm:g}"] if self.clip_grad_norm is not None else []
         parts += [] if self.set_to_none else ["gradients zeroed, not freed"]
         parts += [f"loss in {self.loss_chunks} chunks"] if self.loss_chunks > 1 else []
-        parts += [f"dropout {self.model.dropout:g}"] if self._changes_dropout() else []
+        logits = {"fp32": "logits in fp32", "compute": "logits not upcast"}[self.model.logits]
+        chosen = {"dropout": f"dropout {self.model.dropout:g}", "logits": logits}
+        parts += [chosen[name] for name in self._overrides()]
         parts += [f"LoRA of rank {self.lora_rank} on {', '.join(self.lora_targets)}"] if self.lora_rank else []
         parts += [f"frozen in {self.frozen_bits} bits"] if self.frozen_bits else []
         parts += [f"on {self.card}"] if self.card else []

@@ -31,6 +31,8 @@ FAMILIES = {
     "llama without groups": tiny("llama", kv_heads=4, layers=3),
     "gpt2 without dropout": tiny("gpt2", layers=3),
     "gpt2 with its own head": tiny("gpt2", dropout=0.1, tied=False),
+    "gpt2 with fp32 logits": tiny("gpt2", dropout=0.1, logits="fp32"),
+    "llama without fp32 logits": tiny("llama", layers=3, logits="compute"),
 }
 
 
@@ -54,7 +56,7 @@ def saved_by(run: TrainingRun) -> tuple[Counter[int], Counter[int]]:
         with Operators(weights) as operators, hooks, training.autocast():
             logits = training.network(training.tokens)
             in_forward = set(kept)
-            loss = loss_of(logits, training.targets)
+            loss = loss_of(logits, training.targets, run.model.logits == "fp32")
         known = weights | {storage_of(tensor) for tensor in (training.tokens, training.targets, *operators.copies)}
         sizes = {key: round_up(tensor.untyped_storage().nbytes()) for key, tensor in kept.items() if key not in known}
         assert loss.requires_grad

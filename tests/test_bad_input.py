@@ -37,7 +37,7 @@ from course_utils.lessons.parameters.widget import model_builder
 from course_utils.measuring.recorded import key, read_folder, thinned, to_json
 from course_utils.measuring.recording_file import append, repair
 from course_utils.model_files import model_config
-from course_utils.models import CHOICES, FAMILIES, PRESETS, TransformerConfig
+from course_utils.models import CHOICES, FAMILIES, LOGITS, PRESETS, TransformerConfig
 from course_utils.run import ATTENTIONS, LORA_ALIASES, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.units import parse_bytes
 
@@ -119,6 +119,7 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "frozen_bits": st.sampled_from([None, 4, 8, 16]),
     "card": st.sampled_from(list(GPUS)),
     "dropout": st.floats(0, 0.99),
+    "logits": st.sampled_from(LOGITS),
     "tensor_parallel": POWERS,
     "sequence_parallel": FLAGS,
 }

@@ -18,7 +18,7 @@ from course_utils.estimating import estimate
 from course_utils.estimating.published import FORMULAS
 from course_utils.measurement import Measurement
 from course_utils.models import TransformerConfig
-from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+from course_utils.run import ATTENTIONS, OPTIMIZERS, OVERRIDES, PRECISIONS, RECOMPUTES, TrainingRun
 
 STRIDE = 15
 """Of the frozen runs that one GPU can run every fifteenth is compared, about twenty."""
@@ -38,7 +38,7 @@ def test_a_seed_gives_the_same_run_again_and_every_choice_of_a_run_and_of_a_mode
     assert {run.optimizer.name for run in runs} == set(OPTIMIZERS)
     assert {run.attention for run in runs} == set(ATTENTIONS)
     assert {run.recompute for run in runs} >= {*RECOMPUTES, "every-2", "every-3"}
-    for option in ("family", "positions", "norm", "mlp", "bias", "qkv_bias", "tied", "dropout", "experts", "kv_heads"):
+    for option in ("family", "positions", "norm", "mlp", "bias", "qkv_bias", "tied", "experts", "kv_heads", *OVERRIDES):
         assert len({getattr(run.model, option) for run in runs}) > 1, f"{option} is the same in every model"
 
 
@@ -70,9 +70,14 @@ def test_at_least_300_runs_are_frozen_as_the_list_says_named_after_what_they_are
     for choices, run in zip(kept, runs, strict=True):
         assert rebuilt(run) == run
         plain = dataclasses.replace(draw.PRESETS[choices["preset"]], **choices.get("changes", {}))
-        assert dataclasses.replace(run.model, name=plain.name, dropout=plain.dropout) == plain
+        assert as_chosen(run.model, plain) == dataclasses.replace(plain, name=run.model.name)
         preset = draw.PRESETS.get(run.model.name)
-        assert preset is None or dataclasses.replace(run.model, dropout=preset.dropout) == preset, run.model.name
+        assert preset is None or as_chosen(run.model, preset) == preset, run.model.name
+
+
+def as_chosen(model: TransformerConfig, other: TransformerConfig) -> TransformerConfig:
+    """`model` with what a run may override taken from `other`."""
+    return dataclasses.replace(model, **{name: getattr(other, name) for name in OVERRIDES})
 
 
 def test_nothing_but_names_depends_on_what_a_model_is_called():

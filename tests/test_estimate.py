@@ -211,3 +211,31 @@ def test_korthikanti_counts_276_gb_where_zero_counts_60():
 def test_checkpoints_are_5_gb_and_the_flat_buffer_6():
     run = TrainingRun("gpt2-xl", 32, 1024, recompute="full")
     assert published.checkpoints_bytes(run) == pytest.approx(5.03 * GB, rel=0.01)
+
+
+# Logits copied to fp32
+
+
+@pytest.mark.parametrize(
+    ("precision", "kept", "highest"),
+    [
+        # log-softmax 2 and its fp32 copy 4, then a gradient of 4; fp32: log-softmax 4, then two gradients of 4
+        ("amp-bf16", 4 - (2 + 4), (4 + 4 + 4) - (2 + 4 + 4)),
+        # log-softmax 2, then two gradients of 2
+        ("bf16-master", 4 - 2, (4 + 4 + 4) - (2 + 2 + 2)),
+    ],
+)
+def test_fp32_logits_change_the_loss_by_whole_bytes_per_logit(precision, kept, highest):
+    run = TrainingRun(shallow(PRESETS["gpt2"], 2), 8, 1024, precision)
+    logits = 8 * 1024 * 50257
+    low, fp32 = (moments(run.replace(logits=choice)) for choice in ("compute", "fp32"))
+    assert fp32["after loss"].total - low["after loss"].total == kept * logits
+    grows = fp32["loss's backward"].total - low["loss's backward"].total
+    assert abs(grows - highest * logits) <= 2 * 512  # numbers that autocast copies one by one
+    assert fp32["end of forward"] == low["end of forward"] and fp32["optimizer step"] == low["optimizer step"]
+
+
+def test_nothing_is_copied_where_logits_are_fp32_anyway():
+    run = TrainingRun(shallow(LLAMA, 2), 2, 256, "tf32", attention="efficient")
+    assert estimate(run) == estimate(run.replace(logits="compute"))
+    assert dict(estimate(run)) == dict(simulate(run).breakdown)

@@ -25,7 +25,7 @@ from course_utils.cli import main as front_door
 from course_utils.errors import GpuOutOfMemory, SimulationUnavailable
 from course_utils.interactive.course_files import ROOT, numbered
 from course_utils.measuring import recorded
-from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+from course_utils.run import ATTENTIONS, OPTIMIZERS, OVERRIDES, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.units import GiB
 
 BARE = [sys.executable, "-S", "-E"]
@@ -237,14 +237,15 @@ CHOSEN = TrainingRun(
     "gpt2", 2, 512, "bf16-master", "adamw-foreach", "efficient", "every-2", 3, 4, 1, bucket_view=True,
     clip_grad_norm=0.5, set_to_none=False, loss_chunks=7, lora_rank=8,
     lora_targets=("qkv", "up"), frozen_bits=4, card="T4-16GB", dropout=0.25,
+    logits="fp32",
 )  # fmt: skip
 
 
 def test_every_choice_of_a_run_can_be_made_on_the_command_line():
-    offered = inspect.signature(TrainingRun).parameters.keys() - {"global_batch", "dropout", *learn.NOT_OFFERED}
+    offered = inspect.signature(TrainingRun).parameters.keys() - {"global_batch", *OVERRIDES, *learn.NOT_OFFERED}
     given = {name: getattr(CHOSEN, name) for name in offered}
     assert not [name for name, value in given.items() if value == getattr(TrainingRun("gpt2"), name)]
-    given |= {"dropout": CHOSEN.model.dropout, "lora_targets": ",".join(CHOSEN.lora_targets)}
+    given |= {name: getattr(CHOSEN.model, name) for name in OVERRIDES} | {"lora_targets": ",".join(CHOSEN.lora_targets)}
     words = [f"--{name.replace('_', '-')}={getattr(value, 'name', value)}" for name, value in given.items()]
     assert learn.read_run("estimate", ["gpt2", *words]) == CHOSEN
 

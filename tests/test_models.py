@@ -51,6 +51,13 @@ def test_names_shapes_and_order_are_those_of_the_network(name):
     assert parameter_count(PRESETS[name]) == sum(prod(shape) for shape in built.values())
 
 
+def test_the_loss_reads_logits_as_in_each_familys_reference_code():
+    """nanoGPT's are 16-bit; Meta's Llama 3, and transformers' Mistral, Mixtral and Qwen, are copied to fp32."""
+    for name, model in PRESETS.items():
+        assert model.logits == ("compute" if "gpt" in name else "fp32"), name
+    assert dataclasses.replace(PRESETS["gpt2"], logits="fp32").parameters == PRESETS["gpt2"].parameters
+
+
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-llama"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_head_counts_once(name, tied):

@@ -403,6 +403,24 @@ def test_pieces_cost_one_more_product_with_the_head(chunks):
     assert counted[1] - counted[0] == chunked_loss_flops(run)
 
 
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_upcast_logits_lose_nothing_after_the_head(chunks):
+    """From bf16 logits an fp32 loss is that of the same logits in fp32; gradients come back in bf16."""
+    features, head, targets = features_head_targets(torch.bfloat16)
+    exact = loss_of(head(features).double(), targets)
+    errors = []
+    for upcast in (True, False):
+        loss = (
+            chunked_loss(features, head, targets, chunks, upcast)
+            if chunks > 1
+            else loss_of(head(features), targets, upcast)
+        )
+        errors.append(abs(loss.item() - exact.item()))
+        assert loss.dtype == (torch.float32 if upcast else torch.bfloat16)
+        assert all(gradient.dtype == torch.bfloat16 for gradient in torch.autograd.grad(loss, [features, head.weight]))
+    assert errors[0] < 1e-6 < 1e-4 < errors[1]
+
+
 def test_a_last_piece_that_is_smaller_counts_for_less():
     features, head, targets = features_head_targets()
     with torch.no_grad():

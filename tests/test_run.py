@@ -87,6 +87,7 @@ def test_words_for_a_run_say_what_is_unusual():
         ({"card": "t4-16gb"}, "on T4-16GB"),
         ({"recompute": "offload"}, "activations offloaded"),
         ({"recompute": "every-48"}, "every-48 recomputation"),
+        ({"logits": "fp32"}, "logits in fp32"),
     ],
     ids=str,
 )
@@ -100,6 +101,8 @@ def test_code_names_only_what_differs_from_the_defaults():
     assert RUN.replace(clip_grad_norm=1.0, dropout=0.5).code() == (
         "TrainingRun('gpt2-xl', micro_batch=32, seq_len=1024, clip_grad_norm=1.0, dropout=0.5)"
     )
+    assert TrainingRun("llama3-8b", logits="fp32").code() == "TrainingRun('llama3-8b', micro_batch=1, seq_len=1024)"
+    assert TrainingRun("llama3-8b", logits="compute").code().endswith("seq_len=1024, logits='compute')")
 
 
 @pytest.mark.parametrize("size", ["micro_batch", "seq_len", "accumulation_steps", "world_size", "global_batch"])
@@ -176,7 +179,7 @@ def test_heads_that_a_kernel_cannot_take_are_refused(hidden, heads, attention, s
 def test_a_changed_dropout_is_shown_and_its_own_is_not():
     own = RUN.model.dropout
     assert str(RUN.replace(dropout=0.25)) == f"{RUN} · dropout 0.25" and own != 0.25
-    assert str(RUN.replace(dropout=own)) == str(RUN)
+    assert str(RUN.replace(dropout=own)) == str(RUN) == str(RUN.replace(logits="compute"))
     assert "dropout" not in str(TrainingRun(dataclasses.replace(RUN.model, layers=3, dropout=0.3)))
 
 
@@ -223,6 +226,8 @@ def test_a_changed_dropout_is_shown_and_its_own_is_not():
         ({"recompute": "every-49"}, "the model has only 48 blocks"),
         ({"recompute": "every-0"}, "unknown recompute 'every-0'"),
         ({"dropout": 2.0}, "dropout"),
+        ({"logits": "fp16"}, "unknown logits 'fp16'"),
+        ({"logits": ""}, "unknown logits"),
     ],
     ids=str,
 )

@@ -35,14 +35,15 @@ SEQUENCES = [
     TrainingRun("tiny-gpt", 2, 64, "bf16-master-fp32grad", loss_chunks=2),
     TrainingRun("tiny-gpt", 2, 64, "fp16-master", attention="cudnn", recompute="offload"),
     TrainingRun("tiny-gpt", 2, 64, set_to_none=False, recompute="every-2"),
-    TrainingRun("tiny-gpt", 2, 64, lora_rank=4),
+    TrainingRun("tiny-gpt", 2, 64, lora_rank=4, logits="fp32"),
+    TrainingRun("tiny-gpt", 2, 64, "fp16-master", loss_chunks=3, logits="fp32"),
     TrainingRun("tiny-gpt", 2, 64, lora_rank=4, lora_targets="mlp", frozen_bits=4, recompute="full"),
     TrainingRun(tiny("gpt2", layers=1, experts=4, experts_per_token=2), 2, 64, "bf16-master", recompute="full"),
 ]
 
 
 @pytest.mark.parametrize("run", SEQUENCES, ids=str)
-@pytest.mark.sweep(11)
+@pytest.mark.sweep(12)
 def test_tape_and_torch_do_the_same_in_the_same_order(run):
     """Every birth and death from forward to the end of backward; what dies in one go is in no order."""
     numbers = symbols(run)
@@ -88,7 +89,7 @@ def any_model(choose) -> TransformerConfig:
         kv_heads=choose([heads, heads // 2]), ffn=choose([0, 1000]), dropout=choose([0.0, 0.1]),
         tied=choose([True, False]), positions=choose(["learned", "rotary", "none"]),
         norm=choose(["layernorm", "rmsnorm"]), mlp=choose(["gelu", "swiglu"]), bias=choose([True, False]),
-        qkv_bias=choose([True, False]), **experts,
+        qkv_bias=choose([True, False]), logits=choose(["fp32", "compute"]), **experts,
     )  # fmt: skip
 
 

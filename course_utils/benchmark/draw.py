@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gpus import GPUS
-from ..models import PRESETS, TransformerConfig
+from ..models import LOGITS, PRESETS, TransformerConfig
 from ..run import OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 
 FROZEN = Path(__file__).with_name("runs.json")
@@ -38,7 +38,8 @@ def random_choices(seed: int) -> Choices:
         choices = {**_model(dice), **_sizes(dice), **_recipe(dice), **_ranks(dice), **_frozen_weights(dice)}
         with suppress(ValueError):
             run_of(choices)
-            return choices | _sometimes(random.Random(f"card {seed}"), 0.2, lambda: {"card": CARDS[seed % len(CARDS)]})
+            choices |= _sometimes(random.Random(f"card {seed}"), 0.2, lambda: {"card": CARDS[seed % len(CARDS)]})
+            return choices | _sometimes(random.Random(f"logits {seed}"), 0.25, lambda: {"logits": LOGITS[seed % 2]})
 
 
 def random_run(seed: int) -> TrainingRun:

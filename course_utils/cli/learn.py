@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 from ..gpus import GPUS
 from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT
-from ..models import PRESETS
+from ..models import LOGITS, PRESETS
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from .command import HERE, Command, course_environment, hand_over, is_current, no_options
 from .environment import Home, is_ready, remembered, torch_choice
@@ -37,6 +37,7 @@ VALUES: dict[str, Sequence[str]] = {
     "attention": ATTENTIONS,
     "recompute": (*RECOMPUTES, "every-K"),
     "optimizer": tuple(OPTIMIZERS),
+    "logits": LOGITS,
     "card": tuple(GPUS),
 }
 

@@ -213,18 +213,21 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
 
 def loss_moments(run: TrainingRun) -> list[tuple[str, Bytes]]:
     """The t·V logits: c bytes each, as much for their log-softmax, under autocast 4 more for its fp32 copy; in
-    backward twice the loss's type for gradients. A loss in n chunks has t·V/n at a time, and sums the head's gradient.
+    backward twice the loss's type for gradients. Upcast logits are copied to 4 bytes each and their log-softmax is of
+    4, too. A loss in n chunks has t·V/n at a time, and sums the head's gradient.
     """
     m, t, n, c = run.model, run.micro_batch * run.seq_len, run.loss_chunks, run.precision.compute
     logits, Vh, autocast = t * m.vocab // n, m.vocab * m.hidden, bool(run.precision.autocast)
     block_copies, head_copy = weight_copies(run)
     all_copies = m.layers * block_copies
     held = 0 if blocks_together(run) else all_copies  # recomputed blocks cast their weights again
-    kept, softmax = all_blocks(run) + outside_blocks(run), (c + 4 * autocast) * logits
+    kept, upcast = all_blocks(run) + outside_blocks(run), m.logits == "fp32" and c == 2
+    softmax = (4 if upcast else c + 4 * autocast) * logits
+    read = (4 * upcast + c * (n == 1 or not upcast)) * logits  # a piece's own are freed once it is copied
     head = {"weight_copies": held + head_copy, "activations": kept}
-    gradients = (4 if autocast else 2 * c) * logits + (c * Vh if n > 1 else 0)
+    gradients = (8 if upcast else 4 if autocast else 2 * c) * logits + (c * Vh if n > 1 else 0)
     found = [
-        ("loss", {"weight_copies": all_copies + head_copy, "activations": kept + softmax, "temporaries": c * logits}),
+        ("loss", {"weight_copies": all_copies + head_copy, "activations": kept + softmax, "temporaries": read}),
         ("loss's backward", head | {"activations": kept + softmax, "temporaries": gradients}),
     ]
     if n > 1:

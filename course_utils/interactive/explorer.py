@@ -57,6 +57,8 @@ TRAINED: dict[str, tuple[str, int, int | None]] = {
 }
 """The label, LoRA's rank, and the bits of the frozen weights."""
 
+LOGITS = {"family": "as the model's family", "fp32": "copied to fp32", "compute": "in the compute type"}
+
 STAGES = ("0: nothing", "1: states", "2: + gradients", "3: + weights")
 RECOMPUTE = ("none", "selective-attention", "selective", "every-2", "every-4", "sqrt", "full", "offload")
 
@@ -71,6 +73,7 @@ CONTROLS: tuple[Control, ...] = (
     _choice("attention", "attention", TRAINING, *ATTENTIONS),
     _choice("recompute", "recompute", TRAINING, *RECOMPUTE),
     _steps("loss_chunks", "chunks of the loss", TRAINING, 0, 5),
+    Control("logits", "logits", tuple((words, name) for name, words in LOGITS.items()), "choice", TRAINING),
     Control("clip_grad_norm", "clip gradients", (("no", 0), ("at norm 1", 1)), "choice", TRAINING),
     _steps("world_size", "ranks (GPUs)", RANKS, 0, 10),
     Control("zero_stage", "ZeRO shards", tuple((text, i) for i, text in enumerate(STAGES)), "steps", RANKS),
@@ -82,7 +85,7 @@ CONTROL = {control.name: control for control in CONTROLS}
 DEFAULTS: dict[str, Any] = {
     "model": "gpt2-xl", "micro_batch": 32, "accumulation_steps": 1, "seq_len": 1024, "precision": "amp-bf16",
     "optimizer": "adamw", "trained": "all", "attention": "flash", "recompute": "none", "loss_chunks": 1,
-    "clip_grad_norm": 0, "world_size": 1, "zero_stage": 0, "bucket_view": 0, "gpu": "RTX5090-32GB",
+    "logits": "family", "clip_grad_norm": 0, "world_size": 1, "zero_stage": 0, "bucket_view": 0, "gpu": "RTX5090-32GB",
 }  # fmt: skip
 """The puzzle that the course opens with."""
 
@@ -147,6 +150,7 @@ def run_of(chosen: Mapping[str, Any]) -> TrainingRun:
     del choices["gpu"]
     _, rank, bits = TRAINED[choices.pop("trained")]
     choices |= {"lora_rank": rank, "frozen_bits": bits, "bucket_view": bool(choices["bucket_view"])}
+    choices["logits"] = None if choices["logits"] == "family" else choices["logits"]
     return TrainingRun(**choices | {"clip_grad_norm": float(choices["clip_grad_norm"]) or None})
 
 

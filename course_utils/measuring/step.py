@@ -195,14 +195,15 @@ class Training:
             self.losses.append(loss.item() * self.run.accumulation_steps)
 
     def _loss(self, tracker: Phases) -> torch.Tensor:
-        chunks = self.run.loss_chunks
+        chunks, upcast = self.run.loss_chunks, self.run.model.logits == "fp32"
         with self.autocast():
             with tracker.in_phase("forward"):
                 out = self.network(self.tokens) if chunks == 1 else self.network.features(self.tokens)
             with tracker.in_phase("loss"):
                 if chunks == 1:
-                    return loss_of(out, self.targets) / self.run.accumulation_steps
-                return chunked_loss(out, self.network.head, self.targets, chunks) / self.run.accumulation_steps
+                    return loss_of(out, self.targets, upcast) / self.run.accumulation_steps
+                loss = chunked_loss(out, self.network.head, self.targets, chunks, upcast)
+                return loss / self.run.accumulation_steps
 
     def _clip(self, largest: float) -> None:
         scale = None

@@ -8,13 +8,18 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 
-def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of `logits` (b, s, V) against `targets` (b, s)."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+def loss_of(logits: torch.Tensor, targets: torch.Tensor, upcast: bool = False) -> torch.Tensor:
+    """Mean cross-entropy of `logits` (b, s, V), copied to fp32 first if `upcast`, against `targets` (b, s)."""
+    logits = logits.flatten(0, 1)
+    return F.cross_entropy(logits.float() if upcast else logits, targets.flatten())
 
 
 def chunked_loss(
-    features: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor], targets: torch.Tensor, chunks: int
+    features: torch.Tensor,
+    head: Callable[[torch.Tensor], torch.Tensor],
+    targets: torch.Tensor,
+    chunks: int,
+    upcast: bool = False,
 ) -> torch.Tensor:
     """The mean cross-entropy of `head(features)`, features (b, s, h), the tokens cut into `chunks` equal pieces.
 
@@ -24,12 +29,12 @@ def chunked_loss(
     tokens = targets.numel()
     size = math.ceil(tokens / chunks)
     pieces = zip(features.flatten(0, 1).split(size), targets.flatten().split(size), strict=True)
-    losses = [checkpoint(_share, head, piece, wanted, tokens, use_reentrant=False) for piece, wanted in pieces]
+    losses = [checkpoint(_share, head, piece, wanted, tokens, upcast, use_reentrant=False) for piece, wanted in pieces]
     return torch.stack(losses).sum()
 
 
 def _share(
-    head: Callable[[torch.Tensor], torch.Tensor], piece: torch.Tensor, wanted: torch.Tensor, tokens: int
+    head: Callable[[torch.Tensor], torch.Tensor], piece: torch.Tensor, wanted: torch.Tensor, tokens: int, upcast: bool
 ) -> torch.Tensor:
     """The contribution of a piece to the mean: in fp16 the sum of a few thousand losses would already be infinite."""
-    return F.cross_entropy(head(piece), wanted) * (wanted.numel() / tokens)
+    return F.cross_entropy(head(piece).float() if upcast else head(piece), wanted) * (wanted.numel() / tokens)

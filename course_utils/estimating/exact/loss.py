@@ -8,9 +8,15 @@ from .tape import LOSS, Place, Saving, Tensor, operation
 
 @operation
 def cross_entropy(step: Step, logits: Tensor) -> Tensor:
-    """Log-softmax in the logits' type, which autocast copies to fp32 for the loss itself."""
+    """Log-softmax in the logits' type, which autocast copies to fp32 for the loss itself unless it is that already."""
     likelihoods = step.tape.hold(softmax(step, logits, "log-softmax", "output", "gradient of the logits"))
-    return negative_likelihood(step, cast(step, likelihoods, "4") if step.structure.autocast else likelihoods)
+    copied = step.structure.autocast and not step.structure.upcast_logits
+    return negative_likelihood(step, cast(step, likelihoods, "4") if copied else likelihoods)
+
+
+def as_read(step: Step, logits: Tensor) -> Tensor:
+    """The logits as the loss reads them: copied to fp32 where the run says so."""
+    return cast(step, logits, "4") if step.structure.upcast_logits else logits
 
 
 @operation
@@ -27,7 +33,8 @@ def negative_likelihood(step: Step, likelihoods: Tensor) -> Tensor:
 @operation
 def scaled_up(step: Step, loss: Tensor) -> Tensor:
     """The loss times the fp32 scale of a loss scaler; a 16-bit loss gets its gradient back in 16 bits."""
-    tape, becomes = step.tape, "" if step.structure.autocast else "c·1"
+    in_fp32 = step.structure.autocast or step.structure.upcast_logits
+    tape, becomes = step.tape, "" if in_fp32 else "c·1"
     out = tape.tensor("4", "1")
     tape.apply(out, [loss], lambda _: [tape.gradient("4·1", becomes=becomes)])
     return out
@@ -37,7 +44,7 @@ def scaled_up(step: Step, loss: Tensor) -> Tensor:
 def mean_loss(step: Step, head: Linear, out: Tensor) -> Tensor:
     """The loss of the logits; in pieces, of what the head reads."""
     if step.structure.chunks == 1:
-        return cross_entropy(step, view(step, out))
+        return cross_entropy(step, as_read(step, view(step, out)))
     tape, number = step.tape, step.structure.chunks
     losses = []
     for position, piece in enumerate(split(step, view(step, out), ["t·h"] * (number - 1) + ["u·h"])):
@@ -50,7 +57,7 @@ def mean_loss(step: Step, head: Linear, out: Tensor) -> Tensor:
 @operation
 def share_of_loss(step: Step, head: Linear, piece: Tensor) -> Tensor:
     """The part of a piece of the tokens in the mean over all."""
-    return scaled(step, cross_entropy(step, head(piece)))
+    return scaled(step, cross_entropy(step, as_read(step, head(piece))))
 
 
 @operation

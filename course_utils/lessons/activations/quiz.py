@@ -54,10 +54,9 @@ def questions() -> tuple[Question, ...]:
     share_of_the_loss = question(
         f"Llama-3.2 1B, autocast, {run.micro_batch} sequences of {run.seq_len:,} tokens: how many bytes does the loss "
         "alone keep until backward?",
-        (format_bytes(kept, "GB", 2), "Log-softmax in 16 bits, 2·V bytes a token, and the fp32 copy of it that "
-         "autocast makes for the loss, 4·V."),
-        (format_bytes(2 * tokens * V, "GB", 2), "That is the log-softmax in 16 bits; autocast adds a copy in fp32."),
-        (format_bytes(8 * tokens * V, "GB", 2), "That counts the logits as well, which are let go by then."),
+        (format_bytes(kept, "GB", 2), "Its log-softmax, 4·V bytes a token: Llama's loss reads logits in fp32."),
+        (format_bytes(2 * tokens * V, "GB", 2), "That is a log-softmax in 16 bits. What type does Llama's loss read?"),
+        (format_bytes(8 * tokens * V, "GB", 2), "That counts the fp32 logits as well, which are let go by then."),
         (format_bytes(inside, "GB", 2), "That is what all blocks keep together before the loss."),
     )  # fmt: skip
     return what_addition_keeps, scores_of_a_block, twice_the_sequence, without_dropout, share_of_the_loss

@@ -245,16 +245,18 @@ def percent_off(said: int, peak: int) -> float:
 def autocast_formula(run: TrainingRun) -> Parts:
     """The peak of a bf16-autocast step with a flash kernel as a closed form, by component: bytes before any rounding.
 
-    At the start of the loss's backward: 4 + 8 bytes a parameter, what blocks keep, 6·s·b·V kept by the loss, 4·s·b·V of
-    its gradient, and the copies of matrices. Norms' weights and biases' copies are left out, so the residual has a
-    name. Raises ValueError for runs that it does not describe.
+    At the start of the loss's backward: 4 + 8 bytes a parameter, what blocks keep, 6·s·b·V kept by the loss (4 of fp32
+    logits), 4·s·b·V of its gradient (8), and the copies of matrices. Norms' weights and biases' copies are left out, so
+    the residual has a name. Raises ValueError for runs that it does not describe.
     """
     if run.precision.name != "amp-bf16" or run.attention != "flash" or run.recompute != "none" or run.world_size > 1:
         raise ValueError("this closed form is for bf16 autocast with flash attention, nothing recomputed, on one GPU")
     sb, h, V = run.seq_len * run.micro_batch, run.model.hidden, run.model.vocab
     block_copies, head_copy = formula.weight_copies(run)
     copies = run.model.layers * block_copies + head_copy
-    sizes = (12 * run.model.parameters, 0, formula.all_blocks(run), sb * (6 * h + 6 * V), copies, 4 * sb * V)
+    kept, passing = (4, 8) if run.model.logits == "fp32" else (6, 4)
+    outside = sb * (6 * h + kept * V)
+    sizes = (12 * run.model.parameters, 0, formula.all_blocks(run), outside, copies, passing * sb * V)
     return dict(zip(COMPONENTS, sizes, strict=True))
 
 

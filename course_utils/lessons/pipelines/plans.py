@@ -121,12 +121,13 @@ def memory(run: TrainingRun, plan: Plan, micro_batches: int) -> int:
     Tensor parallelism with sequence parallelism divides all of it by t (Korthikanti et al. 2022, section 4.2.2).
     """
     p, found = plan.pipeline, list[int]()
+    logit = 4 if run.model.logits == "fp32" else ELEMENT
     block = (prod(shape) for name, shape in parameter_shapes(run.model).items() if name.startswith("blocks.0."))
     gathered = ELEMENT * sum(block) if plan.stage == 3 else 0
     for stage in {0, p // 2, p - 1}:
         own = zero_bytes(parameters_of(run.model, p, stage) // plan.tensor, plan.data, plan.stage)
         kept = stage_memory(run, "1F1B", p, min(micro_batches, p), stage)["activations"]
-        passing = 2 * ELEMENT * run.seq_len * run.micro_batch * run.model.vocab if stage == p - 1 else 0
+        passing = 2 * logit * run.seq_len * run.micro_batch * run.model.vocab if stage == p - 1 else 0
         found.append(own + (kept + passing + gathered) // plan.tensor)
     return max(found)
 
