@@ -3,6 +3,8 @@
 import copy
 import os
 import pickle
+import pickletools
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 from engine import GPT, shallow, simulate
 from torch.cuda import _memory_viz
 
-from course_utils import TrainingRun
+from course_utils import TrainingRun, networks
+from course_utils.allocator import snapshots
 from course_utils.allocator.policy import CachingAllocator
 from course_utils.allocator.replay import Replay, replay
 from course_utils.allocator.snapshots import compare_with_gpu, read_snapshot, save_snapshot, snapshot_of
@@ -180,6 +183,87 @@ def test_torch_sums_up_lists_compares_and_draws(replayed, capsys):
     assert "only_before = []" in capsys.readouterr().out
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
         assert "<html" in plot(copy.deepcopy(snapshot)).lower()
+
+
+def as_the_viewer_draws(snapshot: dict[str, Any]) -> list[int]:
+    """Bytes that torch's page draws as active after each entry: what it cannot see begin was there before."""
+    trace, known, before, changes = snapshot["device_traces"][0], set[int](), 0, list[int]()
+    for entry in trace:
+        if entry["action"] == "alloc":
+            known.add(entry["addr"])
+            changes.append(entry["size"])
+        elif entry["action"] == "free_completed":
+            before += 0 if entry["addr"] in known else entry["size"]
+            known.discard(entry["addr"])
+            changes.append(-entry["size"])
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    alive = [block for block in blocks if block["state"] == "active_allocated"]
+    assert known <= {block["address"] for block in alive}, "what a history leaves alive is in the state"
+    before += sum(block["requested_size"] for block in alive if block["address"] not in known)
+    return list(accumulate(changes, initial=before))[1:]
+
+
+def test_a_history_may_begin_with_a_step_and_leave_out_small_tensors_and_the_state_stays_what_it_is(tmp_path, capsys):
+    measured = simulate(RUN)
+    ours, begins = replay(measured), next(mark.event for mark in measured.timeline.marks if mark.step == 2)
+    whole, later = snapshot_of(ours), read_snapshot(save_snapshot(ours, tmp_path / "later.pickle", since=2))
+    assert as_the_viewer_draws(whole) == list(ours.requested)
+    assert as_the_viewer_draws(later) == list(ours.requested[begins:])
+    said = capsys.readouterr().out
+    assert said.startswith(f"Left out of {len(ours):,} allocations and frees: {begins:,} before step 2, 0 of")
+    large = snapshot_of(ours, least="100 KB")
+    assert later["segments"] == large["segments"] == whole["segments"]
+    shown = as_the_viewer_draws(large)
+    assert len(shown) < len(ours) and shown[-1] == ours.requested[-1] and 0 <= max(ours.requested) - max(shown) < 10**6
+    freed = [entry["size"] for entry in large["device_traces"][0] if entry["action"] == "free_completed"]
+    assert min(freed) >= 100_000 > min(-size for size, _ in measured.timeline.changes if size < 0)
+    for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot, _memory_viz.trace, _memory_viz.segsum):
+        assert plot(copy.deepcopy(later))
+    for part in (later, large):
+        with pytest.raises(ValueError, match="is not whole, so its history cannot be replayed: Left out of"):
+            compare_with_gpu(part)
+
+
+@pytest.mark.parametrize(("since", "words"), [(3, "has steps 1 to 2"), (-1, "has steps 1 to 2"), ("2", "has steps")])
+def test_a_step_that_is_not_there_is_refused(replayed, since, words):
+    with pytest.raises(ValueError, match=f"since={since!r}: this replay {words}"):
+        snapshot_of(replayed, since)
+    with pytest.raises(ValueError, match="this replay knows no steps"):
+        snapshot_of(replay([(512, "a")]), since)
+    with pytest.raises(ValueError, match="no amount of memory"):
+        snapshot_of(replayed, least="little")
+
+
+def test_what_would_crash_a_browser_is_refused_and_not_written(replayed, tmp_path, monkeypatch):
+    path = save_snapshot(replayed, tmp_path / "a.pickle")
+    monkeypatch.setattr(snapshots, "MOST", path.stat().st_size)
+    save_snapshot(replayed, path)
+    monkeypatch.setattr(snapshots, "MOST", path.stat().st_size - 1)
+    with pytest.raises(ValueError, match=r"b\.pickle would take .*, and above 1 GB browsers crash: leave out"):
+        save_snapshot(replayed, tmp_path / "b.pickle")
+    assert not (tmp_path / "b.pickle").exists()
+
+
+VIEWERS_OPCODES = """
+PROTO APPEND APPENDS LIST TUPLE NEWFALSE NEWTRUE NONE BINGET BININT BININT1 BININT2 EMPTY_DICT EMPTY_LIST
+FRAME LONG1 LONG_BINGET MARK MEMOIZE BINPUT LONG_BINPUT SETITEMS SETITEM DICT SHORT_BINUNICODE BINUNICODE STOP
+EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 BINFLOAT
+"""
+"""What torch/utils/viz/MemoryViz.js unpickles, of protocols 2 to 4."""
+
+
+def test_torchs_page_knows_every_opcode_and_each_line_of_code_is_a_frame(replayed, tmp_path):
+    path = save_snapshot(replayed, tmp_path / "a.pickle")
+    found = {opcode.name: argument for opcode, argument, _ in pickletools.genops(path.read_bytes())}
+    assert set(found) <= set(VIEWERS_OPCODES.split()) and found["PROTO"] == 4
+    entries = read_snapshot(path)["device_traces"][0]
+    (entry,) = (one for one in entries if one["action"] == "alloc" and "blocks.1.mlp.up" in str(one)
+                and "step 2 forward" in str(one) and one["frames"][0]["name"] == "addmm")  # fmt: skip
+    made_by, kind, line = entry["frames"]
+    assert made_by == {"name": "addmm", "filename": "blocks.1.mlp.up", "line": 0}
+    assert kind == {"name": "activations", "filename": "step 2 forward", "line": 0}
+    source = Path(networks.__file__).with_name(line["filename"]).read_text(encoding="utf-8").splitlines()
+    assert source[line["line"] - 1].strip() == line["name"] and "self.up(x)" in line["name"]
 
 
 def test_giving_back_and_running_out_of_memory_are_in_the_history(replayed):

@@ -6,20 +6,23 @@ https://pytorch.org/memory_viz and `torch.cuda._memory_viz` read.
 
 import io
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ..measurement import Allocation
-from ..units import MiB, format_bytes
+from ..units import GB, MiB, format_bytes, parse_bytes
 from .policy import TAKEN, CachingAllocator
-from .replay import MemorySegment, Playback, Replay, check_replay
+from .replay import MemorySegment, Playback, Replay, Request, check_replay
 from .settings import settings
 
 GIVEN_BACK = ("segment_free", "segment_unmap")
 DEFAULT_POOL = (0, 0)
+
+MOST = GB  # bytes of a file that a browser still opens
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,6 +121,8 @@ def _cut_off(evidence: str) -> str:
 
 def _history(snapshot: Mapping[str, Any], device: int) -> tuple[list[dict[str, Any]], int]:
     """Every entry of the GPU's history, and the bytes that it holds now."""
+    if snapshot.get("left_out"):
+        raise ValueError(f"this snapshot is not whole, so its history cannot be replayed: {snapshot['left_out']}")
     traces = snapshot["device_traces"]
     if not 0 <= device < len(traces) or not traces[device]:
         raise ValueError(
@@ -173,36 +178,76 @@ class _PlainUnpickler(pickle.Unpickler):
         )
 
 
-def snapshot_of(replayed: Replay) -> dict[str, Any]:
+Frames = Callable[[Allocation | None, Any], list[dict[str, Any]]]
+
+
+def snapshot_of(replayed: Replay, since: int = 0, least: int | str = 0) -> dict[str, Any]:
     """A snapshot such as `torch.cuda.memory._snapshot()` returns: the state at the end of a replay, and its history.
 
-    In the place of Python's stack, each entry has the operation, module and phase in which the tensor was made.
+    The history begins with step `since`, and lacks tensors of fewer than `least` bytes (512, or "1 MB") that come and
+    go in it; "left_out" says how many. In the place of Python's stack, each entry has the tensor's operation and
+    module, its kind and phase, and the line of code. Raises ValueError for a step that the replay does not have.
     """
     settings_text = ",".join(f"{name}:{value}" for name, value in replayed.choices.items() if value is not None)
-    return {
-        "segments": [_segment(segment) for segment in replayed.blocks_at(len(replayed))],
-        "device_traces": [list(_entries(replayed))],
+    start, frames = _begin(replayed, since), _shared_frames()
+    small = _passing(replayed.requests[: len(replayed)], start, parse_bytes(least))
+    found: dict[str, Any] = {
+        "segments": [_segment(segment, frames) for segment in replayed.blocks_at(len(replayed))],
+        "device_traces": [list(_entries(replayed, start, small, frames))],
         "external_annotations": [],
         "allocator_settings": {
             "expandable_segments": bool(replayed.choices.get("expandable_segments", False)),
             "PYTORCH_CUDA_ALLOC_CONF": settings_text,
         },
     }
+    if start or small:
+        counts = f"{start:,} before step {since}, {len(small):,} of tensors below {least} that came and went"
+        found["left_out"] = f"Left out of {len(replayed):,} allocations and frees: {counts}."
+    return found
 
 
-def save_snapshot(replayed: Replay, path: str | Path) -> Path:
-    """Write `snapshot_of(replayed)` to `path` and return that path. Raises ValueError unless it ends in .pickle,
-    TypeError for what is no replay.
+def save_snapshot(replayed: Replay, path: str | Path, since: int = 0, least: int | str = 0) -> Path:
+    """Write `snapshot_of(replayed, since, least)` to `path`, print what it leaves out, and return that path.
+
+    Raises ValueError unless the path ends in .pickle, and for more than 1 GB, which crashes browsers; TypeError for
+    what is no replay.
     """
     check_replay(replayed)
     path = Path(path)
     if path.suffix != ".pickle":
         raise ValueError(f"{path.name!r}: torch's viewer takes snapshots whose names end in .pickle")
-    path.write_bytes(pickle.dumps(snapshot_of(replayed), protocol=4))
+    snapshot = snapshot_of(replayed, since, least)
+    content = pickle.dumps(snapshot, protocol=4)  # torch's viewer shows nothing for 5
+    if len(content) > MOST:
+        small = "leave out earlier steps and small tensors, as in since=2, least='1 MB'"
+        raise ValueError(f"{path.name} would take {format_bytes(len(content))}, and above 1 GB browsers crash: {small}")
+    path.write_bytes(content)
+    if "left_out" in snapshot:
+        print(snapshot["left_out"])
     return path
 
 
-def _segment(segment: MemorySegment) -> dict[str, Any]:
+def _begin(replayed: Replay, since: int) -> int:
+    """The number of events before step `since`."""
+    begins = {mark.step: mark.event for mark in reversed(replayed.marks) if mark.event < len(replayed)}
+    if since not in {0, *begins}:
+        there = f"has steps {min(begins)} to {max(begins)}" if begins else "knows no steps"
+        raise ValueError(f"since={since!r}: this replay {there}, and 0 is from the beginning")
+    return begins[since] if since else 0
+
+
+def _passing(requests: Sequence[Request], start: int, least: int) -> set[int]:
+    """The numbers of the events, from `start` on, of tensors below `least` bytes that come and go there."""
+    born, found = dict[Any, int](), set[int]()
+    for number, request in enumerate(requests[start:], start):
+        if request.bytes > 0:
+            born[request.name] = number
+        elif request.name in born and -request.bytes < least:
+            found |= {born[request.name], number}
+    return found
+
+
+def _segment(segment: MemorySegment, frames: Frames) -> dict[str, Any]:
     requested = sum(block.requested for block in segment.blocks)
     return {
         "device": 0,
@@ -222,24 +267,26 @@ def _segment(segment: MemorySegment) -> dict[str, Any]:
                 "size": block.bytes,
                 "requested_size": block.requested,
                 "state": "active_allocated" if block.is_allocated else "inactive",
-                "frames": _frames(block.allocation, block.name) if block.is_allocated else [],
+                "frames": frames(block.allocation, block.name) if block.is_allocated else [],
             }
             for block in segment.blocks
         ],
     }
 
 
-def _entries(replayed: Replay) -> Iterator[dict[str, Any]]:
+def _entries(replayed: Replay, start: int, small: set[int], frames: Frames) -> Iterator[dict[str, Any]]:
+    """What happened after `start` events, but for those in `small`; what the driver gave is all there."""
     playback, clock = Playback(replayed.capacity, replayed.choices), count()
     calls = playback.allocator.driver_calls
-    for request in replayed.requests[: len(replayed)]:
+    for number, request in enumerate(replayed.requests[: len(replayed)]):
+        done, address = len(calls), playback.perform(request)
+        if number < start:
+            continue
         allocation = replayed.allocations[request.name] if replayed.allocations else None
-        frames, done = _frames(allocation, request.name), len(calls)
-        known = {"stream": request.stream, "frames": frames, "user_metadata": ""}
-        address = playback.perform(request)
+        known = {"stream": request.stream, "frames": frames(allocation, request.name), "user_metadata": ""}
         entries = [(call.action, call.address, call.bytes) for call in calls[done:]]
-        for action in ("alloc",) if request.bytes > 0 else ("free_requested", "free_completed"):
-            entries.append((action, address, abs(request.bytes)))
+        actions = ("alloc",) if request.bytes > 0 else ("free_requested", "free_completed")
+        entries += [(action, address, abs(request.bytes)) for action in actions if number not in small]
         for action, place, size in entries:
             yield {"action": action, "addr": place, "size": size, **known, "time_us": next(clock)}
     if replayed.failure is not None:
@@ -248,11 +295,19 @@ def _entries(replayed: Replay) -> Iterator[dict[str, Any]]:
         yield oom | {"stream": 0, "frames": [], "user_metadata": "", "time_us": next(clock)}
 
 
-def _frames(allocation: Allocation | None, name: Any) -> list[dict[str, Any]]:
-    """The origin of a tensor in the form of a stack: innermost first."""
-    if allocation is None:
-        return [{"name": str(name), "filename": "event", "line": 0}]
-    return [
-        {"name": allocation.operation, "filename": allocation.module or "network", "line": 0},
-        {"name": allocation.kind, "filename": f"step {allocation.step} {allocation.phase}".strip(), "line": 0},
-    ]
+def _shared_frames() -> Frames:
+    """A function that gives the origin of a tensor in the form of a stack; equal ones are the same list, saved once."""
+    made: dict[Any, list[dict[str, Any]]] = {}
+
+    def frames(allocation: Allocation | None, name: Any) -> list[dict[str, Any]]:
+        if allocation is None:
+            places = [(str(name), "event", 0)]
+        else:
+            when = f"step {allocation.step} {allocation.phase}".strip()
+            places = [(allocation.operation, allocation.module or "network", 0), (allocation.kind, when, 0)]
+            if line := re.match(r"(.+?):(\d+)(?:  (.*))?$", allocation.line, re.DOTALL):
+                places.append((line[3] or "", line[1], int(line[2])))
+        key = tuple(places)
+        return made.setdefault(key, [dict(zip(("name", "filename", "line"), place, strict=True)) for place in places])
+
+    return frames

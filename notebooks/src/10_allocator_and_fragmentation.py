@@ -472,7 +472,7 @@ print(f"on a card with {format_bytes(card, 'MB', 0)}: {replay(sorted_up, card).r
 # ```
 #
 # `read_snapshot` reads such a file, and `save_snapshot` writes one from a replay, here with the operation and the
-# module in place of lines of code. Below is a training step with a small mistake. Read it, then guess.
+# module, the kind and step, and the line of code. Below is a training step with a small mistake. Read it, then guess.
 
 # %%
 from collections import OrderedDict
@@ -523,7 +523,7 @@ alive = [
     if block["state"] == "active_allocated" and block["size"] > 100_000
 ]
 for block in sorted(alive, key=lambda block: block["frames"][1]["filename"]):
-    made_by, kind = block["frames"]
+    made_by, kind, *_ = block["frames"]
     print(f"{format_bytes(block['size'], 'MB', 1):>7s}  {kind['filename']:16s} {kind['name']:16s} "
           f"{made_by['name']} in {made_by['filename']}")  # fmt: skip
 

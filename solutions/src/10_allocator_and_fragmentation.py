@@ -360,7 +360,7 @@ def leak(snapshot: dict) -> str | None:
     for segment in snapshot["segments"]:
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":
-                made_by, when = (frame["filename"] for frame in block["frames"])
+                made_by, when = (frame["filename"] for frame in block["frames"][:2])
                 steps.setdefault(made_by, set()).add(when.split()[1])
     module = max(steps, key=lambda name: len(steps[name]))
     return module if len(steps[module]) > 2 else None

@@ -369,7 +369,7 @@ def leak_steps(content: dict[str, Any]) -> dict[str, set[str]]:
     for segment in content["segments"]:
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":
-                made_by, kind = block["frames"]
+                made_by, kind, *_ = block["frames"]
                 steps.setdefault(made_by["filename"], set()).add(kind["filename"].split()[1])
     return steps
 
