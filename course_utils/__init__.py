@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the same as _OFFERED, for type checkers and editors: nothing here is imported at run time
+    from .allocator.counters import counted
     from .allocator.memory_map import memory_map
     from .allocator.memory_map_page import memory_map_page
     from .allocator.policy import CachingAllocator
@@ -48,6 +49,7 @@ _OFFERED = {
     "planning.fit": "fit arrange",
     "allocator.policy": "CachingAllocator",
     "allocator.replay": "replay",
+    "allocator.counters": "counted",
     "allocator.memory_map": "memory_map",
     "allocator.memory_map_page": "memory_map_page",
     "allocator.snapshots": "read_snapshot save_snapshot compare_with_gpu",

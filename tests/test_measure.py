@@ -138,7 +138,9 @@ def test_a_comparison_shows_each_difference_and_explains_that_there_is_none():
     compared = compare(RUN, "simulated")
     assert compared.ratio == 1 and set(compared.differences.values()) == {0}
     assert "Nothing is left between them" in compared.explanation()
-    assert compared.rows()[-1] == ("total", compared.estimate.total, compared.measurement.peak, 0)
+    sums = {name: sizes for name, *sizes in compared.rows()}
+    assert sums["tensors"] == [compared.estimate.total, compared.measurement.peak]
+    assert sums["allocator's counter"] == [one and one.allocated for one in compared.counters]
     for shown in (str(compared), compared._repr_html_()):
         assert str(RUN) in shown and "simulated GPU" in shown and "+0 B" in shown
 

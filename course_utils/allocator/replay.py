@@ -7,7 +7,9 @@ from html import escape
 from numbers import Integral
 from typing import Any, NamedTuple
 
+from ..estimating.exact.unrolled import unrolled
 from ..measurement import Allocation, Mark, Measurement
+from ..run import TrainingRun
 from ..units import format_bytes, html_table, parse_bytes
 from .policy import TAKEN, Block, CachingAllocator, DriverCall, OutOfMemory, releasable_range
 from .settings import check_names
@@ -184,21 +186,29 @@ class Replay:
 
 
 def replay(
-    source: Measurement | Iterable[tuple[int, Any]], capacity: int | str | None = None, **choices: Any
+    source: Measurement | TrainingRun | Iterable[tuple[int, Any]], capacity: int | str | None = None, **choices: Any
 ) -> Replay:
     """Send every allocation and free of `source` through a `CachingAllocator` and note what happens.
 
-    `source` is a measurement that knows all its allocations, or events: (bytes, name) pairs, positive to allocate and
-    negative to free under the same name. `capacity` is the GPU's memory for tensors, in bytes or as in "60 MB"; the
-    others are those of `AllocatorSettings`: `replay(measured, gpu("V100-32GB").memory, expandable_segments=True)`. A
-    GPU that is too small ends the replay: see `failed_at` and `message`. Raises ValueError for a measurement that has
-    kept only part of its allocations, for events that free what is not there, and for an unknown choice; TypeError for
-    what is neither a measurement nor events.
+    `source` is a measurement that knows all its allocations, a run, whose estimate is then unrolled tensor by tensor
+    (no torch is needed), or events: (bytes, name) pairs, positive to allocate and negative to free under one name.
+    `capacity` is the GPU's memory for tensors, in bytes or as in "60 MB"; the others are those of `AllocatorSettings`:
+    `replay(measured, gpu("V100-32GB").memory, expandable_segments=True)`. A GPU that is too small ends the replay: see
+    `failed_at` and `message`. Raises ValueError for a measurement that has kept only part of its allocations, for a run
+    whose estimate cannot be unrolled, for events that free what is not there, and for an unknown choice; TypeError for
+    anything else.
     """
     check_names(choices)
     capacity = None if capacity is None else parse_bytes(capacity)
-    measured = source if isinstance(source, Measurement) else None
-    requests = requests_of(source) if isinstance(source, Measurement) else _checked(source)
+    measured, marks, provenance = None, list[Mark](), ""
+    if isinstance(source, Measurement):
+        measured, requests, marks = source, requests_of(source), list(source.timeline.marks)
+        provenance = str(source.provenance)
+    elif isinstance(source, TrainingRun):
+        events, marks = unrolled(source)
+        requests, provenance = [Request(*event) for event in events], "estimate"
+    else:
+        requests = _checked(source)
     run, failure = Playback(capacity, choices), None
     try:
         for request in requests:
@@ -215,8 +225,8 @@ def replay(
         retries=run.allocator.retries,
         failure=failure,
         allocations=measured.allocations if measured else (),
-        marks=measured.timeline.marks if measured else (),
-        provenance=str(measured.provenance) if measured else "",
+        marks=marks,
+        provenance=provenance,
     )
 
 
@@ -226,7 +236,7 @@ def check_replay(replayed: Any) -> None:
         return
     how = {
         "Measurement": "replay it first: replayed = replay(measured)",
-        "TrainingRun": "measure it and replay that: replayed = replay(measure(run))",
+        "TrainingRun": "replay it first, measured or estimated: replayed = replay(measure(run)), or replay(run)",
     }
     kind = type(replayed).__name__
     known = how.get(kind, "it has to be what replay(measured) returns")
@@ -293,10 +303,8 @@ def _events_of(measured: Measurement) -> list[Request | None]:
 def _checked(events: Any) -> list[Request]:
     """The events, if they can be replayed. Raises TypeError and ValueError, saying what to hand over instead."""
     if not isinstance(events, Iterable) or isinstance(events, (str, bytes, Mapping)):
-        kind = type(events).__name__
-        run = "measured = measure(run) first, then replay(measured)"
-        how = run if kind == "TrainingRun" else "a measurement, or (bytes, name) pairs"
-        raise TypeError(f"replay takes what a step allocated, and was given a {kind}: {how}")
+        how = "a measurement, a run, or (bytes, name) pairs"
+        raise TypeError(f"replay takes what a step allocated, and was given a {type(events).__name__}: {how}")
     requests: list[Request] = []
     live: dict[Any, int] = {}
     for number, event in enumerate(events, start=1):

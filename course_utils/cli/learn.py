@@ -111,10 +111,15 @@ def _value(parameter: inspect.Parameter, text: str) -> Any:
 
 
 def estimate(run: TrainingRun) -> int:
-    """Print the memory that a training run is estimated to need."""
+    """Print the memory that a training run is estimated to need, and what a GPU's counters would say."""
+    from .. import counted
     from .. import estimate as estimate_bytes
 
     print(f"{run}\n{estimate_bytes(run)}")
+    try:
+        print(f"\n{counted(run)}")
+    except ValueError as error:
+        print(f"\nWhat a GPU's counters would say is not known: {error}")
     return 0
 
 

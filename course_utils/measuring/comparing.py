@@ -1,10 +1,13 @@
 """An estimate and a measurement of one run next to each other, with the gap explained."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 
+from ..allocator.counters import Counted, counted
 from ..allocator.replay import can_be_replayed, replay
 from ..breakdown import KINDS, MemoryBreakdown
 from ..estimating import estimate
@@ -40,11 +43,34 @@ class Comparison:
         """Estimated peak over measured peak."""
         return self.estimate.total / self.measurement.peak
 
-    def rows(self) -> list[tuple[str, int, int, int]]:
-        """(kind, estimated, measured, difference) in bytes for each kind that occurs, then the total."""
-        found, truth = self.estimate, self.measurement.breakdown
-        rows = [(kind, found[kind], truth[kind]) for kind in KINDS if found[kind] or truth[kind]]
-        return [(name, one, other, one - other) for name, one, other in [*rows, ("total", found.total, truth.total)]]
+    @cached_property
+    def counters(self) -> tuple[Counted | None, Counted | None]:
+        """What the allocator's counters say by the estimate, and by the measurement; None where it cannot be told."""
+        estimated = None
+        with suppress(ValueError):  # several ranks, or LoRA
+            estimated = counted(self.run)
+        return estimated, counted(self.measurement) if can_be_replayed(self.measurement) else None
+
+    def rows(self) -> list[tuple[str, int | None, int | None]]:
+        """(name, estimated, measured) in bytes: each kind that occurs, their sum, and the allocator's two counters.
+
+        A counter is None where it cannot be told.
+        """
+        found, truth, counters = self.estimate, self.measurement.breakdown, self.counters
+        kinds = [(kind.replace("_", " "), found[kind], truth[kind]) for kind in KINDS if found[kind] or truth[kind]]
+        one, other = counters
+        both = [
+            ("allocator's counter", one.allocated if one else None, other.allocated if other else None),
+            ("reserved", one.reserved if one else None, other.reserved if other else None),
+        ]
+        return [*kinds, ("tensors", found.total, truth.total), *(both if any(counters) else [])]
+
+    def _cells(self) -> Iterator[tuple[str, str, str, str]]:
+        shown = self._formatter()
+        for name, found, truth in self.rows():
+            gap = "" if found is None or truth is None else f"{found - truth:+,} B"
+            one, other = ("not told" if size is None else shown(size) for size in (found, truth))
+            yield name, one, other, gap
 
     def explanation(self) -> str:
         """Sentences that say how large the gap is, and what causes it."""
@@ -85,20 +111,17 @@ class Comparison:
         return formatter(max(self.estimate.total, self.measurement.peak))
 
     def __repr__(self) -> str:
-        shown, word = self._formatter(), self.measurement.word
-        lines = [f"{'':18}{'estimate':>12}{word:>12}{f'estimate − {word}':>22}"]
-        lines += [
-            f"{kind:18}{shown(found):>12}{shown(truth):>12}{gap:>+20,} B" for kind, found, truth, gap in self.rows()
-        ]
+        word = self.measurement.word
+        lines = [f"{'':20}{'estimate':>12}{word:>12}{f'estimate − {word}':>22}"]
+        lines += [f"{name:20}{found:>12}{truth:>12}{gap:>22}".rstrip() for name, found, truth, gap in self._cells()]
         return "\n".join([str(self.run), *lines, self.explanation(), str(self.measurement.provenance)])
 
     def _repr_html_(self) -> str:
-        shown, word = self._formatter(), self.measurement.word
+        word = self.measurement.word
         head = f"<tr><th></th><th>estimate</th><th>{word}</th><th>estimate − {word}</th></tr>"
         body = "".join(
-            f"<tr><td style='text-align:left'>{kind.replace('_', ' ')}</td><td>{shown(found)}</td>"
-            f"<td>{shown(truth)}</td><td>{gap:+,} B</td></tr>"
-            for kind, found, truth, gap in self.rows()
+            f"<tr><td style='text-align:left'>{name}</td><td>{found}</td><td>{truth}</td><td>{gap}</td></tr>"
+            for name, found, truth, gap in self._cells()
         )
         notes = f"<p>{escape(self.explanation())}<br><small>{escape(str(self.measurement.provenance))}</small></p>"
         caption = f"<caption style='text-align:left;white-space:nowrap'>{escape(str(self.run))}</caption>"

@@ -1,0 +1,71 @@
+"""What a GPU's own counters say of a run: the sum of tensors, then what torch counts and reserves beyond it."""
+
+from dataclasses import dataclass
+
+from ..estimating.workspaces import workspace_bytes
+from ..measurement import Measurement
+from ..run import TrainingRun
+from ..units import format_bytes, html_table
+from .replay import replay
+
+
+@dataclass(frozen=True, repr=False)
+class Counted:
+    """The counters at the last step's peak, term by term, in bytes.
+
+    `tensors` is the sum of all tensors; `workspaces` what cuBLAS keeps (where a card is named, or on a GPU); `unsplit`
+    what blocks are larger than the tensors in them; `scratch` what a GPU counted inside kernels, 0 where there is none.
+    `reserved` is what the allocator took from the driver, over the whole run.
+    """
+
+    tensors: int
+    workspaces: int
+    unsplit: int
+    scratch: int
+    reserved: int
+    provenance: str
+
+    @property
+    def allocated(self) -> int:
+        """The allocator's counter, torch.cuda.max_memory_allocated(): all terms together."""
+        return self.tensors + self.workspaces + self.unsplit + self.scratch
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        terms = {
+            "tensors": self.tensors,
+            "cuBLAS's workspaces": self.workspaces,
+            "rest of blocks not split": self.unsplit,
+            "scratch inside kernels": self.scratch,
+        }
+        rows = [(name, size, "") for name, size in terms.items() if size]
+        rows += [("allocator's counter", self.allocated, "torch.cuda.max_memory_allocated()")]
+        rows += [("reserved", self.reserved, "torch.cuda.max_memory_reserved()")]
+        return [(name, format_bytes(size, "GB", 3), where) for name, size, where in rows]
+
+    def __repr__(self) -> str:
+        lines = (f"{name:<26}{size:>12}  {where}".rstrip() for name, size, where in self._rows())
+        return "\n".join([*lines, self.provenance])
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows(), header=False, caption=self.provenance)
+
+
+def counted(source: Measurement | TrainingRun) -> Counted:
+    """The counters of a measurement, or of a run's estimate: its allocations are sent through the allocator.
+
+    A live measurement's are the GPU's own, and what no rule explains of them is `scratch`. Raises ValueError and
+    TypeError as `replay` does.
+    """
+    replayed = replay(source)
+    begins = {mark.step: mark.event for mark in reversed(replayed.marks)}
+    peak = max(replayed.requested[begins[max(begins)] :])
+    unsplit = replayed.step_peaks()[max(begins)] - peak
+    if not isinstance(source, Measurement):
+        workspaces = workspace_bytes(source)
+        return Counted(peak - workspaces, workspaces, unsplit, 0, replayed.peak_reserved, replayed.provenance)
+    tensors, workspaces = source.peak - source.breakdown["workspaces"], source.breakdown["workspaces"]
+    if "allocated" not in source.counters:
+        return Counted(tensors, workspaces, unsplit, 0, replayed.peak_reserved, replayed.provenance)
+    kept = max(workspaces, source.counters.get("workspaces", 0))
+    scratch = source.counters["allocated"] - tensors - kept - unsplit
+    return Counted(tensors, kept, unsplit, scratch, source.counters["reserved"], replayed.provenance)

@@ -1,0 +1,63 @@
+"""The allocator's counters: of a measurement, and of an estimate that torch has no part in."""
+
+from typing import Any
+
+import pytest
+from engine import GPT, LLAMA, shallow
+
+from course_utils import TrainingRun, compare, counted, estimate, measure, replay
+from course_utils.units import MiB
+
+EXACT: list[dict[str, Any]] = [
+    {},
+    {"recompute": "full", "micro_batch": 3},
+    {"attention": "eager", "loss_chunks": 3},
+    {"precision": "bf16-master"},
+    {"precision": "fp16-master", "optimizer": "adamw-foreach"},
+    {"precision": "bf16", "optimizer": "adam8bit", "accumulation_steps": 4},
+    {"precision": "fp32", "attention": "efficient", "optimizer": "adamw-loop", "recompute": "every-2"},
+    {"optimizer": "muon", "set_to_none": False},
+]
+
+
+@pytest.mark.parametrize("choices", EXACT, ids=str)
+@pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_an_estimate_unrolled_is_placed_as_the_simulated_step_is(model, choices):
+    """Single numbers are left out of it, as loss scales; and Muon's states come in another order than ours."""
+    run = TrainingRun(shallow(model, 4), **{"micro_batch": 2, "seq_len": 512} | choices)
+    ours, truth = counted(run), counted(measure(run, "simulated"))
+    assert ours.tensors == pytest.approx(estimate(run).total, abs=4096)
+    assert ours.tensors == pytest.approx(truth.tensors, abs=4096)
+    assert ours.allocated == pytest.approx(truth.allocated, rel=5e-4 if choices.get("optimizer") == "muon" else 1e-5)
+    assert ours.reserved == pytest.approx(truth.reserved, rel=0.02)
+    assert ours.reserved >= ours.allocated >= ours.tensors
+
+
+def test_a_weight_of_25_mib_takes_a_block_of_26():
+    run = TrainingRun("gpt2-xl", micro_batch=1, seq_len=64, precision="fp32", attention="efficient")
+    weight = 1600 * 6400 * 4
+    assert weight % (2 * MiB) and counted(run).unsplit > 48 * 2 * (40 * MiB - weight)
+
+
+def test_a_card_adds_workspaces_to_both():
+    run = TrainingRun(shallow(GPT, 2), micro_batch=2, seq_len=128)
+    for one in (run, measure(run, "simulated")):
+        assert counted(one).workspaces == 0
+    on_card = run.replace(card="H100-80GB")
+    for one in (on_card, measure(on_card, "simulated")):
+        assert counted(one).workspaces == 64 * MiB
+        assert counted(one).tensors == counted(measure(run, "simulated")).tensors
+
+
+def test_comparing_names_tensors_and_counters():
+    text = repr(compare(TrainingRun(shallow(GPT, 2), micro_batch=2, seq_len=128), "simulated"))
+    assert [line.split("  ")[0] for line in text.splitlines()][-5:-2] == ["tensors", "allocator's counter", "reserved"]
+
+
+def test_what_is_not_unrolled_is_said():
+    run = TrainingRun("llama3-8b", world_size=8, zero_stage=3)
+    with pytest.raises(ValueError, match=r"several ranks .* is not unrolled .* replay\(measure\(run\)\)"):
+        replay(run)
+    shown = {name: sizes for name, *sizes in compare(run.replace(model=shallow(LLAMA, 2)), "simulated").rows()}
+    estimated, simulated = shown["reserved"]
+    assert estimated is None and simulated is not None and simulated > (shown["tensors"][1] or 0) > 0
