@@ -29,17 +29,17 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- litgpt, LoRA
 
 
-class SimpleRMSNorm(nn.Module):
-    """RMSNorm of single operations in the input's own dtype."""
+class UpcastRMSNorm(nn.Module):
+    """RMSNorm of single operations on an fp32 copy of the input."""
 
     def __init__(self, h: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(h))
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = torch.rsqrt(torch.mean(x * x, -1, keepdim=True) + 1e-5)
-        normed = x * scale
-        return self.weight * normed
+        wide = x.float()
+        normed = wide * torch.rsqrt(torch.mean(wide * wide, -1, keepdim=True) + 1e-5)
+        return (self.weight * normed).to(x.dtype)
 
 
 class QueryValueLora(nn.Module):
@@ -71,7 +71,7 @@ class LitBlock(nn.Module):
         super().__init__()
         llama = kind == "llama"
         self.kind, self.heads, self.turned = kind, a, int(rotary * h // a)
-        norm = SimpleRMSNorm if llama else nn.LayerNorm
+        norm = UpcastRMSNorm if llama else nn.LayerNorm
         self.norm_1 = norm(h)
         self.qkv, self.proj = QueryValueLora(h, not llama), nn.Linear(h, h, not llama)
         self.norm_2 = nn.Identity() if kind == "phi" else norm(h)
@@ -113,7 +113,7 @@ class LitGPT(nn.Module):
         self.head = nn.Linear(h, V, kind == "phi")
         self.embedding = nn.Embedding(V, h)
         self.blocks = nn.ModuleList(LitBlock(kind, h, a, f, rotary) for _ in range(L))
-        self.norm = SimpleRMSNorm(h) if kind == "llama" else nn.LayerNorm(h)
+        self.norm = UpcastRMSNorm(h) if kind == "llama" else nn.LayerNorm(h)
         for name, parameter in self.to(torch.bfloat16).named_parameters():
             parameter.requires_grad_("lora" in name)
         for name in ("cos", "sin"):
