@@ -3,6 +3,7 @@
 Their sizes are in the rows: `L` layers, `h` hidden, `a` heads, `f` the MLP's width, `V` vocabulary.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -145,3 +146,127 @@ def litgpt_lora(workspaces: Workspaces, batch: int, s: int, **size: Any) -> Meas
         loss.backward()
 
     return measured(step, model, batch=tokens(batch, s), workspaces=workspaces, steps=1)
+
+
+# ---------------------------------------------------------------------------------------- GPT-2 from scratch, in stages
+
+
+class OwnLayerNorm(nn.Module):
+    """Layer norm of single operations."""
+
+    def __init__(self, h: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.empty(h)), nn.Parameter(torch.empty(h))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(-1, keepdim=True)
+        variance = x.var(-1, keepdim=True, unbiased=False)
+        normed = (x - mean) / torch.sqrt(variance + 1e-5)
+        return self.scale * normed + self.shift
+
+
+class OwnGELU(nn.Module):
+    """The tanh approximation of single operations."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
+
+
+class ScratchAttention(nn.Module):
+    """Attention by hand with a mask in fp32, kept or made in each call; from stage 7 on by one kernel."""
+
+    def __init__(self, h: int, a: int, s: int, stage: int) -> None:
+        super().__init__()
+        self.heads, self.stage = a, stage
+        if stage < 7:
+            self.query, self.key, self.value = (nn.Linear(h, h, bias=False) for _ in range(3))
+        else:
+            self.qkv = nn.Linear(h, 3 * h, bias=False)
+        self.proj = nn.Linear(h, h)
+        if stage == 0:
+            self.register_buffer("mask", torch.empty(s, s))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, h = x.shape
+        if self.stage >= 7:
+            q, k, v = self.qkv(x).view(b, s, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1 if self.training else 0.0, is_causal=True)
+            return self.proj(y.transpose(1, 2).contiguous().view(b, s, h))
+        k, q, v = self.key(x), self.query(x), self.value(x)
+        k, q, v = (each.view(b, s, self.heads, -1).transpose(1, 2) for each in (k, q, v))
+        scores = q @ k.transpose(2, 3)
+        mask = self.mask if self.stage == 0 else torch.triu(torch.ones(s, s, device=x.device), diagonal=1)
+        mask = mask.bool()[:s, :s]
+        scores.masked_fill_(mask, -math.inf)
+        weights = torch.softmax(scores / k.shape[-1] ** 0.5, -1)
+        weights = F.dropout(weights, 0.1, self.training)
+        return self.proj((weights @ v).transpose(1, 2).reshape(b, s, h))
+
+
+class ScratchBlock(nn.Module):
+    """Pre-norm block with dropout on both branches."""
+
+    def __init__(self, h: int, a: int, s: int, stage: int) -> None:
+        super().__init__()
+        norm = OwnLayerNorm if stage < 6 else nn.LayerNorm
+        self.attention = ScratchAttention(h, a, s, stage)
+        gelu = OwnGELU() if stage < 6 else nn.GELU(approximate="tanh")
+        self.mlp = nn.Sequential(nn.Linear(h, 4 * h), gelu, nn.Linear(4 * h, h))
+        self.norm_1, self.norm_2 = norm(h), norm(h)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, branch in ((self.norm_1, self.attention), (self.norm_2, self.mlp)):
+            shortcut = x
+            x = norm(x)
+            x = branch(x)
+            x = F.dropout(x, 0.1, self.training)
+            x = x + shortcut
+        return x
+
+
+class ScratchGPT(nn.Module):
+    """GPT-2 with a head of its own."""
+
+    def __init__(self, L: int, h: int, a: int, V: int, s: int, stage: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(V, h), nn.Embedding(s, h)
+        self.blocks = nn.Sequential(*(ScratchBlock(h, a, s, stage) for _ in range(L)))
+        self.norm = OwnLayerNorm(h) if stage < 6 else nn.LayerNorm(h)
+        self.head = nn.Linear(h, V, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        tokens = self.tokens(ids)
+        positions = self.positions(torch.arange(ids.size(1), device=ids.device))
+        x = tokens + positions
+        x = F.dropout(x, 0.1, self.training)
+        x = self.blocks(x)
+        x = self.norm(x)
+        return self.head(x)
+
+
+def scratch_gpt(workspaces: Workspaces, stage: int, batch: int, s: int, **size: Any) -> Measurement:
+    """A step, an evaluation of two batches, and a second step; the stages: 1 mask made in each call, 3 fused AdamW,
+    5 weights in bf16, 6 torch's norm and GELU, 7 torch's attention.
+    """
+    with torch.device("meta"):
+        model = ScratchGPT(stage=stage, s=s, **size).to(torch.float32 if stage < 5 else torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.1, fused=stage >= 3 or None)
+
+    def loss_of(model: Any, ids: Tensor) -> Tensor:
+        logits = model(ids)
+        return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+    def step(model: Any, optimizer: Any, ids: Tensor) -> None:
+        for evaluates in (True, False):
+            optimizer.zero_grad()
+            loss = loss_of(model, ids)
+            loss.backward()
+            optimizer.step()
+            if evaluates:
+                model.eval()
+                with torch.no_grad():
+                    for _ in range(2):
+                        loss_of(model, ids)
+                model.train()
+
+    return measured(step, model, optimizer, tokens(batch, s), workspaces)
