@@ -317,6 +317,16 @@ def test_a_model_with_states_and_gradients_takes_them_along():
     assert sum(item.bytes for item in at_start if item.kind == "gradients") == held
 
 
+def test_the_model_comes_to_the_gpu_in_the_order_of_to():
+    """Module by module, inner ones first, buffers after parameters: it decides which segments they share."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model.register_buffer("scale", torch.ones(3))
+    wanted: list[tuple[int, ...]] = []
+    copy.deepcopy(model)._apply(lambda tensor: wanted.append(tuple(tensor.shape)) or tensor)
+    measured = measure(step=lambda model, x: model(x).sum().backward(), model=model, batch=torch.ones(2, 8))
+    assert [item.shape for item in measured.allocations[: len(wanted)]] == wanted
+
+
 def test_the_copies_are_gone_afterwards():
     """At once, without waiting for Python to look for cycles: on a GPU they are memory."""
 

@@ -182,8 +182,8 @@ def tensors_in(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     if isinstance(thing, torch.Tensor):
         yield thing
         return
-    if isinstance(thing, torch.nn.Module):
-        inner: Any = [*thing.parameters(), *thing.buffers()]
+    if isinstance(thing, torch.nn.Module):  # in the order of Module._apply, by which .to("cuda") carries them over
+        inner: Any = [*thing.children(), *thing._parameters.values(), *thing._buffers.values()]
     elif isinstance(thing, torch.optim.Optimizer):
         inner = [*_parameters_of(thing), thing.state]
     elif isinstance(thing, Mapping):

@@ -59,6 +59,7 @@ class Watch(TorchDispatchMode):
                 module.register_forward_pre_hook(lambda *_: self._enter_module()),
                 module.register_forward_hook(lambda *_: self._leave_module(), always_call=True),
             ]
+        tracker.bind("parameters", tensors_in(work.model, set()))
         tracker.watch(work.model, work.named_states)
         for tensor in tensors_in(work.batch, set()):
             tracker.bind("parameters" if isinstance(tensor, torch.nn.Parameter) else "inputs", [tensor])
