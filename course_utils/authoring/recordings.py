@@ -84,7 +84,7 @@ def _runs() -> Iterator[TrainingRun]:
     # 09: FSDP2 as rank 0 of 8 and of 64, and on 64 six blocks in four ways
     sharded = {"recompute": "full", "zero_stage": 3}
     for ranks in (8, 64):
-        yield TrainingRun("llama3-8b", 1, 4096, "bf16-master", world_size=ranks, **sharded)
+        yield TrainingRun("llama3-8b", 1, 4096, "bf16-master", world_size=ranks, loss_chunks=8, **sharded)
         yield TrainingRun("gpt2-xl", 1, 1024, "bf16-master", world_size=ranks, **sharded)
     six = six_blocks(ranks=64)
     yield from (six, six.replace(zero_stage=2), six.replace(precision="amp-bf16"))

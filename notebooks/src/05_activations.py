@@ -347,7 +347,8 @@ print("its gradient agrees with finite differences:", torch.autograd.gradcheck(F
 # ## Logits and loss
 # At the end stands a tensor that no formula of blocks has: the [logits](../docs/glossary.md#logits), V numbers for each
 # token. Llama 3.2 with 1 billion parameters has V = 128,256. Take four sequences of 1,024 tokens under
-# [autocast](../docs/glossary.md#autocast). **Your guess.** How many GB does the *loss* keep for its backward?
+# [autocast](../docs/glossary.md#autocast). Its loss reads a copy of the logits in fp32, as in Meta's own code. **Your
+# guess.** How many GB does the *loss* keep for its backward?
 
 # %%
 small = TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024)
@@ -372,10 +373,41 @@ print(
 )
 
 # %% [markdown]
-# **The gap** of 512 bytes is the loss itself, one number in the smallest block that the allocator hands out. And what
-# it keeps is not one tensor but two: [log-softmax](../docs/glossary.md#log-softmax) in 16-bit, and autocast's fp32 copy
-# of it, six bytes for each token and word. With a large vocabulary and a small model, the loss keeps as much as several
-# blocks. The logits themselves are not kept, since log-softmax's backward needs its output alone.
+# **The gap** of 512 bytes is the loss itself, one number in the smallest block that the allocator hands out. What it
+# keeps is its [log-softmax](../docs/glossary.md#log-softmax) in fp32, four bytes per token and word. With a large
+# vocabulary and a small model, the loss keeps as much as several blocks. The logits are not kept, and neither is their
+# copy: log-softmax's backward needs its output alone.
+#
+# ### 16 bits or 32?
+# Frameworks differ here, and for a large vocabulary it is the largest difference between them:
+#
+# | code | the loss reads |
+# |---|---|
+# | nanoGPT (`model.py`), litgpt (`chunked_cross_entropy`) | the logits in the head's 16 bits |
+# | Meta's Llama 3 (`self.output(h).float()`), torchtitan (`cross_entropy_loss`), transformers (`ForCausalLMLoss`, GPT-2's too) | a copy in fp32 |
+# | torchtune (`CEWithChunkedOutputLoss`) | a copy in fp32, one chunk at a time |
+# | Megatron-LM (`vocab_parallel_cross_entropy`) | a copy in fp32, which softmax and gradient then overwrite |
+#
+# The course follows nanoGPT for GPT-2 and Meta's code for Llama. A run can choose: `logits="fp32"` or
+# `logits="compute"`, the type that the head computes in.
+
+# %%
+from course_utils import moments
+
+number = small.seq_len * small.micro_batch * small.model.vocab
+for precision in ("amp-bf16", "bf16-master"):
+    for logits in ("compute", "fp32"):
+        of_step = moments(small.replace(precision=precision, logits=logits))
+        kept = of_step["after loss"]["activations"] - of_step["end of forward"]["activations"]
+        highest = of_step["loss's backward"]
+        print(f"{precision:11s} logits={logits:9s} kept: {kept / number:.0f} bytes per token and word; "
+              f"in backward the step reaches {format_bytes(highest.total, 'GB', 2)}")  # fmt: skip
+
+# %% [markdown]
+# Under autocast the fp32 copy *saves* two bytes of what is kept. Without it, log-softmax stays in bf16 and autocast
+# copies that to fp32, which makes 2 + 4. But backward then has two fp32 gradients at once, of the log-softmax and of
+# the copied logits: 4 + 4 + 4 bytes, where it was 2 + 4 + 4. With 16-bit weights it is 12 instead of 6. What else the
+# frameworks do in their own way is [a page of its own](../docs/reference_code.md).
 #
 # ### Negligible?
 # The paper behind 34 + 5·a·s/h also counts what lies outside the blocks, s·b·h·(1 + 4·(1 + V/h)) bytes, and calls it
@@ -602,8 +634,8 @@ print(f"s = 8,192: 34·s·b·h·L is {format_bytes(kept_1b, 'GiB', 1)} = {format
 
 # %% [markdown]
 # Both sums can be made, if you know what they leave unsaid. The first takes GPT's formula with eager attention. A small
-# Llama itself stays below 50 GB, and with flash attention it needs about half of that. The second adds up two models:
-# the states are those of 10⁹ parameters, the activations those of a model that has more.
+# Llama itself stays below 50 GB, and with flash attention below 30. The second adds up two models: the states are those
+# of 10⁹ parameters, the activations those of a model that has more.
 #
 # ## The 60 GB question
 # GPT-2 XL, 32 sequences of 1,024 tokens. [ZeRO](../docs/glossary.md#zero)'s footnote says 12·h·b·s·L numbers, the "60
@@ -743,6 +775,7 @@ quiz(5)
 # what the loss keeps.
 #
 # **Cheat-sheet line** a block, 16-bit: GPT with dropout 34·s·b·h, eager + 5·a·s²·b · without dropout 32 and 2 · Llama
-# with flash: s·b·(12·h + 4·kv + 8·ffn) · loss: 2·s·b·V, autocast 6; in c chunks none of it stays, for 2·s·b·h·V FLOPs.
+# with flash: s·b·(12·h + 4·kv + 8·ffn) · loss: 2·s·b·V, autocast 6, fp32 logits 4; in c chunks none of it stays, for
+# 2·s·b·h·V FLOPs.
 #
 # Now solve the [exercises of this lesson](../exercises/05_activations.ipynb).

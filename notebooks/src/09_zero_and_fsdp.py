@@ -239,14 +239,17 @@ print(f"stages 0 to 3: {found.lost_alike(*by_stage(run))}")
 # ## The peak within a step
 # The formula is about what persists between steps. Within a step weights have to be whole somewhere, for a moment.
 #
-# **Your guess.** Llama-3 8B on 64 ranks at stage 3, one sequence of 4,096 tokens on each, full
-# [recomputation](../docs/glossary.md#activation-recomputation), so that activations are small. ZeRO's formula is
-# printed below. How many GB does rank 0 take at its peak?
+# **Your guess.** Llama-3 8B on 64 ranks at stage 3, one sequence of 4,096 tokens on each. Full
+# [recomputation](../docs/glossary.md#activation-recomputation) keeps activations small, and a [loss in
+# chunks](../docs/glossary.md#chunked-loss) the logits. ZeRO's formula is printed below. How many GB does rank 0 take at
+# its peak?
 
 # %%
 from course_utils import TrainingRun, estimate, measure
 
-llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3)
+llama = TrainingRun(
+    "llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3, loss_chunks=8
+)
 print(f"16Ψ/D = {format_bytes(sum(formula(llama).values()), 'GB', 2)}")
 predict("09.peak", unit="GB")
 
@@ -274,7 +277,9 @@ print(f"    their sum − {rank.word} communication: {gap:+,} bytes")
 # **The gap** has names again, and none of them shrinks with D. FSDP2 gathers *units*: here each block, and all that is
 # outside of them. The largest unit is the outermost: Llama's embedding and head, gathered in bf16 from forward to the
 # end of backward, and then their whole gradient. Beside it stand the block at work, the next one on its way, and the
-# last block's gradients, flattened in fp32 to be reduced. So of a model's peak at stage 3, this part is a constant:
+# last block's gradients, flattened in fp32 to be reduced. So of a model's peak at stage 3, this part is a constant.
+# (The loss can be another: without chunks, three fp32 tensors of s·b·V numbers make the peak of this run, and no rank
+# takes any part of them.)
 
 # %%
 sizes = {"states, 16Ψ/D": [], "peak, estimated": []}
@@ -406,7 +411,7 @@ print(recorded.provenance)
 # %%
 from course_utils.lessons.sharding.widget import shard_sliders
 
-shard_sliders("llama3-8b", ranks=8, stage=2, gpu="A100-40GB", seq_len=4096)
+shard_sliders("llama3-8b", ranks=8, stage=2, gpu="A100-40GB", seq_len=4096, loss_chunks=8)
 
 # %%
 for stage in (1, 2, 3):

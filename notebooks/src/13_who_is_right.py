@@ -299,9 +299,9 @@ for unit, factor in {"KiB": 2**10 / 1e3, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e9,
 # | weights and Adam's moments; no gradients yet | 12·N |
 # | a block, Llama | s·b·(22·h + 4·kv + 8·ffn + 4·a + 8) |
 # | a block, GPT | s·b·(38·h + 4·a + 16) |
-# | outside the blocks | s·b·(6·h + 6·V) |
+# | outside the blocks | s·b·(6·h + 6·V); with fp32 logits, as in Llama, s·b·(6·h + 4·V) |
 # | weight copies | 2 for each number in a matrix |
-# | temporaries: gradient of the loss | 4·s·b·V |
+# | temporaries: gradient of the loss | 4·s·b·V; with fp32 logits 8·s·b·V |
 #
 # **Your guess.** How many MB is that off, for GPT-2 XL at 134 GB?
 
@@ -393,6 +393,6 @@ quiz(13)
 # are never there at once.
 #
 # **Cheat-sheet line** autocast, flash, at the peak: 12·N + 2 a matrix number + L·s·b·(38·h GPT; 22·h + 4·kv + 8·ffn
-# Llama) + 10·s·b·V · off by 7 %? GB and GiB.
+# Llama) + s·b·V·(10 GPT; 12 Llama) · off by 7 %? GB and GiB.
 #
 # Now solve the [exercises of this lesson](../exercises/13_who_is_right.ipynb).

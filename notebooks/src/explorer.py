@@ -73,9 +73,10 @@ for change in changes:
 
 # %% [markdown]
 # ## Two: how many GPUs?
-# Llama-3 8B, one sequence of 4,096 tokens on each GPU, Adam, every block recomputed, everything sharded (ZeRO-3), in
-# FSDP's own mixed precision: fp32 shards, 16-bit weights while a block computes ([lesson 14](14_will_it_fit.ipynb)).
-# One GPU with 40 GB cannot even hold the weights and their gradients in fp32. **How many such GPUs suffice?**
+# Llama-3 8B, one sequence of 4,096 tokens on each GPU, Adam, every block recomputed, the loss in 8 chunks, everything
+# sharded (ZeRO-3), in FSDP's own mixed precision: fp32 shards, 16-bit weights while a block computes ([lesson
+# 14](14_will_it_fit.ipynb)). One GPU with 40 GB cannot even hold the weights and their gradients in fp32. **How many
+# such GPUs suffice?**
 
 # %%
 predict("explorer.ranks", unit="GPUs")
@@ -85,7 +86,7 @@ from course_utils import format_bytes
 from course_utils.interactive.explorer import dashboard
 
 llama = {"model": "llama3-8b", "micro_batch": 1, "seq_len": 4096, "recompute": "full", "gpu": "A100-40GB"}
-llama |= {"zero_stage": 3, "precision": "bf16-master"}
+llama |= {"zero_stage": 3, "precision": "bf16-master", "loss_chunks": 8}
 peaks = {ranks: dashboard(llama | {"world_size": ranks}) for ranks in (2, 4, 8, 16, 32, 64)}
 reveal("explorer.ranks", min(ranks for ranks, shown in peaks.items() if shown.fits), "GPUs")
 for ranks, shown in peaks.items():
