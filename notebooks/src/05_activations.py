@@ -384,7 +384,8 @@ print(
 # | code | the loss reads |
 # |---|---|
 # | nanoGPT (`model.py`), litgpt (`chunked_cross_entropy`) | the logits in the head's 16 bits |
-# | Meta's Llama 3 (`self.output(h).float()`), torchtitan (`cross_entropy_loss`), transformers (`ForCausalLMLoss`, GPT-2's too) | a copy in fp32 |
+# | Meta's Llama 3 (`llama/model.py`), torchtitan (`cross_entropy_loss`) | a copy in fp32 |
+# | transformers (`ForCausalLMLoss`), for GPT-2 as well | a copy in fp32 |
 # | torchtune (`CEWithChunkedOutputLoss`) | a copy in fp32, one chunk at a time |
 # | Megatron-LM (`vocab_parallel_cross_entropy`) | a copy in fp32, which softmax and gradient then overwrite |
 #

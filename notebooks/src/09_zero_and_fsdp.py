@@ -247,9 +247,7 @@ print(f"stages 0 to 3: {found.lost_alike(*by_stage(run))}")
 # %%
 from course_utils import TrainingRun, estimate, measure
 
-llama = TrainingRun(
-    "llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3, loss_chunks=8
-)
+llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3, loss_chunks=8)
 print(f"16Ψ/D = {format_bytes(sum(formula(llama).values()), 'GB', 2)}")
 predict("09.peak", unit="GB")
 

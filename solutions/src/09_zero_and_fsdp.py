@@ -221,9 +221,7 @@ check.above(above)
 # more ranks hardly lower the peak; smaller units do.
 
 # %% tags=["solution"]
-llama = TrainingRun(
-    "llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3, loss_chunks=8
-)
+llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3, loss_chunks=8)
 terms = above(*check.units(llama))
 print({name: format_bytes(size, "GB", 2) for name, size in terms.items()})
 print(f"together {format_bytes(sum(terms.values()), 'GB', 2)}; "
