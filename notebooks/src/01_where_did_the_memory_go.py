@@ -446,7 +446,8 @@ for item in step.largest(3):
 
 # %% [markdown]
 # The loss. Three tensors of s·b·V numbers at once: [log-softmax](../docs/glossary.md#log-softmax), which is in the 8
-# GB, and two gradients on the way to the logits, which the slides lack.
+# GB, and two gradients on the way to the logits, which the slides lack. They have 2 bytes a number here, as in nanoGPT.
+# Where the code copies the logits to fp32 first, as Llama's own and transformers do, they have 4 (lesson 05).
 #
 # [Fragmentation](../docs/glossary.md#fragmentation) is not in our figure: the simulation has the allocator's rounding,
 # but not its blocks. Lesson 10 gives it those.
@@ -651,6 +652,7 @@ quiz(1)
 # memory.
 #
 # **Cheat-sheet line** states 16·N bytes (Adam: fp32, autocast, or 16-bit with fp32 masters) · activations in 16-bit,
-# with dropout: 34·s·b·h·L, eager + 5·a·s²·b·L, more under autocast · loss: 3 tensors of s·b·V, 2 bytes each.
+# with dropout: 34·s·b·h·L, eager + 5·a·s²·b·L, more under autocast · loss: 3 tensors of s·b·V, 2 bytes each
+# (fp32 logits: 4).
 #
 # Now solve the [exercises of this lesson](../exercises/01_where_did_the_memory_go.ipynb).
