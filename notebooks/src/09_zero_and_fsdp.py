@@ -241,8 +241,8 @@ print(f"stages 0 to 3: {found.lost_alike(*by_stage(run))}")
 #
 # **Your guess.** Llama-3 8B on 64 ranks at stage 3, one sequence of 4,096 tokens on each. Full
 # [recomputation](../docs/glossary.md#activation-recomputation) keeps activations small, and a [loss in
-# chunks](../docs/glossary.md#chunked-loss) the logits. ZeRO's formula is printed below. How many GB does rank 0 take at
-# its peak?
+# chunks](../docs/glossary.md#chunked-loss) the [logits](../docs/glossary.md#logits). ZeRO's formula is printed below.
+# How many GB does rank 0 take at its peak?
 
 # %%
 from course_utils import TrainingRun, estimate, measure

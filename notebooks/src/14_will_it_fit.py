@@ -248,8 +248,8 @@ compare_bars(estimate(single), measured, f"An estimate like those of fit and the
 # **The gap** of your own prediction: compare it part by part with the bars, as in [lesson 13](13_who_is_right.ipynb).
 # The usual ones: gradients of the micro-batches before are there in every forward but the first; 16-bit recipes have
 # their master weights among the states; the loss's tensors of s·b·V numbers are counted once where there are several,
-# or in 2 bytes a number where the code copies the logits to fp32, as Llama's does below ([lesson
-# 05](05_activations.ipynb)).
+# or in 2 bytes a number where the code copies the [logits](../docs/glossary.md#logits) to fp32, as Llama's does below
+# ([lesson 05](05_activations.ipynb)).
 
 # %% [markdown]
 # ## Llama-3 8B on one card
