@@ -10,9 +10,9 @@ import numpy
 import torch
 from checking import Answers, JudgedAnswers
 
-from course_utils import estimate, gpu
 from course_utils.lessons.accumulation import checks as lesson_07
 from course_utils.lessons.accumulation import micro_batches as mb
+from course_utils.lessons.accumulation.changes import changed
 from course_utils.lessons.shared.language_model import language_model
 
 
@@ -125,39 +125,74 @@ def test_the_right_factors_give_the_gradient_of_the_large_batch() -> None:
     assert mb.relative_distance(weighed, large) < 1e-6
 
 
-def fitting(run: Any, card: str, tokens: int, memory: int = 0, alone: bool = False) -> list[tuple[int, int]]:
-    batch = tokens // run.seq_len
-    pairs = [(batch // steps, steps) for steps in range(1, batch + 1) if batch % steps == 0]
-    runs = [run.replace(micro_batch=size, accumulation_steps=1 if alone else steps) for size, steps in pairs]
-    most = memory or gpu(card).memory
-    return [pair for pair, one in zip(pairs, runs, strict=True) if estimate(one).total <= most]
+def by_first_row(found: Any) -> str:
+    row = found.rows[0]
+    if row.change in ("not attributed", "grew"):
+        return "batch" if row.bytes else "nothing"
+    if row.now.dtype == "float32":
+        return "logits"
+    return "validation" if "steps 1" in row.made_in else "graphs"
 
 
-def planned(pick: Callable[[list[tuple[int, int]]], Any] = lambda pairs: pairs[0], **how: Any) -> Any:
-    return lambda run, card, tokens: pick(found) if (found := fitting(run, card, tokens, **how)) else None
+def reading(**changes: Callable[[Any, Any], bool]) -> Any:
+    """Goes through the clues in order, some of them changed; graphs if none holds."""
+    clues: dict[str, Callable[[Any, Any], bool]] = {
+        "nothing": lambda found, row: found.bytes == 0,
+        "batch": lambda found, row: row.was and row.now.shape != row.was.shape,
+        "logits": lambda found, row: "float32" in row.now.dtype and row.now.shape[-1] == 2048,
+        "validation": lambda found, row: not row.now.made_in.endswith("step 3"),
+    }
+    return lambda found: next((n for n, clue in (clues | changes).items() if clue(found, found.rows[0])), "graphs")
 
 
-def by_the_name(run: Any, card: str, tokens: int) -> tuple[int, int] | None:
-    gigabytes = int(card.rsplit("-", 1)[1].removesuffix("GB"))
-    return next(iter(fitting(run, card, tokens, gigabytes * 10**9)), None)
+def never(found: Any, row: Any) -> bool:
+    return False
 
 
-PLAN = Answers(
-    right=[planned(), planned(lambda pairs: list(pairs[0]))],
+def by_line(found: Any) -> str:
+    """Adds up what came by the line of code that made it."""
+    came = [row for row in found.rows[:-1] if row.change == "came"]
+    if not came:
+        return "batch" if found.bytes > 0 else "nothing"
+    lines = " ".join(row.now.line for row in came)
+    return "logits" if ".float()" in lines else "validation" if "kept.append" in lines else "graphs"
+
+
+def by_kinds(found: Any) -> str:
+    if not found.by_kind:
+        return "nothing"
+    if "inputs" in found.by_kind:
+        return "batch"
+    if "gradients" in found.by_kind:
+        return "graphs"
+    return "logits" if len(found.rows) == 2 else "validation"
+
+
+CAUSE = Answers(
+    right=[reading(), by_line, by_kinds],
     wrong=[
-        (planned(alone=True), "You estimate one micro-batch on its own"),
-        (by_the_name, "You took the number in the card's name for GB"),
-        (planned(lambda pairs: pairs[-1]), "You take the smallest micro-batch"),
-        (planned(lambda pairs: next(pair for pair in pairs if pair[0].bit_count() == 1)), "Powers of two alone?"),
-        (planned(lambda pairs: pairs[0][::-1]), "Turned round"),
-        (lambda run, card, tokens: (tokens // run.seq_len, 1), "You return the whole batch"),
-        (lambda run, card, tokens: None, "you find nothing, but something fits"),
-        (lambda run, card, tokens: planned()(run, card, tokens) or (1, 32), "nothing fits, not even one"),
-        (lambda run, card, tokens: (tokens, 1), "yours come to"),
-        (lambda run, card, tokens: (4, 25, 1), "Return a pair"),
-        (lambda run, card, tokens: planned()(run, card, tokens) and (2, tokens // run.seq_len // 2), "Some plan does"),
+        (by_first_row, "'Change' object has no attribute 'made_in'"),
+        (lambda found: "graphs", "The same cause for every change"),
+        (lambda found: "batch" if not found.bytes else reading()(found), "where the peaks are equal"),
+        (reading(batch=never), "has each one grown"),
+        (reading(logits=never), "which dtype does the model compute in"),
+        (reading(validation=never), "In which steps was it made"),
+        (reading(validation=lambda found, row: row.change == "came"), "validation everywhere"),
+        (reading(logits=lambda found, row: row.now.shape[-1] == 2048), "You find logits"),
+        (lambda found: found.rows[0].now.kind if found.bytes else "nothing", "not one of batch, graphs"),
+        (lambda found: found.rows[-1].change, "'not attributed': not one of"),
+        (lambda found: {"batch": "graphs", "graphs": "batch"}.get(by_line(found), by_line(found)), "whose largest row"),
+        (lambda found: found.rows[0].now.line, "has no attribute 'line'"),
     ],
 )
+
+
+def test_what_a_change_costs_is_what_it_keeps() -> None:
+    """Worked out by hand: k micro-batches of b·s·V logits in fp32, and a validation's graph for each earlier step."""
+    assert changed("logits", k=4, sequences=8).bytes == 4 * (2 * 128 * 2048 * 4)
+    one_graph = 128 * (64 + 256 + 256) * 2 + 512  # embeddings, what GELU reads and makes, in bf16; and the mean
+    assert changed("validation", k=3, sequences=12).bytes == 2 * one_graph
+    assert changed("nothing").bytes == 0 < changed("graphs").bytes
 
 
 def scale(formula: Callable[..., Any]) -> Any:
@@ -316,7 +351,7 @@ RATE = Answers(
     ],
 )
 
-ANSWERS = {"07.1": ONE_PASS, "07.2": FACTORS, "07.3": PLAN, "07.4": NOISE_SCALE, "07.5": RAMP, "07.6": RATE}
+ANSWERS = {"07.1": ONE_PASS, "07.2": FACTORS, "07.3": CAUSE, "07.4": NOISE_SCALE, "07.5": RAMP, "07.6": RATE}
 
 
 class TestAnswers(JudgedAnswers):

@@ -21,13 +21,13 @@ SAME = "kind operation shape dtype bytes"
 RUNGS = (
     f"{SAME} module phase age line", f"{SAME} module phase age", f"{SAME} pattern phase age", f"{SAME} pattern",
     "kind operation dtype module phase age line", "kind operation dtype pattern phase age", "kind operation pattern",
-    SAME,
+    "kind module shape dtype bytes", SAME,
 )  # fmt: skip
 """How tensors of two measurements are paired: each line in turn says what has to agree, for those that are left.
 
 So code may move, and blocks may be added, before a tensor counts as another; then its bytes may differ, where module
-and operation agree; last of all its module may. `pattern` is the module without its numbers, `age` the step in which
-it was made, counted back from that of the peak.
+and operation agree; last of all its operation or its module may. `pattern` is the module without its numbers, `age` the
+step in which it was made, counted back from that of the peak.
 """
 
 
@@ -65,7 +65,7 @@ class Difference:
     """The result of `difference`: `rows` that sum exactly to the difference of the two peaks, the largest first.
 
     The last row is what no tensor of the two explains, 0 where all allocations are known. `elsewhere` counts tensors
-    that are alike in all but their module. `count` rows are shown.
+    that are alike in all but operation or module. `count` rows are shown.
     """
 
     before: Measurement
@@ -108,7 +108,7 @@ class Difference:
         if len(self.rows) == 1 and not self.bytes:
             said.append("The same tensors are there at both peaks.")
         if self.elsewhere:
-            said.append(f"Alike in all but their module, and left out: {self.elsewhere:,}.")
+            said.append(f"Alike in all but operation or module, and left out: {self.elsewhere:,}.")
         if self.by_kind:
             kinds = (f"{kind.replace('_', ' ')} {format_signed(size)}" for kind, size in self.by_kind.items())
             said.append(f"By kind: {', '.join(kinds)}.")
@@ -168,10 +168,10 @@ def _tensors(measured: Measurement) -> list[Tensor]:
 
 
 def _paired(old: list[Tensor], new: list[Tensor]) -> tuple[list[Pair], int]:
-    """Pairs of tensors whose bytes differ, None in the place of one that is missing; how many changed module alone."""
-    pairs, unpaired = list[Pair](), 0
+    """Pairs of tensors whose bytes differ, None in the place of one that is missing; how many the last rungs pair."""
+    pairs, unpaired = list[Pair](), list[int]()
     for rung in map(str.split, RUNGS):
-        unpaired = len(new)
+        unpaired.append(len(new))
         waiting, still = defaultdict[tuple[Any, ...], deque[Tensor]](deque), list[Tensor]()
         for tensor in sorted(old, key=_largest_first):
             waiting[tuple(map(tensor.get, rung))].append(tensor)
@@ -183,7 +183,7 @@ def _paired(old: list[Tensor], new: list[Tensor]) -> tuple[list[Pair], int]:
                 pairs.append((other["item"], tensor["item"]))
         old, new = list(chain(*waiting.values())), still
     pairs += [(tensor["item"], None) for tensor in old] + [(None, tensor["item"]) for tensor in new]
-    return pairs, unpaired - len(new)
+    return pairs, unpaired[-2] - len(new)
 
 
 def _largest_first(tensor: Tensor) -> tuple[Any, ...]:

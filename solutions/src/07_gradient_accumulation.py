@@ -21,7 +21,6 @@
 # %%
 from math import sqrt
 
-from course_utils import TrainingRun, estimate, format_bytes, gpu
 from course_utils.lessons.accumulation import checks as check
 from course_utils.lessons.accumulation.micro_batches import mean_loss
 
@@ -140,63 +139,80 @@ check.factors(factors)
 # GPUs the sum runs over all of them, too.
 
 # %% [markdown]
-# ## 3 · Plan a step
-# **Difficulty** ●●●○○ · **13 minutes** · **Trains** choosing micro-batch and accumulation for a card
+# ## 3 · What did the change do?
+# **Difficulty** ●●●○○ · **13 minutes** · **Trains** comparing two measurements
 #
-# A step should see exactly `tokens` tokens, in sequences of `run.seq_len`. Which micro-batch, and how many of them?
-# Take as few micro-batches as the card's memory allows, by `estimate`. Return the pair (sequences in a micro-batch,
-# number of micro-batches), or `None` if not even single sequences fit. (This is about bytes: never mind that a T4 and a
-# V100 lack bf16.)
+# A small language model in bf16 takes three steps of several micro-batches each, clean. Then somebody changes the step
+# and its peak rises. `difference(before, after)` pairs the tensors of the two peaks, and lists those that came, went,
+# grew or shrank. Its rows add up to the difference of the peaks, to the byte. Here are two of five changes:
 
 # %%
-run = TrainingRun("gpt2", micro_batch=4, seq_len=1024, accumulation_steps=25)
-print(format_bytes(estimate(run).total, "GB", 1), "of", format_bytes(gpu("T4-16GB").memory, "GB", 1))
+check.changed("batch")
+
+# %%
+check.changed("logits")
+
+# %% [markdown]
+# Write the function that reads such a difference and names the change:
+#
+# | | |
+# |---|---|
+# | `"batch"` | there are more sequences in a micro-batch |
+# | `"graphs"` | losses are added up, and one backward comes at the end |
+# | `"logits"` | each micro-batch's logits are kept, upcast to fp32 |
+# | `"validation"` | a validation without `torch.no_grad()` keeps its result from step to step |
+# | `"nothing"` | no tensor has changed |
+#
+# `found.rows` has the largest first. A row has `change` ("came", "went", "grew", "shrank") and signed `bytes`. `now`
+# describes the tensors: `kind`, `module`, `operation`, `shape`, `dtype`, `made_in`, `line`. The last row is always
+# "not attributed". Look at the other changes with `check.changed`, too.
 
 
 # %%
-def plan(run: TrainingRun, card: str, tokens: int) -> tuple[int, int] | None:
-    """(micro_batch, accumulation_steps) with the fewest steps that fit the card; None if nothing fits."""
-    ### BEGIN SOLUTION Return a pair of whole numbers, or None.
-    batch = tokens // run.seq_len
-    for steps in range(1, batch + 1):
-        if batch % steps == 0:
-            candidate = run.replace(micro_batch=batch // steps, accumulation_steps=steps)
-            if estimate(candidate).total <= gpu(card).memory:
-                return batch // steps, steps
-    return None
+def cause(found) -> str:
+    """What a change did, by the difference of two measurements: one of the five names."""
+    ### BEGIN SOLUTION Return one of the five names.
+    first = found.rows[0]
+    if first.change == "not attributed":
+        return "nothing"
+    if first.change == "grew":
+        return "batch"
+    if first.now.dtype == "float32":
+        return "logits"
+    return "graphs" if first.now.made_in.endswith("step 3") else "validation"
     ### END SOLUTION
 
 
 # %%
-check.plan(plan)
+check.cause(cause)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# First from tokens to sequences. Then every number of micro-batches that divides them is a candidate, from 1 up.
+# Show all five with `check.changed(...)`. In each, one row is enough: the first. What is special about it?
 #
 # </details>
-# <details><summary>Hint 2: what to estimate</summary>
+# <details><summary>Hint 2: grown, or come?</summary>
 #
-# `run.replace(micro_batch=..., accumulation_steps=...)`: with both, since gradients wait in memory as soon as there is
-# more than one micro-batch.
+# With a larger batch no new tensor appears: each one grows. Whatever is kept too long appears *next to* the tensors
+# that were there.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Compare `estimate(candidate).total` with `gpu(card).memory`, both in bytes. The first candidate that fits is the
-# answer.
+# Of what came, look at the dtype: the model computes in bf16. Then look at `made_in`. The peak is in step 3. A tensor
+# of an earlier step should be gone by then.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Fewer, larger micro-batches keep a GPU busier, so take the largest that fits. A size that fits on its own may not fit
-# when it is accumulated: all gradients are there while the next micro-batch goes forward.
+# Three bugs keep tensors alive, and the peak alone tells none from the other. Losses that are added up keep a graph for
+# each micro-batch, but only until the step's end. A validation's result keeps its graph for good, so every step adds
+# one. Logits kept in fp32 have no graph at all, but s·b·V numbers of 4 bytes each are large without one.
 
 # %% tags=["solution"]
-for card in ("T4-16GB", "L4-24GB", "A100-40GB", "A100-80GB"):
-    print(f"{card:10s} 409,600 tokens a step: {plan(run, card, 409_600)}")
+check.changed("validation")
 
 # %% [markdown]
 # ## 4 · The noise scale for nothing

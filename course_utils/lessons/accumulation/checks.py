@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from math import nextafter, sqrt
 from numbers import Real
@@ -11,25 +11,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from course_utils.estimating import estimate
-from course_utils.gpus import gpu
 from course_utils.interactive.feedback import (
     Mistakes,
     alike,
     by_name,
     call,
     call_for_effect,
-    call_or_none,
-    divisors,
     exercise,
     expect,
     fail,
     of_kind,
     recognized,
 )
-from course_utils.run import TrainingRun
 
 from .batch_noise import Noise, from_two
+from .changes import CAUSES, changed
 from .large_batches import scaled, warm_up
 from .micro_batches import Loop, by_batches, dropped, grouped, undivided
 
@@ -135,74 +131,34 @@ def _numbers(values: Sequence[Any], count: int) -> list[float]:
     return [float(of_kind(value, Real, "In your list there is")) for value in values]
 
 
-# ----------------------------------------------------------------------------------------------------------- 07.3: plan
+# ---------------------------------------------------------------------------------------------------------- 07.3: cause
 
-XL = TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full")
-GPT2 = TrainingRun("gpt2", 1, 1024)
-PLAN_CASES = (
-    (GPT2, "T4-16GB", 102_400), (GPT2, "L4-24GB", 409_600), (XL, "V100-32GB", 32_768), (XL, "T4-16GB", 32_768),
-    (GPT2.replace(seq_len=512), "A100-80GB", 12_288), (TrainingRun("gpt2-large", 1, 1024), "RTX4090-24GB", 24_576),
+CHANGES = tuple((name, {"k": k, "sequences": n}) for name in CAUSES for k, n in ((4, 8), (3, 12)))
+
+CAUSE_MISTAKES: tuple[tuple[set[str], set[str], str], ...] = (
+    ({"nothing"}, {*CAUSES}, "You name a cause where the peaks are equal, tensor by tensor."),
+    ({"batch"}, {*CAUSES}, "Look at the shapes: have tensors come, or has each one grown?"),
+    ({"logits"}, {*CAUSES}, "You miss what came in another format: which dtype does the model compute in?"),
+    ({"validation"}, {*CAUSES}, "In which steps was it made? A step's own graph is gone when the next one begins."),
+    ({*CAUSES}, {"validation", "logits"}, "You find logits or a validation everywhere. What is made in this step, in "
+     "the model's own format, has come, too."),
 )  # fmt: skip
-"""Run, card, tokens per step."""
-
-Plan = tuple[int, int] | None
+"""Wrong answers and their messages: the causes, those that were named, and the misconception."""
 
 
-@cache
-def _peak(run: TrainingRun, micro_batch: int, steps: int) -> int:
-    return estimate(run.replace(micro_batch=micro_batch, accumulation_steps=steps)).total
-
-
-def _largest(run: TrainingRun, tokens: int, capacity: int, alone: bool = False, among: Any = None) -> Plan:
-    """The largest micro-batch of `among`, or of all divisors, whose peak is within `capacity` bytes, and how many."""
-    batch = tokens // run.seq_len
-    for size in reversed(among or divisors(batch)):
-        if batch % size == 0 and _peak(run, size, 1 if alone else batch // size) <= capacity:
-            return size, batch // size
-    return None
-
-
-def plan_right(run: TrainingRun, card: str, tokens: int) -> Plan:
-    return _largest(run, tokens, gpu(card).memory)
-
-
-PLAN_MISTAKES: Mistakes = {
-    "You estimate one micro-batch on its own. From the second on, all gradients are there while it runs: "
-    "`accumulation_steps`.": lambda run, card, tokens: _largest(run, tokens, gpu(card).memory, alone=True),
-    "You took the number in the card's name for GB. Its memory is `gpu(card).memory`, in bytes.":
-        lambda run, card, tokens: _largest(run, tokens, int(card.rsplit("-", 1)[1].removesuffix("GB")) * 10**9),
-    "You take the smallest micro-batch, and with it the most of them. The fewest were asked for.":
-        lambda run, card, tokens: _largest(run, tokens, gpu(card).memory, among=[1]),
-    "Powers of two alone? Other numbers divide a batch, too.":
-        lambda run, card, tokens: _largest(run, tokens, gpu(card).memory, among=[2**power for power in range(10)]),
-    "Turned round: the size comes first, then the number.": lambda *case: (found := plan_right(*case)) and found[::-1],
-    "You return the whole batch, whether it fits or not.": lambda run, card, tokens: (tokens // run.seq_len, 1),
-}  # fmt: skip
-
-
-@exercise("07.3", "As few micro-batches as the card allows, gradients included.")
-def plan(answer: Any) -> None:
-    """`answer(run, card, tokens)` is (micro-batch, accumulation steps), the fewest steps that fit, or None."""
-    got = [_planned(answer, *case) for case in PLAN_CASES]
-    if recognized(got, PLAN_CASES, plan_right, PLAN_MISTAKES, same=operator.eq):
-        return
-    for found, (run, card, tokens) in zip(got, PLAN_CASES, strict=True):
-        where = f"{run.model.name} on the {card} with {tokens:,} tokens a step"
-        fits = plan_right(run, card, tokens) is not None
-        expect(found is not None or not fits, f"{where}: you find nothing, but something fits.")
-        expect(fits or found is None, f"{where}: nothing fits, not even one sequence at a time. Return None there.")
-        made = found[0] * found[1] * run.seq_len if found else tokens
-        expect(made == tokens, f"{where}: yours come to {made:,} tokens a step.")
-    fail("Some plan does not fit, or another needs fewer micro-batches. Try every number that divides the batch.")
-
-
-def _planned(answer: Any, run: TrainingRun, card: str, tokens: int) -> Plan:
-    found = call_or_none(answer, run=run, card=card, tokens=tokens, returns=tuple)
-    if found is None:
-        return None
-    expect(len(found) == 2, "Return a pair: sequences in a micro-batch, and how many.")
-    first, second = (of_kind(value, int, "In your pair there is") for value in found)
-    return first, second
+@exercise("07.3", "Ten changes, and their authors know what they cost.")
+def cause(answer: Any) -> None:
+    """`answer(found)` is the name of what changed, by the difference of two measurements."""
+    got = [call(answer, changed(name, **sizes), returns=str) for name, sizes in CHANGES]
+    unknown = {*got} - {*CAUSES}
+    expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of {', '.join(CAUSES)}.")
+    expect(len(set(got)) > 1, "The same cause for every change: what do you look at?")
+    wrong = [(name, mine) for (name, _), mine in zip(CHANGES, got, strict=True) if mine != name]
+    for causes, named, message in CAUSE_MISTAKES if wrong else ():
+        expect(not all(name in causes and mine in named for name, mine in wrong), message)
+    for name, mine in wrong:
+        first = changed(name).rows[0].change
+        fail(f"A change whose largest row says {first!r} is not {mine!r}. What is the first row of each cause?")
 
 
 # ---------------------------------------------------------------------------------------------------- 07.4: noise scale
