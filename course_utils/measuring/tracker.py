@@ -53,11 +53,9 @@ CONTIGUOUS_GRADIENT = frozenset(
 )
 """CUDA kernels that first copy the gradient, their first argument, unless it is contiguous."""
 
+FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
 PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
-FUSED_BACKWARDS = {
-    aten._scaled_dot_product_flash_attention_backward.default,
-    aten._scaled_dot_product_efficient_attention_backward.default,
-}
+FUSED_BACKWARDS = {FLASH_BACKWARD, aten._scaled_dot_product_efficient_attention_backward.default}
 NOT_EXPANDED = PRODUCTS | FUSED_BACKWARDS
 """CUDA kernels that first copy what was expanded, as the gradient of a sum is; any order of dimensions will do."""
 
@@ -177,6 +175,8 @@ class Tracker(TorchDispatchMode):
         if newest is not None:
             self._recognize(func, args, newest)
         if special:
+            if func is FLASH_BACKWARD and self.device == "cuda":
+                copies += [self._inside(func, size) for size in flash_scratch(args[1], args[2])]
             if self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
                 self._give_workspaces(func, self._workspaces)
             self.events += [(-copy.bytes, copy) for copy in copies]
@@ -185,6 +185,9 @@ class Tracker(TorchDispatchMode):
     def _leave_out(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         self._left_out[key] = weakref.ref(storage, lambda _: self._left_out.pop(key, None))
+
+    def _inside(self, func: Any, size: int) -> Storage:
+        return self._write_down(size, (size,), "uint8", _operation(func))
 
     def _copied_inside(self, func: Any, args: Any) -> list[Storage]:
         """Copies that the GPU's kernel makes before it begins, and frees when it is done."""
@@ -462,6 +465,19 @@ class Tracker(TorchDispatchMode):
         self._number_events()
         line_of = cache(described)  # many storages are of one place
         return [Allocation(*SHARED(item), line=line_of(item.place), stream=item.stream) for item in self.storages]
+
+
+def flash_scratch(q: torch.Tensor, k: torch.Tensor) -> list[int]:
+    """Bytes of the tensors that the backward of flash attention needs for itself, in their order.
+
+    For q (b, a, s, d): a number in fp32 for each row and the gradient of q in fp32, both with s in whole tiles of 128
+    and d in whole ones of 32, or of 64 beyond 128; where keys and values are shared by groups, their gradients for
+    every head (mha_bwd in torch's aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp).
+    """
+    b, a, s, d = q.shape
+    rows = 4 * b * a * round_up(s, 128)
+    expanded = [b * a * k.shape[2] * d * k.element_size()] * 2 if k.shape[1] != a else []
+    return [rows, rows * round_up(d, 32 if d <= 128 else 64), *expanded]
 
 
 @cache

@@ -103,9 +103,24 @@ def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if kernel != "efficient":  # whose random state is on the host
         saving.append(Saving(step.product("16", "1"), "attention", "random seed", random))
         saving.append(Saving(step.product("8", "1"), "attention", "random offset", random))
-    sizes = [q.size, k.size, v.size]
-    tape.apply(out, [q, k, v], lambda _: [tape.gradient(size) for size in sizes], saving)
+    sizes, scratch = [q.size, k.size, v.size], flash_scratch(step) if kernel == "flash" else []
+
+    def backward(_: list[Gradient]) -> list[Gradient | None]:
+        gradients: list[Gradient | None] = [tape.gradient(size) for size in sizes]
+        for storage in [tape.make(size) for size in scratch]:
+            storage.release()
+        return gradients
+
+    tape.apply(out, [q, k, v], backward, saving)
     return out
+
+
+def flash_scratch(step: Step) -> list[str]:
+    """Tensors of the flash kernel's backward that are gone when it returns: a number for each row, the gradient of q
+    in fp32, and of shared keys and values the gradients for every head; rows and heads in whole tiles (mha_bwd in
+    torch's flash_api.cpp).
+    """
+    return ["4·b·a·s128", "4·b·a·s128·d32", *(["c·sb·h"] * 2 if step.structure.grouped else [])]
 
 
 @operation

@@ -118,7 +118,7 @@ def symbols(run: TrainingRun) -> dict[str, int]:
         "c": precision.compute, "r": 4 if precision.autocast else precision.compute,
         "s": s, "b": b, "sb": s * b, "h": model.hidden, "a": model.heads, "d": d, "d/2": d // 2, "kv": kv,
         "kv/2": kv // 2, "h/2": model.hidden // 2, "qkv": model.hidden + 2 * kv, "ffn": model.ffn,
-        "V": model.vocab, "P": model.max_positions, "s32": round_up(s, 32), "R": run.lora_rank,
-        "pieces": pieces, "t": t, "u": u,
+        "V": model.vocab, "P": model.max_positions, "s32": round_up(s, 32), "s128": round_up(s, 128),
+        "d32": round_up(d, 32 if d <= 128 else 64), "R": run.lora_rank, "pieces": pieces, "t": t, "u": u,
         "E": model.experts, "K": model.experts_per_token, "f": share, "e": share + 1,
     }  # fmt: skip
