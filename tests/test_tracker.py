@@ -436,8 +436,18 @@ def half(*shape: int) -> torch.Tensor:
     return torch.empty(*shape, dtype=torch.float16, device="cuda", requires_grad=True)
 
 
+WITH_SCRATCH: dict[str, tuple[Callable[[], list[torch.Tensor]], Callable[..., torch.Tensor]]] = {
+    "softmax": (lambda: [half(64, 256)], lambda x: torch.softmax(x, -1)),
+    "group norm": (
+        lambda: [half(16, 256, 8), half(256), half(256)],
+        lambda x, w, b: torch.nn.functional.group_norm(x, 64, w, b),
+    ),
+    "group norm without weights": (lambda: [half(16, 256, 8)], lambda x: torch.nn.functional.group_norm(x, 64)),
+}
+
+
 def peak_of_backward(name: str, gradient: Callable[[torch.Tensor], torch.Tensor]) -> int:
-    make, operation = EXPANDED[name]
+    make, operation = (EXPANDED | WITH_SCRATCH)[name]
     with simulated_gpu("flash"), Tracker("cuda") as tracker:
         given = make()
         result = operation(*given)
@@ -467,6 +477,18 @@ def test_a_batched_product_takes_the_same_matrix_for_all_but_no_repeated_row(fir
         found = torch.bmm(half(4, 64, 64), other)
         del found
     assert sum(item.bytes for item in tracker.storages if item.operation == "bmm") == 2 * N + copied
+
+
+@pytest.mark.parametrize(
+    ("name", "gradients", "scratch"),
+    [
+        ("softmax", 64 * 256 * 2, 64 * 256 * 2),
+        ("group norm", 16 * 256 * 8 * 2 + 2 * 256 * 2, 3 * 16 * 256 * 4 + 2 * 16 * 64 * 4),
+        ("group norm without weights", 16 * 256 * 8 * 2, 2 * 16 * 256 * 4 + 2 * 16 * 64 * 4),
+    ],
+)
+def test_scratch_within_kernels_counts_while_they_run(name, gradients, scratch):
+    assert peak_of_backward(name, torch.ones_like) == gradients + scratch
 
 
 def test_a_gradient_in_another_order_is_copied_by_norms_alone():

@@ -1,6 +1,9 @@
 """cuBLAS's workspaces: torch's rule, and that estimate and simulation count them alike where a run names its card."""
 
+from typing import Any
+
 import pytest
+import torch
 
 from course_utils import compare, estimate, measure
 from course_utils.estimating import moments
@@ -14,6 +17,7 @@ from course_utils.estimating.workspaces import (
 )
 from course_utils.gpus import GPUS
 from course_utils.measuring import tracing
+from course_utils.measuring.own import measure_own
 from course_utils.run import TrainingRun
 from course_utils.units import KiB, MiB
 
@@ -47,6 +51,19 @@ def told(monkeypatch):
 def test_the_rule_is_what_torch_took(release):
     for capability, size in COUNTED[release].items():
         assert workspaces_of(capability, release) == Workspaces(size, MiB if release == (2, 11) else 0), capability
+
+
+@pytest.mark.parametrize(("release", "times"), [((2, 8), 2), ((2, 9), 1), ((2, 12), 0)])
+def test_products_with_a_bias_took_a_workspace_each_until_torch_2_8_then_one_until_2_11(release, times):
+    def step(model, x):
+        model(x).sum().backward()
+
+    two = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    how: Any = {"source": "simulated", "steps": 1, "attention": "auto", "workspaces": workspaces_of((8, 0), release)}
+    measured = measure_own(step, two, None, torch.empty(4, 8), **how)
+    taken = [item for item in measured.allocations if item.bytes == MiB]
+    assert len(taken) == times
+    assert [item.died is None for item in taken] == [release == (2, 9)] * times
 
 
 def test_every_card_of_the_catalog_has_workspaces():
@@ -121,6 +138,4 @@ def test_a_card_is_named_wherever_the_run_is():
 
 
 def test_the_installed_torch_decides():
-    import torch
-
     assert installed_torch() == tuple(int(part) for part in torch.__version__.split(".")[:2])

@@ -25,10 +25,14 @@ LARGE, USUAL = 32 * MiB, 8192 * KiB + 128 * KiB
 
 
 class Workspaces(NamedTuple):
-    """Bytes that one thread keeps: `cublas` from its first matrix product on, `lt` from the first that adds a bias."""
+    """Bytes that one thread keeps: `cublas` from its first matrix product on, `lt` from the first that adds a bias.
+
+    `lt_each` are bytes that each product with a bias takes while it runs.
+    """
 
     cublas: int
     lt: int
+    lt_each: int = 0
 
 
 def workspaces_of(capability: tuple[int, int], torch: tuple[int, int] | None = None) -> Workspaces:
@@ -36,12 +40,15 @@ def workspaces_of(capability: tuple[int, int], torch: tuple[int, int] | None = N
     installed one).
 
     Hopper has 32 MiB, and from torch 2.12 on Blackwell too; every other 8.125 MiB. Until torch 2.11 a product with a
-    bias had 1 MiB of its own. CUBLAS_WORKSPACE_CONFIG goes before.
+    bias had 1 MiB of its own, which is kept from torch 2.9 on (pytorch's pull request 156495). CUBLAS_WORKSPACE_CONFIG
+    goes before.
     """
-    is_newer = (torch or installed_torch()) >= (2, 12)
+    release = torch or installed_torch()
+    is_newer = release >= (2, 12)
     large = capability[0] in (9, 10, 12) if is_newer else capability == (9, 0)
     asked = asked_for()
-    return Workspaces((LARGE if large else USUAL) if asked is None else asked, 0 if is_newer else MiB)
+    cublas = (LARGE if large else USUAL) if asked is None else asked
+    return Workspaces(cublas, MiB if (2, 9) <= release < (2, 12) else 0, MiB if release < (2, 9) else 0)
 
 
 @cache

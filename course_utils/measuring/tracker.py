@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from itertools import accumulate
+from math import prod
 from operator import attrgetter
 from typing import Any
 
@@ -65,7 +66,39 @@ BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
 WITH_CUBLAS = PRODUCTS | {aten.mv.default, aten.dot.default}
 """Operators for which torch gives cuBLAS a workspace, the first time on each thread."""
 
-SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys()  # for most operators one look is enough
+Scratch = list[tuple[tuple[int, ...], torch.dtype]]
+
+
+def _softmax_scratch(gradient: torch.Tensor, output: torch.Tensor, *_: Any) -> Scratch:
+    """Backward of softmax begins with the product of both (`softmax_backward_cuda_out` in cuda/SoftMax.cu)."""
+    return [(tuple(output.shape), torch.promote_types(gradient.dtype, output.dtype))]
+
+
+def _group_norm_scratch(x: Any, weight: Any, bias: Any, batch: int, C: int, size: int, groups: int, _: Any) -> Scratch:
+    """A factor and a summand per channel, and for 16 bits moments in 32 (`GroupNormKernelImplInternal`)."""
+    exact = torch.float32 if x.dtype.itemsize == 2 else x.dtype
+    channels = 0 if size == 1 or (weight is None and bias is None) else 2
+    return [((batch, C), exact)] * channels + [((batch, groups), exact)] * (2 * (exact != x.dtype))
+
+
+def _group_norm_backward_scratch(
+    _: Any, x: Any, mean: Any, rstd: Any, weight: Any, batch: int, C: int, size: int, groups: int, wanted: Any
+) -> Scratch:
+    """Sums per channel, and factors per channel and group (`GroupNormBackwardKernelImplInternal`)."""
+    exact = torch.float32 if x.dtype.itemsize == 2 else x.dtype
+    channels = 0 if size == 1 else 2 + (wanted[0] and weight is not None)
+    return [((batch, C), exact)] * channels + [((batch, groups), exact)] * (2 * wanted[0])
+
+
+SCRATCH: dict[Any, Callable[..., Scratch]] = {
+    aten._softmax_backward_data.default: _softmax_scratch,
+    aten.native_group_norm.default: _group_norm_scratch,
+    aten.native_group_norm_backward.default: _group_norm_backward_scratch,
+}
+"""What CUDA kernels take while they run, by their arguments; paths are those in torch's aten/src/ATen/native."""
+
+SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys() | SCRATCH.keys()
+"""For most operators one look is enough."""
 
 States = Callable[[], Iterable[tuple[str, Any]]]
 """Lists an optimizer's tensors by name, as in ("exp_avg of head.weight", tensor)."""
@@ -160,7 +193,7 @@ class Tracker(TorchDispatchMode):
             self._notice_recomputation()
         self._notice_place()
         special = func in SPECIAL
-        copies = self._copied_inside(func, args) if special else ()
+        inside = self._made_inside(func, args) if special and _device(args[0]) == self.device == "cuda" else []
         try:
             out = func(*args, **(kwargs or {}))
         except Exception as error:
@@ -176,10 +209,10 @@ class Tracker(TorchDispatchMode):
             self._recognize(func, args, newest)
         if special:
             if func is FLASH_BACKWARD and self.device == "cuda":
-                copies += [self._inside(func, size) for size in flash_scratch(args[1], args[2])]
+                inside += [self._inside(func, size) for size in flash_scratch(args[1], args[2])]
             if self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
                 self._give_workspaces(func, self._workspaces)
-            self.events += [(-copy.bytes, copy) for copy in copies]
+            self.events += [(-one.bytes, one) for one in inside]
         return out
 
     def _leave_out(self, storage: torch.UntypedStorage) -> None:
@@ -189,15 +222,20 @@ class Tracker(TorchDispatchMode):
     def _inside(self, func: Any, size: int) -> Storage:
         return self._write_down(size, (size,), "uint8", _operation(func))
 
-    def _copied_inside(self, func: Any, args: Any) -> list[Storage]:
-        """Copies that the GPU's kernel makes before it begins, and frees when it is done."""
+    def _made_inside(self, func: Any, args: Any) -> list[Storage]:
+        """Copies and scratch that the GPU's kernel takes before it begins, and frees when it is done."""
         copied: list[torch.Tensor] = []
-        if self.device == "cuda" and func in CONTIGUOUS_GRADIENT and not args[0].is_contiguous():
+        if func in CONTIGUOUS_GRADIENT and not args[0].is_contiguous():
             copied = [args[0]]
-        elif self.device == "cuda" and func in NOT_EXPANDED:
+        elif func in NOT_EXPANDED:
             first = 1 if func in BATCHED else 0  # prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp
             copied = [one for one in args if isinstance(one, torch.Tensor) and _is_expanded(one, first)]
-        return [self._write_down(one.nbytes, tuple(one.shape), _name(one.dtype), _operation(func)) for one in copied]
+        taken = [(one.nbytes, tuple(one.shape), one.dtype) for one in copied]
+        if func in SCRATCH:
+            taken += [(prod(shape) * dtype.itemsize, shape, dtype) for shape, dtype in SCRATCH[func](*args)]
+        if func is aten.addmm.default and self._workspaces and self._workspaces.lt_each:
+            taken.append((self._workspaces.lt_each, (self._workspaces.lt_each,), torch.uint8))
+        return [self._write_down(size, shape, _name(dtype), _operation(func)) for size, shape, dtype in taken]
 
     def _write_down(self, size: int, shape: tuple[int, ...], dtype: str, operation: str, bound: str = "") -> Storage:
         """Note memory that is taken inside a kernel, so that no tensor shows it."""
