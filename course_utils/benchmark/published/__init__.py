@@ -8,18 +8,19 @@ before it was compared. The module of the same name has a function for each fami
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...allocator.replay import replay
+from ...allocator.replay import Replay, replay
 from ...estimating.workspaces import workspaces_of
+from ...measurement import Measurement
 from ..tables import BIAS_HEADINGS, Cell, Table, bias_of
 
 HERE = Path(__file__).parent
 
-FILES = ("single_ops", "language_models")
+FILES = ("single_ops", "language_models", "basics_transformer")
 """The modules of this folder that run steps, each next to its rows."""
 
 COUNTERS = ("allocated", "reserved", "driver")
@@ -51,7 +52,8 @@ class Row:
     `printed` is the figure as the source has it, `bytes` the same in bytes; `counter` is one of COUNTERS. `family` (a
     module and its function) and `how` say what was trained, `capability` on what (CUDA's compute capability), `torch`
     with which release (of the year, where the source does not say). `moment` is what was read: "peak" (the highest
-    point of the last step), "end" (what is left after it), "kept" (what forward added). `certain` says that the source
+    point of the last step), "start" (what is there before the first), "end" (what is left after the last), "kept"
+    (what forward added). `certain` says that the source
     leaves nothing open that moves the figure. `said` is what the simulated GPU said when it was frozen. `context` is
     the driver's part of a "driver" row in bytes, as the source states it. `gap` explains a difference, `open` is what
     the source does not say.
@@ -105,19 +107,24 @@ def say(row: Row) -> Said:
 
     The published figure is not looked at.
     """
-    module, _, family = row.family.partition(".")
-    measured = getattr(import_module(f".{module}", __name__), family)(
-        workspaces_of(row.capability, row.torch), **row.how
-    )
-    replayed = replay(measured)
-    if row.moment == "end":
-        totals = measured.timeline.totals()
-        return Said(totals[-1], replayed.allocated[-1], replayed.reserved[-1])
+    measured, replayed = run(row.family, row.capability, row.torch, json.dumps(row.how))
+    if row.moment in ("start", "end"):
+        totals, last = measured.timeline.totals(), -1 if row.moment == "end" else measured.timeline.marks[0].event - 1
+        return Said(totals[last], replayed.allocated[last], replayed.reserved[last])
     if row.moment == "kept":
         before, after = (measured.moments[name].total for name in ("end of step 1", "end of forward"))
         return Said(after - before, after - before, 0)
     peaks = replayed.step_peaks()
     return Said(measured.peak, peaks[max(peaks)], replayed.peak_reserved)
+
+
+@lru_cache(maxsize=1)  # neighbouring rows are often of one run
+def run(family: str, capability: tuple[int, int], torch: tuple[int, int], how: str) -> tuple[Measurement, Replay]:
+    """The family's step on the simulated GPU, and what the allocator made of it."""
+    module, _, name = family.partition(".")
+    step = getattr(import_module(f".{module}", __name__), name)
+    measured = step(workspaces_of(capability, torch), **json.loads(how))
+    return measured, replay(measured)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

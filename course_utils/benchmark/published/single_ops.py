@@ -330,8 +330,8 @@ def swiglu_of_halves(workspaces: Workspaces, rows: int, batch: int, ffn: int) ->
 
 def rotate_half(x: torch.Tensor) -> torch.Tensor:
     """The second half with its sign changed, then the first."""
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), -1)
+    first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return torch.cat((-second, first), -1)
 
 
 def rope(workspaces: Workspaces, h: int, T: int, complex_numbers: bool = False) -> Measurement:
