@@ -53,10 +53,9 @@ class Row:
     module and its function) and `how` say what was trained, `capability` on what (CUDA's compute capability), `torch`
     with which release (of the year, where the source does not say). `moment` is what was read: "peak" (the highest
     point of the last step), "start" (what is there before the first), "end" (what is left after the last), "kept"
-    (what forward added). `certain` says that the source
-    leaves nothing open that moves the figure. `said` is what the simulated GPU said when it was frozen. `context` is
-    the driver's part of a "driver" row in bytes, as the source states it. `gap` explains a difference, `open` is what
-    the source does not say.
+    (what forward added). `certain` says that the source leaves nothing open that moves the figure. `said` is what the
+    simulated GPU said when it was frozen. `context` is the driver's part of a "driver" row in bytes, as the source
+    states it; `expandable` are its segments. `gap` explains a difference, `open` is what the source does not say.
     """
 
     id: str
@@ -73,6 +72,7 @@ class Row:
     said: Said = NOT_YET
     moment: str = "peak"
     context: int = 0
+    expandable: bool = False
     gap: str = ""
     open: str = ""
 
@@ -107,7 +107,7 @@ def say(row: Row) -> Said:
 
     The published figure is not looked at.
     """
-    measured, replayed = run(row.family, row.capability, row.torch, json.dumps(row.how))
+    measured, replayed = run(row.family, row.capability, row.torch, json.dumps(row.how), row.expandable)
     if row.moment in ("start", "end"):
         totals, last = measured.timeline.totals(), -1 if row.moment == "end" else measured.timeline.marks[0].event - 1
         return Said(totals[last], replayed.allocated[last], replayed.reserved[last])
@@ -119,12 +119,14 @@ def say(row: Row) -> Said:
 
 
 @lru_cache(maxsize=1)  # neighbouring rows are often of one run
-def run(family: str, capability: tuple[int, int], torch: tuple[int, int], how: str) -> tuple[Measurement, Replay]:
+def run(
+    family: str, capability: tuple[int, int], torch: tuple[int, int], how: str, expandable: bool
+) -> tuple[Measurement, Replay]:
     """The family's step on the simulated GPU, and what the allocator made of it."""
     module, _, name = family.partition(".")
     step = getattr(import_module(f".{module}", __name__), name)
     measured = step(workspaces_of(capability, torch), **json.loads(how))
-    return measured, replay(measured)
+    return measured, replay(measured, expandable_segments=expandable)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

@@ -1,8 +1,6 @@
-"""The small transformer of Stanford's CS336 in single operations, and its own AdamW, as students' scripts train it."""
+"""The transformer of Stanford's CS336 and its attention, by single operations, as students' scripts run them."""
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,52 +9,32 @@ from torch.nn import functional as F
 
 from ...estimating.workspaces import Workspaces
 from ...measurement import Measurement
-from .running import measured
+from .running import leaf, measured, script
 
-VOCAB, BATCH = 10_000, 4
-
-SIZES = {"xl": (1600, 6400, 48, 25), "2.7b": (2560, 10240, 32, 32)}
-"""Hidden size, feed-forward size, layers and heads by the course's names."""
+VOCAB, SIZES = 10_000, {"xl": (1600, 6400, 48, 25), "2.7b": (2560, 10240, 32, 32)}
+"""Tokens; hidden size, feed-forward size, layers and heads by the course's names."""
 
 
-class Linear(nn.Module):
-    """A matrix product by einsum."""
-
-    def __init__(self, inner: int, outer: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outer, inner))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.einsum("...i,oi->...o", x, self.weight)
+def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A linear layer, by einsum."""
+    return torch.einsum("...i,oi->...o", x, weight)
 
 
-class RMSNorm(nn.Module):
+def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """RMSNorm by single operations, in fp32."""
-
-    def __init__(self, h: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(h))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        dtype = x.dtype
-        x = x.to(torch.float32)
-        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
-        x = x * scale
-        return (self.weight * x).to(dtype)
+    dtype = x.dtype
+    x = x.to(torch.float32)
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    x = x * scale
+    return (weight * x).to(dtype)
 
 
-class Rotary(nn.Module):
-    """Rotary positions of neighbouring pairs, from tables that all layers share."""
-
-    def __init__(self, T: int, size: int) -> None:
-        super().__init__()
-        self.register_buffer("tables", torch.empty(2, T, size // 2), persistent=False)
-
-    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
-        cos, sin = self.tables[:, positions]
-        turned = cos * first - sin * second, sin * first + cos * second
-        return torch.cat([half.unsqueeze(-1) for half in turned], -1).flatten(-2)
+def rotated(x: torch.Tensor, tables: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotary positions of neighbouring pairs, whose cosines and sines are gathered anew."""
+    first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = tables[:, positions]
+    a, b = cos * first - sin * second, sin * first + cos * second
+    return torch.cat([a.unsqueeze(-1), b.unsqueeze(-1)], -1).flatten(-2)
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -75,36 +53,15 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     return torch.einsum("...qk,...kd->...qd", weights, v)
 
 
-class Attention(nn.Module):
+def self_attention(x: torch.Tensor, weights: Any, heads: int, tables: torch.Tensor) -> torch.Tensor:
     """Causal attention; positions and mask are made in each layer."""
-
-    def __init__(self, h: int, heads: int, rotary: Rotary) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.out = (Linear(h, h) for _ in range(4))
-        self.heads, self.rotary = heads, rotary
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        s = x.shape[1]
-        q, k, v = self.q(x), self.k(x), self.v(x)
-        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in (q, k, v))
-        positions = torch.arange(s, device=x.device).view(1, 1, s)
-        q, k = self.rotary(q, positions), self.rotary(k, positions)
-        place = torch.arange(s, device=x.device)
-        mask = place.view(1, 1, s, 1) >= place.view(1, 1, 1, s)
-        mixed = attend(q, k, v, mask)
-        mixed = mixed.transpose(1, 2).flatten(2).contiguous()
-        return self.out(mixed)
-
-
-class FeedForward(nn.Module):
-    """SwiGLU, whose SiLU is a product."""
-
-    def __init__(self, h: int, ffn: int) -> None:
-        super().__init__()
-        self.gate, self.down, self.up = Linear(h, ffn), Linear(ffn, h), Linear(h, ffn)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(silu(self.gate(x)) * self.up(x))
+    q, k, v = (linear(x, weight).unflatten(-1, (heads, -1)).transpose(1, 2) for weight in weights[:3])
+    positions, place = (torch.arange(x.shape[1], device=x.device) for _ in range(2))
+    q, k = rotated(q, tables, positions), rotated(k, tables, positions)
+    mask = place[:, None] >= place
+    mixed = attend(q, k, v, mask)
+    mixed = mixed.transpose(1, 2).flatten(2).contiguous()
+    return linear(mixed, weights[3])
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
@@ -112,52 +69,49 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(x)
 
 
-class Block(nn.Module):
-    """One layer, norms first."""
+class Layer(nn.Module):
+    """One layer, norms first, with SwiGLU."""
 
-    def __init__(self, h: int, ffn: int, heads: int, rotary: Rotary) -> None:
+    def __init__(self, h: int, ffn: int, heads: int) -> None:
         super().__init__()
-        self.attention, self.ffn = Attention(h, heads, rotary), FeedForward(h, ffn)
-        self.norm1, self.norm2 = RMSNorm(h), RMSNorm(h)
+        shapes = [(h, h)] * 4 + [(ffn, h), (h, ffn), (ffn, h), (h,), (h,)]
+        self.weights, self.heads = nn.ParameterList(torch.empty(shape) for shape in shapes), heads
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mixed = self.attention(self.norm1(x))
+    def forward(self, x: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+        *projections, gate, down, up, norm1, norm2 = self.weights
+        mixed = self_attention(rms_norm(x, norm1), projections, self.heads, tables)
         between = x + mixed
-        fed = self.ffn(self.norm2(between))
+        normed = rms_norm(between, norm2)
+        fed = linear(silu(linear(normed, gate)) * linear(normed, up), down)
         return between + fed
 
 
 class Transformer(nn.Module):
-    """The language model: 10,000 tokens, untied, no biases, no dropout."""
+    """The language model, untied, without biases and dropout."""
 
     def __init__(self, size: str, T: int) -> None:
         super().__init__()
         h, ffn, layers, heads = SIZES[size]
         self.embedding = nn.Parameter(torch.empty(VOCAB, h))
-        rotary = Rotary(T, h // heads)
-        self.layers = nn.ModuleList(Block(h, ffn, heads, rotary) for _ in range(layers))
-        self.norm, self.head = RMSNorm(h), Linear(h, VOCAB)
+        self.register_buffer("tables", torch.empty(2, T, h // heads // 2))
+        self.layers = nn.ModuleList(Layer(h, ffn, heads) for _ in range(layers))
+        self.norm, self.head = nn.Parameter(torch.empty(h)), nn.Parameter(torch.empty(VOCAB, h))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embedding[ids, :]
+        # In embedding[ids, :] the colon was a slice of its own until torch 2.8 (pytorch's pull request 157528)
+        x = torch.ops.aten.slice(self.embedding, 1)[ids]
         for layer in self.layers:
-            x = layer(x)
-        x = self.norm(x)
-        return self.head(x)
+            x = layer(x, self.tables)
+        x = rms_norm(x, self.norm)
+        return linear(x, self.head)
 
 
 class OwnAdamW(torch.optim.Optimizer):
     """AdamW, one parameter at a time, out of place; zeros are made for states even where they exist."""
 
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         for p in self.param_groups[0]["params"]:
-            if p.grad is None:
-                continue
-            grad = p.grad.data
-            state = self.state[p]
+            grad, state = p.grad.data, self.state[p]
             m_before = state.get("m", torch.zeros_like(grad))
             v_before = state.get("v", torch.zeros_like(grad))
             m = 0.9 * m_before + (0.1 * grad)
@@ -167,89 +121,59 @@ class OwnAdamW(torch.optim.Optimizer):
             state["m"], state["v"] = m, v
 
 
-def network(size: str, T: int) -> tuple[Transformer, tuple[torch.Tensor, torch.Tensor]]:
-    """The model and a batch, without memory."""
-    with torch.device("meta"):
-        ids, targets = torch.zeros(2, BATCH, T, dtype=torch.int64)
-        return Transformer(size, T), (ids.clone(), targets.clone())
+def train(
+    workspaces: Workspaces, size: str, T: int, batch: int = 4, steps: int = 2, autocast: bool = False,
+    inference: bool = False, update: bool = True, shard: tuple[int, int] = (0, 1), named: int = 0,
+) -> Measurement:  # fmt: skip
+    """A training step. Ranks of data parallelism sum gradients in place, and NCCL's buffers are elsewhere: as one GPU.
 
-
-def precision(autocast: bool) -> AbstractContextManager[Any]:
-    """Autocast to bf16, or nothing."""
-    return torch.autocast("cuda", torch.bfloat16) if autocast else nullcontext()
-
-
-def loss_of(model: Any, batch: Any, autocast: bool = False) -> torch.Tensor:
-    """Cross-entropy, within autocast if any; the logits' name dies here."""
-    with precision(autocast):
-        logits = model(batch[0])
-        return F.cross_entropy(logits.reshape(-1, VOCAB), batch[1].reshape(-1))
-
-
-def forward(workspaces: Workspaces, size: str, T: int, autocast: bool = False) -> Measurement:
-    """Inference on four sequences."""
-
-    def step(model: Any, batch: Any) -> None:
-        with torch.no_grad(), precision(autocast):
-            _ = model(batch[0])
-
-    model, batch = network(size, T)
-    return measured(step, model, batch=batch, workspaces=workspaces)
-
-
-def train(workspaces: Workspaces, size: str, T: int, autocast: bool = False) -> Measurement:
-    """A training step on four sequences; gradients are dropped when it begins."""
-
-    def step(model: Any, optimizer: Any, batch: Any) -> None:
-        model.zero_grad(set_to_none=True)
-        loss = loss_of(model, batch, autocast)
-        loss.backward()
-        optimizer.step()
-
-    model, batch = network(size, T)
-    return measured(step, model, OwnAdamW(model.parameters()), batch, workspaces)
-
-
-def data_parallel(
-    workspaces: Workspaces, size: str, T: int, update: bool = True, ranks: int = 1, rank: int = 0
-) -> Measurement:
-    """The first step of one of two ranks, which sum gradients in place; with `update` the optimizer steps too.
-
-    With `ranks` the optimizer updates each `ranks`-th parameter from number `rank` on. NCCL's buffers are outside the
-    allocator.
+    With `update` the optimizer steps, on each parameter of a `shard` (first, every). Of loss and logits the first
+    `named` keep their names.
     """
+    names: list[Any] = []
 
-    def step(model: Any, optimizer: Any, batch: Any) -> Any:
-        loss = loss_of(model, batch)
+    def infer(model: Any, given: Any) -> None:
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, autocast):
+            _ = model(given[0])
+
+    def step(model: Any, optimizer: Any, given: Any) -> None:
+        model.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, autocast):
+            logits = model(given[0])
+            loss = F.cross_entropy(logits.reshape(-1, VOCAB), given[1].reshape(-1))
+        names[:] = (loss, logits)[:named]
+        del logits
         loss.backward()
-        for parameter in model.parameters():
-            parameter.grad /= 2
         if update:
             optimizer.step()
-        return loss
-
-    model, batch = network(size, T)
-    return measured(step, model, OwnAdamW(list(model.parameters())[rank::ranks]), batch, workspaces, steps=1)
-
-
-class Scores(nn.Module):
-    """Queries, keys and values without heads, and their attention."""
-
-    def __init__(self, T: int, size: int) -> None:
-        super().__init__()
-        self.q, self.k, self.v = (nn.Parameter(torch.empty(8, T, size)) for _ in range(3))
-
-    def forward(self) -> torch.Tensor:
-        return attend(self.q, self.k, self.v)
-
-
-def attention(workspaces: Workspaces, T: int, size: int) -> Measurement:
-    """Attention of eight sequences in fp32, forward and backward; gradients are dropped."""
-
-    def step(model: Any) -> None:
-        out = model()
-        out.sum().backward()
-        model.zero_grad(set_to_none=True)
 
     with torch.device("meta"):
-        return measured(step, Scores(T, size), workspaces=workspaces)
+        model, given = Transformer(size, T), tuple(torch.zeros(batch, T, dtype=torch.int64) for _ in range(2))
+    optimizer = None if inference else OwnAdamW(list(model.parameters())[shard[0] :: shard[1]], {})
+    return measured(infer if inference else step, model, optimizer, given, workspaces, steps)
+
+
+@script
+def attention(T: int, size: int, then: str = "") -> Any:
+    """Attention of eight sequences in fp32, and backward; `then` "forward", a "graph" that stays, or "graph, both"."""
+    q, k, v = (leaf(8, T, size) for _ in range(3))
+    names: list[Any] = []
+
+    def once(into: list[Any], backward: bool = True) -> None:
+        out = attend(q, k, v)
+        into[:] = out, out.sum()
+        if backward:
+            into[1].backward()
+            q.grad = k.grad = v.grad = None
+
+    def iteration() -> None:
+        if not names or not then:
+            once(names if then else [])
+        elif then == "forward":
+            attend(q, k, v).sum()
+        else:
+            once(names, backward=False)
+            if then == "graph, both":
+                once([])
+
+    return iteration
