@@ -279,8 +279,8 @@ def mlp_backward(run: TrainingRun, there: bool) -> int:
 
 
 def attention_backward(run: TrainingRun, there: bool) -> int:
-    """The same within attention, whose scores have gradients in the softmax's type: the MLP's activations are gone, the
-    gradients of its matrices and of attention's output have arrived.
+    """The same within attention, where softmax's backward has its output, two gradients and a product, all in its type:
+    the MLP's activations are gone, the gradients of its matrices and of attention's output have arrived.
     """
     m, t, c, r = run.model, run.micro_batch * run.seq_len, run.precision.compute, residual(run)
     gone = mlp(run) + t * ((r + c) * m.hidden + statistics(run) + (m.hidden if m.dropout else 0))
@@ -290,7 +290,7 @@ def attention_backward(run: TrainingRun, there: bool) -> int:
     if run.attention != "eager":
         return added + core["qkv"]
     scores = t * m.heads * run.seq_len
-    return added + max(c * scores, (3 * r + bool(m.dropout)) * scores - core["scores"])
+    return added + max(c * scores, 4 * r * scores - core["scores"])
 
 
 def embedding_backward(run: TrainingRun) -> int:

@@ -242,10 +242,26 @@ def scaled(step: Step, x: Tensor) -> Tensor:
 
 
 @operation
-def softmax(step: Step, x: Tensor, name: str, what: str, why: str = "softmax's own backward") -> Tensor:
-    """Softmax, or its logarithm: saves its output."""
+def softmax(step: Step, x: Tensor, name: str, what: str) -> Tensor:
+    """Saves its output. Backward begins with the product of that and the gradient (softmax_backward_cuda_out)."""
+    tape, size = step.tape, x.size
+
+    def backward(_: list[Gradient]) -> list[Gradient | None]:
+        product = tape.make(size)
+        gradient = tape.gradient(size)
+        product.release()
+        return [gradient]
+
+    out = tape.tensor(x.element, x.shape)
+    tape.apply(out, [x], backward, [Saving(out, name, what, "softmax's own backward")])
+    return out
+
+
+@operation
+def log_softmax(step: Step, x: Tensor) -> Tensor:
+    """Of the logits: saves its output."""
     out = step.tape.tensor(x.element, x.shape)
-    return new_gradients(step, out, [x], [Saving(out, name, what, why)])
+    return new_gradients(step, out, [x], [Saving(out, "log-softmax", "output", "gradient of the logits")])
 
 
 @operation
