@@ -95,15 +95,15 @@ class Transformer(nn.Module):
         self.embedding = nn.Parameter(torch.empty(VOCAB, h))
         self.register_buffer("tables", torch.empty(2, T, h // heads // 2))
         self.layers = nn.ModuleList(Layer(h, ffn, heads) for _ in range(layers))
-        self.norm, self.head = nn.Parameter(torch.empty(h)), nn.Parameter(torch.empty(VOCAB, h))
+        self.last = nn.ParameterList([torch.empty(h), torch.empty(VOCAB, h)])  # behind the layers for the optimizer too
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         # In embedding[ids, :] the colon was a slice of its own until torch 2.8 (pytorch's pull request 157528)
         x = torch.ops.aten.slice(self.embedding, 1)[ids]
         for layer in self.layers:
             x = layer(x, self.tables)
-        x = rms_norm(x, self.norm)
-        return linear(x, self.head)
+        x = rms_norm(x, self.last[0])
+        return linear(x, self.last[1])
 
 
 class OwnAdamW(torch.optim.Optimizer):
