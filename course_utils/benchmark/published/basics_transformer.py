@@ -92,14 +92,14 @@ class Transformer(nn.Module):
     def __init__(self, size: str, T: int) -> None:
         super().__init__()
         h, ffn, layers, heads = SIZES[size]
-        self.embedding = nn.Parameter(torch.empty(VOCAB, h))
+        self.first = nn.ParameterList([torch.empty(VOCAB, h)])
         self.register_buffer("tables", torch.empty(2, T, h // heads // 2))
         self.layers = nn.ModuleList(Layer(h, ffn, heads) for _ in range(layers))
-        self.last = nn.ParameterList([torch.empty(h), torch.empty(VOCAB, h)])  # behind the layers for the optimizer too
+        self.last = nn.ParameterList([torch.empty(h), torch.empty(VOCAB, h)])  # order decides which blocks are split
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         # In embedding[ids, :] the colon was a slice of its own until torch 2.8 (pytorch's pull request 157528)
-        x = torch.ops.aten.slice(self.embedding, 1)[ids]
+        x = torch.ops.aten.slice(self.first[0], 1)[ids]
         for layer in self.layers:
             x = layer(x, self.tables)
         x = rms_norm(x, self.last[0])
