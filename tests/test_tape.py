@@ -31,6 +31,7 @@ SEQUENCES = [
     TrainingRun("tiny-gpt", 1, 64, "bf16-master", attention="eager"),
     TrainingRun("tiny-gpt", 2, 64, "fp32", attention="efficient", recompute="full", accumulation_steps=2),
     TrainingRun("tiny-gpt", 2, 64, "amp-fp16", recompute="selective"),
+    TrainingRun("tiny-gpt", 2, 64, "amp-fp16", attention="eager"),
     TrainingRun("tiny-gpt", 2, 64, "bf16", attention="eager", recompute="selective-attention"),
     TrainingRun("tiny-gpt", 2, 64, "bf16-master-fp32grad", loss_chunks=2),
     TrainingRun("tiny-gpt", 2, 64, "fp16-master", attention="cudnn", recompute="offload"),
@@ -43,7 +44,7 @@ SEQUENCES = [
 
 
 @pytest.mark.parametrize("run", SEQUENCES, ids=str)
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(13)
 def test_tape_and_torch_do_the_same_in_the_same_order(run):
     """Every birth and death from forward to the end of backward; what dies in one go is in no order."""
     numbers = symbols(run)

@@ -289,8 +289,8 @@ def attention_backward(run: TrainingRun, there: bool) -> int:
     core, added = attention(run), r * t * m.hidden + recomputed_core(run) + arrived - gone
     if run.attention != "eager":
         return added + core["qkv"]
-    scores = t * m.heads * run.seq_len
-    return added + max(c * scores, 4 * r * scores - core["scores"])
+    scores, given = t * m.heads * run.seq_len, c if run.precision.autocast == "float16" else r  # fp16 is not cast back
+    return added + max(c * scores, (3 * r + given) * scores - core["scores"])
 
 
 def embedding_backward(run: TrainingRun) -> int:

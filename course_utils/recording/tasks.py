@@ -206,6 +206,8 @@ def everything() -> Iterator[Task]:
     for chunks in (8, 32):
         yield run(LLAMA.replace(loss_chunks=chunks), "the logits in pieces")
     yield run(GPT2.replace(loss_chunks=8), "GPT-2's logits in pieces")
+    yield run(LLAMA.replace(logits="compute"), "a Llama's logits in 16 bits")
+    yield run(GPT2.replace(logits="fp32"), "GPT-2's logits in fp32")
     yield run(LLAMA.replace(lora_rank=16, lora_targets=("attention", "mlp")), "LoRA on every matrix")
     for bits in (16, 8, 4):
         frozen = LLAMA_8B.replace(lora_rank=16, recompute="full", frozen_bits=bits)

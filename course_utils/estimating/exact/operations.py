@@ -242,17 +242,20 @@ def scaled(step: Step, x: Tensor) -> Tensor:
 
 
 @operation
-def softmax(step: Step, x: Tensor, name: str, what: str) -> Tensor:
-    """Saves its output. Backward begins with the product of that and the gradient (softmax_backward_cuda_out)."""
+def softmax(step: Step, x: Tensor, name: str, what: str, element: str = "") -> Tensor:
+    """In the type of x unless an `element` is given, saves its output. Backward begins with the product of that and the
+    gradient (softmax_backward_cuda_out).
+    """
     tape, size = step.tape, x.size
+    out = tape.tensor(element or x.element, x.shape)
+    out_size = out.size
 
     def backward(_: list[Gradient]) -> list[Gradient | None]:
-        product = tape.make(size)
+        product = tape.make(out_size)
         gradient = tape.gradient(size)
         product.release()
         return [gradient]
 
-    out = tape.tensor(x.element, x.shape)
     tape.apply(out, [x], backward, [Saving(out, name, what, "softmax's own backward")])
     return out
 
