@@ -20,7 +20,7 @@ from ..tables import BIAS_HEADINGS, Cell, Table, bias_of
 
 HERE = Path(__file__).parent
 
-FILES = ("single_ops", "language_models", "basics_transformer")
+FILES = ("single_ops", "language_models", "basics_transformer", "vision_models")
 """The modules of this folder that run steps, each next to its rows."""
 
 COUNTERS = ("allocated", "reserved", "driver")
