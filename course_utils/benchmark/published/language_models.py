@@ -270,3 +270,44 @@ def scratch_gpt(workspaces: Workspaces, stage: int, batch: int, s: int, **size: 
                 model.train()
 
     return measured(step, model, optimizer, tokens(batch, s), workspaces)
+
+
+# ------------------------------------------------------------------------------------------------- PEFT's comparison
+
+
+class Llama3B(nn.Module):
+    """Llama 3.2 3B's weights in bf16, and LoRA's of `rank` for q and v in fp32; no step of it is run."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        half, h = {"dtype": torch.bfloat16}, 3072
+        shapes = [(h, h), (1024, h), (1024, h), (h, h), (8192, h), (8192, h), (h, 8192), (h,), (h,)] * 28
+        shapes += [(128256, h), (h,)]
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(shape, **half), rank == 0) for shape in shapes)
+        lora = [(rank, h), (h, rank), (rank, h), (1024, rank)] * 28 if rank else []
+        self.lora = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in lora)
+
+    def forward(self, batch: int, s: int) -> tuple[Tensor, ...]:
+        """The outputs that a step keeps: logits, and the keys and values of all blocks."""
+        shapes = [(batch, s, 128256), *[(batch, 8, s, 128)] * 56]
+        return tuple(self.weights[0].new_empty(shape) for shape in shapes)
+
+
+def peft_state(workspaces: Workspaces, rank: int, batch: int, s: int) -> Measurement:
+    """What is left after AdamW's step, gradients and outputs included; two threads' workspaces are among it."""
+    with torch.device("meta"):
+        model = Llama3B(rank)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    kept: list[Tensor] = []
+
+    def step(model: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        kept[:] = model(batch, s)
+        one = torch.empty(1, 1, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        loss = (one @ one).sum()  # a product in forward and in backward
+        for part in model.parameters():
+            loss = loss + part.sum() if part.requires_grad else loss
+        loss.backward()
+        optimizer.step()
+
+    return measured(step, model, torch.optim.AdamW(trained), workspaces=workspaces)

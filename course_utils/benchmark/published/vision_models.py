@@ -1,5 +1,6 @@
 """Steps of vision transformers as published scripts take them."""
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -30,39 +31,50 @@ class EncoderBlock(nn.Module):
         return x + y
 
 
-class Encoder(nn.Module):
-    """The blocks with their positions and last norm."""
-
-    def __init__(self, L: int, h: int, a: int, f: int, s: int) -> None:
-        super().__init__()
-        self.positions = nn.Parameter(torch.empty(1, s, h))
-        self.blocks = nn.Sequential(*(EncoderBlock(h, a, f) for _ in range(L)))
-        self.norm = nn.LayerNorm(h, eps=1e-6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.positions
-        return self.norm(self.blocks(x))
-
-
 class VisionTransformer(nn.Module):
     """torchvision's: patches of 16 x 16, a class token in front, no dropout."""
 
     def __init__(self, L: int, h: int, a: int, f: int, classes: int) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, h, 16, 16)
-        self.token = nn.Parameter(torch.empty(1, 1, h))
-        self.encoder = Encoder(L, h, a, f, 14 * 14 + 1)
-        self.head = nn.Linear(h, classes)
+        self.token, self.positions = nn.Parameter(torch.empty(1, 1, h)), nn.Parameter(torch.empty(1, 14 * 14 + 1, h))
+        self.blocks = nn.Sequential(*(EncoderBlock(h, a, f) for _ in range(L)))
+        self.norm, self.head = nn.LayerNorm(h, eps=1e-6), nn.Linear(h, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         n = images.size(0)
         x = self.patches(images).flatten(2).permute(0, 2, 1)
         x = torch.cat([self.token.expand(n, -1, -1), x], 1)
-        x = self.encoder(x)
+        x = x + self.positions
+        x = self.norm(self.blocks(x))
         return self.head(x[:, 0])
 
 
 VIT_L = {"L": 24, "h": 1024, "a": 16, "f": 4096}
+
+
+class EarlierAdam(torch.optim.Optimizer):
+    """Adam for all tensors at once as before torch 2.1, which made its denominators anew from the roots."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:  # pyrefly: ignore [bad-override]
+        weights = [one for one in self.param_groups[0]["params"] if one.grad is not None]
+        for one in weights:
+            if not self.state[one]:
+                self.state[one] = {name: torch.zeros_like(one) for name in ("exp_avg", "exp_avg_sq")}
+        gradients = [one.grad for one in weights]
+        means, squares = ([self.state[one][name] for one in weights] for name in ("exp_avg", "exp_avg_sq"))
+        torch._foreach_mul_(means, 0.9)
+        torch._foreach_add_(means, gradients, alpha=0.1)
+        torch._foreach_mul_(squares, 0.999)
+        torch._foreach_addcmul_(squares, gradients, gradients, 0.001)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(roots, 1.0)
+        denominators = torch._foreach_add(roots, 1e-8)
+        torch._foreach_addcdiv_(weights, means, denominators, -1.0)
 
 
 def fine_tuned_vit(
@@ -76,7 +88,7 @@ def fine_tuned_vit(
     """
     with torch.device("meta"):
         model = VisionTransformer(classes=10, **VIT_L).to(torch.bfloat16 if precision == "bf16" else torch.float32)
-    updates = getattr(torch.optim, optimizer)(model.parameters(), lr=5e-5)
+    updates = {"Adam": EarlierAdam, "SGD": torch.optim.SGD}[optimizer](model.parameters(), lr=5e-5)
     mixed = precision == "fp16-mixed"
 
     def outputs(model: Any, images: Tensor) -> Tensor:
@@ -111,12 +123,10 @@ def summed_vit(workspaces: Workspaces) -> Measurement:
     """One image, the sum of the output as loss, Adam."""
     with torch.device("meta"):
         model = VisionTransformer(classes=1000, **VIT_L)
-    optimizer = torch.optim.Adam(model.parameters())
 
     def step(model: Any, optimizer: Any) -> None:
-        images = torch.empty(1, 3, 224, 224, device="cuda")
-        model(images).sum().backward()
+        model(torch.empty(1, 3, 224, 224, device="cuda")).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    return measured(step, model, optimizer, workspaces=workspaces)
+    return measured(step, model, torch.optim.Adam(model.parameters()), workspaces=workspaces)
