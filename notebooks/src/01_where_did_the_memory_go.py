@@ -560,8 +560,22 @@ for precision, attention, recompute in product(("amp-bf16", "bf16-master"), ("fl
 # --micro-batch 32 --attention eager`.
 #
 # No gap is left, and that needs a caution. The exact engine was worked out until it named every tensor of this
-# simulation, so a gap of 0 says that we understand *it*. What a real card adds, scratch space inside kernels above all,
-# only a live run can say: `compare(run, source="live")`.
+# simulation, so a gap of 0 says that we understand *it*. A card counts more than tensors: `compare` has two rows for
+# that, the *allocator's counter* and *reserved*, which [lesson 10](10_allocator_and_fragmentation.ipynb) explains. Does
+# the simulation say what a card says? Somebody trained a model of 3.4 billion parameters on an H800 and published what
+# `max_memory_allocated` had counted. The same step, simulated here before it was compared:
+
+# %%
+from course_utils.benchmark.published import published_rows
+
+row = next(row for row in published_rows() if row.id == "cs336-shibuki-2.7b-bf16-train-step-ctx512")
+print(f"{row.gpu}, torch {row.torch[0]}.{row.torch[1]}, counted: {row.printed} = {format_bytes(row.bytes, 'GB', 2)}")
+print(f"sum of tensors, simulated:    {format_bytes(row.said.tensors, 'GB', 2)}")
+print(f"allocator's counter, by rule: {format_bytes(row.said.allocated, 'GB', 2)}, "
+      f"{row.said.allocated / row.bytes - 1:+.3%} from the card's")  # fmt: skip
+
+# %% [markdown]
+# [Lesson 13](13_who_is_right.ipynb) has many more of them. Your own card speaks by `compare(run, source="live")`.
 
 # %% [markdown]
 # ## One layer more
