@@ -381,6 +381,7 @@ ten_rows()
 
 # %%
 from course_utils import TransformerConfig
+from course_utils.figures import bars
 
 sizes = {"layers": 32, "hidden": 2560, "heads": 32, "kv_heads": 32, "ffn": 10240, "vocab": 10000}
 cs336 = TransformerConfig("CS336 2.7B", "llama", max_positions=512, tied=False, logits="compute", **sizes)
@@ -392,8 +393,8 @@ bars(said, "One calculator meets the card, by chance; the simulated step meets i
 
 # %% [markdown]
 # Here the six are only 1.4 times apart, and Megatron-LM's formula is right to a tenth of a percent. But you know what
-# it is made of: 18 bytes a parameter where this step has 16, 5 % on top of all, and no loss in 16 bits. Its errors
-# cancel here. On Llama 3.1 8B above they do not.
+# it is made of: 18 bytes a parameter where this step has 16, an MLP of two matrices where this one has three, and no
+# s×s scores. Its errors cancel here. On Llama 3.1 8B above they do not.
 #
 # And on the course's own recordings of a real GPU, made by its own tools? If the next table is empty, there are none.
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ...allocator.replay import Replay, replay
 from ...estimating.workspaces import workspaces_of
 from ...measurement import Measurement
+from ...units import format_bytes
 from ..tables import BIAS_HEADINGS, Cell, Table, bias_of
 
 HERE = Path(__file__).parent
@@ -25,6 +26,20 @@ FILES = ("single_ops", "language_models", "basics_transformer", "vision_models")
 
 COUNTERS = ("allocated", "reserved", "driver")
 """torch.cuda.max_memory_allocated, max_memory_reserved, and the driver's figure, as nvidia-smi shows it."""
+
+TEN = (
+    "cs336-shibuki-2.7b-fp32-train-step-ctx512",
+    "cs336-shibuki-2.7b-bf16-train-step-ctx512",
+    "cs336-damek-xl-ddp2-T512-full",
+    "cs336-shibuki-xl-ddp2-full-opt-step-peak-allocated",
+    "litgpt-lora-Llama2-7B-mb1",
+    "litgpt-lora-Llama2-13B-mb1",
+    "rasbt-gpt124m-00-orig",
+    "rasbt-gpt124m-07-sdpa",
+    "liger-fused_linear_cross_entropy-full-BT16384-a100-l204",
+    "liger-swiglu-full-T4096-a100-l410",
+)
+"""Ids of the rows that stand for all in the README and in lesson 13."""
 
 MUCH = 1.0
 """A difference beyond this many percent is explained, or listed as not understood."""
@@ -164,6 +179,30 @@ def summary(rows: Sequence[Row], answers: dict[str, Said], notes: Sequence[str] 
     headings = ("counter", "configuration known", "rows", "largest error, %", *BIAS_HEADINGS)
     title = "What GPUs counted elsewhere, against the simulated GPU"
     return Table("published-gpus", title, headings, tuple(lines), tuple(notes), "simulated GPU")
+
+
+def answered_rows() -> list[Row]:
+    """The rows whose step has been run: what was said of each is frozen."""
+    return [row for row in published_rows() if row.said != NOT_YET]
+
+
+def frozen_summary() -> Table:
+    """The summary of what was frozen, without running anything."""
+    rows = answered_rows()
+    return summary(rows, {row.id: row.said for row in rows})
+
+
+def ten_rows() -> Table:
+    """Ten rows of as many models and sources as possible: counted by a GPU, and said by the simulation."""
+    known = {row.id: row for row in answered_rows()}
+    lines = []
+    for row in map(known.__getitem__, TEN):
+        counted, ours = (format_bytes(size, "GB", 3) for size in (row.bytes, row.said.of(row)))
+        off = round(percent(row, row.said), 2) + 0.0  # no negative zero
+        gpu, source = row.gpu.partition(" (")[0], row.source.partition(" §")[0]
+        lines.append((row.id, gpu, row.counter, row.printed, counted, ours, f"{off:+.2f} %", source))
+    headings = ("what was run", "GPU", "counter", "published", "in GB", "ours", "error", "source")
+    return Table("ten-rows", "Counted by GPUs elsewhere, and simulated", headings, tuple(lines))
 
 
 def each(rows: Sequence[Row], answers: dict[str, Said]) -> Table:
