@@ -152,8 +152,8 @@ def test_fit_prints_the_path_to_a_run_that_fits_and_refuses_in_one_line():
 def test_compare_prints_estimate_and_measurement_side_by_side():
     done = course("compare", "--here", "tiny-gpt", "--micro-batch", "2", "--seq-len", "64")
     assert done.returncode == 0, done.stderr
-    total = next(line.split() for line in done.stdout.splitlines() if line.startswith("total"))
-    assert total[1] == total[3] and total[-2:] == ["+0", "B"]
+    tensors = next(line.split() for line in done.stdout.splitlines() if line.startswith("tensors"))
+    assert tensors[1] == tensors[3] and tensors[-2:] == ["+0", "B"]
     assert "simulated GPU" in done.stdout
 
 

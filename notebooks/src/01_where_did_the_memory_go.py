@@ -569,7 +569,7 @@ for precision, attention, recompute in product(("amp-bf16", "bf16-master"), ("fl
 from course_utils.benchmark.published import published_rows
 
 row = next(row for row in published_rows() if row.id == "cs336-shibuki-2.7b-bf16-train-step-ctx512")
-print(f"{row.gpu}, torch {row.torch[0]}.{row.torch[1]}, counted: {row.printed} = {format_bytes(row.bytes, 'GB', 2)}")
+print(f"an H800, torch {row.torch[0]}.{row.torch[1]}, counted: {row.printed} = {format_bytes(row.bytes, 'GB', 2)}")
 print(f"sum of tensors, simulated:    {format_bytes(row.said.tensors, 'GB', 2)}")
 print(f"allocator's counter, by rule: {format_bytes(row.said.allocated, 'GB', 2)}, "
       f"{row.said.allocated / row.bytes - 1:+.3%} from the card's")  # fmt: skip

@@ -364,7 +364,7 @@ lines(
 # %%
 from course_utils.benchmark.published import frozen_summary
 
-reveal("13.cards", median(abs(percent(row, row.said)) for row in certain), unit="%")
+reveal("13.cards", round(median(abs(percent(row, row.said)) for row in certain), 3), unit="%")
 frozen_summary()
 
 # %% [markdown]
