@@ -1,6 +1,8 @@
 """FSDP2 as one rank of many sees it: rank 0 of any number of simulated ranks, in one process without a GPU.
 
-torch's fake process group sends nothing, but each buffer of the genuine `fully_shard` is allocated when it would be.
+torch's fake process group sends nothing, but each buffer of the genuine `fully_shard` is allocated when it would be,
+on the stream on which it would be. FSDP1 cannot be simulated: it compares addresses of storages, and its frees wait for
+other streams (`record_stream`).
 """
 
 import sys
@@ -44,11 +46,11 @@ def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
     if run.precision.master:
         notes.append("the fp32 shards are the master weights, and gradients are fp32 shards too")
     provenance = provenance_of("simulated", *notes)
-    with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention), cycles_left_alone(), _quick_plans():
+    with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention), cycles_left_alone(), quick_plans():
         return follow(ShardedTraining(shown, mesh), ShardTracker("cuda", workspaces_on(run.card)), steps, provenance)
 
 
-def _quick_plans() -> Any:
+def quick_plans() -> Any:
     """Inside, a DTensor's plan asks for no kind of shard that FSDP2 never makes: in torch 2.13 that takes n² time."""
     from torch.distributed.tensor import _sharding_prop
 
