@@ -435,6 +435,59 @@ from course_utils.lessons.plans.widget import detective
 detective()
 
 # %% [markdown]
+# ## A script of your own
+# Plans need a model's sizes. A training script needs nothing: `watch` runs it as it is, for two optimizer steps on the
+# simulated GPU, and writes or deletes nothing of yours. Here is a small one.
+
+# %%
+import tempfile
+from pathlib import Path
+
+script = Path(tempfile.mkdtemp()) / "train.py"
+script.write_text("""
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(1024, 8192), nn.GELU(), nn.Linear(8192, 1024)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(1000):
+    x = torch.randn(8192, 1024, device="cuda")
+    loss = (model(x) - x).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""")
+
+# %%
+import subprocess
+import sys
+
+
+def watch(*arguments):
+    command = [sys.executable, "-m", "course_utils", "watch", *map(str, arguments)]
+    print(subprocess.run(command, capture_output=True, text=True, cwd=script.parent).stdout)
+
+
+watch("--save", script.parent / "before.gz", script)
+
+# %% [markdown]
+# **Your guess.** AdamW with `fused=True` takes no temporaries of its own. How many MB does it take off the peak of this
+# script?
+
+# %%
+predict("14.fused", unit="MB")
+
+# %%
+script.write_text(script.read_text().replace("lr=1e-3", "lr=1e-3, fused=True"))
+watch("--against", script.parent / "before.gz", script)
+
+# %% [markdown]
+# **The gap**: nothing comes off. What the fused update saves is not there at the peak, which backward owns. The list of
+# what would help had told so: it names half the batch and 8-bit states, and no fused update. The last table names
+# every tensor that came or went, and its sum is the difference of the peaks, to the byte. In Python the same is
+# `difference(before, after)`, of two measurements.
+
+# %% [markdown]
 # ## Five questions
 # The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
 # mistake leads to it.
