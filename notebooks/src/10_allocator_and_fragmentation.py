@@ -246,7 +246,8 @@ print(beyond_simulation())
 
 # %% [markdown]
 # Even *allocated* differs from the sum of the tensors, for two reasons. A block that was not split is larger than its
-# tensor. And cuBLAS, the library that multiplies matrices, keeps a *workspace* for each thread that calls it: forward
+# tensor. And cuBLAS, the library that multiplies matrices, keeps a [workspace](../docs/glossary.md#workspace) for each
+# thread that calls it: forward
 # has one thread and backward another, so it has two, of 8.1 MiB on most cards and of 32 MiB on Hopper. A run counts
 # them where it names its `card`. `counted` lists the terms:
 
