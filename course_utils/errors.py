@@ -35,5 +35,9 @@ class StepError(RuntimeError):
     """A step of a learner's own cannot be measured as it is; the message says in which line, and what to write."""
 
 
+class ScriptError(RuntimeError):
+    """A script cannot be watched; the message says where and why, with its traceback if the error is its own."""
+
+
 class SimulationUnavailable(RuntimeError):
     """This build of torch, or this platform, cannot simulate a GPU; the message says why."""

@@ -4,10 +4,11 @@ import inspect
 import os
 import platform
 import sys
-from argparse import SUPPRESS, Namespace
+from argparse import REMAINDER, SUPPRESS, Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -17,7 +18,7 @@ from ..interactive.course_files import ROOT
 from ..models import LOGITS, PRESETS
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from .command import HERE, Command, course_environment, hand_over, is_current, no_options
-from .environment import Home, is_ready, remembered, torch_choice
+from .environment import Home, SetupError, is_ready, remembered, torch_choice
 
 FIRST_LESSON = "/lab/tree/notebooks/00_start_here.ipynb"
 SETTINGS = Path(__file__).resolve().parent / "jupyterlab_settings"
@@ -156,6 +157,46 @@ def fit(options: dict[str, Any]) -> int:
     return 0
 
 
+def read_watch(arguments: Sequence[str]) -> Namespace:
+    """The script, its arguments, and where to run it; what stands after the script's name is the script's."""
+    parser = Parser("watch", "Run a training script of yours, unchanged, for two steps on a simulated GPU.")
+    sources = ("simulated", "live", "auto")
+    parser.add_argument("--source", choices=sources, default="simulated", help="live: on the GPU of this machine")
+    parser.add_argument("--save", metavar="FILE", type=Path, help="keep the measurement, to compare a later one with")
+    parser.add_argument("--against", metavar="FILE", type=Path, help="show what changed since that was kept")
+    parser.add_argument("script", help="a Python file")
+    parser.add_argument("arguments", nargs=REMAINDER, help="the script's own")
+    return parser.parse_args(arguments)
+
+
+def watch(options: Namespace) -> int:
+    """Print where a script's memory goes. It runs in this Python, which has what it imports; handlers that it left to
+    the end of the process do not run, as they might write."""
+    if find_spec("torch") is None:
+        raise SetupError(f"{sys.executable} has no torch: use the Python that your script runs with")
+    from ..errors import ScriptError
+    from ..measuring.differences import difference
+    from ..measuring.measurement_file import read_measurement, save_measurement
+    from ..measuring.script_report import report
+    from ..measuring.scripts import watch_script
+
+    code = 0
+    before = read_measurement(options.against) if options.against else None
+    try:
+        measured = watch_script(options.script, options.arguments, options.source)
+        print(f"{options.script}, run as it is\n\n{report(measured)}")
+        if before:
+            print(f"\n{difference(before, measured)!r}")
+        if options.save:
+            save_measurement(measured, options.save)
+    except ScriptError as error:
+        print(error, file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def read_quiz(arguments: Sequence[str]) -> int:
     from ..lessons import lessons
 
@@ -216,6 +257,7 @@ COMMANDS = {
         "estimate, measure, show both: compare gpt2-xl --recompute full", partial(read_run, "compare"), compare, "lab"
     ),
     "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", read_fit, fit),
+    "watch": Command("watch a training script's memory, as it is: watch train.py --batch 8", read_watch, watch),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", read_quiz, quiz),
     "progress": no_options("progress", "show which exercises and quizzes you have done", progress),
     "find": Command("search lessons, glossary and the rest: find reserved memory", read_find, find),

@@ -44,7 +44,7 @@ def answered(sizes: Callable[[], Sequence[int]]) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, answer in answers(sizes):
             if isinstance(answer, type):
-                answer = _class_of_this_thread(getattr(owner, name), answer)
+                answer = class_of_this_thread(getattr(owner, name), answer)
             plain_function = callable(answer) and not isinstance(answer, type)
             replace_it = on_this_thread if plain_function else mock.patch.object
             stack.enter_context(replace_it(owner, name, answer))
@@ -76,7 +76,7 @@ def answers(sizes: Callable[[], Sequence[int]]) -> list[tuple[Any, str, Any]]:
     return [(owner, name, answer) for owner, those in found for name, answer in those.items() if hasattr(owner, name)]
 
 
-def _class_of_this_thread(original: Any, answer: type) -> type:
+def class_of_this_thread(original: Any, answer: type) -> type:
     """A class that makes `answer` on this thread, on others `original`; what either has made is of this class."""
     here = threading.get_ident()
 
@@ -169,8 +169,9 @@ class SimulatedEvent:
 
 
 PROPERTIES = SimpleNamespace(
-    name=CARD.name, total_memory=CARD.room, warp_size=32, major=CARD.capability[0], minor=CARD.capability[1]
-)
+    name=CARD.name, total_memory=CARD.room, warp_size=32, major=CARD.capability[0], minor=CARD.capability[1],
+    multi_processor_count=108,
+)  # fmt: skip
 SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
 OF_CARD: dict[str, Any] = {
     **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported", "is_tf32_supported"), _always(True)),

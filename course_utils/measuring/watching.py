@@ -49,8 +49,6 @@ class Watch(TorchDispatchMode):
         self._stack.close()
         for hook in self._hooks:  # or the copies and what watches them would keep each other alive
             hook.remove()
-        for owner in (self.work.model, *self.work.optimizers):
-            vars(owner).pop("zero_grad")
 
     def _bind_all(self) -> None:
         tracker, work = self.tracker, self.work
@@ -73,6 +71,7 @@ class Watch(TorchDispatchMode):
             ]
         for owner in (work.model, *work.optimizers):
             owner.zero_grad = self._followed_zero_grad(owner.zero_grad)
+            self._stack.callback(vars(owner).pop, "zero_grad")
 
     def begin_step(self, number: int) -> None:
         """A step begins: what comes before the model is called counts as forward."""

@@ -1,0 +1,224 @@
+"""Running somebody's script as a bystander: nothing of theirs is written or deleted, no process, no network.
+
+What Python writes goes to a temporary folder, from where it is read again. An audit hook stops all that gets around it.
+"""
+
+import builtins
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from .places import calling_place, described
+
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+READING = ("stat", "lstat", "listdir", "scandir", "access", "readlink")
+CHANGING = ("mkdir", "chmod", "chown", "utime", "truncate", "mkfifo")
+DELETING = ("remove", "unlink", "rmdir")
+PROCESSES = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "os.spawn", "subprocess.Popen")
+NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
+AUDITED = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.link", "os.symlink"}
+DEVICES = ("/dev/", "/proc/self/")
+
+AVAILABLE, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+KEPT_FREE = 0.1  # Part of the host's free memory that a script may not take, or the machine would begin to swap
+
+
+class NotAllowed(PermissionError):
+    """A script did what is not done while it is watched. An OSError, so that libraries can do without."""
+
+
+class Elsewhere:
+    """A temporary folder that a script's files go to, each under its own path, and what was done to them."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = os.path.realpath(folder)
+        self.written: dict[str, None] = {}
+        self.kept: dict[str, None] = {}
+        self.stat, self.mkdir = os.stat, os.makedirs
+
+    def exists(self, path: str) -> bool:
+        try:
+            self.stat(path)
+        except OSError:
+            return False
+        return True
+
+    def is_own(self, path: Any) -> bool:
+        """True for what is left alone: open files, devices, and what lies in this folder."""
+        return isinstance(path, int) or os.path.abspath(os.fsdecode(path)).startswith((self.folder, *DEVICES))
+
+    def shadow(self, path: Any) -> str:
+        return self.folder + os.path.abspath(os.fsdecode(path))
+
+    def reading(self, path: Any = ".") -> Any:
+        """The path to read from: the file that the script wrote, if it did."""
+        if self.is_own(path) or not self.exists(self.shadow(path)):
+            return path
+        both_folders = os.path.isdir(self.shadow(path)) and self.exists(os.fspath(path))
+        return path if both_folders else self.shadow(path)
+
+    def writing(self, path: Any, whole: bool = True) -> Any:
+        """The path to write to; with not `whole`, what is there already is copied first."""
+        if self.is_own(path):
+            return path
+        shadow, there = self.shadow(path), self.exists(path)
+        if self.exists(os.path.dirname(os.path.abspath(os.fsdecode(path)))):
+            self.mkdir(os.path.dirname(shadow), exist_ok=True)
+        if there and not self.exists(shadow) and not whole:
+            shutil.copyfile(path, shadow)
+        self.written.setdefault(os.fsdecode(path))
+        return shadow
+
+    def opened(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def opening(path: Any, how: Any = "r", *args: Any, **kwargs: Any) -> Any:
+            mode = kwargs.pop("mode", how) if original is not ORIGINAL_OS_OPEN else kwargs.pop("flags", how)
+            writes = mode & WRITES if isinstance(mode, int) else set(mode) & set("wxa+")
+            if not writes or kwargs.get("dir_fd") is not None:
+                return original(self.reading(path), mode, *args, **kwargs)
+            whole = bool(mode & os.O_TRUNC) if isinstance(mode, int) else bool(set(mode) & set("wx"))
+            if not isinstance(path, int) and self.exists(path) and "x" in str(mode):
+                raise FileExistsError(f"{path} is there already")
+            return original(self.writing(path, whole), mode, *args, **kwargs)
+
+        return opening
+
+    def changed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def changing(path: Any, *args: Any, **kwargs: Any) -> Any:
+            outside = kwargs.get("dir_fd") is not None or self.is_own(path)
+            if outside or (original.__name__ == "mkdir" and self.exists(path)):
+                return original(path, *args, **kwargs)
+            return original(self.writing(path, whole=False), *args, **kwargs)
+
+        return changing
+
+    def deleted(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def deleting(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dir_fd") is None and not self.is_own(path):
+                shadow = self.shadow(path)
+                if not self.exists(shadow) and self.exists(path):
+                    self.kept.setdefault(os.fsdecode(path))
+                    return None
+                path = shadow
+            return original(path, *args, **kwargs)
+
+        return deleting
+
+    def renamed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def renaming(source: Any, target: Any, **kwargs: Any) -> None:
+            if not self.is_own(source) and not self.exists(self.shadow(source)) and self.exists(source):
+                self.kept.setdefault(os.fsdecode(source))
+            return original(self.writing(source, whole=False), self.writing(target), **kwargs)
+
+        return renaming
+
+    def replacements(self) -> Iterator[tuple[Any, str, Any]]:
+        """Each function of Python's that reads, writes or deletes by a path: its owner, its name, what replaces it."""
+        for owner in (builtins, io):
+            yield owner, "open", self.opened(builtins.open)
+        yield os, "open", self.opened(os.open)
+        for name in READING:
+            original = getattr(os, name)
+            yield os, name, lambda path=".", *a, original=original, **k: original(self.reading(path), *a, **k)
+        for names, way in ((CHANGING, self.changed), (DELETING, self.deleted), (("rename", "replace"), self.renamed)):
+            yield from ((os, name, way(getattr(os, name))) for name in names)
+        yield shutil, "rmtree", self.deleted(shutil.rmtree)
+        yield torch, "save", lambda _, file, *__, **___: self.left_empty(file)
+        if find_spec("safetensors"):
+            for name in ("save_file", "serialize_file"):
+                yield import_module("safetensors.torch"), name, lambda _, file, *__, **___: self.left_empty(file)
+        yield BaseProcess, "start", lambda *_: _refuse("starts a process, and a script is watched in one alone")
+
+    @staticmethod
+    def left_empty(file: Any) -> None:
+        """Write an empty file in place of a checkpoint: there are no values to write."""
+        if isinstance(file, (str, os.PathLike)):
+            builtins.open(file, "wb").close()
+
+    def audit(self, event: str, args: tuple[Any, ...]) -> None:
+        """Raise NotAllowed for what is not done while a script is watched."""
+        if event in PROCESSES:
+            _refuse(f"starts a process ({event}), and a script is watched in one alone")
+        if event in NETWORK and not (event == "socket.connect" and isinstance(args[1], (str, bytes))):
+            where = args[0] if event != "socket.connect" else args[1][0]
+            _refuse(f"asks the network for {where!s:.80}, which is closed while a script is watched: have it on disk")
+        writes = event == "open" and isinstance(args[2], int) and args[2] & WRITES
+        in_folder = event in ("os.remove", "os.rmdir", "os.mkdir") and args[-1] >= 0  # of rmtree, which was let in
+        named = isinstance(args[0] if args else None, (str, bytes))
+        if (writes or event in AUDITED) and named and not in_folder and not self.is_own(args[0]):
+            _refuse(f"would change {os.fsdecode(args[0])!r}, and nothing of yours is changed")
+
+    def notes(self) -> Iterator[str]:
+        """What was written and deleted elsewhere, one sentence each."""
+        for paths, what in ((self.written, "written to a temporary folder, now gone"), (self.kept, "not deleted")):
+            if paths:
+                more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+                yield f"{what}: {', '.join(list(paths)[:3])}{more}"
+
+
+ORIGINAL_OS_OPEN = os.open
+_watching: list[Elsewhere] = []
+
+
+def _refuse(what: str) -> None:
+    raise NotAllowed(f"{described(calling_place()[0])}: {what}")
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if _watching:
+        _watching[-1].audit(event, args)
+
+
+@contextmanager
+def nothing_changed() -> Iterator[Elsewhere]:
+    """Inside, files are written elsewhere; processes and the network raise NotAllowed."""
+    if not getattr(_hook, "added", False):  # an audit hook stays to the end of the process
+        sys.addaudithook(_hook)
+        vars(_hook)["added"] = True
+    with tempfile.TemporaryDirectory(prefix="watched-") as folder, ExitStack() as stack:
+        elsewhere = Elsewhere(folder)
+        for owner, name, replacement in list(elsewhere.replacements()):
+            stack.enter_context(mock.patch.object(owner, name, replacement))
+        stack.enter_context(mock.patch.object(sys, "dont_write_bytecode", True))
+        stack.enter_context(mock.patch.object(tempfile, "tempdir", elsewhere.folder))
+        _watching.append(elsewhere)
+        stack.callback(_watching.pop)
+        yield elsewhere
+
+
+def free_bytes() -> int | None:
+    """Bytes of host memory that can be taken before the machine swaps; None where the system does not say."""
+    if not AVAILABLE.exists():
+        return None
+    free = next(int(line.split()[1]) * 1024 for line in AVAILABLE.read_text().splitlines() if "MemAvailable" in line)
+    limit = CGROUP.read_text().strip() if CGROUP.exists() else "max"
+    return free if limit == "max" else min(free, int(limit))
+
+
+@contextmanager
+def memory_limited() -> Iterator[None]:
+    """Inside, this process may take nine tenths of the memory that is free; then allocating fails."""
+    free = free_bytes()
+    if free is None:
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (used + int(free * (1 - KEPT_FREE)), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)

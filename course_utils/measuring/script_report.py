@@ -1,0 +1,129 @@
+"""The report on a script that was watched: its peak, the cards that it fits, and what would make it smaller."""
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+
+from ..allocator.replay import replay
+from ..estimating.workspaces import workspaces_of
+from ..gpus import GPUS
+from ..measurement import Allocation, Measurement
+from ..planning.twin import SAFETY
+from ..units import aligned, format_bytes, percent
+from .questions import CARD
+
+WORTH_IT = 0.03  # Part of the peak that a change has to save to be named
+CHUNKS = 8  # Pieces that the loss is computed in
+EIGHT_BIT = (1 + 4 / 256) / 4  # Of fp32: one byte each, and an fp32 scale for 256 (bitsandbytes' block-wise states)
+EIGHT_BIT_FROM = 4096  # Elements below which bitsandbytes keeps fp32
+
+Part = Callable[[Allocation], float]
+"""The part of an allocation, from 0 to 1, that is left after a change."""
+
+
+def report(measured: Measurement, count: int = 10) -> str:
+    """All that `watch` prints."""
+    replayed = replay(measured)
+    word = "simulated" if measured.source == "simulated" else "measured"
+    shown = [
+        ("peak", format_bytes(measured.peak, "GB", 3), f"of tensors, {word}, in {measured.peak_phase}"),
+        (
+            "allocated",
+            format_bytes(replayed.peak_allocated, "GB", 3),
+            "by the allocator's rules (max_memory_allocated)",
+        ),
+        ("reserved", format_bytes(replayed.peak_reserved, "GB", 3), "by the same (max_memory_reserved)"),
+    ]
+    notes = [f"- {note}" for note in measured.provenance.note.split("; ")]
+    changes = changed_peaks(measured)
+    rows = [(what, format_bytes(peak, "GB", 3), f"−{percent(1 - peak / measured.peak)}") for what, peak in changes]
+    return "\n".join(
+        [
+            aligned(shown, 3), "", str(measured.breakdown), "", repr(measured.explain(count)), "",
+            *cards(measured, replayed.peak_allocated, replayed.peak_reserved), "",
+            *(["The peak if, of this step's own tensors, nothing else changed:", aligned(rows)] if rows else []),
+            "", *notes,
+        ]
+    )  # fmt: skip
+
+
+def cards(measured: Measurement, allocated: int, reserved: int) -> Iterator[str]:
+    """Cards of the catalog by whether the script fits them, with a reserve of 5 %, one line for each answer."""
+    found: dict[str, list[str]] = {}
+    here = workspaces_of(CARD.capability).cublas
+    for card in GPUS.values():
+        more = 2 * (workspaces_of(card.capability).cublas - here)  # one for forward's thread, one for backward's
+        short = int((allocated + more) * SAFETY) - card.room
+        if short > 0:
+            found.setdefault("Too small", []).append(f"{card.name} (by {format_bytes(short)})")
+        else:
+            fits = (reserved + more) * SAFETY <= card.room
+            found.setdefault("Fits" if fits else "Fits if the allocator returns what it caches", []).append(card.name)
+    yield from (f"{answer}: {', '.join(names)}" for answer, names in sorted(found.items()))
+    older = [card.name for card in GPUS.values() if not card.has_bf16]
+    if any(item.dtype == "bfloat16" for item in measured.allocations):
+        yield f"No bf16 arithmetic and no flash kernel: {', '.join(older)}"
+
+
+def changed_peaks(measured: Measurement) -> list[tuple[str, int]]:
+    """Changes that would lower the peak by 3 % or more, and the bytes of the peak then, the smallest first."""
+    tried = [(what, peak_with(measured, part)) for what, part in _changes(measured)]
+    worth = (1 - WORTH_IT) * measured.peak
+    return sorted(((what, peak) for what, peak in tried if peak < worth), key=lambda change: change[1])
+
+
+def peak_with(measured: Measurement, part: Part) -> int:
+    """The peak of the last step, in bytes, if only this part of each allocation were there."""
+    changes = [0] * len(measured.timeline)
+    for item in measured.allocations:
+        left = int(item.bytes * part(item))
+        changes[item.born] += left
+        if item.died is not None:
+            changes[item.died] -= left
+    marks = measured.timeline.marks
+    start = next((mark.event for mark in marks if marks[-1].step > 1 and mark.step == marks[-1].step), 0)
+    return max(list(accumulate(changes))[start:], default=0)
+
+
+def _changes(measured: Measurement) -> Iterator[tuple[str, Part]]:
+    blocks = _blocks(measured)
+    if blocks:
+        outputs = {max(items, key=lambda item: item.born).born for items in blocks.values()}
+        of_block = {item.born for items in blocks.values() for item in items}
+        yield (
+            f"each of the {len(blocks)} blocks recomputed in backward (torch.utils.checkpoint)",
+            lambda item: 1 / len(blocks) if item.born in of_block - outputs else 1,
+        )
+    yield "half the batch at a time", lambda item: 0.5 if item.kind in ("activations", "inputs") else 1
+    kept = ("activations", "temporaries")
+    loss = f"the loss in {CHUNKS} chunks, with the layer before it"
+    yield loss, lambda item: 1 / CHUNKS if item.kind in kept and item.module == "(loss)" else 1
+    eight = lambda item: EIGHT_BIT if item.kind == "optimizer_states" and _elements(item) >= EIGHT_BIT_FROM else 1  # noqa: E731
+    if any(item.kind == "optimizer_states" and item.dtype == "float32" for item in measured.allocations):
+        yield "optimizer states in 8 bits (bitsandbytes, as AdamW8bit)", eight
+    of_update = lambda item: 0 if item.kind == "temporaries" and item.phase == "optimizer" else 1  # noqa: E731
+    yield "a fused optimizer (fused=True), which needs no temporaries", of_update
+    scores = {item.shape for item in measured.allocations if item.operation == "_softmax" and len(item.shape) > 2}
+    by_hand = lambda item: 0 if item.kind in kept and item.shape in scores else 1  # noqa: E731
+    yield "scaled_dot_product_attention, which keeps no matrix of scores", by_hand
+
+
+def _blocks(measured: Measurement) -> dict[str, list[Allocation]]:
+    """The activations of each of the model's blocks, modules that differ in one number; none if there are under 3."""
+    found: dict[str, list[Allocation]] = {}
+    for item in measured.allocations:
+        name = re.match(r"[^ ]*?\.\d+(?=\.|$)", item.module)
+        if (
+            name
+            and item.kind == "activations"
+            and (item.step, item.phase) == (measured.timeline.marks[-1].step, "forward")
+        ):
+            found.setdefault(name[0], []).append(item)
+    return found if len(found) > 2 else {}
+
+
+def _elements(item: Allocation) -> int:
+    total = 1
+    for size in item.shape:
+        total *= size
+    return total

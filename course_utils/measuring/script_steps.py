@@ -1,0 +1,327 @@
+"""Following a script as it is: models, optimizers and steps are noticed as they appear, data on the host stays real."""
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as all_modules
+from torch.nn.modules.loss import _Loss
+from torch.optim import optimizer as all_optimizers
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..errors import StepError
+from .carrying import OwnStep
+from .optimizers import named_states_of
+from .patches import on_this_thread
+from .places import calling_place, described
+from .tracker import Tracker
+from .watching import PLACEHOLDER, READ_VALUE, Watch
+
+PATIENCE = 16  # Steps of one optimizer after which another one, that was made and never stepped, is waited for no more
+SMALL = 1 << 20  # Elements up to which values are known on the simulated GPU
+HUGE = 1 << 30  # Bytes from which a new tensor on the host has no values: a weight, not data
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+ANY_VALUE = ("empty", "new_empty", "empty_like", "empty_strided")  # Operators that leave values open
+
+
+class Finished(BaseException):
+    """Ends a script that has taken its steps. Not an Exception, so that no handler of the script's stops it."""
+
+
+class ScriptWatch(Watch):
+    """Tells the tracker the phases of a script's steps; calls `finish` with each step's end when there are enough."""
+
+    def __init__(self, tracker: Tracker, steps: int, simulated: bool, finish: Callable[[list[int]], None]) -> None:
+        super().__init__(tracker, OwnStep(lambda: None, torch.nn.Module()), simulated)
+        self.steps, self.finish = steps, finish
+        self.ends: list[int] = []
+        self.taken: list[Counter[str]] = []
+        self.read: dict[str, None] = {}
+        self._stepped: Counter[int] = Counter()
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._names: dict[int, str] = {}
+        self._modules: dict[int, torch.nn.Module] = {}
+        self._weights: dict[int, str] = {}
+
+    def _bind_all(self) -> None:
+        enter, hooks = self._stack.enter_context, self._hooks
+        hooks += [
+            all_modules.register_module_forward_pre_hook(self._enters),
+            all_modules.register_module_forward_hook(self._leaves, always_call=True),
+            all_optimizers.register_optimizer_step_pre_hook(lambda *_: self._before_update()),
+            all_optimizers.register_optimizer_step_post_hook(lambda one, *_: self._after_update(one)),
+        ]
+        self.tracker._states = self._named_states
+        for owner in (torch.optim.Optimizer, torch.nn.Module):
+            enter(on_this_thread(owner, "zero_grad", self._followed_zero_grad(owner.zero_grad)))
+        make = torch.optim.Optimizer.__init__
+
+        def made(one: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            make(one, *args, **kwargs)
+            self._optimizers[id(one)] = one
+
+        enter(mock.patch.object(torch.optim.Optimizer, "__init__", made))
+        if self.simulated:
+            hooks.append(all_modules.register_module_parameter_registration_hook(self._without_values))
+            enter(on_this_thread(torch.utils, "swap_tensors", self._swapping(torch.utils.swap_tensors)))
+            enter(on_this_thread(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata))
+
+    def __enter__(self) -> "ScriptWatch":
+        super().__enter__()
+        if self.simulated:
+            numbers = {"numpy": self._as_numbers, "__array__": self._as_numbers}
+            for name, answer in {**numbers, "__deepcopy__": _copied, "data_ptr": _address}.items():
+                self._stack.enter_context(on_this_thread(FakeTensor, name, answer))
+        return self
+
+    # ------------------------------------------------------------------------------------ modules, optimizers, steps
+
+    def _enters(self, module: torch.nn.Module, _: Any) -> None:
+        if id(module) not in self._names:
+            self._discover(module)
+        self.tracker._modules.append(self._names[id(module)])
+        if isinstance(module, _Loss) and self._depth == 0:  # torch's own losses are no part of the model
+            self._depth += 1
+        else:
+            self._enter_module()
+
+    def _leaves(self, *_: Any) -> None:
+        self.tracker._modules.pop()
+        self._leave_module()
+
+    def _discover(self, root: torch.nn.Module) -> None:
+        """Name a model's modules, and bind its weights, buffers and gradients, when it or a part of it is first met."""
+        kind = type(root).__name__
+        for path, module in root.named_modules():
+            if self._names.setdefault(id(module), f"{kind}.{path}" if path else kind):
+                self._modules[id(module)] = module  # alive, or another may get its id
+        for path, weight in root.named_parameters():
+            self._bind_weight(weight, f"{kind}.{path}")
+        for path, buffer in root.named_buffers():
+            self.tracker.bind("parameters", [buffer], f"{kind}.{path}")
+
+    def _bind_weight(self, weight: torch.Tensor, name: str) -> None:
+        if id(weight) in self._weights:
+            return
+        self._weights[id(weight)] = name
+        self.tracker.bind("parameters", [weight], name)
+        if weight.requires_grad and weight.is_leaf:
+            bind = partial(lambda name, owner: self.tracker.bind("gradients", [owner.grad], name), name)
+            self._hooks.append(weight.register_post_accumulate_grad_hook(bind))
+
+    def _before_update(self) -> None:
+        self._begin("optimizer")
+
+    def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count a step of an optimizer; when all that step have, one step of the training is over."""
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        for number, weight in enumerate(weights):
+            self._bind_weight(weight, f"{type(optimizer).__name__}.params.{number}")
+            self.tracker.bind("gradients", [weight.grad], self._weights[id(weight)])
+        self._optimizers[id(optimizer)] = optimizer
+        self._stepped[id(optimizer)] += 1
+        self.tracker.bind_states()
+        if all(self._stepped[one] for one in self._optimizers) or max(self._stepped.values()) == PATIENCE:
+            self.end_step()
+
+    def _named_states(self) -> Iterator[tuple[str, Any]]:
+        names = {key: self._weights.get(key, "a weight") for one in self._optimizers.values() for key in _ids(one)}
+        for one in self._optimizers.values():
+            for name, kept in named_states_of(one, names):
+                yield from ((name, tensor) for tensor in tree_leaves(kept) if isinstance(tensor, torch.Tensor))
+
+    def end_step(self) -> None:
+        """One step of the training is over: note where it ended; with the last of them, end the script."""
+        stepped = (type(self._optimizers[one]).__name__ for one, times in self._stepped.items() for _ in range(times))
+        self.taken.append(Counter(stepped))
+        self._optimizers = {one: self._optimizers[one] for one in self._stepped}  # the others never step
+        self._stepped.clear()
+        self.ends.append(len(self.tracker.events))
+        if len(self.ends) == self.steps:
+            self.last_step()
+            raise Finished
+        self.begin_step(self.tracker.step + 1)
+
+    def last_step(self) -> None:
+        """Bind the weights of modules that were never called, as of a moving average, and call `finish`."""
+        for module in [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]:
+            for name, weight in module.named_parameters(recurse=False):
+                if id(weight) not in self._weights and self.tracker._known(weight):
+                    self.tracker.bind("parameters", [weight], f"{type(module).__name__}.{name}")
+        self.finish(self.ends)
+
+    @property
+    def unfinished(self) -> bool:
+        """True if an optimizer has stepped since the last step of the training was over."""
+        return bool(self._stepped)
+
+    def _enter_module(self) -> None:
+        if self.tracker.step == 0:
+            self.begin_step(1)
+        super()._enter_module()
+
+    # ------------------------------------------------------------------------------------ the host, real and simulated
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.simulated:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if "pin_memory" in kwargs:
+            kwargs = kwargs | {"pin_memory": False}
+        asked = kwargs.get("device")
+        _check_device(asked)
+        if FakeTensor not in types and getattr(asked, "type", "cpu") != "cuda" and not _is_huge(func, args, kwargs):
+            with no_dispatch():
+                return func(*args, **kwargs)
+        if func is READ_VALUE and isinstance(args[0], FakeTensor):
+            return self._number(args[0])
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if out is not NotImplemented:
+            self._follow_values(func, args, kwargs, out)
+        return out
+
+    def _without_values(self, _: Any, __: str, weight: Any) -> None:
+        """Put a weight that a module registers into a simulated host's memory, without values."""
+        if type(weight) not in PLAIN or weight.device.type != "cpu" or weight.layout is not torch.strided:
+            return
+        with no_dispatch():
+            outline = torch.empty_strided(weight.shape, weight.stride(), dtype=weight.dtype, device="meta")
+        made = FakeTensor(self._fake, outline, torch.device("cpu"))
+        vars(made).update(vars(weight), _is_param=True)
+        made.requires_grad_(weight.requires_grad)
+        torch.utils.swap_tensors(weight, made)
+
+    def _swapping(self, swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """`swap_tensors`, which refuses tensors that torch's fake mode remembers by a weak reference."""
+
+        def swapping(one: torch.Tensor, other: torch.Tensor) -> None:
+            self._fake.fake_tensor_converter.meta_converter.tensor_memo.clear()
+            swap(one, other)
+
+        return swapping
+
+    def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if tensor.is_meta:
+            return FakeTensor(self._fake, tensor, torch.device("cpu"))
+        with torch.no_grad():
+            made = self._fake.from_tensor(tensor.detach() if tensor.requires_grad else tensor)
+        made.known = tensor
+        return made
+
+    def _follow_values(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Bind what comes to the GPU as inputs, and compute small results of known values on the host, too."""
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, FakeTensor)]
+        if self._depth == 0 and not self._in_backward() and not any(_on_gpu(one) for one in given):
+            self.tracker.bind("inputs", [one for one in made if _on_gpu(one)])
+        values = {id(leaf): _known(leaf, made) for leaf in given}
+        open_ended = func.overloadpacket.__name__ in ANY_VALUE or torch.Tag.nondeterministic_seeded in func.tags
+        if open_ended or None in values.values() or any(one.numel() > SMALL for one in made):
+            if func._schema.is_mutable:
+                for one in made:
+                    _forget(one)
+            return
+        if "device" in kwargs:
+            kwargs = kwargs | {"device": torch.device("cpu")}
+        args, kwargs = tree_map_only(torch.Tensor, lambda leaf: values[id(leaf)], (args, kwargs))
+        try:
+            with no_dispatch():
+                real = func(*args, **kwargs)
+        except NotImplementedError:  # The host lacks some kernels in 16 bits: these values stay unknown
+            return
+        for one, value in zip(
+            made, [leaf for leaf in tree_leaves(real) if isinstance(leaf, torch.Tensor)], strict=False
+        ):
+            one.known = value  # pyrefly: ignore [missing-attribute]
+
+    def _number(self, tensor: FakeTensor) -> Any:
+        """The number in a tensor where it is known, else the placeholder. Raises StepError for a truth."""
+        value = _known(tensor, [])
+        if value is not None:
+            with no_dispatch():
+                return value.item()
+        if tensor.dtype == torch.bool:
+            raise StepError(f"{self._line()}: asks whether values on the GPU are so, and a simulated GPU has none")
+        self._note_placeholder()
+        return PLACEHOLDER if tensor.is_floating_point() else int(PLACEHOLDER)
+
+    def _as_numbers(self, tensor: FakeTensor, *_: Any, **__: Any) -> Any:
+        value = _known(tensor, [])
+        if value is None:
+            self._note_placeholder()
+        with no_dispatch():
+            return (torch.full(tensor.shape, PLACEHOLDER).to(tensor.dtype) if value is None else value).detach().numpy()
+
+    def _note_placeholder(self) -> None:
+        self.placeholders = True
+        self.read.setdefault(self._line())
+
+    def _line(self) -> str:
+        return described(calling_place()[0])
+
+
+def _ids(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [id(weight) for weight in optimizer.state]
+
+
+def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
+    """`copy.deepcopy` of a simulated tensor, as torch has it for others."""
+    if id(tensor) not in memo:
+        with torch.no_grad():
+            made = tensor.detach().clone()
+        vars(made).update({name: value for name, value in vars(tensor).items() if name not in vars(made)})
+        memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+    return memo[id(tensor)]
+
+
+def _address(tensor: FakeTensor) -> int:
+    """An address that tells tensors apart; nothing is there."""
+    return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
+
+
+def _on_gpu(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"
+
+
+def _check_device(device: Any) -> None:
+    if isinstance(device, torch.device) and device.type == "cuda" and device.index not in (None, 0):
+        place, _ = calling_place()
+        raise StepError(f"{described(place)}: asks for {device}, and one GPU is simulated, cuda:0")
+
+
+def _is_huge(func: Any, args: Any, kwargs: Any) -> bool:
+    """True for a new tensor on the host of over `HUGE` bytes: a weight, as data would be read from somewhere."""
+    shape = args[0] if args and isinstance(args[0], (list, tuple)) else ()
+    if not shape or not all(isinstance(size, int) for size in shape):
+        return False
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    on_host = kwargs.get("device") is None or kwargs["device"].type == "cpu"
+    return on_host and torch.Size(shape).numel() * dtype.itemsize > HUGE
+
+
+def _known(tensor: torch.Tensor, compared: list[FakeTensor]) -> torch.Tensor | None:
+    """A tensor's values on the host, None if nobody knows them. A loss that is compared counts as the placeholder."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor
+    value = vars(tensor).get("known")
+    if value is not None and (value.numel() == 0 or value.untyped_storage().nbytes()):
+        return value
+    if compared and compared[0].dtype == torch.bool and tensor.dim() == 0 and tensor.is_floating_point():
+        with no_dispatch():
+            return torch.tensor(PLACEHOLDER, dtype=tensor.dtype)
+    return None
+
+
+def _forget(tensor: FakeTensor) -> None:
+    """Values that were overwritten by unknown ones are unknown, those of views as well."""
+    value = vars(tensor).pop("known", None)
+    if value is not None and _on_gpu(tensor):
+        value.untyped_storage().resize_(0)

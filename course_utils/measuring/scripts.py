@@ -1,0 +1,248 @@
+"""Somebody's own training script, unchanged, for two optimizer steps on the simulated GPU or a real one."""
+
+import contextlib
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from ..errors import ScriptError, SimulationUnavailable, StepError
+from ..estimating.workspaces import workspaces_of
+from ..measurement import Measurement
+from . import live
+from .bystander import NotAllowed, memory_limited, nothing_changed
+from .patches import on_this_thread
+from .places import is_machinery
+from .questions import CARD, SimulatedEvent, answered, class_of_this_thread
+from .script_steps import Finished, ScriptWatch
+from .simulated import availability, simulated_gpu
+from .tracebacks import chain, let_go
+from .tracing import measurement_of, own_random_numbers, provenance_of
+from .tracker import Failure, Tracker
+from .watching import PLACEHOLDER
+
+STEPS = 2
+SOURCES = ("auto", "simulated", "live")
+
+WITHOUT_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = "simulated") -> Measurement:
+    """Run a training script until each of its optimizers has stepped twice, and return where each byte went.
+
+    Nothing of the user's is written or deleted, and the network is closed. What the script prints goes to stderr.
+    Raises ScriptError, with the line, for a script that fails, trains nothing or cannot be followed, ValueError for a
+    path that is no script's, SimulationUnavailable where no GPU can be simulated.
+    """
+    path = _checked(path)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ScriptError("a script is watched on one GPU: start it without torchrun, as WORLD_SIZE is over 1 here")
+    simulated = source == "simulated" or (source == "auto" and live.usable_gpu()[0] is None)
+    if simulated and not (found := availability())[0]:
+        raise SimulationUnavailable(found[1])
+    if not simulated:
+        live.demand_gpu()
+    with ExitStack() as stack:
+        run = stack.enter_context
+        run(own_random_numbers())
+        elsewhere = run(nothing_changed())
+        changes = Changes()
+        for owner, name, replacement in changes.replacements(simulated):
+            run(mock.patch.object(owner, name, replacement))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.callback(torch.set_default_device, None)
+        stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+        run(memory_limited())
+        run(simulated_gpu("auto") if simulated else torch.autograd.set_multithreading_enabled(False))
+        tracker = run(
+            Tracker("cuda", workspaces_of(CARD.capability if simulated else torch.cuda.get_device_capability()))
+        )
+        if simulated:
+            run(answered(lambda: [size for size, _ in tracker.events]))
+            run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))
+        measured: list[Measurement] = []
+        provenance = provenance_of("simulated" if simulated else "live")
+        watch = run(
+            ScriptWatch(tracker, STEPS, simulated, lambda ends: measured.append(_measured(tracker, ends, provenance)))
+        )
+        _execute(path, arguments, watch)
+        notes = [*_steps(watch), *changes.notes, *elsewhere.notes(), *_values(watch)]
+        if not any(item.kind != "workspaces" for item in measured[0].allocations):
+            raise ScriptError(f"{path.name} trains, but puts nothing on the GPU: move model and data to 'cuda'")
+    note = "; ".join(notes)
+    return replace(measured[0], provenance=replace(provenance, note=note))
+
+
+def _checked(path: str | Path) -> Path:
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no script {str(path)!r}: give the path of a Python file")
+    try:
+        compile(path.read_bytes(), str(path), "exec")
+    except (SyntaxError, ValueError) as error:
+        line = f":{error.lineno}  {error.text.strip()}" if isinstance(error, SyntaxError) and error.text else ""
+        said = error.msg if isinstance(error, SyntaxError) else error
+        raise ScriptError(f"{path.name}{line}: no Python that this interpreter reads: {said}") from None
+    return path
+
+
+def _measured(tracker: Tracker, ends: list[int], provenance: Any) -> Measurement:
+    tracker._order_frees()
+    return measurement_of(tracker, ends, [], provenance)
+
+
+def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
+    """Run the script to the end of its second step. Raises ScriptError if it does not get there."""
+    places = [str(path.parent.resolve()), *sys.path]
+    why = ""
+    try:
+        patched = mock.patch.multiple(sys, argv=[str(path), *arguments], path=places)
+        with patched, redirect_stdout(sys.stderr):
+            runpy.run_path(str(path), run_name="__main__")
+    except Finished as finished:
+        let_go(finished)
+        return
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as ended:
+        why = f" by sys.exit({ended.code!r})" if ended.code else ""
+    except BaseException as error:
+        sentence = _sentence(error, path, watch.tracker.failure)
+        let_go(error)
+        raise ScriptError(sentence) from None
+    if watch.unfinished:
+        with contextlib.suppress(Finished):
+            watch.end_step()
+    if not watch.ends:
+        raise ScriptError(f"{path.name} ends{why} without a step of a torch optimizer: it trains nothing to watch")
+    watch.last_step()
+
+
+# ------------------------------------------------------------------------------------------------ what went wrong
+
+
+def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
+    """One sentence on what a script cannot do here, with its line; for an error of its own, its traceback as well."""
+    for each in chain(error):
+        line = _line_of(error, path)
+        if isinstance(each, NotAllowed | StepError):
+            said = str(each).partition(": ")[2] or str(each)
+            return f"{line}: {said}"
+        if isinstance(each, MemoryError) or "can't allocate memory" in str(each):
+            return f"{line}: ran out of host memory; what is read or computed on the CPU is real here"
+        operation = failure.operation if failure else "this"
+        if isinstance(each, WITHOUT_VALUES):
+            return f"{line}: {operation} depends on values on the GPU, and a simulated GPU has shapes but no values"
+        if isinstance(each, UnsupportedOperatorException) or "no rule registered for HigherOrderOperator" in str(each):
+            return f"{line}: {operation} cannot be simulated: torch can tell what this kernel makes only by running it"
+        if any("triton" in frame.filename for frame in traceback.extract_tb(each.__traceback__)[-3:]):
+            return f"{line}: runs a triton kernel of its own, which only a GPU can run"
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_of(one.filename, path)]
+    said = traceback.format_exception_only(error)[-1].strip()
+    shown = "".join(traceback.format_list(frames))
+    return f"{_line_of(error, path)}: the script fails by itself: {said}\n{shown.rstrip()}"
+
+
+def _is_of(filename: str, path: Path) -> bool:
+    return not is_machinery(filename) and Path(filename).resolve().is_relative_to(path.parent.resolve())
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """The innermost line of the script's own files that an exception went through, "train.py:42  x = self.up(x)"."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_of(one.filename, path)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}  {frames[-1].line}" if frames else path.name
+
+
+# ----------------------------------------------------------------------------------- what is done otherwise, and said
+
+
+class Changes:
+    """Replacements of what a script uses and a watched one cannot, each with its note once it is used."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, None] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self._said)
+
+    def replacements(self, simulated: bool) -> Iterator[tuple[Any, str, Any]]:
+        yield torch.utils.data.DataLoader, "__init__", self._loader(torch.utils.data.DataLoader.__init__)
+        yield torch.distributed, "init_process_group", self._one_process
+        if not simulated:
+            return
+        yield torch, "compile", self._eager
+        yield torch.nn.Module, "compile", lambda module, *_, **__: self._eager(module) and None
+        yield torch, "load", self._loading(torch.load)
+        yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
+        yield torch, "Generator", class_of_this_thread(torch.Generator, HostGenerator)
+        yield torch.nn.DataParallel, "scatter", lambda _, inputs, kwargs, __: ((inputs,), (kwargs,))
+        yield SimulatedEvent, "elapsed_time", lambda *_: PLACEHOLDER
+
+    def _loader(self, make: Any) -> Any:
+        def made(loader: Any, *args: Any, **kwargs: Any) -> None:
+            if kwargs.get("num_workers"):
+                self._said["DataLoader: 0 workers here"] = None
+            kept = {name: value for name, value in kwargs.items() if name not in WORKERS}
+            make(loader, *args, **kept)
+
+        return made
+
+    def _eager(self, model: Any = None, **_: Any) -> Any:
+        self._said["torch.compile is left out: the step runs eagerly, and keeps other tensors than a compiled one"] = (
+            None
+        )
+        return model if model is not None else lambda function: function
+
+    def _one_process(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotAllowed(": asks for a group of processes, and a script is watched in one, on one GPU")
+
+    def _loading(self, load: Any) -> Any:
+        """`torch.load` with real values on the host; what is asked for on the GPU goes to the simulated one."""
+
+        def loading(file: Any, map_location: Any = None, **kwargs: Any) -> Any:
+            from torch._subclasses.fake_tensor import unset_fake_temporarily
+            from torch.utils._pytree import tree_map_only
+
+            with unset_fake_temporarily():
+                found = load(file, map_location="cpu", **kwargs)
+            to = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
+            return tree_map_only(torch.Tensor, lambda tensor: tensor.to(to), found)
+
+        return loading
+
+
+class HostGenerator(torch.Generator):
+    """A generator of random numbers on the host, for any device: a simulated GPU draws none."""
+
+    def __new__(cls, *_: Any, **__: Any) -> "HostGenerator":
+        return super().__new__(cls, "cpu")  # pyrefly: ignore [bad-argument-count]
+
+
+WORKERS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout")
+
+
+def _steps(watch: ScriptWatch) -> Iterator[str]:
+    each = " and ".join(f"{times} of {name}" for name, times in watch.taken[-1].items())
+    yield f"{len(watch.ends)} step{'s' * (len(watch.ends) > 1)} taken, the last one {each}"
+    if len(watch.ends) < STEPS:
+        yield "the script ended after its first step, whose optimizer states appear only at its end"
+
+
+def _values(watch: ScriptWatch) -> Iterator[str]:
+    if watch.placeholders:
+        lines = ", ".join(list(watch.read)[:3])
+        yield f"values that the script reads on the GPU are placeholders of {PLACEHOLDER}: {lines}"

@@ -1,0 +1,338 @@
+"""A script that is watched as it is: what it takes, what it may not do, and that nothing of its folder is changed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from course_utils import measure
+from course_utils.errors import ScriptError
+from course_utils.gpus import GPUS
+from course_utils.interactive.course_files import ROOT
+from course_utils.measurement import Measurement
+from course_utils.measuring import bystander
+from course_utils.measuring.script_report import cards, changed_peaks, peak_with, report
+from course_utils.measuring.scripts import watch_script
+from course_utils.units import GB, MB, round_up
+
+SCRIPTS = ROOT / "tests" / "scripts"
+
+SET_UP = """import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 10)).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+def step():
+    x, y = torch.randn(32, 64).cuda(), torch.randint(10, (32,)).cuda()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+"""
+TRAINED = SET_UP + "for number in range(5):\n    print(number, step().item())\n"
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Writes a script into a folder of its own, which is the current one, and returns its path."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str | bytes, name: str = "train.py") -> Path:
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        return tmp_path / name
+
+    return write
+
+
+def without_workspaces(measured: Measurement) -> dict[str, int]:
+    return {kind: size for kind, size in measured.breakdown.items() if kind != "workspaces"}
+
+
+def test_a_script_takes_what_its_step_takes(written):
+    def step(model, optimizer, batch):
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 10))
+    batch = torch.randn(32, 64), torch.randint(10, (32,))
+    own = measure(step=step, model=model, optimizer=torch.optim.AdamW(model.parameters()), batch=batch)
+    measured = watch_script(written(TRAINED))
+    assert without_workspaces(measured) == without_workspaces(own)
+    assert measured.peak_phase == own.peak_phase
+    assert measured.breakdown["workspaces"] == 2 * round_up(8192 * 1024 + 128 * 1024)
+    assert any(item.line.startswith("train.py:4  model = nn.Sequential") for item in measured.largest())
+
+
+def test_two_optimizers_take_two_steps_each():
+    measured = watch_script(SCRIPTS / "gan.py", ["--batch-size", "4", "--width", "32"])
+    weights = [(32, 100), (32,), (784, 32), (784,), (32, 784), (32,), (1, 32), (1,)]
+    expected = sum(round_up(4 * torch.Size(shape).numel()) for shape in weights)
+    assert measured.moments["end of step 2"]["parameters"] == expected
+    assert measured.moments["end of step 2"]["optimizer_states"] == 2 * expected
+    assert "2 steps taken, the last one 2 of Adam" in measured.provenance.note
+    assert {mark.step for mark in measured.timeline.marks} == {1, 2}
+
+
+def test_a_discriminator_may_step_more_often(written):
+    critic = "critic = nn.Linear(8, 1).cuda()\nother = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
+    critics = (
+        "    for _ in range(3):\n        critic(torch.randn(4, 8).cuda()).sum().backward()\n        other.step()\n"
+    )
+    measured = watch_script(written(f"{SET_UP}{critic}for number in range(5):\n{critics}    step()\n"))
+    assert "the last one 3 of SGD and 1 of AdamW" in measured.provenance.note
+
+
+def test_an_optimizer_that_never_steps_is_not_waited_for(written):
+    unused = "unused = torch.optim.SGD(nn.Linear(2, 2).cuda().parameters(), lr=0.1)\n"
+    measured = watch_script(written(f"{SET_UP}{unused}for number in range(50):\n    step()\n"))
+    assert "2 steps taken, the last one 1 of AdamW" in measured.provenance.note
+
+
+def test_nanogpt_s_way():
+    measured = watch_script(SCRIPTS / "nanogpt.py", ["2", "2", "32", "16", "2", "3"])
+    note = measured.provenance.note
+    embeddings = [item for item in measured.allocations if item.shape == (50304, 32) and item.kind == "parameters"]
+    assert len(embeddings) == 1, "tied weights are one tensor"
+    assert "torch.compile is left out" in note and "train.bin" in note and "ckpt.pt" in note
+    assert {"weight_copies", "inputs"} <= {item.kind for item in measured.allocations}
+    assert {item.phase for item in measured.allocations} >= {"forward", "backward", "optimizer"}
+
+
+def test_litgpt_s_way():
+    layers, width, vocab = 2, 64, 32_000
+    measured = watch_script(SCRIPTS / "litgpt.py", [str(layers), "2", str(width), "32", "2"])
+    ffn = 8 * width // 3
+    matrices = [(vocab, width)] * 2 + [(width,)] + [
+        shape for _ in range(layers)
+        for shape in ((width,), (width,), (3 * width, width), (width, width), (ffn, width), (ffn, width), (width, ffn))
+    ]  # fmt: skip
+    buffers = 2 * round_up(32 * 32 * 2)  # cosines and sines, of all positions and of a head's elements
+    expected = sum(round_up(2 * torch.Size(shape).numel()) for shape in matrices) + buffers
+    assert measured.moments["end of step 2"]["parameters"] == expected
+    assert measured.moments["end of step 2"]["optimizer_states"] == 2 * (expected - buffers)
+    assert "0 workers" in measured.provenance.note
+
+
+def test_an_lstm_whose_accuracy_is_read():
+    measured = watch_script(SCRIPTS / "lstm.py", ["100", "16", "1", "4", "6"])
+    assert "placeholders of 1.0: lstm.py:" in measured.provenance.note
+    assert measured.breakdown["optimizer_states"] == measured.breakdown["parameters"] > 0  # SGD's momentum
+
+
+def test_a_model_larger_than_the_host(written):
+    size = 400_000  # 640 GB of weights
+    text = f"""
+import torch
+from torch import nn
+model = nn.Linear({size}, {size}, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+assert next(model.parameters()).device.type == "cpu"
+model.cuda()
+for _ in range(3):
+    model(torch.randn(2, {size}).to("cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    assert watch_script(written(text)).breakdown["parameters"] == 4 * size * size
+
+
+def test_data_on_the_host_is_real_and_its_values_are_known_on_the_gpu(written):
+    text = (
+        SET_UP
+        + """
+import copy
+assert abs(torch.ones(3).sum().item() - 3) < 1e-6 and torch.arange(4).numpy().sum() == 6
+mask = torch.ones(4, 8, dtype=torch.bool).to("cuda")
+mask[1, 2] = False
+assert not mask.all() and mask.sum().item() == 31 and mask[0].tolist() == [True] * 8
+assert torch.arange(8, device="cuda").cpu().numpy().sum() == 28
+unknown = torch.zeros(3, device="cuda")
+view = unknown[1:]
+unknown += torch.randn(3, device="cuda")
+assert view.sum().item() == 1.0, "a placeholder: nobody knows it any more"
+average = copy.deepcopy(model)
+assert average[0].weight is not model[0].weight
+loss = step()
+if torch.isnan(loss) or not torch.isfinite(loss) or loss > 1000:
+    raise SystemExit("a loss that is no number")
+step()
+"""
+    )
+    measured = watch_script(written(text))
+    assert measured.breakdown["parameters"] == 2 * sum(round_up(4 * n) for n in (64 * 256, 256, 256 * 10, 10))
+
+
+def test_nothing_of_the_user_s_is_written_or_deleted(written, tmp_path):
+    text = (
+        SET_UP
+        + """
+import logging, os, pathlib, shutil, tempfile
+import numpy as np
+open("new.txt", "w").write("new")
+assert open("new.txt").read() == "new" and os.path.exists("new.txt") and "new.txt" not in os.listdir("kept")
+with open("kept.txt", "a") as file:
+    file.write(" and more")
+assert open("kept.txt").read() == "old and more"
+os.makedirs("a/b", exist_ok=True)
+pathlib.Path("a/b/c").write_text("c")
+assert pathlib.Path("a/b/c").read_text() == "c" and os.listdir("a") == ["b"]
+os.remove("a/b/c")
+assert not os.path.exists("a/b/c")
+os.remove("gone.txt")
+shutil.rmtree("kept")
+os.replace("moved.txt", "target.txt")
+assert open("target.txt").read() == "old"
+np.save("array.npy", np.zeros(3))
+assert np.load("array.npy").sum() == 0
+with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile() as file:
+    pathlib.Path(folder, "x").write_text("x")
+logging.FileHandler("log.txt").emit(logging.makeLogRecord({"msg": "x"}))
+torch.save(model.state_dict(), "a/model.pt")
+import helper
+step(), step()
+"""
+    )
+    path = written(text)
+    for name in ("kept.txt", "gone.txt", "moved.txt"):
+        (tmp_path / name).write_text("old")
+    (tmp_path / "helper.py").write_text("value = 1\n")
+    (tmp_path / "kept").mkdir()
+    before = {file: file.read_bytes() if file.is_file() else b"" for file in tmp_path.rglob("*")}
+    note = watch_script(path).provenance.note
+    assert {file: file.read_bytes() if file.is_file() else b"" for file in tmp_path.rglob("*")} == before
+    assert "written to a temporary folder, now gone: new.txt" in note
+    assert "not deleted: gone.txt, kept, moved.txt" in note
+
+
+REFUSED = {
+    "no Python": (b"\x00\x01\xff", r"train.py: no Python .*null bytes"),
+    "no syntax": ("x = (1,\nprint(x\n", r"train.py:2  print\(x: no Python"),
+    "trains nothing": ("print('hello')\n", "train.py ends without a step of a torch optimizer"),
+    "exits": ("raise SystemExit(3)\n", r"ends by sys.exit\(3\) without a step"),
+    "on the CPU": (TRAINED.replace(".cuda()", "").replace('"cuda"', '"cpu"'), "puts nothing on the GPU"),
+    "forks": ("import os\nos.fork()\n", r"train.py:2  os.fork\(\): starts a process"),
+    "a command": ("import os\nos.system('true')\n", r"train.py:2 .*starts a process"),
+    "a program": ("import subprocess\nsubprocess.run(['true'])\n", r"train.py:2 .*starts a process"),
+    "multiprocessing": (
+        "import multiprocessing\nmultiprocessing.get_context('spawn').Process(target=print).start()\n",
+        r"train.py:2 .*starts a process",
+    ),
+    "several ranks": (
+        "import torch.distributed as dist\ndist.init_process_group('nccl', rank=0, world_size=2)\n",
+        r"train.py:2 .*group of processes",
+    ),
+    "the network": (
+        "import urllib.request\nurllib.request.urlopen('http://example.com')\n",
+        r"train.py:2 .*asks the network for example.com",
+    ),
+    "a second GPU": (f"{SET_UP}model.to('cuda:1')\n", r"train.py:13  model.to\('cuda:1'\): asks for cuda:1"),
+    "another device": (f"{SET_UP}torch.cuda.set_device(1)\n", r"train.py:13 .*one GPU is simulated"),
+    "shapes by values": (
+        f"{SET_UP}x = torch.randn(4, device='cuda')\nx[x > 0]\n",
+        r"train.py:14  x\[x > 0\]: index depends on values on the GPU",
+    ),
+    "values asked for": (
+        f"{SET_UP}if (torch.randn(4, device='cuda') > 0).any(): pass\n",
+        "train.py:13 .*asks whether values",
+    ),
+    "a kernel of its own": (
+        f"{SET_UP}library = torch.library.Library('watched', 'DEF')\nlibrary.define('f(Tensor x) -> Tensor')\n"
+        "library.impl('f', lambda x: x, 'CPU')\ntorch.ops.watched.f(torch.randn(3, device='cuda'))\n",
+        r"train.py:16 .*watched.f cannot be simulated",
+    ),
+    "an unfused kernel": (
+        f"{SET_UP}from torch.nn.attention.flex_attention import flex_attention\n"
+        "q = torch.randn(1, 1, 128, 64, device='cuda')\nflex_attention(q, q, q)\n",
+        r"train.py:15 .*cannot be simulated",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_followed_is_one_sentence(case, written):
+    text, words = REFUSED[case]
+    with pytest.raises(ScriptError, match=words) as refused:
+        watch_script(written(text))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_error_of_its_own_is_shown_with_its_own_frames(written):
+    (written("def fails():\n    raise KeyError('mine')\n", "other.py"))
+    with pytest.raises(ScriptError) as refused:
+        watch_script(written("import other\nother.fails()\n"))
+    said = str(refused.value)
+    assert said.startswith("other.py:2  raise KeyError('mine'): the script fails by itself: KeyError: 'mine'\n")
+    assert re.findall(r"line (\d+), in (\S+)", said) == [("2", "<module>"), ("2", "fails")]
+    assert "course_utils" not in said and "runpy" not in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not limit a process's memory")
+def test_the_host_s_memory_is_not_used_up(written, monkeypatch):
+    monkeypatch.setattr(bystander, "free_bytes", lambda: 400 * MB)
+    with pytest.raises(ScriptError, match=r"train.py:2  .*ran out of host memory") as refused:
+        watch_script(written("import torch\nkept = [torch.ones(10_000_000) for _ in range(1000)]\n"))
+    assert "\n" not in str(refused.value)
+    assert torch.ones(200_000_000).sum() > 0, "afterwards there is no limit"
+
+
+def test_no_script_there():
+    with pytest.raises(ValueError, match=r"there is no script 'missing\.py'"):
+        watch_script("missing.py")
+
+
+def test_torchrun_is_refused(written, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ScriptError, match="without torchrun"):
+        watch_script(written(TRAINED))
+
+
+def test_predicted_peaks_are_those_of_the_changed_script(written):
+    """A fused optimizer has no temporaries: the changed script is the judge."""
+    wide = TRAINED.replace("256", "4096")
+    measured = watch_script(written(wide))
+    fused = watch_script(written(wide.replace("lr=1e-3", "lr=1e-3, fused=True")))
+    predicted = dict(changed_peaks(measured))["a fused optimizer (fused=True), which needs no temporaries"]
+    counts = 4 * 512  # of steps, one for each weight, which a fused optimizer keeps on the GPU
+    assert predicted == fused.peak - counts < measured.peak
+    assert peak_with(measured, lambda _: 1) == measured.peak
+
+
+def test_cards_are_told_by_reserved_memory(written):
+    measured = watch_script(written(TRAINED))
+    lines = list(cards(measured, 15 * GB, 100 * GB))
+    assert lines[0].startswith("Fits: H200") and "A100-80GB" in lines[1] and "returns what it caches" in lines[1]
+    assert "T4-16GB (by " in lines[2]
+    assert sum(name in line for name in GPUS for line in lines[:3]) >= len(GPUS)
+    assert "max_memory_reserved" in report(measured)
+
+
+def course(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    run = [sys.executable, "-m", "course_utils", "watch", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_the_command_line(written, tmp_path):
+    written(TRAINED + "import sys\nprint(sys.argv)\n")
+    done = course("--save", "kept.measurement", "train.py", "--lr", "3", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "peak " in done.stdout and "Fits: " in done.stdout and "train.py:4" in done.stdout
+    assert "0 1.0" in done.stderr, "what the script prints"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["kept.measurement", "train.py"]
+    written(TRAINED.replace("256", "512"))
+    done = course("--against", "kept.measurement", "train.py", folder=tmp_path)
+    assert done.returncode == 0 and "(64, 512)" in done.stdout.replace("(512, 64)", "(64, 512)"), done.stderr
+    written("import nothing_of_that_name\n")
+    done = course("train.py", folder=tmp_path)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith("train.py:1  import nothing_of_that_name: the script fails by itself: ModuleNotFound")
+    assert "course_utils" not in done.stderr
