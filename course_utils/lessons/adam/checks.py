@@ -5,10 +5,9 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -229,8 +228,7 @@ def gpt2_shapes() -> list[int]:
 # ----------------------------------------------------------------------------- 02.5 and 02.6: an optimizer in training
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """The result of a short training with somebody's optimizer.
 
     `kept` counts the bytes that survive from one step to the next: those that the optimizer holds, and `hidden` ones,

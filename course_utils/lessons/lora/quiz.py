@@ -63,8 +63,7 @@ def questions() -> tuple[Question, ...]:
          "learns, and the loss over a large vocabulary."),
         (gb(N // 2), "Half a byte for every parameter: but embedding and head stay in 16 bits, and "
          "a step has more than weights."),
-        (gb(estimate(run.replace(frozen_bits=16)).total), "That is LoRA with the weights in 16 "
-         "bits."),
+        (gb(estimate(run.replace(frozen_bits=16)).total), "That is LoRA with the weights in 16 bits."),
         (gb(16 * N), "That is full training's states."),
     )  # fmt: skip
     return numbers_that_learn, activations, one_more_bit, four_bits, the_account

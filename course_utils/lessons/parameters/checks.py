@@ -169,28 +169,22 @@ def _experts(m: Sizes, E: int, chosen: int, routers: int = 1) -> tuple[int, int]
 
 
 EXPERT_MISTAKES: Mistakes = {
-    "You multiply the whole model. Which parts are there once for each expert, and which once for all?": (
-        lambda m, E, chosen: (E * _llama(*m), chosen * _llama(*m))
-    ),
+    "You multiply the whole model. Which parts are there once for each expert, and which once for all?":
+        lambda m, E, chosen: (E * _llama(*m), chosen * _llama(*m)),
     "Nothing chooses a token's experts: each block has a router, a row of h for each.": partial(_experts, routers=0),
-    "A token uses the whole router, with the rows of experts that are then not chosen.": lambda m, E, chosen: (
-        _experts(m, E, chosen)[0],
-        _experts(m, E, chosen)[1] - m.L * m.h * (E - chosen),
-    ),
-    "You take chosen/E of everything as active. Attention and words are active for every token.": (
-        lambda m, E, chosen: (_experts(m, E, chosen)[0], _experts(m, E, chosen)[0] * chosen // E)
-    ),
+    "A token uses the whole router, with the rows of experts that are then not chosen.": lambda m, E, chosen:
+        (_experts(m, E, chosen)[0], _experts(m, E, chosen)[1] - m.L * m.h * (E - chosen)),
+    "You take chosen/E of everything as active. Attention and words are active for every token.":
+        lambda m, E, chosen: (_experts(m, E, chosen)[0], _experts(m, E, chosen)[0] * chosen // E),
     "Turned round: what is stored comes first, what is active second.": lambda *case: _experts(*case)[::-1],
-}
+}  # fmt: skip
 
 
 @exercise("04.4", "Stored and active: experts share everything but their MLPs.")
 def experts(answer: Any) -> None:
     """`answer(V, h, L, heads, kv_heads, ffn, E, chosen)` is (stored, active) of a Llama with experts, untied."""
-    answers = []
-    for m, E, chosen in EXPERTS:
-        given = by_name(Sizes._fields[:-1], m[:-1])
-        answers.append(_pair(answer, "(stored, active)", **given, E=E, chosen=chosen))
+    given = [by_name(Sizes._fields[:-1], m[:-1]) | {"E": E, "chosen": chosen} for m, E, chosen in EXPERTS]
+    answers = [_pair(answer, "(stored, active)", **one) for one in given]
     otherwise = "Not yet: take a Llama. Which of its lines are there E times, and which of those does a token visit?"
     recognized(answers, EXPERTS, _experts, EXPERT_MISTAKES, otherwise, eq)
 
@@ -227,15 +221,12 @@ def _interval(table: Sequence[Mapping[str, int]], half: float = 0.5) -> tuple[in
 
 
 VOCABULARY_MISTAKES: Mistakes = {
-    "Only one row is in it. Each row leaves an interval; a vocabulary has to lie in all of them.": (
-        lambda table: _interval(table[:1])
-    ),
-    "Your interval holds what fits *some* row. What fits every row is narrower.": lambda table: (
-        min(_interval([row])[0] for row in table),
-        max(_interval([row])[1] for row in table),
-    ),
+    "Only one row is in it. Each row leaves an interval; a vocabulary has to lie in all of them.":
+        lambda table: _interval(table[:1]),
+    "Your interval holds what fits *some* row. What fits every row is narrower.": lambda table:
+        (min(_interval([row])[0] for row in table), max(_interval([row])[1] for row in table)),
     "You allow a whole million to either side. Millions are rounded to the nearest.": partial(_interval, half=1.0),
-}
+}  # fmt: skip
 
 
 @exercise("04.5", "The vocabularies that fit every row at once. One of them is famous.")
@@ -256,12 +247,9 @@ def vocabulary(answer: Any) -> None:
 # ------------------------------------------------------------------------------------------------------- 04.6: widest
 
 CARDS: tuple[Case, ...] = (
-    (gpu("V100-32GB").memory, 50257, 1024),
-    (gpu("A100-80GB").memory, 50257, 1024),
-    (gpu("A100-80GB").memory, 128256, 4096),
-    (16 * _gpt(1000, 64, 128, 2), 1000, 64),
-    (1_000_000, 50257, 1024),
-)
+    (gpu("V100-32GB").memory, 50257, 1024), (gpu("A100-80GB").memory, 50257, 1024),
+    (gpu("A100-80GB").memory, 128256, 4096), (16 * _gpt(1000, 64, 128, 2), 1000, 64), (1_000_000, 50257, 1024),
+)  # fmt: skip
 
 
 def _widest(memory: int, V: int, P: int, count: Count = _gpt, per_parameter: int = 16) -> int:

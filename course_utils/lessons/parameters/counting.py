@@ -98,7 +98,6 @@ def parts(model: str | TransformerConfig) -> dict[str, int]:
 
 ATTENTION = ("queries, keys, values", "attention's output")
 
-
 BLOCK_NAMES: tuple[tuple[str, str], ...] = (
     (r"norm1\.", "norm before attention"),
     (r"attention\.(qkv|q|k|v)\.", "queries, keys, values"),

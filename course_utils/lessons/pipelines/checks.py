@@ -77,9 +77,8 @@ ONE_F_MISTAKES: Mistakes = {
 @exercise("11.2", "GPipe keeps all; 1F1B as many as stages from here to the end.")
 def kept(answer: Any) -> None:
     """`answer(p, m, stage)` is a dictionary: GPipe and 1F1B, micro-batches kept at most."""
-    got = []
-    for p, m, stage in KEPT_CASES:
-        got.append(entries(call(answer, p=p, m=m, stage=stage, returns=Mapping), ("GPipe", "1F1B")))
+    returned = [call(answer, p=p, m=m, stage=stage, returns=Mapping) for p, m, stage in KEPT_CASES]
+    got = [entries(both, ("GPipe", "1F1B")) for both in returned]
     for name, mistakes in (("GPipe", GPIPE_MISTAKES), ("1F1B", ONE_F_MISTAKES)):
         otherwise = f"{name} is off somewhere. Draw it, pipeline_figure(simulate({name!r}, 4, 8)), and count in a row."
         recognized([both[name] for both in got], KEPT_CASES, partial(most_kept, name), mistakes, otherwise)
@@ -95,14 +94,12 @@ def order(answer: Any) -> None:
     """`answer(p, m, stage)` is the list of a stage's works under 1F1B."""
     for p, m, stage in ORDER_CASES:
         got = list(call(answer, p=p, m=m, stage=stage, returns=(list, tuple)))
-        right = simulate("1F1B", p, m).order(stage)
-        if got == right:
-            continue
+        right, where = simulate("1F1B", p, m).order(stage), f"Stage {stage} of {p}, {m} micro-batches"
         expect(all(isinstance(work, str) for work in got), "Return a list of words such as F0 and B0.")
-        where = f"Stage {stage} of {p}, {m} micro-batches"
         expect(len(got) == len(set(got)), f"{where}: a work occurs twice.")
         expect(set(got) == set(right), f"{where}: works are missing, or do not exist. Micro-batches are 0 to m − 1.")
-        _judge_order(got, right, m, stage)
+        if got != right:
+            _judge_order(got, right, m, stage)
 
 
 def _judge_order(got: list[str], right: list[str], m: int, stage: int) -> None:
@@ -110,16 +107,14 @@ def _judge_order(got: list[str], right: list[str], m: int, stage: int) -> None:
     ahead, mine = (next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got))
     early = [work for work in got if work[0] == "B" and got.index(work) < got.index(f"F{work[1:]}")]
     backwards, in_order = ([work for work in works if work[0] == "B"] for works in (got, right))
-    for wrong, message in (
-        (early, "A backward stands before its own forward."),
-        (mine == m != ahead, "All forwards come first: that is GPipe. How many may this stage keep?"),
-        (mine == min(m, stage + 1) != ahead, "Turned round: the *first* stage goes forward most often at first."),
-        (mine < ahead, "Too few forwards at first: the stages after this one would wait for work."),
-        (mine > ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs."),
-        (backwards != in_order, "Backwards come in the order of the micro-batches, as forwards do."),
-        (True, "The start is right. Then one backward and one forward alternate, until no forward is left."),
-    ):
-        expect(not wrong, message)
+    turned_round = mine == min(m, stage + 1) != ahead
+    expect(not early, "A backward stands before its own forward.")
+    expect(not mine == m != ahead, "All forwards come first: that is GPipe. How many may this stage keep?")
+    expect(not turned_round, "Turned round: the *first* stage goes forward most often at first.")
+    expect(mine >= ahead, "Too few forwards at first: the stages after this one would wait for work.")
+    expect(mine <= ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs.")
+    expect(backwards == in_order, "Backwards come in the order of the micro-batches, as forwards do.")
+    fail("The start is right. Then one backward and one forward alternate, until no forward is left.")
 
 
 # ----------------------------------------------------------------------------------------------------------- 11.4: cut
@@ -179,12 +174,9 @@ def _counts(answer: Any, times: list[float], p: int) -> list[int]:
     given = call(answer, times=list(times), p=p, returns=(list, tuple))
     got = [of_kind(n, int, "One of your numbers of layers is") for n in given]
     total = sum(got)
-    for wrong, message in (
-        (len(got) != p, f"You return {len(got)} numbers for {p} stages: one for each, how many layers it gets."),
-        (total != len(times), f"Your numbers add up to {total} of {len(times)} layers. Are they places, not numbers?"),
-        (min(got, default=0) < 1, "A stage gets no layer at all."),
-    ):
-        expect(not wrong, message)
+    expect(len(got) == p, f"You return {len(got)} numbers for {p} stages: one for each, how many layers it gets.")
+    expect(total == len(times), f"Your numbers add up to {total} of {len(times)} layers. Are they places, not numbers?")
+    expect(min(got) >= 1, "A stage gets no layer at all.")
     return got
 
 

@@ -46,16 +46,14 @@ def questions() -> tuple[Question, ...]:
         (str(simulate("1F1B", 5, 40).late(stage)), "That holds with a flush, where all wait for the update."),
     )  # fmt: skip
     s, b, h, L = RUN.seq_len, RUN.micro_batch, RUN.model.hidden, RUN.model.layers
-    passed = 2 * s * b * h
+    sizes = (2 * s * b * h, 2 * s * b * h * L, 2 * RUN.model.parameters // 4)
+    stream, streams, weights = (format_bytes(size, "MB", 1) for size in sizes)
     what_crosses_a_cut = question(
         f"GPT-2 XL in 16 bits, micro-batches of {b} sequences of {s:,} tokens. What crosses a cut for one micro-batch?",
-        (f"{format_bytes(passed, 'MB', 1)} in each direction", "The residual stream, 2·s·b·h bytes, and later its "
-         "gradient, as large."),
-        (f"{format_bytes(passed * L, 'MB', 1)} in each direction", "That is a stream for every block. Only one leaves "
-         "a stage."),
-        (f"{format_bytes(passed, 'MB', 1)} forward, nothing back", "The stage before cannot go backward without the "
-         "gradient of what it has sent."),
-        (f"{format_bytes(2 * RUN.model.parameters // 4, 'MB', 1)}", "Those are a stage's weights. They stay where they "
-         "are."),
+        (f"{stream} in each direction", "The residual stream, 2·s·b·h bytes, and later its gradient, as large."),
+        (f"{streams} in each direction", "That is a stream for every block. Only one leaves a stage."),
+        (f"{stream} forward, nothing back", "The stage before cannot go backward without the gradient of what it has "
+         "sent."),
+        (weights, "Those are a stage's weights. They stay where they are."),
     )  # fmt: skip
     return the_bubble, twice_the_stages, what_1f1b_keeps, how_late, what_crosses_a_cut

@@ -2,11 +2,9 @@
 
 from html import escape
 
-import ipywidgets
-
 from course_utils.figures import timeline
 from course_utils.figures.canvas import Figure
-from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable
+from course_utils.interactive.widgets import Explorable, dropdown
 
 from .detective import CAUSES, ORDER, Case, case
 
@@ -21,10 +19,9 @@ class Detective(Explorable):
         self.shown = 1
         numbers = [(f"case {number}", number) for number in range(1, len(ORDER) + 1)]
         causes = [("choose when you are sure", ""), *((words, name) for name, words in CAUSES.items())]
-        wide = {**LAYOUT, "width": "640px"}
-        case = ipywidgets.Dropdown(options=numbers, value=1, description="case", style=STYLE, layout=LAYOUT)
-        cause = ipywidgets.Dropdown(options=causes, value="", description="cause", style=STYLE, layout=wide)
-        super().__init__({"case": case, "cause": cause})
+        cause = dropdown("cause", causes, "")
+        cause.layout.width = "640px"
+        super().__init__({"case": dropdown("case", numbers, 1), "cause": cause})
 
     def redraw(self) -> tuple[Figure, str]:
         """The timeline of the case up to its failure, and the evidence for and against the chosen cause."""

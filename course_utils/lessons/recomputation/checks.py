@@ -168,16 +168,14 @@ def in_groups(answer: Any) -> None:
         right, got = run_in_groups(chain(count), k), _ran(answer, chain(count), k)
         where = f"With {count} blocks and k = {k}, "
         same = got.output.shape == right.output.shape and torch.allclose(got.output, right.output, atol=1e-6)
-        for good, message in (
-            (same, "The output is not what the blocks compute one after the other. Does each run, in order?"),
-            (got.gradients[0] is not None, "No gradient reaches x. Who cuts the graph?"),
-            (len(got.runs) != count, "Nothing is run again: every block keeps all. Where is `checkpoint`?"),
-            (len(got.runs) >= 2 * count, "Some blocks run again, others do not: does the last, smaller group?"),
-            (_same_gradients(got, right), f"The output is right and the gradients are not. {LOOP_OVER}"),
-            (got.kept == right.kept, f"{where}the number of checkpoints is not one for each group of k."),
-            (got.runs == right.runs, f"{where}checkpoints are in other places: a group has k blocks, the last fewer."),
-        ):
-            expect(good, message)
+        places = f"{where}checkpoints are in other places: a group has k blocks, the last fewer."
+        expect(same, "The output is not what the blocks compute one after the other. Does each run, in order?")
+        expect(got.gradients[0] is not None, "No gradient reaches x. Who cuts the graph?")
+        expect(len(got.runs) != count, "Nothing is run again: every block keeps all. Where is `checkpoint`?")
+        expect(len(got.runs) >= 2 * count, "Some blocks run again, others do not: does the last, smaller group?")
+        expect(_same_gradients(got, right), f"The output is right and the gradients are not. {LOOP_OVER}")
+        expect(got.kept == right.kept, f"{where}the number of checkpoints is not one for each group of k.")
+        expect(got.runs == right.runs, places)
     _expect_same_masks(answer)
 
 

@@ -6,13 +6,12 @@ node and the gradient on its way back exist in every schedule and are not counte
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from course_utils.interactive.feedback import divisors
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     """One node at work: `kind` is "f" or "b", `node` counts from 1, `again` says that f has run before.
 
     Meanwhile the inputs of the nodes in `checkpoints` are kept, and the values of those in `kept`.
@@ -33,8 +32,7 @@ class Tick:
         return f"{self.kind}{self.node} runs{' again' * self.again}"
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """A chain of `nodes` run forward and backward, node by node."""
 
     name: str

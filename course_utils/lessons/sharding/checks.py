@@ -80,13 +80,9 @@ def _but_for_rounding(some: Sequence[float], others: Sequence[float]) -> bool:
 
 Shapes = Sequence[tuple[int, ...]]
 PADDING_CASES: tuple[tuple[Shapes, int], ...] = (
-    ([(50257, 768), (768,)], 64),
-    ([(250, 1000), (250,), (4001, 250)], 4),
-    ([(3,)], 8),
-    ([(10, 6), (7, 2)], 3),
-    ([(64, 64)], 8),
-    ([(10, 4, 3), (7, 2, 3, 5)], 4),
-)
+    ([(50257, 768), (768,)], 64), ([(250, 1000), (250,), (4001, 250)], 4), ([(3,)], 8),
+    ([(10, 6), (7, 2)], 3), ([(64, 64)], 8), ([(10, 4, 3), (7, 2, 3, 5)], 4),
+)  # fmt: skip
 
 
 def _summed(numbers: Callable[[tuple[int, ...], int], int]) -> Callable[[Shapes, int], int]:
@@ -284,15 +280,10 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 XL = TrainingRun("gpt2-xl", 1, 1024, "bf16-master")
 LLAMA = TrainingRun("llama3-8b", 1, 2048, "bf16-master", recompute="full")
 CHOOSE_CASES = (
-    (XL, 8, "A100-80GB", 1),
-    (XL, 8, "RTX5090-32GB", 4),
-    (XL, 8, "A100-40GB", 4),
-    (XL, 4, "T4-16GB", 2),
-    (LLAMA, 8, "A100-40GB", 1),
-    (LLAMA, 8, "RTX5090-32GB", 4),
-    (LLAMA, 4, "RTX4080-16GB", 1),
+    (XL, 8, "A100-80GB", 1), (XL, 8, "RTX5090-32GB", 4), (XL, 8, "A100-40GB", 4), (XL, 4, "T4-16GB", 2),
+    (LLAMA, 8, "A100-40GB", 1), (LLAMA, 8, "RTX5090-32GB", 4), (LLAMA, 4, "RTX4080-16GB", 1),
     (LLAMA, 64, "RTX4080-16GB", 1),
-)
+)  # fmt: skip
 """(run, ranks, card, fewest sequences of a micro-batch)."""
 
 Choice = tuple[int, int]
@@ -367,19 +358,17 @@ def activations_right(s: int, b: int, h: int, a: int, t: int, sequence: bool) ->
 
 
 ACTIVATION_MISTAKES: Mistakes = {
-    "You divide all by t. What stays whole without sequence parallelism?": (
-        lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, True)
-    ),
+    "You divide all by t. What stays whole without sequence parallelism?":
+        lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, True),
     "You keep the 10 even with sequence parallelism.": lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, False),
     "That is one GPU: t is missing.": lambda s, b, h, a, t, q: activations_right(s, b, h, a, 1, q),
     "The attention scores are missing: 5·a·s²·b bytes.": lambda s, b, h, a, t, q: activations_right(s, b, h, 0, t, q),
-    "Attention scores are split, too: each rank has a part of the heads.": (
-        lambda s, b, h, a, t, q: activations_right(s, b, h, 0, t, q) + 5 * a * s * s * b
-    ),
+    "Attention scores are split, too: each rank has a part of the heads.":
+        lambda s, b, h, a, t, q: activations_right(s, b, h, 0, t, q) + 5 * a * s * s * b,
     "34 is in bytes already: no further 2.": lambda *case: 2 * activations_right(*case),
     "The two cases are turned round.": lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, not q),
     "That is one sequence. There are b of them.": lambda s, b, h, a, t, q: activations_right(s, 1, h, a, t, q),
-}
+}  # fmt: skip
 
 
 @exercise("09.6", "The matrices' parts are split, the norms' parts only along the sequence.")

@@ -9,8 +9,7 @@ import pickle
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -55,8 +54,7 @@ def by_stage(run: TrainingRun) -> dict[str, TrainingRun]:
     return {f"stage {stage}": run.replace(zero_stage=stage) for stage in range(4)}
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(NamedTuple):
     """One process in its last step: bytes by kind between backward and the optimizer's step, elements sent by
     collective as ZeRO counts them, and the loss of each step.
     """
@@ -66,8 +64,7 @@ class Rank:
     losses: Sequence[float]
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Every rank of several runs, by the run's name and the rank; `provenance` says where and how."""
 
     ranks: Mapping[str, Sequence[Rank]]

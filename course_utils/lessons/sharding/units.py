@@ -1,8 +1,7 @@
 """FSDP2 in other units, and gathering further ahead than torch does by itself: rank 0 of many simulated ranks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from course_utils.measurement import Measurement
 from course_utils.measuring.sharded import ShardedTraining, ShardTracker, simulated_ranks
@@ -19,8 +18,7 @@ def six_blocks(ranks: int = 64) -> TrainingRun:
     return TrainingRun(model, 1, 128, "bf16-master", world_size=ranks, zero_stage=3)
 
 
-@dataclass(frozen=True)
-class Units:
+class Units(NamedTuple):
     """Units that are gathered at once: with `whole` the whole network, else each block, `ahead` of them before they are
     needed, in forward and in backward.
     """
