@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,8 +18,7 @@ START: Point = (-10.0, 2.0)
 """Far out along the valley and up one wall, in its own axes."""
 
 
-@dataclass(frozen=True)
-class Valley:
+class Valley(NamedTuple):
     """The loss ½·(x² + steepness·y²), turned by `angle` degrees."""
 
     steepness: float = 25.0
@@ -48,8 +47,7 @@ class Memory:
     v: float = 0.0
 
 
-@dataclass(frozen=True)
-class Knobs:
+class Knobs(NamedTuple):
     """The choices: the learning rate η, how much of m and of v is kept from step to step (β1, β2), and ε."""
 
     rate: float

@@ -1,8 +1,8 @@
 """Lesson 12, first half: a small language model that has learned one text, taught another, all of it or by LoRA."""
 
 import copy
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -46,8 +46,7 @@ def with_lora(model: Transformer, rank: int) -> Transformer:
     return adapted
 
 
-@dataclass(frozen=True)
-class FineTuning:
+class FineTuning(NamedTuple):
     """A fine-tuned model, how many numbers were trained at which rate, its losses on the new and the old text."""
 
     model: Transformer

@@ -240,15 +240,14 @@ def normal_float_right(bits: int) -> list[float]:
 
 
 CODE_MISTAKES: Mistakes = {
-    "Zero is not among your values: the two halves share the probability ½.": lambda bits: _quantiles(
-        _delta(bits) + (1 - 2 * _delta(bits)) * step / (2**bits - 1) for step in range(2**bits)
-    ),
+    "Zero is not among your values: the two halves share the probability ½.": lambda bits:
+        _quantiles(_delta(bits) + (1 - 2 * _delta(bits)) * step / (2**bits - 1) for step in range(2**bits)),
     "Turned round: one value more above zero than below.": lambda bits: [-x for x in normal_float_right(bits)[::-1]],
     "Those values are evenly spaced. Take quantiles.": lambda bits: torch.linspace(-1, 1, 2**bits),
     "Your δ is of 2^bits values. Take the mean with the other half.": lambda bits: _code(bits, 0.5 / 2**bits),
     "Your δ is of 2^bits − 1 values. Take the mean with the other half.": lambda b: _code(b, 0.5 / (2**b - 1)),
     "Your δ is that of 4 bits, whatever `bits` is.": lambda bits: _code(bits, _delta(4)),
-}
+}  # fmt: skip
 
 
 @exercise("12.5", "A code for every number of bits, zero included, from quantiles alone.")

@@ -1,9 +1,9 @@
 """Lesson 14: results of `fit` as a figure and as a table, the catalog of cards, and the grade of a prediction."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from math import log
+from typing import NamedTuple
 
 from course_utils.figures import signed
 from course_utils.figures.axes import OVER, legend, stop
@@ -111,8 +111,7 @@ GRADES = (
 """The largest relative error of each grade, the grade, and words for it. 5 % is `SAFETY`."""
 
 
-@dataclass(frozen=True, repr=False)
-class Graded:
+class Graded(NamedTuple):
     """A locked prediction, judged by its error: `guess` minus `actual` bytes, which are `word`: "simulated"."""
 
     actual: int

@@ -31,13 +31,10 @@ class SchedulePlayer(Explorable):
             raise unknown("schedule", schedule, SCHEDULES)
         if not (2 <= nodes <= MOST and 1 <= k <= MOST):
             raise ValueError(f"nodes is {nodes} and k is {k}: choose at most {MOST}")
+        looks = {"n": (nodes, 2, MOST, "nodes n"), "k": (k, 1, MOST, "keep every k"), "tick": (1, 1, 1, "tick")}
         sliders = {
             name: ipywidgets.IntSlider(value, low, high, description=words, style=STYLE, layout=LAYOUT)
-            for name, value, low, high, words in (
-                ("n", nodes, 2, MOST, "nodes n"),
-                ("k", k, 1, MOST, "keep every k"),
-                ("tick", 1, 1, 1, "tick"),
-            )
+            for name, (value, low, high, words) in looks.items()
         }
         self.play = ipywidgets.Play(min=1, value=1, interval=FRAME, description="play")
         self.play.observe(lambda change: sliders["tick"].set_trait("value", change["new"]), names="value")
