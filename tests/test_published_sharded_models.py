@@ -4,10 +4,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from published.sharded_models import titan
 
 from course_utils.benchmark import published
 from course_utils.benchmark.published import NOT_YET, percent, rows_of
-from course_utils.benchmark.published.sharded_models import titan
 from course_utils.estimating.workspaces import Workspaces
 from course_utils.measurement import Measurement
 

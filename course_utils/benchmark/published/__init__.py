@@ -1,11 +1,12 @@
 """What GPUs counted elsewhere, against the simulated GPU: each published step written anew in plain torch and run.
 
 Each line of a `.jsonl` is a published figure with its configuration and its source, and what we `said` of it, frozen
-before it was compared. The module of the same name has a function for each family of steps, which returns a
-`Measurement`.
+before it was compared. The module of the same name in tests/published has a function for each family of steps, which
+returns a `Measurement`.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
@@ -15,14 +16,18 @@ from typing import Any, NamedTuple
 
 from ...allocator.replay import Replay, replay
 from ...estimating.workspaces import workspaces_of
+from ...interactive.course_files import ROOT
 from ...measurement import Measurement
 from ...units import format_bytes
 from ..tables import BIAS_HEADINGS, Cell, Table, bias_of
 
 HERE = Path(__file__).parent
 
+STEPS = ROOT / "tests" / "published"
+"""The package whose modules run the steps: in the repository, as they only serve to judge."""
+
 FILES = ("single_ops", "language_models", "basics_transformer", "vision_models", "sharded_models")
-"""The modules of this folder that run steps, each next to its rows."""
+"""The modules that run steps; each has its rows here in a file of its own name, .jsonl."""
 
 COUNTERS = ("allocated", "reserved", "driver")
 """torch.cuda.max_memory_allocated, max_memory_reserved, and the driver's figure, as nvidia-smi shows it."""
@@ -141,7 +146,9 @@ def run(
 ) -> tuple[Measurement, Replay]:
     """The family's step on the simulated GPU, and what the allocator made of it."""
     module, _, name = family.partition(".")
-    step = getattr(import_module(f".{module}", __name__), name)
+    if str(STEPS.parent) not in sys.path:
+        sys.path.append(str(STEPS.parent))
+    step = getattr(import_module(f"{STEPS.name}.{module}"), name)
     measured = step(workspaces_of(capability, torch), **json.loads(how))
     return measured, replay(measured, expandable_segments=expandable)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ...estimating.workspaces import Workspaces
-from ...measurement import Measurement
-from ...measuring.own import measure_own
+from course_utils.estimating.workspaces import Workspaces
+from course_utils.measurement import Measurement
+from course_utils.measuring.own import measure_own
 
 
 def measured(

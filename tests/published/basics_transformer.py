@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ...estimating.workspaces import Workspaces
-from ...measurement import Measurement
+from course_utils.estimating.workspaces import Workspaces
+from course_utils.measurement import Measurement
+
 from .running import leaf, measured, script
 
 VOCAB, SIZES = 10_000, {"xl": (1600, 6400, 48, 25), "2.7b": (2560, 10240, 32, 32)}

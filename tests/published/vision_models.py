@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...estimating.workspaces import Workspaces
-from ...measurement import Measurement
+from course_utils.estimating.workspaces import Workspaces
+from course_utils.measurement import Measurement
+
 from .running import measured
 
 

@@ -10,13 +10,14 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from ...estimating.workspaces import Workspaces
-from ...measurement import Measurement
-from ...measuring.optimizers import named_states_of
-from ...measuring.sharded import ShardTracker, quick_plans, simulated_ranks
-from ...measuring.simulated import simulated_gpu
-from ...measuring.step import Phases
-from ...measuring.tracing import cycles_left_alone, follow, provenance_of
+from course_utils.estimating.workspaces import Workspaces
+from course_utils.measurement import Measurement
+from course_utils.measuring.optimizers import named_states_of
+from course_utils.measuring.sharded import ShardTracker, quick_plans, simulated_ranks
+from course_utils.measuring.simulated import simulated_gpu
+from course_utils.measuring.step import Phases
+from course_utils.measuring.tracing import cycles_left_alone, follow, provenance_of
+
 from .running import measured
 
 aten = torch.ops.aten
