@@ -84,9 +84,8 @@ def gains(model: torch.nn.Module, sizes: Sequence[int], count: int = 128, draws:
 
     def best(ways: Sequence[torch.Tensor]) -> float:
         """The top of the parabola slope·r − bend·r²: what steps of the best length r gain on average."""
-        slopes = [(whole @ way).item() for way in ways]
-        falls = [before - loss(start - STEP * way) for way in ways]
-        slope, fall = sum(slopes) / len(ways), sum(falls) / len(ways)
+        slope = sum((whole @ way).item() for way in ways) / len(ways)
+        fall = sum(before - loss(start - STEP * way) for way in ways) / len(ways)
         return slope**2 / (4 * (slope * STEP - fall) / STEP**2)
 
     before = loss(start)

@@ -66,7 +66,7 @@ def trial(one_pass: Any, count: int, k: int) -> float:
 
 
 ONE, ONE_KTH, ONE_GROUPTH = lambda *_: 1, lambda part, group, k, count: 1 / k, lambda part, group, *_: 1 / len(group)
-LOOP_MISTAKES: dict[str, tuple[Loop, ...]] = {
+LOOP_MISTAKES: dict[str, tuple[Loop, ...]] = {  # loops that a learner can write instead, by the hint that they get
     "Both bugs are still in: nobody divides, and nobody steps on the last group.":
         (grouped(ONE, last=False, clear="after step"), grouped(ONE, last=False)),
     "Losses are added up: with a group of k, the gradient is k times too long.": (undivided,),
@@ -81,7 +81,6 @@ LOOP_MISTAKES: dict[str, tuple[Loop, ...]] = {
     "You step once for the whole pass, not for every group.": (grouped(ONE_GROUPTH, size=lambda k, count: count),),
     "The parameters have not moved: who calls `optimizer.step()`?": (lambda *_: None,),
 }  # fmt: skip
-"""Loops that a learner can write instead, by the hint that they get."""
 
 
 @exercise("07.1", "Divided, no group left over, and one graph at a time.")
@@ -104,7 +103,6 @@ def one_pass(answer: Any) -> None:
 # -------------------------------------------------------------------------------------------------------- 07.2: factors
 
 COUNTS = ((16, 128), (100, 100, 100), (5, 10, 25, 60), (7,), (1, 999))
-
 FACTOR_MISTAKES: Mistakes = {
     "That is 1/k for each: a mean of means, whatever their lengths.": lambda *c: [1 / len(c)] * len(c),
     "Those are the tokens themselves. What do the weights of a mean add up to?": lambda *c: c,
@@ -134,8 +132,7 @@ def _numbers(values: Sequence[Any], count: int) -> list[float]:
 # ---------------------------------------------------------------------------------------------------------- 07.3: cause
 
 CHANGES = tuple((name, {"k": k, "sequences": n}) for name in CAUSES for k, n in ((4, 8), (3, 12)))
-
-CAUSE_MISTAKES: tuple[tuple[set[str], set[str], str], ...] = (
+CAUSE_MISTAKES: tuple[tuple[set[str], set[str], str], ...] = (  # causes, those that were named, the misconception
     ({"nothing"}, {*CAUSES}, "You name a cause where the peaks are equal, tensor by tensor."),
     ({"batch"}, {*CAUSES}, "Look at the shapes: have tensors come, or has each one grown?"),
     ({"logits"}, {*CAUSES}, "You miss what came in another format: which dtype does the model compute in?"),
@@ -143,7 +140,6 @@ CAUSE_MISTAKES: tuple[tuple[set[str], set[str], str], ...] = (
     ({*CAUSES}, {"validation", "logits"}, "You find logits or a validation everywhere. What is made in this step, in "
      "the model's own format, has come, too."),
 )  # fmt: skip
-"""Wrong answers and their messages: the causes, those that were named, and the misconception."""
 
 
 @exercise("07.3", "Ten changes, and their authors know what they cost.")
@@ -163,14 +159,12 @@ def cause(answer: Any) -> None:
 
 # ---------------------------------------------------------------------------------------------------- 07.4: noise scale
 
-NOISE_CASES = tuple(
+NOISE_CASES = tuple(  # small batch, big batch, and the mean squared lengths of their gradients
     (small, big, truth.squared_length(small), truth.squared_length(big))
     for small, big, truth in (
         (4, 64, Noise(2.0, 96.0)), (1, 2, Noise(0.5, 3.0)), (8, 512, Noise(7.4, 1.5)), (16, 24, Noise(1.0, 1000.0))
     )
 )  # fmt: skip
-"""Small batch, big batch, and the mean squared lengths of their gradients."""
-
 NOISE_MISTAKES: Mistakes = {
     "Turned round: that is signal over noise.": lambda *case: 1 / from_two(*case).scale,
     "That is the ratio of the two lengths. In each of them are signal *and* noise.": lambda b, B, p, q: p / q,
@@ -187,8 +181,7 @@ NOISE_MISTAKES: Mistakes = {
 @exercise("07.4", "Two batch sizes, two equations, and the noise scale for nothing.")
 def noise_scale(answer: Any) -> None:
     """`answer(small, big, short, long)` is tr(Σ)/|G|², from the mean |gradient|² of two batch sizes."""
-    names = ("small", "big", "length_small", "length_big")
-    got = [call(answer, **by_name(names, case)) for case in NOISE_CASES]
+    got = [call(answer, **by_name(("small", "big", "length_small", "length_big"), case)) for case in NOISE_CASES]
     otherwise = "The scale is off. Write |G|² + tr(Σ)/B for both batches, and solve for the two unknowns."
     recognized(got, NOISE_CASES, lambda *case: from_two(*case).scale, NOISE_MISTAKES, otherwise)
 

@@ -53,11 +53,8 @@ def published_and_ours(
     theirs: Sequence[Published | None], ours: Sequence[ErrorRates], title: str, provenance: str = ""
 ) -> Figure:
     """Test errors in percent, published (None: not there) above ours, with standard deviations."""
-    published = {
-        f"{outcome.setting.name} ± {row.spread:.2f}": row.error
-        for row, outcome in zip(theirs, ours, strict=True)
-        if row
-    }
+    pairs = [(outcome.setting.name, row) for row, outcome in zip(theirs, ours, strict=True) if row]
+    published = {f"{name} ± {row.spread:.2f}": row.error for name, row in pairs}
     here = {f"{outcome.setting.name} ± {outcome.spread:.1f}": outcome.mean for outcome in ours}
     paper = "test error ± its standard deviation; Goyal et al., ResNet-50 on ImageNet"
     above = bars(published, title, unit="%", digits=2, kind="gradients", provenance=paper)

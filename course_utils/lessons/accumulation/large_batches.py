@@ -140,8 +140,7 @@ def _network(weights: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
 def _batches(size: int, epochs: int) -> Iterator[tuple[int, torch.Tensor]]:
     """(epoch, indices) of each batch; every epoch shuffles anew, the same for everybody."""
     for epoch in range(epochs):
-        order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(epoch))
-        for chosen in order.split(size):
+        for chosen in torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(epoch)).split(size):
             yield epoch, chosen
 
 

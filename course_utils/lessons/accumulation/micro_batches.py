@@ -103,14 +103,13 @@ dropped = grouped(lambda part, group, k, count: 1 / k, last=False, clear="after 
 by_batches = grouped(lambda part, group, k, count: 1 / len(group))  # a mean of means, however many tokens each has
 every_micro_batch = grouped(lambda part, group, k, count: 1, size=lambda k, count: 1)  # small batches, with their noise
 
-LOOPS: dict[str, Loop] = {
+LOOPS: dict[str, Loop] = {  # by the names that figures use; the first one is right
     "accumulated, by tokens": accumulated,
     "not divided": undivided,
     "last group dropped": dropped,
     "averaged over batches": by_batches,
     "a step on each": every_micro_batch,
 }
-"""By the names that figures use; the first one is right."""
 
 
 def large_batch(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:

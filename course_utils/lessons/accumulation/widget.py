@@ -26,14 +26,13 @@ class ThetaExplorer(Explorable):
 
     def __init__(self, size: int = 4, group: int = 25, rate: float = 0.5) -> None:
         self.fit = LineFit()
-        super().__init__(
-            {
-                "size": slider("micro-batch", divisors(POINTS), size),
-                "group": slider("micro-batches", divisors(POINTS), group),
-                "rate": slider("learning rate", RATES, rate, "{:g}".format),
-                "passes": slider("passes", PASSES, 8),
-            }
-        )
+        controls = {
+            "size": slider("micro-batch", divisors(POINTS), size),
+            "group": slider("micro-batches", divisors(POINTS), group),
+            "rate": slider("learning rate", RATES, rate, "{:g}".format),
+            "passes": slider("passes", PASSES, 8),
+        }
+        super().__init__(controls)
 
     @property
     def path(self) -> list[Point]:

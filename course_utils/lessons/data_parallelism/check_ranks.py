@@ -22,10 +22,9 @@ from .replicas import distance, weights
 
 STEPS, RATE, WIDTH, SEQUENCES = 3, 0.1, 8, 2
 COUNTS = (4, 6)  # micro-batches of a step: a multiple of four, and not
-NAMES = {
+NAMES = {  # that a learner's step may use
     "torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "nullcontext": nullcontext, "dist": dist
 }  # fmt: skip
-"""Names that a learner's step may use."""
 
 
 def network() -> nn.Module:

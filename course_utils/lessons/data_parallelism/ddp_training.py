@@ -112,8 +112,7 @@ def replica(device: torch.device, mb: float = BUCKET_MB, views: bool = False) ->
 
 def samples(device: torch.device, count: int = SAMPLES) -> torch.Tensor:
     """This rank's own data, which the network learns to reproduce."""
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    return torch.randn(count, WIDTH, generator=generator).to(device)
+    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank())).to(device)
 
 
 def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized: bool = True) -> dict[str, Any]:
@@ -129,8 +128,7 @@ def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized
         end = trace.mark()
         if trace.cuda:
             torch.cuda.synchronize(device)
-        times = {"forward": trace.since_begin(forward), "end": trace.since_begin(end)}
-        steps.append({**times, "buckets": trace.seconds()})
+        steps.append({"forward": trace.since_begin(forward), "end": trace.since_begin(end), "buckets": trace.seconds()})
         model.zero_grad()
     return sorted(steps[WARM_UP:], key=lambda step: step["end"])[TIMED // 2]
 
@@ -142,8 +140,7 @@ def accumulated(device: torch.device, with_no_sync: bool) -> tuple[int, torch.Te
     for index, part in enumerate(parts):
         waits = with_no_sync and index < len(parts) - 1
         with model.no_sync() if waits else nullcontext():  # forward, too: DDP decides there whether to reduce
-            loss = mse_loss(model(part), part) / len(parts)
-            loss.backward()
+            (mse_loss(model(part), part) / len(parts)).backward()
     first = next(model.parameters()).grad
     assert first is not None
     return sum(bucket["size"] for bucket in trace.buckets), first

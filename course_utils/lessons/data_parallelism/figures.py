@@ -187,15 +187,9 @@ def _step_told(step: Mapping[str, Any]) -> str:
 
 
 def band_figure(
-    bands: Mapping[str, Mapping[float, Band]],
-    dots: Mapping[float, float],
-    title: str,
-    xlabel: str,
-    ylabel: str,
-    *,
-    log_y: bool = False,
-    provenance: str = "",
-) -> Figure:
+    bands: Mapping[str, Mapping[float, Band]], dots: Mapping[float, float], title: str, xlabel: str, ylabel: str, *,
+    log_y: bool = False, provenance: str = "",
+) -> Figure:  # fmt: skip
     """Lines with bands of uncertainty, x on a logarithmic axis, and measured dots."""
     columns = {name: list(zip(*band.values(), strict=True)) for name, band in bands.items()}
     floor = min(value for low, _, _ in columns.values() for value in low if value > 0)

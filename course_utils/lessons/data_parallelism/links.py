@@ -4,11 +4,10 @@ Run by torchrun with two ranks, it measures such times.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import sqrt
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,8 +20,7 @@ STANDARD_ERRORS = 2  # half a band's width: about 95 % if errors were normal, wh
 Band = tuple[float, float, float]  # lowest, expected and highest value
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """`alpha` seconds to start a message, `beta` seconds for each byte; their variances and covariance."""
 
     alpha: float

@@ -43,19 +43,16 @@ from course_utils.units import GB
 # ------------------------------------------------------------------------------------------------------- 01.1: states
 
 STATES = ("weights", "gradients", "master_weights", "momentum", "variance")
-
-STATE_MISTAKES: Mistakes = {
-    "That is plain fp32 Adam. Its total happens to be the same, but nothing is 16-bit.": lambda w, g, master, m, v: (
-        (w, master) == (4, 0)
-    ),
+STATE_MISTAKES: Mistakes = {  # conditions on bytes per parameter, in `STATES`' order; the first that holds is said
+    "That is plain fp32 Adam. Its total happens to be the same, but nothing is 16-bit.":
+        lambda w, g, master, m, v: (w, master) == (4, 0),
     "A copy is missing: small updates vanish in 16-bit weights.": lambda w, g, master, m, v: master == 0,
     "Your master weights are 16-bit: too coarse to add small updates to.": lambda w, g, master, m, v: master == 2,
     "Forward and backward multiply 16-bit weights: count those, not fp32 ones.": lambda w, g, master, m, v: w == 4,
     "No gradients? They are complete at the end of backward, one per parameter.": lambda w, g, master, m, v: g == 0,
     "ZeRO keeps each gradient in the format of the weight that it belongs to.": lambda w, g, master, m, v: g == 4,
     "Half of what Adam keeps: it has two states, each in fp32.": lambda w, g, master, m, v: m + v == 4,
-}
-"""Messages, each with a condition on the bytes per parameter in the order of `STATES`; the first that holds is said."""
+}  # fmt: skip
 
 
 @exercise("01.1", "Five tensors a parameter, each in its own precision, and it holds for any N.")
@@ -73,9 +70,7 @@ def states(answer: Any) -> None:
 
 # ---------------------------------------------------------------------------------------------- 01.2: weight_gradient
 
-SHAPES = ((3, 4, 5, 2), (1, 6, 2, 7), (2, 3, 4, 4))
-"""Batch b, sequence s, inputs i and outputs o of a linear layer."""
-
+SHAPES = ((3, 4, 5, 2), (1, 6, 2, 7), (2, 3, 4, 4))  # batch b, sequence s, inputs i and outputs o of a linear layer
 WRONG_SHAPES = {
     "io": "The shape is turned round: W has a row for each output, as in y = x·Wᵀ. So has its gradient.",
     "boi": "One gradient for each sequence. They share one W, so their gradients add up.",
@@ -90,17 +85,15 @@ def _gradient(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
 
 MEAN = "If the loss is a mean, dL/dy has that factor in it already: add up, don't average."
 EVERY = "Every token used W, so every token has a say."
-
 GRADIENT_MISTAKES: Mistakes = {
     f"A mean over all tokens. {MEAN}": lambda x, dy: _gradient(x, dy) / x.shape[:2].numel(),
     f"A mean over the sequences. {MEAN}": lambda x, dy: _gradient(x, dy) / x.size(0),
     f"A mean over the positions. {MEAN}": lambda x, dy: _gradient(x, dy) / x.size(1),
     f"Only the first sequence is in it. {EVERY}": lambda x, dy: _gradient(x[:1], dy[:1]),
     f"Only the last token of each sequence is in it. {EVERY}": lambda x, dy: _gradient(x[:, -1:], dy[:, -1:]),
-    "Turned round: with as many inputs as outputs the shape cannot tell you, the values do.": lambda x, dy: (
-        _gradient(x, dy).T if x.size(2) == dy.size(2) else _gradient(x, dy)
-    ),
-}
+    "Turned round: with as many inputs as outputs the shape cannot tell you, the values do.":
+        lambda x, dy: _gradient(x, dy).T if x.size(2) == dy.size(2) else _gradient(x, dy),
+}  # fmt: skip
 
 
 @exercise("01.2", "The same as autograd's, from x and dL/dy alone. That x is what forward had to keep.")
@@ -134,7 +127,7 @@ def _all_close(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> b
 Life = tuple[str, int, int, int | None]
 """A tensor's name, its bytes, the events at which it is born and dies (None: it stays)."""
 
-STEP: list[Life] = [
+STEP: list[Life] = [  # a small made-up step, to count on one's fingers
     ("weights", 40, 0, None),
     ("input", 10, 0, None),
     ("activation 1", 30, 1, 6),
@@ -145,7 +138,6 @@ STEP: list[Life] = [
     ("gradient 2", 20, 5, None),
     ("gradient 1", 20, 6, None),
 ]
-"""A small made-up step, to count on one's fingers."""
 
 
 def peak_of(lives: Sequence[Life], alive: Callable[..., bool] = lambda born, event, died: born <= event < died) -> int:
@@ -163,18 +155,15 @@ PEAK_MISTAKES: Mistakes = {
     "That is everything that ever lived, added up.": lambda lives: sum(life[1] for life in lives),
     "That is the largest single tensor. What is on top of it?": lambda lives: max(life[1] for life in lives),
     "That is what is left when everything is over.": lambda lives: sum(life[1] for life in lives if life[3] is None),
-    "You let a tensor take memory at the very event at which it dies: there its bytes are free again.": partial(
-        peak_of, alive=lambda born, event, died: born <= event <= died
-    ),
-    "It takes no memory yet at the event at which it is born?": partial(
-        peak_of, alive=lambda born, event, died: born < event < died
-    ),
-    "Tensors whose `died` is None are missing from your sum. They stay, so they always count.": partial(
-        peak_of, alive=lambda born, event, died: born <= event < died < math.inf
-    ),
+    "You let a tensor take memory at the very event at which it dies: there its bytes are free again.":
+        partial(peak_of, alive=lambda born, event, died: born <= event <= died),
+    "It takes no memory yet at the event at which it is born?":
+        partial(peak_of, alive=lambda born, event, died: born < event < died),
+    "Tensors whose `died` is None are missing from your sum. They stay, so they always count.":
+        partial(peak_of, alive=lambda born, event, died: born <= event < died < math.inf),
     "That is the moment when the largest tensor is born. The sum may well be larger at another.": _as_the_largest_comes,
     "That is how many tensors are alive at once, not bytes.": lambda lives: peak_of([(n, 1, *r) for n, _, *r in lives]),
-}
+}  # fmt: skip
 
 
 @exercise("01.3", "The largest sum of what is alive at once, in made-up steps and in one that really ran.")
@@ -230,19 +219,16 @@ def _largest(card: str, global_batch: int) -> int:
 
 
 FIT_MISTAKES: Mistakes = {
-    "You estimated one micro-batch on its own. From the second one on, the gradients of those before it are there.": (
-        lambda card, b: _fitting(card, b, accumulate=False)[-1]
-    ),
-    "You took the number in the card's name for GB. A card sold as 32 GB holds GiB: ask `gpu(card).memory`.": (
-        lambda card, b: _fitting(card, b, GB * int(card.split("-")[1][:2]))[-1]
-    ),
+    "You estimated one micro-batch on its own. From the second one on, the gradients of those before it are there.":
+        lambda card, b: _fitting(card, b, accumulate=False)[-1],
+    "You took the number in the card's name for GB. A card sold as 32 GB holds GiB: ask `gpu(card).memory`.":
+        lambda card, b: _fitting(card, b, GB * int(card.split("-")[1][:2]))[-1],
     "You returned the smallest that fits, not the largest.": lambda card, b: min(_fitting(card, b)[1:], default=0),
     "That is how many micro-batches there are, not their size.": lambda card, b: b // (_largest(card, b) or 99),
     "You returned the whole batch whether it fits or not: compare it with the card's bytes.": lambda card, b: b,
-    "You tried powers of two alone. Other numbers divide a batch, too.": lambda card, b: max(
-        size for size in _fitting(card, b) if size.bit_count() < 2
-    ),
-}
+    "You tried powers of two alone. Other numbers divide a batch, too.":
+        lambda card, b: max(size for size in _fitting(card, b) if size.bit_count() < 2),
+}  # fmt: skip
 
 
 @exercise("01.4", "The largest micro-batch that fits, on cards from 16 to 80 GB, its companions' gradients included.")
@@ -294,9 +280,7 @@ def _watched(train: Callable[..., object], batches: int) -> tuple[list[int], int
     return [tracker.at(event).total for event in ends], peak.total - peak["inputs"]
 
 
-def _train_right(
-    model: nn.Module, batches: Batches, optimizer: torch.optim.Optimizer, parts: int = 0, stepping: bool = False
-) -> float:
+def _train_right(model: nn.Module, batches: Batches, optimizer: Any, parts: int = 0, stepping: bool = False) -> float:
     total = 0.0
     for inputs, targets in batches:
         loss = cross_entropy(model(inputs), targets) / (parts or len(batches))
@@ -310,21 +294,17 @@ def _train_right(
     return total
 
 
-TRAIN_MISTAKES: Mistakes = {
+TRAIN_MISTAKES: Mistakes = {  # other ways to train, each tried on whole losses and on parts of them
     "The parameters have not moved. Who calls `optimizer.step()`?": lambda *given, parts: None,
     "The parameters moved too far. Gradients add up to a sum: divide each loss before it goes backward.": _train_right,
     "You step after every batch. One step on the mean of all was asked for.": partial(_train_right, stepping=True),
-    "The step saw the gradients of the last batch alone: who sets them to zero between the batches?": (
-        lambda model, batches, optimizer, parts: _train_right(model, batches[-1:], optimizer, parts)
-    ),
-}
-"""Other ways to train, each tried on whole losses and on parts of them."""
-
+    "The step saw the gradients of the last batch alone: who sets them to zero between the batches?":
+        lambda model, batches, optimizer, parts: _train_right(model, batches[-1:], optimizer, parts),
+}  # fmt: skip
 LOSS_MISTAKES: Mistakes = {
     "You return the last batch's loss. The mean of all was asked for.": lambda losses: losses[-1],
     "You return the sum of the losses. Their mean was asked for.": sum,
 }
-
 TRAIN_HINTS = {
     "does not require grad": "There is nothing left to differentiate: send each loss backward before it is a number.",
     "through the graph a second time": "You send a batch's graph backward twice: send each batch's own loss, once.",

@@ -12,7 +12,6 @@ from course_utils.units import UNITS, format_bytes
 
 
 def questions() -> tuple[Question, ...]:
-    """The questions in the order of the lesson."""
     # Sixteen bytes a parameter (Rajbhandari et al. 2020, section 3.1).
     N = PRESETS["gpt2-large"].parameters
     parts = zero_state_bytes(N)

@@ -22,20 +22,16 @@ from .number_formats import NumberFormat, decode
 
 # ------------------------------------------------------------------------------------------------------- 03.1: limits
 
-WIDTHS = ((5, 10), (8, 7), (8, 23), (5, 2), (3, 4), (6, 9))
-"""Exponent and mantissa bits."""
-
+WIDTHS = ((5, 10), (8, 7), (8, 23), (5, 2), (3, 4), (6, 9))  # exponent and mantissa bits
 EPSILON_MISTAKES: Mistakes = {
     "Half of epsilon: that is the largest error of rounding near 1, not the next number.": lambda f: f.epsilon / 2,
     "Twice epsilon. How many different mantissas are there from 1 up to 2?": lambda f: f.epsilon * 2,
 }
-
 LARGEST_MISTAKES: Mistakes = {
     "That is the first power of two *beyond* the largest number.": lambda f: 2.0 ** (f.bias + 1),
     "That has the largest exponent, but a mantissa of zeros. What makes it larger?": lambda f: 2.0**f.bias,
     "Twice too large: did you use the exponent that is set aside for infinity and NaN?": lambda f: 2 * f.largest,
 }
-
 SMALLEST_MISTAKES: Mistakes = {
     "That is the smallest *subnormal* number. Normal ones have E = 1 at least.": lambda f: f.smallest,
     "That has E = 0, which is for subnormal numbers.": lambda f: f.smallest_normal / 2,
@@ -199,28 +195,23 @@ class Left(NamedTuple):
         return self[2:] == other[2:] and all(torch.allclose(*pair, rtol=1e-3, atol=1e-12) for pair in moved)
 
 
-STEP_MISTAKES: Mistakes = {
+STEP_MISTAKES: Mistakes = {  # conditions on the learner's steps and the right ones; the first that holds is said
     "The masters do not move: who calls `optimizer.step()`?": lambda got, right: not got.small.masters.any(),
-    "The masters move too far: gradients are still scaled when the optimizer, or the clipping, sees them.": (
-        lambda got, right: got.small.norm > 2 * right.small.norm
-    ),
-    "With scaled gradients the norm looks 4,096 times as large, so you clip what is small enough. Divide first.": (
-        lambda got, right: got.small.norm < right.small.norm / 2 and NEAR(got.small.norm, got.large.norm)
-    ),
+    "The masters move too far: gradients are still scaled when the optimizer, or the clipping, sees them.":
+        lambda got, right: got.small.norm > 2 * right.small.norm,
+    "With scaled gradients the norm looks 4,096 times as large, so you clip what is small enough. Divide first.":
+        lambda got, right: got.small.norm < right.small.norm / 2 and NEAR(got.small.norm, got.large.norm),
     "Gradients are divided, but were they ever multiplied?": lambda got, right: got.small.norm < right.small.norm / 100,
-    "Tiny gradients get lost: upcast before you divide by the scale.": lambda got, right: (
-        not NEAR(got.tiny.norm, right.tiny.norm) and NEAR(got.small.norm, right.small.norm)
-    ),
+    "Tiny gradients get lost: upcast before you divide by the scale.":
+        lambda got, right: not NEAR(got.tiny.norm, right.tiny.norm) and NEAR(got.small.norm, right.small.norm),
     "Large gradients are not clipped: norm 1 at most.": lambda got, right: got.large.norm > 1.01 * right.large.norm,
     "A step with infinite gradients changes the masters: look first.": lambda got, right: got.infinite.masters.any(),
     "Your function says that it took a step in which gradients were infinite.": lambda got, right: got.infinite.taken,
-    "Masters move, the fp16 weights do not: the next forward reads them.": lambda got, right: (
-        not got.small.weights.any()
-    ),
+    "Masters move, the fp16 weights do not: the next forward reads them.":
+        lambda got, right: not got.small.weights.any(),
     "The weights' gradients are left behind.": lambda got, right: got.small.weight_grads or got.infinite.weight_grads,
     "The masters' gradients are left behind.": lambda got, right: got.small.master_grads or got.infinite.master_grads,
-}
-"""Messages, each with a condition on the learner's steps and the right ones; the first that holds is said."""
+}  # fmt: skip
 
 
 @exercise(
@@ -279,7 +270,6 @@ def _right_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: fl
 # --------------------------------------------------------------------------------------------- 03.6: choose_precision
 
 _XL = TrainingRun("gpt2-xl", recompute="full")
-
 CHOICES: tuple[tuple[str, TrainingRun], ...] = (
     ("A100-40GB", _XL.replace(micro_batch=16)), ("A100-40GB", _XL.replace(optimizer="adamw-fused")),
     ("RTX3090-24GB", _XL), ("RTX3090-24GB", _XL.replace(micro_batch=32)),
@@ -298,12 +288,10 @@ def _ranks(card: str) -> list[list[str]]:
 
 
 def _choose(
-    card: str,
-    run: TrainingRun,
-    pick: Callable[..., str] = min,
+    card: str, run: TrainingRun, pick: Callable[..., str] = min,
     ranks: Callable[[str], Sequence[Sequence[str]]] = _ranks,
     memory: Callable[[str], int] = lambda card: gpu(card).memory,
-) -> str:
+) -> str:  # fmt: skip
     """The pick from the first rank in which anything fits, "" if nothing does."""
     for names in ranks(card):
         peaks = {name: _peak(card, run, name) for name in names}
@@ -320,18 +308,15 @@ def _peak(card: str, run: TrainingRun, precision: str) -> int:
 
 
 CHOICE_MISTAKES: Mistakes = {
-    "You take the lowest peak of all. What fits is enough: prefer the precision that adds up more in fp32.": partial(
-        _choose, ranks=lambda card: [[n for rank in _ranks(card) for n in rank]]
-    ),
-    "You take autocast wherever it fits: the lower peak wins.": partial(
-        _choose, pick=lambda peaks, key: next(iter(peaks))
-    ),
+    "You take the lowest peak of all. What fits is enough: prefer the precision that adds up more in fp32.":
+        partial(_choose, ranks=lambda card: [[n for rank in _ranks(card) for n in rank]]),
+    "You take autocast wherever it fits: the lower peak wins.":
+        partial(_choose, pick=lambda peaks, key: next(iter(peaks))),
     "In a rank you take the higher peak.": partial(_choose, pick=max),
     "You give up after the first rank: see what fits next.": partial(_choose, ranks=lambda card: _ranks(card)[:1]),
-    "You took the number in the card's name for GB. A card sold as 16 GB holds GiB: ask `gpu(card).memory`.": partial(
-        _choose, memory=lambda card: GB * int(card.split("-")[1][:2])
-    ),
-}
+    "You took the number in the card's name for GB. A card sold as 16 GB holds GiB: ask `gpu(card).memory`.":
+        partial(_choose, memory=lambda card: GB * int(card.split("-")[1][:2])),
+}  # fmt: skip
 
 
 @exercise("03.6", "The best sums that each card can afford, from a T4 to an H100.")
@@ -339,8 +324,7 @@ def choose_precision(answer: Any) -> None:
     """`answer(card, run)` is the best precision in which the run fits the card, or ""."""
     got = [call(answer, card=card, run=run, returns=str) for card, run in CHOICES]
     for (card, run), name in zip(CHOICES, got, strict=True):
-        bf16 = "bf16" in name and not gpu(card).has_bf16
-        expect(not bf16, f"{card} has no bf16: you choose {name!r} for it.")
+        expect("bf16" not in name or gpu(card).has_bf16, f"{card} has no bf16: you choose {name!r} for it.")
         known = any(name in rank for rank in ([""], *_ranks(card)))
         expect(known, f"{name!r} is not among the precisions to choose from for {card}.")
         expect(not name or _peak(card, run, name) <= gpu(card).memory, f"{name!r} does not fit {card} for {run}.")

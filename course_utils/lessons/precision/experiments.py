@@ -14,17 +14,8 @@ import torch
 
 from course_utils.figures import lines
 from course_utils.figures.canvas import Figure
-from course_utils.networks import Transformer
 
-from ..shared.language_model import (
-    FORMATS,
-    StaticLossScale,
-    Training,
-    corpus,
-    language_model,
-    mean_loss,
-    train_language_model,
-)
+from ..shared.language_model import FORMATS, StaticLossScale, Training, language_model, mean_loss, train_language_model
 
 
 def round_stochastically(values: torch.Tensor, dice: torch.Generator) -> torch.Tensor:
@@ -120,8 +111,7 @@ def scale_figure(history: Sequence[float], title: str) -> Figure:
     return lines({"loss scale": (steps, history)}, title, "step", "loss scale", log_y=True, markers=False)
 
 
-PARTS = 4096
-"""The loss of the five trainings is divided by this, as for one of so many micro-batches."""
+PARTS = 4096  # the loss of the five trainings is divided by this, as for one of so many micro-batches
 
 
 def five_trainings(steps: int = 100) -> dict[str, Training]:
@@ -152,6 +142,9 @@ def learns_as_well(training: Training, reference: Training) -> bool:
     return abs(training.final - reference.final) < 0.15
 
 
+_trained = cache(train_language_model)
+
+
 class Late(NamedTuple):
     """Further steps of a trained model: the part of its weights that has not moved, the nats a character it gained."""
 
@@ -164,14 +157,9 @@ def late_training(precision: str, rate: float = 1e-5, before: int = 200, steps: 
 
     The gain is that of the mean loss over the whole text, against the trained model in the same format.
     """
-    model = deepcopy(_trained(before)).to(FORMATS[precision].weights)
+    model = deepcopy(_trained(steps=before).model).to(FORMATS[precision].weights)
     first = [weight.detach().clone() for weight in model.parameters()]
-    loss = mean_loss(deepcopy(model).float(), corpus())
+    loss = mean_loss(deepcopy(model).float())
     train_language_model("adamw", precision, steps, rate=rate, model=model, seed=1)
     same = sum((now == old).sum().item() for now, old in zip(model.parameters(), first, strict=True))
-    return Late(same / sum(weight.numel() for weight in first), loss - mean_loss(model.float(), corpus()))
-
-
-@cache
-def _trained(steps: int) -> Transformer:
-    return train_language_model(steps=steps).model
+    return Late(same / sum(weight.numel() for weight in first), loss - mean_loss(model.float()))

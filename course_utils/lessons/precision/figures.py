@@ -45,9 +45,7 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
     return Figure(canvas.svg(bottom + 48, title, alt), alt)
 
 
-LOWEST, HIGHEST = -44, 18
-"""Powers of two that the histogram's axis spans."""
-
+LOWEST, HIGHEST = -44, 18  # powers of two that the histogram's axis spans
 LEFT, RIGHT = float(MARGIN + 8), float(WIDTH - MARGIN - 8)
 
 
@@ -55,8 +53,7 @@ def _at(power: float) -> float:
     return LEFT + (RIGHT - LEFT) / (HIGHEST - LOWEST) * (power - LOWEST)
 
 
-HALF, SINGLE = "#D6EEFB", "#FBE3B5"
-"""Colors of what is 16-bit and of what is fp32."""
+HALF, SINGLE = "#D6EEFB", "#FBE3B5"  # colors of what is 16-bit and of what is fp32
 
 
 def flow_figure(title: str) -> Figure:
@@ -96,7 +93,6 @@ def flow_figure(title: str) -> Figure:
 
 
 BOX_WIDTH, BOX_HEIGHT = 170, 44
-
 ARROWS = (
     ((190, 22), (202, 22), (202, 54), (213, 54)), ((190, 98), (202, 98), (202, 70), (213, 70)),
     ((385, 62), (453, 62)), ((625, 62), (678, 62)),
@@ -118,8 +114,7 @@ def _box(canvas: Canvas, x: float, y: float, words: str, color: str) -> None:
 
 
 def _arrow(canvas: Canvas, corners: Sequence[tuple[float, float]]) -> None:
-    data = "M" + "L".join(f"{x:.0f} {y:.0f}" for x, y in corners)
-    canvas.path(data, stroke=INK, stroke_width=1.3, fill="none")
+    canvas.path("M" + "L".join(f"{x:.0f} {y:.0f}" for x, y in corners), stroke=INK, stroke_width=1.3, fill="none")
     (x0, y0), (x, y) = corners[-2], corners[-1]
     dx, dy = (x > x0) - (x < x0), (y > y0) - (y < y0)
     sides = "L".join(f"{x - 8 * dx - side * dy:.0f} {y - 8 * dy - side * dx:.0f}" for side in (4, -4))

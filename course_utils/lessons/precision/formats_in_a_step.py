@@ -20,7 +20,6 @@ SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """torch's names of formats as the course writes them."""
 
 STATES = ("parameters", "gradients", "optimizer_states")
-
 NOT_RECORDED = "format not recorded"
 
 

@@ -5,16 +5,15 @@ E and M being the exponent's and the mantissa's bits; with E = 0 it is *subnorma
 (IEEE 754-2019, section 3.4). Every number of these formats is a Python float too.
 """
 
-from dataclasses import dataclass
 from math import copysign, frexp, inf, isinf, isnan, ldexp, log10, nan
+from typing import NamedTuple
 
 from course_utils.errors import unknown
 from course_utils.figures.axes import stop
 from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, text_width
 
 
-@dataclass(frozen=True)
-class NumberFormat:
+class NumberFormat(NamedTuple):
     """A format of a sign, `exponent` and `mantissa` bits, which takes `bytes` in memory.
 
     If it is `infinite`, its largest exponent stands for infinity and NaN, as in IEEE 754. fp8 E4M3 gives it to
@@ -76,8 +75,7 @@ _FORMATS = (
     NumberFormat("fp8-e4m3", 4, 3, 1, infinite=False),
     NumberFormat("fp8-e5m2", 5, 2, 1),
 )
-FORMATS = {one.name: one for one in _FORMATS}
-"""The formats of training, by name."""
+FORMATS = {one.name: one for one in _FORMATS}  # the formats of training, by name
 
 
 def number_format(name: str | NumberFormat) -> NumberFormat:

@@ -2,17 +2,16 @@
 
 from course_utils.estimating import moments
 from course_utils.estimating.exact.activations import block_bytes
-from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from course_utils.interactive.quiz import Question, gb, question
 from course_utils.run import TrainingRun
 
+from .formats_in_a_step import estimated_states
 from .number_formats import FORMATS, rounded, spacing
 
 MODEL, _bytes, _digits = "gpt2-medium", "{} bytes".format, "{:.6g}".format
 
 
 def questions() -> tuple[Question, ...]:
-    """The questions in the order of the lesson."""
     weight, update = 1.0, 0.003
     result, above = rounded("bf16", weight + update), weight + spacing("bf16", weight)
     vanishing_update = question(
@@ -40,7 +39,7 @@ def questions() -> tuple[Question, ...]:
          "and large gradients overflow sooner."),
     )  # fmt: skip
     run = TrainingRun(MODEL, precision="amp-bf16")
-    weights, gradients, states = parameter_bytes(run), gradient_bytes(run), optimizer_state_bytes(run)
+    weights, gradients, states = estimated_states(run).values()
     copies = moments(run)["after loss"]["weight_copies"]
     autocast_account = question(
         f"GPT-2 medium, {run.model.parameters:,} parameters, under autocast to bf16 with AdamW. Add up weights, "
@@ -57,8 +56,9 @@ def questions() -> tuple[Question, ...]:
     run = TrainingRun(MODEL, precision="bf16-master-fp32grad")
     N = run.model.parameters
     in_half = run.replace(precision="bf16-master")
-    total, both_half = (round(_account(choice) / N) for choice in (run, in_half))
-    half_gradients = round(gradient_bytes(in_half) / N)
+    states, half_states = estimated_states(run), estimated_states(in_half)
+    total, both_half = (round(sum(sizes.values()) / N) for sizes in (states, half_states))
+    half_gradients = round(half_states["gradients"] / N)
     main_gradients = question(
         "A recipe keeps bf16 weights, adds up its gradients in fp32 (and keeps no others), and has fp32 master weights "
         "and Adam's two moments in fp32. How many bytes a parameter is that?",
@@ -67,7 +67,7 @@ def questions() -> tuple[Question, ...]:
          "micro-batches are added up in them."),
         (_bytes(total + half_gradients), "That has gradients twice, in bf16 and in fp32. Some recipes do keep both; "
          "this one does not."),
-        (_bytes(round(optimizer_state_bytes(run) / N)), "That is the optimizer's share alone: its copy of the weights, "
+        (_bytes(round(states["optimizer_states"] / N)), "That is the optimizer's share alone: its copy of the weights, "
          "and its moments."),
     )  # fmt: skip
     half = TrainingRun(MODEL, precision="bf16-master", attention="efficient")
@@ -85,7 +85,3 @@ def questions() -> tuple[Question, ...]:
         (f"{in_single - masks}·s·b·h", "The numbers are right, the masks are missing."),
     )  # fmt: skip
     return vanishing_update, smallest_scale, autocast_account, main_gradients, activations_in_half
-
-
-def _account(run: TrainingRun) -> int:
-    return parameter_bytes(run) + gradient_bytes(run) + optimizer_state_bytes(run)

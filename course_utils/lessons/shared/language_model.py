@@ -150,9 +150,9 @@ def train_language_model(
     return done
 
 
-def mean_loss(model: torch.nn.Module, text: str, seq_len: int = 32) -> float:
-    """The mean loss of `model` over the whole text, cut into windows of `seq_len` characters; the rest is left out."""
-    tokens = encode(text)
+def mean_loss(model: torch.nn.Module, text: str | None = None, seq_len: int = 32) -> float:
+    """The mean loss over a text, the course's by default, in windows of `seq_len` characters; the rest is left out."""
+    tokens = encode(corpus() if text is None else text)
     count = (len(tokens) - 1) // seq_len * seq_len
     inputs, targets = tokens[:count].view(-1, seq_len), tokens[1 : count + 1]
     with torch.no_grad():
