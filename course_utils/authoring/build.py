@@ -87,9 +87,8 @@ def save_edited(target: Path) -> Path | None:
 
 def committed_notebooks(root: Path, *folders: str) -> list[Path]:
     """The notebooks that builds made in `folders` (all three without), in order; copies of edited ones left out."""
-    return sorted(
-        path for folder in folders or ("notebooks", "exercises", "solutions") for path in notebooks(root / folder)
-    )
+    wanted = folders or ("notebooks", "exercises", "solutions")
+    return sorted(path for folder in wanted for path in notebooks(root / folder))
 
 
 def check(root: Path, names: list[str] | None = None) -> list[str]:

@@ -32,11 +32,9 @@ def write_pages(root: Path) -> None:
 
 def check_pages(root: Path) -> list[str]:
     """A line for each of them that is missing, or not what it would be made now."""
-    lines = []
-    for page, text in _pages(root).items():
-        if not (root / page).exists() or (root / page).read_text(encoding="utf-8") != text:
-            lines.append(f"{page.as_posix()} is not what the {PAGES[page][0]} say now")
-    return lines
+    stored = {page: (root / page).read_text(encoding="utf-8") for page in PAGES if (root / page).exists()}
+    stale = [page for page, text in _pages(root).items() if stored.get(page) != text]
+    return [f"{page.as_posix()} is not what the {PAGES[page][0]} say now" for page in stale]
 
 
 def _pages(root: Path) -> dict[Path, str]:

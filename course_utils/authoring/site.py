@@ -95,10 +95,7 @@ def make_explorer(out: Path, root: Path = ROOT) -> Path:
 
 
 def archive(root: Path = ROOT) -> bytes:
-    """A zip of the modules that the page runs, the same bytes for the same sources.
-
-    They are stored, not packed: packing differs between machines, and servers pack what they send.
-    """
+    """A zip of the page's modules, the same bytes everywhere: stored, as packing differs and servers pack anyway."""
     kept = io.BytesIO()
     with zipfile.ZipFile(kept, "w", zipfile.ZIP_STORED) as target:
         for path in sorted({path for part in MODULES for path in (root / "course_utils").glob(part)}):

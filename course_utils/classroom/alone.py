@@ -15,7 +15,7 @@ import site
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..interactive.course_files import ROOT
@@ -39,9 +39,7 @@ KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIB
 
 @dataclass(frozen=True)
 class Isolation:
-    """The learners' copy of the course, what keeps notebooks apart ("walls", "fence" or ""), what is shown there, and
-    why there is not more.
-    """
+    """The learners' course, what keeps notebooks apart ("walls", "fence", ""), what is shown, why not more."""
 
     course: Path
     kind: str
@@ -108,7 +106,7 @@ def run_alone(
     holder = tempfile.TemporaryDirectory(prefix="course-grading-", ignore_cleanup_errors=True)
     with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as results:
         home = Path(holder.name).resolve()
-        asked = {"cells": cells, "checks": checks, "home": str(home), "limits": asdict(limits), "grader": os.getpid()}
+        asked = {"cells": cells, "checks": checks, "home": str(home), "limits": limits._asdict(), "grader": os.getpid()}
         asked |= {"kind": isolation.kind, "shown": isolation.shown, "hidden": str(ROOT)}
         task.write(json.dumps(asked).encode())
         task.seek(0)

@@ -11,10 +11,10 @@ import stat
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from ..units import MB
 from .graded import printable
@@ -24,9 +24,7 @@ CANVAS = re.compile(r"(?P<learner>[^\W_]+)_(?:LATE_)?\d+_\d+_.+")
 LESSON = re.compile(r"(lesson|assignment)?[ _-]*\d\d?([ _-].*)?", re.IGNORECASE)
 """A folder that is called after a lesson is nobody's."""
 
-LARGEST = 50 * MB
-"""Bytes of a notebook, or of a learner's archive: one that is larger is not read."""
-
+LARGEST = 50 * MB  # of a notebook, or of a learner's archive: one that is larger is not read
 MOST_FILES, MOST_BYTES = 10_000, 200 * MB
 """Limits of an archive that one learner made: the files that it may list, and the bytes unpacked from it."""
 
@@ -35,8 +33,7 @@ MOST_NOTEBOOKS = 60
 BLOCK = 4096
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(NamedTuple):
     """One notebook: its learner (until all are found, a path to find the learner by, if not `file`), its name where it
     was handed in, where it lies, its time in seconds, and why it cannot be read, if so.
     """
@@ -73,7 +70,7 @@ def _named(found: Sequence[Submission]) -> list[Submission]:
     around = len({one[0] for one in parts}) == 1 and all(len(one) > 2 for one in parts)
     below = around and len({one[1] for one in parts if not LESSON.fullmatch(one[1])}) > 1
     names = [PurePosixPath(*one[1:] if below else one) for one in parts]
-    return [replace(one, learner=learner_of(name)) for one, name in zip(found, names, strict=True)]
+    return [one._replace(learner=learner_of(name)) for one, name in zip(found, names, strict=True)]
 
 
 def _few_each(found: Sequence[Submission]) -> list[Submission]:
@@ -83,7 +80,7 @@ def _few_each(found: Sequence[Submission]) -> list[Submission]:
     for one in sorted(found, key=lambda one: (one.time, one.file), reverse=True):
         counted[one.learner] += 1
         too_many = "" if counted[one.learner] <= MOST_NOTEBOOKS else f"not graded: {MOST_NOTEBOOKS} newer ones are"
-        kept.append(replace(one, problem=one.problem or too_many))
+        kept.append(one._replace(problem=one.problem or too_many))
     return sorted(kept, key=lambda one: one.file)
 
 
@@ -102,7 +99,7 @@ def _in_folder(folder: Path, scratch: Path) -> Iterator[Submission]:
                 yield from _found(name, path, held.st_mtime, scratch / str(count), levels=2)
     for error in unread:
         name = PurePosixPath(Path(error.filename).relative_to(folder).as_posix())
-        yield replace(_unread(name, folder, error), learner=f"{name}/x")
+        yield _unread(name, folder, error)._replace(learner=f"{name}/x")
 
 
 def _unread(name: PurePosixPath, path: Path, error: Exception, time: float = 0.0) -> Submission:
@@ -137,7 +134,7 @@ def _found(name: PurePosixPath, path: Path, time: float, scratch: Path, levels: 
     except Exception as error:  # of any kind: zipfile and its decompressors promise none
         found = [_unread(name, path, error)]
     theirs = str(name if of_canvas else inside / "x")
-    yield from (replace(one, learner=theirs) if is_learners else one for one in found)
+    yield from (one._replace(learner=theirs) if is_learners else one for one in found)
 
 
 def _in_archive(

@@ -4,10 +4,10 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 from unicodedata import category
 
 from ..interactive.keeping import write_whole
@@ -25,16 +25,14 @@ INNER_FORMULA = re.compile(r"([;\t\r\n]\s*)([=+\-@＝＋－＠])")
 LONGEST = 1_000
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The result of one exercise: one of `STATES`, and the message of its check."""
 
     state: str
     said: str = ""
 
 
-@dataclass(frozen=True)
-class Graded:
+class Graded(NamedTuple):
     """One notebook: its learner and lesson, and the outcomes of its exercises.
 
     `problem` says why the notebook could not be read or was ended, or is "". `file` is its path in what was handed in;

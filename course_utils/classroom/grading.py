@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,8 +43,8 @@ def grade(place: Path, most: Limits = DEFAULTS, jobs: int = 2) -> list[Graded]:
                 try:
                     graded = grade_notebook(submission.path, submission.learner, most)
                 except Exception as error:  # of any kind: the others have to be graded
-                    graded = replace(graded, problem=f"cannot be graded: {problem_of(error)}")
-            graded = replace(graded, file=submission.file)
+                    graded = graded._replace(problem=f"cannot be graded: {problem_of(error)}")
+            graded = graded._replace(file=submission.file)
             count = f"{graded.passed} of {len(graded.outcomes)}" if graded.outcomes else "nothing"
             print(f"{graded.learner}: {count} passed{f' ({graded.problem})' if graded.problem else ''}", flush=True)
             return graded
@@ -60,7 +59,7 @@ def _counted(found: Sequence[Submission], graded: Sequence[Graded]) -> list[Grad
     for submission, one in zip(found, graded, strict=True):
         key, age = (one.learner, one.lesson), (submission.time, one.file)
         latest[key] = max(latest.get(key, age), age)
-    return [replace(one, counts=not one.lesson or latest[one.learner, one.lesson][1] == one.file) for one in graded]
+    return [one._replace(counts=not one.lesson or latest[one.learner, one.lesson][1] == one.file) for one in graded]
 
 
 def grade_notebook(path: Path, learner: str, most: Limits = DEFAULTS) -> Graded:

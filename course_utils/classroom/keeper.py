@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..ranks.guard import SET_CHILD_SUBREAPER, SET_PARENT_DEATH_SIGNAL, end_children, prctl, stop
 from ..units import GB, MB
@@ -30,8 +30,7 @@ MOST_PROCESSES = 1000
 """Processes and threads behind walls, for the kernels that count them there (Linux 5.14, and not for root)."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits of one notebook: seconds of the processor, bytes of addresses for each process, bytes of files."""
 
     seconds: float = 300.0

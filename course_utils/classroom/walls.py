@@ -145,10 +145,7 @@ def _give_up_privileges() -> None:
 
 
 def enclose(shown: Iterable[Path], home: Path) -> None:
-    """Put up a fence: give up all files but those that are `shown`, to be read, and those below `home`.
-
-    Raises OSError where there is no Landlock.
-    """
+    """Put up a fence: what is `shown` can be read, files below `home` used, no others. OSError without Landlock."""
     version = _call("syscall", CREATE_RULESET, None, 0, ASK_VERSION)
     every = (1 << max(count for since, count in RIGHTS.items() if since <= version)) - 1
     sizes = [every] + [0] * (version >= NETWORK_SINCE) + [SCOPE_SIGNALS] * (version >= SIGNALS_SINCE)

@@ -44,7 +44,7 @@ class DemoWidget(ipywidgets.VBox):
         self.back, self.button = _button("Back", "6em"), _button("Start", "9em")
         self.loop: AbstractEventLoop | None = None
         self.button.on_click(lambda _: self._pressed(self.go_on))
-        self.back.on_click(lambda _: self._pressed(self.go_back))
+        self.back.on_click(lambda _: self._pressed(lambda: self._turn_to(max(0, self.shown - 1))))
         stage.show = self._show_meter
         self.pages: list[tuple[str, str, tuple[Any, ...]]] = []
         top = ipywidgets.HBox([self.button, self.back, self.heading])
@@ -60,9 +60,6 @@ class DemoWidget(ipywidgets.VBox):
             self._begin()
         else:
             self._run(self.demo.steps[self.shown])
-
-    def go_back(self) -> None:
-        self._turn_to(max(0, self.shown - 1))
 
     def _pressed(self, action: Callable[[], None]) -> None:
         """Act on the kernel's thread, with buttons off: a key pressed meanwhile does not count for the next step."""

@@ -63,9 +63,7 @@ def _row_told(label: str, row: MemoryBreakdown, note: str) -> str:
 
 
 def stage_segments(segments: Sequence[MemorySegment], title: str, room: int) -> Figure:
-    """The allocator's segments one below the other, as wide as they are large, what is free hatched; at last what the
-    driver still has of `room`, the bytes of the GPU's memory.
-    """
+    """The allocator's segments as bars, free parts hatched; at last what the driver has of `room`, the GPU's bytes."""
     canvas, left = Canvas(), MARGIN + text_width("with the driver", TYPE) + 12
     canvas.text(MARGIN, 32, title, 24, font_weight="bold")
     unused = room - sum(segment.bytes for segment in segments)

@@ -69,7 +69,7 @@ def timeline(
     largest = max(totals[peak] * 1.17, (limit or 0) * 1.09, 1.0)
     canvas = Canvas()
     knots = _knots(measurement, first, last)
-    view = _View(canvas, LEFT, RIGHT, 0.0, PLOT_HEIGHT, largest, measurement, knots, unit, curves, kept)
+    view = _View(canvas, LEFT, RIGHT, 0.0, PLOT_HEIGHT, largest, measurement, first, last, knots, unit, curves, kept)
     top = view.head(title)
     view = replace(view, top=top, bottom=top + PLOT_HEIGHT)
     view.axes()
@@ -88,7 +88,7 @@ def timeline(
 
 @dataclass(frozen=True)
 class _View(Plot):
-    """Draws a part of a timeline: event counts to x, bytes to y.
+    """Draws a timeline from the `first` event count shown to the `last`: event counts to x, bytes to y.
 
     `knots` maps counts to x: evenly within a phase, but with room for every phase, as the loss is a few events long and
     often the peak. `curves` are bytes by kind from the bottom up; element k is what is allocated when k events have
@@ -96,18 +96,12 @@ class _View(Plot):
     """
 
     measurement: Measurement
+    first: int
+    last: int
     knots: Sequence[tuple[int, float]]
     unit: str
     curves: Mapping[str, Sequence[int]]
     kept: Sequence[int]
-
-    @property
-    def first(self) -> int:
-        return self.knots[0][0]
-
-    @property
-    def last(self) -> int:
-        return self.knots[-1][0]
 
     def x(self, count: int) -> float:
         index = min(max(1, bisect_left(self.knots, (count, 0.0))), len(self.knots) - 1)
@@ -190,10 +184,7 @@ class _View(Plot):
         return places
 
     def peak(self, count: int, size: int, limit: tuple[float, float] | None) -> None:
-        """A mark on the peak and its name, which moves above the capacity's line where that would cross it.
-
-        `limit` is the line's y and the x where its own name ends.
-        """
+        """Marks and names the peak, clear of the capacity's line: `limit` is its y and the x where its name ends."""
         label = f"peak {format_bytes(size, self.unit, digits_for(size, self.unit))}{self.where(count)}"
         half, x, y = text_width(label, 13, bold=True) / 2, self.x(count), self.y(size)
         draw_peak(self.canvas, x, y, size)

@@ -30,21 +30,10 @@ def draw(chosen: str) -> str:
     except ValueError as problem:
         return json.dumps({"refused": str(problem)}, ensure_ascii=False)
     total = drawn.breakdown.total
-    content = {
-        "title": drawn.title,
-        "verdict": drawn.verdict,
-        "fits": drawn.fits,
-        "phase": drawn.peak_phase,
-        "code": drawn.code,
-        "stack": drawn.stack.svg,
-        "timeline": drawn.timeline.svg,
-        "total": total,
-        "rows": [
-            [words(kind), f"{size:,}", format_bytes(size, "GB", 2)]
-            for kind, size in [*drawn.breakdown.items(), ("total", total)]
-            if size
-        ],
-    }
+    sizes = [(kind, size) for kind, size in [*drawn.breakdown.items(), ("total", total)] if size]
+    content = {"title": drawn.title, "verdict": drawn.verdict, "fits": drawn.fits, "phase": drawn.peak_phase}
+    content |= {"code": drawn.code, "stack": drawn.stack.svg, "timeline": drawn.timeline.svg, "total": total}
+    content |= {"rows": [[words(kind), f"{size:,}", format_bytes(size, "GB", 2)] for kind, size in sizes]}
     return json.dumps(content, ensure_ascii=False)
 
 

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from ..units import Table
 from .course_files import ROOT, has_quiz, numbered
@@ -44,8 +45,7 @@ def quiz_scores() -> dict[int, tuple[int, int]]:
     return best
 
 
-@dataclass(frozen=True)
-class Lesson:
+class Lesson(NamedTuple):
     """A lesson's exercises (number to title), the days on which they were passed, and the quiz's best score."""
 
     number: int

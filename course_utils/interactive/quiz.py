@@ -18,8 +18,7 @@ class Choice(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """One question with exactly one right choice. Text between backticks is code."""
 
     text: str

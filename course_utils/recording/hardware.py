@@ -8,8 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -98,8 +97,7 @@ def workspace_bytes(device: Device) -> dict[str, Any]:
     return {"kept_after": kept, "together": held - before}
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """An operation ready to run: `run` is given what `prepare` made, which is not counted."""
 
     name: str

@@ -27,21 +27,7 @@ from typing import Any, NamedTuple
 from ..gpus import Gpu, card_named
 from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT
-from ..measuring.recording_file import (
-    CRASHED,
-    CUT_SHORT,
-    FAILED,
-    MEASURED,
-    MOST_TRIES,
-    OUT_OF_MEMORY,
-    REFUSED,
-    SETTLED,
-    TIMED_OUT,
-    Line,
-    append,
-    read_lines,
-    repair,
-)
+from ..measuring import recording_file
 from ..ranks.launch import signal_name
 from ..units import MiB, format_bytes
 from .tasks import FACTS, STEPS, Task, recording_list, rehearsal_list
@@ -90,13 +76,13 @@ def record(
             return len(tasks) - number
         say(f"[{number + 1}/{len(tasks)}, {left / 60:.1f} min left] {task.name}")
         outcome = run_process(command, task, min(task.seconds, left - GRACE))
-        if outcome.status == TIMED_OUT and left - GRACE < task.seconds:
-            outcome = outcome._replace(status=CUT_SHORT, detail="the time given was over")
+        if outcome.status == recording_file.TIMED_OUT and left - GRACE < task.seconds:
+            outcome = outcome._replace(status=recording_file.CUT_SHORT, detail="the time given was over")
         about = {"task": task.name, "kind": task.kind, "why": task.why, "environment": dict(task.environment)}
         about |= {"steps": STEPS, "predicted": task.predicted, "date": date.today().isoformat()}
-        append(file, {**origin, **about, **outcome._asdict()})
+        recording_file.append(file, {**origin, **about, **outcome._asdict()})
         say(f"    {outcome.status}{f': {outcome.detail}' if outcome.detail else ''}")
-        if outcome.status == CUT_SHORT:
+        if outcome.status == recording_file.CUT_SHORT:
             return len(tasks) - number
     return 0
 
@@ -120,7 +106,7 @@ def run_process(command: Command, task: Task, seconds: float) -> TaskResult:
             code = _wait(command(task, results, seconds), task, seconds, stream)
         parts = read_parts(results)
         status, detail = judged(parts, code, errors.read_text(errors="replace"))
-    if status == TIMED_OUT:
+    if status == recording_file.TIMED_OUT:
         detail = f"after {seconds:.0f} s"
     return TaskResult(parts, status, detail, round(time.monotonic() - start, 1))
 
@@ -173,26 +159,27 @@ def judged(parts: dict[str, Any], code: int | None, errors: str) -> tuple[str, s
     """The status of a task, from what it wrote and its exit code, and a line that says more."""
     error = parts.pop("error", {}).get("error", "")
     if code is None:
-        return TIMED_OUT, ""
+        return recording_file.TIMED_OUT, ""
     if error:
-        return FAILED, error
+        return recording_file.FAILED, error
     if code < 0:
-        return CRASHED, f"ended by {signal_name(-code)}"
+        return recording_file.CRASHED, f"ended by {signal_name(-code)}"
     if code > 0:
         last = [line for line in errors.splitlines() if line.strip()][-1:]
-        timed_out = "Timeout (" in errors  # the words of faulthandler, which ends a process that hangs
-        return (TIMED_OUT, "") if timed_out else (CRASHED, f"exit code {code}; {' '.join(last)[:300]}")
+        if "Timeout (" in errors:  # the words of faulthandler, which ends a process that hangs
+            return recording_file.TIMED_OUT, ""
+        return recording_file.CRASHED, f"exit code {code}; {' '.join(last)[:300]}"
     if not parts:
-        return FAILED, "it ended without a result"
+        return recording_file.FAILED, "it ended without a result"
     if "refused" in parts:
-        return REFUSED, parts["refused"]["message"]
-    return (OUT_OF_MEMORY, "") if "out_of_memory" in parts else (MEASURED, "")
+        return recording_file.REFUSED, parts["refused"]["message"]
+    return (recording_file.OUT_OF_MEMORY, "") if "out_of_memory" in parts else (recording_file.MEASURED, "")
 
 
 def device_facts(command: Command, seconds: float) -> dict[str, Any]:
     """Facts about the GPU and torch, from a process of its own. RecordingError if there is none to record on."""
     outcome = run_process(command, Task(FACTS, FACTS, ""), seconds)
-    if outcome.status != MEASURED:
+    if outcome.status != recording_file.MEASURED:
         raise RecordingError(
             f"There is no GPU to record on: {outcome.detail or outcome.status}. --list shows what would be recorded, "
             "and --rehearse tries it on the CPU."
@@ -226,18 +213,19 @@ def chosen(tasks: Sequence[Task], words: str) -> list[Task]:
     return found
 
 
-def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[Line], commit: str) -> list[Task]:
+def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[recording_file.Line], commit: str) -> list[Task]:
     """The tasks still to be done on this GPU: untried ones, then failed ones."""
     free, (major, minor) = found["free"], found["device"]["capability"]
     origin = (found["device"]["name"], found["torch"], commit)
     before: dict[str, list[str]] = {}
     for line in lines:
-        if line.origin == origin and line.content["status"] != CUT_SHORT:  # that was the time's fault, not the task's
-            before.setdefault(line.content["task"], []).append(line.content["status"])
+        status = line.content["status"]
+        if line.origin == origin and status != recording_file.CUT_SHORT:  # that was the time's fault, not the task's
+            before.setdefault(line.content["task"], []).append(status)
 
     def is_open(task: Task) -> bool:
         tries = before.get(task.name, [])
-        return len(tries) < MOST_TRIES and not any(status in SETTLED for status in tries)
+        return len(tries) < recording_file.MOST_TRIES and not any(status in recording_file.SETTLED for status in tries)
 
     possible = (task for task in tasks if found.get("rehearsal") or not task.obstacle(free, (major, minor)))
     return sorted(filter(is_open, possible), key=lambda task: len(before.get(task.name, [])))
@@ -265,18 +253,17 @@ def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[s
     deadline = time.monotonic() + 60 * options.minutes
     command = work_command(options.rehearse, options.as_card)
     found = device_facts(command, min(FACTS_SECONDS, 60 * options.minutes))
-    code, file = commit(), options.out / f"{slug(found['device']['name'])}.jsonl"
-    if options.rehearse:
-        file = options.out / "rehearsal.jsonl"
+    slug = re.sub(r"[^a-z0-9]+", "-", found["device"]["name"].lower()).strip("-") or "gpu"
+    code, file = commit(), options.out / f"{'rehearsal' if options.rehearse else slug}.jsonl"
     options.out.mkdir(parents=True, exist_ok=True)
-    repaired = repair(file)
+    repaired = recording_file.repair(file)
     if repaired:
         say(repaired)
     absent = [name for name in NOTEBOOK_PACKAGES if util.find_spec(name) is None]
     possible = [task for task in tasks if not (absent and task.needs_notebooks)]
     if len(possible) < len(tasks):
         say(f"{len(tasks) - len(possible)} tasks execute cells and wait for {', '.join(absent)}: see docs/gpu.md.")
-    to_do = plan(possible, found, read_lines(file) if file.exists() else [], code)
+    to_do = plan(possible, found, recording_file.read_lines(file) if file.exists() else [], code)
     free = format_bytes(found["free"], "GB", 1)
     say(f"{found['device']['name']}, {free} free, torch {found['torch']}: {len(to_do)} of {len(tasks)} tasks to do.")
     origin = {name: value for name, value in found.items() if name != "free"} | {"commit": code}
@@ -313,11 +300,6 @@ def card_here(ask: Callable[..., Any] = subprocess.run) -> Gpu | None:
     if done.returncode or not found:
         return None
     return Gpu(found[1], int(found[2]) * MiB, (int(found[3]), int(found[4])))
-
-
-def slug(name: str) -> str:
-    """A device's name as a file's: "NVIDIA H100 80GB HBM3" becomes "nvidia-h100-80gb-hbm3"."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "gpu"
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

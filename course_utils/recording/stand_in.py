@@ -23,10 +23,7 @@ NAME, CAPABILITY = "a stand-in", (8, 0)
 
 
 class LimitedMemory(TorchDispatchMode):
-    """Counts the CPU's tensors made inside, in bytes, and raises torch's error where they would exceed `room`.
-
-    Inherits because torch tells only a mode of its operators.
-    """
+    """Counts bytes of CPU tensors made inside; torch's error beyond `room`. Only a mode is told of all operators."""
 
     def __init__(self, room: int) -> None:
         super().__init__()

@@ -145,8 +145,7 @@ def everything() -> Iterator[Task]:
     # Times that only a GPU's clock can give
     for topic in COMPARISONS:
         yield Task(f"times of {topic}", "times", "times with their spread", topic=topic)
-    for seq_len in (1024, 4096):
-        yield kernels_task(seq_len)
+    yield from map(kernels_task, (1024, 4096))
     # Quick runs of many kinds
     yield run(GPT2.replace(micro_batch=2), "linear in b")
     yield run(GPT2.replace(accumulation_steps=2), "2 micro-batches")
@@ -158,19 +157,16 @@ def everything() -> Iterator[Task]:
     yield run(LLAMA.replace(attention="eager"), "a Llama without a fused kernel")
     yield run(LLAMA.replace(lora_rank=8), "LoRA on attention")
     # The allocator's histories, and running out of memory on purpose
-    for recorded in history_runs():
-        yield history_task(recorded, {})
+    yield from (history_task(recorded, {}) for recorded in history_runs())
     for kind in CELLS:
         why = f"out of memory {TIMES_OUT_OF_MEMORY} times in a row"
         yield Task(f"out of memory in a cell with {kind}", "cells", why, topic=kind, seconds=400.0)
     yield Task("rehearsal of the demos", "demos", "every demo as it runs here", seconds=300.0)
     yield from lessons("notebooks")
-    for recorded in history_runs():
-        yield history_task(recorded, EXPANDABLE)
+    yield from (history_task(recorded, EXPANDABLE) for recorded in history_runs())
     yield from lessons("solutions")
     # Attention by kernel and by the length of the sequence
-    for seq_len in (512, 2048, 8192, 16384):
-        yield kernels_task(seq_len)
+    yield from map(kernels_task, (512, 2048, 8192, 16384))
     yield run(GPT2.replace(attention="efficient"), "the efficient kernel")
     yield run(GPT2.replace(attention="cudnn", dropout=0.0), "cuDNN's kernel, which may refuse GPT-2's dropout")
     for kernel in ("eager", "efficient", "cudnn"):
@@ -203,8 +199,7 @@ def everything() -> Iterator[Task]:
     # Accumulation, the loss in pieces, LoRA, other models and sizes
     for steps in (2, 4, 16):
         yield run(GPT2.replace(micro_batch=2, accumulation_steps=steps), f"{steps} micro-batches of 2")
-    for chunks in (8, 32):
-        yield run(LLAMA.replace(loss_chunks=chunks), "the logits in pieces")
+    yield from (run(LLAMA.replace(loss_chunks=chunks), "the logits in pieces") for chunks in (8, 32))
     yield run(GPT2.replace(loss_chunks=8), "GPT-2's logits in pieces")
     yield run(LLAMA.replace(logits="compute"), "a Llama's logits in 16 bits")
     yield run(GPT2.replace(logits="fp32"), "GPT-2's logits in fp32")
@@ -220,8 +215,7 @@ def everything() -> Iterator[Task]:
     yield run(TrainingRun("mistral-7b", 1, 4096, "bf16", recompute="full"), "a 7B model at s=4,096")
     yield run(TrainingRun(ONE_MIXTRAL_BLOCK, 1, 1024), "a mixture of experts, one block of it")
     yield run(MEDIUM.replace(micro_batch=4, precision="amp-fp16", attention="efficient"), "the most for a T4")
-    for micro_batch in (1, 2, 4, 16):
-        yield run(GPT2.replace(micro_batch=micro_batch), "linear in b")
+    yield from (run(GPT2.replace(micro_batch=b), "linear in b") for b in (1, 2, 4, 16))
 
 
 def history_runs() -> tuple[TrainingRun, ...]:
