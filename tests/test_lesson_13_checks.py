@@ -5,13 +5,16 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import pytest
-from checking import Answers, JudgedAnswers, hint
+import torch
+from checking import Answers, JudgedAnswers
+from torch.nn import functional as F
 
 from course_utils import TrainingRun, estimate
+from course_utils.benchmark.published import published_rows
 from course_utils.lessons.calculators import checks as lesson_13
-from course_utils.lessons.calculators.checks import JUDGED, TERM_NAMES, candidates, share_of_peak
+from course_utils.lessons.calculators.checks import JUDGED, candidates
 from course_utils.lessons.calculators.errata import ERRATA
+from course_utils.lessons.calculators.layer import PUBLISHED, gap, one_layer
 from course_utils.units import parse_bytes
 
 UNITS = {"GB": 10**9, "GiB": 2**30}
@@ -48,17 +51,81 @@ UNIT_MEANT = Answers(
     ],
 )
 
-MISSING_TERM = Answers(
-    right=[lambda calculator: max(TERM_NAMES, key=lambda term: abs(share_of_peak(calculator, term)))],
-    wrong=[(lambda calculator: "overhead", "is not on the list: number of parameters,")],
+
+def norm(x: Any, weight: Any) -> Any:
+    wide = x.to(torch.float32)
+    return (weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5))).to(x.dtype)
+
+
+def norm_in_another_order(x: Any, weight: Any) -> Any:
+    return weight * (x.float() / (x.float().square().mean(dim=-1, keepdim=True) + 1e-5).sqrt())
+
+
+def silu(x: Any) -> Any:
+    return x * torch.sigmoid(x)
+
+
+def softmax(x: Any) -> Any:
+    exponentials = (x - torch.max(x, -1, keepdim=True)[0]).exp()
+    return exponentials / torch.sum(exponentials, dim=-1, keepdim=True)
+
+
+def softmax_by_amax(x: Any) -> Any:
+    exponentials = (x - x.amax(-1, keepdim=True)).exp()
+    return exponentials / exponentials.sum(-1, keepdim=True)
+
+
+TOKENS, SCORES = 4 * 512, 4 * 32 * 512 * 512
+NORMS, SILUS = 65 * 4 * TOKENS * 2560, 32 * 2 * TOKENS * 10240
+PAIRS = {"norm": (norm, NORMS), "silu": (silu, SILUS), "softmax": (softmax, 8 * SCORES)}
+
+
+def pairs(**changes: Any) -> Any:
+    """The right pairs but for some: another function, or other bytes."""
+    new = {
+        name: (PAIRS[name][0], change) if isinstance(change, (int, float, str)) else change
+        for name, change in changes.items()
+    }
+    return lambda: PAIRS | new
+
+
+def by_measuring() -> dict[str, Any]:
+    own, without = one_layer(norm=norm, silu=silu), one_layer()
+    forward = [one.moments["end of forward"].total for one in (own, without, one_layer(norm=norm))]
+    norms, silus = forward[2] - forward[1], forward[0] - forward[2]
+    more = one_layer(softmax=softmax).peak - without.peak
+    return {"softmax": (softmax, more), "silu": (silu, 32.0 * silus), "norm": (norm, 32 * norms)}
+
+
+LAST_PERCENT = Answers(
+    right=[
+        pairs(),
+        by_measuring,
+        pairs(norm=(norm_in_another_order, 63 * 4 * TOKENS * 2560), silu=[lambda x: torch.sigmoid(x) * x, 1.3e9]),
+    ],
+    wrong=[
+        (pairs(norm=2 * 4 * TOKENS * 2560), "norm: that is one layer"),
+        (pairs(norm=32 * 4 * TOKENS * 2560), "How often is it in a layer"),
+        (pairs(silu=32 * 4 * TOKENS * 10240), "silu: twice what it adds"),
+        (pairs(silu=3e9), "silu: your code adds something else"),
+        (pairs(silu=1.34), "bytes are asked for"),
+        (pairs(softmax=0), "At which moment is the step's peak"),
+        (pairs(softmax=32 * 8 * SCORES), "only one layer's softmax"),
+        (pairs(softmax=(softmax_by_amax, 10 * SCORES)), "keeps another tensor for backward"),
+        (pairs(silu=(F.silu, 0)), "takes no more memory than torch's"),
+        (pairs(silu=(torch.sigmoid, 0)), "other numbers than torch's"),
+        (pairs(norm="1.3 GB"), "your bytes are a text"),
+        (pairs(norm=(norm,)), "a pair is asked for"),
+        (lambda: {"norm": PAIRS["norm"]}, "has no 'silu' and no 'softmax'"),
+        (pairs(silu=(lambda x: x / (1 + torch.exp(-x)), 32 * 10 * TOKENS * 10240)), "the gap is not theirs"),
+    ],
 )
 
 
-@pytest.mark.parametrize("term", TERM_NAMES)
-def test_no_term_is_right_for_all_and_the_hint_does_not_tell_which_is(term: str) -> None:
-    message = hint("13.2", lambda calculator: term)
-    assert "In another term it is further off" in message
-    assert not any(other in message.replace(term, "") for other in TERM_NAMES)
+def test_the_published_figure_is_the_benchmark_s_and_three_terms_explain_it() -> None:
+    row = next(row for row in published_rows() if row.id == "cs336-shibuki-2.7b-bf16-train-step-ctx512")
+    assert abs(row.bytes - PUBLISHED) <= 1 and row.printed == "62.69 GiB"
+    assert abs(gap() - sum(size for _, size in PAIRS.values())) < 0.001 * PUBLISHED
 
 
 def judging(near: Callable[[float], bool] = lambda ratio: 0.99 <= ratio <= 1.01, **changes: Any) -> Any:
@@ -170,7 +237,7 @@ ERRATUM = Answers(
     ],
 )
 
-ANSWERS = {"13.1": UNIT_MEANT, "13.2": MISSING_TERM, "13.3": JUDGE, "13.4": BYTES_A_TOKEN, "13.5": ERRATUM}
+ANSWERS = {"13.1": UNIT_MEANT, "13.2": LAST_PERCENT, "13.3": JUDGE, "13.4": BYTES_A_TOKEN, "13.5": ERRATUM}
 
 
 class TestAnswers(JudgedAnswers):

@@ -1,10 +1,13 @@
 """Checks of the exercises of lesson 13, "Who is right?": each names the misconception, never the answer."""
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
+from math import isclose
 from numbers import Real
 from operator import eq
 from typing import Any
+
+import torch
 
 from course_utils.estimating import estimate
 from course_utils.interactive.feedback import (
@@ -20,12 +23,11 @@ from course_utils.interactive.feedback import (
     recognized,
     unit_slip,
 )
-from course_utils.measuring import measure
 from course_utils.run import TrainingRun
 from course_utils.units import GB, GiB
 
-from .calculators import TERMS, Truth, gaps, largest_gap, truth
 from .errata import ERRATA
+from .layer import MODEL, TORCHS, gap, one_layer
 
 # ---------------------------------------------------------------------------------------------------- 13.1: unit_meant
 
@@ -71,32 +73,52 @@ def unit_meant(answer: Any) -> None:
     recognized(got, UNIT_CASES, unit_right, UNIT_MISTAKES, otherwise, eq)
 
 
-# -------------------------------------------------------------------------------------------------- 13.2: missing_term
+# -------------------------------------------------------------------------------------------------- 13.2: last_percent
 
-SUSPECTS = ("accelerate", "DeepSpeed ZeRO-2", "ZeRO", "Korthikanti et al.", "EleutherAI cookbook")
-TERM_NAMES = tuple(term.name for term in TERMS)
-SMALL = TrainingRun("gpt2", 8, 1024)
-
-
-@cache
-def _real() -> Truth:
-    return truth(measure(SMALL, source="simulated"))
+LEFT = 10**8
+"""Bytes of the gap that may stay without a name."""
 
 
-def share_of_peak(name: str, term: str) -> float:
-    """A calculator's error in one term, answer minus truth, in percent of the simulated peak of GPT-2's step."""
-    return 100 * gaps(name, SMALL, _real())[term] / _real().peak
+def _expect_same_numbers(name: str, own: Any) -> None:
+    x = torch.linspace(-3, 4, 24).reshape(2, 3, 4)
+    given = (x, torch.linspace(1, 2, 4)) if name == "norm" else (x,)
+    got, wanted = call(own, *given, returns=torch.Tensor), TORCHS[name](*given)
+    same = got.shape == wanted.shape and torch.allclose(got, wanted, atol=1e-4)
+    expect(same, f"Your {name} gives other numbers than torch's. Compare the two on a small tensor.")
 
 
-@exercise("13.2", "Five calculators, and what each was not made for.")
-def missing_term(answer: Any) -> None:
-    """`answer(calculator)` is the term in which its answer is furthest off."""
-    got = {name: call(answer, calculator=name, returns=str) for name in SUSPECTS}
-    for name, term in got.items():
-        expect(term in TERM_NAMES, f"{term!r} is not on the list: {', '.join(TERM_NAMES)}.")
-        if term != largest_gap(name, SMALL, _real()):
-            off = f"{abs(share_of_peak(name, term)):.1f} % of the peak"
-            fail(f"{name}: in “{term}” it is off by {off}. In another term it is further off.")
+def _expect_bytes(name: str, said: float, kept: int, peak: int) -> None:
+    """Raise CheckFailed unless `said` is what the operation adds to the whole model's peak, to 4 %: a layer or two."""
+    layers, near = MODEL.layers, partial(isclose, said, rel_tol=0.04)
+    expect(max(kept, peak) > 10**6, f"Your {name} takes no more memory than torch's. Is it one operation of torch's?")
+    if name == "softmax":
+        expect(abs(said) > LEFT / 2, "softmax: forward keeps next to nothing more. At which moment is the step's peak?")
+        expect(kept < 10**6, "Your softmax keeps another tensor for backward: see how the table takes the largest.")
+        expect(not near(layers * peak), "softmax: at the peak, only one layer's softmax is in its backward.")
+    else:
+        expect(not near(kept), f"{name}: that is one layer. How many of them wait for backward?")
+        expect(not near(layers * kept / 2), f"{name}: half of it. How often is it in a layer, and in what format?")
+        expect(not near(2 * layers * kept), f"{name}: twice what it adds. What did torch's own keep already?")
+    wanted = peak if name == "softmax" else layers * kept
+    expect(said > 10**4, f"{name}: bytes are asked for, not MB or GB.")
+    expect(near(wanted), f"{name}: your code adds something else. Measure one layer with it and without.")
+
+
+@exercise("13.2", "Three operations written out: 4 % of what a GPU counted.")
+def last_percent(answer: Any) -> None:
+    """`answer()` is a dictionary of norm, silu and softmax: for each its operation and the bytes it adds."""
+    got = entries(call(answer, returns=Mapping), tuple(TORCHS), tuple)
+    for name, pair in got.items():
+        expect(len(pair) == 2, f"{name}: a pair is asked for, your function and its bytes.")
+        _expect_same_numbers(name, pair[0])
+        of_kind(pair[1], Real, f"{name}: your bytes are")
+    without = one_layer()
+    for name, (own, said) in got.items():
+        with_it = one_layer(**{name: own})
+        kept = with_it.moments["end of forward"].total - without.moments["end of forward"].total
+        _expect_bytes(name, float(said), kept, with_it.peak - without.peak)
+    left = gap() - sum(float(said) for _, said in got.values())
+    expect(abs(left) <= LEFT, "Your bytes are those of your code, and the gap is not theirs: follow the table's order.")
 
 
 # --------------------------------------------------------------------------------------------------------- 13.3: judge
