@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
@@ -30,6 +30,7 @@ PROCESSES = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", 
 NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
 AUDITED = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.link", "os.symlink"}
 DEVICES = ("/dev/", "/proc/self/")
+SAFETENSORS = ("save_file", "serialize_file")
 
 AVAILABLE, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 KEPT_FREE = 0.1  # Part of the host's free memory that a script may not take, or the machine would begin to swap
@@ -49,11 +50,9 @@ class Elsewhere:
         self.stat, self.mkdir = os.stat, os.makedirs
 
     def exists(self, path: str) -> bool:
-        try:
-            self.stat(path)
-        except OSError:
-            return False
-        return True
+        with suppress(OSError):
+            return bool(self.stat(path))
+        return False
 
     def is_own(self, path: Any) -> bool:
         """True for what is left alone: open files, devices, and what lies in this folder."""
@@ -87,7 +86,7 @@ class Elsewhere:
             writes = mode & WRITES if isinstance(mode, int) else set(mode) & set("wxa+")
             if not writes or kwargs.get("dir_fd") is not None:
                 return original(self.reading(path), mode, *args, **kwargs)
-            whole = bool(mode & os.O_TRUNC) if isinstance(mode, int) else bool(set(mode) & set("wx"))
+            whole = bool(mode & os.O_TRUNC if isinstance(mode, int) else set(mode) & set("wx"))
             if not isinstance(path, int) and self.exists(path) and "x" in str(mode):
                 raise FileExistsError(f"{path} is there already")
             return original(self.writing(path, whole), mode, *args, **kwargs)
@@ -134,17 +133,10 @@ class Elsewhere:
         for names, way in ((CHANGING, self.changed), (DELETING, self.deleted), (("rename", "replace"), self.renamed)):
             yield from ((os, name, way(getattr(os, name))) for name in names)
         yield shutil, "rmtree", self.deleted(shutil.rmtree)
-        yield torch, "save", lambda _, file, *__, **___: self.left_empty(file)
+        yield torch, "save", _left_empty
         if find_spec("safetensors"):
-            for name in ("save_file", "serialize_file"):
-                yield import_module("safetensors.torch"), name, lambda _, file, *__, **___: self.left_empty(file)
+            yield from ((import_module("safetensors.torch"), name, _left_empty) for name in SAFETENSORS)
         yield BaseProcess, "start", lambda *_: _refuse("starts a process, and a script is watched in one alone")
-
-    @staticmethod
-    def left_empty(file: Any) -> None:
-        """Write an empty file in place of a checkpoint: there are no values to write."""
-        if isinstance(file, (str, os.PathLike)):
-            builtins.open(file, "wb").close()
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
         """Raise NotAllowed for what is not done while a script is watched."""
@@ -169,6 +161,12 @@ class Elsewhere:
 
 ORIGINAL_OS_OPEN = os.open
 _watching: list[Elsewhere] = []
+
+
+def _left_empty(_: Any, file: Any, *__: Any, **___: Any) -> None:
+    """Write an empty file in place of a checkpoint: there are no values to write."""
+    if isinstance(file, (str, os.PathLike)):
+        builtins.open(file, "wb").close()
 
 
 def _refuse(what: str) -> None:
@@ -213,7 +211,7 @@ def memory_limited() -> Iterator[None]:
     if free is None:
         yield
         return
-    import resource
+    import resource  # Unix alone has it
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
     used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()

@@ -114,13 +114,13 @@ def _of_one(answer: Callable[..., Any]) -> Callable[..., Any]:
     """An answer about one device, which has to be the only one."""
 
     def asked(device: Any = None) -> Any:
-        _check_device(device)
+        check_device(device)
         return answer()
 
     return asked
 
 
-def _check_device(device: Any) -> None:
+def check_device(device: Any) -> None:
     """Raise StepError for a device that is neither None nor the simulated GPU."""
     asked = torch.device("cuda", max(device, 0)) if isinstance(device, int) else torch.device(device or "cuda")
     if asked.type != "cuda" or asked.index not in (None, 0):
@@ -132,7 +132,7 @@ class OneDevice(nullcontext):
 
     def __init__(self, device: Any) -> None:
         super().__init__()
-        _check_device(device)
+        check_device(device)
         self.idx = self.prev_idx = 0
 
 
@@ -141,7 +141,7 @@ class SimulatedStream(nullcontext):
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         super().__init__()
-        _check_device(device)
+        check_device(device)
         self.device, self.priority = torch.device("cuda", 0), priority
         self.stream_id = self.cuda_stream = self.device_index = 0
 

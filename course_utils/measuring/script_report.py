@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from itertools import accumulate
+from math import prod
 
 from ..allocator.replay import replay
 from ..estimating.workspaces import workspaces_of
@@ -25,15 +26,13 @@ def report(measured: Measurement, count: int = 10) -> str:
     """All that `watch` prints."""
     replayed = replay(measured)
     word = "simulated" if measured.source == "simulated" else "measured"
-    shown = [
-        ("peak", format_bytes(measured.peak, "GB", 3), f"of tensors, {word}, in {measured.peak_phase}"),
-        (
-            "allocated",
-            format_bytes(replayed.peak_allocated, "GB", 3),
-            "by the allocator's rules (max_memory_allocated)",
-        ),
-        ("reserved", format_bytes(replayed.peak_reserved, "GB", 3), "by the same (max_memory_reserved)"),
-    ]
+    peaks = (measured.peak, replayed.peak_allocated, replayed.peak_reserved)
+    meant = (
+        ("peak", f"of tensors, {word}, in {measured.peak_phase}"),
+        ("allocated", "by the allocator's rules (max_memory_allocated)"),
+        ("reserved", "by the same (max_memory_reserved)"),
+    )
+    shown = [(name, format_bytes(size, "GB", 3), text) for size, (name, text) in zip(peaks, meant, strict=True)]
     notes = [f"- {note}" for note in measured.provenance.note.split("; ")]
     changes = changed_peaks(measured)
     rows = [(what, format_bytes(peak, "GB", 3), f"−{percent(1 - peak / measured.peak)}") for what, peak in changes]
@@ -98,7 +97,7 @@ def _changes(measured: Measurement) -> Iterator[tuple[str, Part]]:
     kept = ("activations", "temporaries")
     loss = f"the loss in {CHUNKS} chunks, with the layer before it"
     yield loss, lambda item: 1 / CHUNKS if item.kind in kept and item.module == "(loss)" else 1
-    eight = lambda item: EIGHT_BIT if item.kind == "optimizer_states" and _elements(item) >= EIGHT_BIT_FROM else 1  # noqa: E731
+    eight = lambda item: EIGHT_BIT if item.kind == "optimizer_states" and prod(item.shape) >= EIGHT_BIT_FROM else 1  # noqa: E731
     if any(item.kind == "optimizer_states" and item.dtype == "float32" for item in measured.allocations):
         yield "optimizer states in 8 bits (bitsandbytes, as AdamW8bit)", eight
     of_update = lambda item: 0 if item.kind == "temporaries" and item.phase == "optimizer" else 1  # noqa: E731
@@ -111,19 +110,9 @@ def _changes(measured: Measurement) -> Iterator[tuple[str, Part]]:
 def _blocks(measured: Measurement) -> dict[str, list[Allocation]]:
     """The activations of each of the model's blocks, modules that differ in one number; none if there are under 3."""
     found: dict[str, list[Allocation]] = {}
+    wanted = ("activations", measured.timeline.marks[-1].step, "forward")
     for item in measured.allocations:
         name = re.match(r"[^ ]*?\.\d+(?=\.|$)", item.module)
-        if (
-            name
-            and item.kind == "activations"
-            and (item.step, item.phase) == (measured.timeline.marks[-1].step, "forward")
-        ):
+        if name and (item.kind, item.step, item.phase) == wanted:
             found.setdefault(name[0], []).append(item)
     return found if len(found) > 2 else {}
-
-
-def _elements(item: Allocation) -> int:
-    total = 1
-    for size in item.shape:
-        total *= size
-    return total

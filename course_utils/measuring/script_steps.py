@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -20,6 +20,7 @@ from .carrying import OwnStep
 from .optimizers import named_states_of
 from .patches import on_this_thread
 from .places import calling_place, described
+from .questions import check_device
 from .tracker import Tracker
 from .watching import PLACEHOLDER, READ_VALUE, Watch
 
@@ -43,7 +44,7 @@ class ScriptWatch(Watch):
         self.ends: list[int] = []
         self.taken: list[Counter[str]] = []
         self.read: dict[str, None] = {}
-        self._stepped: Counter[int] = Counter()
+        self.stepped: Counter[int] = Counter()  # by optimizer, since the last step of the training was over
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._names: dict[int, str] = {}
         self._modules: dict[int, torch.nn.Module] = {}
@@ -69,7 +70,7 @@ class ScriptWatch(Watch):
         enter(mock.patch.object(torch.optim.Optimizer, "__init__", made))
         if self.simulated:
             hooks.append(all_modules.register_module_parameter_registration_hook(self._without_values))
-            enter(on_this_thread(torch.utils, "swap_tensors", self._swapping(torch.utils.swap_tensors)))
+            enter(on_this_thread(torch.utils, "swap_tensors", partial(self._swap, torch.utils.swap_tensors)))
             enter(on_this_thread(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata))
 
     def __enter__(self) -> "ScriptWatch":
@@ -80,9 +81,9 @@ class ScriptWatch(Watch):
                 self._stack.enter_context(on_this_thread(FakeTensor, name, answer))
         return self
 
-    # ------------------------------------------------------------------------------------ modules, optimizers, steps
-
     def _enters(self, module: torch.nn.Module, _: Any) -> None:
+        if self.tracker.step == 0:
+            self.begin_step(1)
         if id(module) not in self._names:
             self._discover(module)
         self.tracker._modules.append(self._names[id(module)])
@@ -112,11 +113,8 @@ class ScriptWatch(Watch):
         self._weights[id(weight)] = name
         self.tracker.bind("parameters", [weight], name)
         if weight.requires_grad and weight.is_leaf:
-            bind = partial(lambda name, owner: self.tracker.bind("gradients", [owner.grad], name), name)
+            bind = lambda owner: self.tracker.bind("gradients", [owner.grad], name)  # noqa: E731
             self._hooks.append(weight.register_post_accumulate_grad_hook(bind))
-
-    def _before_update(self) -> None:
-        self._begin("optimizer")
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Count a step of an optimizer; when all that step have, one step of the training is over."""
@@ -125,23 +123,23 @@ class ScriptWatch(Watch):
             self._bind_weight(weight, f"{type(optimizer).__name__}.params.{number}")
             self.tracker.bind("gradients", [weight.grad], self._weights[id(weight)])
         self._optimizers[id(optimizer)] = optimizer
-        self._stepped[id(optimizer)] += 1
+        self.stepped[id(optimizer)] += 1
         self.tracker.bind_states()
-        if all(self._stepped[one] for one in self._optimizers) or max(self._stepped.values()) == PATIENCE:
+        if all(self.stepped[one] for one in self._optimizers) or max(self.stepped.values()) == PATIENCE:
             self.end_step()
 
     def _named_states(self) -> Iterator[tuple[str, Any]]:
-        names = {key: self._weights.get(key, "a weight") for one in self._optimizers.values() for key in _ids(one)}
         for one in self._optimizers.values():
+            names = {id(weight): self._weights.get(id(weight), "a weight") for weight in one.state}
             for name, kept in named_states_of(one, names):
                 yield from ((name, tensor) for tensor in tree_leaves(kept) if isinstance(tensor, torch.Tensor))
 
     def end_step(self) -> None:
         """One step of the training is over: note where it ended; with the last of them, end the script."""
-        stepped = (type(self._optimizers[one]).__name__ for one, times in self._stepped.items() for _ in range(times))
+        stepped = (type(self._optimizers[one]).__name__ for one, times in self.stepped.items() for _ in range(times))
         self.taken.append(Counter(stepped))
-        self._optimizers = {one: self._optimizers[one] for one in self._stepped}  # the others never step
-        self._stepped.clear()
+        self._optimizers = {one: self._optimizers[one] for one in self.stepped}  # the others never step
+        self.stepped.clear()
         self.ends.append(len(self.tracker.events))
         if len(self.ends) == self.steps:
             self.last_step()
@@ -156,27 +154,16 @@ class ScriptWatch(Watch):
                     self.tracker.bind("parameters", [weight], f"{type(module).__name__}.{name}")
         self.finish(self.ends)
 
-    @property
-    def unfinished(self) -> bool:
-        """True if an optimizer has stepped since the last step of the training was over."""
-        return bool(self._stepped)
-
-    def _enter_module(self) -> None:
-        if self.tracker.step == 0:
-            self.begin_step(1)
-        super()._enter_module()
-
-    # ------------------------------------------------------------------------------------ the host, real and simulated
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self.simulated:
             return super().__torch_dispatch__(func, types, args, kwargs)
         if "pin_memory" in kwargs:
             kwargs = kwargs | {"pin_memory": False}
-        asked = kwargs.get("device")
-        _check_device(asked)
-        if FakeTensor not in types and getattr(asked, "type", "cpu") != "cuda" and not _is_huge(func, args, kwargs):
+        asked: Any = kwargs.get("device") or torch.device("cpu")
+        if asked.type == "cuda":
+            check_device(str(asked))
+        elif FakeTensor not in types and not (asked.type == "cpu" and _is_huge(args, kwargs)):
             with no_dispatch():
                 return func(*args, **kwargs)
         if func is READ_VALUE and isinstance(args[0], FakeTensor):
@@ -197,14 +184,10 @@ class ScriptWatch(Watch):
         made.requires_grad_(weight.requires_grad)
         torch.utils.swap_tensors(weight, made)
 
-    def _swapping(self, swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def _swap(self, swap: Callable[[Any, Any], None], one: torch.Tensor, other: torch.Tensor) -> None:
         """`swap_tensors`, which refuses tensors that torch's fake mode remembers by a weak reference."""
-
-        def swapping(one: torch.Tensor, other: torch.Tensor) -> None:
-            self._fake.fake_tensor_converter.meta_converter.tensor_memo.clear()
-            swap(one, other)
-
-        return swapping
+        self._fake.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        swap(one, other)
 
     def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
@@ -237,39 +220,33 @@ class ScriptWatch(Watch):
                 real = func(*args, **kwargs)
         except NotImplementedError:  # The host lacks some kernels in 16 bits: these values stay unknown
             return
-        for one, value in zip(
-            made, [leaf for leaf in tree_leaves(real) if isinstance(leaf, torch.Tensor)], strict=False
-        ):
+        reals = (leaf for leaf in tree_leaves(real) if isinstance(leaf, torch.Tensor))
+        for one, value in zip(made, reals, strict=False):
             one.known = value  # pyrefly: ignore [missing-attribute]
 
     def _number(self, tensor: FakeTensor) -> Any:
         """The number in a tensor where it is known, else the placeholder. Raises StepError for a truth."""
-        value = _known(tensor, [])
+        value = _known(tensor)
         if value is not None:
             with no_dispatch():
                 return value.item()
         if tensor.dtype == torch.bool:
-            raise StepError(f"{self._line()}: asks whether values on the GPU are so, and a simulated GPU has none")
-        self._note_placeholder()
-        return PLACEHOLDER if tensor.is_floating_point() else int(PLACEHOLDER)
+            raise StepError(
+                f"{described(calling_place()[0])}: asks whether values on the GPU are so, and a simulated GPU has none"
+            )
+        with no_dispatch():
+            return self._placeholder(tensor).item()
 
     def _as_numbers(self, tensor: FakeTensor, *_: Any, **__: Any) -> Any:
-        value = _known(tensor, [])
-        if value is None:
-            self._note_placeholder()
+        value = _known(tensor)
         with no_dispatch():
-            return (torch.full(tensor.shape, PLACEHOLDER).to(tensor.dtype) if value is None else value).detach().numpy()
+            return (self._placeholder(tensor) if value is None else value).detach().numpy()
 
-    def _note_placeholder(self) -> None:
-        self.placeholders = True
-        self.read.setdefault(self._line())
-
-    def _line(self) -> str:
-        return described(calling_place()[0])
-
-
-def _ids(optimizer: torch.optim.Optimizer) -> list[int]:
-    return [id(weight) for weight in optimizer.state]
+    def _placeholder(self, tensor: FakeTensor) -> torch.Tensor:
+        """Numbers on the host in place of unknown ones; the line that reads them is noted."""
+        self.read.setdefault(described(calling_place()[0]))
+        with no_dispatch():
+            return torch.full(tensor.shape, PLACEHOLDER).to(tensor.dtype)
 
 
 def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
@@ -291,23 +268,16 @@ def _on_gpu(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"
 
 
-def _check_device(device: Any) -> None:
-    if isinstance(device, torch.device) and device.type == "cuda" and device.index not in (None, 0):
-        place, _ = calling_place()
-        raise StepError(f"{described(place)}: asks for {device}, and one GPU is simulated, cuda:0")
-
-
-def _is_huge(func: Any, args: Any, kwargs: Any) -> bool:
+def _is_huge(args: Any, kwargs: Any) -> bool:
     """True for a new tensor on the host of over `HUGE` bytes: a weight, as data would be read from somewhere."""
     shape = args[0] if args and isinstance(args[0], (list, tuple)) else ()
     if not shape or not all(isinstance(size, int) for size in shape):
         return False
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
-    on_host = kwargs.get("device") is None or kwargs["device"].type == "cpu"
-    return on_host and torch.Size(shape).numel() * dtype.itemsize > HUGE
+    return torch.Size(shape).numel() * dtype.itemsize > HUGE
 
 
-def _known(tensor: torch.Tensor, compared: list[FakeTensor]) -> torch.Tensor | None:
+def _known(tensor: torch.Tensor, compared: Sequence[FakeTensor] = ()) -> torch.Tensor | None:
     """A tensor's values on the host, None if nobody knows them. A loss that is compared counts as the placeholder."""
     if not isinstance(tensor, FakeTensor):
         return tensor

@@ -17,7 +17,9 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
+    unset_fake_temporarily,
 )
+from torch.utils._pytree import tree_map_only
 
 from ..errors import ScriptError, SimulationUnavailable, StepError
 from ..estimating.workspaces import workspaces_of
@@ -35,9 +37,6 @@ from .tracker import Failure, Tracker
 from .watching import PLACEHOLDER
 
 STEPS = 2
-SOURCES = ("auto", "simulated", "live")
-
-WITHOUT_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = "simulated") -> Measurement:
@@ -67,23 +66,24 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
         stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         run(memory_limited())
         run(simulated_gpu("auto") if simulated else torch.autograd.set_multithreading_enabled(False))
-        tracker = run(
-            Tracker("cuda", workspaces_of(CARD.capability if simulated else torch.cuda.get_device_capability()))
-        )
+        capability = CARD.capability if simulated else torch.cuda.get_device_capability()
+        tracker = run(Tracker("cuda", workspaces_of(capability)))
         if simulated:
             run(answered(lambda: [size for size, _ in tracker.events]))
             run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))
         measured: list[Measurement] = []
         provenance = provenance_of("simulated" if simulated else "live")
-        watch = run(
-            ScriptWatch(tracker, STEPS, simulated, lambda ends: measured.append(_measured(tracker, ends, provenance)))
-        )
+
+        def finish(ends: list[int]) -> None:
+            tracker._order_frees()
+            measured.append(measurement_of(tracker, ends, [], provenance))
+
+        watch = run(ScriptWatch(tracker, STEPS, simulated, finish))
         _execute(path, arguments, watch)
-        notes = [*_steps(watch), *changes.notes, *elsewhere.notes(), *_values(watch)]
+        notes = [*_steps(watch), *changes.notes, *elsewhere.notes()]
         if not any(item.kind != "workspaces" for item in measured[0].allocations):
             raise ScriptError(f"{path.name} trains, but puts nothing on the GPU: move model and data to 'cuda'")
-    note = "; ".join(notes)
-    return replace(measured[0], provenance=replace(provenance, note=note))
+    return replace(measured[0], provenance=replace(provenance, note="; ".join(notes)))
 
 
 def _checked(path: str | Path) -> Path:
@@ -97,11 +97,6 @@ def _checked(path: str | Path) -> Path:
         said = error.msg if isinstance(error, SyntaxError) else error
         raise ScriptError(f"{path.name}{line}: no Python that this interpreter reads: {said}") from None
     return path
-
-
-def _measured(tracker: Tracker, ends: list[int], provenance: Any) -> Measurement:
-    tracker._order_frees()
-    return measurement_of(tracker, ends, [], provenance)
 
 
 def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
@@ -123,15 +118,12 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
         sentence = _sentence(error, path, watch.tracker.failure)
         let_go(error)
         raise ScriptError(sentence) from None
-    if watch.unfinished:
+    if watch.stepped:
         with contextlib.suppress(Finished):
             watch.end_step()
     if not watch.ends:
         raise ScriptError(f"{path.name} ends{why} without a step of a torch optimizer: it trains nothing to watch")
     watch.last_step()
-
-
-# ------------------------------------------------------------------------------------------------ what went wrong
 
 
 def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
@@ -144,7 +136,7 @@ def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
         if isinstance(each, MemoryError) or "can't allocate memory" in str(each):
             return f"{line}: ran out of host memory; what is read or computed on the CPU is real here"
         operation = failure.operation if failure else "this"
-        if isinstance(each, WITHOUT_VALUES):
+        if isinstance(each, DataDependentOutputException | DynamicOutputShapeException):
             return f"{line}: {operation} depends on values on the GPU, and a simulated GPU has shapes but no values"
         if isinstance(each, UnsupportedOperatorException) or "no rule registered for HigherOrderOperator" in str(each):
             return f"{line}: {operation} cannot be simulated: torch can tell what this kernel makes only by running it"
@@ -166,18 +158,11 @@ def _line_of(error: BaseException, path: Path) -> str:
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}  {frames[-1].line}" if frames else path.name
 
 
-# ----------------------------------------------------------------------------------- what is done otherwise, and said
-
-
 class Changes:
     """Replacements of what a script uses and a watched one cannot, each with its note once it is used."""
 
     def __init__(self) -> None:
-        self._said: dict[str, None] = {}
-
-    @property
-    def notes(self) -> list[str]:
-        return list(self._said)
+        self.notes: dict[str, None] = {}
 
     def replacements(self, simulated: bool) -> Iterator[tuple[Any, str, Any]]:
         yield torch.utils.data.DataLoader, "__init__", self._loader(torch.utils.data.DataLoader.__init__)
@@ -195,16 +180,15 @@ class Changes:
     def _loader(self, make: Any) -> Any:
         def made(loader: Any, *args: Any, **kwargs: Any) -> None:
             if kwargs.get("num_workers"):
-                self._said["DataLoader: 0 workers here"] = None
+                self.notes.setdefault("DataLoader: 0 workers here")
             kept = {name: value for name, value in kwargs.items() if name not in WORKERS}
             make(loader, *args, **kept)
 
         return made
 
     def _eager(self, model: Any = None, **_: Any) -> Any:
-        self._said["torch.compile is left out: the step runs eagerly, and keeps other tensors than a compiled one"] = (
-            None
-        )
+        left_out = "torch.compile is left out: the step runs eagerly, and keeps other tensors than a compiled one"
+        self.notes.setdefault(left_out)
         return model if model is not None else lambda function: function
 
     def _one_process(self, *_: Any, **__: Any) -> NoReturn:
@@ -214,9 +198,6 @@ class Changes:
         """`torch.load` with real values on the host; what is asked for on the GPU goes to the simulated one."""
 
         def loading(file: Any, map_location: Any = None, **kwargs: Any) -> Any:
-            from torch._subclasses.fake_tensor import unset_fake_temporarily
-            from torch.utils._pytree import tree_map_only
-
             with unset_fake_temporarily():
                 found = load(file, map_location="cpu", **kwargs)
             to = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
@@ -240,9 +221,6 @@ def _steps(watch: ScriptWatch) -> Iterator[str]:
     yield f"{len(watch.ends)} step{'s' * (len(watch.ends) > 1)} taken, the last one {each}"
     if len(watch.ends) < STEPS:
         yield "the script ended after its first step, whose optimizer states appear only at its end"
-
-
-def _values(watch: ScriptWatch) -> Iterator[str]:
-    if watch.placeholders:
+    if watch.read:
         lines = ", ".join(list(watch.read)[:3])
         yield f"values that the script reads on the GPU are placeholders of {PLACEHOLDER}: {lines}"
