@@ -147,10 +147,12 @@ check.factors(factors)
 # grew or shrank. Its rows add up to the difference of the peaks, to the byte. Here are two of five changes:
 
 # %%
-check.changed("batch")
+from course_utils.lessons.accumulation.changes import changed
+
+changed("batch")
 
 # %%
-check.changed("logits")
+changed("logits")
 
 # %% [markdown]
 # Write the function that reads such a difference and names the change:
@@ -165,7 +167,7 @@ check.changed("logits")
 #
 # `found.rows` has the largest first. A row has `change` ("came", "went", "grew", "shrank") and signed `bytes`. `now`
 # describes the tensors: `kind`, `module`, `operation`, `shape`, `dtype`, `made_in`, `line`. The last row is always
-# "not attributed". Look at the other changes with `check.changed`, too.
+# "not attributed". Look at the other changes with `changed`, too.
 
 
 # %%
@@ -189,7 +191,7 @@ check.cause(cause)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Show all five with `check.changed(...)`. In each, one row is enough: the first. What is special about it?
+# Show all five with `changed(...)`. In each, one row is enough: the first. What is special about it?
 #
 # </details>
 # <details><summary>Hint 2: grown, or come?</summary>
@@ -212,7 +214,7 @@ check.cause(cause)
 # one. Logits kept in fp32 have no graph at all, but s·b·V numbers of 4 bytes each are large without one.
 
 # %% tags=["solution"]
-check.changed("validation")
+changed("validation")
 
 # %% [markdown]
 # ## 4 · The noise scale for nothing
