@@ -338,7 +338,8 @@ for model, run in runs.items():
 # ## Ask the GPUs
 # So far a simulation has judged. Only real GPUs can overrule it, and many have been asked: people publish what their
 # cards counted, next to the code that they ran. The course has collected such figures, written each step again in plain
-# PyTorch, simulated it, and frozen what the simulation said. Only then were the two compared, and nothing was fitted.
+# PyTorch, simulated it, and kept what the simulation said, for most rows before the two were compared. No constant is
+# fitted. Where a source leaves a choice open, the row counts as known *in part*.
 #
 # **Your guess.** Take the rows whose source leaves nothing open, and `max_memory_allocated` as the counter. In half of
 # them the simulation is nearer to the card than how many percent?
