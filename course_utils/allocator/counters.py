@@ -47,7 +47,7 @@ class Counted:
         return "\n".join([*lines, self.provenance])
 
     def _repr_html_(self) -> str:
-        return html_table(self._rows(), header=False, caption=self.provenance)
+        return html_table([("counter", "at the peak", "in torch"), *self._rows()], caption=self.provenance)
 
 
 def counted(source: Measurement | TrainingRun) -> Counted:
