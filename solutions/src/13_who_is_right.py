@@ -109,11 +109,7 @@ def last_percent() -> dict:
     ### BEGIN SOLUTION Return a dictionary of three pairs.
     def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = x.to(torch.float32)
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return (weight * (wide * scale)).to(x.dtype)
-
-    def silu(x: torch.Tensor) -> torch.Tensor:
-        return x * torch.sigmoid(x)
+        return (weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5))).to(x.dtype)
 
     def softmax(x: torch.Tensor) -> torch.Tensor:
         exponentials = torch.exp(x - torch.max(x, dim=-1, keepdim=True)[0])
@@ -122,7 +118,7 @@ def last_percent() -> dict:
     b, s, h, ffn, a, layers = 4, 512, 2560, 10240, 32, 32
     return {
         "norm": (norm, (2 * layers + 1) * 4 * b * s * h),  # fp32, two in a layer and the last one
-        "silu": (silu, layers * 2 * b * s * ffn),  # the sigmoid in bf16
+        "silu": (lambda x: x * torch.sigmoid(x), layers * 2 * b * s * ffn),  # the sigmoid in bf16
         "softmax": (softmax, 2 * 4 * b * a * s * s),  # two more temporaries of one layer's backward, in fp32
     }
     ### END SOLUTION
