@@ -218,7 +218,9 @@ class ScriptWatch(Watch):
         try:
             with no_dispatch():
                 real = func(*args, **kwargs)
-        except NotImplementedError:  # The host lacks some kernels in 16 bits: these values stay unknown
+        except NotImplementedError:  # The host lacks some kernels in 16 bits: these values are unknown from now on
+            for one in made:
+                _forget(one)
             return
         reals = (leaf for leaf in tree_leaves(real) if isinstance(leaf, torch.Tensor))
         for one, value in zip(made, reals, strict=False):

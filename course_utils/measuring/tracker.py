@@ -61,7 +61,7 @@ NOT_EXPANDED = PRODUCTS | FUSED_BACKWARDS
 """CUDA kernels that first copy what was expanded, as the gradient of a sum is; any order of dimensions will do."""
 
 BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
-"""Products of which each matrix may be the same: cuBLAS takes a stride of 0 from one to the next."""
+"""Products that may take one matrix for a whole batch: cuBLAS takes a stride of 0 from one to the next."""
 
 WITH_CUBLAS = PRODUCTS | {aten.mv.default, aten.dot.default}
 """Operators for which torch gives cuBLAS a workspace, the first time on each thread."""

@@ -108,7 +108,7 @@ class LitBlock(nn.Module):
 
 
 class LitGPT(nn.Module):
-    """litgpt's model, of which only LoRA's matrices are trained; the head gives logits in chunks of 128 positions."""
+    """litgpt's model, where only LoRA's matrices are trained; the head gives logits in chunks of 128 positions."""
 
     def __init__(self, kind: str, L: int, h: int, a: int, f: int, V: int, s: int, rotary: float) -> None:
         super().__init__()
