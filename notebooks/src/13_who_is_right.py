@@ -332,7 +332,8 @@ for model, run in runs.items():
 # statistics of the last norm: both in the list above, neither in the table. The rest is rounding to blocks of 512
 # bytes, and the random numbers' state that a flash kernel keeps. A handful of lines on paper is right to a thousandth.
 #
-# What a simulation cannot see, none of the three has: CUDA's context, a kernel's own scratch. They belong to the card,
+# What a simulation cannot see, none of the three has: CUDA's context, and the scratch of kernels whose code was not
+# read for its rule (flash attention's, softmax's and group norm's were, and are counted). They belong to the card,
 # and come on top. So do cuBLAS's workspaces, which a run counts where it names its `card`.
 #
 # ## Ask the GPUs
