@@ -193,7 +193,7 @@ class Tracker(TorchDispatchMode):
             self._notice_recomputation()
         self._notice_place()
         special = func in SPECIAL
-        inside = self._made_inside(func, args) if special and _device(args[0]) == self.device == "cuda" else []
+        inside = self._made_inside(func, args) if special and self.device == "cuda" else []
         try:
             out = func(*args, **(kwargs or {}))
         except Exception as error:
@@ -212,7 +212,8 @@ class Tracker(TorchDispatchMode):
                 inside += [self._inside(func, size) for size in flash_scratch(args[1], args[2])]
             if self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
                 self._give_workspaces(func, self._workspaces)
-            self.events += [(-one.bytes, one) for one in inside]
+            if inside:
+                self.events += [(-one.bytes, one) for one in inside]
         return out
 
     def _leave_out(self, storage: torch.UntypedStorage) -> None:
@@ -230,11 +231,13 @@ class Tracker(TorchDispatchMode):
         elif func in NOT_EXPANDED:
             first = 1 if func in BATCHED else 0  # prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp
             copied = [one for one in args if isinstance(one, torch.Tensor) and _is_expanded(one, first)]
-        taken = [(one.nbytes, tuple(one.shape), one.dtype) for one in copied]
+        taken = [(one.nbytes, tuple(one.shape), one.dtype) for one in copied] if copied else []
         if func in SCRATCH:
             taken += [(prod(shape) * dtype.itemsize, shape, dtype) for shape, dtype in SCRATCH[func](*args)]
         if func is aten.addmm.default and self._workspaces and self._workspaces.lt_each:
             taken.append((self._workspaces.lt_each, (self._workspaces.lt_each,), torch.uint8))
+        if not taken or _device(args[0]) != "cuda":
+            return []
         return [self._write_down(size, shape, _name(dtype), _operation(func)) for size, shape, dtype in taken]
 
     def _write_down(self, size: int, shape: tuple[int, ...], dtype: str, operation: str, bound: str = "") -> Storage:

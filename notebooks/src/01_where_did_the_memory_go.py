@@ -563,7 +563,7 @@ for precision, attention, recompute in product(("amp-bf16", "bf16-master"), ("fl
 # simulation, so a gap of 0 says that we understand *it*. A card counts more than tensors: `compare` has two rows for
 # that, the *allocator's counter* and *reserved*, which [lesson 10](10_allocator_and_fragmentation.ipynb) explains. Does
 # the simulation say what a card says? Somebody trained a model of 3.4 billion parameters on an H800 and published what
-# `max_memory_allocated` had counted. The same step, simulated here before it was compared:
+# its counter had said. The same step, simulated before it was compared:
 
 # %%
 from course_utils.benchmark.published import published_rows
