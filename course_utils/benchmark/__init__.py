@@ -17,6 +17,7 @@ TABLES = {
     "builds": "the simulated GPU on each build of torch",
     "published": "the field's formulas against a simulated step",
     "published-gpus": "the simulated GPU against what GPUs counted elsewhere, step by step (5 minutes)",
+    "scripts": "training scripts of well-known libraries, as they are (3 minutes, with the libraries)",
     "speed": "steps and estimates, and torch's MemTracker",
     "explorer": "a redraw of the Explorer",
     "deep": "time and memory of Llama-3 70B (not with --quick)",

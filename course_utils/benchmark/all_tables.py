@@ -7,6 +7,7 @@ from . import gpu, published
 from .accuracy import accuracy_tables, frozen_accuracy, published_tables
 from .builds import builds_table
 from .draw import random_run
+from .scripts import scripts_table
 from .speed import deep_table, explorer_table, speed_table
 from .tables import Table
 
@@ -32,6 +33,7 @@ MADE: dict[str, Callable[[bool, int, Report], list[Table]]] = {
     "builds": lambda *_: [builds_table()],
     "published": lambda quick, seed, report: published_tables(quick, report),
     "published-gpus": lambda quick, seed, report: published.tables(quick, report),
+    "scripts": lambda quick, seed, report: [scripts_table(quick, report)],
     "speed": lambda quick, seed, report: [speed_table(quick, report)],
     "explorer": lambda quick, seed, report: [explorer_table(quick, report)],
     "deep": lambda *_: [deep_table()],
