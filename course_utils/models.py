@@ -36,7 +36,8 @@ class TransformerConfig:
 
     `family` "gpt2" has learned positions, LayerNorm, biases and a GELU MLP of 4h; "llama" has rotary positions,
     RMSNorm, no biases, grouped queries (`kv_heads`) and a SwiGLU MLP of width `ffn`; each of these can be chosen anew.
-    `tied` says that the output head is the embedding; `logits`, one of LOGITS, what the loss reads. With `experts`,
+    `tied` says that the output head is the embedding; `logits`, one of LOGITS, what the loss reads; `unfused`, that
+    GELU and RMSNorm are single operations, as in transformers and Meta's code, not one kernel each. With `experts`,
     each block has that many MLPs and a token visits `experts_per_token` of them. Raises ValueError for sizes that make
     no transformer.
     """
@@ -61,6 +62,7 @@ class TransformerConfig:
     experts: int = 0
     experts_per_token: int = 0
     logits: str = ""
+    unfused: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -108,7 +110,7 @@ class TransformerConfig:
             raise ValueError(f"dropout is {self.dropout!r}: a probability of at least 0 and below 1")
         if not isinstance(self.rope_theta, (int, float)) or not 1.0 < self.rope_theta <= sys.float_info.max:
             raise ValueError(f"rope_theta is {self.rope_theta!r}: the base of rotary angles, a number above 1")
-        for name in ("tied", "bias", "qkv_bias"):
+        for name in ("tied", "bias", "qkv_bias", "unfused"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it is True or False")
 

@@ -101,7 +101,7 @@ attention and computes the rest again; "selective-attention" computes the core o
 
 LORA_ALIASES = {"attention": ("qkv", "q", "k", "v", "out"), "mlp": ("gate", "up", "down")}
 
-OVERRIDES = ("dropout", "logits")
+OVERRIDES = ("dropout", "logits", "unfused")
 """What a model has of its own and a run may choose anew."""
 
 LARGEST_FLOAT = sys.float_info.max  # Python's whole numbers go on beyond it
@@ -117,10 +117,11 @@ class TrainingRun:
     `model` is a preset's name, a `TransformerConfig` or the path of a Hugging Face config.json; `micro_batch` (b)
     counts sequences of `seq_len` (s) tokens; `accumulation_steps` micro-batches make one step; `global_batch` may be
     given instead. `world_size` ranks share the data, and with `zero_stage` 1 to 3 the optimizer states, the gradients
-    and the parameters too. `loss_chunks` cuts the tokens into as many pieces for the logits and the loss. `dropout`
-    and `logits` ("fp32", or "compute" for the type that the head computes in) override the model's own. With
-    `lora_rank` only LoRA's factors on `lora_targets` are trained, and the matrices of the blocks are stored in
-    `frozen_bits`. `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself there; left out, it is not counted.
+    and the parameters too. `loss_chunks` cuts the tokens into as many pieces for the logits and the loss. `dropout`,
+    `logits` ("fp32", or "compute" for the type that the head computes in) and `unfused` (GELU and RMSNorm in single
+    operations) override the model's own. With `lora_rank` only LoRA's factors on `lora_targets` are trained, and the
+    matrices of the blocks are stored in `frozen_bits`. `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself
+    there; left out, it is not counted.
     Raises ValueError for every choice that is unknown, absurd or contradicts another.
     """
 
@@ -170,6 +171,7 @@ class TrainingRun:
         card: str | None = None,
         dropout: float | None = None,
         logits: str | None = None,
+        unfused: bool | None = None,
         global_batch: int | None = None,
     ) -> None:
         config = model_config(model)
@@ -177,6 +179,8 @@ class TrainingRun:
             config = dataclasses.replace(config, dropout=dropout)
         if logits is not None:
             config = dataclasses.replace(config, logits=_one_of("logits", logits, {name: name for name in LOGITS}))
+        if unfused is not None:
+            config = dataclasses.replace(config, unfused=unfused)
         sizes = {"micro_batch": micro_batch, "seq_len": seq_len, "world_size": world_size}
         sizes |= {"tensor_parallel": tensor_parallel, "loss_chunks": loss_chunks}
         for name, value in sizes.items():
@@ -273,6 +277,7 @@ class TrainingRun:
         parts += [f"loss in {self.loss_chunks} chunks"] if self.loss_chunks > 1 else []
         logits = {"fp32": "logits in fp32", "compute": "logits not upcast"}[self.model.logits]
         chosen = {"dropout": f"dropout {self.model.dropout:g}", "logits": logits}
+        chosen["unfused"] = "unfused GELU and RMSNorm" if self.model.unfused else "fused GELU and RMSNorm"
         parts += [chosen[name] for name in self._overrides()]
         parts += [f"LoRA of rank {self.lora_rank} on {', '.join(self.lora_targets)}"] if self.lora_rank else []
         parts += [f"frozen in {self.frozen_bits} bits"] if self.frozen_bits else []

@@ -13,14 +13,12 @@ from typing import Any
 from unittest.mock import PropertyMock, patch
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # where this file runs alone
 
 from course_utils.measuring.tracing import trace_simulated  # noqa: E402
-from course_utils.models import TransformerConfig  # noqa: E402
 from course_utils.networks import attention, loss_of  # noqa: E402
 from course_utils.run import TrainingRun  # noqa: E402
 
@@ -29,25 +27,6 @@ LLAMA = TrainingRun("llama3.2-1b", 4, 2048)
 PRECISIONS = ("amp-bf16", "bf16-master")
 
 NETWORK, STEP = "course_utils.networks.transformer", "course_utils.measuring.step"
-
-
-class NormByHand(nn.Module):
-    """RMSNorm in single operations: to fp32, square, mean, root, product, back, times the weight."""
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return self.weight * normed.to(x.dtype)
-
-
-def gelu_by_hand(x: torch.Tensor, approximate: str = "tanh") -> torch.Tensor:
-    """GELU's tanh form in single operations."""
-    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
-    return 0.5 * x * (1.0 + torch.tanh(inner))
 
 
 def rotate_complex(x: torch.Tensor, by: attention.Rotation) -> torch.Tensor:
@@ -104,17 +83,13 @@ def changed(changes: Changes) -> Iterator[None]:
         HELD.clear()
 
 
-def hand_norm(model: TransformerConfig) -> nn.Module:
-    return NormByHand(model.hidden)
-
-
 FUSED_QKV = {"course_utils.models.TransformerConfig.fused_qkv": PropertyMock(return_value=True)}
 
 DIFFERENCES: dict[str, tuple[TrainingRun, Changes]] = {
     "logits in fp32": (GPT.replace(logits="fp32"), {}),
     "logits in 16 bits": (LLAMA.replace(logits="compute"), {}),
-    "GELU in single operations": (GPT, {"torch.nn.functional.gelu": gelu_by_hand}),
-    "RMSNorm in single operations": (LLAMA, {f"{NETWORK}.norm": hand_norm}),
+    "GELU in single operations": (GPT.replace(unfused=True), {}),
+    "RMSNorm in single operations": (LLAMA.replace(unfused=True), {}),
     "keys and values repeated": (LLAMA, {f"{NETWORK}.fused_attention": repeated}),
     "one matrix for q, k and v": (LLAMA, FUSED_QKV),
     "rotation in fp32": (LLAMA, {f"{NETWORK}.rotate": rotate_complex}),

@@ -98,6 +98,14 @@ TINY = [
     TrainingRun(tiny("llama", layers=7), 2, 32, recompute="every-2", loss_chunks=3),
     TrainingRun(tiny("gpt2", layers=8), 2, 32, recompute="every-3", loss_chunks=7),
     TrainingRun(tiny("gpt2", layers=2), 2, 32, recompute="every-2", loss_chunks=4),
+    TrainingRun(tiny("gpt2"), 2, 32, "amp-bf16", unfused=True),
+    TrainingRun(tiny("gpt2"), 2, 32, "bf16-master", attention="eager", recompute="selective", unfused=True),
+    TrainingRun(tiny("gpt2", norm="rmsnorm"), 2, 32, "fp32", attention="eager", unfused=True),
+    TrainingRun(tiny("llama"), 2, 32, "amp-bf16", unfused=True, accumulation_steps=2),
+    TrainingRun(tiny("llama"), 2, 32, "bf16-master", recompute="full", unfused=True),
+    TrainingRun(tiny("llama"), 2, 32, "amp-fp16", lora_rank=4, frozen_bits=4, unfused=True),
+    TrainingRun(tiny("llama"), 2, 32, "bf16", lora_rank=4, frozen_bits=16, unfused=True),
+    TrainingRun(UNEVEN, 3, 11, "amp-bf16", unfused=True),
 ]
 
 

@@ -237,7 +237,7 @@ CHOSEN = TrainingRun(
     "gpt2", 2, 512, "bf16-master", "adamw-foreach", "efficient", "every-2", 3, 4, 1, bucket_view=True,
     clip_grad_norm=0.5, set_to_none=False, loss_chunks=7, lora_rank=8,
     lora_targets=("qkv", "up"), frozen_bits=4, card="T4-16GB", dropout=0.25,
-    logits="fp32",
+    logits="fp32", unfused=True,
 )  # fmt: skip
 
 

@@ -88,6 +88,7 @@ def test_words_for_a_run_say_what_is_unusual():
         ({"recompute": "offload"}, "activations offloaded"),
         ({"recompute": "every-48"}, "every-48 recomputation"),
         ({"logits": "fp32"}, "logits in fp32"),
+        ({"unfused": True}, "unfused GELU and RMSNorm"),
     ],
     ids=str,
 )

@@ -39,6 +39,7 @@ def random_choices(seed: int) -> Choices:
         with suppress(ValueError):
             run_of(choices)
             choices |= _sometimes(random.Random(f"card {seed}"), 0.2, lambda: {"card": CARDS[seed % len(CARDS)]})
+            choices |= _sometimes(random.Random(f"unfused {seed}"), 0.15, lambda: {"unfused": True})
             return choices | _sometimes(random.Random(f"logits {seed}"), 0.25, lambda: {"logits": LOGITS[seed % 2]})
 
 

@@ -9,7 +9,7 @@ On one rank, over the benchmark's frozen runs of GPT-2's and Llama's families, t
 simulated one at the median and 1.1 % at most (`python3 -m course_utils benchmark --table accuracy`). On several ranks
 it is within 5 % for deep models and 13 % for models of 2 to 4 blocks, where FSDP2's buffers overlap in ways that are
 left out; of runs that are not in the list, one of 3 blocks on 64 ranks was 34 % too high. LoRA, experts, offloading,
-fp8 and tensor parallelism are not covered.
+fp8, unfused GELU and RMSNorm, and tensor parallelism are not covered.
 """
 
 from dataclasses import replace
@@ -350,6 +350,7 @@ def check(run: TrainingRun) -> None:
     outside = {
         "LoRA": run.lora_rank,
         "a mixture of experts": run.model.experts,
+        "GELU or RMSNorm in single operations": run.model.unfused,
         "offloading": run.recompute == "offload",
         "fp8": run.precision.name == "fp8",
         "tensor parallelism": run.tensor_parallel > 1,

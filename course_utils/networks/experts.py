@@ -1,10 +1,13 @@
 """The MLP of a block, and a mixture of experts, in which every token visits k of a block's E MLPs."""
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ..models import TransformerConfig
+from .unfused import unfused_gelu
 
 
 class MLP(nn.Module):
@@ -17,6 +20,7 @@ class MLP(nn.Module):
         super().__init__()
         h, ffn, bias = model.hidden, model.ffn, bool(model.bias)
         self.dropout, self.gated = dropout, model.mlp == "swiglu"
+        self.gelu = unfused_gelu if model.unfused else partial(F.gelu, approximate="tanh")
         if self.gated:
             self.gate = nn.Linear(h, ffn, bias=bias)
         self.up = nn.Linear(h, ffn, bias=bias)
@@ -26,7 +30,7 @@ class MLP(nn.Module):
         # One expression, so that no name keeps a tensor of width ffn alive longer than autograd does.
         if self.gated:
             return F.dropout(self.down(F.silu(self.gate(x)) * self.up(x)), self.dropout)
-        return F.dropout(self.down(F.gelu(self.up(x), approximate="tanh")), self.dropout)
+        return F.dropout(self.down(self.gelu(self.up(x))), self.dropout)
 
 
 class Experts(nn.Module):

@@ -13,6 +13,7 @@ from ..models import TransformerConfig
 from .attention import Rotation, causal_mask, eager_attention, fused_attention, rotate, rotation
 from .experts import MLP, Experts
 from .recompute import attention_core, run_blocks
+from .unfused import UnfusedRMSNorm
 
 
 class Transformer(nn.Module):
@@ -109,7 +110,9 @@ class Attention(nn.Module):
 
 def norm(model: TransformerConfig) -> nn.Module:
     """The model's norm of h elements; torch's RMSNorm has a weight only, its LayerNorm a bias where the model has."""
-    return nn.RMSNorm(model.hidden) if model.norm == "rmsnorm" else nn.LayerNorm(model.hidden, bias=bool(model.bias))
+    if model.norm == "layernorm":
+        return nn.LayerNorm(model.hidden, bias=bool(model.bias))
+    return UnfusedRMSNorm(model.hidden) if model.unfused else nn.RMSNorm(model.hidden)
 
 
 def _initialize(module: nn.Module) -> None:

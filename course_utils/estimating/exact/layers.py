@@ -2,6 +2,7 @@
 
 from .operations import Module, Step, Weight, add, dropout, frozen_linear, linear, multiply, norm, pointwise
 from .tape import Tensor, operation
+from .unfused import unfused_gelu, unfused_norm
 
 
 class Linear(Module):
@@ -43,6 +44,8 @@ class Norm(Module):
         self.name, self.weights = name, [Weight(step, "h") for _ in range(2 if both else 1)]
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.structure.unfused and self.structure.norm == "rmsnorm":
+            return unfused_norm(self.step, x, self.weights[0], self.name)
         return norm(self.step, x, self.weights, self.name)
 
 
@@ -63,6 +66,9 @@ class MLP(Module):
             gate = pointwise(step, self.gate(x), "silu", "derivative of SiLU")
             wide = multiply(step, gate, self.up(x), "gate · up", ("SiLU's output", "up's output"))
         else:
-            wide = pointwise(step, self.up(x), "gelu", "derivative of GELU")
+            up = self.up(x)
+            wide = (
+                unfused_gelu(step, up) if step.structure.unfused else pointwise(step, up, "gelu", "derivative of GELU")
+            )
         out = self.down(wide)
         return out if self.expert else dropout(step, out, "mlp output")

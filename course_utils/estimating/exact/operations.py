@@ -269,10 +269,20 @@ def log_softmax(step: Step, x: Tensor) -> Tensor:
 
 @operation
 def multiply(step: Step, x: Tensor, y: Tensor, name: str, names: tuple[str, str]) -> Tensor:
-    """x · y, element by element: the gradient of each needs the other."""
+    """x · y, element by element, in the wider type and the longer shape: the gradient of each needs the other, and is
+    cast or summed for what is narrower or shorter.
+    """
+    tape, widest = step.tape, max((x.element, y.element), key="cr4".index)
+    out = tape.tensor(widest, max(x.shape, y.shape, key=len))
     saving = [Saving(x, name, names[0], f"gradient of {names[1]}")] if y.edge else []
     saving += [Saving(y, name, names[1], f"gradient of {names[0]}")] if x.edge else []
-    return new_gradients(step, step.tape.tensor(x.element, x.shape), [x, y], saving)
+    whole, sizes = out.size, [one.size if one.edge else "" for one in (x, y)]
+
+    def backward(_: list[Gradient]) -> list[Gradient | None]:
+        return [tape.gradient(whole, becomes="" if size == whole else size) if size else None for size in sizes]
+
+    tape.apply(out, [x, y], backward, saving)
+    return out
 
 
 @operation

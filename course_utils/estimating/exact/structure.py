@@ -33,6 +33,7 @@ class Structure(NamedTuple):
     factors_are_views: bool  # eager products take q, k and v as they are: there is one sequence, or one head
     chunks: int  # pieces of the loss, at most 4
     upcast_logits: bool  # 16-bit logits are copied to fp32 for the loss
+    unfused: bool
     lora: tuple[str, ...]
     frozen_bits: int
     groups: tuple[int, ...]  # blocks under each checkpoint: see `groups_of`
@@ -67,6 +68,7 @@ def structure(run: TrainingRun) -> Structure:
         factors_are_views=1 in (run.micro_batch, model.heads),
         chunks=min(pieces_of_loss(run)[0], 4),
         upcast_logits=model.logits == "fp32" and precision.compute == 2,
+        unfused=model.unfused,
         lora=run.lora_targets,
         frozen_bits=run.frozen_bits or 0,
         groups=groups_of(model.layers, blocks or 1),
