@@ -669,4 +669,7 @@ quiz(1)
 # with dropout: 34·s·b·h·L, eager + 5·a·s²·b·L, more under autocast · loss: 3 tensors of s·b·V, 2 bytes each
 # (fp32 logits: 4).
 #
+# **In your own script** `python3 -m course_utils watch train.py` gives this account of a training script as it is, with
+# a GPU or without ([lesson 14](14_will_it_fit.ipynb)).
+#
 # Now solve the [exercises of this lesson](../exercises/01_where_did_the_memory_go.ipynb).

@@ -264,6 +264,7 @@ variants = {
     "eager": {},
     "flash": {},
     "flash, no dropout": {"dropout": 0.0},
+    "flash, unfused GELU": {"unfused": True},
     "flash, RMSNorm": {"norm": "rmsnorm"},
     "flash, SwiGLU of 8/3·h": {"mlp": "swiglu", "ffn": 8 * h // 3},
     "flash, 4 key-value heads": {"kv_heads": 4},
@@ -280,7 +281,7 @@ from course_utils.lessons.activations.ledgers import measured_per_token, per_tok
 from course_utils.figures import bars
 
 found = {name: measured_per_token(run) for name, run in runs.items()}
-title = "The kernel decides; no other choice moves a block by more than a fifth"
+title = "Kernels decide; no other choice moves a block by more than a fifth"
 shallow = measure(eager.replace(model=replace(eager.model, layers=2)))
 bars(found, title, unit="s·b·h", kind="activations", highlight="eager",
      provenance=f"one block of GPT-2 small, s = 512, from genuine steps · {shallow.provenance}")  # fmt: skip
@@ -296,6 +297,9 @@ print(f"{'eager, no dropout':25s} {per_token(eager.replace(dropout=0.0)):7.3f} e
 #
 # - *No dropout*: the two masks of one byte go. (With eager attention, three of the five units of a·s²·b go as well:
 #   its mask, and dropout's result, which is then softmax's own output.)
+# - *Unfused GELU*: GPT-2 in the transformers library writes GELU out, ½·x·(1 + tanh(…)). Three more wide tensors stay:
+#   half the input, the tanh, and 1 + tanh. To PyTorch's `nn.GELU` they are steps inside one kernel. A run chooses it with
+#   `unfused=True`.
 # - *RMSNorm*: one statistic a token in place of two. Its input stays, so hardly anything changes.
 # - *SwiGLU*: four wide tensors, SiLU's input, both factors, and their product, where GELU has two. At equal parameters
 #   it keeps more: 4 · 2 · 8/3 against 2 · 2 · 4.

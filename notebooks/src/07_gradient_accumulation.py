@@ -701,4 +701,7 @@ quiz(7)
 # **Cheat-sheet line** global batch = b · k · ranks · loss × (tokens of the micro-batch / tokens of the group) · peak:
 # one micro-batch and all gradients · rate: SGD ×k, Adam ×√k, with a warm-up · a batch is worth it up to tr(Σ)/|G|².
 #
+# **In your own script** `python3 -m course_utils watch --save before.gz train.py`, then change a line, then
+# `watch --against before.gz train.py`: every tensor that came, went or grew, and what it did to the peak.
+#
 # Now solve the [exercises of this lesson](../exercises/07_gradient_accumulation.ipynb).
