@@ -298,7 +298,7 @@ print(f"{'eager, no dropout':25s} {per_token(eager.replace(dropout=0.0)):7.3f} e
 # - *No dropout*: the two masks of one byte go. (With eager attention, three of the five units of a·s²·b go as well:
 #   its mask, and dropout's result, which is then softmax's own output.)
 # - *Unfused GELU*: GPT-2 in the transformers library writes GELU out, ½·x·(1 + tanh(…)). Three more wide tensors stay:
-#   half the input, the tanh, and 1 + tanh. To PyTorch's `nn.GELU` they are steps inside one kernel. A run chooses it with
+#   half the input, the tanh, and 1 + tanh. To PyTorch's `nn.GELU` they are steps inside one kernel. A run has it by
 #   `unfused=True`.
 # - *RMSNorm*: one statistic a token in place of two. Its input stays, so hardly anything changes.
 # - *SwiGLU*: four wide tensors, SiLU's input, both factors, and their product, where GELU has two. At equal parameters

@@ -597,7 +597,7 @@ quiz(10)
 # size · out of memory with much free: expandable segments, long-lived first, longest batch first, smaller largest
 # tensor.
 #
-# **In your own script** `python3 -m course_utils watch train.py` gives all three sizes: tensors, allocated, reserved. On
-# a card, `torch.cuda.max_memory_allocated()` and `max_memory_reserved()` are the last two.
+# **In your own script** `python3 -m course_utils watch train.py` gives three sizes: tensors, allocated, reserved. On a
+# card, `torch.cuda.max_memory_allocated()` and `max_memory_reserved()` are the last two.
 #
 # Now solve the [exercises of this lesson](../exercises/10_allocator_and_fragmentation.ipynb).
