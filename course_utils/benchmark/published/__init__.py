@@ -1,14 +1,14 @@
 """What GPUs counted elsewhere, against the simulated GPU: each published step written anew in plain torch and run.
 
 Each line of a `.jsonl` is a published figure with its configuration and its source, and what we `said` of it, frozen
-before it was compared. The module of the same name in tests/published has a function for each family of steps, which
-returns a `Measurement`.
+before it was compared (tests/freeze.py). The module of the same name in tests/published has a function for each family
+of steps, which returns a `Measurement`.
 """
 
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -110,18 +110,6 @@ def rows_of(name: str) -> Iterator[Row]:
         told = json.loads(line)
         told |= {pair: tuple(told[pair]) for pair in ("capability", "torch")}
         yield Row(**told | {"said": Said(*told.get("said", NOT_YET))})
-
-
-def save_frozen(ids: Sequence[str]) -> None:
-    """Write down what is said now of the rows with these ids, or of all if there are none."""
-    for name in FILES:
-        asked = (row.family and (not ids or row.id in ids) for row in rows_of(name))
-        rows = [replace(row, said=say(row)) if now else row for now, row in zip(asked, rows_of(name), strict=True)]
-        kept = ({key: value for key, value in asdict(row).items() if value not in ("", 0)} for row in rows)
-        text = "".join(
-            json.dumps(line | {"certain": line.get("certain", False)}, ensure_ascii=False) + "\n" for line in kept
-        )
-        (HERE / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
 def say(row: Row) -> Said:
