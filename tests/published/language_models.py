@@ -130,9 +130,14 @@ class LitGPT(nn.Module):
 
 
 def litgpt_lora(workspaces: Workspaces, batch: int, s: int, **size: Any) -> Measurement:
-    """The first iteration, whose batch is the longest: no optimizer states yet. Lightning returns fp32 logits."""
+    """The first iteration of LoRA on weights in bf16."""
     with torch.device("meta"):
         model = LitGPT(s=s, **size)
+    return lora_iteration(workspaces, model, batch, s)
+
+
+def lora_iteration(workspaces: Workspaces, model: LitGPT, batch: int, s: int) -> Measurement:
+    """The first iteration, whose batch is the longest: no optimizer states yet. Lightning returns fp32 logits."""
 
     def step(model: Any, ids: Tensor) -> None:
         logits = model(ids)

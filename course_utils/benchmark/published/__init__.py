@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 STEPS = ROOT / "tests" / "published"
 """The package whose modules run the steps: in the repository, as they only serve to judge."""
 
-FILES = ("single_ops", "language_models", "basics_transformer", "vision_models", "sharded_models")
+FILES = ("single_ops", "language_models", "basics_transformer", "vision_models", "sharded_models", "low_bit")
 """The modules that run steps; each has its rows here in a file of its own name, .jsonl."""
 
 COUNTERS = ("allocated", "reserved", "driver")
