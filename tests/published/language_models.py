@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from course_utils.estimating.workspaces import Workspaces
 from course_utils.measurement import Measurement
@@ -317,3 +318,164 @@ def peft_state(workspaces: Workspaces, rank: int, batch: int, s: int) -> Measure
         optimizer.step()
 
     return measured(step, model, torch.optim.AdamW(trained), workspaces=workspaces)
+
+
+# ------------------------------------------------------------------------------- BERT by transformers' Trainer of 2022
+
+
+class EarlierSoftmax(torch.autograd.Function):
+    """Softmax of the last dimension, as before torch 1.11: it keeps its input too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = F.softmax(x, -1)
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        x, result = ctx.saved_tensors
+        return torch._softmax_backward_data(gradients[0], result, -1, x.dtype)
+
+
+class BertLayer(nn.Module):
+    """Post-norm layer with attention by hand."""
+
+    def __init__(self, h: int, a: int, f: int) -> None:
+        super().__init__()
+        self.heads = a
+        self.query, self.key, self.value, self.proj = (nn.Linear(h, h) for _ in range(4))
+        self.norm_1 = nn.LayerNorm(h)
+        self.up, self.down = nn.Linear(h, f), nn.Linear(f, h)
+        self.norm_2 = nn.LayerNorm(h)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        mixed = self.attention(x, mask)
+        x = self.added(self.proj, mixed, x, self.norm_1)
+        wide = F.gelu(self.up(x))
+        return self.added(self.down, wide, x, self.norm_2)
+
+    def added(self, dense: nn.Linear, given: Tensor, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        y = dense(given)
+        y = F.dropout(y, 0.1)
+        return norm(y + x)
+
+    def attention(self, x: Tensor, mask: Tensor) -> Tensor:
+        q = self.query(x)
+        k, v, q = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (self.key(x), self.value(x), q))
+        scores = q @ k.transpose(-1, -2)
+        scores = scores / math.sqrt(k.shape[-1])
+        scores = scores + mask
+        weights: Any = EarlierSoftmax.apply(scores)
+        weights = F.dropout(weights, 0.1)
+        y = weights @ v
+        return y.transpose(1, 2).contiguous().flatten(2)
+
+
+class Bert(nn.Module):
+    """BERT for 512 tokens, with a pooler and a classifier of two classes."""
+
+    places: Tensor
+    kinds: Tensor
+
+    def __init__(self, L: int, h: int, a: int, f: int, V: int, recompute: bool) -> None:
+        super().__init__()
+        self.words, self.positions, self.types = nn.Embedding(V, h, 0), nn.Embedding(512, h), nn.Embedding(2, h)
+        self.norm, self.recompute = nn.LayerNorm(h), recompute
+        self.layers = nn.ModuleList(BertLayer(h, a, f) for _ in range(L))
+        self.pooler, self.classifier = nn.Linear(h, h), nn.Linear(h, 2)
+        for name in ("places", "kinds"):
+            self.register_buffer(name, tokens(1, 512))
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        mask = torch.ones(ids.shape, device=ids.device)[:, None, None, :]
+        mask = (1.0 - mask) * -10000.0
+        x = self.embedded(ids)
+        for layer in self.layers:
+            x = checkpoint(layer, x, mask, use_reentrant=True) if self.recompute else layer(x, mask)
+        pooled = torch.tanh(self.pooler(x[:, 0]))
+        return F.cross_entropy(self.classifier(F.dropout(pooled, 0.1)), labels)
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        words, types = self.words(ids), self.types(self.kinds.expand(ids.shape))
+        x = words + types
+        positions = self.positions(self.places)
+        x += positions
+        x = self.norm(x)
+        return F.dropout(x, 0.1)
+
+
+class EarlierAdamW(torch.optim.Optimizer):
+    """transformers' AdamW, one parameter at a time, with one temporary."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # pyrefly: ignore [bad-override]
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if not state:
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+            state["exp_avg"].mul_(0.9).add_(p.grad, alpha=0.1)
+            state["exp_avg_sq"].mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+            denominator = state["exp_avg_sq"].sqrt().add_(1e-8)
+            p.addcdiv_(state["exp_avg"], denominator, value=-5e-5)
+
+
+class Adafactor(torch.optim.Optimizer):
+    """transformers' Adafactor, one parameter at a time: of a matrix it keeps means of rows and columns."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # pyrefly: ignore [bad-override]
+        for p in self.param_groups[0]["params"]:
+            state, matrix = self.state[p], p.dim() > 1
+            if not state:
+                kept = ("row", "column") if matrix else ("all",)
+                state |= {name: p.new_zeros(p.shape[name == "column"]) for name in kept}
+            state["rms"] = p.norm(2) / p.numel() ** 0.5
+            update = (p.grad**2) + 1e-30
+            if matrix:
+                state["row"].mul_(0.8).add_(update.mean(-1), alpha=0.2)
+                state["column"].mul_(0.8).add_(update.mean(-2), alpha=0.2)
+                rows = (state["row"] / state["row"].mean(-1, keepdim=True)).rsqrt_().unsqueeze(-1)
+                update = torch.mul(rows, state["column"].unsqueeze(-2).rsqrt())
+                update.mul_(p.grad)
+            else:
+                state["all"].mul_(0.8).add_(update, alpha=0.2)
+                update = state["all"].rsqrt().mul_(p.grad)
+            update.div_((update.norm(2) / update.numel() ** 0.5).clamp_(min=1.0))
+            update.mul_(5e-5)
+            p.add_(-update)
+
+
+def fine_tuned_bert(
+    _: Workspaces, batch: int, accumulate: int = 1, recompute: bool = False, mixed: bool = False,
+    adafactor: bool = False, updates: int = 8, **size: Any,
+) -> Measurement:  # fmt: skip
+    """Several updates, whose gradients are clipped, and then set to zero. cuBLAS's workspaces were its own in 2022.
+
+    Biases and norms come last for the optimizer, as they have no weight decay. With `mixed` it is fp16 and a scaler.
+    """
+    with torch.device("meta"):
+        model = Bert(recompute=recompute, **size)
+    groups: tuple[list[nn.Parameter], ...] = ([], [])
+    for name, parameter in model.named_parameters():
+        groups["norm" in name or "bias" in name].append(parameter)
+
+    def backward(model: Any, scaler: Any) -> None:
+        ids, labels = (torch.zeros(shape, dtype=torch.int64, device="cuda") for shape in ((batch, 512), (batch,)))
+        with torch.autocast("cuda", torch.float16, enabled=mixed):
+            loss = model(ids, labels)
+        scaler.scale(loss / accumulate if accumulate > 1 else loss).backward()
+
+    def step(model: Any, optimizer: Any) -> None:
+        scaler = torch.amp.GradScaler("cuda", enabled=mixed)
+        for _ in range(updates):
+            for _ in range(accumulate):
+                backward(model, scaler)
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+            scaler.step(optimizer)
+            scaler.update()
+            model.zero_grad(set_to_none=False)
+
+    optimizer = (Adafactor if adafactor else EarlierAdamW)(groups[0] + groups[1], {})
+    return measured(step, model, optimizer, steps=1)
