@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
@@ -26,6 +27,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 READING = ("stat", "lstat", "listdir", "scandir", "access", "readlink")
 CHANGING = ("mkdir", "chmod", "chown", "utime", "truncate", "mkfifo")
 DELETING = ("remove", "unlink", "rmdir")
+RENAMING = ("rename", "replace")
 PROCESSES = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "os.spawn", "subprocess.Popen")
 NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
 AUDITED = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.link", "os.symlink"}
@@ -80,59 +82,47 @@ class Elsewhere:
         self.written.setdefault(os.fsdecode(path))
         return shadow
 
-    def opened(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def opening(path: Any, how: Any = "r", *args: Any, **kwargs: Any) -> Any:
-            mode = kwargs.pop("mode", how) if original is not ORIGINAL_OS_OPEN else kwargs.pop("flags", how)
-            writes = mode & WRITES if isinstance(mode, int) else set(mode) & set("wxa+")
-            if not writes or kwargs.get("dir_fd") is not None:
-                return original(self.reading(path), mode, *args, **kwargs)
-            whole = bool(mode & os.O_TRUNC if isinstance(mode, int) else set(mode) & set("wx"))
-            if not isinstance(path, int) and self.exists(path) and "x" in str(mode):
-                raise FileExistsError(f"{path} is there already")
-            return original(self.writing(path, whole), mode, *args, **kwargs)
+    def read(self, original: Callable[..., Any], path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+        return original(self.reading(path), *args, **kwargs)
 
-        return opening
+    def open(self, original: Callable[..., Any], path: Any, how: Any = "r", *args: Any, **kwargs: Any) -> Any:
+        mode = kwargs.pop("flags" if original is ORIGINAL_OS_OPEN else "mode", how)
+        writes = mode & WRITES if isinstance(mode, int) else set(mode) & set("wxa+")
+        if not writes or kwargs.get("dir_fd") is not None:
+            return original(self.reading(path), mode, *args, **kwargs)
+        whole = bool(mode & os.O_TRUNC if isinstance(mode, int) else set(mode) & set("wx"))
+        if not isinstance(path, int) and self.exists(path) and "x" in str(mode):
+            raise FileExistsError(f"{path} is there already")
+        return original(self.writing(path, whole), mode, *args, **kwargs)
 
-    def changed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def changing(path: Any, *args: Any, **kwargs: Any) -> Any:
-            outside = kwargs.get("dir_fd") is not None or self.is_own(path)
-            if outside or (original.__name__ == "mkdir" and self.exists(path)):
-                return original(path, *args, **kwargs)
-            return original(self.writing(path, whole=False), *args, **kwargs)
+    def change(self, original: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
+        outside = kwargs.get("dir_fd") is not None or (original.__name__ == "mkdir" and self.exists(path))
+        return original(path if outside else self.writing(path, whole=False), *args, **kwargs)
 
-        return changing
-
-    def deleted(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def deleting(path: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dir_fd") is None and not self.is_own(path):
-                shadow = self.shadow(path)
-                if not self.exists(shadow) and self.exists(path):
-                    self.kept.setdefault(os.fsdecode(path))
-                    return None
-                path = shadow
+    def delete(self, original: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dir_fd") is not None or self.is_own(path):
             return original(path, *args, **kwargs)
+        return None if self._keep(path) else original(self.shadow(path), *args, **kwargs)
 
-        return deleting
+    def rename(self, original: Callable[..., Any], source: Any, target: Any, **kwargs: Any) -> None:
+        self._keep(source)
+        return original(self.writing(source, whole=False), self.writing(target), **kwargs)
 
-    def renamed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def renaming(source: Any, target: Any, **kwargs: Any) -> None:
-            if not self.is_own(source) and not self.exists(self.shadow(source)) and self.exists(source):
-                self.kept.setdefault(os.fsdecode(source))
-            return original(self.writing(source, whole=False), self.writing(target), **kwargs)
-
-        return renaming
+    def _keep(self, path: Any) -> bool:
+        """True for a file of the user's, that is there and that the script has not written: noted as kept."""
+        users = not self.is_own(path) and not self.exists(self.shadow(path)) and self.exists(path)
+        if users:
+            self.kept.setdefault(os.fsdecode(path))
+        return users
 
     def replacements(self) -> Iterator[tuple[Any, str, Any]]:
         """Each function of Python's that reads, writes or deletes by a path: its owner, its name, what replaces it."""
-        for owner in (builtins, io):
-            yield owner, "open", self.opened(builtins.open)
-        yield os, "open", self.opened(os.open)
-        for name in READING:
-            original = getattr(os, name)
-            yield os, name, lambda path=".", *a, original=original, **k: original(self.reading(path), *a, **k)
-        for names, way in ((CHANGING, self.changed), (DELETING, self.deleted), (("rename", "replace"), self.renamed)):
-            yield from ((os, name, way(getattr(os, name))) for name in names)
-        yield shutil, "rmtree", self.deleted(shutil.rmtree)
+        for owner, original in ((builtins, builtins.open), (io, builtins.open), (os, os.open)):
+            yield owner, "open", partial(self.open, original)
+        ways = {self.read: READING, self.change: CHANGING, self.delete: DELETING, self.rename: RENAMING}
+        for way, names in ways.items():
+            yield from ((os, name, partial(way, getattr(os, name))) for name in names)
+        yield shutil, "rmtree", partial(self.delete, shutil.rmtree)
         yield torch, "save", _left_empty
         if find_spec("safetensors"):
             yield from ((import_module("safetensors.torch"), name, _left_empty) for name in SAFETENSORS)

@@ -228,27 +228,23 @@ class ScriptWatch(Watch):
 
     def _number(self, tensor: FakeTensor) -> Any:
         """The number in a tensor where it is known, else the placeholder. Raises StepError for a truth."""
-        value = _known(tensor)
-        if value is not None:
-            with no_dispatch():
-                return value.item()
-        if tensor.dtype == torch.bool:
+        if tensor.dtype == torch.bool and _known(tensor) is None:
             raise StepError(
                 f"{described(calling_place()[0])}: asks whether values on the GPU are so, and a simulated GPU has none"
             )
         with no_dispatch():
-            return self._placeholder(tensor).item()
+            return self._values(tensor).item()
 
     def _as_numbers(self, tensor: FakeTensor, *_: Any, **__: Any) -> Any:
-        value = _known(tensor)
         with no_dispatch():
-            return (self._placeholder(tensor) if value is None else value).detach().numpy()
+            return self._values(tensor).detach().numpy()
 
-    def _placeholder(self, tensor: FakeTensor) -> torch.Tensor:
-        """Numbers on the host in place of unknown ones; the line that reads them is noted."""
+    def _values(self, tensor: FakeTensor) -> torch.Tensor:
+        """Numbers on the host, placeholders where they are unknown; then the line that reads them is noted."""
+        if (value := _known(tensor)) is not None:
+            return value
         self.read.setdefault(described(calling_place()[0]))
-        with no_dispatch():
-            return torch.full(tensor.shape, PLACEHOLDER).to(tensor.dtype)
+        return torch.full(tensor.shape, PLACEHOLDER).to(tensor.dtype)
 
 
 def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> FakeTensor:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -27,7 +28,7 @@ from ..measurement import Measurement
 from . import live
 from .bystander import NotAllowed, memory_limited, nothing_changed
 from .patches import on_this_thread
-from .places import is_machinery
+from .places import described, is_machinery
 from .questions import CARD, SimulatedEvent, answered, class_of_this_thread
 from .script_steps import Finished, ScriptWatch
 from .simulated import availability, simulated_gpu
@@ -127,9 +128,13 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
 
 
 def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
-    """One sentence on what a script cannot do here, with its line; for an error of its own, its traceback as well."""
+    """One sentence on what a script cannot do here, with its line; for an error of its own, its traceback as well.
+
+    The line is the innermost one of the script's own files that the exception went through.
+    """
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_of(one.filename, path)]
+    line = described((frames[-1].filename, frames[-1].lineno or 0)) if frames else path.name
     for each in chain(error):
-        line = _line_of(error, path)
         if isinstance(each, NotAllowed | StepError):
             said = str(each).partition(": ")[2] or str(each)
             return f"{line}: {said}"
@@ -142,20 +147,13 @@ def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
             return f"{line}: {operation} cannot be simulated: torch can tell what this kernel makes only by running it"
         if any("triton" in frame.filename for frame in traceback.extract_tb(each.__traceback__)[-3:]):
             return f"{line}: runs a triton kernel of its own, which only a GPU can run"
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_of(one.filename, path)]
     said = traceback.format_exception_only(error)[-1].strip()
     shown = "".join(traceback.format_list(frames))
-    return f"{_line_of(error, path)}: the script fails by itself: {said}\n{shown.rstrip()}"
+    return f"{line}: the script fails by itself: {said}\n{shown.rstrip()}"
 
 
 def _is_of(filename: str, path: Path) -> bool:
     return not is_machinery(filename) and Path(filename).resolve().is_relative_to(path.parent.resolve())
-
-
-def _line_of(error: BaseException, path: Path) -> str:
-    """The innermost line of the script's own files that an exception went through, "train.py:42  x = self.up(x)"."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_of(one.filename, path)]
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}  {frames[-1].line}" if frames else path.name
 
 
 class Changes:
@@ -171,7 +169,7 @@ class Changes:
             return
         yield torch, "compile", self._eager
         yield torch.nn.Module, "compile", lambda module, *_, **__: self._eager(module) and None
-        yield torch, "load", self._loading(torch.load)
+        yield torch, "load", partial(_load, torch.load)
         yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
         yield torch, "Generator", class_of_this_thread(torch.Generator, HostGenerator)
         yield torch.nn.DataParallel, "scatter", lambda _, inputs, kwargs, __: ((inputs,), (kwargs,))
@@ -194,16 +192,13 @@ class Changes:
     def _one_process(self, *_: Any, **__: Any) -> NoReturn:
         raise NotAllowed(": asks for a group of processes, and a script is watched in one, on one GPU")
 
-    def _loading(self, load: Any) -> Any:
-        """`torch.load` with real values on the host; what is asked for on the GPU goes to the simulated one."""
 
-        def loading(file: Any, map_location: Any = None, **kwargs: Any) -> Any:
-            with unset_fake_temporarily():
-                found = load(file, map_location="cpu", **kwargs)
-            to = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
-            return tree_map_only(torch.Tensor, lambda tensor: tensor.to(to), found)
-
-        return loading
+def _load(load: Any, file: Any, map_location: Any = None, **kwargs: Any) -> Any:
+    """`torch.load` with real values on the host; what is asked for on the GPU goes to the simulated one."""
+    with unset_fake_temporarily():
+        found = load(file, map_location="cpu", **kwargs)
+    to = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(to), found)
 
 
 class HostGenerator(torch.Generator):
