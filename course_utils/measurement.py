@@ -93,12 +93,16 @@ class Timeline:
 
     def step_peaks(self) -> dict[int, int]:
         """The most bytes allocated at once within each step, by its number (1 is the first); without marks none."""
-        peaks: dict[int, int] = {}
-        totals = self.totals()
-        ends = [mark.event for mark in self.marks[1:]] + [len(totals)]
-        for mark, end in zip(self.marks, ends, strict=False):  # without a mark there is an end all the same
-            peaks[mark.step] = max([peaks.get(mark.step, 0), *totals[mark.event : end]])
-        return peaks
+        return step_peaks(self.marks, self.totals())
+
+
+def step_peaks(marks: Sequence[Mark], sizes: Sequence[int]) -> dict[int, int]:
+    """The largest of the sizes after each event within each step, by its number; without marks none."""
+    peaks: dict[int, int] = {}
+    ends = [mark.event for mark in marks[1:]] + [len(sizes)]
+    for mark, end in zip(marks, ends, strict=False):  # without a mark there is an end all the same
+        peaks[mark.step] = max([peaks.get(mark.step, 0), *sizes[mark.event : end]])
+    return peaks
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from ..estimating.exact.unrolled import unrolled
-from ..measurement import Allocation, Mark, Measurement
+from ..measurement import Allocation, Mark, Measurement, step_peaks
 from ..run import TrainingRun
 from ..units import format_bytes, html_table, parse_bytes
 from .policy import TAKEN, Block, CachingAllocator, DriverCall, OutOfMemory, releasable_range
@@ -122,11 +122,7 @@ class Replay:
 
     def step_peaks(self) -> dict[int, int]:
         """The most bytes in allocated blocks within each step, by its number; needs the marks of a measurement."""
-        peaks: dict[int, int] = {}
-        ends = [mark.event for mark in self.marks[1:]] + [len(self)]
-        for mark, end in zip(self.marks, ends, strict=True):
-            peaks[mark.step] = max([peaks.get(mark.step, 0), *self.allocated[mark.event : end]])
-        return peaks
+        return step_peaks(self.marks, self.allocated)
 
     def moment(self, event: int) -> str:
         """The place of `event` in the training: "step 2, backward"; "set-up" before the first one, "" without marks."""

@@ -130,12 +130,11 @@ class Host:
 
     free = reserved = in_use = allocated
 
-    def peaks(self) -> tuple[int, int]:
-        return 0, 0
+    peaks = capability
 
     def synchronize(self) -> None: ...
 
-    def reset_peaks(self) -> None: ...
+    reset_peaks = synchronize
 
     def stamp(self) -> float:
         return time.perf_counter()

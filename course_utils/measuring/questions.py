@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -56,7 +57,7 @@ def answers(sizes: Callable[[], Sequence[int]]) -> list[tuple[Any, str, Any]]:
 
     `sizes` returns the bytes of every allocation so far, and of every free, negative, in order.
     """
-    cuda = {**OF_CARD, **OF_WORK, **Memory(sizes).answers(), **{name: _refusal(name) for name in REFUSED}}
+    cuda = {**OF_CARD, **OF_WORK, **Memory(sizes).answers(), **{name: partial(_refuse, name) for name in REFUSED}}
     accelerator = {name: answer for name, answer in cuda.items() if name != "get_device_capability"}
     accelerator |= {name: cuda[same] for name, same in NAMES_OF_ACCELERATOR.items()}
     accelerator["current_accelerator"] = _always(torch.device("cuda"))
@@ -90,11 +91,8 @@ def class_of_this_thread(original: Any, answer: type) -> type:
     return Chosen(answer.__name__, (), {})
 
 
-def _refusal(name: str) -> Callable[..., NoReturn]:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise StepError(_where(f"a simulated GPU has no answer to torch.cuda.{name}(). {INSTEAD}"))
-
-    return refuse
+def _refuse(name: str, *_: Any, **__: Any) -> NoReturn:
+    raise StepError(_where(f"a simulated GPU has no answer to torch.cuda.{name}(). {INSTEAD}"))
 
 
 def _where(words: str) -> str:
@@ -110,14 +108,10 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def _of_one(answer: Callable[..., Any]) -> Callable[..., Any]:
+def _of_one(answer: Callable[..., Any], device: Any = None) -> Any:
     """An answer about one device, which has to be the only one."""
-
-    def asked(device: Any = None) -> Any:
-        check_device(device)
-        return answer()
-
-    return asked
+    check_device(device)
+    return answer()
 
 
 def check_device(device: Any) -> None:
@@ -140,16 +134,13 @@ class SimulatedStream(nullcontext):
     """A stream on which nothing happens, so that all of it has happened."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        super().__init__()
+        super().__init__(self)
         check_device(device)
         self.device, self.priority = torch.device("cuda", 0), priority
         self.stream_id = self.cuda_stream = self.device_index = 0
 
     def record_event(self, event: Any = None) -> Any:
         return event or SimulatedEvent()
-
-    def __enter__(self) -> "SimulatedStream":
-        return self
 
     query, is_capturing = _always(True), _always(False)
     synchronize = wait_event = wait_stream = _nothing
@@ -175,25 +166,25 @@ PROPERTIES = SimpleNamespace(
 SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
 OF_CARD: dict[str, Any] = {
     **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported", "is_tf32_supported"), _always(True)),
-    "get_device_name": _of_one(_always(CARD.name)),
-    "get_device_capability": _of_one(_always(CARD.capability)),
-    "get_device_properties": _of_one(_always(PROPERTIES)),
+    "get_device_name": partial(_of_one, _always(CARD.name)),
+    "get_device_capability": partial(_of_one, _always(CARD.capability)),
+    "get_device_properties": partial(_of_one, _always(PROPERTIES)),
     "device_count": _always(1),
     "current_device": _always(0),
     "get_arch_list": _always(["sm_{}{}".format(*CARD.capability)]),
     "init": _nothing,
-    "set_device": _of_one(_nothing),
+    "set_device": partial(_of_one, _nothing),
     "device": OneDevice,
     "device_of": nullcontext,
 }
 OF_WORK: dict[str, Any] = {
     **dict.fromkeys(("ipc_collect", "set_stream", *SEEDS), _nothing),
     **dict.fromkeys(("stream", "StreamContext"), nullcontext),
-    **dict.fromkeys(("current_stream", "default_stream"), _of_one(SimulatedStream)),
+    **dict.fromkeys(("current_stream", "default_stream"), partial(_of_one, SimulatedStream)),
     "initial_seed": _always(0),
     "Stream": SimulatedStream,
     "Event": SimulatedEvent,
-    "synchronize": _of_one(_nothing),
+    "synchronize": partial(_of_one, _nothing),
     "is_current_stream_capturing": _always(False),
     "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8, device="cpu"),  # a seed and an offset
     "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8, device="cpu")],
@@ -244,4 +235,4 @@ class Memory:
             **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), self.reset_peak),
             "reset_accumulated_memory_stats": _nothing,
         }
-        return {"empty_cache": _nothing, **{name: _of_one(answer) for name, answer in of_one.items()}}
+        return {"empty_cache": _nothing, **{name: partial(_of_one, answer) for name, answer in of_one.items()}}

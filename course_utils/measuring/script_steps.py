@@ -60,7 +60,7 @@ class ScriptWatch(Watch):
         ]
         self.tracker._states = self._named_states
         for owner in (torch.optim.Optimizer, torch.nn.Module):
-            enter(on_this_thread(owner, "zero_grad", self._followed_zero_grad(owner.zero_grad)))
+            enter(on_this_thread(owner, "zero_grad", partial(self._follow_zero_grad, owner.zero_grad)))
         make = torch.optim.Optimizer.__init__
 
         def made(one: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:

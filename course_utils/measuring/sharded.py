@@ -8,7 +8,7 @@ other streams (`record_stream`).
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 from unittest import mock
@@ -148,7 +148,7 @@ class ShardTracker(Tracker):
 
         super().__init__(device, workspaces)
         self._planning = False
-        self._plans = on_this_thread(ShardingPropagator, PLAN, self._unseen(getattr(ShardingPropagator, PLAN)))
+        self._plans = on_this_thread(ShardingPropagator, PLAN, partial(self._plan, getattr(ShardingPropagator, PLAN)))
 
     def _storage(self, key: int, size: int, shape: tuple[int, ...], dtype: str, operation: str) -> Storage:
         made = super()._storage(key, size, shape, dtype, operation)
@@ -156,15 +156,12 @@ class ShardTracker(Tracker):
             made.stream = torch.cuda.current_stream().stream_id
         return made
 
-    def _unseen(self, plan: Callable[..., Any]) -> Callable[..., Any]:
-        def planning(*args: Any) -> Any:
-            self._planning = True
-            try:
-                return plan(*args)
-            finally:
-                self._planning = False
-
-        return planning
+    def _plan(self, plan: Callable[..., Any], *args: Any) -> Any:
+        self._planning = True
+        try:
+            return plan(*args)
+        finally:
+            self._planning = False
 
     def __enter__(self) -> "ShardTracker":
         super().__enter__()

@@ -117,18 +117,14 @@ def _moments(tracker: Tracker, ends: list[int]) -> dict[str, MemoryBreakdown]:
     """The named moments of the last pass that had a backward, as far as it had them, and each step's end."""
     phases = [mark.phase for mark in tracker.marks]
     starts = [*(mark.event for mark in tracker.marks), ends[-1]]
-    of_steps = {f"end of step {step}": end for step, end in enumerate(ends, start=1)}
-    if "backward" not in phases:
-        return {name: tracker.at(event, name) for name, event in of_steps.items()}
-    backward = last_index(phases, "backward")
-    forward = last_index(phases[:backward], "forward")
-    after_forward = phases.index("loss", forward) if "loss" in phases[forward:backward] else backward
-    events = {
-        "end of forward": starts[after_forward],
-        "after loss": starts[backward],
-        "end of backward": starts[backward + 1],
-        **of_steps,
-    }
+    events: dict[str, int] = {}
+    if "backward" in phases:
+        backward = last_index(phases, "backward")
+        forward = last_index(phases[:backward], "forward")
+        after_forward = phases.index("loss", forward) if "loss" in phases[forward:backward] else backward
+        events |= {"end of forward": starts[after_forward], "after loss": starts[backward]}
+        events["end of backward"] = starts[backward + 1]
+    events |= {f"end of step {step}": end for step, end in enumerate(ends, start=1)}
     return {name: tracker.at(event, name) for name, event in events.items()}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Watch(TorchDispatchMode):
     def __enter__(self) -> "Watch":
         self._bind_all()
         for name, seen in {"backward": _nothing, "grad": self._note_gradients}.items():
-            followed = self._followed_backward(getattr(torch.autograd, name), seen)
+            followed = partial(self._follow_backward, getattr(torch.autograd, name), seen)
             self._stack.enter_context(on_this_thread(torch.autograd, name, followed))
         if self.simulated:
             self._fake = torch.empty(0, device="cuda").fake_mode  # pyrefly: ignore [missing-attribute]
@@ -70,7 +71,7 @@ class Watch(TorchDispatchMode):
                 optimizer.register_step_post_hook(lambda *_: tracker.bind_states()),
             ]
         for owner in (work.model, *work.optimizers):
-            owner.zero_grad = self._followed_zero_grad(owner.zero_grad)
+            owner.zero_grad = partial(self._follow_zero_grad, owner.zero_grad)
             self._stack.callback(vars(owner).pop, "zero_grad")
 
     def begin_step(self, number: int) -> None:
@@ -124,34 +125,30 @@ class Watch(TorchDispatchMode):
         self._had_backward = True
         self._begin("backward")
 
-    def _followed_backward(self, backward: Callable[..., Any], seen: Callable[[Any], None]) -> Callable[..., Any]:
-        def followed(*args: Any, **kwargs: Any) -> Any:
-            self._begin_backward()
-            self._calls += 1
-            try:
-                result = backward(*args, **kwargs)
-            finally:
-                self._calls -= 1
-            seen(result)
-            return result
-
-        return followed
+    def _follow_backward(
+        self, backward: Callable[..., Any], seen: Callable[[Any], None], *args: Any, **how: Any
+    ) -> Any:
+        self._begin_backward()
+        self._calls += 1
+        try:
+            result = backward(*args, **how)
+        finally:
+            self._calls -= 1
+        seen(result)
+        return result
 
     def _before_update(self) -> None:
         self._begin("optimizer")
         self.tracker.bind("gradients", [parameter.grad for parameter in self.work.model.parameters()])
 
-    def _followed_zero_grad(self, zero_grad: Callable[..., Any]) -> Callable[..., Any]:
-        def followed(*args: Any, **kwargs: Any) -> Any:
-            before = self.tracker.phase
-            self._begin("zero_grad")
-            try:
-                return zero_grad(*args, **kwargs)
-            finally:
-                if before in ("forward", "loss"):  # before backward, as many write it: the pass goes on
-                    self._begin(before)
-
-        return followed
+    def _follow_zero_grad(self, zero_grad: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before = self.tracker.phase
+        self._begin("zero_grad")
+        try:
+            return zero_grad(*args, **kwargs)
+        finally:
+            if before in ("forward", "loss"):  # before backward, as many write it: the pass goes on
+                self._begin(before)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -29,7 +29,7 @@ from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT
 from ..measuring import recording_file
 from ..ranks.launch import signal_name
-from ..units import MiB, format_bytes
+from ..units import MiB, aligned, format_bytes
 from .tasks import FACTS, STEPS, Task, recording_list, rehearsal_list
 
 PACKAGE = ROOT / "course_utils"
@@ -283,10 +283,10 @@ def listing(tasks: Sequence[Task], card: Gpu | None) -> str:
         total += task.expected if able else 0.0
         times = [f"{task.expected:.0f}", f"{total // 60:.0f}:{total % 60:02.0f}"] if able else ["", ""]
         rows.append([str(number), peak, *fits, *times, f"{task.name}  ({task.why})"])
-    widths = [*(max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]), 0]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     about = [f"{card.name}, {format_bytes(card.memory, 'GB', 1)} free:"] if card else []
-    return "\n".join([*about, *table, "Seconds, and minutes at the end of each task, are guesses for an H200."])
+    return "\n".join(
+        [*about, aligned(rows, len(rows[0])), "Seconds, and minutes at the end of each task, are guesses for an H200."]
+    )
 
 
 def card_here(ask: Callable[..., Any] = subprocess.run) -> Gpu | None:

@@ -7,6 +7,7 @@ the processor free: more stages than there are cores can work at once.
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,23 +80,20 @@ class Clock:
     def __init__(self, stage: Any) -> None:
         self.stage = stage
         self.forget()
-        stage.forward_one_chunk = self._timed(FORWARD, stage.forward_one_chunk)
-        stage.backward_one_chunk = self._timed(BACKWARD, stage.backward_one_chunk)
+        stage.forward_one_chunk = partial(self._time, FORWARD, stage.forward_one_chunk)
+        stage.backward_one_chunk = partial(self._time, BACKWARD, stage.backward_one_chunk)
 
     def forget(self) -> None:
         """Begin anew: all notes so far were of a rehearsal."""
         self.noted: list[tuple[str, int, float, float]] = []
         self.most_kept = 0
 
-    def _timed(self, kind: str, work: Any) -> Any:
-        def timed(micro: int, *arguments: Any, **named: Any) -> Any:
-            start = time.monotonic()
-            found = work(micro, *arguments, **named)
-            self.noted.append((kind, micro, start, time.monotonic()))
-            self.most_kept = max(self.most_kept, len(self.stage.fwd_cache))
-            return found
-
-        return timed
+    def _time(self, kind: str, work: Any, micro: int, *arguments: Any, **named: Any) -> Any:
+        start = time.monotonic()
+        found = work(micro, *arguments, **named)
+        self.noted.append((kind, micro, start, time.monotonic()))
+        self.most_kept = max(self.most_kept, len(self.stage.fwd_cache))
+        return found
 
 
 def by_schedule(ranks: list[list[Any]]) -> dict[str, list[Any]]:
