@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..estimating.workspaces import Workspaces
 from ..ranks.functions import globals_used
+from .optimizers import named_states_of
 
 WRITE = "write it as def step(model, optimizer, batch): …"
 CONTAINERS = (list, tuple, set, frozenset)
@@ -50,11 +51,8 @@ class OwnStep:
         """The optimizers' tensors, as in ("exp_avg of head.weight", tensor), or ("exp_avg", …) of no parameter."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for optimizer in self.optimizers:
-            for owner, state in optimizer.state.items():
-                of = names.get(id(owner), "")
-                for name, value in state.items():
-                    for tensor in tensors_in(value, set()):
-                        yield f"{name} of {of}" if of else str(name), tensor
+            for name, value in named_states_of(optimizer, names):
+                yield from ((name, tensor) for tensor in tensors_in(value, set()))
 
 
 def checked(step: Any, model: Any, optimizer: Any, batch: Any) -> OwnStep:

@@ -4,10 +4,11 @@ Run as a module by `course_utils.ranks.launch`, once for each rank.
 """
 
 import base64
-import dataclasses
 import pickle
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ..estimating.sharding import zero_1_shares
 from ..measurement import Measurement
 from ..networks import Transformer
 from ..ranks.launch import run_ranks
-from ..ranks.worker import report
+from ..ranks.worker import report_on_gloo
 from ..run import TrainingRun
 from .optimizers import Named, make_optimizer, named_states_of
 from .recorded import from_json, to_json
@@ -36,7 +37,7 @@ def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
     content = base64.b64encode(pickle.dumps((run, steps))).decode()
     found = run_ranks(__name__, run.world_size, [content])[0]
     provenance = provenance_of("cpu", f"rank 0 of {run.world_size} processes (gloo)")
-    return dataclasses.replace(from_json(found["measurement"], ""), provenance=provenance, losses=found["losses"])
+    return replace(from_json(found, ""), provenance=provenance)
 
 
 def check_data_parallel(run: TrainingRun) -> None:
@@ -143,14 +144,11 @@ def _reduce_bucket(tracker: ReplicaTracker, bucket: GradBucket) -> torch.futures
     return work.get_future().then(lambda reduced: reduced.value()[0])
 
 
-def main() -> None:
-    run, steps = pickle.loads(base64.b64decode(sys.argv[1]))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def one_rank(run: TrainingRun, steps: int) -> dict[str, Any]:
+    """The measurement of this rank's steps as JSON."""
     measured = follow(ReplicatedTraining(run), ReplicaTracker("cpu"), steps, provenance_of("cpu"))
-    report({"measurement": to_json(measured), "losses": list(measured.losses)})
-    dist.destroy_process_group()
+    return to_json(measured) | {"losses": list(measured.losses)}
 
 
 if __name__ == "__main__":
-    main()
+    report_on_gloo(partial(one_rank, *pickle.loads(base64.b64decode(sys.argv[1]))))

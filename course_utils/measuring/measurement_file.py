@@ -57,9 +57,7 @@ def read_measurement(path: str | Path) -> Measurement:
                     raise TypeError(f"{value!r} is no {name} of an allocation")
         source, device, torch_version, date = content["provenance"]
         origin = Provenance("recorded", DEVICES.get(source, device), torch_version, date, content["note"])
-        found = replace(
-            from_json(content, ""), provenance=origin, losses=content["losses"], counters=content["counters"]
-        )
+        found = replace(from_json(content, ""), provenance=origin)
         found.timeline.curves(), found.largest()  # what they add up has to be numbers
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path.name} is damaged ({type(error).__name__}: {error}): measure and save anew") from None

@@ -37,9 +37,12 @@ def make_optimizer(choice: Optimizer, named: Named, codebooks: "Codebooks | None
 
 
 def named_states_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[tuple[str, Any]]:
-    """("exp_avg of head.weight", tensor) for all that an optimizer keeps; `names` has parameters' names by `id`."""
+    """("exp_avg of head.weight", tensor) for all that an optimizer keeps; `names` has parameters' names by `id`.
+
+    What it keeps of a weight without a name is ("exp_avg", tensor).
+    """
     kept = [
-        (f"{name} of {names[id(weight)]}", tensor)
+        (f"{name} of {names[id(weight)]}" if id(weight) in names else str(name), tensor)
         for weight, state in optimizer.state.items()
         for name, tensor in state.items()
     ]

@@ -50,8 +50,7 @@ class Recording:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{self.line.place} is damaged: {type(error).__name__}: {error}") from error
         origin = Provenance("recorded", self.device, content["torch"], self.date, note)
-        losses = self.parts["measured"].get("losses", ())
-        return replace(measured, provenance=origin, counters=counters, losses=losses)
+        return replace(measured, provenance=origin, counters=counters)
 
     def __str__(self) -> str:
         torch = self.line.content["torch"]
@@ -167,6 +166,8 @@ def from_json(content: dict[str, Any], note: str) -> Measurement:
         peak_event=content["peak_event"],
         allocations=allocations,
         phase_peaks={name: MemoryBreakdown(*highest) for name, highest in content["phase_peaks"].items()},
+        losses=content.get("losses", ()),
+        counters=content.get("counters", {}),
     )
 
 

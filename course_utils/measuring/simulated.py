@@ -13,8 +13,8 @@ To be removed when FakeTensorMode supports backward on "cuda" without a GPU (pyt
 import contextlib
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -186,7 +186,8 @@ def simulated_gpu(attention: str) -> Iterator[None]:
         enter(on_this_thread(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
         # GradScaler reads on the host whether gradients are finite; fake ones have no value, so it always steps.
         enter(on_this_thread(torch.amp.GradScaler, "_maybe_opt_step", lambda _, one, __, *a, **k: one.step(*a, **k)))
-        enter(on_this_thread(torch.nn.functional, "scaled_dot_product_attention", _attention_function(attention)))
+        attend = _attention_as_torch_chooses if attention == "auto" else partial(_attention, attention)
+        enter(on_this_thread(torch.nn.functional, "scaled_dot_product_attention", attend))
         # foreach=None looks at the exact type of the parameters, which is FakeTensor here.
         supported = [*torch_optimizer._foreach_supported_types, FakeTensor]
         enter(mock.patch.object(torch_optimizer, "_foreach_supported_types", supported))
@@ -198,31 +199,25 @@ def simulated_gpu(attention: str) -> Iterator[None]:
         yield
 
 
-def _attention_function(kernel: str) -> Callable[..., torch.Tensor]:
+def _attention(
+    kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
     """`scaled_dot_product_attention` that calls one kernel: on fake tensors torch would fall back to plain mathematics.
 
     Patched as a function, not by a TorchFunctionMode, which is off during backward: recomputation would differ.
     """
-    if kernel == "auto":
-        return _attention_as_torch_chooses
-
-    def attention(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    ) -> torch.Tensor:  # fmt: skip
-        if torch.is_autocast_enabled("cuda"):  # the whole is on autocast's 16-bit list, its parts are not
-            q, k, v = (tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (q, k, v))
-        aten, needs_gradient = torch.ops.aten, torch.is_grad_enabled() and q.requires_grad
-        if kernel == "flash":
-            return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
-        masked = (q, k, v, attn_mask, needs_gradient, dropout_p, is_causal)
-        if kernel == "cudnn":
-            return aten._scaled_dot_product_cudnn_attention(*masked, False, scale=scale)[0]
-        if enable_gqa:
-            raise ValueError("the efficient kernel takes no grouped queries: repeat keys and values first")
-        return aten._scaled_dot_product_efficient_attention(*masked, scale=scale)[0]
-
-    return attention
+    if torch.is_autocast_enabled("cuda"):  # the whole is on autocast's 16-bit list, its parts are not
+        q, k, v = (tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (q, k, v))
+    aten, needs_gradient = torch.ops.aten, torch.is_grad_enabled() and q.requires_grad
+    if kernel == "flash":
+        return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+    masked = (q, k, v, attn_mask, needs_gradient, dropout_p, is_causal)
+    if kernel == "cudnn":
+        return aten._scaled_dot_product_cudnn_attention(*masked, False, scale=scale)[0]
+    if enable_gqa:
+        raise ValueError("the efficient kernel takes no grouped queries: repeat keys and values first")
+    return aten._scaled_dot_product_efficient_attention(*masked, scale=scale)[0]
 
 
 def _attention_as_torch_chooses(
@@ -238,5 +233,5 @@ def _attention_as_torch_chooses(
     if enable_gqa and not flash:
         k, v = (tensor.repeat_interleave(q.size(-3) // tensor.size(-3), -3) for tensor in (k, v))
         enable_gqa = False
-    kernel = _attention_function("flash" if flash else "efficient")
-    return kernel(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    kernel = "flash" if flash else "efficient"
+    return _attention(kernel, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..errors import GpuOutOfMemory, unknown
@@ -12,6 +13,7 @@ from ..measurement import Measurement
 from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
 from ..units import GB, format_bytes
+from .recorded import find
 from .recording_file import SIMULATED_GPU
 
 SOURCES = ("auto", "live", "simulated", "cpu", "recorded")
@@ -76,8 +78,9 @@ def measure(
         chosen = _source_of_ranks(run, chosen)
     note = BALANCED if run.model.experts else ""
     if source == "recorded":
-        return _recorded(run, steps, "", device)
-    measured_by = {"auto": _auto, "live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}
+        return find(run, steps, "", device)
+    recorded = partial(find, device=SIMULATED_GPU)
+    measured_by = {"auto": _auto, "live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": recorded}
     return measured_by[chosen](run, steps, note)
 
 
@@ -173,7 +176,7 @@ def _simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
 
     works, how = availability()
     if not works:
-        return _recorded(run, steps, "; ".join(filter(None, (note, f"not simulated here: {how}"))))
+        return find(run, steps, "; ".join(filter(None, (note, f"not simulated here: {how}"))), SIMULATED_GPU)
     if run.world_size > 1:
         from .sharded import measure_sharded
 
@@ -202,9 +205,3 @@ def _cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
     from .tracing import trace_on_cpu
 
     return trace_on_cpu(run, steps, note)
-
-
-def _recorded(run: TrainingRun, steps: int, note: str, device: str | None = SIMULATED_GPU) -> Measurement:
-    from .recorded import find
-
-    return find(run, steps, note, device)

@@ -7,7 +7,6 @@ prints how long a step takes with many buckets, one, and none; `run_ranks` retur
 
 import os
 from contextlib import nullcontext
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.measuring import forced_source
+from course_utils.measuring.devices import Cuda, Host
 from course_utils.ranks.launch import RESULTS
 from course_utils.ranks.worker import report
 
@@ -64,35 +64,27 @@ class Trace:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
+        self.clock = Cuda() if device.type == "cuda" else Host()
         self.begin()
 
     def begin(self) -> None:
         """Time zero, with nothing noted."""
         self.buckets: list[dict[str, Any]] = []
-        self.zero = self.mark()
+        self.zero = self.clock.stamp()
 
-    def mark(self) -> Any:
-        """The time now: a number, or on a GPU an event that it records in the order of its work."""
-        if not self.cuda:
-            return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def since_begin(self, mark: Any) -> float:
-        return self.zero.elapsed_time(mark) / 1000 if self.cuda else mark - self.zero
+    def since_begin(self, stamp: Any) -> float:
+        return self.clock.milliseconds(self.zero, stamp) / 1000
 
     def hook(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The mean of a bucket over all ranks; called by DDP as soon as all gradients of the bucket are there."""
         storage = bucket.buffer().untyped_storage()
-        noted = {"size": bucket.buffer().nbytes, "storage": storage.data_ptr(), "ready": self.mark()}
+        noted = {"size": bucket.buffer().nbytes, "storage": storage.data_ptr(), "ready": self.clock.stamp()}
         self.buckets.append(noted)
         work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
         assert work is not None, "every rank is in the group"
 
         def note_the_end(reduced: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            noted["done"] = self.mark()
+            noted["done"] = self.clock.stamp()
             return reduced.value()[0]
 
         return work.get_future().then(note_the_end)
@@ -123,11 +115,10 @@ def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized
         trace.begin()
         with nullcontext() if synchronized else model.no_sync():
             loss = mse_loss(model(batch), batch)
-            forward = trace.mark()
+            forward = trace.clock.stamp()
             loss.backward()
-        end = trace.mark()
-        if trace.cuda:
-            torch.cuda.synchronize(device)
+        end = trace.clock.stamp()
+        trace.clock.synchronize()
         steps.append({"forward": trace.since_begin(forward), "end": trace.since_begin(end), "buckets": trace.seconds()})
         model.zero_grad()
     return sorted(steps[WARM_UP:], key=lambda step: step["end"])[TIMED // 2]
