@@ -1,7 +1,8 @@
 """Errors that import without torch, and the refusal of an unknown name: what is known, and what was probably meant."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
@@ -10,6 +11,12 @@ def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
     meant = nearest(str(name), names)
     hint = f": did you mean {meant!r}?" if meant else "."
     return ValueError(f"unknown {what} {name!r}{hint} Known: {', '.join(names)}.")
+
+
+def check_known(what: str, name: object, known: Collection[Any]) -> None:
+    """Raise the ValueError of `unknown` unless `name` is among the known ones."""
+    if name not in known:
+        raise unknown(what, name, known)
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | None:

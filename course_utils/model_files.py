@@ -7,7 +7,7 @@ from os import PathLike, altsep, sep
 from pathlib import Path
 from typing import Any
 
-from .errors import unknown
+from .errors import check_known, unknown
 from .models import PRESETS, TransformerConfig
 
 Settings = dict[str, Any]
@@ -263,8 +263,7 @@ def model_config(model: str | PathLike[str] | TransformerConfig) -> TransformerC
         raise TypeError(
             f"a model is a preset's name, the path of a config.json or a TransformerConfig, not {type(model).__name__}"
         )
-    if model not in PRESETS:
-        raise unknown("model", model, PRESETS)
+    check_known("model", model, PRESETS)
     return PRESETS[model]
 
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from .errors import unknown
+from .errors import check_known, unknown
 
 FAMILIES = {
     "gpt2": {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "logits": "compute"},
@@ -102,8 +102,7 @@ class TransformerConfig:
 
     def _check_choices(self) -> None:
         for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise unknown(name, getattr(self, name), known)
+            check_known(name, getattr(self, name), known)
         if self.positions == "rotary" and self.head_size % 2:
             raise ValueError(f"heads of {self.head_size} elements: rotary positions turn pairs, so it must be even")
         if not isinstance(self.dropout, (int, float)) or not 0.0 <= self.dropout < 1.0:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any
 
-from .errors import unknown
+from .errors import check_known, unknown
 from .gpus import gpu
 from .model_files import model_config
 from .models import LOGITS, PRESETS, TransformerConfig, attention_shapes, mlp_shapes
@@ -174,13 +174,11 @@ class TrainingRun:
         unfused: bool | None = None,
         global_batch: int | None = None,
     ) -> None:
-        config = model_config(model)
-        if dropout is not None:
-            config = dataclasses.replace(config, dropout=dropout)
         if logits is not None:
-            config = dataclasses.replace(config, logits=_one_of("logits", logits, {name: name for name in LOGITS}))
-        if unfused is not None:
-            config = dataclasses.replace(config, unfused=unfused)
+            check_known("logits", logits, LOGITS)
+        config, own = model_config(model), dict[str, Any](zip(OVERRIDES, (dropout, logits, unfused), strict=True))
+        if overrides := {name: value for name, value in own.items() if value is not None}:
+            config = dataclasses.replace(config, **overrides)
         sizes = {"micro_batch": micro_batch, "seq_len": seq_len, "world_size": world_size}
         sizes |= {"tensor_parallel": tensor_parallel, "loss_chunks": loss_chunks}
         for name, value in sizes.items():
@@ -228,8 +226,7 @@ class TrainingRun:
         """
         names = [field.name for field in fields(self)]
         for name in changes:
-            if name not in [*names, "global_batch", *OVERRIDES]:
-                raise unknown("choice of a TrainingRun", name, [*names, "global_batch", *OVERRIDES])
+            check_known("choice of a TrainingRun", name, [*names, "global_batch", *OVERRIDES])
         kept = {name: getattr(self, name) for name in names}
         if changes.get("global_batch") is not None:
             kept.pop("accumulation_steps")
@@ -390,8 +387,7 @@ def _lora_targets(targets: Any, rank: Any, model: TransformerConfig) -> tuple[st
         name.removesuffix(".weight") for name in [*attention_shapes(model), *mlp_shapes(model)] if "weight" in name
     ]
     for name in asked:
-        if name not in [*there, *LORA_ALIASES]:
-            raise unknown("LoRA target", name, [*there, *LORA_ALIASES])
+        check_known("LoRA target", name, [*there, *LORA_ALIASES])
     wanted = [name for target in asked for name in LORA_ALIASES.get(target, (target,))]
     return tuple(name for name in there if name in wanted)
 

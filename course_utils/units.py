@@ -28,7 +28,7 @@ def format_bytes(size: int, unit: str | None = None, digits: int | None = None) 
     `digits` counts decimals; without it three significant figures are shown, below 1 three decimals, of bytes none.
     Raises ValueError for a unit that is not known.
     """
-    unit = unit or _natural_unit(size)
+    unit = unit or next((name for name in ("TB", "GB", "MB", "KB") if abs(size) >= 0.9995 * UNITS[name]), "B")
     if unit not in UNITS:
         raise ValueError(f"unknown unit {unit!r}; known: {', '.join(UNITS)}")
     amount = size / UNITS[unit]
@@ -54,10 +54,6 @@ def formatter(total: int) -> Callable[[int], str]:
     """
     unit = next((unit for unit in ("GB", "MB") if abs(total) >= UNITS[unit]), "KB")
     return lambda size: format_bytes(size, unit, 3)
-
-
-def _natural_unit(size: int) -> str:
-    return next((unit for unit in ("TB", "GB", "MB", "KB") if abs(size) >= 0.9995 * UNITS[unit]), "B")
 
 
 def parse_bytes(text: str | int) -> int:

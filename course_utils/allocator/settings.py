@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import unknown
+from ..errors import check_known
 from ..units import MiB
 
 LARGE_SEGMENT_MB = 20  # MiB (torch writes MB): requests of 1 to 10 MiB share buffers of this size
@@ -68,8 +68,7 @@ EXAMPLES = {
 def check_names(names: Iterable[str]) -> None:
     """Raises ValueError, with the nearest, for a name that is no option of an `AllocatorSettings`."""
     for name in names:
-        if name not in EXAMPLES:
-            raise unknown("allocator setting", name, EXAMPLES)
+        check_known("allocator setting", name, EXAMPLES)
 
 
 def settings(text: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from textwrap import fill
 
-from ..errors import GpuOutOfMemory, SimulationUnavailable, unknown
+from ..errors import GpuOutOfMemory, SimulationUnavailable, check_known
 from ..interactive.command_line import WrongOption
 from . import learn, maintain, teach
 from .command import enter
@@ -53,8 +53,7 @@ def dispatch(name: str, arguments: list[str]) -> int:
     if name in ("", "help", "-h", "--help"):
         print(usage())
         return 0
-    if name not in COMMANDS:
-        raise unknown("command", name, COMMANDS)
+    check_known("command", name, COMMANDS)
     command = COMMANDS[name]
     options = command.read(arguments)
     if command.purpose:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from ..errors import unknown
+from ..errors import check_known
 from ..gpus import gpu
 from ..interactive.failed_cells import watch_cells
 from ..units import format_bytes
@@ -39,8 +39,7 @@ def demo(name: str, stage: Stage | None = None) -> "DemoWidget":
     from .show import DemoWidget
 
     watch_cells()
-    if name not in DEMOS:
-        raise unknown("demo", name, DEMOS)
+    check_known("demo", name, DEMOS)
     return DemoWidget(DEMOS[name], stage or Stage.here())
 
 

@@ -10,7 +10,7 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from ..breakdown import MemoryBreakdown
-from ..errors import unknown
+from ..errors import check_known, unknown
 from ..estimating import estimate, moments
 from ..estimating.step_time import step_seconds
 from ..figures.canvas import Figure, number
@@ -135,8 +135,7 @@ def verdict_words(run: TrainingRun, total: int, card: Gpu) -> str:
 def complete(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Every control's value, in order. Raises ValueError for names and values that no control has."""
     for name in chosen:
-        if name not in CONTROL:
-            raise unknown("control", name, CONTROL)
+        check_known("control", name, CONTROL)
     found = {name: chosen.get(name, DEFAULTS[name]) for name in CONTROL}
     for name, value in found.items():
         if value not in CONTROL[name].values:

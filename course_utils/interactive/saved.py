@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import unknown
+from ..errors import check_known
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +34,7 @@ def saved_by(
     Raises ValueError for an unknown dtype or device; SimulationUnavailable for what is neither simulated nor recorded.
     """
     for value, known, what in ((dtype, DTYPES, "dtype"), (device, ("cpu", "gpu"), "device")):
-        if value not in known:
-            raise unknown(what, value, known)
+        check_known(what, value, known)
     if device == "cpu":
         return _saved_now(operation, inputs, dtype, device)
     from ..measuring.saved_recordings import Question, find, why_recorded

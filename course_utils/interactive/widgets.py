@@ -12,7 +12,7 @@ import ipywidgets
 
 from .. import estimate
 from ..breakdown import MemoryBreakdown
-from ..errors import unknown
+from ..errors import check_known
 from ..figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, ticks
 from ..figures.runs import peak_stack
 from ..gpus import Gpu, gpu
@@ -172,8 +172,7 @@ class TensorSlider(Explorable):
     invitation = "Sliders for the bytes of one tensor: run this cell to use them."
 
     def __init__(self, batch: int = 8, sequence: int = 1024, hidden: int = 1600, dtype: str = "bf16") -> None:
-        if dtype not in DTYPES:
-            raise unknown("number format", dtype, DTYPES)
+        check_known("number format", dtype, DTYPES)
         for name, size in (("batch", batch), ("sequence", sequence), ("hidden", hidden)):
             if type(size) is not int or size < 1:
                 raise ValueError(f"{name} is {size!r}: it must be a whole number of at least 1")

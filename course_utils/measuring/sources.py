@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..errors import GpuOutOfMemory, unknown
+from ..errors import GpuOutOfMemory, check_known
 from ..estimating import estimate
 from ..estimating.workspaces import workspaces_on
 from ..gpus import Gpu, gpu
@@ -55,10 +55,8 @@ def measure(
     Raises StepError for a step that cannot be measured; others pass as they are.
     """
     own = {"step": step, "model": model, "optimizer": optimizer, "batch": batch}
-    if attention not in OWN_ATTENTIONS:
-        raise unknown("attention", attention, OWN_ATTENTIONS)
-    if source not in SOURCES:
-        raise unknown("source", source, SOURCES)
+    check_known("attention", attention, OWN_ATTENTIONS)
+    check_known("source", source, SOURCES)
     if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST_STEPS:
         usual = "2 is usual, as the first has no states yet"
         raise ValueError(f"steps is {steps!r}: a whole number from 1 to {MOST_STEPS}; {usual}")
@@ -126,8 +124,7 @@ def choose_source(run: TrainingRun) -> tuple[str, str]:
 def forced_source() -> str:
     """The source that the environment variable COURSE_SOURCE names; "auto" if it is not set, or empty."""
     forced = os.environ.get("COURSE_SOURCE") or "auto"
-    if forced not in SOURCES:
-        raise unknown("COURSE_SOURCE", forced, SOURCES)
+    check_known("COURSE_SOURCE", forced, SOURCES)
     return forced
 
 

@@ -7,7 +7,7 @@ from itertools import product
 from os import PathLike
 from typing import Any
 
-from ..errors import unknown
+from ..errors import check_known
 from ..estimating import estimate
 from ..estimating.exact.peak import check
 from ..estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
@@ -124,8 +124,7 @@ def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan
     """
     check(run)
     for name in may_change:
-        if name not in MAY_CHANGE:
-            raise unknown("change", name, MAY_CHANGE)
+        check_known("change", name, MAY_CHANGE)
     share = run.global_batch // run.world_size
     sizes = [size for size in range(1, share + 1) if share % size == 0]
     shapes = list(_shapes(run, card, may_change))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from course_utils.errors import unknown
+from course_utils.errors import check_known
 from course_utils.measurement import Measurement
 from course_utils.measuring.carrying import tensors_in
 
@@ -94,8 +94,7 @@ def trajectory(
 
     Raises ValueError for an unknown rule, a rate that is not above 0, and a β outside of 0 to 1.
     """
-    if rule not in RULES:
-        raise unknown("optimizer", rule, RULES)
+    check_known("optimizer", rule, RULES)
     if not (rate > 0 and 0 <= beta1 < 1 and 0 <= beta2 < 1):
         raise ValueError(f"a learning rate of {rate}, β1 {beta1}, β2 {beta2}: η is above 0, a β at least 0 and below 1")
     valley, knobs, memories = valley or Valley(), Knobs(rate, beta1, beta2), (Memory(), Memory())

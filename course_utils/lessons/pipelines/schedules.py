@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from course_utils.errors import unknown
+from course_utils.errors import check_known
 
 FORWARD, BACKWARD = "F", "B"
 SCHEDULES = ("naive", "GPipe", "1F1B", "PipeDream")
@@ -95,8 +95,7 @@ def simulate(
     A backward takes `backward` units; `slow` says how many times as long a stage takes for its work (1 unless named).
     Raises ValueError for an unknown schedule, and for sizes below 1 or too large to draw.
     """
-    if schedule not in SCHEDULES:
-        raise unknown("schedule", schedule, SCHEDULES)
+    check_known("schedule", schedule, SCHEDULES)
     for name, value, most in (("stages", stages, MOST_STAGES), ("micro_batches", micro_batches, MOST_MICRO_BATCHES)):
         if value not in range(1, most + 1):
             raise ValueError(f"{name} is {value!r}: a whole number from 1 to {most}")

@@ -4,7 +4,7 @@ from typing import Any
 
 import ipywidgets
 
-from course_utils.errors import unknown
+from course_utils.errors import check_known
 from course_utils.figures.canvas import Figure
 from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
 
@@ -27,8 +27,7 @@ class SchedulePlayer(Explorable):
     invitation = "A chain to step through: run this cell to play it."
 
     def __init__(self, schedule: str = "keep all", nodes: int = 8, k: int = 3, tick: int | None = None) -> None:
-        if schedule not in SCHEDULES:
-            raise unknown("schedule", schedule, SCHEDULES)
+        check_known("schedule", schedule, SCHEDULES)
         if not (2 <= nodes <= MOST and 1 <= k <= MOST):
             raise ValueError(f"nodes is {nodes} and k is {k}: choose at most {MOST}")
         looks = {"n": (nodes, 2, MOST, "nodes n"), "k": (k, 1, MOST, "keep every k"), "tick": (1, 1, 1, "tick")}

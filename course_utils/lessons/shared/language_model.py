@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.overrides import TorchFunctionMode
 
-from course_utils.errors import unknown
+from course_utils.errors import check_known
 from course_utils.measuring.optimizers import make_optimizer
 from course_utils.models import TransformerConfig
 from course_utils.networks import Transformer, build_network, default_dtype
@@ -124,8 +124,7 @@ def train_language_model(
     gradients are not finite is skipped. `watch(step, model)` is called between each backward and its step.
     Raises ValueError for an unknown optimizer or precision, TypeError for a rate that would not be used.
     """
-    if precision not in FORMATS:
-        raise unknown("precision", precision, FORMATS)
+    check_known("precision", precision, FORMATS)
     recipe = FORMATS[precision]
     model = model or language_model(seed=seed, dtype=recipe.weights)
     weights = list(model.parameters())
@@ -183,8 +182,7 @@ def _step(done: Training, masters: Sequence[torch.nn.Parameter], loss_scale: Any
 
 
 def _optimizer(name: str, tensors: list[tuple[str, torch.nn.Parameter]], rate: float | None) -> Any:
-    if name not in OPTIMIZERS:
-        raise unknown("optimizer", name, OPTIMIZERS)
+    check_known("optimizer", name, OPTIMIZERS)
     made = make_optimizer(OPTIMIZERS[name], tensors)
     chosen = rate if rate is not None else RATES.get(OPTIMIZERS[name].algorithm, 3e-3)
     for part in (made, *getattr(made, "parts", ())):

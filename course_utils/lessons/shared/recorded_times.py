@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from course_utils.errors import unknown
+from course_utils.errors import check_known
 from course_utils.figures import bars, lines
 from course_utils.figures.canvas import Figure
 from course_utils.measuring.recorded import Recording, newest
@@ -31,8 +31,7 @@ class RecordedTimes:
 
 def recorded_times(topic: str) -> RecordedTimes:
     """A topic's times on every GPU that has them recorded. Raises ValueError for one that is not in `TOPICS`."""
-    if topic not in TOPICS:
-        raise unknown("topic", topic, TOPICS)
+    check_known("topic", topic, TOPICS)
     if topic == "attention":
         pattern, by_device = "attention alone", dict[str, list[Recording]]()
         for item in newest("kernels"):
