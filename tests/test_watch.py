@@ -307,6 +307,52 @@ def test_predicted_peaks_are_those_of_the_changed_script(written):
     assert peak_with(measured, lambda _: 1) == measured.peak
 
 
+BLOCKS = """import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(256), nn.Linear(256, 1024), nn.Linear(1024, 256)
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range(6)), nn.Linear(256, 100)
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+model = Model().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    for _ in range(2):
+        with torch.autocast("cuda", torch.bfloat16):
+            x, y = torch.randn(4096, 256, device="cuda"), torch.randint(100, (4096,), device="cuda")
+            loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "after"),
+    [
+        ("half the batch at a time", "4096", "2048"),
+        (
+            "each of the 6 blocks recomputed in backward (torch.utils.checkpoint)",
+            "x = block(x)",
+            "x = checkpoint(block, x, use_reentrant=False)",
+        ),
+    ],
+)
+def test_what_would_help_helps_as_much_in_the_changed_script(written, what, before, after):
+    predicted = dict(changed_peaks(watch_script(written(BLOCKS))))[what]
+    assert predicted == pytest.approx(watch_script(written(BLOCKS.replace(before, after))).peak, rel=1e-3)
+
+
 def test_cards_are_told_by_reserved_memory(written):
     measured = watch_script(written(TRAINED))
     lines = list(cards(measured, 15 * GB, 100 * GB))

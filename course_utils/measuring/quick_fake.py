@@ -42,8 +42,9 @@ class QuickFakeMode(FakeTensorMode):
         found = super()._dispatch_impl(func, types, args, kwargs)
         return tuple(found) if isinstance(found, list) else found  # the cache takes tuples, and no lists
 
+    # pyrefly: ignore [bad-override]: up to torch 2.13 the operator stands before its arguments
     def _get_output_tensor_from_cache_entry(self, state: Any, entry: Any, key: Any, *rest: Any) -> Any:
-        known, args = entry.metadata, rest[-1]  # up to torch 2.13 the operator comes first in it
+        known, args = entry.metadata, rest[-1]
         if known is None or known.layout is not torch.strided or known.is_conj or known.is_neg or self.shape_env:
             return super()._get_output_tensor_from_cache_entry(state, entry, key, *rest)
         with in_kernel_invocation_manager(self):

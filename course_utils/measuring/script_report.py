@@ -1,9 +1,11 @@
 """The report on a script that was watched: its peak, the cards that it fits, and what would make it smaller."""
 
 import re
-from collections.abc import Callable, Iterator
+from bisect import bisect
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from math import prod
+from types import MappingProxyType
 
 from ..allocator.replay import replay
 from ..estimating.workspaces import workspaces_of
@@ -20,6 +22,9 @@ EIGHT_BIT_FROM = 4096  # Elements below which bitsandbytes keeps fp32
 
 Part = Callable[[Allocation], float]
 """The part of an allocation, from 0 to 1, that is left after a change."""
+
+Blocks = dict[tuple[str, int], list[Allocation]]
+"""What each block keeps, by its name and the number of backward passes before."""
 
 
 def report(measured: Measurement, count: int = 10) -> str:
@@ -67,33 +72,39 @@ def cards(measured: Measurement, allocated: int, reserved: int) -> Iterator[str]
 def changed_peaks(measured: Measurement) -> list[tuple[str, int]]:
     """Changes that would lower the peak by 3 % or more, and the bytes of the peak then, the smallest first."""
     tried = [(what, peak_with(measured, part)) for what, part in _changes(measured)]
+    blocks = _blocks(measured)
+    recomputed = (
+        f"each of the {len({name for name, _ in blocks})} blocks recomputed in backward (torch.utils.checkpoint)"
+    )
+    tried += [(recomputed, peak_with(measured, away=_recomputed(blocks)))] if blocks else []
     worth = (1 - WORTH_IT) * measured.peak
     return sorted(((what, peak) for what, peak in tried if peak < worth), key=lambda change: change[1])
 
 
-def peak_with(measured: Measurement, part: Part) -> int:
-    """The peak of the last step, in bytes, if only this part of each allocation were there."""
+def peak_with(
+    measured: Measurement, part: Part = lambda _: 1, away: Mapping[int, tuple[int, int]] = MappingProxyType({})
+) -> int:
+    """The peak of the last step, in bytes, if only this part of each allocation were there.
+
+    Those in `away`, by the event that made them, are not there from one event until another.
+    """
     changes = [0] * len(measured.timeline)
     for item in measured.allocations:
         left = int(item.bytes * part(item))
-        changes[item.born] += left
-        if item.died is not None:
-            changes[item.died] -= left
+        gone, back = away.get(item.born, (item.died, None))
+        for event, size in ((item.born, left), (gone, -left), (back, left), (item.died if back else None, -left)):
+            if event is not None:
+                changes[event] += size
     marks = measured.timeline.marks
     start = next((mark.event for mark in marks if marks[-1].step > 1 and mark.step == marks[-1].step), 0)
     return max(list(accumulate(changes))[start:], default=0)
 
 
 def _changes(measured: Measurement) -> Iterator[tuple[str, Part]]:
-    blocks = _blocks(measured)
-    if blocks:
-        outputs = {max(items, key=lambda item: item.born).born for items in blocks.values()}
-        of_block = {item.born for items in blocks.values() for item in items}
-        yield (
-            f"each of the {len(blocks)} blocks recomputed in backward (torch.utils.checkpoint)",
-            lambda item: 1 / len(blocks) if item.born in of_block - outputs else 1,
-        )
-    yield "half the batch at a time", lambda item: 0.5 if item.kind in ("activations", "inputs") else 1
+    weights = {item.shape for item in measured.allocations if item.kind == "parameters"}
+    of_batch = lambda item: item.kind == "temporaries" and item.phase != "optimizer" and item.shape not in weights  # noqa: E731
+    halved = lambda item: 0.5 if item.kind in ("activations", "inputs") or of_batch(item) else 1  # noqa: E731
+    yield "half the batch at a time", halved
     kept = ("activations", "temporaries")
     loss = f"the loss in {CHUNKS} chunks, with the layer before it"
     yield loss, lambda item: 1 / CHUNKS if item.kind in kept and item.module == "(loss)" else 1
@@ -107,12 +118,24 @@ def _changes(measured: Measurement) -> Iterator[tuple[str, Part]]:
     yield "scaled_dot_product_attention, which keeps no matrix of scores", by_hand
 
 
-def _blocks(measured: Measurement) -> dict[str, list[Allocation]]:
-    """The activations of each of the model's blocks, modules that differ in one number; none if there are under 3."""
-    found: dict[str, list[Allocation]] = {}
-    wanted = ("activations", measured.timeline.marks[-1].step, "forward")
+def _recomputed(blocks: Blocks) -> dict[int, tuple[int, int]]:
+    """Of what blocks keep but their outputs: gone when the block has its output, back before backward frees any."""
+    found: dict[int, tuple[int, int]] = {}
+    for items in blocks.values():
+        *inner, output = sorted(items, key=lambda item: item.born)
+        back = min((item.died or 0 for item in inner if item.kind == "activations"), default=0) - 1
+        found |= {item.born: (output.born, back) for item in inner if (item.died or 0) > back}
+    return found
+
+
+def _blocks(measured: Measurement) -> Blocks:
+    """What each of the model's blocks keeps, modules that differ in one number; nothing if there are under 3."""
+    found: Blocks = {}
+    marks = measured.timeline.marks
+    backwards = [mark.event for mark in marks if mark.phase == "backward"]
     for item in measured.allocations:
         name = re.match(r"[^ ]*?\.\d+(?=\.|$)", item.module)
-        if name and (item.kind, item.step, item.phase) == wanted:
-            found.setdefault(name[0], []).append(item)
-    return found if len(found) > 2 else {}
+        kept = item.kind in ("activations", "weight_copies") and (item.step, item.phase) == (marks[-1].step, "forward")
+        if name and kept:
+            found.setdefault((name[0], bisect(backwards, item.born)), []).append(item)
+    return found if len({name for name, _ in found}) > 2 else {}
