@@ -319,38 +319,43 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks, self.head = nn.ModuleList(Block() for _ in range(6)), nn.Linear(256, 100)
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range(6)), nn.Linear(256, 5000)
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        return x
+def piece(x, y):
+    return nn.functional.cross_entropy(model.head(x), y)
 model = Model().cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(2):
     for _ in range(2):
         with torch.autocast("cuda", torch.bfloat16):
-            x, y = torch.randn(4096, 256, device="cuda"), torch.randint(100, (4096,), device="cuda")
-            loss = nn.functional.cross_entropy(model(x), y)
+            x, y = torch.randn(4096, 256, device="cuda"), torch.randint(5000, (4096,), device="cuda")
+            loss = piece(model(x), y)
         loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 """
+IN_CHUNKS = "sum(checkpoint(piece, *ab, use_reentrant=False) for ab in zip(model(x).chunk(8), y.chunk(8)))"
 
 
 @pytest.mark.parametrize(
-    ("what", "before", "after"),
+    ("what", "before", "after", "within"),
     [
-        ("half the batch at a time", "4096", "2048"),
+        ("half the batch at a time", "4096", "2048", 0.001),
         (
             "each of the 6 blocks recomputed in backward (torch.utils.checkpoint)",
             "x = block(x)",
             "x = checkpoint(block, x, use_reentrant=False)",
+            0.001,
         ),
+        ("the loss in 8 chunks, with the layer before it", "piece(model(x), y)", IN_CHUNKS, 0.04),
     ],
 )
-def test_what_would_help_helps_as_much_in_the_changed_script(written, what, before, after):
+def test_what_would_help_helps_as_much_in_the_changed_script(written, what, before, after, within):
     predicted = dict(changed_peaks(watch_script(written(BLOCKS))))[what]
-    assert predicted == pytest.approx(watch_script(written(BLOCKS.replace(before, after))).peak, rel=1e-3)
+    assert predicted == pytest.approx(watch_script(written(BLOCKS.replace(before, after))).peak, rel=within)
 
 
 def test_cards_are_told_by_reserved_memory(written):

@@ -107,7 +107,9 @@ def _changes(measured: Measurement) -> Iterator[tuple[str, Part]]:
     yield "half the batch at a time", halved
     kept = ("activations", "temporaries")
     loss = f"the loss in {CHUNKS} chunks, with the layer before it"
-    yield loss, lambda item: 1 / CHUNKS if item.kind in kept and item.module == "(loss)" else 1
+    logits = {prod(item.shape) for item in measured.allocations if item.operation == "_log_softmax"}
+    of_loss = lambda item: item.kind in kept and (item.module == "(loss)" or prod(item.shape) in logits)  # noqa: E731
+    yield loss, lambda item: 1 / CHUNKS if of_loss(item) else 1
     eight = lambda item: EIGHT_BIT if item.kind == "optimizer_states" and prod(item.shape) >= EIGHT_BIT_FROM else 1  # noqa: E731
     if any(item.kind == "optimizer_states" and item.dtype == "float32" for item in measured.allocations):
         yield "optimizer states in 8 bits (bitsandbytes, as AdamW8bit)", eight
