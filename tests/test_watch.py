@@ -348,7 +348,7 @@ IN_CHUNKS = "sum(checkpoint(piece, *ab, use_reentrant=False) for ab in zip(model
             "each of the 6 blocks recomputed in backward (torch.utils.checkpoint)",
             "x = block(x)",
             "x = checkpoint(block, x, use_reentrant=False)",
-            0.001,
+            0.002,
         ),
         ("the loss in 8 chunks, with the layer before it", "piece(model(x), y)", IN_CHUNKS, 0.04),
     ],
