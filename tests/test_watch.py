@@ -238,7 +238,7 @@ REFUSED = {
     "another device": (f"{SET_UP}torch.cuda.set_device(1)\n", r"train.py:13 .*one GPU is simulated"),
     "shapes by values": (
         f"{SET_UP}x = torch.randn(4, device='cuda')\nx[x > 0]\n",
-        r"train.py:14  x\[x > 0\]: index depends on values on the GPU",
+        r"train.py:14  x\[x > 0\]: index needs the values of its input",
     ),
     "values asked for": (
         f"{SET_UP}if (torch.randn(4, device='cuda') > 0).any(): pass\n",

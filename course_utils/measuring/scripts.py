@@ -142,7 +142,7 @@ def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
             return f"{line}: ran out of host memory; what is read or computed on the CPU is real here"
         operation = failure.operation if failure else "this"
         if isinstance(each, DataDependentOutputException | DynamicOutputShapeException):
-            return f"{line}: {operation} depends on values on the GPU, and a simulated GPU has shapes but no values"
+            return f"{line}: {operation} needs the values of its input, and a simulated GPU has shapes but no values"
         if isinstance(each, UnsupportedOperatorException) or "no rule registered for HigherOrderOperator" in str(each):
             return f"{line}: {operation} cannot be simulated: torch can tell what this kernel makes only by running it"
         if any("triton" in frame.filename for frame in traceback.extract_tb(each.__traceback__)[-3:]):
