@@ -448,7 +448,7 @@ class Adafactor(torch.optim.Optimizer):
 
 def fine_tuned_bert(
     _: Workspaces, batch: int, accumulate: int = 1, recompute: bool = False, mixed: bool = False,
-    adafactor: bool = False, updates: int = 8, **size: Any,
+    adafactor: bool = False, updates: int = 4, **size: Any,
 ) -> Measurement:  # fmt: skip
     """Several updates, whose gradients are clipped, and then set to zero. cuBLAS's workspaces were its own in 2022.
 
