@@ -373,6 +373,12 @@ def course(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
+def test_a_script_may_ask_for_a_snapshot_and_a_summary(written):
+    asks = TRAINED.replace("\ndef step", "\ntorch.cuda.memory._record_memory_history()\ndef step")
+    asks += "    torch.cuda.memory._dump_snapshot('memory.pickle')\n    print(torch.cuda.memory_summary())\n"
+    assert "snapshots of the script's own are left out" in watch_script(written(asks)).provenance.note
+
+
 def test_the_command_line(written, tmp_path):
     written(TRAINED + "import sys\nprint(sys.argv)\n")
     done = course("--save", "kept.measurement", "train.py", "--lr", "3", folder=tmp_path)
