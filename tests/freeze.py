@@ -16,10 +16,8 @@ def save_frozen(ids: Sequence[str]) -> None:
     for name in FILES:
         asked = (row.family and (not ids or row.id in ids) for row in rows_of(name))
         rows = [replace(row, said=say(row)) if now else row for now, row in zip(asked, rows_of(name), strict=True)]
-        kept = ({key: value for key, value in asdict(row).items() if value not in ("", 0)} for row in rows)
-        text = "".join(
-            json.dumps(line | {"certain": line.get("certain", False)}, ensure_ascii=False) + "\n" for line in kept
-        )
+        kept = ({key: value for key, value in asdict(row).items() if value or key == "certain"} for row in rows)
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
         (HERE / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
