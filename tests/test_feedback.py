@@ -18,7 +18,6 @@ from course_utils.interactive.feedback import (
     alike,
     call,
     call_for_effect,
-    call_or_none,
     entries,
     exercise,
     expect,
@@ -53,7 +52,7 @@ def test_an_answer_leaves_what_it_was_given_as_it_was() -> None:
         return rate
 
     assert "changes 'sizes'" in says(lambda: call(sorts, sizes=[3, 1]))
-    assert "changes argument 1" in says(lambda: call_or_none(sorts, [3, 1]))
+    assert "changes argument 1" in says(lambda: call(sorts, [3, 1], returns=Real | None))
     assert "changes 'weights'" in says(lambda: call(scales, weights=[torch.ones(3)], rate=0.5))
     assert "changes 'table'" in says(lambda: call(lambda table: table.popitem()[1], table={"a": 1, "b": 2}))
 
@@ -155,10 +154,10 @@ def test_slips_of_units_are_recognized(factor: float, slip: str) -> None:
 
 
 def test_none_is_an_answer_where_it_may_be_one() -> None:
-    assert call_or_none(lambda size: None, size=3, returns=tuple) is None
-    assert call_or_none(lambda size: [size, 1], size=3, returns=tuple) == (3, 1)
-    assert "where a text or None is asked for" in says(lambda: call_or_none(lambda size: size, size=3, returns=str))
-    assert "should take (size)" in says(lambda: call_or_none(lambda: None, size=3))
+    assert call(lambda size: None, size=3, returns=tuple | None) is None
+    assert call(lambda size: [size, 1], size=3, returns=tuple | None) == (3, 1)
+    assert "where a text or None is asked for" in says(lambda: call(lambda size: size, size=3, returns=str | None))
+    assert "should take (size)" in says(lambda: call(lambda: None, size=3, returns=Real | None))
 
 
 def test_entries_are_those_that_were_asked_for() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..units import BLOCK, GiB, KiB, MiB, TiB, percent, round_up
+from ..units import BLOCK, UNITS, MiB, TiB, format_bytes, percent, round_up
 from .settings import AllocatorSettings
 
 SMALL_REQUEST = 1 * MiB  # requests up to here are served from the small pool (kSmallSize)
@@ -56,10 +56,8 @@ class OutOfMemory(RuntimeError):
 
 def binary(size: int) -> str:
     """`size` bytes as torch's own message prints them."""
-    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
-        if size > unit:
-            return f"{size / unit:,.2f} {name}"
-    return f"{size} bytes"
+    unit = next((name for name in ("GiB", "MiB", "KiB") if size > UNITS[name]), "")
+    return format_bytes(size, unit, 2) if unit else f"{size} bytes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
 from numbers import Real
-from types import NoneType
-from typing import Any, NoReturn
+from types import NoneType, UnionType
+from typing import Any, NoReturn, get_args
 
 from ..measurement import Measurement, Timeline
 from ..units import UNITS
 from .progress import mark_passed
 
-Kinds = type | tuple[type, ...]
+Kinds = type | UnionType | tuple[type, ...]
 
 
 class _OneLine(Exception):
@@ -82,7 +82,8 @@ def call(
 
     Raises CheckFailed when `answer` is no function, does not take these arguments, raises (`hints` maps a part of the
     error's text to what is said instead), changes a list, dictionary or tensor that is not in `may_change` by its name
-    or position, or returns something that is no `returns`, or a number that is not `finite`.
+    or position, or returns something that is no `returns`, or a number that is not `finite`. Where None is an answer,
+    too, and no forgotten return, `returns` is a union with None.
     """
     expect(
         callable(answer),
@@ -107,12 +108,6 @@ def call(
 
 def by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(names, values, strict=True))
-
-
-def call_or_none(answer: Any, *arguments: Any, returns: Kinds = Real, **named: Any) -> Any:
-    """Like `call`, where None is an answer too, and no forgotten return."""
-    kinds = returns if isinstance(returns, tuple) else (returns,)
-    return call(answer, *arguments, returns=(*kinds, NoneType), **named)
 
 
 def call_for_effect(answer: Any, *arguments: Any, **named: Any) -> None:
@@ -145,11 +140,11 @@ def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is", *, finite
     """`value` as one of `kinds` (True is no number), also from another form. Raises CheckFailed saying what it is
     instead, and for a number that is not finite unless `finite` is False.
     """
-    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-    expect(value is not None or NoneType in kinds, f"{opening} nothing: does every path end in `return`?")
-    value = in_other_form(value, kinds)
-    right = isinstance(value, kinds) and (bool in kinds or object in kinds or not isinstance(value, bool))
-    names = " or ".join(map(_kind_name, kinds))
+    allowed: tuple[Any, ...] = kinds if isinstance(kinds, tuple) else get_args(kinds) or (kinds,)
+    expect(value is not None or NoneType in allowed, f"{opening} nothing: does every path end in `return`?")
+    value = in_other_form(value, allowed)
+    right = isinstance(value, allowed) and (bool in allowed or object in allowed or not isinstance(value, bool))
+    names = " or ".join(map(_kind_name, allowed))
     expect(right, f"{opening} {_kind_name(type(value))}, where {names} is asked for.")
     endless = finite and isinstance(value, float) and not math.isfinite(value)
     expect(not endless, f"{opening} a number that is not finite.")

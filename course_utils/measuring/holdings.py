@@ -1,11 +1,13 @@
 """Bytes that a training holds by kind, counted without watching its operations: cheap enough for a loop on a stage."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 
 from ..units import round_up
+from .optimizers import named_states_of
 
 
 class Holdings:
@@ -24,7 +26,7 @@ class Holdings:
         gradient_owners: Sequence[torch.Tensor] | None = None,
     ) -> None:
         self._network, self._optimizers, self._weights = network, optimizers, list(network.parameters())
-        self._states = states or self._kept_by_optimizers
+        self._states = states or (lambda: chain(*(named_states_of(one, {}) for one in optimizers)))
         trained = [weight for weight in self._weights if weight.requires_grad]
         owners = trained if gradient_owners is None else gradient_owners
         self._owners: Mapping[torch.Tensor, torch.Tensor] = dict(zip(trained, owners, strict=True))
@@ -63,10 +65,6 @@ class Holdings:
         """So many allocated bytes by kind, as last counted; the rest is activations, or in an update temporaries."""
         held = self._held
         return {**held, "temporaries" if self._updating else "activations": max(0, allocated - sum(held.values()))}
-
-    def _kept_by_optimizers(self) -> Iterable[tuple[str, Any]]:
-        states = (state for optimizer in self._optimizers for state in optimizer.state.values())
-        return (kept for state in states for kept in state.items())
 
     def _called(self, *_: Any) -> None:
         self._updating = self._filling = False

@@ -36,7 +36,7 @@ class Watch(TorchDispatchMode):
 
     def __enter__(self) -> "Watch":
         self._bind_all()
-        for name, seen in {"backward": _nothing, "grad": self._note_gradients}.items():
+        for name, seen in {"backward": lambda _: None, "grad": self._note_gradients}.items():
             followed = partial(self._follow_backward, getattr(torch.autograd, name), seen)
             self._stack.enter_context(on_this_thread(torch.autograd, name, followed))
         if self.simulated:
@@ -186,10 +186,6 @@ class Watch(TorchDispatchMode):
                 "step was called with. The step works on copies: use its arguments, not the objects outside of it"
             )
         return self._fake.from_tensor(tensor)
-
-
-def _nothing(_: Any) -> None:
-    """Make nothing of what `torch.autograd.backward` returns, which is None."""
 
 
 def _is_outside(value: Any) -> bool:

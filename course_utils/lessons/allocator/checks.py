@@ -19,7 +19,6 @@ from course_utils.interactive.feedback import (
     Mistakes,
     alike,
     call,
-    call_or_none,
     entries,
     exercise,
     expect,
@@ -378,7 +377,7 @@ def leak_steps(content: dict[str, Any]) -> dict[str, set[str]]:
 def leak(answer: Any) -> None:
     """`answer(snapshot)` is the module whose tensors pile up, or None."""
     contents = [snapshot(module) for module in LEAKS]
-    got = [call_or_none(answer, snapshot=content, returns=str) for content in contents]
+    got = [call(answer, snapshot=content, returns=str | None) for content in contents]
     expect(len(set(got)) > 1, "You give the same answer whatever the snapshot says. The hidden ones differ.")
     wrong = [(mine, content) for mine, content in zip(got, contents, strict=True) if mine != leak_right(content)]
     leaks = all(leak_right(content) is not None for _, content in wrong)

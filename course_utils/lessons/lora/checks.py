@@ -19,7 +19,6 @@ from course_utils.interactive.feedback import (
     alike,
     by_name,
     call,
-    call_or_none,
     entries,
     exercise,
     expect,
@@ -310,7 +309,7 @@ BEST_MISTAKES: Mistakes = {
 @exercise("12.6", "First as many bits as fit, then as much rank as fits.")
 def best(answer: Any) -> None:
     """`answer(run, card)` is (bits, rank) of BITS and RANKS, or None where nothing fits."""
-    got = [call_or_none(answer, run=run, card=card, returns=tuple) for run, card in BEST_CASES]
+    got = [call(answer, run=run, card=card, returns=tuple | None) for run, card in BEST_CASES]
     if recognized(got, BEST_CASES, best_right, BEST_MISTAKES, same=eq):
         return
     for one, (run, card) in zip(got, BEST_CASES, strict=True):

@@ -11,7 +11,6 @@ from course_utils.interactive.feedback import (
     Mistakes,
     by_name,
     call,
-    call_or_none,
     entries,
     exercise,
     expect,
@@ -227,7 +226,7 @@ FEWEST_MISTAKES: Mistakes = {
 def fewest_stages(answer: Any) -> None:
     """`answer(run, sequences, room)` is the smallest number of stages that fits, or None."""
     names = ("run", "sequences", "room")
-    got = [call_or_none(answer, **by_name(names, case), returns=int) for case in FEWEST_CASES]
+    got = [call(answer, **by_name(names, case), returns=int | None) for case in FEWEST_CASES]
     unknown = [p for p in got if p not in (None, *STAGES)]
     expect(not unknown, f"{', '.join(map(str, unknown))}: not one of 1, 2, 4, 8, 16.")
     if recognized(got, FEWEST_CASES, fewest_right, FEWEST_MISTAKES, same=operator.eq):

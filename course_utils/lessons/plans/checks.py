@@ -9,17 +9,7 @@ from typing import Any
 from course_utils.estimating import estimate
 from course_utils.estimating.step_time import lost_seconds
 from course_utils.gpus import GPUS
-from course_utils.interactive.feedback import (
-    Mistakes,
-    alike,
-    by_name,
-    call,
-    call_or_none,
-    exercise,
-    expect,
-    fail,
-    recognized,
-)
+from course_utils.interactive.feedback import Mistakes, alike, by_name, call, exercise, expect, fail, recognized
 from course_utils.planning.fit import arrange
 from course_utils.planning.twin import SAFETY, unsupported
 from course_utils.run import TrainingRun
@@ -69,7 +59,7 @@ CHOOSE_MISTAKES: Mistakes = {
 @exercise("14.1", "That line is what fit does, after it has made the list.")
 def choose(answer: Any) -> None:
     """`answer(configurations, room)` is the index of the one to take, or None."""
-    got = [call_or_none(answer, configurations=list(one), room=room, returns=int) for one, room in CHOICES]
+    got = [call(answer, configurations=list(one), room=room, returns=int | None) for one, room in CHOICES]
     if recognized(got, CHOICES, choose_right, CHOOSE_MISTAKES, same=eq):
         return
     for mine, one in zip(got, CHOICES, strict=True):
@@ -121,7 +111,7 @@ SPLIT_MISTAKES: Mistakes = {
 @exercise("14.2", "The batch stays what it was; only how much of it is there at once has changed.")
 def split(answer: Any) -> None:
     """`answer(batch, fixed, each, room)` is (sequences in a micro-batch, micro-batches), or None."""
-    got = [call_or_none(answer, **by_name(("batch", "fixed", "each", "room"), one), returns=tuple) for one in SIZES]
+    got = [call(answer, **by_name(("batch", "fixed", "each", "room"), one), returns=tuple | None) for one in SIZES]
     expect(all(len(one) == 2 for one in got if one), "Return two whole numbers, or None where nothing fits.")
     if recognized(got, SIZES, split_right, SPLIT_MISTAKES, same=eq):
         return

@@ -22,7 +22,6 @@ from course_utils.interactive.feedback import (
     NotSolved,
     alike,
     call,
-    call_or_none,
     divisors,
     entries,
     exercise,
@@ -270,7 +269,7 @@ CHEAPEST_MISTAKES: Mistakes = {
 @exercise("06.5", "As much recomputation as the card makes you do, and no more.")
 def cheapest(answer: Any) -> None:
     """`answer(run, card)` is the policy that fits with the least arithmetic, then the least memory; or None."""
-    got = [call_or_none(answer, run=run, card=card, returns=str) for run, card in CHEAPEST_CASES]
+    got = [call(answer, run=run, card=card, returns=str | None) for run, card in CHEAPEST_CASES]
     unknown = [policy for policy in got if policy not in (None, *POLICIES)]
     expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of POLICIES.")
     right = partial(min, default=(None,))  # the first in percent, then in peak

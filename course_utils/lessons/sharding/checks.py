@@ -18,7 +18,6 @@ from course_utils.interactive.feedback import (
     alike,
     by_name,
     call,
-    call_or_none,
     entries,
     exercise,
     expect,
@@ -334,7 +333,7 @@ CHOOSE_MISTAKES: Mistakes = {
 def choose(answer: Any) -> None:
     """`answer(run, ranks, card, least)` is (stage, micro_batch), or None if nothing fits."""
     names = ("run", "ranks", "card", "least")
-    got = [call_or_none(answer, **by_name(names, case), returns=tuple) for case in CHOOSE_CASES]
+    got = [call(answer, **by_name(names, case), returns=tuple | None) for case in CHOOSE_CASES]
     for found in filter(None, got):
         known = len(found) == 2 and found[0] in range(4) and found[1] in MICRO_BATCHES
         expect(known, "Return (stage, micro_batch), a stage from 0 to 3 and one of MICRO_BATCHES, or None.")
