@@ -158,8 +158,7 @@ def _copied(name: str, thing: Any, memo: dict[int, Any]) -> Any:
 
 def _to_carry(own: OwnStep) -> Iterator[tuple[torch.Tensor, bool]]:
     """Each tensor that goes along, and whether it stays on the CPU, as torch's optimizers count their steps there."""
-    for tensor in tensors_in(own.model, set()):
-        yield tensor, False
+    yield from ((tensor, False) for tensor in tensors_in(own.model, set()))
     for optimizer in own.optimizers:
         for group in optimizer.param_groups:
             on_device = group.get("capturable") or group.get("fused")
@@ -168,8 +167,7 @@ def _to_carry(own: OwnStep) -> Iterator[tuple[torch.Tensor, bool]]:
                 for name, value in optimizer.state.get(parameter, {}).items():
                     for tensor in tensors_in(value, set()):
                         yield tensor, name == "step" and not on_device
-    for tensor in tensors_in(own.batch, set()):
-        yield tensor, False
+    yield from ((tensor, False) for tensor in tensors_in(own.batch, set()))
 
 
 def tensors_in(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:

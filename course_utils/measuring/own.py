@@ -36,8 +36,6 @@ CELL_BY_CELL = (
     "recurrent layers run cell by cell here; on a GPU cuDNN does them in one kernel, with a reserve of its own"
 )
 ANY_KERNEL = "attention kernel on this GPU for what your step asks: allow more of them in its sdpa_kernel(…)"
-
-
 NO_UPDATE = "the step never called optimizer.step(): nothing was updated, and no optimizer states were made"
 SCALER_IS_OFF = (
     "the GradScaler is off, as torch switches one off that is made where there is no GPU: nothing was scaled here; "

@@ -51,13 +51,11 @@ class ScriptWatch(Watch):
         self._weights: dict[int, str] = {}
 
     def _bind_all(self) -> None:
-        enter, hooks = self._stack.enter_context, self._hooks
-        hooks += [
-            all_modules.register_module_forward_pre_hook(self._enters),
-            all_modules.register_module_forward_hook(self._leaves, always_call=True),
-            all_optimizers.register_optimizer_step_pre_hook(lambda *_: self._before_update()),
-            all_optimizers.register_optimizer_step_post_hook(lambda one, *_: self._after_update(one)),
-        ]
+        enter = self._stack.enter_context
+        enter(all_modules.register_module_forward_pre_hook(self._enters))
+        enter(all_modules.register_module_forward_hook(self._leaves, always_call=True))
+        enter(all_optimizers.register_optimizer_step_pre_hook(lambda *_: self._before_update()))
+        enter(all_optimizers.register_optimizer_step_post_hook(lambda one, *_: self._after_update(one)))
         self.tracker._states = self._named_states
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             enter(on_this_thread(owner, "zero_grad", partial(self._follow_zero_grad, owner.zero_grad)))
@@ -69,7 +67,7 @@ class ScriptWatch(Watch):
 
         enter(mock.patch.object(torch.optim.Optimizer, "__init__", made))
         if self.simulated:
-            hooks.append(all_modules.register_module_parameter_registration_hook(self._without_values))
+            enter(all_modules.register_module_parameter_registration_hook(self._without_values))
             enter(on_this_thread(torch.utils, "swap_tensors", partial(self._swap, torch.utils.swap_tensors)))
             enter(on_this_thread(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata))
 
@@ -114,7 +112,7 @@ class ScriptWatch(Watch):
         self.tracker.bind("parameters", [weight], name)
         if weight.requires_grad and weight.is_leaf:
             bind = lambda owner: self.tracker.bind("gradients", [owner.grad], name)  # noqa: E731
-            self._hooks.append(weight.register_post_accumulate_grad_hook(bind))
+            self._stack.enter_context(weight.register_post_accumulate_grad_hook(bind))
 
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Count a step of an optimizer; when all that step have, one step of the training is over."""

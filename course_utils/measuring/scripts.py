@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -61,8 +61,8 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
         run = stack.enter_context
         run(own_random_numbers())
         elsewhere = run(nothing_changed())
-        changes = Changes()
-        for owner, name, replacement in changes.replacements(simulated):
+        changes: dict[str, None] = {}
+        for owner, name, replacement in _replacements(changes, simulated):
             run(mock.patch.object(owner, name, replacement))
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.callback(torch.set_default_device, None)
@@ -75,7 +75,7 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
             run(answered(lambda: [size for size, _ in tracker.events]))
             run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))
             for owner, name in HISTORY:
-                run(mock.patch.object(owner, name, changes.without_history))
+                run(mock.patch.object(owner, name, partial(_without_history, changes)))
         measured: list[Measurement] = []
         provenance = provenance_of("simulated" if simulated else "live")
 
@@ -85,7 +85,7 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
 
         watch = run(ScriptWatch(tracker, STEPS, simulated, finish))
         _execute(path, arguments, watch)
-        notes = [*_steps(watch), *changes.notes, *elsewhere.notes()]
+        notes = [*_steps(watch), *changes, *elsewhere.notes()]
         if not any(item.kind != "workspaces" for item in measured[0].allocations):
             raise ScriptError(f"{path.name} trains, but puts nothing on the GPU: move model and data to 'cuda'")
     return replace(measured[0], provenance=replace(provenance, note="; ".join(notes)))
@@ -160,46 +160,41 @@ def _is_of(filename: str, path: Path) -> bool:
     return not is_machinery(filename) and Path(filename).resolve().is_relative_to(path.parent.resolve())
 
 
-class Changes:
-    """Replacements of what a script uses and a watched one cannot, each with its note once it is used."""
+def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any, str, Any]]:
+    """What a script uses and a watched one cannot: its owner, its name, and what replaces it and adds to the notes."""
+    loader = torch.utils.data.DataLoader
+    yield loader, "__init__", partialmethod(_make_loader, notes, loader.__init__)
+    yield torch.distributed, "init_process_group", _one_process
+    if not simulated:
+        return
+    yield torch, "compile", partial(_eager, notes)
+    yield torch.nn.Module, "compile", lambda module, *_, **__: _eager(notes, module) and None
+    yield torch, "load", partial(_load, torch.load)
+    yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
+    yield torch, "Generator", class_of_this_thread(torch.Generator, HostGenerator)
+    yield torch.nn.DataParallel, "scatter", lambda _, inputs, kwargs, __: ((inputs,), (kwargs,))
+    yield SimulatedEvent, "elapsed_time", lambda *_: PLACEHOLDER
 
-    def __init__(self) -> None:
-        self.notes: dict[str, None] = {}
 
-    def replacements(self, simulated: bool) -> Iterator[tuple[Any, str, Any]]:
-        yield torch.utils.data.DataLoader, "__init__", self._loader(torch.utils.data.DataLoader.__init__)
-        yield torch.distributed, "init_process_group", self._one_process
-        if not simulated:
-            return
-        yield torch, "compile", self._eager
-        yield torch.nn.Module, "compile", lambda module, *_, **__: self._eager(module) and None
-        yield torch, "load", partial(_load, torch.load)
-        yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
-        yield torch, "Generator", class_of_this_thread(torch.Generator, HostGenerator)
-        yield torch.nn.DataParallel, "scatter", lambda _, inputs, kwargs, __: ((inputs,), (kwargs,))
-        yield SimulatedEvent, "elapsed_time", lambda *_: PLACEHOLDER
+def _make_loader(loader: Any, notes: dict[str, None], make: Any, *args: Any, **kwargs: Any) -> None:
+    if kwargs.get("num_workers"):
+        notes.setdefault("DataLoader: 0 workers here")
+    make(loader, *args, **{name: value for name, value in kwargs.items() if name not in WORKERS})
 
-    def _loader(self, make: Any) -> Any:
-        def made(loader: Any, *args: Any, **kwargs: Any) -> None:
-            if kwargs.get("num_workers"):
-                self.notes.setdefault("DataLoader: 0 workers here")
-            kept = {name: value for name, value in kwargs.items() if name not in WORKERS}
-            make(loader, *args, **kept)
 
-        return made
+def _eager(notes: dict[str, None], model: Any = None, **_: Any) -> Any:
+    notes.setdefault("torch.compile is left out: the step runs eagerly, and keeps other tensors than a compiled one")
+    return model if model is not None else lambda function: function
 
-    def _eager(self, model: Any = None, **_: Any) -> Any:
-        left_out = "torch.compile is left out: the step runs eagerly, and keeps other tensors than a compiled one"
-        self.notes.setdefault(left_out)
-        return model if model is not None else lambda function: function
 
-    def without_history(self, *_: Any, **__: Any) -> str:
-        """In place of what asks torch's allocator, which hands nothing out here."""
-        self.notes.setdefault("memory summaries, histories and snapshots of the script's own are left out")
-        return ""
+def _without_history(notes: dict[str, None], *_: Any, **__: Any) -> str:
+    """In place of what asks torch's allocator, which hands nothing out here."""
+    notes.setdefault("memory summaries, histories and snapshots of the script's own are left out")
+    return ""
 
-    def _one_process(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotAllowed(": asks for a group of processes, and a script is watched in one, on one GPU")
+
+def _one_process(*_: Any, **__: Any) -> NoReturn:
+    raise NotAllowed(": asks for a group of processes, and a script is watched in one, on one GPU")
 
 
 def _load(load: Any, file: Any, map_location: Any = None, **kwargs: Any) -> Any:

@@ -32,7 +32,6 @@ class Watch(TorchDispatchMode):
         self._depth, self._calls, self._had_backward = 0, 0, False
         self._has_gradient = self._asked_for_gradients = self._called = False
         self._stack = ExitStack()
-        self._hooks: list[Any] = []
 
     def __enter__(self) -> "Watch":
         self._bind_all()
@@ -47,29 +46,23 @@ class Watch(TorchDispatchMode):
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         super().__exit__(exc_type, exc_val, exc_tb)
-        self._stack.close()
-        for hook in self._hooks:  # or the copies and what watches them would keep each other alive
-            hook.remove()
+        self._stack.close()  # hooks as well, or the copies and what watches them would keep each other alive
 
     def _bind_all(self) -> None:
-        tracker, work = self.tracker, self.work
+        tracker, work, enter = self.tracker, self.work, self._stack.enter_context
         for module in work.model.modules():
-            self._hooks += [
-                module.register_forward_pre_hook(lambda *_: self._enter_module()),
-                module.register_forward_hook(lambda *_: self._leave_module(), always_call=True),
-            ]
+            enter(module.register_forward_pre_hook(lambda *_: self._enter_module()))
+            enter(module.register_forward_hook(lambda *_: self._leave_module(), always_call=True))
         tracker.bind("parameters", tensors_in(work.model, set()))
         tracker.watch(work.model, work.named_states)
         for tensor in tensors_in(work.batch, set()):
             tracker.bind("parameters" if isinstance(tensor, torch.nn.Parameter) else "inputs", [tensor])
         tracker.bind("gradients", [parameter.grad for parameter in work.model.parameters()])
-        trained = (parameter for parameter in work.model.parameters() if parameter.requires_grad)
-        self._hooks += [one.register_post_accumulate_grad_hook(self._note_gradient) for one in trained]
+        for trained in (parameter for parameter in work.model.parameters() if parameter.requires_grad):
+            enter(trained.register_post_accumulate_grad_hook(self._note_gradient))
         for optimizer in work.optimizers:
-            self._hooks += [
-                optimizer.register_step_pre_hook(lambda *_: self._before_update()),
-                optimizer.register_step_post_hook(lambda *_: tracker.bind_states()),
-            ]
+            enter(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
+            enter(optimizer.register_step_post_hook(lambda *_: tracker.bind_states()))
         for owner in (work.model, *work.optimizers):
             owner.zero_grad = partial(self._follow_zero_grad, owner.zero_grad)
             self._stack.callback(vars(owner).pop, "zero_grad")
