@@ -148,8 +148,7 @@ class Meter:
         """Name what begins now: "forward", "backward", …"""
         self.marks.append(MeterMark(time.monotonic() - self._began, words))
 
-    def __enter__(self) -> "Meter":
-        return self.start()
+    __enter__ = start
 
     def __exit__(self, kind: Any, error: BaseException | None, *_: Any) -> None:
         try:
