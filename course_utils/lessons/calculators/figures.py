@@ -1,6 +1,7 @@
 """Lesson 13's figures: every calculator's answer next to the others, and one answer corrected term by term."""
 
 from collections.abc import Collection, Mapping, Sequence
+from math import log
 
 from course_utils.figures import signed, signed_percent
 from course_utils.figures.axes import OVER, draw_swatch, legend, stop
@@ -180,3 +181,24 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
         told.append(f"{name}: {', '.join(sizes)}")
     alt = f"{stop(title)} Signed differences, answer minus the step's peak. {'; '.join(told)}."
     return _figure(canvas, top + 30 * len(table) + 16, title, alt, provenance)
+
+
+def strips(ratios: Mapping[str, Mapping[str, float]], title: str, provenance: str, rings: Collection[str]) -> Figure:
+    """Dots in a line for each name, at answer / truth on a logarithmic axis; rings where the key is in `rings`."""
+    canvas, told, every = Canvas(), [], [ratio for found in ratios.values() for ratio in found.values()]
+    left, top = _named_rows(canvas, list(ratios), canvas.title(title) + 8, 26, 18)
+    bottom, scale = top + 26 * len(ratios), (WIDTH - MARGIN - 24 - left) / log(max(every) / min(every))
+    marks = [ratio for ratio in (0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0) if min(every) <= ratio <= max(every)]
+    place = {ratio: left + 12 + log(ratio / min(every)) * scale for ratio in (*every, *marks)}
+    for ratio in marks:
+        canvas.line(place[ratio], top, place[ratio], bottom, RULE if ratio == 1 else GRID)
+        shown = f"{100 * (ratio - 1):+.0f} %" if ratio != 1 else "0 %"
+        canvas.text(place[ratio], bottom + 16, shown.replace("-", "−"), 12, QUIET, text_anchor="middle")
+    for row, (name, found) in enumerate(ratios.items()):
+        errors = [100 * (ratio - 1) for ratio in found.values()]
+        told.append(f"{name} {min(errors):+.1f} to {max(errors):+.1f} %" if errors else f"{name} no answer")
+        for key, ratio in found.items():
+            color, spot = OVER if ratio > 1 else SHORT, (place[ratio] - 5, top + 26 * row + 8, 10, 10)
+            canvas.rect(*spot, "#FFFFFF" if key in rings else color, key, rx=5, stroke=color, data_ratio=ratio)
+    alt = f"{stop(title)} Errors of answers, {'; '.join(told)}."
+    return _figure(canvas, bottom + 36, title, alt, provenance)
