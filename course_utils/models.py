@@ -220,10 +220,8 @@ def parameter_count(model: TransformerConfig) -> int:
     return in_blocks + sum(prod(shape) for shape in outer_shapes(model).values())
 
 
-def _gpt2(
-    name: str, layers: int, hidden: int, heads: int, positions: int = 1024, dropout: float = 0.1
-) -> TransformerConfig:
-    return TransformerConfig(name, "gpt2", layers, hidden, heads, vocab=50257, max_positions=positions, dropout=dropout)
+def _gpt2(name: str, layers: int, hidden: int, heads: int, positions: int = 1024) -> TransformerConfig:
+    return TransformerConfig(name, "gpt2", layers, hidden, heads, vocab=50257, max_positions=positions, dropout=0.1)
 
 
 def _llama(name: str, *sizes: int, tied: bool, theta: float, **options: Any) -> TransformerConfig:

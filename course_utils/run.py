@@ -411,17 +411,16 @@ def _one_of(what: str, value: Any, known: dict[str, Any]) -> Any:
 
 
 def _accumulation(steps: int | None, global_batch: int | None, micro_batch: int, world_size: int) -> int:
-    if global_batch is None:
-        check_size("accumulation_steps", 1 if steps is None else steps)
-        return 1 if steps is None else steps
-    if steps is not None:
-        raise ValueError("give global_batch or accumulation_steps, not both: one follows from the other")
-    check_size("global_batch", global_batch)
-    if global_batch % (micro_batch * world_size):
-        raise ValueError(
-            f"a global batch of {global_batch} sequences is not a multiple of micro_batch · world_size = "
-            f"{micro_batch} · {world_size} = {micro_batch * world_size}"
-        )
-    steps = global_batch // (micro_batch * world_size)
+    if global_batch is not None:
+        if steps is not None:
+            raise ValueError("give global_batch or accumulation_steps, not both: one follows from the other")
+        check_size("global_batch", global_batch)
+        steps, rest = divmod(global_batch, micro_batch * world_size)
+        if rest:
+            raise ValueError(
+                f"a global batch of {global_batch} sequences is not a multiple of micro_batch · world_size = "
+                f"{micro_batch} · {world_size} = {micro_batch * world_size}"
+            )
+    steps = 1 if steps is None else steps
     check_size("accumulation_steps", steps)
     return steps

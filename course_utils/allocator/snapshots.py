@@ -248,7 +248,6 @@ def _passing(requests: Sequence[Request], start: int, least: int) -> set[int]:
 
 
 def _segment(segment: MemorySegment, frames: Frames) -> dict[str, Any]:
-    requested = sum(block.requested for block in segment.blocks)
     return {
         "device": 0,
         "address": segment.address,
@@ -259,7 +258,7 @@ def _segment(segment: MemorySegment, frames: Frames) -> dict[str, Any]:
         "is_expandable": segment.expandable,
         "allocated_size": segment.allocated,
         "active_size": segment.allocated,
-        "requested_size": requested,
+        "requested_size": sum(block.requested for block in segment.blocks),
         "frames": [],
         "blocks": [
             {

@@ -85,10 +85,8 @@ def call(
     or position, or returns something that is no `returns`, or a number that is not `finite`. Where None is an answer,
     too, and no forgotten return, `returns` is a union with None.
     """
-    expect(
-        callable(answer),
-        f"Hand over the function itself, not {_kind_name(type(answer))}: its name, without parentheses.",
-    )
+    kind = _kind_name(type(answer))
+    expect(callable(answer), f"Hand over the function itself, not {kind}: its name, without parentheses.")
     _expect_signature(answer, arguments, named)
     given = {**dict(enumerate(arguments)), **named}
     guarded = {key: (value, _copied(value)) for key, value in given.items() if key not in may_change}

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -78,7 +79,7 @@ def workspace_bytes(device: Device) -> dict[str, Any]:
     torch gives cuBLAS a workspace for each handle and stream, and keeps it. Autograd's own thread has a handle of its
     own, so that a backward pass may add one. All of them together are the last figure.
     """
-    x, weight = (torch.randn(1024, 1024, device=device.kind, dtype=torch.float16, requires_grad=True) for _ in range(2))
+    x, weight = _normal(device.kind, (1024, 1024), (1024, 1024))
     bias = torch.randn(1024, device=device.kind, dtype=torch.float16)
     operations: dict[str, Callable[[], Any]] = {
         "mm": lambda: x @ weight,
@@ -156,11 +157,8 @@ def kernel_alone(kernel: str) -> AbstractContextManager[Any]:
 
 def prepared_operations(device: str) -> list[Prepared]:
     """The operations of a training step one by one, at GPT-2's sizes: b=8, s=1024, h=768, 16 bits unless said."""
-    half = {"device": device, "dtype": torch.float16, "requires_grad": True}
     rows, hidden, vocab = 8 * 1024, 768, 50257
-
-    def normal(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.randn(*shape, **half) for shape in shapes)
+    normal = partial(_normal, device)
 
     def tokens() -> torch.Tensor:
         return torch.randint(vocab, (rows,), device=device)
@@ -199,10 +197,13 @@ def _both_ways(
     ]
 
 
-def attention_inputs(device: str, seq_len: int, heads: int = 16, size: int = 64) -> tuple[torch.Tensor, ...]:
+def attention_inputs(device: str, seq_len: int) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values of one sequence (1, a, s, h/a) in 16 bits."""
-    options: dict[str, Any] = {"device": device, "dtype": torch.float16, "requires_grad": True}
-    return tuple(torch.randn(1, heads, seq_len, size, **options) for _ in range(3))
+    return _normal(device, *[(1, 16, seq_len, 64)] * 3)
+
+
+def _normal(device: str, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(shape, device=device, dtype=torch.float16, requires_grad=True) for shape in shapes)
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
