@@ -13,7 +13,7 @@ from ..breakdown import KINDS, MemoryBreakdown
 from ..estimating import estimate
 from ..measurement import Measurement
 from ..run import TrainingRun
-from ..units import formatter
+from ..units import formatter, html_table
 from .sources import measure
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -118,14 +118,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         word = self.measurement.word
-        head = f"<tr><th></th><th>estimate</th><th>{word}</th><th>estimate − {word}</th></tr>"
-        body = "".join(
-            f"<tr><td style='text-align:left'>{name}</td><td>{found}</td><td>{truth}</td><td>{gap}</td></tr>"
-            for name, found, truth, gap in self._cells()
-        )
+        rows = [("", "estimate", word, f"estimate − {word}"), *self._cells()]
         notes = f"<p>{escape(self.explanation())}<br><small>{escape(str(self.measurement.provenance))}</small></p>"
-        caption = f"<caption style='text-align:left;white-space:nowrap'>{escape(str(self.run))}</caption>"
-        return f"<table>{caption}{head}{body}</table>{notes}"
+        return f"{html_table(rows, caption=str(self.run))}{notes}"
 
 
 def compare(run: TrainingRun, source: str = "auto", steps: int = 2) -> Comparison:
