@@ -42,8 +42,9 @@ def named_states_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) 
     What it keeps of a weight without a name is ("exp_avg", tensor).
     """
     kept = [
-        (f"{name} of {names[id(weight)]}" if id(weight) in names else str(name), tensor)
+        (f"{name} of {owner}" if owner else str(name), tensor)
         for weight, state in optimizer.state.items()
+        for owner in (names.get(id(weight)),)
         for name, tensor in state.items()
     ]
     tables = optimizer.codebooks.tensors() if isinstance(optimizer, Adam8bit) else []
