@@ -63,7 +63,7 @@ def _runs() -> Iterator[TrainingRun]:
     gpt = block.model
     yield TrainingRun("llama3-8b", 1, 4096, "bf16-master")
     models = [replace(gpt, dropout=0.0), replace(gpt, norm="rmsnorm"), replace(gpt, kv_heads=4)]
-    models += [replace(gpt, mlp="swiglu", ffn=8 * gpt.hidden // 3)]
+    models += [replace(gpt, mlp="swiglu", ffn=8 * gpt.hidden // 3), replace(gpt, unfused=True)]
     variants = [block, block.replace(attention="eager"), block.replace(precision="amp-bf16")]
     variants += [block.replace(model=model) for model in models]
     yield from (run.replace(model=replace(run.model, layers=layers)) for run in variants for layers in (2, 3))
