@@ -370,7 +370,8 @@ reveal("13.cards", round(median(abs(percent(row, row.said)) for row in certain),
 frozen_summary()
 
 # %% [markdown]
-# Ten of them, from different people and for different models. Each name says what was run.
+# Ten of them, from different people and for different models. Each name says what was run. The counter *driver* is what
+# `nvidia-smi` showed, with CUDA's context.
 
 # %%
 from course_utils.benchmark.published import ten_rows

@@ -33,16 +33,16 @@ COUNTERS = ("allocated", "reserved", "driver")
 """torch.cuda.max_memory_allocated, max_memory_reserved, and the driver's figure, as nvidia-smi shows it."""
 
 TEN = (
-    "cs336-shibuki-2.7b-fp32-train-step-ctx512",
     "cs336-shibuki-2.7b-bf16-train-step-ctx512",
-    "cs336-damek-xl-ddp2-T512-full",
     "cs336-shibuki-xl-ddp2-full-opt-step-peak-allocated",
+    "fms-mistral7b-full-bs4",
     "litgpt-lora-Llama2-7B-mb1",
-    "litgpt-lora-Llama2-13B-mb1",
+    "fms-llama70b-qlora-bs4",
+    "titan-202502-8b-reshard-default-steady",
     "rasbt-gpt124m-00-orig",
-    "rasbt-gpt124m-07-sdpa",
+    "ao-vith-adam8bit-bnb",
+    "hf-bertlarge-bs4",
     "liger-fused_linear_cross_entropy-full-BT16384-a100-l204",
-    "liger-swiglu-full-T4096-a100-l410",
 )
 """Ids of the rows that stand for all in the README and in lesson 13."""
 
