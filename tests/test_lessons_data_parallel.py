@@ -220,3 +220,5 @@ def test_pictures_of_steps_and_bands_say_their_numbers() -> None:
     figure = figures.band_figure({"model": band}, {10: 5.0}, "A title", "bytes", "µs", log_y=True)
     assert "measured is 5 at 10; model goes from 2 at 1 to 4 at 100" in figure.alt
     assert figure.svg.count("PolyCollection") == 1
+    unsure = figures.band_figure({"model": {1.0: (-3.0, 2.0, 7.0)}}, {10: 5.0}, "A title", "bytes", "µs", log_y=True)
+    assert "measured is 5 at 10" in unsure.alt

@@ -1,5 +1,6 @@
 """Measuring on a real GPU, and what happens where there is none, an old one or a small one."""
 
+import gc
 import re
 import weakref
 from collections import namedtuple
@@ -13,6 +14,7 @@ from course_utils import compare, estimate, measure
 from course_utils.gpus import Gpu
 from course_utils.measuring import choose_source, live
 from course_utils.measuring.live import KERNELS, GpuOutOfMemory, KernelRefused, memory_released, only_kernel, release
+from course_utils.measuring.tracebacks import let_go
 from course_utils.planning.twin import SAFETY, fits, largest_micro_batch, not_built, twin, unsupported
 from course_utils.run import ATTENTIONS, TrainingRun
 from course_utils.units import GB, MB, GiB
@@ -299,6 +301,28 @@ def test_a_run_that_is_interrupted_lets_go_of_its_memory_and_keeps_its_traceback
         interrupted()
     assert caught.traceback[-1].name == "interrupted"
     assert [reference() for reference in held.references] == [None]
+
+
+def test_a_traceback_is_let_go_while_the_garbage_collector_calls_back():
+    """Its callback is a function, too, that is entered in the midst; no function of the traceback is ever run."""
+    entered: list[int] = []
+
+    def failing(number: int) -> None:
+        entered.append(number)
+        raise ValueError
+
+    for _ in range(50):
+        with pytest.raises(ValueError) as caught:
+            failing(1)
+        thresholds = gc.get_threshold()
+        gc.callbacks.append(lambda *_: None)
+        gc.set_threshold(1, 1, 1)
+        try:
+            let_go(caught.value)
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.callbacks.pop()
+    assert entered == [1] * 50
 
 
 def test_without_an_error_what_only_a_cycle_keeps_is_released_and_what_somebody_holds_stays():

@@ -63,8 +63,9 @@ def _entry(code: CodeType, namespace: dict[str, Any], instruction: int, line: in
     frames: list[FrameType] = []
 
     def stop(frame: FrameType, *_: Any) -> None:
-        frames.append(frame)
-        raise _Stopped
+        if frame.f_code is code:  # not a callback of Python's garbage collector
+            frames.append(frame)
+            raise _Stopped
 
     function = FunctionType(code, namespace, closure=tuple(CellType() for _ in code.co_freevars))
     named = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]

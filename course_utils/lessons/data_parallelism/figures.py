@@ -192,7 +192,7 @@ def band_figure(
 ) -> Figure:  # fmt: skip
     """Lines with bands of uncertainty, x on a logarithmic axis, and measured dots."""
     columns = {name: list(zip(*band.values(), strict=True)) for name, band in bands.items()}
-    floor = min(value for low, _, _ in columns.values() for value in low if value > 0)
+    floor = min((value for low, _, _ in columns.values() for value in low if value > 0), default=min(dots.values()))
     drawn: dict[str, tuple[Sequence[float], Sequence[float]]] = {"measured": (list(dots), list(dots.values()))}
     drawn |= {name: (list(bands[name]), expected) for name, (_, expected, _) in columns.items()}
     ranges = {name: ([max(floor, value) for value in low], high) for name, (low, _, high) in columns.items()}
