@@ -199,8 +199,12 @@ def ten_rows() -> Table:
     for row in map(known.__getitem__, TEN):
         counted, ours = (format_bytes(size, "GB", 3) for size in (row.bytes, row.said.of(row)))
         off = round(percent(row, row.said), 2) + 0.0  # no negative zero
-        gpu, source = row.gpu.partition(" (")[0], row.source.partition(" §")[0]
-        lines.append((row.id, gpu, row.counter, row.printed, counted, ours, f"{off:+.2f} %", source))
+        place, _, path = row.source.partition(" §")[0].partition(":")
+        repository, _, commit = place.partition("@")
+        source = f"`{repository}@{commit[:9]}` {Path(path).name}".strip()
+        lines.append(
+            (row.id, row.gpu.partition(" (")[0], row.counter, row.printed, counted, ours, f"{off:+.2f} %", source)
+        )
     headings = ("what was run", "GPU", "counter", "published", "in GB", "ours", "error", "source")
     return Table("ten-rows", "Counted by GPUs elsewhere, and simulated", headings, tuple(lines))
 
