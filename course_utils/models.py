@@ -37,9 +37,9 @@ class TransformerConfig:
     `family` "gpt2" has learned positions, LayerNorm, biases and a GELU MLP of 4h; "llama" has rotary positions,
     RMSNorm, no biases, grouped queries (`kv_heads`) and a SwiGLU MLP of width `ffn`; each of these can be chosen anew.
     `tied` says that the output head is the embedding; `logits`, one of LOGITS, what the loss reads; `unfused`, that
-    GELU and RMSNorm are single operations, as in transformers and Meta's code, not one kernel each. With `experts`,
-    each block has that many MLPs and a token visits `experts_per_token` of them. Raises ValueError for sizes that make
-    no transformer.
+    GELU and RMSNorm are single operations, not one kernel each, and that eager attention next to RMSNorm has an fp32
+    softmax: transformers' and Meta's code (docs/reference_code.md). With `experts`, each block has that many MLPs and a
+    token visits `experts_per_token` of them. Raises ValueError for sizes that make no transformer.
     """
 
     name: str

@@ -43,7 +43,7 @@ def repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str, dro
 
 
 def eager_in_fp32(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, dropout: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, dropout: float, **_: bool
 ) -> torch.Tensor:
     """Attention written out with a mask that is added, and a softmax in fp32 that is cast back."""
     k, v = attention.full_width(q, k, v)

@@ -103,6 +103,8 @@ TINY = [
     TrainingRun(tiny("gpt2", norm="rmsnorm"), 2, 32, "fp32", attention="eager", unfused=True),
     TrainingRun(tiny("llama"), 2, 32, "amp-bf16", unfused=True, accumulation_steps=2),
     TrainingRun(tiny("llama"), 2, 32, "bf16-master", recompute="full", unfused=True),
+    TrainingRun(tiny("llama"), 2, 32, "bf16-master", attention="eager", unfused=True),
+    TrainingRun(tiny("llama"), 2, 32, "amp-fp16", attention="eager", recompute="selective-attention", unfused=True),
     TrainingRun(tiny("llama"), 2, 32, "amp-fp16", lora_rank=4, frozen_bits=4, unfused=True),
     TrainingRun(tiny("llama"), 2, 32, "bf16", lora_rank=4, frozen_bits=16, unfused=True),
     TrainingRun(UNEVEN, 3, 11, "amp-bf16", unfused=True),

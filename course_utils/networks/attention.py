@@ -31,13 +31,17 @@ def causal_mask(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def eager_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, dropout: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, dropout: float, upcast: bool = False
 ) -> torch.Tensor:
-    """softmax(q·kᵀ/√d)·v with every s×s intermediate made for real; grouped keys and values are repeated."""
+    """softmax(q·kᵀ/√d)·v with every s×s intermediate made for real; grouped keys and values are repeated.
+
+    With `upcast` the softmax is in fp32 and cast back, as in Meta's and transformers' Llama.
+    """
     k, v = full_width(q, k, v)
     scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.size(-1))
     scores = scores.masked_fill(mask, float("-inf"))
-    weights = F.dropout(F.softmax(scores, dim=-1), dropout)
+    weights = F.softmax(scores, -1, dtype=torch.float32).to(q.dtype) if upcast else F.softmax(scores, dim=-1)
+    weights = F.dropout(weights, dropout)
     return weights @ v
 
 

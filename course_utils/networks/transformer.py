@@ -5,6 +5,8 @@ block, biases everywhere, GELU, a tied head; or Llama (Touvron et al. 2023; Grat
 RMSNorm, grouped queries, SwiGLU, no biases.
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -83,6 +85,7 @@ class Attention(nn.Module):
         super().__init__()
         self.recompute = recompute
         self.kernel, self.dropout, self.head_size = kernel, model.dropout, model.head_size
+        self.eager = partial(eager_attention, upcast=model.unfused and model.norm == "rmsnorm")
         h, kv, bias = model.hidden, model.kv, bool(model.qkv_bias)
         self.widths = [h, kv, kv]
         self.fused = model.fused_qkv
@@ -99,7 +102,7 @@ class Attention(nn.Module):
         q, k, v = (part.view(b, s, -1, self.head_size).transpose(1, 2) for part in self.project(x))
         if by is not None:
             q, k = rotate(q, by), rotate(k, by)
-        core, *how = (fused_attention, self.kernel) if mask is None else (eager_attention, mask)
+        core, *how = (fused_attention, self.kernel) if mask is None else (self.eager, mask)
         y = attention_core(core, self.recompute, q, k, v, *how, self.dropout)
         return F.dropout(self.out(y.transpose(1, 2).reshape(b, s, h)), self.dropout)
 

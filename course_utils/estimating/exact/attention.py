@@ -130,9 +130,12 @@ def eager_attention(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -
     k, v = hold(full_width(step, k)), hold(full_width(step, v))
     products = matrix_product(step, as_factor(step, q), as_factor(step, k, shape.grouped), "b·a·s·s", "q·kᵀ")
     scores = hold(masked(step, ops.scaled(step, products), mask))
-    if shape.autocast and not shape.loss_scaling:  # from fp16 CUDA's softmax writes fp32 itself (ATen's SoftMax.cpp)
-        scores = ops.cast(step, scores, "r")
-    softmax = ops.softmax(step, scores, "softmax", "attention weights", step.wide)
+    upcast = shape.unfused and shape.norm == "rmsnorm" and (shape.autocast or shape.narrow)
+    element = "4" if upcast else step.wide
+    if (shape.autocast or upcast) and not shape.loss_scaling:  # CUDA's softmax of fp16 writes fp32 itself (SoftMax.cpp)
+        scores = ops.cast(step, scores, element)
+    softmax = ops.softmax(step, scores, "softmax", "attention weights", element)
+    softmax = ops.cast(step, softmax, "c") if upcast else softmax
     weights = hold(ops.dropout(step, softmax, "attention weights"))
     out = matrix_product(step, as_factor(step, weights, True), as_factor(step, v, shape.grouped), "sb·h", "weights·v")
     return ops.view(step, out) if shape.factors_are_views else ops.relaid(step, out)
