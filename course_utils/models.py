@@ -38,8 +38,10 @@ class TransformerConfig:
     RMSNorm, no biases, grouped queries (`kv_heads`) and a SwiGLU MLP of width `ffn`; each of these can be chosen anew.
     `tied` says that the output head is the embedding; `logits`, one of LOGITS, what the loss reads; `unfused`, that
     GELU and RMSNorm are single operations, not one kernel each, and that eager attention next to RMSNorm has an fp32
-    softmax: transformers' and Meta's code (docs/reference_code.md). With `experts`, each block has that many MLPs and a
-    token visits `experts_per_token` of them. Raises ValueError for sizes that make no transformer.
+    softmax: transformers' and Meta's code (docs/reference_code.md). `repeat_kv`: a fused kernel gets keys and values
+    repeated for every query head, as in Meta's. `fused_qkv`: one matrix makes q, k and v. With `experts`, each block
+    has that many MLPs and a token visits `experts_per_token` of them. Raises ValueError for sizes that make no
+    transformer.
     """
 
     name: str
@@ -63,6 +65,8 @@ class TransformerConfig:
     experts_per_token: int = 0
     logits: str = ""
     unfused: bool = False
+    repeat_kv: bool = False
+    fused_qkv: bool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -82,6 +86,8 @@ class TransformerConfig:
                 object.__setattr__(self, name, value)
         if self.qkv_bias is None:
             object.__setattr__(self, "qkv_bias", self.bias)
+        if self.fused_qkv is None:
+            object.__setattr__(self, "fused_qkv", self.family == "gpt2")
 
     def _check_sizes(self) -> None:
         for size in ("layers", "hidden", "heads", "vocab", "max_positions", "kv_heads", "ffn"):
@@ -109,7 +115,7 @@ class TransformerConfig:
             raise ValueError(f"dropout is {self.dropout!r}: a probability of at least 0 and below 1")
         if not isinstance(self.rope_theta, (int, float)) or not 1.0 < self.rope_theta <= sys.float_info.max:
             raise ValueError(f"rope_theta is {self.rope_theta!r}: the base of rotary angles, a number above 1")
-        for name in ("tied", "bias", "qkv_bias", "unfused"):
+        for name in ("tied", "bias", "qkv_bias", "unfused", "repeat_kv", "fused_qkv"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it is True or False")
 
@@ -122,11 +128,6 @@ class TransformerConfig:
     def kv(self) -> int:
         """Elements of a token's keys, and of its values: kv_heads · h/a."""
         return self.kv_heads * self.head_size
-
-    @property
-    def fused_qkv(self) -> bool:
-        """True if one matrix makes q, k and v, as in the GPT-2 family."""
-        return self.family == "gpt2"
 
     @property
     def parameters(self) -> int:

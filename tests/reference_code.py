@@ -8,9 +8,10 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import PropertyMock, patch
+from unittest.mock import patch
 
 import torch
 from torch.nn import functional as F
@@ -35,11 +36,6 @@ def rotate_complex(x: torch.Tensor, by: attention.Rotation) -> torch.Tensor:
     half = by[0].size(-1) // 2
     angles = torch.complex(by[0][:, :half].float(), by[1][:, :half].float())
     return torch.view_as_real(pairs * angles).flatten(-2).type_as(x)
-
-
-def repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str, dropout: float) -> torch.Tensor:
-    """A fused kernel after keys and values were repeated for every query head."""
-    return attention.fused_attention(q, *attention.full_width(q, k, v), kernel, dropout)
 
 
 def eager_in_fp32(
@@ -83,15 +79,13 @@ def changed(changes: Changes) -> Iterator[None]:
         HELD.clear()
 
 
-FUSED_QKV = {"course_utils.models.TransformerConfig.fused_qkv": PropertyMock(return_value=True)}
-
 DIFFERENCES: dict[str, tuple[TrainingRun, Changes]] = {
     "logits in fp32": (GPT.replace(logits="fp32"), {}),
     "logits in 16 bits": (LLAMA.replace(logits="compute"), {}),
     "GELU in single operations": (GPT.replace(unfused=True), {}),
     "RMSNorm in single operations": (LLAMA.replace(unfused=True), {}),
-    "keys and values repeated": (LLAMA, {f"{NETWORK}.fused_attention": repeated}),
-    "one matrix for q, k and v": (LLAMA, FUSED_QKV),
+    "keys and values repeated": (LLAMA.replace(model=replace(LLAMA.model, repeat_kv=True)), {}),
+    "one matrix for q, k and v": (LLAMA.replace(model=replace(LLAMA.model, fused_qkv=True)), {}),
     "rotation in fp32": (LLAMA, {f"{NETWORK}.rotate": rotate_complex}),
     "eager: mask added, softmax in fp32": (
         LLAMA.replace(attention="eager", micro_batch=1), {f"{NETWORK}.eager_attention": eager_in_fp32},

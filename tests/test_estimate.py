@@ -108,6 +108,11 @@ TINY = [
     TrainingRun(tiny("llama"), 2, 32, "amp-fp16", lora_rank=4, frozen_bits=4, unfused=True),
     TrainingRun(tiny("llama"), 2, 32, "bf16", lora_rank=4, frozen_bits=16, unfused=True),
     TrainingRun(UNEVEN, 3, 11, "amp-bf16", unfused=True),
+    TrainingRun(tiny("llama", repeat_kv=True), 2, 32, "amp-bf16"),
+    TrainingRun(tiny("llama", repeat_kv=True), 2, 32, "bf16-master", recompute="selective"),
+    TrainingRun(tiny("llama", fused_qkv=True), 2, 32, "amp-bf16"),
+    TrainingRun(tiny("llama", fused_qkv=True, repeat_kv=True), 2, 32, "bf16-master", recompute="full"),
+    TrainingRun(tiny("gpt2", fused_qkv=False), 2, 32, "bf16"),
 ]
 
 

@@ -119,7 +119,7 @@ def attention(run: TrainingRun) -> Bytes:
     under autocast, whose softmax is in fp32.
     """
     m, t, c, r = run.model, run.micro_batch * run.seq_len, run.precision.compute, residual(run)
-    repeated = run.attention in ("eager", "efficient")  # keys and values, for every query head
+    repeated = run.attention in ("eager", "efficient") or m.repeat_kv  # keys and values, for every query head
     qkv = c * t * (3 * m.hidden if repeated else m.hidden + 2 * m.kv)
     if run.attention != "eager":
         return {"qkv": qkv, "logsumexp": 4 * t * m.heads}

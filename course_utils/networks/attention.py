@@ -45,9 +45,11 @@ def eager_attention(
     return weights @ v
 
 
-def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str, dropout: float) -> torch.Tensor:
+def fused_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str, dropout: float, repeat: bool = False
+) -> torch.Tensor:
     """The same in one kernel, which writes no s×s matrix; the efficient one wants keys and values repeated."""
-    if kernel == "efficient":
+    if repeat or kernel == "efficient":
         k, v = full_width(q, k, v)
     grouped = q.size(1) != k.size(1)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=grouped)

@@ -85,7 +85,8 @@ class Attention(nn.Module):
         super().__init__()
         self.recompute = recompute
         self.kernel, self.dropout, self.head_size = kernel, model.dropout, model.head_size
-        self.eager = partial(eager_attention, upcast=model.unfused and model.norm == "rmsnorm")
+        eager = partial(eager_attention, upcast=model.unfused and model.norm == "rmsnorm")
+        self.core = eager if kernel == "eager" else partial(fused_attention, repeat=model.repeat_kv)
         h, kv, bias = model.hidden, model.kv, bool(model.qkv_bias)
         self.widths = [h, kv, kv]
         self.fused = model.fused_qkv
@@ -102,8 +103,8 @@ class Attention(nn.Module):
         q, k, v = (part.view(b, s, -1, self.head_size).transpose(1, 2) for part in self.project(x))
         if by is not None:
             q, k = rotate(q, by), rotate(k, by)
-        core, *how = (fused_attention, self.kernel) if mask is None else (self.eager, mask)
-        y = attention_core(core, self.recompute, q, k, v, *how, self.dropout)
+        how = self.kernel if mask is None else mask
+        y = attention_core(self.core, self.recompute, q, k, v, how, self.dropout)
         return F.dropout(self.out(y.transpose(1, 2).reshape(b, s, h)), self.dropout)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

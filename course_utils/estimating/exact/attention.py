@@ -42,7 +42,7 @@ def heads_apart(step: Step, x: Tensor, number: int) -> Tensor:
     does for kᵀ alone, unless it was rotated.
     """
     shape = step.structure
-    summed = shape.attention == "efficient" and shape.grouped and number > 0
+    summed = shape.repeats and shape.grouped and number > 0
     fits = number == 1 and shape.positions != "rotary" if shape.attention == "eager" else not summed
     return ops.view(step, x) if fits else ops.relaid(step, x)
 
@@ -84,10 +84,10 @@ def attention_core(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Shared) ->
 @operation
 def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """One kernel: it saves q, k, v, its output, one fp32 logsumexp per row, and its random numbers' state (Dao et al.
-    2022). Flash and cuDNN take grouped keys and values as they are; the efficient kernel pads rows to 32.
+    2022). Flash and cuDNN can take grouped keys and values as they are; the efficient kernel pads rows to 32.
     """
     kernel, tape = step.structure.attention, step.tape
-    if kernel == "efficient":
+    if step.structure.repeats:
         k, v = full_width(step, k), full_width(step, v)
     out = step.product("c", "sb·h")
     rows = "b·a·s32" if kernel == "efficient" else "b·a·s"
@@ -120,7 +120,8 @@ def flash_scratch(step: Step) -> list[str]:
     in fp32, and of shared keys and values the gradients for every head; rows and heads in whole tiles (mha_bwd in
     torch's flash_api.cpp).
     """
-    return ["4·b·a·s128", "4·b·a·s128·d32", *(["c·sb·h"] * 2 if step.structure.grouped else [])]
+    shared = step.structure.grouped and not step.structure.repeats
+    return ["4·b·a·s128", "4·b·a·s128·d32", *(["c·sb·h"] * 2 if shared else [])]
 
 
 @operation

@@ -1,7 +1,7 @@
 """The loss, as `networks/loss.py` computes it: at once, or piece by piece."""
 
 from .layers import Linear
-from .operations import Step, cast, log_softmax, new_gradients, same_gradient, scaled, split, view
+from .operations import Step, cast, keeps_output, new_gradients, same_gradient, scaled, split, view
 from .recomputation import checkpoint
 from .tape import LOSS, Place, Saving, Tensor, operation
 
@@ -9,7 +9,8 @@ from .tape import LOSS, Place, Saving, Tensor, operation
 @operation
 def cross_entropy(step: Step, logits: Tensor) -> Tensor:
     """Log-softmax in the logits' type, which autocast copies to fp32 for the loss itself unless it is that already."""
-    likelihoods = step.tape.hold(log_softmax(step, logits))
+    output = keeps_output(step, logits, "log-softmax", "output", "gradient of the logits")
+    likelihoods = step.tape.hold(output)
     copied = step.structure.autocast and not step.structure.upcast_logits
     return negative_likelihood(step, cast(step, likelihoods, "4") if copied else likelihoods)
 

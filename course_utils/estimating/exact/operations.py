@@ -261,10 +261,10 @@ def softmax(step: Step, x: Tensor, name: str, what: str, element: str = "") -> T
 
 
 @operation
-def log_softmax(step: Step, x: Tensor) -> Tensor:
-    """Of the logits: saves its output."""
+def keeps_output(step: Step, x: Tensor, name: str, what: str, why: str) -> Tensor:
+    """Log-softmax or tanh, whose derivative is written with the output: saves that."""
     out = step.tape.tensor(x.element, x.shape)
-    return new_gradients(step, out, [x], [Saving(out, "log-softmax", "output", "gradient of the logits")])
+    return new_gradients(step, out, [x], [Saving(out, name, what, why)])
 
 
 @operation

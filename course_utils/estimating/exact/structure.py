@@ -17,6 +17,7 @@ class Structure(NamedTuple):
     qkv_bias: bool
     fused_qkv: bool
     grouped: bool
+    repeats: bool  # keys and values, for a fused kernel
     dropout: bool
     tied: bool
     experts: int
@@ -50,8 +51,9 @@ def structure(run: TrainingRun) -> Structure:
         positions=model.positions,
         bias=bool(model.bias),
         qkv_bias=bool(model.qkv_bias),
-        fused_qkv=model.fused_qkv,
+        fused_qkv=bool(model.fused_qkv),
         grouped=model.kv_heads < model.heads,
+        repeats=run.attention == "efficient" or model.repeat_kv,
         dropout=model.dropout > 0,
         tied=model.tied,
         experts=model.experts,

@@ -1,6 +1,6 @@
 """GELU and RMSNorm in single operations, as `networks/unfused.py` has them."""
 
-from .operations import Step, Weight, add, cast, multiply, new_gradients, same_gradient, scaled
+from .operations import Step, Weight, add, cast, keeps_output, multiply, new_gradients, same_gradient, scaled
 from .tape import Gradient, Saving, Tensor, operation
 
 
@@ -15,7 +15,8 @@ def unfused_gelu(step: Step, x: Tensor) -> Tensor:
     half = scaled(step, x)
     wide = cast(step, x, "4") if is_narrow(step, x) and step.structure.autocast else x
     inner = scaled(step, add(step, scaled(step, power(step, wide, "gelu")), x))
-    return multiply(step, half, shifted(step, tanh(step, inner)), "gelu", ("half of its input", "1 + tanh"))
+    bent = keeps_output(step, inner, "gelu", "tanh", "derivative of tanh")
+    return multiply(step, half, shifted(step, bent), "gelu", ("half of its input", "1 + tanh"))
 
 
 @operation
@@ -56,13 +57,6 @@ def _from_two(step: Step, x: Tensor, saving: Saving, out: Tensor | None = None) 
 
     tape.apply(out, [x], backward, [saving])
     return out
-
-
-@operation
-def tanh(step: Step, x: Tensor) -> Tensor:
-    """Saves its output."""
-    out = step.tape.tensor(x.element, x.shape)
-    return new_gradients(step, out, [x], [Saving(out, "gelu", "tanh", "derivative of tanh")])
 
 
 @operation
