@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the same as _OFFERED, for type checkers and editors: nothin
     from .measuring.comparing import compare
     from .measuring.differences import difference
     from .measuring.measurement_file import read_measurement, save_measurement
+    from .measuring.on_gpu import on_gpu
     from .measuring.recorded import recordings
     from .measuring.sources import card_here, measure
     from .models import PRESETS, TransformerConfig
@@ -44,6 +45,7 @@ _OFFERED = {
     "measuring.comparing": "compare",
     "measuring.differences": "difference",
     "measuring.measurement_file": "read_measurement save_measurement",
+    "measuring.on_gpu": "on_gpu",
     "measuring.recorded": "recordings",
     "planning.twin": "twin",
     "planning.fit": "fit arrange",

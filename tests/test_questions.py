@@ -11,19 +11,20 @@ from torch.nn import functional as F
 
 from course_utils import measure
 from course_utils.errors import StepError
-from course_utils.measuring.questions import CARD, REFUSED, Memory, OneDevice, answered, answers
+from course_utils.measuring.memory import CARD, Memory
+from course_utils.measuring.questions import REFUSED, OneDevice, answered, answers
 from course_utils.measuring.simulated import simulated_gpu
 
 
 @contextmanager
-def asked(sizes: Callable[[], list[int]] = list):
+def asked(events: Callable[[], list[tuple[int, str]]] = list):
     """A simulated GPU that answers."""
-    with simulated_gpu("auto"), answered(sizes):
+    with simulated_gpu("auto"), answered(Memory(events)):
         yield
 
 
 def test_every_answer_replaces_torchs_own_and_none_stays():
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in answers(list)]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in answers(Memory(list))]
     with asked():
         assert torch.cuda.is_available()
         assert [name for owner, name, said in before if getattr(owner, name) is said] == []
@@ -75,19 +76,31 @@ def test_streams_events_and_random_numbers_do_nothing():
             event.elapsed_time(torch.cuda.Event())
 
 
-def test_memory_is_what_has_been_counted_so_far():
-    sizes = [1024]
-    with asked(lambda: sizes):
+def test_memory_is_what_the_allocator_makes_of_what_has_been_counted_so_far():
+    events, MiB = [(1024, "a")], 1 << 20
+    with asked(lambda: events):
         assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated("cuda") == 1024
-        sizes += [4096, -4096]
+        events += [(4096, "b"), (-4096, "b")]
         assert (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()) == (1024, 5120)
         torch.cuda.reset_peak_memory_stats()
-        sizes += [512]
+        events += [(512, "c")]
         assert torch.accelerator.max_memory_allocated() == 1536
-        assert torch.cuda.memory_reserved() == 5120
-        assert torch.cuda.mem_get_info() == (CARD.room - 5120, CARD.room)
-        assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 1536
-    assert Memory(list).allocated() == Memory(list).peak() == 0
+        assert torch.cuda.memory_reserved() == 2 * MiB  # the first segment of the small pool
+        assert torch.cuda.mem_get_info() == (CARD.room - 2 * MiB, CARD.room)
+        said = torch.cuda.memory_stats()
+        assert said["allocated_bytes.all.peak"] == 1536 and said["inactive_split_bytes.all.current"] == 2 * MiB - 1536
+        events += [(-1024, "a"), (-512, "c")]
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == 0 and torch.cuda.max_memory_reserved() == 2 * MiB
+    assert Memory(list).followed().allocated == 0
+
+
+def test_an_event_that_is_taken_back_counts_no_more():
+    events = [(1024, "a"), (2048, "b")]
+    memory = Memory(lambda: events)
+    assert memory.followed().allocated == 3072
+    del events[1]
+    assert memory.followed().allocated == 1024
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])

@@ -7,7 +7,7 @@ https://pytorch.org/memory_viz and `torch.cuda._memory_viz` read.
 import io
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -188,22 +188,28 @@ def snapshot_of(replayed: Replay, since: int = 0, least: int | str = 0) -> dict[
     go in it; "left_out" says how many. In the place of Python's stack, each entry has the tensor's operation and
     module, its kind and phase, and the line of code. Raises ValueError for a step that the replay does not have.
     """
-    settings_text = ",".join(f"{name}:{value}" for name, value in replayed.choices.items() if value is not None)
-    start, frames = _begin(replayed, since), _shared_frames()
+    start = _begin(replayed, since)
     small = _passing(replayed.requests[: len(replayed)], start, parse_bytes(least))
-    found: dict[str, Any] = {
+    found = snapshot_from(replayed, start, small)
+    if start or small:
+        counts = f"{start:,} before step {since}, {len(small):,} of tensors below {least} that came and went"
+        found["left_out"] = f"Left out of {len(replayed):,} allocations and frees: {counts}."
+    return found
+
+
+def snapshot_from(replayed: Replay, start: int, left_out: Collection[int] = ()) -> dict[str, Any]:
+    """The state at the end of a replay, and its history after `start` events, without those in `left_out`."""
+    settings_text = ",".join(f"{name}:{value}" for name, value in replayed.choices.items() if value is not None)
+    frames = _shared_frames()
+    return {
         "segments": [_segment(segment, frames) for segment in replayed.blocks_at(len(replayed))],
-        "device_traces": [list(_entries(replayed, start, small, frames))],
+        "device_traces": [list(_entries(replayed, start, left_out, frames))],
         "external_annotations": [],
         "allocator_settings": {
             "expandable_segments": bool(replayed.choices.get("expandable_segments", False)),
             "PYTORCH_CUDA_ALLOC_CONF": settings_text,
         },
     }
-    if start or small:
-        counts = f"{start:,} before step {since}, {len(small):,} of tensors below {least} that came and went"
-        found["left_out"] = f"Left out of {len(replayed):,} allocations and frees: {counts}."
-    return found
 
 
 def save_snapshot(replayed: Replay, path: str | Path, since: int = 0, least: int | str = 0) -> Path:
@@ -213,17 +219,23 @@ def save_snapshot(replayed: Replay, path: str | Path, since: int = 0, least: int
     what is no replay.
     """
     check_replay(replayed)
-    path = Path(path)
-    if path.suffix != ".pickle":
-        raise ValueError(f"{path.name!r}: torch's viewer takes snapshots whose names end in .pickle")
+    if Path(path).suffix != ".pickle":
+        raise ValueError(f"{Path(path).name!r}: torch's viewer takes snapshots whose names end in .pickle")
     snapshot = snapshot_of(replayed, since, least)
+    path = write_snapshot(snapshot, path)
+    if "left_out" in snapshot:
+        print(snapshot["left_out"])
+    return path
+
+
+def write_snapshot(snapshot: Mapping[str, Any], path: str | Path) -> Path:
+    """Write a snapshot to `path`, and return that. Raises ValueError for more than 1 GB, which crashes browsers."""
+    path = Path(path)
     content = pickle.dumps(snapshot, protocol=4)  # torch's viewer shows nothing for 5
     if len(content) > MOST:
         small = "leave out earlier steps and small tensors, as in since=2, least='1 MB'"
         raise ValueError(f"{path.name} would take {format_bytes(len(content))}, and above 1 GB browsers crash: {small}")
     path.write_bytes(content)
-    if "left_out" in snapshot:
-        print(snapshot["left_out"])
     return path
 
 
@@ -273,7 +285,7 @@ def _segment(segment: MemorySegment, frames: Frames) -> dict[str, Any]:
     }
 
 
-def _entries(replayed: Replay, start: int, small: set[int], frames: Frames) -> Iterator[dict[str, Any]]:
+def _entries(replayed: Replay, start: int, small: Collection[int], frames: Frames) -> Iterator[dict[str, Any]]:
     """What happened after `start` events, but for those in `small`; what the driver gave is all there."""
     playback, clock = Playback(replayed.capacity, replayed.choices), count()
     calls = playback.allocator.driver_calls

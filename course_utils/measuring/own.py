@@ -24,6 +24,7 @@ from ..planning.twin import SAFETY
 from ..units import format_bytes
 from . import live
 from .carrying import OwnStep, carried_over, checked
+from .memory import Memory
 from .questions import answered
 from .simulated import availability, simulated_gpu
 from .tracebacks import let_go
@@ -36,6 +37,7 @@ CELL_BY_CELL = (
     "recurrent layers run cell by cell here; on a GPU cuDNN does them in one kernel, with a reserve of its own"
 )
 ANY_KERNEL = "attention kernel on this GPU for what your step asks: allow more of them in its sdpa_kernel(…)"
+NOT_IN_STEP = "Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
 NO_UPDATE = "the step never called optimizer.step(): nothing was updated, and no optimizer states were made"
 SCALER_IS_OFF = (
     "the GradScaler is off, as torch switches one off that is made where there is no GPU: nothing was scaled here; "
@@ -123,11 +125,11 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         work = carried_over(own, device, simulated)
         tracker = stack.enter_context(Tracker(device, own.workspaces))
         if simulated:
-            stack.enter_context(answered(lambda: [size for size, _ in tracker.events]))
+            stack.enter_context(answered(Memory(lambda: tracker.events)))
         watch = stack.enter_context(Watch(tracker, work, simulated))
         for number in range(1, steps + 1):
             watch.begin_step(number)
-            with _explained(tracker, simulated):
+            with errors_told(tracker, "the simulated GPU" if simulated else f"device {device!r}"):
                 result = work.advance()
             losses += [] if simulated else _values(result)
             del result  # a loss holds its graph
@@ -177,37 +179,38 @@ def _noted(measured: Measurement, *notes: str) -> Measurement:
 
 
 @contextmanager
-def _explained(tracker: Tracker, simulated: bool) -> Iterator[None]:
-    """Raise StepError where a message can say more than torch's; every other exception passes as it is."""
+def errors_told(tracker: Tracker, where: str, instead: str = NOT_IN_STEP) -> Iterator[None]:
+    """Raise StepError where a message can say more than torch's; every other exception passes as it is.
+
+    `where` the code runs, and what to do `instead` of what cannot be simulated.
+    """
+    tracker.failure = None  # an earlier one may have had the same identity
     try:
         yield
     except Exception as error:
-        where = "the simulated GPU" if simulated else f"device {tracker.device!r}"
-        message = _message(error, tracker.failure, where)
+        message = _message(error, tracker.failure, where, instead)
         if message is None:
             raise
         raise StepError(message) from error
 
 
-def _message(error: Exception, failure: Failure | None, where: str) -> str | None:
+def _message(error: Exception, failure: Failure | None, where: str, instead: str) -> str | None:
     if failure is None or failure.error != id(error):
         return None
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         what = "this reads" if failure.operation == "_local_scalar_dense" else f"{failure.operation} depends on"
-        return (
-            f"{failure.line}: {what} the values of a tensor, and a simulated tensor has a shape but no values. "
-            "Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
-        )
+        none = "the values of a tensor, and a simulated tensor has a shape but no values"
+        return f"{failure.line}: {what} {none}. {instead}"
     if isinstance(error, UnsupportedOperatorException):
         return (
             f"{failure.line}: {failure.operation} cannot be simulated, as torch can tell what it makes only by running "
-            "it: measure the step with source='cpu' or, on a GPU, 'live'"
+            f"it. {instead}"
         )
     devices = {device for shape, device in failure.tensors if shape}
     if len(devices) < 2:
         return None
     given = " and ".join(f"{shape} on {device}" for shape, device in failure.tensors)
     return (
-        f"{failure.line}: {failure.operation} got tensors on different devices: {given}. The model is on {where}: hand "
-        "the other tensor over in batch=…, make it with device=x.device, or register it as a buffer of the model"
+        f"{failure.line}: {failure.operation} got tensors on different devices: {given}. The model is on {where}: make "
+        "the other tensor with device=x.device, register it as a buffer of the model, or hand it over in batch=…"
     )

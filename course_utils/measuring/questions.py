@@ -4,11 +4,9 @@ Functions that ask, wait, give back a cache or begin another stream are answered
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest import mock
@@ -17,11 +15,9 @@ import torch
 import torch._subclasses.fake_tensor as fake_tensor
 
 from ..errors import StepError
-from ..gpus import gpu
+from .memory import CARD, Memory
 from .patches import on_this_thread
 from .places import calling_place, described
-
-CARD = replace(gpu("A100-80GB"), name="simulated GPU")  # It has every kernel that the course knows
 
 INSTEAD = "Leave this out of the step, or measure it with source='live' on a GPU"
 
@@ -40,10 +36,10 @@ NAMES_OF_ACCELERATOR = {
 
 
 @contextmanager
-def answered(sizes: Callable[[], Sequence[int]]) -> Iterator[None]:
+def answered(memory: Memory) -> Iterator[None]:
     """Inside, this thread's questions to torch.cuda and torch.accelerator are answered; see `answers`."""
     with ExitStack() as stack:
-        for owner, name, answer in answers(sizes):
+        for owner, name, answer in answers(memory):
             if isinstance(answer, type):
                 answer = class_of_this_thread(getattr(owner, name), answer)
             plain_function = callable(answer) and not isinstance(answer, type)
@@ -52,12 +48,12 @@ def answered(sizes: Callable[[], Sequence[int]]) -> Iterator[None]:
         yield
 
 
-def answers(sizes: Callable[[], Sequence[int]]) -> list[tuple[Any, str, Any]]:
+def answers(memory: Memory) -> list[tuple[Any, str, Any]]:
     """The owner, name and replacement of everything that is answered, without names that this torch lacks.
 
-    `sizes` returns the bytes of every allocation so far, and of every free, negative, in order.
+    `memory` is what torch's counters are to say.
     """
-    cuda = {**OF_CARD, **OF_WORK, **Memory(sizes).answers(), **{name: partial(_refuse, name) for name in REFUSED}}
+    cuda = {**OF_CARD, **OF_WORK, **_of_memory(memory), **{name: partial(_refuse, name) for name in REFUSED}}
     accelerator = {name: answer for name, answer in cuda.items() if name != "get_device_capability"}
     accelerator |= {name: cuda[same] for name, same in NAMES_OF_ACCELERATOR.items()}
     accelerator["current_accelerator"] = _always(torch.device("cuda"))
@@ -191,48 +187,16 @@ OF_WORK: dict[str, Any] = {
 }
 
 
-@dataclass
-class Memory:
-    """Bytes that the simulation has counted, as torch's own counters give them.
-
-    `reserved` is what was allocated at the highest point since the step began: the allocator keeps what it once had.
-    A real one reserves somewhat more, as it splits and rounds; `course_utils.allocator.replay` says how much.
-    """
-
-    sizes: Callable[[], Sequence[int]]
-    since: int = 0
-
-    def allocated(self) -> int:
-        return sum(self.sizes())
-
-    def peak(self) -> int:
-        """The most bytes in tensors since the peak began anew."""
-        return max(list(accumulate(self.sizes(), initial=0))[self.since :])
-
-    def reserved(self) -> int:
-        """The most bytes in tensors since the step began."""
-        return max(accumulate(self.sizes(), initial=0))
-
-    def reset_peak(self) -> None:
-        self.since = len(self.sizes())
-
-    def statistics(self) -> dict[str, int]:
-        """The counters that `torch.cuda.memory_stats` has, as far as they are known here."""
-        now, peak, reserved = self.allocated(), self.peak(), self.reserved()
-        counted = {"allocated_bytes": (now, peak), "active_bytes": (now, peak), "reserved_bytes": (reserved, reserved)}
-        found = {"num_alloc_retries": 0, "num_ooms": 0}
-        for name, (current, most) in counted.items():
-            found |= {f"{name}.all.current": current, f"{name}.all.peak": most}
-        return found
-
-    def answers(self) -> dict[str, Any]:
-        of_one = {
-            "memory_allocated": self.allocated,
-            "max_memory_allocated": self.peak,
-            **dict.fromkeys(("memory_reserved", "max_memory_reserved"), self.reserved),
-            "memory_stats": self.statistics,
-            "mem_get_info": lambda: (CARD.room - self.reserved(), CARD.room),
-            **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), self.reset_peak),
-            "reset_accumulated_memory_stats": _nothing,
-        }
-        return {"empty_cache": _nothing, **{name: partial(_of_one, answer) for name, answer in of_one.items()}}
+def _of_memory(memory: Memory) -> dict[str, Any]:
+    of_one: dict[str, Callable[[], Any]] = {
+        "memory_allocated": lambda: memory.followed().allocated,
+        "max_memory_allocated": lambda: memory.followed().most_allocated,
+        "memory_reserved": lambda: memory.followed().reserved,
+        "max_memory_reserved": lambda: memory.followed().most_reserved,
+        "memory_stats": memory.statistics,
+        "mem_get_info": memory.free_and_total,
+        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), memory.reset_peaks),
+        "empty_cache": memory.empty_cache,
+        "reset_accumulated_memory_stats": _nothing,
+    }
+    return {name: partial(_of_one, answer) for name, answer in of_one.items()}

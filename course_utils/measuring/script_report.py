@@ -13,7 +13,7 @@ from ..gpus import GPUS
 from ..measurement import Allocation, Measurement
 from ..planning.twin import SAFETY
 from ..units import aligned, format_bytes, percent
-from .questions import CARD
+from .memory import CARD
 
 WORTH_IT = 0.03  # Part of the peak that a change has to save to be named
 CHUNKS = 8  # Pieces that the loss is computed in

@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -12,23 +12,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as all_modules
 from torch.nn.modules.loss import _Loss
 from torch.optim import optimizer as all_optimizers
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
-from ..errors import StepError
 from .carrying import OwnStep
 from .optimizers import named_states_of
 from .patches import on_this_thread
-from .places import calling_place, described
-from .questions import check_device
 from .tracker import Tracker
-from .watching import PLACEHOLDER, READ_VALUE, Watch
+from .watching import Watch
 
 PATIENCE = 16  # Steps of one optimizer after which another one, that was made and never stepped, is waited for no more
-SMALL = 1 << 20  # Elements up to which values are known on the simulated GPU
-HUGE = 1 << 30  # Bytes from which a new tensor on the host has no values: a weight, not data
-PLAIN = (torch.Tensor, torch.nn.Parameter)
-ANY_VALUE = ("empty", "new_empty", "empty_like", "empty_strided")  # Operators that leave values open
 
 
 class Finished(BaseException):
@@ -43,7 +35,6 @@ class ScriptWatch(Watch):
         self.steps, self.finish = steps, finish
         self.ends: list[int] = []
         self.taken: list[Counter[str]] = []
-        self.read: dict[str, None] = {}
         self.stepped: Counter[int] = Counter()  # by optimizer, since the last step of the training was over
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._names: dict[int, str] = {}
@@ -66,18 +57,11 @@ class ScriptWatch(Watch):
             self._optimizers[id(one)] = one
 
         enter(mock.patch.object(torch.optim.Optimizer, "__init__", made))
-        if self.simulated:
-            enter(all_modules.register_module_parameter_registration_hook(self._without_values))
-            enter(on_this_thread(torch.utils, "swap_tensors", partial(self._swap, torch.utils.swap_tensors)))
-            enter(on_this_thread(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata))
 
-    def __enter__(self) -> "ScriptWatch":
-        super().__enter__()
-        if self.simulated:
-            numbers = {"numpy": self._as_numbers, "__array__": self._as_numbers}
-            for name, answer in {**numbers, "__deepcopy__": _copied, "data_ptr": _address}.items():
-                self._stack.enter_context(on_this_thread(FakeTensor, name, answer))
-        return self
+    def arrived(self, tensors: list[FakeTensor]) -> None:
+        """Bind what came to the GPU from the host, outside of a model, as inputs."""
+        if self._depth == 0 and not self._in_backward():
+            self.tracker.bind("inputs", tensors)
 
     def _enters(self, module: torch.nn.Module, _: Any) -> None:
         if self.tracker.step == 0:
@@ -151,143 +135,3 @@ class ScriptWatch(Watch):
                 if id(weight) not in self._weights and self.tracker._known(weight):
                     self.tracker.bind("parameters", [weight], f"{type(module).__name__}.{name}")
         self.finish(self.ends)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not self.simulated:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        if "pin_memory" in kwargs:
-            kwargs = kwargs | {"pin_memory": False}
-        asked: Any = kwargs.get("device") or torch.device("cpu")
-        if asked.type == "cuda":
-            check_device(str(asked))
-        elif FakeTensor not in types and not (asked.type == "cpu" and _is_huge(args, kwargs)):
-            with no_dispatch():
-                return func(*args, **kwargs)
-        if func is READ_VALUE and isinstance(args[0], FakeTensor):
-            return self._number(args[0])
-        out = super().__torch_dispatch__(func, types, args, kwargs)
-        if out is not NotImplemented:
-            self._follow_values(func, args, kwargs, out)
-        return out
-
-    def _without_values(self, _: Any, __: str, weight: Any) -> None:
-        """Put a weight that a module registers into a simulated host's memory, without values."""
-        if type(weight) not in PLAIN or weight.device.type != "cpu" or weight.layout is not torch.strided:
-            return
-        with no_dispatch():
-            outline = torch.empty_strided(weight.shape, weight.stride(), dtype=weight.dtype, device="meta")
-        made = FakeTensor(self._fake, outline, torch.device("cpu"))
-        vars(made).update(vars(weight), _is_param=True)
-        made.requires_grad_(weight.requires_grad)
-        torch.utils.swap_tensors(weight, made)
-
-    def _swap(self, swap: Callable[[Any, Any], None], one: torch.Tensor, other: torch.Tensor) -> None:
-        """`swap_tensors`, which refuses tensors that torch's fake mode remembers by a weak reference."""
-        self._fake.fake_tensor_converter.meta_converter.tensor_memo.clear()
-        swap(one, other)
-
-    def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, FakeTensor):
-            return tensor
-        if tensor.is_meta:
-            return FakeTensor(self._fake, tensor, torch.device("cpu"))
-        with torch.no_grad():
-            made = self._fake.from_tensor(tensor.detach() if tensor.requires_grad else tensor)
-        made.known = tensor
-        return made
-
-    def _follow_values(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Bind what comes to the GPU as inputs, and compute small results of known values on the host, too."""
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, FakeTensor)]
-        if self._depth == 0 and not self._in_backward() and not any(_on_gpu(one) for one in given):
-            self.tracker.bind("inputs", [one for one in made if _on_gpu(one)])
-        values = {id(leaf): _known(leaf, made) for leaf in given}
-        open_ended = func.overloadpacket.__name__ in ANY_VALUE or torch.Tag.nondeterministic_seeded in func.tags
-        if open_ended or None in values.values() or any(one.numel() > SMALL for one in made):
-            if func._schema.is_mutable:
-                for one in made:
-                    _forget(one)
-            return
-        if "device" in kwargs:
-            kwargs = kwargs | {"device": torch.device("cpu")}
-        args, kwargs = tree_map_only(torch.Tensor, lambda leaf: values[id(leaf)], (args, kwargs))
-        try:
-            with no_dispatch():
-                real = func(*args, **kwargs)
-        except NotImplementedError:  # The host lacks some kernels in 16 bits: these values are unknown from now on
-            for one in made:
-                _forget(one)
-            return
-        reals = (leaf for leaf in tree_leaves(real) if isinstance(leaf, torch.Tensor))
-        for one, value in zip(made, reals, strict=False):
-            one.known = value  # pyrefly: ignore [missing-attribute]
-
-    def _number(self, tensor: FakeTensor) -> Any:
-        """The number in a tensor where it is known, else the placeholder. Raises StepError for a truth."""
-        if tensor.dtype == torch.bool and _known(tensor) is None:
-            raise StepError(
-                f"{described(calling_place()[0])}: asks whether values on the GPU are so, and a simulated GPU has none"
-            )
-        with no_dispatch():
-            return self._values(tensor).item()
-
-    def _as_numbers(self, tensor: FakeTensor, *_: Any, **__: Any) -> Any:
-        with no_dispatch():
-            return self._values(tensor).detach().numpy()
-
-    def _values(self, tensor: FakeTensor) -> torch.Tensor:
-        """Numbers on the host, placeholders where they are unknown; then the line that reads them is noted."""
-        if (value := _known(tensor)) is not None:
-            return value
-        self.read.setdefault(described(calling_place()[0]))
-        return torch.full(tensor.shape, PLACEHOLDER).to(tensor.dtype)
-
-
-def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> FakeTensor:
-    """`copy.deepcopy` of a simulated tensor, as torch has it for others."""
-    if id(tensor) not in memo:
-        with torch.no_grad():
-            made = tensor.detach().clone()
-        vars(made).update({name: value for name, value in vars(tensor).items() if name not in vars(made)})
-        memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
-    return memo[id(tensor)]
-
-
-def _address(tensor: FakeTensor) -> int:
-    """An address that tells tensors apart; nothing is there."""
-    return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
-
-
-def _on_gpu(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"
-
-
-def _is_huge(args: Any, kwargs: Any) -> bool:
-    """True for a new tensor on the host of over `HUGE` bytes: a weight, as data would be read from somewhere."""
-    shape = args[0] if args and isinstance(args[0], (list, tuple)) else ()
-    if not shape or not all(isinstance(size, int) for size in shape):
-        return False
-    dtype = kwargs.get("dtype") or torch.get_default_dtype()
-    return torch.Size(shape).numel() * dtype.itemsize > HUGE
-
-
-def _known(tensor: torch.Tensor, compared: Sequence[FakeTensor] = ()) -> torch.Tensor | None:
-    """A tensor's values on the host, None if nobody knows them. A loss that is compared counts as the placeholder."""
-    if not isinstance(tensor, FakeTensor):
-        return tensor
-    value = vars(tensor).get("known")
-    if value is not None and (value.numel() == 0 or value.untyped_storage().nbytes()):
-        return value
-    if compared and compared[0].dtype == torch.bool and tensor.dim() == 0 and tensor.is_floating_point():
-        with no_dispatch():
-            return torch.tensor(PLACEHOLDER, dtype=tensor.dtype)
-    return None
-
-
-def _forget(tensor: FakeTensor) -> None:
-    """Values that were overwritten by unknown ones are unknown, those of views as well."""
-    value = vars(tensor).pop("known", None)
-    if value is not None and _on_gpu(tensor):
-        value.untyped_storage().resize_(0)

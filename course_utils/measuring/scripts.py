@@ -6,7 +6,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial, partialmethod
 from pathlib import Path
@@ -27,9 +27,11 @@ from ..estimating.workspaces import workspaces_of
 from ..measurement import Measurement
 from . import live
 from .bystander import NotAllowed, memory_limited, nothing_changed
+from .host_values import HostValues
+from .memory import CARD, Memory
 from .patches import on_this_thread
 from .places import described, is_machinery
-from .questions import CARD, SimulatedEvent, answered, class_of_this_thread
+from .questions import SimulatedEvent, answered, class_of_this_thread
 from .script_steps import Finished, ScriptWatch
 from .simulated import availability, simulated_gpu
 from .tracebacks import chain, let_go
@@ -62,17 +64,13 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
         run(own_random_numbers())
         elsewhere = run(nothing_changed())
         changes: dict[str, None] = {}
-        for owner, name, replacement in _replacements(changes, simulated):
-            run(mock.patch.object(owner, name, replacement))
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        stack.callback(torch.set_default_device, None)
-        stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+        run(replaced(changes, simulated))
         run(memory_limited())
         run(simulated_gpu("auto") if simulated else torch.autograd.set_multithreading_enabled(False))
         capability = CARD.capability if simulated else torch.cuda.get_device_capability()
         tracker = run(Tracker("cuda", workspaces_of(capability)))
         if simulated:
-            run(answered(lambda: [size for size, _ in tracker.events]))
+            run(answered(Memory(lambda: tracker.events)))
             run(on_this_thread(torch.backends.cuda, "is_built", lambda: True))
             for owner, name in HISTORY:
                 run(mock.patch.object(owner, name, partial(_without_history, changes)))
@@ -84,8 +82,11 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
             measured.append(measurement_of(tracker, ends, [], provenance))
 
         watch = run(ScriptWatch(tracker, STEPS, simulated, finish))
+        values = HostValues(watch.arrived)
+        if simulated:
+            run(values)
         _execute(path, arguments, watch)
-        notes = [*_steps(watch), *changes, *elsewhere.notes()]
+        notes = [*_steps(watch, values), *changes, *elsewhere.notes()]
         if not any(item.kind != "workspaces" for item in measured[0].allocations):
             raise ScriptError(f"{path.name} trains, but puts nothing on the GPU: move model and data to 'cuda'")
     return replace(measured[0], provenance=replace(provenance, note="; ".join(notes)))
@@ -160,6 +161,18 @@ def _is_of(filename: str, path: Path) -> bool:
     return not is_machinery(filename) and Path(filename).resolve().is_relative_to(path.parent.resolve())
 
 
+@contextmanager
+def replaced(notes: dict[str, None], simulated: bool) -> Iterator[None]:
+    """Inside, what plain torch code cannot use here is replaced, which adds to `notes`; torch's defaults return."""
+    with ExitStack() as stack:
+        for owner, name, replacement in _replacements(notes, simulated):
+            stack.enter_context(mock.patch.object(owner, name, replacement))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.callback(torch.set_default_device, None)
+        stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+        yield
+
+
 def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any, str, Any]]:
     """What a script uses and a watched one cannot: its owner, its name, and what replaces it and adds to the notes."""
     loader = torch.utils.data.DataLoader
@@ -215,11 +228,11 @@ class HostGenerator(torch.Generator):
 WORKERS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout")
 
 
-def _steps(watch: ScriptWatch) -> Iterator[str]:
+def _steps(watch: ScriptWatch, values: HostValues) -> Iterator[str]:
     each = " and ".join(f"{times} of {name}" for name, times in watch.taken[-1].items())
     yield f"{len(watch.ends)} step{'s' * (len(watch.ends) > 1)} taken, the last one {each}"
     if len(watch.ends) < STEPS:
         yield "the script ended after its first step, whose optimizer states appear only at its end"
-    if watch.read:
-        lines = ", ".join(list(watch.read)[:3])
+    if values.read:
+        lines = ", ".join(list(values.read)[:3])
         yield f"values that the script reads on the GPU are placeholders of {PLACEHOLDER}: {lines}"

@@ -63,16 +63,24 @@ def simulated_ranks(ranks: int) -> Iterator[Any]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with ONE_AT_A_TIME, ExitStack() as stack:
-        _Stream.numbers = count()
-        _Stream.entered = [_Stream()]
-        for name, answer in STREAMS.items():
-            stack.enter_context(on_this_thread(torch.cuda, name, answer))
-        stack.enter_context(mock.patch.multiple(torch.cuda, Stream=_Stream, Event=torch.cpu.Event))
+        stack.enter_context(own_streams())
         stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))  # a group puts its rank before errors
         dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
         stack.callback(dist.destroy_process_group)
         # before any fake mode is entered: a mesh reads the values of its tensor of ranks
         yield dist.device_mesh.init_device_mesh("cuda", (ranks,))
+
+
+@contextmanager
+def own_streams() -> Iterator[None]:
+    """Inside, torch.cuda has the streams that FSDP2 makes, beginning with the default one."""
+    with ExitStack() as stack:
+        _Stream.numbers = count()
+        _Stream.entered = [_Stream()]
+        for name, answer in STREAMS.items():
+            stack.enter_context(on_this_thread(torch.cuda, name, answer))
+        stack.enter_context(mock.patch.multiple(torch.cuda, Stream=_Stream, Event=torch.cpu.Event))
+        yield
 
 
 class _Stream(torch.cpu.Stream):

@@ -23,11 +23,13 @@ import torch
 import torch.cuda.amp.common as amp
 import torch.optim.optimizer as torch_optimizer
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from ..errors import SimulationUnavailable
+from ..errors import SimulationUnavailable, StepError
 from .patches import ONE_AT_A_TIME, on_this_thread
 from .quick_fake import QuickFakeMode
 
+CHOICES = {"allow_fallback_kernels": False}  # of a fake mode: they would run on a real device, with real memory
 CUDA, META = 1, 14  # c10::DeviceType
 GUARD_TYPE, GUARD_DEVICE_COUNT = 0, 15
 """Slots of c10::impl::DeviceGuardImplInterface's table of virtual functions, in the order of its header."""
@@ -176,8 +178,13 @@ def _register_missing_kernels() -> None:
 
 
 @contextlib.contextmanager
-def simulated_gpu(attention: str) -> Iterator[None]:
-    """Inside, every tensor on "cuda" is fake and `attention` is the kernel that runs. Raises SimulationUnavailable."""
+def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator[None]:
+    """Inside, every tensor on "cuda" is fake, of `mode` or a new one, and `attention` is the kernel that runs.
+
+    Raises SimulationUnavailable.
+    """
+    if any(isinstance(one, QuickFakeMode) for one in _get_current_dispatch_mode_stack()):
+        raise StepError("here a simulated GPU is in use already: measure outside of `with on_gpu():`")
     with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
         _enable()
         enter = stack.enter_context
@@ -195,7 +202,7 @@ def simulated_gpu(attention: str) -> Iterator[None]:
         stack.callback(setattr, torch.backends.cudnn, "enabled", torch.backends.cudnn.enabled)
         torch.backends.cudnn.enabled = False
         enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit
-        enter(QuickFakeMode(allow_fallback_kernels=False))  # which would run on a real device, with real memory
+        enter(mode or QuickFakeMode(**CHOICES))
         yield
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
@@ -33,14 +33,14 @@ class Watch(TorchDispatchMode):
         self._has_gradient = self._asked_for_gradients = self._called = False
         self._stack = ExitStack()
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> Self:
         self._bind_all()
         for name, seen in {"backward": lambda _: None, "grad": self._note_gradients}.items():
             followed = partial(self._follow_backward, getattr(torch.autograd, name), seen)
             self._stack.enter_context(on_this_thread(torch.autograd, name, followed))
         if self.simulated:
             self._fake = torch.empty(0, device="cuda").fake_mode  # pyrefly: ignore [missing-attribute]
-            for name, answer in {"__format__": _format, "numpy": _no_numpy, "__array__": _no_numpy}.items():
+            for name, answer in {"__format__": formatted, "numpy": _no_numpy, "__array__": _no_numpy}.items():
                 self._stack.enter_context(on_this_thread(FakeTensor, name, answer))
         return super().__enter__()
 
@@ -185,7 +185,7 @@ def _is_outside(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
 
 
-def _format(tensor: torch.Tensor, how: str) -> str:
+def formatted(tensor: torch.Tensor, how: str) -> str:
     """f"{loss:.3f}" on a simulated loss; torch formats the numbers of plain tensors only."""
     return format(tensor.item(), how) if tensor.dim() == 0 else object.__format__(tensor, how)
 

@@ -1,0 +1,127 @@
+"""torch's counters of a GPU's memory, for what a tracker sees: its allocations go through torch's caching allocator."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..allocator.policy import CachingAllocator, OutOfMemory, binary
+from ..gpus import gpu
+
+CARD = replace(gpu("A100-80GB"), name="simulated GPU")  # It has every kernel that the course knows
+
+
+class Memory:
+    """The counters after the events so far: (bytes, storage) for an allocation, (−bytes, storage) for a free.
+
+    `capacity` in bytes is where it runs out of memory; None for no limit.
+    """
+
+    def __init__(self, events: Callable[[], Sequence[tuple[int, Any]]], capacity: int | None = None) -> None:
+        self._events, self._capacity = events, capacity
+        self._since = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.allocator = CachingAllocator(self._capacity)
+        self._addresses: dict[int, int] = {}
+        self._done: list[tuple[int, Any]] = []
+        self.most_allocated = self.most_reserved = self.failures = 0
+
+    def limit(self, capacity: int | None) -> None:
+        """Run out of memory at `capacity` bytes from now on."""
+        self._capacity = self.allocator.capacity = capacity
+
+    def followed(self, certain: int | None = None) -> "Memory":
+        """These counters, up to the newest event or the number of those that are `certain`.
+
+        Raises torch.OutOfMemoryError, with torch's own words, for the allocation that finds no room.
+        """
+        events = self._events()
+        if self._done and (len(events) < len(self._done) or events[len(self._done) - 1] is not self._done[-1]):
+            self._begin()  # the tracker took an event back
+        for event in events[len(self._done) : certain]:
+            self._follow(*event)
+            self._done.append(event)
+        return self
+
+    def _follow(self, size: int, storage: Any) -> None:
+        if len(self._done) == self._since:
+            self._restart_peaks()
+        if size < 0:
+            self.allocator.free(self._addresses.pop(id(storage)))
+            return
+        try:
+            self._addresses[id(storage)] = self.allocator.malloc(size, getattr(storage, "stream", 0))
+        except OutOfMemory as error:
+            self.failures += 1
+            raise torch.OutOfMemoryError(_as_torch_says_it(error)) from None
+        self.most_allocated = max(self.most_allocated, self.allocator.allocated)
+        self.most_reserved = max(self.most_reserved, self.allocator.reserved)
+
+    @property
+    def limited(self) -> bool:
+        """True if there is a capacity."""
+        return self._capacity is not None
+
+    @property
+    def count(self) -> int:
+        """The number of events that these counters include."""
+        return len(self._done)
+
+    @property
+    def allocated(self) -> int:
+        return self.allocator.allocated
+
+    @property
+    def reserved(self) -> int:
+        return self.allocator.reserved
+
+    def reset_peaks(self) -> None:
+        """Count the most allocated and reserved anew from here."""
+        self.followed()
+        self._since = len(self._done)
+        self._restart_peaks()
+
+    def _restart_peaks(self) -> None:
+        self.most_allocated, self.most_reserved = self.allocated, self.reserved
+
+    def empty_cache(self) -> None:
+        """Give back to the driver what holds no tensor."""
+        self.followed().allocator.empty_cache()
+
+    def free_and_total(self) -> tuple[int, int]:
+        """Bytes that the driver still has, and all that a program gets of the card."""
+        total = self._capacity or CARD.room
+        return max(0, total - self.followed().reserved), total
+
+    def statistics(self) -> dict[str, int]:
+        """The counters that `torch.cuda.memory_stats` has, as far as they are known here."""
+        allocator = self.followed().allocator
+        segments = allocator.segments()
+        now = {
+            "allocated_bytes": (self.allocated, self.most_allocated),
+            "active_bytes": (self.allocated, self.most_allocated),
+            "reserved_bytes": (self.reserved, self.most_reserved),
+            "requested_bytes": (allocator.requested, None),
+            "inactive_split_bytes": (allocator.stuck, None),
+            "segment": (len(segments), None),
+            "active": (sum(block.allocated for blocks in segments for block in blocks), None),
+        }
+        found = {"num_alloc_retries": allocator.retries, "num_ooms": self.failures}
+        for name, (current, most) in now.items():
+            found[f"{name}.all.current"] = current
+            if most is not None:
+                found[f"{name}.all.peak"] = most
+        return found
+
+
+def _as_torch_says_it(error: OutOfMemory) -> str:
+    free = error.capacity - error.reserved
+    return (
+        f"CUDA out of memory. Tried to allocate {binary(error.attempted)}. GPU 0 (simulated) has a total capacity of "
+        f"{binary(error.capacity)} of which {binary(free)} is free. Of the allocated memory {binary(error.allocated)} "
+        f"is allocated by PyTorch, and {binary(error.reserved - error.allocated)} is reserved by PyTorch but "
+        "unallocated."
+    )

@@ -1,0 +1,226 @@
+"""Plain torch code on "cuda": on the card where there is one, else on a simulated GPU whose tensors live on."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..allocator.replay import replay
+from ..allocator.snapshots import snapshot_from, write_snapshot
+from ..errors import SimulationUnavailable, StepError
+from ..estimating.workspaces import workspaces_of
+from ..units import parse_bytes
+from . import live
+from .host_values import HostValues, known_values
+from .memory import CARD, Memory
+from .own import errors_told
+from .patches import on_this_thread
+from .places import calling_place, described
+from .questions import answered
+from .quick_fake import ASK_DEVICE, QuickFakeMode
+from .scripts import replaced
+from .sharded import ShardTracker, own_streams, quick_plans, simulated_ranks
+from .simulated import CHOICES, availability, simulated_gpu
+from .sources import forced_source
+from .tracing import provenance_of
+from .tracker import Storage, Tracker
+
+NO_VALUE = "a simulated GPU has shapes, but no values: what needs them runs on the CPU, or where there is a GPU"
+ELSEWHERE = "Run this on the CPU, or where there is a GPU"
+ANYWHERE = (ASK_DEVICE, torch.ops.aten.detach.default)  # What is asked of a tensor that is only looked at
+
+
+@contextmanager
+def on_gpu(memory: int | str | None = None, ranks: int = 1) -> Iterator[None]:
+    """Inside, `device="cuda"` is this machine's GPU, or a simulated one where there is none; prints which.
+
+    Plain torch code runs there: modules, autocast, checkpoints, optimizers, hooks. Tensors live on from one block (or
+    cell) to the next. torch.cuda answers: memory_allocated, max_memory_allocated, memory_reserved, memory_stats,
+    mem_get_info, memory._snapshot and so on. `memory`, in bytes or as in "16 GB", is where torch.OutOfMemoryError is
+    raised; without it a simulated GPU has no limit. With `ranks` over 1 this is rank 0 of so many simulated ones, for
+    FSDP2, always simulated, and nothing lives on after the block. Afterwards torch is as it was.
+
+    Raises StepError, with the line, for what a simulated GPU cannot say, such as the value of a loss; ValueError for
+    a memory or ranks that are none; SimulationUnavailable where no GPU can be simulated. COURSE_SOURCE=simulated (or
+    live) settles which it is.
+    """
+    if type(ranks) is not int or ranks < 1:
+        raise ValueError(f"ranks is {ranks!r}: a whole number of GPUs, 1 or more")
+    limit = None if memory is None else parse_bytes(memory)
+    if limit is not None and limit < 1:
+        raise ValueError(f"memory is {memory!r}: it takes bytes, or a text such as '16 GB'")
+    source = forced_source()
+    if ranks == 1 and (source == "live" or (source == "auto" and live.usable_gpu()[0] is not None)):
+        live.demand_gpu()
+        print(provenance_of("live"))
+        with _limited(limit):
+            yield
+        return
+    works, how = availability()
+    if not works:
+        raise SimulationUnavailable(how)
+    note = f"rank 0 of {ranks} simulated ranks" if ranks > 1 else ""
+    print(provenance_of("simulated", note))
+    card = _card() if ranks == 1 else _Card(ShardTracker("cuda"))
+    with card.entered(limit, ranks):
+        yield
+
+
+@contextmanager
+def _limited(memory: int | None) -> Iterator[None]:
+    """Inside, torch takes at most so many bytes of the GPU."""
+    if memory is None:
+        yield
+        return
+    torch.cuda.set_per_process_memory_fraction(min(1.0, memory / torch.cuda.mem_get_info()[1]))
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+class _LastingTracker(Tracker):
+    """A tracker that can be entered again: what it has seen goes on, and what died in between is gone."""
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        TorchDispatchMode.__exit__(self, exc_type, exc_val, exc_tb)
+        self._patches.close()
+
+    def _storage(self, key: int, size: int, shape: tuple[int, ...], dtype: str, operation: str) -> Storage:
+        made = super()._storage(key, size, shape, dtype, operation)
+        made.bound = "tensor"  # as on a GPU, whose snapshots know of no kinds
+        return made
+
+
+class _LastingMode(QuickFakeMode):
+    """A fake mode whose tensors may outlive its block, and then say so when they are computed with."""
+
+    entered = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.entered and func not in ANYWHERE:
+            raise StepError("this tensor is on the simulated GPU: go on inside a block `with on_gpu():`")
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _Card:
+    """A simulated GPU that goes on from block to block: its fake mode, what lives on it, and its memory."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker, self.mode = tracker, _LastingMode(**CHOICES)
+        self.memory = Memory(lambda: tracker.events)
+        self.recorded_from: int | None = None
+
+    @contextmanager
+    def entered(self, limit: int | None, ranks: int) -> Iterator[None]:
+        """Inside, "cuda" is this card, and torch.OutOfMemoryError is raised at `limit` bytes."""
+        if self.mode.entered:
+            raise StepError("this code is on the GPU already: leave the inner on_gpu() out")
+        self.memory.limit(limit)
+        notes: dict[str, None] = {}
+        with ExitStack() as stack:
+            run = stack.enter_context
+            stack.callback(lambda: [print(note) for note in notes])
+            if ranks > 1:
+                run(simulated_ranks(ranks))
+            run(replaced(notes, simulated=True))
+            if ranks > 1:
+                run(on_this_thread(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")))
+                run(mock.patch.multiple(dist, init_process_group=_is_there, destroy_process_group=_is_there))
+                run(quick_plans())
+            run(simulated_gpu("auto", self.mode))
+            run(errors_told(self.tracker, "the simulated GPU", ELSEWHERE))
+            run(mock.patch.object(self.mode, "entered", True))
+            run(self.tracker)
+            run(answered(self.memory))
+            if ranks > 1:
+                run(own_streams())
+            for name in ("_record_memory_history", "_snapshot", "_dump_snapshot"):
+                run(on_this_thread(torch.cuda.memory, name, getattr(self, name)))
+            run(on_this_thread(FakeTensor, "__repr__", _shown))
+            run(_NoValues(self))
+            yield
+
+    def check_room(self) -> None:
+        """Send what is certain through the allocator. Raises torch.OutOfMemoryError where it finds no room."""
+        events = self.tracker.events
+        self.memory.followed(len(events) - (self.tracker._join is not None))
+
+    def forget_the_last(self) -> None:
+        """Take back what found no room, now that it is dead: it never was."""
+        events, first = self.tracker.events, self.memory.count
+        refused = {storage for size, storage in events[first:] if size > 0}
+        events[first:] = [event for event in events[first:] if event[1] not in refused]
+        self.tracker.storages[:] = [one for one in self.tracker.storages if one not in refused]
+
+    def _record_memory_history(self, enabled: str | None = "all", *_: Any, **__: Any) -> None:
+        self.recorded_from = None if enabled is None else len(self.tracker.events)
+
+    def _snapshot(self, *_: Any, **__: Any) -> dict[str, Any]:
+        tracker = self.tracker
+        number = {storage: index for index, storage in enumerate(tracker.storages)}
+        replayed = replay((size, number[storage]) for size, storage in tracker.events)
+        start = len(replayed) if self.recorded_from is None else self.recorded_from
+        return snapshot_from(replace(replayed, allocations=tracker.allocations()), start)
+
+    def _dump_snapshot(self, filename: str = "dump_snapshot.pickle") -> None:
+        write_snapshot(self._snapshot(), filename)
+
+
+@cache
+def _card() -> _Card:
+    return _Card(_LastingTracker("cuda", workspaces_of(CARD.capability)))
+
+
+class _NoValues(HostValues):
+    """Host values, with a clear error for those that nobody knows; watches the card's room as well."""
+
+    GUESSES = False
+
+    def __init__(self, card: _Card) -> None:
+        super().__init__(lambda _: None)
+        self._card = card
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if self._card.memory.limited:
+            try:
+                self._card.check_room()
+            except torch.OutOfMemoryError:
+                del out
+                self._card.forget_the_last()
+                raise
+        return out
+
+    def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is torch.nn.Parameter and not tensor.is_meta:
+            place, advice = described(calling_place()[0]), "make the model inside a block `with on_gpu():`"
+            raise StepError(f"{place}: a weight of the host has values, and a simulated GPU holds none: {advice}")
+        return super()._let_in(tensor)
+
+    def _values(self, tensor: FakeTensor) -> torch.Tensor:
+        if (value := known_values(tensor)) is None:
+            raise StepError(f"{described(calling_place()[0])}: {NO_VALUE}")
+        return value
+
+
+def _shown(tensor: FakeTensor, **_: Any) -> str:
+    with no_dispatch():
+        value = known_values(tensor)
+        if value is not None:
+            return f"{str(value.detach())[:-1]}, device='{tensor.fake_device}')"
+    return (
+        f"tensor(…, shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.fake_device}': no values here)"
+    )
+
+
+def _is_there(*_: Any, **__: Any) -> None:
+    """The group of processes is there from the block's beginning to its end."""

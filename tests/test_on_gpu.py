@@ -1,0 +1,230 @@
+"""Plain torch code on "cuda" without a GPU: it runs, its memory is counted, and torch is as it was afterwards."""
+
+import gc
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from course_utils import TrainingRun, compare_with_gpu, measure, on_gpu, read_snapshot
+from course_utils.errors import StepError
+from course_utils.measuring.memory import Memory
+from course_utils.measuring.questions import answers
+
+MiB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch):
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+
+
+@pytest.fixture
+def held():
+    """Bytes that live on the simulated GPU before the test's own."""
+    gc.collect()
+    with on_gpu():
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated()
+
+
+def trained(model, optimizer, x):
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(x).float().pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_objects_live_on_from_block_to_block_and_each_byte_is_counted(held):
+    with on_gpu():
+        model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        N = sum(weight.numel() for weight in model.parameters())
+        assert torch.cuda.memory_allocated() - held == 4 * N
+    with on_gpu():
+        x = torch.randn(256, 512, device="cuda")
+        trained(model, optimizer, x)
+        workspaces = torch.cuda.memory_allocated() - held - 3 * 4 * N - x.nbytes
+        before, _ = torch.cuda.memory_allocated(), torch.cuda.reset_peak_memory_stats()
+        trained(model, optimizer, x)
+        assert torch.cuda.memory_allocated() == before < torch.cuda.max_memory_allocated()
+        assert torch.cuda.memory_reserved() >= torch.cuda.max_memory_allocated()
+    assert workspaces in (0, 2 * 8519680)  # cuBLAS's, which whoever came first has taken
+    model = optimizer = x = None
+    with on_gpu():
+        assert torch.cuda.memory_allocated() - held == workspaces
+
+
+def test_the_peak_is_that_of_a_measurement_of_the_same_step():
+    """One's own loop and `measure(step=…)` count the same tensors."""
+    step = lambda model, optimizer, x: trained(model, optimizer, x)  # noqa: E731
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    made = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "batch": torch.ones(32, 64)}
+    measured = measure(step=step, source="simulated", card="A100-80GB", **made)
+    with on_gpu():
+        start = torch.cuda.memory_allocated()
+        had_workspaces = start >= 2 * 8519680
+        model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).to("cuda")
+        optimizer, x = torch.optim.AdamW(model.parameters()), torch.ones(32, 64, device="cuda")
+        trained(model, optimizer, x)
+        torch.cuda.reset_peak_memory_stats()
+        trained(model, optimizer, x)
+        workspaces = measured.breakdown["workspaces"] if had_workspaces else 0
+        assert torch.cuda.max_memory_allocated() - start == measured.peak - workspaces
+
+
+@pytest.mark.parametrize("end", [None, ValueError("of one's own"), KeyboardInterrupt()])
+def test_torch_is_untouched_outside(end, held):
+    owners = [(owner, name) for owner, name, _ in answers(Memory(list))] + [
+        (torch, "compile"), (torch, "load"), (torch.cuda.memory, "_snapshot"), (torch.Tensor, "__repr__"),
+        (torch.distributed, "init_process_group"), (torch.utils, "swap_tensors"),
+    ]  # fmt: skip
+    before = [getattr(owner, name) for owner, name in owners]
+    with pytest.raises(type(end)) if end else nullcontext(), on_gpu():
+        torch.set_default_device("cuda")
+        torch.set_default_dtype(torch.bfloat16)
+        assert torch.cuda.is_available() and torch.cuda.get_device_name() == "simulated GPU"
+        if end is not None:
+            raise end
+    assert all(getattr(owner, name) is old for (owner, name), old in zip(owners, before, strict=True))
+    assert torch.ones(2).tolist() == [1.0, 1.0] and torch.ones(2).dtype == torch.float32
+
+
+VALUES = {
+    "print(loss.item())": "no values",
+    "float(loss)": "no values",
+    "f'{loss:.3f}'": "no values",
+    "loss.cpu().numpy()": "no values",
+    "loss.tolist()": "no values",
+    "1 if loss > 1 else 0": "a simulated GPU has none",
+    "torch.nonzero(x)": "nonzero depends on the values",
+    "x[x > 0]": "depends on the values",
+    "model(torch.ones(2, 8))": "different devices",
+    "torch.nn.Linear(8, 8)(x)": "different devices",
+    "outside.to('cuda')": "a weight of the host has values",
+    "torch.cuda.memory_summary()": "no answer to torch.cuda.memory_summary",
+    "measure(TrainingRun('tiny-gpt', seq_len=64))": "measure outside of",
+    "on_gpu().__enter__()": "leave the inner on_gpu",
+    "torch.distributed.init_process_group('gloo')": "asks for a group of processes",
+    "torch.ones(2, device='cuda:1')": "one GPU is simulated",
+}
+
+
+@pytest.mark.parametrize("code", VALUES)
+def test_what_a_simulated_gpu_cannot_say_gets_one_sentence(code):
+    outside = nn.Linear(8, 8)
+    with on_gpu():
+        model, x = nn.Linear(8, 8, device="cuda"), torch.randn(2, 8, device="cuda")
+        loss = model(x).sum()
+    names = globals() | locals() | {"TrainingRun": TrainingRun}
+    with pytest.raises((StepError, PermissionError)) as caught, on_gpu():
+        eval(code, names)
+    assert VALUES[code] in str(caught.value) and "\n" not in str(caught.value)
+    assert outside.weight.abs().sum() > 0
+
+
+def test_outside_of_a_block_its_tensors_say_where_they_are():
+    with on_gpu():
+        x = torch.randn(2, 8, device="cuda")
+        assert "shape=(2, 8)" in repr(x) and "no values here" in str(x)
+    assert x.shape == (2, 8) and "cuda" in str(x.device)
+    with pytest.raises(StepError, match=r"go on inside a block `with on_gpu\(\):`"):
+        x + 1
+
+
+def test_small_values_that_come_from_the_host_are_known():
+    with on_gpu():
+        steps = torch.arange(4).to("cuda")
+        assert steps.sum().item() == 6 and "[0, 1, 2, 3], device='cuda:0'" in repr(steps)
+
+
+def test_it_runs_out_of_memory_where_one_says_and_goes_on_after_that(held):
+    kept = []
+    with on_gpu(held + 100 * MiB):
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 20\.00 MiB"):
+            while True:
+                kept.append(torch.empty(20 * MiB, dtype=torch.uint8, device="cuda"))
+        assert len(kept) in (4, 5) and torch.cuda.memory_allocated() - held == 20 * MiB * len(kept)
+        free, total = torch.cuda.mem_get_info()
+        assert total == held + 100 * MiB and free < 20 * MiB
+        assert torch.cuda.memory_stats()["num_ooms"] >= 1
+        kept.pop()
+        kept.append(torch.empty(20 * MiB, dtype=torch.uint8, device="cuda"))
+    kept.clear()
+    with on_gpu():
+        assert torch.cuda.memory_allocated() == held
+
+
+@pytest.mark.parametrize("memory, ranks", [("much", 1), (0, 1), (-5, 1), (None, 0), (None, 1.5)])
+def test_wrong_arguments_say_what_is_right(memory, ranks):
+    with pytest.raises(ValueError, match=r"ranks is|memory"), on_gpu(memory, ranks):
+        raise AssertionError("never entered")
+
+
+def test_a_snapshot_holds_what_happened_since_it_was_asked_for(tmp_path):
+    with on_gpu():
+        earlier = torch.empty(MiB, device="cuda")
+        torch.cuda.memory._record_memory_history(max_entries=100_000)
+        x = torch.empty(3 * MiB, dtype=torch.uint8, device="cuda")
+        y = x + x
+        del y
+        torch.cuda.memory._dump_snapshot(str(tmp_path / "one.pickle"))
+        torch.cuda.memory._record_memory_history(enabled=None)
+        assert torch.cuda.memory._snapshot()["device_traces"] == [[]]
+    snapshot = read_snapshot(tmp_path / "one.pickle")
+    trace = [entry for entry in snapshot["device_traces"][0] if not entry["action"].startswith("segment")]
+    assert [(entry["action"], entry["size"]) for entry in trace] == [
+        ("alloc", 3 * MiB), ("alloc", 3 * MiB), ("free_requested", 3 * MiB), ("free_completed", 3 * MiB),
+    ]  # fmt: skip
+    assert trace[1]["frames"][-1]["name"] == "y = x + x"
+    with pytest.raises(ValueError, match="does not begin at the beginning"):
+        compare_with_gpu(snapshot)
+    del earlier
+
+
+def test_checkpoint_hooks_and_a_loss_scaler_run_as_they_are():
+    from torch.utils.checkpoint import checkpoint
+
+    seen = []
+    with on_gpu():
+        model = nn.Sequential(nn.Linear(64, 64), nn.GELU()).to("cuda")
+        optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cuda")
+        pack = lambda tensor: seen.append(tensor.nbytes) or tensor  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = checkpoint(model, torch.randn(8, 64, device="cuda"), use_reentrant=False).sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert [weight.grad.shape for weight in model.parameters()] == [(64, 64), (64,)]
+    assert 8 * 64 * 4 in seen
+
+
+def test_fully_shard_is_one_rank_of_many():
+    import torch.distributed as dist
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    with on_gpu(ranks=4):
+        dist.init_process_group("nccl")
+        assert (dist.get_rank(), dist.get_world_size()) == (0, 4)
+        model = nn.Sequential(*(nn.Linear(256, 256, bias=False, device="cuda") for _ in range(4)))
+        N = sum(weight.numel() for weight in model.parameters())
+        for layer in model:
+            fully_shard(layer, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        assert torch.cuda.memory_allocated() == 4 * N // 4
+        for _ in range(2):
+            model(torch.randn(8, 256, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch.cuda.memory_allocated() == 3 * 4 * N // 4
+        dist.destroy_process_group()
+    assert not dist.is_initialized()
+
+
+def test_where_it_ran_is_said_once(capsys):
+    with on_gpu():
+        pass
+    assert capsys.readouterr().out == f"simulated GPU · torch {torch.__version__.split('+')[0]}\n"
