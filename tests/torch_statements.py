@@ -1,7 +1,8 @@
 """How much of each lesson's code is torch's own: `python3 tests/torch_statements.py`.
 
-A statement counts if it calls torch, a module, an optimizer or a method of a tensor. Imports, printing, questions to the
-learner, headers of definitions and of `with on_gpu():`, and docstrings are no statements here. What a name stands for follows from what was assigned to it.
+A statement counts if it calls torch, a module, an optimizer or a method of a tensor. Imports, printing, questions to
+the learner, docstrings and the headers of definitions and of `with on_gpu():` are no statements here. What a name
+stands for follows from what was assigned to it.
 """
 
 import ast
@@ -102,12 +103,18 @@ def _own_expressions(node: ast.stmt) -> list[ast.AST]:
 def _bound(node: ast.stmt) -> Iterator[tuple[ast.AST, ast.AST | None]]:
     if isinstance(node, ast.Assign):
         for target in node.targets:
-            pairs = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
-            yield from zip(target.elts, node.value.elts, strict=False) if pairs else [(target, node.value)]
+            yield from _pairs(target, node.value)
     elif isinstance(node, ast.For):
         yield node.target, node.iter
     elif isinstance(node, ast.With):
         yield from ((item.optional_vars, item.context_expr) for item in node.items if item.optional_vars)
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        yield from zip(target.elts, value.elts, strict=False)
+    else:
+        yield target, value
 
 
 def _prints(node: ast.stmt) -> bool:
