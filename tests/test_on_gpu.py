@@ -13,6 +13,7 @@ from course_utils.measuring.memory import Memory
 from course_utils.measuring.questions import answers
 
 MiB = 1 << 20
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 @pytest.fixture(autouse=True)
@@ -228,3 +229,41 @@ def test_where_it_ran_is_said_once(capsys):
     with on_gpu():
         pass
     assert capsys.readouterr().out == f"simulated GPU · torch {torch.__version__.split('+')[0]}\n"
+
+
+@needs_gpu
+def test_a_card_and_a_simulation_count_the_same(monkeypatch):
+    def counted(source):
+        monkeypatch.setenv("COURSE_SOURCE", source)
+        found = []
+        for _ in range(2):  # the first one leaves cuBLAS's workspaces, whose size depends on the card
+            with on_gpu():
+                start = torch.cuda.memory_allocated()
+                model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).to("cuda")
+                optimizer, x = torch.optim.AdamW(model.parameters()), torch.ones(256, 512, device="cuda")
+                trained(model, optimizer, x)
+                torch.cuda.reset_peak_memory_stats()
+                trained(model, optimizer, x)
+                now, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+                found.append((now - start, most - start))
+                del model, optimizer, x
+        return found[1]
+
+    assert counted("live") == counted("simulated")
+
+
+@needs_gpu
+def test_a_card_runs_out_of_memory_where_one_says_and_then_no_more(monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_SOURCE", "live")
+    with on_gpu("1 GB"), pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2 * 10**9, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.get_device_name() in capsys.readouterr().out
+    with on_gpu():
+        assert torch.empty(2 * 10**9, dtype=torch.uint8, device="cuda").nbytes == 2 * 10**9
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_card_that_is_asked_for_and_not_there_is_named(monkeypatch):
+    monkeypatch.setenv("COURSE_SOURCE", "live")
+    with pytest.raises(ValueError, match="there is no CUDA GPU"), on_gpu():
+        raise AssertionError("never entered")
