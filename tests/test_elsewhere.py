@@ -16,7 +16,7 @@ import yaml
 from course_utils.classroom import elsewhere
 from course_utils.classroom.grading import check_cells
 from course_utils.cli.main import COMMANDS, main
-from course_utils.interactive.course_files import ROOT
+from course_utils.interactive.course_files import ROOT, numbered
 
 FIRST = "notebooks/00_start_here.ipynb"
 REPOSITORY = "https://example.org/you/course.git"
@@ -49,7 +49,7 @@ def test_nbgrader_gets_every_exercise_with_its_marks_and_no_explanations(tmp_pat
 
 def test_a_colab_copy_asks_for_a_gpu_and_fetches_the_course_first(tmp_path):
     copies = elsewhere.colab_copies(tmp_path / "copies", REPOSITORY, "taught")
-    originals = [path for name in elsewhere.FOLDERS for path in sorted((ROOT / name).glob("[0-9][0-9]_*.ipynb"))]
+    originals = [path for name in elsewhere.FOLDERS for path in numbered(ROOT / name)]
     assert [path.name for path in copies] == [path.name for path in originals]
     for path, original in zip(copies, originals, strict=True):
         notebook = read(path)
@@ -137,7 +137,7 @@ def test_links_have_the_forms_that_their_places_ask_for(capsys):
     colab_start = "https://colab.research.google.com/github/you/course/blob/main/notebooks/"
     assert main(["links", "--repository", REPOSITORY, "--branch", "taught", "--hub", "https://h.example.org"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(list((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))) and all(PULL in x for x in lines)
+    assert len(lines) == len(numbered(ROOT / "notebooks")) and all(PULL in x for x in lines)
     assert main(["links", "--repository", "https://github.com/you/course.git", "--colab"]) == 0
     assert capsys.readouterr().out.startswith(f"- [00_start_here]({colab_start}00_start_here.ipynb)\n")
     assert main(["links", "--repository", REPOSITORY, "--colab"]) == 1

@@ -9,7 +9,7 @@ import pytest
 from course_utils.authoring.build import ROOT, committed_notebooks
 
 ENTRY = re.compile(
-    r'^<span id="([^"]+)"></span>\n\n## (.+)\n((?:.+\n)+)\n((?:Letters? .+ · )?)\[lesson (\d\d)\]\((.+)\)$', re.M
+    r'^<span id="([^"]+)"></span>\n\n## (.+)\n((?:.+\n)+)\n((?:Letters? .+ · )?)\[lesson (\d\d[a-z]?)\]\((.+)\)$', re.M
 )
 TEXT = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
 ENTRIES = {anchor: entry for anchor, *entry in ENTRY.findall(TEXT)}

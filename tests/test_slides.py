@@ -8,15 +8,15 @@ from browser import browser_page
 
 from course_utils.authoring.slides import MOST_ROWS, Slide, page, slides, write
 from course_utils.cli.main import main
-from course_utils.interactive.course_files import ROOT
+from course_utils.interactive.course_files import ROOT, number_of, numbered
 
-LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+LESSONS = numbered(ROOT / "notebooks")
 LESSON = next(path for path in LESSONS if path.name.startswith("05"))
 SMALLEST = 18
 """Pixels: the smallest letters of prose and tables on a slide 720 pixels high."""
 
 
-@pytest.fixture(params=LESSONS, ids=lambda path: path.name[:2])
+@pytest.fixture(params=LESSONS, ids=number_of)
 def lesson(request: pytest.FixtureRequest) -> tuple[list[dict], list[Slide]]:
     """A lesson's cells and its slides."""
     content = json.loads(request.param.read_text(encoding="utf-8"))

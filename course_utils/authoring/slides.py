@@ -17,7 +17,7 @@ from markdown_it import MarkdownIt
 
 from ..errors import unknown
 from ..interactive.command_line import Parser
-from ..interactive.course_files import ROOT, numbered
+from ..interactive.course_files import ROOT, number_of, numbered
 from .sources import SLIDE_TAGS
 
 PAGE = Path(__file__).with_name("slides_page.html")
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def write(out: Path, lessons: Iterable[str] = (), root: Path = ROOT) -> list[Path]:
     """Write one page of slides a lesson to `out` and return their paths. ValueError for a lesson that is not there."""
-    known = {path.name[:2]: path for path in numbered(root / "notebooks")}
+    known = {number_of(path): path for path in numbered(root / "notebooks")}
     wanted = [name.zfill(2) for name in lessons] or list(known)
     if missing := [name for name in wanted if name not in known]:
         raise unknown("lesson", missing[0], known)

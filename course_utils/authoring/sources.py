@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_notebook
 
 from ..errors import unknown
-from ..interactive.course_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS
+from ..interactive.course_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, number_of
 from ..recording.notebooks import BuildError
 
 FOLDERS = ("notebooks", "solutions")
@@ -21,7 +21,7 @@ FOLDERS = ("notebooks", "solutions")
 
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 CHECKS_IMPORT = re.compile(r"from course_utils\.lessons\.\w+ import checks")
-STEM = re.compile(r"\d\d_[a-z0-9_]+")
+STEM = re.compile(r"\d\d[a-z]?_[a-z0-9_]+")
 PAGES = ("explorer", "demos")
 """Notebooks that are no lessons: without number, exercises and solutions."""
 
@@ -53,11 +53,11 @@ def find_sources(root: Path, names: Iterable[str] = ()) -> list[Path]:
         if not STEM.fullmatch(path.stem) and (path.stem not in PAGES or path.parts[-3] != "notebooks"):
             raise BuildError(f"{path.relative_to(root)}: name a source NN_name.py, as in 01_first_lesson.py")
     wanted = [Path(name).stem for name in names]
-    known = {part: path.stem for path in sources for part in (path.stem, path.stem[:2])}
+    known = {part: path.stem for path in sources for part in (path.stem, number_of(path))}
     for name in wanted:
         if name not in known:
             raise BuildError(str(unknown("lesson", name, sorted(set(known.values())))))
-    return [path for path in sources if not wanted or {path.stem, path.stem[:2]} & set(wanted)]
+    return [path for path in sources if not wanted or {path.stem, number_of(path)} & set(wanted)]
 
 
 def drafts(root: Path, source: Path) -> list[Draft]:

@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ..interactive.course_files import ROOT, numbered
+from ..interactive.course_files import ROOT, number_of, numbered
 
 PAGE = Path("docs", "syllabi.md")
 EXERCISE = re.compile(r"^## (\d+) · .+\n\*\*Difficulty\*\* \S+ · \*\*(\d+) minutes", re.MULTILINE)
-TITLE = re.compile(r"^# \d\d · (.+)$", re.MULTILINE)
+TITLE = re.compile(r"^# \d\d[a-z]? · (.+)$", re.MULTILINE)
 
 
 class Lesson(NamedTuple):
@@ -21,7 +21,7 @@ class Lesson(NamedTuple):
     exercises: dict[int, int]
 
 
-Item = tuple[int, tuple[int, ...]] | tuple[str, int]
+Item = tuple[str, tuple[int, ...] | int]
 """A lesson's number with some of its exercises, or none for the lesson itself; or something else and its minutes."""
 
 
@@ -39,36 +39,36 @@ DAYS = (
         "90 minutes", 90,
         "Lesson 01 holds the course's question and its answer. Ask for guesses by show of hands; exercises in pairs. "
         "Where the lesson is best cut is in the instructor's notes.",
-        ((1, ()), (1, (1, 2, 3)), ("Questions; how to go on alone", 7)),
+        (("01", ()), ("01", (1, 2, 3)), ("Questions; how to go on alone", 7)),
     ),
     Day(
         "Half a day", 240,
         "The question, and its largest part: activations. At the end everybody measures a run of their own.",
         (
-            (1, ()), (1, (1, 2, 3)), ("Break", 15), (5, ()), (5, (1, 2)), ("Break", 10), (1, (4,)),
+            ("01", ()), ("01", (1, 2, 3)), ("Break", 15), ("05", ()), ("05", (1, 2)), ("Break", 10), ("01", (4,)),
             ("A run of your own: `estimate`, then `compare`", 25),
         ),
     ),
     Day(
         "Two days: the first", 390, "One GPU: what is kept, in which format, and why. Lesson 00 before you come.",
         (
-            (1, ()), (1, (1, 2, 3, 4)), ("Break", 15), (2, ()), (2, (1, 2)), (3, ()), (3, (1, 2)), ("Break", 15),
-            (5, ()), (5, (1, 2)), ("Questions", 22),
+            ("01", ()), ("01", (1, 2, 3, 4)), ("Break", 15), ("02", ()), ("02", (1, 2)), ("03", ()), ("03", (1, 2)),
+            ("Break", 15), ("05", ()), ("05", (1, 2)), ("Questions", 22),
         ),
     ),
     Day(
         "Two days: the second", 390, "What to do about it, on one GPU and on many.",
         (
-            (6, ()), (6, (1, 2)), ("Break", 15), (7, ()), (7, (1, 2)), (8, ()), ("Break", 15), (9, ()), (9, (1,)),
-            ("Questions; what each will change at home", 15),
+            ("06", ()), ("06", (1, 2)), ("Break", 15), ("07", ()), ("07", (1, 2)), ("08", ()), ("Break", 15),
+            ("09", ()), ("09", (1,)), ("Questions; what each will change at home", 15),
         ),
     ),
 )  # fmt: skip
 
 
-def lessons(root: Path = ROOT) -> dict[int, Lesson]:
+def lessons(root: Path = ROOT) -> dict[str, Lesson]:
     """Every lesson by number. ValueError for one that does not state its title and minutes."""
-    return {int(path.name[:2]): _read(path, root / "exercises" / path.name) for path in numbered(root / "notebooks")}
+    return {number_of(path): _read(path, root / "exercises" / path.name) for path in numbered(root / "notebooks")}
 
 
 def _read(path: Path, exercises: Path) -> Lesson:
@@ -84,16 +84,16 @@ def _text(notebook: dict) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
 
 
-def described(item: Item, known: dict[int, Lesson]) -> tuple[str, int]:
+def described(item: Item, known: dict[str, Lesson]) -> tuple[str, int]:
     """The text of a piece and its minutes. KeyError for a lesson or an exercise that is not there."""
     what, exercises = item
-    if isinstance(what, str) or isinstance(exercises, int):
-        return str(what), exercises if isinstance(exercises, int) else 0
+    if isinstance(exercises, int):
+        return what, exercises
     lesson = known[what]
     if not exercises:
-        return f"[Lesson {what:02d} · {lesson.title}](../notebooks/{lesson.file})", lesson.minutes
+        return f"[Lesson {what} · {lesson.title}](../notebooks/{lesson.file})", lesson.minutes
     noun = "exercises" if len(exercises) > 1 else "exercise"
-    words = f"[Lesson {what:02d}'s {noun}](../exercises/{lesson.file}) {', '.join(map(str, exercises))}"
+    words = f"[Lesson {what}'s {noun}](../exercises/{lesson.file}) {', '.join(map(str, exercises))}"
     return words, sum(lesson.exercises[number] for number in exercises)
 
 
@@ -109,7 +109,7 @@ of the text and what its cells take; no class has been timed yet. Lunch is not c
 up beforehand](classroom.md)."""
 
 
-def _day(day: Day, known: dict[int, Lesson]) -> str:
+def _day(day: Day, known: dict[str, Lesson]) -> str:
     rows, clock = [], 0
     for words, minutes in (described(item, known) for item in day.items):
         rows.append(f"| {clock // 60}:{clock % 60:02d} | {words} | {minutes} |")
@@ -118,10 +118,10 @@ def _day(day: Day, known: dict[int, Lesson]) -> str:
     return "\n".join([f"## {day.title}", day.why, "", *table])
 
 
-def _alone(known: dict[int, Lesson]) -> str:
+def _alone(known: dict[str, Lesson]) -> str:
     practice = {number: sum(lesson.exercises.values()) for number, lesson in known.items()}
     rows = [
-        f"| [{number:02d} · {lesson.title}](../notebooks/{lesson.file}) | {lesson.minutes} | {practice[number] or ''} |"
+        f"| [{number} · {lesson.title}](../notebooks/{lesson.file}) | {lesson.minutes} | {practice[number] or ''} |"
         for number, lesson in known.items()
     ]
     total = f"| all | {sum(lesson.minutes for lesson in known.values())} | {sum(practice.values())} |"

@@ -27,8 +27,13 @@ def notebooks(folder: Path) -> list[Path]:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Those of a folder's notebooks that are a lesson or its exercises: 06_recomputation.ipynb."""
-    return [path for path in notebooks(folder) if re.match(r"\d\d_", path.name)]
+    """Those of a folder's notebooks that are a lesson or its exercises: 06_recomputation.ipynb, 07b_name.ipynb."""
+    return [path for path in notebooks(folder) if re.match(r"\d\d[a-z]?_", path.name)]
+
+
+def number_of(path: Path) -> str:
+    """The number that the name of a lesson's file begins with: "06", or "07b"."""
+    return path.name.partition("_")[0]
 
 
 def has_quiz(lesson: int) -> bool:

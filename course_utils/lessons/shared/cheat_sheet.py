@@ -53,7 +53,7 @@ def cheat_sheet(root: Path = ROOT) -> CheatSheet:
 def _entry(path: Path) -> Entry:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    title = re.search(r"^# (\d\d) · (.+)$", text, re.MULTILINE)
+    title = re.search(r"^# (\d\d[a-z]?) · (.+)$", text, re.MULTILINE)
     found = [re.search(rf"^\*\*{part}\*\* (.+?)(?:\n\s*\n|\Z)", text, re.MULTILINE | re.DOTALL) for part in PARTS]
     if title is None or not all(found):
         raise ValueError(f"{path.name} lacks its title or one of {', '.join(PARTS)}")

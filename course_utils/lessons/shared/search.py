@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from course_utils.errors import nearest
-from course_utils.interactive.course_files import ROOT, notebooks
+from course_utils.interactive.course_files import ROOT, notebooks, number_of
 
 from .. import quiz
 
@@ -147,7 +147,7 @@ def places(root: Path) -> Iterator[Place]:
 
 def _notebook(kind: str, path: Path) -> Iterator[Place]:
     """A notebook's sections, one per heading, a lesson's with their code; and the questions of its quiz."""
-    label, page, found = f"{kind} {path.name[:2]}" if path.name[0].isdigit() else "notebook", "", list[Place]()
+    label, page, found = f"{kind} {number_of(path)}" if path.name[0].isdigit() else "notebook", "", list[Place]()
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source, fragment = "".join(cell["source"]), f"cell-id={cell.get('id', '')}"
         if cell["cell_type"] == "markdown":
