@@ -77,7 +77,8 @@ def _enable() -> str:
         return "fake tensors next to a real GPU"
     if sys.platform == "win32":
         raise SimulationUnavailable(
-            "simulating a GPU needs Linux or macOS: on Windows torch's libraries are laid out differently"
+            "simulating a GPU needs Linux or macOS, as torch's libraries are laid out differently on Windows: open the "
+            "course in WSL2 (`wsl --install`)"
         )
     try:
         if torch.backends.cuda.is_built():
