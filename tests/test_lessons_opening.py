@@ -1,5 +1,6 @@
 """Lesson 01's verdicts: which recipe fits the card, what the first step's peak is made of, where activations win."""
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -68,3 +69,12 @@ def test_whether_states_are_most_of_the_memory_depends_on_the_tokens_and_on_reco
     assert doubled == pytest.approx(2 * kept, rel=1e-3), "in proportion to the tokens"
     if name == "gpt2-xl":
         assert (16 * one.model.parameters * 1024 // kept < 32 * 1024) == (recompute == "none")
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+@pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master"])
+def test_the_estimate_names_every_byte_whatever_precision_kernel_and_recomputation(precision, attention, recompute):
+    three_blocks = replace(PUZZLE.model, layers=3)
+    run = TrainingRun(three_blocks, 32, 1024, precision, attention=attention, recompute=recompute)
+    assert estimate(run).total == measure(run, source="simulated").peak

@@ -653,6 +653,8 @@ def test_auto_without_a_gpu_simulates(monkeypatch):
     assert measure(step=train_step, **made()).source == "cpu"
     with pytest.raises(ValueError, match="no CUDA GPU"):
         measure(step=train_step, source="live", **made())
+    monkeypatch.setenv("COURSE_SOURCE", "recorded")
+    assert measure(step=train_step, **made()).source == "simulated", "nobody has recorded it"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

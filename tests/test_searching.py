@@ -29,7 +29,7 @@ SECRET = "shibboleth"
         ("K", "glossary: K"),
         ("noise scale", "glossary: Gradient noise scale"),
         ("microbatches", "glossary: Micro-batch and global batch"),
-        ("max_memory_allocated", "lesson 10"),
+        ("max_memory_allocated", "lesson 01"),
         ("Flash", "glossary: FlashAttention"),
         ("who is right about 32 GB", "lesson 01"),
     ],

@@ -1,18 +1,16 @@
 """Sliders: they draw what they say, quickly, refuse in words, and leave stored outputs that stay the same."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from counting import calls
 from shown_widgets import widgets_shown
 
-from course_utils import PRESETS, TrainingRun, estimate
+from course_utils import TrainingRun, estimate
 from course_utils.gpus import gpu
 from course_utils.interactive.explorer import CONTROL
 from course_utils.interactive.widgets import explorer, tensor_slider
-from course_utils.lessons.one_step.widget import layer_slider
 from course_utils.planning.twin import fit_words
 from course_utils.units import GiB
 
@@ -114,17 +112,3 @@ def test_a_notebook_with_sliders_gives_the_same_outputs_each_time():
         stored = shown._repr_mimebundle_()
         assert "run this cell" in stored["text/plain"] and repr(shown) == shown.invitation == stored["text/plain"]
         assert stored["text/html"].startswith("<img alt=")
-
-
-@pytest.mark.parametrize(("recompute", "attention"), [("none", "flash"), ("none", "eager"), ("full", "flash")])
-def test_the_layer_slider_adds_one_layer_whatever_the_depth(recompute: str, attention: str):
-    shown = layer_slider(TrainingRun("gpt2-xl", 32, 1024, "bf16-master", attention=attention, recompute=recompute))
-    shallow, deep = shown.runs
-    assert deep.model.layers == shallow.model.layers + 1 == 49
-    assert shown.more == estimate(deep).total - estimate(shallow).total
-    assert drawn_bytes(shown.picture.value) == estimate(deep).total + estimate(shallow).total
-    more = shown.more
-    shown.controls["layers"].value = 12
-    assert shown.runs[0].model.layers == 12 and shown.more == more
-    with pytest.raises(ValueError, match="the slider ends at 96"):
-        layer_slider(TrainingRun(replace(PRESETS["gpt2"], layers=97)))

@@ -66,6 +66,8 @@ def measure(
     if run is None and step is not None and model is not None:
         from .own import measure_own
 
+        if (source, chosen) == ("auto", "recorded"):
+            chosen = "simulated"  # COURSE_SOURCE has no recording of one's own step
         kept = workspaces_on(None if card is None else gpu(card).name)
         how: dict[str, Any] = {"source": chosen, "steps": steps, "attention": attention, "workspaces": kept}
         return measure_own(step, model, optimizer, batch, **how)
