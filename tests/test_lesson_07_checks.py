@@ -13,7 +13,7 @@ from checking import Answers, JudgedAnswers
 from course_utils.lessons.accumulation import checks as lesson_07
 from course_utils.lessons.accumulation import micro_batches as mb
 from course_utils.lessons.accumulation.changes import changed
-from course_utils.lessons.shared.language_model import language_model
+from course_utils.lessons.shared.language_model import batches, language_model
 
 
 def loop(
@@ -117,12 +117,16 @@ FACTORS = Answers(
 
 
 def test_the_right_factors_give_the_gradient_of_the_large_batch() -> None:
-    model, parts = language_model(), mb.uneven(3)
-    large = mb.gradient_of(mb.mean_loss(model, mb.joined(parts)), model)
-    weighed = torch.zeros_like(large)
-    for factor, part in zip(shares_one_by_one([mb.counted_tokens(part) for part in parts]), parts, strict=True):
-        weighed += factor * mb.gradient_of(mb.mean_loss(model, part), model)
-    assert mb.relative_distance(weighed, large) < 1e-6
+    model, counts = language_model(), [16, 64, 128]
+    parts = [
+        (tokens, targets.masked_fill(torch.arange(32) >= count // 4, mb.IGNORED))
+        for count, (tokens, targets) in zip(counts, batches(3, 4), strict=True)
+    ]
+    tokens, targets = map(torch.cat, zip(*parts, strict=True))
+    weights = list(model.parameters())
+    large = torch.autograd.grad(mb.mean_loss(model, (tokens, targets)), weights)
+    losses = [factor * mb.mean_loss(model, part) for factor, part in zip(shares_one_by_one(counts), parts, strict=True)]
+    assert all(map(partial(torch.allclose, atol=1e-6), torch.autograd.grad(losses, weights), large))
 
 
 def by_first_row(found: Any) -> str:

@@ -9,10 +9,11 @@
 # ---
 
 # %% [markdown]
-# # Exercises 07 · Gradient accumulation
+# # Exercises 07 · Gradient accumulation and large batches
 #
 # **70 minutes** for all six; each one says its own. You should know what [lesson
-# 07](../notebooks/07_gradient_accumulation.ipynb) shows. No GPU is needed.
+# 07](../notebooks/07_gradient_accumulation.ipynb) shows, and from exercise 4 on [lesson
+# 07b](../notebooks/07b_large_batches.ipynb). No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
 # off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at

@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 07, "Gradient accumulation": each names the misconception, never the answer."""
+"""Checks of the exercises of lessons 07 and 07b: each names the misconception, never the answer."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from functools import partial
 from itertools import pairwise
 from math import nextafter, sqrt
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,9 +24,7 @@ from course_utils.interactive.feedback import (
     recognized,
 )
 
-from .batch_noise import Noise, from_two
 from .changes import CAUSES, changed
-from .large_batches import scaled, warm_up
 from .micro_batches import Loop, by_batches, dropped, grouped, undivided
 
 # ------------------------------------------------------------------------------------------------------- 07.1: one pass
@@ -159,6 +157,28 @@ def cause(answer: Any) -> None:
 
 # ---------------------------------------------------------------------------------------------------- 07.4: noise scale
 
+
+class Noise(NamedTuple):
+    """The squared length of the true gradient, `signal` = |G|², and of one sequence's noise, `noise` = tr(Σ)."""
+
+    signal: float
+    noise: float
+
+    @property
+    def scale(self) -> float:
+        return self.noise / self.signal
+
+    def squared_length(self, batch: float) -> float:
+        """E|G_B|², the mean squared length of a batch's gradient."""
+        return self.signal + self.noise / batch
+
+
+def from_two(small: int, big: int, small_length: float, big_length: float) -> Noise:
+    """Both figures from mean |G_B|² of two batches, small and big (McCandlish et al. 2018, A.1)."""
+    signal = (big * big_length - small * small_length) / (big - small)
+    return Noise(signal, (small_length - big_length) / (1 / small - 1 / big))
+
+
 NOISE_CASES = tuple(  # small batch, big batch, and the mean squared lengths of their gradients
     (small, big, truth.squared_length(small), truth.squared_length(big))
     for small, big, truth in (
@@ -257,6 +277,16 @@ RATE_CASES = (
     *((step, 200, 3e-4, 36, "adam") for step in (0, 50, 201)),
     (10, 40, 0.02, 4, "sgd"),
 )
+
+
+def scaled(rate: float, k: float, optimizer: str = "sgd") -> float:
+    """The rate for a batch k times larger: k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol 2022)."""
+    return rate * {"sgd": k, "adam": sqrt(k)}[optimizer]
+
+
+def warm_up(t: float, steps: float, peak: float, start: float = 0.0) -> float:
+    """The rate of step t: from `start` straight up to `peak` at step `steps`, then flat (Goyal et al. 2017, 2.2)."""
+    return peak if t >= steps else start + (peak - start) * t / steps
 
 
 def rate_right(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:

@@ -1,16 +1,13 @@
-"""Figures of lesson 07: paths of θ over the contour lines of their loss, and our trainings next to published ones."""
+"""The figure of lesson 07b: paths of θ over the contour lines of their loss."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-from course_utils.figures import bars
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import MARGIN, QUIET, WIDTH, Canvas, Figure, below_one_another
+from course_utils.figures.canvas import MARGIN, QUIET, WIDTH, Canvas, Figure
 
 from ..adam.figures import Frame, draw_walk
-from .large_batches import ErrorRates
 from .micro_batches import START, LineFit, Point
-from .published_batches import Published
 
 PANEL_GAP, INSET = 18.0, 8.0  # pixels between two panels, and from a panel's border to what it shows
 
@@ -47,16 +44,3 @@ def contour(fit: LineFit, through: Point, part: float) -> list[Point]:
     turns = (2 * math.pi * step / 96 for step in range(97))
     ring = ((radius * math.cos(turn), radius * math.sin(turn) / below) for turn in turns)
     return [(x + p - b * q, y + q) for p, q in ring]
-
-
-def published_and_ours(
-    theirs: Sequence[Published | None], ours: Sequence[ErrorRates], title: str, provenance: str = ""
-) -> Figure:
-    """Test errors in percent, published (None: not there) above ours, with standard deviations."""
-    pairs = [(outcome.setting.name, row) for row, outcome in zip(theirs, ours, strict=True) if row]
-    published = {f"{name} ± {row.spread:.2f}": row.error for name, row in pairs}
-    here = {f"{outcome.setting.name} ± {outcome.spread:.1f}": outcome.mean for outcome in ours}
-    paper = "test error ± its standard deviation; Goyal et al., ResNet-50 on ImageNet"
-    above = bars(published, title, unit="%", digits=2, kind="gradients", provenance=paper)
-    below = bars(here, "Here, the small classifier", unit="%", digits=1, kind="gradients", provenance=provenance)
-    return below_one_another([above, below], title)

@@ -1,66 +1,18 @@
-"""Lesson 07: gradients of micro-batches added up, four ways to do it wrong, 16-bit accumulators, and paths of θ.
+"""Loops over micro-batches, right and wrong, for the checks of lesson 07; and the paths of θ that lesson 07b draws."""
 
-The model is the course's character model of `language_model`, a genuine GPT of 110,656 parameters, on the CPU in fp32.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..shared.language_model import batches, language_model
-
 MicroBatch = tuple[torch.Tensor, ...]  # token ids and the ids that should follow them, each (b, s)
 IGNORED = -100  # the target of padding, which cross-entropy leaves out: torch's default for `ignore_index`
-
-
-def micro_batches(count: int, size: int = 4, seq_len: int = 32, seed: int = 0) -> list[MicroBatch]:
-    """`count` micro-batches of `size` sequences each, the same for the same `seed`."""
-    return list(batches(count, size, seq_len, seed))
-
-
-def uneven(count: int, size: int = 4, seq_len: int = 32) -> list[MicroBatch]:
-    """Micro-batches whose sequences begin with text, an eighth in the first to all in the last; the rest is padding."""
-    made: list[MicroBatch] = []
-    for index, (tokens, targets) in enumerate(micro_batches(count, size, seq_len)):
-        kept = max(1, seq_len * (1 + 7 * index // max(count - 1, 1)) // 8)
-        made.append((tokens, targets.masked_fill(torch.arange(seq_len) >= kept, IGNORED)))
-    return made
-
-
-def joined(parts: Iterable[MicroBatch]) -> MicroBatch:
-    """All micro-batches as one large batch."""
-    return tuple(map(torch.cat, zip(*parts, strict=True)))
-
-
-def counted_tokens(part: MicroBatch) -> int:
-    """Tokens that the loss counts: those that are no padding."""
-    return int((part[1] != IGNORED).sum())
 
 
 def mean_loss(model: torch.nn.Module, part: MicroBatch) -> torch.Tensor:
     """The mean cross-entropy over the tokens that count."""
     tokens, targets = part
     return cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-
-
-def gradient(model: torch.nn.Module) -> torch.Tensor:
-    """The gradients that all parameters hold now, as one long vector; zeros where there is none."""
-    held = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
-    return torch.cat([grad.flatten() for grad in held]).clone()
-
-
-def gradient_of(loss: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
-    """The gradient of `loss`, as one long vector; gradients that the parameters held before are cleared."""
-    model.zero_grad()
-    loss.backward()
-    return gradient(model)
-
-
-def relative_distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The length of the difference, as a part of the length of `other`."""
-    return ((one - other).norm() / other.norm()).item()
 
 
 Loop = Callable[[torch.nn.Module, torch.optim.Optimizer, Sequence[MicroBatch], int], None]
@@ -95,57 +47,9 @@ def grouped(
     return loop
 
 
-accumulated = grouped(lambda part, group, k, count: counted_tokens(part) / sum(map(counted_tokens, group)))
-"""Right for any lengths: a micro-batch weighs as much as it has tokens, and the last group is smaller."""
-
 undivided = grouped(lambda part, group, k, count: 1)  # losses are added up, not averaged
 dropped = grouped(lambda part, group, k, count: 1 / k, last=False, clear="after step")  # as the common loop does
-by_batches = grouped(lambda part, group, k, count: 1 / len(group))  # a mean of means, however many tokens each has
-every_micro_batch = grouped(lambda part, group, k, count: 1, size=lambda k, count: 1)  # small batches, with their noise
-
-LOOPS: dict[str, Loop] = {  # by the names that figures use; the first one is right
-    "accumulated, by tokens": accumulated,
-    "not divided": undivided,
-    "last group dropped": dropped,
-    "averaged over batches": by_batches,
-    "a step on each": every_micro_batch,
-}
-
-
-def large_batch(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-    """The reference for all others: each group as one batch, the last with what is left."""
-    undivided(model, optimizer, [joined(parts[first : first + k]) for first in range(0, len(parts), k)], 1)
-
-
-def moved(loop: Loop, parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd") -> torch.Tensor:
-    """Move of a fresh model's parameters in one pass with `loop` and "sgd" (rate 0.1) or "adam" (0.001), one vector."""
-    make = {"sgd": partial(torch.optim.SGD, lr=0.1), "adam": partial(torch.optim.Adam, lr=1e-3)}[optimizer]
-    model = language_model()
-    before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    loop(model, make(model.parameters()), parts, k)
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before
-
-
-def distances(parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd") -> dict[str, float]:
-    """For each of `LOOPS`, the distance of its pass's end from that of the large batch, in parts of that one's way."""
-    right = moved(large_batch, parts, k, optimizer)
-    return {name: relative_distance(moved(loop, parts, k, optimizer), right) for name, loop in LOOPS.items()}
-
-
-def accumulator_errors(counts: Sequence[int], dtype: torch.dtype) -> list[float]:
-    """Relative errors of gradients added up over so many micro-batches, rising, rounded to `dtype`, against fp64."""
-    model = language_model()
-    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    exact, sums = torch.zeros_like(weights, dtype=torch.float64), torch.zeros_like(weights, dtype=dtype)
-    errors = []
-    for number, part in enumerate(micro_batches(max(counts)), 1):
-        one = gradient_of(mean_loss(model, part), model)
-        exact += one
-        sums += one.to(dtype)
-        if number in counts:
-            errors.append(relative_distance(sums.double(), exact))
-    return errors
-
+by_batches = grouped(lambda part, group, k, count: 1 / len(group))  # right where all are equally long
 
 Point = tuple[float, float]
 START: Point = (-1.5, 0.5)

@@ -1,6 +1,4 @@
-"""Lesson 07, gradient accumulation: sums of gradients, what they cost, and what a larger batch asks for."""
-
-from math import sqrt
+"""Lesson 07, gradient accumulation: sums of gradients, what they cost, and when processes exchange them."""
 
 from course_utils.estimating import estimate
 from course_utils.interactive.quiz import Question, question
@@ -41,23 +39,13 @@ def questions() -> tuple[Question, ...]:
         (format_bytes(estimate(RUN.replace(micro_batch=100, accumulation_steps=1)).total - alone, "MB", 0),
          "That is what all 100 at once would cost more."),
     )  # fmt: skip
-    small, big, signal, noise = 4, 64, 2.0, 96.0
-    short, long = signal + noise / small, signal + noise / big
-    noise_scale = question(
-        f"The squared length of the gradient is {short:g} on average for batches of {small}, and {long:g} for batches "
-        f"of {big}. What is the noise scale, tr(Σ)/|G|²?",
-        (f"{noise / signal:g}", f"|G|² is {signal:g} and tr(Σ) is {noise:g}: both lengths follow from them."),
-        (f"{noise:g}", "That is tr(Σ), the squared noise of one example. Compared with what?"),
-        (f"{short / long:.3g}", "That is the ratio of the two lengths, each with noise in it."),
-        (f"{signal / noise:.2g}", "That is turned round: signal over noise."),
+    k, N = 8, RUN.model.parameters
+    without_no_sync = question(
+        f"Two GPUs train GPT-2 with DistributedDataParallel, {k} micro-batches per step, gradients in fp32. How many "
+        "bytes of gradients does each step average if nobody calls no_sync?",
+        (format_bytes(4 * k * N, "GB", 2), "All gradients, in the backward of every micro-batch."),
+        (format_bytes(4 * N, "GB", 2), "That is once per step. Which call makes it so?"),
+        (format_bytes(2 * k * N, "GB", 2), "Each GPU has all gradients, not half of them."),
+        (format_bytes(4 * N // k, "GB", 2), "A micro-batch has fewer tokens. Has it fewer gradients?"),
     )  # fmt: skip
-    k, rate = 16, 3e-4
-    another_rate = question(
-        f"Adam learns well with a rate of {rate:g} and a certain batch. You make the batch {k} times as large. Which "
-        "rate does the rule for adaptive optimizers suggest?",
-        (f"{sqrt(k) * rate:g}", "√k: Adam divides by the gradient's size, in which the noise is."),
-        (f"{k * rate:g}", "That is the linear rule, which is argued for SGD."),
-        (f"{rate:g}", "Then each epoch goes less far, with fewer steps of the same length."),
-        (f"{rate / k:.8f}".rstrip("0"), "That is the wrong way: a larger batch has less noise, so it may go further."),
-    )  # fmt: skip
-    return last_group, a_long_sequence, what_stays, noise_scale, another_rate
+    return last_group, a_long_sequence, what_stays, without_no_sync

@@ -194,13 +194,13 @@ def _errata() -> Iterator[Erratum]:
     slip = [(690 * 10**9 if start == 790 * 10**9 else start, size) for start, size in RAMP]
     said, read = (batch_at(ramp, 700 * 10**9) // 10**6 for ramp in (RAMP, slip))
     yield Erratum(
-        "The batch becomes 64 M tokens after 690 billion", "the lecture", "07", "MiniMax-01 has 790 billion.",
+        "The batch becomes 64 M tokens after 690 billion", "the lecture", "07b", "MiniMax-01 has 790 billion.",
         f"after 700 · 10⁹ tokens the batch is {said} M tokens; with the slip, {read} M",
     )  # fmt: skip
 
     rate = next(row.rate for row in GOYAL if row.batch == 256 and row.error == GOYAL_CAPTION)
     yield Erratum(
-        "23.68 % top-1 error at α = 0.1", "Goyal et al. 2017, caption of table 2(a); the slides repeat it", "07",
+        "23.68 % top-1 error at α = 0.1", "Goyal et al. 2017, caption of table 2(a); the slides repeat it", "07b",
         "The caption took the neighboring row.",
         f"in the paper's table {GOYAL_CAPTION} % stands at α = {rate}, and α = 0.10 has "
         f"{goyal(256, '0.10').error:.2f} %",
