@@ -14,15 +14,14 @@
 # **60 minutes.** You should know what a forward and a backward pass are, and have trained some network once. No GPU is
 # needed: where a measurement is simulated, it says so.
 #
-# What fits on one GPU decides how a large model is cut into pieces. So many inventions are about memory:
-# [FlashAttention](../docs/glossary.md#flashattention) never writes the largest matrices, [grouped
-# queries](../docs/glossary.md#grouped-queries) and [PagedAttention](../docs/glossary.md#pagedattention) shrink and pack
-# what attention remembers. You will account for a whole training step of GPT-2 XL, and settle a public disagreement:
-# does it train on a 32 GB card or not?
+# What fits on one GPU decides how a large model is cut into pieces. So many inventions are about memory, such as
+# [FlashAttention](../docs/glossary.md#flashattention), [grouped queries](../docs/glossary.md#grouped-queries) and
+# [PagedAttention](../docs/glossary.md#pagedattention). You will account for a whole training step of GPT-2 XL, and
+# settle a public disagreement: does it train on a 32 GB card or not?
 
 # %% [markdown]
 # ## The puzzle
-# GPT-2 XL's weights are small. Here is how small.
+# GPT-2 XL's weights are small:
 
 # %%
 from course_utils import PRESETS, format_bytes, gpu
@@ -233,7 +232,7 @@ reveal("01.kept", total, unit="MB")
 # 16-bit, a [*master copy*](../docs/glossary.md#master-weights) of the weights in fp32, and its
 # [momentum](../docs/glossary.md#momentum) and variance, in fp32 too.
 #
-# **Your guess.** How many GB is that for 1.56 billion parameters, before any activation?
+# **Your guess.** How many GB is that for 1.56 billion parameters?
 
 # %%
 predict("01.states", unit="GB")
@@ -370,13 +369,13 @@ stack(ran, "The recipe decides: even 32 at once fit, with loss and optimizer in 
       provenance=str(step.provenance))  # fmt: skip
 
 # %% [markdown]
-# One change alone lowers one of the two peaks. One gradient at a time together with either of the others fits, with
-# gigabytes to spare. Autocast is no help here: its weights and gradients are fp32. Would 2 micro-batches of 16 be
-# enough for "both"? Predict, change both numbers, run.
+# One change alone lowers one of the two peaks. One gradient at a time together with either of the others fits. Autocast
+# is no help here: its weights and gradients are fp32. Would 2 micro-batches of 16 be enough for "both"? Predict, change
+# both numbers, run.
 #
-# **The recipe decides**, and both texts leave it open. The slides' verdict holds with the loss over all 32 sequences at
-# once. The newsletter's 32–35 GB is what 8 micro-batches need if all gradients are still upcast together. Change both,
-# and GPT-2 XL trains on this card.
+# **The recipe decides.** The slides' verdict holds with the loss over all 32 sequences at once. The newsletter's
+# 32–35 GB is what 8 micro-batches need if all gradients are still upcast together. Change both, and GPT-2 XL trains on
+# this card.
 #
 # And the estimates? The *closed form* is arithmetic for a pencil
 # ([formula.py](../course_utils/estimating/formula.py)), the *exact engine* goes through the step tensor by tensor.

@@ -1,1 +1,1 @@
-"""Lesson 01: its model code, figures, widget, checks and quiz."""
+"""Lesson 01: its checks and quiz."""
