@@ -245,12 +245,11 @@ check.step_transient(step_transient)
 
 # %% tags=["solution"]
 from course_utils import TrainingRun, measure
-from course_utils.lessons.adam.by_hand import step_temporaries
 
 sizes = check.gpt2_shapes()
 for how in ("fused", "foreach", "loop"):
     run = TrainingRun("gpt2", 1, 128, "fp32", f"adamw-{how}", attention="efficient")
-    seen = step_temporaries(measure(run))
+    seen = measure(run).phase_peaks.get("optimizer", {}).get("temporaries", 0)
     print(f"{how:8s} yours {step_transient(sizes, how):>12,} bytes, a step that ran {seen:>12,}")
 
 # %% [markdown]

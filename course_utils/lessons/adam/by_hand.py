@@ -1,15 +1,12 @@
-"""Lesson 02: a narrow valley to walk down, four optimizers for one coordinate, and Adam by hand on tensors."""
+"""Lesson 02: a narrow valley, PyTorch's optimizers that walk down it, and what an optimizer keeps."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from course_utils.errors import check_known
-from course_utils.measurement import Measurement
 from course_utils.measuring.carrying import tensors_in
 
 Point = tuple[float, float]
@@ -39,52 +36,14 @@ def _rotate(point: Point, degrees: float) -> Point:
     return x * math.cos(turn) - y * math.sin(turn), x * math.sin(turn) + y * math.cos(turn)
 
 
-@dataclass
-class Memory:
-    """The states of one coordinate that an optimizer keeps from step to step."""
+Maker = Callable[[list[torch.Tensor], float, float, float], torch.optim.Optimizer]
 
-    m: float = 0.0
-    v: float = 0.0
-
-
-class Knobs(NamedTuple):
-    """The choices: the learning rate η, how much of m and of v is kept from step to step (β1, β2), and ε."""
-
-    rate: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-
-
-def gradient_descent(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
-    """Return how far to go against the gradient g: η·g. Remembers nothing."""
-    return knobs.rate * g
-
-
-def momentum(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
-    """Return η·m, m being the sum of all gradients, older ones fading by β1 a step (Polyak 1964, in torch's form)."""
-    memory.m = knobs.beta1 * memory.m + g
-    return knobs.rate * memory.m
-
-
-def rmsprop(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
-    """Return η·g/(√v + ε), v being the running mean of g² (Tieleman and Hinton 2012, lecture 6.5)."""
-    memory.v = knobs.beta2 * memory.v + (1 - knobs.beta2) * g * g
-    return knobs.rate * g / (math.sqrt(memory.v) + knobs.epsilon)
-
-
-def adam(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
-    """Return η·m̂/(√v̂ + ε), both running means corrected for their start at zero (Kingma and Ba 2015, algorithm 1)."""
-    memory.m = knobs.beta1 * memory.m + (1 - knobs.beta1) * g
-    memory.v = knobs.beta2 * memory.v + (1 - knobs.beta2) * g * g
-    m_hat = memory.m / (1 - knobs.beta1**step)
-    v_hat = memory.v / (1 - knobs.beta2**step)
-    return knobs.rate * m_hat / (math.sqrt(v_hat) + knobs.epsilon)
-
-
-Rule = Callable[[float, Memory, int, Knobs], float]
-
-RULES: dict[str, Rule] = {"gradient descent": gradient_descent, "momentum": momentum, "RMSProp": rmsprop, "Adam": adam}
+RULES: dict[str, Maker] = {
+    "gradient descent": lambda place, rate, beta1, beta2: torch.optim.SGD(place, rate),
+    "momentum": lambda place, rate, beta1, beta2: torch.optim.SGD(place, rate, momentum=beta1),
+    "RMSProp": lambda place, rate, beta1, beta2: torch.optim.RMSprop(place, rate, alpha=beta2),
+    "Adam": lambda place, rate, beta1, beta2: torch.optim.Adam(place, rate, betas=(beta1, beta2)),
+}
 
 
 def trajectory(
@@ -97,13 +56,16 @@ def trajectory(
     check_known("optimizer", rule, RULES)
     if not (rate > 0 and 0 <= beta1 < 1 and 0 <= beta2 < 1):
         raise ValueError(f"a learning rate of {rate}, β1 {beta1}, β2 {beta2}: η is above 0, a β at least 0 and below 1")
-    valley, knobs, memories = valley or Valley(), Knobs(rate, beta1, beta2), (Memory(), Memory())
+    valley = valley or Valley()
     path = [valley.turned(START)]
-    for step in range(1, steps + 1):
-        (x, y), slopes = path[-1], valley.slope(path[-1])
-        dx, dy = (RULES[rule](g, memory, step, knobs) for g, memory in zip(slopes, memories, strict=True))
-        path.append((x - dx, y - dy))
-        if math.hypot(*path[-1]) > 1e6:
+    place = torch.tensor(path[0], dtype=torch.float64, requires_grad=True)
+    optimizer = RULES[rule]([place], rate, beta1, beta2)
+    for _ in range(steps):
+        place.grad = torch.tensor(valley.slope(path[-1]), dtype=torch.float64)
+        optimizer.step()
+        x, y = place.tolist()
+        path.append((x, y))
+        if math.hypot(x, y) > 1e6:
             break
     return path
 
@@ -113,57 +75,6 @@ def steps_needed(path: Sequence[Point]) -> int | None:
     goal = 0.01 * math.hypot(*path[0]) * (1 + 1e-9)  # up to the last bits of rounding
     outside = [step for step, point in enumerate(path) if math.hypot(*point) > goal]
     return outside[-1] + 1 if outside and outside[-1] + 1 < len(path) else None
-
-
-def first_updates(count: int, corrected: bool = True) -> list[float]:
-    """Return the lengths of Adam's first updates, in learning rates, at β1 = 0.9, β2 = 0.999 and gradients of 1."""
-    raw = [(1 - 0.9**step) / math.sqrt(1 - 0.999**step) for step in range(1, count + 1)]  # means of ones, from zero
-    return [1.0] * count if corrected else raw
-
-
-def mean_update(rule: str, gradients: Sequence[float]) -> float:
-    """Return the mean length, in learning rates, of the updates that a rule makes of one coordinate's gradients."""
-    memory, knobs = Memory(), Knobs(rate=1)
-    return sum(abs(RULES[rule](g, memory, step, knobs)) for step, g in enumerate(gradients, 1)) / len(gradients)
-
-
-@torch.no_grad()
-def adamw_step(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    m: torch.Tensor,
-    v: torch.Tensor,
-    step: int,
-    rate: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.01,
-) -> None:
-    """Update one tensor in place as AdamW does (Loshchilov and Hutter 2019, algorithm 2); `step` is 1 at first."""
-    weight.mul_(1 - rate * weight_decay)  # AdamW: decay the weight itself, not by way of the gradient
-    m.mul_(beta1).add_(gradient, alpha=1 - beta1)  # which way, on average
-    v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)  # how large, on average, squared
-    m_hat = m / (1 - beta1**step)  # both began at zero: make up for it
-    v_hat = v / (1 - beta2**step)
-    weight.sub_(rate * m_hat / (v_hat.sqrt() + epsilon))
-
-
-class HandAdamW:
-    """AdamW in plain tensors: two states for each parameter, made when the first gradient is there."""
-
-    def __init__(self, parameters: Sequence[torch.Tensor], rate: float = 1e-3) -> None:
-        self.parameters, self.rate, self.steps = list(parameters), rate, 0
-        self.states: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def step(self) -> None:
-        """Update every parameter from its gradient."""
-        if not self.steps:
-            self.states = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in self.parameters]
-        self.steps += 1
-        for weight, (m, v) in zip(self.parameters, self.states, strict=True):
-            if weight.grad is not None:
-                adamw_step(weight, weight.grad, m, v, self.steps, self.rate)
 
 
 def kept_bytes(optimizer: Any) -> int:
@@ -179,16 +90,3 @@ def kept_tensors(optimizer: Any) -> list[torch.Tensor]:
     theirs = {gradient.untyped_storage().data_ptr() for gradient in gradients}
     kept = {t.untyped_storage().data_ptr(): t for t in found if not isinstance(t, torch.nn.Parameter)}
     return [tensor for place, tensor in kept.items() if place not in theirs]
-
-
-def kept_by_name(optimizer: torch.optim.Optimizer) -> Mapping[str, int]:
-    """Return the bytes of a torch optimizer's states, by the names that it gives them ("exp_avg", …)."""
-    sizes: Counter[str] = Counter()
-    for state in optimizer.state.values():
-        sizes.update({name: tensor.untyped_storage().nbytes() for name, tensor in state.items()})
-    return dict(sizes)
-
-
-def step_temporaries(measured: Measurement) -> int:
-    """Return the bytes that come and go in the optimizer's step at its fullest; 0 if it allocates nothing."""
-    return measured.phase_peaks.get("optimizer", {}).get("temporaries", 0)
