@@ -1,4 +1,4 @@
-"""Lesson 04's counts: formulas as they are shown give the numbers next to them, and real modules hold as many."""
+"""Lesson 04's counts: its modules hold as many parameters as the published models, and its pictures show all."""
 
 import json
 import re
@@ -7,26 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from lesson_source import names_from_cells
+from torch import nn
 
 from course_utils.lessons import quiz
-from course_utils.lessons.parameters.counting import (
-    ATTENTION,
-    CHECKPOINT_BYTES,
-    GPT2_CORRECTED,
-    GPT2_PAPER,
-    block_terms,
-    blocks_alone,
-    counted_block,
-    counted_model,
-    counts,
-    gpt_ladder,
-    model_terms,
-    network_without_memory,
-    parts,
-    rule_errors,
-    total,
-    with_embedding,
-)
+from course_utils.lessons.parameters.counting import GPT2_PAPER, parts_of
 from course_utils.lessons.parameters.figures import percent, shares, spelled
 from course_utils.lessons.parameters.widget import model_builder
 from course_utils.models import PRESETS, TransformerConfig
@@ -36,55 +22,37 @@ ODD = TransformerConfig(
 )
 PLAIN = replace(PRESETS["tiny-gpt"], name="plain", bias=False, qkv_bias=False)
 MODELS = [*PRESETS.values(), ODD, PLAIN]
-BUILT = [model for model in MODELS if model.name not in ("gpt3-175b", "llama3-70b", "llama3.2-3b", "gpt2-large")]
-"""Those whose modules are built here too: some seconds fewer, and the lesson itself builds the others."""
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_parts_add_up(model):
-    assert sum(parts(model).values()) == model.parameters
-    assert ("head" in parts(model)) != model.tied
-    assert parts(model)["norms"] == (2 * model.layers + 1) * block_terms(model)[0].count
+    assert sum(parts_of(model).values()) == model.parameters
+    assert ("head" in parts_of(model)) != model.tied
+    assert parts_of(model)["norms"] % (2 * model.layers + 1) == 0
 
 
-@pytest.mark.parametrize("model", BUILT, ids=lambda model: model.name)
-def test_real_modules_hold_as_many_line_by_line(model):
-    network = network_without_memory(model)
-    assert {term.name: term.count for term in block_terms(model)} == counted_block(network)
-    assert {term.name: term.count for term in model_terms(model)} == counted_model(network)
-    assert total(model_terms(model)) == sum(p.numel() for p in network.parameters()) == model.parameters
-    assert all(parameter.device.type == "meta" for parameter in network.parameters())
+def size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
-def test_checkpoints_of_others_hold_as_many():
-    for name, size in CHECKPOINT_BYTES.items():
-        assert size == 2 * PRESETS[name].parameters, name
+@pytest.mark.parametrize("name", [name for name in PRESETS if "mixtral" not in name])
+def test_the_lessons_modules_are_the_presets_to_the_unit(name):
+    model = PRESETS[name]
+    cells = names_from_cells("04", "class GPT", "class Llama")
+    with torch.device("meta"):
+        if model.family == "gpt2":
+            built = cells["GPT"](model.vocab, model.max_positions, model.hidden, model.layers, model.heads)
+        else:
+            sizes = (model.vocab, model.hidden, model.layers, model.kv, model.ffn)
+            built = cells["Llama"](*sizes, bool(model.qkv_bias))
+    untied = model.vocab * model.hidden * (model.family == "llama" and model.tied)
+    assert size(built) - untied == model.parameters
+    assert all(parameter.is_meta for parameter in built.parameters())
 
 
-def test_the_paper_is_wrong_and_the_correction_right():
-    for name, millions in GPT2_CORRECTED.items():
-        N = PRESETS[name].parameters
-        assert round(N / 1e6) == millions
-        assert round((N - (50257 - 40478) * PRESETS[name].hidden) / 1e6) == GPT2_PAPER[name]
-
-
-def test_tables_show_every_term_and_signed_differences():
-    terms = block_terms("tiny-gpt")
-    right = {term.name: term.count for term in terms}
-    assert str(counts(terms, right)).splitlines()[-1].split() == ["total", *[f"{total(terms):,}"] * 2, "0"]
-    assert str(counts(terms, right)).count(" 0\n") == len(terms)
-    off = counts(terms, right | {"MLP, up": right["MLP, up"] + 5})
-    assert "−5" in str(off) and "−5" in off._repr_html_() and "3h² + 3h" in off._repr_html_()
-
-
-def test_the_rule_gets_better_with_size():
-    for rule in (blocks_alone, with_embedding):
-        sizes, errors = rule_errors(rule, gpt_ladder())
-        assert sizes == sorted(sizes) and errors == sorted(errors) and errors[-1] < 0
-    for vocab in (50257, 128256):
-        for model in gpt_ladder(vocab):
-            error = rule_errors(blocks_alone, [model])[1][0] / 100
-            assert error == pytest.approx(-vocab / (12 * model.layers * model.hidden + vocab), abs=0.02)
+def test_the_paper_is_wrong_by_the_words_that_it_leaves_out():
+    for name, millions in GPT2_PAPER.items():
+        assert round((PRESETS[name].parameters - (50257 - 40478) * PRESETS[name].hidden) / 1e6) == millions
 
 
 def test_nothing_before_their_guess_tells_how_many_parameters_the_experts_have():
@@ -99,9 +67,9 @@ def test_nothing_before_their_guess_tells_how_many_parameters_the_experts_have()
 
 
 def test_shares_draw_every_part_and_say_it():
-    figure = shares({"one": parts("gpt2"), "two": parts("llama3-8b")}, "Words are a third of GPT-2")
+    figure = shares({"one": parts_of("gpt2"), "two": parts_of("llama3-8b")}, "Words are a third of GPT-2")
     drawn = [int(count) for count in re.findall(r'data-parameters="(\d+)"', figure.svg)]
-    assert drawn == [*parts("gpt2").values(), *parts("llama3-8b").values()]
+    assert drawn == [*parts_of("gpt2").values(), *parts_of("llama3-8b").values()]
     assert "embedding 31 %" in figure.alt and "8.03 B parameters" in figure.alt
     ElementTree.fromstring(figure.svg)
 
@@ -153,14 +121,15 @@ def test_what_makes_no_transformer_is_said_in_words():
 
 def test_the_quiz_counts_as_the_modules_do():
     block, tied, wide, grouped, experts = (question.right.text for question in quiz(4).questions)
-    one = counted_block(network_without_memory("gpt2-xl"))
-    assert block == f"{100 * (one['MLP, up'] + one['MLP, down']) / sum(one.values()):.0f} %"
-    small = network_without_memory("gpt2")
-    sizes = [sum(t.numel() for t in each) / 1e6 for each in (small.state_dict().values(), small.parameters())]
-    assert tied == f"{sizes[0]:.0f} million and {sizes[1]:.0f} million"
+    cells = names_from_cells("04", "class GPT", "class Llama")
+    with torch.device("meta"):
+        small, one = cells["GPT"](), nn.TransformerEncoderLayer(1600, 25, 6400)
+        full, now = cells["Block"](4096, 4096, 14336), cells["Block"](4096, 1024, 14336)
+    assert block == f"{100 * (size(one.linear1) + size(one.linear2)) / size(one):.0f} %"
+    saved = sum(tensor.numel() for tensor in small.state_dict().values())
+    assert tied == f"{saved / 1e6:.0f} million and {size(small) / 1e6:.0f} million"
     twice = replace(PRESETS["gpt2"], hidden=1536, ffn=4 * 1536)
     assert wide == f"{twice.parameters / PRESETS['gpt2'].parameters:.1f} times"
-    full = sum(counted_block(network_without_memory(replace(PRESETS["llama3-8b"], kv_heads=32)))[n] for n in ATTENTION)
-    now = counted_block(network_without_memory("llama3-8b"))
-    assert grouped == f"{100 * (1 - sum(now[n] for n in ATTENTION) / full):.0f} %"
+    full, now = (size(block) - size(block.mlp) - 2 * 4096 for block in (full, now))
+    assert grouped == f"{100 * (1 - now / full):.0f} %"
     assert experts == f"{16 * PRESETS['mixtral-8x7b'].parameters / 1e9:.0f} GB"

@@ -195,7 +195,7 @@ lines(
 
 # %%
 reveal("02.bias", raw[(raw - 1).abs().argmax()].item(), unit="learning rates")
-print(f"step 1 by hand: (1 − β1) / √(1 − β2) = {0.1 / 0.001**0.5:.2f}; in the figure: {raw[0]:.2f}")
+print(f"step 1 by hand: (1 − β1) / √(1 − β2) = {(1 - beta1) / (1 - beta2) ** 0.5:.2f}; in the figure: {raw[0]:.2f}")
 print(f"the longest is step {raw.argmax() + 1}; still {raw[999]:.2f} at step 1,000")
 
 # %% [markdown]
@@ -384,7 +384,7 @@ reveal("02.second_step", peaks[1] - peaks[0], unit="MB")
 
 # %% [markdown]
 # The first step peaks *before* the states exist. If you try a configuration for one step, you have not tried what will
-# run. Change (8, 512) to (1, 512). Predict: how much higher is step 2 now, and why?
+# run. Change (8, 512) to (1, 512). Predict: how much higher is step 2 now? (Which phase owns the peak?)
 #
 # **The gap** of half a percent is the allocator's: `memory_allocated()` counts whole blocks, and rests below 1 MiB are
 # not cut off (lesson 10). It counts the workspaces of cuBLAS, the library of matrix products, too: 8.5 MB since the
@@ -556,7 +556,7 @@ print(f"at once {at_once:.2f}, one at a time {one_by_one:.2f} bytes per paramete
 reveal("02.upcast", at_once, unit="bytes")
 
 # %% [markdown]
-# At once takes six more than 16: 2 for gradients twice as wide, 4 for foreach.
+# At once takes six more than 16, and uncut rests: 2 for gradients twice as wide, 4 for foreach.
 # [Upcasting](../docs/glossary.md#upcasting) *one at a time* needs only the largest parameter's share of that. Change
 # `foreach` to `fused`, and predict both numbers.
 

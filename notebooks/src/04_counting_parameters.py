@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 45
+#     minutes: 55
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,54 +11,65 @@
 # %% [markdown]
 # # 04 · Counting parameters
 #
-# **45 minutes.** You should know what a matrix product is, and from [lesson 01](01_where_did_the_memory_go.ipynb) that
-# each parameter costs a training step about 16 bytes. No GPU is needed: nothing here has to run, it only has to be
-# counted.
+# **55 minutes.** You should know what a matrix product is, and from [lesson 01](01_where_did_the_memory_go.ipynb) that
+# each parameter costs a training step about 16 bytes. No GPU is needed: nothing here has to run, only to be counted.
 #
 # Weights, gradients, optimizer states, checkpoints on disk, the traffic between GPUs: all of them are *N times
 # something*. So N is the one number about a model that you want to be sure of, and it follows from the architecture
-# alone, to the last unit. You will count GPT-2, Llama and Mixtral by hand, check each line against the real modules,
-# and find that well-known publications have counted wrong.
+# alone, to the last unit. You will count GPT-2, Llama and Mixtral by hand, check each line against real modules, and
+# find that well-known publications have counted wrong.
 
 # %% [markdown]
 # ## Where do 124 million parameters sit?
-# The smallest GPT-2 has a [vocabulary](../docs/glossary.md#vocabulary) of V words, and for each of them a vector of h
-# numbers: the [embedding](../docs/glossary.md#embedding), a table that is looked up, not multiplied. The rest is
-# twelve [blocks](../docs/glossary.md#transformer-block) of attention and MLP.
+# The smallest GPT-2 has a [vocabulary](../docs/glossary.md#vocabulary) of V = 50,257 words, and for each of them a
+# vector of h = 768 numbers: the [embedding](../docs/glossary.md#embedding), a table that is looked up, not multiplied.
+# The rest is twelve [blocks](../docs/glossary.md#transformer-block) of attention and MLP.
+#
+# **Your guess.** What part of all of GPT-2's parameters is that table of words?
 
 # %%
-from course_utils import PRESETS
 from course_utils.interactive.guesses import predict, reveal
 
-small = PRESETS["gpt2"]
-V, h, L = small.vocab, small.hidden, small.layers
-print(f"V = {V:,} words, h = {h} numbers each, L = {L} blocks")
-
-# %% [markdown]
-# **Your guess first.** What part of all of GPT-2's parameters is that table of words?
-
-# %%
 predict("04.embedding", unit="%")
 
 # %% [markdown]
-# **Estimate.** The table is V·h. **Measure.** The real network is built on torch's `meta` device, where a tensor has a
-# shape and a type but no memory behind it. So even GPT-3 fits on your laptop, as long as you only count.
+# Here is all of GPT-2 that has parameters; counting needs no forward pass. `nn.TransformerEncoderLayer` is one block.
 
 # %%
-from course_utils.lessons.parameters.counting import network_without_memory
+import torch
+from torch import nn
 
-network = network_without_memory("gpt2")
-everything = sum(parameter.numel() for parameter in network.parameters())
-table = network.get_parameter("embedding.weight").numel()
-print(f"V·h = {V * h:,}; the module's table holds {table:,}: {V * h - table:+,}")
-print(f"all parameters of the module: {everything:,}")
 
-# %%
-reveal("04.embedding", 100 * table / everything, unit="%")
+class GPT(nn.Module):
+    def __init__(self, V=50257, P=1024, h=768, L=12, heads=12, bias=True) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(V, h), nn.Embedding(P, h)
+        blocks = (nn.TransformerEncoderLayer(h, heads, 4 * h, bias=bias) for _ in range(L))
+        self.blocks, self.norm = nn.ModuleList(blocks), nn.LayerNorm(h, bias=bias)
+        self.head = nn.Linear(h, V, bias=False)
+        self.head.weight = self.words.weight  # one matrix under two names
+
 
 # %% [markdown]
-# Almost a third, in a model that people call a stack of attention layers. Remember it: rules of thumb that count
-# blocks alone will be wrong by that much here.
+# **Estimate.** The table is V·h. **Measure.** On torch's `meta` device a tensor has a shape and a type, but no memory.
+# So even GPT-3 fits on your laptop, as long as you only count.
+
+# %%
+from collections import Counter
+
+with torch.device("meta"):
+    model = GPT(V=50257)  # change this
+parts = Counter()
+for name, parameter in model.named_parameters():
+    parts[name.split(".")[0]] += parameter.numel()
+for part, count in parts.items():
+    print(f"{part:10s} {count:12,}  {count / parts.total():6.1%}")
+print(f"all        {parts.total():12,}; V·h minus the modules' table: {50257 * 768 - parts['words']:+,}")
+reveal("04.embedding", 100 * parts["words"] / parts.total(), unit="%")
+
+# %% [markdown]
+# Almost a third, in a model that people call a stack of attention layers. Change V to 128,256, the vocabulary of Llama
+# 3. Predict the table's part.
 
 # %% [markdown]
 # ## One block, matrix by matrix
@@ -81,40 +92,35 @@ reveal("04.embedding", 100 * table / everything, unit="%")
 predict("04.block", unit="h²")
 
 # %% [markdown]
-# **Estimate.** Add up the columns, for GPT-2 XL.
+# **Estimate.** The table's rows, for GPT-2 XL. **Measure.** Every tensor of a block, added up by module.
 
 # %%
-h = PRESETS["gpt2-xl"].hidden
-attention = (3 * h**2 + 3 * h) + (h**2 + h)
-mlp = (4 * h**2 + 4 * h) + (4 * h**2 + h)
-norms = 2 * 2 * h
-block = attention + mlp + norms
-print(f"attention 4h² + 4h = {attention:,}, MLP 8h² + 5h = {mlp:,}, norms 4h = {norms:,}")
-print(f"a block: {block:,}; 12h² + 13h = {12 * h**2 + 13 * h:,}")
+h, heads = 1600, 25  # change this
+with torch.device("meta"):
+    block = nn.TransformerEncoderLayer(h, heads, 4 * h)
+parts = Counter()
+for name, parameter in block.named_parameters():
+    print(f"{name:25s} {tuple(parameter.shape)!s:13s} {parameter.numel():12,}")
+    parts[name.split(".")[0]] += parameter.numel()
+
+# %%
+letters = {"self_attn": 4 * h**2 + 4 * h, "linear1": 4 * h**2 + 4 * h, "linear2": 4 * h**2 + h}
+letters |= {"norm1": 2 * h, "norm2": 2 * h}
+for part, count in parts.items():
+    print(f"{part:10s} by letters {letters[part]:11,}, in the module {count:11,}: {letters[part] - count:+}")
+print(f"a block: {parts.total():,}; 12h² + 13h = {12 * h**2 + 13 * h:,}")
+reveal("04.block", parts.total() / h**2, unit="h²")
 
 # %% [markdown]
-# **Measure.** Every tensor of the first block of the real network, added up line by line.
+# What is over 12 is 13h/h²: biases and norms. Two thirds of a block are its MLP. Change the heads to 5, and predict the
+# count. Later models leave biases out. Then a LayerNorm loses its shift, too:
 
 # %%
-from course_utils.lessons.parameters.counting import block_terms, counted_block, counts
-
-xl = network_without_memory("gpt2-xl")
-counts(block_terms("gpt2-xl"), counted_block(xl))
-
-# %%
-reveal("04.block", block / h**2, unit="h²")
-
-# %% [markdown]
-# **The gap** between 12 and what you see is 13h/h²: biases and norms. Two thirds of a block are its MLP. And without
-# biases? Later models leave them out; then a LayerNorm loses its shift, too, and 2h is all that is left beside 12h².
-
-# %%
-from dataclasses import replace
-
-plain = replace(PRESETS["gpt2-xl"], bias=False, qkv_bias=False)
-without = sum(counted_block(network_without_memory(plain)).values())
+with torch.device("meta"):
+    plain = nn.TransformerEncoderLayer(h, heads, 4 * h, bias=False)
+without = sum(parameter.numel() for parameter in plain.parameters())
 print(f"without biases: {without:,}; 12h² + 2h = {12 * h**2 + 2 * h:,}")
-print(f"biases are {100 * (block - without) / block:.2f} % of a block")
+print(f"biases are {1 - without / parts.total():.2%} of a block")
 
 # %% [markdown]
 # ## The whole model, to the unit
@@ -133,31 +139,25 @@ print(f"biases are {100 * (block - without) / block:.2f} % of a block")
 # %%
 predict("04.paper", unit="million")
 
-# %%
-from course_utils.lessons.parameters.counting import GPT2_CORRECTED, GPT2_PAPER
-
-for name, said in GPT2_PAPER.items():
-    model = PRESETS[name]
-    V, P, h, L = model.vocab, model.max_positions, model.hidden, model.layers
-    N = h * V + L * (12 * h**2 + 13 * h) + 2 * h + h * P
-    modules = sum(parameter.numel() for parameter in network_without_memory(name).parameters())
-    print(f"{name:11s} N = {N:13,}  minus the modules' count: {N - modules:+d}  "
-          f"paper: {said:5,} M  called today: {GPT2_CORRECTED[name]:5,} M")  # fmt: skip
 
 # %%
-reveal("04.paper", N / 1e6 - GPT2_PAPER["gpt2-xl"], unit="million")
+def gpt(V: int, P: int, h: int, L: int) -> int:
+    return h * V + L * (12 * h**2 + 13 * h) + 2 * h + h * P
+
+
+paper = {(768, 12): (117, 124), (1024, 24): (345, 355), (1280, 36): (762, 774), (1600, 48): (1542, 1558)}
+for (h, L), (said, today) in paper.items():
+    with torch.device("meta"):
+        counted = sum(parameter.numel() for parameter in GPT(h=h, L=L, heads=1).parameters())
+    N = gpt(50257, 1024, h, L)
+    print(f"N = {N:13,}, minus the modules' count {N - counted:+}; paper {said:5,} M, called today {today:5,} M")
+reveal("04.paper", N / 1e6 - said, unit="million")
 
 # %% [markdown]
-# **The gap.** The closed form and the modules agree to the unit, four times. The paper does not, four times. OpenAI's
-# first two checkpoints carried the paper's numbers, too: the small model came out as 117M in February 2019, the medium
-# one as 345M in May. In August both were renamed, to 124M and 355M, when the large model came out. Since then the
-# README of the [code](https://github.com/openai/gpt-2) has a footnote that the original counts "were wrong due to an
-# error". It does not say which error. You will find one that fits in the exercises.
-
-# %%
-from course_utils.lessons.parameters.counting import counted_model, model_terms
-
-counts(model_terms("gpt2-xl"), counted_model(xl))
+# Letters and modules agree to the unit, four times. The paper does not, four times. OpenAI's first two checkpoints
+# carried its numbers, too, until both were renamed in August 2019. Since then the README of the
+# [code](https://github.com/openai/gpt-2) has a footnote that the original counts "were wrong due to an error". It does
+# not say which error. You will find one that fits in the exercises.
 
 # %% [markdown]
 # ### How to count wrong in one line
@@ -169,16 +169,42 @@ counts(model_terms("gpt2-xl"), counted_model(xl))
 predict("04.tied", unit="million")
 
 # %%
+with torch.device("meta"):
+    xl = GPT(h=1600, L=48, heads=25)  # change this
 listed = sum(parameter.numel() for parameter in xl.parameters())
 saved = sum(tensor.numel() for tensor in xl.state_dict().values())
-V, h = PRESETS["gpt2-xl"].vocab, PRESETS["gpt2-xl"].hidden
-print(f"parameters(): {listed:,}; state_dict(): {saved:,}; V·h = {V * h:,}")
-print(f"state_dict() minus parameters() minus V·h: {saved - listed - V * h}")
+print(f"parameters(): {listed:,}; state_dict(): {saved:,}")
+print(f"their difference minus V·h: {saved - listed - xl.words.weight.numel()}")
 reveal("04.tied", (saved - listed) / 1e6, unit="million")
 
 # %% [markdown]
-# **The gap** is the tied head. `parameters()` lists each tensor once, however many names it has; `state_dict()` lists
-# names, so the one matrix appears twice. In memory it is there once, with one gradient and one set of optimizer states.
+# The difference is the tied head. `parameters()` lists each tensor once, however many names it has; `state_dict()`
+# lists names. In memory the matrix is there once, with one gradient and one set of states. Change the line to `GPT()`,
+# the smallest, and predict its difference.
+#
+# How do you find tied weights in a model that is not yours? Ask for second names. Tensors in a state dict are new
+# objects, so compare their addresses (not on `meta`, where there are none).
+
+# %%
+names = [name for name, _ in xl.named_parameters(remove_duplicate=False)]
+second = set(names) - {name for name, _ in xl.named_parameters()}
+print(f"{len(names)} names, {len(list(xl.parameters()))} tensors; a second name: {', '.join(second)}")
+saved_small = GPT(V=100, P=8, h=32, L=1, heads=1).state_dict()
+addresses = Counter(tensor.data_ptr() for tensor in saved_small.values())
+shared = [name for name, tensor in saved_small.items() if addresses[tensor.data_ptr()] > 1]
+print(f"{len(saved_small)} names, {len(addresses)} addresses; at the same one: {', '.join(shared)}")
+
+# %% [markdown]
+# **Buffers** go to the GPU and into the state dict as well, but have no gradient and no states: in some versions of
+# GPT-2, a causal mask in each block.
+
+# %%
+with torch.device("meta"):
+    for block in xl.blocks:
+        block.register_buffer("mask", torch.ones(1024, 1024, dtype=torch.bool).tril())
+more = sum(tensor.numel() for tensor in xl.state_dict().values()) - saved
+print(f"parameters(): {sum(parameter.numel() for parameter in xl.parameters()) - listed:+}; state_dict(): {more:+,}")
+print(f"on a GPU: {sum(buffer.nbytes for buffer in xl.buffers()):,} bytes, at 1 byte each")
 
 # %% [markdown]
 # ## When is 12·L·h² good enough?
@@ -191,42 +217,43 @@ reveal("04.tied", (saved - listed) / 1e6, unit="million")
 predict("04.rule", unit="%")
 
 # %%
-from course_utils.lessons.parameters.counting import blocks_alone, with_embedding
-
-for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-175b"):
-    model = PRESETS[name]
-    short, better = (100 * (rule(model) / model.parameters - 1) for rule in (blocks_alone, with_embedding))
-    print(f"{name:11s} 12Lh²: {short:+7.2f} %   12Lh² + Vh: {better:+6.2f} %")
-
-# %%
-reveal("04.rule", 100 * (1 - blocks_alone(PRESETS["gpt3-175b"]) / PRESETS["gpt3-175b"].parameters), unit="%")
+sizes = {(1024, 768, 12), (1024, 1280, 36), (1024, 1600, 48), (2048, 12288, 96)}  # change this
+for P, h, L in sorted(sizes):
+    with torch.device("meta"):
+        N = sum(parameter.numel() for parameter in GPT(P=P, h=h, L=L, heads=1).parameters())
+    rule, words = 12 * L * h**2, 50257 * h
+    print(f"h = {h:6,}, L = {L:3}: 12Lh² {rule / N - 1:+7.2%}, 12Lh² + Vh {(rule + words) / N - 1:+7.2%}")
+reveal("04.rule", 100 * (1 - 12 * 96 * 12288**2 / gpt(50257, 2048, 12288, 96)), unit="%")
 
 # %% [markdown]
-# Why does it get better? The table grows like h, a block like h². The next picture is a ladder of GPTs from h = 256 to
-# 8,192 with a layer for each 64 of width, once with GPT-2's vocabulary and once with the 128,256 words of Llama 3.
+# Why does it get better? The table grows like h, a block like h². Add (2048, 12288, 12), wide and shallow, and predict
+# its errors. The next picture is a ladder of GPTs from h = 256 to 8,192 with a layer for each 64 of width.
 
 # %%
-from course_utils.lessons.parameters.counting import gpt_ladder, rule_errors
 from course_utils.figures import lines
 
-errors = {
-    "12Lh², V = 50,257": rule_errors(blocks_alone, gpt_ladder(50257)),
-    "12Lh², V = 128,256": rule_errors(blocks_alone, gpt_ladder(128256)),
-    "12Lh² + Vh": rule_errors(with_embedding, gpt_ladder(50257)),
-}
+
+def errors(V: int, tables: int) -> tuple[list[float], list[float]]:
+    """N in millions, and the error in percent of 12Lh² with so many tables of words."""
+    ladder = [(gpt(V, 1024, h, h // 64), 12 * h // 64 * h**2 + tables * V * h) for h in (2**i for i in range(8, 14))]
+    return [N / 1e6 for N, _ in ladder], [100 * (rule / N - 1) for N, rule in ladder]
+
+
+curves = {"12Lh², V = 50,257": errors(50257, 0), "12Lh², V = 128,256": errors(128256, 0)}
 title = "12·L·h² forgets the words: useless below 100 million parameters, good above 10 billion"
-lines(errors, title, "N, millions of parameters", "rule minus N, in % of N", log_x=True)
+lines(
+    curves | {"12Lh² + Vh": errors(50257, 1)}, title, "N, millions of parameters", "rule minus N, in % of N", log_x=True
+)
 
 # %% [markdown]
-# **The gap** in one line: what 12·L·h² forgets is V·h, so the error is about V/(12·L·h + V). It is below 5 % once L·h
-# exceeds 19·V/12.
+# In one line: what 12·L·h² forgets is V·h, so the error is about V/(12·L·h + V). It is below 5 % once L·h exceeds
+# 19·V/12.
 
 # %%
 for V in (50257, 128256):
-    need = 19 * V / 12
-    print(f"V = {V:,}: 12Lh² is within 5 % from L·h = {need:,.0f} on")
-for name in ("gpt2", "gpt2-xl", "gpt3-175b"):
-    print(f"{name:9s} has L·h = {PRESETS[name].layers * PRESETS[name].hidden:,}")
+    print(f"V = {V:,}: 12Lh² is within 5 % from L·h = {19 * V / 12:,.0f} on")
+for _, h, L in sorted(sizes):
+    print(f"h = {h:,} and L = {L}: L·h = {L * h:,}")
 
 # %% [markdown]
 # ## Llama: four changes, none of them free
@@ -247,55 +274,88 @@ for name in ("gpt2", "gpt2-xl", "gpt3-175b"):
 # **Your guess.** How many billion parameters do its grouped queries save?
 
 # %%
-llama = PRESETS["llama3-8b"]
-V, h, L, k, f = llama.vocab, llama.hidden, llama.layers, llama.kv, llama.ffn
-print(f"h = {h:,}, L = {L}, k = {llama.kv_heads} · {llama.head_size} = {k:,}, f = {f:,}, V = {V:,}")
+V, h, L, k, f = 128256, 4096, 32, 8 * 128, 14336
+print(f"h = {h:,}, L = {L}, k = 8 heads of 128 = {k:,}, f = {f:,}, V = {V:,}")
 predict("04.grouped", unit="billion")
 
 # %%
-all_heads = L * 2 * h * h
-grouped = L * 2 * h * k
-print(f"keys and values: {all_heads:,} with a head for each query, {grouped:,} in groups of {h // k}")
-reveal("04.grouped", (all_heads - grouped) / 1e9, unit="billion")
+every, grouped = L * 2 * h * h, L * 2 * h * k
+print(f"keys and values: {every:,} with a head for each query, {grouped:,} in groups of {h // k}")
+reveal("04.grouped", (every - grouped) / 1e9, unit="billion")
 
 # %% [markdown]
-# A tenth of the model. Most of the point lies elsewhere, though: smaller keys and values mean fewer bytes to keep for
-# each token (lesson 05). Now the whole block, and the whole model, by letters and by modules.
+# A tenth of the model. (They also mean fewer bytes to keep for each token, lesson 05.) Now the whole model, by letters
+# and by modules.
+
 
 # %%
-llama_network = network_without_memory("llama3-8b")
-counts(block_terms("llama3-8b"), counted_block(llama_network))
+def swiglu(h: int, f: int) -> nn.Module:
+    up = {name: nn.Linear(h, f, bias=False) for name in ("gate", "up")}
+    return nn.ModuleDict(up | {"down": nn.Linear(f, h, bias=False)})
+
+
+class Block(nn.Module):
+    def __init__(self, h: int, k: int, f: int, qkv_bias: bool = False) -> None:
+        super().__init__()
+        self.queries, self.output = nn.Linear(h, h, bias=qkv_bias), nn.Linear(h, h, bias=False)
+        self.keys, self.values = nn.Linear(h, k, bias=qkv_bias), nn.Linear(h, k, bias=qkv_bias)
+        self.norm1, self.norm2, self.mlp = nn.RMSNorm(h), nn.RMSNorm(h), swiglu(h, f)
+
+
+class Llama(nn.Module):
+    def __init__(self, V: int, h: int, L: int, k: int, f: int, qkv_bias: bool = False) -> None:
+        super().__init__()
+        self.words, self.head, self.norm = nn.Embedding(V, h), nn.Linear(h, V, bias=False), nn.RMSNorm(h)
+        self.blocks = nn.ModuleList(Block(h, k, f, qkv_bias) for _ in range(L))
+
 
 # %%
-counts(model_terms("llama3-8b"), counted_model(llama_network))
+with torch.device("meta"):
+    llama = Llama(V, h, L, k, f)  # change this
+parts = Counter()
+for name, parameter in llama.named_parameters():
+    parts[".".join(word for word in name.split(".")[:-1] if not word.isdigit())] += parameter.numel()
+letters = {"words": V * h, "head": V * h, "norm": h, "blocks.norm1": L * h, "blocks.norm2": L * h}
+letters |= dict.fromkeys(("blocks.queries", "blocks.output"), L * h**2)
+letters |= dict.fromkeys(("blocks.keys", "blocks.values"), L * h * k)
+letters |= dict.fromkeys(("blocks.mlp.gate", "blocks.mlp.up", "blocks.mlp.down"), L * f * h)
+for part, count in parts.items():
+    print(f"{part:16s} {letters[part]:13,} by letters, {letters[part] - count:+} to the modules")
+print(f"{'N':16s} {sum(letters.values()):13,} by letters, {sum(letters.values()) - parts.total():+} to the modules")
 
 # %% [markdown]
+# Change k in that line to h, and predict which rows differ now.
+#
 # Is our network the published one? Each released checkpoint on Hugging Face comes with an index of its files
 # (`model.safetensors.index.json`), whose `total_size` is the number of bytes of all tensors, in
 # [bf16](../docs/glossary.md#fp16-and-bf16). Half of it is N, counted by somebody else.
 
 # %%
-from course_utils.lessons.parameters.counting import CHECKPOINT_BYTES, total
+from course_utils import PRESETS
 
-for name in ("llama3-8b", "llama3-70b", "mistral-7b", "qwen2.5-7b"):
-    N, counted = total(model_terms(name)), CHECKPOINT_BYTES[name] // 2
-    print(f"{name:12s} by letters {N:14,}   checkpoint {counted:14,}   difference {N - counted:+d}")
+total_size = {"llama3-8b": 16_060_522_496, "llama3-70b": 141_107_412_992}
+total_size |= {"mistral-7b": 14_483_464_192, "qwen2.5-7b": 15_231_233_024}
+for name, size in total_size.items():
+    one = PRESETS[name]
+    with torch.device("meta"):
+        network = Llama(one.vocab, one.hidden, one.layers, one.kv, one.ffn, bool(one.qkv_bias))
+    N = sum(parameter.numel() for parameter in network.parameters())
+    print(f"{name:12s} our modules {N:14,}   checkpoint {size // 2:14,}   difference {N - size // 2:+}")
 
 # %% [markdown]
-# **No gap**, though one of the four has biases on its queries, keys and values. And 12·L·h²? Look at the first column
-# before you trust it.
+# No difference, though one of the four has biases on its queries, keys and values. And 12·L·h²?
 
 # %%
 for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama3-70b"):
-    model = PRESETS[name]
-    per_block = total(block_terms(name)) / model.hidden**2
-    print(f"{name:14s} a block is {per_block:5.2f} h² (k = {model.kv / model.hidden:.3f} h, "
-          f"f = {model.ffn / model.hidden:.2f} h), 12Lh² is off by "
-          f"{100 * (blocks_alone(model) / model.parameters - 1):+6.1f} %")  # fmt: skip
+    one = PRESETS[name]
+    with torch.device("meta"):
+        block = sum(parameter.numel() for parameter in Block(one.hidden, one.kv, one.ffn).parameters())
+    rule = 12 * one.layers * one.hidden**2 / one.parameters - 1
+    print(f"{name:14s} a block is {block / one.hidden**2:5.2f} h², 12Lh² is off by {rule:+6.1%}")
 
 # %% [markdown]
 # Two of them are within 2 %, and that is luck: too many parameters in one place make up for too few in another. For
-# Llama, take 2h² + 2h·k + 3f·h for a block and V·h once or twice. It is just as short.
+# Llama, take 2h² + 2h·k + 3f·h for a block and V·h once or twice.
 
 # %% [markdown]
 # ## Eight times seven is not 56
@@ -312,35 +372,35 @@ predict("04.active", unit="billion")
 # **Estimate.** Only the MLP is there eight times. Attention, norms, words and head are shared.
 
 # %%
-mixtral = PRESETS["mixtral-8x7b"]
-V, h, L, k, f, E = mixtral.vocab, mixtral.hidden, mixtral.layers, mixtral.kv, mixtral.ffn, mixtral.experts
+V, h, L, k, f = 32000, 4096, 32, 1024, 14336
+E, chosen = 8, 2  # change this
 shared = L * (2 * h**2 + 2 * h * k + 2 * h) + 2 * V * h + h
 expert, router = L * 3 * f * h, L * E * h
-stored, active = shared + router + E * expert, shared + router + mixtral.experts_per_token * expert
+stored, active = shared + router + E * expert, shared + router + chosen * expert
 print(f"shared {shared:,}, one expert in all blocks {expert:,}, routers {router:,}")
 print(f"stored: {stored:,}; used by a token: {active:,}")
 
 # %% [markdown]
-# **Measure.**
+# **Measure.** Give each of the Llama's blocks a router, and E MLPs for one.
 
 # %%
-experts_network = network_without_memory("mixtral-8x7b")
-modules = sum(parameter.numel() for parameter in experts_network.parameters())
-idle = sum(p.numel() for name, p in experts_network.named_parameters() if ".experts." in name) * (E - 2) // E
-print(f"stored: {stored - modules:+d}, active: {active - (modules - idle):+d} (by letters minus by modules)")
-print(f"by letters minus the released checkpoint: {stored - CHECKPOINT_BYTES['mixtral-8x7b'] // 2:+d}")
+with torch.device("meta"):
+    mixtral = Llama(V, h, L, k, f)
+    for block in mixtral.blocks:
+        experts = nn.ModuleList(swiglu(h, f) for _ in range(E))
+        block.mlp = nn.ModuleDict({"router": nn.Linear(h, E, bias=False), "experts": experts})
+counted = sum(parameter.numel() for parameter in mixtral.parameters())
+in_experts = sum(parameter.numel() for name, parameter in mixtral.named_parameters() if ".experts." in name)
+used = counted - in_experts * (E - chosen) // E
+print(f"letters minus modules: stored {stored - counted:+}, active {active - used:+}")
+print(f"stored, minus half of the released checkpoint's bytes: {stored - 93_405_585_408 // 2:+,}")
 reveal("04.experts", stored / 1e9, unit="billion")
 reveal("04.active", active / 1e9, unit="billion")
 
 # %% [markdown]
-# **The gap** to 56: seven copies of attention, words and head that do not exist, and a name that rounds 7.24 down.
-# Mistral AI says 46.7 and 12.9 billion ([Mixtral of experts](https://mistral.ai/news/mixtral-of-experts/), 2023), as
-# you found.
-
-# %%
-mistral = PRESETS["mistral-7b"].parameters
-print(f"8 Mistral-7B: {8 * mistral:,}; minus 7 times what is shared: {8 * mistral - 7 * shared:,}")
-print(f"plus the routers: {8 * mistral - 7 * shared + router:,}")
+# 56 counts seven copies of attention, words and head that do not exist, and a name that rounds 7.24 down. Mistral AI
+# says 46.7 and 12.9 billion ([Mixtral of experts](https://mistral.ai/news/mixtral-of-experts/), 2023), as you found.
+# Change E to 64. Predict both numbers.
 
 # %% [markdown]
 # Which of the two counts? Memory holds every expert, its gradient and its states, used or not: **stored** parameters
@@ -348,16 +408,15 @@ print(f"plus the routers: {8 * mistral - 7 * shared + router:,}")
 
 # %% [markdown]
 # ## Where the parameters sit
-# Everything so far in one picture, each model as 100 %. Mixtral's bar shows what is stored.
+# Everything so far in one picture, each model as 100 %. Mixtral's bar shows what is stored. Add "qwen2.5-7b". Predict:
+# is its head larger than Llama's?
 
 # %%
-from course_utils.lessons.parameters.figures import percent, shares
-from course_utils.lessons.parameters.counting import parts
+from course_utils.lessons.parameters.counting import parts_of
+from course_utils.lessons.parameters.figures import shares
 
-names = ("gpt2", "gpt2-xl", "gpt3-175b", "llama3.2-1b", "llama3-8b", "llama3-70b", "mixtral-8x7b")
-found = {name: parts(name) for name in names}
-one, other = (percent(found[name]["embedding"], PRESETS[name].parameters) for name in ("gpt2", "gpt3-175b"))
-shares(found, f"In each family, the larger the model, the more of it is MLP: GPT's words fall from {one} to {other}")
+shown = ("gpt2", "gpt2-xl", "gpt3-175b", "llama3.2-1b", "llama3-8b", "llama3-70b", "mixtral-8x7b")  # change this
+shares({name: parts_of(name) for name in shown}, "In each family, the larger the model, the more of it is MLP")
 
 # %% [markdown]
 # ## From N to bytes
@@ -368,50 +427,47 @@ shares(found, f"In each family, the larger the model, the more of it is MLP: GPT
 predict("04.states", unit="GB")
 
 # %%
-reveal("04.states", 16 * total(model_terms("llama3-8b")))
+reveal("04.states", 16 * sum(letters.values()))
 
 # %% [markdown]
-# One more question to settle: is N times 4 bytes really what fp32 weights take in a step? Simulate GPT-2 XL's.
+# Is N times 4 bytes really what fp32 weights take? Put GPT-2 XL on a GPU.
 
 # %%
-from course_utils import TrainingRun, format_bytes, measure
+from course_utils import on_gpu
 
-step = measure(TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="amp-bf16", recompute="full"))
-weights = step.moments["end of step 2"]["parameters"]
-N = PRESETS["gpt2-xl"].parameters
-print(f"4·N = {4 * N:,} bytes, {step.word} {weights:,}: {4 * N - weights:+,} ({step.provenance})")
+with on_gpu():
+    before = torch.cuda.memory_allocated()
+    with torch.device("cuda"):
+        on_card = GPT(h=1600, L=48, heads=25)  # change this
+    held = torch.cuda.memory_allocated() - before
+needed = sum(parameter.nbytes for parameter in on_card.parameters())
+rounded = sum(-(-parameter.nbytes // 512) * 512 for parameter in on_card.parameters())
+print(f"4·N = {needed:,} bytes, held {held:,}: gap {needed - held:+,} ({needed / held - 1:+.1%})")
+print(f"whole units of 512 bytes for each tensor add {rounded - needed:,}")
 
 # %% [markdown]
-# **The gap** is not a parameter but rounding. PyTorch's allocator hands out multiples of 512 bytes, and a vector of
-# 1,600 numbers in fp32 is 12.5 of them.
-
-# %%
-from math import prod
-
-from course_utils.models import parameter_shapes
-
-sizes = [4 * prod(shape) for shape in parameter_shapes(PRESETS["gpt2-xl"]).values()]
-odd = [size for size in sizes if size % 512]
-print(f"{len(odd)} of {len(sizes)} tensors end in half a block of 512 bytes: {sum(512 - size % 512 for size in odd):,}")
-print(f"together with 4·N: {format_bytes(4 * N + sum(512 - size % 512 for size in odd), 'B', 0)}")
+# **The gap** is the allocator's. It hands out multiples of 512 bytes, and a vector of 1,600 numbers in fp32 is 12.5 of
+# them. Most of the gap, though, is that it does not cut off a rest below 1 MiB from a larger piece (lesson 10). A card
+# holds more that `memory_allocated()` does not show: what is reserved and not in use, and the CUDA context. Change h to
+# 2,048 and the heads to 32. Predict: what do the units of 512 bytes add now?
 
 # %% [markdown]
 # ## Build your own
-# Move the sliders and watch where the parameters go. Then try this: beginning with GPT-2, reach a model of 1 billion
-# parameters of which the words are less than 5 %. Then make it a Llama with eight experts and see what a token uses.
+# Move the sliders and watch where the parameters go. Beginning with GPT-2 (or another preset's name in the line below),
+# reach a model of 1 billion parameters whose words are less than 5 %. Then make it a Llama with eight experts and see
+# what a token uses.
 #
 # <details><summary>An answer</summary>
 #
-# With GPT-2's 50,257 words the table alone limits the width, so the model has to be narrow and very deep, such as 768
-# wide with 128 layers. With a third of the words the usual shape does: about 2,048 wide, 22 layers. With experts the
-# MLP multiplies, and a token uses two of them.
+# With GPT-2's 50,257 words the table limits the width: a model 768 wide with 128 layers. With a third of the words the
+# usual shape does: about 2,048 wide, 22 layers. With experts the MLP multiplies, and a token uses two of them.
 #
 # </details>
 
 # %%
 from course_utils.lessons.parameters.widget import model_builder
 
-model_builder("gpt2")
+model_builder("gpt2")  # change this
 
 # %% [markdown]
 # ## Five questions
@@ -422,6 +478,35 @@ model_builder("gpt2")
 from course_utils.lessons import quiz
 
 quiz(4)
+
+# %% [markdown]
+# ## In your own script
+# See where your model's parameters sit, on any device: each tensor once, tied names and buffers in the last line.
+
+# %%
+from collections import Counter
+
+import torch
+from torch import nn
+
+
+def parameter_table(model: nn.Module, depth: int = 2) -> None:
+    counts, sizes = Counter(), Counter()
+    for name, parameter in model.named_parameters():
+        module = ".".join(name.split(".")[:-1][:depth])
+        counts[module] += parameter.numel()
+        sizes[module] += parameter.nbytes
+    for module, count in counts.items():
+        print(f"{module:20s} {count:12,} {count / counts.total():7.1%} {sizes[module]:14,} bytes")
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    tied = sorted(every - {name for name, _ in model.named_parameters()})
+    print(f"{counts.total():,} parameters; tied: {tied}; buffers: {sum(b.nbytes for b in model.buffers()):,} bytes")
+
+
+model = nn.ModuleDict({"words": nn.Embedding(50257, 768), "head": nn.Linear(768, 50257, bias=False)})
+model["block"] = nn.TransformerEncoderLayer(768, 12, batch_first=True)
+model["head"].weight = model["words"].weight
+parameter_table(model)
 
 # %% [markdown]
 # ## What the sources got wrong
