@@ -104,10 +104,10 @@ for name, parameter in block.named_parameters():
     parts[name.split(".")[0]] += parameter.numel()
 
 # %%
-letters = {"self_attn": 4 * h**2 + 4 * h, "linear1": 4 * h**2 + 4 * h, "linear2": 4 * h**2 + h}
-letters |= {"norm1": 2 * h, "norm2": 2 * h}
+formulas = {"self_attn": 4 * h**2 + 4 * h, "linear1": 4 * h**2 + 4 * h, "linear2": 4 * h**2 + h}
+formulas |= {"norm1": 2 * h, "norm2": 2 * h}
 for part, count in parts.items():
-    print(f"{part:10s} by letters {letters[part]:11,}, in the module {count:11,}: {letters[part] - count:+}")
+    print(f"{part:10s} by formula {formulas[part]:11,}, in the module {count:11,}: {formulas[part] - count:+}")
 print(f"a block: {parts.total():,}; 12h² + 13h = {12 * h**2 + 13 * h:,}")
 reveal("04.block", parts.total() / h**2, unit="h²")
 
@@ -154,7 +154,7 @@ for (h, L), (said, today) in paper.items():
 reveal("04.paper", N / 1e6 - said, unit="million")
 
 # %% [markdown]
-# Letters and modules agree to the unit, four times. The paper does not, four times. OpenAI's first two checkpoints
+# Formula and modules agree to the unit, four times. The paper does not, four times. OpenAI's first two checkpoints
 # carried its numbers, too, until both were renamed in August 2019. Since then the README of the
 # [code](https://github.com/openai/gpt-2) has a footnote that the original counts "were wrong due to an error". It does
 # not say which error. You will find one that fits in the exercises.
@@ -284,8 +284,8 @@ print(f"keys and values: {every:,} with a head for each query, {grouped:,} in gr
 reveal("04.grouped", (every - grouped) / 1e9, unit="billion")
 
 # %% [markdown]
-# A tenth of the model. (They also mean fewer bytes to keep for each token, lesson 05.) Now the whole model, by letters
-# and by modules.
+# A tenth of the model. (Grouped queries also mean fewer bytes to keep for each token, lesson 05.) Now the whole model,
+# by formula and by modules.
 
 
 # %%
@@ -315,13 +315,14 @@ with torch.device("meta"):
 parts = Counter()
 for name, parameter in llama.named_parameters():
     parts[".".join(word for word in name.split(".")[:-1] if not word.isdigit())] += parameter.numel()
-letters = {"words": V * h, "head": V * h, "norm": h, "blocks.norm1": L * h, "blocks.norm2": L * h}
-letters |= dict.fromkeys(("blocks.queries", "blocks.output"), L * h**2)
-letters |= dict.fromkeys(("blocks.keys", "blocks.values"), L * h * k)
-letters |= dict.fromkeys(("blocks.mlp.gate", "blocks.mlp.up", "blocks.mlp.down"), L * f * h)
+formulas = {"words": V * h, "head": V * h, "norm": h, "blocks.norm1": L * h, "blocks.norm2": L * h}
+formulas |= dict.fromkeys(("blocks.queries", "blocks.output"), L * h**2)
+formulas |= dict.fromkeys(("blocks.keys", "blocks.values"), L * h * k)
+formulas |= dict.fromkeys(("blocks.mlp.gate", "blocks.mlp.up", "blocks.mlp.down"), L * f * h)
 for part, count in parts.items():
-    print(f"{part:16s} {letters[part]:13,} by letters, {letters[part] - count:+} to the modules")
-print(f"{'N':16s} {sum(letters.values()):13,} by letters, {sum(letters.values()) - parts.total():+} to the modules")
+    print(f"{part:16s} {formulas[part]:13,} by formula, minus the modules' {formulas[part] - count:+,}")
+N = sum(formulas.values())
+print(f"{'N':16s} {N:13,} by formula, minus the modules' {N - parts.total():+,}")
 
 # %% [markdown]
 # Change k in that line to h, and predict which rows differ now.
@@ -392,7 +393,7 @@ with torch.device("meta"):
 counted = sum(parameter.numel() for parameter in mixtral.parameters())
 in_experts = sum(parameter.numel() for name, parameter in mixtral.named_parameters() if ".experts." in name)
 used = counted - in_experts * (E - chosen) // E
-print(f"letters minus modules: stored {stored - counted:+}, active {active - used:+}")
+print(f"formula minus modules: stored {stored - counted:+}, active {active - used:+}")
 print(f"stored, minus half of the released checkpoint's bytes: {stored - 93_405_585_408 // 2:+,}")
 reveal("04.experts", stored / 1e9, unit="billion")
 reveal("04.active", active / 1e9, unit="billion")
@@ -421,13 +422,13 @@ shares({name: parts_of(name) for name in shown}, "In each family, the larger the
 # %% [markdown]
 # ## From N to bytes
 # A lecture says that the states of an 8-billion model are "roughly 100 GB": weights, gradients and
-# Adam's states, at 16 bytes a parameter. **Your guess**, with the N that you know now?
+# Adam's states, at 16 bytes per parameter. **Your guess**, with the N that you know now?
 
 # %%
 predict("04.states", unit="GB")
 
 # %%
-reveal("04.states", 16 * sum(letters.values()))
+reveal("04.states", 16 * sum(formulas.values()))
 
 # %% [markdown]
 # Is N times 4 bytes really what fp32 weights take? Put GPT-2 XL on a GPU.
@@ -449,7 +450,7 @@ print(f"whole units of 512 bytes for each tensor add {rounded - needed:,}")
 # **The gap** is the allocator's. It hands out multiples of 512 bytes, and a vector of 1,600 numbers in fp32 is 12.5 of
 # them. Most of the gap, though, is that it does not cut off a rest below 1 MiB from a larger piece (lesson 10). A card
 # holds more that `memory_allocated()` does not show: what is reserved and not in use, and the CUDA context. Change h to
-# 2,048 and the heads to 32. Predict: what do the units of 512 bytes add now?
+# 2,048 and the heads to 32. Predict: what is left of the gap?
 
 # %% [markdown]
 # ## Build your own
@@ -486,27 +487,22 @@ quiz(4)
 # %%
 from collections import Counter
 
-import torch
 from torch import nn
 
-
-def parameter_table(model: nn.Module, depth: int = 2) -> None:
-    counts, sizes = Counter(), Counter()
-    for name, parameter in model.named_parameters():
-        module = ".".join(name.split(".")[:-1][:depth])
-        counts[module] += parameter.numel()
-        sizes[module] += parameter.nbytes
-    for module, count in counts.items():
-        print(f"{module:20s} {count:12,} {count / counts.total():7.1%} {sizes[module]:14,} bytes")
-    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    tied = sorted(every - {name for name, _ in model.named_parameters()})
-    print(f"{counts.total():,} parameters; tied: {tied}; buffers: {sum(b.nbytes for b in model.buffers()):,} bytes")
-
-
-model = nn.ModuleDict({"words": nn.Embedding(50257, 768), "head": nn.Linear(768, 50257, bias=False)})
+model = nn.ModuleDict({"words": nn.Embedding(50257, 768), "head": nn.Linear(768, 50257, bias=False)})  # or your own
 model["block"] = nn.TransformerEncoderLayer(768, 12, batch_first=True)
 model["head"].weight = model["words"].weight
-parameter_table(model)
+
+depth, counts, sizes = 2, Counter(), Counter()
+for name, parameter in model.named_parameters():
+    module = ".".join(name.split(".")[:-1][:depth])
+    counts[module] += parameter.numel()
+    sizes[module] += parameter.nbytes
+for module, count in counts.items():
+    print(f"{module:20s} {count:12,} {count / counts.total():7.1%} {sizes[module]:14,} bytes")
+every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+tied = sorted(every - {name for name, _ in model.named_parameters()})
+print(f"{counts.total():,} parameters; tied: {tied}; buffers: {sum(b.nbytes for b in model.buffers()):,} bytes")
 
 # %% [markdown]
 # ## What the sources got wrong
