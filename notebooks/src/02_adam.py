@@ -388,8 +388,8 @@ reveal("02.second_step", peaks[1] - peaks[0], unit="MB")
 #
 # **The gap** of half a percent is the allocator's: `memory_allocated()` counts whole blocks, and rests below 1 MiB are
 # not cut off (lesson 10). It counts the workspaces of cuBLAS, the library of matrix products, too: 8.5 MB since the
-# first product in forward, and as much since the first in backward. A card needs more than it says: blocks reserved
-# and not in use, and the CUDA context, some hundreds of MB.
+# first product in forward, and as much since the first in backward. A card needs more than it says: what is
+# [reserved](../docs/glossary.md#allocated-and-reserved) and not in use, and the CUDA context, some hundreds of MB.
 #
 # `measure` takes such steps for any *run*, that is a model with its batch, precision and optimizer. It counts tensors
 # alone.

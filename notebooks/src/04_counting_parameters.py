@@ -449,8 +449,9 @@ print(f"whole units of 512 bytes for each tensor add {rounded - needed:,}")
 # %% [markdown]
 # **The gap** is the allocator's. It hands out multiples of 512 bytes, and a vector of 1,600 numbers in fp32 is 12.5 of
 # them. Most of the gap, though, is that it does not cut off a rest below 1 MiB from a larger piece (lesson 10). A card
-# holds more that `memory_allocated()` does not show: what is reserved and not in use, and the CUDA context. Change h to
-# 2,048 and the heads to 32. Predict: what is left of the gap?
+# holds more that `memory_allocated()` does not show: what is
+# [reserved](../docs/glossary.md#allocated-and-reserved) and not in use, and the CUDA context. Change h to 2,048 and the
+# heads to 32. Predict: what is left of the gap?
 
 # %% [markdown]
 # ## Build your own
