@@ -10,7 +10,8 @@ from counting import calls
 from engine import GPT, LLAMA, shallow, simulate, tiny
 
 from course_utils import TrainingRun, memory_map, memory_map_page, save_snapshot
-from course_utils.allocator.replay import replay
+from course_utils.allocator.replay import EMPTY_CACHE, replay
+from course_utils.allocator.snapshots import snapshot_of
 from course_utils.measuring.recorded import from_json, to_json
 from course_utils.units import MiB
 
@@ -21,6 +22,14 @@ GROWING = [(40 * MiB, "a"), (-40 * MiB, "a"), (12 * MiB, "b"), (30 * MiB, "c")]
 def run(**choices: Any) -> TrainingRun:
     usual: dict[str, Any] = {"model": shallow(GPT, 3), "micro_batch": 4, "seq_len": 256}
     return TrainingRun(**usual | choices)
+
+
+def test_an_emptied_cache_is_an_event_of_its_own():
+    replayed = replay([(40 * MiB, "a"), (-40 * MiB, "a"), EMPTY_CACHE, (12 * MiB, "b")])
+    assert replayed.reserved == [40 * MiB, 40 * MiB, 0, 12 * MiB]
+    actions = [entry["action"] for entry in snapshot_of(replayed)["device_traces"][0]]
+    assert actions == ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free", "segment_alloc",
+                       "alloc"]  # fmt: skip
 
 
 def test_each_event_has_its_figures():

@@ -246,6 +246,22 @@ def test_a_program_that_is_not_there(name):
         run_ranks(name, 2)
 
 
+def doubled(number):
+    return 2 * number if number < 10 else halved(number)
+
+
+def halved(number):
+    return doubled(number // 2) if number >= 20 else number // 2
+
+
+def calls_its_neighbors(number):
+    return doubled(number)
+
+
+def test_functions_that_a_function_calls_go_along():
+    assert run_ranks(calls_its_neighbors, 1, number=40) == [calls_its_neighbors(40)] == [5]
+
+
 class Thing:
     def method(self):
         return 1

@@ -1,7 +1,6 @@
-"""Lesson 10: traces and what is said of them, the pictures, the player, buffers, and what is recorded of its runs."""
+"""Lesson 10: traces and what is said of them, the pictures, the player, and what an operation takes for itself."""
 
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,24 +9,11 @@ from engine import GPT, shallow, simulate
 
 from course_utils import TrainingRun
 from course_utils.allocator.replay import can_be_replayed, replay
-from course_utils.lessons.allocator.buffers import buffer_makers, gradients_of, taken_by, trained_on
+from course_utils.lessons.allocator.checks import taken_by
 from course_utils.lessons.allocator.figures import segments_figure
-from course_utils.lessons.allocator.traces import (
-    RULES,
-    beyond_simulation,
-    counters,
-    curves,
-    in_one_process,
-    live_counters,
-    reasons,
-    spelled,
-    times,
-    trace_of,
-)
+from course_utils.lessons.allocator.traces import RULES, curves, in_one_process, reasons, spelled, trace_of
 from course_utils.lessons.allocator.widget import allocator_player
-from course_utils.measuring import recorded
 from course_utils.measuring.recorded import from_json, to_json
-from course_utils.models import PRESETS
 from course_utils.units import BLOCK, MiB
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -60,15 +46,6 @@ def test_the_rules_show_each_rule_and_every_event_has_its_reason():
     assert "20 MiB of empty segments go back to the driver, then no free block holds it" in told[-1]
 
 
-def test_counters_are_those_of_the_replay_and_what_only_a_gpu_knows_says_so():
-    replayed = replay(simulate(RUN))
-    table = counters(replayed, {"peak": replayed.peak_event, "end": len(replayed)})
-    _, allocated, reserved, *unknown = table.rows
-    assert allocated[2] == f"{replayed.peak_allocated / 1e9:.2f} GB"
-    assert reserved[3] == f"{replayed.reserved[-1] / 1e9:.2f} GB"
-    assert {*unknown[0][2:], *unknown[1][2:]} == {"only a GPU can say"}
-
-
 def test_curves_keep_the_peaks():
     replayed = replay(simulate(RUN))
     drawn = curves(replayed, points=50)
@@ -86,28 +63,6 @@ def test_runs_in_one_process_share_an_allocator_that_keeps_its_cache():
     assert max(allocated[first:last]) < max(allocated[:first])
     assert min(reserved[first:last]) == max(reserved[:first])
     assert process.replayed.requested[-1] == 0 and max(process.replayed.requested) == max(replay(large).requested)
-
-
-def test_without_recordings_of_a_gpu_no_figure_is_invented(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(recorded, "_gpu_recordings", tuple)
-    told = beyond_simulation()
-    assert "No recording of a real GPU" in told and "course_utils record" in told
-    assert not any(character.isdigit() for character in told.replace("python3", ""))
-
-
-def test_with_recordings_their_figures_are_given(monkeypatch: pytest.MonkeyPatch):
-    content = {"task": "context", "kind": "context", "status": "measured", "date": "2026-12-01",
-               "parts": {"context": {"context": 5 * MiB}}}  # fmt: skip
-    line: Any = type("Line", (), {"content": content, "device": "Card"})
-    monkeypatch.setattr(recorded, "_gpu_recordings", lambda: (recorded.read_recording(line),))
-    assert beyond_simulation() == "Card, context: 5.24 MB"
-
-
-def test_live_counters_are_told_where_there_are_some():
-    measured = simulate(RUN)
-    assert "No GPU counted anything here" in live_counters(measured)
-    told = live_counters(replace(measured, counters={"allocated": 2 * 10**9, "driver": 3 * 10**9}))
-    assert told.startswith("allocated: 2.000 GB\ndriver: 3.000 GB\n")
 
 
 def blocks_in(figure: Any) -> list[str]:
@@ -154,28 +109,11 @@ def test_the_player_explains_what_it_cannot_play(trace: str, words: str):
     assert "Not possible" in player.message and words in player.message
 
 
-def test_three_parts_of_a_step_make_a_buffer_as_large_as_zeros():
-    N = PRESETS["gpt2-xl"].parameters
-    makers = buffer_makers("gpt2-xl")
-    large = [name for name, size in makers.items() if size >= 4 * N]
-    assert large == ["a flat fp32 buffer", "AdamW, foreach", "AdamW, foreach, fp32 masters", "DDP's buckets"]
-    assert makers["AdamW, foreach, fp32 masters"] == 2 * makers["AdamW, foreach"]
-    assert makers["AdamW, fused"] == makers["DDP, gradients as bucket views"] == 0 < makers["clip_grad_norm_"] < MiB
-
-
 def test_what_an_operation_takes_is_counted_without_what_it_is_given():
-    tensors = gradients_of([1000, 5000])
+    tensors = [torch.ones(1000), torch.ones(5000)]
     assert taken_by(lambda given: given[0], tensors)[1] == 0
     copied, taken = taken_by(lambda given: torch.cat([*given]), tensors)
     assert copied.numel() == 6000 and taken == -(-24000 // BLOCK) * BLOCK
-    assert all(map(torch.equal, tensors, gradients_of([1000, 5000])))
-
-
-def test_batches_that_grow_reserve_several_times_what_the_largest_needs_and_each_cure_helps():
-    growing = trained_on([300, 400, 512])
-    assert replay(growing).peak_reserved > 1.9 * growing.peak
-    assert replay(growing, expandable_segments=True).peak_reserved < 1.3 * growing.peak
-    assert trained_on([300, 200], multiple=256).peak == trained_on([512, 256]).peak
 
 
 def test_a_run_that_is_recorded_whole_can_be_replayed():
@@ -186,6 +124,5 @@ def test_a_run_that_is_recorded_whole_can_be_replayed():
     assert again.peak == measured.peak and again.largest(5) == measured.largest(5)
 
 
-def test_sizes_are_spelled_in_the_allocators_units_and_times_in_words():
+def test_sizes_are_spelled_in_the_allocators_units():
     assert list(map(spelled, (512, 1536, 4 * MiB, 3 * 2**29))) == ["512 B", "1.5 KiB", "4 MiB", "1.5 GiB"]
-    assert list(map(times, (1, 2, 3))) == ["once", "twice", "3 times"]

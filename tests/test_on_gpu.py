@@ -187,6 +187,33 @@ def test_a_snapshot_holds_what_happened_since_it_was_asked_for(tmp_path):
     del earlier
 
 
+def test_a_snapshot_has_the_segments_that_are_reserved(held):
+    def taken():
+        return sum(segment["total_size"] for segment in torch.cuda.memory._snapshot()["segments"])
+
+    with on_gpu():
+        torch.cuda.memory._record_memory_history()
+        x = torch.empty(30 * MiB, dtype=torch.uint8, device="cuda")
+        del x
+        assert taken() == torch.cuda.memory_reserved() >= 30 * MiB
+        torch.cuda.empty_cache()
+        assert taken() == torch.cuda.memory_reserved()
+        reserved = torch.cuda.memory_reserved()
+        x = torch.empty(30 * MiB, dtype=torch.uint8, device="cuda")
+        del x
+    with on_gpu(reserved + 40 * MiB):  # a retry, and a request that fails, give the 30 MiB back as well
+        y = torch.empty(34 * MiB, dtype=torch.uint8, device="cuda")
+        assert taken() == torch.cuda.memory_reserved() == reserved + 34 * MiB
+        y = None
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(50 * MiB, dtype=torch.uint8, device="cuda")
+        assert taken() == torch.cuda.memory_reserved() == reserved
+        trace = torch.cuda.memory._snapshot()["device_traces"][0]
+        assert [entry["action"] for entry in trace].count("segment_free") == 3
+        torch.cuda.memory._record_memory_history(enabled=None)
+    del y
+
+
 def test_checkpoint_hooks_and_a_loss_scaler_run_as_they_are():
     from torch.utils.checkpoint import checkpoint
 

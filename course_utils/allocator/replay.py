@@ -14,6 +14,9 @@ from ..units import format_bytes, html_table, parse_bytes
 from .policy import TAKEN, Block, CachingAllocator, DriverCall, OutOfMemory, releasable_range
 from .settings import check_names
 
+EMPTY_CACHE = (0, "empty_cache")
+"""The event at which a program gives back to the driver what holds no tensor."""
+
 
 class Request(NamedTuple):
     """One event: `bytes` allocated (positive) on a stream or freed (negative), under a `name` the same for both."""
@@ -187,7 +190,8 @@ def replay(
     """Send every allocation and free of `source` through a `CachingAllocator` and note what happens.
 
     `source` is a measurement that knows all its allocations, a run, whose estimate is then unrolled tensor by tensor
-    (no torch is needed), or events: (bytes, name) pairs, positive to allocate and negative to free under one name.
+    (no torch is needed), or events: (bytes, name) pairs, positive to allocate and negative to free under one name, and
+    (0, "empty_cache").
     `capacity` is the GPU's memory for tensors, in bytes or as in "60 MB"; the others are those of `AllocatorSettings`:
     `replay(measured, gpu("V100-32GB").memory, expandable_segments=True)`. A GPU that is too small ends the replay: see
     `failed_at` and `message`. Raises ValueError for a measurement that has kept only part of its allocations, for a run
@@ -251,7 +255,10 @@ class Playback:
         }
 
     def perform(self, request: Request) -> int:
-        """Allocate or free; returns the address."""
+        """Allocate or free; returns the address, 0 where the cache is emptied."""
+        if request.bytes == 0:
+            self.allocator.empty_cache()
+            return 0
         if request.bytes > 0:
             address = self.addresses[request.name] = self.allocator.malloc(request.bytes, request.stream)
             self.names[address] = request.name
@@ -308,6 +315,8 @@ def _checked(events: Any) -> list[Request]:
             raise TypeError(f"{event!r} is no event: a pair of whole bytes and a name, as in (1024, 'weights')")
         size, name = int(event[0]), event[1]
         requests.append(Request(size, name))
+        if (size, name) == EMPTY_CACHE:
+            continue
         if size > 0:
             if name in live:
                 raise ValueError(f"event {number} allocates {name!r}, which is allocated already: free it first")

@@ -293,10 +293,10 @@ def _entries(replayed: Replay, start: int, small: Collection[int], frames: Frame
         done, address = len(calls), playback.perform(request)
         if number < start:
             continue
-        allocation = replayed.allocations[request.name] if replayed.allocations else None
+        allocation = replayed.allocations[request.name] if replayed.allocations and request.bytes else None
         known = {"stream": request.stream, "frames": frames(allocation, request.name), "user_metadata": ""}
         entries = [(call.action, call.address, call.bytes) for call in calls[done:]]
-        actions = ("alloc",) if request.bytes > 0 else ("free_requested", "free_completed")
+        actions = ("alloc",) if request.bytes > 0 else ("free_requested", "free_completed") if request.bytes else ()
         entries += [(action, address, abs(request.bytes)) for action in actions if number not in small]
         for action, place, size in entries:
             yield {"action": action, "addr": place, "size": size, **known, "time_us": next(clock)}

@@ -27,6 +27,7 @@ class Memory:
         self.allocator = CachingAllocator(self._capacity)
         self._addresses: dict[int, int] = {}
         self._done: list[tuple[int, Any]] = []
+        self.emptied: list[int] = []  # the numbers of events after which the cache was given back
         self.most_allocated = self.most_reserved = self.failures = 0
 
     def limit(self, capacity: int | None) -> None:
@@ -52,11 +53,14 @@ class Memory:
         if size < 0:
             self.allocator.free(self._addresses.pop(id(storage)))
             return
+        retries = self.allocator.retries
         try:
             self._addresses[id(storage)] = self.allocator.malloc(size, getattr(storage, "stream", 0))
         except OutOfMemory as error:
             self.failures += 1
             raise torch.OutOfMemoryError(_as_torch_says_it(error)) from None
+        finally:
+            self.emptied += [len(self._done)] * (self.allocator.retries - retries)
         self.most_allocated = max(self.most_allocated, self.allocator.allocated)
         self.most_reserved = max(self.most_reserved, self.allocator.reserved)
 
@@ -90,6 +94,7 @@ class Memory:
     def empty_cache(self) -> None:
         """Give back to the driver what holds no tensor."""
         self.followed().allocator.empty_cache()
+        self.emptied.append(self.count)
 
     def free_and_total(self) -> tuple[int, int]:
         """Bytes that the driver still has, and all that a program gets of the card."""

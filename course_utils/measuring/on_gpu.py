@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..allocator.replay import replay
+from ..allocator.replay import EMPTY_CACHE, replay
 from ..allocator.snapshots import snapshot_from, write_snapshot
 from ..errors import SimulationUnavailable, StepError
 from ..estimating.workspaces import workspaces_of
@@ -162,14 +162,20 @@ class _Card:
         self.tracker.storages[:] = [one for one in self.tracker.storages if one not in refused]
 
     def _record_memory_history(self, enabled: str | None = "all", *_: Any, **__: Any) -> None:
-        self.recorded_from = None if enabled is None else len(self.tracker.events)
+        self.recorded_from = None if enabled is None else len(self._events())
+
+    def _events(self) -> list[tuple[int, Any]]:
+        """What the tracker saw, storages by their numbers, and between it where the cache was given back."""
+        number = {storage: index for index, storage in enumerate(self.tracker.storages)}
+        events: list[tuple[int, Any]] = [(size, number[storage]) for size, storage in self.tracker.events]
+        for place in reversed(self.memory.followed().emptied):
+            events.insert(place, EMPTY_CACHE)
+        return events
 
     def _snapshot(self, *_: Any, **__: Any) -> dict[str, Any]:
-        tracker = self.tracker
-        number = {storage: index for index, storage in enumerate(tracker.storages)}
-        replayed = replay((size, number[storage]) for size, storage in tracker.events)
+        replayed = replay(self._events())
         start = len(replayed) if self.recorded_from is None else self.recorded_from
-        return snapshot_from(replace(replayed, allocations=tracker.allocations()), start)
+        return snapshot_from(replace(replayed, allocations=self.tracker.allocations()), start)
 
     def _dump_snapshot(self, filename: str = "dump_snapshot.pickle") -> None:
         write_snapshot(self._snapshot(), filename)

@@ -16,7 +16,8 @@ HOW = "write it with def, at the top level of a cell or a file"
 def packed(function: Callable[..., Any], keywords: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The place of `function` for another process, and its arguments, as JSON can hold them.
 
-    A package's function is imported by its name. The source of any other is written to a file of its own in `folder`.
+    A package's function is imported by its name. The source of any other is written to a file of its own in `folder`,
+    with the functions of the same notebook or module that it calls.
     Raises TypeError for what is no plain function, needs more than its source, or cannot be called with `keywords`.
     """
     if not inspect.isfunction(function):
@@ -38,7 +39,16 @@ def packed(function: Callable[..., Any], keywords: dict[str, Any], folder: Path)
 
 
 def _source(function: Any) -> str:
-    """The text of a file that defines `function` and nothing else."""
+    """The text of a file that defines `function` and the functions next to it that it calls, and nothing else."""
+    needed = [function]
+    for one in needed:
+        needed += [other for other in _called(one) if other not in needed]
+    above = "\n" * (function.__code__.co_firstlineno - 1)  # so that errors name the lines of the cell
+    return above + "\n\n".join(map(_text, needed))
+
+
+def _called(function: Any) -> list[Any]:
+    """The functions of the same module that `function` uses. Raises TypeError for all else that it would need."""
     name = function.__name__
     if name == "<lambda>":
         raise TypeError(f"a lambda has no source of its own: {HOW}")
@@ -46,14 +56,18 @@ def _source(function: Any) -> str:
         kept = ", ".join(function.__code__.co_freevars)
         raise TypeError(f"{name}() uses {kept} of the function around it: {HOW}, and pass {kept} as an argument")
     foreign = sorted(globals_used(function.__code__) - {name} - set(dir(builtins)))
-    if foreign:
-        names = ", ".join(foreign)
+    own = [function.__globals__.get(used) for used in foreign]
+    own = [one for one in own if inspect.isfunction(one) and one.__module__ == function.__module__]
+    if names := ", ".join(used for used in foreign if function.__globals__.get(used) not in own):
         raise TypeError(f"{name}() uses {names}, which another process does not know: import or define it inside")
+    return own
+
+
+def _text(function: Any) -> str:
     try:
-        lines, first = inspect.getsourcelines(function)
+        return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):
-        raise TypeError(f"the source of {name}() is not to be had: {HOW}") from None
-    return "\n" * max(first - 1, 0) + textwrap.dedent("".join(lines))  # so that errors name the lines of the cell
+        raise TypeError(f"the source of {function.__name__}() is not to be had: {HOW}") from None
 
 
 def globals_used(code: CodeType) -> set[str]:

@@ -14,20 +14,19 @@
 #
 # **75 minutes.** You should know what lives when in a training step ([lesson
 # 01](01_where_did_the_memory_go.ipynb)) and how an optimizer steps ([lesson 02](02_adam.ipynb)). No GPU is needed:
-# where a measurement is simulated, it says so.
+# `with on_gpu():` runs plain torch code on your card, or on a simulated one, and says which.
 #
 # So far you have added up tensors. But a GPU can be [out of memory](../docs/glossary.md#out-of-memory) when the tensors
-# would fit. The [ZeRO](../docs/glossary.md#zero) paper reports it of very large models, "in some extreme cases" with
-# over 30 % of memory still available ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). The
-# same section counts a buffer that most texts leave out. In this lesson you find both, first the buffer, then the
-# missing third.
+# would fit. The [ZeRO](../docs/glossary.md#zero) paper reports it, "in some extreme cases" with over 30 % of memory
+# still available ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). The same section counts a
+# buffer that most texts leave out. You find both here, first the buffer, then the missing third.
 
 # %% [markdown]
 # ## A buffer for all gradients at once
 # Some operations want all gradients in one piece: an [all-reduce](../docs/glossary.md#all-reduce) over the ranks, or
 # the norm over all of them. The simplest code copies every gradient into one [flat
-# buffer](../docs/glossary.md#flat-buffer), in fp32 for accuracy. The buffer is gone when the operation ends, but it
-# counts where the memory is fullest.
+# buffer](../docs/glossary.md#flat-buffer), in fp32. The buffer is gone when the operation ends, but it counts where
+# the memory is fullest.
 #
 # **Your guess.** How large is that buffer for GPT-2 XL?
 
@@ -37,92 +36,100 @@ from course_utils.interactive.guesses import predict, reveal
 predict("10.buffer", unit="GB")
 
 # %% [markdown]
-# The closed form: 4 bytes for each of N gradients. ZeRO rounds N to 1.5 billion, and elsewhere (section 6.2) has 12 GB
-# for 3 billion.
+# The closed form: 4 bytes for each of N gradients. ZeRO rounds N to 1.5 billion, and has 12 GB for 3 billion (section
+# 6.2).
 
 # %%
 from course_utils import PRESETS, format_bytes
-from course_utils.lessons.allocator.buffers import buffer_makers, flat_buffer_bytes
 
 N = PRESETS["gpt2-xl"].parameters
-for rounded in (1.5e9, 3e9):
-    print(f"ZeRO's figure, 4 · {rounded / 1e9:g}·10⁹: {format_bytes(flat_buffer_bytes(rounded), 'GB', 1)}")
-print(f"GPT-2 XL has {N:,} parameters: 4·N = {format_bytes(flat_buffer_bytes(N), 'GB', 2)}")
-reveal("10.buffer", flat_buffer_bytes(N))
+print(f"ZeRO's figures: 4 · 1.5·10⁹ = {4 * 1.5:.1f} GB and 4 · 3·10⁹ = {4 * 3:.1f} GB")
+print(f"GPT-2 XL has {N:,} parameters: 4·N = {format_bytes(4 * N, 'GB', 2)}")
+reveal("10.buffer", 4 * N)
 
 # %% [markdown]
-# ## Who makes such a buffer today?
-# PyTorch's own step makes no buffer of that name. So look at what each part of a step allocates beside weights,
-# gradients and states, and compare the sizes.
-
-# %%
-from course_utils.figures import bars
-
-makers = buffer_makers("gpt2-xl")
-full_size = [name for name, size in makers.items() if size > 0.99 * flat_buffer_bytes(N)]
-title = f"{len(full_size) - 1} parts of a step today take as much as ZeRO's flat buffer, or twice that (GPT-2 XL)"
-bars(makers, title, highlight="a flat fp32 buffer", provenance="estimated from formulas")
-
-# %% [markdown]
-# A [foreach](../docs/glossary.md#foreach-for-loop-fused) optimizer is the flat buffer under another name: it works on
-# all tensors at once, with one temporary for each. With fp32 [master weights](../docs/glossary.md#master-weights) it
-# needs two, the gradients in fp32 and Adam's denominators. DistributedDataParallel copies gradients into *buckets*
-# before it sends them; a bucket is 25 MiB, but all of them stay. The for-loop, the fused kernel and bucket views show
-# how to do without.
-#
-# Now measure. GPT-2, AdamW's three ways to step: formula and simulated step, side by side.
-
-# %%
-from course_utils import TrainingRun, measure
-from course_utils.estimating.exact.update import optimizer_step
-
-small = TrainingRun("gpt2", 1, 128, "fp32", attention="efficient")
-for way in ("adamw-loop", "adamw-foreach", "adamw-fused"):
-    run = small.replace(optimizer=way)
-    stepped, formula = measure(run), optimizer_step(run).get("temporaries", 0)
-    peaks = stepped.phase_peaks
-    found = peaks["optimizer"]["temporaries"] if "optimizer" in peaks else 0
-    print(f"{way:14s} {format_bytes(found, 'MB', 1):>9s} of temporaries, {found / small.model.parameters:.2f} bytes "
-          f"a parameter; estimate − {stepped.word} {formula - found:+,} bytes")  # fmt: skip
-
-# %% [markdown]
-# No gap is left. The for-loop's two copies of the largest tensor are large here because a third of GPT-2's parameters
-# sit in one tensor, its embedding.
-#
-# ## The same norm, without the buffer
-# Clipping needs the norm of all gradients together. Here it is in two ways. The second uses that the norm of all is the
-# norm of the norms.
+# Now make one. Here are weights and gradients of the small GPT-2, as they are after a backward. Only their sizes
+# matter.
 
 # %%
 import torch
+from torch import nn
 
-from course_utils.lessons.allocator.buffers import gradients_of, taken_by
+from course_utils import on_gpu
+from course_utils.models import parameter_shapes
 
-
-def flat_norm(gradients):
-    return torch.cat([g.flatten() for g in gradients]).norm()
-
-
-def norm_of_norms(gradients):
-    return torch.stack([g.norm() for g in gradients]).norm()
-
-
-gradients = gradients_of([1_000_000, 250_000, 4_000_000])
-flat, flat_bytes = taken_by(flat_norm, gradients)
-lean, lean_bytes = taken_by(norm_of_norms, gradients)
-whole = sum(4 * g.numel() for g in gradients)
-print(f"flat buffer: {format_bytes(flat_bytes)} for gradients of {format_bytes(whole)}")
-agree = torch.allclose(flat, lean, rtol=1e-4)
-print(f"norm of norms: {format_bytes(lean_bytes)}; both agree to 1 in 10,000: {agree}")
+name = "gpt2"  # change this
+with on_gpu():
+    weights = [nn.Parameter(torch.empty(shape, device="cuda")) for shape in parameter_shapes(PRESETS[name]).values()]
+    gradients = [torch.zeros_like(weight) for weight in weights]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+    n = sum(weight.numel() for weight in weights)
+    print(f"N = {n:,}; weights and gradients, 8·N: {torch.cuda.memory_allocated():,} bytes allocated")
 
 # %% [markdown]
-# `torch.nn.utils.clip_grad_norm_` does the second, which is why its bar above is too short to see. For the all-reduce
-# ZeRO's answer is a buffer of *constant* size that is filled again and again (its section 6.2): that is a bucket.
+# How much does an operation need for itself? Four lines of torch answer that for anything: reset the peak, run it, read
+# the peak.
+
+
+# %%
+def extra(operation):
+    """The most bytes that `operation()` had allocated at once, in addition to what was there before."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    operation()
+    return torch.cuda.max_memory_allocated() - before
+
+
+with on_gpu():
+    flat = extra(lambda: torch.cat([g.flatten() for g in gradients]).norm())
+    lean = extra(lambda: torch.stack([g.norm() for g in gradients]).norm())
+    torchs = extra(lambda: nn.utils.clip_grad_norm_(weights, max_norm=1.0))
+print(f"the norm by a flat buffer: {flat:,} bytes; 4·N − that: {4 * n - flat:+,}")
+print(f"the norm of the norms:     {lean:,} bytes\nclip_grad_norm_:           {torchs:,} bytes")
+
+# %% [markdown]
+# The gap is one block of 512 bytes, for the norm itself. Change the model to `"gpt2-medium"` (355 million parameters),
+# predict the first line, and run both cells.
+#
+# The norm of all is the norm of the norms: `clip_grad_norm_` uses that, too. Is it the same number? That needs values,
+# so it runs on the CPU:
+
+# %%
+torch.manual_seed(0)
+some = [torch.randn(size) for size in (1_000, 250, 4_000)]
+print(f"flat: {torch.cat(some).norm():.3f}, norm of norms: {torch.stack([g.norm() for g in some]).norm():.3f}")
+
+# %% [markdown]
+# ## Who makes such a buffer today?
+# PyTorch's own step makes no buffer of that name. But AdamW has [three ways to
+# step](../docs/glossary.md#foreach-for-loop-fused): tensor by tensor (the *for-loop*), all tensors at once (*foreach*),
+# in one kernel (*fused*). What does each take for itself?
+
+# %%
+with on_gpu():
+    largest = max(weight.numel() for weight in weights)
+    for way, formula in (({"foreach": False}, 8 * largest), ({"foreach": True}, 4 * n), ({"fused": True}, 0)):
+        optimizer = torch.optim.AdamW(weights, lr=1e-4, **way)  # change this
+        optimizer.step()  # the first step makes the states, 8·N bytes
+        found = extra(optimizer.step)
+        print(f"{way!s:18s} {found:11,} bytes, {found / n:.2f} per parameter; estimated {formula:11,}, "
+              f"the gap {formula - found:+,}")  # fmt: skip
+        del optimizer
+
+# %% [markdown]
+# Foreach is the flat buffer under another name: one temporary for each tensor, all at once. The for-loop has two of the
+# largest tensor, and a third of GPT-2's parameters sit in one, its embedding. The gap is there because blocks can be
+# larger than tensors, as you will see. Change `AdamW` to `SGD`: which row still needs a buffer? Predict, run.
+#
+# Two others make such buffers. With fp32 [master weights](../docs/glossary.md#master-weights), foreach needs two. And
+# DistributedDataParallel copies gradients into *buckets* before it sends them ([lesson
+# 08](08_data_parallelism.ipynb)). ZeRO's answer was a buffer of *constant* size that is filled again and again (section
+# 6.2).
 #
 # ## How memory is handed out
-# Asking the driver for memory is slow, and giving it back makes the program wait for the GPU. So PyTorch asks rarely,
-# for much, and keeps what it gets. This is the *[caching allocator](../docs/glossary.md#caching-allocator)*, and it has
-# few rules.
+# Asking the driver for memory is slow. So PyTorch asks rarely, for much, and keeps what it gets. This is the *[caching
+# allocator](../docs/glossary.md#caching-allocator)*, and it has few rules.
 #
 # | rule | what it does |
 # |---|---|
@@ -136,11 +143,11 @@ print(f"norm of norms: {format_bytes(lean_bytes)}; both agree to 1 in 10,000: {a
 # | keep | nothing goes back to the driver, except empty segments when memory runs out or by `empty_cache()` |
 #
 # ([Segments](../docs/glossary.md#block-and-segment) of large blocks are rounded up to 2 MiB. The rules are those of
-# `c10/cuda/CUDACachingAllocator.cpp` in PyTorch 2.13, and the
+# `CUDACachingAllocator.cpp` in PyTorch 2.13; its
 # [documentation](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management) tells how to change them.)
 #
-# A rest that is not split off belongs to the block, and counts as allocated. And a program with several streams has a
-# cache for each of them. The replays below have one stream.
+# A rest that is not split off belongs to the block and counts as
+# *[allocated](../docs/glossary.md#allocated-and-reserved)*. What the driver gave is *reserved*.
 #
 # **Your guess.** A fresh process makes three tensors of 4 MiB. How many MiB does it take from the driver?
 
@@ -148,137 +155,175 @@ print(f"norm of norms: {format_bytes(lean_bytes)}; both agree to 1 in 10,000: {a
 predict("10.three", unit="MiB")
 
 # %%
-from course_utils import replay
-from course_utils.lessons.allocator.traces import trace_of
-
-three = replay(trace_of("a=4 b=4 c=4"))
-print(f"allocated {format_bytes(three.allocated[-1], 'MiB', 0)}, reserved {format_bytes(three.reserved[-1], 'MiB', 0)}")
-reveal("10.three", three.reserved[-1], unit="MiB")
+MiB = 2**20
+weights = weight = gradients = gradient = None
+with on_gpu():
+    print(f"the gradients are gone; still reserved: {torch.cuda.memory_reserved() / MiB:,.0f} MiB")
+    torch.cuda.empty_cache()
+    print(f"after empty_cache():                    {torch.cuda.memory_reserved() / MiB:,.0f} MiB")
+    three = [torch.empty(4 * MiB, dtype=torch.uint8, device="cuda") for _ in range(3)]
+    taken = torch.cuda.memory_reserved()
+    print(f"three tensors: {torch.cuda.memory_allocated() / MiB:.0f} MiB allocated, {taken / MiB:.0f} MiB reserved")
+    del three
+reveal("10.three", taken, unit="MiB")
 
 # %% [markdown]
-# `replay` sends requests through the allocator's policy, written again in Python and tested against PyTorch's own code.
-# A table of single requests in fresh processes:
+# The block and the segment of single requests, each with an empty cache:
 
 # %%
-for request in ("a=0.001K", "a=1.2K", "a=1M", "a=1.001M", "a=9.9M", "a=10M", "a=11M", "a=786.3M"):
-    one = replay(trace_of(request))
-    block, segment = format_bytes(one.allocated[0], "KiB", 1), format_bytes(one.reserved[0], "MiB", 0)
-    print(f"{request[2:]:>7s}  → a block of {block:>12s} in a segment of {segment}")
+with on_gpu():
+    for size in (1, 1_200, MiB, MiB + 1, 4 * MiB, 10 * MiB, 11 * MiB, 786 * MiB + 1):  # change this
+        torch.cuda.empty_cache()
+        one = torch.empty(size, dtype=torch.uint8, device="cuda")
+        block, segment = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        print(f"{size:11,} bytes → a block of {block:11,} in a segment of {segment / MiB:3.0f} MiB")
+        del one
 
 # %% [markdown]
+# One block has 1 MiB more than was asked for: its rest was not split off. Which one? Add `13 * MiB` to the list,
+# predict block and segment, run.
+#
 # ## Play allocator
-# Below, each rule shows once. Move the slider event by event, and say what will happen before you look. Then type
-# requests of your own: `a=4` allocates 4 MiB, `b=512K` KiB, `-a` frees. Green is allocated, red hatched is free beside
+# Below, each rule shows once. Move the slider event by event, and say what will happen before you look. Then change the
+# requests: `a=4` allocates 4 MiB, `b=512K` KiB, `-a` frees. Green is allocated, red hatched is free next to
 # a tensor, gray hatched is an empty segment that the driver could have back.
 
 # %%
 from course_utils.lessons.allocator.widget import allocator_player
 
-allocator_player("a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13", event=7)
+allocator_player("a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13", event=7)  # change this
 
 # %% [markdown]
 # Some events are worth a second look. At 10, `g` asks for 7 MiB and gets 8, since a rest of 1 MiB is not split off. At
-# 9 and 11 memory is freed and *[reserved](../docs/glossary.md#allocated-and-reserved)* does not fall. At 13 two other
-# segments have free memory, and the driver is asked all the same, since no piece of it is large enough.
+# 9 and 11 memory is freed and reserved does not fall. At 13 two other segments have free memory, and the driver is
+# asked all the same, since no piece of it is large enough.
 #
-# ## A real step on the map
-# Now a real step: GPT-2, 8 sequences of 512 tokens, [autocast](../docs/glossary.md#autocast), two steps. The simulation
-# lists its allocations in order; the replay puts each at an address.
-#
-# When a step ends, activations are gone, and `zero_grad()` frees the gradients. Weights and Adam's states stay, 12
-# bytes per parameter.
-#
-# **Your guess.** How many GB are *reserved* after the second step, when only weights and states are left?
+# ## Why pieces do not add up
+# Now in torch. Twenty tensors of 4 MiB fill a GPU of 80 MiB. Of each five, the second and the fourth are short-lived
+# (`s`) and freed. Then 8 MiB are asked for. 32 MiB are free: does it work?
 
 # %%
-run = TrainingRun("gpt2", 8, 512, "amp-bf16")
-measured = measure(run)
-replayed = replay(measured)
-print(f"at the fullest moment {format_bytes(replayed.peak_allocated, 'GB', 2)} are allocated, "
-      f"at the end {format_bytes(replayed.allocated[-1], 'GB', 2)}")  # fmt: skip
+lives = "LsLsL" * 4  # change this
+tensors = late = None
+try:
+    with on_gpu("80 MiB"):
+        torch.cuda.empty_cache()
+        tensors = [torch.empty(4 * MiB, dtype=torch.uint8, device="cuda") for _ in lives]
+        tensors = [tensor for tensor, life in zip(tensors, lives, strict=True) if life == "L"]
+        for segment in torch.cuda.memory._snapshot()["segments"]:
+            marks = {"active_allocated": "████", "inactive": "····"}
+            print("".join(marks[block["state"]] * (block["size"] // (4 * MiB)) for block in segment["blocks"]))
+        late = torch.empty(8 * MiB, dtype=torch.uint8, device="cuda")
+        print("8 MiB more: there is room")
+except torch.OutOfMemoryError as error:
+    print(error)
+
+# %% [markdown]
+# Each line is a segment, as `torch.cuda.memory._snapshot()` lists it. For 8 MiB the driver is asked for a segment of
+# 20. A request fails when no free block is large enough, and the driver has no room for a new segment even after all
+# *empty* ones went back to it. PyTorch never asks how much is free in total.
+#
+# ZeRO's section 6.3 names this pattern: with [recomputation](../docs/glossary.md#activation-recomputation), checkpoints
+# stay and what lies between them goes. Change the order to `"L" * 12 + "s" * 8`, predict the picture, and run.
+#
+# ## A real step, and four counters
+# One thing first. cuBLAS, the library that multiplies matrices, takes a [workspace](../docs/glossary.md#workspace) for
+# each thread that calls it, and keeps it. Forward has one thread, backward another.
+
+# %%
+tensors = late = None
+with on_gpu():
+    torch.cuda.empty_cache()
+    x = torch.ones(8, 8, device="cuda", requires_grad=True)
+    (x @ x).sum().backward()
+    x = None
+    workspaces = torch.cuda.memory_allocated()
+    print(f"no tensor is left, and {workspaces:,} bytes stay allocated")
+
+# %% [markdown]
+# (8.1 MiB each here, 32 MiB on Hopper.) Now a real step: GPT-2, 8 sequences of 512 tokens,
+# [autocast](../docs/glossary.md#autocast), twice. After a step only weights and Adam's states are left, 12 bytes per
+# parameter: 1.49 GB.
+#
+# **Your guess.** How many GB are *reserved* after the second step?
+
+# %%
 predict("10.kept", unit="GB")
 
-# %% [markdown]
-# Here is the map. Move the slider through the step. (The map is large: give it a moment.)
+# %%
+from course_utils import TrainingRun
+from course_utils.networks import network_for
+
+run = TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16")  # change this
+
+
+def train_step(model, optimizer, tokens):
+    with torch.autocast("cuda", torch.bfloat16):  # the targets are not shifted: only sizes matter here
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+model = optimizer = None
+with on_gpu():
+    torch.cuda.empty_cache()
+    model = network_for(run).to("cuda")  # the course's GPT-2, in plain torch.nn
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    tokens = torch.randint(50257, (run.micro_batch, run.seq_len), device="cuda")
 
 # %%
-from course_utils import memory_map_page
-
-memory_map_page(replayed)
+with on_gpu():
+    for number in (1, 2):
+        torch.cuda.reset_peak_memory_stats()
+        train_step(model, optimizer, tokens)
+        peak, stats = torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()
+        print(f"step {number}: at the peak {format_bytes(peak, 'GB', 3)}, after it:")
+        for counter in ("requested_bytes", "allocated_bytes", "reserved_bytes", "inactive_split_bytes"):
+            print(f"    {counter:21s} {format_bytes(stats[f'{counter}.all.current'], 'GB', 3)}")
+    free, total = torch.cuda.mem_get_info()
+    print(f"the driver has handed out {format_bytes(total - free, 'GB', 3)}")
+reveal("10.kept", stats["reserved_bytes.all.current"])
 
 # %% [markdown]
-# ## Four counters
-# What the allocator had reserved and allocated after each event of the two steps:
+# | counter | what it counts | read it for |
+# |---|---|---|
+# | requested | the tensors' bytes | adding up tensors |
+# | allocated | blocks that hold tensors; its maximum is the peak | how does the peak depend on the batch? |
+# | reserved | what the driver gave | why am I out of memory with room left? |
+# | inactive split | what is free in segments that hold a tensor | what can `empty_cache()` not return? |
+# | the driver's figure | the whole GPU; `nvidia-smi` shows it | will another process fit on this card? |
+#
+# On a GPU, the driver's figure exceeds reserved: by the *[context](../docs/glossary.md#context-cuda)*, what CUDA takes
+# in each process for its kernels, and by what libraries take past the allocator, such as NCCL's buffers. A simulated
+# GPU has neither. No measurement of a context comes with this course yet; `python3 -m course_utils record` makes one.
+#
+# Change `micro_batch` to 4 above, predict reserved after step 2, and run the two cells again.
+#
+# The same for any run: `measure` lists the allocations, and `replay` sends them through the allocator's policy, written
+# again in Python and tested against PyTorch's own code.
 
 # %%
-from course_utils.lessons.allocator.traces import counters, curves
+from course_utils import measure, replay
 from course_utils.figures import lines
+from course_utils.lessons.allocator.traces import curves
 
-lines(
-    curves(replayed),
-    "What is allocated falls after each step; what is reserved never does",
-    "allocations and frees so far", "GB", markers=False, provenance=replayed.provenance,
-)  # fmt: skip
-
-# %%
-second = next(mark.event for mark in replayed.marks if mark.step == 2)
-moments = {"after step 1": second, "at the peak": replayed.peak_event, "after step 2": len(replayed)}
-reveal("10.kept", replayed.reserved[-1])
-counters(replayed, moments)
+model = optimizer = tokens = None
+run = TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16")
+measured = measure(run)
+replayed = replay(measured)
+print(f"reserved after step 2, {measured.word}: {format_bytes(replayed.reserved[-1], 'GB', 3)}")
+print(f"replayed − your loop: {replayed.reserved[-1] - stats['reserved_bytes.all.current']:+,} bytes")
+title = "What is allocated falls after each step; what is reserved never does"
+lines(curves(replayed), title, "allocations and frees so far", "GB", markers=False, provenance=replayed.provenance)
 
 # %% [markdown]
-# The four counters, and each answers a question of its own:
-#
-# * *allocated*: blocks that hold tensors. Its maximum, `max_memory_allocated()`, is what this course calls the peak.
-# * *reserved*: what the allocator has taken from the driver. It falls only when memory runs out, or by `empty_cache()`.
-# * *the driver's figure*: everything on the GPU, of all processes. `nvidia-smi` shows it. It is reserved memory, what
-#   libraries take past the allocator, and the contexts.
-# * *the [context](../docs/glossary.md#context-cuda)*: what CUDA itself takes in each process, for its kernels
-#   among others, before the first tensor.
-#
-# The last two exist on a GPU only. What is known of them here:
-
-# %% tags=["nbval-ignore-output"]
-from course_utils.lessons.allocator.traces import beyond_simulation, live_counters
-
-print(live_counters(measured))
-print(beyond_simulation())
-
-# %% [markdown]
-# Even *allocated* differs from the sum of the tensors, for two reasons. A block that was not split is larger than its
-# tensor. And cuBLAS, the library that multiplies matrices, keeps a [workspace](../docs/glossary.md#workspace) for each
-# thread that calls it: forward
-# has one thread and backward another, so it has two, of 8.1 MiB on most cards and of 32 MiB on Hopper. A run counts
-# them where it names its `card`. `counted` lists the terms:
-
-# %%
-from course_utils import counted
-
-on_card = run.replace(card="H100-80GB")
-counted(measure(on_card))
-
-# %% [markdown]
-# The same counters come out of the *estimate*, without torch and without a step: it lists every tensor in order, and
-# the allocator's policy places each.
-
-# %%
-counted(on_card)
-
-# %% [markdown]
-# Which counter for which question?
-#
-# | question | counter |
-# |---|---|
-# | how does the peak depend on the batch? | the *maximum* of allocated, reset before each run |
-# | will another process fit beside mine? | the driver's figure |
-# | why am I out of memory with room left? | reserved minus allocated |
-#
-# The maximum is reset with `torch.cuda.reset_peak_memory_stats()`. Exercise 3 has a report in which somebody read the
-# wrong counter.
+# The loop has a segment of 20 MiB more, with cuBLAS's workspaces. A replay has them if the run names its card:
+# `run.replace(card="H100-80GB")`.
 #
 # ## Out of memory with a third free
-# The tensors of this run need less than 5.3 GB. Give it a card with 6 GiB for them, which is 6.44 GB. It fails, with
-# almost a third of that memory free.
+# The tensors of this run need less than 5.3 GB. Give it 6 GiB, which is 6.44 GB. It fails, with almost a third of that
+# memory free.
 #
 # **Your guess.** How large is the largest tensor that would still have found room?
 
@@ -286,83 +331,74 @@ counted(on_card)
 predict("10.largest", unit="GB")
 
 # %%
-import textwrap
+model = optimizer = tokens = None
+snapshots = {}
+with on_gpu("6 GiB"):  # change this
+    torch.cuda.empty_cache()
+    torch.cuda.memory._record_memory_history(stacks="python")
+    try:
+        model = network_for(run).to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        tokens = torch.randint(50257, (run.micro_batch, run.seq_len), device="cuda")
+        for number in (1, 2):
+            train_step(model, optimizer, tokens)
+            snapshots[f"after step {number}"] = torch.cuda.memory._snapshot()
+    except torch.OutOfMemoryError as error:
+        print(error)
+        snapshots["out of memory"] = torch.cuda.memory._snapshot()  # before the failed step's tensors are gone
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+# %% [markdown]
+# There it is: out of memory in a plain step of GPT-2. 786 MiB were asked for, the logits' size in fp32, and the driver
+# has 24 MiB too few. Most of what is free lies in holes next to tensors. The snapshots know each hole, and the line of
+# code that made the tensor next to it.
+
+# %%
+for moment, snapshot in snapshots.items():
+    used = [segment for segment in snapshot["segments"] if segment["active_size"]]
+    used.sort(key=lambda segment: segment["active_size"] - segment["total_size"])  # the most free first
+    for segment in used[:2]:
+        free = max(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
+        kept = max((block for block in segment["blocks"] if block["frames"]), key=lambda block: block["size"])
+        own = next(one for one in kept["frames"] if one["line"] and "site-packages" not in one["filename"])
+        print(f"{moment}: in a segment of {segment['total_size'] / MiB:.0f} MiB a hole of {free / MiB:.0f}, "
+              f"next to {kept['size'] / MiB:.0f} MiB of {own['name'][:28]}")  # fmt: skip
+
+# %% [markdown]
+# In step 1, the two segments of 394 MiB held [logits](../docs/glossary.md#logits) in bf16, 4,096 · 50,257 · 2 bytes.
+# Adam makes its states in the *first* `optimizer.step()`. By then the logits are gone and their segments are free, so
+# best fit puts the embedding's states there. States live as long as the training. In step 2 the bf16 logits no longer
+# fit there. They get a segment of 786 MiB and leave half of it empty, and now the fp32 logits have no room.
+#
+# Change `"6 GiB"` to `"6.1 GiB"`, 102 MiB more. Predict, and run both cells.
+#
+# A replay with a capacity fails in the same place, and can be drawn. Move the slider through the step. (The map is
+# large: give it a moment.)
+
+# %%
+from course_utils import memory_map_page
 
 tight = replay(measured, "6 GiB")
+memory_map_page(tight)
+
+# %%
 failed = tight.failure
-print(f"fails in {tight.moment(tight.failed_at)}, after {len(tight):,} events; step 1 went well")
-print(textwrap.fill(tight.message, 110))
-
-# %%
-asked_for = measured.allocations[tight.requests[len(tight)].name]
-at_driver, shape = failed.capacity - failed.reserved, asked_for.shape
-reveal("10.largest", max(failed.largest_free, at_driver))
-print(f"asked for       {format_bytes(failed.requested, 'GB', 3)}, {asked_for.dtype} of {shape}: the logits' size")
-print(f"free in all     {format_bytes(failed.free, 'GB', 3)}, {failed.free_share:.1%} of the card")
-print(f"largest hole    {format_bytes(failed.largest_free, 'GB', 3)}")
-print(f"with the driver {format_bytes(at_driver, 'GB', 3)}, {format_bytes(failed.attempted - at_driver)} too few")
+print(f"fails in {tight.moment(tight.failed_at)}; {format_bytes(failed.free, 'GB', 2)} free, {failed.free_share:.0%}")
+driver = failed.capacity - failed.reserved
+print(f"largest hole {format_bytes(failed.largest_free, 'GB', 3)}, with the driver {format_bytes(driver, 'GB', 3)}")
+reveal("10.largest", max(failed.largest_free, driver))
+rest = replayed.peak_reserved - max(replayed.requested)
+print(f"with room: tensors at the peak {format_bytes(max(replayed.requested), 'GB', 3)}, "
+      f"reserved {format_bytes(rest, 'GB', 3)} more, {rest / max(replayed.requested):.0%}")  # fmt: skip
 
 # %% [markdown]
-# There it is: over 30 % free, and out of memory, in a plain step of GPT-2. The message says what PyTorch's says. Before
-# it gave up, the allocator had returned every empty segment to the driver, and what the driver has is nearly enough.
-# The larger part of what is free is red in the map: holes beside tensors that are still needed, too small for this one.
-
-# %%
-from course_utils import memory_map
-
-memory_map(tight)
-
-# %% [markdown]
-# Which tensors keep the largest holes from being given back?
-
-# %%
-from course_utils.lessons.allocator.traces import hole_keepers
-
-for line in hole_keepers(tight, count=2):
-    print(line)
-
-# %% [markdown]
-# Here is the reason why step 1 went well and step 2 does not. Adam makes its states in the *first* `optimizer.step()`.
-# By then the [logits](../docs/glossary.md#logits) are gone and their segments are free, so best fit puts the
-# embedding's state into one of them. The state lives as long as the training, and from now on that segment can hold no
-# logits.
-#
-# **The gap**, from the tensors' sum to what the card must have:
-
-# %%
-print(f"tensors at the peak      {format_bytes(max(replayed.requested), 'GB', 3)}")
-print(f"in blocks at the peak    {format_bytes(replayed.peak_allocated, 'GB', 3)}")
-print(f"reserved                 {format_bytes(replayed.peak_reserved, 'GB', 3)}, "
-      f"{replayed.peak_reserved / max(replayed.requested) - 1:.0%} more than the tensors")  # fmt: skip
-worst = max(replayed.fragmentation)
-print(f"at the worst moment {worst:.0%} of what is reserved is stuck between tensors")
-
-# %% [markdown]
-# ## Why pieces do not add up
-# The smallest example that behaves like this. Twenty tensors of 4 MiB fill a GPU of 80 MiB. Of each five, the second
-# and the fourth are short-lived and freed. ZeRO's section 6.3 names this pattern: with
-# [recomputation](../docs/glossary.md#activation-recomputation), checkpoints stay and what lies between them goes; in
-# backward, gradients of weights stay and gradients of activations go.
-
-# %%
-from course_utils.lessons.allocator.figures import segments_figure
-from course_utils.lessons.allocator.traces import holes
-
-toy = replay(holes(), "80 MiB")
-share = 100 * toy.failure.free_share
-segments_figure(toy, title=f"{share:.0f} % is free, and a request for 8 MiB fails: no hole is larger than 4 MiB")
-
-# %% [markdown]
-# A request fails when no free block is large enough, and the driver cannot give a new segment even after all *empty*
-# segments went back to it. The sum of free bytes is in neither condition.
-#
 # ## Cures
 # 1. **Order**: allocate what lives long before what lives short.
 # 2. **[Expandable segments](../docs/glossary.md#expandable-segments)**: set the environment variable
-#    `PYTORCH_ALLOC_CONF` (its older name is `PYTORCH_CUDA_ALLOC_CONF`) to `expandable_segments:True`. A segment grows
-#    page by page, so the whole pool is one range of addresses. Every rest is split off, and free pages can go back one
-#    by one.
-# 3. **Sizes**: make the largest request smaller, here by a loss in two chunks.
+#    `PYTORCH_ALLOC_CONF` (formerly `PYTORCH_CUDA_ALLOC_CONF`) to `expandable_segments:True`. A segment grows page by
+#    page. Every rest is split off, and free pages can go back one by one.
+# 3. **Sizes**: make the largest request smaller, here by a [loss in chunks](../docs/glossary.md#chunked-loss): logits
+#    for a part of the tokens at a time.
 # 4. **Other settings**: `max_split_size_mb` keeps large blocks whole, `roundup_power2_divisions` makes sizes alike.
 #
 # **Your guess.** Our run of GPT-2 reserves 6.45 GB. How much with expandable segments?
@@ -371,124 +407,107 @@ segments_figure(toy, title=f"{share:.0f} % is free, and a request for 8 MiB fail
 predict("10.expandable", unit="GB")
 
 # %%
-chunked = measure(run.replace(loss_chunks=2))
-trials = {
-    "as it is": (measured, {}),
-    "expandable segments": (measured, {"expandable_segments": True}),
-    "loss in 2 chunks": (chunked, {}),
-    "both": (chunked, {"expandable_segments": True}),
-    "max_split_size_mb:512": (measured, {"max_split_size_mb": 512}),
-    "roundup_power2_divisions:8": (measured, {"roundup_power2_divisions": 8}),
-}
-reserved = {name: replay(source, **choices).peak_reserved for name, (source, choices) in trials.items()}
-bars(reserved, "Expandable segments help, a smaller largest tensor helps more, and one setting makes it worse",
-     provenance=f"most ever reserved, replayed; {replayed.provenance}")  # fmt: skip
-
-# %%
-from course_utils.lessons.allocator.traces import states_first, times
-
-reveal("10.expandable", reserved["expandable segments"])
-for name, (source, choices) in trials.items():
-    result = replay(source, "6 GiB", **choices)
-    verdict = "fits 6 GiB" if result.failure is None else f"fails with {result.failure.free_share:.0%} free"
-    retries = f", after giving back empty segments {times(result.retries)}" if result.retries else ""
-    print(f"{name:27s} {verdict}{retries}")
-
-# %% [markdown]
-# With `max_split_size_mb` the run reserves as much as before where there is room, and fits all the same: blocks above
-# the limit are never split, so no small tensor gets into them, and they can go back when memory is short.
-#
-# The first cure, order, can be tried on the real step, too: let the optimizer make its states before the first forward.
-
-# %%
-early = replay(states_first(measured), "6 GiB")
-verdict = "fits 6 GiB" if early.failure is None else f"fails with {early.failure.free_share:.0%} free"
-print(f"states first: {verdict}, after giving back empty segments {times(early.retries)}")
-
-# %% [markdown]
-# A retry is slow: it waits for the GPU, returns every empty segment, and those have to be asked for again. If your run
-# slows down when memory gets tight, look at `num_alloc_retries` in `torch.cuda.memory_stats()`.
-#
-# And the toy? Try the cures on it.
-
-# %%
-for name, events, expandable in (
-    ("as it is", holes(), False),
-    ("expandable segments", holes(), True),
-    ("long-lived first", holes(long_first=True), False),
+chunked = measure(run.replace(loss_chunks=2))  # change this
+for title, source, setting in (
+    ("as it is", measured, {}),
+    ("expandable segments", measured, {"expandable_segments": True}),
+    ("loss in chunks", chunked, {}),
+    ("both", chunked, {"expandable_segments": True}),
+    ("max_split_size_mb:512", measured, {"max_split_size_mb": 512}),
+    ("roundup_power2_divisions:8", measured, {"roundup_power2_divisions": 8}),
 ):
-    result = replay(events, "80 MiB", expandable_segments=expandable)
-    print(f"{name:20s} {'fits' if result.failure is None else f'fails with {result.failure.free_share:.0%} free'}")
+    free, least = replay(source, **setting), replay(source, "6 GiB", **setting)
+    ends = "fits" if least.failure is None else f"fails with {least.failure.free_share:.0%} free"
+    print(f"{title:26s} reserves {format_bytes(free.peak_reserved, 'GB', 2)}; on 6 GiB it {ends}")
+reveal("10.expandable", replay(measured, expandable_segments=True).peak_reserved)
 
 # %% [markdown]
-# Expandable segments do not cure the toy. They give back whole pages, of 20 MiB, and the toy's holes are 4 MiB between
-# tensors that stay. No setting moves a tensor. Order does: ZeRO's own cure is to set one contiguous piece aside for
-# checkpoints and gradients, and to copy them there as they are made (its section 6.3).
-
-# %% [markdown]
-# ## Lengths that vary
-# Texts differ in length, and many loaders sort them, from short to long, so that each batch has texts of about one
-# length. Here is a small model, an embedding and a head, on six such batches.
+# With `max_split_size_mb` the run fits although it reserves as much as before: blocks above the limit are never split,
+# so no small tensor gets into them, and they can go back. Change `loss_chunks` to 4, predict, run.
+#
+# The first cure is yours to write: let the optimizer make its states before the first forward, by a step with gradients
+# of 0 and a learning rate of 0.
 
 # %%
-from course_utils.lessons.allocator.buffers import trained_on
+model = optimizer = None
+with on_gpu("6 GiB"):
+    torch.cuda.empty_cache()
+    model = network_for(run).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.param_groups[0]["lr"] = 3e-4
+    for _ in range(2):
+        train_step(model, optimizer, tokens)
+    stats = torch.cuda.memory_stats()
+print(f"both steps went well, {format_bytes(stats['reserved_bytes.all.current'], 'GB', 2)} reserved")
 
-rising = [300, 350, 400, 430, 470, 512]
-sorted_up = trained_on(rising)
-print(f"at its peak, in the longest batch, it has {format_bytes(sorted_up.peak, 'MB', 0)} of tensors")
+# %% [markdown]
+# No setting moves a tensor. Expandable segments give back whole pages, of 20 MiB, so they do not cure the toy with its
+# holes of 4 MiB. ZeRO's own cure is order: set one contiguous piece aside for checkpoints and gradients, and copy them
+# there as they are made (its section 6.3).
+#
+# ## Lengths that vary
+# Texts differ in length, and many loaders sort them, from short to long. Here is a small model, an embedding and a
+# head, on such batches.
+
+
+# %%
+def reserved_for(lengths):
+    """The bytes reserved after one step on each of these lengths, and the peak in blocks."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    model = nn.Sequential(nn.Embedding(4000, 32), nn.Linear(32, 4000)).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for length in lengths:
+        tokens = torch.randint(4000, (4, length), device="cuda")
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cuda.memory_reserved() - before, torch.cuda.max_memory_allocated() - workspaces
+
+
+# %%
+model = optimizer = tokens = None
+rising = [300, 350, 400, 430, 470, 512]  # change this
+with on_gpu():
+    reserved, needed = reserved_for(rising)
+print(f"the longest batch needs {format_bytes(needed, 'MB', 0)}")
+predict("10.lengths", unit="MB")
 
 # %% [markdown]
 # **Your guess.** How many MB are reserved after these six steps?
 
 # %%
-predict("10.lengths", unit="MB")
-
-# %%
-sorted_down, padded = trained_on(rising[::-1]), trained_on(rising, multiple=128)
-orders = {
-    "short to long": replay(sorted_up),
-    "… expandable segments": replay(sorted_up, expandable_segments=True),
-    "… padded to multiples of 128": replay(padded),
-    "long to short": replay(sorted_down),
-}
-factor = orders["short to long"].peak_reserved / sorted_up.peak
-bars({name: result.peak_reserved for name, result in orders.items()},
-     f"Sorted from short to long, six batches reserve {factor:.1f} times what the largest one needs", unit="MB",
-     provenance=f"most ever reserved, replayed; {sorted_up.provenance}")  # fmt: skip
-
-# %%
-result = orders["short to long"]
-reveal("10.lengths", result.peak_reserved, unit="MB")
-free = result.reserved[-1] - result.allocated[-1]
-print(f"stuck beside tensors at the end: {format_bytes(result.stuck[-1])} of {format_bytes(free)} free")
-card = round(1.3 * sorted_up.peak)
-print(f"on a card with {format_bytes(card, 'MB', 0)}: {replay(sorted_up, card).retries} retries in six steps")
+with on_gpu():
+    for title, lengths in (
+        ("short to long", rising),
+        ("padded to multiples of 128", [-(-length // 128) * 128 for length in rising]),
+        ("long to short", rising[::-1]),
+    ):
+        print(f"{title:26s} {format_bytes(reserved_for(lengths)[0], 'MB', 0)} reserved")
+with on_gpu(round(1.3 * needed) + workspaces):
+    retries = torch.cuda.memory_stats()["num_alloc_retries"]
+    reserved_for(rising)
+    retries = torch.cuda.memory_stats()["num_alloc_retries"] - retries
+print(f"on a card with 1.3 times what the longest needs: {retries} retries in {len(rising)} steps")
+reveal("10.lengths", reserved, unit="MB")
 
 # %% [markdown]
-# **The gap.** Each batch is a little longer than all before it. Its logits fit into no free block, so a new segment
-# comes, and the old one is empty from now on. That is no [fragmentation](../docs/glossary.md#fragmentation): hardly
-# anything is stuck, and a full card gets the empty segments back, with a retry for nearly every batch. But no other
-# process can use them, and retries cost time. From long to short each batch fits into the first one's segments. So let
-# the longest batch come first: it also tells you at once whether memory suffices.
-
-# %% [markdown]
+# Each batch is a little longer than all before it. Its logits fit into no free block, so a new segment comes, and the
+# old one is empty from now on. That is no [fragmentation](../docs/glossary.md#fragmentation): a full card gets the
+# empty segments back, by a *retry*. It waits for the GPU, returns every empty segment, and asks again. That is slow:
+# look at `num_alloc_retries` if your run slows down when memory gets tight. And let the longest batch come first: it
+# also tells you at once whether memory suffices. Change the lengths to `[512] * 6`, predict, run both cells.
+#
 # ## A snapshot, and a leak in it
-# On a GPU, PyTorch can write down every allocation with the line of code that made it:
-#
-# ```python
-# torch.cuda.memory._record_memory_history(max_entries=1_000_000)  # before the first tensor
-# ...                                                              # a few steps
-# torch.cuda.memory._dump_snapshot("steps.pickle")                 # drop this file on https://pytorch.org/memory_viz
-# ```
-#
-# `read_snapshot` reads such a file, and `save_snapshot` writes one from a replay, here with the operation and the
-# module, the kind and step, and the line of code. Below is a training step with a small mistake. Read it, then guess.
+# PyTorch can write down every allocation with the line of code that made it. Below is a training step with a small
+# mistake. Read it, then guess.
 
 # %%
-from collections import OrderedDict
-
-from torch import nn
-
 shown = []  # outputs, for a plot at the end of the training
 
 
@@ -496,85 +515,75 @@ def step(model, optimizer, batch):
     optimizer.zero_grad()
     model(batch).square().mean().backward()
     optimizer.step()
-    shown.append(model(batch).mean())
+    shown.append(model(batch).mean())  # change this
 
-
-layers = {"up": nn.Linear(512, 2048), "act": nn.ReLU(), "down": nn.Linear(2048, 512)}
-model, batch = nn.Sequential(OrderedDict(layers)), torch.randn(1024, 512)
 
 # %% [markdown]
-# **Your guess.** By how many MB does memory grow with each step?
+# The model is `Linear(512, 2048)`, ReLU, `Linear(2048, 512)`, in fp32, the batch 1,024 rows. **Your guess.** By how
+# many MB does memory grow with each step?
 
 # %%
 predict("10.leak", unit="MB")
 
 # %%
-import tempfile
-from pathlib import Path
-
-from course_utils import read_snapshot, save_snapshot
-
-adamw = torch.optim.AdamW(model.parameters())
-steps = measure(step=step, model=model, optimizer=adamw, batch=batch, steps=4, source="cpu")
-path = save_snapshot(replay(steps), Path(tempfile.mkdtemp()) / "steps.pickle")
-snapshot = read_snapshot(path)
-print(f"{path.name}: {', '.join(snapshot)}")
-print(f"{len(snapshot['segments'])} segments, a history of {len(snapshot['device_traces'][0])} entries")
-
-# %% [markdown]
-# A [snapshot](../docs/glossary.md#memory-snapshot) has two halves: the *segments* as they are at the end, with their
-# blocks, and the *history* that led there. For a leak the first half is enough. Who is still alive, and since when?
-
-# %%
-alive = [
-    block
-    for segment in snapshot["segments"]
-    for block in segment["blocks"]
-    if block["state"] == "active_allocated" and block["size"] > 100_000
-]
-for block in sorted(alive, key=lambda block: block["frames"][1]["filename"]):
-    made_by, kind, *_ = block["frames"]
-    print(f"{format_bytes(block['size'], 'MB', 1):>7s}  {kind['filename']:16s} {kind['name']:16s} "
-          f"{made_by['name']} in {made_by['filename']}")  # fmt: skip
+with on_gpu():
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")  # before the first tensor
+    model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batch = torch.randn(1024, 512, device="cuda")
+    for number in (1, 2, 3, 4):
+        before = torch.cuda.memory_allocated()
+        step(model, optimizer, batch)
+        growth = torch.cuda.memory_allocated() - before
+        print(f"step {number}: {growth:+,} bytes")
+    snapshot = torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(enabled=None)
 
 # %% [markdown]
-# Weights are from step 0, the set-up, Adam's moments from step 1, gradients from the last step. But one activation is
-# there from *each* step. The output that is stored carries its graph, and the graph keeps what backward would need.
+# A [snapshot](../docs/glossary.md#memory-snapshot) has two halves: the *segments* as they are now, which you have read
+# above, and the *traces*, the history that led there. Each entry has an action, an address, a size, and the frames of
+# the Python stack. (A simulated GPU has the operation and the line of code in their place.) Alive is what was allocated
+# and not freed since:
 
 # %%
-leaked = [block["size"] for block in alive if block["frames"][0]["name"] == "relu"]
-reveal("10.leak", leaked[0], unit="MB")
+trace = snapshot["device_traces"][0]
+alive = {}
+for entry in trace:
+    if entry["action"] == "alloc":
+        alive[entry["addr"]] = entry
+    elif entry["action"] == "free_completed":
+        alive.pop(entry["addr"], None)
+print(f"{len(trace)} entries; {len(alive)} blocks are alive")
+
+# %% [markdown]
+# Now the lines that made them. A frame outside of torch is your own code:
+
+# %%
+made = {}
+for entry in alive.values():
+    own = [frame for frame in entry["frames"] if frame["line"] and "site-packages" not in frame["filename"]]
+    line = f"line {own[0]['line']}: {own[0]['name']}" if own else "not by your code"
+    made.setdefault(line, []).append(entry["size"])
+for line, sizes in sorted(made.items(), key=lambda item: -sum(item[1])):
+    print(f"{len(sizes):2d} blocks, {format_bytes(sum(sizes), 'MB', 1):>7s}: {line}")
+reveal("10.leak", growth, unit="MB")
 print(f"formula: 1,024 rows · 2,048 numbers · 4 bytes = {format_bytes(1024 * 2048 * 4, 'MB', 2)}")
-print(f"in the snapshot: {format_bytes(leaked[0], 'MB', 2)} a step, in {len(leaked)} steps {format_bytes(sum(leaked))}")
 
 # %% [markdown]
-# The cure is `.detach()`, or `torch.no_grad()` around the second forward, or `.item()`. Check:
-
-# %%
-shown.clear()
-
-
-def mended(model, optimizer, batch):
-    optimizer.zero_grad()
-    model(batch).square().mean().backward()
-    optimizer.step()
-    with torch.no_grad():
-        shown.append(model(batch).mean())
-
-
-again = measure(step=mended, model=model, optimizer=adamw, batch=batch, steps=4, source="cpu")
-for name, result in (("before", steps), ("mended", again)):
-    ends = [result.moments[f"end of step {number}"].total for number in (2, 4)]
-    print(f"{name}: {format_bytes(ends[1] - ends[0])} more after step 4 than after step 2")
-
-# %% [markdown]
-# What is left of the growth is a scalar a step, in a block of 512 bytes each.
+# Weights, moments and gradients are there once: they are step 1's growth. `shown.append` has blocks from *each* of four
+# steps. The stored output carries its graph, and the graph keeps what backward would need: here ReLU's output. (512
+# bytes per step are the mean itself.)
+#
+# The cure is `.detach()`, or `torch.no_grad()` around the second forward. Change the line to
+# `shown.append(model(batch).mean().detach())`, predict the growth, and run the cells from there.
+#
+# For any run, `save_snapshot(replay(measure(run)), "run.pickle")` writes such a snapshot, and `read_snapshot` reads it.
 #
 # ## What the sources say
 # | claim | what you computed here |
 # |---|---|
 # | a flat fp32 buffer of 6 GB at 1.5 B parameters | 4·N; foreach and DDP's buckets take as much today |
-# | out of memory with over 30 % free | reproduced in a plain step of GPT-2, and explained by the map |
+# | out of memory with over 30 % free | reproduced in a plain step of GPT-2, and explained by the snapshot |
 # | "we can't do much about residual memory" | it is worth gigabytes, and most cures of it are one line of code |
 # | expandable segments cure fragmentation | whole pages only; holes between tensors stay |
 #
@@ -588,6 +597,45 @@ from course_utils.lessons import quiz
 quiz(10)
 
 # %% [markdown]
+# ## In your own script
+# Record a snapshot around one step of a training that runs on CUDA, and write it to a file that
+# <https://pytorch.org/memory_viz> opens.
+
+# %%
+import torch
+from torch import nn
+
+
+def record_a_step(path):
+    """Write a memory snapshot of one training step to `path`; needs CUDA."""
+    torch.cuda.memory._record_memory_history(max_entries=100_000)  # before the first tensor
+    try:
+        model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        batch = torch.randn(64, 1024, device="cuda")
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.memory._dump_snapshot(path)
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)  # stop recording
+
+
+# %% [markdown]
+# Here, it goes to a file that is deleted again:
+
+# %%
+import tempfile
+from pathlib import Path
+
+from course_utils import on_gpu, read_snapshot
+
+with on_gpu(), tempfile.TemporaryDirectory() as folder:
+    record_a_step(str(Path(folder) / "step.pickle"))
+    entries = read_snapshot(Path(folder) / "step.pickle")["device_traces"][0]
+print(f"{len(entries)} entries, the first: {entries[0]['action']} of {entries[0]['size']:,} bytes")
+
+# %% [markdown]
 # ## Take home
 # **Remember** A card must hold what is *reserved*: tensors, buffers, and the holes between them.
 #
@@ -597,7 +645,5 @@ quiz(10)
 # size · out of memory with much free: expandable segments, long-lived first, longest batch first, smaller largest
 # tensor.
 #
-# **In your own script** `python3 -m course_utils watch train.py` gives three sizes: tensors, allocated, reserved. On a
-# card, `torch.cuda.max_memory_allocated()` and `max_memory_reserved()` are the last two.
-#
-# Now solve the [exercises of this lesson](../exercises/10_allocator_and_fragmentation.ipynb).
+# `python3 -m course_utils watch train.py` gives three sizes of your script: tensors, allocated, reserved. Now solve the
+# [exercises of this lesson](../exercises/10_allocator_and_fragmentation.ipynb).

@@ -27,11 +27,11 @@ from course_utils.interactive.feedback import (
     unit_slip,
 )
 from course_utils.measuring import measure
+from course_utils.measuring.tracker import Tracker
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 from course_utils.units import KiB, MiB, round_up
 
-from .buffers import taken_by
 from .traces import Process, in_one_process
 
 # ---------------------------------------------------------------------------------------------------- 10.1: handed_out
@@ -115,6 +115,17 @@ NORM_MISTAKES: Mistakes = {
     "One gradient is missing: the first or the last.": lambda gs: math.hypot(*_norms(gs)[1:]),  # equally large
     "That is the mean of the norms. What adds up is squares.": lambda gs: sum(_norms(gs)) / len(gs),
 }
+
+
+def taken_by(operation: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
+    """Return the result of `operation(*arguments)`, and the most bytes that it had allocated at once on the CPU.
+
+    Its arguments are not counted; sizes are whole blocks of 512 bytes, as on a GPU.
+    """
+    with torch.autograd.set_multithreading_enabled(False), Tracker("cpu") as tracker:
+        result = operation(*arguments)
+        peak = tracker.at(tracker.peak_event()).total if tracker.events else 0
+    return result, peak
 
 
 @exercise("10.2", "The same norm, in fp32, and never more than one gradient's copy at a time.")

@@ -1,13 +1,13 @@
-"""Lesson 10: small traces to replay, the allocator's reasons at each event, and the counters of a run."""
+"""Lesson 10: small traces to replay, the allocator's reasons at each event, and several runs in one process."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from course_utils.allocator.policy import TAKEN, Block, CachingAllocator, DriverCall
-from course_utils.allocator.replay import MemorySegment, Playback, Replay, Request, check_replay, replay, requests_of
+from course_utils.allocator.replay import Playback, Replay, Request, check_replay, replay, requests_of
 from course_utils.measurement import Measurement
-from course_utils.units import BLOCK, GB, GiB, KiB, MiB, Table, format_bytes
+from course_utils.units import BLOCK, GB, GiB, KiB, MiB
 
 SIZES = {"K": KiB, "": MiB, "M": MiB}
 TOKEN = re.compile(r"(?P<name>\w+)=(?P<size>[0-9]*\.?[0-9]+)(?P<unit>[KM]?)|-(?P<freed>\w+)")
@@ -33,17 +33,6 @@ def trace_of(text: str) -> list[tuple[int, str]]:
             live[name] = max(1, round(float(match["size"]) * SIZES[match["unit"]]))
             events.append((live[name], name))
     return events
-
-
-def holes(long_first: bool = False) -> list[tuple[int, str]]:
-    """Events of 20 tensors of 4 MiB; the second and fourth of each five, which with `long_first` are allocated last,
-    are freed; then a request for 8 MiB.
-    """
-    names = [f"{'short' if index % 5 in (1, 3) else 'long'}{index}" for index in range(20)]
-    order = sorted(names, key=lambda name: name.startswith("short")) if long_first else names
-    made = [(4 * MiB, name) for name in order]
-    freed = [(-size, name) for size, name in made if name.startswith("short")]
-    return [*made, *freed, (8 * MiB, "late")]
 
 
 def reasons(replayed: Replay) -> list[str]:
@@ -94,37 +83,6 @@ def spelled(size: int) -> str:
     return f"{size / unit:,.4g} {name}"
 
 
-def times(count: int) -> str:
-    """ "once", "twice", "3 times"."""
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")
-
-
-def hole_keepers(replayed: Replay, count: int = 3) -> list[str]:
-    """A line for each of the segments with the most free memory next to tensors at the end, with its largest tensor."""
-    used = [segment for segment in replayed.blocks_at(len(replayed)) if segment.allocated]
-    return [_kept(segment) for segment in sorted(used, key=lambda one: one.allocated - one.bytes)[:count]]
-
-
-def _kept(segment: MemorySegment) -> str:
-    tensors = sorted((block for block in segment.blocks if block.is_allocated), key=lambda block: -block.bytes)
-    largest, free = tensors[0], segment.bytes - segment.allocated
-    known = largest.allocation
-    made = f" ({known.module}, there since step {known.step})" if known else ""
-    others = "1 tensor" if len(tensors) == 1 else f"{len(tensors)} tensors"
-    return (
-        f"{format_bytes(free, 'GB', 2)} of {format_bytes(segment.bytes, 'GB', 2)} free next to {others}, "
-        f"the largest {format_bytes(largest.bytes, 'GB', 2)} of {largest.kind.replace('_', ' ') or 'tensors'}{made}"
-    )
-
-
-def states_first(measured: Measurement) -> list[tuple[int, int]]:
-    """The events of a run, those of its optimizer's states moved before all others."""
-    items = enumerate(measured.allocations)
-    states = {number for number, item in items if item.kind == "optimizer_states" and item.died is None}
-    requests = [(request.bytes, request.name) for request in requests_of(measured)]
-    return sorted(requests, key=lambda request: request[1] not in states)
-
-
 @dataclass(frozen=True)
 class Process:
     """Several runs in one process; `spans` has each one's (first, last), for `replayed.allocated[first:last]`."""
@@ -146,44 +104,6 @@ def in_one_process(runs: Mapping[str, Measurement]) -> Process:
         spans[label] = (first, len(events))
         events += [(-size, (label, name)) for name, size in live.items() if size]
     return Process(replay(events), spans)
-
-
-def counters(replayed: Replay, moments: Mapping[str, int]) -> Table:
-    """The counters at each moment, given as name to number of events: two of them replayed, two unknown here."""
-
-    def shown(curve: Sequence[int]) -> list[str]:
-        return [format_bytes(curve[event - 1], "GB", 2) for event in moments.values()]
-
-    unknown = ["only a GPU can say"] * len(moments)
-    rows = [
-        ("counter", "read it by", *moments),
-        ("allocated", "torch.cuda.memory_allocated()", *shown(replayed.allocated)),
-        ("reserved", "torch.cuda.memory_reserved()", *shown(replayed.reserved)),
-        ("the driver's figure", "torch.cuda.mem_get_info(), nvidia-smi", *unknown),
-        ("the context", "the driver's figure before the first tensor", *unknown),
-    ]
-    return Table(rows, words=2)
-
-
-def beyond_simulation() -> str:
-    """Context and workspaces as recorded on real GPUs; a sentence where nothing is recorded."""
-    from course_utils.measuring.recorded import newest
-
-    parts = (("context", "context"), ("workspaces", "together"))
-    found = sorted((item.device, kind, item.parts[kind][part]) for kind, part in parts for item in newest(kind))
-    return "\n".join(f"{device}, {name}: {format_bytes(size)}" for device, name, size in found) or (
-        "No recording of a real GPU is shipped yet, so this course has no figure for the context or for\n"
-        "cuBLAS's workspaces, and invents none. On a machine with a GPU this measures them:\n"
-        "python3 -m course_utils record"
-    )
-
-
-def live_counters(measured: Measurement) -> str:
-    """The GPU's own counters if this was measured on one; else a sentence that says why there are none."""
-    if not measured.counters:
-        return f"No GPU counted anything here: this is {measured.provenance}."
-    rows = (f"{name}: {format_bytes(size, 'GB', 3)}" for name, size in measured.counters.items())
-    return "\n".join([*rows, str(measured.provenance)])
 
 
 def curves(replayed: Replay, points: int = 400) -> dict[str, tuple[list[float], list[float]]]:
