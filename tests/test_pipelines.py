@@ -1,4 +1,4 @@
-"""Lesson 11's own code: the simulator against closed forms, memory, plans, staleness, pictures."""
+"""Lesson 11's own code: the simulator against closed forms, memory, plans, pictures."""
 
 import math
 from itertools import pairwise
@@ -11,9 +11,7 @@ from course_utils.estimating import moments
 from course_utils.estimating.published import korthikanti_model_flops
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from course_utils.estimating.step_time import communicated
-from course_utils.lessons.pipelines import real_ranks as pipeline_parts
-from course_utils.lessons.pipelines import staleness
-from course_utils.lessons.pipelines.figures import pipeline_figure, timelines
+from course_utils.lessons.pipelines.figures import pipeline_figure
 from course_utils.lessons.pipelines.memory import blocks_of, parameters_of, stage_memory, stage_shapes
 from course_utils.lessons.pipelines.plans import Cluster, Plan, account, cheapest, plans, step_flops
 from course_utils.lessons.pipelines.schedules import BACKWARD, FORWARD, SCHEDULES, bubble, most_kept, simulate
@@ -211,34 +209,6 @@ def test_the_flops_are_those_of_the_formulas_for_a_gpt():
     assert step_flops(run.replace(recompute="full"), 3) == pytest.approx(4 * step_flops(run, 1))
 
 
-@pytest.mark.parametrize("late", [0, 1, 2, 3, 7])
-def test_the_largest_rate_is_the_formula(late):
-    assert staleness.found_rate(late) == pytest.approx(staleness.largest_rate(late), abs=2e-3)
-
-
-def test_a_late_gradient_is_the_earlier_one():
-    assert staleness.late_descent(0.5, 1, 3) == [1.0, 0.5, 0.0, -0.25]
-    assert staleness.late_descent(0.5, 0, 2) == [1.0, 0.5, 0.25]
-    assert len(staleness.late_descent(3.9, 5, 4000)) < 4000  # left where it is lost
-
-
-def test_differences_are_found_and_a_pause_changes_nothing():
-    whole = pipeline_parts.whole_gradients()
-    layers, (x, target) = pipeline_parts.network(seconds=1e-4), pipeline_parts.batch()
-    pipeline_parts.loss(layers(x), target).backward()
-    assert pipeline_parts.difference(pipeline_parts.gradients(layers), whole) == 0
-    off = [[value + 0.5 for value in row] for row in whole]
-    assert pipeline_parts.difference(off, whole) == pytest.approx(0.5 / max(abs(v) for row in whole for v in row))
-
-
-def test_what_clocks_noted_is_added_up():
-    noted = [[["F", 0, 10.0, 10.5], ["B", 0, 11.5, 12.0]], [["F", 0, 10.5, 11.0], ["B", 0, 11.0, 11.5]]]
-    assert pipeline_parts.works(noted)[2].start == 500
-    assert pipeline_parts.measured_span(noted) == (2.0, 0.5)
-    assert pipeline_parts.by_schedule([]) == {}
-    assert pipeline_parts.by_schedule([[1, 2], [3, 4]]) == {"GPipe": [1, 3], "1F1B": [2, 4]}
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_picture_has_every_work_and_says_what_it_shows(schedule):
     pipeline = simulate(schedule, 4, 8)
@@ -246,13 +216,6 @@ def test_a_picture_has_every_work_and_says_what_it_shows(schedule):
     assert figure.svg.count("data-work=") == len(pipeline.works)
     assert f"{100 * pipeline.idle:.0f} %" in figure.alt and "from the first stage to the last: " in figure.alt
     assert ("4 versions" in figure.alt) == (schedule == "PipeDream")
-
-
-def test_timelines_lie_one_under_the_other():
-    works = pipeline_parts.in_milliseconds(simulate("GPipe", 2, 3).works, 10)
-    figure = timelines({"predicted": works, "measured": works}, "As predicted", provenance="here")
-    assert figure.svg.count("data-work=") == 2 * len(works)
-    assert "predicted: 120 ms; measured: 120 ms" in figure.alt and "here" in figure.svg
 
 
 def test_the_player_follows_its_sliders():

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 60
+#     minutes: 75
 #     budget_seconds: 90
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,18 +12,38 @@
 # %% [markdown]
 # # 11 · Model and pipeline parallelism
 #
-# **60 minutes.** You should know what a training step keeps and when ([lesson
+# **75 minutes.** You should know what a training step keeps and when ([lesson
 # 01](01_where_did_the_memory_go.ipynb)), and what a [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) is.
-# No GPU is needed: four processes on your own processor will be the four devices.
+# No GPU is needed: processes on your own processor will be the devices.
 #
 # When a model is too large for one device, cut it: the first layers here, the next ones there. Such a cut is cheap,
-# since nothing but activations crosses it. But then the devices wait for one another. How long? How do you make it
-# less? And what does *that* cost in memory?
+# since nothing but activations crosses it. But then the devices wait for one another. How long? And what does waiting
+# less cost in memory?
 
 # %% [markdown]
 # ## One stage after the other
-# Four devices, each with a quarter of the layers, a [stage](../docs/glossary.md#pipeline-stage). A batch goes forward
-# through all four, and backward through all four. Nothing else happens.
+# In torch, the cut is a call of `.to` for the layers and one for what goes from one part to the next:
+
+# %%
+import torch
+from torch import nn
+
+two = ("cuda:0", "cuda:1") if torch.cuda.device_count() > 1 else ("cpu", "cpu")
+torch.manual_seed(11)
+layers = [nn.Linear(256, 256) for _ in range(8)]
+cut = 4  # change this
+first, last = nn.Sequential(*layers[:cut]).to(two[0]), nn.Sequential(*layers[cut:]).to(two[1])
+between = first(torch.randn(32, 256).to(two[0]))
+last(between.to(two[1])).square().mean().backward()  # and back again, by autograd
+for name, part in (("first", first), ("last", last)):
+    print(f"{name}: {sum(weight.nbytes for weight in part.parameters()):,} bytes of weights, as many of gradients")
+print(f"across the cut: {between.nbytes:,} bytes, and a gradient as large on the way back")
+
+# %% [markdown]
+# Change the cut to 6: what changes, and what does not?
+#
+# Now four devices, each with a quarter of the layers, a [stage](../docs/glossary.md#pipeline-stage). A batch goes
+# forward through all four, and backward through all four. Nothing else happens.
 #
 # **Your guess.** What percentage of the time does each device work?
 
@@ -44,8 +64,8 @@ print(f"formula: 1/p = {1 / naive.stages:.0%}; in the schedule each stage works 
 reveal("11.naive", 100 * (1 - naive.idle), unit="%")
 
 # %% [markdown]
-# No gap: one works, p − 1 wait. Four devices are as slow as one. What they do have is memory for four. The figure's
-# lower half says when: the first stage is the first to fill and the last to be emptied.
+# One works, p − 1 wait. Four devices are as slow as one. What they do have is memory for four. The figure's lower half
+# says when: the first stage is the first to fill and the last to be emptied.
 
 # %% [markdown]
 # ## Cut the batch, too
@@ -74,25 +94,16 @@ pipeline_player("GPipe", stages=4, micro_batches=8)
 
 # %%
 from course_utils.lessons.pipelines.schedules import bubble, micro_batches_for
-from course_utils.figures import lines
 
-m = [1, 2, 4, 8, 16, 32, 64, 128]
-lines(
-    {f"{p} stages": (m, [100 * bubble(p, each) for each in m]) for p in (2, 4, 8, 16)},
-    "The bubble shrinks with more micro-batches and grows with more stages",
-    "micro-batches", "% of the time lost", log_x=True, provenance="formula",
-)  # fmt: skip
-
-# %%
-for p, each in ((2, 4), (4, 8), (4, 27), (8, 64), (16, 64)):
-    gap = bubble(p, each) - simulate("GPipe", p, each).idle
-    print(f"p = {p:2d}, m = {each:2d}: formula {bubble(p, each):6.2%}, formula − simulated {abs(gap):.2%}")
+for p, m in ((2, 4), (4, 8), (4, 27), (8, 64), (16, 64)):  # change this
+    gap = bubble(p, m) - simulate("GPipe", p, m).idle
+    print(f"p = {p:2d}, m = {m:2d}: formula {bubble(p, m):6.2%}, formula − simulated {abs(gap):.2%}")
 enough = micro_batches_for(4, 0.10)
 print(f"at most 10 % with 4 stages: m = {enough}. GPipe's own rule, m = 4·p, leaves {bubble(4, 16):.0%}")
 reveal("11.micro", enough, unit="micro-batches")
 
 # %% [markdown]
-# No gap either, as long as all stages take equally long. If one is slower, all wait for it:
+# Add (8, 8), predict, run. There is no gap as long as all stages take equally long. If one is slower, all wait for it:
 
 # %%
 slow = simulate("GPipe", stages=4, micro_batches=8, slow={1: 1.5})
@@ -104,9 +115,9 @@ pipeline_figure(slow, f"One stage takes half as long again: {slow.idle:.0%} idle
 
 # %% [markdown]
 # ## Who keeps what
-# Time was the easy half. A stage keeps the activations of each micro-batch that it has sent forward and not yet taken
-# backward. Under GPipe these are all m. The [1F1B](../docs/glossary.md#1f1b) schedule takes a micro-batch backward as
-# soon as it can: after filling the pipeline each stage does one forward, one backward, in turn ([Narayanan et al.
+# A stage keeps the activations of each micro-batch that it has sent forward and not yet taken backward. Under GPipe
+# these are all m. The [1F1B](../docs/glossary.md#1f1b) schedule takes a micro-batch backward as soon as it can: after
+# filling the pipeline each stage does one forward, one backward, in turn ([Narayanan et al.
 # 2021](https://arxiv.org/abs/2104.04473), section 2.2).
 #
 # **Your guess.** Four stages, 16 micro-batches, 1F1B. How many micro-batches' activations does the *first* stage keep?
@@ -115,7 +126,7 @@ pipeline_figure(slow, f"One stage takes half as long again: {slow.idle:.0%} idle
 predict("11.kept", unit="micro-batches")
 
 # %%
-one_one = simulate("1F1B", stages=4, micro_batches=16)
+one_one = simulate("1F1B", stages=4, micro_batches=16)  # change this
 pipeline_figure(one_one)
 
 # %%
@@ -127,58 +138,41 @@ print(f"idle: GPipe {gpipe.idle:.1%}, 1F1B {one_one.idle:.1%}")
 reveal("11.kept", one_one.most_kept(0), unit="micro-batches")
 
 # %% [markdown]
-# The bubble is the same, to the last digit. But a stage keeps no more micro-batches than there are stages from it to
-# the end, however many the batch has. So m can grow until the bubble is small. That is why nearly everybody uses 1F1B.
+# The bubble is the same. But a stage keeps no more micro-batches than there are stages from it to
+# the end, however many the batch has: change 16 to 32, predict both, run. So m can grow until the bubble is small. That
+# is why nearly everybody uses 1F1B.
 #
 # Now in bytes: GPT-2 XL and its 32 sequences, as 8 micro-batches of 4, on four devices.
 
 # %%
 from course_utils import TrainingRun, format_bytes
-from course_utils.lessons.pipelines.memory import stage_memory
 from course_utils.figures import stack
+from course_utils.lessons.pipelines.memory import stage_memory
 
 run = TrainingRun("gpt2-xl", micro_batch=4, seq_len=1024, precision="bf16-master")
-rows = {
-    f"{name}, stage {stage}": stage_memory(run, name, 4, 8, stage)
-    for name in ("GPipe", "1F1B")
-    for stage in range(4)
-}  # fmt: skip
+rows = {f"{name}, stage {stage}": stage_memory(run, name, 4, 8, stage)
+        for name in ("GPipe", "1F1B") for stage in range(4)}  # fmt: skip
+rows["one device"] = stage_memory(run, "1F1B", 1, 8, 0)
 stack(rows, "1F1B halves the first stage's activations and leaves the last an eighth",
       provenance="estimated: states, and what forward keeps")  # fmt: skip
 
-# %%
-from course_utils import estimate
-
-alone, at_once = stage_memory(run, "1F1B", 1, 8, 0).total, estimate(run.replace(micro_batch=32)).total
-print(f"one device, 8 micro-batches of 4: {format_bytes(alone, 'GB', 1)}, counted as the stages are; at its peak "
-      f"{format_bytes(estimate(run.replace(accumulation_steps=8)).total, 'GB', 1)}")  # fmt: skip
-print(f"one device, all 32 sequences at once: {format_bytes(at_once, 'GB', 1)} at the peak")
-for name in ("GPipe", "1F1B"):
-    sizes = [rows[f"{name}, stage {stage}"].total for stage in range(4)]
-    print(f"{name:5s} fullest {format_bytes(max(sizes), 'GB', 1)}, emptiest {format_bytes(min(sizes), 'GB', 1)}")
-last = stage_memory(run, "GPipe", 4, 8, 3)["activations"] - stage_memory(run, "GPipe", 4, 8, 2)["activations"]
-print(f"the last stage's head and loss under GPipe, 8 micro-batches: {format_bytes(last, 'GB', 1)}")
-
 # %% [markdown]
-# Compare like with like: one device that cuts its batch in the same way. Against it, 1F1B on four devices halves what
-# the fullest one needs, and does not quarter it. The states are shared out. But the first stage keeps p micro-batches
-# of a p-th of the layers: as many activations as one device has of one micro-batch. GPipe's fullest stage keeps all m,
-# and saves little.
-#
-# Look at the ends. The first stage has the embedding. The last one has the head (a copy of the embedding where they are
-# [tied](../docs/glossary.md#tied-head)) and the loss. The loss's tensors of s·b·V numbers are there for every
-# micro-batch that the stage keeps: m of them under GPipe, one under 1F1B.
+# Compare like with like: one device that cuts its batch in the same way. Against its 36.1 GB, 1F1B on four devices
+# halves what the fullest one needs, and does not quarter it. The states are shared out. But the first stage keeps p
+# micro-batches of a p-th of the layers: as many activations as one device has of one micro-batch. GPipe's fullest stage
+# keeps all m, and saves little. The last stage has the head, and the loss's tensors of s·b·V numbers for every
+# micro-batch that it keeps. (Not in this estimate: backward's and the optimizer's temporaries, the buffers of messages,
+# the CUDA context.)
 #
 # GPipe's authors knew. Their stages keep only what crosses a boundary, one input per micro-batch, and run the whole
 # stage again in backward: [recomputation](../docs/glossary.md#activation-recomputation) was part of GPipe from the
-# start (section 2.3). With N samples in M micro-batches and L layers in K partitions, the paper's letters, the peak is
-# O(N + L/K · N/M): all boundary inputs, and one stage for one micro-batch. The same function can tell:
+# start (section 2.3).
 
 # %%
 for name, recompute in (("GPipe", "none"), ("GPipe", "every-12"), ("1F1B", "none"), ("1F1B", "every-12")):
-    first = stage_memory(run.replace(recompute=recompute), name, 4, 8, 0)["activations"]
+    kept = stage_memory(run.replace(recompute=recompute), name, 4, 8, 0)["activations"]
     how = "runs its 12 blocks again" if recompute != "none" else "keeps everything"
-    print(f"{name:5s} the first stage {how:24s} {format_bytes(first, 'GB', 1):>7s} of activations")
+    print(f"{name:5s} the first stage {how:24s} {format_bytes(kept, 'GB', 1):>7s} of activations")
 
 # %% [markdown]
 # With recomputation the schedules hardly differ in memory: what is left is one micro-batch of one stage. 1F1B gets far
@@ -188,7 +182,6 @@ for name, recompute in (("GPipe", "none"), ("GPipe", "every-12"), ("1F1B", "none
 # ## No bubble at all?
 # PipeDream ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646)) goes one further. Why wait at the end of
 # a batch? Let micro-batches follow one another for ever, and let every stage update its weights after each backward.
-# Then nobody waits, except once at the very beginning, and at the end where there is one.
 #
 # But there is a catch. Between a micro-batch's forward and its backward the weights change. A backward with other
 # weights than the forward's is the gradient of nothing. So each stage keeps the *version* that a micro-batch has seen
@@ -215,133 +208,303 @@ reveal("11.versions", endless.versions(0), unit="versions")
 # %% [markdown]
 # p − stage versions: as many as micro-batches in flight. Memory is one price. The other is
 # [staleness](../docs/glossary.md#staleness): the first stage's gradient is p − 1 updates late when it is applied. What
-# does that do? Take the simplest valley, w²/2, and gradients that are d updates late: w ← w − α·w(d updates ago).
-
-# %%
-from course_utils.lessons.pipelines.staleness import found_rate, largest_rate, late_descent
-
-print("late  largest rate that settles: by trying, by formula 2·cos(d·π/(2d + 1))")
-for late in (0, 1, 3, 7, 15):
-    print(f"{late:4d}  {found_rate(late):31.2f}  {largest_rate(late):10.2f}")
-steps = list(range(41))
-lines(
-    {f"{late} late": (steps, late_descent(0.4, late, 40)) for late in (0, 1, 3)},
-    "At the same learning rate, one update late does no harm; three swing for long",
-    "updates", "w", markers=False, provenance="computed: w ← w − 0.4·w(d updates ago)",
-)  # fmt: skip
-
-# %% [markdown]
-# The later, the smaller the learning rate has to be. That is one reason why large models are trained by synchronous
-# schedules, bubble and all. Their gradients are those of one process. That can be checked; let us do so.
-
-# %% [markdown]
-# ## For real
-# Four processes, one stage each, and PyTorch's own schedules. Each runs this function:
+# does that do? Take the simplest valley, w²/2, whose gradient is w, and gradients that are `late` updates old:
 
 
 # %%
-def one_rank(micro_batches, seconds):
+def late_descent(rate, late, updates):
+    """w after each update, from 1, each by the gradient at the w of `late` updates before."""
+    w = torch.ones(late + 1 + updates, dtype=torch.float64)
+    for t in range(late, late + updates):
+        w[t + 1] = w[t] - rate * w[t - late]
+    return w[late:]
+
+
+print("late  largest rate that settles   |w| after 2,000 updates: 2 % below it, 2 % above it")
+for late in (0, 1, 3, 7):
+    largest = 2 * torch.tensor(late * torch.pi / (2 * late + 1)).cos().item()
+    below, above = (late_descent(factor * largest, late, 2000)[-50:].abs().max() for factor in (0.98, 1.02))
+    print(f"{late:4d}  2·cos(d·π/(2d + 1)) = {largest:.2f} {below:31.0e} {above:14.0e}")
+
+# %%
+from course_utils.figures import lines
+
+rate = 0.4  # change this
+lines({f"{late} late": (list(range(41)), late_descent(rate, late, 40).tolist()) for late in (0, 1, 3)},
+      f"At a learning rate of {rate}, the same gradient, 0, 1 or 3 updates late",
+      "updates", "w", markers=False, provenance="computed: w ← w − rate · w(d updates ago)")  # fmt: skip
+
+# %% [markdown]
+# The later, the smaller the learning rate has to be (the formula is Levin and May's of 1976). Change the rate to 0.5:
+# which curve will not come back? That is one reason why large models are trained by synchronous schedules, bubble and
+# all. Their gradients are those of one process. Let us check that.
+
+# %% [markdown]
+# ## A stage of your own
+# Now real processes, one for each stage. They talk over *gloo*, the part of `torch.distributed` that sends between
+# processors (GPUs use NCCL). Each process makes the same network of eight layers, and takes its own:
+
+
+# %%
+def part(rank, ranks):
+    """This rank's layers, and the whole batch: the same numbers on every rank."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(11)
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(8)))
+    each = len(layers) // ranks
+    data, target = torch.randn(2, 32, 16)
+    return layers[rank * each : (rank + 1) * each], data, target
+
+
+# %% [markdown]
+# One forward receives, computes and sends. One backward does the same the other way. (A stage also pauses: that stands
+# for a GPU at work, and lets four stages work at once on fewer cores.)
+
+
+# %%
+def forward(layers, x, rank, ranks, pause):
+    import time
     import torch.distributed as dist
-    from torch.distributed import pipelining
 
-    from course_utils.lessons.pipelines.real_ranks import Clock, batch, gradients, loss, part
+    if rank > 0:
+        dist.recv(x, rank - 1)  # wait until the stage before has sent; its numbers come into x
+    y = layers(x.requires_grad_())
+    time.sleep(pause)
+    return x, y, [dist.isend(y.detach(), rank + 1)] if rank < ranks - 1 else []
+
+
+# %%
+def backward(x, y, rank, ranks, pause):
+    import time
+    import torch
+    import torch.distributed as dist
+
+    gradient = torch.empty_like(y) if rank < ranks - 1 else None  # the last stage's y is the loss
+    if rank < ranks - 1:
+        dist.recv(gradient, rank + 1)
+    y.backward(gradient)
+    time.sleep(2 * pause)
+    return [dist.isend(x.grad, rank - 1)] if rank > 0 else []
+
+
+# %% [markdown]
+# `recv` waits for a message, `isend` does not wait until it has arrived. (With a `send` that waits, two neighbors under
+# 1F1B could wait for each other for ever.) And a schedule is nothing but the order of the works:
+
+
+# %%
+def do_works(order, layers, batches, targets, rank, ranks, pause):
+    """Do F0, F1, B0, … in this order; returns the loss and the most micro-batches kept at once."""
+    from torch.nn.functional import mse_loss
+
+    kept, messages, most, loss = {}, [], 0, 0.0
+    for work in order:
+        kind, i = work[0], int(work[1:])
+        if kind == "F":
+            x, y, sent = forward(layers, batches[i], rank, ranks, pause)
+            if rank == ranks - 1:
+                y = mse_loss(y, targets[i]) / len(targets)
+                loss += y.item()
+            kept[i] = x, y
+            most = max(most, len(kept))
+        else:
+            sent = backward(*kept.pop(i), rank, ranks, pause)
+        messages += sent
+    [message.wait() for message in messages]
+    return loss, most
+
+
+# %%
+def one_stage(schedules, pause):
+    """A rank: one step under each schedule. Returns loss, gradient norm of all ranks, most kept, and seconds."""
+    import time
+    import torch
+    import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    layers, (x, target), found = part(rank, ranks, seconds), batch(), []
-    stage = pipelining.PipelineStage(layers, rank, ranks, "cpu")
-    clock = Clock(stage)
-    for schedule in (pipelining.ScheduleGPipe, pipelining.Schedule1F1B):
-        plan = schedule(stage, micro_batches, loss_fn=loss)
-        for _ in range(2):  # the first time is a rehearsal: the stages tell each other their shapes
-            clock.forget(), layers.zero_grad(), dist.barrier()
-            plan.step(*[x] * (rank == 0), target=target if rank == ranks - 1 else None)
-        found.append({"gradients": gradients(layers), "noted": clock.noted, "kept": clock.most_kept})
+    rank, ranks, found = dist.get_rank(), dist.get_world_size(), {}
+    for name, orders in schedules.items():
+        layers, data, target = part(rank, ranks)
+        m = len(orders[rank]) // 2
+        dist.barrier()  # all begin together
+        start = time.monotonic()
+        loss, most = do_works(orders[rank], layers, data.chunk(m), target.chunk(m), rank, ranks, pause)
+        took = time.monotonic() - start
+        square = torch.stack([weight.grad.square().sum() for weight in layers.parameters()]).sum()
+        dist.all_reduce(square)
+        found[name] = loss, square.sqrt().item(), most, took
     dist.destroy_process_group()
     return found
 
 
 # %% [markdown]
-# The network is eight small layers, two on each rank, really computed and really sent. But your processor may
-# have fewer than four cores. So each stage also pauses, for 50 ms forward and 100 ms backward: that stands for a GPU at
-# work, and lets four stages work at once.
-
-# %%
-from course_utils.ranks.launch import run_ranks, why_no_ranks
-from course_utils.lessons.pipelines.real_ranks import by_schedule, difference, whole_gradients
-
-ranks = [] if why_no_ranks() else run_ranks(one_rank, 4, micro_batches=8, seconds=0.05)
-print(why_no_ranks() or f"{len(ranks)} processes have trained one step under each schedule")
-
-# %% [markdown]
-# First: is the result the same as one process's, that runs all layers on the whole batch?
-
-# %%
-whole = whole_gradients()
-for name, found in by_schedule(ranks).items():
-    off = difference([row for rank in found for row in rank["gradients"]], whole)
-    print(f"{name:5s} gradients equal to rounding, within a millionth of the largest: {off < 1e-6}")
-
-# %% [markdown]
-# What differs is rounding in fp32, where sums are formed in another order. Nothing is approximated by a synchronous
-# pipeline. Second: do the stages do what the simulator says, and keep what it says?
-
-# %%
-for name, found in by_schedule(ranks).items():
-    predicted = simulate(name, 4, 8)
-    orders = [[f"{kind}{micro}" for kind, micro, *_ in rank["noted"]] for rank in found]
-    print(f"{name:5s} every stage in the simulated order: {orders == [predicted.order(s) for s in range(4)]}; "
-          f"micro-batches kept {[rank['kept'] for rank in found]}, "
-          f"simulated {[predicted.most_kept(s) for s in range(4)]}")  # fmt: skip
-
-# %% [markdown]
-# Third, the times. **Your guess.** Four stages, eight micro-batches, 50 ms forward and 100 ms backward each: how many
-# milliseconds does the step take if nothing else takes time?
+# **Your guess.** Four stages, eight micro-batches, 50 ms forward and 100 ms backward each: how many milliseconds does
+# the step take if nothing else takes time?
 
 # %%
 predict("11.time", unit="ms")
 
 # %%
-p, m = 4, 8
-print(f"formula: (m + p − 1)·(50 + 100) = {(m + p - 1) * 150} ms; simulated: {simulate('GPipe', p, m).span * 50:g} ms")
-reveal("11.time", simulate("GPipe", p, m).span * 50, unit="ms")
+from course_utils.ranks.launch import run_ranks, why_no_ranks
+
+p, m, pause = 4, 8, 0.05  # change this
+schedules = {name: [simulate(name, p, m).order(stage) for stage in range(p)] for name in ("GPipe", "1F1B")}
+ranks = [] if why_no_ranks() else run_ranks(one_stage, p, schedules=schedules, pause=pause)
+print(why_no_ranks() or f"{len(ranks)} processes have trained one step under each schedule")
+print("the second stage's works under 1F1B:", *schedules["1F1B"][1])
+reveal("11.time", simulate("GPipe", 4, 8).span * 50, unit="ms")
 
 # %% [markdown]
-# Predicted above, measured below; the measured ones are your own machine's, and vary.
+# Is the result the same as one process's, that runs all layers on the whole batch? And do the stages keep what the
+# simulator says?
 
-# %% tags=["nbval-ignore-output"]
-from course_utils.lessons.pipelines.figures import timelines
-from course_utils.lessons.pipelines.real_ranks import in_milliseconds, works
-
-panels = {}
-for name in ("GPipe", "1F1B"):
-    panels[f"{name}, predicted"] = in_milliseconds(simulate(name, 4, 8).works, 50)
-    if ranks:
-        panels[f"{name}, measured"] = works([rank["noted"] for rank in by_schedule(ranks)[name]])
-timelines(panels, "Four processes keep the predicted schedule, a little late",
-          provenance="measured: 4 processes (gloo) on this processor")  # fmt: skip
-
-# %% tags=["nbval-ignore-output"]
-from course_utils.lessons.pipelines.real_ranks import measured_span
-
-for name, found in by_schedule(ranks).items():
-    took, idle = measured_span([rank["noted"] for rank in found])
-    print(f"{name:5s} {1e3 * took:.0f} ms, predicted − measured {50 * simulate(name, p, m).span - 1e3 * took:+.0f} ms; "
-          f"idle {idle:.1%}, predicted {simulate(name, p, m).idle:.1%}")  # fmt: skip
+# %%
+layers, data, target = part(0, 1)
+loss = nn.functional.mse_loss(layers(data), target)
+loss.backward()
+norm = torch.stack([weight.grad.norm() for weight in layers.parameters()]).norm()
+print(f"one process: loss {loss.item():.5f}, norm of all gradients {norm.item():.5f}")
+for name in schedules if ranks else ():
+    losses, norms, most, _ = zip(*(rank[name] for rank in ranks), strict=True)
+    simulated = [simulate(name, p, m).most_kept(stage) for stage in range(p)]
+    print(f"{name:5s}        loss {losses[-1]:.5f}, norm of all gradients {norms[0]:.5f}; micro-batches kept "
+          f"{list(most)}, simulated {simulated}")  # fmt: skip
 
 # %% [markdown]
-# **The gap.** Sending takes time, a process is not always woken on time, and 1F1B has more handovers on its critical
-# path: in the steady state neighbors hand something over after every work. On GPUs it is the same in small:
-# messages of 2·s·b·h bytes, and stages that are never quite equal.
+# Nothing is approximated by a synchronous pipeline. The times are your own machine's, and vary:
+
+# %% tags=["nbval-ignore-output"]
+for name in schedules if ranks else ():
+    took, formula = max(rank[name][3] for rank in ranks), (m + p - 1) * 3 * pause
+    print(f"{name:5s} formula (m + p − 1)·3·pause = {1e3 * formula:.0f} ms, measured {1e3 * took:.0f} ms, "
+          f"the gap {1e3 * (formula - took):+.0f} ms")  # fmt: skip
+
+# %% [markdown]
+# The gap: sending takes time, and a process is not always woken on time. On GPUs it is the same: messages of 2·s·b·h
+# bytes, and stages that are never quite equal. Change m to 16, predict loss, kept and time, and run from there.
+
+# %% [markdown]
+# ## torch's own schedules
+# `torch.distributed.pipelining` has the works, the order and the messages. You give it a stage's layers and a loss:
+
+
+# %%
+def torchs_stage(m):
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import pipelining
+    from torch.nn.functional import mse_loss
+
+    dist.init_process_group("gloo")
+    rank, ranks, found = dist.get_rank(), dist.get_world_size(), {}
+    for schedule in (pipelining.ScheduleGPipe, pipelining.Schedule1F1B):
+        layers, data, target = part(rank, ranks)
+        stage = pipelining.PipelineStage(layers, rank, ranks, torch.device("cpu"))
+        plan, losses = schedule(stage, m, loss_fn=mse_loss), []
+        if rank == 0:
+            plan.step(data)  # the first stage has the batch, the last the targets
+        else:
+            plan.step(target=target, losses=losses)
+        found[schedule.__name__] = [loss.item() for loss in losses]
+    dist.destroy_process_group()
+    return found
+
+
+# %%
+m = 8  # change this
+last_stage = {} if why_no_ranks() else run_ranks(torchs_stage, 2, m=m)[-1]
+for name, losses in last_stage.items():
+    print(f"{name}, two processes: {len(losses)} losses, their mean {sum(losses) / len(losses):.5f}")
+
+# %% [markdown]
+# The same loss, from two stages of four layers each. Change m to 4: how many losses, and which mean?
+
+# %% [markdown]
+# ## Cut every matrix: tensor parallelism
+# A second way to cut a model: each of t ranks has a part of *every* matrix ([tensor
+# parallelism](../docs/glossary.md#tensor-parallelism)). The MLP's first matrix is cut by its outputs
+# (*column-parallel*), the second by its inputs (*row-parallel*). Between the two nothing is sent. After them each rank
+# has a part of a sum, so one all-reduce follows. By hand, and by torch's own `parallelize_module`:
+
+
+# %%
+def parallel_mlp(h):
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    dist.init_process_group("gloo")
+    rank, t = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(11)
+    x = torch.randn(8, h)
+    mlp = nn.Sequential(nn.Linear(h, 4 * h, bias=False), nn.GELU(), nn.Linear(4 * h, h, bias=False))
+    up, down = mlp[0].weight.chunk(t, dim=0)[rank], mlp[2].weight.chunk(t, dim=1)[rank]
+    hidden = nn.functional.gelu(x @ up.T)  # 4h/t wide: the other ranks have the rest
+    y = (hidden @ down.T).detach()  # a part of the sum
+    dist.all_reduce(y)
+    whole = mlp(x)
+    parallelize_module(mlp, dist.init_device_mesh("cpu", (t,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    found = [hidden.nbytes, *(outcome.norm().item() for outcome in (whole, y, mlp(x)))]
+    dist.destroy_process_group()
+    return found
+
+
+# %%
+t = 2  # change this
+bytes_kept, *norms = [0] if why_no_ranks() else run_ranks(parallel_mlp, t, h=64)[0]
+print(f"t = {t}: each rank keeps {bytes_kept:,} bytes between the matrices, 8 · 4 · 64 · 4 / t = {8192 // t:,}")
+for name, norm in zip(("the whole MLP", "cut by hand", "cut by torch"), norms, strict=False):
+    print(f"{name:13s} norm of the output {norm:.4f}")
+
+# %% [markdown]
+# Change t to 4: predict the bytes. Weights and what lies between the matrices are cut by t. Norms, their dropout and
+# the inputs of attention and MLP stay whole on every rank. *[Sequence
+# parallelism](../docs/glossary.md#sequence-parallelism)* cuts those along the sequence.
+#
+# **Your guess.** GPT-3, one sequence, [eager attention](../docs/glossary.md#eager-attention): all blocks keep what you
+# see below. With tensor parallelism of 8, by what factor does that fall?
+
+# %%
+from course_utils.estimating.megatron import activation_bytes
+
+gpt3 = TrainingRun("gpt3-175b", 1, 2048, "bf16-master", attention="eager")
+print(f"one GPU: {format_bytes(activation_bytes(gpt3), 'GB', 0)}")
+predict("09.tensor", unit="times")
+
+# %% [markdown]
+# | per block, in units of s·b·h bytes ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), table 2) | |
+# |---|---|
+# | one GPU | 34 + 5·a·s/h |
+# | tensor parallel | 10 + 24/t + 5·a·s/(h·t) |
+# | and sequence parallel | (34 + 5·a·s/h) / t |
+
+# %%
+s, h, a = 2048, gpt3.model.hidden, gpt3.model.heads
+for t in (2, 4, 8, 16):
+    formula = (10 + 24 / t + 5 * a * s / (h * t)) * s * h * gpt3.model.layers
+    counted = activation_bytes(gpt3.replace(tensor_parallel=t))
+    factor = activation_bytes(gpt3) / counted
+    print(f"t = {t:2d}: {format_bytes(counted, 'GB', 1):>8s}, formula − that {formula - counted:+.0f} bytes; "
+          f"{factor:.1f} times less, {t} with sequence parallelism")  # fmt: skip
+reveal("09.tensor", activation_bytes(gpt3) / activation_bytes(gpt3.replace(tensor_parallel=8)), unit="times")
+
+# %% [markdown]
+# What keeps the factor below t is the 10 that stays whole. And the price is of another kind: ZeRO sends weights, the
+# same however many tokens there are. Tensor parallelism sends activations, 4·s·b·h numbers per block, and waits for
+# each. So it stays within a machine, where links are fast.
 
 # %% [markdown]
 # ## Which parallelism, when?
 # You have met four ways to use many GPUs: [replicas](../docs/glossary.md#replica), [ZeRO](../docs/glossary.md#zero),
-# cutting every matrix ([tensor parallelism](../docs/glossary.md#tensor-parallelism)), cutting between layers. What each
-# costs depends on the model and the cluster. So compute it: Llama-3 70B, 4,096 tokens, 512 sequences a step, on 8 nodes
-# of 8 H100s. Within a node GPUs talk over NVLink, between nodes over a network of 50 GB/s for each GPU (400 Gb/s).
+# cutting every matrix, cutting between layers. What each costs depends on the model and the cluster. So compute it:
+# Llama-3 70B, 4,096 tokens, 512 sequences per step, on 8 nodes of 8 H100s. Within a node GPUs talk over *NVLink*,
+# NVIDIA's own wires between GPUs, at 450 GB/s. Between nodes there is a network of 50 GB/s for each GPU (400 Gb/s).
+# These are *data-sheet rates*: the most that the manufacturer states, and more than any program reaches.
 #
-# **Your guess.** Take the time for the arithmetic alone, at the GPUs' peak rate. A step takes longer: stages wait, and
+# **Your guess.** Take the time for the arithmetic alone, at the data-sheet rate. A step takes longer: stages wait, and
 # messages and arithmetic take turns. By how many percent is a step of the best plan that fits longer?
 
 # %%
@@ -349,50 +512,39 @@ predict("11.plan", unit="%")
 
 # %%
 from course_utils import gpu
-from course_utils.lessons.pipelines.plans import Cluster, Plan, account, cheapest
+from course_utils.lessons.pipelines.plans import Cluster, cheapest
 
 llama = TrainingRun("llama3-70b", micro_batch=1, seq_len=4096, precision="bf16-master", recompute="full")
-cluster = Cluster(gpu("H100-80GB"), nodes=8, per_node=8, network=50e9)
+cluster = Cluster(gpu("H100-80GB"), nodes=8, per_node=8, network=50e9)  # change this
 wanted = {
-    "replicas": lambda plan: plan.tensor == plan.pipeline == 1 and plan.stage == 0,
     "ZeRO-1 alone": lambda plan: plan.tensor == plan.pipeline == 1 and plan.stage == 1,
     "ZeRO-3 alone": lambda plan: plan.tensor == plan.pipeline == 1 and plan.stage == 3,
     "tensor and data": lambda plan: plan.tensor > 1 and plan.pipeline == 1 and plan.stage < 3,
     "tensor and pipeline": lambda plan: plan.tensor > 1 and plan.pipeline > 1 and plan.stage == 0,
     "pipeline and data": lambda plan: plan.tensor == 1 and plan.pipeline > 1,
 }
-best = {name: cheapest(llama, cluster, 512, allowed) for name, allowed in wanted.items()}
-
-# %%
 print(f"{'':20s} {'best that fits':38s} {'GB':>5s} {'idle':>5s} {'messages':>9s} {'in turn':>8s} {'hidden':>7s}")
-for name, found in best.items():
-    if found is None:
-        plan = Plan(64, stage=1 if "ZeRO" in name else 0)
-        smallest = format_bytes(account(llama, cluster, plan, 512).memory, "GB", 0)
-        print(f"{name:20s} none: {smallest} per GPU")
-    else:
-        words = f"{found.plan}, b = {found.micro_batch}"
-        print(f"{name:20s} {words:38s} {found.memory / 1e9:5.1f} {found.idle:5.0%} "
-              f"{found.messages:8.1f}s {found.total:7.1f}s {found.overlapped:6.1f}s")  # fmt: skip
-print(f"what each GPU has: {cluster.gpu.room / 1e9:.1f} GB")
+for name, allowed in wanted.items():
+    best = cheapest(llama, cluster, 512, allowed)
+    if best is None:
+        print(f"{name:20s} none")
+        continue
+    print(f"{name:20s} {f'{best.plan}, b = {best.micro_batch}':38s} {best.memory / 1e9:5.1f} {best.idle:5.0%} "
+          f"{best.messages:8.1f}s {best.total:7.1f}s {best.overlapped:6.1f}s")  # fmt: skip
 
 # %%
 in_turn = cheapest(llama, cluster, 512, lambda plan: True)
 hidden = cheapest(llama, cluster, 512, lambda plan: True, overlapped=True)
-print(f"first when nothing hides:           {in_turn.plan}, b = {in_turn.micro_batch}")
-print(f"first when all hides that can hide: {hidden.plan}, b = {hidden.micro_batch}")
-reveal("11.plan", 100 * (in_turn.total / in_turn.seconds["compute"] - 1), unit="%")
+for words, best in (("nothing hides", in_turn), ("all hides that can hide", hidden)):
+    print(f"first when {words}: {f'{best.plan}, b = {best.micro_batch}' if best else 'nothing fits'}")
+if in_turn:
+    reveal("11.plan", 100 * (in_turn.total / in_turn.seconds["compute"] - 1), unit="%")
 
 # %% [markdown]
 # Two columns, two rankings. *In turn* adds up arithmetic, bubble and messages. *Hidden* lets messages travel during
-# the arithmetic, as real frameworks do, and counts only what is left of them. ZeRO-3 goes from last to first: it sends
-# most, but all of it can hide. While one block computes, the next one is gathered and the gradients of the one before
-# are reduced. Tensor parallelism's messages cannot hide: the next product needs the sum that they bring. Nor can a
-# bubble, as a waiting stage has nothing to compute.
-#
-# Neither column is a forecast. *Hidden* is the best case: a replica's gradients, for example, have only the last
-# micro-batch's backward to hide behind. And messages are counted in 16 bits; gradients that are summed in fp32 take
-# twice as long.
+# the arithmetic, and counts only what is left of them: the best case. ZeRO-3 goes from last to first: it sends most,
+# but all of it can hide. While one block computes, the next one is gathered. Tensor parallelism's messages cannot hide:
+# the next product needs the sum that they bring. Nor can a bubble, as a waiting stage has nothing to compute.
 #
 # | | cuts | sends | can it hide? | choose it when |
 # |---|---|---|---|---|
@@ -402,34 +554,23 @@ reveal("11.plan", 100 * (in_turn.total / in_turn.seconds["compute"] - 1), unit="
 # | tensor | each matrix, activations | activations, 4 times per block, 6 if recomputed | no | within a node |
 # | pipeline | layers | activations, once per cut | yes, but not the bubble | links are slow; m ≫ p |
 #
-# How far from the data sheet's rates is a real training? [Meta's model
+# Change the network to `5e9`, predict which plan comes first now, and run both cells. Then try
+# `gpu("A100-80GB")`, or `nodes=4`.
+#
+# How far from data-sheet rates is a real training? [Meta's model
 # card](https://github.com/meta-llama/llama-models/blob/main/models/llama3_1/MODEL_CARD.md) says that Llama 3.1 70B saw
 # about 15 trillion tokens in 7.0 million H100 hours. MFU, model [FLOPs](../docs/glossary.md#flops) utilization, is 6·N
 # per token over what the GPUs could have computed in that time ([Chowdhery et al.
 # 2022](https://arxiv.org/abs/2204.02311), section 4.1; attention's own products are left out here).
 
 # %%
-tokens, gpu_seconds = 15e12, 7.0e6 * 3600
-mfu = 6 * llama.model.parameters * tokens / (gpu_seconds * cluster.gpu.rates.tensor)
-theirs = gpu_seconds / tokens * 512 * 4096 / cluster.gpus
-print(f"MFU {mfu:.0%}; a step like ours on 64 such GPUs takes {theirs:.0f} s, whatever their plan was")
+gpu_seconds, rate = 7.0e6 * 3600, gpu("H100-80GB").rates.tensor
+print(f"MFU {6 * llama.model.parameters * 15e12 / (gpu_seconds * rate):.0%}; a step like ours on 64 such GPUs takes "
+      f"{gpu_seconds / 15e12 * 512 * 4096 / 64:.0f} s")  # fmt: skip
 
 # %% [markdown]
-# That is longer than any plan in the table. No kernel reaches the peak rate, sequences grew longer late in that
+# That is longer than any plan in the table. No kernel reaches the data-sheet rate, sequences grew longer late in that
 # training, and the hours include failures and restarts. Use the table's seconds to rank plans, not to promise a date.
-#
-# Change the cluster and see what wins: a slow network, older cards, larger ones, fewer of them.
-
-# %%
-for name, other in {
-    "the same, 5 GB/s network": Cluster(gpu("H100-80GB"), 8, 8, 5e9),
-    "A100-80GB": Cluster(gpu("A100-80GB"), 8, 8, 25e9),
-    "H200, half the nodes": Cluster(gpu("H200-141GB"), 4, 8, 50e9),
-    "four nodes of 4 H100": Cluster(gpu("H100-80GB"), 4, 4, 50e9),
-}.items():
-    for column, hide in (("in turn", False), ("hidden", True)):
-        found = cheapest(llama, other, 512, lambda plan: True, overlapped=hide)
-        print(f"{name:26s} {column:8s} {f'{found.plan}, b = {found.micro_batch}' if found else 'nothing fits'}")
 
 # %% [markdown]
 # ## Five questions
@@ -442,6 +583,33 @@ from course_utils.lessons import quiz
 quiz(11)
 
 # %% [markdown]
+# ## In your own script
+# Cut a model that is too large for one GPU over two of them, and train it as before: each device keeps the weights,
+# gradients, states and activations of its own layers.
+
+# %%
+import torch
+from torch import nn
+
+
+class CutInTwo(nn.Module):
+    def __init__(self, first, last, devices):
+        super().__init__()
+        self.first, self.last, self.devices = first.to(devices[0]), last.to(devices[1]), devices
+
+    def forward(self, x):
+        return self.last(self.first(x.to(self.devices[0])).to(self.devices[1]))
+
+
+devices = ("cuda:0", "cuda:1") if torch.cuda.device_count() > 1 else ("cpu", "cpu")
+model = CutInTwo(nn.Linear(64, 256), nn.Linear(256, 8), devices)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+loss = model(torch.randn(32, 64)).square().mean()  # targets, where there are some, go to the last device
+loss.backward()
+optimizer.step()
+print([f"{weight.shape} on {weight.device}" for weight in model.parameters()])
+
+# %% [markdown]
 # ## Take home
 # **Remember** Cutting between layers costs waiting, (p − 1)/(m + p − 1) of the time; more micro-batches make it
 # less, and under 1F1B they take no more memory.
@@ -450,6 +618,7 @@ quiz(11)
 # something else.
 #
 # **Cheat-sheet line** bubble (p − 1)/(m + p − 1) · kept micro-batches: GPipe m, 1F1B p − stage · PipeDream: p − stage
-# weight versions, p − 1 − stage updates late · sends 2·s·b·h bytes a cut and direction.
+# weight versions, p − 1 − stage updates late · sends 2·s·b·h bytes a cut and direction · tensor parallel activations:
+# (10 + 24/t + 5as/ht)·sbh, with sequence parallelism (34 + 5as/h)·sbh/t.
 #
 # Now solve the [exercises of this lesson](../exercises/11_model_and_pipeline_parallelism.ipynb).

@@ -167,7 +167,7 @@ check.order(order)
 # %% [markdown] tags=["explanation"]
 # ### Why
 # Nothing in this list says *when*. A stage just does its works in this order, as soon as their inputs are there. That
-# is all that PyTorch's `Schedule1F1B` does, too, and the check compares your list with what such a stage did.
+# is all that PyTorch's `Schedule1F1B` does, too. Your lists are what the lesson's `one_stage` takes: try them there.
 
 # %% tags=["solution"]
 for stage in range(4):

@@ -1,6 +1,6 @@
 """Figures of lesson 11: each stage's works over time, and the micro-batches that it keeps meanwhile."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -54,23 +54,6 @@ def pipeline_title(pipeline: Pipeline) -> str:
     copies = f" and {pipeline.versions(0)} versions of its weights" if pipeline.versions(0) > 1 else ""
     name = f"{pipeline.schedule[0].upper()}{pipeline.schedule[1:]}"
     return f"{name}: stages wait {100 * pipeline.idle:.0f} % of the time; the first keeps {batches}{copies}"
-
-
-def timelines(panels: Mapping[str, Sequence[Work]], title: str, *, unit: str = "ms", provenance: str = "") -> Figure:
-    """Several timelines of the same stages, one under the other on one axis."""
-    canvas = Canvas()
-    y = canvas.title(title) + 16
-    _legend(canvas, y)
-    span = max(work.end for works in panels.values() for work in works)
-    scale, told = (WIDTH - MARGIN - LEFT) / span, []
-    for name, works in panels.items():
-        canvas.text(MARGIN, y + 36, name, 13, font_weight="bold")
-        y = _works(canvas, works, y + 46, scale)
-        told.append(f"{name}: {max(work.end for work in works):.0f} {unit}")
-    _axis(canvas, span, scale, y, unit)
-    alt = f"{stop(title)} Works of each stage over time, from the first to the last. {'; '.join(told)}."
-    end = canvas.note(provenance, y + 62) if provenance else y + 46
-    return Figure(canvas.svg(end, title, alt), alt)
 
 
 def _legend(canvas: Canvas, y: float, numbered: bool = True) -> None:
