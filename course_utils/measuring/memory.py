@@ -123,7 +123,7 @@ class Memory:
 
 
 def _as_torch_says_it(error: OutOfMemory) -> str:
-    free = error.capacity - error.reserved
+    free = max(0, error.capacity - error.reserved)
     return (
         f"CUDA out of memory. Tried to allocate {binary(error.attempted)}. GPU 0 (simulated) has a total capacity of "
         f"{binary(error.capacity)} of which {binary(free)} is free. Of the allocated memory {binary(error.allocated)} "

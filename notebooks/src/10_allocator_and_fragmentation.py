@@ -110,7 +110,7 @@ print(f"flat: {torch.cat(some).norm():.3f}, norm of norms: {torch.stack([g.norm(
 with on_gpu():
     largest = max(weight.numel() for weight in weights)
     for way, formula in (({"foreach": False}, 8 * largest), ({"foreach": True}, 4 * n), ({"fused": True}, 0)):
-        optimizer = torch.optim.AdamW(weights, lr=1e-4, **way)  # change this
+        optimizer = torch.optim.AdamW(weights, lr=1e-4, amsgrad=False, **way)  # change this
         optimizer.step()  # the first step makes the states, 8·N bytes
         found = extra(optimizer.step)
         print(f"{way!s:18s} {found:11,} bytes, {found / n:.2f} per parameter; estimated {formula:11,}, "
@@ -120,7 +120,7 @@ with on_gpu():
 # %% [markdown]
 # Foreach is the flat buffer under another name: one temporary for each tensor, all at once. The for-loop has two of the
 # largest tensor, and a third of GPT-2's parameters sit in one, its embedding. The gap is there because blocks can be
-# larger than tensors, as you will see. Change `AdamW` to `SGD`: which row still needs a buffer? Predict, run.
+# larger than tensors, as you will see. `amsgrad=True` makes a third state. Will the temporaries grow? Predict, run.
 #
 # Two others make such buffers. With fp32 [master weights](../docs/glossary.md#master-weights), foreach needs two. And
 # DistributedDataParallel copies gradients into *buckets* before it sends them ([lesson

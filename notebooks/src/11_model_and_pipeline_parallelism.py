@@ -130,7 +130,7 @@ one_one = simulate("1F1B", stages=4, micro_batches=16)  # change this
 pipeline_figure(one_one)
 
 # %%
-gpipe = simulate("GPipe", stages=4, micro_batches=16)
+gpipe = simulate("GPipe", stages=4, micro_batches=one_one.micro_batches)
 print("stage  GPipe keeps  1F1B keeps  p − stage")
 for stage in range(4):
     print(f"{stage:5d}  {gpipe.most_kept(stage):11d}  {one_one.most_kept(stage):10d}  {4 - stage:9d}")
