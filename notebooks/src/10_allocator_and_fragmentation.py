@@ -365,8 +365,8 @@ for moment, snapshot in snapshots.items():
               f"next to {kept['size'] / MiB:.0f} MiB of {own['name'][:28]}")  # fmt: skip
 
 # %% [markdown]
-# In step 1, the two segments of 394 MiB held [logits](../docs/glossary.md#logits) in bf16, 4,096 · 50,257 · 2 bytes.
-# Adam makes its states in the *first* `optimizer.step()`. By then the logits are gone and their segments are free, so
+# In step 1, the two segments of 394 MiB held [logits](../docs/glossary.md#logits) in
+# [bf16](../docs/glossary.md#fp16-and-bf16), 4,096 · 50,257 · 2 bytes. Adam makes its states in the *first* `optimizer.step()`. By then the logits are gone and their segments are free, so
 # best fit puts the embedding's states there. States live as long as the training. In step 2 the bf16 logits no longer
 # fit there. They get a segment of 786 MiB and leave half of it empty, and now the fp32 logits have no room.
 #
