@@ -431,7 +431,7 @@ predict("04.states", unit="GB")
 reveal("04.states", 16 * sum(formulas.values()))
 
 # %% [markdown]
-# Is N times 4 bytes really what fp32 weights take? Put GPT-2 XL on a GPU.
+# Is N times 4 bytes really what fp32 weights take? Put GPT-2 XL on a GPU: `on_gpu` takes yours, or a simulated one.
 
 # %%
 from course_utils import on_gpu
