@@ -359,16 +359,18 @@ for moment, snapshot in snapshots.items():
     used.sort(key=lambda segment: segment["active_size"] - segment["total_size"])  # the most free first
     for segment in used[:2]:
         free = max(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
-        kept = max((block for block in segment["blocks"] if block["frames"]), key=lambda block: block["size"])
-        own = next(one for one in kept["frames"] if one["line"] and "site-packages" not in one["filename"])
+        tensors = [block for block in segment["blocks"] if block["state"] == "active_allocated"]
+        kept = max(tensors, key=lambda block: block["size"])
+        own = [one["name"] for one in kept["frames"] if one["line"] and "site-packages" not in one["filename"]]
         print(f"{moment}: in a segment of {segment['total_size'] / MiB:.0f} MiB a hole of {free / MiB:.0f}, "
-              f"next to {kept['size'] / MiB:.0f} MiB of {own['name'][:28]}")  # fmt: skip
+              f"next to {kept['size'] / MiB:.0f} MiB of {own[0][:28] if own else 'torch'}")  # fmt: skip
 
 # %% [markdown]
 # In step 1, the two segments of 394 MiB held [logits](../docs/glossary.md#logits) in
-# [bf16](../docs/glossary.md#fp16-and-bf16), 4,096 · 50,257 · 2 bytes. Adam makes its states in the *first* `optimizer.step()`. By then the logits are gone and their segments are free, so
-# best fit puts the embedding's states there. States live as long as the training. In step 2 the bf16 logits no longer
-# fit there. They get a segment of 786 MiB and leave half of it empty, and now the fp32 logits have no room.
+# [bf16](../docs/glossary.md#fp16-and-bf16), 4,096 · 50,257 · 2 bytes. Adam makes its states in the *first*
+# `optimizer.step()`. By then the logits are gone and their segments are free, so best fit puts the embedding's states
+# there. States live as long as the training. In step 2 the bf16 logits no longer fit there. They get a segment of 786
+# MiB and leave half of it empty, and now the fp32 logits have no room.
 #
 # Change `"6 GiB"` to `"6.1 GiB"`, 102 MiB more. Predict, and run both cells.
 #
@@ -470,16 +472,17 @@ def reserved_for(lengths):
     return torch.cuda.memory_reserved() - before, torch.cuda.max_memory_allocated() - workspaces
 
 
-# %%
 model = optimizer = tokens = None
 rising = [300, 350, 400, 430, 470, 512]  # change this
 with on_gpu():
     reserved, needed = reserved_for(rising)
 print(f"the longest batch needs {format_bytes(needed, 'MB', 0)}")
-predict("10.lengths", unit="MB")
 
 # %% [markdown]
 # **Your guess.** How many MB are reserved after these six steps?
+
+# %%
+predict("10.lengths", unit="MB")
 
 # %%
 with on_gpu():

@@ -35,8 +35,8 @@ cut = 4  # change this
 first, last = nn.Sequential(*layers[:cut]).to(two[0]), nn.Sequential(*layers[cut:]).to(two[1])
 between = first(torch.randn(32, 256).to(two[0]))
 last(between.to(two[1])).square().mean().backward()  # and back again, by autograd
-for name, part in (("first", first), ("last", last)):
-    print(f"{name}: {sum(weight.nbytes for weight in part.parameters()):,} bytes of weights, as many of gradients")
+for name, half in (("first", first), ("last", last)):
+    print(f"{name}: {sum(weight.nbytes for weight in half.parameters()):,} bytes of weights, as many of gradients")
 print(f"across the cut: {between.nbytes:,} bytes, and a gradient as large on the way back")
 
 # %% [markdown]
