@@ -256,6 +256,11 @@ def test_lesson_may_be_named_in_several_ways(course: Path, name: str) -> None:
     assert [path.parts[-3] for path in find_sources(course, [name])] == ["notebooks", "solutions"]
 
 
+def test_a_lesson_with_a_letter_is_another_one(tmp_path: Path) -> None:
+    first, second = (write_source(tmp_path, "notebooks", LESSON, name) for name in ("07_first", "07b_second"))
+    assert [find_sources(tmp_path, names) for names in ([], ["07"], ["07b"])] == [[first, second], [first], [second]]
+
+
 def test_committed_notebooks_agree_with_their_sources() -> None:
     assert find_sources(ROOT), "no sources found"
     assert check(ROOT) == []

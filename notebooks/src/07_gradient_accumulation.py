@@ -367,7 +367,7 @@ predict("07.memory", unit="GB")
 
 # %% [markdown]
 # Estimate every way to cut the batch, and measure four of them. `measure(run)` takes the steps that you have just
-# written, for any run:
+# written, for any *run*: a model with its batch, number formats and optimizer.
 
 # %%
 sizes = [b for b in range(1, 101) if 100 % b == 0]

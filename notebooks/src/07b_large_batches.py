@@ -188,9 +188,9 @@ for steps in (20, 300):
     print(f"after {steps:3d} steps: B_noise {B_noise:.1f}, tr(Σ)/|G|² {noise / signal:.1f}")
 
 # %% [markdown]
-# The loss does not curve alike in all directions. After 20 steps it curves most where the sequences disagree, and
-# B_noise is the larger one. After 300 it is the smaller one. So take tr(Σ)/|G|² for what it is: right within a factor
-# of three here. (Change the count to 32: how much is chance?)
+# The loss does not curve alike in all directions. After 20 steps B_noise is the larger one, after 300 the smaller one.
+# With other first weights, it may be the other way round. So take tr(Σ)/|G|² for what it is: right within a factor of
+# four. (Change the count to 32: how much is chance?)
 #
 # Turn it round: to reach the same loss, batches of B take 1 + B_noise/B times the least number of steps, and 1 +
 # B/B_noise times the least number of examples (section 2.3).
