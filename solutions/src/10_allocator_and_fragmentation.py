@@ -115,7 +115,8 @@ check.lean_norm(lean_norm)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# What you keep of each gradient is a single number. How does the lesson's `norm_of_norms` put such numbers together?
+# What you keep of each gradient is a single number. How does the lesson's line with `torch.stack` put such numbers
+# together?
 #
 # </details>
 
