@@ -1,18 +1,16 @@
-"""Lesson 05's figures: ledgers that close, variants that agree with measured steps, sweeps and the map."""
+"""Lesson 05: its block against the estimate, its loss in chunks against the network's, and the map."""
 
 import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from itertools import product
 
 import pytest
 import torch
 from counting import calls
-from torch.utils.checkpoint import checkpoint
+from lesson_source import names_from_cells
 
-from course_utils import PRESETS, TrainingRun, estimate, gpu
-from course_utils.estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
-from course_utils.lessons.activations import ledgers
+from course_utils import PRESETS, TrainingRun, estimate, gpu, on_gpu
+from course_utils.estimating.exact.activations import activation_bytes, block_saved, loss_saved, sum_bytes
 from course_utils.lessons.activations.heat_map import BATCHES, heat_map, kept_bytes, lengths, limits
 from course_utils.lessons.activations.widget import activation_map
 from course_utils.measuring import measure
@@ -20,77 +18,23 @@ from course_utils.networks import chunked_loss
 from course_utils.planning.twin import fit_words
 from course_utils.units import format_bytes
 
-ROOT = Path(__file__).resolve().parent.parent
-SOURCE = (ROOT / "notebooks/src/05_activations.py").read_text(encoding="utf-8")
-SMALL = TrainingRun("gpt2", 2, 64, "bf16-master", attention="eager")
-LLAMA = TrainingRun("llama3.2-1b", 1, 64, "bf16-master")
+KERNELS = ("eager", "flash")
+HOOKS = ("s, b, h = 1024", "layer = nn.LayerNorm(h)", "def kept_by(")
+BLOCK = (*HOOKS, "def eager(", "class Block(", "s, b, h, a = 512", "def flash(", "class SwiGLU(")
 
 
-@pytest.mark.parametrize("run", [SMALL, SMALL.replace(attention="flash"), LLAMA, LLAMA.replace(attention="eager")])
-def test_every_row_of_a_ledger_has_its_partner(run: TrainingRun) -> None:
-    ledger = ledgers.block_ledger(run)
-    assert all(saved and found and saved.size == found.bytes for saved, found in ledger.rows)
-    assert ledger.predicted == ledger.found
-    assert ledger.predicted / ledger.token == pytest.approx(ledgers.per_token(run))
-
-
-def test_factors_of_a_product_are_paired_with_themselves() -> None:
-    rows = [pair for pair in ledgers.block_ledger(SMALL).rows if pair[0] and pair[0].operation == "q·kᵀ"]
-    found = {saved.name: other.name for saved, other in rows if saved and other}
-    assert found["first factor"].endswith("self") and found["second factor"].endswith("mat2")
-
-
-def test_a_ledger_prints_and_draws_the_same_figures_and_shows_what_has_no_partner() -> None:
-    ledger = ledgers.block_ledger(SMALL)
-    text, table = repr(ledger), ledger._repr_html_()
-    for saved, found in ledger.rows:
-        assert saved and found
-        assert f"{saved.size:,}" in text and f"<td>{found.bytes:,}</td>" in table
-    assert text.splitlines()[-1].startswith("total") and table.count("<tr>") == len(ledger.rows) + 2
-    (saved, found), *rest = ledger.rows
-    torn = replace(ledger, rows=[(saved, None), *rest, (None, found)])
-    assert torn.predicted == torn.found == ledger.found
-    assert "–" in repr(torn) and "–" not in text
-
-
-def test_hooks_refuse_what_they_cannot_tell_apart() -> None:
-    with pytest.raises(ValueError, match="copies of weights"):
-        ledgers.found_in_block(SMALL.replace(precision="amp-bf16"))
-
-
-def test_sizes_are_spelled_as_in_the_lesson() -> None:
-    assert [ledgers.spelled(text) for text in ("c·sb·h", "4·b·a·s", "c·sb·kv")] == ["2·s·b·h", "4·b·a·s", "2·s·b·g·d"]
-
-
-@pytest.mark.parametrize(
-    "run", [SMALL, SMALL.replace(attention="flash"), SMALL.replace(attention="flash", precision="amp-bf16")]
-)
-def test_a_blocks_estimate_is_what_a_third_block_adds_to_a_step(run: TrainingRun) -> None:
-    size = run.seq_len * run.micro_batch * run.model.hidden
-    assert ledgers.per_token(run) <= ledgers.measured_per_token(run) <= ledgers.per_token(run) + 2 * 512 / size
-
-
-def test_a_sweep_of_steps_is_the_sweep_of_estimates() -> None:
-    run = TrainingRun("tiny-gpt", 2, 64, "bf16-master", attention="eager")
-    assert ledgers.swept(run, "seq_len", (32, 64)) == ledgers.swept_in_steps(run, "seq_len", (32, 64))
-    assert ledgers.swept(run, "micro_batch", [3])[3] == activation_bytes(run.replace(micro_batch=3))
-
-
-def test_a_sweep_is_drawn_with_a_line_and_its_circles() -> None:
-    curve = {1: 10**6, 2: 2 * 10**6}
-    panel = {"eager": (curve, curve), "flash": (curve, {2: 10**6})}
-    figure = ledgers.sweep_figure({"b": panel, "s": panel}, "It doubles", word="measured")
-    assert figure.alt.startswith("It doubles. Lines of MB kept when forward ends") and "The same by s." in figure.alt
-    assert figure.alt.count("eager goes from 1 at 1 to 2 at 2") == 2
-    assert figure.alt.count("measured steps goes from 1 at 1 to 1 at 2") == 2
-
-
-def lessons_chunked_loss(head: torch.nn.Module, targets: torch.Tensor) -> Any:
-    """The function that lesson 05 writes, from its own text."""
-    (text,) = re.findall(r"^def part\(.+?^    return sum\(.+?$", SOURCE, re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {"nn": torch.nn, "head": head, "targets": targets, "checkpoint": checkpoint}
-    exec(text, names)
-    return names["chunked_loss"]
+@pytest.mark.parametrize(("kernel", "rate", "mlp"), [*product(KERNELS, (0.1, 0.0), ["gelu"]), ("flash", 0.1, "swiglu")])
+def test_the_lessons_block_keeps_each_tensor_of_the_estimate(kernel: str, rate: float, mlp: str) -> None:
+    names = names_from_cells("05", *BLOCK)
+    model = replace(PRESETS["gpt2"], dropout=rate, mlp=mlp, ffn=2048 if mlp == "swiglu" else 3072)
+    with on_gpu():
+        block = names["Block"](
+            768, 12, names[kernel], names["SwiGLU"](768, 2048) if mlp == "swiglu" else None, rate=rate
+        )
+        x = torch.randn(2, 64, 768, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        kept = names["kept_by"](block.to("cuda", torch.bfloat16), x)
+    wanted = block_saved(TrainingRun(model, 2, 64, "bf16-master", attention=kernel))
+    assert sorted(tensor.untyped_storage().nbytes() for tensor in kept) == sorted(item.size for item in wanted)
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 8])
@@ -98,7 +42,9 @@ def test_the_lessons_loss_in_chunks_is_the_networks(chunks: int) -> None:
     torch.manual_seed(0)
     features = torch.randn(50, 16, dtype=torch.float64, requires_grad=True)
     head, targets = torch.nn.Linear(16, 40, bias=False, dtype=torch.float64), torch.randint(40, (50,))
-    mine = lessons_chunked_loss(head, targets)(features, chunks)
+    mine = names_from_cells("05", *HOOKS, "def chunked_loss(head, features, targets, chunks):")["chunked_loss"](
+        head, features, targets, chunks
+    )
     theirs = chunked_loss(features[None], head, targets[None], chunks)
     plain = torch.nn.functional.cross_entropy(head(features), targets)
     wanted = torch.autograd.grad(plain, [features, head.weight])

@@ -15,7 +15,6 @@ from torch import nn
 from ..gpus import gpu
 from ..interactive.saved import saved_by
 from ..lessons.activations.checks import STORY, BilinearMLP
-from ..lessons.activations.ledgers import block_and_inputs
 from ..lessons.one_step.checks import HIDDEN_RUNS
 from ..lessons.plans.detective import broken_runs
 from ..lessons.recomputation import checks as lesson_06_checks
@@ -106,16 +105,13 @@ def replayed_runs() -> list[TrainingRun]:
 
 
 def saved_questions() -> list[Question]:
-    """Questions of lesson 05 and its exercises to the hooks on a simulated GPU: operations, MLPs, whole blocks."""
+    """Questions about lesson 05's operations and MLPs to the hooks on a simulated GPU."""
     s, b, h = 1024, 4, 1024
     alone = [partial(torch.div, other=8), nn.Linear(h, h), nn.GELU(), nn.Softmax(-1), nn.Dropout(0.1), nn.LayerNorm(h)]
     mlps = [nn.Sequential(nn.Linear(h, 4 * h), middle, nn.Linear(4 * h, h)) for middle in (nn.GELU(), nn.ReLU())]
-    block = TrainingRun("gpt2", 2, 512, "bf16-master", attention="eager")
-    blocks = [block, block.replace(attention="flash"), TrainingRun("llama3-8b", 1, 4096, "bf16-master")]
     return [
         *(Question(operation, [(b, s, h)], "bf16") for operation in (*alone, *mlps)),
         *(Question(operation, [(b, s, h)] * 2, "bf16") for operation in (torch.add, torch.mul)),
-        *(Question(*block_and_inputs(run)) for run in blocks),
         Question(BilinearMLP(256, 1024), [(2, 512, 256)], "bf16"),
     ]
 

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 90
 #     budget_seconds: 60
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,29 +12,28 @@
 # %% [markdown]
 # # 05 · What does each operation keep?
 #
-# **75 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb), what the parts of a
+# **90 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb), what the parts of a
 # [transformer block](../docs/glossary.md#transformer-block) are, and the derivative of a product. No GPU is needed:
 # where a measurement is simulated, it says so.
 #
-# Lesson 01 left you with a formula for the bytes that a block keeps for its backward pass. Here you derive every unit
-# of it, tensor by tensor, and ask autograd each time whether it agrees. Then you can do the same for a block that
-# nobody has written a formula for. The letters: b sequences of s tokens, hidden size h, a heads, L layers,
-# vocabulary V.
+# Lesson 01 asked autograd what three operations keep. Here you derive it for a whole block, tensor by tensor, so that
+# you can do the same for a block that nobody has written a formula for. The symbols: b sequences of s tokens, hidden
+# size h, a heads, L layers, vocabulary V.
 
 # %% [markdown]
 # ## Operation by operation
-# An operation keeps what its derivative asks for, and nothing else. Eight operations are enough for a GPT. Before you
-# look: write down for each of them what its backward needs, given that the gradient of its output arrives by itself.
-#
-# Each one here works on a tensor of s·b·h numbers in [bf16](../docs/glossary.md#fp16-and-bf16). **Your guess.** How
-# many MB do all eight keep together?
+# An operation keeps what its derivative asks for, and nothing else. Eight operations are enough for a GPT: addition,
+# division by a number, a linear layer, GELU, softmax, dropout, LayerNorm, a product of two activations. Each one works
+# on a tensor of s·b·h numbers in [bf16](../docs/glossary.md#fp16-and-bf16). **Your guess.** How many MB do all eight
+# keep together?
 
 # %%
-from course_utils import PRESETS, TrainingRun, format_bytes, measure
+from course_utils import PRESETS, TrainingRun, estimate, format_bytes, measure, on_gpu
 from course_utils.interactive.guesses import predict, reveal
 
 s, b, h = 1024, 4, 1024
-print(f"one tensor of s·b·h numbers in bf16: {format_bytes(2 * s * b * h, 'MB')}")
+n = s * b * h
+print(f"one tensor of s·b·h numbers in bf16: {format_bytes(2 * n, 'MB')}")
 predict("05.operations", unit="MB")
 
 # %% [markdown]
@@ -46,65 +45,92 @@ predict("05.operations", unit="MB")
 # | x · Wᵀ | for W: dL/dy · x | its input |
 # | GELU(x) | a function of x | its input |
 # | softmax(x) = p | p·(dL/dp − Σ p·dL/dp) | its *output* |
-# | dropout(x) | 0 or 1/(1−rate) | a mask, one byte an element |
-# | LayerNorm(x) | a function of x, mean, deviation | its input, and two fp32 numbers a token |
+# | dropout(x) | 0 or 1/(1−rate) | a mask, one byte per element |
+# | LayerNorm(x) | a function of x, mean, deviation | its input, and two fp32 numbers per token |
 # | x · y, both activations | y, and x | both |
 
 # %%
-n, token = s * b * h, s * b
 wanted = {
     "addition": 0, "division by a number": 0, "linear layer": 2 * n, "GELU": 2 * n, "softmax": 2 * n,
-    "dropout": n, "LayerNorm": 2 * n + 8 * token, "product of two": 4 * n,
+    "dropout": n, "LayerNorm": 2 * n + 8 * s * b, "product of two": 4 * n,
 }  # fmt: skip
 print(f"{sum(wanted.values()) / n:.3f} bytes for each of the s·b·h numbers")
 
 # %% [markdown]
 # ### Measure
-# `saved_by` runs an operation with PyTorch's saved-tensor hooks on, and lists each piece of memory that autograd holds
-# on to. Weights are left out: they are there anyway. With `device="gpu"` the operation runs on the
-# [simulated GPU](../docs/glossary.md#simulated-gpu).
+# Autograd hands each tensor that it saves in forward to a hook of yours, and keeps what the hook returns. A second
+# function turns that back into the tensor in backward. Five lines show all that is kept. Inside `on_gpu()`, "cuda" is
+# your GPU, or a [simulated one](../docs/glossary.md#simulated-gpu).
+
 
 # %%
-from functools import partial
-
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from course_utils.interactive.saved import saved_by
+
+def keep(tensor):
+    print(f"{tuple(tensor.shape)!s:16} {tensor.dtype!s:15} {tensor.nbytes:>10,} bytes")
+    return tensor
+
+
+with on_gpu():
+    layer = nn.LayerNorm(h).to("cuda", torch.bfloat16)  # change this
+    x = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
+        out = layer(x)
+
+# %% [markdown]
+# Change the layer to `nn.Dropout(0.1)`, then to `nn.Linear(h, h).to("cuda", torch.bfloat16)`; predict the lines first.
+# Weights appear, too, but they are there anyway. And two operations may save the same storage. So `kept_by` lists each
+# storage once, without the weights.
+
+
+# %%
+def kept_by(operation, *inputs):
+    """One tensor for each storage that autograd keeps for backward; weights left out."""
+    kept = {}
+
+    def keep(tensor):
+        kept.setdefault(tensor.untyped_storage(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        operation(*inputs)
+    weights = operation.parameters() if isinstance(operation, nn.Module) else []
+    own = [weight.untyped_storage() for weight in weights]
+    return [tensor for storage, tensor in kept.items() if storage not in own]
+
+
+def size(tensors):
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+# %%
 from course_utils.interactive.ledgers import show_ledger
 
-operations = {
-    "addition": torch.add, "division by a number": partial(torch.div, other=8), "linear layer": nn.Linear(h, h),
-    "GELU": nn.GELU(), "softmax": nn.Softmax(-1), "dropout": nn.Dropout(0.1), "LayerNorm": nn.LayerNorm(h),
-    "product of two": torch.mul,
-}  # fmt: skip
-shapes = {name: [(b, s, h)] * (2 if name in ("addition", "product of two") else 1) for name in operations}
-kept = {name: saved_by(run, *shapes[name], dtype="bf16", device="gpu") for name, run in operations.items()}
-simulated = {name: sum(item.bytes for item in items) for name, items in kept.items()}
-show_ledger(wanted, simulated, columns=("estimate", "simulated"))
-
-# %%
-reveal("05.operations", sum(simulated.values()), unit="MB")
-for item in kept["LayerNorm"] + kept["dropout"]:
-    print(f"{item.name:24s} {item.shape!s:17s} {item.dtype:5s} {item.bytes:>10,} bytes")
+with on_gpu():
+    y = torch.randn_like(x, requires_grad=True)
+    matrix, norm = nn.Linear(h, h).to("cuda", torch.bfloat16), nn.LayerNorm(h).to("cuda", torch.bfloat16)
+    kept = {
+        "addition": kept_by(torch.add, x, y), "division by a number": kept_by(torch.div, x, 8),
+        "linear layer": kept_by(matrix, x), "GELU": kept_by(F.gelu, x),
+        "softmax": kept_by(torch.softmax, x, -1), "dropout": kept_by(F.dropout, x, 0.1),
+        "LayerNorm": kept_by(norm, x), "product of two": kept_by(torch.mul, x, y),
+    }  # fmt: skip
+found = {name: size(tensors) for name, tensors in kept.items()}
+show_ledger(wanted, found, columns=("estimate", "by hooks"))
+reveal("05.operations", sum(found.values()), unit="MB")
 
 # %% [markdown]
-# **The gap** is zero, in every row. Two rows deserve a second look. Dropout's [mask](../docs/glossary.md#dropout-mask)
-# takes one byte an element, although one bit would do. And LayerNorm keeps its *statistics* in fp32 whatever its input
-# is: small, but you will need them to close a [ledger](../docs/glossary.md#ledger) to the byte.
+# **The gap** is zero in every row. Dropout's [mask](../docs/glossary.md#dropout-mask)
+# takes one byte per element, although one bit would do. And LayerNorm keeps its *statistics* in fp32 whatever its input
+# is: small, but you need them to close a [ledger](../docs/glossary.md#ledger) to the byte.
 #
-# Those are the kernels of a GPU. Your processor has others, and keeps other things:
-
-# %%
-for name in ("dropout", "LayerNorm"):
-    on_cpu = sum(item.bytes for item in saved_by(operations[name], (b, s, h), dtype="bf16"))
-    print(f"{name}: {format_bytes(on_cpu, 'MB')} on the CPU, {format_bytes(simulated[name], 'MB')} on a simulated GPU")
-
-# %% [markdown]
-# There the mask is a bf16 tensor that holds 0 or 1/(1−rate), and the statistics have the input's format.
+# Those are a GPU's kernels. Your processor has others: with "cpu" for "cuda" in the cell of the five lines, dropout
+# keeps a bf16 tensor that holds 0 or 1/(1−rate), and LayerNorm's statistics have the input's format.
 #
-# Why does softmax keep its output when GELU keeps its input? Because its derivative can be written with the output
-# alone, as in the table. Check that with real numbers.
+# Softmax keeps its output, as its derivative can be written with the output alone. Check that with real numbers.
 
 # %%
 torch.manual_seed(0)
@@ -113,32 +139,26 @@ p = x.softmax(-1)
 dp = torch.randn_like(p)
 p.backward(dp)
 by_hand = p * (dp - (p * dp).sum(-1, keepdim=True))
-print("softmax's gradient from its output alone equals autograd's:", torch.allclose(by_hand, x.grad, atol=1e-6))
+print(f"largest slope {x.grad.abs().max():.4f}, largest difference {(by_hand - x.grad).abs().max():.4f}")
 
 # %% [markdown]
 # ### What LayerNorm computes
-# For each token, LayerNorm takes the mean μ and the variance σ² of its h numbers and shifts and scales them: x̂ = (x −
-# μ)/√(σ² + ε). The small ε only prevents a division by zero. Then two vectors of h parameters, the gain γ and the bias
-# β, set scale and shift anew: y = γ·x̂ + β ([Ba et al. 2016](https://arxiv.org/abs/1607.06450)).
-#
-# Backward needs x̂ and the root: with g = γ·dL/dy, and means over the h numbers of a token,
-#
-# dL/dx = (g − mean(g) − x̂·mean(g·x̂))/√(σ² + ε), dL/dγ = Σ x̂·dL/dy, dL/dβ = Σ dL/dy, summed over tokens.
-#
-# So PyTorch keeps x, μ and 1/√(σ² + ε), and makes x̂ from them again. Check that, too.
+# Of each token's h numbers, LayerNorm takes mean μ and variance σ²: x̂ = (x − μ)/√(σ² + ε), where the small ε prevents
+# a division by zero. Then y = γ·x̂ + β, with gain γ and bias β ([Ba et al. 2016](https://arxiv.org/abs/1607.06450)).
+# With g = γ·dL/dy, and means over a token's numbers, dL/dx = (g − mean(g) − x̂·mean(g·x̂))/√(σ² + ε) and dL/dγ = Σ
+# x̂·dL/dy. So PyTorch keeps x, μ and 1/√(σ² + ε), and makes x̂ from them again. Check that, too.
 
 # %%
 gain, bias = (torch.randn(16, requires_grad=True) for _ in range(2))
 x = torch.randn(4, 16, requires_grad=True)
-y = nn.functional.layer_norm(x, [16], gain, bias, eps=1e-5)
+y = F.layer_norm(x, [16], gain, bias, eps=1e-5)
 dy = torch.randn_like(y)
 y.backward(dy)
 mean, root = x.mean(-1, keepdim=True), (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
 normal, g = (x - mean) / root, gain * dy
 dx = (g - g.mean(-1, keepdim=True) - normal * (g * normal).mean(-1, keepdim=True)) / root
-pairs = {"y": (gain * normal + bias, y), "dL/dx": (dx, x.grad), "dL/dγ": ((normal * dy).sum(0), gain.grad)}
-for name, (mine, torchs) in pairs.items():
-    print(f"{name} by hand equals PyTorch's: {torch.allclose(mine, torchs, atol=1e-5)}")
+for name, mine, torchs in [("dL/dx", dx, x.grad), ("dL/dγ", (normal * dy).sum(0), gain.grad)]:
+    print(f"{name}: largest {torchs.abs().max():.4f}, largest difference {(mine - torchs).abs().max():.4f}")
 
 # %% [markdown]
 # ## An MLP with another nonlinearity
@@ -148,99 +168,148 @@ for name, (mine, torchs) in pairs.items():
 # **Your guess.** Same shapes, ReLU in place of GELU. How many MB does the MLP keep then?
 
 # %%
-gelu_mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
-with_gelu = saved_by(gelu_mlp, (b, s, h), dtype="bf16", device="gpu")
-print(f"with GELU: {format_bytes(sum(item.bytes for item in with_gelu), 'MB')}, that is 2·s·b·h + 2 · 2·s·b·4h")
+with on_gpu():
+    x = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h)).to("cuda", torch.bfloat16)
+    with_gelu = size(kept_by(mlp, x))
+print(f"with GELU: {format_bytes(with_gelu, 'MB')}, that is 2·s·b·h + 2 · 2·s·b·4h")
 predict("05.relu", unit="MB")
 
 # %%
-relu_mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.ReLU(), nn.Linear(4 * h, h))
-with_relu = saved_by(relu_mlp, (b, s, h), dtype="bf16", device="gpu")
-tensors = {"input of the first linear": 2 * n, "ReLU's output, input of the second": 8 * n}
-found = dict(zip(tensors, (item.bytes for item in with_relu), strict=True))
-show_ledger(tensors, found, columns=("estimate", "simulated"))
-reveal("05.relu", sum(item.bytes for item in with_relu), unit="MB")
+with on_gpu():
+    mlp[1] = nn.ReLU()  # change this
+    kept = kept_by(mlp, x)
+for tensor in kept:
+    print(tuple(tensor.shape), format_bytes(size([tensor]), "MB"))
+reveal("05.relu", size(kept), unit="MB")
 
 # %% [markdown]
-# **The gap.** What ReLU keeps and what the next matrix keeps is *one* tensor, and memory is counted by
-# storage, not by how many operations point at it. Whoever adds up operations one by one counts too much. In a block
-# this happens at every seam, so the ledger below lists storages.
-
-# %% [markdown]
+# The estimate is 2·s·b·h for the first matrix's input and 8·s·b·h for ReLU's output. What the second matrix keeps is
+# the *same* tensor. Memory is counted by storage, not by how many operations point at it. Change the line to
+# `nn.SiLU()` or `nn.Sigmoid()`: does it keep its input or its output?
+#
 # ## The ledger of one block
 # Now put them together: norm, attention, norm, MLP, with two residual additions. GPT-2 small, two sequences of 512
 # tokens, 16-bit, dropout as published, attention written out in PyTorch's own operators
 # ([eager](../docs/glossary.md#eager-attention)).
-#
+
+
+# %%
+def eager(q, k, v, rate):
+    s = q.shape[-2]
+    mask = torch.full((s, s), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+    scores = (q / q.shape[-1] ** 0.5) @ k.mT + mask
+    return F.dropout(scores.softmax(-1), rate) @ v
+
+
+# %%
+class Block(nn.Module):
+    def __init__(self, h, a, attention, mlp=None, norm=nn.LayerNorm, rate=0.1):
+        super().__init__()
+        self.norm1, self.norm2 = norm(h), norm(h)
+        self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.mlp = mlp or nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
+        self.a, self.attention, self.rate = a, attention, rate
+
+    def forward(self, x):
+        b, s, h = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3 * self.a, -1).transpose(1, 2).chunk(3, 1)
+        mixed = self.attention(q, k, v, self.rate).transpose(1, 2).reshape(b, s, h)
+        x = x + F.dropout(self.out(mixed), self.rate)
+        return x + F.dropout(self.mlp(self.norm2(x)), self.rate)
+
+
+# %% [markdown]
 # **Your guess.** In units of s·b·h bytes: what does the block keep?
 
 # %%
-eager = TrainingRun("gpt2", micro_batch=2, seq_len=512, precision="bf16-master", attention="eager")
-print(eager, f"· h={eager.model.hidden} · a={eager.model.heads}")
+s, b, h, a = 512, 2, 768, 12
+print(f"h = {h}, a = {a}: with s = {s}, each s×s matrix of all heads has a·s/h = {a * s / h:g} numbers per s·b·h")
 predict("05.block", unit="s·b·h")
 
-# %% [markdown]
-# Predicted from formulas on the left, found by hooks in a genuine block on the right. (Keys and values have g·d
-# numbers, g heads of d; in GPT-2 that is h. ffn is 4h.)
-
 # %%
-from course_utils.lessons.activations.ledgers import block_ledger
-
-ledger = block_ledger(eager)
-ledger
-
-# %%
-s, b, h, a = eager.seq_len, eager.micro_batch, eager.model.hidden, eager.model.heads
-reveal("05.block", ledger.found / (s * b * h), unit="s·b·h")
-print(f"predicted minus found: {ledger.predicted - ledger.found:,} bytes")
+with on_gpu():
+    x = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    block = Block(h, a, eager, rate=0.1).to("cuda", torch.bfloat16)  # change this
+    before = torch.cuda.memory_allocated()
+    y = block(x)
+    grown = torch.cuda.memory_allocated() - before
+    by_hooks = size(kept_by(block, x))
+reveal("05.block", by_hooks / (s * b * h), unit="s·b·h")
+print(f"by hooks {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 
 # %% [markdown]
-# ### The formula, and its residual
-# Add up the column. Everything without s² makes 34: the four inputs of matrices 2 + 2 + 2 + 8, queries, keys and values
-# 6, GELU's input 8, two norms' inputs 4, two masks 2. The rest has one number for each *pair* of tokens in each head:
-# softmax's output 2, its mask 1, the result of dropout 2. So s·b·h·34 + 5·a·s²·b, which is equation 1 of [Korthikanti
-# et al. 2022](https://arxiv.org/abs/2205.05198), section 4.1.
-# The course's own closed form adds up the same terms for every kernel, norm and MLP: `block` in
-# [formula.py](../course_utils/estimating/formula.py).
+# Two ways to ask, and nearly one answer. (The hooks count x, which was there before; the allocator counts y, of the
+# same size.) What the allocator has more are rests too small to split off ([lesson
+# 10](10_allocator_and_fragmentation.ipynb)). On a card, more lies outside of every estimate here: cuBLAS's workspaces
+# (in the simulation 8,519,680 bytes at the first matrix product of forward, and again of backward); reserved memory
+# that holds no tensor; and CUDA's context, some hundred MB that no counter of PyTorch has.
+#
+# `saved_by` is the same for any layer, and names the operation whose backward asks:
 
 # %%
-formula = {"34·s·b·h": 34 * s * b * h, "5·a·s²·b": 5 * a * s * s * b}
-residual = {"two norms, mean and deviation, fp32": 2 * 2 * 4 * s * b}
-hooks = {"all that hooks found": ledger.found}
-show_ledger(formula | residual, hooks, unit="MB", columns=("estimate", "simulated"))
-left = ledger.found - sum(formula.values())
-print(f"the formula leaves {left:,} bytes; the norms' statistics are {sum(residual.values()):,}")
+from course_utils.interactive.saved import saved_by
+
+for item in saved_by(Block(h, a, eager), (b, s, h), dtype="bf16", device="gpu"):
+    print(f"{item.name:34s} {item.shape!s:18s} {item.dtype:5s} {item.bytes / (s * b * h):7.3f} · s·b·h")
 
 # %% [markdown]
-# The formula is short by the statistics of the norms, sixteen bytes a token, and by nothing else. That is a residual
-# with a name. An estimate is finished when what is left over has one.
+# ### The formula, term by term
+# Everything without s² makes 34. The rest has one number for each *pair* of tokens in each head, 5·a·s²·b. Together
+# they are equation 1 of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198). `block` in
+# [formula.py](../course_utils/estimating/formula.py) adds up the same terms for every kernel, norm and MLP.
+
+# %%
+unit = s * b * h
+terms = {
+    "inputs of four matrices: 2 + 2 + 2 + 8": 14 * unit,
+    "queries, keys, values: 2 + 2 + 2": 6 * unit,
+    "GELU's input: 8": 8 * unit,
+    "inputs of two norms: 2 + 2": 4 * unit,
+    "two dropout masks: 1 + 1": 2 * unit,
+    "5·a·s²·b: softmax's output 2, its mask 1, dropout's result 2": 5 * a * s * s * b,
+}
+show_ledger(terms, {"all that hooks found": by_hooks}, unit="MB", columns=("estimate", "by hooks"))
+print(f"left over: {by_hooks - sum(terms.values()):,} bytes; 2 norms, 2 fp32 numbers per token: {16 * s * b:,}")
+
+# %% [markdown]
+# **The gap** is the norms' statistics, sixteen bytes per token, and nothing else. An estimate is finished when what is
+# left over has a name.
+#
+# Now change `rate` to 0.0 where the block is made. Predict which terms go, and run the cells again.
 
 # %% [markdown]
 # ## Flash attention
-# A [flash](../docs/glossary.md#flashattention) kernel computes the same attention block by block and never writes an
+# A [flash](../docs/glossary.md#flashattention) kernel computes the same attention piece by piece and never writes an
 # s×s matrix. For backward it computes softmax again, from queries and keys. **Your guess.** What is left, in s·b·h?
 
 # %%
 predict("05.flash", unit="s·b·h")
 
-# %%
-flash = block_ledger(eager.replace(attention="flash"))
-flash
 
 # %%
-reveal("05.flash", flash.found / (s * b * h), unit="s·b·h")
-gone = 5 * a * s * s * b
-come = {"logsumexp, fp32": 4 * a * s * b, "state of the random numbers": 24}
-print(f"gone: 5·a·s²·b = {gone:,} bytes; come: {come}")
-print(f"eager − gone + come − flash: {ledger.found - gone + sum(come.values()) - flash.found:,} bytes")
+def flash(q, k, v, rate):
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
+
+
+tokens = 512  # change this
+with on_gpu():
+    x = torch.randn(b, tokens, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    sizes = {one.__name__: size(kept_by(Block(h, a, one).to("cuda", torch.bfloat16), x)) for one in (eager, flash)}
+for name, kept_bytes in sizes.items():
+    print(f"{name:5s} attention: {kept_bytes:>10,} bytes, {kept_bytes / (tokens * b * h):6.3f} · s·b·h")
+reveal("05.flash", sizes["flash"] / (tokens * b * h), unit="s·b·h")
+wanted_flash = sizes["eager"] - 5 * a * tokens**2 * b + 4 * a * tokens * b + 24
+print(f"eager − 5·a·s²·b + 4·a·s·b + 24: {wanted_flash:,} bytes")
 
 # %% [markdown]
-# **The gap.** All of 5·a·s²·b is gone. Flash attention keeps one fp32 number per row and head, plus 24 bytes of random
-# state, from which it makes the same dropout mask again. Note that 34 stayed 34: the kernel's output and the input of
-# the next matrix are one storage.
+# All of 5·a·s²·b is gone. Flash attention keeps one fp32 number per row and head, its
+# [logsumexp](../docs/glossary.md#logsumexp), plus 24 bytes of random state, from which it makes the same dropout mask
+# again. 34 stayed 34: the kernel's output and the input of the next matrix are one storage. Change 512 to 2048: predict
+# both lines.
 #
 # Is it slower, as it computes softmax twice? Its authors found it quicker: no s×s matrix travels through the GPU's
-# memory (Dao et al. 2022). Real GPUs, by the length of the sequence:
+# memory (Dao et al. 2022). On real GPUs:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -256,62 +325,71 @@ recorded_times("attention")
 # %%
 predict("05.swiglu", unit="s·b·h")
 
+
+# %%
+class SwiGLU(nn.Module):
+    def __init__(self, h, ffn):
+        super().__init__()
+        self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False) for sizes in ((h, ffn), (h, ffn), (ffn, h)))
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class WrittenOut(nn.Module):
+    def forward(self, x):
+        return 0.5 * x * (1 + torch.tanh(0.797885 * (x + 0.044715 * x**3)))
+
+
+# %%
+from course_utils.figures import bars
+
+with on_gpu():
+    x = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    written_out = nn.Sequential(nn.Linear(h, 4 * h), WrittenOut(), nn.Linear(4 * h, h))
+    variants = {
+        "eager": Block(h, a, eager), "flash": Block(h, a, flash), "flash, no dropout": Block(h, a, flash, rate=0.0),
+        "flash, GELU written out": Block(h, a, flash, written_out),
+        "flash, RMSNorm": Block(h, a, flash, norm=nn.RMSNorm),
+        "flash, SwiGLU of 8/3·h": Block(h, a, flash, SwiGLU(h, 8 * h // 3)),  # change this
+    }  # fmt: skip
+    per_unit = {name: size(kept_by(one.to("cuda", torch.bfloat16), x)) / unit for name, one in variants.items()}
+reveal("05.swiglu", list(per_unit.values())[-1], unit="s·b·h")
+title = "Attention's kernel moves a block most, then a GELU that is written out"
+bars(per_unit, title, unit="s·b·h", kind="activations", highlight="eager", provenance="found by hooks, s = 512")
+
+# %% [markdown]
+# Row by row, next to what you would estimate:
+#
+# - *No dropout*: the two masks of one byte go: 34 − 2. (Eager attention loses its mask and dropout's result, too, which
+#   is then softmax's own output.)
+# - *GELU written out*, ½·x·(1 + tanh(…)), as GPT-2 has it in the transformers library. More wide tensors stay, each
+#   8 units: half the input, the tanh, and what lies between. To `nn.GELU` they are steps inside one kernel.
+# - *RMSNorm*: one statistic per token in place of two. Its input stays, so hardly anything changes.
+# - *SwiGLU*: four wide tensors where GELU has two: 34 − 2 · 2 · 4 + 4 · 2 · 8/3. Change 8 // 3 to 4: how many more?
+#
+# Two more by the closed form. *Grouped queries*: keys and values shrink, queries do not.
+# [Autocast](../docs/glossary.md#autocast): matrices take 16-bit inputs, but the residual stream is fp32, so that both
+# norms keep 4 bytes per number where they kept 2.
+
 # %%
 from dataclasses import replace
 
-base = eager.replace(attention="flash")
-variants = {
-    "eager": {},
-    "flash": {},
-    "flash, no dropout": {"dropout": 0.0},
-    "flash, unfused GELU": {"unfused": True},
-    "flash, RMSNorm": {"norm": "rmsnorm"},
-    "flash, SwiGLU of 8/3·h": {"mlp": "swiglu", "ffn": 8 * h // 3},
-    "flash, 4 key-value heads": {"kv_heads": 4},
-    "flash, autocast": {},
+from course_utils.estimating.exact.activations import activation_bytes, block_bytes, block_saved, sum_bytes
+
+gpt2 = TrainingRun("gpt2", micro_batch=b, seq_len=s, precision="bf16-master")
+changed = {
+    "4 key-value heads": gpt2.replace(model=replace(gpt2.model, kv_heads=4)),
+    "autocast": gpt2.replace(precision="amp-bf16"),
 }
-runs = {name: base.replace(model=replace(base.model, **change)) for name, change in variants.items()}
-runs["eager"], runs["flash, autocast"] = eager, base.replace(precision="amp-bf16")
+for name, run in changed.items():
+    print(f"flash, {name}: {sum(item.size for item in block_saved(run)) / unit:.3f} · s·b·h, estimated")
 
 # %% [markdown]
-# The simulation runs two genuine steps of each, with two blocks and with three: the difference is one block.
-
-# %%
-from course_utils.lessons.activations.ledgers import measured_per_token, per_token
-from course_utils.figures import bars
-
-found = {name: measured_per_token(run) for name, run in runs.items()}
-title = "Kernels decide; no other choice moves a block by more than a fifth"
-shallow = measure(eager.replace(model=replace(eager.model, layers=2)))
-bars(found, title, unit="s·b·h", kind="activations", highlight="eager",
-     provenance=f"one block of GPT-2 small, s = 512, from genuine steps · {shallow.provenance}")  # fmt: skip
-
-# %%
-reveal("05.swiglu", found["flash, SwiGLU of 8/3·h"], unit="s·b·h")
-for name, run in runs.items():
-    print(f"{name:25s} {per_token(run):7.3f} estimated, {found[name]:7.3f} {shallow.word}, in units of s·b·h")
-print(f"{'eager, no dropout':25s} {per_token(eager.replace(dropout=0.0)):7.3f} estimated; exercise 3 asks you why")
-
-# %% [markdown]
-# **The gap**, row by row.
-#
-# - *No dropout*: the two masks of one byte go. (With eager attention, three of the five units of a·s²·b go as well:
-#   its mask, and dropout's result, which is then softmax's own output.)
-# - *Unfused GELU*: GPT-2 in the transformers library writes GELU out, ½·x·(1 + tanh(…)). Three more wide tensors stay:
-#   half the input, the tanh, and 1 + tanh. To PyTorch's `nn.GELU` they are steps inside one kernel. A run has it by
-#   `unfused=True`.
-# - *RMSNorm*: one statistic a token in place of two. Its input stays, so hardly anything changes.
-# - *SwiGLU*: four wide tensors, SiLU's input, both factors, and their product, where GELU has two. At equal parameters
-#   it keeps more: 4 · 2 · 8/3 against 2 · 2 · 4.
-# - *Grouped queries*: keys and values shrink. Queries do not.
-# - *Autocast*: matrices take 16-bit inputs, but the residual stream and the norms are fp32. Both norms keep 4 bytes a
-#   number where they kept 2. Mixed precision by autocast costs activations here, compared with a model all in 16-bit.
-#
 # ### A fused kernel
 # A [fused](../docs/glossary.md#kernel-fusion) kernel does several operations as one, and its backward computes again
-# what lay between them. Flash attention is one. SwiGLU's SiLU(gate) · up is another candidate: written out it keeps
-# SiLU's input and both factors. Here it is as one operation of yours. How many wide tensors does it keep, and does the
-# gradient survive?
+# what lay between them. Flash attention is one. SwiGLU's SiLU(gate) · up, written out, keeps SiLU's input and both
+# factors. Here it is as one operation. How many wide tensors does it keep?
 
 
 # %%
@@ -321,7 +399,7 @@ class FusedSwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, up):
         ctx.save_for_backward(gate, up)
-        return nn.functional.silu(gate) * up
+        return F.silu(gate) * up
 
     @staticmethod
     def backward(ctx, dy):
@@ -331,94 +409,74 @@ class FusedSwiGLU(torch.autograd.Function):
 
 
 # %%
-def written_out(gate, up):
-    return nn.functional.silu(gate) * up
-
-
-wide = (b, s, 8 * h // 3)
-for name, product in {"written out": written_out, "fused": FusedSwiGLU.apply}.items():
-    kept_wide = sum(item.bytes for item in saved_by(product, wide, wide, dtype="bf16"))
-    print(f"{name:12s} {kept_wide / (2 * s * b * wide[-1]):.0f} wide tensors")
-
-gate, up = (torch.randn(4, 16, dtype=torch.float64, requires_grad=True) for _ in range(2))
-print("its gradient agrees with finite differences:", torch.autograd.gradcheck(FusedSwiGLU.apply, (gate, up)))
+gate, up = (torch.randn(64, 256, requires_grad=True) for _ in range(2))
+slopes = []
+for product in (lambda gate, up: F.silu(gate) * up, FusedSwiGLU.apply):
+    slopes += torch.autograd.grad(product(gate, up).sum(), [gate, up])
+    print(f"{size(kept_by(product, gate, up)) / gate.nbytes:.0f} wide tensors kept")
+print(f"largest difference of the gradients: {(slopes[0] - slopes[2]).abs().max():.4f}")
 
 # %% [markdown]
-# What is not written cannot be kept. But only what lies *inside* the kernel goes: the product is its output, the next
-# matrix reads it, and so it stays. Of SwiGLU's four wide tensors a fused kernel saves one.
+# Only what lies *inside* the kernel goes. The product is its output, and the next matrix reads it. So of SwiGLU's four
+# wide tensors a fused kernel saves one.
 
 # %% [markdown]
 # ## Logits and loss
 # At the end stands a tensor that no formula of blocks has: the [logits](../docs/glossary.md#logits), V numbers for each
-# token. Llama 3.2 with 1 billion parameters has V = 128,256. Take four sequences of 1,024 tokens under
-# [autocast](../docs/glossary.md#autocast). Its loss reads a copy of the logits in fp32, as in Meta's own code. **Your
-# guess.** How many GB does the *loss* keep for its backward?
+# token. Llama 3.2 with 1 billion parameters has V = 128,256. Take four sequences of 1,024 tokens under autocast. Its
+# loss reads a copy of the logits in fp32, as in Meta's own code. **Your guess.** How many GB does the *loss* keep for
+# its backward?
 
 # %%
-small = TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024)
-print(f"one tensor of s·b·V numbers in bf16: {format_bytes(2 * small.seq_len * small.micro_batch * 128256, 'GB')}")
+llama1b = TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024)
+V = llama1b.model.vocab  # change this
+number = 4 * 1024 * V
+print(f"one tensor of s·b·V numbers in bf16: {format_bytes(2 * number, 'GB')}")
 predict("05.loss", unit="GB")
 
-# %%
-from course_utils.estimating.exact.activations import block_bytes, loss_saved
-
-step = measure(small, steps=4)
-end, after = step.moments["end of forward"], step.moments["after loss"]
-expected = {f"{item.operation}: {item.name}": item.bytes for item in loss_saved(small)}
-more = {"kept more after the loss than before": after["activations"] - end["activations"]}
-show_ledger(expected, more, columns=("estimate", step.word))
-reveal("05.loss", after["activations"] - end["activations"])
 
 # %%
-one_block = block_bytes(small)
-ratio = (after["activations"] - end["activations"]) / one_block
-print(
-    f"one block keeps {format_bytes(one_block, 'GB', 3)}: the loss keeps as much as {ratio:.1f} of {small.model.layers}"
-)
+def loss_of(logits, targets, upcast):
+    return F.cross_entropy(logits.float() if upcast else logits, targets)
+
+
+keeps = {}
+with on_gpu():
+    logits = torch.randn(4 * 1024, V, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.randint(V, (4 * 1024,), device="cuda")
+    for autocast, upcast in [(True, True), (True, False), (False, True), (False, False)]:
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            keeps[autocast, upcast] = size(kept_by(loss_of, logits, targets, upcast)) / number
+            before, _ = torch.cuda.memory_allocated(), torch.cuda.reset_peak_memory_stats()
+            loss_of(logits, targets, upcast).backward()
+            logits.grad = None
+        kept, most = keeps[autocast, upcast], (torch.cuda.max_memory_allocated() - before) / number
+        print(f"autocast {autocast!s:5}, fp32 copy {upcast!s:5}: keeps {kept:.2f}, in backward at most {most:.2f}")
+
+# %%
+by_loss, one_block = keeps[True, True] * number, block_bytes(llama1b)
+reveal("05.loss", by_loss)
+print(f"estimate 4·s·b·V − by hooks: {4 * number - by_loss:,.0f} bytes, the targets and a sum")
+print(f"the loss keeps {by_loss / one_block:.1f} times as much as one of {llama1b.model.layers} blocks")
 
 # %% [markdown]
-# **The gap** of 512 bytes is the loss itself, one number in the smallest block that the allocator hands out. What it
-# keeps is its [log-softmax](../docs/glossary.md#log-softmax) in fp32, four bytes per token and word. With a large
-# vocabulary and a small model, the loss keeps as much as several blocks. The logits are not kept, and neither is their
-# copy: log-softmax's backward needs its output alone.
+# These are bytes per token and word of the vocabulary. The first row is Llama's. It keeps its
+# [log-softmax](../docs/glossary.md#log-softmax) in fp32, four bytes per token and word. The logits are not kept, and
+# neither is their copy: log-softmax's backward needs its output alone.
 #
 # ### 16 bits or 32?
-# Frameworks differ here, and for a large vocabulary it is the largest difference between them:
+# Frameworks differ here. nanoGPT and litgpt read
+# the logits in the head's 16 bits. Meta's Llama 3, torchtitan and transformers copy them to fp32; torchtune does so one
+# chunk at a time, and Megatron-LM overwrites the copy with softmax and gradient. A `TrainingRun` chooses by
+# `logits="compute"` or `logits="fp32"`. More differences are on [a page of their own](../docs/reference_code.md).
 #
-# | code | the loss reads |
-# |---|---|
-# | nanoGPT (`model.py`), litgpt (`chunked_cross_entropy`) | the logits in the head's 16 bits |
-# | Meta's Llama 3 (`llama/model.py`), torchtitan (`cross_entropy_loss`) | a copy in fp32 |
-# | transformers (`ForCausalLMLoss`), for GPT-2 as well | a copy in fp32 |
-# | torchtune (`CEWithChunkedOutputLoss`) | a copy in fp32, one chunk at a time |
-# | Megatron-LM (`vocab_parallel_cross_entropy`) | a copy in fp32, which softmax and gradient then overwrite |
-#
-# The course follows nanoGPT for GPT-2 and Meta's code for Llama. A run can choose: `logits="fp32"` or
-# `logits="compute"`, the type that the head computes in.
-
-# %%
-from course_utils import moments
-
-number = small.seq_len * small.micro_batch * small.model.vocab
-for precision in ("amp-bf16", "bf16-master"):
-    for logits in ("compute", "fp32"):
-        of_step = moments(small.replace(precision=precision, logits=logits))
-        kept = of_step["after loss"]["activations"] - of_step["end of forward"]["activations"]
-        highest = of_step["loss's backward"]
-        print(f"{precision:11s} logits={logits:9s} kept: {kept / number:.0f} bytes per token and word; "
-              f"in backward the step reaches {format_bytes(highest.total, 'GB', 2)}")  # fmt: skip
-
-# %% [markdown]
-# Under autocast the fp32 copy *saves* two bytes of what is kept. Without it, log-softmax stays in bf16 and autocast
-# copies that to fp32, which makes 2 + 4. But backward then has two fp32 gradients at once, of the log-softmax and of
-# the copied logits: 4 + 4 + 4 bytes, where it was 2 + 4 + 4. With 16-bit weights it is 12 instead of 6. What else the
-# frameworks do in their own way is [a page of its own](../docs/reference_code.md).
+# Under autocast the copy *saves* two bytes: without it, log-softmax stays in bf16 and autocast copies that to fp32, 2 +
+# 4. Change V to 32_000, Llama 2's vocabulary: predict what the loss keeps, in blocks.
 #
 # ### Negligible?
-# The paper behind 34 + 5·a·s/h also counts what lies outside the blocks, s·b·h·(1 + 4·(1 + V/h)) bytes, and calls it
-# negligible. For its model of 22 billion parameters it says "less than 0.01% of the total activation memory
-# requirements" (Korthikanti et al. 2022, section 4.3). Put the sizes in. (22B is the first row of its table 3; the last
-# column leaves out 5·a·s/h, as a flash kernel does.)
+# Korthikanti et al. (section 4.3) count s·b·h·(1 + 4·(1 + V/h)) bytes outside the blocks. For their model of 22 billion
+# parameters (table 3) they call that "less than 0.01% of the total activation memory requirements". Put the sizes in;
+# the last column leaves out 5·a·s/h.
 
 
 # %%
@@ -429,23 +487,23 @@ def outside(h, a, L, V, s, flash=False):
 
 
 models = [PRESETS[name] for name in ("gpt3-175b", "gpt2-xl", "llama3.2-1b")]
-sizes = {model.name: (model.hidden, model.heads, model.layers, model.vocab, 1024) for model in models}
-for name, letters in {"22B": (6144, 64, 48, 51200, 2048), **sizes}.items():
-    print(f"{name:12s} s = {letters[-1]:,}: {outside(*letters):7.2%} eager, {outside(*letters, flash=True):7.2%} flash")
-kept_by_loss = after["activations"] - end["activations"]
-print(f"{step.word}, {small.model.name}, flash: the loss keeps {kept_by_loss / after['activations']:.0%} of all")
+letters = {model.name: (model.hidden, model.heads, model.layers, model.vocab, 1024) for model in models}
+for name, of_model in {"22B": (6144, 64, 48, 51200, 2048), **letters}.items():
+    print(
+        f"{name:12s} s = {of_model[-1]:,}: {outside(*of_model):7.2%} eager, {outside(*of_model, flash=True):7.2%} flash"
+    )
 
 # %% [markdown]
-# The paper's own formula gives over half a percent for its model, not a hundredth of one. That is still little. For a
-# small model with a large vocabulary and flash attention it no longer is.
+# The paper's own formula gives over half a percent for its model, not a hundredth of one. For a small model with a
+# large vocabulary and flash attention that is no longer little.
 #
 # ## The loss in chunks
-# Does anything need all logits at once? The loss is a mean over tokens, and a token's loss needs its own V logits
-# alone. So take the tokens chunk by chunk: head, loss, next chunk. This is a [chunked
-# loss](../docs/glossary.md#chunked-loss).
+# The loss is a mean over tokens, and a token's loss needs its own V logits alone. So take the tokens chunk by chunk:
+# head, loss, next chunk. This is a [chunked loss](../docs/glossary.md#chunked-loss).
 #
-# GPT-2 XL again, 32 sequences of 1,024 tokens, weights in 16 bits with fp32 masters. Its peak lies in the loss's
-# backward. **Your guess.** By how many GB does the peak fall with 8 chunks?
+# GPT-2 XL, 32 sequences of 1,024 tokens, all in 16 bits. In the loss's backward, three tensors of s·b·V numbers are
+# there at once: the log-softmax that was kept, its gradient, and the logits' gradient. **Your guess.** By how many GB
+# does the peak fall with 8 chunks?
 
 # %%
 xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="bf16-master")
@@ -455,249 +513,218 @@ predict("05.chunks", unit="GB")
 
 # %% [markdown]
 # Chunks alone save nothing: autograd keeps the log-softmax of each. So call each chunk through `checkpoint`. It keeps
-# only the inputs of a function and calls the function again in backward (lesson 06 is about it). A chunk's mean counts
-# by its part of the tokens, since the last chunk may be smaller; if some targets are ignored, count the others. The
-# course's own network does the same (`course_utils/networks/loss.py`).
+# only the inputs of a function and calls the function again in backward ([lesson 06](06_recomputation.ipynb) is about
+# it, and about `use_reentrant`). Chunks may differ in length, so add sums and divide by the number of tokens.
+
 
 # %%
-from torch.utils.checkpoint import checkpoint
-
-
-def part(piece, wanted):
-    """What one chunk adds to the mean over all tokens."""
-    return nn.functional.cross_entropy(head(piece), wanted) * (len(wanted) / len(targets))
-
-
-def chunked_loss(features, chunks):
+def chunked_loss(head, features, targets, chunks):
     """The mean loss of all tokens; logits exist for one chunk at a time."""
+
+    def part(piece, wanted):
+        return F.cross_entropy(head(piece), wanted, reduction="sum") / len(targets)
+
     pieces = zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
-    return sum(checkpoint(part, piece, wanted, use_reentrant=False) for piece, wanted in pieces)
+    again = torch.utils.checkpoint.checkpoint
+    return sum(again(part, piece, wanted, use_reentrant=False) for piece, wanted in pieces)
 
 
 # %% [markdown]
-# Is it the same loss, with the same gradients? And what does autograd keep? A small head on the CPU answers both.
+# Is it the same loss, with the same gradients? A small head on the CPU answers. Then the same lines at GPT-2 XL's size.
 
 # %%
 features, head = torch.randn(1000, 64, requires_grad=True), nn.Linear(64, 4096, bias=False)
 targets = torch.randint(4096, (1000,))
-ways = {"whole": lambda x: nn.functional.cross_entropy(head(x), targets), "8 chunks": partial(chunked_loss, chunks=8)}
-losses = {name: way(features) for name, way in ways.items()}
-gradients = {name: torch.autograd.grad(loss, [features, head.weight]) for name, loss in losses.items()}
-for one, other in zip(*gradients.values(), strict=True):
-    print("gradients agree to rounding:", torch.allclose(one, other, rtol=1e-4, atol=1e-8))
-for name, way in ways.items():
-    items = [item for item in saved_by(way, features) if item.shape != head.weight.shape]
-    print(f"{name:8s} loss {losses[name].item():.3f}, kept: {sum(item.bytes for item in items):>10,} bytes")
-
-# %% [markdown]
-# What is left are the features and the targets, and both are there anyway.
-#
-# **Estimate.** In the loss's backward, three tensors of s·b·V numbers are there at once: the log-softmax that was kept,
-# its gradient, and the logits' gradient. With c chunks each is c times smaller. So the peak falls by 3·2·s·b·V·(1 −
-# 1/c). **Measure.**
+whole, chunked = F.cross_entropy(head(features), targets), chunked_loss(head, features, targets, 8)
+print(f"loss {whole.item():.4f} whole, {chunked.item():.4f} in 8 chunks")
+slopes = [torch.autograd.grad(loss, [features, head.weight]) for loss in (whole, chunked)]
+for name, one, other in zip(("features", "head"), *slopes, strict=True):
+    print(f"d{name}: length {one.norm():.4f}, of the difference {(one - other).norm():.4f}")
 
 # %%
-whole, chunked = measure(xl), measure(xl.replace(loss_chunks=8))
-falls = whole.peak - chunked.peak
-logits = 3 * 2 * s * b * V
-show_ledger({"three tensors": logits - logits // 8}, {"three tensors": falls}, columns=("estimate", whole.word))
+chunks, peaks = 8, []  # change this
+with on_gpu():
+    features = torch.randn(s * b, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    head = nn.Linear(h, V, bias=False).to("cuda", torch.bfloat16)
+    targets = torch.randint(V, (s * b,), device="cuda")
+    for count in (1, chunks):
+        features.grad = head.weight.grad = None
+        torch.cuda.reset_peak_memory_stats()
+        loss = chunked_loss(head, features, targets, count) if count > 1 else F.cross_entropy(head(features), targets)
+        loss.backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+    del features, head, targets, loss
+falls = peaks[0] - peaks[1]
 reveal("05.chunks", falls)
-new = {"the head's gradient": 2 * V * h, "7 of 8 pieces of the features' gradient": 2 * s * b * h * 7 // 8}
-for name, size in new.items():
-    print(f"new at the peak: {name}, {format_bytes(size, 'GB', 3)}")
-print(f"the estimate without them: {format_bytes(logits - logits // 8 - sum(new.values()), 'GB', 3)}")
 
 # %% [markdown]
-# **The gap** has a name: when backward reaches its last chunk, the others have already left gradients behind. And the
-# price? Backward multiplies with the head once more, 2·s·b·h·V [FLOPs](../docs/glossary.md#flops). A fused kernel goes
-# further and never writes the logits to memory ([Wijmans et al. 2024](https://arxiv.org/abs/2411.09009)).
+# **Estimate.** With c chunks each of the three tensors is c times smaller: 3·2·s·b·V·(1 − 1/c). But when backward
+# reaches its last chunk, the others have already left gradients behind.
+
+# %%
+closed = {
+    "three tensors of s·b·V": 3 * 2 * s * b * V * (chunks - 1) // chunks,
+    "new: the head's gradient": -2 * V * h,
+    "new: gradients of the other chunks' features": -2 * s * b * h * (chunks - 1) // chunks,
+}
+show_ledger(closed, {"the peak falls by": falls}, columns=("estimate", "by counter"))
+for run in (xl.replace(recompute="full", loss_chunks=count) for count in (1, 8)):
+    peak = format_bytes(estimate(run).total, "GB", 1)
+    print(f"a whole step, full recomputation, loss_chunks={run.loss_chunks}: {peak} at the peak, estimated")
+
+# %% [markdown]
+# **The gap**, less than a thousandth, is the allocator's: it rounds large requests up and leaves small rests on its
+# pieces. The price of chunks is one more product with the head, 2·s·b·h·V [FLOPs](../docs/glossary.md#flops). A fused
+# kernel goes further and never writes the logits to memory ([Wijmans et al. 2024](https://arxiv.org/abs/2411.09009)).
+# Change 8 to 2, then to 64: how much of 3·2·s·b·V is left to gain? The last
+# two lines: with full recomputation (lesson 06) blocks keep little, and the loss decides what fits 32 GB.
 #
-# The last two lines anticipate lesson 06: with full recomputation the blocks keep little, and the loss decides what
-# fits 32 GB.
-
-# %%
-from course_utils import estimate
-from course_utils.estimating.step_time import model_flops
-
-for run in (xl, small):
-    extra = 2 * run.seq_len * run.micro_batch * run.model.hidden * run.model.vocab
-    print(f"{run.model.name:12s} one more product with the head: {extra / model_flops(run):.1%} of the step's FLOPs")
-for chunks in (1, 8):
-    peak = estimate(xl.replace(recompute="full", loss_chunks=chunks)).total
-    print(f"GPT-2 XL, full recomputation, loss_chunks={chunks}: {format_bytes(peak, 'GB', 1)} at the peak, estimated")
-
-# %% [markdown]
 # ## Twice the batch, twice the length
-# Only two letters of the formula are yours to turn from run to run: b and s. **Your guess.** A tiny GPT with eager
-# attention, s from 128 to 256. By what factor does what forward keeps grow?
+# Only two symbols of the formula are yours to turn from run to run: b and s. **Your guess.** A block of a tiny GPT with
+# eager attention, s from 128 to 256. By what factor does what it keeps grow?
 
 # %%
-tiny = TrainingRun("tiny-gpt", micro_batch=4, seq_len=128, precision="bf16-master", attention="eager")
-print(
-    tiny, f"· h={tiny.model.hidden} · a={tiny.model.heads}: 5·a·s/h = {5 * tiny.model.heads * 128 / tiny.model.hidden}"
-)
+tiny = PRESETS["tiny-gpt"]
+h, a = tiny.hidden, tiny.heads
+print(f"h = {h}, a = {a}: at s = 128, 5·a·s/h = {5 * a * 128 / h}")
 predict("05.double", unit="times")
 
 # %%
-from course_utils.lessons.activations.ledgers import sweep_figure, swept, swept_in_steps
+from course_utils.figures import lines
 
-axes = {"micro-batch b, s = 128": ("micro_batch", range(1, 17), (2, 6, 10, 16)),
-        "sequence length s, b = 4": ("seq_len", range(16, 257, 16), (64, 128, 192, 256))}  # fmt: skip
-panels = {
-    label: {kernel: (swept(tiny.replace(attention=kernel), field, fine),
-                     swept_in_steps(tiny.replace(attention=kernel), field, coarse)) for kernel in ("eager", "flash")}
-    for label, (field, fine, coarse) in axes.items()
-}  # fmt: skip
-title = "Every kernel is linear in b; only eager attention is quadratic in s"
-sweep_figure(panels, title, provenance=str(measure(tiny).provenance), word=measure(tiny).word)
+longest = 256  # change this
+lengths = list(range(64, longest + 1, 64))
+curves = {"eager": [], "flash": []}
+with on_gpu():
+    for attention in (eager, flash):
+        block = Block(h, a, attention).to("cuda", torch.bfloat16)
+        for s in lengths:
+            x = torch.randn(4, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            curves[attention.__name__].append(size(kept_by(block, x)))
+for s, kept_bytes in list(zip(lengths, curves["eager"], strict=True))[-3:]:
+    print(f"s = {s}: estimate − by hooks {4 * s * (34 * h + 5 * a * s + 16) - kept_bytes:+} bytes")
+reveal("05.double", curves["eager"][3] / curves["eager"][1], unit="times")
 
 # %%
-growing = panels["sequence length s, b = 4"]["eager"][1]
-reveal("05.double", growing[256] / growing[128], unit="times")
-gaps = {line[size] - steps[size] for panel in panels.values() for line, steps in panel.values() for size in steps}
-print(f"estimate − {measure(tiny).word}, at every circle: {gaps} bytes")
+series = {name: (lengths, [kept_bytes / 1e6 for kept_bytes in curve]) for name, curve in curves.items()}
+title = "Only eager attention is quadratic in s; in b every kernel is linear"
+lines(series, title, "sequence length s, b = 4", "MB that a block keeps", provenance="found by hooks")
 
 # %% [markdown]
-# **The gap.** Neither 2 nor 4: the linear part doubles, the quadratic part grows fourfold, and the factor lies between,
-# by how much of each there is. A rule such as "twice the length, four times the memory" holds only where 5·a·s/h is
-# far above 34.
+# Neither 2 nor 4: the linear part doubles, the quadratic part grows fourfold, and the factor lies between, by how much
+# of each there is. A rule such as "twice the length, four times the memory" holds only where 5·a·s/h is far above 34.
+# Change 256 to 1024: predict where eager attention's curve ends.
 
 # %% [markdown]
 # ## Llama-3 8B: 97, 17 and 1
 # A lecture, after the [Ultra-Scale Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook), gives for one
 # sequence of 4,096 tokens: 97 GB of [activations](../docs/glossary.md#activations), 17 GB with selective
-# [recomputation](../docs/glossary.md#activation-recomputation), 1 GB with full. You can make those three numbers, and
-# see that their unit is the GiB. **Your guess.** How many GiB does a real Llama-3 8B keep when its forward pass ends,
-# with flash attention, nothing recomputed?
+# [recomputation](../docs/glossary.md#activation-recomputation), 1 GB with full. **Your guess.** How many GiB does a
+# real Llama-3 8B keep when its forward pass ends, with flash attention, nothing recomputed?
 
 # %%
 predict("05.llama", unit="GiB")
 
 # %%
-from course_utils.estimating.exact.activations import activation_bytes, sum_bytes
+from course_utils.estimating.exact.activations import loss_saved
 from course_utils.estimating.published import checkpoints_bytes, korthikanti_activation_bytes, korthikanti_block_bytes
 
-llama = TrainingRun("llama3-8b", micro_batch=1, seq_len=4096, precision="bf16-master", attention="eager")
-long = llama.replace(model=replace(llama.model, max_positions=16_384), seq_len=16_384)
-s, h, L = llama.seq_len, llama.model.hidden, llama.model.layers
+llama = TrainingRun("llama3-8b", micro_batch=1, seq_len=4096, precision="bf16-master", attention="eager")  # change this
+s, b, h, L = llama.seq_len, llama.micro_batch, llama.model.hidden, llama.model.layers
 lecture = {
     "all: L·s·b·h·(34 + 5·a·s/h)": korthikanti_activation_bytes(llama),
-    "selective: L·s·b·h·34": 34 * s * h * L,
-    "full: one input a block, 2·s·b·h·L": checkpoints_bytes(llama),
+    "selective: L·s·b·h·34": 34 * s * b * h * L,
+    "full: one input per block, 2·s·b·h·L": checkpoints_bytes(llama),
     "left out: the block being recomputed": korthikanti_block_bytes(llama),
     "left out: what the loss keeps": sum_bytes(loss_saved(llama)),
-    "all, at 16,384 tokens": korthikanti_activation_bytes(long),
 }
-for name, size in lecture.items():
-    print(f"{name:38s} {format_bytes(size, 'GiB', 1):>12s} = {format_bytes(size, 'GB', 1)}")
-print(f"selective saves {1 - 34 * s * h * L / korthikanti_activation_bytes(llama):.0%} here")
+for name, kept_bytes in lecture.items():
+    print(f"{name:38s} {format_bytes(kept_bytes, 'GiB', 1):>12s} = {format_bytes(kept_bytes, 'GB', 1)}")
 
 # %% [markdown]
-# Every number of the lecture is there, in GiB, and even the "up to 1,500 GB for long sequences". And every one is the
-# formula of a *GPT* with eager attention. Llama has no dropout, [RMSNorm](../docs/glossary.md#rmsnorm) for LayerNorm,
-# SwiGLU for GELU, and [grouped queries](../docs/glossary.md#grouped-queries). The kernel of attention is no part of the
-# model: whoever trains chooses it. So change one at a time: first the model, then the kernel.
+# Every number of the lecture is there, in GiB. And every one is the formula of a *GPT* with eager attention. Llama has
+# no dropout, [RMSNorm](../docs/glossary.md#rmsnorm) for LayerNorm, SwiGLU for GELU, and [grouped
+# queries](../docs/glossary.md#grouped-queries). Change one thing at a time: first the model, then the kernel.
 
 # %%
-real = measure(llama.replace(attention="flash"))
+with_flash = llama.replace(attention="flash")
+real = measure(with_flash)
 kinds = {
     "the lecture: GPT's formula": korthikanti_activation_bytes(llama),
     "a Llama with eager attention": activation_bytes(llama),
-    "the lecture: selective": 34 * s * h * L,
+    "the lecture: selective": 34 * s * b * h * L,
     f"a Llama with flash attention, {real.word}": real.moments["end of forward"]["activations"],
 }
 title = "A real Llama keeps a fifth of the lecture's figure, without recomputing anything"
 bars(kinds, title, unit="GiB", kind="activations", highlight=list(kinds)[-1], provenance=str(real.provenance))
 
 # %%
-reveal("05.llama", real.moments["end of forward"]["activations"], unit="GiB")
-block_ledger(llama.replace(attention="flash"))
+reveal("05.llama", kinds[f"a Llama with flash attention, {real.word}"], unit="GiB")
+for item in block_saved(with_flash):
+    print(f"{item.operation:12s} {item.name:28s} {item.size / (s * b * h):6.3f} · s·b·h")
 
 # %% [markdown]
-# **The gap.** Flash attention has taken the s² away, and with it what [selective
+# Flash attention has taken the s² away, and with it what [selective
 # recomputation](../docs/glossary.md#selective-recomputation) was invented for. What is left is above the lecture's 17
-# GiB, not below it: SwiGLU's four tensors of width 14,336 are most of a block, more than GELU's two would be. Look at
-# the last four rows.
+# GiB: SwiGLU's four wide tensors are most of a block. Change `seq_len` to 2048: which of the lecture's numbers halve?
 #
-# Two more sentences of that lecture are about a small Llama, states included. One sequence of 4,096 tokens takes "over
-# 50 GB". And a model of 1 billion parameters needs 16 GB of states and, in all, 25 GB at s = 8,192 with selective
-# recomputation.
+# Two more sentences of that lecture are about a small Llama, states included: "over 50 GB" for one sequence of 4,096
+# tokens, and, for 1 billion parameters, 25 GB at s = 8,192 with selective recomputation.
 
 # %%
 billion = TrainingRun("llama3.2-1b", micro_batch=1, seq_len=8192, precision="bf16-master")
-kept_1b = 34 * billion.seq_len * billion.model.hidden * billion.model.layers
-half = billion.replace(seq_len=4096)
-by_gpt = korthikanti_activation_bytes(half)
-print(f"s = 4,096: 16 bytes · 10⁹ + GPT's formula, {format_bytes(by_gpt, 'GB', 1)}: "
-      f"{format_bytes(16 * 10**9 + by_gpt, 'GB', 1)}")  # fmt: skip
-for kernel in ("eager", "flash"):
-    step = format_bytes(estimate(half.replace(attention=kernel)).total, "GB", 1)
-    print(f"s = 4,096: the whole step of Llama 3.2 1B itself, {kernel} attention: {step} estimated")
-print(f"s = 8,192: 34·s·b·h·L is {format_bytes(kept_1b, 'GiB', 1)} = {format_bytes(kept_1b, 'GB', 1)}, "
-      f"together {format_bytes(16 * 10**9 + kept_1b, 'GB', 1)}; "
-      f"that model has {billion.model.parameters / 10**9:.2f} · 10⁹ parameters")  # fmt: skip
+half, kept_1b = billion.replace(seq_len=4096), 34 * 8192 * billion.model.hidden * billion.model.layers
+sums = {
+    "s = 4,096: 16 bytes · 10⁹ and GPT's formula": 16 * 10**9 + korthikanti_activation_bytes(half),
+    "the whole step of Llama 3.2 1B, eager": estimate(half.replace(attention="eager")).total,
+    "the whole step of Llama 3.2 1B, flash": estimate(half.replace(attention="flash")).total,
+    "s = 8,192: 16 bytes · 10⁹ and 34·s·b·h·L": 16 * 10**9 + kept_1b,
+}
+for name, total in sums.items():
+    print(f"{name:45s} {format_bytes(total, 'GB', 1)}")
 
 # %% [markdown]
-# Both sums can be made, if you know what they leave unsaid. The first takes GPT's formula with eager attention. A small
-# Llama itself stays below 50 GB, and with flash attention below 30. The second adds up two models: the states are those
-# of 10⁹ parameters, the activations those of a model that has more.
+# The first sum takes GPT's formula; a small Llama itself stays below 50 GB. The last one adds up two models: the states
+# are those of 10⁹ parameters, the activations those of a model that has more.
 #
 # ## The 60 GB question
 # GPT-2 XL, 32 sequences of 1,024 tokens. [ZeRO](../docs/glossary.md#zero)'s footnote says 12·h·b·s·L numbers, the "60
 # GB" that so many texts repeat ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). It does not
-# say which twelve.
-#
-# Your turn: in the ledger above, choose tensors that make 24 bytes. One choice that makes exactly 24 comes after your
-# guess, and then what it lacks. **Your guess first.** How many GB does ZeRO's number lack, with flash attention?
+# say which twelve. **Your guess.** How many GB does ZeRO's number lack, with flash attention?
 
 # %%
 from course_utils.estimating.exact.activations import head_saved, stem_saved
 from course_utils.estimating.published import zero_activation_bytes
 
 print(f"ZeRO's formula: {format_bytes(zero_activation_bytes(xl), 'GB', 1)}")
-thousand = xl.replace(seq_len=1000)
-print(f"with s = 1,000: {zero_activation_bytes(thousand) / 2:.3g} numbers, "
-      f"{format_bytes(zero_activation_bytes(thousand), 'GB', 1)}; "
-      f"34 + 5·a·s/h gives {format_bytes(korthikanti_activation_bytes(thousand), 'GB', 1)} there")  # fmt: skip
 predict("05.sixty", unit="GB")
 
 # %%
-flash_step = measure(xl)
-with_flash = flash_step.moments["end of forward"]["activations"]
-with_eager = measure(xl.replace(attention="eager")).moments["end of forward"]["activations"]
+flash_step, eager_step = measure(xl), measure(xl.replace(attention="eager"))
+kept_flash = flash_step.moments["end of forward"]["activations"]
 three = {
     "ZeRO: 12·h·b·s·L": zero_activation_bytes(xl),
-    f"{flash_step.word}, flash": with_flash,
+    f"{flash_step.word}, flash": kept_flash,
     "34 + 5·a·s/h": korthikanti_activation_bytes(xl),
-    f"{flash_step.word}, eager": with_eager,
+    f"{eager_step.word}, eager": eager_step.moments["end of forward"]["activations"],
 }
-of_flash, of_eager = (zero_activation_bytes(xl) / size for size in (with_flash, with_eager))
-title = f"Sixty gigabytes is neither: {of_flash:.0%} of what flash keeps, {of_eager:.0%} of eager's"
+title = "Sixty gigabytes is neither what flash keeps nor what eager attention keeps"
 bars(three, title, kind="activations", highlight="ZeRO: 12·h·b·s·L", provenance=str(flash_step.provenance))
 
+# %% [markdown]
+# One choice of tensors from the ledger makes exactly ZeRO's 24 bytes. What is missing? Add your terms to `mine`, run
+# the cell, and go on until less than a tenth of a GB is left over. (`unit` is s·b·h·L, `token` is s·b.)
+
 # %%
-reveal("05.sixty", with_flash - zero_activation_bytes(xl))
+reveal("05.sixty", kept_flash - zero_activation_bytes(xl))
 s, b, h, a, L = xl.seq_len, xl.micro_batch, xl.model.hidden, xl.model.heads, xl.model.layers
 unit, token = s * b * h * L, s * b
-zero_terms = {
-    "inputs of four matrices: 2+2+2+8": 14 * unit,
-    "queries, keys, values: 6": 6 * unit,
-    "inputs of two norms: 4": 4 * unit,
-}
-print(f"these make ZeRO's number: {sum(zero_terms.values()) == zero_activation_bytes(xl)}")
+zero_terms = {"inputs of four matrices": 14 * unit, "queries, keys, values": 6 * unit, "inputs of two norms": 4 * unit}
+mine = {"what it is": 0 * unit}  # change this
+show_ledger(zero_terms | mine, {"with flash attention": kept_flash}, columns=("estimate", flash_step.word))
 
 # %% [markdown]
-# What is missing? Go down the ledger of the block, and strike out what you have. Add your terms here, run the cell, and
-# go on until less than a tenth of a GB is left over. (`unit` is s·b·h·L, `token` is s·b.)
-
-# %%
-mine = {
-    # "what it is": 2 * unit,
-}
-show_ledger(zero_terms | mine, {"with flash attention": with_flash}, columns=("estimate", flash_step.word))
-
-# %% [markdown]
-# Got them? These are all, the last bytes included.
+# Got them? These are all.
 
 # %%
 missing = {
@@ -707,49 +734,59 @@ missing = {
     "flash's logsumexp": 4 * a * token * L,
     "outside the blocks": sum_bytes(stem_saved(xl) + head_saved(xl)),
 }
-show_ledger(zero_terms | missing, {"with flash attention": with_flash}, columns=("estimate", flash_step.word))
-rest = with_flash - sum((zero_terms | missing).values())
+show_ledger(zero_terms | missing, {"with flash attention": kept_flash}, columns=("estimate", flash_step.word))
+rest = kept_flash - sum((zero_terms | missing).values())
 print(f"left over: {rest:,} bytes = {L} layers × 2 blocks of 512 bytes for the random numbers' state")
 
-# %%
-outside = sum_bytes(stem_saved(xl.replace(attention="eager")) + head_saved(xl))
-scores = {"5·a·s²·b": 5 * a * s * s * b * L}
-eager_terms = zero_terms | missing | scores
-del eager_terms["flash's logsumexp"]
-eager_terms["outside the blocks"] = outside
-show_ledger(eager_terms, {"with eager attention": with_eager}, columns=("estimate", flash_step.word))
-print(f"left over: {with_eager - sum(eager_terms.values()):,} bytes")
-
 # %% [markdown]
-# **The gap** is closed, for both kernels, with every byte under a name; the smallest are flash's
-# [logsumexp](../docs/glossary.md#logsumexp), one number a row and head. "60 GB" was a count of twelve tensors of equal
-# width. A block keeps 34 bytes · s·b·h, and eager attention 5·a·s/h more, which for this model is the larger part by
-# far. The sources that repeat 60 GB repeat a footnote.
+# **The gap** is closed, with every byte under a name. "60 GB" counts twelve tensors of equal width. A block keeps 34
+# bytes · s·b·h, and eager attention 5·a·s/h more, here the larger part by far.
 
 # %% [markdown]
 # ## A map
-# Activations over all b and s, and the line where the *whole* step, states included, no longer fits the card. The
-# sliders for b and s move the framed cell, and what it takes stands above the picture. The others change model and
-# card.
-#
-# Find out: which is the smallest card that takes 4 sequences of 2,048 tokens? Where does the line fall faster than
-# elsewhere, and with which kernel? What moves it more on a small card, the precision or the recomputation?
+# Activations over all b and s, and the line where the *whole* step, states included, no longer fits the card. Find out
+# with the sliders: which is the smallest card that takes 4 sequences of 2,048 tokens? With which kernel does the line
+# fall faster? What moves it more on a small card, the precision or the recomputation?
 
 # %%
 from course_utils.lessons.activations.widget import activation_map
 
-activation_map("llama3.2-1b", gpu="A100-80GB")
+activation_map("llama3.2-1b", gpu="A100-80GB")  # change this
 
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# An A100 with 40 GB takes them, by so little that CUDA's own share, which is not counted here, decides. With flash
-# attention, twice the length costs half the batch everywhere: the colors depend on s·b alone. With eager attention the
-# line falls faster to the right, where s² rules. On a card of 24 GB recomputation moves the line much further than the
-# precision does: activations fill it. With 16 GB nothing moves it: the states alone take more than the card has, and
-# both precisions keep 16 bytes a parameter.
+# An A100 with 40 GB takes them, by so little that CUDA's context decides. With eager attention the line falls faster to
+# the right, where s² rules. On a card of 24 GB recomputation moves the line much further than the precision does. With
+# 16 GB nothing moves it: both precisions keep 16 bytes per parameter, more than the card has.
 #
 # </details>
+
+# %% [markdown]
+# ## In your own script
+# Compute the loss of a large vocabulary in chunks, so that the logits of one chunk exist at a time.
+
+# %%
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+def chunked_loss(head, features, targets, chunks=8, ignore=-100):
+    """The mean cross-entropy of `head(features)`; features are (tokens, h), targets (tokens,)."""
+
+    def part(piece, wanted):
+        return F.cross_entropy(head(piece).float(), wanted, reduction="sum", ignore_index=ignore)
+
+    pieces = zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
+    return sum(checkpoint(part, *piece, use_reentrant=False) for piece in pieces) / (targets != ignore).sum()
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+head = torch.nn.Linear(64, 50_000, bias=False, device=device)  # in your script, the model's own
+features = torch.randn(1024, 64, device=device, requires_grad=True)  # the last block's output, after its norm
+loss = chunked_loss(head, features, torch.randint(50_000, (1024,), device=device))
+loss.backward()
 
 # %% [markdown]
 # ## What the sources got wrong
@@ -763,8 +800,7 @@ activation_map("llama3.2-1b", gpu="A100-80GB")
 # | a small Llama takes over 50 GB at 4,096 tokens (lecture) | by GPT's formula; a small Llama itself takes less |
 #
 # ## Five questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it.
+# Each choice answers at once, and tells you why it is right or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
