@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 80
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # 06 · Recomputation
 #
-# **75 minutes.** You should know what autograd keeps for backward ([lesson
+# **80 minutes.** You should know what autograd keeps for backward ([lesson
 # 01](01_where_did_the_memory_go.ipynb)) and what a [transformer
 # block](../docs/glossary.md#transformer-block) is. No GPU is needed: where a measurement is simulated, it says so.
 #
@@ -26,12 +26,12 @@
 # ask for, and hands another to the next node. What is in hand, and the gradient on its way back, are there whatever you
 # do; we count only what is *kept*.
 #
-# Step through it with the slider or the play button: backward starts when the last f is through.
+# Step through it with the slider or the play button: backward starts when the last f is through. Then change 8 to 16.
 
 # %%
 from course_utils.lessons.recomputation.widget import schedule_player
 
-schedule_player("keep all", nodes=8)
+schedule_player("keep all", nodes=8)  # change this
 
 # %% [markdown]
 # Memory n, and n runs of f. This is what PyTorch does unless told otherwise.
@@ -45,7 +45,6 @@ schedule_player("keep all", nodes=8)
 # %%
 from course_utils.interactive.guesses import predict, reveal
 
-n = 48
 predict("06.none", unit="runs")
 
 # %%
@@ -56,16 +55,17 @@ schedule_player("keep none", nodes=8)
 # schedule, node by node:
 
 # %%
-from course_utils.lessons.recomputation.schedules import keep_all, keep_every, keep_none
+from course_utils.lessons.recomputation.schedules import keep_every, keep_none
 
+n = 48  # change this
 none = keep_none(n)
 print(f"formula: {n} + {n}·{n + 1}/2 = {n + n * (n + 1) // 2:,} runs; counted: {none.forwards:,}")
-print(f"values kept at most: {none.memory}, where keeping all takes {keep_all(n).memory}")
-print(f"a b costs two f: {(none.forwards + 2 * n) / (3 * n):.1f} times the work of keeping all")
+print(f"values kept at most: {none.memory}; a b costs two f: {(none.forwards + 2 * n) / (3 * n):.1f} times the work")
 reveal("06.none", none.forwards, unit="runs")
 
 # %% [markdown]
-# Memory O(1), the input and one value, but work O(n²), and so nobody trains like that.
+# Memory O(1), the input and one value, but work O(n²), and so nobody trains like that. Change 48 to 96: by what factor
+# does the work grow?
 #
 # ## Keep every k-th
 # Between the two: keep a [checkpoint](../docs/glossary.md#checkpoint), a node's input, at every k-th node. In backward
@@ -73,7 +73,7 @@ reveal("06.none", none.forwards, unit="runs")
 # 2016](https://arxiv.org/abs/1604.06174)). Play it, then change k: which k keeps the least at once?
 
 # %%
-schedule_player("keep every k", nodes=16, k=2, tick=27)
+schedule_player("keep every k", nodes=16, k=2, tick=27)  # change this
 
 # %% [markdown]
 # **Your guess.** For a chain of 64 nodes: with how many nodes per checkpoint is the least kept at once?
@@ -86,14 +86,13 @@ predict("06.k", unit="nodes")
 # with k, the other rises. Their sum n/k + k is least where its slope −n/k² + 1 is zero.
 
 # %%
-from course_utils.lessons.recomputation.schedules import best_interval, memory_every
 from course_utils.figures import lines
+from course_utils.lessons.recomputation.schedules import best_interval, memory_every
 
 ks = [1, 2, 4, 8, 16, 32, 64]
-counted = [keep_every(64, k).memory for k in ks]
-assert counted == [memory_every(64, k) for k in ks]
 lines(
-    {"in all": (ks, counted), "checkpoints": (ks, [64 / k for k in ks]), "stretch": (ks, ks)},
+    {"in all": (ks, [keep_every(64, k).memory for k in ks]), "checkpoints": (ks, [64 / k for k in ks]),
+     "stretch": (ks, ks)},
     f"The least memory is where both parts are equal: k = √64 = {best_interval(64)}",
     "k, nodes for each checkpoint", "values kept at most", log_x=True,
 )  # fmt: skip
@@ -104,43 +103,76 @@ print(f"values kept: {keep_every(64, 8).memory} = 2·√64")
 reveal("06.k", best_interval(64), unit="nodes")
 
 # %% [markdown]
-# **The gap** between formula and schedule is nothing here, since all these k divide 64. If k does not divide n, the
-# last stretch is shorter and takes less.
-#
 # Memory 2√n for one more forward pass. This is where "the square root" comes from. The next section shows when it does
 # not hold.
 
 # %% [markdown]
 # ## A block is not a node
 # In a transformer the nodes are blocks, and a checkpoint is a block's input: s·b·h numbers, in 16-bit 2·s·b·h bytes.
-# But a block that runs again leaves much more than one value. Count it in checkpoints: c.
+# But a block that runs again leaves much more than one value. Here is the block of [lesson 05](05_activations.ipynb).
+
 
 # %%
-from course_utils import TrainingRun, estimate, format_bytes
-from course_utils.estimating.exact.activations import block_bytes, block_input
+import torch
+from torch import nn
+from torch.nn import functional as F
 
-xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="bf16-master")
-checkpoint_size = block_input(xl).bytes
-c = block_bytes(xl) / checkpoint_size
-print(f"one checkpoint: {format_bytes(checkpoint_size, 'MB', 1)}")
-print(f"one block that keeps everything: {format_bytes(block_bytes(xl), 'MB', 1)}: c = {c:.2f} checkpoints")
+
+def flash(q, k, v, rate):
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
+
+
+class Block(nn.Module):
+    def __init__(self, h, a, attention=flash, rate=0.1):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(h), nn.LayerNorm(h)
+        self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
+        self.a, self.attention, self.rate = a, attention, rate
+
+    def forward(self, x):
+        b, s, h = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3 * self.a, -1).transpose(1, 2).chunk(3, 1)
+        x = x + F.dropout(self.out(self.attention(q, k, v, self.rate).transpose(1, 2).reshape(b, s, h)), self.rate)
+        return x + F.dropout(self.mlp(self.norm2(x)), self.rate)
+
 
 # %% [markdown]
-# So now it is L/k + c·k. **Your guess.** One checkpoint for how many of GPT-2 XL's 48 blocks gives the lowest peak of
-# the whole training step?
+# Run one of GPT-2 XL's, and ask PyTorch's counter how much more is allocated afterwards. Inside `on_gpu()`, "cuda" is
+# your GPU or a [simulated one](../docs/glossary.md#simulated-gpu). (What forward returns and the input that backward
+# keeps are of one size. So the counter grows by what the block keeps.)
+
+# %%
+from course_utils import TrainingRun, estimate, format_bytes, gpu, measure, on_gpu
+
+with on_gpu():
+    block = Block(1600, 25).to("cuda", torch.bfloat16)
+    x = torch.randn(32, 1024, 1600, device="cuda", dtype=torch.bfloat16, requires_grad=True)  # change this
+    block(x)  # the first product takes cuBLAS's workspace, which stays
+    before = torch.cuda.memory_allocated()
+    y = block(x)
+    kept = torch.cuda.memory_allocated() - before
+    del y
+c = kept / x.nbytes
+print(f"one checkpoint: {format_bytes(x.nbytes, 'MB', 1)}; the block keeps {format_bytes(kept, 'MB', 1)}: c = {c:.2f}")
+
+# %% [markdown]
+# A block keeps c checkpoints. (Change 1024 to 128: does c depend on s with a flash kernel?) So now it is L/k + c·k.
+# **Your guess.** One checkpoint for how many of GPT-2 XL's 48 blocks gives the lowest peak of the whole training step?
 
 # %%
 predict("06.blocks", unit="blocks")
 
 # %%
+xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="bf16-master")
 L, ks = xl.model.layers, [1, 2, 3, 4, 6, 8, 12, 16]
-by_formula = [checkpoint_size * memory_every(L, k, c) / 1e9 for k in ks]
 by_k = {k: estimate(xl.replace(recompute=f"every-{k}")) for k in ks}
 best = min(by_k, key=lambda k: by_k[k].total)
+checkpoint_gb = 2 * 1024 * 32 * 1600 / 1e9
 lines(
     {
         "estimated peak": (ks, [by_k[k].total / 1e9 for k in ks]),
-        "(L/k + c·k) checkpoints": (ks, by_formula),
+        "(L/k + c·k) checkpoints": (ks, [checkpoint_gb * memory_every(L, k, c) for k in ks]),
     },
     f"Best at {best} blocks a checkpoint: √48 ≈ 7 is already too many",
     "k, blocks for each checkpoint", "GB", log_x=True, provenance="estimated from formulas",
@@ -153,64 +185,171 @@ for k in ks:
 reveal("06.blocks", best, unit="blocks")
 
 # %% [markdown]
-# **The gap.** The square root belongs to a chain whose nodes keep as little as a checkpoint. A block keeps c times
-# that, so the formula moves to √(L/c), below 2: nearly a checkpoint for every block. The whole step then moves it back
-# a little, because a step has *two* full moments, and the peak is the larger one. When the loss goes backward, all
-# checkpoints are there, and with them the tensors of s·b·V numbers from lesson 01: fewer checkpoints help. When the
-# first stretch is run again, the loss is gone: shorter stretches help. The best k balances those two.
+# The square root belongs to a chain whose nodes keep as little as a checkpoint. A block keeps c times that, so the
+# formula moves to √(L/c), below 2: nearly a checkpoint for every block. The whole step then moves it back a little,
+# because a step has *two* full moments, and the peak is the larger one. When the loss goes backward, all checkpoints
+# are there, and with them the tensors of s·b·V numbers from lesson 05: fewer checkpoints help. When the first stretch
+# is run again, the loss is gone: shorter stretches help. The best k balances those two.
 
 # %% [markdown]
 # ## Every policy
-# Besides whole blocks, PyTorch can recompute by operator. The course's runs know these policies:
-#
-# | policy | keeps for backward | runs again |
-# |---|---|---|
-# | none | everything | nothing |
-# | full | each block's input | all blocks |
-# | every-K, sqrt | the input of every K-th block; K ≈ √L | all blocks |
-# | selective | results of matrix products and attention | everything else |
-# | selective-attention | all but what is inside the attention core | q·kᵀ, softmax, dropout, weights·v |
-# | offload | everything, in the *host's* memory | nothing: it copies |
-#
-# The fourth chooses by operator; the fifth is the "[selective](../docs/glossary.md#selective-recomputation)
-# recomputation" of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 5. **Your guess.** GPT-2, 8
-# sequences of 1,024 tokens, flash attention: the next cell prints its peak with everything kept. How high is the peak
-# with full recomputation?
+# Here is a GPT that lets you choose how its blocks are called: `run(block, x)`.
+
 
 # %%
-gpt2 = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="bf16-master")
-print(f"everything kept: {format_bytes(estimate(gpt2).total, 'GB', 1)} at the peak (estimated)")
+class GPT(nn.Module):
+    def __init__(self, layers, h, a, V, attention=flash):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(V, h), nn.Linear(h, V, bias=False)
+        self.blocks = nn.ModuleList(Block(h, a, attention) for _ in range(layers))
+
+    def forward(self, tokens, run):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = run(block, x)
+        return self.head(x)
+
+
+def keep_everything(block, x):
+    return block(x)
+
+
+def loss_of(model, tokens, run):
+    return F.cross_entropy(model(tokens, run).flatten(0, 1), tokens.flatten())
+
+
+# %% [markdown]
+# GPT-2's size in 16 bits, 8 sequences of 1,024 tokens, without an optimizer. The counters say what is allocated when
+# the loss is computed, and at most. **Your guess.** How high is the peak if each block's input is kept, and nothing
+# else of the blocks?
+
+
+# %%
+def memory(run):
+    """Bytes allocated after the loss, and at the peak of forward and backward."""
+    torch.cuda.reset_peak_memory_stats()
+    loss = loss_of(model, tokens, run)
+    kept = torch.cuda.memory_allocated()
+    loss.backward()
+    model.zero_grad()
+    return kept, torch.cuda.max_memory_allocated()
+
+
+def show(name, run):
+    kept, peak = memory(run)
+    print(f"{name:22s} {format_bytes(kept, 'GB', 2)} after the loss, {format_bytes(peak, 'GB', 2)} at the peak")
+    return peak
+
+
+with on_gpu():
+    model = GPT(layers=12, h=768, a=12, V=50257).to("cuda", torch.bfloat16)
+    tokens = torch.randint(50257, (8, 1024), device="cuda")
+    memory(keep_everything)  # so that cuBLAS has its workspaces
+    show("keep everything", keep_everything)
 predict("06.full", unit="GB")
 
+# %% [markdown]
+# `torch.utils.checkpoint.checkpoint` calls a function, keeps its inputs, and calls it again in backward. It has two
+# variants, and `use_reentrant` says which. With `True`, the older one, backward runs the block again with a graph of
+# its own and calls backward *inside* backward: autograd is entered a second time, hence the name. With `False`, forward
+# leaves a placeholder for each tensor that autograd would keep. When backward opens the first one, forward runs again
+# and fills them in order. PyTorch [recommends](https://docs.pytorch.org/docs/stable/checkpoint.html) that one.
+
 # %%
-from course_utils import measure
+from functools import partial
+
+from torch.utils.checkpoint import checkpoint
+
+again = partial(checkpoint, use_reentrant=False)
+with on_gpu():
+    full = show("use_reentrant=False", again)
+    show("use_reentrant=True", partial(checkpoint, use_reentrant=True))
+reveal("06.full", full)
+
+# %% [markdown]
+# One trap: with `use_reentrant=True`, no weight of a block gets a gradient unless an *input* of the block requires one.
+# After a frozen embedding none does.
+#
+# A checkpoint for every k blocks cuts the list into stretches:
+
+
+# %%
+def in_stretches(model, k):
+    """The model's blocks, k consecutive ones as one."""
+    return nn.ModuleList(nn.Sequential(*model.blocks[i : i + k]) for i in range(0, len(model.blocks), k))
+
+
+with on_gpu():
+    one_by_one = model.blocks
+    model.blocks = in_stretches(model, 3)  # change this
+    show("every third block", again)
+    model.blocks = one_by_one
+
+# %% [markdown]
+# Change 3 to 2, 6 and 12: predict what is kept, then the peak.
+#
+# The *selective* policy chooses by operator: keep the results of matrix products and attention, and run the cheap rest
+# again. `context_fn` hands `checkpoint` the list of what to keep.
+
+# %%
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+aten = torch.ops.aten
+KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default, aten._scaled_dot_product_flash_attention.default]
+selective = partial(again, context_fn=partial(create_selective_checkpoint_contexts, KEPT))  # change this
+with on_gpu():
+    show("selective", selective)
+
+# %% [markdown]
+# Change `KEPT` to `KEPT[-1:]`, so that only attention's results stay. Where does that lie between selective and full?
+#
+# Or keep everything in the *host's* memory: [offloading](../docs/glossary.md#offloading). Inside `save_on_cpu`, what
+# autograd saves is copied to the host, and back in backward. Pinned pages are host memory that the GPU reads by itself.
+
+
+# %%
+def offload(block, x):
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        return block(x)
+
+
+with on_gpu():
+    show("save_on_cpu", offload)
+    del model, one_by_one, x, block
+
+# %% [markdown]
+# It sends the weights along, too. Hooks of your own leave them out: `Offloading` in
+# [recompute.py](../course_utils/networks/recompute.py).
+#
+# A `TrainingRun` has all of these as `recompute=`, for a whole step with its states. "selective-attention" runs only
+# the inside of attention again, the "[selective](../docs/glossary.md#selective-recomputation) recomputation" of
+# [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 5.
+
+# %%
 from course_utils.figures import stack
 
+gpt2 = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="bf16-master")
 policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
 steps = {name: measure(gpt2.replace(recompute=name)) for name in policies}
-provenance = str(steps["none"].provenance)
-stack(steps, "The states stay; recomputation takes away most activations", provenance=provenance)
+stack(steps, "The states stay; recomputation takes away most activations", provenance=str(steps["none"].provenance))
 
 # %%
-reveal("06.full", steps["full"].peak)
 for name, real in steps.items():
     gap = estimate(gpt2.replace(recompute=name)).total - real.peak
-    kept = real.moments["after loss"]["activations"]
-    print(f"{name:20s} peak {format_bytes(real.peak, 'GB', 2)}, estimate − {real.word} {gap:+,} bytes; "
-          f"kept after the loss {format_bytes(kept, 'GB', 2)}")  # fmt: skip
+    kept = format_bytes(real.moments["after loss"]["activations"], "GB", 2)
+    print(f"{name:20s} peak {format_bytes(real.peak, 'GB', 2)}, estimate − {real.word} {gap:+,} bytes; kept {kept}")
+for name in ("none", "selective-attention"):
+    peak = estimate(gpt2.replace(recompute=name, attention="eager")).total
+    print(f"{name:20s} with eager attention: {format_bytes(peak, 'GB', 2)} at the peak, estimated")
 
 # %% [markdown]
-# The estimate leaves no gap. Now compare the policies. Full recomputation removes most activations, but the peak falls
-# less: weights, optimizer states and the loss's own tensors are still there, and recomputing blocks cannot touch them.
-# And "selective-attention" saves nearly nothing here: a [flash](../docs/glossary.md#flashattention) kernel recomputes
-# the core in backward by itself. With attention written out it is another matter.
-
-# %%
-eager = {name: estimate(gpt2.replace(recompute=name, attention="eager")) for name in ("none", "selective-attention")}
-for name, peak in eager.items():
-    print(f"eager, {name:20s} {format_bytes(peak.total, 'GB', 2)} at the peak (estimated)")
-
-# %% [markdown]
+# **The gap** is zero, as both count tensors. On a card, cuBLAS's workspaces (8,519,680 bytes for forward and again for
+# backward in the cells above), CUDA's context and reserved memory that holds no tensor come on top, recomputed or not.
+#
+# Full recomputation removes most activations, but the peak falls less: weights, optimizer states and the loss's own
+# tensors are still there. And "selective-attention" saves nearly nothing here: a
+# [flash](../docs/glossary.md#flashattention) kernel recomputes the core in backward by itself.
+#
 # In the timeline full recomputation leaves its signature: one tooth for each block. Count them.
 
 # %%
@@ -221,94 +360,98 @@ timeline(steps["full"], "Backward has a tooth for each of the 12 blocks", steps=
 # %% [markdown]
 # ## What does it cost in arithmetic?
 # Matrix products are nearly all of the arithmetic. Backward takes twice forward's: for y = x·Wᵀ it computes dL/dx
-# *and* dL/dW. Full recomputation runs the forward pass of all blocks once more.
+# *and* dL/dW. Full recomputation runs the forward pass of all blocks once more. The small GPT below, with [eager
+# attention](../docs/glossary.md#eager-attention), really runs on your processor.
 #
-# **Your guess.** By how many percent does that raise the arithmetic of a whole step of this small GPT?
+# **Your guess.** By how many percent does full recomputation raise the arithmetic of its whole step?
+
 
 # %%
-from course_utils.lessons.recomputation.policies import small_gpt
+def eager(q, k, v, rate):
+    mask = torch.full((q.shape[-2], q.shape[-2]), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+    return F.dropout(((q / q.shape[-1] ** 0.5) @ k.mT + mask).softmax(-1), rate) @ v
 
-small = TrainingRun(small_gpt(), micro_batch=2, seq_len=128, precision="fp32", attention="eager")
-print(small, "·", small.model.layers, "blocks of width", small.model.hidden, "· vocabulary of", small.model.vocab)
+
+s, b, h, a, L, V = 128, 2, 128, 4, 6, 1000  # change this
+torch.manual_seed(0)
+small = GPT(L, h, a, V, eager)
+tokens = torch.randint(V, (b, s))
 predict("06.third", unit="%")
 
 # %% [markdown]
 # Estimate: Korthikanti et al.'s eq. 7 has a step's [FLOPs](../docs/glossary.md#flops), 72·b·L·s·h²(1 + s/6h + V/12hL).
-# Measure: PyTorch can count the FLOPs of each matrix product that it runs. The small GPT, with [eager
-# attention](../docs/glossary.md#eager-attention), really runs on your processor.
+# Measure: PyTorch counts the FLOPs of each matrix product that it runs.
 
 # %%
-from course_utils.estimating.published import korthikanti_model_flops
-from course_utils.lessons.recomputation.policies import counted_flops, recomputed_flops
+from torch.utils.flop_counter import FlopCounterMode
 
-forward, backward = counted_flops(small)
-print(f"counted: forward {forward:,}, backward {backward:,}: {backward / forward:g} times forward")
-print(f"eq. 7 minus counted: {korthikanti_model_flops(small) - forward - backward:,}")
 
-# %%
+def flops(model, run):
+    """FLOPs of matrix products in forward and in backward."""
+    with FlopCounterMode(display=False) as counter:
+        loss = loss_of(model, tokens, run)
+        forward = counter.get_total_flops()
+        loss.backward()
+    return forward, counter.get_total_flops() - forward
+
+
+forward, backward = flops(small, keep_everything)
 whole = forward + backward
-for name in ("none", "full", "every-2", "selective", "selective-attention"):
-    run = small.replace(recompute=name)
-    again = sum(counted_flops(run)) - whole
-    gap = recomputed_flops(run) - again
-    print(f"{name:20s} runs again {again:12,} FLOPs, {again / whole:6.2%}; formula − counted {gap:+,}")
+print(f"counted: forward {forward:,}, backward {backward:,}: {backward / forward:g} times forward")
+print(f"eq. 7 − counted: {72 * b * L * s * h * h + 12 * b * L * s * s * h + 6 * b * s * h * V - whole:+,}")
+
+
+# %%
+def core_again(q, k, v, rate):
+    return again(eager, q, k, v, rate)
+
+
+blocks, core = 24 * b * L * s * h * h + 4 * b * L * s * s * h, 4 * b * L * s * s * h
+ways = {"full": (small, again, blocks), "selective": (small, selective, 0)}
+ways["selective-attention"] = GPT(L, h, a, V, core_again), keep_everything, core
+for name, (model, run, wanted) in ways.items():
+    more = sum(flops(model, run)) - whole
+    print(f"{name:20s} runs again {more:11,} FLOPs, {more / whole:6.2%}; formula − counted {wanted - more:+,}")
     if name == "full":
-        reveal("06.third", 100 * again / whole, unit="%")
+        reveal("06.third", 100 * more / whole, unit="%")
 
 # %% [markdown]
-# **The gap**, line by line. A step is three units, forward one and backward two, so one more forward would be a third.
-# Full recomputation stays below that since the head, h·V products for each token, lies outside the blocks and is not
-# run again; in a large model the head is small and the third is nearly exact. "every-2"
-# costs the same as "full": how long a stretch is changes memory, not work. "selective" costs no matrix product at all,
-# only the cheap operations between them.
+# A step is three units, forward one and backward two, so one more forward would be a third. Full recomputation stays
+# below that since the head, h·V products for each token, lies outside the blocks and is not run again. (Change V to
+# 50257: how much is it then?) How many blocks share a checkpoint changes memory, not work. "selective" costs no matrix
+# product at all, only the cheap operations between them.
 #
-# In the last line, half of what the formula says is missing. PyTorch's `checkpoint` *stops early*: as soon as the
-# last tensor that backward needs is there, it leaves. The attention core ends in weights·v, whose inputs backward
-# needs and whose output it does not. So that product is never run again.
+# **The gap.** In the last line, half of what the formula says is missing. `checkpoint` *stops early*: as soon as the
+# last placeholder is filled, it leaves. The attention core ends in weights·v, whose inputs backward needs and whose
+# output it does not. So that product is never run again.
 
 # %% [markdown]
 # ## Seventy percent for 2.7?
 # Korthikanti et al. recompute the attention core of GPT-3 (175 B parameters, s = 2,048) and report 70 % less activation
-# memory for 2.7 % more FLOPs. First the memory, from their eq. 1: 34 + 5·a·s/h.
+# memory for 2.7 % more FLOPs. Of MT-NLG, the third model below, they say 65 % and 1.6 % (section 6).
 #
 # **Your guess.** By how many percent does running the core's two products, q·kᵀ and weights·v, once more raise the
-# FLOPs?
+# FLOPs of GPT-3's step?
 
 # %%
-gpt3 = TrainingRun("gpt3-175b", micro_batch=1, seq_len=2048, precision="bf16-master", attention="eager")
 predict("06.core", unit="%")
 
 # %%
-from course_utils.estimating.published import korthikanti_hardware_flops, selective_recomputation_flops
-
-s, h, a = gpt3.seq_len, gpt3.model.hidden, gpt3.model.heads
-scores = 5 * a * s // h
-print(f"5·a·s/h = {scores} of 34 + {scores}: {scores / (34 + scores):.1%} of a block's activations")
-step = korthikanti_model_flops(gpt3)
-paper, core = korthikanti_hardware_flops(gpt3) - step, selective_recomputation_flops(gpt3)
-print(f"eq. 8 − eq. 7 = 12·b·L·s²·h: {paper / step:.2%} of the step")
-print(f"two products, 2·b·s²·h each, in L layers: {core / step:.2%}; the paper adds {paper / core:g} times that")
-print(f"q·kᵀ alone, as PyTorch stops early: {core / 2 / step:.2%}")
-reveal("06.core", 100 * core / step, unit="%")
-
-# %% [markdown]
-# The same for all four models of the paper (its section 6); of the third, MT-NLG, it says 65 % and 1.6 %.
-
-# %%
-from course_utils import TransformerConfig
-
 sizes = {"22B": (48, 6144, 64), "GPT-3": (96, 12_288, 96), "MT-NLG 530B": (105, 20_480, 128), "1T": (128, 25_600, 160)}
-for name, (layers, hidden, heads) in sizes.items():
-    of_paper = gpt3.replace(model=TransformerConfig(name, "gpt2", layers, hidden, heads, 51_200, 2048))
-    saves = 5 * heads * s / hidden / (34 + 5 * heads * s / hidden)
-    step = korthikanti_model_flops(of_paper)
-    paper, core = korthikanti_hardware_flops(of_paper) - step, selective_recomputation_flops(of_paper)
-    print(f"{name:12s} saves {saves:.0%}; by eq. 8 for {paper / step:.1%} more, by count for {core / step:.2%}")
+s, V = 2048, 51_200  # change this
+added = {}
+for name, (L, h, a) in sizes.items():
+    step = 72 * L * s * h * h * (1 + s / (6 * h) + V / (12 * h * L))  # eq. 7, one sequence
+    paper, added[name] = 12 * L * s * s * h / step, 4 * L * s * s * h / step  # eq. 8 − eq. 7; two products
+    saves = 5 * a * s / h / (34 + 5 * a * s / h)
+    print(f"{name:12s} saves {saves:.0%}; by eq. 8 for {paper:.1%} more, by two products for {added[name]:.2%}")
+reveal("06.core", 100 * added["GPT-3"], unit="%")
 
 # %% [markdown]
-# **The gap.** Memory holds: 70 %. The 2.7 % follow from the paper's eq. 8, where s/6h becomes s/3h: that adds the
-# core's *whole* share of a step, forward and backward, three units, where recomputation runs forward alone. It is
-# cheaper than its authors say, for every model. And the count of the small model, above, stays even below our formula.
+# Memory holds: 70 %. The 2.7 % follow from the paper's eq. 8, where s/6h becomes s/3h: that adds the core's *whole*
+# share of a step, forward and backward, three units, where recomputation runs forward alone. It is cheaper than its
+# authors say, for every model. And PyTorch, as it stops early, runs only q·kᵀ again: half. Change s to 8192: which of
+# the three columns grow?
 
 # %% [markdown]
 # ## The front
@@ -316,51 +459,43 @@ for name, (layers, hidden, heads) in sizes.items():
 # to run again.
 
 # %%
-from course_utils.lessons.recomputation.policies import added_percent
 from course_utils.lessons.recomputation.figures import pareto
+from course_utils.lessons.recomputation.policies import added_percent
 
-names = ("none", "selective", "full", f"every-{best}", "sqrt")
+names = ("none", "selective", "full", f"every-{best}", "sqrt")  # change this
 points = {name: (added_percent(run := xl.replace(recompute=name)), estimate(run).total) for name in names}
 title = f"GPT-2 XL: a checkpoint every {best} blocks beats full recomputation, and √48 loses to both"
 pareto(points, title, provenance="estimated peaks, FLOPs of matrix products by formula")
 
 # %% [markdown]
-# [Offloading](../docs/glossary.md#offloading) is not in the picture: it costs no arithmetic, but time on the link to
-# the host. Can the copies hide behind the arithmetic? They leave while forward runs and come back while backward runs,
-# so one way has to fit into forward, a third of the step's arithmetic.
+# Replace "sqrt" by "every-12": where does it lie? Offloading is not in the picture: it costs no arithmetic, but time on
+# the link to the host. Can the copies hide behind the arithmetic? They leave while forward runs and come back while
+# backward runs, so one way has to fit into forward, a third of the step's arithmetic. The third link is NVLink,
+# NVIDIA's own between chips, here from a Grace processor to its Hopper GPU
+# ([NVLink-C2C](https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/), 900 GB/s in
+# both directions together).
 
 # %%
-from course_utils import gpu
 from course_utils.estimating.step_time import step_seconds
 
 a100, h100 = gpu("A100-80GB"), gpu("H100-80GB")
 links = {
     "A100, PCIe 4": (a100, a100.rates.host),
     "H100, PCIe 5": (h100, h100.rates.host),
-    "H100 and Grace, NVLink-C2C": (h100, 900e9 / 2),
+    "Grace, NVLink": (h100, 450e9),
 }
-on_host = xl.replace(recompute="offload")
-moved = estimate(xl)["activations"] - estimate(on_host)["activations"]
-print(f"offload: {format_bytes(estimate(on_host).total, 'GB', 1)} at the peak, nothing run again,")
-print(f"but {format_bytes(moved, 'GB', 1)} leave for the host and come back in every step\n")
-print(f"{'':26s}       GB/s  one way  forward     step  one way fits into forward at")
+moved = estimate(xl)["activations"] - estimate(xl.replace(recompute="offload"))["activations"]
+print(f"{format_bytes(moved, 'GB', 1)} leave for the host and come back in every step")
 for name, (card, rate) in links.items():
     copy, step = moved / rate, step_seconds(xl, card)["model"]
-    print(
-        f"{name:26s} {rate / 1e9:10.1f}{copy:7.2f} s{step / 3:7.2f} s{step:7.2f} s  {step / 3 / copy:.0%} of the peak"
-    )
+    print(f"{name:13s} {rate / 1e9:5.1f} GB/s: one way {copy:.2f} s, step {step:.2f} s at the card's peak", end="; ")
+    print(f"fits into forward at {step / 3 / copy:.0%} of it")
 
 # %% [markdown]
-# Forward and step are the arithmetic alone, at the card's peak. Over PCIe the copies cannot hide: one way takes longer
-# than the whole step computes. It would fit into forward only if forward ran at the small share of the peak in the last
-# column. Real trainings are faster: Korthikanti et al. reach 54.2 % of the peak with a model of 530 B parameters.
-# Between NVIDIA's Grace processor and its Hopper GPU,
-# [NVLink-C2C](https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/) carries up to
-# 900 GB/s in both directions together, half of it each way. There the copies could hide, with little to spare.
-#
-# They could, if they are allowed to overlap. The course's own `HostCopy` (`course_utils/networks/recompute.py`) copies
-# on the stream that computes: kernels wait for each copy, and the times add up. A second stream for the copies would
-# let both run at once. That hides as many bytes as the link carries in the meantime. It does not make the link faster.
+# Over PCIe the copies cannot hide: one way takes longer than the whole step computes. It would fit into forward only if
+# forward ran at the small share of the peak in the last column. Real trainings are faster: Korthikanti et al. reach
+# 54.2 % of the peak with 530 B parameters. Over NVLink the copies could hide, with little to spare, and only on a
+# stream of their own: `save_on_cpu` copies on the stream that computes, so that the times add up.
 
 # %% [markdown]
 # ## "About 8 GB", "50 %"
@@ -374,60 +509,40 @@ for name, (card, rate) in links.items():
 predict("06.percent", unit="%")
 
 # %%
-from course_utils.estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
-from course_utils.estimating.published import (
-    checkpoints_bytes,
-    korthikanti_block_bytes,
-    zero_activation_bytes,
-    zero_checkpointed_bytes,
-)
+from course_utils.estimating.exact.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
 
-
-# %%
-def claimed(run):
-    checkpoints, layer = checkpoints_bytes(run), zero_activation_bytes(run) // L
-    return {
-        "ZeRO's total, 12·h·b·s·L elements": zero_activation_bytes(run),
-        "over √48, ZeRO's “about 8 GB”": zero_checkpointed_bytes(run),
-        "one checkpoint a block": checkpoints,
-        "… and a block of ZeRO's 12 elements run again": checkpoints + layer,
-        "… or one of 34 bytes, flash attention": checkpoints + block_bytes(run),
-        "… or one with eager attention": checkpoints + korthikanti_block_bytes(run),
-        "kept when forward ends, all blocks": activation_bytes(run),
-        "… and log-softmax, kept by the loss": activation_bytes(run) + sum_bytes(loss_saved(run)),
-    }
-
+full = xl.replace(recompute="full")  # change this
+s, b, h, L = full.seq_len, full.micro_batch, full.model.hidden, full.model.layers
+zero, one_each, real = 12 * 2 * h * b * s * L, 2 * s * b * h * L, measure(full)
+claims = {
+    "ZeRO's total, 12·h·b·s·L numbers": zero,
+    "over √48, ZeRO's “about 8 GB”": zero / L**0.5,
+    "one checkpoint per block": one_each,
+    "… and a block run again, 34 bytes": one_each + block_bytes(full.replace(recompute="none")),
+    "kept when forward ends, all blocks": activation_bytes(full),
+    "… and log-softmax, kept by the loss": activation_bytes(full) + sum_bytes(loss_saved(full)),
+    f"the same, {real.word}": real.moments["after loss"]["activations"],
+}
+for claim, size in claims.items():
+    print(f"{claim:36s} {format_bytes(size, 'GB', 2):>9s}")
 
 # %%
-full = xl.replace(recompute="full")
-sizes = {s: claimed(full.replace(seq_len=s)) for s in (1000, 1024)}
-print(f"{'':46s} s = 1,000  s = 1,024")
-for words, size in sizes[1024].items():
-    print(f"{words:46s} {format_bytes(sizes[1000][words], 'GB', 2):>9s}  {format_bytes(size, 'GB', 2):>9s}")
-real = measure(full)
-after_loss = real.moments["after loss"]["activations"]
-print(f"{f'the same, {real.provenance}':57s} {format_bytes(after_loss, 'GB', 2):>9s}; "
-      f"estimate − {real.word} {size - after_loss:+,} bytes")  # fmt: skip
-
-# %%
-before, after = activation_bytes(xl), activation_bytes(full)
+before, after = activation_bytes(xl), activation_bytes(xl.replace(recompute="full"))
 reveal("06.percent", 100 * (1 - after / before), unit="%")
 for name in ("none", "selective", "full"):
     kept = activation_bytes(xl.replace(recompute=name))
     print(f"{name:10s} keeps {format_bytes(kept, 'GB', 1):>8s} when forward ends, {kept / before:4.0%} of everything")
 
 # %% [markdown]
-# **The gap** of 512 bytes is the loss itself. 60/√48, and the newsletter's 8–9 GB, are near what is really there after
-# the loss, checkpoints and [log-softmax](../docs/glossary.md#log-softmax). But that is chance: neither of these two is
-# the square root of anything. (The block that runs again does not come on top: by then the log-softmax has been used
-# and freed.) And 50 % is far off for full recomputation; perhaps somebody read "square root" as "half". What comes
-# nearest to it is the *selective* policy.
+# 60/√48, and the newsletter's 8–9 GB, are near what is really there after the loss, checkpoints and
+# [log-softmax](../docs/glossary.md#log-softmax). But that is chance: neither of these two is the square root of
+# anything. Change `xl` to `xl.replace(seq_len=512)` in the first cell: which rows halve? And 50 % is far off for full
+# recomputation; what comes nearest to it is the *selective* policy.
 
 # %% [markdown]
 # ## By hand
-# PyTorch's `checkpoint` is two functions in one, and `use_reentrant` chooses. The older one, `use_reentrant=True`, is
-# easily written by hand. Forward runs without a graph and keeps only the input. Backward runs forward again with a
-# graph, then calls backward on that: autograd enters itself a second time, hence the name.
+# The variant `use_reentrant=True` is easily written by hand. Forward runs without a graph and keeps only the input.
+# Backward runs forward again with a graph, then calls backward on that.
 #
 # One thing is easily forgotten: the second forward has to *repeat* the first.
 # [Dropout](../docs/glossary.md#dropout-mask) draws random masks, on a GPU from that GPU's own random numbers. And
@@ -437,23 +552,21 @@ for name in ("none", "selective", "full"):
 # %%
 from contextlib import contextmanager
 
-import torch
-
 
 def state(x):
     """What the second forward has to find: random numbers of the CPU and of x's GPU, and what autocast does."""
-    on_gpu = torch.cuda.get_rng_state(x.device) if x.is_cuda else None
+    of_gpu = torch.cuda.get_rng_state(x.device) if x.is_cuda else None
     device = x.device.type
-    return torch.get_rng_state(), on_gpu, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+    return torch.get_rng_state(), of_gpu, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
 
 
 @contextmanager
-def restored(x, cpu, on_gpu, dtype, autocast):
+def restored(x, cpu, of_gpu, dtype, autocast):
     """Inside, `state` is as it was; fork_rng puts back what it finds, so that no one notices."""
     with torch.random.fork_rng([x.device] if x.is_cuda else []), torch.autocast(x.device.type, dtype, autocast):
         torch.set_rng_state(cpu)
         if x.is_cuda:
-            torch.cuda.set_rng_state(on_gpu, x.device)
+            torch.cuda.set_rng_state(of_gpu, x.device)
         yield
 
 
@@ -474,12 +587,15 @@ class Recomputed(torch.autograd.Function):
         return None, x.grad
 
 
+# %% [markdown]
+# Are the gradients the same as with everything kept? Two linear layers with dropout answer, under autocast, too.
+
+
 # %%
 def gradients(run, autocast=False):
-    """Those of two linear layers with dropout, and of their input, when `run(block, x)` is the forward pass."""
+    """Those of a block and of its input, when `run(block, x)` is the forward pass."""
     torch.manual_seed(0)
-    block = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Dropout(0.5),
-                                torch.nn.Linear(256, 64))  # fmt: skip
+    block = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.5), nn.Linear(256, 64))  # change this
     x = torch.randn(32, 64, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         y = run(block, x)
@@ -487,58 +603,25 @@ def gradients(run, autocast=False):
     return [x.grad, *(weight.grad for weight in block.parameters())]
 
 
-def keep_everything(block, x):
-    return block(x)
-
-
-def same(one, other):
-    return all(map(torch.equal, one, other))
-
-
 # %%
+careless = partial(again, preserve_rng_state=False)
+variants = {"by hand": Recomputed.apply, "True": partial(checkpoint, use_reentrant=True), "False": again}
+variants["False, random state not restored"] = careless
 for autocast in (False, True):
-    equal = same(gradients(keep_everything, autocast), gradients(Recomputed.apply, autocast))
-    print(f"by hand, autocast {'on' if autocast else 'off'}: equal to the last bit: {equal}")
+    right = gradients(keep_everything, autocast)
+    for name, run in variants.items():
+        with FlopCounterMode(display=False) as counter:
+            off = [
+                (one - other).norm() / one.norm() for one, other in zip(right, gradients(run, autocast), strict=True)
+            ]
+        print(f"autocast {autocast!s:5} {name:32s} {counter.get_total_flops():,} FLOPs, off by {max(off):.2f}")
 
 # %% [markdown]
-# Every other checkpoint of this course says `use_reentrant=False`, as PyTorch
-# [recommends](https://docs.pytorch.org/docs/stable/checkpoint.html). That one does not run a second backward inside the
-# first. Forward records its graph as ever, but each tensor that autograd would save is replaced by an empty
-# placeholder. When backward opens the first placeholder, forward runs again and fills them in order. It stops as soon
-# as the last one is full: that is the early stop that you met above. The older variant always runs to the end.
-
-# %%
-from functools import partial
-
-from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
-
-kept, flops = gradients(keep_everything), {}
-for name, run in {
-    "keep everything": keep_everything,
-    "by hand": Recomputed.apply,
-    "use_reentrant=True": partial(checkpoint, use_reentrant=True),
-    "use_reentrant=False": partial(checkpoint, use_reentrant=False),
-}.items():
-    with FlopCounterMode(display=False) as counter:
-        equal = same(kept, gradients(run))
-    flops[name] = counter.get_total_flops()
-    print(f"{name:20s} equal: {equal}; arithmetic {flops[name] / flops['keep everything'] - 1:+.1%}")
-
-# %% [markdown]
-# The early stop skips the last linear layer: backward needs its input, and nobody its output. The variants differ in
-# one more trap. With `use_reentrant=True`, no weight of the block gets a gradient unless an *input* of the block
-# requires one, as after a frozen embedding. And without care for the random state?
-
-# %%
-careless = gradients(partial(checkpoint, use_reentrant=False, preserve_rng_state=False))
-print("random state not restored, equal:", same(kept, careless))
-size = (careless[1] - kept[1]).norm() / kept[1].norm()
-print(f"off by more than a tenth of the gradient's length: {size.item() > 0.1}, and no error was raised")
-
-# %% [markdown]
-# Nothing crashes. Training goes on with gradients of a network that never ran: other masks in backward than in forward.
-# `preserve_rng_state=False` is safe only without randomness in the block.
+# The last column is the length of the difference, relative to the gradient's. Dropout without its random state is off,
+# and nothing crashes: training goes on with gradients of a network that never ran. `preserve_rng_state=False` is safe
+# only without randomness in the block. Change 0.5 to 0.0: what will the last
+# column say? The FLOPs show the early
+# stop: only `False` leaves out the last linear layer.
 #
 # Is checkpointing "on by default in most libraries", as one text has it? No. PyTorch recomputes what you hand to
 # `checkpoint`, and nothing else; DeepSpeed's
@@ -552,30 +635,64 @@ print(f"off by more than a tenth of the gradient's length: {size.item() > 0.1}, 
 
 # %% [markdown]
 # ## And the time?
-# Arithmetic is not time. On one core of your processor, in fp32, the quickest of five passes each, in processor time,
-# so that what else it does hardly counts (they still vary a little from run to run):
+# Arithmetic is not time. On one core of your processor, in fp32, the quickest of five passes each, in processor time
+# (they still vary a little from run to run):
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.recomputation.policies import seconds
+from time import process_time
 
-timed = TrainingRun(small_gpt(layers=4, hidden=256), micro_batch=4, seq_len=128, precision="fp32", attention="eager")
-runs = {name: timed.replace(recompute=name) for name in ("none", "selective", "selective-attention", "full", "every-2")}
-took = seconds(runs)
-for name, run in runs.items():
-    more = took[name] / took["none"] - 1
-    print(f"{name:20s} {1e3 * took[name]:6.1f} ms, {more:+.0%}; by arithmetic {added_percent(run):+.1f} %")
+L, h, s = 4, 256, 128  # change this
+models = {False: GPT(L, h, 4, 1000, eager), True: GPT(L, h, 4, 1000, core_again)}
+tokens, threads = torch.randint(1000, (4, s)), torch.get_num_threads()
+passes = {"none": (False, keep_everything), "selective": (False, selective),
+          "selective-attention": (True, keep_everything), "full": (False, again)}  # fmt: skip
+torch.set_num_threads(1)
+for name, (core, run) in passes.items():
+    times = []
+    for _ in range(6):
+        begin = process_time()
+        loss_of(models[core], tokens, run).backward()
+        times.append(process_time() - begin)
+    print(f"{name:20s} {1e3 * min(times[1:]):6.1f} ms")
+torch.set_num_threads(threads)
 
 # %% [markdown]
 # Published figures for a GPU lie between 25 and 40 %: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %.
 # Korthikanti et al. measured 39 % for a layer split over 8 GPUs, whose forward waits for messages that backward hides
 # (their table 4). More arithmetic alone explains at most one third. (25 % is one unit of the *new* four.) Dropout,
 # norms and GELU run again too, and they wait for memory, not for arithmetic; copies and the Python of `checkpoint` come
-# on top. Real GPUs say:
+# on top. Change h to 64: does a small model pay more or less? Real GPUs say:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
 
 recorded_times("recomputation")
+
+# %% [markdown]
+# ## In your own script
+# Checkpoint each block of a model that somebody else wrote: name the class of its blocks.
+
+# %%
+from functools import partial
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+
+def checkpoint_blocks(model, kind):
+    """From now on, each module of class `kind` keeps its inputs and runs again in backward."""
+    for block in model.modules():
+        if isinstance(block, kind):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+model = torch.nn.TransformerEncoder(layer, num_layers=6).to(device)  # in your script, your model
+checkpoint_blocks(model, torch.nn.TransformerEncoderLayer)
+model(torch.randn(8, 128, 64, device=device)).square().mean().backward()
+if device == "cuda":
+    print(torch.cuda.max_memory_allocated() / 1e6, "MB at the peak")
 
 # %% [markdown]
 # ## What the sources got wrong
@@ -589,8 +706,7 @@ recorded_times("recomputation")
 # | on by default in most libraries | off in PyTorch, DeepSpeed, transformers and Megatron-LM; on in torchtitan |
 #
 # ## Five questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it.
+# Each choice answers at once, and tells you why it is right or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
