@@ -122,6 +122,7 @@ def flash(q, k, v, rate):
     return F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
 
 
+# %%
 class Block(nn.Module):
     def __init__(self, h, a, attention=flash, rate=0.1):
         super().__init__()
@@ -193,7 +194,7 @@ reveal("06.blocks", best, unit="blocks")
 
 # %% [markdown]
 # ## Every policy
-# Here is a GPT that lets you choose how its blocks are called: `run(block, x)`.
+# Here is a GPT that lets you choose how its blocks are called: `call(block, x)`.
 
 
 # %%
@@ -203,10 +204,10 @@ class GPT(nn.Module):
         self.embed, self.head = nn.Embedding(V, h), nn.Linear(h, V, bias=False)
         self.blocks = nn.ModuleList(Block(h, a, attention) for _ in range(layers))
 
-    def forward(self, tokens, run):
+    def forward(self, tokens, call):
         x = self.embed(tokens)
         for block in self.blocks:
-            x = run(block, x)
+            x = call(block, x)
         return self.head(x)
 
 
@@ -214,8 +215,8 @@ def keep_everything(block, x):
     return block(x)
 
 
-def loss_of(model, tokens, run):
-    return F.cross_entropy(model(tokens, run).flatten(0, 1), tokens.flatten())
+def loss_of(model, tokens, call):
+    return F.cross_entropy(model(tokens, call).flatten(0, 1), tokens.flatten())
 
 
 # %% [markdown]
@@ -225,18 +226,13 @@ def loss_of(model, tokens, run):
 
 
 # %%
-def memory(run):
-    """Bytes allocated after the loss, and at the peak of forward and backward."""
+def show(name, call):
     torch.cuda.reset_peak_memory_stats()
-    loss = loss_of(model, tokens, run)
+    loss = loss_of(model, tokens, call)
     kept = torch.cuda.memory_allocated()
     loss.backward()
     model.zero_grad()
-    return kept, torch.cuda.max_memory_allocated()
-
-
-def show(name, run):
-    kept, peak = memory(run)
+    peak = torch.cuda.max_memory_allocated()
     print(f"{name:22s} {format_bytes(kept, 'GB', 2)} after the loss, {format_bytes(peak, 'GB', 2)} at the peak")
     return peak
 
@@ -244,7 +240,8 @@ def show(name, run):
 with on_gpu():
     model = GPT(layers=12, h=768, a=12, V=50257).to("cuda", torch.bfloat16)
     tokens = torch.randint(50257, (8, 1024), device="cuda")
-    memory(keep_everything)  # so that cuBLAS has its workspaces
+    loss_of(model, tokens, keep_everything).backward()  # so that cuBLAS has its workspaces
+    model.zero_grad()
     show("keep everything", keep_everything)
 predict("06.full", unit="GB")
 
@@ -343,8 +340,8 @@ for name in ("none", "selective-attention"):
     print(f"{name:20s} with eager attention: {format_bytes(peak, 'GB', 2)} at the peak, estimated")
 
 # %% [markdown]
-# **The gap** is zero, as both count tensors. On a card, cuBLAS's workspaces (8,519,680 bytes for forward and again for
-# backward in the cells above), CUDA's context and reserved memory that holds no tensor come on top, recomputed or not.
+# **The gap** is zero, as both count tensors. On a card, cuBLAS's workspaces (in the cells above, too), CUDA's context
+# and reserved memory that holds no tensor come on top, recomputed or not.
 #
 # Full recomputation removes most activations, but the peak falls less: weights, optimizer states and the loss's own
 # tensors are still there. And "selective-attention" saves nearly nothing here: a
@@ -386,10 +383,10 @@ predict("06.third", unit="%")
 from torch.utils.flop_counter import FlopCounterMode
 
 
-def flops(model, run):
+def flops(model, call):
     """FLOPs of matrix products in forward and in backward."""
     with FlopCounterMode(display=False) as counter:
-        loss = loss_of(model, tokens, run)
+        loss = loss_of(model, tokens, call)
         forward = counter.get_total_flops()
         loss.backward()
     return forward, counter.get_total_flops() - forward
@@ -409,8 +406,8 @@ def core_again(q, k, v, rate):
 blocks, core = 24 * b * L * s * h * h + 4 * b * L * s * s * h, 4 * b * L * s * s * h
 ways = {"full": (small, again, blocks), "selective": (small, selective, 0)}
 ways["selective-attention"] = GPT(L, h, a, V, core_again), keep_everything, core
-for name, (model, run, wanted) in ways.items():
-    more = sum(flops(model, run)) - whole
+for name, (model, call, wanted) in ways.items():
+    more = sum(flops(model, call)) - whole
     print(f"{name:20s} runs again {more:11,} FLOPs, {more / whole:6.2%}; formula − counted {wanted - more:+,}")
     if name == "full":
         reveal("06.third", 100 * more / whole, unit="%")
@@ -592,13 +589,13 @@ class Recomputed(torch.autograd.Function):
 
 
 # %%
-def gradients(run, autocast=False):
-    """Those of a block and of its input, when `run(block, x)` is the forward pass."""
+def gradients(call, autocast=False):
+    """Those of a block and of its input, when `call(block, x)` is the forward pass."""
     torch.manual_seed(0)
     block = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.5), nn.Linear(256, 64))  # change this
     x = torch.randn(32, 64, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        y = run(block, x)
+        y = call(block, x)
     y.float().square().sum().backward()
     return [x.grad, *(weight.grad for weight in block.parameters())]
 
@@ -609,10 +606,10 @@ variants = {"by hand": Recomputed.apply, "True": partial(checkpoint, use_reentra
 variants["False, random state not restored"] = careless
 for autocast in (False, True):
     right = gradients(keep_everything, autocast)
-    for name, run in variants.items():
+    for name, call in variants.items():
         with FlopCounterMode(display=False) as counter:
             off = [
-                (one - other).norm() / one.norm() for one, other in zip(right, gradients(run, autocast), strict=True)
+                (one - other).norm() / one.norm() for one, other in zip(right, gradients(call, autocast), strict=True)
             ]
         print(f"autocast {autocast!s:5} {name:32s} {counter.get_total_flops():,} FLOPs, off by {max(off):.2f}")
 
@@ -647,11 +644,11 @@ tokens, threads = torch.randint(1000, (4, s)), torch.get_num_threads()
 passes = {"none": (False, keep_everything), "selective": (False, selective),
           "selective-attention": (True, keep_everything), "full": (False, again)}  # fmt: skip
 torch.set_num_threads(1)
-for name, (core, run) in passes.items():
+for name, (core, call) in passes.items():
     times = []
     for _ in range(6):
         begin = process_time()
-        loss_of(models[core], tokens, run).backward()
+        loss_of(models[core], tokens, call).backward()
         times.append(process_time() - begin)
     print(f"{name:20s} {1e3 * min(times[1:]):6.1f} ms")
 torch.set_num_threads(threads)
@@ -681,9 +678,10 @@ from torch.utils.checkpoint import checkpoint
 
 def checkpoint_blocks(model, kind):
     """From now on, each module of class `kind` keeps its inputs and runs again in backward."""
-    for block in model.modules():
-        if isinstance(block, kind):
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    blocks = [module for module in model.modules() if isinstance(module, kind)]
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    print(len(blocks), "blocks run again in backward")
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -691,8 +689,6 @@ layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
 model = torch.nn.TransformerEncoder(layer, num_layers=6).to(device)  # in your script, your model
 checkpoint_blocks(model, torch.nn.TransformerEncoderLayer)
 model(torch.randn(8, 128, 64, device=device)).square().mean().backward()
-if device == "cuda":
-    print(torch.cuda.max_memory_allocated() / 1e6, "MB at the peak")
 
 # %% [markdown]
 # ## What the sources got wrong
