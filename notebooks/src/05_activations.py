@@ -242,8 +242,9 @@ print(f"by hooks {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 # Two ways to ask, and nearly one answer. (The hooks count x, which was there before; the allocator counts y, of the
 # same size.) What the allocator has more are rests too small to split off ([lesson
 # 10](10_allocator_and_fragmentation.ipynb)). On a card, more lies outside of every estimate here: cuBLAS's workspaces,
-# some MB at the first matrix product of forward, and again of backward; reserved memory that holds no tensor; and
-# CUDA's context, some hundred MB that no counter of PyTorch has.
+# some MB at the first matrix product of forward, and again of backward;
+# [reserved](../docs/glossary.md#allocated-and-reserved) memory that holds no tensor; and CUDA's context, some hundred
+# MB that no counter of PyTorch has.
 #
 # `saved_by` is the same for any layer, and names the operation whose backward asks:
 

@@ -22,7 +22,7 @@
 
 # %% [markdown]
 # ## A chain, and all of it kept
-# Forget transformers for a moment. A network is a chain of n nodes f. Each leaves one value that its backward b will
+# A network is a chain of n nodes f. Each leaves one value that its backward b will
 # ask for, and hands another to the next node. What is in hand, and the gradient on its way back, are there whatever you
 # do; we count only what is *kept*.
 #
@@ -188,9 +188,9 @@ reveal("06.blocks", best, unit="blocks")
 # %% [markdown]
 # The square root belongs to a chain whose nodes keep as little as a checkpoint. A block keeps c times that, so the
 # formula moves to √(L/c), below 2: nearly a checkpoint for every block. The whole step then moves it back a little,
-# because a step has *two* full moments, and the peak is the larger one. When the loss goes backward, all checkpoints
-# are there, and with them the tensors of s·b·V numbers from lesson 05: fewer checkpoints help. When the first stretch
-# is run again, the loss is gone: shorter stretches help. The best k balances those two.
+# because a step has *two* full moments. When the loss goes backward, all checkpoints are there, and with them the
+# tensors of s·b·V numbers from lesson 05: fewer checkpoints help. When the first stretch is run again, the loss is
+# gone: shorter stretches help. The best k balances those two.
 
 # %% [markdown]
 # ## Every policy
@@ -341,7 +341,7 @@ for name in ("none", "selective-attention"):
 
 # %% [markdown]
 # **The gap** is zero, as both count tensors. On a card, cuBLAS's workspaces (in the cells above, too), CUDA's context
-# and reserved memory that holds no tensor come on top, recomputed or not.
+# and [reserved](../docs/glossary.md#allocated-and-reserved) memory that holds no tensor come on top, recomputed or not.
 #
 # Full recomputation removes most activations, but the peak falls less: weights, optimizer states and the loss's own
 # tensors are still there. And "selective-attention" saves nearly nothing here: a
@@ -414,7 +414,7 @@ for name, (model, call, wanted) in ways.items():
 
 # %% [markdown]
 # A step is three units, forward one and backward two, so one more forward would be a third. Full recomputation stays
-# below that since the head, h·V products for each token, lies outside the blocks and is not run again. (Change V to
+# below that since the head lies outside the blocks and is not run again. (Change V to
 # 50257: how much is it then?) How many blocks share a checkpoint changes memory, not work. "selective" costs no matrix
 # product at all, only the cheap operations between them.
 #
@@ -489,10 +489,9 @@ for name, (card, rate) in links.items():
     print(f"fits into forward at {step / 3 / copy:.0%} of it")
 
 # %% [markdown]
-# Over PCIe the copies cannot hide: one way takes longer than the whole step computes. It would fit into forward only if
-# forward ran at the small share of the peak in the last column. Real trainings are faster: Korthikanti et al. reach
-# 54.2 % of the peak with 530 B parameters. Over NVLink the copies could hide, with little to spare, and only on a
-# stream of their own: `save_on_cpu` copies on the stream that computes, so that the times add up.
+# Over PCIe the copies cannot hide: one way takes longer than the whole step computes at the card's peak. Real trainings
+# reach about half of it (Korthikanti et al.: 54.2 %). Over NVLink the copies could hide, with little to spare, and only
+# on a stream of their own: `save_on_cpu` copies on the stream that computes, so that the times add up.
 
 # %% [markdown]
 # ## "About 8 GB", "50 %"
@@ -538,10 +537,8 @@ for name in ("none", "selective", "full"):
 
 # %% [markdown]
 # ## By hand
-# The variant `use_reentrant=True` is easily written by hand. Forward runs without a graph and keeps only the input.
-# Backward runs forward again with a graph, then calls backward on that.
-#
-# One thing is easily forgotten: the second forward has to *repeat* the first.
+# The variant `use_reentrant=True` is easily written by hand. One thing is easily forgotten: the second forward has to
+# *repeat* the first.
 # [Dropout](../docs/glossary.md#dropout-mask) draws random masks, on a GPU from that GPU's own random numbers. And
 # backward runs outside of [autocast](../docs/glossary.md#autocast), where the same block computes in fp32. So restore
 # both random states, and autocast.
@@ -654,11 +651,11 @@ for name, (core, call) in passes.items():
 torch.set_num_threads(threads)
 
 # %% [markdown]
-# Published figures for a GPU lie between 25 and 40 %: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %.
-# Korthikanti et al. measured 39 % for a layer split over 8 GPUs, whose forward waits for messages that backward hides
-# (their table 4). More arithmetic alone explains at most one third. (25 % is one unit of the *new* four.) Dropout,
-# norms and GELU run again too, and they wait for memory, not for arithmetic; copies and the Python of `checkpoint` come
-# on top. Change h to 64: does a small model pay more or less? Real GPUs say:
+# Published figures for a GPU lie between 25 and 40 %: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %,
+# Korthikanti et al. 39 % for a layer split over 8 GPUs (their table 4). More arithmetic alone explains at most one
+# third. (25 % is one unit of the *new* four.) Dropout, norms and GELU run again too, and wait for memory, not for
+# arithmetic; the Python of `checkpoint` comes on top. Change h to 64: does a small model pay more or less? Real GPUs
+# say:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
