@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from course_utils.estimating.sharding import all_reduce_bytes
-from course_utils.lessons.data_parallelism import ddp_training, figures, replicas
-from course_utils.lessons.data_parallelism.data_parallel_module import WatchedDataParallel, in_processes, in_threads
+from course_utils.lessons.data_parallelism import ddp_training, figures
 from course_utils.lessons.data_parallelism.links import Link, fit_link
+from course_utils.lessons.data_parallelism.threads import in_processes, in_threads
 from course_utils.lessons.data_parallelism.widget import ring_player
 from course_utils.ranks.launch import run_ranks
 
@@ -19,26 +17,16 @@ RANKS, GRADIENTS = 3, 6 * (512 * 512 + 512) * 4
 
 
 def on_each_rank() -> dict[str, Any]:
-    """Everything that needs ranks, in one start of processes."""
+    """A small network's steps, in one start of processes."""
     import torch
     import torch.distributed as dist
 
-    from course_utils.lessons.data_parallelism import collectives, ddp_training, links, replicas
+    from course_utils.lessons.data_parallelism import ddp_training
 
     dist.init_process_group("gloo")
-    uneven = torch.arange(7, dtype=torch.float64) + dist.get_rank()  # parts of 3, 2 and 2 numbers
-    collectives.ring_all_reduce(uneven, collectives.Wire())
-    mine = replicas.share(replicas.whole_batch(), dist.get_rank(), dist.get_world_size())
     vars(ddp_training).update(LAYERS=6)
-    found = {
-        "collectives": collectives.one_rank(),
-        "uneven": uneven.tolist(),
-        "where": [ddp_training.where(torch.device(kind)) for kind in ("cpu", "cuda")],
-        "apart": {name: replicas.train(replicas.network(), mine, s)[:3] for name, s in replicas.SHARING.items()},
-        "ddp": ddp_training.one_rank(torch.device("cpu")),
-    }
-    if dist.get_rank() < 2:
-        found["seconds"] = [links.there_and_back(torch.zeros(16)) for _ in range(3)]
+    found = ddp_training.one_rank(torch.device("cpu"))
+    found["places"] = [ddp_training.where(torch.device(kind)) for kind in ("cpu", "cuda")]
     dist.destroy_process_group()
     return found
 
@@ -72,54 +60,19 @@ def test_ranks_take_gpus_where_each_can_have_its_own(
     assert ddp_training.why_on_cpus() == why
 
 
-def test_all_ways_give_torch_s_sum_and_send_what_their_formulas_say(found: list[dict[str, Any]]) -> None:
-    for rank, one in enumerate(found):
-        size = one["collectives"]["size"]
-        sent = {way: one["collectives"][way]["sent"] for way in ("server", "naive", "ring")}
-        assert all(one["collectives"][way]["equal"] for way in sent)
-        assert sent["ring"] == all_reduce_bytes(size, RANKS) == 2 * (RANKS - 1) * size // RANKS
-        assert sent["naive"] == (RANKS - 1) * size
-        assert sent["server"] == (size if rank else (RANKS - 1) * size)
-        assert one["uneven"] == [3.0 * k + 3 for k in range(7)]
-        on_cpu, on_gpus = one["where"]
-        assert on_cpu == "3 processes on this machine's CPU (gloo)"
-        assert on_gpus == "3 processes each on its own GPU (NCCL)"
-
-
-def test_replicas_stay_equal_only_if_all_gradients_are_shared(found: list[dict[str, Any]]) -> None:
-    apart = found[0]["apart"]
-    assert apart["all gradients"] == [0, 0, 0]
-    assert 0 < apart["no gradient"][0] < apart["no gradient"][2]
-    assert apart[f"all but {replicas.LEFT_OUT}"][0] > 0
-    assert [one["apart"] for one in found] == [apart] * RANKS
+def test_ranks_say_where_they_ran(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        assert one["places"] == ["3 processes on this machine's CPU (gloo)", "3 processes each on its own GPU (NCCL)"]
 
 
 def test_a_traced_step_has_its_buckets_in_order_and_some_before_backward_ends(found: list[dict[str, Any]]) -> None:
-    step = found[0]["ddp"]["many"]
+    step = found[0]["many"]
     ready = [bucket["ready"] for bucket in step["buckets"]]
     assert len(ready) > 1 and ready == sorted(ready)
-    assert sum(bucket["size"] for bucket in step["buckets"]) == found[0]["ddp"]["gradients"] == GRADIENTS
-    assert len(found[0]["ddp"]["one"]["buckets"]) == 1 and not found[0]["ddp"]["none"]["buckets"]
+    assert sum(bucket["size"] for bucket in step["buckets"]) == found[0]["gradients"] == GRADIENTS
+    assert len(found[0]["one"]["buckets"]) == 1 and not found[0]["none"]["buckets"]
     assert all(step["forward"] < b["ready"] <= b["done"] <= step["end"] for b in step["buckets"])
     assert 0 <= figures.hidden_part(step) < 1
-    assert all(0 < seconds < 10 for one in found[:2] for seconds in one["seconds"])  # of a message
-
-
-def test_gradients_that_accumulate_are_sent_once_and_leave_the_buckets_only_if_they_are_set_to_none(
-    found: list[dict[str, Any]],
-) -> None:
-    for one in (rank["ddp"] for rank in found):
-        assert one["sent"] == {"each micro-batch": 4 * GRADIENTS, "no_sync": GRADIENTS} and one["equal"]
-        assert one["outside"] == {"set_to_none=True": GRADIENTS, "set_to_none=False": 0}
-
-
-def test_the_mean_of_shares_is_the_gradient_of_the_batch() -> None:
-    batch = replicas.whole_batch()
-    shares = [replicas.gradients(replicas.network(), replicas.share(batch, rank, 4)) for rank in range(4)]
-    whole = replicas.gradients(replicas.network(), batch)
-    torch.testing.assert_close(sum(shares) / 4, whole, rtol=1e-4, atol=1e-7)
-    with pytest.raises(ValueError, match="cannot be shared out evenly among 5"):
-        replicas.share(batch, 0, 5)
 
 
 def test_the_fit_is_the_weighted_least_squares_of_numpy_and_its_covariance() -> None:
@@ -155,38 +108,29 @@ def test_a_ring_costs_its_messages_and_its_bytes_and_one_rank_nothing() -> None:
         assert 0 <= low < expected < high
 
 
-def test_data_parallel_s_own_forward_replicates_each_time_and_computes_the_same() -> None:
-    torch.manual_seed(0)
-    network, inputs = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(12, 8)
-    model = WatchedDataParallel(network, devices=3)
-    for _ in range(2):
-        torch.testing.assert_close(model(inputs), network(inputs))
-    weights = sum(weight.nbytes for weight in network.parameters())
-    assert model.calls == {"scatter": 2, "replicate": 2, "parallel_apply": 2, "gather": 2}
-    assert model.bytes["replicate"] == 2 * 2 * weights
-    assert model.bytes["scatter"] == 2 * inputs.nbytes * 2 // 3
-    assert model.bytes["gather"] == 2 * (12 * 4 * 4) * 2 // 3
-
-
 def test_the_same_python_is_timed_in_threads_and_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("course_utils.lessons.data_parallelism.data_parallel_module.ROUNDS", 1000)
+    monkeypatch.setattr("course_utils.lessons.data_parallelism.threads.ROUNDS", 1000)
     assert 0 < in_threads(2) < 30 and 0 < in_processes(2) < 30
 
 
-def test_a_ring_is_recorded_and_drawn_step_by_step(found: list[dict[str, Any]]) -> None:
-    reports = [one["collectives"] for one in found]
-    for rank, one in enumerate(reports):
-        assert {(message["sender"], message["receiver"]) for message in one["steps"]} == {(rank, (rank + 1) % RANKS)}
-        assert one["parts"][0] == [10**rank] * RANKS and one["parts"][-1] == [111] * RANKS
-    assert "9 of 9 parts are complete" in figures.ring_figure(reports, 4).alt
-    half = figures.ring_figure(reports, 2)
+RING = [
+    [[1, 1, 1], [1, 1, 101], [1, 111, 101], [111, 111, 101], [111, 111, 111]],
+    [[10, 10, 10], [11, 10, 10], [11, 10, 111], [11, 111, 111], [111, 111, 111]],
+    [[100, 100, 100], [100, 110, 100], [111, 110, 100], [111, 110, 111], [111, 111, 111]],
+]
+"""The parts of three ranks after each step; rank r begins with 10^r."""
+
+
+def test_a_ring_is_drawn_step_by_step() -> None:
+    assert "9 of 9 parts are complete" in figures.ring_figure(RING, 4).alt
+    half = figures.ring_figure(RING, 2)
     assert "adding up: 3 of 9 parts" in half.alt and half.svg.count("data-sum") == 9
-    assert "each with" in figures.ring_figure(reports, 0).alt
+    assert "rank 0 sends part 2 to rank 1" in half.alt.replace("Rank", "rank")
+    assert "each with" in figures.ring_figure(RING, 0).alt
 
 
-def test_the_player_follows_its_slider_and_its_button(found: list[dict[str, Any]]) -> None:
-    reports = [one["collectives"] for one in found]
-    player = ring_player(reports, step=2)
+def test_the_player_follows_its_slider_and_its_button() -> None:
+    player = ring_player(RING, step=2)
     assert "Step 2 of 4" in player.picture.value and repr(player) == "A ring to step through: run this cell to play it."
     player.controls["step"].value = 4
     assert "9 of 9 parts" in player.picture.value
@@ -195,7 +139,7 @@ def test_the_player_follows_its_slider_and_its_button(found: list[dict[str, Any]
     player.controls["step"].value = 0
     assert "Nothing sent yet" in player.picture.value
     with pytest.raises(ValueError, match="steps 0 to 4"):
-        ring_player(reports, step=5)
+        ring_player(RING, step=5)
 
 
 def test_a_server_s_picture_tells_its_four_steps() -> None:

@@ -17,7 +17,7 @@
 # other. (One experiment uses two GPUs if your machine has them.) The processes need Linux or macOS; on Windows, open
 # the course in WSL2, or read the stored outputs.
 #
-# The simplest way to use many GPUs: each computes on a part of the batch of its own. That is data parallelism. Two
+# The simplest way to use many GPUs: each computes on its own part of the batch. That is data parallelism. Two
 # questions follow. What does each GPU keep in memory? And what do they have to send one another?
 
 # %% [markdown]
@@ -40,82 +40,148 @@ print(f"one GPU alone: {format_bytes(alone, 'GB', 1)} of weights, gradients and 
 predict("08.states")
 
 # %%
-states = rank_0_states(xl.replace(world_size=8))
+shared = xl.replace(accumulation_steps=2, world_size=8)  # change this
+states = rank_0_states(shared)
+b, k, D = shared.micro_batch, shared.accumulation_steps, shared.world_size
 print({kind: format_bytes(size, "GB", 1) for kind, size in states.items()})
+print(f"{b} · {k} · {D} = {shared.global_batch} sequences per step, {shared.global_batch * shared.seq_len:,} tokens")
 reveal("08.states", sum(states.values()))
 
 # %% [markdown]
 # Not a byte less. Each rank holds a [replica](../docs/glossary.md#replica) of the model: all weights, gradients and
-# optimizer states. What the ranks share is the *batch*.
-
-# %%
-shared = xl.replace(world_size=8, accumulation_steps=2)
-b, k, D = shared.micro_batch, shared.accumulation_steps, shared.world_size
-print(f"{b} · {k} · {D} = {shared.global_batch} sequences per step, {shared.global_batch * shared.seq_len:,} tokens")
+# optimizer states. What the ranks share is the *batch*: **b · k · D** sequences, micro-batch times accumulation steps
+# times ranks. (Change `world_size` to 64. Which of the numbers above change?)
+#
+# So another rank makes the batch larger, unless you cut b or k. What does not fit one GPU with a single sequence does
+# not fit a thousand. (To keep nothing twice is the next lesson.)
 
 # %% [markdown]
-# The global batch is **b · k · D**: micro-batch, accumulation steps, ranks. So another rank makes the batch larger,
-# unless you cut b or k. Larger means that lesson 07's learning rates and critical batch come in. Cutting b saves
-# activations, but one GPU could have taken the batch bit by bit, too. What does not fit one GPU with a single sequence
-# does not fit a thousand. (To keep nothing twice is the next lesson.)
+# ## A script for torchrun
+# Here is a whole data-parallel training. `init_process_group` joins the processes, through *gloo*: the library by which
+# torch's processes talk to one another on CPUs. (On NVIDIA's GPUs that is *NCCL*.) `DistributedDataParallel`, DDP for
+# short ([Li et al. 2020](https://arxiv.org/abs/2006.15704)), sends rank 0's weights to all at the start. In each
+# backward it replaces every gradient by its mean over all ranks.
+
+
+# %%
+def train():
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    dist.init_process_group("gloo")  # torchrun has told each process its rank, and where the others are
+    rank, D = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    inputs, classes = torch.randn(24, 16), torch.randint(4, (24,))
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    for step in range(4):
+        loss = nn.functional.cross_entropy(model(inputs.chunk(D)[rank]), classes.chunk(D)[rank])
+        loss.backward()  # and the mean of all ranks' gradients
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.all_reduce(mean := loss.detach() / D)  # the sum over all ranks, on every rank
+        if rank == 0:
+            print(f"step {step}: mean loss {mean:.4f}")
+    dist.destroy_process_group()
+
+
+# %% [markdown]
+# `torchrun` starts a script as several processes. The next cell writes the function and a call of it to a temporary
+# file, and does what `torchrun --standalone --nproc-per-node 2 script.py` does in a terminal.
+
+# %%
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+
+def torchrun(program, ranks):
+    with TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_text(f"{inspect.getsource(program)}\n{program.__name__}()\n", encoding="utf-8")
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        done = subprocess.run([sys.executable, *command, str(ranks), script], capture_output=True, text=True)
+    print(f"processes: {ranks}", done.stdout or done.stderr, sep="\n")
+
+
+torchrun(train, ranks=1)
+torchrun(train, ranks=2)  # change this
+
+# %% [markdown]
+# One process with 24 sequences and two with 12 each: the same losses. Change the last line to 3 ranks, then to 5, and
+# predict both. Which of them does not divide 24? The next section says why that matters.
 
 # %% [markdown]
 # ## The mean of three gradients is the gradient of all
 # The loss of a batch is the mean over its sequences. So is its gradient. Cut the batch into three equal parts and
-# compute G1, G2 and G3: then (G1 + G2 + G3)/3 is the gradient of the whole batch. First as a loop, in one process.
+# compute G1, G2 and G3: then (G1 + G2 + G3)/3 is the gradient of the whole batch. As a loop in one process:
 
 # %%
 import torch
+from torch import nn
 
-from course_utils.lessons.data_parallelism.replicas import gradients, network, share, whole_batch
+torch.manual_seed(0)
+inputs, classes = torch.randn(24, 16), torch.randint(4, (24,))
+network = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
 
-batch = whole_batch()
-parts = [gradients(network(), share(batch, rank, ranks=3)) for rank in range(3)]
-whole = gradients(network(), batch)
-print(f"{len(whole)} numbers; the mean is that of the whole batch:", torch.allclose(sum(parts) / 3, whole, atol=1e-6))
-print("and G1 alone is:", torch.allclose(parts[0], whole, atol=1e-6))
 
-# %% [markdown]
-# Now for real: three processes, which know nothing but their own third. `run_ranks` sends them the text of a function,
-# starts them with `torchrun`, and returns what each one returned. Nothing else of this notebook reaches them, so the
-# function imports what it needs.
+def gradient(x, y):
+    network.zero_grad()
+    nn.functional.cross_entropy(network(x), y).backward()
+    return torch.cat([weight.grad.flatten() for weight in network.parameters()])
 
 
 # %%
-def on_each_rank():
-    """What each of the processes runs: its own gradient, the sum of all, and three short trainings."""
-    import torch.distributed as dist
-
-    from course_utils.lessons.data_parallelism.replicas import SHARING, gradients, network, share, train, whole_batch
-
-    dist.init_process_group("gloo")
-    mine = share(whole_batch(), dist.get_rank(), dist.get_world_size())
-    gradient = gradients(network(), mine)
-    own = gradient.tolist()
-    dist.all_reduce(gradient)  # from here on: the sum over all ranks, on every rank
-    apart = {name: train(network(), mine, is_shared) for name, is_shared in SHARING.items()}
-    dist.destroy_process_group()
-    return {"own": own, "sum": gradient.tolist(), "apart": apart}
-
-
-# %%
-from course_utils.ranks.launch import run_ranks
-
-ranks = run_ranks(on_each_rank, world_size=3)
-own, sums = ([torch.tensor(rank[name]) for rank in ranks] for name in ("own", "sum"))
-off = (sums[0] / 3 - whole).abs().max() / whole.abs().max()
-print("each rank's own gradient is that of the loop:", all(map(torch.allclose, own, parts)))
-print("all ranks have the same sum, bit by bit:", all(torch.equal(sums[0], other) for other in sums))
-print("gap of its third to the whole batch's gradient, relative, below one in a million:", bool(off < 1e-6))
+ranks = 3  # change this
+parts = [gradient(x, y) for x, y in zip(inputs.chunk(ranks), classes.chunk(ranks), strict=True)]
+whole = gradient(inputs, classes)
+for name, found in {"the mean of all parts": sum(parts) / ranks, "G1 alone": parts[0]}.items():
+    off = (found - whole).abs().max() / whole.abs().max()
+    print(f"{name}: off by {off:.4f} of the largest of {len(whole)} numbers")
 
 # %% [markdown]
-# **The gap** is rounding: sums in another order. It is also why a run on 3 GPUs does not repeat a run on 1 bit by bit.
+# What is left of the first is rounding: sums in another order. It is why a training on 3 GPUs does not repeat one on 1
+# GPU bit by bit. Now change 3 to 5. `chunk` makes parts of 5, 5, 5, 5 and 4 sequences: is their plain mean still right?
+# (Exercise 3 corrects it.)
 
 # %% [markdown]
 # ## Equal, or drifting apart
-# Replicas start equal and see the same averaged gradient, so they take the same step and stay equal. Nobody compares
-# them, and nobody sends weights after the start. What if one gradient is forgotten? The three processes above also
-# trained: once sharing all gradients, once none, and once all but those of the last bias, 4 numbers out of 676.
+# Replicas start equal and see the same mean gradient, so they take the same step and stay equal. Nobody compares them,
+# and nobody sends weights after the start. Here is DDP's work by hand: an
+# [all-reduce](../docs/glossary.md#all-reduce), which leaves the sum on every rank, for each gradient. What if one is
+# forgotten?
+
+
+# %%
+def drift(kept_back):
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    dist.init_process_group("gloo")
+    rank, D, path = dist.get_rank(), dist.get_world_size(), []
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    x, y = torch.randn(24, 16).chunk(D)[rank], torch.randint(4, (24,)).chunk(D)[rank]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    for _ in range(30):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        for name, weight in model.named_parameters():
+            if name not in kept_back:
+                dist.all_reduce(weight.grad.div_(D))
+        optimizer.step()
+        path.append(nn.utils.parameters_to_vector(model.parameters()).tolist())
+    return path
+
+
+# %% [markdown]
+# Three processes train: with all gradients shared, with all but those of the last bias (4 numbers out of 676), and with
+# none. `run_ranks` is the shortcut for what `torchrun` did above: it also returns what the function returned on each
+# rank.
 #
 # **Your guess.** After 30 steps: the largest difference between any two replicas with the bias left out, in percent of
 # that with nothing shared at all?
@@ -123,28 +189,35 @@ print("gap of its third to the whole batch's gradient, relative, below one in a 
 # %%
 predict("08.drift", unit="%")
 
+# %%
+from course_utils.ranks.launch import run_ranks
+
+everything = [name for name, _ in network.named_parameters()]
+apart = {}
+for name, kept_back in {"all": [], "all but 2.bias": ["2.bias"], "none": everything}.items():  # change this
+    path = torch.tensor(run_ranks(drift, world_size=3, kept_back=kept_back))  # ranks, steps, weights
+    apart[name] = (path.amax(0) - path.amin(0)).amax(1)
+
 # %% tags=["nbval-ignore-output"]
 from course_utils.figures import lines
 
-apart = ranks[0]["apart"]
-steps = list(range(1, len(apart["no gradient"]) + 1))
 lines(
-    {f"shared: {name}": (steps, values) for name, values in apart.items()},
+    {f"shared: {name}": (list(range(1, 31)), values.tolist()) for name, values in apart.items()},
     "One forgotten bias, and the replicas run away from each other",
     "step", "largest difference of a weight", markers=False,
     provenance="measured: 3 processes on this machine's CPU (gloo)",
 )  # fmt: skip
 
 # %%
-left_out, nothing = apart["all but 2.bias"][-1], apart["no gradient"][-1]
-print("largest difference with all gradients shared:", apart["all gradients"][-1])
+shared, left_out, nothing = (values[-1].item() for values in apart.values())
+print(f"largest difference with all gradients shared: {shared}")
 reveal("08.drift", round(100 * left_out / nothing, -1), unit="%")
 
 # %% [markdown]
 # Exactly zero, or a drift that does not stop. One forgotten bias is even worse than sharing nothing: three independent
-# trainings at least each find a minimum, but here each rank's bias chases its own data, while the other weights, which
-# all share, answer to the mean. Such a run still learns *something*, and its loss looks like a loss. That is what
-# makes the mistake expensive.
+# trainings at least each find a minimum. Here each rank's bias chases its own data, while the other weights, which all
+# share, answer to the mean. Such a training still learns *something*, and its loss looks like a loss. That is what
+# makes the mistake expensive. (Keep `"0.bias"` back instead, 32 numbers: more drift, or less?)
 
 # %% [markdown]
 # ## A server in the middle
@@ -154,29 +227,44 @@ reveal("08.drift", round(100 * left_out / nothing, -1), unit="%")
 # %%
 from course_utils.lessons.data_parallelism.figures import server_figure
 
-server_figure(workers=3)
+server_figure(workers=3)  # change this
 
 # %% [markdown]
 # Optimizer states sit on the server alone: the workers keep none. But all traffic passes through it: with D workers, D
-# gradients come in and D sets of weights go out, S bytes each.
+# gradients come in and D sets of weights go out, S bytes each. (Change 3 to 5 workers: how many messages reach the
+# server?)
 #
-# ## Everybody sends to everybody
-# Without a server, each rank could send its whole gradient to each other rank: D−1 times S bytes from every rank. The
-# operation that leaves the sum on every rank is called [all-reduce](../docs/glossary.md#all-reduce), and this is its
-# naive form.
+# Without a server, each rank could send its whole gradient to each other rank: D−1 times S bytes from every rank. That
+# is the naive all-reduce.
 #
 # ## A ring
 # Better: cut S into D parts, and let every rank talk to its right neighbor alone ([Patarasuk and Yuan
 # 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). In D−1 steps the parts travel around, and everybody adds its own
 # numbers to what comes by. Then each rank has one part that is complete, and in D−1 further steps the complete parts
-# travel around once more. This is all of it, with nothing but send and receive:
+# travel around once more. With nothing but send and receive:
+
 
 # %%
-import inspect
+def ring():
+    import torch
+    import torch.distributed as dist
 
-from course_utils.lessons.data_parallelism.collectives import ring_all_reduce
+    dist.init_process_group("gloo")
+    me, D = dist.get_rank(), dist.get_world_size()
+    tensor = torch.full((120_000,), 10**me, dtype=torch.int32)  # 1, 10, 100, …: digits show who contributed
+    parts, sent = tensor.tensor_split(D), 0  # views: what is added to a part is added to the tensor
+    held = [[part[0].item() for part in parts]]
+    for step in range(2 * (D - 1)):
+        leaves, comes = parts[(me - step) % D], parts[(me - step - 1) % D]
+        sending = dist.isend(leaves, (me + 1) % D)  # returns at once
+        arrived = torch.empty_like(comes)
+        dist.recv(arrived, (me - 1) % D)
+        sending.wait()
+        comes.copy_(comes + arrived if step < D - 1 else arrived)
+        sent += leaves.nbytes
+        held.append([part[0].item() for part in parts])
+    return {"sent": sent, "held": held}
 
-print(inspect.getsource(ring_all_reduce))
 
 # %% [markdown]
 # **Your guess.** Four ranks add up 480 KB each. How many KB does each rank send in this ring?
@@ -185,47 +273,35 @@ print(inspect.getsource(ring_all_reduce))
 predict("08.ring", unit="KB")
 
 # %% [markdown]
-# The closed form: 2(D−1) steps, S/D bytes in each. Four real processes now add up the same numbers in all three ways,
-# and count what they hand to `isend`.
+# The closed form: 2(D−1) steps, S/D bytes in each.
 
 # %%
-from course_utils.estimating.sharding import all_reduce_bytes
-
-found = run_ranks("course_utils.lessons.data_parallelism.collectives", world_size=4)
-S, D = found[0]["size"], len(found)
-formula = {"server": (D - 1) * S, "naive": (D - 1) * S, "ring": 2 * (D - 1) * S // D}
-for way, expected in formula.items():
-    busiest = max(rank[way]["sent"] for rank in found)
-    equal = all(rank[way]["equal"] for rank in found)
-    print(f"{way:7s} equal to torch's all_reduce: {equal}; busiest rank sent {busiest:,} bytes, "
-          f"formula − counted {expected - busiest:+,}")  # fmt: skip
-
-# %%
-print(f"the ring by the engine's formula: {all_reduce_bytes(S, D):,} bytes, {all_reduce_bytes(S, D) / S:g} times S")
-reveal("08.ring", found[0]["ring"]["sent"], unit="KB")
+D, S = 4, 480_000  # change this
+found = run_ranks(ring, world_size=D)
+estimated, counted = 2 * (D - 1) * S // D, found[0]["sent"]
+print(f"estimated {estimated:,} bytes, counted {counted:,}; the gap {estimated - counted:+,} bytes")
+print("rank 0's parts at the end:", found[0]["held"][-1], "of", found[0]["held"][0])
+reveal("08.ring", counted, unit="KB")
 
 # %% [markdown]
-# **The gap** is none: 2(D−1)/D · S. (Here the server is one of the four ranks, so it sends to D−1.) Now watch the ring
-# that these processes ran, with one number for each part.
+# Every part is 1 + 10 + 100 + 1,000. (Change D to 5: how many KB are sent then, and what do the parts hold?) Watch it:
 
 # %%
 from course_utils.lessons.data_parallelism.widget import ring_player
 
-ring_player(found, step=3)
+ring_player([rank["held"] for rank in found], step=3)
 
 # %% [markdown]
-# The larger D, the clearer the difference. With a server, or naively, the busiest rank sends more with every rank; in
-# the ring it stays below 2·S.
+# With a server, or naively, the busiest rank sends more with every rank. The ring stays below 2·S:
 
 # %%
-Ds = [2, 4, 8, 16, 32, 64]
-GB = xl.model.parameters * 4 / 1e9
-lines(
-    {"server, naive": (Ds, [(D - 1) * GB for D in Ds]),
-     "ring": (Ds, [all_reduce_bytes(4 * xl.model.parameters, D) / 1e9 for D in Ds])},
-    f"GPT-2 XL in fp32, {GB:.1f} GB of gradients: the ring sends twice that at most, however many ranks",
-    "ranks D", "GB sent by the busiest rank, in each step", log_x=True, log_y=True, provenance="closed forms",
-)  # fmt: skip
+from course_utils.estimating.sharding import all_reduce_bytes
+
+gradient_size = 4 * xl.model.parameters
+for D in (2, 8, 64):
+    naive, ring_sends = (D - 1) * gradient_size, all_reduce_bytes(gradient_size, D)
+    print(f"GPT-2 XL's fp32 gradients on {D:2d} ranks: server or naive {format_bytes(naive, 'GB', 1):>8s}, "
+          f"ring {format_bytes(ring_sends, 'GB', 1):>7s}")  # fmt: skip
 
 # %% [markdown]
 # No exchange among ranks can do it with less than 2(D−1)/D · S: the ring is optimal in bytes. In *messages* it is not.
@@ -233,11 +309,8 @@ lines(
 
 # %% [markdown]
 # ## Buckets
-# In PyTorch you write `DistributedDataParallel(model)`, DDP for short ([Li et al.
-# 2020](https://arxiv.org/abs/2006.15704)). It sends rank 0's weights to all at the start, and in each backward it
-# all-reduces the gradients. Not one by one, since each message has to be started, but in
-# [buckets](../docs/glossary.md#bucket) of about 25 MiB: gradients are copied into one flat buffer, reduced, copied
-# back.
+# DDP does not send gradients one by one, since each message has to be started. It copies them into
+# [buckets](../docs/glossary.md#bucket) of about 25 MiB: flat buffers, reduced as a whole and copied back.
 #
 # **Your guess.** GPT-2 XL again, fp32 gradients, all other things as before. How many GB do the buckets take on each
 # rank?
@@ -246,50 +319,70 @@ lines(
 predict("08.buckets")
 
 # %% [markdown]
-# The estimate is easy: each gradient is in one bucket, and buckets stay. So it is the gradients once more. Whether
-# that is true, two real processes can say. A small GPT, DDP around it, and every allocation of rank 0 traced:
+# Each gradient is in one bucket, and buckets stay. So it is the gradients once more. A *communication hook* can check
+# that: DDP calls it for each bucket that is full, and it returns the future mean.
+
 
 # %%
-from course_utils import measure
+def buckets(views, mib):
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-small = TrainingRun("tiny-gpt", micro_batch=2, seq_len=64, precision="fp32", attention="eager", world_size=2)
-runs = {"buckets": small, "gradients as views": small.replace(bucket_view=True)}
-measured = {name: measure(run, source="cpu") for name, run in runs.items()}
-for name in runs:
-    at_end = measured[name].moments["end of backward"]
-    shown = {kind: format_bytes(at_end[kind], "MB", 2) for kind in ("parameters", "gradients", "communication")}
-    print(f"{name:20s} {shown}")
+    def hook(group, bucket):
+        seen.append(bucket.buffer())
+        return allreduce_hook(group, bucket)
+
+    dist.init_process_group("gloo")
+    network = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
+    model = nn.parallel.DistributedDataParallel(network, bucket_cap_mb=mib, gradient_as_bucket_view=views)
+    model.register_comm_hook(None, hook)
+    for _ in range(2):  # after the first step, DDP arranges its buckets anew
+        seen = []
+        model(torch.randn(8, 512)).square().mean().backward()
+    places = {buffer.untyped_storage().data_ptr() for buffer in seen}
+    outside = [w.grad.nbytes for w in model.parameters() if w.grad.untyped_storage().data_ptr() not in places]
+    return {"buckets": [buffer.nbytes for buffer in seen], "gradients outside": sum(outside)}
+
+
+# %%
+mib = 2  # change this
+for views in (False, True):
+    found = run_ranks(buckets, world_size=2, views=views, mib=mib)[0]
+    total, estimated = sum(found["buckets"]), 12 * 513 * 512 * 4
+    print(f"views {views!s:5}: {len(found['buckets'])} buckets, {total:,} bytes, the gap {estimated - total:+} bytes; "
+          f"gradients outside of them {found['gradients outside']:,} bytes")  # fmt: skip
+kept = estimate(xl.replace(world_size=8))["communication"]
+reveal("08.buckets", kept)
 
 # %% [markdown]
-# So it is: as much `communication` as there are gradients. With `gradient_as_bucket_view=True` each `.grad` is a
-# window into a bucket instead of a tensor of its own, and the bytes are there once.
+# So it is: as many bytes of buckets as there are gradients. With `gradient_as_bucket_view=True` each `.grad` is a
+# window into a bucket, and the bytes are there once. (Buckets of 4 MiB: more bytes, or fewer
+# buckets?) For GPT-2 XL:
 
 # %%
 from course_utils.figures import stack
 
 columns = {"one GPU": xl, "DDP, 8 GPUs": xl.replace(world_size=8),
            "DDP, gradients as views": xl.replace(world_size=8, bucket_view=True)}  # fmt: skip
-at_peak = {name: estimate(run) for name, run in columns.items()}
-stack(at_peak, "DDP costs the gradients once more, unless they are views of its buckets",
+stack({name: estimate(run) for name, run in columns.items()},
+      "DDP costs the gradients once more, unless they are views of its buckets",
       provenance="GPT-2 XL, b = 4, full recomputation, autocast; estimated")  # fmt: skip
-
-# %%
-kept = at_peak["DDP, 8 GPUs"]["communication"]
-print(f"buckets: {format_bytes(kept, 'GB', 2)}; gradients: {format_bytes(states['gradients'], 'GB', 2)}")
-for name, run in runs.items():
-    gap = {kind: estimate(run)[kind] - measured[name].breakdown[kind] for kind in ("gradients", "communication")}
-    print(f"{name:20s} at the peak, estimate − measured: {gap} bytes")
-reveal("08.buckets", kept)
 
 # %% [markdown]
 # This is one of the places where [ZeRO](../docs/glossary.md#zero)'s "flat fp32 buffer", 6 GB for 1.5 billion
-# parameters, comes from. It is no law: it is a default, and one word switches it off.
+# parameters, comes from. It is a default, and one argument switches it off.
+#
+# What a GPU has on top of such gaps of 0 bytes: *NCCL's buffers*, 4 MiB by default for each pair of GPUs that talks
+# ([`NCCL_BUFFSIZE`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)), and more than one per pair.
+# They lie outside of PyTorch's allocator: `memory_allocated()` never shows them, `nvidia-smi` does. This course has not
+# measured them, as that takes two GPUs.
 
 # %% [markdown]
 # ## Overlap
 # Buckets have a second use. Backward computes the last layers' gradients first. Their bucket can leave while backward
-# is still at work on the others. DDP lets you see this: a communication hook is called when a bucket is ready, and
-# what it returns says when the mean is there.
+# is still at work on the others.
 #
 # **Your guess.** Twelve equal layers, six buckets of equal size. What part of all transfer time can hide behind
 # backward, at best? Count it in percent.
@@ -299,16 +392,17 @@ predict("08.overlap", unit="%")
 
 # %% [markdown]
 # At best five of six buckets travel while backward still computes; the last one is ready only when backward is
-# through. That makes 5/6. Now two processes train under DDP and note real times: with six buckets, with a single one,
-# and without any exchange. Each takes a GPU of its own if torch finds two. On a machine with one GPU, or none, both
-# run on the processor: NCCL refuses two ranks on one GPU.
+# through. That makes 5/6.
+# [ddp_training.py](../course_utils/lessons/data_parallelism/ddp_training.py) has the network and the hook from above,
+# with a clock: six buckets, a single one, no exchange at all. Each process takes a GPU of its own if torch finds two.
+# On a machine with one GPU, or none, both run on the processor: NCCL refuses two ranks on one GPU.
 
 # %%
-trained = run_ranks("course_utils.lessons.data_parallelism.ddp_training", world_size=2)
+bucket_mib = 2  # change this
+trained = run_ranks("course_utils.lessons.data_parallelism.ddp_training", 2, [str(bucket_mib)])
 step = trained[0]["many"]
-sizes = {bucket["size"] for bucket in step["buckets"]}
 early = [bucket for bucket in step["buckets"] if bucket["ready"] < step["buckets"][-1]["ready"]]
-print(f"{len(step['buckets'])} buckets of {sizes} bytes, {trained[0]['gradients']:,} bytes of gradients in all")
+print(f"{len(step['buckets'])} buckets, {trained[0]['gradients']:,} bytes of gradients in all")
 print(f"{len(early)} of them were handed over before backward had computed its last gradient")
 print(trained[0]["where"])
 reveal("08.overlap", 100 * len(early) / len(step["buckets"]), unit="%")
@@ -318,22 +412,22 @@ from course_utils.lessons.data_parallelism.figures import hidden_part, overlap_f
 
 hidden = {name: 100 * hidden_part(trained[0][name]) for name in ("many", "one")}
 overlap_figure(
-    {"six buckets": trained[0]["many"], "one bucket": trained[0]["one"], "no exchange": trained[0]["none"]},
-    f"With six buckets {hidden['many']:.0f} % of the exchange hides behind backward, with one {hidden['one']:.0f} %",
+    {"many buckets": trained[0]["many"], "one bucket": trained[0]["one"], "no exchange": trained[0]["none"]},
+    f"With many buckets {hidden['many']:.0f} % of the exchange hides behind backward, with one {hidden['one']:.0f} %",
     f"measured: rank 0 of {trained[0]['where']}",
 )
 
 # %% [markdown]
-# Compare the ends of the three steps. Hidden is not free here: on a CPU, the exchange needs the same cores as backward
-# does, and so backward itself takes longer. On GPUs it takes some of their multiprocessors and of their memory's
-# bandwidth; the effect is of the same kind. The picture's percentage is of time, not of bytes. It is above 5/6 where
-# the last bucket, with the cores to itself, travels faster than the others. It is below where a bucket waits for the
-# one before, or a rank for the slower one.
+# Compare the ends of the three steps. Hidden is not free: on a CPU, the exchange needs the same cores as backward, on
+# GPUs some of their multiprocessors and of their memory's bandwidth. The figure's percentage is of time, not of bytes.
+# It is above 5/6 where the last bucket, with the cores to itself, travels faster than the others. It is below where a
+# bucket waits for the one before, or a rank for the slower one. (Buckets of 1 MiB: what part can hide then, at best?)
 
 # %% [markdown]
 # ## Do not sync what you accumulate
 # Lesson 07 cut a batch into [micro-batches](../docs/glossary.md#micro-batch-and-global-batch) and added up their
-# gradients. DDP knows nothing of that.
+# gradients. DDP knows nothing of that: each backward all-reduces, though only the sum of all is needed.
+# `model.no_sync()` leaves the gradients on the rank.
 #
 # **Your guess.** Four micro-batches per step, with DDP as it comes. How many times as many bytes as necessary does a
 # rank exchange?
@@ -341,45 +435,56 @@ overlap_figure(
 # %%
 predict("08.no_sync", unit="times")
 
+
+# %%
+def accumulate(k, waits):
+    from contextlib import nullcontext
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    def hook(group, bucket):
+        sent.append(bucket.buffer().nbytes)
+        return allreduce_hook(group, bucket)
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(512, 512) for _ in range(12))))
+    model.register_comm_hook(None, hook)
+    micro_batches, sent = torch.randn(2, 8, 512)[dist.get_rank()].chunk(k), []
+    for index, x in enumerate(micro_batches):
+        with model.no_sync() if waits and index < len(micro_batches) - 1 else nullcontext():
+            ((model(x) - x).square().mean() / len(micro_batches)).backward()  # forward belongs inside, too
+    return sum(sent), nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+
+
+# %%
+k = 4  # change this
+(each, norm), (once, same) = (run_ranks(accumulate, world_size=2, k=k, waits=waits)[0] for waits in (False, True))
+print(f"each micro-batch: {format_bytes(each, 'MB', 1)} handed over to be reduced; the gradient's norm is {norm:.5f}")
+print(f"no_sync:          {format_bytes(once, 'MB', 1)} handed over to be reduced; the gradient's norm is {same:.5f}")
+reveal("08.no_sync", each / once, unit="times")
+
 # %% [markdown]
-# Each backward all-reduces, though only the sum of all is needed. `model.no_sync()` leaves the gradients on the rank:
+# The gradients agree, as a mean of sums is the sum of means. (Cut the same batch into 8
+# micro-batches. Which numbers change?)
 #
-# ```python
-# for i, (x, y) in enumerate(micro_batches):
-#     last = i == len(micro_batches) - 1
-#     with nullcontext() if last else model.no_sync():
-#         loss = loss_of(model(x), y) / len(micro_batches)  # forward belongs inside, too
-#         loss.backward()
-# optimizer.step()
-# ```
+# One trap is left. Gradients are views of buckets, and `zero_grad()` sets every `.grad` to None: it lets go of the
+# view. The next backward under `no_sync` makes a new tensor next to the bucket, and what the views saved is gone until
+# the last micro-batch. `zero_grad(set_to_none=False)` writes zeros into the view instead, and gradients add up *in* the
+# bucket. What the estimate says for GPT-2 XL:
 
 # %%
-sent, equal = trained[0]["sent"], trained[0]["equal"]
-for name, size in sent.items():
-    print(f"{name:17s} {format_bytes(size, 'MB', 1)} handed over to be reduced")
-print("the same gradients in the end:", equal)
-reveal("08.no_sync", sent["each micro-batch"] / sent["no_sync"], unit="times")
-
-# %% [markdown]
-# The gradients agree, as a mean of sums is the sum of means. But look at gradients that are views of buckets. After a
-# step `zero_grad()` sets every `.grad` to None, and so it lets go of the view. The next backward under `no_sync` makes
-# a new tensor next to the bucket, and what the views saved is gone until the last micro-batch.
-# `zero_grad(set_to_none=False)` writes zeros into the view instead, and gradients then add up *in* the bucket. Here is
-# where the two processes found them, and what the estimate says for GPT-2 XL:
-
-# %%
-for choice, size in trained[0]["outside"].items():
-    outside = format_bytes(size, "MB", 1)
-    print(f"{choice:17s} {outside} of {format_bytes(trained[0]['gradients'], 'MB', 1)} lie outside of the buckets")
 views = xl.replace(world_size=8, bucket_view=True)
-for count, to_none in ((1, True), (2, True), (2, False)):
+for count, to_none in ((1, True), (2, True), (2, False)):  # change this
     peak = estimate(views.replace(accumulation_steps=count, set_to_none=to_none))
     total, held = (format_bytes(size, "GB", 1) for size in (peak.total, peak["gradients"]))
     print(f"micro-batches {count}, set_to_none={to_none!s:5}: {total} at the peak ({peak.label}), gradients {held}")
 
 # %% [markdown]
 # So with views *and* accumulation, clear with `set_to_none=False`. It costs no memory here, because the buckets stay
-# anyway.
+# anyway. (Does a third micro-batch cost more than the second?)
 
 # %% [markdown]
 # ## DataParallel and DistributedDataParallel
@@ -396,8 +501,7 @@ for count, to_none in ((1, True), (2, True), (2, False)):
 # | outputs | gathered on the first GPU | stay where they are |
 # | optimizer | steps once, on the first GPU | steps on every rank, on equal gradients |
 #
-# It needs two GPUs to run. But its forward is Python, and calls four helpers; give it helpers that copy on the CPU,
-# and you can count.
+# Its forward is four steps: scatter, replicate, parallel apply, gather. The loop below takes them on the CPU.
 #
 # **Your guess.** A network with 12.6 MB of weights, 4 devices, 10 training steps. How many MB of weights are copied?
 
@@ -405,53 +509,78 @@ for count, to_none in ((1, True), (2, True), (2, False)):
 predict("08.replicate", unit="MB")
 
 # %%
-from course_utils.lessons.data_parallelism.data_parallel_module import WatchedDataParallel
+import copy
 
-layers = [torch.nn.Linear(512, 512) for _ in range(12)]
-model = WatchedDataParallel(torch.nn.Sequential(*layers), devices=4)
+D, copied = 4, 0  # change this
+network = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
+weights = sum(weight.nbytes for weight in network.parameters())
 for _ in range(10):
-    model(torch.randn(64, 512)).mean().backward()
-weights = sum(weight.nbytes for weight in model.module.parameters())
-print(f"called: {dict(model.calls)}")
-print(f"from the first device: {format_bytes(model.bytes['replicate'], 'MB', 1)} of weights; formula − counted "
-      f"{10 * 3 * weights - model.bytes['replicate']:+,} bytes")  # fmt: skip
-reveal("08.replicate", model.bytes["replicate"], unit="MB")
+    inputs = torch.randn(64, 512).chunk(D)  # scatter
+    replicas = [network, *(copy.deepcopy(network) for _ in range(D - 1))]  # replicate: to each other GPU
+    outputs = [replica(x) for replica, x in zip(replicas, inputs, strict=True)]  # parallel apply
+    torch.cat(outputs).mean().backward()  # gather
+    copied += sum(weight.nbytes for replica in replicas[1:] for weight in replica.parameters())
+print(f"copied from the first device: {copied:,} bytes; the gap {10 * (D - 1) * weights - copied:+,} bytes")
+reveal("08.replicate", copied, unit="MB")
 
 # %% [markdown]
-# (D−1) times the weights, in every forward, all from one device; DDP sends them once. Hugging Face's `Accelerate` is no
-# third way. Started as several processes, its `prepare(model)` returns the model in a `DistributedDataParallel`, unless
-# you configure something else (see its
-# [accelerator.py](https://github.com/huggingface/accelerate/blob/main/src/accelerate/accelerator.py)). Its `accumulate`
-# uses `no_sync`.
+# (D−1) times the weights, in every forward, all from one device; DDP sends them once. (8 devices: how many MB?) Hugging
+# Face's `Accelerate` is no third way: started as several processes, its `prepare(model)` returns the model in a
+# `DistributedDataParallel` (see its
+# [accelerator.py](https://github.com/huggingface/accelerate/blob/main/src/accelerate/accelerator.py)), and its
+# `accumulate` uses `no_sync`.
 #
 # The other difference is the lock. What runs between kernels is Python, and of the threads in one process only one runs
 # Python at a time:
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.data_parallelism.data_parallel_module import in_processes, in_threads
 from course_utils.figures import bars
+from course_utils.lessons.data_parallelism.threads import in_processes, in_threads
 
-seconds = {"1 thread": in_threads(1), "2 threads": in_threads(2),
-           "1 process": in_processes(1), "2 processes": in_processes(2)}  # fmt: skip
-threads, processes = seconds["2 threads"] / seconds["1 thread"], seconds["2 processes"] / seconds["1 process"]
-bars({name: 1000 * value for name, value in seconds.items()},
-     f"Two threads need {threads:.1f} times as long as one; two processes {processes:.1f} times", unit="ms",
+milliseconds = {"1 thread": 1000 * in_threads(1), "2 threads": 1000 * in_threads(2),
+                "1 process": 1000 * in_processes(1), "2 processes": 1000 * in_processes(2)}  # fmt: skip
+bars(milliseconds, "Two threads take turns; two processes work at once, if cores are free", unit="ms",
      provenance="measured: each thread or process runs the same loop, best of 15, on this machine's CPU")  # fmt: skip
 
 # %% [markdown]
 # More cores help the processes, never the threads. (If your two processes are no faster than the threads, your cores
-# were busy with something else: run the cell again.) What cannot be shown here: how long the copies take between real
-# GPUs, and how much more memory the first one needs. That takes two GPUs.
+# were busy with something else: run the cell again.)
 
 # %% [markdown]
 # ## How far does it scale?
 # A message costs α seconds to start, and β seconds for each byte: t = α + β·n. Two processes send each other messages
-# of 4 bytes to 16 MiB. A line is fitted by least squares to the medians, with errors relative to the line, so that
-# small messages count as much as large ones. Its uncertainty is the band.
+# of 4 bytes to 16 MiB:
+
 
 # %%
-timed = run_ranks("course_utils.lessons.data_parallelism.links", world_size=2)[0]["seconds"]
+def ping(most):
+    from time import perf_counter
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    me, times = dist.get_rank(), {4 * 4**power: [] for power in range(most)}
+    for size in times:
+        message = torch.zeros(size, dtype=torch.uint8)
+        for _ in range(18):
+            dist.barrier()
+            began = perf_counter()
+            for sender in (0, 1):  # there and back
+                work = dist.isend(message, 1 - me) if sender == me else dist.irecv(message, 1 - me)
+                work.wait()
+            times[size].append((perf_counter() - began) / 2)
+    return [[size, seconds[3:]] for size, seconds in times.items()]  # three to warm up
+
+
+# %%
+timed = run_ranks(ping, world_size=2, most=12)[0]  # change this
 print(f"{len(timed)} sizes from {timed[0][0]} to {timed[-1][0]:,} bytes, {len(timed[0][1])} messages each")
+
+# %% [markdown]
+# A line is fitted by least squares to the medians, with errors relative to the line, so that small messages count as
+# much as large ones. Its uncertainty is the band. (With `most=6` all messages are small. Which of α and β is then
+# uncertain?)
 
 # %% tags=["nbval-ignore-output"]
 from statistics import median
@@ -470,10 +599,7 @@ band_figure(
 # %% [markdown]
 # A ring needs 2(D−1) messages of S/D bytes, one after the other: 2(D−1)·(α + β·S/D). With the time that a rank
 # computes for one step, that gives an [efficiency](../docs/glossary.md#scaling-efficiency): throughput of D ranks over
-# D times that of one. Nothing is hidden in one line, all that fits behind backward in the other.
-#
-# The next figure extrapolates: from messages between *two* processes on this computer to 1,024 ranks on machines of
-# their own, joined by links just as fast. Nobody has run them. What goes in, for the small network of the overlap:
+# D times that of one. What goes in, for the small network of the overlap:
 
 # %% tags=["nbval-ignore-output"]
 step, size = trained[0]["none"], trained[0]["gradients"]
@@ -482,62 +608,60 @@ print(f"a rank computes {1000 * compute:.0f} ms per step and has S = {format_byt
 print(f"α = {1e6 * link.alpha:.0f} µs per message, β·S = {1000 * link.beta * size:.1f} ms")
 
 # %% [markdown]
-# **Your guess.** Put these into 2(D−1)·(α + β·S/D), nothing hidden. What efficiency does the formula extrapolate to for
-# D = 1,024, in percent?
+# **Your guess.** Put these into 2(D−1)·(α + β·S/D), with nothing hidden behind backward. What efficiency does the
+# formula extrapolate to for D = 1,024, in percent?
 
 # %%
 predict("08.efficiency", unit="%")
 
 # %% tags=["nbval-ignore-output"]
-D = [2**power for power in range(1, 11)]
+ranks = [2**power for power in range(1, 11)]
 percent = {
-    name: {d: tuple(100 * share for share in link.efficiency(size, d, compute, hidden)) for d in D}
+    name: {D: tuple(100 * share for share in link.efficiency(size, D, compute, hidden)) for D in ranks}
     for name, hidden in {"nothing hidden": 0.0, "hidden in backward": behind}.items()
 }
 exchanged = {2: 100 * compute / trained[0]["one"]["end"]}
-band_figure(percent, exchanged, f"Extrapolated from 2 ranks, nothing hidden: {percent['nothing hidden'][64][1]:.0f} % "
-            f"on 64, {percent['nothing hidden'][1024][1]:.0f} % on 1,024", "ranks D", "efficiency in %",
+plain = percent["nothing hidden"]
+band_figure(percent, exchanged, f"Extrapolated from 2 ranks, nothing hidden: {plain[64][1]:.0f} % on 64, "
+            f"{plain[1024][1]:.0f} % on 1,024", "ranks D", "efficiency in %",
             provenance="extrapolated from messages between 2 ranks; dot: measured with one bucket on 2")  # fmt: skip
 
 # %% tags=["nbval-ignore-output"]
-expected, seen = round(percent["nothing hidden"][2][1]), round(exchanged[2])
-print(f"2 ranks: estimated {expected} %, measured {seen} %; estimate − measured {expected - seen:+d} points")
-low, expected, high = percent["nothing hidden"][1024]
+print(f"2 ranks: estimated {plain[2][1]:.0f} %, measured {exchanged[2]:.0f} %")
+print(f"the gap {round(plain[2][1]) - round(exchanged[2]):+d} points")
+low, expected, high = plain[1024]
 print(f"1,024 ranks: extrapolated {expected:.0f} %, and {low:.0f} to {high:.0f} % if only the fit were uncertain")
 reveal("08.efficiency", round(expected), unit="%")
 
 # %% [markdown]
 # **The gap** at two ranks: the model has messages alone. gloo also adds numbers up, and both ranks share this
-# machine's cores. And where dots leave the line of messages, α + β·n is too simple. The right end is no measurement at
-# all: it is two processes' messages, carried on to 1,024. The band knows how well α and β fit *these* messages. It
-# knows nothing of a switch that 1,024 machines share, of the slowest of 1,024 ranks, for which all others wait, or of a
-# second algorithm: libraries change from rings to trees when α begins to count.
+# machine's cores. The right end is no measurement at all. The band knows how well α and β fit *these* messages. It
+# knows nothing of a switch that 1,024 machines share, of the slowest rank, for which all others wait, or of a second
+# algorithm: libraries change from rings to trees when α begins to count.
 #
-# For real links the same formula, with β from the speed that a link is named after and α left out:
+# Real links, with β from the *data-sheet rate* and α left out. That is the rate a maker's data sheet states, and no
+# transfer exceeds it. *NVLink* joins GPUs within a machine directly, at 300 GB/s in each direction on an A100. Between
+# machines:
 
 # %%
 gigabits = {"Ethernet, 10 Gbit/s": 10, "Ethernet, 100 Gbit/s": 100, "InfiniBand NDR, 400 Gbit/s": 400}
-gradient = 4 * xl.model.parameters
-seconds = {name: all_reduce_bytes(gradient, 64) * 8 / (1e9 * speed) for name, speed in gigabits.items()}
-bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient, 'GB', 1)} of gradients need seconds, or a fast network",
-     unit="s", provenance="closed form: 2(D−1)/D · bytes over the link's nominal speed, in each step")  # fmt: skip
+seconds = {name: all_reduce_bytes(gradient_size, 64) * 8 / (1e9 * speed) for name, speed in gigabits.items()}
+bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient_size, 'GB', 1)} of gradients need a fast network",
+     unit="s", provenance="closed form: 2(D−1)/D · bytes over the link's data-sheet rate, in each step")  # fmt: skip
 
 # %% [markdown]
-# 16-bit gradients halve it, `no_sync` divides it by the number of micro-batches, and overlap hides it, if backward is
-# long enough.
+# 16-bit gradients halve it, `no_sync` divides it by k, and overlap hides it, if backward is long enough.
 
 # %% [markdown]
-# ## The same script on GPUs, and on many machines
-# [ddp_training.py](../course_utils/lessons/data_parallelism/ddp_training.py), which drew the overlap, takes NCCL
-# and a GPU for each rank where the machine has as many GPUs as ranks, and gloo on CPUs otherwise. It prints which.
-# Nothing else differs. On one machine:
+# ## On GPUs, and on many machines
+# On GPUs a script changes in two places: `init_process_group("nccl")`, and the device `cuda:LOCAL_RANK`, from the
+# environment that torchrun sets. `ddp_training.py` chooses by what the machine has, and prints its choice:
 #
 # ```
 # torchrun --standalone --nproc-per-node=4 -m course_utils.lessons.data_parallelism.ddp_training
 # ```
 #
-# On two machines with 8 GPUs each, run this on both, with the first machine's name for HOST. `torchrun` gives each
-# process its `RANK`, `LOCAL_RANK` and `WORLD_SIZE`:
+# On two machines with 8 GPUs each, run this on both, with the first machine's name for HOST:
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=8 --rdzv-id=lesson08 \
@@ -545,8 +669,7 @@ bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient, 'GB', 1)} of gradi
 #     -m course_utils.lessons.data_parallelism.ddp_training
 # ```
 #
-# Both want the course installed, or to be started from its folder. `NCCL_DEBUG=INFO` in front says which links are
-# used.
+# Both want the course installed, or to be started from its folder.
 
 # %% [markdown]
 # ## Five questions
@@ -559,6 +682,32 @@ from course_utils.lessons import quiz
 quiz(8)
 
 # %% [markdown]
+# ## In your own script
+# Wrap the model in DDP, in a script that `torchrun` starts on any number of GPUs or CPUs, and that also works alone.
+
+# %%
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+cuda = torch.cuda.is_available()
+alone = {} if "RANK" in os.environ else {"rank": 0, "world_size": 1, "store": dist.HashStore()}
+dist.init_process_group("nccl" if cuda else "gloo", **alone)
+device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+if cuda:
+    torch.cuda.set_device(device)
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 4).to(device), gradient_as_bucket_view=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+x = torch.randn(8, 64, device=device)  # this rank's part of your batch: let a DistributedSampler choose it
+model(x).square().mean().backward()  # the gradients are the mean over all ranks
+optimizer.step()
+optimizer.zero_grad()
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: a step is done")
+dist.destroy_process_group()
+
+# %% [markdown]
 # ## Take home
 # **Remember** Every rank keeps everything and sees the same mean gradient: replicas stay equal because they take equal
 # steps, and nobody checks it.
@@ -566,7 +715,7 @@ quiz(8)
 # **Breaks when** any gradient is not shared; when the model does not fit one GPU; when the exchange takes longer than
 # what it can hide behind.
 #
-# **Cheat-sheet line** ring all-reduce: 2(D−1)/D · S bytes a rank, 2(D−1) messages · DDP's buckets: the gradients once
+# **Cheat-sheet line** ring all-reduce: 2(D−1)/D · S bytes per rank, 2(D−1) messages · DDP's buckets: the gradients once
 # more, nothing with `gradient_as_bucket_view` · `no_sync` for all but the last micro-batch, forward included.
 #
 # Now solve the [exercises of this lesson](../exercises/08_data_parallelism.ipynb).

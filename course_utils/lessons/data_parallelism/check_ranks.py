@@ -16,9 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.ranks.worker import report_on_gloo
 
-from .collectives import Wire
 from .ddp_training import Trace
-from .replicas import distance, weights
 
 STEPS, RATE, WIDTH, SEQUENCES = 3, 0.1, 8, 2
 COUNTS = (4, 6)  # micro-batches of a step: a multiple of four, and not
@@ -74,17 +72,35 @@ def right_weights(count: int) -> list[torch.Tensor]:
     return found
 
 
+def weights(model: nn.Module) -> torch.Tensor:
+    """All weights as one vector, copied."""
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def distance(model: nn.Module) -> float:
+    """The largest difference of any weight between any two ranks."""
+    highest, lowest = weights(model), weights(model)
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+    return (highest - lowest).max().item()
+
+
 def reduced(ring: Any, elements: int = 5) -> bool:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     parts = [torch.full((elements,), float(10**rank + part)) for part in range(ranks)]
     wanted = [sum(10**other + part for other in range(ranks)) for part in range(ranks)]
-    wire, sending = Wire(), []
+    sending: list[tuple[torch.Tensor, Any]] = []
 
     def send(tensor: torch.Tensor, to: int) -> None:
         copied = tensor.clone()
-        sending.append((copied, wire.start(copied, to)))  # keeps the copy until it has been sent
+        sending.append((copied, dist.isend(copied, to)))  # keeps the copy until it has been sent
 
-    found = ring(parts, rank, ranks, send, lambda source: wire.receive(torch.empty(elements), source))
+    def receive(source: int) -> torch.Tensor:
+        arrived = torch.empty(elements)
+        dist.recv(arrived, source)
+        return arrived
+
+    found = ring(parts, rank, ranks, send, receive)
     for _, work in sending:
         work.wait()
     return [part.tolist() for part in found] == [[float(number)] * elements for number in wanted]

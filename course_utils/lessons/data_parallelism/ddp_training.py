@@ -6,6 +6,7 @@ prints how long a step takes with many buckets, one, and none; `run_ranks` retur
 """
 
 import os
+import sys
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,7 +25,6 @@ from course_utils.ranks.worker import report
 LAYERS, WIDTH, SAMPLES = 12, 512, 256
 BUCKET_MB = 2.0
 WARM_UP, TIMED = 2, 5
-MICRO_BATCHES = 4
 
 
 def why_on_cpus() -> str:
@@ -58,7 +58,7 @@ def network(device: torch.device) -> nn.Sequential:
 
 
 class Trace:
-    """A DDP communication hook that averages as DDP does by itself, and notes each bucket: bytes, storage, ready, done.
+    """A DDP communication hook that averages as DDP does by itself, and notes each bucket: bytes, ready, done.
 
     Times are in seconds since `begin()`; on a GPU they are those of CUDA events, in the order of its own work.
     """
@@ -77,8 +77,7 @@ class Trace:
 
     def hook(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The mean of a bucket over all ranks; called by DDP as soon as all gradients of the bucket are there."""
-        storage = bucket.buffer().untyped_storage()
-        noted = {"size": bucket.buffer().nbytes, "storage": storage.data_ptr(), "ready": self.clock.stamp()}
+        noted = {"size": bucket.buffer().nbytes, "ready": self.clock.stamp()}
         self.buckets.append(noted)
         work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
         assert work is not None, "every rank is in the group"
@@ -94,22 +93,12 @@ class Trace:
         return [noted | {at: self.since_begin(noted[at]) for at in ("ready", "done")} for noted in self.buckets]
 
 
-def replica(device: torch.device, mb: float = BUCKET_MB, views: bool = False) -> tuple[DistributedDataParallel, Trace]:
-    """The network with buckets of `mb` MiB, gradients being `views` of them or not, and the trace of its buckets."""
-    model = DistributedDataParallel(network(device), bucket_cap_mb=mb, gradient_as_bucket_view=views)
-    trace = Trace(device)
-    model.register_comm_hook(None, trace.hook)
-    return model, trace
-
-
-def samples(device: torch.device, count: int = SAMPLES) -> torch.Tensor:
-    """This rank's own data, which the network learns to reproduce."""
-    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank())).to(device)
-
-
 def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized: bool = True) -> dict[str, Any]:
     """The median of a few steps: seconds until forward and backward ended, and its buckets."""
-    (model, trace), batch, steps = replica(device, bucket_mb), samples(device), []
+    model, trace = DistributedDataParallel(network(device), bucket_cap_mb=bucket_mb), Trace(device)
+    model.register_comm_hook(None, trace.hook)
+    batch = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank())).to(device)
+    steps: list[dict[str, Any]] = []
     for _ in range(WARM_UP + TIMED):
         dist.barrier()
         trace.begin()
@@ -124,53 +113,14 @@ def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized
     return sorted(steps[WARM_UP:], key=lambda step: step["end"])[TIMED // 2]
 
 
-def accumulated(device: torch.device, with_no_sync: bool) -> tuple[int, torch.Tensor]:
-    """Bytes that this rank sent for one batch in several micro-batches, and its first gradient."""
-    model, trace = replica(device)
-    parts = samples(device).chunk(MICRO_BATCHES)
-    for index, part in enumerate(parts):
-        waits = with_no_sync and index < len(parts) - 1
-        with model.no_sync() if waits else nullcontext():  # forward, too: DDP decides there whether to reduce
-            (mse_loss(model(part), part) / len(parts)).backward()
-    first = next(model.parameters()).grad
-    assert first is not None
-    return sum(bucket["size"] for bucket in trace.buckets), first
-
-
-def outside_buckets(device: torch.device, set_to_none: bool) -> int:
-    """Bytes of gradients outside of DDP's buckets after a backward under `no_sync`, with gradients as views.
-
-    `zero_grad(set_to_none)` clears between steps; the last of three counts, as DDP arranges its buckets before.
-    """
-    (model, trace), batch, outside = replica(device, views=True), samples(device, 8), 0
-    for _ in range(3):
-        with model.no_sync():
-            mse_loss(model(batch), batch).backward()
-        held = [weight.grad for weight in model.parameters() if weight.grad is not None]
-        buckets = {noted["storage"] for noted in trace.buckets}
-        outside = sum(grad.nbytes for grad in held if grad.untyped_storage().data_ptr() not in buckets)
-        trace.begin()
-        mse_loss(model(batch), batch).backward()
-        model.zero_grad(set_to_none=set_to_none)
-    return outside
-
-
-def one_rank(device: torch.device) -> dict[str, Any]:
-    """This rank's steps with small buckets, with one for all and with none, and its bytes of accumulation.
-
-    Bytes: `gradients` of all weights, `sent` for a batch with and without `no_sync`, `outside` the buckets.
-    """
-    each, every = accumulated(device, with_no_sync=False)
-    once, last = accumulated(device, with_no_sync=True)
+def one_rank(device: torch.device, bucket_mb: float = BUCKET_MB) -> dict[str, Any]:
+    """This rank's steps with buckets of `bucket_mb`, with one for all and with none; bytes of all `gradients`."""
     return {
         "where": where(device),
-        "many": traced_step(device),
+        "many": traced_step(device, bucket_mb),
         "one": traced_step(device, bucket_mb=1e6),
         "none": traced_step(device, synchronized=False),
         "gradients": sum(4 * weight.numel() for weight in network(device).parameters()),
-        "sent": {"each micro-batch": each, "no_sync": once},
-        "outside": {f"set_to_none={choice}": outside_buckets(device, choice) for choice in (True, False)},
-        "equal": torch.allclose(every, last, rtol=1e-4, atol=1e-6 * every.abs().max().item()),
     }
 
 
@@ -179,7 +129,7 @@ def main() -> None:
     torch.set_num_threads(1)
     device = device_of_rank()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    found = one_rank(device)
+    found = one_rank(device, *map(float, sys.argv[1:]))
     if RESULTS in os.environ:
         report(found)
     elif dist.get_rank() == 0:

@@ -82,16 +82,19 @@ def _arrow(canvas: Canvas, x1: float, y1: float, x2: float, y2: float, color: st
 CELL = 40.0
 
 
-def ring_figure(found: Sequence[Mapping[str, Any]], step: int) -> Figure:
-    """The numbers in each part of each rank after `step` steps of a recorded ring, and the messages of that step.
+def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figure:
+    """The numbers in each part of each rank after `step` steps of a ring, and the messages of that step.
 
-    `found` is the ranks' report by `collectives`. ValueError for a step that was not recorded.
+    `recorded` has the parts of each rank after each step. ValueError for a step that was not recorded.
     """
-    ranks, last = len(found), 2 * (len(found) - 1)
+    ranks, last = len(recorded), 2 * (len(recorded) - 1)
     if not 0 <= step <= last:
         raise ValueError(f"step {step}: this ring has steps 0 to {last}")
-    held = [one["parts"][step] for one in found]
-    sent = [message for one in found for message in one["steps"] if message["step"] == step]
+    held = [parts[step] for parts in recorded]
+    sent = [
+        {"sender": rank, "receiver": (rank + 1) % ranks, "chunk": (rank - step + 1) % ranks}
+        for rank in range(ranks if step else 0)
+    ]
     title, canvas = f"Before the first step: {ranks} ranks, each with {ranks} parts of its own", Canvas()
     if step:
         half = "adding up" if step < ranks else "handing out"

@@ -1,21 +1,10 @@
-"""Time of a message, α + β·n seconds for n bytes (Hockney 1994): fitted to measured times, extrapolated to rings.
-
-Run by torchrun with two ranks, it measures such times.
-"""
+"""Time of a message, α + β·n seconds for n bytes (Hockney 1994): fitted to measured times, extrapolated to rings."""
 
 from collections.abc import Sequence
 from math import sqrt
 from statistics import median
-from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-import torch.distributed as dist
-
-from course_utils.ranks.worker import report_on_gloo
-
-SIZES = tuple(4 * 4**power for power in range(12))  # bytes, 4 to 16 MiB
-REPEATS, WARM_UP = 15, 3
 STANDARD_ERRORS = 2  # half a band's width: about 95 % if errors were normal, which on a busy machine they hardly are
 Band = tuple[float, float, float]  # lowest, expected and highest value
 
@@ -77,29 +66,3 @@ def _weighted(points: Sequence[tuple[float, float]], expected: Sequence[float]) 
     alpha, beta = (wxx * wy - wx * wxy) / determinant, (w * wxy - wx * wy) / determinant
     noise = sum((y - alpha * one - beta * x) ** 2 for one, x, y in rows) / (len(rows) - 2)
     return Link(alpha, beta, noise * wxx / determinant, noise * w / determinant, -noise * wx / determinant)
-
-
-def there_and_back(tensor: torch.Tensor) -> float:
-    """Seconds that `tensor` takes from rank 0 to rank 1: half the way there and back. Both ranks call it."""
-    other, began = 1 - dist.get_rank(), perf_counter()
-    for sender in (0, 1):
-        if dist.get_rank() == sender:
-            dist.send(tensor, other)
-        else:
-            dist.recv(tensor, other)
-    return (perf_counter() - began) / 2
-
-
-def one_rank() -> dict[str, Any]:
-    """Seconds of each message by its size, several times over, as rank 0 sees them; the largest size last."""
-    times: dict[int, list[float]] = {size: [] for size in SIZES}
-    for size in SIZES:
-        tensor = torch.zeros(size, dtype=torch.uint8)
-        for _ in range(WARM_UP + REPEATS):
-            dist.barrier()
-            times[size].append(there_and_back(tensor))
-    return {"seconds": [[size, found[WARM_UP:]] for size, found in times.items()]}
-
-
-if __name__ == "__main__":
-    report_on_gloo(one_rank)

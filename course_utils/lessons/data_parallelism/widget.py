@@ -1,7 +1,6 @@
 """A recorded ring to step through: a slider and a play button for its steps. For notebooks only."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import ipywidgets
 
@@ -14,13 +13,13 @@ FRAME = 1200  # milliseconds from one step to the next while it plays
 
 
 class RingPlayer(Explorable):
-    """A ring that the ranks of `collectives` recorded, from `step` on. ValueError for a step not recorded."""
+    """The parts of each rank after each step of a ring, from `step` on. ValueError for a step not recorded."""
 
     invitation = "A ring to step through: run this cell to play it."
 
-    def __init__(self, found: Sequence[Mapping[str, Any]], step: int = 1) -> None:
-        ring_figure(found, step)  # refuses a step that is not there: a slider would silently move it
-        self.found, last = found, 2 * (len(found) - 1)
+    def __init__(self, recorded: Sequence[Sequence[Sequence[int]]], step: int = 1) -> None:
+        ring_figure(recorded, step)  # refuses a step that is not there: a slider would silently move it
+        self.recorded, last = recorded, 2 * (len(recorded) - 1)
         slider = ipywidgets.IntSlider(step, 0, last, description="step", style=STYLE, layout=LAYOUT)
         super().__init__({"step": slider})
         self.play = ipywidgets.Play(min=0, max=last, value=0, interval=FRAME, description="play")
@@ -29,9 +28,8 @@ class RingPlayer(Explorable):
 
     def redraw(self) -> tuple[Figure, str]:
         step = self.controls["step"].value
-        sent = sum(message["step"] == step for one in self.found for message in one["steps"])
-        words = f"{sent} messages at once, one from each rank to its right neighbor." if sent else "Nothing sent yet."
-        return ring_figure(self.found, step), words
+        all_at_once = f"{len(self.recorded)} messages at once, one from each rank to its right neighbor."
+        return ring_figure(self.recorded, step), all_at_once if step else "Nothing sent yet."
 
 
 ring_player = RingPlayer
