@@ -18,7 +18,7 @@ from ..lessons.activations.checks import STORY, BilinearMLP
 from ..lessons.one_step.checks import HIDDEN_RUNS
 from ..lessons.plans.detective import broken_runs
 from ..lessons.recomputation import checks as lesson_06_checks
-from ..lessons.sharding.units import six_blocks
+from ..lessons.sharding.zero import gpt_of_six_blocks
 from ..measuring import measure, saved_recordings
 from ..measuring.recorded import FILE, key, save
 from ..measuring.recording_file import FOLDER
@@ -85,7 +85,7 @@ def _runs() -> Iterator[TrainingRun]:
     for ranks in (8, 64):
         yield TrainingRun("llama3-8b", 1, 4096, "bf16-master", world_size=ranks, loss_chunks=8, **sharded)
         yield TrainingRun("gpt2-xl", 1, 1024, "bf16-master", world_size=ranks, **sharded)
-    six = six_blocks(ranks=64)
+    six = gpt_of_six_blocks(ranks=64)
     yield from (six, six.replace(zero_stage=2), six.replace(precision="amp-bf16"))
     yield six.replace(precision="fp32", attention="efficient")
     # 12: all weights trained, LoRA, and a small QLoRA step

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 80
 #     budget_seconds: 90
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -12,7 +12,7 @@
 # %% [markdown]
 # # 08 · Data parallelism
 #
-# **75 minutes.** You should know what a training step keeps ([lesson 01](01_where_did_the_memory_go.ipynb)) and what a
+# **80 minutes.** You should know what a training step keeps ([lesson 01](01_where_did_the_memory_go.ipynb)) and what a
 # micro-batch is. No GPU is needed: the processes of this lesson run on your processor, and they really talk to each
 # other. (One experiment uses two GPUs if your machine has them.) The processes need Linux or macOS; on Windows, open
 # the course in WSL2, or read the stored outputs.
@@ -230,9 +230,8 @@ from course_utils.lessons.data_parallelism.figures import server_figure
 server_figure(workers=3)  # change this
 
 # %% [markdown]
-# Optimizer states sit on the server alone: the workers keep none. But all traffic passes through it: with D workers, D
-# gradients come in and D sets of weights go out, S bytes each. (Change 3 to 5 workers: how many messages reach the
-# server?)
+# Optimizer states sit on the server alone. But all traffic passes through it: with D workers, D gradients come in and D
+# sets of weights go out, S bytes each. (Change 3 to 5 workers: how many messages reach the server?)
 #
 # Without a server, each rank could send its whole gradient to each other rank: D−1 times S bytes from every rank. That
 # is the naive all-reduce.
@@ -418,10 +417,9 @@ overlap_figure(
 )
 
 # %% [markdown]
-# Compare the ends of the three steps. Hidden is not free: on a CPU, the exchange needs the same cores as backward, on
-# GPUs some of their multiprocessors and of their memory's bandwidth. The figure's percentage is of time, not of bytes.
-# It is above 5/6 where the last bucket, with the cores to itself, travels faster than the others. It is below where a
-# bucket waits for the one before, or a rank for the slower one. (Buckets of 1 MiB: what part can hide then, at best?)
+# Compare the ends of the three steps. Hiding is not free: on a CPU, the exchange needs the same cores as backward, on
+# GPUs some of their multiprocessors and of their memory's bandwidth. The figure's percentage is of time, not of bytes:
+# buckets travel at different speeds, and wait for one another. (Buckets of 1 MiB: what part can hide then, at best?)
 
 # %% [markdown]
 # ## Do not sync what you accumulate
@@ -483,8 +481,7 @@ for count, to_none in ((1, True), (2, True), (2, False)):  # change this
     print(f"micro-batches {count}, set_to_none={to_none!s:5}: {total} at the peak ({peak.label}), gradients {held}")
 
 # %% [markdown]
-# So with views *and* accumulation, clear with `set_to_none=False`. It costs no memory here, because the buckets stay
-# anyway. (Does a third micro-batch cost more than the second?)
+# So with views *and* accumulation, clear with `set_to_none=False`. (Does a third cost more than the second?)
 
 # %% [markdown]
 # ## DataParallel and DistributedDataParallel

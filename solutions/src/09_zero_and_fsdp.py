@@ -296,9 +296,11 @@ for card in ("A100-80GB", "A100-40GB", "RTX5090-32GB", "RTX4080-16GB"):
 # ## 6 · What tensor parallelism splits
 # **Difficulty** ●●●○○ · **15 minutes** · **Trains** Korthikanti et al.'s table 2, from memory
 #
-# One block of a GPT with eager attention keeps s·b·h·(34 + 5·a·s/h) bytes in 16-bit. Of the 34, 10 belong to norms,
-# their dropout, and the inputs of attention and MLP. Return the bytes that *one* of t tensor-parallel ranks keeps:
-# without sequence parallelism those 10 stay whole on every rank; with it (`sequence=True`) they are split as well.
+# ZeRO does not cut activations. [Lesson 11](../notebooks/11_model_and_pipeline_parallelism.ipynb) does, by splitting
+# matrices among t ranks. One block of a GPT with eager attention keeps s·b·h·(34 + 5·a·s/h) bytes in 16-bit. Of the 34,
+# 10 belong to norms, their dropout, and the inputs of attention and MLP. Return the bytes that *one* of t
+# tensor-parallel ranks keeps: without sequence parallelism those 10 stay whole on every rank; with it
+# (`sequence=True`) they are split as well.
 
 
 # %%

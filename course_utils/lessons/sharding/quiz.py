@@ -50,14 +50,13 @@ def questions() -> tuple[Question, ...]:
         (format_bytes(2 * LLAMA.model.parameters // D, "GB", 2), "That is a rank's shard of everything, before "
          "anything is gathered."),
     )  # fmt: skip
-    t = 4
-    what_stays_whole = question(
-        "A GPT's block keeps 34·s·b·h bytes of activations beside the attention scores. With tensor parallelism of "
-        f"{t} and without sequence parallelism, how many of these s·b·h bytes does each rank keep?",
-        (f"{10 + 24 / t:g}", "What norms and dropout keep, and the inputs of attention and MLP, stays whole on every "
-         "rank, 10; the rest is split."),
-        (f"{34 / t:g}", "That takes sequence parallelism as well."),
-        ("34", "That splits nothing: heads and the MLP's wide tensors are split."),
-        (f"{24 + 10 / t:g}", "Turned round: which part is inside the split matrices?"),
+    sent = plain // N + 1
+    stage_1_of_torch = question(
+        "By the paper, stage 1 sends as much as plain data parallelism. How many numbers per parameter does a rank "
+        "send with PyTorch's `ZeroRedundancyOptimizer` behind `DistributedDataParallel`?",
+        (str(sent), "DDP all-reduces whole gradients, and then each rank broadcasts the weights that it stepped."),
+        (str(plain // N), "That is the paper's way: a reduce-scatter of gradients, then an all-gather of weights."),
+        ("1", "That is handing out the new weights alone. How did the gradients come together?"),
+        (str(sent + 1), "That counts the handing out like an all-reduce. Nothing is summed there."),
     )  # fmt: skip
-    return the_floor, half_as_much_again, padded_rows, the_largest_unit, what_stays_whole
+    return the_floor, half_as_much_again, padded_rows, the_largest_unit, stage_1_of_torch
