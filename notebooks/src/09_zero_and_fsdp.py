@@ -143,13 +143,13 @@ reveal("09.real", kept[2]["after backward"], unit="MB")
 
 # %% [markdown]
 # Stage 2 keeps as little as stage 3: FSDP2 lets whole weights go between steps, whatever the stage. ZeRO-2 keeps them.
-# The difference is in the peak. (Set D to 64 and predict: which row falls by 8, and which hardly?)
+# The difference is in the peak. (Set D to 64 and predict: which rows fall by 8, and which does not?)
 #
 # **The gap** at stage 3 is 0 bytes in each row with a formula. It would not be on a card: CUDA's context, cuBLAS's
-# workspaces (8.5 MB each) and NCCL's buffers come on top, and this simulation of ranks counts none of them. FSDP2 also
-# works on several streams, and the allocator reuses a freed block on its own stream alone, so more is *reserved*
-# ([lesson 10](10_allocator_and_fragmentation.ipynb)). Nor is it 0 where D does not divide the rows. FSDP2 cuts each
-# parameter along its rows, and pads:
+# workspaces and NCCL's buffers come on top, and this simulation of ranks counts none of them. FSDP2 also works on
+# several streams, and the allocator reuses a freed block on its own stream alone, so more is
+# [reserved](../docs/glossary.md#allocated-and-reserved) (lesson 10). Nor is it 0 where D does not divide the rows.
+# FSDP2 cuts each parameter along its rows, and pads:
 
 # %%
 with on_gpu(ranks=8):
@@ -264,7 +264,7 @@ def sharded(dtype, reshard):
 
 
 # %%
-def zero_1(dtype):
+def zero_1():
     import torch
     from torch import distributed as dist, nn
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -272,7 +272,7 @@ def zero_1(dtype):
 
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(250, 1001), nn.GELU(), nn.Linear(1001, 250)).to(getattr(torch, dtype))
+    network = nn.Sequential(nn.Linear(250, 1001), nn.GELU(), nn.Linear(1001, 250))
     model = nn.parallel.DistributedDataParallel(network)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
     x = torch.randn(8, 250).chunk(dist.get_world_size())[dist.get_rank()]
@@ -290,7 +290,7 @@ for name, ranks, function, choices in (
     ("stage 3", 2, sharded, {"dtype": "float32", "reshard": True}),
     ("stage 2", 2, sharded, {"dtype": "float32", "reshard": False}),
     ("stage 3, bf16", 2, sharded, {"dtype": "bfloat16", "reshard": True}),  # change this
-    ("stage 1", 2, zero_1, {"dtype": "float32"}),
+    ("stage 1", 2, zero_1, {}),
 ):
     found = run_ranks(function, world_size=ranks, **choices)
     before, after = torch.tensor([losses for losses, _ in found]).mean(0)
@@ -389,11 +389,12 @@ predict("09.unit", unit="MB")
 import gc
 
 fp32 = MixedPrecisionPolicy()
-knobs = {"no reshard (stage 2)": {"reshard": False}, "2 blocks ahead": {"ahead": 2}, "one unit": {"whole": True},
+knobs = {"no reshard (stage 2)": {"reshard": False}, "one unit": {"whole": True},
          "all in fp32": {"policy": fp32}, "autocast": {"policy": fp32, "autocast": True}}  # fmt: skip
+knobs["further ahead"] = {"ahead": 2}  # change this
 peaks = {}
 with on_gpu(ranks=64):
-    for name, choice in knobs.items():  # change this
+    for name, choice in knobs.items():
         peaks[name] = peak_of(**choice)
         gc.collect()  # the hooks of FSDP2 hold a model in cycles
 for name, peak in peaks.items():
@@ -410,7 +411,7 @@ reveal("09.unit", peaks["one unit"], unit="MB")
 # | one more block of prefetch | its gather hides behind arithmetic | its flat buffer |
 #
 # Autocast keeps a bf16 copy of every weight that it casts, and resharding cannot free those copies. So use FSDP2's
-# policy. (Add a knob: `"3 blocks ahead": {"ahead": 3}`. How many blocks will it cost?)
+# policy. (Gather 3 blocks ahead: how many blocks does it cost?)
 #
 # In a timeline of a similar GPT, stage 3 is a comb: each block is gathered, used and let go, in forward and once more
 # in backward.
@@ -482,7 +483,7 @@ bars(ways, "The slower the link, the more tokens each rank needs to hide it", un
 #
 # Two things ZeRO leaves alone. Every rank keeps all activations of its own micro-batch; to cut those, [lesson
 # 11](11_model_and_pipeline_parallelism.ipynb) splits the matrices. And what the host could keep is [lesson
-# 06](06_recomputation.ipynb)'s offloading.
+# 06](06_recomputation.ipynb)'s [offloading](../docs/glossary.md#offloading).
 
 # %% [markdown]
 # ## What the sources leave out
