@@ -57,10 +57,10 @@ reveal("08.states", sum(states.values()))
 
 # %% [markdown]
 # ## A script for torchrun
-# Here is a whole data-parallel training. `init_process_group` joins the processes, through *gloo*: the library by which
-# torch's processes talk to one another on CPUs. (On NVIDIA's GPUs that is *NCCL*.) `DistributedDataParallel`, DDP for
-# short ([Li et al. 2020](https://arxiv.org/abs/2006.15704)), sends rank 0's weights to all at the start. In each
-# backward it replaces every gradient by its mean over all ranks.
+# Here is a whole data-parallel training. `init_process_group` joins the processes, through
+# [gloo](../docs/glossary.md#gloo): the library by which torch's processes talk to one another on CPUs. (On NVIDIA's
+# GPUs that is *NCCL*.) `DistributedDataParallel`, DDP for short ([Li et al. 2020](https://arxiv.org/abs/2006.15704)),
+# sends rank 0's weights to all at the start. In each backward it replaces every gradient by its mean over all ranks.
 
 
 # %%
@@ -636,9 +636,9 @@ reveal("08.efficiency", round(expected), unit="%")
 # knows nothing of a switch that 1,024 machines share, of the slowest rank, for which all others wait, or of a second
 # algorithm: libraries change from rings to trees when α begins to count.
 #
-# Real links, with β from the *data-sheet rate* and α left out. That is the rate a maker's data sheet states, and no
-# transfer exceeds it. *NVLink* joins GPUs within a machine directly, at 300 GB/s in each direction on an A100. Between
-# machines:
+# Real links, with β from the [data-sheet rate](../docs/glossary.md#data-sheet-rate) and α left out. That is the rate a
+# maker's data sheet states, and no transfer exceeds it. [NVLink](../docs/glossary.md#nvlink) joins GPUs within a
+# machine directly, at 300 GB/s in each direction on an A100. Between machines:
 
 # %%
 gigabits = {"Ethernet, 10 Gbit/s": 10, "Ethernet, 100 Gbit/s": 100, "InfiniBand NDR, 400 Gbit/s": 400}

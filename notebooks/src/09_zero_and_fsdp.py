@@ -196,7 +196,7 @@ predict("09.price", unit="times")
 # %% [markdown]
 # An [all-reduce](../docs/glossary.md#all-reduce) has two halves. *Reduce-scatter*: each rank ends with one slice of the
 # sum. *All-gather*: everybody collects all slices. Each half sends Ψ (more exactly (D−1)/D·Ψ; we leave that factor out,
-# as the paper does). On two real processes, which talk through *gloo*:
+# as the paper does). On two real processes, which talk through [gloo](../docs/glossary.md#gloo):
 
 
 # %%
@@ -453,9 +453,10 @@ for stage in (1, 2, 3):
 # the parameters cancel, and what remains is a number of tokens: with more of them on each rank, arithmetic takes longer
 # than sending.
 #
-# **Your guess.** An A100 computes at most 312·10¹² FLOPs per second, and sends at most 300 GB/s over *NVLink*, the
-# direct link between the GPUs of a machine. Both are *data-sheet rates*, which NVIDIA's data sheet states and nobody
-# exceeds. Stage 3 sends 3Ψ numbers of 2 bytes. How many tokens does each rank need?
+# **Your guess.** An A100 computes at most 312·10¹² FLOPs per second, and sends at most 300 GB/s over
+# [NVLink](../docs/glossary.md#nvlink), the direct link between the GPUs of a machine. Both are [data-sheet
+# rates](../docs/glossary.md#data-sheet-rate), which NVIDIA's data sheet states and nobody exceeds. Stage 3 sends 3Ψ
+# numbers of 2 bytes. How many tokens does each rank need?
 
 # %%
 predict("09.tokens", unit="tokens")
