@@ -1,4 +1,4 @@
-"""The character model that lessons 02 and 03 train for real: repeatable, quick, and honest about formats."""
+"""The character model that lessons train for real: repeatable and quick."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import linear
 
 from course_utils.lessons.shared import language_model as lm
-from course_utils.lessons.shared.language_model import FORMATS, encode, language_model, train_language_model
+from course_utils.lessons.shared.language_model import encode, train_language_model
 
 
 def test_the_text_is_ours_short_and_plain() -> None:
@@ -39,49 +39,6 @@ def test_every_optimizer_learns(optimizer: str) -> None:
     assert not trained.diverged
 
 
-@pytest.mark.parametrize("precision", sorted(FORMATS))
-def test_weights_are_kept_in_the_format_and_masters_in_fp32(precision: str) -> None:
-    trained = train_language_model(precision=precision, steps=3)
-    assert {weight.dtype for weight in trained.model.parameters()} == {FORMATS[precision].weights}
-    assert isinstance(trained.optimizer, torch.optim.Optimizer)
-    stepped = trained.optimizer.param_groups[0]["params"]
-    for one, weight in zip(stepped, trained.model.parameters(), strict=True):
-        assert (one is weight) != FORMATS[precision].master
-        assert one is weight or torch.equal(one.to(weight.dtype), weight)
-
-
-def test_adam_all_in_fp16_divides_by_zero() -> None:
-    """Its epsilon of 1e-8 is nothing in fp16, so a second moment that underflows to 0 leaves 0/0."""
-    assert train_language_model(precision="fp16", steps=5).diverged
-
-
-def test_a_power_of_two_scale_changes_nothing_in_fp32() -> None:
-    scaled = train_language_model(steps=5, loss_scale=lm.StaticLossScale(1024.0))
-    assert scaled.losses == train_language_model(steps=5).losses
-
-
-def test_a_scale_that_overflows_skips_the_step() -> None:
-    trained = train_language_model(precision="fp16-master", steps=3, loss_scale=lm.StaticLossScale(2.0**30))
-    assert trained.skipped == 3
-    fresh = language_model(dtype=torch.float16).parameters()
-    assert all(torch.equal(one, other) for one, other in zip(fresh, trained.model.parameters(), strict=True))
-
-
-def test_a_scaler_of_ones_own_is_told() -> None:
-    class Halving:
-        scale, told = 2.0**30, 0
-
-        def update(self, overflowed: bool) -> None:
-            self.told += 1
-            self.scale /= 2 if overflowed else 1
-
-    scaler = Halving()
-    trained = train_language_model(precision="fp16-master", steps=25, loss_scale=scaler)
-    assert scaler.told == 25
-    assert 0 < trained.skipped < 25
-    assert scaler.scale == 2.0 ** (30 - trained.skipped)
-
-
 def test_watch_sees_gradients_before_the_step() -> None:
     seen: list[tuple[int, bool]] = []
     train_language_model(steps=2, watch=lambda n, model: seen.append((n, model.head.weight.grad is not None)))
@@ -90,8 +47,6 @@ def test_watch_sees_gradients_before_the_step() -> None:
 
 def test_unknown_names_are_refused() -> None:
     assert set(lm.RATES) <= {choice.algorithm for choice in lm.OPTIMIZERS.values()}
-    with pytest.raises(ValueError, match="unknown precision 'fp8'"):
-        train_language_model(precision="fp8")
     with pytest.raises(ValueError, match="unknown optimizer 'adan'"):
         train_language_model("adan")
     with pytest.raises(TypeError, match="rate is for optimizers given by name"):

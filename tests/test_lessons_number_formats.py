@@ -13,7 +13,6 @@ from course_utils.lessons.precision.number_formats import (
     decode,
     encode,
     number_format,
-    range_figure,
     rounded,
     spacing,
 )
@@ -98,7 +97,3 @@ def test_bits_are_drawn_as_they_are_stored() -> None:
     assert drawn == wanted
     assert figure.alt.startswith("A tenth is in none of them.") and "bf16 holds 0.1000976562" in figure.alt
     assert "fp32 holds 0.1000000015" in figure.alt  # not 0.1, which no row has
-
-
-def test_ranges_are_drawn() -> None:
-    assert "fp16 5.960464e−8 to 65504" in range_figure("bf16 reaches as far as fp32").alt

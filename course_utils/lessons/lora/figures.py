@@ -6,7 +6,6 @@ import torch
 
 from course_utils.figures.axes import COLOURS, stop
 from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, text_width
-from course_utils.figures.curves import lines
 
 WEIGHTS = COLOURS["parameters"]  # of all three matrices; the frozen one is hatched
 
@@ -52,7 +51,7 @@ def code_picture(
     bottom = canvas.title(title) + 134
     left = MARGIN + 12 + max(text_width(name, 13) for name in codes)
     room = WIDTH - MARGIN - 20 - left
-    found = counts(values, 1.0, bins)
+    found = torch.histc(torch.tensor(values, dtype=torch.float64), bins, -1.0, 1.0).tolist()
     for index, count in enumerate(found):  # the highest bar is 120 pixels high
         size = 120.0 * count / max(found)
         canvas.rect(left + room * index / bins, bottom - size, room / bins - 1, size, WEIGHTS)
@@ -71,19 +70,3 @@ def code_picture(
     told = "; ".join(f"{name}: {len(code)} values" for name, code in codes.items())
     alt = f"{stop(title)} A histogram of weights with a peak at zero; below it, on the same axis, strokes. {told}."
     return Figure(canvas.svg(canvas.note(provenance, end + 52), title, alt), alt)
-
-
-def counts(values: Sequence[float], reach: float, bins: int) -> list[float]:
-    """Numbers of values in equal parts of −reach to reach."""
-    return torch.histc(torch.tensor(values, dtype=torch.float64), bins, -reach, reach).tolist()
-
-
-def histograms(series: Mapping[str, Sequence[float]], title: str, reach: float, provenance: str = "") -> Figure:
-    """Frequency of values between −reach and reach, a line for each of `series`, in percent of its values."""
-    bins = 81
-    middles = [reach * (2 * index + 1 - bins) / bins for index in range(bins)]
-    drawn = {
-        name: (middles, [100 * count / len(values) for count in counts(values, reach, bins)])
-        for name, values in series.items()
-    }
-    return lines(drawn, title, "value of an entry", "percent of the entries", markers=False, provenance=provenance)

@@ -17,7 +17,6 @@ from course_utils.interactive.feedback import Mistakes, by_name, call, exercise,
 from course_utils.run import TrainingRun
 from course_utils.units import GB
 
-from .experiments import gradscaler_scales
 from .number_formats import NumberFormat, decode
 
 # ------------------------------------------------------------------------------------------------------- 03.1: limits
@@ -155,6 +154,21 @@ def next_scale(answer: Any) -> None:
             found.append(scale)
         off = "Single steps are right, but over 60 steps your scale parts from GradScaler's: look at the streak."
         expect(found == gradscaler_scales(OVERFLOWS, 1024.0, interval), off)
+
+
+def gradscaler_scales(overflows: Sequence[bool], start: float, interval: int) -> list[float]:
+    """Return the scale that torch's own GradScaler has after each of these steps, some of which overflow."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=start, growth_interval=interval)
+    scales = []
+    for overflowed in overflows:
+        scaler.scale(torch.ones(1))
+        weight.grad = torch.tensor([float("inf") if overflowed else 1.0])
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
 
 
 def _expect_single_steps(following: Callable[[float, int, bool], list[Any]], interval: int) -> None:

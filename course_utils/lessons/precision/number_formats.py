@@ -5,12 +5,12 @@ E and M being the exponent's and the mantissa's bits; with E = 0 it is *subnorma
 (IEEE 754-2019, section 3.4). Every number of these formats is a Python float too.
 """
 
-from math import copysign, frexp, inf, isinf, isnan, ldexp, log10, nan
+from math import copysign, frexp, inf, isinf, isnan, ldexp, nan
 from typing import NamedTuple
 
 from course_utils.errors import unknown
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, text_width
+from course_utils.figures.canvas import MARGIN, RULE, Canvas, Figure, text_width
 
 
 class NumberFormat(NamedTuple):
@@ -167,34 +167,3 @@ def field_color(form: NumberFormat, index: int) -> str:
     if index >= form.bits:
         return UNUSED
     return SIGN if index == 0 else EXPONENT if index <= form.exponent else MANTISSA
-
-
-def range_figure(title: str) -> Figure:
-    """Draw the numbers of each format from smallest to largest, on a scale of powers of ten; subnormals are pale."""
-    canvas = Canvas()
-    top = canvas.title(title) + 12
-    bottom = top + 38 * len(FORMATS)
-    for power in range(-40, 41, 10):
-        x = _at(10.0**power)
-        canvas.line(x, top - 4, x, bottom, GRID)
-        canvas.text(x, bottom + 18, f"1e{power}".replace("-", "−") if power else "1", 12, QUIET, text_anchor="middle")
-    told = []
-    for index, form in enumerate(FORMATS.values()):
-        y, low, normal, high = top + 38 * index + 4, *map(_at, (form.smallest, form.smallest_normal, form.largest))
-        canvas.text(86, y + 17, form.name, 13, text_anchor="end", font_weight="bold")
-        canvas.rect(low, y, normal - low, 24, "#CFE9F9", f"subnormal from {form.smallest:.3g}")
-        canvas.rect(normal, y, high - normal, 24, "#56B4E9", f"{form.smallest_normal:.3g} to {form.largest:.3g}")
-        told.append(f"{form.name} {spelled(form.smallest)} to {spelled(form.largest)}")
-    canvas.line(LEFT, bottom, RIGHT, bottom, RULE)
-    axis = "positive numbers; pale: subnormal, with fewer digits"
-    canvas.text((LEFT + RIGHT) / 2, bottom + 38, axis, 12, QUIET, text_anchor="middle")
-    alt = f"{stop(title)} Bars on a logarithmic scale: {'; '.join(told)}."
-    return Figure(canvas.svg(bottom + 48, title, alt), alt)
-
-
-LEFT, RIGHT = 98.0, WIDTH - MARGIN - 8.0
-
-
-def _at(value: float) -> float:
-    """The x of a positive number: 1e-46 is at the left end, 1e40 at the right one."""
-    return LEFT + (RIGHT - LEFT) * (log10(value) + 46) / 86

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -24,41 +23,13 @@ RATES = {"sgd": 0.3, "momentum": 0.1, "lion": 3e-4, "adafactor": 3e-2, "muon": 1
 """Learning rates at which this model learns well in 100 steps; every optimizer not named takes 3e-3."""
 
 
-class Format(NamedTuple):
-    """Number formats of a recipe: the weights' dtype, autocast's dtype if it uses autocast, fp32 master weights."""
-
-    weights: torch.dtype
-    autocast: torch.dtype | None = None
-    master: bool = False
-
-
-FORMATS = {
-    "fp32": Format(torch.float32),
-    "fp16": Format(torch.float16),
-    "bf16": Format(torch.bfloat16),
-    "fp16-master": Format(torch.float16, master=True),
-    "bf16-master": Format(torch.bfloat16, master=True),
-    "amp-fp16": Format(torch.float32, autocast=torch.float16),
-    "amp-bf16": Format(torch.float32, autocast=torch.bfloat16),
-}
-"""The recipes that `train_language_model` takes; "fp16" and "bf16" keep everything in 16 bits, Adam's states too."""
-
-
-@dataclass
-class StaticLossScale:
-    scale: float = 1.0
-
-    def update(self, overflowed: bool) -> None: ...
-
-
 @dataclass
 class Training:
-    """Result of a training: the loss before each step, the model, its optimizer, the number of skipped steps."""
+    """Result of a training: the loss before each step, the model, its optimizer."""
 
     losses: list[float]
     model: Transformer
     optimizer: Any
-    skipped: int = 0
 
     @property
     def final(self) -> float:
@@ -100,52 +71,41 @@ def batches(
         yield windows[:, :-1], windows[:, 1:]
 
 
-def language_model(
-    layers: int = 2, hidden: int = 64, *, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> Transformer:
-    """GPT-2's design at a toy's size, over characters; the same `seed` gives the same weights in every `dtype`."""
+def language_model(layers: int = 2, hidden: int = 64, *, seed: int = 0) -> Transformer:
+    """GPT-2's design at a toy's size, over characters; the same `seed` gives the same weights."""
     config = TransformerConfig("characters", "gpt2", layers, hidden, 4, vocab=len(vocabulary()), max_positions=128)
     with torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
         torch.manual_seed(seed)
-        return build_network(config, "eager").to(dtype)
+        return build_network(config, "eager")
 
 
 def train_language_model(
-    optimizer: str | Callable[[Sequence[torch.nn.Parameter]], Any] = "adamw", precision: str = "fp32",
-    steps: int = 100, *, rate: float | None = None, loss_scale: Any = None,
-    model: Transformer | None = None, seed: int = 0, watch: Callable[[int, Transformer], None] | None = None,
-    text: str | None = None,
+    optimizer: str | Callable[[Sequence[torch.nn.Parameter]], Any] = "adamw", steps: int = 100, *,
+    rate: float | None = None, model: Transformer | None = None, seed: int = 0,
+    watch: Callable[[int, Transformer], None] | None = None,
 ) -> Training:  # fmt: skip
-    """Train the character model on the CPU, about 4 ms a step in fp32, and return its losses.
+    """Train the character model on the CPU in fp32, about 4 ms a step, and return its losses.
 
     `optimizer` is a name of `OPTIMIZERS` or a function that makes one of a list of parameters; `rate` overrides the
-    named one's learning rate. `precision` is one of `FORMATS`. With a `loss_scale` (`StaticLossScale`) the loss is
-    multiplied before backward, the gradients are divided in fp32 (masters) or in their own format, and a step whose
-    gradients are not finite is skipped. `watch(step, model)` is called between each backward and its step.
-    Raises ValueError for an unknown optimizer or precision, TypeError for a rate that would not be used.
+    named one's learning rate. `watch(step, model)` is called between each backward and its step.
+    Raises ValueError for an unknown optimizer, TypeError for a rate that would not be used.
     """
-    check_known("precision", precision, FORMATS)
-    recipe = FORMATS[precision]
-    model = model or language_model(seed=seed, dtype=recipe.weights)
-    weights = list(model.parameters())
-    masters = [torch.nn.Parameter(weight.detach().float()) for weight in weights] if recipe.master else weights
+    model = model or language_model(seed=seed)
     if isinstance(optimizer, str):
-        names = [name for name, _ in model.named_parameters()]
-        stepper = _optimizer(optimizer, list(zip(names, masters, strict=True)), rate)
+        stepper = _optimizer(optimizer, list(model.named_parameters()), rate)
     elif rate is not None:
         raise TypeError("rate is for optimizers given by name: a function of yours sets its own")
     else:
-        stepper = optimizer(masters)
-    cast = partial(torch.autocast, "cpu", dtype=recipe.autocast) if recipe.autocast else nullcontext
+        stepper = optimizer(list(model.parameters()))
     done = Training([], model, stepper)
-    for number, (tokens, targets) in enumerate(batches(steps, seed=seed, text=text), 1):
-        with cast(), HalfProducts():
-            loss = cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
-        (loss * loss_scale.scale if loss_scale else loss).backward()
+    for number, (tokens, targets) in enumerate(batches(steps, seed=seed), 1):
+        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
         done.losses.append(loss.item())
         if watch:
             watch(number, model)
-        _step(done, masters, loss_scale)
+        stepper.step()
+        model.zero_grad()
     return done
 
 
@@ -156,29 +116,6 @@ def mean_loss(model: torch.nn.Module, text: str | None = None, seq_len: int = 32
     inputs, targets = tokens[:count].view(-1, seq_len), tokens[1 : count + 1]
     with torch.no_grad():
         return cross_entropy(model(inputs).flatten(0, 1), targets).item()
-
-
-def _step(done: Training, masters: Sequence[torch.nn.Parameter], loss_scale: Any) -> None:
-    """Bring the gradients to the masters, undo the scale, step unless a scaled gradient overflowed, clear them."""
-    pairs = zip(done.model.parameters(), masters, strict=True)
-    copies = [(weight, master) for weight, master in pairs if master is not weight]
-    for weight, master in copies:
-        master.grad, weight.grad = None if weight.grad is None else weight.grad.float(), None
-    overflowed = False
-    if loss_scale:
-        gradients = [master.grad for master in masters if master.grad is not None]
-        overflowed = not all(bool(gradient.isfinite().all()) for gradient in gradients)
-        for gradient in gradients:
-            gradient.div_(loss_scale.scale)
-        loss_scale.update(overflowed)
-    if not overflowed:
-        done.optimizer.step()
-        with torch.no_grad():
-            for weight, master in copies:
-                weight.copy_(master)
-    done.skipped += overflowed
-    for master in masters:
-        master.grad = None
 
 
 def _optimizer(name: str, tensors: list[tuple[str, torch.nn.Parameter]], rate: float | None) -> Any:

@@ -1,0 +1,12 @@
+"""Lesson 12's second text, which its small language model has not learned."""
+
+from functools import cache
+
+from ..shared.language_model import CORPUS
+
+
+@cache
+def sonnets() -> str:
+    """Five of Shakespeare's (18, 29, 73, 116, 130; 1609, public domain), in the characters of the first text."""
+    text = CORPUS.with_name("sonnets.txt").read_text(encoding="utf-8").lower()
+    return " ".join(text.translate(str.maketrans({";": ".", "?": ".", "!": ".", "-": " ", "'": "", "j": "i"})).split())
