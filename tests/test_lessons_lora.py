@@ -1,11 +1,13 @@
 """Lesson 12's modules: its texts, pictures and controls; and what its lines of torch rely on."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from torch_statements import SOURCES, cells
 
 from course_utils import estimate
 from course_utils.benchmark.draw import shallow
@@ -14,7 +16,7 @@ from course_utils.lessons.lora.figures import code_picture, lora_picture
 from course_utils.lessons.lora.texts import sonnets
 from course_utils.lessons.shared.language_model import corpus, encode, language_model, mean_loss, vocabulary
 from course_utils.networks import network_for
-from course_utils.networks.frozen import FrozenLinear
+from course_utils.networks.frozen import FrozenLinear, nf4_code, nf4_pairs
 from course_utils.networks.lora import LoraLinear
 from course_utils.run import TrainingRun
 
@@ -89,3 +91,20 @@ def test_the_quizcounts_as_tensors_do() -> None:
     assert float(bit) == pytest.approx(off[0] / off[1], rel=0.05)
     stored = FrozenLinear(nn.Linear(4096, 14336, bias=False), 4, torch.bfloat16)
     assert four == f"{(stored.weight.nbytes + stored.scale.nbytes) / 1e6:.1f} MB"
+
+
+def test_the_lessons_own_layers_store_what_the_courses_do() -> None:
+    lesson: dict[str, Any] = {"torch": torch}
+    for part in ("class Lora(nn.Module)", "nf4 = ", "class Nf4Linear"):
+        exec(next(code for code in cells(SOURCES / "12_lora_and_quantization.py") if part in code), lesson)
+    torch.manual_seed(0)
+    linear, x = nn.Linear(128, 16), torch.randn(4, 128)
+    frozen = FrozenLinear(linear, 4, torch.float32, nf4_pairs(torch.float32, torch.device("cpu")))
+    four = lesson["Nf4Linear"](linear)
+    assert torch.allclose(lesson["nf4"], torch.tensor(nf4_code()), atol=1e-6)
+    assert torch.allclose(four(x), nn.functional.linear(x, frozen.dense_weight(), linear.bias), atol=1e-5)
+    assert four.packed.nbytes == frozen.weight.nbytes
+    ours, theirs = lesson["Lora"](linear, 4, 4), LoraLinear(linear, 4, torch.float32)
+    nn.init.normal_(ours.B)
+    theirs.load_state_dict(ours.state_dict())
+    assert torch.allclose(ours(x), theirs(x), atol=1e-5)

@@ -1,9 +1,11 @@
 """Lesson 03's figures, its account of bytes, the bit-flipper; and what its texts say of PyTorch's arithmetic."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
+from torch_statements import SOURCES, cells
 
 from course_utils import TrainingRun, measure
 from course_utils.lessons.precision import formats_in_a_step as formats
@@ -11,6 +13,7 @@ from course_utils.lessons.precision.checks import gradscaler_scales
 from course_utils.lessons.precision.figures import flow_figure, histogram_figure, lost_share
 from course_utils.lessons.precision.number_formats import FORMATS, encode
 from course_utils.lessons.precision.widget import bit_flipper, bit_name, neighbors, sum_of
+from course_utils.lessons.shared.language_model import language_model
 
 
 @pytest.mark.parametrize(("start", "interval"), [(1024.0, 3), (8.0, 10)])
@@ -113,3 +116,29 @@ def test_bytes_that_stay_are_those_of_the_closed_forms(precision: str) -> None:
     run = RUN.replace(precision=precision)
     assert formats.estimated_states(run) == formats.measured_states(measure(run, source="simulated"))
     assert formats.per_parameter({"parameters": 20, "gradients": 40, "optimizer_states": 120}, 10) == "2 + 4 + 12 = 18"
+
+
+def test_fp16_needs_its_scaler_and_bf16_its_masters_at_a_low_rate() -> None:
+    lesson: dict[str, Any] = {}
+    for part in ("import cross_entropy", "def train_in_fp16(", "def train("):
+        exec(
+            "import torch\nfrom course_utils.lessons.shared.language_model import language_model\n" + cell(part), lesson
+        )
+    scaled, alone = (
+        lesson["train_in_fp16"](torch.amp.GradScaler("cpu", enabled=on), steps=60)[0] for on in (True, False)
+    )
+    assert scaled[-1] < alone[-1] - 0.5 and scaled[0] - scaled[-1] > 0.8
+    moved = {}
+    for masters in (False, True):
+        model = language_model(seed=0).bfloat16()
+        first = [weight.detach().clone() for weight in model.parameters()]
+        held = [weight.detach().float() for weight in model.parameters()] if masters else list(model.parameters())
+        lesson["train"](model, held, rate=1e-5, steps=40)
+        same = sum(int((now == old).sum()) for now, old in zip(model.parameters(), first, strict=True))
+        moved[masters] = 1 - same / sum(weight.numel() for weight in first)
+    assert moved[True] > 2 * moved[False]
+
+
+def cell(part: str) -> str:
+    """The code cell of lesson 03 in which `part` stands."""
+    return next(code for code in cells(SOURCES / "03_mixed_precision.py") if part in code)

@@ -79,12 +79,12 @@ predict("03.moved", unit="thousandths")
 
 # %%
 update = 1e-4  # change this
-single, half, brain = torch.tensor(1.0), torch.tensor(1.0).half(), torch.tensor(1.0).bfloat16()
+fp32, fp16, bf16 = torch.tensor(1.0), torch.tensor(1.0).half(), torch.tensor(1.0).bfloat16()
 for _ in range(1000):
-    single, half, brain = single + update, half + update, brain + update
-for weight in (single, half, brain):
+    fp32, fp16, bf16 = fp32 + update, fp16 + update, bf16 + update
+for weight in (fp32, fp16, bf16):
     print(f"{weight.dtype}: moved by {1000 * (weight.item() - 1):.1f} thousandths, {1e6 * update:g} on paper")
-reveal("03.moved", 1000 * (brain.item() - 1), unit="thousandths")
+reveal("03.moved", 1000 * (bf16.item() - 1), unit="thousandths")
 
 # %% [markdown]
 # The update is less than half the distance to the next number, so each sum is rounded back to where it was. fp16 does
@@ -305,13 +305,13 @@ def train(model, masters, rate=3e-3, steps=100, seed=0):
 
 
 # %% tags=["nbval-ignore-output"]
-single, alone, brain = language_model(seed=0), language_model(seed=0).bfloat16(), language_model(seed=0).bfloat16()
+fp32, bf16, mixed = language_model(seed=0), language_model(seed=0).bfloat16(), language_model(seed=0).bfloat16()
 ended = {
-    "fp32": train(single, list(single.parameters())),
+    "fp32": train(fp32, list(fp32.parameters())),
     "fp16, no scaling": train_in_fp16(torch.amp.GradScaler("cpu", enabled=False))[0],
     "fp16, scaled": train_in_fp16(torch.amp.GradScaler("cpu", growth_interval=5))[0],
-    "bf16 alone": train(alone, list(alone.parameters())),
-    "bf16, fp32 master": train(brain, [weight.detach().float() for weight in brain.parameters()]),
+    "bf16 alone": train(bf16, list(bf16.parameters())),
+    "bf16, fp32 master": train(mixed, [weight.detach().float() for weight in mixed.parameters()]),
 }
 final = {name: sum(losses[-10:]) / 10 for name, losses in ended.items()}
 for name, loss in final.items():
@@ -574,8 +574,8 @@ stack(states, title, provenance="estimated from formulas")
 # %% [markdown]
 # fp32 and autocast are the same 4 + 4 + 8. ZeRO's 2 + 2 + 12 is another recipe with the same sum. Only recipes that
 # give up a copy come out lower: bf16 alone at 8, and fp8. **The gap** is 0 because both sides count tensors. On a card
-# the driver's context comes on top (some hundred MB), cuBLAS's [workspaces](../docs/glossary.md#workspace) (17 MB), and what the allocator reserves
-# beyond its tensors ([lesson 10](10_allocator_and_fragmentation.ipynb)).
+# the driver's context comes on top (some hundred MB), cuBLAS's [workspaces](../docs/glossary.md#workspace) (17 MB), and
+# what the allocator reserves beyond its tensors ([lesson 10](10_allocator_and_fragmentation.ipynb)).
 #
 # ### 16, 18, 20: who says what
 # Every convention is a sum of the same few terms. Before you compare two tools, ask which terms they have.

@@ -856,7 +856,7 @@ lora_explorer("llama3-8b", micro_batch=1, seq_len=1024, precision="bf16", lora_r
 from torch import nn, optim
 
 
-class Lora(nn.Module):
+class LoraLinear(nn.Module):
     def __init__(self, base, r=8, alpha=16):
         super().__init__()
         self.base, self.scale = base, alpha / r
@@ -870,7 +870,7 @@ class Lora(nn.Module):
 model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).requires_grad_(False)
 for parent in list(model.modules()):
     for name in [name for name, layer in parent.named_children() if isinstance(layer, nn.Linear)]:
-        setattr(parent, name, Lora(getattr(parent, name)))
+        setattr(parent, name, LoraLinear(getattr(parent, name)))
 optimizer = optim.AdamW(model.parameters(), lr=1e-3)
 print("trained parameters:", sum(weight.numel() for weight in model.parameters() if weight.requires_grad))
 
