@@ -432,8 +432,9 @@ print("fp32:", {tensor.dtype for tensor in (master, master.grad, adam.state[mast
 predict("03.autocast", unit="% of fp32's")
 
 # %% [markdown]
-# Which format comes out of which layer? Ask with a forward hook, on half of a transformer block. `with on_gpu():` runs
-# plain PyTorch with `device="cuda"`: on your card, or on a simulated one that counts every byte and holds no values.
+# Which format comes out of which layer? Ask with a forward hook, on half of a
+# [transformer block](../docs/glossary.md#transformer-block). `with on_gpu():` runs plain PyTorch with `device="cuda"`:
+# on your card, or on a simulated one that counts every byte and holds no values.
 
 # %%
 from torch import nn
