@@ -99,14 +99,3 @@ def activation_bytes(run: TrainingRun) -> int:
     What is outside the blocks is left out, as in the paper's total. Raises like `block_activation_bytes`.
     """
     return run.model.layers * block_activation_bytes(run)
-
-
-def communication_elements(run: TrainingRun) -> int:
-    """Elements of activations that are all-reduced for one micro-batch, forward and backward: 4·s·b·h a block.
-
-    Two all-reduces forward and two backward, f and g (Shoeybi et al. 2019, figure 4). Sequence parallelism cuts each
-    into an all-gather and a reduce-scatter, which send as much (Korthikanti et al. 2022, section 4.2.2); 0 on one rank.
-    """
-    if run.tensor_parallel == 1:
-        return 0
-    return 4 * run.seq_len * run.micro_batch * run.model.hidden * run.model.layers
