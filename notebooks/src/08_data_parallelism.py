@@ -76,7 +76,7 @@ def train():
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for step in range(4):
-        loss = nn.functional.cross_entropy(model(inputs.chunk(D)[rank]), classes.chunk(D)[rank])
+        loss = nn.functional.cross_entropy(model(inputs.tensor_split(D)[rank]), classes.tensor_split(D)[rank])
         loss.backward()  # and the mean of all ranks' gradients
         optimizer.step()
         optimizer.zero_grad()
@@ -136,7 +136,7 @@ def gradient(x, y):
 
 # %%
 ranks = 3  # change this
-parts = [gradient(x, y) for x, y in zip(inputs.chunk(ranks), classes.chunk(ranks), strict=True)]
+parts = [gradient(x, y) for x, y in zip(inputs.tensor_split(ranks), classes.tensor_split(ranks), strict=True)]
 whole = gradient(inputs, classes)
 for name, found in {"the mean of all parts": sum(parts) / ranks, "G1 alone": parts[0]}.items():
     off = (found - whole).abs().max() / whole.abs().max()
@@ -144,7 +144,7 @@ for name, found in {"the mean of all parts": sum(parts) / ranks, "G1 alone": par
 
 # %% [markdown]
 # What is left of the first is rounding: sums in another order. It is why a training on 3 GPUs does not repeat one on 1
-# GPU bit by bit. Now change 3 to 5. `chunk` makes parts of 5, 5, 5, 5 and 4 sequences: is their plain mean still right?
+# GPU bit by bit. Now change 3 to 5. The parts have 5, 5, 5, 5 and 4 sequences: is their plain mean still right?
 # (Exercise 3 corrects it.)
 
 # %% [markdown]
@@ -165,7 +165,7 @@ def drift(kept_back):
     rank, D, path = dist.get_rank(), dist.get_world_size(), []
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
-    x, y = torch.randn(24, 16).chunk(D)[rank], torch.randint(4, (24,)).chunk(D)[rank]
+    x, y = torch.randn(24, 16).tensor_split(D)[rank], torch.randint(4, (24,)).tensor_split(D)[rank]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for _ in range(30):
         optimizer.zero_grad()
@@ -512,7 +512,7 @@ D, copied = 4, 0  # change this
 network = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
 weights = sum(weight.nbytes for weight in network.parameters())
 for _ in range(10):
-    inputs = torch.randn(64, 512).chunk(D)  # scatter
+    inputs = torch.randn(64, 512).tensor_split(D)  # scatter
     replicas = [network, *(copy.deepcopy(network) for _ in range(D - 1))]  # replicate: to each other GPU
     outputs = [replica(x) for replica, x in zip(replicas, inputs, strict=True)]  # parallel apply
     torch.cat(outputs).mean().backward()  # gather
