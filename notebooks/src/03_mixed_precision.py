@@ -717,7 +717,7 @@ print(f"{dtype}, scale {scaler.get_scale():,.0f}, weights {model[0].weight.dtype
 # | mixed precision nearly halves memory (its paper) | where activations dominate; the states stay at 16 bytes |
 # | 255·255 overflows in fp16 (BLOOM's text) | 65,025 is below 65,504; 256·256 is the first |
 # | fp8 training keeps its optimizer states in 16 bits or more | two recipes do; FP8-LM's first moment has 8 |
-# | autocast runs cross-entropy in fp32 (PyTorch's list) | its log-softmax is bf16, its fp32 copy is kept besides |
+# | autocast runs cross-entropy in fp32 (PyTorch's list) | its log-softmax is bf16, and an fp32 copy is kept as well |
 #
 # The first claim is in the abstract of [Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740). Section 3.1 of the
 # paper gives its condition: in the models of its time, activations were most of the memory.

@@ -16,10 +16,10 @@
 # for backward ([lesson 05](05_activations.ipynb)). No GPU is needed: `with on_gpu():` runs plain PyTorch on your card,
 # or on a simulated one that counts each byte and holds no values. What needs values is small and runs on the CPU.
 #
-# Somebody gives you a trained model, and you want to teach it a little more. Do all of its weights have to learn? And
-# those that don't: do they need 16 bits? [LoRA](../docs/glossary.md#lora) answers the first question,
+# You have a trained model, and want to teach it a little more. Do all of its weights have to learn? And those that
+# don't: do they need 16 bits? [LoRA](../docs/glossary.md#lora) answers the first question,
 # [quantization](../docs/glossary.md#quantization) the second, [QLoRA](../docs/glossary.md#qlora) both at once. You will
-# write each of them, and account for what they save and what they do not.
+# write each of them, and account for what they save.
 
 # %% [markdown]
 # ## Two thin matrices
@@ -238,8 +238,8 @@ for b, s in ((1, 128), (4, 512), (32, 1024)):
           f"{whole / thin:.1f} times less")  # fmt: skip
 
 # %% [markdown]
-# The paper's abstract says three times less, *of GPT-3 with its 175 billion parameters*. Its section 4.2 gives the
-# figures: 1.2 TB against 350 GB. What can those be?
+# The paper's abstract says three times less, *of GPT-3*. Its section 4.2 gives the figures: 1.2 TB against 350 GB. What
+# can those be?
 
 # %%
 gpt3 = PRESETS["gpt3-175b"].parameters
@@ -662,8 +662,8 @@ for bits in (8, 6, 4):
 # A stranger idea: write W as a sum U + V·Q with Q orthogonal. In two bases at once (an
 # *[overdetermined](../docs/glossary.md#overdetermined-basis)* basis) a matrix can be written in many ways, and
 # [Merkulov et al. 2024](https://arxiv.org/abs/2404.09737) choose one in which the entries of U and V gather around a
-# few peaks; each is replaced by the nearest peak. In our simple version each step adds ±c to every entry of U, or of V,
-# whichever lowers the remainder more. A step costs one bit per number.
+# few peaks; each is replaced by the nearest peak. In our simple version each step adds ±c to every entry of U or of V,
+# where that lowers the remainder more. A step costs one bit per number.
 
 # %%
 Q = torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))[0]
@@ -837,8 +837,8 @@ for name, percent in part.items():
 reveal("12.beside", part["NF4"], unit="%")
 
 # %% [markdown]
-# The factors learn the text, and repair on the way what rounding has broken. Ours is a small model and a small task;
-# Dettmers et al. report the same of 4 bits on large ones (section 4).
+# The factors repair on the way what rounding has broken. Dettmers et al. report the same of 4 bits on large models
+# (section 4).
 #
 # Now you. Which is the largest Llama that you can fine-tune on an RTX 4090 in 16 bits? In 4?
 
