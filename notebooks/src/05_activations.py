@@ -169,16 +169,16 @@ for name, mine, torchs in [("dL/dx", dx, x.grad), ("dL/dγ", (normal * dy).sum(0
 
 # %%
 with on_gpu():
-    x = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    narrow = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h)).to("cuda", torch.bfloat16)
-    with_gelu = size(kept_by(mlp, x))
+    with_gelu = size(kept_by(mlp, narrow))
 print(f"with GELU: {format_bytes(with_gelu, 'MB')}, that is 2·s·b·h + 2 · 2·s·b·4h")
 predict("05.relu", unit="MB")
 
 # %%
 with on_gpu():
     mlp[1] = nn.ReLU()  # change this
-    kept = kept_by(mlp, x)
+    kept = kept_by(mlp, narrow)
 for tensor in kept:
     print(tuple(tensor.shape), format_bytes(size([tensor]), "MB"))
 reveal("05.relu", size(kept), unit="MB")
@@ -354,7 +354,7 @@ with on_gpu():
         "flash, RMSNorm": Block(h, a, flash, norm=nn.RMSNorm),
         "flash, SwiGLU of 8/3·h": Block(h, a, flash, SwiGLU(h, 8 * h // 3)),  # change this
     }  # fmt: skip
-    per_unit = {name: size(kept_by(one.to("cuda", torch.bfloat16), x)) / unit for name, one in variants.items()}
+    per_unit = {name: size(kept_by(one.to("cuda", torch.bfloat16), x)) / x.numel() for name, one in variants.items()}
 reveal("05.swiglu", list(per_unit.values())[-1], unit="s·b·h")
 title = "Attention's kernel moves a block most, then a GELU that is written out"
 bars(per_unit, title, unit="s·b·h", kind="activations", highlight="eager", provenance="found by hooks, s = 512")
@@ -384,7 +384,8 @@ changed = {
     "autocast": gpt2.replace(precision="amp-bf16"),
 }
 for name, run in changed.items():
-    print(f"flash, {name}: {sum(item.size for item in block_saved(run)) / unit:.3f} · s·b·h, estimated")
+    kept_bytes = sum(item.size for item in block_saved(run))
+    print(f"flash, {name}: {kept_bytes / (s * b * gpt2.model.hidden):.3f} · s·b·h, estimated")
 
 # %% [markdown]
 # ### A fused kernel
@@ -747,7 +748,8 @@ print(f"left over: {rest:,} bytes = {L} layers × 2 blocks of 512 bytes for the 
 # ## A map
 # Activations over all b and s, and the line where the *whole* step, states included, no longer fits the card. Find out
 # with the sliders: which is the smallest card that takes 4 sequences of 2,048 tokens? With which kernel does the line
-# fall faster? What moves it more on a small card, the precision or the recomputation?
+# fall faster? What moves it more on a small card, the precision or the recomputation? Change the model to "gpt2-xl"
+# first: where is the line then?
 
 # %%
 from course_utils.lessons.activations.widget import activation_map

@@ -152,10 +152,11 @@ with on_gpu():
     block(x)  # the first product takes cuBLAS's workspace, which stays
     before = torch.cuda.memory_allocated()
     y = block(x)
-    kept = torch.cuda.memory_allocated() - before
-    del y
-c = kept / x.nbytes
-print(f"one checkpoint: {format_bytes(x.nbytes, 'MB', 1)}; the block keeps {format_bytes(kept, 'MB', 1)}: c = {c:.2f}")
+    checkpoint_size, kept = x.nbytes, torch.cuda.memory_allocated() - before
+    del block, x, y
+c = kept / checkpoint_size
+print(f"one checkpoint: {format_bytes(checkpoint_size, 'MB', 1)}")
+print(f"the block keeps {format_bytes(kept, 'MB', 1)}: c = {c:.2f}")
 
 # %% [markdown]
 # A block keeps c checkpoints. (Change 1024 to 128: does c depend on s with a flash kernel?) So now it is L/k + c·k.
@@ -228,20 +229,20 @@ def loss_of(model, tokens, call):
 # %%
 def show(name, call):
     torch.cuda.reset_peak_memory_stats()
-    loss = loss_of(model, tokens, call)
+    loss = loss_of(gpt, batch, call)
     kept = torch.cuda.memory_allocated()
     loss.backward()
-    model.zero_grad()
+    gpt.zero_grad()
     peak = torch.cuda.max_memory_allocated()
     print(f"{name:22s} {format_bytes(kept, 'GB', 2)} after the loss, {format_bytes(peak, 'GB', 2)} at the peak")
     return peak
 
 
 with on_gpu():
-    model = GPT(layers=12, h=768, a=12, V=50257).to("cuda", torch.bfloat16)
-    tokens = torch.randint(50257, (8, 1024), device="cuda")
-    loss_of(model, tokens, keep_everything).backward()  # so that cuBLAS has its workspaces
-    model.zero_grad()
+    gpt = GPT(layers=12, h=768, a=12, V=50257).to("cuda", torch.bfloat16)
+    batch = torch.randint(50257, (8, 1024), device="cuda")
+    loss_of(gpt, batch, keep_everything).backward()  # so that cuBLAS has its workspaces
+    gpt.zero_grad()
     show("keep everything", keep_everything)
 predict("06.full", unit="GB")
 
@@ -277,10 +278,10 @@ def in_stretches(model, k):
 
 
 with on_gpu():
-    one_by_one = model.blocks
-    model.blocks = in_stretches(model, 3)  # change this
+    one_by_one = gpt.blocks
+    gpt.blocks = in_stretches(gpt, 3)  # change this
     show("every third block", again)
-    model.blocks = one_by_one
+    gpt.blocks = one_by_one
 
 # %% [markdown]
 # Change 3 to 2, 6 and 12: predict what is kept, then the peak.
@@ -312,7 +313,6 @@ def offload(block, x):
 
 with on_gpu():
     show("save_on_cpu", offload)
-    del model, one_by_one, x, block
 
 # %% [markdown]
 # It sends the weights along, too. Hooks of your own leave them out: `Offloading` in
@@ -406,8 +406,8 @@ def core_again(q, k, v, rate):
 blocks, core = 24 * b * L * s * h * h + 4 * b * L * s * s * h, 4 * b * L * s * s * h
 ways = {"full": (small, again, blocks), "selective": (small, selective, 0)}
 ways["selective-attention"] = GPT(L, h, a, V, core_again), keep_everything, core
-for name, (model, call, wanted) in ways.items():
-    more = sum(flops(model, call)) - whole
+for name, (one, call, wanted) in ways.items():
+    more = sum(flops(one, call)) - whole
     print(f"{name:20s} runs again {more:11,} FLOPs, {more / whole:6.2%}; formula − counted {wanted - more:+,}")
     if name == "full":
         reveal("06.third", 100 * more / whole, unit="%")
