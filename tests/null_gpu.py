@@ -36,6 +36,7 @@ CANNOT = {
         "cuDNN asks the hardware itself, and finds none."
     ),
     "notebooks/09*: no cell was live": "Lesson 09 simulates one rank of many.",
+    "notebooks/*: *NCCL error*": "NCCL asks the driver for what the null GPU has not.",
 }
 """Failures that the null GPU explains: a pattern of "check: failure", and the reason."""
 
@@ -204,6 +205,7 @@ def standing_in(site: Path, folder: Path) -> dict[str, str]:
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *folders]
     subprocess.run([*command, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(library)], check=True)
     ours = {"LD_PRELOAD": str(library), "CUDA_MODULE_LOADING": "LAZY", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    ours["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN finds no hardware: flash attention comes first
     return {name: value for name, value in os.environ.items() if name != "COURSE_SOURCE"} | ours
 
 

