@@ -118,19 +118,30 @@ print(f"estimate − measured: {estimated - measured} bytes")
 # %%
 predict("00.scalar", unit="B")
 
-# %%
-from course_utils import TrainingRun, measure
+# %% [markdown]
+# Ask torch itself, in plain torch code. Inside `with on_gpu():`, `"cuda"` is your GPU where there is one. Elsewhere it
+# is a simulated one, and `torch.cuda` answers for it. The block prints which it was.
 
-step = measure(TrainingRun("tiny-llama", micro_batch=8, seq_len=256))
-alive = step.alive_at(step.peak_event)
-loss = next(item for item in alive if item.phase == "loss" and item.shape == ())
-reveal("00.scalar", loss.bytes, unit="B")
-print(f"shape {loss.shape}, {loss.dtype}, made by {loss.operation} ({step.provenance})")
+# %%
+from course_utils import on_gpu
+
+with on_gpu():
+    before = torch.cuda.memory_allocated()
+    loss = torch.zeros((), device="cuda")  # change this
+    allocated = torch.cuda.memory_allocated() - before
+print(f"{loss.shape}, {loss.dtype}: {loss.nbytes} bytes of numbers, {allocated} bytes allocated")
+
+# %%
+reveal("00.scalar", allocated, unit="B")
 
 # %% [markdown]
 # PyTorch's [caching allocator](../docs/glossary.md#caching-allocator) hands out a GPU's memory in multiples of 512
-# bytes (`kMinBlockSize` in its source), and the simulation applies that rule. For one number it is a waste; for a model
-# it is a rounding error. Remember it: it is the whole gap in some tables of lesson 01.
+# bytes (`kMinBlockSize` in its source). For one number it is a waste; for a model it is a rounding error. Remember it:
+# it is the whole gap in some tables to come. Each section of a lesson has a line that ends in `# change this`. Here,
+# make `()` into `(100,)`, then `(200,)`: predict, then run.
+#
+# Whatever torch code you write runs in such a block, and what you make in it lives on in the next. Only values do not
+# exist on a simulated GPU: to print a loss, compute on the CPU.
 
 # %% [markdown]
 # ## A slider
@@ -153,7 +164,9 @@ tensor_slider(batch=8, sequence=1024, hidden=1600, dtype="bf16")
 # [gradients](../docs/glossary.md#gradients), its [optimizer states](../docs/glossary.md#optimizer-states).
 
 # %%
-run = TrainingRun("gpt2", micro_batch=8, seq_len=1024)
+from course_utils import TrainingRun
+
+run = TrainingRun("gpt2", micro_batch=8, seq_len=1024)  # change this
 print(run)
 print(f"its weights alone, in fp32: {format_bytes(4 * run.model.parameters)}")
 predict("00.gpt2", unit="GB")
@@ -173,6 +186,7 @@ estimate(run)
 # kind.
 
 # %%
+from course_utils import measure
 from course_utils.figures import timeline
 
 ran = measure(run)

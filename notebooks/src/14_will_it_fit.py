@@ -12,10 +12,11 @@
 # %% [markdown]
 # # 14 · Will it fit?
 #
-# **60 minutes.** You should know the whole account: states ([lesson 03](03_mixed_precision.ipynb)), activations
-# ([lesson 05](05_activations.ipynb)), recomputation ([lesson 06](06_recomputation.ipynb)), accumulation ([lesson
-# 07](07_gradient_accumulation.ipynb)), sharding ([lesson 09](09_zero_and_fsdp.ipynb)), and how an allocator runs out
-# ([lesson 10](10_allocator_and_fragmentation.ipynb)). No GPU is needed: where a measurement is simulated, it says so.
+# **60 minutes.** You should know the account of one GPU: states ([lesson 02](02_adam.ipynb)), activations ([lesson
+# 05](05_activations.ipynb)), recomputation ([lesson 06](06_recomputation.ipynb)), accumulation ([lesson
+# 07](07_gradient_accumulation.ipynb)), and how an allocator runs out ([lesson
+# 10](10_allocator_and_fragmentation.ipynb)). What else comes up is said here, and the lesson that has more is named. No
+# GPU is needed: where a measurement is simulated, it says so.
 #
 # The course opened with a question: can one GPU with 32 GB train GPT-2 XL, 32 sequences a step? You guessed. Now you
 # decide it. You will turn an estimate into a search, predict a peak and be graded on it, fit an 8B model on one card
@@ -78,24 +79,30 @@ reveal("14.workspaces", round(share, 1), unit="%")
 
 # %% [markdown]
 # **The gap** between the cards is torch's own rule: 32 MiB a thread on Hopper and, from torch 2.12 on, on Blackwell; on
-# every other card 8.125 MiB. The variable `CUBLAS_WORKSPACE_CONFIG` changes it. On a GPU you can watch it happen:
-#
-# ```python
-# x = torch.randn(512, 512, device="cuda")
-# before = torch.cuda.memory_allocated()
-# y = x @ x
-# print(torch.cuda.memory_allocated() - before - y.nbytes)  # the workspace of this thread
-# ```
-#
-# A fixed sum matters to small runs alone. The plans below leave it to the reserve.
+# every other card 8.125 MiB. The variable `CUBLAS_WORKSPACE_CONFIG` changes it. Watch it happen:
+
+# %%
+import torch
+
+from course_utils import on_gpu
+
+with on_gpu():
+    x = torch.randn(512, 512, device="cuda")  # change this
+    before = torch.cuda.memory_allocated()
+    y = x @ x
+    print(f"{torch.cuda.memory_allocated() - before - y.nbytes:,} bytes: the workspace of this thread")
+
+# %% [markdown]
+# Run the cell again, with another size: what does it print, and why? (The workspace is there already.) A fixed sum
+# matters to small runs alone. The plans below leave it to the reserve.
 
 # %% [markdown]
 # ## The course's first question
 # GPT-2 XL, 32 sequences of 1,024 tokens a step, an RTX 5090 with 32 GB. What may you change? Whatever leaves the
 # training what it is: how many sequences are there at once, what is recomputed, which kernel, in how many
 # [chunks](../docs/glossary.md#chunked-loss) the loss is taken. `fit` looks through all of these. Each choice has a
-# price in time, worked out from the card's data sheet: arithmetic done again, weights read again, bytes sent over the
-# link.
+# price in time, worked out from [data-sheet rates](../docs/glossary.md#data-sheet-rate), what the maker says a card
+# does at most per second: arithmetic done again, weights read again, bytes sent over the link.
 #
 # **Your guess.** `fit` takes the plan that loses the least time. How many sequences are in its
 # [micro-batch](../docs/glossary.md#micro-batch-and-global-batch)?
@@ -155,9 +162,9 @@ print(f"{'the peak by the exact engine':42s} {format_bytes(plan.best.peak, 'GB',
 
 # %% [markdown]
 # ## The recipe, too
-# The opening question spoke of 16-bit weights with [master weights](../docs/glossary.md#master-weights), not of
-# [autocast](../docs/glossary.md#autocast). That changes how gradients are rounded, so `fit` takes it only if you allow
-# it.
+# The opening question spoke of 16-bit weights with [master weights](../docs/glossary.md#master-weights), an fp32 copy
+# that the optimizer updates, not of [autocast](../docs/glossary.md#autocast), which keeps weights in fp32 and copies
+# them to 16 bits for each product. That changes how gradients are rounded, so `fit` takes it only if you allow it.
 #
 # **Your guess.** With that recipe allowed, how much recomputation does the best plan need? Answer with the percent of
 # forward that runs again: 0 for none, 100 for full.
@@ -245,7 +252,8 @@ gap = format_bytes(abs(estimate(single).total - measured.peak))
 compare_bars(estimate(single), measured, f"An estimate like those of fit and the step that ran differ by {gap}")
 
 # %% [markdown]
-# **The gap** of your own prediction: compare it part by part with the bars, as in [lesson 13](13_who_is_right.ipynb).
+# **The gap** of your own prediction: compare it part by part with the bars. ([Lesson 13](13_who_is_right.ipynb) does so
+# with nine public calculators.)
 # The usual ones: gradients of the micro-batches before are there in every forward but the first; 16-bit recipes have
 # their master weights among the states; the loss's tensors of s·b·V numbers are counted once where there are several,
 # or in 2 bytes a number where the code copies the [logits](../docs/glossary.md#logits) to fp32, as Llama's does below
@@ -292,29 +300,50 @@ for name, one in chosen.items():
           f"{'':14s} {one.run.code()}")  # fmt: skip
 
 # %% [markdown]
-# Each has its price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) loses small updates ([lesson
+# Each has its price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) rounds small updates away (more in [lesson
 # 03](03_mixed_precision.ipynb)), [Adafactor](../docs/glossary.md#adafactor) is another optimizer ([lesson
-# 02](02_adam.ipynb)), [LoRA](../docs/glossary.md#lora) trains a fraction of the weights ([lesson
-# 12](12_lora_and_quantization.ipynb)). `fit` knows bytes and seconds. What the model learns, it does not know.
+# 02](02_adam.ipynb)), [LoRA](../docs/glossary.md#lora) freezes the weights and trains two thin matrices next to each
+# (more in [lesson 12](12_lora_and_quantization.ipynb)). `fit` knows bytes and seconds. What the model learns, it does
+# not know.
 #
 # ## … and on eight
-# Eight such cards, linked, 64 sequences per step. Nothing has to change now: states can be sharded. Wherever weights
-# are sharded, [FSDP](../docs/glossary.md#fsdp) has its own recipe, a [mixed-precision
-# policy](../docs/glossary.md#mixed-precision-policy), in place of autocast:
+# Eight such cards, linked, 64 sequences per step. Nothing has to change now: states can be *sharded*. Each card keeps
+# an eighth of every weight, gradient and moment, and gathers a block's weights from all cards when it needs them
+# ([ZeRO](../docs/glossary.md#zero)-3). PyTorch's way to do that is [FSDP](../docs/glossary.md#fsdp): `fully_shard`.
+# Autocast and sharding go badly together. Here are 16 layers on eight ranks, a rank being one card's process. How many
+# bytes per parameter does a rank hold when forward ends, on top of its shards?
 
 # %%
-import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-print(policy)  # every process then calls fully_shard(block, mp_policy=policy), and last fully_shard(network, ...)
+
+def after_forward(**options):
+    with on_gpu(ranks=8):
+        network = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(16))).to("cuda")
+        for part in (*network, network):
+            fully_shard(part, **options)
+        shards = torch.cuda.memory_allocated()
+        with torch.autocast("cuda", torch.bfloat16, enabled=not options):
+            y = network(torch.randn(8, 4096, device="cuda"))
+        return shards, torch.cuda.memory_allocated() - shards - y.nbytes
+
+
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # change this
+for name, options in {"autocast": {}, "FSDP2's policy": {"mp_policy": policy}}.items():
+    shards, more = (size / (16 * 4096**2) for size in after_forward(**options))
+    print(f"{name}: {shards:.2f} bytes per parameter in shards, {more:.2f} more after forward")
 
 # %% [markdown]
-# Each card keeps its shards in fp32: they are the master weights. Whole weights are gathered in bf16, and blocks
-# compute in bf16. Gradients are summed in fp32. All that lasts from step to step is as under autocast. Only what flows
-# between the products, such as the residual stream, is now rounded to 16 bits, too. So `fit` takes this policy without
-# asking. In a `TrainingRun` it is `precision="bf16-master"` with `zero_stage` 2 or 3. (On whole weights the same name
-# sums gradients in 16 bits, which is why `fit` asks for permission there.)
+# Autocast casts each gathered weight to 16 bits and keeps the copy for backward: 2 bytes per parameter, sharded or not.
+# (The first layer's copy is not kept: nobody asks for its input's gradient.) FSDP's own [mixed-precision
+# policy](../docs/glossary.md#mixed-precision-policy) gathers in bf16 and keeps nothing. Change `param_dtype` to
+# `torch.float32`: what is held then, and what is sent?
+#
+# Under the policy, each card's fp32 shards are the master weights, and gradients are summed in fp32. All that lasts from
+# step to step is as under autocast. Only what flows between the products, such as the residual stream, is now rounded
+# to 16 bits, too. So `fit` takes this policy without asking. In a `TrainingRun` it is `precision="bf16-master"` with
+# `zero_stage` 2 or 3. (On whole weights the same name sums gradients in 16 bits, which is why `fit` asks for permission
+# there.)
 #
 # **Your guess.** How much does the best plan need on *each* card?
 
@@ -359,9 +388,9 @@ stack(rows, f"Autocast keeps {copies} of weight copies on each card; FSDP2's pol
 # nothing: under ZeRO-3 every micro-batch gathers all weights anew, and recomputing costs arithmetic. With all eight at
 # once and everything recomputed the same training needs less than half.
 #
-# Autocast is the contrast ([lesson 09](09_zero_and_fsdp.ipynb)). It casts each gathered weight to 16 bits, and keeps
-# these copies until the loss: by the end of forward each card holds the whole model in bf16, sharded or not. It gathers
-# fp32, twice the bytes. And its checkpoints of the residual stream are fp32. With autocast this plan would not fit.
+# Autocast is the contrast: by the end of forward each card holds the whole model in bf16. It gathers fp32, twice the
+# bytes. And its checkpoints of the residual stream are fp32. With autocast this plan would not fit. ([Lesson
+# 09](09_zero_and_fsdp.ipynb) has more.)
 
 # %% [markdown]
 # ## An old card
