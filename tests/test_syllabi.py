@@ -6,7 +6,8 @@ import re
 import pytest
 
 from course_utils.classroom import syllabi
-from course_utils.interactive.course_files import ROOT
+from course_utils.interactive.course_files import CORE, ROOT
+from course_utils.interactive.progress import progress
 
 KNOWN = syllabi.lessons()
 
@@ -41,7 +42,7 @@ def needs(number: str) -> set[str]:
     return set(re.findall(r"\]\((\d\d[a-z]?)_\w+\.ipynb\)", after.partition("\n#\n")[0]))
 
 
-WAYS = {"90 minutes": 1, "half a day": 1, "two days": 2}
+WAYS = {"90 minutes": 1, "half a day": 1, "core path": 1, "two days": 2}
 
 
 def test_nothing_comes_before_what_it_needs():
@@ -58,3 +59,23 @@ def test_nothing_comes_before_what_it_needs():
                 assert needs(lesson) <= taught, f"{way}: lesson {lesson} before what it needs"
                 taught.add(lesson)
     assert all(needed < number for number in KNOWN for needed in needs(number)), "alone, lessons come by number"
+
+
+CORE_DAY = next(day for day in syllabi.DAYS if "core path" in day.title)
+
+
+def test_the_core_path_takes_ten_hours_and_is_the_same_wherever_it_is_stated():
+    assert tuple(dict.fromkeys(lesson for lesson, rest in CORE_DAY.items if not isinstance(rest, int))) == CORE
+    assert CORE_DAY.minutes == 10 * 60
+    stated = re.compile(r"core path\b[^.]*?(?:\bten\b[^.]*?)?\bhours?\b[^.:]*?:? ([\d, \n#and]+\d)", re.IGNORECASE)
+    for page in ("README.md", "notebooks/src/00_start_here.py"):
+        said = stated.search((ROOT / page).read_text(encoding="utf-8"))
+        assert said and tuple(re.findall(r"\d\d", said[1])) == CORE, page
+    assert ", ".join(CORE) in progress().summary
+    assert [lesson.number in map(int, CORE) for lesson in progress().lessons] == [
+        " · core" in lesson.cells[0] for lesson in progress().lessons
+    ]
+
+
+def test_what_the_core_path_leaves_out_is_not_presupposed_and_lora_follows_it_at_once():
+    assert all(needs(number) <= set(CORE) for number in (*CORE, "12"))

@@ -1,6 +1,9 @@
 """Pages of docs/ and the front page's picture, made from lessons, recordings and estimates by `build`."""
 
+import json
+import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 from .. import TrainingRun, estimate
@@ -10,6 +13,7 @@ from ..figures import stack
 from ..figures.canvas import Figure
 from ..figures.runs import NOT_COUNTED
 from ..gpus import gpu
+from ..interactive.course_files import number_of, numbered
 from ..interactive.keeping import write_whole
 from ..lessons.calculators import errata
 from ..lessons.shared.cheat_sheet import cheat_sheet
@@ -21,6 +25,12 @@ HEAD = """# On real GPUs
 What this course claims, next to what GPUs counted and how long they took. The tables are made from the recordings in
 `course_utils/measuring/recordings` whenever the course is built. [How they are recorded](gpu.md) takes half an hour on
 any NVIDIA GPU.
+"""
+
+RECIPES = """# Recipes
+
+Plain PyTorch to paste into a training script of your own: the last piece of code of each lesson, without this course's
+helpers. Each runs as it stands, on a GPU or on the CPU, and the tests run them all.
 """
 
 
@@ -51,6 +61,21 @@ def gpu_page() -> str:
     return "\n".join([HEAD, *(f"{table.page()}\n" for table in tables)])
 
 
+def recipes(root: Path) -> str:
+    """Each lesson's section "In your own script": its text, and its first cell of code."""
+    parts = [RECIPES]
+    for path in numbered(root / "notebooks"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        title = "".join(cells[0]["source"]).partition("\n")[0]
+        for said, code in pairwise("".join(cell["source"]) for cell in cells):
+            _, heading, words = said.partition("## In your own script\n")
+            if heading:
+                words = re.sub(r"\]\((?=\w+\.ipynb)", "](../notebooks/", words.strip().replace("](../docs/", "]("))
+                more = f"From [lesson {number_of(path)}](../notebooks/{path.name})."
+                parts.append(f"#{title}\n\n{words} {more}\n\n```python\n{code}\n```\n")
+    return "\n".join(parts)
+
+
 def gpt2_xl_stack() -> Figure:
     """GPT-2 XL's training step of 32 sequences of 1,024 tokens at its peak, five ways, next to a card of 32 GB."""
     card = gpu("RTX5090-32GB")
@@ -72,6 +97,7 @@ def gpt2_xl_stack() -> Figure:
 
 PAGES: dict[Path, tuple[str, Callable[[Path], str]]] = {
     Path("docs", "cheat_sheet.md"): ("lessons", lambda root: cheat_sheet(root).markdown),
+    Path("docs", "recipes.md"): ("lessons", recipes),
     syllabi.PAGE: ("lessons", syllabi.page),
     Path("docs", errata.PAGE.name): ("errata", lambda _: errata.page()),
     Path("docs", "gpu_results.md"): ("recordings", lambda _: gpu_page()),

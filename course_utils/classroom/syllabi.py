@@ -1,15 +1,15 @@
-"""Ways through the course for 90 minutes, half a day, two days and alone, by the minutes that lessons state."""
+"""Ways through the course from 90 minutes to all of it, by the minutes that lessons and exercises state."""
 
-import json
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ..interactive.course_files import ROOT, number_of, numbered
+from ..interactive.course_files import ROOT, number_of, numbered, text_of
 
 PAGE = Path("docs", "syllabi.md")
 EXERCISE = re.compile(r"^## (\d+) · .+\n\*\*Difficulty\*\* \S+ · \*\*(\d+) minutes", re.MULTILINE)
 TITLE = re.compile(r"^# \d\d[a-z]? · (.+)$", re.MULTILINE)
+MINUTES = re.compile(r"^\*\*(\d+) minutes\.?\*\*", re.MULTILINE)
 
 
 class Lesson(NamedTuple):
@@ -50,6 +50,17 @@ DAYS = (
         ),
     ),
     Day(
+        "A weekend: the core path", 600,
+        "Ten hours for one who learns alone: the account of one GPU, and how to make a run fit. None of these lessons "
+        "needs one that is left out. From lesson 05 on, [lesson 12](../notebooks/12_lora_and_quantization.ipynb) on "
+        "LoRA may come at any time.",
+        (
+            ("00", ()), ("01", ()), ("01", (1, 2, 3)), ("02", ()), ("02", (1,)), ("05", ()), ("05", (1,)), ("06", ()),
+            ("06", (1,)), ("07", ()), ("07", (1, 2)), ("10", ()), ("10", (1,)), ("14", ()), ("14", (1, 2)),
+            ("A script of your own: `watch`, and a [recipe](recipes.md)", 25),
+        ),
+    ),
+    Day(
         "Two days: the first", 390, "One GPU: what is kept, in which format, and why. Lesson 00 before you come.",
         (
             ("01", ()), ("01", (1, 2, 3, 4)), ("Break", 15), ("02", ()), ("02", (1, 2)), ("03", ()), ("03", (1, 2)),
@@ -67,21 +78,17 @@ DAYS = (
 
 
 def lessons(root: Path = ROOT) -> dict[str, Lesson]:
-    """Every lesson by number. ValueError for one that does not state its title and minutes."""
+    """Every lesson by number, "07" or "07b". ValueError for one that does not state its title and minutes."""
     return {number_of(path): _read(path, root / "exercises" / path.name) for path in numbered(root / "notebooks")}
 
 
 def _read(path: Path, exercises: Path) -> Lesson:
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    title, minutes = TITLE.search(_text(notebook)), notebook["metadata"].get("course", {}).get("minutes")
-    if title is None or not isinstance(minutes, int):
-        raise ValueError(f"{path.name} does not state its title, or its minutes in the header of its source")
-    found = EXERCISE.findall(_text(json.loads(exercises.read_text(encoding="utf-8")))) if exercises.exists() else []
-    return Lesson(path.name, title[1], minutes, {int(number): int(time) for number, time in found})
-
-
-def _text(notebook: dict) -> str:
-    return "\n\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    text = text_of(path)
+    title, minutes = TITLE.search(text), MINUTES.search(text)
+    if title is None or minutes is None:
+        raise ValueError(f"{path.name} does not state its title, or its minutes in bold")
+    found = EXERCISE.findall(text_of(exercises)) if exercises.exists() else []
+    return Lesson(path.name, title[1], int(minutes[1]), {int(number): int(time) for number, time in found})
 
 
 def described(item: Item, known: dict[str, Lesson]) -> tuple[str, int]:
@@ -126,7 +133,7 @@ def _alone(known: dict[str, Lesson]) -> str:
     ]
     total = f"| all | {sum(lesson.minutes for lesson in known.values())} | {sum(practice.values())} |"
     words = (
-        "In order, a lesson on one evening and its exercises on the next. In a hurry, take 01, 05 and 06; the others "
-        "say at the top what they need."
+        "In order, a lesson on one evening and its exercises on the next. In a hurry, take the core path above; the "
+        "lessons say at the top what they need."
     )
     return "\n".join(["## Alone", words, "", "| lesson | minutes | its exercises |", "|---|---|---|", *rows, total])

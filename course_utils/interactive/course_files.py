@@ -1,5 +1,6 @@
 """The course's notebooks on disk, in order, and the marks of solutions in them."""
 
+import json
 import re
 from pathlib import Path
 
@@ -11,6 +12,9 @@ LESSONS = {
     8: "data_parallelism", 9: "sharding", 10: "allocator", 11: "pipelines", 12: "lora", 13: "calculators", 14: "plans",
 }  # fmt: skip
 """Each lesson's number and its folder in `course_utils/lessons`: to add a lesson, add a line."""
+
+CORE = ("00", "01", "02", "05", "06", "07", "10", "14")
+"""The lessons of the core path: ten hours with some of their exercises. None needs a lesson that is not among them."""
 
 EDITED = ".edited-"  # part of the name of a copy that `build` saved of a notebook because somebody had edited it
 
@@ -34,6 +38,12 @@ def numbered(folder: Path) -> list[Path]:
 def number_of(path: Path) -> str:
     """The number that the name of a lesson's file begins with: "06", or "07b"."""
     return path.name.partition("_")[0]
+
+
+def text_of(notebook: Path) -> str:
+    """The Markdown of a notebook's cells."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
 def has_quiz(lesson: int) -> bool:

@@ -1,6 +1,5 @@
 """A learner's progress, lesson by lesson: exercises passed and quizzes finished. It never leaves this machine."""
 
-import json
 import re
 from dataclasses import dataclass
 from html import escape
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..units import Table
-from .course_files import ROOT, has_quiz, numbered
+from .course_files import CORE, ROOT, has_quiz, numbered, text_of
 from .keeping import remember, remembered
 
 HEADING = re.compile(r"^## (\d+) · (.+)$", re.MULTILINE)
@@ -63,7 +62,8 @@ class Lesson(NamedTuple):
     def cells(self) -> tuple[str, ...]:
         taken = "{} of {} at the first try".format(*self.score) if self.score else "not taken"
         quiz, done = taken if has_quiz(self.number) else "", f"{len(self.passed)} of {len(self.exercises)}"
-        return f"{self.number:02d} {self.title}", done, quiz, self.next or "all passed"
+        core = " · core" * (f"{self.number:02d}" in CORE)
+        return f"{self.number:02d} {self.title}{core}", done, quiz, self.next or "all passed"
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,7 +82,8 @@ class Progress:
     def summary(self) -> str:
         done, of = sum(len(one.passed) for one in self.lessons), sum(len(one.exercises) for one in self.lessons)
         kept = f"{done} of {of} exercises passed. This is kept on your machine, and nowhere else."
-        return " ".join([kept, *self.problems])
+        core = f"The core path of ten hours is lessons {', '.join(CORE)}."
+        return " ".join([kept, core, *self.problems])
 
     def __str__(self) -> str:
         return f"{self.table}\n\n{self.summary}"
@@ -107,8 +108,7 @@ def progress(root: Path = ROOT) -> Progress:
 
 def _exercises(path: Path) -> tuple[int, str, dict[str, str]]:
     """A lesson's number and title, and its exercises by number, as the notebook's headings have them."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    text = text_of(path)
     title = TITLE.search(text)
     if title is None:
         raise ValueError(f"{path.name} does not begin with its number and title, as '# Exercises 06 · Recomputation'")

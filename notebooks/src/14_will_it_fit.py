@@ -339,11 +339,11 @@ for name, options in {"autocast": {}, "FSDP2's policy": {"mp_policy": policy}}.i
 # policy](../docs/glossary.md#mixed-precision-policy) gathers in bf16 and keeps nothing. Change `param_dtype` to
 # `torch.float32`: what is held then, and what is sent?
 #
-# Under the policy, each card's fp32 shards are the master weights, and gradients are summed in fp32. All that lasts from
-# step to step is as under autocast. Only what flows between the products, such as the residual stream, is now rounded
-# to 16 bits, too. So `fit` takes this policy without asking. In a `TrainingRun` it is `precision="bf16-master"` with
-# `zero_stage` 2 or 3. (On whole weights the same name sums gradients in 16 bits, which is why `fit` asks for permission
-# there.)
+# Under the policy, each card's fp32 shards are the master weights, and gradients are summed in fp32. All that lasts
+# from step to step is as under autocast. Only what flows between the products, such as the residual stream, is now
+# rounded to 16 bits, too. So `fit` takes this policy without asking. In a `TrainingRun` it is
+# `precision="bf16-master"` with `zero_stage` 2 or 3. (On whole weights the same name sums gradients in 16 bits, which
+# is why `fit` asks for permission there.)
 #
 # **Your guess.** How much does the best plan need on *each* card?
 

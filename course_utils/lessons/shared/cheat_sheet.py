@@ -1,12 +1,11 @@
 """The cheat sheet, collected from the lessons: what to remember of each, how it breaks, and its line."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from course_utils.interactive.course_files import ROOT, numbered
+from course_utils.interactive.course_files import ROOT, numbered, text_of
 from course_utils.units import html_table
 
 PARTS = ("Remember", "Breaks when", "Cheat-sheet line")
@@ -51,8 +50,7 @@ def cheat_sheet(root: Path = ROOT) -> CheatSheet:
 
 
 def _entry(path: Path) -> Entry:
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    text = text_of(path)
     title = re.search(r"^# (\d\d[a-z]?) · (.+)$", text, re.MULTILINE)
     found = [re.search(rf"^\*\*{part}\*\* (.+?)(?:\n\s*\n|\Z)", text, re.MULTILINE | re.DOTALL) for part in PARTS]
     if title is None or not all(found):

@@ -1,0 +1,106 @@
+"""Does each lesson end in code of one's own that runs, with torch's calls in the open and a line to change?"""
+
+import ast
+import linecache
+import re
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch_statements import SOURCES, counted
+
+from course_utils.authoring.pages import recipes
+from course_utils.interactive.course_files import ROOT
+
+LESSONS = [path for path in sorted(SOURCES.glob("[01]*.py")) if "01" <= path.name[:2] <= "12"]
+CODELESS = re.compile(r"^(In your own script|Take home|\w+ questions|What the sources .+)$")
+
+
+def sections(path: Path) -> dict[str, list[str]]:
+    """The code cells of each section of a lesson's source, by its heading."""
+    found: dict[str, list[str]] = {}
+    parts = re.split(r"(?m)^# %%(.*)$", path.read_text(encoding="utf-8"))
+    heading = ""
+    for mark, body in zip(parts[1::2], parts[2::2], strict=True):
+        if "[markdown]" not in mark:
+            found.setdefault(heading, []).append(body.strip())
+        for one in re.findall(r"(?m)^# ## (.+)$", body) if "[markdown]" in mark else ():
+            heading = one
+            found.setdefault(heading, [])
+    return found
+
+
+def own(path: Path) -> list[str]:
+    return sections(path).get("In your own script", [])
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder to run in, as the simulated course; nothing may be left in it."""
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def executed(codes: list[str], folder: Path) -> None:
+    """Run cells in order, in one namespace of their own; no file and no group of processes is left behind."""
+    names = {"__name__": "__main__"}
+    for number, code in enumerate(codes):
+        name = f"<{folder}: cell {number}>"
+        linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name  # as IPython does, for getsource
+        exec(compile(code, name, "exec"), names)
+    assert not (dist.is_available() and dist.is_initialized()) and not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_a_lesson_ends_in_code_of_ones_own(path: Path, alone: Path) -> None:
+    first = next(iter(own(path)), "")
+    assert 10 <= sum(bool(line.strip()) for line in first.splitlines()) <= 20 and "course_utils" not in first
+    executed([first], alone)
+
+
+@pytest.mark.parametrize("path", [path for path in LESSONS if len(own(path)) > 1], ids=lambda path: path.stem)
+def test_all_cells_of_that_section_run_in_order_where_a_gpu_is_simulated(path: Path, alone: Path) -> None:
+    executed(own(path), alone)
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_three_statements_in_ten_are_of_torch(path: Path) -> None:
+    everything, torch = counted(path)
+    assert torch >= 0.3 * everything, f"{torch} of {everything}"
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_each_section_has_a_line_to_change(path: Path) -> None:
+    assert [heading for heading, codes in sections(path).items() if changeable(heading, codes)] == []
+
+
+def changeable(heading: str, codes: list[str]) -> bool:
+    """True for a section whose code has something to change, and no line that says so."""
+    plain = [code for code in codes if not _controls_alone(code)]
+    return (
+        bool(heading and plain)
+        and not CODELESS.match(heading)
+        and not re.search(r"# change this$", "\n".join(codes), re.MULTILINE)
+    )
+
+
+def _controls_alone(code: str) -> bool:
+    """True for a cell that only opens something with controls of its own: an import and one call."""
+    plain = "\n".join(line for line in code.splitlines() if not line.startswith(("%", "!")))
+    body = [node for node in ast.parse(plain).body if not isinstance(node, ast.Import | ast.ImportFrom)]
+    return len(body) <= 1 and all(isinstance(node, ast.Expr) for node in body)
+
+
+def test_the_page_of_recipes_has_each_lessons_own() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert page == recipes(ROOT) and page.count("\n## ") == len(LESSONS)
+    for path in LESSONS:
+        assert f"```python\n{own(path)[0]}\n```" in page and f"notebooks/{path.stem}.ipynb)" in page
+    said = re.findall(r"\n## .+\n\n(.+?)\n\n```python\n", page, re.DOTALL)
+    assert len(said) == len(LESSONS) and all(len(text.split()) > 8 for text in said)
+    for place in ("README.md", "docs/index.md", "notebooks/src/00_start_here.py"):
+        assert "recipes.md" in (ROOT / place).read_text(encoding="utf-8"), place
