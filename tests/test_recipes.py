@@ -104,3 +104,14 @@ def test_the_page_of_recipes_has_each_lessons_own() -> None:
     assert len(said) == len(LESSONS) and all(len(text.split()) > 8 for text in said)
     for place in ("README.md", "docs/index.md", "notebooks/src/00_start_here.py"):
         assert "recipes.md" in (ROOT / place).read_text(encoding="utf-8"), place
+
+
+def test_the_readmes_plain_code_prints_what_it_says(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = re.findall(
+        r"```python\n(import torch\n.+?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )[0]
+    with_layer_freed = code.replace("{torch.cuda.memory_allocated():,}", "{torch.cuda.memory_allocated() - before:,}")
+    executed(
+        [with_layer_freed.replace("    layer =", "    before = torch.cuda.memory_allocated()\n    layer =")], alone
+    )
+    assert re.findall(r"# ([\d,]+ bytes)\n", code)[0] in capsys.readouterr().out.splitlines()

@@ -110,10 +110,10 @@ print(f"estimate − measured: {estimated - measured} bytes")
 
 # %% [markdown]
 # ### The gap
-# None, for a large tensor. Now a small one: the loss of a training step is a single number in fp32. On a GPU it does
-# not take 4 bytes, because PyTorch hands out a GPU's memory in multiples of one block size, a power of two. A CPU's
-# cache works in lines of 64 bytes, a disk in blocks of 4,096. The GPU's blocks are between the two. **How many bytes
-# does the loss take?**
+# What is left, estimated minus measured, is [the gap](../docs/glossary.md#gap). It is nothing for a large tensor. Now a
+# small one: the loss of a training step is a single number in fp32. On a GPU it does not take 4 bytes, because PyTorch
+# hands out a GPU's memory in multiples of one block size, a power of two. A CPU's cache works in lines of 64 bytes, a
+# disk in blocks of 4,096. The GPU's blocks are between the two. **How many bytes does the loss take?**
 
 # %%
 predict("00.scalar", unit="B")
@@ -159,9 +159,10 @@ tensor_slider(batch=8, sequence=1024, hidden=1600, dtype="bf16")
 
 # %% [markdown]
 # ## A whole training step
-# One *training run* is one line of Python. This is GPT-2, the small one, with 8 sequences of 1,024 tokens. **How much
-# is allocated when its training step is at its fullest?** Its [activations](../docs/glossary.md#activations) count, its
-# [gradients](../docs/glossary.md#gradients), its [optimizer states](../docs/glossary.md#optimizer-states).
+# One training [*run*](../docs/glossary.md#run) is one line of Python. This is GPT-2, the small one, with 8 sequences of
+# 1,024 tokens. **How much is allocated when its training step is at its fullest?** Its
+# [activations](../docs/glossary.md#activations) count, its [gradients](../docs/glossary.md#gradients), its [optimizer
+# states](../docs/glossary.md#optimizer-states).
 
 # %%
 from course_utils import TrainingRun
@@ -212,7 +213,6 @@ tiny = TrainingRun("tiny-llama", micro_batch=2, seq_len=128, precision="fp32", a
 trained = compare(tiny, source="cpu", steps=10)
 print(f"{tiny.model.parameters:,} parameters")
 print("loss:", " ".join(f"{loss:.2f}" for loss in trained.measurement.losses))
-print("it falls:", trained.measurement.losses[-1] < trained.measurement.losses[0])
 
 # %%
 trained
@@ -236,6 +236,10 @@ print(f"{len(counters)} optimizer states of a single number: {sum(item.bytes for
 # ## Where you are
 # Each lesson has exercises whose checks tell you at once whether you are right, and a short quiz. The course remembers
 # what you have passed, on this machine alone. Come back to this cell, or type `python3 -m course_utils progress`.
+#
+# **Short of time?** The core path takes ten hours: 00, 01, 02, 05, 06, 07, 10, 14, with some of their exercises
+# ([by the clock](../docs/syllabi.md)). It needs nothing that it leaves out. Lesson 12, on LoRA, may follow any time
+# after 05. Each lesson ends in code for a script of your own: the [recipes](../docs/recipes.md).
 #
 # Looking for something that you have read? `from course_utils import find`, then `find("reserved memory")`: lessons,
 # exercises, glossary and more, as links. A word that is new to you is a link to the
