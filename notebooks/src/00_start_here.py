@@ -238,8 +238,9 @@ print(f"{len(counters)} optimizer states of a single number: {sum(item.bytes for
 # what you have passed, on this machine alone. Come back to this cell, or type `python3 -m course_utils progress`.
 #
 # **Short of time?** The core path takes ten hours: 00, 01, 02, 05, 06, 07, 10, 14, with some of their exercises
-# ([by the clock](../docs/syllabi.md)). It needs nothing that it leaves out. Lesson 12, on LoRA, may follow any time
-# after 05. Each lesson ends in code for a script of your own: the [recipes](../docs/recipes.md).
+# ([by the clock](../docs/syllabi.md)). It needs nothing that it leaves out. Lesson 12, on
+# [LoRA](../docs/glossary.md#lora), may follow any time after 05. Each lesson ends in code for a script of your own:
+# the [recipes](../docs/recipes.md).
 #
 # Looking for something that you have read? `from course_utils import find`, then `find("reserved memory")`: lessons,
 # exercises, glossary and more, as links. A word that is new to you is a link to the

@@ -162,9 +162,9 @@ gap_map(table, real["GPT-2 XL"].peak, title, provenance=real["GPT-2 XL"].provena
 parts = table["llm-analysis"]
 reveal("13.cancel", sum(map(abs, parts.values())))
 for name, found in table.items():
-    exact = sum(found.values()) == calculator(name).total(xl) - real["GPT-2 XL"].peak
-    wrong = sum(map(abs, found.values())) / abs(sum(found.values()))
-    print(f"{name:29s} terms add up to its error, to the byte: {exact}; errors of parts / error: {wrong:.1f}")
+    error = calculator(name).total(xl) - real["GPT-2 XL"].peak
+    wrong = sum(map(abs, found.values())) / abs(error)
+    print(f"{name:29s} sum of terms − error: {sum(found.values()) - error} bytes; errors of parts / error: {wrong:.1f}")
 
 # %% [markdown]
 # **The gap.** Gradients that are counted in full, though none are there at the peak, and a little too much in the
@@ -287,7 +287,8 @@ for unit, factor in {"KiB": 2**10 / 1e3, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e9,
     print(f"{unit} read as {unit.replace('i', '')}: {1 - 1 / factor:.1%} too little".replace("%", " %"))
 
 # %% [markdown]
-# **The gap** is a letter, and it grows with the prefix. Whenever two figures differ by 7 %, suspect the unit first.
+# **The difference** is a letter, and it grows with the prefix. Whenever two figures differ by 7 %, suspect the unit
+# first.
 
 # %% [markdown]
 # ## The ledger

@@ -49,11 +49,11 @@ print(
 )
 
 # %% [markdown]
-# **The gap** has two causes that pull in opposite directions. Memory cells come in GiB, which are 7 % larger than GB;
-# and the driver keeps some for itself. The third column is from out-of-memory messages of real programs: the last one
-# says in which issue on GitHub each can be read. Drivers differ: the RTX 4080's message has nearly all of the card, as
-# programs are told on Windows; on Linux it is probably less, as for the others. Bandwidth and arithmetic are the
-# maker's: `a100.rates.source` names the document.
+# **Two causes** pull in opposite directions. Memory cells come in GiB, which are 7 % larger than GB; and the driver
+# keeps some for itself. The third column is from out-of-memory messages of real programs: the last one says in which
+# issue on GitHub each can be read. Drivers differ: the RTX 4080's message has nearly all of the card, as programs are
+# told on Windows; on Linux it is probably less, as for the others. Bandwidth and arithmetic are the maker's:
+# `a100.rates.source` names the document.
 #
 # One more deduction is ours: an estimate has no [fragmentation](../docs/glossary.md#fragmentation) in it. So a
 # [plan](../docs/glossary.md#plan) counts as fitting if it does with 5 % in [reserve](../docs/glossary.md#reserve).
@@ -78,7 +78,7 @@ for card in ("A100-80GB", "RTX4090-24GB", "RTX5090-32GB", "H100-80GB"):
 reveal("14.workspaces", round(share, 1), unit="%")
 
 # %% [markdown]
-# **The gap** between the cards is torch's own rule: 32 MiB a thread on Hopper and, from torch 2.12 on, on Blackwell; on
+# **Why the cards differ** is torch's own rule: 32 MiB per thread on Hopper and, from torch 2.12 on, on Blackwell; on
 # every other card 8.125 MiB. The variable `CUBLAS_WORKSPACE_CONFIG` changes it. Watch it happen:
 
 # %%
@@ -132,7 +132,7 @@ reveal("14.micro", plan.best.run.micro_batch, unit="sequences")
 print(plan.best.run.code())
 
 # %% [markdown]
-# **The gap.** One would expect the largest micro-batch that fits with *full*
+# **Why so few?** One would expect the largest micro-batch that fits with *full*
 # [recomputation](../docs/glossary.md#activation-recomputation). Look where the lost seconds come from:
 
 # %%
@@ -184,9 +184,9 @@ reveal("14.recipe", 300 * recomputed_flops(best) / model_flops(best), unit="%")
 print(best.code())
 
 # %% [markdown]
-# **The gap.** Both texts recompute every block, and look at all 32 sequences at once. With two at a time nothing has to
-# be recomputed. But must 32 at once fail? Ask for each recipe, with the loss in one piece and in chunks ([lesson
-# 05](05_activations.ipynb)).
+# **What the texts leave out.** Both recompute every block, and look at all 32 sequences at once. With two at a time
+# nothing has to be recomputed. But must 32 at once fail? Ask for each recipe, with the loss in one piece and in chunks
+# ([lesson 05](05_activations.ipynb)).
 
 # %%
 from course_utils.planning.twin import SAFETY
@@ -384,7 +384,7 @@ stack(rows, f"Autocast keeps {copies} of weight copies on each card; FSDP2's pol
       capacity=eight.card.room, capacity_label="what a program gets", provenance="estimated")  # fmt: skip
 
 # %% [markdown]
-# **The gap** between 16·N/D and the peak is a choice. `fit` fills the card with activations, as a free byte earns
+# **What lies between** 16·N/D and the peak is a choice. `fit` fills the card with activations, as a free byte earns
 # nothing: under ZeRO-3 every micro-batch gathers all weights anew, and recomputing costs arithmetic. With all eight at
 # once and everything recomputed the same training needs less than half.
 #
@@ -417,8 +417,8 @@ reveal("14.t4", round(found[fits[-1]].start.model.parameters / 1e6), unit="milli
 path_table(found[fits[-1]])
 
 # %% [markdown]
-# **The gap** is 16·N again: for XL it is more than the card. For the large one it leaves little, so this plan pays with
-# recomputation. The third exercise asks you to find such a plan with your own hands.
+# **The limit** is 16·N again: for XL it is more than the card. For the large one it leaves little, so this plan pays
+# with recomputation. The third exercise asks you to find such a plan with your own hands.
 
 # %% [markdown]
 # ## Six runs that did not fit
@@ -518,9 +518,9 @@ reveal("14.fused", max(0, before.peak - after.peak), unit="MB")
 print(f"after − before: {after.peak - before.peak:+,} bytes: a step counter for each tensor, on the GPU when fused")
 
 # %% [markdown]
-# **The gap**: nothing comes off. What the fused update saves is not there at the peak, which backward owns. The list of
-# what would help had told so: it names half the batch and 8-bit states, and no fused update. The last table names
-# every tensor that came or went, and its sum is the difference of the peaks, to the byte. In Python the same is
+# **Nothing comes off.** What the fused update saves is not there at the peak, which backward owns. The list of what
+# would help had told so: it names half the batch and 8-bit states, and no fused update. The last table names every
+# tensor that came or went, and its sum is the difference of the peaks, to the byte. In Python the same is
 # `difference(before, after)`, of two measurements.
 
 # %% [markdown]
