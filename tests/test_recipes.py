@@ -100,7 +100,7 @@ def test_the_page_of_recipes_has_each_lessons_own() -> None:
     assert page == recipes(ROOT) and page.count("\n## ") == len(LESSONS)
     for path in LESSONS:
         assert f"```python\n{own(path)[0]}\n```" in page and f"notebooks/{path.stem}.ipynb)" in page
-    said = re.findall(r"\n## .+\n\n(.+?)\n\n```python\n", page, re.DOTALL)
+    said = re.findall(r"\n## [^\n]+\n\n(.+?)\n\n```python\n", page, re.DOTALL)
     assert len(said) == len(LESSONS) and all(len(text.split()) > 8 for text in said)
     for place in ("README.md", "docs/index.md", "notebooks/src/00_start_here.py"):
         assert "recipes.md" in (ROOT / place).read_text(encoding="utf-8"), place
