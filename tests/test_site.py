@@ -138,7 +138,7 @@ def test_the_websites_own_search_finds_words_and_terms_without_a_network(site: P
 def test_the_cheat_sheet_has_the_lessons_own_lines(tmp_path: Path) -> None:
     assert check_pages(ROOT) == []
     sheet = cheat_sheet()
-    assert [int(entry.number) for entry in sheet.entries] == sorted(int(entry.number) for entry in sheet.entries)
+    assert [entry.number for entry in sheet.entries] == sorted(entry.number for entry in sheet.entries)
     assert len(sheet.entries) == len(numbered(ROOT / "notebooks"))
     assert all(entry.line in sheet.markdown for entry in sheet.entries)
     (tmp_path / "notebooks").mkdir()
