@@ -248,10 +248,11 @@ predict("06.full", unit="GB")
 
 # %% [markdown]
 # `torch.utils.checkpoint.checkpoint` calls a function, keeps its inputs, and calls it again in backward. It has two
-# variants, and `use_reentrant` says which. With `True`, the older one, backward runs the block again with a graph of
-# its own and calls backward *inside* backward: autograd is entered a second time, hence the name. With `False`, forward
-# leaves a placeholder for each tensor that autograd would keep. When backward opens the first one, forward runs again
-# and fills them in order. PyTorch [recommends](https://docs.pytorch.org/docs/stable/checkpoint.html) that one.
+# variants, and [`use_reentrant`](../docs/glossary.md#use_reentrant) says which. With `True`, the older one, backward
+# runs the block again with a graph of its own and calls backward *inside* backward: autograd is entered a second time,
+# hence the name. With `False`, forward leaves a placeholder for each tensor that autograd would keep. When backward
+# opens the first one, forward runs again and fills them in order. PyTorch
+# [recommends](https://docs.pytorch.org/docs/stable/checkpoint.html) that one.
 
 # %%
 from functools import partial
