@@ -458,11 +458,11 @@ def tell(layer, inputs, output):
 from course_utils import on_gpu
 
 with on_gpu():
-    model = nn.Sequential(Mlp(1024), nn.Linear(1024, 1024), nn.Softmax(-1)).to("cuda")
-    hooks = [layer.register_forward_hook(tell) for layer in model.modules()]
+    block = nn.Sequential(Mlp(1024), nn.Linear(1024, 1024), nn.Softmax(-1)).to("cuda")
+    hooks = [layer.register_forward_hook(tell) for layer in block.modules()]
     x = torch.randn(64, 1024, device="cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        model(x)
+        block(x)
     for hook in hooks:
         hook.remove()
 
@@ -479,11 +479,11 @@ with on_gpu():
     for enabled in (False, True):
         before = torch.cuda.memory_allocated()
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled):
-            out = model(x)
+            out = block(x)
         kept = torch.cuda.memory_allocated() - before
         print(f"autocast {enabled!s:5}: forward keeps {kept / 1e6:6.1f} MB for {tokens:,} tokens")
         del out
-copies = sum(2 * weight.numel() for weight in model.parameters() if weight.dim() == 2)
+copies = sum(2 * weight.numel() for weight in block.parameters() if weight.dim() == 2)
 print(f"2 bytes for each weight of a matrix: {copies / 1e6:.1f} MB")
 
 # %% [markdown]

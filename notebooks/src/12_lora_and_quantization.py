@@ -159,19 +159,19 @@ with on_gpu():
     nn.Linear(8, 8, device="cuda")(torch.ones(8, 8, device="cuda")).sum().backward()
     x = torch.randn(tokens, 2048, device="cuda")
     for name in ("all weights", "LoRA"):
-        before = torch.cuda.memory_allocated()
-        model = nn.Sequential(*[nn.Linear(2048, 2048, device="cuda") for _ in range(4)])
+        empty = torch.cuda.memory_allocated()
+        layers = nn.Sequential(*[nn.Linear(2048, 2048, device="cuda") for _ in range(4)])
         if name == "LoRA":
-            add_lora(model, r, alpha=r)
-        optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-4)
-        weights, loss = torch.cuda.memory_allocated() - before, model(x).square().mean()
-        kept = torch.cuda.memory_allocated() - before - weights
+            add_lora(layers, r, alpha=r)
+        optimizer = torch.optim.AdamW([weight for weight in layers.parameters() if weight.requires_grad], lr=1e-4)
+        weights, loss = torch.cuda.memory_allocated() - empty, layers(x).square().mean()
+        kept = torch.cuda.memory_allocated() - empty - weights
         loss.backward()
         optimizer.step()
-        held = torch.cuda.memory_allocated() - before - weights
+        held = torch.cuda.memory_allocated() - empty - weights
         print(f"{name:11s} weights {weights / 1e6:.0f} MB, activations {kept / 1e6:.0f} MB, "
               f"gradients and states {held / 1e6:.0f} MB")  # fmt: skip
-        del model, optimizer, loss
+        del layers, optimizer, loss
 
 # %% [markdown]
 # Gradients and states go, activations stay. Change 4096 to 256 and predict which of the three is largest. The same for
@@ -321,13 +321,13 @@ def train(model, text, rate, steps=100, after_step=None):
 
 
 # %% tags=["nbval-ignore-output"]
-model = language_model(seed=0)
-train(model, corpus(), rate=3e-3, steps=300)
-before = {"new": mean_loss(model, sonnets()), "old": mean_loss(model, corpus())}
+pretrained = language_model(seed=0)
+train(pretrained, corpus(), rate=3e-3, steps=300)
+before = {"new": mean_loss(pretrained, sonnets()), "old": mean_loss(pretrained, corpus())}
 print(f"pretrained: loss {before['old']:.2f} on the harbor, {before['new']:.2f} on the sonnets")
 
 
-def fine_tune(rank, rate, base=model):
+def fine_tune(rank, rate, base=pretrained):
     tuned = deepcopy(base)
     if rank:
         torch.manual_seed(0)
@@ -374,7 +374,7 @@ with torch.no_grad():
             if isinstance(layer, Lora):
                 layer.base.weight += layer.scale * layer.B @ layer.A
                 setattr(parent, name, layer.base)
-count = [sum(weight.numel() for weight in one.parameters()) for one in (model, tuned[8], plain)]
+count = [sum(weight.numel() for weight in one.parameters()) for one in (pretrained, tuned[8], plain)]
 print("parameters of the model, with LoRA, merged:", *count)
 print(f"loss on the sonnets, merged minus LoRA: {abs(mean_loss(plain, sonnets()) - new[8]):.3f}, expected 0")
 
@@ -407,7 +407,7 @@ predict("12.bit", unit="times")
 # of Δ/√12. Measure on a matrix of the small model: one scale for all, one per row (*per channel*), one per block of 32.
 
 # %% tags=["nbval-ignore-output"]
-weight = model.blocks[0].mlp.up.weight.detach()
+weight = pretrained.blocks[0].mlp.up.weight.detach()
 
 
 def error(values, rounded):
@@ -461,7 +461,7 @@ class Int8Linear(nn.Module):
 with on_gpu():
     linear = nn.Linear(4096, 4096, device="cuda", dtype=torch.bfloat16)
     before_it = torch.cuda.memory_allocated()
-    eight = Int8Linear(linear)
+    in_int8 = Int8Linear(linear)
     print(
         f"in bf16 {linear.weight.nbytes / 1e6:.2f} MB, in int8 {(torch.cuda.memory_allocated() - before_it) / 1e6:.2f}"
     )
@@ -475,7 +475,7 @@ from torch.utils.checkpoint import checkpoint
 
 with on_gpu():
     x = torch.randn(512, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    for name, run in {"plain": eight, "checkpoint": lambda x: checkpoint(eight, x, use_reentrant=False)}.items():
+    for name, run in {"plain": in_int8, "checkpoint": lambda x: checkpoint(in_int8, x, use_reentrant=False)}.items():
         before_it = torch.cuda.memory_allocated()
         y = run(x)
         print(f"{name:10s} keeps {(torch.cuda.memory_allocated() - before_it - y.nbytes) / 1e6:.1f} MB for backward")
@@ -600,7 +600,7 @@ predict("12.enough", unit="bits")
 
 # %% tags=["nbval-ignore-output"]
 def rounded_model(rounding):
-    copied = deepcopy(model)
+    copied = deepcopy(pretrained)
     with torch.no_grad():
         for weight in copied.blocks.parameters():
             if weight.dim() == 2:
@@ -608,7 +608,7 @@ def rounded_model(rounding):
     return copied
 
 
-start, risen, group = mean_loss(model, corpus()), {}, 32  # change this
+start, risen, group = mean_loss(pretrained, corpus()), {}, 32  # change this
 for bits in (8, 6, 5, 4, 3, 2):
     by_row = mean_loss(rounded_model(lambda w, bits=bits: absmax(w, bits, w.shape[1])), corpus())
     in_blocks = mean_loss(rounded_model(lambda w, bits=bits: absmax(w, bits, group)), corpus())
@@ -716,6 +716,7 @@ from course_utils.measuring.optimizers import make_codebooks
 powers = make_codebooks("cpu").unsigned.values  # 256 values spaced by powers of ten
 learner = language_model(seed=0)
 optimizer = train(learner, corpus(), rate=3e-3)
+adam_ends = mean_loss(learner, corpus())
 v = torch.cat(
     [state["exp_avg_sq"].flatten() for state in optimizer.state.values() if state["exp_avg_sq"].numel() >= 4096]
 )
@@ -742,7 +743,7 @@ def rounding(code):
     return after_step
 
 
-print(f"Adam ends at a loss of {mean_loss(learner, corpus()):.2f}")
+print(f"Adam ends at a loss of {adam_ends:.2f}")
 for name, code in {"powers of ten": powers, "evenly spaced": torch.arange(256) / 255}.items():
     learner = language_model(seed=0)
     train(learner, corpus(), rate=3e-3, after_step=rounding(code))  # change this
