@@ -334,9 +334,10 @@ for name, always in {"averaged each time": True, "no_sync until the last": False
 
 # %% [markdown]
 # ## What adds up?
-# `.grad` has a number format, and it now adds up many small numbers. In [lesson 03](03_mixed_precision.ipynb)
-# [bf16](../docs/glossary.md#fp16-and-bf16) lost small updates to large weights. The same happens here: a sum of k
-# gradients, and one more that is k times smaller. Compare accumulators in bf16 and fp32 with one in fp64.
+# `.grad` has a number format, and it now adds up many small numbers. [bf16](../docs/glossary.md#fp16-and-bf16) has 8
+# significant bits, so what is some 256 times smaller than a number is rounded away when it is added. (The same happens
+# to small updates of weights: [lesson 03](03_mixed_precision.ipynb).) Here it is a sum of k gradients, and one more
+# that is k times smaller. Compare accumulators in bf16 and fp32 with one in fp64.
 
 # %%
 model, kinds = language_model(), (torch.bfloat16, torch.float32, torch.float64)

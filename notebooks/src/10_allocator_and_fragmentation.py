@@ -23,10 +23,10 @@
 
 # %% [markdown]
 # ## A buffer for all gradients at once
-# Some operations want all gradients in one piece: an [all-reduce](../docs/glossary.md#all-reduce) over the ranks, or
-# the norm over all of them. The simplest code copies every gradient into one [flat
-# buffer](../docs/glossary.md#flat-buffer), in fp32. The buffer is gone when the operation ends, but it counts where
-# the memory is fullest.
+# Some operations want all gradients in one piece: an [all-reduce](../docs/glossary.md#all-reduce), which sums them over
+# all GPUs of a training, or the norm over all of them. The simplest code copies every gradient into one [flat
+# buffer](../docs/glossary.md#flat-buffer), in fp32. The buffer is gone when the operation ends, but it counts where the
+# memory is fullest.
 #
 # **Your guess.** How large is that buffer for GPT-2 XL?
 
