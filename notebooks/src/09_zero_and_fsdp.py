@@ -251,8 +251,9 @@ def sharded(dtype, reshard):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(250, 1001), nn.GELU(), nn.Linear(1001, 250))
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))  # or a machine's GPUs would be meant
     for layer in (model[0], model[2], model):
-        fully_shard(layer, mp_policy=policy, reshard_after_forward=reshard)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     x = torch.randn(8, 250).chunk(dist.get_world_size())[dist.get_rank()]
     with CommDebugMode() as sent:

@@ -492,7 +492,9 @@ with on_gpu():
         ("long to short", rising[::-1]),
     ):
         print(f"{title:26s} {format_bytes(reserved_for(lengths)[0], 'MB', 0)} reserved")
-with on_gpu(round(1.3 * needed) + workspaces):
+    torch.cuda.empty_cache()
+    pinned = torch.cuda.memory_reserved()  # segments that hold cuBLAS's workspaces
+with on_gpu(pinned + round(1.3 * needed)):
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
     reserved_for(rising)
     retries = torch.cuda.memory_stats()["num_alloc_retries"] - retries
@@ -503,8 +505,10 @@ reveal("10.lengths", reserved, unit="MB")
 # Each batch is a little longer than all before it. Its logits fit into no free block, so a new segment comes, and the
 # old one is empty from now on. That is no [fragmentation](../docs/glossary.md#fragmentation): a full card gets the
 # empty segments back, by a *retry*. It waits for the GPU, returns every empty segment, and asks again. That is slow:
-# look at `num_alloc_retries` if your run slows down when memory gets tight. And let the longest batch come first: it
-# also tells you at once whether memory suffices. Change the lengths to `[512] * 6`, predict, run both cells.
+# look at `num_alloc_retries` if your run slows down when memory gets tight. (On your own card a workspace of cuBLAS may
+# lie in a large segment and pin it. Its free room then serves the batches, and there are fewer retries.) And let the
+# longest batch come first: it also tells you at once whether memory suffices. Change the lengths to `[512] * 6`,
+# predict, run both cells.
 #
 # ## A snapshot, and a leak in it
 # PyTorch can write down every allocation with the line of code that made it. Below is a training step with a small
