@@ -6,7 +6,7 @@ import sys
 
 import house
 
-MOST_LINES = 38_000
+MOST_LINES = 37_800
 
 STANDARD_LIBRARY_ALONE = ("estimating", "planning", *house.NOUNS)
 """These answer without torch: they run before anything is installed, and in a browser."""

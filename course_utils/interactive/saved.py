@@ -30,19 +30,15 @@ def saved_by(
 
     `inputs` are tensors, or shapes of random tensors of `dtype` that need gradients; a module runs with its weights in
     `dtype`, which are left out. `device` is "cpu", or "gpu" for a simulated one, whose kernels may keep other things
-    (statistics in fp32). Where none can be simulated, shipped recordings answer the lessons' own questions.
-    Raises ValueError for an unknown dtype or device; SimulationUnavailable for what is neither simulated nor recorded.
+    (statistics in fp32).
+    Raises ValueError for an unknown dtype or device; SimulationUnavailable where no GPU can be simulated.
     """
     for value, known, what in ((dtype, DTYPES, "dtype"), (device, ("cpu", "gpu"), "device")):
         check_known(what, value, known)
     if device == "cpu":
         return _saved_now(operation, inputs, dtype, device)
-    from ..measuring.saved_recordings import Question, find, why_recorded
     from ..measuring.simulated import simulated_gpu
 
-    why = why_recorded()
-    if why:
-        return [Saved(*row) for row in find(Question(operation, inputs, dtype), why)]
     with simulated_gpu("flash" if dtype in ("fp16", "bf16") else "efficient"):
         return _saved_now(operation, inputs, dtype, device)
 
