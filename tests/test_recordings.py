@@ -28,7 +28,7 @@ WITHOUT_BLOCKS = (
     "import runpy, sys; from course_utils.measuring import on_gpu; on_gpu.print = lambda *_: None; "
     "runpy.run_path(sys.argv[1], run_name='__main__')"
 )
-"""Runs a lesson; blocks of plain code, of which there are no recordings, do not say where they ran."""
+"""Runs a lesson; blocks of plain code, for which there are no recordings, do not say where they ran."""
 
 
 @pytest.mark.parametrize("source", LESSONS)

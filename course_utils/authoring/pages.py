@@ -30,7 +30,7 @@ any NVIDIA GPU.
 RECIPES = """# Recipes
 
 Plain PyTorch to paste into a training script of your own: the last piece of code of each lesson, without this course's
-helpers. Each runs as it stands, and on the CPU as well unless it says that it needs CUDA. The tests run them all.
+helpers. Each runs unchanged, and on the CPU as well unless it says that it needs CUDA. The tests run them all.
 """
 
 

@@ -93,8 +93,8 @@ print(f"the gap: {gap:+,} bytes, 512 for the loss and twice {(-gap - 512) // 2:,
 # [workspaces](../docs/glossary.md#workspace) of cuBLAS, the library that multiplies matrices. PyTorch takes one in the
 # first forward and one in the first backward, keeps both and counts them as allocated. On an H100 each is 32 MiB.
 #
-# Some texts say that the first step differs by *preparatory work*. That is the second workspace, and it is small. The
-# rest is Adam: its states arrive at the end of step 1.
+# Some texts say that the first step differs by *preparatory work*. That is one small workspace. The rest is Adam: its
+# states arrive at the end of step 1.
 #
 # Change 4096 to 8192 rows: what grows, and by how many MB? Predict, run both cells.
 #

@@ -599,24 +599,26 @@ def gradients(call, autocast=False):
 
 
 # %%
-careless = partial(again, preserve_rng_state=False)
-variants = {"by hand": Recomputed.apply, "True": partial(checkpoint, use_reentrant=True), "False": again}
-variants["False, random state not restored"] = careless
+variants = {
+    "by hand": Recomputed.apply,
+    "use_reentrant=True": partial(checkpoint, use_reentrant=True),
+    "use_reentrant=False": again,
+    "the same, random state not restored": partial(again, preserve_rng_state=False),
+}
 for autocast in (False, True):
     right = gradients(keep_everything, autocast)
+    print("with autocast" if autocast else "in fp32")
     for name, call in variants.items():
         with FlopCounterMode(display=False) as counter:
-            off = [
-                (one - other).norm() / one.norm() for one, other in zip(right, gradients(call, autocast), strict=True)
-            ]
-        print(f"autocast {autocast!s:5} {name:32s} {counter.get_total_flops():,} FLOPs, off by {max(off):.2f}")
+            found = gradients(call, autocast)
+        off = max((one - other).norm() / one.norm() for one, other in zip(right, found, strict=True))
+        print(f"  {name:35s} {counter.get_total_flops():,} FLOPs, off by {off:.2f}")
 
 # %% [markdown]
 # The last column is the length of the difference, relative to the gradient's. Dropout without its random state is off,
 # and nothing crashes: training goes on with gradients of a network that never ran. `preserve_rng_state=False` is safe
-# only without randomness in the block. Change 0.5 to 0.0: what will the last
-# column say? The FLOPs show the early
-# stop: only `False` leaves out the last linear layer.
+# only without randomness in the block. Change 0.5 to 0.0: what will the last column say? The FLOPs show the early stop:
+# only `use_reentrant=False` leaves out the last linear layer.
 #
 # Is checkpointing "on by default in most libraries", as one text has it? No. PyTorch recomputes what you hand to
 # `checkpoint`, and nothing else; DeepSpeed's

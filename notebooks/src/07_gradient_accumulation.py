@@ -106,7 +106,7 @@ reveal("07.factor", round(factor.item(), 3), unit="times")
 
 # %% [markdown]
 # ## The loop on a GPU
-# Now the same loop as it stands in a training script, with `device="cuda"`. `on_gpu()` runs it on your GPU, or on a
+# Now the same loop as in a training script, with `device="cuda"`. `on_gpu()` runs it on your GPU, or on a
 # simulated one, which counts bytes and holds no values. First a Transformer of torch's own parts:
 
 # %%

@@ -148,8 +148,9 @@ reveal("09.real", kept[2]["after backward"], unit="MB")
 # **The gap** at stage 3 is 0 bytes in each row with a formula. It would not be on a card: CUDA's context, cuBLAS's
 # workspaces and NCCL's buffers come on top, and this simulation of ranks counts none of them. FSDP2 also works on
 # several streams, and the allocator reuses a freed block on its own stream alone, so more is
-# [reserved](../docs/glossary.md#allocated-and-reserved) (lesson 10). Nor is it 0 where D does not divide the rows.
-# FSDP2 cuts each parameter along its rows, and pads:
+# [reserved](../docs/glossary.md#allocated-and-reserved) (lesson 10). Other layers leave gaps, too: where a tensor takes
+# a cached block that is up to 1 MiB too large, the rest counts as allocated, and where D does not divide the rows,
+# FSDP2, which cuts each parameter along its rows, pads:
 
 # %%
 with on_gpu(ranks=8):
