@@ -1,6 +1,5 @@
 """Plain torch code on "cuda" without a GPU: it runs, its memory is counted, and torch is as it was afterwards."""
 
-import gc
 from contextlib import nullcontext
 
 import pytest
@@ -10,6 +9,7 @@ from torch import nn
 from course_utils import TrainingRun, compare_with_gpu, measure, on_gpu, read_snapshot
 from course_utils.errors import StepError
 from course_utils.estimating.workspaces import workspaces_of
+from course_utils.measuring import on_gpu as cards
 from course_utils.measuring.memory import CARD, Memory
 from course_utils.measuring.questions import answers
 
@@ -19,16 +19,10 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch):
+    """A simulated GPU on which no other test has left anything."""
     monkeypatch.setenv("COURSE_SOURCE", "simulated")
-
-
-@pytest.fixture
-def held():
-    """Bytes that live on the simulated GPU before the test's own."""
-    gc.collect()
-    with on_gpu():
-        torch.cuda.empty_cache()
-        return torch.cuda.memory_allocated()
+    card = cards._new_card()
+    monkeypatch.setattr(cards, "_card", lambda: card)
 
 
 def trained(model, optimizer, x):
@@ -39,26 +33,25 @@ def trained(model, optimizer, x):
     optimizer.zero_grad()
 
 
-def test_objects_live_on_from_block_to_block_and_each_byte_is_counted(held):
+def test_objects_live_on_from_block_to_block_and_each_byte_is_counted():
     with on_gpu():
         model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).to("cuda")
         optimizer = torch.optim.AdamW(model.parameters())
         N = sum(weight.numel() for weight in model.parameters())
-        assert torch.cuda.memory_allocated() - held == 4 * N
+        assert torch.cuda.memory_allocated() == 4 * N
     with on_gpu():
         x = torch.randn(256, 512, device="cuda")
         trained(model, optimizer, x)
-        workspaces = torch.cuda.memory_allocated() - held - 3 * 4 * N - x.nbytes
+        workspaces = torch.cuda.memory_allocated() - 3 * 4 * N - x.nbytes
         before, _ = torch.cuda.memory_allocated(), torch.cuda.reset_peak_memory_stats()
         trained(model, optimizer, x)
         assert torch.cuda.memory_allocated() == before < torch.cuda.max_memory_allocated()
         assert torch.cuda.memory_reserved() >= torch.cuda.max_memory_allocated()
     given = workspaces_of(CARD.capability)
-    all_of_them = 2 * given.cublas + given.lt  # which earlier tests may have taken, or those of a forward pass alone
-    assert workspaces in (all_of_them, given.cublas, given.cublas + given.lt, 0)
+    assert workspaces == 2 * given.cublas + given.lt
     model = optimizer = x = None
     with on_gpu():
-        assert torch.cuda.memory_allocated() - held == workspaces
+        assert torch.cuda.memory_allocated() == workspaces
 
 
 def test_the_peak_is_that_of_a_measurement_of_the_same_step():
@@ -79,7 +72,7 @@ def test_the_peak_is_that_of_a_measurement_of_the_same_step():
 
 
 @pytest.mark.parametrize("end", [None, ValueError("of one's own"), KeyboardInterrupt()])
-def test_torch_is_untouched_outside(end, held):
+def test_torch_is_untouched_outside(end):
     owners = [(owner, name) for owner, name, _ in answers(Memory(list))] + [
         (torch, "compile"), (torch, "load"), (torch.cuda.memory, "_snapshot"), (torch.Tensor, "__repr__"),
         (torch.distributed, "init_process_group"), (torch.utils, "swap_tensors"),
@@ -143,21 +136,21 @@ def test_small_values_that_come_from_the_host_are_known():
         assert steps.sum().item() == 6 and "[0, 1, 2, 3], device='cuda:0'" in repr(steps)
 
 
-def test_it_runs_out_of_memory_where_one_says_and_goes_on_after_that(held):
+def test_it_runs_out_of_memory_where_one_says_and_goes_on_after_that():
     kept = []
-    with on_gpu(held + 100 * MiB):
+    with on_gpu(100 * MiB):
         with pytest.raises(torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 20\.00 MiB"):
             while True:
                 kept.append(torch.empty(20 * MiB, dtype=torch.uint8, device="cuda"))
-        assert len(kept) in (4, 5) and torch.cuda.memory_allocated() - held == 20 * MiB * len(kept)
+        assert len(kept) == 5 and torch.cuda.memory_allocated() == 20 * MiB * len(kept)
         free, total = torch.cuda.mem_get_info()
-        assert total == held + 100 * MiB and free < 20 * MiB
-        assert torch.cuda.memory_stats()["num_ooms"] >= 1
+        assert total == 100 * MiB and free == 0
+        assert torch.cuda.memory_stats()["num_ooms"] == 1
         kept.pop()
         kept.append(torch.empty(20 * MiB, dtype=torch.uint8, device="cuda"))
     kept.clear()
     with on_gpu():
-        assert torch.cuda.memory_allocated() == held
+        assert torch.cuda.memory_allocated() == 0
 
 
 @pytest.mark.parametrize("memory, ranks", [("much", 1), (0, 1), (-5, 1), (None, 0), (None, 1.5)])
@@ -187,7 +180,7 @@ def test_a_snapshot_holds_what_happened_since_it_was_asked_for(tmp_path):
     del earlier
 
 
-def test_a_snapshot_has_the_segments_that_are_reserved(held):
+def test_a_snapshot_has_the_segments_that_are_reserved():
     def taken():
         return sum(segment["total_size"] for segment in torch.cuda.memory._snapshot()["segments"])
 
@@ -296,3 +289,16 @@ def test_a_card_that_is_asked_for_and_not_there_is_named(monkeypatch):
     monkeypatch.setenv("COURSE_SOURCE", "live")
     with pytest.raises(ValueError, match="there is no CUDA GPU"), on_gpu():
         raise AssertionError("never entered")
+
+
+def test_a_new_gpu_has_nothing_on_it_and_is_the_only_one_inside():
+    with on_gpu():
+        elsewhere = torch.empty(64 * MiB, dtype=torch.uint8, device="cuda")
+    with cards.on_new_gpu(30 * MiB):
+        assert torch.cuda.memory_reserved() == 0
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(40 * MiB, dtype=torch.uint8, device="cuda")
+        with pytest.raises(StepError, match="leave the inner on_gpu"), on_gpu():
+            pass
+    with on_gpu():
+        assert torch.cuda.memory_allocated() >= elsewhere.numel()

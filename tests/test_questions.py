@@ -89,6 +89,7 @@ def test_memory_is_what_the_allocator_makes_of_what_has_been_counted_so_far():
         assert torch.cuda.mem_get_info() == (CARD.room - 2 * MiB, CARD.room)
         said = torch.cuda.memory_stats()
         assert said["allocated_bytes.all.peak"] == 1536 and said["inactive_split_bytes.all.current"] == 2 * MiB - 1536
+        assert said["requested_bytes.all.current"] == said["requested_bytes.all.peak"] == 1536
         events += [(-1024, "a"), (-512, "c")]
         torch.cuda.empty_cache()
         assert torch.cuda.memory_reserved() == 0 and torch.cuda.max_memory_reserved() == 2 * MiB

@@ -458,6 +458,14 @@ def peak_of_backward(name: str, gradient: Callable[[torch.Tensor], torch.Tensor]
     return tracker.at(tracker.peak_event(since=start)).total - tracker.at(start).total
 
 
+def test_a_logsumexp_takes_a_tensor_as_large_as_its_input_for_its_exponentials():
+    with simulated_gpu("flash"), Tracker("cuda") as tracker, torch.no_grad():
+        given = half(64, 256)
+        start = sum(size for size, _ in tracker.events)
+        given.logsumexp(-1)
+    assert tracker.at(tracker.peak_event()).total - start == given.nbytes + 512  # and the result's block
+
+
 @pytest.mark.parametrize("name", EXPANDED)
 def test_a_kernel_that_needs_a_whole_gradient_copies_an_expanded_one(name):
     def expanded(y: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ class Memory:
         self._addresses: dict[int, int] = {}
         self._done: list[tuple[int, Any]] = []
         self.emptied: list[int] = []  # the numbers of events after which the cache was given back
-        self.most_allocated = self.most_reserved = self.failures = 0
+        self.most_allocated = self.most_reserved = self.most_requested = self.failures = 0
 
     def limit(self, capacity: int | None) -> None:
         """Run out of memory at `capacity` bytes from now on."""
@@ -63,6 +63,7 @@ class Memory:
             self.emptied += [len(self._done)] * (self.allocator.retries - retries)
         self.most_allocated = max(self.most_allocated, self.allocator.allocated)
         self.most_reserved = max(self.most_reserved, self.allocator.reserved)
+        self.most_requested = max(self.most_requested, self.allocator.requested)
 
     @property
     def limited(self) -> bool:
@@ -90,6 +91,7 @@ class Memory:
 
     def _restart_peaks(self) -> None:
         self.most_allocated, self.most_reserved = self.allocated, self.reserved
+        self.most_requested = self.allocator.requested
 
     def empty_cache(self) -> None:
         """Give back to the driver what holds no tensor."""
@@ -109,7 +111,7 @@ class Memory:
             "allocated_bytes": (self.allocated, self.most_allocated),
             "active_bytes": (self.allocated, self.most_allocated),
             "reserved_bytes": (self.reserved, self.most_reserved),
-            "requested_bytes": (allocator.requested, None),
+            "requested_bytes": (allocator.requested, self.most_requested),
             "inactive_split_bytes": (allocator.stuck, None),
             "segment": (len(segments), None),
             "active": (sum(block.allocated for blocks in segments for block in blocks), None),

@@ -75,6 +75,17 @@ def on_gpu(memory: int | str | None = None, ranks: int = 1) -> Iterator[None]:
 
 
 @contextmanager
+def on_new_gpu(memory: int | None = None) -> Iterator[None]:
+    """As `on_gpu`, silently, on a simulated GPU of its own, even where there is a real one; nothing lives on."""
+    card = _new_card()
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict("os.environ", COURSE_SOURCE="simulated"))
+        stack.enter_context(mock.patch.dict(globals(), _card=lambda: card))
+        stack.enter_context(card.entered(memory, ranks=1))
+        yield
+
+
+@contextmanager
 def _limited(memory: int | None) -> Iterator[None]:
     """Inside, torch takes at most so many bytes of the GPU."""
     if memory is None:
@@ -181,9 +192,11 @@ class _Card:
         write_snapshot(self._snapshot(), filename)
 
 
-@cache
-def _card() -> _Card:
+def _new_card() -> _Card:
     return _Card(_LastingTracker("cuda", workspaces_of(CARD.capability)))
+
+
+_card = cache(_new_card)  # the one on which tensors live on
 
 
 class _NoValues(HostValues):

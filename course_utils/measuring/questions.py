@@ -69,6 +69,7 @@ def answers(memory: Memory) -> list[tuple[Any, str, Any]]:
         # torch's fake tensors ask `is_available`, too, and would make a real tensor on a GPU that says yes.
         (fake_tensor.FakeTensorMode, {"avoid_device_init": True}),
         (fake_tensor, {} if torch.cuda.is_available() else {"init_gpu_context": _nothing}),
+        (fake_tensor.log, {"disabled": True}),  # else a wrong shape writes a page before its error
     ]
     return [(owner, name, answer) for owner, those in found for name, answer in those.items() if hasattr(owner, name)]
 

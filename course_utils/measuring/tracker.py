@@ -94,6 +94,7 @@ SCRATCH: dict[Any, Callable[..., Scratch]] = {
     aten._softmax_backward_data.default: _softmax_scratch,
     aten.native_group_norm.default: _group_norm_scratch,
     aten.native_group_norm_backward.default: _group_norm_backward_scratch,
+    aten.logsumexp.default: lambda x, *_: [(tuple(x.shape), x.dtype)],  # x less its maxima (ReduceOps.cpp)
 }
 """What CUDA kernels take while they run, by their arguments; paths are those in torch's aten/src/ATen/native."""
 
