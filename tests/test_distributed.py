@@ -73,6 +73,26 @@ def nothing_is_left():
     assert (os.getpgrp(), os.getsid(0)) == (group, session)
 
 
+def ends_at_once():
+    import torch.distributed as dist
+
+    groups, waited = dist.distributed_c10d, []
+    wait = groups._store_based_barrier
+
+    def noted(*given):
+        waited.append("with all others")
+        wait(*given)
+
+    vars(groups)["_store_based_barrier"] = noted
+    dist.init_process_group("gloo")
+    return waited
+
+
+def test_no_rank_leaves_before_all_are_connected():
+    """Otherwise one that ends early closes the connections of a slower one: "Gloo connectFullMesh failed"."""
+    assert run_ranks(ends_at_once, 2) == [["with all others"]] * 2
+
+
 # Launching
 
 

@@ -120,7 +120,8 @@ def _launcher(world_size: int, folder: Path) -> list[str]:
 def _environment(folder: Path) -> dict[str, str]:
     paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     ours = {RESULTS: str(folder), CALLER: str(os.getpid()), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return os.environ | ours | {"PYTHONPATH": os.pathsep.join(paths)}
+    # or a rank that ends soon after its start closes connections that a slower one is still waiting for
+    return os.environ | ours | {"PYTHONPATH": os.pathsep.join(paths), "TORCH_DIST_INIT_BARRIER": "1"}
 
 
 def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str], Any] | None) -> int | None:

@@ -22,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -40,13 +41,13 @@ def report(result: Any) -> None:
     leave(Path(folder, f"{os.environ['RANK']}.json"), json.dumps(result))
 
 
-def report_on_gloo(program: Callable[[], Any]) -> None:
-    """Be a rank of gloo on one thread, and hand back the result of `program`."""
+def report_on_gloo(program: Callable[[], Any], timeout_seconds: float = 1800.0) -> None:
+    """Be a rank of gloo on one thread, and hand back the result of `program`; no exchange waits for longer."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
     report(program())
     dist.destroy_process_group()
 
