@@ -23,7 +23,6 @@ from course_utils.interactive.feedback import (
     expect,
     fail,
     of_kind,
-    seeded_sizes,
     unit_slip,
 )
 from course_utils.recording.notebooks import run
@@ -90,7 +89,7 @@ def test_notebook_shows_one_line_and_no_traceback(tmp_path: Path) -> None:
 def test_right_answer_gets_one_friendly_line(capsys: pytest.CaptureFixture[str]) -> None:
     @exercise("01.1", "Doubled, and for every size.")
     def check(answer: Any) -> None:
-        expect(all(call(answer, size=size) == 2 * size for size in seeded_sizes(3)), "Twice, please.")
+        expect(all(call(answer, size=size) == 2 * size for size in (2, 9, 70_000)), "Twice, please.")
 
     check(lambda size: size + size)
     assert capsys.readouterr().out == "✓ 01.1 Doubled, and for every size.\n"
@@ -130,6 +129,7 @@ def test_other_forms_are_not_taken_for_what_they_are_not() -> None:
     assert "not finite" in says(lambda: call(lambda: np.float32("nan")))
     assert "where a whole number is asked for" in says(lambda: call(lambda: torch.tensor(3.5), returns=int))
     assert "returned True or False" in says(lambda: call(lambda: np.bool_(True)))
+    assert "returned an array, where a Tensor" in says(lambda: call(lambda: np.ones(3), returns=torch.Tensor))
     assert call(lambda: np.bool_(True), returns=bool) is True
     assert call(lambda: np.float32("inf"), finite=False) == float("inf")
     assert "where a number is asked for" in says(lambda: call(lambda: "inf", finite=False))
@@ -173,6 +173,5 @@ def test_helpers_of_checks() -> None:
     assert says(lambda: fail("Half of it.")) == "Half of it."
     assert alike([0.1 + 0.2, 0], (0.3, 0.0)) and not alike([1.0], [1.0001])
     assert alike([1.0], [1.0005], 1e-3) and not alike([0.0], [1e-9])
-    assert seeded_sizes(5) == seeded_sizes(5) and sorted(seeded_sizes(5, low=1, high=5)) == [1, 2, 3, 4, 5]
     code = "import sys, course_utils.interactive.feedback; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

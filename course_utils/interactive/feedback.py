@@ -3,7 +3,6 @@
 import functools
 import inspect
 import math
-import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -40,12 +39,17 @@ class CheckFailed(_OneLine):
     opening = "Not quite."
 
 
-def exercise(number: str, praise: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function that returns when an answer is right into a check that says so and remembers its `exercise`."""
+def exercise(number: str, praise: str, first: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function that returns when an answer is right into a check that says so and remembers its `exercise`.
+
+    A check that takes more than five seconds says `first` what it does and about how long that takes.
+    """
 
     def decorate(check: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(check)
         def checked(*answers: Any) -> None:
+            if first:
+                print(first, flush=True)
             check(*answers)
             print(f"✓ {number} {praise}")
             try:
@@ -140,10 +144,11 @@ def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is", *, finite
     """
     allowed: tuple[Any, ...] = kinds if isinstance(kinds, tuple) else get_args(kinds) or (kinds,)
     expect(value is not None or NoneType in allowed, f"{opening} nothing: does every path end in `return`?")
-    value = in_other_form(value, allowed)
+    given, value = value, in_other_form(value, allowed)
     right = isinstance(value, allowed) and (bool in allowed or object in allowed or not isinstance(value, bool))
     names = " or ".join(map(_kind_name, allowed))
-    expect(right, f"{opening} {_kind_name(type(value))}, where {names} is asked for.")
+    kind = type(given if isinstance(value, list) else value)
+    expect(right, f"{opening} {_kind_name(kind)}, where {names} is asked for.")
     endless = finite and isinstance(value, float) and not math.isfinite(value)
     expect(not endless, f"{opening} a number that is not finite.")
     return value
@@ -219,11 +224,6 @@ def _unit_slips() -> Iterator[tuple[float, str]]:
             yield 1 / size, f"{name} where bytes were asked?"
 
 
-def seeded_sizes(count: int, low: int = 2, high: int = 100_000) -> list[int]:
-    """`count` different sizes from `low` to `high`, the same for everybody."""
-    return random.Random(0).sample(range(low, high + 1), count)
-
-
 def divisors(number: int) -> list[int]:
     """Every whole number that divides `number`, smallest first."""
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
@@ -250,12 +250,19 @@ def _opening(arguments: tuple[Any, ...], named: Mapping[str, Any], verb: str = "
 
 
 def _short(value: Any) -> str:
+    if hasattr(value, "named_modules"):
+        return f"a {type(value).__name__}"
     number = isinstance(value, int) and not isinstance(value, bool)
+    if hasattr(value, "detach") and value.numel() > 8:
+        return f"a tensor of {tuple(value.shape)} in {str(value.dtype).removeprefix('torch.')}"
     text = f"{value:_}" if number else " ".join(repr(value).split())
+    text = "a measurement" if isinstance(value, Measurement) else text
+    text = "a function" if isinstance(value, functools.partial) else text
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _kind_name(kind: type) -> str:
     names = {Real: "a number", int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
     names |= {list: "a list", dict: "a dictionary", tuple: "a tuple", Mapping: "a dictionary", NoneType: "None"}
-    return names.get(kind, f"a {kind.__name__}")
+    name = {"ndarray": "array"}.get(kind.__name__, kind.__name__)
+    return names.get(kind, f"a{'n' * (name[0] in 'aAEIOU')} {name}")

@@ -1,0 +1,111 @@
+"""Torch code of learners, judged by running it: what it returns, its gradients, and the bytes it keeps for backward."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from course_utils.interactive.feedback import CheckFailed, NotSolved, expect
+from course_utils.measuring.tracker import Tracker
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """The same random numbers each time, and the caller's own ones as before afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+class Ran(NamedTuple):
+    """One forward and backward: the output, gradients of inputs and weights, bytes kept between, and the peak."""
+
+    output: torch.Tensor
+    gradients: list[torch.Tensor | None]
+    kept: int
+    peak: int
+
+
+def forward_backward(
+    compute: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    weights: Iterable[torch.Tensor] = (),
+    seed: int = 0,
+    hints: Mapping[str, str] = {},
+) -> Ran:
+    """Run `compute` on copies of `inputs`, and backward from its output, traced on the CPU.
+
+    Inputs are what earlier operations made: they count as kept if something keeps them for backward. `weights` count
+    as nothing. `kept` counts every storage that is alive after forward, wherever it is held, without the output's own;
+    `peak` the most at any moment. Backward begins with a gradient that differs from element to element.
+    Raises CheckFailed for an output that is no tensor or has no graph, and for whatever backward raises, as in `told`.
+    """
+    leaves = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
+    weights = list(weights)
+    for weight in weights:
+        weight.grad = None
+    with seeded(seed), Tracker("cpu") as tracker:
+        tracker.bind("parameters", weights)
+        output = compute(*[leaf.clone() for leaf in leaves])
+        expect(isinstance(output, torch.Tensor), f"Your output is a {type(output).__name__}, not one tensor.")
+        cut = "No gradient can flow from your output: something cuts the graph (`detach`, `no_grad`, `.data`)."
+        expect(output.requires_grad, cut)
+        kept = alive(tracker)[-1] - output.untyped_storage().nbytes()
+        start = torch.linspace(-1, 2, output.numel(), dtype=torch.float64).reshape(output.shape).to(output.dtype)
+        with told("Backward through your output raised", hints):  # its own backward, or what forward left for it
+            output.backward(start)
+    gradients = [tensor.grad for tensor in (*leaves, *weights)]
+    return Ran(output.detach(), gradients, kept, max(alive(tracker)))
+
+
+def held_after(work: Callable[[], Any], weights: Iterable[torch.Tensor] = ()) -> tuple[Any, int]:
+    """What `work()` returns, and the bytes that are alive after it on the CPU but were not before; `weights` were."""
+    with Tracker("cpu") as tracker:
+        tracker.bind("parameters", list(weights))
+        made = work()
+        return made, alive(tracker)[-1]
+
+
+@contextmanager
+def told(what: str, hints: Mapping[str, str] = {}) -> Iterator[None]:
+    """Inside, what a learner's code raises becomes CheckFailed: after `what`, as in "Your step raised", or with the
+    first of `hints` (a part of the error's text, and what is said instead) that fits.
+    """
+    try:
+        yield
+    except (CheckFailed, NotSolved):
+        raise
+    except Exception as error:
+        problem = f"{what} {type(error).__name__}: {error}"
+        raise CheckFailed(next((hint for part, hint in hints.items() if part in problem), problem)) from error
+
+
+def counted(
+    compute: Callable[..., Any], inputs: Sequence[torch.Tensor], weights: Iterable[torch.Tensor] = ()
+) -> tuple[Ran, int]:
+    """The result of `forward_backward`, and the FLOPs of all matrix products in it."""
+    with FlopCounterMode(display=False) as counter:
+        ran = forward_backward(compute, inputs, weights)
+    return ran, counter.get_total_flops()
+
+
+def alive(tracker: Tracker) -> list[int]:
+    """The bytes of all tensors but parameters after each event, to the byte: without a GPU's blocks of 512."""
+    changes = [(size, storage) for size, storage in tracker.events if storage.kind != "parameters"]
+    return list(accumulate((storage.exact if size > 0 else -storage.exact for size, storage in changes), initial=0))
+
+
+def same(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None], tolerance: float = 1e-5) -> bool:
+    """True if two lists hold the same tensors, up to rounding; None, where no gradient has come, is only itself."""
+    if len(one) != len(other):
+        return False
+    for mine, right in zip(one, other, strict=True):
+        if mine is None or right is None:
+            if mine is not right:
+                return False
+        elif mine.shape != right.shape or not torch.allclose(mine.double(), right.double(), tolerance, tolerance):
+            return False
+    return True

@@ -1,0 +1,124 @@
+"""Learners' functions on real processes: checks send their text, and a judge on each rank finds out what they do."""
+
+import __future__
+
+import ast
+import inspect
+import json
+import linecache
+import sys
+import tempfile
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from course_utils.interactive.feedback import CheckFailed, expect
+from course_utils.ranks.launch import RankFailed, run_ranks
+from course_utils.ranks.worker import report_on_gloo
+
+STANDSTILL_SECONDS = 60.0  # for which an exchange waits, if some rank does not take part in it
+_outcomes: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}  # starting processes takes seconds
+
+
+def outcomes(program: str, ranks: int, functions: Iterable[tuple[str, Callable[..., Any]]]) -> list[list[dict]]:
+    """What the module `program`, which calls `report_judged`, finds out of each function, rank by rank.
+
+    Functions come with the name of their judge; the same processes run all of them. An outcome is the judge's
+    dictionary, or {"said": what the learner should read} where the judge expected in vain, when no exchange is to come
+    any more, or the function raised. Raises CheckFailed for a function without a text to send to the ranks, and for one
+    that ends a process or never ends.
+    """
+    wanted = [(program, judge, *_source_of(function)) for judge, function in functions]
+    new = [function for function in dict.fromkeys(wanted) if function not in _outcomes]
+    if new:
+        with tempfile.TemporaryDirectory(prefix="course-check-", ignore_cleanup_errors=True) as folder:
+            file = Path(folder, "functions.json")
+            file.write_text(json.dumps([function[1:] for function in new]), encoding="utf-8")
+            try:
+                by_rank = run_ranks(program, ranks, [str(file)])
+            except RankFailed as error:
+                raise CheckFailed(f"On real ranks your function did not come to its end: {error}") from error
+        _outcomes.update({function: list(found) for function, *found in zip(new, *by_rank, strict=True)})
+    return [_outcomes[function] for function in wanted]
+
+
+def found_on_ranks(program: str, ranks: int, judge: str, function: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The outcomes of one learner's function, by rank. Raises CheckFailed with what one of them has to say."""
+    (found,) = outcomes(program, ranks, [(judge, function)])
+    said = next((one["said"] for one in found if "said" in one), "")
+    expect(not said, said)
+    return found
+
+
+@contextmanager
+def pretended(rank: int, ranks: int) -> Iterator[None]:
+    """Inside, this process is one of `ranks` ranks whose exchanges send nothing, as torch's own tests have it.
+
+    For what a function does by itself: it runs at once, and no exchange waits. Raises CheckFailed if a group is open.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    open_group = "A process group is open in this notebook. Call `torch.distributed.destroy_process_group()` first."
+    expect(not dist.is_initialized(), open_group)
+    hook = sys.excepthook  # a group puts its rank before errors
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+
+
+def expect_together(run: Callable[[], Any], ranks: int) -> None:
+    """Raise CheckFailed unless the first and the last of `ranks` make the same exchanges in `run`."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    counts = []
+    for rank in (0, ranks - 1):
+        with warnings.catch_warnings(), pretended(rank, ranks), CommDebugMode() as sent:
+            warnings.simplefilter("ignore")  # new versions of torch have new names for exchanges
+            run()
+        counts.append(sent.get_comm_counts())
+    apart = "Rank 0 and the last rank do not make the same exchanges. Real ranks would wait for each other for ever."
+    expect(counts[0] == counts[1], apart)
+
+
+def report_judged(judges: Mapping[str, Callable[[Any], dict[str, Any]]], names: Mapping[str, Any]) -> None:
+    """Be a rank that hands back the outcomes; a learner's function may use `names` without importing them."""
+    functions = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    report_on_gloo(lambda: [_outcome(judges[judge], names, *function) for judge, *function in functions],
+                   STANDSTILL_SECONDS)  # fmt: skip
+
+
+def _outcome(judge: Callable[[Any], dict[str, Any]], names: Mapping[str, Any], source: str, name: str) -> dict:
+    namespace = dict(names)
+    try:
+        exec(compile(source, "<your function>", "exec", __future__.annotations.compiler_flag), namespace)
+        return judge(namespace[name])
+    except CheckFailed as error:
+        return {"said": str(error)}
+    except Exception as error:  # a learner's code may raise anything; the check reports it
+        return {"said": f"On real ranks, your function raised {type(error).__name__}: {error}"}
+
+
+def _source_of(function: Callable[..., Any]) -> tuple[str, str]:
+    try:
+        source = textwrap.dedent(_class_source(function) if inspect.isclass(function) else inspect.getsource(function))
+    except (OSError, TypeError, StopIteration, SyntaxError) as error:
+        raise CheckFailed("The text of your function cannot be found: define it in a cell, with `def`.") from error
+    starts = source.startswith(("def ", "class ", "@"))
+    expect(starts, "Define your function in a cell, with `def`: its text goes to other processes.")
+    return source, function.__name__
+
+
+def _class_source(made: type) -> str:
+    """The text of a class, also of a notebook's, where `inspect` finds that of functions alone."""
+    code = next(one.__code__ for one in vars(made).values() if inspect.isfunction(one))
+    text = "".join(linecache.getlines(code.co_filename))
+    named = (one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.ClassDef) and one.name == made.__name__)
+    return ast.get_source_segment(text, next(named)) or ""

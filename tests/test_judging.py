@@ -1,0 +1,99 @@
+"""How checks judge torch code: the gradients and bytes that `forward_backward` finds, and functions on real ranks."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from course_utils.interactive.feedback import CheckFailed, exercise
+from course_utils.lessons.shared.judging import forward_backward, same
+from course_utils.lessons.shared.on_ranks import found_on_ranks
+
+X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+SIZE = X.nbytes
+
+
+class Holds(torch.autograd.Function):
+    """Keeps its input on ctx and in a list, where no hook of autograd sees them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.hidden, ctx.more = x, [x * 2]
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 3
+
+
+def test_bytes_are_counted_wherever_they_are_held() -> None:
+    kept = {
+        "nothing": forward_backward(lambda x: x + 1, [X]).kept,
+        "the input": forward_backward(nn.functional.gelu, [X]).kept,
+        "the input, which a weight needs": forward_backward(LINEAR, [X], LINEAR.parameters()).kept,
+        "outside of autograd": forward_backward(Holds.apply, [X]).kept,
+    }
+    assert list(kept.values()) == [0, SIZE, SIZE, 2 * SIZE]
+
+
+LINEAR = nn.Linear(16, 4)
+
+
+def test_gradients_are_those_of_inputs_then_weights_and_do_not_add_up() -> None:
+    first = forward_backward(LINEAR, [X], LINEAR.parameters())
+    start = torch.linspace(-1, 2, 32).reshape(8, 4)
+    assert same(first.gradients, [start @ LINEAR.weight, start.T @ X, start.sum(0)])
+    assert same(first.gradients, forward_backward(LINEAR, [X], LINEAR.parameters()).gradients)
+
+
+def test_random_numbers_are_the_same_each_time_and_the_callers_own_stay() -> None:
+    before = torch.get_rng_state()
+    runs = [forward_backward(nn.functional.dropout, [X], seed=seed) for seed in (0, 0, 1)]
+    assert torch.equal(runs[0].output, runs[1].output) and not torch.equal(runs[0].output, runs[2].output)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_peak_counts_what_comes_and_goes() -> None:
+    plain = forward_backward(lambda x: x + 1, [X])
+    wasteful = forward_backward(lambda x: x + (torch.ones(100, *x.shape).sum(0) * 0 + 1), [X])
+    assert wasteful.peak - plain.peak >= 90 * SIZE and wasteful.kept == plain.kept == 0
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (lambda x: x.detach(), "cuts the graph"),
+        (lambda x: (x, x), "is a tuple, not one tensor"),
+        (lambda x: x.exp().mul_(2), "Backward through your output raised RuntimeError"),
+    ],
+)
+def test_what_cannot_go_backward_is_named(compute: Any, message: str) -> None:
+    with pytest.raises(CheckFailed, match=message):
+        forward_backward(compute, [X])
+
+
+def test_equal_tensors_are_the_same_and_a_missing_gradient_is_only_itself() -> None:
+    assert same([X, None], [X + 1e-7, None])
+    assert not same([X], [None]) and not same([X], [X, X]) and not same([X], [X[:1]]) and not same([X], [X + 0.1])
+
+
+def test_a_long_check_says_so_first(capsys: pytest.CaptureFixture[str]) -> None:
+    check = exercise("01.1", "Right.", first="This takes ten seconds.")(lambda answer: print("at work"))
+    check(0)
+    said = capsys.readouterr().out.splitlines()
+    assert said[:3] == ["This takes ten seconds.", "at work", "✓ 01.1 Right."]
+
+
+def step(model: Any, optimizer: Any, micro_batches: Any) -> Any:
+    raise KeyError(f"{len(micro_batches)} micro-batches")
+
+
+def test_what_a_function_raises_on_a_rank_reaches_the_learner() -> None:
+    with pytest.raises(CheckFailed, match=r"On real ranks, your function raised KeyError: '4 micro-batches'"):
+        found_on_ranks("course_utils.lessons.data_parallelism.check_ranks", 2, "step", step)
+
+
+def test_a_function_without_a_text_is_named() -> None:
+    with pytest.raises(CheckFailed, match="with `def`"):
+        found_on_ranks("course_utils.lessons.data_parallelism.check_ranks", 2, "step", lambda *given: given)
