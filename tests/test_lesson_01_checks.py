@@ -10,39 +10,12 @@ import torch
 from checking import Answers, JudgedAnswers, hint
 from torch.nn.functional import cross_entropy
 
-from course_utils import PRESETS, estimate, gpu
+from course_utils import estimate, gpu
 from course_utils.lessons.one_step import checks as lesson_01
 
 RUN = lesson_01.FIT_RUN
 
-
-# ------------------------------------------------------------------------------------------------------- 01.1: states
-
-
-def kept(*each: float) -> Any:
-    """An answer with these bytes per parameter."""
-    names = ("weights", "gradients", "master_weights", "momentum", "variance")
-    return lambda N: {name: size * N for name, size in zip(names, each, strict=True)}
-
-
-STATES = Answers(
-    right=[kept(2, 2, 4, 4, 4), kept(2.0, 2.0, 4.0, 4.0, 4.0), lambda N: kept(2, 2, 4, 4, 4)(numpy.int64(N))],
-    wrong=[
-        (kept(2, 2, 0, 4, 4), "A copy is missing"),
-        (kept(4, 4, 0, 4, 4), "plain fp32 Adam. Its total happens to be the same"),
-        (kept(2, 0, 4, 4, 4), "No gradients?"),
-        (kept(2, 2, 4, 4, 0), "Half of what Adam keeps"),
-        (kept(2, 4, 4, 4, 4), "ZeRO keeps each gradient in the format of the weight"),
-        (kept(4, 2, 4, 4, 4), "count those, not fp32 ones"),
-        (kept(2, 2, 2, 4, 4), "Your master weights are 16-bit"),
-        (kept(2, 3, 4, 4, 4), "gradients is off for N="),
-        (lambda N: kept(2, 2, 4, 4, 4)(N / 10**9), "GB where bytes were asked"),
-        (lambda N: {"weights": 2 * N, "gradients": 2 * N}, "has no 'master_weights' and no 'momentum'"),
-        (lambda N: kept(2, 2, 4, 4, 4)(1_000), "is off for N="),
-    ],
-)
-
-# ---------------------------------------------------------------------------------------------- 01.2: weight_gradient
+# ---------------------------------------------------------------------------------------------- 01.1: weight_gradient
 
 
 def by_autograd(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
@@ -66,7 +39,6 @@ WEIGHT_GRADIENT = Answers(
         (lambda x, dy: dy @ torch.ones(dy.size(2), x.size(2)), "is it dL/dx?"),
         (lambda x, dy: by_einsum(x, dy) / (x.size(0) * x.size(1)), "A mean over all tokens"),
         (lambda x, dy: (dy.transpose(1, 2) @ x).mean(0), "A mean over the sequences"),
-        (lambda x, dy: (dy.transpose(1, 2) @ x / x.size(1)).sum(0), "A mean over the positions"),
         (lambda x, dy: dy[0].T @ x[0], "Only the first sequence"),
         (lambda x, dy: dy[:, -1].T @ x[:, -1], "Only the last token"),
         (lambda x, dy: (x * dy).sum(dim=(0, 1)), "element by element"),
@@ -75,7 +47,7 @@ WEIGHT_GRADIENT = Answers(
     ],
 )
 
-# --------------------------------------------------------------------------------------------------------- 01.3: peak
+# --------------------------------------------------------------------------------------------------------- 01.2: peak
 
 
 def in_one_pass(tensors: Any) -> int:
@@ -88,11 +60,6 @@ def event_by_event(tensors: Any, alive: Callable[[float, int, float], bool] = la
     """The largest sum over the events of births, by an idea of who is alive; what never dies has an endless life."""
     lives = [(size, born, float("inf") if died is None else died) for _, size, born, died in tensors]
     return max(sum(size for size, b, d in lives if alive(b, t, d)) for _, t, _ in lives)
-
-
-def when_the_largest_is_born(tensors: Any) -> float:
-    moment = max(tensors, key=lambda life: life[1])[2]
-    return event_by_event(tensors, lambda b, t, d: b <= t < d and t == moment)
 
 
 def forgets_none(tensors: Any) -> int:
@@ -109,8 +76,6 @@ PEAK = Answers(
         (lambda tensors: event_by_event(tensors, lambda b, t, d: b < t < d), "no memory yet at the event at which it"),
         (lambda tensors: in_one_pass([life for life in tensors if life[3]]), "`died` is None are missing"),
         (forgets_none, "is None never dies: decide about it before you compare."),
-        (when_the_largest_is_born, "the moment when the largest tensor is born"),
-        (lambda tensors: in_one_pass([(n, 1, b, d) for n, _, b, d in tensors]), "how many tensors are alive"),
         (lambda tensors: 160, "Not right yet: draw each tensor's life"),
     ],
 )
@@ -125,6 +90,131 @@ def test_peak_of_the_real_step_is_what_the_tracker_saw() -> None:
     lives, seen = lesson_01.real_step()
     assert in_one_pass(lives) == seen
 
+
+# -------------------------------------------------------------------------------------------------------- 01.3: weigh
+
+
+def in_full(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def weighing(*how: str, weights: Any = lambda model: model.parameters(), size: Any = in_full) -> Any:
+    """An answer with sets of addresses; `how` names what it leaves out or does otherwise."""
+
+    def weigh(model: Any, optimizer: Any) -> dict[str, int]:
+        updated = [p for group in optimizer.param_groups for p in group["params"]]
+        states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
+        own = list(model.parameters())
+        kinds = {"weights": list(weights(model)), "master_weights": updated}
+        kinds["gradients"] = [p.grad for p in (own if "own gradients" in how else own + updated) if p.grad is not None]
+        kinds["states"] = [one for one in states if one.ndim or "no counter" not in how]
+        seen, sizes = set[int](), {}
+        for kind, tensors in kinds.items():
+            known, sizes[kind] = (set() if "again" in how else seen), 0
+            for tensor in tensors:
+                if (place := tensor.untyped_storage().data_ptr()) not in known or "each" in how:
+                    sizes[kind] += size(tensor)
+                    known.add(place)
+        return sizes
+
+    return weigh
+
+
+def changed_kind(kind: str, size: Callable[[Any, Any, dict[str, int]], int]) -> Any:
+    """The right answer but for one kind."""
+    return lambda model, optimizer: (found := weighing()(model, optimizer)) | {kind: size(model, optimizer, found)}
+
+
+def by_identity(model: Any, optimizer: Any) -> dict[str, int]:
+    """Master weights are those that are not the same Python object; each kind by its own storages."""
+    own = {id(p) for p in model.parameters()}
+    masters = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+    places = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in masters}
+    return weighing()(model, optimizer) | {"master_weights": sum(places.values())}
+
+
+def weighs_and_frees(model: Any, optimizer: Any) -> dict[str, int]:
+    found = weighing()(model, optimizer)
+    optimizer.zero_grad()
+    return found
+
+
+def trips(model: Any, optimizer: Any) -> dict[str, int]:
+    gradients = {"gradients": sum(p.grad.nbytes for p in model.parameters())}
+    return weighing()(model, optimizer) | gradients
+
+
+def counts_everything(model: Any, optimizer: Any) -> dict[str, int]:
+    states = {"states": sum(one.nbytes for state in optimizer.state.values() for one in state.values())}
+    return weighing()(model, optimizer) | states
+
+
+def in_four_loops(model: Any, optimizer: Any) -> dict[str, int]:
+    """By subtraction: what all storages take with a kind, minus what they take without it."""
+
+    def together(tensors: Any) -> int:
+        storages = [one.untyped_storage() for one in tensors if torch.is_tensor(one)]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    own = list(model.parameters())
+    both = own + [p for group in optimizer.param_groups for p in group["params"]]
+    grown = both + [p.grad for p in both]
+    everything = grown + [value for state in optimizer.state.values() for value in state.values()]
+    sizes = [together(tensors) for tensors in ([], own, both, grown, everything)]
+    names = "weights", "master_weights", "gradients", "states"
+    return {name: int(size) for name, size in zip(names, numpy.diff(sizes), strict=True)}
+
+
+def weights_layer_by_layer(model: Any, _: Any, __: Any) -> int:
+    return sum(layer.weight.nbytes + layer.bias.nbytes for layer in model)
+
+
+def without_asking(model: Any, optimizer: Any, _: Any) -> int:
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return sum(4 * value.numel() for value in values if torch.is_tensor(value))
+
+
+def last_kind_wins(model: Any, optimizer: Any) -> dict[str, int]:
+    found = weighing()(model, optimizer)
+    own = found["weights"] if not found["master_weights"] else 0
+    return found | {"weights": found["weights"] - own, "master_weights": found["master_weights"] + own}
+
+
+def of_the_first_group(_: Any, optimizer: Any, found: dict[str, int]) -> int:
+    return sum(map(in_full, optimizer.param_groups[0]["params"])) if found["master_weights"] else 0
+
+
+WEIGH = Answers(
+    right=[
+        weighing(),
+        in_four_loops,
+        lambda model, optimizer: {name: float(size) for name, size in weighing()(model, optimizer).items()},
+    ],
+    wrong=[
+        (weighing(size=lambda tensor: tensor.numel()), "Those are numbers, not bytes"),
+        (weighing("no counter"), "Do you count its `step`?"),
+        (weighing("again"), "There is no master copy here"),
+        (weighing("each", size=lambda tensor: tensor.nbytes), "There is no master copy here"),
+        (trips, "Not every parameter has a gradient"),
+        (counts_everything, "Not everything in an optimizer's state is a tensor"),
+        (weighing(weights=lambda model: model.state_dict().values()), "The weights are off"),
+        (weighing(weights=lambda model: model[0].parameters()), "The weights are off"),
+        (last_kind_wins, "are weights, updated or not"),
+        (changed_kind("master_weights", of_the_first_group), "in two groups. Where can you find them?"),
+        (changed_kind("weights", weights_layer_by_layer), "Two layers share a weight here"),
+        (changed_kind("gradients", lambda m, _, found: found["weights"]), "Before the first backward"),
+        (changed_kind("gradients", lambda m, _, found: found["gradients"] and found["weights"]), "or are frozen"),
+        (changed_kind("states", lambda m, _, found: found["states"] or 2 * found["weights"]), "Before the first step"),
+        (weighing(size=lambda tensor: tensor.nbytes), "All parameters are slices of one buffer"),
+        (changed_kind("states", without_asking), "do you take 4 bytes"),
+        (changed_kind("master_weights", lambda *_: 0), "fp32 copies of the weights, in two groups"),
+        (weighing("own gradients"), "The fp32 copies have gradients of their own"),
+        (by_identity, "makes no copy: it has the weight's own storage"),
+        (weighs_and_frees, "changes what it weighs"),
+        (lambda model, optimizer: {"weights": 4}, "has no 'master_weights' and no 'gradients'"),
+        (lambda model, optimizer: 16, "a dictionary is asked for"),
+    ],
+)
 
 # ------------------------------------------------------------------------------------------ 01.4: largest_micro_batch
 
@@ -254,7 +344,7 @@ TRAIN = Answers(
         (loop(value=lambda losses: sum(loss.item() for loss in losses)), "the sum of the losses"),
         (loop(value=lambda losses: sum(loss.item() for loss in losses) / 6), "is not the mean of the batches' losses"),
         (loop(value=lambda losses: sum(losses) / len(losses)), "a tensor with its graph behind it"),
-        (loop(value=lambda losses: torch.stack(losses).detach()), "Your answer is a list, where a number"),
+        (loop(value=lambda losses: torch.stack(losses).detach()), "Your answer is a Tensor, where a number"),
     ],
 )
 
@@ -347,7 +437,7 @@ def test_hidden_runs_leave_no_shortcut() -> None:
     assert all(suspect.allocations == () for suspect in hidden)
 
 
-ANSWERS = {"01.1": STATES, "01.2": WEIGHT_GRADIENT, "01.3": PEAK, "01.4": FITTING, "01.5": TRAIN, "01.6": TIMELINE}
+ANSWERS = {"01.1": WEIGHT_GRADIENT, "01.2": PEAK, "01.3": WEIGH, "01.4": FITTING, "01.5": TRAIN, "01.6": TIMELINE}
 
 
 class TestAnswers(JudgedAnswers):
@@ -355,7 +445,5 @@ class TestAnswers(JudgedAnswers):
 
 
 def test_no_message_gives_an_expected_value_away() -> None:
-    total = 16 * PRESETS["gpt2-xl"].parameters
-    assert not any(number in hint("01.1", kept(2, 2, 0, 4, 4)) for number in (f"{total}", f"{total:_}", f"{total:,}"))
     off = hint("01.4", pick(lambda sizes: min(sizes[0], 1)))
     assert not {"10", "16"} & set(off.replace(",", " ").split())

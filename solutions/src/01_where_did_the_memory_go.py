@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 65
+#     minutes: 75
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 01 · Where did the memory go?
 #
-# **65 minutes** for all six; each one says its own. You should know what [lesson
+# **75 minutes** for all six; each one says its own. You should know what [lesson
 # 01](../notebooks/01_where_did_the_memory_go.ipynb) shows, and Python's dictionaries and loops. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -19,78 +19,15 @@
 # the first check that is unsolved.)
 
 # %%
+import torch
+from torch import nn
+
 from course_utils import TrainingRun, estimate, format_bytes, gpu, measure
 from course_utils.lessons.one_step import checks as check
 from course_utils.figures import lines, timeline
 
 # %% [markdown]
-# ## 1 · Sixteen bytes, five tensors
-# **Difficulty** ●○○○○ · **5 minutes** · **Trains** telling the states of a training run apart
-#
-# You train with mixed-precision Adam, as the ZeRO paper counts it. Each parameter then stands for five numbers, and
-# not all of them are 16-bit. How many bytes does each of the five take for a model of *N* parameters?
-#
-# Return a dictionary of bytes with the keys `weights` (those that forward and backward multiply), `gradients`,
-# `master_weights`, `momentum` and `variance`.
-
-
-# %%
-def states(N: int) -> dict[str, int]:
-    """Bytes of weights, gradients, master_weights, momentum and variance for N parameters."""
-    ### BEGIN SOLUTION Return a dictionary with the five keys, in bytes.
-    half, single = 2, 4
-    return {
-        "weights": half * N,
-        "gradients": half * N,
-        "master_weights": single * N,
-        "momentum": single * N,
-        "variance": single * N,
-    }
-    ### END SOLUTION
-
-
-# %%
-check.states(states)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Ask of each of the five who reads it. What enters a matrix product is 16-bit; what small updates are added to is
-# not.
-#
-# </details>
-# <details><summary>Hint 2: which they are</summary>
-#
-# Forward reads the weights, backward writes the gradients: two 16-bit tensors. The other three belong to the
-# optimizer.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# The optimizer computes in fp32, 4 bytes a number, and keeps *three* such numbers for each parameter. Multiply by
-# `N`, and don't convert to GB.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Two 16-bit tensors and three in fp32: 2 + 2 + 4 + 4 + 4. Plain fp32 Adam comes to 16 bytes as well (4 + 4 + 8), with
-# no master copy to keep. So mixed precision saves nothing on the states; it pays through activations and speed. And
-# the course's estimate, which knows every tensor by name?
-
-# %% tags=["solution"]
-from course_utils import PRESETS
-
-N = PRESETS["gpt2-xl"].parameters
-by_name = states(N)
-kept = estimate(TrainingRun("gpt2-xl", precision="bf16-master"))
-optimizer = by_name["master_weights"] + by_name["momentum"] + by_name["variance"]
-print(f"GPT-2 XL, all five: {format_bytes(sum(by_name.values()), 'GB', 1)}")
-print(f"the optimizer's three: {format_bytes(optimizer, 'GB', 3)}")
-print(f"and in the course's estimate: {format_bytes(kept['optimizer_states'], 'GB', 3)}")
-
-# %% [markdown]
-# ## 2 · What a weight wants to know
+# ## 1 · What a weight wants to know
 # **Difficulty** ●●○○○ · **8 minutes** · **Trains** seeing why forward has to keep its inputs
 #
 # A linear layer computes y = x·Wᵀ for a batch of sequences. Backward hands you dL/dy. Write dL/dW yourself, without
@@ -138,7 +75,7 @@ check.weight_gradient(weight_gradient)
 # `torch.einsum("bso,bsi->oi", dy, x)` says the same.
 
 # %% [markdown]
-# ## 3 · The highest point
+# ## 2 · The highest point
 # **Difficulty** ●●○○○ · **10 minutes** · **Trains** thinking of a peak as a sum over what is alive together
 #
 # You are given the tensors of a training step, in no particular order, each as (name, bytes, born, died). `born` and
@@ -201,6 +138,100 @@ print(f"{len(lives):,} tensors of a step that ran")
 print(f"your peak:            {format_bytes(peak(lives))}, and by the tracker {format_bytes(seen)}")
 print(f"all of them together: {format_bytes(sum(sizes))}")
 print(f"the largest of them:  {format_bytes(max(sizes))}")
+
+# %% [markdown]
+# ## 3 · Weigh a training run
+# **Difficulty** ●●●○○ · **15 minutes** · **Trains** finding every tensor that outlives a step
+#
+# After a step, what do a model and its optimizer hold? Ask the tensors themselves. Return a dictionary of bytes, with
+# 0 for a kind that has no tensors:
+#
+# * `"weights"`: those in `model.parameters()`;
+# * `"master_weights"`: those that the optimizer updates. `optimizer.param_groups` is a list of dictionaries, each with
+#   a list under `"params"`;
+# * `"gradients"`: the `.grad` of both. It may be `None`;
+# * `"states"`: every tensor in `optimizer.state`, which has one dictionary per parameter. A counter counts if it is a
+#   tensor. Not everything in there is one.
+#
+# Count *storages*, the memory behind tensors. Each counts in full and once, under the first of these kinds that it
+# belongs to: often the optimizer updates the model's own weights. Here two parameters share a storage:
+
+# %%
+flat = torch.zeros(1000)
+for p in (nn.Parameter(flat[:300]), nn.Parameter(flat[300:900].view(20, 30))):
+    storage = p.untyped_storage()
+    same = storage.data_ptr() == flat.untyped_storage().data_ptr()
+    print(f"{p.nbytes:,} bytes, its storage {storage.nbytes():,}; at the address of flat's: {same}")
+
+
+# %%
+KINDS = ("weights", "master_weights", "gradients", "states")
+
+
+def weigh(model, optimizer) -> dict[str, int]:
+    """Bytes of weights, master_weights, gradients and states, each storage once."""
+    ### BEGIN SOLUTION Return a dictionary with the four keys, in bytes.
+    held = [("weights", p) for p in model.parameters()]
+    held += [("master_weights", p) for group in optimizer.param_groups for p in group["params"]]
+    held += [("gradients", p.grad) for _, p in held if p.grad is not None]
+    held += [("states", value) for state in optimizer.state.values() for value in state.values()]
+    storages = {}
+    for kind, tensor in held:
+        if torch.is_tensor(tensor):
+            storage = tensor.untyped_storage()
+            storages.setdefault(storage.data_ptr(), (kind, storage.nbytes()))
+    return {kind: sum(size for one, size in storages.values() if one == kind) for kind in KINDS}
+    ### END SOLUTION
+
+
+# %%
+check.weigh(weigh)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# Collect first, weigh later. Make one list of pairs, a kind and a tensor, in the order in which the kinds are listed.
+# For gradients, go through the parameters that you have collected so far.
+#
+# </details>
+# <details><summary>Hint 2: each storage once</summary>
+#
+# Two tensors share memory if their storages have the same `data_ptr()`. Use it as a key of a dictionary. Then no
+# storage can be in it twice.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# The first kind wins: a storage that is in the dictionary already keeps its kind, as `setdefault` does it. Keep the
+# kind and the storage's `nbytes()`, and add up by kind at the end.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# A formula such as 16·N knows one recipe. This function knows them all: frozen layers, tied weights, states in 8 bits,
+# a flat buffer of which a small slice keeps everything alive. Try it in a script of your own, right after
+# `optimizer.step()`.
+#
+# Below, fp32 and bf16 with a master copy both come to 16 bytes per parameter at the end of backward. That is the ZeRO
+# paper's count. So mixed precision saves nothing on these four kinds: it pays through activations and speed. And once
+# the gradient has been copied to fp32, it is 18.
+
+# %% tags=["solution"]
+for dtype in (torch.float32, torch.bfloat16):
+    model = nn.Linear(1024, 1024, bias=False, dtype=dtype)
+    weight, master = model.weight, model.weight.detach().float()  # no copy if it is fp32 already
+    optimizer = torch.optim.AdamW([master])
+    for _ in range(2):
+        model(torch.ones(1, 1024, dtype=dtype)).sum().backward()
+        after_backward = weigh(model, optimizer)
+        master.grad, weight.grad = weight.grad.float(), None
+        optimizer.step()
+        after_step = weigh(model, optimizer)
+        optimizer.zero_grad()
+    for moment, held in {"backward": after_backward, "step": after_step}.items():
+        parts = ", ".join(f"{kind.replace('_', ' ')} {size / weight.numel():.0f}" for kind, size in held.items())
+        print(f"{dtype}, after the {moment}: {parts}, together {sum(held.values()) / weight.numel():.2f} bytes")
 
 # %% [markdown]
 # ## 4 · Make it fit

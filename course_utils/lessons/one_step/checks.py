@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from course_utils.estimating import estimate
-from course_utils.estimating.published import zero_state_bytes
 from course_utils.gpus import gpu
 from course_utils.interactive.feedback import (
     Mistakes,
@@ -29,46 +28,17 @@ from course_utils.interactive.feedback import (
     handed,
     of_kind,
     recognized,
-    seeded_sizes,
-    unit_slip,
 )
 from course_utils.interactive.saved import saved_by
 from course_utils.measurement import Measurement
 from course_utils.measuring import measure
 from course_utils.measuring.tracker import Tracker
-from course_utils.models import PRESETS
 from course_utils.run import TrainingRun
 from course_utils.units import GB
 
-# ------------------------------------------------------------------------------------------------------- 01.1: states
+from ..shared.judging import same, seeded
 
-STATES = ("weights", "gradients", "master_weights", "momentum", "variance")
-STATE_MISTAKES: Mistakes = {  # conditions on bytes per parameter, in `STATES`' order; the first that holds is said
-    "That is plain fp32 Adam. Its total happens to be the same, but nothing is 16-bit.":
-        lambda w, g, master, m, v: (w, master) == (4, 0),
-    "A copy is missing: small updates vanish in 16-bit weights.": lambda w, g, master, m, v: master == 0,
-    "Your master weights are 16-bit: too coarse to add small updates to.": lambda w, g, master, m, v: master == 2,
-    "Forward and backward multiply 16-bit weights: count those, not fp32 ones.": lambda w, g, master, m, v: w == 4,
-    "No gradients? They are complete at the end of backward, one per parameter.": lambda w, g, master, m, v: g == 0,
-    "ZeRO keeps each gradient in the format of the weight that it belongs to.": lambda w, g, master, m, v: g == 4,
-    "Half of what Adam keeps: it has two states, each in fp32.": lambda w, g, master, m, v: m + v == 4,
-}  # fmt: skip
-
-
-@exercise("01.1", "Five tensors a parameter, each in its own precision, and it holds for any N.")
-def states(answer: Any) -> None:
-    """`answer(N)` is a dictionary: bytes of the five things that mixed-precision Adam keeps for N parameters."""
-    for count in (1_000, *seeded_sizes(3), PRESETS["gpt2-xl"].parameters):
-        got, wanted = entries(call(answer, N=count, returns=Mapping), STATES), zero_state_bytes(count).values()
-        slip = unit_slip(sum(got.values()), sum(wanted))
-        expect(not slip, f"The total is {slip}")
-        for message, holds in STATE_MISTAKES.items():
-            expect(not holds(*(size / count for size in got.values())), message)
-        for (name, size), right in zip(got.items(), wanted, strict=True):
-            expect(math.isclose(size, right), f"{name} is off for N={count:_}: bytes times N, no more.")
-
-
-# ---------------------------------------------------------------------------------------------- 01.2: weight_gradient
+# ---------------------------------------------------------------------------------------------- 01.1: weight_gradient
 
 SHAPES = ((3, 4, 5, 2), (1, 6, 2, 7), (2, 3, 4, 4))  # batch b, sequence s, inputs i and outputs o of a linear layer
 WRONG_SHAPES = {
@@ -88,7 +58,6 @@ EVERY = "Every token used W, so every token has a say."
 GRADIENT_MISTAKES: Mistakes = {
     f"A mean over all tokens. {MEAN}": lambda x, dy: _gradient(x, dy) / x.shape[:2].numel(),
     f"A mean over the sequences. {MEAN}": lambda x, dy: _gradient(x, dy) / x.size(0),
-    f"A mean over the positions. {MEAN}": lambda x, dy: _gradient(x, dy) / x.size(1),
     f"Only the first sequence is in it. {EVERY}": lambda x, dy: _gradient(x[:1], dy[:1]),
     f"Only the last token of each sequence is in it. {EVERY}": lambda x, dy: _gradient(x[:, -1:], dy[:, -1:]),
     "Turned round: with as many inputs as outputs the shape cannot tell you, the values do.":
@@ -96,7 +65,7 @@ GRADIENT_MISTAKES: Mistakes = {
 }  # fmt: skip
 
 
-@exercise("01.2", "The same as autograd's, from x and dL/dy alone. That x is what forward had to keep.")
+@exercise("01.1", "The same as autograd's, from x and dL/dy alone. That x is what forward had to keep.")
 def weight_gradient(answer: Any) -> None:
     """`answer(x, dy)` is dL/dW of y = x·Wᵀ for x of shape (b, s, inputs) and dL/dy of shape (b, s, outputs)."""
     product = "Your function multiplies the two element by element. Every input meets every output: a matrix product."
@@ -114,15 +83,10 @@ def weight_gradient(answer: Any) -> None:
         cases.append((x, dy))
         answers.append(got)
     otherwise = "The shape is right, the values are not those of autograd. Compare one entry by hand."
-    recognized(answers, cases, _gradient, GRADIENT_MISTAKES, otherwise, _all_close)
+    recognized(answers, cases, _gradient, GRADIENT_MISTAKES, otherwise, partial(same, tolerance=1e-4))
 
 
-def _all_close(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
-    pairs = zip(got, wanted, strict=True)
-    return all(torch.allclose(one.to(other.dtype), other, rtol=1e-4, atol=1e-5) for one, other in pairs)
-
-
-# --------------------------------------------------------------------------------------------------------- 01.3: peak
+# --------------------------------------------------------------------------------------------------------- 01.2: peak
 
 Life = tuple[str, int, int, int | None]
 """A tensor's name, its bytes, the events at which it is born and dies (None: it stays)."""
@@ -146,11 +110,6 @@ def peak_of(lives: Sequence[Life], alive: Callable[..., bool] = lambda born, eve
     return max(sum(size for size, born, died in known if alive(born, event, died)) for _, event, _ in known)
 
 
-def _as_the_largest_comes(lives: Sequence[Life]) -> int:
-    event = max(lives, key=lambda life: life[1])[2]
-    return peak_of(lives, lambda born, at, died: born <= at < died and at == event)
-
-
 PEAK_MISTAKES: Mistakes = {
     "That is everything that ever lived, added up.": lambda lives: sum(life[1] for life in lives),
     "That is the largest single tensor. What is on top of it?": lambda lives: max(life[1] for life in lives),
@@ -161,12 +120,10 @@ PEAK_MISTAKES: Mistakes = {
         partial(peak_of, alive=lambda born, event, died: born < event < died),
     "Tensors whose `died` is None are missing from your sum. They stay, so they always count.":
         partial(peak_of, alive=lambda born, event, died: born <= event < died < math.inf),
-    "That is the moment when the largest tensor is born. The sum may well be larger at another.": _as_the_largest_comes,
-    "That is how many tensors are alive at once, not bytes.": lambda lives: peak_of([(n, 1, *r) for n, _, *r in lives]),
 }  # fmt: skip
 
 
-@exercise("01.3", "The largest sum of what is alive at once, in made-up steps and in one that really ran.")
+@exercise("01.2", "The largest sum of what is alive at once, in made-up steps and in one that really ran.")
 def peak(answer: Any) -> None:
     """`answer(tensors)` is the most bytes alive at once; tensors are (name, bytes, born, died), `died` may be None."""
     none = "Your function compares an event with None. What is None never dies: decide about it before you compare."
@@ -190,6 +147,90 @@ def real_step() -> tuple[tuple[Life, ...], int]:
     measured = measure(run, source="cpu")
     lives = tuple((item.operation, item.bytes, item.born, item.died) for item in measured.allocations)
     return lives, max(measured.timeline.totals())
+
+
+# -------------------------------------------------------------------------------------------------------- 01.3: weigh
+
+KINDS = ("weights", "master_weights", "gradients", "states")
+WEIGH_HINTS = {
+    "'NoneType' object has no attribute": "Not every parameter has a gradient: its `.grad` may be None.",
+    "'int' object has no attribute": "Not everything in an optimizer's state is a tensor: `torch.is_tensor` knows.",
+}
+ONE_BUFFER = "are slices of one buffer here. It is alive as a whole, and counts once."
+WEIGHED = {  # runs, and what is said where a kind of memory is off
+    "adamw": {
+        "weights": "The weights are off: all of `model.parameters()` are weights, updated or not. Buffers are none.",
+        "master_weights": "There is no master copy here: what this optimizer updates are the model's own weights.",
+        "gradients": "The gradients are off: each parameter that was in backward has one in `.grad`.",
+        "states": "AdamW's states are off. Do you count its `step`? It is a tensor as well, with one number.",
+    },
+    "new": {
+        "gradients": "Before the first backward there are no gradients. Where do yours come from?",
+        "states": "Before the first step there are no states. Where do yours come from? Ask the optimizer.",
+    },
+    "tied": {"weights": "Two layers share a weight here, which counts once."},
+    "flat": {
+        "weights": f"All parameters {ONE_BUFFER}",
+        "master_weights": "`.float()` of an fp32 weight makes no copy: it has the weight's own storage.",
+        "gradients": f"All gradients {ONE_BUFFER}",
+        "states": "These states have 8, 16 and 32 bits: do you take 4 bytes for each number?",
+    },
+    "masters": {
+        "master_weights": "This optimizer updates fp32 copies of the weights, in two groups. Where can you find them?",
+        "gradients": "The fp32 copies have gradients of their own, next to those of the 16-bit weights.",
+    },
+}
+
+
+def trained_once(how: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a small network and its optimizer after a step (or a "new" one), as a run of `WEIGHED`."""
+    width = 1 if how == "new" else 16
+    model = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width))
+    if how == "tied":
+        model[2].weight = model[0].weight
+        model[1].requires_grad_(False)
+    model.to(torch.bfloat16 if how == "masters" else torch.float32)
+    weights = list(model.parameters())
+    for name in ("data", "grad") if how == "flat" else ():
+        for weight, part in zip(weights, torch.zeros(300 * len(weights)).split(300), strict=True):
+            setattr(weight, name, part[: weight.numel()].view_as(weight))
+    updated = [weight.detach().float() for weight in weights] if how in ("masters", "flat") else weights
+    optimizer = torch.optim.AdamW([{"params": updated[:2]}, {"params": updated[2:]}])
+    if how != "new":
+        model(torch.ones(8, width, dtype=weights[0].dtype)).sum().backward()
+        for weight, master in zip(weights, updated, strict=True):
+            master.grad = None if weight.grad is None else weight.grad.float()
+        optimizer.step()
+    for state in optimizer.state.values() if how == "flat" else ():
+        state.update(exp_avg=state["exp_avg"].bfloat16(), exp_avg_sq=state["exp_avg_sq"].byte(), count=1)
+    return model, optimizer
+
+
+def _weighed(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    updated = [weight for group in optimizer.param_groups for weight in group["params"]]
+    found = [("weights", weight) for weight in model.parameters()] + [("master_weights", each) for each in updated]
+    found += [("gradients", weight.grad) for _, weight in found]
+    found += [("states", value) for state in optimizer.state.values() for value in state.values()]
+    storages: dict[int, tuple[str, int]] = {}
+    for kind, tensor in found:
+        if isinstance(tensor, torch.Tensor):
+            storages.setdefault(tensor.untyped_storage().data_ptr(), (kind, tensor.untyped_storage().nbytes()))
+    return {name: sum(size for kind, size in storages.values() if kind == name) for name in KINDS}
+
+
+@exercise("01.3", "Every byte that a model and its optimizer hold, each once, in five runs.")
+def weigh(answer: Any) -> None:
+    """`answer(model, optimizer)` is a dictionary: bytes of weights, master_weights, gradients and states."""
+    for how, messages in WEIGHED.items():
+        model, optimizer = trained_once(how)
+        wanted = _weighed(model, optimizer)
+        got = entries(call(answer, hints=WEIGH_HINTS, model=model, optimizer=optimizer, returns=Mapping), KINDS)
+        expect(wanted == _weighed(model, optimizer), "Your function changes what it weighs: only look at it.")
+        numbers = "Those are numbers, not bytes: how many does each take?"
+        expect(how != "adamw" or 4 * got["weights"] != wanted["weights"], numbers)
+        for kind in KINDS:
+            off = f"The {kind.replace('_', ' ')} are off in a run where others share memory or are frozen."
+            expect(got[kind] == wanted[kind], messages.get(kind, off))
 
 
 # ------------------------------------------------------------------------------------------ 01.4: largest_micro_batch
@@ -254,8 +295,7 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 def small_training(batches: int) -> tuple[nn.Sequential, Batches, torch.optim.Optimizer]:
     """Return a small network, `batches` batches of (inputs, classes), and an SGD optimizer: always the same."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+    with seeded(5):
         model = nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 64))
         data = [(torch.randn(64, 32), torch.randint(64, (64,))) for _ in range(batches)]
     return model, data, torch.optim.SGD(model.parameters(), lr=0.5)
@@ -344,7 +384,7 @@ def _expect_no_leak(answer: Callable[..., object]) -> None:
 
 def _expect_parameters(answer: Callable[..., object]) -> None:
     def close(other: Callable[..., object], calls: int = 1) -> bool:
-        return _all_close([_parameters_after(answer, calls)], [_parameters_after(other, calls)])
+        return same([_parameters_after(answer, calls)], [_parameters_after(other, calls)])
 
     if not close(_train_right):
         for message, other in TRAIN_MISTAKES.items():
