@@ -1,171 +1,118 @@
 """The checks of lesson 02: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy
 import torch
 from checking import Answers, JudgedAnswers, nothing
 
-# -------------------------------------------------------------------------------------------------- 02.1: state_bytes
-
-RIGHT: dict[str, Callable[[int, int], float]] = {
-    "sgd": lambda r, c: 0,
-    "momentum": lambda r, c: 4 * r * c,
-    "adam": lambda r, c: 4 * r * c + 4 * r * c,
-    "adafactor": lambda r, c: 4 * r + 4 * c,
-    "adam8bit": lambda r, c: 2 * (r * c + 4 * (r * c // 256)),
-}
+# ------------------------------------------------------------------------------------------------ 02.1: adam_in_pieces
 
 
-def states(**formulas: Any) -> Any:
-    """The right answer, with other formulas for some optimizers."""
-    return lambda optimizer, rows, columns: (RIGHT | formulas)[optimizer](rows, columns)
+def one_adam_step(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float) -> None:
+    m.mul_(0.9).add_(gradient, alpha=0.1)
+    v.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+    weight.sub_(rate * m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8))
 
 
-STATE_BYTES = Answers(
-    right=[
-        states(),
-        states(adafactor=lambda r, c: (r + c) * 4.0, adam8bit=lambda r, c: 2.03125 * r * c),
-        lambda **given: numpy.float64(states()(**given)),
-    ],
-    wrong=[
-        (states(sgd=lambda r, c: 4 * r * c), "sgd: that is the gradient"),
-        (states(sgd=lambda r, c: 17), "sgd is off"),
-        (states(momentum=lambda r, c: r * c), "momentum: numbers, not bytes"),
-        (states(momentum=lambda r, c: 8 * r * c), "momentum: two states?"),
-        (states(adam=lambda r, c: 4 * r * c), "adam: half of it"),
-        (states(adam=lambda r, c: 12 * r * c), "adam: that also counts the weights"),
-        (states(adam=lambda r, c: 16 * r * c), "adam: that is the whole bill"),
-        (states(adam=lambda r, c: 8 * r * r), "adam is off for 512, 1024"),
-        (states(adam=lambda r, c: 64 * r * c), "adam: 8 times too much: bits"),
-        (states(adafactor=lambda r, c: 4 * r * c), "their product is never kept"),
-        (states(adafactor=lambda r, c: r + c), "adafactor: numbers, not bytes"),
-        (states(adafactor=lambda r, c: 4 * c), "cannot tell one row from another"),
-        (states(adafactor=lambda r, c: 4 * (r * c + r + c)), "adafactor: it keeps no momentum"),
-        (states(adam8bit=lambda r, c: 2 * r * c), "adam8bit: codes without their scales"),
-        (states(adam8bit=lambda r, c: 2 * r * c + 4 * (r * c // 256)), "adam8bit: both moments have scales"),
-        (lambda optimizer, rows, columns: states()(optimizer, 512, 1024), "momentum is off for 25"),
-    ],
-)
-
-# ---------------------------------------------------------------------------------------------------- 02.2: best_rate
+def lean_update(w: Any, m: Any, v: Any, step: int, rate: float) -> None:
+    root = (v / (1 - 0.999**step)).sqrt_().add_(1e-8)
+    w.addcdiv_(m, root, value=-rate / (1 - 0.9**step))
 
 
-BEST_RATE = Answers(
-    right=[
-        lambda curvatures: 2 / (min(curvatures) + max(curvatures)),
-        lambda curvatures: 1 / torch.tensor([min(curvatures), max(curvatures)]).mean(),
-        lambda curvatures: 2 / (numpy.sort(curvatures)[0] + numpy.sort(curvatures)[-1]),
-    ],
-    wrong=[
-        (lambda curvatures: 2 / max(curvatures), "That is the edge"),
-        (lambda curvatures: 1 / max(curvatures), "the steepest direction is done in one step"),
-        (lambda curvatures: 1 / min(curvatures), "suits the flattest direction"),
-        (lambda curvatures: 1 / numpy.mean(curvatures), "Only the two extremes matter"),
-        (lambda curvatures: 2 / (curvatures[0] + curvatures[-1]), "You took the first and the last curvature"),
-        (lambda curvatures: -2 / (min(curvatures) + max(curvatures)), "uphill"),
-        (lambda curvatures: 2 / 26, "the steepest direction grows"),
-        (lambda curvatures: 1.4 / (min(curvatures) + max(curvatures)), "later than they could"),
-    ],
-)
-
-# ---------------------------------------------------------------------------------------------------- 02.3: adam_step
-
-
-def adam(
-    new_m: Any = lambda m, g, b1: b1 * m + (1 - b1) * g, update: Any = lambda m, v, e: m / (v.sqrt() + e),
-    corrects: str = "mv", keeps: str = "",
+def in_pieces(
+    update: Any = lean_update, new_m: Any = lambda m, g: m.mul_(0.9).add_(g, alpha=0.1), whole: bool = False,
+    cut: Any = lambda tensor, size: tensor.flatten().split(size),
 ) -> Any:  # fmt: skip
-    """Adam of five lines, to replace one; what `keeps` says is not changed in place, or changed once too often."""
+    """An answer whose functions do not outlive their tensors."""
 
-    def step(weight: Any, gradient: Any, m: Any, v: Any, step: Any, rate: Any, beta1: Any, beta2: Any, epsilon: Any
-    ) -> None:  # fmt: skip
-        one, other = new_m(m, gradient, beta1), beta2 * v + (1 - beta2) * gradient * gradient
-        if keeps != "m":
-            m.copy_(one)
-        v.copy_(other)
-        mean = one / (1 - beta1**step) if "m" in corrects else one
-        square = other / (1 - beta2**step) if "v" in corrects else other
-        if keeps == "corrected":
-            m.copy_(mean)
-            v.copy_(square)
-        if keeps != "weight":
-            weight.sub_(rate * update(mean, square, epsilon))
+    def step(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
+        size = weight.numel() if whole else size
+        for w, g, mean, square in zip(*(cut(tensor, size) for tensor in (weight, gradient, m, v)), strict=True):
+            new_m(mean, g)
+            square.mul_(0.999).addcmul_(g, g, value=0.001)
+            update(w, mean, square, step, rate)
 
     return step
 
 
-one_adam_step = adam()
+def by_index(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
+    """With slices, and one buffer for all pieces."""
+    buffer, flat = torch.empty(size), [tensor.view(-1) for tensor in (weight, gradient, m, v)]
+    for first in range(0, weight.numel(), size):
+        w, g, mean, square = (tensor[first : first + size] for tensor in flat)
+        mean.lerp_(g, 0.1)
+        root = torch.mul(g, g, out=buffer[: len(g)])
+        square.lerp_(root, 0.001)
+        torch.sqrt(square, out=root).div_((1 - 0.999**step) ** 0.5).add_(1e-8)
+        w.addcdiv_(mean, root, value=-rate / (1 - 0.9**step))
 
 
-def in_torchs_order(weight: Any, gradient: Any, m: Any, v: Any, step: Any, rate: Any, beta1: Any, beta2: Any,
-                    epsilon: Any) -> None:  # fmt: skip
-    m.lerp_(gradient, 1 - beta1)
-    v[:] = beta2 * v + (1 - beta2) * gradient.square()
-    root = (v.sqrt() / (1 - beta2**step) ** 0.5).add_(epsilon)
-    weight.addcdiv_(m, root, value=-rate / (1 - beta1**step))
+def without_del(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
+    for w, g, mean, square in zip(*(tensor.view(-1).split(size) for tensor in (weight, gradient, m, v)), strict=True):
+        mean.lerp_(g, 0.1)
+        square.mul_(0.999).addcmul_(g, g, value=0.001)
+        root = (square / (1 - 0.999**step)).sqrt_().add_(1e-8)
+        w.addcdiv_(mean, root, value=-rate / (1 - 0.9**step))
 
 
-ADAM_STEP = Answers(
-    right=[adam(), in_torchs_order, lambda **given: one_adam_step(**given) or True],
+def of_whole_pieces(tensor: Any, size: int) -> Any:
+    return [tensor.flatten()[n * size : (n + 1) * size] for n in range(max(1, tensor.numel() // size))]
+
+
+def updating(direction: Any) -> Any:
+    """The answer with another update, by m, v and the number of the step."""
+    return in_pieces(lambda w, m, v, step, rate: w.sub_(rate * direction(m, v, step)))
+
+
+def corrected_in_place(w: Any, m: Any, v: Any, step: int, rate: float) -> None:
+    w.addcdiv_(m.div_(1 - 0.9**step), (v / (1 - 0.999**step)).sqrt_().add_(1e-8), value=-rate)
+
+
+def keeps_every_piece(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
+    m.mul_(0.9).add_(gradient, alpha=0.1)
+    v.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+    roots = [(square / (1 - 0.999**step)).sqrt_().add_(1e-8) for square in v.view(-1).split(size)]
+    for w, mean, root in zip(weight.view(-1).split(size), m.view(-1).split(size), roots, strict=True):
+        w.addcdiv_(mean, root, value=-rate / (1 - 0.9**step))
+
+
+def in_the_gradient(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
+    """With no new number at all: the gradient's memory is taken for the root."""
+    m.mul_(0.9).add_(gradient, alpha=0.1)
+    v.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+    weight.addcdiv_(m, gradient.copy_(v).div_(1 - 0.999**step).sqrt_().add_(1e-8), value=-rate / (1 - 0.9**step))
+
+
+ADAM_IN_PIECES = Answers(
+    right=[in_pieces(), by_index, lambda **given: in_pieces()(**given) or True],
     wrong=[
-        (adam(corrects=""), "Without bias correction"),
-        (adam(corrects="m"), "You corrected m and not v"),
-        (adam(corrects="v"), "You corrected v and not m"),
-        (adam(update=lambda m, v, e: m / (v + e).sqrt()), "ε stands outside of the root"),
-        (adam(update=lambda m, v, e: m / (v + e)), "You divide by v̂"),
-        (lambda **one: one_adam_step(**one | {"beta1": one["beta2"], "beta2": one["beta1"]}), "the other way round"),
-        (lambda **one: one_adam_step(**one | {"step": one["step"] + 1}), "no need to add one"),
-        (adam(keeps="corrected"), "You wrote m̂ and v̂ back into m and v"),
-        (adam(keeps="weight"), "weight has not changed"),
-        (adam(keeps="m"), "m has not changed"),
-        (adam(new_m=lambda m, g, b1: m + (1 - b1) * g), "m is off: a running mean keeps β of itself"),
-        (adam(update=lambda m, v, e: m / (v.sqrt() + e) / 2), "the weight is not"),
-        (lambda **one: one_adam_step(**one | {"step": 1}), "depends on the number of the step?"),
-        (lambda **one: one_adam_step(**one | {"step": 0}), "what do you divide by?"),
+        (lambda size, **given: one_adam_step(**given), "as many new numbers as the weight has"),
+        (keeps_every_piece, "keep no piece in a list?"),
+        (in_pieces(cut=lambda tensor, size: tensor.split(size)), "do you cut the flat tensor"),
+        (updating(lambda m, v, t: m / (1 - 0.9**t) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)), "more than one new tensor"),
+        (without_del, "still hold the last one"),
+        (in_pieces(cut=of_whole_pieces), "The last piece has fewer numbers"),
+        (in_pieces(cut=lambda tensor, size: tensor.clone().flatten().split(size)), "m has not changed"),
+        (in_pieces(new_m=lambda m, g: 0.9 * m + 0.1 * g), "`m = …` makes a new tensor"),
+        (in_pieces(lambda w, m, v, step, rate: w - rate * m), "weight has not changed"),
+        (in_pieces(new_m=lambda m, g: m.add_(g, alpha=0.1)), "m is off: it keeps β of itself"),
+        (in_pieces(corrected_in_place), "is not corrected in place"),
+        (updating(lambda m, v, t: m / (v.sqrt() + 1e-8)), "Without bias correction"),
+        (updating(lambda m, v, t: m / (1 - 0.9**t) / (v.sqrt() + 1e-8)), "You corrected m and not v"),
+        (updating(lambda m, v, t: m / ((v / (1 - 0.999**t)).sqrt() + 1e-8)), "You corrected v and not m"),
+        (updating(lambda m, v, t: m / (1 - 0.9**t) / (v / (1 - 0.999**t) + 1e-8).sqrt()), "outside of the root"),
+        (updating(lambda m, v, t: m / (1 - 0.9**t) / (v / (1 - 0.999**t)).sqrt()), "ε is missing"),
+        (lambda rate, **given: in_pieces()(rate=-rate, **given), "goes up the slope"),
+        (lambda rate, **given: in_pieces()(rate=1e-3, **given), "1e-3 whatever `rate` is"),
+        (lambda rate, **given: in_pieces()(rate=2 * rate, **given), "m and v are right, the weight is not"),
+        (in_the_gradient, "You change the gradient"),
+        (lambda step, **given: in_pieces()(step=1, **given), "Bias correction wears off"),
+        (lambda step, **given: in_pieces()(step=0, **given), "raised ZeroDivisionError"),
+        (updating(lambda m, v, t: m / torch.zeros(())), "what do you divide by?"),
     ],
 )
 
-# ----------------------------------------------------------------------------------------------- 02.4: step_transient
-
-
-def event_by_event(sizes: list[int]) -> int:
-    now = most = before = 0
-    for size in sizes:
-        now += 2 * size
-        most = max(most, now)
-        now -= size + before
-        before = size
-    return 4 * most
-
-
-def ways(**formulas: Any) -> Any:
-    """The right answer, with other formulas for some ways."""
-    right = {"fused": lambda s: 0, "foreach": lambda s: 4 * sum(s), "loop": event_by_event}
-    return lambda sizes, how: (right | formulas)[how](sizes)
-
-
-STEP_TRANSIENT = Answers(
-    right=[
-        ways(),
-        ways(loop=lambda s: 4 * max(a + 2 * b for a, b in zip([0, *s], s, strict=False))),
-        lambda sizes, how: float(ways()(sizes, how)),
-    ],
-    wrong=[
-        (ways(fused=lambda s: 4 * sum(s)), "fused: one kernel reads and writes everything in place"),
-        (ways(foreach=lambda s: 4 * max(s)), "of *all* parameters before it uses the first"),
-        (ways(foreach=lambda s: 8 * sum(s)), "foreach: one tensor for each parameter, not two"),
-        (ways(loop=lambda s: 8 * max(s)), "what the parameter before has left behind"),
-        (ways(loop=lambda s: 4 * max(s)), "there are two at once"),
-        (ways(loop=lambda s: 4 * sum(s)), "not all of them at once"),
-        (ways(loop=lambda s: 4 * max(2 * a + b for a, b in zip(s, [*s[1:], 0], strict=True))), "loop is off"),
-        (ways(loop=lambda s: event_by_event([100, 300, 200])), "off for [400, 390, 10]"),
-        (ways(loop=lambda s: event_by_event(s[:3]) + (len(s) > 3)), "loop is off for [38597376, 786432, 768"),
-    ],
-)
-
-# ----------------------------------------------------------------------------------------------------- 02.5: lean_adam
+# ----------------------------------------------------------------------------------------------------- 02.2: lean_adam
 
 
 class Design:
@@ -209,7 +156,7 @@ class Own(Design):
         for name in ("m", "v", *self.keeps):
             state.setdefault(name, torch.zeros_like(weight, dtype=self.dtype))
         m, v = state["m"].float(), state["v"].float()
-        one_adam_step(weight, g, m, v, self.steps, self.rate, 0.9, 0.999, 1e-8)
+        one_adam_step(weight, g, m, v, self.steps, self.rate)
         state["m"].copy_(m)
         state["v"].copy_(v)
         self.after(weight, state)
@@ -248,27 +195,28 @@ class Hides:
         self.steps += 1
         for place, weight in enumerate(self.parameters):
             m, v = self.moments(place)
-            one_adam_step(weight.data, weight.grad, m, v, self.steps, 3e-3, 0.9, 0.999, 1e-8)
+            one_adam_step(weight.data, weight.grad, m, v, self.steps, 3e-3)
 
 
 LEAN_ADAM = Answers(
     right=[
         Own,
         own(after=lambda self, weight, state: state.update({name: value.clone() for name, value in state.items()})),
+        own(after=lambda self, weight, state: setattr(weight, "data", weight.data.clone())),
         Hides,
         lambda parameters, rate: torch.optim.Adam(parameters, lr=rate, foreach=True),
     ],
     wrong=[
         (own(keeps=("m_hat", "v_hat")), "Still four numbers per parameter"),
         (own(keeps=("previous",)), "Three numbers per parameter"),
-        (own(after=lambda self, weight, state: state.pop("m")), "One number per parameter is too few"),
-        (own(dtype=torch.bfloat16), "4.0 bytes per parameter: you store moments in"),
-        (own(after=lambda self, _, state: state.update(v=state["v"].half())), "6.0 bytes per parameter: you store"),
+        (own(after=lambda self, weight, state: state.pop("m")), "4 bytes per parameter are too few"),
+        (own(dtype=torch.bfloat16), "m and v, both in fp32"),
+        (own(after=lambda self, _, state: state.update(v=state["v"].half())), "It keeps 6.0 bytes"),
         (own(after=lambda self, weight, state: state.clear()), "It keeps 0.0 bytes per parameter from step to step"),
         (lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate), "that is AdamW"),
         (own(after=lambda self, *_: setattr(self, "steps", self.steps + 1)), "What counts the steps"),
         (own(faster=2), "the weights are not Adam's. What counts"),
-        (own(after=lambda self, *_: self.history.append(torch.ones(9))), "grows from step to step"),
+        (own(after=lambda self, weight, _: self.history.append(weight.clone())), "It keeps 24.0 bytes"),
         (own(after=with_graph), "has a graph behind it"),
         (own(step=nothing), "The weights do not move"),
         (own(step=lambda self: [weight.data.div_(0.0) for weight in self.parameters]), "not finite any more"),
@@ -277,7 +225,186 @@ LEAN_ADAM = Answers(
     ],
 )
 
-# -------------------------------------------------------------------------------------------------------- 02.6: frugal
+# ------------------------------------------------------------------------------------------------------ 02.3: factored
+
+
+class RowAndColumn(torch.optim.Optimizer):
+    """A right answer whose parts can be replaced; `extra` names what else goes into the state."""
+
+    extra: tuple[str, ...] = ()
+
+    def __init__(self, parameters: Any, lr: float = 3e-3) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(self.direction(p, self.state_of(p)), alpha=-self.rate(group))
+
+    def state_of(self, p: Any) -> dict[str, Any]:
+        return self.state[p]
+
+    def rate(self, group: dict[str, Any]) -> float:
+        return group["lr"]
+
+    def count(self, state: dict[str, Any]) -> float:
+        state["t"] = state.get("t", 0) + 1
+        return state["t"]
+
+    def squares(self, gradient: Any) -> Any:
+        return gradient**2 + 1e-30
+
+    def direction(self, p: Any, state: dict[str, Any]) -> Any:
+        s, new = self.share(self.count(state)), self.squares(p.grad)
+        parts = {"row": new.mean(1), "column": new.mean(0)} if self.is_matrix(p) else {"v": new}
+        for name, part in parts.items():
+            state[name] = part.clone() if name not in state else (1 - s) * state[name] + s * part
+        state.update(dict.fromkeys(self.extra, new))
+        v = self.v_of(state["row"], state["column"]) if self.is_matrix(p) else state["v"]
+        return p.grad / self.root(v)
+
+    def share(self, t: float) -> float:
+        return t**-0.8
+
+    def is_matrix(self, p: Any) -> bool:
+        return p.ndim == 2
+
+    def v_of(self, row: Any, column: Any) -> Any:
+        return torch.outer(row / row.mean(), column)
+
+    def root(self, v: Any) -> Any:
+        return v.sqrt()
+
+
+def factoring(**changes: Any) -> type:
+    return type("Changed", (RowAndColumn,), changes)
+
+
+class Sums(RowAndColumn):
+    """As in the paper, with sums instead of means, all of them as tensors in a list."""
+
+    def direction(self, p: Any, state: dict[str, Any]) -> Any:
+        state.setdefault("t", torch.zeros(())).add_(1)
+        squares, axes = p.grad.square() + 1e-30, (1, 0) if p.ndim == 2 else ()
+        new = [squares.sum(axis, keepdim=True) for axis in axes] or [squares]
+        means = state.setdefault("means", [torch.zeros_like(one) for one in new])
+        for mean, one in zip(means, new, strict=True):
+            mean.lerp_(one, state["t"].item() ** -0.8)
+        return p.grad * (means[0] * (means[1] / means[1].sum()) if axes else means[0]).rsqrt()
+
+
+class WholeMean(RowAndColumn):
+    """RMSProp: a mean of squares for every number."""
+
+    def is_matrix(self, p: Any) -> bool:
+        return False
+
+
+class CountsSteps(RowAndColumn):
+    """One count for all parameters, which no state_dict has."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        super().step()
+
+    def count(self, state: dict[str, Any]) -> float:
+        return self.steps
+
+
+class StatesOutside(RowAndColumn):
+    """The right states in a dictionary of the optimizer's own."""
+
+    def __init__(self, parameters: Any, lr: float = 3e-3) -> None:
+        super().__init__(parameters, lr)
+        self.own: dict[Any, dict[str, Any]] = {}
+
+    def state_of(self, p: Any) -> dict[str, Any]:
+        return self.own.setdefault(p, {})
+
+
+KEPT: dict[Any, Any] = {}
+
+
+def into_a_global(self: Any, p: Any, state: dict[str, Any]) -> Any:
+    """With every last update left where nobody reads it."""
+    KEPT[p] = RowAndColumn.direction(self, p, state)
+    return KEPT[p]
+
+
+def on_the_optimizer(self: Any, p: Any, state: dict[str, Any]) -> Any:
+    vars(self).setdefault("updates", {})[p] = made = RowAndColumn.direction(self, p, state)
+    return made
+
+
+def with_new_memory(self: Any, p: Any, state: dict[str, Any]) -> Any:
+    p.data = p.data.clone()
+    return RowAndColumn.direction(self, p, state)
+
+
+def in_the_gradients(self: Any, p: Any, state: dict[str, Any]) -> Any:
+    return p.grad.copy_(RowAndColumn.direction(self, p, state))
+
+
+def asks_every_gradient(self: Any, closure: Any = None) -> None:
+    with torch.no_grad():
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(self.direction(p, self.state[p]), alpha=group["lr"])
+
+
+def in_every_place(self: Any, p: Any, state: dict[str, Any]) -> Any:
+    """With a matrix of v's next to its row and column, out of sight."""
+    p.v = p.grad.square() if not hasattr(p, "v") else p.v.lerp(p.grad.square(), 0.5)
+    return RowAndColumn.direction(self, p, state)
+
+
+class Plain:
+    def __init__(self, parameters: Any, lr: float = 3e-3) -> None:
+        self.inner = RowAndColumn(parameters, lr)
+
+    def step(self) -> None:
+        self.inner.step()
+
+
+FACTORED = Answers(
+    right=[RowAndColumn, Sums, lambda parameters, lr=1e-3: RowAndColumn(parameters, lr)],
+    wrong=[
+        (WholeMean, "the mean of squares of a whole matrix"),
+        (factoring(v_of=lambda self, row, column: row[:, None].expand(-1, len(column))), "The rows alone"),
+        (factoring(v_of=lambda self, row, column: torch.outer(row, column)), "is a fourth power"),
+        (factoring(v_of=lambda self, row, column: row * column), "Rows and columns do not fit"),
+        (factoring(root=lambda self, v: v), "its root has the gradient's size"),
+        (factoring(share=lambda self, t: 1), "the squares of the last gradient alone"),
+        (factoring(share=lambda self, t: 0.1), "The update of a matrix is off"),
+        (
+            factoring(count=lambda self, state: state.update(t=state.get("t", -1) + 1) or state["t"]),
+            "raised ZeroDivisionError",
+        ),
+        (factoring(is_matrix=lambda self, p: True), "Only a matrix has rows and columns"),
+        (CountsSteps, "t counts a parameter's own updates"),
+        (factoring(step=asks_every_gradient), "has None in `.grad`"),
+        (factoring(rate=lambda self, group: self.defaults["lr"]), "a learning rate of its own"),
+        (factoring(squares=lambda self, gradient: gradient**2), "not finite: is v 0?"),
+        (factoring(extra=("squares",)), "more than a row and a column per matrix"),
+        (factoring(direction=in_every_place), "more than a row and a column per matrix"),
+        (factoring(direction=into_a_global), "more than a row and a column per matrix"),
+        (factoring(direction=on_the_optimizer), "more than a row and a column per matrix"),
+        (factoring(direction=with_new_memory), "gives a parameter other memory"),
+        (factoring(direction=in_the_gradients), "You change gradients in place"),
+        (factoring(rate=lambda self, group: -group["lr"]), "go up the slope"),
+        (factoring(v_of=lambda self, row, column: torch.outer(row, column) / row.mean()), "10⁻⁶⁰ is 0"),
+        (StatesOutside, "what does it remember outside of `self.state`?"),
+        (factoring(step=nothing), "The weights do not move"),
+        (Plain, "no torch.optim.Optimizer"),
+        (lambda parameters, lr=1e-3: None, "nothing that has a `step()`"),
+    ],
+)
+
+# -------------------------------------------------------------------------------------------------------- 02.4: frugal
 
 
 def in_bf16(self: Any, weight: torch.Tensor, g: Any, state: torch.Tensor) -> None:
@@ -340,16 +467,13 @@ FRUGAL = Answers(
         (own(Design, step=nothing), "The weights do not move"),
         (Hides, "8.00 are on the weights, in a global or in a closure"),
         (HidesInAGlobal, "on the weights, in a global or in a closure"),
-        (HidesInAGlobal, "memory all the same"),  # found again in a second try
         (HidesAsParameters, "8.00 are on the weights, in a global or in a closure"),
         (HidesInAnotherOptimizer, "memory all the same"),
         (HidesHalf, "4.00 are on the weights"),
     ],
 )
 
-ANSWERS = {f"02.{n}": one for n, one in enumerate(
-    (STATE_BYTES, BEST_RATE, ADAM_STEP, STEP_TRANSIENT, LEAN_ADAM, FRUGAL), 1
-)}  # fmt: skip
+ANSWERS = {"02.1": ADAM_IN_PIECES, "02.2": LEAN_ADAM, "02.3": FACTORED, "02.4": FRUGAL}
 
 
 class TestAnswers(JudgedAnswers):

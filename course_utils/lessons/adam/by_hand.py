@@ -84,8 +84,7 @@ def kept_bytes(optimizer: Any) -> int:
 
 def kept_tensors(optimizer: Any) -> list[torch.Tensor]:
     """Return the tensors that an optimizer keeps besides parameters and their gradients, one for each storage."""
-    things: Any = optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else vars(optimizer)
-    found = list(tensors_in(things, set()))
+    found = list(tensors_in(vars(optimizer), set()))
     gradients = [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
     theirs = {gradient.untyped_storage().data_ptr() for gradient in gradients}
     kept = {t.untyped_storage().data_ptr(): t for t in found if not isinstance(t, torch.nn.Parameter)}
