@@ -36,15 +36,14 @@ LIMITS = Answers(
     right=[right_limits, limits_in_torch, lambda e, m: list(right_limits(e, m))],
     wrong=[
         (other(0, lambda e, m: 2.0 ** -(m + 1)), "Half of epsilon"),
-        (other(0, lambda e, m: 2.0 ** (1 - m)), "Twice epsilon"),
-        (other(0, lambda e, m: 1 + 2.0**-m), "Epsilon is off"),
-        (other(1, lambda e, m: 65504.0), "The largest number is off"),
+        (other(0, lambda e, m: 1 + 2.0**-m), "Your epsilon is off. It depends on the mantissa"),
+        (other(1, lambda e, m: 65504.0), "Your largest number is off"),
         (other(1, lambda e, m: 2 * right_limits(e, m)[1]), "set aside for infinity"),
         (other(1, lambda e, m: 2.0 ** (2 ** (e - 1))), "*beyond* the largest"),
         (other(1, lambda e, m: 2.0 ** (2 ** (e - 1) - 1)), "a mantissa of zeros"),
         (other(2, lambda e, m: 2.0 ** -(2 ** (e - 1) - 1)), "E = 0, which is for subnormal"),
         (other(2, lambda e, m: right_limits(e, m)[2] * 2.0**-m), "smallest *subnormal*"),
-        (other(2, lambda e, m: 2.0**-14), "The smallest normal number is off"),
+        (other(2, lambda e, m: 2.0**-14), "Your smallest normal number is off"),
         (lambda e, m: (2.0**-m, right_limits(e, m)[1]), "2 values, where 3"),
     ],
 )
@@ -130,52 +129,119 @@ ROUND_AT_RANDOM = Answers(
     ],
 )
 
-# --------------------------------------------------------------------------------------------------- 03.4: next_scale
+# --------------------------------------------------------------------------------------------------- 03.4: exact_step
 
 
-def scaler(up: float = 2, down: float = 0.5, late: int = 0, keep: bool = False, forget: bool = True) -> Any:
-    """Loss scaling by one rule, right by default."""
+def halves(*mistakes: str, kept: list[torch.Tensor] = []) -> Any:  # noqa: B006
+    """A step on masters in two halves, right by default, with one mistake or another."""
 
-    def answer(scale: float, streak: int, overflowed: bool, interval: int) -> tuple[float, int]:
-        if overflowed:
-            return scale * down, streak if keep else 0
-        if streak + 1 >= interval + late:
-            return scale * up, 0 if forget else streak + 1
-        return scale, streak + 1
+    def answer(weights: Any, rests: Any, update: Any) -> None:
+        masters = []
+        for weight, rest in zip(weights, rests, strict=True):
+            upper = weight.detach().view(torch.int16)
+            lower = rest.int() if "sign" in mistakes else rest.int() & 0xFFFF
+            bits = (upper.int() << (0 if "not shifted" in mistakes else 16)) + lower
+            master = weight.detach().float() if "without rest" in mistakes else bits.view(torch.float32)
+            gradient = rest if "no gradient" in mistakes else weight.grad
+            update(master.bfloat16() if "in bf16" in mistakes else master, gradient)
+            masters.append((upper, rest, master.view(torch.int32)))
+            if "all at once" not in mistakes:
+                store(*masters.pop(), weight)
+            kept.extend([master] * ("keeps" in mistakes))
+        for upper, rest, bits in masters:
+            store(upper, rest, bits, None)
+
+    def store(upper: Any, rest: Any, bits: Any, weight: Any) -> None:
+        if "rounds" in mistakes:
+            weight.data.copy_(bits.view(torch.float32))
+        elif "not stored" not in mistakes:
+            upper.copy_(bits >> 16)
+        if "difference" in mistakes:
+            rest.copy_(bits.view(torch.float32) - upper.view(torch.bfloat16).float())
+        elif "no rest" not in mistakes:
+            rest.copy_(bits)
 
     return answer
 
 
-def scale_by_arithmetic(scale: float, streak: int, overflowed: bool, interval: int) -> list[float]:
-    streak = (streak + 1) * (not overflowed)
-    full = streak >= interval
-    return [scale * (0.5 if overflowed else 2.0 if full else 1.0), 0 if full else streak]
+def rounded_halves(weights: Any, rests: Any, update: Any) -> None:
+    """Right as well: weights are rounded, and the rest is negative where they are rounded up."""
+    for weight, rest in zip(weights, rests, strict=True):
+        upper = weight.data.view(torch.int16)
+        bits = upper.to(torch.int32) * 65536 + rest
+        update(bits.view(torch.float32), weight.grad)
+        rest.copy_(bits)
+        upper.copy_((bits - rest) >> 16)
 
 
-def growth_first(scale: float, streak: int, overflowed: bool, interval: int) -> tuple[float, int]:
-    if streak + 1 == interval:
-        return scale * 2, 0
-    return (scale / 2, 0) if overflowed else (scale, streak + 1)
+@torch.no_grad()
+def halves_of_bytes(weights: Any, rests: Any, update: Any) -> list[Any]:
+    """Right as well: a master is two int16 next to each other."""
+    for place, weight in enumerate(weights):
+        pairs = torch.stack([rests[place], weight.view(torch.int16)], dim=-1)
+        master = pairs.view(torch.float32).squeeze(-1)
+        update(master, weight.grad.float())
+        rests[place].copy_(pairs[..., 0])
+        weight.copy_(pairs[..., 1].view(torch.bfloat16))
+    return rests
 
 
-def forgets_long_streaks(scale: float, streak: int, overflowed: bool, interval: int) -> tuple[float, int]:
-    new, count = scaler()(scale, streak, overflowed, interval)
-    return new, min(count, 1)
+@torch.no_grad()
+def cut_floats(weights: Any, rests: Any, update: Any) -> None:
+    """Right as well: the weight gets a float whose lower bits are already 0, so nothing is rounded."""
+    for weight, rest in zip(weights, rests, strict=True):
+        bits = weight.float().view(torch.int32) | (rest.int() & 0xFFFF)
+        update(bits.view(torch.float32), weight.grad)
+        weight.copy_((bits & -65536).view(torch.float32))
+        rest.copy_(bits & 0xFFFF)
 
 
-NEXT_SCALE = Answers(
-    right=[scaler(), scale_by_arithmetic],
+@torch.no_grad()
+def new_memory(weights: Any, rests: Any, update: Any) -> None:
+    for weight, rest in zip(weights, rests, strict=True):
+        bits = weight.float().view(torch.int32) | (rest.int() & 0xFFFF)
+        update(bits.view(torch.float32), weight.grad)
+        weight.data = (bits >> 16).short().view(torch.bfloat16)
+        rest.copy_(bits)
+
+
+def new_lists(weights: Any, rests: Any, update: Any) -> None:
+    for place, weight in enumerate(weights):
+        master = weight.detach().float()
+        update(master, weight.grad)
+        weights[place], rests[place] = master.bfloat16(), (master.view(torch.int32) & 0xFFFF).short()
+
+
+def watched_halves(weights: Any, rests: Any, update: Any) -> None:
+    for weight, _ in zip(weights, rests, strict=True):
+        master = weight.detach().float()
+        update(master, weight.grad)
+        weight.copy_(master)
+
+
+EXACT_STEP = Answers(
+    right=[halves(), rounded_halves, halves_of_bytes, cut_floats],
     wrong=[
-        (scaler(down=2), "You double it"),
-        (scaler(down=0.25), "half of what it was"),
-        (scaler(keep=True), "counted from the beginning"),
-        (scaler(late=1), "One step too late"),
-        (scaler(late=-1), "One step too early"),
-        (scaler(up=4), "the scale doubles"),
-        (scaler(forget=False), "yours would double at every step"),
-        (growth_first, "an overflow all the same"),
-        (forgets_long_streaks, "over 60 steps your scale parts from GradScaler's"),
-        (lambda scale, streak, overflowed, interval: (scale,), "1 values, where 2"),
+        (halves("sign"), "Where a rest is negative the upper half is wrong"),
+        (halves("rounds"), "Some weights were rounded up, and their rests do not know"),
+        (halves("no rest"), "All rests are still 0 after a step"),
+        (halves("difference"), "All rests are still 0 after a step"),
+        (halves("without rest"), "You hand over the weight without its rest"),
+        (halves("not shifted"), "compare its bits with"),
+        (halves("in bf16"), "no float32 tensor"),
+        (halves("no gradient"), "another gradient than the weight's own"),
+        (halves("not stored"), "A weight is not its new master's upper half"),
+        (halves("all at once"), "Several masters exist at once"),
+        (halves("keeps"), "Something is left when the step is over"),
+        (new_lists, "A weight or a rest is a new tensor"),
+        (new_memory, "write into the memory that it has"),
+        (watched_halves, "use torch.no_grad()"),
+        (lambda weights, rests, update: None, "not called once for every weight"),
+        (lambda weights, rests, update: [halves()(weights, rests, update) for _ in range(2)], "Call it once for each"),
+        (
+            lambda weights, rests, update: update(weights[0].detach().float().view(-1, 1), weights[0].grad),
+            "of the weight's shape",
+        ),
     ],
 )
 
@@ -228,12 +294,6 @@ def clips_scaled(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: f
     return bool(taken)
 
 
-def second_step_fails(known: list[Any] = [], **given: Any) -> bool:  # noqa: B006
-    """Goes wrong whenever it sees the same optimizer again."""
-    known.append(given["optimizer"])
-    return step_with(factor=known.count(given["optimizer"]))(**given)
-
-
 def copies_with_autograd(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
     for weight, master in zip(weights, masters, strict=True):
         weight.copy_(master)
@@ -256,11 +316,10 @@ GOOD_STEP = Answers(
         (step_with("says never"), "look at a step with small gradients"),
         (step_with("no copy"), "the fp16 weights do not: the next forward"),
         (step_with("copies twice"), "look at a step with small gradients"),
-        (step_with("leaves weights'"), "The weights' gradients are left behind"),
-        (step_with("leaves masters'"), "The masters' gradients are left behind"),
+        (step_with("leaves weights'"), "Gradients are left behind"),
+        (step_with("leaves masters'"), "Gradients are left behind"),
         (step_with(factor=0.75), "look at a step with small gradients"),
-        (second_step_fails, "look at a step with repeated gradients"),
-        (copies_with_autograd, "put it under torch.no_grad()"),
+        (copies_with_autograd, "use torch.no_grad()"),
     ],
 )
 
@@ -302,9 +361,7 @@ CHOOSE_PRECISION = Answers(
     wrong=[
         (chooser(together=True), "You take the lowest peak of all"),
         (chooser(pick=lambda peaks, key: next(iter(peaks))), "You take autocast wherever it fits"),
-        (chooser(pick=max), "you take the higher peak"),
         (chooser(ranks=1), "You give up after the first rank"),
-        (chooser(memory=lambda card: int(card[-4:-2]) * 10**9), "the number in the card's name for GB"),
         (chooser(ranks=2), "There is a better choice"),
         (chooser(none="bf16"), "has no bf16: you choose 'bf16'"),
         (chooser(memory=lambda card: math.inf), "does not fit"),
@@ -313,7 +370,7 @@ CHOOSE_PRECISION = Answers(
 )
 
 ANSWERS = {f"03.{n}": one for n, one in enumerate(
-    (LIMITS, READ_BITS, ROUND_AT_RANDOM, NEXT_SCALE, GOOD_STEP, CHOOSE_PRECISION), 1
+    (LIMITS, READ_BITS, ROUND_AT_RANDOM, EXACT_STEP, GOOD_STEP, CHOOSE_PRECISION), 1
 )}  # fmt: skip
 
 

@@ -9,23 +9,10 @@ from torch_statements import SOURCES, cells
 
 from course_utils import TrainingRun, measure
 from course_utils.lessons.precision import formats_in_a_step as formats
-from course_utils.lessons.precision.checks import gradscaler_scales
-from course_utils.lessons.precision.figures import flow_figure, histogram_figure, lost_share
+from course_utils.lessons.precision.figures import flow_figure, histogram_figure
 from course_utils.lessons.precision.number_formats import FORMATS, encode
 from course_utils.lessons.precision.widget import bit_flipper, bit_name, neighbors, sum_of
 from course_utils.lessons.shared.language_model import language_model
-
-
-@pytest.mark.parametrize(("start", "interval"), [(1024.0, 3), (8.0, 10)])
-def test_gradscaler_halves_at_an_overflow_and_doubles_after_an_interval_without(start: float, interval: int) -> None:
-    overflows, scale, streak = [step in (0, 3, 4, 30) for step in range(50)], start, 0
-    wanted = []
-    for overflowed in overflows:
-        streak = 0 if overflowed else streak + 1
-        scale = scale / 2 if overflowed else scale * 2 if streak == interval else scale
-        streak %= interval
-        wanted.append(scale)
-    assert gradscaler_scales(overflows, start, interval) == wanted
 
 
 def test_the_histogram_counts_what_is_lost() -> None:
@@ -36,7 +23,7 @@ def test_the_histogram_counts_what_is_lost() -> None:
     assert sum(int(count) for count in re.findall(r"<title>(\d+) of 2\^", figure.svg)) == 4
     just_lost, just_kept = 2.0**-25, 2.0**-25 * (1 + 2**-10)  # half of the smallest number is rounded to even: to 0
     assert encode("fp16", just_lost) == 0 and encode("fp16", just_kept) == 1
-    assert lost_share(torch.tensor([just_lost, just_kept])) == 0.5
+    assert "fp16 turns 50 %" in histogram_figure(torch.tensor([just_lost, just_kept]), "Half is lost.").alt
 
 
 def test_the_flow_names_every_step() -> None:

@@ -7,15 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from course_utils.lessons.precision.number_formats import (
-    FORMATS,
-    bits_figure,
-    decode,
-    encode,
-    number_format,
-    rounded,
-    spacing,
-)
+from course_utils.lessons.precision.number_formats import FORMATS, bits_figure, decode, encode, number_format, rounded
 
 OURS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
 VIEWS = {1: torch.uint8, 2: torch.int16}
@@ -77,12 +69,6 @@ def test_tf32_has_bf16s_range_and_fp16s_precision() -> None:
     tf32 = FORMATS["tf32"]
     assert (tf32.bits, tf32.bytes, tf32.epsilon) == (19, 4, FORMATS["fp16"].epsilon)
     assert tf32.smallest_normal == FORMATS["bf16"].smallest_normal
-
-
-@pytest.mark.parametrize(("value", "gap"), [(1.0, 2**-10), (2.0, 2**-9), (0.0, 2**-24), (-1.5, 2**-10), (60_000, 32)])
-def test_spacing(value: float, gap: float) -> None:
-    assert spacing("fp16", value) == gap
-    assert math.isnan(spacing("fp16", 1e6)), "beyond the format"
 
 
 def test_unknown_formats_are_refused() -> None:

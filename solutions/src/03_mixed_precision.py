@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 70
+#     minutes: 73
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 03 · Mixed precision
 #
-# **70 minutes** for all six; each one says its own. You should know what [lesson
+# **73 minutes** for all six; each one says its own. You should know what [lesson
 # 03](../notebooks/03_mixed_precision.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -179,51 +179,95 @@ print(f"1,000 weights of 1, each with 1,000 updates of 0.0001: mean {weight.mean
 print("every one of them a number that bf16 has:", torch.equal(weight, weight.bfloat16().float()))
 
 # %% [markdown]
-# ## 4 · A scale that finds itself
-# **Difficulty** ●●●○○ · **12 minutes** · **Trains** the state machine inside GradScaler
+# ## 4 · A master copy in half the bytes
+# **Difficulty** ●●●○○ · **15 minutes** · **Trains** adding in fp32 without a second copy of the weights
 #
-# Write dynamic loss scaling as one function without side effects. It gets the scale, the `streak` of good steps since
-# the scale last changed, and whether this step's gradients overflowed. It returns the scale and the streak for the next
-# step. On an overflow the scale is halved; when `interval` good steps have come together, it is doubled.
+# A bf16 weight and its fp32 master take 6 bytes per parameter, and the upper 16 bits are nearly the same in both. Here
+# are the bits of three masters, and what rounding to bf16 makes of them. Which upper halves differ, and why?
+
+# %%
+masters = torch.tensor([1.1, -1.1, 0.7])
+for master, rounded in zip(masters.view(torch.int32), masters.bfloat16().float().view(torch.int32), strict=True):
+    for bits in (master, rounded):
+        text = f"{bits.item() & 0xFFFFFFFF:032b}"
+        print(text[:16], text[16:])
+
+# %% [markdown]
+# Keep only what the bf16 weight lacks: the lower 16 bits, as an int16 `rest`. That is 4 bytes per parameter. Write one
+# step. `weights` are bf16 parameters that have gradients. `rests` are int16 tensors of the same shapes, all 0 before
+# the first step. For each weight in turn:
+#
+# 1. put its fp32 master together;
+# 2. call `update(master, weight.grad)`, which changes the master in place;
+# 3. store the new bits in the weight and the rest, both in place: the upper 16 are the weight.
+#
+# Every master must be that of fp32 training, bit by bit: negative and infinite ones, too. No two masters may exist at a
+# time, and none after the step.
+#
+# `x.view(torch.int32)` reads the same bytes as another type of equal size. `x << 16` and `x >> 16` shift bits, and
+# `x & 0xFFFF` keeps the lower 16. Converting int16 to int32 keeps the *value*, so a negative number fills the upper
+# half with ones.
 
 
 # %%
-def next_scale(scale: float, streak: int, overflowed: bool, interval: int) -> tuple[float, int]:
-    """The scale and the streak after a step."""
-    ### BEGIN SOLUTION Return two numbers: the next scale and the next streak.
-    if overflowed:
-        return scale / 2, 0
-    if streak + 1 == interval:
-        return scale * 2, 0
-    return scale, streak + 1
+def exact_step(weights: list[torch.Tensor], rests: list[torch.Tensor], update) -> None:
+    """Update fp32 masters that are kept as bf16 weights and int16 rests, one after the other, in place."""
+    ### BEGIN SOLUTION Change weights and rests in place; return nothing.
+    for weight, rest in zip(weights, rests, strict=True):
+        upper = weight.detach().view(torch.int16)  # the weight's own memory
+        bits = (upper.int() << 16) | (rest.int() & 0xFFFF)
+        update(bits.view(torch.float32), weight.grad)
+        upper.copy_(bits >> 16)
+        rest.copy_(bits)  # int32 to int16 drops the upper half
     ### END SOLUTION
 
 
 # %%
-check.next_scale(next_scale)
+check.exact_step(exact_step)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# There are three cases: this step overflowed; it completes the interval; neither. Write one `return` for each.
+# Work with integers from beginning to end. A bf16 tensor can be read as int16, an int32 tensor as float32. Only
+# `update` sees a floating-point number.
 #
 # </details>
-# <details><summary>Hint 2: this step counts</summary>
+# <details><summary>Hint 2: two halves, one number</summary>
 #
-# `streak` is from *before* this step. A good step makes it one longer, and then it may have reached the interval.
+# The upper half becomes an int32 and moves 16 places to the left. The lower half becomes an int32 too, but without what
+# its sign adds. Then `|` joins them.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Whenever the scale changes, up or down, the streak begins at 0 again.
+# A view has the same memory: if the master is a view of your int32 bits, `update` has changed the bits. The weight,
+# detached and viewed as int16, is a view as well: `copy_` into it what you get by shifting back. `weight.copy_(master)`
+# would round.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The check lets your function run beside PyTorch's own `GradScaler`. The rule looks for trouble on purpose: it climbs
-# until a step overflows, loses that step, and falls back. With an interval of 2,000 a lost step costs nothing; it also
-# means that a few "inf" in a log at fp16 are no bug.
+# The weight is the upper half of its master, so nothing is stored twice, and nothing is rounded in between. The recipe
+# with masters drops from 2 + 2 + 12 bytes per parameter to 2 + 2 + 10, and trains exactly as before. Intel calls it
+# [Split SGD](https://intel.github.io/intel-extension-for-pytorch/latest/tutorials/features/split_sgd.html). Forward
+# reads a weight that is cut off, not rounded. If you prefer it rounded, the rest has to count from there, and is
+# negative where the weight was rounded up.
+
+# %% tags=["solution"]
+weights = [torch.nn.Parameter(torch.ones(1000).bfloat16()) for _ in range(8)]
+rests = [torch.zeros(1000, dtype=torch.int16) for _ in weights]
+masters = [weight.detach().float() for weight in weights]
+for _ in range(1000):
+    for weight, master in zip(weights, masters, strict=True):
+        weight.grad = torch.full_like(weight, -0.1)
+        master.sub_(weight.grad, alpha=1e-3)
+    exact_step(weights, rests, lambda master, gradient: master.sub_(gradient, alpha=1e-3))
+joined = (weights[0].detach().view(torch.int16).int() << 16 | rests[0].int() & 0xFFFF).view(torch.float32)
+split, whole = (sum(tensor.nbytes for tensor in tensors) for tensors in (weights + rests, weights + masters))
+print(f"weights and rests {split:,} bytes, weights and masters {whole:,}")
+print(f"after 1,000 steps of 0.0001: the weight {weights[0][0].item():.4f}, its master {joined[0].item():.7f}")
+print("every bit as in fp32:", torch.equal(joined, masters[0]))
 
 # %% [markdown]
 # ## 5 · Four bugs in one step

@@ -1,60 +1,54 @@
 """Checks of the exercises of lesson 03, "Mixed precision": each names the misconception, never the answer."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from numbers import Real
 from operator import eq
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad_norm_
 
 from course_utils.estimating import estimate
 from course_utils.gpus import gpu
-from course_utils.interactive.feedback import Mistakes, by_name, call, exercise, expect, fail, of_kind, recognized
+from course_utils.interactive.feedback import Mistakes, call, exercise, expect, fail, of_kind, recognized
+from course_utils.lessons.shared.judging import same, seeded
+from course_utils.measuring.tracker import Tracker
 from course_utils.run import TrainingRun
-from course_utils.units import GB
 
 from .number_formats import NumberFormat, decode
 
 # ------------------------------------------------------------------------------------------------------- 03.1: limits
 
 WIDTHS = ((5, 10), (8, 7), (8, 23), (5, 2), (3, 4), (6, 9))  # exponent and mantissa bits
-EPSILON_MISTAKES: Mistakes = {
-    "Half of epsilon: that is the largest error of rounding near 1, not the next number.": lambda f: f.epsilon / 2,
-    "Twice epsilon. How many different mantissas are there from 1 up to 2?": lambda f: f.epsilon * 2,
-}
-LARGEST_MISTAKES: Mistakes = {
-    "That is the first power of two *beyond* the largest number.": lambda f: 2.0 ** (f.bias + 1),
-    "That has the largest exponent, but a mantissa of zeros. What makes it larger?": lambda f: 2.0**f.bias,
-    "Twice too large: did you use the exponent that is set aside for infinity and NaN?": lambda f: 2 * f.largest,
-}
-SMALLEST_MISTAKES: Mistakes = {
-    "That is the smallest *subnormal* number. Normal ones have E = 1 at least.": lambda f: f.smallest,
-    "That has E = 0, which is for subnormal numbers.": lambda f: f.smallest_normal / 2,
-}
+LIMITS: Mapping[str, tuple[Callable[[NumberFormat], float], str, Mistakes]] = {
+    "epsilon": (lambda f: f.epsilon, "It depends on the mantissa's bits alone: change the last of them in 1.", {
+        "Half of epsilon: that is the largest error of rounding near 1, not the next number.": lambda f: f.epsilon / 2,
+    }),
+    "largest number": (lambda f: f.largest, "Largest exponent, all mantissa bits 1.", {
+        "That is the first power of two *beyond* the largest number.": lambda f: 2.0 ** (f.bias + 1),
+        "That has the largest exponent, but a mantissa of zeros. What makes it larger?": lambda f: 2.0**f.bias,
+        "Twice too large: did you use the exponent that is set aside for infinity and NaN?": lambda f: 2 * f.largest,
+    }),
+    "smallest normal number": (lambda f: f.smallest_normal, "E is 1, and the mantissa is 0.", {
+        "That is the smallest *subnormal* number. Normal ones have E = 1 at least.": lambda f: f.smallest,
+        "That has E = 0, which is for subnormal numbers.": lambda f: f.smallest_normal / 2,
+    }),
+}  # fmt: skip
 
 
 @exercise("03.1", "Range from the exponent's bits, precision from the mantissa's: you need not remember any format.")
 def limits(answer: Any) -> None:
     """`answer(e, m)` is epsilon, the largest finite and the smallest normal number of a format of e and m bits."""
-    answers = [_numbers(answer, "epsilon", "largest", "smallest normal number", e=e, m=m) for e, m in WIDTHS]
-    epsilons, largest, smallest = map(list, zip(*answers, strict=True))
+    got = [call(answer, e=e, m=m, returns=(tuple, list)) for e, m in WIDTHS]
+    for one in got:
+        expect(len(one) == 3, f"{len(one)} values, where 3 were asked for: {', '.join(LIMITS)}.")
     forms = [(NumberFormat("asked", e, m, 4),) for e, m in WIDTHS]
-    off = "Epsilon is off. It depends on the mantissa's bits alone: change the last of them in 1."
-    recognized(epsilons, forms, lambda f: f.epsilon, EPSILON_MISTAKES, off, eq)
-    off = "The largest number is off: largest exponent, all mantissa bits 1."
-    recognized(largest, forms, lambda f: f.largest, LARGEST_MISTAKES, off, eq)
-    off = "The smallest normal number is off: E is 1, and the mantissa is 0."
-    recognized(smallest, forms, lambda f: f.smallest_normal, SMALLEST_MISTAKES, off, eq)
-
-
-def _numbers(answer: Any, *asked: str, **given: Any) -> list[Any]:
-    got = call(answer, **given, returns=(tuple, list))
-    expect(len(got) == len(asked), f"{len(got)} values, where {len(asked)} were asked for: {', '.join(asked)}.")
-    return [of_kind(value, Real, f"Your {name} is") for name, value in zip(asked, got, strict=True)]
+    for place, (name, (right, off, mistakes)) in enumerate(LIMITS.items()):
+        values = [of_kind(one[place], Real, f"Your {name} is") for one in got]
+        recognized(values, forms, right, mistakes, f"Your {name} is off. {off}", eq)
 
 
 # ---------------------------------------------------------------------------------------------------- 03.2: read_bits
@@ -73,12 +67,10 @@ def read_bits(answer: Any) -> None:
             _name_the_misreading(got, wanted, form, pattern)
 
 
-def _normal_first(one: tuple[NumberFormat, int]) -> tuple[int, int, int]:
+def _normal_first(one: tuple[NumberFormat, int]) -> tuple[int, ...]:
     """Normal numbers, then subnormal ones, then infinity and NaN; within each kind, large mantissas first."""
-    form, pattern = one
-    _, exponent, mantissa = form.fields(pattern)
-    kind = 2 if exponent == 2**form.exponent - 1 else 1 if exponent == 0 else 0
-    return kind, form.bits, -mantissa
+    _, exponent, mantissa = one[0].fields(one[1])
+    return exponent == 2 ** one[0].exponent - 1, exponent == 0, one[0].bits, -mantissa
 
 
 def _name_the_misreading(got: float, wanted: float, form: NumberFormat, pattern: int) -> None:
@@ -133,82 +125,77 @@ def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
     expect(abs(up - fraction) < 0.02, f"On average your results are off {side} zero: up with what probability?")
 
 
-# --------------------------------------------------------------------------------------------------- 03.4: next_scale
+# --------------------------------------------------------------------------------------------------- 03.4: exact_step
 
-OVERFLOWS = tuple(step in (0, 7, 8, 21, 40, 44) for step in range(60))
-
-
-@exercise("03.4", "Step by step the same scale as PyTorch's own GradScaler.")
-def next_scale(answer: Any) -> None:
-    """`answer(scale, streak, overflowed, interval)` is the scale and the streak after a step."""
-
-    def following(scale: float, streak: int, overflowed: bool) -> list[Any]:
-        given = {"scale": scale, "streak": streak, "overflowed": overflowed, "interval": interval}
-        return _numbers(answer, "scale", "streak", **given)
-
-    for interval in (3, 5):
-        _expect_single_steps(following, interval)
-        scale, streak, found = 1024.0, 0, []
-        for overflowed in OVERFLOWS:
-            scale, streak = following(scale, streak, overflowed)
-            found.append(scale)
-        off = "Single steps are right, but over 60 steps your scale parts from GradScaler's: look at the streak."
-        expect(found == gradscaler_scales(OVERFLOWS, 1024.0, interval), off)
+MANY, UNLIKE = [(256,)] * 24, [(3, 7), (1,), ()]  # shapes of weights
+BITS = (0x7F800000, -0x800000, -(2**31), 1, 0x3F7FFFFF, 0x4048F5C3, -0x7FFF8000, -0x40000001, 0x3F808000)
+EXTREMES = torch.tensor(BITS, dtype=torch.int32).view(torch.float32)  # infinite, −0, subnormal, with a carry
+WATCHED = {"leaf Variable that requires grad": "You copy into a weight while autograd watches: use torch.no_grad()."}
+JOIN_MISTAKES: Mistakes = {  # of the bits handed over and by how much their upper halves are off
+    "You hand over the weight without its rest, which is all that the step before has saved.":
+        lambda bits, off: not bool((bits & 0xFFFF).any()),
+    "Where a rest is negative the upper half is wrong: which bits does int32 add to a negative int16?":
+        lambda bits, off: bool(((off == -1) | (bits >> 16 == -1)).all()),
+    "Some weights were rounded up, and their rests do not know: cut masters off, or let such a rest be negative.":
+        lambda bits, off: bool((off == 1).all()),
+}  # fmt: skip
 
 
-def gradscaler_scales(overflows: Sequence[bool], start: float, interval: int) -> list[float]:
-    """Return the scale that torch's own GradScaler has after each of these steps, some of which overflow."""
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=start, growth_interval=interval)
-    scales = []
-    for overflowed in overflows:
-        scaler.scale(torch.ones(1))
-        weight.grad = torch.tensor([float("inf") if overflowed else 1.0])
-        scaler.step(optimizer)
-        scaler.update()
-        scales.append(scaler.get_scale())
-    return scales
+@exercise("03.4", "Bit by bit the masters of fp32, in 4 bytes per parameter, one at a time.")
+def exact_step(answer: Any) -> None:
+    """`answer(weights, rests, update)` updates fp32 masters that are kept as bf16 weights and int16 rests."""
+    for rate in (1e-2, 1e-5):
+        _expect_exact(answer, MANY, lambda master, gradient, rate=rate: master - rate * gradient.float())
+    _expect_exact(answer, UNLIKE, lambda master, _: EXTREMES.repeat(3)[: master.numel()].view(master.shape))
 
 
-def _expect_single_steps(following: Callable[[float, int, bool], list[Any]], interval: int) -> None:
-    scale, streak = following(1024.0, 1, True)
-    expect(scale != 2048, "An overflow means that the scale is too large. You double it.")
-    expect(scale == 512, "After an overflow the scale is half of what it was, however long the streak is.")
-    expect(streak == 0, "After an overflow the good steps have to be counted from the beginning.")
-    scale, streak = following(1024.0, interval - 1, False)
-    expect(scale != 1024, "One step too late: with this good step the interval is complete.")
-    expect(scale == 2048, "When the interval is complete the scale doubles.")
-    expect(streak == 0, "The scale has doubled, so the streak begins anew; yours would double at every step.")
-    scale, _ = following(1024.0, interval - 2, False)
-    expect(scale == 1024, "One step too early: with this good step the interval is not complete yet.")
-    scale, _ = following(1024.0, interval - 1, True)
-    expect(scale == 512, "An overflow in the step that would have completed the interval is an overflow all the same.")
+def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[..., torch.Tensor]) -> None:
+    with seeded():
+        weights = [torch.nn.Parameter(torch.randn(shape).bfloat16()) for shape in shapes]
+        gradients = [[torch.randn(shape).bfloat16() for shape in shapes] for _ in range(4)]
+    rests = [torch.zeros(shape, dtype=torch.int16) for shape in shapes]
+    masters = [weight.detach().float() for weight in weights]
+    todo: list[Any] = []
+
+    def update(master: Any, gradient: Any) -> None:
+        right, own = todo.pop(0) if todo else (torch.empty(0), torch.empty(0))
+        mine = isinstance(gradient, torch.Tensor) and torch.equal(gradient.float(), own.float())
+        expect(mine, "`update` gets another gradient than the weight's own. Call it once for each, in their order.")
+        fp32 = isinstance(master, torch.Tensor) and master.dtype == torch.float32 and master.shape == right.shape
+        expect(fp32, "What you hand to `update` is no float32 tensor of the weight's shape, but it is to add in fp32.")
+        bits, wanted = (one.detach().contiguous().view(torch.int32).flatten().long() for one in (master, right))
+        bits, wanted = bits[bits != wanted], wanted[bits != wanted]
+        for message, made in JOIN_MISTAKES.items():
+            expect(not len(bits) or not made(bits, (bits >> 16) - (wanted >> 16)), message)
+        expect(not len(bits), "A master is not what fp32 has: compare its bits with those of the weight and the rest.")
+        right.copy_(new(right, own))
+        master.detach().copy_(right)
+
+    for drawn in gradients:
+        todo += zip(masters, drawn, strict=True)
+        for weight, gradient in zip(weights, drawn, strict=True):
+            weight.grad = gradient.clone()
+        with Tracker("cpu") as tracker:
+            tracker.bind("parameters", [*weights, *rests, *masters, *drawn, *(weight.grad for weight in weights)])
+            lists, before = ([*weights], [*rests]), [tensor.data_ptr() for tensor in (*weights, *rests)]
+            call(answer, *lists, update, returns=object | None, may_change=(0, 1), hints=WATCHED)
+            last, most = (tracker.at(event) for event in (len(tracker.events), tracker.peak_event()))
+        expect(not todo, "`update` is not called once for every weight.")
+        moved = "A weight or a rest is a new tensor: write into the memory that it has."
+        expect([tensor.data_ptr() for one in lists for tensor in one] == before, moved)
+        for weight, right in zip(weights, masters, strict=True):
+            upper, bits = weight.detach().view(torch.int16), right.view(torch.int32).long()
+            near = (upper == bits >> 16) | (upper == (bits + 0x8000) >> 16)
+            expect(near.all(), "A weight is not its new master's upper half. Do you read the bits anew?")
+        expect(any(rest.any() for rest in rests), "All rests are still 0 after a step: what bf16 cannot hold is lost.")
+        expect(last.total == last["parameters"], "Something is left when the step is over. Weights and rests are all.")
+        one_by_one = "Several masters exist at once: put one together, use it, store it, and then begin the next."
+        expect(most.total - most["parameters"] <= 12 * 4 * 256, one_by_one)
 
 
 # ---------------------------------------------------------------------------------------------------- 03.5: good_step
 
 SCALE, NEAR = 2.0**12, partial(math.isclose, rel_tol=1e-3)
-
-
-class Left(NamedTuple):
-    """The traces of one step: how far masters and weights moved, if it was said to be taken, gradients still there."""
-
-    masters: torch.Tensor
-    weights: torch.Tensor
-    taken: bool
-    weight_grads: bool
-    master_grads: bool
-
-    @property
-    def norm(self) -> float:
-        return self.masters.norm().item()
-
-    def like(self, other: "Left") -> bool:
-        moved = zip(self[:2], other[:2], strict=True)
-        return self[2:] == other[2:] and all(torch.allclose(*pair, rtol=1e-3, atol=1e-12) for pair in moved)
-
-
 STEP_MISTAKES: Mistakes = {  # conditions on the learner's steps and the right ones; the first that holds is said
     "The masters do not move: who calls `optimizer.step()`?": lambda got, right: not got.small.masters.any(),
     "The masters move too far: gradients are still scaled when the optimizer, or the clipping, sees them.":
@@ -223,8 +210,8 @@ STEP_MISTAKES: Mistakes = {  # conditions on the learner's steps and the right o
     "Your function says that it took a step in which gradients were infinite.": lambda got, right: got.infinite.taken,
     "Masters move, the fp16 weights do not: the next forward reads them.":
         lambda got, right: not got.small.weights.any(),
-    "The weights' gradients are left behind.": lambda got, right: got.small.weight_grads or got.infinite.weight_grads,
-    "The masters' gradients are left behind.": lambda got, right: got.small.master_grads or got.infinite.master_grads,
+    "Gradients are left behind: weights and masters both have some.":
+        lambda got, right: got.small.left or got.infinite.left,
 }  # fmt: skip
 
 
@@ -234,38 +221,36 @@ STEP_MISTAKES: Mistakes = {  # conditions on the learner's steps and the right o
 def good_step(answer: Any) -> None:
     """`answer(weights, masters, optimizer, loss, scale)` takes one step in fp16, or none, and says which."""
     names = ("weights", "masters", "optimizer", "loss", "scale")
-    watched = "You copy into a weight while autograd watches: put it under torch.no_grad()."
-    hints, may_change = {"leaf Variable that requires grad": watched}, ("weights", "masters")
 
     def called(*given: Any) -> bool:
-        return call(answer, **by_name(names, given), returns=bool, may_change=may_change, hints=hints)
+        named = dict(zip(names, given, strict=True))
+        return call(answer, **named, returns=bool, may_change=names[:2], hints=WATCHED)
 
     got, right = _in_every_situation(called), _in_every_situation(_right_step)
     for message, holds in STEP_MISTAKES.items():
         expect(not holds(got, right), message)
     for name, one in vars(right).items():
         off = f"Not yet: look at a step with {name} gradients. What moved, what is returned, what is left?"
-        expect(vars(got)[name].like(one), off)
+        mine = vars(got)[name]
+        expect(mine.taken == one.taken and same([mine.masters, mine.weights], [one.masters, one.weights], 1e-3), off)
 
 
 def _in_every_situation(step: Callable[..., bool]) -> SimpleNamespace:
-    """The traces of `step` with small, tiny, large and infinite gradients, and twice in a row."""
+    """The traces of `step` with small, tiny, large and infinite gradients."""
     sizes = {"small": 0.03, "tiny": 2.0**-27, "large": 1.5, "infinite": 100.0}
-    return SimpleNamespace(**{name: _left(step, size) for name, size in sizes.items()}, repeated=_left(step, 0.03, 2))
+    return SimpleNamespace(**{name: _left(step, size) for name, size in sizes.items()})
 
 
-def _left(step: Callable[..., bool], size: float, times: int = 1) -> Left:
-    """Take `times` steps on two fp16 weights of two numbers each, whose true gradients are `size` · (1, 2, 3, 4)."""
+def _left(step: Callable[..., bool], size: float) -> SimpleNamespace:
+    """Take a step on two fp16 weights of two numbers each, whose true gradients are `size` · (1, 2, 3, 4)."""
     weights: list[torch.Tensor] = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float16)) for _ in range(2)]
     masters: list[torch.Tensor] = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     optimizer = torch.optim.SGD(masters, lr=0.5)
-    taken = True
-    for _ in range(times):
-        loss = (torch.cat(weights).float() * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum() * size
-        taken = step(weights, masters, optimizer, loss, SCALE)
+    loss = (torch.cat(weights).float() * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum() * size
+    taken = step(weights, masters, optimizer, loss, SCALE)
     moved, copied = (torch.cat(tensors).detach().float() for tensors in (masters, weights))
-    there = [any(t.grad is not None and bool(t.grad.any()) for t in tensors) for tensors in (weights, masters)]
-    return Left(moved, copied, taken, there[0], there[1])
+    left = any(one.grad is not None and bool(one.grad.any()) for one in (*weights, *masters))
+    return SimpleNamespace(masters=moved, weights=copied, taken=taken, left=left, norm=moved.norm().item())
 
 
 def _right_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
@@ -304,12 +289,11 @@ def _ranks(card: str) -> list[list[str]]:
 def _choose(
     card: str, run: TrainingRun, pick: Callable[..., str] = min,
     ranks: Callable[[str], Sequence[Sequence[str]]] = _ranks,
-    memory: Callable[[str], int] = lambda card: gpu(card).memory,
 ) -> str:  # fmt: skip
     """The pick from the first rank in which anything fits, "" if nothing does."""
     for names in ranks(card):
         peaks = {name: _peak(card, run, name) for name in names}
-        fitting = {name: peak for name, peak in peaks.items() if peak <= memory(card)}
+        fitting = {name: peak for name, peak in peaks.items() if peak <= gpu(card).memory}
         if fitting:
             return pick(fitting, key=fitting.__getitem__)
     return ""
@@ -326,10 +310,7 @@ CHOICE_MISTAKES: Mistakes = {
         partial(_choose, ranks=lambda card: [[n for rank in _ranks(card) for n in rank]]),
     "You take autocast wherever it fits: the lower peak wins.":
         partial(_choose, pick=lambda peaks, key: next(iter(peaks))),
-    "In a rank you take the higher peak.": partial(_choose, pick=max),
     "You give up after the first rank: see what fits next.": partial(_choose, ranks=lambda card: _ranks(card)[:1]),
-    "You took the number in the card's name for GB. A card sold as 16 GB holds GiB: ask `gpu(card).memory`.":
-        partial(_choose, memory=lambda card: GB * int(card.split("-")[1][:2])),
 }  # fmt: skip
 
 

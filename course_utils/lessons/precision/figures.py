@@ -9,11 +9,6 @@ from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas,
 from course_utils.units import percent
 
 
-def lost_share(gradients: torch.Tensor, scale: float = 1.0) -> float:
-    """Return the part of these gradients, from 0 to 1, that fp16 turns into zero after a multiplication by `scale`."""
-    return (gradients.mul(scale).half() == 0).float().mean().item()
-
-
 def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) -> Figure:
     """Draw a histogram of `gradients` times `scale`, in powers of two; what fp16 makes zero is red."""
     canvas = Canvas()
@@ -40,7 +35,7 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
     times = f" times {scale:,.0f}" if scale != 1 else ""
     axis = f"absolute gradients{times}, in powers of two"
     canvas.text((LEFT + RIGHT) / 2, bottom + 38, axis, 12, QUIET, text_anchor="middle")
-    share = percent(lost_share(gradients, scale))
+    share = percent((gradients.mul(scale).half() == 0).float().mean().item())
     alt = f"{stop(title)} Histogram: fp16 turns {share} of the gradients{times} into zero."
     return Figure(canvas.svg(bottom + 48, title, alt), alt)
 

@@ -115,12 +115,6 @@ def rounded(form: str | NumberFormat, value: float) -> float:
     return decode(form, encode(form, value))
 
 
-def spacing(form: str | NumberFormat, value: float) -> float:
-    """Return the distance from a finite `value`, rounded, to the next number away from zero."""
-    pattern = encode(form, abs(value))
-    return decode(form, pattern + 1) - decode(form, pattern)
-
-
 SIGN, EXPONENT, MANTISSA, UNUSED = "#D55E00", "#E69F00", "#8FD0F7", "#F2F2F2"
 """Colors of the three fields, and of bits that are stored but not read."""
 

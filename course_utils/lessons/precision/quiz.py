@@ -6,14 +6,14 @@ from course_utils.interactive.quiz import Question, gb, question
 from course_utils.run import TrainingRun
 
 from .formats_in_a_step import estimated_states
-from .number_formats import FORMATS, rounded, spacing
+from .number_formats import FORMATS, rounded
 
 MODEL, _bytes, _digits = "gpt2-medium", "{} bytes".format, "{:.6g}".format
 
 
 def questions() -> tuple[Question, ...]:
     weight, update = 1.0, 0.003
-    result, above = rounded("bf16", weight + update), weight + spacing("bf16", weight)
+    result, above = rounded("bf16", weight + update), weight + FORMATS["bf16"].epsilon
     vanishing_update = question(
         f"A weight is exactly {weight}, and is stored in bf16. The optimizer adds {update} to it. What is stored "
         "afterwards?",
