@@ -2,200 +2,248 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import isclose, prod
 from numbers import Real
 from operator import eq
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
-from course_utils.gpus import gpu
+import torch
+from torch import nn
+from torch.nn import functional as F
+
 from course_utils.interactive.feedback import Mistakes, by_name, call, entries, exercise, expect, of_kind, recognized
+from course_utils.lessons.shared.judging import forward_backward, same, seeded
 from course_utils.models import PRESETS
 
 from .counting import GPT2_PAPER
 
-Case = tuple[Any, ...]
-Count = Callable[..., int]
+# -------------------------------------------------------------------------------------------------------- 04.1: count
 
 
-def _expect_counts(
-    answer: Any, names: Sequence[str], cases: Sequence[Case], right: Count, mistakes: Mistakes, otherwise: str
-) -> None:
-    got, wanted = [call(answer, **by_name(names, case)) for case in cases], [right(*case) for case in cases]
-    factor = "All of it is off by the same factor: millions, billions, bytes? Count numbers, one by one."
-    for times in (1e-9, 1e-6, 2, 4, 16):
-        expect(not all(map(isclose, got, (times * one for one in wanted))), factor)
-    off = next((case for case, one, other in zip(cases, got, wanted, strict=True) if one != other), cases[0])
-    where = ", ".join(f"{name}={size}" for name, size in zip(names, off, strict=True))
-    recognized(got, cases, right, mistakes, f"{otherwise} (The first case that is off: {where}.)", eq)
+def _mixed() -> nn.Module:
+    """A tied head, frozen positions in 16 bits, a mask that two modules share, and a buffer that is never saved."""
+    network, mask = nn.Module(), torch.ones(16, 16, dtype=torch.bool)
+    network.words, network.head = words, head = nn.Embedding(100, 8), nn.Linear(8, 100, bias=False)
+    network.positions = nn.Embedding(16, 8, dtype=torch.bfloat16).requires_grad_(False)
+    head.weight = words.weight
+    head.register_buffer("mask", mask)
+    words.register_buffer("mask", mask)
+    words.register_buffer("angles", torch.ones(16, 3), persistent=False)
+    return network
 
 
-def _pair(answer: Any, names: str, **given: Any) -> tuple[Any, ...]:
-    got = call(answer, **given, returns=(tuple, list))
-    expect(len(got) == 2, f"Return two numbers, {names}; these are {len(got)}.")
-    return tuple(of_kind(number, Real, "One of the two is") for number in got)
+LARGE = partial(nn.Linear, 200_000, 350_000, dtype=torch.bfloat16)
+NETWORKS: tuple[Callable[[], nn.Module], ...] = (_mixed, partial(nn.Linear, 7, 3), nn.ReLU, LARGE)
 
 
-# -------------------------------------------------------------------------------------------------------- 04.1: block
-
-BLOCKS: tuple[Case, ...] = ((1600, True), (7, True), (768, True), (1600, False), (96, False))
-
-
-def _block(h: int, bias: bool, matrices: int = 12, biases: int = 9, norms: int = 4, plain_norms: int = 2) -> int:
-    return matrices * h**2 + (biases * h + norms * h if bias else plain_norms * h)
-
-
-BLOCK_MISTAKES: Mistakes = {
-    "Those are the matrices. Each has biases where there are any, and two norms are left.": lambda h, bias: 12 * h**2,
-    "You count biases whether the model has them or not, in norms too.": lambda h, bias: _block(h, True),
-    "The block has two norms, and they have parameters of their own.": partial(_block, norms=0, plain_norms=0),
-    "One norm is missing: one is before attention, one before the MLP.": partial(_block, norms=2, plain_norms=1),
-    "A LayerNorm scales the h numbers, and where the model has biases it shifts them, too.": partial(_block, norms=2),
-    "Without biases a LayerNorm has no shift either. What is left of it?": partial(_block, plain_norms=4),
-    "Without biases the norms do not vanish: they still scale.": partial(_block, plain_norms=0),
-    "A layer is missing: attention has one more matrix before the residual.": partial(_block, matrices=11, biases=8),
-    "Queries, keys and values: each of the three has a matrix of its own.": partial(_block, matrices=10, biases=7),
-    "The MLP goes up to 4h and comes back down: two matrices, not one.": partial(_block, matrices=8, biases=6),
-    "A bias has one number for each output. One of the layers has 4h outputs.": partial(_block, biases=6),
-}
+def _facts(network: nn.Module) -> SimpleNamespace:
+    """How many numbers, and how many bytes, there are of each kind of tensor, and under all names."""
+    kinds = {name: [p for p in network.parameters() if p.requires_grad is flag] for name, flag in TRAINED.items()}
+    kinds |= {"named": [p for _, p in network.named_parameters(remove_duplicate=False)]}
+    kinds |= {"buffers": [*network.buffers()], "saved": [*network.state_dict().values()]}
+    sizes = {f"{name}_bytes": sum(tensor.nbytes for tensor in tensors) for name, tensors in kinds.items()}
+    return SimpleNamespace(**sizes, **{name: sum(map(torch.numel, tensors)) for name, tensors in kinds.items()})
 
 
-@exercise("04.1", "Matrices, biases and norms, for every width, with and without biases.")
-def block(answer: Any) -> None:
-    """`answer(h, bias)` is the number of parameters of one block of a GPT."""
-    otherwise = "Not yet: write the four linear layers one below the other, then the two norms."
-    _expect_counts(answer, ("h", "bias"), BLOCKS, _block, BLOCK_MISTAKES, otherwise)
-
-
-# ---------------------------------------------------------------------------------------------------------- 04.2: gpt
-
-_GPT_PRESETS = (PRESETS["gpt2"], PRESETS["gpt2-xl"], PRESETS["gpt3-175b"])
-GPTS: tuple[Case, ...] = (*((m.vocab, m.max_positions, m.hidden, m.layers) for m in _GPT_PRESETS), (101, 7, 12, 3))
-
-
-def _gpt(V: int, P: int, h: int, L: int) -> int:
-    return V * h + P * h + L * (12 * h**2 + 13 * h) + 2 * h
-
-
-GPT_MISTAKES: Mistakes = {
-    "That is the rule of thumb, the blocks' matrices alone. Here every unit counts.": lambda V, P, h, L: 12 * L * h**2,
-    "You count the words twice. The head is tied: it is the same matrix.": lambda V, P, h, L: _gpt(2 * V, P, h, L),
-    "The positions are missing. GPT-2 learns a vector for each.": lambda V, P, h, L: _gpt(V, 0, h, L),
-    "After the last block comes one more norm.": lambda V, P, h, L: _gpt(V, P, h, L) - 2 * h,
-    "Where are the words? The embedding is a matrix as well.": lambda V, P, h, L: _gpt(0, P, h, L),
-    "Biases and norms are missing: a block is more than 12h².": lambda V, P, h, L: _gpt(V, P, h, L) - L * 13 * h,
-    "The last norm is there once, not once a block.": lambda V, P, h, L: _gpt(V, P, h, L) + (L - 1) * 2 * h,
-    "The positions are added once, before the first block, not in each.": lambda V, P, h, L: _gpt(V, L * P, h, L),
-}
-
-
-@exercise("04.2", "To the unit, from a toy to GPT-3.")
-def gpt(answer: Any) -> None:
-    """`answer(V, P, h, L)` is N of a GPT-2 of these sizes."""
-    otherwise = "Not yet: embedding, positions, L blocks, one norm. Which of them is off?"
-    _expect_counts(answer, ("V", "P", "h", "L"), GPTS, _gpt, GPT_MISTAKES, otherwise)
-
-
-# -------------------------------------------------------------------------------------------------------- 04.3: llama
-
-
-class Sizes(NamedTuple):
-    """The sizes of a Llama, as the exercise names them."""
-
-    V: int
-    h: int
-    L: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    tied: bool = False
-
-
-def _sizes(name: str) -> Sizes:
-    m = PRESETS[name]
-    return Sizes(m.vocab, m.hidden, m.layers, m.heads, m.kv_heads, m.ffn, m.tied)
-
-
-LLAMAS = (*map(_sizes, ("llama3-8b", "llama3.2-1b", "tinyllama-1.1b")), Sizes(50, 24, 2, 4, 4, 37, tied=True))
-
-
-def _llama(
-    V: int, h: int, L: int, heads: int, kv_heads: int, ffn: int, tied: bool, *, mlp: int = 3, norm: int = 1
-) -> int:
-    k = h // heads * kv_heads
-    words = V * h if tied else 2 * V * h
-    return words + L * (2 * h**2 + 2 * h * k + mlp * ffn * h + 2 * norm * h) + norm * h
-
-
-def _llama_with(change: Callable[[Sizes], dict[str, Any]]) -> Count:
-    return lambda *sizes: _llama(*Sizes(*sizes)._replace(**change(Sizes(*sizes))))
-
-
-LLAMA_MISTAKES: Mistakes = {
-    "Your keys and values are as wide as the queries.": _llama_with(lambda m: {"kv_heads": m.heads}),
-    "You take `kv_heads` for a width: it counts heads; how wide is a head?": _llama_with(lambda m: {"heads": m.h}),
-    "Two matrices in the MLP. SwiGLU has a third: one branch gates the other.": partial(_llama, mlp=2),
-    "RMSNorm scales and does not shift: it is half of a LayerNorm.": partial(_llama, norm=2),
-    "You never count a head. What does `tied=False` mean for it?": _llama_with(lambda m: {"tied": True}),
-    "You count a head in every model. What does `tied=True` say about it?": _llama_with(lambda m: {"tied": False}),
-    "Turned round: a tied head is the embedding itself.": _llama_with(lambda m: {"tied": not m.tied}),
-    "After the last block comes one more norm.": lambda V, h, *sizes: _llama(V, h, *sizes) - h,
-    "The blocks' norms are missing: two in each.": lambda V, h, L, *sizes: _llama(V, h, L, *sizes) - 2 * L * h,
-    "You take 4h for the MLP's width. Llama's is its own: `ffn`.": _llama_with(lambda m: {"ffn": 4 * m.h}),
-}
-
-
-@exercise("04.3", "Grouped queries, SwiGLU, RMSNorm, tied or not: as published, to the unit.")
-def llama(answer: Any) -> None:
-    """`answer(V, h, L, heads, kv_heads, ffn, tied)` is N of a Llama of these sizes."""
-    otherwise = "Not yet: compare your lines with the table of the block of Llama-3 8B in the lesson."
-    _expect_counts(answer, Sizes._fields, LLAMAS, _llama, LLAMA_MISTAKES, otherwise)
-
-
-# ------------------------------------------------------------------------------------------------------ 04.4: experts
-
-EXPERTS: tuple[tuple[Sizes, int, int], ...] = (
-    (_sizes("mixtral-8x7b"), 8, 2),
-    (Sizes(60, 24, 3, 4, 2, 40), 16, 3),
-    (Sizes(200, 48, 2, 6, 6, 20), 4, 1),
-)
-"""A Llama, how many experts it has, and how many of them a token uses."""
-
-
-def _experts(m: Sizes, E: int, chosen: int, routers: int = 1) -> tuple[int, int]:
-    """The numbers of parameters that are stored and that are active."""
-    one = 3 * m.h * m.ffn * m.L
-    rest = _llama(*m) - one + routers * m.L * E * m.h
-    return rest + E * one, rest + chosen * one
-
-
-EXPERT_MISTAKES: Mistakes = {
-    "You multiply the whole model. Which parts are there once for each expert, and which once for all?":
-        lambda m, E, chosen: (E * _llama(*m), chosen * _llama(*m)),
-    "Nothing chooses a token's experts: each block has a router, a row of h for each.": partial(_experts, routers=0),
-    "A token uses the whole router, with the rows of experts that are then not chosen.": lambda m, E, chosen:
-        (_experts(m, E, chosen)[0], _experts(m, E, chosen)[1] - m.L * m.h * (E - chosen)),
-    "You take chosen/E of everything as active. Attention and words are active for every token.":
-        lambda m, E, chosen: (_experts(m, E, chosen)[0], _experts(m, E, chosen)[0] * chosen // E),
-    "Turned round: what is stored comes first, what is active second.": lambda *case: _experts(*case)[::-1],
+TRAINED = {"trained": True, "frozen": False}
+COUNTS: Mapping[str, tuple[Callable[[Any], int], Mistakes]] = {
+    "trained": (lambda n: n.trained, {
+        "A parameter with two names is in memory once, with one gradient.": lambda n: n.named - n.frozen,
+        "Frozen parameters get no gradient, and are not trained.": lambda n: n.trained + n.frozen,
+        "Buffers are not trained: no gradient, no states.": lambda n: n.trained + n.frozen + n.buffers,
+    }),
+    "frozen": (lambda n: n.frozen, {
+        "Buffers are no parameters, frozen or not: only their bytes count.": lambda n: n.frozen + n.buffers,
+    }),
+    "bytes": (lambda n: n.trained_bytes + n.frozen_bytes + n.buffers_bytes, {
+        "You take 4 bytes for each number. Ask the tensors.": lambda n: 4 * (n.trained + n.frozen + n.buffers),
+        "Buffers are missing: they are no parameters, and take memory.": lambda n: n.trained_bytes + n.frozen_bytes,
+        "A state dict lists names, and not all buffers. What is in memory?": lambda n: n.saved_bytes,
+        "Buffers of the state dict: it leaves out what is never saved, and lists a shared one twice.":
+            lambda n: n.trained_bytes + n.frozen_bytes + n.saved_bytes - n.named_bytes,
+        "A tensor with two names is in memory once.": lambda n: n.named_bytes + n.buffers_bytes,
+    }),
 }  # fmt: skip
 
 
-@exercise("04.4", "Stored and active: experts share everything but their MLPs.")
+@exercise("04.1", "Each tensor once, trained or frozen, to the byte; and nothing allocated for 70 billion.")
+def count(answer: Any) -> None:
+    """`answer(build)` is a dictionary: numbers trained and frozen, and the bytes of what `build()` makes."""
+    builds = [partial(_on_meta, build) for build in NETWORKS]
+    got = [entries(call(answer, build=build, returns=Mapping), tuple(COUNTS)) for build in builds]
+    left = "After your function all tensors are made on `meta`: call torch.set_default_device(None), and use `with`."
+    expect(not torch.empty(0).is_meta, left)
+    with torch.device("meta"):
+        facts = [(_facts(build()),) for build in builds]
+    for name, (right, mistakes) in COUNTS.items():
+        off = f"{name} is off. Is every tensor in it once, and only those that belong to it?"
+        recognized([one[name] for one in got], facts, right, mistakes, off, eq)
+
+
+def _on_meta(build: Callable[[], nn.Module]) -> nn.Module:
+    made = torch.empty(0)  # a fake tensor says that it is on the CPU, and has no memory either
+    allocates = "You let `build` allocate. On which device does a tensor have nothing but a shape?"
+    expect(made.is_meta or type(made) is not torch.Tensor, allocates)
+    return build()
+
+
+# ---------------------------------------------------------------------------------------------- 04.2 and 04.3: modules
+
+Weights = Mapping[str, torch.Tensor]
+close = partial(same, tolerance=1e-3)
+
+
+def _judge(
+    answer: Any, names: Sequence[str], cases: Sequence[Any], shapes_of: Callable[..., Mapping[str, tuple[int, ...]]],
+    right: Callable[..., torch.Tensor], mistakes: Mapping[str, Mapping[str, Any]], off: str,
+) -> list[tuple[nn.Module, torch.Tensor]]:  # fmt: skip
+    """Compare a learner's modules with `right(weights, sizes, x)`, also with options that are mistakes; return them."""
+    modules, given, runs = [], [], []
+    for *sizes, tokens in cases:
+        module, weights = _made(answer, by_name(names, sizes), shapes_of(*sizes))
+        with seeded():
+            x = 0.5 + torch.randn(*tokens, sizes[0])
+        ways = (partial(call, module, returns=torch.Tensor), partial(right, weights, sizes))
+        runs.append([forward_backward(way, [x], weights.values()) for way in ways])
+        given.append((weights, sizes, x))
+        modules.append((module, x))
+    for (mine, _), (*_, x) in zip(runs, given, strict=True):
+        expect(mine.output.shape == x.shape, "What you return has another shape than x, which may be a single token.")
+    wrong = {message: partial(right, **options) for message, options in mistakes.items()}
+    recognized([mine.output for mine, _ in runs], given, right, wrong, off, close)
+    for (mine, wanted), (weights, _, x) in zip(runs, given, strict=True):
+        pairs = zip(mine.gradients, (x, *weights.values()), strict=True)
+        found = [torch.zeros_like(tensor) if one is None else one for one, tensor in pairs]  # of an expert not chosen
+        expect(
+            close(found, wanted.gradients), "Your output is right, its gradients are not: is the graph cut somewhere?"
+        )
+    return modules
+
+
+def _made(answer: Any, sizes: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[nn.Module, Weights]:
+    """A learner's module of these sizes, and its weights by name: of these shapes, and drawn anew."""
+    expect(not isinstance(answer, nn.Module), "Hand over the class itself, not a module that it has made.")
+    module = call(answer, **sizes, returns=nn.Module)
+    found = dict(module.named_parameters())
+    for name, shape in shapes.items():
+        expect(name in found, f"Your module has no parameter {name}. Give its modules the names that are asked for.")
+        mine, named = tuple(found[name].shape), f"{name} has shape"
+        expect(mine == shape, f"{named} {mine}. Is that (outputs, inputs)? How many heads does it make, and how wide?")
+    more = ", ".join(name for name in found if name not in shapes)
+    expect(not more, f"{more}: a Llama has no biases, not even in its norms, and nothing else beyond the closed form.")
+    with seeded(), torch.no_grad():
+        for name, shape in shapes.items():
+            found[name].copy_(torch.randn(shape) / shape[-1] ** 0.5 if len(shape) == 2 else 1 + torch.rand(shape))
+    return module, {name: found[name] for name in shapes}
+
+
+# -------------------------------------------------------------------------------------------------------- 04.2: block
+
+BLOCKS = ((16, 4, 2, 24, (2, 6)), (12, 3, 1, 20, (1, 5)), (24, 6, 6, 10, (3, 2)), (16, 4, 2, 24, (2, 1)))
+
+
+def _block_shapes(h: int, heads: int, kv_heads: int, f: int) -> dict[str, tuple[int, ...]]:
+    matrices = {"qkv": (h + 2 * (h // heads) * kv_heads, h), "output": (h, h), "gate_up": (2 * f, h), "down": (h, f)}
+    return {f"{name}.weight": shape for name, shape in ({"norm1": (h,), "norm2": (h,)} | matrices).items()}
+
+
+def _block(
+    weights: Weights, sizes: Sequence[int], x: torch.Tensor, skip: int = 1, act: Any = F.silu, swapped: bool = False,
+    parallel: bool = False, causal: bool = True, repeat: Any = torch.repeat_interleave, tokens: int = 1,
+) -> torch.Tensor:  # fmt: skip
+    h, heads, kv_heads, _ = sizes
+    parts = F.linear(F.rms_norm(x, (h,), weights["norm1.weight"]), weights["qkv.weight"]).split(h // heads, -1)
+    q, k, v = parts[:heads], parts[heads : heads + kv_heads], parts[heads + kv_heads :]
+    q, k, v = (torch.stack(one, 1) for one in (q, k, v))
+    k, v = (repeat(one, heads // kv_heads, 1) for one in (k, v))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    y = skip * x + F.linear(y.transpose(1, 1 + tokens).reshape(x.shape), weights["output.weight"])
+    normed = F.rms_norm(x if parallel else y, (h,), weights["norm2.weight"])
+    gate, up = F.linear(normed, weights["gate_up.weight"]).chunk(2, -1)
+    return skip * y + F.linear(act(up) * gate if swapped else act(gate) * up, weights["down.weight"])
+
+
+BLOCK_MISTAKES: Mapping[str, Mapping[str, Any]] = {
+    "A token sees the tokens after it: attention has to be causal.": {"causal": False},
+    "Neighboring query heads share their keys and values. Yours take turns: `repeat` copies in another order.":
+        {"repeat": lambda one, times, _: one.repeat(1, times, 1, 1)},
+    "You join heads in the wrong order: tokens come before heads again.": {"tokens": 0},
+    "What attention and MLP make is *added* to what they read: where is the residual?": {"skip": 0},
+    "The MLP reads x from before attention. It comes after it.": {"parallel": True},
+    "Gate and up are exchanged: the gate's rows come first, and it alone goes through SiLU.": {"swapped": True},
+    "SwiGLU's gate goes through SiLU, not GELU.": {"act": F.gelu},
+}  # fmt: skip
+
+
+@exercise("04.2", "A Llama's block to the unit: causal, in groups, and with the right gradients.")
+def block(answer: Any) -> None:
+    """`answer(h, heads, kv_heads, f)` is a module, one block of a Llama without positions."""
+    off = "The parameters are right, the output is not. Follow one token: norm, attention, add, norm, MLP, add."
+    _judge(answer, ("h", "heads", "kv_heads", "f"), BLOCKS, _block_shapes, _block, BLOCK_MISTAKES, off)
+
+
+# ------------------------------------------------------------------------------------------------------ 04.3: experts
+
+PARTS = ("gate", "up", "down")
+EXPERTS = ((8, 12, 4, 2, (2, 5)), (6, 5, 5, 3, (7,)), (4, 6, 3, 3, (3,)), (8, 4, 6, 1, (1, 1)))
+
+
+def _experts_shapes(h: int, f: int, E: int, _: int) -> dict[str, tuple[int, int]]:
+    shapes = {f"experts.{n}.{part}.weight": (h, f) if part == "down" else (f, h) for n in range(E) for part in PARTS}
+    return shapes | {"router.weight": (E, h)}
+
+
+def _experts(
+    weights: Weights, sizes: Sequence[int], x: torch.Tensor,
+    share: Callable[..., torch.Tensor] = lambda scores, top, where: top.softmax(-1),
+) -> torch.Tensor:  # fmt: skip
+    """The slow way: every expert computes every token, and those that are chosen are picked."""
+    every = []
+    for gate, up, down in ([weights[f"experts.{n}.{part}.weight"] for part in PARTS] for n in range(sizes[2])):
+        every.append(F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down))
+    scores = F.linear(x, weights["router.weight"])
+    top, where = scores.topk(sizes[3])
+    picked = torch.stack(every, -2).gather(-2, where[..., None].expand(*where.shape, x.shape[-1]))
+    return (share(scores, top, where)[..., None] * picked).sum(-2)
+
+
+EXPERT_MISTAKES: Mapping[str, Mapping[str, Any]] = {
+    "A token's shares do not add up to 1: the softmax is over its chosen scores, not over all.":
+        {"share": lambda scores, top, where: scores.softmax(-1).gather(-1, where)},
+    "You add up what experts make as it is. Where do shares come in?": {"share": lambda scores, top, where: top**0},
+    "Only one of a token's experts arrives: what others made is written over, not added to.":
+        {"share": lambda scores, top, where: top.softmax(-1) * (where == where.amax(-1, keepdim=True))},
+}  # fmt: skip
+
+
+@exercise("04.3", "Each token in its own experts, and in no other.")
 def experts(answer: Any) -> None:
-    """`answer(V, h, L, heads, kv_heads, ffn, E, chosen)` is (stored, active) of a Llama with experts, untied."""
-    given = [by_name(Sizes._fields[:-1], m[:-1]) | {"E": E, "chosen": chosen} for m, E, chosen in EXPERTS]
-    answers = [_pair(answer, "(stored, active)", **one) for one in given]
-    otherwise = "Not yet: take a Llama. Which of its lines are there E times, and which of those does a token visit?"
-    recognized(answers, EXPERTS, _experts, EXPERT_MISTAKES, otherwise, eq)
+    """`answer(h, f, E, chosen)` is a module, E experts and a router that sends each token to `chosen` of them."""
+    off = "Not yet: take one token, and work out by hand which experts it visits and what comes back."
+    computed: list[int] = []
+    names = ("h", "f", "E", "chosen")
+    for module, x in _judge(answer, names, EXPERTS, _experts_shapes, _experts, EXPERT_MISTAKES, off):
+        for name, part in module.named_modules():
+            if name.endswith("gate"):
+                part.register_forward_pre_hook(lambda _, given: computed.append(given[0].shape[:-1].numel()))
+        module(x)
+    asked = sum(chosen * torch.Size(tokens).numel() for *_, chosen, tokens in EXPERTS)
+    wasted = "Your output is right, but experts compute tokens that are not theirs: give each only the rows sent to it."
+    expect(computed, "Your output is right, but you never call an expert: send rows through the modules themselves.")
+    expect(sum(computed) == asked, wasted)
 
 
-# --------------------------------------------------------------------------------------------------- 04.5: vocabulary
+# --------------------------------------------------------------------------------------------------- 04.4: vocabulary
 
 PAPER = [
     {"h": PRESETS[name].hidden, "L": PRESETS[name].layers, "P": 1024, "millions": millions}
     for name, millions in GPT2_PAPER.items()
 ]
 """Radford et al. 2019, table 2: sizes, and the parameters in millions that the paper says."""
+
+
+def _gpt(V: int, P: int, h: int, L: int) -> int:
+    return V * h + P * h + L * (12 * h**2 + 13 * h) + 2 * h
 
 
 def _rows(vocab: int, sizes: Sequence[tuple[int, int, int]]) -> list[dict[str, int]]:
@@ -229,57 +277,22 @@ VOCABULARY_MISTAKES: Mistakes = {
 }  # fmt: skip
 
 
-@exercise("04.5", "The vocabularies that fit every row at once. One of them is famous.")
+@exercise("04.4", "The vocabularies that fit every row at once. One of them is famous.")
 def vocabulary(answer: Any) -> None:
     """`answer(table)` is (smallest, largest) vocabulary with which every row's N rounds to the printed millions."""
-    answers = [_pair(answer, "(smallest, largest)", table=[dict(row) for row in table]) for table in TABLES]
+    answers = [call(answer, table=[dict(row) for row in table], returns=(tuple, list)) for table in TABLES]
+    expect(all(len(got) == 2 for got in answers), "Return two numbers, (smallest, largest).")
+    answers = [tuple(of_kind(number, Real, "One of the two is") for number in got) for got in answers]
     ends = zip(sum(answers, ()), sum(map(_interval, TABLES), ()), strict=True)
     off = "Not yet: put one vocabulary that you return back into N for the first row. What does it round to?"
     if all(low == high for low, high in answers):
         off = "One vocabulary for each table? Rounding leaves room: find the smallest and the largest."
-    elif any(low > high for low, high in answers):
-        off = "Your smallest is above your largest in one of the tables."
     elif all(abs(got - right) <= 1 for got, right in ends):
         off = "Off by one at an end: does the vocabulary that you return still round to the printed number?"
     recognized(answers, [(table,) for table in TABLES], _interval, VOCABULARY_MISTAKES, off, eq)
 
 
-# ------------------------------------------------------------------------------------------------------- 04.6: widest
-
-CARDS: tuple[Case, ...] = (
-    (gpu("V100-32GB").memory, 50257, 1024), (gpu("A100-80GB").memory, 50257, 1024),
-    (gpu("A100-80GB").memory, 128256, 4096), (16 * _gpt(1000, 64, 128, 2), 1000, 64), (1_000_000, 50257, 1024),
-)  # fmt: skip
-
-
-def _widest(memory: int, V: int, P: int, count: Count = _gpt, per_parameter: int = 16) -> int:
-    """The widest GPT, in steps of 64 with a layer for each, whose parameters at these bytes fit."""
-    h = 0
-    while per_parameter * count(V, P, h + 64, (h + 64) // 64) <= memory:
-        h += 64
-    return h
-
-
-WIDEST_MISTAKES: Mistakes = {
-    "You count 12·L·h² alone, without words.": partial(_widest, count=lambda V, P, h, L: 12 * L * h**2),
-    "Those are the 16-bit weights. Training keeps more.": partial(_widest, per_parameter=2),
-    "Those are the fp32 weights alone: gradients and states come on top.": partial(_widest, per_parameter=4),
-    "Eight bytes are half of it: weights and gradients, or states, not both.": partial(_widest, per_parameter=8),
-    "A model that fills the memory to the last byte still fits.": lambda memory, V, P: _widest(memory - 1, V, P),
-    "One step too wide: you return the first width that does not fit any more.": lambda *case: _widest(*case) + 64,
-    "Where not even the narrowest fits, return 0.": lambda *case: max(64, _widest(*case)),
-    "The head is tied: it is the embedding.": partial(_widest, count=lambda V, P, h, L: _gpt(2 * V, P, h, L)),
-}
-
-
-@exercise("04.6", "The widest model whose weights, gradients and states fit, and not 64 more.")
-def widest(answer: Any) -> None:
-    """`answer(memory, V, P)` is the largest h, a multiple of 64 with L = h/64, whose 16·N bytes fit into `memory`."""
-    otherwise = "Not yet: for your h, is 16·N at most the memory, and is it more for h + 64?"
-    _expect_counts(answer, ("memory", "V", "P"), CARDS, _widest, WIDEST_MISTAKES, otherwise)
-
-
-# -------------------------------------------------------------------------------------------------- 04.7: read_shapes
+# -------------------------------------------------------------------------------------------------- 04.5: read_shapes
 
 SIZES = {
     "hidden": "which size do all vectors have? Only norms are vectors here.",
@@ -307,7 +320,7 @@ def anonymous_shapes(hidden: int, layers: int, vocab: int, kv: int, ffn: int, ti
     return sorted([*words, *(layers * one), (hidden,)])
 
 
-@exercise("04.7", "Every size of every hidden model, from shapes alone.")
+@exercise("04.5", "Every size of every hidden model, from shapes alone.")
 def read_shapes(answer: Any) -> None:
     """`answer(shapes)` is a dictionary of the `SIZES` of the Llama whose tensors have these shapes."""
     for sizes in HIDDEN_MODELS:
@@ -318,8 +331,3 @@ def read_shapes(answer: Any) -> None:
         expect(got["vocab"] != sizes["ffn"], largest)
         for name, hint in SIZES.items():
             expect(got[name] == sizes[name], f"{name} is off: {hint}")
-
-
-def count_of(shapes: Sequence[tuple[int, ...]]) -> int:
-    """The numbers in tensors of these shapes, all together."""
-    return sum(prod(shape) for shape in shapes)

@@ -28,8 +28,3 @@ def parts_of(model: str | TransformerConfig) -> dict[str, int]:
 
 GPT2_PAPER = {"gpt2": 117, "gpt2-medium": 345, "gpt2-large": 762, "gpt2-xl": 1542}
 """Millions of parameters: Radford et al. 2019, table 2. OpenAI's repository says that these are wrong."""
-
-
-def blocks_alone(model: TransformerConfig) -> int:
-    """Return 12Lh²: the matrices of GPT's blocks and nothing else (Kaplan et al. 2020, section 2.1, counts so)."""
-    return 12 * model.layers * model.hidden**2

@@ -8,7 +8,7 @@ from course_utils.model_files import model_config
 from course_utils.models import TransformerConfig
 from course_utils.units import format_bytes
 
-from .counting import blocks_alone, parts_of
+from .counting import parts_of
 from .figures import percent, shares, spelled
 
 LAYERS = (1, 2, 4, 6, 8, 12, 16, 22, 24, 28, 32, 36, 48, 64, 80, 96, 128)
@@ -61,7 +61,7 @@ class ModelBuilder(Explorable):
     def redraw(self) -> tuple[Figure, str]:
         """Return the model's parts as a bar, and its count next to what 12Lh² would say."""
         model, parts = self.model, parts_of(self.model)
-        N, rule = model.parameters, blocks_alone(model)
+        N, rule = model.parameters, 12 * model.layers * model.hidden**2
         largest = max(parts, key=parts.__getitem__)
         where = largest if largest in ("attention", "positions", "norms") else f"the {largest}"
         title = f"{spelled(N)} parameters, {percent(parts[largest], N)} of them in {where}"
