@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 70
+#     minutes: 80
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,18 +11,22 @@
 # %% [markdown]
 # # Exercises 05 · What does each operation keep?
 #
-# **70 minutes** for all six; each one says its own. You should know what [lesson
-# 05](../notebooks/05_activations.ipynb) shows. No GPU is needed.
+# **80 minutes** for all five; each one says its own. You should know what [lesson
+# 05](../notebooks/05_activations.ipynb) shows, and for exercise 2 lesson 01's timelines. No GPU is needed.
 #
-# Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
-# off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at
-# the first check that is unsolved.)
+# Each exercise asks for one function, the last one for a class. Write it, run the cell, then run the check below it. A
+# check tells you what is off, never what the answer is. Stuck? Every exercise has three hints; open one at a time.
+# (“Run All Cells” stops at the first check that is unsolved.)
 
 # %%
-from course_utils import TrainingRun, format_bytes
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
 from course_utils.lessons.activations import checks as check
+from course_utils.lessons.shared.judging import forward_backward
 from course_utils.interactive.saved import saved_by
-from course_utils.interactive.ledgers import show_ledger
 
 # %% [markdown]
 # ## 1 · Operations never seen before
@@ -30,7 +34,7 @@ from course_utils.interactive.ledgers import show_ledger
 #
 # Five expressions of x and y, two tensors of *n* bf16 numbers that both need gradients. How many bytes does autograd
 # keep for each? PyTorch runs them operation by operation, as they are written; what two operations keep together is
-# stored once. Derive before you ask `saved_by`; the check asks it too.
+# stored once. x and y count, too, if they are kept. Derive before you ask `saved_by`; the check asks it too.
 
 # %%
 list(check.EXPRESSIONS)
@@ -78,249 +82,13 @@ check.expressions(expressions)
 # what PyTorch's own SiLU keeps.
 
 # %% tags=["solution"]
-from torch import nn
-
 n = 4096
 by_hand = saved_by(check.EXPRESSIONS["x * sigmoid(x)"], (n,), (n,), dtype="bf16")
 built_in = saved_by(nn.SiLU(), (n,), dtype="bf16")
 print(f"SiLU by hand {sum(item.bytes for item in by_hand):,} bytes, built in {sum(i.bytes for i in built_in):,} bytes")
 
 # %% [markdown]
-# ## 2 · A layer never seen before
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** the ledger of a layer, from its code
-#
-# GEGLU (Shazeer 2020) is an MLP with a gate: dropout((GELU(x·W₁) · (x·W₂))·W₃). W₁ and W₂ widen h to ffn, W₃ comes back
-# to h; no biases. All is 16-bit, dropout's mask has one byte an element. What does it keep, besides its weights?
-
-
-# %%
-def mlp_bytes(s: int, b: int, h: int, ffn: int) -> int:
-    """Bytes that GEGLU keeps for backward, for b sequences of s tokens."""
-    ### BEGIN SOLUTION Return a number of bytes.
-    x = 2 * s * b * h  # one storage for both first matrices
-    wide = 2 * s * b * ffn
-    return x + wide + wide + wide + wide + s * b * h  # GELU's input and output, the other factor, the product; mask
-    ### END SOLUTION
-
-
-# %%
-check.mlp_bytes(mlp_bytes)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Name every tensor between x and the result: x, x·W₁, GELU of it, x·W₂, their product, what W₃ makes of it.
-#
-# </details>
-# <details><summary>Hint 2: who asks</summary>
-#
-# Ask of each one whether some derivative needs it. A product of two activations asks for both factors, a matrix asks
-# for its input.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# x is asked for twice and stored once. Four wide tensors are left, each asked for by somebody. The output of W₃ is
-# asked for by nobody; dropout keeps its mask alone.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# s·b·(3·h + 8·ffn) bytes. Here are the storages, as hooks find them in the genuine layer.
-
-# %% tags=["solution"]
-s, b, h, ffn = 512, 2, 256, 1024
-found = saved_by(check.bilinear_mlp(h, ffn), (b, s, h), dtype="bf16", device="gpu")
-show_ledger({"mlp_bytes": mlp_bytes(s, b, h, ffn)}, found, columns=("yours", "simulated"))
-
-# %% [markdown]
-# ## 3 · One block, four ways
-# **Difficulty** ●●●○○ · **15 minutes** · **Trains** knowing which byte of a formula is whose
-#
-# Write the bytes that one GPT block keeps in 16-bit: for `attention` "eager" or "flash", with dropout or without, to
-# the byte, the norms' statistics included. (You may leave out the 24 bytes of a flash kernel's random state.)
-#
-# Mind eager attention without dropout: count storages.
-
-
-# %%
-def block_bytes(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
-    """Bytes that one GPT block with an MLP of 4h keeps for backward."""
-    ### BEGIN SOLUTION Return a number of bytes.
-    matrices = 14 * s * b * h  # inputs of qkv, output, up, down
-    qkv, gelu, norms = 6 * s * b * h, 8 * s * b * h, 4 * s * b * h
-    statistics = 2 * 2 * 4 * s * b
-    masks = 2 * s * b * h if dropout else 0
-    pairs = a * s * s * b
-    scores = (2 + 1 + 2) * pairs if dropout else 2 * pairs  # softmax's output, mask, dropout's result
-    rows = 4 * a * s * b  # one fp32 number each
-    core = rows if attention == "flash" else scores
-    return matrices + qkv + gelu + norms + statistics + masks + core
-    ### END SOLUTION
-
-
-# %%
-check.block_bytes(block_bytes)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Copy the lesson's ledger of the eager block, one line of code for each group of rows, and get that case right first.
-#
-# </details>
-# <details><summary>Hint 2: what dropout owns</summary>
-#
-# Three masks, and one more tensor: the result of dropping attention weights is not the weights themselves. Without
-# dropout, the last product reads softmax's output directly.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Two of the masks have s·b·h bytes, one has a·s²·b. For flash drop all of a·s² and add an fp32 number for each
-# row of each head. Each norm has a mean and a deviation for each token, in fp32.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Without dropout, eager attention keeps 2·a·s²·b, not 5 less 1: the mask goes, and so does dropout's result, because
-# softmax's output and the factor of the next product become one storage. Here is what the course's estimate has.
-
-# %% tags=["solution"]
-from dataclasses import replace
-
-from course_utils import PRESETS
-from course_utils.estimating.exact.activations import block_saved
-
-for rate in (0.1, 0.0):
-    for attention in ("eager", "flash"):
-        model = replace(PRESETS["gpt2"], dropout=rate)
-        run = TrainingRun(model, 2, 512, "bf16-master", attention=attention)
-        mine = block_bytes(512, 2, 768, 12, attention, rate > 0)
-        size = sum(item.size for item in block_saved(run))
-        print(f"{attention}, dropout {rate}: {format_bytes(mine, 'MB', 3)}, {size - mine} bytes less than the estimate")
-
-# %% [markdown]
-# ## 4 · How long can it be?
-# **Difficulty** ●●●○○ · **10 minutes** · **Trains** turning a formula round
-#
-# You have `budget` bytes for activations. L blocks of eager attention keep L·s·b·h·(34 + 5·a·s/h) bytes. What is the
-# largest whole number of tokens s that fits? Statistics and loss are left out. Return 0 where not one token fits.
-
-
-# %%
-def longest_sequence(budget: int, b: int, h: int, a: int, L: int) -> int:
-    """The largest s for which L blocks of eager attention keep no more than budget bytes."""
-
-    ### BEGIN SOLUTION Return a number of tokens.
-    def kept(s):
-        return L * s * b * (34 * h + 5 * a * s)
-
-    low, high = 0, 1
-    while kept(high) <= budget:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if kept(middle) <= budget else (low, middle)
-    return low
-    ### END SOLUTION
-
-
-# %%
-check.longest_sequence(longest_sequence)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Set what is kept equal to the budget. That is a quadratic equation in s: 5·a·s² + 34·h·s − budget/(L·b) = 0.
-#
-# </details>
-# <details><summary>Hint 2: or without algebra</summary>
-#
-# What is kept grows with s. Double s until it is too much, then halve the interval between the last that fits and the
-# first that does not.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# With the formula, take `math.isqrt` and round down; floating point is off by one now and then. Check your result: s
-# fits, s + 1 does not.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# With ten times the budget you get far less than ten times the length: at the end the square rules. Flash attention's
-# length, beside it, grows in proportion.
-
-# %% tags=["solution"]
-for budget in (4, 40, 400):
-    eager = longest_sequence(budget * 10**9, 1, 1600, 25, 48)
-    flash = budget * 10**9 // (48 * 34 * 1600)
-    print(f"{budget} GB for GPT-2 XL's blocks: {eager:,} tokens with eager attention, {flash:,} with 34·s·b·h alone")
-
-# %% [markdown]
-# ## 5 · Read a sweep
-# **Difficulty** ●●●●○ · **15 minutes** · **Trains** diagnosing a kernel from a handful of measurements
-#
-# Somebody trained a model whose code you don't have, at a few sequence lengths, and noted what forward keeps. All you
-# have is a dictionary from s to bytes, in no particular order. Which kernel of attention was it, "eager" or "flash"?
-# And what will forward keep at *twice* the largest of these lengths (within 1 %)?
-
-# %%
-example = check.example_sweep()
-example
-
-
-# %%
-def read_sweep(sweep: dict[int, int]) -> dict:
-    """{"attention": "eager" or "flash", "next": bytes at twice the largest s}, from bytes by sequence length."""
-    ### BEGIN SOLUTION Return a dictionary with the keys attention and next.
-    short, long = min(sweep), max(sweep)
-    slope, slope_later = sweep[short] / short, sweep[long] / long
-    square = (slope_later - slope) / (long - short)  # bytes = linear·s + square·s²
-    linear = slope - square * short
-    bent = square * long > 0.02 * linear
-    s = 2 * long
-    return {"attention": "eager" if bent else "flash", "next": linear * s + square * s * s}
-    ### END SOLUTION
-
-
-# %%
-check.read_sweep(read_sweep)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# What is kept is c₁·s + c₂·s². Divide by s. What does that look like with flash attention?
-#
-# </details>
-# <details><summary>Hint 2: two lengths are enough</summary>
-#
-# bytes/s is c₁ + c₂·s, a straight line. Two points give both numbers. With flash attention c₂ is nothing but rounding.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Take the shortest and the longest length: c₂ is the slope of the line through the two points, and c₁ is where the line
-# meets s = 0. Rounding gives c₂ a small value with flash attention, too. So compare the two terms of bytes/s with each
-# other at the longest length.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# The size tells nothing: a large model with flash attention keeps more than a small one with eager attention. The
-# *bend* tells. The example's sweep, which is a tiny GPT's:
-
-# %% tags=["solution"]
-print(read_sweep(example)["attention"])
-for s, size in example.items():
-    print(f"s = {s:3d}: {size / s:10,.0f} bytes a token of the sequence")
-
-# %% [markdown]
-# ## 6 · Explain a timeline
+# ## 2 · Explain a timeline
 # **Difficulty** ●●○○○ · **10 minutes** · **Trains** giving every rise and fall of a timeline its cause
 #
 # Here are two training steps of a small GPT with eager attention, under autocast, each of two micro-batches. Six
@@ -331,17 +99,17 @@ figure = check.story()
 figure
 
 # %% [markdown]
-# What happens at each of them? Choose from these sentences; three of them are wrong of any moment.
+# What happens at each of them? Choose from these statements. Each is of one moment at most; three are true of none.
 
 # %%
-for number, sentence in check.STATEMENTS.items():
-    print(f"{number}  {sentence}")
+for number, statement in check.STATEMENTS.items():
+    print(f"{number}  {statement}")
 
 
 # %%
 def told() -> dict[str, int]:
-    """For each letter from A to F, the number of the sentence that explains what is there at that moment."""
-    ### BEGIN SOLUTION Return a dictionary with the keys A to F and the numbers of sentences.
+    """For each letter from A to F, the number of the statement that explains what is there at that moment."""
+    ### BEGIN SOLUTION Return a dictionary with the keys A to F and the numbers of statements.
     return {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}
     ### END SOLUTION
 
@@ -376,10 +144,273 @@ check.told(told)
 # its states at its first step and is never done with them: that is why every step but the first begins higher.
 
 # %% [markdown]
+# ## 3 · Which module keeps it?
+# **Difficulty** ●●●○○ · **16 minutes** · **Trains** asking autograd, module by module
+#
+# A model needs more memory than you thought. Which of its modules keep how much? Write a function that runs forward
+# once, and returns bytes by names, those of `model.named_modules()` (the model itself is `""`).
+#
+# - A storage belongs to one module: the one whose forward runs when it is saved for the first time. If modules are
+#   nested, that is the innermost.
+# - It counts once, with all its bytes, even if a small view of it is saved.
+# - `x`, `model.parameters()` and `model.buffers()` are there anyway. Leave them out, and views of them.
+# - A module that keeps nothing may be left out.
+#
+# Inside `with names_running(model) as running:`, the list `running` has the names of the modules whose forward runs at
+# that moment. A storage may be an element of a set.
+
+# %%
+from contextlib import contextmanager
+
+
+@contextmanager
+def names_running(model):
+    """Inside, a list of the names of the modules whose forward is running, the innermost last."""
+    running, handles = [], []
+
+    def leave(*_):
+        running.pop()
+
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        yield running
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# %%
+def kept_by_module(model: nn.Module, x: torch.Tensor) -> dict[str, int]:
+    """Bytes that forward keeps for backward, by the name of the module whose forward kept them."""
+    ### BEGIN SOLUTION Return a dictionary from names of modules to bytes.
+    kept = {}
+    seen = {tensor.untyped_storage() for tensor in (x, *model.parameters(), *model.buffers())}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage not in seen:
+            seen.add(storage)
+            kept[running[-1]] = kept.get(running[-1], 0) + storage.nbytes()
+        return tensor
+
+    with names_running(model) as running, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(x)
+    return kept
+    ### END SOLUTION
+
+
+# %%
+check.kept_by_module(kept_by_module)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# The lesson's `kept_by` has a hook that gets each saved tensor. In your hook, `running[-1]` is the name that the tensor
+# belongs to.
+#
+# </details>
+# <details><summary>Hint 2: what counts once</summary>
+#
+# Two tensors are the same memory if their `untyped_storage()` is the same. Keep a set of storages that need no further
+# count.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# Begin that set with the storages of x, parameters and buffers: then they never count. `storage.nbytes()` is the whole
+# of it, `tensor.nbytes` only the view's part. The hook has to return something.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# Here is PyTorch's own encoder layer, on the CPU. Parameters do not tell you this table: a dropout without any keeps as
+# much as a matrix. ReLU's output belongs to the layer itself, whose forward calls `relu` as a function. And the bill
+# goes to the module that saves first, though its neighbor may need the same storage. So read neighbors together.
+
+# %% tags=["solution"]
+layer = nn.TransformerEncoderLayer(64, 4, dim_feedforward=256, batch_first=True)
+sizes = kept_by_module(layer, torch.randn(8, 32, 64, requires_grad=True))
+for name, size in sorted(sizes.items(), key=lambda pair: -pair[1]):
+    print(f"{name or 'the layer itself':20s} {size:>9,} bytes, {size / (4 * 8 * 32 * 64):5.2f} · s·b·h numbers in fp32")
+
+# %% [markdown]
+# ## 4 · Keeps too much
+# **Difficulty** ●●●○○ · **18 minutes** · **Trains** repairing a module by what backward needs
+#
+# A colleague's block is right, and it keeps too much. Which of its lines would you change? Write `lean(block, x)`. It
+# does what `block(x)` does, with the block's own parts (`block.norm(x)`, `block.gate`, `block.rate` …):
+#
+# - the same output, and the same gradients of x and of all parameters, in training and in `eval()`. From the same seed,
+#   dropout drops the same elements;
+# - it appends one number to `block.log`, equal to the one that the block logs: a float, or a tensor without a graph;
+# - it keeps at most 2·h + 3·ffn numbers per token, and a few for statistics;
+# - no matrix product runs twice. Everything else may.
+#
+# `checkpoint(function, *tensors, use_reentrant=False)` keeps the tensors alone, calls the function again in backward,
+# and restores the random state for it. `forward_backward` runs code once on the CPU and traces it: `.kept` is the bytes
+# that wait for backward, the input included.
+
+# %%
+from inspect import getsource
+
+print(getsource(check.Wasteful))
+h, ffn, x = 64, 256, torch.randn(100, 64)
+block = check.Wasteful(h, ffn)
+kept = forward_backward(block, [x], block.parameters()).kept  # for 100 tokens, 4 bytes per number
+print(f"it keeps {kept // 400:,} numbers per token, where 2·h + 3·ffn is {2 * h + 3 * ffn:,} (traced on the CPU)")
+
+
+# %%
+def lean(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What block(x) returns and logs, keeping at most 2·h + 3·ffn numbers per token."""
+
+    ### BEGIN SOLUTION Return the block's output.
+    def gated(gate, up):
+        return F.dropout(F.silu(gate) * up, block.rate, block.training)
+
+    normal = block.norm(x)
+    hidden = checkpoint(gated, block.gate(normal), block.up(normal), use_reentrant=False)
+    y = block.down(hidden)
+    block.log.append(y.abs().mean().item())
+    return x + y
+    ### END SOLUTION
+
+
+# %%
+check.lean(lean)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# Which tensors do 2·h + 3·ffn numbers have room for? A matrix needs its input, so two of them are settled: the one that
+# `gate` and `up` read, and the one that `down` reads. x, which the norm reads, counts too.
+#
+# </details>
+# <details><summary>Hint 2: the narrow ones</summary>
+#
+# A norm as one operation keeps its input and two numbers per token. And think of the log: who still refers to y after
+# forward?
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# What lies between the outputs of `gate` and `up` and the input of `down` is elementwise, so cheap to run again. Put it
+# into one function of these two tensors. Dropout belongs into it, too.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# x and the norm's output make 2·h; gate, up and the input of `down` make 3·ffn. All else is made again from these. A
+# checkpoint around a few elementwise operations costs no matrix product, and does what a fused kernel does. The log
+# kept y, and with it a part of the graph, step after step: `.item()` keeps a number. This is not the least: can you
+# get to 2·h + 2·ffn without a second product? (Backward of a checkpoint stops as soon as it has what it needs.)
+
+# %% tags=["solution"]
+for name, forward in {"block(x)": block, "lean(block, x)": lambda x: lean(block, x)}.items():
+    kept = forward_backward(forward, [x], block.parameters()).kept
+    print(f"{name:15s} {kept // 400:,} numbers per token")
+
+# %% [markdown]
+# ## 5 · An fp32 loss at two bytes per logit
+# **Difficulty** ●●●●○ · **26 minutes** · **Trains** writing an operation that keeps less than torch's
+#
+# Logits in bf16, a loss in fp32: torch keeps an fp32 log-softmax, and has two or three such tensors at the peak.
+# Write the operation so that
+#
+# - `LeanLoss.apply(logits, targets)` is the mean of −log softmax(z)[target] = logsumexp(z) − z[target], over tokens, in
+#   fp32. Tokens whose target is −100 do not count; at least one token does;
+# - loss and gradient are computed in fp32. Only the result of `backward` has the logits' dtype;
+# - forward keeps one 16-bit tensor of the logits' size, and otherwise only a few numbers per token;
+# - at every moment at most 8 bytes per logit are there: the logits, *one* fp32 tensor of that size, and the 16-bit
+#   gradient. What an operation takes inside counts: for z − max(z), `logsumexp` takes one more fp32 tensor;
+# - the logits stay as they are.
+#
+# Logits are (tokens, V). The gradient of one token's loss is softmax(z), less 1 at its target. `backward` gets
+# `dloss`, a number, and returns a gradient for each argument of `forward`: the logits' and `None`. Names that end in
+# `_` (`sub_`, `exp_`, `mul_`, `scatter_add_`) write over their tensor. `gather` looks up one number per row, `amax` the
+# largest. What is kept is traced on the CPU; `check.peaks` asks a simulated GPU, and so does the check.
+
+# %%
+logits, targets = torch.randn(64, 4096).bfloat16(), torch.randint(4096, (64,))
+
+
+def per_logit(loss):
+    kept = forward_backward(loss, [logits, targets]).kept / logits.numel()
+    forward, backward = check.peaks(loss)
+    return f"{kept:.1f} bytes per logit kept; at the peak {forward:.1f} in forward, {backward:.1f} in backward"
+
+
+print(per_logit(lambda logits, targets: F.cross_entropy(logits.float(), targets)))
+
+
+# %%
+class LeanLoss(torch.autograd.Function):
+    """The mean cross-entropy in fp32 of bf16 logits; it keeps them, and a few numbers per token."""
+
+    @staticmethod
+    def forward(ctx, logits, targets):
+        ### BEGIN SOLUTION Save what backward needs, and return the mean loss.
+        weight = (targets >= 0) / (targets >= 0).sum()
+        top = logits.amax(-1, keepdim=True).float()
+        sums = logits.float().sub_(top).exp_().sum(-1, keepdim=True).log_().add_(top)
+        ctx.save_for_backward(logits, targets, sums, weight)
+        return weight @ (sums - logits.gather(-1, targets.clamp(min=0)[:, None]))[:, 0]
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, dloss):
+        ### BEGIN SOLUTION Return the gradient of the logits, and None for the targets.
+        logits, targets, sums, weight = ctx.saved_tensors
+        p = logits.float().sub_(sums).exp_().scatter_add_(-1, targets.clamp(min=0)[:, None], -torch.ones_like(sums))
+        return p.mul_(dloss * weight[:, None]).to(logits.dtype), None
+        ### END SOLUTION
+
+
+# %%
+check.lean_loss(LeanLoss)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# First without −100. softmax(z) is exp(z − logsumexp(z)). So one number per token and the logits are all that backward
+# needs.
+#
+# </details>
+# <details><summary>Hint 2: one fp32 tensor</summary>
+#
+# `logits.float()` makes it. `logits.float() - sums` makes a second one while the first is there; `sub_` does not. In
+# forward, too, each step from z to the logsumexp can write over the step before.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# exp overflows above 88. Take each row's largest number away first, and add it to the logarithm in the end.
+#
+# −100 is no place in a row, so look up place 0 for those tokens (`clamp`), and give each token a weight: 1 / (number of
+# tokens that count), or 0. The loss is a sum with these weights, and the gradient's rows have the same ones.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# Log-softmax is the logits less one number per token: to keep it in fp32 is to keep the logits a second time, twice as
+# wide. Nothing is lost by making it again, since the logits were 16-bit. Liger Kernel goes one step further and writes
+# the gradient over the logits in forward ([Hsu et al. 2024](https://arxiv.org/abs/2410.10989)). That is safe only where
+# nothing else reads the logits.
+
+# %% tags=["solution"]
+print(f"torch's own loss of an fp32 copy: {per_logit(check.plain_loss)}")
+print(f"LeanLoss:                         {per_logit(LeanLoss.apply)}")
+
+# %% [markdown]
 # ## Take home
 # **Remember** Derive, then count storages, then look for what is left over.
 #
 # **Breaks when** a kernel is fused: then PyTorch no longer keeps what the written operations would.
 #
-# **Cheat-sheet line** output kept: ReLU, sigmoid, tanh, exp, softmax · input kept: GELU, SiLU, linear, norm · both
-# kept: a product · nothing kept: sums, division by a number.
+# **Cheat-sheet line** kept is what the slope is written with: the output where that is enough, else the input; of a
+# product both factors; of a constant slope nothing.

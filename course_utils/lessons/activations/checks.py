@@ -1,68 +1,25 @@
 """Checks of the exercises of lesson 05, "What does each operation keep?": each names the misconception."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
-from math import isqrt
-from numbers import Real
-from typing import Any, NamedTuple
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from course_utils.estimating.exact.activations import activation_bytes
 from course_utils.figures import timeline
 from course_utils.figures.canvas import Figure
-from course_utils.interactive.feedback import (
-    Mistakes,
-    alike,
-    by_name,
-    call,
-    entries,
-    exercise,
-    expect,
-    fail,
-    of_kind,
-    recognized,
-    unit_slip,
-)
+from course_utils.interactive.feedback import call, entries, exercise, expect, fail, of_kind
 from course_utils.interactive.saved import saved_by
 from course_utils.measurement import Measurement
 from course_utils.measuring import measure
-from course_utils.models import PRESETS
+from course_utils.measuring.on_gpu import on_new_gpu
 from course_utils.run import TrainingRun
 
 from ..recomputation.policies import small_gpt
-
-RANDOM_STATE = 24  # bytes of random state that a flash kernel keeps: an answer may count them or leave them out
-
-
-def _same_bytes(got: Sequence[float], wanted: Sequence[float], extras: Sequence[int] = (0,)) -> bool:
-    pairs = list(zip(got, wanted, strict=True))
-    return all(other > 0 and any(abs(one - other - extra) < 0.5 for extra in extras) for one, other in pairs)
-
-
-def _judge_bytes(
-    got: Sequence[float], cases: Sequence[Any], right: Callable[..., int], mistakes: Mistakes, otherwise: str,
-    optional: int = 0,
-) -> None:  # fmt: skip
-    """Raise CheckFailed unless all answers are right to the byte; `optional` bytes may be counted or left out."""
-    if recognized(got, cases, right, mistakes, same=partial(_same_bytes, extras=(0, optional))):
-        return
-    wanted = [right(*case) for case in cases]
-    pairs = list(zip(got, wanted, strict=True))
-    slip, ratios = unit_slip(got[0], wanted[0]), {one / other for one, other in pairs}
-    near = all(abs(one - other) < 1000 for one, other in pairs)
-    for wrong, message in (
-        (_same_bytes(got, wanted, (RANDOM_STATE,)), "Whose random state is that? Only a flash kernel keeps one."),
-        (slip, f"{slip}"),
-        (ratios == {0.5}, "Exactly half: did you count a 16-bit number as one byte, and a mask as half of one?"),
-        (near, "Off by a few bytes only, whatever the sizes: have you added a number where a formula belongs?"),
-        (True, otherwise),
-    ):
-        expect(not wrong, message)
-
+from ..shared.judging import Ran, counted, forward_backward, same, seeded
 
 # ---------------------------------------------------------------------------------------------------- 05.1: expressions
 
@@ -91,8 +48,9 @@ EXPRESSION_MISTAKES: Mapping[tuple[str, float], str] = {
 @exercise("05.1", "Autograd was asked, and keeps what you said, for every expression.")
 def expressions(answer: Any) -> None:
     """`answer(n)` is a dictionary: bytes kept for each of EXPRESSIONS, x and y being n bf16 numbers."""
-    for n in (1024, 4096):
-        got = entries(call(answer, n=n, returns=Mapping), tuple(EXPRESSIONS))
+    sizes = {n: entries(call(answer, n=n, returns=Mapping), tuple(EXPRESSIONS)) for n in (1024, 4096)}
+    expect(sizes[1024] != sizes[4096], "Your bytes are the same for every n. What is the argument for?")
+    for n, got in sizes.items():
         for name, work in EXPRESSIONS.items():
             size, wanted = float(got[name]), sum(item.bytes for item in saved_by(work, (n,), (n,), dtype="bf16"))
             if size == wanted:
@@ -103,201 +61,7 @@ def expressions(answer: Any) -> None:
             fail(f"{name} is off. Take its operations one by one, then strike out what is listed twice.")
 
 
-# ------------------------------------------------------------------------------------------------------ 05.2: mlp_bytes
-
-
-class BilinearMLP(nn.Module):
-    """dropout((GELU(x·W1) · (x·W2))·W3): GEGLU (Shazeer 2020), without biases."""
-
-    def __init__(self, h: int, ffn: int) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False) for sizes in ((h, ffn), (h, ffn), (ffn, h)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = nn.functional.gelu(self.gate(x)) * self.up(x)
-        return nn.functional.dropout(self.down(wide), 0.1)
-
-
-bilinear_mlp = BilinearMLP  # The layer of exercise 2, to look at with `saved_by`
-MLP_CASES = ((512, 2, 256, 1024), (128, 8, 512, 1365), (64, 3, 128, 200))  # s, b, h and ffn
-
-MLP_MISTAKES: Mistakes = {
-    "Both first matrices' input is one storage: you count it twice.": lambda s, b, h, ffn: s * b * (5 * h + 8 * ffn),
-    "Dropout's mask takes one byte an element, not two.": lambda s, b, h, ffn: s * b * (4 * h + 8 * ffn),
-    "The mask of dropout is missing.": lambda s, b, h, ffn: s * b * (2 * h + 8 * ffn),
-    "A mask of width ffn? Dropout comes last, where it is h again.": lambda s, b, h, ffn: s * b * (2 * h + 9 * ffn),
-    "One wide tensor short: a product keeps both of its factors.": lambda s, b, h, ffn: s * b * (3 * h + 6 * ffn),
-    "That is right for one sequence. There are b of them.": lambda s, b, h, ffn: s * (3 * h + 8 * ffn),
-    "That is a GELU MLP without a gate, whose product asks for more.": lambda s, b, h, ffn: s * b * (3 * h + 4 * ffn),
-    "One wide tensor too many: two are one storage.": lambda s, b, h, ffn: s * b * (3 * h + 10 * ffn),
-}  # fmt: skip
-
-
-@exercise("05.2", "What hooks find in the genuine layer, whatever its sizes.")
-def mlp_bytes(answer: Any) -> None:
-    """`answer(s, b, h, ffn)` is what an MLP with a GELU gate and dropout keeps, in 16-bit."""
-    got = [float(call(answer, s=s, b=b, h=h, ffn=ffn)) for s, b, h, ffn in MLP_CASES]
-    otherwise = "Not what autograd keeps. List the tensors: one of width h, some of width ffn, one mask."
-    _judge_bytes(got, MLP_CASES, lambda s, b, h, ffn: s * b * (2 * h + 8 * ffn + h), MLP_MISTAKES, otherwise)
-
-
-# ---------------------------------------------------------------------------------------------------- 05.3: block_bytes
-
-BLOCK_CASES = ((512, 2, 768, 12), (1024, 4, 1600, 25), (256, 1, 512, 4))  # s, b, h and a
-
-
-def block_bytes_of(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
-    core = (5 if dropout else 2) * a * s * s * b if attention == "eager" else 4 * a * s * b
-    return (34 if dropout else 32) * s * b * h + 16 * s * b + core
-
-
-BLOCK_MISTAKES: Mistakes = {
-    "the published formula, whatever kernel and dropout are. What does each of them change?":
-        lambda s, b, h, a, *how: -1 if how == ("eager", True) else block_bytes_of(s, b, h, a, "eager", True),
-    "all there but the statistics of the norms: two norms, two fp32 numbers a token.":
-        lambda s, b, *rest: block_bytes_of(s, b, *rest) - 16 * s * b,
-    "half of the statistics is missing: a block has two norms, and their numbers are fp32.":
-        lambda s, b, *rest: block_bytes_of(s, b, *rest) - 8 * s * b,
-    "the masks are still in your 34.": lambda s, b, h, *rest: block_bytes_of(s, b, h, *rest) + 2 * s * b * h,
-    "only one of the masks has gone: attention's output and the MLP's each have one.":
-        lambda s, b, h, *rest: block_bytes_of(s, b, h, *rest) + s * b * h,
-    "a·s² still counts as with dropout. Its mask goes, and what does the last product keep then?":
-        lambda s, b, h, a, *how: -1 if how[1] else block_bytes_of(s, b, h, a, *how) + 3 * a * s**2 * b,
-    "a·s²: the mask has gone, but softmax's output and the factor of the next product are one.":
-        lambda s, b, h, a, *how: -1 if how[1] else block_bytes_of(s, b, h, a, *how) + 2 * a * s**2 * b,
-    "the kernel keeps something small that you lack: one fp32 number for each row of each head.":
-        lambda s, b, h, a, *how: -1 if how[0] == "eager" else block_bytes_of(s, b, h, a, *how) - 4 * a * s * b,
-}  # fmt: skip
-
-
-@exercise("05.3", "Both kernels, with dropout and without, to the byte, statistics included.")
-def block_bytes(answer: Any) -> None:
-    """`answer(s, b, h, a, attention, dropout)` is what a GPT block keeps, in 16-bit."""
-    for attention in ("eager", "flash"):
-        for dropout in (True, False):
-            cases = [(*case, attention, dropout) for case in BLOCK_CASES]
-            names = ("s", "b", "h", "a", "attention", "dropout")
-            got = [float(call(answer, **by_name(names, case))) for case in cases]
-            where = f"With {attention} attention, {'with' if dropout else 'without'} dropout"
-            known = {f"{where}: {message}": mistake for message, mistake in BLOCK_MISTAKES.items()}
-            otherwise = f"{where} it is off. Compare with the lesson's ledger, row by row."
-            state = RANDOM_STATE if attention == "flash" else 0
-            _judge_bytes(got, cases, block_bytes_of, known, otherwise, optional=state)
-
-
-# ----------------------------------------------------------------------------------------------- 05.4: longest_sequence
-
-BUDGET_CASES = (
-    (40 * 10**9, 1, 1600, 25, 48),
-    (8 * 2**30, 4, 768, 12, 12),
-    (200 * 10**9, 2, 4096, 32, 32),
-    (10**6, 8, 1600, 25, 48),
-    (12 * 2 * 1000 * (34 * 768 + 5 * 12 * 1000), 2, 768, 12, 12),
-)
-"""budget in bytes, b, h, a and L; 1,000 tokens fill the last one to the byte."""
-
-
-def longest_of(budget: int, b: int, h: int, a: int, L: int) -> int:
-    """The largest s with L·b·(34·h·s + 5·a·s²) ≤ budget: a quadratic equation, exact in whole numbers."""
-    per_layer = budget // (L * b)
-    root = isqrt((34 * h) ** 2 + 4 * 5 * a * per_layer)
-    s = (root - 34 * h) // (10 * a)
-    while 34 * h * (s + 1) + 5 * a * (s + 1) ** 2 <= per_layer:
-        s += 1
-    return s
-
-
-LENGTH_MISTAKES: Mistakes = {
-    "What fills the budget to the last byte still fits.": lambda budget, *rest: longest_of(budget - 1, *rest),
-    "Linear alone? That is flash attention's length.": lambda budget, b, h, a, L: budget // (L * b * 34 * h),
-    "s² alone: the linear part is far from nothing.": lambda budget, b, h, a, L: isqrt(budget // (L * b * 5 * a)),
-    "One block fills it, but all L blocks keep their share.": lambda budget, b, h, a, _: longest_of(budget, b, h, a, 1),
-    "Right for one sequence. There are b of them at once.": lambda budget, b, *rest: longest_of(budget, 1, *rest),
-}  # fmt: skip
-
-
-@exercise("05.4", "One token more would not fit, for any budget and any model.")
-def longest_sequence(answer: Any) -> None:
-    """`answer(budget, b, h, a, L)` is the largest s whose L eager blocks fit into `budget` bytes."""
-    names = ("budget", "b", "h", "a", "L")
-    got = [call(answer, **by_name(names, case)) for case in BUDGET_CASES]
-    for value in got:
-        expect(value == int(value) and value >= 0, "A length is a whole number of tokens; round down what you get.")
-    if recognized(got, BUDGET_CASES, longest_of, LENGTH_MISTAKES):
-        return
-    too_long = any(value > longest_of(*case) for value, case in zip(got, BUDGET_CASES, strict=True))
-    expect(not too_long, "One of your lengths is too long: put it into the formula and compare with the budget.")
-    fail("What you give fits, but a longer sequence fits as well.")
-
-
-# ----------------------------------------------------------------------------------------------------- 05.5: read_sweep
-
-
-class Sweep(NamedTuple):
-    """A hidden run: bytes at the end of forward for some lengths, its kernel, and bytes at twice the longest."""
-
-    sweep: dict[int, int]
-    attention: str
-    next: int
-
-
-def _sweep(run: TrainingRun, *lengths: int) -> Sweep:
-    sizes = {s: activation_bytes(run.replace(seq_len=s)) for s in lengths}
-    return Sweep(sizes, run.attention, activation_bytes(run.replace(seq_len=2 * max(lengths))))
-
-
-@cache
-def hidden_sweeps() -> tuple[Sweep, ...]:
-    """Sweeps of four models; neither size nor order of the lengths gives the kernel away."""
-    small = TrainingRun("gpt2", 2, 128, "bf16-master")
-    large = TrainingRun(replace(PRESETS["llama3.2-1b"], layers=4), 8, 512, "bf16-master")
-    return (
-        _sweep(large, 512, 1024, 2048),
-        _sweep(small.replace(attention="eager"), 128, 256, 512),
-        _sweep(large.replace(attention="eager", micro_batch=1), 256, 512, 768),
-        _sweep(small.replace(precision="amp-bf16", micro_batch=1), 384, 128, 256),
-    )
-
-
-def example_sweep() -> dict[int, int]:
-    """A sweep to try `read_sweep` on: a tiny GPT with eager attention, bytes by length."""
-    return _sweep(TrainingRun("tiny-gpt", 4, 32, "bf16-master", attention="eager"), 32, 64, 128).sweep
-
-
-NEXT_MISTAKES: Mistakes = {
-    "You double the last size. With s×s matrices that is too little.": lambda sweep, *_: 2 * sweep[max(sweep)],
-    "You take four times the last size. Only a part of it grows with s².": lambda sweep, *_: 4 * sweep[max(sweep)],
-}
-
-
-@exercise("05.5", "Kernel and next length of every hidden model, from a handful of lengths.")
-def read_sweep(answer: Any) -> None:
-    """`answer(sweep)` is {"attention": "eager" or "flash", "next": bytes at twice the largest s}."""
-    hidden = hidden_sweeps()
-    answers = [_sweep_answer(answer, dict(case.sweep)) for case in hidden]
-    kernels, wanted = [kernel for kernel, _ in answers], [case.attention for case in hidden]
-    expect(len(set(kernels)) > 1, "You name the same kernel whatever the sweep says. The hidden models differ.")
-    some_right, all_right = any(map(str.__eq__, kernels, wanted)), kernels == wanted
-    expect(some_right, "Turned round: which of the two kernels writes s×s matrices?")
-    expect(all_right, "A kernel is off. Don't judge by how much is kept: what remains when you divide it by s?")
-    got = [size for _, size in answers]
-    if recognized(got, hidden, lambda *case: case[-1], NEXT_MISTAKES, same=partial(alike, tolerance=1e-2)):
-        return
-    for size, case in zip(got, hidden, strict=True):
-        slip = unit_slip(size, case.next)
-        expect(not slip, f"The kernels are right; next is {slip}")
-        close = math.isclose(size, case.next, rel_tol=1e-2)
-        expect(close, f"The kernels are right, but a next size is off, by {case.attention} attention.")
-
-
-def _sweep_answer(answer: Any, sweep: dict[int, int]) -> tuple[str, float]:
-    got = entries(call(answer, sweep=sweep, returns=Mapping), ("attention", "next"), (Real, str))
-    kernel = of_kind(got["attention"], str, "attention is")
-    expect(kernel in ("eager", "flash"), f"attention is 'eager' or 'flash'; you say {kernel!r}.")
-    return kernel, float(of_kind(got["next"], Real, "next is"))
-
-
-# ------------------------------------------------------------------------------------------------------- 05.6: explain
+# -------------------------------------------------------------------------------------------------------- 05.2: explain
 
 STORY = TrainingRun(small_gpt(layers=3), 8, 128, "amp-bf16", attention="eager", accumulation_steps=2)
 
@@ -312,7 +76,7 @@ STATEMENTS = {
     8: "The weights are loaded a second and a third time, so that the optimizer can work on copies.",
     9: "A step begins: gradients have been set to none, the optimizer's states stay.",
 }
-"""Statements about moments, in no order; three are wrong for every moment."""
+"""Statements about moments, in no order; three are true of none."""
 
 EXPLAINED = {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}  # The right statement of each moment
 STORY_MISTAKES: Mapping[tuple[str, int], str] = {
@@ -333,7 +97,7 @@ def story_measured() -> Measurement:
 
 
 def story_letters() -> dict[str, int]:
-    """The moments of exercise 6, as counts of events: where phases of the two steps begin, and one within backward."""
+    """The moments of exercise 2, as counts of events: where phases of the two steps begin, and one within backward."""
     starts: dict[tuple[int, str], list[int]] = {}
     for mark in story_measured().timeline.marks:
         starts.setdefault((mark.step, mark.phase), []).append(mark.event)
@@ -349,7 +113,7 @@ def story() -> Figure:
     return timeline(story_measured(), title, unit="MB", steps=[1, 2], letters=story_letters())
 
 
-@exercise("05.6", "Every moment has its cause: nothing leaks, and nothing waits for the optimizer but gradients.")
+@exercise("05.2", "Every moment has its cause: nothing leaks, and nothing waits for the optimizer but gradients.")
 def told(answer: Any) -> None:
     """`answer()` is a dictionary from each letter to the number of the statement about that moment."""
     got = entries(call(answer, returns=Mapping), tuple(EXPLAINED), int)
@@ -363,3 +127,241 @@ def told(answer: Any) -> None:
     expect(not twice, f"{' '.join(twice[:1])} have the same explanation. Every statement is of one moment at most.")
     wrong = next(letter for letter, number in EXPLAINED.items() if got[letter] != number)
     fail(f"{wrong} is off. Which kinds of memory are there at that moment, and which have come or gone since the last?")
+
+
+# ------------------------------------------------------------------------------------------------ 05.3: kept_by_module
+
+
+class Heads(nn.Module):
+    """Attention of one head that does the work itself: it keeps views of what `qkv` has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.register_buffer("scale", torch.linspace(1, 2, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return F.dropout((q * self.scale @ k.mT).softmax(-1), 0.5, self.training) @ v
+
+
+class Gated(nn.Module):
+    """Two operations use one tensor: SiLU its input, and the product its factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(8, 32), nn.SiLU(), nn.Linear(32, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.up(x)
+        return self.down(self.act(wide) * wide)
+
+
+def kept_cases() -> Mapping[str, nn.Module]:
+    """Modules to ask, by what a message calls them; the input of each is (2, 5, 8)."""
+    deep: OrderedDict[str, nn.Module] = OrderedDict(heads=Heads(), mlp=nn.Sequential(Gated(), nn.Dropout(0.3)))
+    twice = nn.Linear(8, 8)
+    return {
+        "attention and an MLP, nested": nn.Sequential(deep),
+        "an MLP with ReLU": nn.Sequential(nn.Linear(8, 32), nn.ReLU(inplace=True), nn.Linear(32, 8), nn.Dropout(0.5)),
+        "one layer used twice": nn.Sequential(twice, nn.Tanh(), twice),
+        "a module that keeps nothing": nn.Sequential(nn.Identity(), nn.Flatten()),
+        "a model that computes between its children": Gated(),
+    }
+
+
+def kept_ledger(
+    model: nn.Module, x: torch.Tensor, counted: str = "", each: bool = False, views: bool = False, place: Any = -1
+) -> dict[str, int]:
+    """Bytes that forward keeps by module. Options are mistakes: what is counted, how often, how far, for which."""
+    there = {"x": [x], "parameters": model.parameters(), "buffers": model.buffers()}
+    seen = {tensor.untyped_storage() for kind, known in there.items() if kind != counted for tensor in known}
+    kept, running, handles = Counter[str](), list[str](), list[Any]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage not in seen:
+            for name in running if place is None else [running[max(place, -len(running))]]:
+                kept[name] += tensor.nbytes if views else storage.nbytes()
+        seen.update([] if each else [storage])
+        return tensor
+
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        handles.append(module.register_forward_hook(lambda *_: running.__delitem__(-1)))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(x)
+    for handle in handles:
+        handle.remove()
+    return dict(kept)
+
+
+KEPT_MISTAKES: Mapping[str, Mapping[str, Any]] = {
+    "some storages count more than once: two operations may keep one storage.": {"each": True},
+    "you count the bytes of a view. As long as it lives, its whole storage does.": {"views": True},
+    "you count each view, with its own bytes. Count the storage behind it, and once.": {"each": True, "views": True},
+    "you count parameters, too. Even a transposed view of one has the parameter's storage.": {"counted": "parameters"},
+    "you count x, too, which was there before.": {"counted": "x"},
+    "you count a buffer, too. It is there anyway, as a parameter is.": {"counted": "buffers"},
+    "you give it to the outermost module that runs. Where in the list is the innermost?": {"place": 0},
+    "you give it to the module around the one that runs.": {"place": -2},
+    "a module also gets what its submodules keep. Each storage belongs to one name.": {"place": None},
+}
+
+
+@exercise("05.3", "Every storage once, and under the name of the module that kept it.")
+def kept_by_module(answer: Any) -> None:
+    """`answer(model, x)` is a dictionary from names of modules to the bytes that their forward keeps."""
+    for what, model in kept_cases().items():
+        with seeded():
+            x = torch.randn(2, 5, 8, requires_grad=True)
+            wanted, found = kept_ledger(model, x), call(answer, model, x, returns=Mapping)
+            got = {name: size for name in found if (size := of_kind(found[name], int, f"With {what}, {name!r} is"))}
+            for message, mistake in KEPT_MISTAKES.items():
+                expect(got == wanted or got != kept_ledger(model, x, **mistake), f"With {what}, {message}")
+        strangers = sorted(map(repr, {*got} - {*dict(model.named_modules())}))
+        expect(not strangers, f"With {what}: {', '.join(strangers)} is no name of `named_modules()`.")
+        off = next((name for name, _ in model.named_modules() if got.get(name, 0) != wanted.get(name, 0)), "")
+        way = "too much" if got.get(off, 0) > wanted.get(off, 0) else "too little" if off in got else "nothing"
+        expect(got == wanted or sum(got.values()) != sum(wanted.values()), f"With {what}, the sum is right. Names are "
+               "not: which module's forward runs when a storage is kept for the first time?")  # fmt: skip
+        expect(got == wanted, f"With {what}, {off!r} has {way}. What is saved first while its own forward runs?")
+
+
+# ---------------------------------------------------------------------------------------------------------- 05.4: lean
+
+
+class Wasteful(nn.Module):
+    """x + W3·dropout(SiLU(n·W1) · n·W2), n being LayerNorm of x: right, and it keeps too much."""
+
+    def __init__(self, h: int, ffn: int, rate: float = 0.1) -> None:
+        super().__init__()
+        self.norm, self.rate = nn.LayerNorm(h), rate
+        self.log: list[Any] = []
+        self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False) for sizes in ((h, ffn), (h, ffn), (ffn, h)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        centered = x - x.mean(-1, keepdim=True)
+        normal = centered / (centered.square().mean(-1, keepdim=True) + self.norm.eps).sqrt()
+        normal = self.norm.weight * normal + self.norm.bias
+        gate, up = self.gate(normal), self.up(normal)
+        y = self.down(F.dropout(gate * torch.sigmoid(gate) * up, self.rate, self.training))
+        self.log.append(y.abs().mean())
+        return x + y
+
+
+LEAN_CASES = ((200, 16, 256, False, 1e-2), (200, 16, 256, True, 1e-5), (1, 8, 200, True, 1e-5))  # …, training, eps
+AROUND, STATE = 4 * 8, 5056
+"""Bytes that may come on top: per token, as a norm's statistics, and for a state of random numbers on the CPU."""
+
+
+@exercise("05.4", "The same output, gradients and log, each product once, and nothing waits that is cheap to make.")
+def lean(answer: Any) -> None:
+    """`answer(block, x)` is what `block(x)` is, and keeps 2·h + 3·ffn numbers per token."""
+    for tokens, h, ffn, training, eps in LEAN_CASES:
+        with seeded(h):
+            block, x = Wasteful(h, ffn, 0.3).train(training), torch.randn(tokens, h) + 1
+            block.norm.eps = eps
+            nn.init.normal_(block.norm.weight), nn.init.normal_(block.norm.bias)
+        runs, logs = list[tuple[Ran, int]](), list[list[Any]]()
+        for run in (block, lambda x, block=block: call(answer, block, x, returns=torch.Tensor)):
+            block.log = [0.5]
+            runs.append(counted(run, [x], block.parameters()))
+            logs.append(list(block.log))
+        ((wanted, least), (got, work)), (log, mine) = runs, logs
+        mode = "In training" if training else "With `block.eval()`"
+        close, another = same([got.output], [wanted.output], 1e-4), f"{mode}, the output is another."
+        expect(close or not training, f"{another} Does it drop what the block drops, at its rate, in training alone?")
+        expect(close, f"{another} Is the norm's weight there, its bias, its eps, and no dropout?")
+        slopes = same(got.gradients, wanted.gradients, 1e-3)
+        why = "Does a second forward drop the same?" if training else "Does x reach the output by both ways?"
+        expect(slopes, f"{mode}, the output is right and a gradient is not. {why} Is all that you keep in fp32?")
+        expect(mine[:1] == [0.5], "What `block.log` held before has gone. Append to it.")
+        expect(len(mine) == 2, f"One step logs one number. Yours logs {len(mine) - 1}.")
+        alive = isinstance(mine[1], torch.Tensor) and mine[1].requires_grad
+        expect(not alive, "The log holds a graph, and all that this graph keeps. A number is enough.")
+        expect(abs(float(mine[1]) - log[1].item()) < 1e-4, "Your log has another number than the block's own.")
+        expect(work <= least, "A matrix product runs a second time. Compute only what is cheap again.")
+        over = (got.kept - STATE - tokens * (4 * (2 * h + 3 * ffn) + AROUND)) / tokens / 4
+        expect(over < ffn / 2, "A wide tensor too many waits for backward. What can be made again from gate and up?")
+        expect(over <= 0, "Not the wide ones: what else waits is too much. The norm's tensors, or copies of weights?")
+
+
+# ------------------------------------------------------------------------------------------------------ 05.5: LeanLoss
+
+
+def plain_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of an fp32 copy, as most code has it."""
+    return F.cross_entropy(logits.float(), targets)
+
+
+def peaks(loss: Callable[..., torch.Tensor]) -> tuple[float, float]:
+    """Bytes per logit at the peaks of forward and backward on a simulated GPU, the logits' own two included."""
+    with on_new_gpu(), torch.device("cuda"):
+        logits = torch.randn(256, 2**21, dtype=torch.bfloat16, requires_grad=True)
+        output, forward = loss(logits, torch.randint(2**21, (256,))), torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        output.backward()
+        return forward / logits.numel(), torch.cuda.max_memory_allocated() / logits.numel()
+
+
+def _loss_case(tokens: int, without: Any = (), factor: float = 4, more: float = 0, vocabulary: int = 9) -> list[Any]:
+    with seeded(tokens):
+        targets = torch.randint(vocabulary, (tokens,))
+        targets[list(without)] = -100
+        return [(factor * torch.randn(tokens, vocabulary) + more).bfloat16(), targets]
+
+
+def _slip(mine: Any, slope: Any) -> str:
+    if torch.allclose(mine.double(), slope.double(), 0.01, 1e-6):
+        return ""
+    if same([mine], [slope], 0.03):
+        return "It is near, but computed in 16 bits. Compute it from an fp32 copy; only the result is 16-bit."
+    if same([-mine], [slope], 4e-3):
+        return "Its sign is turned round. Do you multiply by the gradient that comes in?"
+    if ((mine != 0).any(-1) != (slope != 0).any(-1)).any():
+        return "Rows whose target is -100 have a gradient of 0."
+    if same([mine * (slope.float().norm() / mine.float().norm())], [slope], 4e-3):
+        return "By one factor everywhere: the loss was a mean."
+    return "It is softmax, less 1 at the target, over the number of tokens that count, times what comes in."
+
+
+@exercise("05.5", "Loss and gradient in fp32: two bytes per logit wait for backward, and eight are there at most.")
+def lean_loss(answer: Any) -> None:
+    """`answer` is an `autograd.Function` whose `apply(logits, targets)` is the mean loss in fp32."""
+    run = getattr(answer, "apply", answer)
+    hints = {"out of bounds": "A target of -100 is no place in a row. Look it up at another place, and count it not."}
+    for what, case in {
+        "With 6 tokens": _loss_case(6),
+        "With one token": _loss_case(1),
+        "With targets that do not count (-100)": _loss_case(7, (0, 3, 4)),
+        "With logits around 30": _loss_case(8, (2,), 1.0, 30.0),
+        "With large logits": _loss_case(5, (1,), 300.0),
+    }.items():
+
+        def one_number(*given: torch.Tensor, what: str = what) -> torch.Tensor:
+            loss = call(run, *given, returns=torch.Tensor, hints=hints)
+            expect(loss.shape == (), f"{what}, your loss is no single number. The mean over tokens was asked for.")
+            expect(loss.isfinite(), f"{what}, your loss is {loss.item()}. exp overflows: see hint 3.")
+            return loss
+
+        wanted, got = forward_backward(plain_loss, case), forward_backward(one_number, case)
+        more = float(got.output / wanted.output)
+        why = " A sum, not a mean?" if more > 1.5 else " The mean is over tokens that count." if 0 < more < 0.95 else ""
+        expect(same([got.output], [wanted.output], 1e-2), f"{what}, the loss is another.{why}")
+        exact = got.output.dtype == torch.float32 and same([got.output], [wanted.output], 1e-4)
+        expect(exact, f"{what}, the loss is near, but computed in 16 bits. Compute with an fp32 copy.")
+        (mine, *_), (slope, *_) = got.gradients, wanted.gradients
+        expect(mine is not None, f"{what}, no gradient comes for the logits: backward returns it first, and then None.")
+        slip = _slip(mine, slope)
+        expect(not slip, f"{what}, the loss is right and its gradient is not. {slip}")
+    got, number = forward_backward(run, _loss_case(64, (5,), vocabulary=4096)), 64 * 4096
+    expect(got.kept < 3.9 * number, "What you keep is as large as the fp32 copy. What can be made again from 16 bits?")
+    expect(got.kept <= 2 * number + 48 * 64, "Except for 16 bits per logit, keep only numbers per token.")
+    wide, forward, backward = "at one moment two fp32 tensors of the logits' size are there.", 0.0, got.peak / number
+    try:
+        forward, backward = peaks(run)
+    except Exception as error:  # a simulated GPU knows no values
+        print(f"Traced on the CPU, without what operations take inside: a simulated GPU says {type(error).__name__}.")
+    expect(forward <= 8.5, f"It keeps little, but in forward {wide} Inside, `logsumexp` makes one of its own.")
+    expect(backward <= 8.5, f"It keeps little, but {wide} Which operations can write over their input?")
