@@ -2,65 +2,69 @@
 
 import math
 from collections.abc import Callable
-from itertools import accumulate, pairwise
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import accumulate, count, groupby, pairwise
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from checking import Answers, JudgedAnswers
-from lesson_source import names_from_cells
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, get_device_states, set_device_states
 
-from course_utils import estimate, gpu
 from course_utils.estimating.exact.activations import activation_bytes
-from course_utils.interactive.feedback import divisors
 from course_utils.lessons.recomputation import checks as lesson_06
-from course_utils.lessons.recomputation.checks import SECRET_POLICIES, SECRETS, TEETH, case, kept_by_forward, measured
+from course_utils.lessons.recomputation.checks import SECRET_POLICIES, SECRETS, TEETH, case, measured
 
 
-def costing(
-    memory: Callable[[int, int], float] = lambda n, k: n / k + k,
-    forwards: Callable[[int, int], float] = lambda n, k: 2 * n,
-) -> Any:
-    return lambda n, k: {"memory": memory(n, k), "forwards": forwards(n, k)}
+def mlp(whole: bool = False, activation: bool = False, reentrant: bool = False) -> Any:
+    """An answer that checkpoints GELU and the product after it: or everything, or GELU alone."""
+
+    def answer(x: Any, up: Any, down: Any) -> Any:
+        if whole:
+            return checkpoint(lambda x: down(F.gelu(up(x))), x, use_reentrant=reentrant)
+        if activation:
+            return down(checkpoint(F.gelu, up(x), use_reentrant=reentrant))
+        return checkpoint(lambda z: down(F.gelu(z)), up(x), use_reentrant=reentrant)
+
+    return answer
 
 
-COST = Answers(
-    right=[costing()],
-    wrong=[
-        (costing(lambda n, k: n // k), "the checkpoints alone"),
-        (costing(lambda n, k: k), "one stretch alone"),
-        (costing(lambda n, k: n), "a chain that keeps all"),
-        (costing(lambda n, k: n + n // k), "every stretch keep its values"),
-        (costing(lambda n, k: n // k - 1 + k), "One checkpoint is missing"),
-        (costing(lambda n, k: 2 * math.sqrt(n)), "the best k alone"),
-        (costing(lambda n, k: n * k), "memory is off"),
-        (costing(forwards=lambda n, k: n), "one forward pass"),
-        (costing(forwards=lambda n, k: 3 * n), "count backward too"),
-        (costing(forwards=lambda n, k: n + k), "You run one stretch again"),
-        (costing(forwards=lambda n, k: n + n // k), "one node of each stretch"),
-        (costing(forwards=lambda n, k: n + n * (n + 1) // 2), "keeping nothing costs"),
-        (costing(forwards=lambda n, k: n * k), "forwards is off"),
+def mlp_by_hand(x: Any, up: Any, down: Any) -> Any:
+    """Hooks of one's own: GELU's output is not kept, but made again from its input."""
+    z = up(x)
+    y = F.gelu(z)
+    place = y.data_ptr()
+    makes_it_again = saved_tensors_hooks(
+        lambda kept: None if kept.data_ptr() == place else kept,
+        lambda kept: F.gelu(z.detach()) if kept is None else kept,
+    )
+    with makes_it_again:
+        return down(y)
+
+
+MLP = Answers(
+    right=[
+        mlp(),
+        mlp_by_hand,
+        lambda x, up, down: checkpoint(torch.nn.Sequential(torch.nn.GELU(), down), up(x), use_reentrant=False),
     ],
-)
-
-
-def by_pairs(n: int, c: float) -> int:
-    return min((n / k + c * k, k) for k in range(1, n + 1) if n % k == 0)[1]
-
-
-BEST_INTERVAL = Answers(
-    right=[by_pairs],
     wrong=[
-        (lambda n, c: by_pairs(n, 1), "You leave c out"),
-        (lambda n, c: max(1, round(math.sqrt(n / c))), "does not divide n"),
-        (lambda n, c: min(divisors(n)[::-1], key=lambda k: n / k + c * k), "the largest of several"),
-        (lambda n, c: min(divisors(n), key=lambda k: c * n / k + k), "on the wrong side"),
-        (lambda n, c: min(divisors(n), key=lambda k: abs(k - math.sqrt(n / c))), "You rounded"),
-        (lambda n, c: 1, "Some k is not the best"),
+        (lambda x, up, down: down(F.gelu(up(x))), "GELU's output is still kept"),
+        (mlp(activation=True), "GELU's output is still kept"),
+        (mlp(activation=True, reentrant=True), "GELU's output is still kept"),
+        (mlp(whole=True), "You keep x alone"),
+        (mlp(whole=True, reentrant=True), "You keep x alone"),
+        (mlp(reentrant=True), "A matrix product runs again"),
+        (lambda x, up, down: down(checkpoint(lambda x: F.gelu(up(x)), x, use_reentrant=False)),
+         "A matrix product runs again"),
+        (lambda x, up, down: down(F.relu(up(x))), "The output is not"),
+        (lambda x, up, down: mlp()(x.detach(), up, down), "some gradient is not"),
+        (lambda x, up, down: down(F.gelu(up(x))).detach(), "something cuts the graph"),
     ],
-)
+)  # fmt: skip
 
 
 def plain(blocks: Any, x: Any, k: int = 0) -> Any:
@@ -69,9 +73,9 @@ def plain(blocks: Any, x: Any, k: int = 0) -> Any:
     return x
 
 
-def grouped(blocks: Any, x: Any, k: int, preserve: bool = True) -> Any:
+def grouped(blocks: Any, x: Any, k: int, preserve: bool = True, reentrant: bool = False) -> Any:
     for first in range(0, len(blocks), k):
-        x = checkpoint(plain, blocks[first : first + k], x, use_reentrant=False, preserve_rng_state=preserve)
+        x = checkpoint(plain, blocks[first : first + k], x, use_reentrant=reentrant, preserve_rng_state=preserve)
     return x
 
 
@@ -80,14 +84,16 @@ def from_the_end(blocks: Any, x: Any, k: int) -> Any:
         return x
     first = (len(blocks) - 1) // k * k
     x = from_the_end(blocks[:first], x, k)
-    return checkpoint(torch.nn.Sequential(*blocks[first:]), x, use_reentrant=True)
+    return checkpoint(torch.nn.Sequential(*blocks[first:]), x, use_reentrant=False)
 
 
-def by_hand(blocks: Any, x: Any, k: int) -> Any:
-    recomputed = names_from_cells("06", "def flash(", "def state(", "class Recomputed")["Recomputed"]
-    for first in range(0, len(blocks), k):
-        x = recomputed.apply(torch.nn.Sequential(*blocks[first : first + k]), x)
-    return x
+def by_hand(way: Any) -> Any:
+    def answer(blocks: Any, x: Any, k: int) -> Any:
+        for first in range(0, len(blocks), k):
+            x = way(torch.nn.Sequential(*blocks[first : first + k]), x)
+        return x
+
+    return answer
 
 
 def late_binding(blocks: Any, x: Any, k: int) -> Any:
@@ -130,7 +136,7 @@ def popping(blocks: Any, x: Any, k: int) -> Any:
 
 
 IN_GROUPS = Answers(
-    right=[grouped, from_the_end, by_hand],
+    right=[grouped, from_the_end, lambda blocks, x, k: by_hand(with_hooks())(blocks, x, k)],
     wrong=[
         (late_binding, "The output is right and the gradients are not"),
         (past_the_end, "Backward ran something else than forward"),
@@ -144,78 +150,285 @@ IN_GROUPS = Answers(
         (lambda blocks, x, k: grouped([block.eval() for block in blocks], x, k), "in training mode"),
         (evenly, "in other places"),
         (popping, "work on a copy"),
+        (lambda blocks, x, k: grouped(blocks, x, k, reentrant=True), "No weight gets a gradient when x requires none"),
+        (lambda blocks, x, k: by_hand(reentrant())(blocks, x, k), "No weight gets a gradient when x requires none"),
     ],
 )
 
 
-def percent(
-    full: Callable[[float, float], float] = lambda blocks, head: 100 * blocks / (3 * (blocks + head)),
-    core: Callable[[float, float], float] = lambda core, all: 100 * core / (3 * all),
-    layers: int | None = None,
+def policy(
+    worth: Callable[[Any, Any], float] = lambda left, right: 2 * left.shape[-1] / left.itemsize,
+    names: str = "mm addmm bmm",
+    above: bool = False,
 ) -> Any:
-    """An answer by forward's FLOPs: `full` from those of blocks and head, `core` from those of cores and everything."""
+    def answer(least: float) -> Any:
+        def chosen(ctx: Any, op: Any, *args: Any, **_: Any) -> CheckpointPolicy:
+            product = op in [getattr(torch.ops.aten, name).default for name in names.split()]
+            keep = product and (worth(*args[-2:]) > least if above else worth(*args[-2:]) >= least)
+            return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
-    def answer(s: int, h: int, L: int, V: int) -> dict[str, float]:
-        L = layers or L
-        blocks, head = L * (24 * h * h + 4 * s * h), 2 * h * V
-        return {"full": full(blocks, head), "core": core(L * 4 * s * h, blocks + head)}
+        return chosen
 
     return answer
 
 
-def percent_by_shares(s: int, h: int, L: int, V: int) -> dict[str, Any]:
-    block, core = 12 * h + 2 * s, 2 * s
-    return {"core": numpy.float64(100 / 3) / (block / core + V / L / core), "full": 100 / 3 / (1 + V / L / block)}
+def policy_by_counting(least: float) -> Any:
+    """FLOPs and bytes counted out, and the decision as True or False."""
+
+    def chosen(ctx: Any, op: Any, *args: Any, **_: Any) -> bool:
+        if op.overloadpacket not in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm):
+            return False
+        left, right = args[-2:]
+        stack = left.shape[0] if left.dim() == 3 else 1
+        numbers = stack * left.shape[-2] * right.shape[-1]
+        return 2 * numbers * left.shape[-1] >= least * numbers * left.element_size()
+
+    return chosen
 
 
-def percent_step_by_step(s: int, h: int, L: int, V: int) -> dict[str, float]:
-    step = 0
-    for part in [24 * h**2, 4 * s * h] * L + [2 * h * V]:
-        step += part + 2 * part
-    more = {"full": step + sum([24 * h**2 + 4 * s * h] * L), "core": step + 4 * s * h * L}
-    return {name: (flops - step) / step * 100 for name, flops in more.items()}
+class Prefers:
+    def __init__(self, least: float) -> None:
+        self.least = least
+
+    def __call__(self, ctx: Any, op: Any, *args: Any, **_: Any) -> CheckpointPolicy:
+        if "mm" in op.name() and args[-1].shape[-2] * 2 / args[-1].dtype.itemsize >= self.least:
+            return CheckpointPolicy.PREFER_SAVE
+        return CheckpointPolicy.MUST_RECOMPUTE
 
 
-ADDED = Answers(
-    right=[percent(), percent_by_shares, percent_step_by_step],
+WORTH = Answers(
+    right=[policy(), policy_by_counting, lambda least: Prefers(least)],
     wrong=[
-        (percent(full=lambda blocks, head: 100 / 3), "runs the head again"),
-        (percent(full=lambda blocks, head: 100 * blocks / (blocks + head)), "divide by forward alone"),
-        (percent(full=lambda blocks, head: blocks / (3 * (blocks + head))), "parts of 1"),
-        (percent(full=lambda blocks, head: 50 * blocks / (blocks + head)), "twice forward's FLOPs"),
-        (percent(full=lambda blocks, head: 100), "full is off"),
-        (percent(layers=1), "The model has L blocks"),
-        (percent(core=lambda core, all: 100 * core / all), "as in the paper's eq. 8"),
-        (percent(core=lambda core, all: core / (3 * all)), "parts of 1"),
-        (percent(core=lambda core, all: 50 * core / (3 * all)), "One product is missing"),
-        (percent(core=lambda core, all: 100 * core / (2 * all)), "core is off"),
+        (policy(lambda left, right: 2 * left.shape[-1]), "FLOPs per *byte*"),
+        (policy(lambda left, right: left.shape[-1] / left.itemsize), "Half of it"),
+        (policy(lambda left, right: 2 * right.shape[-1] / left.itemsize), "the result's columns"),
+        (policy(above=True), "*At least* so many"),
+        (policy(lambda left, right: 10**9), "You keep every product"),
+        (policy(names=""), "Nothing is kept"),
+        (lambda least: lambda ctx, op, *args, **named: None, "What does your policy return?"),
+        (policy(names="mm"), "Some products are kept"),
+        (policy(names="mm addmm"), "they come as `bmm`"),
+        (policy(names="mm bmm"), "it comes as `addmm`"),
+        (policy(lambda left, right: 2 * left.shape[0] / left.itemsize), "Some products are kept"),
+        (lambda least: lambda ctx, op, *args, **named: bool(args[0].nothing), "With your policy, the network raised"),
+        (lambda least: None, "your function returned nothing"),
     ],
 )
 
 
-def fitting(run: Any, card: str) -> list[tuple[float, int, str]]:
-    runs = [run.replace(recompute=policy) for policy in lesson_06.POLICIES]
-    costs = [(lesson_06.added_percent(one), estimate(one).total, one.recompute) for one in runs]
-    return [cost for cost in costs if cost[1] <= gpu(card).memory]
+def state_of(x: Any) -> tuple[Any, ...]:
+    kind = x.device.type
+    on_gpu = torch.cuda.get_rng_state(x.device) if x.is_cuda else None
+    return torch.get_rng_state(), on_gpu, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
 
-def by_sorting(run: Any, card: str) -> str | None:
-    return next((policy for _, _, policy in sorted(fitting(run, card))), None)
+@contextmanager
+def restored(
+    x: Any, state: Any, cpu: bool = True, gpu: bool = True, autocast: bool = True, put_back: bool = True
+) -> Any:
+    on_cpu, on_gpu, dtype, enabled = state
+    devices = [x.device] if x.is_cuda else []
+    with ExitStack() as stack:
+        if put_back:
+            stack.enter_context(torch.random.fork_rng(devices))
+        if autocast:
+            stack.enter_context(torch.autocast(x.device.type, dtype, enabled))
+        if cpu:
+            torch.set_rng_state(on_cpu)
+        if gpu and x.is_cuda:
+            torch.cuda.set_rng_state(on_gpu, x.device)
+        yield
 
 
-CHEAPEST = Answers(
-    right=[by_sorting],
+def reentrant(detach: bool = True, accumulate: bool = True, ids: bool = False, **restore: bool) -> Any:
+    """An answer with a Function of one's own, as the lesson begins it; some parts of it left out."""
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, function: Any, *inputs: Any) -> Any:
+            ctx.function, ctx.state = function, state_of(inputs[0])
+            ctx.save_for_backward(*inputs)
+            return function(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            inputs = list(ctx.saved_tensors)
+            if detach:
+                inputs = [x.detach().requires_grad_(ids or x.requires_grad) for x in inputs]
+            for x in inputs if not detach else ():
+                if x.requires_grad:
+                    x.retain_grad()
+            with torch.enable_grad(), restored(inputs[0], ctx.state, **restore):
+                y = ctx.function(*inputs)
+            if accumulate:
+                y.backward(*gradients)
+                return None, *[x.grad if x.requires_grad else None for x in inputs]
+            wanted = [x for x in inputs if x.requires_grad]
+            found = iter(torch.autograd.grad(y, wanted, *gradients))
+            return None, *[next(found) if x.requires_grad else None for x in inputs]
+
+    return Again.apply
+
+
+def with_hooks(again_each_time: bool = False) -> Any:
+    """An answer with placeholders, as PyTorch's own without a second entry into autograd."""
+
+    def answer(function: Any, *inputs: Any) -> Any:
+        state, numbers, made = state_of(inputs[0]), count(), {}
+
+        def unpack(number: int) -> Any:
+            if again_each_time or number not in made:
+                kept: list[Any] = []
+                hooks = saved_tensors_hooks(lambda tensor: kept.append(tensor.detach()), lambda nothing: nothing)
+                with restored(inputs[0], state), torch.enable_grad(), hooks:
+                    function(*inputs)
+                made.update(enumerate(kept))
+            return made.pop(number)
+
+        with saved_tensors_hooks(lambda tensor: next(numbers), unpack):
+            return function(*inputs)
+
+    return answer
+
+
+def with_all_devices(function: Any, *inputs: Any) -> Any:
+    """PyTorch's helpers for states, and those of all GPUs; inputs that need no gradient stay outside."""
+    kind = inputs[0].device.type
+    on_cpu, devices = torch.get_rng_state(), get_device_states(*inputs)
+    options = {"dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            ctx.save_for_backward(*inputs)
+            with torch.no_grad():
+                return function(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            now = torch.get_rng_state(), torch.cuda.get_rng_state_all() if devices[0] else None
+            torch.set_rng_state(on_cpu)
+            set_device_states(*devices, device_type=kind)
+            with torch.enable_grad(), torch.autocast(kind, **options):
+                detached = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+                y = function(*detached)
+            torch.set_rng_state(now[0])
+            if now[1]:
+                torch.cuda.set_rng_state_all(now[1])
+            torch.autograd.backward(y, *gradients)
+            return tuple(x.grad for x in detached)
+
+    return Again.apply(*inputs)
+
+
+def seeding(fork: bool) -> Any:
+    """The same seed for both runs, and so for every checkpoint."""
+
+    def answer(function: Any, *inputs: Any) -> Any:
+        def seeded(*inputs: Any) -> Any:
+            with torch.random.fork_rng([]) if fork else nullcontext():
+                torch.manual_seed(3)
+                return function(*inputs)
+
+        return with_hooks()(seeded, *inputs)
+
+    return answer
+
+
+def with_a_graph(function: Any, *inputs: Any) -> Any:
+    with torch.enable_grad():
+        return with_hooks()(function, *inputs)
+
+
+def requiring(function: Any, *inputs: Any) -> Any:
+    return reentrant()(function, *[x.requires_grad_() if x.is_floating_point() else x for x in inputs])
+
+
+def keeping_all(function: Any, *inputs: Any) -> Any:
+    """Runs again, and throws that away for what the first run has left."""
+    kept = []
+
+    def unpack(number: int) -> Any:
+        if number == 0:
+            with torch.no_grad():
+                function(*inputs)
+        return kept[number]
+
+    def pack(tensor: Any) -> int:
+        kept.append(tensor)
+        return len(kept) - 1
+
+    with saved_tensors_hooks(pack, unpack):
+        return function(*inputs)
+
+
+def always_autocast(way: Any) -> Any:
+    """The second run is under autocast even where the first was not."""
+
+    def answer(function: Any, *inputs: Any) -> Any:
+        first = iter([True])
+
+        def run(*inputs: Any) -> Any:
+            dtype = torch.get_autocast_dtype(inputs[0].device.type)
+            with nullcontext() if next(first, False) else torch.autocast(inputs[0].device.type, dtype):
+                return function(*inputs)
+
+        return way(run, *inputs)
+
+    return answer
+
+
+class Graphless(torch.autograd.Function):
+    """Forgets that gradients are off in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, *inputs: Any) -> Any:
+        ctx.function = function
+        ctx.save_for_backward(*inputs)
+        return function(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+        ctx.function(*inputs).backward(*gradients)
+        return None, *[x.grad for x in inputs]
+
+
+class ForOneInput(Graphless):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            ctx.function(*inputs).backward(*gradients)
+        return None, inputs[1].grad
+
+
+OWN_CHECKPOINT = Answers(
+    right=[with_hooks(), reentrant(), with_all_devices],
     wrong=[
-        (lambda run, card: min([(peak, name) for _, peak, name in fitting(run, card)], default=(0, None))[1],
-         "You always take the lowest peak"),
-        (lambda run, card: next((policy for _, _, policy in fitting(run, card)), None), "You take the first that fits"),
-        (lambda run, card: "none", "You look at the arithmetic alone"),
-        (lambda run, card: "nothing", "not one of POLICIES"),
-        (lambda run, card: by_sorting(run, card) or "full", "none of them does there"),
-        (lambda run, card: None, "you find nothing, but something fits"),
-        (lambda run, card: by_sorting(run, card) and "every-4", "another that fits adds less arithmetic"),
+        (lambda function, *inputs: function(*inputs), "Backward never runs the function again"),
+        (lambda function, *inputs: checkpoint(function, *inputs, use_reentrant=False), "That is PyTorch's checkpoint"),
+        (lambda function, *inputs: function(*inputs) + 1, "The output is not what the function returns"),
+        (lambda function, *inputs: with_hooks()(function, *[x.detach() for x in inputs]), "No gradient reaches x"),
+        (reentrant(accumulate=False), "A weight that the function uses gets no gradient"),
+        (reentrant(detach=False), "goes on into what made the inputs"),
+        (reentrant(ids=True), "Token ids are whole numbers"),
+        (ForOneInput.apply, "one item per argument of its forward"),
+        (Graphless.apply, "The second run has no graph"),
+        (with_hooks(again_each_time=True), "more than once in backward"),
+        (keeping_all, "More than the inputs is kept"),
+        (reentrant(cpu=False, gpu=False), "the second run draws other masks"),
+        (seeding(fork=True), "The output is not what the function returns"),
+        (seeding(fork=False), "your caller's random numbers go on from another place"),
+        (reentrant(put_back=False), "your caller's random numbers go on from another place"),
+        (reentrant(autocast=False), "The second run is under another autocast than the first"),
+        (always_autocast(with_hooks()), "Was it on in the first run"),
+        (always_autocast(reentrant()), "Was it on in the first run"),
+        (requiring, "You let an input of your caller require a gradient"),
+        (with_a_graph, "Under no_grad your output has a graph"),
+        (reentrant(gpu=False), "a GPU has random numbers of its own"),
     ],
-)  # fmt: skip
+)
 
 
 def phase(measurement: Any, begin: str = "backward", end: str = "optimizer", step: int = 2) -> list[int]:
@@ -225,15 +438,31 @@ def phase(measurement: Any, begin: str = "backward", end: str = "optimizer", ste
     return list(curve)[marks[begin] :]
 
 
-def climbs(curve: list[int], size: int = 10**7) -> int:
-    count, low, high = 0, curve[0], curve[0]
-    for value in curve:
-        if value > high and value - low > size >= high - low:
-            count += 1
-        high = max(high, value)
-        if value < low or value < (high + low) / 2:
+def climbs(curve: list[int], least: float = 0.1, back: float = 1) -> int:
+    """Climbs of at least this share of the highest, each over when the curve has come back by this share of it."""
+    found, low, high = [], curve[0], curve[0]
+    for value in [*curve, 0]:
+        if value <= high - back * (high - low):
+            found.append(high - low)
             low = high = value
+        high = max(high, value)
+    return sum(climb > least * max(found) for climb in found)
+
+
+def times_below(curve: list[int]) -> int:
+    """How often the curve comes to a new lowest point from far above."""
+    lowest, high, count = curve[0], curve[0], 0
+    for value in curve:
+        if value <= lowest:
+            count += high > lowest + 10**6
+            lowest = high = value
+        high = max(high, value)
     return count
+
+
+def summits(curve: list[int]) -> int:
+    values = [value for value, _ in groupby(curve)]
+    return sum(a < b > c for (a, b), (_, c) in pairwise(pairwise(values)))
 
 
 def empties_the_marks(measurement: Any) -> int:
@@ -254,23 +483,30 @@ STRETCHES = Answers(
         lambda measurement: climbs(phase(measurement)),
         empties_the_marks,
         empties_the_marks,  # a second time
-        lambda measurement: float(climbs(phase(measurement))),
+        lambda run: float(climbs(phase(run))),
+        lambda run: climbs(phase(run), 0.25, 0.5),
+        lambda run: times_below(phase(run)),
     ],
     wrong=[
         (teeth(lambda count: 4), "the same answer whatever"),
         (teeth(lambda count: 12 // count if count else 0), "count blocks in a stretch"),
         (teeth(lambda count: max(count - 1, 0)), "One tooth is missing"),
-        (lambda measurement: climbs(phase(measurement, "forward")), "forward's climb is no recomputation"),
+        (lambda run: climbs(phase(run, "forward"), 0.1, 0.5), "does *backward* ever climb there"),
         (lambda measurement: climbs(phase(measurement)) + climbs(phase(measurement, step=1)), "the teeth of all steps"),
         (teeth(lambda count: count or 5), "where there is none"),
-        (lambda measurement: sum(b > a for a, b in pairwise(phase(measurement))), "More stretches than blocks"),
-        (lambda measurement: climbs(phase(measurement), 6 * 10**7), "off somewhere"),
+        (lambda measurement: sum(b > a for a, b in pairwise(phase(measurement))), "More teeth than blocks"),
+        (lambda measurement: summits(phase(measurement)), "More teeth than blocks. A climb may step back"),
+        (lambda measurement: climbs(phase(measurement), 0.1, 0.5), "More teeth than blocks. A climb may step back"),
+        (lambda measurement: climbs(phase(measurement), 0.5, 0.5), "Where one stretch is shorter"),
+        (lambda measurement: climbs(phase(measurement), 0.95), "Where one stretch is shorter"),
+        (teeth(lambda count: min(count, 6)), "off somewhere"),
+        (lambda measurement: None, "Called with a measurement, your function returned nothing"),
     ],
 )
 
 
 def read(measurement: Any) -> dict[str, Any]:
-    policy = {0: "none", 6: "full", 3: "every-2", 2: "every-3"}[climbs(phase(measurement), 10**5)]
+    policy = {0: "none", 6: "full", 3: "every-2", 2: "every-3"}[climbs(phase(measurement))]
     return {"micro_batch": divided(measurement, policy), "recompute": policy}
 
 
@@ -299,6 +535,11 @@ def changed(**changes: Callable[[Any, dict[str, Any]], Any]) -> Any:
     return answer
 
 
+def kept_by_forward(measurement: Any, later: int = -1) -> int:
+    starts = {mark.phase: mark.event for mark in measurement.timeline.marks}
+    return measurement.timeline.curves()["activations"][starts["loss"] + later]
+
+
 def exchanged(measurement: Any, right: dict[str, Any]) -> str:
     return {"every-2": "every-3", "every-3": "every-2"}.get(right["recompute"], right["recompute"])
 
@@ -308,16 +549,22 @@ def only(batch: int, policy: str) -> Any:
 
 
 INFER = Answers(
-    right=[read, by_trying, changed(micro_batch=lambda m, r: numpy.float64(r["micro_batch"]))],
+    right=[
+        read,
+        by_trying,
+        lambda timeline_of_a_run: read(timeline_of_a_run),
+        changed(micro_batch=lambda m, r: numpy.float64(r["micro_batch"])),
+    ],
     wrong=[
-        (changed(recompute=lambda m, r: "full"), "the same policy for every curve"),
-        (changed(recompute=exchanged), "Turned round"),
+        (changed(recompute=lambda m, r: "full"), "how many teeth are there"),
+        (changed(recompute=exchanged), "how many of the 6 blocks run again at a time"),
         (only(24, "none"), "does the curve ever climb"),
-        (only(24, "every-2"), "in what stretches"),
+        (only(24, "every-2"), "how many teeth are there"),
         (changed(recompute=lambda m, r: "sqrt"), "not one of none, full"),
-        (changed(micro_batch=lambda m, r: divided(m, "none") or 1), "as if everything were kept"),
-        (changed(micro_batch=lambda m, r: r["micro_batch"] + 1), "off by one sequence"),
-        (changed(micro_batch=lambda m, r: by_size(max(m.timeline.totals()), r["recompute"])), "from the highest point"),
+        (changed(micro_batch=lambda m, r: divided(m, "none") or 1), "what does one sequence keep under this policy"),
+        (changed(micro_batch=lambda m, r: r["micro_batch"] + 1), "Do you round to the nearest"),
+        (changed(micro_batch=lambda m, r: by_size(kept_by_forward(m, 0), r["recompute"])), "a tensor of the loss"),
+        (changed(micro_batch=lambda m, r: by_size(max(m.timeline.totals()), r["recompute"])), "a tensor of the loss"),
         (changed(micro_batch=lambda m, r: 3 * r["micro_batch"]), "the micro-batch is off"),
         (changed(micro_batch=lambda m, r: r["micro_batch"] + 0.25), "a whole number of sequences"),
     ],
@@ -344,9 +591,23 @@ def test_neither_a_height_nor_tensors_give_a_policy_away() -> None:
 
 
 ANSWERS = {
-    "06.1": COST, "06.2": BEST_INTERVAL, "06.3": IN_GROUPS, "06.4": ADDED, "06.5": CHEAPEST, "06.6": STRETCHES,
-    "06.7": INFER,
+    "06.1": MLP, "06.2": IN_GROUPS, "06.3": WORTH, "06.4": OWN_CHECKPOINT, "06.5": STRETCHES, "06.6": INFER,
 }  # fmt: skip
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("way", OWN_CHECKPOINT.right)
+def test_a_checkpoint_of_ones_own_gives_the_same_gradients_on_a_gpu(way: Any) -> None:
+    found = []
+    for run in (lambda block, x: block(x), way):
+        torch.manual_seed(0)
+        block = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5)).cuda()
+        x = torch.randn(32, 64, device="cuda", requires_grad=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            y = run(block, x)
+        y.float().square().sum().backward()
+        found.append([x.grad, *(weight.grad for weight in block.parameters())])
+    assert all(torch.equal(mine, other) for mine, other in zip(*found, strict=True))
 
 
 class TestAnswers(JudgedAnswers):

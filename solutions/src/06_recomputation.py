@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 90
+#     minutes: 93
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 06 · Recomputation
 #
-# **90 minutes** for all seven; each one says its own. You should know what [lesson
+# **93 minutes** for all six; each one says its own. You should know what [lesson
 # 06](../notebooks/06_recomputation.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -19,111 +19,98 @@
 # the first check that is unsolved.)
 
 # %%
-from torch.utils.checkpoint import checkpoint
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
 
-from course_utils import TrainingRun, estimate, format_bytes, gpu
-from course_utils.lessons.recomputation import checks as check
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from course_utils import format_bytes
 from course_utils.figures import timeline
+from course_utils.lessons.recomputation import checks as check
+from course_utils.lessons.shared.judging import counted, forward_backward
+
+aten = torch.ops.aten
 
 # %% [markdown]
-# ## 1 · The cost of every k-th
-# **Difficulty** ●○○○○ · **7 minutes** · **Trains** both sides of the trade, memory and work
+# ## 1 · Only the cheap part
+# **Difficulty** ●●○○○ · **8 minutes** · **Trains** seeing who keeps a tensor, before running anything again
 #
-# A chain of n nodes keeps the input of every k-th node as a checkpoint, the first node's included. In backward each
-# stretch of k nodes runs again, leaves its k values, and goes backward. k divides n.
+# An MLP is down(gelu(up(x))). For backward it keeps x, the 4h numbers per token that `up` makes, and the 4h that GELU
+# makes of them. GELU is cheap, and `up` is not. So keep `up`'s output, and make GELU's output again in backward. (x is
+# kept anyway: as a linear layer, `up` keeps its input.) No matrix product may run a second time. Use `checkpoint`; x is
+# (tokens, h), `up` and `down` are `nn.Linear`.
 #
-# Return a dictionary with `memory`, the most values kept at once (checkpoints and values of nodes count one each), and
-# `forwards`, how often an f runs in all.
+# To checkpoint GELU alone seems to be it. Look at the bytes first.
+
+# %%
+x, up, down = torch.randn(1024, 256), nn.Linear(256, 1024), nn.Linear(1024, 256)
+ways = {
+    "everything kept": lambda x: down(F.gelu(up(x))),
+    "GELU runs again": lambda x: down(checkpoint(F.gelu, up(x), use_reentrant=False)),
+}
+for name, way in ways.items():
+    print(name, format_bytes(forward_backward(way, [x], [*up.parameters(), *down.parameters()]).kept, "MB", 1))
 
 
 # %%
-def cost(n: int, k: int) -> dict[str, int]:
-    """Most values kept at once, and runs of f, for a chain of n nodes with a checkpoint every k (k divides n)."""
-    ### BEGIN SOLUTION Return a dictionary with the keys memory and forwards.
-    return {"memory": n // k + k, "forwards": 2 * n}
+def mlp(x: torch.Tensor, up: nn.Linear, down: nn.Linear) -> torch.Tensor:
+    """down(gelu(up(x))), with x and up's output kept, and no product run again."""
+
+    ### BEGIN SOLUTION Return the output, (tokens, h).
+    def from_activation(z):
+        return down(F.gelu(z))
+
+    return checkpoint(from_activation, up(x), use_reentrant=False)
     ### END SOLUTION
 
 
 # %%
-check.cost(cost)
+check.mlp(mlp)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# When is memory fullest? Not at the end of forward: nothing but checkpoints is there then.
+# `checkpoint` keeps what goes in, and what is made inside is not kept. GELU's output *comes out* of the checkpoint in
+# the cell above. Who takes it then?
 #
 # </details>
-# <details><summary>Hint 2: the fullest moment</summary>
+# <details><summary>Hint 2: who keeps it?</summary>
 #
-# It is when the last stretch has just run again. All checkpoints are still there, and one stretch's values.
+# A linear layer keeps its input for its weight's gradient. So GELU's output has to lie between two operations that are
+# both inside the checkpoint.
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 3: and the product?</summary>
 #
-# How many checkpoints are n nodes, one every k? How many values does a stretch leave? And each f runs once in forward,
-# and how often in backward?
+# The lesson's early stop: a second forward ends as soon as it has made all that backward asks for. What a last product
+# returns, nobody asks for. Which `use_reentrant` stops early?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# n/k checkpoints and k values; n runs in forward, and n again, since each stretch runs again exactly once. The work
-# does not depend on k, so choose k for memory alone.
-
-# %% [markdown]
-# ## 2 · The best interval
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** adapting a rule of thumb to what it was not made for
-#
-# Now each node keeps c times as much for its backward as one checkpoint takes, as a transformer's block does. Memory
-# is then n/k + c·k checkpoints. Which k needs the least? k has to divide n; if several are equally good, take the
-# smallest.
-
-
-# %%
-def best_interval(n: int, c: float) -> int:
-    """The k that divides n for which n/k + c·k is least, the smallest of them if several are."""
-    ### BEGIN SOLUTION Return a whole number that divides n.
-    return min((k for k in range(1, n + 1) if n % k == 0), key=lambda k: n / k + c * k)
-    ### END SOLUTION
-
-
-# %%
-check.best_interval(best_interval)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# n is small. You need no calculus: try.
-#
-# </details>
-# <details><summary>Hint 2: which to try</summary>
-#
-# All k from 1 to n with `n % k == 0`. For each, work out n/k + c·k.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# `min(candidates, key=...)` returns the first of several equally good ones. So let the candidates come in rising order.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# The minimum of n/k + c·k lies at √(n/c), and √n is right for c = 1 alone. Rounding √(n/c) to the next divisor often
-# works, and sometimes not, as the sum is not symmetric around its minimum.
+# A tensor goes only if *nobody* outside of the checkpoint keeps it. GELU's output is kept by the layer after it, so
+# that layer belongs inside, too. Its product does not run again: as soon as GELU has made the layer's input, all that
+# backward asks for is there. That frees 4 of 9 numbers per token and unit of h, without a FLOP of a matrix product.
 
 # %% tags=["solution"]
-for c in (1, 5, 17):
-    print(f"48 nodes, c = {c:2d}: k = {best_interval(48, c)}; √(48/c) = {(48 / c) ** 0.5:.1f}")
+for name, way in {**ways, "GELU and down in one": lambda x: mlp(x, up, down)}.items():
+    ran, flops = counted(way, [x], [*up.parameters(), *down.parameters()])
+    print(f"{name:20s} {format_bytes(ran.kept, 'MB', 1)}, {flops:,} FLOPs")
 
 # %% [markdown]
-# ## 3 · In groups
-# **Difficulty** ●●●○○ · **15 minutes** · **Trains** using `checkpoint`, and not falling into its trap
+# ## 2 · In groups
+# **Difficulty** ●●○○○ · **10 minutes** · **Trains** using `checkpoint`, and not falling into its traps
 #
-# Run `x` through a list of blocks, with one checkpoint for every k of them: `checkpoint(function, x,
-# use_reentrant=False)` runs `function(x)` and keeps its input alone. If k does not divide the number of blocks, the
-# last group is smaller. The blocks may contain dropout: gradients have to be those of a network that keeps everything.
-# Leave the list as it was. Return the output of the last block.
+# Run `x` through a list of blocks, with one checkpoint for every k of them. If k does not divide the number of blocks,
+# the last group is smaller. Gradients have to be those of a network that keeps everything, even if the blocks contain
+# dropout, and if x requires no gradient, as after a frozen embedding. Leave the list as it was. Return the output of
+# the last block.
 
 
 # %%
@@ -168,136 +155,208 @@ check.in_groups(in_groups)
 # ### Why
 # A closure looks its variables up when it runs, and a checkpointed function runs twice, the second time after the loop.
 # Sometimes PyTorch notices that the second run saved other tensors than the first; if the shapes agree, nobody
-# notices, and the gradients are wrong. Pass what changes as an argument.
+# notices, and the gradients are wrong. Pass what changes as an argument. The other trap is the older variant: with
+# `use_reentrant=True` and an x that requires no gradient, no weight gets one.
 
 # %% [markdown]
-# ## 4 · Percent of a step
-# **Difficulty** ●●●○○ · **12 minutes** · **Trains** deriving an overhead instead of quoting it
+# ## 3 · Worth its bytes
+# **Difficulty** ●●●○○ · **13 minutes** · **Trains** a selective policy that knows what it pays
 #
-# A GPT of L blocks, width h, vocabulary V runs sequences of s tokens. For each token, forward takes 24·h² + 4·s·h
-# FLOPs in a block, of which 4·s·h are in the attention core, and 2·h·V in the head. Backward takes twice forward's.
+# The lesson's *selective* policy keeps the result of every product. But some are dear to run again, and some are not.
+# Write `worth(least)`. It returns a policy: a function that `checkpoint` asks about each operator. The policy returns
+# `CheckpointPolicy.MUST_SAVE` for a matrix product that takes at least `least` FLOPs per byte of its result, and
+# `CheckpointPolicy.PREFER_RECOMPUTE` for all else.
 #
-# By how many **percent** does the arithmetic of the whole step (forward and backward) rise when backward runs every
-# block again (`full`)? And when it runs the attention cores again, both products (`core`)?
+# Products come as `aten.mm.default` (left, right), `aten.bmm.default` (stacks of left and of right), and
+# `aten.addmm.default` (bias, left, right). left has the shape (…, rows, inner), right (…, inner, columns). Count
+# 2 · rows · inner · columns FLOPs for each product of two matrices, the bias aside. The result has left's dtype. Here
+# is a policy that keeps nothing, and says what it sees.
 
 
 # %%
-def added(s: int, h: int, L: int, V: int) -> dict[str, float]:
-    """Percent by which `full` recomputation of all blocks, and of their attention `core`, raise a step's FLOPs."""
-    ### BEGIN SOLUTION Return a dictionary with the keys full and core, in percent.
-    blocks, core, head = L * (24 * h * h + 4 * s * h), L * 4 * s * h, 2 * h * V
-    step = 3 * (blocks + head)
-    return {"full": 100 * blocks / step, "core": 100 * core / step}
+def show_all(ctx, op, *args, **named):
+    if not ctx.is_recompute:
+        print(op, [tuple(one.shape) for one in args if isinstance(one, torch.Tensor)])
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+block = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64, bias=False), nn.GELU())
+contexts = partial(create_selective_checkpoint_contexts, show_all)
+checkpoint(block, torch.randn(32, 64), use_reentrant=False, context_fn=contexts).sum().backward()
+
+
+# %%
+def worth(least: float):
+    """A policy that keeps products of at least `least` FLOPs per byte of their result, and nothing else."""
+
+    ### BEGIN SOLUTION Return a function policy(ctx, op, *args, **named).
+    def policy(ctx, op, *args, **named):
+        if op in (aten.mm.default, aten.addmm.default, aten.bmm.default):
+            left = args[-2]  # the bias, if there is one, comes before
+            flops, size = 2 * left.shape[-1], left.element_size()  # of one number of the result
+            if flops >= least * size:
+                return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
     ### END SOLUTION
 
 
 # %%
-check.added(added)
+check.worth(worth)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# All terms are for one token, so s·b cancels. First write down forward's FLOPs for L blocks and one head.
+# Define the policy inside `worth`, so that it knows `least`. `op in (…)` says whether it is a product.
 #
 # </details>
-# <details><summary>Hint 2: the step</summary>
+# <details><summary>Hint 2: FLOPs per byte</summary>
 #
-# The step is forward and backward: three times forward's FLOPs. That is what you divide by.
+# Rows and columns are in the FLOPs and in the bytes. What remains is one number of the result: how many FLOPs does it
+# take, and how many bytes?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# What runs again is *one forward* of the blocks, or of the cores, without the head. Divide, and multiply by 100.
+# left and right are the *last* two of `args`, with a bias or without. `tensor.element_size()` is the bytes of one
+# number.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Recomputation is forward alone, so it counts once against a step of three. Korthikanti et al.'s eq. 8 counts the core
-# three times, which is how 2.7 % came to be.
+# A number of the result is a sum over the inner dimension: 2 · inner FLOPs, for 2 or 4 bytes. So a kept byte of the
+# MLP's second product, whose inner dimension is 4h, saves four times as much as one of its first. The attention scores
+# are the other extreme: their inner dimension is one head's width, and they are the largest tensors of all. Where bytes
+# are short, keep from the top of this list. (A product at the very end is not run again anyway.)
 
 # %% tags=["solution"]
-for name, sizes in {"GPT-2": (1024, 768, 12, 50257), "GPT-3": (2048, 12288, 96, 50257)}.items():
-    percent = added(*sizes)
-    print(f"{name}: full {percent['full']:.1f} %, core {percent['core']:.2f} %")
+x = torch.randn(1024, 64)
+for least in (0, 33, 129):
+    keep = partial(create_selective_checkpoint_contexts, worth(least))
+    again = partial(checkpoint, block, use_reentrant=False, context_fn=keep)
+    ran, flops = counted(again, [x], block.parameters())
+    print(f"from {least:3d} FLOPs per byte: {format_bytes(ran.kept, 'MB', 2)} kept, {flops:,} FLOPs in all")
 
 # %% [markdown]
-# ## 5 · The cheapest that fits
-# **Difficulty** ●●●○○ · **13 minutes** · **Trains** choosing a policy as an expert does
+# ## 4 · A checkpoint of your own
+# **Difficulty** ●●●●○ · **29 minutes** · **Trains** the whole of `checkpoint`, written once by yourself
 #
-# You have a run and a card. Among `POLICIES`, which raises the arithmetic least among those whose estimated peak fits
-# the card? If several cost the same, take the one with the lowest peak. If none fits, return `None`.
-# `check.added_percent(run)` is what a run's policy adds, in percent. A peak fits if it is at most `gpu(card).memory`.
-# (`gpu(card).usable` is the part of it that a program is told there is; here both lead to the same choice.)
+# The lesson's `Recomputed` takes one input, and its second forward does not repeat the first. Write
+# `own_checkpoint(function, *inputs)`. It returns `function(*inputs)`, a tensor, and keeps the inputs alone. Backward
+# runs once, and in it `function` runs once more:
+#
+# - under the first run's random state: the CPU's and, for inputs on "cuda", that GPU's. Afterwards your caller's
+#   random numbers go on as if nothing had run again;
+# - under the first run's autocast for the inputs' type of device: enabled or not, and its dtype.
+#
+# All inputs are tensors on one device. At least one requires a gradient; others, such as token ids, do not, and all
+# stay as they are. Weights inside get their gradients. Under `no_grad` nothing is kept. No early stop is needed.
+#
+# Take a `Function` or `saved_tensors_hooks(pack, unpack)`, as you like. The check calls `own_checkpoint` alone. The
+# first cell is for the states: use it, or leave it.
+
 
 # %%
-POLICIES = check.POLICIES
-print(POLICIES)
-run = TrainingRun("gpt2-xl", 8, 1024, "bf16-master", attention="eager", recompute="selective-attention")
-print(f"{check.added_percent(run):.2f} %, {format_bytes(estimate(run).total, 'GB', 1)}")
-print(format_bytes(gpu("A100-40GB").memory, "GB", 1))
+def states_of(x: torch.Tensor):
+    """After `states = states_of(x)`: inside `with states():`, random states and autocast are as they were then."""
+    ### BEGIN SOLUTION Return a function; or solve it all in the next cell.
+    kind, gpus = x.device.type, [x.device] if x.is_cuda else []
+    dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+    on_cpu, on_gpus = torch.get_rng_state(), [torch.cuda.get_rng_state(gpu) for gpu in gpus]
 
+    @contextmanager
+    def as_they_were():
+        with torch.random.fork_rng(gpus), torch.autocast(kind, dtype, enabled):
+            torch.set_rng_state(on_cpu)
+            for gpu, state in zip(gpus, on_gpus, strict=True):
+                torch.cuda.set_rng_state(state, gpu)
+            yield
 
-# %%
-def cheapest(run: TrainingRun, card: str) -> str | None:
-    """The policy of POLICIES that fits the card and adds the least arithmetic, then the least memory; else None."""
-    ### BEGIN SOLUTION Return one of POLICIES, or None.
-    found = []
-    for policy in POLICIES:
-        candidate = run.replace(recompute=policy)
-        peak = estimate(candidate).total
-        if peak <= gpu(card).memory:
-            found.append((check.added_percent(candidate), peak, policy))
-    return min(found)[2] if found else None
+    return as_they_were
     ### END SOLUTION
 
 
 # %%
-check.cheapest(cheapest)
+def own_checkpoint(function, *inputs):
+    """function(*inputs), with nothing kept for backward but the inputs: it runs again."""
+    ### BEGIN SOLUTION Return what function returns, so that backward runs it again.
+    as_they_were, places, again = states_of(inputs[0]), count(), {}
+
+    def unpack(place):
+        if place not in again:
+            made = []
+            noting = saved_tensors_hooks(lambda tensor: made.append(tensor.detach()), lambda _: None)
+            with as_they_were(), torch.enable_grad(), noting:
+                function(*inputs)
+            again.update(enumerate(made))
+        return again.pop(place)
+
+    with saved_tensors_hooks(lambda _: next(places), unpack):
+        return function(*inputs)
+    ### END SOLUTION
+
+
+# %%
+check.own_checkpoint(own_checkpoint)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# `run.replace(recompute=policy)` for each policy; `estimate(...).total` and `gpu(card).memory` are both bytes.
+# With a `Function`, begin with the lesson's: `save_for_backward(*inputs)`, and in backward detach each. Only those
+# require a gradient again that did. With hooks, `pack` returns a number, and `unpack` runs `function` under hooks of
+# its own, which note each tensor in turn.
 #
 # </details>
-# <details><summary>Hint 2: two wishes, one after the other</summary>
+# <details><summary>Hint 2: the states</summary>
 #
-# Collect those that fit as tuples (percent, peak, policy). Tuples are compared by their first items, and by the next
-# where those are equal.
+# Ask *before the first run*: `torch.get_rng_state()`, `torch.cuda.get_rng_state(device)`,
+# `torch.is_autocast_enabled(kind)` and `torch.get_autocast_dtype(kind)`, where kind is "cpu" or "cuda". Set them around
+# the second run alone. Each of the first two has a `set_…`.
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 3: and put back</summary>
 #
-# `min(found)` is the tuple you want. And with an empty list, `min` raises an error: look first.
+# `torch.random.fork_rng` is a context that puts back what it found, of the CPU and of each device in its list.
+# `torch.autocast` takes the type of device, a dtype, and whether it is enabled at all. Autograd is off in backward:
+# turn it on. A `Function`'s backward returns an item for each argument of its forward, `None` for `function` and for
+# what requires no gradient.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The order matters: recompute only as much as you must. With memory to spare, the policy with the lowest peak wastes
-# time; and among the policies that run all blocks again, the work is the same, so memory decides.
+# These are PyTorch's own two variants without their options. The one with a `Function` enters autograd a second time,
+# so it works only if an input requires a gradient. The one with hooks leaves the first graph in place, and only the
+# tensors in it are made anew: weights get their gradients in any case. Neither can restore what it does not know of: a
+# generator of your own, or batch norm's running mean, which the second run moves once more.
 
 # %% tags=["solution"]
-for card in ("H200-141GB", "A100-80GB", "A100-40GB", "V100-32GB", "T4-16GB"):
-    print(f"{card:12s} {cheapest(run.replace(micro_batch=8), card)}")
+torch.manual_seed(0)
+layers = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Dropout(0.1), nn.Linear(1024, 256))
+x = torch.randn(1024, 256)
+for name, call in {"kept": lambda function, x: function(x), "run again": own_checkpoint}.items():
+    ran = forward_backward(partial(call, layers), [x], layers.parameters())
+    print(f"{name:10s} {format_bytes(ran.kept, 'MB', 1)}, gradient of x: norm {ran.gradients[0].norm():.1f}")
 
 # %% [markdown]
-# ## 6 · Count the teeth
+# ## 5 · Count the teeth
 # **Difficulty** ●●●●● · **18 minutes** · **Trains** reading a policy off a run's memory alone
 #
 # Someone sends you two steps of GPT-2 (12 blocks): its memory over time, and nothing else. Were blocks recomputed? Each
 # stretch of blocks that runs again leaves a tooth in backward: activations climb while it runs, and fall while its own
-# backward uses them. Count the teeth in backward of the *last* step. Return 0 if nothing was recomputed; a run with
-# `"full"` has 12 teeth, one with `"every-3"` has 4.
+# backward uses them. Count the teeth in backward of the *last* step. Return 0 if nothing was recomputed. A run with
+# `"full"` has 12 teeth, and one with `"every-3"` has 4. With `"selective"`, each block is a stretch that runs again in
+# part: its climb steps back on the way, and is still one tooth. No run here offloads its activations.
 #
-# - `measurement.timeline.curves()["activations"]` is a list: the bytes of activations after each event, an event being
-#   one tensor that comes or goes.
+# - `measurement.timeline.curves()["activations"]` is a list: item i has the bytes of activations *after* event i, which
+#   is one tensor that comes or goes. Events are counted from 0.
 # - `measurement.timeline.marks` is a list, one mark for each phase: `mark.step` (1 or 2), `mark.phase` ("forward",
-#   "loss", "backward", "optimizer", "zero_grad"), and `mark.event`, the number of events before it begins. So the list
-#   from one mark's event to the next one's is one phase.
+#   "loss", "backward", "optimizer", "zero_grad"), and `mark.event`, the number of events before it begins. So a phase
+#   is `curve[mark.event : following.event]`, and what was there before it is `curve[mark.event - 1]`.
 #
-# Here is one of the runs.
+# Here is one of the runs. Not all of its stretches are equally long.
 
 # %%
 timeline(check.example(), "A timeline with a secret", steps=[2])
@@ -309,16 +368,13 @@ def stretches(measurement) -> int:
     ### BEGIN SOLUTION Return a whole number from 0 to 12.
     marks = {mark.phase: mark.event for mark in measurement.timeline.marks}
     curve = measurement.timeline.curves()["activations"][marks["backward"] : marks["optimizer"]]
-    rises, lowest, highest = [], curve[0], curve[0]
-    for value in curve:
-        if value < highest - (highest - lowest) / 2 and highest > lowest:
-            rises.append(highest - lowest)
-            lowest = highest = value
-        if value < lowest:
-            lowest = highest = value
-        highest = max(highest, value)
-    largest = max(rises, default=0)
-    return sum(rise > largest / 2 for rise in rises) if largest > curve[0] / 100 else 0
+    climbs, valley, summit = [], curve[0], curve[0]
+    for value in [*curve, 0]:
+        if value <= valley:  # back where the climb began
+            climbs.append(summit - valley)
+            valley = summit = value
+        summit = max(summit, value)
+    return sum(climb > max(climbs) / 10 for climb in climbs)
     ### END SOLUTION
 
 
@@ -333,15 +389,15 @@ check.stretches(stretches)
 # </details>
 # <details><summary>Hint 2: what is a tooth?</summary>
 #
-# A climb from a valley to a summit, with small steps back on the way. Cut the curve to backward first: marks of the
+# A climb from a valley to a summit, maybe with steps back on the way. Cut the curve to backward first: marks of the
 # last step come last, so a dictionary from phase to event keeps those.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Remember the lowest point since the last summit, and the highest since that. When the curve has fallen by half of
-# its climb, a tooth is over: note the climb, begin anew. In the end count the climbs that are at least half as high as
-# the highest, as a small tensor may come and go.
+# Remember the valley, and the highest point since. A tooth is over when the curve is down again where its climb began,
+# or at the end: note how high it was, and begin anew from there. In the end count the climbs that are at least a tenth
+# as high as the highest: a short stretch makes a low tooth, but a small tensor that comes and goes makes none.
 #
 # </details>
 
@@ -349,10 +405,10 @@ check.stretches(stretches)
 # ### Why
 # One tooth for each stretch: its activations come all at once when it runs again, then go one after the other. The
 # height of a tooth says how long the stretch is, the floor under it how many checkpoints there are: fewer and higher
-# teeth stand on a lower floor.
+# teeth stand on a lower floor. If k does not divide the number of blocks, one stretch is shorter, and so is its tooth.
 
 # %% [markdown]
-# ## 7 · Two secrets
+# ## 6 · Two secrets
 # **Difficulty** ●●●●○ · **15 minutes** · **Trains** inferring batch and policy from one curve
 #
 # `check.mystery(seed)` simulates a run of a small GPT (6 blocks) that is like `check.KNOWN`, but for its micro-batch
@@ -367,8 +423,8 @@ timeline(check.mystery(2), "Mystery 2: the activations of one step", unit="MB", 
 timeline(check.mystery(3), "Mystery 3: the activations of one step", unit="MB", steps=[2])
 
 # %% [markdown]
-# Find out both secrets, for these and for every other seed. `activation_bytes(run)` is what forward keeps of a run by
-# the formulas, and `stretches` from exercise 6 will help.
+# There are six such runs, with the seeds 1 to 6. Find out both secrets of each. `activation_bytes(run)` is what forward
+# keeps of a run by the formulas, and `stretches` from exercise 5 will help.
 
 # %%
 from course_utils.estimating.exact.activations import activation_bytes
@@ -380,7 +436,7 @@ def infer(measurement) -> dict:
     teeth = stretches(measurement)
     policy = {0: "none", 6: "full", 3: "every-2", 2: "every-3"}[teeth]
     marks = {mark.phase: mark.event for mark in measurement.timeline.marks}  # the last step's remain
-    kept = measurement.timeline.curves()["activations"][marks["loss"] - 1]  # element k: after k + 1 events
+    kept = measurement.timeline.curves()["activations"][marks["loss"] - 1]  # before the loss's first event
     one_sequence = activation_bytes(check.KNOWN.replace(recompute=policy))
     return {"micro_batch": round(kept / one_sequence), "recompute": policy}
     ### END SOLUTION
@@ -397,13 +453,15 @@ check.infer(infer)
 # </details>
 # <details><summary>Hint 2: then the batch</summary>
 #
-# What forward keeps is proportional to the micro-batch. `check.KNOWN.replace(recompute=policy)` has a micro-batch of 1.
+# What forward keeps is nearly proportional to the micro-batch, so round to the nearest whole number.
+# `check.KNOWN.replace(recompute=policy)` has a micro-batch of 1.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Read the curve where the last forward ends: at the mark of the last `loss`, before the loss adds its own tensors.
-# Divide by what one sequence keeps under that policy, and round to the nearest whole number.
+# Read the curve where the last forward ends: after its last event, which is the one *before* the mark of the last
+# `loss`. At the mark's own event the loss has begun to add its tensors. Divide by what one sequence keeps under that
+# policy.
 #
 # </details>
 
