@@ -1,312 +1,479 @@
 """Checks of lesson 07: right answers of every style pass, and each planted wrong answer gets its hint."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import chain, islice
 from typing import Any
 
 import numpy
 import torch
 from checking import Answers, JudgedAnswers
+from torch.nn.functional import cross_entropy
 
-from course_utils.lessons.accumulation import checks as lesson_07
-from course_utils.lessons.accumulation import micro_batches as mb
-from course_utils.lessons.accumulation.changes import changed
-from course_utils.lessons.shared.language_model import batches, language_model
+from course_utils.lessons.accumulation.micro_batches import mean_loss
+
+Parts = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
-def loop(
-    divide: Callable[[int, int, int], float] = lambda group, k, every: group,
+def streaming(
+    counts: Callable[[torch.Tensor], int] = lambda targets: int((targets != -100).sum()),
+    reduction: str = "sum",
+    least: int = 0,
+    skips: bool = True,
     last: bool = True,
-    clear: str = "group",
-    step: str = "group",
+    clears: bool = True,
+    number: Callable[[torch.Tensor], Any] = torch.Tensor.item,
+    steps: bool = True,
 ) -> Any:
-    """A loop that divides by a number of (group's size, k, all), and clears and steps where it should, or elsewhere."""
+    """A pass that counts micro-batches and divides gradients at the end of each group; right by default."""
 
-    def one_pass(model: Any, optimizer: Any, parts: Sequence[Any], k: int) -> None:
-        for first in range(0, len(parts), k):
-            group = parts[first : first + k]
-            if clear == "group":
-                optimizer.zero_grad()
-            for part in group:
-                if clear == "each" or step == "each":
-                    optimizer.zero_grad()
-                (mb.mean_loss(model, part) / divide(len(group), k, len(parts))).backward()
-                if step == "each":
+    def train_pass(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+        losses: list[Any] = []
+        total: Any = 0
+        count = waiting = 0
+
+        def finish() -> None:
+            nonlocal total, count, waiting
+            if count or not skips:
+                for weight in model.parameters():
+                    if weight.grad is not None:
+                        weight.grad.div_(max(count, least))
+                if steps:
                     optimizer.step()
-            if step == "group" and (last or len(group) == k):
-                optimizer.step()
-        if step == "pass":
-            optimizer.step()
-            optimizer.zero_grad()
+                losses.append(total / max(count, least, 1))
+            if clears:
+                optimizer.zero_grad()
+            total, count, waiting = 0, 0, 0
 
-    return one_pass
-
-
-def with_a_counter(model: Any, optimizer: Any, parts: Any, k: int, last: bool = True, divided: bool = True) -> None:
-    for i, part in enumerate(parts):
-        size = min(k, len(parts) - i // k * k) if last else k
-        (mb.mean_loss(model, part) / (size if divided else 1)).backward()
-        if (i + 1) % k == 0 or (last and i + 1 == len(parts)):
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-common_loop = partial(with_a_counter, last=False, divided=False)
-
-
-def one_backward(model: Any, optimizer: Any, parts: Sequence[Any], k: int) -> None:
-    for first in range(0, len(parts), k):
-        group = parts[first : first + k]
+        for tokens, targets in loader:
+            loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction=reduction)
+            loss.backward()
+            total, count, waiting = total + number(loss), count + counts(targets), waiting + 1
+            if waiting == k:
+                finish()
+        if waiting and last:
+            finish()
         optimizer.zero_grad()
-        torch.stack([mb.mean_loss(model, part) for part in group]).mean().backward()
+        return losses
+
+    return train_pass
+
+
+def by_shares(model: Any, optimizer: Any, loader: Parts, k: int) -> list[Any]:
+    """Means, weighed back to sums; gradients divided all at once; losses as tensors without a graph."""
+    losses, loader = [], iter(loader)
+    for first in loader:
+        group, first, total, count = chain([first], islice(loader, k - 1)), None, torch.zeros(()).double(), 0
+        for tokens, targets in group:
+            real = targets != -100
+            if real.any():
+                loss = cross_entropy(model(tokens)[real], targets[real]) * real.sum()
+                loss.backward()
+                total, count = total + loss.detach(), count + real.sum()
+        grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        if count:
+            torch._foreach_div_(grads, float(count))
+            optimizer.step()
+            losses.append(total / count)
+        for weight in model.parameters():
+            weight.grad = None
+    return losses
+
+
+def in_groups(model: Any, optimizer: Any, loader: Parts, k: int, graphs: bool = False, keep: bool = False) -> list[Any]:
+    """Looks at a whole group first; or keeps all its graphs."""
+    losses, loader = [], iter(loader)
+    while group := list(islice(loader, k)):
+        count = sum(int((targets != -100).sum()) for _, targets in group)
+        waiting = []
+        for tokens, targets in group if count else ():
+            loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum") / count
+            waiting.append(loss)
+            if not graphs:
+                loss.backward()
+        if count:
+            if graphs:
+                torch.stack(waiting).sum().backward()
+            optimizer.step()
+            losses.append(sum(waiting) if keep else torch.stack(waiting).sum().item())
+        optimizer.zero_grad()
+    return losses
+
+
+def graphs_wait(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    """Takes one micro-batch at a time, and goes backward once for each group."""
+    losses, loader, size = [], iter(loader), k
+    while size:
+        total, count, size = torch.zeros(()).double(), 0, 0
+        for tokens, targets in islice(loader, k):
+            total = total + cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+            count, size = count + (targets != -100).sum().item(), size + 1
+        if count:
+            (total / count).backward()
+            optimizer.step()
+            losses.append(total.item() / count)
+        optimizer.zero_grad()
+    return losses
+
+
+def of_means(model: Any, optimizer: Any, loader: Parts, k: int, divided: bool = True) -> list[float]:
+    losses: list[float] = []
+    while group := list(islice(loader, k)):
+        for part in group:
+            (mean_loss(model, part) / (k if divided else 1)).backward()
         optimizer.step()
+        optimizer.zero_grad()
+        losses.append(1.0)
+    return losses
 
 
-ONE_PASS = Answers(
-    right=[loop(), with_a_counter],
+def padding_left_out(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    """Groups k micro-batches that have real tokens."""
+    return streaming()(model, optimizer, (part for part in loader if (part[1] != -100).any()), k)
+
+
+def last_left_over(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    """Returns when a group is incomplete, and leaves its gradients where they are."""
+    losses: list[float] = []
+    total = count = 0
+    for number, (tokens, targets) in enumerate(loader, 1):
+        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+        loss.backward()
+        total, count = total + loss.item(), count + int((targets != -100).sum())
+        if number % k == 0:
+            model.table.grad /= count
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total / count)
+            total = count = 0
+    return losses
+
+
+def no_gradient(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    list(loader)
+    for weight in model.parameters():
+        weight.grad /= k
+    return []
+
+
+def cleared_each_time(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    losses = []
+    while group := list(islice(loader, k)):
+        count = sum(int((targets != -100).sum()) for _, targets in group)
+        for tokens, targets in group:
+            optimizer.zero_grad()
+            (cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum") / count).backward()
+        optimizer.step()
+        losses.append(0.0)
+    return losses
+
+
+def zeros_left(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    losses = streaming()(model, optimizer, loader, k)
+    model.table.grad = torch.zeros_like(model.table)
+    return losses
+
+
+def by_index(model: Any, optimizer: Any, loader: Any, k: int) -> list[float]:
+    for first in range(0, len(loader), k):
+        print(loader[first : first + k])
+    return []
+
+
+def each_alone(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    losses = []
+    for part in loader:
+        optimizer.zero_grad()
+        loss = mean_loss(model, part)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+TRAIN_PASS = Answers(
+    right=[streaming(), by_shares, streaming(number=lambda loss: float(loss.detach()))],
     wrong=[
-        (common_loop, "Both bugs are still in"),
-        (loop(divide=lambda group, k, every: 1, last=False), "Both bugs are still in"),
-        (loop(divide=lambda group, k, every: 1), "Losses are added up"),
-        (loop(divide=lambda group, k, every: k, last=False), "gets no step of its own"),
-        (partial(with_a_counter, last=False), "gets no step"),
-        (loop(divide=lambda group, k, every: k), "You divide the last group by k, too"),
-        (loop(divide=lambda group, k, every: every), "You divide by all of them"),
-        (loop(clear="each"), "zero_grad within a group throws away"),
-        (loop(divide=lambda group, k, every: 1, clear="each"), "zero_grad within a group throws away"),
-        (loop(clear="never"), "The gradients of the group before are still in"),
-        (loop(divide=lambda group, k, every: 1, step="each"), "You step on every micro-batch"),
-        (loop(divide=lambda group, k, every: k, step="each"), "You step on every micro-batch"),
-        (loop(divide=lambda group, k, every: every, clear="pass", step="pass"), "You step once for the whole pass"),
-        (loop(divide=lambda group, k, every: k, clear="never", step="never"), "The parameters have not moved"),
-        (one_backward, "the memory is not"),
-        (loop(divide=lambda group, k, every: group + 1), "end elsewhere"),
-    ],
-)  # fmt: skip
-
-
-def test_trial_shows_that_the_common_loop_is_off_and_that_right_loops_are_not() -> None:
-    assert lesson_07.trial(common_loop, 8, 4) > 0.5
-    assert lesson_07.trial(with_a_counter, 10, 4) < 1e-12
-
-
-def shares_one_by_one(counts: list[int]) -> list[float]:
-    return [1 / (1 + (sum(counts) - n) / n) for n in counts]
-
-
-FACTORS = Answers(
-    right=[
-        lambda counts: tuple(n / math.fsum(counts) for n in counts),
-        lambda counts: numpy.array(counts) / numpy.sum(counts),
-        shares_one_by_one,
-    ],
-    wrong=[
-        (lambda counts: [1 / len(counts) for _ in counts], "That is 1/k for each"),
-        (lambda counts: counts[:], "Those are the tokens themselves"),
-        (lambda counts: [n / max(counts) for n in counts], "Compared with the longest"),
-        (lambda counts: [n / numpy.mean(counts) for n in counts], "by the mean number of tokens"),
-        (lambda counts: [1 / n / sum(1 / m for m in counts) for n in counts], "a shorter micro-batch more weight"),
-        (lambda counts: [1 for _ in counts], "All weights are 1"),
-        (lambda counts: [n / sum(counts) / len(counts) for n in counts], "Divided by k once too often"),
-        (lambda counts: [n / 144 for n in counts], "Some weights are off"),
-        (lambda counts: [1.0], "One number for each micro-batch"),
+        (of_means, "mean of means"),
+        (partial(of_means, divided=False), "never divided"),
+        (streaming(counts=lambda targets: 1, least=1), "by the number of micro-batches"),
+        (streaming(counts=torch.Tensor.numel), "You divide by padding, too"),
+        (streaming(clears=False), "the group before are still in"),
+        (streaming(last=False), "not one number for each step"),
+        (last_left_over, "fewer at the end of the stream"),
+        (padding_left_out, "those of padding counted"),
+        (no_gradient, "A weight that no loss has used"),
+        (cleared_each_time, "zero_grad within a group"),
+        (zeros_left, "some `.grad` is not None"),
+        (streaming(steps=False), "The parameters have not moved"),
+        (each_alone, "not one number for each step"),
+        (streaming(skips=False), "where do you divide"),
+        (streaming(skips=False, least=1), "You step where no token has a say"),
+        (in_groups, "You hold several micro-batches"),
+        (partial(in_groups, graphs=True), "graphs wait until the group"),
+        (partial(in_groups, keep=True), "You return a loss with its graph"),
+        (streaming(number=lambda loss: loss), "You return a loss with its graph"),
+        (streaming(number=lambda loss: loss.item() / 2), "is not its step's mean per real token"),
+        (graphs_wait, "graphs wait until the group"),
+        (by_index, "The loader is a stream"),
+        (streaming(reduction="none"), "raised RuntimeError"),
     ],
 )
 
 
-def test_the_right_factors_give_the_gradient_of_the_large_batch() -> None:
-    model, counts = language_model(), [16, 64, 128]
-    parts = [
-        (tokens, targets.masked_fill(torch.arange(32) >= count // 4, mb.IGNORED))
-        for count, (tokens, targets) in zip(counts, batches(3, 4), strict=True)
-    ]
-    tokens, targets = map(torch.cat, zip(*parts, strict=True))
-    weights = list(model.parameters())
-    large = torch.autograd.grad(mb.mean_loss(model, (tokens, targets)), weights)
-    losses = [factor * mb.mean_loss(model, part) for factor, part in zip(shares_one_by_one(counts), parts, strict=True)]
-    assert all(map(partial(torch.allclose, atol=1e-6), torch.autograd.grad(losses, weights), large))
-
-
-def by_first_row(found: Any) -> str:
-    row = found.rows[0]
-    if row.change in ("not attributed", "grew"):
-        return "batch" if row.bytes else "nothing"
-    if row.now.dtype == "float32":
-        return "logits"
-    return "validation" if "steps 1" in row.made_in else "graphs"
-
-
-def reading(**changes: Callable[[Any, Any], bool]) -> Any:
-    """Goes through the clues in order, some of them changed; graphs if none holds."""
-    clues: dict[str, Callable[[Any, Any], bool]] = {
-        "nothing": lambda found, row: found.bytes == 0,
-        "batch": lambda found, row: row.was and row.now.shape != row.was.shape,
-        "logits": lambda found, row: "float32" in row.now.dtype and row.now.shape[-1] == 2048,
-        "validation": lambda found, row: not row.now.made_in.endswith("step 3"),
-    }
-    return lambda found: next((n for n, clue in (clues | changes).items() if clue(found, found.rows[0])), "graphs")
-
-
-def never(found: Any, row: Any) -> bool:
-    return False
-
-
-def by_line(found: Any) -> str:
-    """Adds up what came by the line of code that made it."""
-    came = [row for row in found.rows[:-1] if row.change == "came"]
-    if not came:
-        return "batch" if found.bytes > 0 else "nothing"
-    lines = " ".join(row.now.line for row in came)
-    return "logits" if ".float()" in lines else "validation" if "kept.append" in lines else "graphs"
-
-
-def by_kinds(found: Any) -> str:
-    if not found.by_kind:
-        return "nothing"
-    if "inputs" in found.by_kind:
-        return "batch"
-    if "gradients" in found.by_kind:
-        return "graphs"
-    return "logits" if len(found.rows) == 2 else "validation"
-
-
-CAUSE = Answers(
-    right=[reading(), by_line, by_kinds],
-    wrong=[
-        (by_first_row, "'Change' object has no attribute 'made_in'"),
-        (lambda found: "graphs", "The same cause for every change"),
-        (lambda found: "batch" if not found.bytes else reading()(found), "where the peaks are equal"),
-        (reading(batch=never), "has each one grown"),
-        (reading(logits=never), "which dtype does the model compute in"),
-        (reading(validation=never), "In which steps was it made"),
-        (reading(validation=lambda found, row: row.change == "came"), "validation everywhere"),
-        (reading(logits=lambda found, row: row.now.shape[-1] == 2048), "You find logits"),
-        (lambda found: found.rows[0].now.kind if found.bytes else "nothing", "not one of batch, graphs"),
-        (lambda found: found.rows[-1].change, "'not attributed': not one of"),
-        (lambda found: {"batch": "graphs", "graphs": "batch"}.get(by_line(found), by_line(found)), "whose largest row"),
-        (lambda found: found.rows[0].now.line, "has no attribute 'line'"),
-    ],
-)
-
-
-def test_what_a_change_costs_is_what_it_keeps() -> None:
-    """Worked out by hand: k micro-batches of b·s·V logits in fp32, and a validation's graph for each earlier step."""
-    assert changed("logits", k=4, sequences=8).bytes == 4 * (2 * 128 * 2048 * 4)
-    one_graph = 128 * (64 + 256 + 256) * 2 + 512  # embeddings, what GELU reads and makes, in bf16; and the mean
-    assert changed("validation", k=3, sequences=12).bytes == 2 * one_graph
-    assert changed("nothing").bytes == 0 < changed("graphs").bytes
-
-
-def scale(formula: Callable[..., Any]) -> Any:
-    return lambda small, big, length_small, length_big: formula(small, big, length_small, length_big)
-
-
-def signal(b: int, B: int, p: float, q: float) -> float:
-    return (B * q - b * p) / (B - b)
-
-
-def noise(b: int, B: int, p: float, q: float) -> float:
-    return b * (p - signal(b, B, p, q))
-
-
-def by_matrix(b: int, B: int, p: float, q: float) -> Any:
-    squared, trace = numpy.linalg.solve([[1, 1 / b], [1, 1 / B]], [p, q])
-    return trace / squared
-
-
-def in_one_line(b: int, B: int, p: float, q: float) -> float:
-    return (p - q) * b * B / (B * q - b * p)
-
-
-NOISE_SCALE = Answers(
-    right=[scale(lambda *case: noise(*case) / signal(*case)), scale(by_matrix), scale(in_one_line)],
-    wrong=[
-        (scale(lambda *case: 1 / in_one_line(*case)), "signal over noise"),
-        (scale(lambda b, B, p, q: p / q), "the ratio of the two lengths"),
-        (scale(noise), "That is tr(Σ)"),
-        (scale(signal), "That is |G|²"),
-        (scale(lambda b, B, p, q: noise(b, B, p, q) / q), "It still has a little noise"),
-        (scale(lambda b, B, p, q: b * (p - q) / signal(b, B, p, q)), "the big one has some of it, too"),
-        (scale(lambda b, B, p, q: in_one_line(b, B, p**2, q**2)), "squared already"),
-        (scale(lambda b, B, p, q: in_one_line(b, B, p**0.5, q**0.5)), "You took roots first"),
-        (scale(lambda b, B, p, q: in_one_line(B, b, p, q)), "The scale is off"),
-    ],
-)
-
-Scales = Sequence[tuple[int, float]]
-
-
-def doubled(
-    more: Callable[[int, float], bool] = lambda batch, scale: 2 * batch <= scale,
-    often: int = 99,
-    shrinks: bool = False,
-    lists: str = "changes",
-    begin: Callable[[int, Scales], list[tuple[int, int]]] = lambda first, scales: [(0, first)],
+def hooks(
+    add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda total, new: total + new.float(),
+    frees: bool = True,
+    first: bool = False,
+    all_weights: bool = False,
+    late: bool = False,
+    returns: Any = list,
+    keeps: bool = False,
 ) -> Any:
-    """A ramp by doubling, right by default; `lists` says when a pair is added."""
+    """A closure for each weight; right by default."""
 
-    def ramp(first: int, scales: Scales) -> list[tuple[int, int]]:
-        planned, batch = begin(first, scales), first
-        for seen, scale in scales:
-            before = batch
-            batch = first if shrinks else batch
-            for _ in range(often):
-                if not more(batch, scale):
-                    break
-                batch *= 2
-                if lists == "doublings":
-                    planned.append((seen, batch))
-            if lists == "all" or (lists == "changes" and batch != before):
-                planned.append((seen, batch))
-        return planned
+    def add_up(weights: list[Any], masters: list[Any]) -> Any:
+        kept, handles, newest = [], [], {}
+        for weight, master in zip(weights, masters, strict=True):
+            if not weight.requires_grad and not all_weights:
+                continue
+            newest["master"] = master
+            if first:
+                master.grad = torch.zeros_like(master)
 
-    return ramp
+            def hook(weight: Any, mine: Any = master) -> None:
+                into = newest["master"] if late else mine
+                if into.grad is None:
+                    into.grad = weight.grad.float()
+                else:
+                    into.grad = add(into.grad, weight.grad)
+                if keeps:
+                    kept.append(weight.grad)
+                if frees:
+                    weight.grad = None
 
+            handles.append(weight.register_post_accumulate_grad_hook(hook))
+        return returns(handles)
 
-def by_logarithm(first: int, scales: Scales) -> list[list[int]]:
-    ramp = [[0, first]]
-    for seen, scale in scales:
-        batch = max(ramp[-1][1], first * 2 ** max(0, math.floor(math.log2(scale / first))))
-        if batch > ramp[-1][1]:
-            ramp.append([seen, batch])
-    return ramp
-
-
-def by_highest(first: int, scales: Scales) -> Any:
-    highest = numpy.maximum.accumulate([first, *[scale for _, scale in scales]])
-    batches = [first * 2 ** int(numpy.log2(scale / first)) for scale in highest]
-    events = [0, *[seen for seen, _ in scales]]
-    changes = [(event, now) for event, (before, now) in zip(events[1:], pairwise(batches), strict=True) if now > before]
-    return ((0, first), *changes)
+    return add_up
 
 
-def takes_the_scale(first: int, scales: Scales) -> list[tuple[int, int]]:
-    planned = [(0, first)]
-    for seen, scale in scales:
-        if scale > planned[-1][1]:
-            planned.append((seen, int(scale)))
-    return planned
+def by_dictionary(weights: list[Any], masters: list[Any]) -> tuple[Any, ...]:
+    of = {id(weight): master for weight, master in zip(weights, masters, strict=True)}
+
+    def add(weight: Any) -> None:
+        master = of[id(weight)]
+        if master.grad is None:
+            master.grad = torch.zeros_like(master)
+        master.grad.add_(weight.grad)
+        weight.grad = None
+
+    return tuple(one.register_post_accumulate_grad_hook(add) for one in weights if one.requires_grad)
 
 
-RAMP = Answers(
-    right=[doubled(), by_logarithm, by_highest],
+class Adder:
+    def __init__(self, master: Any) -> None:
+        self.master = master
+
+    def __call__(self, weight: Any) -> None:
+        gradient, weight.grad = weight.grad, None
+        self.master.grad = gradient.float() + (0 if self.master.grad is None else self.master.grad)
+
+
+def by_objects(weights: list[Any], masters: list[Any]) -> list[Any]:
+    handles = []
+    for number, weight in enumerate(weights):
+        if weight.requires_grad:
+            handles.append(weight.register_post_accumulate_grad_hook(Adder(masters[number])))
+    return handles
+
+
+def before_it_is_added(weights: list[Any], masters: list[Any]) -> list[Any]:
+    def add(master: Any, gradient: Any) -> None:
+        master.grad = gradient.float() if master.grad is None else master.grad + gradient
+
+    pairs = zip(weights, masters, strict=True)
+    return [one.register_hook(partial(add, master)) for one, master in pairs if one.requires_grad]
+
+
+def all_at_the_end(weights: list[Any], masters: list[Any]) -> list[Any]:
+    """Waits for the gradient that is the last one in backward."""
+    handles, waiting = [], []
+
+    def add(weight: Any) -> None:
+        waiting.append((weight, weight.grad))
+        weight.grad = None
+        if len(waiting) == len([one for one in weights if one.requires_grad]) - 1:
+            for one, gradient in waiting:
+                number = next(i for i, other in enumerate(weights) if other is one)
+                of = masters[number]
+                of.grad = gradient.float() if of.grad is None else of.grad + gradient
+            waiting.clear()
+
+    for weight in weights:
+        if weight.requires_grad:
+            handles.append(weight.register_post_accumulate_grad_hook(add))
+    return handles
+
+
+ADD_UP = Answers(
+    right=[hooks(), by_dictionary, by_objects],
     wrong=[
-        (doubled(often=1), "You double once at most"),
-        (doubled(lambda batch, scale: 2 * batch < scale), "Where twice the batch is exactly the noise scale"),
-        (doubled(shrinks=True), "Your batch shrinks"),
-        (takes_the_scale, "You take the scale itself for the batch"),
-        (doubled(lambda batch, scale: batch < scale), "You double beyond the noise scale"),
-        (doubled(lists="all"), "You list every measurement"),
-        (doubled(lists="doublings"), "You add a pair for each doubling"),
-        (doubled(begin=lambda first, scales: []), "The beginning is missing"),
-        (
-            doubled(begin=lambda first, scales: [(scales[0][0] if scales else 0, first)]),
-            "begins at the first measurement",
-        ),
-        (doubled(lambda batch, scale: 2 * batch <= scale and batch < 128), "Some ramp is off"),
-        (lambda first, scales: [first], "a list of pairs"),
+        (hooks(late=True), "to another weight's master"),
+        (hooks(add=lambda total, new: new.float()), "Only the last micro-batch is left"),
+        (hooks(add=lambda total, new: (total.bfloat16() + new).float()), "rounded to bf16"),
+        (hooks(add=lambda total, new: total.bfloat16() + new), "is fp32, as the master"),
+        (hooks(add=lambda total, new: (total + new) / 2), "Some sum is off"),
+        (hooks(frees=False), "Weights still hold their gradient"),
+        (before_it_is_added, "Weights still hold their gradient"),
+        (hooks(all_weights=True), "A frozen weight takes no hook"),
+        (hooks(first=True), "before any backward"),
+        (hooks(keeps=True), "Gradients in bf16 wait"),
+        (all_at_the_end, "Gradients in bf16 wait"),
+        (hooks(returns=lambda handles: None), "nothing: does every path"),
+        (hooks(returns=lambda handles: [1]), "Return the handles"),
+        (hooks(returns=lambda handles: handles[1:]), "one for each weight"),
+        (lambda weights, masters: hooks()(weights[:0], masters[:0]), "Weights still hold"),
+    ],
+)
+
+
+def measuring(
+    divided: bool = True,
+    power: int = 1,
+    chosen: Callable[[list[Any]], list[Any]] = lambda each: each,
+    biased: bool = False,
+    of: Callable[[int, int], tuple[int, int]] = lambda b, k: (b, b * k),
+    turned: bool = False,
+    clears: bool = False,
+    removes: bool = True,
+    ends: Callable[[Any], None] = lambda model: None,
+) -> Any:
+    """Hooks that add up squares for each micro-batch; right by default. Undivided, it divides `.grad` at the end."""
+
+    def measure_noise(model: Any, parts: list[Any]) -> tuple[float, float]:
+        k, b, each = len(parts), len(parts[0][0]), []
+        weights = [one for one in model.parameters() if one.requires_grad]
+
+        def hook(gradient: Any) -> None:
+            each[-1] += gradient.pow(2).sum().item()
+
+        handles = [one.register_hook(hook) for one in weights]
+        for part in parts:
+            if clears:
+                model.zero_grad()
+            each.append(0.0)
+            (mean_loss(model, part) / (k if divided else 1)).backward()
+        for handle in handles if removes else ():
+            handle.remove()
+        if not divided:
+            for one in weights:
+                one.grad = None if one.grad is None else one.grad / k
+        used = chosen(each)
+        short = k ** (power * 2 if divided else 0) * math.fsum(used) / len(used)
+        long = sum(one.grad.square().sum().item() for one in weights if one.grad is not None)
+        small, big = of(b, k)
+        noise = (short - long) / (1 / small - 1 / big)
+        ends(model)
+        pair = (long if biased else long - noise / big, noise)
+        return pair[::-1] if turned else pair
+
+    return measure_noise
+
+
+def by_difference(model: Any, parts: list[Any]) -> tuple[float, float]:
+    """Each gradient is the difference of `.grad`, of which it keeps a copy."""
+    k, b, squares = len(parts), len(parts[0][0]), 0.0
+    before: dict[Any, Any] = {}
+    for part in parts:
+        (mean_loss(model, part) / k).backward()
+        for one in model.parameters():
+            if one.grad is not None:
+                squares += k * (one.grad - before.get(one, 0)).square().sum().item()
+        before = {one: one.grad.clone() for one in model.parameters() if one.grad is not None}
+    long = sum(one.grad.square().sum().item() for one in model.parameters() if one.grad is not None)
+    noise = (squares - long) / (1 / b - 1 / (k * b))
+    return long - noise / (k * b), noise
+
+
+def by_norms(model: Any, parts: list[Any]) -> Any:
+    """After each weight's accumulation, by vector norms; solves the two equations by matrix."""
+    k, b = len(parts), len(parts[0][0])
+    squares = torch.zeros((), dtype=torch.float64)
+
+    def look(gradient: Any) -> None:
+        squares.add_((torch.linalg.vector_norm(gradient) * k) ** 2 / k)
+
+    handles = [weight.register_hook(look) for weight in model.parameters() if weight.requires_grad]
+    try:
+        for part in parts:
+            loss = mean_loss(model, part) / k
+            loss.backward()
+    finally:
+        [handle.remove() for handle in handles]
+    used = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+    long = torch.stack([one @ one for one in used]).sum()
+    return tuple(numpy.linalg.solve([[1, 1 / b], [1, 1 / b / k]], [squares.item(), long.item()]))
+
+
+def as_variance(model: Any, parts: list[Any], of_sums: bool = False, naive: bool = False) -> tuple[float, float]:
+    """The variance of the micro-batches' gradients, or of the sums so far; or without the noise in their mean."""
+    k, b, total = len(parts), len(parts[0][0]), []
+
+    def after(weight: Any) -> None:
+        total.append(weight.grad.square().sum().item())
+
+    def before(gradient: Any) -> None:
+        total.append(gradient.square().sum().item())
+
+    weights = [one for one in model.parameters() if one.requires_grad]
+    register = "register_post_accumulate_grad_hook" if of_sums else "register_hook"
+    handles = [getattr(one, register)(after if of_sums else before) for one in weights]
+    for part in parts:
+        (mean_loss(model, part) / k).backward()
+    for handle in handles:
+        handle.remove()
+    short, long = k * sum(total), sum(w.grad.square().sum().item() for w in model.parameters() if w.grad is not None)
+    noise = b * (short - long)
+    return (long, noise) if naive else (long - noise / b / (k - 1), noise * k / (k - 1))
+
+
+def doubled_grad(model: Any) -> None:
+    for weight in model.parameters():
+        if weight.grad is not None:
+            weight.grad *= 3
+
+
+def sum_left(model: Any, parts: list[Any]) -> tuple[float, float]:
+    result = measuring()(model, parts)
+    for weight in model.parameters():
+        if weight.grad is not None:
+            weight.grad *= len(parts)
+    return result
+
+
+MEASURE_NOISE = Answers(
+    right=[measuring(), by_norms, as_variance, measuring(divided=False)],
+    wrong=[
+        (measuring(power=0), "how long is a micro-batch's own"),
+        (measuring(chosen=lambda each: [sum(each) / len(each) ** 2]), "with the square"),
+        (measuring(chosen=lambda each: [sum(each)]), "The equation has their mean"),
+        (measuring(chosen=lambda each: each[:1]), "one micro-batch alone"),
+        (measuring(biased=True), "a little noise is still in it"),
+        (measuring(of=lambda b, k: (1, k)), "One sequence's was asked for"),
+        (partial(as_variance, of_sums=True), "Which hook runs before"),
+        (partial(as_variance, naive=True), "the formula has noise, too"),
+        (measuring(turned=True), "the wrong way round"),
+        (measuring(of=lambda b, k: (b, k)), "The two are off"),
+        (measuring(clears=True), "Only the last micro-batch is left"),
+        (measuring(clears=True, divided=False), "Only the last micro-batch is left"),
+        (measuring(removes=False), "Your hooks are still on"),
+        (measuring(ends=lambda model: model.zero_grad()), "how should the optimizer step"),
+        (measuring(ends=doubled_grad), "is not the gradient of the mean"),
+        (sum_left, "k times too long for a step"),
+        (by_difference, "another set of gradients"),
+        (lambda model, parts: measuring()(model, parts)[0], "where a tuple is asked for"),
     ],
 )
 
@@ -342,20 +509,20 @@ RATE = Answers(
     wrong=[
         (warmed(adam=float), "You scale by k for Adam, too"),
         (warmed(sgd=math.sqrt), "You scale by √k for SGD, too"),
-        (warmed(sgd=math.sqrt, adam=float), "The two rules are exchanged"),
+        (warmed(sgd=math.sqrt, adam=float), "Some rate is off"),
         (warmed(start=0), "You start from zero"),
         (warmed(part=lambda step, warm: 1), "There is no warm-up"),
         (warmed(after=lambda rate, peak, part: rate + (peak - rate) * part), "grows on when the warm-up is over"),
-        (warmed(after=lambda rate, peak, part: rate), "falls back to the small batch's"),
+        (warmed(after=lambda rate, peak, part: rate), "Some rate is off"),
         (warmed(sgd=lambda k: 1, adam=lambda k: 1), "Your rate never changes"),
-        (lambda step, warm, rate, k, optimizer: rate / k, "not a smaller one"),
+        (lambda step, warm, rate, k, optimizer: rate / k, "Some rate is off"),
         (warmed(adam=math.log2), "Some rate is off"),  # log₂ 16 is √16: a k for which the two agree would let it pass
         (warmed(sgd=lambda k: 32), "Some rate is off"),
         (warmed(part=lambda step, warm: step / 500), "Some rate is off"),
     ],
 )
 
-ANSWERS = {"07.1": ONE_PASS, "07.2": FACTORS, "07.3": CAUSE, "07.4": NOISE_SCALE, "07.5": RAMP, "07.6": RATE}
+ANSWERS = {"07.1": TRAIN_PASS, "07.2": ADD_UP, "07.3": MEASURE_NOISE, "07.4": RATE}
 
 
 class TestAnswers(JudgedAnswers):

@@ -52,12 +52,9 @@ def test_the_published_table_has_its_best_rates_where_the_text_says() -> None:
 
 
 def test_noise_follows_from_two_batches_and_rates_grow_by_k_or_by_its_root() -> None:
-    truth = checks.Noise(1.5, 60.0)
-    exact = checks.from_two(4, 100, truth.squared_length(4), truth.squared_length(100))
-    assert (exact.signal, exact.noise) == pytest.approx(truth) and truth.scale == 40
-    assert [checks.warm_up(t, 4, 8.0) for t in (0, 1, 4, 9)] == [0, 2, 8, 8]
-    assert [checks.warm_up(t, 4, 9.0, start=1.0) for t in (0, 2, 4)] == [1, 5, 9]
-    assert (checks.scaled(0.1, 32), checks.scaled(0.1, 16, "adam")) == pytest.approx((3.2, 0.4))
+    assert checks.noise_right(4, [1.5 + 60 / 4] * 25, 1.5 + 60 / 100) == pytest.approx((1.5, 60))
+    assert [checks.rate_right(t, 4, 1.0, 9, "sgd") for t in (0, 2, 4, 9)] == [1, 5, 9, 9]
+    assert checks.rate_right(9, 4, 0.1, 16, "adam") == pytest.approx(0.4)
 
 
 def test_a_ramp_says_its_batch_at_any_time() -> None:

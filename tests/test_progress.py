@@ -108,11 +108,11 @@ def test_a_course_that_was_moved_or_upgraded_finds_it_again(tmp_path: Path) -> N
 
 def test_what_was_kept_before_lesson_07_was_split_still_counts(home: Path) -> None:
     home.mkdir()
-    kept = [{"passed": "07.6"}, {"quiz": 7, "first_tries": 5, "questions": 5}]
+    kept = [{"passed": "07.4"}, {"quiz": 7, "first_tries": 5, "questions": 5}]
     kept += [{"guess": "07.noise", "value": 8, "unit": "sequences"}]
     (home / FILE).write_text("".join(json.dumps({**one, "day": "2026-01-01"}) + "\n" for one in kept))
     (lesson,) = (one for one in progress().lessons if one.number == 7)
-    assert list(lesson.passed) == ["07.6"] and lesson.score == (5, 5) and "cannot be read" not in str(progress())
+    assert list(lesson.passed) == ["07.4"] and lesson.score == (5, 5) and "cannot be read" not in str(progress())
     source = (ROOT / "notebooks" / "src" / "07b_large_batches.py").read_text(encoding="utf-8")
     assert stored_guesses()["07.noise"].value == 8 and 'predict("07.noise"' in source
 

@@ -524,5 +524,5 @@ quiz(7)
 # **Cheat-sheet line** global batch = b · k · ranks · loss × (tokens of the micro-batch / tokens of the group) · peak:
 # one micro-batch and all gradients · DDP: `no_sync()` until the last micro-batch.
 #
-# Now solve the [exercises of this lesson](../exercises/07_gradient_accumulation.ipynb), 1 to 3. How large a batch
+# Now solve the [exercises of this lesson](../exercises/07_gradient_accumulation.ipynb), 1 and 2. How large a batch
 # should be, and which learning rate it needs, is [lesson 07b](07b_large_batches.ipynb).

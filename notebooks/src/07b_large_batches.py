@@ -421,4 +421,4 @@ print(f"noise scale: {k * b * (short - long) / (k * long - short):.0f} examples"
 # **Cheat-sheet line** |gradient|² = |G|² + tr(Σ)/B · a batch is worth it up to tr(Σ)/|G|² · rate: SGD ×k, Adam ×√k,
 # with a warm-up.
 #
-# Now solve exercises 4 to 6 of [lessons 07 and 07b](../exercises/07_gradient_accumulation.ipynb).
+# Now solve exercises 3 and 4 of [lessons 07 and 07b](../exercises/07_gradient_accumulation.ipynb).

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 70
+#     minutes: 78
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Exercises 07 · Gradient accumulation and large batches
 #
-# **70 minutes** for all six; each one says its own. You should know what [lesson
-# 07](../notebooks/07_gradient_accumulation.ipynb) shows, and from exercise 4 on [lesson
+# **78 minutes** for all four; each one says its own. You should know what [lesson
+# 07](../notebooks/07_gradient_accumulation.ipynb) shows, and from exercise 3 on [lesson
 # 07b](../notebooks/07b_large_batches.ipynb). No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -20,303 +20,267 @@
 # the first check that is unsolved.)
 
 # %%
+from functools import partial
+from itertools import islice
 from math import sqrt
+
+import torch
+from torch.nn.functional import cross_entropy
 
 from course_utils.lessons.accumulation import checks as check
 from course_utils.lessons.accumulation.micro_batches import mean_loss
+from course_utils.lessons.shared.language_model import batches, language_model
 
 # %% [markdown]
-# ## 1 · Two bugs in the common loop
-# **Difficulty** ●●○○○ · **12 minutes** · **Trains** writing the loop that everybody writes, right
+# ## 1 · A token is a token
+# **Difficulty** ●●●○○ · **25 minutes** · **Trains** averaging over what is meant, without looking ahead
 #
-# This is the common loop. `check.trial` tells how far two epochs with it end from where large batches end.
+# The lesson's `loop_by_tokens` looks at a whole group before its first backward. A loader that streams does not allow
+# that. And in a long stream some micro-batch has no real token at all:
+
+# %%
+logits, padding = torch.zeros(8, 5), torch.full((8,), -100)
+for reduction in ("mean", "sum"):
+    print(f"{reduction} over no token: {cross_entropy(logits, padding, reduction=reduction).item()}")
+
+# %% [markdown]
+# Write one pass over `loader`, an iterator. It hands out each micro-batch once: `(tokens, targets)`, both (b, s), of
+# any b and s; the target of padding is −100. `model(tokens)` returns the logits, (b, s, V). A weight that the model
+# does not use has no gradient.
+#
+# - For every k micro-batches, those of padding included, and for an incomplete group at the end, take one step with the
+#   gradient of the mean cross-entropy over *all* real tokens of the group.
+# - If a group has no real token, take no step.
+# - Hold one micro-batch at a time, with its graph: use it up before you take the next one.
+# - At the end, every `.grad` is None again.
+# - Return a list with the mean loss per real token of each step: plain numbers, without graphs.
 
 
 # %%
-def common_loop(model, optimizer, parts, k):
-    for i, part in enumerate(parts):
-        loss = mean_loss(model, part)
-        loss.backward()
-        if (i + 1) % k == 0:
+def train_pass(model, optimizer, loader, k: int) -> list[float]:
+    """Step once for every k micro-batches of a stream, by the mean over all their tokens; returns these means."""
+    ### BEGIN SOLUTION Return a list with one number for each step.
+    stream, losses, size = iter(loader), [], k
+    while size:
+        total = count = size = 0
+        for tokens, targets in islice(stream, k):
+            loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+            loss.backward()
+            total, count, size = total + loss.item(), count + (targets != -100).sum().item(), size + 1
+        if count:
+            for weight in model.parameters():
+                if weight.grad is not None:
+                    weight.grad /= count
             optimizer.step()
-            optimizer.zero_grad()
-
-
-print(f"10 micro-batches in groups of 4: {check.trial(common_loop, count=10, k=4):.0%} off")
-print(f" 8 micro-batches in groups of 4: {check.trial(common_loop, count=8, k=4):.0%} off")
-
-# %% [markdown]
-# Write one pass that ends exactly where large batches end: one step for every group of k micro-batches, and one for
-# what is left in the last group. All micro-batches are equally long. Memory should be that of one micro-batch.
-
-
-# %%
-def one_pass(model, optimizer, parts, k):
-    """Step once for every k micro-batches of the list `parts`, and once for an incomplete last group."""
-    ### BEGIN SOLUTION Go through the micro-batches and step once for each group.
-    for first in range(0, len(parts), k):
-        group = parts[first : first + k]
+            losses.append(total / count)
         optimizer.zero_grad()
-        for part in group:
-            (mean_loss(model, part) / len(group)).backward()
-        optimizer.step()
+    return losses
     ### END SOLUTION
 
 
 # %%
-check.one_pass(one_pass)
+check.train_pass(train_pass)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# There are two bugs. One shows with any number of micro-batches, the other only if k does not divide it. Compare the
-# two lines printed above.
+# A mean is a sum, divided once. Which of the two can you add up before you know how many tokens there are?
 #
 # </details>
-# <details><summary>Hint 2: groups instead of a counter</summary>
+# <details><summary>Hint 2: when to divide</summary>
 #
-# `for first in range(0, len(parts), k)` and `parts[first : first + k]` give you one group at a time, and Python's
-# slices simply stop at the end of the list.
+# With `reduction="sum"` each backward adds to `.grad`, and an empty micro-batch adds zeros. At the end of the group you
+# know the number of tokens. A gradient is a tensor like any other: divide it before the step.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# In each group: clear, then for each micro-batch the loss divided by the size of *this* group, and backward at once;
-# then step.
+# `itertools.islice(stream, k)` takes the next k micro-batches of an iterator, one by one, and fewer at its end. If none
+# came, the stream is over. `zero_grad` belongs behind every group, the one without tokens included.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The gradient of a mean over a group is the mean of its gradients, and the last group has a mean of its own, over fewer
-# micro-batches. Adding up the *losses* and calling `backward` once gives the same numbers, but all graphs wait for it:
-# that is the memory of the large batch.
+# Adding up sums and dividing once needs no look ahead: the gradient of a sum is the sum of the gradients, and the
+# number of tokens is a factor that can come last. Clip after that division, not before. In fp16 the sums may overflow:
+# there divide each loss by an expected number of tokens first, and correct at the end. With several GPUs the tokens of
+# all ranks count, so their numbers are added up, too. And a step without gradient is not nothing: momentum, moments and
+# weight decay move the weights all the same.
+
+# %% [markdown]
+# ## 2 · 16-bit gradients, added up in fp32
+# **Difficulty** ●●●○○ · **19 minutes** · **Trains** using each gradient as soon as it is complete, and freeing it
+#
+# Weights in bf16 get gradients in bf16, and `.grad` adds up in bf16, too. Here are 64 gradients of one weight:
+
+# %%
+each = (1 + torch.randn(64, 10_000, generator=torch.Generator().manual_seed(0))).bfloat16()
+in_16_bits = torch.zeros(10_000).bfloat16()
+for gradient in each:
+    in_16_bits += gradient
+exact = each.double().sum(0)
+off = {"bf16": in_16_bits, "fp32": each.float().sum(0)}
+print({name: f"{((one - exact).norm() / exact.norm()).item():.2%} off" for name, one in off.items()})
+
+# %% [markdown]
+# So add them up in fp32, where the [master weights](../docs/glossary.md#master-weights) are: in `master.grad`, which
+# the optimizer reads. But do not wait until backward has ended, for then all gradients in bf16 exist as well.
+# `weight.register_post_accumulate_grad_hook(function)` calls `function(weight)` during backward, as soon as
+# `weight.grad` is complete.
+#
+# `weights` and `masters` are lists in the same order. After your function was called, each backward
+#
+# - adds every new gradient to its master's `.grad`, in fp32,
+# - and sets the weight's own `.grad` to None at once.
+#
+# A master's `.grad` is None before its first gradient, and again after `zero_grad`. Where a weight gets no gradient, it
+# stays None. Some weights are frozen (`requires_grad` is False): torch takes no hook on them. Return a list of the
+# handles that you get from registering: with `handle.remove()` the caller gets the usual backward again.
+
+
+# %%
+def add_up_in_fp32(weights: list[torch.Tensor], masters: list[torch.Tensor]) -> list:
+    """From now on backward adds gradients to the fp32 `masters`; returns the handles of the hooks."""
+
+    ### BEGIN SOLUTION Return a list of handles.
+    pairs = [pair for pair in zip(weights, masters, strict=True) if pair[0].requires_grad]
+
+    def add(master, weight):
+        if master.grad is None:
+            master.grad = weight.grad.float()
+        else:
+            master.grad += weight.grad
+        weight.grad = None
+
+    return [weight.register_post_accumulate_grad_hook(partial(add, master)) for weight, master in pairs]
+    ### END SOLUTION
+
+
+# %%
+check.add_up_in_fp32(add_up_in_fp32)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# Write the function for one weight and its master first. It has two cases: the first gradient, and every later one.
+#
+# </details>
+# <details><summary>Hint 2: which master?</summary>
+#
+# The hook gets the weight alone. A function defined in a loop sees the loop's variables as they are when it *runs*: all
+# hooks would find the last master. `functools.partial` fixes an argument now.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# `+=` keeps the format of its left side, so with fp32 on the left the sum is in fp32. Make the first one with
+# `.float()`. Then let go of `weight.grad`: as long as anything refers to it, its bytes stay.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# The fp32 sum costs 4 bytes per parameter. That is the price of `bf16-master-fp32grad`. Gradients in bf16 then cost
+# next to nothing: each one lives from its product to its hook. The same hook can do more: step an optimizer of its own
+# for each weight, or send the gradient to other GPUs. DDP and FSDP hang on such hooks. With one micro-batch per step
+# you could step inside the hook and need no fp32 gradient at all; with several, the sum has to wait.
 
 # %% tags=["solution"]
-for count in (10, 8):
-    print(f"{count:2d} micro-batches in groups of 4: {check.trial(one_pass, count=count, k=4):.0%} off")
+from course_utils import on_gpu
+
+with on_gpu():
+    for hooked in (False, True):
+        layers = [torch.nn.Linear(2048, 2048, bias=False).to("cuda", torch.bfloat16) for _ in range(8)]
+        weights = [layer.weight for layer in layers]
+        masters = [weight.detach().float() for weight in weights]
+        handles = add_up_in_fp32(weights, masters) if hooked else []
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        for x in torch.randn(2, 8, 2048, device="cuda", dtype=torch.bfloat16):
+            torch.nn.Sequential(*layers)(x).sum().backward()
+            for weight, master in zip(weights, masters, strict=True) if not hooked else ():
+                master.grad = weight.grad.float() if master.grad is None else master.grad + weight.grad
+                weight.grad = None
+        peak = (torch.cuda.max_memory_allocated() - before) / 1e6
+        print(f"{'in hooks' if hooked else 'after backward':15} {peak:.0f} MB more at the peak")
 
 # %% [markdown]
-# ## 2 · A token is a token
-# **Difficulty** ●●○○○ · **8 minutes** · **Trains** averaging over what is meant
+# ## 3 · The noise scale for nothing
+# **Difficulty** ●●●○○ · **22 minutes** · **Trains** measuring what a batch is worth, while you accumulate
 #
-# Sequences differ in length, and the loss of a micro-batch is the mean over its own tokens. By what do you multiply
-# each micro-batch's mean loss, so that their gradients add up to that of the mean over *all* tokens?
+# On average the squared length of a batch's gradient is |G|² + tr(Σ)/B. The recipe of lesson 07b looks at the first
+# micro-batch and at the sum. A better estimate takes the mean over *all* micro-batches. But each one's gradient is
+# added to `.grad` and gone. A hook sees it before that: `weight.register_hook(function)` calls `function(gradient)` in
+# each backward, with this backward's gradient alone, and returns a handle with `remove()`.
+#
+# `parts` is a list of k ≥ 2 micro-batches, each with b sequences, and `mean_loss(model, part)` is a micro-batch's loss.
+# Accumulate as usual: at the end `.grad`, None before, holds the gradient of the mean over all. Also return the pair
+# |G|² and tr(Σ), two numbers, where tr(Σ) is the noise of *one sequence*. Solve the formula for batches of b (mean
+# squared length over the k micro-batches) and k·b. Store no second set of gradients. Leave no hook behind. Some
+# weights may be frozen (they take no hook), others unused.
 
 
 # %%
-def factors(counts: list[int]) -> list[float]:
-    """For each micro-batch, given its number of real tokens: the factor of its mean loss before backward."""
-    ### BEGIN SOLUTION Return a list with one number for each micro-batch.
-    return [count / sum(counts) for count in counts]
+def measure_noise(model, parts) -> tuple[float, float]:
+    """|G|² and tr(Σ) from micro-batches, whose mean gradient is in `.grad` afterwards."""
+    ### BEGIN SOLUTION Return two numbers.
+    k, b, squares = len(parts), len(parts[0][0]), []
+
+    def look(gradient):
+        squares.append(gradient.square().sum())
+
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    handles = [weight.register_hook(look) for weight in weights]
+    for part in parts:
+        (mean_loss(model, part) / k).backward()
+    for handle in handles:
+        handle.remove()
+    short = k * sum(squares).item()  # k² for the division above, 1/k for the mean
+    long = sum(weight.grad.square().sum() for weight in weights if weight.grad is not None).item()
+    noise = (short - long) / (1 / b - 1 / (k * b))
+    return long - noise / (k * b), noise
     ### END SOLUTION
 
 
 # %%
-check.factors(factors)
+check.measure_noise(measure_noise)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# The mean over all tokens is the sum of all their losses, divided by the number of all tokens.
+# Two measurements, two unknowns: write the formula down for B = b and for B = k·b, and subtract. |G|² drops out.
 #
 # </details>
-# <details><summary>Hint 2: from means to sums</summary>
+# <details><summary>Hint 2: what to keep of a gradient</summary>
 #
-# The sum of a micro-batch's losses is its mean times its number of tokens.
+# Its squared length is one number. A hook may add `gradient.square().sum()` to a list, over all weights and all
+# micro-batches: you need the total alone.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# So each mean is multiplied by its number of tokens, and divided by what all of them come to. If all lengths are equal,
-# you should get 1/k.
+# If you divide each loss by k, hooks see gradients that are k times too short: their squares are k² too small. For the
+# mean over micro-batches divide by k once. The squared length for B = k·b is that of `.grad` at the end.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Weights of a mean add up to 1, and a micro-batch's weight is its share of tokens. You have to know all lengths of a
-# group before its first backward: look at the group first, or multiply all gradients once before the step. With several
-# GPUs the sum runs over all of them, too.
-
-# %% [markdown]
-# ## 3 · What did the change do?
-# **Difficulty** ●●●○○ · **13 minutes** · **Trains** comparing two measurements
-#
-# A small language model in bf16 takes three steps of several micro-batches each, clean. Then somebody changes the step
-# and its peak rises. `difference(before, after)` pairs the tensors of the two peaks, and lists those that came, went,
-# grew or shrank. Its rows add up to the difference of the peaks, to the byte. Here are two of five changes:
-
-# %%
-from course_utils.lessons.accumulation.changes import changed
-
-changed("batch")
-
-# %%
-changed("logits")
-
-# %% [markdown]
-# Write the function that reads such a difference and names the change:
-#
-# | | |
-# |---|---|
-# | `"batch"` | there are more sequences in a micro-batch |
-# | `"graphs"` | losses are added up, and one backward comes at the end |
-# | `"logits"` | each micro-batch's logits are kept, upcast to fp32 |
-# | `"validation"` | a validation without `torch.no_grad()` keeps its result from step to step |
-# | `"nothing"` | no tensor has changed |
-#
-# `found.rows` has the largest first. A row has `change` ("came", "went", "grew", "shrank") and signed `bytes`. `now`
-# describes the tensors: `kind`, `module`, `operation`, `shape`, `dtype`, `made_in`, `line`. The last row is always
-# "not attributed". Look at the other changes with `changed`, too.
-
-
-# %%
-def cause(found) -> str:
-    """What a change did, by the difference of two measurements: one of the five names."""
-    ### BEGIN SOLUTION Return one of the five names.
-    first = found.rows[0]
-    if first.change == "not attributed":
-        return "nothing"
-    if first.change == "grew":
-        return "batch"
-    if first.now.dtype == "float32":
-        return "logits"
-    return "graphs" if first.now.made_in.endswith("step 3") else "validation"
-    ### END SOLUTION
-
-
-# %%
-check.cause(cause)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Show all five with `changed(...)`. In each, one row is enough: the first. What is special about it?
-#
-# </details>
-# <details><summary>Hint 2: grown, or come?</summary>
-#
-# With a larger batch no new tensor appears: each one grows. Whatever is kept too long appears *next to* the tensors
-# that were there.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Of what came, look at the dtype: the model computes in bf16. Then look at `made_in`. The peak is in step 3. A tensor
-# of an earlier step should be gone by then.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Three bugs keep tensors alive, and the peak alone tells none from the other. Losses that are added up keep a graph for
-# each micro-batch, but only until the step's end. A validation's result keeps its graph for good, so every step adds
-# one. Logits kept in fp32 have no graph at all, but s·b·V numbers of 4 bytes each are large without one.
+# This is the estimator of McCandlish et al. 2018, appendix A.1. The squared length of a mean is too long by its noise,
+# so |G|² is what is left after subtracting that. The estimate has no bias: it may even come out negative. So average
+# |G|² and tr(Σ) over many steps *before* you divide one by the other. A ratio of averages is far steadier than an
+# average of ratios.
 
 # %% tags=["solution"]
-changed("validation")
+found = []
+for step in range(20):
+    found.append(measure_noise(language_model(seed=step), list(batches(8, 4, seed=step))))
+signal, noise = torch.tensor(found).mean(0).tolist()
+print(f"random weights, 20 × 8 micro-batches of 4: noise scale near {noise / signal:.0f} sequences")
 
 # %% [markdown]
-# ## 4 · The noise scale for nothing
-# **Difficulty** ●●●○○ · **12 minutes** · **Trains** measuring what a batch is worth
-#
-# On average the squared length of a batch's gradient is |G|² + tr(Σ)/B. You know it for two batch sizes: for a
-# micro-batch (`small` sequences), and for what you accumulate (`big` sequences). What is the noise scale tr(Σ)/|G|²?
-
-
-# %%
-def noise_scale(small: int, big: int, length_small: float, length_big: float) -> float:
-    """tr(Σ)/|G|², in sequences, from the mean squared length of the gradient for two batch sizes."""
-    ### BEGIN SOLUTION Return a number of sequences.
-    noise = (length_small - length_big) / (1 / small - 1 / big)
-    signal = length_big - noise / big
-    return noise / signal
-    ### END SOLUTION
-
-
-# %%
-check.noise_scale(noise_scale)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Write the formula down twice, once for each batch size. Two unknowns, |G|² and tr(Σ).
-#
-# </details>
-# <details><summary>Hint 2: one of them goes</summary>
-#
-# Subtract the two equations: |G|² drops out.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# length_small − length_big = tr(Σ)·(1/small − 1/big). With tr(Σ) known, either equation gives |G|².
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# This is the estimator of McCandlish et al. 2018, appendix A.1. In practice both lengths are averaged over many steps
-# first, since each one is noisy, and |G|² is a difference that may even come out negative.
-
-# %% [markdown]
-# ## 5 · Plan a ramp
-# **Difficulty** ●●●○○ · **13 minutes** · **Trains** letting the batch grow with the noise
-#
-# During a training the noise scale was measured now and then: `scales` lists (tokens seen, noise scale), in order. The
-# training starts with a batch of `first`. At each measurement the batch doubles, as often as *twice* the batch is not
-# larger than the noise scale. It never shrinks.
-#
-# Return the ramp: a list of pairs (tokens seen, batch), one for the beginning, `(0, first)`, and one for each
-# measurement at which the batch changes.
-
-
-# %%
-def ramp(first: int, scales: list[tuple[int, float]]) -> list[tuple[int, int]]:
-    """(tokens seen, batch from then on), for the beginning and for every change."""
-    ### BEGIN SOLUTION Return a list of pairs that begins with (0, first).
-    planned, batch = [(0, first)], first
-    for seen, scale in scales:
-        while 2 * batch <= scale:
-            batch *= 2
-        if batch != planned[-1][1]:
-            planned.append((seen, batch))
-    return planned
-    ### END SOLUTION
-
-
-# %%
-check.ramp(ramp)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Keep the batch in a variable, and go through the measurements one by one.
-#
-# </details>
-# <details><summary>Hint 2: more than once</summary>
-#
-# The scale may have grown a lot since the last measurement: `while`, not `if`.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# After the doubling, compare with the batch of the last pair in your list: only a change makes a new pair.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Doubling while twice the batch is within the noise scale keeps the batch between half of the scale and all of it,
-# where a larger batch still pays. Measurements are noisy, so one low value is no reason to shrink. Accumulation makes
-# it easy: a doubled batch is a doubled number of micro-batches, at the same memory.
-
-# %% tags=["solution"]
-print(ramp(16, [(69, 33.0), (400, 50.0), (790, 70.0), (4700, 128.0)]))
-
-# %% [markdown]
-# ## 6 · The rate for a larger batch
+# ## 4 · The rate for a larger batch
 # **Difficulty** ●●○○○ · **12 minutes** · **Trains** scaling rules, and a gradual warm-up
 #
 # A small batch learns well with `rate`. The batch becomes k times as large. The new peak rate is k times the old one

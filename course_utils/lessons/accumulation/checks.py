@@ -1,316 +1,383 @@
 """Checks of the exercises of lessons 07 and 07b: each names the misconception, never the answer."""
 
-import operator
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
-from math import nextafter, sqrt
+from math import sqrt
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import dropout
 
 from course_utils.interactive.feedback import (
     Mistakes,
     alike,
     by_name,
     call,
-    call_for_effect,
     exercise,
     expect,
     fail,
     of_kind,
     recognized,
 )
+from course_utils.lessons.shared.judging import forward_backward, same, seeded
+from course_utils.lessons.shared.language_model import batches, language_model
+from course_utils.measuring.tracker import Tracker
 
-from .changes import CAUSES, changed
-from .micro_batches import Loop, by_batches, dropped, grouped, undivided
+from .micro_batches import IGNORED, MicroBatch, mean_loss
 
-# ------------------------------------------------------------------------------------------------------- 07.1: one pass
+# ----------------------------------------------------------------------------------------------------- 07.1: train_pass
 
 WORDS = 7
-LOOP_CASES = ((10, 4), (8, 4), (3, 4), (5, 1))  # micro-batches in a pass, and how many make a group
+STREAMS: dict[str, tuple[tuple[int, ...], int]] = {  # real tokens of each micro-batch, and how many make a group
+    "lengths that differ": ((4, 60, 17, 33, 9, 28, 71, 12, 40, 6), 4), "one incomplete group": ((50, 7, 21), 8),
+    "a micro-batch of padding": ((0, 40, 25, 11, 30, 0, 19), 3), "an empty loader": ((), 4),
+    "a group of padding": ((20, 31, 0, 0, 45), 2),
+}  # fmt: skip
+
+
+def micro_batch(real: int) -> MicroBatch:
+    """Token ids and targets of three sequences, of which `real` tokens count and the rest is padding."""
+    length, dice = real // 2 + 4, torch.Generator().manual_seed(real)
+    tokens, targets = torch.randint(WORDS, (2, 3, length), generator=dice)
+    return tokens, targets.masked_fill(real <= torch.arange(3 * length).reshape(length, 3).T, IGNORED)
 
 
 class Bigrams(nn.Module):
-    """A model with one table, in fp64, that notes when it goes forward and when backward reaches it."""
+    """A model with one table, in fp64, whose dropout depends on the micro-batch alone; it notes what is alive."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.linspace(-1, 1, WORDS * WORDS, dtype=torch.float64).reshape(WORDS, WORDS))
-        self.events: list[str] = []
-        self.table.register_hook(lambda _: self.events.append("backward"))
+        self.unused = nn.Parameter(torch.ones(3))
+        self.handed: list[weakref.ref[torch.Tensor]] = []
+        self.alive, self.begins, self.dirty = 0, False, False
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        self.events.append("forward")
-        return self.table[tokens]
+        self.alive = max(self.alive, sum(one() is not None for one in self.handed))
+        self.dirty |= self.begins and self.table.grad is not None and bool(self.table.grad.any())
+        self.begins = False
+        with seeded(int(tokens.sum())):
+            return dropout(self.table[tokens], 0.2)
+
+    def stream(self, counts: Sequence[int]) -> Iterator[MicroBatch]:
+        """Hand out each micro-batch once, and remember which ones somebody still holds."""
+        for real in counts:
+            part = micro_batch(real)
+            self.handed.append(weakref.ref(part[0]))
+            yield part
+            del part
 
 
-def walked(one_pass: Loop, count: int, k: int) -> tuple[torch.Tensor, list[str]]:
-    """The table after two passes, as two epochs make, and what the model noted."""
-    model = Bigrams()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    drawn = torch.randint(WORDS, (count, 2, 4), generator=torch.Generator().manual_seed(count))
-    for _ in range(2):
-        one_pass(model, optimizer, [(tokens[:, :-1], tokens[:, 1:]) for tokens in drawn], k)
-    return model.table.detach(), model.events
+def passed(loop: Callable[..., Any], counts: Sequence[int], k: int) -> tuple[Bigrams, Any, int]:
+    """The model after two passes, as two epochs make, what the last one returned, and the peak in bytes."""
+    model, losses = Bigrams(), None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer.register_step_post_hook(lambda *_: setattr(model, "begins", True))
+    with Tracker("cpu") as tracker:
+        for _ in range(2):
+            losses = loop(model, optimizer, model.stream(counts), k)
+    return model, losses, tracker.at(tracker.peak_event()).total
 
 
-def trial(one_pass: Any, count: int, k: int) -> float:
-    """Distance between the ends of two passes with `one_pass` and with large batches, in parts of the latter's way."""
-    start, right, got = (walked(loop, count, k)[0] for loop in (lambda *_: None, by_batches, one_pass))
-    return ((got - right).norm() / (right - start).norm()).item()
+def real_tokens(*parts: MicroBatch) -> int:
+    return sum(int((targets != IGNORED).sum()) for _, targets in parts)
 
 
-ONE, ONE_KTH, ONE_GROUPTH = lambda *_: 1, lambda part, group, k, count: 1 / k, lambda part, group, *_: 1 / len(group)
-LOOP_MISTAKES: dict[str, tuple[Loop, ...]] = {  # loops that a learner can write instead, by the hint that they get
-    "Both bugs are still in: nobody divides, and nobody steps on the last group.":
-        (grouped(ONE, last=False, clear="after step"), grouped(ONE, last=False)),
-    "Losses are added up: with a group of k, the gradient is k times too long.": (undivided,),
-    "The last, incomplete group gets no step of its own.": (dropped, grouped(ONE_KTH, last=False)),
-    "You divide the last group by k, too. How many micro-batches does it have?": (grouped(ONE_KTH),),
-    "You divide by all of them. The mean is over one group.": (grouped(lambda part, group, k, count: 1 / count),),
-    "zero_grad within a group throws away what has been added up: only its last micro-batch is left.":
-        tuple(grouped(weigh, clear="before each") for weigh in (ONE, ONE_KTH, ONE_GROUPTH)),
-    "The gradients of the group before are still in `.grad`: who clears them?": (grouped(ONE_GROUPTH, clear="never"),),
-    "You step on every micro-batch: those are small batches, and their path is another one.":
-        tuple(grouped(weigh, size=lambda k, count: 1) for weigh in (ONE, ONE_KTH)),
-    "You step once for the whole pass, not for every group.": (grouped(ONE_GROUPTH, size=lambda k, count: count),),
-    "The parameters have not moved: who calls `optimizer.step()`?": (lambda *_: None,),
+Group = Sequence[MicroBatch]
+Weigh = Callable[[MicroBatch, Group, int], float]
+
+
+def _share(part: MicroBatch, group: Group, _: int) -> float:
+    return real_tokens(part) / real_tokens(*group)
+
+
+def looking_ahead(
+    model: Bigrams, optimizer: torch.optim.Optimizer, loader: Iterator[MicroBatch], k: int, weigh: Weigh = _share
+) -> list[float]:
+    """A pass that knows all its micro-batches beforehand, and multiplies each mean loss by its weight in its group."""
+    losses, parts = [], list(loader)
+    for group in (parts[first : first + k] for first in range(0, len(parts), k)):
+        if real_tokens(*group):
+            weighed = [mean_loss(model, part) * weigh(part, group, k) for part in group if real_tokens(part)]
+            loss = torch.stack(weighed).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+PASS_MISTAKES: dict[str, tuple[Weigh, ...]] = {  # what learners make of a micro-batch's weight, by their hint
+    "The parameters have not moved: who calls `optimizer.step()`?": (lambda *_: 0,),
+    "That is a mean of means: a token of a short micro-batch counts for more than one of a long.":
+        (lambda part, group, k: 1 / len(group), lambda part, group, k: 1 / k),
+    "Losses are added up and never divided: your step grows with the number of tokens.":
+        (lambda part, *_: real_tokens(part), lambda *_: 1),
+    "You divide by padding, too. How many tokens have a target?":
+        (lambda part, group, _: real_tokens(part) / sum(y.numel() for _, y in group),),
+    "You divide by the number of micro-batches. How many tokens have had a say in this sum?":
+        (lambda part, group, _: real_tokens(part) / len(group),),
+    "zero_grad within a group throws away what has been added up.":
+        (lambda part, group, k: _share(part, group, k) * (part is group[-1]),),
 }  # fmt: skip
+STREAM = "The loader is a stream: it hands out one micro-batch after the other, and cannot say how many there are."
+PASS_HINTS = {
+    **dict.fromkeys(("has no len()", "not subscriptable"), STREAM),
+    "'NoneType'": "A weight that no loss has used has no gradient: its `.grad` is None.",
+}
 
 
-@exercise("07.1", "Divided, no group left over, and one graph at a time.")
-def one_pass(answer: Any) -> None:
-    """`answer(model, optimizer, parts, k)` steps once for every group of k micro-batches, the last one included."""
-    got = [walked(partial(call_for_effect, answer), count, k) for count, k in LOOP_CASES]
+@exercise("07.1", "Every token counts once, one micro-batch at a time.")
+def train_pass(answer: Any) -> None:
+    """`answer(model, optimizer, loader, k)` takes a step per k micro-batches and returns each step's mean loss."""
+    asked = partial(call, answer, returns=(list, tuple), may_change=range(4), hints=PASS_HINTS)
+    held = 0
+    for name, (counts, k) in STREAMS.items():
+        (model, losses, _), (right, means, _) = passed(asked, counts, k), passed(looking_ahead, counts, k)
+        nan = "NaN in the weights. A mean over no token at all is 0/0: where do you divide?"
+        expect(not model.table.isnan().any(), f"With {name}: {nan}")
+        moved = "You step where no token has a say: with momentum even zeros move the weights."
+        expect(len(losses) <= len(means) or name != "a group of padding", moved)
+        steps = "k micro-batches make a step, those of padding counted, and so do fewer at the end of the stream."
+        short = f"With {name}: your list has length {len(losses)}, not one number for each step."
+        expect(len(losses) == len(means), f"{short} {steps}")
+        if not same([model.table], [right.table]):
+            expect(not model.dirty, "The gradients of the group before are still in `.grad`: who clears them?")
+            for message, weighs in PASS_MISTAKES.items():
+                tables = [passed(partial(looking_ahead, weigh=weigh), counts, k)[0].table for weigh in weighs]
+                expect(not any(same([table], [model.table]) for table in tables), message)
+            fail(f"With {name}: the weights end elsewhere. Is it the mean over all of the group's real tokens?")
+        for one in losses:
+            expect(not getattr(one, "requires_grad", False), "You return a loss with its graph: use `.item()`.")
+        mine = [float(of_kind(one, Real, "In your list there is")) for one in losses]
+        expect(alike(mine, means), f"With {name}: a loss that you return is not its step's mean per real token.")
+        clean = all(weight.grad is None for weight in model.parameters())
+        expect(clean, f"With {name}: some `.grad` is not None after the pass. Who clears it?")
+        held = max(held, model.alive)
+    one, several = (passed(asked, [60] * k, k)[-1] for k in (1, 4))
+    expect(several < 1.6 * one, "The numbers are right, the memory is not: graphs wait until the group is complete.")
+    expect(held <= 2, "You hold several micro-batches at a time: use up one before you take the next.")
 
-    def same(loop: Loop) -> bool:
-        tables = [walked(loop, count, k)[0] for count, k in LOOP_CASES]
-        return all(torch.allclose(one, other, atol=1e-10) for (one, _), other in zip(got, tables, strict=True))
 
-    if not same(by_batches):  # right where all micro-batches are equally large
-        for message, loops in LOOP_MISTAKES.items():
-            expect(not any(map(same, loops)), message)
-        fail("The parameters end elsewhere than with large batches. Go through 3 micro-batches with k = 2 by hand.")
-    in_turns = all(("forward", "forward") not in pairwise(events) for _, events in got)
-    expect(in_turns, "The numbers are right, the memory is not: several go forward before one goes backward.")
+# ------------------------------------------------------------------------------------------------- 07.2: add_up_in_fp32
 
 
-# -------------------------------------------------------------------------------------------------------- 07.2: factors
+def tower(width: int) -> nn.Sequential:
+    """Eight products in bf16, two with the same matrix; one weight is frozen, one is not used."""
+    with seeded():
+        layers = [nn.Linear(width, width, bias=False) for _ in range(7)]
+    model = nn.Sequential(nn.LayerNorm(width), *layers, nn.Tanh(), layers[0])
+    model.register_parameter("unused", nn.Parameter(torch.ones(5)))
+    model[0].get_parameter("bias").requires_grad_(False)
+    return model.bfloat16()
 
-COUNTS = ((16, 128), (100, 100, 100), (5, 10, 25, 60), (7,), (1, 999))
-FACTOR_MISTAKES: Mistakes = {
-    "That is 1/k for each: a mean of means, whatever their lengths.": lambda *c: [1 / len(c)] * len(c),
-    "Those are the tokens themselves. What do the weights of a mean add up to?": lambda *c: c,
-    "Compared with the longest. The weights of a mean add up to 1.": lambda *c: [n / max(c) for n in c],
-    "You divide by the mean number of tokens: k times too much.": lambda *c: [n * len(c) / sum(c) for n in c],
-    "You give a shorter micro-batch more weight: each token of it already has more say in its own mean.":
-        lambda *c: [(1 / n) / sum(1 / m for m in c) for n in c],
-    "All weights are 1: then the means are added up.": lambda *c: [1.0] * len(c),
-    "Divided by k once too often: shares of tokens are weights already.": lambda *c: [n / sum(c) / len(c) for n in c],
+
+Gradients = list[torch.Tensor | None]
+Add = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def added(each: Sequence[Gradients], add: Add = torch.add) -> Gradients:
+    """The sums of several lists of gradients, by a function that adds one of bf16 to what there is in fp32."""
+    total: Gradients = [None if one is None else one.float() for one in each[0]]
+    for more in each[1:]:
+        pairs = zip(total, more, strict=True)
+        total = [None if one is None or new is None else add(one, new) for one, new in pairs]
+    return total
+
+
+SUM_MISTAKES: dict[str, Add] = {
+    "Only the last micro-batch is left in the masters: add to what is there.": lambda _, new: new.float(),
+    "The sum is rounded to bf16: in which format do you add?": lambda total, new: (total.bfloat16() + new).float(),
+}
+FROZEN = {"hook on a tensor that doesn": "A frozen weight takes no hook, for it gets no gradient: leave it out."}
+SUM_HINTS = {
+    **FROZEN,
+    **dict.fromkeys(("different type", "dtype"), "A master's `.grad` is fp32, as the master: torch takes no bf16."),
+    "size": "A gradient goes to another weight's master. Which value has a loop's variable when the hook runs?",
+    "'NoneType'": "A master's `.grad` is None until the first gradient comes, and again after zero_grad.",
+}
+
+
+@exercise("07.2", "Sums in fp32, and never more than one gradient in bf16.")
+def add_up_in_fp32(answer: Any) -> None:
+    """`answer(weights, masters)` adds each weight's gradient to its master's as soon as it is complete."""
+    for width, steps in ((8, 16), (5, 1), (64, 3)):
+        model = tower(width)
+        weights, masters = list(model.parameters()), [one.detach().float() for one in model.parameters()]
+        with seeded(steps):
+            inputs = list(torch.randn(steps, 2, width).bfloat16())
+        usual = [forward_backward(model, [x], weights) for x in inputs]
+        each = [ran.gradients[1:] for ran in usual]
+        for weight in weights:
+            weight.grad = None
+        handles = call(answer, list(weights), list(masters), returns=(list, tuple), hints=SUM_HINTS, may_change=(0, 1))
+        asked = [hasattr(one, "remove") for one in handles] == [True] * sum(one.requires_grad for one in weights)
+        for when in ("", "After zero_grad: "):
+            for master in masters:
+                expect(when or master.grad is None, "A master has a gradient before any backward.")
+                master.grad = None
+            rans = [forward_backward(model, [x], weights, hints=SUM_HINTS) for x in inputs]
+            held = any(one is not None for ran in rans for one in ran.gradients[1:])
+            expect(not held, "Weights still hold their gradient after backward: both copies live on, and add up.")
+            _expect_sums([master.grad for master in masters], each, when)
+        sums = sum(4 * weight.numel() for weight in weights)  # instead of which `usual` has all gradients in bf16
+        late = "Gradients in bf16 wait until backward ends. Who still refers to one that has been added?"
+        expect(rans[0].peak < usual[0].peak + sums - 8 * width * width, late)
+        expect(asked, "Return the handles, one for each weight that is not frozen.")
+
+
+def _expect_sums(got: Gradients, each: Sequence[Gradients], when: str) -> None:
+    right = added(each)
+    if same(got, right, 1e-6):
+        return
+    nobody = [wanted is None for mine, wanted in zip(got, right, strict=True) if mine is not None]
+    expect(nobody, f"{when}No master has a gradient.")
+    missing = any(mine is None and wanted is not None for mine, wanted in zip(got, right, strict=True))
+    expect(not missing, SUM_HINTS["size"])
+    expect(not any(nobody), f"{when}A weight that got no gradient has one in its master: an optimizer would decay it.")
+    for message, add in SUM_MISTAKES.items():
+        expect(not same(got, added(each, add), 1e-6), f"{when}{message}")
+    fail(f"{when}Some sum is off. Is each gradient added once, and unchanged, to its own weight's master?")
+
+
+# -------------------------------------------------------------------------------------------------- 07.3: measure_noise
+
+
+def small_gpt() -> nn.Module:
+    """A small GPT in fp64, with one weight that nobody uses and one that is frozen."""
+    model = language_model(layers=1, hidden=32).double()
+    model.unused, model.frozen = (nn.Parameter(torch.ones(3), requires_grad=learns) for learns in (True, False))
+    return model
+
+
+def noise_cases() -> Iterator[list[MicroBatch]]:
+    """Micro-batches of equally many sequences; the last ones are all the same."""
+    yield from (list(batches(k, b)) for k, b in ((4, 2), (2, 1), (6, 3)))
+    yield list(batches(1, 2)) * 3
+
+
+def gradients_of(parts: Sequence[MicroBatch]) -> list[Gradients]:
+    model = small_gpt()
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    return [list(torch.autograd.grad(mean_loss(model, part), weights, allow_unused=True)) for part in parts]
+
+
+def squared(gradients: Gradients) -> float:
+    return sum(one.square().sum().item() for one in gradients if one is not None)
+
+
+def mean_of(each: Sequence[Gradients], scale: float = 1.0) -> Gradients:
+    return [None if one is None else scale * one / len(each) for one in added(each)]
+
+
+def noise_right(b: int, lengths: Sequence[float], long: float, *_: Any) -> tuple[float, float]:
+    """|G|² and tr(Σ) from mean |gradient|² of micro-batches and of all (McCandlish et al. 2018, A.1)."""
+    k = len(lengths)
+    noise = (sum(lengths) / k - long) * b * k / (k - 1)
+    return long - noise / (b * k), noise
+
+
+def _scaled(power: int) -> Callable[..., tuple[float, float]]:
+    return lambda b, s, q, _: noise_right(b, [one * len(s) ** power for one in s], q)
+
+
+NOISE_MISTAKES: Mistakes = {  # of sequences in a micro-batch, and squared lengths: of each gradient, their mean, sums
+    "You take the gradients of loss / k: how long is a micro-batch's own?": _scaled(-2),
+    "Squared lengths grow with the square of a factor. By which factor is each loss divided?": _scaled(-1),
+    "You add up the micro-batches' squared lengths. The equation has their mean.": _scaled(1),
+    "`register_post_accumulate_grad_hook` runs after the adding, and finds sums. Which hook runs before?":
+        lambda b, s, q, sums: noise_right(b, sums, q),
+    "You look at one micro-batch alone, the first. The others tell as much.":
+        lambda b, s, q, _: noise_right(b, s[:1] * len(s), q),
+    "Your |G|² is that of the mean of k gradients: a little noise is still in it.":
+        lambda b, s, q, _: (q, noise_right(b, s, q)[1]),
+    "You take the mean of k gradients for G. For k·b sequences the formula has noise, too.":
+        lambda b, s, q, _: (q, b * (sum(s) / len(s) - q)),
+    "That is the noise of a micro-batch's gradient. One sequence's was asked for.":
+        lambda b, s, q, _: noise_right(1, s, q),
+    "The two are the wrong way round: first |G|², then tr(Σ).": lambda *case: noise_right(*case)[::-1],
 }  # fmt: skip
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-@exercise("07.2", "A token is a token, whichever micro-batch it is in.")
-def factors(answer: Any) -> None:
-    """`answer(counts)` lists by what each micro-batch's mean loss is multiplied before its backward."""
-    got = [_numbers(call(answer, counts=list(counts), returns=(list, tuple)), len(counts)) for counts in COUNTS]
-    otherwise = "Some weights are off. Write the mean over all tokens as a sum of means, each times something."
-    same = lambda got, wanted: all(map(alike, got, wanted))  # noqa: E731
-    recognized(got, COUNTS, lambda *c: [n / sum(c) for n in c], FACTOR_MISTAKES, otherwise, same)
+@exercise("07.3", "Every micro-batch had its say, and no gradient was copied.")
+def measure_noise(answer: Any) -> None:
+    """`answer(model, parts)` is (|G|², tr(Σ)), and leaves the mean's gradient in `.grad`."""
+    got, known = [], []
+    for parts in noise_cases():
+        model, each = small_gpt(), gradients_of(parts)
+        pair = call(answer, model=model, parts=parts, returns=tuple, hints=FROZEN)
+        expect(len(pair) == 2, "Return two numbers: |G|² and tr(Σ).")
+        got.append([float(of_kind(value, Real, "In your pair there is")) for value in pair])
+        sums = [squared(added(each[:number])) for number in range(1, len(each) + 1)]
+        known.append((len(parts[0][0]), list(map(squared, each)), squared(mean_of(each)), sums))
+        left = [weight.grad for weight in model.parameters() if weight.requires_grad]
+        expect(any(one is not None for one in left), "Nothing is left in `.grad`: how should the optimizer step?")
+        if not same(left, mean_of(each)):
+            alone = any(same(left, mean_of(each[-1:], scale)) for scale in (1, 1 / len(each)))
+            expect(not alone, "Only the last micro-batch is left in `.grad`: who cleared the others?")
+            long = same(left, mean_of(each, len(each)))
+            expect(not long, "The sum of k gradients is left in `.grad`, k times too long for a step.")
+            fail("`.grad` is not the gradient of the mean over all micro-batches.")
+        hooked = any(getattr(weight, name, None) for weight in model.parameters() for name in HOOKS)
+        expect(not hooked, "Your hooks are still on the weights, and run in every later backward.")
+    otherwise = "The two are off. Write |G|² + tr(Σ)/B for a micro-batch and for all of them, and solve."
+    recognized(got, known, noise_right, NOISE_MISTAKES, otherwise, _close)
+    usual, mine = (_peak(loop, next(noise_cases())) for loop in (accumulated, answer))
+    second = "The numbers are right, the memory is not: another set of gradients lives next to `.grad`."
+    expect(mine < usual + 4 * sum(weight.numel() for weight in small_gpt().parameters()), second)
 
 
-def _numbers(values: Sequence[Any], count: int) -> list[float]:
-    expect(len(values) == count, f"One number for each micro-batch: {count}, not {len(values)}.")
-    return [float(of_kind(value, Real, "In your list there is")) for value in values]
+def _close(mine: Sequence[Any], right: Sequence[Any]) -> bool:
+    """True to 0.01 % of the larger one: either may be a small difference of large numbers."""
+    found, wanted = torch.tensor(mine), torch.tensor(right)
+    return bool(((found - wanted).abs() <= 1e-4 * wanted.abs().amax(1, keepdim=True)).all())
 
 
-# ---------------------------------------------------------------------------------------------------------- 07.3: cause
-
-CHANGES = tuple((name, {"k": k, "sequences": n}) for name in CAUSES for k, n in ((4, 8), (3, 12)))
-CAUSE_MISTAKES: tuple[tuple[set[str], set[str], str], ...] = (  # causes, those that were named, the misconception
-    ({"nothing"}, {*CAUSES}, "You name a cause where the peaks are equal, tensor by tensor."),
-    ({"batch"}, {*CAUSES}, "Look at the shapes: have tensors come, or has each one grown?"),
-    ({"logits"}, {*CAUSES}, "You miss what came in another format: which dtype does the model compute in?"),
-    ({"validation"}, {*CAUSES}, "In which steps was it made? A step's own graph is gone when the next one begins."),
-    ({*CAUSES}, {"validation", "logits"}, "You find logits or a validation everywhere. What is made in this step, in "
-     "the model's own format, has come, too."),
-)  # fmt: skip
+def accumulated(model: nn.Module, parts: Sequence[MicroBatch]) -> None:
+    for part in parts:
+        (mean_loss(model, part) / len(parts)).backward()
 
 
-@exercise("07.3", "Ten changes, and their authors know what they cost.")
-def cause(answer: Any) -> None:
-    """`answer(found)` is the name of what changed, by the difference of two measurements."""
-    got = [call(answer, changed(name, **sizes), returns=str) for name, sizes in CHANGES]
-    unknown = {*got} - {*CAUSES}
-    expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of {', '.join(CAUSES)}.")
-    expect(len(set(got)) > 1, "The same cause for every change: what do you look at?")
-    wrong = [(name, mine) for (name, _), mine in zip(CHANGES, got, strict=True) if mine != name]
-    for causes, named, message in CAUSE_MISTAKES if wrong else ():
-        expect(not all(name in causes and mine in named for name, mine in wrong), message)
-    for name, mine in wrong:
-        first = changed(name).rows[0].change
-        fail(f"A change whose largest row says {first!r} is not {mine!r}. What is the first row of each cause?")
+def _peak(loop: Callable[..., Any], parts: Sequence[MicroBatch]) -> int:
+    model = small_gpt()
+    with Tracker("cpu") as tracker:
+        loop(model, parts)
+    return tracker.at(tracker.peak_event()).total
 
 
-# ---------------------------------------------------------------------------------------------------- 07.4: noise scale
-
-
-class Noise(NamedTuple):
-    """The squared length of the true gradient, `signal` = |G|², and of one sequence's noise, `noise` = tr(Σ)."""
-
-    signal: float
-    noise: float
-
-    @property
-    def scale(self) -> float:
-        return self.noise / self.signal
-
-    def squared_length(self, batch: float) -> float:
-        """E|G_B|², the mean squared length of a batch's gradient."""
-        return self.signal + self.noise / batch
-
-
-def from_two(small: int, big: int, small_length: float, big_length: float) -> Noise:
-    """Both figures from mean |G_B|² of two batches, small and big (McCandlish et al. 2018, A.1)."""
-    signal = (big * big_length - small * small_length) / (big - small)
-    return Noise(signal, (small_length - big_length) / (1 / small - 1 / big))
-
-
-NOISE_CASES = tuple(  # small batch, big batch, and the mean squared lengths of their gradients
-    (small, big, truth.squared_length(small), truth.squared_length(big))
-    for small, big, truth in (
-        (4, 64, Noise(2.0, 96.0)), (1, 2, Noise(0.5, 3.0)), (8, 512, Noise(7.4, 1.5)), (16, 24, Noise(1.0, 1000.0))
-    )
-)  # fmt: skip
-NOISE_MISTAKES: Mistakes = {
-    "Turned round: that is signal over noise.": lambda *case: 1 / from_two(*case).scale,
-    "That is the ratio of the two lengths. In each of them are signal *and* noise.": lambda b, B, p, q: p / q,
-    "That is tr(Σ), the noise of one sequence. Compared with what?": lambda *case: from_two(*case).noise,
-    "That is |G|². How does the noise compare with it?": lambda *case: from_two(*case).signal,
-    "The big batch for |G|²? It still has a little noise.": lambda b, B, p, q: from_two(b, B, p, q).noise / q,
-    "You take all that the small batch has more for b times its noise: the big one has some of it, too.":
-        lambda b, B, p, q: b * (p - q) / from_two(b, B, p, q).signal,
-    "The lengths are squared already.": lambda b, B, p, q: from_two(b, B, p * p, q * q).scale,
-    "You took roots first.": lambda b, B, p, q: from_two(b, B, sqrt(p), sqrt(q)).scale,
-}  # fmt: skip
-
-
-@exercise("07.4", "Two batch sizes, two equations, and the noise scale for nothing.")
-def noise_scale(answer: Any) -> None:
-    """`answer(small, big, short, long)` is tr(Σ)/|G|², from the mean |gradient|² of two batch sizes."""
-    got = [call(answer, **by_name(("small", "big", "length_small", "length_big"), case)) for case in NOISE_CASES]
-    otherwise = "The scale is off. Write |G|² + tr(Σ)/B for both batches, and solve for the two unknowns."
-    recognized(got, NOISE_CASES, lambda *case: from_two(*case).scale, NOISE_MISTAKES, otherwise)
-
-
-# ----------------------------------------------------------------------------------------------------------- 07.5: ramp
-
-Scales = Sequence[tuple[int, float]]
-Ramp = list[tuple[int, int]]
-
-RAMP_CASES: tuple[tuple[int, Scales], ...] = (
-    (1000, ((10, 900.0), (20, 2100.0), (30, 3900.0), (40, 4000.0))), (512, ((5, 5000.0), (9, 5100.0))),
-    (100, ((1, 250.0), (2, 90.0), (3, 420.0), (4, 150.0))), (64, ((7, 10.0), (8, 63.0))), (10, ()),
-)  # fmt: skip
-
-
-def _doubled(batch: int, scale: float) -> int:
-    while 2 * batch <= scale:
-        batch *= 2
-    return batch
-
-
-def _ramp(first: int, scales: Scales, grown: Callable[[int, float], int] = _doubled, every: bool = False) -> Ramp:
-    """(tokens seen, batch) for the beginning and each change, or `every` measurement; `grown` is the next batch."""
-    planned, batch = [(0, first)], first
-    for seen, scale in scales:
-        before, batch = batch, grown(batch, scale)
-        if every or batch != before:
-            planned.append((seen, batch))
-    return planned
-
-
-def _once(batch: int, scale: float) -> int:
-    return batch * 2 if 2 * batch <= scale else batch
-
-
-RAMP_MISTAKES: Mistakes = {
-    "You double once at most. The scale may have grown fourfold.": lambda *case: _ramp(*case, grown=_once),
-    "Where twice the batch is exactly the noise scale, it is still worth it.":
-        lambda *case: _ramp(*case, grown=lambda batch, scale: _doubled(batch, nextafter(scale, 0))),
-    "Your batch shrinks where a noisy measurement is low. It should never shrink.":
-        lambda first, scales: _ramp(first, scales, lambda _, scale: _doubled(first, scale)),
-    "You take the scale itself for the batch. It should grow by doubling.":
-        lambda *case: _ramp(*case, grown=lambda batch, scale: max(batch, int(scale))),
-    "You double beyond the noise scale: twice the batch has to be within it *before* you double.":
-        lambda *case: _ramp(*case, grown=lambda batch, scale: _doubled(batch, nextafter(2 * scale, 0))),
-    "You list every measurement. Only changes were asked for.": lambda *case: _ramp(*case, every=True),
-    "You add a pair for each doubling. A measurement at which the batch changes makes one pair.":
-        lambda first, scales: _ramp(first, [one for one in scales for _ in range(64)], _once),
-    "The beginning is missing: (0, first).": lambda *case: _ramp(*case)[1:],
-    "Your ramp begins at the first measurement. It begins before any token is seen.":
-        lambda first, scales: [(scales[0][0] if scales else 0, first), *_ramp(first, scales)[1:]],
-}  # fmt: skip
-
-
-@exercise("07.5", "The batch doubles when it is worth it, and never before.")
-def ramp(answer: Any) -> None:
-    """`answer(first, scales)` lists (tokens seen, batch) for the beginning and for each change."""
-    returned = [call(answer, first=first, scales=list(scales), returns=(list, tuple)) for first, scales in RAMP_CASES]
-    otherwise = "Some ramp is off. At each measurement: how often can you double before the batch exceeds the scale?"
-    recognized([_pairs(found) for found in returned], RAMP_CASES, _ramp, RAMP_MISTAKES, otherwise, operator.eq)
-
-
-def _pairs(found: Sequence[Any]) -> list[tuple[float, ...]]:
-    in_pairs = all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in found)
-    expect(in_pairs, "Return a list of pairs: tokens seen, and the batch from then on.")
-    return [tuple(of_kind(value, Real, "In one of your pairs there is") for value in pair) for pair in found]
-
-
-# ----------------------------------------------------------------------------------------------------------- 07.6: rate
+# ----------------------------------------------------------------------------------------------------------- 07.4: rate
 
 RATE_CASES = (
-    *((step, 500, 0.1, 32, "sgd") for step in (0, 250, 500, 900)),
+    *((step, 500, 0.1, 32, "sgd") for step in (0, 250, 500, 900)), (10, 40, 0.02, 4, "sgd"),
     *((step, 200, 3e-4, 36, "adam") for step in (0, 50, 201)),
-    (10, 40, 0.02, 4, "sgd"),
-)
-
-
-def scaled(rate: float, k: float, optimizer: str = "sgd") -> float:
-    """The rate for a batch k times larger: k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol 2022)."""
-    return rate * {"sgd": k, "adam": sqrt(k)}[optimizer]
-
-
-def warm_up(t: float, steps: float, peak: float, start: float = 0.0) -> float:
-    """The rate of step t: from `start` straight up to `peak` at step `steps`, then flat (Goyal et al. 2017, 2.2)."""
-    return peak if t >= steps else start + (peak - start) * t / steps
+)  # fmt: skip
 
 
 def rate_right(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    return warm_up(step, warm, scaled(rate, k, optimizer), rate)
+    """k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol 2022), after a straight line from `rate`."""
+    peak = rate * {"sgd": k, "adam": sqrt(k)}[optimizer]
+    return peak if step >= warm else rate + (peak - rate) * step / warm
 
 
 RATE_MISTAKES: Mistakes = {
     "You scale by k for Adam, too. Its rule is another one.": lambda t, w, r, k, o: rate_right(t, w, r, k, "sgd"),
     "You scale by √k for SGD, too. There the rule is linear.": lambda t, w, r, k, o: rate_right(t, w, r, k, "adam"),
-    "The two rules are exchanged.": lambda t, w, r, k, o: rate_right(t, w, r, k, "adam" if o == "sgd" else "sgd"),
-    "You start from zero, not from the small batch's rate.": lambda t, w, r, k, o: warm_up(t, w, scaled(r, k, o)),
-    "There is no warm-up: your rate is at its peak from the first step.": lambda t, w, r, k, o: scaled(r, k, o),
-    "Your rate grows on when the warm-up is over.": lambda t, w, r, k, o: r + (scaled(r, k, o) - r) * t / w,
-    "Your rate falls back to the small batch's.": lambda t, w, *rest: rate_right(t, w, *rest) if t < w else rest[0],
+    "You start from zero, not from the small batch's rate.":
+        lambda t, w, r, k, o: rate_right(w, w, r, k, o) * min(1, t / w),
+    "There is no warm-up: your rate is at its peak from the first step.": lambda t, *case: rate_right(10**6, *case),
+    "Your rate grows on when the warm-up is over.":
+        lambda t, w, r, k, o: r + (rate_right(w, w, r, k, o) - r) * t / w,
     "Your rate never changes: k plays no part.": lambda t, w, r, k, o: r,
 }  # fmt: skip
 
 
-@exercise("07.6", "Linear or √k, and gently at first.")
+@exercise("07.4", "Linear or √k, and gently at first.")
 def rate(answer: Any) -> None:
     """`answer(step, warm, rate, k, optimizer)` is the learning rate of a step for a batch k times as large."""
     got = [call(answer, **by_name(("step", "warm", "rate", "k", "optimizer"), case)) for case in RATE_CASES]
-    if recognized(got, RATE_CASES, rate_right, RATE_MISTAKES):
-        return
-    larger = any(mine > 1.001 * case[2] for mine, case in zip(got, RATE_CASES, strict=True))
-    expect(larger, "A larger batch asks for a larger rate, not a smaller one.")
-    fail("Some rate is off: what is it at step 0, what from step `warm` on, and what halfway between?")
+    otherwise = "Some rate is off: what is it at step 0, what from step `warm` on, and what halfway between?"
+    recognized(got, RATE_CASES, rate_right, RATE_MISTAKES, otherwise)

@@ -1,6 +1,6 @@
-"""Loops over micro-batches, right and wrong, for the checks of lesson 07; and the paths of θ that lesson 07b draws."""
+"""Micro-batches and their loss, for the exercises of lesson 07; and the paths of θ that lesson 07b draws."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -14,42 +14,6 @@ def mean_loss(model: torch.nn.Module, part: MicroBatch) -> torch.Tensor:
     tokens, targets = part
     return cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
-
-Loop = Callable[[torch.nn.Module, torch.optim.Optimizer, Sequence[MicroBatch], int], None]
-"""One pass over micro-batches that steps once for every group of k of them."""
-
-
-def grouped(
-    weigh: Callable[[MicroBatch, Sequence[MicroBatch], int, int], float],
-    last: bool = True,
-    clear: str = "before group",
-    size: Callable[[int, int], int] = lambda k, count: k,
-) -> Loop:
-    """A loop that multiplies each mean loss by `weigh(micro-batch, its group, k, all micro-batches)`.
-
-    With other options it makes mistakes: it does not step on an incomplete last group, it clears gradients "before
-    each" micro-batch, "after step", or "never", or its groups have another size.
-    """
-
-    def loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-        every = size(k, len(parts))
-        for first in range(0, len(parts), every):
-            group = parts[first : first + every]
-            for index, part in enumerate(group):
-                if clear == "before each" or (clear == "before group" and index == 0):
-                    optimizer.zero_grad()
-                (mean_loss(model, part) * weigh(part, group, k, len(parts))).backward()
-            if last or len(group) == every:
-                optimizer.step()
-                if clear == "after step":
-                    optimizer.zero_grad()
-
-    return loop
-
-
-undivided = grouped(lambda part, group, k, count: 1)  # losses are added up, not averaged
-dropped = grouped(lambda part, group, k, count: 1 / k, last=False, clear="after step")  # as the common loop does
-by_batches = grouped(lambda part, group, k, count: 1 / len(group))  # right where all are equally long
 
 Point = tuple[float, float]
 START: Point = (-1.5, 0.5)

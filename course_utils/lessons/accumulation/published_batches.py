@@ -36,9 +36,7 @@ def published(batch: int, rate: str) -> Published:
 RAMP = ((0, 16_000_000), (69_000_000_000, 32_000_000), (790_000_000_000, 64_000_000), (4_700_000_000_000, 128_000_000))
 """MiniMax-01's batch ramp: (tokens seen, tokens in a batch from then on). (MiniMax 2025, arXiv 2501.08313.)"""
 
-Ramp = Sequence[tuple[int, int]]
 
-
-def batch_at(ramp: Ramp, seen: int) -> int:
+def batch_at(ramp: Sequence[tuple[int, int]], seen: int) -> int:
     """Tokens in a batch when `seen` tokens have been seen."""
     return [size for start, size in ramp if start <= seen][-1]
