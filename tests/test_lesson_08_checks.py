@@ -1,17 +1,21 @@
 """The checks of lesson 08: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
-import linecache
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
-from checking import Answers, JudgedAnswers
-from torch.nn.functional import mse_loss
+import torch.distributed as dist
+import torch.nn.functional as F
+from checking import Answers, JudgedAnswers, written
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
-from course_utils.lessons.data_parallelism.checks import outcomes
+from course_utils.lessons.data_parallelism.checks import PROGRAM, RANKS
+from course_utils.lessons.shared.on_ranks import outcomes
 
 
 def by_steps(D: int, S: int) -> dict[str, float]:
@@ -37,11 +41,9 @@ TRAFFIC = Answers(
         (with_one("server", lambda D, S: 3 * S), "server is off"),
         (with_one("naive", lambda D, S: D * S), "Nobody sends to itself"),
         (with_one("naive", lambda D, S: D * (D - 1) * S), "all ranks send together"),
-        (with_one("naive", lambda D, S: 2 * (D - 1) * S), "what is received, too"),
         (with_one("ring", lambda D, S: (D - 1) * S / D), "half of the way"),
         (with_one("ring", lambda D, S: 2 * (D - 1) * S), "one part, not the whole"),
         (with_one("ring", lambda D, S: 2 * S), "the limit of very many ranks"),
-        (with_one("ring", lambda D, S: 4 * (D - 1) * S / D), "what is received, too"),
     ],
 )
 
@@ -115,11 +117,6 @@ def around(joined: bool) -> Any:
     return answer
 
 
-def typed_in(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    sums = [sum(10**other + part for other in range(ranks)) for part in range(ranks)]
-    return [torch.full_like(part, float(whole)) for part, whole in zip(parts, sums, strict=True)]
-
-
 def with_a_helper(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
     return in_two_loops(parts, rank, ranks, send, receive)
 
@@ -145,7 +142,6 @@ RING = Answers(
         (lambda parts, rank, ranks, send, receive: send(parts, (rank + 1) % ranks), "not a list"),
         (around(joined=False), "a rank sends 12 messages"),
         (around(joined=True), "larger than a part"),
-        (typed_in, "a rank sends nothing"),
         (lambda parts, rank, ranks, send, receive: receive(rank - 1 if rank else ranks - 1),
          "Standstill: rank 0 waits for a message from rank 3"),
         (lambda parts, rank, ranks, send, receive: receive(9), "Rank 9 is asked"),
@@ -153,43 +149,86 @@ RING = Answers(
         (lambda parts, rank, ranks, send, receive: [1] * ranks, "One of your parts is"),
         (lambda parts, rank, ranks, send, receive: [part[:2] for part in parts], "another length than it came with"),
         (in_one_box, "but not on real ranks: do you keep anything outside"),
-        (with_a_helper, "on real ranks it raised NameError: name 'in_two_loops'"),
+        (with_a_helper, "your function raised NameError: name 'in_two_loops'"),
     ],
 )  # fmt: skip
 
 
-def by_shares(counts: list[int], rank: int) -> float:
-    shares = torch.tensor(counts) / sum(counts)
-    return (shares / shares.mean())[rank].double().item()
+def backward_of(
+    factor: str = "D / tokens", own: Sequence[str] = (), returned: str = "mean.item() / tokens.item()",
+    reduction: str = "sum", model: str = "model", counted: str = "(targets != -100).sum()",
+) -> Any:  # fmt: skip
+    lines = [
+        "def backward(model, inputs, targets):",
+        f"    own = tokens = {counted}",
+        "    dist.all_reduce(tokens := tokens.clone())",
+        "    D = dist.get_world_size()",
+        f"    loss = cross_entropy({model}(inputs).transpose(1, 2), targets, reduction='{reduction}')",
+        f"    (loss * ({factor})).backward()",
+        "    dist.all_reduce(mean := loss.detach().clone())",
+        f"    return {returned}",
+    ]
+    return written(lines, "backward", {"torch": torch, "dist": dist, "cross_entropy": cross_entropy})
 
 
-LOSS_FACTOR = Answers(
-    right=[
-        by_shares,
-        lambda counts, rank: counts[rank] / (sum(counts) / len(counts)),
-        lambda counts, rank: len(counts) / (sum(counts) / counts[rank]),
-    ],
+def means_weighted(model: Any, inputs: Any, targets: Any) -> Any:
+    own = torch.tensor(float((targets >= 0).sum()))
+    whole = own.clone()
+    dist.all_reduce(whole)
+    mean = cross_entropy(model(inputs).flatten(0, 1), targets.flatten()) if own else 0.0 * model(inputs).sum()
+    share = own / whole
+    (mean * share * dist.get_world_size()).backward()
+    total = (mean * share).detach()
+    dist.all_reduce(total)
+    return total
+
+
+def gradients_weighted(model: Any, inputs: Any, targets: Any) -> float:
+    logits, found = model(inputs), targets != -100
+    both = torch.stack([found.sum(), F.cross_entropy(logits[found], targets[found], reduction="sum").detach()])
+    cross_entropy(logits[found], targets[found], reduction="sum").backward()
+    dist.all_reduce(both)
+    for weight in model.parameters():
+        weight.grad *= dist.get_world_size() / both[0]
+    return float(both[1] / both[0])
+
+
+def only_with_tokens(model: Any, inputs: Any, targets: Any) -> float:
+    own = (targets != -100).sum()
+    dist.all_reduce(tokens := own.clone())
+    if own == 0:
+        loss = torch.zeros(())
+    else:
+        loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum") / tokens
+        (loss * dist.get_world_size()).backward()
+    dist.all_reduce(mean := loss.detach())
+    return mean.item()
+
+
+def no_backward(model: Any, inputs: Any, targets: Any) -> float:
+    return cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).item()
+
+
+TOKEN_BACKWARD = Answers(
+    right=[backward_of(), means_weighted, gradients_weighted],
     wrong=[
-        (lambda counts, rank: 1, "leaves the loss as it is"),
-        (lambda counts, rank: counts[rank] / sum(counts), "DDP takes the mean"),
-        (lambda counts, rank: sum(counts) / len(counts) / counts[rank], "a rank with more tokens"),
-        (lambda counts, rank: counts[rank], "a sum over tokens"),
-        (lambda counts, rank: counts[rank] / max(counts), "with the largest"),
-        (lambda counts, rank: 1 / counts[rank], "over the rank's tokens already"),
-        (lambda counts, rank: 1 / len(counts), "by itself"),
-        (lambda counts, rank: len(counts) * counts[rank] // sum(counts), "The factor is off"),
+        (backward_of("1", reduction="mean", returned="mean.item() / D"), "leaves the loss as it is"),
+        (backward_of("1 / tokens"), "DDP takes the mean"),
+        (only_with_tokens, "A rank does not go backward"),
+        (backward_of("1"), "a sum over tokens"),
+        (backward_of("D"), "Which number has to divide it?"),
+        (backward_of(counted="torch.tensor(targets.numel())"), "Those of -100 are no tokens"),
+        (backward_of("1 / (tokens * D)"), "by itself"),
+        (backward_of("D * own / tokens", reduction="mean"), "The mean of a rank without one is 0/0"),
+        (backward_of("D / tokens / 3"), "DDP takes the mean"),
+        (backward_of("D / tokens", model="model.module"), "who calls DDP's own forward?"),
+        (backward_of(returned="loss.item() / max(own.item(), 1)"), "the mean over the tokens of *all* ranks"),
+        (backward_of("D * 2 / tokens"), "The gradient is off"),
+        (no_backward, "A rank does not go backward"),
+        (backward_of(returned="None"), "returned nothing"),
+        (backward_of(model="reader"), "raised NameError: name 'reader'"),
     ],
 )
-
-
-def test_the_factor_makes_ddp_s_mean_the_mean_over_all_tokens() -> None:
-    weight, counts = torch.ones(5, requires_grad=True), [2, 7, 3]
-    tokens = [torch.randn(n, 5, generator=torch.Generator().manual_seed(n)) for n in counts]
-    losses = [(part @ weight).square().mean() for part in tokens]
-    scaled = [by_shares(counts, rank) * loss for rank, loss in enumerate(losses)]
-    (mean,) = torch.autograd.grad(torch.stack(scaled).mean(), weight, retain_graph=True)
-    (whole,) = torch.autograd.grad((torch.cat(tokens) @ weight).square().mean(), weight)
-    torch.testing.assert_close(mean, whole)
 
 
 STEP, CLEAR = "optimizer.step()", "optimizer.zero_grad()"
@@ -202,7 +241,7 @@ def step_of(
     after_each: Sequence[str] = (),
     end: Sequence[str] = (STEP, CLEAR),
 ) -> Any:
-    """A training step with some of its lines in another way; its source can be found, as that of a cell's function."""
+    """A training step with some of its lines in another way."""
     lines = [
         "def step(model, optimizer, micro_batches):",
         "    for index, (x, y) in enumerate(micro_batches):",
@@ -211,11 +250,7 @@ def step_of(
         *(f"        {line}" for line in after_each),
         *(f"    {line}" for line in end),
     ]
-    source = "\n".join(lines)
-    name, found = f"<step {hash(source)}>", {"nullcontext": nullcontext, "mse_loss": mse_loss}
-    linecache.cache[name] = (len(source), None, [f"{line}\n" for line in lines], name)
-    exec(compile(source, name, "exec"), found)
-    return found["step"]
+    return written(lines, "step", {"nullcontext": nullcontext, "mse_loss": mse_loss})
 
 
 def two_blocks(model: Any, optimizer: Any, micro_batches: Any) -> None:
@@ -246,105 +281,114 @@ MENDED_STEP = Answers(
         (step_of(waits="True"), "No gradient is exchanged at all"),
         (step_of(waits="(index + 1) % 4"), "With one number of micro-batches"),
         (step_of(waits="index"), "The ranks drift apart, though gradients are exchanged"),
-        (step_of(loss="mse_loss(model(x), y) / 4"), "by how much is the loss divided?"),
+        (step_of(loss="mse_loss(model(x), y) / 4"), "by how much is the loss divided"),
         (step_of(end=[STEP]), "what does a step leave behind?"),
         (step_of(waits="False"), "more than once a step"),
         (joined, "the memory is not"),
-        (step_of(waits="False", after_each=(STEP, CLEAR), end=()), "You step more than once"),
-        (step_of(end=(CLEAR, STEP)), "who cleared them before?"),
-        (step_of(end=[CLEAR]), "who calls `optimizer.step()`?"),
+        (step_of(waits="False", after_each=(STEP, CLEAR), end=()), "who steps when?"),
+        (step_of(end=[CLEAR]), "who steps when?"),
         (of_another_cell, "raised NameError: name 'two_blocks' is not defined"),
         (lambda model, optimizer, micro_batches: None, "with `def`"),
     ],
 )
 
 
+MODEL = "model = DistributedDataParallel(body.append(nn.Linear(8, 1)))"
+SAMPLER, EPOCH = "sampler = DistributedSampler(data)", "sampler.set_epoch(epoch)"
+SHARED = ("dist.all_reduce(total)", "losses.append(total.item() / seen / dist.get_world_size())")
+KNOWN = {"torch": torch, "nn": torch.nn, "dist": dist, "DistributedDataParallel": DistributedDataParallel,
+         "DataLoader": DataLoader, "DistributedSampler": DistributedSampler, "mse_loss": mse_loss}  # fmt: skip
+
+
+def training_of(
+    start: Sequence[str] = (MODEL,), sampler: str = SAMPLER, order: str = EPOCH, forward: str = "model(x)",
+    loader: str = "DataLoader(data, batch, sampler=sampler)", logged: Sequence[str] = SHARED,
+    optimizer: str = "torch.optim.SGD(model.parameters(), lr=0.1)", result: str = "model, losses",
+) -> Any:  # fmt: skip
+    """A training on all ranks with some of its lines in another way."""
+    lines = [
+        "def train(body, data, epochs, batch):",
+        *(f"    {line}" for line in start),
+        f"    optimizer, losses = {optimizer}, []",
+        f"    {sampler}",
+        "    for epoch in range(epochs):",
+        f"        {order}",
+        "        total, seen = torch.zeros(()), 0",
+        f"        for x, y in {loader}:",
+        "            optimizer.zero_grad()",
+        f"            loss = mse_loss({forward}, y)",
+        "            loss.backward()",
+        "            optimizer.step()",
+        "            total, seen = total + len(x) * loss.detach(), seen + len(x)",
+        *(f"        {line}" for line in logged),
+        f"    return {result}",
+    ]
+    return written(lines, "train", KNOWN)
+
+
+def by_indices(body: Any, data: Any, epochs: int, batch: int) -> Any:
+    """Without a sampler: one order for all, and every third of it."""
+    D, rank = dist.get_world_size(), dist.get_rank()
+    model = DistributedDataParallel(nn.Sequential(*body, nn.Linear(8, 1)))
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for epoch in range(epochs):
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch)).tolist()
+        mine = (order + order[: -len(order) % D])[rank::D]
+        total = []
+        for at in range(0, len(mine), batch):
+            x, y = (torch.stack(column) for column in zip(*(data[i] for i in mine[at : at + batch]), strict=True))
+            model.zero_grad()
+            loss = mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total += [loss.item()] * len(x)
+        everybody: list = [None] * D
+        dist.all_gather_object(everybody, total)
+        losses.append(sum(map(sum, everybody)) / sum(map(len, everybody)))
+    return [model, losses]
+
+
+LATE = ("model = DistributedDataParallel(body)", "model.module.append(nn.Linear(8, 1))")
+FROZEN = "torch.optim.SGD(body[0].parameters(), lr=0.1)"
+FIXED_TRAINING = Answers(
+    right=[training_of(), by_indices, training_of(start=("torch.manual_seed(1)", MODEL))],
+    wrong=[
+        (training_of(start=LATE), "Ranks start with different weights"),
+        (training_of(start=("torch.manual_seed(0)", "body[0] = nn.Linear(8, 8)", *LATE)), "Are all weights in DDP"),
+        (training_of(sampler="", order="", loader="DataLoader(data, batch, shuffle=True)"), "more than all samples"),
+        (training_of(sampler="torch.manual_seed(0)", order="", loader="DataLoader(data, batch, shuffle=True)"),
+         "more than all samples"),
+        (training_of(order=""), "the same order"),
+        (training_of(sampler="sampler = DistributedSampler(data, shuffle=False)"), "the same order"),
+        (training_of(sampler="sampler = DistributedSampler(data, seed=dist.get_rank())"), "never drawn in an epoch"),
+        (training_of(sampler="sampler = DistributedSampler(data, drop_last=True)"), "never drawn in an epoch"),
+        (training_of(loader="DataLoader(data, batch, sampler=sampler, drop_last=True)"), "never drawn in an epoch"),
+        (training_of(optimizer=FROZEN), "Does every weight learn?"),
+        (training_of(optimizer="torch.optim.SGD(model.parameters(), lr=0.3)"), "one process with SGD"),
+        (training_of(forward="model.module(x)"), "is not in DDP, or never called as such"),
+        (training_of(result="model.module, losses"), "is not in DDP"),
+        (training_of(logged=["losses.append(total.item() / seen)"]), "losses of its own samples"),
+        (training_of(logged=["dist.all_reduce(total)", "losses.append(total.item() / seen)"]), "not the mean over all"),
+        (training_of(logged=[]), "one loss for each epoch"),
+        (training_of(logged=["[model(x) for x, y in DataLoader(data, 2, sampler=sampler)]"]), "its own alone, once"),
+        (training_of(start=["model = DistributedDataParallel(body)"]), "where is the new head?"),
+        (training_of(result="model"), "a DistributedDataParallel, where"),
+        (training_of(result="model, losses, 1"), "Return two things"),
+    ],
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module", autouse=True)
 def tried() -> None:
     """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the checks."""
-    steps = [*MENDED_STEP.right, *(step for step, _ in MENDED_STEP.wrong if step.__name__ != "<lambda>")]
-    outcomes(
-        [*(("ring", ring) for ring in (*RING.right, with_a_helper, in_one_box)), *(("step", step) for step in steps)]
-    )
+    rings = [("ring", ring) for ring in (*RING.right, with_a_helper, in_one_box)]
+    judged = {"step": MENDED_STEP, "tokens": TOKEN_BACKWARD, "train": FIXED_TRAINING}
+    others = [(judge, one) for judge, all_ in judged.items() for one in (*all_.right, *(bad for bad, _ in all_.wrong))]
+    outcomes(PROGRAM, RANKS, [*rings, *(pair for pair in others if pair[1].__name__ != "<lambda>")])
 
-
-def by_waiting(buckets: Any, computed: float) -> float:
-    free = 0.0
-    for ready, seconds in sorted(buckets):
-        start = ready if ready > free else free
-        free = start + seconds
-    return free - computed if free > computed else 0
-
-
-def through(buckets: Any) -> float:
-    return max(ready + sum(seconds for _, seconds in buckets[place:]) for place, (ready, _) in enumerate(buckets))
-
-
-EXPOSED = Answers(
-    right=[
-        by_waiting,
-        lambda buckets, computed: max(0, through(buckets) - computed),
-        lambda buckets, computed: (
-            max(computed, *accumulate(buckets, lambda free, one: max(free, one[0]) + one[1], initial=0)) - computed
-        ),
-    ],
-    wrong=[
-        (lambda buckets, computed: sum(t for _, t in buckets), "all transfer time"),
-        (lambda buckets, computed: max(0, max(r + t for r, t in buckets) - computed), "pass one another"),
-        (lambda buckets, computed: buckets[-1][1], "the last bucket alone"),
-        (lambda buckets, computed: max(0, sum(t for _, t in buckets) - computed), "at time zero"),
-        (lambda buckets, computed: through(buckets) - computed, "less than nothing"),
-        (lambda buckets, computed: through(buckets), "when the exchange ends"),
-        (lambda buckets, computed: max(0, buckets[0][0] + sum(t for _, t in buckets) - computed), "without a gap"),
-        (lambda buckets, computed: max(0, sum(buckets[-1]) - computed), "Some wait is off"),
-    ],
-)
-
-
-def ring_seconds(alpha: float, beta: float, size: float, D: int) -> float:
-    return 2 * (D - 1) * (alpha + beta * size / D)
-
-
-def up_to(seconds: Any, good: Any = lambda compute, exchange, floor: compute / (compute + exchange) >= floor) -> Any:
-    def answer(alpha: float, beta: float, size: int, compute: float, floor: float, limit: int) -> int:
-        fine = [D for D in range(1, limit + 1) if good(compute, seconds(alpha, beta, size, D), floor)]
-        return max(fine, default=1)
-
-    return answer
-
-
-def instead(change: Callable[[int], float]) -> Any:
-    return lambda alpha, beta, size, compute, floor, limit: change(by_halves(alpha, beta, size, compute, floor, limit))
-
-
-def by_halves(alpha: float, beta: float, size: int, compute: float, floor: float, limit: int) -> int:
-    low, high = 1, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        good = compute / (compute + ring_seconds(alpha, beta, size, middle)) >= floor
-        low, high = (middle, high) if good else (low, middle - 1)
-    return low
-
-
-MOST_RANKS = Answers(
-    right=[up_to(ring_seconds), by_halves],
-    wrong=[
-        (up_to(lambda a, b, S, D: 2 * (D - 1) * b * S / D), "You leave α out"),
-        (up_to(lambda a, b, S, D: (D - 1) * (a + b * S / D)), "half a ring"),
-        (up_to(lambda a, b, S, D: 2 * (D - 1) * (a + b * S)), "one part of D"),
-        (up_to(lambda a, b, S, D: 2 * D * (a + b * S / D)), "with one rank there is none"),
-        (up_to(lambda a, b, S, D: a + 2 * (D - 1) / D * b * S), "You start one message"),
-        (up_to(ring_seconds, lambda c, t, floor: 1 - t / c >= floor), "with the computing alone"),
-        (instead(lambda D: max(1, D - 1)), "One too few"),
-        (instead(lambda D: D + 4096), "beyond the limit"),
-        (instead(lambda D: 0), "always efficient enough"),
-        (instead(lambda D: 1.5), "whole numbers"),
-        (instead(lambda D: 2), "Some number is off"),
-    ],
-)
 
 ANSWERS = {
-    "08.1": TRAFFIC, "08.2": RING, "08.3": LOSS_FACTOR, "08.4": MENDED_STEP, "08.5": EXPOSED, "08.6": MOST_RANKS
+    "08.1": TRAFFIC, "08.2": RING, "08.3": TOKEN_BACKWARD, "08.4": MENDED_STEP, "08.5": FIXED_TRAINING
 }  # fmt: skip
 
 

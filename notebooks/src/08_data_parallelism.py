@@ -239,8 +239,9 @@ server_figure(workers=3)  # change this
 # ## A ring
 # Better: cut S into D parts, and let every rank talk to its right neighbor alone ([Patarasuk and Yuan
 # 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). In D−1 steps the parts travel around, and everybody adds its own
-# numbers to what comes by. Then each rank has one part that is complete, and in D−1 further steps the complete parts
-# travel around once more. With nothing but send and receive:
+# numbers to what comes by. Then each rank has one part that is complete: that is the ring's first half, with nothing
+# but send and receive. In the second half the complete parts travel around once more. Here torch does that, by an
+# *all-gather*: everybody collects everybody's part. (Exercise 2 asks you to write that half, too.)
 
 
 # %%
@@ -253,37 +254,40 @@ def ring():
     tensor = torch.full((120_000,), 10**me, dtype=torch.int32)  # 1, 10, 100, …: digits show who contributed
     parts, sent = tensor.tensor_split(D), 0  # views: what is added to a part is added to the tensor
     held = [[part[0].item() for part in parts]]
-    for step in range(2 * (D - 1)):
+    for step in range(D - 1):
         leaves, comes = parts[(me - step) % D], parts[(me - step - 1) % D]
         sending = dist.isend(leaves, (me + 1) % D)  # returns at once
         arrived = torch.empty_like(comes)
         dist.recv(arrived, (me - 1) % D)
         sending.wait()
-        comes.copy_(comes + arrived if step < D - 1 else arrived)
+        comes += arrived
         sent += leaves.nbytes
         held.append([part[0].item() for part in parts])
-    return {"sent": sent, "held": held}
+    dist.all_gather([parts[(rank + 1) % D] for rank in range(D)], parts[(me + 1) % D].clone())
+    return {"sent": sent, "held": held, "end": [part[0].item() for part in parts]}
 
 
 # %% [markdown]
-# **Your guess.** Four ranks add up 480 KB each. How many KB does each rank send in this ring?
+# **Your guess.** Four ranks add up 480 KB each. How many KB does each rank send in this ring, both halves together?
 
 # %%
 predict("08.ring", unit="KB")
 
 # %% [markdown]
-# The closed form: 2(D−1) steps, S/D bytes in each.
+# The closed form: D−1 steps in each half, S/D bytes in each step.
 
 # %%
 D, S = 4, 480_000  # change this
 found = run_ranks(ring, world_size=D)
-estimated, counted = 2 * (D - 1) * S // D, found[0]["sent"]
-print(f"estimated {estimated:,} bytes, counted {counted:,}; the gap {estimated - counted:+,} bytes")
-print("rank 0's parts at the end:", found[0]["held"][-1], "of", found[0]["held"][0])
-reveal("08.ring", counted, unit="KB")
+estimated, counted = (D - 1) * S // D, found[0]["sent"]
+print(f"first half: estimated {estimated:,} bytes, counted {counted:,}; the gap {estimated - counted:+,} bytes")
+print(f"rank 0's parts: {found[0]['held'][0]}, half way {found[0]['held'][-1]}, at the end {found[0]['end']}")
+reveal("08.ring", 2 * counted, unit="KB")
 
 # %% [markdown]
-# Every part is 1 + 10 + 100 + 1,000. (Change D to 5: how many KB are sent then, and what do the parts hold?) Watch it:
+# At the end every part is 1 + 10 + 100 + 1,000. (Change D to 5: how many KB are sent then, and what do the parts hold?)
+# The second half sends as many messages of the same size, so it is 2(D−1)/D · S in all. Watch the
+# first:
 
 # %%
 from course_utils.lessons.data_parallelism.widget import ring_player

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 72
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 08 · Data parallelism
 #
-# **75 minutes** for all six; each one says its own. You should know what [lesson
+# **72 minutes** for all five; each one says its own. You should know what [lesson
 # 08](../notebooks/08_data_parallelism.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -21,7 +21,12 @@
 # %%
 from contextlib import nullcontext
 
-from torch.nn.functional import mse_loss
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
 from course_utils import format_bytes
 from course_utils.lessons.data_parallelism import checks as check
@@ -80,7 +85,9 @@ for D in (2, 8, 64):
 
 # %% [markdown]
 # ## 2 · Write the ring
-# **Difficulty** ●●●○○ · **20 minutes** · **Trains** the algorithm under every all-reduce
+# **Difficulty** ●●●○○ · **17 minutes** · **Trains** the algorithm under every all-reduce
+#
+# The lesson's ring stops half way, and torch hands out the complete parts. Write both halves yourself.
 #
 # You are rank `rank` of `ranks`. `parts` is the list of your gradient's parts, one tensor for each rank. `send(tensor,
 # to)` sends a copy of a tensor to a rank and returns at once; `receive(source)` waits for the next tensor from a rank
@@ -137,46 +144,64 @@ check.ring(ring)
 # twice.
 
 # %% [markdown]
-# ## 3 · Ranks with unequal work
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** what "mean" means when texts differ in length
+# ## 3 · A token is a token, on every rank
+# **Difficulty** ●●○○○ · **12 minutes** · **Trains** what "mean" means when texts differ in length
 #
 # Each rank's loss is the mean over *its* tokens, and DDP takes the plain mean of all ranks' gradients. If ranks have
-# different numbers of tokens, that is not the gradient of the mean over *all* tokens. It is, if each rank multiplies
-# its loss by the right factor before `backward()`. Which?
+# different numbers of tokens, that is not the gradient of the mean over *all* tokens.
+#
+# `model` is in DDP and returns logits of shape (texts, length, classes); `targets` has shape (texts, length), and -100
+# where there is no token. `cross_entropy` leaves those out; it wants one row of logits for each target, so flatten
+# both. Go backward once, so that every `.grad` is the gradient of the mean over the tokens of all ranks. Return that
+# mean as a number, the same on each rank. A rank may have no token at all, never all of them. `dist.all_reduce(x)`
+# replaces x by its sum over all ranks.
+#
+# The check sends your function's text to three real processes, so use nothing from other cells but this notebook's
+# imports.
 
 
 # %%
-def loss_factor(counts: list[int], rank: int) -> float:
-    """What `rank` multiplies its mean loss by, when rank r has counts[r] tokens."""
-    ### BEGIN SOLUTION Return a number.
-    return len(counts) * counts[rank] / sum(counts)
+def token_backward(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """Go backward from the mean loss over the tokens of all ranks, and return it."""
+    ### BEGIN SOLUTION Go backward, and return the mean loss of all ranks' tokens.
+    tokens = (targets != -100).sum()
+    dist.all_reduce(tokens)
+    loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum") / tokens
+    (loss * dist.get_world_size()).backward()  # DDP divides by it
+    mean = loss.detach()
+    dist.all_reduce(mean)
+    return mean.item()
     ### END SOLUTION
 
 
 # %%
-check.loss_factor(loss_factor)
+check.token_backward(token_backward)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Write the mean over all tokens as a sum over ranks: each rank's mean, times its number of tokens, over all tokens.
+# Write the mean over all tokens as a fraction. Above: a sum over ranks. Below: one number, which no rank knows alone.
 #
 # </details>
 # <details><summary>Hint 2: what DDP does</summary>
 #
-# DDP adds up the ranks' gradients and divides by the number of ranks D. Your factor has to undo that division.
+# DDP adds up the ranks' gradients and divides by the number of ranks. What you go backward from has to undo that
+# division.
 #
 # </details>
-# <details><summary>Hint 3: try it</summary>
+# <details><summary>Hint 3: a rank without tokens</summary>
 #
-# With equal counts the factor must be 1 for every rank. And the factors of all ranks add up to D.
+# The mean over no token is 0/0, and one rank's NaN becomes everybody's. Which `reduction` of `cross_entropy` gives 0
+# there?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Σ n_r·G_r / Σ n_r is wanted, and DDP computes Σ f_r·G_r / D: so f_r = D·n_r / Σ n. In practice a rank does not know
-# the others' counts, so they are all-reduced first: one number, before backward.
+# Wanted is the sum of all losses over the number of all tokens; DDP's mean divides by D instead. So each rank divides
+# its sum by everybody's tokens, and multiplies by D. That costs an all-reduce of one number before backward. With equal
+# counts it changes nothing, which is why the mistake is easily missed: texts of different lengths, or a last batch that
+# is cut unevenly, bring it back. A rank without tokens still has to go backward, as the others wait for its zeros.
 
 # %% [markdown]
 # ## 4 · Ranks that drift apart
@@ -253,104 +278,99 @@ check.mended_step(mended_step)
 # replicas now and then, by one all-reduce of a checksum, finds the first two on its first day.
 
 # %% [markdown]
-# ## 5 · What does not hide
-# **Difficulty** ●●●○○ · **10 minutes** · **Trains** reading the overlap of a trace
+# ## 5 · A script that trains
+# **Difficulty** ●●●●○ · **18 minutes** · **Trains** DDP's part, and yours: start, data and what you log
 #
-# `buckets` lists (ready, seconds): when a bucket's gradients are all there, and how long its all-reduce takes. They
-# are in the order in which they become ready, and the network takes one at a time. Backward has computed its last
-# gradient at time `computed`. How long does the step then still wait for the exchange?
+# Somebody adds a new head to a network, `body`, and trains both with DDP. It runs without an error. Below the function
+# stands what three real ranks do with it, on 24 samples: how far they are apart at the start and at the end, how many
+# samples they draw in an epoch, and what each rank returns.
 
 
 # %%
-def exposed(buckets: list[tuple[float, float]], computed: float) -> float:
-    """Time from `computed` until the last bucket is through; 0 if it is through before."""
-    ### BEGIN SOLUTION Return a time, 0 or more.
-    end = 0.0
-    for ready, seconds in buckets:
-        end = max(end, ready) + seconds
-    return max(0.0, end - computed)
+def careless_training(body, data, epochs, batch):
+    """The model, trained on `data`, and the loss of each epoch. Something is wrong here, more than once."""
+    model, losses = DistributedDataParallel(body), []
+    model.module.append(nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch, shuffle=True)
+    for _ in range(epochs):
+        for x, y in loader:
+            loss = mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return model, losses
+
+
+# %%
+found = check.training_on_ranks(careless_training)["24"]
+print(f"apart {found['start']:.2f} at the start, {found['end']:.2f} at the end")
+print(f"{len(found['epochs'][0])} samples drawn in an epoch")
+for rank, losses in enumerate(found["losses"]):
+    print(f"rank {rank} returns", *(f"{loss:.2f}" for loss in losses))
+
+# %% [markdown]
+# Write it anew. `body` is an `nn.Sequential` with other weights on each rank; `data` is a data set of pairs (x, y), and
+# `batch` the samples of one rank in one step. Each epoch, the ranks together draw every sample, in another order than
+# the epoch before; if D does not divide them, up to D−1 are drawn twice. All ranks' weights are equal from the first
+# step to the last, and those that one process would have with SGD (learning rate 0.1) and the batches of all ranks.
+# Return the DDP model, the new head included, and for each epoch the mean over the samples of *all* ranks of the loss
+# with which they trained: the same list on every rank.
+#
+# `DistributedSampler(data)` chooses one rank's samples, shuffled; `DataLoader` takes it as `sampler`. Its
+# `set_epoch(epoch)` changes the order. Again use nothing from other cells but the imports.
+
+
+# %%
+def fixed_training(body, data, epochs, batch):
+    """The model in DDP, trained on every rank's part of `data`, and the mean loss of each epoch."""
+    ### BEGIN SOLUTION Return the model and a list of losses.
+    model = DistributedDataParallel(body.append(nn.Linear(8, 1)))  # now DDP knows the head, too
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sampler, losses = DistributedSampler(data), []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        total = torch.zeros(1)
+        for x, y in DataLoader(data, batch, sampler=sampler):
+            loss = mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total += len(x) * loss.detach()
+        dist.all_reduce(total)
+        losses.append(total.item() / len(sampler) / dist.get_world_size())
+    return model, losses
     ### END SOLUTION
 
 
 # %%
-check.exposed(exposed)
+check.fixed_training(fixed_training)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Keep one number: the time at which the network is free again. It begins with 0.
+# DDP does its work when you wrap: it sends rank 0's weights, and takes note of all that will have gradients. What comes
+# later it does not know.
 #
 # </details>
-# <details><summary>Hint 2: one bucket</summary>
+# <details><summary>Hint 2: whose samples?</summary>
 #
-# A bucket starts when it is ready *and* the network is free: the later of both.
+# A loader knows nothing of ranks. The sampler does, and it shuffles alike on all of them: by its seed and the number of
+# the epoch.
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 3: one number for all</summary>
 #
-# When all buckets are through, compare the end with `computed`. A negative wait is none.
+# On each rank add up its losses of the epoch, each times its number of samples. One exchange at the end of the epoch
+# makes the sum of all ranks. `len(sampler)` is how many samples one rank draws.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# If transfers are shorter than the pauses between buckets, only the last one is exposed. If they are longer, they
-# queue up, and the whole exchange is a chain that began with the first bucket: then smaller buckets do not help any
-# more.
-
-# %% tags=["solution"]
-for seconds in (2, 10, 15):
-    buckets = [(10, seconds), (20, seconds), (30, seconds)]
-    print(f"three buckets, {seconds} each: the step waits for {exposed(buckets, 30):g}")
-
-# %% [markdown]
-# ## 6 · How many ranks?
-# **Difficulty** ●●●○○ · **10 minutes** · **Trains** turning α and β into a decision
-#
-# A rank computes for `compute` seconds in each step, then all D ranks exchange `size` bytes in a ring of messages that
-# take `alpha + beta·n` seconds for n bytes. Efficiency is compute / (compute + exchange). What is the largest D, up to
-# `limit`, whose efficiency is `floor` or better? (More ranks are never more efficient.)
-
-
-# %%
-def most_ranks(alpha: float, beta: float, size: int, compute: float, floor: float, limit: int) -> int:
-    """The largest number of ranks up to `limit` whose efficiency is at least `floor`."""
-    ### BEGIN SOLUTION Return a whole number of at least 1.
-    best = 1
-    for D in range(2, limit + 1):
-        exchange = 2 * (D - 1) * (alpha + beta * size / D)
-        if compute / (compute + exchange) >= floor:
-            best = D
-    return best
-    ### END SOLUTION
-
-
-# %%
-check.most_ranks(most_ranks)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# How many messages does one rank send, one after the other? How many bytes are in each?
-#
-# </details>
-# <details><summary>Hint 2: one D</summary>
-#
-# The exchange takes the number of messages times `alpha + beta·n`, with n the bytes of one.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# `limit` is small enough to try every D from 1 on. One rank exchanges nothing.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# With D, the bytes approach 2·size·β: a fixed price, paid from a handful of ranks on. The 2(D−1) starts grow without
-# end. Where that hurts, libraries arrange ranks in a tree instead, with about log D steps.
-
-# %% tags=["solution"]
-for compute in (0.25, 0.5, 1.0, 2.0):
-    D = most_ranks(20e-6, 2e-11, 6_000_000_000, compute, 0.8, 4096)
-    print(f"{compute:4} s of computing, at 80 % or better: D = {D:,}")
+# Three mistakes, and none raises an error. A head that is added after wrapping starts from each rank's own random
+# numbers, and DDP never exchanges its gradient. A loader without a sampler lets every rank draw everything: one
+# epoch then takes three times the work. And the last batch's loss on one rank is not the training's: it is noisy, and
+# knows nothing of what the others see. With the sampler comes a fourth trap: without `set_epoch` it shuffles every
+# epoch alike. DDP keeps equal replicas equal. All that comes before and after is yours.

@@ -1,27 +1,34 @@
-"""Runs learners' rings, and training steps under DDP, on real ranks; a program that `checks` starts."""
+"""Runs learners' rings, and training under DDP, on real ranks; a program that `checks` starts."""
 
-import __future__
-
-import json
-import sys
+import copy
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from course_utils.ranks.worker import report_on_gloo
+from course_utils.interactive.feedback import expect
+from course_utils.lessons.shared.on_ranks import report_judged
 
 from .ddp_training import Trace
 
 STEPS, RATE, WIDTH, SEQUENCES = 3, 0.1, 8, 2
 COUNTS = (4, 6)  # micro-batches of a step: a multiple of four, and not
-NAMES = {  # that a learner's step may use
-    "torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "nullcontext": nullcontext, "dist": dist
+TEXTS, LENGTH, CLASSES = 2, 6, 5
+TOKENS = ([3, 12, 6], [10, 1, 4], [7, 0, 5])  # of each rank: once one has none
+SAMPLES = (24, 23)  # a multiple of the ranks, and not
+EPOCHS, BATCH = 2, 3
+NAMES = {  # that a learner's function may use
+    "torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "nullcontext": nullcontext,
+    "dist": dist, "cross_entropy": functional.cross_entropy, "DistributedDataParallel": DistributedDataParallel,
+    "DataLoader": DataLoader, "DistributedSampler": DistributedSampler,
 }  # fmt: skip
 
 
@@ -39,37 +46,38 @@ def micro_batches(rank: int, step: int, count: int) -> list[tuple[torch.Tensor, 
 
 def trained(step: Any, count: int) -> dict[str, Any]:
     """A few optimizer steps of `count` micro-batches: how far the ranks are `apart` after each, and `off` one process
-    with the whole batch, how often gradients were `exchanged` in a step, for each optimizer step True where there was a
-    gradient (`stepped`), and the most sequences that went forward before a backward (`at_once`).
+    with the whole batch, how often gradients were `exchanged` in a step, and the most sequences that went forward
+    before a backward (`at_once`).
     """
     model, trace = DistributedDataParallel(network()), Trace(torch.device("cpu"))
     model.register_comm_hook(None, trace.hook)
-    first, forward = next(model.parameters()), [0]  # sequences since the last backward
+    forward = [0]  # sequences since the last backward
     model.module.register_forward_pre_hook(lambda _, inputs: forward.append(forward[-1] + len(inputs[0])))
-    first.register_hook(lambda _: forward.append(0))
-    optimizer, stepped = torch.optim.SGD(model.parameters(), lr=RATE), list[bool]()
-    optimizer.register_step_pre_hook(lambda *_: stepped.append(first.grad is not None and bool(first.grad.any())))
-    apart, off = [], []
-    for number, right in enumerate(right_weights(count)):
+    next(model.parameters()).register_hook(lambda _: forward.append(0))
+    optimizer, apart, off = torch.optim.SGD(model.parameters(), lr=RATE), [], []
+    for number, (_, right) in enumerate(after_steps(network(), large_batches(count))):
         step(model, optimizer, micro_batches(dist.get_rank(), number, count))
         apart.append(distance(model))
         off.append((weights(model) - right).abs().max().item())
     exchanged = sum(bucket["size"] for bucket in trace.buckets) / weights(model).nbytes / STEPS
-    return {"apart": apart, "off": off, "exchanged": exchanged, "stepped": stepped, "at_once": max(forward)}
+    return {"apart": apart, "off": off, "exchanged": exchanged, "at_once": max(forward)}
 
 
-def right_weights(count: int) -> list[torch.Tensor]:
-    """Weights after each step of one process that sees all ranks' micro-batches as one large batch."""
-    model, found = network(), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+def large_batches(count: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """All ranks' micro-batches of each step as one batch."""
     for number in range(STEPS):
         batches = [pair for rank in range(dist.get_world_size()) for pair in micro_batches(rank, number, count)]
-        inputs, targets = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
-        functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+        yield tuple(torch.cat(tensors) for tensors in zip(*batches, strict=True))
+
+
+def after_steps(model: nn.Module, batches: Iterable[Sequence[torch.Tensor]]) -> Iterator[tuple[float, torch.Tensor]]:
+    """The loss of each batch (inputs, targets) in one process, and all weights after its step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for inputs, targets in batches:
         optimizer.zero_grad()
-        found.append(weights(model))
-    return found
+        (loss := functional.mse_loss(model(inputs), targets)).backward()
+        optimizer.step()
+        yield loss.item(), weights(model)
 
 
 def weights(model: nn.Module) -> torch.Tensor:
@@ -85,39 +93,103 @@ def distance(model: nn.Module) -> float:
     return (highest - lowest).max().item()
 
 
-def reduced(ring: Any, elements: int = 5) -> bool:
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    parts = [torch.full((elements,), float(10**rank + part)) for part in range(ranks)]
-    wanted = [sum(10**other + part for other in range(ranks)) for part in range(ranks)]
-    sending: list[tuple[torch.Tensor, Any]] = []
+def texts(rank: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One rank's inputs and its targets; all but `tokens` of these are -100, which stands for no token."""
+    random = torch.Generator().manual_seed(rank)
+    inputs = torch.randn(TEXTS, LENGTH, WIDTH, generator=random)
+    targets = torch.randint(CLASSES, (TEXTS, LENGTH), generator=random)
+    targets.view(-1)[tokens:] = -100
+    return inputs, targets
+
+
+def reader() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(WIDTH, CLASSES)
+
+
+class DryModel(nn.Linear):
+    """A model in one process with DDP's interface."""
+
+    no_sync = torch.enable_grad
+    module = property(lambda self: self)
+
+
+def token_gradients(backward: Any, counts: list[int]) -> dict[str, Any]:
+    """The gradient that a learner's `backward` leaves on this rank with its number of tokens, and what it returns."""
+    rank, dry = dist.get_rank(), DryModel(WIDTH, CLASSES)
+    backward(dry, *texts(rank, counts[rank]))
+    dist.all_reduce(went := torch.tensor(dry.weight.grad is not None), dist.ReduceOp.MIN)
+    expect(went, "A rank does not go backward. The others wait for it in DDP's exchange, tokens or not.")
+    model = DistributedDataParallel(reader())
+    loss = float(backward(model, *texts(rank, counts[rank])))
+    gradients = [weight.new_zeros(()) if weight.grad is None else weight.grad for weight in model.parameters()]
+    return {"loss": loss, "gradient": torch.cat([one.flatten() for one in gradients]).tolist()}
+
+
+def samples(count: int) -> TensorDataset:
+    random = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(count, WIDTH, generator=random), torch.randn(count, 1, generator=random))
+
+
+def body() -> nn.Sequential:
+    """Other weights on each rank, as they are without a seed."""
+    torch.manual_seed(dist.get_rank())
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+
+def followed(train: Any, count: int) -> dict[str, Any]:
+    """How a training on `count` samples went: how far the ranks were apart at the `start` and `end`, the samples that
+    each epoch draws on all ranks, how far weights are `off` one process with the same batches, and losses.
+    """
+    (x, y), first, drawn = samples(count).tensors, list[Any](), list[list[int]]()
+
+    def note(module: nn.Module, given: Any) -> None:
+        if isinstance(module, DistributedDataParallel):
+            first.append(copy.deepcopy(module.module.state_dict()) if not first else None)
+            drawn.append((given[0][:, None] == x).all(-1).nonzero()[:, 1].tolist())
+
+    with register_module_forward_pre_hook(note):
+        model, losses = train(body(), samples(count), EPOCHS, BATCH)
+    if not (isinstance(model, DistributedDataParallel) and drawn):
+        return {"ddp": False}
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, drawn)
+    batches = [list(chain.from_iterable(step)) for step in zip(*everybody, strict=True)]
+    single = copy.deepcopy(model.module)
+    single.load_state_dict(first[0])
+    start, steps = distance(single), list(after_steps(single, ((x[batch], y[batch]) for batch in batches)))
+    means = [loss for (loss, _), batch in zip(steps, batches, strict=True) for _ in batch]
+    epochs, means = (torch.tensor(list(one)).reshape(EPOCHS, -1) for one in (chain(*batches), means))
+    off = (steps[-1][1] - weights(model)).abs().max().item()
+    return {"ddp": True, "start": start, "end": distance(model), "off": off, "epochs": epochs.tolist(),
+            "head": len(single(x).flatten()) == count, "losses": list(map(float, losses)),
+            "means": means.mean(1).tolist()}  # fmt: skip
+
+
+def reduced(ring: Any) -> bool:
+    """True if a learner's `ring` adds up all parts by torch's own isend and recv."""
+    rank, ranks, sending = dist.get_rank(), dist.get_world_size(), list[Any]()
 
     def send(tensor: torch.Tensor, to: int) -> None:
         copied = tensor.clone()
         sending.append((copied, dist.isend(copied, to)))  # keeps the copy until it has been sent
 
     def receive(source: int) -> torch.Tensor:
-        arrived = torch.empty(elements)
-        dist.recv(arrived, source)
+        dist.recv(arrived := torch.empty(5), source)
         return arrived
 
-    found = ring(parts, rank, ranks, send, receive)
+    found = ring([torch.full((5,), float(10**rank + part)) for part in range(ranks)], rank, ranks, send, receive)
     for _, work in sending:
         work.wait()
-    return [part.tolist() for part in found] == [[float(number)] * elements for number in wanted]
+    return [part.tolist() for part in found] == [[sum(10**r + part for r in range(ranks))] * 5 for part in range(ranks)]
 
 
-def outcome(kind: str, source: str, name: str) -> dict[str, Any]:
-    """Outcome of a learner's ring, or training step for each number of micro-batches; or the error that it raises."""
-    namespace: dict[str, Any] = dict(NAMES)
-    try:
-        exec(compile(source, "<your function>", "exec", __future__.annotations.compiler_flag), namespace)
-        if kind == "ring":
-            return {"reduced": reduced(namespace[name])}
-        return {str(count): trained(namespace[name], count) for count in COUNTS}
-    except Exception as error:  # a learner's code may raise anything; the check reports it
-        return {"error": f"{type(error).__name__}: {error}"}
-
+JUDGES = {
+    "ring": lambda ring: {"reduced": reduced(ring)},
+    "step": lambda step: {str(count): trained(step, count) for count in COUNTS},
+    "tokens": lambda backward: {str(counts): token_gradients(backward, counts) for counts in TOKENS},
+    "train": lambda train: {str(count): followed(train, count) for count in SAMPLES},
+}
 
 if __name__ == "__main__":
-    functions = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    report_on_gloo(lambda: [outcome(*function) for function in functions])
+    report_judged(JUDGES, NAMES)

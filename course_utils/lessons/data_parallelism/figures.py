@@ -88,13 +88,10 @@ def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figur
     `recorded` has the parts of each rank after each step. ValueError for a step that was not recorded.
     """
     ranks, last = len(recorded), 2 * (len(recorded) - 1)
-    if not 0 <= step <= last:
-        raise ValueError(f"step {step}: this ring has steps 0 to {last}")
+    if not 0 <= step < len(recorded[0]):
+        raise ValueError(f"step {step}: this ring has steps 0 to {len(recorded[0]) - 1}")
     held = [parts[step] for parts in recorded]
-    sent = [
-        {"sender": rank, "receiver": (rank + 1) % ranks, "chunk": (rank - step + 1) % ranks}
-        for rank in range(ranks if step else 0)
-    ]
+    sent = [(rank, (rank - step + 1) % ranks, (rank + 1) % ranks) for rank in range(ranks if step else 0)]
     title, canvas = f"Before the first step: {ranks} ranks, each with {ranks} parts of its own", Canvas()
     if step:
         half = "adding up" if step < ranks else "handing out"
@@ -110,21 +107,21 @@ def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figur
             fill = GREENS[-1] if count == ranks else GREENS[min(count, len(GREENS) - 2)]
             canvas.rect(middle - wide / 2, y, wide, CELL - 6, fill, stroke=RULE, stroke_width=1, data_sum=value)
             canvas.text(middle, y + 22, f"{value:0{ranks}d}", 14, ink_on(fill), text_anchor="middle")
-    for message in sent:
-        _message(canvas, message, top + 29 + CELL * message["chunk"], pitch, wide)
+    for sender, part, receiver in sent:
+        _message(canvas, sender, receiver, top + 29 + CELL * part, pitch, wide)
     bottom = top + 12 + CELL * ranks
     canvas.text(MARGIN, bottom + 24, "Each rank began with one digit of its own, 1, 10, 100 and so on: the digits say "
                 "whose numbers are in a sum.", 12, QUIET)  # fmt: skip
-    arrows = ", ".join(f"rank {m['sender']} sends part {m['chunk']} to rank {m['receiver']}" for m in sent)
+    arrows = ", ".join(f"rank {sender} sends part {part} to rank {receiver}" for sender, part, receiver in sent)
     sums = "; ".join(f"rank {rank} holds {sentence(map(str, parts))}" for rank, parts in enumerate(held))
     alt = f"{stop(title)} R{arrows[1:]}. Then {sums}." if arrows else f"{stop(title)} R{sums[1:]}."
     return Figure(canvas.svg(bottom + 38, title, alt), alt)
 
 
-def _message(canvas: Canvas, message: Mapping[str, Any], y: float, pitch: float, wide: float) -> None:
+def _message(canvas: Canvas, sender: int, receiver: int, y: float, pitch: float, wide: float) -> None:
     """An arrow from a part to that of the right neighbor; the last rank's leaves the picture and comes in again."""
-    left = MARGIN + pitch * (message["sender"] + 0.5) + wide / 2 + 3
-    right = MARGIN + pitch * (message["receiver"] + 0.5) - wide / 2 - 3
+    left = MARGIN + pitch * (sender + 0.5) + wide / 2 + 3
+    right = MARGIN + pitch * (receiver + 0.5) - wide / 2 - 3
     if left < right:
         _arrow(canvas, left, y, right, y, SENT)
     else:

@@ -19,7 +19,7 @@ class RingPlayer(Explorable):
 
     def __init__(self, recorded: Sequence[Sequence[Sequence[int]]], step: int = 1) -> None:
         ring_figure(recorded, step)  # refuses a step that is not there: a slider would silently move it
-        self.recorded, last = recorded, 2 * (len(recorded) - 1)
+        self.recorded, last = recorded, len(recorded[0]) - 1
         slider = ipywidgets.IntSlider(step, 0, last, description="step", style=STYLE, layout=LAYOUT)
         super().__init__({"step": slider})
         self.play = ipywidgets.Play(min=0, max=last, value=0, interval=FRAME, description="play")
