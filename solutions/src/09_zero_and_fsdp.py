@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 68
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,19 +11,25 @@
 # %% [markdown]
 # # Exercises 09 · ZeRO and FSDP
 #
-# **75 minutes** for all six; each one says its own. You should know what [lesson
-# 09](../notebooks/09_zero_and_fsdp.ipynb) shows. No GPU is needed, and no processes are started.
+# **68 minutes** for all five; each one says its own. You should know what [lesson
+# 09](../notebooks/09_zero_and_fsdp.ipynb) shows. No GPU is needed. Two of the checks start four processes.
 #
-# Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
-# off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at
-# the first check that is unsolved.)
+# Each exercise asks for one function or class. Write it, run the cell, then run the check below it. A check tells you
+# what is off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells”
+# stops at the first check that is unsolved.)
 
 # %%
 from math import prod
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import pad
+from torch.nn.utils import vector_to_parameters
 
-from course_utils import TrainingRun, estimate, format_bytes, gpu
+from course_utils import format_bytes
 from course_utils.lessons.sharding import checks as check
 
 # %% [markdown]
@@ -124,222 +130,222 @@ for D in (8, 64, 512):
     print(f"GPT-2's embeddings and last norm on {D:3d} ranks: {found}")
 
 # %% [markdown]
-# ## 3 · ZeRO-1 by hand
-# **Difficulty** ●●●○○ · **15 minutes** · **Trains** what reduce-scatter and all-gather are for
+# ## 3 · Adam, cut among four
+# **Difficulty** ●●●○○ · **18 minutes** · **Trains** ZeRO-1 on real ranks: a reduce-scatter, a step, an all-gather
 #
-# One process plays all ranks. `weights` is a flat tensor of N numbers, `gradients` a list of D such tensors, one from
-# each rank's data. `momenta` is a list of D tensors of N/D numbers: rank r keeps the momentum of slice r alone.
-#
-# Make one step of SGD with momentum as ZeRO-1 does. For each rank: the mean gradient of its slice (that is the
-# reduce-scatter), m ← β·m + g in place, w ← w − lr·m for its slice. Return all new weights (the all-gather). No tensor
-# may hold the momenta of several ranks, as no rank has them.
+# `parameters` are fp32 weights, the same on every rank. Before each step, `.grad` has the gradient of this rank's data.
+# ZeRO-1 lays all parameters into one vector, pads it with zeros, and cuts it into D equal slices. Rank r owns slice r:
 
 
 # %%
-def zero_1_step(weights, gradients, momenta, lr, beta):
-    """The new weights; each rank's momentum is changed in place."""
-    ### BEGIN SOLUTION Return a tensor as long as weights.
-    D = len(momenta)
-    slices = []
-    for rank, momentum in enumerate(momenta):
-        mean = sum(gradient.chunk(D)[rank] for gradient in gradients) / D  # reduce-scatter
-        momentum.mul_(beta).add_(mean)
-        slices.append(weights.chunk(D)[rank] - lr * momentum)
-    return torch.cat(slices)  # all-gather
-    ### END SOLUTION
+def padded(tensors):
+    """All numbers of `tensors` in one vector, with as many zeros at its end as equal slices need."""
+    vector = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    return pad(vector, (0, -len(vector) % dist.get_world_size()))
+
+
+# %% [markdown]
+# Complete the class. `step()` takes Adam's step on the mean of all ranks' gradients, and makes two exchanges:
+# `dist.reduce_scatter_tensor(own, whole)`, which adds up, and `dist.all_gather_into_tensor(whole, own)`. Both write
+# into their first argument, a tensor that you make before. Afterwards the given parameters have the new weights.
+#
+# Between steps, a rank keeps next to its weights at most 16 bytes per number of *its slice*: weights, gradient and two
+# moments. `torch.optim.Adam` takes any list of tensors, and steps those that have a `.grad`.
+# `vector_to_parameters(vector, parameters)` puts a flat vector's numbers into parameters, and ignores what is left.
+#
+# The check runs your class on four processes, with 1,053, 16 and 3 parameters. Use nothing from other cells but
+# `padded` and the imports.
 
 
 # %%
-check.zero_1_step(zero_1_step)
+class Zero1Adam:
+    """Adam whose states are cut: each rank keeps those of its own slice of all parameters."""
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float):
+        ### BEGIN SOLUTION Keep this rank's slice of the weights, and an Adam for it.
+        self.parameters = parameters
+        self.own = padded(parameters).chunk(dist.get_world_size())[dist.get_rank()].clone()
+        self.adam = torch.optim.Adam([self.own], lr=lr)
+        ### END SOLUTION
+
+    def step(self):
+        ### BEGIN SOLUTION Reduce-scatter, step, all-gather.
+        gradients = padded([weight.grad for weight in self.parameters])
+        self.own.grad = torch.empty_like(self.own)
+        dist.reduce_scatter_tensor(self.own.grad, gradients)
+        self.own.grad /= dist.get_world_size()
+        self.adam.step()
+        dist.all_gather_into_tensor(whole := torch.empty_like(gradients), self.own)
+        vector_to_parameters(whole, self.parameters)
+        ### END SOLUTION
+
+
+# %%
+check.zero_1_adam(Zero1Adam)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# `weights.chunk(D)[rank]` is the slice of a rank. It works for gradients, too.
+# `padded(parameters)` has D slices, and `chunk` cuts it. A slice is a view: unless you `clone` it, the whole vector
+# stays in memory.
 #
 # </details>
 # <details><summary>Hint 2: reduce-scatter</summary>
 #
-# For slice r: take that slice of *every* rank's gradient, add them, divide by D.
+# Gradients are laid out like weights. Which tensor should receive the sum of your slice, so that Adam finds it? And
+# what turns the sum into a mean?
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 3: all-gather</summary>
 #
-# `momentum.mul_(beta).add_(mean)` changes the tensor that you were given. In the end `torch.cat` puts the slices
-# together.
+# After Adam's step only your slice is new. Gather the slices of all ranks into one vector, in the order of ranks, and
+# put it into the parameters. Its last numbers are padding.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Nothing in SGD or Adam looks across parameters. So it does not matter who steps which of them, as long as everybody
-# gets the results. Optimizers that look at whole matrices (Muon, Adafactor) are not cut so easily.
+# Nothing in Adam looks from one parameter to another. So it does not matter who steps which of them, if everybody gets
+# the results: the loss is that of plain data parallelism, and a rank keeps 8 bytes of moments per parameter of a slice
+# instead of 8 per parameter. The two exchanges are the halves of one all-reduce, so nothing more is sent. Padding costs
+# at most D − 1 numbers. Optimizers that look at whole matrices (Muon, Adafactor) are not cut so easily.
 
 # %% [markdown]
-# ## 4 · Above the formula
-# **Difficulty** ●●●○○ · **12 minutes** · **Trains** explaining why FSDP2's peak is above ZeRO-3's formula
+# ## 4 · A checkpoint that one process can read
+# **Difficulty** ●●●○○ · **15 minutes** · **Trains** getting whole tensors out of shards
 #
-# A model with `reshard_after_forward=True`, a unit for each block, bf16 parameters, gradients reduced in fp32. Backward
-# is in the middle of the network. `outer` is how many numbers the unit outside the blocks has, `block` those of one
-# block (padding included). Beside the shards of 16Ψ/D, four things of the communication are in memory. Return their
-# bytes: `outer`, the weights of the outermost unit; `block`, those of the block at work; `next`, the flat buffer in
-# which the next block's arrive; `reduce`, the flat copy of the last block's gradients that is being reduced.
+# After `fully_shard`, each parameter and each of AdamW's moments is a `DTensor`: it knows its whole shape, and holds
+# one rank's rows. Saved as it is, only as many ranks could load it again. `value.full_tensor()` gathers the rows of all
+# ranks: every rank has to call it, and every rank gets the whole tensor.
+#
+# Return a dictionary on rank 0: for each name of `model.named_parameters()`, a dictionary with `weight` and all that
+# `optimizer.state` keeps for that weight, under AdamW's own names (`step`, `exp_avg`, `exp_avg_sq`). All are plain
+# tensors without a graph, and copies: training goes on, and must not change them. A frozen weight has no state.
+#
+# The other ranks return an empty dictionary. They keep nothing, and never hold more than one weight and its states.
+#
+# The check trains a small network on four processes, some of which have no row of its smallest weights, and then one
+# process compares. Use nothing from other cells but the imports.
 
 
 # %%
-def above(outer: int, block: int) -> dict[str, int]:
-    """Bytes of communication in the middle of backward, by name."""
-    ### BEGIN SOLUTION Return a dictionary with the keys outer, block, next and reduce.
-    return {"outer": 2 * outer, "block": 2 * block, "next": 2 * block, "reduce": 4 * block}
+def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, torch.Tensor]]:
+    """On rank 0 every weight, whole, and what the optimizer keeps for it; elsewhere an empty dictionary."""
+    ### BEGIN SOLUTION Return a dictionary of dictionaries.
+    kept = {}
+    for name, weight in model.named_parameters():
+        for key, value in {"weight": weight, **optimizer.state.get(weight, {})}.items():
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            if dist.get_rank() == 0:
+                kept.setdefault(name, {})[key] = whole.detach().clone()
+    return kept
     ### END SOLUTION
 
 
 # %%
-check.above(above)
+check.checkpoint(checkpoint)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# None of them is divided by D. That is the whole point.
+# Two loops: over the named parameters, and over what there is to save for one of them. `optimizer.state` is a
+# dictionary with the weights themselves as keys.
 #
 # </details>
-# <details><summary>Hint 2: which unit?</summary>
+# <details><summary>Hint 2: who calls what</summary>
 #
-# The first is of the outermost unit, the other three are of one block each.
+# An exchange needs every rank. Let all of them gather, and let rank 0 alone put the result away.
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 3: not everything is a shard</summary>
 #
-# Weights are gathered in bf16: 2 bytes a number. Gradients are reduced in fp32.
+# Adam's `step` is a plain tensor of one number, and it goes on counting: ask with `isinstance(value, DTensor)`, and
+# copy what you keep.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# ZeRO-3's formula counts what is kept *between* uses. While something is used it is whole, and FSDP2 overlaps: it
-# gathers the next block while it works on this one, and reduces the last one's gradients meanwhile. So from some D on,
-# more ranks hardly lower the peak; smaller units do.
-
-# %% tags=["solution"]
-llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3, loss_chunks=8)
-terms = above(*check.units(llama))
-print({name: format_bytes(size, "GB", 2) for name, size in terms.items()})
-print(f"together {format_bytes(sum(terms.values()), 'GB', 2)}; "
-      f"the estimate has {format_bytes(estimate(llama)['communication'], 'GB', 2)}")  # fmt: skip
+# What is whole here can be loaded by any number of ranks: one process for a look, two for fine-tuning, 64 for going on.
+# Its price is that rank 0 holds all of it, 12 bytes per parameter in host memory, while the others wait. So large
+# trainings save shards, each rank its own, and cut them anew when they load (`torch.distributed.checkpoint`).
+# `get_model_state_dict` with `full_state_dict=True` is torch's own version of your function.
 
 # %% [markdown]
-# ## 5 · Choose for a cluster
-# **Difficulty** ●●●●○ · **15 minutes** · **Trains** choosing stage and micro-batch for a given cluster
+# ## 5 · Shard to fit
+# **Difficulty** ●●●●○ · **17 minutes** · **Trains** choosing the units of `fully_shard` for any model
 #
-# You have `ranks` cards of one kind, and a run. Choose ZeRO's stage and the micro-batch: the *lowest* stage at which a
-# micro-batch of at least `least` sequences fits, as a higher stage sends more and waits more; and at that stage the
-# *largest* of `MICRO_BATCHES` that fits. It fits if the estimated peak is at most the card's memory. Return `(stage,
-# micro_batch)`, or `None` if nothing fits. A replacement to begin with:
-
-# %%
-MICRO_BATCHES = check.MICRO_BATCHES
-print(MICRO_BATCHES)
-run = TrainingRun("llama3.2-1b", 1, 2048, "bf16-master", recompute="full")
-candidate = run.replace(micro_batch=4, world_size=8, zero_stage=1)
-print(f"{format_bytes(estimate(candidate).total, 'GB', 1)} of {format_bytes(gpu('RTX4080-16GB').memory, 'GB', 1)}")
+# Here is `fully_shard` in two lines, on a model with a large vocabulary and six blocks. At its peak, everything is
+# whole at once.
 
 
 # %%
-def choose(run: TrainingRun, ranks: int, card: str, least: int) -> tuple[int, int] | None:
-    """(stage, micro_batch): the lowest stage where `least` sequences fit, and the most that fit there; else None."""
-    ### BEGIN SOLUTION Return a pair of whole numbers, or None.
-    for stage in range(4):
-        fitting = [
-            b
-            for b in MICRO_BATCHES
-            if b >= least
-            and estimate(run.replace(micro_batch=b, world_size=ranks, zero_stage=stage)).total <= gpu(card).memory
-        ]
-        if fitting:
-            return stage, max(fitting)
-    return None
+def all_at_once(model, most, policy):
+    fully_shard(model, mp_policy=policy)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+N = 2 * 8000 * 256 + 8000 + 6 * (8 * 256 * 256 + 7 * 256)
+print(f"16Ψ/D = {format_bytes(2 * N, 'MB', 1)}; peak of a step {format_bytes(check.peak_of(all_at_once), 'MB', 1)}")
+
+# %% [markdown]
+# Write the function for any model. It shards `model` in place at stage 3, every unit with `policy`, and returns an
+# AdamW (learning rate 1e-3) that steps the shards. A part of the model with at most `most` numbers, all its own parts
+# included, is one unit. A larger one is cut: into its `children()`, and those that are too large again into theirs.
+# What is then left in a part is a unit, too. A single layer has no parts, so it may be larger than `most`. Inner
+# units come first, and the model itself last.
+#
+# An `nn.ModuleList` cannot be a unit, as it has no `forward`. Those of the check are larger than `most`: cut them.
+#
+# The check runs a step on rank 0 of 8 simulated ranks, with three models: six blocks; a block that is larger than
+# `most`, with a list of experts in it; and one that is smaller in all than `most`.
+
+
+# %%
+def shard_to_fit(model: nn.Module, most: int, policy) -> torch.optim.Optimizer:
+    """Shard the model so that no unit with parts gathers more than `most` numbers; an AdamW for it."""
+
+    ### BEGIN SOLUTION Shard the model, and return its optimizer.
+    def shard(module):
+        if sum(weight.numel() for weight in module.parameters()) > most:
+            for child in module.children():
+                shard(child)
+        if not isinstance(module, nn.ModuleList):
+            fully_shard(module, mp_policy=policy)
+
+    shard(model)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
     ### END SOLUTION
 
 
 # %%
-check.choose(choose)
+check.shard_to_fit(shard_to_fit)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Two loops: over stages from 0, and over `MICRO_BATCHES`. `estimate` knows about buckets, gathered weights and
-# activations.
+# Count the numbers of one module. If they are few enough, shard it. If not, what do you do with each of its
+# `children()` that you just did with the module?
 #
 # </details>
-# <details><summary>Hint 2: the order of wishes</summary>
+# <details><summary>Hint 2: from the inside out</summary>
 #
-# For one stage, collect the micro-batches that fit and have at least `least` sequences. If there is one, you are done
-# with stages.
+# Write a function inside yours that shards one module and calls itself for its children. A module is sharded after its
+# children: then it takes what they have left.
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 3: the optimizer</summary>
 #
-# Inside the loop over stages: `if fitting: return stage, max(fitting)`. After it: `return None`.
+# `fully_shard` replaces a module's parameters by shards. Which parameters has an optimizer that was made before?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# ZeRO's formula alone would choose too low a stage: buckets, gathered units and activations need room as well. And
-# sharding more than you must sends more for nothing.
+# A unit is whole while it is at work, and the next one is on its way already, so the largest units set the peak above
+# 16Ψ/D. Cutting by number instead of by name works for models that you have never seen. Here the vocabulary's layers
+# are now the largest units, and no cut of `fully_shard` makes them smaller: that is where tensor parallelism comes in
+# (lesson 11). Units that are too small cost, too: each needs its own all-gather, and small messages are slow.
 
 # %% tags=["solution"]
-for card in ("A100-80GB", "A100-40GB", "RTX5090-32GB", "RTX4080-16GB"):
-    print(f"Llama-3.2 1B on 8 cards {card}: {choose(run, 8, card, 1)}")
-
-# %% [markdown]
-# ## 6 · What tensor parallelism splits
-# **Difficulty** ●●●○○ · **15 minutes** · **Trains** Korthikanti et al.'s table 2, from memory
-#
-# ZeRO does not cut activations. [Lesson 11](../notebooks/11_model_and_pipeline_parallelism.ipynb) does, by splitting
-# matrices among t ranks. One block of a GPT with eager attention keeps s·b·h·(34 + 5·a·s/h) bytes in 16-bit. Of the 34,
-# 10 belong to norms, their dropout, and the inputs of attention and MLP. Return the bytes that *one* of t
-# tensor-parallel ranks keeps: without sequence parallelism those 10 stay whole on every rank; with it
-# (`sequence=True`) they are split as well.
-
-
-# %%
-def rank_activations(s: int, b: int, h: int, a: int, t: int, sequence: bool) -> float:
-    """Bytes that one block keeps on one of t ranks."""
-    ### BEGIN SOLUTION Return a number of bytes.
-    whole = 0 if sequence else 10
-    split = 34 - whole + 5 * a * s / h
-    return s * b * h * (whole + split / t)
-    ### END SOLUTION
-
-
-# %%
-check.rank_activations(rank_activations)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Write the sum in brackets as two parts: what is split by t, and what stays whole.
-#
-# </details>
-# <details><summary>Hint 2: the scores</summary>
-#
-# Each rank has a part of the heads. So 5·a·s/h is always split.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Three parts: the 10, the rest of the 34, and the scores. Which of them are divided by t in the first case, and which
-# in the second?
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# With t = 8 the 10 alone are more than the 24/8 = 3 beside them: what is not split soon dominates, as always. Sequence
-# parallelism costs no more communication, since an all-reduce is cut into the two halves that it consists of.
-
-# %% tags=["solution"]
-for t in (1, 2, 4, 8):
-    one, other = (rank_activations(2048, 1, 12288, 96, t, sequence) / 1e9 for sequence in (False, True))
-    print(f"t = {t}: {one:.2f} GB a block, {other:.2f} GB with sequence parallelism")
+print(f"16Ψ/D = {format_bytes(2 * N, 'MB', 1)}; peak of a step {format_bytes(check.peak_of(shard_to_fit), 'MB', 1)}")

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from course_utils.estimating.published import zero_sharded_state_bytes
 from course_utils.figures import stack
 from course_utils.figures.axes import segments_of
 from course_utils.figures.canvas import Figure, number
@@ -11,6 +10,8 @@ from course_utils.interactive.widgets import Explorer, code_html, verdict_html
 from course_utils.model_files import model_config
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
+
+from .zero import formula
 
 
 class ShardSliders(Explorer):
@@ -44,7 +45,7 @@ class ShardSliders(Explorer):
     def redraw(self) -> tuple[Figure, str]:
         """ZeRO's formula above, the estimated peak of the whole step below, and the GPU's line through both."""
         run, card, peak = self.run, self.gpu, self.breakdown
-        states = zero_sharded_state_bytes(run.model.parameters, run.zero_stage, run.world_size)
+        states = formula(run)
         left, whole = (format_bytes(size, "GB", 1) for size in (sum(states.values()), peak.total))
         title = (
             f"Stage {run.zero_stage} on {number(run.world_size)} ranks: {left} by ZeRO's formula, {whole} at the peak"

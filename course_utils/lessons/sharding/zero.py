@@ -7,20 +7,8 @@ from course_utils.run import TrainingRun
 
 
 def formula(run: TrainingRun) -> dict[str, int]:
-    """Bytes of states of one rank by ZeRO's formula, by kind, with the run's own bytes per parameter.
-
-    Weights, gradients and K of Adam: 2 + 2 + 12 in the paper, 4 + 4 + 8 in fp32. Stage 1 divides K by the number of
-    ranks, stage 2 the gradients too, stage 3 all (Rajbhandari et al. 2020, section 5). ValueError unless it is Adam.
-    """
-    if run.optimizer.algorithm not in ("adam", "adamw"):
-        raise ValueError(f"ZeRO's formula is written here for Adam's two moments, not for {run.optimizer.name}")
-    N, D, stage, precision = run.model.parameters, run.world_size, run.zero_stage, run.precision
-    K = precision.master + (precision.first_moment or precision.state) + precision.state
-    return {
-        "parameters": precision.weight * N // (D if stage == 3 else 1),
-        "gradients": precision.gradient * N // (D if stage >= 2 else 1),
-        "optimizer_states": K * N // (D if stage >= 1 else 1),
-    }
+    """Bytes of states of one rank by ZeRO's formula for mixed-precision Adam, 2 + 2 + 12 per parameter, by kind."""
+    return zero_sharded_state_bytes(run.model.parameters, run.zero_stage, run.world_size)
 
 
 def cut_three_ways(parameters: int, ranks: int) -> dict[str, dict[str, int]]:

@@ -1,0 +1,180 @@
+"""Runs learners' sharded optimizers and checkpoints on real ranks; a program that `checks` starts."""
+
+import gc
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from math import prod
+from time import sleep
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn import functional
+
+from course_utils.interactive.feedback import expect
+from course_utils.lessons.shared.judging import alive
+from course_utils.lessons.shared.on_ranks import report_judged
+from course_utils.measuring.tracker import Tracker
+
+RANKS, STEPS, RATE = 4, 3, 0.01
+LARGEST = 4 * 33 * 33  # bytes of the largest weight in `network`
+TINY = 3e-8  # gradients next to Adam's ε, where a sum takes another step than a mean
+SHAPES = (((40, 26), (13,)), ((4, 4),), ((2,), (1,)))  # 1,053 parameters, 16, and fewer than ranks
+
+
+def padded(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """What the exercise's notebook defines as well."""
+    vector = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    return functional.pad(vector, (0, -len(vector) % dist.get_world_size()))
+
+
+NAMES = {  # that a learner's function may use
+    "torch": torch, "nn": nn, "dist": dist, "DTensor": DTensor, "pad": functional.pad, "padded": padded,
+    "vector_to_parameters": nn.utils.vector_to_parameters,
+}  # fmt: skip
+Shapes = Sequence[tuple[int, ...]]
+
+
+def weights_of(shapes: Shapes) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.linspace(-1, 1, prod(shape)).reshape(shape)) for shape in shapes]
+
+
+def gradients_of(shapes: Shapes, rank: int, step: int) -> list[torch.Tensor]:
+    random = torch.Generator().manual_seed(100 * rank + step)
+    return [TINY * torch.randn(shape, generator=random) for shape in shapes]
+
+
+def by_adam(shapes: Shapes, ranks: Sequence[int], factor: float) -> Iterator[torch.Tensor]:
+    """All weights after each step of one process with Adam, on the sum of these ranks' gradients times a factor."""
+    weights = weights_of(shapes)
+    optimizer = torch.optim.Adam(weights, lr=RATE)
+    for step in range(STEPS):
+        gradients = zip(*(gradients_of(shapes, rank, step) for rank in ranks), strict=True)
+        for weight, of_ranks in zip(weights, gradients, strict=True):
+            weight.grad = torch.stack(of_ranks).sum(0) * factor
+        optimizer.step()
+        yield nn.utils.parameters_to_vector(weights).detach()
+
+
+def enough_for(shapes: Shapes) -> int:
+    """Bytes of weights, gradient and two moments of a slice, and some for a count of steps."""
+    return 16 * -(-sum(map(prod, shapes)) // RANKS) + 64
+
+
+def taken(answer: Any, shapes: Shapes) -> tuple[list[torch.Tensor], Counter[str], int]:
+    """Weights after each step of a learner's optimizer, its exchanges, and bytes that it keeps next to the weights."""
+    weights, rank = weights_of(shapes), dist.get_rank()
+    given, after, sent = [weight.untyped_storage() for weight in weights], list[list[float]](), Counter[str]()
+    gradients = [gradients_of(shapes, rank, step) for step in range(STEPS)]
+    with Tracker("cpu") as tracker:
+        tracker.bind("parameters", weights)
+        optimizer = answer(weights, RATE)
+        for of_step in gradients:
+            for weight, gradient in zip(weights, of_step, strict=True):
+                weight.grad = gradient.clone()
+            with CommDebugMode() as exchanges:
+                optimizer.step()
+            sent.update({str(name): count for name, count in exchanges.get_comm_counts().items()})
+            after.append(nn.utils.parameters_to_vector(weights).tolist())
+        for weight in weights:
+            weight.grad = None
+        homes = {home._cdata: home.nbytes() for home in (weight.untyped_storage() for weight in weights)}
+        new = sum(homes[home] for home in homes.keys() - {one._cdata for one in given})
+        gc.collect()
+        for _ in range(25):  # gloo's threads let go of what they sent a bit later
+            if (kept := alive(tracker)[-1] - new) <= enough_for(shapes):
+                break
+            sleep(0.02)
+    return list(map(torch.tensor, after)), sent, kept
+
+
+def judge_zero_1(answer: Any) -> dict[str, Any]:
+    """Expect a learner's optimizer to take Adam's steps on the mean of all ranks' gradients, and to keep a slice."""
+    everybody, close = range(RANKS), partial(torch.allclose, rtol=0, atol=1e-6)
+    for shapes, (after, sent, kept) in [(shapes, taken(answer, shapes)) for shapes in SHAPES]:
+        size = -(-sum(map(prod, shapes)) // RANKS)
+        right, (summed, *_) = list(by_adam(shapes, everybody, 1 / RANKS)), by_adam(shapes, everybody, 1.0)
+        own = torch.cat([next(by_adam(shapes, [rank], 1.0))[rank * size : (rank + 1) * size] for rank in everybody])
+        before = nn.utils.parameters_to_vector(weights_of(shapes))
+        scattered, gathered = (sum(n for name, n in sent.items() if part in name) for part in ("scatter", "gather"))
+        for holds, message in (
+            (not close(after[0], before), "Weights stay as they were: who puts the new ones into them?"),
+            (not close(after[0], summed), "You step with the sum of all gradients. Data parallelism takes the mean."),
+            (not close(after[0], own), "Each rank steps with its own gradients alone. Which exchange adds them up?"),
+            (close(after[0], right[0]), "The first step is not Adam's. Follow one number to its slice and back."),
+            (close(after[-1], right[-1]), "Only the first step is right. What does Adam keep from step to step?"),
+            (scattered + gathered == sum(sent.values()), "The numbers are right. Two kinds of exchange are enough."),
+            (scattered == gathered == STEPS, "The numbers are right. In a step, exchange all once in each way."),
+            (kept <= enough_for(shapes), "The numbers are right. But a rank keeps more than what its own slice needs."),
+        ):
+            expect(holds, message)
+    return {}
+
+
+def network() -> nn.Sequential:
+    """Layers whose rows four ranks cannot share evenly; a bias of three numbers, and one that does not learn."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(33, 33), nn.Tanh(), nn.Linear(33, 33), nn.Tanh(), nn.Linear(33, 3))
+    model[2].bias.requires_grad_(False)
+    return model
+
+
+def sharded() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    """The network by `fully_shard`, and its optimizer."""
+    model = network()
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=RATE)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Two steps on a batch that is the same for every rank."""
+    for _ in range(2):
+        model(torch.linspace(-1, 1, 165).reshape(5, 33)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def judge_checkpoint(answer: Any) -> dict[str, Any]:
+    """Expect on rank 0 the whole tensors of one process, which further steps leave alone, and nothing elsewhere."""
+    model, optimizer = sharded()
+    train(model, optimizer)
+    states = [one for kept in optimizer.state.values() for one in kept.values()]
+    shards = [one.to_local() for one in (*model.parameters(), *states) if isinstance(one, DTensor)]
+    with Tracker("cpu") as tracker:
+        tracker.bind("parameters", shards)
+        found = answer(model, optimizer)
+    train(model, optimizer)
+    if dist.get_rank():
+        expect(not found, "Only rank 0 should return anything: every rank holds the whole model now.")
+        many = "Another rank than 0 has many whole tensors at once. Gather one, then let it go."
+        expect(max(alive(tracker)) < 6 * LARGEST, many)
+        return {}
+    single = network()
+    alone = torch.optim.AdamW(single.parameters(), lr=RATE)
+    train(single, alone)
+    for name, weight in single.named_parameters():
+        mine, wanted = found.get(name), {"weight": weight.detach(), **alone.state[weight]}
+        expect(
+            isinstance(mine, dict), f"Under {name!r} a dictionary is asked for: the weight, and what Adam keeps for it."
+        )
+        missing = wanted.keys() - mine.keys()
+        expect(not missing, f"{name!r} has no {' and no '.join(sorted(missing))}.")
+        for key, right in wanted.items():
+            value, what = mine[key], f"{key!r} of {name!r}"
+            expect(type(value) is torch.Tensor, f"{what} is no plain tensor: what can one process read?")
+            expect(not value.requires_grad, f"{what} holds on to a graph: `detach`.")
+            expect(value.shape == right.shape, f"{what} is not whole.")
+            later = "is not what it was when you were called: is it a copy, or what the next step writes to?"
+            expect(torch.allclose(value, right, atol=1e-5), f"{what} {later}")
+    return {}
+
+
+if __name__ == "__main__":
+    report_judged({"zero_1": judge_zero_1, "checkpoint": judge_checkpoint}, NAMES)
