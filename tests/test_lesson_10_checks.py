@@ -3,139 +3,155 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from checking import Answers, JudgedAnswers
 
-from course_utils.allocator.replay import replay
+from course_utils.allocator.policy import CachingAllocator
 from course_utils.lessons.allocator import checks as lesson_10
-from course_utils.lessons.allocator.checks import ORDER_CASES, late_fits, leak_right, report, snapshot, sweep
+from course_utils.lessons.allocator.checks import LEAKS, process, report, snapshot
 from course_utils.units import MiB
 
 
-def up(size: int, step: int = 512) -> int:
-    return -(-size // step) * step
+def one_step(model: Any, optimizer: Any, x: Any) -> None:
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
-def segment_of(size: int, small: int = MiB, large: int = 10 * MiB, step: int = 2 * MiB) -> int:
-    rounded = up(size)
-    return 2 * MiB if rounded <= small else 20 * MiB if rounded < large else up(rounded, step)
+def training(
+    read: Callable[[], Any] = lambda: torch.cuda.max_memory_allocated(),
+    reset: bool = True,
+    steps: int = 2,
+    keep: bool = False,
+) -> Any:
+    """A learner's loop, with another counter, without a reset, with other steps, or with all models in a list."""
+
+    def answer(make: Any, draw: Any, batches: list[int]) -> dict[int, Any]:
+        found, kept = {}, list[Any]()
+        for batch in batches:
+            model = make()
+            optimizer = torch.optim.AdamW(model.parameters())
+            if reset:
+                torch.cuda.reset_peak_memory_stats()
+            for _ in range(steps):
+                one_step(model, optimizer, draw(batch))
+            found[batch] = read()
+            kept += [model, optimizer] if keep else []
+        return found
+
+    return answer
 
 
-def block_of(size: int, limit: int = MiB) -> int:
-    rest = segment_of(size) - up(size)
-    return segment_of(size) if up(size) > MiB and rest <= limit else up(size)
+def in_a_function(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    def alone(batch: int) -> int:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        model = make()
+        optimizer = torch.optim.AdamW(list(model.parameters()), lr=1e-4)
+        x = draw(batch)
+        for _ in range(2):
+            one_step(model, optimizer, x)
+        return torch.cuda.max_memory_allocated()
+
+    return {batch: alone(batch) for batch in batches}
 
 
-def allocating(segment: Callable[[int], float] = segment_of, block: Callable[[int], float] = block_of) -> Any:
-    return lambda size: {"segment": segment(size), "block": block(size)}
-
-
-def by_the_replay(size: int) -> dict[str, int]:
-    """As the lesson's table prints it."""
-    replayed = replay([(size, "first")])
-    return {"block": replayed.allocated[0], "segment": replayed.reserved[0]}
-
-
-HANDED_OUT = Answers(
-    right=[allocating(), by_the_replay, allocating(block=lambda size: float(block_of(size)))],
-    wrong=[
-        (allocating(segment=up), "a segment of its own size"),
-        (allocating(segment=lambda size: segment_of(size, step=512)), "multiples of 2 MiB"),
-        (allocating(segment=lambda size: segment_of(size, small=MiB - 512)), "still belongs to the small"),
-        (allocating(segment=lambda size: segment_of(size, large=10 * MiB + 512)), "10 MiB exactly gets"),
-        (allocating(segment=lambda n: 2 * MiB if n <= MiB else 20 * MiB if n < 10 * MiB else up(n, 2 * MiB)),
-         "You choose by the request"),
-        (allocating(segment=lambda size: segment_of(size, small=0)), "The small pool takes"),
-        (allocating(segment=lambda size: segment_of(size, step=20 * MiB)), "for those under 10 MiB"),
-        (allocating(segment=lambda size: up(size, 2 * MiB)), "There are three cases"),
-        (allocating(segment=lambda size: segment_of(size) / MiB), "MiB where bytes were asked"),
-        (allocating(block=up), "Your block is the request, rounded"),
-        (allocating(block=segment_of), "Your block is the whole segment"),
-        (allocating(block=lambda size: block_of(size, MiB - 1)), "1 MiB exactly is not split off"),
-        (allocating(block=lambda size: block_of(size, 2 * MiB)), "You keep large rests"),
-        (allocating(block=lambda size: size), "a multiple of 512"),
-        (allocating(block=lambda size: (size // 512 + 1) * 512), "Some block is off"),
-    ],
-)  # fmt: skip
-
-
-def of_norms(gradients: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([gradient.float().norm() for gradient in gradients]).norm()
-
-
-def by_squares(gradients: list[torch.Tensor]) -> float:
-    return sum(gradient.float().square().sum().item() for gradient in gradients) ** 0.5
-
-
-def in_a_loop(gradients: list[torch.Tensor]) -> torch.Tensor:
-    total = torch.zeros(())
-    for gradient in gradients:
-        total = torch.hypot(total, gradient.float().norm())
-    return total
-
-
-LEAN_NORM = Answers(
-    right=[of_norms, by_squares, in_a_loop],
-    wrong=[
-        (lambda gs: torch.cat([g.flatten().float() for g in gs]).norm(), "who keeps the copies"),
-        (lambda gs: torch.stack([g.norm() for g in gs]).norm(), "added up in 16 bits"),
-        (lambda gs: torch.stack([g.norm() for g in gs]).norm() if gs[0].dtype == torch.float16 else of_norms(gs),
-         "leaves the range of 16 bits"),
-        (lambda gs: sum(g.float().norm() for g in gs), "You add the norms"),
-        (lambda gs: sum(g.float().norm() for g in gs) / len(gs), "the mean of the norms"),
-        (lambda gs: sum(g.float().square().sum() for g in gs), "a root is missing"),
-        (lambda gs: max(g.float().norm() for g in gs), "the largest gradient's norm"),
-        (lambda gs: of_norms(gs[:-1]), "One gradient is missing"),
-        (lambda gs: 3 * of_norms(gs), "The norm is off"),
-        (lambda gs: gs[0].mul_(2.0).norm(), "changes the gradients"),
-        (lambda gs: gs.clear() or 0.0, "changes the gradients, or their list"),
-        (lambda gradients: torch.stack([g.float().norm() for g in gradients]), "You return several numbers"),
-    ],
-)  # fmt: skip
-
-
-def test_the_planted_report_does_not_move_and_the_true_one_does() -> None:
-    planted, true = lesson_10.planted_report(), report(lesson_10.process(), "peak allocated")
-    assert len(set(planted.values())) == 1
-    assert list(true.values()) == sorted(set(true.values()), reverse=True) and true["32"] > 4 * true["4"]
-
-
-def by_loop(process: Any) -> dict[str, int]:
-    found = dict.fromkeys(process.spans, 0)
-    for label, (first, last) in process.spans.items():
-        for event in range(first, last):
-            found[label] = max(found[label], process.replayed.allocated[event])
+def by_statistics(make: Any, draw: Any, batches: list[int]) -> dict[int, float]:
+    found = {}
+    model: Any = None
+    optimizer: Any = None
+    loss: Any = None
+    for batch in batches:
+        del model, optimizer, loss
+        torch.cuda.memory.reset_peak_memory_stats()
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            loss = model(draw(batch)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found[batch] = float(torch.cuda.memory_stats()["allocated_bytes.all.peak"])
     return found
 
 
-def by_slices(process: Any) -> dict[str, int]:
-    curve = np.array(process.replayed.allocated)
-    return {label: curve[slice(*span)].max() for label, span in process.spans.items()}
+def with_names(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    """The most ordinary loop: output and loss have names, and live through backward."""
+    found = {}
+    for batch in batches:
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters())
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2):
+            x = draw(batch)
+            output = model(x)
+            loss = output.square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found[batch] = torch.cuda.max_memory_allocated()
+    return found
+
+
+def difference(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    """What was there before is subtracted: nothing of earlier trainings is left but workspaces."""
+    found = {}
+    for batch in batches:
+        before = torch.cuda.memory_allocated()
+        found |= training()(make, draw, [batch])
+        found[batch] -= before
+    return found
+
+
+def labeled(make: Any, draw: Any, batches: list[int]) -> dict[str, int]:
+    return {str(batch): size for batch, size in training()(make, draw, batches).items()}
+
+
+def extra_alone(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    """The lesson's `extra`: what the second step takes, without what was there before."""
+    found = {}
+    for batch in batches:
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters())
+        one_step(model, optimizer, draw(batch))
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        one_step(model, optimizer, draw(batch))
+        found[batch] = torch.cuda.max_memory_allocated() - before
+    return found
+
+
+PEAKS = Answers(
+    right=[training(), in_a_function, by_statistics, with_names],
+    wrong=[
+        (training(reset=False), "one maximum since the process began"),
+        (training(lambda: torch.cuda.memory_allocated()), "weights and states"),
+        (training(lambda: torch.cuda.memory_reserved()), "keeps what earlier trainings took"),
+        (training(lambda: torch.cuda.max_memory_reserved()), "keeps what earlier trainings took"),
+        (training(keep=True), "trainings before are still there"),
+        (training(steps=1), "the first step's peak"),
+        (extra_alone, "You subtract what was there before"),
+        (difference, "short by cuBLAS's workspaces"),
+        (labeled, "keys are texts"),
+        (training(lambda: torch.cuda.max_memory_allocated() / 1e6), "MB where bytes were asked"),
+        (training(lambda: 10**8), "Some peak is off"),
+        (lambda make, draw, batches: {batch: make() and 1 for batch in batches[:1]}, "no 4096"),
+        (lambda make, draw, batches: make().weights, "raised AttributeError"),
+    ],
+)
+
+
+def test_the_planted_report_does_not_move_and_the_true_one_does() -> None:
+    planted, true = lesson_10.planted_report(), report(process(), "peak allocated")
+    assert len(set(planted.values())) == 1
+    assert list(true.values()) == sorted(set(true.values()), reverse=True) and true["32"] > 4 * true["4"]
 
 
 def reading(counter: Callable[[Any, int, int], Any]) -> Any:
     """For each label what `counter(replayed, first, last)` says."""
     return lambda process: {label: counter(process.replayed, *span) for label, span in process.spans.items()}
 
-
-def typed_in(process: Any) -> dict[str, int]:
-    """The peaks of the process that learners see, whatever process is given."""
-    seen = by_loop(lesson_10.process())
-    return {label: seen[label] for label in process.spans}
-
-
-PEAKS = Answers(
-    right=[by_loop, by_slices, reading(lambda curves, first, last: sorted(curves.allocated[first:last])[-1] / 1)],
-    wrong=[
-        (reading(lambda curves, first, last: max(curves.allocated[:last])), "a maximum since the process began"),
-        (reading(lambda curves, first, last: curves.allocated[last - 1]), "weights and states"),
-        (reading(lambda curves, first, last: curves.reserved[last - 1]), "keeps what the first run took"),
-        (reading(lambda curves, first, last: max(curves.requested[first:last])), "Some peak is off"),
-        (reading(lambda curves, first, last: max(curves.allocated[first:last]) / 1e6), "MB where bytes were asked"),
-        (typed_in, "the peaks of the process above"),
-    ],
-)
 
 FLAT, KEPT = "max_memory_allocated, never reset", "memory_reserved after the step"
 LEFT, PEAK = "memory_allocated after the step", "peak allocated"
@@ -163,6 +179,31 @@ def by_distance(process: Any, report: Any) -> str:
     ))  # fmt: skip
 
 
+def with_counters(otherwise: Any = None, **other: Any) -> Any:
+    """By comparing reports, with other counters for some of the four; `otherwise` where none matches."""
+    names = {"flat": FLAT, "kept": KEPT, "left": LEFT, "peak": PEAK}
+    mine = COUNTERS | {names[short]: counter for short, counter in other.items()}
+
+    def answer(process: Any, report: Any) -> Any:
+        found = [name for name, counter in mine.items() if reading(counter)(process) == report]
+        return found[0] if found else otherwise
+
+    return answer
+
+
+def first_match(process: Any, report: Any) -> str:
+    past = COUNTERS | {LEFT: lambda curves, first, last: curves.allocated[last]}
+    return next(name for name, counter in past.items() if reading(counter)(process) == report)
+
+
+def over_the_end(curves: Any, first: int, last: int) -> int:
+    return max(curves.allocated)
+
+
+def one_too_far(curves: Any, first: int, last: int) -> int:
+    return curves.allocated[last]
+
+
 def accusing(counter: str, other: str) -> Any:
     """The right answer, but for one counter another."""
 
@@ -182,12 +223,17 @@ CULPRIT = Answers(
         (accusing(LEFT, PEAK), "pass as right"),
         (accusing(LEFT, KEPT), "from another counter"),
         (accusing(PEAK, "nvidia-smi"), "not one of COUNTERS"),
+        (with_counters(PEAK, flat=over_the_end), "nothing of what comes later"),
+        (with_counters(PEAK, left=one_too_far), "is each one read inside its span"),
+        (with_counters(left=one_too_far), "is each one read inside its span"),
+        (first_match, "is each one read inside its span"),
+        (lambda process, report: process.replayed.allocated[10**9], "is each one read inside its span"),
     ],
 )
 
 
 def test_where_batches_grow_a_maximum_never_reset_is_right() -> None:
-    growing = sweep((4, 8, 32))
+    growing = process((4, 8, 32))
     assert report(growing, FLAT) == report(growing, PEAK) != report(growing, KEPT)
 
 
@@ -203,54 +249,163 @@ def filled(size: float, keep: Callable[[int], bool], late: float = 0.0, share: f
     return answer
 
 
-every_second = filled(4, lambda index: index % 2 == 0, late=8)
+one_a_segment = filled(4, lambda index: index % 5 == 0, late=17)
 
 FRAGMENTED = Answers(
     right=[
-        every_second,
-        lambda capacity: tuple(filled(4, lambda index: index % 5 in (0, 2, 4), late=5)(capacity)),
+        one_a_segment,
+        lambda capacity: tuple(filled(4, lambda index: index % 5 in (0, 4), late=13)(capacity)),
+        filled(4, lambda index: index % 5 in (1, 3), late=5),
         filled(2, lambda index: index % 10 == 0, late=20),
     ],
     wrong=[
         (filled(4, lambda index: index % 2 == 0, late=4), "everything fits"),
-        (filled(4, lambda index: index % 10 > 0, late=8), "no more than 30 %"),
-        (filled(4, lambda index: index % 2 == 0, share=1), "a full GPU"),
+        (filled(4, lambda index: index % 10 > 0, late=8), "no more than half"),
+        (filled(4, lambda index: index % 5 in (0, 2, 4), late=8), "no more than half"),  # the lesson's pattern
+        (filled(4, lambda index: index % 2 == 0, late=8), "no more than half"),
+        (filled(4, lambda index: index % 2 == 0, share=1), "for more than all that is free"),
         (filled(4, lambda index: index % 2 == 0, late=8, over=2), "before the last request"),
-        (filled(4, lambda index: index % 2 == 0, share=0.5), "all that is free."),
-        (lambda capacity: every_second(80 * MiB), "On a GPU of 200 MiB everything fits"),
+        (filled(4, lambda index: index % 5 in (0, 4), share=0.6), "all that is free."),
+        (lambda capacity: one_a_segment(80 * MiB), "On a GPU of 200 MiB everything fits"),
         (lambda capacity: [(-4, "a")], "These are no events"),
     ],
 )
 
 
-def grouped(tensors: Any) -> list[str]:
-    long = [name for name, _, lives_long in tensors if lives_long]
-    return [*long, *(name for name, _, lives_long in tensors if not lives_long)]
+def sorted_by(key: Callable[[int], int], back: bool = True) -> Any:
+    """Features made in the order of `key` over the places, and put where they belong, or not."""
+
+    @torch.no_grad()
+    def answer(model: Any, documents: list[Any]) -> list[Any]:
+        places = sorted(range(len(documents)), key=lambda at: key(len(documents[at])))
+        made = [model(documents[at]) for at in places]
+        return [made[places.index(at)] for at in range(len(documents))] if back else made
+
+    return answer
 
 
-def sorting(key: Callable[[Any], Any]) -> Any:
-    return lambda tensors: [name for name, _, _ in sorted(tensors, key=key)]
+longest_first = sorted_by(lambda length: -length)
 
 
-def test_in_the_order_of_the_step_each_case_fails_and_grouped_it_fits() -> None:
-    for tensors, late, capacity in ORDER_CASES:
-        assert not late_fits([name for name, _, _ in tensors], tensors, late, capacity)
-        assert late_fits(grouped(tensors), tensors, late, capacity)
+def forward(model: Any, documents: list[Any]) -> list[Any]:
+    return [model(tokens) for tokens in documents]
 
 
-ORDER = Answers(
-    right=[grouped, sorting(lambda t: (not t[2], t[1])), sorting(lambda t: (not t[2], -t[1]))],
+in_turn = torch.no_grad()(forward)
+
+
+@torch.no_grad()
+def from_behind(model: Any, documents: list[Any]) -> list[Any]:
+    return [model(tokens) for tokens in documents[::-1]][::-1]
+
+
+@torch.no_grad()
+def room_first(model: Any, documents: list[Any]) -> tuple[Any, ...]:
+    width = model[-1].out_features
+    features = tuple(torch.empty(len(tokens), width, device=tokens.device) for tokens in documents)
+    for room, tokens in zip(features, documents, strict=True):
+        room.copy_(model(tokens))
+    return features
+
+
+@torch.no_grad()
+def in_one_buffer(model: Any, documents: list[Any]) -> list[Any]:
+    sizes = [len(tokens) for tokens in documents]
+    buffer = torch.empty(sum(sizes), model[-1].out_features, device=documents[0].device)
+    for room, tokens in zip(buffer.split(sizes), documents, strict=True):
+        room[:] = model(tokens)
+    return list(buffer.split(sizes))
+
+
+@torch.no_grad()
+def replaced(model: Any, documents: list[Any]) -> list[Any]:
+    features = [torch.empty(len(tokens), model[-1].out_features, device=tokens.device) for tokens in documents]
+    rooms = list(features)
+    for at, tokens in enumerate(documents):
+        features[at] = model(tokens)
+    assert len(rooms) == len(features)
+    return features
+
+
+@torch.no_grad()
+def emptied(model: Any, documents: list[Any]) -> list[Any]:
+    features = []
+    for tokens in documents:
+        features.append(model(tokens))
+        torch.cuda.empty_cache()
+    return features
+
+
+@torch.no_grad()
+def at_once(model: Any, documents: list[Any]) -> list[Any]:
+    return list(model(torch.cat(documents)).split([len(tokens) for tokens in documents]))
+
+
+@torch.no_grad()
+def longest_first_for_nothing(model: Any, documents: list[Any]) -> list[Any]:
+    model(max(documents, key=len))
+    return in_turn(model, documents)
+
+
+def rounded(model: Any, documents: list[Any]) -> list[Any]:
+    return [feature.half().float() for feature in longest_first(model, documents)]
+
+
+@torch.no_grad()
+def there_and_back(model: Any, documents: list[Any]) -> list[Any]:
+    features = [model(tokens).cpu() for tokens in documents]
+    return [feature.to(tokens.device) for feature, tokens in zip(features, documents, strict=True)]
+
+
+@torch.no_grad()
+def by_length(model: Any, documents: list[Any]) -> list[Any]:
+    found = {len(tokens): model(tokens) for tokens in documents[::-1]}
+    return [found[len(tokens)] for tokens in documents]
+
+
+@torch.no_grad()
+def in_pieces(model: Any, documents: list[Any]) -> list[Any]:
+    whole = sorted_by(lambda length: -length)
+    return whole(lambda tokens: torch.cat([model(piece) for piece in tokens.split(1000)]), documents)
+
+
+@torch.no_grad()
+def copied_at_the_end(model: Any, documents: list[Any]) -> list[Any]:
+    return list(torch.cat(longest_first(model, documents)).split([len(tokens) for tokens in documents]))
+
+
+def half(model: Any, documents: list[Any]) -> list[Any]:
+    return [feature.half() for feature in longest_first(model, documents)]
+
+
+@torch.no_grad()
+def to_the_host(model: Any, documents: list[Any]) -> list[Any]:
+    return [model(tokens).cpu() for tokens in documents]
+
+
+EMBED = Answers(
+    right=[longest_first, room_first, in_one_buffer],
     wrong=[
-        (lambda tensors: [name for name, _, _ in tensors], "the order of the step"),
-        (lambda tensors: [name for name, _, _ in tensors][::-1], "as mixed as before"),
-        (sorting(lambda t: t[1]), "You sort by size."),
-        (sorting(lambda t: -t[1]), "You sort by size, turned"),
-        (sorting(lambda t: t[2]), "You sort by lifetime"),
-        (lambda tensors: grouped(tensors)[1::2] + grouped(tensors)[::2], "short and long lives share segments"),
-        (lambda tensors: [name for name, _, lives_long in tensors if lives_long], "Each tensor has to be made once"),
-        (lambda tensors: sorted(tensors, key=lambda t: not t[2]), "Return names alone"),
+        (in_turn, "that the next document outgrows"),
+        (sorted_by(lambda length: length), "that the next document outgrows"),
+        (emptied, "nor `empty_cache`"),
+        (from_behind, "you rely on their order"),
+        (longest_first_for_nothing, "model once, whole and alone"),
+        (at_once, "whole and alone"),
+        (rounded, "Your features are rounded"),
+        (there_and_back, "stay on the GPU"),
+        (replaced, "put in others"),
+        (sorted_by(lambda length: -length, back=False), "in the order in which you made them"),
+        (by_length, "two may have the same length"),
+        (in_pieces, "whole and alone"),
+        (copied_at_the_end, "copy in the end"),
+        (half, "in fp32"),
+        (to_the_host, "stay on the GPU"),
+        (forward, "carry a graph"),
+        (lambda model, documents: in_turn(model, documents[1:]), "one tensor of features for each"),
+        (lambda model, documents: documents.reverse() or in_turn(model, documents), "changes argument 2"),
     ],
-)  # fmt: skip
+)
 
 
 def living(content: Any) -> list[tuple[str, str, int]]:
@@ -307,6 +462,7 @@ LEAK = Answers(
     wrong=[
         (largest, NONE_THERE),
         (of_two_steps, NONE_THERE),
+        (of_two_steps, "Step 0 is the set-up"),
         (first_of_step_3, NONE_THERE),
         (where_something_leaks(of_two_steps), "does not pile up"),
         (where_something_leaks(largest), "made in one step"),
@@ -320,11 +476,278 @@ LEAK = Answers(
 
 def test_the_example_is_a_snapshot_of_five_steps() -> None:
     steps = {when.split()[1] for _, when, _ in living(lesson_10.example_snapshot())}
-    assert steps == {"0", "1", "2", "3", "4", "5"} and leak_right(snapshot(None)) is None
+    assert steps == {"0", "1", "2", "3", "4", "5"} and [by_counting(snapshot(module)) for module in LEAKS] == [*LEAKS]
 
 
-ANSWERS = {"10.1": HANDED_OUT, "10.2": LEAN_NORM, "10.3": PEAKS, "10.4": CULPRIT, "10.5": FRAGMENTED, "10.6": ORDER,
-           "10.7": LEAK}  # fmt: skip
+class Plain:
+    """An allocator as a learner writes one, from lists of [size, name]; each class below has a mistake of its own."""
+
+    least_small, least_large = 1, MiB + 1  # a rest of so many bytes is split off
+    step, shared, alone, limit = 2 * MiB, 20 * MiB, 10 * MiB, MiB
+
+    def __init__(self) -> None:
+        self.segments: list[list[list[Any]]] = []
+        self.pools: list[bool] = []
+
+    reserved = property(lambda self: sum(size for blocks in self.segments for size, _ in blocks))
+    allocated = property(lambda self: sum(size for blocks in self.segments for size, name in blocks if name))
+
+    def rounded(self, size: int) -> int:
+        return (size + 511) // 512 * 512
+
+    def is_small(self, size: int) -> bool:
+        return size <= self.limit
+
+    def segment(self, size: int) -> int:
+        if self.is_small(size):
+            return 2 * MiB
+        return self.shared if size < self.alone else (size + self.step - 1) // self.step * self.step
+
+    def usable(self, small: bool) -> list[list[list[Any]]]:
+        return [blocks for blocks, pool in zip(self.segments, self.pools, strict=True) if pool == small]
+
+    def fitting(self, size: int, small: bool) -> list[list[Any]]:
+        return [one for blocks in self.usable(small) for one in blocks if one[1] is None and one[0] >= size]
+
+    def choose(self, free: list[list[Any]]) -> list[Any]:
+        return min(free, key=lambda one: one[0])
+
+    def allocate(self, name: Any, size: int) -> None:
+        size = self.rounded(size)
+        small = self.is_small(size)
+        free = self.fitting(size, small)
+        if not free:
+            self.segments.append([[self.segment(size), None]])
+            self.pools.append(small)
+            free = self.segments[-1]
+        one = self.choose(free)
+        rest = one[0] - size
+        if rest >= (self.least_small if small else self.least_large):
+            blocks = next(blocks for blocks in self.segments if any(other is one for other in blocks))
+            at = next(at for at, other in enumerate(blocks) if other is one)
+            blocks.insert(at + 1, [rest, None])
+            one[0] = size
+        one[1] = name
+
+    def free(self, name: Any) -> None:
+        for blocks in self.segments:
+            for at, one in enumerate(blocks):
+                if one[1] == name:
+                    one[1] = None
+                    self.join(blocks, at)
+                    return
+
+    def join(self, blocks: list[list[Any]], at: int) -> None:
+        self.right(blocks, at)
+        self.left(blocks, at)
+
+    def right(self, blocks: list[list[Any]], at: int) -> None:
+        if at + 1 < len(blocks) and blocks[at + 1][1] is None:
+            blocks[at][0] += blocks.pop(at + 1)[0]
+
+    def left(self, blocks: list[list[Any]], at: int) -> None:
+        if at and blocks[at - 1][1] is None:
+            self.right(blocks, at - 1)
+
+
+def mistaken(base: Any = Plain, **what: Any) -> Any:
+    """The allocator with a method or a number of its own."""
+    return type("Mistaken", (base,), what)
+
+
+class ByAddress:
+    """Another style: blocks by address in one dictionary for each segment, its counters kept up to date."""
+
+    def __init__(self) -> None:
+        self.allocated = self.reserved = 0
+        self.free_blocks: list[tuple[int, int, int]] = []  # size, segment's number, offset
+        self.used: dict[Any, tuple[int, int, int]] = {}
+        self.small: list[bool] = []
+
+    def allocate(self, name: Any, size: int) -> None:
+        size = -(-size // 512) * 512
+        small = size <= MiB
+        fitting = [one for one in self.free_blocks if one[0] >= size and self.small[one[1]] == small]
+        if fitting:
+            best = min(fitting)
+            self.free_blocks.remove(best)
+        else:
+            taken = 2 * MiB if small else 20 * MiB if size < 10 * MiB else -(-size // (2 * MiB)) * 2 * MiB
+            self.reserved += taken
+            best = (taken, len(self.small), 0)
+            self.small.append(small)
+        whole, segment, offset = best
+        if whole - size > (0 if small else MiB):
+            self.free_blocks.append((whole - size, segment, offset + size))
+            whole = size
+        self.used[name] = (whole, segment, offset)
+        self.allocated += whole
+
+    def free(self, name: Any) -> None:
+        size, segment, offset = self.used.pop(name)
+        self.allocated -= size
+        for other in list(self.free_blocks):
+            if other[1] == segment and other[2] + other[0] == offset:
+                self.free_blocks.remove(other)
+                size, offset = size + other[0], other[2]
+            elif other[1] == segment and offset + size == other[2]:
+                self.free_blocks.remove(other)
+                size += other[0]
+        self.free_blocks.append((size, segment, offset))
+
+
+class ThePolicy:
+    """By the course's own allocator, as one who has found it."""
+
+    def __init__(self) -> None:
+        self.allocator, self.addresses = CachingAllocator(), dict[Any, int]()
+
+    allocated = property(lambda self: float(self.allocator.allocated))
+    reserved = property(lambda self: self.allocator.reserved)
+
+    def allocate(self, name: Any, size: int) -> int:
+        self.addresses[name] = self.allocator.malloc(size)
+        return self.addresses[name]
+
+    def free(self, name: Any) -> None:
+        self.allocator.free(self.addresses.pop(name))
+
+
+def first_segment_that_has_one(self: Any, size: int, small: bool) -> list[Any]:
+    found = [[one for one in blocks if one[1] is None and one[0] >= size] for blocks in self.usable(small)]
+    return next(filter(None, found), [])
+
+
+class AcrossSegments(Plain):
+    def free(self, name: Any) -> None:
+        super().free(name)
+        for at in range(len(self.segments) - 1, 0, -1):
+            before, after = self.segments[at - 1 : at + 1]
+            whole = len(before) == len(after) == 1 and before[0][1] is after[0][1] is None
+            if whole and self.pools[at - 1] == self.pools[at]:
+                before[0][0] += after[0][0]
+                del self.segments[at], self.pools[at]
+
+
+class GivesBack(Plain):
+    def free(self, name: Any) -> None:
+        super().free(name)
+        empty = [at for at, blocks in enumerate(self.segments) if len(blocks) == 1 and blocks[0][1] is None]
+        for at in reversed(empty):
+            del self.segments[at], self.pools[at]
+
+
+def never_free(self: Any, name: Any) -> None:
+    """Nothing is taken back."""
+
+
+def never_joins(self: Any, *_: Any) -> None:
+    """Blocks stay as they are."""
+
+
+def one_or_the_other(self: Any, blocks: Any, at: int) -> None:
+    before = len(blocks)
+    self.right(blocks, at)
+    if len(blocks) == before:
+        self.left(blocks, at)
+
+
+def by_request(self: Any, name: Any, size: int) -> None:
+    """Chooses the segment by the request, not by what it is rounded to."""
+    shared, self.alone = self.alone, 0 if size >= 10 * MiB else 10 * MiB + 512
+    Plain.allocate(self, name, size)
+    self.alone = shared
+
+
+class NewestInFront(Plain):
+    """New segments get to the front of their pool."""
+
+    def allocate(self, name: Any, size: int) -> None:
+        before = len(self.segments)
+        super().allocate(name, size)
+        if len(self.segments) > before:
+            self.segments.insert(0, self.segments.pop())
+            self.pools.insert(0, self.pools.pop())
+
+
+def rest_in_front(self: Any, name: Any, size: int) -> None:
+    """The block at the end of what was free, and the rest before it."""
+    Plain.allocate(self, name, size)
+    for blocks in self.segments:
+        for at, one in enumerate(blocks[:-1]):
+            if one[1] == name and blocks[at + 1][1] is None:
+                blocks[at : at + 2] = [blocks[at + 1], one]
+                return
+
+
+def around_the_end(self: Any, blocks: Any, at: int) -> None:
+    """Joins with the block at −1, which for the first block is the last one, or the block itself."""
+    if blocks[at - 1][1] is None:
+        blocks[at - 1][0] += blocks.pop(at)[0]
+
+
+class Lost(Plain):
+    """Appends to a list that nobody keeps, as `pool = self.small + self.large` is."""
+
+    def allocate(self, name: Any, size: int) -> None:
+        segments, self.segments = self.segments, list(self.segments)
+        super().allocate(name, size)
+        self.segments = segments
+        self.pools = self.pools[: len(segments)]
+
+
+def largest_first(self: Any, free: Any) -> Any:
+    return max(free, key=lambda one: one[0])
+
+
+ALLOCATOR = Answers(
+    right=[Plain, ByAddress, ThePolicy],
+    wrong=[
+        (mistaken(choose=lambda self, free: free[0]), "Best fit, not first fit"),
+        (mistaken(choose=largest_first), "Best fit, not first fit"),
+        (mistaken(choose=lambda self, free: free[-1]), "Best fit, not the newest"),
+        (mistaken(fitting=first_segment_that_has_one), "looks into every segment"),
+        (mistaken(choose=lambda self, free: min(free[::-1], key=lambda one: one[0])), "Of equally small free blocks"),
+        (mistaken(usable=lambda self, small: Plain.usable(self, small)[::-1]), "the oldest segment's comes first"),
+        (NewestInFront, "the oldest segment's comes first"),
+        (mistaken(allocate=rest_in_front), "Is a rest split off *behind* it"),
+        (mistaken(left=around_the_end), "You join what is no neighbor"),
+        (Lost, "After a request nothing is reserved"),
+        (mistaken(join=never_joins), "You never join"),
+        (mistaken(left=never_joins), "the free neighbor before"),
+        (mistaken(right=never_joins, left=lambda self, blocks, at: at and blocks[at - 1][1] is None
+                  and Plain.right(self, blocks, at - 1)), "the free neighbor behind"),
+        (mistaken(join=one_or_the_other), "all three become one"),
+        (AcrossSegments, "You join across segments"),
+        (mistaken(least_large=10**18, least_small=10**18), "You never split"),
+        (mistaken(least_small=MiB + 1), "In the small pool every rest"),
+        (mistaken(least_large=512), "You split always"),
+        (mistaken(least_large=MiB), "A rest of 1 MiB exactly"),
+        (mistaken(least_large=2 * MiB), "a rest of more than 1 MiB is split off"),
+        (mistaken(rounded=lambda self, size: size), "You forget to round up"),
+        (mistaken(rounded=lambda self, size: (size // 512 + 1) * 512), "already stays as it is"),
+        (mistaken(segment=lambda self, size: size), "a small one shares 2 MiB"),
+        (mistaken(segment=lambda self, size: 20 * MiB if size < 10 * MiB else size), "a small one shares 2 MiB"),
+        (mistaken(alone=0), "one under 10 MiB shares"),
+        (mistaken(is_small=lambda self, size: size < MiB), "1 MiB exactly is small"),
+        (mistaken(allocate=by_request), "You choose by the request"),
+        (mistaken(alone=10 * MiB + 512), "10 MiB exactly gets"),
+        (mistaken(step=512), "multiples of 2 MiB"),
+        (mistaken(fitting=lambda self, size, small: []), "You ask the driver although"),
+        (mistaken(free=never_free), "What is freed is not free"),
+        (GivesBack, "You give memory back"),
+        (mistaken(usable=lambda self, small: self.segments), "takes no block of the large one"),
+        (mistaken(usable=lambda self, small: [blocks for blocks, pool in zip(self.segments, self.pools, strict=True)
+                                              if pool or not small]), "takes no block of the small one"),
+        (mistaken(free=lambda self, name: self.lost), "raised AttributeError"),
+        (type("Half", (), {"__init__": Plain.__init__}), "Your allocator has no `allocate`"),
+        (mistaken(segment=lambda self, size: 40 * MiB if size > 31 * MiB else Plain.segment(self, size)),
+         "of a longer trace"),
+    ],
+)  # fmt: skip
+
+
+ANSWERS = {"10.1": PEAKS, "10.2": CULPRIT, "10.3": FRAGMENTED, "10.4": EMBED, "10.5": LEAK, "10.6": ALLOCATOR}
 
 
 class TestAnswers(JudgedAnswers):

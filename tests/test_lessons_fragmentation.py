@@ -1,20 +1,18 @@
-"""Lesson 10: traces and what is said of them, the pictures, the player, and what an operation takes for itself."""
+"""Lesson 10: traces and what is said of them, the pictures, and the player."""
 
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import pytest
-import torch
 from engine import GPT, shallow, simulate
 
 from course_utils import TrainingRun
 from course_utils.allocator.replay import can_be_replayed, replay
-from course_utils.lessons.allocator.checks import taken_by
 from course_utils.lessons.allocator.figures import segments_figure
 from course_utils.lessons.allocator.traces import RULES, curves, in_one_process, reasons, spelled, trace_of
 from course_utils.lessons.allocator.widget import allocator_player
 from course_utils.measuring.recorded import from_json, to_json
-from course_utils.units import BLOCK, MiB
+from course_utils.units import MiB
 
 SVG = "{http://www.w3.org/2000/svg}"
 RUN = TrainingRun(shallow(GPT, 2), micro_batch=4, seq_len=256, precision="amp-bf16", attention="flash")
@@ -107,13 +105,6 @@ def test_the_player_explains_what_it_cannot_play(trace: str, words: str):
     player.controls["gpu"].value = "24 MiB"
     player.controls["trace"].value = trace
     assert "Not possible" in player.message and words in player.message
-
-
-def test_what_an_operation_takes_is_counted_without_what_it_is_given():
-    tensors = [torch.ones(1000), torch.ones(5000)]
-    assert taken_by(lambda given: given[0], tensors)[1] == 0
-    copied, taken = taken_by(lambda given: torch.cat([*given]), tensors)
-    assert copied.numel() == 6000 and taken == -(-24000 // BLOCK) * BLOCK
 
 
 def test_a_run_that_is_recorded_whole_can_be_replayed():

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 80
+#     minutes: 104
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,146 +11,64 @@
 # %% [markdown]
 # # Exercises 10 · Allocator and fragmentation
 #
-# **80 minutes** for all seven; each one says its own. You should know what [lesson
+# **104 minutes** for all six; each one says its own. You should know what [lesson
 # 10](../notebooks/10_allocator_and_fragmentation.ipynb) shows. No GPU is needed.
 #
-# Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
-# off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at
-# the first check that is unsolved.)
+# Each exercise asks for one function, the last for a class. Write it, run the cell, then run the check below it. A
+# check tells you what is off, never what the answer is. Stuck? Every exercise has three hints; open one at a time.
+# (“Run All Cells” stops at the first check that is unsolved.)
 
 # %%
-import torch
+from dataclasses import dataclass
 
-from course_utils import format_bytes, replay
+import torch
+from torch import nn
+
+from course_utils import format_bytes, on_gpu, replay
 from course_utils.lessons.allocator import checks as check
 from course_utils.lessons.allocator.figures import segments_figure
 from course_utils.lessons.allocator.traces import curves
 from course_utils.figures import lines
 
-KiB, MiB = 2**10, 2**20
+MiB = 2**20
 
 # %% [markdown]
-# ## 1 · From request to segment
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** the allocator's sizes
+# ## 1 · A report that does not move
+# **Difficulty** ●●○○○ · **13 minutes** · **Trains** reading the right counter, at the right moment
 #
-# A fresh process makes its first tensor, of `size` bytes, with standard settings. Return a dictionary of two numbers of
-# bytes. `segment` is what the driver gives, by which *reserved* grows. `block` is the block that holds the tensor, by
-# which *allocated* grows: the rounded request, and whatever the allocator does not split off.
-
+# A colleague has trained a small model with batches of 32, 16, 8 and 4, one after the other in one process, and reports
+# their peaks: "memory does not depend on the batch size".
 
 # %%
-def handed_out(size: int) -> dict[str, int]:
-    """Bytes of the block and of the segment for a first request of `size` bytes."""
-    ### BEGIN SOLUTION Return a dictionary with the keys block and segment.
-    rounded = -(-size // 512) * 512
-    if rounded <= MiB:
-        return {"block": rounded, "segment": 2 * MiB}  # the small pool splits always
-    segment = 20 * MiB if rounded < 10 * MiB else -(-rounded // (2 * MiB)) * 2 * MiB
-    return {"block": rounded if segment - rounded > MiB else segment, "segment": segment}
-    ### END SOLUTION
-
-
-# %%
-check.handed_out(handed_out)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# First round the request up to a multiple of 512. From then on forget the request: everything depends on what it was
-# rounded to. Then find the segment, and last the block.
-#
-# </details>
-# <details><summary>Hint 2: three cases</summary>
-#
-# Up to 1 MiB; more than that, under 10 MiB; all others. The lesson's table of rules has what each asks the driver for.
-# Does a rest stay that is not split off? The row *split* says when.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Rounding up to a multiple of m is `-(-size // m) * m`. The third case rounds up to 2 MiB. Mind the limits: exactly
-# 1 MiB is still small, exactly 10 MiB is already large. And try 11 MiB: how large is the rest of its segment?
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Small and middling blocks share segments, so that the driver is asked rarely. Large ones would leave too much of a
-# shared segment unused, so each gets its own. A rest that is not split off is why `memory_allocated()` can say more
-# than your tensors have.
-
-# %% tags=["solution"]
-for size in (4, 700 * KiB, 4 * MiB, 11 * MiB, 786 * MiB + 1):
-    print({name: format_bytes(value, "KiB", 1) for name, value in handed_out(size).items()})
-
-# %% [markdown]
-# ## 2 · A norm without a buffer
-# **Difficulty** ●●○○○ · **12 minutes** · **Trains** doing without 4·N bytes
-#
-# Gradients come in 16 bits. Return the norm of all of them together, as one number or tensor, computed in fp32. At no
-# moment may more than about one gradient's fp32 copy be there, however many gradients there are.
-
-
-# %%
-def lean_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The norm of all gradients together, in fp32, with at most about one of them in fp32 at a time."""
-    ### BEGIN SOLUTION Return the norm, in fp32.
-    return torch.stack([gradient.float().norm() for gradient in gradients]).norm()
-    ### END SOLUTION
-
-
-# %%
-check.lean_norm(lean_norm)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# The norm of all is the root of the sum of all squares. A sum can be taken in parts.
-#
-# </details>
-# <details><summary>Hint 2: one at a time</summary>
-#
-# `gradient.float()` makes the fp32 copy. It goes as soon as nothing refers to it, so don't put it into a list.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# What you keep of each gradient is a single number. How does the lesson's line with `torch.stack` put such numbers
-# together?
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# `torch.cat([g.float().flatten() …])` is the flat buffer, and makes all the fp32 copies first: 8·N bytes at once. In
-# 16 bits instead, squares overflow (fp16) or the sum has three digits (bf16).
-
-# %% [markdown]
-# ## 3 · A report that does not move
-# **Difficulty** ●●●○○ · **10 minutes** · **Trains** reading the right counter
-#
-# A colleague has trained a small GPT with batches of 32, 16, 8 and 4, one after the other in one process, and reports:
-# "memory does not depend on the batch size". Here is the report, and what the allocator really did.
-
-# %%
-process = check.process()
 print({batch: format_bytes(size, "MB", 1) for batch, size in check.planted_report().items()})
-print(process.spans)
-title = "Four trainings in one process: each peak is lower than the last, and reserved stays where it was"
-lines(curves(process.replayed), title, "allocations and frees so far", "GB", markers=False,
-      provenance=process.replayed.provenance)  # fmt: skip
 
 # %% [markdown]
-# Each span says from which event to which a training went: `process.replayed.allocated[first:last]` are the bytes
-# allocated after each of its events, and `process.replayed.reserved` those reserved. Write the report anew: for each
-# label in `process.spans` the peak of its own training, in bytes. The check has a second process for your function.
+# Write the loop that reports each peak right. `make()` makes a model on the card. `draw(batch)` makes an input of
+# `batch` rows for it. For each of `batches`, in this order: make a model, make `torch.optim.AdamW` for it, and take
+# **two** steps. The loss is the mean square of the model's output. Each step ends with `zero_grad`.
+#
+# Return a dictionary from batch, a whole number, to bytes: the most that were allocated at once during this batch's own
+# training, weights and states included. What earlier trainings have left must not count, except cuBLAS's workspaces,
+# which stay in the process: read the counter itself and subtract nothing. The check calls your function inside
+# `with on_gpu():`, with three models, and with batches in several orders.
 
 
 # %%
-def peaks(process) -> dict[str, int]:
-    """For each label in `process.spans` the most bytes that were allocated at once during its training."""
-    ### BEGIN SOLUTION Return a dictionary from label to bytes.
-    return {label: max(process.replayed.allocated[first:last]) for label, (first, last) in process.spans.items()}
+def peaks(make, draw, batches: list[int]) -> dict[int, int]:
+    """For each batch size the peak of a training of its own, in bytes: a new model, AdamW, two steps."""
+    ### BEGIN SOLUTION Return a dictionary from batch to bytes.
+    found = {}
+    for batch in batches:
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters())
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2):
+            model(draw(batch)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found[batch] = torch.cuda.max_memory_allocated()
+        del model, optimizer
+    return found
     ### END SOLUTION
 
 
@@ -160,33 +78,59 @@ check.peaks(peaks)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Which curve knows when a tensor is freed, and which one keeps what it has?
+# `torch.cuda` has counters that say what is there now, and counters that remember the most since some moment. Which do
+# you need, and since which moment?
 #
 # </details>
-# <details><summary>Hint 2: one training</summary>
+# <details><summary>Hint 2: begin anew</summary>
 #
-# `first, last = process.spans["16"]` are the limits of one. Cut the curve to them.
+# The lesson's `extra` begins a maximum anew. Do that once for each training, when nothing of the one before is left:
+# a model in a list, or a loss with its graph, is still there.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# `max(...)` of that piece. Then do it for every label of `process.spans.items()`.
+# Per batch: model, optimizer, reset, two steps, read. Read *before* the next model is made, and read what was
+# allocated, not what is reserved.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# On a GPU: `torch.cuda.reset_peak_memory_stats()` before each training, `torch.cuda.max_memory_allocated()` after it.
+# `max_memory_allocated()` is the most since the process began, or since `reset_peak_memory_stats()`. Without the reset,
+# batches that grow look right, and batches that fall all show the first one's peak. Two steps are needed because Adam's
+# states do not exist before the first `optimizer.step()`. And what earlier trainings leave behind counts: an optimizer
+# holds its model's weights, and a loss with its graph does, too. A name costs memory as well: in `output =
+# model(draw(batch))` the output stays through backward. The check allows for that.
+
 
 # %% tags=["solution"]
-print({batch: format_bytes(size, "MB", 1) for batch, size in peaks(process).items()})
+def layers():
+    return nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).to("cuda")
+
+
+with on_gpu():
+    found = peaks(layers, lambda batch: torch.randn(batch, 512, device="cuda"), [8192, 4096, 2048])
+print({batch: format_bytes(size, "MB", 0) for batch, size in found.items()})
 
 # %% [markdown]
-# ## 4 · Which counter was it?
+# ## 2 · Which counter was it?
 # **Difficulty** ●●●○○ · **12 minutes** · **Trains** recognizing a wrong measurement
 #
-# Now name the counter that a report has read. You get a process and a report of it, a dictionary from label to bytes.
-# Return one of `COUNTERS`.
+# Now name the counter that a report has read. Here is what the allocator did in the colleague's process.
+
+# %%
+process = check.process()
+print(process.spans)
+title = "Four trainings in one process: each peak is lower than the last, and reserved stays where it was"
+lines(curves(process.replayed), title, "allocations and frees so far", "GB", markers=False,
+      provenance=process.replayed.provenance)  # fmt: skip
+
+# %% [markdown]
+# Each span says from which event to which a training went: `process.replayed.allocated[first:last]` are the bytes
+# allocated after each of its events, and `process.replayed.reserved` those reserved. You get a process and a report of
+# it, a dictionary from label to bytes. Return one of `COUNTERS`. The two *after the step* were read once for each
+# training, after its last event. In the hidden processes, batches come in other orders.
 
 # %%
 COUNTERS = tuple(check.COUNTERS)
@@ -223,8 +167,8 @@ check.culprit(culprit)
 # </details>
 # <details><summary>Hint 2: each counter in terms of the curves</summary>
 #
-# A maximum that is never reset runs over `allocated[:last]`. A reading after the step is the curve's value at
-# `last - 1`.
+# A maximum that is never reset knows all that came before, and nothing of what comes later: it runs over
+# `allocated[:last]`. A reading after the step is the curve's value at `last - 1`.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -245,22 +189,22 @@ check.culprit(culprit)
 print(culprit(process, check.planted_report()))
 
 # %% [markdown]
-# ## 5 · Out of memory with a third free
+# ## 3 · Out of memory with more than half free
 # **Difficulty** ●●●○○ · **12 minutes** · **Trains** knowing what fragments memory
 #
 # Build it. Return a list of events, (bytes, name) to allocate and (−bytes, name) to free, for a GPU of `capacity` bytes
-# (at least 80 MiB, a multiple of 40 MiB). All must go well but the last one: that request must fail, while more than
-# 30 % of the GPU is free, and more than it asks for.
+# (at least 80 MiB, a multiple of 40 MiB). All must go well but the last one: that request must fail, while **more than
+# half** of the GPU is free, and more than it asks for. The lesson's pattern leaves 40 % free.
 
 
 # %%
 def fragmented(capacity: int) -> list[tuple[int, str]]:
-    """Events of which the last, a request, fails on a GPU of `capacity` bytes with more than 30 % free."""
+    """Events of which the last, a request, fails on a GPU of `capacity` bytes with more than half free."""
     ### BEGIN SOLUTION Return a list of (bytes, name) pairs.
     size, count = 4 * MiB, capacity // (4 * MiB)
     made = [(size, f"t{index}") for index in range(count)]
-    freed = [(-size, f"t{index}") for index in range(0, count, 2)]
-    return [*made, *freed, (2 * size, "late")]
+    freed = [(-size, f"t{index}") for index in range(count) if index % 5 != 0]  # one stays in each segment
+    return [*made, *freed, (4 * size + MiB, "late")]
     ### END SOLUTION
 
 
@@ -275,76 +219,123 @@ check.fragmented(fragmented)
 # </details>
 # <details><summary>Hint 2: holes</summary>
 #
-# Then free some of them, so that a tensor stays between any two holes. In segments of 20 MiB, tensors of 4 MiB fit
-# exactly.
+# Then free some of them. In segments of 20 MiB, tensors of 4 MiB fit exactly. What keeps a segment from going back to
+# the driver, and how little of that is enough?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Every second one is about half of the GPU. The last request asks for more than one hole, and for less than all of
-# them: two tensors' size will do.
+# Every second one is half of the GPU, and no more. Free neighbors join, so holes can be larger than one tensor. The
+# last request asks for more than the largest hole, and for less than all of them.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# No segment is empty, so nothing goes back to the driver; no hole holds the request. That is all it takes.
+# No segment is empty, so nothing goes back to the driver. No hole holds the request. That is all it takes: one tensor
+# in each segment. With smaller ones in their place, an even larger share could be free.
 
 # %% tags=["solution"]
 broken = replay(fragmented(80 * MiB), 80 * MiB)
 share = 100 * broken.failure.free_share
-segments_figure(broken, title=f"{share:.0f} % of the GPU is free, and no hole is larger than 4 MiB")
+segments_figure(broken, title=f"{share:.0f} % of the GPU is free, and no hole is larger than 16 MiB")
 
 # %% [markdown]
-# ## 6 · Cure it by order
-# **Difficulty** ●●●○○ · **9 minutes** · **Trains** the cure that no setting replaces
+# ## 4 · Cure it by order
+# **Difficulty** ●●●○○ · **12 minutes** · **Trains** the cure that no setting replaces
 #
-# A step makes `tensors`, each a triple of name, bytes, and whether it lives long. Then the short-lived ones are freed,
-# and a large late request comes. In the order of the step it fails. Return the names in an order in which it fits.
+# This program makes features of documents, one document at a time, and keeps the features. The documents are sorted
+# from short to long, as many loaders sort them. Guess before you run it: does it fit?
 
 
 # %%
-def order(tensors: list[tuple[str, int, bool]]) -> list[str]:
-    """The names in an order in which the late request fits once the short-lived tensors are freed."""
-    ### BEGIN SOLUTION Return a list of names.
-    return [name for name, _, lives_long in sorted(tensors, key=lambda tensor: not tensor[2])]
+@torch.no_grad()
+def in_turn(model, documents):
+    return [model(tokens) for tokens in documents]
+
+
+with on_gpu("680 MiB"):
+    torch.cuda.empty_cache()
+    model = nn.Sequential(nn.Embedding(1000, 4096), nn.GELU(), nn.Linear(4096, 2048)).to("cuda")
+    documents = [torch.randint(1000, (length,), device="cuda") for length in range(2000, 5301, 300)]
+    size = sum(len(tokens) for tokens in documents) * 2048 * 4
+    print(f"{len(documents)} documents; all features: {format_bytes(size, 'MiB', 0)}")
+    try:
+        in_turn(model, documents)
+    except torch.OutOfMemoryError as error:
+        print(error)
+
+# %% [markdown]
+# Weights, all features and one document's forward need less than 560 MiB together. Write the program so that it fits.
+# It still calls `model` once for each document, with the whole document. The features stay on the card, from the moment
+# they are made. Return a list of fp32 tensors, one of shape (tokens, features) for each document, **in the order of
+# `documents`**. The number of features is `model[-1].out_features`. Documents may come in any order, and two may have
+# the same length. Use no setting of the allocator.
+#
+# The check runs your function on simulated cards of two sizes, inside `with on_gpu(…):`, and with small inputs on the
+# CPU. So take the device from `documents`.
+
+
+# %%
+@torch.no_grad()
+def embed(model: nn.Sequential, documents: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The features of each document, in the order of `documents`, made in an order that fits the card."""
+    ### BEGIN SOLUTION Return a list of tensors.
+    features = [None] * len(documents)
+    for at in sorted(range(len(documents)), key=lambda at: len(documents[at]), reverse=True):
+        features[at] = model(documents[at])
+    return features
     ### END SOLUTION
 
 
 # %%
-check.order(order)
+check.embed(embed)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# When the short-lived ones are gone, whole segments should be empty. Which tensors must not share a segment?
+# Which tensors live long here, and which are gone when a document is done? Where does best fit put the first document's
+# features, and what does the second document find there?
 #
 # </details>
-# <details><summary>Hint 2: together</summary>
+# <details><summary>Hint 2: two ways</summary>
 #
-# Those that live alike should lie together: first all of the one kind, then all of the other. But best fit puts the
-# second kind into what is left of the first kind's segments, too. Which kind may end up there?
+# What is freed should be large enough for all that comes later. Or what lives long should be there before anything
+# that lives short. Either way is a matter of order alone.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# `sorted` takes a key; False comes before True. The third item of each triple says whether it lives long.
+# For the first way, sort the *positions* of the documents by length, so that you know where each result belongs. For
+# the second, make empty tensors and copy results into them: `features[i] = …` would only put another tensor into the
+# list.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Long-lived first is what happens by itself when optimizer states and gradient buffers are made before the first step.
-# With a lazily made state, as in PyTorch, the first step puts long-lived tensors among activations.
+# A document's features go into a segment that its own forward has just freed. From short to long, what is left of that
+# segment is too small for the next document. In the lesson, such segments were empty and went back to the driver. Here
+# the features keep them, and about as many bytes as all features have are lost. From long to short, each document fits
+# where an earlier one has been. Or make room for all features first: then the segments of a forward are empty after it,
+# and can go back.
+
+# %% tags=["solution"]
+with on_gpu("680 MiB"):
+    torch.cuda.empty_cache()
+    features = embed(model, documents)
+    print(f"{len(features)} tensors; {format_bytes(torch.cuda.memory_reserved(), 'MiB', 0)} reserved")
 
 # %% [markdown]
-# ## 7 · Find the leak
+# ## 5 · Find the leak
 # **Difficulty** ●●●●○ · **15 minutes** · **Trains** reading a memory snapshot
 #
 # You get a snapshot, as `read_snapshot` returns it, taken after five steps. Each living block
-# (`block["state"] == "active_allocated"`) says in `block["frames"][0]["filename"]` which module's tensor it holds, and
-# in `block["frames"][1]["filename"]` when it was made, as in "step 3 forward". Does something pile up, step after step?
-# Return the module, or `None`. Tensors that the program keeps of one step alone are no leak.
+# (`block["state"] == "active_allocated"`) says in `block["frames"][0]["filename"]` which module's, parameter's or
+# state's tensor it holds (`first`, `first.weight`, `exp_avg of first.bias`), and in `block["frames"][1]["filename"]`
+# when it was made, as in "step 3 forward". `step 0` is the set-up, before the first step. Is something made anew in
+# several steps, and never freed? Return that name, a module's, or `None`. Tensors that the program keeps of one step
+# alone are no leak.
 
 # %%
 snapshot = check.example_snapshot()
@@ -355,7 +346,7 @@ print(f"{len(living)} living blocks; one of them:", living[0])
 
 # %%
 def leak(snapshot: dict) -> str | None:
-    """The module whose tensors pile up in the snapshot, step after step; None if none do."""
+    """The module whose tensors pile up in the snapshot, from several steps; None if none do."""
     ### BEGIN SOLUTION Return a module's name, or None.
     steps = {}
     for segment in snapshot["segments"]:
@@ -397,3 +388,130 @@ check.leak(leak)
 
 # %% tags=["solution"]
 print(f"piles up in the example: {leak(snapshot)}")
+
+# %% [markdown]
+# ## 6 · An allocator of forty lines
+# **Difficulty** ●●●●○ · **40 minutes** · **Trains** every rule of the allocator, by writing it
+#
+# Write the allocator yourself, without a capacity, settings, or streams. Each pool is a list of segments, oldest first.
+# A segment is a list of blocks, in the order of their addresses. Two classes are given:
+
+
+# %%
+@dataclass(eq=False)
+class Block:
+    size: int
+    name: object = None  # None while the block is free
+
+
+class Memory:
+    def __init__(self):
+        self.small, self.large = [], []  # the segments of each pool; a segment is a list of Blocks
+
+    @property
+    def reserved(self):
+        return sum(block.size for segment in self.small + self.large for block in segment)
+
+    @property
+    def allocated(self):
+        return sum(block.size for segment in self.small + self.large for block in segment if block.name is not None)
+
+
+# %% [markdown]
+# First write the half that hands out:
+#
+# 1. Round `size` up to a multiple of 512. From here on, only the rounded size counts.
+# 2. A size of up to 1 MiB uses the small pool, any other the large one.
+# 3. Take the smallest free block of that pool that is large enough. Of equally small ones, take the first: in the
+#    oldest segment, at the lowest address.
+# 4. If there is none, append a segment with one free block. It has 2 MiB in the small pool. In the large pool it has 20
+#    MiB for a size under 10 MiB; for any other, the size rounded up to a multiple of 2 MiB.
+# 5. Split the rest off as a free block behind yours: in the small pool always, in the large pool if it is more than
+#    1 MiB. Otherwise the rest stays with your block, and counts as allocated.
+# 6. Give your block its name.
+
+
+# %%
+class HalfAnAllocator(Memory):
+    def allocate(self, name, size: int) -> None:
+        """Give `size` bytes a block with this name: the best fit, or one in a new segment."""
+        ### BEGIN SOLUTION Nothing is returned: change self.small or self.large.
+        size = -(-size // 512) * 512
+        small = size <= MiB
+        pool = self.small if small else self.large
+        free = [(block, segment) for segment in pool for block in segment if block.name is None and block.size >= size]
+        if not free:
+            taken = 2 * MiB if small else 20 * MiB if size < 10 * MiB else -(-size // (2 * MiB)) * 2 * MiB
+            pool.append([Block(taken)])
+            free = [(pool[-1][0], pool[-1])]
+        block, segment = min(free, key=lambda pair: pair[0].size)
+        block.name, rest = name, block.size - size
+        if rest > (0 if small else MiB):
+            block.size = size
+            segment.insert(segment.index(block) + 1, Block(rest))
+        ### END SOLUTION
+
+
+# %% [markdown]
+# Now write the half that takes back. The block with this name becomes free, and joins with the free neighbors in its
+# own segment. Nothing goes back to the driver. A freed name may be used again.
+#
+# The check compares `allocated` and `reserved` with the course's own allocator after **every** event: in a short trace
+# for each rule, in a training, and in thousands of random events. If a short trace goes wrong, the check quotes it as
+# the lesson's player takes it: `a=4 b=512K -a` allocates 4 MiB and 512 KiB, and frees the first.
+
+
+# %%
+class Allocator(HalfAnAllocator):
+    def free(self, name) -> None:
+        """Free the block with this name, and join it with its free neighbors."""
+        ### BEGIN SOLUTION Nothing is returned: change the segment that has the block.
+        for segment in self.small + self.large:
+            for at, block in enumerate(segment):
+                if block.name == name:
+                    block.name = None
+                    if at + 1 < len(segment) and segment[at + 1].name is None:
+                        block.size += segment.pop(at + 1).size
+                    if at > 0 and segment[at - 1].name is None:
+                        segment[at - 1].size += segment.pop(at).size
+                    return
+        ### END SOLUTION
+
+
+# %%
+check.allocator(Allocator)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# Collect the free blocks that are large enough, each with its segment: you need the segment to put a rest behind the
+# block. An empty list is the case for the driver. After that case, go on as if the new block had been there before.
+#
+# </details>
+# <details><summary>Hint 2: smallest, split, join</summary>
+#
+# `min` takes a key and returns the first of equals. `list.insert` puts the rest behind the block. To join, add a
+# neighbor's size to the other one's, and take it out of the list with `pop`.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# Join with the right neighbor first: that leaves the block's own position as it is. Then look left. Mind the ends of
+# the list: position −1 is the *last* block. Compare sizes *after* rounding; a block is free if its name `is None`.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# These rules alone decide where your tensors lie. The allocator does not plan ahead, and it moves nothing. Each rule is
+# a trade: best fit spares large blocks, segments of 20 MiB save calls of the driver, and unsplit rests avoid tiny
+# holes. PyTorch's own code adds a capacity, streams and settings.
+
+# %% tags=["solution"]
+events, memory = check.random_requests(seed=3), Allocator()
+for size, name in events:
+    memory.allocate(name, size) if size > 0 else memory.free(name)
+theirs = replay(events)
+print(f"after {len(events):,} events: {memory.allocated:,} bytes allocated, {memory.reserved:,} reserved")
+apart = theirs.allocated[-1] - memory.allocated, theirs.reserved[-1] - memory.reserved
+print(f"replay − yours: {apart[0]} and {apart[1]} bytes")

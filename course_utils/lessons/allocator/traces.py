@@ -111,9 +111,6 @@ def curves(replayed: Replay, points: int = 400) -> dict[str, tuple[list[float], 
     check_replay(replayed)
     step = max(1, -(-len(replayed) // points))
     starts = range(0, len(replayed), step)
-
-    def highest(curve: Sequence[int]) -> list[float]:
-        return [max(curve[start : start + step]) / GB for start in starts]
-
     at = [float(min(start + step, len(replayed))) for start in starts]
-    return {"reserved": (at, highest(replayed.reserved)), "allocated": (at, highest(replayed.allocated))}
+    named = {"reserved": replayed.reserved, "allocated": replayed.allocated}
+    return {name: (at, [max(curve[start : start + step]) / GB for start in starts]) for name, curve in named.items()}
