@@ -1,50 +1,23 @@
 """Checks of lesson 11: right answers of every style pass, and each planted wrong answer gets its hint."""
 
-import math
+from collections import deque
 from collections.abc import Callable
-from functools import cache
-from itertools import accumulate, combinations, pairwise
 from typing import Any
 
-import numpy as np
-from checking import Answers, JudgedAnswers
+import pytest
+import torch
+import torch.nn.functional as F
+from checking import Answers, JudgedAnswers, nothing
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.functional import mse_loss
 
-from course_utils.lessons.pipelines.memory import stage_memory
+from course_utils.lessons.pipelines.checks import PROGRAM
 from course_utils.lessons.pipelines.schedules import simulate
+from course_utils.lessons.shared.on_ranks import outcomes
 
 
-def solved(p: int, idle: float) -> int:
-    return max(1, math.ceil(round((p - 1) * (1 / idle - 1), 9)))
-
-
-def trying(good: Callable[[int, int, float], bool]) -> Any:
-    """The first m that is good."""
-    return lambda p, idle: next(m for m in range(1, 999) if good(p, m, idle))
-
-
-def by_halving(p: int, idle: float) -> int:
-    low, high = 1, 10**6
-    while low < high:
-        m = (low + high) // 2
-        low, high = (low, m) if p - 1 <= idle * (m + p - 1) + 1e-12 else (m + 1, high)
-    return low
-
-
-ENOUGH = Answers(
-    right=[by_halving, trying(lambda p, m, idle: (p - 1) / (m + p - 1) <= idle + 1e-12),
-           lambda p, idle: np.float64(solved(p, idle))],
-    wrong=[
-        (trying(lambda p, m, idle: (p - 1) / (m + p - 1) < idle - 1e-12), "At most `idle` was asked for"),
-        (trying(lambda p, m, idle: (p - 1) / m <= idle + 1e-12), "do you divide by m alone"),
-        (trying(lambda p, m, idle: p / (m + p) <= idle + 1e-12), "one too many"),
-        (lambda p, idle: max(1, math.floor((p - 1) * (1 / idle - 1) - 1e-9)), "One too few"),
-        (lambda p, idle: solved(p, idle) + p - 1, "all columns, m + p − 1"),
-        (lambda p, idle: 4 * p, "rule of thumb"),
-        (lambda p, idle: (p - 1) * (1 / idle - 1), "round up"),
-        (lambda p, idle: math.ceil(round((p - 1) * (1 / idle - 1), 9)), "At least one micro-batch"),
-        (lambda p, idle: 1, "Some m is off"),
-    ],
-)  # fmt: skip
+def as_many_as_needed(p: int, m: int, stage: int) -> int:
+    return min(m, p - stage)
 
 
 def keeping(one_f: Callable[[int, int, int], Any], gpipe: Callable[[int, int, int], Any] = lambda p, m, s: m) -> Any:
@@ -64,14 +37,11 @@ KEPT = Answers(
     wrong=[
         (keeping(right_kept, lambda p, m, s: min(m, p)), "however many stages there are"),
         (keeping(right_kept, right_kept), "That is 1F1B"),
-        (keeping(right_kept, lambda p, m, s: m - 1), "One is missing"),
-        (keeping(right_kept, lambda p, m, s: m * p), "all stages together"),
         (keeping(right_kept, lambda p, m, s: 8), "GPipe is off somewhere"),
         (keeping(lambda p, m, s: p - s), "m may be small"),
         (keeping(lambda p, m, s: min(m, p)), "That is the first stage"),
         (keeping(lambda p, m, s: min(m, s + 1)), "Turned round"),
         (keeping(lambda p, m, s: min(m, p - s - 1)), "One too few"),
-        (keeping(lambda p, m, s: min(m, p - s + 1)), "One too many"),
         (keeping(lambda p, m, s: m), "That is GPipe"),
         (keeping(lambda p, m, s: 7), "1F1B is off somewhere"),
     ],
@@ -117,16 +87,16 @@ def last_in_first_out(p: int, m: int, stage: int) -> list[str]:
 
 
 ORDER = Answers(
-    right=[with_ahead(right_kept), by_counting, lambda p, m, stage: tuple(simulate("1F1B", p, m).order(stage))],
+    right=[with_ahead(as_many_as_needed), by_counting, lambda p, m, stage: tuple(simulate("1F1B", p, m).order(stage))],
     wrong=[
         (with_ahead(lambda p, m, s: m), "that is GPipe"),
-        (with_ahead(lambda p, m, s: min(m, s + 1)), "Turned round"),
+        (with_ahead(lambda p, m, s: min(m, s + 1)), "Too few forwards"),
         (with_ahead(lambda p, m, s: min(m, p - s - 1)), "Too few forwards"),
         (with_ahead(lambda p, m, s: min(m, p - s + 1)), "Too many forwards"),
         (with_ahead(lambda p, m, s: p - s), "or do not exist"),
         (forwards_first, "alternate"),
         (last_in_first_out, "in the order of the micro-batches"),
-        (lambda p, m, stage: 2 * by_counting(p, m, stage), "a work occurs twice"),
+        (lambda p, m, stage: 2 * by_counting(p, m, stage), "occur twice"),
         (lambda p, m, stage: by_counting(p, m, stage)[:-1], "works are missing"),
         (lambda p, m, stage: by_counting(p, m, stage)[::-1], "before its own forward"),
         (lambda p, m, stage: [work[0] + str(int(work[1:]) + 1) for work in by_counting(p, m, stage)], "are missing"),
@@ -135,112 +105,283 @@ ORDER = Answers(
 )
 
 
-def stretches(times: list[float], counts: Any) -> list[float]:
-    edges = [0, *accumulate(counts)]
-    return [sum(times[a:b]) for a, b in pairwise(edges)]
+def in_one_loop(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    if rank == 1:
+        for target in data:
+            x = receive((len(target), layers[0].in_features)).requires_grad_()
+            loss = mse_loss(layers(x), target) * len(target) / sum(map(len, data))
+            loss.backward()
+            send(x.grad)
+        return
+    waiting = []
+    for batch in [*data, None]:
+        if batch is not None:
+            y = layers(batch)
+            send(y.detach())
+            waiting.append((get_gradient_edge(y), y.shape))
+        if batch is None or len(waiting) == 2:
+            edge, shape = waiting.pop(0)
+            torch.autograd.backward(edge, receive(shape))
 
 
-def by_combinations(times: list[float], p: int, best: Any = max) -> list[int]:
-    ways = [(0, *cuts, len(times)) for cuts in combinations(range(1, len(times)), p - 1)]
-    counts = [[b - a for a, b in pairwise(edges)] for edges in ways]
-    return min(counts, key=lambda one: best(stretches(times, one)))
+def with_helpers(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> Any:
+    """With inner functions and a queue; the loss is a sum, divided once."""
+    waiting = deque()
+
+    def forward(x: Any) -> None:
+        y = layers(x)
+        waiting.append((get_gradient_edge(y), tuple(y.shape)))
+        send(y)
+
+    def backward() -> None:
+        edge, shape = waiting.popleft()
+        torch.autograd.backward([edge], [receive(shape)])
+
+    if rank == 0:
+        forward(data[0])
+        for x in data[1:]:
+            forward(x)
+            backward()
+        backward()
+        return None
+    numbers, total = sum(target.numel() for target in data), 0.0
+    for target in data:
+        x = receive([len(target), layers[0].weight.shape[1]])
+        x.requires_grad = True
+        loss = mse_loss(layers(x), target, reduction="sum") / numbers
+        loss.backward()
+        total += loss.item()
+        send(x.grad.detach())
+    return total
 
 
-def by_recursion(times: list[float], p: int) -> list[float]:
-    def best(start: int, stages: int) -> tuple[float, list[float]]:
-        if stages == 1:
-            return sum(times[start:]), [(len(times) - start) / 1]
-        rests = [(end, *best(end, stages - 1)) for end in range(start + 1, len(times) - stages + 2)]
-        return min((max(sum(times[start:end]), slowest), [(end - start) / 1, *rest]) for end, slowest, rest in rests)
+def with_a_function(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    """Backward of what sends receives the gradient: autograd itself takes part in the messages."""
 
-    return best(0, p)[1]
+    class ToNext(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: Any) -> Any:
+            ctx.shape = y.shape
+            send(y)
+            return torch.zeros(())
 
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> Any:
+            return receive(ctx.shape)
 
-def in_equal_numbers(times: list[float], p: int) -> list[int]:
-    return [len(part) for part in np.array_split(times, p)]
-
-
-def up_to_the_mean(times: list[float], p: int) -> list[int]:
-    mean, counts, total, layers = sum(times) / p, [], 0.0, 0
-    for place, seconds in enumerate(times):
-        total, layers = total + seconds, layers + 1
-        stages_left = p - len(counts) - 1
-        if stages_left and (total >= mean or len(times) - place - 1 == stages_left):
-            counts.append(layers)
-            total, layers = 0.0, 0
-    return [*counts, layers]
-
-
-CUT = Answers(
-    right=[by_combinations, by_recursion, lambda times, p: np.array(by_combinations(times, p))],
-    wrong=[
-        (in_equal_numbers, "equal numbers of layers"),
-        (up_to_the_mean, "up to the mean"),
-        (lambda times, p: [1] * (p - 1) + [len(times) - p + 1], "another cut is quicker"),
-        (lambda times, p: by_combinations(times, p, best=lambda sums: max(sums) - min(sums)), "another cut is quicker"),
-        (lambda times, p: [len(times)], "one for each"),
-        (lambda times, p: [len(times) // p] * p, "Your numbers add up to"),
-        (lambda times, p: [0] * (p - 1) + [len(times)], "no layer at all"),
-        (lambda times, p: list(accumulate(by_combinations(times, p))), "places, not numbers"),
-    ],
-)
-
-STAGES = (1, 2, 4, 8, 16)
+    sent = deque()
+    for number, part in enumerate(data):
+        if rank == 0:
+            sent.append(ToNext.apply(layers(part)))
+            if number:
+                sent.popleft().backward()
+        else:
+            x = receive((part.shape[0], layers[0].in_features)).requires_grad_(True)
+            weight = len(part) / sum(len(one) for one in data)
+            torch.autograd.backward(F.mse_loss(layers(x), part), torch.tensor(weight))
+            send(x.grad)
+    while sent:
+        sent.popleft().backward()
 
 
-@cache
-def sizes(run: Any, m: int, p: int, schedule: str = "1F1B") -> list[int]:
-    return [stage_memory(run, schedule, p, m, stage).total for stage in range(p)] if p <= run.model.layers else [10**99]
-
-
-def fewest(
-    fits: Callable[[list[int], int], bool] = lambda sizes, room: max(sizes) <= room,
-    micro: Callable[[Any, int], int] = lambda run, sequences: sequences // run.micro_batch,
-    stages: Any = STAGES,
-    schedule: str = "1F1B",
+def stages_with(
+    scale: Callable[[Any, Any], float] = lambda part, data: len(part) / sum(map(len, data)),
+    ahead: Callable[[int], int] = lambda m: 2,
+    keep: Callable[[Any], Any] = get_gradient_edge,
+    gradient: Callable[[Any], Any] = lambda x: x.grad,
+    before: Callable[[Any], Any] = lambda layers: None,
 ) -> Any:
-    """The first of `stages` that fits, with one thing done in another way."""
-    return lambda run, sequences, room: next(
-        (p for p in stages if fits(sizes(run, micro(run, sequences), p, schedule), room)), None
-    )
+    """The first answer with one thing done in another way; it does not come as far as real ranks."""
+
+    def answer(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+        waiting = []
+        for part in [*data, *[None] * ahead(len(data))]:
+            if part is not None:
+                before(layers)
+            if rank == 1 and part is not None:
+                x = receive((len(part), layers[0].in_features)).requires_grad_()
+                (mse_loss(layers(x), part) * scale(part, data)).backward()
+                send(gradient(x))
+            elif rank == 0 and part is not None:
+                y = layers(part)
+                send(y.detach())
+                waiting.append((keep(y), y.shape))
+            if waiting and (part is None or len(waiting) == ahead(len(data))):
+                kept, shape = waiting.pop(0)
+                torch.autograd.backward(kept, receive(shape))
+
+    return answer
 
 
-def backwards_search(run: Any, sequences: int, room: int) -> int | None:
-    """From many stages to few, as long as they fit."""
-    found = None
-    for p in (p for p in (16, 8, 4, 2, 1) if p <= run.model.layers):
-        m = sequences // run.micro_batch
-        if max(stage_memory(run, "1F1B", p, m, stage).total for stage in range(p)) <= room:
-            found = p
-    return found
+def first_waits(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> Any:
+    if rank == 0:
+        receive((len(data[0]), layers[-1].out_features))
+    return in_one_loop(layers, rank, data, send, receive)
 
 
-def doubling(run: Any, sequences: int, room: int) -> float | None:
-    p = 1.0
-    while any(size > room for size in sizes(run, sequences // run.micro_batch, int(p))):
-        p *= 2
-        if p > 16:
-            return None
-    return p
+def as_a_whole(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    return in_one_loop(layers, rank, [torch.cat(list(data))], send, receive)
 
 
-FEWEST_STAGES = Answers(
-    right=[fewest(), backwards_search, doubling],
+def sent_twice(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    in_one_loop(layers, rank, data, lambda tensor: [send(tensor), send(tensor)], receive)
+
+
+def all_targets_first(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    if rank == 0:
+        return in_one_loop(layers, rank, data, send, receive)
+    losses = []
+    for target in data:
+        x = receive((len(target), layers[0].in_features)).requires_grad_()
+        losses.append((x, mse_loss(layers(x), target) * len(target) / sum(map(len, data))))
+    for x, loss in losses:
+        loss.backward()
+        send(x.grad)
+    return None
+
+
+def forward_only(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    if rank == 1:
+        return in_one_loop(layers, rank, data, send, receive)
+    for batch in data:
+        send(layers(batch).detach())
+    return None
+
+
+COUNTED: list[int] = []
+
+
+def only_here(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    """Right in one process, and raises on real ranks, where the list of this file is missing."""
+    COUNTED.append(rank)
+    in_one_loop(layers, rank, data, send, receive)
+
+
+TWO_STAGES = Answers(
+    right=[in_one_loop, with_helpers, with_a_function],
     wrong=[
-        (fewest(lambda sizes, room: sizes[0] <= room), "the first stage alone"),
-        (fewest(lambda sizes, room: sizes[-1] <= room), "what the last one keeps"),
-        (fewest(lambda sizes, room: sum(sizes) <= room), "add up all stages"),
-        (fewest(lambda sizes, room: sum(sizes) / len(sizes) <= room), "the mean of the stages"),
-        (fewest(schedule="GPipe"), "That is GPipe"),
-        (fewest(stages=STAGES[::-1]), "the largest number that fits"),
-        (fewest(micro=lambda run, sequences: sequences), "You count sequences"),
-        (fewest(lambda sizes, room: max(sizes) * 1.05 <= room), "another number is right"),
-        (fewest(stages=(1, 2, 4, 8)), "You find nothing where"),
-        (fewest(stages=range(1, 17)), "not one of 1, 2, 4, 8, 16"),
+        (stages_with(scale=lambda part, data: 1.0), "as if it were the whole batch's"),
+        (stages_with(scale=lambda part, data: 1 / len(data)), "also the smaller one"),
+        (stages_with(scale=lambda part, data: 1 / sum(map(len, data))), "gradients are not the whole batch's"),
+        (stages_with(before=lambda layers: layers.zero_grad()), "Does each micro-batch add its own"),
+        (stages_with(gradient=lambda x: x), "what you send is not a gradient of the input"),
+        (stages_with(gradient=lambda x: None), "where x does not ask for its gradient"),
+        (stages_with(ahead=lambda m: m), "Under 1F1B it goes backward sooner"),
+        (stages_with(ahead=lambda m: 1), "send one more first"),
+        (stages_with(keep=lambda y: y), "Who holds y?"),
+        (all_targets_first, "Under 1F1B it goes backward sooner"),
+        (first_waits, "before you send the output that it belongs to"),
+        (as_a_whole, "and another shape comes"),
+        (sent_twice, "The other stage takes one for each"),
+        (forward_only, "leave messages of the other stage lying"),
+        (nothing, "leave messages of the other stage lying"),
+        (only_here, "raised NameError"),
     ],
 )
 
-ANSWERS = {"11.1": ENOUGH, "11.2": KEPT, "11.3": ORDER, "11.4": CUT, "11.5": FEWEST_STAGES}
+
+@pytest.fixture(scope="module", autouse=True)
+def tried() -> None:
+    """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the checks."""
+    outcomes(PROGRAM, 2, [("step", step) for step in (*TWO_STAGES.right, only_here)])
+
+
+class Shared(torch.autograd.Function):
+    """Megatron's f."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, all_reduce: Any) -> Any:
+        ctx.all_reduce = all_reduce
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        whole = gradients[0].clone()
+        ctx.all_reduce(whole)
+        return whole, None
+
+
+class Summed(torch.autograd.Function):
+    """Megatron's g."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Any, all_reduce: Any) -> Any:
+        whole = part.clone()
+        all_reduce(whole)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+class SummedAgain(Summed):
+    """As `torch.distributed.nn.functional.all_reduce` has it: the gradient is summed, too."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Any, all_reduce: Any) -> Any:
+        ctx.all_reduce = all_reduce
+        return Summed.forward(ctx, part, all_reduce)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return Shared.backward(ctx, *gradients)
+
+
+def mlp(
+    share: Callable[..., Any] = Shared.apply, add: Callable[..., Any] = Summed.apply, bias: str = "once"
+) -> Callable[..., Any]:
+    def answer(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_reduce: Any) -> Any:
+        hidden = F.gelu(F.linear(share(x, all_reduce), up, up_bias))
+        part = F.linear(hidden, down, down_bias if bias == "in each" else None)
+        y = add(part, all_reduce)
+        return y + down_bias if bias == "once" else y
+
+    return answer
+
+
+def by_hooks(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_reduce: Any) -> Any:
+    """A hook in place of f, and a constant added in place of g."""
+
+    def summed(tensor: Any) -> Any:
+        whole = tensor.detach().clone()
+        all_reduce(whole)
+        return whole
+
+    x = x.view_as(x)
+    x.register_hook(summed)
+    part = F.gelu(x @ up.T + up_bias) @ down.T
+    return part + (summed(part) - part).detach() + down_bias
+
+
+def in_place(part: Any, all_reduce: Any) -> Any:
+    all_reduce(part)
+    return part
+
+
+def twice(part: Any, all_reduce: Any) -> Any:
+    return Summed.apply(Summed.apply(part, all_reduce) / 2, all_reduce)
+
+
+PARALLEL_MLP = Answers(
+    right=[mlp(), by_hooks, mlp(add=in_place)],
+    wrong=[
+        (mlp(share=lambda x, all_reduce: x), "1 × in forward and 0 × in backward"),
+        (mlp(add=lambda part, all_reduce: part), "0 × in forward and 1 × in backward"),
+        (mlp(add=SummedAgain.apply), "t times too large"),
+        (mlp(share=Summed.apply), "something else than this rank's part"),
+        (mlp(bias="in each"), "the bias, too"),
+        (mlp(bias="never"), "the output is not the whole MLP's"),
+        (mlp(add=twice), "something else than"),
+        (lambda *given: F.gelu(F.linear(*given[:3])) @ given[3].T + given[4], "0 × in forward and 0 ×"),
+        (lambda *given: mlp()(given[0].detach(), *given[1:]), "1 × in forward and 0 ×"),
+        (lambda *given: mlp()(*given[:4], given[4].detach(), given[5]), "the gradient of down_bias is not"),
+        (lambda *given: mlp()(*given).detach(), "something cuts the graph"),
+        (lambda *given: given[5](F.gelu(F.linear(*given[:3]))), "What has every rank only a part of"),
+    ],
+)
+
+ANSWERS = {"11.1": KEPT, "11.2": ORDER, "11.3": TWO_STAGES, "11.4": PARALLEL_MLP}
 
 
 class TestAnswers(JudgedAnswers):

@@ -110,8 +110,8 @@ slow = simulate("GPipe", stages=4, micro_batches=8, slow={1: 1.5})
 pipeline_figure(slow, f"One stage takes half as long again: {slow.idle:.0%} idle".replace("%", " %"))
 
 # %% [markdown]
-# So cut by time, not by number of layers: the last stage has the head besides its blocks. You will do that in an
-# exercise.
+# So cut by time, not by number of layers: the last stage has the head besides its blocks. PipeDream, which comes
+# below, times each layer and searches for the cut whose slowest stage is quickest.
 
 # %% [markdown]
 # ## Who keeps what

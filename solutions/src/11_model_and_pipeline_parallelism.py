@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 65
+#     minutes: 71
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 11 · Model and pipeline parallelism
 #
-# **65 minutes** for all five; each one says its own. You should know what [lesson
+# **71 minutes** for all four; each one says its own. You should know what [lesson
 # 11](../notebooks/11_model_and_pipeline_parallelism.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -19,65 +19,20 @@
 # the first check that is unsolved.)
 
 # %%
-from itertools import pairwise
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.functional import mse_loss
 
-from course_utils import TrainingRun, format_bytes
+from course_utils import on_gpu
 from course_utils.lessons.pipelines import checks as check
 from course_utils.lessons.pipelines.figures import pipeline_figure
 from course_utils.lessons.pipelines.schedules import simulate
 
 # %% [markdown]
-# ## 1 · Enough micro-batches
-# **Difficulty** ●○○○○ · **8 minutes** · **Trains** the bubble, turned round
-#
-# A pipeline of p equal stages waits (p − 1)/(m + p − 1) of the time. Return the smallest number of micro-batches m for
-# which that is at most `idle`, a part of 1.
-
-
-# %%
-def enough(p: int, idle: float) -> int:
-    """The fewest micro-batches with which p stages wait at most the part `idle` of the time."""
-    ### BEGIN SOLUTION Return a whole number of at least 1.
-    m = 1
-    while (p - 1) / (m + p - 1) > idle:
-        m += 1
-    return m
-    ### END SOLUTION
-
-
-# %%
-check.enough(enough)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# More micro-batches, less waiting. You can simply try m = 1, 2, 3, …
-#
-# </details>
-# <details><summary>Hint 2: when to stop</summary>
-#
-# At the first m whose bubble is *at most* `idle`: equal is good enough.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Start with `m = 1`, and `while` the bubble is larger than `idle`, add 1. If you solve for m instead, round up, and
-# mind that m is at least 1.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Solved for m: m ≥ (p − 1)·(1/idle − 1). Halving the bubble takes about twice the micro-batches. Each is then half as
-# large if the batch is to stay the same, and small matrices use a GPU badly: that is what limits m in the end.
-
-# %% tags=["solution"]
-for idle in (0.5, 0.2, 0.1, 0.05):
-    print(f"8 stages, at most {idle:.0%} idle: {enough(8, idle)} micro-batches")
-
-# %% [markdown]
-# ## 2 · What each stage keeps
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** the memory of a schedule
+# ## 1 · What each stage keeps
+# **Difficulty** ●●○○○ · **6 minutes** · **Trains** the memory of a schedule
 #
 # p stages counted from 0, m micro-batches. Return a dictionary with `GPipe` and `1F1B`: how many micro-batches'
 # activations does stage `stage` keep at its fullest moment? m may be smaller than p.
@@ -122,11 +77,11 @@ check.kept(kept)
 pipeline_figure(simulate("1F1B", 4, 8))
 
 # %% [markdown]
-# ## 3 · Write 1F1B
+# ## 2 · Write 1F1B
 # **Difficulty** ●●●○○ · **15 minutes** · **Trains** a schedule as a program
 #
 # Return what one stage does under 1F1B, in order, as a list of words: `["F0", "F1", "B0", …]`. First the stage goes
-# forward until it keeps as many micro-batches as it may (exercise 2). Then it alternates, one backward, one forward,
+# forward until it keeps as many micro-batches as it may (exercise 1). Then it alternates, one backward, one forward,
 # until all forwards are done. What is left are backwards.
 
 
@@ -174,128 +129,204 @@ for stage in range(4):
     print(f"stage {stage}: {' '.join(order(4, 6, stage))}")
 
 # %% [markdown]
-# ## 4 · Cut by time
-# **Difficulty** ●●●●○ · **18 minutes** · **Trains** balancing stages
+# ## 3 · Two stages, one gradient
+# **Difficulty** ●●●●○ · **28 minutes** · **Trains** a pipeline's step, and what it need not keep
 #
-# All stages wait for the slowest. `times` says how long each layer takes; cut the list into p stretches, each of at
-# least one layer, so that the slowest stretch is as quick as it can be. Return how many layers each stage gets, from
-# first to last. Several answers may be equally good.
+# The lesson's stage keeps `x, y` of every micro-batch on its way. But y has been sent. What this stage still needs is
+# the way back into y's graph, not y's numbers (Megatron-LM frees them, too, in `deallocate_output_tensor`). Torch has
+# such a way:
+
+# %%
+layers = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1024))
+y = layers(torch.randn(8, 64))
+edge, shape = get_gradient_edge(y), y.shape
+del y  # 8 · 1024 numbers less
+torch.autograd.backward(edge, torch.ones(shape))  # as y.backward(...) would
+print("gradient of the first weight:", tuple(layers[0].weight.grad.shape))
+
+# %% [markdown]
+# Write one step of one of two stages under 1F1B. Both ranks call your function:
+#
+# - `layers`: this rank's `nn.Sequential`. `data`: a list with one tensor per micro-batch, the inputs on rank 0, the
+#   targets on rank 1. They may have different numbers of rows.
+# - `send(tensor)` sends to the other rank and does not wait. `receive(shape)` waits for the next tensor from there. A
+#   message has as many rows as its micro-batch, and as many columns as rank 1's `layers[0].in_features`.
+#
+# Afterwards `.grad` is that of `mse_loss` over the *whole* batch. Rank 0 keeps up to two micro-batches, rank 1 one. Of
+# the outputs that it has sent, rank 0 holds at most the latest. On real ranks your function knows the names imported
+# above and no others: define helpers inside it.
 
 
 # %%
-def cut(times: list[float], p: int) -> list[int]:
-    """Numbers of layers of p stages in a row, whose slowest stage is as quick as possible."""
-    ### BEGIN SOLUTION Return a list of p whole numbers that add up to len(times).
-    best: dict[tuple[int, int], tuple[float, list[int]]] = {}
-    for first in range(len(times), -1, -1):
-        for stages in range(1, p + 1):
-            if stages == 1:
-                best[first, 1] = (sum(times[first:]), [len(times) - first])
-                continue
-            options = []
-            for end in range(first + 1, len(times) - stages + 2):
-                rest, counts = best[end, stages - 1]
-                options.append((max(sum(times[first:end]), rest), [end - first, *counts]))
-            if options:
-                best[first, stages] = min(options)
-    return best[0, p][1]
+def two_stages(layers, rank, data, send, receive):
+    """One step of this rank's stage: leaves the gradients in its weights."""
+    ### BEGIN SOLUTION Call send and receive, and go backward.
+    if rank == 1:
+        for target in data:
+            x = receive((len(target), layers[0].in_features)).requires_grad_()
+            loss = mse_loss(layers(x), target) * len(target) / sum(map(len, data))
+            loss.backward()
+            send(x.grad)
+        return
+    waiting = []
+    for batch in [*data, None]:
+        if batch is not None:
+            y = layers(batch)
+            send(y.detach())
+            waiting.append((get_gradient_edge(y), y.shape))
+        if batch is None or len(waiting) == 2:
+            edge, shape = waiting.pop(0)
+            torch.autograd.backward(edge, receive(shape))
     ### END SOLUTION
 
 
 # %%
-check.cut(cut)
+check.two_stages(two_stages)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# The lists are short. You may try every way to cut: `itertools.combinations(range(1, len(times)), p - 1)` gives all
-# places for p − 1 cuts.
+# Begin with rank 1, which is a plain training loop. Its input comes from `receive`, so it is a leaf: what makes
+# autograd compute its gradient? Send that gradient before you wait for the next input.
 #
 # </details>
-# <details><summary>Hint 2: how good is a cut?</summary>
+# <details><summary>Hint 2: the loss</summary>
 #
-# As good as its slowest stage: the largest of the sums of the stretches. The smallest such largest sum wins.
+# `mse_loss` is a mean over the rows of one micro-batch. Weigh it by the part of the batch's rows that these are. 1/m is
+# right only if all micro-batches are equal.
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 3: rank 0</summary>
 #
-# With `edges = (0, *cuts, len(times))` the stretches are `times[a:b]` for neighbors a, b of `edges`, and the numbers
-# of layers are b − a.
+# Exercise 2 with p = 2: two forwards, then one backward and one forward in turn, at the end one backward alone. Put the
+# edge and the shape of each output into a list, and take the oldest. With a single micro-batch there is one forward,
+# one backward.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Equal numbers of layers are not equal times: the head of a small model costs as much as several blocks. PipeDream
-# measures each layer and cuts by such a search (Narayanan et al. 2019, section 3.1). Memory has a say, too: stages
-# that keep more micro-batches should get less.
+# Backward of a linear layer needs its input and its weight, not its output. The next stage has that output as its own
+# input. So the first of two stages had it twice, for nothing: 2·s·b·h bytes per micro-batch on its way. An edge names
+# the node of the graph where backward begins, and torch's own schedules use it, too. Uneven micro-batches need
+# weights, or else a smaller one counts more per row than the others.
 
 # %% tags=["solution"]
-times = [1.0] * 12 + [3.2]  # twelve blocks and a head
-for counts in ([4, 3, 3, 3], cut(times, 4)):
-    edges = [sum(counts[:stage]) for stage in range(5)]
-    slowest = max(sum(times[a:b]) for a, b in pairwise(edges))
-    print(f"{counts}: the slowest stage takes {slowest:.1f}, the mean is {sum(times) / 4:.2f}")
+with on_gpu():
+    layers = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 1024)).to("cuda")
+    x = torch.randn(4096, 1024, device="cuda")
+    layers(x[:1])  # the first product takes cuBLAS's workspace
+    for name, keep in (("y", lambda y: y), ("the edge", get_gradient_edge)):
+        before = torch.cuda.memory_allocated()
+        waiting = [keep(layers(x)) for _ in range(2)]
+        size = torch.cuda.memory_allocated() - before
+        print(f"{name:8s} of two micro-batches: {size / 1e6:.1f} MB kept")
+        del waiting
 
 # %% [markdown]
-# ## 5 · The deepest that fits
-# **Difficulty** ●●●○○ · **14 minutes** · **Trains** choosing p and m for a card
+# ## 4 · A tensor-parallel MLP that trains
+# **Difficulty** ●●●●○ · **22 minutes** · **Trains** messages inside autograd
 #
-# A run, a card's bytes, and a batch of `sequences` that is cut into micro-batches of `run.micro_batch`. Which is the
-# *smallest* number of stages, out of 1, 2, 4, 8 and 16, with which every stage fits under 1F1B? Fewer stages wait
-# less. Return `None` if none does.
+# The lesson cuts an MLP by hand, but calls `.detach()` before the all-reduce: it cannot train. For that, Megatron-LM
+# has two small functions, f and g ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3). One sums over
+# all ranks in forward and lets the gradient pass. The other lets its input pass and sums the gradient in backward.
+# Write both as `autograd.Function`s ([torch's notes](https://docs.pytorch.org/docs/stable/notes/extending.html) show
+# how), and the MLP of one of t ranks with them.
 #
-# `check.stage_memory(run, "1F1B", p, m, stage)` is a stage's breakdown, `.total` its bytes.
+# - `x` (rows, h) is the same on every rank. `up` (4h/t, h), `up_bias` (4h/t) and `down` (h, 4h/t) are this rank's
+#   parts. `down_bias` (h) is whole, and every rank has it.
+# - `all_reduce(tensor)` puts the sum over all ranks into `tensor`, as `dist.all_reduce` does.
+# - The output is the whole MLP's, gelu(x·upᵀ + up_bias)·downᵀ + down_bias. The gradients are those of the whole MLP: of
+#   its parts for the three parts.
+#
+# There is one all-reduce forward and one backward, also with t = 1.
+
 
 # %%
-run = TrainingRun("gpt2-xl", micro_batch=2, seq_len=1024, precision="bf16-master")
-for stage in range(4):
-    print(f"stage {stage} of 4: {format_bytes(check.stage_memory(run, '1F1B', 4, 16, stage).total, 'GB', 1)}")
+class Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, all_reduce):
+        ### BEGIN SOLUTION Return x as it is.
+        ctx.all_reduce = all_reduce
+        return x.view_as(x)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ### BEGIN SOLUTION Return the sum of all ranks' gradients, and None.
+        gradient = gradient.clone()
+        ctx.all_reduce(gradient)
+        return gradient, None
+        ### END SOLUTION
 
 
 # %%
-def fewest_stages(run: TrainingRun, sequences: int, room: int) -> int | None:
-    """The smallest of 1, 2, 4, 8, 16 stages of which each needs at most `room` bytes under 1F1B; else None."""
-    ### BEGIN SOLUTION Return 1, 2, 4, 8, 16 or None.
-    m = sequences // run.micro_batch
-    for p in (1, 2, 4, 8, 16):
-        if all(check.stage_memory(run, "1F1B", p, m, stage).total <= room for stage in range(p)):
-            return p
-    return None
+class Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, part, all_reduce):
+        ### BEGIN SOLUTION Return the sum of all ranks' parts.
+        whole = part.clone()
+        all_reduce(whole)
+        return whole
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ### BEGIN SOLUTION Return the gradient of a part, and None.
+        return gradient, None
+        ### END SOLUTION
+
+
+# %%
+def parallel_mlp(x, up, up_bias, down, down_bias, all_reduce):
+    """The whole MLP's output, from this rank's parts."""
+    ### BEGIN SOLUTION Return the output, (rows, h).
+    hidden = F.gelu(F.linear(Shared.apply(x, all_reduce), up, up_bias))
+    return Summed.apply(F.linear(hidden, down), all_reduce) + down_bias
     ### END SOLUTION
 
 
 # %%
-check.fewest_stages(fewest_stages)
+check.parallel_mlp(parallel_mlp)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# How many micro-batches are there? `sequences // run.micro_batch`.
+# What does each rank have only a part of? Forward: after `down`, a part of a sum. Backward: each rank's `up` gives x a
+# gradient, and x's whole gradient is their sum. So where does each of the two functions go?
 #
 # </details>
-# <details><summary>Hint 2: every stage</summary>
+# <details><summary>Hint 2: what does not need a message</summary>
 #
-# The first stage keeps the most micro-batches, the last one has the head and the loss. Either may be the fullest: look
-# at all of them.
+# y = part₀ + part₁ + … What is the gradient of one part, if that of y is known? Every rank has it already. Summing it
+# once more makes it t times too large.
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 3: details</summary>
 #
-# Go through 1, 2, 4, 8, 16 in this order, and return the first p for which `all(... for stage in range(p))`. After the
-# loop: `None`.
+# `all_reduce` writes into its argument: give it a `.clone()`. `backward` returns a second value for the second argument
+# of forward: `None`. And where must `down_bias` be added, so that it is in the sum once and not t times?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# With twice the stages a stage has half of the states, but the first one keeps twice as many micro-batches of half the
-# layers: its activations do not shrink at all. Deeper pipelines cut states; activations are cut by smaller
-# micro-batches, recomputation, or tensor parallelism.
+# f and g are mirror images: where one sums, the other lets pass. Two all-reduces in forward and two in backward for
+# each block of attention and MLP are all the messages that tensor parallelism needs: the 4·s·b·h of the lesson. An
+# all-reduce that autograd differentiates as a sum would be wrong here, for it sums the gradient, too. What lies between
+# the matrices is 4h/t wide and falls with t. x and y are whole on every rank, whatever t is.
 
 # %% tags=["solution"]
-for p in (1, 2, 4, 8, 16):
-    first = check.stage_memory(run, "1F1B", p, 16, 0)
-    states = first.total - first["activations"]
-    print(f"p = {p:2d}: first stage's states {format_bytes(states, 'GB', 1)}, "
-          f"activations {format_bytes(first['activations'], 'GB', 1)}")  # fmt: skip
+with on_gpu():
+    h, x = 1024, torch.randn(4096, 1024, device="cuda", requires_grad=True)
+    F.linear(x[:1], x[:1])  # the first product takes cuBLAS's workspace
+    for t in (1, 2, 4, 8):
+        up, down = (
+            torch.randn(shape, device="cuda", requires_grad=True) for shape in ((4 * h // t, h), (h, 4 * h // t))
+        )
+        biases = torch.randn(4 * h // t, device="cuda"), torch.randn(h, device="cuda")
+        before = torch.cuda.memory_allocated()
+        y = parallel_mlp(x, up, biases[0], down, biases[1], lambda tensor: None)
+        kept = torch.cuda.memory_allocated() - before - y.nbytes
+        print(f"t = {t}: {kept / 1e6:6.1f} MB kept between x and y, {2 * 4096 * 4 * h * 4 / t / 1e6:.1f} expected")
+        del y

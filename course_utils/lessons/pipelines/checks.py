@@ -1,236 +1,191 @@
 """Checks of the exercises of lesson 11, "Model and pipeline parallelism": each names the misconception."""
 
-import math
-import operator
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, combinations, pairwise
-from typing import Any
+from types import NoneType
+from typing import Any, cast
 
-from course_utils.interactive.feedback import (
-    Mistakes,
-    by_name,
-    call,
-    entries,
-    exercise,
-    expect,
-    fail,
-    of_kind,
-    recognized,
-)
-from course_utils.run import TrainingRun
+import torch
+from torch.nn.functional import gelu, linear, mse_loss
 
-from .memory import blocks_of, stage_memory
-from .schedules import bubble, micro_batches_for, most_kept, simulate
+from course_utils.interactive.feedback import Mistakes, call, entries, exercise, expect, fail, of_kind, recognized
+from course_utils.lessons.shared.judging import Ran, forward_backward, same, seeded
+from course_utils.lessons.shared.on_ranks import found_on_ranks
 
-# -------------------------------------------------------------------------------------------------------- 11.1: enough
+from .check_ranks import SIZES, batch, of_whole, stages
+from .schedules import most_kept, simulate
 
-ENOUGH_CASES = ((4, 0.1), (8, 0.2), (2, 0.25), (4, 0.5), (16, 0.3), (1, 0.1), (3, 0.9))
-
-
-def _first(good: Callable[[int, int, float], bool]) -> Callable[[int, float], int]:
-    return lambda p, idle: next(m for m in range(1, 10_000) if good(p, m, idle))
-
-
-ENOUGH_MISTAKES: Mistakes = {
-    "You go one further. At most `idle` was asked for.": _first(lambda p, m, idle: bubble(p, m) < idle - 1e-12),
-    "Those are all columns, m + p − 1, of which m do the work. (Or do you divide by m alone?)":
-        _first(lambda p, m, idle: (p - 1) / m <= idle + 1e-12),
-    "p stages wait for p − 1 others: you count one too many.": _first(lambda p, m, idle: p / (m + p) <= idle + 1e-12),
-    "One too few: the bubble is still larger than `idle`.": lambda p, idle: max(1, micro_batches_for(p, idle) - 1),
-    "4·p is GPipe's rule of thumb. Which m does this `idle` need?": lambda p, idle: 4 * p,
-    "Micro-batches come whole, and at least one: round up.": lambda p, idle: (p - 1) * (1 / idle - 1),
-    "At least one micro-batch is needed, whatever the formula says.":
-        lambda p, idle: math.ceil(round((p - 1) * (1 / idle - 1), 9)),
-}  # fmt: skip
-
-
-@exercise("11.1", "The bubble turned round: as many micro-batches as it takes.")
-def enough(answer: Any) -> None:
-    """`answer(p, idle)` is the smallest m with (p − 1)/(m + p − 1) ≤ idle."""
-    got = [call(answer, p=p, idle=idle) for p, idle in ENOUGH_CASES]
-    otherwise = "Some m is off: is its bubble at most `idle`, and that of m − 1 larger?"
-    recognized(got, ENOUGH_CASES, micro_batches_for, ENOUGH_MISTAKES, otherwise)
-
-
-# ---------------------------------------------------------------------------------------------------------- 11.2: kept
+# ---------------------------------------------------------------------------------------------------------- 11.1: kept
 
 KEPT_CASES = ((4, 8, 0), (4, 8, 1), (4, 8, 3), (8, 3, 0), (8, 3, 6), (1, 5, 0), (6, 6, 2))
-
-GPIPE_MISTAKES: Mistakes = {
-    "GPipe takes none backward before all are forward, however many stages there are.": lambda p, m, stage: min(m, p),
-    "That is 1F1B. GPipe takes none backward before all are forward.": lambda p, m, stage: min(m, p - stage),
-    "One is missing: the last one's forward is done before the first one's backward.": lambda p, m, stage: m - 1,
-    "That is all stages together. One stage was asked for.": lambda p, m, stage: m * p,
+KEPT_MISTAKES: dict[str, Mistakes] = {
+    "GPipe": {
+        "GPipe takes none backward before all are forward, however many stages there are.": lambda p, m, _: min(m, p),
+        "That is 1F1B. GPipe takes none backward before all are forward.": lambda p, m, stage: min(m, p - stage),
+    },
+    "1F1B": {
+        "No stage keeps more micro-batches than there are: m may be small.": lambda p, m, stage: p - stage,
+        "That is the first stage. Those after it wait less for their first backward.": lambda p, m, _: min(m, p),
+        "Turned round: the first stage keeps the most, the last one a single one.": lambda p, m, at: min(m, at + 1),
+        "One too few: the one that the stage works on is kept, too.": lambda p, m, stage: min(m, p - stage - 1),
+        "That is GPipe. 1F1B goes backward as soon as it can.": lambda p, m, stage: m,
+    },
 }
-ONE_F_MISTAKES: Mistakes = {
-    "No stage keeps more micro-batches than there are: m may be small.": lambda p, m, stage: p - stage,
-    "That is the first stage. Those after it wait less for their first backward.": lambda p, m, stage: min(m, p),
-    "Turned round: the first stage keeps the most, the last one a single one.": lambda p, m, stage: min(m, stage + 1),
-    "One too few: the one that the stage works on is kept, too.": lambda p, m, stage: min(m, p - stage - 1),
-    "One too many. The last stage goes backward at once.": lambda p, m, stage: min(m, p - stage + 1),
-    "That is GPipe. 1F1B goes backward as soon as it can.": lambda p, m, stage: m,
-}  # fmt: skip
 
 
-@exercise("11.2", "GPipe keeps all; 1F1B as many as stages from here to the end.")
+@exercise("11.1", "GPipe keeps all; 1F1B as many as stages from here to the end.")
 def kept(answer: Any) -> None:
     """`answer(p, m, stage)` is a dictionary: GPipe and 1F1B, micro-batches kept at most."""
     returned = [call(answer, p=p, m=m, stage=stage, returns=Mapping) for p, m, stage in KEPT_CASES]
-    got = [entries(both, ("GPipe", "1F1B")) for both in returned]
-    for name, mistakes in (("GPipe", GPIPE_MISTAKES), ("1F1B", ONE_F_MISTAKES)):
+    got = [entries(both, tuple(KEPT_MISTAKES)) for both in returned]
+    for name, mistakes in KEPT_MISTAKES.items():
         otherwise = f"{name} is off somewhere. Draw it, pipeline_figure(simulate({name!r}, 4, 8)), and count in a row."
         recognized([both[name] for both in got], KEPT_CASES, partial(most_kept, name), mistakes, otherwise)
 
 
-# --------------------------------------------------------------------------------------------------------- 11.3: order
+# --------------------------------------------------------------------------------------------------------- 11.2: order
 
 ORDER_CASES = ((4, 6, 0), (4, 6, 1), (4, 6, 3), (4, 2, 0), (1, 3, 0), (3, 8, 1))
 
 
-@exercise("11.3", "The same order in which PyTorch's stages work.")
+@exercise("11.2", "The same order in which PyTorch's stages work.")
 def order(answer: Any) -> None:
     """`answer(p, m, stage)` is the list of a stage's works under 1F1B."""
     for p, m, stage in ORDER_CASES:
         got = list(call(answer, p=p, m=m, stage=stage, returns=(list, tuple)))
         right, where = simulate("1F1B", p, m).order(stage), f"Stage {stage} of {p}, {m} micro-batches"
         expect(all(isinstance(work, str) for work in got), "Return a list of words such as F0 and B0.")
-        expect(len(got) == len(set(got)), f"{where}: a work occurs twice.")
-        expect(set(got) == set(right), f"{where}: works are missing, or do not exist. Micro-batches are 0 to m − 1.")
+        off = f"{where}: works are missing, or occur twice, or do not exist. Micro-batches are 0 to m − 1."
+        expect(sorted(got) == sorted(right), off)
         if got != right:
-            _judge_order(got, right, m, stage)
+            _judge_order(got, right, m)
 
 
-def _judge_order(got: list[str], right: list[str], m: int, stage: int) -> None:
+def _judge_order(got: list[str], right: list[str], m: int) -> None:
     """Raise CheckFailed about a list that has the right words in another order."""
     ahead, mine = (next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got))
     early = [work for work in got if work[0] == "B" and got.index(work) < got.index(f"F{work[1:]}")]
     backwards, in_order = ([work for work in works if work[0] == "B"] for works in (got, right))
-    turned_round = mine == min(m, stage + 1) != ahead
     expect(not early, "A backward stands before its own forward.")
     expect(not mine == m != ahead, "All forwards come first: that is GPipe. How many may this stage keep?")
-    expect(not turned_round, "Turned round: the *first* stage goes forward most often at first.")
     expect(mine >= ahead, "Too few forwards at first: the stages after this one would wait for work.")
     expect(mine <= ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs.")
     expect(backwards == in_order, "Backwards come in the order of the micro-batches, as forwards do.")
     fail("The start is right. Then one backward and one forward alternate, until no forward is left.")
 
 
-# ----------------------------------------------------------------------------------------------------------- 11.4: cut
+# ----------------------------------------------------------------------------------------------------- 11.3: two_stages
 
-CUT_CASES: tuple[tuple[list[float], int], ...] = (
-    ([1, 1, 1, 1, 1, 1, 1, 1], 4), ([1, 1, 1, 1, 1, 1, 4], 3), ([5, 1, 1, 1, 1, 1, 1, 2], 3),
-    ([2, 3, 1, 4, 2, 2, 1, 3, 5, 1], 4), ([4, 1, 3], 3), ([3, 1, 2], 1), ([9, 1, 1, 1, 9, 1, 1, 1], 4),
-    ([1, 6, 3, 1, 2], 3),  # where the slowest stage is quickest, the stages are not as equal as they can be
-)  # fmt: skip
-
-
-def slowest(times: list[float], counts: list[int]) -> float:
-    return max(sum(times[a:b]) for a, b in pairwise(accumulate(counts, initial=0)))
+PROGRAM = "course_utils.lessons.pipelines.check_ranks"
+STARTS = "The check plays the other stage first; then two processes start, which takes about five seconds."
+SCALES: dict[str, Callable[[int, Sequence[int]], float]] = {
+    "Each micro-batch's loss counts as if it were the whole batch's: whose mean is it?": lambda rows, sizes: 1.0,
+    "Each micro-batch counts 1/m, also the smaller one: weigh them by their rows.": lambda rows, sizes: 1 / len(sizes),
+}
 
 
-def best_cut(times: list[float], p: int) -> list[int]:
-    """The cut whose slowest stage is quickest, by trying all."""
-    ways = ((0, *cuts, len(times)) for cuts in combinations(range(1, len(times)), p - 1))
-    return min(([b - a for a, b in pairwise(edges)] for edges in ways), key=lambda counts: slowest(times, counts))
+@exercise("11.3", "Two stages, one gradient: the whole model's, and no output that has been sent.", first=STARTS)
+def two_stages(answer: Any) -> None:
+    """`answer(layers, rank, data, send, receive)` does one step of one of two stages under 1F1B."""
+    for sizes in SIZES:
+        for rank in (1, 0):
+            _play(answer, rank, sizes)
+    off = max(found["off"] for found in found_on_ranks(PROGRAM, 2, "step", answer))
+    expect(off < 1e-4, "In one process all is right, but not on real ranks: do you keep anything outside?")
 
 
-def greedy_cut(times: list[float], p: int) -> list[int]:
-    """Fill each stage up to the mean; the last one gets the rest."""
-    mean, counts, start = sum(times) / p, [], 0
-    for stage in range(p - 1):
-        end = start + 1
-        while sum(times[start:end]) < mean and len(times) - end > p - stage - 1:
-            end += 1
-        counts.append(end - start)
-        start = end
-    return [*counts, len(times) - start]
+def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
+    """Be the other stage for one step, and judge the messages, the gradients, and what is kept meanwhile."""
+    mine, data, (messages, gradients) = stages()[rank], batch(sizes)[rank], of_whole(sizes)
+    sent, outputs, kept, late, taken = list[torch.Tensor](), list[Any](), [0], list[bool](), list[torch.Tensor]()
+    mine[-1].register_forward_hook(lambda _, __, y: outputs.append(weakref.ref(y.untyped_storage())))
+    mine[-1].register_forward_hook(lambda *_: kept.append(kept[-1] + 1))
+    first: Any = mine[0].weight
+    first.register_post_accumulate_grad_hook(lambda _: kept.append(kept[-1] - 1))
+    stage, m = f"Stage {rank}, micro-batches of {', '.join(map(str, sizes))} rows:", len(sizes)
+
+    def send(tensor: torch.Tensor) -> None:
+        expect(tensor is not None, f"{stage} you send None: x.grad, where x does not ask for its gradient?")
+        sent.append(of_kind(tensor, torch.Tensor, f"{stage} what you send is").detach().clone())
+
+    def receive(shape: Any) -> torch.Tensor:
+        late.append(any(y() is not None for y in outputs[:-1]))
+        expect(len(taken) < m, f"{stage} you wait for more messages than come. There is one for each micro-batch.")
+        waits = rank == 0 and len(sent) <= len(taken)
+        expect(not waits, f"{stage} you wait for a gradient before you send the output that it belongs to: for ever.")
+        taken.append(messages[rank][len(taken)].clone())
+        expect(tuple(shape) == taken[-1].shape, f"{stage} you wait for {tuple(shape)}, and another shape comes.")
+        return taken[-1].clone()
+
+    call(answer, mine, rank, data, send, receive, returns=(object, NoneType), finite=False)
+    expect(len(taken) == m, f"{stage} you leave messages of the other stage lying. There is one for each micro-batch.")
+    expect(len(sent) == m, f"{stage} you send {len(sent)} tensors. The other stage takes one for each micro-batch.")
+    found = [weight.grad for weight in mine.parameters()]
+    if not same(found, gradients[rank]):
+        for message, scale in SCALES.items() if rank == 1 else ():
+            expect(not same(found, _scaled(sizes, scale)), message)
+        fail(f"{stage} gradients are not the whole batch's. Does each micro-batch add its own, once?")
+    way = ("an output", "a gradient of the input")[rank]
+    expect(same(sent, messages[1 - rank]), f"{stage} what you send is not {way}, micro-batch by micro-batch.")
+    most, wanted = max(kept), min(m, 2 - rank)
+    expect(most <= wanted, f"{stage} it keeps {most} micro-batches at once. Under 1F1B it goes backward sooner.")
+    expect(most >= wanted, f"{stage} it waits after each micro-batch, and so does the other one: send one more first.")
+    expect(rank == 1 or not any(late), "Stage 0 still has outputs that it sent before its latest. Who holds y?")
 
 
-CUT_MISTAKES: Mistakes = {
-    "You cut into equal numbers of layers. They do not take equally long.":
-        lambda times, p: [len(blocks_of(len(times), p, stage)) for stage in range(p)],
-    "You fill one stage after the other up to the mean. What is left for the last one may be too much: compare whole "
-    "cuts.": greedy_cut,
-}  # fmt: skip
+def _scaled(sizes: Sequence[int], scale: Callable[[int, Sequence[int]], float]) -> list[torch.Tensor]:
+    """The last stage's gradients, with each micro-batch's mean loss times `scale`."""
+    last = stages()[1]
+    for x, target in zip(of_whole(sizes)[0][1], batch(sizes)[1], strict=True):
+        (mse_loss(last(x), target) * scale(len(target), sizes)).backward()
+    return [cast(torch.Tensor, weight.grad) for weight in last.parameters()]
 
 
-@exercise("11.4", "The slowest stage is as quick as it can be.")
-def cut(answer: Any) -> None:
-    """`answer(times, p)` is a list of p numbers of layers."""
-    got = [_counts(answer, times, p) for times, p in CUT_CASES]
-    slow = [slowest(times, counts) for counts, (times, _) in zip(got, CUT_CASES, strict=True)]
-    best = [slowest(times, best_cut(times, p)) for times, p in CUT_CASES]
-    off = [place for place, (mine, least) in enumerate(zip(slow, best, strict=True)) if mine > least + 1e-9]
-    if not off:
-        return
-    recognized(got, CUT_CASES, best_cut, CUT_MISTAKES, same=operator.eq)
-    times, p = CUT_CASES[off[0]]
-    fail(f"For {times} and p = {p} your slowest stage takes {slow[off[0]]:g}; another cut is quicker.")
+# --------------------------------------------------------------------------------------------------- 11.4: parallel_mlp
+
+MLP_CASES = ((2, 0, (5, 8)), (4, 2, (3, 8)), (2, 1, (1, 4)), (1, 0, (3, 4)))  # ranks, which one, and x's shape
 
 
-def _counts(answer: Any, times: list[float], p: int) -> list[int]:
-    given = call(answer, times=list(times), p=p, returns=(list, tuple))
-    got = [of_kind(n, int, "One of your numbers of layers is") for n in given]
-    total = sum(got)
-    expect(len(got) == p, f"You return {len(got)} numbers for {p} stages: one for each, how many layers it gets.")
-    expect(total == len(times), f"Your numbers add up to {total} of {len(times)} layers. Are they places, not numbers?")
-    expect(min(got) >= 1, "A stage gets no layer at all.")
-    return got
+@exercise("11.4", "One message forward, one backward, and every gradient is the whole model's.")
+def parallel_mlp(answer: Any) -> None:
+    """`answer(x, up, up_bias, down, down_bias, all_reduce)` is the whole MLP's output, computed by one rank of it."""
+    for t, rank, shape in MLP_CASES:
+        with seeded():
+            h = shape[-1]
+            x, up, up_bias = torch.randn(shape), torch.randn(4 * h, h), torch.randn(4 * h)
+            down, down_bias = torch.randn(h, 4 * h), torch.randn(h)
+        parts = list(zip(up.chunk(t), up_bias.chunk(t), down.chunk(t, dim=1), strict=True))
+        whole = forward_backward(_mlp, [x, up, up_bias, down, down_bias])
+        each, sums = [forward_backward(_mlp, [x, *part]) for part in parts], list[bool]()
+        wanted = [whole.gradients[0], *each[rank].gradients[1:], whole.gradients[4]]
+        all_reduce = partial(_all_reduce, each, rank, down_bias, sums)
+        run = lambda *given: call(answer, *given, all_reduce, returns=torch.Tensor)  # noqa: B023, E731
+        got, where = forward_backward(run, [x, *parts[rank], down_bias]), f"With {t} rank{'s' * (t > 1)},"
+        often = f"{where} you sum {sums.count(False)} × in forward and {sums.count(True)} × in backward."
+        expect(sorted(sums) == [False, True], f"{often} Where is there only a part?")
+        expect(same([got.output], [whole.output], 1e-4), f"{where} the output is not the whole MLP's.")
+        names = ("x", "up", "up_bias", "down", "down_bias")
+        off = [n for n, a, b in zip(names, got.gradients, wanted, strict=True) if not same([a], [b], 1e-4)]
+        expect(not off, f"{where} the output is right, and the gradient of {', '.join(off)} is not.")
 
 
-# ------------------------------------------------------------------------------------------------- 11.5: fewest_stages
-
-STAGES = (1, 2, 4, 8, 16)
-XL = TrainingRun("gpt2-xl", 2, 1024, "bf16-master")
-SMALL = TrainingRun("gpt2", 8, 1024, "bf16-master")
-FULL = max(stage_memory(XL, "1F1B", 4, 16, stage).total for stage in range(4))
-FEWEST_CASES = (
-    (XL, 32, 80 * 10**9), (XL, 32, 17 * 10**9), (XL, 32, 17_400_000_000), (XL, 32, 10**9), (SMALL, 64, 8_400_000_000),
-    (SMALL, 8, 3_000_000_000), (XL.replace(micro_batch=4), 32, 14_000_000_000), (XL, 32, FULL),
-)  # fmt: skip
+def _mlp(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any = None) -> torch.Tensor:
+    return linear(gelu(linear(x, up, up_bias)), down, down_bias)
 
 
-def _fewest(
-    fits: Callable[[list[int], int], bool], schedule: str = "1F1B", stages: tuple[int, ...] = STAGES, each: int = 0
-) -> Callable[[TrainingRun, int, int], int | None]:
-    """A function that returns the first of `stages` that fits; `each` sequences in a micro-batch, or the run's."""
-
-    def answer(run: TrainingRun, sequences: int, room: int) -> int | None:
-        m = sequences // (each or run.micro_batch)
-        cuts = [p for p in stages if p <= run.model.layers]
-        sizes = ((p, [stage_memory(run, schedule, p, m, stage).total for stage in range(p)]) for p in cuts)
-        return next((p for p, of_stages in sizes if fits(of_stages, room)), None)
-
-    return answer
-
-
-def _fullest_fits(sizes: list[int], room: int) -> bool:
-    return max(sizes) <= room
-
-
-fewest_right = _fewest(_fullest_fits)
-
-FEWEST_MISTAKES: Mistakes = {
-    "You look at the first stage alone. The last has the loss.": _fewest(lambda sizes, room: sizes[0] <= room),
-    "You count as if each stage kept what the last one keeps.": _fewest(lambda sizes, room: sizes[-1] <= room),
-    "You add up all stages. Each has a card of its own.": _fewest(lambda sizes, room: sum(sizes) <= room),
-    "You take the mean of the stages. One decides.": _fewest(lambda sizes, room: sum(sizes) <= room * len(sizes)),
-    "That is GPipe, which keeps all micro-batches. 1F1B was asked for.": _fewest(_fullest_fits, "GPipe"),
-    "You take the largest number that fits. Fewer stages wait less.": _fewest(_fullest_fits, stages=STAGES[::-1]),
-    "You count sequences. How many micro-batches are they?": _fewest(_fullest_fits, each=1),
-}  # fmt: skip
-
-
-@exercise("11.5", "As few stages as the card allows: no deeper than needed.")
-def fewest_stages(answer: Any) -> None:
-    """`answer(run, sequences, room)` is the smallest number of stages that fits, or None."""
-    names = ("run", "sequences", "room")
-    got = [call(answer, **by_name(names, case), returns=int | None) for case in FEWEST_CASES]
-    unknown = [p for p in got if p not in (None, *STAGES)]
-    expect(not unknown, f"{', '.join(map(str, unknown))}: not one of 1, 2, 4, 8, 16.")
-    if recognized(got, FEWEST_CASES, fewest_right, FEWEST_MISTAKES, same=operator.eq):
-        return
-    lost = any(mine is None and fewest_right(*case) for mine, case in zip(got, FEWEST_CASES, strict=True))
-    expect(not lost, "You find nothing where some number of stages fits: does every case reach its `return`?")
-    fail("Somewhere another number is right: every stage has to fit, and the first of 1, 2, 4, 8, 16 counts.")
+def _all_reduce(each: Sequence[Ran], rank: int, bias: torch.Tensor, sums: list[bool], tensor: Any) -> None:
+    """Be all other ranks in one sum, of parts of the output or of x's gradient."""
+    backward = torch._C._current_graph_task_id() != -1  # as long as autograd runs
+    parts = [cast(torch.Tensor, one.gradients[0]) if backward else one.output for one in each]
+    way = f"In {'backward' if backward else 'forward'} you sum"
+    of_kind(tensor, torch.Tensor, f"{way} what is")
+    expect(tensor.shape == parts[0].shape, f"{way} {tuple(tensor.shape)}. What has every rank only a part of?")
+    if not same([tensor], [parts[rank]], 1e-4):
+        expect(not backward, f"{way} another gradient than x's. What every rank has whole becomes t times too large.")
+        biased = same([tensor], [parts[rank] + bias], 1e-4)
+        expect(not biased, f"{way} the bias, too: t ranks add it t times.")
+        fail(f"{way} something else than this rank's part of the output.")
+    sums.append(backward)
+    with torch.no_grad():
+        tensor.copy_(torch.stack(parts).sum(0))

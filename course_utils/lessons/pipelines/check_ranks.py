@@ -1,0 +1,72 @@
+"""Two stages, and what a step of them should do; as a program that `checks` starts, a judge on two real ranks."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.nn import functional
+
+from course_utils.lessons.shared.judging import seeded
+from course_utils.lessons.shared.on_ranks import report_judged
+
+SIZES = ((3, 3, 3, 2), (4,), (1, 1, 1), (2, 5))  # rows of each micro-batch
+NAMES = {
+    "torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "dist": dist, "deque": deque,
+    "get_gradient_edge": get_gradient_edge,
+}  # fmt: skip
+
+
+def stages() -> list[nn.Sequential]:
+    """The first and the last stage: the same weights each time. What is between them is the widest."""
+    with seeded(11):
+        first = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 32))
+        return [first, nn.Sequential(nn.Linear(32, 8), nn.Tanh(), nn.Linear(8, 3))]
+
+
+def batch(sizes: Sequence[int]) -> list[list[torch.Tensor]]:
+    """Inputs and targets of a whole batch, as micro-batches of these sizes."""
+    with seeded(sum(sizes)):
+        whole = torch.randn(sum(sizes), 4), 2 + torch.randn(sum(sizes), 3)
+    return [list(tensor.split(list(sizes))) for tensor in whole]
+
+
+def of_whole(sizes: Sequence[int]) -> tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]:
+    """What each stage gets from the other, and its gradients, if both go through the whole batch at once."""
+    (first, last), (x, target) = stages(), batch(sizes)
+    between = first(torch.cat(x))
+    between.retain_grad()
+    functional.mse_loss(last(between), torch.cat(target)).backward()
+    messages = [list(tensor.detach().split(list(sizes))) for tensor in (between.grad, between)]
+    return messages, [[cast(torch.Tensor, weight.grad) for weight in stage.parameters()] for stage in (first, last)]
+
+
+def difference(step: Any) -> dict[str, float]:
+    """How far this rank's gradients are from those of the whole batch, at most, over all `SIZES`."""
+    rank, off, works = dist.get_rank(), 0.0, list[Any]()
+
+    def send(tensor: torch.Tensor) -> None:
+        copied = tensor.detach().clone()
+        works.append((copied, dist.isend(copied, 1 - rank)))  # keeps the copy until it has been sent
+
+    def receive(shape: Any) -> torch.Tensor:
+        arrived = torch.empty(shape)
+        dist.recv(arrived, 1 - rank)
+        return arrived
+
+    for sizes in SIZES:
+        mine, data = stages()[rank], batch(sizes)[rank]
+        step(mine, rank, data, send, receive)
+        for weight, right in zip(mine.parameters(), of_whole(sizes)[1][rank], strict=True):
+            found = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            off = max(off, (found - right).abs().max().item())
+    for _, work in works:
+        work.wait()
+    return {"off": off}
+
+
+if __name__ == "__main__":
+    report_judged({"step": difference}, NAMES)
