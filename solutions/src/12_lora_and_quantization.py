@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 70
+#     minutes: 68
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,216 +11,310 @@
 # %% [markdown]
 # # Exercises 12 · LoRA and quantization
 #
-# **70 minutes** for all six; each one says its own. You should know what [lesson
+# **68 minutes** for all four; each one says its own. You should know what [lesson
 # 12](../notebooks/12_lora_and_quantization.ipynb) shows. No GPU is needed.
 #
-# Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
-# off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at
-# the first check that is unsolved.)
+# Each exercise asks for a class or a function. Write it, run the cell, then run the check below it. A check tells you
+# what is off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells”
+# stops at the first check that is unsolved.)
 
 # %%
 from statistics import NormalDist
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from course_utils import TrainingRun, estimate, format_bytes, gpu
+from course_utils import on_gpu
 from course_utils.lessons.lora import checks as check
 
 # %% [markdown]
-# ## 1 · What learns
-# **Difficulty** ●○○○○ · **5 minutes** · **Trains** counting LoRA's numbers from shapes
+# ## 1 · A layer that merges
+# **Difficulty** ●●●○○ · **20 minutes** · **Trains** LoRA as you would use it: trained, merged, taken out again
 #
-# `shapes` lists the matrices that get an adapter, each as (n_out, n_in). How many numbers do the factors of rank `r`
-# have, all matrices together?
+# The lesson's layer only adds. A useful one drops out some of the adapter's input, and merges: `merge()` puts the
+# adapter into W, `unmerge()` takes it out again. This much is given (A and B are fp32, on the CPU):
 
 
 # %%
-def adapter(shapes: list[tuple[int, int]], r: int) -> int:
-    """Numbers in LoRA's factors of rank r beside matrices of these shapes (n_out, n_in)."""
-    ### BEGIN SOLUTION Return a whole number.
-    return sum(r * (n_out + n_in) for n_out, n_in in shapes)
-    ### END SOLUTION
+class Adapter(nn.Module):
+    def __init__(self, base: nn.Linear, r: int, alpha: float, dropout: float = 0.0):
+        super().__init__()
+        self.base, self.scale, self.merged = base.requires_grad_(False), alpha / r, False
+        self.A = nn.Parameter(torch.randn(r, base.in_features) / base.in_features**0.5)
+        self.B = nn.Parameter(torch.zeros(base.out_features, r))
+        self.dropout = nn.Dropout(dropout)
+
+
+# %% [markdown]
+# Write the rest, in two cells.
+#
+# - `forward`: the base layer, plus B·A times the scale. Dropout acts on the adapter's input alone. A merged layer
+#   computes the base alone, of all of x, in training mode too. Beyond W itself, nothing of its size may be kept for
+#   backward: only the input, what dropout needs, and x·Aᵀ.
+# - `merge` adds scale·B·A to W in place, whatever dropout is. It keeps no copy of W, and no graph. It leaves `training`
+#   as it is. A second `merge()` changes nothing.
+# - `unmerge` gives W back, up to rounding. A second `unmerge()` changes nothing.
+#
+# The check tries inputs of two and three dimensions, with dropout and without, and traces what is kept.
 
 
 # %%
-check.adapter(adapter)
+class TwoPaths(Adapter):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x·Wᵀ + bias, plus the adapter's part unless it is merged."""
+        ### BEGIN SOLUTION Return the output.
+        y = self.base(x)
+        if self.merged:
+            return y
+        return y + self.scale * (self.dropout(x) @ self.A.T) @ self.B.T
+        ### END SOLUTION
+
+
+# %%
+class LoraLinear(TwoPaths):
+    def merge(self) -> None:
+        """Add the adapter to W, in place."""
+        ### BEGIN SOLUTION Change the numbers of W.
+        with torch.no_grad():
+            if not self.merged:
+                self.base.weight.add_(self.B @ self.A, alpha=self.scale)
+        self.merged = True
+        ### END SOLUTION
+
+    def unmerge(self) -> None:
+        """Take the adapter out of W, in place."""
+        ### BEGIN SOLUTION Change the numbers of W back.
+        with torch.no_grad():
+            if self.merged:
+                self.base.weight.sub_(self.B @ self.A, alpha=self.scale)
+        self.merged = False
+        ### END SOLUTION
+
+
+# %%
+check.lora_linear(LoraLinear)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# One matrix first. ΔW = B·A has the shape (n_out, n_in).
+# Take the lesson's forward. Where does `self.dropout` go, so that the base layer still sees all of x? Which of the two
+# products with A and B comes first, so that nothing of W's size is made?
 #
 # </details>
-# <details><summary>Hint 2: the shapes of the factors</summary>
+# <details><summary>Hint 2: in place, without a graph</summary>
 #
-# B has n_out rows and r columns. A has r rows and n_in columns.
+# `tensor.add_(other, alpha=…)` adds a multiple of `other` in place. A and B require gradients, so whatever you compute
+# from them has a graph. The decorator `@torch.no_grad()` on a method prevents that.
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 3: twice</summary>
 #
-# Add the cells of B and of A. Then sum over the list.
+# `self.merged` says where the adapter is. Look at it before you change W, set it after, and let `forward` ask it, too.
+# To take the adapter out you need no old W: A and B are still there.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The count grows with the *sum* of a matrix's sides, the matrix with their product. So the larger the model, the
-# smaller the share that a given rank trains.
-
-# %% [markdown]
-# ## 2 · Merge
-# **Difficulty** ●●○○○ · **8 minutes** · **Trains** what a trained adapter is worth: one matrix
-#
-# A layer computes x·Wᵀ + (x·Aᵀ)·Bᵀ·alpha/r with A of shape (r, n_in) and B of shape (n_out, r). Return the one matrix
-# that does the same. Leave W itself as it is: somebody may want to switch the adapter off again.
-
-
-# %%
-def merge(W: torch.Tensor, A: torch.Tensor, B: torch.Tensor, alpha: float) -> torch.Tensor:
-    """The weight (n_out, n_in) that does what W with the factors A and B does."""
-    ### BEGIN SOLUTION Return a new tensor of W's shape.
-    r = A.shape[0]
-    return W + B @ A * (alpha / r)
-    ### END SOLUTION
-
-
-# %%
-check.merge(merge)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# (x·Aᵀ)·Bᵀ = x·(Aᵀ·Bᵀ). What is Aᵀ·Bᵀ, written as the transpose of one product?
-#
-# </details>
-# <details><summary>Hint 2: the rank</summary>
-#
-# r is not handed over, but one of the tensors shows it.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# (B·A)ᵀ = Aᵀ·Bᵀ. Multiply by alpha/r, add W, and make a new tensor: no `+=`.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Matrix products are associative: that is all of LoRA's promise of no cost at inference. Merging into a *quantized* W
-# is another matter: the sum has to be rounded again, and a small difference may vanish in it.
-
-# %% [markdown]
-# ## 3 · QLoRA's account
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** bits, blocks and who has which copy
-#
-# `N` parameters are frozen in `bits` bits, with one fp32 scale for every `block` of them (`block` divides `N`).
-# `learning` parameters of LoRA are 16-bit, their gradients too; Adam's two moments are fp32; there are no master
-# weights. Return a dictionary of bytes with the keys `frozen` (codes and scales), `adapters`, `gradients`, `states`.
-
-
-# %%
-def account(N: int, learning: int, bits: int, block: int) -> dict[str, float]:
-    """Bytes of a QLoRA training that stay from step to step, by kind."""
-    ### BEGIN SOLUTION Return a dictionary with the keys frozen, adapters, gradients and states.
-    return {
-        "frozen": N * bits / 8 + 4 * N / block,
-        "adapters": 2 * learning,
-        "gradients": 2 * learning,
-        "states": 8 * learning,
-    }
-    ### END SOLUTION
-
-
-# %%
-check.account(account)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Go line by line: how many numbers are there of it, and how many bytes does each take?
-#
-# </details>
-# <details><summary>Hint 2: scales</summary>
-#
-# N/block blocks, a 4-byte scale for each. A code takes bits/8 bytes.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# What is frozen has neither gradient nor state. So the last three lines have `learning` in them and no `N`.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# 12 bytes for each number that learns, half a byte and a bit for each that does not. With half a percent learning, the
-# account is nearly all frozen weights. What is missing in it is what this course is about: activations, and the moment
-# in which a matrix is 16-bit again.
+# Matrix products are associative, so the same three matrices cost little in either use. In training, x·Aᵀ comes first
+# and everything that is kept is thin. When training is over, B·A is one matrix, and it costs nothing more at inference.
+# A copy of W would make `unmerge` exact, at the price of all that LoRA has saved. Merging into a *quantized* W is
+# another matter: the sum has to be rounded again, and a small difference may vanish in it.
 
 # %% tags=["solution"]
-for kind, size in account(6_476_005_376, 39_976_960, 4, 64).items():
-    print(f"{kind:10s} {format_bytes(round(size), 'GB', 2)}")
+layer = LoraLinear(nn.Linear(512, 512), r=8, alpha=16)
+nn.init.normal_(layer.B)
+x, old = torch.randn(4, 512), layer.base.weight.clone()
+apart = layer(x)
+layer.merge()
+print(f"merged: {(layer(x) - apart).abs().max():.3f} from the two paths")
+layer.unmerge()
+print(f"unmerged: {(layer.base.weight - old).abs().max():.3f} from the old W")
+adapter = {name: weight for name, weight in layer.state_dict().items() if name in "AB"}
+print(f"to save: {sum(weight.nbytes for weight in adapter.values()):,} bytes, W has {old.nbytes:,}")
 
 # %% [markdown]
-# ## 4 · Quantize
-# **Difficulty** ●●●○○ · **15 minutes** · **Trains** absmax in blocks, without its traps
+# ## 2 · Two to a byte
+# **Difficulty** ●●●○○ · **23 minutes** · **Trains** 4-bit storage, without its traps
 #
-# Quantize `values`, a tensor of one dimension, by absmax in blocks of `block` neighbors. Return two tensors:
+# No tensor has a type of 4 bits. Write a class that stores values in them: absmax, codes from −7 to 7, two codes to a
+# byte. `block` neighbors of the flattened tensor share a scale: their largest magnitude over 7.
 #
-# - the codes, as `torch.int8`, one row per block: whole numbers from −(2^(bits−1) − 1) to 2^(bits−1) − 1;
-# - the scales, in fp32, one per block: what a code has to be multiplied by.
+# - `Packed(values, block)` takes an fp32 tensor of any shape, transposed or not. What it holds afterwards, in tensors,
+#   is half a byte for each number (an odd last one has a byte) and an fp32 scale for each block, to the byte.
+# - `unpack()` returns the values as fp32 in their old shape, each at most half a scale off, as often as it is called.
 #
-# code · scale should be the value, give or take half a scale. A block may be all zeros. Its codes are zeros, and you
-# must not divide 0 by 0 on the way: that is not a number, and each processor makes another integer of it. Leave
-# `values` as it is.
+# The last block may be shorter than the others. A block may be tiny (10⁻⁷), or all zeros: never divide 0 by 0. That is
+# NaN, and which integer NaN becomes depends on the processor. (The lesson's layers do not guard against it.) Which code
+# has the higher half of a byte is up to you. Of use may be:
+
+# %%
+codes = torch.tensor([3, -5], dtype=torch.int8)
+print("the lower four bits:", (codes & 15).tolist(), "and 16 times as much:", (codes * 16).tolist())
+print("the same bytes, unsigned:", codes.view(torch.uint8).tolist(), "shifted by four:", (codes >> 4).tolist())
+print("filled up:", F.pad(codes, (0, 2)).tolist())
 
 
 # %%
-def quantize(values: torch.Tensor, bits: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes (blocks, block) in int8 and a scale for each block, such that codes · scales is nearly `values`."""
-    ### BEGIN SOLUTION Return the codes and the scales.
-    rows = values.view(-1, block)
-    scales = rows.abs().amax(dim=1) / (2 ** (bits - 1) - 1)
-    codes = (rows / scales.clamp_min(1e-30).unsqueeze(1)).round()
-    return codes.to(torch.int8), scales
-    ### END SOLUTION
+class Packed:
+    def __init__(self, values: torch.Tensor, block: int):
+        ### BEGIN SOLUTION Keep a byte for each two codes, the scales, and what shape they had.
+        self.shape, self.block, count = values.shape, block, values.numel()
+        rows = F.pad(values.flatten(), (0, -count % block)).view(-1, block)
+        self.scales = rows.abs().amax(dim=1, keepdim=True) / 7
+        codes = (rows / self.scales.clamp_min(1e-30)).round().to(torch.int8).flatten()[:count]
+        first, second = F.pad(codes, (0, count % 2)).view(-1, 2).unbind(dim=1)
+        self.packed = first * 16 | second & 15
+        ### END SOLUTION
+
+    def unpack(self) -> torch.Tensor:
+        """The values, rounded to their codes."""
+        ### BEGIN SOLUTION Return a tensor of the old shape.
+        count = self.shape.numel()
+        codes = torch.stack([self.packed >> 4, self.packed << 4 >> 4], dim=1).flatten()[:count]
+        rows = F.pad(codes, (0, -count % self.block)).view(-1, self.block)
+        return (rows * self.scales).flatten()[:count].view(self.shape)
+        ### END SOLUTION
 
 
 # %%
-check.quantize(quantize)
+check.packed(Packed)
 
 # %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
+# <details><summary>Hint 1: blocks</summary>
 #
-# `values.view(-1, block)` has a row for each block, and `.amax(dim=1)` takes the largest of each row.
-#
-# </details>
-# <details><summary>Hint 2: the scale</summary>
-#
-# The largest *magnitude* of a block has to get the largest code. So the scale is one over the other.
+# Fill the flat values up to whole blocks, `.view(-1, block)`, and take the largest magnitude of each row. `-count %
+# block` is how many are missing. Cut the codes to `count` again before you pack them.
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 2: one byte</summary>
 #
-# `scales.unsqueeze(1)` makes a column of it. Divide, `.round()`, `.to(torch.int8)`. Before you divide, keep zeros out
-# of the scales: `clamp_min`.
+# Make `int8` codes first, by rounding. Fill up to an even number, view as pairs. One code of a pair moves up by four
+# bits, the other loses its upper four: those of a negative number are all ones.
+#
+# </details>
+# <details><summary>Hint 3: the sign</summary>
+#
+# Four bits say 0 to 15, and 11 was −5. Subtract 16 from what is above 7, or store code + 8, which has no sign, as the
+# lesson's bytes have none. Or let the processor do it: on `int8`, `>>` fills up with the sign. So move the four bits to
+# the upper half first, then down. `clamp_min` keeps zeros out of what you divide by: which number is small enough?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Five lines, and each trap in them has been in somebody's release: the largest value for the largest magnitude, 2^bits
-# for half of it, truncation by `.to(torch.int8)` without rounding, and 0/0 in a block of zeros.
+# Each of these traps has been in somebody's release: the largest number for the largest magnitude, truncation without
+# rounding, a lost sign, 0/0 in a block of zeros. And a slice of a larger tensor keeps all of its bytes. The scales cost
+# 32/block bits per number: with blocks of 64 half a bit, with blocks of 8 as much as the codes themselves.
+
+# %% tags=["solution"]
+torch.manual_seed(0)
+values = torch.randn(1000, 1001)
+for block in (8, 64, 1024):
+    small = Packed(values, block)
+    bits, off = 8 * (small.packed.nbytes + small.scales.nbytes) / values.numel(), (small.unpack() - values).square()
+    print(f"blocks of {block:5,}: {bits:.2f} bits per number, error {100 * off.mean().sqrt():.0f} % of the spread")
 
 # %% [markdown]
-# ## 5 · NormalFloat for any number of bits
-# **Difficulty** ●●●●○ · **17 minutes** · **Trains** reading a recipe, and making it general
+# ## 3 · A product that keeps four bits
+# **Difficulty** ●●●●○ · **15 minutes** · **Trains** deciding what is kept, by an `autograd.Function`
+#
+# Four bits in storage are worth little if autograd keeps the unpacked W until backward:
+
+# %%
+stored = check.FourBits(torch.randn(256, 512))  # a matrix in NF4; unpack() makes it in fp32
+y = torch.randn(8, 512, requires_grad=True) @ stored.unpack().T
+print(f"kept: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: {256 * 512 // 2:,} and the scales")
+
+# %% [markdown]
+# `checkpoint` is one cure, but it holds on to x. The lesson's count did not see that, for x was there anyway. Write
+# `product(x, packed, bias)`, which returns x·Wᵀ + bias. For backward it keeps neither x nor the unpacked W, only
+# `packed`. Forward and backward call `packed.unpack()` once each.
+#
+# - x has two or three dimensions, its last one is W's second; W is (n_out, n_in).
+# - x may be fp32 or bf16, and the output has its type. `unpack()` returns fp32.
+# - bias is a vector of x's type, or `None`. It is frozen, as W is: only x gets a gradient.
+#
+# Write the class with a static `forward` and `backward`, then the function that applies it: [torch's
+# notes](https://docs.pytorch.org/docs/stable/notes/extending.html) show how. What is no tensor may be stored on `ctx`.
+
+
+# %%
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, packed, bias):
+        ### BEGIN SOLUTION Return x·Wᵀ + bias.
+        ctx.packed = packed
+        return F.linear(x, packed.unpack().to(x.dtype), bias)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ### BEGIN SOLUTION Return one gradient for each argument of forward.
+        return gradient @ ctx.packed.unpack().to(gradient.dtype), None, None
+        ### END SOLUTION
+
+
+# %%
+def product(x: torch.Tensor, packed, bias: torch.Tensor | None) -> torch.Tensor:
+    """x·Wᵀ + bias, W from its four bits, with nothing kept for backward."""
+    ### BEGIN SOLUTION Return the output.
+    return Product.apply(x, packed, bias)
+    ### END SOLUTION
+
+
+# %%
+check.product(product)
+
+# %% [markdown]
+# <details><summary>Hint 1: what backward needs</summary>
+#
+# Which gradients are asked for? Only that of x. It is made of the output's gradient and of W. So what does forward have
+# to remember?
+#
+# </details>
+# <details><summary>Hint 2: remember the small one</summary>
+#
+# Put `packed` on `ctx`, not what `unpack()` returned. Backward unpacks once more.
+#
+# </details>
+# <details><summary>Hint 3: shapes and types</summary>
+#
+# The output's gradient is (…, n_out), x's is (…, n_in), W is (n_out, n_in): no transpose is needed. Bring W to the type
+# of what it is multiplied by. Backward returns as many values as forward takes after `ctx`, and `None` for what gets no
+# gradient.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# That is what bitsandbytes does for QLoRA: the weight is unpacked for a moment, in forward and again in backward. The
+# price is a little time, and one unpacked matrix at a time. LoRA's factors stay outside of this function and learn as
+# always; they are what keeps x, once. A frozen layer without an adapter keeps nothing at all.
+
+# %% tags=["solution"]
+with on_gpu():
+    packed = Packed(torch.randn(4096, 4096, device="cuda"), 64)
+    x = torch.randn(512, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    F.linear(x[:1], x[:1])  # the first product takes cuBLAS's workspace
+    plain = lambda x: F.linear(x, packed.unpack().to(x.dtype))  # noqa: E731
+    for name, run in (("plain", plain), ("product", lambda x: product(x, packed, None))):
+        before = torch.cuda.memory_allocated()
+        y = run(x)
+        print(f"{name:8s} keeps {(torch.cuda.memory_allocated() - before - y.nbytes) / 1e6:.1f} MB for backward")
+        del y
+
+# %% [markdown]
+# ## 4 · NormalFloat for any number of bits
+# **Difficulty** ●●○○○ · **10 minutes** · **Trains** reading a recipe, and making it general
 #
 # NF4 has eight probabilities from δ to ½ and nine from ½ to 1 − δ, evenly spaced in each half, with the ½ shared; its
-# values are the normal distribution's quantiles there, over the largest. δ is the mean of 1/32 and 1/30: half a step
-# from the end with 16 values, and with 15.
+# values are the normal distribution's quantiles there, divided by the largest. δ is the mean of 1/32 and 1/30: half a
+# step from the end with 16 values, and with 15.
 #
-# Write it for any number of bits: 2^bits values, rising, from −1 to 1, zero among them.
+# Write it for any number of bits from two on: 2^bits values, rising, from −1 to 1, zero among them.
+# `torch.special.ndtri` (of a tensor) and `NormalDist().inv_cdf` (of a number) make a quantile of a probability.
 
 
 # %%
@@ -266,61 +360,3 @@ check.normal_float(normal_float)
 # %% tags=["solution"]
 for bits in (2, 3):
     print(bits, "bits:", " ".join(f"{round(value, 3) + 0:.3f}" for value in normal_float(bits)))
-
-# %% [markdown]
-# ## 6 · The best that fits
-# **Difficulty** ●●●○○ · **15 minutes** · **Trains** deciding under a limit, in the right order
-#
-# You are to fine-tune with LoRA on a given card. Choose how many bits the frozen weights keep (one of `BITS`) and the
-# rank (one of `RANKS`), such that the estimated peak fits the card. More bits come first, as the model is in them;
-# among choices with the same bits the highest rank wins. Return the pair (bits, rank), or `None` if nothing fits.
-
-# %%
-BITS, RANKS = check.BITS, check.RANKS
-run = TrainingRun("llama3-8b", 1, 2048, "bf16", recompute="full", lora_rank=8, lora_targets=("attention", "mlp"))
-print(BITS, RANKS)
-peak, room = estimate(run.replace(frozen_bits=4)).total, gpu("L4-24GB").memory
-print(f"{format_bytes(peak, 'GB', 1)} of {format_bytes(room, 'GB', 1)}")
-
-
-# %%
-def best(run: TrainingRun, card: str) -> tuple[int, int] | None:
-    """The bits and the rank for `run` that fit the card: the most bits, then the highest rank; None if none fit."""
-    ### BEGIN SOLUTION Return a pair (bits, rank), or None.
-    for bits in BITS:
-        for rank in RANKS:
-            if estimate(run.replace(frozen_bits=bits, lora_rank=rank)).total <= gpu(card).memory:
-                return bits, rank
-    return None
-    ### END SOLUTION
-
-
-# %%
-check.best(best)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# `run.replace(frozen_bits=bits, lora_rank=rank)` is another run; `estimate(...).total` and `gpu(card).memory` are
-# bytes.
-#
-# </details>
-# <details><summary>Hint 2: the order</summary>
-#
-# Both lists come best first. Which of the two loops has to be the outer one?
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Bits outside, ranks inside, and return at the first pair that fits. After both loops, `return None`.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Rank is cheap: from 2 to 64 it costs less than one step down in bits saves. So the order of the loops decides only at
-# the edge, but there it decides between a 16-bit model and an 8-bit one.
-
-# %% tags=["solution"]
-for card in ("A100-80GB", "RTX4090-24GB", "RTX4080-16GB"):
-    print(f"{card:13s} {best(run, card)}")

@@ -1,168 +1,167 @@
 """Checks of the exercises of lesson 12, "LoRA and quantization": each names the misconception, never the answer."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import product
 from numbers import Real
-from operator import eq
-from statistics import NormalDist
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.functional import dropout, linear, pad
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from course_utils.estimating import estimate
-from course_utils.gpus import gpu
-from course_utils.interactive.feedback import (
-    Mistakes,
-    alike,
-    by_name,
-    call,
-    entries,
-    exercise,
-    expect,
-    fail,
-    of_kind,
-    recognized,
-    unit_slip,
-)
-from course_utils.run import TrainingRun
+from course_utils.interactive.feedback import Mistakes, call, call_for_effect, exercise, expect, of_kind, recognized
+from course_utils.lessons.shared.judging import forward_backward, held_after, same, seeded
+from course_utils.networks.frozen import FrozenLinear, nf4_pairs
 
-# ------------------------------------------------------------------------------------------------------- 12.1: adapter
+# ---------------------------------------------------------------------------------------------------- 12.1: lora_linear
 
-LLAMA_BLOCK = [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096)]
-ADAPTER_CASES = ((LLAMA_BLOCK, 16), ([(768, 768)], 4), ([(3072, 768), (768, 3072)], 64), ([(48, 64)], 1), ([], 8))
-
-Shapes = Sequence[tuple[int, int]]
+N_IN, N_OUT, RANK, ALPHA = 64, 48, 3, 4.5
+SLACK = 4 * (2 * RANK * (N_IN + N_OUT) + N_IN)  # bytes of factors that are scaled or copied: far less than W
 
 
-def _summed(one: Callable[[int, int, int], float]) -> Callable[[Shapes, int], float]:
-    return lambda shapes, r: sum(one(n_out, n_in, r) for n_out, n_in in shapes)
+def _thin(x: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    return ALPHA / RANK * (x @ A.T) @ B.T
 
 
-ADAPTER_MISTAKES: Mistakes = {
-    "Those are the frozen matrices. LoRA's factors are thin.": _summed(lambda n_out, n_in, r: n_out * n_in),
-    "That is A alone. B learns as well.": _summed(lambda n_out, n_in, r: r * n_in),
-    "That is B alone. A learns as well.": _summed(lambda n_out, n_in, r: r * n_out),
-    "You count W, too. It is frozen.": _summed(lambda n_out, n_in, r: n_out * n_in + r * (n_out + n_in)),
-    "Both factors as wide as the input: B is as long as the output.": _summed(lambda n_out, n_in, r: 2 * r * n_in),
-    "There is no r × r matrix between A and B.": _summed(lambda n_out, n_in, r: r * (n_out + n_in) + r * r),
-    "That is rank 1, whatever r is.": _summed(lambda n_out, n_in, r: n_out + n_in),
-    "r counts twice: each factor has r lines, no more.": _summed(lambda n_out, n_in, r: r * r * (n_out + n_in)),
+def _lora_right(x: torch.Tensor, W: Any, bias: Any, A: Any, B: Any, p: float = 0.0) -> torch.Tensor:
+    return linear(x, W, bias) + _thin(dropout(x, p), A, B)
+
+
+LORA_MISTAKES: Mistakes = {
+    "The adapter is missing: that is the frozen layer alone.": lambda x, W, b, A, B: linear(x, W, b),
+    "The frozen layer is missing: that is the adapter alone.": lambda x, W, b, A, B: _thin(x, A, B),
+    "The frozen layer's bias is missing.": lambda x, W, b, A, B: _lora_right(x, W, None, A, B),
+    "You leave out the scale, alpha/r.": lambda x, W, b, A, B: linear(x, W, b) + x @ A.T @ B.T,
+    "You scale the frozen layer, too.": lambda x, W, b, A, B: ALPHA / RANK * linear(x, W, b) + _thin(x, A, B),
+    "You take the adapter away. It is added.": lambda x, W, b, A, B: linear(x, W, b) - _thin(x, A, B),
 }
+MASKED_MISTAKES: Mistakes = {
+    "In training mode nothing is dropped.": _lora_right,
+    "The frozen layer's input loses numbers, too. Dropout is for the adapter's alone.": lambda x, *weights:
+        _lora_right(dropout(x, 0.5), *weights),
+    "You drop from x·Aᵀ. Dropout comes before A.": lambda x, W, b, A, B:
+        linear(x, W, b) + ALPHA / RANK * dropout(x @ A.T, 0.5) @ B.T,
+}  # fmt: skip
 
 
-@exercise("12.1", "Two thin factors for each matrix: r·(n_out + n_in).")
-def adapter(answer: Any) -> None:
-    """`answer(shapes, r)` is how many numbers LoRA adds to matrices of these (n_out, n_in)."""
-    got = [call(answer, shapes=list(shapes), r=r) for shapes, r in ADAPTER_CASES]
-    right = _summed(lambda n_out, n_in, r: r * (n_out + n_in))
-    if not recognized(got, ADAPTER_CASES, right, ADAPTER_MISTAKES, same=partial(alike, tolerance=1e-9)):
-        expect(got[-1] == 0, "Without any matrix there is nothing to learn.")
-        fail("Some count is off. Draw W, B and A for one matrix of 3 × 5 and r = 2, and count the cells of B and A.")
+@exercise("12.1", "It trains thin factors alone, and becomes one matrix and two again, without a copy of W.")
+def lora_linear(answer: Any) -> None:
+    """`answer(base, r, alpha, dropout)` is a layer with `merge` and `unmerge` that keeps nothing of W's size."""
+    expect(not isinstance(answer, nn.Module), "Give the class, not a layer: its name, without parentheses.")
+    for rows, p in (((10,), 0.0), ((3, 4), 0.5), ((1,), 0.0)):
+        with seeded():
+            base = nn.Linear(N_IN, N_OUT)
+            layer = call(answer, base, RANK, ALPHA, p, returns=nn.Module)
+            x, learned = torch.randn(*rows, N_IN), torch.randn(N_OUT, RANK)
+        lacks = [name for name in ("base", "A", "B", "merge", "unmerge") if not hasattr(layer, name)]
+        expect(not lacks, f"Your layer has no {' and no '.join(lacks)}: keep the names that were given.")
+        expect(layer.base is base, "Your layer computes with another layer than the one that it was given.")
+        at_first = same([call(layer.eval(), x, returns=torch.Tensor)], [base(x)])
+        expect(at_first, "B is zero at first, and yet the new layer's output is not the old one's.")
+        layer.B.data.copy_(learned)
+        _expect_trains(layer, x, p)
+        _expect_merges(layer, x)
 
 
-# --------------------------------------------------------------------------------------------------------- 12.2: merge
+def _expect_trains(layer: Any, x: torch.Tensor, p: float) -> None:
+    run, weights = (lambda x: call(layer, x, returns=torch.Tensor)), (*layer.base.parameters(), layer.A, layer.B)
+    got = forward_backward(run, [x], weights)
+    dropping = "In eval mode numbers are still dropped: use the layer's own `self.dropout`."
+    expect(same([run(x)], [run(x)]), dropping)
+    recognized([got.output], [(x, *weights)], _lora_right, LORA_MISTAKES, "The output is off in eval mode.", same)
+    layer.train()
+    ways = [partial(_lora_right, p=p), *MASKED_MISTAKES.values()]
+    right, *wrong = (forward_backward(lambda x: way(x, *weights), [x], weights) for way in ways)  # noqa: B023
+    got = forward_backward(run, [x], weights)
+    off = not same([got.output], [right.output])
+    for message, mistaken in zip(MASKED_MISTAKES, wrong, strict=True):
+        expect(not off or not same([got.output], [mistaken.output]), message)
+    expect(not off, "The output is off in training mode: is x dropped once, before A?")
+    frozen = "W or its bias gets a gradient. They are frozen: who made them require one?"
+    expect(got.gradients[1:3] == [None, None], frozen)
+    expect(same(got.gradients, right.gradients, 1e-4), "The output is right, but a gradient of x, A or B is not.")
+    most = right.kept + 8 / 3 * N_IN * N_OUT
+    expect(got.kept < most, "Forward keeps a matrix as large as W: in which order do you multiply?")
+    expect(got.kept <= right.kept + SLACK, "Forward keeps more than its input, what dropout needs, and x·Aᵀ.")
 
 
-def _merge_cases() -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]]:
-    """W, A, B and alpha; some of them square, where a shape does not reveal a slip."""
-    draw = partial(torch.randn, generator=torch.Generator().manual_seed(12))
-    sizes = ((6, 6, 2, 2.0), (6, 6, 3, 12.0), (5, 8, 2, 16.0), (8, 5, 4, 1.0))
-    return [(draw(m, n), draw(r, n), draw(m, r), alpha) for m, n, r, alpha in sizes]
+def _expect_merges(layer: Any, x: torch.Tensor) -> None:
+    W, before, apart = layer.base.weight, layer.base.weight.clone(), layer.eval()(x).detach()
+    merged = before + ALPHA / RANK * layer.B.detach() @ layer.A.detach()
+    for calls in ("merge()", "merge() twice"):
+        _expect_in_place(layer, layer.merge, calls)
+        expect(layer.base.weight is W, "After merge() W is another tensor. Change its numbers in place.")
+        expect(not W.requires_grad, "After merge() W has a graph, which holds all that made it. What is `no_grad` for?")
+        twice = same([W], [2 * merged - before], 1e-4)
+        expect(not twice, "merge() twice adds the adapter twice. What does `self.merged` say?")
+        expect(not same([W], [before + (merged - before) * RANK / ALPHA]), "merge() leaves out the scale.")
+        expect(same([W], [merged], 1e-4), f"After {calls} W is not W + scale·B·A: it adds something else.")
+        dropping = "In training mode a merged layer still drops numbers out. It computes the base alone, of all of x."
+        added = "When it is merged, forward should be the frozen layer alone, for it has the adapter in it."
+        for mode, message in ((False, added), (True, dropping)):
+            expect(same([call(layer.train(mode), x, returns=torch.Tensor)], [apart], 1e-4), message)
+    for calls in ("unmerge()", "unmerge() twice"):
+        _expect_in_place(layer, layer.unmerge, calls)
+        expect(same([W], [before], 1e-4), f"After {calls} W is not what it was before merge().")
+    found = call(layer.eval(), x, returns=torch.Tensor)
+    expect(same([found], [apart], 1e-4) and found.requires_grad, "After unmerge() the adapter takes no part any more.")
 
 
-MERGE_MISTAKES: Mistakes = {
-    "You leave out the scale: alpha/r.": lambda W, A, B, alpha: W + B @ A,
-    "You scale by alpha alone. It is divided by the rank.": lambda W, A, B, alpha: W + B @ A * alpha,
-    "You divide by r alone. What is alpha for?": lambda W, A, B, alpha: W + B @ A / A.shape[0],
-    "You divide by A's columns. r is how many rows it has.": lambda W, A, B, alpha: W + B @ A * (alpha / A.shape[1]),
-    "The difference alone: where is W?": lambda W, A, B, alpha: B @ A * (alpha / A.shape[0]),
-    "You scale W, too. It is what it was.": lambda W, A, B, alpha: (W + B @ A) * (alpha / A.shape[0]),
-    "You take the difference away. It is added.": lambda W, A, B, alpha: W - B @ A * (alpha / A.shape[0]),
-    "r over alpha: turned round.": lambda W, A, B, alpha: W + B @ A * (A.shape[0] / alpha),
-}
+def _expect_in_place(layer: Any, method: Any, name: str) -> None:
+    layer.train()
+    _, held = held_after(partial(call_for_effect, method), list(layer.parameters()))
+    expect(held < N_IN * N_OUT, f"{name} leaves {held:,} bytes more than were there: a copy of W, or a new one.")
+    training = all(module.training for module in layer.modules())
+    expect(training, f"{name} turns training mode off. Leave that to those who call it.")
 
 
-@exercise("12.2", "One matrix that does what the layer with its factors does.")
-def merge(answer: Any) -> None:
-    """`answer(W, A, B, alpha)` is the merged weight, a new tensor."""
-    got, cases = [], _merge_cases()
-    for case in cases:
-        W, A, B = (tensor.clone() for tensor in case[:3])
-        found = call(answer, W=W, A=A, B=B, alpha=case[3], returns=torch.Tensor, may_change=("W",))  # see below
-        expect(torch.equal(W, case[0]), "You changed W itself. To switch the adapter off again, the old one is needed.")
-        expect(found.shape == W.shape, "The merged weight has W's shape, (n_out, n_in). Yours has another.")
-        got.append(found.to(W.dtype))
-    otherwise = "x·Wᵀ + (x·Aᵀ)·Bᵀ·alpha/r has to be x times your matrix, transposed. Pull x out on the left."
-    recognized(got, cases, lambda W, A, B, alpha: W + B @ A * (alpha / A.shape[0]), MERGE_MISTAKES, otherwise, _close)
+# --------------------------------------------------------------------------------------------------------- 12.2: packed
 
 
-def _close(got: Sequence[Any], wanted: Sequence[Any]) -> bool:
-    pairs = zip(map(torch.as_tensor, got), map(torch.as_tensor, wanted), strict=True)
-    return all(torch.allclose(one, other, atol=1e-4) for one, other in pairs)
-
-
-# ------------------------------------------------------------------------------------------------------- 12.3: account
-
-ACCOUNT_CASES = ((6_500_000_000, 40_000_000, 4, 64), (1_024_000_000, 8_000_000, 8, 4096), (64_000, 1_000, 4, 32))
-ACCOUNT: dict[str, Callable[[int, int, int, int], float]] = {
-    "frozen": lambda N, n, bits, block: N * bits / 8 + 4 * N / block,
-    "adapters": lambda N, n, bits, block: 2 * n,
-    "gradients": lambda N, n, bits, block: 2 * n,
-    "states": lambda N, n, bits, block: 8 * n,
-}
-
-ACCOUNT_MISTAKES: dict[str, Mistakes] = {
-    "frozen": {
-        "The scales are missing: one fp32 number for each block.": lambda N, n, bits, block: N * bits / 8,
-        "Those are bits. Bytes were asked for.": lambda N, n, bits, block: N * bits + 32 * N / block,
-        "A scale in fp32 takes more than one byte.": lambda N, n, bits, block: N * bits / 8 + N / block,
-        "The scales are fp32, not 16-bit.": lambda N, n, bits, block: N * bits / 8 + 2 * N / block,
-        "`block` is a size. How many blocks are there?": lambda N, n, bits, block: N * bits / 8 + 4 * block,
-        "That is the frozen model in 16 bits.": lambda N, n, bits, block: 2 * N,
-    },
-    "adapters": {
-        "The adapters learn: they are 16-bit, not quantized.": lambda N, n, bits, block: n * bits / 8,
-        "The adapters are 16-bit here, not fp32.": lambda N, n, bits, block: 4 * n,
-    },
-    "gradients": {
-        "Frozen parameters get no gradients.": lambda N, n, bits, block: 2 * (N + n),
-        "Gradients come in the format of what learns: 16 bits.": lambda N, n, bits, block: 4 * n,
-    },
-    "states": {
-        "The optimizer keeps nothing for what is frozen.": lambda N, n, bits, block: 8 * (N + n),
-        "Half of what Adam keeps: two moments, each in fp32.": lambda N, n, bits, block: 4 * n,
-        "There is no fp32 master copy in this recipe.": lambda N, n, bits, block: 12 * n,
-        "That is the 8-bit Adam. This one keeps fp32 moments.": lambda N, n, bits, block: 2 * n,
-    },
-}
-
-
-@exercise("12.3", "The frozen model is most of it; what learns hardly shows.")
-def account(answer: Any) -> None:
-    """`answer(N, learning, bits, block)` is a dictionary of bytes: frozen, adapters, gradients, states."""
-    names = ("N", "learning", "bits", "block")
-    got = [entries(call(answer, **by_name(names, case), returns=Mapping), tuple(ACCOUNT)) for case in ACCOUNT_CASES]
-    for part, right in ACCOUNT.items():
-        values = [one[part] for one in got]
-        if not recognized(values, ACCOUNT_CASES, right, ACCOUNT_MISTAKES[part]):
-            slip = unit_slip(values[0], right(*ACCOUNT_CASES[0]))
-            expect(slip is None, f"{part} is {slip}")
-            fail(f"{part} is off. How many numbers are there of it, and how many bytes does each take?")
-
-
-# ------------------------------------------------------------------------------------------------------ 12.4: quantize
-
-
-def _quantize_cases() -> tuple[tuple[torch.Tensor, int, int], ...]:
-    """Values, bits and the size of a block; one block is all zeros."""
+def _packed_cases() -> list[tuple[torch.Tensor, int]]:
+    """Values and the size of a block: whole bytes, an odd number, cut blocks, zeros, one transposed, tiny ones."""
     dice = torch.Generator().manual_seed(4)
-    uneven = torch.randn(128, generator=dice) * torch.logspace(-3, 1, 128)
-    below = -torch.rand(64, generator=dice)  # the largest magnitude belongs to a negative number
+    uneven = torch.randn(4, 32, generator=dice) * torch.logspace(-3, 1, 128).view(4, 32)
     zeros = torch.cat((torch.zeros(16), torch.randn(16, generator=dice)))
-    return (uneven, 4, 32), (below, 8, 64), (below, 4, 16), (uneven, 3, 16), (zeros, 4, 16)
+    below, few = -torch.rand(7, 5, generator=dice), torch.randn(5, 5, generator=dice)
+    cases = [(uneven, 32), (below, 16), (zeros, 16), (few, 5), (torch.tensor([-3.0]), 64), (uneven[1:, :5], 4)]
+    return [*cases, (uneven[1:, :5].T, 4), (torch.tensor([1e-7, -7e-7, 3e-7, 0.0]), 4)]
+
+
+def _rounded(
+    largest: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows.abs().amax(dim=1, keepdim=True),
+    levels: int = 7,
+    to_code: Callable[[torch.Tensor], torch.Tensor] = torch.round,
+    read: Callable[[torch.Tensor], torch.Tensor] = lambda codes: codes,
+) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    """A function that returns what values are after absmax in 4 bits, with one thing done in another way."""
+
+    def answer(values: torch.Tensor, block: int) -> torch.Tensor:
+        rows = pad(values.flatten(), (0, -values.numel() % block)).view(-1, block)
+        scales = largest(rows) / levels
+        codes = to_code(rows / torch.where(scales == 0, 1.0, scales))
+        return (read(codes) * scales).flatten()[: values.numel()].view(values.shape)
+
+    return answer
+
+
+def _swapped(codes: torch.Tensor) -> torch.Tensor:
+    pairs = pad(codes.flatten(), (0, codes.numel() % 2)).view(-1, 2)
+    return pairs.flip(1).flatten()[: codes.numel()].view(codes.shape)
+
+
+packed_right = _rounded()
+PACKED_MISTAKES: Mistakes = {
+    "Negative codes come back as large positive ones: the upper half of 0 to 15 stands for numbers below zero.":
+        _rounded(read=lambda codes: codes % 16),
+    "All numbers share one scale. Each block has its own.": _rounded(lambda rows: rows.abs().amax()),
+    "Some error is above half a step: round to the *nearest* code.": _rounded(to_code=torch.trunc),
+    "Codes go from −7 to 7: the largest magnitude has to get the largest code.": _rounded(levels=8),
+    "The two numbers of each byte have changed places.": _rounded(read=_swapped),
+}  # fmt: skip
 
 
 class NoNumberAsInteger(TorchDispatchMode):
@@ -174,74 +173,132 @@ class NoNumberAsInteger(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in self.conversions and not result.dtype.is_floating_point:
-            sources = [value for value in args if isinstance(value, torch.Tensor) and value.is_floating_point()]
-            self.happened |= any(bool(source.isnan().any()) for source in sources)
+            self.happened |= any(bool(value.isnan().any()) for value in args if isinstance(value, torch.Tensor))
         return result
 
 
-@exercise("12.4", "Codes and scales, and no error above half a step of its own block.")
-def quantize(answer: Any) -> None:
-    """`answer(values, bits, block)` is (codes, scales): whole numbers (blocks, block), and a scale for each block."""
-    for values, bits, block in _quantize_cases():
+@exercise("12.2", "Half a byte for each number and four for each block, and no error above half a step.")
+def packed(answer: Any) -> None:
+    """`answer(values, block)` holds 4-bit codes and scales; `unpack()` makes values of them."""
+    found, cases = [], _packed_cases()
+    hints = {"view size is not compatible": "A transposed tensor has no flat view: `flatten` and `reshape` copy it."}
+    for case, block in cases:
         with NoNumberAsInteger() as watch:
-            pair = call(answer, values=values.clone(), bits=bits, block=block, returns=(tuple, list))
+            made, held = held_after(lambda: call(answer, case.clone(), block, returns=object, hints=hints))  # noqa: B023
         expect(not watch.happened, "In a block of zeros you divide 0 by 0. Keep zeros out of what you divide by.")
-        expect(len(pair) == 2, "Two things were asked for: the codes, and the scales.")
-        codes = of_kind(pair[0], torch.Tensor, "Your codes are")
-        scales = of_kind(pair[1], torch.Tensor, "Your scales are")
-        _expect_codes(codes, scales, values.view(-1, block), bits)
+        expect(hasattr(made, "unpack"), "What you return has no `unpack`.")
+        got = call(made.unpack, returns=torch.Tensor).clone()
+        expect(got.shape == case.shape, f"{case.numel()} numbers come back in another shape than they came in.")
+        expect(got.dtype == torch.float32, f"The values come back as {got.dtype}, where fp32 is asked for.")
+        expect(bool(torch.isfinite(got).all()), "Some number comes back as nan or infinity: do you divide 0 by 0?")
+        _expect_small(made, held, case, block)
+        again = call(made.unpack, returns=torch.Tensor)
+        expect(same([got], [again], 0), "A second unpack() returns other values: the first one changes what is held.")
+        found.append(got)
+    otherwise = "Some numbers come back wrong: try a block of two, the negative one with the larger *magnitude*."
+    recognized(found[:-1], cases[:-1], packed_right, PACKED_MISTAKES, otherwise, partial(same, tolerance=1e-4))
+    tiny = "A block of tiny numbers comes back wrong: what you add to the scale, or clamp it with, is larger than it."
+    expect(same([1e7 * found[-1]], [1e7 * packed_right(*cases[-1])], 1e-4), tiny)
 
 
-def _expect_codes(codes: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor, bits: int) -> None:
-    expect(codes.shape == rows.shape, "The codes have one row for each block. Yours have another shape.")
-    expect(scales.numel() == len(rows), "There is a scale for each block, not one scale for all, nor another number.")
-    expect(torch.equal(codes, codes.round()), "Codes are whole numbers. Did you forget to round?")
-    expect(bool(torch.isfinite(scales).all()), "Some scale is not finite. Do you divide by what may be 0?")
-    scales, most, limit = scales.float().reshape(-1, 1), codes.abs().max().item(), 2 ** (bits - 1) - 1
-    right, one_sided = rows.abs().amax(dim=1, keepdim=True) / limit, rows.amax(dim=1, keepdim=True) / limit
-    misled = not torch.equal(one_sided, right) and torch.allclose(scales, one_sided)
-    sizes, there = bool((scales >= 0).all()) and not misled, right > 0
-    expect(sizes, "A scale is a size. Take the largest *magnitude*, not the largest number.")
-    expect(most <= limit + 1, "Some code needs more than `bits` bits: half of the codes are for negative numbers.")
-    expect(most <= limit, "−2^(bits−1) has no partner above zero. Absmax leaves it out.")
-    undivided = torch.allclose(scales, right * limit, rtol=1e-4)
-    expect(not undivided, "Your scale is the largest magnitude. What is it for the largest code to stand for that?")
-    equal = torch.allclose(scales[there], right[there], rtol=1e-4)
-    expect(equal, "Some scale is off: the block's largest magnitude has to get the largest code.")
-    off = (codes * scales - rows).abs()
-    expect(bool((off <= 0.5001 * right + 1e-9).all()), "Some error is above half a step: round to the *nearest* code.")
-    expect(not codes.dtype.is_floating_point, "Your codes are right, but stored as floats. `torch.int8` takes a byte.")
+def _expect_small(made: Any, held: int, case: torch.Tensor, block: int) -> None:
+    """CheckFailed unless `made` holds the codes and the scales of `case`, and nothing else; names what is too much."""
+    count, leaves = case.numel(), tree_leaves(getattr(made, "__dict__", {}))
+    codes, wanted = -(-count // 2), -(-count // 2) + 4 * -(-count // block)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    loose = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+    size = sum(len(leaf) if isinstance(leaf, bytes) else getattr(leaf, "nbytes", 1) for leaf in loose)
+    expect(size < 40, "Numbers are held in a list, an array or bytes. Hold them in tensors, which move with a model.")
+    names = ", ".join(f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in tensors)
+    where = f"{count} numbers in blocks of {block}: {held:,} bytes are held, in {names or 'no tensor that is found'}."
+    expect(held >= wanted, f"{where} That is too little: half a byte per number, and fp32 scales.")
+    whole = [one for one in tensors if one.numel() >= count > 3 and held > wanted]
+    given = any(same([one.flatten()], [case.flatten()]) for one in whole)
+    expect(not given, f"{where} The numbers themselves are among them.")
+    whole_codes = any(not one.is_floating_point() for one in whole)
+    expect(not whole_codes, f"{where} A code has a whole byte or more: two should share one.")
+    fill = [x for x in tensors if x.untyped_storage().nbytes() > x.nbytes or x.dtype.itemsize * codes < x.numel()]
+    expect(not fill or held == wanted, f"{where} Some are for numbers that only fill up, or under a slice of a tensor.")
+    expect(held == wanted, f"{where} What is neither two codes to a byte nor one fp32 scale per block?")
 
 
-# -------------------------------------------------------------------------------------------------- 12.5: normal_float
+# -------------------------------------------------------------------------------------------------------- 12.3: product
+
+
+class FourBits:
+    """A matrix in NF4, `shape` (n_out, n_in); `unpack()` makes it in fp32, and counts in `times` how often."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.shape, self.times = weight.shape, 0
+        layer = nn.Linear(*reversed(weight.shape), bias=False)
+        layer.weight.data.copy_(weight)
+        self._layer = FrozenLinear(layer, 4, torch.float32, nf4_pairs(torch.float32, weight.device))
+        self.stored = list(self._layer.buffers())
+
+    def __repr__(self) -> str:
+        return f"W of {tuple(self.shape)} in four bits"
+
+    def unpack(self) -> torch.Tensor:
+        self.times += 1
+        return self._layer.dense_weight().detach()
+
+
+PRODUCT_CASES = (((5, 64), 48, torch.float32), ((2, 3, 32), 64, torch.bfloat16), ((1, 128), 1, torch.float32))
+
+
+@exercise("12.3", "Nothing is kept between forward and backward: both make W from its four bits.")
+def product(answer: Any) -> None:
+    """`answer(x, packed, bias)` is x·Wᵀ + bias, differentiable in x, and keeps neither x nor W."""
+    for shape, n_out, dtype in PRODUCT_CASES:
+        with seeded():
+            x, bias = torch.randn(shape).to(dtype), torch.randn(n_out).to(dtype)
+            packed = FourBits(torch.randn(n_out, shape[-1]))
+        tolerance = 1e-5 if dtype == torch.float32 else 0.03
+        dense = packed.unpack().to(dtype)
+        for b in (bias, None):
+            packed.times, there = 0, [*packed.stored, bias]
+            got = forward_backward(lambda x: call(answer, x, packed, b, returns=torch.Tensor), [x], there)  # noqa: B023
+            right = forward_backward(lambda x: linear(x, dense, b), [x], there)  # noqa: B023
+            expect(got.output.shape == right.output.shape, "The output has another shape than x·Wᵀ.")
+            expect(got.output.dtype == dtype, f"x is {dtype}, and the output is not: W is fp32 when it is unpacked.")
+            expect(b is None or not same([got.output + b], [right.output], tolerance), "The bias is missing.")
+            expect(same([got.output], [right.output], tolerance), "The output is not x·Wᵀ + bias.")
+            expect(got.gradients[0] is not None, "No gradient reaches x.")
+            expect(same(got.gradients, right.gradients, tolerance), "The gradient of x is not the output's times W.")
+            expect(got.kept < dense.nbytes, "W is kept for backward, unpacked: four bits were to be enough.")
+            expect(got.kept < x.nbytes, "x is kept for backward. Who needs it, if W does not learn?")
+            expect(got.kept == 0, f"{got.kept:,} bytes are kept for backward that nobody needs.")
+            expect(packed.times == 2, f"W is unpacked {packed.times} times, not once in forward and in backward.")
+
+
+# -------------------------------------------------------------------------------------------------- 12.4: normal_float
 
 
 def _delta(bits: int) -> float:
     return (1 / 2**bits + 1 / (2**bits - 1)) / 4
 
 
-def _quantiles(probabilities: Iterable[float]) -> list[float]:
-    """Quantiles of the normal distribution, divided by the largest, which is the last."""
-    values = [NormalDist().inv_cdf(probability) for probability in probabilities]
-    return [value / values[-1] for value in values]
+def _quantiles(probabilities: torch.Tensor) -> torch.Tensor:
+    found = torch.special.ndtri(probabilities.double())
+    return found / found[-1]
 
 
-def _code(bits: int, delta: float) -> list[float]:
+def _code(bits: int, delta: float) -> torch.Tensor:
     """NF4's recipe for any number of bits: even probabilities from δ to ½, and one more from ½ to 1 − δ."""
     half = 2 ** (bits - 1)
-    low = [delta + (0.5 - delta) * step / (half - 1) for step in range(half)]
-    return _quantiles([*low, *(0.5 + (0.5 - delta) * step / half for step in range(1, half + 1))])
+    low, high = torch.linspace(delta, 0.5, half), torch.linspace(0.5, 1 - delta, half + 1)
+    return _quantiles(torch.cat((low, high[1:])))
 
 
-def normal_float_right(bits: int) -> list[float]:
+def normal_float_right(bits: int) -> torch.Tensor:
     """NormalFloat with 2^bits values (Dettmers et al. 2023, QLoRA, section 3)."""
     return _code(bits, _delta(bits))
 
 
 CODE_MISTAKES: Mistakes = {
     "Zero is not among your values: the two halves share the probability ½.": lambda bits:
-        _quantiles(_delta(bits) + (1 - 2 * _delta(bits)) * step / (2**bits - 1) for step in range(2**bits)),
-    "Turned round: one value more above zero than below.": lambda bits: [-x for x in normal_float_right(bits)[::-1]],
+        _quantiles(torch.linspace(_delta(bits), 1 - _delta(bits), 2**bits)),
+    "Turned round: one value more above zero than below.": lambda bits: -normal_float_right(bits).flip(0),
     "Those values are evenly spaced. Take quantiles.": lambda bits: torch.linspace(-1, 1, 2**bits),
     "Your δ is of 2^bits values. Take the mean with the other half.": lambda bits: _code(bits, 0.5 / 2**bits),
     "Your δ is of 2^bits − 1 values. Take the mean with the other half.": lambda b: _code(b, 0.5 / (2**b - 1)),
@@ -249,7 +306,7 @@ CODE_MISTAKES: Mistakes = {
 }  # fmt: skip
 
 
-@exercise("12.5", "A code for every number of bits, zero included, from quantiles alone.")
+@exercise("12.4", "A code for every number of bits, zero included, from quantiles alone.")
 def normal_float(answer: Any) -> None:
     """`answer(bits)` is NormalFloat with 2^bits values, rising from −1 to 1."""
     got, cases = [], [(4,), (3,), (2,), (6,)]
@@ -261,60 +318,7 @@ def normal_float(answer: Any) -> None:
         expect(all(map(math.isfinite, found)), "Probability 0 or 1 is infinitely far out: begin at δ, end at 1 − δ.")
         ends = abs(found[0] + 1) < 1e-6 and abs(found[-1] - 1) < 1e-6
         expect(ends, "Divide by the largest: the code goes from −1 to 1.")
-        got.append(found)
-    if not recognized(got, cases, normal_float_right, CODE_MISTAKES, same=_close):
-        expect(all(min(map(abs, found)) < 1e-9 for found in got), "Zero is not among your values.")
-        fail("Some value is off. For 4 bits compare with the lesson's, one by one, from the middle outwards.")
-
-
-# ---------------------------------------------------------------------------------------------------------- 12.6: best
-
-BITS, RANKS = (16, 8, 4), (64, 32, 16, 8, 4, 2)
-"""Bits that frozen weights may have, and ranks of LoRA, both best first."""
-
-LLAMA = TrainingRun("llama3-8b", 1, 2048, "bf16", recompute="full", lora_rank=2, lora_targets=("attention", "mlp"))
-LLAMA_70B = LLAMA.replace(model="llama3-70b", seq_len=512)
-BEST_CASES = (
-    (LLAMA, "A100-80GB"), (LLAMA, "RTX4080-16GB"), (LLAMA.replace(micro_batch=4, seq_len=2112), "RTX3090-24GB"),
-    (LLAMA_70B, "H200-141GB"), (LLAMA_70B.replace(seq_len=4096), "A100-80GB"), (LLAMA_70B, "RTX4090-24GB"),
-)  # fmt: skip
-"""Runs and cards; nothing fits the last."""
-
-Pair = tuple[int, int]
-
-
-def _first_of(pairs: Iterable[Pair], room: Callable[[str], int] = lambda card: gpu(card).memory) -> Any:
-    """An answer: the first of these (bits, rank) that fits into the card's `room`."""
-    pairs = list(pairs)
-
-    def chosen(run: TrainingRun, card: str) -> Pair | None:
-        sizes = ((pair, estimate(run.replace(frozen_bits=pair[0], lora_rank=pair[1])).total) for pair in pairs)
-        return next((pair for pair, size in sizes if size <= room(card)), None)
-
-    return chosen
-
-
-BEST_FIRST = list(product(BITS, RANKS))
-best_right = _first_of(BEST_FIRST)
-BEST_MISTAKES: Mistakes = {
-    "You spend the memory on rank first. Bits come first: the model is in them.":
-        _first_of((bits, rank) for rank in RANKS for bits in BITS),
-    "You take the fewest bits that fit. The most were asked for.": _first_of(product(BITS[::-1], RANKS)),
-    "You take the lowest rank that fits. The highest was asked for.": _first_of(product(BITS, RANKS[::-1])),
-    "You take the number in the card's name for its memory. Ask `gpu(card).memory`.":
-        _first_of(BEST_FIRST, lambda card: int(card.rsplit("-", 1)[1].removesuffix("GB")) * 10**9),
-}  # fmt: skip
-
-
-@exercise("12.6", "First as many bits as fit, then as much rank as fits.")
-def best(answer: Any) -> None:
-    """`answer(run, card)` is (bits, rank) of BITS and RANKS, or None where nothing fits."""
-    got = [call(answer, run=run, card=card, returns=tuple | None) for run, card in BEST_CASES]
-    if recognized(got, BEST_CASES, best_right, BEST_MISTAKES, same=eq):
-        return
-    for one, (run, card) in zip(got, BEST_CASES, strict=True):
-        expect(one is None or one in BEST_FIRST, "That is no pair of one of BITS and one of RANKS.")
-        wanted = best_right(run, card)
-        expect(one is None or wanted is not None, f"On the {card} you choose something, and nothing fits there.")
-        expect(one is not None or wanted is None, f"On the {card} you find nothing, but something fits.")
-    fail("Some choice is not the best: a larger number of bits or, with the same bits, a larger rank fits as well.")
+        got.append(torch.tensor(found))
+    off = "Some value is off. For 4 bits compare with the lesson's, one by one, from the middle outwards."
+    otherwise = off if min(map(abs, found)) < 1e-9 else "Zero is not among your values."
+    recognized(got, cases, normal_float_right, CODE_MISTAKES, otherwise, partial(same, tolerance=1e-4))
