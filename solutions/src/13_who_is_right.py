@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 60
+#     minutes: 65
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 13 · Who is right?
 #
-# **60 minutes** for all five; each one says its own. You should know what [lesson
+# **65 minutes** for all four; each one says its own. You should know what [lesson
 # 13](../notebooks/13_who_is_right.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -19,214 +19,198 @@
 # the first check that is unsolved.)
 
 # %%
-from course_utils import TrainingRun, estimate, format_bytes
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from course_utils import TrainingRun, format_bytes, on_gpu
 from course_utils.lessons.calculators import checks as check
 
 # %% [markdown]
-# ## 1 · Which unit did they mean?
-# **Difficulty** ●●○○○ · **8 minutes** · **Trains** telling GB from GiB by the figures alone
+# ## 1 · Let it run
+# **Difficulty** ●●●○○ · **20 minutes** · **Trains** deciding a claim about bytes by a script of your own
 #
-# A report says "15.9" and no unit that you trust. You know how many bytes there really were. Return `"GB"` if the
-# number is right in GB, `"GiB"` if it is right in GiB, and `"neither"` otherwise. Right means within 1 % of it.
+# “A linear layer of 2,048 × 2,048, 8 tokens, fp32, AdamW? Weights, gradients, two states: 16 bytes per parameter.” Is
+# that the peak? Guess. Then write the referee. It trains for a few steps and returns bytes at four moments of a step
+# that is *like all later ones*:
+#
+# | key | moment |
+# |---|---|
+# | `"begin"` | before the batch is made |
+# | `"forward"` | the loss is there |
+# | `"backward"` | backward is through |
+# | `"peak"` | the most at any moment of the step |
+#
+# `make_model()` returns a module on the GPU, `make_batch()` a pair `(inputs, targets)` there. A step makes a batch,
+# computes `F.cross_entropy(model(inputs), targets)`, goes backward, steps `torch.optim.AdamW(model.parameters())`, and
+# calls `zero_grad()`. Nothing of a step may live on into the next but the model and the optimizer.
+#
+# Other things may be on the GPU when your function is called, and more was there before. They do not count. Read
+# `torch.cuda.memory_allocated()` and `torch.cuda.max_memory_allocated()`, which keeps the most since
+# `torch.cuda.reset_peak_memory_stats()`. The check calls your function inside `with on_gpu():`.
 
 
 # %%
-def unit_meant(number: float, size: int) -> str:
-    """The unit in which `number` says `size` bytes to within 1 %: "GB", "GiB" or "neither"."""
-    ### BEGIN SOLUTION Return "GB", "GiB" or "neither".
-    for name, one in (("GB", 10**9), ("GiB", 2**30)):
-        if abs(number * one / size - 1) <= 0.01:
-            return name
-    return "neither"
+def referee(make_model, make_batch) -> dict[str, int]:
+    """Bytes that a training takes on the GPU, at four moments of a step that is like all later ones."""
+    ### BEGIN SOLUTION Return a dictionary with the keys begin, forward, backward and peak.
+    before, found = torch.cuda.memory_allocated(), {}
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):  # the first step makes Adam's states
+        torch.cuda.reset_peak_memory_stats()
+        found["begin"] = torch.cuda.memory_allocated()
+        inputs, targets = make_batch()
+        loss = F.cross_entropy(model(inputs), targets)
+        found["forward"] = torch.cuda.memory_allocated()
+        loss.backward()
+        found["backward"] = torch.cuda.memory_allocated()
+        optimizer.step()
+        optimizer.zero_grad()
+        found["peak"] = torch.cuda.max_memory_allocated()
+        del inputs, targets, loss
+    return {moment: size - before for moment, size in found.items()}
     ### END SOLUTION
 
 
 # %%
-check.unit_meant(unit_meant)
+check.referee(referee)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Turn the number into bytes twice: once as if it were GB, once as if it were GiB.
+# Write one step as in a training script, and read the counter between its lines. Then ask: what makes the first step
+# different from the second?
 #
 # </details>
-# <details><summary>Hint 2: how near is near?</summary>
+# <details><summary>Hint 2: what does not count</summary>
 #
-# 1 % is a part of the size, so compare a ratio with 1. A fixed number of bytes would be too much for small sizes and
-# too little for large ones.
+# Read the counter once before the model is made, and take that off every reading. The peak belongs to one step: where
+# do you reset it?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# `abs(number * 10**9 / size - 1) <= 0.01` is the question for GB. The number can be too large or too small.
+# A variable keeps its tensor until it is bound anew. At the end of a step `inputs`, `targets` and `loss` are still
+# there. And if the model's output has a name, it lives on through backward.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The two units differ by 7.4 %, so a tolerance of 1 % can never take one for the other. Of figures rounded to whole
-# gigabytes it cannot always be told: below about 14 GB, where the two differ by less than one, both can give the same.
+# Weights, gradients and two states are 16 bytes per parameter, and they are there when backward is through. But with 8
+# tokens the peak comes later: AdamW makes a temporary as large as the weights. With 8,192 tokens it comes earlier, in
+# backward, and it is several times as high. So the claim holds for a moment of the step, and not for its peak. A script
+# that reads the counter after the first step, or before the optimizer, agrees with it.
 
-# %% [markdown]
-# ## 2 · The last percent of a published figure
-# **Difficulty** ●●●●○ · **15 minutes** · **Trains** explaining what a GPU counted, term by term
-#
-# An H800 counted 62.69 GiB (`torch.cuda.max_memory_allocated()`) in a training step of CS336's 2.7B model, 4 sequences
-# of 512 tokens, bf16 autocast ([ShibukiZero/assignment2-systems](https://github.com/ShibukiZero/assignment2-systems) at
-# 00f1480, `artifacts/experiments/ch1/1_1_6_memory/summary.md`). The course's network of the same sizes, with torch's
-# own operations, comes to 4 % less. That code writes three operations out, in this order:
-#
-# | name | torch has | that code has |
-# |---|---|---|
-# | `norm` | `F.rms_norm`, eps 1e-5 | in fp32: x times the inverse root of its mean square + eps; then the weight |
-# | `silu` | `F.silu` | x times its sigmoid |
-# | `softmax` | `F.softmax` over the last axis | x less `torch.max(x, -1, keepdim=True)[0]`; exp; divided by its sum |
-#
-# Write the three functions, and find what each adds to the peak of the *whole* step, in bytes. Return a dictionary:
-# each name has a pair, your function and the bytes. Within 4 % is near enough, for at the peak one layer may be gone
-# already. The three together have to explain the gap to within 100 MB.
-
-# %%
-from inspect import getsource
-
-import torch
-from course_utils import difference
-from course_utils.lessons.calculators.layer import PUBLISHED, RUN, Layer, gap, one_layer, step
-
-print(getsource(Layer.forward), getsource(step), getsource(one_layer), sep="\n")
-print(f"published {format_bytes(PUBLISHED, 'GB', 2)}, the course's estimate {format_bytes(gap(), 'GB', 2)} less")
-print(f"at the peak of the whole step: {estimate(RUN).phase}")
-torchs = one_layer()
-for moment, breakdown in torchs.moments.items():
-    print(f"{moment:16s} {breakdown.total:13,} bytes")
-print(f"{'peak':16s} {torchs.peak:13,} bytes, in {torchs.peak_phase}")
-
-
-# %%
-def last_percent() -> dict:
-    """For "norm", "silu" and "softmax" a pair: the operation written out, and the bytes it adds at the peak."""
-
-    ### BEGIN SOLUTION Return a dictionary of three pairs.
-    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        wide = x.to(torch.float32)
-        return (weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5))).to(x.dtype)
-
-    def softmax(x: torch.Tensor) -> torch.Tensor:
-        exponentials = torch.exp(x - torch.max(x, dim=-1, keepdim=True)[0])
-        return exponentials / exponentials.sum(-1, keepdim=True)
-
-    b, s, h, ffn, a, layers = 4, 512, 2560, 10240, 32, 32
-    return {
-        "norm": (norm, (2 * layers + 1) * 4 * b * s * h),  # fp32, two in a layer and the last one
-        "silu": (lambda x: x * torch.sigmoid(x), layers * 2 * b * s * ffn),  # the sigmoid in bf16
-        "softmax": (softmax, 2 * 4 * b * a * s * s),  # two more temporaries of one layer's backward, in fp32
-    }
-    ### END SOLUTION
-
-
-# %%
-check.last_percent(last_percent)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Write `silu` first, and measure one layer with it: `one_layer(silu=silu)`. From its `.moments["end of
-# forward"].total` subtract that of `torchs`. That is one layer.
-#
-# </details>
-# <details><summary>Hint 2: which tensors?</summary>
-#
-# `difference(torchs, one_layer(softmax=softmax))` names the tensors that have come at the peak, with shape and
-# format. To see what waits for backward, compare the ends of forward.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# What forward keeps, every layer keeps: multiply by 32. What only backward makes is there for one layer at a time: take
-# the difference of the peaks, once.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Each single operation keeps its own inputs for backward; a fused one keeps the least that it can compute everything
-# from. So the norm keeps x·scale as well, one fp32 tensor of width h, and the SiLU its sigmoid, one bf16 tensor of
-# width ffn. The softmax keeps no more. But its backward makes two more s×s tensors, and this step's peak is there.
 
 # %% tags=["solution"]
-explained = {name: size for name, (_, size) in last_percent().items()}
-for name, size in explained.items():
-    print(f"{name:8s} {size / PUBLISHED:6.2%} of the published figure".replace("%", " %"))
-print(f"left     {(gap() - sum(explained.values())) / PUBLISHED:6.2%}".replace("%", " %"))
-difference(torchs, one_layer(softmax=last_percent()["softmax"][0]), count=4)
+def batch_of(tokens, width):
+    return lambda: (torch.randn(tokens, width, device="cuda"), torch.randint(width, (tokens,), device="cuda"))
+
+
+with on_gpu():
+    for width, tokens in ((2048, 8), (2048, 8192)):
+        found = referee(lambda width=width: nn.Linear(width, width, device="cuda"), batch_of(tokens, width))
+        print(f"{tokens:5,} tokens, 16 bytes per parameter: {format_bytes(16 * (width + 1) * width, 'MB')}")
+        print("             " + ", ".join(f"{moment} {format_bytes(size, 'MB')}" for moment, size in found.items()))
 
 # %% [markdown]
-# ## 3 · Judge a forum answer
-# **Difficulty** ●●●○○ · **12 minutes** · **Trains** finding the mistake that makes a number
+# ## 2 · Find where it breaks
+# **Difficulty** ●●●●○ · **20 minutes** · **Trains** knowing what a rule was made for
 #
-# "How much memory does this take?" Somebody always answers with a number. Here are some such answers (made up, their
-# mistakes are common). `said` is the number, said to be GB, of the peak of `run`. Return the name of what it really
-# is, if that is within 1 %:
+# Here are three rules that people use. Each holds for many models. Find one for each that breaks it:
 #
-# | name | what was computed |
-# |---|---|
-# | `"right"` | the estimated peak |
-# | `"weights"` | two bytes a parameter |
-# | `"states"` | 16 bytes a parameter |
-# | `"eager"` | the peak with eager attention, though the run has flash |
-# | `"GiB"` | the peak, in GiB |
-# | `"unknown"` | none of these |
-
-# %%
-for post in check.posts():
-    print(post)
+# - `"batch"`: *twice the batch, nearly twice the memory.* Broken if with `torch.cat([x, x])` for x the peak is at most
+#   1.2 times as high.
+# - `"layers"`: *each layer keeps its input.* Broken if forward keeps, with x and what the loss needs, at most half of
+#   the bytes that the modules with parameters read.
+# - `"gradients"`: *at the peak, activations and all gradients are there.* Broken if the peak is above the end of
+#   forward by less than half of the gradients' bytes. These must be more than a tenth of what forward keeps.
+#
+# Return a dictionary: for each key a *function* without arguments that returns a pair, an `nn.Module` (yours or one of
+# `nn`) and its input x of at least 1 MB. The check moves both to the GPU, takes two steps on
+# `model(x).square().mean()` with AdamW in fp32, and looks at the second. `mlp` breaks no rule. For two of the three it
+# is enough to turn its numbers.
 
 
 # %%
-def judge(said: float, run: TrainingRun) -> str:
-    """What `said` (called GB) is: "right", "weights", "states", "eager", "GiB", or "unknown"."""
-    ### BEGIN SOLUTION Return one of the six names.
-    peak = estimate(run).total
-    candidates = {
-        "right": peak / 10**9,
-        "weights": 2 * run.model.parameters / 10**9,
-        "states": 16 * run.model.parameters / 10**9,
-        "eager": estimate(run.replace(attention="eager")).total / 10**9,
-        "GiB": peak / 2**30,
+def mlp(layers=6, width=512, tokens=2048):
+    pairs = [layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.GELU())]
+    return nn.Sequential(*pairs), torch.randn(tokens, width)
+
+
+def look(make):
+    """What the three rules say of a model."""
+    with on_gpu():
+        step, double = check.second_step(make, "model"), check.second_step(make, "model", times=2)
+    print(f"batch: twice of it takes {double.peak / step.peak:.2f} times the memory")
+    print(f"layers: forward keeps {step.kept / step.inputs:.2f} bytes for each that they read")
+    print(f"gradients: the peak is {step.above:.2f} times their bytes above the end of forward")
+
+
+look(mlp)
+
+
+# %%
+def breaks() -> dict:
+    """For each of the three rules a function that makes a model and its input, which break it."""
+
+    ### BEGIN SOLUTION Return a dictionary of three functions.
+    class Shift(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(width))
+
+        def forward(self, x):
+            return x + self.shift
+
+    return {
+        "batch": lambda: mlp(layers=2, width=4096, tokens=64),
+        "layers": lambda: (nn.Sequential(*[Shift(1024) for _ in range(6)]), torch.randn(1024, 1024)),
+        "gradients": lambda: mlp(layers=32, width=512, tokens=1024),
     }
-    return next((name for name, value in candidates.items() if abs(said / value - 1) <= 0.01), "unknown")
     ### END SOLUTION
 
 
 # %%
-check.judge(judge)
+check.breaks(breaks)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Compute all five candidates for the run, each as a number in GB (one of them in GiB), and compare `said` with each.
+# For each rule ask which bytes it leaves out: those that no batch changes, operations that keep nothing, the moment at
+# which the peak is.
 #
 # </details>
-# <details><summary>Hint 2: the tools</summary>
+# <details><summary>Hint 2: layers</summary>
 #
-# `estimate(run).total` is bytes; `run.model.parameters` is N; `run.replace(attention="eager")` is the same run with
-# another kernel.
+# A linear layer needs its input for the gradient of its weight. Which operation of x and a parameter has a gradient
+# that needs neither of the two? Lesson 05 has a table.
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 3: gradients</summary>
 #
-# Put the candidates into a dictionary from name to number, return the first name within 1 %, and `"unknown"` if there
-# is none.
+# When backward begins, all activations are there and no gradient is. Each layer then frees what it kept, and makes its
+# gradient. If it frees more than it makes, the peak is at the beginning. But the optimizer's temporaries must stay
+# below that peak, and what one layer's backward needs must be little next to all.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A wrong number is rarely random: it is the right answer to another question. If you can find that question, you can
-# tell the author what to change, and that is worth more than "no".
+# Weights, gradients and Adam's states do not grow with the batch. An addition keeps nothing: the gradient of a shift is
+# a sum of what comes in. And in a deep network the peak is at the beginning of backward, where there are no gradients
+# yet: nearly every calculator of the lesson adds them. A rule is right for what it was made for, and you can now write
+# down the model for which it is wrong.
+
+# %% tags=["solution"]
+for rule, make in breaks().items():
+    print(f"— a model that breaks {rule!r}")
+    look(make)
 
 # %% [markdown]
-# ## 4 · The term in letters
+# ## 3 · The term in letters
 # **Difficulty** ●●●●○ · **15 minutes** · **Trains** deriving the term that every formula lacks
 #
 # Bf16 autocast, flash attention, a Llama without dropout. How many bytes does one block keep for its backward pass, for
@@ -284,7 +268,7 @@ kept = bytes_a_token(llama.hidden, llama.kv, llama.ffn, llama.heads)
 print(f"Llama 3.1 8B: {kept:,} bytes a token and block; GPT's 34·h would be {34 * llama.hidden:,}")
 
 # %% [markdown]
-# ## 5 · Your own erratum
+# ## 4 · Your own erratum
 # **Difficulty** ●●●●● · **10 minutes, or an evening** · **Trains** being wrong in public, and mending it
 #
 # Find a number about the memory of training that does not hold: in a blog, a README, a lecture, or your own notes. (Not
@@ -330,8 +314,8 @@ check.erratum(erratum)
 # </details>
 # <details><summary>Hint 2: evidence</summary>
 #
-# `estimate(run).total / 10**9`, a count of parameters, or plain arithmetic. It has to return one number, in the unit of
-# the claim.
+# `course_utils.estimate(run).total / 10**9`, a count of parameters, or plain arithmetic. It has to return one number,
+# in the unit of the claim.
 #
 # </details>
 # <details><summary>Hint 3: nothing found?</summary>
