@@ -1,107 +1,258 @@
 """The checks of lesson 14: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
+import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
-import pytest
+import torch
 from checking import Answers, JudgedAnswers
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
-from course_utils import TrainingRun, estimate, fit
+from course_utils import TrainingRun, fit
 from course_utils.lessons.plans import checks as lesson_14
-from course_utils.lessons.plans.checks import BROKEN, HIDDEN, PEAK_MISTAKES, TOLERANCE, peak_right, peaks, true_peaks
+from course_utils.lessons.plans.checks import BROKEN
+
+Build = Callable[[Any], Callable[[], None]]
 
 
-def by_arrays(configurations: Any, room: int) -> Any:
-    peaks, lost = np.array(configurations).T
-    order = np.lexsort((peaks, lost))
-    fitting = order[peaks[order] * 1.05 <= room]
-    return fitting[0] if len(fitting) else None
+def search(
+    build: Build,
+    start: int,
+    steps: int = 2,
+    error: Any = torch.OutOfMemoryError,
+    collects: bool = True,
+    frees: bool = True,
+    smaller: Callable[[int], Any] = lambda size: size // 2,
+    least: int = 1,
+    none: Any = None,
+    found: Callable[[int], Any] = lambda size: size,
+) -> Any:
+    """A loop that lets go and collects before each attempt; right by default."""
+    size: Any = start
+    step: Any = None
+    while size >= least:
+        if frees:
+            step = None
+        if collects:
+            gc.collect()
+        try:
+            step = build(size)
+            for _ in range(steps):
+                step()
+            return found(size)
+        except error:
+            size = smaller(size)
+    return none
 
 
-def choosing(key: Callable[[int, float], Any], reserve: float = 1.05) -> Any:
-    """The one with the least `key` of those that fit with this reserve; of equal ones the first in the list."""
-
-    def answer(configurations: Any, room: int) -> int | None:
-        fitting = [index for index, (peak, _) in enumerate(configurations) if reserve * peak <= room]
-        return min(fitting, key=lambda index: key(*configurations[index]), default=None)
-
-    return answer
-
-
-least = choosing(lambda peak, lost: (lost, peak))
-
-CHOOSE = Answers(
-    right=[
-        by_arrays,
-        least,
-        lambda configurations, room: min(
-            ((lost, peak, i) for i, (peak, lost) in enumerate(configurations) if 1.05 * peak <= room), default=[None]
-        )[-1],
-    ],
-    wrong=[
-        (choosing(lambda peak, lost: (lost, peak), reserve=1), "You leave no reserve"),
-        (choosing(lambda peak, lost: (lost, peak), reserve=1 / 1.05), "off the wrong side"),
-        (choosing(lambda peak, lost: peak), "You take the lowest peak"),
-        (choosing(lambda peak, lost: -peak), "the fullest of those that fit"),
-        (choosing(lambda peak, lost: 0), "the first that fits"),
-        (choosing(lambda peak, lost: lost), "take the smaller, wherever the list has it"),
-        (choosing(lambda peak, lost: -lost), "Some choices are off"),
-        (lambda configurations, room: configurations.sort() or 0, "changes 'configurations'"),
-        (lambda configurations, room: None, "You find nothing"),
-        (lambda configurations, room: least(configurations, room) or 0, "where nothing fits"),
-    ],
-)
+def fits(build: Build, size: int) -> bool:
+    """In a function of its own, whose names are gone when it returns."""
+    try:
+        step = build(size)
+        step()
+        step()
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        return False
+    return True
 
 
-def from_above(batch: int, fixed: float, each: float, room: float) -> tuple[int, int] | None:
-    for size in range(batch, 0, -1):
-        if batch % size == 0 and 1.05 * (fixed + each * size) <= room:
-            return size, batch // size
+def by_function(build: Build, start: int) -> int | None:
+    while start > 0:
+        gc.collect()
+        torch.cuda.empty_cache()
+        if fits(build, start):
+            return start
+        start //= 2
     return None
 
 
-def by_counts(batch: int, fixed: float, each: float, room: float) -> tuple[float, int] | None:
-    """The fewest micro-batches; the size is a float."""
-    counts = (count for count in range(1, batch + 1) if batch % count == 0)
-    return next(((batch / n, n) for n in counts if (fixed + each * batch / n) * 1.05 <= room), None)
+def by_recursion(build: Build, start: int) -> int | None:
+    """Goes on after the except block."""
+    if not start:
+        return None
+    gc.collect()
+    if fits(build, start):
+        return start
+    return by_recursion(build, start // 2)
 
 
-def splitting(fits: Callable[[int, float, float, float], bool], divides: bool = True) -> Any:
-    """From above, with another question whether a size fits, or whether it divides the batch."""
-
-    def answer(batch: int, fixed: float, each: float, room: float) -> tuple[int, int] | None:
-        sizes = [size for size in range(1, batch + 1) if fits(size, fixed, each, room)]
-        sizes = [size for size in sizes if batch % size == 0 or not divides]
-        return (sizes[-1], batch // sizes[-1]) if sizes else None
-
-    return answer
-
-
-def halving(batch: int, fixed: float, each: float, room: float) -> tuple[int, int] | None:
-    size, count = batch, 1
-    while size > 1 and (fixed + each * size) * 1.05 > room:
-        size, count = size // 2, count * 2
-    return (size, count) if (fixed + each * size) * 1.05 <= room else None
+def within_the_handler(build: Build, start: int) -> int | None:
+    try:
+        step = build(start)
+        step()
+        step()
+        return start
+    except torch.OutOfMemoryError:
+        return within_the_handler(build, start // 2) if start > 1 else None
 
 
-SPLIT = Answers(
-    right=[from_above, by_counts, lambda **case: list(from_above(**case) or ()) or None],
+def stores_errors(build: Build, start: int) -> int | None:
+    errors = []
+    while start:
+        try:
+            step = build(start)
+            step()
+            step()
+            return start
+        except torch.OutOfMemoryError as error:
+            errors.append(error)
+        start //= 2
+    return None
+
+
+def from_below(build: Build, start: int) -> int | None:
+    best, size = None, 1
+    while size <= start and fits(build, size):
+        best, size = size, 2 * size
+        gc.collect()
+    return best
+
+
+def collects_too_soon(build: Build, start: int) -> int | None:
+    """Within the handler the error's traceback still refers to the training."""
+    while start:
+        try:
+            step = build(start)
+            step()
+            step()
+            return start
+        except torch.OutOfMemoryError:
+            step = None
+            gc.collect()
+            start //= 2
+    return None
+
+
+def builds_outside(build: Build, start: int) -> int | None:
+    while start:
+        step = None
+        gc.collect()
+        step = build(start)
+        try:
+            step()
+            step()
+            return start
+        except torch.OutOfMemoryError:
+            start //= 2
+    return None
+
+
+LARGEST = Answers(
+    right=[search, by_function, by_recursion],
     wrong=[
-        (splitting(lambda size, fixed, each, room: (fixed + each * size) * 1.05 <= room, False), "some sequences are"),
-        (splitting(lambda size, fixed, each, room: fixed + each * size <= room), "no reserve of 5 %"),
-        (splitting(lambda size, fixed, each, room: each * size * 1.05 <= room), "whatever the micro-batch"),
-        (splitting(lambda size, fixed, each, room: fixed + each * size * 1.05 <= room), "what is fixed included"),
-        (splitting(lambda size, fixed, each, room: size == 1 and (fixed + each) * 1.05 <= room), "One sequence at a"),
-        (lambda **case: (from_above(**case) or ())[::-1] or None, "the wrong way round"),
-        (halving, "3 × 8 is another batch"),
-        (lambda **case: None, "something fits"),
-        (lambda **case: from_above(**case) or (1, case["batch"]), "not even one sequence fits"),
-        (lambda **case: from_above(**case) and (case["batch"], 1), "is not the largest that fits"),
-        (lambda **case: (*(from_above(**case) or (0, 0)), case["room"]), "two whole numbers"),
-        (lambda **case: (1.5, 2), "1.5 × 2 is another batch"),
+        (partial(search, steps=1), "the second would not"),
+        (partial(search, frees=False), "Who refers to it"),
+        (within_the_handler, "Who refers to it"),
+        (stores_errors, "Who refers to it"),
+        (partial(search, collects=False), "what frees such a cycle"),
+        (collects_too_soon, "as soon as names and error are gone"),
+        (builds_outside, "`build` may raise one"),
+        (partial(search, error=Exception), "and you go on"),
+        (partial(search, error=RuntimeError), "and you go on"),
+        (partial(search, none=0), "Then return None"),
+        (partial(search, least=0), "Where does halving end"),
+        (partial(search, smaller=lambda size: size / 2), "Where does halving end"),
+        (partial(search, smaller=lambda size: size - 8), "half of it"),
+        (partial(search, found=lambda size: size // 2), "the size that has just run"),
+        (partial(search, smaller=lambda size: size), "twice"),
+        (from_below, "half of it"),
+        (lambda build, start: build(start), "is asked for"),
     ],
 )
+
+
+def test_searches_find_what_the_first_step_alone_does_not() -> None:
+    found: dict[int, list[int | None]] = {1: [], 2: []}
+    for steps, sizes in found.items():
+        for start, room, _ in lesson_14.SEARCHES:
+            with lesson_14.small_card(room):
+                sizes.append(search(lesson_14.Trainings(start == 128).build, start, steps))
+    assert found[2] == [right for *_, right in lesson_14.SEARCHES] and found[1][0] == 64
+
+
+def fitting(
+    size: int | None = None,
+    blocks: bool = True,
+    chunk: int | None = 128,
+    mean: bool = False,
+    divide: Callable[[torch.Tensor], float] = torch.Tensor.numel,
+    each: bool = False,
+    clears: bool = True,
+    autocast: bool = True,
+    twice: bool = False,
+) -> Any:
+    """Micro-batches of `size`, checkpoints of blocks, and chunks of the loss; right by default."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> None:
+        def loss_of(x: Any, y: Any) -> Any:
+            return cross_entropy(model.head(x), y, reduction="mean" if mean else "sum")
+
+        for tokens, targets in zip(*(part.split(size or len(part)) for part in batch), strict=True):
+            with torch.autocast(tokens.device.type, torch.bfloat16, enabled=autocast):
+                x = model.embedding(tokens)
+                for block in model.blocks:
+                    x = checkpoint(block, x, use_reentrant=False) if blocks else block(x)
+                x, y = x.flatten(0, 1), targets.flatten()
+                pieces = list(zip(x.split(chunk or len(x)), y.split(chunk or len(x)), strict=True))
+                loss = torch.stack([checkpoint(loss_of, *piece, use_reentrant=False) for piece in pieces]).sum()
+                loss = loss / (len(pieces) if mean else divide(batch[1]))
+            loss.backward()
+            if each:
+                optimizer.step()
+                optimizer.zero_grad()
+        if not each:
+            optimizer.step()
+        if twice:
+            optimizer.step()
+        if clears:
+            optimizer.zero_grad()
+
+    return step
+
+
+def in_two_parts(model: Any, optimizer: Any, batch: Any) -> None:
+    """The head's pieces go backward one by one into a detached input, without recomputation; then the rest does."""
+    for tokens, targets in zip(*(part.split(2) for part in batch), strict=True):
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            x = model.embedding(tokens)
+            for block in model.blocks:
+                x = block(x)
+        cut, y = x.detach().requires_grad_(), targets.flatten()
+        for first in range(0, len(y), 100):
+            with torch.autocast(tokens.device.type, torch.bfloat16):
+                logits = model.head(cut.flatten(0, 1)[first : first + 100])
+                loss = cross_entropy(logits, y[first : first + 100], reduction="sum") / batch[1].numel()
+            loss.backward()
+        x.backward(cut.grad)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+FITTING = Answers(
+    right=[fitting(), fitting(size=1, blocks=False), fitting(size=1, chunk=None), in_two_parts],
+    wrong=[
+        (lesson_14.plain_step, "Logits are among the largest"),
+        (fitting(blocks=False), "The blocks' activations fill it"),
+        (fitting(chunk=None), "Logits are among the largest"),
+        (fitting(size=1, blocks=False, chunk=None), "too high"),
+        (fitting(divide=lambda targets: 1.0), "times as long as plain_step's"),
+        (fitting(divide=len), "times as long as plain_step's"),
+        (fitting(mean=True, chunk=5), "Are all pieces equally long"),
+        (fitting(size=2, mean=True), "some tokens count for more"),
+        (fitting(mean=True, chunk=300), "Are all pieces equally long"),
+        (fitting(size=1, each=True), "optimizer steps for one batch"),
+        (fitting(twice=True), "optimizer steps for one batch"),
+        (fitting(clears=False), "what has it left behind"),
+        (fitting(size=1, blocks=False, autocast=False), "outside autocast"),
+        (lambda model, optimizer, batch: None, "0 optimizer steps"),
+        (lambda model, optimizer, batch: optimizer.step(), "no gradient"),
+    ],
+)
+
 
 ON_T4 = TrainingRun(
     "gpt2-large", 4, 1024, "amp-fp16", "adamw-fused", "efficient", "every-2", accumulation_steps=8, loss_chunks=8
@@ -134,56 +285,6 @@ ON_A_T4 = Answers(
         (changing(micro_batch=1, accumulation_steps=32), "times what the best plan loses"),
     ],
 )
-
-
-def on_paper(
-    states: float = 16, stream: float = 4, moments: Callable[[float, float], float] = max, block: Any = lambda h, a: 0
-) -> Any:
-    """A learner's two moments, with another number of bytes a parameter, or for each number of the residual stream."""
-
-    def answer(N: int, L: int, h: int, a: int, V: int, s: int, b: int) -> float:
-        always = states * N + stream * s * b * h * L + s * b * L * block(h, a)
-        copies = 2 * h * V + 24 * L * h * h
-        return moments(always + copies + 8 * s * b * V, always + 2 * h * V + 10 * s * b * V)
-
-    return answer
-
-
-def three_moments(N: int, L: int, h: int, a: int, V: int, s: int, b: int) -> float:
-    tokens, body = s * b, 16 * N + 4 * s * b * h * (L + 1)
-    return np.max([body + 2 * h * V + 24 * L * h**2 + 8 * tokens * V, body + 2 * h * V + 10 * tokens * V,
-                   body + tokens * (38 * h + 4 * a + 16)])  # fmt: skip
-
-
-PREDICTED_PEAK = Answers(
-    right=[on_paper(), three_moments, lambda **of: np.float64(1.01 * on_paper()(**of))],
-    wrong=[
-        (lambda **of: 16 * of["N"], "nothing of it sees the batch"),
-        (on_paper(states=12), "The gradients are missing"),
-        (on_paper(states=20), "You count the gradients twice"),
-        (on_paper(stream=0, block=lambda h, a: 38 * h + 4 * a + 16), "Nothing is recomputed"),
-        (on_paper(stream=0), "The checkpoints are missing"),
-        (on_paper(stream=2), "checkpoints are in 16 bits"),
-        (lambda N, L, h, a, V, s, b: 16 * N + 4 * s * b * h * L + 2 * h * V + 24 * L * h**2, "The loss is missing"),
-        (on_paper(moments=lambda loss, backward: loss), "You take the loss alone"),
-        (on_paper(moments=lambda loss, backward: backward), "the loss's backward alone"),
-        (lambda N, L, h, a, V, s, b: 16 * N + 2 * h * V + 24 * L * h**2 + 4 * s * b * h * L + 10 * s * b * V,
-         "two moments that are never together"),
-        (lambda **of: on_paper()(**of) / 1e9, "Right in GB"),
-        (lambda **of: on_paper()(**of) / 2**30, "Right in GiB"),
-        (lambda **of: on_paper()(**of) / 2, "Right in 16-bit numbers"),
-        (lambda **of: 1.4 * on_paper()(**of), "prediction − peak is +40 %"),
-        (lambda **of: on_paper()(**(of | {"b": 1})), "prediction − peak is −"),
-    ],
-)  # fmt: skip
-
-
-def test_the_formula_is_within_its_tolerance_and_the_mistakes_are_not() -> None:
-    for one, other in zip(peaks(peak_right), true_peaks(), strict=True):
-        assert one == pytest.approx(other, rel=TOLERANCE / 2)
-    for mistaken in PEAK_MISTAKES.values():
-        assert any(abs(a / b - 1) > TOLERANCE for a, b in zip(peaks(mistaken), true_peaks(), strict=True))
-    assert true_peaks()[0] == estimate(HIDDEN[0]).total
 
 
 def rising(starts: Any) -> bool:
@@ -241,7 +342,6 @@ DIAGNOSE = Answers(
          "How large was the request"),
         (detective(graphs=lambda seen: seen.step > 1), "Not every later step is a leak"),
         (lambda seen: max(seen.alive, key=lambda kind: seen.alive[kind]), "not one of activations"),
-        (lambda seen: "loss", "The same cause for every run"),
         (lambda seen: "weights" if seen.phase == "loss" else detective()(seen), "did not die of 'weights'"),
     ],
 )  # fmt: skip
@@ -251,7 +351,7 @@ def test_hidden_cases_are_of_every_cause_that_can_be_told() -> None:
     assert {cause for cause, _, _ in BROKEN} == set(lesson_14.CAUSES) - {"weights"}
 
 
-ANSWERS = {"14.1": CHOOSE, "14.2": SPLIT, "14.3": ON_A_T4, "14.4": PREDICTED_PEAK, "14.5": DIAGNOSE}
+ANSWERS = {"14.1": LARGEST, "14.2": FITTING, "14.3": ON_A_T4, "14.4": DIAGNOSE}
 
 
 class TestAnswers(JudgedAnswers):

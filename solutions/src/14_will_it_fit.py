@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 70
+#     minutes: 77
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 14 · Will it fit?
 #
-# **70 minutes** for all five; each one says its own. You should know what [lesson
+# **77 minutes** for all four; each one says its own. You should know what [lesson
 # 14](../notebooks/14_will_it_fit.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -19,104 +19,197 @@
 # the first check that is unsolved.)
 
 # %%
-from course_utils import TrainingRun, estimate, fit, format_bytes, gpu
+import gc
+import inspect
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from course_utils import TrainingRun, estimate, fit, format_bytes, gpu, measure, on_gpu
 from course_utils.lessons.plans import checks as check
 from course_utils.planning.twin import SAFETY
 
 # %% [markdown]
-# ## 1 · Choose
-# **Difficulty** ●○○○○ · **8 minutes** · **Trains** what a search is looking for
+# ## 1 · Halve until it fits
+# **Difficulty** ●●○○○ · **19 minutes** · **Trains** catching an out-of-memory error, and letting go of what failed
 #
-# You get configurations, each a pair of bytes at the estimated peak and seconds that a step loses, and `room`, the
-# bytes that a program gets on the card. Return the index of the one to take: it must fit with 5 % in reserve and lose
-# the least. Of two that lose the same take the smaller. If nothing fits, return `None`.
+# No estimate at hand? Then try. `build(size)` puts a model, its optimizer and a batch of `size` sequences on the GPU,
+# and returns a function that takes one training step:
 
 
 # %%
-def choose(configurations: list[tuple[int, float]], room: int) -> int | None:
-    """The index of the configuration that fits `room` with 5 % in reserve and loses least; None if none fits."""
-    ### BEGIN SOLUTION Return an index, or None.
-    fitting = [index for index, (peak, _) in enumerate(configurations) if peak * 1.05 <= room]
-    return min(fitting, key=lambda index: configurations[index][::-1], default=None)
-    ### END SOLUTION
+def build(size):
+    model = torch.nn.Linear(4096, 4096, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.zeros(size, 1024, 4096, device="cuda")
+
+    def step():
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
-# %%
-check.choose(choose)
+with on_gpu("1 GB"):
+    try:
+        build(64)()
+    except torch.OutOfMemoryError:
+        print("64 sequences: out of memory")
 
 # %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
+# Write the search that libraries offer as "find the batch size". Try `start` sequences, then half (`//`), half of that,
+# and so on down to 1, and return the first size that fits. A size fits if `build` succeeds and *two* steps run. If none
+# fits, return None.
 #
-# Two steps: first leave out what does not fit, then compare what is left.
-#
-# </details>
-# <details><summary>Hint 2: the reserve</summary>
-#
-# 1.05 times the *estimate* has to be within the room.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# `min(..., key=..., default=None)` over the indices that fit. As a key, (lost, peak) settles both the time and the tie.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Memory is a limit, not a price: below the line more free bytes earn nothing. Hence "the lowest peak" is the wrong
-# goal, and so is "the fullest card".
-
-# %% [markdown]
-# ## 2 · Split the batch
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** accumulation as the first resort
-#
-# A step learns from `batch` sequences. `fixed` GB are there whatever the micro-batch, and each sequence in it takes
-# `each` GB more; the card has `room` GB. Return the largest micro-batch that divides the batch and fits with 5 % in
-# reserve, and how many of them make a step: `(size, count)`. `None` if not even one sequence fits.
+# - Only `torch.OutOfMemoryError` means "too large". Every other error passes through as it is.
+# - When an attempt begins, nothing of the one before may be alive. What a name refers to lives on, and so does what an
+#   error's traceback refers to while the error is handled or stored. Some trainings also refer to themselves; such a
+#   cycle waits for Python's garbage collector, and `gc.collect()` runs it now.
 
 
 # %%
-def split(batch: int, fixed: float, each: float, room: float) -> tuple[int, int] | None:
-    """(sequences in a micro-batch, micro-batches), the largest that fits; None if one sequence is too much."""
-    ### BEGIN SOLUTION Return (size, count), or None.
-    for size in range(batch, 0, -1):
-        if batch % size == 0 and (fixed + each * size) * 1.05 <= room:
-            return size, batch // size
+def largest_micro_batch(build, start: int) -> int | None:
+    """The first of start, start // 2, … 1 with which two steps run; None if there is none."""
+    ### BEGIN SOLUTION Return a whole number, or None.
+    size = start
+    while size:
+        step = None
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            step = build(size)
+            step()
+            step()
+            return size
+        except torch.OutOfMemoryError:
+            size //= 2
     return None
     ### END SOLUTION
 
 
 # %%
-check.split(split)
+check.largest_micro_batch(largest_micro_batch)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Only divisors of the batch keep it whole. Go through them from the largest down.
+# A loop over sizes, and in it `try` and `except torch.OutOfMemoryError`. The next attempt belongs after the `except`
+# block, not into it: there the error, its traceback and all their tensors are alive.
 #
 # </details>
-# <details><summary>Hint 2: the memory of one size</summary>
+# <details><summary>Hint 2: names</summary>
 #
-# `fixed + each * size`, and the reserve is on all of it.
+# `step = build(size)` first builds, and only then lets go of what `step` was before. So for a moment there are two
+# trainings. And as long as the `except` block runs, the error holds what failed: `gc.collect()` finds no garbage there.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# `for size in range(batch, 0, -1):` and `batch % size == 0`. The first that fits is the largest; after the loop nothing
-# has.
+# At the top of the loop, set the name to None and collect garbage. Then try to build and to take two steps. A list of
+# errors for later, or `as error` with a second name for it, would keep everything.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# As memory grows with the micro-batch and lost time shrinks with it, the best size is the largest that fits. `fit` uses
-# just that, and finds it by bisection.
+# An out-of-memory error is an exception like any other: the card is fine, and so is your program. What makes a second
+# attempt fail is what the first has left. The first step is no proof, because AdamW's states appear in its update, so
+# the second step begins with 8 bytes per parameter more. `empty_cache` is not what makes room: the allocator gives its
+# cached blocks back by itself before it raises. It makes room for *other* programs on the card.
 
 # %% tags=["solution"]
-xl = TrainingRun("gpt2-xl", 1, 1024, recompute="full", optimizer="adamw-fused", accumulation_steps=32)
-one, two = estimate(xl).total, estimate(xl.replace(micro_batch=2, accumulation_steps=16)).total
-each, room = (two - one) / 1e9, gpu("RTX5090-32GB").room / 1e9
-print(f"GPT-2 XL, everything recomputed: {split(32, one / 1e9 - each, each, room)}")
+with on_gpu("1 GB"):
+    print(largest_micro_batch(build, 64), "sequences")
+
+# %% [markdown]
+# ## 2 · Make this script fit
+# **Difficulty** ●●●○○ · **26 minutes** · **Trains** accumulation, checkpoints and a chunked loss in one step
+#
+# A small Transformer, and the step that everybody writes:
+
+# %%
+print(inspect.getsource(check.SmallTransformer))
+print(inspect.getsource(check.plain_step))
+
+
+# %%
+def peak_of(step):
+    model = check.SmallTransformer()
+    batch = [torch.zeros(8, 512, dtype=torch.long) for _ in range(2)]  # token ids and targets
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    return measure(step=step, model=model, optimizer=optimizer, batch=batch, source="simulated").peak
+
+
+N = sum(weight.numel() for weight in check.SmallTransformer().parameters())
+print(f"weights, gradients and states: {format_bytes(16 * N, 'MB', 0)}")
+print(f"the plain step's peak: {format_bytes(peak_of(check.plain_step), 'MB', 0)}")
+
+# %% [markdown]
+# Write `fitting_step(model, optimizer, batch)`: the same step, with the same gradient, but a peak of less than **160
+# MB**. You may not change the model, the optimizer or the batch, and the model still computes under bf16 autocast. The
+# check compares gradients for batches of other sizes, uneven ones included, and then simulates two steps.
+#
+# You know three ways to save: several micro-batches ([lesson 07](../notebooks/07_gradient_accumulation.ipynb)),
+# `checkpoint` for each block ([lesson 06](../notebooks/06_recomputation.ipynb)), and the loss in chunks of tokens, each
+# through `checkpoint` ([lesson 05](../notebooks/05_activations.ipynb)). No single one is enough. Which two do you take?
+# `peak_of(fitting_step)` tells you how far you are.
+
+
+# %%
+def fitting_step(model, optimizer, batch) -> None:
+    """One step on the whole batch with the gradient of plain_step, in less than 160 MB."""
+
+    ### BEGIN SOLUTION Take one optimizer step; return nothing.
+    def loss_of(x, targets):
+        return cross_entropy(model.head(x), targets, reduction="sum")
+
+    tokens, targets = batch
+    with torch.autocast(tokens.device.type, torch.bfloat16):
+        x = model.embedding(tokens)
+        for block in model.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        pieces = zip(x.flatten(0, 1).split(128), targets.flatten().split(128), strict=True)
+        loss = sum(checkpoint(loss_of, *piece, use_reentrant=False) for piece in pieces) / targets.numel()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    ### END SOLUTION
+
+
+# %%
+check.fitting_step(fitting_step)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# Begin with the largest: 8 · 512 tokens times 8,000 logits. Cut them by one of your ways, and ask `peak_of` again.
+#
+# </details>
+# <details><summary>Hint 2: the same gradient</summary>
+#
+# Pieces need not be equally long. Add up *sums* of losses, and divide by the number of all tokens: then every token
+# counts once, whatever the pieces.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# Instead of `model(tokens)`, go through embedding and blocks yourself: then you have the head's input, and can call
+# head and loss for one piece at a time, through `checkpoint`. With micro-batches each loss goes backward at once,
+# outside autocast; the optimizer steps once.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# Weights, gradients and states take 16 bytes per parameter, and no change of the step touches them. What remains is a
+# budget, and each way has its price. With micro-batches, gradients wait while the next one runs. Checkpoints cost a
+# second forward, chunks a second product with the head. Here the vocabulary is large for the model, so the logits come
+# first. The blocks come next, by either of the two other ways.
+
+# %% tags=["solution"]
+print(f"the fitting step's peak: {format_bytes(peak_of(fitting_step), 'MB', 0)}")
 
 # %% [markdown]
 # ## 3 · Train GPT-2 large on a T4
@@ -173,63 +266,7 @@ check.on_a_t4(on_a_t4)
 print(fit("gpt2-large", "T4-16GB", global_batch=32))
 
 # %% [markdown]
-# ## 4 · Predict the peak
-# **Difficulty** ●●●●○ · **20 minutes** · **Trains** an estimate on one line of paper
-#
-# A GPT under bf16 autocast with a flash kernel, full recomputation, the fused update, gradients added up over
-# micro-batches. Return the bytes at the peak from its letters alone, to within 5 %. The check asks for runs from GPT-2
-# with large batches to GPT-2 XL with small ones, and they do not all peak at the same moment.
-
-
-# %%
-def predicted_peak(N: int, L: int, h: int, a: int, V: int, s: int, b: int) -> float:
-    """Bytes at the peak of a step: the fullest of its moments."""
-    ### BEGIN SOLUTION Return bytes.
-    always = 16 * N + 4 * s * b * h * L + 6 * s * b * h
-    loss = always + 2 * (h * V + 12 * L * h * h) + 8 * s * b * V
-    backward = always + 2 * h * V + 10 * s * b * V
-    return max(loss, backward)
-    ### END SOLUTION
-
-
-# %%
-check.predicted_peak(predicted_peak)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# What is there from the second micro-batch on, whatever happens: weights, gradients, two moments, all fp32. Then the
-# checkpoints: one s·b·h for each block, and under autocast the residual stream is fp32.
-#
-# </details>
-# <details><summary>Hint 2: two moments</summary>
-#
-# When the loss is computed, autocast's 16-bit copies of *all* matrices are still there. When its backward begins, the
-# region has ended and those of the blocks are gone, but the head's is in use.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Tensors of s·b·V numbers take 8 bytes a number at the loss, of which 6 stay for backward, and 10 in its backward,
-# where the gradient takes 4. Return the larger of the two moments. The block that runs again is smaller here than
-# either.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Two candidates, one maximum. Adding them up is the commonest mistake of calculators ([lesson
-# 13](../notebooks/13_who_is_right.ipynb)), and it is not even far off here: 2 bytes for each number in a matrix.
-
-# %% tags=["solution"]
-of = {"N": xl.model.parameters, "L": 48, "h": 1600, "a": 25, "V": 50257, "s": 1024}
-for b in (1, 4, 32):
-    real = estimate(xl.replace(micro_batch=b)).total
-    error = predicted_peak(**of, b=b) / real - 1
-    print(f"GPT-2 XL, b = {b:2d}: {format_bytes(real, 'GB', 1)}, predicted to within 1 %: {abs(error) < 0.01}")
-
-# %% [markdown]
-# ## 5 · Diagnose
+# ## 4 · Diagnose
 # **Difficulty** ●●●●○ · **17 minutes** · **Trains** reading an out-of-memory error
 #
 # Turn the detective into a function. It gets the evidence of a run that is out of memory and returns the name of the
