@@ -39,14 +39,14 @@ DAYS = (
         "90 minutes", 90,
         "Lesson 01 holds the course's question and its answer. Ask for guesses by show of hands; exercises in pairs. "
         "Where the lesson is best cut is in the instructor's notes.",
-        (("01", ()), ("01", (1, 2, 3)), ("Questions; how to go on alone", 7)),
+        (("01", ()), ("01", (1, 2)), ("Questions; how to go on alone", 12)),
     ),
     Day(
         "Half a day", 240,
         "The question, and its largest part: activations. At the end everybody measures a run of their own.",
         (
-            ("01", ()), ("01", (1, 2, 3)), ("Break", 15), ("05", ()), ("05", (1, 2)), ("Break", 10),
-            ("A run of your own: `estimate`, then `compare`", 22),
+            ("01", ()), ("01", (1, 2)), ("Break", 15), ("05", ()), ("05", (1, 2)), ("Break", 10),
+            ("A run of your own: `estimate`, then `compare`", 27),
         ),
     ),
     Day(
@@ -55,23 +55,23 @@ DAYS = (
         "needs one that is left out. From lesson 05 on, [lesson 12](../notebooks/12_lora_and_quantization.ipynb) on "
         "LoRA may come at any time.",
         (
-            ("00", ()), ("01", ()), ("01", (1, 2)), ("02", ()), ("02", (1,)), ("05", ()), ("05", (1,)), ("06", ()),
-            ("06", (1,)), ("07", ()), ("07", (1,)), ("10", ()), ("10", (1,)), ("14", ()), ("14", (1,)),
-            ("A script of your own: `watch`, and a [recipe](recipes.md)", 28),
+            ("00", ()), ("01", ()), ("01", (1,)), ("02", ()), ("02", (1,)), ("05", ()), ("05", (1,)), ("06", ()),
+            ("06", (1,)), ("07", ()), ("10", ()), ("10", (1,)), ("14", ()), ("14", (1,)),
+            ("A script of your own: `watch`, and a [recipe](recipes.md)", 23),
         ),
     ),
     Day(
         "Two days: the first", 390, "One GPU: what is kept, in which format, and why. Lesson 00 before you come.",
         (
-            ("01", ()), ("01", (1, 2, 3)), ("Break", 15), ("02", ()), ("02", (1, 2)), ("03", ()), ("03", (1,)),
-            ("Break", 15), ("05", ()), ("05", (1,)), ("Questions", 19),
+            ("01", ()), ("01", (1, 2)), ("Break", 15), ("02", ()), ("02", (1,)), ("03", ()), ("03", (1,)),
+            ("Break", 15), ("05", ()), ("05", (1,)), ("Questions", 25),
         ),
     ),
     Day(
         "Two days: the second", 390, "What to do about it, on one GPU and on many.",
         (
-            ("06", ()), ("06", (1, 2)), ("Break", 15), ("07", ()), ("07", (1, 2)), ("08", ()), ("Break", 15),
-            ("09", ()), ("09", (1,)), ("Questions; what each will change at home", 20),
+            ("06", ()), ("06", (1, 2)), ("Break", 15), ("07", ()), ("07", (1,)), ("08", ()), ("Break", 15),
+            ("09", ()), ("09", (1,)), ("Questions; what each will change at home", 14),
         ),
     ),
 )  # fmt: skip

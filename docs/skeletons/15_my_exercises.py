@@ -14,25 +14,27 @@
 # **10 minutes.** You should know what [lesson 15](../notebooks/15_my_lesson.ipynb) shows.
 
 # %%
-from course_utils.lessons.parameters import checks as check  # yours: a folder that you add
+import torch
+
+from course_utils.lessons.one_step import checks as check  # yours: a folder that you add
 
 # %% [markdown]
-# ## 1 · One block
-# **Difficulty** ●○○○○ · **5 minutes** · **Trains** counting matrix by matrix
+# ## 1 · What a weight wants to know
+# **Difficulty** ●○○○○ · **5 minutes** · **Trains** seeing why forward has to keep its inputs
 #
-# What is asked for, with every letter named.
+# What is asked for: every argument with its shape and dtype, what is returned, what may not change.
 
 
 # %%
-def block(h: int, bias: bool) -> int:
-    """Parameters of one GPT block of hidden size h."""
-    ### BEGIN SOLUTION Return a whole number.
-    return 12 * h * h + (13 * h if bias else 2 * h)
+def weight_gradient(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """dL/dW, of shape (outputs, inputs), from the layer's input x (b, s, inputs) and dL/dy (b, s, outputs)."""
+    ### BEGIN SOLUTION Return a tensor of shape (outputs, inputs).
+    return dy.flatten(0, 1).T @ x.flatten(0, 1)
     ### END SOLUTION
 
 
 # %%
-check.block(block)
+check.weight_gradient(weight_gradient)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
