@@ -37,6 +37,7 @@ EXPRESSIONS = Answers(
         (counting({EXP: 3}), "exp needs its output alone"),
         (counting({DIVIDED: 2}), "a division by a number keeps nothing, and neither"),
         (counting({}, each=1), "A bf16 number takes two"),
+        (counting({}, each=4), "All are twice too large"),
         (counting({}, each=16), "tanh(x + y) is off"),
         (lambda n: counting({})(4096), "the same for every n"),
     ],
@@ -120,9 +121,11 @@ KEPT_BY_MODULE = Answers(
     wrong=[
         (each_tensor, "some storages count more than once"),
         (kept(size=lambda tensor: tensor.nbytes), "you count the bytes of a view"),
-        (kept(size=lambda tensor: tensor.numel()), "'heads' has too little"),
+        (kept(size=lambda tensor: tensor.numel()), "'heads' has too little. Do you add?"),
         (lambda model, x: {name: size for name, size in kept()(model, x).items() if name}, "'' has nothing"),
         (kept(known=lambda model, x: [x, *model.buffers()]), "you count parameters, too"),
+        (kept(known=lambda model, x: []), "you count what was there before"),
+        (kept(key=id), "Does a storage count twice"),
         (kept(known=lambda model, x: [*model.parameters(), *model.buffers()]), "you count x, too"),
         (kept(known=lambda model, x: [x, *model.parameters()]), "you count a buffer"),
         (kept(name=lambda running: running[:1]), "you give it to the outermost module"),
@@ -244,7 +247,7 @@ LEAN = Answers(
         (repaired(gated=gating), "A wide tensor too many"),
         (repaired(norm=by_hand), "The norm's tensors, or copies of weights?"),
         (one_matrix, "The norm's tensors, or copies of weights?"),
-        (repaired(norm=lambda block, x: F.layer_norm(x, x.shape[-1:], block.norm.weight, block.norm.bias)), "its eps"),
+        (repaired(norm=lambda block, x: F.layer_norm(x, x.shape[-1:], block.norm.weight, block.norm.bias)), "eps"),
         (repaired(gated=always_a_tenth), "at its rate"),
         (repaired(log=lambda block, y: setattr(block, "log", [y.abs().mean().item()])), "held before has gone"),
         (repaired(branch=lambda x, y: x.detach() + y), "by both ways?"),
@@ -255,10 +258,12 @@ LEAN = Answers(
         (all_again, "A matrix product runs a second time"),
         (logs_inside, "A matrix product runs a second time"),
         (repaired(gated=seeded_again), "Does a second forward drop the same?"),
-        (repaired(gated=lambda block, gate, up: again(lambda: F.dropout(F.silu(gate) * up, 0.1))), "and no dropout"),
+        (repaired(gated=lambda block, gate, up: again(lambda: F.dropout(F.silu(gate) * up, 0.1))), "nothing dropped"),
         (repaired(gated=lambda block, gate, up: again(lambda: F.silu(gate) * up)), "in training alone?"),
-        (repaired(norm=lambda block, x: F.layer_norm(x, x.shape[-1:])), "Is the norm's weight there"),
-        (repaired(branch=lambda x, y: y), "the output is another"),
+        (repaired(norm=lambda block, x: F.layer_norm(x, x.shape[-1:])), "Is the norm whole (weight"),
+        (repaired(branch=lambda x, y: y), "(weight, bias, eps), is it SiLU, is x added"),
+        (repaired(log=lambda block, y: block.log.append(y.detach())), "a tensor of 3,200 numbers"),
+        (repaired(log=lambda block, y: block.log.append(str(y.abs().mean().item()))), "entry is a text"),
         (repaired(gated=lambda block, gate, up: gating(block, gate.detach(), up)), "by both ways?"),
     ],
 )  # fmt: skip
@@ -355,6 +360,58 @@ def exponentials(logits: Any, targets: Any) -> Any:
     return (logits[rows].float().exp().sum(-1).log() - picked).mean()
 
 
+def over_the_logits(logits: Any, sums: Any) -> Any:
+    p = logits.float().sub_(sums).exp_()
+    logits.detach().copy_(p)
+    return p
+
+
+def picked_too_late(logits: Any, targets: Any) -> Any:
+    """Looks the target up where the row's largest number has gone already."""
+    z, rows = logits.float(), targets >= 0
+    top = z.detach().amax(-1, keepdim=True)
+    z = z - top
+    return (z.exp().sum(-1).log() + top[:, 0] - z.gather(-1, targets.clamp(min=0)[:, None])[:, 0])[rows].mean()
+
+
+class WithMask(torch.autograd.Function):
+    """A mask as index, which stops a simulated GPU; logsumexp takes a second fp32 tensor all the same."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, targets: Any) -> Any:
+        keep, z = targets != -100, logits.float()
+        picked = z.gather(-1, targets.clamp(min=0)[:, None])
+        sums = torch.logsumexp(z, -1, keepdim=True)
+        ctx.save_for_backward(logits, targets, sums)
+        return (sums - picked)[keep].mean()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        logits, targets, sums = ctx.saved_tensors
+        keep = (targets != -100)[:, None]
+        p = logits.float().sub_(sums).exp_()
+        p.scatter_add_(-1, targets.clamp(min=0)[:, None], -torch.ones_like(sums))
+        return p.mul_(keep * grads[0] / keep.sum()).to(logits.dtype), None
+
+
+class TwoFp32(WithMask):
+    """As `WithMask`, by steps in forward, and with two fp32 tensors in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, targets: Any) -> Any:
+        keep, sums = targets != -100, in_steps(logits)
+        ctx.save_for_backward(logits, targets, sums)
+        return (sums - logits.gather(-1, targets.clamp(min=0)[:, None]).float())[keep].mean()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        logits, targets, sums = ctx.saved_tensors
+        keep = (targets != -100)[:, None]
+        p = (logits.float() - sums).exp()
+        p.scatter_add_(-1, targets.clamp(min=0)[:, None], -torch.ones_like(sums))
+        return (p * keep * grads[0] / keep.sum()).to(logits.dtype), None
+
+
 def in_sixteen_bits(sums: Any, picked: Any, weight: Any) -> Any:
     return weight @ (sums - picked)[:, 0].float()
 
@@ -391,7 +448,11 @@ LEAN_LOSS = Answers(
         (loss_function(weights=lambda targets: (targets >= 0) / len(targets)), "The mean is over tokens that count"),
         (loss_function(weights=all_places), "the loss is another"),
         (loss_function(places=lambda targets: targets), "A target of -100 is no place"),
-        (exponentials, "exp overflows"),
+        (exponentials, "exp overflows, or the log is of 0"),
+        (picked_too_late, "Is z still z where you look up the target?"),
+        (loss_function(probabilities=over_the_logits), "writes over the logits"),
+        (WithMask.apply, "Inside, `logsumexp` makes one of its own"),
+        (TwoFp32.apply, "Which operations can write over their input?"),
         (
             loss_function(log_sums=lambda logits: logits.logsumexp(-1, keepdim=True), forward=in_sixteen_bits),
             "computed in 16 bits",

@@ -192,6 +192,83 @@ def each_alone(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]
     return losses
 
 
+def rest_unguarded(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    """Asks whether there are tokens in whole groups, not in the rest."""
+    losses: list[float] = []
+    total, count, waiting = 0.0, 0, 0
+
+    def finish() -> None:
+        for weight in model.parameters():
+            if weight.grad is not None:
+                weight.grad /= torch.tensor(count)
+        optimizer.step()
+        losses.append(total / max(count, 1))
+
+    for tokens, targets in loader:
+        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+        loss.backward()
+        total, count, waiting = total + loss.item(), count + int((targets != -100).sum()), waiting + 1
+        if waiting == k:
+            if count:
+                finish()
+            optimizer.zero_grad()
+            total, count, waiting = 0.0, 0, 0
+    if waiting:
+        finish()
+    optimizer.zero_grad()
+    return losses
+
+
+def cleared_by_steps(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    """Clears gradients after a step alone: padding at the end leaves zeros."""
+    losses: list[float] = []
+    total, count, waiting = 0.0, 0, 0
+
+    def finish() -> None:
+        if count:
+            model.table.grad /= count
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total / count)
+
+    for tokens, targets in loader:
+        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+        loss.backward()
+        total, count, waiting = total + loss.item(), count + int((targets != -100).sum()), waiting + 1
+        if waiting == k:
+            finish()
+            total, count, waiting = 0.0, 0, 0
+    finish()
+    return losses
+
+
+def one_ahead(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    """Takes the next micro-batch before this one has been used."""
+
+    def ahead() -> Parts:
+        this = next(loader, None)
+        while this is not None:
+            coming = next(loader, None)
+            yield this
+            this = coming
+
+    return streaming()(model, optimizer, ahead(), k)
+
+
+def zeros_for_no_step(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    losses: list[float] = []
+    for first in loader:
+        group = chain([first], islice(loader, k - 1))
+        losses += streaming()(model, optimizer, group, k) or [0.0]
+    return losses
+
+
+def keeps_outputs(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
+    kept: list[Any] = []
+    model.register_forward_hook(lambda _, __, output: kept.append(output.detach()))
+    return streaming()(model, optimizer, loader, k)
+
+
 TRAIN_PASS = Answers(
     right=[streaming(), by_shares, streaming(number=lambda loss: float(loss.detach()))],
     wrong=[
@@ -210,6 +287,11 @@ TRAIN_PASS = Answers(
         (each_alone, "not one number for each step"),
         (streaming(skips=False), "where do you divide"),
         (streaming(skips=False, least=1), "You step where no token has a say"),
+        (rest_unguarded, "where do you divide"),
+        (cleared_by_steps, "With padding at the end: some `.grad` is not None"),
+        (one_ahead, "You hold several micro-batches"),
+        (zeros_for_no_step, "a number for a group that took no step"),
+        (keeps_outputs, "what the model has put out"),
         (in_groups, "You hold several micro-batches"),
         (partial(in_groups, graphs=True), "graphs wait until the group"),
         (partial(in_groups, keep=True), "You return a loss with its graph"),
@@ -317,8 +399,43 @@ def all_at_the_end(weights: list[Any], masters: list[Any]) -> list[Any]:
     return handles
 
 
+def two_hooks(weights: list[Any], masters: list[Any]) -> list[Any]:
+    """One hook adds, another one clears."""
+    handles = []
+    for weight, master in zip(weights, masters, strict=True):
+        if weight.requires_grad:
+
+            def add(weight: Any, master: Any = master) -> None:
+                master.grad = weight.grad.float() + (0 if master.grad is None else master.grad)
+
+            def clear(weight: Any) -> None:
+                weight.grad = None
+
+            handles += [weight.register_post_accumulate_grad_hook(one) for one in (add, clear)]
+    return handles
+
+
+def last_weight(weights: list[Any], masters: list[Any]) -> list[Any]:
+    """The hook reads the loop's weight, not its own argument."""
+    handles = []
+    for weight, master in zip(weights, masters, strict=True):
+        if weight.requires_grad:
+
+            def add(_: Any, master: Any = master) -> None:
+                gradient = weight.grad.float()  # noqa: B023
+                master.grad = gradient if master.grad is None else master.grad + gradient
+                weight.grad = None  # noqa: B023
+
+            handles.append(weight.register_post_accumulate_grad_hook(add))
+    return handles
+
+
+def shifted(weights: list[Any], masters: list[Any]) -> list[Any]:
+    return hooks()([one for one in weights if one.requires_grad], masters[: len(weights) - 1])
+
+
 ADD_UP = Answers(
-    right=[hooks(), by_dictionary, by_objects],
+    right=[hooks(), by_dictionary, by_objects, two_hooks],
     wrong=[
         (hooks(late=True), "to another weight's master"),
         (hooks(add=lambda total, new: new.float()), "Only the last micro-batch is left"),
@@ -333,7 +450,10 @@ ADD_UP = Answers(
         (all_at_the_end, "Gradients in bf16 wait"),
         (hooks(returns=lambda handles: None), "nothing: does every path"),
         (hooks(returns=lambda handles: [1]), "Return the handles"),
-        (hooks(returns=lambda handles: handles[1:]), "one for each weight"),
+        (hooks(returns=lambda handles: handles[1:]), "some hook is still there"),
+        (lambda weights, masters: two_hooks(weights, masters)[::2], "some hook is still there"),
+        (last_weight, "if a loop's variable has its last value"),
+        (shifted, "Or does a frozen weight shift your pairs?"),
         (lambda weights, masters: hooks()(weights[:0], masters[:0]), "Weights still hold"),
     ],
 )
@@ -453,6 +573,23 @@ def sum_left(model: Any, parts: list[Any]) -> tuple[float, float]:
     return result
 
 
+def by_ratio(signal: float, noise: float) -> tuple[float, float]:
+    return signal, noise / signal
+
+
+def adds_in_place(model: Any, parts: list[Any]) -> tuple[float, float]:
+    total = torch.zeros((), dtype=torch.float64)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.register_hook(lambda gradient: total.add_(gradient.square().sum()))
+    return measuring()(model, parts)
+
+
+def unused_too(model: Any, parts: list[Any]) -> tuple[float, float]:
+    result = measuring()(model, parts)
+    return sum(weight.grad.square().sum().item() for weight in model.parameters()), result[1]
+
+
 MEASURE_NOISE = Answers(
     right=[measuring(), by_norms, as_variance, measuring(divided=False)],
     wrong=[
@@ -466,6 +603,10 @@ MEASURE_NOISE = Answers(
         (partial(as_variance, naive=True), "the formula has noise, too"),
         (measuring(turned=True), "the wrong way round"),
         (measuring(of=lambda b, k: (b, k)), "The two are off"),
+        (measuring(of=lambda b, k: (2, 2 * k)), "`len` of a pair is 2"),
+        (lambda model, parts: by_ratio(*measuring()(model, parts)), "not their ratio"),
+        (adds_in_place, "Let yours return nothing"),
+        (unused_too, "A weight that no loss has used"),
         (measuring(clears=True), "Only the last micro-batch is left"),
         (measuring(clears=True, divided=False), "Only the last micro-batch is left"),
         (measuring(removes=False), "Your hooks are still on"),
@@ -509,7 +650,7 @@ RATE = Answers(
     wrong=[
         (warmed(adam=float), "You scale by k for Adam, too"),
         (warmed(sgd=math.sqrt), "You scale by √k for SGD, too"),
-        (warmed(sgd=math.sqrt, adam=float), "Some rate is off"),
+        (warmed(sgd=math.sqrt, adam=float), "The two rules are the wrong way round"),
         (warmed(start=0), "You start from zero"),
         (warmed(part=lambda step, warm: 1), "There is no warm-up"),
         (warmed(after=lambda rate, peak, part: rate + (peak - rate) * part), "grows on when the warm-up is over"),

@@ -37,13 +37,15 @@ KEPT = Answers(
     wrong=[
         (keeping(right_kept, lambda p, m, s: min(m, p)), "however many stages there are"),
         (keeping(right_kept, right_kept), "That is 1F1B"),
-        (keeping(right_kept, lambda p, m, s: 8), "GPipe is off somewhere"),
+        (keeping(right_kept, lambda p, m, s: 8), "GPipe is off for stage 0 of 8 with 3 micro-batches"),
         (keeping(lambda p, m, s: p - s), "m may be small"),
         (keeping(lambda p, m, s: min(m, p)), "That is the first stage"),
         (keeping(lambda p, m, s: min(m, s + 1)), "Turned round"),
         (keeping(lambda p, m, s: min(m, p - s - 1)), "One too few"),
         (keeping(lambda p, m, s: m), "That is GPipe"),
-        (keeping(lambda p, m, s: 7), "1F1B is off somewhere"),
+        (keeping(lambda p, m, s: min(m, p - s + 1)), "counted from 0"),
+        (keeping(lambda p, m, s: 7), "1F1B is off for stage 0 of 4 with 8 micro-batches"),
+        (keeping(lambda p, m, s: min(m, p) - s), "1F1B is off for stage 6 of 8 with 3 micro-batches"),
     ],
 )
 
@@ -93,13 +95,13 @@ ORDER = Answers(
         (with_ahead(lambda p, m, s: min(m, s + 1)), "Too few forwards"),
         (with_ahead(lambda p, m, s: min(m, p - s - 1)), "Too few forwards"),
         (with_ahead(lambda p, m, s: min(m, p - s + 1)), "Too many forwards"),
-        (with_ahead(lambda p, m, s: p - s), "or do not exist"),
+        (with_ahead(lambda p, m, s: p - s), "there is no F2"),
         (forwards_first, "alternate"),
         (last_in_first_out, "in the order of the micro-batches"),
-        (lambda p, m, stage: 2 * by_counting(p, m, stage), "occur twice"),
-        (lambda p, m, stage: by_counting(p, m, stage)[:-1], "works are missing"),
+        (lambda p, m, stage: 2 * by_counting(p, m, stage), "F0 occurs more than once"),
+        (lambda p, m, stage: by_counting(p, m, stage)[:-1], "B5 is missing"),
         (lambda p, m, stage: by_counting(p, m, stage)[::-1], "before its own forward"),
-        (lambda p, m, stage: [work[0] + str(int(work[1:]) + 1) for work in by_counting(p, m, stage)], "are missing"),
+        (lambda p, m, stage: [work[0] + str(int(work[1:]) + 1) for work in by_counting(p, m, stage)], "there is no F6"),
         (lambda p, m, stage: [(work[0], int(work[1:])) for work in by_counting(p, m, stage)], "list of words"),
     ],
 )
@@ -240,6 +242,68 @@ def all_targets_first(layers: Any, rank: Any, data: Any, send: Any, receive: Any
     return None
 
 
+def inputs_kept(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    """Every input that has come stays in a list."""
+    kept = []
+
+    def receive_and_keep(shape: Any) -> Any:
+        kept.append(receive(shape))
+        return kept[-1]
+
+    in_one_loop(layers, rank, data, send, receive_and_keep)
+
+
+def last_out_first(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    """Takes the newest output backward, not the oldest."""
+    if rank == 1:
+        return in_one_loop(layers, rank, data, send, receive)
+    waiting = []
+    for batch in [*data, None]:
+        if batch is not None:
+            y = layers(batch)
+            send(y.detach())
+            waiting.append((get_gradient_edge(y), y.shape))
+        if batch is None or len(waiting) == 2:
+            edge, shape = waiting.pop()
+            torch.autograd.backward(edge, receive(shape))
+    return None
+
+
+def with_an_optimizer(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    in_one_loop(layers, rank, data, send, receive)
+    torch.optim.SGD(layers.parameters(), lr=0.1).step()
+
+
+def with_autograd_grad(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    """Gradients by `autograd.grad`; of an output that has been sent, only the storage is given back."""
+    weights = list(layers.parameters())
+    if rank == 1:
+        for target in data:
+            x = receive((len(target), layers[0].in_features)).requires_grad_()
+            loss = mse_loss(layers(x), target) * (len(target) / sum(map(len, data)))
+            gradient, *ours = torch.autograd.grad(loss, [x, *weights])
+            send(gradient)
+            for weight, one in zip(weights, ours, strict=True):
+                weight.grad = one if weight.grad is None else weight.grad + one
+        return
+    waiting = []
+    for number, batch in enumerate(data):
+        y = layers(batch)
+        send(y.detach().clone())
+        y.untyped_storage().resize_(0)
+        waiting.append(y)
+        if number:
+            waiting[number - 1].backward(receive(waiting[number - 1].shape))
+    waiting[-1].backward(receive(waiting[-1].shape))
+
+
+def only_rank_1_here(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    """Raises on rank 1 alone; rank 0 then waits."""
+    if rank == 1:
+        COUNTED.append(rank)
+    in_one_loop(layers, rank, data, send, receive)
+
+
 def forward_only(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
     if rank == 1:
         return in_one_loop(layers, rank, data, send, receive)
@@ -258,24 +322,29 @@ def only_here(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> Non
 
 
 TWO_STAGES = Answers(
-    right=[in_one_loop, with_helpers, with_a_function],
+    right=[in_one_loop, with_helpers, with_a_function, with_autograd_grad],
     wrong=[
         (stages_with(scale=lambda part, data: 1.0), "as if it were the whole batch's"),
         (stages_with(scale=lambda part, data: 1 / len(data)), "also the smaller one"),
         (stages_with(scale=lambda part, data: 1 / sum(map(len, data))), "gradients are not the whole batch's"),
+        (stages_with(scale=lambda part, data: 3 * len(part) / sum(map(len, data))), "a sum over the columns"),
         (stages_with(before=lambda layers: layers.zero_grad()), "Does each micro-batch add its own"),
         (stages_with(gradient=lambda x: x), "what you send is not a gradient of the input"),
         (stages_with(gradient=lambda x: None), "where x does not ask for its gradient"),
         (stages_with(ahead=lambda m: m), "Under 1F1B it goes backward sooner"),
         (stages_with(ahead=lambda m: 1), "send one more first"),
         (stages_with(keep=lambda y: y), "Who holds y?"),
-        (all_targets_first, "Under 1F1B it goes backward sooner"),
+        (all_targets_first, "a third input before you send the first gradient"),
+        (inputs_kept, "Who holds x?"),
+        (last_out_first, "in the order of the micro-batches"),
+        (with_an_optimizer, "Leave the gradients; no optimizer"),
         (first_waits, "before you send the output that it belongs to"),
         (as_a_whole, "and another shape comes"),
         (sent_twice, "The other stage takes one for each"),
         (forward_only, "leave messages of the other stage lying"),
         (nothing, "leave messages of the other stage lying"),
         (only_here, "raised NameError"),
+        (only_rank_1_here, "raised NameError"),
     ],
 )
 
@@ -283,7 +352,7 @@ TWO_STAGES = Answers(
 @pytest.fixture(scope="module", autouse=True)
 def tried() -> None:
     """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the checks."""
-    outcomes(PROGRAM, 2, [("step", step) for step in (*TWO_STAGES.right, only_here)])
+    outcomes(PROGRAM, 2, [("step", step) for step in (*TWO_STAGES.right, only_here, only_rank_1_here)])
 
 
 class Shared(torch.autograd.Function):
@@ -328,6 +397,31 @@ class SummedAgain(Summed):
         return Shared.backward(ctx, *gradients)
 
 
+class WithoutACopy(Shared):
+    """Sums what autograd hands it, in place."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        ctx.all_reduce(gradients[0])
+        return gradients[0], None
+
+
+class GivesNothing(Shared):
+    """Returns what `all_reduce` returns."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.all_reduce(gradients[0].clone()), None
+
+
+class Halved(Summed):
+    """Shares the gradient out among two ranks."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] / 2, None
+
+
 def mlp(
     share: Callable[..., Any] = Shared.apply, add: Callable[..., Any] = Summed.apply, bias: str = "once"
 ) -> Callable[..., Any]:
@@ -364,7 +458,7 @@ def twice(part: Any, all_reduce: Any) -> Any:
 
 
 PARALLEL_MLP = Answers(
-    right=[mlp(), by_hooks, mlp(add=in_place)],
+    right=[mlp(), by_hooks, mlp(share=WithoutACopy.apply)],
     wrong=[
         (mlp(share=lambda x, all_reduce: x), "1 × in forward and 0 × in backward"),
         (mlp(add=lambda part, all_reduce: part), "0 × in forward and 1 × in backward"),
@@ -373,9 +467,13 @@ PARALLEL_MLP = Answers(
         (mlp(bias="in each"), "the bias, too"),
         (mlp(bias="never"), "the output is not the whole MLP's"),
         (mlp(add=twice), "something else than"),
+        (mlp(add=in_place), "autograd does not see that"),
+        (mlp(add=Halved.apply), "something else than this rank's part of x's gradient"),
+        (mlp(share=GivesNothing.apply), "no gradient comes to x"),
+        (lambda *given: mlp()(*given[:4], 2 * given[4] - given[4].detach(), given[5]), "gradient of down_bias is not"),
         (lambda *given: F.gelu(F.linear(*given[:3])) @ given[3].T + given[4], "0 × in forward and 0 ×"),
         (lambda *given: mlp()(given[0].detach(), *given[1:]), "1 × in forward and 0 ×"),
-        (lambda *given: mlp()(*given[:4], given[4].detach(), given[5]), "the gradient of down_bias is not"),
+        (lambda *given: mlp()(*given[:4], given[4].detach(), given[5]), "no gradient comes to down_bias"),
         (lambda *given: mlp()(*given).detach(), "something cuts the graph"),
         (lambda *given: given[5](F.gelu(F.linear(*given[:3]))), "What has every rank only a part of"),
     ],

@@ -71,7 +71,7 @@ DAYS = (
         "Two days: the second", 390, "What to do about it, on one GPU and on many.",
         (
             ("06", ()), ("06", (1, 2)), ("Break", 15), ("07", ()), ("07", (1,)), ("08", ()), ("Break", 15),
-            ("09", ()), ("09", (1,)), ("Questions; what each will change at home", 14),
+            ("09", ()), ("09", (1,)), ("Questions; what each will change at home", 9),
         ),
     ),
 )  # fmt: skip

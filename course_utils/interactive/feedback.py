@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
 from numbers import Real
-from types import NoneType, UnionType
+from types import FunctionType, NoneType, UnionType
 from typing import Any, NoReturn, get_args
 
 from ..measurement import Measurement, Timeline
@@ -252,12 +252,15 @@ def _opening(arguments: tuple[Any, ...], named: Mapping[str, Any], verb: str = "
 def _short(value: Any) -> str:
     if hasattr(value, "named_modules"):
         return f"a {type(value).__name__}"
+    if isinstance(value, (list, tuple)) and value and all(hasattr(one, "detach") for one in value):
+        return f"a {_kind_name(type(value))[2:]} of {len(value)} tensors"
     number = isinstance(value, int) and not isinstance(value, bool)
     if hasattr(value, "detach") and value.numel() > 8:
         return f"a tensor of {tuple(value.shape)} in {str(value.dtype).removeprefix('torch.')}"
     text = f"{value:_}" if number else " ".join(repr(value).split())
     text = "a measurement" if isinstance(value, Measurement) else text
-    text = "a function" if isinstance(value, functools.partial) else text
+    text = "a function" if isinstance(value, (functools.partial, FunctionType)) else text
+    text = _kind_name(type(value)) if " at 0x" in text or hasattr(value, "param_groups") else text
     return text if len(text) <= 60 else text[:57] + "..."
 
 

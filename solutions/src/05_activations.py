@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 80
+#     minutes: 95
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 05 · What does each operation keep?
 #
-# **80 minutes** for all five; each one says its own. You should know what [lesson
+# **95 minutes** for all five; each one says its own. You should know what [lesson
 # 05](../notebooks/05_activations.ipynb) shows, and for exercise 2 lesson 01's timelines. No GPU is needed.
 #
 # Each exercise asks for one function, the last one for a class. Write it, run the cell, then run the check below it. A
@@ -34,7 +34,8 @@ from course_utils.interactive.saved import saved_by
 #
 # Five expressions of x and y, two tensors of *n* bf16 numbers that both need gradients. How many bytes does autograd
 # keep for each? PyTorch runs them operation by operation, as they are written; what two operations keep together is
-# stored once. x and y count, too, if they are kept. Derive before you ask `saved_by`; the check asks it too.
+# stored once. x and y count, too, if they are kept. Derive first. Then you may ask autograd, as the check does:
+# `saved_by(lambda x, y: …, (n,), (n,), dtype="bf16")`.
 
 # %%
 list(check.EXPRESSIONS)
@@ -99,7 +100,7 @@ figure = check.story()
 figure
 
 # %% [markdown]
-# What happens at each of them? Choose from these statements. Each is of one moment at most; three are true of none.
+# What happens at each of them? Choose from these statements. Each fits one letter at most; three fit none.
 
 # %%
 for number, statement in check.STATEMENTS.items():
@@ -126,8 +127,7 @@ check.told(told)
 # </details>
 # <details><summary>Hint 2: who frees what</summary>
 #
-# Three kinds go at three different times: activations while backward runs, gradients when they are set to none, the
-# optimizer's states never.
+# Activations go while backward runs, gradients when they are set to none. The optimizer's states stay.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -145,7 +145,7 @@ check.told(told)
 
 # %% [markdown]
 # ## 3 · Which module keeps it?
-# **Difficulty** ●●●○○ · **16 minutes** · **Trains** asking autograd, module by module
+# **Difficulty** ●●●○○ · **18 minutes** · **Trains** asking autograd, module by module
 #
 # A model needs more memory than you thought. Which of its modules keep how much? Write a function that runs forward
 # once, and returns bytes by names, those of `model.named_modules()` (the model itself is `""`).
@@ -157,7 +157,7 @@ check.told(told)
 # - A module that keeps nothing may be left out.
 #
 # Inside `with names_running(model) as running:`, the list `running` has the names of the modules whose forward runs at
-# that moment. A storage may be an element of a set.
+# that moment. (You need not read how it does that.) A storage may be an element of a set.
 
 # %%
 from contextlib import contextmanager
@@ -220,7 +220,7 @@ check.kept_by_module(kept_by_module)
 # <details><summary>Hint 3: almost there</summary>
 #
 # Begin that set with the storages of x, parameters and buffers: then they never count. `storage.nbytes()` is the whole
-# of it, `tensor.nbytes` only the view's part. The hook has to return something.
+# of it, `tensor.nbytes` only the view's part. The hook returns its tensor, or backward would get nothing back.
 #
 # </details>
 
@@ -238,15 +238,15 @@ for name, size in sorted(sizes.items(), key=lambda pair: -pair[1]):
 
 # %% [markdown]
 # ## 4 · Keeps too much
-# **Difficulty** ●●●○○ · **18 minutes** · **Trains** repairing a module by what backward needs
+# **Difficulty** ●●●○○ · **22 minutes** · **Trains** repairing a module by what backward needs
 #
-# A colleague's block is right, and it keeps too much. Which of its lines would you change? Write `lean(block, x)`. It
+# A colleague's block is right, and it keeps too much. Which of its lines would you change? Write `lean(block, x)`, which
 # does what `block(x)` does, with the block's own parts (`block.norm(x)`, `block.gate`, `block.rate` …):
 #
 # - the same output, and the same gradients of x and of all parameters, in training and in `eval()`. From the same seed,
 #   dropout drops the same elements;
 # - it appends one number to `block.log`, equal to the one that the block logs: a float, or a tensor without a graph;
-# - it keeps at most 2·h + 3·ffn numbers per token, and a few for statistics;
+# - it keeps at most 2·h + 3·ffn numbers per token, x among them, and a few for statistics. It keeps no copy of a weight;
 # - no matrix product runs twice. Everything else may.
 #
 # `checkpoint(function, *tensors, use_reentrant=False)` keeps the tensors alone, calls the function again in backward,
@@ -285,8 +285,8 @@ check.lean(lean)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Which tensors do 2·h + 3·ffn numbers have room for? A matrix needs its input, so two of them are settled: the one that
-# `gate` and `up` read, and the one that `down` reads. x, which the norm reads, counts too.
+# Which tensors do 2·h + 3·ffn numbers have room for? A matrix needs its input: there is room for the one that `gate` and
+# `up` read, and for the one that `down` reads. x, which the norm reads, counts too.
 #
 # </details>
 # <details><summary>Hint 2: the narrow ones</summary>
@@ -316,7 +316,7 @@ for name, forward in {"block(x)": block, "lean(block, x)": lambda x: lean(block,
 
 # %% [markdown]
 # ## 5 · An fp32 loss at two bytes per logit
-# **Difficulty** ●●●●○ · **26 minutes** · **Trains** writing an operation that keeps less than torch's
+# **Difficulty** ●●●●○ · **35 minutes** · **Trains** writing an operation that keeps less than torch's
 #
 # Logits in bf16, a loss in fp32: torch keeps an fp32 log-softmax, and has two or three such tensors at the peak.
 # Write the operation so that
@@ -324,15 +324,16 @@ for name, forward in {"block(x)": block, "lean(block, x)": lambda x: lean(block,
 # - `LeanLoss.apply(logits, targets)` is the mean of −log softmax(z)[target] = logsumexp(z) − z[target], over tokens, in
 #   fp32. Tokens whose target is −100 do not count; at least one token does;
 # - loss and gradient are computed in fp32. Only the result of `backward` has the logits' dtype;
-# - forward keeps one 16-bit tensor of the logits' size, and otherwise only a few numbers per token;
-# - at every moment at most 8 bytes per logit are there: the logits, *one* fp32 tensor of that size, and the 16-bit
-#   gradient. What an operation takes inside counts: for z − max(z), `logsumexp` takes one more fp32 tensor;
-# - the logits stay as they are.
+# - forward keeps the logits, or another 16-bit tensor of that size, and otherwise only a few numbers per token;
+# - next to the logits, *one* fp32 tensor of their size is there at any moment. In backward, the 16-bit gradient comes on
+#   top: at most 8 bytes per logit. Temporaries inside an operation count: `torch.logsumexp` makes one more fp32 tensor;
+# - the logits stay as they are, in backward too.
 #
 # Logits are (tokens, V). The gradient of one token's loss is softmax(z), less 1 at its target. `backward` gets
 # `dloss`, a number, and returns a gradient for each argument of `forward`: the logits' and `None`. Names that end in
 # `_` (`sub_`, `exp_`, `mul_`, `scatter_add_`) write over their tensor. `gather` looks up one number per row, `amax` the
-# largest. What is kept is traced on the CPU; `check.peaks` asks a simulated GPU, and so does the check.
+# largest. What is kept is traced on the CPU; `check.peaks` asks a simulated GPU, and so does the check. That GPU has no
+# values, so it stops at `z[mask]`, `.item()` and `int()` of a tensor. Give each token a weight instead.
 
 # %%
 logits, targets = torch.randn(64, 4096).bfloat16(), torch.randint(4096, (64,))
@@ -349,7 +350,7 @@ print(per_logit(lambda logits, targets: F.cross_entropy(logits.float(), targets)
 
 # %%
 class LeanLoss(torch.autograd.Function):
-    """The mean cross-entropy in fp32 of bf16 logits; it keeps them, and a few numbers per token."""
+    """The mean cross-entropy in fp32 of bf16 logits, keeping two bytes per logit and a few numbers per token."""
 
     @staticmethod
     def forward(ctx, logits, targets):

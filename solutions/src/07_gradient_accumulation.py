@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 78
+#     minutes: 91
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 07 · Gradient accumulation and large batches
 #
-# **78 minutes** for all four; each one says its own. You should know what [lesson
+# **91 minutes** for all four; each one says its own. You should know what [lesson
 # 07](../notebooks/07_gradient_accumulation.ipynb) shows, and from exercise 3 on [lesson
 # 07b](../notebooks/07b_large_batches.ipynb). No GPU is needed.
 #
@@ -33,7 +33,7 @@ from course_utils.lessons.shared.language_model import batches, language_model
 
 # %% [markdown]
 # ## 1 · A token is a token
-# **Difficulty** ●●●○○ · **25 minutes** · **Trains** averaging over what is meant, without looking ahead
+# **Difficulty** ●●●○○ · **30 minutes** · **Trains** averaging over what is meant, without looking ahead
 #
 # The lesson's `loop_by_tokens` looks at a whole group before its first backward. A loader that streams does not allow
 # that. And in a long stream some micro-batch has no real token at all:
@@ -45,13 +45,13 @@ for reduction in ("mean", "sum"):
 
 # %% [markdown]
 # Write one pass over `loader`, an iterator. It hands out each micro-batch once: `(tokens, targets)`, both (b, s), of
-# any b and s; the target of padding is −100. `model(tokens)` returns the logits, (b, s, V). A weight that the model
-# does not use has no gradient.
+# any b and s; the target of padding is −100. `model(tokens)` returns the logits, (b, s, V). Some weights are unused:
+# their `.grad` stays None.
 #
 # - For every k micro-batches, those of padding included, and for an incomplete group at the end, take one step with the
 #   gradient of the mean cross-entropy over *all* real tokens of the group.
 # - If a group has no real token, take no step.
-# - Hold one micro-batch at a time, with its graph: use it up before you take the next one.
+# - Hold at most one micro-batch and its graph: run its backward before you take the next one from `loader`.
 # - At the end, every `.grad` is None again.
 # - Return a list with the mean loss per real token of each step: plain numbers, without graphs.
 
@@ -110,7 +110,7 @@ check.train_pass(train_pass)
 
 # %% [markdown]
 # ## 2 · 16-bit gradients, added up in fp32
-# **Difficulty** ●●●○○ · **19 minutes** · **Trains** using each gradient as soon as it is complete, and freeing it
+# **Difficulty** ●●●○○ · **22 minutes** · **Trains** using each gradient as soon as it is complete, and freeing it
 #
 # Weights in bf16 get gradients in bf16, and `.grad` adds up in bf16, too. Here are 64 gradients of one weight:
 
@@ -125,7 +125,7 @@ print({name: f"{((one - exact).norm() / exact.norm()).item():.2%} off" for name,
 
 # %% [markdown]
 # So add them up in fp32, where the [master weights](../docs/glossary.md#master-weights) are: in `master.grad`, which
-# the optimizer reads. But do not wait until backward has ended, for then all gradients in bf16 exist as well.
+# the optimizer reads. Do not wait for the end of backward: by then all bf16 gradients exist at once.
 # `weight.register_post_accumulate_grad_hook(function)` calls `function(weight)` during backward, as soon as
 # `weight.grad` is complete.
 #
@@ -134,9 +134,9 @@ print({name: f"{((one - exact).norm() / exact.norm()).item():.2%} off" for name,
 # - adds every new gradient to its master's `.grad`, in fp32,
 # - and sets the weight's own `.grad` to None at once.
 #
-# A master's `.grad` is None before its first gradient, and again after `zero_grad`. Where a weight gets no gradient, it
-# stays None. Some weights are frozen (`requires_grad` is False): torch takes no hook on them. Return a list of the
-# handles that you get from registering: with `handle.remove()` the caller gets the usual backward again.
+# A master's `.grad` is None before its first gradient, and again after `zero_grad`. The master of a weight without a
+# gradient keeps `.grad` None. Some weights are frozen (`requires_grad` is False): torch takes no hook on them. Return a
+# list of all handles that you get from registering: after `remove()` on each, backward is as usual.
 
 
 # %%
@@ -207,18 +207,22 @@ with on_gpu():
 
 # %% [markdown]
 # ## 3 · The noise scale for nothing
-# **Difficulty** ●●●○○ · **22 minutes** · **Trains** measuring what a batch is worth, while you accumulate
+# **Difficulty** ●●●○○ · **30 minutes** · **Trains** measuring what a batch is worth, while you accumulate
 #
 # On average the squared length of a batch's gradient is |G|² + tr(Σ)/B. The recipe of lesson 07b looks at the first
 # micro-batch and at the sum. A better estimate takes the mean over *all* micro-batches. But each one's gradient is
 # added to `.grad` and gone. A hook sees it before that: `weight.register_hook(function)` calls `function(gradient)` in
 # each backward, with this backward's gradient alone, and returns a handle with `remove()`.
 #
-# `parts` is a list of k ≥ 2 micro-batches, each with b sequences, and `mean_loss(model, part)` is a micro-batch's loss.
-# Accumulate as usual: at the end `.grad`, None before, holds the gradient of the mean over all. Also return the pair
-# |G|² and tr(Σ), two numbers, where tr(Σ) is the noise of *one sequence*. Solve the formula for batches of b (mean
-# squared length over the k micro-batches) and k·b. Store no second set of gradients. Leave no hook behind. Some
-# weights may be frozen (they take no hook), others unused.
+# `parts` is a list of k ≥ 2 micro-batches, each a pair (tokens, targets) of b sequences without padding.
+# `mean_loss(model, part)` is a micro-batch's loss. Accumulate as usual: at the end `.grad`, None before, holds the
+# gradient of the mean of the k losses. Also return the pair |G|² and tr(Σ), two numbers, where tr(Σ) is the noise of
+# *one sequence*.
+#
+# You measure two lengths: the mean squared length of the k micro-batches' gradients (B = b), and the squared length of
+# their mean (B = k·b). Put each into the formula, and solve the two equations. |G|² may come out negative. Store no
+# second set of gradients. Leave no hook behind, and let yours return nothing: what a hook returns takes the gradient's
+# place. Some weights are frozen (they take no hook), others unused.
 
 
 # %%
@@ -281,15 +285,15 @@ print(f"random weights, 20 × 8 micro-batches of 4: noise scale near {noise / si
 
 # %% [markdown]
 # ## 4 · The rate for a larger batch
-# **Difficulty** ●●○○○ · **12 minutes** · **Trains** scaling rules, and a gradual warm-up
+# **Difficulty** ●●○○○ · **9 minutes** · **Trains** scaling rules, and a gradual warm-up
 #
 # A small batch learns well with `rate`. The batch becomes k times as large. The new peak rate is k times the old one
 # for `"sgd"`, √k times for `"adam"`. The rate begins at the *old* one at step 0, rises in a straight line, reaches its
-# peak at step `warm`, and stays there. What is it at `step`?
+# peak at step `warm` (at least 1), and stays there. What is it at `step`?
 
 
 # %%
-def rate(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
+def rate_at(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
     """The learning rate at `step`, for a batch k times as large as the one that `rate` was found for."""
     ### BEGIN SOLUTION Return the rate of this step.
     peak = rate * (k if optimizer == "sgd" else sqrt(k))
@@ -298,7 +302,7 @@ def rate(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
 
 
 # %%
-check.rate(rate)
+check.rate(rate_at)
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
@@ -324,4 +328,5 @@ check.rate(rate)
 
 # %% tags=["solution"]
 for step in (0, 250, 500, 1000):
-    print(f"step {step:4d}: SGD {rate(step, 500, 0.1, 32, 'sgd'):.3f}, Adam {rate(step, 500, 0.1, 32, 'adam'):.3f}")
+    sgd, adam = (rate_at(step, 500, 0.1, 32, name) for name in ("sgd", "adam"))
+    print(f"step {step:4d}: SGD {sgd:.3f}, Adam {adam:.3f}")

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 71
+#     minutes: 82
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,8 +11,9 @@
 # %% [markdown]
 # # Exercises 11 · Model and pipeline parallelism
 #
-# **71 minutes** for all four; each one says its own. You should know what [lesson
-# 11](../notebooks/11_model_and_pipeline_parallelism.ipynb) shows. No GPU is needed.
+# **82 minutes** for all four; each one says its own. You should know what [lesson
+# 11](../notebooks/11_model_and_pipeline_parallelism.ipynb) shows, and for exercise 4 the `Function` in lesson 06's [By
+# hand](../notebooks/06_recomputation.ipynb#By-hand). No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
 # off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at
@@ -105,7 +106,7 @@ check.order(order)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# `ahead = min(m, p - stage)` forwards come first: F0 to F(ahead − 1).
+# How many forwards come before the first backward? Exercise 1 has the number.
 #
 # </details>
 # <details><summary>Hint 2: the steady state</summary>
@@ -130,7 +131,7 @@ for stage in range(4):
 
 # %% [markdown]
 # ## 3 · Two stages, one gradient
-# **Difficulty** ●●●●○ · **28 minutes** · **Trains** a pipeline's step, and what it need not keep
+# **Difficulty** ●●●●○ · **35 minutes** · **Trains** a pipeline's step, and what it need not keep
 #
 # The lesson's stage keeps `x, y` of every micro-batch on its way. But y has been sent. What this stage still needs is
 # the way back into y's graph, not y's numbers (Megatron-LM frees them, too, in `deallocate_output_tensor`). Torch has
@@ -145,16 +146,18 @@ torch.autograd.backward(edge, torch.ones(shape))  # as y.backward(...) would
 print("gradient of the first weight:", tuple(layers[0].weight.grad.shape))
 
 # %% [markdown]
-# Write one step of one of two stages under 1F1B. Both ranks call your function:
+# Write the forwards and backwards of one training step of two stages under 1F1B, without an optimizer. Both ranks call
+# your function:
 #
 # - `layers`: this rank's `nn.Sequential`. `data`: a list with one tensor per micro-batch, the inputs on rank 0, the
-#   targets on rank 1. They may have different numbers of rows.
+#   targets on rank 1. They may have different numbers of rows, and there may be only one.
 # - `send(tensor)` sends to the other rank and does not wait. `receive(shape)` waits for the next tensor from there. A
-#   message has as many rows as its micro-batch, and as many columns as rank 1's `layers[0].in_features`.
+#   message has as many rows as its micro-batch, and as many columns as y: rank 1's `layers[0].in_features`.
 #
-# Afterwards `.grad` is that of `mse_loss` over the *whole* batch. Rank 0 keeps up to two micro-batches, rank 1 one. Of
-# the outputs that it has sent, rank 0 holds at most the latest. On real ranks your function knows the names imported
-# above and no others: define helpers inside it.
+# Afterwards `.grad` is that of `mse_loss` over the *whole* batch. Rank 0 goes two micro-batches ahead before its first
+# backward, and never keeps more. Rank 1 keeps one. Rank 0 may still hold the output that it sent last, but none sent
+# before; the same goes for what rank 1 was handed. On real ranks your function knows the names imported above and no
+# others: define helpers inside it.
 
 
 # %%
@@ -192,7 +195,7 @@ check.two_stages(two_stages)
 # </details>
 # <details><summary>Hint 2: the loss</summary>
 #
-# `mse_loss` is a mean over the rows of one micro-batch. Weigh it by the part of the batch's rows that these are. 1/m is
+# `mse_loss` is a mean over all numbers of one micro-batch. Weigh it by the part of the batch's rows that it has. 1/m is
 # right only if all micro-batches are equal.
 #
 # </details>
@@ -225,19 +228,19 @@ with on_gpu():
 
 # %% [markdown]
 # ## 4 · A tensor-parallel MLP that trains
-# **Difficulty** ●●●●○ · **22 minutes** · **Trains** messages inside autograd
+# **Difficulty** ●●●●○ · **26 minutes** · **Trains** messages inside autograd
 #
 # The lesson cuts an MLP by hand, but calls `.detach()` before the all-reduce: it cannot train. For that, Megatron-LM
-# has two small functions, f and g ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3). One sums over
-# all ranks in forward and lets the gradient pass. The other lets its input pass and sums the gradient in backward.
-# Write both as `autograd.Function`s ([torch's notes](https://docs.pytorch.org/docs/stable/notes/extending.html) show
-# how), and the MLP of one of t ranks with them.
+# has two small functions, f and g ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3). `Shared` (their
+# f) lets its input pass, and sums the gradient over all ranks in backward. `Summed` (their g) sums in forward, and lets
+# the gradient pass. Write both as `autograd.Function`s ([torch's
+# notes](https://docs.pytorch.org/docs/stable/notes/extending.html) have more), and the MLP of one of t ranks with them.
 #
 # - `x` (rows, h) is the same on every rank. `up` (4h/t, h), `up_bias` (4h/t) and `down` (h, 4h/t) are this rank's
 #   parts. `down_bias` (h) is whole, and every rank has it.
 # - `all_reduce(tensor)` puts the sum over all ranks into `tensor`, as `dist.all_reduce` does.
-# - The output is the whole MLP's, gelu(x·upᵀ + up_bias)·downᵀ + down_bias. The gradients are those of the whole MLP: of
-#   its parts for the three parts.
+# - The output is the whole MLP's, gelu(x·upᵀ + up_bias)·downᵀ + down_bias. On every rank, x and down_bias get the whole
+#   MLP's gradient; up, up_bias and down get their part of it.
 #
 # There is one all-reduce forward and one backward, also with t = 1.
 
@@ -304,8 +307,9 @@ check.parallel_mlp(parallel_mlp)
 # </details>
 # <details><summary>Hint 3: details</summary>
 #
-# `all_reduce` writes into its argument: give it a `.clone()`. `backward` returns a second value for the second argument
-# of forward: `None`. And where must `down_bias` be added, so that it is in the sum once and not t times?
+# `all_reduce` writes into its argument, and what autograd hands you may be in use elsewhere: give it a `.clone()`.
+# `backward` returns a second value for the second argument of forward: `None`. And where must `down_bias` be added, so
+# that it is in the sum once and not t times?
 #
 # </details>
 

@@ -1,14 +1,17 @@
 """Checks of the exercises of lesson 05, "What does each operation keep?": each names the misconception."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from course_utils.errors import SimulationUnavailable, StepError
 from course_utils.figures import timeline
 from course_utils.figures.canvas import Figure
 from course_utils.interactive.feedback import call, entries, exercise, expect, fail, of_kind
@@ -51,8 +54,12 @@ def expressions(answer: Any) -> None:
     sizes = {n: entries(call(answer, n=n, returns=Mapping), tuple(EXPRESSIONS)) for n in (1024, 4096)}
     expect(sizes[1024] != sizes[4096], "Your bytes are the same for every n. What is the argument for?")
     for n, got in sizes.items():
-        for name, work in EXPRESSIONS.items():
-            size, wanted = float(got[name]), sum(item.bytes for item in saved_by(work, (n,), (n,), dtype="bf16"))
+        kept = {name: saved_by(work, (n,), (n,), dtype="bf16") for name, work in EXPRESSIONS.items()}
+        right = {name: sum(item.bytes for item in items) for name, items in kept.items()}
+        twice = "All are twice too large. How many bytes has a bf16 number? (`saved_by` takes fp32 unless it is told.)"
+        expect(any(got[name] != 2 * right[name] for name in right), twice)
+        for name, wanted in right.items():
+            size = float(got[name])
             if size == wanted:
                 continue
             hint = EXPRESSION_MISTAKES.get((name, size / (2 * n)))
@@ -81,7 +88,10 @@ STATEMENTS = {
 EXPLAINED = {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}  # The right statement of each moment
 STORY_MISTAKES: Mapping[tuple[str, int], str] = {
     ("E", 3): "E: is it a leak if every later step begins at this height? See what it is that stays.",
-    ("C", 3): "C: what is left there is one kind of memory. Who will want it when the next micro-batch is through?",
+    (
+        "C",
+        3,
+    ): "C: one kind of memory is there that was not there at A. Who will want it when the next micro-batch is through?",
     ("F", 6): "F: the curve falls right there, before the optimizer has run. Who has used what has gone?",
     ("B", 6): "B: does any formula of an optimizer ask for an activation? Look when they go.",
     ("D", 8): "D: two tensors for each weight have come, in fp32. They are no copies: what does Adam remember?",
@@ -171,11 +181,16 @@ def kept_cases() -> Mapping[str, nn.Module]:
 
 
 def kept_ledger(
-    model: nn.Module, x: torch.Tensor, counted: str = "", each: bool = False, views: bool = False, place: Any = -1
+    model: nn.Module,
+    x: torch.Tensor,
+    counted: Collection[str] = (),
+    each: bool = False,
+    views: bool = False,
+    place: Any = -1,
 ) -> dict[str, int]:
     """Bytes that forward keeps by module. Options are mistakes: what is counted, how often, how far, for which."""
     there = {"x": [x], "parameters": model.parameters(), "buffers": model.buffers()}
-    seen = {tensor.untyped_storage() for kind, known in there.items() if kind != counted for tensor in known}
+    seen = {tensor.untyped_storage() for kind, known in there.items() if kind not in counted for tensor in known}
     kept, running, handles = Counter[str](), list[str](), list[Any]()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -200,9 +215,12 @@ KEPT_MISTAKES: Mapping[str, Mapping[str, Any]] = {
     "some storages count more than once: two operations may keep one storage.": {"each": True},
     "you count the bytes of a view. As long as it lives, its whole storage does.": {"views": True},
     "you count each view, with its own bytes. Count the storage behind it, and once.": {"each": True, "views": True},
-    "you count parameters, too. Even a transposed view of one has the parameter's storage.": {"counted": "parameters"},
-    "you count x, too, which was there before.": {"counted": "x"},
-    "you count a buffer, too. It is there anyway, as a parameter is.": {"counted": "buffers"},
+    "you count parameters, too. Even a transposed view of one has the parameter's storage.": {
+        "counted": ["parameters"]
+    },
+    "you count x, too, which was there before.": {"counted": ["x"]},
+    "you count a buffer, too. It is there anyway, as a parameter is.": {"counted": ["buffers"]},
+    "you count what was there before: x, parameters and buffers.": {"counted": ["x", "parameters", "buffers"]},
     "you give it to the outermost module that runs. Where in the list is the innermost?": {"place": 0},
     "you give it to the module around the one that runs.": {"place": -2},
     "a module also gets what its submodules keep. Each storage belongs to one name.": {"place": None},
@@ -222,10 +240,11 @@ def kept_by_module(answer: Any) -> None:
         strangers = sorted(map(repr, {*got} - {*dict(model.named_modules())}))
         expect(not strangers, f"With {what}: {', '.join(strangers)} is no name of `named_modules()`.")
         off = next((name for name, _ in model.named_modules() if got.get(name, 0) != wanted.get(name, 0)), "")
-        way = "too much" if got.get(off, 0) > wanted.get(off, 0) else "too little" if off in got else "nothing"
+        more, less = "too much. Does a storage count twice, or one that was there before?", "too little. Do you add?"
+        way = more if got.get(off, 0) > wanted.get(off, 0) else less if off in got else "nothing."
         expect(got == wanted or sum(got.values()) != sum(wanted.values()), f"With {what}, the sum is right. Names are "
                "not: which module's forward runs when a storage is kept for the first time?")  # fmt: skip
-        expect(got == wanted, f"With {what}, {off!r} has {way}. What is saved first while its own forward runs?")
+        expect(got == wanted, f"With {what}, {off!r} has {way} What is saved first while its own forward runs?")
 
 
 # ---------------------------------------------------------------------------------------------------------- 05.4: lean
@@ -272,15 +291,19 @@ def lean(answer: Any) -> None:
         mode = "In training" if training else "With `block.eval()`"
         close, another = same([got.output], [wanted.output], 1e-4), f"{mode}, the output is another."
         expect(close or not training, f"{another} Does it drop what the block drops, at its rate, in training alone?")
-        expect(close, f"{another} Is the norm's weight there, its bias, its eps, and no dropout?")
+        expect(close, f"{another} Is the norm whole (weight, bias, eps), is it SiLU, is x added, and nothing dropped?")
         slopes = same(got.gradients, wanted.gradients, 1e-3)
         why = "Does a second forward drop the same?" if training else "Does x reach the output by both ways?"
         expect(slopes, f"{mode}, the output is right and a gradient is not. {why} Is all that you keep in fp32?")
         expect(mine[:1] == [0.5], "What `block.log` held before has gone. Append to it.")
         expect(len(mine) == 2, f"One step logs one number. Yours logs {len(mine) - 1}.")
-        alive = isinstance(mine[1], torch.Tensor) and mine[1].requires_grad
+        tensor = isinstance(mine[1], torch.Tensor)
+        many = f"Your log has a tensor of {mine[1].numel() if tensor else 1:,} numbers. One number is asked for."
+        expect(not tensor or mine[1].numel() == 1, many)
+        alive = tensor and mine[1].requires_grad
         expect(not alive, "The log holds a graph, and all that this graph keeps. A number is enough.")
-        expect(abs(float(mine[1]) - log[1].item()) < 1e-4, "Your log has another number than the block's own.")
+        logged = of_kind(mine[1], Real, "Your log's entry is")
+        expect(abs(logged - log[1].item()) < 1e-4, "Your log has another number than the block's own.")
         expect(work <= least, "A matrix product runs a second time. Compute only what is cheap again.")
         over = (got.kept - STATE - tokens * (4 * (2 * h + 3 * ffn) + AROUND)) / tokens / 4
         expect(over < ffn / 2, "A wide tensor too many waits for backward. What can be made again from gate and up?")
@@ -338,15 +361,22 @@ def lean_loss(answer: Any) -> None:
         "With logits around 30": _loss_case(8, (2,), 1.0, 30.0),
         "With large logits": _loss_case(5, (1,), 300.0),
     }.items():
+        handed = list[torch.Tensor]()
 
-        def one_number(*given: torch.Tensor, what: str = what) -> torch.Tensor:
+        def one_number(*given: torch.Tensor, what: str = what, handed: list[torch.Tensor] = handed) -> torch.Tensor:
+            handed.append(given[0].detach())
             loss = call(run, *given, returns=torch.Tensor, hints=hints)
             expect(loss.shape == (), f"{what}, your loss is no single number. The mean over tokens was asked for.")
-            expect(loss.isfinite(), f"{what}, your loss is {loss.item()}. exp overflows: see hint 3.")
+            expect(
+                loss.isfinite(), f"{what}, your loss is {loss.item()}. exp overflows, or the log is of 0: see hint 3."
+            )
             return loss
 
         wanted, got = forward_backward(plain_loss, case), forward_backward(one_number, case)
-        more = float(got.output / wanted.output)
+        more, (logits, targets) = float(got.output / wanted.output), case
+        tops = logits.amax(-1)[targets >= 0].float().mean()
+        moved = same([got.output - tops], [wanted.output], 1e-2)
+        expect(not moved, f"{what}, the loss is another. Is z still z where you look up the target?")
         why = " A sum, not a mean?" if more > 1.5 else " The mean is over tokens that count." if 0 < more < 0.95 else ""
         expect(same([got.output], [wanted.output], 1e-2), f"{what}, the loss is another.{why}")
         exact = got.output.dtype == torch.float32 and same([got.output], [wanted.output], 1e-4)
@@ -355,13 +385,28 @@ def lean_loss(answer: Any) -> None:
         expect(mine is not None, f"{what}, no gradient comes for the logits: backward returns it first, and then None.")
         slip = _slip(mine, slope)
         expect(not slip, f"{what}, the loss is right and its gradient is not. {slip}")
+        expect(torch.equal(handed[0], logits), f"{what}, backward writes over the logits. Others may still need them.")
     got, number = forward_backward(run, _loss_case(64, (5,), vocabulary=4096)), 64 * 4096
     expect(got.kept < 3.9 * number, "What you keep is as large as the fp32 copy. What can be made again from 16 bits?")
     expect(got.kept <= 2 * number + 48 * 64, "Except for 16 bits per logit, keep only numbers per token.")
-    wide, forward, backward = "at one moment two fp32 tensors of the logits' size are there.", 0.0, got.peak / number
+    wide, inside = "at one moment two fp32 tensors of the logits' size are there.", _Inside()
     try:
         forward, backward = peaks(run)
-    except Exception as error:  # a simulated GPU knows no values
-        print(f"Traced on the CPU, without what operations take inside: a simulated GPU says {type(error).__name__}.")
+    except (StepError, SimulationUnavailable) as error:
+        print(f"Traced on the CPU: {error}")
+        with inside:
+            backward = forward_backward(run, _loss_case(64, (5,), vocabulary=4096)).peak / number
+        forward = 2 + 2 * inside.most / number
     expect(forward <= 8.5, f"It keeps little, but in forward {wide} Inside, `logsumexp` makes one of its own.")
     expect(backward <= 8.5, f"It keeps little, but {wide} Which operations can write over their input?")
+
+
+class _Inside(TorchDispatchMode):
+    """Notes the most bytes that logsumexp was given: it takes as many inside, which a trace on the CPU does not see."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.logsumexp.default:
+            self.most = max(self.most, args[0].nbytes)
+        return func(*args, **(kwargs or {}))

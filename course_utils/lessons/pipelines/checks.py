@@ -1,6 +1,7 @@
 """Checks of the exercises of lesson 11, "Model and pipeline parallelism": each names the misconception."""
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import NoneType
@@ -25,6 +26,7 @@ KEPT_MISTAKES: dict[str, Mistakes] = {
         "That is 1F1B. GPipe takes none backward before all are forward.": lambda p, m, stage: min(m, p - stage),
     },
     "1F1B": {
+        "One too many: stages are counted from 0.": lambda p, m, stage: min(m, p - stage + 1),
         "No stage keeps more micro-batches than there are: m may be small.": lambda p, m, stage: p - stage,
         "That is the first stage. Those after it wait less for their first backward.": lambda p, m, _: min(m, p),
         "Turned round: the first stage keeps the most, the last one a single one.": lambda p, m, at: min(m, at + 1),
@@ -40,8 +42,11 @@ def kept(answer: Any) -> None:
     returned = [call(answer, p=p, m=m, stage=stage, returns=Mapping) for p, m, stage in KEPT_CASES]
     got = [entries(both, tuple(KEPT_MISTAKES)) for both in returned]
     for name, mistakes in KEPT_MISTAKES.items():
-        otherwise = f"{name} is off somewhere. Draw it, pipeline_figure(simulate({name!r}, 4, 8)), and count in a row."
-        recognized([both[name] for both in got], KEPT_CASES, partial(most_kept, name), mistakes, otherwise)
+        mine, right = [both[name] for both in got], partial(most_kept, name)
+        p, m, stage = next((case for one, case in zip(mine, KEPT_CASES, strict=True) if one != right(*case)), (4, 8, 0))
+        otherwise = f"{name} is off for stage {stage} of {p} with {m} micro-batches. Draw it: pipeline_figure(simulate("
+        otherwise += f"{name!r}, {p}, {m})). Count the forwards in that stage's row up to its first backward."
+        recognized(mine, KEPT_CASES, right, mistakes, otherwise)
 
 
 # --------------------------------------------------------------------------------------------------------- 11.2: order
@@ -56,8 +61,12 @@ def order(answer: Any) -> None:
         got = list(call(answer, p=p, m=m, stage=stage, returns=(list, tuple)))
         right, where = simulate("1F1B", p, m).order(stage), f"Stage {stage} of {p}, {m} micro-batches"
         expect(all(isinstance(work, str) for work in got), "Return a list of words such as F0 and B0.")
-        off = f"{where}: works are missing, or occur twice, or do not exist. Micro-batches are 0 to m − 1."
-        expect(sorted(got) == sorted(right), off)
+        missing, more = Counter(right) - Counter(got), Counter(got) - Counter(right)
+        for work in more:
+            expect(work not in right, f"{where}: {work} occurs more than once.")
+            fail(f"{where}: there is no {work}. Micro-batches are counted from 0 to m − 1.")
+        for work in missing:
+            fail(f"{where}: {work} is missing.")
         if got != right:
             _judge_order(got, right, m)
 
@@ -82,6 +91,7 @@ STARTS = "The check plays the other stage first; then two processes start, which
 SCALES: dict[str, Callable[[int, Sequence[int]], float]] = {
     "Each micro-batch's loss counts as if it were the whole batch's: whose mean is it?": lambda rows, sizes: 1.0,
     "Each micro-batch counts 1/m, also the smaller one: weigh them by their rows.": lambda rows, sizes: 1 / len(sizes),
+    "mse_loss is a mean over all numbers. Yours is a sum over the columns.": lambda rows, sizes: 3 * rows / sum(sizes),
 }
 
 
@@ -98,11 +108,13 @@ def two_stages(answer: Any) -> None:
 def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
     """Be the other stage for one step, and judge the messages, the gradients, and what is kept meanwhile."""
     mine, data, (messages, gradients) = stages()[rank], batch(sizes)[rank], of_whole(sizes)
-    sent, outputs, kept, late, taken = list[torch.Tensor](), list[Any](), [0], list[bool](), list[torch.Tensor]()
-    mine[-1].register_forward_hook(lambda _, __, y: outputs.append(weakref.ref(y.untyped_storage())))
-    mine[-1].register_forward_hook(lambda *_: kept.append(kept[-1] + 1))
-    first: Any = mine[0].weight
-    first.register_post_accumulate_grad_hook(lambda _: kept.append(kept[-1] - 1))
+    sent, taken = list[torch.Tensor](), list[torch.Tensor]()
+    hidden, passed = list[Any](), list[Any]()  # storages within the stage, and of what it passed on or was handed
+    kept, late = list[int](), list[bool]()
+    mine[1].register_forward_hook(lambda _, __, y: hidden.append(weakref.ref(y.untyped_storage())))
+    mine[1].register_forward_hook(lambda *_: kept.append(sum(map(_alive, hidden))))
+    if rank == 0:
+        mine[-1].register_forward_hook(lambda _, __, y: passed.append(weakref.ref(y.untyped_storage())))
     stage, m = f"Stage {rank}, micro-batches of {', '.join(map(str, sizes))} rows:", len(sizes)
 
     def send(tensor: torch.Tensor) -> None:
@@ -110,15 +122,28 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
         sent.append(of_kind(tensor, torch.Tensor, f"{stage} what you send is").detach().clone())
 
     def receive(shape: Any) -> torch.Tensor:
-        late.append(any(y() is not None for y in outputs[:-1]))
+        late.append(any(map(_alive, passed[:-1])))
         expect(len(taken) < m, f"{stage} you wait for more messages than come. There is one for each micro-batch.")
         waits = rank == 0 and len(sent) <= len(taken)
         expect(not waits, f"{stage} you wait for a gradient before you send the output that it belongs to: for ever.")
+        soon = rank == 0 and len(sent) < min(m, len(taken) + 2)
+        expect(not soon, f"{stage} it waits after each micro-batch, and so does the other one: send one more first.")
+        early = rank == 1 and len(taken) > len(sent) + 1
+        expect(not early, f"{stage} you wait for a third input before you send the first gradient. Stage 0 goes two "
+               "micro-batches ahead, and then it waits for you: for ever.")  # fmt: skip
         taken.append(messages[rank][len(taken)].clone())
-        expect(tuple(shape) == taken[-1].shape, f"{stage} you wait for {tuple(shape)}, and another shape comes.")
-        return taken[-1].clone()
+        order = (
+            f"{stage} you wait for {tuple(shape)}, and another shape comes. Is that in the order of the micro-batches?"
+        )
+        expect(tuple(shape) == taken[-1].shape, order)
+        given = taken[-1].clone()
+        if rank == 1:
+            passed.append(weakref.ref(given.untyped_storage()))
+        return given
 
+    before = [weight.detach().clone() for weight in mine.parameters()]
     call(answer, mine, rank, data, send, receive, returns=(object, NoneType), finite=False)
+    expect(same(list(mine.parameters()), before), f"{stage} weights have changed. Leave the gradients; no optimizer.")
     expect(len(taken) == m, f"{stage} you leave messages of the other stage lying. There is one for each micro-batch.")
     expect(len(sent) == m, f"{stage} you send {len(sent)} tensors. The other stage takes one for each micro-batch.")
     found = [weight.grad for weight in mine.parameters()]
@@ -128,10 +153,16 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
         fail(f"{stage} gradients are not the whole batch's. Does each micro-batch add its own, once?")
     way = ("an output", "a gradient of the input")[rank]
     expect(same(sent, messages[1 - rank]), f"{stage} what you send is not {way}, micro-batch by micro-batch.")
-    most, wanted = max(kept), min(m, 2 - rank)
-    expect(most <= wanted, f"{stage} it keeps {most} micro-batches at once. Under 1F1B it goes backward sooner.")
-    expect(most >= wanted, f"{stage} it waits after each micro-batch, and so does the other one: send one more first.")
-    expect(rank == 1 or not any(late), "Stage 0 still has outputs that it sent before its latest. Who holds y?")
+    most = max(kept)
+    expect(most <= 2 - rank, f"{stage} it keeps {most} micro-batches at once. Under 1F1B it goes backward sooner.")
+    held = ("outputs that it sent before its latest. Who holds y?", "inputs from before the latest. Who holds x?")[rank]
+    expect(not any(late), f"Stage {rank} still has {held}")
+
+
+def _alive(storage: Any) -> bool:
+    """Whether a weakly referenced storage still has bytes."""
+    there = storage()
+    return there is not None and there.nbytes() > 0
 
 
 def _scaled(sizes: Sequence[int], scale: Callable[[int, Sequence[int]], float]) -> list[torch.Tensor]:
@@ -166,6 +197,8 @@ def parallel_mlp(answer: Any) -> None:
         expect(sorted(sums) == [False, True], f"{often} Where is there only a part?")
         expect(same([got.output], [whole.output], 1e-4), f"{where} the output is not the whole MLP's.")
         names = ("x", "up", "up_bias", "down", "down_bias")
+        none = [name for name, gradient in zip(names, got.gradients, strict=True) if gradient is None]
+        expect(not none, f"{where} no gradient comes to {', '.join(none)}. What do your two functions return?")
         off = [n for n, a, b in zip(names, got.gradients, wanted, strict=True) if not same([a], [b], 1e-4)]
         expect(not off, f"{where} the output is right, and the gradient of {', '.join(off)} is not.")
 
@@ -181,11 +214,14 @@ def _all_reduce(each: Sequence[Ran], rank: int, bias: torch.Tensor, sums: list[b
     way = f"In {'backward' if backward else 'forward'} you sum"
     of_kind(tensor, torch.Tensor, f"{way} what is")
     expect(tensor.shape == parts[0].shape, f"{way} {tuple(tensor.shape)}. What has every rank only a part of?")
+    seen = tensor.requires_grad and torch.is_grad_enabled()
+    expect(not seen, f"{way} a tensor of autograd's graph, and autograd does not see that. `Summed` is for it.")
     if not same([tensor], [parts[rank]], 1e-4):
-        expect(not backward, f"{way} another gradient than x's. What every rank has whole becomes t times too large.")
+        expect(not backward, f"{way} something else than this rank's part of x's gradient. A gradient that every rank "
+               "has whole has to pass as it is: summed, it becomes t times too large.")  # fmt: skip
         biased = same([tensor], [parts[rank] + bias], 1e-4)
         expect(not biased, f"{way} the bias, too: t ranks add it t times.")
-        fail(f"{way} something else than this rank's part of the output.")
+        fail(f"{way} something else than this rank's part of the output. Is the part itself off: its bias, its GELU?")
     sums.append(backward)
     with torch.no_grad():
         tensor.copy_(torch.stack(parts).sum(0))
