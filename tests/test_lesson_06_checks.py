@@ -12,7 +12,13 @@ import torch
 from checking import Answers, JudgedAnswers
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, get_device_states, set_device_states
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    get_device_states,
+    set_device_states,
+)
 
 from course_utils.estimating.exact.activations import activation_bytes
 from course_utils.lessons.recomputation import checks as lesson_06
@@ -135,6 +141,14 @@ def popping(blocks: Any, x: Any, k: int) -> Any:
     return x
 
 
+def by_pytorch(blocks: Any, x: Any, k: int) -> Any:
+    return checkpoint_sequential(torch.nn.Sequential(*blocks), math.ceil(len(blocks) / k), x, use_reentrant=False)
+
+
+def lets_x_require(blocks: Any, x: Any, k: int) -> Any:
+    return grouped(blocks, x if x.requires_grad else x.requires_grad_(), k, reentrant=True)
+
+
 IN_GROUPS = Answers(
     right=[grouped, from_the_end, lambda blocks, x, k: by_hand(with_hooks())(blocks, x, k)],
     wrong=[
@@ -143,7 +157,9 @@ IN_GROUPS = Answers(
         (goes_backward_itself, "Backward through your output raised RuntimeError"),
         (plain, "Nothing is run again"),
         (lambda blocks, x, k: grouped(blocks[: len(blocks) // k * k], x, k), "not what the blocks compute"),
-        (rest_is_plain, "last, smaller group"),
+        (rest_is_plain, "Every group has to, the last one too"),
+        (by_pytorch, "`checkpoint_sequential` leaves it out"),
+        (lets_x_require, "You let x require a gradient"),
         (lambda blocks, x, k: grouped(blocks, x, 1), "not one for each group"),
         (lambda blocks, x, k: grouped(blocks, x.detach().requires_grad_(), k), "No gradient reaches x"),
         (lambda blocks, x, k: grouped(blocks, x, k, preserve=False), "draws other masks than the first"),
@@ -186,6 +202,11 @@ def policy_by_counting(least: float) -> Any:
     return chosen
 
 
+def intensity(left: Any, right: Any) -> float:
+    rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    return 2 * rows * inner * columns / left.itemsize / (rows * inner + inner * columns + rows * columns)
+
+
 class Prefers:
     def __init__(self, least: float) -> None:
         self.least = least
@@ -202,6 +223,10 @@ WORTH = Answers(
         (policy(lambda left, right: 2 * left.shape[-1]), "FLOPs per *byte*"),
         (policy(lambda left, right: left.shape[-1] / left.itemsize), "Half of it"),
         (policy(lambda left, right: 2 * right.shape[-1] / left.itemsize), "the result's columns"),
+        (policy(lambda left, right: left.shape[-1] / 2), "ask the tensor"),
+        (policy(lambda left, right: 2 * left.shape[1] / left.itemsize), "In `bmm` the first size is the stack"),
+        (policy(intensity), "without those of left and right"),
+        (policy(lambda left, right: 2 * left.shape[-1] / left.itemsize + 0.25), "Some products are kept"),
         (policy(above=True), "*At least* so many"),
         (policy(lambda left, right: 10**9), "You keep every product"),
         (policy(names=""), "Nothing is kept"),
@@ -270,7 +295,12 @@ def reentrant(detach: bool = True, accumulate: bool = True, ids: bool = False, *
     return Again.apply
 
 
-def with_hooks(again_each_time: bool = False) -> Any:
+def own_device_alone(function: Any, *inputs: Any) -> Any:
+    """Restores the CPU's state where inputs are there, and the GPU's where they are on a GPU."""
+    return reentrant(cpu=not inputs[0].is_cuda)(function, *inputs)
+
+
+def with_hooks(again_each_time: bool = False, graph: bool = True) -> Any:
     """An answer with placeholders, as PyTorch's own without a second entry into autograd."""
 
     def answer(function: Any, *inputs: Any) -> Any:
@@ -280,8 +310,10 @@ def with_hooks(again_each_time: bool = False) -> Any:
             if again_each_time or number not in made:
                 kept: list[Any] = []
                 hooks = saved_tensors_hooks(lambda tensor: kept.append(tensor.detach()), lambda nothing: nothing)
-                with restored(inputs[0], state), torch.enable_grad(), hooks:
+                with restored(inputs[0], state), torch.set_grad_enabled(graph), hooks:
                     function(*inputs)
+                if not kept:
+                    return kept[number]
                 made.update(enumerate(kept))
             return made.pop(number)
 
@@ -427,6 +459,8 @@ OWN_CHECKPOINT = Answers(
         (requiring, "You let an input of your caller require a gradient"),
         (with_a_graph, "Under no_grad your output has a graph"),
         (reentrant(gpu=False), "a GPU has random numbers of its own"),
+        (own_device_alone, "the second run draws other numbers on the CPU"),
+        (with_hooks(graph=False), "do you turn it on"),
     ],
 )
 
@@ -438,7 +472,7 @@ def phase(measurement: Any, begin: str = "backward", end: str = "optimizer", ste
     return list(curve)[marks[begin] :]
 
 
-def climbs(curve: list[int], least: float = 0.1, back: float = 1) -> int:
+def climbs(curve: list[int], least: float = 0.01, back: float = 1) -> int:
     """Climbs of at least this share of the highest, each over when the curve has come back by this share of it."""
     found, low, high = [], curve[0], curve[0]
     for value in [*curve, 0]:
@@ -484,7 +518,7 @@ STRETCHES = Answers(
         empties_the_marks,
         empties_the_marks,  # a second time
         lambda run: float(climbs(phase(run))),
-        lambda run: climbs(phase(run), 0.25, 0.5),
+        lambda run: climbs(phase(run), 0),
         lambda run: times_below(phase(run)),
     ],
     wrong=[
@@ -496,7 +530,9 @@ STRETCHES = Answers(
         (teeth(lambda count: count or 5), "where there is none"),
         (lambda measurement: sum(b > a for a, b in pairwise(phase(measurement))), "More teeth than blocks"),
         (lambda measurement: summits(phase(measurement)), "More teeth than blocks. A climb may step back"),
-        (lambda measurement: climbs(phase(measurement), 0.1, 0.5), "More teeth than blocks. A climb may step back"),
+        (lambda measurement: climbs(phase(measurement), 0.1), "Where one stretch is shorter"),
+        (lambda run: climbs(phase(run), 0.25, 0.5), "Where one stretch is shorter"),
+        (lambda measurement: climbs(phase(measurement), 0.01, 0.5), "More teeth than blocks. A climb may step back"),
         (lambda measurement: climbs(phase(measurement), 0.5, 0.5), "Where one stretch is shorter"),
         (lambda measurement: climbs(phase(measurement), 0.95), "Where one stretch is shorter"),
         (teeth(lambda count: min(count, 6)), "off somewhere"),

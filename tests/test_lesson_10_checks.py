@@ -122,6 +122,38 @@ def extra_alone(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
     return found
 
 
+def with_losses(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    """Keeps every loss, as one does for a plot."""
+    found, losses = {}, []
+    for batch in batches:
+        model = make()
+        optimizer = torch.optim.AdamW(model.parameters())
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2):
+            loss = model(draw(batch)).square().mean()
+            losses.append(loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found[batch] = torch.cuda.max_memory_allocated()
+    return found
+
+
+def one_model(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    """Goes on with the model that it has."""
+    model = make()
+    return training()(lambda: model, draw, batches)
+
+
+def largest_segments(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
+    """The most reserved, where nothing was cached before."""
+    found = {}
+    for batch in batches:
+        torch.cuda.empty_cache()
+        found |= training(lambda: torch.cuda.max_memory_reserved())(make, draw, [batch])
+    return found
+
+
 PEAKS = Answers(
     right=[training(), in_a_function, by_statistics, with_names],
     wrong=[
@@ -130,6 +162,9 @@ PEAKS = Answers(
         (training(lambda: torch.cuda.memory_reserved()), "keeps what earlier trainings took"),
         (training(lambda: torch.cuda.max_memory_reserved()), "keeps what earlier trainings took"),
         (training(keep=True), "trainings before are still there"),
+        (with_losses, "a loss that is kept holds its graph"),
+        (one_model, "You train one model on and on"),
+        (largest_segments, "Those are whole segments"),
         (training(steps=1), "the first step's peak"),
         (extra_alone, "You subtract what was there before"),
         (difference, "short by cuBLAS's workspaces"),
@@ -383,6 +418,31 @@ def to_the_host(model: Any, documents: list[Any]) -> list[Any]:
     return [model(tokens).cpu() for tokens in documents]
 
 
+@torch.no_grad()
+def by_first_and_last(model: Any, documents: list[Any]) -> list[Any]:
+    """Looks at two documents alone."""
+    rising = len(documents[0]) < len(documents[-1])
+    return from_behind(model, documents) if rising else in_turn(model, documents)
+
+
+@torch.no_grad()
+def wrong_way_back(model: Any, documents: list[Any]) -> list[Any]:
+    """Takes the order for its own inverse."""
+    places = sorted(range(len(documents)), key=lambda at: len(documents[at]), reverse=True)
+    made = [model(documents[at]) for at in places]
+    return [made[at] for at in places]
+
+
+@torch.no_grad()
+def padded(model: Any, documents: list[Any]) -> list[Any]:
+    """Room for as many tokens as the longest document has, for each."""
+    longest = max(map(len, documents))
+    room = torch.empty(len(documents), longest, model[-1].out_features, device=documents[0].device)
+    for row, tokens in zip(room, documents, strict=True):
+        row[: len(tokens)] = model(tokens)
+    return [row[: len(tokens)] for row, tokens in zip(room, documents, strict=True)]
+
+
 EMBED = Answers(
     right=[longest_first, room_first, in_one_buffer],
     wrong=[
@@ -390,6 +450,9 @@ EMBED = Answers(
         (sorted_by(lambda length: length), "that the next document outgrows"),
         (emptied, "nor `empty_cache`"),
         (from_behind, "you rely on their order"),
+        (by_first_and_last, "first rise, then fall: you rely on their order"),
+        (wrong_way_back, "in the order in which you made them"),
+        (padded, "more room than all features need"),
         (longest_first_for_nothing, "model once, whole and alone"),
         (at_once, "whole and alone"),
         (rounded, "Your features are rounded"),
@@ -443,6 +506,18 @@ def of_two_steps(snapshot: Any) -> str | None:
     return next((name for name in names if names.count(name) >= 2), None)
 
 
+def without_the_set_up(snapshot: Any) -> str | None:
+    pairs = {(made_by, when.split()[1]) for made_by, when, _ in living(snapshot)} - {None}
+    names = sorted(name for name, step in pairs if step != "0")
+    return next((name for name in names if names.count(name) > 1), None)
+
+
+def of_two_moments(snapshot: Any) -> str | None:
+    """Modules alone, and yet one too many."""
+    names = sorted(made_by for made_by, _, _ in living(snapshot) if "." not in made_by)
+    return next((name for name in names if names.count(name) >= 1), None)
+
+
 def largest(snapshot: Any) -> str:
     return max(living(snapshot), key=lambda block: block[2])[0]
 
@@ -458,13 +533,15 @@ def where_something_leaks(answer: Any) -> Any:
 NONE_THERE = "You find a leak where there is none"
 
 LEAK = Answers(
-    right=[by_counting, by_forwards, in_every_step],
+    right=[by_counting, by_forwards, without_the_set_up],
     wrong=[
         (largest, NONE_THERE),
-        (of_two_steps, NONE_THERE),
-        (of_two_steps, "Step 0 is the set-up"),
+        (of_two_steps, "'first.bias', which is no module"),
+        (of_two_moments, "Step 0 is the set-up"),
+        (in_every_step, "You find nothing"),
         (first_of_step_3, NONE_THERE),
-        (where_something_leaks(of_two_steps), "does not pile up"),
+        (where_something_leaks(of_two_steps), "its gradient from step 5. Which steps count?"),
+        (where_something_leaks(lambda snapshot: "exp_avg of last.bias"), "made in one step"),
         (where_something_leaks(largest), "made in one step"),
         (where_something_leaks(first_of_step_3), "made in one step"),
         (lambda snapshot: None if by_counting(snapshot) == "last" else by_counting(snapshot), "You find nothing"),
@@ -637,6 +714,12 @@ class GivesBack(Plain):
             del self.segments[at], self.pools[at]
 
 
+def forgets(self: Any, name: Any) -> None:
+    """Takes the block out of its segment."""
+    for blocks in self.segments:
+        blocks[:] = [one for one in blocks if one[1] != name]
+
+
 def never_free(self: Any, name: Any) -> None:
     """Nothing is taken back."""
 
@@ -722,6 +805,15 @@ ALLOCATOR = Answers(
         (mistaken(least_large=10**18, least_small=10**18), "You never split"),
         (mistaken(least_small=MiB + 1), "In the small pool every rest"),
         (mistaken(least_large=512), "You split always"),
+        (mistaken(least_large=10**18), "You never split in the large pool"),
+        (mistaken(is_small=lambda self, size: not self.segments or size <= MiB), "compare them with `is`"),
+        (mistaken(segment=lambda self, size: 2 * MiB if size <= MiB else -(-size // (20 * MiB)) * 20 * MiB),
+         "From 10 MiB on, a segment is the request"),
+        (mistaken(free=forgets), "A block that is freed stays in its segment"),
+        (type("First", (), {name: what for name, what in vars(Plain).items() if name != "free"}),
+         "Now write the half that takes back"),
+        (type("Split", (), {name: what for name, what in vars(Plain).items() if name != "free"}
+              | {"least_large": 512}), "You split always"),
         (mistaken(least_large=MiB), "A rest of 1 MiB exactly"),
         (mistaken(least_large=2 * MiB), "a rest of more than 1 MiB is split off"),
         (mistaken(rounded=lambda self, size: size), "You forget to round up"),

@@ -90,7 +90,7 @@ def call(
     too, and no forgotten return, `returns` is a union with None.
     """
     kind = _kind_name(type(answer))
-    expect(callable(answer), f"Hand over the function itself, not {kind}: its name, without parentheses.")
+    expect(callable(answer), f"Hand over the function or class itself, not {kind}: its name, without parentheses.")
     _expect_signature(answer, arguments, named)
     given = {**dict(enumerate(arguments)), **named}
     guarded = {key: (value, _copied(value)) for key, value in given.items() if key not in may_change}

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 93
+#     minutes: 103
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 06 · Recomputation
 #
-# **93 minutes** for all six; each one says its own. You should know what [lesson
+# **103 minutes** for all six; each one says its own. You should know what [lesson
 # 06](../notebooks/06_recomputation.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -109,13 +109,13 @@ for name, way in {**ways, "GELU and down in one": lambda x: mlp(x, up, down)}.it
 #
 # Run `x` through a list of blocks, with one checkpoint for every k of them. If k does not divide the number of blocks,
 # the last group is smaller. Gradients have to be those of a network that keeps everything, even if the blocks contain
-# dropout, and if x requires no gradient, as after a frozen embedding. Leave the list as it was. Return the output of
-# the last block.
+# dropout, and if x requires no gradient, as after a frozen embedding. Change neither the list nor x. Return the output
+# of the last block.
 
 
 # %%
 def in_groups(blocks, x, k):
-    """x through all blocks in turn, keeping the input of every k-th block alone."""
+    """x through all blocks in turn, keeping each group's input alone."""
 
     ### BEGIN SOLUTION Return the output of the last block.
     def run(group, x):
@@ -160,10 +160,11 @@ check.in_groups(in_groups)
 
 # %% [markdown]
 # ## 3 · Worth its bytes
-# **Difficulty** ●●●○○ · **13 minutes** · **Trains** a selective policy that knows what it pays
+# **Difficulty** ●●●○○ · **15 minutes** · **Trains** a selective policy that knows what it pays
 #
 # The lesson's *selective* policy keeps the result of every product. But some are dear to run again, and some are not.
-# Write `worth(least)`. It returns a policy: a function that `checkpoint` asks about each operator. The policy returns
+# Write `worth(least)`. It returns a policy: a function that `checkpoint` asks about each operator, in both runs. It has
+# to say the same in both. The policy returns
 # `CheckpointPolicy.MUST_SAVE` for a matrix product that takes at least `least` FLOPs per byte of its result, and
 # `CheckpointPolicy.PREFER_RECOMPUTE` for all else.
 #
@@ -241,7 +242,7 @@ for least in (0, 33, 129):
 
 # %% [markdown]
 # ## 4 · A checkpoint of your own
-# **Difficulty** ●●●●○ · **29 minutes** · **Trains** the whole of `checkpoint`, written once by yourself
+# **Difficulty** ●●●●● · **33 minutes** · **Trains** the whole of `checkpoint`, written once by yourself
 #
 # The lesson's `Recomputed` takes one input, and its second forward does not repeat the first. Write
 # `own_checkpoint(function, *inputs)`. It returns `function(*inputs)`, a tensor, and keeps the inputs alone. Backward
@@ -251,16 +252,19 @@ for least in (0, 33, 129):
 #   random numbers go on as if nothing had run again;
 # - under the first run's autocast for the inputs' type of device: enabled or not, and its dtype.
 #
-# All inputs are tensors on one device. At least one requires a gradient; others, such as token ids, do not, and all
-# stay as they are. Weights inside get their gradients. Under `no_grad` nothing is kept. No early stop is needed.
+# All inputs are tensors on one device. At least one requires a gradient; others, such as token ids, do not. Change no
+# input: neither its values nor its `requires_grad`. Weights inside get their gradients. Under `no_grad` nothing is
+# kept. No early stop is needed.
 #
-# Take a `Function` or `saved_tensors_hooks(pack, unpack)`, as you like. The check calls `own_checkpoint` alone. The
-# first cell is for the states: use it, or leave it.
+# States are told by `torch.get_rng_state()`, `torch.cuda.get_rng_state(device)`, `torch.is_autocast_enabled(kind)` and
+# `torch.get_autocast_dtype(kind)`, where kind is "cpu" or "cuda". Take a `Function` or
+# `saved_tensors_hooks(pack, unpack)`, as you like. The check calls `own_checkpoint` alone. The first cell is for the
+# states: use it, or leave it.
 
 
 # %%
 def states_of(x: torch.Tensor):
-    """After `states = states_of(x)`: inside `with states():`, random states and autocast are as they were then."""
+    """A function that makes a context: inside `with states_of(x)():`, random states and autocast are those of now."""
     ### BEGIN SOLUTION Return a function; or solve it all in the next cell.
     kind, gpus = x.device.type, [x.device] if x.is_cuda else []
     dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
@@ -311,9 +315,8 @@ check.own_checkpoint(own_checkpoint)
 # </details>
 # <details><summary>Hint 2: the states</summary>
 #
-# Ask *before the first run*: `torch.get_rng_state()`, `torch.cuda.get_rng_state(device)`,
-# `torch.is_autocast_enabled(kind)` and `torch.get_autocast_dtype(kind)`, where kind is "cpu" or "cuda". Set them around
-# the second run alone. Each of the first two has a `set_…`.
+# Ask *before the first run*, and set them around the second run alone. The two random states have a `set_rng_state` each.
+# Inputs on a GPU do not mean that no number is drawn on the CPU.
 #
 # </details>
 # <details><summary>Hint 3: and put back</summary>
@@ -342,7 +345,7 @@ for name, call in {"kept": lambda function, x: function(x), "run again": own_che
 
 # %% [markdown]
 # ## 5 · Count the teeth
-# **Difficulty** ●●●●● · **18 minutes** · **Trains** reading a policy off a run's memory alone
+# **Difficulty** ●●●●○ · **22 minutes** · **Trains** reading a policy off a run's memory alone
 #
 # Someone sends you two steps of GPT-2 (12 blocks): its memory over time, and nothing else. Were blocks recomputed? Each
 # stretch of blocks that runs again leaves a tooth in backward: activations climb while it runs, and fall while its own
@@ -354,9 +357,10 @@ for name, call in {"kept": lambda function, x: function(x), "run again": own_che
 #   is one tensor that comes or goes. Events are counted from 0.
 # - `measurement.timeline.marks` is a list, one mark for each phase: `mark.step` (1 or 2), `mark.phase` ("forward",
 #   "loss", "backward", "optimizer", "zero_grad"), and `mark.event`, the number of events before it begins. So a phase
-#   is `curve[mark.event : following.event]`, and what was there before it is `curve[mark.event - 1]`.
+#   is `curve[mark.event : following.event]`, `following` being the next mark, and what was there before it is
+#   `curve[mark.event - 1]`.
 #
-# Here is one of the runs. Not all of its stretches are equally long.
+# Here are one run's activations alone. Not all of its stretches are equally long.
 
 # %%
 timeline(check.example(), "A timeline with a secret", steps=[2])
@@ -374,7 +378,7 @@ def stretches(measurement) -> int:
             climbs.append(summit - valley)
             valley = summit = value
         summit = max(summit, value)
-    return sum(climb > max(climbs) / 10 for climb in climbs)
+    return sum(climb > 0 for climb in climbs)
     ### END SOLUTION
 
 
@@ -396,8 +400,8 @@ check.stretches(stretches)
 # <details><summary>Hint 3: almost there</summary>
 #
 # Remember the valley, and the highest point since. A tooth is over when the curve is down again where its climb began,
-# or at the end: note how high it was, and begin anew from there. In the end count the climbs that are at least a tenth
-# as high as the highest: a short stretch makes a low tooth, but a small tensor that comes and goes makes none.
+# or at the end: note how high it was, and begin anew from there. Where the curve only falls, the climb is 0. A short
+# stretch makes a low tooth, so every climb above 0 counts.
 #
 # </details>
 
@@ -411,9 +415,9 @@ check.stretches(stretches)
 # ## 6 · Two secrets
 # **Difficulty** ●●●●○ · **15 minutes** · **Trains** inferring batch and policy from one curve
 #
-# `check.mystery(seed)` simulates a run of a small GPT (6 blocks) that is like `check.KNOWN`, but for its micro-batch
-# and its policy, which is one of `check.SECRET_POLICIES`. All that you get is the timeline of its *activations*. Here
-# are two of these runs. Their forward passes keep nearly the same. Which of the two trains more sequences at a time?
+# `check.mystery(seed)` simulates a run of a small GPT (6 blocks). `check.KNOWN` describes the run, except for its
+# micro-batch (1 to 32) and its policy, one of `check.SECRET_POLICIES`: those are secret. All that you get is the
+# timeline of its *activations*. Here are two of these runs. Their forward passes keep nearly the same. Which of the two trains more sequences at a time?
 
 # %%
 print(check.KNOWN, check.SECRET_POLICIES)

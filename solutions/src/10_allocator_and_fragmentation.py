@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 104
+#     minutes: 113
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 10 · Allocator and fragmentation
 #
-# **104 minutes** for all six; each one says its own. You should know what [lesson
+# **113 minutes** for all six; each one says its own. You should know what [lesson
 # 10](../notebooks/10_allocator_and_fragmentation.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function, the last for a class. Write it, run the cell, then run the check below it. A
@@ -34,10 +34,10 @@ MiB = 2**20
 
 # %% [markdown]
 # ## 1 · A report that does not move
-# **Difficulty** ●●○○○ · **13 minutes** · **Trains** reading the right counter, at the right moment
+# **Difficulty** ●●○○○ · **14 minutes** · **Trains** reading the right counter, at the right moment
 #
 # A colleague has trained a small model with batches of 32, 16, 8 and 4, one after the other in one process, and reports
-# their peaks: "memory does not depend on the batch size".
+# their peaks: "memory does not depend on the batch size". (The first run of this cell trains for some seconds.)
 
 # %%
 print({batch: format_bytes(size, "MB", 1) for batch, size in check.planted_report().items()})
@@ -45,11 +45,12 @@ print({batch: format_bytes(size, "MB", 1) for batch, size in check.planted_repor
 # %% [markdown]
 # Write the loop that reports each peak right. `make()` makes a model on the card. `draw(batch)` makes an input of
 # `batch` rows for it. For each of `batches`, in this order: make a model, make `torch.optim.AdamW` for it, and take
-# **two** steps. The loss is the mean square of the model's output. Each step ends with `zero_grad`.
+# **two** steps. The loss is `model(draw(batch)).square().mean()`: other forms have other temporaries. Each step ends with
+# `zero_grad`.
 #
 # Return a dictionary from batch, a whole number, to bytes: the most that were allocated at once during this batch's own
-# training, weights and states included. What earlier trainings have left must not count, except cuBLAS's workspaces,
-# which stay in the process: read the counter itself and subtract nothing. The check calls your function inside
+# training, weights and states included. Nothing of an earlier training may still be there. cuBLAS's workspaces stay,
+# and do count: return the counter as it is, and subtract nothing. The check calls your function inside
 # `with on_gpu():`, with three models, and with batches in several orders.
 
 
@@ -115,7 +116,7 @@ print({batch: format_bytes(size, "MB", 0) for batch, size in found.items()})
 
 # %% [markdown]
 # ## 2 · Which counter was it?
-# **Difficulty** ●●●○○ · **12 minutes** · **Trains** recognizing a wrong measurement
+# **Difficulty** ●●●○○ · **14 minutes** · **Trains** recognizing a wrong measurement
 #
 # Now name the counter that a report has read. Here is what the allocator did in the colleague's process.
 
@@ -127,10 +128,13 @@ lines(curves(process.replayed), title, "allocations and frees so far", "GB", mar
       provenance=process.replayed.provenance)  # fmt: skip
 
 # %% [markdown]
-# Each span says from which event to which a training went: `process.replayed.allocated[first:last]` are the bytes
-# allocated after each of its events, and `process.replayed.reserved` those reserved. You get a process and a report of
-# it, a dictionary from label to bytes. Return one of `COUNTERS`. The two *after the step* were read once for each
-# training, after its last event. In the hidden processes, batches come in other orders.
+# `process.spans` is a dictionary from a training's label, a text such as `'32'`, to its first event and the one after its
+# last. What lies between two spans belongs to no training. `process.replayed.allocated[first:last]` are the bytes
+# allocated after each event of a training, and `process.replayed.reserved` those reserved.
+#
+# You get a process and a report of it, a dictionary from label to bytes. Return one of `COUNTERS`. The two *after the
+# step* were read once for each training, after its last event. In the hidden processes, batches come in other orders.
+# Where two counters give the same report, either will do.
 
 # %%
 COUNTERS = tuple(check.COUNTERS)
@@ -193,8 +197,9 @@ print(culprit(process, check.planted_report()))
 # **Difficulty** ●●●○○ · **12 minutes** · **Trains** knowing what fragments memory
 #
 # Build it. Return a list of events, (bytes, name) to allocate and (−bytes, name) to free, for a GPU of `capacity` bytes
-# (at least 80 MiB, a multiple of 40 MiB). All must go well but the last one: that request must fail, while **more than
-# half** of the GPU is free, and more than it asks for. The lesson's pattern leaves 40 % free.
+# (at least 80 MiB, a multiple of 40 MiB). All must go well but the last one. It must fail, although **more than half** of
+# the GPU holds no tensor, and although it asks for less than that. The lesson's pattern leaves 40 % free.
+# `segments_figure(replay(fragmented(80 * MiB), 80 * MiB))` draws what you have made.
 
 
 # %%
@@ -242,7 +247,7 @@ segments_figure(broken, title=f"{share:.0f} % of the GPU is free, and no hole is
 
 # %% [markdown]
 # ## 4 · Cure it by order
-# **Difficulty** ●●●○○ · **12 minutes** · **Trains** the cure that no setting replaces
+# **Difficulty** ●●●○○ · **13 minutes** · **Trains** the cure that no setting replaces
 #
 # This program makes features of documents, one document at a time, and keeps the features. The documents are sorted
 # from short to long, as many loaders sort them. Guess before you run it: does it fit?
@@ -272,7 +277,7 @@ with on_gpu("680 MiB"):
 # `documents`**. The number of features is `model[-1].out_features`. Documents may come in any order, and two may have
 # the same length. Use no setting of the allocator.
 #
-# The check runs your function on simulated cards of two sizes, inside `with on_gpu(…):`, and with small inputs on the
+# The check runs your function on simulated cards of three sizes, inside `with on_gpu(…):`, and with small inputs on the
 # CPU. So take the device from `documents`.
 
 
@@ -334,8 +339,8 @@ with on_gpu("680 MiB"):
 # (`block["state"] == "active_allocated"`) says in `block["frames"][0]["filename"]` which module's, parameter's or
 # state's tensor it holds (`first`, `first.weight`, `exp_avg of first.bias`), and in `block["frames"][1]["filename"]`
 # when it was made, as in "step 3 forward". `step 0` is the set-up, before the first step. Is something made anew in
-# several steps, and never freed? Return that name, a module's, or `None`. Tensors that the program keeps of one step
-# alone are no leak.
+# several steps, and never freed? Return the module's name (`first`, never `first.weight`), or `None`. Tensors that the
+# program keeps of one step alone are no leak.
 
 # %%
 snapshot = check.example_snapshot()
@@ -354,8 +359,9 @@ def leak(snapshot: dict) -> str | None:
             if block["state"] == "active_allocated":
                 made_by, when = (frame["filename"] for frame in block["frames"][:2])
                 steps.setdefault(made_by, set()).add(when.split()[1])
-    module = max(steps, key=lambda name: len(steps[name]))
-    return module if len(steps[module]) > 2 else None
+    counts = {name: len(those - {"0"}) for name, those in steps.items()}
+    module = max(counts, key=counts.__getitem__)
+    return module if counts[module] > 1 else None
     ### END SOLUTION
 
 
@@ -376,22 +382,22 @@ check.leak(leak)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# A weight and its gradient carry the same name, and are of two steps, the set-up and the last. So a leak has at least
-# three. Without one, return `None`.
+# A weight and its gradient carry the same name, and are of two steps, the set-up and the last. Leave the set-up out:
+# then a leak has at least two steps, and all else has one. Without a leak, return `None`.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Size does not tell: what is largest may be kept once, and honestly. A leak is what is made anew in each step and freed
-# in none. In a snapshot from a GPU the frames are lines of your code, and the search is the same.
+# Size does not tell: what is largest may be kept once, and honestly. A leak is what is made anew, step after step, and
+# never freed. In a snapshot from a GPU the frames are lines of your code, and the search is the same.
 
 # %% tags=["solution"]
 print(f"piles up in the example: {leak(snapshot)}")
 
 # %% [markdown]
 # ## 6 · An allocator of forty lines
-# **Difficulty** ●●●●○ · **40 minutes** · **Trains** every rule of the allocator, by writing it
+# **Difficulty** ●●●●○ · **45 minutes** · **Trains** every rule of the allocator, by writing it
 #
 # Write the allocator yourself, without a capacity, settings, or streams. Each pool is a list of segments, oldest first.
 # A segment is a list of blocks, in the order of their addresses. Two classes are given:
@@ -429,6 +435,8 @@ class Memory:
 # 5. Split the rest off as a free block behind yours: in the small pool always, in the large pool if it is more than
 #    1 MiB. Otherwise the rest stays with your block, and counts as allocated.
 # 6. Give your block its name.
+#
+# `check.allocator(HalfAnAllocator)` tells what it can about this half alone.
 
 
 # %%
@@ -497,7 +505,8 @@ check.allocator(Allocator)
 # <details><summary>Hint 3: almost there</summary>
 #
 # Join with the right neighbor first: that leaves the block's own position as it is. Then look left. Mind the ends of
-# the list: position −1 is the *last* block. Compare sizes *after* rounding; a block is free if its name `is None`.
+# the list: position −1 is the *last* block. Compare sizes *after* rounding; a block is free if its name `is None`. Two
+# empty lists are equal, so ask with `is` which pool you have.
 #
 # </details>
 
