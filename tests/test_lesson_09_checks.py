@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import vector_to_parameters
 
 from course_utils.lessons.sharding.check_ranks import padded
-from course_utils.lessons.sharding.checks import PROGRAM, RANKS
+from course_utils.lessons.sharding.checks import MOST, PROGRAM, RANKS
 from course_utils.lessons.shared.on_ranks import outcomes
 
 
@@ -49,8 +49,10 @@ RANK_BYTES = Answers(
         (lambda N, D, stage, w, g, K: by_table(N, D, min(stage, 2), w, g, K), "At stage 3"),
         (lambda N, D, stage, w, g, K: by_table(N, D, min(stage + 1, 3), w, g, K), "one kind more"),
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, K, g, w), "The order is off"),
-        (lambda N, D, stage, w, g, K: by_table(N, D, stage, g, w, K), "Some stage is off"),
-        (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) / 1000, "Some stage is off"),
+        (lambda N, D, stage, w, g, K: by_table(N, D, stage, g, w, K), "It is off for N = 64,000, D = 8, stage = 2"),
+        (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) / 1000, "KB where bytes were asked"),
+        (lambda N, D, stage, w, g, K: by_table(N, D, stage, 2, 2, K), "You took 2 and 2 for granted"),
+        (lambda N, D, stage, w, g, K: (w + g + K) * N - (0, K, g, w)[stage] * N * (1 - 1 / D), "also cuts what those"),
     )],
 )  # fmt: skip
 
@@ -99,11 +101,12 @@ PADDING = Answers(
         (with_shard(lambda shapes, D: -(-total(shapes) // D)), "one flat piece"),
         (with_shard(lambda shapes, D: sum(-(-s[0] // D) for s in shapes)), "Those are rows"),
         (with_shard(lambda shapes, D: D * row_by_row(shapes, D)["shard"]), "One rank's was asked for"),
-        (with_shard(lambda shapes, D: row_by_row(shapes[:1], D)["shard"]), "shard is off"),
+        (with_shard(lambda shapes, D: row_by_row(shapes[:1], D)["shard"]), "shard is off for [(50257, 768), (768,)]"),
+        (with_shard(lambda shapes, D: sum((s[0] // D + 1) * math.prod(s[1:]) for s in shapes)), "on 64 ranks"),
         (lambda shapes, D: row_by_row([shape[:2] for shape in shapes], D), "How long is a row"),
         (with_padding(lambda shapes, D: D * row_by_row(shapes, D)["shard"]), "real numbers included"),
         (with_padding(lambda shapes, D: row_by_row(shapes, D)["padding"] / D), "a D-th of it"),
-        (with_padding(lambda shapes, D: sum(-s[0] % D for s in shapes)), "padding is off"),
+        (with_padding(lambda shapes, D: sum(-s[0] % D for s in shapes)), "padding is off for [(50257"),
     ],
 )  # fmt: skip
 
@@ -116,6 +119,8 @@ def zero_of(
     gather: str = "dist.all_gather_into_tensor(whole, self.own)",
     back: str = "vector_to_parameters(whole, self.parameters)",
     first: str = "pass",
+    gradients: str = "padded(weight.grad for weight in self.parameters)",
+    extra: str = "pass",
 ) -> Any:
     """The class with some of its lines in another way."""
     lines = [
@@ -126,13 +131,14 @@ def zero_of(
         f"        self.adam = {adam}",
         "    def step(self):",
         f"        {first}",
-        "        gradients = padded(weight.grad for weight in self.parameters)",
+        f"        gradients = {gradients}",
         "        self.own.grad = torch.empty_like(self.own)",
         f"        {reduce}",
         f"        {mean}",
         "        self.adam.step()",
         "        whole = torch.empty_like(gradients)",
         f"        {gather}",
+        f"        {extra}",
         f"        {back}",
     ]
     known = {"torch": torch, "dist": dist, "padded": padded, "vector_to_parameters": vector_to_parameters}
@@ -184,6 +190,7 @@ class WithAHelper:
 
 OWN = "self.own.grad = gradients.chunk(4)[dist.get_rank()].clone()"
 ALL = f"dist.all_reduce(gradients); {OWN}"
+ADDED = "self.own.grad /= dist.get_world_size(); self.sum = self.sum + self.own.grad; self.own.grad = self.sum"
 TWICE = "half = self.own[: len(self.own) // 2].clone(); dist.all_gather([half.clone() for _ in range(4)], half)"
 ZERO_1_ADAM = Answers(
     right=[zero_of(), ByHand, zero_of(own="torch.nn.Parameter(padded(parameters).chunk(4)[dist.get_rank()].clone())")],
@@ -192,14 +199,19 @@ ZERO_1_ADAM = Answers(
         (zero_of(reduce=OWN, mean="pass"), "Each rank steps with its own gradients"),
         (zero_of(back="pass"), "Weights stay as they were"),
         (zero_of(first="self.adam = torch.optim.Adam([self.own], lr=self.lr)"), "Only the first step is right"),
-        (zero_of(reduce=ALL), "Two kinds of exchange are enough"),
+        (zero_of(reduce=ALL), "an all-reduce gives everybody all sums"),
+        (zero_of(adam="torch.optim.Adam([self.own])"), "You leave out the learning rate"),
+        (zero_of(mean="self.own.grad /= dist.get_world_size() ** 2"), "You take the mean twice"),
+        (zero_of(extra="dist.broadcast(whole, 0)"), "Two kinds of exchange are enough"),
+        (zero_of(gradients="torch.cat([weight.grad.flatten() for weight in self.parameters])"), "both padded"),
+        (zero_of(first="self.sum = getattr(self, 'sum', 0)", mean=ADDED), "what of a gradient is left"),
         (zero_of(first=TWICE), "exchange all once in each way"),
         (zero_of(own="padded(parameters).chunk(4)[dist.get_rank()]"), "keeps more than what its own slice"),
         (zero_of(back="self.last = gradients; vector_to_parameters(whole, self.parameters)"), "keeps more"),
         (zero_of(gather="dist.get_rank() or dist.all_gather_into_tensor(whole, self.own)"), "the same exchanges"),
         (zero_of(adam="torch.optim.RMSprop([self.own], lr=lr)"), "The first step is not Adam's"),
         (zero_of(adam="torch.optim.AdamW([self.own], lr=lr, weight_decay=0.1)"), "The first step is not Adam's"),
-        (zero_of(reduce="dist.reduce_scatter_tensor(gradients, self.own.grad)"), "your function raised"),
+        (zero_of(reduce="dist.reduce_scatter_tensor(gradients, self.own.grad)"), "arguments in order"),
         (WithAHelper, "raised NameError: name 'ByHand'"),
         (lambda parameters, lr: 1, "Hand over the class itself"),
     ],
@@ -260,14 +272,41 @@ def without_a_graph(model: Any, optimizer: Any) -> Any:
     return found
 
 
+def key_by_key(model: Any, optimizer: Any) -> Any:
+    """Relies on it that all learning weights have states."""
+    found: dict = {}
+    for name, weight in model.named_parameters():
+        kept = {"weight": weight.detach().full_tensor()}
+        if weight.requires_grad:
+            states = optimizer.state[weight]
+            kept["step"] = states["step"].clone()
+            kept |= {key: states[key].full_tensor() for key in ("exp_avg", "exp_avg_sq")}
+        if dist.get_rank() == 0:
+            found[name] = kept
+    return found
+
+
+def moments_on_rank_0(model: Any, optimizer: Any) -> Any:
+    """Every rank gathers weights, and rank 0 alone the rest."""
+    found: dict = {}
+    for name, weight in model.named_parameters():
+        whole = weight.detach().full_tensor()
+        if dist.get_rank() == 0:
+            found[name] = {"weight": whole}
+            for key, value in optimizer.state.get(weight, {}).items():
+                found[name][key] = value.full_tensor() if isinstance(value, DTensor) else value.clone()
+    return found
+
+
 ONLY_ONE = "(value.full_tensor() if isinstance(value, DTensor) else value) if dist.get_rank() == 0 else None"
 CHECKPOINT = Answers(
-    right=[gathering(), by_torch, of_each_name, without_a_graph],
+    right=[gathering(), by_torch, of_each_name, without_a_graph, key_by_key],
     wrong=[
         (gathering(value="value.to_local() if isinstance(value, DTensor) else value"), "is not whole"),
         (gathering(value="value"), "is no plain tensor"),
         (gathering(value="value.full_tensor()"), "raised AttributeError"),
         (gathering(value=ONLY_ONE), "the same exchanges"),
+        (moments_on_rank_0, "the same exchanges"),
         (gathering(who="True"), "Only rank 0 should return"),
         (gathering(who="True", end="kept if dist.get_rank() == 0 else {}"), "many whole tensors at once"),
         (gathering(copied="whole"), "holds on to a graph"),
@@ -339,6 +378,12 @@ def outer_first(module: Any, most: int, policy: Any) -> Any:
     return torch.optim.AdamW(module.parameters(), lr=1e-3)
 
 
+def own_parameters(module: Any) -> bool:
+    """A large part with parts and parameters: it is left to the model."""
+    large = total([one.shape for one in module.parameters()]) > MOST and list(module.children())
+    return isinstance(module, nn.ModuleList) or bool(large and list(module.parameters(recurse=False)))
+
+
 def layers_alone(module: Any, model: Any) -> bool:
     return module is model or not list(module.children())
 
@@ -351,6 +396,8 @@ SHARD_TO_FIT = Answers(
         (sharding(few=lambda module, most: False, unit=layers_alone), "You cut too fine"),
         (sharding(unit=lambda module, model: module is not model and not isinstance(module, nn.ModuleList)),
          "The model itself is no unit"),
+        (sharding(unit=lambda module, model: not own_parameters(module)), "has parameters of its own"),
+        (lambda *given: torch.optim.AdamW(sharding()(*given).param_groups[0]["params"], lr=1e-2), "of 1e-3 was asked"),
         (sharding(early=True), "steps weights that the model no longer has"),
         (sharding(mp_policy=MixedPrecisionPolicy()), "gathered in fp32"),
         (sharding(reshard_after_forward=False), "the peak is not"),
@@ -365,7 +412,14 @@ SHARD_TO_FIT = Answers(
 @pytest.fixture(scope="module", autouse=True)
 def tried() -> None:
     """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the checks."""
-    own = "Hand over the class itself", "the same exchanges", "your function raised", "AttributeError", "a list, where"
+    own = (
+        "Hand over the class itself",
+        "the same exchanges",
+        "both padded",
+        "in order",
+        "AttributeError",
+        "a list, where",
+    )
     judged = {"zero_1": ZERO_1_ADAM, "checkpoint": CHECKPOINT}
     wrong = [(judge, bad) for judge, all_ in judged.items() for bad, words in all_.wrong if words not in own]
     right = [(judge, one) for judge, all_ in judged.items() for one in all_.right]

@@ -240,13 +240,14 @@ for name, size in sorted(sizes.items(), key=lambda pair: -pair[1]):
 # ## 4 · Keeps too much
 # **Difficulty** ●●●○○ · **22 minutes** · **Trains** repairing a module by what backward needs
 #
-# A colleague's block is right, and it keeps too much. Which of its lines would you change? Write `lean(block, x)`, which
-# does what `block(x)` does, with the block's own parts (`block.norm(x)`, `block.gate`, `block.rate` …):
+# A colleague's block is right, and it keeps too much. Which of its lines would you change? Write `lean(block, x)`,
+# which does what `block(x)` does, with the block's own parts (`block.norm(x)`, `block.gate`, `block.rate` …):
 #
 # - the same output, and the same gradients of x and of all parameters, in training and in `eval()`. From the same seed,
 #   dropout drops the same elements;
 # - it appends one number to `block.log`, equal to the one that the block logs: a float, or a tensor without a graph;
-# - it keeps at most 2·h + 3·ffn numbers per token, x among them, and a few for statistics. It keeps no copy of a weight;
+# - it keeps at most 2·h + 3·ffn numbers per token, x among them, and a few for statistics. It keeps no copy of a
+#   weight;
 # - no matrix product runs twice. Everything else may.
 #
 # `checkpoint(function, *tensors, use_reentrant=False)` keeps the tensors alone, calls the function again in backward,
@@ -285,8 +286,8 @@ check.lean(lean)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Which tensors do 2·h + 3·ffn numbers have room for? A matrix needs its input: there is room for the one that `gate` and
-# `up` read, and for the one that `down` reads. x, which the norm reads, counts too.
+# Which tensors do 2·h + 3·ffn numbers have room for? A matrix needs its input: there is room for the one that `gate`
+# and `up` read, and for the one that `down` reads. x, which the norm reads, counts too.
 #
 # </details>
 # <details><summary>Hint 2: the narrow ones</summary>
@@ -325,8 +326,9 @@ for name, forward in {"block(x)": block, "lean(block, x)": lambda x: lean(block,
 #   fp32. Tokens whose target is −100 do not count; at least one token does;
 # - loss and gradient are computed in fp32. Only the result of `backward` has the logits' dtype;
 # - forward keeps the logits, or another 16-bit tensor of that size, and otherwise only a few numbers per token;
-# - next to the logits, *one* fp32 tensor of their size is there at any moment. In backward, the 16-bit gradient comes on
-#   top: at most 8 bytes per logit. Temporaries inside an operation count: `torch.logsumexp` makes one more fp32 tensor;
+# - next to the logits, *one* fp32 tensor of their size is there at any moment. In backward, the 16-bit gradient comes
+#   on top: at most 8 bytes per logit. Temporaries inside an operation count: `torch.logsumexp` makes one more fp32
+#   tensor;
 # - the logits stay as they are, in backward too.
 #
 # Logits are (tokens, V). The gradient of one token's loss is softmax(z), less 1 at its target. `backward` gets

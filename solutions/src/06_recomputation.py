@@ -315,8 +315,8 @@ check.own_checkpoint(own_checkpoint)
 # </details>
 # <details><summary>Hint 2: the states</summary>
 #
-# Ask *before the first run*, and set them around the second run alone. The two random states have a `set_rng_state` each.
-# Inputs on a GPU do not mean that no number is drawn on the CPU.
+# Ask *before the first run*, and set them around the second run alone. The two random states have a `set_rng_state`
+# each. Inputs on a GPU do not mean that no number is drawn on the CPU.
 #
 # </details>
 # <details><summary>Hint 3: and put back</summary>
@@ -417,7 +417,8 @@ check.stretches(stretches)
 #
 # `check.mystery(seed)` simulates a run of a small GPT (6 blocks). `check.KNOWN` describes the run, except for its
 # micro-batch (1 to 32) and its policy, one of `check.SECRET_POLICIES`: those are secret. All that you get is the
-# timeline of its *activations*. Here are two of these runs. Their forward passes keep nearly the same. Which of the two trains more sequences at a time?
+# timeline of its *activations*. Here are two of these runs. Their forward passes keep nearly the same. Which of the two
+# trains more sequences at a time?
 
 # %%
 print(check.KNOWN, check.SECRET_POLICIES)

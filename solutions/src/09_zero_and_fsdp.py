@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 68
+#     minutes: 83
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 09 · ZeRO and FSDP
 #
-# **68 minutes** for all five; each one says its own. You should know what [lesson
+# **83 minutes** for all five; each one says its own. You should know what [lesson
 # 09](../notebooks/09_zero_and_fsdp.ipynb) shows. No GPU is needed. Two of the checks start four processes.
 #
 # Each exercise asks for one function or class. Write it, run the cell, then run the check below it. A check tells you
@@ -83,9 +83,9 @@ for stage in range(4):
 # **Difficulty** ●●○○○ · **10 minutes** · **Trains** how FSDP2 cuts
 #
 # FSDP2 cuts each parameter along its first dimension, its rows, into D pieces of equally many rows, as few as possible.
-# The last pieces are padded. Given the `shapes` of a unit's parameters, of one dimension or more, return a dictionary:
-# `shard`, how many numbers one rank's pieces hold together, and `padding`, how many numbers in all ranks' pieces are
-# padding.
+# The last pieces are padded; some ranks may have nothing but padding. Given the `shapes` of a unit's parameters, of one
+# dimension or more, return a dictionary: `shard`, how many numbers one rank's pieces hold together, and `padding`, how
+# many of the numbers in all D ranks' pieces together are padding.
 
 
 # %%
@@ -131,7 +131,7 @@ for D in (8, 64, 512):
 
 # %% [markdown]
 # ## 3 · Adam, cut among four
-# **Difficulty** ●●●○○ · **18 minutes** · **Trains** ZeRO-1 on real ranks: a reduce-scatter, a step, an all-gather
+# **Difficulty** ●●●○○ · **25 minutes** · **Trains** ZeRO-1 on real ranks: a reduce-scatter, a step, an all-gather
 #
 # `parameters` are fp32 weights, the same on every rank. Before each step, `.grad` has the gradient of this rank's data.
 # ZeRO-1 lays all parameters into one vector, pads it with zeros, and cuts it into D equal slices. Rank r owns slice r:
@@ -149,12 +149,13 @@ def padded(tensors):
 # `dist.reduce_scatter_tensor(own, whole)`, which adds up, and `dist.all_gather_into_tensor(whole, own)`. Both write
 # into their first argument, a tensor that you make before. Afterwards the given parameters have the new weights.
 #
-# Between steps, a rank keeps next to its weights at most 16 bytes per number of *its slice*: weights, gradient and two
-# moments. `torch.optim.Adam` takes any list of tensors, and steps those that have a `.grad`.
-# `vector_to_parameters(vector, parameters)` puts a flat vector's numbers into parameters, and ignores what is left.
+# Besides the given parameters and their `.grad`, your object keeps at most 16 bytes per number of *its slice* between
+# steps: the slice's weights, its gradient, and two moments, 4 bytes each. `torch.optim.Adam` takes any list of tensors,
+# and steps those that have a `.grad`. `vector_to_parameters(vector, parameters)` puts a flat vector's numbers into
+# parameters, and ignores what is left.
 #
-# The check runs your class on four processes, with 1,053, 16 and 3 parameters. Use nothing from other cells but
-# `padded` and the imports.
+# The check runs your class on four processes, for weights of 1,053, 16 and 3 numbers; of 3, the last rank owns padding
+# alone. Use nothing from other cells but `padded` and the imports. What your cell imports and defines goes along.
 
 
 # %%
@@ -212,20 +213,21 @@ check.zero_1_adam(Zero1Adam)
 
 # %% [markdown]
 # ## 4 · A checkpoint that one process can read
-# **Difficulty** ●●●○○ · **15 minutes** · **Trains** getting whole tensors out of shards
+# **Difficulty** ●●●○○ · **20 minutes** · **Trains** getting whole tensors out of shards
 #
 # After `fully_shard`, each parameter and each of AdamW's moments is a `DTensor`: it knows its whole shape, and holds
 # one rank's rows. Saved as it is, only as many ranks could load it again. `value.full_tensor()` gathers the rows of all
 # ranks: every rank has to call it, and every rank gets the whole tensor.
 #
 # Return a dictionary on rank 0: for each name of `model.named_parameters()`, a dictionary with `weight` and all that
-# `optimizer.state` keeps for that weight, under AdamW's own names (`step`, `exp_avg`, `exp_avg_sq`). All are plain
-# tensors without a graph, and copies: training goes on, and must not change them. A frozen weight has no state.
+# the optimizer keeps for that weight, under AdamW's own names (`step`, `exp_avg`, `exp_avg_sq`). `optimizer.state` is a
+# dictionary with the weights themselves as keys; a frozen weight has none there, and its dictionary holds `weight`
+# alone. All are plain tensors without a graph, and copies: training goes on, and must not change them.
 #
-# The other ranks return an empty dictionary. They keep nothing, and never hold more than one weight and its states.
+# The other ranks return an empty dictionary. They may hold one whole weight and its states at a time, never more.
 #
 # The check trains a small network on four processes, some of which have no row of its smallest weights, and then one
-# process compares. Use nothing from other cells but the imports.
+# process compares. Use nothing from other cells but the imports. What your cell imports and defines goes along.
 
 
 # %%
@@ -248,8 +250,7 @@ check.checkpoint(checkpoint)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Two loops: over the named parameters, and over what there is to save for one of them. `optimizer.state` is a
-# dictionary with the weights themselves as keys.
+# Two loops: over the named parameters, and over what there is to save for one of them.
 #
 # </details>
 # <details><summary>Hint 2: who calls what</summary>
@@ -273,7 +274,7 @@ check.checkpoint(checkpoint)
 
 # %% [markdown]
 # ## 5 · Shard to fit
-# **Difficulty** ●●●●○ · **17 minutes** · **Trains** choosing the units of `fully_shard` for any model
+# **Difficulty** ●●●●○ · **20 minutes** · **Trains** choosing the units of `fully_shard` for any model
 #
 # Here is `fully_shard` in two lines, on a model with a large vocabulary and six blocks. At its peak, everything is
 # whole at once.
@@ -285,20 +286,21 @@ def all_at_once(model, most, policy):
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-N = 2 * 8000 * 256 + 8000 + 6 * (8 * 256 * 256 + 7 * 256)
+N = 2 * 8000 * 256 + 8000 + 6 * (8 * 256 * 256 + 8 * 256)
 print(f"16Ψ/D = {format_bytes(2 * N, 'MB', 1)}; peak of a step {format_bytes(check.peak_of(all_at_once), 'MB', 1)}")
 
 # %% [markdown]
 # Write the function for any model. It shards `model` in place at stage 3, every unit with `policy`, and returns an
-# AdamW (learning rate 1e-3) that steps the shards. A part of the model with at most `most` numbers, all its own parts
-# included, is one unit. A larger one is cut: into its `children()`, and those that are too large again into theirs.
-# What is then left in a part is a unit, too. A single layer has no parts, so it may be larger than `most`. Inner
-# units come first, and the model itself last.
+# AdamW (learning rate 1e-3) that steps the shards. A part whose parameters, those of its own parts included, have at
+# most `most` numbers together is one unit. A larger part is cut: each of its `children()` is treated by this same rule,
+# and the part itself then becomes a unit of what remains, its own parameters. A single layer has no parts, so it may be
+# larger than `most`. Inner units come first, and the model itself last.
 #
-# An `nn.ModuleList` cannot be a unit, as it has no `forward`. Those of the check are larger than `most`: cut them.
+# An `nn.ModuleList` cannot be a unit, as it has no `forward`. Those of the check are larger than `most`: pass over the
+# list itself, and cut its children.
 #
 # The check runs a step on rank 0 of 8 simulated ranks, with three models: six blocks; a block that is larger than
-# `most`, with a list of experts in it; and one that is smaller in all than `most`.
+# `most`, with a list of experts in it; and a whole model with fewer than `most` numbers.
 
 
 # %%

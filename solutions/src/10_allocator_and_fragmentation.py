@@ -45,8 +45,8 @@ print({batch: format_bytes(size, "MB", 1) for batch, size in check.planted_repor
 # %% [markdown]
 # Write the loop that reports each peak right. `make()` makes a model on the card. `draw(batch)` makes an input of
 # `batch` rows for it. For each of `batches`, in this order: make a model, make `torch.optim.AdamW` for it, and take
-# **two** steps. The loss is `model(draw(batch)).square().mean()`: other forms have other temporaries. Each step ends with
-# `zero_grad`.
+# **two** steps. The loss is `model(draw(batch)).square().mean()`: other forms have other temporaries. Each step ends
+# with `zero_grad`.
 #
 # Return a dictionary from batch, a whole number, to bytes: the most that were allocated at once during this batch's own
 # training, weights and states included. Nothing of an earlier training may still be there. cuBLAS's workspaces stay,
@@ -128,8 +128,8 @@ lines(curves(process.replayed), title, "allocations and frees so far", "GB", mar
       provenance=process.replayed.provenance)  # fmt: skip
 
 # %% [markdown]
-# `process.spans` is a dictionary from a training's label, a text such as `'32'`, to its first event and the one after its
-# last. What lies between two spans belongs to no training. `process.replayed.allocated[first:last]` are the bytes
+# `process.spans` is a dictionary from a training's label, a text such as `'32'`, to its first event and the one after
+# its last. What lies between two spans belongs to no training. `process.replayed.allocated[first:last]` are the bytes
 # allocated after each event of a training, and `process.replayed.reserved` those reserved.
 #
 # You get a process and a report of it, a dictionary from label to bytes. Return one of `COUNTERS`. The two *after the
@@ -197,8 +197,8 @@ print(culprit(process, check.planted_report()))
 # **Difficulty** ●●●○○ · **12 minutes** · **Trains** knowing what fragments memory
 #
 # Build it. Return a list of events, (bytes, name) to allocate and (−bytes, name) to free, for a GPU of `capacity` bytes
-# (at least 80 MiB, a multiple of 40 MiB). All must go well but the last one. It must fail, although **more than half** of
-# the GPU holds no tensor, and although it asks for less than that. The lesson's pattern leaves 40 % free.
+# (at least 80 MiB, a multiple of 40 MiB). All must go well but the last one. It must fail, although **more than half**
+# of the GPU holds no tensor, and although it asks for less than that. The lesson's pattern leaves 40 % free.
 # `segments_figure(replay(fragmented(80 * MiB), 80 * MiB))` draws what you have made.
 
 

@@ -41,8 +41,8 @@ def mlp(answer: Any) -> None:
         expect(same([got.output], [right.output]), "The output is not down(gelu(up(x))).")
         expect(same(got.gradients, right.gradients), "The output is right, and some gradient is not.")
         expect(got.kept > 2 * x.nbytes, "You keep x alone, so that `up` runs again. Its output was to be kept.")
-        who = ("GELU's output is still kept. Which operation asks for it in backward: GELU, or the product after it? (Or "
-               "does a function of yours refer to it?)")  # fmt: skip
+        who = ("GELU's output is still kept. Which operation asks for it in backward: GELU, or the product after it? "
+               "(Or does a function of yours refer to it?)")  # fmt: skip
         expect(got.kept <= 5 * x.nbytes, who)  # x, and up's output of 4h
         again = "A matrix product runs again. Is `up` in what you checkpoint? Or does your variant not stop early?"
         expect(flops <= once, again)

@@ -49,10 +49,10 @@ def gradients_of(shapes: Shapes, rank: int, step: int) -> list[torch.Tensor]:
     return [TINY * torch.randn(shape, generator=random) for shape in shapes]
 
 
-def by_adam(shapes: Shapes, ranks: Sequence[int], factor: float) -> Iterator[torch.Tensor]:
+def by_adam(shapes: Shapes, ranks: Sequence[int], factor: float, lr: float = RATE) -> Iterator[torch.Tensor]:
     """All weights after each step of one process with Adam, on the sum of these ranks' gradients times a factor."""
     weights = weights_of(shapes)
-    optimizer = torch.optim.Adam(weights, lr=RATE)
+    optimizer = torch.optim.Adam(weights, lr=lr)
     for step in range(STEPS):
         gradients = zip(*(gradients_of(shapes, rank, step) for rank in ranks), strict=True)
         for weight, of_ranks in zip(weights, gradients, strict=True):
@@ -100,14 +100,22 @@ def judge_zero_1(answer: Any) -> dict[str, Any]:
         size = -(-sum(map(prod, shapes)) // RANKS)
         right, (summed, *_) = list(by_adam(shapes, everybody, 1 / RANKS)), by_adam(shapes, everybody, 1.0)
         own = torch.cat([next(by_adam(shapes, [rank], 1.0))[rank * size : (rank + 1) * size] for rank in everybody])
+        default, twice = next(by_adam(shapes, everybody, 1 / RANKS, 1e-3)), next(by_adam(shapes, everybody, RANKS**-2))
         before = nn.utils.parameters_to_vector(weights_of(shapes))
+        reduced = sum(n for name, n in sent.items() if "reduce" in name and "scatter" not in name)
         scattered, gathered = (sum(n for name, n in sent.items() if part in name) for part in ("scatter", "gather"))
         for holds, message in (
             (not close(after[0], before), "Weights stay as they were: who puts the new ones into them?"),
             (not close(after[0], summed), "You step with the sum of all gradients. Data parallelism takes the mean."),
             (not close(after[0], own), "Each rank steps with its own gradients alone. Which exchange adds them up?"),
+            (not close(after[0], default), "You leave out the learning rate."),
+            (not close(after[0], twice), "You take the mean twice."),
             (close(after[0], right[0]), "The first step is not Adam's. Follow one number to its slice and back."),
-            (close(after[-1], right[-1]), "Only the first step is right. What does Adam keep from step to step?"),
+            (
+                close(after[-1], right[-1]),
+                "Only the first step is right. What does Adam keep from step to step, and what of a gradient is left?",
+            ),
+            (not reduced, "The numbers are right. But an all-reduce gives everybody all sums: a slice is enough."),
             (scattered + gathered == sum(sent.values()), "The numbers are right. Two kinds of exchange are enough."),
             (scattered == gathered == STEPS, "The numbers are right. In a step, exchange all once in each way."),
             (kept <= enough_for(shapes), "The numbers are right. But a rank keeps more than what its own slice needs."),

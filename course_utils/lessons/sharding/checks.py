@@ -12,7 +12,17 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from course_utils.interactive.feedback import Mistakes, alike, by_name, call, entries, exercise, expect, recognized
+from course_utils.interactive.feedback import (
+    Mistakes,
+    alike,
+    by_name,
+    call,
+    entries,
+    exercise,
+    expect,
+    recognized,
+    unit_slip,
+)
 from course_utils.lessons.shared.judging import told
 from course_utils.lessons.shared.on_ranks import expect_together, found_on_ranks
 from course_utils.measuring.on_gpu import on_gpu
@@ -38,6 +48,10 @@ def bytes_right(N: int, D: int, stage: int, weight: int, gradient: int, optimize
 BYTES_MISTAKES: Mistakes = {
     "That is one rank without sharding, whatever the stage is.": lambda N, D, stage, w, g, K: (w + g + K) * N,
     "You divide everything, whatever the stage is.": lambda N, D, stage, w, g, K: (w + g + K) * N / D,
+    "You took 2 and 2 for granted.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, K),
+    "A stage also cuts what those before it cut.": lambda N, D, stage, w, g, K: (
+        (w + g + K) * N - (0, K, g, w)[stage] * N * (D - 1) / D
+    ),
     "You took 2, 2 and 12 for granted.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, 12),
     "Those are all ranks together. One rank's was asked for.": lambda N, D, *rest: D * bytes_right(N, D, *rest),
     "At stage 3 weights are divided, too.": lambda N, D, stage, *rest: bytes_right(N, D, min(stage, 2), *rest),
@@ -50,8 +64,12 @@ BYTES_MISTAKES: Mistakes = {
 def rank_bytes(answer: Any) -> None:
     """`answer(N, D, stage, weight, gradient, optimizer)` is bytes of states on one rank."""
     got = [float(call(answer, **by_name(BYTES_NAMES, case))) for case in BYTES_CASES]
-    otherwise = "Some stage is off: which of the three kinds does it divide by D?"
-    recognized(got, BYTES_CASES, bytes_right, BYTES_MISTAKES, otherwise, partial(alike, tolerance=2e-3))
+    slip, close = unit_slip(got[0], bytes_right(*BYTES_CASES[0])), partial(alike, tolerance=2e-3)
+    expect(not slip, f"Your bytes are {slip}")
+    off = next((case for one, case in zip(got, BYTES_CASES, strict=True) if not close([one], [bytes_right(*case)])), [])
+    given = ", ".join(f"{name} = {value:,}" for name, value in by_name(BYTES_NAMES, off).items()) if off else ""
+    otherwise = f"It is off for {given}. Which of the three kinds does this stage divide by D?"
+    recognized(got, BYTES_CASES, bytes_right, BYTES_MISTAKES, otherwise, close)
 
 
 # ------------------------------------------------------------------------------------------------------- 09.2: padding
@@ -97,7 +115,9 @@ def padding(answer: Any) -> None:
     returned = [call(answer, shapes=list(shapes), D=D, returns=Mapping) for shapes, D in PADDING_CASES]
     got = [entries(one, ("shard", "padding")) for one in returned]
     for name, right, mistakes in (("shard", _shard, SHARD_MISTAKES), ("padding", _padding, PADDING_MISTAKES)):
-        otherwise = f"{name} is off. Take one parameter of 10 rows on 3 ranks, and draw it."
+        pairs = zip((both[name] for both in got), PADDING_CASES, strict=True)
+        shapes, D = next((case for one, case in pairs if one != right(*case)), PADDING_CASES[0])
+        otherwise = f"{name} is off for {shapes} on {D} ranks. Draw who has which rows."
         recognized([both[name] for both in got], PADDING_CASES, right, mistakes, otherwise, exactly)
 
 
@@ -105,6 +125,8 @@ def padding(answer: Any) -> None:
 
 PROGRAM = "course_utils.lessons.sharding.check_ranks"
 STARTS = "Four processes start; this takes about ten seconds."
+UNEVEN = "The whole is not D slices. Are weights and gradients both padded, and are the exchange's arguments in order?"
+STEP_HINTS = {"output tensor size": UNEVEN, "same size as output size": UNEVEN}
 
 
 @exercise("09.3", "Adam's own steps, one exchange of each kind, and a quarter of the states on each rank.", STARTS)
@@ -117,7 +139,7 @@ def zero_1_adam(answer: Any) -> None:
         expect(hasattr(optimizer, "step"), "Hand over the class itself: what it makes has a method `step`.")
         for weight in weights:
             weight.grad = torch.ones_like(weight)
-        call(optimizer.step, returns=(object, NoneType))
+        call(optimizer.step, returns=(object, NoneType), hints=STEP_HINTS)
 
     expect_together(one_step, RANKS)
     found_on_ranks(PROGRAM, RANKS, "zero_1", answer)
@@ -128,7 +150,11 @@ def checkpoint(answer: Any) -> None:
     """`answer(model, optimizer)` is a dictionary of whole tensors on rank 0, and empty elsewhere."""
 
     def one_call() -> None:
-        call(answer, *sharded(), returns=(Mapping, NoneType), may_change=(0, 1))
+        model, optimizer = sharded()
+        for weight in model.parameters():  # so that there are states, as after a training
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+        optimizer.step()
+        call(answer, model, optimizer, returns=(Mapping, NoneType), may_change=(0, 1))
 
     expect_together(one_call, RANKS)
     found_on_ranks(PROGRAM, RANKS, "checkpoint", answer)
@@ -137,21 +163,21 @@ def checkpoint(answer: Any) -> None:
 # -------------------------------------------------------------------------------------------------- 09.5: shard_to_fit
 
 CARDS, WIDE, WORDS = 8, 256, 8_000
-MOST = 8 * WIDE * WIDE + 7 * WIDE  # exactly a block's
+MOST = 8 * WIDE * WIDE + 8 * WIDE  # exactly a block's
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 class Block(nn.Module):
-    """The sum of what some experts make of the same tokens; with one of them, a plain block."""
+    """The sum of what some experts make of the same tokens; with one of them, a plain block. A gate is its own."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDE)
+        self.norm, self.gate = nn.LayerNorm(WIDE), nn.Parameter(torch.ones(WIDE))
         layers = [(nn.Linear(WIDE, 4 * WIDE), nn.GELU(), nn.Linear(4 * WIDE, WIDE)) for _ in range(experts)]
         self.experts = nn.ModuleList(nn.Sequential(*three) for three in layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.stack([expert(self.norm(x)) for expert in self.experts]).sum(0)
+        return x + self.gate * torch.stack([expert(self.norm(x)) for expert in self.experts]).sum(0)
 
 
 def reader(blocks: int, experts: int, words: int = WORDS) -> nn.Sequential:
@@ -181,7 +207,7 @@ def _numbers(module: nn.Module, without: Sequence[nn.Module] = ()) -> int:
     return sum(weight.numel() for weight in module.parameters() if id(weight) not in others)
 
 
-@exercise("09.5", "No unit is larger than it has to be, and the peak stays near the shards.", "This takes ten seconds.")
+@exercise("09.5", "No unit is larger than it has to be, and the peak stays near the shards.")
 def shard_to_fit(answer: Any) -> None:
     """`answer(model, most, policy)` shards the model by units of at most `most` numbers, and is its optimizer."""
     formats, room = set[torch.dtype](), [0]
@@ -191,6 +217,8 @@ def shard_to_fit(answer: Any) -> None:
         stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         old = "The optimizer steps weights that the model no longer has: `fully_shard` puts others in their place."
         expect(stepped == set(map(id, model.parameters())), old)
+        adamw = isinstance(optimizer, torch.optim.AdamW) and optimizer.param_groups[0]["lr"] == 1e-3
+        expect(adamw, "An AdamW with a learning rate of 1e-3 was asked for.")
         largest = 0
         for part in filter(_numbers, model.modules()):
             parts = [one for one in part.modules() if one is not part]
@@ -201,6 +229,9 @@ def shard_to_fit(answer: Any) -> None:
                 largest = max(largest, _numbers(part, units))
                 large = "A unit gathers more than `most` at once, though it has parts. Which of them have parts again?"
                 expect(_numbers(part, units) <= MOST or not parts, large)
+            own = parts and _numbers(part) > MOST and list(part.parameters(recurse=False))
+            left = "A part that you cut has parameters of its own, which nobody takes along: make it a unit, too."
+            expect(not own or isinstance(part, FSDPModule), left)
             if not parts:
                 part.register_forward_pre_hook(lambda part, _: formats.add(next(part.parameters()).dtype))
         room.append(16 * _numbers(model) // CARDS + 4 * largest + 100_000)
