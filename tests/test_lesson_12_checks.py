@@ -66,7 +66,7 @@ class ByFunctions(Lora):
 class InOtherOrder(Lora):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.merged:
-            return x @ self.base.weight.t() + self.base.bias
+            return self.base.forward(x)
         return (self.dropout(x) @ self.A.mT @ self.B.mT).mul(self.scale).add(self.base(x))
 
     def merge(self) -> None:
@@ -145,6 +145,25 @@ def still_noted(layer: Any) -> None:
     layer.base.weight.data -= layer.scale * (layer.B @ layer.A).detach() if layer.merged else 0
 
 
+def plus_equals(layer: Any) -> None:
+    layer.base.weight += layer.scale * layer.B @ layer.A
+    layer.merged = True
+
+
+def with_b_put_away(layer: Any) -> None:
+    if not layer.merged:
+        Lora.merge(layer)
+        layer.away = layer.B.detach().clone()
+        layer.B.data.zero_()
+
+
+def with_b_put_back(layer: Any) -> None:
+    if layer.merged:
+        layer.B.data.copy_(2 * layer.away)
+        layer.base.weight.data -= layer.scale * (layer.away @ layer.A).detach()
+        layer.merged = False
+
+
 class FreezesNothing(Lora):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -165,7 +184,7 @@ class OfItsOwn(Lora):
 LORA_LINEAR = Answers(
     right=[Lora, ByFunctions, InOtherOrder],
     wrong=[
-        (forward_of(lambda layer, x: thin(layer, x).detach()), "a gradient of x, A or B is not"),
+        (forward_of(lambda layer, x: thin(layer, x).detach()), "the gradient of x is not"),
         (forward_of(lambda layer, x: thin(layer, layer.dropout(x)) / layer.scale), "You leave out the scale"),
         (forward_of(lambda layer, x: -thin(layer, layer.dropout(x))), "You take the adapter away"),
         (forward_of(lambda layer, x: 0 * x[..., :1]), "The adapter is missing"),
@@ -191,7 +210,15 @@ LORA_LINEAR = Answers(
         (lora(with_a_graph), "What is `no_grad` for"),
         (lora(adding_always), "adds the adapter twice"),
         (lora(without_scale), "merge() leaves out the scale"),
-        (lora(only_noted), "is not W + scale·B·A"),
+        (lora(only_noted), "W is what it was before"),
+        (lora(plus_equals), "What is `no_grad` for"),
+        (lora(lambda self: (Lora.merge(self), self.base.requires_grad_(True))), "W requires a gradient. It is frozen"),
+        (lora(lambda self: (self.eval(), Lora.merge(self), self.train())), "turns training mode on"),
+        (lora(lambda self: (setattr(self.dropout, "p", 0.0), Lora.merge(self))), "In training mode nothing is dropped"),
+        (lora(lambda self: (Lora.merge(self), self.B.data.zero_()), lambda self: self.merged and 1 / 0), "raised"),
+        (lora(with_b_put_away, with_b_put_back), "After unmerge() the adapter takes no part"),
+        (lora(forward=lambda self, x: x @ self.base.weight.T + self.base.bias + (0 if self.merged else
+              thin(self, self.dropout(x)))), "your function raised TypeError"),
         (lora(without_what_drops), "is not W + scale·B·A"),
         (lora(in_eval_mode), "turns training mode off"),
         (lora(unmerge=lambda self: (Lora.unmerge(self), self.eval())), "unmerge() turns training mode off"),
@@ -328,6 +355,23 @@ def packed_of(held: torch.Tensor) -> Any:
     return SimpleNamespace(packed=held)
 
 
+class InMemoryOrder(Packed):
+    def __init__(self, values: torch.Tensor, block: int) -> None:
+        super().__init__(
+            values if values.is_contiguous() else values.as_strided(values.shape, (values.shape[1], 1)), block
+        )
+
+
+class Remembering(Packed):
+    """Unpacks once, and keeps that."""
+
+    def unpack(self) -> torch.Tensor:
+        self.made = getattr(self, "made", None)
+        if self.made is None:
+            self.made = super().unpack()
+        return self.made
+
+
 class Padded(Packed):
     """Packs what only fills up the last block, too."""
 
@@ -346,9 +390,15 @@ PACKED = Answers(
         (packed(codes=lambda self: Packed.codes(self).flip(1)), "have changed places"),
         (packed(scale=lambda self, rows: rows.abs().amax().expand(len(rows), 1).clone() / 7), "share one scale"),
         (packed(scale=lambda self, rows: rows.abs().amax() / 7), "That is too little"),
-        (packed(scale=lambda self, rows: rows.amax(dim=1, keepdim=True) / 7), "the larger *magnitude*"),
+        (packed(scale=lambda self, rows: rows.amax(dim=1, keepdim=True) / 7), "its largest *magnitude* below"),
         (packed(scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 8,
-                code=lambda self, x: x.round().clamp(-8, 7)), "come back wrong"),
+                code=lambda self, x: x.round().clamp(-8, 7)), "to the *nearest* code"),
+        (packed(scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 8), "7 is the largest code"),
+        (packed(code=lambda self, x: x.floor()), "to the *nearest* code"),
+        (packed(codes=lambda self: Packed.codes(self).T), "Which two share a byte"),
+        (packed(codes=lambda self: Packed.codes(self).clamp_min(-1)), "Only numbers below zero"),
+        (InMemoryOrder, "A transposed tensor comes back in another order"),
+        (Remembering, "bytes more than were held"),
         (packed(code=lambda self, x: x.trunc()), "round to the *nearest* code"),
         (packed(guard=lambda self, scales: scales), "you divide 0 by 0"),
         (packed(pack=lambda self, pairs: pairs.flatten(), codes=lambda self: self.packed), "A code has a whole byte"),
@@ -432,6 +482,14 @@ class KeepsX(KeepsNothing):
         return KeepsNothing.forward(ctx, x, packed, bias)
 
 
+class KeepsOutput(KeepsNothing):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
+        y = KeepsNothing.forward(ctx, x, packed, bias)
+        ctx.save_for_backward(y)
+        return y
+
+
 class KeepsW(KeepsNothing):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
@@ -476,6 +534,9 @@ PRODUCT = Answers(
         (backwards(lambda ctx, gradient: (gradient @ ctx.packed.unpack().T, None, None)), "Backward through your"),
         (backwards(lambda ctx, gradient: (2 * gradient @ ctx.packed.unpack(), None, None)), "is not the output's"),
         (backwards(lambda ctx, gradient: (None, None, None)), "No gradient reaches x"),
+        (backwards(lambda ctx, gradient: (gradient @ ctx.packed.unpack().to(gradient.dtype), None, gradient[0])),
+         "Backward returns None for all but x"),
+        (KeepsOutput.apply, "The output is kept for backward"),
         (backwards(lambda ctx, gradient: (gradient @ ctx.packed.unpack() + 0 * ctx.packed.unpack()[:1], None, None)),
          "is unpacked 3 times"),
     ],
@@ -515,6 +576,14 @@ def with_delta(delta: Callable[[int], float]) -> Any:
 as_learned = with_delta(lambda n: (1 / n + 1 / (n - 1)) / 4)
 
 
+def half_twice(bits: int) -> list[float]:
+    """Both halves have the ½."""
+    n, delta = 2**bits, (1 / 2**bits + 1 / (2**bits - 1)) / 4
+    both = [*np.linspace(delta, 0.5, n // 2), *np.linspace(0.5, 1 - delta, n // 2)]
+    found = [NormalDist().inv_cdf(p) for p in both]
+    return [value / found[-1] for value in found]
+
+
 def evenly_in_one(bits: int) -> list[float]:
     """Probabilities from δ to 1 − δ in one go, without the ½."""
     delta = (1 / 2**bits + 1 / (2**bits - 1)) / 4
@@ -531,6 +600,8 @@ NORMAL_FLOAT = Answers(
         (with_delta(lambda n: 1 / (2 * n)), "Your δ is of 2^bits values"),
         (with_delta(lambda n: 1 / (2 * (n - 1))), "Your δ is of 2^bits − 1 values"),
         (with_delta(lambda n: (1 / 32 + 1 / 30) / 2), "δ is that of 4 bits"),
+        (with_delta(lambda n: (1 / (n + 16) + 1 / (n + 14)) / 2), "4 bits are right, and another number"),
+        (half_twice, "Zero is among your values twice"),
         (lambda bits: nf4_code(), "another number of them"),
         (lambda bits: [as_learned(bits)] * 2**bits, "One of your values is a list"),
         (lambda bits: as_learned(bits)[::-1], "should rise"),

@@ -100,12 +100,12 @@ def call(
         raise
     except Exception as error:  # whatever a learner's code raises is turned into words
         problem = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raised = f"{_opening(arguments, named, 'raised')} {problem}"
+        raised = f"{_opening(answer, arguments, named, 'raised')} {problem}"
         raise CheckFailed(next((hint for part, hint in hints.items() if part in problem), raised)) from error
     for key, (now, before) in guarded.items():
         name = repr(key) if isinstance(key, str) else f"argument {key + 1}"
         expect(_same(now, before), f"Your function changes {name}, which its caller still needs: work on a copy.")
-    return of_kind(value, returns, _opening(arguments, named), finite=finite)
+    return of_kind(value, returns, _opening(answer, arguments, named), finite=finite)
 
 
 def by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
@@ -244,9 +244,10 @@ def _expect_signature(answer: Any, arguments: tuple[Any, ...], named: Mapping[st
             raise CheckFailed(f"Your function should take ({wanted}): keep its first line as it was given.") from error
 
 
-def _opening(arguments: tuple[Any, ...], named: Mapping[str, Any], verb: str = "returned") -> str:
+def _opening(answer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any], verb: str = "returned") -> str:
     texts = [_short(value) for value in arguments] + [f"{name}={_short(value)}" for name, value in named.items()]
-    return f"Called with {', '.join(texts) or 'no arguments'}, your function {verb}"
+    who = f"{answer.__name__}()" if inspect.ismethod(answer) else "function"
+    return f"Called with {', '.join(texts) or 'no arguments'}, your {who} {verb}"
 
 
 def _short(value: Any) -> str:

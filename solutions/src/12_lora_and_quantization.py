@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 68
+#     minutes: 78
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 12 · LoRA and quantization
 #
-# **68 minutes** for all four; each one says its own. You should know what [lesson
+# **78 minutes** for all four; each one says its own. You should know what [lesson
 # 12](../notebooks/12_lora_and_quantization.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for a class or a function. Write it, run the cell, then run the check below it. A check tells you
@@ -30,7 +30,7 @@ from course_utils.lessons.lora import checks as check
 
 # %% [markdown]
 # ## 1 · A layer that merges
-# **Difficulty** ●●●○○ · **20 minutes** · **Trains** LoRA as you would use it: trained, merged, taken out again
+# **Difficulty** ●●●○○ · **22 minutes** · **Trains** LoRA as you would use it: trained, merged, taken out again
 #
 # The lesson's layer only adds. A useful one drops out some of the adapter's input, and merges: `merge()` puts the
 # adapter into W, `unmerge()` takes it out again. This much is given (A and B are fp32, on the CPU):
@@ -50,8 +50,8 @@ class Adapter(nn.Module):
 # Write the rest, in two cells.
 #
 # - `forward`: the base layer, plus B·A times the scale. Dropout acts on the adapter's input alone. A merged layer
-#   computes the base alone, of all of x, in training mode too. Beyond W itself, nothing of its size may be kept for
-#   backward: only the input, what dropout needs, and x·Aᵀ.
+#   computes the base alone, of all of x, in training mode too. Use `self.dropout`. Between forward and backward keep W
+#   itself, the input, what dropout needs and x·Aᵀ, but no other matrix of W's size.
 # - `merge` adds scale·B·A to W in place, whatever dropout is. It keeps no copy of W, and no graph. It leaves `training`
 #   as it is. A second `merge()` changes nothing.
 # - `unmerge` gives W back, up to rounding. A second `unmerge()` changes nothing.
@@ -136,18 +136,19 @@ print(f"to save: {sum(weight.nbytes for weight in adapter.values()):,} bytes, W 
 
 # %% [markdown]
 # ## 2 · Two to a byte
-# **Difficulty** ●●●○○ · **23 minutes** · **Trains** 4-bit storage, without its traps
+# **Difficulty** ●●●○○ · **28 minutes** · **Trains** 4-bit storage, without its traps
 #
 # No tensor has a type of 4 bits. Write a class that stores values in them: absmax, codes from −7 to 7, two codes to a
 # byte. `block` neighbors of the flattened tensor share a scale: their largest magnitude over 7.
 #
-# - `Packed(values, block)` takes an fp32 tensor of any shape, transposed or not. What it holds afterwards, in tensors,
-#   is half a byte for each number (an odd last one has a byte) and an fp32 scale for each block, to the byte.
+# - `Packed(values, block)` takes an fp32 tensor of any shape, transposed or not. Afterwards, and after `unpack()`, its
+#   tensors hold half a byte for each number (an odd last one has a byte) and an fp32 scale for each block, to the byte.
+#   A slice of a tensor holds all of it.
 # - `unpack()` returns the values as fp32 in their old shape, each at most half a scale off, as often as it is called.
 #
-# The last block may be shorter than the others. A block may be tiny (10⁻⁷), or all zeros: never divide 0 by 0. That is
-# NaN, and which integer NaN becomes depends on the processor. (The lesson's layers do not guard against it.) Which code
-# has the higher half of a byte is up to you. Of use may be:
+# The last block may be shorter than the others. A block's largest magnitude may be 10⁻⁷, or 0: never divide 0 by 0.
+# That is NaN, and which integer NaN becomes depends on the processor. (The lesson's layers do not guard against it.)
+# Which code has the higher half of a byte is up to you. Of use may be:
 
 # %%
 codes = torch.tensor([3, -5], dtype=torch.int8)
@@ -185,7 +186,8 @@ check.packed(Packed)
 # <details><summary>Hint 1: blocks</summary>
 #
 # Fill the flat values up to whole blocks, `.view(-1, block)`, and take the largest magnitude of each row. `-count %
-# block` is how many are missing. Cut the codes to `count` again before you pack them.
+# block` is how many are missing. Cut the codes to `count` again before you pack them. `clamp_min` keeps zeros out of
+# what you divide by: which number is small enough?
 #
 # </details>
 # <details><summary>Hint 2: one byte</summary>
@@ -198,7 +200,7 @@ check.packed(Packed)
 #
 # Four bits say 0 to 15, and 11 was −5. Subtract 16 from what is above 7, or store code + 8, which has no sign, as the
 # lesson's bytes have none. Or let the processor do it: on `int8`, `>>` fills up with the sign. So move the four bits to
-# the upper half first, then down. `clamp_min` keeps zeros out of what you divide by: which number is small enough?
+# the upper half first, then down.
 #
 # </details>
 
@@ -218,7 +220,7 @@ for block in (8, 64, 1024):
 
 # %% [markdown]
 # ## 3 · A product that keeps four bits
-# **Difficulty** ●●●●○ · **15 minutes** · **Trains** deciding what is kept, by an `autograd.Function`
+# **Difficulty** ●●●●○ · **18 minutes** · **Trains** deciding what is kept, by an `autograd.Function`
 #
 # Four bits in storage are worth little if autograd keeps the unpacked W until backward:
 
@@ -228,7 +230,7 @@ y = torch.randn(8, 512, requires_grad=True) @ stored.unpack().T
 print(f"kept: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: {256 * 512 // 2:,} and the scales")
 
 # %% [markdown]
-# `checkpoint` is one cure, but it holds on to x. The lesson's count did not see that, for x was there anyway. Write
+# `checkpoint` is one cure, but it holds on to x. The lesson's count did not show that, because x existed before. Write
 # `product(x, packed, bias)`, which returns x·Wᵀ + bias. For backward it keeps neither x nor the unpacked W, only
 # `packed`. Forward and backward call `packed.unpack()` once each.
 #
@@ -236,8 +238,9 @@ print(f"kept: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: {256 * 512 /
 # - x may be fp32 or bf16, and the output has its type. `unpack()` returns fp32.
 # - bias is a vector of x's type, or `None`. It is frozen, as W is: only x gets a gradient.
 #
-# Write the class with a static `forward` and `backward`, then the function that applies it: [torch's
-# notes](https://docs.pytorch.org/docs/stable/notes/extending.html) show how. What is no tensor may be stored on `ctx`.
+# Write the class with a static `forward` and `backward`, then the function that applies it. Lesson 06 writes one under
+# [By hand](../notebooks/06_recomputation.ipynb#By-hand), and [torch's
+# notes](https://docs.pytorch.org/docs/stable/notes/extending.html) have more. What is no tensor may be stored on `ctx`.
 
 
 # %%
@@ -276,7 +279,7 @@ check.product(product)
 # </details>
 # <details><summary>Hint 2: remember the small one</summary>
 #
-# Put `packed` on `ctx`, not what `unpack()` returned. Backward unpacks once more.
+# Whatever is on `ctx` stays until backward. Which of the two is small: `packed`, or what `unpack()` returned?
 #
 # </details>
 # <details><summary>Hint 3: shapes and types</summary>
@@ -337,7 +340,7 @@ check.normal_float(normal_float)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Take the lesson's cell and find every number in it that comes from 16: 32, 30, 7, 8, 9.
+# Take the lesson's cell and find every number in it that comes from 16: 32, 30, 8, 9.
 #
 # </details>
 # <details><summary>Hint 2: the halves</summary>
@@ -347,8 +350,8 @@ check.normal_float(normal_float)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Give the number of values a name, and write each of the five numbers of hint 1 with it: which is twice that number,
-# which is half of it, which is one less or one more? Then ask your function for 4 bits, and compare with the lesson.
+# Give the number of values a name, n, and write each of the four numbers of hint 1 with it. 8 is half of n, and 30
+# twice one less. Then ask your function for 4 bits, and compare with the lesson.
 #
 # </details>
 

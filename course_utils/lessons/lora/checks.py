@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from numbers import Real
+from types import NoneType
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import dropout, linear, pad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from course_utils.interactive.feedback import Mistakes, call, call_for_effect, exercise, expect, of_kind, recognized
+from course_utils.interactive.feedback import Mistakes, call, exercise, expect, of_kind, recognized
 from course_utils.lessons.shared.judging import forward_backward, held_after, same, seeded
 from course_utils.networks.frozen import FrozenLinear, nf4_pairs
 
@@ -51,9 +52,9 @@ MASKED_MISTAKES: Mistakes = {
 def lora_linear(answer: Any) -> None:
     """`answer(base, r, alpha, dropout)` is a layer with `merge` and `unmerge` that keeps nothing of W's size."""
     expect(not isinstance(answer, nn.Module), "Give the class, not a layer: its name, without parentheses.")
-    for rows, p in (((10,), 0.0), ((3, 4), 0.5), ((1,), 0.0)):
+    for rows, p, bias in (((10,), 0.0, True), ((3, 4), 0.5, True), ((1,), 0.0, False)):
         with seeded():
-            base = nn.Linear(N_IN, N_OUT)
+            base = nn.Linear(N_IN, N_OUT, bias)
             layer = call(answer, base, RANK, ALPHA, p, returns=nn.Module)
             x, learned = torch.randn(*rows, N_IN), torch.randn(N_OUT, RANK)
         lacks = [name for name in ("base", "A", "B", "merge", "unmerge") if not hasattr(layer, name)]
@@ -63,59 +64,74 @@ def lora_linear(answer: Any) -> None:
         expect(at_first, "B is zero at first, and yet the new layer's output is not the old one's.")
         layer.B.data.copy_(learned)
         _expect_trains(layer, x, p)
-        _expect_merges(layer, x)
+        _expect_merges(layer, x, training=not p)
+        expect(same([layer.B], [learned]), "B is another after merge() and unmerge(). It is what you train, and save.")
+        _expect_trains(layer, x, p)
 
 
 def _expect_trains(layer: Any, x: torch.Tensor, p: float) -> None:
-    run, weights = (lambda x: call(layer, x, returns=torch.Tensor)), (*layer.base.parameters(), layer.A, layer.B)
-    got = forward_backward(run, [x], weights)
+    weights = layer.base.weight, layer.base.bias, layer.A, layer.B
+    run, there = (lambda x: call(layer, x, returns=torch.Tensor)), [one for one in weights if one is not None]
+    got = forward_backward(run, [x], there)
     dropping = "In eval mode numbers are still dropped: use the layer's own `self.dropout`."
     expect(same([run(x)], [run(x)]), dropping)
     recognized([got.output], [(x, *weights)], _lora_right, LORA_MISTAKES, "The output is off in eval mode.", same)
     layer.train()
     ways = [partial(_lora_right, p=p), *MASKED_MISTAKES.values()]
-    right, *wrong = (forward_backward(lambda x: way(x, *weights), [x], weights) for way in ways)  # noqa: B023
-    got = forward_backward(run, [x], weights)
+    right, *wrong = (forward_backward(lambda x: way(x, *weights), [x], there) for way in ways)  # noqa: B023
+    got = forward_backward(run, [x], there)
     off = not same([got.output], [right.output])
     for message, mistaken in zip(MASKED_MISTAKES, wrong, strict=True):
         expect(not off or not same([got.output], [mistaken.output]), message)
     expect(not off, "The output is off in training mode: is x dropped once, before A?")
     frozen = "W or its bias gets a gradient. They are frozen: who made them require one?"
-    expect(got.gradients[1:3] == [None, None], frozen)
-    expect(same(got.gradients, right.gradients, 1e-4), "The output is right, but a gradient of x, A or B is not.")
+    expect(not any(one is not None for one in got.gradients[1:-2]), frozen)
+    for name, place in {"x": 0, "A": -2, "B": -1}.items():
+        close = same([got.gradients[place]], [right.gradients[place]], 1e-4)
+        expect(close, f"The output is right, but the gradient of {name} is not.")
     most = right.kept + 8 / 3 * N_IN * N_OUT
     expect(got.kept < most, "Forward keeps a matrix as large as W: in which order do you multiply?")
     expect(got.kept <= right.kept + SLACK, "Forward keeps more than its input, what dropout needs, and x·Aᵀ.")
 
 
-def _expect_merges(layer: Any, x: torch.Tensor) -> None:
+def _expect_merges(layer: Any, x: torch.Tensor, training: bool) -> None:
+    """Merge and unmerge twice each, first in this mode, then in the other one."""
     W, before, apart = layer.base.weight, layer.base.weight.clone(), layer.eval()(x).detach()
     merged = before + ALPHA / RANK * layer.B.detach() @ layer.A.detach()
-    for calls in ("merge()", "merge() twice"):
-        _expect_in_place(layer, layer.merge, calls)
+    for calls, mode in {"merge()": training, "merge() twice": not training}.items():
+        _expect_in_place(layer, layer.merge, calls, mode)
         expect(layer.base.weight is W, "After merge() W is another tensor. Change its numbers in place.")
-        expect(not W.requires_grad, "After merge() W has a graph, which holds all that made it. What is `no_grad` for?")
+        expect(W.grad_fn is None, GRAPH)
+        expect(not W.requires_grad, "After merge() W requires a gradient. It is frozen.")
+        expect(not same([W], [before]), "After merge() W is what it was before.")
         twice = same([W], [2 * merged - before], 1e-4)
         expect(not twice, "merge() twice adds the adapter twice. What does `self.merged` say?")
         expect(not same([W], [before + (merged - before) * RANK / ALPHA]), "merge() leaves out the scale.")
         expect(same([W], [merged], 1e-4), f"After {calls} W is not W + scale·B·A: it adds something else.")
         dropping = "In training mode a merged layer still drops numbers out. It computes the base alone, of all of x."
-        added = "When it is merged, forward should be the frozen layer alone, for it has the adapter in it."
+        added = (
+            "When it is merged, forward should be the frozen layer alone. Does it ask `self.merged`, and who sets that?"
+        )
         for mode, message in ((False, added), (True, dropping)):
             expect(same([call(layer.train(mode), x, returns=torch.Tensor)], [apart], 1e-4), message)
-    for calls in ("unmerge()", "unmerge() twice"):
-        _expect_in_place(layer, layer.unmerge, calls)
+    for calls, mode in {"unmerge()": training, "unmerge() twice": not training}.items():
+        _expect_in_place(layer, layer.unmerge, calls, mode)
         expect(same([W], [before], 1e-4), f"After {calls} W is not what it was before merge().")
     found = call(layer.eval(), x, returns=torch.Tensor)
     expect(same([found], [apart], 1e-4) and found.requires_grad, "After unmerge() the adapter takes no part any more.")
 
 
-def _expect_in_place(layer: Any, method: Any, name: str) -> None:
-    layer.train()
-    _, held = held_after(partial(call_for_effect, method), list(layer.parameters()))
+GRAPH = "merge() gives W a graph, which holds all that made it. What is `no_grad` for?"
+
+
+def _expect_in_place(layer: Any, method: Any, name: str, mode: bool) -> None:
+    layer.train(mode)
+    hints = {"Cannot assign non-leaf": GRAPH, "a leaf Variable that requires grad": GRAPH}
+    work = partial(call, method, returns=(object, NoneType), finite=False, hints=hints)
+    _, held = held_after(work, list(layer.parameters()))
     expect(held < N_IN * N_OUT, f"{name} leaves {held:,} bytes more than were there: a copy of W, or a new one.")
-    training = all(module.training for module in layer.modules())
-    expect(training, f"{name} turns training mode off. Leave that to those who call it.")
+    kept = all(module.training is mode for module in layer.modules())
+    expect(kept, f"{name} turns training mode {'off' if mode else 'on'}. Leave that to those who call it.")
 
 
 # --------------------------------------------------------------------------------------------------------- 12.2: packed
@@ -140,17 +156,22 @@ def _rounded(
     """A function that returns what values are after absmax in 4 bits, with one thing done in another way."""
 
     def answer(values: torch.Tensor, block: int) -> torch.Tensor:
-        rows = pad(values.flatten(), (0, -values.numel() % block)).view(-1, block)
+        count = values.numel()
+        rows = pad(values.flatten(), (0, -count % block)).view(-1, block)
         scales = largest(rows) / levels
-        codes = to_code(rows / torch.where(scales == 0, 1.0, scales))
-        return (read(codes) * scales).flatten()[: values.numel()].view(values.shape)
+        codes = read(to_code(rows / torch.where(scales == 0, 1.0, scales)).flatten()[:count])
+        return (pad(codes, (0, -count % block)).view(-1, block) * scales).flatten()[:count].view(values.shape)
 
     return answer
 
 
 def _swapped(codes: torch.Tensor) -> torch.Tensor:
-    pairs = pad(codes.flatten(), (0, codes.numel() % 2)).view(-1, 2)
-    return pairs.flip(1).flatten()[: codes.numel()].view(codes.shape)
+    return pad(codes, (0, len(codes) % 2)).view(-1, 2).flip(1).flatten()[: len(codes)]
+
+
+def _in_halves(codes: torch.Tensor) -> torch.Tensor:
+    """First all that were first in their byte, then the others."""
+    return pad(codes, (0, len(codes) % 2)).view(-1, 2).T.flatten()[: len(codes)]
 
 
 packed_right = _rounded()
@@ -158,9 +179,12 @@ PACKED_MISTAKES: Mistakes = {
     "Negative codes come back as large positive ones: the upper half of 0 to 15 stands for numbers below zero.":
         _rounded(read=lambda codes: codes % 16),
     "All numbers share one scale. Each block has its own.": _rounded(lambda rows: rows.abs().amax()),
-    "Some error is above half a step: round to the *nearest* code.": _rounded(to_code=torch.trunc),
+    "Of four bits, 7 is the largest code. 8 is read as −8: which scale gives the largest magnitude a 7?":
+        _rounded(levels=8, read=lambda codes: torch.where(codes > 7, codes - 16, codes)),
     "Codes go from −7 to 7: the largest magnitude has to get the largest code.": _rounded(levels=8),
     "The two numbers of each byte have changed places.": _rounded(read=_swapped),
+    "Codes come back in another order. Which two share a byte, and how do you lay pairs into a row again?":
+        _rounded(read=_in_halves),
 }  # fmt: skip
 
 
@@ -194,11 +218,36 @@ def packed(answer: Any) -> None:
         _expect_small(made, held, case, block)
         again = call(made.unpack, returns=torch.Tensor)
         expect(same([got], [again], 0), "A second unpack() returns other values: the first one changes what is held.")
+        _, later = held_after(partial(_used, answer, case, block))
+        expect(
+            later <= held, f"unpack() leaves {later - held:,} bytes more than were held. Make values anew each time."
+        )
         found.append(got)
-    otherwise = "Some numbers come back wrong: try a block of two, the negative one with the larger *magnitude*."
-    recognized(found[:-1], cases[:-1], packed_right, PACKED_MISTAKES, otherwise, partial(same, tolerance=1e-4))
+    close = partial(same, tolerance=1e-4)
+    recognized(found[:-1], cases[:-1], packed_right, PACKED_MISTAKES, _slip(found, cases), close)
     tiny = "A block of tiny numbers comes back wrong: what you add to the scale, or clamp it with, is larger than it."
     expect(same([1e7 * found[-1]], [1e7 * packed_right(*cases[-1])], 1e-4), tiny)
+
+
+def _used(answer: Any, case: torch.Tensor, block: int) -> Any:
+    made = answer(case.clone(), block)
+    made.unpack()
+    return made
+
+
+def _slip(found: list[torch.Tensor], cases: list[tuple[torch.Tensor, int]]) -> str:
+    """What is said of values that no known mistake makes."""
+    pairs = [(got, packed_right(*case), *case) for got, case in zip(found[:-1], cases[:-1], strict=True)]
+    off = [one for one in pairs if not same([one[0]], [one[1]], 1e-4)]
+    if off and all(not case.is_contiguous() for *_, case, _ in off):
+        return "A transposed tensor comes back in another order: its rows do not lie one after the other in memory."
+    if all(bool((abs(got - right) < 1e-4)[right >= 0].all()) for got, right, *_ in off):
+        return "Only numbers below zero come back wrong: is it the sign, or the upper four bits of a negative number?"
+    step = _rounded(to_code=torch.ones_like)
+    if all(bool((abs(got - case) <= 1.01 * step(case, block)).all()) for got, _, case, block in off):
+        return "Every number is less than a step off, and some by more than half of one: round to the *nearest* code."
+    return ("Some numbers come back wrong. Take a block of four, once with its largest *magnitude* below zero and once "
+            "above, and print the codes before and after packing.")  # fmt: skip
 
 
 def _expect_small(made: Any, held: int, case: torch.Tensor, block: int) -> None:
@@ -243,6 +292,9 @@ class FourBits:
         return self._layer.dense_weight().detach()
 
 
+PRODUCT_HINTS = {
+    "different than None": "Backward returns None for all but x: the bias is frozen, and `packed` no tensor."
+}
 PRODUCT_CASES = (((5, 64), 48, torch.float32), ((2, 3, 32), 64, torch.bfloat16), ((1, 128), 1, torch.float32))
 
 
@@ -257,7 +309,8 @@ def product(answer: Any) -> None:
         dense = packed.unpack().to(dtype)
         for b in (bias, None):
             packed.times, there = 0, [*packed.stored, bias]
-            got = forward_backward(lambda x: call(answer, x, packed, b, returns=torch.Tensor), [x], there)  # noqa: B023
+            run = partial(call, answer, returns=torch.Tensor)
+            got = forward_backward(lambda x: run(x, packed, b), [x], there, hints=PRODUCT_HINTS)  # noqa: B023
             right = forward_backward(lambda x: linear(x, dense, b), [x], there)  # noqa: B023
             expect(got.output.shape == right.output.shape, "The output has another shape than x·Wᵀ.")
             expect(got.output.dtype == dtype, f"x is {dtype}, and the output is not: W is fp32 when it is unpacked.")
@@ -269,6 +322,8 @@ def product(answer: Any) -> None:
             expect(got.kept < x.nbytes, "x is kept for backward. Who needs it, if W does not learn?")
             expect(got.kept == 0, f"{got.kept:,} bytes are kept for backward that nobody needs.")
             expect(packed.times == 2, f"W is unpacked {packed.times} times, not once in forward and in backward.")
+            alone = forward_backward(lambda x: run(x, packed, b).clone(), [x], there)  # noqa: B023
+            expect(alone.kept == 0, "The output is kept for backward, which asks for W alone.")
 
 
 # -------------------------------------------------------------------------------------------------- 12.4: normal_float
@@ -319,6 +374,9 @@ def normal_float(answer: Any) -> None:
         ends = abs(found[0] + 1) < 1e-6 and abs(found[-1] - 1) < 1e-6
         expect(ends, "Divide by the largest: the code goes from −1 to 1.")
         got.append(torch.tensor(found))
+        expect(found.count(0) < 2, "Zero is among your values twice: the two halves share the ½.")
     off = "Some value is off. For 4 bits compare with the lesson's, one by one, from the middle outwards."
+    if same([got[0]], [normal_float_right(4)], 1e-4):
+        off = "4 bits are right, and another number of bits is not: where does each number of your code come from?"
     otherwise = off if min(map(abs, found)) < 1e-9 else "Zero is not among your values."
     recognized(got, cases, normal_float_right, CODE_MISTAKES, otherwise, partial(same, tolerance=1e-4))
