@@ -83,6 +83,17 @@ def in_the_gradient(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate:
     weight.addcdiv_(m, gradient.copy_(v).div_(1 - 0.999**step).sqrt_().add_(1e-8), value=-rate / (1 - 0.9**step))
 
 
+def decayed(weight: Any, rate: float, **given: Any) -> None:
+    weight.mul_(1 - 0.01 * rate)
+    in_pieces()(weight=weight, rate=rate, **given)
+
+
+def weight_first(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
+    weight.sub_(rate * m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8))
+    m.lerp_(gradient, 0.1)
+    v.lerp_(gradient.square(), 0.001)
+
+
 ADAM_IN_PIECES = Answers(
     right=[in_pieces(), by_index, lambda **given: in_pieces()(**given) or True],
     wrong=[
@@ -104,6 +115,12 @@ ADAM_IN_PIECES = Answers(
         (updating(lambda m, v, t: m / (1 - 0.9**t) / (v / (1 - 0.999**t)).sqrt()), "ε is missing"),
         (lambda rate, **given: in_pieces()(rate=-rate, **given), "goes up the slope"),
         (lambda rate, **given: in_pieces()(rate=1e-3, **given), "1e-3 whatever `rate` is"),
+        (decayed, "that is AdamW's decay"),
+        (
+            updating(lambda m, v, t: m / (1 - 0.9**t) * (1 - 0.999**t) ** 0.5 / (v.sqrt() + 1e-8)),
+            "before v is corrected",
+        ),
+        (weight_first, "Update m and v before the weight"),
         (lambda rate, **given: in_pieces()(rate=2 * rate, **given), "m and v are right, the weight is not"),
         (in_the_gradient, "You change the gradient"),
         (lambda step, **given: in_pieces()(step=1, **given), "Bias correction wears off"),
@@ -198,6 +215,30 @@ class Hides:
             one_adam_step(weight.data, weight.grad, m, v, self.steps, 3e-3)
 
 
+def counting_each(self: Own) -> None:
+    """A step is counted for each tensor, as the colleague does."""
+    with torch.no_grad():
+        for weight, state in zip(self.parameters, self.state, strict=True):
+            self.steps += 1
+            self.one(weight, weight.grad, state)
+
+
+def uncorrected(self: Any, weight: torch.Tensor, g: Any, state: Any, of_m: bool = False) -> None:
+    m, v = (state.setdefault(name, torch.zeros_like(weight)) for name in ("m", "v"))
+    m.mul_(0.9).add_(g, alpha=0.1)
+    v.mul_(0.999).addcmul_(g, g, value=0.001)
+    weight -= self.rate * m / (1 - 0.9**self.steps if of_m else 1) / (v.sqrt() + 1e-8)
+
+
+def correcting_m_alone(self: Any, weight: torch.Tensor, g: Any, state: Any) -> None:
+    uncorrected(self, weight, g, state, of_m=True)
+
+
+def fixed_rate(self: Any, weight: torch.Tensor, g: Any, state: Any) -> None:
+    self.rate = 1e-3
+    Own.one(self, weight, g, state)
+
+
 LEAN_ADAM = Answers(
     right=[
         Own,
@@ -215,7 +256,11 @@ LEAN_ADAM = Answers(
         (own(after=lambda self, weight, state: state.clear()), "It keeps 0.0 bytes per parameter from step to step"),
         (lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate), "that is AdamW"),
         (own(after=lambda self, *_: setattr(self, "steps", self.steps + 1)), "What counts the steps"),
-        (own(faster=2), "the weights are not Adam's. What counts"),
+        (own(step=counting_each), "The memory is right. But what counts the steps"),
+        (own(one=uncorrected), "But m and v are not corrected"),
+        (own(one=correcting_m_alone), "But v is not corrected"),
+        (own(one=fixed_rate), "But your rate is 1e-3 whatever"),
+        (own(faster=2), "Compare each line with its formula"),
         (own(after=lambda self, weight, _: self.history.append(weight.clone())), "It keeps 24.0 bytes"),
         (own(after=with_graph), "has a graph behind it"),
         (own(step=nothing), "The weights do not move"),
@@ -356,6 +401,16 @@ def asks_every_gradient(self: Any, closure: Any = None) -> None:
                 p.sub_(self.direction(p, self.state[p]), alpha=group["lr"])
 
 
+def breaks_off(self: Any, closure: Any = None) -> None:
+    """Leaves the loop at a parameter that has no gradient."""
+    with torch.no_grad():
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    break
+                p.sub_(self.direction(p, self.state[p]), alpha=group["lr"])
+
+
 def in_every_place(self: Any, p: Any, state: dict[str, Any]) -> Any:
     """With a matrix of v's next to its row and column, out of sight."""
     p.v = p.grad.square() if not hasattr(p, "v") else p.v.lerp(p.grad.square(), 0.5)
@@ -386,9 +441,12 @@ FACTORED = Answers(
         ),
         (factoring(is_matrix=lambda self, p: True), "Only a matrix has rows and columns"),
         (CountsSteps, "t counts a parameter's own updates"),
+        (factoring(step=breaks_off), "go on with the next, as `continue` does"),
+        (factoring(squares=lambda self, gradient: gradient**2 + 1e-16), "The update of a matrix is off"),
+        (factoring(root=lambda self, v: v.sqrt() + 1e-8), "There is an ε in your denominator"),
         (factoring(step=asks_every_gradient), "has None in `.grad`"),
         (factoring(rate=lambda self, group: self.defaults["lr"]), "a learning rate of its own"),
-        (factoring(squares=lambda self, gradient: gradient**2), "not finite: is v 0?"),
+        (factoring(squares=lambda self, gradient: gradient**2), "Is 10⁻³⁰ in each mean?"),
         (factoring(extra=("squares",)), "more than a row and a column per matrix"),
         (factoring(direction=in_every_place), "more than a row and a column per matrix"),
         (factoring(direction=into_a_global), "more than a row and a column per matrix"),
@@ -396,7 +454,7 @@ FACTORED = Answers(
         (factoring(direction=with_new_memory), "gives a parameter other memory"),
         (factoring(direction=in_the_gradients), "You change gradients in place"),
         (factoring(rate=lambda self, group: -group["lr"]), "go up the slope"),
-        (factoring(v_of=lambda self, row, column: torch.outer(row, column) / row.mean()), "10⁻⁶⁰ is 0"),
+        (factoring(v_of=lambda self, row, column: torch.outer(row, column) / row.mean()), "divide first"),
         (StatesOutside, "what does it remember outside of `self.state`?"),
         (factoring(step=nothing), "The weights do not move"),
         (Plain, "no torch.optim.Optimizer"),
@@ -462,8 +520,8 @@ FRUGAL = Answers(
     right=[Design, BothInBf16, OnTheWeights, Signs],
     wrong=[
         (lambda parameters: torch.optim.Adam(parameters, lr=3e-3), "the limit is 4.5"),
-        (own(Design, one=lambda self, weight, g, state: weight.sub_(0.3 * g)), "follows the size of the gradient"),
-        (own(Design, rate=1e-5), "is the rate too small"),
+        (own(Design, one=lambda self, weight, g, state: weight.sub_(0.3 * g)), "follow the size of the gradient"),
+        (own(Design, rate=1e-5), "Try other rates"),
         (own(Design, step=nothing), "The weights do not move"),
         (Hides, "8.00 are on the weights, in a global or in a closure"),
         (HidesInAGlobal, "on the weights, in a global or in a closure"),

@@ -21,7 +21,9 @@ from .by_hand import kept_bytes, kept_tensors
 PIECES = (((5, 3), 4), ((3,), 7), ((1,), 1), ((64, 50), 512))  # a weight's shape, and how many numbers a piece has
 
 
-def _update(m: torch.Tensor, v: torch.Tensor, t: int, corrected: str = "mv", eps: Any = (0, 1e-8)) -> torch.Tensor:
+def _update(
+    m: torch.Tensor, v: torch.Tensor, t: int, weight: Any = None, corrected: str = "mv", eps: Any = (0, 1e-8)
+) -> torch.Tensor:
     """Adam's update in learning rates (Kingma and Ba 2015, algorithm 1), with the means of `corrected` corrected."""
     m, v = m / (1 - 0.9**t if "m" in corrected else 1), v / (1 - 0.999**t if "v" in corrected else 1)
     return m / ((v + eps[0]).sqrt() + eps[1])
@@ -34,9 +36,12 @@ STEP_MISTAKES: Mistakes = {
     "You corrected v and not m: both began at zero.": partial(_update, corrected="v"),
     "ε stands outside of the root: √v̂ + ε.": partial(_update, eps=(1e-8, 0)),
     "ε is missing: small gradients, as they are here, get too long a step.": partial(_update, eps=(0, 0)),
-    "The weight goes up the slope: a step is taken off.": lambda m, v, t: -_update(m, v, t),
-    "Your learning rate is 1e-3 whatever `rate` is.": lambda m, v, t: _update(m, v, t) / 10,
-    "Bias correction wears off: `step` is the number of the step.": lambda m, v, t: _update(m, v, 1),
+    "ε is added before v is corrected: √v̂ + ε.":
+        lambda m, v, t, _: m / (1 - 0.9**t) * (1 - 0.999**t) ** 0.5 / (v.sqrt() + 1e-8),
+    "The weight goes up the slope: a step is taken off.": lambda m, v, t, _: -_update(m, v, t),
+    "The weight shrinks, too: that is AdamW's decay.": lambda m, v, t, weight: _update(m, v, t) + 0.01 * weight,
+    "Your learning rate is 1e-3 whatever `rate` is.": lambda m, v, t, _: _update(m, v, t) / 10,
+    "Bias correction wears off: `step` is the number of the step.": lambda m, v, t, _: _update(m, v, 1),
 }  # fmt: skip
 
 
@@ -59,7 +64,9 @@ def adam_in_pieces(answer: Any) -> None:
             expect(not left_out, "The last piece has fewer numbers than the others, and you leave it out.")
             mean = f"{name} is off: it keeps β of itself, takes 1 − β of what is new, and is not corrected in place."
             expect(name == "weight" or torch.allclose(got[:, index], right[:, index], 1e-3, 1e-20), mean)
-        cases = [(after[1], after[2], t) for t, after in enumerate(right[1:], 1)]
+        still = torch.equal(got[0, 0], got[1, 0])
+        expect(not still, "In the first step the weight stays where it is. Update m and v before the weight.")
+        cases = [(after[1], after[2], t, got[t - 1, 0]) for t, after in enumerate(right[1:], 1)]
         otherwise = "m and v are right, the weight is not: compare its line with the one above, part by part."
         moved = [*-got[:, 0].diff(dim=0) / 0.01]
         recognized(moved, cases, _update, STEP_MISTAKES, otherwise, partial(same, tolerance=1e-3))
@@ -71,8 +78,9 @@ def adam_in_pieces(answer: Any) -> None:
 
 def _walk(step: Any, shape: tuple[int, ...], size: int) -> tuple[torch.Tensor, int]:
     """Weight, m and v, flat, before and after each of three steps, and the most bytes that were new in one."""
-    dice, (weight, m, v), most = torch.Generator().manual_seed(2), (torch.zeros(shape) for _ in range(3)), 0
-    states = [torch.zeros(3, math.prod(shape))]
+    dice, weight, most = torch.Generator().manual_seed(2), torch.linspace(1, 2, math.prod(shape)).reshape(shape), 0
+    m, v = torch.zeros(shape), torch.zeros(shape)
+    states = [torch.stack([weight, m, v]).flatten(1)]
     for number in range(1, 4):
         gradient = 1e-6 * torch.randn(shape, generator=dice)
         given, before = {"weight": weight, "gradient": gradient, "m": m, "v": v}, gradient.clone()
@@ -103,6 +111,9 @@ class Trial(NamedTuple):
     hidden: int
     weights: Sequence[torch.Tensor]
     final: float
+
+    def __repr__(self) -> str:
+        return f"{self.kept:,} bytes kept for {self.parameters:,} parameters; the last loss was {self.final:.3f}"
 
     @property
     def diverged(self) -> bool:
@@ -165,8 +176,38 @@ def lean_adam(answer: Any) -> None:
     decayed = trial(lambda weights, rate: torch.optim.AdamW(weights, rate, foreach=False))
     shrinking = _distance(got, decayed) < 0.1 * _distance(got, right)
     expect(not shrinking, "The memory is right. But your weights shrink: that is AdamW. Adam has no weight decay.")
-    other = "The memory is right, but the weights are not Adam's. What counts the steps, and how often?"
-    expect(same(got.weights, right.weights, 1e-4), other)
+    if not same(got.weights, right.weights, 1e-4):
+        for message, how in LEAN_MISTAKES.items():
+            mistaken = trial(lambda weights, rate: _ByHand(weights, rate, **how))  # noqa: B023
+            expect(not same(got.weights, mistaken.weights, 1e-4), f"The memory is right. {message}")
+        fail("The memory is right, but the weights are not Adam's. Compare each line with its formula. What counts the "
+             "steps, and how often?")  # fmt: skip
+
+
+class _ByHand:
+    """Adam, or with other options a mistaken one; `each` counts a step for each tensor."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], rate: float, each: bool = False, **how: Any) -> None:
+        self.rate, self.each, self.how, self.steps = how.pop("rate_", rate), each, how, 0
+        self.states = [(weight, torch.zeros_like(weight), torch.zeros_like(weight)) for weight in parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += not self.each
+        for weight, m, v in self.states:
+            self.steps += self.each
+            assert weight.grad is not None
+            _means(weight.grad, m, v)
+            weight -= self.rate * _update(m, v, self.steps, **self.how)
+
+
+LEAN_MISTAKES: Mapping[str, Mapping[str, Any]] = {
+    "But what counts the steps, and how often?": {"each": True},
+    "But m and v are not corrected: both began at zero.": {"corrected": ""},
+    "But v is not corrected, and it began at zero, too.": {"corrected": "m"},
+    "But m is not corrected, and it began at zero, too.": {"corrected": "v"},
+    "But your rate is 1e-3 whatever `rate` is.": {"rate_": 1e-3},
+}
 
 
 def _distance(one: Trial, other: Trial) -> float:
@@ -178,9 +219,9 @@ def _distance(one: Trial, other: Trial) -> float:
 OTHER_SHAPES = "Only a matrix has rows and columns. For every other shape, v is the mean of squares itself."
 FACTORED = (  # a parameter's shape, the steps in which it has no gradient, and what is said if it is off
     ((5, 3), (), "The update of a matrix is off. Compare one entry of v by hand, after one step and after two."),
+    ((3, 4), (2,), "t counts a parameter's own updates: in a step without a gradient it rests."),
     ((4,), (), OTHER_SHAPES),
     ((2, 3, 2), (), OTHER_SHAPES),
-    ((3, 4), (2,), "t counts a parameter's own updates: in a step without a gradient it rests."),
     ((1, 6), (3,), 'Where a group has a learning rate of its own, `group["lr"]`, its parameters move otherwise.'),
 )
 FACTORED_MISTAKES: Mapping[str, Mapping[str, Any]] = {
@@ -189,6 +230,7 @@ FACTORED_MISTAKES: Mapping[str, Mapping[str, Any]] = {
     "A product of two means of squares is a fourth power: divide one of them by its mean.":
         {"v_of": lambda v: v.mean(1, True) * v.mean(0, True)},
     "v is a mean of *squares*: its root has the gradient's size.": {"root": lambda v: v},
+    "There is an ε in your denominator. The 10⁻³⁰ in the means is enough.": {"root": lambda v: v.sqrt() + 1e-8},
     "The parameters go up the slope: θ ← θ − lr · g/√v.": {"root": lambda v: -v.sqrt()},
     "These are the squares of the last gradient alone: the means keep 1 − s of themselves.": {"share": lambda t: 1},
 }  # fmt: skip
@@ -211,10 +253,11 @@ def _walked(gradients: Sequence[torch.Tensor], rate: float, **how: Any) -> Any:
 
 
 def _updated(make: Any, reload: bool = False) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
-    """The parameters of `FACTORED`, which begin at zero, after four steps, and the gradients that each had."""
-    dice, weights = torch.Generator().manual_seed(4), [torch.zeros(shape) for shape, _, _ in FACTORED]
+    """How far the parameters of `FACTORED`, which begin at one, have come in four steps, and each one's gradients."""
+    dice, weights = torch.Generator().manual_seed(4), [torch.ones(shape) for shape, _, _ in FACTORED]
     given: list[list[torch.Tensor]] = [[] for _ in weights]
     optimizer: Any = None
+    stays = "What comes after a parameter without a gradient is not updated: go on with the next, as `continue` does."
     moved = "`p.data = …` gives a parameter other memory, where views of it do not follow: change it in place."
     for step in range(1, 5):
         if step == 1 or (step == 3 and reload):
@@ -224,16 +267,19 @@ def _updated(make: Any, reload: bool = False) -> tuple[list[torch.Tensor], list[
             if saved:
                 optimizer.load_state_dict(saved)
         for weight, gradients, (shape, without, _) in zip(weights, given, FACTORED, strict=True):
-            drawn = torch.randn(shape, generator=dice) * (shape != (1, 6) or step > 1)  # zeros at first
+            drawn = 1e-8 * torch.randn(shape, generator=dice) * (shape != (1, 6) or step > 1)  # zeros at first
             weight.grad = None if step in without else drawn.clone()
             gradients += [] if step in without else [drawn]
-        places = [weight.data_ptr() for weight in weights]
+        places, before = [weight.data_ptr() for weight in weights], [weight.detach().clone() for weight in weights]
         optimizer.step()
+        pairs = [(weight, old) for weight, old in zip(weights, before, strict=True) if weight.grad is not None]
+        stuck = any(torch.equal(weight, old) and bool(weight.grad.any()) for weight, old in pairs)
+        expect(not stuck or len(pairs) == len(weights), stays)
         expect(places == [weight.data_ptr() for weight in weights], moved)
         for weight, gradients in zip(weights, given, strict=True):
             untouched = weight.grad is None or torch.equal(weight.grad, gradients[-1])
             expect(untouched, "You change gradients in place, which others may read: only look at them.")
-    return [weight.detach() for weight in weights], given
+    return [weight.detach() - 1 for weight in weights], given
 
 
 @exercise("02.3", "It learns from a row and a column for each matrix, and goes on where a state_dict ended.")
@@ -244,7 +290,8 @@ def factored(answer: Any) -> None:
     expect(isinstance(tried.optimizer, torch.optim.Optimizer), theirs)
     with told(RAISED, FACTORED_HINTS):
         (got, given), (loaded, _) = _updated(answer), _updated(answer, reload=True)
-    zero = "A weight is not finite: is v 0? A gradient may be. In the first update v is all new, and 10⁻⁶⁰ is 0."
+    zero = ("A weight is not finite after a first gradient of zeros. Is 10⁻³⁰ in each mean? And row · column is then "
+            "10⁻⁶⁰, which is 0 in fp32: divide first.")  # fmt: skip
     rates = [*[tried.optimizer.defaults.get("lr", 0)] * (len(got) - 1), 0.1]
     for weight, gradients, rate, (_, _, message) in zip(got, given, rates, FACTORED, strict=True):
         if not same([weight], [_walked(gradients, rate)]):
@@ -263,7 +310,7 @@ def factored(answer: Any) -> None:
 
 # -------------------------------------------------------------------------------------------------------- 02.4: frugal
 
-MOST_BYTES, BEST_LOSS = 4.5, 2.7
+MOST_BYTES, BEST_LOSS = 4.5, 2.8
 
 
 @exercise("02.4", "It learns, whatever the size of the loss, in little more than half of Adam's bytes at most.")
@@ -276,8 +323,9 @@ def frugal(answer: Any) -> None:
     many = f"It keeps {per:.2f} bytes per parameter, and the limit is {MOST_BYTES}.{outside if hidden > 0.1 else ''}"
     expect(per <= MOST_BYTES, many)
     loud = _tried(answer, steps=60, louder=1024.0)
-    follows = "With a loss 1,024 times as large it trains otherwise: your step follows the size of the gradient."
+    follows = ("With a loss 1,024 times as large it trains otherwise. Does your step follow the size of the gradient? "
+               "Or does a state leave the range of its format?")  # fmt: skip
     expect(not loud.diverged and abs(loud.final - got.final) < 0.15, follows)
-    poor = f"After 60 steps the loss is {got.final:.2f}, not {BEST_LOSS}: is the rate too small, or far too large?"
+    poor = f"After 60 steps the loss is {got.final:.3f}, the limit {BEST_LOSS}. Try other rates. Or is it the design?"
     expect(got.final <= BEST_LOSS, poor)
     print(f"{per:.2f} bytes per parameter")
