@@ -89,6 +89,21 @@ def without_key(build: Any) -> dict[str, int]:
     return {"trained": counting()(build)["trained"]}
 
 
+def by_shape(network: nn.Module) -> Iterable[torch.Tensor]:
+    return {one.shape: one for one in network.parameters()}.values()
+
+
+def without_heads(network: nn.Module) -> list[torch.Tensor]:
+    return [one for name, one in network.named_parameters(remove_duplicate=False) if "head" not in name]
+
+
+def counting_first(build: Any) -> Iterator[dict[str, int]]:
+    with torch.device("meta"):
+        network = build()
+    size = next(one for one in network.parameters()).itemsize
+    yield counting(each=size)(build)
+
+
 COUNT = Answers(
     right=[counting(), by_identity, as_fake_tensors, lambda build: {**counting()(build), "more": 1}],
     wrong=[
@@ -103,6 +118,9 @@ COUNT = Answers(
         (counting(held=saved_buffers), "it leaves out what is never saved"),
         (counting(held=lambda network: [*named(network), *network.buffers()]), "is in memory once."),
         (counting(trained=lambda network: list(network.parameters())[:1]), "trained is off"),
+        (counting(trained=by_shape), "Two tensors may have one shape"),
+        (counting(trained=without_heads), "trained is off"),
+        (lambda build: next(counting_first(build)), "A network may have no parameters at all"),
         (leaves_meta, "After your function all tensors"),
         (without_key, "no 'frozen' and no 'bytes'"),
     ],
@@ -203,6 +221,28 @@ class Cut(Block):
         return super().attended(x.detach())
 
 
+def attend(self: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return self.output(y.transpose(1, 2).flatten(2))
+
+
+def without_transpose(self: Any, x: torch.Tensor) -> torch.Tensor:
+    b, s, width = *x.shape[:2], self.h // self.heads
+    q, k, v = self.qkv(x).split([self.h, width * self.kv_heads, width * self.kv_heads], -1)
+    return attend(self, *(one.reshape(b, -1, s, width) for one in (q, k, v)))
+
+
+def exchanged(self: Any, x: torch.Tensor) -> torch.Tensor:
+    parts = self.qkv(x).unflatten(-1, (-1, self.h // self.heads)).transpose(1, 2)
+    q, v, k = parts.split([self.heads, self.kv_heads, self.kv_heads], 1)
+    return attend(self, q, k, v)
+
+
+def with_norm1_twice(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x + self.attended(self.norm1(x))
+    return x + self.mlp(self.norm1(x)) + 0 * self.norm2(x)
+
+
 BLOCK = Answers(
     right=[Block, block_with(attended=in_one_call), lambda h, heads, kv_heads, f: Block(h, heads, kv_heads, f)],
     wrong=[
@@ -211,14 +251,17 @@ BLOCK = Answers(
         (block_with(keys="heads"), "How many heads does it make"),
         (block_with(causal=False), "A token sees the tokens after it"),
         (block_with(repeated=lambda self, one: one.repeat(1, 1, self.heads // self.kv_heads, 1)), "Yours take turns"),
-        (block_with(scores=lambda self, q, k: q @ k.mT), "the output is not. Follow one token"),
+        (block_with(scores=lambda self, q, k: q @ k.mT), "The half with attention is off"),
+        (block_with(attended=without_transpose), "without `transpose`"),
+        (block_with(attended=exchanged), "Keys and values are exchanged"),
+        (block_with(forward=with_norm1_twice), "The half with the MLP is off"),
         (block_with(joined=lambda self, y: y.reshape(y.shape[0], y.shape[2], -1)), "You join heads in the wrong order"),
         (block_with(gate=staticmethod(F.gelu)), "not GELU"),
-        (block_with(gate=staticmethod(torch.tanh)), "the output is not. Follow one token"),
+        (block_with(gate=staticmethod(torch.tanh)), "The half with the MLP is off"),
         (block_with(mlp=lambda self, x: self.down(swapped_gates(self.gate_up(x)))), "Gate and up are exchanged"),
         (Hurried, "from before attention"),
         (Forgetful, "where is the residual?"),
-        (Bare, "the output is not. Follow one token"),
+        (Bare, "The half with attention is off"),
         (Renamed, "Your module has no parameter output.weight"),
         (Squeezed, "another shape than x"),
         (Cut, "is the graph cut somewhere?"),
@@ -316,6 +359,20 @@ class Overwriting(Experts):
         return y.view(x.shape)
 
 
+class AnyRow(Experts):
+    """Asks whether some row is not zero, where it means whether there is one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, -2)
+        top, where = self.router(tokens).topk(self.chosen)
+        y = torch.zeros_like(tokens)
+        for n, expert in enumerate(self.experts):
+            rows, places = (where == n).nonzero(as_tuple=True)
+            if rows.any():
+                y = y.index_add(0, rows, top.softmax(-1)[rows, places, None] * expert(tokens[rows]))
+        return y.view(x.shape)
+
+
 class Gathered(Experts):
     """Takes the matrices out of the modules, so that no forward of an expert ever runs."""
 
@@ -350,7 +407,8 @@ EXPERTS = Answers(
         (Overwriting, "Only one of a token's experts arrives"),
         (sharing(lambda top, scores, where: torch.ones_like(top)), "Where do shares come in?"),
         (sharing(lambda top, scores, where: scores.softmax(-1).gather(-1, where)), "do not add up to 1"),
-        (sharing(lambda top, scores, where: top), "Not yet: take one token"),
+        (sharing(lambda top, scores, where: top), "Scores are no shares yet"),
+        (AnyRow, "your output is all zeros"),
         (sharing(lambda top, scores, where: top.softmax(-1).flip(-1)), "Not yet: take one token"),
         (sharing(lambda top, scores, where: top.softmax(-1).detach()), "is the graph cut somewhere?"),
         (Flat, "another shape than x"),
@@ -394,10 +452,14 @@ VOCABULARY = Answers(
         (lambda table: meeting(table, first=min, last=max), "fits *some* row"),
         (lambda table: meeting(table, half=1_000_000), "You allow a whole million"),
         (lambda table: (meeting(table)[0],) * 2, "One vocabulary for each table?"),
-        (lambda table: meeting(table)[::-1], "What does it round to?"),
+        (lambda table: meeting(table)[::-1], "First the smallest"),
+        (lambda table: meeting([row | {"P": 1024} for row in table]), "What does that round to?"),
+        (lambda table: meeting(lesson_04.PAPER), "What does that round to?"),
+        (lambda table: meeting(table, low=40, high=-40), "a smaller or a larger one fits, too"),
+        (lambda table: (meeting(table)[0] + 0.5, meeting(table)[1]), "where a whole number is asked for"),
         (lambda table: meeting(table, low=-1), "Off by one at an end"),
         (lambda table: meeting(table, high=1), "Off by one at an end"),
-        (lambda table: (1, 50_257), "What does it round to?"),
+        (lambda table: (1, 50_257), "What does that round to?"),
     ],
 )
 
@@ -421,6 +483,11 @@ def read(shapes: Any) -> dict[str, Any]:
     return {"hidden": h, "layers": L, "vocab": V, "ffn": f, "kv": k, "tied": often[(V, h)] == 1}
 
 
+def narrower(shapes: Any) -> list[int]:
+    found = read(shapes)
+    return [size for size, *_ in shapes if size not in (found["hidden"], found["vocab"], found["ffn"])]
+
+
 def reads(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     """The right sizes, some of them changed."""
     return lambda shapes: read(shapes) | change(read(shapes))
@@ -441,6 +508,12 @@ READ_SHAPES = Answers(
         (reads(lambda r: {"ffn": 4 * r["hidden"] + 1}), "ffn is off"),
         (reads(lambda r: {"kv": r["hidden"] // 4}), "without grouped queries"),
         (reads(lambda r: {"tied": True}), "there is one matrix of words"),
+        (lambda shapes: read(shapes) | {"kv": shapes[0][0]}, "kv is off"),
+        (lambda shapes: read(shapes) | {"kv": narrower(shapes)[0]}, "where keys are as wide as queries"),
+        (
+            lambda shapes: read(shapes) | {"ffn": max(size for size, *_ in shapes if size != read(shapes)["vocab"])},
+            "ffn is off",
+        ),
     ],
 )
 

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 86
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,8 +11,9 @@
 # %% [markdown]
 # # Exercises 04 · Counting parameters
 #
-# **75 minutes** for all five; each one says its own. You should know what [lesson
-# 04](../notebooks/04_counting_parameters.ipynb) shows. No GPU is needed: networks are tiny here, or have no memory.
+# **86 minutes** for all five; each one says its own. You should know what [lesson
+# 04](../notebooks/04_counting_parameters.ipynb) shows, and for exercise 2 have read an attention forward with heads
+# once. No GPU is needed: networks are tiny here, or have no memory.
 #
 # Each exercise asks for one function or class. Write it, run the cell, then run the check below it. A check tells you
 # what is off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells”
@@ -30,8 +31,8 @@ from course_utils.lessons.parameters import checks as check
 # ## 1 · Count without a byte
 # **Difficulty** ●●○○○ · **11 minutes** · **Trains** asking a network what it will take before it takes it
 #
-# Here is a small network with most of what makes counting hard. Its state dict gives 1,784 numbers. How many of them
-# are trained? How many are in memory?
+# Here is a small network with most of what makes counting hard. Its state dict gives 1,784 numbers. How many numbers
+# are trained? How many bytes are in memory?
 
 
 # %%
@@ -107,7 +108,7 @@ print("GPT-3's shape:", count(lambda: nn.ModuleList(nn.TransformerEncoderLayer(1
 
 # %% [markdown]
 # ## 2 · Build the block
-# **Difficulty** ●●●○○ · **20 minutes** · **Trains** turning a closed form into a network that runs
+# **Difficulty** ●●●●○ · **26 minutes** · **Trains** turning a closed form into a network that runs
 #
 # The lesson counts a Llama's block, **2h² + 2h·k + 3f·h + 2h**, in modules that cannot run. Write one that runs, with
 # the same parameters in fewer matrices, as inference engines have them. Its modules have no biases and these names:
@@ -120,10 +121,10 @@ print("GPT-3's shape:", count(lambda: nn.ModuleList(nn.TransformerEncoderLayer(1
 # | `gate_up` | one linear layer: the gate's f outputs, then up's | 2f |
 # | `down` | the linear layer that ends the MLP | h |
 #
-# Every head is h/heads wide. There are `heads` heads of queries, `kv_heads` heads of keys, together k wide, and as many
-# of values. The first heads/kv_heads heads of queries share head 0 of keys and values, the next ones head 1, and so on.
-# Attention is causal. SwiGLU is down(SiLU(gate) · up). What attention makes is added to x, and what the MLP makes to
-# that. Leave rotary positions out. x has shape (b, s, h).
+# Every head is h/heads wide. There are `heads` heads of queries, `kv_heads` heads of keys and `kv_heads` of values, so
+# k is kv_heads · h/heads. The first heads/kv_heads heads of queries share head 0 of keys and values, the next ones head
+# 1, and so on. Attention is causal. SwiGLU is down(SiLU(gate) · up). What attention makes is added to x. The sum goes
+# through norm2 and the MLP, and what these make is added to the sum. Leave rotary positions out. x has shape (b, s, h).
 #
 # `F.scaled_dot_product_attention(q, k, v, is_causal=True)` takes shapes (b, heads, s, width); with `enable_gqa=True`
 # keys and values may have fewer heads. `unflatten` cuts a dimension into two.
@@ -191,7 +192,7 @@ print(f"a block of Llama-3 8B: {counted:,}, by the closed form {2 * h * h + 2 * 
 
 # %% [markdown]
 # ## 3 · Experts
-# **Difficulty** ●●●●○ · **20 minutes** · **Trains** making active parameters fewer than stored ones
+# **Difficulty** ●●●●○ · **22 minutes** · **Trains** making active parameters fewer than stored ones
 #
 # The lesson counts what a token *uses*. Whether it uses no more depends on the code: this forward is right, and every
 # expert computes every token.
@@ -226,8 +227,8 @@ class Wasteful(nn.Module):
 # softmax over those scores, and 0 for all other experts.
 #
 # Write a forward that returns the same, gradients included, and sends to each expert **only the tokens that chose it**.
-# x has shape (…, h): any dimensions before the last, and possibly one token alone. An expert that nobody chose computes
-# nothing, and needs no gradient.
+# x has shape (…, h): any dimensions before the last, and possibly one token alone. Call the experts as modules. One
+# that nobody chose computes nothing, and needs no gradient.
 #
 # For a mask with two dimensions, `mask.nonzero(as_tuple=True)` gives the rows and the columns where it is True.
 # `y.index_add_(0, rows, values)` adds `values[i]` to `y[rows[i]]`, in place.
@@ -293,11 +294,12 @@ for kind in (Wasteful, Experts):
 
 # %% [markdown]
 # ## 4 · Which error was it?
-# **Difficulty** ●●●●○ · **12 minutes** · **Trains** turning a formula round to explain a published number
+# **Difficulty** ●●●○○ · **13 minutes** · **Trains** turning a formula round to explain a published number
 #
 # The GPT-2 paper's counts are wrong, and OpenAI does not say why. Suppose that everything about the models was right
 # but the vocabulary: somebody took another V. Each row of the table then says something about it. Find the smallest
-# and the largest V with which *every* row's N, in millions, rounds to the printed number.
+# and the largest V, both below 200,000, with which *every* row's N, in millions, rounds to the printed number. The
+# check has two more tables, with other P.
 
 
 # %%
@@ -359,12 +361,13 @@ for row in check.PAPER:
 
 # %% [markdown]
 # ## 5 · A checkpoint without names
-# **Difficulty** ●●●●● · **12 minutes** · **Trains** reading an architecture off its shapes
+# **Difficulty** ●●●●○ · **14 minutes** · **Trains** reading an architecture off its shapes
 #
-# Somebody hands you the shapes of all tensors of a Llama (no biases, no experts, three blocks or more), sorted, the
-# names lost. Find `hidden`, `layers`, `vocab`, `ffn`, `kv` (the width of keys) and `tied` (True or False). A linear
-# layer's shape is (outputs, inputs), as in PyTorch. No two of the four widths are equal, except that `kv` may be
-# `hidden`. Do not count on the vocabulary being the largest size: a model of bytes has 256 words.
+# Somebody hands you the shapes of all tensors of a Llama (no biases, no experts, three blocks or more), one for each
+# tensor, a tied one once, as a sorted list without names. Find `hidden`, `layers`, `vocab`, `ffn`, `kv` (the width of
+# keys) and `tied` (True or False). A linear layer's shape is (outputs, inputs), as in PyTorch. No two of `hidden`,
+# `vocab`, `ffn` and `kv` are equal, except that `kv` may be `hidden`. Do not count on any of them being the largest or
+# the smallest: a model of bytes has 256 words.
 
 # %%
 shapes = check.anonymous_shapes(hidden=8, layers=3, vocab=11, kv=4, ffn=20, tied=False)

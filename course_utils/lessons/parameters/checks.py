@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from numbers import Real
 from operator import eq
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils.interactive.feedback import Mistakes, by_name, call, entries, exercise, expect, of_kind, recognized
+from course_utils.interactive.feedback import (
+    Mistakes,
+    by_name,
+    call,
+    entries,
+    exercise,
+    expect,
+    fail,
+    of_kind,
+    recognized,
+)
 from course_utils.lessons.shared.judging import forward_backward, same, seeded
 from course_utils.models import PRESETS
 
@@ -32,8 +41,15 @@ def _mixed() -> nn.Module:
     return network
 
 
+def _twins() -> nn.Module:
+    """Two layers of one shape, and a third that has the first one's matrix."""
+    layers = [nn.Linear(7, 7) for _ in range(3)]
+    layers[2].weight = layers[0].weight
+    return nn.Sequential(*layers)
+
+
 LARGE = partial(nn.Linear, 200_000, 350_000, dtype=torch.bfloat16)
-NETWORKS: tuple[Callable[[], nn.Module], ...] = (_mixed, partial(nn.Linear, 7, 3), nn.ReLU, LARGE)
+NETWORKS: tuple[Callable[[], nn.Module], ...] = (_mixed, _twins, partial(nn.Linear, 7, 3), nn.ReLU, LARGE)
 
 
 def _facts(network: nn.Module) -> SimpleNamespace:
@@ -70,13 +86,14 @@ COUNTS: Mapping[str, tuple[Callable[[Any], int], Mistakes]] = {
 def count(answer: Any) -> None:
     """`answer(build)` is a dictionary: numbers trained and frozen, and the bytes of what `build()` makes."""
     builds = [partial(_on_meta, build) for build in NETWORKS]
-    got = [entries(call(answer, build=build, returns=Mapping), tuple(COUNTS)) for build in builds]
+    hints = {"StopIteration": "A network may have no parameters at all, and then there is no first one."}
+    got = [entries(call(answer, build=build, returns=Mapping, hints=hints), tuple(COUNTS)) for build in builds]
     left = "After your function all tensors are made on `meta`: call torch.set_default_device(None), and use `with`."
     expect(not torch.empty(0).is_meta, left)
     with torch.device("meta"):
         facts = [(_facts(build()),) for build in builds]
     for name, (right, mistakes) in COUNTS.items():
-        off = f"{name} is off. Is every tensor in it once, and only those that belong to it?"
+        off = f"{name} is off. Is every tensor in it once, and only those that belong? Two tensors may have one shape."
         recognized([one[name] for one in got], facts, right, mistakes, off, eq)
 
 
@@ -96,6 +113,7 @@ close = partial(same, tolerance=1e-3)
 def _judge(
     answer: Any, names: Sequence[str], cases: Sequence[Any], shapes_of: Callable[..., Mapping[str, tuple[int, ...]]],
     right: Callable[..., torch.Tensor], mistakes: Mapping[str, Mapping[str, Any]], off: str,
+    explain: Callable[[Sequence[nn.Module], Sequence[Any]], str] = lambda modules, given: "",
 ) -> list[tuple[nn.Module, torch.Tensor]]:  # fmt: skip
     """Compare a learner's modules with `right(weights, sizes, x)`, also with options that are mistakes; return them."""
     modules, given, runs = [], [], []
@@ -103,14 +121,15 @@ def _judge(
         module, weights = _made(answer, by_name(names, sizes), shapes_of(*sizes))
         with seeded():
             x = 0.5 + torch.randn(*tokens, sizes[0])
-        ways = (partial(call, module, returns=torch.Tensor), partial(right, weights, sizes))
+        ways = (partial(_not_zero, module), partial(right, weights, sizes))
         runs.append([forward_backward(way, [x], weights.values()) for way in ways])
         given.append((weights, sizes, x))
         modules.append((module, x))
     for (mine, _), (*_, x) in zip(runs, given, strict=True):
         expect(mine.output.shape == x.shape, "What you return has another shape than x, which may be a single token.")
     wrong = {message: partial(right, **options) for message, options in mistakes.items()}
-    recognized([mine.output for mine, _ in runs], given, right, wrong, off, close)
+    if not recognized([mine.output for mine, _ in runs], given, right, wrong, same=close):
+        fail(explain([module for module, _ in modules], given) or off)
     for (mine, wanted), (weights, _, x) in zip(runs, given, strict=True):
         pairs = zip(mine.gradients, (x, *weights.values()), strict=True)
         found = [torch.zeros_like(tensor) if one is None else one for one, tensor in pairs]  # of an expert not chosen
@@ -118,6 +137,13 @@ def _judge(
             close(found, wanted.gradients), "Your output is right, its gradients are not: is the graph cut somewhere?"
         )
     return modules
+
+
+def _not_zero(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    output = call(module, x, returns=torch.Tensor)
+    zeros = f"With x of shape {tuple(x.shape)} your output is all zeros. (0 is a place, too: `any()` of it is False.)"
+    expect(output.any(), zeros)
+    return output
 
 
 def _made(answer: Any, sizes: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[nn.Module, Weights]:
@@ -150,11 +176,12 @@ def _block_shapes(h: int, heads: int, kv_heads: int, f: int) -> dict[str, tuple[
 def _block(
     weights: Weights, sizes: Sequence[int], x: torch.Tensor, skip: int = 1, act: Any = F.silu, swapped: bool = False,
     parallel: bool = False, causal: bool = True, repeat: Any = torch.repeat_interleave, tokens: int = 1,
+    order: Sequence[int] = (0, 1, 2), cut: Any = lambda one, width: one.unflatten(-1, (-1, width)).transpose(1, 2),
 ) -> torch.Tensor:  # fmt: skip
     h, heads, kv_heads, _ = sizes
-    parts = F.linear(F.rms_norm(x, (h,), weights["norm1.weight"]), weights["qkv.weight"]).split(h // heads, -1)
-    q, k, v = parts[:heads], parts[heads : heads + kv_heads], parts[heads + kv_heads :]
-    q, k, v = (torch.stack(one, 1) for one in (q, k, v))
+    made, width = F.linear(F.rms_norm(x, (h,), weights["norm1.weight"]), weights["qkv.weight"]), h // heads
+    parts = made.split([h, width * kv_heads, width * kv_heads], -1)
+    q, k, v = (cut(parts[place], width) for place in order)
     k, v = (repeat(one, heads // kv_heads, 1) for one in (k, v))
     y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     y = skip * x + F.linear(y.transpose(1, 1 + tokens).reshape(x.shape), weights["output.weight"])
@@ -164,6 +191,9 @@ def _block(
 
 
 BLOCK_MISTAKES: Mapping[str, Mapping[str, Any]] = {
+    "You cut into heads without `transpose`: numbers of several tokens get into one head.":
+        {"cut": lambda one, width: one.reshape(len(one), -1, one.shape[1], width)},
+    "Keys and values are exchanged: the values' rows are the last.": {"order": (0, 2, 1)},
     "A token sees the tokens after it: attention has to be causal.": {"causal": False},
     "Neighboring query heads share their keys and values. Yours take turns: `repeat` copies in another order.":
         {"repeat": lambda one, times, _: one.repeat(1, times, 1, 1)},
@@ -179,7 +209,29 @@ BLOCK_MISTAKES: Mapping[str, Mapping[str, Any]] = {
 def block(answer: Any) -> None:
     """`answer(h, heads, kv_heads, f)` is a module, one block of a Llama without positions."""
     off = "The parameters are right, the output is not. Follow one token: norm, attention, add, norm, MLP, add."
-    _judge(answer, ("h", "heads", "kv_heads", "f"), BLOCKS, _block_shapes, _block, BLOCK_MISTAKES, off)
+    _judge(answer, ("h", "heads", "kv_heads", "f"), BLOCKS, _block_shapes, _block, BLOCK_MISTAKES, off, _half_off)
+
+
+def _half_off(modules: Sequence[nn.Module], given: Sequence[Any]) -> str:
+    """Which half of a block is wrong: with the other one's last matrix at zero, does it make what it should?"""
+    for what, other in BLOCK_HALVES.items():
+        for module, (weights, sizes, x) in zip(modules, given, strict=True):
+            with torch.no_grad():
+                kept = weights[other].clone()
+                weights[other].zero_()
+                right = close([module(x)], [_block(weights, sizes, x)])
+                weights[other].copy_(kept)
+            if not right:
+                return what
+    return ""
+
+
+BLOCK_HALVES = {
+    "The half with attention is off: the output is wrong with `down.weight` at zero, too. Follow one token: norm1, cut "
+    "into heads, attention, heads next to each other again, output, and x.": "down.weight",
+    "The half with the MLP is off, and that with attention is right. Follow one token: norm2, gate and up, down, and "
+    "what the MLP is added to.": "output.weight",
+}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------ 04.3: experts
@@ -210,6 +262,7 @@ def _experts(
 EXPERT_MISTAKES: Mapping[str, Mapping[str, Any]] = {
     "A token's shares do not add up to 1: the softmax is over its chosen scores, not over all.":
         {"share": lambda scores, top, where: scores.softmax(-1).gather(-1, where)},
+    "Scores are no shares yet: take the softmax of those that are chosen.": {"share": lambda scores, top, where: top},
     "You add up what experts make as it is. Where do shares come in?": {"share": lambda scores, top, where: top**0},
     "Only one of a token's experts arrives: what others made is written over, not added to.":
         {"share": lambda scores, top, where: top.softmax(-1) * (where == where.amax(-1, keepdim=True))},
@@ -268,7 +321,21 @@ def _interval(table: Sequence[Mapping[str, int]], half: float = 0.5) -> tuple[in
     return max(lows), min(highs)
 
 
+def _misfit(got: tuple[int, ...], table: Sequence[Mapping[str, int]]) -> str:
+    """The first row that a vocabulary which was returned does not fit, with its N."""
+    for vocab in got:
+        for row in table:
+            N = _gpt(vocab, row["P"], row["h"], row["L"])
+            if round(N / 1e6) != row["millions"]:
+                return (
+                    f"With V = {vocab:,} the row {dict(row)} has N = {N / 1e6:,.2f} million. What does that round to?"
+                )
+    return ""
+
+
 VOCABULARY_MISTAKES: Mistakes = {
+    "First the smallest, then the largest.": lambda table: _interval(table)[::-1],
+
     "Only one row is in it. Each row leaves an interval; a vocabulary has to lie in all of them.":
         lambda table: _interval(table[:1]),
     "Your interval holds what fits *some* row. What fits every row is narrower.": lambda table:
@@ -277,14 +344,14 @@ VOCABULARY_MISTAKES: Mistakes = {
 }  # fmt: skip
 
 
-@exercise("04.4", "The vocabularies that fit every row at once. One of them is famous.")
+@exercise("04.4", "The vocabularies that fit every row at once. GPT-1's is among them: 40,478 words.")
 def vocabulary(answer: Any) -> None:
     """`answer(table)` is (smallest, largest) vocabulary with which every row's N rounds to the printed millions."""
     answers = [call(answer, table=[dict(row) for row in table], returns=(tuple, list)) for table in TABLES]
     expect(all(len(got) == 2 for got in answers), "Return two numbers, (smallest, largest).")
-    answers = [tuple(of_kind(number, Real, "One of the two is") for number in got) for got in answers]
+    answers = [tuple(of_kind(number, int, "One of the two is") for number in got) for got in answers]
     ends = zip(sum(answers, ()), sum(map(_interval, TABLES), ()), strict=True)
-    off = "Not yet: put one vocabulary that you return back into N for the first row. What does it round to?"
+    off = next(filter(None, map(_misfit, answers, TABLES)), "Some ends are off: a smaller or a larger one fits, too.")
     if all(low == high for low, high in answers):
         off = "One vocabulary for each table? Rounding leaves room: find the smallest and the largest."
     elif all(abs(got - right) <= 1 for got, right in ends):
@@ -304,11 +371,16 @@ SIZES = {
 }
 """What is asked for, and where to look."""
 
+SHAPE_HINTS = dict.fromkeys(
+    ("IndexError", "StopIteration"),
+    "You look for a size that is not there: where keys are as wide as queries, none is left.",
+)
 HIDDEN_MODELS: tuple[Mapping[str, Any], ...] = (
     {"hidden": 2048, "layers": 16, "vocab": 128256, "kv": 512, "ffn": 8192, "tied": True},
     {"hidden": 64, "layers": 5, "vocab": 100, "kv": 64, "ffn": 176, "tied": False},
     {"hidden": 512, "layers": 6, "vocab": 256, "kv": 128, "ffn": 1376, "tied": True},
     {"hidden": 4096, "layers": 32, "vocab": 32000, "kv": 1024, "ffn": 14336, "tied": False},
+    {"hidden": 4096, "layers": 8, "vocab": 256, "kv": 1024, "ffn": 2048, "tied": False},
 )
 
 
@@ -324,7 +396,8 @@ def anonymous_shapes(hidden: int, layers: int, vocab: int, kv: int, ffn: int, ti
 def read_shapes(answer: Any) -> None:
     """`answer(shapes)` is a dictionary of the `SIZES` of the Llama whose tensors have these shapes."""
     for sizes in HIDDEN_MODELS:
-        got = entries(call(answer, shapes=anonymous_shapes(**sizes), returns=Mapping), tuple(SIZES), object)
+        given = call(answer, shapes=anonymous_shapes(**sizes), returns=Mapping, hints=SHAPE_HINTS)
+        got = entries(given, tuple(SIZES), object)
         norms = "Those are the norms. How many does a block have, and how many come after?"
         expect(got["layers"] != 2 * sizes["layers"] + 1, norms)
         largest = "That is the MLP's width. The vocabulary need not be the largest size: how often is its matrix there?"
