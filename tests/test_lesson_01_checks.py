@@ -25,12 +25,17 @@ def by_autograd(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     return weight.grad
 
 
+def by_token(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    pairs = zip(dy.flatten(0, 1), x.flatten(0, 1), strict=True)
+    return torch.stack([torch.outer(out, inward) for out, inward in pairs]).sum(0)
+
+
 def by_einsum(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     return torch.einsum("bso,bsi->oi", dy, x)
 
 
 WEIGHT_GRADIENT = Answers(
-    right=[by_autograd, by_einsum, lambda x, dy: (dy.double().transpose(1, 2) @ x.double()).sum(0)],
+    right=[by_token, by_einsum, lambda x, dy: (dy.double().transpose(1, 2) @ x.double()).sum(0)],
     wrong=[
         (lambda x, dy: by_einsum(x, dy).T, "The shape is turned round"),
         (lambda x, dy: by_einsum(x, dy) if x.size(2) - dy.size(2) else by_einsum(dy, x), "the shape cannot tell you"),
@@ -42,6 +47,8 @@ WEIGHT_GRADIENT = Answers(
         (lambda x, dy: dy[0].T @ x[0], "Only the first sequence"),
         (lambda x, dy: dy[:, -1].T @ x[:, -1], "Only the last token"),
         (lambda x, dy: (x * dy).sum(dim=(0, 1)), "element by element"),
+        (by_autograd, "That is autograd's work"),
+        (lambda x, dy: dy.reshape(dy.size(2), -1) @ x.reshape(-1, x.size(2)), "`reshape` mixes tokens with outputs"),
         (lambda x, dy: by_einsum(x, dy) * 2, "the values are not those of autograd"),
         (lambda x, dy: by_einsum(x, dy).sum(0), "A gradient has the shape of what it belongs to"),
     ],
@@ -66,6 +73,12 @@ def forgets_none(tensors: Any) -> int:
     return max(sum(size for _, size, born, died in tensors if born <= t < died) for t in range(20))
 
 
+def until_the_last_death(tensors: Any) -> int:
+    end = max((died for *_, died in tensors if died is not None), default=1)
+    lives = [(size, born, end if died is None else died) for _, size, born, died in tensors]
+    return max(sum(size for size, born, died in lives if born <= t < died) for t in range(end))
+
+
 PEAK = Answers(
     right=[in_one_pass, event_by_event, lambda tensors: numpy.int64(in_one_pass(tensors))],
     wrong=[
@@ -76,6 +89,8 @@ PEAK = Answers(
         (lambda tensors: event_by_event(tensors, lambda b, t, d: b < t < d), "no memory yet at the event at which it"),
         (lambda tensors: in_one_pass([life for life in tensors if life[3]]), "`died` is None are missing"),
         (forgets_none, "is None never dies: decide about it before you compare."),
+        (until_the_last_death, "None is no event"),
+        (lambda tensors: 160, "names may repeat"),
         (lambda tensors: 160, "Not right yet: draw each tensor's life"),
     ],
 )
@@ -174,6 +189,11 @@ def without_asking(model: Any, optimizer: Any, _: Any) -> int:
     return sum(4 * value.numel() for value in values if torch.is_tensor(value))
 
 
+def of_the_models_own(model: Any, optimizer: Any, _: Any) -> int:
+    states = [optimizer.state.get(weight, {}) for weight in model.parameters()]
+    return sum(in_full(value) for state in states for value in state.values() if torch.is_tensor(value))
+
+
 def last_kind_wins(model: Any, optimizer: Any) -> dict[str, int]:
     found = weighing()(model, optimizer)
     own = found["weights"] if not found["master_weights"] else 0
@@ -201,12 +221,14 @@ WEIGH = Answers(
         (weighing(weights=lambda model: model[0].parameters()), "The weights are off"),
         (last_kind_wins, "are weights, updated or not"),
         (changed_kind("master_weights", of_the_first_group), "in two groups. Where can you find them?"),
-        (changed_kind("weights", weights_layer_by_layer), "Two layers share a weight here"),
+        (changed_kind("weights", weights_layer_by_layer), "two layers share one, which counts once"),
         (changed_kind("gradients", lambda m, _, found: found["weights"]), "Before the first backward"),
         (changed_kind("gradients", lambda m, _, found: found["gradients"] and found["weights"]), "or are frozen"),
         (changed_kind("states", lambda m, _, found: found["states"] or 2 * found["weights"]), "Before the first step"),
         (weighing(size=lambda tensor: tensor.nbytes), "All parameters are slices of one buffer"),
         (changed_kind("states", without_asking), "do you take 4 bytes"),
+        (changed_kind("states", of_the_models_own), "You find no states"),
+        (weighing(weights=lambda model: [p for p in model.parameters() if p.requires_grad]), "Some weights are frozen"),
         (changed_kind("master_weights", lambda *_: 0), "fp32 copies of the weights, in two groups"),
         (weighing("own gradients"), "The fp32 copies have gradients of their own"),
         (by_identity, "makes no copy: it has the weight's own storage"),
@@ -245,6 +267,7 @@ FITTING = Answers(
     wrong=[
         (pick(together=False), "micro-batch on its own"),
         (pick(memory=lambda card: int(card[-4:-2]) * 10**9), "card's name for GB"),
+        (pick(memory=lambda card: gpu(card).room), "You took `gpu(card).room`"),
         (pick(min), "the smallest that fits"),
         (of_any_size, "does not divide the batch of"),
         (lambda card, global_batch: global_batch, "the whole batch whether it fits or not"),
@@ -252,7 +275,7 @@ FITTING = Answers(
         (pick(lambda sizes: max({0, 1, 2, 4, 8, 16, 32, 64}.intersection(sizes))), "powers of two alone"),
         (lambda card, global_batch: fits(card, global_batch)[0], "stumbles where nothing fits at all"),
         (pick(lambda sizes: sizes[0] / 3), "a whole number of sequences"),
-        (pick(lambda sizes: sizes[0] or 1), "On T4-16GB your micro-batch for 32 does not fit"),
+        (pick(lambda sizes: sizes[0] or 1), "On T4-16GB your micro-batch for 32 needs more than"),
         (lambda card, global_batch: 1 if card[0] == "V" else largest(card, global_batch), "a larger micro-batch fits"),
     ],
 )
@@ -324,6 +347,18 @@ def all_at_once(model: Any, batches: Any, optimizer: Any) -> float:
     return loop()(model, [(inputs, targets)], optimizer)
 
 
+def last_backward_alone(model: Any, batches: Any, optimizer: Any) -> float:
+    """Adds up numbers, and goes backward once, from the last loss."""
+    total, loss = 0.0, torch.zeros(())
+    for inputs, targets in batches:
+        loss = cross_entropy(model(inputs), targets) / len(batches)
+        total += loss.item()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
 TRAIN = Answers(
     right=[loop(), loop("zero first"), divided_by_hand],
     wrong=[
@@ -335,9 +370,10 @@ TRAIN = Answers(
         (loop("numbers", "retain"), "two batches' activations are alive at once"),
         (loop(divide=1), "The parameters moved too far"),
         (loop("step each"), "You step after every batch"),
-        (loop("no step"), "Who calls `optimizer.step()`?"),
+        (loop("no step"), "Who calls `optimizer.step()`, and which"),
         (loop("no zero"), "gradients that the first one left behind"),
-        (loop("zero each"), "who sets them to zero between the batches?"),
+        (loop("zero each"), "does anything set gradients to zero in between?"),
+        (last_backward_alone, "Does every loss go backward"),
         (loop("zero each", divide=1), "the gradients of the last batch alone"),
         (loop(divide=6), "What else changes them?"),
         (loop(value=lambda losses: losses[-1].item()), "the last batch's loss"),
@@ -418,6 +454,8 @@ TIMELINE = Answers(
         (changed(precision=lambda m, s, found: found["precision"].replace("amp-bf16", "fp32")), "autocast for fp32"),
         (changed(precision=lambda m, s, found: "bf16-master"), "The precision is off: how many times as large"),
         (changed(recompute=lambda m, s, found: "none"), "Recomputation is off"),
+        (changed(recompute=lambda m, s, found: None), 'a TrainingRun says "none" or "full"'),
+        (changed(recompute=lambda m, s, found: "yes"), 'a TrainingRun says "none" or "full"'),
         (changed(recompute=judged_by_peak), "judge by the height of the peak"),
         (changed(recompute=lambda m, s, found: s == 256), "what do the activations do during backward"),
         (lambda measurement, seq_len: measurement.allocations[0].shape[0], "These measurements have no list of"),

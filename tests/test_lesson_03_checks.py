@@ -36,8 +36,10 @@ LIMITS = Answers(
     right=[right_limits, limits_in_torch, lambda e, m: list(right_limits(e, m))],
     wrong=[
         (other(0, lambda e, m: 2.0 ** -(m + 1)), "Half of epsilon"),
-        (other(0, lambda e, m: 1 + 2.0**-m), "Your epsilon is off. It depends on the mantissa"),
-        (other(1, lambda e, m: 65504.0), "Your largest number is off"),
+        (other(0, lambda e, m: 1 + 2.0**-m), "Your epsilon is off for e = 5, m = 10. It depends"),
+        (other(1, lambda e, m: 65504.0), "Your largest number is off for e = 8, m = 7"),
+        (other(1, lambda e, m: (2 - 2.0**-m) * 2.0**127), "Your bias is 127"),
+        (lambda e, m: (2.0**-m, right_limits(e, m)[2], right_limits(e, m)[1]), "The order is epsilon, largest"),
         (other(1, lambda e, m: 2 * right_limits(e, m)[1]), "set aside for infinity"),
         (other(1, lambda e, m: 2.0 ** (2 ** (e - 1))), "*beyond* the largest"),
         (other(1, lambda e, m: 2.0 ** (2 ** (e - 1) - 1)), "a mantissa of zeros"),
@@ -82,6 +84,8 @@ READ_BITS = Answers(
         (reader(subnormal_shift=0), "half of it. Subnormal numbers share the exponent"),
         (reader(subnormal_hidden=1.0), "there is no hidden 1 in front"),
         (reader(subnormal_shift=3), "your value is off. Cut the text"),
+        (lambda bits, e: reader()(bits, e) or 0.0, "is one of two zeros"),
+        (lambda bits, e: reader()(bits, e) * ("1" in bits[1 : 1 + e]), "is subnormal, and not 0"),
         (reader(special="none"), "it is no number any more"),
         (reader(special="infinity"), "it is no number any more"),
     ],
@@ -108,6 +112,16 @@ def moves_multiples(values: torch.Tensor, step: float, u: torch.Tensor) -> torch
     return torch.where(values == torch.round(values / step) * step, values + step, by_floor(values, step, u))
 
 
+def below_or_equal(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
+    below = torch.floor(values / step)
+    return step * (below + (u <= values / step - below))
+
+
+def dice_of_its_own(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
+    u = torch.rand(values.shape, generator=torch.Generator().manual_seed(3))
+    return by_floor(values, step, u)
+
+
 ROUND_AT_RANDOM = Answers(
     right=[
         by_floor,
@@ -122,10 +136,12 @@ ROUND_AT_RANDOM = Answers(
         (lambda values, step, u: torch.round(values / step + u) * step, "On average your results are off above zero"),
         (coin(lambda fraction: 0.5), "like a fair coin"),
         (coin(lambda fraction: 1 - fraction), "Turned round"),
-        (coin(lambda fraction: fraction, torch.trunc), "All results are the same below zero"),
+        (coin(lambda fraction: fraction, torch.trunc), "Truncation goes up there"),
         (coin(lambda fraction: fraction**2), "On average your results are off"),
         (lambda values, step, u: by_floor(values, step, torch.rand_like(values)), "u is all the randomness"),
-        (moves_multiples, "a multiple already"),
+        (moves_multiples, "A multiple has to stay as it is"),
+        (below_or_equal, "also where u is 0"),
+        (dice_of_its_own, "Another u, and the same result"),
     ],
 )
 
@@ -219,8 +235,43 @@ def watched_halves(weights: Any, rests: Any, update: Any) -> None:
         weight.copy_(master)
 
 
+@torch.no_grad()
+def as_numbers(weights: Any, rests: Any, update: Any) -> None:
+    for weight, rest in zip(weights, rests, strict=True):
+        bits = weight.to(torch.int32) << 16 | (rest.int() & 0xFFFF)
+        update(bits.view(torch.float32), weight.grad)
+
+
+@torch.no_grad()
+def stored_as_numbers(weights: Any, rests: Any, update: Any) -> None:
+    for weight, rest in zip(weights, rests, strict=True):
+        bits = weight.float().view(torch.int32) | (rest.int() & 0xFFFF)
+        update(bits.view(torch.float32), weight.grad)
+        weight.copy_(bits >> 16)
+        rest.copy_(bits)
+
+
+@torch.no_grad()
+def other_halves(weights: Any, rests: Any, update: Any) -> None:
+    for weight, rest in zip(weights, rests, strict=True):
+        bits = weight.float().view(torch.int32) | (rest.int() & 0xFFFF)
+        update(bits.view(torch.float32), weight.grad)
+        weight.view(torch.int16).copy_(bits)
+        rest.copy_(bits >> 16)
+
+
+@torch.no_grad()
+def by_slices(weights: Any, rests: Any, update: Any) -> None:
+    """Right as well: slices of everything are assigned to."""
+    for weight, rest in zip(weights, rests, strict=True):
+        bits = weight.float().view(torch.int32) | (rest.int() & 0xFFFF)
+        update(bits.view(torch.float32), weight.grad)
+        weight.view(torch.int16)[:] = (bits >> 16).to(torch.int16)
+        rest[:] = (bits & 0xFFFF).to(torch.int16)
+
+
 EXACT_STEP = Answers(
-    right=[halves(), rounded_halves, halves_of_bytes, cut_floats],
+    right=[halves(), rounded_halves, halves_of_bytes, cut_floats, by_slices],
     wrong=[
         (halves("sign"), "Where a rest is negative the upper half is wrong"),
         (halves("rounds"), "Some weights were rounded up, and their rests do not know"),
@@ -230,7 +281,10 @@ EXACT_STEP = Answers(
         (halves("not shifted"), "compare its bits with"),
         (halves("in bf16"), "no float32 tensor"),
         (halves("no gradient"), "another gradient than the weight's own"),
-        (halves("not stored"), "A weight is not its new master's upper half"),
+        (halves("not stored"), "A weight has not changed"),
+        (as_numbers, "You convert a weight to an integer"),
+        (stored_as_numbers, "A weight holds its bits as a number"),
+        (other_halves, "A weight is not its new master's upper half"),
         (halves("all at once"), "Several masters exist at once"),
         (halves("keeps"), "Something is left when the step is over"),
         (new_lists, "A weight or a rest is a new tensor"),
@@ -258,12 +312,18 @@ def step_with(*mistakes: str, factor: float = 1.0) -> Any:
             wide, narrow = weight.grad.float() / divisor, (weight.grad / divisor).float()
             master.grad = narrow if "divides in fp16" in mistakes else wide
             weight.grad = weight.grad if "leaves weights'" in mistakes else None
-        finite = all(bool(master.grad.isfinite().all()) for master in masters)
+        checked = masters[-1:] if "looks at the last" in mistakes else masters
+        checked = masters[:1] if "looks at the first" in mistakes else checked
+        finite = all(bool(master.grad.isfinite().all()) for master in checked)
+        finite = finite or ("looks for any" in mistakes and all(bool(one.grad.isfinite().any()) for one in masters))
+        finite = finite or ("looks for infinity" in mistakes and not any(bool(m.grad.isinf().any()) for m in masters))
+        for master in masters if "steps on zeros" in mistakes and not finite else ():
+            master.grad = torch.zeros_like(master)
         for group in [[master] for master in masters] if "clips each" in mistakes else [masters]:
             clip_grad_norm_(group, math.inf if "no clipping" in mistakes else 1.0)
         for master in masters if "divides last" in mistakes else ():
             master.grad /= scale
-        if (finite or "does not look" in mistakes) and "no step" not in mistakes:
+        if (finite or {"does not look", "steps on zeros"} & {*mistakes}) and "no step" not in mistakes:
             optimizer.step()
         if (finite and "no copy" not in mistakes) or "copies infinities" in mistakes:
             with torch.no_grad():
@@ -275,6 +335,13 @@ def step_with(*mistakes: str, factor: float = 1.0) -> Any:
         return ("says always" in mistakes) or (finite and "says never" not in mistakes)
 
     return answer
+
+
+def with_fp32_weights(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> Any:
+    taken = step_with()(weights, masters, optimizer, loss, scale)
+    for weight, master in zip(weights, masters, strict=True):
+        weight.data = master.data
+    return taken
 
 
 def clips_scaled(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
@@ -312,6 +379,12 @@ GOOD_STEP = Answers(
         (step_with("clips each"), "Large gradients are not clipped"),
         (step_with("does not look"), "A step with infinite gradients changes the masters"),
         (step_with("copies infinities"), "look at a step with infinite gradients"),
+        (step_with("looks at the last"), "One infinite gradient, and you step"),
+        (step_with("looks at the first"), "One infinite gradient, and you step"),
+        (step_with("looks for any"), "One infinite gradient, and you step"),
+        (step_with("looks for infinity"), "A gradient is NaN"),
+        (step_with("steps on zeros"), "zeros are gradients, too"),
+        (with_fp32_weights, "in fp16 no more"),
         (step_with("says always"), "says that it took a step in which"),
         (step_with("says never"), "look at a step with small gradients"),
         (step_with("no copy"), "the fp16 weights do not: the next forward"),

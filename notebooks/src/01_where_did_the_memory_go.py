@@ -180,11 +180,11 @@ reveal("01.left", four_steps.moments["end of step 4"].total)
 
 # %%
 torch.manual_seed(0)
-layer, tokens = nn.Linear(64, 16, bias=False), torch.randn(4, 32, 64)
+layer, tokens = nn.Linear(64, 16, bias=False), torch.randn(32, 64)
 y = layer(tokens)
 dy = torch.randn_like(y)
 y.backward(dy)
-by_hand = torch.einsum("bso,bsi->oi", dy, tokens)
+by_hand = dy.T @ tokens
 off = (by_hand - layer.weight.grad).abs().max()
 print(f"largest difference from autograd's dL/dW: {off:.4f}, expected 0")
 

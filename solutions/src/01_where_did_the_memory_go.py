@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 88
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 01 · Where did the memory go?
 #
-# **75 minutes** for all six; each one says its own. You should know what [lesson
+# **88 minutes** for all six; each one says its own. You should know what [lesson
 # 01](../notebooks/01_where_did_the_memory_go.ipynb) shows, and Python's dictionaries and loops. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -28,10 +28,10 @@ from course_utils.figures import lines, timeline
 
 # %% [markdown]
 # ## 1 · What a weight wants to know
-# **Difficulty** ●●○○○ · **8 minutes** · **Trains** seeing why forward has to keep its inputs
+# **Difficulty** ●●○○○ · **6 minutes** · **Trains** seeing why forward has to keep its inputs
 #
-# A linear layer computes y = x·Wᵀ for a batch of sequences. Backward hands you dL/dy. Write dL/dW yourself, without
-# autograd.
+# The lesson has dL/dW for one row of tokens. A linear layer computes y = x·Wᵀ for a batch of sequences, and backward
+# hands you dL/dy. Write dL/dW yourself, without autograd.
 #
 # `x` has the shape (b, s, inputs), `dy` has (b, s, outputs), and W has (outputs, inputs). Which of `x`, `y`, `W` did
 # you need? That one had to stay in memory since forward.
@@ -76,14 +76,14 @@ check.weight_gradient(weight_gradient)
 
 # %% [markdown]
 # ## 2 · The highest point
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** thinking of a peak as a sum over what is alive together
+# **Difficulty** ●●○○○ · **11 minutes** · **Trains** thinking of a peak as a sum over what is alive together
 #
-# You are given the tensors of a training step, in no particular order, each as (name, bytes, born, died). `born` and
-# `died` are numbers of events in the step. `died` is `None` for what stays to the end.
+# You are given the tensors of a training step, in no particular order, each as (name, bytes, born, died). Names may
+# repeat. `born` and `died` are event numbers: event 0 comes first. `died` is `None` for what stays to the end.
 #
 # **The rule:** at each event, whatever dies is freed first; then what is born is allocated. So a tensor takes memory
-# from its birth up to, but not including, the event of its death, and two tensors of which one dies where the other
-# is born never overlap.
+# from its birth up to, but not including, the event of its death. One that dies at event 5 and one that is born at
+# event 5 are never alive together.
 #
 # What is the largest number of bytes alive at once? Here is a small step to try it on.
 
@@ -120,8 +120,8 @@ check.peak(peak)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# For one event, add up the bytes of every tensor with `born <= event` that has not died: either `died is None`, or
-# the event comes before it. Then take the maximum over all events.
+# For one event, add up the bytes of every tensor that is born by then and has not died. What never dies has no event to
+# compare with. Then take the maximum over all events.
 #
 # </details>
 
@@ -141,7 +141,7 @@ print(f"the largest of them:  {format_bytes(max(sizes))}")
 
 # %% [markdown]
 # ## 3 · Weigh a training run
-# **Difficulty** ●●●○○ · **15 minutes** · **Trains** finding every tensor that outlives a step
+# **Difficulty** ●●●○○ · **19 minutes** · **Trains** finding every tensor that outlives a step
 #
 # After a step, what do a model and its optimizer hold? Ask the tensors themselves. Return a dictionary of bytes, with
 # 0 for a kind that has no tensors:
@@ -153,15 +153,16 @@ print(f"the largest of them:  {format_bytes(max(sizes))}")
 # * `"states"`: every tensor in `optimizer.state`, which has one dictionary per parameter. A counter counts if it is a
 #   tensor. Not everything in there is one.
 #
-# Count *storages*, the memory behind tensors. Each counts in full and once, under the first of these kinds that it
-# belongs to: often the optimizer updates the model's own weights. Here two parameters share a storage:
+# Count *storages*, the memory behind tensors. A storage counts with all its bytes, even if the tensor is a slice of it,
+# and only once, under the first kind in this list: often the optimizer updates the model's own weights. Here two
+# parameters share a storage:
 
 # %%
 flat = torch.zeros(1000)
 for p in (nn.Parameter(flat[:300]), nn.Parameter(flat[300:900].view(20, 30))):
     storage = p.untyped_storage()
     same = storage.data_ptr() == flat.untyped_storage().data_ptr()
-    print(f"{p.nbytes:,} bytes, its storage {storage.nbytes():,}; at the address of flat's: {same}")
+    print(f"{p.nbytes:,} bytes, its storage {storage.nbytes():,}; that is flat's own: {same}")
 
 
 # %%
@@ -235,16 +236,15 @@ for dtype in (torch.float32, torch.bfloat16):
 
 # %% [markdown]
 # ## 4 · Make it fit
-# **Difficulty** ●●●○○ · **12 minutes** · **Trains** turning one estimate into a decision
+# **Difficulty** ●●●○○ · **13 minutes** · **Trains** turning one estimate into a decision
 #
 # You want every optimizer step to learn from `global_batch` sequences, and your card is too small to take them at
 # once. So you cut them into micro-batches of equal size, add up their gradients, and then step. What is the
 # **largest** micro-batch that fits?
 #
-# It has to divide the global batch, and the estimated peak must not exceed the card's memory. Return 0 if nothing
-# fits. Start from `RUN` and use `estimate(...)`. A V100 computes in fp16, not in bf16, and has no flash kernel, so
-# take this as a question about bytes alone; fp16 takes as many. Each card's memory is counted before any program
-# runs: a real one keeps some back.
+# It has to divide the global batch, and the estimated peak must not exceed `gpu(card).memory`, all that the card has
+# (not `.room`). Return 0 if nothing fits. Start from `RUN` and use `estimate(...)`. (A V100 has no bf16 and no flash
+# kernel. Ignore that: fp16 takes the same bytes.)
 
 # %%
 RUN = check.FIT_RUN
@@ -280,7 +280,7 @@ check.largest_micro_batch(largest_micro_batch)
 # <details><summary>Hint 2: what is easily forgotten</summary>
 #
 # When the second micro-batch runs forward, the gradients of the first are there. The estimate knows that if you tell
-# the run: `replace(micro_batch=..., global_batch=...)`.
+# the run: `replace(micro_batch=..., global_batch=...)`, or with `accumulation_steps` in its place.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -314,7 +314,7 @@ print(f"RTX3090-24GB: {largest_micro_batch('RTX3090-24GB', 32)} of 32 leaves {fo
 
 # %% [markdown]
 # ## 5 · Find the leak
-# **Difficulty** ●●●●○ · **15 minutes** · **Trains** knowing what keeps activations alive
+# **Difficulty** ●●●●○ · **14 minutes** · **Trains** knowing what keeps activations alive
 #
 # A colleague adds up the losses of several batches and steps once on their mean. It learns, but each further batch
 # needs more memory. It trains for real here, on your processor: a tiny network, a few batches.
@@ -348,8 +348,8 @@ lines(
 
 # %% [markdown]
 # Write `train` so that it takes the **same** step and returns the same mean, but never holds the activations of more
-# than one batch. It may be called again for the next step. Look at your own curve: put `train` where `leaky_train`
-# stands.
+# than one batch. The check calls it twice in a row, so leave no gradients behind. To see your own curve, put `train`
+# into the cell above in place of `leaky_train`. One rise will stay, from the first batch to the second: the gradients.
 
 
 # %%
@@ -418,28 +418,29 @@ for loop in (leaky_train, train, adds_up_graphs):
 
 # %% [markdown]
 # ## 6 · Read a timeline
-# **Difficulty** ●●●●● · **15 minutes** · **Trains** diagnosing a run that you cannot look into
+# **Difficulty** ●●●●● · **25 minutes** · **Trains** diagnosing a run that you cannot look into
 #
-# Someone sends you a measurement of GPT-2's training step and forgets to say what was run. You know the model and the
-# length of its sequences. Find out the rest from memory alone: the micro-batch, the precision (`"fp32"`, `"amp-bf16"`
-# or `"bf16-master"`) and whether blocks are recomputed (`"none"` or `"full"`).
+# Someone sends you a measurement of GPT-2's training step and forgets to say what was run. You know the model, `gpt2`,
+# and the length of its sequences. Find out the rest from memory alone: the micro-batch, the precision (`"fp32"`,
+# `"amp-bf16"` or `"bf16-master"`) and whether blocks are recomputed (`"none"` or `"full"`).
 #
-# The list of tensors has been taken out. What you have: `measurement.moments`, a dictionary of breakdowns by kind
-# ("end of forward", "after loss", "end of backward", …), and `measurement.timeline`, whose `curves()` has bytes by
-# kind after each event and whose `marks` say at which event each phase begins. Here are two runs that you *can* look
-# into.
+# The list of tensors has been taken out. What you have: `measurement.moments`, a dictionary of breakdowns by kind ("end
+# of forward", "after loss", "end of backward", …), and `measurement.timeline`, whose `curves()` has bytes by kind after
+# each event and whose `marks` say at which event each phase begins: a mark has `.step` (1 or 2), `.phase` and `.event`.
+# Here are two runs that you *can* look into.
 
 # %%
 keeping = measure(TrainingRun("gpt2", micro_batch=4, seq_len=256, precision="amp-bf16"), source="simulated")
-timeline(keeping, "Nothing recomputed: activations only fall in backward", steps=[2])
+timeline(keeping, "Nothing is recomputed here: look at backward", steps=[2])
 
 # %%
 again = TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="bf16-master", recompute="full")
 recomputing = measure(again, source="simulated")
-timeline(recomputing, "Recomputed: in backward each block's activations come back", steps=[2])
+timeline(recomputing, "Every block is recomputed here: what is different in backward?", steps=[2])
 
 # %%
 print(keeping.moments["end of forward"])
+print(f"inputs: {keeping.moments['end of forward']['inputs']:,} bytes")
 print([(mark.event, mark.phase) for mark in keeping.timeline.marks if mark.step == 2])
 
 

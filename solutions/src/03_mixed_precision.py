@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 73
+#     minutes: 90
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 03 · Mixed precision
 #
-# **73 minutes** for all six; each one says its own. You should know what [lesson
+# **90 minutes** for all six; each one says its own. You should know what [lesson
 # 03](../notebooks/03_mixed_precision.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -26,10 +26,11 @@ from course_utils.lessons.precision import checks as check
 
 # %% [markdown]
 # ## 1 · A format from its bits
-# **Difficulty** ●○○○○ · **8 minutes** · **Trains** deriving range and precision instead of remembering them
+# **Difficulty** ●○○○○ · **10 minutes** · **Trains** deriving range and precision instead of remembering them
 #
-# A format has one sign bit, e exponent bits and m mantissa bits, and its largest exponent is set aside for infinity and
-# NaN, as in fp16 and bf16. Return three numbers: its **epsilon** (the distance from 1 to the next number), its
+# A format has one sign bit, e exponent bits and m mantissa bits. The exponent field E stands for 2^(E − bias), with a
+# bias of 2^(e−1) − 1. The largest E is set aside for infinity and NaN, as in fp16 and bf16, and E = 0 for subnormal
+# numbers. Return three numbers: its **epsilon** (the distance from 1 to the next number), its
 # **largest** finite number, and its **smallest normal** number.
 
 
@@ -54,8 +55,7 @@ check.limits(limits)
 # </details>
 # <details><summary>Hint 2: which exponents there are</summary>
 #
-# The bias is 2^(e−1) − 1. E runs from 1 to 2^e − 2: 0 is for subnormal numbers, and the largest for infinity. What is E
-# − bias at both ends?
+# For normal numbers E runs from 1 to 2^e − 2. What is E − bias at both ends?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -76,11 +76,11 @@ for name, bits in {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10), "fp8 E5M2":
 
 # %% [markdown]
 # ## 2 · Read the bits
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** knowing what subnormal numbers are
+# **Difficulty** ●●○○○ · **12 minutes** · **Trains** knowing what subnormal numbers are
 #
 # Given the bits of a number as text, sign first, and the number of its exponent bits, return the number. Cover
-# *everything*: normal numbers, subnormal ones (all exponent bits 0), both zeros, both infinities and NaN (all exponent
-# bits 1, with mantissa bits 0 or not).
+# *everything*: normal numbers, subnormal ones (all exponent bits 0), and both zeros, 0.0 and −0.0. If all exponent bits
+# are 1, the number is infinite when all mantissa bits are 0, and NaN otherwise. The bias is that of exercise 1.
 
 
 # %%
@@ -130,8 +130,8 @@ check.read_bits(read_bits)
 # **Difficulty** ●●●○○ · **10 minutes** · **Trains** rounding without a bias
 #
 # A tensor is to be stored in multiples of `step`. Round it *stochastically*: to the multiple below or to the one above,
-# so that the expected value is exactly what went in. `u` has the shape of the tensor, and its numbers are random and
-# even between 0 and 1: it is all the randomness that you may use.
+# so that the expected value is exactly what went in. `u` has the shape of the tensor. Its numbers are random, uniformly
+# distributed in [0, 1), as from `torch.rand`: that is all the randomness that you may use.
 
 
 # %%
@@ -153,8 +153,8 @@ check.round_at_random(round_at_random)
 # </details>
 # <details><summary>Hint 2: a coin of any shape</summary>
 #
-# A random number even between 0 and 1 is below p with probability p. Here p is how far the value is above the multiple
-# below, in steps.
+# A number that is uniformly distributed in [0, 1) is below p with probability p. Here p is how far the value is above
+# the multiple below, in steps.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -180,7 +180,7 @@ print("every one of them a number that bf16 has:", torch.equal(weight, weight.bf
 
 # %% [markdown]
 # ## 4 · A master copy in half the bytes
-# **Difficulty** ●●●○○ · **15 minutes** · **Trains** adding in fp32 without a second copy of the weights
+# **Difficulty** ●●●●○ · **25 minutes** · **Trains** adding in fp32 without a second copy of the weights
 #
 # A bf16 weight and its fp32 master take 6 bytes per parameter, and the upper 16 bits are nearly the same in both. Here
 # are the bits of three masters, and what rounding to bf16 makes of them. Which upper halves differ, and why?
@@ -201,12 +201,13 @@ for master, rounded in zip(masters.view(torch.int32), masters.bfloat16().float()
 # 2. call `update(master, weight.grad)`, which changes the master in place;
 # 3. store the new bits in the weight and the rest, both in place: the upper 16 are the weight.
 #
-# Every master must be that of fp32 training, bit by bit: negative and infinite ones, too. No two masters may exist at a
-# time, and none after the step.
+# Every master must be that of fp32 training, bit by bit: negative and infinite ones, too. Put one master together at a
+# time, and keep none after the step.
 #
-# `x.view(torch.int32)` reads the same bytes as another type of equal size. `x << 16` and `x >> 16` shift bits, and
-# `x & 0xFFFF` keeps the lower 16. Converting int16 to int32 keeps the *value*, so a negative number fills the upper
-# half with ones.
+# `x.view(torch.int32)` reads the same bytes as another type of equal size: bf16 and int16 are of one size, fp32 and
+# int32 too. A weight is a parameter: look at it with `weight.detach()`, or work under `torch.no_grad()`. `x << 16` and
+# `x >> 16` shift bits, and `x & 0xFFFF` keeps the lower 16. Converting int16 with `.to(torch.int32)` keeps the *value*,
+# so a negative number fills the upper half with ones.
 
 
 # %%
@@ -248,11 +249,12 @@ check.exact_step(exact_step)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The weight is the upper half of its master, so nothing is stored twice, and nothing is rounded in between. The recipe
-# with masters drops from 2 + 2 + 12 bytes per parameter to 2 + 2 + 10, and trains exactly as before. Intel calls it
-# [Split SGD](https://intel.github.io/intel-extension-for-pytorch/latest/tutorials/features/split_sgd.html). Forward
-# reads a weight that is cut off, not rounded. If you prefer it rounded, the rest has to count from there, and is
-# negative where the weight was rounded up.
+# Above, 1.1 and −1.1 have lower halves above 2¹⁵, so rounding carried into the upper ones. Here the weight *is* the
+# upper half of its master: nothing is stored twice, and nothing is rounded in between. The recipe with masters drops
+# from 2 + 2 + 12 bytes per parameter to 2 + 2 + 10, and trains exactly as before. Intel calls it [Split
+# SGD](https://intel.github.io/intel-extension-for-pytorch/latest/tutorials/features/split_sgd.html). Forward reads a
+# weight that is cut off, not rounded. If you prefer it rounded, the rest has to count from there, and is negative where
+# the weight was rounded up.
 
 # %% tags=["solution"]
 weights = [torch.nn.Parameter(torch.ones(1000).bfloat16()) for _ in range(8)]
@@ -271,10 +273,10 @@ print("every bit as in fp32:", torch.equal(joined, masters[0]))
 
 # %% [markdown]
 # ## 5 · Four bugs in one step
-# **Difficulty** ●●●●○ · **15 minutes** · **Trains** putting scaling, clipping and master weights in the right order
+# **Difficulty** ●●●●○ · **18 minutes** · **Trains** putting scaling, clipping and master weights in the right order
 #
-# A colleague's training step in fp16 with fp32 master weights. It runs, and learns badly. There are **four** mistakes
-# in it.
+# A colleague's training step in fp16 with fp32 master weights. It runs, learns badly, and keeps more memory than it
+# should. There are **four** mistakes in it.
 
 # %%
 from torch.nn.utils import clip_grad_norm_
@@ -359,8 +361,9 @@ check.good_step(good_step)
 # 2. updates added up in fp32: `bf16-master` or `fp16-master`;
 # 3. `bf16` alone, the last resort on a card that has bf16.
 #
-# Return the name of the precision, or `""` if none fits. A run fits if its estimated peak does not exceed the card's
-# memory. A card without bf16 has no flash kernel: estimate with `attention="efficient"` there.
+# Return the name of the precision, or `""` if none fits. A run fits if `estimate(run).total` does not exceed
+# `gpu(card).memory`. `gpu(card).has_bf16` says whether the card has bf16. One without has no flash kernel either:
+# estimate with `attention="efficient"` there, and with the run's own attention elsewhere.
 
 
 # %%

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 from numbers import Real
 from operator import eq
+from types import NoneType
 from typing import Any
 
 import torch
@@ -60,6 +61,8 @@ GRADIENT_MISTAKES: Mistakes = {
     f"A mean over the sequences. {MEAN}": lambda x, dy: _gradient(x, dy) / x.size(0),
     f"Only the first sequence is in it. {EVERY}": lambda x, dy: _gradient(x[:1], dy[:1]),
     f"Only the last token of each sequence is in it. {EVERY}": lambda x, dy: _gradient(x[:, -1:], dy[:, -1:]),
+    "`reshape` mixes tokens with outputs: merge b and s first, then turn one of the two round.": lambda x, dy:
+        dy.reshape(dy.size(2), -1) @ x.reshape(-1, x.size(2)),
     "Turned round: with as many inputs as outputs the shape cannot tell you, the values do.":
         lambda x, dy: _gradient(x, dy).T if x.size(2) == dy.size(2) else _gradient(x, dy),
 }  # fmt: skip
@@ -69,13 +72,17 @@ GRADIENT_MISTAKES: Mistakes = {
 def weight_gradient(answer: Any) -> None:
     """`answer(x, dy)` is dL/dW of y = x·Wᵀ for x of shape (b, s, inputs) and dL/dy of shape (b, s, outputs)."""
     product = "Your function multiplies the two element by element. Every input meets every output: a matrix product."
-    hints = {"at non-singleton dimension 2": product}
+    hints = {
+        "at non-singleton dimension 2": product,
+        "does not require grad": "That is autograd's work. Do it yourself.",
+    }
     cases, answers = [], []
     for shape in SHAPES:
         dice = torch.Generator().manual_seed(sum(shape[:2]))
         sizes: dict[str, int] = dict(zip("bsio", shape, strict=True))
         x, dy = (torch.randn([sizes[axis] for axis in axes], generator=dice) for axes in ("bsi", "bso"))
-        got = call(answer, hints=hints, x=x, dy=dy, returns=torch.Tensor).detach()
+        with torch.no_grad():
+            got = call(answer, hints=hints, x=x, dy=dy, returns=torch.Tensor)
         if got.shape != (sizes["o"], sizes["i"]):
             known = {tuple(sizes[axis] for axis in axes): message for axes, message in WRONG_SHAPES.items()}
             otherwise = f"Yours has the shape {tuple(got.shape)}. A gradient has the shape of what it belongs to: W."
@@ -92,15 +99,15 @@ Life = tuple[str, int, int, int | None]
 """A tensor's name, its bytes, the events at which it is born and dies (None: it stays)."""
 
 STEP: list[Life] = [  # a small made-up step, to count on one's fingers
-    ("weights", 40, 0, None),
-    ("input", 10, 0, None),
-    ("activation 1", 30, 1, 6),
-    ("scratch of layer 1", 60, 1, 2),
-    ("activation 2", 30, 2, 5),
     ("logits", 50, 3, 4),
-    ("gradient of the logits", 50, 4, 5),
-    ("gradient 2", 20, 5, None),
+    ("activation 1", 30, 1, 6),
+    ("weights", 40, 0, None),
     ("gradient 1", 20, 6, None),
+    ("scratch of layer 1", 60, 1, 2),
+    ("gradient of the logits", 50, 4, 5),
+    ("input", 10, 0, None),
+    ("activation 2", 30, 2, 5),
+    ("gradient 2", 20, 5, None),
 ]
 
 
@@ -110,6 +117,11 @@ def peak_of(lives: Sequence[Life], alive: Callable[..., bool] = lambda born, eve
     return max(sum(size for size, born, died in known if alive(born, event, died)) for _, event, _ in known)
 
 
+def _last_death(lives: Sequence[Life]) -> int:
+    return max((died for *_, died in lives if died is not None), default=0)
+
+
+LATE: list[Life] = [("weights", 10, 0, None), ("activation", 5, 1, 2), ("states", 100, 3, None)]  # as Adam's come
 PEAK_MISTAKES: Mistakes = {
     "That is everything that ever lived, added up.": lambda lives: sum(life[1] for life in lives),
     "That is the largest single tensor. What is on top of it?": lambda lives: max(life[1] for life in lives),
@@ -118,6 +130,8 @@ PEAK_MISTAKES: Mistakes = {
         partial(peak_of, alive=lambda born, event, died: born <= event <= died),
     "It takes no memory yet at the event at which it is born?":
         partial(peak_of, alive=lambda born, event, died: born < event < died),
+    "None is no event: what never dies is there after the last death, too, when others may still be born.":
+        lambda lives: peak_of([life for life in lives if life[2] < _last_death(lives)] or [("", 0, 0, None)]),
     "Tensors whose `died` is None are missing from your sum. They stay, so they always count.":
         partial(peak_of, alive=lambda born, event, died: born <= event < died < math.inf),
 }  # fmt: skip
@@ -128,9 +142,15 @@ def peak(answer: Any) -> None:
     """`answer(tensors)` is the most bytes alive at once; tensors are (name, bytes, born, died), `died` may be None."""
     none = "Your function compares an event with None. What is None never dies: decide about it before you compare."
     dice = random.Random(1)
-    cases = [STEP, *([_random_life(dice, number) for number in range(14)] for _ in range(3)), list(real_step()[0])]
+    cases = [
+        STEP,
+        *([_random_life(dice, number) for number in range(14)] for _ in range(3)),
+        LATE,
+        list(real_step()[0]),
+    ]
     answers = [call(answer, hints={"NoneType": none}, tensors=list(case)) for case in cases]
-    otherwise = "Not right yet: draw each tensor's life as a bar, and add up what is alive at each event."
+    otherwise = ("Not right yet: draw each tensor's life as a bar, and add up what is alive at each event. The list is "
+                 "in no order, and names may repeat.")  # fmt: skip
     recognized(answers, [(case,) for case in cases], peak_of, PEAK_MISTAKES, otherwise, eq)
 
 
@@ -168,7 +188,7 @@ WEIGHED = {  # runs, and what is said where a kind of memory is off
         "gradients": "Before the first backward there are no gradients. Where do yours come from?",
         "states": "Before the first step there are no states. Where do yours come from? Ask the optimizer.",
     },
-    "tied": {"weights": "Two layers share a weight here, which counts once."},
+    "tied": {"weights": "Some weights are frozen here, and are weights. And two layers share one, which counts once."},
     "flat": {
         "weights": f"All parameters {ONE_BUFFER}",
         "master_weights": "`.float()` of an fp32 weight makes no copy: it has the weight's own storage.",
@@ -228,6 +248,8 @@ def weigh(answer: Any) -> None:
         expect(wanted == _weighed(model, optimizer), "Your function changes what it weighs: only look at it.")
         numbers = "Those are numbers, not bytes: how many does each take?"
         expect(how != "adamw" or 4 * got["weights"] != wanted["weights"], numbers)
+        lost = "You find no states: go through all of `optimizer.state`. Its keys need not be the model's parameters."
+        expect(got["states"] or not wanted["states"], lost)
         for kind in KINDS:
             off = f"The {kind.replace('_', ' ')} are off in a run where others share memory or are frozen."
             expect(got[kind] == wanted[kind], messages.get(kind, off))
@@ -240,7 +262,7 @@ FIT_RUN = TrainingRun("gpt2-xl", seq_len=1024, precision="bf16-master", attentio
 
 FIT_CASES = (
     ("V100-32GB", 32), ("V100-32GB", 40), ("V100-32GB", 37), ("A100-40GB", 48),
-    ("RTX3090-24GB", 32), ("T4-16GB", 32), ("A100-80GB", 64),
+    ("RTX3090-24GB", 32), ("T4-16GB", 32), ("A100-80GB", 64), ("A100-40GB", 44),
 )  # fmt: skip
 
 
@@ -264,6 +286,8 @@ FIT_MISTAKES: Mistakes = {
         lambda card, b: _fitting(card, b, accumulate=False)[-1],
     "You took the number in the card's name for GB. A card sold as 32 GB holds GiB: ask `gpu(card).memory`.":
         lambda card, b: _fitting(card, b, GB * int(card.split("-")[1][:2]))[-1],
+    "You took `gpu(card).room`. The question is about all that the card has, `gpu(card).memory`.":
+        lambda card, b: _fitting(card, b, gpu(card).room)[-1],
     "You returned the smallest that fits, not the largest.": lambda card, b: min(_fitting(card, b)[1:], default=0),
     "That is how many micro-batches there are, not their size.": lambda card, b: b // (_largest(card, b) or 99),
     "You returned the whole batch whether it fits or not: compare it with the card's bytes.": lambda card, b: b,
@@ -284,7 +308,7 @@ def largest_micro_batch(answer: Any) -> None:
     if not recognized(answers, FIT_CASES, _largest, FIT_MISTAKES, same=eq):
         for (card, batch), got in zip(FIT_CASES, answers, strict=True):
             fits = not got or _peak_bytes(int(got), batch) <= gpu(card).memory
-            expect(fits, f"On {card} your micro-batch for {batch} does not fit: compare bytes with bytes.")
+            expect(fits, f"On {card} your micro-batch for {batch} needs more than the card has.")
         fail("Yours fit, but on one of the cards a larger micro-batch fits as well.")
 
 
@@ -335,10 +359,12 @@ def _train_right(model: nn.Module, batches: Batches, optimizer: Any, parts: int 
 
 
 TRAIN_MISTAKES: Mistakes = {  # other ways to train, each tried on whole losses and on parts of them
-    "The parameters have not moved. Who calls `optimizer.step()`?": lambda *given, parts: None,
+    "The parameters have not moved. Who calls `optimizer.step()`, and which loss goes backward before?":
+        lambda *given, parts: None,
     "The parameters moved too far. Gradients add up to a sum: divide each loss before it goes backward.": _train_right,
     "You step after every batch. One step on the mean of all was asked for.": partial(_train_right, stepping=True),
-    "The step saw the gradients of the last batch alone: who sets them to zero between the batches?":
+    "The step saw the gradients of the last batch alone. Does every loss go backward, and does anything set gradients "
+    "to zero in between?":
         lambda model, batches, optimizer, parts: _train_right(model, batches[-1:], optimizer, parts),
 }  # fmt: skip
 LOSS_MISTAKES: Mistakes = {
@@ -427,7 +453,10 @@ BATCH_MISTAKES: Mistakes = {
 }
 
 
-@exercise("01.6", "Batch, precision and recomputation of every hidden run, read off its memory alone.")
+SIMULATES = "Four runs are simulated first, if they have not been yet: about ten seconds."
+
+
+@exercise("01.6", "Batch, precision and recomputation of every hidden run, read off its memory alone.", first=SIMULATES)
 def read_timeline(answer: Any) -> None:
     """`answer(measurement, seq_len)` is a dictionary: micro_batch, precision, recompute, as a TrainingRun has them."""
     answers = [_reading(answer, *hidden) for hidden in zip(HIDDEN_RUNS, suspects(), strict=True)]
@@ -456,5 +485,7 @@ def _reading(answer: Any, run: TrainingRun, measurement: Measurement) -> dict[st
     """The learner's dictionary for one hidden run, True and False spelled as "full" and "none"."""
     hints = {"index out of range": "These measurements have no list of tensors: use their timeline and their moments."}
     got = call(answer, hints=hints, measurement=handed(measurement), seq_len=run.seq_len, returns=Mapping)
-    found = entries(got, ("micro_batch", "precision", "recompute"), (Real, str, bool))
-    return found | {"recompute": {True: "full", False: "none"}.get(found["recompute"], found["recompute"])}
+    found = entries(got, ("micro_batch", "precision", "recompute"), (Real, str, bool, NoneType))
+    recompute = {True: "full", False: "none"}.get(found["recompute"], found["recompute"])
+    expect(recompute in ("full", "none"), 'recompute: a TrainingRun says "none" or "full".')
+    return found | {"recompute": recompute}

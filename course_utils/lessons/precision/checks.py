@@ -27,12 +27,15 @@ LIMITS: Mapping[str, tuple[Callable[[NumberFormat], float], str, Mistakes]] = {
     "epsilon": (lambda f: f.epsilon, "It depends on the mantissa's bits alone: change the last of them in 1.", {
         "Half of epsilon: that is the largest error of rounding near 1, not the next number.": lambda f: f.epsilon / 2,
     }),
-    "largest number": (lambda f: f.largest, "Largest exponent, all mantissa bits 1.", {
+    "largest number": (lambda f: f.largest, "Largest exponent, all mantissa bits 1; and the bias?", {
+        "That is the smallest normal number. The order is epsilon, largest, smallest.": lambda f: f.smallest_normal,
+        "Your bias is 127, that of 8 exponent bits.": lambda f: (2 - f.epsilon) * 2.0**127,
         "That is the first power of two *beyond* the largest number.": lambda f: 2.0 ** (f.bias + 1),
         "That has the largest exponent, but a mantissa of zeros. What makes it larger?": lambda f: 2.0**f.bias,
-        "Twice too large: did you use the exponent that is set aside for infinity and NaN?": lambda f: 2 * f.largest,
+        "Twice too large: did you use the exponent that is set aside for infinity and NaN, or another bias?":
+            lambda f: 2 * f.largest,
     }),
-    "smallest normal number": (lambda f: f.smallest_normal, "E is 1, and the mantissa is 0.", {
+    "smallest normal number": (lambda f: f.smallest_normal, "Which is the smallest exponent that is not set aside?", {
         "That is the smallest *subnormal* number. Normal ones have E = 1 at least.": lambda f: f.smallest,
         "That has E = 0, which is for subnormal numbers.": lambda f: f.smallest_normal / 2,
     }),
@@ -48,7 +51,9 @@ def limits(answer: Any) -> None:
     forms = [(NumberFormat("asked", e, m, 4),) for e, m in WIDTHS]
     for place, (name, (right, off, mistakes)) in enumerate(LIMITS.items()):
         values = [of_kind(one[place], Real, f"Your {name} is") for one in got]
-        recognized(values, forms, right, mistakes, f"Your {name} is off. {off}", eq)
+        pairs = zip(values, forms, WIDTHS, strict=True)
+        e, m = next((widths for value, form, widths in pairs if value != right(*form)), WIDTHS[0])
+        recognized(values, forms, right, mistakes, f"Your {name} is off for e = {e}, m = {m}. {off}", eq)
 
 
 # ---------------------------------------------------------------------------------------------------- 03.2: read_bits
@@ -63,7 +68,8 @@ def read_bits(answer: Any) -> None:
     for form, pattern in sorted(patterns, key=_normal_first):
         bits, wanted = f"{pattern:0{form.bits}b}", decode(form, pattern)
         got = float(call(answer, bits=bits, e=form.exponent, finite=False))
-        if got != wanted and not (math.isnan(got) and math.isnan(wanted)):
+        alike = got == wanted and math.copysign(1, got) == math.copysign(1, wanted)
+        if not alike and not (math.isnan(got) and math.isnan(wanted)):
             _name_the_misreading(got, wanted, form, pattern)
 
 
@@ -76,10 +82,13 @@ def _normal_first(one: tuple[NumberFormat, int]) -> tuple[int, ...]:
 def _name_the_misreading(got: float, wanted: float, form: NumberFormat, pattern: int) -> None:
     sign, exponent, mantissa = form.fields(pattern)
     part, shown = mantissa / 2**form.mantissa, f"{sign} {exponent:0{form.exponent}b} {mantissa:0{form.mantissa}b}"
-    expect(got != -wanted or wanted == 0, f"The sign of {shown} is turned round, or forgotten: 1 means minus.")
+    zeros = f"{shown} is one of two zeros: −0.0 has a sign of its own."
+    expect(wanted or got, zeros)
+    expect(got != -wanted, f"The sign of {shown} is turned round, or forgotten: 1 means minus.")
     special = f"{shown}: all exponent bits are 1, so it is no number any more. Infinity with a mantissa of 0, else NaN."
     expect(exponent != 2**form.exponent - 1, special)
     if exponent == 0:
+        expect(got, f"{shown} is subnormal, and not 0: what does its mantissa stand for?")
         hidden = f"{shown}: with all exponent bits 0 there is no hidden 1 in front of the mantissa."
         expect(abs(got) not in [2.0 ** (power - form.bias) * (1 + part) for power in (0, 1)], hidden)
         half = f"{shown}: half of it. Subnormal numbers share the exponent of the *smallest normal* ones."
@@ -104,9 +113,11 @@ def round_at_random(answer: Any) -> None:
         got, again = (call(answer, values=values, step=step, u=u, returns=torch.Tensor) for _ in range(2))
         _expect_no_bias(got, value, step)
         expect(torch.equal(got, again), "The same u, another result: u is all the randomness that you may use.")
+        other = call(answer, values=values, step=step, u=1 - u, returns=torch.Tensor)
+        expect(not torch.equal(got, other), "Another u, and the same result: u is the randomness that you have to use.")
     exact, u = torch.tensor([2.0, -3.0, 0.0]), torch.tensor([0.0, 0.999, 0.5])
     got = call(answer, values=exact, step=0.5, u=u, returns=torch.Tensor)
-    expect(got.tolist() == exact.tolist(), "A value that is a multiple already has to stay as it is.")
+    expect(got.tolist() == exact.tolist(), "A multiple has to stay as it is, also where u is 0.")
 
 
 def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
@@ -117,6 +128,10 @@ def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
     side = "below" if value < 0 else "above"
     fraction = value / step - math.floor(value / step)
     up = (got > value).float().mean().item()
+    expect(
+        0 < up < 1 or value > 0,
+        "All results are the same below zero. Truncation goes up there: what is the multiple below?",
+    )
     expect(0 < up < 1, f"All results are the same {side} zero: that is no stochastic rounding. Where does u come in?")
     coin = "Up or down like a fair coin: that is right only half-way between the two. How often up, close to the lower?"
     expect(abs(up - 0.5) > 0.02 or abs(fraction - 0.5) < 0.05, coin)
@@ -127,11 +142,13 @@ def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
 
 # --------------------------------------------------------------------------------------------------- 03.4: exact_step
 
-MANY, UNLIKE = [(256,)] * 24, [(3, 7), (1,), ()]  # shapes of weights
+MANY, UNLIKE = [(256,)] * 24, [(3, 7), (1,), (2, 1, 3)]  # shapes of weights
 BITS = (0x7F800000, -0x800000, -(2**31), 1, 0x3F7FFFFF, 0x4048F5C3, -0x7FFF8000, -0x40000001, 0x3F808000)
 EXTREMES = torch.tensor(BITS, dtype=torch.int32).view(torch.float32)  # infinite, −0, subnormal, with a carry
 WATCHED = {"leaf Variable that requires grad": "You copy into a weight while autograd watches: use torch.no_grad()."}
 JOIN_MISTAKES: Mistakes = {  # of the bits handed over and by how much their upper halves are off
+    "You convert a weight to an integer, and lose what is behind the point. Read its bits with `view`.":
+        lambda bits, off: not bool((bits & 0xFFFF).any()) and bool((off.abs() > 1).all()),
     "You hand over the weight without its rest, which is all that the step before has saved.":
         lambda bits, off: not bool((bits & 0xFFFF).any()),
     "Where a rest is negative the upper half is wrong: which bits does int32 add to a negative int16?":
@@ -175,6 +192,7 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
         todo += zip(masters, drawn, strict=True)
         for weight, gradient in zip(weights, drawn, strict=True):
             weight.grad = gradient.clone()
+        old = [weight.detach().clone() for weight in weights]
         with Tracker("cpu") as tracker:
             tracker.bind("parameters", [*weights, *rests, *masters, *drawn, *(weight.grad for weight in weights)])
             lists, before = ([*weights], [*rests]), [tensor.data_ptr() for tensor in (*weights, *rests)]
@@ -183,9 +201,16 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
         expect(not todo, "`update` is not called once for every weight.")
         moved = "A weight or a rest is a new tensor: write into the memory that it has."
         expect([tensor.data_ptr() for one in lists for tensor in one] == before, moved)
-        for weight, right in zip(weights, masters, strict=True):
-            upper, bits = weight.detach().view(torch.int16), right.view(torch.int32).long()
-            near = (upper == bits >> 16) | (upper == (bits + 0x8000) >> 16)
+        for weight, was, right in zip(weights, old, masters, strict=True):
+            (upper, at_first), bits = (one.detach().view(torch.int16) for one in (weight, was)), right.view(torch.int32)
+            cut, rounded = bits.long() >> 16, (bits.long() + 0x8000) >> 16
+            stays = torch.equal(upper, at_first) and bool(((at_first != cut) & (at_first != rounded)).any())
+            expect(
+                not stays, "A weight has not changed: `weight = …` is only a name. Write into the memory that it has."
+            )
+            number = bits.numel() > 1 and torch.equal(weight.detach(), cut.bfloat16())
+            expect(not number, "A weight holds its bits as a number. Write them through a view, as bits.")
+            near = (upper == cut) | (upper == rounded)
             expect(near.all(), "A weight is not its new master's upper half. Do you read the bits anew?")
         expect(any(rest.any() for rest in rests), "All rests are still 0 after a step: what bf16 cannot hold is lost.")
         expect(last.total == last["parameters"], "Something is left when the step is over. Weights and rests are all.")
@@ -208,10 +233,14 @@ STEP_MISTAKES: Mistakes = {  # conditions on the learner's steps and the right o
     "Large gradients are not clipped: norm 1 at most.": lambda got, right: got.large.norm > 1.01 * right.large.norm,
     "A step with infinite gradients changes the masters: look first.": lambda got, right: got.infinite.masters.any(),
     "Your function says that it took a step in which gradients were infinite.": lambda got, right: got.infinite.taken,
+    "One infinite gradient, and you step all the same: look at every number of every weight.":
+        lambda got, right: any(bool(one.taken or one.masters.any()) for one in (got.first_infinite, got.last_infinite)),
+    "A gradient is NaN, and you step all the same. Infinite is not all that a gradient can be.":
+        lambda got, right: got.partly_NaN.taken or got.partly_NaN.masters.any(),
     "Masters move, the fp16 weights do not: the next forward reads them.":
         lambda got, right: not got.small.weights.any(),
     "Gradients are left behind: weights and masters both have some.":
-        lambda got, right: got.small.left or got.infinite.left,
+        lambda got, right: any(one.left for one in vars(got).values()),
 }  # fmt: skip
 
 
@@ -230,27 +259,42 @@ def good_step(answer: Any) -> None:
     for message, holds in STEP_MISTAKES.items():
         expect(not holds(got, right), message)
     for name, one in vars(right).items():
-        off = f"Not yet: look at a step with {name} gradients. What moved, what is returned, what is left?"
+        what = name.replace("_", " ")
+        off = f"Not yet: look at a step with {what} gradients. What moved, what is returned, what is left?"
         mine = vars(got)[name]
-        expect(mine.taken == one.taken and same([mine.masters, mine.weights], [one.masters, one.weights], 1e-3), off)
+        steps = "Your function says that it took no step, and the optimizer has stepped: zeros are gradients, too."
+        expect(mine.steps == one.steps or mine.taken != one.taken, steps)
+        expect(mine.dtype == one.dtype, "The weights are in fp16 no more: copy the masters' numbers into them.")
+        moved = same([mine.masters], [one.masters], 1e-5) and same([mine.weights], [one.weights], 1e-3)
+        expect(mine.taken == one.taken and moved, off)
 
 
 def _in_every_situation(step: Callable[..., bool]) -> SimpleNamespace:
-    """The traces of `step` with small, tiny, large and infinite gradients."""
+    """The traces of `step` with small, tiny, large and infinite gradients, and with a single one that is not finite."""
     sizes = {"small": 0.03, "tiny": 2.0**-27, "large": 1.5, "infinite": 100.0}
-    return SimpleNamespace(**{name: _left(step, size) for name, size in sizes.items()})
+    found = {name: _left(step, size) for name, size in sizes.items()}
+    for name, odd in {"first_infinite": (0, 1e4), "last_infinite": (3, 1e4), "partly_NaN": (2, math.nan)}.items():
+        found[name] = _left(step, 0.03, *odd)
+    return SimpleNamespace(**found)
 
 
-def _left(step: Callable[..., bool], size: float) -> SimpleNamespace:
-    """Take a step on two fp16 weights of two numbers each, whose true gradients are `size` · (1, 2, 3, 4)."""
+def _left(step: Callable[..., bool], size: float, place: int = 0, factor: float = 1.0) -> SimpleNamespace:
+    """Take a step on two fp16 weights of two numbers each, whose true gradients are `size` · (1, 2, 3, 4).
+
+    The one at `place` is that times `factor`.
+    """
     weights: list[torch.Tensor] = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float16)) for _ in range(2)]
     masters: list[torch.Tensor] = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     optimizer = torch.optim.SGD(masters, lr=0.5)
-    loss = (torch.cat(weights).float() * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum() * size
+    slopes, steps = torch.tensor([1.0, 2.0, 3.0, 4.0]), list[int]()
+    slopes[place] *= factor
+    loss = (torch.cat(weights).float() * slopes).sum() * size
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
     taken = step(weights, masters, optimizer, loss, SCALE)
     moved, copied = (torch.cat(tensors).detach().float() for tensors in (masters, weights))
     left = any(one.grad is not None and bool(one.grad.any()) for one in (*weights, *masters))
-    return SimpleNamespace(masters=moved, weights=copied, taken=taken, left=left, norm=moved.norm().item())
+    norm, dtype = moved.norm().item(), weights[0].dtype
+    return SimpleNamespace(masters=moved, weights=copied, taken=taken, left=left, norm=norm, steps=steps, dtype=dtype)
 
 
 def _right_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
@@ -277,6 +321,7 @@ CHOICES: tuple[tuple[str, TrainingRun], ...] = (
     ("T4-16GB", _XL), ("T4-16GB", TrainingRun("gpt2-medium", 8, 1024, recompute="full")),
     ("T4-16GB", TrainingRun("gpt2-medium", 4, 1024, attention="eager")), ("H100-80GB", _XL.replace(micro_batch=32)),
     ("RTX4080-16GB", TrainingRun("llama3-8b", 1, 1024, recompute="full")),
+    ("A100-40GB", TrainingRun("gpt2-large", 6, 1024, attention="eager")),
 )  # fmt: skip
 
 
@@ -288,9 +333,10 @@ def _ranks(card: str) -> list[list[str]]:
 
 def _choose(
     card: str, run: TrainingRun, pick: Callable[..., str] = min,
-    ranks: Callable[[str], Sequence[Sequence[str]]] = _ranks,
+    ranks: Callable[[str], Sequence[Sequence[str]]] = _ranks, attention: str = "",
 ) -> str:  # fmt: skip
     """The pick from the first rank in which anything fits, "" if nothing does."""
+    run = run.replace(attention=attention) if attention and gpu(card).has_bf16 else run
     for names in ranks(card):
         peaks = {name: _peak(card, run, name) for name in names}
         fitting = {name: peak for name, peak in peaks.items() if peak <= gpu(card).memory}
@@ -310,6 +356,9 @@ CHOICE_MISTAKES: Mistakes = {
         partial(_choose, ranks=lambda card: [[n for rank in _ranks(card) for n in rank]]),
     "You take autocast wherever it fits: the lower peak wins.":
         partial(_choose, pick=lambda peaks, key: next(iter(peaks))),
+    "On cards with bf16, the run keeps its own kernel of attention.": partial(_choose, attention="efficient"),
+    "The run may ask for another kernel of attention than flash.": partial(_choose, attention="flash"),
+    "Of the first rank, the lower peak wins.": partial(_choose, pick=max),
     "You give up after the first rank: see what fits next.": partial(_choose, ranks=lambda card: _ranks(card)[:1]),
 }  # fmt: skip
 
@@ -323,5 +372,5 @@ def choose_precision(answer: Any) -> None:
         known = any(name in rank for rank in ([""], *_ranks(card)))
         expect(known, f"{name!r} is not among the precisions to choose from for {card}.")
         expect(not name or _peak(card, run, name) <= gpu(card).memory, f"{name!r} does not fit {card} for {run}.")
-    otherwise = "There is a better choice by the order of preference, with the kernel of attention that the card has."
+    otherwise = "There is a better choice by the order of preference. What fits is measured by `gpu(card).memory`."
     recognized(got, CHOICES, _choose, CHOICE_MISTAKES, otherwise, eq)
