@@ -16,12 +16,15 @@ from course_utils.lessons.calculators.errata import ERRATA
 def moments(
     steps: int = 2, without: bool = True, reset: str = "first", early: bool = False, zero: bool = True,
     drop: bool = True, hold: bool = False, late: bool = False, after: bool = False, counter: str = "memory_allocated",
-    unit: float = 1,
+    unit: float = 1, targets: bool = False,
 ) -> Any:  # fmt: skip
     """A referee, with one habit of its own."""
+    lasting: dict[str, Any] = {}
 
     def answer(make_model: Any, make_batch: Any) -> dict[str, float]:
         now = getattr(torch.cuda, counter)
+        if reset == "once":
+            torch.cuda.reset_peak_memory_stats()
         base = now() if without else 0
         model = make_model()
         base = now() if after else base
@@ -31,13 +34,14 @@ def moments(
             if reset == "first":
                 torch.cuda.reset_peak_memory_stats()
             found["begin"] = now()
-            inputs, targets = make_batch()
+            inputs, wanted = make_batch()
+            lasting.update(targets=wanted) if targets else None
             if reset == "late":
                 torch.cuda.reset_peak_memory_stats()
             if late:
                 found["begin"] = now()
             out = model(inputs)
-            loss = F.cross_entropy(out, targets)
+            loss = F.cross_entropy(out, wanted)
             if not hold:
                 del out
             found["forward"] = now()
@@ -50,8 +54,9 @@ def moments(
             if not early:
                 found["peak"] = torch.cuda.max_memory_allocated()
             if drop:
-                del inputs, targets, loss
+                del inputs, wanted, loss
                 out = None
+        lasting.clear()
         return {name: unit * (size - base) for name, size in found.items()}
 
     return answer
@@ -79,6 +84,36 @@ def with_a_function(make_model: Any, make_batch: Any) -> dict[str, int]:
     return dict(zip(("begin", "forward", "backward", "peak"), (size - before for size in sizes), strict=True))
 
 
+def forgets_the_batch(make_model: Any, make_batch: Any) -> dict[str, int]:
+    """Makes the batch in a function that forgets it."""
+    before, found = torch.cuda.memory_allocated(), {}
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def forward() -> Any:
+        inputs, targets = make_batch()
+        return F.cross_entropy(model(inputs), targets)
+
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        found["begin"] = torch.cuda.memory_allocated()
+        loss = forward()
+        found["forward"] = torch.cuda.memory_allocated()
+        loss.backward()
+        found["backward"] = torch.cuda.memory_allocated()
+        optimizer.step()
+        optimizer.zero_grad()
+        found["peak"] = torch.cuda.max_memory_allocated()
+        del loss
+    return {moment: size - before for moment, size in found.items()}
+
+
+def peak_with_base(make_model: Any, make_batch: Any) -> dict[str, float]:
+    before = torch.cuda.memory_allocated()
+    found = moments()(make_model, make_batch)
+    return found | {"peak": found["peak"] + before}
+
+
 REFEREE = Answers(
     right=[moments(), moments(steps=4), with_a_function],
     wrong=[
@@ -88,6 +123,10 @@ REFEREE = Answers(
         (moments(early=True), "The optimizer's step has temporaries, too"),
         (moments(late=True), "Which of your variables hold a tensor then?"),
         (moments(after=True), "'begin' is too little"),
+        (moments(reset="once"), "With a model whose making takes more"),
+        (moments(targets=True), "Which of your variables hold a tensor then?"),
+        (forgets_the_batch, "The batch is gone by then"),
+        (peak_with_base, "Your peak counts what was on the GPU before"),
         (moments(reset="late"), "Before which lines do you read and reset"),
         (moments(zero=False), "Gradients are still there"),
         (moments(hold=True), "Which of your variables hold a tensor then?"),
@@ -123,6 +162,19 @@ class OneBias(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.shift(self.frozen(x))
+
+
+class Discards(nn.Module):
+    """Layers that compute for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.last = nn.ModuleList(nn.Linear(512, 512) for _ in range(8)), nn.Linear(512, 512)
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            layer(x)
+        return self.last(x)
 
 
 def deep(layers: int = 32, h: int = 512, rows: int = 1024) -> Any:
@@ -161,8 +213,9 @@ BREAKS = Answers(
         (broken(batch=lambda: nn.Linear(4096, 4096)), "where a tuple is asked for"),
         (broken(layers=lambda: (torch.randn(512, 512), nn.Linear(512, 512))), "should return a pair"),
         (broken(layers=lambda: (Shift(1024), torch.randn(1024, 1024))), "x and the output are kept in any case"),
-        (broken(layers=lambda: deep(6)), "Which operation with a parameter keeps nothing?"),
-        (broken(layers=lambda: (nn.LayerNorm(1024), torch.randn(1024, 1024))), "Which operation with a parameter"),
+        (broken(layers=lambda: deep(6)), "Which bytes are kept once, or not at all"),
+        (broken(layers=lambda: (nn.LayerNorm(1024), torch.randn(1024, 1024))), "although a layer reads them?"),
+        (broken(layers=lambda: (Discards(), torch.randn(512, 512))), "gets no gradient. Use it, or freeze it"),
         (broken(layers=lambda: (nn.Sequential(nn.ReLU(), nn.GELU()), torch.randn(512, 512).requires_grad_())),
          "layers: no parameter of your model learns"),
         (broken(gradients=lambda: deep(4, 512, 512)), "the optimizer has its turn"),
@@ -176,11 +229,11 @@ BREAKS = Answers(
 
 
 def tensor_by_tensor(h: int, kv: int, ffn: int, a: int) -> int:
-    fp32, bf16 = [h, 1, h, 1, a], [h] * 7 + [kv, kv] + [ffn] * 4
+    fp32, bf16 = [h, 1, h, 1, a], [h] * 4 + [kv, kv] + [ffn] * 4
     return 4 * sum(fp32) + 2 * sum(bf16)
 
 
-def tally(norm: int = 4, statistic: int = 4, copies: int = 5, wide: bool = False, kernel: int = 4) -> Any:
+def tally(norm: int = 4, statistic: int = 4, copies: int = 2, wide: bool = False, kernel: int = 4) -> Any:
     """The list, bullet by bullet, with something else for one of them."""
 
     def answer(h: int, kv: int, ffn: int, a: int) -> int:
@@ -191,22 +244,29 @@ def tally(norm: int = 4, statistic: int = 4, copies: int = 5, wide: bool = False
 
 
 BYTES_A_TOKEN = Answers(
-    right=[tally(), tensor_by_tensor, lambda h, kv, ffn, a: 2.0 * (11 * h + 2 * kv + 4 * ffn + 2 * a + 4)],
+    right=[tally(), tensor_by_tensor, lambda h, kv, ffn, a: 2.0 * (8 * h + 2 * kv + 4 * ffn + 2 * a + 4)],
     wrong=[
-        (tally(copies=0), "right for a pure 16-bit recipe"),
-        (tally(copies=2), "Each matrix makes its own"),
-        (tally(norm=2), "The residual stream is fp32"),
+        (tally(copies=0), "4·h are missing"),
+        (tally(copies=5), "That is the lesson's 22·h"),
+        (tally(copies=1), "2·h are missing"),
+        (tally(norm=2), "4·h are missing"),
+        (
+            lambda h, kv, ffn, a: tally(copies=0)(h, kv, ffn, a) + 2 * (h + 2 * kv) + 4 * ffn,
+            "as wide as the matrix's input",
+        ),
+        (lambda h, kv, ffn, a: tally()(h, kv, ffn, a) - 2 * ffn, "The part with ffn is off"),
+        (lambda h, kv, ffn, a: tally()(h, kv, ffn, a) + 16, "The part without a letter is off"),
         (tally(wide=True), "Grouped queries make them kv numbers"),
         (tally(statistic=0), "The norms' statistics are missing"),
         (tally(kernel=0), "number for each head is missing"),
-        (lambda h, kv, ffn, a: 2 * (h + 1) + 5 * h + 2 * (h + kv) + a + 4 * ffn, "Those are elements"),
-        (lambda h, kv, ffn, a: 34 * h, "what is left has h in it"),
+        (lambda h, kv, ffn, a: 2 * (h + 1) + 2 * h + 2 * (h + kv) + a + 4 * ffn, "Those are elements"),
+        (lambda h, kv, ffn, a: 34 * h, "The part with h is off"),
         (lambda h, kv, ffn, a: 8 * tally()(h, kv, ffn, a), "8 times too much"),
     ],
 )
 
 NUMBERS = count()
-GOOD = {"claim": "A GiB is 10⁹ bytes", "source": "my notes of lesson 0", "said": 1e9, "evidence": lambda: 2**30,
+GOOD = {"claim": "A GiB is 10⁹ bytes", "source": "my notes, May 2026", "said": 1e9, "evidence": lambda: 2**30,
         "lesson": 1}  # fmt: skip
 
 
@@ -224,11 +284,13 @@ ERRATUM = Answers(
         (with_changes(said=2**30), "Then the claim holds"),
         (with_changes(evidence=lambda: 0), "comes to 0"),
         (with_changes(evidence=lambda: next(NUMBERS)), "another number each time"),
-        (with_changes(evidence=2**30), "without parentheses"),
+        (with_changes(evidence=2**30), "evidence is no function"),
         (with_changes(said="1 GB"), "said is a text"),
         (with_changes(claim="A GiB is a GB"), "has no number in it"),
         (with_changes(claim=ERRATA[0].claim), "on the course's list already"),
-        (with_changes(source="somewhere"), "a little more of the source"),
+        (with_changes(source="my notes"), "Say more of the source"),
+        (with_changes(evidence=lambda: 1.0), "in another unit"),
+        (with_changes(evidence=lambda: 1 / 0), "evidence: Called with no arguments"),
         (with_changes(lesson=15), "lessons 1 to 14"),
         (with_changes(lesson=0), "lessons 1 to 14"),
         (with_changes(source="left out", lesson="left out"), "has no 'source' and no 'lesson'"),

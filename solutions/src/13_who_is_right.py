@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 65
+#     minutes: 74
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 13 · Who is right?
 #
-# **65 minutes** for all four; each one says its own. You should know what [lesson
+# **74 minutes** for all four; each one says its own. You should know what [lesson
 # 13](../notebooks/13_who_is_right.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -28,7 +28,7 @@ from course_utils.lessons.calculators import checks as check
 
 # %% [markdown]
 # ## 1 · Let it run
-# **Difficulty** ●●●○○ · **20 minutes** · **Trains** deciding a claim about bytes by a script of your own
+# **Difficulty** ●●●○○ · **22 minutes** · **Trains** deciding a claim about bytes by a script of your own
 #
 # “A linear layer of 2,048 × 2,048, 8 tokens, fp32, AdamW? Weights, gradients, two states: 16 bytes per parameter.” Is
 # that the peak? Guess. Then write the referee. It trains for a few steps and returns bytes at four moments of a step
@@ -38,16 +38,17 @@ from course_utils.lessons.calculators import checks as check
 # |---|---|
 # | `"begin"` | before the batch is made |
 # | `"forward"` | the loss is there |
-# | `"backward"` | backward is through |
+# | `"backward"` | after `loss.backward()`, before the optimizer's step |
 # | `"peak"` | the most at any moment of the step |
 #
 # `make_model()` returns a module on the GPU, `make_batch()` a pair `(inputs, targets)` there. A step makes a batch,
 # computes `F.cross_entropy(model(inputs), targets)`, goes backward, steps `torch.optim.AdamW(model.parameters())`, and
-# calls `zero_grad()`. Nothing of a step may live on into the next but the model and the optimizer.
+# calls `zero_grad()`. The batch and the loss keep their names until the step is over; the model's output has none.
+# Nothing of a step may live on into the next but the model and the optimizer.
 #
-# Other things may be on the GPU when your function is called, and more was there before. They do not count. Read
-# `torch.cuda.memory_allocated()` and `torch.cuda.max_memory_allocated()`, which keeps the most since
-# `torch.cuda.reset_peak_memory_stats()`. The check calls your function inside `with on_gpu():`.
+# Other tensors may be on the GPU when your function is called, and the peak counter may still hold an older, higher
+# peak. Neither counts. Read `torch.cuda.memory_allocated()` and `torch.cuda.max_memory_allocated()`, which keeps the
+# most since `torch.cuda.reset_peak_memory_stats()`. The check calls your function inside `with on_gpu():`.
 
 
 # %%
@@ -117,20 +118,21 @@ with on_gpu():
 
 # %% [markdown]
 # ## 2 · Find where it breaks
-# **Difficulty** ●●●●○ · **20 minutes** · **Trains** knowing what a rule was made for
+# **Difficulty** ●●●●○ · **25 minutes** · **Trains** knowing what a rule was made for
 #
 # Here are three rules that people use. Each holds for many models. Find one for each that breaks it:
 #
-# - `"batch"`: *twice the batch, nearly twice the memory.* Broken if with `torch.cat([x, x])` for x the peak is at most
-#   1.2 times as high.
-# - `"layers"`: *each layer keeps its input.* Broken if forward keeps, with x and what the loss needs, at most half of
-#   the bytes that the modules with parameters read.
+# - `"batch"`: *twice the batch, nearly twice the memory.* Broken if with `torch.cat([x, x])` in place of x the peak is
+#   at most 1.2 times as high.
+# - `"layers"`: *each layer keeps its input.* Add up the inputs of all modules that own a parameter. Broken if all that
+#   is there for backward when forward ends, x and the loss's tensors included, is at most half of that sum.
 # - `"gradients"`: *at the peak, activations and all gradients are there.* Broken if the peak is above the end of
-#   forward by less than half of the gradients' bytes. These must be more than a tenth of what forward keeps.
+#   forward by less than half of the gradients' bytes. The gradients must be more than a tenth of what forward keeps.
 #
 # Return a dictionary: for each key a *function* without arguments that returns a pair, an `nn.Module` (yours or one of
 # `nn`) and its input x of at least 1 MB. The check moves both to the GPU, takes two steps on
-# `model(x).square().mean()` with AdamW in fp32, and looks at the second. `mlp` breaks no rule. For two of the three it
+# `model(x).square().mean()` with AdamW in fp32, and looks at the second. Every parameter learns, or is frozen. `mlp`
+# breaks no rule. For two of the three it
 # is enough to turn its numbers.
 
 
@@ -144,9 +146,10 @@ def look(make):
     """What the three rules say of a model."""
     with on_gpu():
         step, double = check.second_step(make, "model"), check.second_step(make, "model", times=2)
-    print(f"batch: twice of it takes {double.peak / step.peak:.2f} times the memory")
-    print(f"layers: forward keeps {step.kept / step.inputs:.2f} bytes for each that they read")
-    print(f"gradients: the peak is {step.above:.2f} times their bytes above the end of forward")
+    print(f"batch: twice of it takes {double.peak / step.peak:.2f} times the memory (broken: at most 1.2)")
+    print(f"layers: forward keeps {step.kept / step.inputs:.2f} bytes for each that they read (broken: at most 0.5)")
+    print(f"gradients: the peak is {step.above:.2f} times their bytes above the end of forward (broken: below 0.5)")
+    print(f"           and they are {step.gradients / step.kept:.2f} of what forward keeps (needed: over 0.1)")
 
 
 look(mlp)
@@ -211,25 +214,27 @@ for rule, make in breaks().items():
 
 # %% [markdown]
 # ## 3 · The term in letters
-# **Difficulty** ●●●●○ · **15 minutes** · **Trains** deriving the term that every formula lacks
+# **Difficulty** ●●●●○ · **12 minutes** · **Trains** deriving the term that every formula lacks
 #
-# Bf16 autocast, flash attention, a Llama without dropout. How many bytes does one block keep for its backward pass, for
-# **one token**? Leave rounding and the random state aside. Under autocast:
+# Bf16 autocast, flash attention, no dropout. The lesson has a Llama's block: s·b·(22·h + 4·kv + 8·ffn + 4·a + 8).
+# Inference engines lay matrices that read the same input into one: `qkv`, and `gate_up`. Train such a block. How many
+# bytes does it keep for its backward pass, for **one token**? Leave rounding and the random state aside. Under
+# autocast:
 #
-# - the residual stream is fp32: the inputs of both norms are kept in fp32, with one fp32 statistic a token each;
-# - each matrix whose input is fp32 keeps a 16-bit copy of it *of its own*: q, k, v, gate and up;
-# - attention keeps q, k and v as the kernel sees them (k and v of kv numbers, each), its output, and one fp32 number a
-#   head;
+# - the residual stream is fp32: the inputs of both norms are kept in fp32, with one fp32 statistic per token each;
+# - each *matrix* whose input is fp32 makes a 16-bit copy of that input, and keeps it;
+# - attention keeps q, k and v as the kernel sees them (k and v of kv numbers, each) and its output, all in 16 bits, and
+#   one fp32 number per head;
 # - the matrix after attention reads the kernel's output itself, which is 16-bit already: nothing is kept twice;
-# - SwiGLU keeps four tensors of width ffn.
+# - SwiGLU keeps four 16-bit tensors of width ffn. The gate and up are slices of one tensor, as q, k and v are.
 
 
 # %%
 def bytes_a_token(h: int, kv: int, ffn: int, a: int) -> int:
-    """Bytes that a Llama's block keeps for one token under bf16 autocast with a flash kernel."""
+    """Bytes that a block with fused matrices keeps for one token under bf16 autocast with a flash kernel."""
     ### BEGIN SOLUTION Return a whole number of bytes.
     norms = 2 * (4 * h + 4)
-    copies = 5 * 2 * h
+    copies = 2 * 2 * h  # qkv has one, and gate_up
     attention = 2 * h + 2 * kv + 2 * kv + 2 * h + 4 * a
     mlp = 4 * 2 * ffn
     return norms + copies + attention + mlp
@@ -247,42 +252,45 @@ check.bytes_a_token(bytes_a_token)
 # </details>
 # <details><summary>Hint 2: the copies</summary>
 #
-# q, k and v read the same fp32 tensor, and still each makes its own copy: autocast remembers copies of *weights*, not
-# of activations. gate and up do the same.
+# In the lesson's block q, k and v read the same fp32 tensor, and still each makes its own copy: autocast remembers
+# copies of *weights*, not of activations. How many matrices read a norm's output here?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Count widths: h appears in two norms, five copies, q and the output; kv in k and v; ffn in four tensors; a once.
+# Count widths: h appears in two norms, in the copies, in q and in the output; kv in k and v; ffn in four tensors; a
+# once.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# 22·h + 4·kv + 8·ffn + 4·a + 8. In a pure 16-bit recipe it would be 12·h in the place of 22·h: autocast keeps *more*
-# activations than 16-bit weights do, which no calculator of the nine says.
+# 16·h + 4·kv + 8·ffn + 4·a + 8, and the lesson's block has 22·h: three copies fewer, for the same arithmetic. In a pure
+# 16-bit recipe it would be 12·h for both blocks: autocast keeps *more* activations than 16-bit weights do, which no
+# calculator of the nine says. Nor does any of them ask how the matrices are laid out.
 
 # %% tags=["solution"]
 llama = TrainingRun("llama3.1-8b", micro_batch=2, seq_len=8192).model
 kept = bytes_a_token(llama.hidden, llama.kv, llama.ffn, llama.heads)
-print(f"Llama 3.1 8B: {kept:,} bytes a token and block; GPT's 34·h would be {34 * llama.hidden:,}")
+print(f"Llama 3.1 8B, fused: {kept:,} bytes per token and block; unfused {kept + 6 * llama.hidden:,}")
 
 # %% [markdown]
 # ## 4 · Your own erratum
-# **Difficulty** ●●●●● · **10 minutes, or an evening** · **Trains** being wrong in public, and mending it
+# **Difficulty** ●●●●● · **15 minutes, or an evening** · **Trains** being wrong in public, and correcting it
 #
 # Find a number about the memory of training that does not hold: in a blog, a README, a lecture, or your own notes. (Not
 # one of this course's list.) Return a dictionary:
 #
 # | key | what |
 # |---|---|
-# | `claim` | the claim in a sentence, with its number |
-# | `source` | where it stands, and when you read it |
+# | `claim` | the claim in a sentence, with its number in digits |
+# | `source` | where you read it, and when (with the year) |
 # | `said` | the number claimed |
-# | `evidence` | a function without arguments that computes the right number |
+# | `evidence` | a function without arguments that computes the right number, in the unit of `said` |
 # | `lesson` | which lesson explains it, 1 to 14 |
 #
-# The check runs your evidence. It cannot know whether you quote the source fairly: that is up to you.
+# The check runs your evidence. It cannot know whether you quote the source fairly: that is up to you. Nothing found?
+# Look into your own notes of lesson 01, or at the guesses that you locked: some of them were wrong, too.
 
 
 # %%
@@ -318,9 +326,9 @@ check.erratum(erratum)
 # in the unit of the claim.
 #
 # </details>
-# <details><summary>Hint 3: nothing found?</summary>
+# <details><summary>Hint 3: almost there</summary>
 #
-# Look into your own notes of lesson 01, or at the guesses that you locked: some of them were wrong, too.
+# Divide what is right by what was said. Is it about 1,000, or a million? Then only the unit is another.
 #
 # </details>
 

@@ -1,5 +1,7 @@
 """Checks of the exercises of lesson 13, "Who is right?": each names the misconception, never the answer."""
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
@@ -9,8 +11,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils.interactive.feedback import Mistakes, call, entries, exercise, expect, of_kind, recognized, unit_slip
+from course_utils.interactive.feedback import (
+    CheckFailed,
+    Mistakes,
+    alike,
+    call,
+    entries,
+    exercise,
+    expect,
+    fail,
+    of_kind,
+    recognized,
+    unit_slip,
+)
 from course_utils.measuring.on_gpu import on_new_gpu
+from course_utils.units import UNITS
 
 from .errata import ERRATA
 
@@ -29,11 +44,18 @@ def _mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).to("cuda")
 
 
+def _with_scratch() -> nn.Module:
+    torch.empty(2**28, dtype=torch.uint8, device="cuda")  # gone at once
+    return _mlp()
+
+
 TRAININGS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, torch.Tensor]]]] = {
     "a wide layer, 8 tokens": (partial(nn.Linear, 2048, 2048, device="cuda"), partial(_batch, 8, 2048, 2048)),
     "a small MLP, 4,096 tokens": (_mlp, partial(_batch, 4096, 256, 256)),
     "a large vocabulary": (partial(nn.Linear, 64, 32_000, device="cuda"), partial(_batch, 512, 64, 32_000)),
     "a batch chosen from a large table": (_mlp, partial(_batch, 64, 256, 256, of=200)),
+    "a model whose making takes more than its training": (_with_scratch, partial(_batch, 64, 256, 256)),
+    "few classes and many tokens": (partial(nn.Linear, 8, 4, device="cuda"), partial(_batch, 2**18, 8, 4)),
 }
 
 
@@ -80,6 +102,8 @@ REFEREE_MISTAKES: Mistakes = {
     "That is the first step, which begins without Adam's states. Later ones are different.": lambda one: one.first,
     "You also count what was on the GPU before your function was called.":
         lambda one: [size + one.base for size in one.later],
+    "Your peak counts what was on the GPU before your function was called.":
+        lambda one: [*one.later[:3], one.later[3] + one.base],
     "The peak is one from before the step: the counter keeps the most until it is reset.":
         lambda one: [*one.later[:3], one.most - one.base],
     "Your peak is as high as it was when backward was through. The optimizer's step has temporaries, too.":
@@ -119,9 +143,14 @@ def referee(answer: Any) -> None:
         expect(not stay, "Gradients are still there when the next step begins.")
         for name, reading, right in zip(MOMENTS, mine, one.later, strict=True):
             more = "more than there is. Which of your variables hold a tensor then?"
-            off = more if reading > right else "too little. Before which lines do you read and reset the counters?"
+            off = more if reading > right else FEW[name == "backward" and alike(mine[:2], one.later[:2], 0.02)]
             expect(abs(reading - right) <= 0.02 * one.later[3], f"With {what}, {name!r} is {off}")
 
+
+FEW = (
+    "too little. Before which lines do you read and reset the counters?",
+    "too little. The batch is gone by then: it and the loss keep their names until the step is over.",
+)
 
 # ------------------------------------------------------------------------------------------------------- 13.2: breaks
 
@@ -160,7 +189,9 @@ def second_step(make: Any, name: str, times: int = 1) -> Step:
         expect(loss.requires_grad, f"{name}: no gradient can flow from your model's output.")
         kept = torch.cuda.memory_allocated() - begin
         loss.backward()
-        gradients = sum(weight.grad.nbytes for weight in model.parameters() if weight.grad is not None)
+        idle = any(weight.grad is None for weight in learning)
+        expect(not idle, f"{name}: a parameter that should learn gets no gradient. Use it, or freeze it.")
+        gradients = sum(weight.grad.nbytes for weight in learning if weight.grad is not None)
         optimizer.step()
         optimizer.zero_grad()
     peak = torch.cuda.max_memory_allocated()
@@ -177,8 +208,9 @@ def breaks(answer: Any) -> None:
         more = second_step(made["batch"], "batch", times=2).peak / once.peak
     expect(more <= 1.2, f"batch: twice the batch takes {more:.2f} times the memory. What does not grow with it?")
     part = layers.kept / max(1, layers.inputs)
-    expect(part <= 0.5, f"layers: forward keeps {part:.2f} bytes for each that its layers read. Which operation with a "
-           "parameter keeps nothing? And x and the output are kept in any case.")  # fmt: skip
+    kept = f"layers: forward keeps {part:.2f} bytes for each that its layers read."
+    expect(part <= 0.5, f"{kept} Which bytes are kept once, or not at all, although a layer reads them? And x and the "
+           "output are kept in any case.")  # fmt: skip
     few = "gradients: yours are so few that nobody would miss them. Take more parameters, or less input."
     expect(one.gradients > one.kept / 10, few)
     expect(one.above < 0.5, f"gradients: the peak is {one.above:.2f} times their bytes above the end of forward. In "
@@ -190,7 +222,10 @@ def breaks(answer: Any) -> None:
 TOKEN_CASES = ((4096, 1024, 14336, 32), (2048, 512, 8192, 32), (3584, 512, 18944, 28), (1000, 1000, 2700, 10))
 
 
-def _token(h: int = 22, kv: int = 4, ffn: int = 8, a: int = 4, one: int = 8) -> Callable[[int, int, int, int], int]:
+LETTERS = ("h", "kv", "ffn", "a")
+
+
+def _token(h: int = 16, kv: int = 4, ffn: int = 8, a: int = 4, one: int = 8) -> Callable[[int, int, int, int], int]:
     """An answer: so many bytes for each of h, kv, ffn and a, and so many more."""
     return lambda *sizes: one + sum(size * each for size, each in zip(sizes, (h, kv, ffn, a), strict=True))
 
@@ -198,13 +233,14 @@ def _token(h: int = 22, kv: int = 4, ffn: int = 8, a: int = 4, one: int = 8) -> 
 token_right = _token()
 
 TOKEN_MISTAKES: Mistakes = {
-    "That is 12·h, right for a pure 16-bit recipe. Under autocast five matrices keep a copy, too.": _token(h=12),
-    "One copy for q, k and v together, one for gate and up? Each matrix makes its own.": _token(h=16),
-    "Your norms keep their input in 16 bits. The residual stream is fp32.": _token(h=18),
-    "Your keys and values are as wide as the queries. Grouped queries make them kv numbers.": _token(h=26, kv=0),
+    "That is the lesson's 22·h, where five matrices have a copy. How many read a norm's output here?": _token(h=22),
+    "4·h are missing. The norms' inputs are fp32, and each of two matrices makes a 16-bit copy.": _token(h=12),
+    "2·h are missing: queries, or attention's output?": _token(h=14),
+    "A copy is as wide as the matrix's input, not as its output.": _token(h=14, kv=8, ffn=12),
+    "Your keys and values are as wide as the queries. Grouped queries make them kv numbers.": _token(h=20, kv=0),
     "The norms' statistics are missing: one fp32 number a token for each of two.": _token(one=0),
     "The flash kernel's fp32 number for each head is missing.": _token(a=0),
-    "Those are elements. Which tensors have 2 bytes, which 4 for each?": _token(h=9, kv=2, ffn=4, a=1, one=2),
+    "Those are elements. Which tensors have 2 bytes, which 4 for each?": _token(h=6, kv=2, ffn=4, a=1, one=2),
 }
 
 
@@ -212,10 +248,19 @@ TOKEN_MISTAKES: Mistakes = {
 def bytes_a_token(answer: Any) -> None:
     """`answer(h, kv, ffn, a)` is what a Llama's block keeps for one token under autocast."""
     got = [call(answer, *case) for case in TOKEN_CASES]
-    slip = unit_slip(got[0], token_right(*TOKEN_CASES[0]))
-    expect(slip is None, f"Your bytes are {slip}")
-    otherwise = "The bytes are off. Call your function with kv, ffn and a of 0: what is left has h in it, and is even."
-    recognized(got, TOKEN_CASES, token_right, TOKEN_MISTAKES, otherwise)
+    if not recognized(got, TOKEN_CASES, token_right, TOKEN_MISTAKES):
+        slip = unit_slip(got[0], token_right(*TOKEN_CASES[0]))
+        fail(f"Your bytes are {slip}" if slip else _letter_off(answer))
+
+
+def _letter_off(answer: Any) -> str:
+    """Which letter has another part in a learner's sum than it should have: the sum is linear in each."""
+    first = TOKEN_CASES[0]
+    for place, letter in enumerate(LETTERS):
+        more = tuple(size + 64 * (other == place) for other, size in enumerate(first))
+        if call(answer, *more) - call(answer, *first) != token_right(*more) - token_right(*first):
+            return f"The part with {letter} is off: how many tensors of that width are there, and in which format?"
+    return "The part without a letter is off: what is there once for each token?"
 
 
 # ------------------------------------------------------------------------------------------------------- 13.4: erratum
@@ -228,11 +273,20 @@ def erratum(answer: Any) -> None:
     claim = of_kind(got["claim"], str, "The claim is")
     source = of_kind(got["source"], str, "The source is")
     said, lesson = of_kind(got["said"], Real, "said is"), of_kind(got["lesson"], int, "lesson is")
-    expect(any(letter.isdigit() for letter in claim), "The claim has no number in it: what exactly was claimed?")
-    expect(len(source.split()) >= 2, "Say a little more of the source: where does the claim stand, and when was that?")
+    words = "The claim has no number in it. Write it in digits, also where the source has a word: half is 50 %."
+    expect(any(letter.isdigit() for letter in claim), words)
+    more = "Say more of the source: where does the claim stand, and in which year did you read it?"
+    expect(len(source.split()) >= 2 and re.search(r"\b(19|20)\d\d\b", source), more)
     expect(claim not in [one.claim for one in ERRATA], "That one is on the course's list already. Find your own.")
     expect(1 <= lesson <= 14, "There are lessons 1 to 14.")
-    first, second = call(got["evidence"]), call(got["evidence"])
+    expect(callable(got["evidence"]), "evidence is no function: hand over one that computes the number.")
+    try:
+        first, second = call(got["evidence"]), call(got["evidence"])
+    except CheckFailed as problem:
+        raise CheckFailed(f"evidence: {problem}") from problem
     expect(first == second, "Your evidence gives another number each time. Fix what is random in it.")
     expect(first != 0, "Your evidence comes to 0: is that really the number in question?")
     expect(abs(said / first - 1) > 0.005, "Your evidence gives what was said, to half a percent. Then the claim holds.")
+    slips = [factor for size in UNITS.values() if size > 1 for factor in (size, 1 / size)]
+    unit = any(math.isclose(first / said, factor, rel_tol=0.005) for factor in slips)
+    expect(not unit, "Your evidence gives what was said, in another unit. Compute it in the claim's own: does it hold?")
