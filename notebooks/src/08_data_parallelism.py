@@ -295,7 +295,8 @@ from course_utils.lessons.data_parallelism.widget import ring_player
 ring_player([rank["held"] for rank in found], step=3)
 
 # %% [markdown]
-# With a server, or naively, the busiest rank sends more with every rank. The ring stays below 2·S:
+# Naively, each rank sends more with every rank that joins, and a server's link carries still more. The ring stays
+# below 2·S:
 
 # %%
 from course_utils.estimating.sharding import all_reduce_bytes
@@ -303,7 +304,7 @@ from course_utils.estimating.sharding import all_reduce_bytes
 gradient_size = 4 * xl.model.parameters
 for D in (2, 8, 64):
     naive, ring_sends = (D - 1) * gradient_size, all_reduce_bytes(gradient_size, D)
-    print(f"GPT-2 XL's fp32 gradients on {D:2d} ranks: server or naive {format_bytes(naive, 'GB', 1):>8s}, "
+    print(f"GPT-2 XL's fp32 gradients on {D:2d} ranks: naive {format_bytes(naive, 'GB', 1):>8s}, "
           f"ring {format_bytes(ring_sends, 'GB', 1):>7s}")  # fmt: skip
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 72
+#     minutes: 86
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 08 · Data parallelism
 #
-# **72 minutes** for all five; each one says its own. You should know what [lesson
+# **86 minutes** for all five; each one says its own. You should know what [lesson
 # 08](../notebooks/08_data_parallelism.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -39,7 +39,7 @@ from course_utils.lessons.data_parallelism import checks as check
 #
 # - `server`: what passes through a parameter server's connection, in and out. It is a machine of its own; gradients
 #   come in, and weights, as many bytes, go out.
-# - `naive`: what *one* rank sends if everybody sends everything to everybody.
+# - `naive`: what *one* rank sends if everybody sends everything to everybody; what it receives does not count.
 # - `ring`: what *one* rank sends in a ring all-reduce.
 
 
@@ -85,7 +85,7 @@ for D in (2, 8, 64):
 
 # %% [markdown]
 # ## 2 · Write the ring
-# **Difficulty** ●●●○○ · **17 minutes** · **Trains** the algorithm under every all-reduce
+# **Difficulty** ●●●○○ · **20 minutes** · **Trains** the algorithm under every all-reduce
 #
 # The lesson's ring stops half way, and torch hands out the complete parts. Write both halves yourself.
 #
@@ -95,7 +95,7 @@ for D in (2, 8, 64):
 # % ranks`, and send no more than a ring needs.
 #
 # The check runs your function on up to 5 ranks at once, each a thread, and on one rank alone; then on three real
-# processes, with torch's own `isend` and `recv`. (These get your function's text, so it needs nothing from other
+# processes, with torch's own `isend` and `recv`. (These get what your cell imports and defines, and nothing of other
 # cells.)
 
 
@@ -145,19 +145,19 @@ check.ring(ring)
 
 # %% [markdown]
 # ## 3 · A token is a token, on every rank
-# **Difficulty** ●●○○○ · **12 minutes** · **Trains** what "mean" means when texts differ in length
+# **Difficulty** ●●○○○ · **18 minutes** · **Trains** what "mean" means when texts differ in length
 #
 # Each rank's loss is the mean over *its* tokens, and DDP takes the plain mean of all ranks' gradients. If ranks have
 # different numbers of tokens, that is not the gradient of the mean over *all* tokens.
 #
 # `model` is in DDP and returns logits of shape (texts, length, classes); `targets` has shape (texts, length), and -100
 # where there is no token. `cross_entropy` leaves those out; it wants one row of logits for each target, so flatten
-# both. Go backward once, so that every `.grad` is the gradient of the mean over the tokens of all ranks. Return that
-# mean as a number, the same on each rank. A rank may have no token at all, never all of them. `dist.all_reduce(x)`
-# replaces x by its sum over all ranks.
+# both. Go backward once, so that every `.grad` is the gradient of the mean over the tokens of all ranks. Return the
+# mean loss over the tokens of all ranks as a number, the same on each rank. A rank may have no token at all, never all
+# of them. `dist.all_reduce(x)` replaces x by its sum over all ranks.
 #
-# The check sends your function's text to three real processes, so use nothing from other cells but this notebook's
-# imports.
+# The check sends what your cell defines to three real processes; of other cells they know this notebook's imports
+# alone.
 
 
 # %%
@@ -205,12 +205,12 @@ check.token_backward(token_backward)
 
 # %% [markdown]
 # ## 4 · Ranks that drift apart
-# **Difficulty** ●●●●○ · **17 minutes** · **Trains** finding a mistake that raises no error
+# **Difficulty** ●●●○○ · **15 minutes** · **Trains** finding a mistake that raises no error
 #
 # Somebody's ranks drift apart. Here is their training step; `model` is a network in `DistributedDataParallel`. It runs
-# without an error. Below it stands what three real ranks do with it, for 4 and for 6 micro-batches in a step: how far
-# the ranks are apart at the end, how far off they are from one process with the whole batch, and how often all
-# gradients were exchanged in a step.
+# without an error. Run the cell: it takes ten seconds, and shows what three real ranks do with it, for 4 and for 6
+# micro-batches in a step: how far the ranks are apart at the end, how far off they are from one process with the whole
+# batch, and how often all gradients were exchanged in a step.
 
 
 # %%
@@ -231,9 +231,9 @@ for count, found in check.on_real_ranks(drifting_step).items():
 
 # %% [markdown]
 # Write it anew, so that for any number of micro-batches the ranks stay equal to the last bit, take the step of the
-# whole batch, exchange their gradients once, and keep one micro-batch's activations at a time. (All micro-batches are
-# equally large. Your function's text is sent to other processes, so use nothing from other cells but `nullcontext`,
-# `mse_loss` and `torch`.)
+# whole batch, let DDP exchange their gradients once, and keep one micro-batch's activations at a time. (All
+# micro-batches are equally large. What your cell defines is sent to other processes; of other cells they know the
+# imports alone.)
 
 
 # %%
@@ -279,11 +279,11 @@ check.mended_step(mended_step)
 
 # %% [markdown]
 # ## 5 · A script that trains
-# **Difficulty** ●●●●○ · **18 minutes** · **Trains** DDP's part, and yours: start, data and what you log
+# **Difficulty** ●●●●○ · **25 minutes** · **Trains** DDP's part, and yours: start, data and what you log
 #
-# Somebody adds a new head to a network, `body`, and trains both with DDP. It runs without an error. Below the function
-# stands what three real ranks do with it, on 24 samples: how far they are apart at the start and at the end, how many
-# samples they draw in an epoch, and what each rank returns.
+# Somebody adds a new head to a network, `body`, and trains both with DDP. It runs without an error. Run both
+# cells: in ten seconds they show what three real ranks do with it, on 24 samples: how far they are apart at the start
+# and at the end, how many samples they draw in an epoch, and what each rank returns.
 
 
 # %%
@@ -311,15 +311,18 @@ for rank, losses in enumerate(found["losses"]):
     print(f"rank {rank} returns", *(f"{loss:.2f}" for loss in losses))
 
 # %% [markdown]
-# Write it anew. `body` is an `nn.Sequential` with other weights on each rank; `data` is a data set of pairs (x, y), and
-# `batch` the samples of one rank in one step. Each epoch, the ranks together draw every sample, in another order than
-# the epoch before; if D does not divide them, up to D−1 are drawn twice. All ranks' weights are equal from the first
-# step to the last, and those that one process would have with SGD (learning rate 0.1) and the batches of all ranks.
-# Return the DDP model, the new head included, and for each epoch the mean over the samples of *all* ranks of the loss
-# with which they trained: the same list on every rank.
+# Write it anew. `body` is an `nn.Sequential` with different weights on each rank, and the new head `nn.Linear(8, 1)`;
+# `data` is a data set of pairs (x, y), and `batch` the samples of one rank in one step.
+#
+# - Each epoch, the ranks together draw every sample, in another order than the epoch before. If D does not divide
+#   them, up to D−1 are drawn twice.
+# - All ranks' weights stay equal. They are those of one process that takes as many SGD steps (learning rate 0.1), each
+#   on the batches of all ranks together.
+# - Return the DDP model, the new head included, and a list with each epoch's mean of the training loss over all samples
+#   drawn on *all* ranks: the same list on every rank.
 #
 # `DistributedSampler(data)` chooses one rank's samples, shuffled; `DataLoader` takes it as `sampler`. Its
-# `set_epoch(epoch)` changes the order. Again use nothing from other cells but the imports.
+# `set_epoch(epoch)` changes the order. Again your cell goes to other processes, which know the imports.
 
 
 # %%

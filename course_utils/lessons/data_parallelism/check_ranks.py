@@ -14,7 +14,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from course_utils.interactive.feedback import expect
 from course_utils.lessons.shared.on_ranks import report_judged
 
 from .ddp_training import Trace
@@ -24,7 +23,7 @@ COUNTS = (4, 6)  # micro-batches of a step: a multiple of four, and not
 TEXTS, LENGTH, CLASSES = 2, 6, 5
 TOKENS = ([3, 12, 6], [10, 1, 4], [7, 0, 5])  # of each rank: once one has none
 SAMPLES = (24, 23)  # a multiple of the ranks, and not
-EPOCHS, BATCH = 2, 3
+EPOCHS, BATCH = 2, 5  # the last batch of each rank's 8 samples is smaller
 NAMES = {  # that a learner's function may use
     "torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "nullcontext": nullcontext,
     "dist": dist, "cross_entropy": functional.cross_entropy, "DistributedDataParallel": DistributedDataParallel,
@@ -116,11 +115,7 @@ class DryModel(nn.Linear):
 
 def token_gradients(backward: Any, counts: list[int]) -> dict[str, Any]:
     """The gradient that a learner's `backward` leaves on this rank with its number of tokens, and what it returns."""
-    rank, dry = dist.get_rank(), DryModel(WIDTH, CLASSES)
-    backward(dry, *texts(rank, counts[rank]))
-    dist.all_reduce(went := torch.tensor(dry.weight.grad is not None), dist.ReduceOp.MIN)
-    expect(went, "A rank does not go backward. The others wait for it in DDP's exchange, tokens or not.")
-    model = DistributedDataParallel(reader())
+    rank, model = dist.get_rank(), DistributedDataParallel(reader())
     loss = float(backward(model, *texts(rank, counts[rank])))
     gradients = [weight.new_zeros(()) if weight.grad is None else weight.grad for weight in model.parameters()]
     return {"loss": loss, "gradient": torch.cat([one.flatten() for one in gradients]).tolist()}
@@ -162,8 +157,8 @@ def followed(train: Any, count: int) -> dict[str, Any]:
     epochs, means = (torch.tensor(list(one)).reshape(EPOCHS, -1) for one in (chain(*batches), means))
     off = (steps[-1][1] - weights(model)).abs().max().item()
     return {"ddp": True, "start": start, "end": distance(model), "off": off, "epochs": epochs.tolist(),
-            "head": len(single(x).flatten()) == count, "losses": list(map(float, losses)),
-            "means": means.mean(1).tolist()}  # fmt: skip
+            "sizes": list(map(len, drawn)), "head": len(single(x).flatten()) == count, "means": means.mean(1).tolist(),
+            "losses": list(map(float, losses))}  # fmt: skip
 
 
 def reduced(ring: Any) -> bool:

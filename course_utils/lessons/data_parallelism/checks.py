@@ -6,17 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import isfinite
-from types import NoneType
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils.interactive.feedback import Mistakes, alike, call, entries, exercise, expect, of_kind, recognized
+from course_utils.interactive.feedback import (
+    Mistakes,
+    alike,
+    call,
+    call_for_effect,
+    entries,
+    exercise,
+    expect,
+    of_kind,
+    recognized,
+)
 from course_utils.lessons.shared.judging import same
-from course_utils.lessons.shared.on_ranks import found_on_ranks, pretended
+from course_utils.lessons.shared.on_ranks import expect_together, found_on_ranks, pretended
 
 from .check_ranks import BATCH, CLASSES, EPOCHS, LENGTH, TEXTS, TOKENS, WIDTH, DryModel, body, reader, samples, texts
 
@@ -64,7 +74,9 @@ def ring(answer: Any) -> None:
     """`answer(parts, rank, ranks, send, receive)` returns this rank's parts, each the sum over all ranks."""
 
     def program(*arguments: Any) -> Any:
-        return call(answer, *arguments, returns=(list, tuple), may_change=(0,))  # a ring may add into its own parts
+        return call(
+            answer, *arguments, returns=(list, tuple, torch.Tensor), may_change=(0,)
+        )  # a ring may add into its own parts
 
     for ranks in RING_SIZES:
         # on rank r part p is full of 10^r + p
@@ -78,18 +90,20 @@ def ring(answer: Any) -> None:
 
 
 def _expect_sums(found: list[Any], wanted: list[torch.Tensor]) -> None:
-    ranks, whole, more = len(wanted), [], False
+    ranks, whole, more, mean = len(wanted), [], False, False
     for parts in found:
         expect(len(parts) == ranks, f"With {ranks} ranks, return the list of all {ranks} parts.")
         for part, total in zip(parts, wanted, strict=True):
             of_kind(part, torch.Tensor, "One of your parts is")
             expect(part.shape == total.shape, "One of your parts has another length than it came with.")
             more = more or float(part.max()) > 1.05 * float(total.max())
+            mean = mean or (ranks > 1 and torch.allclose(part.float() * ranks, total))
         whole.append(sum(torch.allclose(part.float(), total) for part, total in zip(parts, wanted, strict=True)))
+    expect(not mean, "Some parts are sums divided by the number of ranks. Return the sums.")
     expect(any(whole), f"With {ranks} ranks no part is a whole sum. Which part leaves first, and which comes?")
     expect(not more, "Some numbers are in a sum more than once. What arrives in the second half is whole already.")
     expect(ranks == 1 or whole != [1] * ranks, "Each rank has one whole sum: that is the first half of the way.")
-    some = f"With {ranks} ranks, some parts are whole sums on some ranks only. Count your steps in each half."
+    some = "Some parts are whole on some ranks only. How long is each half, and which part leaves first in the second?"
     expect(whole == [ranks] * ranks, some)
 
 
@@ -182,8 +196,9 @@ def _after_ddp(factor: Callable[[list[int], int], float], *counts: int) -> list[
 @exercise("08.3", "Mean of means is the mean of all only if all are equally large; now it is either way.", STARTS)
 def token_backward(answer: Any) -> None:
     """`answer(model, inputs, targets)` goes backward from the mean over the tokens of all ranks, and returns it."""
-    with pretended(0, 1):
-        call(answer, DryModel(WIDTH, CLASSES), *texts(0, 5), may_change=(0,))
+    send = dist.all_reduce
+    with patch.object(dist, "all_reduce", lambda x, *how, **more: (send(x, *how, **more), x.add_(5))[0]):
+        expect_together(lambda: _alone(answer, 0 if dist.get_rank() else 5), RANKS)  # one rank without tokens
     found = list(zip(*(one.values() for one in found_on_ranks(PROGRAM, RANKS, "tokens", answer)), strict=True))
     equal = all(one["gradient"] == ranks[0]["gradient"] for ranks in found[:2] for one in ranks)
     expect(equal, "The ranks end with different gradients: who calls DDP's own forward?")
@@ -193,11 +208,26 @@ def token_backward(answer: Any) -> None:
     otherwise = "The gradient is off. Write the mean over all tokens as a sum over ranks."
     got = [torch.tensor(ranks[0]["gradient"]) for ranks in found]
     recognized(got[:2], TOKENS[:2], lambda *n: _right(*n)[1], mistakes, otherwise, same)
+    filled = "Right while every rank has tokens. DDP divides by the number of all ranks, those without tokens, too."
+    expect(not same(got[2:], [_right(*TOKENS[2])[1] * (RANKS - 1) / RANKS]), filled)
     empty = "Right while every rank has tokens. The mean of a rank without one is 0/0: which sum is not?"
     expect(isfinite(sum(one["loss"] for one in found[2])) and same(got[2:], [_right(*TOKENS[2])[1]]), empty)
+    with pretended(0, 7):
+        fixed = same([_alone(answer, 5)], [RANKS * _after_ddp(lambda n, r: 1, 5)[1]])
+    expect(not fixed, "Right on three ranks, and on three alone. Who knows how many there are?")
     wanted = [_right(*counts)[0].item() for counts in TOKENS for _ in range(RANKS)]
     own = "The gradients are right. What you return is not the mean over the tokens of *all* ranks."
     expect(alike([one["loss"] for ranks in found for one in ranks], wanted, 1e-4), own)
+
+
+def _alone(answer: Any, tokens: int) -> torch.Tensor:
+    """The gradient that a learner's function leaves in one process, whose exchanges send nothing."""
+    torch.manual_seed(0)
+    dry = DryModel(WIDTH, CLASSES)
+    call(answer, dry, *texts(0, tokens), finite=False, may_change=(0,))
+    went = "A rank does not go backward. The others wait for it in DDP's exchange, tokens or not."
+    expect(dry.weight.grad is not None, went)
+    return torch.cat([one.grad.flatten() for one in dry.parameters()])
 
 
 _right = partial(_after_ddp, lambda n, r: len(n) * n[r] / sum(n))
@@ -219,18 +249,24 @@ def mended_step(answer: Any) -> None:
     dry = DryModel(8, 8)
     batches = [(torch.ones(2, 8), torch.zeros(2, 8)) for _ in range(2)]
     given = dry, torch.optim.SGD(dry.parameters(), lr=0.1), batches
-    call(answer, *given, returns=(object, NoneType), may_change=(0, 1, 2))
+    with pretended(0, RANKS):
+        call_for_effect(answer, *given)
     four, six = both = list(on_real_ranks(answer).values())
     drifts = [max(one["apart"]) > 0 for one in both]
     any_exchange = four["exchanged"] or six["exchanged"]
-    expect(any_exchange, "No gradient is exchanged at all. Which backward is outside of `no_sync`, with DDP's forward?")
+    expect(
+        any_exchange, "DDP exchanges no gradient at all. Which backward is outside of `no_sync`, with DDP's forward?"
+    )
     expect(not all(drifts), "The ranks drift apart, though gradients are exchanged: which were added before or after?")
     expect(not any(drifts), "With one number of micro-batches the ranks drift apart. When is the last one?")
     for one in both:
-        large = "The ranks agree, but not with one large batch: by how much is the loss divided, and who steps when?"
+        large = (
+            "The ranks agree, but not with one large batch: by how much is the loss divided? Who steps and clears when?"
+        )
         expect(one["off"][0] < TOLERANCE, large)
         expect(max(one["off"]) < TOLERANCE, "Only the first step is right: what does a step leave behind?")
-        expect(one["exchanged"] < 1.01, "All right, but gradients are exchanged more than once a step: use `no_sync`.")
+        often = "All right, but gradients are exchanged more than once a step: use `no_sync`, around forward, too."
+        expect(one["exchanged"] < 1.01, often)
     message = "The numbers are right, the memory is not: go backward with each micro-batch before the next forward."
     expect(four["at_once"] <= 2, message)
 
@@ -250,21 +286,28 @@ def fixed_training(answer: Any) -> None:
     alone = patch.object(DistributedDataParallel, "forward", lambda self, *given: self.module(*given))
     with pretended(0, RANKS), alone:
         returned = call(answer, body(), samples(24), EPOCHS, BATCH, returns=(tuple, list), may_change=(0,))
-    expect(len(returned) == 2, "Return two things: the model, and a list of losses.")
+    expect(
+        len(returned) == 2 and isinstance(returned[1], (list, tuple)),
+        "Return two things: the model, and a list of losses.",
+    )
     for count, one in training_on_ranks(answer).items():
         expect(one["ddp"], "Your model is not in DDP, or never called as such: who exchanges gradients?")
         expect(not one["start"], "Ranks start with different weights. What was not there when DDP sent rank 0's?")
         expect(not one["end"], "Ranks start equal and drift apart. Are all weights in DDP before the first step?")
         expect(one["head"], "Your model returns what `body` does: where is the new head?")
+        expect(max(one["sizes"]) == BATCH, "A rank goes forward with more or fewer samples at once than `batch`.")
         drawn = one["epochs"][0]
         expect(len(drawn) < int(count) + RANKS, "Ranks draw more than all samples. Does each draw its own alone, once?")
         all_seen = len(set(drawn)) == int(count)
         expect(all_seen, "Some samples are never drawn in an epoch. Do all ranks shuffle alike, and to the end?")
         expect(drawn != one["epochs"][1], "Every epoch has the same order. Who tells the sampler which epoch it is?")
-        large = "Weights are not those of one process with SGD and the batches of all ranks. Does every weight learn?"
+        large = "Weights are not those of one process with SGD. Does each learn, at this rate, from this step alone?"
         expect(one["off"] < TOLERANCE, large)
         first, *others = one["losses"]
         expect(len(first) == EPOCHS, "Return one loss for each epoch.")
         equal = others == [first] * len(others)
         expect(equal, "Each rank returns losses of its own samples. Who adds up those of all?")
-        expect(alike(first, one["means"], 1e-4), "The losses are not the mean over all samples of an epoch.")
+        mean = (
+            "Losses are not the mean over all samples drawn. One drawn twice counts twice; the last batch may be small."
+        )
+        expect(alike(first, one["means"], 1e-4), mean)
