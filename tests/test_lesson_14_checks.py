@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from checking import Answers, JudgedAnswers
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
@@ -184,6 +185,7 @@ def fitting(
     clears: bool = True,
     autocast: bool = True,
     twice: bool = False,
+    waits: bool = False,
 ) -> Any:
     """Micro-batches of `size`, checkpoints of blocks, and chunks of the loss; right by default."""
 
@@ -198,7 +200,9 @@ def fitting(
                     x = checkpoint(block, x, use_reentrant=False) if blocks else block(x)
                 x, y = x.flatten(0, 1), targets.flatten()
                 pieces = list(zip(x.split(chunk or len(x)), y.split(chunk or len(x)), strict=True))
-                loss = torch.stack([checkpoint(loss_of, *piece, use_reentrant=False) for piece in pieces]).sum()
+                loss = torch.stack(
+                    [loss_of(*one) if waits else checkpoint(loss_of, *one, use_reentrant=False) for one in pieces]
+                ).sum()
                 loss = loss / (len(pieces) if mean else divide(batch[1]))
             loss.backward()
             if each:
@@ -232,10 +236,58 @@ def in_two_parts(model: Any, optimizer: Any, batch: Any) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
+def clears_first(model: Any, optimizer: Any, batch: Any) -> None:
+    optimizer.zero_grad(set_to_none=False)
+    fitting(size=1, clears=False)(model, optimizer, batch)
+
+
+def keeps_gradients(model: Any, optimizer: Any, batch: Any) -> None:
+    optimizer.zero_grad()
+    fitting(clears=False)(model, optimizer, batch)
+
+
+def loss_outside(model: Any, optimizer: Any, batch: Any) -> None:
+    for tokens, targets in zip(*(part.split(1) for part in batch), strict=True):
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            logits = model(tokens).flatten(0, 1)
+        (cross_entropy(logits, targets.flatten(), reduction="sum") / batch[1].numel()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def head_in(dtype: torch.dtype, model: Any, optimizer: Any, batch: Any) -> None:
+    for tokens, targets in zip(*(part.split(1) for part in batch), strict=True):
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            x = model.embedding(tokens)
+            for block in model.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+        with torch.autocast(tokens.device.type, torch.float16, enabled=dtype == torch.float16):
+            logits = model.head(x.to(model.head.weight.dtype)).flatten(0, 1)
+            loss = cross_entropy(logits, targets.flatten(), reduction="sum") / batch[1].numel()
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+class Again(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+def wrapping(model: Any, optimizer: Any, batch: Any) -> None:
+    model.blocks = nn.ModuleList(Again(block) for block in model.blocks)
+    fitting(blocks=False)(model, optimizer, batch)
+
+
 FITTING = Answers(
-    right=[fitting(), fitting(size=1, blocks=False), fitting(size=1, chunk=None), in_two_parts],
+    right=[fitting(), fitting(size=1, blocks=False), fitting(size=1, chunk=None), in_two_parts, clears_first],
     wrong=[
         (lesson_14.plain_step, "Logits are among the largest"),
+        (keeps_gradients, "need the last step's be there"),
         (fitting(blocks=False), "The blocks' activations fill it"),
         (fitting(chunk=None), "Logits are among the largest"),
         (fitting(size=1, blocks=False, chunk=None), "too high"),
@@ -247,42 +299,49 @@ FITTING = Answers(
         (fitting(size=1, each=True), "optimizer steps for one batch"),
         (fitting(twice=True), "optimizer steps for one batch"),
         (fitting(clears=False), "what has it left behind"),
-        (fitting(size=1, blocks=False, autocast=False), "outside autocast"),
+        (fitting(size=1, blocks=False, autocast=False), "outside bf16 autocast"),
+        (loss_outside, "nll_loss_forward in bfloat16"),
+        (partial(head_in, torch.float32), "mm in float32"),
+        (partial(head_in, torch.float16), "in float16"),
+        (wrapping, "its modules are wrapped"),
+        (lambda model, optimizer, batch: fitting()(model.bfloat16(), optimizer, batch), "weights in another format"),
+        (fitting(chunk=40, waits=True), "must they, or can they be computed again"),
         (lambda model, optimizer, batch: None, "0 optimizer steps"),
         (lambda model, optimizer, batch: optimizer.step(), "no gradient"),
     ],
 )
 
 
-ON_T4 = TrainingRun(
-    "gpt2-large", 4, 1024, "amp-fp16", "adamw-fused", "efficient", "every-2", accumulation_steps=8, loss_chunks=8
+ON_V100 = TrainingRun(
+    "gpt2-large", 12, 1024, "amp-fp16", "adamw-fused", "efficient", "every-2", accumulation_steps=4, loss_chunks=8
 )
 
 
 def changing(**changes: Any) -> Any:
-    return lambda: ON_T4.replace(**changes)
+    return lambda: ON_V100.replace(**changes)
 
 
-ON_A_T4 = Answers(
+ON_A_V100 = Answers(
     right=[
-        lambda: fit("gpt2-large", "T4-16GB", global_batch=32).path[-1].run,
-        lambda: ON_T4,
+        lambda: fit("gpt2-large", "V100-16GB", global_batch=48).path[-1].run,
+        lambda: ON_V100,
         changing(recompute="every-3", loss_chunks=16),
+        changing(micro_batch=16, accumulation_steps=3, loss_chunks=16),
     ],
     wrong=[
         (changing(model="gpt2-medium"), "gpt2-large was asked for"),
         (changing(seq_len=512), "as long as they are"),
         (changing(accumulation_steps=1), "another batch"),
-        (changing(world_size=8, accumulation_steps=1), "There is one T4"),
-        (changing(tensor_parallel=4), "There is one T4"),
+        (changing(world_size=4, accumulation_steps=1), "There is one V100"),
+        (changing(tensor_parallel=4), "There is one V100"),
         (changing(precision="amp-bf16"), "does not compute in bf16"),
         (changing(attention="flash"), "no flash kernel"),
-        (changing(precision="fp16-master"), "fp16-master changes the training"),
+        (changing(precision="fp16-master"), "fp16-master is another recipe"),
         (changing(optimizer="adam8bit"), "AdamW was asked for"),
         (changing(lora_rank=8), "All weights were to be trained"),
         (changing(dropout=0.0), "has dropout"),
-        (changing(recompute="none"), "too much for a T4"),
-        (changing(micro_batch=1, accumulation_steps=32), "times what the best plan loses"),
+        (changing(recompute="none"), "more than the card's room"),
+        (changing(micro_batch=1, accumulation_steps=48), "times what `fit`'s plan loses"),
     ],
 )
 
@@ -330,12 +389,15 @@ def by_phase(seen: Any) -> str:
 DIAGNOSE = Answers(
     right=[detective(), by_phase, detective(["states", "update", "graphs", "fragmentation", "attention", "loss"])],
     wrong=[
-        (detective(fragmentation=lambda seen: seen.free > seen.requested), "every full card has crumbs"),
+        (detective(fragmentation=lambda seen: seen.free > seen.requested), "Less is crumbs"),
         (detective(states=lambda seen: seen.phase == "optimizer"), "Are they complete"),
         (without("states"), "Were its states complete"),
         (without("loss", "attention"), "How large was the request"),
         (without("graphs"), "You blame the last request"),
         (without("fragmentation"), "You miss fragmentation"),
+        (detective(fragmentation=lambda seen: seen.free_share > 0.2), "was it more than the request"),
+        (detective(fragmentation=lambda seen: seen.phase == "backward"), "did not die of"),
+        (detective(graphs=lambda seen: sorted(seen.step_starts)[0] < seen.step_starts[-1]), "the third begin"),
         (detective(["attention", *CLUES]), "did not die of 'attention'"),
         (detective(["loss"], loss=lambda seen: seen.requested % seen.vocab == 0), "raised ZeroDivisionError"),
         (detective(loss=lambda seen: seen.requested == 2 * seen.micro_batch * seen.seq_len * seen.vocab),
@@ -351,7 +413,7 @@ def test_hidden_cases_are_of_every_cause_that_can_be_told() -> None:
     assert {cause for cause, _, _ in BROKEN} == set(lesson_14.CAUSES) - {"weights"}
 
 
-ANSWERS = {"14.1": LARGEST, "14.2": FITTING, "14.3": ON_A_T4, "14.4": DIAGNOSE}
+ANSWERS = {"14.1": LARGEST, "14.2": FITTING, "14.3": ON_A_V100, "14.4": DIAGNOSE}
 
 
 class TestAnswers(JudgedAnswers):

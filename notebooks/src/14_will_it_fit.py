@@ -418,7 +418,7 @@ path_table(found[fits[-1]])
 
 # %% [markdown]
 # **The limit** is 16·N again: for XL it is more than the card. For the large one it leaves little, so this plan pays
-# with recomputation. The third exercise asks you to find such a plan with your own hands.
+# with recomputation. The third exercise asks you to find such a plan for another card, with your own hands.
 
 # %% [markdown]
 # ## Six runs that did not fit
@@ -452,7 +452,7 @@ print(f"{format_bytes(seen.requested, 'GiB', 2)} = 4 bytes · {tokens:,} tokens 
 # | the size that was asked for | is it a multiple of s·b·V? Of b·a·s²? |
 # | the moment | forward, loss, backward, update; first step or later |
 # | what is alive | are the states complete? Do gradients stand beside activations? |
-# | where steps begin | does each begin with more than the one before? |
+# | where steps begin | does the third begin with more than the second? (The second has the optimizer's states) |
 # | what is free | more than the request, and by much? A few percent are crumbs, whatever the message says |
 #
 # Your turn: choose a case, look, and name the cause. Four of the six messages speak of fragmentation. How many of
