@@ -242,7 +242,7 @@ def clears_first(model: Any, optimizer: Any, batch: Any) -> None:
 
 
 def keeps_gradients(model: Any, optimizer: Any, batch: Any) -> None:
-    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none=False)
     fitting(clears=False)(model, optimizer, batch)
 
 
