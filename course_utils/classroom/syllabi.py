@@ -39,14 +39,14 @@ DAYS = (
         "90 minutes", 90,
         "Lesson 01 holds the course's question and its answer. Ask for guesses by show of hands; exercises in pairs. "
         "Where the lesson is best cut is in the instructor's notes.",
-        (("01", ()), ("01", (1, 2)), ("Questions; how to go on alone", 12)),
+        (("01", ()), ("01", (1, 2)), ("Questions; how to go on alone", 13)),
     ),
     Day(
         "Half a day", 240,
         "The question, and its largest part: activations. At the end everybody measures a run of their own.",
         (
             ("01", ()), ("01", (1, 2)), ("Break", 15), ("05", ()), ("05", (1, 2)), ("Break", 10),
-            ("A run of your own: `estimate`, then `compare`", 27),
+            ("A run of your own: `estimate`, then `compare`", 28),
         ),
     ),
     Day(
@@ -57,14 +57,14 @@ DAYS = (
         (
             ("00", ()), ("01", ()), ("01", (1,)), ("02", ()), ("02", (1,)), ("05", ()), ("05", (1,)), ("06", ()),
             ("06", (1,)), ("07", ()), ("10", ()), ("10", (1,)), ("14", ()), ("14", (1,)),
-            ("A script of your own: `watch`, and a [recipe](recipes.md)", 23),
+            ("A script of your own: `watch`, and a [recipe](recipes.md)", 17),
         ),
     ),
     Day(
         "Two days: the first", 390, "One GPU: what is kept, in which format, and why. Lesson 00 before you come.",
         (
             ("01", ()), ("01", (1, 2)), ("Break", 15), ("02", ()), ("02", (1,)), ("03", ()), ("03", (1,)),
-            ("Break", 15), ("05", ()), ("05", (1,)), ("Questions", 25),
+            ("Break", 15), ("05", ()), ("05", (1,)), ("Questions", 20),
         ),
     ),
     Day(
