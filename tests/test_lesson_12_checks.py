@@ -365,10 +365,10 @@ class InMemoryOrder(Packed):
 class Remembering(Packed):
     """Unpacks once, and keeps that."""
 
+    made: torch.Tensor | None = None
+
     def unpack(self) -> torch.Tensor:
-        self.made = getattr(self, "made", None)
-        if self.made is None:
-            self.made = super().unpack()
+        self.made = super().unpack() if self.made is None else self.made
         return self.made
 
 
