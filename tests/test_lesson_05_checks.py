@@ -247,7 +247,7 @@ LEAN = Answers(
         (repaired(gated=gating), "A wide tensor too many"),
         (repaired(norm=by_hand), "The norm's tensors, or copies of weights?"),
         (one_matrix, "The norm's tensors, or copies of weights?"),
-        (repaired(norm=lambda block, x: F.layer_norm(x, x.shape[-1:], block.norm.weight, block.norm.bias)), "eps"),
+        (repaired(norm=lambda block, x: F.layer_norm(x, x.shape[-1:], block.norm.weight, block.norm.bias)), "bias, eps)"),
         (repaired(gated=always_a_tenth), "at its rate"),
         (repaired(log=lambda block, y: setattr(block, "log", [y.abs().mean().item()])), "held before has gone"),
         (repaired(branch=lambda x, y: x.detach() + y), "by both ways?"),
