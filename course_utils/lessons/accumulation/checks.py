@@ -2,26 +2,14 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from math import sqrt
+from functools import partial, reduce
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import dropout
 
-from course_utils.interactive.feedback import (
-    Mistakes,
-    alike,
-    by_name,
-    call,
-    exercise,
-    expect,
-    fail,
-    of_kind,
-    recognized,
-)
+from course_utils.interactive.feedback import Mistakes, alike, call, exercise, expect, fail, of_kind, recognized
 from course_utils.lessons.shared.judging import forward_backward, same, seeded
 from course_utils.lessons.shared.language_model import batches, language_model
 from course_utils.measuring.tracker import Tracker
@@ -29,7 +17,6 @@ from course_utils.measuring.tracker import Tracker
 from .micro_batches import IGNORED, MicroBatch, mean_loss
 
 # ----------------------------------------------------------------------------------------------------- 07.1: train_pass
-
 WORDS = 7
 STREAMS: dict[str, tuple[tuple[int, ...], int]] = {  # real tokens of each micro-batch, and how many make a group
     "lengths that differ": ((4, 60, 17, 33, 9, 28, 71, 12, 40, 6), 4), "one incomplete group": ((50, 7, 21), 8),
@@ -37,6 +24,7 @@ STREAMS: dict[str, tuple[tuple[int, ...], int]] = {  # real tokens of each micro
     "a group of padding": ((20, 31, 0, 0, 45), 2), "padding at the end": ((20, 31, 9, 0), 3),
     "a group of padding at the end": ((20, 31, 0, 0), 2),
 }  # fmt: skip
+Weigh = Callable[[MicroBatch, Sequence[MicroBatch], int], float]  # a micro-batch's weight in its group, and k
 
 
 def micro_batch(real: int) -> MicroBatch:
@@ -61,7 +49,7 @@ class Bigrams(nn.Module):
         self.dirty |= self.begins and self.table.grad is not None and bool(self.table.grad.any())
         self.begins, self.used = False, True
         with seeded(int(tokens.sum())):
-            return dropout(self.table[tokens], 0.2)
+            return nn.functional.dropout(self.table[tokens], 0.2)
 
     def stream(self, counts: Sequence[int]) -> Iterator[MicroBatch]:
         """Hand out each micro-batch once, and remember which ones somebody still holds."""
@@ -73,19 +61,17 @@ class Bigrams(nn.Module):
             del part
             self.ahead |= not self.used
 
+    def stepped(self, *_: Any) -> None:
+        self.begins, self.steps = True, self.steps + 1
+
 
 def passed(loop: Callable[..., Any], counts: Sequence[int], k: int) -> tuple[Bigrams, Any, int]:
     """The model after two passes, as two epochs make, what the last one returned, and the peak in bytes."""
-    model, losses = Bigrams(), None
+    model = Bigrams()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-
-    def stepped(*_: Any) -> None:
-        model.begins, model.steps = True, model.steps + 1
-
-    optimizer.register_step_post_hook(stepped)
+    optimizer.register_step_post_hook(model.stepped)
     with Tracker("cpu") as tracker:
-        for _ in range(2):
-            losses = loop(model, optimizer, model.stream(counts), k)
+        _, losses = (loop(model, optimizer, model.stream(counts), k) for _ in range(2))
     return model, losses, tracker.at(tracker.peak_event()).total
 
 
@@ -93,11 +79,7 @@ def real_tokens(*parts: MicroBatch) -> int:
     return sum(int((targets != IGNORED).sum()) for _, targets in parts)
 
 
-Group = Sequence[MicroBatch]
-Weigh = Callable[[MicroBatch, Group, int], float]
-
-
-def _share(part: MicroBatch, group: Group, _: int) -> float:
+def _share(part: MicroBatch, group: Sequence[MicroBatch], _: int) -> float:
     return real_tokens(part) / real_tokens(*group)
 
 
@@ -131,10 +113,8 @@ PASS_MISTAKES: dict[str, tuple[Weigh, ...]] = {  # what learners make of a micro
         (lambda part, group, k: _share(part, group, k) * (part is group[-1]),),
 }  # fmt: skip
 STREAM = "The loader is a stream: it hands out one micro-batch after the other, and cannot say how many there are."
-PASS_HINTS = {
-    **dict.fromkeys(("has no len()", "not subscriptable"), STREAM),
-    "'NoneType'": "A weight that no loss has used has no gradient: its `.grad` is None.",
-}
+UNUSED = {"'NoneType'": "A weight that no loss has used has no gradient: its `.grad` is None."}
+PASS_HINTS = {"has no len()": STREAM, "not subscriptable": STREAM, **UNUSED}
 
 
 @exercise("07.1", "Every token counts once, one micro-batch at a time.")
@@ -173,6 +153,7 @@ def train_pass(answer: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- 07.2: add_up_in_fp32
+Gradients = list[Any]  # of each weight a tensor, or None
 
 
 def tower(width: int) -> nn.Sequential:
@@ -185,20 +166,12 @@ def tower(width: int) -> nn.Sequential:
     return model.bfloat16()
 
 
-Gradients = list[torch.Tensor | None]
-Add = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def added(each: Sequence[Gradients], add: Add = torch.add) -> Gradients:
+def added(each: Sequence[Gradients], add: Callable[..., Any] = torch.add) -> Gradients:
     """The sums of several lists of gradients, by a function that adds one of bf16 to what there is in fp32."""
-    total: Gradients = [None if one is None else one.float() for one in each[0]]
-    for more in each[1:]:
-        pairs = zip(total, more, strict=True)
-        total = [None if one is None or new is None else add(one, new) for one, new in pairs]
-    return total
+    return [None if first is None else reduce(add, more, first.float()) for first, *more in zip(*each, strict=True)]
 
 
-SUM_MISTAKES: dict[str, Add] = {
+SUM_MISTAKES: Mistakes = {  # how a gradient is added to what there is
     "Only the last micro-batch is left in the masters: add to what is there.": lambda _, new: new.float(),
     "The sum is rounded to bf16: in which format do you add?": lambda total, new: (total.bfloat16() + new).float(),
 }
@@ -222,9 +195,7 @@ def add_up_in_fp32(answer: Any) -> None:
         with seeded(steps):
             inputs = list(torch.randn(steps, 2, width).bfloat16())
         usual = [forward_backward(model, [x], weights) for x in inputs]
-        each = [ran.gradients[1:] for ran in usual]
-        for weight in weights:
-            weight.grad = None
+        model.zero_grad()
         handles = call(answer, list(weights), list(masters), returns=(list, tuple), hints=SUM_HINTS, may_change=(0, 1))
         for when in ("", "After zero_grad: "):
             for master in masters:
@@ -233,7 +204,7 @@ def add_up_in_fp32(answer: Any) -> None:
             rans = [forward_backward(model, [x], weights, hints=SUM_HINTS) for x in inputs]
             held = any(one is not None for ran in rans for one in ran.gradients[1:])
             expect(not held, "Weights still hold their gradient after backward: both copies live on, and add up.")
-            _expect_sums([master.grad for master in masters], each, when)
+            _expect_sums([master.grad for master in masters], [ran.gradients[1:] for ran in usual], when)
         sums = sum(4 * weight.numel() for weight in weights)  # instead of which `usual` has all gradients in bf16
         late = "Gradients in bf16 wait until backward ends. Who still refers to one that has been added?"
         expect(rans[0].peak < usual[0].peak + sums - 8 * width * width, late)
@@ -245,8 +216,7 @@ def add_up_in_fp32(answer: Any) -> None:
 
 def hooked(model: nn.Module) -> bool:
     """Whether a weight of the model has a hook."""
-    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    return any(getattr(weight, name, None) for weight in model.parameters() for name in names)
+    return any(weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in model.parameters())
 
 
 def _expect_sums(got: Gradients, each: Sequence[Gradients], when: str) -> None:
@@ -264,6 +234,7 @@ def _expect_sums(got: Gradients, each: Sequence[Gradients], when: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- 07.3: measure_noise
+NOISE_CASES = ((4, 2, 1), (2, 1, 1), (6, 3, 1), (1, 2, 3))  # different micro-batches, sequences in each, times repeated
 
 
 def small_gpt() -> nn.Module:
@@ -271,18 +242,6 @@ def small_gpt() -> nn.Module:
     model = language_model(layers=1, hidden=32).double()
     model.unused, model.frozen = (nn.Parameter(torch.ones(3), requires_grad=learns) for learns in (True, False))
     return model
-
-
-def noise_cases() -> Iterator[list[MicroBatch]]:
-    """Micro-batches of equally many sequences; the last ones are all the same."""
-    yield from (list(batches(k, b)) for k, b in ((4, 2), (2, 1), (6, 3)))
-    yield list(batches(1, 2)) * 3
-
-
-def gradients_of(parts: Sequence[MicroBatch]) -> list[Gradients]:
-    model = small_gpt()
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    return [list(torch.autograd.grad(mean_loss(model, part), weights, allow_unused=True)) for part in parts]
 
 
 def squared(gradients: Gradients) -> float:
@@ -323,23 +282,23 @@ NOISE_MISTAKES: Mistakes = {  # of sequences in a micro-batch, and squared lengt
         lambda b, s, q, _: noise_right(1, s, q),
     "The two are the wrong way round: first |G|², then tr(Σ).": lambda *case: noise_right(*case)[::-1],
 }  # fmt: skip
-NOISE_HINTS = {
-    **FROZEN, "'NoneType'": PASS_HINTS["'NoneType'"],
-    "the size of value": "What a hook returns takes the gradient's place. Let yours return nothing.",
-}  # fmt: skip
+NOISE_HINTS = FROZEN | UNUSED
+NOISE_HINTS["the size of value"] = "What a hook returns takes the gradient's place. Let yours return nothing."
 
 
 @exercise("07.3", "Every micro-batch had its say, and no gradient was copied.")
 def measure_noise(answer: Any) -> None:
     """`answer(model, parts)` is (|G|², tr(Σ)), and leaves the mean's gradient in `.grad`."""
     got, known = [], []
-    for parts in noise_cases():
-        model, each = small_gpt(), gradients_of(parts)
+    for different, b, times in NOISE_CASES:
+        model, parts = small_gpt(), list(batches(different, b)) * times
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        each = [list(torch.autograd.grad(mean_loss(model, part), weights, allow_unused=True)) for part in parts]
         pair = call(answer, model=model, parts=parts, returns=tuple, hints=NOISE_HINTS)
         expect(len(pair) == 2, "Return two numbers: |G|² and tr(Σ).")
         got.append([float(of_kind(value, Real, "In your pair there is")) for value in pair])
         sums = [squared(added(each[:number])) for number in range(1, len(each) + 1)]
-        known.append((len(parts[0][0]), list(map(squared, each)), squared(mean_of(each)), sums))
+        known.append((b, list(map(squared, each)), squared(mean_of(each)), sums))
         left = [weight.grad for weight in model.parameters() if weight.requires_grad]
         expect(any(one is not None for one in left), "Nothing is left in `.grad`: how should the optimizer step?")
         if not same(left, mean_of(each)):
@@ -351,9 +310,14 @@ def measure_noise(answer: Any) -> None:
         expect(not hooked(model), "Your hooks are still on the weights, and run in every later backward.")
     otherwise = "The two are off. Write |G|² + tr(Σ)/B for a micro-batch and for all of them, and solve."
     recognized(got, known, noise_right, NOISE_MISTAKES, otherwise, _close)
-    usual, mine = (_peak(loop, next(noise_cases())) for loop in (accumulated, answer))
+    peaks = []
+    for loop in (accumulated, answer):
+        model, parts = small_gpt(), list(batches(4, 2))
+        with Tracker("cpu") as tracker:
+            loop(model, parts)
+        peaks.append(tracker.at(tracker.peak_event()).total)
     second = "The numbers are right, the memory is not: another set of gradients lives next to `.grad`."
-    expect(mine < usual + 4 * sum(weight.numel() for weight in small_gpt().parameters()), second)
+    expect(peaks[1] < peaks[0] + 4 * sum(weight.numel() for weight in small_gpt().parameters()), second)
 
 
 def _close(mine: Sequence[Any], right: Sequence[Any]) -> bool:
@@ -367,15 +331,7 @@ def accumulated(model: nn.Module, parts: Sequence[MicroBatch]) -> None:
         (mean_loss(model, part) / len(parts)).backward()
 
 
-def _peak(loop: Callable[..., Any], parts: Sequence[MicroBatch]) -> int:
-    model = small_gpt()
-    with Tracker("cpu") as tracker:
-        loop(model, parts)
-    return tracker.at(tracker.peak_event()).total
-
-
 # ----------------------------------------------------------------------------------------------------------- 07.4: rate
-
 RATE_CASES = (
     *((step, 500, 0.1, 32, "sgd") for step in (0, 250, 500, 900)), (10, 40, 0.02, 4, "sgd"),
     *((step, 200, 3e-4, 36, "adam") for step in (0, 50, 201)),
@@ -384,7 +340,7 @@ RATE_CASES = (
 
 def rate_right(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
     """k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol 2022), after a straight line from `rate`."""
-    peak = rate * {"sgd": k, "adam": sqrt(k)}[optimizer]
+    peak = rate * {"sgd": k, "adam": k**0.5}[optimizer]
     return peak if step >= warm else rate + (peak - rate) * step / warm
 
 
@@ -396,8 +352,7 @@ RATE_MISTAKES: Mistakes = {
     "You start from zero, not from the small batch's rate.":
         lambda t, w, r, k, o: rate_right(w, w, r, k, o) * min(1, t / w),
     "There is no warm-up: your rate is at its peak from the first step.": lambda t, *case: rate_right(10**6, *case),
-    "Your rate grows on when the warm-up is over.":
-        lambda t, w, r, k, o: r + (rate_right(w, w, r, k, o) - r) * t / w,
+    "Your rate grows on when the warm-up is over.": lambda t, w, r, k, o: r + (rate_right(w, w, r, k, o) - r) * t / w,
     "Your rate never changes: k plays no part.": lambda t, w, r, k, o: r,
 }  # fmt: skip
 
@@ -405,6 +360,6 @@ RATE_MISTAKES: Mistakes = {
 @exercise("07.4", "Linear or √k, and gently at first.")
 def rate(answer: Any) -> None:
     """`answer(step, warm, rate, k, optimizer)` is the learning rate of a step for a batch k times as large."""
-    got = [call(answer, **by_name(("step", "warm", "rate", "k", "optimizer"), case)) for case in RATE_CASES]
+    got = [call(answer, step=t, warm=w, rate=r, k=k, optimizer=o) for t, w, r, k, o in RATE_CASES]
     otherwise = "Some rate is off: what is it at step 0, what from step `warm` on, and what halfway between?"
     recognized(got, RATE_CASES, rate_right, RATE_MISTAKES, otherwise)

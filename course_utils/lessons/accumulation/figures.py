@@ -18,11 +18,10 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
     top = canvas.title(title) + 12
     width = (WIDTH - 2 * MARGIN - PANEL_GAP * (len(paths) - 1)) / len(paths)
     rings = [contour(fit, START, part) for part in (1.0, 0.55, 0.25, 0.07)]
-    points = [point for line in [*rings, *paths.values()] for point in line]
-    lows, highs = ([choose(point[axis] for point in points) for axis in (0, 1)] for choose in (min, max))
-    scale = (width - 2 * INSET) / (highs[0] - lows[0])
-    height = scale * (highs[1] - lows[1]) + 2 * INSET
-    corner = (lows[0] - INSET / scale, lows[1] - INSET / scale)
+    xs, ys = zip(*(point for line in (*rings, *paths.values()) for point in line), strict=True)
+    scale = (width - 2 * INSET) / (max(xs) - min(xs))
+    height = scale * (max(ys) - min(ys)) + 2 * INSET
+    corner = (min(xs) - INSET / scale, min(ys) - INSET / scale)
     for index, (name, walked) in enumerate(paths.items()):
         panel = Frame(MARGIN + index * (width + PANEL_GAP), top + 26, width, height, corner, scale)
         canvas.text(panel.x, top + 16, name, 13, font_weight="bold")
@@ -36,8 +35,7 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
 
 def contour(fit: LineFit, through: Point, part: float) -> list[Point]:
     """The closed line on which the loss is above its minimum by `part` of what it is at `through`."""
-    b, c, _, _ = fit.moments()
-    x, y = fit.best()
+    (b, c, _, _), (x, y) = fit.moments(), fit.best()
     across, up = through[0] - x, through[1] - y
     radius = math.sqrt(part * (across**2 + 2 * b * across * up + c * up**2))
     below = math.sqrt(c - b * b)  # Cholesky: (p + b·q)² + below²·q² = radius²

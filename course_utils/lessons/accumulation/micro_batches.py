@@ -3,21 +3,18 @@
 from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import cross_entropy
 
 MicroBatch = tuple[torch.Tensor, ...]  # token ids and the ids that should follow them, each (b, s)
 IGNORED = -100  # the target of padding, which cross-entropy leaves out: torch's default for `ignore_index`
+Point = tuple[float, float]
+START: Point = (-1.5, 0.5)
+POINTS = 100
 
 
 def mean_loss(model: torch.nn.Module, part: MicroBatch) -> torch.Tensor:
     """The mean cross-entropy over the tokens that count."""
     tokens, targets = part
-    return cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-
-
-Point = tuple[float, float]
-START: Point = (-1.5, 0.5)
-POINTS = 100
+    return torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
 class LineFit:
@@ -51,9 +48,8 @@ def path(fit: LineFit, rate: float, size: int, passes: int, group: int = 1) -> l
     if POINTS % (size * group):
         raise ValueError(f"{POINTS} points are no whole number of {group} micro-batches of {size}")
     walked, parts = [START], [fit.moments(slice(start, start + size)) for start in range(0, POINTS, size)]
-    for _ in range(passes):
-        for first in range(0, len(parts), group):
-            slopes = [slope(walked[-1], part) for part in parts[first : first + group]]
-            step = [sum(part) / group for part in zip(*slopes, strict=True)]
-            walked.append((walked[-1][0] - rate * step[0], walked[-1][1] - rate * step[1]))
+    for first in [*range(0, len(parts), group)] * passes:
+        slopes = [slope(walked[-1], part) for part in parts[first : first + group]]
+        step = [sum(part) / group for part in zip(*slopes, strict=True)]
+        walked.append((walked[-1][0] - rate * step[0], walked[-1][1] - rate * step[1]))
     return walked

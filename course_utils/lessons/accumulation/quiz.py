@@ -1,20 +1,17 @@
 """Lesson 07, gradient accumulation: sums of gradients, what they cost, and when processes exchange them."""
 
-from course_utils.estimating import estimate
+from course_utils import TrainingRun, estimate, format_bytes
 from course_utils.interactive.quiz import Question, question
-from course_utils.run import TrainingRun
-from course_utils.units import format_bytes
 
 RUN = TrainingRun("gpt2", 4, 1024, accumulation_steps=25)
 
 
 def questions() -> tuple[Question, ...]:
     count, k = 103, 8
-    steps = -(-count // k)
     last_group = question(
         f"An epoch has {count} micro-batches, and the optimizer steps once for every {k} of them. How many steps does "
         "an epoch take if none is left out?",
-        (str(steps), f"{count // k} whole groups, and one of {count % k}, divided by its own number."),
+        (str(-(-count // k)), f"{count // k} whole groups, and one of {count % k}, divided by its own number."),
         (str(count // k), "That leaves the last, incomplete group out, and its gradients in `.grad`."),
         (str(count), "That is a step on each micro-batch: small batches, with their noise."),
         (str(count % k), "That is how many are left over."),
@@ -28,7 +25,7 @@ def questions() -> tuple[Question, ...]:
         (f"{short / long:.3g}", "That compares the two with each other. What do both weights add up to?"),
         (f"{long / (short + long):g}", "That is the other one's share."),
     )  # fmt: skip
-    alone = estimate(RUN.replace(accumulation_steps=1)).total
+    alone, at_once = (estimate(RUN.replace(micro_batch=b, accumulation_steps=1)).total for b in (4, 100))
     extra = estimate(RUN).total - alone
     what_stays = question(
         "GPT-2 under autocast: 25 micro-batches of 4 sequences. How much more does that take at its peak than one step "
@@ -36,8 +33,7 @@ def questions() -> tuple[Question, ...]:
         (format_bytes(extra, "MB", 0), "All gradients in fp32: they wait while the next micro-batch runs."),
         ("nothing", "Where are the gradients of the first micro-batch while the second goes forward?"),
         (format_bytes(25 * extra, "MB", 0), "Each micro-batch adds to the same gradients: there is one set."),
-        (format_bytes(estimate(RUN.replace(micro_batch=100, accumulation_steps=1)).total - alone, "MB", 0),
-         "That is what all 100 at once would cost more."),
+        (format_bytes(at_once - alone, "MB", 0), "That is what all 100 at once would cost more."),
     )  # fmt: skip
     k, N = 8, RUN.model.parameters
     without_no_sync = question(

@@ -11,8 +11,6 @@ from course_utils.interactive.widgets import Explorable, slider
 from .figures import theta_paths
 from .micro_batches import POINTS, START, LineFit, Point, path
 
-RATES = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)
-PASSES = (1, 2, 4, 8)
 FAR = 2.0  # a path ends in the picture where it is this many times as far from the minimum as it began
 
 
@@ -29,8 +27,8 @@ class ThetaExplorer(Explorable):
         controls = {
             "size": slider("micro-batch", divisors(POINTS), size),
             "group": slider("micro-batches", divisors(POINTS), group),
-            "rate": slider("learning rate", RATES, rate, "{:g}".format),
-            "passes": slider("passes", PASSES, 8),
+            "rate": slider("learning rate", (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5), rate, "{:g}".format),
+            "passes": slider("passes", (1, 2, 4, 8), 8),
         }
         super().__init__(controls)
 

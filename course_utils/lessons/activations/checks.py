@@ -1,8 +1,8 @@
 """Checks of the exercises of lesson 05, "What does each operation keep?": each names the misconception."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from numbers import Real
 from typing import Any
 
@@ -11,31 +11,24 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course_utils.errors import SimulationUnavailable, StepError
-from course_utils.figures import timeline
-from course_utils.figures.canvas import Figure
-from course_utils.interactive.feedback import call, entries, exercise, expect, fail, of_kind
+from course_utils import Measurement, SimulationUnavailable, StepError, TrainingRun, measure
+from course_utils.figures import Figure, timeline
+from course_utils.interactive.feedback import call, entries, exercise, expect, of_kind
 from course_utils.interactive.saved import saved_by
-from course_utils.measurement import Measurement
-from course_utils.measuring import measure
 from course_utils.measuring.on_gpu import on_new_gpu
-from course_utils.run import TrainingRun
 
 from ..recomputation.policies import small_gpt
-from ..shared.judging import Ran, counted, forward_backward, same, seeded
+from ..shared.judging import counted, forward_backward, same, seeded
 
 # ---------------------------------------------------------------------------------------------------- 05.1: expressions
-
-EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {
+EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {  # that the lesson has not shown, of two tensors of one shape
     "tanh(x + y)": lambda x, y: torch.tanh(x + y),
     "relu(x) ** 2": lambda x, y: torch.relu(x) ** 2,
     "x * sigmoid(x)": lambda x, y: x * torch.sigmoid(x),
     "exp(x) + sin(x)": lambda x, y: torch.exp(x) + torch.sin(x),
     "sigmoid(x) / 3 + y": lambda x, y: torch.sigmoid(x) / 3 + y,
 }
-"""Operations that the lesson has not shown, of two tensors of one shape."""
-
-EXPRESSION_MISTAKES: Mapping[tuple[str, float], str] = {
+EXPRESSION_MISTAKES: Mapping[tuple[str, float], str] = {  # hints for answers that count so many tensors of n numbers
     ("tanh(x + y)", 3): "an addition asks for neither of its terms; and tanh?",
     ("tanh(x + y)", 2): "tanh's slope is 1 − tanh², so its output is enough; what else did you count?",
     ("relu(x) ** 2", 2): "ReLU keeps its output and the square keeps its input: how many storages are these two?",
@@ -45,7 +38,6 @@ EXPRESSION_MISTAKES: Mapping[tuple[str, float], str] = {
     ("exp(x) + sin(x)", 3): "exp needs its output alone: its slope is its value.",
     ("sigmoid(x) / 3 + y", 2): "a division by a number keeps nothing, and neither does an addition.",
 }
-"""The hint for an answer that counts so many tensors of n numbers for an expression."""
 
 
 @exercise("05.1", "Autograd was asked, and keeps what you said, for every expression.")
@@ -60,19 +52,16 @@ def expressions(answer: Any) -> None:
         expect(any(got[name] != 2 * right[name] for name in right), twice)
         for name, wanted in right.items():
             size = float(got[name])
-            if size == wanted:
-                continue
             hint = EXPRESSION_MISTAKES.get((name, size / (2 * n)))
             expect(not hint, f"{name}: {hint}")
             expect(size != wanted / 2, f"{name}: numbers where bytes were asked? A bf16 number takes two.")
-            fail(f"{name} is off. Take its operations one by one, then strike out what is listed twice.")
+            off = f"{name} is off. Take its operations one by one, then strike out what is listed twice."
+            expect(size == wanted, off)
 
 
 # -------------------------------------------------------------------------------------------------------- 05.2: explain
-
 STORY = TrainingRun(small_gpt(layers=3), 8, 128, "amp-bf16", attention="eager", accumulation_steps=2)
-
-STATEMENTS = {
+STATEMENTS = {  # about moments, in no order; three are true of none
     1: "Backward is half way through: what a block has kept goes as soon as it has been used.",
     2: "The optimizer has stepped for the first time: its two states have just been made.",
     3: "A leak: memory of the step before was not given back.",
@@ -83,22 +72,17 @@ STATEMENTS = {
     8: "The weights are loaded a second and a third time, so that the optimizer can work on copies.",
     9: "A step begins: gradients have been set to none, the optimizer's states stay.",
 }
-"""Statements about moments, in no order; three are true of none."""
-
 EXPLAINED = {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}  # The right statement of each moment
-STORY_MISTAKES: Mapping[tuple[str, int], str] = {
+STORY_MISTAKES: Mapping[tuple[str, int], str] = {  # the hint for a moment that is given this statement
     ("E", 3): "E: is it a leak if every later step begins at this height? See what it is that stays.",
-    (
-        "C",
-        3,
-    ): "C: one kind of memory is there that was not there at A. Who will want it when the next micro-batch is through?",
+    ("C", 3): "C: one kind of memory is there that was not there at A. Who will want it when the next micro-batch is "
+    "through?",
     ("F", 6): "F: the curve falls right there, before the optimizer has run. Who has used what has gone?",
     ("B", 6): "B: does any formula of an optimizer ask for an activation? Look when they go.",
     ("D", 8): "D: two tensors for each weight have come, in fp32. They are no copies: what does Adam remember?",
     ("C", 9): "C lies inside a step. Are there gradients at C, and states of the optimizer?",
     ("E", 7): "E lies between two steps. Are there gradients at E, and states of the optimizer?",
 }
-"""The hint for a moment that is given this statement."""
 
 
 @cache
@@ -129,14 +113,13 @@ def told(answer: Any) -> None:
     got = entries(call(answer, returns=Mapping), tuple(EXPLAINED), int)
     for letter, number in got.items():
         expect(number in STATEMENTS, f"{letter} is {number}: the statements have numbers 1 to {len(STATEMENTS)}.")
-    if got == EXPLAINED:
-        return
     for given in got.items():
         expect(given not in STORY_MISTAKES, STORY_MISTAKES.get(given, ""))
     twice = [f"{one} and {other}" for one in EXPLAINED for other in EXPLAINED if one < other and got[one] == got[other]]
     expect(not twice, f"{' '.join(twice[:1])} have the same explanation. Every statement is of one moment at most.")
-    wrong = next(letter for letter, number in EXPLAINED.items() if got[letter] != number)
-    fail(f"{wrong} is off. Which kinds of memory are there at that moment, and which have come or gone since the last?")
+    wrong = [letter for letter, number in EXPLAINED.items() if got[letter] != number]
+    since = "Which kinds of memory are there at that moment, and which have come or gone since the last?"
+    expect(not wrong, f"{' '.join(wrong[:1])} is off. {since}")
 
 
 # ------------------------------------------------------------------------------------------------ 05.3: kept_by_module
@@ -181,16 +164,11 @@ def kept_cases() -> Mapping[str, nn.Module]:
 
 
 def kept_ledger(
-    model: nn.Module,
-    x: torch.Tensor,
-    counted: Collection[str] = (),
-    each: bool = False,
-    views: bool = False,
-    place: Any = -1,
+    model: nn.Module, x: torch.Tensor, counts: Any = (), each: bool = False, views: bool = False, place: Any = -1
 ) -> dict[str, int]:
     """Bytes that forward keeps by module. Options are mistakes: what is counted, how often, how far, for which."""
     there = {"x": [x], "parameters": model.parameters(), "buffers": model.buffers()}
-    seen = {tensor.untyped_storage() for kind, known in there.items() if kind not in counted for tensor in known}
+    seen = {tensor.untyped_storage() for kind, known in there.items() if kind not in counts for tensor in known}
     kept, running, handles = Counter[str](), list[str](), list[Any]()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -215,12 +193,10 @@ KEPT_MISTAKES: Mapping[str, Mapping[str, Any]] = {
     "some storages count more than once: two operations may keep one storage.": {"each": True},
     "you count the bytes of a view. As long as it lives, its whole storage does.": {"views": True},
     "you count each view, with its own bytes. Count the storage behind it, and once.": {"each": True, "views": True},
-    "you count parameters, too. Even a transposed view of one has the parameter's storage.": {
-        "counted": ["parameters"]
-    },
-    "you count x, too, which was there before.": {"counted": ["x"]},
-    "you count a buffer, too. It is there anyway, as a parameter is.": {"counted": ["buffers"]},
-    "you count what was there before: x, parameters and buffers.": {"counted": ["x", "parameters", "buffers"]},
+    "you count parameters, too. Even a transposed view of one has the parameter's storage.": {"counts": ["parameters"]},
+    "you count x, too, which was there before.": {"counts": ["x"]},
+    "you count a buffer, too. It is there anyway, as a parameter is.": {"counts": ["buffers"]},
+    "you count what was there before: x, parameters and buffers.": {"counts": ["x", "parameters", "buffers"]},
     "you give it to the outermost module that runs. Where in the list is the innermost?": {"place": 0},
     "you give it to the module around the one that runs.": {"place": -2},
     "a module also gets what its submodules keep. Each storage belongs to one name.": {"place": None},
@@ -248,6 +224,8 @@ def kept_by_module(answer: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- 05.4: lean
+LEAN_CASES = ((200, 16, 256, False, 1e-2), (200, 16, 256, True, 1e-5), (1, 8, 200, True, 1e-5))  # …, training, eps
+AROUND, STATE = 4 * 8, 5056  # bytes on top: per token, a norm's statistics; once, a state of the CPU's random numbers
 
 
 class Wasteful(nn.Module):
@@ -269,11 +247,6 @@ class Wasteful(nn.Module):
         return x + y
 
 
-LEAN_CASES = ((200, 16, 256, False, 1e-2), (200, 16, 256, True, 1e-5), (1, 8, 200, True, 1e-5))  # …, training, eps
-AROUND, STATE = 4 * 8, 5056
-"""Bytes that may come on top: per token, as a norm's statistics, and for a state of random numbers on the CPU."""
-
-
 @exercise("05.4", "The same output, gradients and log, each product once, and nothing waits that is cheap to make.")
 def lean(answer: Any) -> None:
     """`answer(block, x)` is what `block(x)` is, and keeps 2·h + 3·ffn numbers per token."""
@@ -282,12 +255,10 @@ def lean(answer: Any) -> None:
             block, x = Wasteful(h, ffn, 0.3).train(training), torch.randn(tokens, h) + 1
             block.norm.eps = eps
             nn.init.normal_(block.norm.weight), nn.init.normal_(block.norm.bias)
-        runs, logs = list[tuple[Ran, int]](), list[list[Any]]()
-        for run in (block, lambda x, block=block: call(answer, block, x, returns=torch.Tensor)):
-            block.log = [0.5]
-            runs.append(counted(run, [x], block.parameters()))
-            logs.append(list(block.log))
-        ((wanted, least), (got, work)), (log, mine) = runs, logs
+        (wanted, least), log = counted(block, [x], block.parameters()), block.log
+        block.log = [0.5]
+        run = partial(call, answer, block, returns=torch.Tensor)
+        (got, work), mine = counted(run, [x], block.parameters()), list(block.log)
         mode = "In training" if training else "With `block.eval()`"
         close, another = same([got.output], [wanted.output], 1e-4), f"{mode}, the output is another."
         expect(close or not training, f"{another} Does it drop what the block drops, at its rate, in training alone?")
@@ -297,13 +268,13 @@ def lean(answer: Any) -> None:
         expect(slopes, f"{mode}, the output is right and a gradient is not. {why} Is all that you keep in fp32?")
         expect(mine[:1] == [0.5], "What `block.log` held before has gone. Append to it.")
         expect(len(mine) == 2, f"One step logs one number. Yours logs {len(mine) - 1}.")
-        tensor = isinstance(mine[1], torch.Tensor)
-        many = f"Your log has a tensor of {mine[1].numel() if tensor else 1:,} numbers. One number is asked for."
-        expect(not tensor or mine[1].numel() == 1, many)
-        alive = tensor and mine[1].requires_grad
-        expect(not alive, "The log holds a graph, and all that this graph keeps. A number is enough.")
+        if isinstance(mine[1], torch.Tensor):
+            many = f"Your log has a tensor of {mine[1].numel():,} numbers. One number is asked for."
+            expect(mine[1].numel() == 1, many)
+            graph = "The log holds a graph, and all that this graph keeps. A number is enough."
+            expect(not mine[1].requires_grad, graph)
         logged = of_kind(mine[1], Real, "Your log's entry is")
-        expect(abs(logged - log[1].item()) < 1e-4, "Your log has another number than the block's own.")
+        expect(abs(logged - log[0].item()) < 1e-4, "Your log has another number than the block's own.")
         expect(work <= least, "A matrix product runs a second time. Compute only what is cheap again.")
         over = (got.kept - STATE - tokens * (4 * (2 * h + 3 * ffn) + AROUND)) / tokens / 4
         expect(over < ffn / 2, "A wide tensor too many waits for backward. What can be made again from gate and up?")
@@ -367,9 +338,8 @@ def lean_loss(answer: Any) -> None:
             handed.append(given[0].detach())
             loss = call(run, *given, returns=torch.Tensor, hints=hints)
             expect(loss.shape == (), f"{what}, your loss is no single number. The mean over tokens was asked for.")
-            expect(
-                loss.isfinite(), f"{what}, your loss is {loss.item()}. exp overflows, or the log is of 0: see hint 3."
-            )
+            endless = f"{what}, your loss is {loss.item()}. exp overflows, or the log is of 0: see hint 3."
+            expect(loss.isfinite(), endless)
             return loss
 
         wanted, got = forward_backward(plain_loss, case), forward_backward(one_number, case)

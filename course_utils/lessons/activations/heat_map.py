@@ -2,20 +2,18 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import log
 
-from course_utils import estimate
+from course_utils import TrainingRun, estimate
 from course_utils.estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
 from course_utils.figures.canvas import INK, MARGIN, QUIET, WIDTH, Canvas, Figure, ink_on, number
 from course_utils.gpus import Gpu
-from course_utils.run import TrainingRun
 from course_utils.units import UNITS, format_bytes
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 SEQUENCES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
 Point = tuple[int, int]  # b and s
-
 LIGHT, DARK, FRAME = (0xF2, 0xFA, 0xF7), (0x00, 0x4D, 0x3A), "#B3261E"
 LEFT, CELL_HEIGHT = MARGIN + 46.0, 27
 
@@ -38,11 +36,10 @@ def cells(run: TrainingRun) -> Mapping[Point, int]:
 @lru_cache(maxsize=64)
 def limits(run: TrainingRun, memory: int) -> Sequence[int]:
     """For each length of the map, the number of BATCHES whose step has an estimated peak of at most `memory` bytes."""
-
-    def peak(b: int, s: int) -> int:
-        return estimate(run.replace(micro_batch=b, seq_len=s)).total
-
-    return [bisect_right(BATCHES, memory, key=partial(peak, s=s)) for s in lengths(run)]
+    return [
+        bisect_right(BATCHES, memory, key=lambda b: estimate(run.replace(micro_batch=b, seq_len=s)).total)
+        for s in lengths(run)
+    ]
 
 
 def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
@@ -56,19 +53,22 @@ def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
     top = canvas.title(title) + 24
     bottom, width = top + CELL_HEIGHT * len(BATCHES), (WIDTH - MARGIN - LEFT) / len(columns)
     canvas.text(MARGIN, top - 8, "GB of activations; below the line, the whole step fits", 12, QUIET)
-    corners = {
-        (b, s): (LEFT + width * column, bottom - CELL_HEIGHT * (row + 1))
-        for row, b in enumerate(BATCHES)
-        for column, s in enumerate(columns)
-    }
-    _paint(canvas, sizes, corners, width)
-    x, y = corners[at]
+    xs = {s: LEFT + width * column for column, s in enumerate(columns)}
+    ys = {b: bottom - CELL_HEIGHT * (row + 1) for row, b in enumerate(BATCHES)}
+    low, high = log(min(sizes.values())), log(max(sizes.values()))
+    for (b, s), size in sizes.items():
+        x, y, part = xs[s], ys[b], (log(size) - low) / (high - low)
+        color = "#" + "".join(f"{round(a + (z - a) * part):02X}" for a, z in zip(LIGHT, DARK, strict=True))
+        tip = f"b = {b}, s = {s:,}: {format_bytes(size, 'GB', 2)}"
+        canvas.rect(x, y, width, CELL_HEIGHT, color, tip, data_bytes=size)
+        canvas.text(x + width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
+    x, y = xs[at[1]], ys[at[0]]
     look = {"fill_opacity": 0, "stroke": FRAME, "stroke_width": 3.5, "data_at": f"{at[0]},{at[1]}"}
     canvas.rect(x + 1, y + 1, width - 2, CELL_HEIGHT - 2, FRAME, **look)
-    for b in BATCHES:
-        canvas.text(LEFT - 8, corners[b, columns[0]][1] + 18, number(b), 12, QUIET, text_anchor="end")
-    for s in columns:
-        canvas.text(corners[1, s][0] + width / 2, bottom + 17, number(s), 11, QUIET, text_anchor="middle")
+    for b, y in ys.items():
+        canvas.text(LEFT - 8, y + 18, number(b), 12, QUIET, text_anchor="end")
+    for s, x in xs.items():
+        canvas.text(x + width / 2, bottom + 17, number(s), 11, QUIET, text_anchor="middle")
     canvas.text((LEFT + WIDTH - MARGIN) / 2, bottom + 36, "sequence length s (tokens)", 12, QUIET, text_anchor="middle")
     canvas.upright(MARGIN + 8, (top + bottom) / 2, "micro-batch b")
     stairs = [(column + end, count) for column, count in enumerate(fitting) for end in (0, 1)]
@@ -82,19 +82,6 @@ def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
     smallest, largest = (format_bytes(choose(sizes.values()), "GB", 2) for choose in (min, max))
     alt = f"{title}. A heat map from {smallest} to {largest} of activations; the largest that fits: {line} tokens."
     return Figure(canvas.svg(end + 2, title, alt), alt)
-
-
-def _paint(
-    canvas: Canvas, sizes: Mapping[Point, int], corners: Mapping[Point, tuple[float, float]], width: float
-) -> None:
-    """Each cell in its color, with its number."""
-    low, high = log(min(sizes.values())), log(max(sizes.values()))
-    for (b, s), size in sizes.items():
-        (x, y), part = corners[b, s], (log(size) - low) / (high - low)
-        color = "#" + "".join(f"{round(a + (z - a) * part):02X}" for a, z in zip(LIGHT, DARK, strict=True))
-        tip = f"b = {b}, s = {s:,}: {format_bytes(size, 'GB', 2)}"
-        canvas.rect(x, y, width, CELL_HEIGHT, color, tip, data_bytes=size)
-        canvas.text(x + width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
 
 
 def _brief(size: int) -> str:

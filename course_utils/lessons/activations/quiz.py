@@ -36,10 +36,8 @@ def questions() -> tuple[Question, ...]:
         ("4.0 ×", "That would be so if all of it had s·s elements."),
         ("1.0 ×", "The kernel hides the s·s tensors, not the tokens."),
     )  # fmt: skip
-    dry = RUN.replace(dropout=0.0)
-    saved = 1 - block_bytes(dry) / block_bytes(RUN)
-    scores = RUN.model.heads * RUN.seq_len * RUN.seq_len * RUN.micro_batch
-    masks = (scores + 2 * RUN.seq_len * RUN.micro_batch * RUN.model.hidden) / block_bytes(RUN)
+    saved = 1 - block_bytes(RUN.replace(dropout=0.0)) / block_bytes(RUN)
+    masks = (a * s * s * b + 2 * s * b * h) / block_bytes(RUN)
     without_dropout = question(
         "You set dropout to 0 in that block, attention still written out. What part of its activations goes?",
         (percent(saved), "Three masks of one byte an element, and the dropped copy of the attention weights: without "

@@ -1,26 +1,20 @@
 """Heat map of lesson 05 with controls. Only notebooks import this module."""
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import ipywidgets
 
-from course_utils import estimate
+from course_utils import GPUS, PRESETS, TrainingRun, estimate, format_bytes
+from course_utils import gpu as known_gpu
 from course_utils.figures.canvas import Figure
-from course_utils.gpus import GPUS, Gpu
-from course_utils.gpus import gpu as known_gpu
+from course_utils.gpus import Gpu
 from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown, slider
-from course_utils.models import PRESETS
 from course_utils.planning.twin import fit_words
-from course_utils.run import TrainingRun
-from course_utils.units import format_bytes
 
 from .heat_map import BATCHES, SEQUENCES, heat_map, kept_bytes
 
 MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "llama3-8b")  # by their parameters
-PRECISIONS = ("amp-bf16", "bf16-master", "fp32")
-ATTENTIONS = ("eager", "flash", "efficient")
-RECOMPUTES = ("none", "selective-attention", "full")
 
 
 class ActivationMap(Explorable):
@@ -40,18 +34,19 @@ class ActivationMap(Explorable):
             if value not in known:
                 raise ValueError(f"{name} is {value}; the map has {', '.join(map(str, known))}")
         run = TrainingRun(model, **choices)
+        models = list(dict.fromkeys([*MODELS, run.model.name]))
         cards = sorted(GPUS, key=lambda name: GPUS[name].memory)
-        super().__init__(
-            {
-                "model": _names("model", [*MODELS, run.model.name], run.model.name),
-                "gpu": _names("GPU", cards, known_gpu(gpu).name),
-                "micro_batch": slider("look at b", BATCHES, micro_batch),
-                "seq_len": slider("look at s", SEQUENCES, seq_len),
-                "attention": dropdown("attention", ATTENTIONS, run.attention),
-                "recompute": dropdown("recompute", RECOMPUTES, run.recompute),
-                "precision": dropdown("precision", PRECISIONS, run.precision.name),
-            }
-        )
+        names = partial(ipywidgets.SelectionSlider, style=STYLE, layout=LAYOUT)
+        controls = {
+            "model": names(options=models, value=run.model.name, description="model"),
+            "gpu": names(options=cards, value=known_gpu(gpu).name, description="GPU"),
+            "micro_batch": slider("look at b", BATCHES, micro_batch),
+            "seq_len": slider("look at s", SEQUENCES, seq_len),
+            "attention": dropdown("attention", ("eager", "flash", "efficient"), run.attention),
+            "recompute": dropdown("recompute", ("none", "selective-attention", "full"), run.recompute),
+            "precision": dropdown("precision", ("amp-bf16", "bf16-master", "fp32"), run.precision.name),
+        }
+        super().__init__(controls)
 
     @property
     def gpu(self) -> Gpu:
@@ -76,11 +71,6 @@ class ActivationMap(Explorable):
             f"<br><code style='user-select:all'>{run.code()}</code>"
         )
         return heat_map(run, self.gpu, (run.micro_batch, run.seq_len)), message
-
-
-def _names(description: str, names: Sequence[str], value: str) -> ipywidgets.SelectionSlider:
-    options = list(dict.fromkeys(names))
-    return ipywidgets.SelectionSlider(options=options, value=value, description=description, style=STYLE, layout=LAYOUT)
 
 
 activation_map = ActivationMap

@@ -9,25 +9,22 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from course_utils.errors import unknown
+from course_utils.errors import check_known
 from course_utils.estimating import formula, published
 from course_utils.measurement import Allocation, Measurement
 from course_utils.run import TrainingRun
 from course_utils.units import Table, format_bytes, format_signed
 
 Parts = dict[str, int]
-
 STATES, SCORES, BLOCKS, OUTSIDE = "states", "attention scores", "rest of the blocks", "embedding, logits, loss"
 COPIES, PASSING = "weight copies", "temporaries, inputs"
-
 COMPONENTS = (STATES, SCORES, BLOCKS, OUTSIDE, COPIES, PASSING)
 """The parts of every answer and every measurement: all of it, nothing twice."""
 
 KINDS = {"parameters": STATES, "gradients": STATES, "optimizer_states": STATES, "weight_copies": COPIES}
 
 
-@dataclass(frozen=True)
-class Calculator:
+class Calculator(NamedTuple):
     """One public formula or tool: its purpose, its source, and how its answer is cut.
 
     `formula` names its entry in `published.FORMULAS`; `counted` is its own number of parameters N; `states`, `scores`
@@ -83,59 +80,41 @@ def _figure_outside(run: TrainingRun) -> int:
 
 
 CALCULATORS = (
-    Calculator(
-        "accelerate", "accelerate", "the size of a checkpoint, and what loading and Adam add to it",
-        "Hugging Face accelerate, commands/estimate.py", published.accelerate_bytes, counts="states",
-    ),
-    Calculator(
-        "ZeRO", "ZeRO: all", "showing where the memory goes, to shard it", "Rajbhandari et al. 2020, section 3",
-        _states_of(published.zero_bytes),
-    ),
-    Calculator(
-        "DeepSpeed ZeRO-2", "DeepSpeed ZeRO-2", "model states under ZeRO, activations expressly left out",
-        "DeepSpeed's documentation, Memory Requirements", published.deepspeed_zero2_run_bytes, counts="states",
-    ),
-    Calculator(
-        "Megatron-LM", "Megatron-LM", "a line in the log before training starts",
-        "Megatron-LM, theoretical_memory_usage.py", _states_of(published.megatron_parts),
-        published.megatron_parameter_count, outside=_megatron_outside,
-    ),
-    Calculator(
-        "llm-analysis", "llm-analysis", "latency and memory of many configurations without running one",
-        "llm-analysis, analysis.py", _states_of(published.llm_analysis_parts),
-        scores=lambda run: _scores(run, 4) * (run.attention == "eager"),
-        outside=lambda run: run.seq_len * run.micro_batch * (2 * run.model.vocab + 4 * run.model.hidden),
-    ),
-    Calculator(
-        "Korthikanti et al.", "Korthikanti: all", "activations of GPTs in 2022, to recompute fewer of them",
-        "Korthikanti et al. 2022, sections 4.1 and 4.3", lambda run: 0, scores=_scores,
-        outside=published.korthikanti_outer_bytes, counts="activations",
-    ),
-    Calculator(
-        "Ultra-Scale Playbook, text", "Ultra-Scale Playbook: text", "teaching the formulas of a GPT",
-        "Tazi et al. 2025", _states_of(published.playbook_parts),
-        lambda run: published.playbook_parts(run)["parameters"] // 2, _scores,
-    ),
-    Calculator(
-        "Ultra-Scale Playbook, figure", "Ultra-Scale Playbook: figure", "turning the Playbook's knobs in a browser",
-        "Tazi et al. 2025, src/memory.js", _states_of(published.playbook_figure_parts),
-        lambda run: published.playbook_figure_parts(run)["parameters"] // run.precision.compute, _scores,
-        _figure_outside,
-    ),
-    Calculator(
-        "EleutherAI cookbook", "EleutherAI cookbook", "planning GPT-NeoX trainings on a cluster",
-        "EleutherAI cookbook, calc_transformer_mem.py", _states_of(published.cookbook_parts),
-        published.cookbook_parameter_count, _scores,
-    ),
+    Calculator("accelerate", "accelerate", "the size of a checkpoint, and what loading and Adam add to it",
+               "Hugging Face accelerate, commands/estimate.py", published.accelerate_bytes, counts="states"),
+    Calculator("ZeRO", "ZeRO: all", "showing where the memory goes, to shard it", "Rajbhandari et al. 2020, section 3",
+               _states_of(published.zero_bytes)),
+    Calculator("DeepSpeed ZeRO-2", "DeepSpeed ZeRO-2", "model states under ZeRO, activations expressly left out",
+               "DeepSpeed's documentation, Memory Requirements", published.deepspeed_zero2_run_bytes, counts="states"),
+    Calculator("Megatron-LM", "Megatron-LM", "a line in the log before training starts",
+               "Megatron-LM, theoretical_memory_usage.py", _states_of(published.megatron_parts),
+               published.megatron_parameter_count, outside=_megatron_outside),
+    Calculator("llm-analysis", "llm-analysis", "latency and memory of many configurations without running one",
+               "llm-analysis, analysis.py", _states_of(published.llm_analysis_parts),
+               scores=lambda run: _scores(run, 4) * (run.attention == "eager"),
+               outside=lambda run: run.seq_len * run.micro_batch * (2 * run.model.vocab + 4 * run.model.hidden)),
+    Calculator("Korthikanti et al.", "Korthikanti: all", "activations of GPTs in 2022, to recompute fewer of them",
+               "Korthikanti et al. 2022, sections 4.1 and 4.3", lambda run: 0, scores=_scores,
+               outside=published.korthikanti_outer_bytes, counts="activations"),
+    Calculator("Ultra-Scale Playbook, text", "Ultra-Scale Playbook: text", "teaching the formulas of a GPT",
+               "Tazi et al. 2025", _states_of(published.playbook_parts),
+               lambda run: published.playbook_parts(run)["parameters"] // 2, _scores),
+    Calculator("Ultra-Scale Playbook, figure", "Ultra-Scale Playbook: figure",
+               "turning the Playbook's knobs in a browser", "Tazi et al. 2025, src/memory.js",
+               _states_of(published.playbook_figure_parts),
+               lambda run: published.playbook_figure_parts(run)["parameters"] // run.precision.compute,
+               _scores, _figure_outside),
+    Calculator("EleutherAI cookbook", "EleutherAI cookbook", "planning GPT-NeoX trainings on a cluster",
+               "EleutherAI cookbook, calc_transformer_mem.py", _states_of(published.cookbook_parts),
+               published.cookbook_parameter_count, _scores),
 )  # fmt: skip
 
 
 def calculator(name: str) -> Calculator:
     """The calculator of that name. Raises ValueError listing those that are known, and the nearest."""
-    for one in CALCULATORS:
-        if one.name == name:
-            return one
-    raise unknown("calculator", name, [one.name for one in CALCULATORS])
+    named = {one.name: one for one in CALCULATORS}
+    check_known("calculator", name, named)
+    return named[name]
 
 
 def answers(run: TrainingRun, counts: str = "") -> Parts:
@@ -255,8 +234,7 @@ def autocast_formula(run: TrainingRun) -> Parts:
     block_copies, head_copy = formula.weight_copies(run)
     copies = run.model.layers * block_copies + head_copy
     kept, passing = (4, 8) if run.model.logits == "fp32" else (6, 4)
-    outside = sb * (6 * h + kept * V)
-    sizes = (12 * run.model.parameters, 0, formula.all_blocks(run), outside, copies, passing * sb * V)
+    sizes = (12 * run.model.parameters, 0, formula.all_blocks(run), sb * (6 * h + kept * V), copies, passing * sb * V)
     return dict(zip(COMPONENTS, sizes, strict=True))
 
 
@@ -265,14 +243,13 @@ def sides(run: TrainingRun, measured: Measurement) -> list[Parts]:
 
     A breakdown has one entry for all activations, so those components are joined.
     """
-    accounts = []
+    there, accounts = measured.breakdown, []
     for parts in (autocast_formula(run), counted_at_peak(measured)):
         activations = parts[SCORES] + parts[BLOCKS] + parts[OUTSIDE]
-        accounts.append({STATES: parts[STATES], "activations": activations, COPIES: parts[COPIES],
-                         PASSING: parts[PASSING]})  # fmt: skip
-    there = measured.breakdown
-    known = {STATES: states_of(there), "activations": there["activations"], COPIES: there["weight_copies"]}
-    return [*accounts, known | {PASSING: there.total - sum(known.values())}]
+        accounts.append((parts[STATES], activations, parts[COPIES], parts[PASSING]))
+    known = (states_of(there), there["activations"], there["weight_copies"])
+    accounts.append((*known, there.total - sum(known)))
+    return [dict(zip((STATES, "activations", COPIES, PASSING), sizes, strict=True)) for sizes in accounts]
 
 
 def three_ways(run: TrainingRun, measured: Measurement) -> Table:

@@ -30,14 +30,23 @@ from course_utils.units import UNITS
 from .errata import ERRATA
 
 # ------------------------------------------------------------------------------------------------------ 13.1: referee
-
 MOMENTS = ("begin", "forward", "backward", "peak")
+REFEREE_MISTAKES: Mistakes = {
+    "That is the first step, which begins without Adam's states. Later ones are different.": lambda one: one.first,
+    "You also count what was on the GPU before your function was called.":
+        lambda one: [size + one.base for size in one.later],
+    "Your peak counts what was on the GPU before your function was called.":
+        lambda one: [*one.later[:3], one.later[3] + one.base],
+    "The peak is one from before the step: the counter keeps the most until it is reset.":
+        lambda one: [*one.later[:3], one.most - one.base],
+    "Your peak is as high as it was when backward was through. The optimizer's step has temporaries, too.":
+        lambda one: [*one.later[:3], one.until_backward],
+}  # fmt: skip
 
 
 def _batch(rows: int, width: int, classes: int, of: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs, chosen from `of` times as many, and targets."""
-    inputs = torch.randn(of, rows, width, device="cuda")[0].clone()
-    return inputs, torch.randint(classes, (rows,), device="cuda")
+    return torch.randn(of, rows, width, device="cuda")[0].clone(), torch.randint(classes, (rows,), device="cuda")
 
 
 def _mlp() -> nn.Module:
@@ -74,11 +83,10 @@ class Readings(NamedTuple):
 
 def readings(make_model: Callable[[], nn.Module], make_batch: Callable[[], Any]) -> Readings:
     """What two steps of a training take on the GPU on which this runs."""
-    base, found = torch.cuda.memory_allocated(), list[list[int]]()
-    model = make_model()
+    base, model = torch.cuda.memory_allocated(), make_model()
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def step() -> tuple[int, int]:
+    def step() -> tuple[list[int], int, int]:
         torch.cuda.reset_peak_memory_stats()
         sizes = [torch.cuda.memory_allocated()]
         inputs, targets = make_batch()
@@ -90,25 +98,9 @@ def readings(make_model: Callable[[], nn.Module], make_batch: Callable[[], Any])
         gradients = sum(weight.grad.nbytes for weight in model.parameters() if weight.grad is not None)
         optimizer.step()
         optimizer.zero_grad()
-        found.append([size - base for size in (*sizes, torch.cuda.max_memory_allocated())])
-        return early, gradients
+        return [size - base for size in (*sizes, torch.cuda.max_memory_allocated())], early, gradients
 
-    step()
-    early, gradients = step()
-    return Readings(found[0], found[1], early, gradients)
-
-
-REFEREE_MISTAKES: Mistakes = {
-    "That is the first step, which begins without Adam's states. Later ones are different.": lambda one: one.first,
-    "You also count what was on the GPU before your function was called.":
-        lambda one: [size + one.base for size in one.later],
-    "Your peak counts what was on the GPU before your function was called.":
-        lambda one: [*one.later[:3], one.later[3] + one.base],
-    "The peak is one from before the step: the counter keeps the most until it is reset.":
-        lambda one: [*one.later[:3], one.most - one.base],
-    "Your peak is as high as it was when backward was through. The optimizer's step has temporaries, too.":
-        lambda one: [*one.later[:3], one.until_backward],
-}  # fmt: skip
+    return Readings(step()[0], *step())
 
 
 def _near(got: Sequence[Any], wanted: Sequence[Any]) -> bool:
@@ -131,26 +123,23 @@ def referee(answer: Any) -> None:
             most = torch.cuda.max_memory_allocated()
             torch.cuda.empty_cache()
             expected.append(one._replace(base=torch.cuda.memory_allocated(), most=most))
-            found = entries(call(answer, *make, returns=Mapping), MOMENTS)
-            got.append([float(found[name]) for name in MOMENTS])
+            got.append([float(size) for size in entries(call(answer, *make, returns=Mapping), MOMENTS).values()])
             del held
     slip = unit_slip(got[0][0], expected[0].later[0])
     expect(slip is None, f"Your bytes are {slip}")
     if recognized(got, [(one,) for one in expected], lambda one: one.later, REFEREE_MISTAKES, same=_near):
         return
+    more = "more than there is. Which of your variables hold a tensor then?"
+    few = "too little. Before which lines do you read and reset the counters?"
+    gone = "too little. The batch is gone by then: it and the loss keep their names until the step is over."
     for what, mine, one in zip(TRAININGS, got, expected, strict=True):
         stay = abs(mine[0] - one.later[0] - one.gradients) <= 0.02 * one.later[3]
         expect(not stay, "Gradients are still there when the next step begins.")
         for name, reading, right in zip(MOMENTS, mine, one.later, strict=True):
-            more = "more than there is. Which of your variables hold a tensor then?"
-            off = more if reading > right else FEW[name == "backward" and alike(mine[:2], one.later[:2], 0.02)]
+            too_little = gone if name == "backward" and alike(mine[:2], one.later[:2], 0.02) else few
+            off = more if reading > right else too_little
             expect(abs(reading - right) <= 0.02 * one.later[3], f"With {what}, {name!r} is {off}")
 
-
-FEW = (
-    "too little. Before which lines do you read and reset the counters?",
-    "too little. The batch is gone by then: it and the loss keep their names until the step is over.",
-)
 
 # ------------------------------------------------------------------------------------------------------- 13.2: breaks
 
@@ -195,8 +184,7 @@ def second_step(make: Any, name: str, times: int = 1) -> Step:
         optimizer.step()
         optimizer.zero_grad()
     peak = torch.cuda.max_memory_allocated()
-    above = (peak - begin - kept) / max(1, gradients)
-    return Step(sum(inputs), kept + x.nbytes, gradients, peak - base, above)
+    return Step(sum(inputs), kept + x.nbytes, gradients, peak - base, (peak - begin - kept) / max(1, gradients))
 
 
 @exercise("13.2", "Three rules, and for each a model that it was not made for.")
@@ -208,9 +196,8 @@ def breaks(answer: Any) -> None:
         more = second_step(made["batch"], "batch", times=2).peak / once.peak
     expect(more <= 1.2, f"batch: twice the batch takes {more:.2f} times the memory. What does not grow with it?")
     part = layers.kept / max(1, layers.inputs)
-    kept = f"layers: forward keeps {part:.2f} bytes for each that its layers read."
-    expect(part <= 0.5, f"{kept} Which bytes are kept once, or not at all, although a layer reads them? And x and the "
-           "output are kept in any case.")  # fmt: skip
+    expect(part <= 0.5, f"layers: forward keeps {part:.2f} bytes for each that its layers read. Which bytes are kept "
+           "once, or not at all, although a layer reads them? And x and the output are kept in any case.")  # fmt: skip
     few = "gradients: yours are so few that nobody would miss them. Take more parameters, or less input."
     expect(one.gradients > one.kept / 10, few)
     expect(one.above < 0.5, f"gradients: the peak is {one.above:.2f} times their bytes above the end of forward. In "
@@ -218,11 +205,7 @@ def breaks(answer: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- 13.3: bytes_a_token
-
 TOKEN_CASES = ((4096, 1024, 14336, 32), (2048, 512, 8192, 32), (3584, 512, 18944, 28), (1000, 1000, 2700, 10))
-
-
-LETTERS = ("h", "kv", "ffn", "a")
 
 
 def _token(h: int = 16, kv: int = 4, ffn: int = 8, a: int = 4, one: int = 8) -> Callable[[int, int, int, int], int]:
@@ -231,7 +214,6 @@ def _token(h: int = 16, kv: int = 4, ffn: int = 8, a: int = 4, one: int = 8) -> 
 
 
 token_right = _token()
-
 TOKEN_MISTAKES: Mistakes = {
     "That is the lesson's 22·h, where five matrices have a copy. How many read a norm's output here?": _token(h=22),
     "4·h are missing. The norms' inputs are fp32, and each of two matrices makes a 16-bit copy.": _token(h=12),
@@ -247,31 +229,24 @@ TOKEN_MISTAKES: Mistakes = {
 @exercise("13.3", "Every tensor has its bytes, and autocast has more of them than it is said to.")
 def bytes_a_token(answer: Any) -> None:
     """`answer(h, kv, ffn, a)` is what a Llama's block keeps for one token under autocast."""
-    got = [call(answer, *case) for case in TOKEN_CASES]
-    if not recognized(got, TOKEN_CASES, token_right, TOKEN_MISTAKES):
-        slip = unit_slip(got[0], token_right(*TOKEN_CASES[0]))
-        fail(f"Your bytes are {slip}" if slip else _letter_off(answer))
-
-
-def _letter_off(answer: Any) -> str:
-    """Which letter has another part in a learner's sum than it should have: the sum is linear in each."""
-    first = TOKEN_CASES[0]
-    for place, letter in enumerate(LETTERS):
+    got, first = [call(answer, *case) for case in TOKEN_CASES], TOKEN_CASES[0]
+    if recognized(got, TOKEN_CASES, token_right, TOKEN_MISTAKES):
+        return
+    slip = unit_slip(got[0], token_right(*first))
+    expect(slip is None, f"Your bytes are {slip}")
+    for place, letter in enumerate(("h", "kv", "ffn", "a")):  # the sum is linear in each
         more = tuple(size + 64 * (other == place) for other, size in enumerate(first))
-        if call(answer, *more) - call(answer, *first) != token_right(*more) - token_right(*first):
-            return f"The part with {letter} is off: how many tensors of that width are there, and in which format?"
-    return "The part without a letter is off: what is there once for each token?"
+        right = call(answer, *more) - call(answer, *first) == token_right(*more) - token_right(*first)
+        expect(right, f"The part with {letter} is off: how many tensors of that width are there, and in which format?")
+    fail("The part without a letter is off: what is there once for each token?")
 
 
 # ------------------------------------------------------------------------------------------------------- 13.4: erratum
-
-
 @exercise("13.4", "A claim, its source, and evidence that anybody can run: that is all an erratum needs.")
 def erratum(answer: Any) -> None:
     """`answer()` is a dictionary: claim, source, said, evidence, lesson."""
     got = entries(call(answer, returns=Mapping), ("claim", "source", "said", "evidence", "lesson"), object)
-    claim = of_kind(got["claim"], str, "The claim is")
-    source = of_kind(got["source"], str, "The source is")
+    claim, source = of_kind(got["claim"], str, "The claim is"), of_kind(got["source"], str, "The source is")
     said, lesson = of_kind(got["said"], Real, "said is"), of_kind(got["lesson"], int, "lesson is")
     words = "The claim has no number in it. Write it in digits, also where the source has a word: half is 50 %."
     expect(any(letter.isdigit() for letter in claim), words)
@@ -288,5 +263,5 @@ def erratum(answer: Any) -> None:
     expect(first != 0, "Your evidence comes to 0: is that really the number in question?")
     expect(abs(said / first - 1) > 0.005, "Your evidence gives what was said, to half a percent. Then the claim holds.")
     slips = [factor for size in UNITS.values() if size > 1 for factor in (size, 1 / size)]
-    unit = any(math.isclose(first / said, factor, rel_tol=0.005) for factor in slips)
+    unit = any(math.isclose(first, said * factor, rel_tol=0.005) for factor in slips)
     expect(not unit, "Your evidence gives what was said, in another unit. Compute it in the claim's own: does it hold?")

@@ -23,7 +23,6 @@ from ..parameters.counting import GPT2_PAPER
 from .calculators import states_of
 
 PAGE = ROOT / "docs" / "errata.md"
-
 _gb, _gib = (partial(format_bytes, unit=unit, digits=1) for unit in ("GB", "GiB"))
 
 NEWSLETTER = "the newsletter Daily Dose of Data Science, “Where Did the GPU Memory Go?”"
@@ -156,10 +155,9 @@ def _errata() -> Iterator[Erratum]:
         f"parameters, {_gb(16 * N)} of states, and with flash attention and its loss a peak of {_peak(run)}",
     )  # fmt: skip
 
-    N = LLAMA.model.parameters
     yield Erratum(
         "The states of an 8B model take roughly 100 GB", "the lecture", "01", "16 bytes for each of its parameters.",
-        f"16 bytes · {N:,} = {_gb(16 * N)}",
+        f"16 bytes · {LLAMA.model.parameters:,} = {_gb(16 * LLAMA.model.parameters)}",
     )  # fmt: skip
 
     step = moments(XL)
@@ -342,10 +340,8 @@ def page() -> str:
     lessons = {number_of(path): path.name for path in numbered(ROOT / "notebooks")}
     parts = [INTRODUCTION]
     for number, one in enumerate(ERRATA, start=1):
-        lines = [
-            f"**Where:** {one.source}.", f"**What is right:** {one.right}", f"**Computed:** {one.evidence}.",
-            f"**More:** [lesson {one.lesson}](../notebooks/{lessons[one.lesson]}).",
-        ]  # fmt: skip
+        more = f"**More:** [lesson {one.lesson}](../notebooks/{lessons[one.lesson]})."
+        lines = (f"**Where:** {one.source}.", f"**What is right:** {one.right}", f"**Computed:** {one.evidence}.", more)
         wrapped = "\n\n".join(fill(line, 120, break_long_words=False, break_on_hyphens=False) for line in lines)
         parts.append(f'<span id="erratum-{number}"></span>\n\n## {number} · “{one.claim}”\n{wrapped}\n')
     return "\n".join(parts)

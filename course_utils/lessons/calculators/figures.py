@@ -21,7 +21,6 @@ LEGEND = (
 )  # fmt: skip
 
 ROW, BAR = 38, 24
-
 SHORT = "#4B3F8F"  # too little, as `OVER` is too much; neither is the color of a kind of memory
 
 Panel = Mapping[str, Mapping[str, int]]
@@ -41,8 +40,7 @@ def side_by_side(
     left, top = _named_rows(canvas, rows, _legend(canvas, canvas.title(title) + 8) + (56 if peaks else 40), ROW, 17)
     width = (WIDTH - MARGIN - left - 24 * (len(panels) - 1)) / len(panels)
     for index, (name, panel) in enumerate(panels.items()):
-        place = left + index * (width + 24)
-        _panel(canvas, name, panel, place, top, width, peaks.get(name), word)
+        _panel(canvas, name, panel, left + index * (width + 24), top, width, peaks.get(name), word)
         totals = "; ".join(f"{row} {format_bytes(sum(parts.values()), 'GB', 0)}" for row, parts in panel.items())
         peak = f" {word.capitalize()}: {format_bytes(peaks[name], 'GB', 0)}." if peaks else ""
         told.append(f"{name}: {totals}.{peak}")
@@ -51,8 +49,7 @@ def side_by_side(
 
 
 def _figure(canvas: Canvas, y: float, title: str, alt: str, provenance: str) -> Figure:
-    end = canvas.note(provenance, y)
-    return Figure(canvas.svg(end - (2 if provenance else 8), title, alt), alt)
+    return Figure(canvas.svg(canvas.note(provenance, y) - (2 if provenance else 8), title, alt), alt)
 
 
 def _named_rows(
@@ -92,8 +89,7 @@ def _panel(
         y, total = top + ROW * index, format_bytes(totals[row], "GB", 0)
         at = _label_x(x, total, 12, left + (peak or 0) * scale)
         canvas.halo_text(at, y + (12 if peak else 17), total, 12, font_weight="bold")
-        if peak and totals[row] != peak:
-            off = totals[row] - peak
+        if peak and (off := totals[row] - peak):
             canvas.halo_text(at, y + 25, signed_percent(off, peak), 11, fill=OVER if off > 0 else SHORT)
 
 
@@ -171,9 +167,9 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
     for row, (name, found) in enumerate(table.items()):
         for column, size in enumerate([*found.values(), sum(found.values())]):
             x, y, fill = left + width * column, top + 30 * row, OVER if size > 0 else SHORT
-            deep = 0.6 * min(1.0, abs(size) / peak) ** 0.5
-            canvas.rect(x + 1, y + 1, width - 2, 28, "#FFFFFF", stroke=GRID, stroke_width=1)
-            canvas.rect(x + 1, y + 1, width - 2, 28, fill, fill_opacity=deep, data_bytes=size)
+            cell, deep = (x + 1, y + 1, width - 2, 28), 0.6 * min(1.0, abs(size) / peak) ** 0.5
+            canvas.rect(*cell, "#FFFFFF", stroke=GRID, stroke_width=1)
+            canvas.rect(*cell, fill, fill_opacity=deep, data_bytes=size)
             shown = "0" if abs(size) < 5e7 else f"{'+' if size > 0 else '−'}{abs(size) / 1e9:.1f}"
             weight = "bold" if column == len(terms) else None
             canvas.text(x + width / 2, y + 19, shown, 12, text_anchor="middle", font_weight=weight)

@@ -19,8 +19,7 @@ def questions() -> tuple[Question, ...]:
         f"{s:,} tokens and flash attention, how much of the answer is not there?",
         (gb(5 * scores * L), "All of that term: a flash kernel writes no s×s matrix."),
         (gb(5 * scores), "That is one block's. The model has more of them."),
-        (gb(3 * scores * L), "That lets the scores of an attention without dropout stand. A flash "
-         "kernel keeps none."),
+        (gb(3 * scores * L), "That lets the scores of an attention without dropout stand. A flash kernel keeps none."),
         (gb(0), "That would be so if the kernel wrote its matrix of scores to memory."),
     )  # fmt: skip
     N = LLAMA.model.parameters
@@ -32,10 +31,9 @@ def questions() -> tuple[Question, ...]:
         (gb(18 * N), "That is the recipe with 16-bit weights, master weights and fp32 gradients."),
         (gb(8 * N), "Those are the moments alone. The weights are there, too."),
     )  # fmt: skip
-    size = 80 * GiB
     unit = question(
         "A card's “80 GB” are 80 GiB. How many GB is that?",
-        (gb(size), "2³⁰ / 10⁹ for each of them."),
+        (gb(80 * GiB), "2³⁰ / 10⁹ for each of them."),
         (gb(80 * GB), "That takes the letter i for decoration."),
         (f"{80 * GB / GiB:.1f} GB", "You went the other way: a GiB is the larger of the two."),
         (f"{80 * 1.024:.1f} GB", "1.024 is the factor between KiB and KB. It grows with the prefix."),
@@ -44,11 +42,10 @@ def questions() -> tuple[Question, ...]:
     by_chance = question(
         f"A calculator is {states:+d} GB off in the states, {blocks:+d} GB in the blocks, −{-loss} GB in the loss: "
         f"{states + blocks + loss:+d} GB in all. How far is it off with twice the batch?",
-        (_signed(states + 2 * (blocks + loss)), "Activations and loss double, and so do their errors; the states "
-         "stay."),
-        (_signed(states + blocks + loss), "That would be so if no part grew with the batch."),
-        (_signed(2 * (states + blocks + loss)), "That doubles the states' error, too, and they do not see the batch."),
-        (_signed(states + blocks + 2 * loss), "The blocks grow with the batch as well as the loss."),
+        (_off(states + 2 * (blocks + loss)), "Activations and loss double, and so do their errors; the states stay."),
+        (_off(states + blocks + loss), "That would be so if no part grew with the batch."),
+        (_off(2 * (states + blocks + loss)), "That doubles the states' error, too, and they do not see the batch."),
+        (_off(states + blocks + 2 * loss), "The blocks grow with the batch as well as the loss."),
     )  # fmt: skip
     kept = autocast_formula(XL)[COPIES]
     copies = question(
@@ -62,5 +59,5 @@ def questions() -> tuple[Question, ...]:
     return not_there, at_once, unit, by_chance, copies
 
 
-def _signed(amount: int) -> str:
+def _off(amount: int) -> str:
     return f"{'+' if amount > 0 else '−'}{abs(amount)} GB"

@@ -38,8 +38,7 @@ class Mender(Explorable):
     def redraw(self) -> tuple[Figure, str]:
         """The answer, corrected step by step, and its error now."""
         name, model = self.controls["calculator"].value, self.controls["model"].value
-        run, real = self.cases[model]
-        one = calculator(name)
+        one, (run, real) = calculator(name), self.cases[model]
         said, now = one.total(run), add_back(name, self.terms, run, real)
         before, after = (signed_percent(size - real.peak, real.peak) for size in (said, now))
         after = "exact" if now == real.peak else after

@@ -27,8 +27,7 @@ EPOCHS, BATCH = 2, 5  # the last batch of each rank's 8 samples is smaller
 NAMES = {  # that a learner's function may use
     "torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "nullcontext": nullcontext,
     "dist": dist, "cross_entropy": functional.cross_entropy, "DistributedDataParallel": DistributedDataParallel,
-    "DataLoader": DataLoader, "DistributedSampler": DistributedSampler,
-}  # fmt: skip
+    "DataLoader": DataLoader, "DistributedSampler": DistributedSampler}  # fmt: skip
 
 
 def network() -> nn.Module:
@@ -54,19 +53,15 @@ def trained(step: Any, count: int) -> dict[str, Any]:
     model.module.register_forward_pre_hook(lambda _, inputs: forward.append(forward[-1] + len(inputs[0])))
     next(model.parameters()).register_hook(lambda _: forward.append(0))
     optimizer, apart, off = torch.optim.SGD(model.parameters(), lr=RATE), [], []
-    for number, (_, right) in enumerate(after_steps(network(), large_batches(count))):
+    ranks = range(dist.get_world_size())
+    of_all = ([micro_batches(rank, number, count) for rank in ranks] for number in range(STEPS))
+    large = ([torch.cat(tensors) for tensors in zip(*chain(*batches), strict=True)] for batches in of_all)
+    for number, (_, right) in enumerate(after_steps(network(), large)):
         step(model, optimizer, micro_batches(dist.get_rank(), number, count))
         apart.append(distance(model))
         off.append((weights(model) - right).abs().max().item())
     exchanged = sum(bucket["size"] for bucket in trace.buckets) / weights(model).nbytes / STEPS
     return {"apart": apart, "off": off, "exchanged": exchanged, "at_once": max(forward)}
-
-
-def large_batches(count: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """All ranks' micro-batches of each step as one batch."""
-    for number in range(STEPS):
-        batches = [pair for rank in range(dist.get_world_size()) for pair in micro_batches(rank, number, count)]
-        yield tuple(torch.cat(tensors) for tensors in zip(*batches, strict=True))
 
 
 def after_steps(model: nn.Module, batches: Iterable[Sequence[torch.Tensor]]) -> Iterator[tuple[float, torch.Tensor]]:

@@ -35,7 +35,6 @@ PROGRAM = "course_utils.lessons.data_parallelism.check_ranks"
 STARTS = "Three processes start; this takes about ten seconds."
 
 # ------------------------------------------------------------------------------------------------------ 08.1: traffic
-
 TRAFFIC_CASES = ((4, 1_000), (8, 6_000_000), (2, 512), (5, 10_000))
 TRAFFIC: dict[str, Callable[[int, int], float]] = {
     "server": lambda D, S: 2 * D * S,
@@ -65,26 +64,23 @@ def traffic(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- 08.2: ring
-
-RING_SIZES = (4, 2, 3, 5, 1)
-
-
 @exercise("08.2", "Every rank holds every sum for 2(D−1) messages; on three real processes, too.", STARTS)
 def ring(answer: Any) -> None:
     """`answer(parts, rank, ranks, send, receive)` returns this rank's parts, each the sum over all ranks."""
-
-    def program(*arguments: Any) -> Any:
-        return call(
-            answer, *arguments, returns=(list, tuple, torch.Tensor), may_change=(0,)
-        )  # a ring may add into its own parts
-
-    for ranks in RING_SIZES:
-        # on rank r part p is full of 10^r + p
+    program = partial(call, answer, returns=(list, tuple, torch.Tensor), may_change=(0,))  # it may add into its parts
+    for ranks in (4, 2, 3, 5, 1):
         inputs = [[torch.full((3,), float(10**rank + part)) for part in range(ranks)] for rank in range(ranks)]
         wanted = [torch.stack(parts).sum(dim=0) for parts in zip(*inputs, strict=True)]
-        network = Network(ranks)
+        network, right = Network(ranks), "The sums are right, but"
         _expect_sums(network.run(program, inputs), wanted)
-        _expect_ring(network, inputs[0][0].nbytes)
+        around = all(to == (sender + 1) % ranks for sender, to, _ in network.sent)
+        expect(around, f"{right} not all messages go to the right neighbor: that is no ring.")
+        expect(not any(network.queues.values()), f"{right} some messages were never received.")
+        most = max(Counter(sender for sender, _, _ in network.sent).values(), default=0)
+        often = f"{right} with {ranks} ranks a rank sends {most} messages, more often than needed."
+        expect(most <= 2 * (ranks - 1), often)
+        small = all(size <= inputs[0][0].nbytes for _, _, size in network.sent)
+        expect(small, f"{right} some messages are larger than a part. A ring sends one part at a time, as it came.")
     real = all(one["reduced"] for one in found_on_ranks(PROGRAM, RANKS, "ring", answer))
     expect(real, "In one process all is right, but not on real ranks: do you keep anything outside?")
 
@@ -105,17 +101,6 @@ def _expect_sums(found: list[Any], wanted: list[torch.Tensor]) -> None:
     expect(ranks == 1 or whole != [1] * ranks, "Each rank has one whole sum: that is the first half of the way.")
     some = "Some parts are whole on some ranks only. How long is each half, and which part leaves first in the second?"
     expect(whole == [ranks] * ranks, some)
-
-
-def _expect_ring(network: "Network", part_bytes: int) -> None:
-    D, right = network.ranks, "The sums are right, but"
-    around = all(to == (sender + 1) % D for sender, to, _ in network.sent)
-    expect(around, f"{right} not all messages go to the right neighbor: that is no ring.")
-    expect(not any(network.queues.values()), f"{right} some messages were never received.")
-    most = max(Counter(sender for sender, _, _ in network.sent).values(), default=0)
-    expect(most <= 2 * (D - 1), f"{right} with {D} ranks a rank sends {most} messages, more often than needed.")
-    small = all(size <= part_bytes for _, _, size in network.sent)
-    expect(small, f"{right} some messages are larger than a part. A ring sends one part at a time, as it came.")
 
 
 class Network:
@@ -171,7 +156,6 @@ class Network:
 
 
 # ------------------------------------------------------------------------------------------------ 08.3: token_backward
-
 FACTOR_MISTAKES: Mistakes = {  # factor(n, r): what rank r of n[r] tokens multiplies the mean over them by
     "That leaves the loss as it is: a rank with few tokens then counts as much as one with many.": lambda n, r: 1.0,
     "That is the rank's share, and would be right for a sum. DDP takes the mean.": lambda n, r: n[r] / sum(n),
@@ -196,26 +180,24 @@ def _after_ddp(factor: Callable[[list[int], int], float], *counts: int) -> list[
 @exercise("08.3", "Mean of means is the mean of all only if all are equally large; now it is either way.", STARTS)
 def token_backward(answer: Any) -> None:
     """`answer(model, inputs, targets)` goes backward from the mean over the tokens of all ranks, and returns it."""
-    send = dist.all_reduce
+    send, right = dist.all_reduce, partial(_after_ddp, lambda n, r: len(n) * n[r] / sum(n))
     with patch.object(dist, "all_reduce", lambda x, *how, **more: (send(x, *how, **more), x.add_(5))[0]):
         expect_together(lambda: _alone(answer, 0 if dist.get_rank() else 5), RANKS)  # one rank without tokens
     found = list(zip(*(one.values() for one in found_on_ranks(PROGRAM, RANKS, "tokens", answer)), strict=True))
     equal = all(one["gradient"] == ranks[0]["gradient"] for ranks in found[:2] for one in ranks)
     expect(equal, "The ranks end with different gradients: who calls DDP's own forward?")
-    mistakes = {
-        message: lambda *n, factor=factor: _after_ddp(factor, *n)[1] for message, factor in FACTOR_MISTAKES.items()
-    }
+    mistakes = {says: lambda *n, factor=factor: _after_ddp(factor, *n)[1] for says, factor in FACTOR_MISTAKES.items()}
     otherwise = "The gradient is off. Write the mean over all tokens as a sum over ranks."
     got = [torch.tensor(ranks[0]["gradient"]) for ranks in found]
-    recognized(got[:2], TOKENS[:2], lambda *n: _right(*n)[1], mistakes, otherwise, same)
+    recognized(got[:2], TOKENS[:2], lambda *n: right(*n)[1], mistakes, otherwise, same)
     filled = "Right while every rank has tokens. DDP divides by the number of all ranks, those without tokens, too."
-    expect(not same(got[2:], [_right(*TOKENS[2])[1] * (RANKS - 1) / RANKS]), filled)
+    expect(not same(got[2:], [right(*TOKENS[2])[1] * (RANKS - 1) / RANKS]), filled)
     empty = "Right while every rank has tokens. The mean of a rank without one is 0/0: which sum is not?"
-    expect(isfinite(sum(one["loss"] for one in found[2])) and same(got[2:], [_right(*TOKENS[2])[1]]), empty)
+    expect(isfinite(sum(one["loss"] for one in found[2])) and same(got[2:], [right(*TOKENS[2])[1]]), empty)
     with pretended(0, 7):
         fixed = same([_alone(answer, 5)], [RANKS * _after_ddp(lambda n, r: 1, 5)[1]])
     expect(not fixed, "Right on three ranks, and on three alone. Who knows how many there are?")
-    wanted = [_right(*counts)[0].item() for counts in TOKENS for _ in range(RANKS)]
+    wanted = [right(*counts)[0].item() for counts in TOKENS for _ in range(RANKS)]
     own = "The gradients are right. What you return is not the mean over the tokens of *all* ranks."
     expect(alike([one["loss"] for ranks in found for one in ranks], wanted, 1e-4), own)
 
@@ -226,15 +208,12 @@ def _alone(answer: Any, tokens: int) -> torch.Tensor:
     dry = DryModel(WIDTH, CLASSES)
     call(answer, dry, *texts(0, tokens), finite=False, may_change=(0,))
     went = "A rank does not go backward. The others wait for it in DDP's exchange, tokens or not."
-    expect(dry.weight.grad is not None, went)
-    return torch.cat([one.grad.flatten() for one in dry.parameters()])
-
-
-_right = partial(_after_ddp, lambda n, r: len(n) * n[r] / sum(n))
+    gradients = [one.grad.flatten() for one in dry.parameters() if one.grad is not None]
+    expect(len(gradients) == 2, went)
+    return torch.cat(gradients)
 
 
 # --------------------------------------------------------------------------------------------------- 08.4: mended_step
-
 TOLERANCE = 1e-6  # for weights near 0.1: rounding stays well below it, a mistake far above
 
 
@@ -248,21 +227,16 @@ def mended_step(answer: Any) -> None:
     """`answer(model, optimizer, micro_batches)` is one optimizer step under DDP."""
     dry = DryModel(8, 8)
     batches = [(torch.ones(2, 8), torch.zeros(2, 8)) for _ in range(2)]
-    given = dry, torch.optim.SGD(dry.parameters(), lr=0.1), batches
     with pretended(0, RANKS):
-        call_for_effect(answer, *given)
+        call_for_effect(answer, dry, torch.optim.SGD(dry.parameters(), lr=0.1), batches)
     four, six = both = list(on_real_ranks(answer).values())
     drifts = [max(one["apart"]) > 0 for one in both]
-    any_exchange = four["exchanged"] or six["exchanged"]
-    expect(
-        any_exchange, "DDP exchanges no gradient at all. Which backward is outside of `no_sync`, with DDP's forward?"
-    )
+    exchanged = four["exchanged"] or six["exchanged"]
+    expect(exchanged, "DDP exchanges no gradient at all. Which backward is outside of `no_sync`, with DDP's forward?")
     expect(not all(drifts), "The ranks drift apart, though gradients are exchanged: which were added before or after?")
     expect(not any(drifts), "With one number of micro-batches the ranks drift apart. When is the last one?")
+    large = "The ranks agree, but not with one large batch: by how much is the loss divided? Who steps and clears when?"
     for one in both:
-        large = (
-            "The ranks agree, but not with one large batch: by how much is the loss divided? Who steps and clears when?"
-        )
         expect(one["off"][0] < TOLERANCE, large)
         expect(max(one["off"]) < TOLERANCE, "Only the first step is right: what does a step leave behind?")
         often = "All right, but gradients are exchanged more than once a step: use `no_sync`, around forward, too."
@@ -283,13 +257,11 @@ def training_on_ranks(train: Any) -> dict[str, Any]:
 @exercise("08.5", "Equal from the first step on, every sample seen, and the numbers of one process.", STARTS)
 def fixed_training(answer: Any) -> None:
     """`answer(body, data, epochs, batch)` trains `body` and a new head on all ranks: the model, losses of epochs."""
-    alone = patch.object(DistributedDataParallel, "forward", lambda self, *given: self.module(*given))
-    with pretended(0, RANKS), alone:
+    with pretended(0, RANKS), patch.object(DistributedDataParallel, "forward", lambda ddp, *x: ddp.module(*x)):
         returned = call(answer, body(), samples(24), EPOCHS, BATCH, returns=(tuple, list), may_change=(0,))
-    expect(
-        len(returned) == 2 and isinstance(returned[1], (list, tuple)),
-        "Return two things: the model, and a list of losses.",
-    )
+    two = len(returned) == 2 and isinstance(returned[1], (list, tuple))
+    expect(two, "Return two things: the model, and a list of losses.")
+    mean = "Losses are not the mean over all samples drawn. One drawn twice counts twice; the last batch may be small."
     for count, one in training_on_ranks(answer).items():
         expect(one["ddp"], "Your model is not in DDP, or never called as such: who exchanges gradients?")
         expect(not one["start"], "Ranks start with different weights. What was not there when DDP sent rank 0's?")
@@ -307,7 +279,4 @@ def fixed_training(answer: Any) -> None:
         expect(len(first) == EPOCHS, "Return one loss for each epoch.")
         equal = others == [first] * len(others)
         expect(equal, "Each rank returns losses of its own samples. Who adds up those of all?")
-        mean = (
-            "Losses are not the mean over all samples drawn. One drawn twice counts twice; the last batch may be small."
-        )
         expect(alike(first, one["means"], 1e-4), mean)

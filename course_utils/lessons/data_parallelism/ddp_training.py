@@ -23,8 +23,7 @@ from course_utils.ranks.launch import RESULTS
 from course_utils.ranks.worker import report
 
 LAYERS, WIDTH, SAMPLES = 12, 512, 256
-BUCKET_MB = 2.0
-WARM_UP, TIMED = 2, 5
+BUCKET_MB, WARM_UP, TIMED = 2.0, 2, 5
 
 
 def why_on_cpus() -> str:
@@ -60,7 +59,7 @@ def network(device: torch.device) -> nn.Sequential:
 class Trace:
     """A DDP communication hook that averages as DDP does by itself, and notes each bucket: bytes, ready, done.
 
-    Times are in seconds since `begin()`; on a GPU they are those of CUDA events, in the order of its own work.
+    On a GPU, times are those of CUDA events, in the order of its own work; `since_begin` turns them into seconds.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -88,10 +87,6 @@ class Trace:
 
         return work.get_future().then(note_the_end)
 
-    def seconds(self) -> list[dict[str, float]]:
-        """The buckets in the order in which they left, with times in seconds."""
-        return [noted | {at: self.since_begin(noted[at]) for at in ("ready", "done")} for noted in self.buckets]
-
 
 def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized: bool = True) -> dict[str, Any]:
     """The median of a few steps: seconds until forward and backward ended, and its buckets."""
@@ -108,7 +103,9 @@ def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized
             loss.backward()
         end = trace.clock.stamp()
         trace.clock.synchronize()
-        steps.append({"forward": trace.since_begin(forward), "end": trace.since_begin(end), "buckets": trace.seconds()})
+        buckets = [noted | {at: trace.since_begin(noted[at]) for at in ("ready", "done")} for noted in trace.buckets]
+        times = {"forward": trace.since_begin(forward), "end": trace.since_begin(end)}
+        steps.append(times | {"buckets": buckets})
         model.zero_grad()
     return sorted(steps[WARM_UP:], key=lambda step: step["end"])[TIMED // 2]
 

@@ -4,30 +4,16 @@ from collections.abc import Mapping, Sequence
 from math import hypot
 from typing import Any
 
-from course_utils.figures import lines
-from course_utils.figures.axes import COLOURS, stop
-from course_utils.figures.canvas import (
-    INK,
-    MARGIN,
-    QUIET,
-    RULE,
-    WIDTH,
-    Canvas,
-    Figure,
-    ink_on,
-    number,
-    sentence,
-    text_width,
-    ticks,
-    wrap,
-)
+from course_utils.figures import COLOURS, Figure, lines
+from course_utils.figures.axes import stop
+from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, ink_on, sentence, text_width, ticks, wrap
+from course_utils.figures.curves import ROOM
 
 from .links import Band
 
-SENT, ROOM = COLOURS["communication"], WIDTH - 2 * MARGIN
+SENT, CELL = COLOURS["communication"], 40.0
 GREENS = ("#FFFFFF", "#E3F4EC", "#BFE6D5", "#8CCFB4", "#4FAF8A", "#12805C", "#00543B")
 """White for nothing, then darker with each contribution."""
-
 SERVER_STEPS = (
     ("1 · compute", "each worker computes the gradient of its own batch"),
     ("2 · push", "every worker sends its gradient to the server"),
@@ -39,31 +25,26 @@ SERVER_STEPS = (
 def server_figure(workers: int = 3) -> Figure:
     """A parameter server and two to five workers in four steps."""
     title = f"Four steps, and in two of them {workers} messages pass through one machine"
-    canvas, wide = Canvas(), ROOM / 4
+    canvas, wide = Canvas(), ROOM / 4 - 14
+    pitch, side = wide / workers, min(46.0, wide / workers - 8)
     top = canvas.title(title) + 26
     for index, (name, what) in enumerate(SERVER_STEPS):
-        x = MARGIN + wide * index
+        x = MARGIN + ROOM / 4 * index
         canvas.text(x, top, name, 13, font_weight="bold")
-        for line, part in enumerate(wrap(what, 11, wide - 14)):
+        for line, part in enumerate(wrap(what, 11, wide)):
             canvas.text(x, top + 184 + 14 * line, part, 11, QUIET)
-        _server_and_workers(canvas, x, top, wide - 14, index, workers)
+        _box(canvas, x + wide / 2, top + 22, 76, "server", COLOURS["optimizer_states"] if index == 2 else "#FFFFFF")
+        for worker in range(workers):
+            middle, fill = x + pitch * (worker + 0.5), COLOURS["gradients"] if index == 0 else "#FFFFFF"
+            _box(canvas, middle, top + 130, side, f"G{worker + 1}" if index < 2 else "θ", fill)
+            below, above = (middle, top + 126), (x + wide / 2 + (worker - (workers - 1) / 2) * 18, top + 58)
+            if index == 1:
+                _arrow(canvas, *below, *above, SENT)
+            elif index == 3:
+                _arrow(canvas, *above, *below, COLOURS["parameters"])
     told = "; ".join(f"{name.replace(' · ', ', ')}: {what}" for name, what in SERVER_STEPS)
     alt = f"{stop(title)} A server above, {workers} workers below. {told}."
     return Figure(canvas.svg(top + 222, title, alt), alt)
-
-
-def _server_and_workers(canvas: Canvas, x: float, y: float, wide: float, index: int, workers: int) -> None:
-    center, pitch, side = x + wide / 2, wide / workers, min(46.0, wide / workers - 8)
-    _box(canvas, center, y + 22, 76, "server", COLOURS["optimizer_states"] if index == 2 else "#FFFFFF")
-    for worker in range(workers):
-        middle = x + pitch * (worker + 0.5)
-        fill = COLOURS["gradients"] if index == 0 else "#FFFFFF"
-        _box(canvas, middle, y + 130, side, f"G{worker + 1}" if index < 2 else "θ", fill)
-        below, above = (middle, y + 126), (center + (worker - (workers - 1) / 2) * 18, y + 58)
-        if index == 1:
-            _arrow(canvas, *below, *above, SENT)
-        elif index == 3:
-            _arrow(canvas, *above, *below, COLOURS["parameters"])
 
 
 def _box(canvas: Canvas, center: float, y: float, wide: float, words: str, fill: str) -> None:
@@ -77,9 +58,6 @@ def _arrow(canvas: Canvas, x1: float, y1: float, x2: float, y2: float, color: st
     canvas.line(x1, y1, x2 - 6 * ux, y2 - 6 * uy, color, stroke_width=2.2)
     corners = [(x2, y2), *((x2 - 9 * ux - turn * uy, y2 - 9 * uy + turn * ux) for turn in (4.5, -4.5))]
     canvas.path(f"M{'L'.join(f'{x:.1f} {y:.1f}' for x, y in corners)}Z", fill=color)
-
-
-CELL = 40.0
 
 
 def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figure:
@@ -108,7 +86,12 @@ def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figur
             canvas.rect(middle - wide / 2, y, wide, CELL - 6, fill, stroke=RULE, stroke_width=1, data_sum=value)
             canvas.text(middle, y + 22, f"{value:0{ranks}d}", 14, ink_on(fill), text_anchor="middle")
     for sender, part, receiver in sent:
-        _message(canvas, sender, receiver, top + 29 + CELL * part, pitch, wide)
+        y, left = top + 29 + CELL * part, MARGIN + pitch * (sender + 0.5) + wide / 2 + 3
+        right = MARGIN + pitch * (receiver + 0.5) - wide / 2 - 3
+        if left > right:  # the last rank's message leaves the picture and comes in again
+            _arrow(canvas, left, y, MARGIN + ROOM + 12, y, SENT)
+            left = MARGIN - 12
+        _arrow(canvas, left, y, right, y, SENT)
     bottom = top + 12 + CELL * ranks
     canvas.text(MARGIN, bottom + 24, "Each rank began with one digit of its own, 1, 10, 100 and so on: the digits say "
                 "whose numbers are in a sum.", 12, QUIET)  # fmt: skip
@@ -116,17 +99,6 @@ def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figur
     sums = "; ".join(f"rank {rank} holds {sentence(map(str, parts))}" for rank, parts in enumerate(held))
     alt = f"{stop(title)} R{arrows[1:]}. Then {sums}." if arrows else f"{stop(title)} R{sums[1:]}."
     return Figure(canvas.svg(bottom + 38, title, alt), alt)
-
-
-def _message(canvas: Canvas, sender: int, receiver: int, y: float, pitch: float, wide: float) -> None:
-    """An arrow from a part to that of the right neighbor; the last rank's leaves the picture and comes in again."""
-    left = MARGIN + pitch * (sender + 0.5) + wide / 2 + 3
-    right = MARGIN + pitch * (receiver + 0.5) - wide / 2 - 3
-    if left < right:
-        _arrow(canvas, left, y, right, y, SENT)
-    else:
-        _arrow(canvas, left, y, WIDTH - MARGIN + 12, y, SENT)
-        _arrow(canvas, MARGIN - 12, y, right, y, SENT)
 
 
 def hidden_part(step: Mapping[str, Any]) -> float:
@@ -143,7 +115,7 @@ def overlap_figure(steps: Mapping[str, Mapping[str, Any]], title: str, provenanc
 
     `steps` maps names to the steps that `ddp_training` reports.
     """
-    canvas, left, right = Canvas(), 150.0, WIDTH - MARGIN
+    canvas, left, right = Canvas(), 150.0, MARGIN + ROOM
     y, most = canvas.title(title) + 30, max(step["end"] for step in steps.values())
     scale = (right - left) / most
     for name, step in steps.items():
@@ -151,7 +123,7 @@ def overlap_figure(steps: Mapping[str, Mapping[str, Any]], title: str, provenanc
     for ms in ticks(0, 1000 * most, 8):
         x = left + ms / 1000 * scale
         canvas.line(x, y, x, y + 5, RULE)
-        canvas.text(x, y + 20, number(ms), 12, QUIET, text_anchor="middle")
+        canvas.text(x, y + 20, f"{ms:,g}", 12, QUIET, text_anchor="middle")
     canvas.line(left, y, right, y, RULE)
     canvas.text((left + right) / 2, y + 42, "ms since the step began", 12, QUIET, text_anchor="middle")
     told = "; ".join(f"{name}: {_step_told(step)}" for name, step in steps.items())

@@ -9,8 +9,6 @@ from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable
 
 from .figures import ring_figure
 
-FRAME = 1200  # milliseconds from one step to the next while it plays
-
 
 class RingPlayer(Explorable):
     """The parts of each rank after each step of a ring, from `step` on. ValueError for a step not recorded."""
@@ -22,9 +20,9 @@ class RingPlayer(Explorable):
         self.recorded, last = recorded, len(recorded[0]) - 1
         slider = ipywidgets.IntSlider(step, 0, last, description="step", style=STYLE, layout=LAYOUT)
         super().__init__({"step": slider})
-        self.play = ipywidgets.Play(min=0, max=last, value=0, interval=FRAME, description="play")
+        self.play = ipywidgets.Play(min=0, max=last, value=0, interval=1200, description="play")  # ms for a step
         self.play.observe(lambda change: slider.set_trait("value", change["new"]), names="value")
-        self.children = (self.play, *tuple(self.children))
+        self.children = (self.play, *self.children)
 
     def redraw(self) -> tuple[Figure, str]:
         step = self.controls["step"].value

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 from numbers import Real
-from types import NoneType
 from typing import Any
 
 import torch
@@ -18,19 +17,10 @@ from course_utils.lessons.shared.judging import forward_backward, held_after, sa
 from course_utils.networks.frozen import FrozenLinear, nf4_pairs
 
 # ---------------------------------------------------------------------------------------------------- 12.1: lora_linear
-
 N_IN, N_OUT, RANK, ALPHA = 64, 48, 3, 4.5
 SLACK = 4 * (2 * RANK * (N_IN + N_OUT) + N_IN)  # bytes of factors that are scaled or copied: far less than W
-
-
-def _thin(x: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
-    return ALPHA / RANK * (x @ A.T) @ B.T
-
-
-def _lora_right(x: torch.Tensor, W: Any, bias: Any, A: Any, B: Any, p: float = 0.0) -> torch.Tensor:
-    return linear(x, W, bias) + _thin(dropout(x, p), A, B)
-
-
+GRAPH = "merge() gives W a graph, which holds all that made it. What is `no_grad` for?"
+ADDED = "When it is merged, forward should be the frozen layer alone. Does it ask `self.merged`, and who sets that?"
 LORA_MISTAKES: Mistakes = {
     "The adapter is missing: that is the frozen layer alone.": lambda x, W, b, A, B: linear(x, W, b),
     "The frozen layer is missing: that is the adapter alone.": lambda x, W, b, A, B: _thin(x, A, B),
@@ -39,13 +29,21 @@ LORA_MISTAKES: Mistakes = {
     "You scale the frozen layer, too.": lambda x, W, b, A, B: ALPHA / RANK * linear(x, W, b) + _thin(x, A, B),
     "You take the adapter away. It is added.": lambda x, W, b, A, B: linear(x, W, b) - _thin(x, A, B),
 }
-MASKED_MISTAKES: Mistakes = {
-    "In training mode nothing is dropped.": _lora_right,
-    "The frozen layer's input loses numbers, too. Dropout is for the adapter's alone.": lambda x, *weights:
-        _lora_right(dropout(x, 0.5), *weights),
-    "You drop from x·Aᵀ. Dropout comes before A.": lambda x, W, b, A, B:
-        linear(x, W, b) + ALPHA / RANK * dropout(x @ A.T, 0.5) @ B.T,
+MASKED_MISTAKES: Mistakes = {  # what drops is seeded as in `forward_backward`
+    "In training mode nothing is dropped.": lambda x, *weights: _lora_right(x, *weights),
+    "The frozen layer's input loses numbers, too. Dropout is for the adapter's alone.":
+        seeded()(lambda x, *weights: _lora_right(dropout(x, 0.5), *weights)),
+    "You drop from x·Aᵀ. Dropout comes before A.":
+        seeded()(lambda x, W, b, A, B: linear(x, W, b) + ALPHA / RANK * dropout(x @ A.T, 0.5) @ B.T),
 }  # fmt: skip
+
+
+def _thin(x: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    return ALPHA / RANK * (x @ A.T) @ B.T
+
+
+def _lora_right(x: torch.Tensor, W: Any, bias: Any, A: Any, B: Any, p: float = 0.0) -> torch.Tensor:
+    return linear(x, W, bias) + _thin(dropout(x, p), A, B)
 
 
 @exercise("12.1", "It trains thin factors alone, and becomes one matrix and two again, without a copy of W.")
@@ -71,19 +69,14 @@ def lora_linear(answer: Any) -> None:
 
 def _expect_trains(layer: Any, x: torch.Tensor, p: float) -> None:
     weights = layer.base.weight, layer.base.bias, layer.A, layer.B
-    run, there = (lambda x: call(layer, x, returns=torch.Tensor)), [one for one in weights if one is not None]
+    run, there = partial(call, layer, returns=torch.Tensor), [one for one in weights if one is not None]
     got = forward_backward(run, [x], there)
-    dropping = "In eval mode numbers are still dropped: use the layer's own `self.dropout`."
-    expect(same([run(x)], [run(x)]), dropping)
+    expect(same([run(x)], [run(x)]), "In eval mode numbers are still dropped: use the layer's own `self.dropout`.")
     recognized([got.output], [(x, *weights)], _lora_right, LORA_MISTAKES, "The output is off in eval mode.", same)
     layer.train()
-    ways = [partial(_lora_right, p=p), *MASKED_MISTAKES.values()]
-    right, *wrong = (forward_backward(lambda x: way(x, *weights), [x], there) for way in ways)  # noqa: B023
-    got = forward_backward(run, [x], there)
-    off = not same([got.output], [right.output])
-    for message, mistaken in zip(MASKED_MISTAKES, wrong, strict=True):
-        expect(not off or not same([got.output], [mistaken.output]), message)
-    expect(not off, "The output is off in training mode: is x dropped once, before A?")
+    right = forward_backward(lambda x: _lora_right(x, *weights, p=p), [x], there)
+    got, off = forward_backward(run, [x], there), "The output is off in training mode: is x dropped once, before A?"
+    recognized([got.output], [(x, *weights)], lambda *_: right.output, MASKED_MISTAKES, off, same)
     frozen = "W or its bias gets a gradient. They are frozen: who made them require one?"
     expect(not any(one is not None for one in got.gradients[1:-2]), frozen)
     for name, place in {"x": 0, "A": -2, "B": -1}.items():
@@ -109,10 +102,7 @@ def _expect_merges(layer: Any, x: torch.Tensor, training: bool) -> None:
         expect(not same([W], [before + (merged - before) * RANK / ALPHA]), "merge() leaves out the scale.")
         expect(same([W], [merged], 1e-4), f"After {calls} W is not W + scale·B·A: it adds something else.")
         dropping = "In training mode a merged layer still drops numbers out. It computes the base alone, of all of x."
-        added = (
-            "When it is merged, forward should be the frozen layer alone. Does it ask `self.merged`, and who sets that?"
-        )
-        for mode, message in ((False, added), (True, dropping)):
+        for mode, message in ((False, ADDED), (True, dropping)):
             expect(same([call(layer.train(mode), x, returns=torch.Tensor)], [apart], 1e-4), message)
     for calls, mode in {"unmerge()": training, "unmerge() twice": not training}.items():
         _expect_in_place(layer, layer.unmerge, calls, mode)
@@ -121,70 +111,43 @@ def _expect_merges(layer: Any, x: torch.Tensor, training: bool) -> None:
     expect(same([found], [apart], 1e-4) and found.requires_grad, "After unmerge() the adapter takes no part any more.")
 
 
-GRAPH = "merge() gives W a graph, which holds all that made it. What is `no_grad` for?"
-
-
 def _expect_in_place(layer: Any, method: Any, name: str, mode: bool) -> None:
     layer.train(mode)
     hints = {"Cannot assign non-leaf": GRAPH, "a leaf Variable that requires grad": GRAPH}
-    work = partial(call, method, returns=(object, NoneType), finite=False, hints=hints)
-    _, held = held_after(work, list(layer.parameters()))
+    _, held = held_after(partial(call, method, returns=object | None, finite=False, hints=hints), layer.parameters())
     expect(held < N_IN * N_OUT, f"{name} leaves {held:,} bytes more than were there: a copy of W, or a new one.")
     kept = all(module.training is mode for module in layer.modules())
     expect(kept, f"{name} turns training mode {'off' if mode else 'on'}. Leave that to those who call it.")
 
 
 # --------------------------------------------------------------------------------------------------------- 12.2: packed
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _packed_cases() -> list[tuple[torch.Tensor, int]]:
-    """Values and the size of a block: whole bytes, an odd number, cut blocks, zeros, one transposed, tiny ones."""
-    dice = torch.Generator().manual_seed(4)
-    uneven = torch.randn(4, 32, generator=dice) * torch.logspace(-3, 1, 128).view(4, 32)
-    zeros = torch.cat((torch.zeros(16), torch.randn(16, generator=dice)))
-    below, few = -torch.rand(7, 5, generator=dice), torch.randn(5, 5, generator=dice)
-    cases = [(uneven, 32), (below, 16), (zeros, 16), (few, 5), (torch.tensor([-3.0]), 64), (uneven[1:, :5], 4)]
-    return [*cases, (uneven[1:, :5].T, 4), (torch.tensor([1e-7, -7e-7, 3e-7, 0.0]), 4)]
+def packed_right(values: torch.Tensor, block: int, read: Change = torch.clone, levels: int = 7) -> torch.Tensor:
+    """What values are after absmax in 4 bits. Its largest code is `levels`; `read` changes what unpacking finds."""
+    count = values.numel()
+    rows = pad(values.flatten(), (0, -count % block)).view(-1, block)
+    scales = rows.abs().amax(dim=1, keepdim=True) / levels
+    codes = read((rows / torch.where(scales == 0, 1.0, scales)).round().flatten()[:count])
+    return (pad(codes, (0, -count % block)).view(-1, block) * scales).flatten()[:count].view(values.shape)
 
 
-def _rounded(
-    largest: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows.abs().amax(dim=1, keepdim=True),
-    levels: int = 7,
-    to_code: Callable[[torch.Tensor], torch.Tensor] = torch.round,
-    read: Callable[[torch.Tensor], torch.Tensor] = lambda codes: codes,
-) -> Callable[[torch.Tensor, int], torch.Tensor]:
-    """A function that returns what values are after absmax in 4 bits, with one thing done in another way."""
-
-    def answer(values: torch.Tensor, block: int) -> torch.Tensor:
-        count = values.numel()
-        rows = pad(values.flatten(), (0, -count % block)).view(-1, block)
-        scales = largest(rows) / levels
-        codes = read(to_code(rows / torch.where(scales == 0, 1.0, scales)).flatten()[:count])
-        return (pad(codes, (0, -count % block)).view(-1, block) * scales).flatten()[:count].view(values.shape)
-
-    return answer
+def _by_pairs(change: Change, codes: torch.Tensor) -> torch.Tensor:
+    """The codes after a change of the matrix that has the two of each byte in a row."""
+    return change(pad(codes, (0, len(codes) % 2)).view(-1, 2)).flatten()[: len(codes)]
 
 
-def _swapped(codes: torch.Tensor) -> torch.Tensor:
-    return pad(codes, (0, len(codes) % 2)).view(-1, 2).flip(1).flatten()[: len(codes)]
-
-
-def _in_halves(codes: torch.Tensor) -> torch.Tensor:
-    """First all that were first in their byte, then the others."""
-    return pad(codes, (0, len(codes) % 2)).view(-1, 2).T.flatten()[: len(codes)]
-
-
-packed_right = _rounded()
 PACKED_MISTAKES: Mistakes = {
     "Negative codes come back as large positive ones: the upper half of 0 to 15 stands for numbers below zero.":
-        _rounded(read=lambda codes: codes % 16),
-    "All numbers share one scale. Each block has its own.": _rounded(lambda rows: rows.abs().amax()),
+        partial(packed_right, read=lambda codes: codes % 16),
+    "All numbers share one scale. Each block has its own.": lambda values, block: packed_right(values, values.numel()),
     "Of four bits, 7 is the largest code. 8 is read as −8: which scale gives the largest magnitude a 7?":
-        _rounded(levels=8, read=lambda codes: torch.where(codes > 7, codes - 16, codes)),
-    "Codes go from −7 to 7: the largest magnitude has to get the largest code.": _rounded(levels=8),
-    "The two numbers of each byte have changed places.": _rounded(read=_swapped),
+        partial(packed_right, levels=8, read=lambda codes: torch.where(codes > 7, codes - 16, codes)),
+    "Codes go from −7 to 7: the largest magnitude has to get the largest code.": partial(packed_right, levels=8),
+    "The two numbers of each byte have changed places.": partial(packed_right, read=partial(_by_pairs, torch.fliplr)),
     "Codes come back in another order. Which two share a byte, and how do you lay pairs into a row again?":
-        _rounded(read=_in_halves),
+        partial(packed_right, read=partial(_by_pairs, torch.t)),
 }  # fmt: skip
 
 
@@ -204,7 +167,13 @@ class NoNumberAsInteger(TorchDispatchMode):
 @exercise("12.2", "Half a byte for each number and four for each block, and no error above half a step.")
 def packed(answer: Any) -> None:
     """`answer(values, block)` holds 4-bit codes and scales; `unpack()` makes values of them."""
-    found, cases = [], _packed_cases()
+    dice, found = torch.Generator().manual_seed(4), []
+    uneven = torch.randn(4, 32, generator=dice) * torch.logspace(-3, 1, 128).view(4, 32)
+    zeros = torch.cat((torch.zeros(16), torch.randn(16, generator=dice)))
+    below, few = -torch.rand(7, 5, generator=dice), torch.randn(5, 5, generator=dice)
+    # Values and the size of a block: whole bytes, an odd number, cut blocks, zeros, one transposed, tiny ones.
+    cases = [(uneven, 32), (below, 16), (zeros, 16), (few, 5), (torch.tensor([-3.0]), 64), (uneven[1:, :5], 4)]
+    cases += [(uneven[1:, :5].T, 4), (torch.tensor([1e-7, -7e-7, 3e-7, 0.0]), 4)]
     hints = {"view size is not compatible": "A transposed tensor has no flat view: `flatten` and `reshape` copy it."}
     for case, block in cases:
         with NoNumberAsInteger() as watch:
@@ -218,10 +187,8 @@ def packed(answer: Any) -> None:
         _expect_small(made, held, case, block)
         again = call(made.unpack, returns=torch.Tensor)
         expect(same([got], [again], 0), "A second unpack() returns other values: the first one changes what is held.")
-        _, later = held_after(partial(_used, answer, case, block))
-        expect(
-            later <= held, f"unpack() leaves {later - held:,} bytes more than were held. Make values anew each time."
-        )
+        more = held_after(partial(_used, answer, case, block))[1] - held
+        expect(more <= 0, f"unpack() leaves {more:,} bytes more than were held. Make values anew each time.")
         found.append(got)
     close = partial(same, tolerance=1e-4)
     recognized(found[:-1], cases[:-1], packed_right, PACKED_MISTAKES, _slip(found, cases), close)
@@ -243,7 +210,7 @@ def _slip(found: list[torch.Tensor], cases: list[tuple[torch.Tensor, int]]) -> s
         return "A transposed tensor comes back in another order: its rows do not lie one after the other in memory."
     if all(bool((abs(got - right) < 1e-4)[right >= 0].all()) for got, right, *_ in off):
         return "Only numbers below zero come back wrong: is it the sign, or the upper four bits of a negative number?"
-    step = _rounded(to_code=torch.ones_like)
+    step = partial(packed_right, read=torch.ones_like)
     if all(bool((abs(got - case) <= 1.01 * step(case, block)).all()) for got, _, case, block in off):
         return "Every number is less than a step off, and some by more than half of one: round to the *nearest* code."
     return ("Some numbers come back wrong. Take a block of four, once with its largest *magnitude* below zero and once "
@@ -255,23 +222,21 @@ def _expect_small(made: Any, held: int, case: torch.Tensor, block: int) -> None:
     count, leaves = case.numel(), tree_leaves(getattr(made, "__dict__", {}))
     codes, wanted = -(-count // 2), -(-count // 2) + 4 * -(-count // block)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    loose = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-    size = sum(len(leaf) if isinstance(leaf, bytes) else getattr(leaf, "nbytes", 1) for leaf in loose)
+    size = sum(len(x) if isinstance(x, bytes) else getattr(x, "nbytes", 1) for x in leaves if not torch.is_tensor(x))
     expect(size < 40, "Numbers are held in a list, an array or bytes. Hold them in tensors, which move with a model.")
     names = ", ".join(f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in tensors)
     where = f"{count} numbers in blocks of {block}: {held:,} bytes are held, in {names or 'no tensor that is found'}."
     expect(held >= wanted, f"{where} That is too little: half a byte per number, and fp32 scales.")
-    whole = [one for one in tensors if one.numel() >= count > 3 and held > wanted]
-    given = any(same([one.flatten()], [case.flatten()]) for one in whole)
-    expect(not given, f"{where} The numbers themselves are among them.")
-    whole_codes = any(not one.is_floating_point() for one in whole)
-    expect(not whole_codes, f"{where} A code has a whole byte or more: two should share one.")
+    whole = [x.flatten() for x in tensors if x.numel() >= count > 3 and held > wanted]
+    expect(not any(same([x], [case.flatten()]) for x in whole), f"{where} The numbers themselves are among them.")
+    expect(all(x.is_floating_point() for x in whole), f"{where} A code has a whole byte or more: two should share one.")
     fill = [x for x in tensors if x.untyped_storage().nbytes() > x.nbytes or x.dtype.itemsize * codes < x.numel()]
     expect(not fill or held == wanted, f"{where} Some are for numbers that only fill up, or under a slice of a tensor.")
     expect(held == wanted, f"{where} What is neither two codes to a byte nor one fp32 scale per block?")
 
 
 # -------------------------------------------------------------------------------------------------------- 12.3: product
+PRODUCT_CASES = (((5, 64), 48, torch.float32), ((2, 3, 32), 64, torch.bfloat16), ((1, 128), 1, torch.float32))
 
 
 class FourBits:
@@ -292,25 +257,19 @@ class FourBits:
         return self._layer.dense_weight().detach()
 
 
-PRODUCT_HINTS = {
-    "different than None": "Backward returns None for all but x: the bias is frozen, and `packed` no tensor."
-}
-PRODUCT_CASES = (((5, 64), 48, torch.float32), ((2, 3, 32), 64, torch.bfloat16), ((1, 128), 1, torch.float32))
-
-
 @exercise("12.3", "Nothing is kept between forward and backward: both make W from its four bits.")
 def product(answer: Any) -> None:
     """`answer(x, packed, bias)` is x·Wᵀ + bias, differentiable in x, and keeps neither x nor W."""
+    hints = {"different than None": "Backward returns None for all but x: the bias is frozen, and `packed` no tensor."}
     for shape, n_out, dtype in PRODUCT_CASES:
         with seeded():
             x, bias = torch.randn(shape).to(dtype), torch.randn(n_out).to(dtype)
             packed = FourBits(torch.randn(n_out, shape[-1]))
         tolerance = 1e-5 if dtype == torch.float32 else 0.03
-        dense = packed.unpack().to(dtype)
+        dense, there = packed.unpack().to(dtype), [*packed.stored, bias]
         for b in (bias, None):
-            packed.times, there = 0, [*packed.stored, bias]
-            run = partial(call, answer, returns=torch.Tensor)
-            got = forward_backward(lambda x: run(x, packed, b), [x], there, hints=PRODUCT_HINTS)  # noqa: B023
+            packed.times, run = 0, partial(call, answer, returns=torch.Tensor)
+            got = forward_backward(lambda x: run(x, packed, b), [x], there, hints=hints)  # noqa: B023
             right = forward_backward(lambda x: linear(x, dense, b), [x], there)  # noqa: B023
             expect(got.output.shape == right.output.shape, "The output has another shape than x·Wᵀ.")
             expect(got.output.dtype == dtype, f"x is {dtype}, and the output is not: W is fp32 when it is unpacked.")
@@ -327,6 +286,15 @@ def product(answer: Any) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- 12.4: normal_float
+CODE_MISTAKES: Mistakes = {
+    "Zero is not among your values: the two halves share the probability ½.": lambda bits:
+        _quantiles(torch.linspace(_delta(bits), 1 - _delta(bits), 2**bits)),
+    "Turned round: one value more above zero than below.": lambda bits: -normal_float_right(bits).flip(0),
+    "Those values are evenly spaced. Take quantiles.": lambda bits: torch.linspace(-1, 1, 2**bits),
+    "Your δ is of 2^bits values. Take the mean with the other half.": lambda bits: _code(bits, 0.5 / 2**bits),
+    "Your δ is of 2^bits − 1 values. Take the mean with the other half.": lambda b: _code(b, 0.5 / (2**b - 1)),
+    "Your δ is that of 4 bits, whatever `bits` is.": lambda bits: _code(bits, _delta(4)),
+}  # fmt: skip
 
 
 def _delta(bits: int) -> float:
@@ -341,24 +309,12 @@ def _quantiles(probabilities: torch.Tensor) -> torch.Tensor:
 def _code(bits: int, delta: float) -> torch.Tensor:
     """NF4's recipe for any number of bits: even probabilities from δ to ½, and one more from ½ to 1 − δ."""
     half = 2 ** (bits - 1)
-    low, high = torch.linspace(delta, 0.5, half), torch.linspace(0.5, 1 - delta, half + 1)
-    return _quantiles(torch.cat((low, high[1:])))
+    return _quantiles(torch.cat((torch.linspace(delta, 0.5, half), torch.linspace(0.5, 1 - delta, half + 1)[1:])))
 
 
 def normal_float_right(bits: int) -> torch.Tensor:
     """NormalFloat with 2^bits values (Dettmers et al. 2023, QLoRA, section 3)."""
     return _code(bits, _delta(bits))
-
-
-CODE_MISTAKES: Mistakes = {
-    "Zero is not among your values: the two halves share the probability ½.": lambda bits:
-        _quantiles(torch.linspace(_delta(bits), 1 - _delta(bits), 2**bits)),
-    "Turned round: one value more above zero than below.": lambda bits: -normal_float_right(bits).flip(0),
-    "Those values are evenly spaced. Take quantiles.": lambda bits: torch.linspace(-1, 1, 2**bits),
-    "Your δ is of 2^bits values. Take the mean with the other half.": lambda bits: _code(bits, 0.5 / 2**bits),
-    "Your δ is of 2^bits − 1 values. Take the mean with the other half.": lambda b: _code(b, 0.5 / (2**b - 1)),
-    "Your δ is that of 4 bits, whatever `bits` is.": lambda bits: _code(bits, _delta(4)),
-}  # fmt: skip
 
 
 @exercise("12.4", "A code for every number of bits, zero included, from quantiles alone.")
@@ -371,8 +327,7 @@ def normal_float(answer: Any) -> None:
         expect(len(found) == 2**bits, f"With {bits} bits there are 2^{bits} values. You return another number of them.")
         expect(found == sorted(found), "The values should rise.")
         expect(all(map(math.isfinite, found)), "Probability 0 or 1 is infinitely far out: begin at δ, end at 1 − δ.")
-        ends = abs(found[0] + 1) < 1e-6 and abs(found[-1] - 1) < 1e-6
-        expect(ends, "Divide by the largest: the code goes from −1 to 1.")
+        expect(max(abs(found[0] + 1), abs(found[-1] - 1)) < 1e-6, "Divide by the largest: the code goes from −1 to 1.")
         got.append(torch.tensor(found))
         expect(found.count(0) < 2, "Zero is among your values twice: the two halves share the ½.")
     off = "Some value is off. For 4 bits compare with the lesson's, one by one, from the middle outwards."

@@ -14,31 +14,24 @@ def lora_picture(n_out: int, n_in: int, rank: int) -> Figure:
     """W (n_out, n_in), B (n_out, r) and A (r, n_in), all to one scale."""
     whole, thin = n_out * n_in, rank * (n_out + n_in)
     title = f"Rank {rank} on a matrix of {n_out:,} × {n_in:,}: {100 * thin / whole:.2g} % of its numbers learn"
-    canvas = Canvas()
-    top = canvas.title(title) + 40
-    one = 220.0 / max(n_out, n_in)  # pixels of a number
+    canvas, left, one = Canvas(), 130.0, 220.0 / max(n_out, n_in)  # `one` is the pixels of a number
     height, width, thick = n_out * one, n_in * one, max(2.0, rank * one)
-    left = 130.0
-    _matrix(canvas, left, top, width, height, "W, frozen", f"{whole:,} numbers", frozen=True)
+    top, start = canvas.title(title) + 40, left + width + 118
+    _matrix(canvas, (left, top, width, height), "W, frozen", f"{whole:,} numbers", frozen=True)
     canvas.text(left + width + 44, top + height / 2 + 8, "+", 28, text_anchor="middle")
-    start = left + width + 118
-    _matrix(canvas, start, top, thick, height, "B, zero at first", f"{n_out * rank:,} numbers")
+    _matrix(canvas, (start, top, thick, height), "B, zero at first", f"{n_out * rank:,} numbers")
     canvas.text(start + thick + 36, top + height / 2 + 8, "·", 28, text_anchor="middle")
-    _matrix(canvas, start + thick + 76, top, width, thick, "A, Gaussian", f"{n_in * rank:,} numbers")
-    alt = (
-        f"{stop(title)} Drawn to scale: the frozen matrix W, hatched, with {whole:,} numbers, plus a thin upright "
-        f"factor B, zero at first, times a thin lying factor A, Gaussian at first; together {thin:,} numbers learn."
-    )
+    _matrix(canvas, (start + thick + 76, top, width, thick), "A, Gaussian", f"{n_in * rank:,} numbers")
+    alt = f"{stop(title)} Drawn to scale: the frozen matrix W, hatched, with {whole:,} numbers, plus a thin upright "
+    alt += f"factor B, zero at first, times a thin lying factor A, Gaussian at first; together {thin:,} numbers learn."
     return Figure(canvas.svg(top + height + 40, title, alt), alt)
 
 
-def _matrix(
-    canvas: Canvas, x: float, y: float, width: float, height: float, name: str, size: str, frozen: bool = False
-) -> None:
-    fill = "#FFFFFF" if frozen else WEIGHTS
-    canvas.rect(x, y, width, height, fill, stroke=INK, stroke_width=0.8, data_name=name)
+def _matrix(canvas: Canvas, box: tuple[float, float, float, float], name: str, size: str, frozen: bool = False) -> None:
+    x, y, width, height = box
+    canvas.rect(*box, "#FFFFFF" if frozen else WEIGHTS, stroke=INK, stroke_width=0.8, data_name=name)
     if frozen:
-        canvas.hatch(x, y, width, height, WEIGHTS, gap=8)
+        canvas.hatch(*box, WEIGHTS, gap=8)
     canvas.text(x + width / 2, y - 10, name, 13, text_anchor="middle", font_weight="bold")
     canvas.text(x + width / 2, y + height + 20, size, 12, QUIET, text_anchor="middle")
 
@@ -51,9 +44,8 @@ def code_picture(
     bottom = canvas.title(title) + 134
     left = MARGIN + 12 + max(text_width(name, 13) for name in codes)
     room = WIDTH - MARGIN - 20 - left
-    found = torch.histc(torch.tensor(values, dtype=torch.float64), bins, -1.0, 1.0).tolist()
-    for index, count in enumerate(found):  # the highest bar is 120 pixels high
-        size = 120.0 * count / max(found)
+    found = torch.histc(torch.tensor(values, dtype=torch.float64), bins, -1.0, 1.0)
+    for index, size in enumerate((120 * found / found.max()).tolist()):  # the highest bar is 120 pixels high
         canvas.rect(left + room * index / bins, bottom - size, room / bins - 1, size, WEIGHTS)
     canvas.line(left, bottom, left + room, bottom, RULE)
     for row, (name, code) in enumerate(codes.items()):
@@ -63,10 +55,9 @@ def code_picture(
             x = left + room * (value + 1) / 2
             canvas.line(x, y, x, y + 24, INK, stroke_width=2.4, data_code=value)
     end = bottom + 14 + 40 * len(codes)
-    for tick in (-1, -0.5, 0, 0.5, 1):
-        canvas.text(left + room * (tick + 1) / 2, end + 12, number(tick), 12, QUIET, text_anchor="middle")
-    canvas.text(left + room / 2, end + 32, "weight, in parts of the largest of its block", 12, QUIET,
-                text_anchor="middle")  # fmt: skip
+    marks = [(left + room * (tick + 1) / 2, end + 12, number(tick)) for tick in (-1, -0.5, 0, 0.5, 1)]
+    for x, y, words in (*marks, (left + room / 2, end + 32, "weight, in parts of the largest of its block")):
+        canvas.text(x, y, words, 12, QUIET, text_anchor="middle")
     told = "; ".join(f"{name}: {len(code)} values" for name, code in codes.items())
     alt = f"{stop(title)} A histogram of weights with a peak at zero; below it, on the same axis, strokes. {told}."
     return Figure(canvas.svg(canvas.note(provenance, end + 52), title, alt), alt)

@@ -3,7 +3,6 @@
 from course_utils.estimating import estimate
 from course_utils.estimating.states import frozen_matrix_bytes, trainable
 from course_utils.interactive.quiz import Question, gb, question
-from course_utils.models import PRESETS
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes, percent
 
@@ -20,20 +19,17 @@ def questions() -> tuple[Question, ...]:
         (f"{r * r:,}", "That is r × r, the size of A·B. The factors meet in W's shape: B·A."),
         (f"{n_out * n_in // r:,}", "That divides W by r. More rank means more numbers, not fewer."),
     )  # fmt: skip
-    full = estimate(RUN.replace(lora_rank=0, lora_targets=()))["activations"]
-    everywhere = estimate(RUN)["activations"]
-    attention = estimate(RUN.replace(lora_targets=("attention",)))["activations"]
-    learning = trainable(RUN.model, RUN.lora_rank, RUN.lora_targets).parameters / RUN.model.parameters
-    weights, gradients, moments = 4, 4, 8
+    runs = RUN.replace(lora_rank=0, lora_targets=()), RUN, RUN.replace(lora_targets=("attention",))
+    full, everywhere, attention = (estimate(run)["activations"] for run in runs)
+    frozen = percent(1 - trainable(RUN.model, RUN.lora_rank, RUN.lora_targets).parameters / RUN.model.parameters)
+    learning = percent((4 + 8) / (4 + 4 + 8))  # gradients and moments, of these and the weights
     activations = question(
         "GPT-2 with LoRA of rank 8 on all matrices of the blocks. By how much do the activations that forward keeps "
         "shrink, compared with training every weight?",
         (percent(1 - everywhere / full), "The factor A learns from the very input that W would learn from."),
-        (percent(1 - learning), "That is the part of the parameters that no longer learns: it holds for gradients and "
-         "states."),
+        (frozen, "That is the part of the parameters that no longer learns: it holds for gradients and states."),
         (percent(1 - attention / full), "That is LoRA on attention alone, which spares the MLP's inputs."),
-        (percent((gradients + moments) / (weights + gradients + moments)), "That is what gradients and moments are of "
-         "fp32 Adam's 16 bytes. Activations are not among those."),
+        (learning, "That is what gradients and moments are of fp32 Adam's 16 bytes. Activations are not among those."),
     )  # fmt: skip
     few, many = 4, 8
     before, after = (2 ** (bits - 1) - 1 for bits in (few, many))
@@ -55,15 +51,14 @@ def questions() -> tuple[Question, ...]:
     )  # fmt: skip
     run = TrainingRun("llama3-8b", 1, 1024, "bf16", recompute="full", lora_rank=16, lora_targets=("attention", "mlp"),
                       frozen_bits=4)  # fmt: skip
-    N = PRESETS["llama3-8b"].parameters
     the_account = question(
         "Llama-3 8B, QLoRA of rank 16 on all matrices, one sequence of 1,024 tokens, full recomputation. Which is "
         "nearest to the peak?",
         (gb(estimate(run).total), "Blocks in 4.5 bits, embedding and head in 16, little that "
          "learns, and the loss over a large vocabulary."),
-        (gb(N // 2), "Half a byte for every parameter: but embedding and head stay in 16 bits, and "
+        (gb(run.model.parameters // 2), "Half a byte for every parameter: but embedding and head stay in 16 bits, and "
          "a step has more than weights."),
         (gb(estimate(run.replace(frozen_bits=16)).total), "That is LoRA with the weights in 16 bits."),
-        (gb(16 * N), "That is full training's states."),
+        (gb(16 * run.model.parameters), "That is full training's states."),
     )  # fmt: skip
     return numbers_that_learn, activations, one_more_bit, four_bits, the_account

@@ -5,7 +5,6 @@ from typing import Any
 from course_utils.interactive.widgets import Explorer, dropdown, slider
 from course_utils.run import TrainingRun
 
-RANKS = (0, 2, 4, 8, 16, 32, 64)
 TARGETS = {"attention": ("attention",), "attention and MLP": ("attention", "mlp")}
 FROZEN = {"as trained": None, "16 bits": 16, "8 bits": 8, "4 bits (NF4)": 4}
 
@@ -23,7 +22,7 @@ class LoraExplorer(Explorer):
         run = TrainingRun(model, **choices)
         mlp = any(name in run.lora_targets for name in ("up", "down"))
         own = {
-            "lora_rank": slider("rank (0: all)", RANKS, run.lora_rank),
+            "lora_rank": slider("rank (0: all)", (0, 2, 4, 8, 16, 32, 64), run.lora_rank),
             "lora_targets": dropdown("on", TARGETS.items(), TARGETS["attention and MLP" if mlp else "attention"]),
             "frozen_bits": dropdown("frozen in", FROZEN.items(), run.frozen_bits),
         }

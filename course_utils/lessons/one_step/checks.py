@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache, partial
 from numbers import Real
 from operator import eq
-from types import NoneType
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from course_utils.gpus import gpu
 from course_utils.interactive.feedback import (
     Mistakes,
     alike,
-    by_name,
     call,
     divisors,
     entries,
@@ -31,16 +29,14 @@ from course_utils.interactive.feedback import (
     recognized,
 )
 from course_utils.interactive.saved import saved_by
+from course_utils.lessons.shared.judging import same, seeded
 from course_utils.measurement import Measurement
 from course_utils.measuring import measure
 from course_utils.measuring.tracker import Tracker
 from course_utils.run import TrainingRun
 from course_utils.units import GB
 
-from ..shared.judging import same, seeded
-
 # ---------------------------------------------------------------------------------------------- 01.1: weight_gradient
-
 SHAPES = ((3, 4, 5, 2), (1, 6, 2, 7), (2, 3, 4, 4))  # batch b, sequence s, inputs i and outputs o of a linear layer
 WRONG_SHAPES = {
     "io": "The shape is turned round: W has a row for each output, as in y = x·Wᵀ. So has its gradient.",
@@ -48,12 +44,7 @@ WRONG_SHAPES = {
     "bsoi": "One gradient for each token. They share one W, so their gradients add up.",
     "bsi": "That has the shape of x: is it dL/dx? The question is dL/dW.",
 }
-
-
-def _gradient(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    return torch.einsum("bsi,bso->oi", x, dy)
-
-
+_gradient = partial(torch.einsum, "bsi,bso->oi")  # of x and dL/dy
 MEAN = "If the loss is a mean, dL/dy has that factor in it already: add up, don't average."
 EVERY = "Every token used W, so every token has a say."
 GRADIENT_MISTAKES: Mistakes = {
@@ -72,10 +63,8 @@ GRADIENT_MISTAKES: Mistakes = {
 def weight_gradient(answer: Any) -> None:
     """`answer(x, dy)` is dL/dW of y = x·Wᵀ for x of shape (b, s, inputs) and dL/dy of shape (b, s, outputs)."""
     product = "Your function multiplies the two element by element. Every input meets every output: a matrix product."
-    hints = {
-        "at non-singleton dimension 2": product,
-        "does not require grad": "That is autograd's work. Do it yourself.",
-    }
+    by_autograd = "That is autograd's work. Do it yourself."
+    hints = {"at non-singleton dimension 2": product, "does not require grad": by_autograd}
     cases, answers = [], []
     for shape in SHAPES:
         dice = torch.Generator().manual_seed(sum(shape[:2]))
@@ -83,10 +72,9 @@ def weight_gradient(answer: Any) -> None:
         x, dy = (torch.randn([sizes[axis] for axis in axes], generator=dice) for axes in ("bsi", "bso"))
         with torch.no_grad():
             got = call(answer, hints=hints, x=x, dy=dy, returns=torch.Tensor)
-        if got.shape != (sizes["o"], sizes["i"]):
-            known = {tuple(sizes[axis] for axis in axes): message for axes, message in WRONG_SHAPES.items()}
-            otherwise = f"Yours has the shape {tuple(got.shape)}. A gradient has the shape of what it belongs to: W."
-            fail(known.get(tuple(got.shape), otherwise))
+        known = {tuple(sizes[axis] for axis in axes): message for axes, message in WRONG_SHAPES.items()}
+        otherwise = f"Yours has the shape {tuple(got.shape)}. A gradient has the shape of what it belongs to: W."
+        expect(got.shape == (sizes["o"], sizes["i"]), known.get(tuple(got.shape), otherwise))
         cases.append((x, dy))
         answers.append(got)
     otherwise = "The shape is right, the values are not those of autograd. Compare one entry by hand."
@@ -94,31 +82,18 @@ def weight_gradient(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- 01.2: peak
-
-Life = tuple[str, int, int, int | None]
-"""A tensor's name, its bytes, the events at which it is born and dies (None: it stays)."""
-
+Life = tuple[str, int, int, int | None]  # its name, its bytes, the events of its birth and its death (None: it stays)
 STEP: list[Life] = [  # a small made-up step, to count on one's fingers
-    ("logits", 50, 3, 4),
-    ("activation 1", 30, 1, 6),
-    ("weights", 40, 0, None),
-    ("gradient 1", 20, 6, None),
-    ("scratch of layer 1", 60, 1, 2),
-    ("gradient of the logits", 50, 4, 5),
-    ("input", 10, 0, None),
-    ("activation 2", 30, 2, 5),
-    ("gradient 2", 20, 5, None),
-]
+    ("logits", 50, 3, 4), ("activation 1", 30, 1, 6), ("weights", 40, 0, None), ("gradient 1", 20, 6, None),
+    ("scratch of layer 1", 60, 1, 2), ("gradient of the logits", 50, 4, 5), ("input", 10, 0, None),
+    ("activation 2", 30, 2, 5), ("gradient 2", 20, 5, None),
+]  # fmt: skip
 
 
 def peak_of(lives: Sequence[Life], alive: Callable[..., bool] = lambda born, event, died: born <= event < died) -> int:
     """Return the most bytes of tensors that are `alive` together at an event at which some tensor is born."""
     known = [(size, born, math.inf if died is None else died) for _, size, born, died in lives]
     return max(sum(size for size, born, died in known if alive(born, event, died)) for _, event, _ in known)
-
-
-def _last_death(lives: Sequence[Life]) -> int:
-    return max((died for *_, died in lives if died is not None), default=0)
 
 
 LATE: list[Life] = [("weights", 10, 0, None), ("activation", 5, 1, 2), ("states", 100, 3, None)]  # as Adam's come
@@ -131,7 +106,7 @@ PEAK_MISTAKES: Mistakes = {
     "It takes no memory yet at the event at which it is born?":
         partial(peak_of, alive=lambda born, event, died: born < event < died),
     "None is no event: what never dies is there after the last death, too, when others may still be born.":
-        lambda lives: peak_of([life for life in lives if life[2] < _last_death(lives)] or [("", 0, 0, None)]),
+        lambda lives: peak_of([life for life in lives if life[2] < max(died for *_, died in lives if died)]),
     "Tensors whose `died` is None are missing from your sum. They stay, so they always count.":
         partial(peak_of, alive=lambda born, event, died: born <= event < died < math.inf),
 }  # fmt: skip
@@ -142,12 +117,8 @@ def peak(answer: Any) -> None:
     """`answer(tensors)` is the most bytes alive at once; tensors are (name, bytes, born, died), `died` may be None."""
     none = "Your function compares an event with None. What is None never dies: decide about it before you compare."
     dice = random.Random(1)
-    cases = [
-        STEP,
-        *([_random_life(dice, number) for number in range(14)] for _ in range(3)),
-        LATE,
-        list(real_step()[0]),
-    ]
+    random_steps = [[_random_life(dice, number) for number in range(14)] for _ in range(3)]
+    cases = [STEP, *random_steps, LATE, list(real_step()[0])]
     answers = [call(answer, hints={"NoneType": none}, tensors=list(case)) for case in cases]
     otherwise = ("Not right yet: draw each tensor's life as a bar, and add up what is alive at each event. The list is "
                  "in no order, and names may repeat.")  # fmt: skip
@@ -163,14 +134,12 @@ def _random_life(dice: random.Random, number: int) -> Life:
 @cache
 def real_step() -> tuple[tuple[Life, ...], int]:
     """Return every tensor of two training steps of a tiny GPT on the CPU, and the most bytes allocated at once."""
-    run = TrainingRun("tiny-gpt", micro_batch=2, seq_len=32, precision="fp32", attention="eager")
-    measured = measure(run, source="cpu")
+    measured = measure(TrainingRun("tiny-gpt", 2, 32, "fp32", attention="eager"), source="cpu")
     lives = tuple((item.operation, item.bytes, item.born, item.died) for item in measured.allocations)
     return lives, max(measured.timeline.totals())
 
 
 # -------------------------------------------------------------------------------------------------------- 01.3: weigh
-
 KINDS = ("weights", "master_weights", "gradients", "states")
 WEIGH_HINTS = {
     "'NoneType' object has no attribute": "Not every parameter has a gradient: its `.grad` may be None.",
@@ -256,31 +225,12 @@ def weigh(answer: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------ 01.4: largest_micro_batch
-
+# The run that has to fit: everything but its batch.
 FIT_RUN = TrainingRun("gpt2-xl", seq_len=1024, precision="bf16-master", attention="flash", recompute="full")
-"""The run that has to fit: everything but its batch."""
-
 FIT_CASES = (
     ("V100-32GB", 32), ("V100-32GB", 40), ("V100-32GB", 37), ("A100-40GB", 48),
     ("RTX3090-24GB", 32), ("T4-16GB", 32), ("A100-80GB", 64), ("A100-40GB", 44),
 )  # fmt: skip
-
-
-def _peak_bytes(micro_batch: int, global_batch: int, accumulate: bool = True) -> int:
-    steps = global_batch // micro_batch if accumulate else 1
-    return estimate(FIT_RUN.replace(micro_batch=micro_batch, accumulation_steps=steps)).total
-
-
-def _fitting(card: str, global_batch: int, memory: int | None = None, accumulate: bool = True) -> list[int]:
-    """0 and the micro-batches that divide `global_batch` and fit into `memory` (by default the card's), rising."""
-    limit = gpu(card).memory if memory is None else memory
-    return [0, *(size for size in divisors(global_batch) if _peak_bytes(size, global_batch, accumulate) <= limit)]
-
-
-def _largest(card: str, global_batch: int) -> int:
-    return _fitting(card, global_batch)[-1]
-
-
 FIT_MISTAKES: Mistakes = {
     "You estimated one micro-batch on its own. From the second one on, the gradients of those before it are there.":
         lambda card, b: _fitting(card, b, accumulate=False)[-1],
@@ -289,11 +239,18 @@ FIT_MISTAKES: Mistakes = {
     "You took `gpu(card).room`. The question is about all that the card has, `gpu(card).memory`.":
         lambda card, b: _fitting(card, b, gpu(card).room)[-1],
     "You returned the smallest that fits, not the largest.": lambda card, b: min(_fitting(card, b)[1:], default=0),
-    "That is how many micro-batches there are, not their size.": lambda card, b: b // (_largest(card, b) or 99),
+    "That is how many micro-batches there are, not their size.": lambda card, b: b // (_fitting(card, b)[-1] or 99),
     "You returned the whole batch whether it fits or not: compare it with the card's bytes.": lambda card, b: b,
     "You tried powers of two alone. Other numbers divide a batch, too.":
         lambda card, b: max(size for size in _fitting(card, b) if size.bit_count() < 2),
 }  # fmt: skip
+
+
+def _fitting(card: str, batch: int, memory: int | None = None, accumulate: bool = True) -> list[int]:
+    """0 and the micro-batches that divide `batch` and fit into `memory` (by default the card's), rising."""
+    runs = [FIT_RUN.replace(micro_batch=b, global_batch=batch if accumulate else b) for b in divisors(batch)]
+    limit = gpu(card).memory if memory is None else memory
+    return [0, *(run.micro_batch for run in runs if estimate(run).total <= limit)]
 
 
 @exercise("01.4", "The largest micro-batch that fits, on cards from 16 to 80 GB, its companions' gradients included.")
@@ -305,15 +262,14 @@ def largest_micro_batch(answer: Any) -> None:
     for (card, batch), got in zip(FIT_CASES, answers, strict=True):
         expect(got == int(got) and got >= 0, f"A micro-batch is a whole number of sequences, for {card} too.")
         expect(not got or batch % got == 0, f"Your micro-batch for {card} does not divide the batch of {batch}.")
-    if not recognized(answers, FIT_CASES, _largest, FIT_MISTAKES, same=eq):
+    if not recognized(answers, FIT_CASES, lambda card, b: _fitting(card, b)[-1], FIT_MISTAKES, same=eq):
         for (card, batch), got in zip(FIT_CASES, answers, strict=True):
-            fits = not got or _peak_bytes(int(got), batch) <= gpu(card).memory
-            expect(fits, f"On {card} your micro-batch for {batch} needs more than the card has.")
+            too_much = f"On {card} your micro-batch for {batch} needs more than the card has."
+            expect(got in _fitting(card, batch), too_much)
         fail("Yours fit, but on one of the cards a larger micro-batch fits as well.")
 
 
 # -------------------------------------------------------------------------------------------------------- 01.5: train
-
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -344,15 +300,12 @@ def _watched(train: Callable[..., object], batches: int) -> tuple[list[int], int
     return [tracker.at(event).total for event in ends], peak.total - peak["inputs"]
 
 
-def _train_right(model: nn.Module, batches: Batches, optimizer: Any, parts: int = 0, stepping: bool = False) -> float:
+def _train_right(model: nn.Module, batches: Batches, optimizer: Any, parts: int = 0) -> float:
     total = 0.0
     for inputs, targets in batches:
         loss = cross_entropy(model(inputs), targets) / (parts or len(batches))
         loss.backward()
         total += loss.item()
-        if stepping:
-            optimizer.step()
-            optimizer.zero_grad()
     optimizer.step()
     optimizer.zero_grad()
     return total
@@ -362,7 +315,8 @@ TRAIN_MISTAKES: Mistakes = {  # other ways to train, each tried on whole losses 
     "The parameters have not moved. Who calls `optimizer.step()`, and which loss goes backward before?":
         lambda *given, parts: None,
     "The parameters moved too far. Gradients add up to a sum: divide each loss before it goes backward.": _train_right,
-    "You step after every batch. One step on the mean of all was asked for.": partial(_train_right, stepping=True),
+    "You step after every batch. One step on the mean of all was asked for.":
+        lambda model, batches, optimizer, parts: [_train_right(model, [one], optimizer, parts) for one in batches],
     "The step saw the gradients of the last batch alone. Does every loss go backward, and does anything set gradients "
     "to zero in between?":
         lambda model, batches, optimizer, parts: _train_right(model, batches[-1:], optimizer, parts),
@@ -382,8 +336,8 @@ def train(answer: Any) -> None:
     """`answer(model, batches, optimizer)` takes one step on the mean loss of all batches and returns that mean."""
     model, batches, optimizer = small_training(4)
     losses = [cross_entropy(model(inputs), targets).item() for inputs, targets in batches]
-    given = by_name(("model", "batches", "optimizer"), (model, batches, optimizer))
-    got = call(answer, hints=TRAIN_HINTS, **given, returns=(Real, torch.Tensor))
+    kinds = Real | torch.Tensor
+    got = call(answer, hints=TRAIN_HINTS, returns=kinds, model=model, batches=batches, optimizer=optimizer)
     graph = "You return a tensor with its graph behind it: its caller keeps all that. `.item()` makes it a number."
     expect(not getattr(got, "requires_grad", False), graph)
     mean = float(of_kind(got, Real))
@@ -409,51 +363,41 @@ def _expect_no_leak(answer: Callable[..., object]) -> None:
 
 
 def _expect_parameters(answer: Callable[..., object]) -> None:
-    def close(other: Callable[..., object], calls: int = 1) -> bool:
-        return same([_parameters_after(answer, calls)], [_parameters_after(other, calls)])
+    def after(train: Callable[..., object], calls: int = 1) -> list[torch.Tensor]:
+        model, data, optimizer = small_training(4)
+        for _ in range(calls):
+            train(model, data, optimizer)
+        return list(model.parameters())
 
-    if not close(_train_right):
+    got = after(answer)
+    if not same(got, after(_train_right)):
         for message, other in TRAIN_MISTAKES.items():
-            expect(not close(partial(other, parts=1)) and not close(partial(other, parts=4)), message)
+            expect(not any(same(got, after(partial(other, parts=parts))) for parts in (1, 4)), message)
         fail("The parameters differ from those after one step on the mean loss of all batches. What else changes them?")
     again = "The first call is right, the second is not: it starts with gradients that the first one left behind."
-    expect(close(_train_right, calls=2), again)
-
-
-def _parameters_after(train: Callable[..., object], calls: int) -> torch.Tensor:
-    """All parameters in one row after `calls` calls of `train` on four batches."""
-    model, data, optimizer = small_training(4)
-    for _ in range(calls):
-        train(model, data, optimizer)
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    expect(same(after(answer, calls=2), after(_train_right, calls=2)), again)
 
 
 # ------------------------------------------------------------------------------------------------ 01.6: read_timeline
-
-HIDDEN_RUNS = (
+HIDDEN_RUNS = (  # no shortcut works: equal tokens in unlike batches; no peak or length shows who recomputes
     TrainingRun("gpt2", 4, 256, "amp-bf16"),
     TrainingRun("gpt2", 2, 512, "amp-bf16", recompute="full"),
     TrainingRun("gpt2", 1, 512, "bf16-master"),
     TrainingRun("gpt2", 3, 256, "fp32", attention="efficient", recompute="full"),
 )
-"""Chosen so that no shortcut works: equal tokens in unlike batches; no peak or length shows who recomputes."""
-
-
-@cache
-def suspects() -> tuple[Measurement, ...]:
-    """Return the measurements of the hidden runs on a simulated GPU, without their lists of tensors."""
-    return tuple(replace(measure(run, source="simulated"), allocations=()) for run in HIDDEN_RUNS)
-
-
 BATCH_MISTAKES: Mistakes = {
     "Those are tokens, s·b. How many sequences is that?": lambda b, s: b * s,
     "Twice too many: are the token ids all that there is among the inputs?": lambda b, s: 2 * b,
     "Half of it: how many bytes does one token id take, and how many tensors are there?": lambda b, s: b / 2,
     "Those are the bytes of the inputs. How many sequences is that?": lambda b, s: 16 * b * s,
 }
-
-
 SIMULATES = "Four runs are simulated first, if they have not been yet: about ten seconds."
+
+
+@cache
+def suspects() -> tuple[Measurement, ...]:
+    """Return the measurements of the hidden runs on a simulated GPU, without their lists of tensors."""
+    return tuple(replace(measure(run, source="simulated"), allocations=()) for run in HIDDEN_RUNS)
 
 
 @exercise("01.6", "Batch, precision and recomputation of every hidden run, read off its memory alone.", first=SIMULATES)
@@ -473,8 +417,7 @@ def read_timeline(answer: Any) -> None:
         states = "The precision is off: how many times as large as the parameters are the optimizer's states, and why?"
         expect(got == right, states)
     said = [reading["recompute"] for reading in answers]
-    peaks = [measurement.peak for measurement in suspects()]
-    by_height = [choice for _, choice in sorted(zip(peaks, said, strict=True))]
+    by_height = [choice for _, choice in sorted(zip([hidden.peak for hidden in suspects()], said, strict=True))]
     judged = "You seem to judge by the height of the peak. A small batch is low, too; look at backward instead."
     expect(by_height != sorted(by_height, key=str) or len(set(said)) == 1, judged)  # "full" where it is low
     off = "Recomputation is off: what do the activations do during backward when a block's forward runs a second time?"
@@ -485,7 +428,7 @@ def _reading(answer: Any, run: TrainingRun, measurement: Measurement) -> dict[st
     """The learner's dictionary for one hidden run, True and False spelled as "full" and "none"."""
     hints = {"index out of range": "These measurements have no list of tensors: use their timeline and their moments."}
     got = call(answer, hints=hints, measurement=handed(measurement), seq_len=run.seq_len, returns=Mapping)
-    found = entries(got, ("micro_batch", "precision", "recompute"), (Real, str, bool, NoneType))
+    found = entries(got, ("micro_batch", "precision", "recompute"), Real | str | bool | None)
     recompute = {True: "full", False: "none"}.get(found["recompute"], found["recompute"])
     expect(recompute in ("full", "none"), 'recompute: a TrainingRun says "none" or "full".')
     return found | {"recompute": recompute}

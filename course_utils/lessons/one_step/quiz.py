@@ -10,6 +10,9 @@ from course_utils.models import PRESETS
 from course_utils.run import TrainingRun
 from course_utils.units import UNITS, format_bytes
 
+_mb = partial(format_bytes, unit="MB", digits=1)
+_tenths = partial(round, ndigits=-8)  # as it is shown, so that what a learner adds up is what a choice says
+
 
 def questions() -> tuple[Question, ...]:
     # Sixteen bytes a parameter (Rajbhandari et al. 2020, section 3.1).
@@ -30,7 +33,6 @@ def questions() -> tuple[Question, ...]:
     run = TrainingRun("tinyllama-1.1b", micro_batch=2, seq_len=1024)
     by_name = moments(run)
     left, full = by_name["end of step"], by_name["optimizer step"]
-    peak = max(by_name.values(), key=lambda moment: moment.total)
     after_a_step = question(
         f"TinyLlama, {run.model.parameters:,} parameters, trained under autocast with AdamW: weights, gradients and "
         "both of Adam's states are in fp32. A step has just ended with `optimizer.zero_grad()`. How much is allocated "
@@ -39,8 +41,8 @@ def questions() -> tuple[Question, ...]:
         (gb(left["parameters"]), "Those are the weights alone. Adam's states arrive in step 1 and never leave."),
         (gb(sum(full[kind] for kind in ("parameters", "gradients", "optimizer_states"))), "That counts the gradients. "
          "`zero_grad` sets them to `None`, which frees them."),
-        (gb(peak.total), "That is the peak. Activations were freed in backward, from the last layer to the first; "
-         "nothing of them is left when the step is over."),
+        (gb(max(moment.total for moment in by_name.values())), "That is the peak. Activations were freed in backward, "
+         "from the last layer to the first; nothing of them is left when the step is over."),
     )  # fmt: skip
     run = TrainingRun("gpt2-large", micro_batch=1, seq_len=1024, precision="bf16-master")
     (kept,) = (item.size for item in block_saved(run) if item.operation == "gelu")
@@ -73,12 +75,9 @@ def questions() -> tuple[Question, ...]:
          "both."),
         (gb(max(activations, gradients)), "What stays is there at both moments: it comes on top."),
     )  # fmt: skip
-    whole = TrainingRun("gpt2-large", micro_batch=16, seq_len=1024)
-    cut = whole.replace(micro_batch=4, accumulation_steps=4)
     what_micro_batches_shrink = question(
-        f"{whole.micro_batch} sequences do not fit your card. So you take them as {cut.accumulation_steps} "
-        f"micro-batches of {cut.micro_batch}, add up their gradients, and step once. Which kind of memory, at its "
-        "fullest, falls to a quarter?",
+        "16 sequences do not fit your card. So you take them as 4 micro-batches of 4, add up their gradients, and step "
+        "once. Which kind of memory, at its fullest, falls to a quarter?",
         ("activations", "They belong to the tokens that are under way, and now only a quarter of them are."),
         ("parameters", "The model is the same, whatever it reads."),
         ("gradients", "There is one set, as large as the weights. Each micro-batch adds to it, so it has to be there "
@@ -87,7 +86,3 @@ def questions() -> tuple[Question, ...]:
          "learns."),
     )  # fmt: skip
     return states, after_a_step, kept_by_gelu, never_at_once, what_micro_batches_shrink
-
-
-_mb = partial(format_bytes, unit="MB", digits=1)
-_tenths = partial(round, ndigits=-8)  # as it is shown, so that what a learner adds up is what a choice says

@@ -2,25 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from operator import eq
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
-from course_utils.interactive.feedback import (
-    Mistakes,
-    by_name,
-    call,
-    entries,
-    exercise,
-    expect,
-    fail,
-    of_kind,
-    recognized,
-)
+from course_utils.interactive.feedback import Mistakes, call, entries, exercise, expect, fail, of_kind, recognized
 from course_utils.lessons.shared.judging import forward_backward, same, seeded
 from course_utils.models import PRESETS
 
@@ -49,19 +41,19 @@ def _twins() -> nn.Module:
 
 
 LARGE = partial(nn.Linear, 200_000, 350_000, dtype=torch.bfloat16)
-NETWORKS: tuple[Callable[[], nn.Module], ...] = (_mixed, _twins, partial(nn.Linear, 7, 3), nn.ReLU, LARGE)
+NETWORKS = (_mixed, _twins, partial(nn.Linear, 7, 3), nn.ReLU, LARGE)
 
 
 def _facts(network: nn.Module) -> SimpleNamespace:
     """How many numbers, and how many bytes, there are of each kind of tensor, and under all names."""
-    kinds = {name: [p for p in network.parameters() if p.requires_grad is flag] for name, flag in TRAINED.items()}
+    kinds = {"trained": [p for p in network.parameters() if p.requires_grad]}
+    kinds |= {"frozen": [p for p in network.parameters() if not p.requires_grad]}
     kinds |= {"named": [p for _, p in network.named_parameters(remove_duplicate=False)]}
     kinds |= {"buffers": [*network.buffers()], "saved": [*network.state_dict().values()]}
     sizes = {f"{name}_bytes": sum(tensor.nbytes for tensor in tensors) for name, tensors in kinds.items()}
     return SimpleNamespace(**sizes, **{name: sum(map(torch.numel, tensors)) for name, tensors in kinds.items()})
 
 
-TRAINED = {"trained": True, "frozen": False}
 COUNTS: Mapping[str, tuple[Callable[[Any], int], Mistakes]] = {
     "trained": (lambda n: n.trained, {
         "A parameter with two names is in memory once, with one gradient.": lambda n: n.named - n.frozen,
@@ -105,20 +97,18 @@ def _on_meta(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 # ---------------------------------------------------------------------------------------------- 04.2 and 04.3: modules
-
 Weights = Mapping[str, torch.Tensor]
 close = partial(same, tolerance=1e-3)
 
 
 def _judge(
     answer: Any, names: Sequence[str], cases: Sequence[Any], shapes_of: Callable[..., Mapping[str, tuple[int, ...]]],
-    right: Callable[..., torch.Tensor], mistakes: Mapping[str, Mapping[str, Any]], off: str,
-    explain: Callable[[Sequence[nn.Module], Sequence[Any]], str] = lambda modules, given: "",
+    right: Callable[..., torch.Tensor], mistakes: Mapping[str, Mapping[str, Any]], off: Callable[..., str],
 ) -> list[tuple[nn.Module, torch.Tensor]]:  # fmt: skip
     """Compare a learner's modules with `right(weights, sizes, x)`, also with options that are mistakes; return them."""
     modules, given, runs = [], [], []
     for *sizes, tokens in cases:
-        module, weights = _made(answer, by_name(names, sizes), shapes_of(*sizes))
+        module, weights = _made(answer, dict(zip(names, sizes, strict=True)), shapes_of(*sizes))
         with seeded():
             x = 0.5 + torch.randn(*tokens, sizes[0])
         ways = (partial(_not_zero, module), partial(right, weights, sizes))
@@ -129,13 +119,12 @@ def _judge(
         expect(mine.output.shape == x.shape, "What you return has another shape than x, which may be a single token.")
     wrong = {message: partial(right, **options) for message, options in mistakes.items()}
     if not recognized([mine.output for mine, _ in runs], given, right, wrong, same=close):
-        fail(explain([module for module, _ in modules], given) or off)
+        fail(off(modules, given))
     for (mine, wanted), (weights, _, x) in zip(runs, given, strict=True):
         pairs = zip(mine.gradients, (x, *weights.values()), strict=True)
         found = [torch.zeros_like(tensor) if one is None else one for one, tensor in pairs]  # of an expert not chosen
-        expect(
-            close(found, wanted.gradients), "Your output is right, its gradients are not: is the graph cut somewhere?"
-        )
+        cut = "Your output is right, its gradients are not: is the graph cut somewhere?"
+        expect(close(found, wanted.gradients), cut)
     return modules
 
 
@@ -164,7 +153,6 @@ def _made(answer: Any, sizes: Any, shapes: Mapping[str, tuple[int, ...]]) -> tup
 
 
 # -------------------------------------------------------------------------------------------------------- 04.2: block
-
 BLOCKS = ((16, 4, 2, 24, (2, 6)), (12, 3, 1, 20, (1, 5)), (24, 6, 6, 10, (3, 2)), (16, 4, 2, 24, (2, 1)))
 
 
@@ -203,29 +191,6 @@ BLOCK_MISTAKES: Mapping[str, Mapping[str, Any]] = {
     "Gate and up are exchanged: the gate's rows come first, and it alone goes through SiLU.": {"swapped": True},
     "SwiGLU's gate goes through SiLU, not GELU.": {"act": F.gelu},
 }  # fmt: skip
-
-
-@exercise("04.2", "A Llama's block to the unit: causal, in groups, and with the right gradients.")
-def block(answer: Any) -> None:
-    """`answer(h, heads, kv_heads, f)` is a module, one block of a Llama without positions."""
-    off = "The parameters are right, the output is not. Follow one token: norm, attention, add, norm, MLP, add."
-    _judge(answer, ("h", "heads", "kv_heads", "f"), BLOCKS, _block_shapes, _block, BLOCK_MISTAKES, off, _half_off)
-
-
-def _half_off(modules: Sequence[nn.Module], given: Sequence[Any]) -> str:
-    """Which half of a block is wrong: with the other one's last matrix at zero, does it make what it should?"""
-    for what, other in BLOCK_HALVES.items():
-        for module, (weights, sizes, x) in zip(modules, given, strict=True):
-            with torch.no_grad():
-                kept = weights[other].clone()
-                weights[other].zero_()
-                right = close([module(x)], [_block(weights, sizes, x)])
-                weights[other].copy_(kept)
-            if not right:
-                return what
-    return ""
-
-
 BLOCK_HALVES = {
     "The half with attention is off: the output is wrong with `down.weight` at zero, too. Follow one token: norm1, cut "
     "into heads, attention, heads next to each other again, output, and x.": "down.weight",
@@ -234,8 +199,23 @@ BLOCK_HALVES = {
 }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------ 04.3: experts
+@exercise("04.2", "A Llama's block to the unit: causal, in groups, and with the right gradients.")
+def block(answer: Any) -> None:
+    """`answer(h, heads, kv_heads, f)` is a module, one block of a Llama without positions."""
+    _judge(answer, ("h", "heads", "kv_heads", "f"), BLOCKS, _block_shapes, _block, BLOCK_MISTAKES, _half_off)
 
+
+def _half_off(modules: Sequence[Any], given: Sequence[Any]) -> str:
+    """Which half of a block is wrong: with the other one's last matrix at zero, does it make what it should?"""
+    for what, other in BLOCK_HALVES.items():
+        for (module, x), (weights, sizes, _) in zip(modules, given, strict=True):
+            zeros = {other: torch.zeros_like(weights[other])}
+            if not close([functional_call(module, zeros, x)], [_block(weights | zeros, sizes, x)]):
+                return what
+    return "The parameters are right, the output is not. Follow one token: norm, attention, add, norm, MLP, add."
+
+
+# ------------------------------------------------------------------------------------------------------ 04.3: experts
 PARTS = ("gate", "up", "down")
 EXPERTS = ((8, 12, 4, 2, (2, 5)), (6, 5, 5, 3, (7,)), (4, 6, 3, 3, (3,)), (8, 4, 6, 1, (1, 1)))
 
@@ -246,13 +226,11 @@ def _experts_shapes(h: int, f: int, E: int, _: int) -> dict[str, tuple[int, int]
 
 
 def _experts(
-    weights: Weights, sizes: Sequence[int], x: torch.Tensor,
-    share: Callable[..., torch.Tensor] = lambda scores, top, where: top.softmax(-1),
-) -> torch.Tensor:  # fmt: skip
+    weights: Weights, sizes: Sequence[int], x: torch.Tensor, share: Any = lambda scores, top, where: top.softmax(-1)
+) -> torch.Tensor:
     """The slow way: every expert computes every token, and those that are chosen are picked."""
-    every = []
-    for gate, up, down in ([weights[f"experts.{n}.{part}.weight"] for part in PARTS] for n in range(sizes[2])):
-        every.append(F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down))
+    mlps = ([weights[f"experts.{n}.{part}.weight"] for part in PARTS] for n in range(sizes[2]))
+    every = [F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down) for gate, up, down in mlps]
     scores = F.linear(x, weights["router.weight"])
     top, where = scores.topk(sizes[3])
     picked = torch.stack(every, -2).gather(-2, where[..., None].expand(*where.shape, x.shape[-1]))
@@ -275,10 +253,9 @@ def experts(answer: Any) -> None:
     off = "Not yet: take one token, and work out by hand which experts it visits and what comes back."
     computed: list[int] = []
     names = ("h", "f", "E", "chosen")
-    for module, x in _judge(answer, names, EXPERTS, _experts_shapes, _experts, EXPERT_MISTAKES, off):
-        for name, part in module.named_modules():
-            if name.endswith("gate"):
-                part.register_forward_pre_hook(lambda _, given: computed.append(given[0].shape[:-1].numel()))
+    for module, x in _judge(answer, names, EXPERTS, _experts_shapes, _experts, EXPERT_MISTAKES, lambda *_: off):
+        for gate in (part for name, part in module.named_modules() if name.endswith("gate")):
+            gate.register_forward_pre_hook(lambda _, given: computed.append(given[0].shape[:-1].numel()))
         module(x)
     asked = sum(chosen * torch.Size(tokens).numel() for *_, chosen, tokens in EXPERTS)
     wasted = "Your output is right, but experts compute tokens that are not theirs: give each only the rows sent to it."
@@ -287,12 +264,10 @@ def experts(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- 04.4: vocabulary
-
-PAPER = [
+PAPER = [  # Radford et al. 2019, table 2: sizes, and the parameters in millions that the paper says
     {"h": PRESETS[name].hidden, "L": PRESETS[name].layers, "P": 1024, "millions": millions}
     for name, millions in GPT2_PAPER.items()
 ]
-"""Radford et al. 2019, table 2: sizes, and the parameters in millions that the paper says."""
 
 
 def _gpt(V: int, P: int, h: int, L: int) -> int:
@@ -313,29 +288,23 @@ TABLES = (
 
 def _interval(table: Sequence[Mapping[str, int]], half: float = 0.5) -> tuple[int, int]:
     """The smallest and the largest vocabulary with which each row's N rounds to its millions."""
-    lows, highs = [], []
-    for row in table:
-        rest = _gpt(0, row["P"], row["h"], row["L"])
-        lows.append(-((rest - round((row["millions"] - half) * 1e6)) // row["h"]))
-        highs.append((round((row["millions"] + half) * 1e6) - 1 - rest) // row["h"])
+    rests = [(row, _gpt(0, row["P"], row["h"], row["L"])) for row in table]
+    lows = (-((rest - round((row["millions"] - half) * 1e6)) // row["h"]) for row, rest in rests)
+    highs = ((round((row["millions"] + half) * 1e6) - 1 - rest) // row["h"] for row, rest in rests)
     return max(lows), min(highs)
 
 
 def _misfit(got: tuple[int, ...], table: Sequence[Mapping[str, int]]) -> str:
     """The first row that a vocabulary which was returned does not fit, with its N."""
-    for vocab in got:
-        for row in table:
-            N = _gpt(vocab, row["P"], row["h"], row["L"])
-            if round(N / 1e6) != row["millions"]:
-                return (
-                    f"With V = {vocab:,} the row {dict(row)} has N = {N / 1e6:,.2f} million. What does that round to?"
-                )
+    for vocab, row in product(got, table):
+        N = _gpt(vocab, row["P"], row["h"], row["L"])
+        if round(N / 1e6) != row["millions"]:
+            return f"With V = {vocab:,} the row {dict(row)} has N = {N / 1e6:,.2f} million. What does that round to?"
     return ""
 
 
 VOCABULARY_MISTAKES: Mistakes = {
     "First the smallest, then the largest.": lambda table: _interval(table)[::-1],
-
     "Only one row is in it. Each row leaves an interval; a vocabulary has to lie in all of them.":
         lambda table: _interval(table[:1]),
     "Your interval holds what fits *some* row. What fits every row is narrower.": lambda table:
@@ -360,8 +329,7 @@ def vocabulary(answer: Any) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- 04.5: read_shapes
-
-SIZES = {
+SIZES = {  # what is asked for, and where to look
     "hidden": "which size do all vectors have? Only norms are vectors here.",
     "layers": "which shape is there exactly once in a block?",
     "vocab": "which matrix is there only once or twice in the whole model?",
@@ -369,12 +337,6 @@ SIZES = {
     "kv": "without grouped queries, keys and values have the queries' shape.",
     "tied": "with a tied head there is one matrix of words, otherwise there are two.",
 }
-"""What is asked for, and where to look."""
-
-SHAPE_HINTS = dict.fromkeys(
-    ("IndexError", "StopIteration"),
-    "You look for a size that is not there: where keys are as wide as queries, none is left.",
-)
 HIDDEN_MODELS: tuple[Mapping[str, Any], ...] = (
     {"hidden": 2048, "layers": 16, "vocab": 128256, "kv": 512, "ffn": 8192, "tied": True},
     {"hidden": 64, "layers": 5, "vocab": 100, "kv": 64, "ffn": 176, "tied": False},
@@ -386,8 +348,7 @@ HIDDEN_MODELS: tuple[Mapping[str, Any], ...] = (
 
 def anonymous_shapes(hidden: int, layers: int, vocab: int, kv: int, ffn: int, tied: bool) -> list[tuple[int, ...]]:
     """The shapes of all tensors of a Llama of these sizes, without names and sorted by their shapes."""
-    one = [(hidden,), (hidden,), (hidden, hidden), (kv, hidden), (kv, hidden), (hidden, hidden)]
-    one += [(ffn, hidden), (ffn, hidden), (hidden, ffn)]
+    one = 2 * [(hidden,), (hidden, hidden), (kv, hidden), (ffn, hidden)] + [(hidden, ffn)]
     words = [(vocab, hidden)] * (1 if tied else 2)
     return sorted([*words, *(layers * one), (hidden,)])
 
@@ -395,8 +356,10 @@ def anonymous_shapes(hidden: int, layers: int, vocab: int, kv: int, ffn: int, ti
 @exercise("04.5", "Every size of every hidden model, from shapes alone.")
 def read_shapes(answer: Any) -> None:
     """`answer(shapes)` is a dictionary of the `SIZES` of the Llama whose tensors have these shapes."""
+    absent = "You look for a size that is not there: where keys are as wide as queries, none is left."
+    hints = dict.fromkeys(("IndexError", "StopIteration"), absent)
     for sizes in HIDDEN_MODELS:
-        given = call(answer, shapes=anonymous_shapes(**sizes), returns=Mapping, hints=SHAPE_HINTS)
+        given = call(answer, shapes=anonymous_shapes(**sizes), returns=Mapping, hints=hints)
         got = entries(given, tuple(SIZES), object)
         norms = "Those are the norms. How many does a block have, and how many come after?"
         expect(got["layers"] != 2 * sizes["layers"] + 1, norms)

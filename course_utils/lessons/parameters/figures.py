@@ -1,17 +1,14 @@
 """Lesson 04's picture: what the parameters of models belong to, one bar a model."""
 
 from collections.abc import Mapping
-from itertools import accumulate
 
 from course_utils.figures.axes import stop
 from course_utils.figures.canvas import MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width
 
-PART_COLOURS = {
+PART_COLOURS = {  # after Paul Tol's muted palette; none is a kind of memory's color, since all of these are parameters
     "embedding": "#882255", "positions": "#DDCC77", "attention": "#8CCBC1",
     "MLP": "#332288", "norms": "#117733", "head": "#D98A96",
 }  # fmt: skip
-"""After Paul Tol's muted palette; none is a kind of memory's color, since all of these are parameters."""
-
 BAR, STEP, TOP = 38, 52, 34
 
 
@@ -26,31 +23,24 @@ def shares(models: Mapping[str, Mapping[str, int]], title: str) -> Figure:
     totals = {name: sum(parts.values()) for name, parts in models.items()}
     left = MARGIN + 10 + max(text_width(name, 13) for name in models)
     right = WIDTH - MARGIN - 10 - max(text_width(spelled(count), 13, bold=True) for count in totals.values())
+    told = []
     for index, (name, parts) in enumerate(models.items()):
-        y = top + TOP + STEP * index
+        x, y = left, top + TOP + STEP * index
         canvas.text(left - 10, y + 24, name, 13, text_anchor="end")
-        end = _bar(canvas, parts, left, (right - left) / totals[name], y)
-        canvas.text(end + 10, y + 24, spelled(totals[name]), 13, font_weight="bold")
+        for part, count in parts.items():
+            share, fill = percent(count, totals[name]), PART_COLOURS[part]
+            width = (right - left) / totals[name] * count
+            canvas.rect(x, y, width, BAR, fill, f"{part}: {count:,} ({share})", data_parameters=count)
+            if text_width(share, 12, bold=True) + 8 <= width:
+                canvas.text(x + width / 2, y + 24, share, 12, ink_on(fill), text_anchor="middle", font_weight="bold")
+            x += width
+        canvas.text(right + 10, y + 24, spelled(totals[name]), 13, font_weight="bold")
+        shown = ", ".join(f"{part} {percent(count, totals[name])}" for part, count in parts.items())
+        told.append(f"{name}{', ' if name else ''}{spelled(totals[name])} parameters: {shown}")
     bottom = top + TOP + STEP * len(models)
     canvas.line(left, top + TOP - 6, left, bottom - 8, RULE)
-    told = [
-        f"{name}{', ' if name else ''}{spelled(totals[name])} parameters: "
-        + ", ".join(f"{part} {percent(count, totals[name])}" for part, count in parts.items())
-        for name, parts in models.items()
-    ]
     alt = f"{stop(title)} Bars cut into parts. {'; '.join(told)}."
     return Figure(canvas.svg(bottom + 4, title, alt), alt)
-
-
-def _bar(canvas: Canvas, parts: Mapping[str, int], left: float, scale: float, y: float) -> float:
-    """Draw the segments, with their shares inside where there is room; return where the bar ends."""
-    whole, ends = sum(parts.values()), [0, *accumulate(parts.values())]
-    for (name, count), start in zip(parts.items(), ends, strict=False):
-        x, width, fill, share = left + scale * start, scale * count, PART_COLOURS[name], percent(count, whole)
-        canvas.rect(x, y, width, BAR, fill, f"{name}: {count:,} ({share})", data_parameters=count)
-        if text_width(share, 12, bold=True) + 8 <= width:
-            canvas.text(x + width / 2, y + 24, share, 12, ink_on(fill), text_anchor="middle", font_weight="bold")
-    return left + scale * whole
 
 
 def percent(count: int, whole: int) -> str:

@@ -14,8 +14,7 @@ from .figures import percent, shares, spelled
 LAYERS = (1, 2, 4, 6, 8, 12, 16, 22, 24, 28, 32, 36, 48, 64, 80, 96, 128)
 HIDDEN_SIZES = (128, 256, 512, 768, 1024, 1280, 1600, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 12288, 16384)
 VOCABULARIES = (256, 1000, 4096, 16000, 32000, 50257, 65536, 100_000, 128_256, 152_064, 200_000, 256_000)
-MLP_WIDTHS = ("8/3", "2.75", "3", "3.5", "4", "5.5")
-"""Of the hidden size; 8/3 is what leaves SwiGLU's three matrices as large as GELU's two at 4."""
+MLP_WIDTHS = ("8/3", "2.75", "3", "3.5", "4", "5.5")  # of h; 8/3 makes SwiGLU's 3 matrices as large as GELU's 2 at 4
 
 
 class ModelBuilder(Explorable):
@@ -29,19 +28,18 @@ class ModelBuilder(Explorable):
     def __init__(self, start: str = "gpt2") -> None:
         self.first = model = model_config(start)
         width = next((text for text in MLP_WIDTHS if _of_hidden(text, model.hidden) == model.ffn), str(model.ffn))
-        super().__init__(
-            {
-                "family": dropdown("family", ("gpt2", "llama"), model.family),
-                "tied": dropdown("head", ("tied", "untied"), "tied" if model.tied else "untied"),
-                "layers": slider("layers L", LAYERS, model.layers),
-                "vocab": slider("vocabulary V", VOCABULARIES, model.vocab),
-                "hidden": slider("hidden h", HIDDEN_SIZES, model.hidden),
-                "ffn": dropdown("MLP width / h", MLP_WIDTHS, width),
-                "heads": slider("heads a", (1, 2, 4, 8, 12, 16, 20, 24, 25, 28, 32, 40, 48, 64, 96, 128), model.heads),
-                "experts": slider("experts", (1, 2, 4, 8, 16, 32, 64, 128), model.experts or 1),
-                "group": slider("queries a key", (1, 2, 4, 7, 8, 16, 32), model.heads // model.kv_heads),
-            }
-        )
+        controls = {
+            "family": dropdown("family", ("gpt2", "llama"), model.family),
+            "tied": dropdown("head", ("tied", "untied"), "tied" if model.tied else "untied"),
+            "layers": slider("layers L", LAYERS, model.layers),
+            "vocab": slider("vocabulary V", VOCABULARIES, model.vocab),
+            "hidden": slider("hidden h", HIDDEN_SIZES, model.hidden),
+            "ffn": dropdown("MLP width / h", MLP_WIDTHS, width),
+            "heads": slider("heads a", (1, 2, 4, 8, 12, 16, 20, 24, 25, 28, 32, 40, 48, 64, 96, 128), model.heads),
+            "experts": slider("experts", (1, 2, 4, 8, 16, 32, 64, 128), model.experts or 1),
+            "group": slider("queries a key", (1, 2, 4, 7, 8, 16, 32), model.heads // model.kv_heads),
+        }
+        super().__init__(controls)
 
     @property
     def model(self) -> TransformerConfig:
@@ -66,11 +64,9 @@ class ModelBuilder(Explorable):
         where = largest if largest in ("attention", "positions", "norms") else f"the {largest}"
         title = f"{spelled(N)} parameters, {percent(parts[largest], N)} of them in {where}"
         active = f", of which a token uses {model.active_parameters:,}" if model.experts else ""
-        message = (
-            f"<b>N = {N:,}</b>{active}. 12·L·h² says {rule:,}: {100 * (rule / N - 1):+.1f} % off."
-            f"<br>Trained with Adam at 16 bytes a parameter: {format_bytes(16 * N, 'GB', 1)} of weights, gradients and "
-            "states."
-        ).replace("-", "−")
+        states, off = format_bytes(16 * N, "GB", 1), f"{100 * (rule / N - 1):+.1f} % off".replace("-", "−")
+        message = f"<b>N = {N:,}</b>{active}. 12·L·h² says {rule:,}: {off}."
+        message += f"<br>Trained with Adam at 16 bytes a parameter: {states} of weights, gradients and states."
         return shares({"": parts}, title), message
 
 

@@ -14,10 +14,8 @@ from course_utils.lessons.shared.judging import seeded
 from course_utils.lessons.shared.on_ranks import report_judged
 
 SIZES = ((3, 3, 3, 2), (4,), (1, 1, 1), (2, 5))  # rows of each micro-batch
-NAMES = {
-    "torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "dist": dist, "deque": deque,
-    "get_gradient_edge": get_gradient_edge,
-}  # fmt: skip
+NAMES = {"torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "dist": dist, "deque": deque,
+         "get_gradient_edge": get_gradient_edge}  # fmt: skip
 
 
 def stages() -> list[nn.Sequential]:
@@ -53,8 +51,7 @@ def difference(step: Any) -> dict[str, float]:
         works.append((copied, dist.isend(copied, 1 - rank)))  # keeps the copy until it has been sent
 
     def receive(shape: Any) -> torch.Tensor:
-        arrived = torch.empty(shape)
-        dist.recv(arrived, 1 - rank)
+        dist.recv(arrived := torch.empty(shape), 1 - rank)
         return arrived
 
     for sizes in SIZES:

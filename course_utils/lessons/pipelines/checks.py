@@ -18,7 +18,6 @@ from .check_ranks import SIZES, batch, of_whole, stages
 from .schedules import most_kept, simulate
 
 # ---------------------------------------------------------------------------------------------------------- 11.1: kept
-
 KEPT_CASES = ((4, 8, 0), (4, 8, 1), (4, 8, 3), (8, 3, 0), (8, 3, 6), (1, 5, 0), (6, 6, 2))
 KEPT_MISTAKES: dict[str, Mistakes] = {
     "GPipe": {
@@ -50,42 +49,32 @@ def kept(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- 11.2: order
-
-ORDER_CASES = ((4, 6, 0), (4, 6, 1), (4, 6, 3), (4, 2, 0), (1, 3, 0), (3, 8, 1))
-
-
 @exercise("11.2", "The same order in which PyTorch's stages work.")
 def order(answer: Any) -> None:
     """`answer(p, m, stage)` is the list of a stage's works under 1F1B."""
-    for p, m, stage in ORDER_CASES:
+    for p, m, stage in ((4, 6, 0), (4, 6, 1), (4, 6, 3), (4, 2, 0), (1, 3, 0), (3, 8, 1)):
         got = list(call(answer, p=p, m=m, stage=stage, returns=(list, tuple)))
         right, where = simulate("1F1B", p, m).order(stage), f"Stage {stage} of {p}, {m} micro-batches"
         expect(all(isinstance(work, str) for work in got), "Return a list of words such as F0 and B0.")
-        missing, more = Counter(right) - Counter(got), Counter(got) - Counter(right)
-        for work in more:
+        for work in Counter(got) - Counter(right):
             expect(work not in right, f"{where}: {work} occurs more than once.")
             fail(f"{where}: there is no {work}. Micro-batches are counted from 0 to m − 1.")
-        for work in missing:
+        for work in Counter(right) - Counter(got):
             fail(f"{where}: {work} is missing.")
-        if got != right:
-            _judge_order(got, right, m)
-
-
-def _judge_order(got: list[str], right: list[str], m: int) -> None:
-    """Raise CheckFailed about a list that has the right words in another order."""
-    ahead, mine = (next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got))
-    early = [work for work in got if work[0] == "B" and got.index(work) < got.index(f"F{work[1:]}")]
-    backwards, in_order = ([work for work in works if work[0] == "B"] for works in (got, right))
-    expect(not early, "A backward stands before its own forward.")
-    expect(not mine == m != ahead, "All forwards come first: that is GPipe. How many may this stage keep?")
-    expect(mine >= ahead, "Too few forwards at first: the stages after this one would wait for work.")
-    expect(mine <= ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs.")
-    expect(backwards == in_order, "Backwards come in the order of the micro-batches, as forwards do.")
-    fail("The start is right. Then one backward and one forward alternate, until no forward is left.")
+        # From here on, the right words, perhaps in another order.
+        ahead, mine = (next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got))
+        early = [work for work in got if work[0] == "B" and got.index(work) < got.index(f"F{work[1:]}")]
+        backwards, in_order = ([work for work in works if work[0] == "B"] for works in (got, right))
+        expect(not early, "A backward stands before its own forward.")
+        expect(not mine == m != ahead, "All forwards come first: that is GPipe. How many may this stage keep?")
+        expect(mine >= ahead, "Too few forwards at first: the stages after this one would wait for work.")
+        expect(mine <= ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs.")
+        expect(backwards == in_order, "Backwards come in the order of the micro-batches, as forwards do.")
+        alternate = "The start is right. Then one backward and one forward alternate, until no forward is left."
+        expect(got == right, alternate)
 
 
 # ----------------------------------------------------------------------------------------------------- 11.3: two_stages
-
 PROGRAM = "course_utils.lessons.pipelines.check_ranks"
 STARTS = "The check plays the other stage first; then two processes start, which takes about five seconds."
 SCALES: dict[str, Callable[[int, Sequence[int]], float]] = {
@@ -132,11 +121,9 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
         expect(not early, f"{stage} you wait for a third input before you send the first gradient. Stage 0 goes two "
                "micro-batches ahead, and then it waits for you: for ever.")  # fmt: skip
         taken.append(messages[rank][len(taken)].clone())
-        order = (
-            f"{stage} you wait for {tuple(shape)}, and another shape comes. Is that in the order of the micro-batches?"
-        )
-        expect(tuple(shape) == taken[-1].shape, order)
-        given = taken[-1].clone()
+        shape, given = tuple(shape), taken[-1].clone()
+        order = f"{stage} you wait for {shape}, and another shape comes. Is that in the order of the micro-batches?"
+        expect(shape == given.shape, order)
         if rank == 1:
             passed.append(weakref.ref(given.untyped_storage()))
         return given
@@ -174,14 +161,10 @@ def _scaled(sizes: Sequence[int], scale: Callable[[int, Sequence[int]], float]) 
 
 
 # --------------------------------------------------------------------------------------------------- 11.4: parallel_mlp
-
-MLP_CASES = ((2, 0, (5, 8)), (4, 2, (3, 8)), (2, 1, (1, 4)), (1, 0, (3, 4)))  # ranks, which one, and x's shape
-
-
 @exercise("11.4", "One message forward, one backward, and every gradient is the whole model's.")
 def parallel_mlp(answer: Any) -> None:
     """`answer(x, up, up_bias, down, down_bias, all_reduce)` is the whole MLP's output, computed by one rank of it."""
-    for t, rank, shape in MLP_CASES:
+    for t, rank, shape in ((2, 0, (5, 8)), (4, 2, (3, 8)), (2, 1, (1, 4)), (1, 0, (3, 4))):
         with seeded():
             h = shape[-1]
             x, up, up_bias = torch.randn(shape), torch.randn(4 * h, h), torch.randn(4 * h)

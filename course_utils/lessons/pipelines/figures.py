@@ -1,49 +1,31 @@
 """Figures of lesson 11: each stage's works over time, and the micro-batches that it keeps meanwhile."""
 
-from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from course_utils.figures.axes import COLOURS, legend, stop
-from course_utils.figures.canvas import (
-    GRID,
-    MARGIN,
-    QUIET,
-    RULE,
-    WIDTH,
-    Canvas,
-    Figure,
-    ink_on,
-    number,
-    text_width,
-    ticks,
-)
+from course_utils.figures import COLOURS, Figure
+from course_utils.figures.axes import legend, stop
+from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, WIDTH, Canvas, ink_on, number, text_width, ticks
 
-from .schedules import FORWARD, Pipeline, Work
+from .schedules import FORWARD, Pipeline
 
 COLOUR = {"F": COLOURS["activations"], "B": COLOURS["gradients"]}
 WORDS = {"F": "forward", "B": "backward"}
-ROW, MEMORY_ROW = 26.0, 30.0
-LEFT = MARGIN + 66.0
+ROW, MEMORY_ROW, LEFT = 26.0, 30.0, MARGIN + 66.0
 
 
 def pipeline_figure(pipeline: Pipeline, title: str = "") -> Figure:
     """Each stage's works over time, and under them the micro-batches that it keeps."""
-    title = title or pipeline_title(pipeline)
-    canvas = Canvas()
-    top = canvas.title(title)
-    numbered = pipeline.schedule != "naive"
+    canvas, title = Canvas(), title or pipeline_title(pipeline)
+    top, numbered = canvas.title(title), pipeline.schedule != "naive"
     _legend(canvas, top + 16, numbered)
-    right = WIDTH - MARGIN - 96
-    scale = (right - LEFT) / pipeline.span
-    bottom = _works(canvas, pipeline.works, top + 34, scale, numbered)
+    scale = (WIDTH - MARGIN - 96 - LEFT) / pipeline.span
+    bottom = _works(canvas, pipeline, top + 34, scale, numbered)
     _axis(canvas, pipeline.span, scale, bottom, "units: forwards of one micro-batch on one stage")
     bottom = _memory(canvas, pipeline, bottom + 62, scale)
     kept = ", ".join(str(pipeline.most_kept(stage)) for stage in range(pipeline.stages))
-    alt = (
-        f"{stop(title)} {pipeline.micro_batches} micro-batches on {pipeline.stages} stages take "
-        f"{number(pipeline.span)} units. Micro-batches kept at most, from the first stage to the last: {kept}."
-    )
+    alt = f"{stop(title)} {pipeline.micro_batches} micro-batches on {pipeline.stages} stages take "
+    alt += f"{number(pipeline.span)} units. Micro-batches kept at most, from the first stage to the last: {kept}."
     return Figure(canvas.svg(bottom + 8, title, alt), alt)
 
 
@@ -56,7 +38,7 @@ def pipeline_title(pipeline: Pipeline) -> str:
     return f"{name}: stages wait {100 * pipeline.idle:.0f} % of the time; the first keeps {batches}{copies}"
 
 
-def _legend(canvas: Canvas, y: float, numbered: bool = True) -> None:
+def _legend(canvas: Canvas, y: float, numbered: bool) -> None:
     """A box is of one micro-batch where it is `numbered`, else of the whole batch."""
     whose = "micro-batch in the box" if numbered else "whole batch"
     looks: dict[str, dict[str, Any]] = {f"{WORDS[kind]} of the {whose}": {"fill": COLOUR[kind]} for kind in WORDS}
@@ -65,28 +47,26 @@ def _legend(canvas: Canvas, y: float, numbered: bool = True) -> None:
     legend(canvas, entries, y - 12, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words]))
 
 
-def _works(canvas: Canvas, works: Sequence[Work], top: float, scale: float, numbered: bool = True) -> float:
+def _works(canvas: Canvas, pipeline: Pipeline, top: float, scale: float, numbered: bool) -> float:
     """One row for each stage; returns the y below them."""
-    end, stages = max(work.end for work in works), 1 + max(work.stage for work in works)
-    for stage in range(stages):
+    for stage in range(pipeline.stages):
         y = top + stage * (ROW + 4)
         canvas.text(LEFT - 8, y + 17, f"stage {stage}", 12, text_anchor="end")
-        canvas.rect(LEFT, y, end * scale, ROW, "#FFFFFF", stroke=GRID, stroke_width=1)
-        for work in (work for work in works if work.stage == stage):
+        canvas.rect(LEFT, y, pipeline.span * scale, ROW, "#FFFFFF", stroke=GRID, stroke_width=1)
+        for work in pipeline.of_stage(stage):
             x, width = LEFT + work.start * scale, (work.end - work.start) * scale
             canvas.rect(x, y, max(width - 0.8, 0.4), ROW, COLOUR[work.kind], data_work=f"{work.kind}{work.micro}")
             label = str(work.micro) if numbered else WORDS[work.kind]
             if text_width(label, 11) + 2 <= width:
                 canvas.text(x + width / 2, y + 17, label, 11, ink_on(COLOUR[work.kind]), text_anchor="middle")
-    return top + stages * (ROW + 4)
+    return top + pipeline.stages * (ROW + 4)
 
 
 def _axis(canvas: Canvas, span: float, scale: float, y: float, unit: str) -> None:
     canvas.line(LEFT, y + 2, LEFT + span * scale, y + 2, RULE)
     for tick in ticks(0, span, 8):
-        if tick <= span:
-            canvas.line(LEFT + tick * scale, y + 2, LEFT + tick * scale, y + 7, RULE)
-            canvas.text(LEFT + tick * scale, y + 20, number(tick), 11, QUIET, text_anchor="middle")
+        canvas.line(LEFT + tick * scale, y + 2, LEFT + tick * scale, y + 7, RULE)
+        canvas.text(LEFT + tick * scale, y + 20, number(tick), 11, QUIET, text_anchor="middle")
     canvas.text(LEFT + span * scale / 2, y + 36, unit, 12, QUIET, text_anchor="middle")
 
 
@@ -103,8 +83,7 @@ def _memory(canvas: Canvas, pipeline: Pipeline, top: float, scale: float) -> flo
             height = count / most * MEMORY_ROW
             canvas.rect(LEFT + start * scale, base - height, (end - start) * scale, height, COLOUR[FORWARD])
         canvas.line(LEFT, base, LEFT + pipeline.span * scale, base, RULE)
-        copies = f" and {pipeline.versions(stage)}" if keeps_versions else ""
-        words = f"at most {pipeline.most_kept(stage)}{copies}"
+        words = f"at most {pipeline.most_kept(stage)}" + (f" and {pipeline.versions(stage)}" if keeps_versions else "")
         canvas.text(LEFT + pipeline.span * scale + 8, base - 6, words, 12)
     return top + 12 + pipeline.stages * (MEMORY_ROW + 4) + 8
 

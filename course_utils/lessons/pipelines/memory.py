@@ -4,14 +4,7 @@ from functools import lru_cache
 from math import prod
 
 from course_utils.breakdown import MemoryBreakdown
-from course_utils.estimating.exact.activations import (
-    block_bytes,
-    block_input,
-    head_saved,
-    loss_saved,
-    stem_saved,
-    sum_bytes,
-)
+from course_utils.estimating.exact.activations import block_saved, head_saved, loss_saved, stem_saved, sum_bytes
 from course_utils.estimating.states import states_of
 from course_utils.models import Shapes, TransformerConfig, parameter_shapes
 from course_utils.run import TrainingRun
@@ -33,19 +26,13 @@ def blocks_of(layers: int, stages: int, stage: int) -> range:
 
 def stage_shapes(model: TransformerConfig, stages: int, stage: int) -> Shapes:
     """The parameters of one stage, by name and shape; a tied head is in the first and the last, as in Megatron-LM."""
-    mine, last = blocks_of(model.layers, stages, stage), stages - 1
-    found = {}
-    for name, shape in parameter_shapes(model).items():
-        place = name.split(".")
-        if place[0] == "blocks":
-            owners = {stage} if int(place[1]) in mine else set()
-        elif place[0] == "embedding":
-            owners = {0, last} if model.tied else {0}
-        else:
-            owners = {0} if place[0] == "positions" else {last}
-        if stage in owners:
-            found[name] = shape
-    return found
+    blocks, last = blocks_of(model.layers, stages, stage), stages - 1
+    owners = {"embedding": {0, last} if model.tied else {0}, "positions": {0}}
+
+    def mine(place: str, layer: str) -> bool:
+        return int(layer) in blocks if place == "blocks" else stage in owners.get(place, {last})
+
+    return {name: shape for name, shape in parameter_shapes(model).items() if mine(*name.split(".")[:2])}
 
 
 @lru_cache(maxsize=1024)
@@ -66,20 +53,19 @@ def stage_memory(run: TrainingRun, schedule: str, stages: int, micro_batches: in
         raise ValueError(f"recompute={run.recompute!r}: a stage is counted with 'none' or 'full', or 'every-K' blocks")
     shapes, kept = stage_shapes(run.model, stages, stage), most_kept(schedule, stages, micro_batches, stage)
     weights = sum(round_up(run.precision.weight * prod(shape)) for shape in shapes.values())
-    blocks, checkpoint = len(blocks_of(run.model.layers, stages, stage)), block_input(run).bytes
-    own, again = blocks * block_bytes(run), 0
+    blocks, saved = len(blocks_of(run.model.layers, stages, stage)), block_saved(run)
+    own, again, checkpoint = blocks * sum_bytes(saved), 0, saved[0].bytes  # a block's input comes first
     if run.blocks_per_checkpoint:
         together = min(run.blocks_per_checkpoint, blocks)
-        own, again = -(-blocks // together) * checkpoint, together * block_bytes(run) - checkpoint
+        own, again = -(-blocks // together) * checkpoint, together * sum_bytes(saved) - checkpoint
     stem = sum_bytes(stem_saved(run)) if stage == 0 else 0
     end = sum_bytes([*head_saved(run), *loss_saved(run)]) if stage == stages - 1 else 0
-    return MemoryBreakdown(
-        {
-            "parameters": weights,
-            "weight_copies": weights * (kept - 1) if schedule == "PipeDream" else 0,
-            "gradients": sum(round_up(run.precision.gradient * prod(shape)) for shape in shapes.values()),
-            "optimizer_states": states_of(run.precision, run.optimizer, shapes),
-            "activations": kept * (own + stem + end) + max(0, again - end),
-        },
-        label=f"stage {stage} of {stages}, {schedule}, {kept} of {micro_batches} micro-batches kept",
-    )
+    parts = {
+        "parameters": weights,
+        "weight_copies": weights * (kept - 1) if schedule == "PipeDream" else 0,
+        "gradients": sum(round_up(run.precision.gradient * prod(shape)) for shape in shapes.values()),
+        "optimizer_states": states_of(run.precision, run.optimizer, shapes),
+        "activations": kept * (own + stem + end) + max(0, again - end),
+    }
+    label = f"stage {stage} of {stages}, {schedule}, {kept} of {micro_batches} micro-batches kept"
+    return MemoryBreakdown(parts, label=label)

@@ -5,15 +5,15 @@ fits into one node talks over the GPUs' own links, any other over the network. T
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 from course_utils.estimating.sharding import all_reduce_bytes, zero_bytes
 from course_utils.estimating.step_time import data_parallel_bytes
 from course_utils.gpus import Gpu
 from course_utils.interactive.feedback import divisors
-from course_utils.models import parameter_shapes
+from course_utils.models import block_shapes
 from course_utils.run import TrainingRun
 
 from .memory import parameters_of, stage_memory
@@ -22,8 +22,7 @@ from .schedules import bubble
 ELEMENT = 2  # bytes of a weight, a gradient and an activation that is sent, as ZeRO counts them
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(NamedTuple):
     """`nodes` machines of `per_node` GPUs of one kind; `network` is each GPU's bytes/s to other nodes, one way."""
 
     gpu: Gpu
@@ -36,8 +35,7 @@ class Cluster:
         return self.nodes * self.per_node
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """A use of the ranks: `data` · `tensor` · `pipeline` of them, with ZeRO of that `stage` over `data`."""
 
     data: int
@@ -46,12 +44,11 @@ class Plan:
     stage: int = 0
 
     def __str__(self) -> str:
-        parts = [f"{name} {count}" for name, count in vars(self).items() if count > 1 and name != "stage"]
+        parts = [f"{name} {count}" for name, count in self._asdict().items() if count > 1 and name != "stage"]
         return " × ".join(parts or ["one GPU"]) + (f", ZeRO-{self.stage}" if self.stage else "")
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(NamedTuple):
     """Costs of a plan: bytes on the fullest GPU, the part of the time that it idles, and seconds of a step: compute,
     bubble, and the messages of tensor, data and pipeline parallelism.
     """
@@ -122,8 +119,7 @@ def memory(run: TrainingRun, plan: Plan, micro_batches: int) -> int:
     """
     p, found = plan.pipeline, list[int]()
     logit = 4 if run.model.logits == "fp32" else ELEMENT
-    block = (prod(shape) for name, shape in parameter_shapes(run.model).items() if name.startswith("blocks.0."))
-    gathered = ELEMENT * sum(block) if plan.stage == 3 else 0
+    gathered = ELEMENT * sum(map(prod, block_shapes(run.model).values())) if plan.stage == 3 else 0
     for stage in {0, p // 2, p - 1}:
         own = zero_bytes(parameters_of(run.model, p, stage) // plan.tensor, plan.data, plan.stage)
         kept = stage_memory(run, "1F1B", p, min(micro_batches, p), stage)["activations"]
@@ -153,9 +149,8 @@ def divides(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -
 def _messages(run: TrainingRun, plan: Plan, micro_batches: int) -> dict[str, tuple[float, int]]:
     """Bytes of the busiest GPU's messages and the span of ranks that they cross, by what they are for."""
     passed = ELEMENT * run.seq_len * run.micro_batch * run.model.hidden
-    layers = run.model.layers // plan.pipeline
     joins = 6 if run.recompute == "full" else 4  # a block's all-reduces: 2 forward, 2 backward, 2 if run again
-    tensor = micro_batches * layers * joins * all_reduce_bytes(passed, plan.tensor)
+    tensor = micro_batches * (run.model.layers // plan.pipeline) * joins * all_reduce_bytes(passed, plan.tensor)
     weights = ELEMENT * parameters_of(run.model, plan.pipeline, 0) // plan.tensor
     data = data_parallel_bytes(weights, weights, plan.data, plan.stage, micro_batches)
     pipeline = 2 * micro_batches * passed // plan.tensor if plan.pipeline > 1 else 0

@@ -7,7 +7,7 @@ from course_utils.units import format_bytes, percent
 from .schedules import bubble, most_kept, simulate
 
 RUN = TrainingRun("gpt2-xl", 4, 1024, "bf16-master")
-P, M = 8, 24
+P, M, STAGE = 8, 24, 2
 
 
 def questions() -> tuple[Question, ...]:
@@ -19,31 +19,29 @@ def questions() -> tuple[Question, ...]:
         (percent(1 - 1 / P), "That is the naive cut, in which one stage works and all others wait."),
         (percent(P / (M + P)), "That counts a stage too many: the last one waits for p − 1 others."),
     )  # fmt: skip
-    doubled = bubble(2 * P, M)
     twice_the_stages = question(
         f"You go from {P} stages to {2 * P} and keep {M} micro-batches. Which part of the time is lost now?",
-        (percent(doubled), "More stages to fill, no more work to fill them with."),
+        (percent(bubble(2 * P, M)), "More stages to fill, no more work to fill them with."),
         (percent(bubble(P, M)), "That was the part before: the pipeline is longer now."),
         (percent(2 * bubble(P, M)), "That doubles the fraction, but m + p − 1 grows as well."),
         (percent(bubble(P, 2 * M)), "That would be twice the micro-batches, not twice the stages."),
     )  # fmt: skip
-    stage = 2
-    right = most_kept("1F1B", P, M, stage)
+    right = most_kept("1F1B", P, M, STAGE)
     what_1f1b_keeps = question(
-        f"1F1B, {P} stages counted from 0, {M} micro-batches: how many micro-batches does stage {stage} keep at most?",
+        f"1F1B, {P} stages counted from 0, {M} micro-batches: how many micro-batches does stage {STAGE} keep at most?",
         (str(right), "It sends p − stage forward before the first comes back; then one in, one out."),
-        (str(most_kept("GPipe", P, M, stage)), "That is GPipe, which takes none back before all are forward."),
+        (str(most_kept("GPipe", P, M, STAGE)), "That is GPipe, which takes none back before all are forward."),
         (str(most_kept("1F1B", P, M, 0)), "That is the first stage, which waits longest for its first."),
-        (str(stage + 1), "That counts the stages before it. It waits for those after it."),
+        (str(STAGE + 1), "That counts the stages before it. It waits for those after it."),
     )  # fmt: skip
-    pipeline, stage = simulate("PipeDream", 5, 40), 2
+    pipeline = simulate("PipeDream", 5, 40)
     how_late = question(
-        f"PipeDream with 5 stages counted from 0: how many updates have the weights of stage {stage} had between a "
+        f"PipeDream with 5 stages counted from 0: how many updates have the weights of stage {STAGE} had between a "
         "micro-batch's forward and its backward?",
-        (str(pipeline.late(stage)), "p − 1 − stage: the other micro-batches in flight come back first."),
-        (str(pipeline.versions(stage)), "That is how many versions it keeps, the newest included."),
+        (str(pipeline.late(STAGE)), "p − 1 − stage: the other micro-batches in flight come back first."),
+        (str(pipeline.versions(STAGE)), "That is how many versions it keeps, the newest included."),
         (str(pipeline.late(0)), "That is the first stage, where the way to the end and back is longest."),
-        (str(simulate("1F1B", 5, 40).late(stage)), "That holds with a flush, where all wait for the update."),
+        (str(simulate("1F1B", 5, 40).late(STAGE)), "That holds with a flush, where all wait for the update."),
     )  # fmt: skip
     s, b, h, L = RUN.seq_len, RUN.micro_batch, RUN.model.hidden, RUN.model.layers
     sizes = (2 * s * b * h, 2 * s * b * h * L, 2 * RUN.model.parameters // 4)

@@ -64,8 +64,7 @@ class Pipeline:
     def kept(self, stage: int) -> list[tuple[float, int]]:
         """(time, micro-batches whose activations the stage keeps from then on): one more as a forward begins."""
         size = self.micro_batches if self.schedule == "naive" else 1
-        works = self.of_stage(stage)
-        changes = [(work.start, size) if work.kind == FORWARD else (work.end, -size) for work in works]
+        changes = [(work.start, size) if work.kind == FORWARD else (work.end, -size) for work in self.of_stage(stage)]
         times, steps = zip(*sorted(changes), strict=True)  # what is freed at a moment is free for what begins in it
         return list(zip((0.0, *times), accumulate(steps, initial=0), strict=True))
 
@@ -131,9 +130,7 @@ def micro_batches_for(stages: int, most_idle: float) -> int:
     return next(m for m in range(1, 10**6) if bubble(stages, m) <= most_idle + 1e-12)
 
 
-def _run(
-    orders: Sequence[Sequence[tuple[str, int]]], units: Sequence[Mapping[str, float]], updates: bool
-) -> list[Work]:
+def _run(orders: list[list[tuple[str, int]]], units: list[dict[str, float]], updates: bool) -> list[Work]:
     """Let every stage do its works as early as its order and the others' results allow."""
     done: dict[tuple[str, int, int], Work] = {}
     free, nexts = [0.0] * len(orders), [0] * len(orders)
@@ -141,19 +138,13 @@ def _run(
         for stage, works in enumerate(orders):
             while nexts[stage] < len(works):
                 kind, micro = works[nexts[stage]]
-                needed = _needed(kind, stage, micro, len(orders))
-                if needed is not None and needed not in done:
+                sender = stage - 1 if kind == FORWARD else stage + 1  # whose result it takes: none at either end
+                needed = done.get((kind, sender, micro))
+                if sender in range(len(orders)) and not needed:
                     break
-                start = max(done[needed].end if needed else 0.0, free[stage])
+                start = max(needed.end if needed else 0.0, free[stage])
                 updated = sum(earlier == BACKWARD for earlier, _ in works[: nexts[stage]]) if updates else 0
                 seen = done[FORWARD, stage, micro].version if kind == BACKWARD else updated
                 free[stage], nexts[stage] = start + units[stage][kind], nexts[stage] + 1
                 done[kind, stage, micro] = Work(kind, stage, micro, start, free[stage], seen, updated - seen)
     return sorted(done.values(), key=lambda work: (work.start, work.stage))
-
-
-def _needed(kind: str, stage: int, micro: int, stages: int) -> tuple[str, int, int] | None:
-    """The work whose result this one needs: of the stage before in forward, of the one after in backward."""
-    if kind == FORWARD:
-        return (FORWARD, stage - 1, micro) if stage else None
-    return (BACKWARD, stage + 1, micro) if stage + 1 < stages else (FORWARD, stage, micro)

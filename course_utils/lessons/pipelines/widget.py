@@ -1,7 +1,5 @@
 """A pipeline with controls: schedule, stages, micro-batches, and how long a backward takes. For notebooks only."""
 
-from html import escape
-
 import ipywidgets
 
 from course_utils.figures.canvas import Figure, number
@@ -9,8 +7,6 @@ from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
 
 from .figures import pipeline_figure
 from .schedules import SCHEDULES, Pipeline, bubble, simulate
-
-MOST_STAGES, MOST_MICRO_BATCHES = 8, 24  # More than this cannot be distinguished in the picture
 
 
 class PipelinePlayer(Explorable):
@@ -23,9 +19,9 @@ class PipelinePlayer(Explorable):
         sliders = {
             name: ipywidgets.IntSlider(min=1, max=most, value=value, description=words, style=STYLE, layout=LAYOUT)
             for name, most, value, words in (
-                ("stages", MOST_STAGES, stages, "stages"),
+                ("stages", 8, stages, "stages"),
                 ("backward", 4, 2, "backward takes"),
-                ("micro_batches", MOST_MICRO_BATCHES, micro_batches, "micro-batches"),
+                ("micro_batches", 24, micro_batches, "micro-batches"),  # more cannot be told apart in the picture
             )
         }
         super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
@@ -43,7 +39,7 @@ class PipelinePlayer(Explorable):
         if pipeline.schedule == "naive":
             formula, words = 1 - 1 / pipeline.stages, "1 − 1/p"
         message = f"{number(pipeline.span)} units, idle {pipeline.idle:.1%}; {words} = {formula:.1%}"
-        return pipeline_figure(pipeline), escape(message.replace("%", " %"))
+        return pipeline_figure(pipeline), message.replace("%", " %")
 
 
 pipeline_player = PipelinePlayer

@@ -33,10 +33,8 @@ def padded(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return functional.pad(vector, (0, -len(vector) % dist.get_world_size()))
 
 
-NAMES = {  # that a learner's function may use
-    "torch": torch, "nn": nn, "dist": dist, "DTensor": DTensor, "pad": functional.pad, "padded": padded,
-    "vector_to_parameters": nn.utils.vector_to_parameters,
-}  # fmt: skip
+NAMES = {"torch": torch, "nn": nn, "dist": dist, "DTensor": DTensor, "pad": functional.pad, "padded": padded,
+         "vector_to_parameters": nn.utils.vector_to_parameters}  # that a learner's function may use # fmt: skip
 Shapes = Sequence[tuple[int, ...]]
 
 
@@ -169,9 +167,8 @@ def judge_checkpoint(answer: Any) -> dict[str, Any]:
     train(single, alone)
     for name, weight in single.named_parameters():
         mine, wanted = found.get(name), {"weight": weight.detach(), **alone.state[weight]}
-        expect(
-            isinstance(mine, dict), f"Under {name!r} a dictionary is asked for: the weight, and what Adam keeps for it."
-        )
+        asked = f"Under {name!r} a dictionary is asked for: the weight, and what Adam keeps for it."
+        expect(isinstance(mine, dict), asked)
         missing = wanted.keys() - mine.keys()
         expect(not missing, f"{name!r} has no {' and no '.join(sorted(missing))}.")
         for key, right in wanted.items():

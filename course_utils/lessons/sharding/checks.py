@@ -12,32 +12,18 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from course_utils.interactive.feedback import (
-    Mistakes,
-    alike,
-    by_name,
-    call,
-    entries,
-    exercise,
-    expect,
-    recognized,
-    unit_slip,
-)
+from course_utils.interactive.feedback import alike, by_name, call, entries, exercise, expect, recognized, unit_slip
 from course_utils.lessons.shared.judging import told
 from course_utils.lessons.shared.on_ranks import expect_together, found_on_ranks
 from course_utils.measuring.on_gpu import on_gpu
 
-from .check_ranks import RANKS, RATE, SHAPES, sharded, weights_of
-
-exactly = partial(alike, tolerance=1e-12)
+from .check_ranks import RANKS, RATE, SHAPES, Shapes, sharded, weights_of
 
 # ---------------------------------------------------------------------------------------------------- 09.1: rank_bytes
-
 BYTES_NAMES = ("N", "D", "stage", "weight", "gradient", "optimizer")
 BYTES_CASES = (
     *((1000, 4, stage, 2, 2, 12) for stage in range(4)), (100_001, 32, 1, 2, 2, 12), (100_001, 32, 3, 2, 2, 12),
-    (64_000, 8, 1, 4, 4, 8), (64_000, 8, 2, 2, 4, 12), (64_000, 8, 3, 4, 2, 6),
-)  # fmt: skip
+    (64_000, 8, 1, 4, 4, 8), (64_000, 8, 2, 2, 4, 12), (64_000, 8, 3, 4, 2, 6))  # fmt: skip
 
 
 def bytes_right(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> float:
@@ -45,7 +31,7 @@ def bytes_right(N: int, D: int, stage: int, weight: int, gradient: int, optimize
     return sum(each * N / (D if stage >= first else 1) for first, each in ((3, weight), (2, gradient), (1, optimizer)))
 
 
-BYTES_MISTAKES: Mistakes = {
+BYTES_MISTAKES = {
     "That is one rank without sharding, whatever the stage is.": lambda N, D, stage, w, g, K: (w + g + K) * N,
     "You divide everything, whatever the stage is.": lambda N, D, stage, w, g, K: (w + g + K) * N / D,
     "You took 2 and 2 for granted.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, K),
@@ -73,12 +59,9 @@ def rank_bytes(answer: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- 09.2: padding
-
-Shapes = Sequence[tuple[int, ...]]
 PADDING_CASES: tuple[tuple[Shapes, int], ...] = (
     ([(50257, 768), (768,)], 64), ([(250, 1000), (250,), (4001, 250)], 4), ([(3,)], 8),
-    ([(10, 6), (7, 2)], 3), ([(64, 64)], 8), ([(10, 4, 3), (7, 2, 3, 5)], 4),
-)  # fmt: skip
+    ([(10, 6), (7, 2)], 3), ([(64, 64)], 8), ([(10, 4, 3), (7, 2, 3, 5)], 4))  # fmt: skip
 
 
 def _summed(numbers: Callable[[tuple[int, ...], int], int]) -> Callable[[Shapes, int], int]:
@@ -87,13 +70,9 @@ def _summed(numbers: Callable[[tuple[int, ...], int], int]) -> Callable[[Shapes,
 
 _all = _summed(lambda s, D: prod(s))
 _shard = _summed(lambda s, D: -(-s[0] // D) * prod(s[1:]))
+_padding = _summed(lambda s, D: -s[0] % D * prod(s[1:]))
 
-
-def _padding(shapes: Shapes, D: int) -> int:
-    return D * _shard(shapes, D) - _all(shapes, D)
-
-
-SHARD_MISTAKES: Mistakes = {
+SHARD_MISTAKES = {
     "You rounded down: then the last numbers belong to nobody.": lambda shapes, D: _all(shapes, D) // D,
     "You rounded down: then the last rows belong to nobody.": _summed(lambda s, D: s[0] // D * prod(s[1:])),
     "That is an even share of the numbers, a fraction. FSDP2 cuts whole rows.": lambda shapes, D: _all(shapes, D) / D,
@@ -103,7 +82,7 @@ SHARD_MISTAKES: Mistakes = {
     "How long is a row in more than two dimensions?": _summed(lambda s, D: -(-s[0] // D) * prod(s[1:2])),
     "Those are all shards together. One rank's was asked for.": lambda shapes, D: D * _shard(shapes, D),
 }
-PADDING_MISTAKES: Mistakes = {
+PADDING_MISTAKES = {
     "Those are all shards together, real numbers included.": lambda shapes, D: D * _shard(shapes, D),
     "That is a D-th of it: all shards' padding was asked for.": lambda shapes, D: _padding(shapes, D) / D,
 }
@@ -115,14 +94,14 @@ def padding(answer: Any) -> None:
     returned = [call(answer, shapes=list(shapes), D=D, returns=Mapping) for shapes, D in PADDING_CASES]
     got = [entries(one, ("shard", "padding")) for one in returned]
     for name, right, mistakes in (("shard", _shard, SHARD_MISTAKES), ("padding", _padding, PADDING_MISTAKES)):
-        pairs = zip((both[name] for both in got), PADDING_CASES, strict=True)
-        shapes, D = next((case for one, case in pairs if one != right(*case)), PADDING_CASES[0])
+        mine = [both[name] for both in got]
+        off = (case for one, case in zip(mine, PADDING_CASES, strict=True) if one != right(*case))
+        shapes, D = next(off, PADDING_CASES[0])
         otherwise = f"{name} is off for {shapes} on {D} ranks. Draw who has which rows."
-        recognized([both[name] for both in got], PADDING_CASES, right, mistakes, otherwise, exactly)
+        recognized(mine, PADDING_CASES, right, mistakes, otherwise, partial(alike, tolerance=1e-12))
 
 
 # ----------------------------------------------------------------------------------- 09.3: Zero1Adam, 09.4: checkpoint
-
 PROGRAM = "course_utils.lessons.sharding.check_ranks"
 STARTS = "Four processes start; this takes about ten seconds."
 UNEVEN = "The whole is not D slices. Are weights and gradients both padded, and are the exchange's arguments in order?"
@@ -161,8 +140,7 @@ def checkpoint(answer: Any) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- 09.5: shard_to_fit
-
-CARDS, WIDE, WORDS = 8, 256, 8_000
+CARDS, WIDE = 8, 256
 MOST = 8 * WIDE * WIDE + 8 * WIDE  # exactly a block's
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
@@ -180,18 +158,15 @@ class Block(nn.Module):
         return x + self.gate * torch.stack([expert(self.norm(x)) for expert in self.experts]).sum(0)
 
 
-def reader(blocks: int, experts: int, words: int = WORDS) -> nn.Sequential:
-    middle = nn.Sequential(*(Block(experts) for _ in range(blocks)))
-    return nn.Sequential(nn.Embedding(words, WIDE), middle, nn.Linear(WIDE, words))
-
-
-MODELS = {"six blocks": (6, 1), "a block of four experts": (1, 4), "no block, and few words": (0, 1, 90)}
+MODELS = {"six blocks": (6, 1, 8_000), "a block of four experts": (1, 4, 8_000), "no block, and few words": (0, 1, 90)}
 
 
 def peak_of(shard: Any, name: str = "six blocks", look: Callable[[nn.Module, Any], None] = lambda *_: None) -> int:
     """Peak bytes of one step of that model on rank 0 of 8 simulated ranks, after `shard(model, most, policy)`."""
+    blocks, experts, words = MODELS[name]
     with redirect_stdout(StringIO()), on_gpu(ranks=CARDS):
-        model = reader(*MODELS[name]).to("cuda")
+        middle = nn.Sequential(*(Block(experts) for _ in range(blocks)))
+        model = nn.Sequential(nn.Embedding(words, WIDE), middle, nn.Linear(WIDE, words)).to("cuda")
         inner = {"Invariant encountered": "FSDP2 loses weights on the way: is a part sharded after what contains it?"}
         optimizer = call(shard, model, MOST, POLICY, returns=torch.optim.Optimizer, may_change=(0,), hints=inner)
         look(model, optimizer)

@@ -35,20 +35,18 @@ def questions() -> tuple[Question, ...]:
         "all shards together are padding?",
         (str(padding), "Each rank gets the same number of rows, rounded up, and rows have three numbers."),
         ("0", "The ranks do not divide the rows, and every shard has the same size."),
-        (str(-(-rows * columns // ranks) * ranks - rows * columns), "That cuts the numbers one by one. FSDP2 cuts "
-         "whole rows."),
+        (str(-rows * columns % ranks), "That cuts the numbers one by one. FSDP2 cuts whole rows."),
         (str(padding // columns), "Those are rows. Each has three numbers."),
     )  # fmt: skip
-    outer, block = fsdp_groups(LLAMA)[:2]
+    (outer, block), whole = fsdp_groups(LLAMA)[:2], 2 * LLAMA.model.parameters
     the_largest_unit = question(
         f"Llama-3 8B on {D} ranks at stage 3, each block a unit of its own, gathered in bf16. How large is the largest "
         "unit while it is whole?",
         (format_bytes(outer.unsharded, "GB", 2), "What is outside the blocks is one unit: the embedding and the head, "
          "two matrices of h·V numbers."),
         (format_bytes(block.unsharded, "GB", 2), "That is a block. What is outside of them is a unit, too."),
-        (format_bytes(2 * LLAMA.model.parameters, "GB", 2), "That would be the whole model as one unit."),
-        (format_bytes(2 * LLAMA.model.parameters // D, "GB", 2), "That is a rank's shard of everything, before "
-         "anything is gathered."),
+        (format_bytes(whole, "GB", 2), "That would be the whole model as one unit."),
+        (format_bytes(whole // D, "GB", 2), "That is a rank's shard of everything, before anything is gathered."),
     )  # fmt: skip
     sent = plain // N + 1
     stage_1_of_torch = question(

@@ -45,12 +45,10 @@ class ShardSliders(Explorer):
     def redraw(self) -> tuple[Figure, str]:
         """ZeRO's formula above, the estimated peak of the whole step below, and the GPU's line through both."""
         run, card, peak = self.run, self.gpu, self.breakdown
-        states = formula(run)
+        states, stage = formula(run), run.zero_stage
         left, whole = (format_bytes(size, "GB", 1) for size in (sum(states.values()), peak.total))
-        title = (
-            f"Stage {run.zero_stage} on {number(run.world_size)} ranks: {left} by ZeRO's formula, {whole} at the peak"
-        )
-        how = "DistributedDataParallel" if run.zero_stage < 2 else "FSDP2"
+        title = f"Stage {stage} on {number(run.world_size)} ranks: {left} by ZeRO's formula, {whole} at the peak"
+        how = "DistributedDataParallel" if stage < 2 else "FSDP2"
         note = f"ZeRO's formula with K = 12 · peak estimated for {how}, in {peak.label}"
         line = told_name(card).removesuffix(" (dashed)")
         rows = {"formula": segments_of(states), "whole step": segments_of(peak)}
