@@ -213,6 +213,10 @@ def by_hand(block: Any, x: Any) -> Any:
     return block.norm.weight * normal + block.norm.bias
 
 
+def without_eps(block: Any, x: Any) -> Any:
+    return F.layer_norm(x, x.shape[-1:], block.norm.weight, block.norm.bias)
+
+
 def always_a_tenth(block: Any, gate: Any, up: Any) -> Any:
     return again(lambda: F.dropout(F.silu(gate) * up, 0.1, block.training))
 
@@ -247,7 +251,7 @@ LEAN = Answers(
         (repaired(gated=gating), "A wide tensor too many"),
         (repaired(norm=by_hand), "The norm's tensors, or copies of weights?"),
         (one_matrix, "The norm's tensors, or copies of weights?"),
-        (repaired(norm=lambda block, x: F.layer_norm(x, x.shape[-1:], block.norm.weight, block.norm.bias)), "bias, eps)"),
+        (repaired(norm=without_eps), "bias, eps)"),
         (repaired(gated=always_a_tenth), "at its rate"),
         (repaired(log=lambda block, y: setattr(block, "log", [y.abs().mean().item()])), "held before has gone"),
         (repaired(branch=lambda x, y: x.detach() + y), "by both ways?"),

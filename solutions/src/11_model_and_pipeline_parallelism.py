@@ -12,8 +12,8 @@
 # # Exercises 11 · Model and pipeline parallelism
 #
 # **82 minutes** for all four; each one says its own. You should know what [lesson
-# 11](../notebooks/11_model_and_pipeline_parallelism.ipynb) shows, and for exercise 4 the `Function` in lesson 06's [By
-# hand](../notebooks/06_recomputation.ipynb#By-hand). No GPU is needed.
+# 11](../notebooks/11_model_and_pipeline_parallelism.ipynb) shows, and for exercise 4 the `Function` that [lesson
+# 06](../notebooks/06_recomputation.ipynb) writes under *By hand*. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
 # off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at

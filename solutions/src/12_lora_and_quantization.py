@@ -238,8 +238,8 @@ print(f"kept: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: {256 * 512 /
 # - x may be fp32 or bf16, and the output has its type. `unpack()` returns fp32.
 # - bias is a vector of x's type, or `None`. It is frozen, as W is: only x gets a gradient.
 #
-# Write the class with a static `forward` and `backward`, then the function that applies it. Lesson 06 writes one under
-# [By hand](../notebooks/06_recomputation.ipynb#By-hand), and [torch's
+# Write the class with a static `forward` and `backward`, then the function that applies it. [Lesson
+# 06](../notebooks/06_recomputation.ipynb) writes one under *By hand*, and [torch's
 # notes](https://docs.pytorch.org/docs/stable/notes/extending.html) have more. What is no tensor may be stored on `ctx`.
 
 

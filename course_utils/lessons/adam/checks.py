@@ -16,19 +16,17 @@ from ..shared.judging import alive, same, told
 from ..shared.language_model import language_model, train_language_model
 from .by_hand import kept_bytes, kept_tensors
 
+RAISED = "In training, your optimizer raised"
+
+
 # ------------------------------------------------------------------------------------------------ 02.1: adam_in_pieces
-
-PIECES = (((5, 3), 4), ((3,), 7), ((1,), 1), ((64, 50), 512))  # a weight's shape, and how many numbers a piece has
-
-
-def _update(
-    m: torch.Tensor, v: torch.Tensor, t: int, weight: Any = None, corrected: str = "mv", eps: Any = (0, 1e-8)
-) -> torch.Tensor:
+def _update(m: torch.Tensor, v: torch.Tensor, t: int, *_: Any, corrected: str = "mv", eps: Any = (0, 1e-8)) -> Any:
     """Adam's update in learning rates (Kingma and Ba 2015, algorithm 1), with the means of `corrected` corrected."""
     m, v = m / (1 - 0.9**t if "m" in corrected else 1), v / (1 - 0.999**t if "v" in corrected else 1)
     return m / ((v + eps[0]).sqrt() + eps[1])
 
 
+PIECES = (((5, 3), 4), ((3,), 7), ((1,), 1), ((64, 50), 512))  # a weight's shape, and how many numbers a piece has
 STEP_MISTAKES: Mistakes = {
     "Without bias correction: m and v began at zero, so the first steps have the wrong length.":
         partial(_update, corrected=""),
@@ -36,8 +34,7 @@ STEP_MISTAKES: Mistakes = {
     "You corrected v and not m: both began at zero.": partial(_update, corrected="v"),
     "ε stands outside of the root: √v̂ + ε.": partial(_update, eps=(1e-8, 0)),
     "ε is missing: small gradients, as they are here, get too long a step.": partial(_update, eps=(0, 0)),
-    "ε is added before v is corrected: √v̂ + ε.":
-        lambda m, v, t, _: m / (1 - 0.9**t) * (1 - 0.999**t) ** 0.5 / (v.sqrt() + 1e-8),
+    "ε is added before v is corrected: √v̂ + ε.": lambda m, v, t, _: _update(m, (v.sqrt() + 1e-8) ** 2, t, eps=(0, 0)),
     "The weight goes up the slope: a step is taken off.": lambda m, v, t, _: -_update(m, v, t),
     "The weight shrinks, too: that is AdamW's decay.": lambda m, v, t, weight: _update(m, v, t) + 0.01 * weight,
     "Your learning rate is 1e-3 whatever `rate` is.": lambda m, v, t, _: _update(m, v, t) / 10,
@@ -78,9 +75,8 @@ def adam_in_pieces(answer: Any) -> None:
 
 def _walk(step: Any, shape: tuple[int, ...], size: int) -> tuple[torch.Tensor, int]:
     """Weight, m and v, flat, before and after each of three steps, and the most bytes that were new in one."""
-    dice, weight, most = torch.Generator().manual_seed(2), torch.linspace(1, 2, math.prod(shape)).reshape(shape), 0
-    m, v = torch.zeros(shape), torch.zeros(shape)
-    states = [torch.stack([weight, m, v]).flatten(1)]
+    weight, m, v = torch.linspace(1, 2, math.prod(shape)).reshape(shape), torch.zeros(shape), torch.zeros(shape)
+    dice, states, most = torch.Generator().manual_seed(2), [torch.stack([weight, m, v]).flatten(1)], 0
     for number in range(1, 4):
         gradient = 1e-6 * torch.randn(shape, generator=dice)
         given, before = {"weight": weight, "gradient": gradient, "m": m, "v": v}, gradient.clone()
@@ -94,37 +90,24 @@ def _walk(step: Any, shape: tuple[int, ...], size: int) -> tuple[torch.Tensor, i
 
 
 # ----------------------------------------------------------------------------- 02.2 to 02.4: an optimizer in training
-
-RAISED = "In training, your optimizer raised"
-
-
 class Trial(NamedTuple):
-    """The result of a short training with somebody's optimizer.
-
-    `kept` counts the bytes that it leaves next to the weights, wherever they are; `hidden` those of them that are not
-    on the optimizer. `final` is the last loss.
-    """
+    """The result of a short training with somebody's optimizer."""
 
     optimizer: Any
     parameters: int
-    kept: int
-    hidden: int
+    kept: int  # bytes that it leaves next to the weights, wherever they are
+    hidden: int  # those of them that are not on the optimizer
     weights: Sequence[torch.Tensor]
-    final: float
+    final: float  # the last loss
+    diverged: bool  # a weight or the loss is no finite number
 
     def __repr__(self) -> str:
         return f"{self.kept:,} bytes kept for {self.parameters:,} parameters; the last loss was {self.final:.3f}"
 
-    @property
-    def diverged(self) -> bool:
-        """True if a weight or the loss is no finite number."""
-        return not (math.isfinite(self.final) and all(weight.isfinite().all() for weight in self.weights))
-
 
 def trial(make: Callable[..., Any], steps: int = 4, louder: float = 1.0) -> Trial:
-    """Train a small character model with what `make(parameters, rate)` or `make(parameters)` returns.
-
-    `louder` multiplies every gradient, as a loss that much larger would.
+    """Train a small character model with what `make(parameters, rate)` or `make(parameters)` returns, by gradients that
+    are `louder` times as large, as those of a loss that much larger.
     """
     model = language_model(1, 32)
     weights = list(model.parameters())
@@ -137,7 +120,8 @@ def trial(make: Callable[..., Any], steps: int = 4, louder: float = 1.0) -> Tria
         tracker.bind("parameters", weights)  # now: an optimizer may give them new storages
         kept = alive(tracker)[-1]
     parameters = sum(weight.numel() for weight in weights)
-    return Trial(optimizer, parameters, kept, kept - kept_bytes(optimizer), weights, final)
+    diverged = not (math.isfinite(final) and all(weight.isfinite().all() for weight in weights))
+    return Trial(optimizer, parameters, kept, kept - kept_bytes(optimizer), weights, final, diverged)
 
 
 def _tried(answer: Any, hints: Mapping[str, str] = {}, **how: Any) -> Trial:
@@ -156,11 +140,33 @@ def _expect_clean(got: Trial) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- 02.2: lean_adam
+class _ByHand:
+    """Adam, or with other options a mistaken one; `each` counts a step for each tensor."""
+
+    def __init__(self, parameters: Any, rate: float, each: bool = False, corrected: str = "mv") -> None:
+        self.rate, self.each, self.corrected, self.steps = rate, each, corrected, 0
+        self.states = [(weight, torch.zeros_like(weight), torch.zeros_like(weight)) for weight in parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += not self.each
+        for weight, m, v in self.states:
+            self.steps += self.each
+            _means(weight.grad, m, v)
+            weight -= self.rate * _update(m, v, self.steps, corrected=self.corrected)
+
 
 LEAN_BYTES = {
     4: "4 bytes per parameter are too few: Adam needs m and v, both in fp32, from one step to the next.",
     12: "Three numbers per parameter: which of them can be computed again from the others, when it is needed?",
     16: "Still four numbers per parameter. Ask of each: does the *next* step read it?",
+}
+LEAN_MISTAKES: Mistakes = {
+    "But what counts the steps, and how often?": partial(_ByHand, each=True),
+    "But m and v are not corrected: both began at zero.": partial(_ByHand, corrected=""),
+    "But v is not corrected, and it began at zero, too.": partial(_ByHand, corrected="m"),
+    "But m is not corrected, and it began at zero, too.": partial(_ByHand, corrected="v"),
+    "But your rate is 1e-3 whatever `rate` is.": lambda weights, rate: _ByHand(weights, 1e-3),
 }
 
 
@@ -170,52 +176,20 @@ def lean_adam(answer: Any) -> None:
     got, right = _tried(answer, steps=4), trial(lambda weights, rate: torch.optim.Adam(weights, rate, foreach=False))
     _expect_clean(got)
     per = got.kept / got.parameters
-    for bytes_each, message in LEAN_BYTES.items():
-        expect(abs(per - bytes_each) > 0.5, message)
-    expect(abs(per - 8) < 0.5, f"It keeps {per:.1f} bytes per parameter from step to step: which tensors are they?")
-    decayed = trial(lambda weights, rate: torch.optim.AdamW(weights, rate, foreach=False))
-    shrinking = _distance(got, decayed) < 0.1 * _distance(got, right)
+    otherwise = f"It keeps {per:.1f} bytes per parameter from step to step: which tensors are they?"
+    expect(abs(per - 8) < 0.5, LEAN_BYTES.get(round(per), otherwise))
+    adamw = trial(lambda weights, rate: torch.optim.AdamW(weights, rate, foreach=False))
+    mine, plain, decayed = (torch.cat([w.double().flatten() for w in one.weights]) for one in (got, right, adamw))
+    shrinking = (mine - decayed).square().sum() < 0.1 * (mine - plain).square().sum()
     expect(not shrinking, "The memory is right. But your weights shrink: that is AdamW. Adam has no weight decay.")
     if not same(got.weights, right.weights, 1e-4):
-        for message, how in LEAN_MISTAKES.items():
-            mistaken = trial(lambda weights, rate: _ByHand(weights, rate, **how))  # noqa: B023
-            expect(not same(got.weights, mistaken.weights, 1e-4), f"The memory is right. {message}")
+        for message, mistaken in LEAN_MISTAKES.items():
+            expect(not same(got.weights, trial(mistaken).weights, 1e-4), f"The memory is right. {message}")
         fail("The memory is right, but the weights are not Adam's. Compare each line with its formula. What counts the "
              "steps, and how often?")  # fmt: skip
 
 
-class _ByHand:
-    """Adam, or with other options a mistaken one; `each` counts a step for each tensor."""
-
-    def __init__(self, parameters: Sequence[torch.Tensor], rate: float, each: bool = False, **how: Any) -> None:
-        self.rate, self.each, self.how, self.steps = how.pop("rate_", rate), each, how, 0
-        self.states = [(weight, torch.zeros_like(weight), torch.zeros_like(weight)) for weight in parameters]
-
-    @torch.no_grad()
-    def step(self) -> None:
-        self.steps += not self.each
-        for weight, m, v in self.states:
-            self.steps += self.each
-            assert weight.grad is not None
-            _means(weight.grad, m, v)
-            weight -= self.rate * _update(m, v, self.steps, **self.how)
-
-
-LEAN_MISTAKES: Mapping[str, Mapping[str, Any]] = {
-    "But what counts the steps, and how often?": {"each": True},
-    "But m and v are not corrected: both began at zero.": {"corrected": ""},
-    "But v is not corrected, and it began at zero, too.": {"corrected": "m"},
-    "But m is not corrected, and it began at zero, too.": {"corrected": "v"},
-    "But your rate is 1e-3 whatever `rate` is.": {"rate_": 1e-3},
-}
-
-
-def _distance(one: Trial, other: Trial) -> float:
-    return sum((a - b).double().square().sum().item() for a, b in zip(one.weights, other.weights, strict=True))
-
-
 # ------------------------------------------------------------------------------------------------------ 02.3: factored
-
 OTHER_SHAPES = "Only a matrix has rows and columns. For every other shape, v is the mean of squares itself."
 FACTORED = (  # a parameter's shape, the steps in which it has no gradient, and what is said if it is off
     ((5, 3), (), "The update of a matrix is off. Compare one entry of v by hand, after one step and after two."),
@@ -270,12 +244,12 @@ def _updated(make: Any, reload: bool = False) -> tuple[list[torch.Tensor], list[
             drawn = 1e-8 * torch.randn(shape, generator=dice) * (shape != (1, 6) or step > 1)  # zeros at first
             weight.grad = None if step in without else drawn.clone()
             gradients += [] if step in without else [drawn]
-        places, before = [weight.data_ptr() for weight in weights], [weight.detach().clone() for weight in weights]
+        before = [(weight, weight.data_ptr(), weight.detach().clone()) for weight in weights]
         optimizer.step()
-        pairs = [(weight, old) for weight, old in zip(weights, before, strict=True) if weight.grad is not None]
-        stuck = any(torch.equal(weight, old) and bool(weight.grad.any()) for weight, old in pairs)
-        expect(not stuck or len(pairs) == len(weights), stays)
-        expect(places == [weight.data_ptr() for weight in weights], moved)
+        used = [(weight, old, weight.grad) for weight, _, old in before if weight.grad is not None]
+        stuck = any(torch.equal(weight, old) and bool(gradient.any()) for weight, old, gradient in used)
+        expect(not stuck or len(used) == len(weights), stays)
+        expect(all(weight.data_ptr() == place for weight, place, _ in before), moved)
         for weight, gradients in zip(weights, given, strict=True):
             untouched = weight.grad is None or torch.equal(weight.grad, gradients[-1])
             expect(untouched, "You change gradients in place, which others may read: only look at them.")
@@ -309,23 +283,20 @@ def factored(answer: Any) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- 02.4: frugal
-
-MOST_BYTES, BEST_LOSS = 4.5, 2.8
-
-
 @exercise("02.4", "It learns, whatever the size of the loss, in little more than half of Adam's bytes at most.")
 def frugal(answer: Any) -> None:
     """`answer(parameters)` makes an optimizer of one's own design: few bytes, any size of the loss, and it learns."""
+    most, best = 4.5, 2.8  # bytes per parameter, loss
     got = _tried(answer, steps=60)
     _expect_clean(got)
     per, hidden = got.kept / got.parameters, got.hidden / got.parameters
     outside = f" {hidden:.2f} are on the weights, in a global or in a closure: memory all the same."
-    many = f"It keeps {per:.2f} bytes per parameter, and the limit is {MOST_BYTES}.{outside if hidden > 0.1 else ''}"
-    expect(per <= MOST_BYTES, many)
+    many = f"It keeps {per:.2f} bytes per parameter, and the limit is {most}.{outside if hidden > 0.1 else ''}"
+    expect(per <= most, many)
     loud = _tried(answer, steps=60, louder=1024.0)
     follows = ("With a loss 1,024 times as large it trains otherwise. Does your step follow the size of the gradient? "
                "Or does a state leave the range of its format?")  # fmt: skip
     expect(not loud.diverged and abs(loud.final - got.final) < 0.15, follows)
-    poor = f"After 60 steps the loss is {got.final:.3f}, the limit {BEST_LOSS}. Try other rates. Or is it the design?"
-    expect(got.final <= BEST_LOSS, poor)
+    poor = f"After 60 steps the loss is {got.final:.3f}, the limit {best}. Try other rates. Or is it the design?"
+    expect(got.final <= best, poor)
     print(f"{per:.2f} bytes per parameter")

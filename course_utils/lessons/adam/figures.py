@@ -32,11 +32,10 @@ class Frame(NamedTuple):
 def frame_of(valley: Valley, x: float, y: float, width: float, height: float) -> Frame:
     """Return a window of at most these pixels, at one scale: it shows the start, the floor, and as far across it."""
     xs, ys = zip(valley.turned(START), valley.turned((START[0], -START[1])), strict=True)
-    lows = (min(*xs, 0) - 1.2, min(*ys, -2.4) - 0.6)
-    highs = (max(*xs, 0) + 3.4, max(*ys, 2.4) + 0.6)
-    scale = min(width / (highs[0] - lows[0]), height / (highs[1] - lows[1]))
-    spare = (width / scale - (highs[0] - lows[0])) / 2
-    return Frame(x, y, width, scale * (highs[1] - lows[1]), (lows[0] - spare, lows[1]), scale)
+    left, low = min(*xs, 0) - 1.2, min(*ys, -2.4) - 0.6
+    across, up = max(*xs, 0) + 3.4 - left, max(*ys, 2.4) + 0.6 - low
+    scale = min(width / across, height / up)
+    return Frame(x, y, width, scale * up, (left - (width / scale - across) / 2, low), scale)
 
 
 def walks(paths: Mapping[str, Sequence[Point]], title: str) -> Figure:
@@ -62,8 +61,7 @@ def walks(paths: Mapping[str, Sequence[Point]], title: str) -> Figure:
 
 def outcome(path: Sequence[Point]) -> str:
     """Return how a walk ended as text."""
-    needed = steps_needed(path)
-    if needed is not None:
+    if (needed := steps_needed(path)) is not None:
         return f"99 % of the way in {needed:,} steps"
     left = math.hypot(*path[-1]) > math.hypot(*path[0])
     return "leaves the valley" if left else f"not there after {len(path) - 1:,} steps"
@@ -91,11 +89,9 @@ def draw_walk(
 
 def contours(valley: Valley) -> list[list[Point]]:
     """Return the lines on which the valley has one of `LEVELS`."""
-    turns, rings = [2 * math.pi * step / 96 for step in range(97)], []
-    for level in LEVELS:
-        along, across = math.sqrt(2 * level), math.sqrt(2 * level / valley.steepness)
-        rings.append([valley.turned((along * math.cos(turn), across * math.sin(turn))) for turn in turns])
-    return rings
+    turns = [2 * math.pi * step / 96 for step in range(97)]
+    radii = [(math.sqrt(2 * level), math.sqrt(2 * level / valley.steepness)) for level in LEVELS]
+    return [[valley.turned((x * math.cos(turn), y * math.sin(turn))) for turn in turns] for x, y in radii]
 
 
 def _line(frame: Frame, points: Iterable[Point]) -> str:

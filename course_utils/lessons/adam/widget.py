@@ -10,11 +10,6 @@ from .by_hand import RULES, Point, Valley, trajectory
 from .figures import contours, draw_walk, frame_of, outcome
 
 RATES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.076, 0.08, 0.082, 0.1, 0.2, 0.5, 1.0, 2.0)
-BETAS1 = (0.0, 0.2, 0.45, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-BETAS2 = (0.0, 0.5, 0.9, 0.95, 0.99, 0.999)
-STEEPNESS = (1.0, 4.0, 25.0, 100.0, 400.0)
-ANGLES = (0.0, 15.0, 30.0, 45.0)
-
 LINES = {
     "gradient descent": "θ ← θ − η·g",
     "momentum": "m ← β1·m + g;  θ ← θ − η·m",
@@ -30,16 +25,15 @@ class Walker(Explorable):
 
     def __init__(self, optimizer: str = "Adam", rate: float = 0.5, beta1: float = 0.9, beta2: float = 0.999) -> None:
         trajectory(optimizer, rate, 1, beta1=beta1, beta2=beta2)
-        super().__init__(
-            {
-                "optimizer": dropdown("optimizer", RULES, optimizer),
-                "rate": slider("learning rate η", RATES, rate, "{:g}".format),
-                "beta1": slider("β1 (of m)", BETAS1, beta1, "{:g}".format),
-                "beta2": slider("β2 (of v)", BETAS2, beta2, "{:g}".format),
-                "steepness": slider("steepness", STEEPNESS, 25.0),
-                "angle": slider("turned by °", ANGLES, 0.0),
-            }
-        )
+        controls = {
+            "optimizer": dropdown("optimizer", RULES, optimizer),
+            "rate": slider("learning rate η", RATES, rate, "{:g}".format),
+            "beta1": slider("β1 (of m)", (0.0, 0.2, 0.45, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99), beta1, "{:g}".format),
+            "beta2": slider("β2 (of v)", (0.0, 0.5, 0.9, 0.95, 0.99, 0.999), beta2, "{:g}".format),
+            "steepness": slider("steepness", (1.0, 4.0, 25.0, 100.0, 400.0), 25.0),
+            "angle": slider("turned by °", (0.0, 15.0, 30.0, 45.0), 0.0),
+        }
+        super().__init__(controls)
 
     @property
     def valley(self) -> Valley:

@@ -2,8 +2,8 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from contextlib import ContextDecorator, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from course_utils.units import MB, GiB, MiB, format_bytes
 from .detective import CAUSES, Evidence, broken, case
 
 # ------------------------------------------------------------------------------------------ 14.1: largest_micro_batch
-
 SEARCHES = ((64, 330, 32), (100, 370, 50), (48, 900, 48), (3, 25, None), (128, 330, 32))
 """First size, MB on the card, and the largest size that fits. 128: each refers to itself. 3: none can be built."""
 
@@ -36,8 +35,7 @@ class Trainings:
 
     def __init__(self, cycle: bool = False, error: Exception | None = None) -> None:
         self.cycle, self.error = cycle, error
-        self.sizes: list[Any] = []
-        self.alive: list[int] = []
+        self.sizes, self.alive = list[Any](), list[int]()
 
     def build(self, size: Any) -> Callable[[], None]:
         expect(type(size) is int and size > 0, f"You build a training for {size} sequences. Where does halving end?")
@@ -100,8 +98,9 @@ def largest_micro_batch(answer: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- 14.2: fitting_step
-
 BOUND = 160 * MB
+FORMATS = {"mm": torch.bfloat16, "addmm": torch.bfloat16, "bmm": torch.bfloat16, "nll_loss_forward": torch.float32}
+"""Those under autocast: of products, and of what `cross_entropy` adds up, as its log-softmax is not."""
 STEPS_FIRST = "Gradients of three batches are compared, and two steps simulated: 5 to 20 seconds."
 
 
@@ -146,19 +145,17 @@ def stepped(step: Callable[..., object], b: int, s: int) -> tuple[list[list[torc
     return found, model
 
 
-class Formats(TorchDispatchMode):
-    """Notes the formats of products, and of what `cross_entropy` adds up: fp32 under autocast, as its log-softmax is
-    not.
-    """
+class OtherFormats(TorchDispatchMode, ContextDecorator):
+    """Notes, in words, which operations of FORMATS run in others while what it decorates runs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found = set[tuple[str, torch.dtype]]()
+        self.found = set[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func.overloadpacket).removeprefix("aten.")
-        if name in ("mm", "addmm", "bmm", "nll_loss_forward"):
-            self.found.add((name, args[0].dtype))
+        if name in FORMATS and args[0].dtype != FORMATS[name]:
+            self.found.add(f"{name} in {str(args[0].dtype).removeprefix('torch.')}")
         return func(*args, **(kwargs or {}))
 
 
@@ -179,20 +176,12 @@ def fitting_step(answer: Any) -> None:
         expect(len(got) == 2, f"{sizes} {len(got) / 2:g} optimizer steps for one batch. One was asked for.")
         _expect_gradients(got, stepped(plain_step, b, s)[0], sizes)
     kept = any(one.grad is not None for one in model.parameters())
-    model, formats = SmallTransformer(), Formats()
-
-    def watched(*given: Any) -> None:
-        with formats:
-            asked(*given)
-
+    model, watch = SmallTransformer(), OtherFormats()
     batch = tuple(torch.zeros(8, 512, dtype=torch.long) for _ in range(2))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    found = measure(step=watched, model=model, optimizer=optimizer, batch=batch, source="simulated")
-    wrong = [
-        one for one in formats.found if one[1] != (torch.float32 if one[0] == "nll_loss_forward" else torch.bfloat16)
-    ]
-    where = ", ".join(f"{name} in {str(dtype).removeprefix('torch.')}" for name, dtype in wrong)
-    expect(not wrong, f"Something is computed outside bf16 autocast, which is another recipe: {where}.")
+    found = measure(step=watch(asked), model=model, optimizer=optimizer, batch=batch, source="simulated")
+    where = ", ".join(watch.found)
+    expect(not where, f"Something is computed outside bf16 autocast, which is another recipe: {where}.")
     if found.peak > BOUND:
         logits = [one.bytes for one in found.alive_at(found.peak_event) if one.shape[-1:] == (8000,)]
         why = "The blocks' activations fill it: of how many sequences, and must all of them wait for backward?"
@@ -219,15 +208,8 @@ def _expect_gradients(got: list[list[Any]], right: list[list[Any]], sizes: str) 
 
 
 # ------------------------------------------------------------------------------------------------------ 14.3: on_a_v100
-
 V100 = GPUS["V100-16GB"]
 ASKED = TrainingRun("gpt2-large", 48, 1024, "amp-fp16", attention="efficient")
-
-
-@cache
-def best_lost() -> float:
-    """Seconds that a step of `fit`'s plan loses."""
-    return arrange(ASKED, V100).path[-1].lost
 
 
 @exercise("14.3", "774 million parameters on a card of 2017, and the batch is what it was.")
@@ -241,21 +223,19 @@ def on_a_v100(answer: Any) -> None:
     expect(run.global_batch == ASKED.global_batch, f"{learned}: {ASKED.global_batch} sequences a step.")
     refused = unsupported(run, V100.capability)
     expect(not refused, f"A V100 cannot run that: {refused}.")
-    name = run.precision.name
-    expect(name == "amp-fp16", f"{name} is another recipe: autocast was asked for.")
+    expect(run.precision.name == "amp-fp16", f"{run.precision.name} is another recipe: autocast was asked for.")
     expect(run.optimizer.algorithm == "adamw", f"{run.optimizer.algorithm} is another optimizer: AdamW was asked for.")
     expect(not run.lora_rank, "All weights were to be trained.")
     expect(run.model.dropout > 0, "The model has dropout: without it another training goes on.")
     peak = estimate(run).total
     over = format_bytes(peak - round(V100.room / SAFETY), "GB", 2)
     expect(peak * SAFETY <= V100.room, f"It is {over} more than the card's room with the reserve.")
-    share = lost_seconds(run, V100) / best_lost()
+    share = lost_seconds(run, V100) / arrange(ASKED, V100).path[-1].lost
     expect(share <= 1.1, f"It fits, and loses {share:.2f} times what `fit`'s plan loses. What costs it most?")
 
 
 # ----------------------------------------------------------------------------------------------------- 14.4: diagnose
-
-BROKEN: tuple[tuple[str, str, int], ...] = (
+BROKEN: tuple[tuple[str, str, int], ...] = (  # each hidden case: its cause, the run, and its card's memory for tensors
     ("loss", "loss", 6 * GiB + 200 * MiB), ("loss", "loss", 2 * GiB + 640 * MiB), ("loss", "loss", 9 * GiB + 128 * MiB),
     ("states", "states", 3 * GiB + 512 * MiB), ("states", "states", 4 * GiB + 512 * MiB),
     ("update", "states", 6 * GiB), ("update", "states", 6 * GiB + 200 * MiB),
@@ -264,31 +244,18 @@ BROKEN: tuple[tuple[str, str, int], ...] = (
     ("graphs", "graphs", 144 * MiB), ("graphs", "graphs", 200 * MiB),
     ("activations", "activations", 3 * GiB), ("activations", "activations", 5 * GiB),
 )  # fmt: skip
-"""Each hidden case: its cause, the run, and its card's memory for tensors."""
-
-DIAGNOSE_MISTAKES: tuple[tuple[set[str], set[str], str], ...] = (
-    (
-        set(CAUSES),
-        {"fragmentation"},
-        "You go by what is free: was it more than the request, and a fifth of the card? Less is crumbs.",
-    ),
+DIAGNOSE_MISTAKES: tuple[tuple[set[str], set[str], str], ...] = (  # the runs' causes, the causes named, and the message
+    (set(CAUSES), {"fragmentation"},
+     "You go by what is free: was it more than the request, and a fifth of the card? Less is crumbs."),
     ({"update"}, {"states"}, "You blame the states that the update makes. Are they complete, 8 bytes a parameter?"),
     ({"states"}, {"update"}, "You call all that dies in the optimizer's step copies. Were its states complete?"),
     ({"loss", "attention"}, {"activations"}, "How large was the request that failed, in b·a·s² or in s·b·V?"),
-    (
-        set(CAUSES),
-        {"graphs"},
-        "Not every later step is a leak: states come with the first. Does the third begin with more than the second?",
-    ),
-    (
-        {"graphs"},
-        set(CAUSES),
-        "You blame the last request: does each step from the third on begin with more than the one before?",
-    ),
+    (set(CAUSES), {"graphs"},
+     "Not every later step is a leak: states come with the first. Does the third begin with more than the second?"),
+    ({"graphs"}, set(CAUSES),
+     "You blame the last request: does each step from the third on begin with more than the one before?"),
     ({"fragmentation"}, set(CAUSES), "You miss fragmentation: free in all was more than the request, and by a lot."),
-)
-"""Wrong answers and their messages: the runs' causes, the causes named, and the misconception."""
-
+)  # fmt: skip
 RUNS_FIRST = "Unless they are there already, five runs are simulated: 10 to 30 seconds."
 
 
@@ -304,9 +271,9 @@ def diagnose(answer: Any) -> None:
     got = [call(answer, one, returns=str) for one in seen]
     unknown = {*got} - {*CAUSES}
     expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of {', '.join(CAUSES)}.")
-    wrong = [(wanted, mine) for (wanted, _, _), mine in zip(BROKEN, got, strict=True) if mine != wanted]
+    wrong = [(one, cause, mine) for one, (cause, *_), mine in zip(seen, BROKEN, got, strict=True) if mine != cause]
     for causes, named, message in DIAGNOSE_MISTAKES if wrong else ():
-        expect(not all(wanted in causes and mine in named for wanted, mine in wrong), message)
-    for one, mine, (wanted, _, _) in zip(seen, got, BROKEN, strict=True):
-        where = f"step {one.step}, {one.phase.replace('_', ' ')}, a request of {format_bytes(one.requested)}"
-        expect(mine == wanted, f"A run that failed in {where}, did not die of {mine!r}. Which clue speaks for that?")
+        expect(not all(cause in causes and mine in named for _, cause, mine in wrong), message)
+    for one, _, mine in wrong:
+        where = f"{one.when}, a request of {format_bytes(one.requested)}"
+        fail(f"A run that failed in {where}, did not die of {mine!r}. Which clue speaks for that?")

@@ -3,7 +3,6 @@
 A simulated step's allocations go through the allocator's replay on a card that is too small, until it finds no room.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from course_utils.allocator.replay import Replay, replay
+from course_utils.allocator.replay import replay
 from course_utils.breakdown import MemoryBreakdown
 from course_utils.measurement import Measurement, Timeline
 from course_utils.measuring import measure
@@ -19,7 +18,7 @@ from course_utils.measuring.simulated import availability
 from course_utils.run import TrainingRun
 from course_utils.units import GiB, MiB
 
-CAUSES: Mapping[str, str] = {
+CAUSES = {  # of death of a run, by the name to answer with
     "activations": "too many sequences at once: the blocks keep more for backward than there is room for",
     "attention": "attention is written out: its s×s matrices take the room",
     "loss": "the logits and the loss, tensors of s·b·V numbers",
@@ -29,7 +28,6 @@ CAUSES: Mapping[str, str] = {
     "graphs": "graphs that are kept from step to step",
     "weights": "the weights alone are too large",
 }
-"""Causes of death of a run, by the name to answer with."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,10 @@ class Evidence:
     heads: int
     vocab: int
 
+    @property
+    def when(self) -> str:
+        return f"step {self.step}, {self.phase.replace('_', ' ')}"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -78,11 +80,14 @@ def broken_runs() -> dict[str, TrainingRun]:
     }
 
 
-ORDER: Sequence[tuple[str, int]] = (
+ORDER = (  # the six cases: the run, and the memory for tensors on its card
     ("loss", 6 * GiB), ("graphs", 144 * MiB), ("states", 4 * GiB), ("attention", 6 * GiB),
     ("fragmentation", 6 * GiB), ("activations", 6 * GiB),
 )  # fmt: skip
-"""The six cases: the run, and the memory for tensors on its card."""
+WIDTH, LAYERS, ROWS = 512, 6, 1024
+PROGRAM = (
+    f"“A plain network of {LAYERS} layers, {ROWS:,} rows of {WIDTH} numbers, fp32, AdamW. The first steps went well.”"
+)
 
 
 def case(number: int) -> Case:
@@ -97,10 +102,20 @@ def broken(name: str, capacity: int) -> Case:
     """The run of that name on a card with `capacity` bytes for tensors, which are too few for it."""
     run, measured = broken_runs().get(name), _measured(name)
     replayed = replay(measured, capacity)
-    told = (
-        f"“{run.model.name}, {run.micro_batch} × {run.seq_len:,} tokens, autocast in bf16, AdamW.”" if run else PROGRAM
-    )
-    return Case(told, replayed.message, _evidence(replayed, measured, run), until_failure(measured, len(replayed)))
+    failure, end = replayed.failure, len(replayed)
+    assert failure is not None, "it fits"
+    marks = [mark for mark in measured.timeline.marks if mark.event <= end]
+    starts = {mark.step: replayed.allocated[mark.event - 1] for mark in reversed(marks)}
+    alive = MemoryBreakdown({kind: curve[end - 1] for kind, curve in measured.timeline.curves().items()})
+    told, sizes = PROGRAM, [LAYERS * (WIDTH + 1) * WIDTH, ROWS, 1, 0, 0]
+    if run:
+        told = f"“{run.model.name}, {run.micro_batch} × {run.seq_len:,} tokens, autocast in bf16, AdamW.”"
+        sizes = [run.model.parameters, run.micro_batch, run.seq_len, run.model.heads, run.model.vocab]
+    evidence = Evidence(
+        marks[-1].step, marks[-1].phase, failure.requested, failure.free, failure.free_share, failure.largest_free,
+        alive, tuple(starts[step] for step in sorted(starts)), *sizes,
+    )  # fmt: skip
+    return Case(told, replayed.message, evidence, until_failure(measured, end))
 
 
 @cache
@@ -120,34 +135,13 @@ def until_failure(measured: Measurement, events: int) -> Measurement:
                    phase_peaks={}, provenance=quiet)  # fmt: skip
 
 
-def _evidence(replayed: Replay, measured: Measurement, run: TrainingRun | None) -> Evidence:
-    failure, end = replayed.failure, len(replayed)
-    assert failure is not None, "it fits"
-    marks = [mark for mark in measured.timeline.marks if mark.event <= end]
-    starts = {mark.step: replayed.allocated[mark.event - 1] for mark in reversed(marks)}
-    alive = MemoryBreakdown({kind: curve[end - 1] for kind, curve in measured.timeline.curves().items()})
-    parameters = run.model.parameters if run else sum(weight.numel() for weight in perceptron().parameters())
-    sizes = (run.micro_batch, run.seq_len, run.model.heads, run.model.vocab) if run else (ROWS, 1, 0, 0)
-    return Evidence(
-        marks[-1].step, marks[-1].phase, failure.requested, failure.free, failure.free_share, failure.largest_free,
-        alive, tuple(starts[step] for step in sorted(starts)), parameters, *sizes,
-    )  # fmt: skip
-
-
-WIDTH, LAYERS, ROWS = 512, 6, 1024
-PROGRAM = (
-    f"“A plain network of {LAYERS} layers, {ROWS:,} rows of {WIDTH} numbers, fp32, AdamW. The first steps went well.”"
-)
-
-
 def perceptron() -> nn.Sequential:
     return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
 
 
 def leaking() -> Measurement:
-    """A training that validates after each step, and keeps the losses as they come, to print them in the end.
-
-    Simulated; on the CPU where no GPU can be simulated.
+    """A training that validates after each step, and keeps the losses as they come, to print them in the end;
+    simulated, on the CPU where no GPU can be.
     """
     kept: list[Any] = []
 

@@ -1,6 +1,6 @@
 """Lesson 14: results of `fit` as a figure and as a table, the catalog of cards, and the grade of a prediction."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from math import log
 from typing import NamedTuple
@@ -17,8 +17,13 @@ from course_utils.units import GB, Table, format_bytes, percent
 
 TOO_LARGE, FITS, PATH = "#BDBDBD", "#009E73", "#0072B2"
 LEGEND = {TOO_LARGE: "too large", FITS: "fits", PATH: "the path, in the order of the table"}
-
 LEFT, RIGHT, HEIGHT = 72.0, WIDTH - MARGIN - 16.0, 300.0  # of the plot, in pixels
+GRADES = (  # the largest relative error of each grade, the grade, and words for it; 5 % is `SAFETY`
+    (0.01, "A", "You could quote this."),
+    (0.05, "B", "Within the reserve: your plan would have held."),
+    (0.15, "C", "Near, but a card can run out on less. Which moment of the step did you take?"),
+    (0.5, "D", "One of the large parts is missing, or counted twice."),
+)
 
 
 def plan_figure(plan: Plan, title: str) -> Figure:
@@ -27,16 +32,8 @@ def plan_figure(plan: Plan, title: str) -> Figure:
     top = 30 + legend(canvas, LEGEND.items(), canvas.title(title) + 4,
                       lambda x, y, _, color: _dot(canvas, x + 6, y + 6, 5, color))  # fmt: skip
     bottom = top + HEIGHT
-    lost, peaks = [one.lost for one in everything], [limit, *(one.peak for one in everything)]
-    first, last = log(min(lost) / 1.1), log(max(lost) * 1.1)
-    low, high = log(min(peaks) / 1.15), log(max(peaks) * 1.15)
-
-    def x(seconds: float) -> float:
-        return LEFT + (RIGHT - LEFT) * (log(seconds) - first) / (last - first)
-
-    def y(size: float) -> float:
-        return top + HEIGHT * (high - log(size)) / (high - low)
-
+    x = _logarithmic([one.lost for one in everything], 1.1, LEFT, RIGHT)
+    y = _logarithmic([limit, *(one.peak for one in everything)], 1.15, bottom, top)
     for tick in (digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5)):
         if top - 1 <= y(tick * GB) <= bottom + 1:
             canvas.line(LEFT, y(tick * GB), RIGHT, y(tick * GB), GRID)
@@ -57,8 +54,13 @@ def plan_figure(plan: Plan, title: str) -> Figure:
     steps = "; ".join(f"{index} {step.what}: {format_bytes(step.peak, 'GB', 1)}, {step.lost:.2f} seconds lost"
                       for index, step in enumerate(plan.path))  # fmt: skip
     fitting = f"{sum(one.fits(plan.card) for one in plan.tried)} of them fit {plan.card.name}"
-    alt = f"{stop(title)} {len(plan.tried)} dots, {fitting}. The path: {steps}."
-    return canvas.figure(bottom, title, alt, note)
+    return canvas.figure(bottom, title, f"{stop(title)} {len(plan.tried)} dots, {fitting}. The path: {steps}.", note)
+
+
+def _logarithmic(values: Sequence[float], room: float, start: float, end: float) -> Callable[[float], float]:
+    """The pixel of a value on an axis from `start` to `end` with all `values`, and a factor of `room` at both ends."""
+    low, high = log(min(values) / room), log(max(values) * room)
+    return lambda value: start + (end - start) * (log(value) - low) / (high - low)
 
 
 def _dot(canvas: Canvas, x: float, y: float, radius: float, color: str) -> None:
@@ -100,15 +102,6 @@ def catalog() -> Table:
         memory, rate = f"{card.rates.memory / 1e9:,.0f}", f"{card.rates.tensor / 1e12:,.0f}"
         rows.append((card.name, format_bytes(card.memory, "GiB", 2), told, memory, rate, seen))
     return Table(rows)
-
-
-GRADES = (
-    (0.01, "A", "You could quote this."),
-    (0.05, "B", "Within the reserve: your plan would have held."),
-    (0.15, "C", "Near, but a card can run out on less. Which moment of the step did you take?"),
-    (0.5, "D", "One of the large parts is missing, or counted twice."),
-)
-"""The largest relative error of each grade, the grade, and words for it. 5 % is `SAFETY`."""
 
 
 class Graded(NamedTuple):

@@ -36,7 +36,7 @@ class Detective(Explorable):
         elif cause:
             verdict = f"<b>✗ No.</b> {escape(against(cause, found))} "
         score = f"{verdict}Solved: {len(self.solved)} of {len(ORDER)}."
-        title = f"Case {number}: out of memory in {_when(found)}"
+        title = f"Case {number}: out of memory in {found.evidence.when}"
         figure = timeline(found.measured, title, unit="GB" if found.measured.peak > 10**9 else "MB")
         return figure, f"{escape(found.told)}<br><code>{escape(found.message)}</code><br>{score}"
 
@@ -44,18 +44,14 @@ class Detective(Explorable):
 detective = Detective
 
 
-def _when(found: Case) -> str:
-    return f"step {found.evidence.step}, {found.evidence.phase.replace('_', ' ')}"
-
-
 def against(cause: str, found: Case) -> str:
     """The evidence against a cause that is wrong for this case: where to look, not the answer."""
-    seen, where = found.evidence, _when(found)
+    seen = found.evidence
     return {
-        "activations": f"Does the green area explain the request that failed, and the moment: {where}?",
+        "activations": f"Does the green area explain the request that failed, and the moment: {seen.when}?",
         "attention": "An s×s matrix has b·a·s² numbers. Compare that with the bytes in the message.",
         "loss": "A tensor of the loss has s·b·V numbers. Compare that with the bytes in the message.",
-        "states": f"States are made in the first update. It failed in {where}.",
+        "states": f"States are made in the first update. It failed in {seen.when}.",
         "update": "Then the states would be complete, 8 bytes a parameter, and the update under way.",
         "fragmentation": f"No tensor is in {100 * seen.free_share:.0f} % of the card. Would one piece of it have done?",
         "graphs": "Then each step would begin with more than the one before. Where does each begin?",

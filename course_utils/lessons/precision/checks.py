@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.nn.utils import clip_grad_norm_
 
 from course_utils.estimating import estimate
 from course_utils.gpus import gpu
@@ -21,7 +20,6 @@ from course_utils.run import TrainingRun
 from .number_formats import NumberFormat, decode
 
 # ------------------------------------------------------------------------------------------------------- 03.1: limits
-
 WIDTHS = ((5, 10), (8, 7), (8, 23), (5, 2), (3, 4), (6, 9))  # exponent and mantissa bits
 LIMITS: Mapping[str, tuple[Callable[[NumberFormat], float], str, Mistakes]] = {
     "epsilon": (lambda f: f.epsilon, "It depends on the mantissa's bits alone: change the last of them in 1.", {
@@ -57,7 +55,6 @@ def limits(answer: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- 03.2: read_bits
-
 READ_FORMATS = (NumberFormat("fp16", 5, 10, 2), NumberFormat("bf16", 8, 7, 2), NumberFormat("small", 3, 2, 1))
 
 
@@ -68,8 +65,7 @@ def read_bits(answer: Any) -> None:
     for form, pattern in sorted(patterns, key=_normal_first):
         bits, wanted = f"{pattern:0{form.bits}b}", decode(form, pattern)
         got = float(call(answer, bits=bits, e=form.exponent, finite=False))
-        alike = got == wanted and math.copysign(1, got) == math.copysign(1, wanted)
-        if not alike and not (math.isnan(got) and math.isnan(wanted)):
+        if repr(got) != repr(wanted):  # which tells −0.0 from 0.0, but no NaN from another
             _name_the_misreading(got, wanted, form, pattern)
 
 
@@ -82,8 +78,7 @@ def _normal_first(one: tuple[NumberFormat, int]) -> tuple[int, ...]:
 def _name_the_misreading(got: float, wanted: float, form: NumberFormat, pattern: int) -> None:
     sign, exponent, mantissa = form.fields(pattern)
     part, shown = mantissa / 2**form.mantissa, f"{sign} {exponent:0{form.exponent}b} {mantissa:0{form.mantissa}b}"
-    zeros = f"{shown} is one of two zeros: −0.0 has a sign of its own."
-    expect(wanted or got, zeros)
+    expect(wanted or got, f"{shown} is one of two zeros: −0.0 has a sign of its own.")
     expect(got != -wanted, f"The sign of {shown} is turned round, or forgotten: 1 means minus.")
     special = f"{shown}: all exponent bits are 1, so it is no number any more. Infinity with a mantissa of 0, else NaN."
     expect(exponent != 2**form.exponent - 1, special)
@@ -102,8 +97,6 @@ def _name_the_misreading(got: float, wanted: float, form: NumberFormat, pattern:
 
 
 # ---------------------------------------------------------------------------------------------- 03.3: round_at_random
-
-
 @exercise("03.3", "Always one of the two neighbors, and right on average, below zero too.")
 def round_at_random(answer: Any) -> None:
     """`answer(values, step, u)` rounds to multiples of step, up or down by u, without bias."""
@@ -125,13 +118,10 @@ def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
     expect(not counted, "Your results count steps. The multiples themselves were asked for: multiply at the end.")
     whole = bool((got / step - (got / step).round()).abs().max() < 1e-4)
     expect(whole, "Not all of your results are multiples of `step`. Divide by it first, multiply by it last.")
-    side = "below" if value < 0 else "above"
-    fraction = value / step - math.floor(value / step)
+    side, fraction = "below" if value < 0 else "above", value / step % 1
     up = (got > value).float().mean().item()
-    expect(
-        0 < up < 1 or value > 0,
-        "All results are the same below zero. Truncation goes up there: what is the multiple below?",
-    )
+    truncated = "All results are the same below zero. Truncation goes up there: what is the multiple below?"
+    expect(0 < up < 1 or value > 0, truncated)
     expect(0 < up < 1, f"All results are the same {side} zero: that is no stochastic rounding. Where does u come in?")
     coin = "Up or down like a fair coin: that is right only half-way between the two. How often up, close to the lower?"
     expect(abs(up - 0.5) > 0.02 or abs(fraction - 0.5) < 0.05, coin)
@@ -141,7 +131,6 @@ def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- 03.4: exact_step
-
 MANY, UNLIKE = [(256,)] * 24, [(3, 7), (1,), (2, 1, 3)]  # shapes of weights
 BITS = (0x7F800000, -0x800000, -(2**31), 1, 0x3F7FFFFF, 0x4048F5C3, -0x7FFF8000, -0x40000001, 0x3F808000)
 EXTREMES = torch.tensor(BITS, dtype=torch.int32).view(torch.float32)  # infinite, −0, subnormal, with a carry
@@ -204,14 +193,12 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
         for weight, was, right in zip(weights, old, masters, strict=True):
             (upper, at_first), bits = (one.detach().view(torch.int16) for one in (weight, was)), right.view(torch.int32)
             cut, rounded = bits.long() >> 16, (bits.long() + 0x8000) >> 16
-            stays = torch.equal(upper, at_first) and bool(((at_first != cut) & (at_first != rounded)).any())
-            expect(
-                not stays, "A weight has not changed: `weight = …` is only a name. Write into the memory that it has."
-            )
+            near = bool(((upper == cut) | (upper == rounded)).all())
+            only_named = "A weight has not changed: `weight = …` is only a name. Write into the memory that it has."
+            expect(near or not torch.equal(upper, at_first), only_named)
             number = bits.numel() > 1 and torch.equal(weight.detach(), cut.bfloat16())
             expect(not number, "A weight holds its bits as a number. Write them through a view, as bits.")
-            near = (upper == cut) | (upper == rounded)
-            expect(near.all(), "A weight is not its new master's upper half. Do you read the bits anew?")
+            expect(near, "A weight is not its new master's upper half. Do you read the bits anew?")
         expect(any(rest.any() for rest in rests), "All rests are still 0 after a step: what bf16 cannot hold is lost.")
         expect(last.total == last["parameters"], "Something is left when the step is over. Weights and rests are all.")
         one_by_one = "Several masters exist at once: put one together, use it, store it, and then begin the next."
@@ -219,8 +206,11 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
 
 
 # ---------------------------------------------------------------------------------------------------- 03.5: good_step
-
 SCALE, NEAR = 2.0**12, partial(math.isclose, rel_tol=1e-3)
+SITUATIONS: Mapping[str, tuple[Any, ...]] = {  # size of the gradients; place and factor of a single odd one
+    "small": (0.03,), "tiny": (2.0**-27,), "large": (1.5,), "infinite": (100.0,),
+    "first_infinite": (0.03, 0, 1e4), "last_infinite": (0.03, 3, 1e4), "partly_NaN": (0.03, 2, math.nan),
+}  # fmt: skip
 STEP_MISTAKES: Mistakes = {  # conditions on the learner's steps and the right ones; the first that holds is said
     "The masters do not move: who calls `optimizer.step()`?": lambda got, right: not got.small.masters.any(),
     "The masters move too far: gradients are still scaled when the optimizer, or the clipping, sees them.":
@@ -249,19 +239,13 @@ STEP_MISTAKES: Mistakes = {  # conditions on the learner's steps and the right o
 )
 def good_step(answer: Any) -> None:
     """`answer(weights, masters, optimizer, loss, scale)` takes one step in fp16, or none, and says which."""
-    names = ("weights", "masters", "optimizer", "loss", "scale")
-
-    def called(*given: Any) -> bool:
-        named = dict(zip(names, given, strict=True))
-        return call(answer, **named, returns=bool, may_change=names[:2], hints=WATCHED)
-
-    got, right = _in_every_situation(called), _in_every_situation(_right_step)
+    ways = partial(call, answer, returns=bool, may_change=("weights", "masters"), hints=WATCHED), _right_step
+    got, right = (SimpleNamespace(**{name: _left(step, *how) for name, how in SITUATIONS.items()}) for step in ways)
     for message, holds in STEP_MISTAKES.items():
         expect(not holds(got, right), message)
     for name, one in vars(right).items():
-        what = name.replace("_", " ")
+        what, mine = name.replace("_", " "), vars(got)[name]
         off = f"Not yet: look at a step with {what} gradients. What moved, what is returned, what is left?"
-        mine = vars(got)[name]
         steps = "Your function says that it took no step, and the optimizer has stepped: zeros are gradients, too."
         expect(mine.steps == one.steps or mine.taken != one.taken, steps)
         expect(mine.dtype == one.dtype, "The weights are in fp16 no more: copy the masters' numbers into them.")
@@ -269,20 +253,8 @@ def good_step(answer: Any) -> None:
         expect(mine.taken == one.taken and moved, off)
 
 
-def _in_every_situation(step: Callable[..., bool]) -> SimpleNamespace:
-    """The traces of `step` with small, tiny, large and infinite gradients, and with a single one that is not finite."""
-    sizes = {"small": 0.03, "tiny": 2.0**-27, "large": 1.5, "infinite": 100.0}
-    found = {name: _left(step, size) for name, size in sizes.items()}
-    for name, odd in {"first_infinite": (0, 1e4), "last_infinite": (3, 1e4), "partly_NaN": (2, math.nan)}.items():
-        found[name] = _left(step, 0.03, *odd)
-    return SimpleNamespace(**found)
-
-
 def _left(step: Callable[..., bool], size: float, place: int = 0, factor: float = 1.0) -> SimpleNamespace:
-    """Take a step on two fp16 weights of two numbers each, whose true gradients are `size` · (1, 2, 3, 4).
-
-    The one at `place` is that times `factor`.
-    """
+    """A step on two fp16 weights of two numbers, with true gradients `size` · (1, 2, 3, 4), one of them · `factor`."""
     weights: list[torch.Tensor] = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float16)) for _ in range(2)]
     masters: list[torch.Tensor] = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     optimizer = torch.optim.SGD(masters, lr=0.5)
@@ -290,7 +262,7 @@ def _left(step: Callable[..., bool], size: float, place: int = 0, factor: float 
     slopes[place] *= factor
     loss = (torch.cat(weights).float() * slopes).sum() * size
     optimizer.register_step_post_hook(lambda *_: steps.append(1))
-    taken = step(weights, masters, optimizer, loss, SCALE)
+    taken = step(weights=weights, masters=masters, optimizer=optimizer, loss=loss, scale=SCALE)
     moved, copied = (torch.cat(tensors).detach().float() for tensors in (masters, weights))
     left = any(one.grad is not None and bool(one.grad.any()) for one in (*weights, *masters))
     norm, dtype = moved.norm().item(), weights[0].dtype
@@ -301,7 +273,7 @@ def _right_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: fl
     (loss * scale).backward()
     for weight, master in zip(weights, masters, strict=True):
         master.grad, weight.grad = weight.grad.float() / scale, None
-    taken = bool(clip_grad_norm_(masters, 1.0).isfinite())
+    taken = bool(torch.nn.utils.clip_grad_norm_(masters, 1.0).isfinite())
     if taken:
         optimizer.step()
         for weight, master in zip(weights, masters, strict=True):
@@ -311,7 +283,6 @@ def _right_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: fl
 
 
 # --------------------------------------------------------------------------------------------- 03.6: choose_precision
-
 _XL = TrainingRun("gpt2-xl", recompute="full")
 CHOICES: tuple[tuple[str, TrainingRun], ...] = (
     ("A100-40GB", _XL.replace(micro_batch=16)), ("A100-40GB", _XL.replace(optimizer="adamw-fused")),
@@ -331,15 +302,11 @@ def _ranks(card: str) -> list[list[str]]:
     return [["amp-fp16"], ["fp16-master"]]
 
 
-def _choose(
-    card: str, run: TrainingRun, pick: Callable[..., str] = min,
-    ranks: Callable[[str], Sequence[Sequence[str]]] = _ranks, attention: str = "",
-) -> str:  # fmt: skip
+def _choose(card: str, run: TrainingRun, pick: Any = min, ranks: Any = _ranks, attention: str = "") -> str:
     """The pick from the first rank in which anything fits, "" if nothing does."""
     run = run.replace(attention=attention) if attention and gpu(card).has_bf16 else run
     for names in ranks(card):
-        peaks = {name: _peak(card, run, name) for name in names}
-        fitting = {name: peak for name, peak in peaks.items() if peak <= gpu(card).memory}
+        fitting = {name: peak for name in names if (peak := _peak(card, run, name)) <= gpu(card).memory}
         if fitting:
             return pick(fitting, key=fitting.__getitem__)
     return ""

@@ -5,7 +5,7 @@ E and M being the exponent's and the mantissa's bits; with E = 0 it is *subnorma
 (IEEE 754-2019, section 3.4). Every number of these formats is a Python float too.
 """
 
-from math import copysign, frexp, inf, isinf, isnan, ldexp, nan
+from math import copysign, frexp, inf, isnan, ldexp, nan
 from typing import NamedTuple
 
 from course_utils.errors import unknown
@@ -67,15 +67,13 @@ class NumberFormat(NamedTuple):
         return pattern >> (self.bits - 1), magnitude >> self.mantissa, magnitude & (2**self.mantissa - 1)
 
 
-_FORMATS = (
+FORMATS = {one.name: one for one in (  # the formats of training, by name
     NumberFormat("fp32", 8, 23, 4),
     NumberFormat("tf32", 8, 10, 4),  # what Ampere's matrix units read of an fp32 number; memory holds all 32 bits
-    NumberFormat("bf16", 8, 7, 2),
-    NumberFormat("fp16", 5, 10, 2),
-    NumberFormat("fp8-e4m3", 4, 3, 1, infinite=False),
-    NumberFormat("fp8-e5m2", 5, 2, 1),
-)
-FORMATS = {one.name: one for one in _FORMATS}  # the formats of training, by name
+    NumberFormat("bf16", 8, 7, 2), NumberFormat("fp16", 5, 10, 2),
+    NumberFormat("fp8-e4m3", 4, 3, 1, infinite=False), NumberFormat("fp8-e5m2", 5, 2, 1),
+)}  # fmt: skip
+SIGN, EXPONENT, MANTISSA, UNUSED = "#D55E00", "#E69F00", "#8FD0F7", "#F2F2F2"  # colors of fields, and of bits not read
 
 
 def number_format(name: str | NumberFormat) -> NumberFormat:
@@ -101,22 +99,16 @@ def encode(form: str | NumberFormat, value: float) -> int:
     sign = int(copysign(1.0, value) < 0) << (form.bits - 1)
     if isnan(value):
         return 2 ** (form.bits - 1) - 1
-    beyond = form.largest_pattern + 1  # infinity's pattern; in E4M3, that of NaN
-    if isinf(value):
-        return sign | beyond
-    exponent = max(frexp(abs(value))[1] - 1, 1 - form.bias) if value else 1 - form.bias
-    units = round(ldexp(abs(value), form.mantissa - exponent))  # Python's round takes the even one of two as near
+    size = min(abs(value), 2 * form.largest)  # what is further out, infinity too, gets the same pattern
+    exponent = max(frexp(size)[1] - 1, 1 - form.bias) if size else 1 - form.bias
+    units = round(ldexp(size, form.mantissa - exponent))  # Python's round takes the even one of two as near
     pattern = ((exponent + form.bias) << form.mantissa) + units - 2**form.mantissa
-    return sign | min(pattern, beyond)
+    return sign | min(pattern, form.largest_pattern + 1)  # infinity's pattern; in E4M3, that of NaN
 
 
 def rounded(form: str | NumberFormat, value: float) -> float:
     """Return `value` as the format holds it."""
     return decode(form, encode(form, value))
-
-
-SIGN, EXPONENT, MANTISSA, UNUSED = "#D55E00", "#E69F00", "#8FD0F7", "#F2F2F2"
-"""Colors of the three fields, and of bits that are stored but not read."""
 
 
 def spelled(value: float, digits: int = 7) -> str:
@@ -126,9 +118,8 @@ def spelled(value: float, digits: int = 7) -> str:
 
 def bits_figure(value: float, title: str) -> Figure:
     """Draw `value` in each format, a row of bits each, with the number that is really stored."""
-    canvas = Canvas()
+    canvas, x = Canvas(), float(MARGIN)
     top = canvas.title(title) + 26
-    x: float = MARGIN
     names = {"sign": SIGN, "exponent: range": EXPONENT, "mantissa: precision": MANTISSA, "stored, not read": UNUSED}
     for name, color in names.items():
         canvas.rect(x, top - 20, 12, 12, color, stroke=RULE, stroke_width=0.5)

@@ -13,16 +13,15 @@ MODEL, _bytes, _digits = "gpt2-medium", "{} bytes".format, "{:.6g}".format
 
 def questions() -> tuple[Question, ...]:
     weight, update = 1.0, 0.003
-    result, above = rounded("bf16", weight + update), weight + FORMATS["bf16"].epsilon
     vanishing_update = question(
         f"A weight is exactly {weight}, and is stored in bf16. The optimizer adds {update} to it. What is stored "
         "afterwards?",
-        (_digits(result), "Near one, bf16's numbers are 2⁻⁷ apart. The update is less than half of that, so the weight "
-         "rounds back to where it was. An fp32 master weight would have kept it."),
+        (_digits(rounded("bf16", weight + update)), "Near one, bf16's numbers are 2⁻⁷ apart. The update is less than "
+         "half of that, so the weight rounds back to where it was. An fp32 master weight would have kept it."),
         (_digits(weight + update), "That takes more digits than bf16 has: 8 bits are two to three decimals."),
         (_digits(rounded("fp16", weight + update)), "That is what fp16 stores, with 3 more bits than bf16."),
-        (_digits(above), "That is the next number above. But rounding goes to the nearest, and the old value is "
-         "nearer."),
+        (_digits(weight + FORMATS["bf16"].epsilon), "That is the next number above. But rounding goes to the nearest, "
+         "and the old value is nearer."),
     )  # fmt: skip
     gradient = 1e-8
     scale = next(2**k for k in range(64) if rounded("fp16", gradient * 2**k))
@@ -40,40 +39,33 @@ def questions() -> tuple[Question, ...]:
     )  # fmt: skip
     run = TrainingRun(MODEL, precision="amp-bf16")
     weights, gradients, states = estimated_states(run).values()
-    copies = moments(run)["after loss"]["weight_copies"]
+    fp32, copies = weights + gradients + states, moments(run)["after loss"]["weight_copies"]
     autocast_account = question(
         f"GPT-2 medium, {run.model.parameters:,} parameters, under autocast to bf16 with AdamW. Add up weights, "
         "gradients and Adam's states, and what autocast keeps of the weights from forward to backward.",
-        (gb(weights + gradients + states + copies), "Everything stays in fp32, 4 + 4 + 8 bytes a parameter. On top "
-         "comes a 16-bit copy of every matrix that is multiplied."),
-        (gb(weights + gradients + states), "That is fp32's account, and autocast has all of it. What do its matrix "
-         "products read?"),
+        (gb(fp32 + copies), "Everything stays in fp32, 4 + 4 + 8 bytes a parameter. On top comes a 16-bit copy of "
+         "every matrix that is multiplied."),
+        (gb(fp32), "That is fp32's account, and autocast has all of it. What do its matrix products read?"),
         (gb((weights + gradients) // 2 + states), "Weights and gradients stay in fp32 under autocast; 16-bit ones "
          "belong to recipes with master weights."),
-        (gb(weights + gradients + states + 2 * copies), "The copies are 16-bit, half as large as the matrices that "
-         "they stand for."),
+        (gb(fp32 + 2 * copies), "The copies are 16-bit, half as large as the matrices that they stand for."),
     )  # fmt: skip
     run = TrainingRun(MODEL, precision="bf16-master-fp32grad")
-    N = run.model.parameters
-    in_half = run.replace(precision="bf16-master")
-    states, half_states = estimated_states(run), estimated_states(in_half)
-    total, both_half = (round(sum(sizes.values()) / N) for sizes in (states, half_states))
-    half_gradients = round(half_states["gradients"] / N)
+    weights, gradients, states = (round(size / run.model.parameters) for size in estimated_states(run).values())
+    half_gradients = round(estimated_states(run.replace(precision="bf16-master"))["gradients"] / run.model.parameters)
     main_gradients = question(
         "A recipe keeps bf16 weights, adds up its gradients in fp32 (and keeps no others), and has fp32 master weights "
         "and Adam's two moments in fp32. How many bytes a parameter is that?",
-        (_bytes(total), "2 for the weights, 4 for the gradients, and 4 + 8 for the optimizer."),
-        (_bytes(both_half), "That has 16-bit gradients, as the ZeRO paper counts. Here they are fp32, because many "
-         "micro-batches are added up in them."),
-        (_bytes(total + half_gradients), "That has gradients twice, in bf16 and in fp32. Some recipes do keep both; "
-         "this one does not."),
-        (_bytes(round(states["optimizer_states"] / N)), "That is the optimizer's share alone: its copy of the weights, "
-         "and its moments."),
+        (_bytes(weights + gradients + states), "2 for the weights, 4 for the gradients, and 4 + 8 for the optimizer."),
+        (_bytes(weights + half_gradients + states), "That has 16-bit gradients, as the ZeRO paper counts. Here they "
+         "are fp32, because many micro-batches are added up in them."),
+        (_bytes(weights + gradients + half_gradients + states), "That has gradients twice, in bf16 and in fp32. Some "
+         "recipes do keep both; this one does not."),
+        (_bytes(states), "That is the optimizer's share alone: its copy of the weights, and its moments."),
     )  # fmt: skip
     half = TrainingRun(MODEL, precision="bf16-master", attention="efficient")
-    single = half.replace(precision="fp32")
     token = half.seq_len * half.micro_batch * half.model.hidden
-    in_half, in_single = (round(block_bytes(run) / token) for run in (half, single))
+    in_half, in_single = (round(block_bytes(run) / token) for run in (half, half.replace(precision="fp32")))
     masks = 2 * in_half - in_single
     activations_in_half = question(
         f"In 16-bit, and with an attention kernel that keeps no scores, a block of GPT-2 keeps {in_half}·s·b·h bytes "

@@ -110,9 +110,8 @@ def neighbors(form: NumberFormat, pattern: int) -> str:
     sign, magnitude = pattern >> (form.bits - 1) << (form.bits - 1), pattern & (2 ** (form.bits - 1) - 1)
     if magnitude > form.largest_pattern:
         return f"The largest finite number of {form.name} is {spelled(form.largest)}."
-    away = spelled(decode(form, sign | (magnitude + 1)))
     toward = f"Next toward zero: {spelled(decode(form, sign | (magnitude - 1)))}. " if magnitude else ""
-    return f"{toward}Next away from zero: {away}."
+    return f"{toward}Next away from zero: {spelled(decode(form, sign | (magnitude + 1)))}."
 
 
 def flipped_figure(form: NumberFormat, pattern: int, asked: float) -> Figure:
@@ -121,11 +120,9 @@ def flipped_figure(form: NumberFormat, pattern: int, asked: float) -> Figure:
     nearest = "" if asked == rounded(form, asked) or isnan(asked) else f", the nearest to {spelled(asked)}"
     title = f"In {form.name}: {spelled(value)}{nearest}"
     top = canvas.title(title) + 12
-    cell = min(40.0, (WIDTH - 32) / max(form.bits, 8 * form.bytes))
-    draw_bits(canvas, form, pattern, 16, top, cell)
+    draw_bits(canvas, form, pattern, 16, top, min(40.0, (WIDTH - 32) / max(form.bits, 8 * form.bytes)))
     canvas.text(16, top + 52, sum_of(form, pattern), 15, INK)
-    limits = {"epsilon": form.epsilon, "largest": form.largest, "smallest": form.smallest}
-    told = " · ".join(f"{name} {spelled(limit)}" for name, limit in limits.items())
+    told = " · ".join(f"{name} {spelled(getattr(form, name))}" for name in ("epsilon", "largest", "smallest"))
     canvas.text(16, top + 74, "not a number" if isnan(value) else told, 12, QUIET)
     alt = f"{stop(title)} Its {form.bits} bits stand for {sum_of(form, pattern)}."
     return Figure(canvas.svg(top + 86, title, alt), alt)

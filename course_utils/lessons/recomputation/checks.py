@@ -2,17 +2,16 @@
 
 import operator
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
-from itertools import accumulate, compress
+from itertools import accumulate, compress, product
 from traceback import walk_stack
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from course_utils.breakdown import MemoryBreakdown
@@ -26,16 +25,15 @@ from course_utils.run import TrainingRun
 
 from .policies import small_gpt
 
+
 # ------------------------------------------------------------------------------------------------------------ 06.1: mlp
-
-
 @exercise("06.1", "What a cheap operation makes is not kept, and no product runs again.")
 def mlp(answer: Any) -> None:
     """`answer(x, up, down)` is down(gelu(up(x))), with x and up's output kept, and no product run again."""
     for tokens, h in ((256, 32), (64, 64), (1, 48)):
         with seeded():
             x, layers = torch.randn(tokens, h), {"up": nn.Linear(h, 4 * h), "down": nn.Linear(4 * h, h)}
-        ways = (lambda x, up, down: down(F.gelu(up(x))), partial(call, answer, returns=torch.Tensor))
+        ways = (lambda x, up, down: down(nn.functional.gelu(up(x))), partial(call, answer, returns=torch.Tensor))
         weights = [weight for layer in layers.values() for weight in layer.parameters()]
         (right, once), (got, flops) = (counted(partial(way, **layers), [x], weights) for way in ways)
         expect(same([got.output], [right.output]), "The output is not down(gelu(up(x))).")
@@ -49,8 +47,11 @@ def mlp(answer: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ 06.2: in_groups
-
 GROUPS, WIDTH = ((6, 2), (7, 3), (5, 1), (4, 4)), 16  # number of blocks, and how many of them share a checkpoint
+LOOP_OVER = "Your function runs again when the loop is over: what do its variables refer to by then?"
+OTHER = f"Backward ran something else than forward. {LOOP_OVER}"
+FROZEN = "No weight gets a gradient when x requires none, as after a frozen embedding. Which variant does that?"
+HINTS = {"Recomputed values": OTHER, "different number of tensors": OTHER, "None of the inputs have": FROZEN}
 
 
 class Noted(nn.Module):
@@ -63,13 +64,7 @@ class Noted(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.runs.append(self.number)
-        return x + F.dropout(torch.tanh(self.linear(x)), self.dropout, self.training)
-
-
-LOOP_OVER = "Your function runs again when the loop is over: what do its variables refer to by then?"
-OTHER = f"Backward ran something else than forward. {LOOP_OVER}"
-FROZEN = "No weight gets a gradient when x requires none, as after a frozen embedding. Which variant does that?"
-HINTS = {"Recomputed values": OTHER, "different number of tensors": OTHER, "None of the inputs have": FROZEN}
+        return x + nn.functional.dropout(torch.tanh(self.linear(x)), self.dropout, self.training)
 
 
 def groups_right(blocks: list[Noted], x: Any, k: int) -> Any:
@@ -79,10 +74,7 @@ def groups_right(blocks: list[Noted], x: Any, k: int) -> Any:
 
 
 def _in_groups(answer: Callable[..., Any], count: int, k: int, dropout: float = 0.0) -> tuple[Ran, list[int]]:
-    """One forward and backward through `answer(blocks, x, k)`, and the blocks that ran, in order.
-
-    With dropout x requires no gradient.
-    """
+    """Forward and backward through `answer(blocks, x, k)`, and what ran, in order. With dropout x needs no gradient."""
     runs: list[int] = []
     with seeded(count):
         blocks = [Noted(number, runs, dropout) for number in range(count)]
@@ -122,10 +114,7 @@ def in_groups(answer: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- 06.3: worth
-
-WORTH_CASES = [
-    (least, dtype) for dtype in (torch.float32, torch.bfloat16) for least in (0, 24, 32, 32.1, 64, 100, 256, 999)
-]
+WORTH_CASES = list(product((0, 24, 32, 32.1, 64, 100, 256, 999), (torch.float32, torch.bfloat16)))
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
 
 
@@ -141,7 +130,7 @@ def _kept_by(policy_for: Callable[..., Any], least: float, dtype: torch.dtype) -
         x = torch.randn(4, 16, 64).to(dtype)
 
     def network(x: torch.Tensor) -> torch.Tensor:
-        y = narrow(F.gelu(wide(x)))
+        y = narrow(nn.functional.gelu(wide(x)))
         return torch.tanh((y @ y.mT).softmax(-1) @ y)  # stacks of products, with inner dimensions of 32 and 16
 
     contexts = partial(create_selective_checkpoint_contexts, policy_for(least))
@@ -151,11 +140,6 @@ def _kept_by(policy_for: Callable[..., Any], least: float, dtype: torch.dtype) -
     return ran.kept, flops
 
 
-def _numbers_per_result(left: torch.Tensor, right: torch.Tensor) -> float:
-    """All numbers that a product reads and writes, for each that it writes."""
-    return 1 + left.shape[-1] * (1 / right.shape[-1] + 1 / left.shape[-2])
-
-
 WRONG_POLICIES: dict[str, dict[str, Any]] = {
     "FLOPs per *byte* were asked for: how many bytes has a number here?":
         {"worth": lambda left, _: 2 * left.shape[-1]},
@@ -163,7 +147,7 @@ WRONG_POLICIES: dict[str, dict[str, Any]] = {
     "In `bmm` the first size is the stack: the inner one is left's last.":
         {"worth": lambda left, _: 2 * left.shape[1] / left.itemsize},
     "Bytes of the *result* alone were asked for, without those of left and right.":
-        {"worth": lambda left, right: 2 * left.shape[-1] / (left.itemsize * _numbers_per_result(left, right))},
+        {"worth": lambda left, right: 2 / left.itemsize / sum(1 / n for n in (*left.shape[-2:], right.shape[-1]))},
     "Half of it. A multiplication and an addition are two FLOPs.":
         {"worth": lambda left, _: left.shape[-1] / left.itemsize},
     "You count the result's columns. How many multiplications does *one* of its numbers take?":
@@ -186,7 +170,6 @@ def worth(answer: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- 06.4: own_checkpoint
-
 TOO_FAR = "Backward of the second run goes on into what made the inputs. Where does it have to end?"
 PUT_BACK = "After backward, your caller's random numbers go on from another place. Put back the state you found."
 FORMATS = "The second run is under another autocast than the first. Was it on in the first run, and in which dtype?"
@@ -211,7 +194,7 @@ def _noting(dropout: float = 0.0) -> tuple[Callable[..., torch.Tensor], list[tor
         callers = {frame.f_globals.get("__name__") for frame, _ in walk_stack(None)}
         expect("torch.utils.checkpoint" not in callers, "That is PyTorch's checkpoint. This time, write your own.")
         notes.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"))
-        return x + gate * F.dropout(down(F.gelu(up(x + table(tokens)))), dropout)
+        return x + gate * nn.functional.dropout(down(nn.functional.gelu(up(x + table(tokens)))), dropout)
 
     return function, list(nn.ModuleList([table, up, down]).parameters()), notes
 
@@ -271,28 +254,23 @@ def own_checkpoint(answer: Any) -> None:
 
 
 def _expect_gpus_state(answer: Any) -> None:
-    """On "cuda", with a stand-in for its generator: the state is a number, and the size of a tensor says which.
-
-    The CPU's generator tells its state by its seed.
-    """
+    """On "cuda", with a stand-in for its generator: its state is a number, a tensor's size; the CPU's is its seed."""
     states, found = [3], []
 
     def get(*_: Any) -> torch.Tensor:
         return torch.zeros(16 + states[-1], dtype=torch.uint8, device="cpu")
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        found.append(
-            (torch.initial_seed(), states[-1], torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
-        )
+        autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        found.append((torch.initial_seed(), states[-1], autocast))
         states.append(states[-1] + 1)  # one random number is drawn
         return x.sin()
 
     generator: dict[str, Any] = {"get_rng_state": get, "get_rng_state_all": lambda: [get()]}
     generator["set_rng_state"] = lambda state, *_: states.append(len(state) - 16)
     generator["set_rng_state_all"] = lambda of_all: generator["set_rng_state"](*of_all)
-    with suppress(SimulationUnavailable), seeded(), on_new_gpu(), ExitStack() as stack:
-        for owner in (torch.cuda, torch.cuda.random):
-            stack.enter_context(mock.patch.multiple(owner, **generator))
+    stand_in = partial(mock.patch.multiple, **generator)
+    with suppress(SimulationUnavailable), seeded(), on_new_gpu(), stand_in(torch.cuda), stand_in(torch.cuda.random):
         x = torch.ones(4, 4, device="cuda", requires_grad=True)
         with torch.autocast("cuda", torch.bfloat16):
             y = call(answer, function, x, returns=torch.Tensor, may_change=(1,))
@@ -311,10 +289,9 @@ def _expect_gpus_state(answer: Any) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- 06.5: stretches
-
-BLOCKS = 12
 TEETH = {"every-3": 4, "none": 0, "full": 12, "every-6": 2, "every-5": 3, "selective": 12, "every-11": 2}
 HIDDEN = TrainingRun("gpt2", 2, 256, "amp-bf16")
+SIMULATES = "Small runs are simulated first, if they have not been yet: about ten seconds."
 
 
 def hidden_runs() -> list[TrainingRun]:
@@ -332,9 +309,6 @@ def example() -> Measurement:
     return activations_alone(measured("every-5"))
 
 
-SIMULATES = "Small runs are simulated first, if they have not been yet: about ten seconds."
-
-
 @exercise("06.5", "Read off memory alone: what was run again, and in how many stretches.", first=SIMULATES)
 def stretches(answer: Any) -> None:
     """`answer(measurement)` is how many stretches ran again in backward of the last step."""
@@ -345,7 +319,7 @@ def stretches(answer: Any) -> None:
     steps = "You count the teeth of all steps. The last one was asked for."
     expect(any(got[policy] != 2 * teeth for policy, teeth in TEETH.items()), steps)
     partly = "More teeth than blocks. A climb may step back, where a block runs again in part: when is a tooth over?"
-    expect(max(got.values()) <= BLOCKS, partly)
+    expect(max(got.values()) <= HIDDEN.model.layers, partly)
     last = "One tooth is missing: does your loop end before the last is counted?"
     expect(any(got[policy] != teeth - 1 for policy, teeth in TEETH.items() if teeth), last)
     expect(got["full"] != 1, "You count blocks in a stretch. How many stretches are there?")
@@ -355,11 +329,9 @@ def stretches(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- 06.6: infer
-
 KNOWN = TrainingRun(small_gpt(), 1, 128, "bf16-master")
 SECRETS = {1: (12, "every-2"), 2: (2, "none"), 3: (24, "full"), 4: (20, "every-3"), 5: (5, "none"), 6: (7, "full")}
 """Micro-batch and policy of each case. Neither the peak nor what forward keeps puts the policies in order."""
-
 SECRET_POLICIES = ("none", "full", "every-2", "every-3")
 
 

@@ -18,22 +18,17 @@ def schedule_figure(schedule: Schedule, at: int) -> Figure:
     """The chain while tick `at`, from 1, works, and memory up to then."""
     title, canvas = schedule_title(schedule, at), Canvas()
     top = canvas.title(title)
-    looks: dict[str, dict[str, Any]] = {
-        "value kept": {"fill": KEPT},
-        "checkpoint": {"fill": CHECKPOINT},
-        "backward done": {"fill": DONE},
-        "at work": {"fill": "#FFFFFF", "stroke": RUNNING, "stroke_width": 3},
-    }
+    fills = {"value kept": KEPT, "checkpoint": CHECKPOINT, "backward done": DONE}
+    looks: dict[str, dict[str, Any]] = {words: {"fill": fill} for words, fill in fills.items()}
+    looks["at work"] = {"fill": "#FFFFFF", "stroke": RUNNING, "stroke_width": 3}
     entries = zip(looks, looks, strict=True)
     legend(canvas, entries, top + 4, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words]))
     _chain(canvas, schedule, at, top + 52)
     bottom = _curve(canvas, schedule, at, top + 178)
     tick = schedule.ticks[at - 1]
     checkpoints, kept = (", ".join(map(str, nodes)) or "none" for nodes in (tick.checkpoints, tick.kept))
-    alt = (
-        f"{stop(title)} A chain of {schedule.nodes} nodes, forward above, backward below. Tick {at} of "
-        f"{len(schedule.ticks)}: {tick.words}. Values kept: {kept}. Checkpoints: {checkpoints}."
-    )
+    now = f"Tick {at} of {len(schedule.ticks)}: {tick.words}. Values kept: {kept}. Checkpoints: {checkpoints}."
+    alt = f"{stop(title)} A chain of {schedule.nodes} nodes, forward above, backward below. {now}"
     return Figure(canvas.svg(bottom + 14, title, alt), alt)
 
 
@@ -96,8 +91,5 @@ def pareto(points: Mapping[str, tuple[float, int]], title: str, provenance: str 
 
 def pareto_front(points: Mapping[str, tuple[float, int]]) -> list[str]:
     """The names of those that no other equals or beats in both without being the same, in the order given."""
-    return [
-        name
-        for name, (x, y) in points.items()
-        if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())
-    ]
+    beaten = {n for n, (x, y) in points.items() for a, b in points.values() if a <= x and b <= y and (a, b) != (x, y)}
+    return [name for name in points if name not in beaten]

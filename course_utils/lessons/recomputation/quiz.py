@@ -48,9 +48,7 @@ def questions() -> tuple[Question, ...]:
         (format_bytes(live - 2 * stream, "GB", 2), "That leaves out the residual stream, which the norms keep."),
         (format_bytes(live * keep.model.layers, "GB", 2), "That would be all blocks at once."),
     )  # fmt: skip
-    rest = {kind: size for kind, size in estimate(RUN).items() if kind != "activations"}
-    states = rest["parameters"] + rest["gradients"] + rest["optimizer_states"]
-    everything = estimate(RUN.replace(recompute="none")).total
+    states = sum(estimate(RUN)[kind] for kind in ("parameters", "gradients", "optimizer_states"))
     what_stays_anyway = question(
         "At the peak of that run with full recomputation, how much is there that recomputation cannot free: weights, "
         "gradients and optimizer states?",
@@ -58,6 +56,6 @@ def questions() -> tuple[Question, ...]:
          "parameter of weights and 8 of Adam's moments."),
         (gb(16 * RUN.model.parameters), "At 16 bytes a parameter: but at this peak there are no gradients yet."),
         (gb(2 * RUN.model.parameters), "That is the weights in 16 bits alone."),
-        (gb(everything), "That is the whole peak without recomputation."),
+        (gb(estimate(keep).total), "That is the whole peak without recomputation."),
     )  # fmt: skip
     return square_root, a_third_more, where_8_gb_come_from, what_stays_alive, what_stays_anyway

@@ -1,5 +1,6 @@
 """A schedule to step through: controls for the chain, a slider and a play button for its ticks. For notebooks only."""
 
+from functools import partial
 from typing import Any
 
 import ipywidgets
@@ -14,7 +15,6 @@ from .schedules import Schedule, keep_all, keep_every, keep_none
 EVERY, KEEP = "keep every k", {"keep all": keep_all, "keep none": keep_none}
 SCHEDULES = (*KEEP, EVERY)
 MOST = 24  # nodes that can be distinguished in the picture
-FRAME = 400  # milliseconds from one tick to the next while it plays
 
 
 class SchedulePlayer(Explorable):
@@ -30,12 +30,10 @@ class SchedulePlayer(Explorable):
         check_known("schedule", schedule, SCHEDULES)
         if not (2 <= nodes <= MOST and 1 <= k <= MOST):
             raise ValueError(f"nodes is {nodes} and k is {k}: choose at most {MOST}")
-        looks = {"n": (nodes, 2, MOST, "nodes n"), "k": (k, 1, MOST, "keep every k"), "tick": (1, 1, 1, "tick")}
-        sliders = {
-            name: ipywidgets.IntSlider(value, low, high, description=words, style=STYLE, layout=LAYOUT)
-            for name, (value, low, high, words) in looks.items()
-        }
-        self.play = ipywidgets.Play(min=1, value=1, interval=FRAME, description="play")
+        slider = partial(ipywidgets.IntSlider, style=STYLE, layout=LAYOUT)
+        sliders = {"n": slider(nodes, 2, MOST, description="nodes n")}
+        sliders |= {"k": slider(k, 1, MOST, description="keep every k"), "tick": slider(1, 1, 1, description="tick")}
+        self.play = ipywidgets.Play(min=1, value=1, interval=400, description="play")  # milliseconds a tick
         self.play.observe(lambda change: sliders["tick"].set_trait("value", change["new"]), names="value")
         super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
         self.children = (self.play, *tuple(self.children))
@@ -62,11 +60,8 @@ class SchedulePlayer(Explorable):
         done = schedule.ticks[:at]
         forward, again = sum(tick.kind == "f" for tick in done), sum(tick.again for tick in done)
         now = done[-1].words.replace("again", "<b>again</b>")
-        message = (
-            f"Tick {at} of {len(schedule.ticks)}: {now}. Work so far: {forward} run{'s' * (forward != 1)} of f, "
-            f"{again} of them repetitions, and {len(done) - forward} of b."
-        )
-        return schedule_figure(schedule, at), message
+        work = f"{forward} run{'s' * (forward != 1)} of f, {again} of them repetitions, and {len(done) - forward} of b."
+        return schedule_figure(schedule, at), f"Tick {at} of {len(schedule.ticks)}: {now}. Work so far: {work}"
 
 
 schedule_player = SchedulePlayer
