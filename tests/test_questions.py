@@ -104,6 +104,17 @@ def test_an_event_that_is_taken_back_counts_no_more():
     assert memory.followed().allocated == 1024
 
 
+def test_an_event_that_is_taken_back_leaves_an_earlier_empty_cache():
+    events = [(1024, first := ["a"]), (-1024, first)]
+    memory = Memory(lambda: events)
+    memory.empty_cache()
+    events += [(2048, second := ["b"]), (2048, ["c"])]
+    assert memory.followed().reserved == 2 * 2**20
+    events[3:] = [(-2048, second)]
+    assert (memory.followed().allocated, memory.reserved, memory.emptied) == (0, 2 * 2**20, [2])
+    assert len(memory.allocator.driver_calls) == 3
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
 def test_the_same_is_made_as_before(optimizer):
     """torch asks is_available itself: a GPU that says yes must not change what a step makes."""

@@ -21,6 +21,7 @@ class Memory:
     def __init__(self, events: Callable[[], Sequence[tuple[int, Any]]], capacity: int | None = None) -> None:
         self._events, self._capacity = events, capacity
         self._since = 0
+        self._emptied_at = set[int]()  # the numbers of events after which a program called empty_cache
         self._begin()
 
     def _begin(self) -> None:
@@ -45,6 +46,8 @@ class Memory:
         for event in events[len(self._done) : certain]:
             self._follow(*event)
             self._done.append(event)
+            if self.count in self._emptied_at:
+                self._give_back()
         return self
 
     def _follow(self, size: int, storage: Any) -> None:
@@ -95,7 +98,11 @@ class Memory:
 
     def empty_cache(self) -> None:
         """Give back to the driver what holds no tensor."""
-        self.followed().allocator.empty_cache()
+        self._emptied_at.add(self.followed().count)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        self.allocator.empty_cache()
         self.emptied.append(self.count)
 
     def free_and_total(self) -> tuple[int, int]:
