@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from course_utils.lessons.shared.on_ranks import report_judged
+from course_utils.lessons.shared.on_ranks import report_judged, sending
 
 from .ddp_training import Trace
 
@@ -158,19 +158,14 @@ def followed(train: Any, count: int) -> dict[str, Any]:
 
 def reduced(ring: Any) -> bool:
     """True if a learner's `ring` adds up all parts by torch's own isend and recv."""
-    rank, ranks, sending = dist.get_rank(), dist.get_world_size(), list[Any]()
-
-    def send(tensor: torch.Tensor, to: int) -> None:
-        copied = tensor.clone()
-        sending.append((copied, dist.isend(copied, to)))  # keeps the copy until it has been sent
+    rank, ranks = dist.get_rank(), dist.get_world_size()
 
     def receive(source: int) -> torch.Tensor:
         dist.recv(arrived := torch.empty(5), source)
         return arrived
 
-    found = ring([torch.full((5,), float(10**rank + part)) for part in range(ranks)], rank, ranks, send, receive)
-    for _, work in sending:
-        work.wait()
+    with sending() as send:
+        found = ring([torch.full((5,), float(10**rank + part)) for part in range(ranks)], rank, ranks, send, receive)
     return [part.tolist() for part in found] == [[sum(10**r + part for r in range(ranks))] * 5 for part in range(ranks)]
 
 

@@ -11,7 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
 from course_utils.lessons.shared.judging import seeded
-from course_utils.lessons.shared.on_ranks import report_judged
+from course_utils.lessons.shared.on_ranks import report_judged, sending
 
 SIZES = ((3, 3, 3, 2), (4,), (1, 1, 1), (2, 5))  # rows of each micro-batch
 NAMES = {"torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "dist": dist, "deque": deque,
@@ -44,11 +44,7 @@ def of_whole(sizes: Sequence[int]) -> tuple[list[list[torch.Tensor]], list[list[
 
 def difference(step: Any) -> dict[str, float]:
     """How far this rank's gradients are from those of the whole batch, at most, over all `SIZES`."""
-    rank, off, works = dist.get_rank(), 0.0, list[Any]()
-
-    def send(tensor: torch.Tensor) -> None:
-        copied = tensor.detach().clone()
-        works.append((copied, dist.isend(copied, 1 - rank)))  # keeps the copy until it has been sent
+    rank, off = dist.get_rank(), 0.0
 
     def receive(shape: Any) -> torch.Tensor:
         dist.recv(arrived := torch.empty(shape), 1 - rank)
@@ -56,12 +52,11 @@ def difference(step: Any) -> dict[str, float]:
 
     for sizes in SIZES:
         mine, data = stages()[rank], batch(sizes)[rank]
-        step(mine, rank, data, send, receive)
+        with sending() as send:
+            step(mine, rank, data, lambda tensor: send(tensor, 1 - rank), receive)
         for weight, right in zip(mine.parameters(), of_whole(sizes)[1][rank], strict=True):
             found = torch.zeros_like(weight) if weight.grad is None else weight.grad
             off = max(off, (found - right).abs().max().item())
-    for _, work in works:
-        work.wait()
     return {"off": off}
 
 

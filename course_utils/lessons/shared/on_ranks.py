@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from course_utils.interactive.feedback import CheckFailed, expect
@@ -90,6 +91,22 @@ def expect_together(run: Callable[[], Any], ranks: int) -> None:
         counts.append(sent.get_comm_counts())
     apart = "Rank 0 and the last rank do not make the same exchanges. Real ranks would wait for each other for ever."
     expect(counts[0] == counts[1], apart)
+
+
+@contextmanager
+def sending() -> Iterator[Callable[[torch.Tensor, int], None]]:
+    """Gives a function that sends a copy of a tensor to a rank and returns at once. What is on its way at the end of
+    the context is waited for.
+    """
+    works = list[Any]()
+
+    def send(tensor: torch.Tensor, to: int) -> None:
+        copied = tensor.detach().clone()
+        works.append((copied, dist.isend(copied, to)))  # keeps the copy until it has been sent
+
+    yield send
+    for _, work in works:
+        work.wait()
 
 
 def report_judged(judges: Mapping[str, Callable[[Any], dict[str, Any]]], names: Mapping[str, Any]) -> None:
