@@ -134,7 +134,7 @@ check.peak(peak)
 # %% tags=["solution"]
 lives, seen = check.real_step()
 sizes = [size for _, size, _, _ in lives]
-print(f"{len(lives):,} tensors of a step that ran")
+print(f"{len(lives):,} tensors of a step, traced on the CPU")
 print(f"your peak:            {format_bytes(peak(lives))}, and by the tracker {format_bytes(seen)}")
 print(f"all of them together: {format_bytes(sum(sizes))}")
 print(f"the largest of them:  {format_bytes(max(sizes))}")

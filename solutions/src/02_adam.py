@@ -135,7 +135,8 @@ class ColleaguesAdam:
 
 # %%
 tried = check.trial(ColleaguesAdam, steps=4)
-print(f"{tried.parameters:,} parameters, {tried.kept:,} bytes kept: {tried.kept / tried.parameters:.0f} a parameter")
+print(f"{tried.parameters:,} parameters, {tried.kept:,} bytes kept (traced on the CPU)")
+print(f"{tried.kept / tried.parameters:.0f} bytes a parameter")
 
 # %% [markdown]
 # Write `LeanAdam`: the same use, but 8 bytes per parameter, both states in fp32. Its weights are to be those of plain
@@ -194,7 +195,7 @@ check.lean_adam(LeanAdam)
 # %% tags=["solution"]
 for made in (ColleaguesAdam, LeanAdam):
     tried = check.trial(made, steps=4)
-    print(f"{made.__name__:15s} {tried.kept / tried.parameters:4.1f} bytes a parameter")
+    print(f"{made.__name__:15s} {tried.kept / tried.parameters:4.1f} bytes a parameter (traced on the CPU)")
 
 # %% [markdown]
 # ## 3 · A row and a column
@@ -277,7 +278,8 @@ from functools import partial
 
 for made in (torch.optim.Adam, Factored):
     tried = check.trial(partial(made, lr=3e-3), steps=60)
-    print(f"{made.__name__:8s} {tried.kept / tried.parameters:.2f} bytes per parameter, learns: {tried.final < 2.8}")
+    kept = f"{tried.kept / tried.parameters:.2f} bytes per parameter (traced on the CPU)"
+    print(f"{made.__name__:8s} {kept}, learns: {tried.final < 2.8}")
 
 # %% [markdown]
 # ## 4 · Design your own
@@ -365,4 +367,5 @@ class Signs(Frugal):
 
 for made in (Frugal, Signs):
     tried = check.trial(made, steps=60)
-    print(f"{made.__name__:7s} {tried.kept / tried.parameters:.0f} bytes a parameter, learns: {tried.final < 2.8}")
+    kept = f"{tried.kept / tried.parameters:.0f} bytes a parameter (traced on the CPU)"
+    print(f"{made.__name__:7s} {kept}, learns: {tried.final < 2.8}")

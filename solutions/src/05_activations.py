@@ -86,14 +86,16 @@ check.expressions(expressions)
 n = 4096
 by_hand = saved_by(check.EXPRESSIONS["x * sigmoid(x)"], (n,), (n,), dtype="bf16")
 built_in = saved_by(nn.SiLU(), (n,), dtype="bf16")
-print(f"SiLU by hand {sum(item.bytes for item in by_hand):,} bytes, built in {sum(i.bytes for i in built_in):,} bytes")
+for name, kept in {"by hand": by_hand, "built in": built_in}.items():
+    print(f"SiLU {name} keeps {sum(item.bytes for item in kept):,} bytes (autograd was asked, on the CPU)")
 
 # %% [markdown]
 # ## 2 · Explain a timeline
 # **Difficulty** ●●○○○ · **10 minutes** · **Trains** giving every rise and fall of a timeline its cause
 #
 # Here are two training steps of a small GPT with eager attention, under autocast, each of two micro-batches. Six
-# moments have letters.
+# moments have letters. Two kinds of phases are too narrow for their names: the loss, between forward and backward, and
+# `zero_grad`, after the optimizer.
 
 # %%
 figure = check.story()
@@ -233,6 +235,7 @@ check.kept_by_module(kept_by_module)
 # %% tags=["solution"]
 layer = nn.TransformerEncoderLayer(64, 4, dim_feedforward=256, batch_first=True)
 sizes = kept_by_module(layer, torch.randn(8, 32, 64, requires_grad=True))
+print("kept for backward, on the CPU:")
 for name, size in sorted(sizes.items(), key=lambda pair: -pair[1]):
     print(f"{name or 'the layer itself':20s} {size:>9,} bytes, {size / (4 * 8 * 32 * 64):5.2f} · s·b·h numbers in fp32")
 
@@ -313,7 +316,7 @@ check.lean(lean)
 # %% tags=["solution"]
 for name, forward in {"block(x)": block, "lean(block, x)": lambda x: lean(block, x)}.items():
     kept = forward_backward(forward, [x], block.parameters()).kept
-    print(f"{name:15s} {kept // 400:,} numbers per token")
+    print(f"{name:15s} {kept // 400:,} numbers per token (traced on the CPU)")
 
 # %% [markdown]
 # ## 5 · An fp32 loss at two bytes per logit
@@ -344,7 +347,8 @@ logits, targets = torch.randn(64, 4096).bfloat16(), torch.randint(4096, (64,))
 def per_logit(loss):
     kept = forward_backward(loss, [logits, targets]).kept / logits.numel()
     forward, backward = check.peaks(loss)
-    return f"{kept:.1f} bytes per logit kept; at the peak {forward:.1f} in forward, {backward:.1f} in backward"
+    peaks = f"{forward:.1f} at forward's peak, {backward:.1f} at backward's (simulated)"
+    return f"bytes per logit: {kept:.1f} kept (traced on the CPU), {peaks}"
 
 
 print(per_logit(lambda logits, targets: F.cross_entropy(logits.float(), targets)))

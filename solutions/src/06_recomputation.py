@@ -54,7 +54,8 @@ ways = {
     "GELU runs again": lambda x: down(checkpoint(F.gelu, up(x), use_reentrant=False)),
 }
 for name, way in ways.items():
-    print(name, format_bytes(forward_backward(way, [x], [*up.parameters(), *down.parameters()]).kept, "MB", 1))
+    ran = forward_backward(way, [x], [*up.parameters(), *down.parameters()])
+    print(name, format_bytes(ran.kept, "MB", 1), "(traced on the CPU)")
 
 
 # %%
@@ -101,7 +102,7 @@ check.mlp(mlp)
 # %% tags=["solution"]
 for name, way in {**ways, "GELU and down in one": lambda x: mlp(x, up, down)}.items():
     ran, flops = counted(way, [x], [*up.parameters(), *down.parameters()])
-    print(f"{name:20s} {format_bytes(ran.kept, 'MB', 1)}, {flops:,} FLOPs")
+    print(f"{name:20s} {format_bytes(ran.kept, 'MB', 1)}, {flops:,} FLOPs (traced on the CPU)")
 
 # %% [markdown]
 # ## 2 · In groups
@@ -238,7 +239,8 @@ for least in (0, 33, 129):
     keep = partial(create_selective_checkpoint_contexts, worth(least))
     again = partial(checkpoint, block, use_reentrant=False, context_fn=keep)
     ran, flops = counted(again, [x], block.parameters())
-    print(f"from {least:3d} FLOPs per byte: {format_bytes(ran.kept, 'MB', 2)} kept, {flops:,} FLOPs in all")
+    kept = f"{format_bytes(ran.kept, 'MB', 2)} kept, {flops:,} FLOPs in all (traced on the CPU)"
+    print(f"from {least:3d} FLOPs per byte: {kept}")
 
 # %% [markdown]
 # ## 4 · A checkpoint of your own
@@ -341,7 +343,8 @@ layers = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Dropout(0.1), nn.Line
 x = torch.randn(1024, 256)
 for name, call in {"kept": lambda function, x: function(x), "run again": own_checkpoint}.items():
     ran = forward_backward(partial(call, layers), [x], layers.parameters())
-    print(f"{name:10s} {format_bytes(ran.kept, 'MB', 1)}, gradient of x: norm {ran.gradients[0].norm():.1f}")
+    kept = f"{format_bytes(ran.kept, 'MB', 1)} (traced on the CPU)"
+    print(f"{name:10s} {kept}, gradient of x: norm {ran.gradients[0].norm():.1f}")
 
 # %% [markdown]
 # ## 5 · Count the teeth

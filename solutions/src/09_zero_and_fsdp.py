@@ -287,7 +287,8 @@ def all_at_once(model, most, policy):
 
 
 N = 2 * 8000 * 256 + 8000 + 6 * (8 * 256 * 256 + 8 * 256)
-print(f"16Ψ/D = {format_bytes(2 * N, 'MB', 1)}; peak of a step {format_bytes(check.peak_of(all_at_once), 'MB', 1)}")
+peak = format_bytes(check.peak_of(all_at_once), "MB", 1)
+print(f"16Ψ/D = {format_bytes(2 * N, 'MB', 1)}; a step's simulated peak {peak}")
 
 # %% [markdown]
 # Write the function for any model. It shards `model` in place at stage 3, every unit with `policy`, and returns an
@@ -350,4 +351,5 @@ check.shard_to_fit(shard_to_fit)
 # (lesson 11). Units that are too small cost, too: each needs its own all-gather, and small messages are slow.
 
 # %% tags=["solution"]
-print(f"16Ψ/D = {format_bytes(2 * N, 'MB', 1)}; peak of a step {format_bytes(check.peak_of(shard_to_fit), 'MB', 1)}")
+peak = format_bytes(check.peak_of(shard_to_fit), "MB", 1)
+print(f"16Ψ/D = {format_bytes(2 * N, 'MB', 1)}; a step's simulated peak {peak}")

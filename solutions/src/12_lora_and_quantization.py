@@ -227,7 +227,7 @@ for block in (8, 64, 1024):
 # %%
 stored = check.FourBits(torch.randn(256, 512))  # a matrix in NF4; unpack() makes it in fp32
 y = torch.randn(8, 512, requires_grad=True) @ stored.unpack().T
-print(f"kept: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: {256 * 512 // 2:,} and the scales")
+print(f"kept, on the CPU: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: {256 * 512 // 2:,} and the scales")
 
 # %% [markdown]
 # `checkpoint` is one cure, but it holds on to x. The lesson's count did not show that, because x existed before. Write

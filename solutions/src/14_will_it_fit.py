@@ -145,7 +145,7 @@ def peak_of(step):
 
 N = sum(weight.numel() for weight in check.SmallTransformer().parameters())
 print(f"weights, gradients and states: {format_bytes(16 * N, 'MB', 0)}")
-print(f"the plain step's peak: {format_bytes(peak_of(check.plain_step), 'MB', 0)}")
+print(f"the plain step's simulated peak: {format_bytes(peak_of(check.plain_step), 'MB', 0)}")
 
 # %% [markdown]
 # Write `fitting_step(model, optimizer, batch)`: the same step, with the same gradient, but a peak of less than **160
@@ -211,7 +211,7 @@ check.fitting_step(fitting_step)
 # first. The blocks come next, by either of the two other ways.
 
 # %% tags=["solution"]
-print(f"the fitting step's peak: {format_bytes(peak_of(fitting_step), 'MB', 0)}")
+print(f"the fitting step's simulated peak: {format_bytes(peak_of(fitting_step), 'MB', 0)}")
 
 # %% [markdown]
 # ## 3 · Train GPT-2 large on a V100

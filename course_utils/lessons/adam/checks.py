@@ -275,11 +275,11 @@ def factored(answer: Any) -> None:
             fail(message)
     _expect_clean(tried)
     most = sum(4 * (sum(one.shape) if one.ndim == 2 else one.numel()) + 8 for one in tried.weights)  # 8 for its t
-    many = f"It keeps {tried.kept / tried.parameters:.2f} bytes per parameter: more than a row and a column per matrix."
-    expect(tried.kept <= most, f"{many} What else is there?")
+    per = f"{tried.kept / tried.parameters:.2f} bytes per parameter"
+    expect(tried.kept <= most, f"It keeps {per}: more than a row and a column per matrix. What else is there?")
     other = "After `load_state_dict()` it goes on differently: what does it remember outside of `self.state`?"
     expect(same(got, loaded), other)
-    print(f"{tried.kept / tried.parameters:.2f} bytes per parameter, and a loss of {tried.final:.2f} after 60 steps")
+    print(f"{per} (traced on the CPU), and a loss of {tried.final:.2f} after 60 steps")
 
 
 # -------------------------------------------------------------------------------------------------------- 02.4: frugal
@@ -299,4 +299,4 @@ def frugal(answer: Any) -> None:
     expect(not loud.diverged and abs(loud.final - got.final) < 0.15, follows)
     poor = f"After 60 steps the loss is {got.final:.3f}, the limit {best}. Try other rates. Or is it the design?"
     expect(got.final <= best, poor)
-    print(f"{per:.2f} bytes per parameter")
+    print(f"{per:.2f} bytes per parameter (traced on the CPU)")

@@ -146,7 +146,7 @@ def stepped(step: Callable[..., object], b: int, s: int) -> tuple[list[list[torc
 
 
 class OtherFormats(TorchDispatchMode, ContextDecorator):
-    """Notes, in words, which operations of FORMATS run in others while what it decorates runs."""
+    """Notes which operations of FORMATS run in other formats, while what it decorates runs."""
 
     def __init__(self) -> None:
         super().__init__()
