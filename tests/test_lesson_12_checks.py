@@ -126,6 +126,18 @@ def without_scale(layer: Any) -> None:
         layer.merged = True
 
 
+def dropping_some(layer: Any) -> None:
+    if not layer.merged:
+        layer.base.weight.data += layer.scale * layer.dropout(layer.B @ layer.A).detach()
+        layer.merged = True
+
+
+def dense_in_eval(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    if layer.training or layer.merged:
+        return Lora.forward(layer, x)
+    return F.linear(x, layer.base.weight + layer.scale * layer.B @ layer.A, layer.base.bias)
+
+
 def without_what_drops(layer: Any) -> None:
     if not layer.merged:
         layer.base.weight.data += (1 - layer.dropout.p) * layer.scale * (layer.B @ layer.A).detach()
@@ -205,8 +217,8 @@ LORA_LINEAR = Answers(
         (FreezesNothing, "bias gets a gradient"),
         (RandomB, "B is zero at first"),
         (OfItsOwn, "with another layer than the one"),
-        (lora(with_a_copy), "a copy of W, or a new one"),
-        (lora(a_new_weight), "a copy of W, or a new one"),
+        (lora(with_a_copy), "W's copy, a new W, or B·A"),
+        (lora(a_new_weight), "W's copy, a new W, or B·A"),
         (lora(with_a_graph), "What is `no_grad` for"),
         (lora(adding_always), "adds the adapter twice"),
         (lora(without_scale), "merge() leaves out the scale"),
@@ -220,6 +232,10 @@ LORA_LINEAR = Answers(
         (lora(forward=lambda self, x: x @ self.base.weight.T + self.base.bias + (0 if self.merged else
               thin(self, self.dropout(x)))), "your function raised TypeError"),
         (lora(without_what_drops), "is not W + scale·B·A"),
+        (lora(dropping_some), "W + scale·B·A, whatever dropout is"),
+        (lora(lambda self: None if self.training and self.dropout.p else Lora.merge(self)), "W is what it was before"),
+        (lora(forward=dense_in_eval), "a matrix as large as W"),
+        (lora(forward=lambda self, x: x @ self.base.weight.T), "layer's bias is missing"),
         (lora(in_eval_mode), "turns training mode off"),
         (lora(unmerge=lambda self: (Lora.unmerge(self), self.eval())), "unmerge() turns training mode off"),
         (lora(forward=lambda self, x: self.base(self.dropout(x)) if self.merged else Lora.forward(self, x)),
@@ -392,7 +408,12 @@ PACKED = Answers(
         (packed(scale=lambda self, rows: rows.abs().amax() / 7), "That is too little"),
         (packed(scale=lambda self, rows: rows.amax(dim=1, keepdim=True) / 7), "its largest *magnitude* below"),
         (packed(scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 8,
-                code=lambda self, x: x.round().clamp(-8, 7)), "to the *nearest* code"),
+                code=lambda self, x: x.round().clamp(-8, 7)), "Is its scale that magnitude over 7"),
+        (packed(scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 7.5,
+                code=lambda self, x: x.round().clamp(-7, 7)), "Is its scale that magnitude over 7"),
+        (packed(pack=lambda self, pairs: pairs[:, 0] * 16 + pairs[:, 1]), "the other one of their byte is below zero"),
+        (packed(pack=lambda self, pairs: pairs[:, 0] << 4 | pairs[:, 1]), "the other one of their byte is below zero"),
+        (packed(code=lambda self, x: (x.round() * 1.0).to(torch.uint8)), "A negative float becomes a uint8"),
         (packed(scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 8), "7 is the largest code"),
         (packed(code=lambda self, x: x.floor()), "to the *nearest* code"),
         (packed(codes=lambda self: Packed.codes(self).T), "Which two share a byte"),

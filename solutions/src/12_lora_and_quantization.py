@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 78
+#     minutes: 85
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 12 · LoRA and quantization
 #
-# **78 minutes** for all four; each one says its own. You should know what [lesson
+# **85 minutes** for all four; each one says its own. You should know what [lesson
 # 12](../notebooks/12_lora_and_quantization.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for a class or a function. Write it, run the cell, then run the check below it. A check tells you
@@ -47,13 +47,13 @@ class Adapter(nn.Module):
 
 
 # %% [markdown]
-# Write the rest, in two cells.
+# Write the rest, in two cells. (After a change to the first, run the second again, too.)
 #
-# - `forward`: the base layer, plus B·A times the scale. Dropout acts on the adapter's input alone. A merged layer
-#   computes the base alone, of all of x, in training mode too. Use `self.dropout`. Between forward and backward keep W
-#   itself, the input, what dropout needs and x·Aᵀ, but no other matrix of W's size.
-# - `merge` adds scale·B·A to W in place, whatever dropout is. It keeps no copy of W, and no graph. It leaves `training`
-#   as it is. A second `merge()` changes nothing.
+# - `forward`: the base layer, plus B·A times the scale. Dropout acts on the adapter's input alone: use `self.dropout`.
+#   A merged layer computes the base alone: then nothing is dropped, in training mode either. Between forward and
+#   backward it may keep W, A, B, the input, what dropout needs and x·Aᵀ, but no other matrix of W's size.
+# - `merge` adds scale·B·A to W in place, whatever dropout is. It keeps nothing else of W's size, and no graph. It
+#   leaves `training` as it is. A second `merge()` changes nothing.
 # - `unmerge` gives W back, up to rounding. A second `unmerge()` changes nothing.
 #
 # The check tries inputs of two and three dimensions, with dropout and without, and traces what is kept.
@@ -136,19 +136,20 @@ print(f"to save: {sum(weight.nbytes for weight in adapter.values()):,} bytes, W 
 
 # %% [markdown]
 # ## 2 · Two to a byte
-# **Difficulty** ●●●○○ · **28 minutes** · **Trains** 4-bit storage, without its traps
+# **Difficulty** ●●●○○ · **35 minutes** · **Trains** 4-bit storage, without its traps
 #
 # No tensor has a type of 4 bits. Write a class that stores values in them: absmax, codes from −7 to 7, two codes to a
 # byte. `block` neighbors of the flattened tensor share a scale: their largest magnitude over 7.
 #
 # - `Packed(values, block)` takes an fp32 tensor of any shape, transposed or not. Afterwards, and after `unpack()`, its
-#   tensors hold half a byte for each number (an odd last one has a byte) and an fp32 scale for each block, to the byte.
-#   A slice of a tensor holds all of it.
+#   tensors hold half a byte for each number (if their count is odd, the last has a byte to itself) and an fp32 scale
+#   for each block, to the byte. A slice keeps the whole storage that it was cut from, and that counts.
 # - `unpack()` returns the values as fp32 in their old shape, each at most half a scale off, as often as it is called.
 #
-# The last block may be shorter than the others. A block's largest magnitude may be 10⁻⁷, or 0: never divide 0 by 0.
-# That is NaN, and which integer NaN becomes depends on the processor. (The lesson's layers do not guard against it.)
-# Which code has the higher half of a byte is up to you. Of use may be:
+# `block` may be odd, and the last block shorter than the others. A block's largest magnitude may be 10⁻⁷, or 0. Never
+# make an integer of 0/0, which is NaN, nor a `uint8` of a negative float: which one it becomes depends on the
+# processor. (The lesson's layers do not guard against it.) Which code has the higher half of a byte is up to you. Of
+# use may be:
 
 # %%
 codes = torch.tensor([3, -5], dtype=torch.int8)
@@ -231,8 +232,9 @@ print(f"kept, on the CPU: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: 
 
 # %% [markdown]
 # `checkpoint` is one cure, but it holds on to x. The lesson's count did not show that, because x existed before. Write
-# `product(x, packed, bias)`, which returns x·Wᵀ + bias. For backward it keeps neither x nor the unpacked W, only
-# `packed`. Forward and backward call `packed.unpack()` once each.
+# `product(x, packed, bias)`, which returns x·Wᵀ + bias. `packed` is such a `FourBits`: you need its `unpack()` alone.
+# For backward, nothing but `packed` is kept: neither x nor the unpacked W. Forward and backward call
+# `packed.unpack()` once each.
 #
 # - x has two or three dimensions, its last one is W's second; W is (n_out, n_in).
 # - x may be fp32 or bf16, and the output has its type. `unpack()` returns fp32.
@@ -240,7 +242,8 @@ print(f"kept, on the CPU: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: 
 #
 # Write the class with a static `forward` and `backward`, then the function that applies it. [Lesson
 # 06](../notebooks/06_recomputation.ipynb) writes one under *By hand*, and [torch's
-# notes](https://docs.pytorch.org/docs/stable/notes/extending.html) have more. What is no tensor may be stored on `ctx`.
+# notes](https://docs.pytorch.org/docs/stable/notes/extending.html) have more. `save_for_backward` takes
+# tensors alone; anything else is an attribute of `ctx`.
 
 
 # %%
@@ -261,7 +264,7 @@ class Product(torch.autograd.Function):
 
 # %%
 def product(x: torch.Tensor, packed, bias: torch.Tensor | None) -> torch.Tensor:
-    """x·Wᵀ + bias, W from its four bits, with nothing kept for backward."""
+    """x·Wᵀ + bias, W from its four bits, with nothing but `packed` kept for backward."""
     ### BEGIN SOLUTION Return the output.
     return Product.apply(x, packed, bias)
     ### END SOLUTION
@@ -313,8 +316,8 @@ with on_gpu():
 # **Difficulty** ●●○○○ · **10 minutes** · **Trains** reading a recipe, and making it general
 #
 # NF4 has eight probabilities from δ to ½ and nine from ½ to 1 − δ, evenly spaced in each half, with the ½ shared; its
-# values are the normal distribution's quantiles there, divided by the largest. δ is the mean of 1/32 and 1/30: half a
-# step from the end with 16 values, and with 15.
+# values are the normal distribution's quantiles there, divided by the largest. δ is the mean of 1/(2·16) and
+# 1/(2·15): half a step from the end with 16 values, and with 15.
 #
 # Write it for any number of bits from two on: 2^bits values, rising, from −1 to 1, zero among them.
 # `torch.special.ndtri` (of a tensor) and `NormalDist().inv_cdf` (of a number) make a quantile of a probability.

@@ -58,25 +58,32 @@ def lora_linear(answer: Any) -> None:
         lacks = [name for name in ("base", "A", "B", "merge", "unmerge") if not hasattr(layer, name)]
         expect(not lacks, f"Your layer has no {' and no '.join(lacks)}: keep the names that were given.")
         expect(layer.base is base, "Your layer computes with another layer than the one that it was given.")
-        at_first = same([call(layer.eval(), x, returns=torch.Tensor)], [base(x)])
-        expect(at_first, "B is zero at first, and yet the new layer's output is not the old one's.")
+        weights = base.weight, base.bias, layer.A, layer.B
+        at_first = [call(layer.eval(), x, returns=torch.Tensor)]
+        not_old = "B is zero at first, and yet the new layer's output is not the old one's."
+        recognized(at_first, [(x, *weights)], lambda x, W, b, *_: linear(x, W, b), LORA_MISTAKES, not_old, same)
         layer.B.data.copy_(learned)
-        _expect_trains(layer, x, p)
-        _expect_merges(layer, x, training=not p)
+        _expect_trains(layer, x, p, weights)
+        for training in (True, False):
+            _expect_merges(layer, x, training)
         expect(same([layer.B], [learned]), "B is another after merge() and unmerge(). It is what you train, and save.")
-        _expect_trains(layer, x, p)
+        _expect_trains(layer, x, p, weights)
 
 
-def _expect_trains(layer: Any, x: torch.Tensor, p: float) -> None:
-    weights = layer.base.weight, layer.base.bias, layer.A, layer.B
-    run, there = partial(call, layer, returns=torch.Tensor), [one for one in weights if one is not None]
-    got = forward_backward(run, [x], there)
+def _expect_trains(layer: Any, x: torch.Tensor, p: float, weights: Any) -> None:
+    run = partial(call, layer.eval(), returns=torch.Tensor)
     expect(same([run(x)], [run(x)]), "In eval mode numbers are still dropped: use the layer's own `self.dropout`.")
-    recognized([got.output], [(x, *weights)], _lora_right, LORA_MISTAKES, "The output is off in eval mode.", same)
+    _expect_like(run, x, 0.0, weights, LORA_MISTAKES, "The output is off in eval mode.")
     layer.train()
+    _expect_like(run, x, p, weights, MASKED_MISTAKES, "It is off in training mode: is x dropped once, before A?")
+
+
+def _expect_like(run: Any, x: torch.Tensor, p: float, weights: Any, mistakes: Mistakes, off: str) -> None:
+    """CheckFailed unless output, gradients and what is kept are those of `_lora_right`."""
+    there = [one for one in weights if one is not None]
     right = forward_backward(lambda x: _lora_right(x, *weights, p=p), [x], there)
-    got, off = forward_backward(run, [x], there), "The output is off in training mode: is x dropped once, before A?"
-    recognized([got.output], [(x, *weights)], lambda *_: right.output, MASKED_MISTAKES, off, same)
+    got = forward_backward(run, [x], there)
+    recognized([got.output], [(x, *weights)], lambda *_: right.output, mistakes, off, same)
     frozen = "W or its bias gets a gradient. They are frozen: who made them require one?"
     expect(not any(one is not None for one in got.gradients[1:-2]), frozen)
     for name, place in {"x": 0, "A": -2, "B": -1}.items():
@@ -88,7 +95,7 @@ def _expect_trains(layer: Any, x: torch.Tensor, p: float) -> None:
 
 
 def _expect_merges(layer: Any, x: torch.Tensor, training: bool) -> None:
-    """Merge and unmerge twice each, first in this mode, then in the other one."""
+    """Merge and unmerge twice each, first in this mode, then in the other one, where nothing should change."""
     W, before, apart = layer.base.weight, layer.base.weight.clone(), layer.eval()(x).detach()
     merged = before + ALPHA / RANK * layer.B.detach() @ layer.A.detach()
     for calls, mode in {"merge()": training, "merge() twice": not training}.items():
@@ -100,7 +107,7 @@ def _expect_merges(layer: Any, x: torch.Tensor, training: bool) -> None:
         twice = same([W], [2 * merged - before], 1e-4)
         expect(not twice, "merge() twice adds the adapter twice. What does `self.merged` say?")
         expect(not same([W], [before + (merged - before) * RANK / ALPHA]), "merge() leaves out the scale.")
-        expect(same([W], [merged], 1e-4), f"After {calls} W is not W + scale·B·A: it adds something else.")
+        expect(same([W], [merged], 1e-4), f"After {calls} W is not W + scale·B·A, whatever dropout is.")
         dropping = "In training mode a merged layer still drops numbers out. It computes the base alone, of all of x."
         for mode, message in ((False, ADDED), (True, dropping)):
             expect(same([call(layer.train(mode), x, returns=torch.Tensor)], [apart], 1e-4), message)
@@ -115,7 +122,7 @@ def _expect_in_place(layer: Any, method: Any, name: str, mode: bool) -> None:
     layer.train(mode)
     hints = {"Cannot assign non-leaf": GRAPH, "a leaf Variable that requires grad": GRAPH}
     _, held = held_after(partial(call, method, returns=object | None, finite=False, hints=hints), layer.parameters())
-    expect(held < N_IN * N_OUT, f"{name} leaves {held:,} bytes more than were there: a copy of W, or a new one.")
+    expect(held < N_IN * N_OUT, f"{name} leaves {held:,} bytes more than were there: W's copy, a new W, or B·A.")
     kept = all(module.training is mode for module in layer.modules())
     expect(kept, f"{name} turns training mode {'off' if mode else 'on'}. Leave that to those who call it.")
 
@@ -151,16 +158,18 @@ PACKED_MISTAKES: Mistakes = {
 }  # fmt: skip
 
 
-class NoNumberAsInteger(TorchDispatchMode):
-    """Notices a conversion of a nan to an integer, whose result differs between processors."""
+class Conversions(TorchDispatchMode):
+    """Notices conversions to integers whose result differs between processors: of a nan, and of −1.0 to a uint8."""
 
-    happened = False
+    nan = negative = False
     conversions = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)  # .to(torch.int8), codes[i] = …
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in self.conversions and not result.dtype.is_floating_point:
-            self.happened |= any(bool(value.isnan().any()) for value in args if isinstance(value, torch.Tensor))
+            given = [value for value in args if isinstance(value, torch.Tensor) and value.is_floating_point()]
+            self.nan |= any(bool(value.isnan().any()) for value in given)
+            self.negative |= result.dtype == torch.uint8 and any(bool((value <= -1).any()) for value in given)
         return result
 
 
@@ -176,9 +185,10 @@ def packed(answer: Any) -> None:
     cases += [(uneven[1:, :5].T, 4), (torch.tensor([1e-7, -7e-7, 3e-7, 0.0]), 4)]
     hints = {"view size is not compatible": "A transposed tensor has no flat view: `flatten` and `reshape` copy it."}
     for case, block in cases:
-        with NoNumberAsInteger() as watch:
+        with Conversions() as seen:
             made, held = held_after(lambda: call(answer, case.clone(), block, returns=object, hints=hints))  # noqa: B023
-        expect(not watch.happened, "In a block of zeros you divide 0 by 0. Keep zeros out of what you divide by.")
+        expect(not seen.nan, "In a block of zeros you divide 0 by 0. Keep zeros out of what you divide by.")
+        expect(not seen.negative, "A negative float becomes a uint8: which one depends on the processor. First int8.")
         expect(hasattr(made, "unpack"), "What you return has no `unpack`.")
         got = call(made.unpack, returns=torch.Tensor).clone()
         expect(got.shape == case.shape, f"{case.numel()} numbers come back in another shape than they came in.")
@@ -208,10 +218,17 @@ def _slip(found: list[torch.Tensor], cases: list[tuple[torch.Tensor, int]]) -> s
     off = [one for one in pairs if not same([one[0]], [one[1]], 1e-4)]
     if off and all(not case.is_contiguous() for *_, case, _ in off):
         return "A transposed tensor comes back in another order: its rows do not lie one after the other in memory."
-    if all(bool((abs(got - right) < 1e-4)[right >= 0].all()) for got, right, *_ in off):
+    wrong = [(abs(got - right) > 1e-4, right) for got, right, *_ in off]
+    if not any(bool((far & (right >= 0)).any()) for far, right in wrong):
         return "Only numbers below zero come back wrong: is it the sign, or the upper four bits of a negative number?"
+    if not any(bool((far.flatten() & (_by_pairs(torch.fliplr, right.flatten()) >= 0)).any()) for far, right in wrong):
+        return "Numbers are off where the other one of their byte is below zero: its upper four bits are ones."
     step = partial(packed_right, read=torch.ones_like)
     if all(bool((abs(got - case) <= 1.01 * step(case, block)).all()) for got, _, case, block in off):
+        ends = [(step(case, block) * 6.5 < abs(right)) & (abs(got - right) < 0.95 * step(case, block)) & far
+                for (got, right, case, block), (far, _) in zip(off, wrong, strict=True)]  # fmt: skip
+        largest = "The largest magnitude of a block does not come back. Is its scale that magnitude over 7?"
+        expect(not any(bool(end.any()) for end in ends), largest)
         return "Every number is less than a step off, and some by more than half of one: round to the *nearest* code."
     return ("Some numbers come back wrong. Take a block of four, once with its largest *magnitude* below zero and once "
             "above, and print the codes before and after packing.")  # fmt: skip
@@ -276,8 +293,8 @@ def product(answer: Any) -> None:
             expect(b is None or not same([got.output + b], [right.output], tolerance), "The bias is missing.")
             expect(same([got.output], [right.output], tolerance), "The output is not x·Wᵀ + bias.")
             expect(got.gradients[0] is not None, "No gradient reaches x.")
+            expect(got.kept < dense.numel(), "W is kept for backward, unpacked: four bits were to be enough.")
             expect(same(got.gradients, right.gradients, tolerance), "The gradient of x is not the output's times W.")
-            expect(got.kept < dense.nbytes, "W is kept for backward, unpacked: four bits were to be enough.")
             expect(got.kept < x.nbytes, "x is kept for backward. Who needs it, if W does not learn?")
             expect(got.kept == 0, f"{got.kept:,} bytes are kept for backward that nobody needs.")
             expect(packed.times == 2, f"W is unpacked {packed.times} times, not once in forward and in backward.")
@@ -330,7 +347,8 @@ def normal_float(answer: Any) -> None:
         expect(max(abs(found[0] + 1), abs(found[-1] - 1)) < 1e-6, "Divide by the largest: the code goes from −1 to 1.")
         got.append(torch.tensor(found))
         expect(found.count(0) < 2, "Zero is among your values twice: the two halves share the ½.")
-    off = "Some value is off. For 4 bits compare with the lesson's, one by one, from the middle outwards."
+    off = ("Some value is off. For 4 bits compare with the lesson's, one by one, from the middle outwards. Does the "
+           "error grow? Then it is δ.")  # fmt: skip
     if same([got[0]], [normal_float_right(4)], 1e-4):
         off = "4 bits are right, and another number of bits is not: where does each number of your code come from?"
     otherwise = off if min(map(abs, found)) < 1e-9 else "Zero is not among your values."
