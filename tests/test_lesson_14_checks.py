@@ -1,6 +1,7 @@
 """The checks of lesson 14: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
 import gc
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -54,11 +55,43 @@ def fits(build: Build, size: int) -> bool:
         step = build(size)
         step()
         step()
-    except RuntimeError as error:
-        if "out of memory" not in str(error):
-            raise
+    except torch.OutOfMemoryError:
         return False
     return True
+
+
+def by_its_words(build: Build, start: int) -> int | None:
+    while start:
+        step = None
+        gc.collect()
+        try:
+            step = build(start)
+            step()
+            step()
+            return start
+        except RuntimeError as error:
+            if "out of memory" not in str(error):
+                raise
+        start //= 2
+    return None
+
+
+def clears_frames(build: Build, start: int) -> int | None:
+    """Empties the error's own frames, and collects within the handler."""
+    step = None
+    while start:
+        try:
+            step = build(start)
+            step()
+            step()
+            return start
+        except torch.OutOfMemoryError as error:
+            traceback.clear_frames(error.__traceback__)
+            error.__traceback__ = None
+            step = None
+            gc.collect()
+        start //= 2
+    return None
 
 
 def by_function(build: Build, start: int) -> int | None:
@@ -143,7 +176,7 @@ def builds_outside(build: Build, start: int) -> int | None:
 
 
 LARGEST = Answers(
-    right=[search, by_function, by_recursion],
+    right=[search, by_function, by_recursion, clears_frames],
     wrong=[
         (partial(search, steps=1), "the second would not"),
         (partial(search, frees=False), "Who refers to it"),
@@ -154,6 +187,7 @@ LARGEST = Answers(
         (builds_outside, "`build` may raise one"),
         (partial(search, error=Exception), "and you go on"),
         (partial(search, error=RuntimeError), "and you go on"),
+        (by_its_words, "the host is out of memory”, and you go on"),
         (partial(search, none=0), "Then return None"),
         (partial(search, least=0), "Where does halving end"),
         (partial(search, smaller=lambda size: size / 2), "Where does halving end"),
@@ -236,6 +270,27 @@ def in_two_parts(model: Any, optimizer: Any, batch: Any) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
+def along_sequences(model: Any, optimizer: Any, batch: Any) -> None:
+    for tokens, targets in zip(*(part.split(64, dim=1) for part in batch), strict=True):
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            logits = model(tokens).flatten(0, 1)
+            loss = cross_entropy(logits, targets.flatten(), reduction="sum") / batch[1].numel()
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def dropping_the_rest(model: Any, optimizer: Any, batch: Any) -> None:
+    tokens, targets = batch
+    with torch.autocast(tokens.device.type, torch.bfloat16):
+        logits, y = model(tokens).flatten(0, 1), targets.flatten()
+        pieces = [slice(256 * i, 256 * (i + 1)) for i in range(len(y) // 256)]
+        loss = sum(cross_entropy(logits[one], y[one], reduction="sum") for one in pieces) / y.numel()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def clears_first(model: Any, optimizer: Any, batch: Any) -> None:
     optimizer.zero_grad(set_to_none=False)
     fitting(size=1, clears=False)(model, optimizer, batch)
@@ -296,6 +351,8 @@ FITTING = Answers(
         (fitting(mean=True, chunk=5), "Are all pieces equally long"),
         (fitting(size=2, mean=True), "some tokens count for more"),
         (fitting(mean=True, chunk=300), "Are all pieces equally long"),
+        (along_sequences, "What does a token attend to"),
+        (dropping_the_rest, "Do their gradients add up"),
         (fitting(size=1, each=True), "optimizer steps for one batch"),
         (fitting(twice=True), "optimizer steps for one batch"),
         (fitting(clears=False), "what has it left behind"),
@@ -340,6 +397,8 @@ ON_A_V100 = Answers(
         (changing(optimizer="adam8bit"), "AdamW was asked for"),
         (changing(lora_rank=8), "All weights were to be trained"),
         (changing(dropout=0.0), "has dropout"),
+        (changing(clip_grad_norm=1.0), "With clipped gradients"),
+        (changing(card="H100-80GB"), "is another card"),
         (changing(recompute="none"), "more than the card's room"),
         (changing(micro_batch=1, accumulation_steps=48), "times what `fit`'s plan loses"),
     ],
@@ -387,8 +446,13 @@ def by_phase(seen: Any) -> str:
 
 
 DIAGNOSE = Answers(
-    right=[detective(), by_phase, detective(["states", "update", "graphs", "fragmentation", "attention", "loss"])],
+    right=[detective(), by_phase, detective(["fragmentation", "graphs", "states", "update", "loss", "attention"])],
     wrong=[
+        (detective(["states", "update", "graphs", "fragmentation", "attention", "loss"]), "You blame the last request"),
+        (detective(graphs=lambda seen: seen.step >= 3), "Not every later step is a leak"),
+        (detective(graphs=lambda seen: seen.heads == 0), "Not every later step is a leak"),
+        (detective(attention=lambda seen: seen.requested == 4 * seen.micro_batch * seen.heads * seen.seq_len**2),
+         "How large was the request"),
         (detective(fragmentation=lambda seen: seen.free > seen.requested), "Less is crumbs"),
         (detective(states=lambda seen: seen.phase == "optimizer"), "Are they complete"),
         (without("states"), "Were its states complete"),

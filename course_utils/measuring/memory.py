@@ -56,14 +56,15 @@ class Memory:
         if size < 0:
             self.allocator.free(self._addresses.pop(id(storage)))
             return
-        retries = self.allocator.retries
+        retries, refused = self.allocator.retries, ""
         try:
             self._addresses[id(storage)] = self.allocator.malloc(size, getattr(storage, "stream", 0))
         except OutOfMemory as error:
+            refused = _as_torch_says_it(error)
+        self.emptied += [len(self._done)] * (self.allocator.retries - retries)
+        if refused:  # raised here, without a context whose frames would keep the caller's tensors alive
             self.failures += 1
-            raise torch.OutOfMemoryError(_as_torch_says_it(error)) from None
-        finally:
-            self.emptied += [len(self._done)] * (self.allocator.retries - retries)
+            raise torch.OutOfMemoryError(refused)
         self.most_allocated = max(self.most_allocated, self.allocator.allocated)
         self.most_reserved = max(self.most_reserved, self.allocator.reserved)
         self.most_requested = max(self.most_requested, self.allocator.requested)

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 89
+#     minutes: 100
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 14 · Will it fit?
 #
-# **89 minutes** for all four; each one says its own. You should know what [lesson
+# **100 minutes** for all four; each one says its own. You should know what [lesson
 # 14](../notebooks/14_will_it_fit.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -27,8 +27,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from course_utils import TrainingRun, estimate, fit, format_bytes, gpu, measure, on_gpu
-from course_utils.estimating.step_time import lost_seconds
+from course_utils.estimating.step_time import lost_seconds, step_seconds
 from course_utils.lessons.plans import checks as check
+from course_utils.lessons.plans.detective import case
 from course_utils.planning.twin import SAFETY
 
 # %% [markdown]
@@ -65,9 +66,10 @@ with on_gpu("1 GB"):
 # fits, return None.
 #
 # - Only `torch.OutOfMemoryError` means "too large". Every other error passes through as it is.
-# - When an attempt begins, nothing of the one before may be alive. What a name refers to lives on, and so does what an
-#   error's traceback refers to while the error is handled or stored. Some trainings also refer to themselves; such a
-#   cycle waits for Python's garbage collector, and `gc.collect()` runs it now.
+# - When an attempt begins, nothing of the one before may be alive. A name keeps what it refers to. An error keeps,
+#   through its traceback, all that the failed functions refer to: as long as its `except` block runs, and as long as it
+#   is stored. Some trainings also refer to themselves; such a cycle waits for Python's garbage collector, and
+#   `gc.collect()` runs it now.
 
 
 # %%
@@ -126,7 +128,7 @@ with on_gpu("1 GB"):
 
 # %% [markdown]
 # ## 2 · Make this script fit
-# **Difficulty** ●●●○○ · **30 minutes** · **Trains** accumulation, checkpoints and a chunked loss in one step
+# **Difficulty** ●●●○○ · **35 minutes** · **Trains** accumulation, checkpoints and a chunked loss in one step
 #
 # A small Transformer, and the step that everybody writes:
 
@@ -150,13 +152,13 @@ print(f"the plain step's simulated peak: {format_bytes(peak_of(check.plain_step)
 # %% [markdown]
 # Write `fitting_step(model, optimizer, batch)`: the same step, with the same gradient, but a peak of less than **160
 # MB**. You may not change the model, the optimizer or the batch, and model and loss still run under bf16 autocast. The
-# check compares gradients for batches of other sizes, uneven ones included, with a model in fp64, which autocast leaves
-# alone; then it simulates two steps.
+# check compares gradients on a smaller model (fewer blocks, fewer words), in fp64, which autocast leaves alone, with
+# batches such as 7 × 307 tokens, which few pieces divide. Then it simulates two steps of this one.
 #
 # You know three ways to save: several micro-batches ([lesson 07](../notebooks/07_gradient_accumulation.ipynb)),
 # `checkpoint` for each block ([lesson 06](../notebooks/06_recomputation.ipynb)), and the loss in chunks of tokens, each
-# through `checkpoint` ([lesson 05](../notebooks/05_activations.ipynb)). No single one is enough. Any two will do, if
-# you cut finely enough. `peak_of(fitting_step)` tells you how far you are.
+# through `checkpoint` ([lesson 05](../notebooks/05_activations.ipynb)); both with `use_reentrant=False`. No single one
+# is enough. Any two will do, if you cut finely enough. `peak_of(fitting_step)` tells you how far you are.
 
 
 # %%
@@ -219,13 +221,14 @@ print(f"the fitting step's simulated peak: {format_bytes(peak_of(fitting_step), 
 #
 # `gpt2-large`, 48 sequences of 1,024 tokens a step, all weights, AdamW, autocast, on one V100 of 16 GB. Return a
 # `TrainingRun` that fits it with the reserve and loses at most 10 % more time than `fit`'s plan. `shown` tells you what
-# a run needs and loses; leave `fit` aside this once.
+# a run needs, and where it loses time; the check says how far you are from the plan. Leave `fit` aside this once.
 
 
 # %%
 def shown(run):
-    """The run's peak, and the seconds that a step loses beside the model's own arithmetic."""
-    return f"{format_bytes(estimate(run).total, 'GB', 2)}, {lost_seconds(run, card):.2f} s lost"
+    """The run's peak, and the seconds that a step loses beside the model's own arithmetic, by cause."""
+    causes = ", ".join(f"{cause} {lost:.2f}" for cause, lost in step_seconds(run, card).items() if cause != "model")
+    return f"{format_bytes(estimate(run).total, 'GB', 2)}, {lost_seconds(run, card):.2f} s lost: {causes}"
 
 
 card = gpu("V100-16GB")
@@ -256,8 +259,8 @@ check.on_a_v100(on_a_v100)
 # </details>
 # <details><summary>Hint 2: it is still too much</summary>
 #
-# 16 bytes a parameter are 12.4 of the 16.1 GB. What is left holds little, so blocks have to be recomputed. Try `full`
-# and `every-2`.
+# 16 bytes a parameter are 12.4 of the 16.1 GB. What is left holds one sequence at a time, which is slow, or more of
+# them if blocks are recomputed. Try `full` and `every-2`.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -279,20 +282,22 @@ print("with 16 chunks:", shown(on_a_v100().replace(micro_batch=16, accumulation_
 
 # %% [markdown]
 # ## 4 · Diagnose
-# **Difficulty** ●●●●○ · **22 minutes** · **Trains** reading an out-of-memory error
+# **Difficulty** ●●●●○ · **28 minutes** · **Trains** reading an out-of-memory error
 #
 # Turn the detective into a function. It gets the evidence of a run that is out of memory and returns the name of the
-# cause. The check has fifteen such runs, on cards of other sizes than the lesson's. In none of them are the weights
-# alone too large.
+# cause. The check has nineteen such runs, on cards of other sizes than the lesson's. In none of them are the
+# weights alone too large. Call it fragmentation if `free` is more than `requested` *and* more than a fifth of the card.
 #
-# Call it fragmentation if more is free than was asked for *and* more than a fifth of the card. `phase` is forward,
-# loss, backward or optimizer; `heads` and `vocab` are 0 for a network without.
+# Sizes are in bytes. `free` is all that holds no tensor, and `free_share` its part of the card. `alive` has the bytes
+# of each kind of memory, `parameters` is their number. `step_starts` is what was allocated when each step began.
+# `phase` is forward, loss, backward or optimizer. `heads` and `vocab` are 0 for a network without. The lesson's six
+# cases are here, too, to try your function on: `case(1).evidence` to `case(6).evidence`.
 
 # %%
 for name, words in check.CAUSES.items():
     print(f"{name:14s} {words}")
 print("\nThe evidence of one such run:")
-for name, value in vars(check.example()).items():
+for name, value in vars(case(1).evidence).items():
     print(f"{name:13s} {dict(value) if name == 'alive' else value}")
 
 
@@ -336,7 +341,7 @@ check.diagnose(diagnose)
 # <details><summary>Hint 3: almost there</summary>
 #
 # In `phase == "optimizer"` the states are complete with 8 bytes a parameter: what fails after that are copies of the
-# update. The order of the questions matters: a leak fails anywhere.
+# update. The order of the questions matters: a leak fails anywhere, in the optimizer's step, too.
 #
 # </details>
 

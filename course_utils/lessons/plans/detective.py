@@ -5,6 +5,7 @@ A simulated step's allocations go through the allocator's replay on a card that 
 
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class Case:
 
 
 def broken_runs() -> dict[str, TrainingRun]:
-    """The runs behind the cases, by what they are broken by; the sixth is a program of its own."""
+    """The runs behind the cases, by what they are broken by; the others are `PROGRAMS`."""
     gpt2 = TrainingRun("gpt2", 16, 1024)
     return {
         "loss": gpt2.replace(recompute="full"),
@@ -84,10 +85,8 @@ ORDER = (  # the six cases: the run, and the memory for tensors on its card
     ("loss", 6 * GiB), ("graphs", 144 * MiB), ("states", 4 * GiB), ("attention", 6 * GiB),
     ("fragmentation", 6 * GiB), ("activations", 6 * GiB),
 )  # fmt: skip
-WIDTH, LAYERS, ROWS = 512, 6, 1024
-PROGRAM = (
-    f"“A plain network of {LAYERS} layers, {ROWS:,} rows of {WIDTH} numbers, fp32, AdamW. The first steps went well.”"
-)
+WIDTH, LAYERS = 512, 6
+PROGRAMS = {"graphs": 1024, "graphs of few rows": 256, "a long batch": 16 * 1024}  # rows of the batch that is too much
 
 
 def case(number: int) -> Case:
@@ -107,8 +106,11 @@ def broken(name: str, capacity: int) -> Case:
     marks = [mark for mark in measured.timeline.marks if mark.event <= end]
     starts = {mark.step: replayed.allocated[mark.event - 1] for mark in reversed(marks)}
     alive = MemoryBreakdown({kind: curve[end - 1] for kind, curve in measured.timeline.curves().items()})
-    told, sizes = PROGRAM, [LAYERS * (WIDTH + 1) * WIDTH, ROWS, 1, 0, 0]
-    if run:
+    if run is None:
+        rows, size = PROGRAMS[name], f"{LAYERS} layers, {PROGRAMS[name]:,} rows of {WIDTH} numbers"
+        told = f"“A plain network of {size}, fp32, AdamW. The first steps went well.”"
+        sizes = [LAYERS * (WIDTH + 1) * WIDTH, rows, 1, 0, 0]
+    else:
         told = f"“{run.model.name}, {run.micro_batch} × {run.seq_len:,} tokens, autocast in bf16, AdamW.”"
         sizes = [run.model.parameters, run.micro_batch, run.seq_len, run.model.heads, run.model.vocab]
     evidence = Evidence(
@@ -120,7 +122,12 @@ def broken(name: str, capacity: int) -> Case:
 
 @cache
 def _measured(name: str) -> Measurement:
-    return leaking() if name == "graphs" else measure(broken_runs()[name], source="simulated")
+    if name not in PROGRAMS:
+        return measure(broken_runs()[name], source="simulated")
+    model, source = perceptron(), "simulated" if availability()[0] else "cpu"
+    step, rows = (lengthening(), 1024) if name == "a long batch" else (leaking(), PROGRAMS[name])
+    optimizer, batch = torch.optim.AdamW(model.parameters()), torch.zeros(rows, WIDTH)
+    return measure(step=step, model=model, optimizer=optimizer, batch=batch, source=source, steps=8)
 
 
 def until_failure(measured: Measurement, events: int) -> Measurement:
@@ -139,20 +146,27 @@ def perceptron() -> nn.Sequential:
     return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
 
 
-def leaking() -> Measurement:
-    """A training that validates after each step, and keeps the losses as they come, to print them in the end;
-    simulated, on the CPU where no GPU can be.
-    """
+def leaking() -> Any:
+    """A training step that validates, too, and keeps the losses as they come, to print them in the end."""
     kept: list[Any] = []
 
     def train_and_validate(model: Any, optimizer: Any, batch: Any) -> Any:
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = trained(model, optimizer, batch)
         kept.append(model(batch).square().mean())  # no torch.no_grad(), and no .item(): the bug
         return loss
 
-    model, source = perceptron(), "simulated" if availability()[0] else "cpu"
-    optimizer, batch = torch.optim.AdamW(model.parameters()), torch.zeros(ROWS, WIDTH)
-    return measure(step=train_and_validate, model=model, optimizer=optimizer, batch=batch, source=source, steps=8)
+    return train_and_validate
+
+
+def lengthening() -> Any:
+    """A training step whose fourth batch is 16 times as long."""
+    steps = count(1)
+    return lambda model, optimizer, batch: trained(model, optimizer, batch.repeat(16, 1) if next(steps) == 4 else batch)
+
+
+def trained(model: Any, optimizer: Any, batch: Any) -> Any:
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
