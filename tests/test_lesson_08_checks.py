@@ -133,6 +133,16 @@ def with_a_helper(parts: Any, rank: int, ranks: int, send: Any, receive: Any) ->
     return in_two_loops(parts, rank, ranks, send, receive)
 
 
+def in_another_order(*given: Any) -> Any:
+    return list(reversed(ring_right(*given)))
+
+
+def by_torch(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    for part in parts:
+        dist.all_reduce(part)
+    return parts
+
+
 def in_one_box(parts: Any, rank: int, ranks: int, send: Any, receive: Any, box: Any = {}) -> Any:  # noqa: B006, the slip
     box[ranks, rank] = [part.clone() for part in parts]
     for _ in range(ranks - 1):
@@ -147,6 +157,10 @@ RING = Answers(
         (ring_of(lambda D: D - 1), "first half of the way"),
         (ring_of(lambda D: 2 * D - 2, added=2), "more than once"),
         (ring_of(lambda D: 2 * D - 2 - (D > 2)), "which part leaves first in the second"),
+        (in_another_order, "not in the order in which they came"),
+        (by_torch, "not by `dist`"),
+        (lambda parts, rank, ranks, send, receive: send(parts[0], (rank + 1) % ranks).wait(), "`send` returns nothing"),
+        (lambda parts, rank, ranks, send, receive: receive(parts[0], rank), "takes one argument"),
         (in_means, "divided by the number of ranks"),
         (ring_of(lambda D: 2 * D - 2, more=1), "never received"),
         (ring_of(lambda D: D - 1, moves=0), "no part is a whole sum"),
@@ -206,6 +220,26 @@ def gradients_weighted(model: Any, inputs: Any, targets: Any) -> float:
     return float(both[1] / both[0])
 
 
+def gathered_numbers(model: Any, inputs: Any, targets: Any) -> float:
+    own = (targets != -100).sum()
+    counts = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, own)
+    tokens = sum(count.item() for count in counts)
+    loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
+    (loss * len(counts) / tokens).backward()
+    dist.all_reduce(loss := loss.detach())
+    return loss.item() / tokens
+
+
+def gathered_objects(model: Any, inputs: Any, targets: Any) -> float:
+    loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (loss.item(), (targets != -100).sum().item()))
+    tokens = sum(count for _, count in found)
+    (loss * len(found) / tokens).backward()
+    return sum(one for one, _ in found) / tokens
+
+
 def only_with_tokens(model: Any, inputs: Any, targets: Any) -> float:
     own = (targets != -100).sum()
     dist.all_reduce(tokens := own.clone())
@@ -234,7 +268,7 @@ def no_backward(model: Any, inputs: Any, targets: Any) -> float:
 
 
 TOKEN_BACKWARD = Answers(
-    right=[backward_of(), means_weighted, gradients_weighted],
+    right=[backward_of(), means_weighted, gradients_weighted, gathered_numbers, gathered_objects],
     wrong=[
         (backward_of("1", reduction="mean", returned="mean.item() / D"), "leaves the loss as it is"),
         (backward_of("1 / tokens"), "DDP takes the mean"),
@@ -245,7 +279,7 @@ TOKEN_BACKWARD = Answers(
         (backward_of("1 / (tokens * D)"), "by itself"),
         (backward_of("D * own / tokens", reduction="mean"), "The mean of a rank without one is 0/0"),
         (backward_of("D / tokens / 3"), "DDP takes the mean"),
-        (backward_of("D / tokens", model="model.module"), "who calls DDP's own forward?"),
+        (backward_of("D / tokens", model="model.module"), "who calls DDP's own forward"),
         (backward_of(returned="loss.item() / max(own.item(), 1)"), "the mean over the tokens of *all* ranks"),
         (backward_of("D * 2 / tokens"), "The gradient is off"),
         (no_backward, "does not go backward"),
@@ -309,6 +343,9 @@ MENDED_STEP = Answers(
         (step_of(waits="True"), "DDP exchanges no gradient at all"),
         (step_of(waits="True", end=[BY_HAND, STEP, CLEAR]), "DDP exchanges no gradient at all"),
         (step_of(waits="(index + 1) % 4"), "With one number of micro-batches"),
+        (step_of(waits="index != len(micro_batches) // 2 * 2 - 1"), "With one number of micro-batches"),
+        (step_of(waits="index < len(micro_batches) - 1 or not index"), "With one number of micro-batches"),
+        (step_of(loss="mse_loss(model(x), y) / 4"), "With 4 micro-batches all is right"),
         (step_of(waits="index"), "The ranks drift apart, though gradients are exchanged"),
         (step_of(loss="mse_loss(model(x), y) / 4"), "by how much is the loss divided"),
         (step_of(end=[STEP]), "what does a step leave behind?"),
@@ -399,9 +436,11 @@ FIXED_TRAINING = Answers(
         (training_of(optimizer=FROZEN), "Does each learn"),
         (training_of(optimizer="torch.optim.SGD(model.parameters(), lr=0.3)"), "one process with SGD"),
         (training_of(forward="model.module(x)"), "is not in DDP, or never called as such"),
-        (training_of(result="model.module, losses"), "is not in DDP"),
+        (training_of(result="model.module, losses"), "is not the model in DDP"),
+        (training_of(logged=[SHARED[0], "losses.append(total.item() / seen / 3)"]), "Right on three ranks"),
         (training_of(logged=["losses.append(total.item() / seen)"]), "losses of its own samples"),
-        (training_of(logged=["dist.all_reduce(total)", "losses.append(total.item() / seen)"]), "not the mean over all"),
+        (training_of(logged=[SHARED[0], "losses.append(total.item() / seen)"]), "as many times too large"),
+        (training_of(logged=[SHARED[0], "losses.append(total.item())"]), "not the mean over all"),
         (training_of(logged=[]), "one loss for each epoch"),
         (training_of(logged=["[model(x) for x, y in DataLoader(data, 2, sampler=sampler)]"]), "its own alone, once"),
         (training_of(start=["model = DistributedDataParallel(body)"]), "where is the new head?"),

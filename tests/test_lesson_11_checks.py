@@ -253,6 +253,28 @@ def inputs_kept(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> N
     in_one_loop(layers, rank, data, send, receive_and_keep)
 
 
+def copies_kept(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    """A copy of every input that has come stays in a list."""
+    kept = []
+
+    def receive_and_keep(shape: Any) -> Any:
+        kept.append(receive(shape).clone())
+        return kept[-1]
+
+    in_one_loop(layers, rank, data, send, receive_and_keep if rank else receive)
+
+
+def messages_kept(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    """Every message that was sent stays in a list."""
+    kept = []
+
+    def send_and_keep(tensor: Any) -> None:
+        kept.append(tensor.clone())
+        send(kept[-1])
+
+    in_one_loop(layers, rank, data, send if rank else send_and_keep, receive)
+
+
 def last_out_first(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
     """Takes the newest output backward, not the oldest."""
     if rank == 1:
@@ -267,6 +289,14 @@ def last_out_first(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -
             edge, shape = waiting.pop()
             torch.autograd.backward(edge, receive(shape))
     return None
+
+
+def all_but_the_last_alike(part: Any, data: Any) -> float:
+    return len(part) / (len(data[0]) * (len(data) - 1) + len(data[-1]))
+
+
+def in_double(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
+    in_one_loop(layers, rank, data, lambda tensor: send(tensor.double()), receive)
 
 
 def with_an_optimizer(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> None:
@@ -336,6 +366,10 @@ TWO_STAGES = Answers(
         (stages_with(keep=lambda y: y), "Who holds y?"),
         (all_targets_first, "a third input before you send the first gradient"),
         (inputs_kept, "Who holds x?"),
+        (copies_kept, "Who holds x?"),
+        (messages_kept, "Who holds y?"),
+        (stages_with(scale=all_but_the_last_alike), "gradients are not the whole batch's"),
+        (in_double, "the other rank takes fp32"),
         (last_out_first, "in the order of the micro-batches"),
         (with_an_optimizer, "Leave the gradients; no optimizer"),
         (first_waits, "before you send the output that it belongs to"),
@@ -448,6 +482,17 @@ def by_hooks(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_reduc
     return part + (summed(part) - part).detach() + down_bias
 
 
+def hook_on_x(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, all_reduce: Any) -> Any:
+    """Sums whatever gradient comes to the caller's x."""
+
+    def summed(gradient: Any) -> Any:
+        all_reduce(gradient := gradient.clone())
+        return gradient
+
+    x.register_hook(summed)
+    return Summed.apply(F.gelu(F.linear(x, up, up_bias)) @ down.T, all_reduce) + down_bias
+
+
 def in_place(part: Any, all_reduce: Any) -> Any:
     all_reduce(part)
     return part
@@ -467,6 +512,7 @@ PARALLEL_MLP = Answers(
         (mlp(bias="in each"), "the bias, too"),
         (mlp(bias="never"), "the output is not the whole MLP's"),
         (mlp(add=twice), "something else than"),
+        (hook_on_x, "something else than this rank's part of x's gradient"),
         (mlp(add=in_place), "autograd does not see that"),
         (mlp(add=Halved.apply), "something else than this rank's part of x's gradient"),
         (mlp(share=GivesNothing.apply), "no gradient comes to x"),

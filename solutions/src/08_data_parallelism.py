@@ -91,12 +91,11 @@ for D in (2, 8, 64):
 #
 # You are rank `rank` of `ranks`. `parts` is the list of your gradient's parts, one tensor for each rank. `send(tensor,
 # to)` sends a copy of a tensor to a rank and returns at once; `receive(source)` waits for the next tensor from a rank
-# and returns it. Return the list of parts, each the sum over all ranks. Send to your right neighbor alone, `(rank + 1)
-# % ranks`, and send no more than a ring needs.
+# and returns it. Return the list of parts in the same order, each the sum over all ranks; you may change `parts`. Send
+# to your right neighbor alone, `(rank + 1) % ranks`, and no more than a ring needs: 2(D−1) messages, each one part.
 #
 # The check runs your function on up to 5 ranks at once, each a thread, and on one rank alone; then on three real
-# processes, with torch's own `isend` and `recv`. (These get what your cell imports and defines, and nothing of other
-# cells.)
+# processes, with torch's own `isend` and `recv`. These get what your cell defines, and of other cells the imports.
 
 
 # %%
@@ -152,9 +151,9 @@ check.ring(ring)
 #
 # `model` is in DDP and returns logits of shape (texts, length, classes); `targets` has shape (texts, length), and -100
 # where there is no token. `cross_entropy` leaves those out; it wants one row of logits for each target, so flatten
-# both. Go backward once, so that every `.grad` is the gradient of the mean over the tokens of all ranks. Return the
-# mean loss over the tokens of all ranks as a number, the same on each rank. A rank may have no token at all, never all
-# of them. `dist.all_reduce(x)` replaces x by its sum over all ranks.
+# both. Go forward and backward once, with all texts, so that every `.grad` is the gradient of the mean over the tokens
+# of all ranks. Return the mean loss over the tokens of all ranks as a number, the same on each rank. A rank may have no
+# token at all, never all of them. `dist.all_reduce(x)` replaces a tensor x by its sum over all ranks.
 #
 # The check sends what your cell defines to three real processes; of other cells they know this notebook's imports
 # alone.
@@ -208,9 +207,9 @@ check.token_backward(token_backward)
 # **Difficulty** ●●●○○ · **15 minutes** · **Trains** finding a mistake that raises no error
 #
 # Somebody's ranks drift apart. Here is their training step; `model` is a network in `DistributedDataParallel`. It runs
-# without an error. Run the cell: it takes ten seconds, and shows what three real ranks do with it, for 4 and for 6
-# micro-batches in a step: how far the ranks are apart at the end, how far off they are from one process with the whole
-# batch, and how often all gradients were exchanged in a step.
+# without an error. Run the cell: it takes ten seconds, and shows what three real ranks do with it, for 4, 6, 5 and 1
+# micro-batches in a step: by how much a weight differs between ranks at the end, by how much from one process with the
+# batch of all ranks, and how often all gradients were exchanged in a step.
 
 
 # %%
@@ -230,8 +229,8 @@ for count, found in check.on_real_ranks(drifting_step).items():
           f"exchanged {found['exchanged']:.0f} times")  # fmt: skip
 
 # %% [markdown]
-# Write it anew, so that for any number of micro-batches the ranks stay equal to the last bit, take the step of the
-# whole batch, let DDP exchange their gradients once, and keep one micro-batch's activations at a time. (All
+# Write it anew, so that for any list of micro-batches the ranks stay equal to the last bit, take the step of the batch
+# of all ranks, let DDP exchange their gradients once, and keep one micro-batch's activations at a time. (All
 # micro-batches are equally large. What your cell defines is sent to other processes; of other cells they know the
 # imports alone.)
 
@@ -306,20 +305,20 @@ def careless_training(body, data, epochs, batch):
 # %%
 found = check.training_on_ranks(careless_training)["24"]
 print(f"apart {found['start']:.2f} at the start, {found['end']:.2f} at the end")
-print(f"{len(found['epochs'][0])} samples drawn in an epoch")
+print(f"{len(found['epochs'][0])} samples drawn in an epoch by all ranks together")
 for rank, losses in enumerate(found["losses"]):
     print(f"rank {rank} returns", *(f"{loss:.2f}" for loss in losses))
 
 # %% [markdown]
-# Write it anew. `body` is an `nn.Sequential` with different weights on each rank, and the new head `nn.Linear(8, 1)`;
+# Write it anew. `body` is an `nn.Sequential` with different weights on each rank. You add the head, `nn.Linear(8, 1)`.
 # `data` is a data set of pairs (x, y), and `batch` the samples of one rank in one step.
 #
 # - Each epoch, the ranks together draw every sample, in another order than the epoch before. If D does not divide
 #   them, up to D−1 are drawn twice.
-# - All ranks' weights stay equal. They are those of one process that takes as many SGD steps (learning rate 0.1), each
-#   on the batches of all ranks together.
-# - Return the DDP model, the new head included, and a list with each epoch's mean of the training loss over all samples
-#   drawn on *all* ranks: the same list on every rank.
+# - All ranks' weights stay equal. They are those of one process that begins with rank 0's weights and takes as many SGD
+#   steps (learning rate 0.1), its batch in each step being those of all ranks together.
+# - Return the DDP model, the new head included, and a list with each epoch's mean of the loss from which you went
+#   backward, over all samples drawn on *all* ranks (one drawn twice counts twice): the same list on every rank.
 #
 # `DistributedSampler(data)` chooses one rank's samples, shuffled; `DataLoader` takes it as `sampler`. Its
 # `set_epoch(epoch)` changes the order. Again your cell goes to other processes, which know the imports.

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 82
+#     minutes: 96
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 11 · Model and pipeline parallelism
 #
-# **82 minutes** for all four; each one says its own. You should know what [lesson
+# **96 minutes** for all four; each one says its own. You should know what [lesson
 # 11](../notebooks/11_model_and_pipeline_parallelism.ipynb) shows, and for exercise 4 the `Function` that [lesson
 # 06](../notebooks/06_recomputation.ipynb) writes under *By hand*. No GPU is needed.
 #
@@ -131,7 +131,7 @@ for stage in range(4):
 
 # %% [markdown]
 # ## 3 · Two stages, one gradient
-# **Difficulty** ●●●●○ · **35 minutes** · **Trains** a pipeline's step, and what it need not keep
+# **Difficulty** ●●●●○ · **45 minutes** · **Trains** a pipeline's step, and what it need not keep
 #
 # The lesson's stage keeps `x, y` of every micro-batch on its way. But y has been sent. What this stage still needs is
 # the way back into y's graph, not y's numbers (Megatron-LM frees them, too, in `deallocate_output_tensor`). Torch has
@@ -150,13 +150,14 @@ print("gradient of the first weight:", tuple(layers[0].weight.grad.shape))
 # your function:
 #
 # - `layers`: this rank's `nn.Sequential`. `data`: a list with one tensor per micro-batch, the inputs on rank 0, the
-#   targets on rank 1. They may have different numbers of rows, and there may be only one.
+#   targets on rank 1. Micro-batches may differ in their number of rows, and there may be a single one.
 # - `send(tensor)` sends to the other rank and does not wait. `receive(shape)` waits for the next tensor from there. A
-#   message has as many rows as its micro-batch, and as many columns as y: rank 1's `layers[0].in_features`.
+#   message has as many rows as its micro-batch, and as many columns as y has: on rank 1, `layers[0].in_features`.
 #
-# Afterwards `.grad` is that of `mse_loss` over the *whole* batch. Rank 0 goes two micro-batches ahead before its first
-# backward, and never keeps more. Rank 1 keeps one. Rank 0 may still hold the output that it sent last, but none sent
-# before; the same goes for what rank 1 was handed. On real ranks your function knows the names imported above and no
+# Before, all `.grad` are None; afterwards they are those of `mse_loss` over the *whole* batch. Rank 0 goes two
+# micro-batches ahead before its first backward, and never keeps more than two. Rank 1 keeps one, and sends its gradient
+# before it waits for the next. Rank 0 may still hold the output that it sent last, but none sent before, nor a copy;
+# likewise rank 1 the input that it received last. On real ranks your function knows the names imported above and no
 # others: define helpers inside it.
 
 
@@ -228,7 +229,7 @@ with on_gpu():
 
 # %% [markdown]
 # ## 4 · A tensor-parallel MLP that trains
-# **Difficulty** ●●●●○ · **26 minutes** · **Trains** messages inside autograd
+# **Difficulty** ●●●●○ · **30 minutes** · **Trains** messages inside autograd
 #
 # The lesson cuts an MLP by hand, but calls `.detach()` before the all-reduce: it cannot train. For that, Megatron-LM
 # has two small functions, f and g ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3). `Shared` (their
@@ -242,7 +243,8 @@ with on_gpu():
 # - The output is the whole MLP's, gelu(x·upᵀ + up_bias)·downᵀ + down_bias. On every rank, x and down_bias get the whole
 #   MLP's gradient; up, up_bias and down get their part of it.
 #
-# There is one all-reduce forward and one backward, also with t = 1.
+# There is one all-reduce forward and one backward, also with t = 1. x may be used elsewhere, too, as in `x +
+# parallel_mlp(x, …)`: only the MLP's part of its gradient is summed. The check calls `parallel_mlp` alone.
 
 
 # %%

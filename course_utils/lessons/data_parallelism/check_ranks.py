@@ -19,7 +19,7 @@ from course_utils.lessons.shared.on_ranks import report_judged, sending
 from .ddp_training import Trace
 
 STEPS, RATE, WIDTH, SEQUENCES = 3, 0.1, 8, 2
-COUNTS = (4, 6)  # micro-batches of a step: a multiple of four, and not
+COUNTS = (4, 6, 5, 1)  # micro-batches of a step: a multiple of four first, then others
 TEXTS, LENGTH, CLASSES = 2, 6, 5
 TOKENS = ([3, 12, 6], [10, 1, 4], [7, 0, 5])  # of each rank: once one has none
 SAMPLES = (24, 23)  # a multiple of the ranks, and not
@@ -140,8 +140,9 @@ def followed(train: Any, count: int) -> dict[str, Any]:
 
     with register_module_forward_pre_hook(note):
         model, losses = train(body(), samples(count), EPOCHS, BATCH)
-    if not (isinstance(model, DistributedDataParallel) and drawn):
-        return {"ddp": False}
+    ddp = isinstance(model, DistributedDataParallel)
+    if not (ddp and drawn):
+        return {"ddp": ddp, "called": bool(drawn)}
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, drawn)
     batches = [list(chain.from_iterable(step)) for step in zip(*everybody, strict=True)]
@@ -151,7 +152,7 @@ def followed(train: Any, count: int) -> dict[str, Any]:
     means = [loss for (loss, _), batch in zip(steps, batches, strict=True) for _ in batch]
     epochs, means = (torch.tensor(list(one)).reshape(EPOCHS, -1) for one in (chain(*batches), means))
     off = (steps[-1][1] - weights(model)).abs().max().item()
-    return {"ddp": True, "start": start, "end": distance(model), "off": off, "epochs": epochs.tolist(),
+    return {"ddp": True, "called": True, "start": start, "end": distance(model), "off": off, "epochs": epochs.tolist(),
             "sizes": list(map(len, drawn)), "head": len(single(x).flatten()) == count, "means": means.mean(1).tolist(),
             "losses": list(map(float, losses))}  # fmt: skip
 

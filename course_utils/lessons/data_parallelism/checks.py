@@ -2,10 +2,12 @@
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import isfinite
+from numbers import Real
 from typing import Any
 from unittest.mock import patch
 
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 from course_utils.interactive.feedback import (
     Mistakes,
@@ -46,6 +49,7 @@ TRAFFIC_MISTAKES: Mistakes = {
     "server: that is one worker's traffic. All of them talk to the same machine.": lambda D, S: 2 * S,
     "server: here the server is a machine of its own, and all D workers use it.": lambda D, S: 2 * (D - 1) * S,
     "naive: one too many. Nobody sends to itself.": lambda D, S: D * S,
+    "naive: what comes in does not count, only what one rank sends.": lambda D, S: 2 * (D - 1) * S,
     "naive: that is what all ranks send together. One rank's was asked for.": lambda D, S: D * (D - 1) * S,
     "ring: that is half of the way. Who hands out the complete parts?": lambda D, S: (D - 1) * S / D,
     "ring: a message holds one part, not the whole gradient.": lambda D, S: 2 * (D - 1) * S,
@@ -64,10 +68,17 @@ def traffic(answer: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- 08.2: ring
+THREADS = {
+    "has not been initialized": "These ranks are threads: exchange by `send` and `receive`, not by `dist`.",
+    "'NoneType' object has no attribute 'wait'": "`send` returns nothing: when it returns, the copy is on its way.",
+    "positional arguments but 4 were given": "`receive(source)` takes one argument, and returns what has arrived.",
+}
+
+
 @exercise("08.2", "Every rank holds every sum for 2(D−1) messages; on three real processes, too.", STARTS)
 def ring(answer: Any) -> None:
     """`answer(parts, rank, ranks, send, receive)` returns this rank's parts, each the sum over all ranks."""
-    program = partial(call, answer, returns=(list, tuple, torch.Tensor), may_change=(0,))  # it may add into its parts
+    program = partial(call, answer, returns=(list, tuple, torch.Tensor), may_change=(0,), hints=THREADS)
     for ranks in (4, 2, 3, 5, 1):
         inputs = [[torch.full((3,), float(10**rank + part)) for part in range(ranks)] for rank in range(ranks)]
         wanted = [torch.stack(parts).sum(dim=0) for parts in zip(*inputs, strict=True)]
@@ -96,7 +107,12 @@ def _expect_sums(found: list[Any], wanted: list[torch.Tensor]) -> None:
             mean = mean or (ranks > 1 and torch.allclose(part.float() * ranks, total))
         whole.append(sum(torch.allclose(part.float(), total) for part, total in zip(parts, wanted, strict=True)))
     expect(not mean, "Some parts are sums divided by the number of ranks. Return the sums.")
-    expect(any(whole), f"With {ranks} ranks no part is a whole sum. Which part leaves first, and which comes?")
+    totals = sorted(total[0].item() for total in wanted)
+    order = [sorted(part[0].item() for part in parts) == totals for parts in found]
+    expect(whole == [ranks] * ranks or not all(order), "All parts are whole, and not in the order in which they came.")
+    expect(ranks > 1 or any(whole), "One rank alone has all sums already: there is nothing to send or to add.")
+    first = f"With {ranks} ranks no part is a whole sum. In each half, which part leaves first, and which comes?"
+    expect(any(whole), first)
     expect(not more, "Some numbers are in a sum more than once. What arrives in the second half is whole already.")
     expect(ranks == 1 or whole != [1] * ranks, "Each rank has one whole sum: that is the first half of the way.")
     some = "Some parts are whole on some ranks only. How long is each half, and which part leaves first in the second?"
@@ -180,12 +196,12 @@ def _after_ddp(factor: Callable[[list[int], int], float], *counts: int) -> list[
 @exercise("08.3", "Mean of means is the mean of all only if all are equally large; now it is either way.", STARTS)
 def token_backward(answer: Any) -> None:
     """`answer(model, inputs, targets)` goes backward from the mean over the tokens of all ranks, and returns it."""
-    send, right = dist.all_reduce, partial(_after_ddp, lambda n, r: len(n) * n[r] / sum(n))
-    with patch.object(dist, "all_reduce", lambda x, *how, **more: (send(x, *how, **more), x.add_(5))[0]):
+    right = partial(_after_ddp, lambda n, r: len(n) * n[r] / sum(n))
+    with more_from_others():
         expect_together(lambda: _alone(answer, 0 if dist.get_rank() else 5), RANKS)  # one rank without tokens
     found = list(zip(*(one.values() for one in found_on_ranks(PROGRAM, RANKS, "tokens", answer)), strict=True))
     equal = all(one["gradient"] == ranks[0]["gradient"] for ranks in found[:2] for one in ranks)
-    expect(equal, "The ranks end with different gradients: who calls DDP's own forward?")
+    expect(equal, "The ranks end with different gradients: who calls DDP's own forward, outside of `no_sync`?")
     mistakes = {says: lambda *n, factor=factor: _after_ddp(factor, *n)[1] for says, factor in FACTOR_MISTAKES.items()}
     otherwise = "The gradient is off. Write the mean over all tokens as a sum over ranks."
     got = [torch.tensor(ranks[0]["gradient"]) for ranks in found]
@@ -194,12 +210,34 @@ def token_backward(answer: Any) -> None:
     expect(not same(got[2:], [right(*TOKENS[2])[1] * (RANKS - 1) / RANKS]), filled)
     empty = "Right while every rank has tokens. The mean of a rank without one is 0/0: which sum is not?"
     expect(isfinite(sum(one["loss"] for one in found[2])) and same(got[2:], [right(*TOKENS[2])[1]]), empty)
-    with pretended(0, 7):
-        fixed = same([_alone(answer, 5)], [RANKS * _after_ddp(lambda n, r: 1, 5)[1]])
+    with pretended(0, 7), more_from_others():
+        fixed = same([_alone(answer, 5)], [RANKS / 2 * _after_ddp(lambda n, r: 1, 5)[1]])
     expect(not fixed, "Right on three ranks, and on three alone. Who knows how many there are?")
     wanted = [right(*counts)[0].item() for counts in TOKENS for _ in range(RANKS)]
     own = "The gradients are right. What you return is not the mean over the tokens of *all* ranks."
     expect(alike([one["loss"] for ranks in found for one in ranks], wanted, 1e-4), own)
+
+
+@contextmanager
+def more_from_others() -> Iterator[None]:
+    """Inside `pretended`, sums are five larger than this rank's part, and what is gathered five larger than its own."""
+    own = {name: getattr(dist, name) for name in ("all_reduce", "reduce", "all_gather", "all_gather_object")}
+
+    def exchange(name: str, x: Any, *how: Any, **more: Any) -> Any:
+        work = own[name](x, *how, **more)
+        if name == "all_gather":
+            for part in x:
+                part.copy_(how[0] + 5)
+        elif name == "all_gather_object":
+            x[:] = tree_map(lambda one: one + 5 if isinstance(one, (Real, torch.Tensor)) else one, [how[0]] * len(x))
+        else:
+            x.add_(5)
+        return work
+
+    with ExitStack() as stack:
+        for name in own:
+            stack.enter_context(patch.object(dist, name, partial(exchange, name)))
+        yield
 
 
 def _alone(answer: Any, tokens: int) -> torch.Tensor:
@@ -218,7 +256,7 @@ TOLERANCE = 1e-6  # for weights near 0.1: rounding stays well below it, a mistak
 
 
 def on_real_ranks(step: Any) -> dict[str, Any]:
-    """The notes of `check_ranks.trained` on a step under DDP, for 4 and for 6 micro-batches."""
+    """The notes of `check_ranks.trained` on a step under DDP, for each number of micro-batches in `COUNTS`."""
     return found_on_ranks(PROGRAM, RANKS, "step", step)[0]
 
 
@@ -229,14 +267,17 @@ def mended_step(answer: Any) -> None:
     batches = [(torch.ones(2, 8), torch.zeros(2, 8)) for _ in range(2)]
     with pretended(0, RANKS):
         call_for_effect(answer, dry, torch.optim.SGD(dry.parameters(), lr=0.1), batches)
-    four, six = both = list(on_real_ranks(answer).values())
-    drifts = [max(one["apart"]) > 0 for one in both]
-    exchanged = four["exchanged"] or six["exchanged"]
+    four, *others = found = list(on_real_ranks(answer).values())
+    drifts = [max(one["apart"]) > 0 for one in found]
+    exchanged = any(one["exchanged"] for one in found)
     expect(exchanged, "DDP exchanges no gradient at all. Which backward is outside of `no_sync`, with DDP's forward?")
-    expect(not all(drifts), "The ranks drift apart, though gradients are exchanged: which were added before or after?")
+    after = "The ranks drift apart, though gradients are exchanged: which were added, or stepped with, before or after?"
+    expect(not all(drifts[:-1]), after)  # with one micro-batch the first is the last
     expect(not any(drifts), "With one number of micro-batches the ranks drift apart. When is the last one?")
     large = "The ranks agree, but not with one large batch: by how much is the loss divided? Who steps and clears when?"
-    for one in both:
+    only = four["off"][0] < TOLERANCE and any(one["off"][0] > TOLERANCE for one in others)
+    expect(not only, "With 4 micro-batches all is right, with another number not: by how much is the loss divided?")
+    for one in found:
         expect(one["off"][0] < TOLERANCE, large)
         expect(max(one["off"]) < TOLERANCE, "Only the first step is right: what does a step leave behind?")
         often = "All right, but gradients are exchanged more than once a step: use `no_sync`, around forward, too."
@@ -246,6 +287,7 @@ def mended_step(answer: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ 08.5: fixed_training
+STARTS_TWICE = "Three processes start, and then two; this takes about ten seconds."
 
 
 def training_on_ranks(train: Any) -> dict[str, Any]:
@@ -254,7 +296,7 @@ def training_on_ranks(train: Any) -> dict[str, Any]:
     return {count: found[0][count] | {"losses": [one[count].get("losses") for one in found]} for count in found[0]}
 
 
-@exercise("08.5", "Equal from the first step on, every sample seen, and the numbers of one process.", STARTS)
+@exercise("08.5", "Equal from the first step on, every sample seen, and the numbers of one process.", STARTS_TWICE)
 def fixed_training(answer: Any) -> None:
     """`answer(body, data, epochs, batch)` trains `body` and a new head on all ranks: the model, losses of epochs."""
     with pretended(0, RANKS), patch.object(DistributedDataParallel, "forward", lambda ddp, *x: ddp.module(*x)):
@@ -263,7 +305,10 @@ def fixed_training(answer: Any) -> None:
     expect(two, "Return two things: the model, and a list of losses.")
     mean = "Losses are not the mean over all samples drawn. One drawn twice counts twice; the last batch may be small."
     for count, one in training_on_ranks(answer).items():
-        expect(one["ddp"], "Your model is not in DDP, or never called as such: who exchanges gradients?")
+        expect(one["ddp"] or not one["called"], "What you return first is not the model in DDP.")
+        expect(
+            one["ddp"] and one["called"], "Your model is not in DDP, or never called as such: who exchanges gradients?"
+        )
         expect(not one["start"], "Ranks start with different weights. What was not there when DDP sent rank 0's?")
         expect(not one["end"], "Ranks start equal and drift apart. Are all weights in DDP before the first step?")
         expect(one["head"], "Your model returns what `body` does: where is the new head?")
@@ -272,11 +317,20 @@ def fixed_training(answer: Any) -> None:
         expect(len(drawn) < int(count) + RANKS, "Ranks draw more than all samples. Does each draw its own alone, once?")
         all_seen = len(set(drawn)) == int(count)
         expect(all_seen, "Some samples are never drawn in an epoch. Do all ranks shuffle alike, and to the end?")
-        expect(drawn != one["epochs"][1], "Every epoch has the same order. Who tells the sampler which epoch it is?")
-        large = "Weights are not those of one process with SGD. Does each learn, at this rate, from this step alone?"
+        expect(
+            drawn != one["epochs"][1],
+            "Every epoch has the same order. Who shuffles, and tells the sampler which epoch it is?",
+        )
+        large = ("Weights are not those of one process with SGD. Does each learn, at 0.1, from this step alone? Do all "
+                 "ranks draw as many?")  # fmt: skip
         expect(one["off"] < TOLERANCE, large)
         first, *others = one["losses"]
         expect(len(first) == EPOCHS, "Return one loss for each epoch.")
         equal = others == [first] * len(others)
         expect(equal, "Each rank returns losses of its own samples. Who adds up those of all?")
+        together = "Losses are as many times too large as there are ranks: how many samples did all of them draw?"
+        expect(not alike(first, [RANKS * one for one in one["means"]], 1e-4), together)
         expect(alike(first, one["means"], 1e-4), mean)
+    pair = found_on_ranks(PROGRAM, 2, "train", answer)[0]["24"]
+    right = pair["ddp"] and pair["off"] < TOLERANCE and alike(pair["losses"], pair["means"], 1e-4)
+    expect(right, "Right on three ranks, and not on two. Who knows how many there are?")

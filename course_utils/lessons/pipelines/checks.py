@@ -1,9 +1,11 @@
 """Checks of the exercises of lesson 11, "Model and pipeline parallelism": each names the misconception."""
 
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from types import NoneType
 from typing import Any, cast
 
@@ -56,6 +58,8 @@ def order(answer: Any) -> None:
         got = list(call(answer, p=p, m=m, stage=stage, returns=(list, tuple)))
         right, where = simulate("1F1B", p, m).order(stage), f"Stage {stage} of {p}, {m} micro-batches"
         expect(all(isinstance(work, str) for work in got), "Return a list of words such as F0 and B0.")
+        odd = [work for work in got if not re.fullmatch(r"[FB](0|[1-9]\d*)", work)]
+        expect(not odd, f"{where}: {odd[:1]} is no work. Write F0, B0, and so on.")
         for work in Counter(got) - Counter(right):
             expect(work not in right, f"{where}: {work} occurs more than once.")
             fail(f"{where}: there is no {work}. Micro-batches are counted from 0 to m − 1.")
@@ -98,20 +102,26 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
     """Be the other stage for one step, and judge the messages, the gradients, and what is kept meanwhile."""
     mine, data, (messages, gradients) = stages()[rank], batch(sizes)[rank], of_whole(sizes)
     sent, taken = list[torch.Tensor](), list[torch.Tensor]()
-    hidden, passed = list[Any](), list[Any]()  # storages within the stage, and of what it passed on or was handed
+    # Storages within the stage; and for each micro-batch, of what it passed on or was handed, and of copies.
+    hidden, passed = list[Any](), list[list[Any]]()
     kept, late = list[int](), list[bool]()
     mine[1].register_forward_hook(lambda _, __, y: hidden.append(weakref.ref(y.untyped_storage())))
     mine[1].register_forward_hook(lambda *_: kept.append(sum(map(_alive, hidden))))
     if rank == 0:
-        mine[-1].register_forward_hook(lambda _, __, y: passed.append(weakref.ref(y.untyped_storage())))
+        mine[-1].register_forward_hook(lambda _, __, y: passed.append([weakref.ref(y.untyped_storage())]))
+    else:
+        mine[0].register_forward_pre_hook(lambda _, x: passed[-1].append(weakref.ref(x[0].untyped_storage())))
     stage, m = f"Stage {rank}, micro-batches of {', '.join(map(str, sizes))} rows:", len(sizes)
 
     def send(tensor: torch.Tensor) -> None:
         expect(tensor is not None, f"{stage} you send None: x.grad, where x does not ask for its gradient?")
         sent.append(of_kind(tensor, torch.Tensor, f"{stage} what you send is").detach().clone())
+        expect(tensor.dtype == torch.float32, f"{stage} you send {tensor.dtype}, and the other rank takes fp32.")
+        for latest in passed[-1:] if rank == 0 else ():
+            latest.append(weakref.ref(tensor.untyped_storage()))
 
     def receive(shape: Any) -> torch.Tensor:
-        late.append(any(map(_alive, passed[:-1])))
+        late.append(any(map(_alive, chain(*passed[:-1]))))
         expect(len(taken) < m, f"{stage} you wait for more messages than come. There is one for each micro-batch.")
         waits = rank == 0 and len(sent) <= len(taken)
         expect(not waits, f"{stage} you wait for a gradient before you send the output that it belongs to: for ever.")
@@ -125,7 +135,7 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
         order = f"{stage} you wait for {shape}, and another shape comes. Is that in the order of the micro-batches?"
         expect(shape == given.shape, order)
         if rank == 1:
-            passed.append(weakref.ref(given.untyped_storage()))
+            passed.append([weakref.ref(given.untyped_storage())])
         return given
 
     before = [weight.detach().clone() for weight in mine.parameters()]
@@ -184,6 +194,12 @@ def parallel_mlp(answer: Any) -> None:
         expect(not none, f"{where} no gradient comes to {', '.join(none)}. What do your two functions return?")
         off = [n for n, a, b in zip(names, got.gradients, wanted, strict=True) if not same([a], [b], 1e-4)]
         expect(not off, f"{where} the output is right, and the gradient of {', '.join(off)} is not.")
+        got, whole = (
+            forward_backward(lambda x, *given: x + way(x, *given), [x, *given])  # noqa: B023
+            for way, given in ((run, (*parts[rank], down_bias)), (_mlp, (up, up_bias, down, down_bias)))
+        )
+        twice = f"{where} all is right but the gradient of x in x + parallel_mlp(x, …). Sum the MLP's part of it alone."
+        expect(same([got.gradients[0]], [whole.gradients[0]], 1e-4), twice)
 
 
 def _mlp(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any = None) -> torch.Tensor:

@@ -25,7 +25,7 @@ from course_utils.ranks.worker import report_on_gloo
 
 STANDSTILL_SECONDS = 60.0  # for which an exchange waits, if some rank does not take part in it
 WAITED = "On real ranks, your function waits for another rank that sends nothing, or has ended: for ever."
-_outcomes: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}  # starting processes takes seconds
+_outcomes: dict[tuple[str, int, str, str, str], list[dict[str, Any]]] = {}  # starting processes takes seconds
 
 
 def outcomes(program: str, ranks: int, functions: Iterable[tuple[str, Callable[..., Any]]]) -> list[list[dict]]:
@@ -36,12 +36,12 @@ def outcomes(program: str, ranks: int, functions: Iterable[tuple[str, Callable[.
     any more, or the function raised. Raises CheckFailed for a function without a text to send to the ranks, and for one
     that ends a process or never ends.
     """
-    wanted = [(program, judge, *_source_of(function)) for judge, function in functions]
+    wanted = [(program, ranks, judge, *_source_of(function)) for judge, function in functions]
     new = [function for function in dict.fromkeys(wanted) if function not in _outcomes]
     if new:
         with tempfile.TemporaryDirectory(prefix="course-check-", ignore_cleanup_errors=True) as folder:
             file = Path(folder, "functions.json")
-            file.write_text(json.dumps([function[1:] for function in new]), encoding="utf-8")
+            file.write_text(json.dumps([function[2:] for function in new]), encoding="utf-8")
             try:
                 by_rank = run_ranks(program, ranks, [str(file)])
             except RankFailed as error:
