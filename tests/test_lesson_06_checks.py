@@ -217,6 +217,36 @@ class Prefers:
         return CheckpointPolicy.MUST_RECOMPUTE
 
 
+def whatever_multiplies(least: float) -> Any:
+    """Asks for two matrices, and not for the operator."""
+
+    def chosen(ctx: Any, op: Any, *args: Any, **_: Any) -> CheckpointPolicy:
+        both = [one for one in args if isinstance(one, torch.Tensor) and one.dim() > 1]
+        keep = len(both) == 2 and 2 * both[0].shape[-1] / both[0].itemsize >= least
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return chosen
+
+
+class OfAll:
+    """The newest policy decides for all."""
+
+    least = 0.0
+
+    def __init__(self, least: float) -> None:
+        OfAll.least = least
+
+    def __call__(self, *given: Any, **named: Any) -> CheckpointPolicy:
+        return policy()(OfAll.least)(*given, **named)
+
+
+def in_the_first_run_alone(least: float) -> Any:
+    def chosen(ctx: Any, *given: Any, **named: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.PREFER_RECOMPUTE if ctx.is_recompute else policy()(least)(ctx, *given, **named)
+
+    return chosen
+
+
 WORTH = Answers(
     right=[policy(), policy_by_counting, lambda least: Prefers(least)],
     wrong=[
@@ -237,6 +267,11 @@ WORTH = Answers(
         (policy(lambda left, right: 2 * left.shape[0] / left.itemsize), "Some products are kept"),
         (lambda least: lambda ctx, op, *args, **named: bool(args[0].nothing), "With your policy, the network raised"),
         (lambda least: None, "your function returned nothing"),
+        (lambda least: lambda ctx, op, *args: policy()(least)(ctx, op, *args), "a change of format with `dtype=…`"),
+        (whatever_multiplies, "Some products are kept"),
+        (policy(lambda left, right: 2 * left.shape[-1] // left.itemsize), "Some products are kept"),
+        (OfAll, "with two in use"),
+        (in_the_first_run_alone, "In the second run"),
     ],
 )
 
@@ -249,14 +284,15 @@ def state_of(x: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def restored(
-    x: Any, state: Any, cpu: bool = True, gpu: bool = True, autocast: bool = True, put_back: bool = True
-) -> Any:
+    x: Any, state: Any, cpu: bool = True, gpu: bool = True, autocast: bool = True, put_back: bool = True,
+    only_if_on: bool = False,
+) -> Any:  # fmt: skip
     on_cpu, on_gpu, dtype, enabled = state
     devices = [x.device] if x.is_cuda else []
     with ExitStack() as stack:
         if put_back:
             stack.enter_context(torch.random.fork_rng(devices))
-        if autocast:
+        if autocast and (enabled or not only_if_on):
             stack.enter_context(torch.autocast(x.device.type, dtype, enabled))
         if cpu:
             torch.set_rng_state(on_cpu)
@@ -435,6 +471,33 @@ class ForOneInput(Graphless):
         return None, inputs[1].grad
 
 
+def with_copies(function: Any, *inputs: Any) -> Any:
+    return with_hooks()(function, *[x.clone() for x in inputs])
+
+
+def letting_all_require(function: Any, *inputs: Any) -> Any:
+    """Changes its caller's inputs when the function runs again."""
+    first = []
+
+    def run(*again: Any) -> Any:
+        for x in inputs if first else ():
+            if x.is_floating_point() and x.is_leaf:
+                x.requires_grad_()
+        first.append(1)
+        return function(*again)
+
+    return reentrant()(run, *inputs)
+
+
+KEPT: list[Any] = []
+
+
+def keeping_without_a_graph(function: Any, *inputs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        KEPT.append([x.clone() for x in inputs])
+    return with_hooks()(function, *inputs)
+
+
 OWN_CHECKPOINT = Answers(
     right=[with_hooks(), reentrant(), with_all_devices],
     wrong=[
@@ -447,7 +510,7 @@ OWN_CHECKPOINT = Answers(
         (reentrant(ids=True), "Token ids are whole numbers"),
         (ForOneInput.apply, "one item per argument of its forward"),
         (Graphless.apply, "The second run has no graph"),
-        (with_hooks(again_each_time=True), "more than once in backward"),
+        (with_hooks(again_each_time=True), "runs more than twice"),
         (keeping_all, "More than the inputs is kept"),
         (reentrant(cpu=False, gpu=False), "the second run draws other masks"),
         (seeding(fork=True), "The output is not what the function returns"),
@@ -461,6 +524,10 @@ OWN_CHECKPOINT = Answers(
         (reentrant(gpu=False), "a GPU has random numbers of its own"),
         (own_device_alone, "the second run draws other numbers on the CPU"),
         (with_hooks(graph=False), "do you turn it on"),
+        (with_copies, "Copies of the inputs are kept"),
+        (reentrant(only_if_on=True), "Was it on in the first run"),
+        (letting_all_require, "In backward you let an input"),
+        (keeping_without_a_graph, "Under no_grad something is kept"),
     ],
 )
 

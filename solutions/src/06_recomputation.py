@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 103
+#     minutes: 110
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 06 · Recomputation
 #
-# **103 minutes** for all six; each one says its own. You should know what [lesson
+# **110 minutes** for all six; each one says its own. You should know what [lesson
 # 06](../notebooks/06_recomputation.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -164,8 +164,8 @@ check.in_groups(in_groups)
 # **Difficulty** ●●●○○ · **15 minutes** · **Trains** a selective policy that knows what it pays
 #
 # The lesson's *selective* policy keeps the result of every product. But some are dear to run again, and some are not.
-# Write `worth(least)`. It returns a policy: a function that `checkpoint` asks about each operator, in both runs. It has
-# to say the same in both. The policy returns
+# Write `worth(least)`. It returns a policy: a function that `checkpoint` asks about each operator, in both runs. To the
+# same question it gives the same answer in both, and several policies may be in use at once. The policy returns
 # `CheckpointPolicy.MUST_SAVE` for a matrix product that takes at least `least` FLOPs per byte of its result, and
 # `CheckpointPolicy.PREFER_RECOMPUTE` for all else.
 #
@@ -244,19 +244,19 @@ for least in (0, 33, 129):
 
 # %% [markdown]
 # ## 4 · A checkpoint of your own
-# **Difficulty** ●●●●● · **33 minutes** · **Trains** the whole of `checkpoint`, written once by yourself
+# **Difficulty** ●●●●● · **40 minutes** · **Trains** the whole of `checkpoint`, written once by yourself
 #
 # The lesson's `Recomputed` takes one input, and its second forward does not repeat the first. Write
-# `own_checkpoint(function, *inputs)`. It returns `function(*inputs)`, a tensor, and keeps the inputs alone. Backward
-# runs once, and in it `function` runs once more:
+# `own_checkpoint(function, *inputs)`, without `torch.utils.checkpoint`. It returns `function(*inputs)`, a tensor, and
+# keeps the inputs themselves, no copies, and nothing else. Backward runs once, and in it `function` runs once more:
 #
 # - under the first run's random state: the CPU's and, for inputs on "cuda", that GPU's. Afterwards your caller's
 #   random numbers go on as if nothing had run again;
 # - under the first run's autocast for the inputs' type of device: enabled or not, and its dtype.
 #
-# All inputs are tensors on one device. At least one requires a gradient; others, such as token ids, do not. Change no
-# input: neither its values nor its `requires_grad`. Weights inside get their gradients. Under `no_grad` nothing is
-# kept. No early stop is needed.
+# All inputs are tensors on one device. At least one requires a gradient; others, such as token ids, do not, in the
+# second run neither. Change no input, in forward or in backward: neither its values nor its `requires_grad`. Weights
+# inside get their gradients. Under `no_grad` nothing is kept. No early stop is needed.
 #
 # States are told by `torch.get_rng_state()`, `torch.cuda.get_rng_state(device)`, `torch.is_autocast_enabled(kind)` and
 # `torch.get_autocast_dtype(kind)`, where kind is "cpu" or "cuda". Take a `Function` or

@@ -35,7 +35,6 @@ from course_utils.units import MiB
 from .traces import Process, in_one_process, trace_of
 
 # ---------------------------------------------------------------------------------------------------------- 10.1: peaks
-
 PEAK, FLAT = "peak allocated", "max_memory_allocated, never reset"
 AFTER, KEPT = "memory_allocated after the step", "memory_reserved after the step"
 COUNTERS = (PEAK, FLAT, AFTER, KEPT)
@@ -75,8 +74,7 @@ def counted(number: int, batches: tuple[int, ...], keep: str = "") -> dict[str, 
                 found[counter][batch] = torch.cuda.max_memory_allocated()
             found["extra"][batch], found["difference"][batch] = (found[PEAK][batch] - size for size in (before, left))
             found[FLAT][batch] = max(found[PEAK].values())
-            found[AFTER][batch] = torch.cuda.memory_allocated()
-            found[KEPT][batch] = torch.cuda.memory_reserved()
+            found[AFTER][batch], found[KEPT][batch] = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     return found
 
 
@@ -121,14 +119,12 @@ def peaks(answer: Any) -> None:
     if not recognized(mine, cases, right, PEAK_MISTAKES, same=close):
         slip = unit_slip(mine[0], right(*cases[0]))
         expect(not slip, slip or "")
-        expect(
-            any(one % (2 * MiB) for one in mine), "Those are whole segments: `reserved`. Which counter knows tensors?"
-        )
+        segments = all(one % (2 * MiB) == 0 for one in mine)
+        expect(not segments, "Those are whole segments: `reserved`. Which counter knows tensors?")
         fail("Some peak is off: two whole steps of a new model, with that very loss, and the most allocated meanwhile.")
 
 
 # -------------------------------------------------------------------------------------------------------- 10.2: culprit
-
 SMALL = TransformerConfig("small", "gpt2", 2, hidden=128, heads=4, vocab=4000, max_positions=128)
 
 
@@ -137,11 +133,6 @@ def process(batches: tuple[int, ...] = (32, 16, 8, 4), seq_len: int = 64) -> Pro
     """A small GPT trained with one batch size after the other in one process, on the CPU, through one allocator."""
     runs = {str(batch): TrainingRun(SMALL, batch, seq_len, "fp32", attention="eager") for batch in batches}
     return in_one_process({label: measure(run, source="cpu") for label, run in runs.items()})
-
-
-def _processes() -> tuple[Process, Process, Process]:
-    """The process that learners see, where batches fall, and hidden ones: they grow; the middle one is the largest."""
-    return process(), process((4, 8, 32), seq_len=48), process((8, 32, 4), seq_len=48)
 
 
 def report(process: Process, counter: str) -> dict[str, int]:
@@ -159,7 +150,9 @@ def planted_report() -> dict[str, int]:
 @exercise("10.2", "A report that does not move tells which counter it read.")
 def culprit(answer: Any) -> None:
     """`answer(process, report)` is the name of the counter, one of COUNTERS, that gives this report."""
-    cases = [(given, name) for given in _processes() for name in COUNTERS]
+    # The one that learners see, where batches fall, and hidden ones: they grow; the middle one is the largest.
+    processes = process(), process((4, 8, 32), seq_len=48), process((8, 32, 4), seq_len=48)
+    cases = [(given, name) for given in processes for name in COUNTERS]
     inside = "If none of your counters gives some report, is each one read inside its span?"
     hints = dict.fromkeys(("StopIteration", "IndexError"), inside)
     got = [call(answer, process=given, report=report(given, name), returns=str | None, hints=hints)
@@ -173,15 +166,13 @@ def culprit(answer: Any) -> None:
         if {mine, name} == {FLAT, KEPT}:
             fail("Two counters never fall within a process, and you take one for the other: compare the bytes.")
         expect(name != PEAK, "You accuse an honest report: one in which each batch size has its own peak.")
-        if name == FLAT and given is _processes()[-1]:
+        if name == FLAT and given is processes[-1]:
             fail("A maximum that is never reset knows what came before, and nothing of what comes later.")
         expect(mine != PEAK, f"You let a wrong report pass as right: is each number that batch's own peak? {inside}")
         fail("Some report is from another counter: what would each one have said? Compute all four, then compare.")
 
 
 # ----------------------------------------------------------------------------------------------------- 10.3: fragmented
-
-
 @exercise("10.3", "Out of memory with over half free: you know how to make it, so you know how it is made.")
 def fragmented(answer: Any) -> None:
     """`answer(capacity)` is a list of events; the last, a request, fails with more than half free."""
@@ -204,7 +195,6 @@ def fragmented(answer: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- 10.4: embed
-
 UP_AND_DOWN = (*range(2000, 5301, 220), *range(5200, 1899, -220))
 CORPORA = ((range(2000, 5301, 300), 680 * MiB), (range(5504, 4095, -128), 860 * MiB), (UP_AND_DOWN, 1200 * MiB))
 """Lengths of documents, rising, falling and both, and a GPU's memory: for all features and one document's forward."""
@@ -276,14 +266,15 @@ def _explain(tokens: list[int], lengths: Sequence[int], made_room: float) -> Non
 
 
 # ----------------------------------------------------------------------------------------------------------- 10.5: leak
-
-LEAKS: tuple[str | None, ...] = ("last", None, "first")
-"""For each hidden snapshot the module whose tensors pile up in it; None where none do."""
-
-
-def _leaky_step(leak: str | None, kept: list[Any]) -> Callable[..., None]:
-    """A step that keeps what `leak` makes ("first" in three of five steps), and in step 3 alone a decoy's tensors."""
-    numbers = count(1)
+@cache
+def snapshot(leak: str | None) -> dict[str, Any]:
+    """Five steps, traced on the CPU, as a snapshot such as `read_snapshot` gives. They keep what `leak` makes ("first"
+    in three of the five), and step 3 alone a decoy's tensors.
+    """
+    with seeded(10):
+        layers: dict[str, nn.Module] = {"first": nn.Linear(96, 640), "act": nn.GELU(), "last": nn.Linear(640, 48)}
+        model, x = nn.Sequential(OrderedDict(layers)), torch.randn(512, 96)
+    optimizer, numbers, kept = torch.optim.AdamW(model.parameters()), count(1), list[torch.Tensor]()
 
     def step(model: Any, optimizer: Any, x: torch.Tensor) -> None:
         optimizer.zero_grad()
@@ -299,31 +290,12 @@ def _leaky_step(leak: str | None, kept: list[Any]) -> Callable[..., None]:
         if leak == "last" or (leak == "first" and number in (2, 4, 5)):
             kept.append({"first": hidden, "last": output}[leak].detach())
 
-    return step
+    return snapshot_of(replay(measure(step=step, model=model, optimizer=optimizer, batch=x, steps=5, source="cpu")))
 
 
-@cache
-def snapshot(leak: str | None) -> dict[str, Any]:
-    """Five steps with one of the leaks, traced on the CPU, as a snapshot such as `read_snapshot` gives."""
-    with seeded(10):
-        layers: dict[str, nn.Module] = {"first": nn.Linear(96, 640), "act": nn.GELU(), "last": nn.Linear(640, 48)}
-        model, x = nn.Sequential(OrderedDict(layers)), torch.randn(512, 96)
-    optimizer = torch.optim.AdamW(model.parameters())
-    measured = measure(step=_leaky_step(leak, []), model=model, optimizer=optimizer, batch=x, steps=5, source="cpu")
-    return snapshot_of(replay(measured))
-
-
+LEAKS: tuple[str | None, ...] = ("last", None, "first")
+"""For each hidden snapshot the module whose tensors pile up in it; None where none do."""
 example_snapshot = partial(snapshot, LEAKS[0])  # one of the hidden ones, to look at
-
-
-def leak_steps(content: dict[str, Any]) -> dict[str, set[str]]:
-    """For each module the steps from which it has living blocks."""
-    steps = defaultdict[str, set[str]](set)
-    for block in (block for segment in content["segments"] for block in segment["blocks"]):
-        if block["state"] == "active_allocated":
-            made_by, kind = (frame["filename"] for frame in block["frames"][:2])
-            steps[made_by].add(kind.split()[1])
-    return steps
 
 
 @exercise("10.5", "Not the largest, not the oldest: the one that is there from step after step.")
@@ -338,14 +310,14 @@ def leak(answer: Any) -> None:
     leaks = None not in [module for _, module in wrong]
     expect(leaks, "You find a leak where there is none: from how many steps are a leak's blocks? Step 0 is the set-up.")
     for mine, module in wrong:
-        steps = leak_steps(snapshot(module))
+        blocks = [block for segment in snapshot(module)["segments"] for block in segment["blocks"]]
+        living = {block["frames"][0]["filename"] for block in blocks if block["state"] == "active_allocated"}
         expect(mine, "You find nothing where something piles up: count the steps of each module's living blocks.")
-        expect(mine in steps, f"{mine!r} is no module of a living block: its name is frames[0]['filename'].")
+        expect(mine in living, f"{mine!r} is no module of a living block: its name is frames[0]['filename'].")
         fail("What you name was made in one step and kept. What is made in several?")
 
 
 # ------------------------------------------------------------------------------------------------------ 10.6: allocator
-
 BEST = "of all free blocks of its pool that are large enough, a request gets the smallest"
 IN_ONE, IN_TWO = "a=4 b=2 c=4 d=10 -a -c e=4 -d f=14", "a=4 b=2 c=14 d=4 e=16 -a -d f=4 -e g=20"
 RULE_CASES: tuple[tuple[str, str, tuple[str, ...]], ...] = (

@@ -7,8 +7,7 @@ from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas,
 from .traces import spelled
 
 FILL, FREE_INK, CACHED_INK = "#009E73", "#A8071A", "#8A8A8A"
-LABEL_WIDTH = 118.0
-ROW, STEP = 34.0, 46.0
+LABEL_WIDTH, ROW, STEP = 118.0, 34.0, 46.0
 
 
 def segments_figure(replayed: Replay, event: int | None = None, title: str | None = None) -> Figure:
@@ -22,11 +21,13 @@ def segments_figure(replayed: Replay, event: int | None = None, title: str | Non
     segments = replayed.blocks_at(event)
     if not segments:
         raise ValueError("nothing is reserved yet, so there is no memory to draw")
-    title = title or totals(replayed, event)
-    canvas = Canvas()
+    if not title:
+        curves = (replayed.reserved, replayed.allocated, replayed.largest_free)
+        reserved, allocated, largest = (spelled(curve[event - 1]) for curve in curves)
+        title = f"{reserved} reserved, {allocated} of it allocated, the largest free block {largest}"
+    canvas, told = Canvas(), stop(title)
     top = canvas.title(title) + 14
     scale = (WIDTH - 2 * MARGIN - LABEL_WIDTH) / max(segment.bytes for segment in segments)
-    told = stop(title)
     for index, segment in enumerate(segments):
         _row(canvas, segment, top + STEP * index, scale)
         blocks = ", ".join(f"{_name(block)} {spelled(block.bytes)}" for block in segment.blocks)
@@ -38,31 +39,20 @@ def _name(block: MemoryBlock) -> str:
     return str(block.name) if block.is_allocated else "free"
 
 
-def totals(replayed: Replay, event: int) -> str:
-    """A sentence with the counters after an event."""
-    curves = (replayed.reserved, replayed.allocated, replayed.largest_free)
-    reserved, allocated, largest = (spelled(curve[event - 1]) for curve in curves)
-    return f"{reserved} reserved, {allocated} of it allocated, the largest free block {largest}"
-
-
 def _row(canvas: Canvas, segment: MemorySegment, y: float, scale: float) -> None:
     pool = "small pool" if segment.small else "expandable" if segment.expandable else "segment"
     canvas.text(MARGIN, y + 15, pool, 12, QUIET)
     canvas.text(MARGIN, y + 30, spelled(segment.bytes), 12)
     left = MARGIN + LABEL_WIDTH
     for block in segment.blocks:
-        x = left + (block.address - segment.address) * scale
-        _block(canvas, block, x, y, block.bytes * scale, cached=not segment.allocated)
+        x, width = left + (block.address - segment.address) * scale, block.bytes * scale
+        name, fill = _name(block), FILL if block.is_allocated else "#FFFFFF"
+        tip = f"{name}: {spelled(block.bytes)}"
+        canvas.rect(x, y, width, ROW, fill, tip, stroke=RULE, stroke_width=0.8, data_block=name)
+        if not block.is_allocated:
+            canvas.hatch(x, y, width, ROW, FREE_INK if segment.allocated else CACHED_INK, gap=7)
+        for words in (f"{name} {spelled(block.bytes)}", name):
+            if text_width(words, 12) + 6 <= width:
+                canvas.halo_text(x + width / 2, y + 21, words, 12, fill, text_anchor="middle")
+                break
     canvas.rect(left, y, segment.bytes * scale, ROW, "none", stroke=INK, stroke_width=1.4)
-
-
-def _block(canvas: Canvas, block: MemoryBlock, x: float, y: float, width: float, cached: bool) -> None:
-    name, fill = _name(block), FILL if block.is_allocated else "#FFFFFF"
-    tip = f"{name}: {spelled(block.bytes)}"
-    canvas.rect(x, y, width, ROW, fill, tip, stroke=RULE, stroke_width=0.8, data_block=name)
-    if not block.is_allocated:
-        canvas.hatch(x, y, width, ROW, CACHED_INK if cached else FREE_INK, gap=7)
-    for words in (f"{name} {spelled(block.bytes)}", name):
-        if text_width(words, 12) + 6 <= width:
-            canvas.halo_text(x + width / 2, y + 21, words, 12, fill, text_anchor="middle")
-            return

@@ -1,6 +1,7 @@
 """Lesson 10: small traces to replay, the allocator's reasons at each event, and several runs in one process."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,18 +12,14 @@ from course_utils.units import BLOCK, GB, GiB, KiB, MiB
 
 SIZES = {"K": KiB, "": MiB, "M": MiB}
 TOKEN = re.compile(r"(?P<name>\w+)=(?P<size>[0-9]*\.?[0-9]+)(?P<unit>[KM]?)|-(?P<freed>\w+)")
-
-RULES = "a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13"
-"""A trace in which each rule of the allocator shows once."""
+RULES = "a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13"  # a trace: each rule of the allocator shows once
 
 
 def trace_of(text: str) -> list[tuple[int, str]]:
     """Events from a text: "a=4 b=512K -a" allocates 4 MiB and 512 KiB and frees the first. ValueError for no trace."""
-    events: list[tuple[int, str]] = []
-    live: dict[str, int] = {}
+    events, live = list[tuple[int, str]](), dict[str, int]()
     for token in text.split():
-        match = TOKEN.fullmatch(token)
-        if match is None:
+        if (match := TOKEN.fullmatch(token)) is None:
             raise ValueError(f"{token!r} is no event: write a=4 to allocate 4 MiB, b=512K for KiB, -a to free")
         name = match["name"] or match["freed"]
         if (name in live) != bool(match["freed"]):
@@ -43,8 +40,7 @@ def reasons(replayed: Replay) -> list[str]:
         free = {block.address: block.size for run in allocator.segments() for block in run if not block.allocated}
         calls = len(allocator.driver_calls)
         address = playback.perform(request)
-        blocks = (block for run in allocator.segments() for block in run)
-        block = next(block for block in blocks if block.address <= address < block.end)
+        block = next(block for run in allocator.segments() for block in run if block.address <= address < block.end)
         if request.bytes < 0:
             told.append(_freed(request, block, allocator))
             continue
@@ -93,13 +89,11 @@ class Process:
 
 def in_one_process(runs: Mapping[str, Measurement]) -> Process:
     """The runs in order, each one's tensors freed when it ends, through one allocator that keeps its cache."""
-    events: list[tuple[int, object]] = []
-    spans: dict[str, tuple[int, int]] = {}
+    events, spans = list[tuple[int, object]](), dict[str, tuple[int, int]]()
     for label, measured in runs.items():
-        first = len(events)
-        live: dict[int, int] = {}
+        first, live = len(events), Counter[int]()
         for size, name, _ in requests_of(measured):
-            live[name] = live.get(name, 0) + size
+            live[name] += size
             events.append((size, (label, name)))
         spans[label] = (first, len(events))
         events += [(-size, (label, name)) for name, size in live.items() if size]

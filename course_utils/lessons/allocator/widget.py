@@ -1,5 +1,6 @@
 """An allocator to play with: requests as text, a slider over them, and what it did at each. For notebooks only."""
 
+from contextlib import suppress
 from html import escape
 from typing import Any
 
@@ -27,17 +28,15 @@ class AllocatorPlayer(Explorable):
     invitation = "An allocator to play with: run this cell to step through its events."
 
     def __init__(self, trace: str = RULES, event: int | None = None) -> None:
-        look: dict[str, Any] = {"style": STYLE, "layout": LAYOUT}
-        wide = look | {"layout": {"width": "868px", "max_width": "100%"}}
+        wide = {"width": "868px", "max_width": "100%"}
         most = len(trace_of(trace))
-        super().__init__(
-            {
-                "trace": ipywidgets.Text(value=trace, description="requests", continuous_update=False, **wide),
-                "segments": dropdown("memory in", SEGMENTS, next(iter(SEGMENTS))),
-                "event": ipywidgets.IntSlider(min=1, max=most, value=event or most, description="event", **look),
-                "gpu": dropdown("the GPU has", CAPACITIES, next(iter(CAPACITIES))),
-            }
-        )
+        controls = {
+            "trace": ipywidgets.Text(trace, description="requests", continuous_update=False, style=STYLE, layout=wide),
+            "segments": dropdown("memory in", SEGMENTS, next(iter(SEGMENTS))),
+            "event": ipywidgets.IntSlider(event or most, 1, most, description="event", style=STYLE, layout=LAYOUT),
+            "gpu": dropdown("the GPU has", CAPACITIES, next(iter(CAPACITIES))),
+        }
+        super().__init__(controls)
 
     @property
     def replayed(self) -> Replay:
@@ -51,13 +50,9 @@ class AllocatorPlayer(Explorable):
     def update(self, change: Any = None) -> None:
         """Draw; the slider ends with the trace, or where memory runs out."""
         slider = self.controls["event"]
-        try:
+        with suppress(ValueError), slider.hold_trait_notifications():
             most = max(1, len(self.replayed))
-        except ValueError:
-            most = slider.max
-        if slider.max != most:
-            with slider.hold_trait_notifications():
-                slider.max, slider.value = most, min(slider.value, most)
+            slider.max, slider.value = most, min(slider.value, most)
         super().update(change)
 
     def redraw(self) -> tuple[Figure, str]:

@@ -7,17 +7,18 @@ from dataclasses import replace
 from functools import cache, partial
 from itertools import accumulate, compress, product
 from traceback import walk_stack
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from course_utils.breakdown import MemoryBreakdown
 from course_utils.errors import SimulationUnavailable
 from course_utils.interactive.feedback import call, entries, exercise, expect, handed, recognized
-from course_utils.lessons.shared.judging import Ran, counted, forward_backward, same, seeded, told
+from course_utils.lessons.shared.judging import Ran, counted, forward_backward, held_after, same, seeded, told
 from course_utils.measurement import Measurement, Timeline
 from course_utils.measuring import measure
 from course_utils.measuring.on_gpu import on_new_gpu
@@ -103,7 +104,7 @@ def in_groups(answer: Any) -> None:
         expect(len(runs) >= 2 * count, "Some blocks run again, others do not. Every group has to, the last one too: "
                "`checkpoint_sequential` leaves it out.")  # fmt: skip
         expect(same(got.gradients, right.gradients), f"The output is right and the gradients are not. {LOOP_OVER}")
-        expect(got.kept == right.kept, f"{where}the number of checkpoints is not one for each group of k.")
+        expect(0 <= got.kept - right.kept < 64, f"{where}the number of checkpoints is not one for each group of k.")
         expect(runs == order, f"{where}checkpoints are in other places: a group has k blocks, the last fewer.")
     ways = (answer, lambda blocks, x, _: nn.Sequential(*blocks)(x))
     (got, _), (kept, _) = (_in_groups(way, *GROUPS[0], dropout=0.5) for way in ways)
@@ -114,7 +115,8 @@ def in_groups(answer: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- 06.3: worth
-WORTH_CASES = list(product((0, 24, 32, 32.1, 64, 100, 256, 999), (torch.float32, torch.bfloat16)))
+WORTH_CASES = list(product((0, 24, 31.2, 31.8, 32, 32.1, 63, 100, 256, 999), (torch.float32, torch.bfloat16)))
+SAVES = (True, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)  # torch takes all of them
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
 
 
@@ -126,11 +128,12 @@ def _policy(least: float, worth: Any = None, products: Any = PRODUCTS, keep: Any
 def _kept_by(policy_for: Callable[..., Any], least: float, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes that a small network keeps under `policy_for(least)`, and the FLOPs of all its products."""
     with seeded():
-        wide, narrow = nn.Linear(64, 256, dtype=dtype), nn.Linear(256, 32, bias=False, dtype=dtype)
-        x = torch.randn(4, 16, 64).to(dtype)
+        wide, narrow = nn.Linear(63, 256, dtype=dtype), nn.Linear(256, 32, bias=False, dtype=dtype)
+        x = torch.randn(4, 16, 63).to(dtype)
 
     def network(x: torch.Tensor) -> torch.Tensor:
-        y = narrow(nn.functional.gelu(wide(x)))
+        h = wide(x)
+        y = narrow(nn.functional.gelu(h) * h.sigmoid()) + x[..., :32]
         return torch.tanh((y @ y.mT).softmax(-1) @ y)  # stacks of products, with inner dimensions of 32 and 16
 
     contexts = partial(create_selective_checkpoint_contexts, policy_for(least))
@@ -167,6 +170,14 @@ def worth(answer: Any) -> None:
     got = [_kept_by(partial(call, answer, returns=object), *case) for case in WORTH_CASES]
     otherwise = "Some products are kept that should run again, or the other way round. Print `op` and what it is worth."
     recognized(got, WORTH_CASES, partial(_kept_by, _policy), WORTH_MISTAKES, otherwise, operator.eq)
+    policies, matrix = [answer(least) for least in (0, 999)], torch.zeros(4, 4)
+    for again, (policy, due) in product((False, True), zip(policies, (True, False), strict=True)):
+        ctx, where = SimpleNamespace(is_recompute=again), f"In the {('first', 'second')[again]} run, with two in use,"
+        with told("Asked about a product, and about a change of format with `dtype=…`, your policy raised"):
+            of_product = policy(ctx, torch.ops.aten.mm.default, matrix, matrix)
+            of_change = policy(ctx, torch.ops.aten._to_copy.default, matrix, dtype=torch.bfloat16)
+        expect((of_product in SAVES) == due, f"{where} a policy returns {of_product} for a product: not the right one.")
+        expect(of_change not in SAVES, f"{where} a policy returns {of_change} for a change of format.")
 
 
 # ------------------------------------------------------------------------------------------------- 06.4: own_checkpoint
@@ -178,6 +189,7 @@ OWN_HINTS = {
     "require gradients": "Token ids are whole numbers and take no gradient. Which inputs required one?",
     "incorrect number of gradients": "A Function's backward returns one item per argument of its forward, some None.",
     "a second time": TOO_FAR,
+    "KeyError": "The second run keeps fewer tensors than the first. Is autograd on, and does x require a gradient?",
     "IndexError": "The second run keeps other tensors than the first. Autograd is off in backward: do you turn it on?",
     "does not require grad and does not have a grad_fn": "The second run has no graph: autograd is off in backward.",
 }
@@ -237,7 +249,7 @@ def _expect_like_direct(answer: Any, otherwise: str, **options: Any) -> tuple[Ra
 def own_checkpoint(answer: Any) -> None:
     """`answer(function, *inputs)` is function(*inputs), which backward runs again from the inputs."""
     got, notes = _expect_like_direct(answer, "Gradients are off, even without dropout and autocast.")
-    expect(len(notes) == 2, "The function runs more than once in backward. Once is enough for all that it needs.")
+    expect(len(notes) == 2, "The function runs more than twice: once, and once more in backward, is enough.")
     most = sum(tensor.nbytes for tensor in INPUTS) + 2**14  # with the states of random numbers
     expect(got.kept <= most, "More than the inputs is kept for backward. Where is what the first run made still held?")
     _expect_like_direct(answer, f"Two in a row. {TOO_FAR}", times=2)
@@ -246,11 +258,25 @@ def own_checkpoint(answer: Any) -> None:
         _expect_like_direct(answer, masks, dropout=0.5, times=2, seed=seed)
     for dtype in (torch.bfloat16, torch.float16):
         _expect_like_direct(answer, "Under autocast, gradients are off.", dtype=dtype)
-    function, _, notes = _noting()
-    with torch.no_grad():
-        output = call(answer, function, *INPUTS, returns=torch.Tensor)
-    expect(not output.requires_grad and len(notes) == 1, "Under no_grad your output has a graph. Nobody asked for one.")
+    _expect_inputs_alone(answer)
     _expect_gpus_state(answer)
+
+
+def _expect_inputs_alone(answer: Any) -> None:
+    """With inputs that the caller holds, and goes on with, and a backward under autocast; then under `no_grad`."""
+    (function, weights, notes), (tokens, x, gate) = _noting(), (one.clone() for one in INPUTS)
+    run = partial(answer, function, tokens, x.requires_grad_(), gate)  # `call` would hand over copies
+    output, held = held_after(run, weights)
+    expect(held <= output.nbytes + 2**14, "Copies of the inputs are kept. Your caller has them: keep these.")
+    with torch.autocast("cpu", torch.bfloat16), told("Backward under autocast raised", OWN_HINTS):
+        output.backward(torch.ones_like(output))
+    expect(len(set(notes)) == 1, FORMATS)
+    expect(not gate.requires_grad, "In backward you let an input of your caller require a gradient.")
+    notes.clear()
+    with torch.no_grad():
+        output, held = held_after(run, weights)
+    expect(not output.requires_grad and len(notes) == 1, "Under no_grad your output has a graph. Nobody asked for one.")
+    expect(held <= output.nbytes + 2**14, "Under no_grad something is kept, and there will be no backward.")
 
 
 def _expect_gpus_state(answer: Any) -> None:
