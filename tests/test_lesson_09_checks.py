@@ -298,6 +298,17 @@ def moments_on_rank_0(model: Any, optimizer: Any) -> Any:
     return found
 
 
+def all_weights_first(model: Any, optimizer: Any) -> Any:
+    weights = {name: weight.detach().full_tensor() for name, weight in model.named_parameters()}
+    found: dict = {}
+    for name, weight in model.named_parameters():
+        for key, value in [("weight", weights[name]), *optimizer.state.get(weight, {}).items()]:
+            whole = value.full_tensor() if isinstance(value, DTensor) else value.clone()
+            if dist.get_rank() == 0:
+                found.setdefault(name, {})[key] = whole
+    return found
+
+
 ONLY_ONE = "(value.full_tensor() if isinstance(value, DTensor) else value) if dist.get_rank() == 0 else None"
 CHECKPOINT = Answers(
     right=[gathering(), by_torch, of_each_name, without_a_graph, key_by_key],
@@ -313,18 +324,27 @@ CHECKPOINT = Answers(
         (gathering(copied="whole.detach()"), "is it a copy"),
         (gathering(states="{}"), "has no exp_avg and no exp_avg_sq and no step"),
         (gathering(end="[1] if dist.get_rank() == 0 else {}"), "a list, where a dictionary"),
-        (gathering(end="{name.split('.')[0]: one for name, one in kept.items()}"), "Under '0.weight' a dictionary"),
+        (gathering(end="{name.split('.')[0]: one for name, one in kept.items()}"), "is no name of a parameter"),
+        (gathering(states="(optimizer.state.get(weight) or {'step': torch.zeros(())})"), "does not keep for it"),
+        (
+            gathering(end="{} if dist.get_rank() else {name: kept[name] for name in kept if name != '0.weight'}"),
+            "Under '0.weight' a dictionary",
+        ),
+        (all_weights_first, "many whole tensors at once"),
     ],
 )
 
 
-def from_the_inside(module: Any, most: int, policy: Any) -> Any:
-    for part in module.children():
-        if total([one.shape for one in module.parameters()]) > most:
-            from_the_inside(part, most, policy)
-    if type(module) is not nn.ModuleList:
-        fully_shard(module, mp_policy=policy, reshard_after_forward=True)
-    return torch.optim.AdamW(module.parameters(), lr=1e-3)
+def from_the_inside(model: Any, most: int, policy: Any) -> Any:
+    def go_on(module: Any) -> None:
+        for part in module.children():
+            if total([one.shape for one in module.parameters()]) > most:
+                go_on(part)
+        if type(module) is not nn.ModuleList:
+            fully_shard(module, mp_policy=policy, reshard_after_forward=True)
+
+    go_on(model)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 def by_a_list(model: Any, most: int, policy: Any) -> Any:
@@ -384,6 +404,48 @@ def own_parameters(module: Any) -> bool:
     return isinstance(module, nn.ModuleList) or bool(large and list(module.parameters(recurse=False)))
 
 
+def at_most(times: float) -> Any:
+    return lambda module, most: total([one.shape for one in module.parameters()]) <= times * most
+
+
+def items_alone(model: Any, most: int, policy: Any) -> Any:
+    """A list's items are units, whatever their size."""
+
+    def shard(module: Any) -> None:
+        if isinstance(module, nn.ModuleList):
+            for part in module:
+                fully_shard(part, mp_policy=policy)
+            return
+        if not at_most(1)(module, most):
+            for part in module.children():
+                shard(part)
+        fully_shard(module, mp_policy=policy)
+
+    shard(model)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def with_siblings(model: Any, most: int, policy: Any) -> Any:
+    """The experts of a list are one unit."""
+
+    def shard(module: Any) -> None:
+        if isinstance(module, nn.ModuleList):
+            fully_shard(list(module), mp_policy=policy)
+            return
+        if not at_most(1)(module, most):
+            for part in module.children():
+                shard(part)
+        fully_shard(module, mp_policy=policy)
+
+    shard(model)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def two_rates(*given: Any) -> Any:
+    first, *others = sharding()(*given).param_groups[0]["params"]
+    return torch.optim.AdamW([{"params": [first]}, {"params": others, "lr": 1e-2}], lr=1e-3)
+
+
 def layers_alone(module: Any, model: Any) -> bool:
     return module is model or not list(module.children())
 
@@ -403,6 +465,11 @@ SHARD_TO_FIT = Answers(
         (sharding(reshard_after_forward=False), "the peak is not"),
         (sharding(unit=lambda module, model: True), "your function raised"),
         (sharding(few=lambda module, most: total([one.shape for one in module.parameters()]) < most), "too fine"),
+        (sharding(few=at_most(1.05)), "A unit gathers more than `most` at once"),
+        (sharding(unit=lambda module, model: not isinstance(module, nn.LayerNorm | nn.ModuleList)), "By the rule?"),
+        (items_alone, "A unit gathers more than `most` at once"),
+        (with_siblings, "Several parts share one unit"),
+        (two_rates, "of 1e-3 was asked"),
         (outer_first, "is a part sharded after what contains it?"),
         (lambda model, most, policy: fully_shard(model, mp_policy=policy), "where an Optimizer is asked for"),
     ],

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 83
+#     minutes: 88
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 09 · ZeRO and FSDP
 #
-# **83 minutes** for all five; each one says its own. You should know what [lesson
+# **88 minutes** for all five; each one says its own. You should know what [lesson
 # 09](../notebooks/09_zero_and_fsdp.ipynb) shows. No GPU is needed. Two of the checks start four processes.
 #
 # Each exercise asks for one function or class. Write it, run the cell, then run the check below it. A check tells you
@@ -38,7 +38,7 @@ from course_utils.lessons.sharding import checks as check
 #
 # N parameters, D ranks. For each parameter there are `weight` bytes of weights, `gradient` bytes of gradients and
 # `optimizer` bytes of optimizer states. Return the bytes that one rank keeps at ZeRO's stage 0 (nothing cut), 1, 2 or
-# 3.
+# 3, without rounding.
 
 
 # %%
@@ -82,10 +82,10 @@ for stage in range(4):
 # ## 2 · The padding of odd shards
 # **Difficulty** ●●○○○ · **10 minutes** · **Trains** how FSDP2 cuts
 #
-# FSDP2 cuts each parameter along its first dimension, its rows, into D pieces of equally many rows, as few as possible.
-# The last pieces are padded; some ranks may have nothing but padding. Given the `shapes` of a unit's parameters, of one
-# dimension or more, return a dictionary: `shard`, how many numbers one rank's pieces hold together, and `padding`, how
-# many of the numbers in all D ranks' pieces together are padding.
+# FSDP2 cuts each parameter along its first dimension, its rows, into D pieces. All have the same number of rows, the
+# smallest that is enough. The last pieces are padded; some ranks may have nothing but padding. Given the `shapes` of a
+# unit's parameters, of one dimension or more, return a dictionary: `shard`, how many numbers one rank's pieces hold
+# together, and `padding`, how many of the numbers in all D ranks' pieces together are padding.
 
 
 # %%
@@ -131,7 +131,7 @@ for D in (8, 64, 512):
 
 # %% [markdown]
 # ## 3 · Adam, cut among four
-# **Difficulty** ●●●○○ · **25 minutes** · **Trains** ZeRO-1 on real ranks: a reduce-scatter, a step, an all-gather
+# **Difficulty** ●●●○○ · **30 minutes** · **Trains** ZeRO-1 on real ranks: a reduce-scatter, a step, an all-gather
 #
 # `parameters` are fp32 weights, the same on every rank. Before each step, `.grad` has the gradient of this rank's data.
 # ZeRO-1 lays all parameters into one vector, pads it with zeros, and cuts it into D equal slices. Rank r owns slice r:
@@ -145,14 +145,15 @@ def padded(tensors):
 
 
 # %% [markdown]
-# Complete the class. `step()` takes Adam's step on the mean of all ranks' gradients, and makes two exchanges:
-# `dist.reduce_scatter_tensor(own, whole)`, which adds up, and `dist.all_gather_into_tensor(whole, own)`. Both write
-# into their first argument, a tensor that you make before. Afterwards the given parameters have the new weights.
+# Complete the class. `step()` takes Adam's step on the mean of all ranks' gradients, and makes two exchanges in all, of
+# the whole vector: `dist.reduce_scatter_tensor(own, whole)`, which adds up, and `dist.all_gather_into_tensor(whole,
+# own)`. Both write into their first argument, a tensor that you make before. Afterwards the given parameters have the
+# new weights.
 #
-# Besides the given parameters and their `.grad`, your object keeps at most 16 bytes per number of *its slice* between
-# steps: the slice's weights, its gradient, and two moments, 4 bytes each. `torch.optim.Adam` takes any list of tensors,
-# and steps those that have a `.grad`. `vector_to_parameters(vector, parameters)` puts a flat vector's numbers into
-# parameters, and ignores what is left.
+# Besides the given parameters and their `.grad`, your object keeps at most 16 bytes per number of *its slice*, between
+# steps and before the first: the slice's weights, its gradient, and two moments, 4 bytes each. `torch.optim.Adam` takes
+# any list of tensors, and steps those that have a `.grad`. `vector_to_parameters(vector, parameters)` puts a flat
+# vector's numbers into parameters, which then are views of it, and ignores what is left.
 #
 # The check runs your class on four processes, for weights of 1,053, 16 and 3 numbers; of 3, the last rank owns padding
 # alone. Use nothing from other cells but `padded` and the imports. What your cell imports and defines goes along.
@@ -219,12 +220,13 @@ check.zero_1_adam(Zero1Adam)
 # one rank's rows. Saved as it is, only as many ranks could load it again. `value.full_tensor()` gathers the rows of all
 # ranks: every rank has to call it, and every rank gets the whole tensor.
 #
-# Return a dictionary on rank 0: for each name of `model.named_parameters()`, a dictionary with `weight` and all that
+# Return a dictionary on rank 0: for each name of `model.named_parameters()`, a dictionary with `weight` and just what
 # the optimizer keeps for that weight, under AdamW's own names (`step`, `exp_avg`, `exp_avg_sq`). `optimizer.state` is a
 # dictionary with the weights themselves as keys; a frozen weight has none there, and its dictionary holds `weight`
 # alone. All are plain tensors without a graph, and copies: training goes on, and must not change them.
 #
-# The other ranks return an empty dictionary. They may hold one whole weight and its states at a time, never more.
+# The other ranks return an empty dictionary. They may hold one whole weight and its states at a time, and
+# let go of them before they gather the next.
 #
 # The check trains a small network on four processes, some of which have no row of its smallest weights, and then one
 # process compares. Use nothing from other cells but the imports. What your cell imports and defines goes along.
@@ -297,11 +299,12 @@ print(f"16Ψ/D = {format_bytes(2 * N, 'MB', 1)}; a step's simulated peak {peak}"
 # and the part itself then becomes a unit of what remains, its own parameters. A single layer has no parts, so it may be
 # larger than `most`. Inner units come first, and the model itself last.
 #
-# An `nn.ModuleList` cannot be a unit, as it has no `forward`. Those of the check are larger than `most`: pass over the
-# list itself, and cut its children.
+# An `nn.ModuleList` cannot be a unit, as it has no `forward`: treat each of its children by the rule. Those of the
+# check are larger than `most`. Leave `reshard_after_forward` as it is. Where nothing remains, an inner part need be no
+# unit.
 #
-# The check runs a step on rank 0 of 8 simulated ranks, with three models: six blocks; a block that is larger than
-# `most`, with a list of experts in it; and a whole model with fewer than `most` numbers.
+# The check runs a step on rank 0 of 8 simulated ranks, with four models: six blocks; a block that is larger than
+# `most`, with a list of experts in it; experts that are too large, too; and a model with fewer than `most` numbers.
 
 
 # %%

@@ -10,9 +10,7 @@ from course_utils.errors import check_known
 from course_utils.measuring.carrying import tensors_in
 
 Point = tuple[float, float]
-
-START: Point = (-10.0, 2.0)
-"""Far out along the valley and up one wall, in its own axes."""
+START: Point = (-10.0, 2.0)  # far out along the valley and up one wall, in its own axes
 
 
 class Valley(NamedTuple):
@@ -36,9 +34,7 @@ def _rotate(point: Point, degrees: float) -> Point:
     return x * math.cos(turn) - y * math.sin(turn), x * math.sin(turn) + y * math.cos(turn)
 
 
-Maker = Callable[[list[torch.Tensor], float, float, float], torch.optim.Optimizer]
-
-RULES: dict[str, Maker] = {
+RULES: dict[str, Callable[[list[torch.Tensor], float, float, float], torch.optim.Optimizer]] = {
     "gradient descent": lambda place, rate, beta1, beta2: torch.optim.SGD(place, rate),
     "momentum": lambda place, rate, beta1, beta2: torch.optim.SGD(place, rate, momentum=beta1),
     "RMSProp": lambda place, rate, beta1, beta2: torch.optim.RMSprop(place, rate, alpha=beta2),

@@ -102,8 +102,9 @@ def judge_zero_1(answer: Any) -> dict[str, Any]:
         before = nn.utils.parameters_to_vector(weights_of(shapes))
         reduced = sum(n for name, n in sent.items() if "reduce" in name and "scatter" not in name)
         scattered, gathered = (sum(n for name, n in sent.items() if part in name) for part in ("scatter", "gather"))
+        stay = "Weights stay as they were. Has the slice a `.grad`, and who puts the new ones into them?"
         for holds, message in (
-            (not close(after[0], before), "Weights stay as they were: who puts the new ones into them?"),
+            (not close(after[0], before), stay),
             (not close(after[0], summed), "You step with the sum of all gradients. Data parallelism takes the mean."),
             (not close(after[0], own), "Each rank steps with its own gradients alone. Which exchange adds them up?"),
             (not close(after[0], default), "You leave out the learning rate."),
@@ -125,7 +126,8 @@ def judge_zero_1(answer: Any) -> dict[str, Any]:
 def network() -> nn.Sequential:
     """Layers whose rows four ranks cannot share evenly; a bias of three numbers, and one that does not learn."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(33, 33), nn.Tanh(), nn.Linear(33, 33), nn.Tanh(), nn.Linear(33, 3))
+    inner = (layer for _ in range(5) for layer in (nn.Linear(33, 33), nn.Tanh()))
+    model = nn.Sequential(*inner, nn.Linear(33, 3))
     model[2].bias.requires_grad_(False)
     return model
 
@@ -163,14 +165,17 @@ def judge_checkpoint(answer: Any) -> dict[str, Any]:
         expect(max(alive(tracker)) < 6 * LARGEST, many)
         return {}
     single = network()
+    others = found.keys() - dict(single.named_parameters()).keys() if isinstance(found, dict) else ()
+    expect(not others, f"{' and '.join(map(repr, others))} is no name of a parameter.")
     alone = torch.optim.AdamW(single.parameters(), lr=RATE)
     train(single, alone)
     for name, weight in single.named_parameters():
         mine, wanted = found.get(name), {"weight": weight.detach(), **alone.state[weight]}
         asked = f"Under {name!r} a dictionary is asked for: the weight, and what Adam keeps for it."
         expect(isinstance(mine, dict), asked)
-        missing = wanted.keys() - mine.keys()
+        missing, more = wanted.keys() - mine.keys(), mine.keys() - wanted.keys()
         expect(not missing, f"{name!r} has no {' and no '.join(sorted(missing))}.")
+        expect(not more, f"{name!r} has {' and '.join(map(str, more))}, which its optimizer does not keep for it.")
         for key, right in wanted.items():
             value, what = mine[key], f"{key!r} of {name!r}"
             expect(type(value) is torch.Tensor, f"{what} is no plain tensor: what can one process read?")

@@ -1,6 +1,6 @@
 """Checks of the exercises of lesson 09, "ZeRO and FSDP": each names the misconception, never the answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
@@ -60,7 +60,7 @@ def rank_bytes(answer: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------------- 09.2: padding
 PADDING_CASES: tuple[tuple[Shapes, int], ...] = (
-    ([(50257, 768), (768,)], 64), ([(250, 1000), (250,), (4001, 250)], 4), ([(3,)], 8),
+    ([(50257, 768), (768,)], 64), ([(250, 1000), (250,), (4001, 250), (250,)], 4), ([(3,)], 8),
     ([(10, 6), (7, 2)], 3), ([(64, 64)], 8), ([(10, 4, 3), (7, 2, 3, 5)], 4))  # fmt: skip
 
 
@@ -148,27 +148,30 @@ POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.flo
 class Block(nn.Module):
     """The sum of what some experts make of the same tokens; with one of them, a plain block. A gate is its own."""
 
-    def __init__(self, experts: int) -> None:
+    def __init__(self, experts: int, inner: int) -> None:
         super().__init__()
         self.norm, self.gate = nn.LayerNorm(WIDE), nn.Parameter(torch.ones(WIDE))
-        layers = [(nn.Linear(WIDE, 4 * WIDE), nn.GELU(), nn.Linear(4 * WIDE, WIDE)) for _ in range(experts)]
+        layers = [(nn.Linear(WIDE, inner), nn.GELU(), nn.Linear(inner, WIDE)) for _ in range(experts)]
         self.experts = nn.ModuleList(nn.Sequential(*three) for three in layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.gate * torch.stack([expert(self.norm(x)) for expert in self.experts]).sum(0)
 
 
-MODELS = {"six blocks": (6, 1, 8_000), "a block of four experts": (1, 4, 8_000), "no block, and few words": (0, 1, 90)}
+MODELS = {  # blocks, experts in each, how wide these are, and words
+    "six blocks": (6, 1, 4 * WIDE, 8_000), "a block of four experts": (1, 4, 4 * WIDE, 8_000),
+    "experts just too large": (1, 2, 1050, 90), "no block, and few words": (0, 1, 1, 90),
+}  # fmt: skip
 
 
 def peak_of(shard: Any, name: str = "six blocks", look: Callable[[nn.Module, Any], None] = lambda *_: None) -> int:
     """Peak bytes of one step of that model on rank 0 of 8 simulated ranks, after `shard(model, most, policy)`."""
-    blocks, experts, words = MODELS[name]
+    blocks, experts, inner, words = MODELS[name]
     with redirect_stdout(StringIO()), on_gpu(ranks=CARDS):
-        middle = nn.Sequential(*(Block(experts) for _ in range(blocks)))
+        middle = nn.Sequential(*(Block(experts, inner) for _ in range(blocks)))
         model = nn.Sequential(nn.Embedding(words, WIDE), middle, nn.Linear(WIDE, words)).to("cuda")
-        inner = {"Invariant encountered": "FSDP2 loses weights on the way: is a part sharded after what contains it?"}
-        optimizer = call(shard, model, MOST, POLICY, returns=torch.optim.Optimizer, may_change=(0,), hints=inner)
+        hints = {"Invariant encountered": "FSDP2 loses weights on the way: is a part sharded after what contains it?"}
+        optimizer = call(shard, model, MOST, POLICY, returns=torch.optim.Optimizer, may_change=(0,), hints=hints)
         look(model, optimizer)
         torch.cuda.reset_peak_memory_stats()
         with told("A step of the model that you sharded raised"):
@@ -182,6 +185,15 @@ def _numbers(module: nn.Module, without: Sequence[nn.Module] = ()) -> int:
     return sum(weight.numel() for weight in module.parameters() if id(weight) not in others)
 
 
+def _units(part: nn.Module) -> Iterator[nn.Module]:
+    """The units of the exercise's rule, the inner ones first."""
+    if _numbers(part) > MOST:
+        for child in part.children():
+            yield from _units(child)
+    if not isinstance(part, nn.ModuleList):
+        yield part
+
+
 @exercise("09.5", "No unit is larger than it has to be, and the peak stays near the shards.")
 def shard_to_fit(answer: Any) -> None:
     """`answer(model, most, policy)` shards the model by units of at most `most` numbers, and is its optimizer."""
@@ -192,7 +204,8 @@ def shard_to_fit(answer: Any) -> None:
         stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         old = "The optimizer steps weights that the model no longer has: `fully_shard` puts others in their place."
         expect(stepped == set(map(id, model.parameters())), old)
-        adamw = isinstance(optimizer, torch.optim.AdamW) and optimizer.param_groups[0]["lr"] == 1e-3
+        rates = {group["lr"] for group in optimizer.param_groups}
+        adamw = isinstance(optimizer, torch.optim.AdamW) and rates == {1e-3}
         expect(adamw, "An AdamW with a learning rate of 1e-3 was asked for.")
         largest = 0
         for part in filter(_numbers, model.modules()):
@@ -209,6 +222,17 @@ def shard_to_fit(answer: Any) -> None:
             expect(not own or isinstance(part, FSDPModule), left)
             if not parts:
                 part.register_forward_pre_hook(lambda part, _: formats.add(next(part.parameters()).dtype))
+        cut = list(_units(model))
+        for name, part in model.named_modules():
+            made, asked = isinstance(part, FSDPModule), part in cut
+            many = (
+                f"{name or 'The model'}, of {_numbers(part):,} numbers, is {'a' if made else 'no'} unit. By the rule?"
+            )
+            empty = not _numbers(part, [one for one in part.modules() if one is not part and one in cut])
+            expect(made == asked or (asked and empty), many)
+        states = {id(part._get_fsdp_state()) for part in model.modules() if isinstance(part, FSDPModule)}
+        alone = len(states) == sum(isinstance(part, FSDPModule) for part in model.modules())
+        expect(alone, "Several parts share one unit. Each is one by itself.")
         room.append(16 * _numbers(model) // CARDS + 4 * largest + 100_000)
 
     for name in MODELS:

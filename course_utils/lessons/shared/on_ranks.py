@@ -146,4 +146,11 @@ def _definitions(cell: str) -> str:
     """What a notebook's cell imports and defines, and nothing else of it: helpers go along, calls of checks do not."""
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     body = ast.parse("".join(linecache.getlines(cell))).body
-    return ast.unparse(ast.Module([one for one in body if isinstance(one, kinds)], []))
+    return ast.unparse(ast.Module([one for one in body if isinstance(one, kinds) or _is_constant(one)], []))
+
+
+def _is_constant(statement: ast.stmt) -> bool:
+    """Whether it gives a name to a number, a text or the like, as in `BETA = 0.9`."""
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
+        return False
+    return not any(isinstance(one, (ast.Name, ast.Call)) for one in ast.walk(statement.value))
