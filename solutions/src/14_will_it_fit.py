@@ -289,14 +289,14 @@ print("with 16 chunks:", shown(on_a_v100().replace(micro_batch=16, accumulation_
 # weights alone too large. Call it fragmentation if `free` is more than `requested` *and* more than a fifth of the card.
 #
 # Sizes are in bytes. `free` is all that holds no tensor, and `free_share` its part of the card. `alive` has the bytes
-# of each kind of memory, `parameters` is their number. `step_starts` is what was allocated when each step began.
-# `phase` is forward, loss, backward or optimizer. `heads` and `vocab` are 0 for a network without. The lesson's six
-# cases are here, too, to try your function on: `case(1).evidence` to `case(6).evidence`.
+# of each kind of memory, and `parameters` is how many weights the model has. `step_starts` is what was allocated when
+# each step began. `phase` is forward, loss, backward or optimizer. `heads` and `vocab` are 0 for a network without. The
+# lesson's six cases are here, too, to try your function on: `case(1).evidence` to `case(6).evidence`.
 
 # %%
 for name, words in check.CAUSES.items():
     print(f"{name:14s} {words}")
-print("\nThe evidence of one such run:")
+print("\nThe evidence of one such run, simulated:")
 for name, value in vars(case(1).evidence).items():
     print(f"{name:13s} {dict(value) if name == 'alive' else value}")
 
