@@ -40,6 +40,11 @@ class Figure:
         data = b64encode(self.svg.encode()).decode()
         return f'<img alt="{escape(self.alt)}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'
 
+    @property
+    def inline(self) -> str:
+        """The picture as HTML to set into a page that follows a theme, as a widget's."""
+        return self.svg
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/html": self.html, "text/plain": self.alt}
 
