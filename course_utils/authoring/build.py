@@ -55,11 +55,19 @@ def build(root: Path, source: Path) -> None:
                 if output.get("name") == "stderr":
                     raise BuildError(f"{draft.target.name}: {cell_name(cell)} writes to stderr:\n{output['text']}")
     for draft, notebook in zip(planned, finished, strict=True):
+        fold_answers(notebook)
         if copy := save_edited(draft.target):
             print(f"{draft.target.name} was edited since it was built: that work is kept in {copy.name}")
         write(notebook, draft.target)
     names = " and ".join(str(draft.target.relative_to(root)) for draft in planned)
     print(f"{names} in {time.perf_counter() - start:.0f} s")
+
+
+def fold_answers(notebook: NotebookNode) -> None:
+    """Close the outputs of cells with a folded answer: JupyterLab takes `guesses.FOLD` out until a cell is run."""
+    for cell in notebook.cells:
+        if any("course-answer" in output.get("data", {}).get("text/html", "") for output in cell.get("outputs", ())):
+            cell.metadata["jupyter"] = {"outputs_hidden": True}
 
 
 def write(notebook: NotebookNode, target: Path) -> None:

@@ -1,16 +1,29 @@
-"""A learner's guess: stored before the answer is shown, then drawn next to it."""
+"""A learner's guess: stored before the answer is shown, then drawn next to it.
+
+Until then the answer, and with it all that its cell shows, is folded: see `FOLD`.
+"""
 
 import html
 import json
 import math
 import re
-from dataclasses import dataclass
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..units import UNITS, format_bytes, percent
-from .failed_cells import watch_cells
+from .failed_cells import running_shell, watch_cells
 from .keeping import clear_problems, course_home, remember, remembered
 from .ledgers import show
+
+FOLD = (
+    "<style>:is(.jp-OutputArea,.cell_output,#output-body):has(details.course-answer:not([open]))"
+    ">:not(:has(details.course-answer)){display:none}</style>"
+)
+"""While an answer is folded, the other outputs of its cell are not shown: in JupyterLab and pages that nbconvert makes of
+it, on the website, in Colab. A viewer that drops style sheets folds the answer alone.
+"""
 
 NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:[.,][0-9]+)?|[.,][0-9]+)\s*")
 THOUSANDS_OR_DECIMALS = re.compile(r"[1-9][0-9_]*,[0-9]{3}")
@@ -83,15 +96,16 @@ def parse_guess(text: str, unit: str) -> float:
     return guess
 
 
-def predict(key: str, unit: str = "GB", guess: float | None = None) -> None:
+def predict(key: str, unit: str = "GB", guess: float | None = None, *, asks: str = "") -> None:
     """Show a field for a guess, in `unit` ("" for a mere number), and store it under `key` once it is locked.
 
-    `guess` locks one without the field. From now on a cell that runs out of GPU memory gives it back (`failed_cells`).
+    `guess` locks one without the field. `asks` says what is guessed where a cell has several fields. From now on a cell
+    that runs out of GPU memory gives it back (`failed_cells`).
     """
     watch_cells()
     if guess is not None:
         lock_guess(key, guess, unit)
-    show(Prediction(key, unit))
+    show(Prediction(key, unit, asks))
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,39 +114,74 @@ class Prediction:
 
     key: str
     unit: str
+    asks: str = ""
 
     def __repr__(self) -> str:
         guess = stored_guesses().get(self.key)
+        about = f" ({self.asks})" if self.asks else ""
         if guess:
-            return f"Your guess is locked: {guess}"
-        asked = f"Your guess, {_in(self.unit)}" if self.unit else "Your guess"
+            return f"Your guess{about} is locked: {guess}"
+        asked = f"Your guess{about}, {_in(self.unit)}" if self.unit else f"Your guess{about}"
         return f"{asked}: run this cell and type it in."
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """A field where there is a kernel, and the same text everywhere; a page can make a field of its own of it."""
         guess = stored_guesses().get(self.key)
-        drawn = {"text/html": _locked(guess)} if guess else _guess_field(self.key, self.unit)._repr_mimebundle_()
-        return {**drawn, "text/plain": repr(self)}
+        if guess:
+            return {"text/html": _locked(guess), "text/plain": repr(self)}
+        asked = f"<p class='course-ask' {_data(self.key, self.unit)}>{html.escape(repr(self))}</p>"
+        return {**_guess_field(self)._repr_mimebundle_(), "text/html": asked, "text/plain": repr(self)}
 
 
-def _guess_field(key: str, unit: str) -> Any:
+def _data(key: str, unit: str, actual: float | None = None) -> str:
+    """What the website's script finds a guess by."""
+    data = {"guess": key, "unit": unit} | ({} if actual is None else {"actual": actual})
+    return " ".join(f"data-{name}='{html.escape(str(value))}'" for name, value in data.items())
+
+
+def _guess_field(ask: Prediction) -> Any:
     import ipywidgets
 
-    asked = f"your guess {_in(unit)}".strip()
-    wide = {"width": f"{max(18, 10 + len(asked) // 2)}em"}  # 10 for the word before the field and its frame
-    field = ipywidgets.Text(placeholder=asked, description="Guess", layout=wide)
+    asked, label = f"your guess {_in(ask.unit)}".strip(), ask.asks or "Guess"
+    wide = {"width": f"{max(18, 10 + (len(asked) + len(label)) // 2)}em"}
+    look = {"layout": wide, "style": {"description_width": "initial"}}
+    field = ipywidgets.Text(placeholder=asked, description=label, **look)
     button, answer = ipywidgets.Button(description="Lock it in"), ipywidgets.HTML()
+
+    def say(problem: object) -> None:
+        answer.value = f"<div role='alert'>{html.escape(str(problem))}</div>" if problem else ""
+
+    def typed(_: object) -> None:
+        say(problem_of(field.value, ask.unit))
 
     def lock(_: object) -> None:
         try:
-            guess = lock_guess(key, parse_guess(field.value, unit), unit)
+            guess = lock_guess(ask.key, parse_guess(field.value, ask.unit), ask.unit)
         except ValueError as problem:
-            answer.value = html.escape(str(problem))
+            say(problem)
             return
         field.disabled = button.disabled = True
         answer.value = _locked(guess)
+        _unfold(guess, ask.key)
 
+    field.observe(typed, names="value")
+    field.on_msg(lambda _, content, __: lock(field) if content.get("event") == "submit" else None)  # the Enter key
     button.on_click(lock)
-    return ipywidgets.VBox([ipywidgets.HBox([field, button]), answer])
+    return ipywidgets.VBox([ipywidgets.HBox([field, button], layout={"flex_flow": "row wrap"}), answer])
+
+
+def problem_of(text: str, unit: str) -> str:
+    """What `parse_guess` has against a text that is being typed, or "" while more letters could make it right."""
+    endings = ("0", *(unit[start:] for start in range(len(unit) + 1)))
+    said = ""
+    for ending in reversed(endings) if text.strip() else ():
+        try:
+            parse_guess(text + ending, unit)
+        except ValueError as problem:
+            said = said or str(problem)
+        else:
+            return ""
+    return said
 
 
 def _in(unit: str) -> str:
@@ -141,13 +190,57 @@ def _in(unit: str) -> str:
 
 
 def _locked(guess: Guess) -> str:
-    return f"Your guess is locked: <b>{html.escape(str(guess))}</b>. Now look."
+    return f"<div role='status'>Your guess is locked: <b>{html.escape(str(guess))}</b>. Now look.</div>"
 
 
 def reveal(key: str, actual: float, unit: str | None = None) -> None:
-    """Show the guess stored under `key` next to `actual` (bytes, or in `unit`; a guess's own unit counts, else GB)."""
+    """Show the guess stored under `key` next to `actual` (bytes, or in `unit`; a guess's own unit counts, else GB).
+
+    Without a guess the answer is folded, with all else that the cell shows, until the learner makes one or opens it.
+    """
     guess = stored_guesses().get(key)
-    show(Revelation(actual, guess, guess.unit if guess else "GB" if unit is None else unit))
+    _show_folded(Revelation(actual, guess, guess.unit if guess else "GB" if unit is None else unit, key))
+
+
+def waits_for(key: str) -> None:
+    """Fold what this cell shows until a guess is stored under `key`, or the learner asks to see it."""
+    if key not in stored_guesses() and running_shell():
+        _show_folded(Waiting(key))
+
+
+_SHOWN: dict[str, list[Any]] = defaultdict(list)
+"""By key, what is folded in this notebook, each with what redraws it once its guess is locked."""
+
+
+def _show_folded(thing: "Revelation | Waiting") -> None:
+    if thing.guess or not running_shell():
+        show(thing)
+        return
+    _SHOWN[thing.key].append((sys.modules["IPython"].display.display(thing, display_id=True), thing))
+
+
+def _unfold(guess: Guess, key: str) -> None:
+    for handle, thing in _SHOWN.pop(key, ()):
+        handle.update(replace(thing, guess=guess))
+
+
+def _folded(inner: str, data: str) -> str:
+    shown = f"<summary>Show me, or lock a guess first</summary>{inner}"
+    return f"{FOLD}<details class='course-answer' {data}>{shown}</details>"
+
+
+@dataclass(frozen=True, repr=False)
+class Waiting:
+    """What folds the rest of a cell while there is no `guess`."""
+
+    key: str
+    guess: Guess | None = None
+
+    def __repr__(self) -> str:
+        return ""
+
+    def _repr_html_(self) -> str:
+        return "" if self.guess else _folded("", _data(self.key, ""))
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,11 +250,12 @@ class Revelation:
     actual: float
     guess: Guess | None
     unit: str = "GB"
+    key: str = ""
 
     def __repr__(self) -> str:
         said = self._spell(self.actual)
         if self.guess is None:
-            return f"It is {said}. You locked no guess: the next one is worth making before you look."
+            return f"It is {said}."
         return f"You said {self.guess}, it is {said}: {self._distance(self.guess.amount)}"
 
     def _distance(self, amount: float) -> str:
@@ -182,9 +276,9 @@ class Revelation:
     def _repr_html_(self) -> str:
         verdict = f"<p>{html.escape(repr(self))}</p>"
         if self.guess is None:
-            return verdict
+            return _folded(verdict, _data(self.key, self.unit, self.actual))
         most = max(self.guess.amount, self.actual, 1e-300)
-        rows = (("guess", self.guess.amount, "#c8c8c8"), ("answer", self.actual, "#56b4e9"))
+        rows = (("guess", self.guess.amount, "#8f8f8f"), ("answer", self.actual, "#56b4e9"))
         return verdict + "".join(
             f"<div style='display:flex;gap:.6em'><span style='width:4em'>{name}</span>"
             f"<span style='background:{colour};width:{amount / most * 60:.2f}%'>&nbsp;</span>"
