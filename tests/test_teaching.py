@@ -11,6 +11,7 @@ import torch
 from nbformat.v4 import new_code_cell, new_notebook
 from torch import nn
 
+from course_utils.authoring.build import fold_answers
 from course_utils.interactive import guesses, keeping
 from course_utils.interactive.guesses import (
     Guess,
@@ -82,8 +83,7 @@ def test_guesses_that_cannot_be_kept_are_refused_and_the_field_says_so(
         (home / "progress.jsonl").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"cannot be kept in .*course.*COURSE_HOME"):
         predict("01.peak", guess=41)
-    box = guesses._guess_field("01.peak", "GB")
-    (field, button), answer = box.children[0].children, box.children[1]
+    (field, button), answer = parts_of("01.peak", "GB")
     field.value = "41"
     button.click()
     assert "COURSE_HOME" in answer.value and not field.disabled and not button.disabled  # another folder, another try
@@ -136,16 +136,49 @@ def test_other_texts_are_refused(text: str, words: str) -> None:
 def test_field_stores_what_is_typed_once_the_button_is_pressed(
     unit: str, asked: str, refusal: str, locked: str
 ) -> None:
-    box = guesses._guess_field("01.peak", unit)
-    (field, button), answer = box.children[0].children, box.children[1]
+    (field, button), answer = parts_of("01.peak", unit)
     assert field.placeholder == asked
     field.value = "much"
+    assert refusal in answer.value  # as soon as it is typed
     button.click()
     assert refusal in answer.value and stored_guesses() == {}
     field.value = "41"
-    button.click()
+    assert answer.value == ""
+    press_enter(field) if unit else button.click()
     assert f"Your guess is locked: <b>{locked}" in answer.value
     assert field.disabled and button.disabled and stored_guesses()["01.peak"].value == 41
+
+
+def parts_of(key: str, unit: str, asks: str = "") -> tuple[tuple[Any, Any], Any]:
+    """The field and the button of a question for a guess, and where it answers."""
+    row, answer = guesses._guess_field(Prediction(key, unit, asks)).children
+    return row.children, answer
+
+
+def press_enter(field: Any) -> None:
+    """What a browser sends for the key."""
+    field._handle_msg({"content": {"data": {"method": "custom", "content": {"event": "submit"}}}, "buffers": []})
+
+
+@pytest.mark.parametrize(("typed", "unit"), [
+    ("", "GB"), (" ", "GB"), ("4", "GB"), ("41.", "GB"), ("41,", "GB"), ("41 ", "GB"), ("41 G", "GB"), ("41 GB", "GB"),
+    ("1.5 of", "of two"), (".", ""), ("41 billi", "billion"),
+])  # fmt: skip
+def test_a_guess_that_may_become_right_is_left_in_peace(typed: str, unit: str) -> None:
+    assert guesses.problem_of(typed, unit) == ""
+
+
+@pytest.mark.parametrize("typed", ["a", "41 T", "41 GBs", "-", "4 1", "41 G B"])
+def test_a_guess_that_cannot_become_right_is_answered_while_it_is_typed(typed: str) -> None:
+    assert guesses.problem_of(typed, "GB")
+
+
+def test_two_guesses_in_a_cell_are_told_apart() -> None:
+    (field, _), _ = parts_of("04.experts", "billion", "stored")
+    assert field.description == "stored"
+    assert repr(Prediction("04.experts", "billion", "stored")) == (
+        "Your guess (stored), in billion: run this cell and type it in."
+    )
 
 
 def test_field_has_a_text_that_is_the_same_on_each_run() -> None:
@@ -155,7 +188,7 @@ def test_field_has_a_text_that_is_the_same_on_each_run() -> None:
     lock_guess("01.peak", 41, "GB")
     locked = Prediction("01.peak", "GB")._repr_mimebundle_()
     assert set(locked) == {"text/plain", "text/html"}
-    assert "41 GB" in locked["text/html"]
+    assert "41 GB" in locked["text/html"] and "course-ask" in bundles[0]["text/html"] != locked["text/html"]
     assert repr(Prediction("03.ones", "")) == "Your guess: run this cell and type it in."
     assert repr(Prediction("03.trained", "of five")) == "Your guess, of five: run this cell and type it in."
 
@@ -167,7 +200,7 @@ def test_predict_and_reveal_speak_in_a_terminal(capsys: pytest.CaptureFixture[st
     reveal("01.peak", 134.5 * GB)
     assert capsys.readouterr().out.splitlines() == [
         "Your guess, in GB: run this cell and type it in.",
-        "It is 134.5 GB. You locked no guess: the next one is worth making before you look.",
+        "It is 134.5 GB.",
         "Your guess is locked: 41 GB",
         "You said 41 GB, it is 134.5 GB: 3.3 times too little.",
     ]
@@ -186,13 +219,45 @@ def test_verdict_says_how_far_off_the_guess_was(guess: float | None, unit: str, 
     revelation = Revelation(actual, made, unit)
     assert said in repr(revelation) and said in revelation._repr_html_()
     assert ("<div" in revelation._repr_html_()) == (guess is not None)
+    assert ("<details class='course-answer'" in revelation._repr_html_()) == (guess is None)
 
+
+CELLS = """from course_utils.interactive.guesses import _guess_field, Prediction, reveal, waits_for
+waits_for("01.peak")
+print("a figure that gives it away")
+---
+reveal("01.peak", 134.5e9)
+"""
+
+
+def test_what_is_folded_unfolds_when_the_guess_is_locked(tmp_path: Path) -> None:
+    """In one kernel: a cell that waits, an answer, and a lock that redraws both where they were shown."""
+    lock = "row, _ = _guess_field(Prediction('01.peak', 'GB')).children\nfield, button = row.children\n"
+    lock += "field.value = '41'\nbutton.click()"
+    waits, answer = CELLS.split("---\n")[:2]
+    before = run(new_notebook(cells=[*map(new_code_cell, (waits, answer))]), tmp_path).cells
+    after = run(new_notebook(cells=[*map(new_code_cell, (waits, answer, lock))]), tmp_path).cells
+    folded = "<details class='course-answer' data-guess='01.peak'"
+    assert folded in before[0].outputs[0].data["text/html"] and folded in before[1].outputs[0].data["text/html"]
+    assert after[0].outputs[0].data["text/html"] == "" and "gives it away" in after[0].outputs[1].text
+    assert "3.3 times too little" in after[1].outputs[0].data["text/html"]
+    assert "details" not in after[1].outputs[0].data["text/html"]
+
+
+def test_an_answer_is_closed_in_the_notebook_that_is_shipped(tmp_path: Path) -> None:
+    """JupyterLab drops the style that folds an answer's neighbours until the notebook is run."""
+    notebook = run(new_notebook(cells=[*map(new_code_cell, CELLS.split("---\n")[:2]), new_code_cell("1")]), tmp_path)
+    fold_answers(notebook)
+    hidden = [cell.metadata.get("jupyter", {}).get("outputs_hidden", False) for cell in notebook.cells]
+    assert hidden == [True, True, False]
 
 def test_a_notebook_that_is_built_has_none_of_the_builders_guesses(tmp_path: Path) -> None:
     lock_guess("01.peak", 41, "GB")
     code = "from course_utils.interactive.guesses import predict\npredict('01.peak')"
     (cell,) = run(new_notebook(cells=[new_code_cell(code)]), tmp_path).cells
-    assert cell.outputs[0].data == {"text/plain": "Your guess, in GB: run this cell and type it in."}
+    asked = "Your guess, in GB: run this cell and type it in."
+    html = f"<p class='course-ask' data-guess='01.peak' data-unit='GB'>{asked}</p>"
+    assert cell.outputs[0].data == {"text/plain": asked, "text/html": html}
 
 
 def test_cells_are_watched_from_the_first_guess_or_demo_on_and_not_by_an_import() -> None:

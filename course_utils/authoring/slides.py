@@ -26,7 +26,7 @@ for _rule in ("link_open", "link_close"):
     MARKDOWN.add_render_rule(_rule, lambda *_: "")  # a slide shows the words of a link alone
 
 DRAWN = re.compile(r"<img\b[^>]*>|<table\b.*?</table>", re.DOTALL)
-ANSWER = re.compile(r"<p>(It is .+?)(?: You locked no guess.*)?</p>", re.DOTALL)
+ANSWER = re.compile(r"<p>(It is .+?)</p>(?:</details>)?$", re.DOTALL)
 PART = re.compile(r"(?P<row><tr\b.*?</tr>)|<caption\b.*?</caption>", re.DOTALL)
 SENTENCE_END = re.compile(r"(?<=[.?!:])\s+(?=[A-Z“*`])")
 INVITATION = ": run this cell to "
@@ -160,7 +160,7 @@ def _from_outputs(cell: dict[str, Any], section: str, questions: Iterator[str]) 
             kind = "figure" if drawn.startswith("<img") else "table"
             pieces = [drawn + caption] if kind == "figure" else _pieces(drawn)
             yield from (Slide(kind, section, piece, list(notes)) for piece in pieces)
-        if answer := ANSWER.fullmatch(text):
+        if answer := ANSWER.search(text):
             asked = f"<div class='small'>{next(questions, '')}</div>"
             yield Slide("answer", section, f"{asked}<p class='number'>{answer[1]}</p>", [])
 

@@ -9,6 +9,7 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +83,7 @@ def outcome(error: BaseException | None, said: str) -> tuple[str, str]:
     from ..interactive.feedback import CheckFailed, NotSolved
 
     if error is None:
-        return "passed" if said.lstrip().startswith("✓") else "not checked", ""
+        return "passed" if re.search("^✓", said, re.MULTILINE) else "not checked", ""
     words = " ".join(str(error).split())
     if isinstance(error, NotSolved):
         return "not solved", words

@@ -13,7 +13,8 @@ from typing import Any, NoReturn, get_args
 
 from ..measurement import Measurement, Timeline
 from ..units import UNITS
-from .progress import mark_passed
+from .ledgers import show
+from .progress import Passed, mark_passed
 
 Kinds = type | UnionType | tuple[type, ...]
 
@@ -51,11 +52,12 @@ def exercise(number: str, praise: str, first: str = "") -> Callable[[Callable[..
             if first:
                 print(first, flush=True)
             check(*answers)
-            print(f"✓ {number} {praise}")
+            problem = ""
             try:
                 mark_passed(number)
-            except ValueError as problem:  # the answer is right all the same
-                print(f"  (This is not remembered. {problem})")
+            except ValueError as reason:  # the answer is right all the same
+                problem = f"This is not remembered. {reason}"
+            show(Passed(number, praise, problem))
 
         vars(checked)["exercise"] = number
         return checked
