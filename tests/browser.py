@@ -20,6 +20,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, sync_playwright
 
+from course_utils.cli.learn import JUPYTERLAB
+
 ROOT = Path(__file__).resolve().parent.parent
 REQUIRED = os.environ.get("COURSE_REQUIRE_BROWSER") == "1"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
@@ -65,7 +67,7 @@ class Server:
 @contextmanager
 def jupyter_lab(folder: Path) -> Iterator[Server]:
     """JupyterLab over `folder` with fresh settings, stopped at the end."""
-    options = [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"]
+    options = [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True", *JUPYTERLAB]
     options += ["--ip=127.0.0.1", "--KernelManager.shutdown_wait_time=0.1"]
     options += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory(prefix="course-lab-", ignore_cleanup_errors=True) as scratch:

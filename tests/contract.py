@@ -11,7 +11,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from markdown_it import MarkdownIt
 from nbformat import NotebookNode
 
-from course_utils.authoring.sources import PAGES
+from course_utils.authoring.sources import PAGES, THIS_MACHINE
 
 LONGEST_CELL = 20
 """Lines of code in one cell."""
@@ -27,7 +27,8 @@ MINUTES = re.compile(r"(\d+) minutes")
 MARKDOWN_IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\(")
 HTML_IMAGE = re.compile(r"<(?:img|svg)\b[^>]*>", re.IGNORECASE)
 HTML_ALT = re.compile(r"(?:alt|aria-label)=(?:\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)')", re.IGNORECASE)
-SPEAKING = frozenset({"print", "display", "predict", "reveal", "show_ledger"})
+SPEAKING = frozenset({"print", "display", "predict", "reveal", "waits_for", "show_ledger"})
+FOLDED = {"source_hidden", "outputs_hidden"}
 CLOSING = ("Remember", "Breaks when", "Cheat-sheet line")
 
 
@@ -66,13 +67,13 @@ def validity(notebook: NotebookNode) -> Iterator[str]:
 
 
 def ids(notebook: NotebookNode, stem: str) -> Iterator[str]:
-    """Fixed ids that count up, and no metadata but tags."""
+    """Fixed ids that count up, and no metadata but tags and what is folded."""
     numbers = [re.fullmatch(rf"{stem}-(\d\d+)", cell.get("id", "")) for cell in notebook.cells]
     positions = [int(match[1]) for match in numbers if match]
     if len(positions) != len(notebook.cells) or positions != sorted(set(positions)):
         yield f"has ids that are not {stem}-01, {stem}-02 and so on"
     for cell in notebook.cells:
-        if set(cell.metadata) - {"tags"}:
+        if set(cell.metadata) - {"tags", "jupyter"} or set(cell.metadata.get("jupyter", ())) - FOLDED:
             yield f"{cell.get('id')} carries metadata other than tags: {', '.join(cell.metadata)}"
 
 
@@ -86,7 +87,10 @@ def execution(notebook: NotebookNode) -> Iterator[str]:
 def outputs(notebook: NotebookNode) -> Iterator[str]:
     """Something to see where a cell shows something; no errors and nothing on stderr anywhere."""
     for cell in code_cells(notebook):
-        if shows_something(cell.source) and not cell.outputs:
+        if THIS_MACHINE in cell.metadata.get("tags", ()):
+            if cell.outputs:
+                yield f"{cell.id} shows another machine than the reader's"
+        elif shows_something(cell.source) and not cell.outputs:
             yield f"{cell.id} shows nothing, though its code says that it should"
         for output in cell.outputs:
             if output.get("name") == "stderr":

@@ -7,6 +7,7 @@ from pathlib import Path
 import browser
 import nbformat
 import pytest
+from nbconvert import HTMLExporter
 
 from course_utils.authoring.build import ROOT, committed_notebooks
 from course_utils.figures import bars, lines
@@ -95,13 +96,6 @@ def run(code: browser.Locator) -> None:
     """As a learner does: a click into the cell, Shift and Enter."""
     code.locator(".cm-content").click()
     code.page.keyboard.press("Shift+Enter")
-
-
-def lock_in(ask: browser.Locator, guess: str, says: str) -> None:
-    """Type a guess, press the button and wait for what the field says."""
-    ask.get_by_placeholder("your guess in GB").fill(guess)
-    ask.get_by_role("button", name="Lock it in").click()
-    ask.get_by_text(says).wait_for()
 
 
 def test_a_quiz_is_taken_by_keyboard_and_answers_at_once(playground: browser.Page) -> None:
@@ -219,11 +213,89 @@ def test_guess_locked_in_the_first_lesson_is_laid_beside_its_answer(playground: 
         browser.run_all(playground)
         code = playground.locator(browser.CODE_CELLS)
         ask, answer = code.filter(has_text='predict("00.gib"'), code.filter(has_text='reveal("00.gib"')
-        answer.get_by_text("You locked no guess").wait_for()
-        lock_in(ask, "eighty", says="as a number alone")
-        lock_in(ask, "80", says="Your guess is locked: 80 GB")
+        field, figure = ask.get_by_placeholder("your guess in GB"), answer.locator("img, svg").first
+        answer.get_by_text("Show me").wait_for()
+        assert not figure.is_visible() and not answer.get_by_text("It is 85.9 GB").is_visible()
+        field.fill("eighty")
+        ask.get_by_role("alert").filter(has_text="as a number alone").wait_for()
+        field.fill("80")
+        ask.get_by_role("alert").wait_for(state="detached")
+        field.press("Enter")
+        ask.get_by_text("Your guess is locked: 80 GB").wait_for()
+        answer.get_by_text("You said 80 GB, it is 85.9 GB").wait_for()  # with no cell run again
+        assert figure.is_visible() and answer.locator("details.course-answer").count() == 0
         run(ask)
-        run(answer)
-        answer.get_by_text("You said 80 GB, it is 85.9 GB").wait_for()
         ask.get_by_text("Your guess is locked: 80 GB").wait_for()
         assert browser.cell_errors(playground) == []
+
+
+GUESS = """from course_utils.interactive.guesses import predict, reveal, waits_for
+predict("99.a")
+---
+waits_for("99.a")
+print("nearly the answer")
+---
+print("given away")
+reveal("99.a", 3e9)"""
+
+
+def test_show_me_opens_an_answer_and_its_neighbours_and_nothing_else(
+    server: browser.Server, playground: browser.Page
+) -> None:
+    write(server, "guess.ipynb", *map(nbformat.v4.new_code_cell, GUESS.split("---\n")))
+    with browser.opened(playground, "guess.ipynb"):
+        browser.run_all(playground)
+        code = playground.locator(browser.CODE_CELLS)
+        shown = [code.filter(has_text=text).locator(".jp-OutputArea-output") for text in ("nearly", "given away")]
+        nearly, given = (
+            outputs.filter(has_text=text) for outputs, text in zip(shown, ("nearly", "given"), strict=True)
+        )
+        shown[1].locator("summary").wait_for()
+        assert not nearly.is_visible() and not given.is_visible()
+        shown[1].locator("summary").press("Enter")
+        given.wait_for()
+        assert shown[1].get_by_text("It is 3.0 GB.").is_visible() and not nearly.is_visible()
+
+
+@pytest.mark.parametrize("template", ["lab", "classic"])
+def test_an_answer_is_folded_on_a_page_that_nbconvert_makes(
+    playground: browser.Page, tmp_path: Path, template: str
+) -> None:
+    page, _ = HTMLExporter(template_name=template).from_filename(str(ROOT / FIRST))
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    with playground.context.new_page() as tab:
+        tab.route("http*://**", lambda route: route.abort())  # what the page would like from elsewhere
+        tab.goto((tmp_path / "page.html").as_uri())
+        answer = tab.locator("details.course-answer[data-guess='00.gib']")
+        figure = tab.get_by_alt_text("A GiB is 7.4 % more than a GB")
+        assert answer.is_visible() and not answer.get_by_text("85.9 GB").is_visible() and not figure.is_visible()
+        answer.locator("summary").click()
+        assert answer.get_by_text("85.9 GB").is_visible() and figure.is_visible()
+
+
+def test_a_notebook_as_shipped_shows_no_answer_and_stays_unchanged(playground: browser.Page) -> None:
+    """Opened and not yet run, and not trusted: outputs that give an answer away are closed, nothing is to be saved."""
+    with browser.opened(playground, FIRST):
+        code = playground.locator(browser.CODE_CELLS)
+        assert not code.filter(has_text='reveal("00.gib"').locator(".jp-OutputArea").is_visible()
+        assert code.filter(has_text='predict("00.gib"').get_by_text("Your guess, in GB").is_visible()
+        assert code.filter(has_text="report()").locator(".jp-OutputArea-output").count() == 0
+        assert not playground.evaluate("jupyterapp.shell.currentWidget.context.model.dirty")
+        playground.get_by_role("link", name="01 Where did the memory go? →").first.click()
+        playground.get_by_role("heading", name="01 · Where did the memory go?").wait_for()
+
+
+def test_a_check_that_passes_is_a_card_that_leads_to_the_next_exercise(
+    server: browser.Server, playground: browser.Page
+) -> None:
+    check = "from course_utils.interactive.feedback import exercise\nexercise('01.1', 'Well done.')(lambda: None)()"
+    heading = nbformat.v4.new_markdown_cell('<span id="exercise-2"></span>\n\n## 2 · The highest point')
+    filler = nbformat.v4.new_markdown_cell("\n\n".join(["…"] * 60))
+    write(server, "check.ipynb", nbformat.v4.new_code_cell(check), filler, heading)
+    with browser.opened(playground, "check.ipynb"):
+        browser.run_all(playground)
+        card = playground.locator(browser.CODE_CELLS).get_by_role("status").filter(has_text="✓ 01.1 Well done.")
+        card.get_by_role("link", name="01.2 · The highest point").click()
+        place = "(at) => { const {top} = at.getBoundingClientRect(); return 0 <= top && top < innerHeight; }"
+        title = playground.get_by_role("heading", name="2 · The highest point")
+        playground.wait_for_function(place, arg=title.element_handle())

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from course_utils.authoring.build import ROOT, build, check, committed_notebooks, is_edited, main, save_edited
-from course_utils.authoring.sources import drafts, find_sources
+from course_utils.authoring.sources import FOLDED_CODE, PAGES, THIS_MACHINE, drafts, find_sources, frame
 from course_utils.recording.notebooks import BuildError, read_notebook, run
 
 LESSON = """
@@ -89,11 +89,11 @@ def edited(course: Path, tmp_path: Path) -> Path:
 def test_lesson_is_executed_with_the_simulated_gpu(course: Path) -> None:
     notebook = read_notebook(course / "notebooks/01_first.ipynb")
     cells = notebook.cells
-    assert [cell.execution_count for cell in cells[1:]] == [1, 2]
+    assert [cell.execution_count for cell in cells[1:3]] == [1, 2]
     assert cells[1].outputs[0].text == "simulated\n"
     assert cells[2].outputs[0].data == {"text/plain": "42"}
-    assert [cell.metadata for cell in cells] == [{"tags": ["gap"]}, {}, {"tags": ["nbval-ignore-output"]}]
-    assert [cell.id for cell in cells] == ["01_first-01", "01_first-02", "01_first-03"]
+    assert [cell.metadata for cell in cells] == [{"tags": ["gap"]}, {}, {"tags": ["nbval-ignore-output"]}, {}]
+    assert [cell.id for cell in cells] == ["01_first-01", "01_first-02", "01_first-03", "01_first-04"]
     assert notebook.metadata.language_info == {"name": "python"}
     assert set(notebook.metadata) == {"course", "kernelspec", "language_info"}
     assert notebook.metadata.course.items() >= {"minutes": 20, "budget_seconds": 30}.items()
@@ -114,7 +114,7 @@ def test_exercise_has_the_gap_and_the_solution_the_answer(course: Path) -> None:
     assert "return twice" in solution.cells[2].source
     assert "NotSolved" not in solution.cells[1].source
     assert solution.cells[5].outputs[0].data["text/plain"] == "42"
-    assert [cell.id for cell in exercise.cells] == [f"01_first-0{number}" for number in (1, 2, 3, 4)]
+    assert [cell.id for cell in exercise.cells] == [f"01_first-0{number}" for number in (1, 2, 3, 4, 7)]
     assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in exercise.cells)
 
 
@@ -130,8 +130,36 @@ def test_exercise_has_the_gap_and_the_solution_the_answer(course: Path) -> None:
 def test_check_reports_a_source_that_has_moved_on(course: Path, tmp_path: Path, old: str, new: str, says: str) -> None:
     target = tmp_path / "notebooks/01_first.ipynb"
     write_source(tmp_path, "notebooks", LESSON.replace(old, new))
+    write_source(tmp_path, "solutions", SOLUTION)
     target.write_bytes((course / "notebooks/01_first.ipynb").read_bytes())
     assert any(says in line for line in check(tmp_path)), check(tmp_path)
+
+
+def test_a_lesson_begins_and_ends_with_where_it_is_and_the_ways_on() -> None:
+    """Number, core path, exercises with their minutes, the lessons before and after; links that lead somewhere."""
+    lesson, exercises = (ROOT / folder / "src" / "06_recomputation.py" for folder in ("notebooks", "solutions"))
+    way = frame(ROOT, lesson)
+    assert "**Lesson 06** of 14 · core path · [6 exercises, 110 minutes](../exercises/06_recomputation.ipynb)" in way
+    assert "[← 05 What does each operation keep?](05_activations.ipynb)" in way
+    assert "[07 Gradient accumulation →](07_gradient_accumulation.ipynb)" in way
+    assert "**Exercises** of [lesson 06](../notebooks/06_recomputation.ipynb)" in frame(ROOT, exercises)
+    for source in find_sources(ROOT):
+        first, *_, last = drafts(ROOT, source)[0].notebook.cells
+        links = re.findall(r"\]\(([^)]+)\)", frame(ROOT, source))
+        assert all((source.parents[1] / link).exists() for link in links)
+        assert (first.source.count("border-left"), last.source == frame(ROOT, source)) == (
+            (1, True) if links else (0, False)
+        )
+        assert bool(links) == (source.stem not in PAGES)
+
+
+def test_code_that_only_draws_is_folded_and_a_machine_is_forgotten(tmp_path: Path) -> None:
+    drawing, machine = (LESSON.replace("nbval-ignore-output", tag) for tag in (FOLDED_CODE, THIS_MACHINE))
+    folded = drafts(tmp_path, write_source(tmp_path, "notebooks", drawing))[0].notebook.cells
+    assert [cell.metadata.get("jupyter") for cell in folded[:3]] == [None, None, {"source_hidden": True}]
+    build(tmp_path, write_source(tmp_path, "notebooks", machine))
+    cells = read_notebook(tmp_path / "notebooks/01_first.ipynb").cells
+    assert [bool(cell.outputs) for cell in cells[1:3]] == [True, False]
 
 
 def test_check_reports_what_was_never_built_and_what_has_no_source(course: Path, tmp_path: Path) -> None:

@@ -104,7 +104,9 @@ def test_tags_choose_what_a_text_shows_and_a_heading_has_no_table_of_its_own():
 
 def test_an_answer_stands_under_the_guess_that_it_answers():
     far, near = (text(f"## A\nSo far. **Your guess.** How {what}?", "question") for what in ("far", "near"))
-    answer = shown("<style>p</style><details class='course-answer'><summary>Show me</summary><p>It is 1 km.</p></details>")
+    answer = shown(
+        "<style>p</style><details class='course-answer'><summary>Show me</summary><p>It is 1 km.</p></details>"
+    )
     *_, last = steps_of(far, code('predict("99.a")'), near, code('predict("99.b")'), code('reveal("99.a", 1)', answer))
     assert (last.kind, "How far?" in last.body, "How near?" in last.body) == ("answer", True, False)
     assert "It is 1 km.<" in last.body

@@ -251,6 +251,7 @@ def test_an_answer_is_closed_in_the_notebook_that_is_shipped(tmp_path: Path) -> 
     hidden = [cell.metadata.get("jupyter", {}).get("outputs_hidden", False) for cell in notebook.cells]
     assert hidden == [True, True, False]
 
+
 def test_a_notebook_that_is_built_has_none_of_the_builders_guesses(tmp_path: Path) -> None:
     lock_guess("01.peak", 41, "GB")
     code = "from course_utils.interactive.guesses import predict\npredict('01.peak')"

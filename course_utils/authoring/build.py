@@ -15,7 +15,7 @@ from ..interactive.course_files import EDITED, ROOT, notebooks
 from ..interactive.keeping import write_whole
 from ..recording.notebooks import BuildError, cell_name, read_notebook, run
 from .pages import check_pages, write_pages
-from .sources import differences, drafts, find_sources, fingerprint
+from .sources import THIS_MACHINE, differences, drafts, find_sources, fingerprint
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,6 +56,7 @@ def build(root: Path, source: Path) -> None:
                     raise BuildError(f"{draft.target.name}: {cell_name(cell)} writes to stderr:\n{output['text']}")
     for draft, notebook in zip(planned, finished, strict=True):
         fold_answers(notebook)
+        forget_machine(notebook)
         if copy := save_edited(draft.target):
             print(f"{draft.target.name} was edited since it was built: that work is kept in {copy.name}")
         write(notebook, draft.target)
@@ -67,7 +68,14 @@ def fold_answers(notebook: NotebookNode) -> None:
     """Close the outputs of cells with a folded answer: JupyterLab takes `guesses.FOLD` out until a cell is run."""
     for cell in notebook.cells:
         if any("course-answer" in output.get("data", {}).get("text/html", "") for output in cell.get("outputs", ())):
-            cell.metadata["jupyter"] = {"outputs_hidden": True}
+            cell.metadata.setdefault("jupyter", NotebookNode()).outputs_hidden = True
+
+
+def forget_machine(notebook: NotebookNode) -> None:
+    """Drop what describes the machine that built: each reader's is another one."""
+    for cell in notebook.cells:
+        if THIS_MACHINE in cell.metadata.get("tags", ()):
+            cell.outputs = []
 
 
 def write(notebook: NotebookNode, target: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import jupytext
 from nbformat import NotebookNode
-from nbformat.v4 import new_notebook
+from nbformat.v4 import new_markdown_cell, new_notebook
 
 from ..errors import unknown
-from ..interactive.course_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, number_of
+from ..interactive.course_files import ANSWERS, CORE, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, number_of
 from ..recording.notebooks import BuildError
 
 FOLDERS = ("notebooks", "solutions")
@@ -24,6 +24,15 @@ CHECKS_IMPORT = re.compile(r"from course_utils\.lessons\.\w+ import checks")
 STEM = re.compile(r"\d\d[a-z]?_[a-z0-9_]+")
 PAGES = ("explorer", "demos")
 """Notebooks that are no lessons: without number, exercises and solutions."""
+
+THIS_MACHINE = "this-machine"
+"""The tag of cells whose outputs describe the machine that they run on, and are not shipped."""
+
+FOLDED_CODE = "hide-input"
+"""The tag of cells whose code only draws: JupyterLab and the website fold it."""
+
+FRAME = "border-left:6px solid #0072b2;padding:2px 14px"
+"""The look of what a lesson begins and ends with: JupyterLab leaves it also where a notebook is not trusted."""
 
 SLIDE_TAGS = {"question": "**Your guess", "gap": "\n**The gap", "closing": "\n**Cheat-sheet line**"}
 """Tags of a lesson's Markdown cells that its slides are made by, and the words in a cell that give it the tag."""
@@ -67,6 +76,11 @@ def drafts(root: Path, source: Path) -> list[Draft]:
     """
     cells, settings = _read(source)
     origin = source.relative_to(root)
+    if way := frame(root, source):
+        title, _, rest = cells[0].source.partition("\n")
+        cells[0].source = f"{title}\n\n{way}\n{rest}"
+        end = new_markdown_cell(way, id=f"{source.stem}-{len(cells) + 1:02d}")
+        cells.append(NotebookNode(end))
     notebook = _notebook(cells, settings, origin)
     if origin.parts[0] != "solutions":
         for cell in cells:
@@ -74,11 +88,52 @@ def drafts(root: Path, source: Path) -> list[Draft]:
                 where = f"it belongs in solutions/src/{origin.name}"
                 raise BuildError(f"{origin}: cell {cell.id} holds a solution marker; {where}")
         return [Draft(root / "notebooks" / f"{source.stem}.ipynb", notebook, execute=True)]
+    for cell in cells:
+        cell.source = re.sub(r"^## (\d+) · ", r'<span id="exercise-\1"></span>\n\n\g<0>', cell.source)
+    notebook = _notebook(cells, settings, origin)
     exercise = _notebook(_unsolved(origin, cells), settings, origin)
     return [
         Draft(root / "solutions" / f"{source.stem}.ipynb", notebook, execute=True),
         Draft(root / "exercises" / f"{source.stem}.ipynb", exercise, execute=False),
     ]
+
+
+def frame(root: Path, source: Path) -> str:
+    """The lines that a lesson or its exercises begin and end with: where they are in the course, and the ways on.
+
+    Empty for a page that is no lesson.
+    """
+    lessons = {number_of(path): path for path in sorted((root / "notebooks" / "src").glob("[0-9]*.py"))}
+    number, in_lessons = number_of(source), source.parts[-3] == "notebooks"
+    if number not in lessons:
+        return ""
+    order, last = list(lessons), max(lessons)[:2].lstrip("0")
+    here = order.index(number)
+    if in_lessons:
+        where = [f"**Lesson {number}** of {last}", "core path" if number in CORE else "beyond the core path"]
+        solutions = root.glob(f"solutions/src/{number[:2]}_*.py")
+        where += [f"[{_exercises(path)}](../exercises/{path.stem}.ipynb)" for path in solutions]
+    else:
+        where = [f"**Exercises** of [lesson {number}](../notebooks/{lessons[number].stem}.ipynb)"]
+    ways = [("← {}", here - 1)] * (here > 0) + [("{} →", here + 1)] * (here + 1 < len(order))
+    to = "" if in_lessons else "../notebooks/"
+    around = [f"[{form.format(_title(lessons[order[at]]))}]({to}{lessons[order[at]].stem}.ipynb)" for form, at in ways]
+    return f'<div style="{FRAME}">\n\n{" · ".join([*where, *around])}\n\n</div>'
+
+
+def _title(source: Path) -> str:
+    """A lesson's number and name, as in the first heading of its source."""
+    heading = re.search(r"^# # (?:Exercises )?(\S+) · (.+)$", source.read_text(encoding="utf-8"), re.MULTILINE)
+    return f"{heading[1]} {heading[2]}" if heading else source.stem
+
+
+def _exercises(solutions: Path) -> str:
+    text = solutions.read_text(encoding="utf-8")
+    count, minutes = (
+        len(re.findall(r"^# ## \d+ · ", text, re.MULTILINE)),
+        re.search(r"^#     minutes: (\d+)$", text, re.M),
+    )
+    return f"{count} exercises" + (f", {minutes[1]} minutes" if minutes else "")
 
 
 def _read(source: Path) -> tuple[list[NotebookNode], Mapping[str, Any]]:
@@ -89,6 +144,8 @@ def _read(source: Path) -> tuple[list[NotebookNode], Mapping[str, Any]]:
         added = [tag for tag, words in SLIDE_TAGS.items() if is_text and words in f"\n{cell.source}"]
         tags = [*cell.metadata.get("tags", ()), *added]
         cell.id, cell.metadata = f"{source.stem}-{position:02d}", NotebookNode(tags=tags) if tags else NotebookNode()
+        if FOLDED_CODE in tags:
+            cell.metadata.jupyter = NotebookNode(source_hidden=True)
     if not notebook.cells:
         raise BuildError(f"{source.name}: holds no cell; begin each with a line `# %%` or `# %% [markdown]`")
     return notebook.cells, notebook.metadata.get("course", {})

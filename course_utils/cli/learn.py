@@ -21,8 +21,11 @@ from .command import HERE, Command, course_environment, hand_over, is_current, n
 from .environment import Home, SetupError, is_ready, remembered, torch_choice
 
 FIRST_LESSON = "/lab/tree/notebooks/00_start_here.ipynb"
-SETTINGS = Path(__file__).resolve().parent / "jupyterlab_settings"
-"""A settings directory for JupyterLab: no question about news, no check for updates."""
+JUPYTERLAB = (
+    f"--LabApp.app_settings_dir={Path(__file__).resolve().parent / 'jupyterlab_settings'}",
+    "--ServerApp.contents_manager_class=course_utils.cli.contents.CourseContents",
+)
+"""No question about news, no check for updates, room for the names of files, no notebook changed by being opened."""
 
 MODEL = f"one of {', '.join(PRESETS)}, or the path of a Hugging Face config.json"
 
@@ -51,8 +54,7 @@ def read_lab(arguments: Sequence[str]) -> list[str]:
 def lab(options: list[str]) -> int:
     """Open JupyterLab on the first lesson: the whole course in its file browser, no pop-ups."""
     root = ["--allow-root"] if platform.system() == "Linux" and os.geteuid() == 0 else []
-    places = {"ServerApp.root_dir": ROOT, "LabApp.default_url": FIRST_LESSON, "LabApp.app_settings_dir": SETTINGS}
-    chosen = [f"--{name}={value}" for name, value in places.items()]
+    chosen = [f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url={FIRST_LESSON}", *JUPYTERLAB]
     return hand_over([sys.executable, "-m", "jupyterlab", *chosen, *root, *options], course_environment())
 
 

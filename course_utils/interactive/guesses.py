@@ -18,11 +18,11 @@ from .keeping import clear_problems, course_home, remember, remembered
 from .ledgers import show
 
 FOLD = (
-    "<style>:is(.jp-OutputArea,.cell_output,#output-body):has(details.course-answer:not([open]))"
+    "<style>:is(.jp-OutputArea,.output_wrapper>.output,.cell_output,#output-body):has(details.course-answer:not([open]))"
     ">:not(:has(details.course-answer)){display:none}</style>"
 )
-"""While an answer is folded, the other outputs of its cell are not shown: in JupyterLab and pages that nbconvert makes of
-it, on the website, in Colab. A viewer that drops style sheets folds the answer alone.
+"""While an answer is folded, the other outputs of its cell are not shown: in JupyterLab, in both of nbconvert's pages, on
+the website, in Colab (by its outputs' structure). A viewer that drops style sheets folds the answer alone.
 """
 
 NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:[.,][0-9]+)?|[.,][0-9]+)\s*")
@@ -225,7 +225,7 @@ def _unfold(guess: Guess, key: str) -> None:
 
 
 def _folded(inner: str, data: str) -> str:
-    shown = f"<summary>Show me, or lock a guess first</summary>{inner}"
+    shown = f"<summary style='cursor:pointer'>Show me (or lock your guess first)</summary>{inner}"
     return f"{FOLD}<details class='course-answer' {data}>{shown}</details>"
 
 

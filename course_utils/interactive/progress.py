@@ -105,21 +105,21 @@ class Passed:
 
     @property
     def next(self) -> tuple[str, str]:
-        """The lesson's next exercise, as "06.2" and "2 · The best interval"; two empty texts after the last one."""
+        """The lesson's next exercise, as "06.2", and its title; two empty texts after the last one."""
         for path in numbered(ROOT / "exercises"):
             if path.name.startswith(self.number[:2]):
                 later = {name: title for name, title in _exercises(path)[2].items() if name > self.number}
-                return next(((name, f"{name[3:]} · {title}") for name, title in later.items()), ("", ""))
+                return next(iter(later.items()), ("", ""))
         return "", ""
 
     def __repr__(self) -> str:
         number, title = self.next
-        way = f"  Next: {number} {title[4:]}" if number else ""
+        way = f"  Next: {number} {title}" if number else ""
         return "\n".join(filter(None, [f"✓ {self.number} {self.praise}", way, self.problem and f"  ({self.problem})"]))
 
     def _repr_html_(self) -> str:
         number, title = self.next
-        way = f"<br>Next: <a href='#{escape(title.replace(' ', '-'))}'>{escape(title)}</a>" if number else ""
+        way = f"<br>Next: <a href='#exercise-{number[3:]}'>{number} · {escape(title)}</a>" if number else ""
         said = f"<b>✓ {self.number}</b> {escape(self.praise)}{way}"
         said += f"<br><i>{escape(self.problem)}</i>" * bool(self.problem)
         return f"<div role='status' style='border-left:6px solid #009e73;padding:4px 14px;line-height:1.6'>{said}</div>"

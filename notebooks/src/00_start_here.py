@@ -22,7 +22,7 @@
 # %% [markdown]
 # ## What can this machine do?
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "this-machine"]
 from course_utils.cli.doctor import report
 
 report()
