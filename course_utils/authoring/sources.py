@@ -123,16 +123,14 @@ def frame(root: Path, source: Path) -> str:
 
 def _title(source: Path) -> str:
     """A lesson's number and name, as in the first heading of its source."""
-    heading = re.search(r"^# # (?:Exercises )?(\S+) · (.+)$", source.read_text(encoding="utf-8"), re.MULTILINE)
+    heading = re.search(r"^# # (\S+) · (.+)$", source.read_text(encoding="utf-8"), re.MULTILINE)
     return f"{heading[1]} {heading[2]}" if heading else source.stem
 
 
 def _exercises(solutions: Path) -> str:
     text = solutions.read_text(encoding="utf-8")
-    count, minutes = (
-        len(re.findall(r"^# ## \d+ · ", text, re.MULTILINE)),
-        re.search(r"^#     minutes: (\d+)$", text, re.M),
-    )
+    minutes = re.search(r"^#     minutes: (\d+)$", text, re.MULTILINE)
+    count = len(re.findall(r"^# ## \d+ · ", text, re.MULTILINE))
     return f"{count} exercises" + (f", {minutes[1]} minutes" if minutes else "")
 
 

@@ -11,8 +11,8 @@ from jupyter_server.services.contents.largefilemanager import AsyncLargeFileMana
 class CourseContents(AsyncLargeFileManager):
     """JupyterLab's own files, where a notebook of the course has the language of this environment's kernel."""
 
-    async def get(self, path: str, content: bool = True, **options: Any) -> dict[str, Any]:
-        model: dict[str, Any] = await super().get(path, content, **options)
+    async def get(self, path: str, content: bool = True, *form: Any, **options: Any) -> dict[str, Any]:
+        model: dict[str, Any] = await super().get(path, content, *form, **options)
         if content and model["type"] == "notebook" and "course" in model["content"]["metadata"]:
             model["content"]["metadata"]["language_info"] = dict(IPythonKernel.language_info)
         return model

@@ -21,8 +21,8 @@ FOLD = (
     "<style>:is(.jp-OutputArea,.output_wrapper>.output,.cell_output,#output-body):has(details.course-answer:not([open]))"
     ">:not(:has(details.course-answer)){display:none}</style>"
 )
-"""While an answer is folded, the other outputs of its cell are not shown: in JupyterLab, in both of nbconvert's pages, on
-the website, in Colab (by its outputs' structure). A viewer that drops style sheets folds the answer alone.
+"""While an answer is folded, the other outputs of its cell are not shown: in JupyterLab, in both of nbconvert's pages,
+on the website, in Colab (by its outputs' structure). A viewer that drops style sheets folds the answer alone.
 """
 
 NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:[.,][0-9]+)?|[.,][0-9]+)\s*")
