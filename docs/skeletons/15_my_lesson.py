@@ -22,7 +22,7 @@
 
 # %%
 from course_utils import TrainingRun, compare, estimate
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("15.first", unit="GB")
 
@@ -30,6 +30,7 @@ predict("15.first", unit="GB")
 # **Estimate.** The formula, in words. Then **measure** the same run.
 
 # %%
+waits_for("15.first")  # this cell gives the answer away: it is folded until there is a guess
 run = TrainingRun("gpt2", micro_batch=4, seq_len=256)
 compare(run)
 
