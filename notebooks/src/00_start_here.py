@@ -44,14 +44,15 @@ report()
 # %% [markdown]
 # ## How a lesson works
 # Each section has four beats: **predict**, **estimate**, **measure**, **explain the gap**. You make the first one. A
-# guess that you have locked in, however wild, makes you remember the answer; reading along does not. Your guesses stay
+# guess, however wild, makes you remember the answer; reading along does not. Type it in and lock it with **Enter**. The
+# answer, and whatever else would give it away, stays folded until then, or until you press *Show me*. Your guesses stay
 # on this machine.
 #
 # Try it on the oldest trap of the field. A graphics card is sold with 80 GB. Inside, its memory is counted in powers of
 # two: about 80 [*GiB*](../docs/glossary.md#gb-and-gib), of 2³⁰ bytes each. **How many GB (10⁹ bytes) are 80 GiB?**
 
 # %%
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("00.gib", unit="GB")
 
@@ -90,8 +91,11 @@ predict("00.tensor", unit="MB")
 # %% [markdown]
 # ### Estimate
 # Number of elements times bytes an element. bf16 has 16 bits, which is 2 bytes.
+#
+# $$\text{bytes} = 2 \cdot b \cdot s \cdot h$$
 
 # %%
+waits_for("00.tensor")
 b, s, h = 8, 1024, 1600
 estimated = 2 * b * s * h
 print(f"2 · {b} · {s:,} · {h:,} = {estimated:,} bytes = {format_bytes(estimated, 'MB')}")
@@ -125,6 +129,7 @@ predict("00.scalar", unit="B")
 # %%
 from course_utils import on_gpu
 
+waits_for("00.scalar")
 with on_gpu():
     before = torch.cuda.memory_allocated()
     loss = torch.zeros((), device="cuda")  # change this
@@ -180,6 +185,7 @@ predict("00.gpt2", unit="GB")
 # %%
 from course_utils import estimate
 
+waits_for("00.gpt2")
 estimate(run)
 
 # %% [markdown]

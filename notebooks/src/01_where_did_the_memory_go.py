@@ -46,7 +46,7 @@ print(f"what a program gets of it: {format_bytes(card.room, 'GB', 1)}")
 # sequences at once. How much is allocated when that step is at its fullest?
 
 # %%
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("01.puzzle", unit="GB")
 
@@ -135,13 +135,14 @@ from course_utils import TrainingRun
 
 small = TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024)
 print(f"weights, gradients, Adam's two states, 4 bytes each: {format_bytes(16 * small.model.parameters, 'GB', 1)}")
-for question in ("first_step", "second_step", "left"):
-    print(question.replace("_", " "))
-    predict(f"01.{question}", unit="GB")
+predict("01.first_step", asks="first step")
+predict("01.second_step", asks="second step")
+predict("01.left", asks="left afterwards")
 
 # %%
 from course_utils.figures import timeline
 
+waits_for("01.left")
 four_steps = measure(small, steps=4)
 timeline(four_steps, "Optimizer states arrive at the end of step 1 and never leave")
 
@@ -174,7 +175,7 @@ reveal("01.left", four_steps.moments["end of step 4"].total)
 # ## Why are activations kept at all?
 # One linear layer, y = x·Wᵀ. Backward has dL/dy and wants dL/dW:
 #
-# **dL/dW = (dL/dy)ᵀ · x**
+# $$\frac{dL}{dW} = \left(\frac{dL}{dy}\right)^T x$$
 #
 # The layer's *input* x is in it, so it has to be there again in backward. Check the formula with values, on the CPU.
 
@@ -277,6 +278,7 @@ print(step.provenance)
 # %%
 from course_utils import estimate
 
+waits_for("01.puzzle")
 for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "recompute": "full"}):
     at_peak = estimate(TrainingRun("gpt2-xl", precision="bf16-master", **changes))
     part = sum(at_peak[kind] for kind in claimed) / at_peak.total
@@ -291,9 +293,10 @@ for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "re
 # fp32 buffer* of all gradients, 3 for fragmentation. Do they ever exist at the same time? Here is the fullest moment of
 # each phase of the step that ran.
 
-# %%
+# %% tags=["plumbing"]
 from course_utils.figures import stack
 
+waits_for("01.puzzle")
 slides = {"parameters": 3, "gradients": 3, "optimizer_states": 18, "activations": 8, "temporaries": 6, "cached": 3}
 rows = {"the slides' sum": {kind: size * 10**9 for kind, size in slides.items()}}
 rows |= {f"peak of {name}": step.phase_peaks[name] for name in ("forward", "loss", "backward", "optimizer")}

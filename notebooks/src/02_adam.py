@@ -21,28 +21,33 @@
 
 # %% [markdown]
 # ## A narrow valley
-# [Gradient descent](../docs/glossary.md#gradient-descent) is one line: θ ← θ − η·∇L, the parameters θ go against the
-# gradient by a learning rate η. It keeps nothing. So why does nobody train transformers with it?
+# [Gradient descent](../docs/glossary.md#gradient-descent) is one line: the parameters θ go against the gradient by a
+# learning rate η.
+#
+# $$\theta \leftarrow \theta - \eta \nabla L$$
+#
+# It keeps nothing. So why does nobody train transformers with it?
 #
 # Because a loss has directions of very different steepness. Here is the smallest example: two parameters, curvature 1
-# along the valley and 25 across, L = ½·(x² + 25·y²). One η has to serve both.
+# along the valley and 25 across, $L = \frac{1}{2} (x^2 + 25 y^2)$. One η has to serve both.
 #
 # **Your guess.** You may choose the best η there is. How many steps until the distance from the minimum has shrunk to 1
 # %?
 
 # %%
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("02.valley", unit="steps")
 
 # %% [markdown]
 # ### Estimate
-# Along a direction of curvature c, a step multiplies the distance by 1 − η·c. For η above 2/25 the steep direction
-# grows instead of shrinking. The best η makes both factors equally large: 1 − η = −(1 − 25·η).
+# Along a direction of curvature c, a step multiplies the distance by $1 - \eta c$. For η above 2/25 the steep direction
+# grows instead of shrinking. The best η makes both factors equally large: $1 - \eta = -(1 - 25 \eta)$.
 
 # %%
 from math import ceil, log
 
+waits_for("02.valley")
 flat, steep = 1, 25
 best = 2 / (flat + steep)
 estimated = ceil(log(0.01) / log(1 - best * flat))
@@ -165,14 +170,19 @@ for noise in (0, 1, 10):
 
 # %% [markdown]
 # They do not. What shortens an update is *noise*: opposite signs cancel in m, and their squares add up in v. What falls
-# as gradients grow is η/√v̂, the learning rate *per unit of gradient*. Times the gradient, the size is gone again.
+# as gradients grow is $\eta / \sqrt{\hat v}$, the learning rate *per unit of gradient*. Times the gradient, the size is
+# gone again.
 
 # %% [markdown]
 # ## Why bias correction?
 # Both running means begin at zero, and [bias correction](../docs/glossary.md#bias-correction) makes up for it. After
-# one step m = (1 − β1)·g, a tenth of the gradient, and v = (1 − β2)·g², a thousandth of its square. After t steps m is
-# a sum of gradients with the weights (1 − β1)·β1ⁱ, the youngest with i = 0. A mean wants weights that add up to 1;
-# these add up to (1 − β1)·(1 + β1 + … + β1ᵗ⁻¹) = 1 − β1ᵗ. So Adam divides m by just that, and v by 1 − β2ᵗ.
+# one step $m = (1 - \beta_1) g$, a tenth of the gradient, and $v = (1 - \beta_2) g^2$, a thousandth of its square.
+# After t steps m is a sum of gradients with the weights $(1 - \beta_1) \beta_1^i$, the youngest with i = 0. A mean
+# wants weights that add up to 1; these add up to
+#
+# $$(1 - \beta_1) (1 + \beta_1 + \dots + \beta_1^{t-1}) = 1 - \beta_1^t$$
+#
+# So Adam divides m by just that, and v by $1 - \beta_2^t$.
 #
 # With the correction, equal gradients make every update one learning rate long.
 #
@@ -184,6 +194,7 @@ predict("02.bias", unit="learning rates")
 # %%
 from course_utils.figures import lines
 
+waits_for("02.bias")
 beta1, beta2 = 0.9, 0.999  # change this
 t = torch.arange(1, 3001, dtype=torch.float64)
 raw = (1 - beta1**t) / (1 - beta2**t).sqrt()
@@ -205,12 +216,20 @@ print(f"the longest is step {raw.argmax() + 1}; still {raw[999]:.2f} at step 1,0
 # ### All of it as equations
 # For each parameter θ, with g its gradient in step t, and m and v zero before the first:
 #
-# | what | equation | what decides it |
+# $$m_t = \beta_1 m_{t-1} + (1 - \beta_1) g_t$$
+#
+# $$v_t = \beta_2 v_{t-1} + (1 - \beta_2) g_t^2$$
+#
+# $$\hat m_t = \frac{m_t}{1 - \beta_1^t} \qquad \hat v_t = \frac{v_t}{1 - \beta_2^t}$$
+#
+# $$\theta_t = \theta_{t-1} - \eta \cdot \frac{\hat m_t}{\sqrt{\hat v_t} + \varepsilon}$$
+#
+# | line | what it is | what decides it |
 # |---|---|---|
-# | direction | mₜ = β1·mₜ₋₁ + (1 − β1)·gₜ | β1: m is a mean over about 1/(1 − β1) gradients |
-# | size | vₜ = β2·vₜ₋₁ + (1 − β2)·gₜ² | β2: v is a mean over about 1/(1 − β2) squares |
-# | bias correction | m̂ₜ = mₜ/(1 − β1ᵗ) and v̂ₜ = vₜ/(1 − β2ᵗ) | the step t; it wears off as βᵗ goes to 0 |
-# | update | θₜ = θₜ₋₁ − η·m̂ₜ/(√v̂ₜ + ε) | η: the length of a step; ε: the size below which a gradient counts as none |
+# | 1 | the direction | β1: m is a mean over about 1/(1 − β1) gradients |
+# | 2 | the size | β2: v is a mean over about 1/(1 − β2) squares |
+# | 3 | bias correction | the step t; it wears off as βᵗ goes to 0 |
+# | 4 | the update | η: the length of a step; ε: the size below which a gradient counts as none |
 #
 # A larger β1 averages away more noise, and turns more slowly. A larger β2 is slower to notice a jump in size. So GPT-3
 # took β2 = 0.95 ([Brown et al.
@@ -224,7 +243,7 @@ for g, length in zip(gradients.tolist(), lengths.tolist(), strict=True):
     print(f"gradient {g:.0e}: an update of {length:.3f} learning rates")
 
 # %% [markdown]
-# Far below ε, the update is η·m̂/ε: gradient descent again, and almost no step.
+# Far below ε, the update is $\eta \hat m / \varepsilon$: gradient descent again, and almost no step.
 
 # %% [markdown]
 # ## Adam by hand
@@ -362,6 +381,7 @@ predict("02.second_step", unit="MB")
 # %%
 from course_utils import on_gpu
 
+waits_for("02.second_step")
 peaks = []
 with on_gpu():
     model = GPT().to("cuda")
@@ -422,6 +442,9 @@ predict("02.muon", unit="bytes")
 
 
 # %%
+waits_for("02.muon")
+
+
 def kept_after_a_step(optimizer: torch.optim.Optimizer) -> int:
     optimizer.step()
     tensors = [tensor for state in optimizer.state.values() for tensor in state.values()]
@@ -468,9 +491,10 @@ bars(per_parameter, title, unit="bytes per parameter", kind="optimizer_states", 
 
 # %% [markdown]
 # ## What comes and goes in the step
-# States stay. But the step itself needs room: √v̂ + ε is a new tensor. How many of those exist at once depends on how
-# PyTorch walks over the parameters: [*for-loop, foreach, fused*](../docs/glossary.md#foreach-for-loop-fused). On a GPU
-# it takes **foreach** unless told otherwise: a few kernels for all tensors are quicker than many small ones.
+# States stay. But the step itself needs room: $\sqrt{\hat v} + \varepsilon$ is a new tensor. How many of those exist at
+# once depends on how PyTorch walks over the parameters: [*for-loop, foreach,
+# fused*](../docs/glossary.md#foreach-for-loop-fused). On a GPU it takes **foreach** unless told otherwise: a few
+# kernels for all tensors are quicker than many small ones.
 #
 # **Your guess.** How many bytes per parameter does AdamW with foreach need on top, at its fullest moment?
 
@@ -525,6 +549,7 @@ recorded_times("optimizer")
 predict("02.upcast", unit="bytes")
 
 # %%
+waits_for("02.upcast")
 paper = {"weights": 2, "gradients in fp32": 4, "master weights": 4, "m and v": 8, "foreach's tensors": 4}
 print(" + ".join(f"{size} ({name})" for name, size in paper.items()), "=", sum(paper.values()))
 

@@ -28,7 +28,7 @@
 # **Your guess.** What is the next number after 1 in bf16? Say by how many thousandths it is larger.
 
 # %%
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("03.next", unit="thousandths")
 
@@ -38,9 +38,12 @@ from course_utils.lessons.precision.number_formats import bits_figure
 bits_figure(0.1, "A tenth is in none of the formats, and further off the fewer mantissa bits there are")
 
 # %% [markdown]
-# A normal number is (−1)^sign · 2^(exponent − bias) · (1 + mantissa/2^m). So the step from 1 to the next number,
-# [*epsilon*](../docs/glossary.md#epsilon), is 2^−m: bf16's should be 2^−7. Ask PyTorch. Then change 1.0 to 300.0:
-# which formats can still count in steps of one? Predict, run.
+# With m bits of mantissa, a normal number is
+#
+# $$(-1)^{\text{sign}} \cdot 2^{\text{exponent} - \text{bias}} \cdot \left(1 + \frac{\text{mantissa}}{2^m}\right)$$
+#
+# So the step from 1 to the next number, [*epsilon*](../docs/glossary.md#epsilon), is $2^{-m}$. Ask PyTorch. Then change
+# 1.0 to 300.0: which formats can still count in steps of one? Predict, run.
 
 # %%
 import torch
@@ -305,6 +308,7 @@ def train(model, masters, rate=3e-3, steps=100, seed=0):
 
 
 # %% tags=["nbval-ignore-output"]
+waits_for("03.trained")
 fp32, bf16, mixed = language_model(seed=0), language_model(seed=0).bfloat16(), language_model(seed=0).bfloat16()
 ended = {
     "fp32": train(fp32, list(fp32.parameters())),
@@ -338,6 +342,7 @@ from copy import deepcopy
 
 from course_utils.lessons.shared.language_model import mean_loss
 
+waits_for("03.late")
 trained, unmoved, rate = language_model(seed=0), {}, 1e-5  # change this
 train(trained, list(trained.parameters()), steps=200)
 for name, dtype in (("fp32", torch.float32), ("bf16 alone", torch.bfloat16), ("bf16, fp32 master", torch.bfloat16)):
@@ -366,7 +371,7 @@ print("losses:", [round(loss, 1) for loss in train(half, list(half.parameters())
 print("Adam's epsilon of 1e-8, in fp16:", torch.tensor(1e-8).half().item())
 
 # %% [markdown]
-# Adam divides by √v + ε. In fp16, the square of a small gradient is 0, and so is ε: 0/0.
+# Adam divides by $\sqrt{v} + \varepsilon$. In fp16, the square of a small gradient is 0, and so is ε: 0/0.
 #
 # ### Why large models diverged in fp16
 # With master weights and loss scaling, fp16 trained good models for years. Then came large ones. The BLOOM team spent
@@ -554,10 +559,11 @@ with on_gpu():
     print(f"{held / N:.2f} bytes per parameter after the step")
     del weight, master, adam
 
-# %%
+# %% tags=["plumbing"]
 from course_utils.figures import stack
 from course_utils.lessons.precision.formats_in_a_step import estimated_states, measured_states, per_parameter
 
+waits_for("03.xl")
 N = base.model.parameters
 print(f"{'bytes per parameter':22s} {'estimated':18s} {steps['fp32'].word}")
 for name, step in steps.items():
@@ -581,7 +587,7 @@ stack(states, title, provenance="estimated from formulas")
 # ### 16, 18, 20: who says what
 # Every convention is a sum of the same few terms. Before you compare two tools, ask which terms they have.
 
-# %%
+# %% tags=["plumbing"]
 conventions = {
     "ZeRO, section 3.1": (2, 2, 4, 4, 4),
     "Megatron Core, fp32 everything": (4, 4, 0, 4, 4),

@@ -28,7 +28,7 @@
 # **Your guess.** What part of all of GPT-2's parameters is that table of words?
 
 # %%
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("04.embedding", unit="%")
 
@@ -112,8 +112,8 @@ print(f"a block: {parts.total():,}; 12h² + 13h = {12 * h**2 + 13 * h:,}")
 reveal("04.block", parts.total() / h**2, unit="h²")
 
 # %% [markdown]
-# What is over 12 is 13h/h²: biases and norms. Two thirds of a block are its MLP. Change the heads to 5, and predict the
-# count. Later models leave biases out. Then a LayerNorm loses its shift, too:
+# What is over 12 is $13h / h^2$: biases and norms. Two thirds of a block are its MLP. Change the heads to 5, and
+# predict the count. Later models leave biases out. Then a LayerNorm loses its shift, too:
 
 # %%
 with torch.device("meta"):
@@ -127,7 +127,7 @@ print(f"biases are {1 - without / parts.total():.2%} of a block")
 # Around L blocks there are the table of words, a table of P learned
 # [positions](../docs/glossary.md#learned-and-rotary-positions), and one last norm:
 #
-# **N = hV + L·(12h² + 13h) + 2h + hP**
+# $$N = hV + L \cdot (12h^2 + 13h) + 2h + hP$$
 #
 # The head, which turns h numbers into V [logits](../docs/glossary.md#logits), is missing. In GPT-2 it is
 # [tied](../docs/glossary.md#tied-head): the same matrix as the table, used a second time.
@@ -209,7 +209,7 @@ print(f"on a GPU: {sum(buffer.nbytes for buffer in xl.buffers()):,} bytes, at 1 
 # %% [markdown]
 # ## When is 12·L·h² good enough?
 # Many texts, and the scaling laws of [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361) (section 2.1), count the
-# matrices of the blocks and nothing else: N ≈ 12·L·h². You have seen a third of GPT-2 outside of it.
+# matrices of the blocks and nothing else: $N \approx 12 L h^2$. You have seen a third of GPT-2 outside of it.
 #
 # **Your guess.** By how many percent does 12·L·h² miss GPT-3, with h = 12,288 and L = 96?
 
@@ -229,7 +229,7 @@ reveal("04.rule", 100 * (1 - 12 * 96 * 12288**2 / gpt(50257, 2048, 12288, 96)), 
 # Why does it get better? The table grows like h, a block like h². Add (2048, 12288, 12), wide and shallow, and predict
 # its errors. The next picture is a ladder of GPTs from h = 256 to 8,192 with a layer for each 64 of width.
 
-# %%
+# %% tags=["plumbing"]
 from course_utils.figures import lines
 
 
@@ -246,8 +246,11 @@ lines(
 )
 
 # %% [markdown]
-# In one line: what 12·L·h² forgets is V·h, so the error is about V/(12·L·h + V). It is below 5 % once L·h exceeds
-# 19·V/12.
+# In one line: what 12·L·h² forgets is V·h, so the error is about
+#
+# $$\frac{V}{12 L h + V}$$
+#
+# It is below 5 % once L·h exceeds $\frac{19}{12} V$.
 
 # %%
 for V in (50257, 128256):
@@ -356,7 +359,7 @@ for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama
 
 # %% [markdown]
 # Two of them are within 2 %, and that is luck: too many parameters in one place make up for too few in another. For
-# Llama, take 2h² + 2h·k + 3f·h for a block and V·h once or twice.
+# Llama, take $2h^2 + 2hk + 3fh$ for a block and $hV$ once or twice.
 
 # %% [markdown]
 # ## Eight times seven is not 56
@@ -366,13 +369,14 @@ for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama
 # **Your guesses.** How many billion are stored? And how many does one token use?
 
 # %%
-predict("04.experts", unit="billion")
-predict("04.active", unit="billion")
+predict("04.experts", unit="billion", asks="stored")
+predict("04.active", unit="billion", asks="used by a token")
 
 # %% [markdown]
 # **Estimate.** Only the MLP is there eight times. Attention, norms, words and head are shared.
 
 # %%
+waits_for("04.active")
 V, h, L, k, f = 32000, 4096, 32, 1024, 14336
 E, chosen = 8, 2  # change this
 shared = L * (2 * h**2 + 2 * h * k + 2 * h) + 2 * V * h + h

@@ -29,7 +29,7 @@
 
 # %%
 from course_utils import PRESETS, TrainingRun, estimate, format_bytes, measure, on_gpu
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 s, b, h = 1024, 4, 1024
 n = s * b * h
@@ -50,6 +50,7 @@ predict("05.operations", unit="MB")
 # | x · y, both activations | y, and x | both |
 
 # %%
+waits_for("05.operations")
 wanted = {
     "addition": 0, "division by a number": 0, "linear layer": 2 * n, "GELU": 2 * n, "softmax": 2 * n,
     "dropout": n, "LayerNorm": 2 * n + 8 * s * b, "product of two": 4 * n,
@@ -143,10 +144,17 @@ print(f"largest slope {x.grad.abs().max():.4f}, largest difference {(by_hand - x
 
 # %% [markdown]
 # ### What LayerNorm computes
-# Of each token's h numbers, LayerNorm takes mean μ and variance σ²: x̂ = (x − μ)/√(σ² + ε), where the small ε prevents
-# a division by zero. Then y = γ·x̂ + β, with gain γ and bias β ([Ba et al. 2016](https://arxiv.org/abs/1607.06450)).
-# With g = γ·dL/dy, and means over a token's numbers, dL/dx = (g − mean(g) − x̂·mean(g·x̂))/√(σ² + ε) and dL/dγ = Σ
-# x̂·dL/dy. So PyTorch keeps x, μ and 1/√(σ² + ε), and makes x̂ from them again. Check that, too.
+# Of each token's h numbers, LayerNorm takes mean μ and variance σ². The small ε prevents a division by zero, γ is the
+# gain and β the bias ([Ba et al. 2016](https://arxiv.org/abs/1607.06450)).
+#
+# $$\hat x = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} \qquad y = \gamma \hat x + \beta$$
+#
+# With $g = \gamma \cdot \frac{dL}{dy}$, and means over a token's numbers, the slopes are
+#
+# $$\frac{dL}{dx} = \frac{g - \text{mean}(g) - \hat x \cdot \text{mean}(g \hat x)}{\sqrt{\sigma^2 + \varepsilon}}
+# \qquad \frac{dL}{d\gamma} = \sum \hat x \cdot \frac{dL}{dy}$$
+#
+# So PyTorch keeps x, μ and $1 / \sqrt{\sigma^2 + \varepsilon}$, and makes $\hat x$ from them again. Check that, too.
 
 # %%
 gain, bias = (torch.randn(16, requires_grad=True) for _ in range(2))
@@ -256,8 +264,11 @@ for item in saved_by(Block(h, a, eager), (b, s, h), dtype="bf16", device="gpu"):
 
 # %% [markdown]
 # ### The formula, term by term
-# Everything without s² makes 34. The rest has one number for each *pair* of tokens in each head, 5·a·s²·b. Together
-# they are equation 1 of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198). `block` in
+# Everything without s² makes 34. The rest has one number for each *pair* of tokens in each head, 5·a·s²·b.
+#
+# $$34 \cdot s b h + 5 a s^2 b = s b h \left(34 + \frac{5 a s}{h}\right)$$
+#
+# That is equation 1 of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198). `block` in
 # [formula.py](../course_utils/estimating/formula.py) adds up the same terms for every kernel, norm and MLP.
 
 # %%
@@ -438,6 +449,9 @@ predict("05.loss", unit="GB")
 
 
 # %%
+waits_for("05.loss")
+
+
 def loss_of(logits, targets, upcast):
     return F.cross_entropy(logits.float() if upcast else logits, targets)
 
@@ -476,9 +490,12 @@ print(f"the loss keeps {by_loss / one_block:.1f} times as much as one of {llama1
 # 4. Change V to 32_000, Llama 2's vocabulary: predict what the loss keeps, in blocks.
 #
 # ### Negligible?
-# Korthikanti et al. (section 4.3) count s·b·h·(1 + 4·(1 + V/h)) bytes outside the blocks. For their model of 22 billion
-# parameters (table 3) they call that "less than 0.01% of the total activation memory requirements". Put the sizes in;
-# the last column leaves out 5·a·s/h.
+# Korthikanti et al. (section 4.3) count bytes outside the blocks, too:
+#
+# $$s b h \left(1 + 4 \left(1 + \frac{V}{h}\right)\right)$$
+#
+# For their model of 22 billion parameters (table 3) they call that "less than 0.01% of the total activation memory
+# requirements". Put the sizes in; the last column leaves out 5·a·s/h.
 
 
 # %%
@@ -560,8 +577,11 @@ falls = peaks[0] - peaks[1]
 reveal("05.chunks", falls)
 
 # %% [markdown]
-# **Estimate.** With c chunks each of the three tensors is c times smaller: 3·2·s·b·V·(1 − 1/c). But when backward
-# reaches its last chunk, the others have already left gradients behind.
+# **Estimate.** With c chunks each of the three tensors is c times smaller. The peak falls by
+#
+# $$3 \cdot 2 \cdot s b V \left(1 - \frac{1}{c}\right)$$
+#
+# But when backward reaches its last chunk, the others have already left gradients behind.
 
 # %%
 closed = {
@@ -649,6 +669,7 @@ for name, kept_bytes in lecture.items():
 # queries](../docs/glossary.md#grouped-queries). Change one thing at a time: first the model, then the kernel.
 
 # %%
+waits_for("05.llama")
 with_flash = llama.replace(attention="flash")
 real = measure(with_flash)
 kinds = {
@@ -702,6 +723,7 @@ print(f"ZeRO's formula: {format_bytes(zero_activation_bytes(xl), 'GB', 1)}")
 predict("05.sixty", unit="GB")
 
 # %%
+waits_for("05.sixty")
 flash_step, eager_step = measure(xl), measure(xl.replace(attention="eager"))
 kept_flash = flash_step.moments["end of forward"]["activations"]
 three = {

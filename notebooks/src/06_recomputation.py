@@ -43,7 +43,7 @@ schedule_player("keep all", nodes=8)  # change this
 # first 48 included?
 
 # %%
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("06.none", unit="runs")
 
@@ -51,8 +51,11 @@ predict("06.none", unit="runs")
 schedule_player("keep none", nodes=8)
 
 # %% [markdown]
-# The closed form: n runs at first; then for b of node i another i runs, and 1 + 2 + … + n = n(n + 1)/2. And the
-# schedule, node by node:
+# The closed form: n runs at first; then for b of node i another i runs. These add up to
+#
+# $$1 + 2 + \dots + n = \frac{n (n + 1)}{2}$$
+#
+# And the schedule, node by node:
 
 # %%
 from course_utils.lessons.recomputation.schedules import keep_every, keep_none
@@ -83,12 +86,15 @@ predict("06.k", unit="nodes")
 
 # %% [markdown]
 # The closed form has two parts: n/k checkpoints, and the k values of the stretch that is being run again. One falls
-# with k, the other rises. Their sum n/k + k is least where its slope −n/k² + 1 is zero.
+# with k, the other rises. Their sum is least where its slope is zero:
+#
+# $$\frac{n}{k} + k \qquad -\frac{n}{k^2} + 1 = 0$$
 
-# %%
+# %% tags=["plumbing"]
 from course_utils.figures import lines
 from course_utils.lessons.recomputation.schedules import best_interval, memory_every
 
+waits_for("06.k")
 ks = [1, 2, 4, 8, 16, 32, 64]
 lines(
     {"in all": (ks, [keep_every(64, k).memory for k in ks]), "checkpoints": (ks, [64 / k for k in ks]),
@@ -103,8 +109,8 @@ print(f"values kept: {keep_every(64, 8).memory} = 2·√64")
 reveal("06.k", best_interval(64), unit="nodes")
 
 # %% [markdown]
-# Memory 2√n for one more forward pass. This is where "the square root" comes from. The next section shows when it does
-# not hold.
+# Memory $2 \sqrt{n}$ for one more forward pass. This is where "the square root" comes from. The next section shows when
+# it does not hold.
 
 # %% [markdown]
 # ## A block is not a node
@@ -159,13 +165,17 @@ print(f"one checkpoint: {format_bytes(checkpoint_size, 'MB', 1)}")
 print(f"the block keeps {format_bytes(kept, 'MB', 1)}: c = {c:.2f}")
 
 # %% [markdown]
-# A block keeps c checkpoints. (Change 1024 to 128: does c depend on s with a flash kernel?) So now it is L/k + c·k.
+# A block keeps c checkpoints. (Change 1024 to 128: does c depend on s with a flash kernel?) So now it is
+#
+# $$\frac{L}{k} + c \cdot k$$
+#
 # **Your guess.** One checkpoint for how many of GPT-2 XL's 48 blocks gives the lowest peak of the whole training step?
 
 # %%
 predict("06.blocks", unit="blocks")
 
 # %%
+waits_for("06.blocks")
 xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="bf16-master")
 L, ks = xl.model.layers, [1, 2, 3, 4, 6, 8, 12, 16]
 by_k = {k: estimate(xl.replace(recompute=f"every-{k}")) for k in ks}
@@ -188,9 +198,9 @@ reveal("06.blocks", best, unit="blocks")
 
 # %% [markdown]
 # The square root belongs to a chain whose nodes keep as little as a checkpoint. A block keeps c times that, so the
-# formula moves to √(L/c), below 2: nearly a checkpoint for every block. The whole step then moves it back a little,
-# because a step has *two* full moments. When the loss goes backward, all checkpoints are there, and with them the
-# tensors of s·b·V numbers from lesson 05: fewer checkpoints help. When the first stretch is run again, the loss is
+# formula moves to $\sqrt{L/c}$, below 2: nearly a checkpoint for every block. The whole step then moves it back a
+# little, because a step has *two* full moments. When the loss goes backward, all checkpoints are there, and with them
+# the tensors of s·b·V numbers from lesson 05: fewer checkpoints help. When the first stretch is run again, the loss is
 # gone: shorter stretches help. The best k balances those two.
 
 # %% [markdown]
@@ -377,7 +387,10 @@ tokens = torch.randint(V, (b, s))
 predict("06.third", unit="%")
 
 # %% [markdown]
-# Estimate: Korthikanti et al.'s eq. 7 has a step's [FLOPs](../docs/glossary.md#flops), 72·b·L·s·h²(1 + s/6h + V/12hL).
+# Estimate: Korthikanti et al.'s eq. 7 has a step's [FLOPs](../docs/glossary.md#flops).
+#
+# $$72 b L s h^2 \left(1 + \frac{s}{6h} + \frac{V}{12 h L}\right)$$
+#
 # Measure: PyTorch counts the FLOPs of each matrix product that it runs.
 
 # %%
@@ -446,10 +459,10 @@ for name, (L, h, a) in sizes.items():
 reveal("06.core", 100 * added["GPT-3"], unit="%")
 
 # %% [markdown]
-# Memory holds: 70 %. The 2.7 % follow from the paper's eq. 8, where s/6h becomes s/3h: that adds the core's *whole*
-# share of a step, forward and backward, three units, where recomputation runs forward alone. It is cheaper than its
-# authors say, for every model. And PyTorch, as it stops early, runs only q·kᵀ again: half. Change s to 8192: which of
-# the three columns grow?
+# Memory holds: 70 %. The 2.7 % follow from the paper's eq. 8, where $\frac{s}{6h}$ becomes $\frac{s}{3h}$: that adds
+# the core's *whole* share of a step, forward and backward, three units, where recomputation runs forward alone. It is
+# cheaper than its authors say, for every model. And PyTorch, as it stops early, runs only q·kᵀ again: half. Change s to
+# 8192: which of the three columns grow?
 
 # %% [markdown]
 # ## The front
@@ -508,6 +521,7 @@ predict("06.percent", unit="%")
 # %%
 from course_utils.estimating.exact.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
 
+waits_for("06.percent")
 full = xl.replace(recompute="full")  # change this
 s, b, h, L = full.seq_len, full.micro_batch, full.model.hidden, full.model.layers
 zero, one_each, real = 12 * 2 * h * b * s * L, 2 * s * b * h * L, measure(full)

@@ -98,7 +98,11 @@ reveal("07.factor", round(factor.item(), 3), unit="times")
 
 # %% [markdown]
 # A sum of 25 means is 25 times the mean of all 100. So divide each loss by 25 before its `backward()`: that division is
-# your job. Change k to 8 and run both cells: what do the two lines say then?
+# your job. With $L_i$ the mean loss of micro-batch i,
+#
+# $$\nabla L = \frac{1}{k} \sum_{i=1}^{k} \nabla L_i$$
+#
+# Change k to 8 and run both cells: what do the two lines say then?
 #
 # What is left between the two gradients is rounding: fp32 adds the same numbers in another order. So 25 micro-batches
 # of 4 *are* a batch of 100. (Batch norm breaks this, as it looks at all examples of a micro-batch together.
@@ -253,7 +257,11 @@ print(f"a token counts 1/{min(counts)} of its micro-batch's mean, or 1/{max(coun
 reveal("07.weight", max(counts) / min(counts), unit="times")
 
 # %% [markdown]
-# The large batch is a mean over *all* its tokens. To get that, weigh each micro-batch's mean by its share of tokens.
+# The large batch is a mean over *all* its tokens. To get that, weigh each micro-batch's mean by its share of tokens. If
+# micro-batch i has $n_i$ of them,
+#
+# $$L = \sum_{i=1}^{k} \frac{n_i}{n_1 + \dots + n_k} \cdot L_i$$
+#
 # That takes one look at the whole group before its first backward:
 
 
@@ -380,7 +388,7 @@ for b, one in found.items():
     print(f"{100 // b:3d} × {b:3d}: {format_bytes(one.peak, 'GB', 2)}, estimate − {one.word} {gap:+,} bytes")
 reveal("07.memory", found[4].peak)
 
-# %%
+# %% tags=["plumbing"]
 from course_utils.figures import lines
 
 word = " or ".join(sorted({one.word for one in found.values()}))

@@ -83,10 +83,16 @@ theta_explorer(size=4, group=1)
 # %% [markdown]
 # ## How large should a batch be?
 # A batch's gradient is the mean of its sequences' gradients: the true gradient G, and noise that shrinks as the batch B
-# grows. Its squared length is on average |G|² + tr(Σ)/B, where tr(Σ) is the mean squared length of one sequence's
-# noise. The two are equal at B = tr(Σ)/|G|², the [noise scale](../docs/glossary.md#gradient-noise-scale) ([McCandlish
-# et al. 2018](https://arxiv.org/abs/1812.06162), section 2). Take the gradient of each of 256 sequences on its own, and
-# the formula can be checked:
+# grows.
+#
+# Its squared length is on average
+#
+# $$|G|^2 + \frac{\text{tr}(\Sigma)}{B}$$
+#
+# where tr(Σ) is the mean squared length of one sequence's noise. The two are equal at $B = \text{tr}(\Sigma) / |G|^2$,
+# the [noise scale](../docs/glossary.md#gradient-noise-scale) ([McCandlish et al.
+# 2018](https://arxiv.org/abs/1812.06162), section 2). Take the gradient of each of 256 sequences on its own, and the
+# formula can be checked:
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -159,11 +165,17 @@ reveal("07.noise", near[2], unit="sequences")
 # What all sequences share is learned within a few steps: G shrinks. What is left to learn differs from sequence to
 # sequence: later both grow, but the noise far more. So the batch that is worth its price grows during training.
 #
-# What is it worth? A step on B sequences should gain 1/(1 + B_noise/B) of what the best possible step gains, each with
-# the rate that suits it (section 2.2 of the paper). **B_noise** is a noise scale, too, but noise counts only where the
-# loss curves: B_noise = tr(HΣ)/(GᵀHG), where H holds the loss's second derivatives. If the loss curves alike in all
-# directions, H cancels, and our tr(Σ)/|G|² is left. Is that good enough? H itself is far too large to compute, but its
-# product with one vector is only one more backward through the gradient:
+# What is it worth? A step on B sequences should gain a part of what the best possible step gains, each with the rate
+# that suits it (section 2.2 of the paper):
+#
+# $$\frac{1}{1 + B_{\text{noise}} / B}$$
+#
+# **B_noise** is a noise scale, too, but noise counts only where the loss curves. H holds the loss's second derivatives:
+#
+# $$B_{\text{noise}} = \frac{\text{tr}(H \Sigma)}{G^T H G}$$
+#
+# If the loss curves alike in all directions, H cancels, and our tr(Σ)/|G|² is left. Is that good enough? H itself is
+# far too large to compute, but its product with one vector is only one more backward through the gradient:
 
 
 # %%
@@ -192,8 +204,8 @@ for steps in (20, 300):
 # With other first weights, it may be the other way round. So take tr(Σ)/|G|² for what it is: right within a factor of
 # four. (Change the count to 32: how much is chance?)
 #
-# Turn it round: to reach the same loss, batches of B take 1 + B_noise/B times the least number of steps, and 1 +
-# B/B_noise times the least number of examples (section 2.3).
+# Turn it round: to reach the same loss, batches of B take $1 + B_{\text{noise}} / B$ times the least number of steps,
+# and $1 + B / B_{\text{noise}}$ times the least number of examples (section 2.3).
 
 # %%
 ratios = 2.0 ** torch.arange(-3, 4)  # change this
@@ -208,8 +220,12 @@ for row in torch.stack([ratios, steps, examples]).T.tolist():
 # %% [markdown]
 # ## A batch that grows
 # For language models [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361) measured it: a power law of the loss L
-# alone, whatever the model's size. B_crit = B\*/L^(1/α_B), with B\* ≈ 2·10⁸ tokens and α_B ≈ 0.21 (eq. 1.4). MiniMax-01
-# fitted a law of its own, and doubles its batch three times, at the losses 1.98, 1.77 and 1.58 ([MiniMax
+# alone, whatever the model's size.
+#
+# $$B_{\text{crit}} = \frac{B^{\ast}}{L^{1 / \alpha_B}}$$
+#
+# They have $B^{\ast} \approx 2 \cdot 10^8$ tokens and $\alpha_B \approx 0.21$ (eq. 1.4). MiniMax-01 fitted a law of its
+# own, and doubles its batch three times, at the losses 1.98, 1.77 and 1.58 ([MiniMax
 # 2025](https://arxiv.org/abs/2501.08313), section 4.2 and figure 13). A power law is a straight line in logarithms:
 
 # %%
@@ -273,8 +289,9 @@ reveal("07.goyal", published(8192, "0.10").error, unit="%")
 # scaled by √32 it ends in between. (Even a famous table may contradict its caption: that calls 23.68 the error at 0.1.)
 #
 # At first the gradient changes quickly, so k small steps are not one large one, and the large rate throws the weights
-# out. Hence the [warm-up](../docs/glossary.md#warm-up): let the rate grow, α_t = α_max·t/T_w from nothing, or, as Goyal
-# et al. do over 5 epochs, from the small batch's rate. In torch that is a scheduler:
+# out. Hence the [warm-up](../docs/glossary.md#warm-up): let the rate grow,
+# $\alpha_t = \alpha_{\text{max}} \cdot t / T_w$ from nothing, or, as Goyal et al. do over 5 epochs, from the small
+# batch's rate. In torch that is a scheduler:
 
 # %%
 from torch.optim.lr_scheduler import LinearLR
