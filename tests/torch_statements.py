@@ -13,7 +13,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parents[1] / "notebooks" / "src"
 HEADERS = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef, ast.Import, ast.ImportFrom, ast.Pass, ast.Try)
-ASIDE = ("print", "display", "predict", "reveal", "quiz")
+ASIDE = ("print", "display", "predict", "reveal", "waits_for", "quiz")
 LOOKS_SO = ("model", "network", "optimizer", "loss", "layer", "block", "scaler", "tensor")
 """Parameters of a function of these names are modules, optimizers and tensors."""
 

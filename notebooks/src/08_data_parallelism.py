@@ -32,7 +32,7 @@
 # %%
 from course_utils import TrainingRun, estimate, format_bytes
 from course_utils.estimating.sharding import rank_0_states
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 xl = TrainingRun("gpt2-xl", micro_batch=4, seq_len=1024, precision="amp-bf16", recompute="full")
 alone = sum(rank_0_states(xl).values())
@@ -43,7 +43,7 @@ predict("08.states")
 shared = xl.replace(accumulation_steps=2, world_size=8)  # change this
 states = rank_0_states(shared)
 b, k, D = shared.micro_batch, shared.accumulation_steps, shared.world_size
-print({kind: format_bytes(size, "GB", 1) for kind, size in states.items()})
+print({kind.replace("_", " "): format_bytes(size, "GB", 1) for kind, size in states.items()})
 print(f"{b} · {k} · {D} = {shared.global_batch} sequences per step, {shared.global_batch * shared.seq_len:,} tokens")
 reveal("08.states", sum(states.values()))
 
@@ -117,7 +117,11 @@ torchrun(train, ranks=2)  # change this
 # %% [markdown]
 # ## The mean of three gradients is the gradient of all
 # The loss of a batch is the mean over its sequences. So is its gradient. Cut the batch into three equal parts and
-# compute G1, G2 and G3: then (G1 + G2 + G3)/3 is the gradient of the whole batch. As a loop in one process:
+# compute their gradients. Then their mean is the gradient of the whole batch:
+#
+# $$G = \frac{G_1 + G_2 + G_3}{3}$$
+#
+# As a loop in one process:
 
 # %%
 import torch
@@ -198,9 +202,10 @@ for name, kept_back in {"all": [], "all but 2.bias": ["2.bias"], "none": everyth
     path = torch.tensor(run_ranks(drift, world_size=3, kept_back=kept_back))  # ranks, steps, weights
     apart[name] = (path.amax(0) - path.amin(0)).amax(1)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "plumbing"]
 from course_utils.figures import lines
 
+waits_for("08.drift")
 lines(
     {f"shared: {name}": (list(range(1, 31)), values.tolist()) for name, values in apart.items()},
     "One forgotten bias, and the replicas run away from each other",
@@ -286,8 +291,11 @@ reveal("08.ring", 2 * counted, unit="KB")
 
 # %% [markdown]
 # At the end every part is 1 + 10 + 100 + 1,000. (Change D to 5: how many KB are sent then, and what do the parts hold?)
-# The second half sends as many messages of the same size, so it is 2(D−1)/D · S in all. Watch the
-# first:
+# The second half sends as many messages of the same size, so each rank sends in all
+#
+# $$\frac{2 (D - 1)}{D} \cdot S$$
+#
+# Watch the first half:
 
 # %%
 from course_utils.lessons.data_parallelism.widget import ring_player
@@ -308,8 +316,8 @@ for D in (2, 8, 64):
           f"ring {format_bytes(ring_sends, 'GB', 1):>7s}")  # fmt: skip
 
 # %% [markdown]
-# No exchange among ranks can do it with less than 2(D−1)/D · S: the ring is optimal in bytes. In *messages* it is not.
-# It sends 2(D−1) one after the other, and each has to be started. Keep that for the end.
+# No exchange among ranks can do it with less than that: the ring is optimal in bytes. In *messages* it is not. It sends
+# 2(D−1) one after the other, and each has to be started. Keep that for the end.
 
 # %% [markdown]
 # ## Buckets
@@ -323,8 +331,8 @@ for D in (2, 8, 64):
 predict("08.buckets")
 
 # %% [markdown]
-# Each gradient is in one bucket, and buckets stay. So it is the gradients once more. A *communication hook* can check
-# that: DDP calls it for each bucket that is full, and it returns the future mean.
+# Each gradient is in one bucket, and buckets stay. A *communication hook* can measure them: DDP calls it for each
+# bucket that is full, and it returns the future mean.
 
 
 # %%
@@ -361,9 +369,9 @@ kept = estimate(xl.replace(world_size=8))["communication"]
 reveal("08.buckets", kept)
 
 # %% [markdown]
-# So it is: as many bytes of buckets as there are gradients. With `gradient_as_bucket_view=True` each `.grad` is a
-# window into a bucket, and the bytes are there once. (Buckets of 4 MiB: more bytes, or fewer
-# buckets?) For GPT-2 XL:
+# The gradients once more: as many bytes of buckets as there are gradients. With `gradient_as_bucket_view=True` each
+# `.grad` is a window into a bucket, and the bytes are there once. (Buckets of 4 MiB: more bytes, or fewer buckets?) For
+# GPT-2 XL:
 
 # %%
 from course_utils.figures import stack
@@ -395,8 +403,7 @@ stack({name: estimate(run) for name, run in columns.items()},
 predict("08.overlap", unit="%")
 
 # %% [markdown]
-# At best five of six buckets travel while backward still computes; the last one is ready only when backward is
-# through. That makes 5/6.
+# Count the buckets that are ready before backward is through.
 # [ddp_training.py](../course_utils/lessons/data_parallelism/ddp_training.py) has the network and the hook from above,
 # with a clock: six buckets, a single one, no exchange at all. Each process takes a GPU of its own if torch finds two.
 # On a machine with one GPU, or none, both run on the processor: NCCL refuses two ranks on one GPU.
@@ -422,9 +429,11 @@ overlap_figure(
 )
 
 # %% [markdown]
-# Compare the ends of the three steps. Hiding is not free: on a CPU, the exchange needs the same cores as backward, on
-# GPUs some of their multiprocessors and of their memory's bandwidth. The figure's percentage is of time, not of bytes:
-# buckets travel at different speeds, and wait for one another. (Buckets of 1 MiB: what part can hide then, at best?)
+# At best five of six buckets travel while backward still computes; the last one is ready only when backward is through.
+# That makes 5/6. Now compare the ends of the three steps. Hiding is not free: on a CPU, the exchange needs the same
+# cores as backward, on GPUs some of their multiprocessors and of their memory's bandwidth. The figure's percentage is
+# of time, not of bytes: buckets travel at different speeds, and wait for one another. (Buckets of 1 MiB: what part can
+# hide then, at best?)
 
 # %% [markdown]
 # ## Do not sync what you accumulate
@@ -550,8 +559,11 @@ bars(milliseconds, "Two threads take turns; two processes work at once, if cores
 
 # %% [markdown]
 # ## How far does it scale?
-# A message costs α seconds to start, and β seconds for each byte: t = α + β·n. Two processes send each other messages
-# of 4 bytes to 16 MiB:
+# A message costs α seconds to start, and β seconds for each byte. For n bytes that is
+#
+# $$t = \alpha + \beta n$$
+#
+# Two processes send each other messages of 4 bytes to 16 MiB:
 
 
 # %%
@@ -584,7 +596,7 @@ print(f"{len(timed)} sizes from {timed[0][0]} to {timed[-1][0]:,} bytes, {len(ti
 # much as large ones. Its uncertainty is the band. (With `most=6` all messages are small. Which of α and β is then
 # uncertain?)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "plumbing"]
 from statistics import median
 
 from course_utils.lessons.data_parallelism.figures import band_figure
@@ -599,9 +611,12 @@ band_figure(
 )  # fmt: skip
 
 # %% [markdown]
-# A ring needs 2(D−1) messages of S/D bytes, one after the other: 2(D−1)·(α + β·S/D). With the time that a rank
-# computes for one step, that gives an [efficiency](../docs/glossary.md#scaling-efficiency): throughput of D ranks over
-# D times that of one. What goes in, for the small network of the overlap:
+# A ring needs 2(D−1) messages of S/D bytes, one after the other:
+#
+# $$2 (D - 1) \left(\alpha + \frac{\beta S}{D}\right)$$
+#
+# With the time that a rank computes for one step, that gives an [efficiency](../docs/glossary.md#scaling-efficiency):
+# throughput of D ranks over D times that of one. What goes in, for the small network of the overlap:
 
 # %% tags=["nbval-ignore-output"]
 step, size = trained[0]["none"], trained[0]["gradients"]
@@ -616,7 +631,8 @@ print(f"α = {1e6 * link.alpha:.0f} µs per message, β·S = {1000 * link.beta *
 # %%
 predict("08.efficiency", unit="%")
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "plumbing"]
+waits_for("08.efficiency")
 ranks = [2**power for power in range(1, 11)]
 percent = {
     name: {D: tuple(100 * share for share in link.efficiency(size, D, compute, hidden)) for D in ranks}

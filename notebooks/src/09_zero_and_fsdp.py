@@ -32,7 +32,7 @@
 # rank keep when all three are cut?
 
 # %%
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 N, D = 7_500_000_000, 64  # change this
 print(f"nothing cut: (2 + 2 + 12)·Ψ = {16 * N / 1e9:.0f} GB on every rank")
@@ -60,8 +60,12 @@ stack(cut_three_ways(N, D), f"Cut by {D}, {16 * N / 1e9:.0f} GB of states become
 
 # %% [markdown]
 # These are the numbers of figure 1 in [Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), to rounding: 120,
-# 31.4, 16.6, 1.9 GB. Stages 1 and 2 have a floor that no number of ranks breaks, 4Ψ and 2Ψ. (Set D to 1,024: which of
-# the four numbers still change?) The paper's table 1 shows it for a trillion parameters:
+# 31.4, 16.6, 1.9 GB. With K = 12 the three stages keep
+#
+# $$4\Psi + \frac{12\Psi}{D} \qquad 2\Psi + \frac{14\Psi}{D} \qquad \frac{16\Psi}{D}$$
+#
+# Stages 1 and 2 have a floor that no number of ranks breaks, 4Ψ and 2Ψ. (Set D to 1,024: which of the four numbers
+# still change?) The paper's table 1 shows it for a trillion parameters:
 
 # %%
 for psi, name in ((N, "7.5 billion"), (128 * 10**9, "128 billion"), (10**12, "1 trillion")):
@@ -224,9 +228,7 @@ for rank, found in enumerate(run_ranks(halves, world_size=2, gradients=gradients
 
 # %% [markdown]
 # (Swap the two lists: what changes?) Between the halves each rank has exactly the gradients of its slice. So step
-# there, and gather new *weights* in place of gradients. Stages 1 and 2 send what data parallelism sends: 2Ψ. Stage 3
-# has no weights left between steps: it gathers them for forward, again for backward, and reduce-scatters gradients.
-# Three times Ψ (section 7 of the paper).
+# there, and gather new *weights* in place of gradients. What does each stage send?
 
 # %%
 from course_utils.estimating.sharding import zero_communication_elements
@@ -234,6 +236,10 @@ from course_utils.estimating.sharding import zero_communication_elements
 sent = [zero_communication_elements(psi, stage) / psi for stage in range(4)]
 print("numbers sent per parameter, by stage:", *sent)
 reveal("09.price", sent[3] / sent[0], unit="times")
+
+# %% [markdown]
+# Stages 1 and 2 send what data parallelism sends: 2Ψ. Stage 3 has no weights left between steps: it gathers them for
+# forward, again for backward, and reduce-scatters gradients. Three times Ψ (section 7 of the paper).
 
 # %% [markdown]
 # ## The same loss on real ranks
@@ -325,6 +331,7 @@ predict("09.peak", unit="GB")
 # `measure` does for any run what the cells above did by hand. This takes some 15 seconds.
 
 # %%
+waits_for("09.peak")
 rank = measure(llama)
 rows = {"ZeRO's formula": formula(llama), f"peak, {rank.word}": rank.breakdown}
 stack(rows, f"The peak is {rank.peak / sum(formula(llama).values()):.1f} times the formula: gathered weights",
@@ -478,6 +485,10 @@ bars(ways, "The slower the link, the more tokens each rank needs to hide it", un
      provenance="closed form at data-sheet rates; real arithmetic and real links both stay below")  # fmt: skip
 
 # %% [markdown]
+# Arithmetic and sending take equally long at
+#
+# $$\text{tokens} = \frac{\text{bytes per parameter}}{6} \cdot \frac{\text{FLOPs per second}}{\text{bytes per second}}$$
+#
 # The second bar is FSDP2 as you ran it: weights travel in bf16, gradients in fp32. (An "H100-80GB" computes three times
 # as fast: does it need more tokens, or fewer?) On a real cluster latency comes on top when shards are small, and FSDP2
 # gathers for each [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) anew, so stage 3 pays at least 2Ψ for

@@ -31,13 +31,12 @@
 # **Your guess.** How large is that buffer for GPT-2 XL?
 
 # %%
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("10.buffer", unit="GB")
 
 # %% [markdown]
-# The closed form: 4 bytes for each of N gradients. ZeRO rounds N to 1.5 billion, and has 12 GB for 3 billion (section
-# 6.2).
+# The closed form: 4 bytes for each of N gradients.
 
 # %%
 from course_utils import PRESETS, format_bytes
@@ -48,8 +47,8 @@ print(f"GPT-2 XL has {N:,} parameters: 4·N = {format_bytes(4 * N, 'GB', 2)}")
 reveal("10.buffer", 4 * N)
 
 # %% [markdown]
-# Now make one. Here are weights and gradients of the small GPT-2, as they are after a backward. Only their sizes
-# matter.
+# ZeRO rounds N to 1.5 billion, and has 12 GB for 3 billion (section 6.2). Now make one. Here are weights and gradients
+# of the small GPT-2, as they are after a backward. Only their sizes matter.
 
 # %%
 import torch
@@ -92,8 +91,11 @@ print(f"the norm of the norms:     {lean:,} bytes\nclip_grad_norm_:           {t
 # The gap is one block of 512 bytes, for the norm itself. Change the model to `"gpt2-medium"` (355 million parameters),
 # predict the first line, and run both cells.
 #
-# The norm of all is the norm of the norms: `clip_grad_norm_` uses that, too. Is it the same number? That needs values,
-# so it runs on the CPU:
+# The norm of all is the norm of the norms, and `clip_grad_norm_` uses that, too:
+#
+# $$\|g\| = \sqrt{\|g_1\|^2 + \|g_2\|^2 + \dots}$$
+#
+# Is it the same number? That needs values, so it runs on the CPU:
 
 # %%
 torch.manual_seed(0)
@@ -331,6 +333,7 @@ lines(curves(replayed), title, "allocations and frees so far", "GB", markers=Fal
 predict("10.largest", unit="GB")
 
 # %%
+waits_for("10.largest")
 model = optimizer = tokens = None
 snapshots = {}
 with on_gpu("6 GiB"):  # change this
@@ -349,11 +352,11 @@ with on_gpu("6 GiB"):  # change this
     torch.cuda.memory._record_memory_history(enabled=None)
 
 # %% [markdown]
-# There it is: out of memory in a plain step of GPT-2. 786 MiB were asked for, the logits' size in fp32, and the driver
-# has 24 MiB too few. Most of what is free lies in holes next to tensors. The snapshots know each hole, and the line of
-# code that made the tensor next to it.
+# There it is: out of memory in a plain step of GPT-2. It asked for the logits in fp32. Most of what is free lies in
+# holes next to tensors. The snapshots know each hole, and the line of code that made the tensor next to it.
 
 # %%
+waits_for("10.largest")
 for moment, snapshot in snapshots.items():
     used = [segment for segment in snapshot["segments"] if segment["active_size"]]
     used.sort(key=lambda segment: segment["active_size"] - segment["total_size"])  # the most free first
@@ -380,6 +383,7 @@ for moment, snapshot in snapshots.items():
 # %%
 from course_utils import memory_map_page
 
+waits_for("10.largest")
 tight = replay(measured, "6 GiB")
 memory_map_page(tight)
 
@@ -392,6 +396,9 @@ reveal("10.largest", max(failed.largest_free, driver))
 rest = replayed.peak_reserved - max(replayed.requested)
 print(f"with room: tensors at the peak {format_bytes(max(replayed.requested), 'GB', 3)}, "
       f"reserved {format_bytes(rest, 'GB', 3)} more, {rest / max(replayed.requested):.0%}")  # fmt: skip
+
+# %% [markdown]
+# In the message above 786 MiB were asked for, and the driver had 24 MiB too few.
 
 # %% [markdown]
 # ## Cures
@@ -533,6 +540,7 @@ def step(model, optimizer, batch):
 predict("10.leak", unit="MB")
 
 # %%
+waits_for("10.leak")
 with on_gpu():
     torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")  # before the first tensor
     model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).to("cuda")

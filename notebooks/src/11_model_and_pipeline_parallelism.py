@@ -48,7 +48,7 @@ print(f"across the cut: {between.nbytes:,} bytes, and a gradient as large on the
 # **Your guess.** What percentage of the time does each device work?
 
 # %%
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("11.naive", unit="%")
 
@@ -56,6 +56,7 @@ predict("11.naive", unit="%")
 from course_utils.lessons.pipelines.figures import pipeline_figure
 from course_utils.lessons.pipelines.schedules import simulate
 
+waits_for("11.naive")
 naive = simulate("naive", stages=4, micro_batches=8)
 pipeline_figure(naive)
 
@@ -85,12 +86,15 @@ predict("11.micro", unit="micro-batches")
 # %%
 from course_utils.lessons.pipelines.widget import pipeline_player
 
+waits_for("11.micro")
 pipeline_player("GPipe", stages=4, micro_batches=8)
 
 # %% [markdown]
 # Where is the player's formula from? Count each work on one micro-batch as one column. A stage works in m columns.
-# There are m + p − 1 columns in all, because p − 1 pass before the last stage gets its first micro-batch. So
-# (p − 1)/(m + p − 1) of the time is lost (Huang et al. 2019, section 2.3).
+# There are m + p − 1 columns in all, because p − 1 pass before the last stage gets its first micro-batch. So the part
+# of the time that is lost is (Huang et al. 2019, section 2.3)
+#
+# $$\frac{p - 1}{m + p - 1}$$
 
 # %%
 from course_utils.lessons.pipelines.schedules import bubble, micro_batches_for
@@ -126,6 +130,7 @@ pipeline_figure(slow, f"One stage takes half as long again: {slow.idle:.0%} idle
 predict("11.kept", unit="micro-batches")
 
 # %%
+waits_for("11.kept")
 one_one = simulate("1F1B", stages=4, micro_batches=16)  # change this
 pipeline_figure(one_one)
 
@@ -144,8 +149,8 @@ reveal("11.kept", one_one.most_kept(0), unit="micro-batches")
 #
 # Now in bytes: GPT-2 XL and its 32 sequences, as 8 micro-batches of 4, on four devices.
 
-# %%
-from course_utils import TrainingRun, format_bytes
+# %% tags=["plumbing"]
+from course_utils import TrainingRun, format_bytes, gpu
 from course_utils.figures import stack
 from course_utils.lessons.pipelines.memory import stage_memory
 
@@ -193,6 +198,7 @@ for name, recompute in (("GPipe", "none"), ("GPipe", "every-12"), ("1F1B", "none
 predict("11.versions", unit="versions")
 
 # %%
+waits_for("11.versions")
 pipeline_figure(simulate("PipeDream", stages=4, micro_batches=20))
 
 # %%
@@ -208,7 +214,8 @@ reveal("11.versions", endless.versions(0), unit="versions")
 # %% [markdown]
 # p − stage versions: as many as micro-batches in flight. Memory is one price. The other is
 # [staleness](../docs/glossary.md#staleness): the first stage's gradient is p − 1 updates late when it is applied. What
-# does that do? Take the simplest valley, w²/2, whose gradient is w, and gradients that are `late` updates old:
+# does that do? Take the simplest valley, $\frac{1}{2} w^2$, whose gradient is w, and gradients that are `late` updates
+# old:
 
 
 # %%
@@ -511,9 +518,9 @@ reveal("09.tensor", activation_bytes(gpt3) / activation_bytes(gpt3.replace(tenso
 predict("11.plan", unit="%")
 
 # %%
-from course_utils import gpu
 from course_utils.lessons.pipelines.plans import Cluster, cheapest
 
+waits_for("11.plan")
 llama = TrainingRun("llama3-70b", micro_batch=1, seq_len=4096, precision="bf16-master", recompute="full")
 cluster = Cluster(gpu("H100-80GB"), nodes=8, per_node=8, network=50e9)  # change this
 wanted = {

@@ -23,8 +23,11 @@
 
 # %% [markdown]
 # ## Two thin matrices
-# A weight matrix W has n_out·n_in numbers. LoRA leaves W as it is and learns a *difference* ΔW = B·A, where B has r
-# columns and A has r rows ([Hu et al. 2022](https://arxiv.org/abs/2106.09685), section 4.1). The rank r is small.
+# A weight matrix W has n_out·n_in numbers. LoRA leaves W as it is and learns a *difference* ΔW, the product of two thin
+# matrices: B has r columns and A has r rows ([Hu et al. 2022](https://arxiv.org/abs/2106.09685), section 4.1). The rank
+# r is small.
+#
+# $$\Delta W = B A$$
 
 # %%
 from course_utils.lessons.lora.figures import lora_picture
@@ -36,14 +39,14 @@ lora_picture(n_out=4096, n_in=4096, rank=64)
 # four matrices in every block. How many percent of the model's parameters learn?
 
 # %%
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("12.percent", unit="%")
 
 # %%
 import torch
 
-from course_utils import format_bytes
+from course_utils import format_bytes, on_gpu
 from course_utils.models import PRESETS
 
 llama = PRESETS["llama3-8b"]
@@ -106,8 +109,11 @@ print("rank of the difference:", torch.linalg.matrix_rank((merged - base.weight)
 predict("12.factors", unit="of two")
 
 # %% [markdown]
-# Estimate: with G = dL/dΔW, the chain rule gives dL/dB = G·Aᵀ and dL/dA = Bᵀ·G. If B is zero, so is the second. Lecture
-# slides write ΔW = A·Bᵀ with B zero, and their B is on the side of the *input*. So measure four ways to begin.
+# Estimate: with $G = \frac{dL}{d\Delta W}$, the chain rule gives
+#
+# $$\frac{dL}{dB} = G A^T \qquad \frac{dL}{dA} = B^T G$$
+#
+# Lecture slides write ΔW = A·Bᵀ with B zero, and their B is on the side of the *input*. So measure four ways to begin.
 
 # %%
 starts = {"paper: B·A, B zero": (0, 1), "slides: A·Bᵀ, B zero": (1, 0), "both zero": (0, 0), "both Gaussian": (1, 1)}
@@ -123,8 +129,8 @@ for name, (out_side, in_side) in starts.items():
 reveal("12.factors", sum(size > 0 for size in sizes["paper: B·A, B zero"]), unit="of two")
 
 # %% [markdown]
-# One factor waits for the other by a step. Two zeros would never move: each waits for the other. Two Gaussians begin
-# with another model than the one you were given.
+# If B is zero, so is dL/dA: one factor waits for the other by a step. Two zeros would never move: each waits for the
+# other. Two Gaussians begin with another model than the one you were given.
 #
 # In a model, each linear layer is replaced by itself with factors:
 
@@ -152,8 +158,7 @@ predict("12.activations", unit="%")
 # [workspace](../docs/glossary.md#workspace) of 8.5 MB, the first backward another; the first line gets that done.)
 
 # %%
-from course_utils import on_gpu
-
+waits_for("12.activations")
 tokens, r = 4096, 8  # change this
 with on_gpu():
     nn.Linear(8, 8, device="cuda")(torch.ones(8, 8, device="cuda")).sum().backward()
@@ -174,13 +179,14 @@ with on_gpu():
         del layers, optimizer, loss
 
 # %% [markdown]
-# Gradients and states go, activations stay. Change 4096 to 256 and predict which of the three is largest. The same for
-# GPT-2: `measure` executes a step of any *run*, a model with a recipe.
+# Change 4096 to 256 and predict which of the three is largest. The same for GPT-2: `measure` executes a step of any
+# *run*, a model with a recipe.
 
 # %%
 from course_utils import TrainingRun, estimate, measure
 from course_utils.figures import stack
 
+waits_for("12.activations")
 full = TrainingRun("gpt2", micro_batch=4, seq_len=512, precision="amp-bf16")
 runs = {
     "all weights": full,
@@ -201,7 +207,8 @@ reveal("12.activations", 100 * (1 - kept["LoRA on all matrices"] / kept["all wei
 
 # %% [markdown]
 # **The gap** is 0: both sides count tensors. A card's driver context (some hundred MB) and what the allocator reserves
-# beyond its tensors are in neither. But why are the activations still there? Ask a layer, with lesson 05's hooks.
+# beyond its tensors are in neither. Gradients and states are gone. But why are the activations still there? Ask a
+# layer, with lesson 05's hooks.
 
 # %%
 x, layers = torch.randn(2048, 768, requires_grad=True), {"plain": nn.Linear(768, 768)}
@@ -261,9 +268,9 @@ for recipe, each in {"16-bit weights alone": 2, "all four in 16 bits": 8, "with 
 predict("12.flops", unit="%")
 
 # %% [markdown]
-# Estimate: a frozen W needs its dL/dx and no dL/dW. That leaves two units of three, and the thin factors add a little.
-# Count it: torch counts the [FLOPs](../docs/glossary.md#flops) (additions and multiplications) of every product, even
-# on the meta device, where tensors have a shape and no numbers.
+# Estimate: a frozen W needs its dL/dx and no dL/dW, and the thin factors add a little. Count it: torch counts the
+# [FLOPs](../docs/glossary.md#flops) (additions and multiplications) of every product, even on the meta device, where
+# tensors have a shape and no numbers.
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -287,8 +294,9 @@ for rank in (0, 8, 64):
 reveal("12.flops", 100 * (1 - sum(flops[8]) / sum(flops[0])), unit="%")
 
 # %% [markdown]
-# Hu et al. measured 43.1 tokens per second and GPU in place of 32.5 for GPT-3, a quarter less time (section 4.2,
-# footnote 5). With full recomputation both steps have one unit more: three remain of four.
+# Two units of three are left, and a little for the thin factors. Hu et al. measured 43.1 tokens per second and GPU in
+# place of 32.5 for GPT-3, a quarter less time (section 4.2, footnote 5). With full recomputation both steps have one
+# unit more: three remain of four.
 
 # %% [markdown]
 # ## A real fine-tuning
@@ -338,6 +346,7 @@ def fine_tune(rank, rate, base=pretrained):
 
 
 # %% tags=["nbval-ignore-output"]
+waits_for("12.won")
 tuned = {rank: fine_tune(rank, rate) for rank, rate in ((0, 3e-3), (2, 1e-2), (8, 1e-2), (32, 1e-2))}  # change this
 new, old = ({rank: mean_loss(one, text) for rank, one in tuned.items()} for text in (sonnets(), corpus()))
 won = {rank: 100 * (before["new"] - new[rank]) / (before["new"] - new[0]) for rank in tuned}
@@ -352,9 +361,9 @@ reveal("12.won", round(won[8], -1), unit="%")
 
 # %% [markdown]
 # (Rank 0 is all weights.) **Two learning rates: is that fair?** Adam's first step moves every number by the rate η. But
-# B starts at zero, so B·A moves by η times a sum over r entries of A, each of size 1/√n_in. That is about η·√(r/n_in):
-# a third of η for rank 8 on 64 inputs. So factors need a larger rate to get as far. Change rank 0's rate to 0.01:
-# whose loss on the sonnets is lower then? Compare each at its own best:
+# B starts at zero, so B·A moves by η times a sum over r entries of A, each of size $1 / \sqrt{n_{\text{in}}}$. That is
+# about $\eta \sqrt{r / n_{\text{in}}}$: a third of η for rank 8 on 64 inputs. So factors need a larger rate to get as
+# far. Change rank 0's rate to 0.01: whose loss on the sonnets is lower then? Compare each at its own best:
 
 # %% tags=["nbval-ignore-output"]
 print(f"η·√(r/n_in) for rank 8, 64 inputs: {(8 / 64) ** 0.5:.2f} · η")
@@ -403,10 +412,15 @@ print("in 4 bits", *(f"{value:6.2f}" for value in absmax(w, bits=4) + 0.0))
 predict("12.bit", unit="times")
 
 # %% [markdown]
-# Estimate: the grid has steps of Δ = max/(2^(bits−1) − 1), and errors spread evenly over a step have a root mean square
-# of Δ/√12. Measure on a matrix of the small model: one scale for all, one per row (*per channel*), one per block of 32.
+# Estimate: the grid has steps of Δ, and errors spread evenly over a step have a root mean square of
+# $\Delta / \sqrt{12}$.
+#
+# $$\Delta = \frac{\text{max}}{2^{\text{bits} - 1} - 1}$$
+#
+# Measure on a matrix of the small model: one scale for all, one per row (*per channel*), one per block of 32.
 
 # %% tags=["nbval-ignore-output"]
+waits_for("12.bit")
 weight = pretrained.blocks[0].mlp.up.weight.detach()
 
 
@@ -484,8 +498,11 @@ with on_gpu():
 # %% [markdown]
 # ### The zero point
 # Absmax is made for numbers around zero. A GELU's output is never below −0.17, so half of the grid lies idle. A *[zero
-# point](../docs/glossary.md#zero-point)* moves the grid: x ≈ (code − z)·scale ([Jacob et al.
-# 2018](https://arxiv.org/abs/1712.05877), eq. 1). With 8 bits that should be worth one bit.
+# point](../docs/glossary.md#zero-point)* moves the grid ([Jacob et al. 2018](https://arxiv.org/abs/1712.05877), eq. 1):
+#
+# $$x \approx (\text{code} - z) \cdot \text{scale}$$
+#
+# With 8 bits that should be worth one bit.
 
 # %%
 torch.manual_seed(0)
@@ -510,7 +527,7 @@ quantiles = torch.special.ndtri(torch.cat([below, above]))
 nf4 = quantiles / quantiles[-1]
 print(" ".join(f"{value:.4f}" for value in nf4))
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "plumbing"]
 from course_utils.lessons.lora.figures import code_picture
 
 blocks = weight.reshape(-1, 64)
@@ -558,7 +575,7 @@ for name, code in codes.items():
 
 # %% [markdown]
 # As a layer, two codes share a byte, and each block of 64 has a scale: 4 + 32/64 = 4.5 bits per number. (QLoRA rounds
-# the scales themselves to 8 bits: 4 + 8/64 + 32/(64·256) = 4.127.)
+# the scales themselves to 8 bits: $4 + \frac{8}{64} + \frac{32}{64 \cdot 256} = 4.127$.)
 
 
 # %%
@@ -599,6 +616,9 @@ predict("12.enough", unit="bits")
 
 
 # %% tags=["nbval-ignore-output"]
+waits_for("12.enough")
+
+
 def rounded_model(rounding):
     copied = deepcopy(pretrained)
     with torch.no_grad():
@@ -713,6 +733,7 @@ predict("12.zeros", unit="of 1,000")
 # %% tags=["nbval-ignore-output"]
 from course_utils.measuring.optimizers import make_codebooks
 
+waits_for("12.zeros")
 powers = make_codebooks("cpu").unsigned.values  # 256 values spaced by powers of ten
 learner = language_model(seed=0)
 optimizer = train(learner, corpus(), rate=3e-3)
@@ -791,6 +812,7 @@ predict("12.qlora", unit="GB")
 # %%
 from course_utils.models import TransformerConfig
 
+waits_for("12.qlora")
 big = TransformerConfig("llama-65b", "llama", layers=80, hidden=8192, heads=64, vocab=32000, max_positions=2048,
                         ffn=22016, tied=False)  # fmt: skip
 qlora = TrainingRun(big, 1, 512, "bf16", recompute="full", lora_rank=64, lora_targets=("attention", "mlp"),

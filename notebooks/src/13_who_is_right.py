@@ -37,16 +37,17 @@
 
 # %%
 from course_utils import TrainingRun, format_bytes
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 llama = TrainingRun("llama3.1-8b", micro_batch=2, seq_len=8192, precision="amp-bf16")
 xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="amp-bf16")
 predict("13.fold", unit="times")
 
-# %%
+# %% tags=["plumbing"]
 from course_utils.lessons.calculators.figures import side_by_side
 from course_utils.lessons.calculators.calculators import answers, calculator, spread
 
+waits_for("13.fold")
 runs = {"Llama 3.1 8B": llama, "GPT-2 XL": xl}
 order = [name for part in ("states", "activations", "a step") for name in answers(llama, part)]
 panels = {model: {calculator(name).label: calculator(name).parts(run) for name in order} for model, run in runs.items()}
@@ -67,7 +68,7 @@ for model, run in runs.items():
 # [eager attention](../docs/glossary.md#eager-attention), which a flash kernel never writes. So the factor is no
 # constant: it grows with the batch.
 
-# %%
+# %% tags=["plumbing"]
 from course_utils.figures import lines
 
 batches = [1, 2, 4, 8]
@@ -101,12 +102,14 @@ predict("13.within", unit="calculators")
 from course_utils import measure
 from course_utils.lessons.calculators.calculators import truth
 
+waits_for("13.within")
 measured = {model: measure(run) for model, run in runs.items()}
 real = {model: truth(measurement) for model, measurement in measured.items()}
 for model, measurement in measured.items():
     print(f"{model}: {format_bytes(measurement.peak, 'GB', 1)} in {measurement.peak_phase} ({measurement.provenance})")
 
-# %%
+# %% tags=["plumbing"]
+waits_for("13.within")
 word = real["GPT-2 XL"].word
 with_truth = {model: panels[model] | {f"{word} step": real[model].parts} for model in runs}
 peaks = {model: real[model].peak for model in runs}
@@ -154,6 +157,7 @@ for term in TERMS:
 # %%
 from course_utils.lessons.calculators.figures import gap_map
 
+waits_for("13.cancel")
 table = {name: gaps(name, xl, real["GPT-2 XL"]) for name in order}
 title = f"GPT-2 XL, answer minus {word} peak in GB: llm-analysis is near because its errors cancel"
 gap_map(table, real["GPT-2 XL"].peak, title, provenance=real["GPT-2 XL"].provenance)
@@ -194,6 +198,7 @@ predict("13.zero", unit="GB")
 from course_utils.lessons.calculators.figures import corrected
 from course_utils.lessons.calculators.calculators import largest_gap
 
+waits_for("13.zero")
 worst = largest_gap("ZeRO", llama, real["Llama 3.1 8B"])
 lacks = -gaps("ZeRO", llama, real["Llama 3.1 8B"])[worst]
 title = "ZeRO with every term put right: what a block keeps, the loss and the copies were missing"
@@ -312,6 +317,7 @@ predict("13.ledger", unit="MB")
 # %%
 from course_utils.lessons.calculators.calculators import three_ways
 
+waits_for("13.ledger")
 three_ways(xl, measured["GPT-2 XL"])
 
 # %%
@@ -354,7 +360,8 @@ from course_utils.benchmark.published import answered_rows, percent
 certain = [row for row in answered_rows() if row.certain and row.counter == "allocated"]
 predict("13.cards", unit="%")
 
-# %%
+# %% tags=["plumbing"]
+waits_for("13.cards")
 sorted_errors = {}
 for counter in ("allocated", "reserved"):
     found = sorted(percent(row, row.said) for row in answered_rows() if row.counter == counter and row.certain)
@@ -392,9 +399,10 @@ from course_utils.benchmark.published.judged import OURS, ratios
 judged = ratios()
 predict("13.formulas", unit="%")
 
-# %%
+# %% tags=["plumbing"]
 from course_utils.lessons.calculators.figures import strips
 
+waits_for("13.formulas")
 rings = [row.id for row in answered_rows() if row.counter != "allocated"]
 strips(judged, "Formulas miss cards, ours too; a simulation of the same code hardly does",
        "counted on others' GPUs; a ring is reserved memory, which no sum of tensors has", rings)  # fmt: skip

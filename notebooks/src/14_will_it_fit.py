@@ -31,13 +31,14 @@
 
 # %%
 from course_utils import estimate, fit, format_bytes, gpu, measure
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("14.room", unit="GB")
 
 # %%
 from course_utils.lessons.plans.plans import catalog
 
+waits_for("14.room")
 catalog()
 
 # %%
@@ -113,6 +114,7 @@ predict("14.micro", unit="sequences")
 # %%
 from course_utils.lessons.plans.plans import plan_figure
 
+waits_for("14.micro")
 plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, seq_len=1024)
 plan_figure(plan, "It trains on 32 GB: small micro-batches, and only the cheap operations recomputed")
 
@@ -125,6 +127,7 @@ plan_figure(plan, "It trains on 32 GB: small micro-batches, and only the cheap o
 # %%
 from course_utils.lessons.plans.plans import path_table
 
+waits_for("14.micro")
 path_table(plan)
 
 # %%
@@ -173,6 +176,7 @@ print(f"{'the peak by the exact engine':42s} {format_bytes(plan.best.peak, 'GB',
 predict("14.recipe", unit="%")
 
 # %%
+waits_for("14.recipe")
 masters = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, may_change=("precision",))
 path_table(masters)
 
@@ -239,6 +243,7 @@ predict("14.peak")
 from course_utils.lessons.plans.plans import grade
 from course_utils.figures import timeline
 
+waits_for("14.peak")
 measured = measure(single)
 grade("14.peak", measured.peak, measured.word)
 timeline(measured, "The second step: the peak is where the blocks' activations meet gradients and states", steps=[2],
@@ -269,6 +274,7 @@ compare_bars(estimate(single), measured, f"An estimate like those of fit and the
 predict("14.one")
 
 # %%
+waits_for("14.one")
 eight_b = {"model": "llama3-8b", "card": "H100-80GB", "global_batch": 8, "seq_len": 4096}
 alone = fit(**eight_b)
 verdict = "It fits" if alone.best else "Nothing fits"
@@ -353,6 +359,7 @@ predict("14.eight")
 # %%
 from time import process_time
 
+waits_for("14.eight")
 began = process_time()
 eight = fit("llama3-8b", "H100-80GB", global_batch=64, seq_len=4096, world_size=8)
 took, run = process_time() - began, eight.best.run
@@ -361,6 +368,7 @@ plan_figure(
 )
 
 # %%
+waits_for("14.eight")
 path_table(eight)
 
 # %% tags=["nbval-ignore-output"]
@@ -371,7 +379,7 @@ reveal("14.eight", eight.best.peak)
 N, D = run.model.parameters, run.world_size
 print(f"16·N/D = {format_bytes(16 * N // D, 'GB', 1)} of the {format_bytes(eight.best.peak, 'GB', 1)}")
 
-# %%
+# %% tags=["plumbing"]
 plans = {"the plan": run, "8 at once, recomputed": run.replace(micro_batch=8, accumulation_steps=1, recompute="full")}
 recipes = {"FSDP2's policy": "bf16-master", "autocast": "amp-bf16"}
 rows = {
@@ -404,6 +412,7 @@ stack(rows, f"Autocast keeps {copies} of weight copies on each card; FSDP2's pol
 predict("14.t4", unit="million parameters")
 
 # %%
+waits_for("14.t4")
 found = {name: fit(name, "T4-16GB", global_batch=32) for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
 fits = [name for name, one in found.items() if one.best]
 rows = {name: estimate((one.best or one.nearest).run) for name, one in found.items()}
@@ -507,6 +516,7 @@ watch("--save", "before.gz", "train.py")
 predict("14.fused", unit="MB")
 
 # %% tags=["nbval-ignore-output"]
+waits_for("14.fused")
 _ = script.write_text(script.read_text().replace("lr=1e-3", "lr=1e-3, fused=True"))
 watch("--against", "before.gz", "--save", "after.gz", "train.py")
 

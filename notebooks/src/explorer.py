@@ -25,7 +25,7 @@
 # **How many micro-batches must it be?**
 
 # %%
-from course_utils.interactive.guesses import predict, reveal
+from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("explorer.micro_batches", unit="micro-batches")
 
@@ -37,6 +37,7 @@ predict("explorer.micro_batches", unit="micro-batches")
 # %%
 from course_utils.interactive.explorer_widget import explore
 
+waits_for("explorer.micro_batches")
 page = explore()
 page
 
