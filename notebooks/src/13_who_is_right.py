@@ -221,7 +221,7 @@ found = {name: gaps(name, llama, real["Llama 3.1 8B"]) for name in order}
 title = f"Llama 3.1 8B, answer minus {word} peak in GB: one column makes the four highest answers"
 gap_map(found, real["Llama 3.1 8B"].peak, title, provenance=real["Llama 3.1 8B"].provenance)
 
-# %%
+# %% tags=["plumbing"]
 peak = real["Llama 3.1 8B"].peak
 for name in order:
     term = largest_gap(name, llama, real["Llama 3.1 8B"])
