@@ -20,7 +20,8 @@ LETTERS = re.compile(r"alpha|beta|gamma|eta|theta|mu|sigma|varepsilon|Delta|Psi|
 
 @pytest.fixture(params=SOURCES, ids=lambda path: path.stem)
 def cells(request: pytest.FixtureRequest) -> list[Any]:
-    return jupytext.read(request.param, fmt="py:percent").cells
+    notebook: Any = jupytext.read(request.param, fmt="py:percent")
+    return notebook.cells
 
 
 def keys(source: str, function: str) -> list[str]:
