@@ -15,6 +15,7 @@ SOURCES = sorted(
 ANSWER = re.compile(r"It is (?P<number>[\d.,]+)(?P<unit>[^.]*)\.")
 CALL = r'\b{}\(\s*"([^"]+)"'
 COMMANDS = re.compile(r"frac|sqrt|left|right|text|cdot|sum|dots|approx|qquad|nabla|leftarrow|hat|ast")
+GIVEN = {"08.states"}  # the question gives what one GPU holds; that each of eight holds as much is the answer
 LETTERS = re.compile(r"alpha|beta|gamma|eta|theta|mu|sigma|varepsilon|Delta|Psi|Sigma")
 
 
@@ -59,7 +60,7 @@ def test_nothing_says_the_answer_before_it_is_asked_for(request: pytest.FixtureR
             plain = re.compile(rf"(?<![\d.,]){re.escape(answer + unit)}(?!\w)")
             told = [text for text, code in list(zip(seen, sources, strict=True))[asked[key] : number]
                     if plain.search(text) and not keys(code, "waits_for")]  # fmt: skip
-            assert not told, f"{key} is {answer}{unit}: {told[0][:200]}"
+            assert not told or key in GIVEN, f"{key} is {answer}{unit}: {told[0][:200]}"
 
 
 def _seen(cell: dict[str, Any]) -> str:
