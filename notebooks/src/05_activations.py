@@ -120,8 +120,8 @@ with on_gpu():
         "LayerNorm": kept_by(norm, x), "product of two": kept_by(torch.mul, x, y),
     }  # fmt: skip
 found = {name: size(tensors) for name, tensors in kept.items()}
-show_ledger(wanted, found, columns=("estimate", "by hooks"))
 reveal("05.operations", sum(found.values()), unit="MB")
+show_ledger(wanted, found, columns=("estimate", "by hooks"))
 
 # %% [markdown]
 # **The gap** is zero in every row. Dropout's [mask](../docs/glossary.md#dropout-mask)
