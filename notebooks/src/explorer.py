@@ -31,8 +31,8 @@ predict("explorer.micro_batches", unit="micro-batches")
 
 # %% [markdown]
 # ## The page
-# Run the next cell. Everything works by keyboard: **Tab** goes from control to control, the **arrow keys** move a
-# slider, **Enter** presses a button.
+# Run the next cell. The page opens once your guess is locked, or by *Show me*. Everything works by keyboard: **Tab**
+# goes from control to control, the **arrow keys** move a slider, **Enter** presses a button.
 
 # %%
 from course_utils.interactive.explorer_widget import explore
