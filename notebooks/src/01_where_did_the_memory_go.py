@@ -293,7 +293,7 @@ for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "re
 # fp32 buffer* of all gradients, 3 for fragmentation. Do they ever exist at the same time? Here is the fullest moment of
 # each phase of the step that ran.
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 from course_utils.figures import stack
 
 waits_for("01.puzzle")

@@ -559,7 +559,7 @@ with on_gpu():
     print(f"{held / N:.2f} bytes per parameter after the step")
     del weight, master, adam
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 from course_utils.figures import stack
 from course_utils.lessons.precision.formats_in_a_step import estimated_states, measured_states, per_parameter
 
@@ -587,7 +587,7 @@ stack(states, title, provenance="estimated from formulas")
 # ### 16, 18, 20: who says what
 # Every convention is a sum of the same few terms. Before you compare two tools, ask which terms they have.
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 conventions = {
     "ZeRO, section 3.1": (2, 2, 4, 4, 4),
     "Megatron Core, fp32 everything": (4, 4, 0, 4, 4),

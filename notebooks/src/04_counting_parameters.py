@@ -229,7 +229,7 @@ reveal("04.rule", 100 * (1 - 12 * 96 * 12288**2 / gpt(50257, 2048, 12288, 96)), 
 # Why does it get better? The table grows like h, a block like h². Add (2048, 12288, 12), wide and shallow, and predict
 # its errors. The next picture is a ladder of GPTs from h = 256 to 8,192 with a layer for each 64 of width.
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 from course_utils.figures import lines
 
 

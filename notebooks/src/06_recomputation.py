@@ -90,7 +90,7 @@ predict("06.k", unit="nodes")
 #
 # $$\frac{n}{k} + k \qquad -\frac{n}{k^2} + 1 = 0$$
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 from course_utils.figures import lines
 from course_utils.lessons.recomputation.schedules import best_interval, memory_every
 

@@ -388,7 +388,7 @@ for b, one in found.items():
     print(f"{100 // b:3d} × {b:3d}: {format_bytes(one.peak, 'GB', 2)}, estimate − {one.word} {gap:+,} bytes")
 reveal("07.memory", found[4].peak)
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 from course_utils.figures import lines
 
 word = " or ".join(sorted({one.word for one in found.values()}))

@@ -202,7 +202,7 @@ for name, kept_back in {"all": [], "all but 2.bias": ["2.bias"], "none": everyth
     path = torch.tensor(run_ranks(drift, world_size=3, kept_back=kept_back))  # ranks, steps, weights
     apart[name] = (path.amax(0) - path.amin(0)).amax(1)
 
-# %% tags=["nbval-ignore-output", "plumbing"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 from course_utils.figures import lines
 
 waits_for("08.drift")
@@ -596,7 +596,7 @@ print(f"{len(timed)} sizes from {timed[0][0]} to {timed[-1][0]:,} bytes, {len(ti
 # much as large ones. Its uncertainty is the band. (With `most=6` all messages are small. Which of α and β is then
 # uncertain?)
 
-# %% tags=["nbval-ignore-output", "plumbing"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 from statistics import median
 
 from course_utils.lessons.data_parallelism.figures import band_figure
@@ -631,7 +631,7 @@ print(f"α = {1e6 * link.alpha:.0f} µs per message, β·S = {1000 * link.beta *
 # %%
 predict("08.efficiency", unit="%")
 
-# %% tags=["nbval-ignore-output", "plumbing"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 waits_for("08.efficiency")
 ranks = [2**power for power in range(1, 11)]
 percent = {

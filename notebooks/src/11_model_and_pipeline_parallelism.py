@@ -149,7 +149,7 @@ reveal("11.kept", one_one.most_kept(0), unit="micro-batches")
 #
 # Now in bytes: GPT-2 XL and its 32 sequences, as 8 micro-batches of 4, on four devices.
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 from course_utils import TrainingRun, format_bytes, gpu
 from course_utils.figures import stack
 from course_utils.lessons.pipelines.memory import stage_memory

@@ -527,7 +527,7 @@ quantiles = torch.special.ndtri(torch.cat([below, above]))
 nf4 = quantiles / quantiles[-1]
 print(" ".join(f"{value:.4f}" for value in nf4))
 
-# %% tags=["nbval-ignore-output", "plumbing"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 from course_utils.lessons.lora.figures import code_picture
 
 blocks = weight.reshape(-1, 64)

@@ -43,7 +43,7 @@ llama = TrainingRun("llama3.1-8b", micro_batch=2, seq_len=8192, precision="amp-b
 xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="amp-bf16")
 predict("13.fold", unit="times")
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 from course_utils.lessons.calculators.figures import side_by_side
 from course_utils.lessons.calculators.calculators import answers, calculator, spread
 
@@ -68,7 +68,7 @@ for model, run in runs.items():
 # [eager attention](../docs/glossary.md#eager-attention), which a flash kernel never writes. So the factor is no
 # constant: it grows with the batch.
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 from course_utils.figures import lines
 
 batches = [1, 2, 4, 8]
@@ -108,7 +108,7 @@ real = {model: truth(measurement) for model, measurement in measured.items()}
 for model, measurement in measured.items():
     print(f"{model}: {format_bytes(measurement.peak, 'GB', 1)} in {measurement.peak_phase} ({measurement.provenance})")
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 waits_for("13.within")
 word = real["GPT-2 XL"].word
 with_truth = {model: panels[model] | {f"{word} step": real[model].parts} for model in runs}
@@ -221,7 +221,7 @@ found = {name: gaps(name, llama, real["Llama 3.1 8B"]) for name in order}
 title = f"Llama 3.1 8B, answer minus {word} peak in GB: one column makes the four highest answers"
 gap_map(found, real["Llama 3.1 8B"].peak, title, provenance=real["Llama 3.1 8B"].provenance)
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 peak = real["Llama 3.1 8B"].peak
 for name in order:
     term = largest_gap(name, llama, real["Llama 3.1 8B"])
@@ -360,7 +360,7 @@ from course_utils.benchmark.published import answered_rows, percent
 certain = [row for row in answered_rows() if row.certain and row.counter == "allocated"]
 predict("13.cards", unit="%")
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 waits_for("13.cards")
 sorted_errors = {}
 for counter in ("allocated", "reserved"):
@@ -399,7 +399,7 @@ from course_utils.benchmark.published.judged import OURS, ratios
 judged = ratios()
 predict("13.formulas", unit="%")
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 from course_utils.lessons.calculators.figures import strips
 
 waits_for("13.formulas")

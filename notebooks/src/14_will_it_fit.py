@@ -379,7 +379,7 @@ reveal("14.eight", eight.best.peak)
 N, D = run.model.parameters, run.world_size
 print(f"16·N/D = {format_bytes(16 * N // D, 'GB', 1)} of the {format_bytes(eight.best.peak, 'GB', 1)}")
 
-# %% tags=["plumbing"]
+# %% tags=["hide-input"]
 plans = {"the plan": run, "8 at once, recomputed": run.replace(micro_batch=8, accumulation_steps=1, recompute="full")}
 recipes = {"FSDP2's policy": "bf16-master", "autocast": "amp-bf16"}
 rows = {
