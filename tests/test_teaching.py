@@ -223,8 +223,8 @@ def test_verdict_says_how_far_off_the_guess_was(guess: float | None, unit: str, 
 
 
 CELLS = """from course_utils.interactive.guesses import _guess_field, Prediction, reveal, waits_for
-waits_for("01.peak")
 print("a figure that gives it away")
+waits_for("01.peak")
 ---
 reveal("01.peak", 134.5e9)
 """
@@ -238,8 +238,8 @@ def test_what_is_folded_unfolds_when_the_guess_is_locked(tmp_path: Path) -> None
     before = run(new_notebook(cells=[*map(new_code_cell, (waits, answer))]), tmp_path).cells
     after = run(new_notebook(cells=[*map(new_code_cell, (waits, answer, lock))]), tmp_path).cells
     folded = "<details class='course-answer' data-guess='01.peak'"
-    assert folded in before[0].outputs[0].data["text/html"] and folded in before[1].outputs[0].data["text/html"]
-    assert after[0].outputs[0].data["text/html"] == "" and "gives it away" in after[0].outputs[1].text
+    assert folded in before[0].outputs[1].data["text/html"] and folded in before[1].outputs[0].data["text/html"]
+    assert after[0].outputs[1].data["text/html"] == "" and "gives it away" in after[0].outputs[0].text
     assert "3.3 times too little" in after[1].outputs[0].data["text/html"]
     assert "details" not in after[1].outputs[0].data["text/html"]
 
@@ -250,6 +250,7 @@ def test_an_answer_is_closed_in_the_notebook_that_is_shipped(tmp_path: Path) -> 
     fold_answers(notebook)
     hidden = [cell.metadata.get("jupyter", {}).get("outputs_hidden", False) for cell in notebook.cells]
     assert hidden == [True, True, False]
+    assert [cell.outputs[0].data["text/html"].splitlines()[0] for cell in notebook.cells[:2]] == [" ", " "]
 
 
 def test_a_notebook_that_is_built_has_none_of_the_builders_guesses(tmp_path: Path) -> None:

@@ -65,9 +65,14 @@ def build(root: Path, source: Path) -> None:
 
 
 def fold_answers(notebook: NotebookNode) -> None:
-    """Close the outputs of cells with a folded answer: JupyterLab takes `guesses.FOLD` out until a cell is run."""
+    """Close the outputs of cells with a folded answer: JupyterLab takes `guesses.FOLD` out until a cell is run.
+
+    The answer comes first, as JupyterLab shows a line of the first output that it has closed.
+    """
     for cell in notebook.cells:
-        if any("course-answer" in output.get("data", {}).get("text/html", "") for output in cell.get("outputs", ())):
+        answers = ["course-answer" in output.get("data", {}).get("text/html", "") for output in cell.get("outputs", ())]
+        if any(answers):
+            cell.outputs.insert(0, cell.outputs.pop(answers.index(True)))
             cell.metadata.setdefault("jupyter", NotebookNode()).outputs_hidden = True
 
 

@@ -26,7 +26,7 @@ for _rule in ("link_open", "link_close"):
     MARKDOWN.add_render_rule(_rule, lambda *_: "")  # a slide shows the words of a link alone
 
 DRAWN = re.compile(r"<img\b[^>]*>|<table\b.*?</table>", re.DOTALL)
-ANSWER = re.compile(r"<p>(It is .+?)</p>(?:</details>)?$", re.DOTALL)
+ANSWER = re.compile(r"<p>(It is .+?)</p>(?:</details>|$)", re.DOTALL)
 PART = re.compile(r"(?P<row><tr\b.*?</tr>)|<caption\b.*?</caption>", re.DOTALL)
 SENTENCE_END = re.compile(r"(?<=[.?!:])\s+(?=[A-Z“*`])")
 INVITATION = ": run this cell to "

@@ -226,7 +226,8 @@ def _unfold(guess: Guess, key: str) -> None:
 
 def _folded(inner: str, data: str) -> str:
     shown = f"<summary style='cursor:pointer'>Show me (or lock your guess first)</summary>{inner}"
-    return f"{FOLD}<details class='course-answer' {data}>{shown}</details>"
+    blank = " \n"  # what JupyterLab shows of a closed output is the first line of its first one
+    return f"{blank}<details class='course-answer' {data}>{shown}</details>{FOLD}"
 
 
 @dataclass(frozen=True, repr=False)
