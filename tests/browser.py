@@ -229,8 +229,23 @@ def redraw_milliseconds(page: Page, slider: Locator, key: str) -> float:
     return elapsed
 
 
-def violations(page: Page) -> list[tuple[str, list[str]]]:
-    """The rules of WCAG 2 A and AA that the page breaks, as axe-core finds them, and where."""
+THEME = """async (name) => {
+    await jupyterapp.commands.execute('apputils:change-theme', {theme: `JupyterLab ${name}`});
+}"""
+
+
+@contextmanager
+def theme(page: Page, name: str) -> Iterator[None]:
+    """JupyterLab in its "Light" or "Dark" theme, and light again."""
+    for chosen in (name, "Light"):
+        page.evaluate(THEME, chosen)
+        page.locator(f"body[data-jp-theme-name='JupyterLab {chosen}']").wait_for()
+        if chosen == name:
+            yield
+
+
+def violations(page: Page, within: str | None = None) -> list[tuple[str, list[str]]]:
+    """The rules of WCAG 2 A and AA that the page, or a part of it, breaks, as axe-core finds them, and where."""
     options = {"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}  # what holds is counted, not listed
-    found = Axe().run(page, options=options).response["violations"]
+    found = Axe().run(page, context=within, options=options).response["violations"]
     return [(rule["id"], [node["html"][:200] for node in rule["nodes"][:3]]) for rule in found]

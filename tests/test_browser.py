@@ -24,6 +24,8 @@ PICTURE_BYTES = 200_000
 
 WIDGETS, FIRST = "playground.ipynb", "notebooks/00_start_here.ipynb"
 EXPLORER = "from course_utils.interactive.explorer_widget"
+THEMES = ("Light", "Dark")
+OUTPUTS = f"{browser.IN_FRONT} .jp-OutputArea"
 CELLS = (
     "from course_utils.interactive.widgets import explorer, tensor_slider\n"
     "from course_utils.lessons.adam.widget import walker\n"
@@ -34,6 +36,8 @@ CELLS = (
     "activation_map()",
     "from course_utils.lessons import quiz\nquiz(1)",
     "from course_utils.interactive.explorer_widget import explore\nexplore()",
+    "from course_utils.lessons.recomputation.widget import schedule_player\nschedule_player('keep every k', 8, 2)",
+    "from course_utils.interactive.guesses import predict\npredict('98.a', unit='GB', asks='stored')",
 )
 
 
@@ -81,6 +85,13 @@ def test_every_slider_moves_the_picture_by_key(playground: browser.Page, source:
         browser.redraw_milliseconds(playground, slider, "ArrowLeft")
         assert becomes(cell(playground, source), before)
     print(f"from key to picture in {source}: {', '.join(f'{one:.0f} ms' for one in took)}")
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_outputs_are_accessible_in_both_themes(playground: browser.Page, name: str) -> None:
+    """All widgets: what axe asks for of names, contrast and roles, in WCAG 2 A and AA."""
+    with browser.theme(playground, name):
+        assert browser.violations(playground, OUTPUTS) == []
 
 
 def becomes(drawn: browser.Locator, before: str) -> bool:
@@ -205,6 +216,9 @@ def test_lesson_runs_in_the_browser(playground: browser.Page, path: Path) -> Non
     with browser.opened(playground, path.relative_to(ROOT).as_posix(), own_kernel=True):
         browser.run_all(playground)
         assert browser.cell_errors(playground) == []
+        for name in THEMES:
+            with browser.theme(playground, name):
+                assert browser.violations(playground, OUTPUTS) == [], name
 
 
 def test_guess_locked_in_the_first_lesson_is_laid_beside_its_answer(playground: browser.Page) -> None:
