@@ -19,6 +19,7 @@ from course_utils.classroom.alone import Isolation
 from course_utils.classroom.collecting import collected
 from course_utils.classroom.graded import Graded, Outcome, write_table
 from course_utils.classroom.grading import grade
+from course_utils.classroom.worker import outcome
 from course_utils.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -206,3 +207,8 @@ def test_names_cannot_write_to_the_terminal_nor_stop_it(tmp_path: Path, monkeypa
     assert lines[0].startswith("[31m?uk asz: 0 of ") and "\x1b" not in lines[0]
     assert lines[1] == Isolation(ROOT, "", (), "nothing runs").words
     assert lines[1] in (tmp_path / "out" / "class.html").read_text(encoding="utf-8").replace("&#x27;", "'")
+
+
+def test_a_check_that_first_says_how_long_it_takes_has_passed_all_the_same() -> None:
+    assert outcome(None, "This takes ten seconds.\n✓ 01.1 Right.\n") == ("passed", "")
+    assert outcome(None, "This takes ten seconds.\n") == ("not checked", "")
