@@ -281,7 +281,7 @@ class Revelation:
         most = max(self.guess.amount, self.actual, 1e-300)
         rows = (("guess", self.guess.amount, "#8f8f8f"), ("answer", self.actual, "#56b4e9"))
         return verdict + "".join(
-            f"<div style='display:flex;gap:.6em'><span style='width:4em'>{name}</span>"
+            f"<div style='display:flex;gap:.6em;white-space:nowrap'><span style='width:4em'>{name}</span>"
             f"<span style='background:{colour};width:{amount / most * 60:.2f}%'>&nbsp;</span>"
             f"<span>{html.escape(self._spell(amount))}</span></div>"
             for name, amount, colour in rows
