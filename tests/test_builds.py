@@ -1,24 +1,110 @@
 """The simulated GPU is one and the same on every build of torch: what a step allocates, in order, as a hash.
 
-After a change of the networks or of the step, `python tests/test_builds.py --write` renews the hashes of this torch.
+After a change of the networks or of the step, `python tests/test_builds.py --write` renews the hashes of this torch;
+`--report` prints them as JSON.
 """
 
+import hashlib
 import json
+import os
 import re
+import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for --write, which runs this file alone
+sys.path.insert(0, str(ROOT))  # for --write and --report, which run this file alone
 
-from course_utils.benchmark import builds  # noqa: E402
+from course_utils.benchmark.draw import shallow  # noqa: E402
+from course_utils.measuring import measure  # noqa: E402
 from course_utils.measuring.simulated import availability  # noqa: E402
-from course_utils.run import ATTENTIONS, PRECISIONS  # noqa: E402
+from course_utils.run import ATTENTIONS, PRECISIONS, TrainingRun  # noqa: E402
 
 KEPT = Path(__file__).with_name("build_hashes.json")
 """{"2.13": {name of a run: hash}}: what each version line of torch gave when last written."""
+
+OTHERS = "COURSE_OTHER_PYTHON"
+"""The environment variable that names other interpreters to compare, each with a torch of its own."""
+
+
+def build_runs() -> dict[str, TrainingRun]:
+    """Runs of both families with every attention kernel, precision and kind of recomputation, by name."""
+    gpt, llama = shallow("gpt2", 3), shallow("llama3.2-1b", 3)
+
+    def run(model: Any, precision: str, attention: str, recompute: str = "none", **more: Any) -> TrainingRun:
+        return TrainingRun(model, 4, 512, precision, attention=attention, recompute=recompute, **more)
+
+    return {
+        "gpt amp-bf16 flash": run(gpt, "amp-bf16", "flash"),
+        "gpt bf16-master eager": run(gpt, "bf16-master", "eager"),
+        "gpt amp-fp16 flash full": run(gpt, "amp-fp16", "flash", "full"),
+        "gpt fp32 efficient": run(gpt, "fp32", "efficient"),
+        "gpt tf32 eager": run(gpt, "tf32", "eager"),
+        "gpt bf16-master cudnn selective": run(gpt, "bf16-master", "cudnn", "selective"),
+        "gpt fp16-master flash every-2": run(gpt, "fp16-master", "flash", "every-2"),
+        "gpt amp-bf16 fused efficient": run(gpt, "amp-bf16", "efficient", optimizer="adamw-fused"),
+        "gpt bf16 flash clipped": run(gpt, "bf16", "flash", clip_grad_norm=1.0),
+        "llama amp-bf16 flash": run(llama, "amp-bf16", "flash"),
+        "llama bf16-master flash full": run(llama, "bf16-master", "flash", "full"),
+        "llama amp-bf16 eager accumulated": run(llama, "amp-bf16", "eager", accumulation_steps=2),
+        "llama bf16-master-fp32grad efficient": run(llama, "bf16-master-fp32grad", "efficient"),
+        "llama amp-bf16 cudnn sqrt": run(llama, "amp-bf16", "cudnn", "sqrt"),
+        "llama amp-bf16 eager selective-attention": run(llama, "amp-bf16", "eager", "selective-attention"),
+        "llama bf16 flash offload": run(llama, "bf16", "flash", "offload"),
+        "llama fp32 efficient momentum": run(llama, "fp32", "efficient", optimizer="momentum"),
+        "llama amp-bf16 flash chunked loss": run(llama, "amp-bf16", "flash", loss_chunks=4),
+    }
+
+
+def sequence_hash(run: TrainingRun) -> str:
+    """A hash of what a simulated step of `run` allocates and frees: operator, bytes, kind, birth and death, in order.
+
+    Raises like `measure`.
+    """
+    digest = hashlib.sha256()
+    for item in measure(run, "simulated").allocations:
+        digest.update(f"{item.operation} {item.bytes} {item.kind} {item.born} {item.died}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def hashes() -> dict[str, str]:
+    """The hash of each of `build_runs`, by name; of one that cannot be simulated, "none: " and what was raised."""
+    found = {}
+    for name, run in build_runs().items():
+        try:
+            found[name] = sequence_hash(run)
+        except Exception as error:  # shown in the hash's place, and as different from any hash
+            found[name] = f"none: {type(error).__name__}: {error}"
+    return found
+
+
+def release() -> str:
+    """torch's version line, "2.13" of 2.13.0+cpu: hashes are kept for each."""
+    return ".".join(metadata.version("torch").split(".")[:2])
+
+
+def report() -> dict[str, Any]:
+    """The report that `python tests/test_builds.py --report` prints: torch's version, its simulation, the hashes."""
+    return {"torch": metadata.version("torch"), "how": availability()[1], "hashes": hashes()}
+
+
+def other_interpreters() -> list[str]:
+    """The interpreters that COURSE_OTHER_PYTHON names, separated as paths are; none if it is not set."""
+    return [path for path in os.environ.get(OTHERS, "").split(os.pathsep) if path]
+
+
+def report_of(python: str) -> dict[str, Any]:
+    """The report of another interpreter. Raises RuntimeError with the end of its output if it fails."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COURSE_SOURCE": "simulated"}
+    command = [python, "-W", "ignore", __file__, "--report"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{python} fails on the comparison of builds: {done.stderr.strip()[-500:]}")
+    return json.loads(done.stdout)
 
 
 def kept() -> dict[str, dict[str, str]]:
@@ -27,7 +113,7 @@ def kept() -> dict[str, dict[str, str]]:
 
 def write() -> None:
     """Renew the hashes of the torch that runs this."""
-    everything = kept() | {builds.release(): told_apart(builds.hashes())}
+    everything = kept() | {release(): told_apart(hashes())}
     KEPT.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
 
 
@@ -45,7 +131,7 @@ def hashed(found: dict[str, str]) -> dict[str, str]:
 
 
 def test_the_runs_cover_both_families_every_kernel_and_precision_and_most_recomputations():
-    runs = builds.build_runs().values()
+    runs = build_runs().values()
     assert {run.model.family for run in runs} == {"gpt2", "llama"}
     assert {run.attention for run in runs} == set(ATTENTIONS)
     assert {run.precision.name for run in runs} == set(PRECISIONS) - {"fp8"}  # nothing computes in fp8
@@ -54,19 +140,19 @@ def test_the_runs_cover_both_families_every_kernel_and_precision_and_most_recomp
 
 
 @pytest.mark.skipif(not availability()[0], reason="nothing can be simulated here")
-@pytest.mark.parametrize("name", builds.build_runs())
+@pytest.mark.parametrize("name", build_runs())
 def test_a_step_allocates_what_it_did_when_the_hashes_were_written(name):
-    of_this_torch = kept().get(builds.release())
+    of_this_torch = kept().get(release())
     if of_this_torch is None:
-        pytest.skip(f"no hashes for torch {builds.release()}: write them with tests/test_builds.py --write")
-    assert builds.sequence_hash(builds.build_runs()[name]) == of_this_torch[name]
+        pytest.skip(f"no hashes for torch {release()}: write them with tests/test_builds.py --write")
+    assert sequence_hash(build_runs()[name]) == of_this_torch[name]
 
 
 def test_every_run_has_a_hash_of_the_torch_that_is_pinned_and_of_each_other_that_is_kept():
     pinned = re.search(r"^torch==(\d+\.\d+)", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
     assert pinned and pinned[1] in kept()
-    for release, found in kept().items():
-        assert hashed(found).keys() == builds.build_runs().keys(), release
+    for version, found in kept().items():
+        assert hashed(found).keys() == build_runs().keys(), version
 
 
 def test_a_choice_that_is_ignored_gets_no_hash():
@@ -74,18 +160,19 @@ def test_a_choice_that_is_ignored_gets_no_hash():
     assert told_apart(found) == {"plain": "1f", "with a choice": "none: the same as plain", "another": "2e"}
 
 
-@pytest.mark.skipif(
-    not builds.other_interpreters(), reason=f"no other build to compare with: set {builds.OTHERS} to interpreters"
-)
+@pytest.mark.skipif(not other_interpreters(), reason=f"no other build to compare with: set {OTHERS} to interpreters")
 def test_other_builds_give_the_same_sequences():
-    here = builds.hashes()
-    for python in builds.other_interpreters():
-        other = builds.report_of(python)
+    here = hashes()
+    for python in other_interpreters():
+        other = report_of(python)
         differing = [name for name, value in here.items() if other["hashes"][name] != value]
         assert not differing, f"torch {other['torch']} ({other['how']}) differs"
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["--write"]:
-        sys.exit("Run it through pytest, or with --write to renew the hashes of this torch.")
-    write()
+    if sys.argv[1:] == ["--report"]:
+        json.dump(report(), sys.stdout)
+    elif sys.argv[1:] == ["--write"]:
+        write()
+    else:
+        sys.exit("Run it through pytest, or with --write to renew the hashes of this torch, --report to print them.")

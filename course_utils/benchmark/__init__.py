@@ -14,7 +14,6 @@ OUT = ROOT / "build" / "benchmark"  # the default folder for tables; git ignores
 TABLES = {
     "accuracy": "estimates against simulations, over the frozen list of runs",
     "random": "the same over runs drawn just now, from --seed on",
-    "builds": "the simulated GPU on each build of torch",
     "published": "the field's formulas against a simulated step",
     "published-gpus": "the simulated GPU against what GPUs counted elsewhere, step by step (5 minutes)",
     "scripts": "training scripts of well-known libraries, as they are (3 minutes, with the libraries)",

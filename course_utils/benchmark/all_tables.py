@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from . import gpu, published
 from .accuracy import accuracy_tables, frozen_accuracy, published_tables
-from .builds import builds_table
 from .draw import random_run
 from .scripts import scripts_table
 from .speed import deep_table, explorer_table, speed_table
@@ -30,7 +29,6 @@ def _recorded(tables: Callable[[], list[Table]]) -> Callable[[bool, int, Report]
 MADE: dict[str, Callable[[bool, int, Report], list[Table]]] = {
     "accuracy": lambda quick, seed, report: frozen_accuracy(quick, report),
     "random": _random_accuracy,
-    "builds": lambda *_: [builds_table()],
     "published": lambda quick, seed, report: published_tables(quick, report),
     "published-gpus": lambda quick, seed, report: published.tables(quick, report),
     "scripts": lambda quick, seed, report: [scripts_table(quick, report)],
