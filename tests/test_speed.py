@@ -15,6 +15,7 @@ from course_utils.benchmark import speed
 from course_utils.benchmark.draw import shallow
 from course_utils.estimating.states import tensors_bytes
 from course_utils.run import TrainingRun
+from course_utils.units import GiB
 
 SIMULATED = pytest.mark.skipif(sys.platform == "win32", reason="nothing is simulated on Windows")
 
@@ -27,6 +28,18 @@ if sys.platform == "linux":  # ru_maxrss counts what the parent had when it fork
 else:
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps(dict(rss=rss, peak=measured.peak)))
+"""
+
+DEEP_RUN = TrainingRun("llama3-70b", micro_batch=1, seq_len=8192, precision="bf16-master")
+DEEP_BYTES = 24 * GiB  # of host memory: a simulation in full must stay below
+
+DEEP = f"""
+import json, resource, sys
+import course_utils as c
+run = c.TrainingRun({DEEP_RUN.model.name!r}, micro_batch=1, seq_len=8192, precision="bf16-master")
+measured = c.measure(run, "simulated", steps=1)
+rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+print(json.dumps(dict(rss=rss, backward=dict(measured.phase_peaks["backward"]))))
 """
 
 IMPORT = """
@@ -89,15 +102,15 @@ def first_step(run: TrainingRun) -> dict[str, int]:
 
 @SIMULATED
 def test_one_step_of_llama3_70b_s_blocks_is_as_estimated():
-    run = TrainingRun(shallow(speed.DEEP_MODEL, 3), 1, 8192, "bf16-master")
+    run = TrainingRun(shallow(DEEP_RUN.model.name, 3), 1, 8192, "bf16-master")
     assert dict(simulate(run, steps=1).phase_peaks["backward"]) == first_step(run)
 
 
 @SIMULATED
 @pytest.mark.sweep(0)  # half a minute
 def test_one_step_of_llama3_70b_is_simulated_in_full_and_as_estimated():
-    found, run = speed.deep_model(), speed.DEEP_RUN
-    assert found["rss"] < speed.DEEP_BYTES and found["backward"] == first_step(run)
+    found, run = json.loads(speed._fresh_process(DEEP)), DEEP_RUN
+    assert found["rss"] < DEEP_BYTES and found["backward"] == first_step(run)
     assert estimate(run) == moments(run)["loss's backward"]  # which is the peak of later steps
 
 

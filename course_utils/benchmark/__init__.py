@@ -14,12 +14,10 @@ OUT = ROOT / "build" / "benchmark"  # the default folder for tables; git ignores
 TABLES = {
     "accuracy": "estimates against simulations, over the frozen list of runs",
     "random": "the same over runs drawn just now, from --seed on",
-    "published": "the field's formulas against a simulated step",
     "published-gpus": "the simulated GPU against what GPUs counted elsewhere, step by step (5 minutes)",
     "scripts": "training scripts of well-known libraries, as they are (3 minutes, with the libraries)",
     "speed": "steps and estimates, and torch's MemTracker",
     "explorer": "a redraw of the Explorer",
-    "deep": "time and memory of Llama-3 70B (not with --quick)",
     "gpu": "estimates and simulations against GPUs' own counters, from recordings, as all that follow",
     "gpu-allocator": "the allocator's model against GPUs' histories",
     "gpu-times": "step times with their spread",
@@ -42,7 +40,7 @@ def read_options(arguments: Sequence[str]) -> Namespace:
         parser.error("--seed must not be negative")
     for name in set(options.table or ()) - set(TABLES):
         parser.error(str(unknown("table", name, TABLES)).rstrip("."))
-    options.table = options.table or [name for name in TABLES if not (options.quick and name == "deep")]
+    options.table = options.table or list(TABLES)
     return options
 
 

@@ -1,20 +1,17 @@
-"""Accuracy: estimates against simulations run by run, and the field's formulas against the same truth."""
+"""Accuracy: estimates and the closed form against simulations, run by run."""
 
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..breakdown import KINDS
 from ..estimating import estimate, moments
 from ..estimating.formula import estimate as closed_form
-from ..estimating.published import FORMULAS
 from ..measurement import Measurement
 from ..measuring import measure
 from ..run import TrainingRun
-from ..units import GB
-from .draw import frozen_runs, shallow
+from .draw import frozen_runs
 from .tables import BIAS_HEADINGS, Cell, Table, bias_of
 
 AT_MOST_PERCENT, LOOSER_PERCENT = 0.5, 2.0  # the promised error of a peak; the looser for FSDP2, offloading, clipping
@@ -159,18 +156,6 @@ def _errors(ratios: Sequence[float]) -> tuple[Cell, ...]:
     return len(off), statistics.median(off), max(off), *bias_of(ratios)
 
 
-# The field's formulas
-
-
-def published_errors(run: TrainingRun, measured: Measurement) -> dict[str, float]:
-    """The error in percent, by name, of each published formula that covers the run."""
-    errors = {}
-    for formula in FORMULAS:
-        with suppress(ValueError):
-            errors[formula.name] = 100 * (formula.bytes(run) / truth_of(formula.counts, measured) - 1)
-    return errors
-
-
 def truth_of(counts: str, measured: Measurement) -> int:
     """The measured bytes of what a formula counts (see `published.Formula`)."""
     if counts == "total":
@@ -180,46 +165,6 @@ def truth_of(counts: str, measured: Measurement) -> int:
         return after["parameters"] + after["gradients"] + after["optimizer_states"]
     moment = {"activations": "end of forward", "activations and loss": "after loss"}[counts]
     return measured.moments[moment]["activations"]
-
-
-def published_runs(quick: bool) -> list[TrainingRun]:
-    """Runs as their formulas mean them: ZeRO's recipe, models of both families, with and without recomputation."""
-    if quick:
-        small = TrainingRun(shallow("gpt2", 2), 4, 512, "bf16-master")
-        llama = TrainingRun(shallow("llama3.2-1b", 2), 1, 1024, "bf16-master")
-        return [small.replace(attention="eager"), small, small.replace(precision="amp-bf16"), llama]
-    master = TrainingRun("gpt2-xl", 4, 1024, "bf16-master")
-    llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master")
-    others = [TrainingRun(name, 4, 1024, "bf16-master") for name in ("gpt2", "tinyllama-1.1b", "llama3.2-1b")]
-    return [
-        *(master.replace(attention=kernel, recompute=r) for kernel in ("eager", "flash") for r in ("none", "full")),
-        master.replace(precision="amp-bf16"),
-        master.replace(precision="bf16-master-fp32grad"),
-        *others,
-        llama.replace(attention="eager"),
-        *(llama.replace(recompute=recompute) for recompute in ("none", "full")),
-    ]
-
-
-def published_tables(quick: bool, report: Callable[[str], None]) -> list[Table]:
-    """The error of each formula (columns) for each run (rows), in percent of the truth; and each formula's bias."""
-    rows: list[tuple[Cell, ...]] = []
-    ratios: dict[str, list[float]] = {formula.name: [] for formula in FORMULAS}
-    for run in published_runs(quick):
-        measured = measure(run, "simulated")
-        errors = published_errors(run, measured)
-        for name, error in errors.items():
-            ratios[name].append(1 + error / 100)
-        cells = (f"{errors[f.name]:+.1f}" if f.name in errors else "" for f in FORMULAS)
-        rows.append((str(run), f"{measured.peak / GB:.2f}", *cells))
-        report(str(run))
-    notes = [f"{f.name} ({f.source}) counts {f.counts}." for f in FORMULAS]
-    notes += ["Signed, in percent of a simulated step's bytes that the formula counts; empty: it covers no such run."]
-    headings = ("run", "peak, GB", *(formula.name for formula in FORMULAS))
-    title = "The field's formulas against a step that runs"
-    each = Table("published", title, headings, tuple(rows), tuple(notes), "simulated GPU")
-    biases = tuple((name, *_errors(found)) for name, found in ratios.items() if found)
-    return [each, Table("published_bias", "How the formulas err", ("formula", *ERRORS), biases, (), "simulated GPU")]
 
 
 def frozen_accuracy(quick: bool, report: Callable[[str], None]) -> list[Table]:

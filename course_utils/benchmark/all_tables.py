@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from . import gpu, published
-from .accuracy import accuracy_tables, frozen_accuracy, published_tables
+from .accuracy import accuracy_tables, frozen_accuracy
 from .draw import random_run
 from .scripts import scripts_table
-from .speed import deep_table, explorer_table, speed_table
+from .speed import explorer_table, speed_table
 from .tables import Table
 
 Report = Callable[[str], None]
@@ -29,11 +29,9 @@ def _recorded(tables: Callable[[], list[Table]]) -> Callable[[bool, int, Report]
 MADE: dict[str, Callable[[bool, int, Report], list[Table]]] = {
     "accuracy": lambda quick, seed, report: frozen_accuracy(quick, report),
     "random": _random_accuracy,
-    "published": lambda quick, seed, report: published_tables(quick, report),
     "published-gpus": lambda quick, seed, report: published.tables(quick, report),
     "scripts": lambda quick, seed, report: [scripts_table(quick, report)],
     "speed": lambda quick, seed, report: [speed_table(quick, report)],
     "explorer": lambda quick, seed, report: [explorer_table(quick, report)],
-    "deep": lambda *_: [deep_table()],
     **{name: _recorded(tables) for name, tables in gpu.GPU_TABLES.items()},
 }

@@ -1,11 +1,10 @@
-"""Speed: a step with and without trackers, estimates, imports, a deep model, the Explorer.
+"""Speed: a step with and without trackers, estimates, imports, the Explorer.
 
 Seconds are the processor's, which on an idle machine are those of the clock, and of several tries the best: what else
 runs on the machine can only slow a try down. What the browser adds to a redraw, tests/test_browser.py measures.
 """
 
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from ..estimating import estimate
 from ..interactive.course_files import ROOT
 from ..interactive.explorer import DEFAULTS, next_changes
 from ..run import TrainingRun
-from ..units import GB, GiB
 from .tables import Cell, Table
 
 TIMES_FASTER = 15
@@ -26,9 +24,6 @@ ESTIMATE_US, SWEEP_SECONDS, SWEEP_RUNS, IMPORT_MS = 100, 1.0, 10_000, 50
 """The course's promises: for a tracked step against MemTracker's, and for the closed forms."""
 
 REDRAW_MS = 50  # from key to picture, as the course promises; the browser needs its share of it
-
-DEEP_MODEL, DEEP_BYTES = "llama3-70b", 24 * GiB
-"""A model that is simulated in full in one process, and the host memory that it must stay below."""
 
 
 def best(tries: int, measure_once: Callable[[], float]) -> float:
@@ -146,31 +141,6 @@ def _fresh_process(code: str) -> str:
     return done.stdout
 
 
-# A deep model
-
-DEEP_RUN = TrainingRun(DEEP_MODEL, micro_batch=1, seq_len=8192, precision="bf16-master")
-
-DEEP = """
-import json, resource, sys, time
-import course_utils as c
-from course_utils.benchmark.speed import DEEP_RUN
-started = time.perf_counter()
-measured = c.measure(DEEP_RUN, "simulated", steps=1)
-unit = 1 if sys.platform == "darwin" else 1024
-rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-backward = dict(measured.phase_peaks["backward"])
-print(json.dumps(dict(seconds=time.perf_counter() - started, rss=rss, peak=measured.peak, backward=backward)))
-"""
-
-
-def deep_model() -> dict[str, Any]:
-    """One simulated step of a deep model in a fresh process: seconds by the clock, the most host memory, the peak.
-
-    And the bytes by kind at the highest point of its backward pass.
-    """
-    return json.loads(_fresh_process(DEEP))
-
-
 def speed_table(quick: bool, report: Callable[[str], None]) -> Table:
     """Steps and closed forms: what was measured, what is promised."""
     tries = 2 if quick else 3
@@ -206,18 +176,6 @@ def row(what: str, measured: float, under: float | None = None, at_least: float 
     if at_least is not None:
         return what, measured, f"at least {at_least:g}", "kept" if measured >= at_least else "missed"
     return what, measured, "", ""
-
-
-def deep_table() -> Table:
-    """Time and memory of simulating one step of Llama-3 70B in a fresh process."""
-    found = deep_model()
-    rows = (
-        row("seconds", found["seconds"]),
-        row("host memory, GiB", found["rss"] / GiB, under=DEEP_BYTES / GiB),
-        row("simulated peak of the first step, GB", found["peak"] / GB),
-    )
-    title = f"One step of {DEEP_MODEL}, b=1, s=8,192, simulated in full in a fresh process"
-    return Table("deep", title, HEADINGS, rows, (), "simulated GPU")
 
 
 # The Explorer: from a control's new value to the message that carries text and figure
