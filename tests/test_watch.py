@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import watched_scripts
 from torch import nn
 
 from course_utils import measure
-from course_utils.benchmark import scripts
 from course_utils.errors import ScriptError
 from course_utils.gpus import GPUS
 from course_utils.interactive.course_files import ROOT
@@ -396,23 +396,24 @@ def test_the_command_line(written, tmp_path):
     assert "course_utils" not in done.stderr
 
 
-def test_the_benchmarks_table_has_a_scripts_peaks_or_the_sentence_that_says_why_not(written, monkeypatch):
-    name, tensors, allocated, reserved, seconds, said = scripts.watched(sys.executable, written(TRAINED))
+def test_the_table_of_scripts_has_a_scripts_peaks_or_the_sentence_that_says_why_not(written, monkeypatch):
+    name, tensors, allocated, reserved, seconds, said = watched_scripts.watched(sys.executable, written(TRAINED))
     assert name == "train.py" and seconds > 0 and said.startswith("2 steps taken, the last one 1 of AdamW")
     measured = watch_script(written(TRAINED))
     assert tensors == f"{measured.peak / GB:.3f}" <= allocated <= reserved
-    failed = scripts.watched(sys.executable, written("import nothing_of_that_name\n"), "--lr 3")
+    failed = watched_scripts.watched(sys.executable, written("import nothing_of_that_name\n"), "--lr 3")
     assert failed[:4] == ("train.py --lr 3", "-", "-", "-") and "No module named 'nothing_of_that_name'" in failed[-1]
-    monkeypatch.setattr(scripts, "LIMIT", 0.01)
-    assert scripts.watched(sys.executable, written(TRAINED))[-1].startswith("stopped: ")
+    monkeypatch.setattr(watched_scripts, "LIMIT", 0.01)
+    assert watched_scripts.watched(sys.executable, written(TRAINED))[-1].startswith("stopped: ")
 
 
-def test_the_benchmarks_table_of_scripts_names_the_libraries(monkeypatch):
+def test_the_table_of_scripts_names_the_libraries(monkeypatch):
     asked = []
-    monkeypatch.setattr(scripts, "watched", lambda *what: asked.append(what) or ("x", "-", "-", "-", 1.0, "said"))
-    monkeypatch.setenv(scripts.PYTHON, sys.executable)
-    table = scripts.scripts_table(False, lambda _: None)
+    monkeypatch.setattr(
+        watched_scripts, "watched", lambda *what: asked.append(what) or ("x", "-", "-", "-", 1.0, "said")
+    )
+    monkeypatch.setenv(watched_scripts.PYTHON, sys.executable)
+    table = watched_scripts.scripts_table(lambda _: None)
     assert {path.name for _, path, _ in asked} == {path.name for path in SCRIPTS.glob("*.py")}
-    assert len(table.rows) == len(asked) == 10 + len(scripts.MODELS)
-    assert f"torch {torch.__version__}" in table.notes[0] and scripts.PYTHON in table.notes[0]
-    assert len(scripts.scripts_table(True, lambda _: None).rows) == 2
+    assert len(table.rows) == len(asked) == 10 + len(watched_scripts.MODELS)
+    assert f"torch {torch.__version__}" in table.notes[0] and watched_scripts.PYTHON in table.notes[0]

@@ -15,7 +15,6 @@ TABLES = {
     "accuracy": "estimates against simulations, over the frozen list of runs",
     "random": "the same over runs drawn just now, from --seed on",
     "published-gpus": "the simulated GPU against what GPUs counted elsewhere, step by step (5 minutes)",
-    "scripts": "training scripts of well-known libraries, as they are (3 minutes, with the libraries)",
     "speed": "steps and estimates, and torch's MemTracker",
     "explorer": "a redraw of the Explorer",
     "gpu": "estimates and simulations against GPUs' own counters, from recordings, as all that follow",

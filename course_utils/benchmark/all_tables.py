@@ -6,7 +6,6 @@ from dataclasses import replace
 from . import gpu, published
 from .accuracy import accuracy_tables, frozen_accuracy
 from .draw import random_run
-from .scripts import scripts_table
 from .speed import explorer_table, speed_table
 from .tables import Table
 
@@ -30,7 +29,6 @@ MADE: dict[str, Callable[[bool, int, Report], list[Table]]] = {
     "accuracy": lambda quick, seed, report: frozen_accuracy(quick, report),
     "random": _random_accuracy,
     "published-gpus": lambda quick, seed, report: published.tables(quick, report),
-    "scripts": lambda quick, seed, report: [scripts_table(quick, report)],
     "speed": lambda quick, seed, report: [speed_table(quick, report)],
     "explorer": lambda quick, seed, report: [explorer_table(quick, report)],
     **{name: _recorded(tables) for name, tables in gpu.GPU_TABLES.items()},

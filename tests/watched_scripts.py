@@ -1,4 +1,8 @@
-"""Training scripts in the style of well-known libraries, run as they are under `watch`: tests/scripts, one row each."""
+"""Training scripts in the style of well-known libraries, run as they are under `watch`: one row each.
+
+`python tests/watched_scripts.py` prints the table: three minutes, with the libraries. COURSE_SCRIPTS_PYTHON names the
+Python that has them.
+"""
 
 import os
 import subprocess
@@ -8,11 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..allocator.replay import replay
-from ..interactive.course_files import ROOT
-from ..measuring.measurement_file import read_measurement
-from ..units import GB
-from .tables import Table
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # where this file is run alone
+
+from course_utils.allocator.replay import replay  # noqa: E402
+from course_utils.benchmark.tables import Table  # noqa: E402
+from course_utils.measuring.measurement_file import read_measurement  # noqa: E402
+from course_utils.units import GB  # noqa: E402
 
 SCRIPTS = ROOT / "tests" / "scripts"
 MODELS = (
@@ -29,16 +35,14 @@ PYTHON = "COURSE_SCRIPTS_PYTHON"
 LIMIT = 180  # seconds for one script
 
 
-def scripts_table(quick: bool, report: Callable[[str], None]) -> Table:
-    """What `watch` says of each script; those that need no library but torch, if `quick`.
+def scripts_table(report: Callable[[str], None]) -> Table:
+    """What `watch` says of each script.
 
     The Python that has the libraries is named by COURSE_SCRIPTS_PYTHON; without it, this one runs them.
     """
     python = os.environ.get(PYTHON, sys.executable)
     wanted = [(path, "") for path in sorted(SCRIPTS.glob("*.py")) if path.stem != "hugging_face"]
     wanted += [(SCRIPTS / "hugging_face.py", model) for model in MODELS]
-    if quick:
-        wanted = [(path, "") for path, _ in wanted if path.stem in ("gan", "lstm")]
     rows = []
     for path, arguments in wanted:
         report(f"{path.name} {arguments}")
@@ -71,3 +75,7 @@ def watched(python: str, path: Path, arguments: str = "") -> tuple[str, str, str
         f"{size / GB:.3f}" for size in (measured.peak, replayed.peak_allocated, replayed.peak_reserved)
     )
     return name, tensors, allocated, reserved, seconds, measured.provenance.note
+
+
+if __name__ == "__main__":
+    print(scripts_table(lambda name: print(name, file=sys.stderr)).markdown())
