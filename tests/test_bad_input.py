@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn_runs import random_run
 from engine import simulate
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from course_utils import estimate, moments
 from course_utils.benchmark.accuracy import outcome
-from course_utils.benchmark.draw import random_run
 from course_utils.breakdown import KINDS, MemoryBreakdown
 from course_utils.classroom import grading
 from course_utils.classroom.alone import Isolation

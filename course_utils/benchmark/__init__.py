@@ -13,7 +13,6 @@ OUT = ROOT / "build" / "benchmark"  # the default folder for tables; git ignores
 
 TABLES = {
     "accuracy": "estimates against simulations, over the frozen list of runs",
-    "random": "the same over runs drawn just now, from --seed on",
     "published-gpus": "the simulated GPU against what GPUs counted elsewhere, step by step (5 minutes)",
     "speed": "steps and estimates, and torch's MemTracker",
     "explorer": "a redraw of the Explorer",
@@ -32,11 +31,8 @@ def read_options(arguments: Sequence[str]) -> Namespace:
     parser = Parser("benchmark", summary, "use the Python that runs this command", formatter_class=RawTextHelpFormatter)
     parser.add_argument("--table", action="append", metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--quick", action="store_true", help="a sample of each, in about two minutes")
-    parser.add_argument("--seed", type=int, default=1_000_000, help="first seed of the random runs (default: 1000000)")
     parser.add_argument("--out", type=Path, default=OUT, help="folder for NAME.md (build/benchmark)")
     options = parser.parse_args(arguments)
-    if options.seed < 0:
-        parser.error("--seed must not be negative")
     for name in set(options.table or ()) - set(TABLES):
         parser.error(str(unknown("table", name, TABLES)).rstrip("."))
     options.table = options.table or list(TABLES)
@@ -48,9 +44,7 @@ def print_tables(options: Namespace) -> int:
     from .all_tables import MADE
 
     for name in options.table:
-        for table in MADE[name](
-            options.quick, options.seed, lambda text, name=name: print(f"{name}: {text}", file=sys.stderr)
-        ):
+        for table in MADE[name](options.quick, lambda text, name=name: print(f"{name}: {text}", file=sys.stderr)):
             table.save(options.out)
             print(f"{table.markdown()}\n", flush=True)
     print(f"Saved in {options.out}")
