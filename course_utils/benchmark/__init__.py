@@ -14,7 +14,7 @@ OUT = ROOT / "build" / "benchmark"  # the default folder for tables; git ignores
 TABLES = {
     "accuracy": "estimates against simulations, over the frozen list of runs",
     "published-gpus": "the simulated GPU against what GPUs counted elsewhere, step by step (5 minutes)",
-    "speed": "steps and estimates, and torch's MemTracker",
+    "speed": "estimates, and importing them",
     "explorer": "a redraw of the Explorer",
     "gpu": "estimates and simulations against GPUs' own counters, from recordings, as all that follow",
     "gpu-allocator": "the allocator's model against GPUs' histories",

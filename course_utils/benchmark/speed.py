@@ -1,4 +1,4 @@
-"""Speed: a step with and without trackers, estimates, imports, the Explorer.
+"""Speed: estimates, imports, the Explorer.
 
 Seconds are the processor's, which on an idle machine are those of the clock, and of several tries the best: what else
 runs on the machine can only slow a try down. What the browser adds to a redraw, tests/test_browser.py measures.
@@ -19,9 +19,8 @@ from ..interactive.explorer import DEFAULTS, next_changes
 from ..run import TrainingRun
 from .tables import Cell, Table
 
-TIMES_FASTER = 15
 ESTIMATE_US, SWEEP_SECONDS, SWEEP_RUNS, IMPORT_MS = 100, 1.0, 10_000, 50
-"""The course's promises: for a tracked step against MemTracker's, and for the closed forms."""
+"""The course's promises for the closed forms."""
 
 REDRAW_MS = 50  # from key to picture, as the course promises; the browser needs its share of it
 
@@ -31,64 +30,10 @@ def best(tries: int, measure_once: Callable[[], float]) -> float:
     return min(measure_once() for _ in range(tries))
 
 
-# A step, watched by nobody, by the course's tracker, by torch's
-
-
-def step_seconds(run: TrainingRun, second_step: Callable[[Any], float]) -> float:
-    """Seconds of the second simulated step of `run`, as `second_step` watches a training."""
-    from ..measuring.simulated import simulated_gpu
-    from ..measuring.step import Training
-
-    with simulated_gpu(run.attention):
-        return second_step(Training(run, "cuda", simulated=True))
-
-
 def _seconds(work: Callable[[], object]) -> float:
     started = time.process_time()
     work()
     return time.process_time() - started
-
-
-def _unwatched(training: Any) -> float:
-    from ..measuring.counting import Unwatched
-
-    training.step(Unwatched())
-    return _seconds(lambda: training.step(Unwatched()))
-
-
-def _tracked(training: Any) -> float:
-    from ..measuring.tracker import Tracker
-
-    with Tracker("cuda") as tracker:
-        tracker.watch(training.network, training.named_states)
-        tracker.bind("inputs", [training.tokens, training.targets])
-        tracker.step = 1
-        training.step(tracker)
-        tracker.step = 2
-        return _seconds(lambda: training.step(tracker))
-
-
-def _memtracked(training: Any) -> float:
-    from torch.distributed._tools.mem_tracker import MemTracker
-
-    from ..measuring.counting import Unwatched
-
-    peer = MemTracker()
-    peer.track_external(training.network, training.optimizer, training.tokens, training.targets)
-    with peer:
-        training.step(Unwatched())
-        peer.reset_mod_stats()  # it refuses a second step otherwise
-        return _seconds(lambda: training.step(Unwatched()))
-
-
-def step_times(run: TrainingRun, tries: int) -> dict[str, float]:
-    """The best `step_seconds` for each watcher: of several tries, or of one for MemTracker, which takes so long.
-
-    Tracked and untracked steps alternate: a processor's clock changes from one second to the next.
-    """
-    turns = [(step_seconds(run, _unwatched), step_seconds(run, _tracked)) for _ in range(tries)]
-    nobody, tracker = map(min, zip(*turns, strict=True))
-    return {"nobody": nobody, "tracker": tracker, "memtracker": step_seconds(run, _memtracked)}
 
 
 # Closed forms
@@ -142,40 +87,26 @@ def _fresh_process(code: str) -> str:
 
 
 def speed_table(quick: bool, report: Callable[[str], None]) -> Table:
-    """Steps and closed forms: what was measured, what is promised."""
-    tries = 2 if quick else 3
-    times = step_times(TrainingRun("gpt2-xl", 4, 512), tries)
-    report("steps")
-    rows = [
-        row("gpt2-xl: untracked step, ms", 1000 * times["nobody"]),
-        row("gpt2-xl: tracked step, ms", 1000 * times["tracker"]),
-        row("gpt2-xl: step under torch's MemTracker, ms", 1000 * times["memtracker"]),
-        row("gpt2-xl: MemTracker's step over ours", times["memtracker"] / times["tracker"], at_least=TIMES_FASTER),
-    ]
+    """Closed forms: what was measured, what is promised."""
+    tries, rows = 2 if quick else 3, list[tuple[Cell, ...]]()
     for model in ("gpt2-xl", "llama3-8b"):
+        report(model)
         took = best(tries, partial(estimate_microseconds, model))
         rows.append(row(f"an estimate of {model}, µs", took, under=ESTIMATE_US))
     rows += [
         row(f"a sweep of {SWEEP_RUNS:,} runs, s", best(tries, sweep_seconds), under=SWEEP_SECONDS),
         row("importing the closed forms, ms", best(tries, import_milliseconds), under=IMPORT_MS),
     ]
-    note = (
-        "A step is the second of a run with b=4, s=512 under autocast; seconds are the processor's, "
-        f"the best of {tries} tries (MemTracker's of one)."
-    )
+    note = f"Seconds are the processor's, the best of {tries} tries."
     return Table("speed", "Speed", HEADINGS, tuple(rows), (note,), "this machine")
 
 
 HEADINGS = ("", "measured", "promised", "kept")
 
 
-def row(what: str, measured: float, under: float | None = None, at_least: float | None = None) -> tuple[Cell, ...]:
-    """A row of a table of promises: what was measured, what was promised, and "kept" or "missed"; or no promise."""
-    if under is not None:
-        return what, measured, f"under {under:g}", "kept" if measured < under else "missed"
-    if at_least is not None:
-        return what, measured, f"at least {at_least:g}", "kept" if measured >= at_least else "missed"
-    return what, measured, "", ""
+def row(what: str, measured: float, under: float) -> tuple[Cell, ...]:
+    """A row of a table of promises: what was measured, what was promised, and "kept" or "missed"."""
+    return what, measured, f"under {under:g}", "kept" if measured < under else "missed"
 
 
 # The Explorer: from a control's new value to the message that carries text and figure
