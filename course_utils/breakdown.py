@@ -69,7 +69,7 @@ class MemoryBreakdown(Mapping[str, int]):
 
     def __str__(self) -> str:
         shown, width = formatter(self.total), max(len(kind) for kind in KINDS)
-        rows = [f"{kind:<{width}}  {shown(size):>12}" for kind, size in self.items() if size]
+        rows = [f"{kind.replace('_', ' '):<{width}}  {shown(size):>12}" for kind, size in self.items() if size]
         total = f"{'total':<{width}}  {shown(self.total):>12}"
         return "\n".join([*([self._title()] if self._title() else []), *rows, total])
 

@@ -34,12 +34,17 @@ def format_bytes(size: int, unit: str | None = None, digits: int | None = None) 
     amount = size / UNITS[unit]
     if digits is None:
         digits = 0 if unit == "B" else next((n for n in (3, 2, 1) if abs(round(amount, n)) < 10 ** (3 - n)), 0)
-    return f"{amount:,.{digits}f} {unit}"
+    return f"{amount:,.{digits}f} {unit}".replace("-", "−")
 
 
 def format_signed(size: int) -> str:
     """A difference in bytes as `format_bytes` has it, with its sign: "+120 MB"; "0" only where it is exactly that."""
     return "0" if size == 0 else f"{'+' if size > 0 else '−'}{format_bytes(abs(size))}"
+
+
+def plus_minus(number: float, digits: int = 0) -> str:
+    """A difference with its sign and so many decimals: "+1,024", "−19,968"; "0" only where it is exactly that."""
+    return "0" if number == 0 else f"{number:+,.{digits}f}".replace("-", "−")
 
 
 def percent(part: float, digits: int = 0) -> str:

@@ -41,7 +41,7 @@ def test_a_part_is_said_in_percent():
         (999_600_000_000, "1.00 TB"),
         (311_522_240_000, "312 GB"),
         (1_300_000_000_000, "1.30 TB"),
-        (-3_115_222_400, "-3.12 GB"),
+        (-3_115_222_400, "−3.12 GB"),
     ],
 )
 def test_three_figures_and_a_decimal_unit(size, text):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..measurement import Allocation
-from ..units import GB, MiB, format_bytes, parse_bytes
+from ..units import GB, MiB, format_bytes, parse_bytes, plus_minus
 from .policy import TAKEN, CachingAllocator
 from .replay import MemorySegment, Playback, Replay, Request, check_replay
 from .settings import settings
@@ -59,7 +59,7 @@ class Agreement:
         peaks = f"most reserved {format_bytes(peak, 'GB', 3)}, replayed {format_bytes(ours, 'GB', 3)}"
         if self.exact:
             return f"equal at every one of {compared}; {peaks}"
-        gap = f"differs by up to {self.largest_difference:+,} B, first at {self.first_difference:,}"
+        gap = f"differs by up to {plus_minus(self.largest_difference)} B, first at {self.first_difference:,}"
         return f"{gap} of {compared}; {peaks}"
 
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..breakdown import KINDS
 from ..units import UNITS, Table, format_bytes, format_signed
 from .failed_cells import running_shell
 from .saved import Saved
@@ -33,7 +34,8 @@ def ledger(
     rows: list[tuple[str, ...]] = [("", *columns, " − ".join(columns)) if measured is not None else ("", "bytes")]
     for name, one, other in [*((name, left.get(name), right.get(name)) for name in names), ("total", *totals)]:
         difference = "–" if one is None or other is None else format_signed(one - other)
-        rows.append((name, spelled(one), *((spelled(other), difference) if measured is not None else ())))
+        called = name.replace("_", " ") if name in KINDS else name
+        rows.append((called, spelled(one), *((spelled(other), difference) if measured is not None else ())))
     return Table(rows, totals=True)
 
 

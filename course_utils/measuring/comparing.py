@@ -13,7 +13,7 @@ from ..breakdown import KINDS, MemoryBreakdown
 from ..estimating import estimate
 from ..measurement import Measurement
 from ..run import TrainingRun
-from ..units import formatter, html_table
+from ..units import formatter, html_table, plus_minus
 from .sources import measure
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -68,7 +68,7 @@ class Comparison:
     def _cells(self) -> Iterator[tuple[str, str, str, str]]:
         shown = self._formatter()
         for name, found, truth in self.rows():
-            gap = "" if found is None or truth is None else f"{found - truth:+,} B"
+            gap = "" if found is None or truth is None else plus_minus(found - truth) + " B" * (found != truth)
             one, other = ("not told" if size is None else shown(size) for size in (found, truth))
             yield name, one, other, gap
 
@@ -81,8 +81,8 @@ class Comparison:
         else:
             kind = max(self.differences, key=lambda name: abs(self.differences[name]))
             text = (
-                f"{gap:+,} bytes are left ({100 * (self.ratio - 1):+.3f} %), "
-                f"most of it in {kind.replace('_', ' ')} ({self.differences[kind]:+,})."
+                f"{plus_minus(gap)} bytes are left ({plus_minus(100 * (self.ratio - 1), 3)} %), "
+                f"most of it in {kind.replace('_', ' ')} ({plus_minus(self.differences[kind])})."
             )
         if max((mark.step for mark in measured.timeline.marks), default=0) == 1:
             text += f" Only the first step was {measured.word}, at whose beginning there are no optimizer states yet."
@@ -92,7 +92,7 @@ class Comparison:
             return text
         workspaces = counters.get("workspaces", 0) - measured.breakdown["workspaces"]
         beyond = self._beyond_the_tensors(counters["allocated"] - measured.peak - workspaces)
-        named = f"{workspaces:+,} bytes are cuBLAS's workspaces, " if workspaces else ""
+        named = f"{plus_minus(workspaces)} bytes are cuBLAS's workspaces, " if workspaces else ""
         return f"{text} The GPU itself counted {self._formatter()(counters['allocated'])}: {named}{beyond}."
 
     def _beyond_the_tensors(self, beyond: int) -> str:
@@ -102,10 +102,10 @@ class Comparison:
             peaks = replay(self.measurement).step_peaks()
             rounded = peaks[max(peaks)] - self.measurement.peak
             if 0 == rounded <= beyond:
-                return f"{beyond:+,} bytes are {scratch}"
+                return f"{plus_minus(beyond)} bytes are {scratch}"
             if rounded <= beyond:
-                return f"{rounded:+,} bytes are {rounding}, {beyond - rounded:+,} bytes {scratch}"
-        return f"{beyond:+,} bytes are {rounding} and {scratch}"
+                return f"{plus_minus(rounded)} bytes are {rounding}, {plus_minus(beyond - rounded)} bytes {scratch}"
+        return f"{plus_minus(beyond)} bytes are {rounding} and {scratch}"
 
     def _formatter(self) -> Callable[[int], str]:
         return formatter(max(self.estimate.total, self.measurement.peak))
