@@ -25,6 +25,7 @@ TABLE_RULE = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
 SENTENCE = re.compile(r"[A-Z0-9“\"].{14,}[.!?]", re.DOTALL)
 MINUTES = re.compile(r"(\d+) minutes")
 MARKDOWN_IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\(")
+SCRIPT = re.compile(r"<script\b.*?</script>", re.DOTALL)
 HTML_IMAGE = re.compile(r"<(?:img|svg)\b[^>]*>", re.IGNORECASE)
 HTML_ALT = re.compile(r"(?:alt|aria-label)=(?:\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)')", re.IGNORECASE)
 SPEAKING = frozenset({"print", "display", "predict", "reveal", "waits_for", "show_ledger"})
@@ -160,7 +161,8 @@ def pictures(notebook: NotebookNode) -> Iterator[str]:
 def output_alts(output: NotebookNode) -> list[str]:
     """The description of each picture in one output; empty for a picture without any."""
     data = output.get("data", {})
-    alts = [html_alt(match[0]) for match in HTML_IMAGE.finditer(str(data.get("text/html", "")))]
+    html = SCRIPT.sub("", str(data.get("text/html", "")))  # a script holds the narrow layout of the image before it
+    alts = [html_alt(match[0]) for match in HTML_IMAGE.finditer(html)]
     if any(kind.startswith("image/") for kind in data):
         alts.append(str(data.get("text/plain", "")))
     if "image/svg+xml" in data:

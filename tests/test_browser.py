@@ -11,7 +11,7 @@ from nbconvert import HTMLExporter
 
 from course_utils.authoring.build import ROOT, committed_notebooks
 from course_utils.figures import bars, lines
-from course_utils.figures.canvas import WIDTH
+from course_utils.figures.layouts import WIDE
 from course_utils.interactive.explorer import complete, next_changes
 from course_utils.lessons import quiz
 from course_utils.recording.notebooks import read_notebook
@@ -198,7 +198,7 @@ def test_pictures_of_a_notebook_that_is_not_trusted_are_seen_and_described(
         shown = playground.locator(f"{browser.IN_FRONT} .jp-OutputArea-output")
         shown.locator("img").nth(len(figures) - 1).wait_for()
         assert playground.locator(f"{browser.IN_FRONT} .jp-mod-trusted").count() == 0
-        assert shown.evaluate_all(PICTURES) == [[WIDTH, figure.alt] for figure in figures]
+        assert shown.evaluate_all(PICTURES) == [[WIDE, figure.alt] for figure in figures]
 
 
 def test_the_largest_notebook_shows_all_its_cells_and_no_more_than_a_page_can_hold(playground: browser.Page) -> None:

@@ -22,7 +22,8 @@ def test_it_shows_the_dashboard_of_what_is_chosen():
     assert said.verdict in page.words.value and "user-select: all" in page.children[0].value
     for figure in (said.stack, said.timeline):
         assert figure.alt in page._repr_mimebundle_()["text/html"].replace("&#x27;", "'")
-    assert sum(map(int, re.findall(r'data-bytes="(\d+)"', page.picture.value))) == said.breakdown.total
+    assert page.figure is not None
+    assert sum(map(int, re.findall(r'data-bytes="(\d+)"', page.figure.svg))) == said.breakdown.total
     for control in CONTROLS:
         widget = page.controls[control.name]
         assert widget.description == control.label and tuple(widget.options) == control.options
@@ -86,5 +87,5 @@ def test_figures_stand_below_one_another():
     page = dashboard({})
     both = below_one_another([page.stack, page.timeline], "Both")
     figures = (both, page.stack, page.timeline)
-    heights = [float(re.findall(r'viewBox="0 0 880 ([\d.]+)"', figure.svg)[0]) for figure in figures]
+    heights = [float(re.findall(r'viewBox="0 0 720 ([\d.]+)"', figure.svg)[0]) for figure in figures]
     assert heights[0] == pytest.approx(heights[1] + heights[2]) and page.timeline.alt in both.alt

@@ -103,7 +103,8 @@ def test_moving_a_control_builds_another_model():
         before, picture = shown.model, shown.picture.value
         shown.controls[name].value = value
         assert (shown.model != before and shown.picture.value != picture) or name == "heads", name
-    drawn = [int(count) for count in re.findall(r'data-parameters="(\d+)"', shown.picture.value)]
+    assert shown.figure is not None
+    drawn = [int(count) for count in re.findall(r'data-parameters="(\d+)"', shown.figure.svg)]
     assert sum(drawn) == shown.model.parameters and "of which a token uses" in shown.message
 
 

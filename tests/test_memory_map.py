@@ -17,7 +17,8 @@ from course_utils import TrainingRun
 from course_utils.allocator.memory_map import FILLS, LOOKS, ROW_STEP, memory_map
 from course_utils.allocator.memory_map_page import memory_map_page, page_data
 from course_utils.allocator.replay import Replay, replay
-from course_utils.figures.canvas import MARGIN, WIDTH, Figure
+from course_utils.figures.canvas import MARGIN, Figure
+from course_utils.figures.layouts import WIDE
 from course_utils.units import BLOCK, MiB
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -51,14 +52,14 @@ def replayed() -> Replay:
 
 def test_segments_that_are_alike_have_a_row_each_and_their_bytes_are_in_proportion():
     figure = memory_map(replay(HOLES, 80 * MiB))
-    row = WIDTH - 2 * MARGIN
+    row = WIDE - 2 * MARGIN
     assert drawn(figure) == pytest.approx({"tensors": 4 * 0.6 * row, "stuck": 4 * 0.4 * row}, abs=2)
     rects = [e for e in ElementTree.fromstring(figure.svg).iter(f"{SVG}rect") if "data-look" in e.attrib]
     assert len(rects) == 20
     tops = sorted({float(rect.attrib["y"]) for rect in rects})
     assert tops == pytest.approx([tops[0] + ROW_STEP * index for index in range(4)], abs=0.2)
     assert "each row is 20.97 MB" in texts(figure)
-    assert texts(figure).count("free 4.19 MB") == 2 * 8  # each with its halo
+    assert texts(figure).count("free 4.19 MB") == 8
 
 
 def test_the_title_states_the_conclusion_and_the_description_why_it_failed():

@@ -7,7 +7,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from base64 import b64decode
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from math import dist
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from course_utils.authoring.pages import gpt2_xl_stack
 from course_utils.breakdown import KINDS, MemoryBreakdown
 from course_utils.figures import COLOURS, Figure, Segment
 from course_utils.figures.axes import OVER, UNDER
-from course_utils.figures.canvas import WIDTH, Canvas, contrast, ink_on, number, spread, text_width, ticks, wrap
+from course_utils.figures.canvas import Canvas, contrast, ink_on, number, spread, text_width, ticks, wrap
 from course_utils.figures.curves import LINE_COLOURS
+from course_utils.figures.layouts import NARROW, WIDE
+from course_utils.figures.themes import DARK, THIN, UNREAD, themed
 from course_utils.figures.timelines import MOST_POINTS, TIMELINE_ORDER, thin
 from course_utils.gpus import GPUS
 from course_utils.measurement import WORDS, Mark, Measurement, Provenance, Timeline
@@ -129,6 +131,47 @@ def test_text_on_every_color_and_on_paper_is_readable():
     assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.01)
 
 
+PAPER = DARK["#FFFFFF"]
+
+
+def dark(color: str) -> str:
+    return DARK.get(color, color)
+
+
+def test_the_dark_theme_is_as_readable():
+    for kind, fill in COLOURS.items():
+        assert contrast(dark(ink_on(fill)), dark(fill)) >= 4.5, kind
+        if kind not in ("cached", "free"):  # these two have an outline
+            assert contrast(dark(fill), PAPER) >= 3, kind
+    for color in (OVER, UNDER, plots.INK, plots.QUIET, *LINE_COLOURS):
+        assert contrast(THIN.get(color) or dark(color), PAPER) >= 4.5, color
+    assert contrast(dark(plots.RULE), PAPER) >= 3
+
+    assert all(contrast(dark(ink_on(fill)), dark(fill)) >= 4.5 for fill in ("#FFFFFF", "#FBE3B5", "#F2F2F2", "#332288"))
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_the_dark_colors_are_told_apart_with_every_vision(vision):
+    for (one, first), (other, second) in combinations(COLOURS.items(), 2):
+        assert {one, other} == {"cached", "free"} or dist(lab(dark(first), vision), lab(dark(second), vision)) > 14, (
+            f"{one} looks like {other} with {vision}"
+        )
+
+
+def test_a_themed_figure_replaces_its_colors_on_a_dark_page_alone():
+    figure = plots.stack({"none": NONE}, "Themed", capacity=80 * GB)
+    svg = themed(figure.svg, "wide")
+    ElementTree.fromstring(svg)
+    style = svg.partition("<style>")[2].partition("</style>")[0]
+    assert f'.course-figure [fill="#111111"]{{fill:light-dark(#111111,{DARK["#111111"]})}}' in style
+    assert "#662200" not in style, "no color that the figure does not have"
+    assert svg.replace(f"<style>{style}</style>", "").replace(' class="course-figure course-wide"', "") == re.sub(
+        "<desc>.*</desc>", "", figure.svg
+    )
+    lines = themed(plots.lines({"one": ([1, 2], [3, 4])}, "Lines", "x", "y").svg)
+    assert '[style*="stroke: #0072b2"]{stroke:light-dark(#0072B2,#56B4E9)!important}' in lines
+
+
 # ---------------------------------------------------------------------------------------------------------------- stack
 
 
@@ -197,7 +240,7 @@ def test_no_text_of_a_stack_leaves_the_picture():
     figure = plots.stack(rows, "Wide " * 60, capacity=34 * GB, provenance="simulated GPU " * 20)
     for text in shapes(figure, "text"):
         left, right = extent(text)
-        assert left >= -1 and right <= WIDTH + 1, text.text
+        assert left >= -1 and right <= WIDE + 1, text.text
 
 
 # ------------------------------------------------------------------------------------------------------------- timeline
@@ -209,13 +252,23 @@ def test_the_timeline_names_its_peak_and_draws_it_exactly():
     (marker,) = shapes(figure, "path", "data-peak")
     assert int(marker.attrib["data-peak"]) == run.peak == max(run.timeline.totals())
     assert f"peak {run.peak / GB:.2f} GB in loss, step 2" in texts(figure)
-    areas = [re.findall(r"-?[\d.]+", area.attrib["d"]) for area in shapes(figure, "path", "data-kind")]
     painted = [area.attrib["data-kind"] for area in shapes(figure, "path", "data-kind")]  # each shows its own band
     assert painted == [kind for kind in reversed(TIMELINE_ORDER) if kind in painted] and painted[-1] == "parameters"
-    highest = min(float(y) for points in areas for y in points[1::2])
-    assert highest == pytest.approx(y_of(figure, run.peak), abs=0.2)
+    points = outline(figure)
+    highest = max(y for _, y in points)
+    assert highest == pytest.approx(y_of(figure, 0) - y_of(figure, run.peak), abs=0.2)
+    at_peak = [x for x, y in points if y == highest]
+    assert max(at_peak) - min(at_peak) >= 3.9, "the event of the peak is as wide as can be seen, and not higher"
     named = {"forward", "backward", "step 1", "step 2", "activations", "parameters", "optimizer states"}
     assert named <= set(texts(plots.timeline(run, "Named")))
+
+
+def outline(figure: Figure) -> list[tuple[float, float]]:
+    """The points of a timeline's uppermost edge, in pixels to the right and up from the axis."""
+    area = shapes(figure, "path", "data-kind")[0].attrib["d"]
+    steps = [int(number) for number in re.findall(r"-?\d+", area)]
+    xs, ys = accumulate(steps[::2]), accumulate(steps[1::2])
+    return [(x / 10, y / 100) for x, y in zip(xs, ys, strict=True)]
 
 
 def y_of(figure: Figure, size: float) -> float:
@@ -406,14 +459,34 @@ def test_every_figure_says_in_words_what_it_shows_is_the_same_each_time_and_need
     assert len(figure.alt) > len(root.findtext(f"{SVG}title") or "") + 20
     bundle = figure._repr_mimebundle_()
     assert bundle == {"text/html": figure.html, "text/plain": figure.alt}
-    image = ElementTree.fromstring(bundle["text/html"].removesuffix(">") + "/>")
+    image = ElementTree.fromstring(bundle["text/html"].partition(">")[0] + "/>")
     assert image.tag == "img" and image.attrib["alt"] == figure.alt
     kind, data = image.attrib["src"].split(",")
-    assert kind == "data:image/svg+xml;base64" and b64decode(data).decode() == figure.svg
+    assert kind == "data:image/svg+xml;base64"
+    assert UNREAD.sub("", themed(figure.svg, "wide")) == b64decode(data).decode()
+    assert UNREAD.sub("", themed(figure.narrow, "narrow")) in bundle["text/html"] and "</script>" not in figure.narrow
     assert repr(figure) == figure.alt
     assert figure.svg == every_figure()[name].svg
-    assert not re.search(r'<style|<script|url\(|href="[^#]|<image', figure.svg), "it would reach out, or be dropped"
+    for svg in (figure.svg, figure.narrow):
+        assert not re.search(r'<style|<script|url\(|href="[^#]|<image', svg), "it would reach out, or be dropped"
     assert shapes(figure, "rect")[0].attrib["fill"] == "#FFFFFF"
+    assert not re.search(r"https?://(?!www.w3.org)", figure.html + figure.inline)
+
+
+@pytest.mark.parametrize("name", every_figure())
+def test_the_narrow_layout_has_the_same_content_and_no_small_or_cut_text(name):
+    figure = every_figure()[name]
+    narrow = Figure(figure.narrow, figure.alt)
+    assert ElementTree.fromstring(narrow.svg).attrib["viewBox"].startswith(f"0 0 {NARROW} ")
+    for data in ("data-bytes", "data-value", "data-peak", "data-capacity"):
+        wide, other = ([shape.attrib[data] for shape in ElementTree.fromstring(svg).iter() if data in shape.attrib]
+                       for svg in (figure.svg, figure.narrow))  # fmt: skip
+        assert sorted(wide) == sorted(other) or name == "compare", data
+    for text in shapes(narrow, "text", "font-size"):
+        left, right = extent(text)
+        upright = "transform" in text.attrib
+        assert at(text, "font-size") >= 11 and (upright or (left >= -1 and right <= NARROW + 1)), text.text
+    assert Figure("<svg>", "one layout").narrow == ""
 
 
 def test_picture_and_description_tell_totals_what_is_missing_or_free_and_the_largest_kind():
@@ -456,11 +529,12 @@ def test_drawing_helpers():
     assert all(text_width(line, 12) <= 100 for line in wrap("several words to be broken into lines", 12, 100))
     canvas = Canvas()
     canvas.hatch(10, 20, 37, 12, "#000000")
-    numbers = [float(n) for n in re.findall(r"[\d.]+", canvas.shapes[0].split('"')[1])]
-    assert all(10 <= x <= 47 for x in numbers[::2]) and all(20 <= y <= 32 for y in numbers[1::2])
+    numbers = [float(n) for n in re.findall(r"-?[\d.]+", canvas.shapes[0].split('"')[1])]
+    for x, y, right, down in zip(*(iter(numbers),) * 4, strict=True):
+        assert 10 <= x + right <= x <= 47 and 20 <= y <= y + down <= 32
 
 
-NUMBERS = {0: "0", 1e-5: "10⁻⁵", -3e-6: "-3·10⁻⁶", 2.5e-7: "2.5·10⁻⁷", 0.0001: "0.0001", 0.25: "0.25", 65536: "65,536"}
+NUMBERS = {0: "0", 1e-5: "10⁻⁵", -3e-6: "−3·10⁻⁶", 2.5e-7: "2.5·10⁻⁷", 0.0001: "0.0001", 0.25: "0.25", 65536: "65,536"}
 
 
 @pytest.mark.parametrize(("value", "shown"), NUMBERS.items())

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from ..breakdown import KINDS
 from ..figures.axes import COLOURS, amount_with_unit, digits_for, legend, stop, words
-from ..figures.canvas import INK, MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width
+from ..figures.canvas import INK, MARGIN, RULE, Canvas, Figure, ink_on, text_width
+from ..figures.layouts import reflowing
 from ..units import GB, format_bytes, percent
 from .replay import MemoryBlock, MemorySegment, Replay, check_replay
 
 ROWS = 14  # of a map, unless its segments are few and alike: then each has a row of its own
 ROW_HEIGHT, ROW_STEP = 24, 29
-ROW_WIDTH = float(WIDTH - 2 * MARGIN)
-FINEST = 2.0  # pixels: neighbors narrower than this are drawn as one, in the color of what most of them is
+FINEST = 3.0  # pixels: neighbors narrower than this are drawn as one, in the color of what most of them is
 
 WORTH_A_TIP = 12.0  # pixels: what is narrower is hard to point at, and thousands of tips make a picture large
 
@@ -32,6 +32,7 @@ FILLS = COLOURS | {STUCK: "#FFFFFF", BEYOND: "#FFFFFF", UNKNOWN: "#009E73"}
 HATCHES = {STUCK: "#A8071A", WHOLE: "#B5B5B5"}
 
 
+@reflowing
 def memory_map(replayed: Replay, event: int | None = None, title: str | None = None) -> Figure:
     """The memory at `event` (without it: at the peak, or where memory ran out), by address from left to right.
 
@@ -65,7 +66,7 @@ def memory_map(replayed: Replay, event: int | None = None, title: str | None = N
 
     top = legend(canvas, told.items(), canvas.title(title) + 6, swatch, quiet=[BEYOND]) + 14
     row_bytes = bytes_in_a_row([segment.bytes for segment in segments], spans[-1].end)
-    for span in _merged(spans, FINEST * row_bytes / ROW_WIDTH):
+    for span in _merged(spans, FINEST * row_bytes / (canvas.width - 2 * MARGIN)):
         _draw(canvas, span, top, row_bytes, unit)
     bottom = top + ROW_STEP * ceil(spans[-1].end / row_bytes)
     note = " · ".join(filter(None, (f"each row is {format_bytes(row_bytes, unit, 2)}", replayed.provenance)))
@@ -160,7 +161,8 @@ def _merged(spans: Iterable[_Span], least: float) -> Iterator[_Span]:
 def _draw(canvas: Canvas, span: _Span, top: float, row_bytes: int, unit: str) -> None:
     for row in range(span.start // row_bytes, (span.end - 1) // row_bytes + 1):
         first, last = max(span.start, row * row_bytes), min(span.end, (row + 1) * row_bytes)
-        left, width = MARGIN + ROW_WIDTH * (first - row * row_bytes) / row_bytes, ROW_WIDTH * (last - first) / row_bytes
+        one = (canvas.width - 2 * MARGIN) / row_bytes  # pixels of a byte
+        left, width = MARGIN + one * (first - row * row_bytes), one * (last - first)
         y, tip = top + ROW_STEP * row, span.tip if width >= WORTH_A_TIP else ""
         _fill(canvas, left, y, width, ROW_HEIGHT, span.look, tip, data_look=span.look, stroke_width=0.5)
         if first > span.start:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..figures.axes import words
 from ..figures.canvas import Figure
+from ..figures.themes import image
 from ..units import BLOCK, format_bytes
 from .memory_map import FILLS, HATCHES, bytes_in_a_row, conclusion, memory_map, telling_event
 from .policy import TAKEN
@@ -33,11 +34,12 @@ class Page:
         return self.alt
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        quoted = self.html.replace("&", "&amp;").replace("'", "&#39;")  # most of it is full of double quotes
         frame = (
-            f'<iframe title="{escape(self.alt)}" srcdoc="{escape(self.html)}" sandbox="allow-scripts" '
+            f'<iframe title="{escape(self.alt)}" sandbox="allow-scripts" srcdoc=\'{quoted}\' '
             f'style="width:100%;max-width:900px;height:{HEIGHT}px;border:0;background:#FFFFFF"></iframe>'
         )
-        still = f"<details><summary>A still picture of it</summary>{self.still.html}</details>"
+        still = f"<details><summary>A still picture of it</summary>{image(self.still.svg, self.still.alt)}</details>"
         return {"text/html": frame + still, "text/plain": self.alt}
 
     def save(self, path: str | Path) -> Path:

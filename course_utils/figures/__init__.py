@@ -30,15 +30,17 @@ from .axes import (
     stop,
     words,
 )
-from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, number, text_width, ticks, wrap
+from .canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, text_width, ticks, wrap
 from .curves import lines
+from .layouts import WIDE, reflowing
 from .timelines import timeline
 
 __all__ = ["COLOURS", "Figure", "Segment", "bars", "compare_bars", "lines", "stack", "timeline"]
 
-BAR_HEIGHT, BAR_STEP = 46, 62
+BAR_HEIGHT, GAP, LINE = 46, 16, 16  # pixels: of bars, between them, of words above them
 
 
+@reflowing
 def stack(
     rows: Mapping[str, Row],
     title: str,
@@ -69,19 +71,22 @@ def stack(
     if values_in_legend or not all(draw.name_lines(*spot) for parts in named.values() for spot in draw.spots(parts)):
         parts = [part for row in named.values() for part in row if values_in_legend or draw.width(part.size) >= 0.5]
         y = draw_legend(canvas, parts, y + 6, unit, digits, values_in_legend)
-    top = y + (30 if limit else 14)
-    bottom = top + len(named) * BAR_STEP - (BAR_STEP - BAR_HEIGHT) + 8
+    limit_lines = wrap(limit_name, 12, canvas.width - 2 * MARGIN - 12, bold=True)
+    top = y + (16 + 14 * len(limit_lines) if limit else 14)
+    steps = [GAP + BAR_HEIGHT + LINE * len(draw.heading(label)) for label in named]
+    tops = [top + step - GAP - BAR_HEIGHT for step, top in zip(steps, accumulate(steps, initial=top), strict=False)]
+    bottom = tops[-1] + BAR_HEIGHT + 8
     draw.axis(top - 6, bottom)
-    for index, (label, parts) in enumerate(named.items()):
-        draw.bar(label, parts, top + index * BAR_STEP)
+    for (label, parts), y in zip(named.items(), tops, strict=True):
+        draw.bar(label, parts, y)
     if limit:
-        draw.limit_line(limit, limit_name, top - 6, bottom)
+        draw.limit_line(limit, limit_lines, top - 6, bottom)
     if nominal and nominal != limit:
         x = draw.x(nominal)
         canvas.line(x, top - 6, x, bottom, OVER, stroke_width=1, stroke_dasharray="4 3", data_nominal=nominal)
-    for index, (label, parts) in enumerate(named.items()):
-        draw.labels_inside(parts, top + index * BAR_STEP)
-        draw.total(totals[label], top + index * BAR_STEP)
+    for (label, parts), y in zip(named.items(), tops, strict=True):
+        draw.labels_inside(parts, y)
+        draw.total(label, y)
     told = "; ".join(map(draw.told, named, named.values(), totals.values()))
     alt = alt or f"{stop(title)} Stacked bars. {told}.{f' The line marks {limit_name}.' if limit else ''}"
     return canvas.figure(bottom, title, alt, provenance)
@@ -103,14 +108,26 @@ class _Stack:
 
     @cached_property
     def left(self) -> float:
+        if self.canvas.narrow:
+            return MARGIN
         widest = max((text_width(line, 13) for label in self.totals for line in wrap(label, 13, 190)), default=0)
         return MARGIN + (widest + 12 if widest else 0)
 
     @cached_property
     def right(self) -> float:
+        if self.canvas.narrow:
+            return self.canvas.width - MARGIN
         ends = [text_width(self.shown(total), 14, bold=True) for total in self.totals.values()]
         ends += [text_width(self.verdict(total), 11) for total in self.totals.values()] if self.limit else []
-        return WIDTH - 12 - max(ends)
+        return self.canvas.width - 12 - max(ends)
+
+    def heading(self, label: str) -> list[str]:
+        """The lines that a narrow picture writes above a bar: its name, and room for its total."""
+        return [*wrap(label, 13, self.right - self.left), ""] if self.canvas.narrow else []
+
+    def summary(self, label: str) -> str:
+        total = self.totals[label]
+        return self.shown(total) + (f", {self.verdict(total)}" if self.limit else "")
 
     def shown(self, size: int) -> str:
         return format_bytes(size, self.unit, self.digits)
@@ -147,7 +164,7 @@ class _Stack:
         return lines if len(lines) <= 2 and all(text_width(line, 11) <= room for line in lines) else []
 
     def axis(self, top: float, bottom: float) -> None:
-        for tick in ticks(0, self.largest / UNITS[self.unit]):
+        for tick in ticks(0, self.largest / UNITS[self.unit], 4 if self.canvas.narrow else 7):
             x = self.x(tick * UNITS[self.unit])
             self.canvas.line(x, top, x, bottom + 5)
             self.canvas.text(x, bottom + 20, number(tick), 12, QUIET, text_anchor="middle")
@@ -157,22 +174,23 @@ class _Stack:
         self.canvas.text((self.left + self.right) / 2, bottom + 40, label, 12, QUIET, text_anchor="middle")
 
     def bar(self, label: str, parts: Sequence[Segment], y: float) -> None:
-        lines = wrap(label, 13, 190)
+        lines = [] if self.canvas.narrow else wrap(label, 13, 190)
         for index, line in enumerate(lines):
             offset = y + BAR_HEIGHT / 2 + 4.5 + 15 * (index - (len(lines) - 1) / 2)
             self.canvas.text(self.left - 10, offset, line, 13, text_anchor="end")
         for part, x in self.placed(parts):
-            tip, look = f"{part.name}: {format_bytes(part.size, self.unit, 3)}", {"data_kind": part.kind}
-            width = self.width(part.size)
-            draw_swatch(self.canvas, x, y, width, BAR_HEIGHT, part.kind, tip, **look, data_bytes=part.size)
-            if x > self.left:
+            tip = f"{label and f'{label} · '}{part.name}: {format_bytes(part.size, self.unit, 3)}"
+            look = {"data_kind": part.kind, "data_bytes": part.size}
+            draw_swatch(self.canvas, x, y, self.width(part.size), BAR_HEIGHT, part.kind, tip, **look)
+            if x > self.left and self.width(part.size) >= 2:
                 self.canvas.line(x, y, x, y + BAR_HEIGHT, "#FFFFFF", stroke_width=1)
 
-    def limit_line(self, limit: int, name: str, top: float, bottom: float) -> None:
-        x, half = self.x(limit), text_width(name, 12, bold=True) / 2
+    def limit_line(self, limit: int, name: Sequence[str], top: float, bottom: float) -> None:
+        x, half = self.x(limit), max(text_width(line, 12, bold=True) for line in name) / 2
         draw_limit(self.canvas, x, top, x, bottom, limit)
-        x = min(max(x, MARGIN + half), WIDTH - MARGIN - half)
-        self.canvas.text(x, top - 6, name, 12, OVER, text_anchor="middle", font_weight="bold")
+        x = min(max(x, MARGIN + half), self.canvas.width - MARGIN - half)
+        for index, line in enumerate(reversed(name)):
+            self.canvas.text(x, top - 6 - 14 * index, line, 12, OVER, text_anchor="middle", font_weight="bold")
 
     def labels_inside(self, parts: Sequence[Segment], y: float) -> None:
         for (part, left, right), (_, x) in zip(self.spots(parts), self.placed(parts), strict=True):
@@ -190,8 +208,15 @@ class _Stack:
                 center = x + self.width(part.size) / 2
                 self.canvas.halo_text(center, y + BAR_HEIGHT / 2 + 4.5, shown, 12, fill, fill=ink, text_anchor="middle")
 
-    def total(self, total: int, y: float) -> None:
+    def total(self, label: str, y: float) -> None:
         """The total at the end of its bar, or beyond the capacity's line if that would run through the words."""
+        total = self.totals[label]
+        if self.canvas.narrow:
+            for index, line in enumerate(reversed(self.heading(label))):
+                self.canvas.halo_text(MARGIN, y - 6 - LINE * index, line, 13)
+            look = {"fill": INK if self.limit is None else OVER if total > self.limit else UNDER, "font_weight": "bold"}
+            self.canvas.halo_text(self.right, y - 6, self.summary(label), 13, text_anchor="end", **look)
+            return
         x, shown = self.x(total) + 8, self.shown(total)
         if self.limit is None:
             self.canvas.halo_text(x, y + BAR_HEIGHT / 2 + 5, shown, 14, font_weight="bold")
@@ -211,6 +236,7 @@ class _Stack:
         return f"{label + ': ' if label else ''}{self.shown(total)}{most}{fits}"
 
 
+@reflowing
 def compare_bars(estimated: Mapping[str, int], measured: Measurement, title: str, *, unit: str = "GB") -> Figure:
     """Estimate and measurement side by side, a pair of bars for each kind; differences are estimate minus measurement.
 
@@ -221,27 +247,31 @@ def compare_bars(estimated: Mapping[str, int], measured: Measurement, title: str
     pairs = {kind: pair for kind, pair in pairs.items() if any(pair)}
     totals = (sum(pair[0] for pair in pairs.values()), sum(pair[1] for pair in pairs.values()))
     digits = digits_for(max(totals), unit) + 1
-    scale = 340 / max([1, *(size for pair in pairs.values() for size in pair)])
-    canvas = Canvas()
-    top = canvas.title(title) + 22
-    _ledger_head(canvas, top, word)
-    for index, (kind, pair) in enumerate(pairs.items()):
-        _ledger_row(canvas, kind, pair, top + 14 + 40 * index, scale)
-        _ledger_numbers(canvas, pair, top + 37 + 40 * index, unit, digits)
-    bottom = top + 14 + 40 * len(pairs)
-    canvas.line(MARGIN, bottom + 4, WIDTH - MARGIN, bottom + 4, RULE)
-    canvas.text(140, bottom + 25, "total", 13, text_anchor="end", font_weight="bold")
-    _ledger_numbers(canvas, totals, bottom + 25, unit, digits, font_weight="bold")
     told = "; ".join(f"{words(k)} {' and '.join(amount(s, unit, digits) for s in pair)}" for k, pair in pairs.items())
     both = [format_bytes(total, unit, digits) for total in totals]
     alt = (
         f"{stop(title)} Estimated and {word}, in {unit}: {told}. In total {both[0]} estimated and {both[1]} {word}, "
         f"a difference of {signed(totals[0] - totals[1], unit, digits)}."
     )
+    canvas = Canvas()
+    if canvas.narrow:  # no room for columns
+        two = {name: {k: pair[side] for k, pair in pairs.items()} for side, name in enumerate(("estimated", word))}
+        note = ", ".join(f"{words(kind)} {signed(a - b, unit, digits)}" for kind, (a, b) in pairs.items())
+        return stack(two, title, unit=unit, provenance=f"estimated − {word}: {note} · {measured.provenance}", alt=alt)
+    scale = 175 / max([1, *(size for pair in pairs.values() for size in pair)])
+    top = canvas.title(title) + 22
+    _ledger_head(canvas, top, word)
+    for index, (kind, pair) in enumerate(pairs.items()):
+        _ledger_row(canvas, kind, pair, top + 14 + 40 * index, scale, word)
+        _ledger_numbers(canvas, pair, top + 37 + 40 * index, unit, digits)
+    bottom = top + 14 + 40 * len(pairs)
+    canvas.line(MARGIN, bottom + 4, WIDE - MARGIN, bottom + 4, RULE)
+    canvas.text(140, bottom + 25, "total", 13, text_anchor="end", font_weight="bold")
+    _ledger_numbers(canvas, totals, bottom + 25, unit, digits, font_weight="bold")
     return canvas.figure(bottom - 10, title, alt, str(measured.provenance))
 
 
-LEDGER_COLUMNS = (590, 685, 785, WIDTH - MARGIN)
+LEDGER_COLUMNS = (430, 522, 626, WIDE - MARGIN)
 """The right ends, in pixels, of the columns estimated, measured (or simulated), difference and relative."""
 
 
@@ -249,21 +279,23 @@ def _ledger_head(canvas: Canvas, y: float, word: str) -> None:
     canvas.rect(150, y - 10, 22, 10, "#FFFFFF", stroke=INK, stroke_width=1.2)
     canvas.hatch(150, y - 10, 22, 10, INK)
     canvas.text(179, y, "estimated", 12)
-    canvas.rect(265, y - 10, 22, 10, "#6B6B6B")
-    canvas.text(294, y, word, 12)
+    canvas.rect(250, y - 10, 22, 10, "#6B6B6B")
+    canvas.text(279, y, word, 12)
     for name, x in zip(("estimated", word, "difference", "relative"), LEDGER_COLUMNS, strict=True):
         canvas.text(x, y, name, 12, QUIET, text_anchor="end")
-    canvas.line(MARGIN, y + 9, WIDTH - MARGIN, y + 9, RULE)
+    canvas.line(MARGIN, y + 9, WIDE - MARGIN, y + 9, RULE)
 
 
-def _ledger_row(canvas: Canvas, kind: str, pair: tuple[int, int], y: float, scale: float) -> None:
+def _ledger_row(canvas: Canvas, kind: str, pair: tuple[int, int], y: float, scale: float, word: str) -> None:
     color, (estimated, measured) = COLOURS[kind], (scale * size for size in pair)
     outline = color if kind == "weight_copies" else INK
     canvas.text(140, y + 23, words(kind), 13, text_anchor="end")
     canvas.rect(150, y + 5, estimated, 12, "#FFFFFF", stroke=outline, stroke_width=0.8, data_estimated=pair[0])
-    canvas.rect(150, y + 5, estimated, 12, color, fill_opacity=0.35)
+    tip = f"{words(kind)}, estimated: {format_bytes(pair[0])}"
+    canvas.rect(150, y + 5, estimated, 12, color, tip, fill_opacity=0.35)
     canvas.hatch(150, y + 5, estimated, 12, outline)
-    canvas.rect(150, y + 19, measured, 12, color, data_measured=pair[1], data_kind=kind)
+    tip = f"{words(kind)}, {word}: {format_bytes(pair[1])}"
+    canvas.rect(150, y + 19, measured, 12, color, tip, data_measured=pair[1], data_kind=kind)
 
 
 def _ledger_numbers(canvas: Canvas, pair: tuple[int, int], y: float, unit: str, digits: int, **more) -> None:
@@ -288,6 +320,7 @@ def signed_percent(difference: int, whole: int) -> str:
     return f"{'+' if difference > 0 else '−'}{shown} %"
 
 
+@reflowing
 def bars(
     values: Mapping[str, float],
     title: str,
@@ -312,15 +345,18 @@ def bars(
     shown = {name: f"{value / one:,.{digits}f} {unit}".strip() for name, value in values.items()}
     canvas = Canvas()
     top = canvas.title(title) + 10
-    left = MARGIN + 12 + max(text_width(name, 13) for name in values)
-    room = WIDTH - left - MARGIN - 14 - max(text_width(text, 13, bold=True) for text in shown.values())
+    named = {name: words(name) if name in COLOURS else name for name in values}
+    above, step = (20, 56) if canvas.narrow else (0, 34)
+    left = float(MARGIN) if above else MARGIN + 12 + max(text_width(name, 13) for name in named.values())
+    room = canvas.width - left - MARGIN - 14 - max(text_width(text, 13, bold=True) for text in shown.values())
     for index, (name, value) in enumerate(values.items()):
-        y, width = top + 34 * index, room * value / one / (largest or 1)
+        y, width = top + above + step * index, room * value / one / (largest or 1)
         color = COLOURS.get(name, COLOURS[kind if name == highlight or not highlight else "temporaries"])
-        canvas.text(left - 10, y + 18, words(name) if name in COLOURS else name, 13, text_anchor="end")
-        canvas.rect(left, y, width, 26, color, data_value=value)
+        canvas.text(left if above else left - 10, y - 6 if above else y + 18, named[name], 13,
+                    text_anchor=None if above else "end")  # fmt: skip
+        canvas.rect(left, y, width, 26, color, f"{named[name]}: {shown[name]}", data_value=value)
         canvas.text(left + width + 8, y + 18, shown[name], 13, font_weight="bold")
-    bottom = top + 34 * len(values)
+    bottom = top + step * len(values)
     canvas.line(left, top - 4, left, bottom - 4, RULE)
     alt = f"{stop(title)} Bars: {'; '.join(f'{name} {text}' for name, text in shown.items())}."
     end = canvas.note(provenance, bottom + 16)

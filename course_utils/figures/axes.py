@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..gpus import Gpu
 from ..measurement import Measurement
 from ..units import UNITS, format_bytes
-from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, number, short, text_width, ticks
+from .canvas import INK, MARGIN, QUIET, RULE, Canvas, number, short, text_width, ticks, wrap
 
 COLOURS = {
     "parameters": "#0072B2",
@@ -109,11 +109,14 @@ def legend(
     """Draws swatches with words, breaking lines as needed; returns the y below. `swatch` takes x, y, size, entry."""
     x, baseline = float(left), y + 12 * scale
     for name, words in entries:
-        wide = 28 * scale + text_width(words, 12 * scale)
-        if x + wide > WIDTH and x > left:
+        lines = wrap(words, 12 * scale, canvas.width - left - 28 * scale)
+        wide = 28 * scale + max(text_width(line, 12 * scale) for line in lines)
+        if x + wide > canvas.width and x > left:
             x, baseline = float(left), baseline + 19 * scale
         swatch(x, baseline - 10 * scale, 12 * scale, name)
-        canvas.text(x + 18 * scale, baseline, words, 12 * scale, QUIET if name in quiet else INK)
+        for index, line in enumerate(lines):
+            baseline += 15 * scale * (index > 0)
+            canvas.text(x + 18 * scale, baseline, line, 12 * scale, QUIET if name in quiet else INK)
         x += wide
     return baseline + 6 * scale
 

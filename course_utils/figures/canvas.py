@@ -4,17 +4,21 @@ A slider has 50 ms from key to picture, and a plotting library takes several tim
 """
 
 import re
-from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from html import escape
 from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
-WIDTH = 880  # pixels: every figure of the course is this wide, and scales down with its page
+from .layouts import NARROW, asked_width
+from .themes import DARK, ON_DARK, ON_DARKENED, ON_LIGHT, ON_LIGHTENED, as_image, in_page
+
+WIDTH = 880  # pixels: a figure with one layout is this wide, and scales down with its page
 
 MARGIN = 16
+ROOM = WIDTH - 2 * MARGIN
 INK, QUIET, RULE, GRID = "#111111", "#555555", "#8A8A8A", "#E4E4E4"
 SCALES_DOWN = "max-width:100%;height:auto"
 FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
@@ -25,25 +29,26 @@ class Figure:
     """A picture (`svg`) and its description (`alt`) for those who do not see it.
 
     A notebook holds the SVG inside an HTML `<img>` whose `alt` is the description. JupyterLab shows that also where the
-    notebook is not trusted, as in a fresh clone, and so does GitHub; both take `<svg>` out of HTML.
+    notebook is not trusted, as in a fresh clone, and so does GitHub; both take `<svg>` out of HTML. `narrow` is
+    the layout for a phone or a small window, where there is one.
     """
 
     svg: str = field(repr=False)
     alt: str
+    narrow: str = field(default="", repr=False)
 
     def __repr__(self) -> str:
         return self.alt
 
     @property
     def html(self) -> str:
-        """The picture as an HTML `<img>` that needs no other file."""
-        data = b64encode(self.svg.encode()).decode()
-        return f'<img alt="{escape(self.alt)}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'
+        """The picture as an HTML `<img>` that needs no other file; where scripts run, it becomes `inline`."""
+        return as_image(self.svg, self.narrow, self.alt)
 
     @property
     def inline(self) -> str:
-        """The picture as HTML to set into a page that follows a theme, as a widget's."""
-        return self.svg
+        """The picture as HTML to set into a page or widget: it follows their theme and width."""
+        return in_page(self.svg, self.narrow)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/html": self.html, "text/plain": self.alt}
@@ -64,6 +69,8 @@ class Canvas:
 
     def __init__(self) -> None:
         self.shapes: list[str] = []
+        self.width = asked_width.get() or WIDTH
+        self.narrow = self.width == NARROW
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str, tip: str = "", **more: Any) -> None:
         """A rectangle; `tip` shows when the pointer rests on it."""
@@ -84,8 +91,8 @@ class Canvas:
 
     def halo_text(self, x: float, y: float, words: str, size: float = 12, halo: str = "#FFFFFF", **more: Any) -> None:
         """Text with an outline in the color of its background, readable over anything."""
-        self.text(x, y, words, size, stroke=halo, stroke_width=4, stroke_linejoin="round", **more)
-        self.text(x, y, words, size, **more)
+        look = {"stroke": halo, "stroke_width": 4, "stroke_linejoin": "round", "paint_order": "stroke"}
+        self.text(x, y, words, size, **look, **more)
 
     def upright(self, x: float, y: float, words: str) -> None:
         """Words that read from bottom to top, their middle at (x, y): what a vertical axis shows."""
@@ -97,22 +104,22 @@ class Canvas:
         for k in range(1, ceil((width + height) / gap)):
             reach = k * gap  # the stroke joins the points whose distances from the top left corner add up to this
             start, end = min(reach, width), max(0.0, reach - height)
-            strokes += f"M{short(x + start)} {short(y + reach - start)}L{short(x + end)} {short(y + reach - end)}"
+            strokes += f"M{short(x + start)} {short(y + reach - start)}l{short(end - start)} {short(start - end)}"
         if strokes:
             self.path(strokes, stroke=stroke, stroke_width=1, fill="none")
 
     def title(self, words: str) -> float:
         """The conclusion, in bold, on as many lines as it needs; returns the y below it."""
-        lines = wrap(words, 16.5, WIDTH - 2 * MARGIN, bold=True)
+        lines = wrap(words, 16.5, self.width - 2 * MARGIN, bold=True)
         for index, line in enumerate(lines):
             self.text(MARGIN, 28 + 21 * index, line, 16.5, font_weight="bold")
         return 28.0 + 21 * (len(lines) - 1) + 8
 
     def note(self, words: str, y: float) -> float:
         """Small print at the right, `y` being the baseline of its first line; returns the y below it."""
-        lines = wrap(words, 11, WIDTH - 2 * MARGIN)
+        lines = wrap(words, 11, self.width - 2 * MARGIN)
         for index, line in enumerate(lines):
-            self.text(WIDTH - MARGIN, y + 14 * index, line, 11, QUIET, text_anchor="end")
+            self.text(self.width - MARGIN, y + 14 * index, line, 11, QUIET, text_anchor="end")
         return y + 14 * len(lines)
 
     def figure(self, bottom: float, title: str, alt: str, provenance: str) -> Figure:
@@ -121,27 +128,31 @@ class Canvas:
         return Figure(self.svg(end - (2 if provenance else 10), title, alt), alt)
 
     def svg(self, height: float, title: str, alt: str) -> str:
-        return framed("\n".join(self.shapes), height, title, alt)
+        return framed("\n".join(self.shapes), self.width, height, title, alt)
 
 
-def framed(shapes: str, height: float, title: str, alt: str, **more: Any) -> str:
-    """An SVG of `shapes` on white, as wide as every figure, with its name and description inside."""
-    frame = {"width": WIDTH, "height": height, "viewBox": f"0 0 {WIDTH} {short(height)}"}
+def framed(shapes: str, width: float, height: float, title: str, alt: str, **more: Any) -> str:
+    """An SVG of `shapes` on white, with its name and description inside."""
+    frame = {"width": width, "height": height, "viewBox": f"0 0 {width} {short(height)}"}
     look = {"font_family": FONT, "style": SCALES_DOWN, **more}
     head = attribute_text({"xmlns": "http://www.w3.org/2000/svg", **frame, "role": "img", "aria-label": alt, **look})
     names = f"<title>{escape(title, quote=False)}</title><desc>{escape(alt, quote=False)}</desc>"
-    paper = f'<rect width="{WIDTH}" height="{short(height)}" fill="#FFFFFF"/>'
+    paper = f'<rect width="{width}" height="{short(height)}" fill="#FFFFFF"/>'
     return "\n".join([f"<svg {head}>", names, paper, shapes, "</svg>"])
 
 
 def below_one_another(figures: Sequence[Figure], title: str) -> Figure:
     """Several of the course's figures as one, from top to bottom; its description is theirs, one after another."""
-    placed, y = [], 0.0
-    for figure in figures:
-        placed.append(figure.svg.replace(f'style="{SCALES_DOWN}"', f'y="{short(y)}"', 1))
-        y += float(re.findall(r'viewBox="0 0 \d+ ([\d.]+)"', figure.svg)[0])
-    alt = " ".join(figure.alt for figure in figures)
-    return Figure(framed("\n".join(placed), y, title, alt), alt)
+    alt, joined = " ".join(figure.alt for figure in figures), []
+    for pictures in ([figure.svg for figure in figures], [figure.narrow for figure in figures]):
+        placed, widest, y = [], 0, 0.0
+        for picture in filter(None, pictures):
+            inner = re.sub(r' role="img" aria-label="[^"]*"', "", picture, count=1)  # the whole has both
+            placed.append(inner.replace(f'style="{SCALES_DOWN}"', f'y="{short(y)}"', 1))
+            width, height = re.findall(r'viewBox="0 0 (\d+) ([\d.]+)"', picture)[0]
+            widest, y = max(widest, int(width)), y + float(height)
+        joined.append(framed("\n".join(placed), widest, y, title, alt) if all(pictures) else "")
+    return Figure(joined[0], alt, joined[1])
 
 
 def attribute_text(attributes: Mapping[str, Any]) -> str:
@@ -161,13 +172,14 @@ def short(value: Any) -> str:
     return "0" if text == "-0" else text
 
 
-NARROW, THIN, BROAD = set("ijl.,:;'|!I"), set('ft()[]{}/\\- r"'), set("mwMW%@—")
+SLIM, THIN, BROAD = set("ijl.,:;'|!I"), set('ft()[]{}/\\- r"'), set("mwMW%@—")
 
 
+@lru_cache(maxsize=4096)
 def text_width(words: str, size: float, bold: bool = False) -> float:
     """Pixels that `words` take, from above: measured on the widest of the fonts that a figure may get."""
     share = sum(
-        0.34 if c in NARROW else 0.41 if c in THIN else 0.96 if c in BROAD else 0.70 if c.isupper() else 0.62
+        0.34 if c in SLIM else 0.41 if c in THIN else 0.96 if c in BROAD else 0.70 if c.isupper() else 0.62
         for c in words
     )
     return share * size * (1.08 if bold else 1.0)
@@ -199,8 +211,13 @@ def contrast(one: str, other: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """The color of text on `fill`: near-black or white, whichever stands out more."""
-    return max((INK, "#FFFFFF"), key=lambda ink: contrast(ink, fill))
+    """The color of text on `fill`: near-black or white, whichever stands out more, in either theme."""
+
+    def is_light(color: str) -> bool:
+        return contrast(INK, color) > contrast("#FFFFFF", color)
+
+    light, light_in_dark = is_light(fill), is_light(DARK.get(fill, fill))
+    return (ON_LIGHT if light_in_dark else ON_DARKENED) if light else (ON_LIGHTENED if light_in_dark else ON_DARK)
 
 
 def ticks(low: float, high: float, count: int = 7) -> list[float]:
@@ -232,12 +249,12 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def number(value: float) -> str:
     """A number for an axis: thousands with commas, no needless decimals, 10⁻⁵ for what would need too many zeros."""
     if value == int(value):
-        return f"{value:,.0f}"
+        return f"{value:,.0f}".replace("-", "−")
     if abs(value) >= SMALLEST_IN_DECIMALS:
-        return f"{value:,.10g}"
+        return f"{value:,.10g}".replace("-", "−")
     digits, _, exponent = f"{value:.10e}".partition("e")
     power = f"10{str(int(exponent)).translate(RAISED)}"
-    shown = f"{float(digits):.10g}"
+    shown = f"{float(digits):.10g}".replace("-", "−")
     return power if shown == "1" else f"{shown}·{power}"
 
 

@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .axes import OVER, stop
-from .canvas import GRID, INK, MARGIN, QUIET, RULE, WIDTH, Figure, framed, number, spread, text_width, wrap
+from .canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, framed, number, spread, text_width, wrap
+from .layouts import reflowing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,13 +39,20 @@ LOOK: dict[Any, Any] = {
     "svg.hashsalt": "course",
 }
 FRAME = {"stroke_linejoin": "round", "xmlns:xlink": "http://www.w3.org/1999/xlink"}
+NEEDLESS = re.compile(
+    r' id="(text|line2d|[xy]tick|patch|axes|figure|legend|matplotlib)[^"]*"| transform="rotate\(-0 [^"]*\)"|<!--.*?-->'
+)
 NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
-ROOM = WIDTH - 2 * MARGIN  # pixels for title and small print
+LEGEND: dict[str, Any] = {
+    "loc": "lower left", "frameon": False, "borderpad": 0, "borderaxespad": 0, "labelspacing": 0.3, "handlelength": 3,
+    "labelcolor": "linecolor", "prop": {"size": 12.5, "weight": "bold"},
+}  # fmt: skip
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
+@reflowing
 def lines(
     series: Series,
     title: str,
@@ -68,13 +76,16 @@ def lines(
     that a logarithmic axis cannot show.
     """
     _check_series(series, log_x, log_y)
-    heading, small_print = wrap(title, 16.5, ROOM, bold=True), wrap(provenance, 11, ROOM)
-    top = 49 + 21 * len(heading)
+    canvas = Canvas()
+    width, room = canvas.width, canvas.width - 2 * MARGIN
+    heading, small_print = wrap(title, 16.5, room, bold=True), wrap(provenance, 11, room)
+    names = {name: wrap(name, 12.5, room - 44, bold=True) for name in series} if canvas.narrow else {}
+    top = 49 + 21 * len(heading) + 17 * sum(map(len, names.values()))
     height = top + PLOT_HEIGHT + (60 + 14 * len(small_print) if provenance else 52)
     with _matplotlib():
         from matplotlib.figure import Figure as Drawing
 
-        drawing = Drawing(figsize=(WIDTH / 72, height / 72), dpi=72, facecolor="none")  # one point is one pixel of ours
+        drawing = Drawing(figsize=(width / 72, height / 72), dpi=72, facecolor="none")  # one point is one pixel of ours
         more = [y for pair in bands.values() for side in pair for y in side] + ([level[1]] if level else [])
         axes = _axes(drawing, series, more, log_x, log_y, top)
         for index, (name, line) in enumerate(series.items()):
@@ -83,11 +94,15 @@ def lines(
             _draw(axes, line, index, markers, joined=name not in circles)
         if level:
             _draw_level(axes, series, *level)
-        _write(drawing, axes, heading, small_print, (xlabel, ylabel), series, top)
+        _write(drawing, axes, heading, small_print, (xlabel, ylabel), {} if names else series, top)
+        if names:  # a narrow picture has no room for them at the ends of the lines
+            place: dict[str, Any] = {"bbox_to_anchor": (MARGIN / width, 1 - (top - 30) / height)}
+            handles = [axes.lines[index] for index in range(len(names))]
+            drawing.legend(handles, ["\n".join(lines) for lines in names.values()], **LEGEND, **place)
         shapes = _shapes(drawing)
     ends = "; ".join(_ends(name, *line) for name, line in series.items())
     alt = alt or f"{stop(title)} Lines of {ylabel} against {xlabel}: {ends}."
-    return Figure(framed(shapes, height, title, alt, **FRAME), alt)
+    return Figure(framed(shapes, width, height, title, alt, **FRAME), alt)
 
 
 def _ends(name: str, xs: Sequence[float], ys: Sequence[float]) -> str:
@@ -130,9 +145,10 @@ def _axes(drawing: "Drawing", series: Series, more: Sequence[float], log_x: bool
     ends, (low, high) = _range(xs, log_x, from_zero=False), _range(ys, log_y, from_zero=True)
     heights = _ticks(low, high, log_y)
     left = 40 + max(text_width(number(tick), 12) for tick in heights)
-    right = WIDTH - MARGIN - 12 - max(text_width(name, 12.5, bold=True) for name in series)
-    height = 72 * drawing.get_figheight()
-    box = (left / WIDTH, 1 - (top + PLOT_HEIGHT) / height, (right - left) / WIDTH, PLOT_HEIGHT / height)
+    width, height = 72 * drawing.get_figwidth(), 72 * drawing.get_figheight()
+    names = 0.0 if Canvas().narrow else max(text_width(name, 12.5, bold=True) for name in series)
+    right = width - MARGIN - 12 - names
+    box = (left / width, 1 - (top + PLOT_HEIGHT) / height, (right - left) / width, PLOT_HEIGHT / height)
     axes = drawing.add_axes(box, facecolor="none", xlim=ends, ylim=(low, high))
     axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
     axes.set_yticks(heights, [number(tick) for tick in heights], minor=False)
@@ -168,9 +184,16 @@ def _ticks(low: float, high: float, log: bool) -> list[float]:
 
 def _points_or_ticks(xs: Sequence[float], axes: "Axes", log: bool) -> list[float]:
     points = sorted(set(xs))
-    widest = max(text_width(number(point), 12) for point in points)
-    roomy = all(_x(axes, right) - _x(axes, left) > widest + 10 for left, right in pairwise(points))
-    return points if len(points) <= 12 and roomy else _ticks(*axes.get_xlim(), log)
+
+    def roomy(places: Sequence[float]) -> bool:
+        widest = max(text_width(number(place), 12) for place in places)
+        return all(_x(axes, right) - _x(axes, left) > widest + 10 for left, right in pairwise(places))
+
+    if len(points) > 12 or not roomy(points):
+        points = _ticks(*axes.get_xlim(), log)
+        while len(points) > 2 and not roomy(points):
+            points = points[::2]
+    return points
 
 
 def _x(axes: "Axes", value: float) -> float:
@@ -178,15 +201,19 @@ def _x(axes: "Axes", value: float) -> float:
 
 
 def _draw(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int, markers: bool, joined: bool) -> None:
-    color, dashes = LINE_COLOURS[index], DASHES[index]
+    color = LINE_COLOURS[index]
     if not joined:
         look = {"markersize": 10, "markerfacecolor": "#FFFFFF", "markeredgecolor": color, "markeredgewidth": 2.2}
         axes.plot(*line, "o", clip_on=False, zorder=4, **look)
         return
     dots: dict[str, Any] = {"marker": "o", "markersize": 7, "markeredgecolor": "#FFFFFF", "markeredgewidth": 1}
-    style = (0, tuple(length / 2.2 for length in dashes)) if dashes else "-"  # matplotlib counts in line widths
     shown = dots if markers and len(line[0]) <= 40 else {}
-    axes.plot(*line, color=color, linewidth=2.2, linestyle=style, clip_on=False, zorder=3, **shown)
+    axes.plot(*line, color=color, linewidth=2.2, linestyle=_dashes(index), clip_on=False, zorder=3, **shown)
+
+
+def _dashes(index: int) -> Any:
+    """Stroke and gap as matplotlib counts them, in line widths."""
+    return (0, tuple(length / 2.2 for length in DASHES[index] or ())) if DASHES[index] else "-"
 
 
 def _draw_level(axes: "Axes", series: Series, name: str, value: float) -> None:
@@ -213,18 +240,19 @@ def _write(
     drawing: "Drawing", axes: "Axes", heading: Sequence[str], small_print: Sequence[str], labels: tuple[str, str],
     series: Series, top: float,
 ) -> None:  # fmt: skip
-    height, bottom = 72 * drawing.get_figheight(), top + PLOT_HEIGHT
+    width, bottom = 72 * drawing.get_figwidth(), top + PLOT_HEIGHT
+    height = 72 * drawing.get_figheight()
     left, right = (_x(axes, value) for value in axes.get_xlim())
 
     def put(x: float, y: float, words: str, size: float = 12, color: str = QUIET, **more: Any) -> None:
-        drawing.text(x / WIDTH, 1 - y / height, words, fontsize=size, color=color, va="baseline", **more)
+        drawing.text(x / width, 1 - y / height, words, fontsize=size, color=color, va="baseline", **more)
 
     for index, line in enumerate(heading):
         put(MARGIN, 28 + 21 * index, line, 16.5, INK, fontweight="bold")
     put(MARGIN, top - 16, labels[1])
     put((left + right) / 2, bottom + 40, labels[0], ha="center")
     for index, line in enumerate(small_print):
-        put(WIDTH - MARGIN, bottom + 62 + 14 * index, line, 11, ha="right")
+        put(width - MARGIN, bottom + 62 + 14 * index, line, 11, ha="right")
     last = [max(zip(xs, ys, strict=True), key=lambda point: point[0]) for xs, ys in series.values()]
     ends = [tuple(map(float, axes.transData.transform(point))) for point in last]
     alone = {name for name, (x, _), (xs, _) in zip(series, ends, series.values(), strict=True)
@@ -242,7 +270,8 @@ def _shapes(drawing: "Drawing") -> str:
     drawing.savefig(page, format="svg", metadata=NO_METADATA)
     [inside] = re.findall(r"<svg[^>]*>(.*)</svg>", page.getvalue(), re.DOTALL)
     plain = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inside, count=1, flags=re.DOTALL)
-    return plain.replace(f" font-family: '{LAYOUT_FONT}';", "").strip()
+    short = re.sub(r"\s*\n\s*", " ", NEEDLESS.sub("", plain.replace(f" font-family: '{LAYOUT_FONT}';", "")))
+    return short.replace("> <", "><").strip()
 
 
 def _read(value: float) -> str:

@@ -23,8 +23,9 @@ from .axes import (
     largest_kinds,
     words,
 )
-from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, sentence, short, text_width, wrap
-from .timelines import LEFT, RIGHT, TIMELINE_ORDER
+from .canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, sentence, short, text_width, wrap
+from .layouts import reflowing
+from .timelines import TIMELINE_ORDER
 
 NOT_COUNTED = "not counted: what CUDA itself takes (its context, workspaces)"
 UNIT = "GB"
@@ -85,6 +86,7 @@ class _Columns(Plot):
         return self.left + self.slot * (index + 0.5)
 
 
+@reflowing
 def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
     """The moments of a step, as `moments(run)` gives them, as columns stacked by kind, with the card's line through.
 
@@ -100,31 +102,36 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
     title = f"The step is highest at {place_words(rows[peak])}, and {share} of that are {words(largest)}"
     stacks = [[Segment(words(kind), moment[kind], kind) for kind in TIMELINE_ORDER if moment[kind]] for moment in rows]
     canvas = Canvas()
-    y = draw_legend(canvas, [part for parts in stacks for part in parts], canvas.title(title) + 6, UNIT, 0, False)
     reach = card.memory if card.memory <= FAR * highest else 0
+    if canvas.narrow:  # no room for columns
+        bars = dict(zip(map(place_words, rows), stacks, strict=True))
+        line = (card.room, told_name(card), card.memory) if reach else (None, "", None)
+        return stack(bars, title, capacity=line[0], capacity_label=line[1], nominal=line[2])
+    y = draw_legend(canvas, [part for parts in stacks for part in parts], canvas.title(title) + 6, UNIT, 0, False)
     if reach:  # the lines are named above the plot, where no column can cover the words
         canvas.line(MARGIN, y + 14, MARGIN + 24, y + 14, OVER, stroke_width=2)
         canvas.text(MARGIN + 32, y + 18, told_name(card), 12, OVER, font_weight="bold")
     else:
         canvas.text(MARGIN, y + 18, f"{told_name(card).removesuffix(' (dashed)')}, far above", 12, OVER)
     top, largest = y + 72, round(1.12 * max(highest, reach, 1))
-    columns = _Columns(canvas, LEFT, RIGHT, top, top + PLOT_HEIGHT, largest, len(rows))
+    columns = _Columns(canvas, 66.0, canvas.width - 22.0, top, top + PLOT_HEIGHT, largest, len(rows))
     columns.value_axis(UNIT)
     canvas.upright(20, (columns.top + columns.bottom) / 2, f"{UNIT} (10⁹ bytes)")
-    canvas.line(LEFT, columns.bottom, RIGHT, columns.bottom, RULE)
-    borders = [_column(columns, index, parts, digits) for index, parts in enumerate(stacks)]
+    canvas.line(columns.left, columns.bottom, columns.right, columns.bottom, RULE)
+    named = enumerate(zip(map(place_words, rows), stacks, strict=True))
+    borders = [_column(columns, index, name, parts, digits) for index, (name, parts) in named]
     canvas.path("".join(borders), stroke="#FFFFFF", stroke_width=1, fill="none")
     if reach:
         columns.limit(card.room)
         if card.memory != card.room:
             y = columns.y(card.memory)
             look = {"stroke_width": 1, "stroke_dasharray": "4 3", "data_nominal": card.memory}
-            canvas.line(LEFT, y, RIGHT, y, OVER, **look)
+            canvas.line(columns.left, y, columns.right, y, OVER, **look)
     for index, moment in enumerate(rows):
         _column_total(columns, index, moment.total, digits, index == peak, moment.total > card.room)
-    _column_names(columns, rows)
+    lines = _column_names(columns, rows)
     alt = _step_alt(rows, rows[peak], card, title, digits)
-    return Figure(canvas.svg(columns.bottom + 54, title, alt), alt)
+    return Figure(canvas.svg(columns.bottom + 12 + 14 * lines, title, alt), alt)
 
 
 def in_order(moments: Mapping[str, MemoryBreakdown]) -> list[MemoryBreakdown]:
@@ -139,13 +146,13 @@ def place_words(peak: MemoryBreakdown) -> str:
     return names.get(peak.label, f"the {peak.label}")
 
 
-def _column(columns: _Columns, index: int, parts: Sequence[Segment], digits: int) -> str:
+def _column(columns: _Columns, index: int, name: str, parts: Sequence[Segment], digits: int) -> str:
     """Draws a moment's kinds on top of one another; returns the path of the borders between them."""
     width = min(0.74 * columns.slot, 56)
     x, below, borders = columns.center(index) - width / 2, 0, ""
     for part in parts:
         y, height = columns.y(below + part.size), PLOT_HEIGHT * part.size / columns.largest
-        tip = f"{part.name}: {format_bytes(part.size, UNIT, max(2, digits))}"
+        tip = f"{name} · {part.name}: {format_bytes(part.size, UNIT, max(2, digits))}"
         look = {"data_kind": part.kind, "data_moment_bytes": part.size}
         columns.canvas.rect(x, y, width, height, COLOURS[part.kind], tip, **look)
         if below and height >= 2:
@@ -161,16 +168,18 @@ def _column_total(columns: _Columns, index: int, total: int, digits: int, is_pea
         draw_peak(columns.canvas, x, y, total)
         shown, size, y = f"peak {format_bytes(total, UNIT, digits)}", 13.0, y - 9
     half = text_width(shown, size, bold=is_peak) / 2
-    x = min(max(x, LEFT + half), WIDTH - 6 - half)
+    x = min(max(x, columns.left + half), columns.canvas.width - 6 - half)
     look = {"fill": OVER if is_over else INK, "font_weight": "bold" if is_peak else None}
     columns.canvas.halo_text(x, y - 5, shown, size, text_anchor="middle", **look)
 
 
-def _column_names(columns: _Columns, rows: Sequence[MemoryBreakdown]) -> None:
+def _column_names(columns: _Columns, rows: Sequence[MemoryBreakdown]) -> int:
+    """Writes the names below the columns and the phases above; returns how many lines the longest name takes."""
     canvas = columns.canvas
-    for index, moment in enumerate(rows):
-        name = LABELS.get(moment.label, moment.label.removesuffix("'s backward"))
-        for line, text in enumerate(wrap(name, 11.5, columns.slot - 2)):
+    names = [LABELS.get(moment.label, moment.label.removesuffix("'s backward")) for moment in rows]
+    wrapped = [wrap(name, 11.5, columns.slot - 2) for name in names]
+    for index, lines in enumerate(wrapped):
+        for line, text in enumerate(lines):
             canvas.text(columns.center(index), columns.bottom + 16 + 14 * line, text, 11.5, text_anchor="middle")
     for phase, members in groupby(range(len(rows)), lambda index: rows[index].phase):
         inside = list(members)
@@ -179,6 +188,7 @@ def _column_names(columns: _Columns, rows: Sequence[MemoryBreakdown]) -> None:
             canvas.line(left, columns.top - 30, left, columns.bottom, "#C9C9C9", data_phase=phase)
         name = PHASES.get(phase, words(phase))
         canvas.text((left + right) / 2, columns.top - 20, name, 12, QUIET, text_anchor="middle")
+    return max(map(len, wrapped))
 
 
 def _step_alt(rows: Sequence[MemoryBreakdown], peak: MemoryBreakdown, card: Gpu, title: str, digits: int) -> str:

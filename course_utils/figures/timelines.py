@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ..gpus import Gpu
 from ..measurement import Mark, Measurement
-from ..units import format_bytes
+from ..units import UNITS, format_bytes
 from .axes import (
     COLOURS,
     OVER,
@@ -23,7 +23,8 @@ from .axes import (
     stop,
     words,
 )
-from .canvas import INK, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, number, sentence, short, text_width
+from .canvas import INK, QUIET, RULE, Canvas, Figure, ink_on, number, sentence, short, text_width
+from .layouts import reflowing
 
 TIMELINE_ORDER = (
     "parameters", "optimizer_states", "gradients", "weight_copies",
@@ -33,15 +34,16 @@ TIMELINE_ORDER = (
 
 Name = TypeVar("Name")
 
-MOST_POINTS = 1500
-LEFT, RIGHT = 66.0, WIDTH - 22.0
+MOST_POINTS = 1200  # of a curve: two for each pixel or so; a narrow picture has half of them
 PLOT_HEIGHT = 300.0
+PEAK = 4.0  # pixels that the peak gets at least, though it last for one event of thousands
 NARROWEST = 32.0  # pixels that each phase gets at least, where a third of the width suffices for that
 PHASE_WORDS = {
     "forward": ("forward", "fwd"), "backward": ("backward", "bwd"), "optimizer": ("optimizer", "optim.", "opt"),
 }  # fmt: skip
 
 
+@reflowing
 def timeline(
     measurement: Measurement,
     title: str,
@@ -64,22 +66,27 @@ def timeline(
     peak = measurement.peak_event
     if not first <= peak <= last or totals[peak] < max(totals[first : last + 1]):
         peak = max(range(first, last + 1), key=totals.__getitem__)
-    kept = thin(totals, first, last, [peak, *(mark.event for mark in measurement.timeline.marks)])
+    canvas = Canvas()
+    left, right = (52.0 if canvas.narrow else 66.0), canvas.width - 26.0
+    keep = [peak, min(peak + 1, last), *(mark.event for mark in measurement.timeline.marks)]
+    kept = thin(totals, first, last, keep, MOST_POINTS // 2 if canvas.narrow else MOST_POINTS)
     limit, limit_name = named_capacity(capacity, capacity_label, unit)
     largest = max(totals[peak] * 1.17, (limit or 0) * 1.09, 1.0)
-    canvas = Canvas()
-    knots = _knots(measurement, first, last)
-    view = _View(canvas, LEFT, RIGHT, 0.0, PLOT_HEIGHT, largest, measurement, first, last, knots, unit, curves, kept)
+    knots = _knots(measurement, first, last, left, right)
+    seen = _widened(knots, peak, last)
+    view = _View(
+        canvas, left, right, 0.0, PLOT_HEIGHT, largest, measurement, first, last, seen, unit, curves, kept, peak
+    )
     top = view.head(title)
     view = replace(view, top=top, bottom=top + PLOT_HEIGHT)
-    view.axes()
+    view.axes([count for count, _ in knots])
     view.phases()
     view.areas()
+    taken = left + 16 + text_width(limit_name, 12, bold=True)
     if limit:
         view.limit(limit)
-        canvas.halo_text(LEFT + 8, view.y(limit) - 7, limit_name, 12, fill=OVER, font_weight="bold")
-    taken = LEFT + 16 + text_width(limit_name, 12, bold=True)
-    view.peak(peak, totals[peak], (view.y(limit), taken) if limit else None)
+        canvas.halo_text(left + 8, view.y(limit) - 7, limit_name, 12, fill=OVER, font_weight="bold")
+    view.name_peak(totals[peak], (view.y(limit), taken) if limit else None)
     view.letters(letters or {}, totals)
     alt = view.alt(title, totals, peak)
     end = canvas.note(str(measurement.provenance), view.bottom + 62)
@@ -92,7 +99,7 @@ class _View(Plot):
 
     `knots` maps counts to x: evenly within a phase, but with room for every phase, as the loss is a few events long and
     often the peak. `curves` are bytes by kind from the bottom up; element k is what is allocated when k events have
-    happened. `kept` are the counts that are drawn.
+    happened. `kept` are the counts that are drawn; what is allocated at the `peak` is drawn until the next event.
     """
 
     measurement: Measurement
@@ -102,6 +109,7 @@ class _View(Plot):
     unit: str
     curves: Mapping[str, Sequence[int]]
     kept: Sequence[int]
+    peak: int
 
     def x(self, count: int) -> float:
         index = min(max(1, bisect_left(self.knots, (count, 0.0))), len(self.knots) - 1)
@@ -117,20 +125,22 @@ class _View(Plot):
         tallest = {kind: max(curve[count] for count in self.kept) for kind, curve in self.curves.items()}
         small = [kind for kind, size in tallest.items() if places[kind] is None and PLOT_HEIGHT * size >= self.largest]
         parts = [Segment(words(kind), 1, kind) for kind in small]
-        return 48 + (draw_legend(self.canvas, parts, y + 6, self.unit, 0, values=False, left=LEFT) if small else y)
+        return 48 + (draw_legend(self.canvas, parts, y + 6, self.unit, 0, values=False, left=self.left) if small else y)
 
-    def axes(self) -> None:
+    def axes(self, counts: Sequence[int]) -> None:
         self.value_axis(self.unit, 6)
         shown: list[int] = []
-        for count, x in [self.knots[-1], *self.knots[:-1]]:
+        for count in [counts[-1], *counts[:-1]]:
+            x = self.x(count)
             if all(abs(x - self.x(other)) > 60 for other in shown):
                 shown.append(count)
         for count in sorted(shown):
             self.canvas.line(self.x(count), self.bottom, self.x(count), self.bottom + 5, RULE)
             self.canvas.text(self.x(count), self.bottom + 20, number(count), 12, QUIET, text_anchor="middle")
-        label = "allocations and frees, in order (short phases drawn wider)"
-        self.canvas.text((LEFT + RIGHT) / 2, self.bottom + 40, label, 12, QUIET, text_anchor="middle")
-        self.canvas.upright(20, (self.top + self.bottom) / 2, f"{self.unit} allocated")
+        wider = "" if self.canvas.narrow else " (short phases drawn wider)"
+        label = f"allocations and frees, in order{wider}"
+        self.canvas.text((self.left + self.right) / 2, self.bottom + 40, label, 12, QUIET, text_anchor="middle")
+        self.canvas.upright(14 if self.canvas.narrow else 20, (self.top + self.bottom) / 2, f"{self.unit} allocated")
 
     def phases(self) -> None:
         for start, end, (_, phase) in self.spans(lambda mark: (mark.step, mark.phase)):
@@ -157,21 +167,34 @@ class _View(Plot):
 
     def areas(self) -> None:
         """Draws each area down to the axis, the topmost first, so that the next covers all but its band; then names."""
+        one, digits = UNITS[self.unit], digits_for(round(self.largest), self.unit) + 1
+        told = {"one": one, "unit": self.unit, "digits": digits, "scale": self.largest / PLOT_HEIGHT / 100}
+        told |= {"top": short(self.top), "high": short(PLOT_HEIGHT), "knots": [[n, round(x, 1)] for n, x in self.knots]}
+        data = " ".join(f'data-{name}="{value}"' for name, value in told.items())
+        self.canvas.shapes.append(f'<g transform="matrix(.1 0 0 -.01 0 {short(self.bottom)})" {data}>')
         for kind, edge in reversed(self.edges().items()):
             # The outline keeps a spike of one event, thinner than a pixel, in sight.
-            color = COLOURS[kind]
-            self.canvas.path(self.area(edge), fill=color, stroke=color, stroke_width=1, data_kind=kind)
-        self.canvas.line(LEFT, self.bottom, RIGHT, self.bottom, RULE)
+            look = {"fill": COLOURS[kind], "stroke": COLOURS[kind], "vector_effect": "non-scaling-stroke"}
+            self.canvas.path(self.area(edge), **look, data_kind=kind)
+        self.canvas.shapes.append("</g>")
+        self.canvas.line(self.left, self.bottom, self.right, self.bottom, RULE)
         for kind, place in self.places().items():
             if place:
                 look = {"fill": ink_on(COLOURS[kind]), "text_anchor": "middle", "font_weight": "bold"}
                 self.canvas.text(place[0], place[1] + 4, words(kind), 12.5, **look)
 
     def area(self, edge: Sequence[int]) -> str:
-        points = [(short(self.x(count)), short(self.y(size))) for count, size in zip(self.kept, edge, strict=True)]
+        """The outline of an area as steps: in tenths of a pixel to the right, in hundredths from the axis up."""
+        points = []
+        for count, size in zip(self.kept, edge, strict=True):
+            height = round(100 * PLOT_HEIGHT * size / self.largest)
+            points.append((round(10 * self.x(count)), height))
+            if count == self.peak < self.last:
+                points.append((round(10 * self.x(count + 1)), height))
         inner = [b for a, b, c in zip(points, points[1:], points[2:], strict=False) if not a[1] == b[1] == c[1]]
-        path = " ".join(f"{x} {y}" for x, y in [points[0], *inner, points[-1]])
-        return f"M{points[0][0]} {short(self.bottom)}L{path} {points[-1][0]} {short(self.bottom)}Z"
+        outline = [(points[0][0], 0), points[0], *inner, points[-1], (points[-1][0], 0)]
+        steps = (f"{x - before}{' ' * (y >= under)}{y - under}" for (before, under), (x, y) in pairwise(outline))
+        return f"m{outline[0][0]} 0l{' '.join(steps)}z"
 
     def places(self) -> dict[str, tuple[float, float] | None]:
         """The center of the roomiest spot for each area's name, in pixels, or None where no spot is high enough."""
@@ -183,12 +206,13 @@ class _View(Plot):
             low = high
         return places
 
-    def peak(self, count: int, size: int, limit: tuple[float, float] | None) -> None:
+    def name_peak(self, size: int, limit: tuple[float, float] | None) -> None:
         """Marks and names the peak, clear of the capacity's line: `limit` is its y and the x where its name ends."""
-        label = f"peak {format_bytes(size, self.unit, digits_for(size, self.unit))}{self.where(count)}"
-        half, x, y = text_width(label, 13, bold=True) / 2, self.x(count), self.y(size)
+        label = f"peak {format_bytes(size, self.unit, digits_for(size, self.unit))}{self.where(self.peak)}"
+        x = (self.x(self.peak) + self.x(min(self.peak + 1, self.last))) / 2
+        half, y = text_width(label, 13, bold=True) / 2, self.y(size)
         draw_peak(self.canvas, x, y, size)
-        middle, base = min(max(x, LEFT + half), RIGHT - half), y - 13
+        middle, base = min(max(x, self.left + half), self.right - half), y - 13
         if limit and base - 14 < limit[0] < base + 5 and middle - half > limit[1]:
             base = limit[0] - 7
         self.canvas.halo_text(middle, base, label, 13, text_anchor="middle", font_weight="bold")
@@ -239,16 +263,29 @@ def _window(measurement: Measurement, steps: Sequence[int] | None) -> tuple[int,
     return first, min(after, default=events)
 
 
-def _knots(measurement: Measurement, first: int, last: int) -> list[tuple[int, float]]:
+def _knots(measurement: Measurement, first: int, last: int, left: float, right: float) -> list[tuple[int, float]]:
     spans = _spans(measurement, first, last, lambda mark: (mark.step, mark.phase))
     counts = sorted({first, *(start for start, _, _ in spans), last})
     shares = [end - start for start, end in pairwise(counts)]
-    least = min(NARROWEST, (RIGHT - LEFT) / 3 / max(1, len(shares)))
-    wide = [max(least, (RIGHT - LEFT) * share / max(1, last - first)) for share in shares]
-    spare = RIGHT - LEFT - least * len(wide)
+    least = min(NARROWEST, (right - left) / 3 / max(1, len(shares)))
+    wide = [max(least, (right - left) * share / max(1, last - first)) for share in shares]
+    spare = right - left - least * len(wide)
     beyond = sum(width - least for width in wide) or 1.0
     widths = [least + (width - least) * spare / beyond for width in wide]
-    return list(zip(counts, accumulate(widths, initial=LEFT), strict=True))
+    return list(zip(counts, accumulate(widths, initial=left), strict=True))
+
+
+def _widened(knots: list[tuple[int, float]], peak: int, last: int) -> list[tuple[int, float]]:
+    """The knots with room for the event of the peak, at the cost of the others of its phase."""
+    index = next((k for k, (count, _) in enumerate(knots) if count > peak), 0)
+    if not index or peak == last:
+        return knots
+    (start, left), (end, right) = knots[index - 1 : index + 1]
+    if end - start < 2 or (right - left) / (end - start) >= PEAK:
+        return knots
+    x = left + (right - left - PEAK) * (peak - start) / (end - start - 1)
+    new = [(count, at) for count, at in ((peak, x), (peak + 1, x + PEAK)) if start < count < end]
+    return [*knots[:index], *new, *knots[index:]]
 
 
 def _spans(
@@ -262,16 +299,16 @@ def _spans(
     return [stretch for stretch in stretches if stretch[0] < stretch[1]]
 
 
-def thin(totals: Sequence[int], first: int, last: int, keep: Sequence[int]) -> list[int]:
-    """At most `MOST_POINTS` (or as many as there are in `keep`) event counts of `first` to `last`.
+def thin(totals: Sequence[int], first: int, last: int, keep: Sequence[int], most: int = MOST_POINTS) -> list[int]:
+    """At most `most` (or as many as there are in `keep`) event counts of `first` to `last`.
 
     In each of many equal stretches the highest and the lowest point survive, so no peak is lost or lowered; the ends
     and the counts in `keep` always survive.
     """
     fixed = {first, last, *(count for count in keep if first <= count <= last)}
-    if last - first + 1 <= MOST_POINTS:
+    if last - first + 1 <= most:
         return list(range(first, last + 1))
-    stretches = max(1, (MOST_POINTS - len(fixed)) // 2)
+    stretches = max(1, (most - len(fixed)) // 2)
     edges = [first + (last + 1 - first) * k // stretches for k in range(stretches + 1)]
     for start, end in pairwise(edges):
         fixed.add(max(range(start, end), key=totals.__getitem__))
@@ -279,34 +316,14 @@ def thin(totals: Sequence[int], first: int, last: int, keep: Sequence[int]) -> l
     return sorted(fixed)
 
 
-COLUMN = 4.0
-
-
 def _roomiest(
     xs: Sequence[float], low: Sequence[float], high: Sequence[float], width: float
 ) -> tuple[float, float] | None:
     """The center of the best place for a box of `width` and a line's height between two edges, in pixels downward."""
-    columns = int((RIGHT - LEFT) / COLUMN)
-    floors, roofs = _columns(xs, low, columns, min), _columns(xs, high, columns, max)
-    span = int(width / COLUMN) + 1
     best = (16.0, None)
-    for start in range(columns - span):
-        floor, roof = min(floors[start : start + span]), max(roofs[start : start + span])
+    for start in range(int(xs[0]), int(xs[-1] - width), 4):
+        inside = slice(max(0, bisect_left(xs, start) - 1), bisect_left(xs, start + width) + 1)
+        floor, roof = min(low[inside]), max(high[inside])
         if floor - roof > best[0]:
-            best = (floor - roof, (LEFT + (start + span / 2) * COLUMN, (floor + roof) / 2))
+            best = (floor - roof, (start + width / 2, (floor + roof) / 2))
     return best[1]
-
-
-def _columns(xs: Sequence[float], ys: Sequence[float], columns: int, worst: Callable) -> list[float]:
-    at_edge = [_interpolate(xs, ys, LEFT + k * COLUMN) for k in range(columns + 1)]
-    inside = [[*edges] for edges in pairwise(at_edge)]
-    for x, y in zip(xs, ys, strict=True):
-        inside[min(columns - 1, int((x - LEFT) / COLUMN))].append(y)
-    return [worst(column) for column in inside]
-
-
-def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    right = min(max(1, bisect_left(xs, x)), len(xs) - 1)
-    gap = xs[right] - xs[right - 1]
-    share = (x - xs[right - 1]) / gap if gap else 0.0
-    return ys[right - 1] + (ys[right] - ys[right - 1]) * share

@@ -13,7 +13,8 @@ import ipywidgets
 from .. import estimate
 from ..breakdown import MemoryBreakdown
 from ..errors import check_known
-from ..figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, ticks
+from ..figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, number, ticks
+from ..figures.layouts import reflowing
 from ..figures.runs import peak_stack
 from ..gpus import Gpu, gpu
 from ..planning.twin import fit_words, lacks
@@ -76,10 +77,10 @@ class Explorable(ipywidgets.VBox):
         """Draws what the controls say. An impossible combination is explained, and the last picture stays, greyed."""
         try:
             self.figure, self.message = self.redraw()
-            role, look, drawn = "status", "", self.figure.svg
+            role, look, drawn = "status", "", self.figure.inline
         except ValueError as error:
             self.message = f"<b>✗ Not possible:</b> {escape(str(error))}."
-            role, look, drawn = "alert", " style='opacity:0.25'", self.figure.svg if self.figure else ""
+            role, look, drawn = "alert", " style='opacity:0.25'", self.figure.inline if self.figure else ""
         self.show(f"<div role='{role}' style='line-height:1.6'>{self.message}</div>", f"<div{look}>{drawn}</div>")
 
     def show(self, said: str, drawn: str) -> None:
@@ -207,11 +208,12 @@ class TensorSlider(Explorable):
 tensor_slider = TensorSlider
 
 
+@reflowing
 def tensor_figure(size: int, title: str) -> Figure:
     canvas, largest = Canvas(), max(size, round(1.15 * GiB))
-    scale = (WIDTH - 2 * MARGIN - 40) / largest
+    scale = (canvas.width - 2 * MARGIN - 40) / largest
     top = canvas.title(title) + 34
-    for tick in ticks(0, largest / GB):
+    for tick in ticks(0, largest / GB, 4 if canvas.narrow else 7):
         canvas.line(MARGIN + tick * GB * scale, top - 6, MARGIN + tick * GB * scale, top + 55)
         canvas.text(MARGIN + tick * GB * scale, top + 70, number(tick), 12, QUIET, text_anchor="middle")
     canvas.rect(MARGIN, top, size * scale, 42, "#009E73", data_bytes=size)
@@ -219,8 +221,8 @@ def tensor_figure(size: int, title: str) -> Figure:
         x = MARGIN + unit * scale
         canvas.line(x, top - 12, x, top + 50, INK, stroke_width=1.5, data_unit=unit)
         canvas.halo_text(max(x + aside, 52 if anchor == "end" else 0), top - 12, name, 12, text_anchor=anchor)
-    canvas.line(MARGIN, top + 50, WIDTH - MARGIN - 40, top + 50, RULE)
-    canvas.text(WIDTH / 2, top + 88, "GB", 12, QUIET, text_anchor="middle")
+    canvas.line(MARGIN, top + 50, canvas.width - MARGIN - 40, top + 50, RULE)
+    canvas.text(canvas.width / 2, top + 88, "GB", 12, QUIET, text_anchor="middle")
     alt = f"{title}. A bar on an axis where 1 GB and, 7 percent further, 1 GiB are marked."
     return Figure(canvas.svg(top + 100, title, alt), alt)
 

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, attribute_text, short
+from course_utils.figures.canvas import MARGIN, QUIET, RULE, Canvas, Figure, attribute_text, short
+from course_utils.figures.layouts import reflowing
 
 from .by_hand import START, Point, Valley, steps_needed
 
+VALLEY = Valley()
 LEVELS = (2.0, 8.0, 20.0, 45.0, 80.0, 130.0, 200.0)
 WALK, WALL, GOAL = "#B34700", "#B9CBD6", "#00624A"
 
@@ -38,25 +40,27 @@ def frame_of(valley: Valley, x: float, y: float, width: float, height: float) ->
     return Frame(x, y, width, scale * up, (left - (width / scale - across) / 2, low), scale)
 
 
-def walks(paths: Mapping[str, Sequence[Point]], title: str) -> Figure:
+@reflowing
+def walks(paths: Mapping[str, Sequence[Point]], title: str, valley: Valley = VALLEY) -> Figure:
     """Draw walks down one valley from above, two panels in a row, each with its name and the steps that it needed.
 
     Dots are steps; a walk that leaves the picture is cut at its border.
     """
-    canvas, valley = Canvas(), Valley()
+    canvas = Canvas()
     top = canvas.title(title) + 34
-    first = frame_of(valley, MARGIN, top, (WIDTH - 2 * MARGIN - 16) / 2, 400)
+    columns = 1 if canvas.narrow else min(2, len(paths))
+    first = frame_of(valley, MARGIN, top, (canvas.width - 2 * MARGIN - 16 * (columns - 1)) / columns, 400)
     for index, (name, path) in enumerate(paths.items()):
-        row, column = divmod(index, 2)
+        row, column = divmod(index, columns)
         frame = first._replace(x=MARGIN + column * (first.width + 16), y=top + row * (first.height + 36))
         canvas.text(frame.x, frame.y - 8, name, 13, WALK, font_weight="bold")
         canvas.text(frame.x + frame.width, frame.y - 8, outcome(path), 12, QUIET, text_anchor="end")
         draw_walk(canvas, frame, contours(valley), path)
-    bottom = top + math.ceil(len(paths) / 2) * (first.height + 36) - 36
-    canvas.text(MARGIN, bottom + 18, "contour lines of the loss; a dot is a step; the cross is the minimum", 11, QUIET)
+    bottom = top + math.ceil(len(paths) / columns) * (first.height + 36) - 36
+    end = canvas.note("contour lines of the loss; a dot is a step; the cross is the minimum", bottom + 18)
     told = "; ".join(f"{name}: {outcome(path)}" for name, path in paths.items())
     alt = f"{stop(title)} Walks over the contour lines of a narrow valley. {told}."
-    return Figure(canvas.svg(bottom + 30, title, alt), alt)
+    return Figure(canvas.svg(end - 2, title, alt), alt)
 
 
 def outcome(path: Sequence[Point]) -> str:
@@ -77,9 +81,9 @@ def draw_walk(
     for ring in rings:
         canvas.path(_line(frame, ring), fill="none", stroke=WALL, stroke_width=1)
     canvas.path(_line(frame, path), fill="none", stroke=WALK, stroke_width=1.6, stroke_linejoin="round")
-    places = map(frame.place, path)
-    dots = "".join(f"M{short(x - 2.4)} {short(y)}a2.4 2.4 0 1 0 4.8 0a2.4 2.4 0 1 0 -4.8 0" for x, y in places)
-    canvas.path(dots, fill=WALK, data_steps=len(path) - 1)
+    canvas.path(
+        _line(frame, path, "h0m"), stroke=WALK, stroke_width=4.8, stroke_linecap="round", data_steps=len(path) - 1
+    )
     x, y = frame.place(goal)
     canvas.path(f"M{short(x - 6)} {short(y)}h12M{short(x)} {short(y - 6)}v12", stroke=GOAL, stroke_width=2)
     x, y = frame.place(path[0])
@@ -89,10 +93,16 @@ def draw_walk(
 
 def contours(valley: Valley) -> list[list[Point]]:
     """Return the lines on which the valley has one of `LEVELS`."""
-    turns = [2 * math.pi * step / 96 for step in range(97)]
+    turns = [2 * math.pi * step / 72 for step in range(73)]
     radii = [(math.sqrt(2 * level), math.sqrt(2 * level / valley.steepness)) for level in LEVELS]
     return [[valley.turned((x * math.cos(turn), y * math.sin(turn))) for turn in turns] for x, y in radii]
 
 
-def _line(frame: Frame, points: Iterable[Point]) -> str:
-    return "M" + "L".join(f"{short(x)} {short(y)}" for x, y in map(frame.place, points))
+def _line(frame: Frame, points: Iterable[Point], link: str = "l") -> str:
+    """The points as steps of at least half a pixel, which is half as long as their places; "h0m" makes them dots."""
+    steps, at = [], (0.0, 0.0)
+    for x, y in map(frame.place, points):
+        if (step := (round(x - at[0], 1), round(y - at[1], 1))) and abs(step[0]) + abs(step[1]) >= 0.5:
+            steps.append(f"{step[0]:g} {step[1]:g}")
+            at = (at[0] + step[0], at[1] + step[1])
+    return f"m{link.join(steps)}{link[:-1]}"

@@ -2,12 +2,11 @@
 
 from html import escape
 
-from course_utils.figures.axes import stop
-from course_utils.figures.canvas import MARGIN, WIDTH, Canvas, Figure
+from course_utils.figures.canvas import Figure
 from course_utils.interactive.widgets import Explorable, dropdown, slider
 
 from .by_hand import RULES, Point, Valley, trajectory
-from .figures import contours, draw_walk, frame_of, outcome
+from .figures import outcome, walks
 
 RATES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.076, 0.08, 0.082, 0.1, 0.2, 0.5, 1.0, 2.0)
 LINES = {
@@ -50,14 +49,10 @@ class Walker(Explorable):
         """Return the picture of the walk, and the rule with its number of states."""
         name, path, valley = self.controls["optimizer"].value, self.path, self.valley
         title = f"{name[0].upper() + name[1:]} at η = {self.controls['rate'].value:g}: {outcome(path)}"
-        canvas = Canvas()
-        frame = frame_of(valley, MARGIN, canvas.title(title) + 10, WIDTH - 2 * MARGIN, 360)
-        draw_walk(canvas, frame, contours(valley), path)
-        alt = f"{stop(title)} A walk over the contour lines of a valley of steepness {valley.steepness:g}."
         states = LINES[name].count("← β")
         kept = ("no state", "one state", "two states")[states]
         message = f"<code>{escape(LINES[name])}</code> · {kept} a parameter, {4 * states} bytes in fp32"
-        return Figure(canvas.svg(frame.y + frame.height + 12, title, alt), alt), message
+        return walks({name: path}, title, valley), message
 
 
 walker = Walker

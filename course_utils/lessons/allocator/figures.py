@@ -2,14 +2,16 @@
 
 from course_utils.allocator.replay import MemoryBlock, MemorySegment, Replay, check_replay
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, text_width
+from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, text_width
+from course_utils.figures.layouts import reflowing
 
 from .traces import spelled
 
 FILL, FREE_INK, CACHED_INK = "#009E73", "#A8071A", "#8A8A8A"
-LABEL_WIDTH, ROW, STEP = 118.0, 34.0, 46.0
+LABEL_WIDTH, ROW, STEP = 84.0, 34.0, 46.0
 
 
+@reflowing
 def segments_figure(replayed: Replay, event: int | None = None, title: str | None = None) -> Figure:
     """Each segment after `event` (at the end where it is None) as a bar, and the blocks in it by address.
 
@@ -27,7 +29,7 @@ def segments_figure(replayed: Replay, event: int | None = None, title: str | Non
         title = f"{reserved} reserved, {allocated} of it allocated, the largest free block {largest}"
     canvas, told = Canvas(), stop(title)
     top = canvas.title(title) + 14
-    scale = (WIDTH - 2 * MARGIN - LABEL_WIDTH) / max(segment.bytes for segment in segments)
+    scale = (canvas.width - 2 * MARGIN - LABEL_WIDTH) / max(segment.bytes for segment in segments)
     for index, segment in enumerate(segments):
         _row(canvas, segment, top + STEP * index, scale)
         blocks = ", ".join(f"{_name(block)} {spelled(block.bytes)}" for block in segment.blocks)
@@ -53,6 +55,6 @@ def _row(canvas: Canvas, segment: MemorySegment, y: float, scale: float) -> None
             canvas.hatch(x, y, width, ROW, FREE_INK if segment.allocated else CACHED_INK, gap=7)
         for words in (f"{name} {spelled(block.bytes)}", name):
             if text_width(words, 12) + 6 <= width:
-                canvas.halo_text(x + width / 2, y + 21, words, 12, fill, text_anchor="middle")
+                canvas.halo_text(x + width / 2, y + 21, words, 12, fill, fill=ink_on(fill), text_anchor="middle")
                 break
     canvas.rect(left, y, segment.bytes * scale, ROW, "none", stroke=INK, stroke_width=1.4)

@@ -5,9 +5,10 @@ from math import log
 
 from course_utils.figures import signed, signed_percent
 from course_utils.figures.axes import OVER, draw_swatch, legend, stop
-from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, text_width, wrap
+from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, text_width, wrap
+from course_utils.figures.layouts import reflowing
 from course_utils.run import TrainingRun
-from course_utils.units import format_bytes
+from course_utils.units import format_bytes, plus_minus
 
 from .calculators import BLOCKS, COPIES, OUTSIDE, PASSING, SCORES, STATES, Truth, calculator, gaps
 
@@ -26,6 +27,7 @@ SHORT = "#4B3F8F"  # too little, as `OVER` is too much; neither is the color of 
 Panel = Mapping[str, Mapping[str, int]]
 
 
+@reflowing
 def side_by_side(
     panels: Mapping[str, Panel], title: str, peaks: Mapping[str, int] | None = None, provenance: str = "",
     word: str = "simulated",
@@ -38,9 +40,14 @@ def side_by_side(
     rows = list(next(iter(panels.values())))
     canvas, peaks, told = Canvas(), peaks or {}, []
     left, top = _named_rows(canvas, rows, _legend(canvas, canvas.title(title) + 8) + (56 if peaks else 40), ROW, 17)
-    width = (WIDTH - MARGIN - left - 24 * (len(panels) - 1)) / len(panels)
+    width = (canvas.width - MARGIN - left - 24 * (len(panels) - 1)) / len(panels)
     for index, (name, panel) in enumerate(panels.items()):
-        _panel(canvas, name, panel, left + index * (width + 24), top, width, peaks.get(name), word)
+        if canvas.narrow:  # one below the other
+            if index:
+                _, top = _named_rows(canvas, rows, top + ROW * len(rows) + 44, ROW, 17)
+            _panel(canvas, name, panel, left, top, canvas.width - MARGIN - left, peaks.get(name), word)
+        else:
+            _panel(canvas, name, panel, left + index * (width + 24), top, width, peaks.get(name), word)
         totals = "; ".join(f"{row} {format_bytes(sum(parts.values()), 'GB', 0)}" for row, parts in panel.items())
         peak = f" {word.capitalize()}: {format_bytes(peaks[name], 'GB', 0)}." if peaks else ""
         told.append(f"{name}: {totals}.{peak}")
@@ -120,6 +127,7 @@ def _bar(canvas: Canvas, parts: Mapping[str, int], left: float, y: float, scale:
     return x
 
 
+@reflowing
 def corrected(
     name: str, terms: Sequence[str], run: TrainingRun, real: Truth, title: str, provenance: str = ""
 ) -> Figure:
@@ -134,11 +142,11 @@ def corrected(
     rows.append(("it would say" if len(rows) > 1 else "it says", 0, rows[-1][2]))
     canvas, ends, peak = Canvas(), (0, len(rows) - 1), real.peak
     left, top = _named_rows(canvas, [row[0] for row in rows], canvas.title(title) + 34, 32, 16, bold=ends)
-    scale = (WIDTH - MARGIN - 120 - left) / max(peak, *(max(row[1:]) for row in rows))
+    scale = (canvas.width - MARGIN - 120 - left) / max(peak, *(max(row[1:]) for row in rows))
     bottom, told = top + 32 * len(rows), []
     canvas.line(left, top - 6, left, bottom, RULE)
     line, said = left + peak * scale, format_bytes(peak, "GB", 1)
-    _peak_line(canvas, line, top - 8, bottom, peak, f"{real.word} {said}", MARGIN, WIDTH - MARGIN, top - 13)
+    _peak_line(canvas, line, top - 8, bottom, peak, f"{real.word} {said}", MARGIN, canvas.width - MARGIN, top - 13)
     for index, (label, start, end) in enumerate(rows):
         y, is_whole = top + 32 * index, index in ends
         fill = "#6B6B6B" if is_whole else SHORT if end > start else OVER
@@ -160,14 +168,14 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
     """
     canvas, terms, told = Canvas(), list(next(iter(table.values()))), []
     left, top = _named_rows(canvas, list(table), canvas.title(title) + 52, 30, 18)
-    width = (WIDTH - MARGIN - left) / (len(terms) + 1)
+    width = (canvas.width - MARGIN - left) / (len(terms) + 1)
     for column, name in enumerate([*terms, "all"]):
         for line, words in enumerate(wrap(name, 11, width - 4)):
             canvas.text(left + width * (column + 0.5), top - 34 + 13 * line, words, 11, QUIET, text_anchor="middle")
     for row, (name, found) in enumerate(table.items()):
         for column, size in enumerate([*found.values(), sum(found.values())]):
             x, y, fill = left + width * column, top + 30 * row, OVER if size > 0 else SHORT
-            cell, deep = (x + 1, y + 1, width - 2, 28), 0.6 * min(1.0, abs(size) / peak) ** 0.5
+            cell, deep = (x + 1, y + 1, width - 2, 28), 0.5 * min(1.0, abs(size) / peak) ** 0.5
             canvas.rect(*cell, "#FFFFFF", stroke=GRID, stroke_width=1)
             canvas.rect(*cell, fill, fill_opacity=deep, data_bytes=size)
             shown = "0" if abs(size) < 5e7 else f"{'+' if size > 0 else '−'}{abs(size) / 1e9:.1f}"
@@ -179,20 +187,22 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
     return _figure(canvas, top + 30 * len(table) + 16, title, alt, provenance)
 
 
+@reflowing
 def strips(ratios: Mapping[str, Mapping[str, float]], title: str, provenance: str, rings: Collection[str]) -> Figure:
     """Dots in a line for each name, at answer / truth on a logarithmic axis; rings where the key is in `rings`."""
     canvas, told, every = Canvas(), [], [ratio for found in ratios.values() for ratio in found.values()]
     left, top = _named_rows(canvas, list(ratios), canvas.title(title) + 8, 26, 18)
-    bottom, scale = top + 26 * len(ratios), (WIDTH - MARGIN - 24 - left) / log(max(every) / min(every))
+    bottom, scale = top + 26 * len(ratios), (canvas.width - MARGIN - 24 - left) / log(max(every) / min(every))
     marks = [ratio for ratio in (0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0) if min(every) <= ratio <= max(every)]
     place = {ratio: left + 12 + log(ratio / min(every)) * scale for ratio in (*every, *marks)}
     for ratio in marks:
         canvas.line(place[ratio], top, place[ratio], bottom, RULE if ratio == 1 else GRID)
-        shown = f"{100 * (ratio - 1):+.0f} %" if ratio != 1 else "0 %"
-        canvas.text(place[ratio], bottom + 16, shown.replace("-", "−"), 12, QUIET, text_anchor="middle")
+        canvas.text(place[ratio], bottom + 16, f"{plus_minus(100 * (ratio - 1))} %", 12, QUIET, text_anchor="middle")
     for row, (name, found) in enumerate(ratios.items()):
         errors = [100 * (ratio - 1) for ratio in found.values()]
-        told.append(f"{name} {min(errors):+.1f} to {max(errors):+.1f} %" if errors else f"{name} no answer")
+        told.append(
+            f"{name} {plus_minus(min(errors), 1)} to {plus_minus(max(errors), 1)} %" if errors else f"{name} no answer"
+        )
         for key, ratio in found.items():
             color, spot = OVER if ratio > 1 else SHORT, (place[ratio] - 5, top + 26 * row + 8, 10, 10)
             canvas.rect(*spot, "#FFFFFF" if key in rings else color, key, rx=5, stroke=color, data_ratio=ratio)

@@ -5,9 +5,9 @@ from math import hypot
 from typing import Any
 
 from course_utils.figures import COLOURS, Figure, lines
-from course_utils.figures.axes import stop
-from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, ink_on, sentence, text_width, ticks, wrap
-from course_utils.figures.curves import ROOM
+from course_utils.figures.axes import stop, ticks
+from course_utils.figures.canvas import INK, MARGIN, QUIET, ROOM, RULE, Canvas, ink_on, sentence, text_width, wrap
+from course_utils.figures.layouts import reflowing
 
 from .links import Band
 
@@ -110,17 +110,20 @@ def hidden_part(step: Mapping[str, Any]) -> float:
     return 1 - late / whole
 
 
+@reflowing
 def overlap_figure(steps: Mapping[str, Mapping[str, Any]], title: str, provenance: str = "") -> Figure:
     """Training steps in time, one below the other: forward, backward, and each bucket from ready to reduced.
 
     `steps` maps names to the steps that `ddp_training` reports.
     """
-    canvas, left, right = Canvas(), 150.0, MARGIN + ROOM
+    canvas = Canvas()
+    left, right = 90.0 if canvas.narrow else 150.0, canvas.width - MARGIN
+    above = 20 if canvas.narrow else 0  # where there is no room for a step's name at its left
     y, most = canvas.title(title) + 30, max(step["end"] for step in steps.values())
     scale = (right - left) / most
     for name, step in steps.items():
-        y = _one_step(canvas, name, step, y, left, scale)
-    for ms in ticks(0, 1000 * most, 8):
+        y = _one_step(canvas, name, step, y + above, left, scale)
+    for ms in ticks(0, 1000 * most, 4 if canvas.narrow else 8):
         x = left + ms / 1000 * scale
         canvas.line(x, y, x, y + 5, RULE)
         canvas.text(x, y + 20, f"{ms:,g}", 12, QUIET, text_anchor="middle")
@@ -133,7 +136,7 @@ def overlap_figure(steps: Mapping[str, Mapping[str, Any]], title: str, provenanc
 def _one_step(canvas: Canvas, name: str, step: Mapping[str, Any], y: float, left: float, scale: float) -> float:
     """Draws forward and backward on one line, buckets below; returns the y below them."""
     computed = max((bucket["ready"] for bucket in step["buckets"]), default=step["end"])
-    canvas.text(MARGIN, y + 17, name, 13, font_weight="bold")
+    canvas.text(MARGIN, y - 8 if canvas.narrow else y + 17, name, 13, font_weight="bold")
     for label, start, end, color in (
         ("forward", 0.0, step["forward"], COLOURS["activations"]),
         ("backward", step["forward"], computed, COLOURS["gradients"]),

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from course_utils.figures.axes import COLOURS, stop
-from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, text_width
+from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, number, text_width
+from course_utils.figures.layouts import reflowing
 
 WEIGHTS = COLOURS["parameters"]  # of all three matrices; the frozen one is hatched
 
@@ -36,6 +37,7 @@ def _matrix(canvas: Canvas, box: tuple[float, float, float, float], name: str, s
     canvas.text(x + width / 2, y + height + 20, size, 12, QUIET, text_anchor="middle")
 
 
+@reflowing
 def code_picture(
     values: Sequence[float], codes: Mapping[str, Sequence[float]], title: str, provenance: str = ""
 ) -> Figure:
@@ -43,7 +45,7 @@ def code_picture(
     canvas, bins = Canvas(), 48
     bottom = canvas.title(title) + 134
     left = MARGIN + 12 + max(text_width(name, 13) for name in codes)
-    room = WIDTH - MARGIN - 20 - left
+    room = canvas.width - MARGIN - 20 - left
     found = torch.histc(torch.tensor(values, dtype=torch.float64), bins, -1.0, 1.0)
     for index, size in enumerate((120 * found / found.max()).tolist()):  # the highest bar is 120 pixels high
         canvas.rect(left + room * index / bins, bottom - size, room / bins - 1, size, WEIGHTS)
@@ -56,7 +58,7 @@ def code_picture(
             canvas.line(x, y, x, y + 24, INK, stroke_width=2.4, data_code=value)
     end = bottom + 14 + 40 * len(codes)
     marks = [(left + room * (tick + 1) / 2, end + 12, number(tick)) for tick in (-1, -0.5, 0, 0.5, 1)]
-    for x, y, words in (*marks, (left + room / 2, end + 32, "weight, in parts of the largest of its block")):
+    for x, y, words in (*marks, (left + room / 2, end + 32, "weight, in parts of its block's largest")):
         canvas.text(x, y, words, 12, QUIET, text_anchor="middle")
     told = "; ".join(f"{name}: {len(code)} values" for name, code in codes.items())
     alt = f"{stop(title)} A histogram of weights with a peak at zero; below it, on the same axis, strokes. {told}."

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from course_utils.figures.axes import stop
-from course_utils.figures.canvas import MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width
+from course_utils.figures.axes import legend, stop
+from course_utils.figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on, text_width
+from course_utils.figures.layouts import reflowing
 
 PART_COLOURS = {  # after Paul Tol's muted palette; none is a kind of memory's color, since all of these are parameters
     "embedding": "#882255", "positions": "#DDCC77", "attention": "#8CCBC1",
@@ -12,17 +13,16 @@ PART_COLOURS = {  # after Paul Tol's muted palette; none is a kind of memory's c
 BAR, STEP, TOP = 38, 52, 34
 
 
+@reflowing
 def shares(models: Mapping[str, Mapping[str, int]], title: str) -> Figure:
     """Draw one bar for each model, 100 % wide and cut into its parts."""
     canvas = Canvas()
-    top, x = canvas.title(title) + 14, float(MARGIN)
-    for name in (name for name in PART_COLOURS if any(name in parts for parts in models.values())):
-        canvas.rect(x, top, 13, 13, PART_COLOURS[name])
-        canvas.text(x + 19, top + 11, name, 12)
-        x += 19 + text_width(name, 12) + 22
+    entries = [(name, name) for name in PART_COLOURS if any(name in parts for parts in models.values())]
+    top = legend(canvas, entries, canvas.title(title) + 13,
+                 lambda x, y, size, name: canvas.rect(x, y, size, size, PART_COLOURS[name])) - 18  # fmt: skip
     totals = {name: sum(parts.values()) for name, parts in models.items()}
     left = MARGIN + 10 + max(text_width(name, 13) for name in models)
-    right = WIDTH - MARGIN - 10 - max(text_width(spelled(count), 13, bold=True) for count in totals.values())
+    right = canvas.width - MARGIN - 10 - max(text_width(spelled(count), 13, bold=True) for count in totals.values())
     told = []
     for index, (name, parts) in enumerate(models.items()):
         x, y = left, top + TOP + STEP * index
@@ -30,7 +30,9 @@ def shares(models: Mapping[str, Mapping[str, int]], title: str) -> Figure:
         for part, count in parts.items():
             share, fill = percent(count, totals[name]), PART_COLOURS[part]
             width = (right - left) / totals[name] * count
-            canvas.rect(x, y, width, BAR, fill, f"{part}: {count:,} ({share})", data_parameters=count)
+            canvas.rect(
+                x, y, width, BAR, fill, f"{name and f'{name} · '}{part}: {count:,} ({share})", data_parameters=count
+            )
             if text_width(share, 12, bold=True) + 8 <= width:
                 canvas.text(x + width / 2, y + 24, share, 12, ink_on(fill), text_anchor="middle", font_weight="bold")
             x += width

@@ -5,7 +5,8 @@ from typing import Any
 
 from course_utils.figures import COLOURS, Figure
 from course_utils.figures.axes import legend, stop
-from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, WIDTH, Canvas, ink_on, number, text_width, ticks
+from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, Canvas, ink_on, number, text_width, ticks
+from course_utils.figures.layouts import reflowing
 
 from .schedules import FORWARD, Pipeline
 
@@ -14,13 +15,14 @@ WORDS = {"F": "forward", "B": "backward"}
 ROW, MEMORY_ROW, LEFT = 26.0, 30.0, MARGIN + 66.0
 
 
+@reflowing
 def pipeline_figure(pipeline: Pipeline, title: str = "") -> Figure:
     """Each stage's works over time, and under them the micro-batches that it keeps."""
     canvas, title = Canvas(), title or pipeline_title(pipeline)
     top, numbered = canvas.title(title), pipeline.schedule != "naive"
-    _legend(canvas, top + 16, numbered)
-    scale = (WIDTH - MARGIN - 96 - LEFT) / pipeline.span
-    bottom = _works(canvas, pipeline, top + 34, scale, numbered)
+    top = _legend(canvas, top + 16, numbered)
+    scale = (canvas.width - MARGIN - 96 - LEFT) / pipeline.span
+    bottom = _works(canvas, pipeline, top + 12, scale, numbered)
     _axis(canvas, pipeline.span, scale, bottom, "units: forwards of one micro-batch on one stage")
     bottom = _memory(canvas, pipeline, bottom + 62, scale)
     kept = ", ".join(str(pipeline.most_kept(stage)) for stage in range(pipeline.stages))
@@ -38,13 +40,13 @@ def pipeline_title(pipeline: Pipeline) -> str:
     return f"{name}: stages wait {100 * pipeline.idle:.0f} % of the time; the first keeps {batches}{copies}"
 
 
-def _legend(canvas: Canvas, y: float, numbered: bool) -> None:
+def _legend(canvas: Canvas, y: float, numbered: bool) -> float:
     """A box is of one micro-batch where it is `numbered`, else of the whole batch."""
     whose = "micro-batch in the box" if numbered else "whole batch"
     looks: dict[str, dict[str, Any]] = {f"{WORDS[kind]} of the {whose}": {"fill": COLOUR[kind]} for kind in WORDS}
     looks["waiting"] = {"fill": "#FFFFFF", "stroke": RULE, "stroke_width": 1}
     entries = zip(looks, looks, strict=True)
-    legend(canvas, entries, y - 12, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words]))
+    return legend(canvas, entries, y - 12, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words]))
 
 
 def _works(canvas: Canvas, pipeline: Pipeline, top: float, scale: float, numbered: bool) -> float:
@@ -64,7 +66,7 @@ def _works(canvas: Canvas, pipeline: Pipeline, top: float, scale: float, numbere
 
 def _axis(canvas: Canvas, span: float, scale: float, y: float, unit: str) -> None:
     canvas.line(LEFT, y + 2, LEFT + span * scale, y + 2, RULE)
-    for tick in ticks(0, span, 8):
+    for tick in ticks(0, span, 4 if canvas.narrow else 8):
         canvas.line(LEFT + tick * scale, y + 2, LEFT + tick * scale, y + 7, RULE)
         canvas.text(LEFT + tick * scale, y + 20, number(tick), 11, QUIET, text_anchor="middle")
     canvas.text(LEFT + span * scale / 2, y + 36, unit, 12, QUIET, text_anchor="middle")

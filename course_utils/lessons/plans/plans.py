@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from course_utils.figures import signed
 from course_utils.figures.axes import OVER, legend, stop
-from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, text_width
+from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, text_width, wrap
+from course_utils.figures.layouts import reflowing
 from course_utils.gpus import GPUS
 from course_utils.interactive.guesses import Guess, stored_guesses
 from course_utils.interactive.ledgers import show
@@ -17,7 +18,7 @@ from course_utils.units import GB, Table, format_bytes, percent
 
 TOO_LARGE, FITS, PATH = "#BDBDBD", "#009E73", "#0072B2"
 LEGEND = {TOO_LARGE: "too large", FITS: "fits", PATH: "the path, in the order of the table"}
-LEFT, RIGHT, HEIGHT = 72.0, WIDTH - MARGIN - 16.0, 300.0  # of the plot, in pixels
+HEIGHT = 300.0  # of the plot, in pixels
 GRADES = (  # the largest relative error of each grade, the grade, and words for it; 5 % is `SAFETY`
     (0.01, "A", "You could quote this."),
     (0.05, "B", "Within the reserve: your plan would have held."),
@@ -26,29 +27,34 @@ GRADES = (  # the largest relative error of each grade, the grade, and words for
 )
 
 
+@reflowing
 def plan_figure(plan: Plan, title: str) -> Figure:
     """Every configuration that `fit` estimated: seconds lost against bytes at the peak, the card's line, the path."""
     canvas, limit, everything = Canvas(), plan.card.room / SAFETY, (*plan.tried, *plan.path)
     top = 30 + legend(canvas, LEGEND.items(), canvas.title(title) + 4,
                       lambda x, y, _, color: _dot(canvas, x + 6, y + 6, 5, color))  # fmt: skip
-    bottom = top + HEIGHT
-    x = _logarithmic([one.lost for one in everything], 1.1, LEFT, RIGHT)
+    bottom, left, right = top + HEIGHT, 50.0 if canvas.narrow else 72.0, canvas.width - MARGIN - 16.0
+    written = left  # up to here, ticks of the horizontal axis have their numbers
+    x = _logarithmic([one.lost for one in everything], 1.1, left, right)
     y = _logarithmic([limit, *(one.peak for one in everything)], 1.15, bottom, top)
     for tick in (digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5)):
         if top - 1 <= y(tick * GB) <= bottom + 1:
-            canvas.line(LEFT, y(tick * GB), RIGHT, y(tick * GB), GRID)
-            canvas.text(LEFT - 8, y(tick * GB) + 4, number(tick), 12, QUIET, text_anchor="end")
-        if LEFT - 1 <= x(tick) <= RIGHT + 1:
+            canvas.line(left, y(tick * GB), right, y(tick * GB), GRID)
+            canvas.text(left - 8, y(tick * GB) + 4, number(tick), 12, QUIET, text_anchor="end")
+        if left - 1 <= x(tick) <= right + 1:
             canvas.line(x(tick), bottom, x(tick), bottom + 5, RULE)
-            canvas.text(x(tick), bottom + 20, number(tick), 12, QUIET, text_anchor="middle")
-    canvas.line(LEFT, bottom, RIGHT, bottom, RULE)
+            if (half := text_width(number(tick), 12) / 2) and x(tick) - half >= written:
+                canvas.text(x(tick), bottom + 20, number(tick), 12, QUIET, text_anchor="middle")
+                written = x(tick) + half + 4
+    canvas.line(left, bottom, right, bottom, RULE)
     canvas.text(MARGIN, top - 14, "estimated peak in GB", 12, QUIET)
-    canvas.text((LEFT + RIGHT) / 2, bottom + 42, "seconds that a step loses", 12, QUIET, text_anchor="middle")
+    canvas.text((left + right) / 2, bottom + 42, "seconds that a step loses", 12, QUIET, text_anchor="middle")
     for candidate in sorted(plan.tried, key=lambda one: one.fits(plan.card)):
         _dot(canvas, x(candidate.lost), y(candidate.peak), 3.5, FITS if candidate.fits(plan.card) else TOO_LARGE)
     name = f"{plan.card.name} less {percent(SAFETY - 1)} in reserve: {format_bytes(round(limit), 'GB', 1)}"
-    canvas.line(LEFT, y(limit), RIGHT, y(limit), OVER, stroke_width=1.8, data_limit=round(limit))
-    canvas.halo_text(LEFT + 4, y(limit) - 7, name.replace("%", " %"), 12, fill=OVER, font_weight="bold")
+    canvas.line(left, y(limit), right, y(limit), OVER, stroke_width=1.8, data_limit=round(limit))
+    for index, line in enumerate(reversed(wrap(name.replace("%", " %"), 12, right - left, bold=True))):
+        canvas.halo_text(left + 4, y(limit) - 7 - 15 * index, line, 12, fill=OVER, font_weight="bold")
     _path(canvas, [(x(step.lost), y(step.peak)) for step in plan.path])
     note = f"{len(plan.tried)} estimated, {plan.covered:,} decided; times at the data sheet's rates, nothing overlapped"
     steps = "; ".join(f"{index} {step.what}: {format_bytes(step.peak, 'GB', 1)}, {step.lost:.2f} seconds lost"
@@ -78,7 +84,7 @@ def _path(canvas: Canvas, places: Sequence[tuple[float, float]]) -> None:
         words = ", ".join(names)
         half = max(9.0, text_width(words, 11) / 2 + 5)
         canvas.rect(x - half, y - 9, 2 * half, 18, PATH, rx=9, stroke="#FFFFFF", stroke_width=1.5)
-        canvas.text(x, y + 4, words, 11, "#FFFFFF", text_anchor="middle", font_weight="bold")
+        canvas.text(x, y + 4, words, 11, ink_on(PATH), text_anchor="middle", font_weight="bold")
 
 
 def path_table(plan: Plan) -> Table:

@@ -5,13 +5,20 @@ from collections.abc import Sequence
 import torch
 
 from course_utils.figures.axes import OVER, stop
-from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure
+from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure
+from course_utils.figures.layouts import reflowing
 from course_utils.units import percent
 
 
+@reflowing
 def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) -> Figure:
     """Draw a histogram of `gradients` times `scale`, in powers of two; what fp16 makes zero is red."""
     canvas = Canvas()
+    right = canvas.width - LEFT
+
+    def at(power: float) -> float:
+        return LEFT + (right - LEFT) / (HIGHEST - LOWEST) * (power - LOWEST)
+
     top = canvas.title(title) + 44
     bottom = top + 190
     sizes = torch.log2(gradients.abs() * scale).floor()
@@ -20,32 +27,29 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
     for power, count in counts.items():
         height = 180 * count / max(*counts.values(), 1)
         color = next(color for end, color in colors.items() if power < end)
-        wide = _at(LOWEST + 1) - _at(LOWEST) - 2
-        canvas.rect(_at(power) + 1, bottom - height, wide, height, color, f"{count:,} of 2^{power}")
-    for power in range(LOWEST + 4, HIGHEST, 8):
-        canvas.text(_at(power), bottom + 18, f"2^{power}".replace("-", "−"), 12, QUIET, text_anchor="middle")
-        canvas.line(_at(power), bottom, _at(power), bottom + 4, RULE)
+        wide = at(LOWEST + 1) - at(LOWEST) - 2
+        canvas.rect(at(power) + 1, bottom - height, wide, height, color, f"{count:,} of 2^{power}")
+    for power in range(LOWEST + 4, HIGHEST, 16 if canvas.narrow else 8):
+        canvas.text(at(power), bottom + 18, f"2^{power}".replace("-", "−"), 12, QUIET, text_anchor="middle")
+        canvas.line(at(power), bottom, at(power), bottom + 4, RULE)
     for power in (-25, -14, 16):
-        canvas.line(_at(power), top - 14, _at(power), bottom, INK, stroke_width=1.2, stroke_dasharray="5 3")
+        canvas.line(at(power), top - 14, at(power), bottom, INK, stroke_width=1.2, stroke_dasharray="5 3")
     limits = {"zero in fp16": (-25, "end", -6), "subnormal": (-19.5, "middle", 0), "normal in fp16": (-14, "start", 6)}
     for name, (power, anchor, aside) in limits.items():
-        canvas.text(_at(power) + aside, top - 4, name, 12, text_anchor=anchor)
-    canvas.text(_at(16) - 6, top - 20, "infinite above", 12, text_anchor="end")
-    canvas.line(LEFT, bottom, RIGHT, bottom, RULE)
+        y = top - 20 if canvas.narrow and anchor == "middle" else top - 4
+        canvas.text(at(power) + aside, y, name, 12, text_anchor=anchor)
+    canvas.text(at(16) - 6, top - 20, "infinite above", 12, text_anchor="end")
+    canvas.line(LEFT, bottom, right, bottom, RULE)
     times = f" times {scale:,.0f}" if scale != 1 else ""
     axis = f"absolute gradients{times}, in powers of two"
-    canvas.text((LEFT + RIGHT) / 2, bottom + 38, axis, 12, QUIET, text_anchor="middle")
+    canvas.text((LEFT + right) / 2, bottom + 38, axis, 12, QUIET, text_anchor="middle")
     share = percent((gradients.mul(scale).half() == 0).float().mean().item())
     alt = f"{stop(title)} Histogram: fp16 turns {share} of the gradients{times} into zero."
     return Figure(canvas.svg(bottom + 48, title, alt), alt)
 
 
 LOWEST, HIGHEST = -44, 18  # powers of two that the histogram's axis spans
-LEFT, RIGHT = float(MARGIN + 8), float(WIDTH - MARGIN - 8)
-
-
-def _at(power: float) -> float:
-    return LEFT + (RIGHT - LEFT) / (HIGHEST - LOWEST) * (power - LOWEST)
+LEFT = float(MARGIN + 8)
 
 
 HALF, SINGLE = "#D6EEFB", "#FBE3B5"  # colors of what is 16-bit and of what is fp32

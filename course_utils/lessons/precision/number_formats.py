@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from course_utils.errors import unknown
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import MARGIN, RULE, Canvas, Figure, text_width
+from course_utils.figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on, text_width
 
 
 class NumberFormat(NamedTuple):
@@ -143,7 +143,7 @@ def draw_bits(canvas: Canvas, form: NumberFormat, pattern: int, x: float, y: flo
         color = field_color(form, index)
         bit = str(pattern >> (form.bits - 1 - index) & 1) if index < form.bits else ""
         canvas.rect(x + cell * index, y, cell, 28, color, stroke="#FFFFFF", stroke_width=1, data_bit=bit)
-        canvas.text(x + cell * (index + 0.5), y + 19, bit, 12, text_anchor="middle")
+        canvas.text(x + cell * (index + 0.5), y + 19, bit, 12, ink_on(color), text_anchor="middle")
     return x + cell * stored
 
 
