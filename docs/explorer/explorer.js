@@ -1,39 +1,11 @@
 "use strict";
 // The explorer's page: it makes controls, hands what is chosen to Python, and shows what comes back. Every rule and every
-// figure is Python's, from the course's own modules. The same file is the page's second thread: looking for what to change
-// next takes longer than a picture may, so a Python of its own does it there.
+// figure is Python's, from the course's own modules; python.js starts it. This file is no module, so that it can also say
+// why a page that is opened as a file cannot start.
 
-const HERE = new URL(".", typeof document === "undefined" ? location.href : document.currentScript.src).href;
+const HERE = new URL(".", document.currentScript.src).href;
 const WAIT_MS = 150; // how long nothing has to change before what to change next is worked out
 const OF_A_RUN = ["stack", "timeline", "phase", "code", "rows"];
-
-async function startPython(say) {
-  say("Loading Python: 13 MB the first time, which your browser keeps …");
-  const { loadPyodide } = await import(HERE + "pyodide/pyodide.mjs");
-  const python = await loadPyodide({ indexURL: HERE + "pyodide/", packageBaseUrl: HERE + "pyodide/" });
-  say("Loading the course's formulas …");
-  const answer = await fetch(HERE + "course_utils.zip");
-  if (!answer.ok) throw new Error(`course_utils.zip: the server answered ${answer.status}`);
-  python.unpackArchive(await answer.arrayBuffer(), "zip");
-  return { python, formulas: python.pyimport("course_utils.interactive.explorer_page") };
-}
-
-// The second thread: one question, one answer.
-
-function answerQuestions() {
-  const started = startPython(() => {});
-  onmessage = async (message) => {
-    const { number, what, chosen } = message.data;
-    try {
-      const { formulas } = await started;
-      postMessage({ number, what, found: JSON.parse(formulas[what](chosen)) });
-    } catch (problem) {
-      postMessage({ number, what, problem: String(problem.message ?? problem) });
-    }
-  };
-}
-
-// The page
 
 const at = (id) => document.getElementById(id);
 
@@ -62,8 +34,9 @@ function fail(words) {
 }
 
 class Page {
-  constructor(python, formulas) {
+  constructor(python, formulas, startSearcher) {
     this.python = python;
+    this.newSearcher = startSearcher;
     this.formulas = formulas;
     this.controls = JSON.parse(formulas.controls());
     this.first = Object.fromEntries(this.controls.map((control) => [control.name, control.first]));
@@ -216,7 +189,7 @@ class Page {
   // What to change next: asked for when nothing has changed for a while, and forgotten when something does.
 
   startSearcher() {
-    this.searcher = new Worker(HERE + "explorer.js", { type: "module" });
+    this.searcher = this.newSearcher();
     this.searcher.onmessage = (message) => this.answered(message.data);
     this.searcher.onerror = (event) => this.noChanges(event.message ?? "the second thread did not start");
   }
@@ -297,12 +270,12 @@ async function startPage() {
   const reason = whyNot();
   if (reason) return fail(reason);
   try {
+    const { startPython, startSearcher } = await import(HERE + "python.js");
     const { python, formulas } = await startPython((words) => { at("loading").textContent = words; });
-    window.explorer = new Page(python, formulas); // for the curious: explorer.python in the browser's console
+    window.explorer = new Page(python, formulas, startSearcher); // for the curious: explorer.python in the browser's console
   } catch (problem) {
     fail(`The page could not start: ${problem.message ?? problem}. All files of its folder have to be beside it.`);
   }
 }
 
-if (typeof document === "undefined") answerQuestions();
-else startPage();
+startPage();
