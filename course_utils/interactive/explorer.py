@@ -38,8 +38,8 @@ class Control:
         return tuple(value for _, value in self.options)
 
 
-GROUPS = ("Model and data", "How it is trained", "Across GPUs", "The card")
-MODEL, TRAINING, RANKS, CARD = GROUPS
+GROUPS = ("Model and data", "The card", "How it is trained", "Across GPUs")  # from the one that is used most
+MODEL, CARD, TRAINING, RANKS = GROUPS
 
 
 def _steps(name: str, label: str, group: str, first: int, last: int) -> Control:

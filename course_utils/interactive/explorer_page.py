@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from ..figures.axes import words
 from ..units import format_bytes
-from .explorer import CONTROL, CONTROLS, DEFAULTS, Suggestion, best_plan, complete, dashboard, next_changes
+from .explorer import CONTROL, CONTROLS, DEFAULTS, GROUPS, Suggestion, best_plan, complete, dashboard, next_changes
 
 
 def controls() -> str:
@@ -23,6 +23,11 @@ def controls() -> str:
     return json.dumps(found)
 
 
+def groups() -> str:
+    """The names of the groups of controls, from the one that is used most."""
+    return json.dumps(GROUPS)
+
+
 def draw(chosen: str) -> str:
     """The dashboard of what is chosen, or `{"refused": words}` for choices that make no run."""
     try:
@@ -32,7 +37,7 @@ def draw(chosen: str) -> str:
     total = drawn.breakdown.total
     sizes = [(kind, size) for kind, size in [*drawn.breakdown.items(), ("total", total)] if size]
     content = {"title": drawn.title, "verdict": drawn.verdict, "fits": drawn.fits, "phase": drawn.peak_phase}
-    content |= {"code": drawn.code, "stack": drawn.stack.svg, "timeline": drawn.timeline.svg, "total": total}
+    content |= {"code": drawn.code, "stack": drawn.stack.inline, "timeline": drawn.timeline.inline, "total": total}
     content |= {"rows": [[words(kind), f"{size:,}", format_bytes(size, "GB", 2)] for kind, size in sizes]}
     return json.dumps(content, ensure_ascii=False)
 

@@ -13,31 +13,9 @@ import ipywidgets
 from ..figures.canvas import Figure, below_one_another
 from ..run import TrainingRun
 from . import explorer as core
-from .widgets import Explorer, button_css, wide_button
+from .widgets import Explorer, button_css, read, wide_button
 
 PAUSE = 0.12  # seconds without input after which it is weighed what to change next: pictures come first
-
-BUTTON = ".course-explorer button.course-change"
-CSS = f"""<style>{button_css(BUTTON)}
-.course-changes button.course-change {{ border-left-color: #d55e00; }}
-.course-changes button.course-fits {{ border-left-color: #009e73; }}
-.course-explorer {{ color: var(--jp-content-font-color1, #111); }}
-.course-explorer .course-groups {{ display: flex; flex-flow: row wrap; column-gap: 24px; }}
-.course-explorer .course-group {{ flex: 1 1 320px; max-width: 460px; min-width: 0; }}
-.course-explorer .course-group > .widget-inline-hbox {{ width: auto; max-width: 100%; margin: 2px 0; }}
-.course-explorer .course-group .widget-label {{ width: 150px; }}
-.course-explorer .course-group .widget-readout {{ flex: none; width: 96px; max-width: none; }}
-.course-explorer .course-heading {{ font-weight: 600; margin: 6px 0 2px; }}
-.course-explorer .course-verdict {{ border-left: 6px solid #d55e00; padding: 4px 12px; line-height: 1.6; }}
-.course-explorer .course-verdict.course-fits {{ border-left-color: #009e73; }}
-.course-explorer .course-verdict code {{ user-select: all; overflow-wrap: anywhere; white-space: normal; }}
-.course-explorer .widget-html, .course-explorer .widget-html-content {{ max-width: 100%; height: auto; }}
-.course-explorer .course-changes {{
-  display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 380px), 1fr));
-}}
-</style>"""
-"""Colors of text are those of JupyterLab's theme, so that a dark one stays readable; pictures are on white."""
-
 
 class DashboardWidget(Explorer):
     """The Explorer: controls for a training run and a GPU, its peak, its step, and what to change next.
@@ -49,6 +27,7 @@ class DashboardWidget(Explorer):
     invitation = "The Explorer: run this cell to use its controls."
     names = tuple(control.name for control in core.CONTROLS)
     width: ClassVar = {"width": "auto"}
+    css: ClassVar = f"{button_css('.course-explorer button.course-change')}{read('explorer.css')}"
 
     def __init__(self, **chosen: Any) -> None:
         core.dashboard(chosen)
@@ -67,20 +46,29 @@ class DashboardWidget(Explorer):
         return self.begin[name]
 
     def parts(self) -> list[Any]:
-        *columns, ranks, card = [self._group(name) for name in core.GROUPS]
-        last = ipywidgets.VBox([*ranks.children, *card.children]).add_class("course-group")
-        groups = ipywidgets.Box([*columns, last]).add_class("course-groups")
+        groups = [part for name in core.GROUPS for part in self._group(name)]
+        controls = ipywidgets.Box(groups).add_class("course-controls")
+        seen = ipywidgets.VBox([self.words, self.picture]).add_class("course-seen")
+        columns = ipywidgets.Box([controls, seen]).add_class("course-columns")
         changes = ipywidgets.Box(self.buttons).add_class("course-changes")
         arrange = _button("Arrange it for me (about a second)", self._arrange)
         reset = _button("Start over", lambda _: self.choose(self.begin))
         row = ipywidgets.Box([arrange, reset], layout={"flex_flow": "row wrap"})
-        style = ipywidgets.HTML(CSS, layout={"display": "none"})
-        return [style, groups, self.words, self.heading, changes, row, self.picture]
+        return [columns, self.heading, changes, row]
 
-    def _group(self, name: str) -> ipywidgets.VBox:
-        heading = ipywidgets.HTML(f"<div class='course-heading' role='heading' aria-level='4'>{name}</div>")
+    def _group(self, name: str) -> tuple[ipywidgets.Button, ipywidgets.VBox]:
+        """A button that folds a group of controls, and the group; those of several GPUs begin folded."""
         members = [self.controls[control.name] for control in core.CONTROLS if control.group == name]
-        return ipywidgets.VBox([heading, *members]).add_class("course-group")
+        group, button = ipywidgets.VBox(members), wide_button(name, "course-change").add_class("course-group")
+
+        def fold(_: object, folded: bool | None = None) -> None:
+            folded = group.layout.display != "none" if folded is None else folded
+            group.layout.display = "none" if folded else ""
+            button.description = f"{'▸' if folded else '▾'} {name}"
+
+        fold(None, name == core.RANKS and self.begin["world_size"] == 1)
+        button.on_click(fold)
+        return button, group
 
     @property
     def run(self) -> TrainingRun:

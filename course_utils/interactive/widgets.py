@@ -6,6 +6,7 @@ Pictures are strings set into an HTML widget: unlike `interact` and `Output`, th
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from math import prod
+from pathlib import Path
 from typing import Any, ClassVar
 
 import ipywidgets
@@ -35,6 +36,11 @@ def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) 
     return Explorer(TrainingRun(model, **first), gpu)
 
 
+def read(name: str) -> str:
+    """A style sheet or a script of this folder."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
 def button_css(button: str) -> str:
     """The look of a button with a mark at its left, by its selector. Colors are those of JupyterLab's theme."""
     return f"""
@@ -56,6 +62,7 @@ class Explorable(ipywidgets.VBox):
     """Controls above a picture. Inherits because only a widget can be shown as one; subclasses define `redraw`."""
 
     invitation = ""
+    css = ""
     redraw: Callable[[], tuple[Figure, str]]
 
     def __init__(self, controls: Mapping[str, Any]) -> None:
@@ -65,7 +72,9 @@ class Explorable(ipywidgets.VBox):
         self.figure: Figure | None = None
         for control in controls.values():
             control.observe(self.update, names="value")
-        super().__init__(self.parts())
+        style = f'<style onload="{escape(read("names.js"))}">{self.css}</style>'
+        super().__init__([ipywidgets.HTML(style, layout={"display": "none"}), *self.parts()])
+        self.add_class("course-explorable")
         self.update()
 
     def parts(self) -> list[Any]:

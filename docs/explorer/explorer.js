@@ -47,14 +47,18 @@ class Page {
     this.listen();
     this.follow(location.hash);
     at("loading").hidden = true;
-    at("words").hidden = at("page").hidden = false;
+    at("words").hidden = false;
+    at("page").classList.add("started");
     this.redraw();
   }
 
   madeGroups() {
-    const groups = new Map(this.controls.map(({ group }) => [group, made("fieldset", {}, made("legend", {}, group))]));
-    for (const control of this.controls) groups.get(control.group).append(this.madeControl(control));
-    return groups.values();
+    const names = JSON.parse(this.formulas.groups()), wide = matchMedia("(min-width: 56.25rem)").matches;
+    return names.map((name, place) => {
+      const members = this.controls.filter(({ group }) => group === name).map((control) => this.madeControl(control));
+      const open = place < (wide ? 3 : 1) ? { open: "" } : {}; // on a phone the one that is used most
+      return made("details", open, made("summary", {}, name), made("div", {}, ...members));
+    });
   }
 
   madeControl(control) {
