@@ -91,9 +91,11 @@ def test_the_archive_is_the_same_each_time() -> None:
 
 
 def test_the_archive_runs_by_itself(tmp_path: Path) -> None:
-    (tmp_path / site.ARCHIVE).write_bytes(site.archive())
+    """Unpacked, as the page does it: style sheets lie beside the modules."""
+    with zipfile.ZipFile(io.BytesIO(site.archive())) as packed:
+        packed.extractall(tmp_path)
     work = "from course_utils.interactive import explorer_page as page; print(page.draw('{}'), page.plan('{}'))"
-    code = f"import sys; sys.path.insert(0, {str(tmp_path / site.ARCHIVE)!r}); {work}"
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {work}"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
     assert '"stack"' in done.stdout
 
@@ -148,6 +150,21 @@ def test_keys_alone_are_enough_and_the_picture_follows_at_once(fresh: Page) -> N
     assert "Redrawn in" in fresh.locator("#took").inner_text()
 
 
+@pytest.mark.parametrize("size", [(1280, 800), (900, 800), (390, 844)], ids=lambda size: str(size[0]))
+def test_controls_and_picture_are_seen_together(fresh: Page, size: tuple[int, int]) -> None:
+    """Also when scrolled to the last control that is unfolded."""
+    fresh.set_viewport_size({"width": size[0], "height": size[1]})
+    try:
+        for control in ("micro_batch", "seq_len"):
+            handle, drawn = fresh.locator(f"#choice-{control}"), fresh.locator("#stack")
+            handle.scroll_into_view_if_needed()
+            boxes = [thing.bounding_box() for thing in (handle, drawn)]
+            assert all(box and -1 <= box["y"] and box["y"] + box["height"] <= size[1] + 1 for box in boxes), boxes
+            assert all(box and 0 <= box["x"] and box["x"] + box["width"] <= size[0] + 1 for box in boxes), boxes
+    finally:
+        fresh.set_viewport_size({"width": 1280, "height": 900})
+
+
 def test_a_change_makes_itself(fresh: Page) -> None:
     fresh.wait_for_function(READY)
     offered = fresh.locator("#changes li button")
@@ -171,7 +188,7 @@ def test_all_arrangements_are_looked_through_on_demand(fresh: Page) -> None:
 def test_a_link_restores_what_was_chosen(fresh: Page) -> None:
     fresh.evaluate("(hash) => { location.hash = hash; }", "model=gpt2&zero_stage=3&world_size=8&micro_batch=33")
     fresh.wait_for_function("explorer.chosen.model === 'gpt2'")
-    assert fresh.locator("#choice-zero_stage").input_value() == "3"
+    assert fresh.locator("#choice-zero_stage").input_value() == "3" and fresh.locator("#choice-zero_stage").is_visible()
     assert "unknown micro-batch '33'" in fresh.locator("#refused").inner_text()
     fresh.locator("#choice-seq_len").press("ArrowRight")
     assert not fresh.locator("#refused").is_visible()
@@ -181,6 +198,7 @@ def test_a_link_restores_what_was_chosen(fresh: Page) -> None:
 
 
 def test_impossible_choices_are_explained_and_the_last_picture_stays(fresh: Page) -> None:
+    fresh.locator("#controls details:not([open]) summary").evaluate_all("all => all.forEach(one => one.click())")
     fresh.locator("#choice-zero_stage").press("End")
     assert verdict(fresh).startswith("Not possible:")
     assert verdict(fresh).removeprefix("Not possible: ") == (

@@ -67,6 +67,7 @@ CONTROLS: tuple[Control, ...] = (
     _steps("micro_batch", "micro-batch", MODEL, 0, 9),
     _steps("accumulation_steps", "micro-batches a step", MODEL, 0, 10),
     _steps("seq_len", "sequence (tokens)", MODEL, 7, 17),
+    Control("gpu", "GPU", tuple((name, name) for name in GPUS), "choice", CARD),
     _choice("precision", "precision", TRAINING, *PRECISIONS),
     _choice("optimizer", "optimizer", TRAINING, *OPTIMIZERS),
     Control("trained", "trained", tuple((words, name) for name, (words, *_) in TRAINED.items()), "choice", TRAINING),
@@ -78,14 +79,13 @@ CONTROLS: tuple[Control, ...] = (
     _steps("world_size", "ranks (GPUs)", RANKS, 0, 10),
     Control("zero_stage", "ZeRO shards", tuple((text, i) for i, text in enumerate(STAGES)), "steps", RANKS),
     Control("bucket_view", "gradients", (("next to the buckets", 0), ("views of the buckets", 1)), "choice", RANKS),
-    Control("gpu", "GPU", tuple((name, name) for name in GPUS), "choice", CARD),
 )
 CONTROL = {control.name: control for control in CONTROLS}
 
 DEFAULTS: dict[str, Any] = {
-    "model": "gpt2-xl", "micro_batch": 32, "accumulation_steps": 1, "seq_len": 1024, "precision": "amp-bf16",
-    "optimizer": "adamw", "trained": "all", "attention": "flash", "recompute": "none", "loss_chunks": 1,
-    "logits": "family", "clip_grad_norm": 0, "world_size": 1, "zero_stage": 0, "bucket_view": 0, "gpu": "RTX5090-32GB",
+    "model": "gpt2-xl", "micro_batch": 32, "accumulation_steps": 1, "seq_len": 1024, "gpu": "RTX5090-32GB",
+    "precision": "amp-bf16", "optimizer": "adamw", "trained": "all", "attention": "flash", "recompute": "none",
+    "loss_chunks": 1, "logits": "family", "clip_grad_norm": 0, "world_size": 1, "zero_stage": 0, "bucket_view": 0,
 }  # fmt: skip
 """The puzzle that the course opens with."""
 

@@ -120,16 +120,23 @@ class Page {
   }
 
   apply(chosen, event) {
-    this.chosen = { ...chosen };
-    for (const [name, text] of Object.entries(this.chosen)) this.shows[name](text);
+    this.take({ ...chosen });
     at("refused").hidden = true;
     this.redraw(event);
   }
 
+  // Shows all choices; a folded group opens for one that is not the first.
+  take(chosen) {
+    this.chosen = chosen;
+    for (const [name, text] of Object.entries(chosen)) {
+      this.shows[name](text);
+      if (text !== this.first[name]) at(`choice-${name}`).closest("details").open = true;
+    }
+  }
+
   follow(hash) {
     const { chosen, refused } = JSON.parse(this.formulas.linked(hash));
-    this.chosen = chosen;
-    for (const [name, text] of Object.entries(chosen)) this.shows[name](text);
+    this.take(chosen);
     at("refused").hidden = refused.length === 0;
     at("refused").textContent = refused.length ? `Of the link, this is left out: ${refused.join(" ")}` : "";
   }
