@@ -3,6 +3,7 @@
 import random
 import re
 from contextlib import suppress
+from html import unescape
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from counting import calls
 from course_utils import TrainingRun, estimate
 from course_utils.estimating import moments
 from course_utils.estimating.step_time import step_seconds
+from course_utils.figures.canvas import text_width
 from course_utils.figures.runs import FAR, in_order
 from course_utils.gpus import GPUS
 from course_utils.interactive.explorer import (
@@ -184,3 +186,33 @@ def test_a_picture_takes_tens_of_thousands_of_calls_which_are_milliseconds():
     next_changes({})  # formulas of this kind of run are compiled
     assert calls(lambda: dashboard({"micro_batch": 16})) < 50_000
     assert calls(lambda: next_changes({"micro_batch": 16})) < 80_000
+
+
+LIMITS = re.compile(r'<line x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)" [^>]*data-(?:capacity|nominal)')
+TEXTS = re.compile(r"<text ([^>]*)>([^<]*)</text>")
+
+
+def crossed(svg: str) -> list[str]:
+    """The words that the line of a card's capacity runs through, or of the memory that its driver lists."""
+    found = []
+    for left, top, right, bottom in (tuple(map(float, line)) for line in LIMITS.findall(svg)):
+        for attributes, words in TEXTS.findall(svg):
+            look = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))
+            if "transform" in look:
+                continue  # the name of the axis, outside of the plot
+            x, y, size = float(look["x"]), float(look["y"]), float(look["font-size"])
+            width = text_width(unescape(words), size, look.get("font-weight") == "bold")
+            x -= width * {"middle": 0.5, "end": 1.0}.get(look.get("text-anchor", ""), 0)
+            if left < x + width and right > x and top < y + 0.2 * size and bottom > y - 0.74 * size:
+                found.append(words)
+    return found
+
+
+def test_no_line_runs_through_a_number_or_a_word():
+    for chosen in [*possible(250), *({"gpu": name, "micro_batch": size} for name in GPUS for size in (1, 4, 8, 32))]:
+        shown = dashboard(chosen)
+        for figure in (shown.stack, shown.timeline):
+            for svg in filter(None, (figure.svg, figure.narrow)):
+                assert crossed(svg) == [], chosen
+        for svg in (shown.stack.svg, shown.stack.narrow):
+            assert "data-capacity" in svg

@@ -24,6 +24,7 @@ from .axes import (
     digits_for,
     draw_legend,
     draw_limit,
+    draw_nominal,
     draw_swatch,
     named_capacity,
     segments_of,
@@ -79,14 +80,13 @@ def stack(
     draw.axis(top - 6, bottom)
     for (label, parts), y in zip(named.items(), tops, strict=True):
         draw.bar(label, parts, y)
-    if limit:
-        draw.limit_line(limit, limit_lines, top - 6, bottom)
-    if nominal and nominal != limit:
-        x = draw.x(nominal)
-        canvas.line(x, top - 6, x, bottom, OVER, stroke_width=1, stroke_dasharray="4 3", data_nominal=nominal)
     for (label, parts), y in zip(named.items(), tops, strict=True):
         draw.labels_inside(parts, y)
         draw.total(label, y)
+    if limit:
+        draw.limit_line(limit, limit_lines, top - 6, bottom)
+    if nominal and nominal != limit:
+        draw_nominal(canvas, draw.x(nominal), top - 6, draw.x(nominal), bottom, nominal)
     told = "; ".join(map(draw.told, named, named.values(), totals.values()))
     alt = alt or f"{stop(title)} Stacked bars. {told}.{f' The line marks {limit_name}.' if limit else ''}"
     return canvas.figure(bottom, title, alt, provenance)

@@ -131,8 +131,14 @@ def draw_swatch(
 
 
 def draw_limit(canvas: Canvas, x1: float, y1: float, x2: float, y2: float, limit: int) -> None:
-    canvas.line(x1, y1, x2, y2, "#FFFFFF", stroke_width=5)
-    canvas.line(x1, y1, x2, y2, OVER, stroke_width=2, data_capacity=limit)
+    """The line of what a program gets of a GPU, around the texts that are drawn already."""
+    edge, line = {"stroke": "#FFFFFF", "stroke_width": 5}, {"stroke": OVER, "stroke_width": 2, "data_capacity": limit}
+    canvas.line_around_texts(x1, y1, x2, y2, edge, line)
+
+
+def draw_nominal(canvas: Canvas, x1: float, y1: float, x2: float, y2: float, nominal: int) -> None:
+    look = {"stroke": OVER, "stroke_width": 1, "stroke_dasharray": "4 3", "data_nominal": nominal}
+    canvas.line_around_texts(x1, y1, x2, y2, look)
 
 
 def draw_peak(canvas: Canvas, x: float, y: float, size: int) -> None:

@@ -69,6 +69,7 @@ class Canvas:
 
     def __init__(self) -> None:
         self.shapes: list[str] = []
+        self.boxes: list[tuple[float, float, float, float]] = []  # left, top, right and bottom of each text
         self.width = asked_width.get() or WIDTH
         self.narrow = self.width == NARROW
 
@@ -81,12 +82,29 @@ class Canvas:
         attributes = attribute_text({"x1": x1, "y1": y1, "x2": x2, "y2": y2, "stroke": stroke, **more})
         self.shapes.append(f"<line {attributes}/>")
 
+    def line_around_texts(self, x1: float, y1: float, x2: float, y2: float, *looks: Mapping[str, Any]) -> None:
+        """A level or upright line in each of `looks`, with a gap where it would run through a text drawn so far."""
+        upright = int(x1 == x2)
+        at, start, end = (x1, y1, y2) if upright else (y1, x1, x2)
+        crossed = [box for box in self.boxes if box[1 - upright] - 1.5 < at < box[3 - upright] + 1.5]
+        gaps = sorted((box[upright] - 2, box[upright + 2] + 2) for box in crossed)
+        for low, high in [*gaps, (end, end)]:
+            piece = start, min(low, end)
+            if piece[1] - piece[0] >= 3:
+                for look in looks:
+                    ends = (at, piece[0], at, piece[1]) if upright else (piece[0], at, piece[1], at)
+                    self.line(*ends, **look)
+            start = max(start, high)
+
     def path(self, data: str, **more: Any) -> None:
         self.shapes.append(f'<path d="{data}" {attribute_text(more)}/>')
 
     def text(self, x: float, y: float, words: str, size: float = 12, fill: str = INK, **more: Any) -> None:
         """One line of text whose baseline starts, or with `text_anchor` ends or centers, at (x, y)."""
         attributes = attribute_text({"x": x, "y": y, "font_size": size, "fill": fill, **more})
+        width = text_width(words, size, more.get("font_weight") == "bold")
+        left = x - width * {"middle": 0.5, "end": 1.0}.get(more.get("text_anchor") or "", 0.0)
+        self.boxes.append((left, y - 0.77 * size, left + width, y + 0.23 * size))
         self.shapes.append(f"<text {attributes}>{escape(words, quote=False)}</text>")
 
     def halo_text(self, x: float, y: float, words: str, size: float = 12, halo: str = "#FFFFFF", **more: Any) -> None:

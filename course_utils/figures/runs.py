@@ -19,6 +19,7 @@ from .axes import (
     amount_with_unit,
     digits_for,
     draw_legend,
+    draw_nominal,
     draw_peak,
     largest_kinds,
     words,
@@ -121,15 +122,14 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
     named = enumerate(zip(map(place_words, rows), stacks, strict=True))
     borders = [_column(columns, index, name, parts, digits) for index, (name, parts) in named]
     canvas.path("".join(borders), stroke="#FFFFFF", stroke_width=1, fill="none")
+    for index, moment in enumerate(rows):
+        _column_total(columns, index, moment.total, digits, index == peak, moment.total > card.room)
+    lines = _column_names(columns, rows)
     if reach:
         columns.limit(card.room)
         if card.memory != card.room:
             y = columns.y(card.memory)
-            look = {"stroke_width": 1, "stroke_dasharray": "4 3", "data_nominal": card.memory}
-            canvas.line(columns.left, y, columns.right, y, OVER, **look)
-    for index, moment in enumerate(rows):
-        _column_total(columns, index, moment.total, digits, index == peak, moment.total > card.room)
-    lines = _column_names(columns, rows)
+            draw_nominal(canvas, columns.left, y, columns.right, y, card.memory)
     alt = _step_alt(rows, rows[peak], card, title, digits)
     return Figure(canvas.svg(columns.bottom + 12 + 14 * lines, title, alt), alt)
 
