@@ -20,6 +20,7 @@ def test_it_shows_the_dashboard_of_what_is_chosen():
     assert page.chosen == DEFAULTS and page.run == said.run and page.breakdown == said.breakdown
     assert page.gpu is said.card
     assert said.verdict in page.words.value and "user-select: all" in page.children[0].value
+    assert page.picture.value == said.stack.inline and page.step.value == said.timeline.inline
     for figure in (said.stack, said.timeline):
         assert figure.alt in page._repr_mimebundle_()["text/html"].replace("&#x27;", "'")
     assert page.figure is not None
@@ -51,9 +52,9 @@ def test_what_contradicts_itself_is_explained_and_no_change_is_offered():
     before = page.picture.value
     page.controls["zero_stage"].value = 3
     assert "set world_size to 2 or more" in page.words.value and "role='alert'" in page.words.value
-    assert offered(page) == [] and "opacity" in page.picture.value
+    assert offered(page) == [] and "course-stale" in page._dom_classes and page.picture.value == before
     page.controls["zero_stage"].value = 0
-    assert page.picture.value == before and offered(page)
+    assert page.picture.value == before and offered(page) and "course-stale" not in page._dom_classes
 
 
 def test_the_whole_can_be_arranged():

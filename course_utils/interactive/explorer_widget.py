@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Mapping
 from html import escape
 from itertools import zip_longest
-from typing import Any, ClassVar
+from typing import Any
 
 import ipywidgets
 
 from ..figures.canvas import Figure, below_one_another
 from ..run import TrainingRun
 from . import explorer as core
-from .widgets import Explorer, button_css, read, wide_button
+from .widgets import Explorer, button_css, wide_button
 
 PAUSE = 0.12  # seconds without input after which it is weighed what to change next: pictures come first
 
@@ -26,8 +26,6 @@ class DashboardWidget(Explorer):
 
     invitation = "The Explorer: run this cell to use its controls."
     names = tuple(control.name for control in core.CONTROLS)
-    width: ClassVar = {"width": "auto"}
-    css: ClassVar = f"{button_css('.course-explorer button.course-change')}{read('explorer.css')}"
 
     def __init__(self, **chosen: Any) -> None:
         core.dashboard(chosen)
@@ -36,7 +34,7 @@ class DashboardWidget(Explorer):
         self._waiting: asyncio.TimerHandle | None = None
         self._applying = False
         self.now: core.Dashboard | None = None
-        self.words, self.heading = ipywidgets.HTML(), ipywidgets.HTML()
+        self.words, self.heading, self.step = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
         press = lambda index: lambda _: self.choose(self.changes[index].chosen)  # noqa: E731
         self.buttons = [_button("", press(index)) for index in range(core.MOST)]
         super().__init__(core.run_of(chosen), self.begin["gpu"])
@@ -49,12 +47,14 @@ class DashboardWidget(Explorer):
         groups = [part for name in core.GROUPS for part in self._group(name)]
         controls = ipywidgets.Box(groups).add_class("course-controls")
         seen = ipywidgets.VBox([self.words, self.picture]).add_class("course-seen")
-        columns = ipywidgets.Box([controls, seen]).add_class("course-columns")
+        columns = ipywidgets.Box([controls, seen, self.step.add_class("course-step")]).add_class("course-columns")
         changes = ipywidgets.Box(self.buttons).add_class("course-changes")
         arrange = _button("Arrange it for me (about a second)", self._arrange)
         reset = _button("Start over", lambda _: self.choose(self.begin))
         row = ipywidgets.Box([arrange, reset], layout={"flex_flow": "row wrap"})
-        return [columns, self.heading, changes, row]
+        look = ipywidgets.HTML(f"<style>{button_css('.course-explorer button.course-change')}</style>")
+        look.layout.display = "none"
+        return [look, columns, self.heading, changes, row]
 
     def _group(self, name: str) -> tuple[ipywidgets.Button, ipywidgets.VBox]:
         """A button that folds a group of controls, and the group; those of several GPUs begin folded."""
@@ -106,7 +106,10 @@ class DashboardWidget(Explorer):
         return figure, f"<div class='course-verdict {look}'>{said}</div>"
 
     def show(self, said: str, drawn: str) -> None:
-        self.picture.value, self.words.value = drawn, said
+        if self.now is not None:  # else both stay, greyed
+            self.picture.value, self.step.value = self.now.stack.inline, self.now.timeline.inline
+        self.words.value = said
+        (self.remove_class if self.now else self.add_class)("course-stale")
 
     def show_changes(self) -> None:
         self.changes = core.next_changes(self.chosen) if self.now else ()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import ipywidgets
 
@@ -24,7 +24,7 @@ from ..units import GB, GiB, format_bytes
 from .explorer import CONTROL, Control
 
 DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}  # bytes of one element
-STYLE, LAYOUT = {"description_width": "104px"}, {"width": "430px"}
+STYLE, LAYOUT = {"description_width": "104px"}, {"width": "auto"}  # explorer.css has the widths
 
 
 def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) -> "Explorer":
@@ -62,7 +62,6 @@ class Explorable(ipywidgets.VBox):
     """Controls above a picture. Inherits because only a widget can be shown as one; subclasses define `redraw`."""
 
     invitation = ""
-    css = ""
     redraw: Callable[[], tuple[Figure, str]]
 
     def __init__(self, controls: Mapping[str, Any]) -> None:
@@ -72,15 +71,13 @@ class Explorable(ipywidgets.VBox):
         self.figure: Figure | None = None
         for control in controls.values():
             control.observe(self.update, names="value")
-        style = f'<style onload="{escape(read("names.js"))}">{self.css}</style>'
+        style = f'<style onload="{escape(read("names.js"))}">{read("explorer.css")}</style>'
         super().__init__([ipywidgets.HTML(style, layout={"display": "none"}), *self.parts()])
         self.add_class("course-explorable")
         self.update()
 
     def parts(self) -> list[Any]:
-        columns = [list(self.controls.values())[side::2] for side in (0, 1)]
-        grid = ipywidgets.HBox([ipywidgets.VBox(column) for column in columns], layout={"flex_flow": "row wrap"})
-        return [grid, self.picture]
+        return [ipywidgets.Box([*self.controls.values()]).add_class("course-grid"), self.picture]
 
     def update(self, change: object = None) -> None:
         """Draws what the controls say. An impossible combination is explained, and the last picture stays, greyed."""
@@ -118,7 +115,6 @@ class Explorer(Explorable):
         "model", "gpu", "micro_batch", "accumulation_steps", "seq_len", "optimizer", "precision", "attention",
         "recompute",
     )  # fmt: skip
-    width: ClassVar[Mapping[str, str]] = LAYOUT
 
     def __init__(self, run: TrainingRun, card: str, own: Mapping[str, Any] | None = None) -> None:
         self.first, self.card, own = run, gpu(card), own or {}
@@ -132,7 +128,7 @@ class Explorer(Explorable):
             options.sort(key=lambda option: option[1])
         kind = ipywidgets.SelectionSlider if control.kind == "steps" else ipywidgets.Dropdown
         style = {"description_width": "150px"}
-        return kind(options=options, value=value, description=control.label, style=style, layout=self.width)
+        return kind(options=options, value=value, description=control.label, style=style, layout=LAYOUT)
 
     def begins_with(self, name: str) -> Any:
         value = self.card if name == "gpu" else getattr(self.first, name)
