@@ -1,7 +1,7 @@
 """Lessons in a real browser: they run, each key on a slider moves the picture, a guess can be locked."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import browser
@@ -26,6 +26,7 @@ WIDGETS, FIRST = "playground.ipynb", "notebooks/00_start_here.ipynb"
 EXPLORER = "from course_utils.interactive.explorer_widget"
 THEMES = ("Light", "Dark")
 OUTPUTS = f"{browser.IN_FRONT} .jp-OutputArea"
+SLIDERS = ("explorer", "tensor_slider", "walker", "activation_map")
 CELLS = (
     "from course_utils.interactive.widgets import explorer, tensor_slider\n"
     "from course_utils.lessons.adam.widget import walker\n"
@@ -73,7 +74,7 @@ def cell(page: browser.Page, source: str) -> browser.Locator:
     return page.locator(browser.CODE_CELLS).nth(next(i for i, text in enumerate(CELLS) if text.startswith(source)))
 
 
-@pytest.mark.parametrize("source", ["explorer", "tensor_slider", "walker", "activation_map", EXPLORER])
+@pytest.mark.parametrize("source", [*SLIDERS, EXPLORER])
 def test_every_slider_moves_the_picture_by_key(playground: browser.Page, source: str) -> None:
     sliders, took = cell(playground, source).locator(browser.SLIDER), list[float]()
     sliders.nth(1).wait_for()
@@ -151,6 +152,64 @@ def test_the_explorer_is_used_by_keyboard_alone(playground: browser.Page) -> Non
     page.get_by_role("status").filter(has_text="recompute='full'").wait_for()
     assert playground.evaluate("document.activeElement.tagName") == "BUTTON"
     assert browser.cell_errors(playground) == []
+
+
+@pytest.fixture
+def window(playground: browser.Page) -> Iterator[Callable[[int, int, bool], None]]:
+    """A function that makes JupyterLab's window as wide and high, with its sidebar or without."""
+
+    def show(width: int, height: int, sidebar: bool) -> None:
+        playground.set_viewport_size({"width": width, "height": height})
+        playground.evaluate("(open) => jupyterapp.shell[open ? 'expandLeft' : 'collapseLeft']()", sidebar)
+        playground.wait_for_timeout(300)  # JupyterLab lays out afterwards
+
+    yield show
+    show(1280, 900, True)
+
+
+SEEN = [(source, (1280, 800, sidebar)) for source in (*SLIDERS, EXPLORER) for sidebar in (True, False)]
+SEEN += [(EXPLORER, (900, 800, False)), (EXPLORER, (390, 844, False))]
+
+
+@pytest.mark.parametrize(("source", "size"), SEEN, ids=str)
+def test_controls_and_picture_are_seen_together(
+    playground: browser.Page, window: Callable[[int, int, bool], None], source: str, size: tuple[int, int, bool]
+) -> None:
+    """Without scrolling: all controls and the first picture, in a narrow window the first control alone."""
+    window(*size)
+    widget = cell(playground, source).locator(".course-explorable")
+    widget.evaluate("(widget) => widget.scrollIntoView()")
+    panel = playground.locator(f"{browser.IN_FRONT} .jp-WindowedPanel-outer").first.bounding_box()
+    handles = widget.locator("select:visible, .noUi-handle:visible")
+    last = handles.count() - 1 if size[0] == 1280 else 0
+    for part in (handles.first, handles.nth(last), widget.locator("svg:visible").first):
+        box = part.bounding_box()
+        assert panel and box and panel["y"] - 6 <= box["y"], part
+        assert box["y"] + box["height"] <= panel["y"] + panel["height"] + 1 and box["x"] + box["width"] <= size[0], box
+
+
+def test_handles_of_sliders_say_what_they_set(playground: browser.Page) -> None:
+    page = cell(playground, EXPLORER)
+    page.get_by_role("button", name="Start over").click()
+    handle = page.get_by_role("slider", name="micro-batch", exact=True)
+    for key, value in (("", "32"), ("ArrowLeft", "16"), ("ArrowRight", "32")):
+        if key:
+            handle.press(key)
+        page.locator(f'.noUi-handle[aria-label="micro-batch"][aria-valuetext="{value}"]').wait_for(timeout=8_000)
+    for source in SLIDERS:
+        names = cell(playground, source).locator(".noUi-handle").evaluate_all("all => all.map(one => one.ariaLabel)")
+        assert names and all(names) and len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("theme", ["Dark", "Light"])
+def test_everybody_can_use_the_widgets(playground: browser.Page, theme: str) -> None:
+    change = "(theme) => jupyterapp.commands.execute('apputils:change-theme', {theme})"
+    try:
+        playground.evaluate(change, f"JupyterLab {theme}")
+        playground.wait_for_function(f"document.body.dataset.jpThemeName === 'JupyterLab {theme}'")
+        assert browser.violations(playground, ".course-explorable") == []
+    finally:
+        playground.evaluate(change, "JupyterLab Light")
 
 
 def test_a_lessons_link_opens_the_glossary_at_its_term(playground: browser.Page) -> None:

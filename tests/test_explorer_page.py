@@ -159,8 +159,8 @@ def test_controls_and_picture_are_seen_together(fresh: Page, size: tuple[int, in
             handle, drawn = fresh.locator(f"#choice-{control}"), fresh.locator("#stack")
             handle.scroll_into_view_if_needed()
             boxes = [thing.bounding_box() for thing in (handle, drawn)]
-            assert all(box and -1 <= box["y"] and box["y"] + box["height"] <= size[1] + 1 for box in boxes), boxes
-            assert all(box and 0 <= box["x"] and box["x"] + box["width"] <= size[0] + 1 for box in boxes), boxes
+            assert all(box and box["y"] >= -1 and box["y"] + box["height"] <= size[1] + 1 for box in boxes), boxes
+            assert all(box and box["x"] >= 0 and box["x"] + box["width"] <= size[0] + 1 for box in boxes), boxes
     finally:
         fresh.set_viewport_size({"width": 1280, "height": 900})
 

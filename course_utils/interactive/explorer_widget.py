@@ -17,6 +17,7 @@ from .widgets import Explorer, button_css, wide_button
 
 PAUSE = 0.12  # seconds without input after which it is weighed what to change next: pictures come first
 
+
 class DashboardWidget(Explorer):
     """The Explorer: controls for a training run and a GPU, its peak, its step, and what to change next.
 
