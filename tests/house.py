@@ -30,7 +30,7 @@ FLOORS = (
 )
 """The folders, from the top down: each imports from those below it alone."""
 
-NOUNS = ("run", "models", "model_files", "gpus", "breakdown", "measurement", "units", "errors")
+NOUNS = ("run", "models", "model_files", "gpus", "breakdown", "measurement", "units", "errors", "pace")
 """The modules below all folders."""
 
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..breakdown import KINDS
+from ..pace import running_shell
 from ..units import UNITS, Table, format_bytes, format_signed
-from .failed_cells import running_shell
 from .saved import Saved
 
 Rows = Mapping[str, int] | Sequence[Saved]

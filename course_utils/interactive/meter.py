@@ -18,7 +18,7 @@ from ..allocator.replay import replay
 from ..figures.canvas import Figure
 from ..figures.meters import PAGE, MeterMark, Reading, meter_figure
 from ..measurement import Measurement
-from .failed_cells import running_shell
+from ..pace import running_shell
 
 if TYPE_CHECKING:
     import torch

@@ -17,6 +17,7 @@ from ..allocator.replay import EMPTY_CACHE, replay
 from ..allocator.snapshots import snapshot_from, write_snapshot
 from ..errors import SimulationUnavailable, StepError
 from ..estimating.workspaces import workspaces_of
+from ..pace import working
 from ..units import parse_bytes
 from . import live
 from .host_values import HostValues, known_values
@@ -64,7 +65,8 @@ def on_gpu(memory: int | str | None = None, ranks: int = 1) -> Iterator[None]:
         with _limited(limit):
             yield
         return
-    works, how = availability()
+    with working("getting ready"):
+        works, how = availability()
     if not works:
         raise SimulationUnavailable(how)
     note = f"rank 0 of {ranks} simulated ranks" if ranks > 1 else ""
@@ -139,6 +141,7 @@ class _Card:
         notes: dict[str, None] = {}
         with ExitStack() as stack:
             run = stack.enter_context
+            run(working("running on the simulated GPU"))
             stack.callback(lambda: [print(note) for note in notes])
             if ranks > 1:
                 run(simulated_ranks(ranks))

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from ..errors import GpuOutOfMemory, SimulationUnavailable, StepError
 from ..estimating.workspaces import Workspaces
 from ..measurement import Measurement, Provenance, explained
+from ..pace import working
 from ..planning.twin import SAFETY
 from ..units import format_bytes
 from . import live
@@ -122,6 +123,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
     device, simulated = CALLED[provenance.source], provenance.source == "simulated"
     losses, ends = list[float](), list[int]()
     with ExitStack() as stack:
+        pace = stack.enter_context(working("copying your model"))
         work = carried_over(own, device, simulated)
         tracker = stack.enter_context(Tracker(device, own.workspaces))
         if simulated:
@@ -129,6 +131,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         watch = stack.enter_context(Watch(tracker, work, simulated))
         for number in range(1, steps + 1):
             watch.begin_step(number)
+            pace.at((number - 1) / steps, f"{'simulating' if simulated else 'tracing'} step {number} of {steps}")
             with errors_told(tracker, "the simulated GPU" if simulated else f"device {device!r}"):
                 result = work.advance()
             losses += [] if simulated else _values(result)

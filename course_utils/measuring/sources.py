@@ -10,6 +10,7 @@ from ..estimating import estimate
 from ..estimating.workspaces import workspaces_on
 from ..gpus import Gpu, gpu
 from ..measurement import Measurement
+from ..pace import working
 from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
 from ..units import GB, format_bytes
@@ -64,13 +65,14 @@ def measure(
         raise ValueError(f"device={device!r} picks a recording: it goes with source='recorded', not {source!r}")
     chosen = forced_source() if source == "auto" else source
     if run is None and step is not None and model is not None:
-        from .own import measure_own
-
         if (source, chosen) == ("auto", "recorded"):
             chosen = "simulated"  # COURSE_SOURCE has no recording of one's own step
         kept = workspaces_on(None if card is None else gpu(card).name)
         how: dict[str, Any] = {"source": chosen, "steps": steps, "attention": attention, "workspaces": kept}
-        return measure_own(step, model, optimizer, batch, **how)
+        with working("getting ready"):  # an interrupt in the middle of an import would leave modules half made
+            from .own import measure_own
+
+            return measure_own(step, model, optimizer, batch, **how)
     own |= {"attention": attention if attention != "auto" else None, "card": card}
     given = [name for name, value in own.items() if value is not None]
     run = _measurable(run, given)
@@ -81,7 +83,8 @@ def measure(
         return find(run, steps, "", device)
     recorded = partial(find, device=SIMULATED_GPU)
     measured_by = {"auto": _auto, "live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": recorded}
-    return measured_by[chosen](run, steps, note)
+    with working("getting ready"):
+        return measured_by[chosen](run, steps, note)
 
 
 def _measurable(run: Any, given: list[str]) -> TrainingRun:

@@ -13,6 +13,7 @@ import torch
 from ..breakdown import MemoryBreakdown
 from ..estimating.workspaces import Workspaces, workspaces_of, workspaces_on
 from ..measurement import Measurement, Provenance
+from ..pace import working
 from ..run import TrainingRun
 from .devices import name_here
 from .patches import ONE_AT_A_TIME
@@ -90,11 +91,13 @@ def _workspaces(run: TrainingRun, source: str) -> Workspaces | None:
 
 def follow(training: Training, tracker: Tracker, steps: int, provenance: Provenance) -> Measurement:
     """Run `steps` steps of `training` under `tracker`; the peak is that of the last one."""
-    with tracker:
+    said = "simulating" if provenance.source == "simulated" else "tracing"
+    with working(said) as work, tracker:
         tracker.watch(training.network, training.named_states)
         tracker.bind("inputs", [training.tokens, training.targets])
         ends = []
         for tracker.step in range(1, steps + 1):
+            work.at((tracker.step - 1) / steps, f"{said} step {tracker.step} of {steps}")
             training.step(tracker)
             ends.append(len(tracker.events))
     if training.skipped_an_update:

@@ -28,6 +28,7 @@ from ..breakdown import MemoryBreakdown
 from ..errors import StepError
 from ..estimating.workspaces import Workspaces
 from ..measurement import Allocation, Mark, Timeline
+from ..pace import Work
 from ..units import round_up
 from .patches import ONE_AT_A_TIME, on_this_thread
 from .places import Place, calling_place, described
@@ -190,6 +191,8 @@ class Tracker(TorchDispatchMode):
             return device_of(args[0]) if type(args[0]) is FakeTensor else func(*args)
         if has_made_of_others(types):
             return NotImplemented
+        if Work.outermost:
+            Work.outermost.go_on()
         if func is not aten.detach.default:  # a checkpoint's second forward packs what it saves with gradients off
             self._notice_recomputation()
         self._notice_place()

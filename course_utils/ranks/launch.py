@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..pace import Work, working
 from .functions import packed
 from .worker import CALLER, RESULTS, program_lines
 
@@ -68,7 +69,8 @@ def run_ranks(
         if why:
             raise RanksUnavailable(why)
         command = [*_launcher(world_size, folder), *words]
-        code = _run(command, folder, time.monotonic() + timeout_seconds, show)
+        with working(f"starting {world_size} ranks") as work:
+            code = _run(command, folder, time.monotonic() + timeout_seconds, show, work)
         _check(code, Ranks(folder, called, world_size, timeout_seconds))
         return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world_size)]
 
@@ -124,7 +126,9 @@ def _environment(folder: Path) -> dict[str, str]:
     return os.environ | ours | {"PYTHONPATH": os.pathsep.join(paths), "TORCH_DIST_INIT_BARRIER": "1"}
 
 
-def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str], Any] | None) -> int | None:
+def _run(
+    command: list[str], folder: Path, deadline: float, show: Callable[[str], Any] | None, work: Work
+) -> int | None:
     """The launcher's exit code; None if it took too long. It writes to a file and has a session of its own."""
     read: dict[Path, int] = {}
     with (folder / "launcher.log").open("wb") as said:
@@ -135,6 +139,7 @@ def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str]
     try:
         while launcher.poll() is None and not _should_end(folder, deadline):
             _show(folder, read, show)
+            work.at(0.0, work.words.replace("starting", "running") if any(folder.glob("*.pid")) else work.words)
             time.sleep(POLL_SECONDS)
         if any(folder.glob("*.error")):
             return 1

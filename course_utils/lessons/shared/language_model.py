@@ -15,6 +15,7 @@ from course_utils.errors import check_known
 from course_utils.measuring.optimizers import make_optimizer
 from course_utils.models import TransformerConfig
 from course_utils.networks import Transformer, build_network, default_dtype
+from course_utils.pace import steps_of
 from course_utils.run import OPTIMIZERS
 
 CORPUS = Path(__file__).with_name("corpus.txt")
@@ -65,7 +66,7 @@ def batches(
 ) -> Iterator[tuple[torch.Tensor, ...]]:
     """For each step the token ids of random windows of the text and the ids that follow them, each (b, s)."""
     tokens, dice = encode(corpus() if text is None else text), torch.Generator().manual_seed(seed)
-    for _ in range(steps):
+    for _ in steps_of(steps, "training"):
         starts = torch.randint(len(tokens) - seq_len, (micro_batch, 1), generator=dice)
         windows = tokens[starts + torch.arange(seq_len + 1)]
         yield windows[:, :-1], windows[:, 1:]
