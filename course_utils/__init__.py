@@ -4,6 +4,9 @@ One noun, `TrainingRun`; two verbs, `estimate` and `measure`; one result to lay 
 """
 
 # ruff: noqa: F401
+import sys
+from importlib import import_module
+
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False
@@ -68,8 +71,6 @@ def __getattr__(name):
     # Imported when first asked for: `import course_utils` starts no torch, and runs on a Python too old for the rest.
     if name not in _HOME:
         raise AttributeError("course_utils has no " + repr(name) + "; it offers " + ", ".join(__all__))
-    from importlib import import_module
-
     value = getattr(import_module("." + _HOME[name], __name__), name)
     globals()[name] = value
     return value
@@ -77,3 +78,7 @@ def __getattr__(name):
 
 def __dir__():
     return __all__
+
+
+if "IPython" in sys.modules:  # in a notebook a learner's mistake ends in one line
+    import_module(".interactive.failed_cells", __name__).watch_cells()

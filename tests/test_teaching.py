@@ -262,18 +262,25 @@ def test_a_notebook_that_is_built_has_none_of_the_builders_guesses(tmp_path: Pat
     assert cell.outputs[0].data == {"text/plain": asked, "text/html": html}
 
 
-def test_cells_are_watched_from_the_first_guess_or_demo_on_and_not_by_an_import() -> None:
+def test_cells_are_watched_from_the_courses_import_on_in_a_notebook_alone() -> None:
     code = """
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance()
-import course_utils, course_utils.interactive.guesses, course_utils.demos
+import IPython, course_utils, course_utils.interactive.guesses
+assert IPython.get_ipython() is None
+shell = IPython.core.interactiveshell.InteractiveShell.instance()
+assert shell.custom_exceptions == ()
+{first}
+{first}
 from course_utils.interactive.failed_cells import give_back
-assert give_back not in shell.events.callbacks["post_run_cell"]
-{first}
-{first}
 assert shell.events.callbacks["post_run_cell"].count(give_back) == 1
+assert shell.custom_exceptions == (Exception, KeyboardInterrupt)
+shell.set_custom_exc((OSError,), print)
+{first}
+assert shell.custom_exceptions == (OSError,), "another library's way to show errors stays"
 """
-    for first in ("course_utils.interactive.guesses.predict('01.peak')", "course_utils.demos.demo('sharding')"):
+    for first in (
+        "import importlib; importlib.reload(course_utils)",
+        "course_utils.interactive.guesses.predict('1.a')",
+    ):
         subprocess.run([sys.executable, "-c", code.format(first=first)], cwd=ROOT, check=True, capture_output=True)
 
 

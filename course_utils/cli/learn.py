@@ -55,7 +55,9 @@ def lab(options: list[str]) -> int:
     """Open JupyterLab on the first lesson: the whole course in its file browser, no pop-ups."""
     root = ["--allow-root"] if platform.system() == "Linux" and os.geteuid() == 0 else []
     chosen = [f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url={FIRST_LESSON}", *JUPYTERLAB]
-    return hand_over([sys.executable, "-m", "jupyterlab", *chosen, *root, *options], course_environment())
+    first = os.environ.get("PYTHONSTARTUP") or str(ROOT / "course_utils" / "interactive" / "kernel_start.py")
+    command = [sys.executable, "-m", "jupyterlab", *chosen, *root, *options]
+    return hand_over(command, course_environment({"PYTHONSTARTUP": first}))
 
 
 def doctor(options: Namespace) -> int:

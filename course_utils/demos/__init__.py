@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ..errors import check_known
 from ..gpus import gpu
-from ..interactive.failed_cells import watch_cells
 from ..units import format_bytes
 from .fragmentation import FRAGMENTATION
 from .scenes import ACCUMULATION, OPTIMIZER_STATES, OUT_OF_MEMORY, RECOMPUTATION, SHARDING, TRAINING_STEP
@@ -38,7 +37,6 @@ def demo(name: str, stage: Stage | None = None) -> "DemoWidget":
     """The demo in large type, one key (space, Enter) a step. ValueError, with the known demos, for another name."""
     from .show import DemoWidget
 
-    watch_cells()
     check_known("demo", name, DEMOS)
     return DemoWidget(DEMOS[name], stage or Stage.here())
 
