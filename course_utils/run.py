@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass, fields
+from html import escape
 from os import PathLike
 from typing import Any
 
@@ -280,6 +281,17 @@ class TrainingRun:
         parts += [f"frozen in {self.frozen_bits} bits"] if self.frozen_bits else []
         parts += [f"on {self.card}"] if self.card else []
         return " · ".join(part for part in parts if part)
+
+    def _repr_html_(self) -> str:
+        """A card for a notebook: the choices, in bold where they are not the usual ones, and the line of code."""
+        name, *told = str(self).split(" · ")
+        told += ["1 rank"] * (self.world_size == 1) + ["no recomputation"] * (self.recompute == "none")
+        told.insert(2, f"global batch {self.global_batch:,}")  # which follows from the others
+        usual = {*str(TrainingRun("gpt2")).split(" · "), "1 rank", "no recomputation", told[2]}
+        choices = " · ".join(escape(one) if one in usual else f"<b>{escape(one)}</b>" for one in told)
+        heading = f"<b>{escape(name)}</b> · {self.model.parameters:,} parameters"
+        frame = "display:inline-block;border:1px solid var(--jp-border-color1,currentColor);padding:.4em .8em"
+        return f"<div style='{frame}'>{heading}<br>{choices}<br><code>{escape(self.code())}</code></div>"
 
 
 def blocks_per_checkpoint(recompute: str, layers: int) -> int:

@@ -372,3 +372,28 @@ def test_a_check_that_passes_is_a_card_that_leads_to_the_next_exercise(
         place = "(at) => { const {top} = at.getBoundingClientRect(); return 0 <= top && top < innerHeight; }"
         title = playground.get_by_role("heading", name="2 · The highest point")
         playground.wait_for_function(place, arg=title.element_handle())
+
+
+MISTAKES = {
+    "from course_utils import TrainingRun, compare, estimate": "",
+    'TrainingRun("gtp2")': "ValueError in line 1: unknown model 'gtp2': did you mean 'gpt2'?",
+    'TrainingRun("gpt2", batch_size=8)': "TypeError in line 1: TrainingRun() has no batch_size: did you mean",
+    "estimate(run)": "NameError in line 1: run is not defined yet: run the cells above this one first, or check its",
+    "checks.total_bytes(total_bytes)": "NameError in line 1: checks is not defined yet: run the cells above",
+    'compare(TrainingRun("gpt2"), source="gpu")': "ValueError in line 1: unknown source 'gpu': did you mean 'cpu'?",
+}
+
+
+def test_a_learners_mistake_is_one_short_line_and_a_run_a_card(
+    server: browser.Server, playground: browser.Page
+) -> None:
+    cells = [*MISTAKES, 'TrainingRun("gpt2-xl", micro_batch=32, recompute="full")']
+    goes_on = {"tags": ["raises-exception"]}
+    write(server, "mistakes.ipynb", *(nbformat.v4.new_code_cell(source, metadata=goes_on) for source in cells))
+    with browser.opened(playground, "mistakes.ipynb", own_kernel=True):
+        browser.run_all(playground)
+        card = playground.locator(browser.CODE_CELLS).last.locator(".jp-RenderedHTML")
+        card.get_by_text("TrainingRun('gpt2-xl', micro_batch=32, seq_len=1024, recompute='full')").wait_for()
+        assert card.locator("b").all_inner_texts() == ["gpt2-xl", "b=32", "full recomputation"]
+        for text, said in zip(browser.cell_errors(playground), filter(None, MISTAKES.values()), strict=True):
+            assert text.startswith(said) and len(text) < 200 and len(text.strip().splitlines()) == 1

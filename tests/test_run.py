@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import re
+from html import escape
 from typing import Any
 
 import pytest
@@ -253,3 +255,16 @@ def test_what_is_absurd_or_contradicts_another_choice_is_refused(changes, said):
 def test_what_is_just_possible_is_accepted(changes):
     run = RUN.replace(**changes)
     assert {name: getattr(run, name) for name in changes} == changes
+
+
+def test_a_run_shows_itself_as_a_card_with_what_is_unusual_in_bold() -> None:
+    usual, unusual = TrainingRun("gpt2"), TrainingRun("gpt2", 4, world_size=8, zero_stage=2, recompute="full")
+    shown = usual._repr_html_()
+    assert re.findall("<b>(.*?)</b>", shown) == ["gpt2"] and escape(usual.code()) in shown
+    for words in ("124,439,808 parameters", "b=1", "s=1,024", "global batch 1", "1 rank", "amp-bf16", "adamw"):
+        assert words in shown
+    assert "flash attention" in shown and "no recomputation" in shown
+    shown = unusual._repr_html_()
+    assert re.findall("<b>(.*?)</b>", shown) == ["gpt2", "b=4", "full recomputation", "8 ranks", "ZeRO-2"]
+    assert "global batch 32" in shown and "no recomputation" not in shown and "1 rank" not in shown
+    assert "background" not in shown and re.search(r"var\(--jp-border-color1,", shown)
