@@ -3,7 +3,9 @@
 import gc
 import os
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, os.environ["COURSE_ROOT"])
 
 from course_utils import __version__
@@ -16,13 +18,16 @@ copyright = "the authors; Apache License 2.0"
 release = __version__
 language = "en"
 
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "site_build"]
 root_doc = "docs/index"
 exclude_patterns = ["_build"]
 
 # Pages show the outputs that are stored in the notebooks: those that the tests compare.
 nb_execution_mode = "off"
-myst_enable_extensions = []  # formulas are plain text: typeset ones would need a script from elsewhere
+nb_mime_priority_overrides = [("html", "text/html", 0)]  # pages have no kernel for widgets
+myst_enable_extensions = ["dollarmath"]
+myst_dmath_allow_space = False  # or two prices in a paragraph make a formula
+html_math_renderer = "mathml"
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # exercises begin each hint at a level of their own
 
@@ -33,9 +38,13 @@ default_role = "code"
 
 html_theme = "furo"
 html_title = project
+html_baseurl = os.environ.get(
+    "COURSE_URL", ""
+)  # where the site will be: only whole addresses let others show its cards
 html_copy_source = False
 html_domain_indices = False
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["course.css"]
+html_js_files = [("course.js", {"type": "module"})]
 html_extra_path = ["_extra"]

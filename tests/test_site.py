@@ -130,9 +130,24 @@ def test_every_table_has_headers_and_no_page_names_this_machine(site: Path) -> N
 
 
 def test_the_websites_own_search_finds_words_and_terms_without_a_network(site: Path, tab: Page) -> None:
-    for asked in ("reserved", "Expandable segments"):
+    where = {"reserved": "docs/glossary", "Expandable segments": "docs/glossary", "checkpoint": "notebooks/06"}
+    for asked, page in where.items():
         tab.goto(f"{(site / 'search.html').as_uri()}?q={asked}")
-        tab.locator('#search-results a[href^="docs/glossary.html"]').first.wait_for()
+        tab.locator(f'#search-results a[href^="{page}"]').first.wait_for()
+
+
+def test_each_lesson_leads_to_the_one_before_and_the_one_after(site: Path) -> None:
+    stems = [path.stem for path in numbered(ROOT / "notebooks")]
+    for before, here, after in zip(stems, stems[1:], stems[2:], strict=False):
+        text = (site / "notebooks" / f"{here}.html").read_text(encoding="utf-8")
+        assert re.search(rf'class="prev-page" href="{before}\.html"', text), here
+        assert re.search(rf'class="next-page" href="{after}\.html"', text), here
+
+
+def test_no_page_names_a_picture_for_sharing_where_its_address_is_not_known(site: Path) -> None:
+    text = (site / "docs/index.html").read_text(encoding="utf-8")
+    assert 'property="og:title"' in text
+    assert "og:image" not in text
 
 
 def test_the_cheat_sheet_has_the_lessons_own_lines(tmp_path: Path) -> None:

@@ -38,10 +38,11 @@ def main(arguments: Sequence[str]) -> int:
     """Make the website; 1, with Sphinx's words on stderr, if it warns of anything."""
     parser = Parser("site", __doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder for the pages")
+    parser.add_argument("--url", default="", help="where the site will be: with it, shared links show a lesson's card")
     parser.add_argument("--explorer", action="store_true", help="only the explorer's page, in a folder explorer there")
     options = parser.parse_args(arguments)
     try:
-        made = make_explorer(options.out / EXPLORER) if options.explorer else make(options.out)
+        made = make_explorer(options.out / EXPLORER) if options.explorer else make(options.out, url=options.url)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return 1
@@ -49,14 +50,17 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def make(out: Path, root: Path = ROOT) -> Path:
-    """Lay out the sources and run Sphinx, warnings being errors; returns `out`. Raises BuildError with its words."""
+def make(out: Path, root: Path = ROOT, url: str = "") -> Path:
+    """Lay out the sources and run Sphinx, warnings being errors; returns `out`. Raises BuildError with its words.
+
+    `url` is where the pages will be.
+    """
     with tempfile.TemporaryDirectory(prefix="course-site-", ignore_cleanup_errors=True) as name:
         stage = Path(name)
         lay_out(stage, root)
         command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-j", "2", "-b", "html"]
         command += ["-c", str(stage / "docs"), "-d", str(stage / "_doctrees"), str(stage), str(out)]
-        environment = os.environ | {"COURSE_ROOT": str(root)}
+        environment = os.environ | {"COURSE_ROOT": str(root), "COURSE_URL": url}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BuildError(f"the website is not clean:\n{done.stderr.strip()}")
@@ -74,7 +78,7 @@ def reachable(page: str) -> str:
 
 def lay_out(stage: Path, root: Path = ROOT) -> None:
     """Copy what becomes pages and what they link to, in the repository's own layout, so that links hold."""
-    shutil.copytree(root / "docs", stage / "docs", ignore=shutil.ignore_patterns(EXPLORER))
+    shutil.copytree(root / "docs", stage / "docs", ignore=shutil.ignore_patterns(EXPLORER, "__pycache__"))
     shutil.copytree(root / "course_utils", stage / "course_utils", ignore=shutil.ignore_patterns("__pycache__"))
     for name in PAGES:
         shutil.copy2(root / name, stage / name)

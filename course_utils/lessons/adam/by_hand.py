@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 
 from course_utils.errors import check_known
-from course_utils.measuring.carrying import tensors_in
 
 Point = tuple[float, float]
 START: Point = (-10.0, 2.0)  # far out along the valley and up one wall, in its own axes
@@ -80,6 +79,8 @@ def kept_bytes(optimizer: Any) -> int:
 
 def kept_tensors(optimizer: Any) -> list[torch.Tensor]:
     """Return the tensors that an optimizer keeps besides parameters and their gradients, one for each storage."""
+    from course_utils.measuring.carrying import tensors_in  # needs all of torch; the website's walks have less
+
     found = list(tensors_in(vars(optimizer), set()))
     gradients = [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
     theirs = {gradient.untyped_storage().data_ptr() for gradient in gradients}

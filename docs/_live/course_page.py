@@ -1,0 +1,105 @@
+"""What the website's script asks of Python: a lesson's widgets to draw and to change, and guesses to judge.
+
+Text in, JSON out. The rules are the course's own: `parse_guess` and `Revelation` of its guesses, its lessons' widgets.
+"""
+
+import ast
+import io
+import json
+from contextlib import redirect_stdout
+from datetime import date
+from typing import Any
+
+import ipywidgets
+
+from course_utils.interactive.guesses import Guess, Revelation, parse_guess, problem_of
+
+SHOWN = (
+    "value",
+    "description",
+    "disabled",
+    "tooltip",
+    "placeholder",
+    "continuous_update",
+    "min",
+    "max",
+    "step",
+    "interval",
+)
+
+
+def show(code: str) -> str:
+    """Execute a cell's code and return the widget that its last line makes, with all that is in it."""
+    tree = ast.parse(code)
+    assert isinstance(tree.body[-1], ast.Expr), "the last line shows a widget"
+    names: dict[str, Any] = {"__name__": "cell"}
+    with redirect_stdout(io.StringIO()):
+        exec(compile(ast.Module(tree.body[:-1], []), "cell", "exec"), names)
+        widget = eval(compile(ast.Expression(tree.body[-1].value), "cell", "eval"), names)
+    ipywidgets.CHANGED.clear()
+    return json.dumps(state(widget), ensure_ascii=False)
+
+
+def state(widget: Any) -> dict[str, Any]:
+    """What is to be drawn of a widget and, in a box, of those in it."""
+    found = {name: vars(widget)[name] for name in SHOWN if name in widget.all_traits}
+    found |= {"number": widget.number, "kind": kind(widget), "classes": widget.classes}
+    found["layout"] = {name: value for name, value in vars(widget.layout).items() if name != "owner"}
+    found["color"] = widget.style.button_color
+    if hasattr(widget, "options"):
+        labels, values = zip(*widget.options, strict=True) if widget.options else ((), ())
+        found |= {"options": labels, "value": values.index(widget.value) if widget.value in values else 0}
+    if hasattr(widget, "children"):
+        found["children"] = [state(child) for child in widget.children]
+    return found
+
+
+def kind(widget: Any) -> str:
+    """The name of the stand-in's class that a widget is, or inherits from."""
+    return next(one.__name__ for one in type(widget).__mro__ if one.__module__ == "ipywidgets")
+
+
+def set_value(number: int, value: str) -> None:
+    """Give a widget a value, which is JSON: for a selection the place of the option."""
+    widget, given = ipywidgets.WIDGETS[number], json.loads(value)
+    widget.value = widget.options[given][1] if hasattr(widget, "options") else given
+
+
+def press(number: int) -> None:
+    widget = ipywidgets.WIDGETS[number]
+    for called in list(widget.pressed):
+        called(widget)
+
+
+def changes() -> str:
+    """The states of all widgets that changed since this was asked last."""
+    changed = sorted(ipywidgets.CHANGED)
+    ipywidgets.CHANGED.clear()
+    return json.dumps([state(ipywidgets.WIDGETS[number]) for number in changed], ensure_ascii=False)
+
+
+def tell(called: Any) -> None:
+    """From now on call this when a widget is out of date."""
+    ipywidgets.tell = called
+
+
+def problem(text: str, unit: str) -> str:
+    """What is wrong with a guess that is being typed; nothing while it can still become one."""
+    return problem_of(text, unit)
+
+
+def lock(text: str, unit: str) -> str:
+    """A guess as it is to be kept, or in `problem` why it is none."""
+    try:
+        guess = Guess(parse_guess(text, unit), unit, date.today().isoformat())
+    except ValueError as refused:
+        return json.dumps({"problem": str(refused)}, ensure_ascii=False)
+    kept = {"value": guess.value, "unit": guess.unit, "day": guess.day, "said": str(guess)}
+    return json.dumps(kept, ensure_ascii=False)
+
+
+def compare(kept: str, actual: str) -> str:
+    """The picture of a guess next to the answer."""
+    known = json.loads(kept)
+    guess = Guess(known["value"], known["unit"], known["day"])
+    return Revelation(float(actual), guess, guess.unit)._repr_html_()

@@ -1,0 +1,403 @@
+"""Do the website's pages answer: guesses, quizzes, sliders, the first page's explorer, formulas, cards for sharing?"""
+
+import ast
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import nbformat
+import pytest
+from browser import browser_page, violations
+from explorer_page import served
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from playwright.sync_api import Browser, Page
+
+from course_utils.authoring import site
+from course_utils.interactive import explorer_page
+from course_utils.interactive.explorer import DEFAULTS
+from course_utils.interactive.guesses import FOLD
+from course_utils.lessons.adam.by_hand import RULES, Valley, trajectory
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+LIGHT = 2_000_000
+ADDRESS = "https://example.org/course"
+LIVE = {"00", "02", "03", "04", "05", "06", "07", "09", "10", "11", "12", "explorer"}
+STATIC = {"07b": "a generator of torch", "08": "real processes", "13": "measured steps", "14": "measured steps"}
+"""Where a lesson has a widget: those that move on the website, and what the others wait for."""
+
+ASKED = "<p class='course-ask' data-guess='06.x' data-unit='GB'>Your guess, in GB: run this cell and type it in.</p>"
+INSIDE = "<summary>Show me, or lock a guess first</summary><p>It is 8.0 GB.</p>"
+ANSWER = f"{FOLD}<details class='course-answer' data-guess='06.x' data-unit='GB' data-actual='8e9'>{INSIDE}</details>"
+
+
+def hand_made() -> Any:
+    """A notebook with formulas, a guess as its build stores one, and its answer next to another output."""
+    asked = {
+        "text/html": ASKED,
+        "text/plain": "Your guess",
+        "application/vnd.jupyter.widget-view+json": {"model_id": "x"},
+    }
+    shown = [
+        new_output("stream", name="stdout", text="it is printed: 8\n"),
+        new_output("display_data", {"text/html": ANSWER, "text/plain": "It is 8.0 GB."}),
+    ]
+    words = "# 99 · A page\n\nInline $34 \\cdot s b h$ and\n\n$$ \\frac{5 a s}{h} + 34 $$\n\nA card of $300 or $400."
+    cells = [new_markdown_cell(words), new_code_cell("predict('06.x')"), new_code_cell("reveal('06.x', 8e9)")]
+    for cell, outputs in zip(cells[1:], ([new_output("display_data", asked)], shown), strict=True):
+        cell.outputs, cell.execution_count = outputs, 1
+    return new_notebook(cells=cells)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site of four pages: the first, one made by hand, a lesson with sliders and a quiz, and the explorer's."""
+    stage, out = tmp_path_factory.mktemp("stage"), tmp_path_factory.mktemp("out") / "site"
+    shutil.copytree(DOCS / "_static", stage / "docs" / "_static")
+    shutil.copytree(DOCS / "_extra", stage / "docs" / "_extra")
+    for name in ("conf.py", "site_build.py"):
+        shutil.copy2(DOCS / name, stage / "docs" / name)
+    (stage / "notebooks").mkdir()
+    nbformat.write(hand_made(), stage / "notebooks" / "99_page.ipynb")
+    for name in ("06_recomputation", "explorer"):
+        shutil.copy2(ROOT / "notebooks" / f"{name}.ipynb", stage / "notebooks")
+    tree = "```{toctree}\n../notebooks/06_recomputation\n../notebooks/explorer\n../notebooks/99_page\n```\n"
+    (stage / "docs" / "index.md").write_text(f"# Home\n\n<!-- the explorer -->\n\n{tree}", encoding="utf-8")
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-c", str(stage / "docs"), str(stage), str(out)]
+    environment = os.environ | {"COURSE_ROOT": str(ROOT), "COURSE_URL": ADDRESS}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    for page in out.rglob("*.html"):
+        page.write_text(site.reachable(page.read_text(encoding="utf-8")), encoding="utf-8")
+    site.make_explorer(out / site.EXPLORER)
+    return out
+
+
+@pytest.fixture(scope="module")
+def address(pages: Path) -> Iterator[str]:
+    with served(pages) as root:
+        yield root
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browser_page() as page:
+        assert page.context.browser
+        yield page.context.browser
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Page]:
+    """A page that remembers nothing of the others."""
+    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
+        context.set_default_timeout(120_000)  # against hanging alone: a busy machine is slow
+        yield context.new_page()
+
+
+def clean(page: Page) -> None:
+    """Fail for what the accessibility checker finds, in the light or in the dark."""
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert violations(page) == [], scheme
+
+
+# Guesses
+
+
+def test_a_guess_is_locked_with_the_keyboard_alone_and_opens_its_answer(tab: Page, address: str) -> None:
+    tab.goto(f"{address}notebooks/99_page.html")
+    said, answer = tab.locator(".course-told"), tab.locator("details.course-answer")
+    printed = tab.get_by_text("it is printed: 8")
+    assert not printed.is_visible()
+    clean(tab)
+    tab.get_by_label("Your guess, in GB").focus()
+    tab.keyboard.type("many")
+    tab.get_by_text("Write your guess in GB, as a number alone.").wait_for()
+    clean(tab)
+    tab.keyboard.press("Enter")  # which locks nothing that is no number
+    for _ in "many":
+        tab.keyboard.press("Backspace")
+    tab.keyboard.type("4")
+    tab.wait_for_function("document.querySelector('.course-told').textContent === ''")
+    assert answer.get_attribute("open") is None
+    tab.keyboard.press("Enter")
+    tab.get_by_text("You said 4 GB, it is 8.0 GB: 2.0 times too little.").wait_for()
+    assert printed.is_visible()
+    assert said.inner_text() == "Your guess is locked. Now look below."
+    clean(tab)
+    tab.reload()
+    assert tab.get_by_text("You said 4 GB, it is 8.0 GB").is_visible()
+    tab.get_by_role("button", name="Guess again").focus()
+    tab.keyboard.press("Enter")
+    assert not printed.is_visible()
+    assert tab.evaluate("localStorage.length") == 0
+
+
+def test_without_a_script_an_answer_waits_for_a_click(browser: Browser, address: str) -> None:
+    plain = browser.new_context(java_script_enabled=False).new_page()
+    plain.goto(f"{address}notebooks/99_page.html")
+    printed = plain.get_by_text("it is printed: 8")
+    assert not printed.is_visible()
+    plain.locator("details.course-answer summary").click()
+    assert printed.is_visible()
+    assert plain.get_by_text("It is 8.0 GB.").is_visible()
+    plain.goto(f"{address}docs/index.html")
+    assert plain.locator(".course-hero-picture svg").first.is_visible()
+
+
+# Quizzes and sliders
+
+
+def test_a_quiz_counts_with_the_keyboard_alone(tab: Page, address: str) -> None:
+    tab.goto(f"{address}notebooks/06_recomputation.html")
+    score = tab.locator(".course-score")
+    assert score.inner_text() == "0 of 5 questions solved."
+    for index, choices in enumerate(_questions(tab)):
+        wrong, right = (next(place for place, said in choices if said is true) for true in (False, True))
+        for place in (wrong, right) if index == 0 else (right,):
+            tab.locator(".course-quiz summary").nth(place).focus()
+            tab.keyboard.press("Enter")
+    tab.wait_for_function("document.querySelector('.course-score').textContent.startsWith('All')")
+    assert score.inner_text() == "All solved, 4 of 5 at the first try."
+    clean(tab)
+
+
+def _questions(page: Page) -> list[list[tuple[int, bool]]]:
+    """For each question, the place of each choice among all and whether it is right, read from its verdict."""
+    verdicts = page.locator(".course-quiz details > p").all_text_contents()
+    texts = page.locator(".course-quiz details").evaluate_all(
+        """found => found.map((one) => {
+            while (one.matches('details')) one = one.previousElementSibling;
+            return one.textContent;
+        })"""
+    )
+    questions: dict[str, list[tuple[int, bool]]] = {}
+    for place, (text, said) in enumerate(zip(texts, verdicts, strict=True)):
+        questions.setdefault(text, []).append((place, said.startswith("Right.")))
+    return list(questions.values())
+
+
+def test_a_lessons_slider_moves_its_picture_with_the_keyboard_alone(tab: Page, address: str) -> None:
+    asked: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto(f"{address}notebooks/06_recomputation.html")
+    assert tab.locator(".course-live .course-still img").count() == 3
+    assert not [url for url in asked if "pyodide" in url]
+    tab.get_by_role("button", name="Use the controls").first.focus()
+    tab.keyboard.press("Enter")
+    live = tab.locator(".course-moves")
+    live.get_by_role("status").get_by_text("Tick 16 of 16").wait_for()
+    nodes = live.get_by_label("nodes n")
+    nodes.focus()
+    tab.keyboard.press("ArrowRight")
+    live.get_by_role("status").get_by_text("Tick 18 of 18").wait_for()
+    assert "9 nodes" in (live.locator("svg").first.text_content() or "")
+    assert nodes.get_attribute("aria-valuetext") == "9"
+    live.get_by_label("schedule").select_option("keep every k")
+    assert live.get_by_label("keep every k").is_enabled()
+    assert [url for url in asked if not url.startswith((address, "data:"))] == []
+    clean(tab)
+
+
+def test_the_explorer_of_the_lessons_is_live_too_and_says_what_to_change(tab: Page, address: str) -> None:
+    tab.goto(f"{address}notebooks/explorer.html")
+    tab.get_by_role("button", name="Use the controls").first.click()
+    live = tab.locator(".course-moves")
+    live.get_by_text("What to change next: press a button to apply it").wait_for()
+    live.get_by_label(re.compile("^micro-batch *[0-9]")).fill("0")  # the first of its steps
+    live.get_by_role("button", name="Start over").click()
+    live.get_by_text("Does not fit an RTX5090-32GB by 100.77 GB").first.wait_for()
+    clean(tab)
+
+
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    """docs/site_build.py, which Sphinx alone imports otherwise."""
+    sys.path.insert(0, str(DOCS))
+    try:
+        return importlib.import_module("site_build")
+    finally:
+        sys.path.remove(str(DOCS))
+
+
+@pytest.fixture(scope="module")
+def slices(build: ModuleType) -> dict[str, str]:
+    """By cell with a widget, the code that the website would run."""
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    return {name: code for path in paths if path.stem != "demos"
+            for name, code in build.slices(json.loads(path.read_text(encoding="utf-8"))).items()}  # fmt: skip
+
+
+def number(cell: str) -> str:
+    return re.split("[_-]", cell)[0]
+
+
+def test_each_widget_moves_on_the_website_or_is_known_not_to(build: ModuleType, slices: dict[str, str]) -> None:
+    live = build.runnable(slices)
+    assert {number(cell) for cell in live} == LIVE
+    assert {number(cell) for cell in slices if cell not in live} == set(STATIC)
+    assert all(size > 3000 for size in live.values())
+
+
+MOVED = """
+import sys, json
+sys.path.insert(0, sys.argv[1])
+import course_page, ipywidgets
+
+def values(widget):
+    if hasattr(widget, "options"):
+        return range(len(widget.options))
+    if hasattr(widget, "min"):
+        return widget.min, widget.max
+    return (True, False) if type(getattr(widget, "value", None)) is bool else ()
+
+drawn = {}
+for name, code in json.load(sys.stdin).items():
+    first = len(ipywidgets.WIDGETS)
+    course_page.show(code)
+    own = ipywidgets.WIDGETS[first:]
+    drawn[name] = [widget.value for widget in own if type(widget) is ipywidgets.HTML]
+    seen = set()
+    for widget in own:
+        before = getattr(widget, "value", None)
+        for value in values(widget):
+            course_page.set_value(widget.number, json.dumps(value))
+            seen.add(course_page.changes())
+        if values(widget):
+            widget.value = before
+    for widget in own:
+        if widget.pressed and widget.layout.display != "none":
+            course_page.press(widget.number)
+    drawn[name].append(len(seen))
+print(json.dumps(drawn))
+"""
+"""Shows each cell's widget, gives its controls their values, presses its buttons; counts how often it looked new."""
+
+
+def test_every_control_of_every_live_widget_moves_and_begins_as_in_a_notebook(
+    build: ModuleType, slices: dict[str, str], tmp_path: Path
+) -> None:
+    live = {name: code for name, code in slices.items() if number(name) in LIVE}
+    archive = tmp_path / "lessons.zip"
+    archive.write_bytes(build.archive())
+    shutil.unpack_archive(archive, tmp_path / "unpacked")
+    command = [sys.executable, "-I", "-c", MOVED, str(tmp_path / "unpacked")]
+    done = subprocess.run(command, input=json.dumps(live), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, (*texts, looks) in json.loads(done.stdout).items():
+        *before, shown = ast.parse(live[name]).body
+        names: dict[str, Any] = {}
+        exec(compile(ast.Module(before, []), name, "exec"), names)
+        assert isinstance(shown, ast.Expr)
+        widget = eval(compile(ast.Expression(shown.value), name, "eval"), names)
+        assert widget.picture.value in texts, name
+        assert looks > 5, name
+
+
+def test_a_slice_has_what_its_cell_reads_and_nothing_else(build: ModuleType) -> None:
+    sources = (
+        "import a\nb = 1\nunused = [b for c in ()]",
+        "c = 2\nb += c\nprint(b)",
+        "!ls",
+        "d = a.f(b)\nshow(d, [z for z in d])",
+    )
+    shown = new_output("execute_result", {"text/html": "x", "text/plain": "A thing: run this cell to use it."})
+    cells = [new_code_cell(source) for source in sources]
+    cells[-1].outputs = [shown]
+    [code] = build.slices(new_notebook(cells=cells)).values()
+    assert code.splitlines() == ["import a", "b = 1", "c = 2", "b += c", "d = a.f(b)", "show(d, [z for z in d])"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rate", "angle"), [(0.05, 0.0), (0.5, 30.0)])
+def test_the_stand_in_for_torch_walks_as_torch_does(rule: str, rate: float, angle: float, tmp_path: Path) -> None:
+    asked = f"json.dumps(trajectory({rule!r}, {rate}, 60, beta1=0.8, valley=Valley(25.0, {angle})))"
+    code = "import sys, json\nsys.path[:0] = sys.argv[1:]\nfrom course_utils.lessons.adam.by_hand import *"
+    command = [sys.executable, "-I", "-c", f"{code}\nprint({asked})", str(DOCS / "_live"), str(ROOT)]
+    walked = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    expected = trajectory(rule, rate, 60, beta1=0.8, valley=Valley(25.0, angle))
+    assert walked == [pytest.approx(point, rel=1e-9) for point in expected]
+
+
+# The first page
+
+
+def test_the_first_page_shows_a_picture_before_anything_is_touched_and_then_answers(tab: Page, address: str) -> None:
+    answers: list[Any] = []
+    tab.on("response", lambda answer: answers.append(answer))
+    tab.goto(f"{address}docs/index.html", wait_until="networkidle")
+    arrived = sum(len(answer.body()) for answer in answers if answer.status == 200)
+    assert 50_000 < arrived < LIGHT
+    assert not [answer.url for answer in answers if "pyodide" in answer.url or answer.url.endswith(".zip")]
+    assert tab.locator(".course-hero-picture svg").first.is_visible()
+    chosen = explorer_page.texts(DEFAULTS)
+    assert _told(tab) == _drawn(chosen)
+    tab.get_by_label("micro-batch").select_option("1")
+    tab.wait_for_function("document.querySelector('.course-verdict').dataset.state === 'fits'")
+    chosen["micro_batch"] = "1"
+    assert _told(tab) == _drawn(chosen)
+    assert (tab.locator(".course-all").get_attribute("href") or "").endswith("/explorer/index.html#micro_batch=1")
+    clean(tab)
+
+
+def _told(page: Page) -> str:
+    return page.locator(".course-verdict").inner_text()
+
+
+def _drawn(chosen: dict[str, str]) -> str:
+    drawn = json.loads(explorer_page.draw(json.dumps(chosen)))
+    return f"{drawn['verdict']} {drawn['title']}."
+
+
+def test_pages_follow_the_theme(tab: Page, address: str) -> None:
+    tab.goto(f"{address}notebooks/99_page.html")
+    seen = set()
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        look = "(one) => [getComputedStyle(one).backgroundColor, getComputedStyle(one).color].join()"
+        seen.add(tab.locator(".course-guess").evaluate(look))
+        assert tab.locator(".course-guess").evaluate("(one) => getComputedStyle(one).transitionDuration") == "0s"
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("page", ["docs/index.html", "notebooks/99_page.html", "notebooks/06_recomputation.html"])
+def test_nothing_is_cut_off_on_a_phone(tab: Page, address: str, page: str) -> None:
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.goto(address + page)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+# Formulas, and cards for sharing
+
+
+def test_formulas_are_set_without_a_script_and_prices_are_none(pages: Path) -> None:
+    text = (pages / "notebooks" / "99_page.html").read_text(encoding="utf-8")
+    assert text.count("<math") == 2
+    assert 'display="block"' in text
+    assert "<mfrac>" in text
+    assert "A card of $300 or $400." in text
+
+
+def test_pages_have_cards_for_sharing(pages: Path) -> None:
+    text = (pages / "notebooks" / "06_recomputation.html").read_text(encoding="utf-8")
+    tags = dict(re.findall(r'<meta (?:property|name)="((?:og|twitter):[^"]+)" content="([^"]*)"', text))
+    assert tags["og:title"] == "06 · Recomputation"
+    assert tags["og:description"].endswith("?")
+    assert tags["og:image"] == f"{ADDRESS}/_static/cards/06.png"
+    assert tags["twitter:card"] == "summary_large_image"
+    card = (pages / "_static" / "cards" / "06.png").read_bytes()
+    assert (int.from_bytes(card[16:20]), int.from_bytes(card[20:24])) == (1200, 630)
+    assert len(card) < 100_000
+
+
+def test_each_lesson_has_a_question_for_its_card(build: ModuleType) -> None:
+    lessons = {path.name.partition("_")[0] for path in site.numbered(ROOT / "notebooks")}
+    assert set(build.QUESTIONS) == lessons
+    assert all(question.endswith((".", "?")) and "?" in question for question in build.QUESTIONS.values())
