@@ -8,6 +8,11 @@ from torch.nn.functional import linear
 
 from course_utils.lessons.shared import language_model as lm
 from course_utils.lessons.shared.language_model import encode, train_language_model
+from course_utils.measuring.optimizers import make_optimizer
+from course_utils.run import OPTIMIZERS
+
+RATES = {"sgd": 0.3, "momentum": 0.1, "lion": 3e-4, "adafactor": 3e-2, "muon": 1e-2}
+"""Learning rates at which this model learns well; every optimizer not named takes 3e-3."""
 
 
 def test_the_text_is_ours_short_and_plain() -> None:
@@ -26,31 +31,22 @@ def test_targets_are_the_next_characters() -> None:
 
 def test_the_same_seed_gives_the_same_training_and_the_global_dice_are_left_alone() -> None:
     before = torch.random.get_rng_state()
-    one, other, seeded = (train_language_model(steps=3, seed=seed).losses for seed in (0, 0, 1))
+    models = (lm.language_model(seed=seed) for seed in (0, 0, 1))
+    one, other, seeded = (train_language_model(steps=3, model=model).losses for model in models)
     assert one == other != seeded
     assert torch.equal(before, torch.random.get_rng_state())
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "adafactor", "adam8bit", "lion", "muon"])
 def test_every_optimizer_learns(optimizer: str) -> None:
-    trained = train_language_model(optimizer, steps=40)
+    model = lm.language_model()
+    made = make_optimizer(OPTIMIZERS[optimizer], list(model.named_parameters()))
+    for part in (made, *getattr(made, "parts", ())):
+        for group in part.param_groups:
+            group["lr"] = RATES.get(optimizer, 3e-3)
+    trained = train_language_model(lambda _: made, steps=40, model=model)
     assert trained.losses[0] == pytest.approx(math.log(len(lm.vocabulary())), abs=0.3)  # knows nothing yet
     assert trained.final < 0.9 * trained.losses[0]
-    assert not trained.diverged
-
-
-def test_watch_sees_gradients_before_the_step() -> None:
-    seen: list[tuple[int, bool]] = []
-    train_language_model(steps=2, watch=lambda n, model: seen.append((n, model.head.weight.grad is not None)))
-    assert seen == [(1, True), (2, True)]
-
-
-def test_unknown_names_are_refused() -> None:
-    assert set(lm.RATES) <= {choice.algorithm for choice in lm.OPTIMIZERS.values()}
-    with pytest.raises(ValueError, match="unknown optimizer 'adan'"):
-        train_language_model("adan")
-    with pytest.raises(TypeError, match="rate is for optimizers given by name"):
-        train_language_model(lambda tensors: torch.optim.SGD(tensors), rate=0.1)
 
 
 def test_half_products_are_torchs_own_to_the_last_bit_or_one_beside_it() -> None:

@@ -225,7 +225,7 @@ def _cell(item: Recording) -> tuple[Cell, ...]:
     return item.device, item.task, item.status, times, item.line.content["detail"]
 
 
-def _tables(name: str, made: Callable[[], list[Table]]) -> list[Table]:
+def _tables(name: str, made: Callable[[], list[Table]], *_: object) -> list[Table]:
     return made() or [Table(name, TITLES[name], (), (), (NONE_YET,))]
 
 

@@ -52,12 +52,6 @@ class Table:
     notes: tuple[str, ...] = ()
     source: str = ""
 
-    def __repr__(self) -> str:
-        return self.page()
-
-    def _repr_markdown_(self) -> str:
-        return self.page()
-
     def markdown(self) -> str:
         """The table as Markdown: the title, date, machine and source, the rows, the notes."""
         made = f"{date.today().isoformat()} · {machine()}" + (f" · {self.source}" if self.source else "")
@@ -66,6 +60,8 @@ class Table:
     def page(self) -> str:
         """The same without day and machine: it depends on the results alone."""
         return "\n".join([f"## {self.title}", "", *self._body()])
+
+    __repr__ = _repr_markdown_ = page
 
     def _body(self) -> list[str]:
         if not self.rows:

@@ -32,6 +32,7 @@ def step_seconds(run: TrainingRun, card: Gpu) -> dict[str, float]:
     if card.rates is None:
         raise ValueError(f"no rates are known of {card.name}: take a card of the catalog, course_utils.GPUS")
     rates, passes = card.rates, run.accumulation_steps
+    offloaded = _plain(run, "none") if run.recompute == "offload" else 0  # to the host's memory, and back
     speed = rates.tensor if run.precision.compute == 2 else rates.tf32 if run.precision.tf32 else rates.fp32
     return {
         "model": passes * model_flops(run) / speed,
@@ -39,7 +40,7 @@ def step_seconds(run: TrainingRun, card: Gpu) -> dict[str, float]:
         "activations": passes * _activation_traffic(run) / rates.memory,
         "weights": passes * _weight_traffic(run) / rates.memory,
         "optimizer": _optimizer_traffic(run) / rates.memory,
-        "offload": passes * _offloaded(run) / rates.host,
+        "offload": passes * 2 * offloaded / rates.host,
         "communication": communicated(run) / rates.link,
     }
 
@@ -129,11 +130,6 @@ def _activation_traffic(run: TrainingRun) -> int:
     whole = _plain(run, "none")
     again = 0 if run.recompute in ("none", "offload") else max(0, whole - _plain(run, run.recompute))
     return 2 * whole + again
-
-
-def _offloaded(run: TrainingRun) -> int:
-    """Bytes that go to the host's memory and come back, for one micro-batch."""
-    return 2 * _plain(run, "none") if run.recompute == "offload" else 0
 
 
 def _plain(run: TrainingRun, recompute: str) -> int:

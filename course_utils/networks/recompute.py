@@ -34,7 +34,8 @@ SMALLEST_TO_OFFLOAD = 2**20
 def run_blocks(blocks: Iterable[nn.Module], x: torch.Tensor, shared: tuple[Any, ...], recompute: str) -> torch.Tensor:
     """The output of all blocks, each called as `block(x, *shared)`, keeping for backward what `recompute` says."""
     if recompute == "offload":
-        with Offloading(_resident(blocks, shared), _weight_shapes(blocks)):
+        matrices = {tuple(weight.shape) for block in blocks for weight in block.parameters() if weight.dim() == 2}
+        with Offloading(_resident(blocks, shared), matrices):
             return _in_turn(blocks, x, *shared)
     if recompute == "selective":
         keep_products = partial(create_selective_checkpoint_contexts, KEPT)
@@ -144,7 +145,3 @@ def _resident(blocks: Iterable[nn.Module], shared: tuple[Any, ...]) -> set[int]:
     weights = [tensor for block in blocks for tensor in (*block.parameters(), *block.buffers())]
     tensors = [*weights, *(thing for thing in tree_leaves(shared) if isinstance(thing, torch.Tensor))]
     return {tensor.untyped_storage()._cdata for tensor in tensors}
-
-
-def _weight_shapes(blocks: Iterable[nn.Module]) -> set[tuple[int, ...]]:
-    return {tuple(weight.shape) for block in blocks for weight in block.parameters() if weight.dim() == 2}

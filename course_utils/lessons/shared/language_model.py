@@ -1,9 +1,8 @@
 """A character-level language model small enough to train on a CPU in a second or two, and a text to train it on."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +10,26 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.overrides import TorchFunctionMode
 
-from course_utils.errors import check_known
-from course_utils.measuring.optimizers import make_optimizer
 from course_utils.models import TransformerConfig
 from course_utils.networks import Transformer, build_network, default_dtype
 from course_utils.pace import steps_of
-from course_utils.run import OPTIMIZERS
 
 CORPUS = Path(__file__).with_name("corpus.txt")
-
-RATES = {"sgd": 0.3, "momentum": 0.1, "lion": 3e-4, "adafactor": 3e-2, "muon": 1e-2}
-"""Learning rates at which this model learns well in 100 steps; every optimizer not named takes 3e-3."""
+ADAMW = partial(torch.optim.AdamW, lr=3e-3)  # a rate at which this model learns well in 100 steps
 
 
 @dataclass
 class Training:
-    """Result of a training: the loss before each step, the model, its optimizer."""
+    """Result of a training: the loss before each step, and the model."""
 
     losses: list[float]
     model: Transformer
-    optimizer: Any
 
     @property
     def final(self) -> float:
         """The mean of the last ten losses, nan if one of them is: single losses jump with their batch."""
         last = self.losses[-10:]
         return sum(last) / len(last)
-
-    @property
-    def diverged(self) -> bool:
-        """True if the end is no finite number, or no better than the beginning."""
-        return not math.isfinite(self.final) or self.final >= self.losses[0]
 
 
 @cache
@@ -81,30 +69,21 @@ def language_model(layers: int = 2, hidden: int = 64, *, seed: int = 0) -> Trans
 
 
 def train_language_model(
-    optimizer: str | Callable[[Sequence[torch.nn.Parameter]], Any] = "adamw", steps: int = 100, *,
-    rate: float | None = None, model: Transformer | None = None, seed: int = 0,
-    watch: Callable[[int, Transformer], None] | None = None,
-) -> Training:  # fmt: skip
+    optimizer: Callable[[Sequence[torch.nn.Parameter]], Any] = ADAMW,
+    steps: int = 100,
+    *,
+    model: Transformer | None = None,
+) -> Training:
     """Train the character model on the CPU in fp32, about 4 ms a step, and return its losses.
 
-    `optimizer` is a name of `OPTIMIZERS` or a function that makes one of a list of parameters; `rate` overrides the
-    named one's learning rate. `watch(step, model)` is called between each backward and its step.
-    Raises ValueError for an unknown optimizer, TypeError for a rate that would not be used.
+    `optimizer` makes one of a list of parameters.
     """
-    model = model or language_model(seed=seed)
-    if isinstance(optimizer, str):
-        stepper = _optimizer(optimizer, list(model.named_parameters()), rate)
-    elif rate is not None:
-        raise TypeError("rate is for optimizers given by name: a function of yours sets its own")
-    else:
-        stepper = optimizer(list(model.parameters()))
-    done = Training([], model, stepper)
-    for number, (tokens, targets) in enumerate(batches(steps, seed=seed), 1):
+    model = model or language_model()
+    stepper, done = optimizer(list(model.parameters())), Training([], model)
+    for tokens, targets in batches(steps):
         loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         loss.backward()
         done.losses.append(loss.item())
-        if watch:
-            watch(number, model)
         stepper.step()
         model.zero_grad()
     return done
@@ -117,16 +96,6 @@ def mean_loss(model: torch.nn.Module, text: str | None = None, seq_len: int = 32
     inputs, targets = tokens[:count].view(-1, seq_len), tokens[1 : count + 1]
     with torch.no_grad():
         return cross_entropy(model(inputs).flatten(0, 1), targets).item()
-
-
-def _optimizer(name: str, tensors: list[tuple[str, torch.nn.Parameter]], rate: float | None) -> Any:
-    check_known("optimizer", name, OPTIMIZERS)
-    made = make_optimizer(OPTIMIZERS[name], tensors)
-    chosen = rate if rate is not None else RATES.get(OPTIMIZERS[name].algorithm, 3e-3)
-    for part in (made, *getattr(made, "parts", ())):
-        for group in part.param_groups:
-            group["lr"] = chosen
-    return made
 
 
 class HalfProducts(TorchFunctionMode):
