@@ -137,7 +137,8 @@ def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
 
     The line is the innermost one of the script's own files that the exception went through.
     """
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_of(one.filename, path)]
+    own = [one for one in traceback.extract_tb(error.__traceback__) if not is_machinery(one.filename)]
+    frames = [one for one in own if Path(one.filename).resolve().is_relative_to(path.parent.resolve())]
     line = described((frames[-1].filename, frames[-1].lineno or 0)) if frames else path.name
     for each in chain(error):
         if isinstance(each, NotAllowed | StepError):
@@ -155,10 +156,6 @@ def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
     said = traceback.format_exception_only(error)[-1].strip()
     shown = "".join(traceback.format_list(frames))
     return f"{line}: the script fails by itself: {said}\n{shown.rstrip()}"
-
-
-def _is_of(filename: str, path: Path) -> bool:
-    return not is_machinery(filename) and Path(filename).resolve().is_relative_to(path.parent.resolve())
 
 
 @contextmanager

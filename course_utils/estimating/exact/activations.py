@@ -11,7 +11,7 @@ from course_utils.run import TrainingRun
 from course_utils.units import round_up
 
 from .program import Reading, compiled
-from .structure import Structure, structure, symbols
+from .structure import structure, symbols
 from .tape import HEAD, LOSS, STEM, Place
 
 
@@ -76,13 +76,10 @@ def sum_bytes(saved: list[Saved]) -> int:
 def _kept(run: TrainingRun, place: Place) -> list[Saved]:
     """The ledger of one place, with the run's numbers."""
     numbers = symbols(run)
+    # without recomputation, of two blocks: one that comes first and one that does not
+    everything = structure(run)._replace(recompute="none", groups=(1, 1), numbers=(), chunks=1)
     return [
         Saved(kept.operation, kept.name, prod(numbers[symbol] for symbol in kept.size.split("·")), kept.why, kept.size)
-        for where, kept in compiled(_keeping_everything(run)).kept
+        for where, kept in compiled(everything).kept
         if where == place
     ]
-
-
-def _keeping_everything(run: TrainingRun) -> Structure:
-    """The run's structure without recomputation, of two blocks: one that comes first and one that does not."""
-    return structure(run)._replace(recompute="none", groups=(1, 1), numbers=(), chunks=1)
