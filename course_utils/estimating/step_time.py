@@ -58,7 +58,8 @@ def model_flops(run: TrainingRun) -> int:
     Two for each weight and token in forward, and four in backward; with frozen weights (LoRA) backward takes only
     those for its input. For a GPT this is Korthikanti et al. 2022, eq. 7; LoRA's factors are left out.
     """
-    forward = _matrices(run.model) * 2 * run.micro_batch * run.seq_len
+    matrices = run.model.layers * _block_matrices(run.model) + run.model.hidden * run.model.vocab  # and the head
+    forward = matrices * 2 * run.micro_batch * run.seq_len
     return forward * (2 if run.lora_rank else 3) + 3 * _core_flops(run)
 
 
@@ -112,12 +113,6 @@ def _block_matrices(model: TransformerConfig) -> int:
     everything = sum(prod(shape) for shape in block_shapes(model).values() if len(shape) >= 2)
     idle = (model.parameters - model.active_parameters) // model.layers
     return everything - idle
-
-
-@lru_cache(maxsize=256)
-def _matrices(model: TransformerConfig) -> int:
-    """Weights of all matrices that a token is multiplied with: the blocks', and the head's."""
-    return model.layers * _block_matrices(model) + model.hidden * model.vocab
 
 
 def _core_flops(run: TrainingRun) -> int:
