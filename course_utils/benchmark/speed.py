@@ -142,7 +142,7 @@ def explorer_table(quick: bool, report: Callable[[str], None]) -> Table:
 
 def _case(chosen: dict[str, Any], rounds: int) -> tuple[Cell, ...]:
     moved, size = asyncio.run(_moving(chosen, rounds))
-    weighed = statistics.median(_milliseconds(lambda: next_changes(chosen)) for _ in range(rounds))
+    weighed = statistics.median(1000 * _seconds(lambda: next_changes(chosen)) for _ in range(rounds))
     return statistics.median(moved), max(moved), round(size / 1000), weighed
 
 
@@ -156,9 +156,5 @@ async def _moving(chosen: dict[str, Any], rounds: int) -> tuple[list[float], int
     page = DashboardWidget(**chosen)
     slider = page.controls["micro_batch"]
     sizes = [size for _ in range(rounds) for size in (*SIZES, *reversed(SIZES)) if size != chosen["micro_batch"]]
-    moved = [_milliseconds(lambda size=size: setattr(slider, "value", size)) for size in sizes]
+    moved = [1000 * _seconds(lambda size=size: setattr(slider, "value", size)) for size in sizes]
     return moved, len((page.picture.value + page.words.value).encode())
-
-
-def _milliseconds(work: Callable[[], object]) -> float:
-    return 1000 * _seconds(work)
