@@ -9,7 +9,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where this file is run alone
 
-from course_utils.benchmark.speed import _seconds
+from speeds import seconds_of
+
 from course_utils.measuring.counting import Unwatched
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.measuring.step import Training
@@ -27,7 +28,7 @@ def step_seconds(run: TrainingRun, second_step: Callable[[Any], float]) -> float
 
 def _unwatched(training: Any) -> float:
     training.step(Unwatched())
-    return _seconds(lambda: training.step(Unwatched()))
+    return seconds_of(lambda: training.step(Unwatched()))
 
 
 def _tracked(training: Any) -> float:
@@ -37,7 +38,7 @@ def _tracked(training: Any) -> float:
         tracker.step = 1
         training.step(tracker)
         tracker.step = 2
-        return _seconds(lambda: training.step(tracker))
+        return seconds_of(lambda: training.step(tracker))
 
 
 def _memtracked(training: Any) -> float:
@@ -46,7 +47,7 @@ def _memtracked(training: Any) -> float:
     with peer:
         training.step(Unwatched())
         peer.reset_mod_stats()  # it refuses a second step otherwise
-        return _seconds(lambda: training.step(Unwatched()))
+        return seconds_of(lambda: training.step(Unwatched()))
 
 
 def step_times(run: TrainingRun, tries: int) -> dict[str, float]:

@@ -7,11 +7,11 @@ import json
 import drawn_runs
 import pytest
 from engine import shallow, simulate, tiny
+from speeds import CASES, REDRAW_MS, explorer_table
 
 import course_utils.benchmark as benchmark
 from course_utils.benchmark import accuracy, draw
 from course_utils.benchmark.all_tables import MADE
-from course_utils.benchmark.speed import CASES, REDRAW_MS, explorer_table
 from course_utils.benchmark.tables import BIAS_HEADINGS, Table, bias_of
 from course_utils.cli.main import COMMANDS, main
 from course_utils.estimating import estimate
@@ -184,8 +184,8 @@ def test_the_explorers_table_times_every_case():
 
 
 def test_the_command_prints_and_saves_a_table_that_says_date_machine_and_source(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(MADE, "speed", lambda quick, report: [TABLE])
-    assert main(["benchmark", "--here", "--table", "speed", "--out", str(tmp_path)]) == 0
+    monkeypatch.setitem(MADE, "accuracy", lambda quick, report: [TABLE])
+    assert main(["benchmark", "--here", "--table", "accuracy", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "a_name.md").read_text(encoding="utf-8")
     assert text == TABLE.markdown() + "\n" and text in capsys.readouterr().out
     for word in ("## A title", "cores", "Python", "torch", "· x", "1,234,567", "-1.250", "a / b", "- a note"):
@@ -197,7 +197,7 @@ def test_the_command_prints_and_saves_a_table_that_says_date_machine_and_source(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--table", "sped"], "did you mean 'speed'"),
+        (["--table", "acuracy"], "did you mean 'accuracy'"),
         (["--table"], "expected one argument"),
         (["--fast"], "Unknown option --fast. Options: --help, --here, --table, --quick, --out."),
     ],
@@ -216,4 +216,4 @@ def test_the_command_is_listed_and_explains_itself(capsys):
     assert all(name in said for name in benchmark.TABLES)
     quick = benchmark.read_options(["--quick"])
     assert quick.quick and quick.table == list(benchmark.TABLES)
-    assert benchmark.read_options(["--quick", "--table", "speed"]).table == ["speed"]
+    assert benchmark.read_options(["--quick", "--table", "gpu"]).table == ["gpu"]

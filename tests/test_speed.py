@@ -1,18 +1,18 @@
 """Promises about work and memory, held by counts of calls and modules: the same on a quiet machine and on a busy one.
 
-What the seconds are, `benchmark` and tests/step_speed.py show, which run alone; the latter compares with a peer.
+What the seconds are, tests/speeds.py and tests/step_speed.py show, which run alone; the latter compares with a peer.
 """
 
 import json
 import sys
 
 import pytest
+import speeds as speed
 import step_speed
 from counting import calls
 from engine import simulate
 
 from course_utils import estimate, moments
-from course_utils.benchmark import speed
 from course_utils.benchmark.draw import shallow
 from course_utils.estimating.states import tensors_bytes
 from course_utils.run import TrainingRun
@@ -86,7 +86,7 @@ def test_tracking_adds_a_fraction_to_a_step_and_torch_s_own_tracker_more_than_th
 
     MemTracker adds more the more modules there are.
     """
-    monkeypatch.setattr(step_speed, "_seconds", calls)
+    monkeypatch.setattr(step_speed, "seconds_of", calls)
     shorter, longer = (
         step_speed.step_times(TrainingRun(shallow("gpt2", layers), 2, 128), tries=2) for layers in (2, 4)
     )

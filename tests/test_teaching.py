@@ -1,6 +1,5 @@
 """Guesses that are kept, ledgers that add up, and a list of what autograd keeps that agrees with arithmetic."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -48,19 +47,6 @@ def test_first_guess_stays_until_it_is_forgotten(home: Path) -> None:
     assert lock_guess("01.peak", 134, "GB").value == 134 == stored_guesses()["01.peak"].value
     with pytest.raises(KeyError):
         forget_guess("02.other")
-
-
-def test_guesses_of_an_older_course_are_read_and_stay(home: Path) -> None:
-    home.mkdir()
-    written = {key: {"value": 41, "unit": "GB", "day": "2026-01-01"} for key in ("01.peak", "02.peak")}
-    (home / "guesses.json").write_text(json.dumps(written, indent=1))
-    assert lock_guess("01.peak", 134, "GB") == Guess(41, "GB", "2026-01-01")
-    forget_guess("02.peak")
-    assert lock_guess("02.peak", 134, "GB").value == 134 and list(stored_guesses()) == ["01.peak", "02.peak"]
-    for content in ("{", "[]", '{"01.peak": {"value": 1}}'):
-        (home / "guesses.json").write_text(content)
-        with pytest.raises(ValueError, match=r"guesses\.json is damaged"):
-            stored_guesses()
 
 
 def test_of_two_kernels_that_lock_at_once_the_first_counts_in_both(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Accuracy and speed: the tables that `python -m course_utils benchmark` prints and saves."""
+"""Accuracy: the tables that `python -m course_utils benchmark` prints and saves."""
 
 import sys
 from argparse import Namespace, RawTextHelpFormatter
@@ -14,8 +14,6 @@ OUT = ROOT / "build" / "benchmark"  # the default folder for tables; git ignores
 TABLES = {
     "accuracy": "estimates against simulations, over the frozen list of runs",
     "published-gpus": "the simulated GPU against what GPUs counted elsewhere, step by step (5 minutes)",
-    "speed": "estimates, and importing them",
-    "explorer": "a redraw of the Explorer",
     "gpu": "estimates and simulations against GPUs' own counters, from recordings, as all that follow",
     "gpu-allocator": "the allocator's model against GPUs' histories",
     "gpu-times": "step times with their spread",
@@ -27,7 +25,7 @@ TABLES = {
 def read_options(arguments: Sequence[str]) -> Namespace:
     """The tables that a command line asks for, and how. Raises WrongOption."""
     help_of_tables = "\n".join(f"{name:<14} {text}" for name, text in TABLES.items())
-    summary = f"Accuracy and speed of the course's engine, in tables that are printed and saved:\n{help_of_tables}"
+    summary = f"How right the course's engine is, in tables that are printed and saved:\n{help_of_tables}"
     parser = Parser("benchmark", summary, "use the Python that runs this command", formatter_class=RawTextHelpFormatter)
     parser.add_argument("--table", action="append", metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--quick", action="store_true", help="a sample of each, in about two minutes")

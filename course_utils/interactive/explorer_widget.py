@@ -13,7 +13,7 @@ import ipywidgets
 from ..figures.canvas import Figure, below_one_another
 from ..run import TrainingRun
 from . import explorer as core
-from .widgets import Explorer, button_css, wide_button
+from .widgets import Explorer, wide_button
 
 PAUSE = 0.12  # seconds without input after which it is weighed what to change next: pictures come first
 
@@ -53,9 +53,7 @@ class DashboardWidget(Explorer):
         arrange = _button("Arrange it for me (about a second)", self._arrange)
         reset = _button("Start over", lambda _: self.choose(self.begin))
         row = ipywidgets.Box([arrange, reset], layout={"flex_flow": "row wrap"})
-        look = ipywidgets.HTML(f"<style>{button_css('.course-explorer button.course-change')}</style>")
-        look.layout.display = "none"
-        return [look, columns, self.heading, changes, row]
+        return [columns, self.heading, changes, row]
 
     def _group(self, name: str) -> tuple[ipywidgets.Button, ipywidgets.VBox]:
         """A button that folds a group of controls, and the group; those of several GPUs begin folded."""

@@ -4,7 +4,6 @@ Until then the answer, and with it all that its cell shows, is folded: see `FOLD
 """
 
 import html
-import json
 import math
 import re
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 
 from ..units import UNITS, format_bytes, percent
 from .failed_cells import running_shell, watch_cells
-from .keeping import clear_problems, course_home, remember, remembered
+from .keeping import remember, remembered
 from .ledgers import show
 
 FOLD = (
@@ -47,24 +46,13 @@ class Guess:
 
 
 def stored_guesses() -> dict[str, Guess]:
-    """Every guess locked on this machine, by key. ValueError for a file that is damaged or may not be read."""
-    guesses = _of_older_courses()
+    """Every guess locked on this machine, by key. ValueError for a file that may not be read."""
+    guesses: dict[str, Guess] = {}
     for event in remembered()[0]:
         if "guess" in event:
             guesses.setdefault(event["guess"], Guess(event["value"], event["unit"], event["day"]))
         guesses.pop(event.get("forgotten", ""), None)
     return guesses
-
-
-def _of_older_courses() -> dict[str, Guess]:
-    """The guesses in a file of their own, where older versions of the course kept them."""
-    file = course_home() / "guesses.json"
-    with clear_problems():
-        text = file.read_text(encoding="utf-8") if file.exists() else "{}"
-    try:
-        return {key: Guess(**entry) for key, entry in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is damaged ({error}); delete it to start over with your guesses") from error
 
 
 def lock_guess(key: str, value: float, unit: str) -> Guess:

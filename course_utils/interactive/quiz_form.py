@@ -6,21 +6,7 @@ import ipywidgets
 
 from ..units import marked
 from .progress import mark_quiz
-from .widgets import button_css, wide_button
-
-BUTTON = ".course-quiz button.course-choice"
-STYLE = f"""<style>{button_css(BUTTON)}
-.course-quiz {{ max-width: 48em; color: var(--jp-content-font-color1, #111); font-size: 14px; }}
-.course-quiz .course-text {{ line-height: 1.5; margin: 0; }}
-.course-quiz .course-question {{ margin-top: 18px; }}
-{BUTTON}.course-right {{ border-left-color: #009e73; font-weight: 600; }}
-{BUTTON}.course-wrong {{ border-left-color: #d55e00; }}
-.course-quiz .course-said {{
-  padding: 4px 12px; border-left: 6px solid #d55e00; background: var(--jp-layout-color2, #eee);
-}}
-.course-quiz .course-said.course-right {{ border-left-color: #009e73; }}
-</style>"""
-"""Colors are those of JupyterLab's theme, so that a dark one stays readable; without one, black on white."""
+from .widgets import read, wide_button
 
 HEADING = "role='heading' aria-level='4'"
 
@@ -36,7 +22,7 @@ class QuizForm(ipywidgets.VBox):
         self.score, self.restart = ipywidgets.HTML(), wide_button("Start over", "course-choice")
         self.restart.on_click(self._start_over)
         self._start_over()
-        style = ipywidgets.HTML(STYLE, layout={"display": "none"})
+        style = ipywidgets.HTML(f"<style>{read('widgets.css')}</style>", layout={"display": "none"})
         super().__init__([style, *parts, self.score, self.restart])
         self.add_class("course-quiz")
 

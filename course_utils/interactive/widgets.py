@@ -41,19 +41,6 @@ def read(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-def button_css(button: str) -> str:
-    """The look of a button with a mark at its left, by its selector. Colors are those of JupyterLab's theme."""
-    return f"""
-{button} {{
-  width: auto; max-width: 100%; height: auto; margin: 3px 2px; padding: 6px 12px; border-radius: 4px;
-  white-space: normal; text-align: left; line-height: 1.4; font-size: 14px;
-  border: 1px solid var(--jp-border-color0, #767676); border-left-width: 6px;
-  background: var(--jp-layout-color1, #fff); color: var(--jp-ui-font-color1, #111);
-}}
-{button}:hover {{ background: var(--jp-layout-color2, #eee); }}
-{button}:focus-visible {{ outline: 3px solid #3399e6; outline-offset: 1px; }}"""
-
-
 def wide_button(text: str, look: str) -> ipywidgets.Button:
     return ipywidgets.Button(description=text, layout={"width": "auto", "height": "auto"}).add_class(look)
 
@@ -71,7 +58,7 @@ class Explorable(ipywidgets.VBox):
         self.figure: Figure | None = None
         for control in controls.values():
             control.observe(self.update, names="value")
-        style = f'<style onload="{escape(read("names.js"))}">{read("explorer.css")}</style>'
+        style = f'<style onload="{escape(read("names.js"))}">{read("widgets.css")}</style>'
         super().__init__([ipywidgets.HTML(style, layout={"display": "none"}), *self.parts()])
         self.add_class("course-explorable")
         self.update()

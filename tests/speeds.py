@@ -1,4 +1,4 @@
-"""Speed: estimates, imports, the Explorer.
+"""Speed: estimates, imports, the Explorer. `python tests/speeds.py` prints both tables; it wants a quiet machine.
 
 Seconds are the processor's, which on an idle machine are those of the clock, and of several tries the best: what else
 runs on the machine can only slow a try down. What the browser adds to a redraw, tests/test_browser.py measures.
@@ -11,13 +11,17 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ..estimating import estimate
-from ..interactive.course_files import ROOT
-from ..interactive.explorer import DEFAULTS, next_changes
-from ..run import TrainingRun
-from .tables import Cell, Table
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where this file is run alone
+
+from course_utils.benchmark.tables import Cell, Table
+from course_utils.estimating import estimate
+from course_utils.interactive.course_files import ROOT
+from course_utils.interactive.explorer import DEFAULTS, next_changes
+from course_utils.interactive.explorer_widget import DashboardWidget
+from course_utils.run import TrainingRun
 
 ESTIMATE_US, SWEEP_SECONDS, SWEEP_RUNS, IMPORT_MS = 100, 1.0, 10_000, 50
 """The course's promises for the closed forms."""
@@ -30,7 +34,7 @@ def best(tries: int, measure_once: Callable[[], float]) -> float:
     return min(measure_once() for _ in range(tries))
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
     started = time.process_time()
     work()
     return time.process_time() - started
@@ -60,7 +64,7 @@ def estimate_microseconds(model: str, count: int = 400) -> float:
 
 def sweep_seconds() -> float:
     """Seconds to make and estimate many runs of one model."""
-    return _seconds(lambda: [estimate(TrainingRun("llama3-8b", 1 + n, 1024)) for n in range(SWEEP_RUNS)])
+    return seconds_of(lambda: [estimate(TrainingRun("llama3-8b", 1 + n, 1024)) for n in range(SWEEP_RUNS)])
 
 
 IMPORT = """
@@ -142,7 +146,7 @@ def explorer_table(quick: bool, report: Callable[[str], None]) -> Table:
 
 def _case(chosen: dict[str, Any], rounds: int) -> tuple[Cell, ...]:
     moved, size = asyncio.run(_moving(chosen, rounds))
-    weighed = statistics.median(1000 * _seconds(lambda: next_changes(chosen)) for _ in range(rounds))
+    weighed = statistics.median(1000 * seconds_of(lambda: next_changes(chosen)) for _ in range(rounds))
     return statistics.median(moved), max(moved), round(size / 1000), weighed
 
 
@@ -151,10 +155,13 @@ async def _moving(chosen: dict[str, Any], rounds: int) -> tuple[list[float], int
 
     It runs in an event loop, as in a kernel, so that what to change next waits.
     """
-    from ..interactive.explorer_widget import DashboardWidget
-
     page = DashboardWidget(**chosen)
     slider = page.controls["micro_batch"]
     sizes = [size for _ in range(rounds) for size in (*SIZES, *reversed(SIZES)) if size != chosen["micro_batch"]]
-    moved = [1000 * _seconds(lambda size=size: setattr(slider, "value", size)) for size in sizes]
+    moved = [1000 * seconds_of(lambda size=size: setattr(slider, "value", size)) for size in sizes]
     return moved, len((page.picture.value + page.words.value).encode())
+
+
+if __name__ == "__main__":
+    for made in (speed_table, explorer_table):
+        print(f"{made('--quick' in sys.argv, lambda text: print(text, file=sys.stderr)).markdown()}\n")
