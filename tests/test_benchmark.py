@@ -197,7 +197,7 @@ def test_the_command_prints_and_saves_a_table_that_says_date_machine_and_source(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--table", "acuracy"], "did you mean 'accuracy'"),
+        (["--table", "accurate"], "did you mean 'accuracy'"),
         (["--table"], "expected one argument"),
         (["--fast"], "Unknown option --fast. Options: --help, --here, --table, --quick, --out."),
     ],
