@@ -62,7 +62,9 @@ def test_ranks_take_gpus_where_each_can_have_its_own(
 
 def test_ranks_say_where_they_ran(found: list[dict[str, Any]]) -> None:
     for one in found:
-        assert one["places"] == ["3 processes on this machine's CPU (gloo)", "3 processes each on its own GPU (NCCL)"]
+        cpu, gpu = one["places"]
+        assert cpu == "3 processes on the CPU that ran this cell (gloo)"
+        assert gpu == "3 processes each on its own GPU (NCCL)"
 
 
 def test_a_traced_step_has_its_buckets_in_order_and_some_before_backward_ends(found: list[dict[str, Any]]) -> None:

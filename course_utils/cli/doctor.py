@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from ..pace import working
 from ..units import format_bytes, html_table
 from .environment import nvidia_driver
 
@@ -45,12 +46,13 @@ class DoctorReport:
 
 def report() -> DoctorReport:
     """Look at this machine, from the Python that runs it. Takes as long as importing torch."""
-    torch, problem = load_torch()
     simulated = (False, "needs torch")
-    if torch:
-        from ..measuring.simulated import availability
+    with working("looking at this machine"):
+        torch, problem = load_torch()
+        if torch:
+            from ..measuring.simulated import availability
 
-        simulated = availability()
+            simulated = availability()
     gpus = gpu_findings(torch) if torch else ()
     has_gpu = any(finding.verdict == YES for finding in gpus)
     machine = (python_finding(), torch_finding(torch, problem), *gpus, packages_finding())

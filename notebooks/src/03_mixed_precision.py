@@ -673,7 +673,7 @@ recorded_times("precision")
 # If this machine has a GPU, time your own. It works on while Python goes ahead, so wait for it (`synchronize`) before
 # you read the clock.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "this-machine"]
 import time
 
 for dtype in (torch.float32, torch.bfloat16) if torch.cuda.is_available() else ():

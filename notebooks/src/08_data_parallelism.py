@@ -210,7 +210,7 @@ lines(
     {f"shared: {name}": (list(range(1, 31)), values.tolist()) for name, values in apart.items()},
     "One forgotten bias, and the replicas run away from each other",
     "step", "largest difference of a weight", markers=False,
-    provenance="measured: 3 processes on this machine's CPU (gloo)",
+    provenance="measured: 3 processes on the CPU that ran this cell (gloo)",
 )  # fmt: skip
 
 # %%
@@ -551,7 +551,7 @@ from course_utils.lessons.data_parallelism.threads import in_processes, in_threa
 milliseconds = {"1 thread": 1000 * in_threads(1), "2 threads": 1000 * in_threads(2),
                 "1 process": 1000 * in_processes(1), "2 processes": 1000 * in_processes(2)}  # fmt: skip
 bars(milliseconds, "Two threads take turns; two processes work at once, if cores are free", unit="ms",
-     provenance="measured: each thread or process runs the same loop, best of 15, on this machine's CPU")  # fmt: skip
+     provenance="measured: each runs the same loop, best of 15, on the CPU that ran this cell")  # fmt: skip
 
 # %% [markdown]
 # More cores help the processes, never the threads. (If your two processes are no faster than the threads, your cores

@@ -46,7 +46,7 @@ def device_of_rank() -> torch.device:
 
 def where(device: torch.device) -> str:
     """Provenance: number of processes, and their devices."""
-    place = "each on its own GPU (NCCL)" if device.type == "cuda" else "on this machine's CPU (gloo)"
+    place = "each on its own GPU (NCCL)" if device.type == "cuda" else "on the CPU that ran this cell (gloo)"
     return f"{dist.get_world_size()} processes {place}"
 
 
