@@ -239,7 +239,7 @@ def theme(page: Page, name: str) -> Iterator[None]:
     """JupyterLab in its "Light" or "Dark" theme, and light again."""
     for chosen in (name, "Light"):
         page.evaluate(THEME, chosen)
-        page.locator(f"body[data-jp-theme-name='JupyterLab {chosen}']").wait_for()
+        page.locator(f"body[data-jp-theme-name='JupyterLab {chosen}']").wait_for(state="attached")
         if chosen == name:
             yield
 

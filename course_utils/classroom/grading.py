@@ -18,6 +18,7 @@ from typing import Any
 from ..interactive.command_line import Parser
 from ..interactive.course_files import LESSONS, numbered
 from ..interactive.keeping import write_whole
+from ..interactive.progress import HEADING
 from ..units import GB, MB
 from .alone import ROOT, isolation, run_alone
 from .collecting import Submission, collected, problem_of
@@ -141,8 +142,8 @@ def check_cells(reference: dict[str, Any]) -> dict[str, dict[str, str]]:
     found, exercise = {}, ""
     for cell in reference["cells"]:
         source = "".join(cell["source"])
-        if cell["cell_type"] == "markdown" and source.startswith("## "):
-            exercise = f"{lesson_of(reference)}.{source[3:].split(' ', 1)[0]}"
+        if cell["cell_type"] == "markdown" and (heading := HEADING.search(source)):
+            exercise = f"{lesson_of(reference)}.{heading[1]}"
         if cell["cell_type"] == "code" and CHECK.match(source):
             found[cell["id"]] = {"source": source, "exercise": exercise}
     return found

@@ -140,5 +140,6 @@ explore = DashboardWidget
 
 def _button(text: str, pressed: Any) -> ipywidgets.Button:
     button = wide_button(text, "course-change")
+    button.layout.display = "" if text else "none"  # until there is a change to offer
     button.on_click(pressed)
     return button

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..units import UNITS, format_bytes, percent
-from .failed_cells import running_shell, watch_cells
+from .failed_cells import running_shell
 from .keeping import remember, remembered
 from .ledgers import show
 
@@ -87,10 +87,8 @@ def parse_guess(text: str, unit: str) -> float:
 def predict(key: str, unit: str = "GB", guess: float | None = None, *, asks: str = "") -> None:
     """Show a field for a guess, in `unit` ("" for a mere number), and store it under `key` once it is locked.
 
-    `guess` locks one without the field. `asks` says what is guessed where a cell has several fields. From now on a cell
-    that runs out of GPU memory gives it back (`failed_cells`).
+    `guess` locks one without the field. `asks` says what is guessed where a cell has several fields.
     """
-    watch_cells()
     if guess is not None:
         lock_guess(key, guess, unit)
     show(Prediction(key, unit, asks))
