@@ -80,5 +80,5 @@ def __dir__():
     return __all__
 
 
-if "IPython" in sys.modules:  # in a notebook a learner's mistake ends in one line
+if sys.modules.get("IPython"):  # in a notebook a learner's mistake ends in one line
     import_module(".interactive.failed_cells", __name__).watch_cells()

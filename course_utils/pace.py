@@ -16,7 +16,8 @@ AFTER_SECONDS, EVERY_SECONDS, BAR = 2.0, 0.25, 20
 
 def running_shell() -> Any:
     """IPython's shell where this runs in a notebook, else None."""
-    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython else None
 
 
 class Work:

@@ -237,11 +237,14 @@ THEME = """async (name) => {
 @contextmanager
 def theme(page: Page, name: str) -> Iterator[None]:
     """JupyterLab in its "Light" or "Dark" theme, and light again."""
-    for chosen in (name, "Light"):
-        page.evaluate(THEME, chosen)
-        page.locator(f"body[data-jp-theme-name='JupyterLab {chosen}']").wait_for(state="attached")
-        if chosen == name:
-            yield
+    _set_theme(page, name)
+    yield
+    _set_theme(page, "Light")
+
+
+def _set_theme(page: Page, name: str) -> None:
+    page.evaluate(THEME, name)
+    page.locator(f"body[data-jp-theme-name='JupyterLab {name}']").wait_for(state="attached")
 
 
 def violations(page: Page, within: str | None = None) -> list[tuple[str, list[str]]]:

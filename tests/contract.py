@@ -23,7 +23,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.~])(?:/(?:work|home|root|tmp|Users|mnt)/|/pr
 MEMORY_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}")
 TABLE_RULE = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
 SENTENCE = re.compile(r"[A-Z0-9“\"].{14,}[.!?]", re.DOTALL)
-MINUTES = re.compile(r"(\d+) minutes")
+MINUTES = re.compile(r"^\*\*(\d+) minutes", re.MULTILINE)
 MARKDOWN_IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\(")
 SCRIPT = re.compile(r"<script\b.*?</script>", re.DOTALL)
 HTML_IMAGE = re.compile(r"<(?:img|svg)\b[^>]*>", re.IGNORECASE)
@@ -228,7 +228,7 @@ def opening(notebook: NotebookNode) -> Iterator[str]:
     if match is None:
         yield "does not say at the top how many minutes it takes"
     elif int(match[1]) != notebook.metadata.get("course", {}).get("minutes", int(match[1])):
-        yield f"says {match[0]} at the top and another number in its source's header"
+        yield f"says {match[1]} minutes at the top and another number in its source's header"
     if not re.search(r"\bknow", first.source):
         yield "does not say at the top what one should know"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..figures.axes import words
 from ..figures.canvas import Figure
-from ..figures.themes import image
+from ..figures.themes import DARK, image
 from ..units import BLOCK, format_bytes
 from .memory_map import FILLS, HATCHES, bytes_in_a_row, conclusion, memory_map, telling_event
 from .policy import TAKEN
@@ -37,7 +37,7 @@ class Page:
         quoted = self.html.replace("&", "&amp;").replace("'", "&#39;")  # most of it is full of double quotes
         frame = (
             f'<iframe title="{escape(self.alt)}" sandbox="allow-scripts" srcdoc=\'{quoted}\' '
-            f'style="width:100%;max-width:900px;height:{HEIGHT}px;border:0;background:#FFFFFF"></iframe>'
+            f'style="width:100%;max-width:900px;height:{HEIGHT}px;border:0"></iframe>'
         )
         still = f"<details><summary>A still picture of it</summary>{image(self.still.svg, self.still.alt)}</details>"
         return {"text/html": frame + still, "text/plain": self.alt}
@@ -67,7 +67,7 @@ def memory_map_page(replayed: Replay) -> Page:
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
     alt = f"{title}. A map of the memory with a slider over {len(replayed):,} events. {still.alt}"
     html = TEMPLATE.replace("@TITLE@", escape(title)).replace("@NOTE@", escape(note))
-    return Page(html.replace("@DATA@", text), alt, still)
+    return Page(html.replace("@DATA@", text).replace("@DARK@", json.dumps(DARK)), alt, still)
 
 
 def page_data(replayed: Replay) -> dict[str, Any]:
