@@ -91,7 +91,7 @@ def test_the_archive_is_the_same_each_time() -> None:
 
 
 def test_the_archive_runs_by_itself(tmp_path: Path) -> None:
-    """Unpacked, as the page does it: style sheets lie beside the modules."""
+    """Unpacked, as the page does it: style sheets are next to the modules."""
     with zipfile.ZipFile(io.BytesIO(site.archive())) as packed:
         packed.extractall(tmp_path)
     work = "from course_utils.interactive import explorer_page as page; print(page.draw('{}'), page.plan('{}'))"

@@ -220,8 +220,8 @@ def test_the_capacity_line_runs_through_no_words(name):
     assert {f"{size:.1f}" for size in CROSSED[name].values()} <= set(texts(figure)), "each part has its amount"
     pieces = shapes(figure, "line", "data-capacity")
     assert len(pieces) == 1 or name == "through a narrow part", "a gap only where a text has no other place"
-    beside = [text for text in shapes(figure, "text") if 0 < at(text, "y") - at(pieces[0], "y1") < 60]
-    assert any("34.2" not in (text.text or "") for text in beside)
+    near = [text for text in shapes(figure, "text") if 0 < at(text, "y") - at(pieces[0], "y1") < 60]
+    assert any("34.2" not in (text.text or "") for text in near)
     for text in shapes(figure, "text"):
         left, right = extent(text)
         for line in pieces:

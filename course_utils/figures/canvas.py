@@ -229,7 +229,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """The color of text on `fill`: near-black or white, whichever stands out more, in either theme."""
+    """The color of text on `fill`: near-black or white, the one with more contrast, in either theme."""
 
     def is_light(color: str) -> bool:
         return contrast(INK, color) > contrast("#FFFFFF", color)
