@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # the same as _OFFERED, for type checkers and editors: nothin
     from .planning.fit import arrange, fit
     from .planning.twin import twin
     from .run import TrainingRun
-    from .units import format_bytes, parse_bytes
+    from .units import format_bytes, parse_bytes, plus_minus
 
 _OFFERED = {
     "models": "TransformerConfig PRESETS",
@@ -60,7 +60,7 @@ _OFFERED = {
     "allocator.snapshots": "read_snapshot save_snapshot compare_with_gpu",
     "errors": "StepError GpuOutOfMemory SimulationUnavailable",
     "lessons.shared.search": "find",
-    "units": "format_bytes parse_bytes",
+    "units": "format_bytes parse_bytes plus_minus",
 }
 _HOME = {name: module for module, names in _OFFERED.items() for name in names.split()}
 

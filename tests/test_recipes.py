@@ -1,12 +1,14 @@
 """Does each lesson end in code of one's own that runs, with torch's calls in the open and a line to change?"""
 
 import ast
+import gc
 import linecache
 import re
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch_statements import SOURCES, counted
 
 from course_utils.authoring.pages import recipes
@@ -60,6 +62,20 @@ def test_a_lesson_ends_in_code_of_ones_own(path: Path, alone: Path) -> None:
     first = next(iter(own(path)), "")
     assert 10 <= sum(bool(line.strip()) for line in first.splitlines()) <= 20 and "course_utils" not in first
     executed([first], alone)
+
+
+def test_a_wrapped_model_goes_before_the_group_that_it_uses(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the group ends while Python holds its lock, and one of its threads may be waiting for that: for ever."""
+    left, destroy = list[int](), dist.destroy_process_group
+
+    def destroying() -> None:
+        left.append(sum(type(one) is DistributedDataParallel for one in gc.get_objects()))
+        destroy()
+
+    monkeypatch.setattr(dist, "destroy_process_group", destroying)
+    [path] = (path for path in LESSONS if path.stem.startswith("08"))
+    executed(own(path)[:1], alone)
+    assert left == [0]
 
 
 @pytest.mark.parametrize("path", [path for path in LESSONS if len(own(path)) > 1], ids=lambda path: path.stem)

@@ -30,7 +30,7 @@
 # each one hold?
 
 # %%
-from course_utils import TrainingRun, estimate, format_bytes
+from course_utils import TrainingRun, estimate, format_bytes, plus_minus
 from course_utils.estimating.sharding import rank_0_states
 from course_utils.interactive.guesses import predict, reveal, waits_for
 
@@ -285,7 +285,8 @@ predict("08.ring", unit="KB")
 D, S = 4, 480_000  # change this
 found = run_ranks(ring, world_size=D)
 estimated, counted = (D - 1) * S // D, found[0]["sent"]
-print(f"first half: estimated {estimated:,} bytes, counted {counted:,}; the gap {estimated - counted:+,} bytes")
+gap = plus_minus(estimated - counted)
+print(f"first half: estimated {estimated:,} bytes, counted {counted:,}; the gap {gap} bytes")
 print(f"rank 0's parts: {found[0]['held'][0]}, half way {found[0]['held'][-1]}, at the end {found[0]['end']}")
 reveal("08.ring", 2 * counted, unit="KB")
 
@@ -363,7 +364,8 @@ mib = 2  # change this
 for views in (False, True):
     found = run_ranks(buckets, world_size=2, views=views, mib=mib)[0]
     total, estimated = sum(found["buckets"]), 12 * 513 * 512 * 4
-    print(f"views {views!s:5}: {len(found['buckets'])} buckets, {total:,} bytes, the gap {estimated - total:+} bytes; "
+    gap = plus_minus(estimated - total)
+    print(f"views {views!s:5}: {len(found['buckets'])} buckets, {total:,} bytes, the gap {gap} bytes; "
           f"gradients outside of them {found['gradients outside']:,} bytes")  # fmt: skip
 kept = estimate(xl.replace(world_size=8))["communication"]
 reveal("08.buckets", kept)
@@ -531,7 +533,7 @@ for _ in range(10):
     outputs = [replica(x) for replica, x in zip(replicas, inputs, strict=True)]  # parallel apply
     torch.cat(outputs).mean().backward()  # gather
     copied += sum(weight.nbytes for replica in replicas[1:] for weight in replica.parameters())
-print(f"copied from the first device: {copied:,} bytes; the gap {10 * (D - 1) * weights - copied:+,} bytes")
+print(f"copied from the first device: {copied:,} bytes; the gap {plus_minus(10 * (D - 1) * weights - copied)} bytes")
 reveal("08.replicate", copied, unit="MB")
 
 # %% [markdown]
@@ -646,7 +648,7 @@ band_figure(percent, exchanged, f"Extrapolated from 2 ranks, nothing hidden: {pl
 
 # %% tags=["nbval-ignore-output"]
 print(f"2 ranks: estimated {plain[2][1]:.0f} %, measured {exchanged[2]:.0f} %")
-print(f"the gap {round(plain[2][1]) - round(exchanged[2]):+d} points")
+print(f"the gap {plus_minus(round(plain[2][1]) - round(exchanged[2]))} points")
 low, expected, high = plain[1024]
 print(f"1,024 ranks: extrapolated {expected:.0f} %, and {low:.0f} to {high:.0f} % if only the fit were uncertain")
 reveal("08.efficiency", round(expected), unit="%")
@@ -723,6 +725,7 @@ model(x).square().mean().backward()  # the gradients are the mean over all ranks
 optimizer.step()
 optimizer.zero_grad()
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}: a step is done")
+del model  # before the group that it uses: torch 2.13 may otherwise wait for ever
 dist.destroy_process_group()
 
 # %% [markdown]
