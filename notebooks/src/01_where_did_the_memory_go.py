@@ -24,7 +24,7 @@
 # GPT-2 XL's weights are small:
 
 # %%
-from course_utils import PRESETS, format_bytes, gpu
+from course_utils import PRESETS, format_bytes, gpu, plus_minus
 
 model_size, card = PRESETS["gpt2-xl"], gpu("RTX5090-32GB")  # change this
 N = model_size.parameters
@@ -86,7 +86,7 @@ with on_gpu():
     states = sum(state[name].nbytes for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
 print(f"weights {weights / 1e6:.1f} MB, Adam's states {states / 1e6:.1f} MB, batch {x.nbytes / 1e6:.1f} MB")
 gap = weights + states + x.nbytes - left
-print(f"the gap: {gap:+,} bytes, 512 for the loss and twice {(-gap - 512) // 2:,}")
+print(f"the gap: {plus_minus(gap)} bytes, 512 for the loss and twice {(-gap - 512) // 2:,}")
 
 # %% [markdown]
 # **The gap**: the loss is one number in the smallest block, 512 bytes. The rest are two
@@ -157,7 +157,7 @@ peaks, word = four_steps.timeline.step_peaks(), four_steps.word
 for number in (1, 2, 3, 4):
     print(f"step {number}: {word} peak {peaks[number]:,} bytes")
 estimated = 20 * small.model.parameters + 2 * 8 * small.micro_batch * small.seq_len
-print(f"20 bytes · N, and tokens and targets of 8 bytes: {estimated:,}, the gap {estimated - peaks[1]:+,}")
+print(f"20 bytes · N, and tokens and targets of 8 bytes: {estimated:,}, the gap {plus_minus(estimated - peaks[1])}")
 reveal("01.first_step", peaks[1])
 reveal("01.second_step", peaks[2])
 reveal("01.left", four_steps.moments["end of step 4"].total)
@@ -386,7 +386,8 @@ stack(ran, "The recipe decides: even 32 at once fit, with loss and optimizer in 
 # %%
 for name, run in choices.items():
     closed, exact, truth = estimate(run, method="formula").total, estimate(run).total, ran[name].peak
-    print(f"{name:30s} closed form {closed / truth - 1:+.3%}, exact engine {exact - truth:+,} bytes")
+    off, gap = plus_minus(100 * (closed / truth - 1), 3), plus_minus(exact - truth)
+    print(f"{name:30s} closed form {off} %, exact engine {gap} bytes")
 
 # %% [markdown]
 # **The gap** of 0 says that we understand the *simulation*. A card has more: CUDA's

@@ -470,7 +470,7 @@ print(", ".join(f"{name} {size / N:.2f}" for name, size in states.items()), "byt
 # norm, a value that a simulated GPU does not have.
 
 # %%
-from course_utils import estimate
+from course_utils import estimate, plus_minus
 from course_utils.figures import bars
 
 plain = TrainingRun("gpt2", micro_batch=1, seq_len=128, precision="fp32", attention="efficient")
@@ -479,7 +479,7 @@ for name in ("lion", "adam8bit", "adafactor"):
     states[name] = measured.moments["end of step 2"]["optimizer_states"]
 for name, size in states.items():
     estimated = estimate(plain.replace(optimizer=name))["optimizer_states"]
-    print(f"{name:9s} estimated {estimated:11,} bytes, gap {estimated - size:+,}")
+    print(f"{name:9s} estimated {estimated:11,} bytes, gap {plus_minus(estimated - size)}")
 per_parameter = {name: size / N for name, size in sorted(states.items(), key=lambda one: one[1])}
 title = "Adam keeps 8 bytes per parameter; most others keep half of that or less"
 reveal("02.muon", per_parameter["muon"], unit="bytes")
@@ -519,7 +519,7 @@ with on_gpu():
 print(", ".join(f"{name} {size / N:.2f}" for name, size in came.items()), "bytes per parameter")
 largest = model.words.weight.nbytes
 for name, estimated in {"for-loop": 2 * largest, "foreach": 4 * N, "fused": 0}.items():
-    print(f"{name:9s} estimated {estimated:11,} bytes, gap {estimated - came[name]:+,}")
+    print(f"{name:9s} estimated {estimated:11,} bytes, gap {plus_minus(estimated - came[name])}")
 reveal("02.transient", came["foreach"] / N, unit="bytes")
 
 # %% [markdown]

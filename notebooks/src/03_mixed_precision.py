@@ -308,6 +308,8 @@ def train(model, masters, rate=3e-3, steps=100, seed=0):
 
 
 # %% tags=["nbval-ignore-output"]
+from course_utils import plus_minus
+
 waits_for("03.trained")
 fp32, bf16, mixed = language_model(seed=0), language_model(seed=0).bfloat16(), language_model(seed=0).bfloat16()
 ended = {
@@ -319,7 +321,7 @@ ended = {
 }
 final = {name: sum(losses[-10:]) / 10 for name, losses in ended.items()}
 for name, loss in final.items():
-    print(f"{name:18s} ends at {loss:.2f} nats, {loss - final['fp32']:+.2f} against fp32")
+    print(f"{name:18s} ends at {loss:.2f} nats, {plus_minus(loss - final['fp32'], 2)} against fp32")
 
 # %%
 as_well = [name for name, loss in final.items() if abs(loss - final["fp32"]) < 0.15]
@@ -568,8 +570,8 @@ N = base.model.parameters
 print(f"{'bytes per parameter':22s} {'estimated':18s} {steps['fp32'].word}")
 for name, step in steps.items():
     formula, found = estimated_states(base.replace(precision=name)), measured_states(step)
-    difference = sum(formula.values()) - sum(found.values())
-    print(f"{name:22s} {per_parameter(formula, N):18s} {per_parameter(found, N):18s} gap {difference:+,} bytes")
+    gap = plus_minus(sum(formula.values()) - sum(found.values()))
+    print(f"{name:22s} {per_parameter(formula, N):18s} {per_parameter(found, N):18s} gap {gap} bytes")
 
 # %%
 xl = TrainingRun("gpt2-xl", attention="efficient")  # fp32 has no flash kernel

@@ -57,6 +57,8 @@ class GPT(nn.Module):
 # %%
 from collections import Counter
 
+from course_utils import plus_minus
+
 with torch.device("meta"):
     model = GPT(V=50257)  # change this
 parts = Counter()
@@ -64,7 +66,7 @@ for name, parameter in model.named_parameters():
     parts[name.split(".")[0]] += parameter.numel()
 for part, count in parts.items():
     print(f"{part:10s} {count:12,}  {count / parts.total():6.1%}")
-print(f"all        {parts.total():12,}; V·h minus the modules' table: {50257 * 768 - parts['words']:+,}")
+print(f"all        {parts.total():12,}; V·h minus the modules' table: {plus_minus(50257 * 768 - parts['words'])}")
 reveal("04.embedding", 100 * parts["words"] / parts.total(), unit="%")
 
 # %% [markdown]
@@ -107,7 +109,8 @@ for name, parameter in block.named_parameters():
 formulas = {"self_attn": 4 * h**2 + 4 * h, "linear1": 4 * h**2 + 4 * h, "linear2": 4 * h**2 + h}
 formulas |= {"norm1": 2 * h, "norm2": 2 * h}
 for part, count in parts.items():
-    print(f"{part:10s} by formula {formulas[part]:11,}, in the module {count:11,}: {formulas[part] - count:+}")
+    gap = plus_minus(formulas[part] - count)
+    print(f"{part:10s} by formula {formulas[part]:11,}, in the module {count:11,}: {gap}")
 print(f"a block: {parts.total():,}; 12h² + 13h = {12 * h**2 + 13 * h:,}")
 reveal("04.block", parts.total() / h**2, unit="h²")
 
@@ -150,7 +153,8 @@ for (h, L), (said, today) in paper.items():
     with torch.device("meta"):
         counted = sum(parameter.numel() for parameter in GPT(h=h, L=L, heads=1).parameters())
     N = gpt(50257, 1024, h, L)
-    print(f"N = {N:13,}, minus the modules' count {N - counted:+}; paper {said:5,} M, called today {today:5,} M")
+    gap = plus_minus(N - counted)
+    print(f"N = {N:13,}, minus the modules' count: {gap}; paper {said:5,} M, called today {today:5,} M")
 reveal("04.paper", N / 1e6 - said, unit="million")
 
 # %% [markdown]
@@ -202,8 +206,9 @@ print(f"{len(saved_small)} names, {len(addresses)} addresses; at the same one: {
 with torch.device("meta"):
     for block in xl.blocks:
         block.register_buffer("mask", torch.ones(1024, 1024, dtype=torch.bool).tril())
+learned = sum(parameter.numel() for parameter in xl.parameters()) - listed
 more = sum(tensor.numel() for tensor in xl.state_dict().values()) - saved
-print(f"parameters(): {sum(parameter.numel() for parameter in xl.parameters()) - listed:+}; state_dict(): {more:+,}")
+print(f"parameters(): {plus_minus(learned)}; state_dict(): {plus_minus(more)}")
 print(f"on a GPU: {sum(buffer.nbytes for buffer in xl.buffers()):,} bytes, at 1 byte each")
 
 # %% [markdown]
@@ -222,7 +227,8 @@ for P, h, L in sorted(sizes):
     with torch.device("meta"):
         N = sum(parameter.numel() for parameter in GPT(P=P, h=h, L=L, heads=1).parameters())
     rule, words = 12 * L * h**2, 50257 * h
-    print(f"h = {h:6,}, L = {L:3}: 12Lh² {rule / N - 1:+7.2%}, 12Lh² + Vh {(rule + words) / N - 1:+7.2%}")
+    off, less = (plus_minus(100 * (each / N - 1), 2) for each in (rule, rule + words))
+    print(f"h = {h:6,}, L = {L:3}: 12Lh² {off:>6} %, 12Lh² + Vh {less:>6} %")
 reveal("04.rule", 100 * (1 - 12 * 96 * 12288**2 / gpt(50257, 2048, 12288, 96)), unit="%")
 
 # %% [markdown]
@@ -323,9 +329,9 @@ formulas |= dict.fromkeys(("blocks.queries", "blocks.output"), L * h**2)
 formulas |= dict.fromkeys(("blocks.keys", "blocks.values"), L * h * k)
 formulas |= dict.fromkeys(("blocks.mlp.gate", "blocks.mlp.up", "blocks.mlp.down"), L * f * h)
 for part, count in parts.items():
-    print(f"{part:16s} {formulas[part]:13,} by formula, minus the modules' {formulas[part] - count:+,}")
+    print(f"{part:16s} {formulas[part]:13,} by formula, minus the modules': {plus_minus(formulas[part] - count)}")
 N = sum(formulas.values())
-print(f"{'N':16s} {N:13,} by formula, minus the modules' {N - parts.total():+,}")
+print(f"{'N':16s} {N:13,} by formula, minus the modules': {plus_minus(N - parts.total())}")
 
 # %% [markdown]
 # Change k in that line to h, and predict which rows differ now.
@@ -344,7 +350,7 @@ for name, size in total_size.items():
     with torch.device("meta"):
         network = Llama(one.vocab, one.hidden, one.layers, one.kv, one.ffn, bool(one.qkv_bias))
     N = sum(parameter.numel() for parameter in network.parameters())
-    print(f"{name:12s} our modules {N:14,}   checkpoint {size // 2:14,}   difference {N - size // 2:+}")
+    print(f"{name:12s} our modules {N:14,}   checkpoint {size // 2:14,}   difference {plus_minus(N - size // 2)}")
 
 # %% [markdown]
 # No difference, though one of the four has biases on its queries, keys and values. And 12·L·h²?
@@ -355,7 +361,7 @@ for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama
     with torch.device("meta"):
         block = sum(parameter.numel() for parameter in Block(one.hidden, one.kv, one.ffn).parameters())
     rule = 12 * one.layers * one.hidden**2 / one.parameters - 1
-    print(f"{name:14s} a block is {block / one.hidden**2:5.2f} h², 12Lh² is off by {rule:+6.1%}")
+    print(f"{name:14s} a block is {block / one.hidden**2:5.2f} h², 12Lh² is off by {plus_minus(100 * rule, 1):>5} %")
 
 # %% [markdown]
 # Two of them are within 2 %, and that is luck: too many parameters in one place make up for too few in another. For
@@ -397,8 +403,8 @@ with torch.device("meta"):
 counted = sum(parameter.numel() for parameter in mixtral.parameters())
 in_experts = sum(parameter.numel() for name, parameter in mixtral.named_parameters() if ".experts." in name)
 used = counted - in_experts * (E - chosen) // E
-print(f"formula minus modules: stored {stored - counted:+}, active {active - used:+}")
-print(f"stored, minus half of the released checkpoint's bytes: {stored - 93_405_585_408 // 2:+,}")
+print(f"formula minus modules: stored {plus_minus(stored - counted)}, active {plus_minus(active - used)}")
+print(f"stored, minus half of the released checkpoint's bytes: {plus_minus(stored - 93_405_585_408 // 2)}")
 reveal("04.experts", stored / 1e9, unit="billion")
 reveal("04.active", active / 1e9, unit="billion")
 
@@ -447,7 +453,8 @@ with on_gpu():
     held = torch.cuda.memory_allocated() - before
 needed = sum(parameter.nbytes for parameter in on_card.parameters())
 rounded = sum(-(-parameter.nbytes // 512) * 512 for parameter in on_card.parameters())
-print(f"4·N = {needed:,} bytes, held {held:,}: gap {needed - held:+,} ({needed / held - 1:+.1%})")
+off = plus_minus(100 * (needed / held - 1), 1)
+print(f"4·N = {needed:,} bytes, held {held:,}: gap {plus_minus(needed - held)} ({off} %)")
 print(f"whole units of 512 bytes for each tensor add {rounded - needed:,}")
 
 # %% [markdown]

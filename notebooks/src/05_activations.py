@@ -28,7 +28,7 @@
 # keep together?
 
 # %%
-from course_utils import PRESETS, TrainingRun, estimate, format_bytes, measure, on_gpu
+from course_utils import PRESETS, TrainingRun, estimate, format_bytes, measure, on_gpu, plus_minus
 from course_utils.interactive.guesses import predict, reveal, waits_for
 
 s, b, h = 1024, 4, 1024
@@ -624,7 +624,7 @@ with on_gpu():
             x = torch.randn(4, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
             curves[attention.__name__].append(size(kept_by(block, x)))
 for s, kept_bytes in list(zip(lengths, curves["eager"], strict=True))[-3:]:
-    print(f"s = {s}: estimate − by hooks {4 * s * (34 * h + 5 * a * s + 16) - kept_bytes:+} bytes")
+    print(f"s = {s}: estimate − by hooks: {plus_minus(4 * s * (34 * h + 5 * a * s + 16) - kept_bytes)} bytes")
 reveal("05.double", curves["eager"][3] / curves["eager"][1], unit="times")
 
 # %%

@@ -150,7 +150,7 @@ class Block(nn.Module):
 # keeps are of one size. So the counter grows by what the block keeps.)
 
 # %%
-from course_utils import TrainingRun, estimate, format_bytes, gpu, measure, on_gpu
+from course_utils import TrainingRun, estimate, format_bytes, gpu, measure, on_gpu, plus_minus
 
 with on_gpu():
     block = Block(1600, 25).to("cuda", torch.bfloat16)
@@ -343,9 +343,9 @@ stack(steps, "The states stay; recomputation takes away most activations", prove
 
 # %%
 for name, real in steps.items():
-    gap = estimate(gpt2.replace(recompute=name)).total - real.peak
+    gap = plus_minus(estimate(gpt2.replace(recompute=name)).total - real.peak)
     kept = format_bytes(real.moments["after loss"]["activations"], "GB", 2)
-    print(f"{name:20s} peak {format_bytes(real.peak, 'GB', 2)}, estimate − {real.word} {gap:+,} bytes; kept {kept}")
+    print(f"{name:20s} peak {format_bytes(real.peak, 'GB', 2)}, estimate − {real.word}: {gap} bytes; kept {kept}")
 for name in ("none", "selective-attention"):
     peak = estimate(gpt2.replace(recompute=name, attention="eager")).total
     print(f"{name:20s} with eager attention: {format_bytes(peak, 'GB', 2)} at the peak, estimated")
@@ -409,7 +409,7 @@ def flops(model, call):
 forward, backward = flops(small, keep_everything)
 whole = forward + backward
 print(f"counted: forward {forward:,}, backward {backward:,}: {backward / forward:g} times forward")
-print(f"eq. 7 − counted: {72 * b * L * s * h * h + 12 * b * L * s * s * h + 6 * b * s * h * V - whole:+,}")
+print(f"eq. 7 − counted: {plus_minus(72 * b * L * s * h * h + 12 * b * L * s * s * h + 6 * b * s * h * V - whole)}")
 
 
 # %%
@@ -422,7 +422,8 @@ ways = {"full": (small, again, blocks), "selective": (small, selective, 0)}
 ways["selective-attention"] = GPT(L, h, a, V, core_again), keep_everything, core
 for name, (one, call, wanted) in ways.items():
     more = sum(flops(one, call)) - whole
-    print(f"{name:20s} runs again {more:11,} FLOPs, {more / whole:6.2%}; formula − counted {wanted - more:+,}")
+    gap = plus_minus(wanted - more)
+    print(f"{name:20s} runs again {more:11,} FLOPs, {more / whole:6.2%}; formula − counted: {gap}")
     if name == "full":
         reveal("06.third", 100 * more / whole, unit="%")
 

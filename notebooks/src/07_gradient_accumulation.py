@@ -33,7 +33,7 @@
 # %%
 import torch
 
-from course_utils import TrainingRun, estimate, format_bytes, gpu, measure, on_gpu
+from course_utils import TrainingRun, estimate, format_bytes, gpu, measure, on_gpu, plus_minus
 from course_utils.interactive.guesses import predict, reveal
 
 predict("07.tokens", unit="thousand tokens")
@@ -385,7 +385,7 @@ peaks = {b: estimate(one) for b, one in by_size.items()}
 found = {b: measure(by_size[b]) for b in (1, 4, 20, 100)}  # change this
 for b, one in found.items():
     gap = peaks[b].total - one.peak
-    print(f"{100 // b:3d} × {b:3d}: {format_bytes(one.peak, 'GB', 2)}, estimate − {one.word} {gap:+,} bytes")
+    print(f"{100 // b:3d} × {b:3d}: {format_bytes(one.peak, 'GB', 2)}, estimate − {one.word}: {plus_minus(gap)} bytes")
 reveal("07.memory", found[4].peak)
 
 # %% tags=["hide-input"]

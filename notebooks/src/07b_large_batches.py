@@ -251,11 +251,13 @@ for name, alpha in (("Kaplan et al.", 0.21), ("MiniMax-01", -1 / fitted[1].item(
 predict("07.ramp", unit="thousand steps")
 
 # %%
+from course_utils import plus_minus
+
 ends = torch.tensor([0.0, 69.0, 790.0, 4700.0])  # billion tokens
 steps = ends.diff() * 1000 / torch.tensor([16.0, 32.0, 64.0])
 misread = torch.tensor([0.0, 69.0, 690.0, 4700.0]).diff() * 1000 / torch.tensor([16.0, 32.0, 64.0])
 print("steps at 16, 32 and 64 million tokens:", steps.round().int().tolist())
-print(f"with 690 billion, as a lecture has it, in place of 790: {misread.sum() - steps.sum():+,.0f} steps")
+print(f"with 690 billion, as a lecture has it, in place of 790: {plus_minus(misread.sum() - steps.sum())} steps")
 reveal("07.ramp", round(steps.sum().item() / 1000, 1), unit="thousand steps")
 
 # %% [markdown]

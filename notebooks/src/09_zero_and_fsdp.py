@@ -131,7 +131,7 @@ predict("09.real", unit="MB")
 # %%
 import torch.distributed as dist
 
-from course_utils import on_gpu
+from course_utils import on_gpu, plus_minus
 
 kept = {}
 for stage in (3, 2):
@@ -141,7 +141,8 @@ for stage in (3, 2):
 estimated = {"built": 4 * psi // D, "after backward": 16 * psi // D, "after the step": 12 * psi // D}
 for moment, size in estimated.items():
     at_3, at_2 = (kept[stage][moment] for stage in (3, 2))
-    print(f"{moment:14s} stage 3: estimated {size:,}, simulated {at_3:,}, the gap {size - at_3:+}; stage 2: {at_2:,}")
+    gap = plus_minus(size - at_3)
+    print(f"{moment:14s} stage 3: estimated {size:,}, simulated {at_3:,}, the gap {gap}; stage 2: {at_2:,}")
 print("peak of forward and backward, stages 3 and 2:", *(f"{kept[stage]['peak']:,}" for stage in (3, 2)))
 reveal("09.real", kept[2]["after backward"], unit="MB")
 
@@ -183,7 +184,8 @@ with on_gpu(ranks=ranks):
     moments = torch.cuda.memory_allocated() - before
     largest = max(weight.numel() for weight in model.parameters())
 share = 8 * psi // ranks
-print(f"moments of rank 0: estimated 8Ψ/D = {share:,}, simulated {moments:,}; the gap {share - moments:+,} bytes")
+gap = plus_minus(share - moments)
+print(f"moments of rank 0: estimated 8Ψ/D = {share:,}, simulated {moments:,}; the gap {gap} bytes")
 print(f"the moments of one large matrix: {8 * largest:,} bytes")
 
 # %% [markdown]
@@ -341,7 +343,7 @@ stack(rows, f"The peak is {rank.peak / sum(formula(llama).values()):.1f} times t
 from course_utils.lessons.sharding.zero import gathered_terms
 
 reveal("09.peak", rank.peak)
-print(f"the gap, estimated − {rank.word}: {estimate(llama).total - rank.peak:+,} bytes")
+print(f"the gap, estimated − {rank.word}: {plus_minus(estimate(llama).total - rank.peak)} bytes")
 for name, size in gathered_terms(llama).items():
     print(f"    {name:34s} {format_bytes(size, 'GB', 2):>8s}")
 together, communication = sum(gathered_terms(llama).values()), rank.breakdown["communication"]
@@ -406,7 +408,8 @@ with on_gpu(ranks=64):
         peaks[name] = peak_of(**choice)
         gc.collect()  # the hooks of FSDP2 hold a model in cycles
 for name, peak in peaks.items():
-    print(f"{name:20s} {peak / 1e6:5.0f} MB, {(peak - one_by_one) / (2 * (8 * h * h + 5 * h)):+5.2f} blocks in bf16")
+    blocks = plus_minus((peak - one_by_one) / (2 * (8 * h * h + 5 * h)), 2)
+    print(f"{name:20s} {peak / 1e6:5.0f} MB, {blocks:>5} blocks in bf16")
 reveal("09.unit", peaks["one unit"], unit="MB")
 
 # %% [markdown]

@@ -39,7 +39,7 @@ predict("10.buffer", unit="GB")
 # The closed form: 4 bytes for each of N gradients.
 
 # %%
-from course_utils import PRESETS, format_bytes
+from course_utils import PRESETS, format_bytes, plus_minus
 
 N = PRESETS["gpt2-xl"].parameters
 print(f"ZeRO's figures: 4 · 1.5·10⁹ = {4 * 1.5:.1f} GB and 4 · 3·10⁹ = {4 * 3:.1f} GB")
@@ -84,7 +84,7 @@ with on_gpu():
     flat = extra(lambda: torch.cat([g.flatten() for g in gradients]).norm())
     lean = extra(lambda: torch.stack([g.norm() for g in gradients]).norm())
     torchs = extra(lambda: nn.utils.clip_grad_norm_(weights, max_norm=1.0))
-print(f"the norm by a flat buffer: {flat:,} bytes; 4·N − that: {4 * n - flat:+,}")
+print(f"the norm by a flat buffer: {flat:,} bytes; 4·N − that: {plus_minus(4 * n - flat)}")
 print(f"the norm of the norms:     {lean:,} bytes\nclip_grad_norm_:           {torchs:,} bytes")
 
 # %% [markdown]
@@ -116,7 +116,7 @@ with on_gpu():
         optimizer.step()  # the first step makes the states, 8·N bytes
         found = extra(optimizer.step)
         print(f"{way!s:18s} {found:11,} bytes, {found / n:.2f} per parameter; estimated {formula:11,}, "
-              f"the gap {formula - found:+,}")  # fmt: skip
+              f"the gap {plus_minus(formula - found)}")  # fmt: skip
         del optimizer
 
 # %% [markdown]
@@ -315,7 +315,7 @@ run = TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16")
 measured = measure(run)
 replayed = replay(measured)
 print(f"reserved after step 2, {measured.word}: {format_bytes(replayed.reserved[-1], 'GB', 3)}")
-print(f"replayed − your loop: {replayed.reserved[-1] - stats['reserved_bytes.all.current']:+,} bytes")
+print(f"replayed − your loop: {plus_minus(replayed.reserved[-1] - stats['reserved_bytes.all.current'])} bytes")
 title = "What is allocated falls after each step; what is reserved never does"
 lines(curves(replayed), title, "allocations and frees so far", "GB", markers=False, provenance=replayed.provenance)
 
@@ -550,7 +550,7 @@ with on_gpu():
         before = torch.cuda.memory_allocated()
         step(model, optimizer, batch)
         growth = torch.cuda.memory_allocated() - before
-        print(f"step {number}: {growth:+,} bytes")
+        print(f"step {number}: {plus_minus(growth)} bytes")
     snapshot = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(enabled=None)
 

@@ -150,7 +150,7 @@ reveal("11.kept", one_one.most_kept(0), unit="micro-batches")
 # Now in bytes: GPT-2 XL and its 32 sequences, as 8 micro-batches of 4, on four devices.
 
 # %% tags=["hide-input"]
-from course_utils import TrainingRun, format_bytes, gpu
+from course_utils import TrainingRun, format_bytes, gpu, plus_minus
 from course_utils.figures import stack
 from course_utils.lessons.pipelines.memory import stage_memory
 
@@ -386,7 +386,7 @@ for name in schedules if ranks else ():
 for name in schedules if ranks else ():
     took, formula = max(rank[name][3] for rank in ranks), (m + p - 1) * 3 * pause
     print(f"{name:5s} formula (m + p − 1)·3·pause = {1e3 * formula:.0f} ms, measured {1e3 * took:.0f} ms, "
-          f"the gap {1e3 * (formula - took):+.0f} ms")  # fmt: skip
+          f"the gap {plus_minus(1e3 * (formula - took))} ms")  # fmt: skip
 
 # %% [markdown]
 # The gap: sending takes time, and a process is not always woken on time. On GPUs it is the same: messages of 2·s·b·h
@@ -494,7 +494,7 @@ for t in (2, 4, 8, 16):
     formula = (10 + 24 / t + 5 * a * s / (h * t)) * s * h * gpt3.model.layers
     counted = activation_bytes(gpt3.replace(tensor_parallel=t))
     factor = activation_bytes(gpt3) / counted
-    print(f"t = {t:2d}: {format_bytes(counted, 'GB', 1):>8s}, formula − that {formula - counted:+.0f} bytes; "
+    print(f"t = {t:2d}: {format_bytes(counted, 'GB', 1):>8s}, formula − that: {plus_minus(formula - counted)} bytes; "
           f"{factor:.1f} times less, {t} with sequence parallelism")  # fmt: skip
 reveal("09.tensor", activation_bytes(gpt3) / activation_bytes(gpt3.replace(tensor_parallel=8)), unit="times")
 

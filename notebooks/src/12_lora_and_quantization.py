@@ -46,7 +46,7 @@ predict("12.percent", unit="%")
 # %%
 import torch
 
-from course_utils import format_bytes, on_gpu
+from course_utils import format_bytes, on_gpu, plus_minus
 from course_utils.models import PRESETS
 
 llama = PRESETS["llama3-8b"]
@@ -202,7 +202,7 @@ kept = {name: one.moments["after loss"]["activations"] for name, one in measured
 for name, run in runs.items():
     peak = measured[name].peak
     print(f"{name:21s} activations {format_bytes(kept[name], 'MB', 0)}, peak {format_bytes(peak, 'GB', 2)}, "
-          f"estimate − {measured[name].word} {estimate(run).total - peak:+,} bytes")  # fmt: skip
+          f"estimate − {measured[name].word}: {plus_minus(estimate(run).total - peak)} bytes")  # fmt: skip
 reveal("12.activations", 100 * (1 - kept["LoRA on all matrices"] / kept["all weights"]), unit="%")
 
 # %% [markdown]

@@ -36,7 +36,7 @@
 # **Your guess.** Take the six answers, and divide the largest by the smallest. What do you get?
 
 # %%
-from course_utils import TrainingRun, format_bytes
+from course_utils import TrainingRun, format_bytes, plus_minus
 from course_utils.interactive.guesses import predict, reveal, waits_for
 
 llama = TrainingRun("llama3.1-8b", micro_batch=2, seq_len=8192, precision="amp-bf16")
@@ -141,7 +141,7 @@ for model, names in near.items():
 
 # %%
 off = calculator("llm-analysis").total(xl) - real["GPT-2 XL"].peak
-print(f"llm-analysis minus {word}, GPT-2 XL: {off / 1e9:+.1f} GB")
+print(f"llm-analysis minus {word}, GPT-2 XL: {plus_minus(off / 1e9, 1)} GB")
 predict("13.cancel", unit="GB")
 
 # %% [markdown]
@@ -227,7 +227,7 @@ for name in order:
     term = largest_gap(name, llama, real["Llama 3.1 8B"])
     before = percent_off(calculator(name).total(llama), peak)
     after = percent_off(add_back(name, [term], llama, real["Llama 3.1 8B"]), peak)
-    print(f"{name:29s} {before:+7.1f} %; with {term} put right {after:+6.1f} %")
+    print(f"{name:29s} {plus_minus(before, 1):>7} %; with {term} put right {plus_minus(after, 1):>6} %")
 
 # %% [markdown]
 # Read the columns, too. *Gradients at the peak*: nearly everybody adds up the largest value of each kind, and the peak
@@ -255,8 +255,8 @@ off = {name: percent_off(formula.bytes(home), truth_of(formula.counts, step))
 reveal("13.home", abs(off["Korthikanti: all"]), unit="%")
 s, b, V = home.seq_len, home.micro_batch, home.model.vocab
 counted = truth_of("activations and loss", step)
-print(f"its blocks alone: {off['Korthikanti: blocks']:+.2f} %")
-print(f"it has 4·s·b·V for logits in fp32, the step keeps 2·s·b·V: {200 * s * b * V / counted:+.1f} %")
+print(f"its blocks alone: {plus_minus(off['Korthikanti: blocks'], 2)} %")
+print(f"it has 4·s·b·V for logits in fp32, the step keeps 2·s·b·V: {plus_minus(200 * s * b * V / counted, 1)} %")
 
 # %% [markdown]
 # **The gap.** The blocks are right to a fraction of a percent. Korthikanti et al. have
@@ -268,7 +268,7 @@ print(f"it has 4·s·b·V for logits in fp32, the step keeps 2·s·b·V: {200 * 
 
 # %%
 for name, percent in off.items():
-    print(f"{name:29s} {percent:+6.1f} % of {by_name[name].counts}")
+    print(f"{name:29s} {plus_minus(percent, 1):>6} % of {by_name[name].counts}")
 
 # %% [markdown]
 # States are right, or high where an fp32 copy of the gradients is added for the update. The totals lack the logits, the
@@ -332,7 +332,7 @@ reveal("13.ledger", missing, unit="MB")
 for name, size in outside_blocks(measured["GPT-2 XL"]).items():
     print(f"{name:42s} {size:15,} bytes")
 for model, run in runs.items():
-    print(f"{model}: the course's estimate − {word} = {estimate(run).total - real[model].peak:+,} bytes")
+    print(f"{model}: the course's estimate − {word} = {plus_minus(estimate(run).total - real[model].peak)} bytes")
 
 # %% [markdown]
 # **The gap** has a name. For GPT-2 XL it is the mask of the dropout behind the embedding, one byte a number, and the

@@ -30,7 +30,7 @@
 # **Your guess.** An "A100 80GB". What does a program get, in GB?
 
 # %%
-from course_utils import estimate, fit, format_bytes, gpu, measure
+from course_utils import estimate, fit, format_bytes, gpu, measure, plus_minus
 from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("14.room", unit="GB")
@@ -525,7 +525,8 @@ from course_utils import read_measurement
 
 before, after = (read_measurement(script.parent / name) for name in ("before.gz", "after.gz"))
 reveal("14.fused", max(0, before.peak - after.peak), unit="MB")
-print(f"after − before: {after.peak - before.peak:+,} bytes: a step counter for each tensor, on the GPU when fused")
+gap = plus_minus(after.peak - before.peak)
+print(f"after − before: {gap} bytes: a step counter for each tensor, on the GPU when fused")
 
 # %% [markdown]
 # **Nothing comes off.** What the fused update saves is not there at the peak, which backward owns. The list of what
