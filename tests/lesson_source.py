@@ -8,6 +8,7 @@ from typing import Any
 
 import jupytext
 
+from course_utils import plus_minus
 from course_utils.interactive.guesses import waits_for
 
 SOURCES = Path(__file__).resolve().parent.parent / "notebooks" / "src"
@@ -21,7 +22,7 @@ def names_from_cells(lesson: str, *parts: str) -> dict[str, Any]:
     (source,) = SOURCES.glob(f"{lesson}_*.py")
     notebook: Any = jupytext.read(source, fmt="py:percent")
     cells = [cell["source"] for cell in notebook.cells if cell["cell_type"] == "code"]
-    names: dict[str, Any] = {"waits_for": waits_for}  # every lesson imports it with its first guess
+    names: dict[str, Any] = {"waits_for": waits_for, "plus_minus": plus_minus}  # which lessons import early
     with redirect_stdout(StringIO()):
         for part in parts:
             (cell,) = [cell for cell in cells if part in cell]

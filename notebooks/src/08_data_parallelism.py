@@ -709,8 +709,7 @@ quiz(8)
 import os
 
 import torch
-import torch.distributed as dist
-from torch import nn
+from torch import distributed as dist, nn
 
 cuda = torch.cuda.is_available()
 alone = {} if "RANK" in os.environ else {"rank": 0, "world_size": 1, "store": dist.HashStore()}
