@@ -53,9 +53,9 @@ def test_the_picture_of_lora_is_to_scale_andcounts() -> None:
     figure = lora_picture(4096, 2048, 64)
     sides = {name: (float(width), float(height)) for width, height, name in
              re.findall(r'width="([\d.]+)" height="([\d.]+)"[^>]*data-name="([^"]+)"', figure.svg)}  # fmt: skip
-    assert sides["W, frozen"] == (110.0, 220.0)
-    assert sides["B, zero at first"] == (pytest.approx(3.4, abs=0.1), 220.0)
-    assert sides["A, Gaussian"] == (110.0, pytest.approx(3.4, abs=0.1))
+    assert sides["W, frozen"] == (90.0, 180.0)
+    assert sides["B, zero at first"] == (pytest.approx(2.8, abs=0.1), 180.0)
+    assert sides["A, Gaussian"] == (90.0, pytest.approx(2.8, abs=0.1))
     assert f"{64 * (4096 + 2048):,} numbers learn" in figure.alt
 
 

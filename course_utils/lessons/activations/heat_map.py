@@ -3,11 +3,12 @@
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import log
+from math import ceil, log
 
 from course_utils import TrainingRun, estimate
 from course_utils.estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
-from course_utils.figures.canvas import INK, MARGIN, QUIET, WIDTH, Canvas, Figure, ink_on, number
+from course_utils.figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, ink_on, number
+from course_utils.figures.layouts import reflowing
 from course_utils.gpus import Gpu
 from course_utils.units import UNITS, format_bytes
 
@@ -42,6 +43,7 @@ def limits(run: TrainingRun, memory: int) -> Sequence[int]:
     ]
 
 
+@reflowing
 def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
     """Bytes that forward and loss of `run` keep at many (b, s), and a line above which the whole step no longer fits.
 
@@ -51,7 +53,8 @@ def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
     columns, sizes, fitting = lengths(run), cells(run), limits(run, card.room)
     title, canvas = _title(run, card, columns, fitting), Canvas()
     top = canvas.title(title) + 24
-    bottom, width = top + CELL_HEIGHT * len(BATCHES), (WIDTH - MARGIN - LEFT) / len(columns)
+    right = canvas.width - MARGIN
+    bottom, width = top + CELL_HEIGHT * len(BATCHES), (right - LEFT) / len(columns)
     canvas.text(MARGIN, top - 8, "GB of activations; below the line, the whole step fits", 12, QUIET)
     xs = {s: LEFT + width * column for column, s in enumerate(columns)}
     ys = {b: bottom - CELL_HEIGHT * (row + 1) for row, b in enumerate(BATCHES)}
@@ -61,15 +64,16 @@ def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
         color = "#" + "".join(f"{round(a + (z - a) * part):02X}" for a, z in zip(LIGHT, DARK, strict=True))
         tip = f"b = {b}, s = {s:,}: {format_bytes(size, 'GB', 2)}"
         canvas.rect(x, y, width, CELL_HEIGHT, color, tip, data_bytes=size)
-        canvas.text(x + width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
+        if width > 26:  # as wide as a number of four characters
+            canvas.text(x + width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
     x, y = xs[at[1]], ys[at[0]]
     look = {"fill_opacity": 0, "stroke": FRAME, "stroke_width": 3.5, "data_at": f"{at[0]},{at[1]}"}
     canvas.rect(x + 1, y + 1, width - 2, CELL_HEIGHT - 2, FRAME, **look)
     for b, y in ys.items():
         canvas.text(LEFT - 8, y + 18, number(b), 12, QUIET, text_anchor="end")
-    for s, x in xs.items():
+    for s, x in [*xs.items()][:: ceil(45 / width)]:
         canvas.text(x + width / 2, bottom + 17, number(s), 11, QUIET, text_anchor="middle")
-    canvas.text((LEFT + WIDTH - MARGIN) / 2, bottom + 36, "sequence length s (tokens)", 12, QUIET, text_anchor="middle")
+    canvas.text((LEFT + right) / 2, bottom + 36, "sequence length s (tokens)", 12, QUIET, text_anchor="middle")
     canvas.upright(MARGIN + 8, (top + bottom) / 2, "micro-batch b")
     stairs = [(column + end, count) for column, count in enumerate(fitting) for end in (0, 1)]
     path = "L".join(f"{LEFT + width * end:.1f} {bottom - CELL_HEIGHT * count:.1f}" for end, count in stairs)

@@ -161,30 +161,41 @@ def corrected(
     return _figure(canvas, bottom + 16, title, alt, provenance)
 
 
+@reflowing
 def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, provenance: str = "") -> Figure:
     """Each calculator's terms as cells, signed GB, the deeper the color the larger the share of the peak.
 
     `table` maps calculators to signed bytes by term.
     """
     canvas, terms, told = Canvas(), list(next(iter(table.values()))), []
-    left, top = _named_rows(canvas, list(table), canvas.title(title) + 52, 30, 18)
+    left, top, height = float(MARGIN), canvas.title(title) + 52, 30
+    if canvas.narrow:  # a name stands above its row, and what a column has is read from bottom to top
+        top, height = top + max(text_width(name, 12) for name in terms) - 10, 50
+        for row, name in enumerate(table):
+            canvas.text(left, top + height * row - 5, name, 13)
+    else:
+        left, top = _named_rows(canvas, list(table), top, height, 18)
     width = (canvas.width - MARGIN - left) / (len(terms) + 1)
     for column, name in enumerate([*terms, "all"]):
+        x = left + width * (column + 0.5)
+        if canvas.narrow:
+            canvas.upright(x + 4, top - 26 - text_width(name, 12) / 2, name)
+            continue
         for line, words in enumerate(wrap(name, 11, width - 4)):
-            canvas.text(left + width * (column + 0.5), top - 34 + 13 * line, words, 11, QUIET, text_anchor="middle")
+            canvas.text(x, top - 34 + 13 * line, words, 11, QUIET, text_anchor="middle")
     for row, (name, found) in enumerate(table.items()):
         for column, size in enumerate([*found.values(), sum(found.values())]):
-            x, y, fill = left + width * column, top + 30 * row, OVER if size > 0 else SHORT
+            x, y, fill = left + width * column, top + height * row, OVER if size > 0 else SHORT
             cell, deep = (x + 1, y + 1, width - 2, 28), 0.5 * min(1.0, abs(size) / peak) ** 0.5
             canvas.rect(*cell, "#FFFFFF", stroke=GRID, stroke_width=1)
             canvas.rect(*cell, fill, fill_opacity=deep, data_bytes=size)
             shown = "0" if abs(size) < 5e7 else f"{'+' if size > 0 else '−'}{abs(size) / 1e9:.1f}"
-            weight = "bold" if column == len(terms) else None
-            canvas.text(x + width / 2, y + 19, shown, 12, text_anchor="middle", font_weight=weight)
+            look = {"text_anchor": "middle", "font_weight": "bold" if column == len(terms) else None}
+            canvas.text(x + width / 2, y + 19, shown, 11 if canvas.narrow else 12, **look)
         sizes = [f"{term} {signed(size, 'GB', 1)}" for term, size in found.items() if size]
         told.append(f"{name}: {', '.join(sizes)}")
     alt = f"{stop(title)} Signed differences, answer minus the step's peak. {'; '.join(told)}."
-    return _figure(canvas, top + 30 * len(table) + 16, title, alt, provenance)
+    return _figure(canvas, top + height * len(table) + 16, title, alt, provenance)
 
 
 @reflowing

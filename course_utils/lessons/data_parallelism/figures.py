@@ -6,7 +6,7 @@ from typing import Any
 
 from course_utils.figures import COLOURS, Figure, lines
 from course_utils.figures.axes import stop, ticks
-from course_utils.figures.canvas import INK, MARGIN, QUIET, ROOM, RULE, Canvas, ink_on, sentence, text_width, wrap
+from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, ink_on, sentence, text_width, wrap
 from course_utils.figures.layouts import reflowing
 
 from .links import Band
@@ -22,14 +22,18 @@ SERVER_STEPS = (
 )
 
 
+@reflowing
 def server_figure(workers: int = 3) -> Figure:
     """A parameter server and two to five workers in four steps."""
     title = f"Four steps, and in two of them {workers} messages pass through one machine"
-    canvas, wide = Canvas(), ROOM / 4 - 14
+    canvas = Canvas()
+    columns, step = (2, 238) if canvas.narrow else (4, 0)
+    across = (canvas.width - 2 * MARGIN) / columns
+    wide = across - 14
     pitch, side = wide / workers, min(46.0, wide / workers - 8)
-    top = canvas.title(title) + 26
+    first = canvas.title(title) + 26
     for index, (name, what) in enumerate(SERVER_STEPS):
-        x = MARGIN + ROOM / 4 * index
+        x, top = MARGIN + across * (index % columns), first + step * (index // columns)
         canvas.text(x, top, name, 13, font_weight="bold")
         for line, part in enumerate(wrap(what, 11, wide)):
             canvas.text(x, top + 184 + 14 * line, part, 11, QUIET)
@@ -60,6 +64,7 @@ def _arrow(canvas: Canvas, x1: float, y1: float, x2: float, y2: float, color: st
     canvas.path(f"M{'L'.join(f'{x:.1f} {y:.1f}' for x, y in corners)}Z", fill=color)
 
 
+@reflowing
 def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figure:
     """The numbers in each part of each rank after `step` steps of a ring, and the messages of that step.
 
@@ -76,7 +81,9 @@ def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figur
         whole = sum(value == int("1" * ranks) for parts in held for value in parts)
         title = f"Step {step} of {last}, {half}: {whole} of {ranks * ranks} parts are complete sums"
     top = canvas.title(title) + 22
-    pitch, wide = ROOM / ranks, min(96.0, 0.52 * ROOM / ranks)
+    pitch = (canvas.width - 2 * MARGIN) / ranks
+    digits = 11 if canvas.narrow else 14
+    wide = min(96.0, max(0.54 * pitch, text_width("1" * ranks, digits) + 6))
     for rank, parts in enumerate(held):
         middle = MARGIN + pitch * (rank + 0.5)
         canvas.text(middle, top, f"rank {rank}", 13, font_weight="bold", text_anchor="middle")
@@ -84,21 +91,23 @@ def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figur
             y, count = top + 12 + CELL * part, str(value).count("1")
             fill = GREENS[-1] if count == ranks else GREENS[min(count, len(GREENS) - 2)]
             canvas.rect(middle - wide / 2, y, wide, CELL - 6, fill, stroke=RULE, stroke_width=1, data_sum=value)
-            canvas.text(middle, y + 22, f"{value:0{ranks}d}", 14, ink_on(fill), text_anchor="middle")
+            canvas.text(middle, y + 22, f"{value:0{ranks}d}", digits, ink_on(fill), text_anchor="middle")
     for sender, part, receiver in sent:
         y, left = top + 29 + CELL * part, MARGIN + pitch * (sender + 0.5) + wide / 2 + 3
         right = MARGIN + pitch * (receiver + 0.5) - wide / 2 - 3
         if left > right:  # the last rank's message leaves the picture and comes in again
-            _arrow(canvas, left, y, MARGIN + ROOM + 12, y, SENT)
+            _arrow(canvas, left, y, canvas.width - MARGIN + 12, y, SENT)
             left = MARGIN - 12
         _arrow(canvas, left, y, right, y, SENT)
     bottom = top + 12 + CELL * ranks
-    canvas.text(MARGIN, bottom + 24, "Each rank began with one digit of its own, 1, 10, 100 and so on: the digits say "
-                "whose numbers are in a sum.", 12, QUIET)  # fmt: skip
+    said = "Each rank began with one digit of its own, 1, 10, 100 and so on: the digits say whose numbers are in a sum."
+    for line in wrap(said, 12, canvas.width - 2 * MARGIN):
+        bottom += 18
+        canvas.text(MARGIN, bottom + 6, line, 12, QUIET)
     arrows = ", ".join(f"rank {sender} sends part {part} to rank {receiver}" for sender, part, receiver in sent)
     sums = "; ".join(f"rank {rank} holds {sentence(map(str, parts))}" for rank, parts in enumerate(held))
     alt = f"{stop(title)} R{arrows[1:]}. Then {sums}." if arrows else f"{stop(title)} R{sums[1:]}."
-    return Figure(canvas.svg(bottom + 38, title, alt), alt)
+    return Figure(canvas.svg(bottom + 20, title, alt), alt)
 
 
 def hidden_part(step: Mapping[str, Any]) -> float:

@@ -11,18 +11,21 @@ from course_utils.figures.layouts import reflowing
 WEIGHTS = COLOURS["parameters"]  # of all three matrices; the frozen one is hatched
 
 
+@reflowing
 def lora_picture(n_out: int, n_in: int, rank: int) -> Figure:
     """W (n_out, n_in), B (n_out, r) and A (r, n_in), all to one scale."""
     whole, thin = n_out * n_in, rank * (n_out + n_in)
     title = f"Rank {rank} on a matrix of {n_out:,} × {n_in:,}: {100 * thin / whole:.2g} % of its numbers learn"
-    canvas, left, one = Canvas(), 130.0, 220.0 / max(n_out, n_in)  # `one` is the pixels of a number
+    canvas, one = Canvas(), 180.0 / max(n_out, n_in)  # `one` is the pixels of a number
     height, width, thick = n_out * one, n_in * one, max(2.0, rank * one)
-    top, start = canvas.title(title) + 40, left + width + 118
+    top, left = canvas.title(title) + 40, (canvas.width - width) / 2 if canvas.narrow else 60.0
+    start = 100.0 if canvas.narrow else left + width + 118
     _matrix(canvas, (left, top, width, height), "W, frozen", f"{whole:,} numbers", frozen=True)
-    canvas.text(left + width + 44, top + height / 2 + 8, "+", 28, text_anchor="middle")
+    top += height + 74 if canvas.narrow else 0
+    canvas.text(start - 74, top + height / 2 + 8, "+", 28, text_anchor="middle")
     _matrix(canvas, (start, top, thick, height), "B, zero at first", f"{n_out * rank:,} numbers")
-    canvas.text(start + thick + 36, top + height / 2 + 8, "·", 28, text_anchor="middle")
-    _matrix(canvas, (start + thick + 76, top, width, thick), "A, Gaussian", f"{n_in * rank:,} numbers")
+    canvas.text(start + thick + 43, top + height / 2 + 8, "·", 28, text_anchor="middle")
+    _matrix(canvas, (start + thick + 90, top, width, thick), "A, Gaussian", f"{n_in * rank:,} numbers")
     alt = f"{stop(title)} Drawn to scale: the frozen matrix W, hatched, with {whole:,} numbers, plus a thin upright "
     alt += f"factor B, zero at first, times a thin lying factor A, Gaussian at first; together {thin:,} numbers learn."
     return Figure(canvas.svg(top + height + 40, title, alt), alt)

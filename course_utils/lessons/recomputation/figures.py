@@ -1,19 +1,22 @@
 """Figures of lesson 06: a schedule at one of its ticks, and policies by their memory and their arithmetic."""
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from course_utils.figures import lines
 from course_utils.figures.axes import COLOURS, legend, stop
-from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, number, ticks
+from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, ticks
+from course_utils.figures.layouts import reflowing
 from course_utils.units import GB
 
 from .schedules import Schedule
 
 KEPT, CHECKPOINT, DONE, RUNNING = COLOURS["activations"], COLOURS["parameters"], COLOURS["gradients"], "#B3261E"
-CURVE = 90.0  # pixels: height of the curve of memory under the chain
+CURVE, PAIR, LEAST_PITCH = 90.0, 104.0, 40.0  # pixels: height of the curve and of two rows, width of a node
 
 
+@reflowing
 def schedule_figure(schedule: Schedule, at: int) -> Figure:
     """The chain while tick `at`, from 1, works, and memory up to then."""
     title, canvas = schedule_title(schedule, at), Canvas()
@@ -22,9 +25,8 @@ def schedule_figure(schedule: Schedule, at: int) -> Figure:
     looks: dict[str, dict[str, Any]] = {words: {"fill": fill} for words, fill in fills.items()}
     looks["at work"] = {"fill": "#FFFFFF", "stroke": RUNNING, "stroke_width": 3}
     entries = zip(looks, looks, strict=True)
-    legend(canvas, entries, top + 4, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words]))
-    _chain(canvas, schedule, at, top + 52)
-    bottom = _curve(canvas, schedule, at, top + 178)
+    top = legend(canvas, entries, top + 4, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words]))
+    bottom = _curve(canvas, schedule, at, _chain(canvas, schedule, at, top + 24) + 34)
     tick = schedule.ticks[at - 1]
     checkpoints, kept = (", ".join(map(str, nodes)) or "none" for nodes in (tick.checkpoints, tick.kept))
     now = f"Tick {at} of {len(schedule.ticks)}: {tick.words}. Values kept: {kept}. Checkpoints: {checkpoints}."
@@ -42,27 +44,34 @@ def schedule_title(schedule: Schedule, at: int) -> str:
     return f"{name}: {now}, {most} at most so far, {runs} run{'s' * (runs != 1)} of f so far"
 
 
-def _chain(canvas: Canvas, schedule: Schedule, at: int, y: float) -> None:
-    """Two rows of nodes: f above, with its checkpoint as a bar at its left, and b below."""
+def _chain(canvas: Canvas, schedule: Schedule, at: int, y: float) -> float:
+    """Two rows of nodes: f above, with its checkpoint as a bar at its left, and b below. Returns the y below them.
+
+    A chain too long for the picture goes on below, in as many such pairs of rows as it needs.
+    """
     tick = schedule.ticks[at - 1]
     done = {other.node for other in schedule.ticks[:at] if other.kind == "b"} - {tick.node}
-    pitch = (WIDTH - 2 * MARGIN) / schedule.nodes
-    side = min(34.0, 0.62 * pitch)
-    size = min(12.0, 0.4 * side)
+    room = canvas.width - 2 * MARGIN
+    rows = ceil(schedule.nodes * LEAST_PITCH / room)
+    in_row = ceil(schedule.nodes / rows)
+    pitch = room / in_row
+    side = min(34.0, 0.66 * pitch)
     for node in range(1, schedule.nodes + 1):
-        x = MARGIN + pitch * (node - 0.5) - side / 2
+        x, row = MARGIN + pitch * ((node - 1) % in_row + 0.5) - side / 2, (node - 1) // in_row
         if node in tick.checkpoints:
-            canvas.rect(x - min(9.0, 0.17 * pitch), y - 3, min(6.0, 0.12 * pitch), side + 6, CHECKPOINT)
-        for kind, top, color, filled in (("f", y, KEPT, tick.kept), ("b", y + 58, DONE, done)):
+            canvas.rect(x - 7, y + PAIR * row - 3, 4, side + 6, CHECKPOINT)
+        for kind, top, color, filled in (("f", y, KEPT, tick.kept), ("b", y + 46, DONE, done)):
+            top += PAIR * row
             fill, name = color if node in filled else "#FFFFFF", f"{kind}{node}"
             stroke, width = (RUNNING, 3.5) if (tick.kind, tick.node) == (kind, node) else (RULE, 1)
             canvas.rect(x, top, side, side, fill, rx=side / 2, data_node=name, stroke=stroke, stroke_width=width)
-            canvas.text(x + side / 2, top + side / 2 + 0.36 * size, name, size, ink_on(fill), text_anchor="middle")
+            canvas.text(x + side / 2, top + side / 2 + 4, name, 11, ink_on(fill), text_anchor="middle")
+    return y + PAIR * rows
 
 
 def _curve(canvas: Canvas, schedule: Schedule, at: int, top: float) -> float:
     """Memory at each tick so far, as bars with checkpoints below; returns the y below it."""
-    left, bottom, right = MARGIN + 34.0, top + CURVE, WIDTH - MARGIN
+    left, bottom, right = MARGIN + 34.0, top + CURVE, canvas.width - MARGIN
     pitch, one = (right - left) / len(schedule.ticks), CURVE / max(schedule.memory, 1)
     canvas.text(MARGIN, top - 10, "values kept at each tick", 12, QUIET)
     for tick in dict.fromkeys(round(value) for value in ticks(0, schedule.memory, 3)):
