@@ -9,8 +9,10 @@ import pytest
 from test_plots import NONE, training
 
 from course_utils import figures as plots
+from course_utils.authoring.build import ROOT, committed_notebooks
 from course_utils.figures.canvas import Canvas, Figure
 from course_utils.figures.themes import DARK
+from course_utils.recording.notebooks import read_notebook
 from course_utils.units import GB
 
 REQUIRED = os.environ.get("COURSE_REQUIRE_BROWSER") == "1"
@@ -79,6 +81,18 @@ def test_the_layout_that_fits_is_shown_with_letters_of_11_pixels_or_so(tab, figu
     scale = "svg.getBoundingClientRect().width / svg.viewBox.baseVal.width"
     smallest = tab.evaluate(f"(() => {{ const [svg] = {SHOWN}; return Math.min(...{sizes}) * {scale}; }})()")
     assert smallest >= (11 if width > 400 else 10.5)
+
+
+def test_every_stored_figure_has_a_layout_for_a_phone():
+    outputs = [
+        "".join(output["data"].get("text/html", ""))
+        for path in committed_notebooks(ROOT)
+        for cell in read_notebook(path).cells if cell.cell_type == "code"
+        for output in cell.outputs if "data" in output
+    ]  # fmt: skip
+    figures = [html for html in outputs if html.startswith("<img") and 'class="course-figure"' in html]
+    assert len(figures) > 80
+    assert [html[:100] for html in figures if '<script type="image/svg+xml">' not in html] == []
 
 
 def test_a_figure_with_one_layout_scrolls_instead_of_shrinking(tab):

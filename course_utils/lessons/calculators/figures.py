@@ -175,7 +175,7 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
             canvas.text(left, top + height * row - 5, name, 13)
     else:
         left, top = _named_rows(canvas, list(table), top, height, 18)
-    width = (canvas.width - MARGIN - left) / (len(terms) + 1)
+    width, letters = (canvas.width - MARGIN - left) / (len(terms) + 1), 11 if canvas.narrow else 12
     for column, name in enumerate([*terms, "all"]):
         x = left + width * (column + 0.5)
         if canvas.narrow:
@@ -190,8 +190,8 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
             canvas.rect(*cell, "#FFFFFF", stroke=GRID, stroke_width=1)
             canvas.rect(*cell, fill, fill_opacity=deep, data_bytes=size)
             shown = "0" if abs(size) < 5e7 else f"{'+' if size > 0 else '−'}{abs(size) / 1e9:.1f}"
-            look = {"text_anchor": "middle", "font_weight": "bold" if column == len(terms) else None}
-            canvas.text(x + width / 2, y + 19, shown, 11 if canvas.narrow else 12, **look)
+            weight = "bold" if column == len(terms) else None
+            canvas.text(x + width / 2, y + 19, shown, letters, text_anchor="middle", font_weight=weight)
         sizes = [f"{term} {signed(size, 'GB', 1)}" for term, size in found.items() if size]
         told.append(f"{name}: {', '.join(sizes)}")
     alt = f"{stop(title)} Signed differences, answer minus the step's peak. {'; '.join(told)}."

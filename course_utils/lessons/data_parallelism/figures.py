@@ -48,7 +48,7 @@ def server_figure(workers: int = 3) -> Figure:
                 _arrow(canvas, *above, *below, COLOURS["parameters"])
     told = "; ".join(f"{name.replace(' · ', ', ')}: {what}" for name, what in SERVER_STEPS)
     alt = f"{stop(title)} A server above, {workers} workers below. {told}."
-    return Figure(canvas.svg(top + 222, title, alt), alt)
+    return Figure(canvas.svg(first + step + 222, title, alt), alt)
 
 
 def _box(canvas: Canvas, center: float, y: float, wide: float, words: str, fill: str) -> None:
