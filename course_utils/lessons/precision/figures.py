@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from course_utils.figures.axes import OVER, stop
+from course_utils.figures.axes import OVER, legend, stop
 from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure
 from course_utils.figures.layouts import reflowing
 from course_utils.units import percent
@@ -55,32 +55,22 @@ LEFT = float(MARGIN + 8)
 HALF, SINGLE = "#D6EEFB", "#FBE3B5"  # colors of what is 16-bit and of what is fp32
 
 
+@reflowing
 def flow_figure(title: str) -> Figure:
     """Draw one linear layer's training step with bf16 weights, fp32 gradients and fp32 master weights.
 
     The recipe of Micikevicius et al. 2018, figure 1, with bf16 for fp16 and gradients added up in fp32.
     """
     canvas = Canvas()
-    top = canvas.title(title) + 34
-    boxes = (
-        (20, 0, "input x", HALF), (20, 80, "weights W", HALF),
-        (215, 40, "x·Wᵀ:\nmultiply in bf16, add in fp32", SINGLE),
-        (455, 40, "output y, rounded", HALF), (680, 40, "gradient dL/dy", HALF),
-        (455, 140, "dyᵀ·x:\nmultiply in bf16, add in fp32", SINGLE),
-        (215, 140, "dL/dW, rounded", HALF), (20, 180, "gradients: add up", SINGLE),
-        (455, 210, "dy·W:\nmultiply in bf16, add in fp32", SINGLE),
-        (215, 210, "dL/dx, rounded:\nto the layer below", HALF),
-        (215, 290, "Adam: m, v", SINGLE), (455, 290, "master weights", SINGLE),
-        (680, 290, "round to bf16: W", HALF),
-    )  # fmt: skip
-    for x, y, words, color in boxes:
+    colors = {HALF: "bf16 in memory", SINGLE: "fp32, in memory or inside the matrix unit"}
+    look = {"stroke": RULE, "stroke_width": 0.7}
+    y = canvas.title(title) + 6
+    top = 10 + legend(canvas, colors.items(), y, lambda x, y, size, color: canvas.rect(x, y, size, size, color, **look))
+    for words, color, *places in BOXES:
+        x, y = places[canvas.narrow]
         _box(canvas, x, top + y, words, color)
-    for corners in ARROWS:
+    for corners in NARROW_ARROWS if canvas.narrow else WIDE_ARROWS:
         _arrow(canvas, [(x, top + y) for x, y in corners])
-    y = top - 16
-    for x, name, color in ((20, "bf16 in memory", HALF), (160, "fp32, in memory or inside the matrix unit", SINGLE)):
-        canvas.rect(x, y - 10, 13, 13, color, stroke=RULE, stroke_width=0.7)
-        canvas.text(x + 19, y + 1, name)
     alt = (
         f"{stop(title)} Forward: input x and weights W, both bf16, are multiplied, added up in fp32 and rounded to the "
         "bf16 output y. Backward: the bf16 gradient dL/dy makes two products in the same way, each rounded to bf16. "
@@ -88,28 +78,45 @@ def flow_figure(title: str) -> Figure:
         "below. Adam reads the fp32 gradients, keeps m and v in fp32 and updates the fp32 master weights, which are "
         "rounded to bf16 and become W of the next step."
     )
-    return Figure(canvas.svg(top + 368, title, alt), alt)
+    return Figure(canvas.svg(top + (600 if canvas.narrow else 376), title, alt), alt)
 
 
-BOX_WIDTH, BOX_HEIGHT = 170, 44
-ARROWS = (
-    ((190, 22), (202, 22), (202, 54), (213, 54)), ((190, 98), (202, 98), (202, 70), (213, 70)),
-    ((385, 62), (453, 62)), ((625, 62), (678, 62)),
-    ((755, 84), (755, 162), (627, 162)), ((775, 84), (775, 232), (627, 232)),
-    ((190, 10), (432, 10), (432, 116), (540, 116), (540, 138)), ((190, 114), (408, 114), (408, 222), (453, 222)),
-    ((455, 162), (387, 162)), ((455, 240), (387, 240)),
-    ((215, 172), (203, 172), (203, 202), (192, 202)), ((105, 224), (105, 312), (213, 312)),
-    ((385, 312), (453, 312)), ((625, 312), (678, 312)), ((765, 334), (765, 354), (8, 354), (8, 102), (18, 102)),
+BOX_WIDTH, BOX_HEIGHT = 140, 52
+PRODUCT = "multiply in bf16,\nadd in fp32"
+BOXES = (
+    ("input x", HALF, (30, 0), (16, 0)), ("weights W", HALF, (30, 80), (226, 0)),
+    (f"x·Wᵀ:\n{PRODUCT}", SINGLE, (208, 40), (121, 76)),
+    ("output y, rounded", HALF, (386, 40), (121, 152)), ("gradient dL/dy", HALF, (564, 40), (121, 228)),
+    (f"dyᵀ·x:\n{PRODUCT}", SINGLE, (386, 152), (16, 304)), ("dL/dW, rounded", HALF, (208, 152), (16, 380)),
+    (f"dy·W:\n{PRODUCT}", SINGLE, (386, 222), (226, 304)),
+    ("dL/dx, rounded:\nto the layer below", HALF, (208, 222), (226, 380)),
+    ("gradients: add up", SINGLE, (30, 152), (16, 456)), ("Adam: m, v", SINGLE, (208, 296), (16, 532)),
+    ("master weights", SINGLE, (386, 296), (226, 532)), ("round to bf16: W", HALF, (564, 296), (226, 456)),
+)  # fmt: skip
+"""Words, color, and the top left corner in the wide and in the narrow layout."""
+WIDE_ARROWS = (
+    ((170, 36), (189, 36), (189, 58), (206, 58)), ((170, 96), (189, 96), (189, 74), (206, 74)),
+    ((348, 66), (384, 66)), ((526, 66), (562, 66)),
+    ((620, 92), (620, 178), (528, 178)), ((650, 92), (650, 248), (528, 248)),
+    ((170, 12), (371, 12), (371, 110), (456, 110), (456, 150)), ((170, 126), (363, 126), (363, 238), (384, 238)),
+    ((386, 178), (350, 178)), ((386, 258), (350, 258)), ((208, 178), (172, 178)), ((100, 204), (100, 322), (206, 322)),
+    ((348, 322), (384, 322)), ((526, 322), (562, 322)), ((634, 348), (634, 364), (17, 364), (17, 106), (28, 106)),
 )  # fmt: skip
 """The corners that each arrow passes, its head at the last."""
+NARROW_ARROWS = (
+    ((138, 52), (138, 74)), ((244, 52), (244, 74)), ((191, 128), (191, 150)), ((191, 204), (191, 226)),
+    ((138, 280), (138, 302)), ((244, 280), (244, 302)), ((68, 52), (68, 302)), ((314, 52), (314, 302)),
+    ((86, 356), (86, 378)), ((296, 356), (296, 378)), ((86, 432), (86, 454)), ((86, 508), (86, 530)),
+    ((156, 558), (224, 558)), ((296, 532), (296, 510)), ((366, 482), (383, 482), (383, 26), (368, 26)),
+)  # fmt: skip
 
 
 def _box(canvas: Canvas, x: float, y: float, words: str, color: str) -> None:
     canvas.rect(x, y, BOX_WIDTH, BOX_HEIGHT, color, stroke=RULE, stroke_width=1, rx=5)
     texts = words.split("\n")
     for index, text in enumerate(texts):
-        offset = 27 if len(texts) == 1 else 18 + 16 * index
-        canvas.text(x + BOX_WIDTH / 2, y + offset, text, 12 if len(text) < 26 else 10, text_anchor="middle")
+        baseline = y + BOX_HEIGHT / 2 + 4.5 + 15 * (index - (len(texts) - 1) / 2)
+        canvas.text(x + BOX_WIDTH / 2, baseline, text, 12, text_anchor="middle")
 
 
 def _arrow(canvas: Canvas, corners: Sequence[tuple[float, float]]) -> None:

@@ -9,8 +9,9 @@ from math import copysign, frexp, inf, isnan, ldexp, nan
 from typing import NamedTuple
 
 from course_utils.errors import unknown
-from course_utils.figures.axes import stop
-from course_utils.figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on, text_width
+from course_utils.figures.axes import legend, stop
+from course_utils.figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on
+from course_utils.figures.layouts import reflowing
 
 
 class NumberFormat(NamedTuple):
@@ -116,24 +117,26 @@ def spelled(value: float, digits: int = 7) -> str:
     return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e").replace("-", "−")
 
 
+@reflowing
 def bits_figure(value: float, title: str) -> Figure:
     """Draw `value` in each format, a row of bits each, with the number that is really stored."""
-    canvas, x = Canvas(), float(MARGIN)
-    top = canvas.title(title) + 26
-    names = {"sign": SIGN, "exponent: range": EXPONENT, "mantissa: precision": MANTISSA, "stored, not read": UNUSED}
-    for name, color in names.items():
-        canvas.rect(x, top - 20, 12, 12, color, stroke=RULE, stroke_width=0.5)
-        canvas.text(x + 18, top - 10, name)
-        x += 36 + text_width(name, 12)
+    canvas = Canvas()
+    names = {SIGN: "sign", EXPONENT: "exponent: range", MANTISSA: "mantissa: precision", UNUSED: "stored, not read"}
+    look = {"stroke": RULE, "stroke_width": 0.5}
+    y = canvas.title(title) + 4
+    y = 10 + legend(canvas, names.items(), y, lambda x, y, size, color: canvas.rect(x, y, size, size, color, **look))
     stored = {name: spelled(rounded(name, value), 10) for name in FORMATS}  # fp32's tenth is not 0.1
-    for index, (name, form) in enumerate(FORMATS.items()):
-        y = top + 40 * index
-        canvas.text(86, y + 19, name, 13, text_anchor="end", font_weight="bold")
-        end = draw_bits(canvas, form, encode(form, value), 98, y, 18)
-        canvas.text(end + 10, y + 19, stored[name], 13)
+    for name, form in FORMATS.items():
+        y += 22 if canvas.narrow else 0  # where words are above their bits, not beside them
+        words_y = y - 6 if canvas.narrow else y + 19
+        canvas.text(MARGIN, words_y, name, 13, font_weight="bold")
+        left, cell = (MARGIN, 11.5) if canvas.narrow else (92, 15)
+        end = draw_bits(canvas, form, encode(form, value), left, y, cell)
+        canvas.text(98 if canvas.narrow else end + 8, words_y, stored[name], 13)
+        y += 40
     told = "; ".join(f"{name} holds {number}" for name, number in stored.items())
     alt = f"{stop(title)} Bits of {spelled(value)}, row by row: {told}."
-    return Figure(canvas.svg(top + 40 * len(FORMATS) + 4, title, alt), alt)
+    return Figure(canvas.svg(y + 4, title, alt), alt)
 
 
 def draw_bits(canvas: Canvas, form: NumberFormat, pattern: int, x: float, y: float, cell: float) -> float:

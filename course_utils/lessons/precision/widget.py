@@ -8,7 +8,8 @@ from typing import Any
 import ipywidgets
 
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import INK, QUIET, WIDTH, Canvas, Figure
+from course_utils.figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, wrap
+from course_utils.figures.layouts import reflowing
 from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
 
 from .number_formats import FORMATS, NumberFormat, decode, draw_bits, encode, field_color, rounded, spelled
@@ -114,15 +115,20 @@ def neighbors(form: NumberFormat, pattern: int) -> str:
     return f"{toward}Next away from zero: {spelled(decode(form, sign | (magnitude + 1)))}."
 
 
+@reflowing
 def flipped_figure(form: NumberFormat, pattern: int, asked: float) -> Figure:
     """Draw one number's bits, large, with its sum below."""
     canvas, value = Canvas(), decode(form, pattern)
     nearest = "" if asked == rounded(form, asked) or isnan(asked) else f", the nearest to {spelled(asked)}"
     title = f"In {form.name}: {spelled(value)}{nearest}"
-    top = canvas.title(title) + 12
-    draw_bits(canvas, form, pattern, 16, top, min(40.0, (WIDTH - 32) / max(form.bits, 8 * form.bytes)))
-    canvas.text(16, top + 52, sum_of(form, pattern), 15, INK)
-    told = " · ".join(f"{name} {spelled(getattr(form, name))}" for name in ("epsilon", "largest", "smallest"))
-    canvas.text(16, top + 74, "not a number" if isnan(value) else told, 12, QUIET)
+    top, room = canvas.title(title) + 12, canvas.width - 2 * MARGIN
+    draw_bits(canvas, form, pattern, MARGIN, top, min(40.0, room / max(form.bits, 8 * form.bytes)))
+    told = [f"{name} {spelled(getattr(form, name))}" for name in ("epsilon", "largest", "smallest")]
+    told = ["not a number"] if isnan(value) else told if canvas.narrow else [" · ".join(told)]
+    y = top + 52
+    for lines, size, color in ((wrap(sum_of(form, pattern), 15, room), 15, INK), (told, 12, QUIET)):
+        for line in lines:
+            canvas.text(MARGIN, y, line, size, color)
+            y += size + 7
     alt = f"{stop(title)} Its {form.bits} bits stand for {sum_of(form, pattern)}."
-    return Figure(canvas.svg(top + 86, title, alt), alt)
+    return Figure(canvas.svg(y - 7, title, alt), alt)
