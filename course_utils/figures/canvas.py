@@ -18,7 +18,6 @@ from .themes import DARK, ON_DARK, ON_DARKENED, ON_LIGHT, ON_LIGHTENED, as_image
 WIDTH = 880  # pixels: a figure with one layout is this wide, and scales down with its page
 
 MARGIN = 16
-ROOM = WIDTH - 2 * MARGIN
 INK, QUIET, RULE, GRID = "#111111", "#555555", "#8A8A8A", "#E4E4E4"
 SCALES_DOWN = "max-width:100%;height:auto"
 FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
