@@ -16,7 +16,7 @@ BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 SEQUENCES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
 Point = tuple[int, int]  # b and s
 LIGHT, DARK, FRAME = (0xF2, 0xFA, 0xF7), (0x00, 0x4D, 0x3A), "#B3261E"
-LEFT, CELL_HEIGHT = MARGIN + 46.0, 27
+LEFT, CELL_HEIGHT = MARGIN + 46.0, 23
 
 
 def kept_bytes(run: TrainingRun) -> int:
@@ -65,12 +65,12 @@ def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
         tip = f"b = {b}, s = {s:,}: {format_bytes(size, 'GB', 2)}"
         canvas.rect(x, y, width, CELL_HEIGHT, color, tip, data_bytes=size)
         if width > 26:  # as wide as a number of four characters
-            canvas.text(x + width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
+            canvas.text(x + width / 2, y + 16, _brief(size), 11, ink_on(color), text_anchor="middle")
     x, y = xs[at[1]], ys[at[0]]
     look = {"fill_opacity": 0, "stroke": FRAME, "stroke_width": 3.5, "data_at": f"{at[0]},{at[1]}"}
     canvas.rect(x + 1, y + 1, width - 2, CELL_HEIGHT - 2, FRAME, **look)
     for b, y in ys.items():
-        canvas.text(LEFT - 8, y + 18, number(b), 12, QUIET, text_anchor="end")
+        canvas.text(LEFT - 8, y + 16, number(b), 12, QUIET, text_anchor="end")
     for s, x in [*xs.items()][:: ceil(45 / width)]:
         canvas.text(x + width / 2, bottom + 17, number(s), 11, QUIET, text_anchor="middle")
     canvas.text((LEFT + right) / 2, bottom + 36, "sequence length s (tokens)", 12, QUIET, text_anchor="middle")
