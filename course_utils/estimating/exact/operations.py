@@ -89,6 +89,21 @@ def new_gradients(step: Step, out: Tensor, inputs: Sequence[Tensor], saving: Ite
     return out
 
 
+def way_back(step: Step, out: Tensor, x: Tensor, sizes: Sequence[str], saving: Saving) -> Tensor:
+    """`out`, the result of an operation whose backward makes tensors of these `sizes` for the gradient of x."""
+    tape, size = step.tape, x.size
+
+    def backward(_: list[Gradient]) -> list[Gradient | None]:
+        made = [tape.make(each) for each in sizes]
+        gradient = tape.gradient(size)
+        for storage in made:
+            storage.release()
+        return [gradient]
+
+    tape.apply(out, [x], backward, [saving])
+    return out
+
+
 def same_gradient(step: Step, out: Tensor, inputs: Sequence[Tensor], view: bool = False) -> Tensor:
     """`out`, the result of an operation whose backward passes its gradient on: as a `view`, or in each input's size,
     cast to its type or summed over what was repeated.
@@ -246,18 +261,8 @@ def softmax(step: Step, x: Tensor, name: str, what: str, element: str = "") -> T
     """In the type of x unless an `element` is given, saves its output. Backward begins with the product of that and the
     gradient (softmax_backward_cuda_out).
     """
-    tape, size = step.tape, x.size
-    out = tape.tensor(element or x.element, x.shape)
-    out_size = out.size
-
-    def backward(_: list[Gradient]) -> list[Gradient | None]:
-        product = tape.make(out_size)
-        gradient = tape.gradient(size)
-        product.release()
-        return [gradient]
-
-    tape.apply(out, [x], backward, [Saving(out, name, what, "softmax's own backward")])
-    return out
+    out = step.tape.tensor(element or x.element, x.shape)
+    return way_back(step, out, x, [out.size], Saving(out, name, what, "softmax's own backward"))
 
 
 @operation

@@ -1,7 +1,7 @@
 """GELU and RMSNorm in single operations, as `networks/unfused.py` has them."""
 
-from .operations import Step, Weight, add, cast, keeps_output, multiply, new_gradients, same_gradient, scaled
-from .tape import Gradient, Saving, Tensor, operation
+from .operations import Step, Weight, add, cast, keeps_output, multiply, new_gradients, same_gradient, scaled, way_back
+from .tape import Saving, Tensor, operation
 
 
 def is_narrow(step: Step, x: Tensor) -> bool:
@@ -33,30 +33,15 @@ def unfused_norm(step: Step, x: Tensor, weight: Weight, name: str) -> Tensor:
 @operation
 def power(step: Step, x: Tensor, name: str) -> Tensor:
     """x to a power n: saves x. Backward is n·xⁿ⁻¹ times the gradient, with two tensors on the way (pow_backward)."""
-    return _from_two(step, x, Saving(x, name, "input", "derivative of a power"))
+    out = step.tape.tensor(x.element, x.shape)
+    return way_back(step, out, x, [x.size] * 2, Saving(x, name, "input", "derivative of a power"))
 
 
 @operation
 def inverse_root(step: Step, x: Tensor, name: str) -> Tensor:
     """1/√x: saves its output, and cubes it in backward (derivatives.yaml, rsqrt)."""
     out = step.tape.tensor(x.element, x.shape)
-    return _from_two(step, x, Saving(out, name, "inverse root", "derivative of a root"), out)
-
-
-def _from_two(step: Step, x: Tensor, saving: Saving, out: Tensor | None = None) -> Tensor:
-    """The result of an operation whose gradient is the product of two tensors made for it."""
-    tape, size = step.tape, x.size
-    out = out or tape.tensor(x.element, x.shape)
-
-    def backward(_: list[Gradient]) -> list[Gradient | None]:
-        made = [tape.make(size), tape.make(size)]
-        gradient = tape.gradient(size)
-        for storage in made:
-            storage.release()
-        return [gradient]
-
-    tape.apply(out, [x], backward, [saving])
-    return out
+    return way_back(step, out, x, [x.size] * 2, Saving(out, name, "inverse root", "derivative of a root"))
 
 
 @operation
