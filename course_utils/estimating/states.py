@@ -154,11 +154,8 @@ def optimizer_state_bytes(run: TrainingRun) -> int:
 def _state_bytes(
     model: TransformerConfig, rank: int, targets: tuple[str, ...], precision_name: str, optimizer_name: str
 ) -> int:
-    precision, optimizer, trained = (
-        PRECISIONS[precision_name],
-        OPTIMIZERS[optimizer_name],
-        trainable(model, rank, targets),
-    )
+    precision, optimizer = PRECISIONS[precision_name], OPTIMIZERS[optimizer_name]
+    trained = trainable(model, rank, targets)
     block = tensors_states(precision, optimizer, trained.block)
     return states_of(precision, optimizer, trained.before | trained.after) + trained.layers * block
 
