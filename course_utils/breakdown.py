@@ -5,19 +5,6 @@ from dataclasses import dataclass, field
 
 from .units import formatter, html_table
 
-KINDS = (
-    "parameters",
-    "weight_copies",
-    "gradients",
-    "optimizer_states",
-    "activations",
-    "inputs",
-    "communication",
-    "workspaces",
-    "temporaries",
-)
-"""Every kind of memory in the order in which figures stack them. `plots.COLOURS` has one colour for each."""
-
 KIND_NOTES = {
     "parameters": "the weights that forward and backward use",
     "weight_copies": "16-bit copies of the weights that autocast keeps",
@@ -29,6 +16,9 @@ KIND_NOTES = {
     "workspaces": "what cuBLAS keeps for its matrix products",
     "temporaries": "made and freed within one phase of the step",
 }
+
+KINDS = tuple(KIND_NOTES)
+"""Every kind of memory in the order in which figures stack them. `plots.COLOURS` has one colour for each."""
 
 
 @dataclass(frozen=True)
