@@ -101,8 +101,7 @@ def rank_0_states(run: TrainingRun) -> Totals:
     if run.zero_stage < 2:
         share = (run.model, run.world_size, run.precision, run.optimizer)
         states = _zero_1_optimizer_bytes(*share) if run.zero_stage else optimizer_state_bytes(run)
-        gradients = 0 if run.bucket_view else gradient_bytes(run)
-        gradients += sum(bucket_sizes(run)) if run.bucket_view else 0
+        gradients = sum(bucket_sizes(run)) if run.bucket_view else gradient_bytes(run)
         return {"parameters": parameter_bytes(run), "gradients": gradients, "optimizer_states": states}
     (outer, block), layers = fsdp_groups(run)[:2], run.model.layers
     return {
@@ -307,7 +306,6 @@ class Hooks(NamedTuple):
     after_block: Walk
     after_head: Walk
     before_head_backward: Walk
-    before_last_block_backward: Walk
     before_block_backward: Walk
     before_first_block_backward: Walk
     after_last_block_backward: Walk
@@ -342,7 +340,6 @@ def _hooks(outer: Gathered, block: Gathered, stage_3: bool, first: bool) -> Hook
         after_block=reshard(block) if stage_3 else [],
         after_head=[free(block.gather_output, COMMUNICATION)],
         before_head_backward=gathered,
-        before_last_block_backward=[*appear, *gathered],
         before_block_backward=[*appear, *gathered],
         before_first_block_backward=appear,
         after_last_block_backward=[*reshard(block), *reduced],

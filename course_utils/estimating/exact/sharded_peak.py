@@ -79,7 +79,7 @@ def _with_hooks(reading: Reading, hooks: Hooks) -> Iterator[Stretch]:
     forward, backward = parts["forward", "block"], parts["backward", "block"]
     before = dict.fromkeys(forward, hooks.before_block) | dict.fromkeys(backward, hooks.before_block_backward)
     before[forward[0]] = hooks.before_first_block
-    before[backward[0]], before[backward[-1]] = hooks.before_last_block_backward, hooks.before_first_block_backward
+    before[backward[-1]] = hooks.before_first_block_backward
     before |= dict.fromkeys(parts["forward", "stem"], hooks.before_stem)
     before |= dict.fromkeys(parts["backward", "head"], hooks.before_head_backward)
     before |= dict.fromkeys(parts["backward", "end"], hooks.after_backward)
