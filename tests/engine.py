@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from course_utils.estimating.states import Trainable, trainable
 from course_utils.measurement import Measurement
 from course_utils.measuring import measure
 from course_utils.measuring.counting import Unwatched as Unwatched
@@ -34,6 +35,10 @@ LLAMA = PRESETS["llama3.2-1b"]
 def shallow(model: TransformerConfig, layers: int) -> TransformerConfig:
     """The same model with fewer layers."""
     return dataclasses.replace(model, layers=layers)
+
+
+def trainable_shapes(run: TrainingRun) -> Trainable:
+    return trainable(run.model, run.lora_rank, run.lora_targets)
 
 
 def tiny(family: str, **changes: Any) -> TransformerConfig:

@@ -53,10 +53,13 @@ def test_freezing_writes_what_is_read_back(tmp_path, monkeypatch):
 
 
 def test_a_model_with_fewer_blocks_says_so_in_its_name_and_is_rebuilt_from_its_code():
-    assert draw.shallow("gpt2", 2).name == "gpt2, 2 blocks" and draw.shallow("gpt2", 1).name == "gpt2, 1 block"
+    assert (
+        draw.changed("gpt2", layers=2).name == "gpt2, 2 blocks"
+        and draw.changed("gpt2", layers=1).name == "gpt2, 1 block"
+    )
     assert draw.changed("llama3.2-1b", layers=3, tied=False).name == "llama3.2-1b, 3 blocks, tied=False"
-    assert draw.shallow("gpt2", draw.PRESETS["gpt2"].layers) == draw.PRESETS["gpt2"]
-    run = TrainingRun(draw.shallow("gpt2", 2), 4, 512)
+    assert draw.changed("gpt2", layers=draw.PRESETS["gpt2"].layers) == draw.PRESETS["gpt2"]
+    run = TrainingRun(draw.changed("gpt2", layers=2), 4, 512)
     assert str(run).startswith("gpt2, 2 blocks · ")
     assert rebuilt(run) == run
 
@@ -82,7 +85,7 @@ def as_chosen(model: TransformerConfig, other: TransformerConfig) -> Transformer
 
 
 def test_nothing_but_names_depends_on_what_a_model_is_called():
-    run = TrainingRun(draw.shallow("gpt2", 2), 4, 512)
+    run = TrainingRun(draw.changed("gpt2", layers=2), 4, 512)
     renamed = run.replace(model=dataclasses.replace(run.model, name="another"))
     assert dict(estimate(run)) == dict(estimate(renamed))
 

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for --write and --report, which run this file alone
 
-from course_utils.benchmark.draw import shallow  # noqa: E402
+from course_utils.benchmark.draw import changed  # noqa: E402
 from course_utils.measuring import measure  # noqa: E402
 from course_utils.measuring.simulated import availability  # noqa: E402
 from course_utils.run import ATTENTIONS, PRECISIONS, TrainingRun  # noqa: E402
@@ -33,7 +33,7 @@ OTHERS = "COURSE_OTHER_PYTHON"
 
 def build_runs() -> dict[str, TrainingRun]:
     """Runs of both families with every attention kernel, precision and kind of recomputation, by name."""
-    gpt, llama = shallow("gpt2", 3), shallow("llama3.2-1b", 3)
+    gpt, llama = changed("gpt2", layers=3), changed("llama3.2-1b", layers=3)
 
     def run(model: Any, precision: str, attention: str, recompute: str = "none", **more: Any) -> TrainingRun:
         return TrainingRun(model, 4, 512, precision, attention=attention, recompute=recompute, **more)

@@ -11,7 +11,7 @@ from published.basics_transformer import Transformer
 from published.language_models import ScratchGPT
 from published.sharded_models import Llama
 
-from course_utils.benchmark.draw import shallow
+from course_utils.benchmark.draw import changed
 from course_utils.benchmark.published import Row, answered_rows
 from course_utils.benchmark.published.judged import COUNTS, ESTIMATE, FORM, OURS, SIMULATED, answers_to, nearest, ratios
 from course_utils.figures.canvas import text_width
@@ -31,7 +31,10 @@ from course_utils.units import BLOCK, GB
 LLAMA = TrainingRun("llama3.1-8b", 2, 8192)
 RUNS = (LLAMA, TrainingRun("gpt2-xl", 32, 1024), TrainingRun("gpt2", 4, 512, attention="eager"),
         TrainingRun("llama3-8b", 1, 4096))  # fmt: skip
-SMALL = {"GPT-2": TrainingRun(shallow("gpt2", 2), 4, 1024), "Llama": TrainingRun(shallow("llama3.2-1b", 2), 2, 4096)}
+SMALL = {
+    "GPT-2": TrainingRun(changed("gpt2", layers=2), 4, 1024),
+    "Llama": TrainingRun(changed("llama3.2-1b", layers=2), 2, 4096),
+}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +101,7 @@ def test_every_tensor_at_the_peak_belongs_to_one_component(
 def test_eager_scores_are_found_by_their_shape() -> None:
     """Under autocast: fp32 of softmax, its 16-bit copy, the mask; q and k of 64 tokens are squares, too, and none."""
     for s in (64, 256):
-        run = TrainingRun(shallow("gpt2", 2), 16, s, attention="eager")
+        run = TrainingRun(changed("gpt2", layers=2), 16, s, attention="eager")
         a, b, L = run.model.heads, run.micro_batch, run.model.layers
         found = calculators.counted_at_peak(measure(run.replace(micro_batch=b), source="simulated"))[SCORES]
         assert found == (4 + 2 + 1) * a * s * s * b * L

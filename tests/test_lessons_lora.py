@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_statements import SOURCES, cells
 
 from course_utils import estimate
-from course_utils.benchmark.draw import shallow
+from course_utils.benchmark.draw import changed
 from course_utils.estimating.step_time import model_flops
 from course_utils.lessons.lora.figures import code_picture, lora_picture
 from course_utils.lessons.lora.texts import sonnets
@@ -36,7 +36,7 @@ def test_mean_loss_is_that_of_every_whole_window() -> None:
 
 def test_lora_takes_two_units_of_work_and_the_formula_knows() -> None:
     """Counted on the meta device: backward makes no dL/dW for a frozen matrix."""
-    run = TrainingRun(shallow("gpt2", 2), 1, 64, "fp32", attention="eager")
+    run = TrainingRun(changed("gpt2", layers=2), 1, 64, "fp32", attention="eager")
     units = []
     for rank, targets in ((0, ()), (1, ("attention", "mlp"))):
         adapted = run.replace(lora_rank=rank, lora_targets=targets)

@@ -13,7 +13,7 @@ from counting import calls
 from engine import simulate
 
 from course_utils import estimate, moments
-from course_utils.benchmark.draw import shallow
+from course_utils.benchmark.draw import changed
 from course_utils.estimating.states import tensors_bytes
 from course_utils.run import TrainingRun
 from course_utils.units import GiB
@@ -88,7 +88,7 @@ def test_tracking_adds_a_fraction_to_a_step_and_torch_s_own_tracker_more_than_th
     """
     monkeypatch.setattr(step_speed, "seconds_of", calls)
     shorter, longer = (
-        step_speed.step_times(TrainingRun(shallow("gpt2", layers), 2, 128), tries=2) for layers in (2, 4)
+        step_speed.step_times(TrainingRun(changed("gpt2", layers=layers), 2, 128), tries=2) for layers in (2, 4)
     )
     for counted in (shorter, longer):
         assert counted["nobody"] < counted["tracker"] < 1.4 * counted["nobody"]
@@ -105,7 +105,7 @@ def first_step(run: TrainingRun) -> dict[str, int]:
 
 @SIMULATED
 def test_one_step_of_llama3_70b_s_blocks_is_as_estimated():
-    run = TrainingRun(shallow(DEEP_RUN.model.name, 3), 1, 8192, "bf16-master")
+    run = TrainingRun(changed(DEEP_RUN.model.name, layers=3), 1, 8192, "bf16-master")
     assert dict(simulate(run, steps=1).phase_peaks["backward"]) == first_step(run)
 
 

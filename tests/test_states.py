@@ -3,7 +3,7 @@
 from math import prod
 
 import pytest
-from engine import GPT, Unwatched, shallow, tiny
+from engine import GPT, Unwatched, shallow, tiny, trainable_shapes
 
 from course_utils import measure, moments
 from course_utils.estimating.exact.update import optimizer_step
@@ -14,7 +14,6 @@ from course_utils.estimating.states import (
     optimizer_state_bytes,
     parameter_bytes,
     state_sizes,
-    trainable_shapes,
 )
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.measuring.step import Training

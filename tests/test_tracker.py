@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from engine import Unwatched, storage_of, tiny
+from engine import Unwatched, storage_of, tiny, trainable_shapes
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from course_utils import MemoryBreakdown, measure
-from course_utils.estimating.states import trainable_shapes
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.measuring.step import Training
 from course_utils.measuring.tracker import Tracker

@@ -48,7 +48,7 @@ def _runs() -> Iterator[TrainingRun]:
     gpt2 = TrainingRun("gpt2", 8, 1024, "bf16-master")
     for policy in ("none", "selective-attention", "selective", "full", "every-3", "offload"):
         yield gpt2.replace(recompute=policy)
-    yield from (*lesson_06_checks.hidden_runs(), *lesson_06_checks.secret_runs())
+    yield from (*lesson_06_checks.HIDDEN_RUNS, *lesson_06_checks.SECRET_RUNS)
     # 07: 100 sequences per step, cut into micro-batches, and 4 sequences alone
     gpt2 = TrainingRun("gpt2", 4, 1024)
     yield from (gpt2, *(gpt2.replace(micro_batch=b, accumulation_steps=100 // b) for b in (1, 4, 20, 100)))

@@ -35,11 +35,6 @@ def frozen_runs() -> tuple[TrainingRun, ...]:
     return tuple(run_of(choices) for choices in json.loads(FROZEN.read_text(encoding="utf-8"))["runs"])
 
 
-def shallow(model: str, layers: int) -> TransformerConfig:
-    """A preset's widths with fewer blocks, which its name says: "gpt2, 2 blocks"."""
-    return changed(model, layers=layers)
-
-
 def changed(preset: str, **changes: Any) -> TransformerConfig:
     """A preset with some choices changed, and named after what differs, so that nobody takes it for the preset."""
     model = PRESETS[preset]

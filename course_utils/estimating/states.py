@@ -51,18 +51,13 @@ class Trainable(NamedTuple):
         return outside + self.layers * sum(round_up(element * prod(shape), multiple) for shape in self.block.values())
 
 
-def trainable_shapes(run: TrainingRun) -> Trainable:
-    """The parameters that `run` trains: all or, with `lora_rank`, the two factors of each matrix of `lora_targets`.
+@lru_cache(maxsize=256)
+def trainable(model: TransformerConfig, rank: int, targets: tuple[str, ...]) -> Trainable:
+    """The parameters that a run trains: all at rank 0, else LoRA's two factors of each matrix that is a target.
 
     W becomes W + B·A with A (r, n_in) and B (n_out, r) (Hu et al. 2022, section 4.1). Blocks' names begin with
     "blocks.".
     """
-    return trainable(run.model, run.lora_rank, run.lora_targets)
-
-
-@lru_cache(maxsize=256)
-def trainable(model: TransformerConfig, rank: int, targets: tuple[str, ...]) -> Trainable:
-    """The same for a model and LoRA's choices; rank 0 trains everything."""
     block = block_shapes(model)
     if rank:
         matrices: Shapes = {

@@ -208,12 +208,9 @@ def _draw(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: in
         return
     dots: dict[str, Any] = {"marker": "o", "markersize": 7, "markeredgecolor": "#FFFFFF", "markeredgewidth": 1}
     shown = dots if markers and len(line[0]) <= 40 else {}
-    axes.plot(*line, color=color, linewidth=2.2, linestyle=_dashes(index), clip_on=False, zorder=3, **shown)
-
-
-def _dashes(index: int) -> Any:
-    """Stroke and gap as matplotlib counts them, in line widths."""
-    return (0, tuple(length / 2.2 for length in DASHES[index] or ())) if DASHES[index] else "-"
+    dashes = DASHES[index]  # in pixels; matplotlib counts in line widths
+    style = (0, tuple(length / 2.2 for length in dashes)) if dashes else "-"
+    axes.plot(*line, color=color, linewidth=2.2, linestyle=style, clip_on=False, zorder=3, **shown)
 
 
 def _draw_level(axes: "Axes", series: Series, name: str, value: float) -> None:

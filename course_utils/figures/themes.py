@@ -57,8 +57,7 @@ def image(svg: str, alt: str) -> str:
 
 def as_image(svg: str, narrow: str, alt: str) -> str:
     """HTML for a notebook: the image, and a script that puts `in_page`'s picture in its place."""
-    layout = themed(UNREAD.sub("", narrow), "narrow") if narrow else ""
-    other = f'<script type="image/svg+xml">{layout}</script>' if narrow else ""
+    other = f'<script type="image/svg+xml">{themed(UNREAD.sub("", narrow), "narrow")}</script>' if narrow else ""
     return f"{image(svg, alt)}{other}<style>{part('figure.css')}</style><script>{part('figure.js')}</script>"
 
 

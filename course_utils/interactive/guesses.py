@@ -148,7 +148,8 @@ def _guess_field(ask: Prediction) -> Any:
             return
         field.disabled = button.disabled = True
         answer.value = _locked(guess)
-        _unfold(guess, ask.key)
+        for handle, thing in _SHOWN.pop(ask.key, ()):
+            handle.update(replace(thing, guess=guess))
 
     field.observe(typed, names="value")
     field.on_msg(lambda _, content, __: lock(field) if content.get("event") == "submit" else None)  # the Enter key
@@ -203,11 +204,6 @@ def _show_folded(thing: "Revelation | Waiting") -> None:
         show(thing)
         return
     _SHOWN[thing.key].append((sys.modules["IPython"].display.display(thing, display_id=True), thing))
-
-
-def _unfold(guess: Guess, key: str) -> None:
-    for handle, thing in _SHOWN.pop(key, ()):
-        handle.update(replace(thing, guess=guess))
 
 
 def _folded(inner: str, data: str) -> str:

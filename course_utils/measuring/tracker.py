@@ -213,7 +213,8 @@ class Tracker(TorchDispatchMode):
             self._recognize(func, args, newest)
         if special:
             if func is FLASH_BACKWARD and self.device == "cuda":
-                inside += [self._inside(func, size) for size in flash_scratch(args[1], args[2])]
+                sizes = flash_scratch(args[1], args[2])
+                inside += [self._write_down(size, (size,), "uint8", _operation(func)) for size in sizes]
             if self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
                 self._give_workspaces(func, self._workspaces)
             if inside:
@@ -223,9 +224,6 @@ class Tracker(TorchDispatchMode):
     def _leave_out(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         self._left_out[key] = weakref.ref(storage, lambda _: self._left_out.pop(key, None))
-
-    def _inside(self, func: Any, size: int) -> Storage:
-        return self._write_down(size, (size,), "uint8", _operation(func))
 
     def _made_inside(self, func: Any, args: Any) -> list[Storage]:
         """Copies and scratch that the GPU's kernel takes before it begins, and frees when it is done."""

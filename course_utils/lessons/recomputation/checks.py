@@ -317,11 +317,8 @@ def _expect_gpus_state(answer: Any) -> None:
 # ----------------------------------------------------------------------------------------------------- 06.5: stretches
 TEETH = {"every-3": 4, "none": 0, "full": 12, "every-6": 2, "every-5": 3, "selective": 12, "every-11": 2}
 HIDDEN = TrainingRun("gpt2", 2, 256, "amp-bf16")
+HIDDEN_RUNS = [HIDDEN.replace(recompute=policy) for policy in TEETH]
 SIMULATES = "Small runs are simulated first, if they have not been yet: about ten seconds."
-
-
-def hidden_runs() -> list[TrainingRun]:
-    return [HIDDEN.replace(recompute=policy) for policy in TEETH]
 
 
 @cache
@@ -358,11 +355,8 @@ def stretches(answer: Any) -> None:
 KNOWN = TrainingRun(small_gpt(), 1, 128, "bf16-master")
 SECRETS = {1: (12, "every-2"), 2: (2, "none"), 3: (24, "full"), 4: (20, "every-3"), 5: (5, "none"), 6: (7, "full")}
 """Micro-batch and policy of each case. Neither the peak nor what forward keeps puts the policies in order."""
+SECRET_RUNS = [KNOWN.replace(micro_batch=b, recompute=policy) for b, policy in SECRETS.values()]
 SECRET_POLICIES = ("none", "full", "every-2", "every-3")
-
-
-def secret_runs() -> list[TrainingRun]:
-    return [KNOWN.replace(micro_batch=b, recompute=policy) for b, policy in SECRETS.values()]
 
 
 def mystery(seed: int) -> Measurement:
@@ -373,7 +367,7 @@ def mystery(seed: int) -> Measurement:
 @cache
 def case(number: int) -> Measurement:
     """The simulated run of a case, its activations alone."""
-    return activations_alone(measure(secret_runs()[number - 1], source="simulated"))
+    return activations_alone(measure(SECRET_RUNS[number - 1], source="simulated"))
 
 
 def activations_alone(measurement: Measurement) -> Measurement:
