@@ -195,7 +195,7 @@ def ended(process: int) -> bool:
 def test_however_a_recorder_ends_its_task_ends_with_it_and_a_later_call_does_the_rest(tmp_path, number, monkeypatch):
     code, (told, errors), processes = recorder_stopped_within_its_second_task(tmp_path, number)
     assert (code, errors) == ((-9, "") if number == signal.SIGKILL else (130, "\nStopped.\n"))
-    assert "    measured\n[2/4, " in told  # what was said is not lost with the process
+    assert "    measured\n[2/5, " in told  # what was said is not lost with the process
     assert [ended(process) for process in processes] == [True, True]
     file = tmp_path / "rehearsal.jsonl"
     assert [line.content["status"] for line in read_lines(file)] == ["measured"]
@@ -208,11 +208,11 @@ def test_however_a_recorder_ends_its_task_ends_with_it_and_a_later_call_does_the
     said: list[str] = []
     again = ["--rehearse", "--out", str(tmp_path), "--minutes", "5", "--only", "times of"]
     assert recorder.main(again, said.append) == 0
-    assert "last line of rehearsal.jsonl was cut off" in said[0] and "3 of 4 tasks to do" in said[1]
+    assert "last line of rehearsal.jsonl was cut off" in said[0] and "4 of 5 tasks to do" in said[1]
     assert file.stat().st_mode & 0o777 == 0o644 and file.read_bytes().startswith(whole)
     wanted = [item.name for item in rehearsal_list() if item.name.startswith("times of")]
     assert [line.content["task"] for line in read_lines(file)] == wanted
-    assert recorder.main(again, said.append) == 0 and "0 of 4 tasks to do" in said[-2]
+    assert recorder.main(again, said.append) == 0 and "0 of 5 tasks to do" in said[-2]
 
 
 # The file

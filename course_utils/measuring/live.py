@@ -171,7 +171,9 @@ def ready(run: TrainingRun, device: Device) -> tuple[Training, tuple[int, int]]:
     device.release()
     torch.manual_seed(SEED)
     before = device.allocated(), device.reserved()
-    return Training(run, device.kind, simulated=False), before
+    training = Training(run, device.kind, simulated=False)
+    device.release()  # weights in 4 bits are packed from larger ones, which no step uses again
+    return training, before
 
 
 def counters(set_up: Callable[[], Callable[[Phases], object]], steps: int) -> dict[str, int]:

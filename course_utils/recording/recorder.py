@@ -2,8 +2,8 @@
 
 Each task runs in a process of its own with its own time limit, so that a hang, a crash or an error that CUDA cannot
 recover from ends that task alone. Every process of a task ends with the task, and with this process however that ends.
-This process uses no torch and holds no GPU memory. It has not met a real GPU yet: its tests, and `--rehearse`, put the
-CPU in a GPU's place, and tasks of every kind have run under torch's CUDA build on a driver whose kernels do nothing.
+This process uses no torch and holds no GPU memory. Several tasks can be at work at once: each asks for its turn on the
+GPU when it has done what needs none, and gets it when what it needs of the memory is not promised to another.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from importlib import util
@@ -30,6 +31,7 @@ from ..interactive.course_files import ROOT
 from ..measuring import recording_file
 from ..ranks.launch import signal_name
 from ..units import MiB, aligned, format_bytes
+from . import turns
 from .tasks import FACTS, STEPS, Task, recording_list, rehearsal_list
 
 PACKAGE = ROOT / "course_utils"
@@ -42,6 +44,7 @@ Command = Callable[[Task, Path, float], list[str]]
 
 FACTS_SECONDS = 120.0
 SHORTEST = 10.0  # Seconds: with less than this left, no further task is begun
+BETWEEN = 0.05  # Seconds between two looks at what is at work
 GRACE = 5.0  # Seconds in which a process that was killed has to be gone; a driver that hangs can hold it longer
 
 say_now = partial(print, flush=True)
@@ -61,30 +64,95 @@ class TaskResult(NamedTuple):
     seconds: float
 
 
+@dataclass
+class Running:
+    """A task at work in a process of its own, whose files are in `folder`; without a `turn` it has no GPU yet."""
+
+    task: Task
+    process: subprocess.Popen[bytes]
+    folder: tempfile.TemporaryDirectory[str]
+    limit: float
+    begun: float = field(default_factory=time.monotonic)
+    since: float = 0.0
+    has_turn: bool = False
+
+    def __post_init__(self) -> None:
+        self.since = self.begun
+
+    def file(self, name: str) -> Path:
+        return Path(self.folder.name) / name
+
+    @property
+    def waits(self) -> bool:
+        return not self.has_turn and self.file(turns.ASKED).exists()
+
+    def give_turn(self, shared: bool) -> None:
+        """Let it use the GPU; its time counts from now on."""
+        self.has_turn, self.since = True, time.monotonic()
+        turns.give(self.file(turns.GIVEN), shared)
+
+    def finish(self, killed: bool = False) -> TaskResult:
+        """End the process if it has not ended, and read what it has written."""
+        code = None if killed else self.process.poll()
+        _kill(self.process)
+        parts = read_parts(self.file("parts.jsonl"))
+        status, detail = judged(parts, code, self.file("stderr").read_text(errors="replace"))
+        if status == recording_file.TIMED_OUT:
+            detail = f"after {self.limit:.0f} s"
+        self.folder.cleanup()
+        return TaskResult(parts, status, detail, round(time.monotonic() - self.begun, 1))
+
+    def is_over(self) -> bool:
+        return self.process.poll() is not None or (not self.waits and time.monotonic() > self.since + self.limit)
+
+
 def record(
-    tasks: Sequence[Task],
-    file: Path,
-    origin: dict[str, Any],
-    deadline: float,
-    command: Command,
-    say: Callable[[str], None],
-) -> int:
-    """Append each task's result to `file` until all are done or time is up; returns how many are left."""
-    for number, task in enumerate(tasks):
-        left = deadline - time.monotonic()
-        if left < SHORTEST:
-            return len(tasks) - number
-        say(f"[{number + 1}/{len(tasks)}, {left / 60:.1f} min left] {task.name}")
-        outcome = run_process(command, task, min(task.seconds, left - GRACE))
-        if outcome.status == recording_file.TIMED_OUT and left - GRACE < task.seconds:
-            outcome = outcome._replace(status=recording_file.CUT_SHORT, detail="the time given was over")
-        about = {"task": task.name, "kind": task.kind, "why": task.why, "environment": dict(task.environment)}
-        about |= {"steps": STEPS, "predicted": task.predicted, "date": date.today().isoformat()}
-        recording_file.append(file, {**origin, **about, **outcome._asdict()})
-        say(f"    {outcome.status}{f': {outcome.detail}' if outcome.detail else ''}")
-        if outcome.status == recording_file.CUT_SHORT:
-            return len(tasks) - number
-    return 0
+    tasks: Sequence[Task], file: Path, origin: dict[str, Any], deadline: float, command: Command,
+    say: Callable[[str], None], jobs: int = 1, memory: int = 0,
+) -> int:  # fmt: skip
+    """Append each task's result to `file` until all are done or time is up; returns how many are left.
+
+    `jobs` tasks are at work at a time, those that have their turn within `memory` bytes of the GPU.
+    """
+    waiting, running, cut = list(tasks), list[Running](), 0
+    try:
+        while running or (waiting and deadline - time.monotonic() >= SHORTEST):
+            while waiting and len(running) < jobs and (left := deadline - time.monotonic()) >= SHORTEST:
+                task = waiting.pop(0)
+                say(f"[{len(tasks) - len(waiting)}/{len(tasks)}, {left / 60:.1f} min left] {task.name}")
+                running.append(begin(command, task, task.seconds, takes_turns=True))
+            give_turns(running, memory, jobs > 1)
+            is_late = time.monotonic() > deadline - GRACE
+            for each in [each for each in running if is_late or each.is_over()]:
+                running.remove(each)
+                outcome = each.finish(killed=each.process.poll() is None)
+                if outcome.status == recording_file.TIMED_OUT and is_late:
+                    cut += 1
+                    outcome = outcome._replace(status=recording_file.CUT_SHORT, detail="the time given was over")
+                recording_file.append(file, {**origin, **about(each.task), **outcome._asdict()})
+                named = f"{each.task.name}: " if jobs > 1 else ""
+                say(f"    {named}{outcome.status}{f': {outcome.detail}' if outcome.detail else ''}")
+            time.sleep(BETWEEN)
+    finally:
+        for each in running:
+            each.finish(killed=True)
+    return cut + len(waiting)
+
+
+def about(task: Task) -> dict[str, Any]:
+    told = {"task": task.name, "kind": task.kind, "why": task.why, "environment": dict(task.environment)}
+    return told | {"steps": STEPS, "predicted": task.predicted, "date": date.today().isoformat()}
+
+
+def give_turns(running: Sequence[Running], memory: int, shared: bool) -> None:
+    """Let those that wait use the GPU, in their order, as long as none needs it for itself or more than is left."""
+    using = [each for each in running if each.has_turn]
+    for each in [each for each in running if each.waits]:
+        taken = sum(other.task.room for other in using)
+        if using and (each.task.alone or using[0].task.alone or taken + each.task.room > memory):
+            return  # whoever waits behind it waits on, or the largest would come last
+        each.give_turn(shared and not each.task.alone)
+        using.append(each)
 
 
 def work_command(rehearse: bool, as_card: str = "") -> Command:
@@ -99,32 +167,33 @@ def work_command(rehearse: bool, as_card: str = "") -> Command:
 
 def run_process(command: Command, task: Task, seconds: float) -> TaskResult:
     """Do a task in a process of its own that is killed after `seconds`, and read what it has written."""
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        results, errors = Path(folder) / "parts.jsonl", Path(folder) / "stderr"
-        with errors.open("wb") as stream:
-            code = _wait(command(task, results, seconds), task, seconds, stream)
-        parts = read_parts(results)
-        status, detail = judged(parts, code, errors.read_text(errors="replace"))
-    if status == recording_file.TIMED_OUT:
-        detail = f"after {seconds:.0f} s"
-    return TaskResult(parts, status, detail, round(time.monotonic() - start, 1))
+    started = begin(command, task, seconds)
+    try:
+        started.process.wait(timeout=max(seconds, 0.1))
+    except subprocess.TimeoutExpired:
+        return started.finish(killed=True)
+    except BaseException:
+        started.finish(killed=True)
+        raise
+    return started.finish()
 
 
-def _wait(command: list[str], task: Task, seconds: float, stream: Any) -> int | None:
-    """The process's exit code, negative for a signal; None if it had to be killed. Never leaves it running."""
+def begin(command: Command, task: Task, seconds: float, takes_turns: bool = False) -> Running:
+    """Start a task's process."""
+    folder = tempfile.TemporaryDirectory()
+    results, given = (Path(folder.name) / name for name in ("parts.jsonl", turns.GIVEN))
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **task.environment}
+    environment |= {turns.VARIABLE: str(given)} if takes_turns else {}
+    line = command(task, results, seconds)
     if sys.platform == "linux":  # then nothing that the command starts outlives it, or this process
-        command = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *command]
+        line = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *line]
     none = subprocess.DEVNULL
-    process = subprocess.Popen(command, env=environment, stdin=none, stdout=none, stderr=stream, start_new_session=True)
-    try:
-        return process.wait(timeout=max(seconds, 0.1))
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        _kill(process)
+    with (Path(folder.name) / "stderr").open("wb") as stream:
+        process = subprocess.Popen(
+            line, env=environment, stdin=none, stdout=none, stderr=stream, start_new_session=True
+        )
+    return Running(task, process, folder, seconds)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -267,7 +336,7 @@ def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[s
     free = format_bytes(found["free"], "GB", 1)
     say(f"{found['device']['name']}, {free} free, torch {found['torch']}: {len(to_do)} of {len(tasks)} tasks to do.")
     origin = {name: value for name, value in found.items() if name != "free"} | {"commit": code}
-    left = record(to_do, file, origin, deadline, command, say)
+    left = record(to_do, file, origin, deadline, command, say, options.jobs, found["free"])
     then = f"{left} are left: run the same command again." if left else "Nothing is left to do on this GPU."
     say(f"Recorded in {file}. {then}")
     return 0
@@ -306,6 +375,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser("record", (__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="the folder of the recordings, one file for each GPU")
     parser.add_argument("--minutes", type=float, default=30.0, help="stop after so many minutes (30)")
+    parser.add_argument("--jobs", type=int, default=1, help="tasks at work at a time, as the GPU's memory allows (1)")
     parser.add_argument("--list", action="store_true", help="print what would be recorded, and record nothing")
     parser.add_argument("--only", default="", metavar="WORDS", help="only tasks whose name or kind contains this")
     parser.add_argument("--as-card", default="", metavar="CARD", help="as a smaller card: T4-16GB, or '16 GB'")
@@ -315,6 +385,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         raise RecordingError("record needs --out and a folder for its results, or --list.")
     if not 0 < options.minutes < 10_000:
         raise RecordingError(f"--minutes is {options.minutes:g}: say how long recording may take, as in --minutes 30.")
+    if options.jobs < 1:
+        raise RecordingError(f"--jobs is {options.jobs}: at least one task is at work at a time.")
     if options.as_card:
         card_option(options.as_card)
     if options.out is not None and options.out.exists() and not options.out.is_dir():

@@ -4,12 +4,14 @@ hardware shows, and the lessons themselves.
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from ..benchmark.published import STEPS as PUBLISHED_STEPS
+from ..benchmark.published import TEN, Row, published_rows
 from ..estimating import estimate
 from ..estimating.step_time import step_seconds
 from ..gpus import GPUS
@@ -17,6 +19,7 @@ from ..interactive.course_files import ROOT, numbered
 from ..models import PRESETS
 from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
+from ..units import GB, MB
 
 FACTS = "facts"  # The task before all others: it names the device, and fails unless torch can use it
 STEPS = 2  # Steps of the passes whose memory is recorded; the first has no optimizer states yet
@@ -29,11 +32,13 @@ NOTEBOOK_KINDS = ("cells", "notebook", "demos")  # Kinds of tasks that execute c
 CELLS = ("measure(run)", "measure(step=…)", "live_meter", "demo", "plain torch")
 """Kinds of cells that can run out of memory."""
 
-COMPARISONS = ("recomputation", "precision", "optimizer", "accumulation")  # Topics of comparisons
+COMPARISONS = ("recomputation", "precision", "optimizer", "accumulation", "loss")  # Topics of comparisons
 MOST_SEQUENCES = 8  # Sequences in a comparison's batch on a card with room enough; a smaller card halves it
 
 TIMES_OUT_OF_MEMORY = 100  # Each kind of cell runs out of memory so often in a row
 LESSON_SECONDS = 60.0  # A lesson's budget where its own metadata state none, as in `course: {budget_seconds: 90}`
+
+NOTEBOOK = 24 * GB  # Kept for a lesson that is executed while others are; one measures what fits the free memory
 
 LIVE_FACTOR = 3.0
 """A lesson may take so many times its budget on a GPU: the budget is for a simulation, and here it trains, too."""
@@ -41,6 +46,7 @@ LIVE_FACTOR = 3.0
 START_SECONDS = 8.0
 EXPECTED_SECONDS = {
     "context": 12.0, "workspaces": 2.0, "scratch": 4.0, "kernels": 4.0, "times": 28.0, "cells": 30.0, "demos": 30.0,
+    "published": 10.0,
 }  # fmt: skip
 """Seconds of a task on an H200: Python, torch and CUDA begin, then its kind. Guesses, for the order."""
 
@@ -52,7 +58,9 @@ class Task:
     `kind` says how it is done: "run" trains as `run` says, "history" keeps and replays its allocator's history,
     "kernels" runs attention alone for sequences of `seq_len` tokens, "times" compares the variants of `topic`,
     "context", "workspaces" and "scratch" measure what no simulation sees. "cells" runs out of memory in cells of the
-    kind `topic`, "notebook" executes the notebook of that path, "demos" rehearses the demos.
+    kind `topic`, "notebook" executes the notebook of that path, "demos" rehearses the demos, "published" runs the
+    published steps whose rows `topic` names. One that does not train as `run` says `needs` so many bytes; one that has
+    to be `alone` shares the GPU with no other.
     """
 
     name: str
@@ -63,11 +71,18 @@ class Task:
     topic: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 150.0
+    needs: int = 0
+    alone: bool = False
 
     @property
     def needs_notebooks(self) -> bool:
         """True if it needs Jupyter's packages and not torch alone."""
         return self.kind in NOTEBOOK_KINDS
+
+    @property
+    def room(self) -> int:
+        """Bytes of the GPU that are kept for it while others use the rest: what it needs, and its context."""
+        return round(1.05 * self.predicted) + self.needs + 600 * MB
 
     @property
     def predicted(self) -> int:
@@ -96,8 +111,37 @@ def run_seconds(run: TrainingRun, steps: int) -> float:
     return steps * step + 0.2 * run.model.layers * min(run.accumulation_steps, 3)
 
 
-def run_task(run: TrainingRun, why: str) -> Task:
-    return Task(f"{run.code()} steps={STEPS}", "run", why, run)
+def run_task(run: TrainingRun, why: str, alone: bool = False) -> Task:
+    return Task(f"{run.code()} steps={STEPS}", "run", why, run, alone=alone)
+
+
+SMALL_ROWS = 6
+ON_ONE_GPU = 36 * GB  # Published rows of at most so many bytes are counted one after the other in one task
+
+
+def published_tasks() -> Iterator[Task]:
+    """Published steps of one rank: the small ones together, the large and the README's alone. None without the code."""
+    rows = [row for row in published_rows() if row.family and not row.family.startswith("sharded_models")]
+    runs = {(row.family, json.dumps(row.how)): row for row in reversed(rows)}  # the first of each run
+    rows = [row for row in rows if row.id in TEN or row in runs.values()] if PUBLISHED_STEPS.exists() else []
+    large = [row for row in rows if row.id in TEN or row.said.reserved > ON_ONE_GPU]
+    kinds = sorted({(row.family.partition(".")[0], row.expandable) for row in rows if row not in large})
+    for file, expandable in kinds:
+        of_kind = [row for row in rows if row not in large and row.family.startswith(file)]
+        of_kind = [row for row in of_kind if row.expandable == expandable]
+        for number, start in enumerate(range(0, len(of_kind), SMALL_ROWS), start=1):
+            yield published_task(f"{file}{', expandable' * expandable} {number}", of_kind[start : start + SMALL_ROWS])
+    yield from (published_task(row.id, [row]) for row in large)
+
+
+def published_task(name: str, rows: Sequence[Row]) -> Task:
+    """One process counts these rows, whose segments are alike; it needs what the largest reserves."""
+    needs, topic = max(row.said.reserved for row in rows), ",".join(row.id for row in rows)
+    environment = EXPANDABLE if rows[0].expandable else {}
+    return Task(
+        f"published: {name}", "published", "counted elsewhere", topic=topic, needs=needs, environment=environment,
+        seconds=300.0,
+    )  # fmt: skip
 
 
 def history_task(run: TrainingRun, environment: Mapping[str, str]) -> Task:
@@ -128,14 +172,16 @@ def everything() -> Iterator[Task]:
     run = run_task
     # What tells most, in about three minutes
     yield Task("workspaces", "workspaces", "cuBLAS's workspaces")
-    yield run(GPT2, "the first run of the course")
+    yield run(GPT2, "the first run of the course", alone=True)
     yield run(XL, "the puzzle as asked")
-    yield run(LLAMA, "a Llama")
+    yield run(LLAMA, "a Llama", alone=True)
     yield history_task(history_runs()[0], {})
     yield run(PUZZLE.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8), "what fits 32 GB")
-    # What else the lessons show first
-    yield Task("context", "context", "what the driver takes before the first tensor")
+    # What else the lessons show first, and what GPUs elsewhere have counted
+    yield Task("context", "context", "what the driver takes before the first tensor", alone=True)
     yield Task("scratch", "scratch", "what kernels allocate for themselves")
+    published = list(published_tasks())
+    yield from (task for task in published if task.name.partition(": ")[2] in TEN)
     yield run(GPT2.replace(attention="eager"), "what the flash kernel saves")
     yield run(T4, "the same on a T4")
     yield run(XL.replace(recompute="full"), "the puzzle, recomputed")
@@ -144,8 +190,12 @@ def everything() -> Iterator[Task]:
     yield run(XL.replace(micro_batch=4), "the puzzle, smaller")
     # Times that only a GPU's clock can give
     for topic in COMPARISONS:
-        yield Task(f"times of {topic}", "times", "times with their spread", topic=topic)
-    yield from map(kernels_task, (1024, 4096))
+        yield Task(f"times of {topic}", "times", "times with their spread", topic=topic, alone=True)
+    yield from map(kernels_task, (512, 1024, 2048, 4096, 8192, 16384))
+    # Running out of memory on purpose, and the demos
+    for kind in CELLS:
+        why = f"out of memory {TIMES_OUT_OF_MEMORY} times in a row"
+        yield Task(f"out of memory in a cell with {kind}", "cells", why, topic=kind, seconds=400.0, needs=2 * GB)
     # Quick runs of many kinds
     yield run(GPT2.replace(micro_batch=2), "linear in b")
     yield run(GPT2.replace(accumulation_steps=2), "2 micro-batches")
@@ -156,17 +206,14 @@ def everything() -> Iterator[Task]:
     yield run(MEDIUM.replace(optimizer="adamw-fused"), "a fused optimizer")
     yield run(LLAMA.replace(attention="eager"), "a Llama without a fused kernel")
     yield run(LLAMA.replace(lora_rank=8), "LoRA on attention")
-    # The allocator's histories, and running out of memory on purpose
-    yield from (history_task(recorded, {}) for recorded in history_runs())
-    for kind in CELLS:
-        why = f"out of memory {TIMES_OUT_OF_MEMORY} times in a row"
-        yield Task(f"out of memory in a cell with {kind}", "cells", why, topic=kind, seconds=400.0)
-    yield Task("rehearsal of the demos", "demos", "every demo as it runs here", seconds=300.0)
+    # The allocator's histories, the lessons, the smaller published steps
+    for environment in ({}, EXPANDABLE):
+        yield from (history_task(recorded, environment) for recorded in history_runs())
+    yield Task("rehearsal of the demos", "demos", "every demo as it runs here", seconds=300.0, needs=NOTEBOOK)
     yield from lessons("notebooks")
-    yield from (history_task(recorded, EXPANDABLE) for recorded in history_runs())
+    yield from published
     yield from lessons("solutions")
     # Attention by kernel and by the length of the sequence
-    yield from map(kernels_task, (512, 2048, 8192, 16384))
     yield run(GPT2.replace(attention="efficient"), "the efficient kernel")
     yield run(GPT2.replace(attention="cudnn", dropout=0.0), "cuDNN's kernel, which may refuse GPT-2's dropout")
     for kernel in ("eager", "efficient", "cudnn"):
@@ -235,7 +282,8 @@ def lessons(folder: str) -> Iterator[Task]:
     """Every notebook of a folder with the GPU as its source; none where the package lies alone."""
     for path in numbered(ROOT / folder):
         name = f"{folder}/{path.name}"
-        yield Task(f"live: {name}", "notebook", "the lesson, live", topic=name, seconds=LIVE_FACTOR * budget(path))
+        seconds = LIVE_FACTOR * budget(path)
+        yield Task(f"live: {name}", "notebook", "the lesson, live", topic=name, seconds=seconds, needs=NOTEBOOK)
 
 
 def budget(notebook: Path) -> float:
@@ -245,7 +293,8 @@ def budget(notebook: Path) -> float:
 
 
 def kernels_task(seq_len: int) -> Task:
-    return Task(f"attention alone at s={seq_len}", "kernels", "kernels by sequence length", seq_len=seq_len)
+    name = f"attention alone at s={seq_len}"
+    return Task(name, "kernels", "kernels by sequence length", seq_len=seq_len, alone=True)
 
 
 def rehearsal_list() -> tuple[Task, ...]:
@@ -273,11 +322,13 @@ def variants(topic: str, batch: int) -> dict[str, TrainingRun]:
     small, medium = TrainingRun("gpt2", batch, 1024), TrainingRun("gpt2-medium", batch, 1024)
     fused = small.replace(attention="efficient")  # the one fused kernel that takes fp32, too
     if topic == "recomputation":
-        return {name: medium.replace(recompute=name) for name in ("none", "selective", "full")}
+        return {name: medium.replace(recompute=name) for name in ("none", "selective", "offload", "full")}
     if topic == "precision":
         return {name: fused.replace(precision=name) for name in ("fp32", "tf32", "amp-bf16", "amp-fp16")}
     if topic == "optimizer":
         return {name: medium.replace(optimizer=f"adamw-{name}") for name in ("loop", "foreach", "fused")}
+    if topic == "loss":
+        return {f"{chunks} piece{'s'[: chunks > 1]}": small.replace(loss_chunks=chunks) for chunks in (1, 8, 32)}
     counts = {"one batch": 1} | {f"{count} micro-batches": count for count in (2, 4, 8) if count <= batch}
     return {name: small.replace(micro_batch=batch // n, accumulation_steps=n) for name, n in counts.items()}
 

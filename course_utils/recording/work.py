@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from ..allocator.replay import replay
 from ..allocator.settings import settings
 from ..allocator.snapshots import compare_with_gpu, snapshot_of
 from ..errors import GpuOutOfMemory
-from ..estimating import estimate
+from ..estimating import estimate, formula
+from ..gpus import GPUS
 from ..interactive.course_files import ROOT
 from ..measuring.counting import Unwatched, count_peaks, time_calls
 from ..measuring.devices import Cuda, Device, Host, as_card
@@ -29,9 +30,11 @@ from ..measuring.recorded import thinned, to_json
 from ..measuring.recording_file import AS
 from ..measuring.tracing import provenance_of, torch_release, trace_simulated
 from ..run import TrainingRun
+from . import published
 from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, workspace_bytes
 from .histories import packed, unpacked
 from .tasks import FACTS, STEPS, TIMES_OUT_OF_MEMORY, Task, recording_list, rehearsal_list, sized, spread, variants
+from .turns import await_turn
 
 OLDEST_TORCH = "2.11"
 
@@ -54,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.task == FACTS:
             send(FACTS, **facts(device))
         else:
-            perform(find(options.task, options.rehearse), device, send)
+            perform(find(options.task, options.rehearse), device, send, options.seconds)
     except Exception as error:  # sent to the recorder; a traceback would name this machine's folders
         send("error", error=first_line(error))
         return 1
@@ -90,9 +93,16 @@ def facts(device: Device) -> dict[str, Any]:
     return {**device.facts(), **about}
 
 
-def perform(task: Task, device: Device, send: Send) -> None:
-    """Do one task and send each of its parts as soon as it is there."""
-    of_run = {"run": record_run, "history": record_history}
+def perform(task: Task, device: Device, send: Send, seconds: float = 0.0) -> None:
+    """Do one task and send each of its parts as soon as it is there; `seconds` are counted from its turn on the GPU."""
+    if task.kind == "run":
+        send_said(task.run, device, send)
+    elif task.kind == "published":
+        published.send_said(task.topic, send)
+    faulthandler.cancel_dump_traceback_later()
+    shared = await_turn()
+    if seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True)
     of_cells = {"cells": run_cells, "notebook": run_lesson, "demos": run_demos}
     others: dict[str, Callable[[], Any]] = {
         "context": lambda: context_bytes(device),
@@ -101,8 +111,12 @@ def perform(task: Task, device: Device, send: Send) -> None:
         "kernels": lambda: {"kernels": kernel_times(device, task.seq_len)},
         "times": lambda: {"variants": variant_times(task.topic, device)},
     }
-    if task.run is not None:
-        of_run[task.kind](task.run, device, send)
+    if task.kind == "run":
+        record_run(task.run, device, send, shared)
+    elif task.kind == "history":
+        record_history(task.run, device, send)
+    elif task.kind == "published":
+        published.send_counted(task.topic, send)
     elif task.needs_notebooks:
         of_cells[task.kind](task, device, send)
     else:
@@ -173,31 +187,40 @@ def out_of_memory_sent(device: Device, send: Send) -> Iterator[None]:
         send("out_of_memory", message=str(error), free=device.free())
 
 
-def record_run(run: TrainingRun, device: Device, send: Send) -> None:
-    """Parts "counters" without the tracker, "measured" with it, "simulated" on a GPU that is not there.
+def record_run(run: TrainingRun, device: Device, send: Send, shared: bool = False) -> None:
+    """Parts "counters" without the tracker, and "measured" with it.
 
     Where memory runs out, "out_of_memory" takes the place of what is then missing, and "refused" where torch has not
-    the kernel that the run asks for.
+    the kernel that the run asks for. Where the GPU is `shared`, the driver's counter has other programs' bytes, and is
+    left out.
     """
     try:
         with out_of_memory_sent(device, send):
             device.release()
             with memory_released(run, device.free), only_kernel(run):
                 training, before = ready(run, device)
-                send("counters", **count_peaks(training.step, device, STEPS, before))
+                found = count_peaks(training.step, device, STEPS, before)
+                send("counters", **{name: value for name, value in found.items() if not (shared and name == "driver")})
                 del training
             with memory_released(run, device.free):
                 found = traced(run, STEPS, device.kind, provenance_of("cpu" if device.kind == "cpu" else "live"))
             send("measured", **to_json(thinned(found)), losses=list(found.losses))
     except KernelRefused as error:
         send("refused", message=str(error))
-    _simulated(run, send)
 
 
-def _simulated(run: TrainingRun, send: Send) -> None:
-    """The same run simulated under the same torch, what the allocator's model reserves for it, and the estimate."""
-    formula = estimate(run)
-    send("estimate", total=formula.total, by_kind={kind: size for kind, size in formula.items() if size})
+def send_said(run: TrainingRun, device: Device, send: Send) -> None:
+    """What is said of a run before the GPU is asked: parts "estimate", "formula" where it has one, and "simulated".
+
+    On a GPU of the catalog's compute capabilities cuBLAS's workspaces are counted in. The simulation is under the same
+    torch; "allocated" and "reserved" are what the allocator's policy makes of it.
+    """
+    card = next((name for name, gpu in GPUS.items() if gpu.capability == device.capability()), None)
+    run = run.replace(card=card)
+    said = estimate(run)
+    send("estimate", total=said.total, by_kind={kind: size for kind, size in said.items() if size}, card=card)
+    with suppress(ValueError):  # it covers no such run
+        send("formula", total=formula.estimate(run.replace(card=None)).total)
     try:
         simulated = trace_simulated(run, STEPS, "")
     except RuntimeError as error:  # the GPU's figures are recorded, with or without it
@@ -207,7 +230,7 @@ def _simulated(run: TrainingRun, send: Send) -> None:
     blocks = {"allocated": replayed.step_peaks()[STEPS], "reserved": replayed.peak_reserved}
     full = to_json(simulated)
     summary = {name: full[name] for name in ("breakdown", "phase_peaks")}
-    send("simulated", torch=torch_release(), **summary, **blocks)
+    send("simulated", torch=torch_release(), card=card, **summary, **blocks)
 
 
 def record_history(run: TrainingRun, device: Device, send: Send) -> None:

@@ -133,12 +133,17 @@ def run(
     family: str, capability: tuple[int, int], torch: tuple[int, int], how: str, expandable: bool
 ) -> tuple[Measurement, Replay]:
     """The family's step on the simulated GPU, and what the allocator made of it."""
+    measured = family_of(family)(workspaces_of(capability, torch), **json.loads(how))
+    return measured, replay(measured, expandable_segments=expandable)
+
+
+def family_of(family: str, live: bool = False) -> Callable[..., Any]:
+    """The function that runs a family's steps: a Measurement on the simulated GPU, or `live` what a GPU counts."""
     module, _, name = family.partition(".")
     if str(STEPS.parent) not in sys.path:
         sys.path.append(str(STEPS.parent))
-    step = getattr(import_module(f"{STEPS.name}.{module}"), name)
-    measured = step(workspaces_of(capability, torch), **json.loads(how))
-    return measured, replay(measured, expandable_segments=expandable)
+    import_module(f"{STEPS.name}.running").LIVE = live
+    return getattr(import_module(f"{STEPS.name}.{module}"), name)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
