@@ -28,7 +28,7 @@ SOURCES = Path(__file__).with_suffix("")
 TORCH = "torch==2.11.0"
 """Its default wheel for Linux is a CUDA build, and it is the oldest torch of the course."""
 
-RECORDED = ("context", "workspaces", "scratch", "times", "cells", "kernels", "history", "run")
+RECORDED = ("context", "workspaces", "scratch", "times", "cells", "kernels", "history", "run", "published")
 """Kinds of the recorder's tasks. Demos and notebooks, which it knows too, are checks of their own here."""
 
 CANNOT = {

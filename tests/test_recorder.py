@@ -17,6 +17,7 @@ from engine import simulate
 
 from course_utils.allocator.replay import replay
 from course_utils.allocator.snapshots import compare_with_gpu, snapshot_of
+from course_utils.benchmark.published import TEN, published_rows
 from course_utils.gpus import Gpu
 from course_utils.measuring import devices
 from course_utils.measuring.counting import count_peaks, time_calls
@@ -25,7 +26,7 @@ from course_utils.measuring.live import KernelRefused, ready
 from course_utils.measuring.recording_file import Line, append, read_lines, repair
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.planning.twin import fits
-from course_utils.recording import hardware, recorder
+from course_utils.recording import hardware, published, recorder, turns
 from course_utils.recording import work as recording_work
 from course_utils.recording.hardware import (
     Prepared,
@@ -135,6 +136,68 @@ def test_time_is_kept_and_a_task_that_was_cut_short_is_no_failure(tmp_path):
     lines, left = recorded(tmp_path, "time.sleep(600)", task("one"), task("two"), task("three"), seconds=12)
     assert left == 3 and [line["status"] for line in lines] == ["cut short"]  # the first is to be done again
     assert recorded(tmp_path / "no time", "send(part='x')", seconds=5) == ([], 1)
+
+
+# Several at a time
+
+
+TURN = """
+from course_utils.recording.turns import await_turn
+open(results + '.log', 'w').close()
+begun = time.monotonic()
+shared = await_turn()
+given = time.monotonic()
+time.sleep(1.0)
+send(part='turn', shared=shared, asked=begun, given=given, ended=time.monotonic())
+"""
+
+
+def turns_of(tmp_path: Path, memory: int, *tasks: Task, jobs: int = 4) -> dict[str, dict[str, Any]]:
+    """When each task asked for the GPU, had it, and gave it back."""
+    file = tmp_path / "gpu.jsonl"
+    deadline = time.monotonic() + 120
+    assert recorder.record(tasks, file, H200, deadline, python(TURN), lambda _: None, jobs, memory) == 0
+    return {line.content["task"]: line.content["parts"]["turn"] for line in read_lines(file)}
+
+
+def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one["given"] < other["ended"] and other["given"] < one["ended"]
+
+
+def test_tasks_share_the_gpu_as_far_as_its_memory_goes_and_in_their_order(tmp_path):
+    needs = {"one": 40 * GB, "two": 40 * GB, "three": 40 * GB, "four": GB}
+    found = turns_of(tmp_path, 100 * GB, *(Task(name, "context", "", needs=needs[name]) for name in needs))
+    assert all(turn["shared"] for turn in found.values())
+    first, second, *later = sorted(found.values(), key=lambda turn: turn["given"])
+    assert not all(overlap(third, first) and overlap(third, second) for third in later)
+    for moment in (turn["given"] for turn in found.values()):
+        assert sum(needs[name] for name, turn in found.items() if turn["given"] <= moment < turn["ended"]) <= 100 * GB
+
+
+def test_a_task_that_has_to_be_alone_is_and_one_that_is_larger_than_the_gpu_still_has_its_turn(tmp_path):
+    tasks = Task("one", "context", ""), Task("alone", "times", "", alone=True), Task("large", "run", "", needs=GB)
+    found = turns_of(tmp_path, MB, *tasks)
+    assert not found["alone"]["shared"] and found["one"]["shared"]
+    assert not any(overlap(found["alone"], found[name]) for name in ("one", "large"))
+    assert not overlap(found["one"], found["large"])
+
+
+def test_with_one_job_nobody_shares(tmp_path):
+    found = turns_of(tmp_path, 100 * GB, task("one"), task("two"), jobs=1)
+    assert not found["one"]["shared"] and found["one"]["ended"] < found["two"]["asked"]
+
+
+def test_a_task_s_time_does_not_pass_while_it_waits_for_its_turn(tmp_path):
+    started = recorder.begin(python("time.sleep(600)"), task(), 0.001, takes_turns=True)
+    try:
+        started.file(turns.ASKED).touch()
+        assert started.waits and not started.is_over()
+        started.give_turn(shared=False)
+        while not started.is_over():  # for a millisecond from now on
+            time.sleep(0.001)
+        assert not started.waits and started.file(turns.GIVEN).read_text() == turns.ALONE
+    finally:
+        assert started.finish(killed=True).status == "timed out"
 
 
 HANG = """
@@ -437,7 +500,8 @@ def test_it_records_where_there_is_neither_jupyter_nor_a_widget_and_goes_on_wher
     assert done.returncode == 0, done.stderr
     [line] = read_lines(tmp_path / "out" / "rehearsal.jsonl")
     assert line.content["status"] == "measured", line.content["detail"]
-    assert set(line.content["parts"]) == {"counters", "measured", "estimate", "simulated"}
+    assert set(line.content["parts"]) == {"counters", "measured", "estimate", "formula", "simulated"}
+    assert line.content["jobs"] == 1
     assert all(text not in json.dumps(line.content) for text in (str(tmp_path), str(ROOT)))
     again = record(*arguments, path=tmp_path)
     assert "0 of 1 tasks" in again.stdout and len(read_lines(tmp_path / "out" / "rehearsal.jsonl")) == 1
@@ -497,6 +561,8 @@ def test_a_run_is_counted_tracked_estimated_and_simulated():
     assert parts["simulated"]["breakdown"][0] == {kind: size for kind, size in simulated.breakdown.items() if size}
     assert parts["simulated"]["reserved"] == replay(simulated).peak_reserved > simulated.peak
     assert parts["estimate"]["total"] == sum(parts["estimate"]["by_kind"].values()) > 0
+    assert parts["formula"]["total"] == pytest.approx(parts["estimate"]["total"], rel=0.01)
+    assert list(parts)[:3] == ["estimate", "formula", "simulated"]  # said before the device was asked
     assert parts["measured"]["losses"][0] > 0 and parts["measured"]["changes"]
 
 
@@ -513,9 +579,38 @@ OUT_OF_IT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.38 G
 def test_a_run_that_the_gpu_cannot_do_is_recorded_and_still_simulated(error, part, judged, monkeypatch):
     monkeypatch.setattr(recording_work, "count_peaks", fails(error))
     parts = parts_of(rehearsal_list()[0], Scripted())
-    assert set(parts) == {part, "estimate", "simulated"}
+    assert set(parts) == {part, "estimate", "formula", "simulated"}
     assert part == "refused" or ("not fit this GPU" in parts[part]["message"] and parts[part]["free"] == GB)
     assert recorder.judged(parts, 0, "") == judged
+
+
+def test_the_drivers_counter_is_left_out_where_others_use_the_gpu():
+    sent: dict[str, dict[str, Any]] = {}
+    for shared in (False, True):
+        recording_work.record_run(SMALL, Host(), lambda part, **content: sent.update({part: content}), shared)
+        assert ("driver" in sent["counters"]) is not shared and "allocated" in sent["counters"]
+
+
+def test_a_published_step_is_simulated_for_this_card_first_and_then_counted_and_an_error_is_of_its_row(monkeypatch):
+    rows = [row for row in published_rows() if row.family == "single_ops.softmax"]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    counted = {"start": [0, 0], "peak": [5, 6], "end": [1, 6]}
+    steps = iter([fails(OUT_OF_IT), lambda *_, **__: counted])
+    family_of = published.family_of
+    monkeypatch.setattr(published, "family_of", lambda *_, live: next(steps))
+    parts = parts_of(Task("published: x", "published", "", topic=",".join(row.id for row in rows)), Host())
+    assert list(parts) == [f"{what} {row.id}" for what in ("said", "counted") for row in rows]
+    assert "out of memory" in parts[f"counted {rows[0].id}"]["error"] and parts[f"counted {rows[1].id}"] == counted
+    assert parts[f"said {rows[0].id}"]["peak"] == list(rows[0].said[1:])  # no product: the card has no part in it
+    assert callable(family_of(rows[0].family))
+
+
+def test_every_published_step_of_one_rank_is_counted_once_and_those_of_the_readme_alone():
+    tasks = [item for item in recording_list() if item.kind == "published"]
+    named = [name for item in tasks for name in item.topic.split(",")]
+    assert len(named) == len(set(named)) > 100
+    assert {item.topic for item in tasks} >= {name for name in TEN if not name.startswith("titan")}
+    assert all(item.needs > 0 for item in tasks)
 
 
 def test_the_gpus_figures_stay_where_the_simulation_fails(monkeypatch):
@@ -531,9 +626,9 @@ def test_other_errors_are_told_in_one_line_and_end_the_task(monkeypatch, tmp_pat
     monkeypatch.setattr(recording_work, "count_peaks", fails(error))
     arguments = ["--results", str(tmp_path / "parts"), "--seconds", "60", "--rehearse", "--task"]
     assert recording_work.main([*arguments, rehearsal_list()[0].name]) == 1
-    assert recorder.read_parts(tmp_path / "parts") == {
-        "error": {"error": "RuntimeError: CUDA error: an illegal memory access was encountered"}
-    }
+    found = recorder.read_parts(tmp_path / "parts")
+    assert found["error"] == {"error": "RuntimeError: CUDA error: an illegal memory access was encountered"}
+    assert "counters" not in found
 
 
 def test_a_task_that_failed_ends_nothing_else_later(tmp_path):
@@ -734,7 +829,7 @@ def test_what_executes_cells_waits_where_jupyter_is_not_there(monkeypatch, tmp_p
 
 def test_every_kind_of_task_is_rehearsed_but_those_that_need_a_card():
     listed = {item.kind for item in recording_list()}
-    assert listed - {item.kind for item in rehearsal_list()} == {"context", "scratch", "demos"}
+    assert listed - {item.kind for item in rehearsal_list()} == {"context", "scratch", "demos", "published"}
     assert {item.topic for item in recording_list() if item.kind == "notebook"} >= {
         "notebooks/05_activations.ipynb", "solutions/05_activations.ipynb",
     }  # fmt: skip

@@ -1,5 +1,6 @@
 """Recordings: lessons run from the shipped ones alone, those of real GPUs are read without a guess, and refusals."""
 
+import gzip
 import os
 import re
 import subprocess
@@ -183,6 +184,21 @@ def test_a_damaged_recording_is_named(shipped: Any) -> None:
     shipped(damaged)
     with pytest.raises(ValueError, match=r"0\.jsonl, line 1 is damaged: KeyError: 'breakdown'"):
         measure(RUN, source="recorded")
+
+
+def test_the_drivers_counter_is_missing_where_other_tasks_shared_the_gpu(shipped: Any) -> None:
+    shared = line()
+    del shared["parts"]["counters"]["driver"]
+    shipped(shared)
+    assert measure(RUN, source="recorded").counters == {"allocated": 5000, "reserved": 6000}
+
+
+def test_a_compressed_file_is_read_like_any_other(tmp_path: Path) -> None:
+    append(tmp_path / "gpu.jsonl", line())
+    plain = read_folder(tmp_path)
+    (tmp_path / "gpu.jsonl.gz").write_bytes(gzip.compress((tmp_path / "gpu.jsonl").read_bytes()))
+    (tmp_path / "gpu.jsonl").unlink()
+    assert [item.parts for item in read_folder(tmp_path)] == [item.parts for item in plain]
 
 
 def test_a_rehearsal_is_no_recording(tmp_path: Path) -> None:

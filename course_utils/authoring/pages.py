@@ -23,8 +23,8 @@ from ..units import format_bytes
 HEAD = """# On real GPUs
 
 What this course claims, next to what GPUs counted and how long they took. The tables are made from the recordings in
-`course_utils/measuring/recordings` whenever the course is built. [How they are recorded](gpu.md) takes half an hour on
-any NVIDIA GPU.
+`course_utils/measuring/recordings` whenever the course is built. [How they are recorded](gpu.md) takes a quarter of
+an hour on a large NVIDIA GPU.
 """
 
 RECIPES = """# Recipes

@@ -15,6 +15,8 @@ TABLES = {
     "accuracy": "estimates against simulations, over the frozen list of runs",
     "published-gpus": "the simulated GPU against what GPUs counted elsewhere, step by step (5 minutes)",
     "gpu": "estimates and simulations against GPUs' own counters, from recordings, as all that follow",
+    "gpu-published": "the published steps once more, on the GPU that was here",
+    "gpu-hardware": "context, workspaces and scratch, which no simulation sees",
     "gpu-allocator": "the allocator's model against GPUs' histories",
     "gpu-times": "step times with their spread",
     "gpu-live": "lessons executed on a GPU, and out-of-memory errors on purpose",

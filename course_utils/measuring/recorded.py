@@ -1,6 +1,7 @@
 """Shipped results: real GPUs' recordings, and simulated runs for platforms that cannot simulate; exact matches only.
 
-`simulated.json.gz` is written by `python -m course_utils.authoring.recordings`, each `*.jsonl` by `record` on a GPU.
+`simulated.json.gz` is written by `python -m course_utils.authoring.recordings`, each `*.jsonl.gz` by `record` on a GPU,
+and gzip.
 """
 
 from bisect import bisect_right
@@ -46,7 +47,12 @@ class Recording:
             raise ValueError(f"{self.task} on {self.device}, {self.date}: {self.status}. {why}".rstrip())
         try:
             measured = from_json({"provenance": ["", "", "", ""], **self.parts["measured"]}, note)
-            counters = {name: self.parts["counters"][name] for name in ("allocated", "reserved", "driver")}
+            counted = self.parts["counters"]  # without the driver's counter where other tasks were on the GPU
+            counters = {
+                name: counted[name]
+                for name in ("allocated", "reserved", "driver")
+                if name != "driver" or name in counted
+            }
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{self.line.place} is damaged: {type(error).__name__}: {error}") from error
         origin = Provenance("recorded", self.device, content["torch"], self.date, note)
@@ -113,8 +119,8 @@ def _gpu_recordings() -> tuple[Recording, ...]:
 
 
 def read_folder(folder: Path) -> tuple[Recording, ...]:
-    """Every result in a folder's `*.jsonl` files. ValueError, naming file and line, for what is none of a GPU."""
-    return tuple(read_recording(line) for path in sorted(folder.glob("*.jsonl")) for line in read_lines(path))
+    """Every result in a folder's `*.jsonl` and `*.jsonl.gz`. ValueError naming file and line for what is no GPU's."""
+    return tuple(read_recording(line) for path in sorted(folder.glob("*.jsonl*")) for line in read_lines(path))
 
 
 def read_recording(line: Line) -> Recording:

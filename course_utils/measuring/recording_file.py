@@ -25,7 +25,7 @@ MOST_TRIES = 3
 FIELDS = {**dict.fromkeys(("task", "kind", "status", "torch", "date", "commit"), str), "steps": int}
 FIELDS |= {"device": dict, "parts": dict}
 
-FOLDER = Path(__file__).with_name("recordings")  # `*.json.gz` of simulations, `*.jsonl` of real GPUs
+FOLDER = Path(__file__).with_name("recordings")  # `*.json.gz` of simulations, `*.jsonl.gz` of real GPUs
 
 
 def unpacked(name: str) -> dict[str, Any]:
@@ -64,8 +64,12 @@ class Line:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Every result in a file. ValueError naming file and line for what is not one of this schema's."""
-    return _lines(path, path.read_bytes())
+    """Every result in a file, as `record` writes it or compressed by gzip, as shipped.
+
+    ValueError naming file and line for what is not one of this schema's.
+    """
+    content = path.read_bytes()
+    return _lines(path, gzip.decompress(content) if path.suffix == ".gz" else content)
 
 
 def _lines(path: Path, content: bytes) -> list[Line]:

@@ -1,7 +1,4 @@
-"""Measurements on the GPU itself that no simulation can make: the context, workspaces, kernels' scratch, times.
-
-None of this has run on a real GPU yet, only under torch's CUDA build on a driver whose kernels do nothing.
-"""
+"""Measurements on the GPU itself that no simulation can make: the context, workspaces, kernels' scratch, times."""
 
 import subprocess
 import sys

@@ -335,7 +335,7 @@ def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[s
     to_do = plan(possible, found, recording_file.read_lines(file) if file.exists() else [], code)
     free = format_bytes(found["free"], "GB", 1)
     say(f"{found['device']['name']}, {free} free, torch {found['torch']}: {len(to_do)} of {len(tasks)} tasks to do.")
-    origin = {name: value for name, value in found.items() if name != "free"} | {"commit": code}
+    origin = {name: value for name, value in found.items() if name != "free"} | {"commit": code, "jobs": options.jobs}
     left = record(to_do, file, origin, deadline, command, say, options.jobs, found["free"])
     then = f"{left} are left: run the same command again." if left else "Nothing is left to do on this GPU."
     say(f"Recorded in {file}. {then}")

@@ -326,6 +326,16 @@ reveal("01.puzzle", step.peak)
 print(step.summary())
 
 # %% [markdown]
+# A real card, large enough, took this very step. Its own counter, `max_memory_allocated()`:
+
+# %%
+real = measure(puzzle, source="recorded", device="NVIDIA H200")
+print(f"{format_bytes(real.counters['allocated'], 'GB', 2)} allocated, {real.provenance}")
+print(f"{format_bytes(real.counters['allocated'] - step.peak, 'MB', 0)} more than the tensors")
+
+# %% [markdown]
+# The rest is cuBLAS's workspaces, and what blocks are larger than the tensors in them.
+#
 # That does not fit the card. Two phases above cross its line: *backward* with the loss's three tensors, the *optimizer*
 # with fp32 copies of all gradients. Neither text says how it computes the loss or steps its optimizer. Must all copies
 # be there at once?

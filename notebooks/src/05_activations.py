@@ -601,6 +601,12 @@ for run in (xl.replace(recompute="full", loss_chunks=count) for count in (1, 8))
 # Change 8 to 2, then to 64: how much of 3·2·s·b·V is left to gain? The last
 # two lines: with full recomputation (lesson 06) blocks keep little, and the loss decides what fits 32 GB.
 #
+# What do pieces cost in time? GPT-2, whose head is nearly a third of its weights:
+
+# %%
+recorded_times("loss")
+
+# %% [markdown]
 # ## Twice the batch, twice the length
 # Only two symbols of the formula are yours to turn from run to run: b and s. **Your guess.** A block of a tiny GPT with
 # eager attention, s from 128 to 256. By what factor does what it keeps grow?

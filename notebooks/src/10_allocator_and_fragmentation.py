@@ -298,7 +298,15 @@ reveal("10.kept", stats["reserved_bytes.all.current"])
 #
 # On a GPU, the driver's figure exceeds reserved: by the *[context](../docs/glossary.md#context-cuda)*, what CUDA takes
 # in each process for its kernels, and by what libraries take past the allocator, such as NCCL's buffers. A simulated
-# GPU has neither. No measurement of a context comes with this course yet; `python3 -m course_utils record` makes one.
+# GPU has neither. A real one, which was asked before its first tensor:
+
+# %%
+from course_utils.benchmark.gpu import gpu_hardware_tables
+
+gpu_hardware_tables()[0]
+
+# %% [markdown]
+# The other lines are what kernels take for themselves while they run.
 #
 # Change `micro_batch` to 4 above, predict reserved after step 2, and run the two cells again.
 #

@@ -1,9 +1,10 @@
 """Times on GPUs for lessons: figures from recordings, and where there are none, the command that records them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 
+from course_utils.benchmark.gpu import busy_words
 from course_utils.errors import check_known
 from course_utils.figures import bars, lines
 from course_utils.figures.canvas import Figure
@@ -15,11 +16,15 @@ TOPICS = (*COMPARISONS, "attention")
 
 @dataclass(frozen=True, repr=False)
 class RecordedTimes:
-    """The recordings of a topic: `figures` and `words` about them; or the `command` that records it."""
+    """The recordings of a topic: `figures` and `words` about them; or the `command` that records it.
+
+    `milliseconds` are the medians by variant, of the newest recording; none for attention.
+    """
 
     figures: Sequence[Figure]
     words: str
     command: str = ""
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return "\n".join(filter(None, [self.words, self.command]))
@@ -32,6 +37,7 @@ class RecordedTimes:
 def recorded_times(topic: str) -> RecordedTimes:
     """A topic's times on every GPU that has them recorded. Raises ValueError for one that is not in `TOPICS`."""
     check_known("topic", topic, TOPICS)
+    medians: dict[str, float] = {}
     if topic == "attention":
         pattern, by_device = "attention alone", dict[str, list[Recording]]()
         for item in newest("kernels"):
@@ -39,26 +45,35 @@ def recorded_times(topic: str) -> RecordedTimes:
         drawn = [_by_length(device, items) for device, items in by_device.items()]
     else:
         pattern = f"times of {topic}"
-        drawn = [_by_variant(item) for item in newest("times") if item.task == pattern]
+        found = [item for item in newest("times") if item.task == pattern]
+        drawn = [_by_variant(item) for item in found]
+        medians = _medians(found[-1]) if found else {}
     if drawn:
-        return RecordedTimes([figure for figure, _ in drawn], "\n".join(words for _, words in drawn))
+        figures, words = zip(*drawn, strict=True)
+        return RecordedTimes(figures, "\n".join(words), milliseconds=medians)
     waiting = f"Times on a GPU ({topic}): none are recorded yet, and none are invented here. On a machine with one:"
     command = f'python3 -m course_utils record --out course_utils/measuring/recordings --only "{pattern}"'
     return RecordedTimes((), waiting, command)
+
+
+def _medians(item: Recording) -> dict[str, float]:
+    variants = item.parts["times"]["variants"]
+    return {one["label"]: one["step_ms"]["median"] for one in variants if "step_ms" in one}
 
 
 def _by_variant(item: Recording) -> tuple[Figure, str]:
     """A step's milliseconds by variant; as text, quartiles, ratio to the first, and what was refused."""
     variants = item.parts["times"]["variants"]
     steps = {one["label"]: one["step_ms"] for one in variants if "step_ms" in one}
-    medians = {label: step["median"] for label, step in steps.items()}
+    medians = _medians(item)
     first, last = next(iter(steps)), list(steps)[-1]
-    title = f"{last} takes {medians[last] / medians[first]:.2f} times as long as {first}"
+    title = f"A step with {last} takes {medians[last] / medians[first]:.2f} times as long as with {first}"
     said = [f"{item.device}, {item.date}, milliseconds of a step:"]
     for label, step in steps.items():
         half = f"half of {step['n']} repetitions within {step['q1']:,.1f} to {step['q3']:,.1f}"
         said.append(f"{label}: {step['median']:,.1f} ({half}), {step['median'] / medians[first]:.3f} times the first")
     said += [f"{one['label']}: {one['refused']}" for one in variants if "refused" in one]
+    said += filter(None, [busy_words(item)])
     return bars(medians, title, unit="ms", provenance=f"a step, median · {item}"), "\n".join(said)
 
 
