@@ -134,7 +134,7 @@ def verdict(found: tuple[float, float], wanted: tuple[float, float]) -> str:
 
 def _by_kind(runs: Sequence[RunOnGpu]) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for kind in KINDS:
+    for kind in (kind for kind in KINDS if kind != "workspaces"):  # no tensor of the program's: nothing tracks them
         for by in ("estimate", "simulation"):
             gaps = [run.kinds[by].get(kind, 0) - run.kinds["tracked"].get(kind, 0) for run in runs]
             shares = [100 * gap / run.allocated for gap, run in zip(gaps, runs, strict=True)]
@@ -153,8 +153,11 @@ def _by_phase(runs: Sequence[RunOnGpu]) -> Table:
         beyond = [counted - simulated for counted, simulated in both]
         rows.append((phase, len(beyond), round(statistics.median(beyond)), min(beyond), max(beyond)))
     headings = ("phase", "runs", "median, bytes", "least", "most")
-    note = "Counted minus simulated peak of each phase: blocks, workspaces, kernels' scratch, and what has no name yet."
-    return Table("gpu_by_phase", "What a GPU counts beyond the tensors", headings, tuple(rows), (note,))
+    notes = (
+        "Counted minus simulated peak of each phase: blocks, kernels' scratch, and what has no name yet.",
+        "zero_grad only frees: the card's peak of it is before the first gradient goes, the simulation's after.",
+    )
+    return Table("gpu_by_phase", "What a GPU counts beyond the tensors", headings, tuple(rows), notes)
 
 
 def _each(runs: Sequence[RunOnGpu]) -> Table:
@@ -243,8 +246,8 @@ def gpu_published_tables() -> list[Table]:
                 "allocated, %", "reserved, %")  # fmt: skip
     exact, middle, most = sum(not one for one in off), statistics.median(off), max(off)
     notes = (
-        f"{len(rows)} steps, in bytes, the README's first. Of {exact} the simulation says what the card counts to the "
-        f"byte; the median error is {middle:.3f} %, the largest {most:.2f} %.",
+        f"{len(rows)} steps. The simulation says for {exact} of them what the card counts, to the byte; its median "
+        f"error is {middle:.3f} %, its largest {most:.2f} %.",
         "BERT's steps leave out cuBLAS's workspaces, as in 2022 (68,157,440 bytes here). Vision transformers have a "
         "convolution: what cuDNN takes for it no rule of torch's code says.",
     )
@@ -291,9 +294,11 @@ def busy_words(item: Recording) -> str:
 def gpu_live_tables() -> list[Table]:
     """Each notebook with its seconds and what failed; each kind of cell that ran out of memory, and how often."""
     tables = []
-    if lessons := tuple(map(_lesson, attempts("notebook"))):
+    found = attempts("notebook")
+    notes = ("Other lessons and runs took memory of the same card at the same time.",) * any(map(busy_words, found))
+    if lessons := tuple(map(_lesson, found)):
         headings = ("GPU", "notebook", "passes", "seconds", "live cells", "not live because", "what failed")
-        tables.append(Table("gpu-live", TITLES["gpu-live"], headings, lessons))
+        tables.append(Table("gpu-live", TITLES["gpu-live"], headings, lessons, notes))
     if cells := tuple(map(_cell, (*attempts("cells"), *attempts("demos")))):
         headings = ("GPU", "what", "result", "times in a row", "what failed")
         tables.append(Table("gpu-cells", "Out of memory on purpose, and the demos", headings, cells))

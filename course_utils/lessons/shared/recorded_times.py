@@ -31,7 +31,8 @@ class RecordedTimes:
 
     def _repr_html_(self) -> str:
         command = f"<pre>{escape(self.command)}</pre>" if self.command else ""
-        return "".join(figure.html for figure in self.figures) + f"<p>{escape(self.words)}</p>{command}"
+        words = "<br>".join(map(escape, self.words.splitlines()))
+        return "".join(figure.html for figure in self.figures) + f"<p>{words}</p>{command}"
 
 
 def recorded_times(topic: str) -> RecordedTimes:
@@ -89,8 +90,10 @@ def _by_length(device: str, items: Sequence[Recording]) -> tuple[Figure, str]:
     both = sorted(set(series.get("eager", {})) & set(series.get(fused, {})), reverse=True)
     said = [f"Eager attention takes {series['eager'][s] / series[fused][s]:.1f} times as long as {fused} at s={s:,}"
             for s in both] or [f"Attention on {device}: {', '.join(series)}"]  # fmt: skip
+    title = said[0]
+    said += filter(None, [busy_words(items[0])])
     figure = lines(
-        points, said[0], "tokens in the sequence", "ms, forward and backward", log_x=True, log_y=True,
+        points, title, "tokens in the sequence", "ms, forward and backward", log_x=True, log_y=True,
         provenance=f"one sequence, 16 heads of 64, median · {device}, {items[0].date}",
     )  # fmt: skip
     return figure, "\n".join(said)
