@@ -11,7 +11,7 @@ from nbconvert import HTMLExporter
 
 from course_utils.authoring.build import ROOT, committed_notebooks
 from course_utils.figures import bars, lines
-from course_utils.figures.layouts import WIDE
+from course_utils.figures.canvas import WIDE
 from course_utils.interactive.explorer import complete, next_changes
 from course_utils.lessons import quiz
 from course_utils.recording.notebooks import read_notebook

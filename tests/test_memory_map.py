@@ -17,8 +17,7 @@ from course_utils import TrainingRun
 from course_utils.allocator.memory_map import FILLS, LOOKS, ROW_STEP, memory_map
 from course_utils.allocator.memory_map_page import memory_map_page, page_data
 from course_utils.allocator.replay import Replay, replay
-from course_utils.figures.canvas import MARGIN, Figure
-from course_utils.figures.layouts import WIDE
+from course_utils.figures.canvas import MARGIN, WIDE, Figure
 from course_utils.units import BLOCK, MiB
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -20,9 +20,8 @@ from course_utils.authoring.pages import gpt2_xl_stack
 from course_utils.breakdown import KINDS, MemoryBreakdown
 from course_utils.figures import COLOURS, Figure, Segment
 from course_utils.figures.axes import OVER, UNDER
-from course_utils.figures.canvas import Canvas, contrast, ink_on, number, spread, text_width, ticks, wrap
+from course_utils.figures.canvas import NARROW, WIDE, Canvas, contrast, ink_on, number, spread, text_width, ticks, wrap
 from course_utils.figures.curves import LINE_COLOURS
-from course_utils.figures.layouts import NARROW, WIDE
 from course_utils.figures.themes import DARK, THIN, UNREAD, themed
 from course_utils.figures.timelines import MOST_POINTS, TIMELINE_ORDER, thin
 from course_utils.gpus import GPUS

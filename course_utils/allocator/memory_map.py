@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from ..breakdown import KINDS
 from ..figures.axes import COLOURS, amount_with_unit, digits_for, legend, stop, words
-from ..figures.canvas import INK, MARGIN, RULE, Canvas, Figure, ink_on, text_width
-from ..figures.layouts import reflowing
+from ..figures.canvas import INK, MARGIN, RULE, Canvas, Figure, ink_on, reflowing, text_width
 from ..units import GB, format_bytes, percent
 from .replay import MemoryBlock, MemorySegment, Replay, check_replay
 

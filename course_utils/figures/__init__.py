@@ -31,9 +31,8 @@ from .axes import (
     stop,
     words,
 )
-from .canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, text_width, ticks, wrap
+from .canvas import INK, MARGIN, QUIET, RULE, WIDE, Canvas, Figure, ink_on, number, reflowing, text_width, ticks, wrap
 from .curves import lines
-from .layouts import WIDE, reflowing
 from .timelines import timeline
 
 __all__ = ["COLOURS", "Figure", "Segment", "bars", "compare_bars", "lines", "stack", "timeline"]

@@ -4,19 +4,19 @@ A slider has 50 ms from key to picture, and a plotting library takes several tim
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, wraps
 from html import escape
 from math import ceil, floor, log10
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
-from .layouts import NARROW, asked_width
 from .themes import DARK, ON_DARK, ON_DARKENED, ON_LIGHT, ON_LIGHTENED, as_image, in_page
 
 WIDTH = 880  # pixels: a figure with one layout is this wide, and scales down with its page
-
+WIDE, NARROW = 720, 400  # of a figure that reflows: its layout for a page, and for a phone or a small window
 MARGIN = 16
 INK, QUIET, RULE, GRID = "#111111", "#555555", "#8A8A8A", "#E4E4E4"
 SCALES_DOWN = "max-width:100%;height:auto"
@@ -58,6 +58,27 @@ class Figure:
             raise ValueError(f"{Path(path).name!r}: a figure is saved as SVG, so its name must end in .svg")
         Path(path).write_text(self.svg, encoding="utf-8")
         return Path(path)
+
+
+Given = ParamSpec("Given")
+asked_width: ContextVar[int] = ContextVar("asked_width", default=0)  # 0 outside of `reflowing` functions
+
+
+def reflowing(draw: Callable[Given, Any]) -> Callable[Given, Any]:
+    """A function that draws a `Figure` as wide as its `Canvas` says, made to draw it in both layouts."""
+
+    @wraps(draw)
+    def drawn(*given: Given.args, **named: Given.kwargs) -> Any:
+        def at(width: int) -> Any:
+            asked_width.set(width)
+            return draw(*given, **named)
+
+        if asked_width.get():  # part of another figure
+            return draw(*given, **named)
+        wide, narrow = (copy_context().run(at, width) for width in (WIDE, NARROW))
+        return replace(wide, narrow=narrow.svg)
+
+    return drawn
 
 
 class Canvas:

@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .axes import OVER, stop
-from .canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, framed, number, spread, text_width, wrap
-from .layouts import reflowing
+from .canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, framed, number, reflowing, spread, text_width, wrap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

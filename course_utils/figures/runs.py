@@ -24,8 +24,7 @@ from .axes import (
     largest_kinds,
     words,
 )
-from .canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, sentence, short, text_width, wrap
-from .layouts import reflowing
+from .canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, reflowing, sentence, short, text_width, wrap
 from .timelines import TIMELINE_ORDER
 
 NOT_COUNTED = "not counted: what CUDA itself takes (its context, workspaces)"

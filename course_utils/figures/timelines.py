@@ -23,8 +23,7 @@ from .axes import (
     stop,
     words,
 )
-from .canvas import INK, QUIET, RULE, Canvas, Figure, ink_on, number, sentence, short, text_width
-from .layouts import reflowing
+from .canvas import INK, QUIET, RULE, Canvas, Figure, ink_on, number, reflowing, sentence, short, text_width
 
 TIMELINE_ORDER = (
     "parameters", "optimizer_states", "gradients", "weight_copies",

@@ -14,8 +14,7 @@ import ipywidgets
 from .. import estimate
 from ..breakdown import MemoryBreakdown
 from ..errors import check_known
-from ..figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, number, ticks
-from ..figures.layouts import reflowing
+from ..figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, number, reflowing, ticks
 from ..figures.runs import peak_stack
 from ..gpus import Gpu, gpu
 from ..planning.twin import fit_words, lacks

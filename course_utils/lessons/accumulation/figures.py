@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import MARGIN, Canvas, Figure
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import MARGIN, Canvas, Figure, reflowing
 
 from ..adam.figures import Frame, draw_walk
 from .micro_batches import START, LineFit, Point

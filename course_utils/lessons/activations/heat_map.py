@@ -7,8 +7,7 @@ from math import ceil, log
 
 from course_utils import TrainingRun, estimate
 from course_utils.estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
-from course_utils.figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, ink_on, number
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, ink_on, number, reflowing
 from course_utils.gpus import Gpu
 from course_utils.units import UNITS, format_bytes
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import MARGIN, QUIET, RULE, Canvas, Figure, attribute_text, short
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import MARGIN, QUIET, RULE, Canvas, Figure, attribute_text, reflowing, short
 
 from .by_hand import START, Point, Valley, steps_needed
 

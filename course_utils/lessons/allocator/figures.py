@@ -2,8 +2,7 @@
 
 from course_utils.allocator.replay import MemoryBlock, MemorySegment, Replay, check_replay
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, text_width
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, reflowing, text_width
 
 from .traces import spelled
 

@@ -5,8 +5,7 @@ from math import log
 
 from course_utils.figures import signed, signed_percent
 from course_utils.figures.axes import OVER, draw_swatch, legend, stop
-from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, text_width, wrap
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, reflowing, text_width, wrap
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes, plus_minus
 

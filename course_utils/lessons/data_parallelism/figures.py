@@ -6,8 +6,7 @@ from typing import Any
 
 from course_utils.figures import COLOURS, Figure, lines
 from course_utils.figures.axes import stop, ticks
-from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, ink_on, sentence, text_width, wrap
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, ink_on, reflowing, sentence, text_width, wrap
 
 from .links import Band
 

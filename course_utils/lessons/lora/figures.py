@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from course_utils.figures.axes import COLOURS, stop
-from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, number, text_width
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, number, reflowing, text_width
 
 WEIGHTS = COLOURS["parameters"]  # of all three matrices; the frozen one is hatched
 

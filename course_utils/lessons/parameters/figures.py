@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from course_utils.figures.axes import legend, stop
-from course_utils.figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on, text_width
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on, reflowing, text_width
 
 PART_COLOURS = {  # after Paul Tol's muted palette; none is a kind of memory's color, since all of these are parameters
     "embedding": "#882255", "positions": "#DDCC77", "attention": "#8CCBC1",

@@ -5,8 +5,7 @@ from typing import Any
 
 from course_utils.figures import COLOURS, Figure
 from course_utils.figures.axes import legend, stop
-from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, Canvas, ink_on, number, text_width, ticks
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, Canvas, ink_on, number, reflowing, text_width, ticks
 
 from .schedules import FORWARD, Pipeline
 

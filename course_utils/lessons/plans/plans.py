@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from course_utils.figures import signed
 from course_utils.figures.axes import OVER, legend, stop
-from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, text_width, wrap
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, reflowing, text_width, wrap
 from course_utils.gpus import GPUS
 from course_utils.interactive.guesses import Guess, stored_guesses
 from course_utils.interactive.ledgers import show
@@ -39,7 +38,7 @@ def plan_figure(plan: Plan, title: str) -> Figure:
     y = _logarithmic([limit, *(one.peak for one in everything)], 1.15, bottom, top)
     for tick in (digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5)):
         if top - 1 <= y(tick * GB) <= bottom + 1:
-            canvas.line(left, y(tick * GB), right, y(tick * GB), GRID)
+            canvas.line(left, y(tick * GB), right, y(tick * GB))
             canvas.text(left - 8, y(tick * GB) + 4, number(tick), 12, QUIET, text_anchor="end")
         if left - 1 <= x(tick) <= right + 1:
             canvas.line(x(tick), bottom, x(tick), bottom + 5, RULE)

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from course_utils.figures.axes import OVER, legend, stop
-from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, reflowing
 from course_utils.units import percent
 
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from course_utils.errors import unknown
 from course_utils.figures.axes import legend, stop
-from course_utils.figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on, reflowing
 
 
 class NumberFormat(NamedTuple):

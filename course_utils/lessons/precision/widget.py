@@ -8,8 +8,7 @@ from typing import Any
 import ipywidgets
 
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, wrap
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, reflowing, wrap
 from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
 
 from .number_formats import FORMATS, NumberFormat, decode, draw_bits, encode, field_color, rounded, spelled

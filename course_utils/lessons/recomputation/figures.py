@@ -6,8 +6,7 @@ from typing import Any
 
 from course_utils.figures import lines
 from course_utils.figures.axes import COLOURS, legend, stop
-from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, ticks
-from course_utils.figures.layouts import reflowing
+from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, reflowing, ticks
 from course_utils.units import GB
 
 from .schedules import Schedule
