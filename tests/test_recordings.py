@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from engine import simulate
+from ship_recordings import lesson_runs
 
 from course_utils import TrainingRun, measure
-from course_utils.authoring.recordings import lesson_runs
 from course_utils.measuring import recorded
 from course_utils.measuring.recorded import key, load, read_folder, recordings, thinned, to_json
 from course_utils.measuring.recording_file import append

@@ -1,21 +1,25 @@
 """Simulate the runs of the lessons and ship the results, for platforms that cannot simulate a GPU (Windows).
 
-`python -m course_utils.authoring.recordings` writes them. A test runs every lesson from recordings alone.
+`python tests/ship_recordings.py` writes them. A test runs every lesson from recordings alone.
 """
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-from ..gpus import gpu
-from ..lessons.activations.checks import STORY
-from ..lessons.one_step.checks import HIDDEN_RUNS
-from ..lessons.plans.detective import broken_runs
-from ..lessons.recomputation import checks as lesson_06_checks
-from ..lessons.sharding.zero import gpt_of_six_blocks
-from ..measuring import measure
-from ..measuring.recorded import FILE, key, save
-from ..measuring.recording_file import FOLDER
-from ..planning.twin import twin
-from ..run import TrainingRun
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from course_utils.gpus import gpu
+from course_utils.lessons.activations.checks import STORY
+from course_utils.lessons.one_step.checks import HIDDEN_RUNS
+from course_utils.lessons.plans.detective import broken_runs
+from course_utils.lessons.recomputation import checks as lesson_06_checks
+from course_utils.lessons.sharding.zero import gpt_of_six_blocks
+from course_utils.measuring import measure
+from course_utils.measuring.recorded import FILE, key, save
+from course_utils.measuring.recording_file import FOLDER
+from course_utils.planning.twin import twin
+from course_utils.run import TrainingRun
 
 
 def lesson_runs() -> list[tuple[TrainingRun, int]]:
