@@ -3,39 +3,12 @@
 One noun, `TrainingRun`; two verbs, `estimate` and `measure`; one result to lay side by side, `MemoryBreakdown`.
 """
 
-# ruff: noqa: F401
 import sys
 from importlib import import_module
 
 __version__ = "0.1.0"
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # the same as _OFFERED, for type checkers and editors: nothing here is imported at run time
-    from .allocator.counters import counted
-    from .allocator.memory_map import memory_map
-    from .allocator.memory_map_page import memory_map_page
-    from .allocator.policy import CachingAllocator
-    from .allocator.replay import replay
-    from .allocator.snapshots import compare_with_gpu, read_snapshot, save_snapshot
-    from .breakdown import KINDS, MemoryBreakdown
-    from .errors import GpuOutOfMemory, SimulationUnavailable, StepError
-    from .estimating import estimate, moments
-    from .estimating.megatron import rank_states
-    from .gpus import GPUS, gpu
-    from .lessons.shared.search import find
-    from .measurement import Measurement
-    from .measuring.comparing import compare
-    from .measuring.differences import difference
-    from .measuring.measurement_file import read_measurement, save_measurement
-    from .measuring.on_gpu import on_gpu
-    from .measuring.recorded import recordings
-    from .measuring.sources import card_here, measure
-    from .models import PRESETS, TransformerConfig
-    from .planning.fit import arrange, fit
-    from .planning.twin import twin
-    from .run import TrainingRun
-    from .units import format_bytes, parse_bytes, plus_minus
-
+# The same as in __init__.pyi, which type checkers and editors read: nothing is imported before it is asked for.
 _OFFERED = {
     "models": "TransformerConfig PRESETS",
     "gpus": "GPUS gpu",

@@ -1,0 +1,42 @@
+"""What `course_utils` offers, for type checkers and editors; `_OFFERED` in __init__.py has the same at run time."""
+
+from .allocator.counters import counted as counted
+from .allocator.memory_map import memory_map as memory_map
+from .allocator.memory_map_page import memory_map_page as memory_map_page
+from .allocator.policy import CachingAllocator as CachingAllocator
+from .allocator.replay import replay as replay
+from .allocator.snapshots import compare_with_gpu as compare_with_gpu
+from .allocator.snapshots import read_snapshot as read_snapshot
+from .allocator.snapshots import save_snapshot as save_snapshot
+from .breakdown import KINDS as KINDS
+from .breakdown import MemoryBreakdown as MemoryBreakdown
+from .errors import GpuOutOfMemory as GpuOutOfMemory
+from .errors import SimulationUnavailable as SimulationUnavailable
+from .errors import StepError as StepError
+from .estimating import estimate as estimate
+from .estimating import moments as moments
+from .estimating.megatron import rank_states as rank_states
+from .gpus import GPUS as GPUS
+from .gpus import gpu as gpu
+from .lessons.shared.search import find as find
+from .measurement import Measurement as Measurement
+from .measuring.comparing import compare as compare
+from .measuring.differences import difference as difference
+from .measuring.measurement_file import read_measurement as read_measurement
+from .measuring.measurement_file import save_measurement as save_measurement
+from .measuring.on_gpu import on_gpu as on_gpu
+from .measuring.recorded import recordings as recordings
+from .measuring.sources import card_here as card_here
+from .measuring.sources import measure as measure
+from .models import PRESETS as PRESETS
+from .models import TransformerConfig as TransformerConfig
+from .planning.fit import arrange as arrange
+from .planning.fit import fit as fit
+from .planning.twin import twin as twin
+from .run import TrainingRun as TrainingRun
+from .units import format_bytes as format_bytes
+from .units import parse_bytes as parse_bytes
+from .units import plus_minus as plus_minus
+
+__version__: str
+__all__: list[str]
