@@ -6,6 +6,7 @@ A claim is quoted or shortened, its date or version named where the text has one
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from textwrap import fill
 
 from course_utils.allocator.policy import CachingAllocator
@@ -316,29 +317,11 @@ class ErrataTable:
 
 errata_table = ErrataTable
 
-INTRODUCTION = """# What the sources got wrong
-
-This course owes nearly all that it knows to public texts. Where one of them is imprecise or wrong, it says so here: the
-claim, where it stands, what is right, and numbers that the course computes
-(`course_utils/lessons/calculators/errata.py`; this page is built from it and never edited by hand). Claims are quoted
-or shortened, as they stood when they were read for this course, at the date or commit that is named where there is one;
-a text may have been corrected since. Sizes are the course's own estimates, which tests compare with a simulated step; 1
-GB = 10⁹ bytes, 1 GiB = 2³⁰ bytes.
-
-Next to papers and tools, three texts are quoted: *the newsletter* ([Daily Dose of Data Science, “Where Did the GPU
-Memory Go?”](https://blog.dailydoseofds.com/p/where-did-the-gpu-memory-go)), *the slides* (“Large models training”, of a
-course on optimization for machine learning at HSE University), and *the lecture* (on training large models, after the
-Ultra-Scale Playbook of 2025).
-
-[Lesson 13](../notebooks/13_who_is_right.ipynb) works with this list. Found another, or an error here? Say what you read
-and what you computed: [CONTRIBUTING.md](../CONTRIBUTING.md).
-"""
-
 
 def page() -> str:
     """docs/errata.md."""
     lessons = {number_of(path): path.name for path in numbered(ROOT / "notebooks")}
-    parts = [INTRODUCTION]
+    parts = [Path(__file__).with_name("errata_page.txt").read_text(encoding="utf-8")]
     for number, one in enumerate(ERRATA, start=1):
         more = f"**More:** [lesson {one.lesson}](../notebooks/{lessons[one.lesson]})."
         lines = (f"**Where:** {one.source}.", f"**What is right:** {one.right}", f"**Computed:** {one.evidence}.", more)
