@@ -10,7 +10,7 @@ from torch import nn
 from course_utils.measuring.step import Training
 from course_utils.networks import build_network, network_for
 from course_utils.networks.frozen import FrozenLinear
-from course_utils.networks.lora import LoraLinear, add_lora, merge
+from course_utils.networks.lora import LoraLinear, add_lora
 from course_utils.run import TrainingRun
 from course_utils.units import round_up
 
@@ -56,6 +56,12 @@ def test_only_the_named_targets_are_adapted_and_others_refused():
     assert {name.rsplit(".", 1)[1] for name in layers} == {"q", "v"} and len(layers) == 2 * 2
     with pytest.raises(ValueError, match=r"'qkv'.*down, gate, k, out, q, up, v"):
         add_lora(build_network(tiny("llama"), "eager"), 4, ["qkv"], torch.float32)
+
+
+def merge(layer: LoraLinear) -> torch.Tensor:
+    """The one weight (n_out, n_in) that does what the layer does: W + B·A, in the type of its factors."""
+    base = layer.base.dense_weight() if isinstance(layer.base, FrozenLinear) else layer.base.weight
+    return base.detach().to(layer.A.dtype) + layer.B.detach() @ layer.A.detach()
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -6,6 +6,7 @@ import pytest
 
 from course_utils.estimating import published
 from course_utils.estimating.published import FORMULAS
+from course_utils.estimating.step_time import recomputed_flops
 from course_utils.models import PRESETS
 from course_utils.run import TrainingRun
 from course_utils.units import GB, GiB
@@ -50,7 +51,7 @@ def test_selective_recomputation_costs_a_third_of_what_equation_8_says():
     model = published.korthikanti_model_flops(GPT3)
     added = published.korthikanti_hardware_flops(GPT3) - model
     assert added / model == pytest.approx(0.027, abs=0.0005)
-    assert added == 3 * published.selective_recomputation_flops(GPT3)
+    assert added == 3 * recomputed_flops(GPT3.replace(recompute="selective-attention"))
 
 
 def test_model_flops_are_six_a_parameter_and_token_and_the_attention():
@@ -172,8 +173,8 @@ def test_the_cookbook_s_buckets(stage, elements):
 
 
 @pytest.mark.parametrize("name", ["korthikanti_outer_bytes", "korthikanti_model_flops", "korthikanti_hardware_flops",
-                                  "selective_recomputation_flops", "checkpoints_bytes", "cookbook_parts",
-                                  "llm_analysis_parts", "playbook_parts"])  # fmt: skip
+                                  "checkpoints_bytes", "cookbook_parts", "llm_analysis_parts",
+                                  "playbook_parts"])  # fmt: skip
 def test_three_sequences_are_three_times_one(name):
     found = [getattr(published, name)(XL.replace(micro_batch=b)) for b in (1, 3)]
     one, three = (size["activations"] if isinstance(size, dict) else size for size in found)

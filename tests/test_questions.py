@@ -93,15 +93,15 @@ def test_memory_is_what_the_allocator_makes_of_what_has_been_counted_so_far():
         events += [(-1024, "a"), (-512, "c")]
         torch.cuda.empty_cache()
         assert torch.cuda.memory_reserved() == 0 and torch.cuda.max_memory_reserved() == 2 * MiB
-    assert Memory(list).followed().allocated == 0
+    assert Memory(list).followed().allocator.allocated == 0
 
 
 def test_an_event_that_is_taken_back_counts_no_more():
     events = [(1024, "a"), (2048, "b")]
     memory = Memory(lambda: events)
-    assert memory.followed().allocated == 3072
+    assert memory.followed().allocator.allocated == 3072
     del events[1]
-    assert memory.followed().allocated == 1024
+    assert memory.followed().allocator.allocated == 1024
 
 
 def test_an_event_that_is_taken_back_leaves_an_earlier_empty_cache():
@@ -109,9 +109,9 @@ def test_an_event_that_is_taken_back_leaves_an_earlier_empty_cache():
     memory = Memory(lambda: events)
     memory.empty_cache()
     events += [(2048, second := ["b"]), (2048, ["c"])]
-    assert memory.followed().reserved == 2 * 2**20
+    assert memory.followed().allocator.reserved == 2 * 2**20
     events[3:] = [(-2048, second)]
-    assert (memory.followed().allocated, memory.reserved, memory.emptied) == (0, 2 * 2**20, [2])
+    assert (memory.followed().allocator.allocated, memory.allocator.reserved, memory.emptied) == (0, 2 * 2**20, [2])
     assert len(memory.allocator.driver_calls) == 3
 
 

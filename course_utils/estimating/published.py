@@ -176,17 +176,10 @@ def korthikanti_model_flops(run: TrainingRun) -> int:
 def korthikanti_hardware_flops(run: TrainingRun) -> int:
     """The same with selective recomputation: s/3h in place of s/6h (Korthikanti et al. 2022, eq. 8).
 
-    This adds three forward passes of the attention core where one is run again: see
-    `selective_recomputation_flops`.
+    This adds three forward passes of the attention core where one is run again: see `step_time.recomputed_flops`.
     """
     s, b, h, L = run.seq_len, run.micro_batch, run.model.hidden, run.model.layers
     return korthikanti_model_flops(run) + 12 * b * L * s * s * h
-
-
-def selective_recomputation_flops(run: TrainingRun) -> int:
-    """FLOPs that running the attention core of all blocks once more takes: q·kᵀ and weights·v are 2·b·s²·h each."""
-    s, b, h, L = run.seq_len, run.micro_batch, run.model.hidden, run.model.layers
-    return 4 * b * L * s * s * h
 
 
 # Megatron-LM, megatron/training/theoretical_memory_usage.py

@@ -13,14 +13,11 @@ CARD = replace(gpu("A100-80GB"), name="simulated GPU")  # It has every kernel th
 
 
 class Memory:
-    """The counters after the events so far: (bytes, storage) for an allocation, (−bytes, storage) for a free.
+    """The counters after the events so far: (bytes, storage) for an allocation, (−bytes, storage) for a free."""
 
-    `capacity` in bytes is where it runs out of memory; None for no limit.
-    """
-
-    def __init__(self, events: Callable[[], Sequence[tuple[int, Any]]], capacity: int | None = None) -> None:
-        self._events, self._capacity = events, capacity
-        self._since = 0
+    def __init__(self, events: Callable[[], Sequence[tuple[int, Any]]]) -> None:
+        self._events, self._since = events, 0
+        self._capacity: int | None = None
         self._emptied_at = set[int]()  # the numbers of events after which a program called empty_cache
         self._begin()
 
@@ -32,7 +29,7 @@ class Memory:
         self.most_allocated = self.most_reserved = self.most_requested = self.failures = 0
 
     def limit(self, capacity: int | None) -> None:
-        """Run out of memory at `capacity` bytes from now on."""
+        """Run out of memory at `capacity` bytes from now on; with None, never."""
         self._capacity = self.allocator.capacity = capacity
 
     def followed(self, certain: int | None = None) -> "Memory":
@@ -79,14 +76,6 @@ class Memory:
         """The number of events that these counters include."""
         return len(self._done)
 
-    @property
-    def allocated(self) -> int:
-        return self.allocator.allocated
-
-    @property
-    def reserved(self) -> int:
-        return self.allocator.reserved
-
     def reset_peaks(self) -> None:
         """Count the most allocated and reserved anew from here."""
         self.followed()
@@ -94,8 +83,9 @@ class Memory:
         self._restart_peaks()
 
     def _restart_peaks(self) -> None:
-        self.most_allocated, self.most_reserved = self.allocated, self.reserved
-        self.most_requested = self.allocator.requested
+        allocator = self.allocator
+        self.most_allocated, self.most_reserved = allocator.allocated, allocator.reserved
+        self.most_requested = allocator.requested
 
     def empty_cache(self) -> None:
         """Give back to the driver what holds no tensor."""
@@ -109,16 +99,16 @@ class Memory:
     def free_and_total(self) -> tuple[int, int]:
         """Bytes that the driver still has, and all that a program gets of the card."""
         total = self._capacity or CARD.room
-        return max(0, total - self.followed().reserved), total
+        return max(0, total - self.followed().allocator.reserved), total
 
     def statistics(self) -> dict[str, int]:
         """The counters that `torch.cuda.memory_stats` has, as far as they are known here."""
         allocator = self.followed().allocator
         segments = allocator.segments()
         now = {
-            "allocated_bytes": (self.allocated, self.most_allocated),
-            "active_bytes": (self.allocated, self.most_allocated),
-            "reserved_bytes": (self.reserved, self.most_reserved),
+            "allocated_bytes": (allocator.allocated, self.most_allocated),
+            "active_bytes": (allocator.allocated, self.most_allocated),
+            "reserved_bytes": (allocator.reserved, self.most_reserved),
             "requested_bytes": (allocator.requested, self.most_requested),
             "inactive_split_bytes": (allocator.stuck, None),
             "segment": (len(segments), None),

@@ -190,9 +190,9 @@ OF_WORK: dict[str, Any] = {
 
 def _of_memory(memory: Memory) -> dict[str, Any]:
     of_one: dict[str, Callable[[], Any]] = {
-        "memory_allocated": lambda: memory.followed().allocated,
+        "memory_allocated": lambda: memory.followed().allocator.allocated,
         "max_memory_allocated": lambda: memory.followed().most_allocated,
-        "memory_reserved": lambda: memory.followed().reserved,
+        "memory_reserved": lambda: memory.followed().allocator.reserved,
         "max_memory_reserved": lambda: memory.followed().most_reserved,
         "memory_stats": memory.statistics,
         "mem_get_info": memory.free_and_total,

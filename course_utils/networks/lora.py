@@ -46,9 +46,3 @@ def add_lora(network: nn.Module, rank: int, targets: Iterable[str], dtype: torch
             raise unknown("LoRA target", target, sorted(known))
         for parent in parents:
             setattr(parent, target, LoraLinear(getattr(parent, target), rank, dtype))
-
-
-def merge(layer: LoraLinear) -> torch.Tensor:
-    """The one weight (n_out, n_in) that does what the layer does: W + B·A, in the type of its factors."""
-    base = layer.base.dense_weight() if isinstance(layer.base, FrozenLinear) else layer.base.weight
-    return base.detach().to(layer.A.dtype) + layer.B.detach() @ layer.A.detach()

@@ -12,6 +12,7 @@ from textwrap import fill
 from course_utils.allocator.policy import CachingAllocator
 from course_utils.estimating import estimate, moments, published
 from course_utils.estimating.exact.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
+from course_utils.estimating.step_time import recomputed_flops
 from course_utils.gpus import gpu
 from course_utils.interactive.course_files import ROOT, number_of, numbered
 from course_utils.models import PRESETS, parameter_count
@@ -110,7 +111,8 @@ def _errata() -> Iterator[Erratum]:
         "al. 2022 measured 39 % for a layer split over 8 GPUs (table 4).", "; ".join(shares),
     )  # fmt: skip
 
-    step, core = published.korthikanti_model_flops(GPT3), published.selective_recomputation_flops(GPT3)
+    step = published.korthikanti_model_flops(GPT3)
+    core = recomputed_flops(GPT3.replace(recompute="selective-attention"))
     added = published.korthikanti_hardware_flops(GPT3) - step
     yield Erratum(
         "Selective recomputation costs 2.7 % more compute", "Korthikanti et al. 2022, eq. 8", "06",
