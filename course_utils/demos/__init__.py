@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+from .. import format_bytes, gpu
 from ..errors import check_known
-from ..gpus import gpu
-from ..units import format_bytes
 from .fragmentation import FRAGMENTATION
 from .scenes import ACCUMULATION, OPTIMIZER_STATES, OUT_OF_MEMORY, RECOMPUTATION, SHARDING, TRAINING_STEP
 from .stage import Demo, Foreseen, Stage

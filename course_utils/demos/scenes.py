@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from ..estimating import estimate
+from .. import PRESETS, TrainingRun, estimate
 from ..estimating.step_time import model_flops, recomputed_flops
 from ..figures.canvas import sentence
 from ..measurement import WORDS
-from ..models import PRESETS
 from ..planning.twin import fits
-from ..run import TrainingRun
 from ..units import format_bytes, percent
 from .stage import Demo, DemoStep, Stage, StepResult
 from .stage_figures import stage_bars

@@ -7,18 +7,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import PRESETS, GpuOutOfMemory, TrainingRun, estimate
 from ..allocator.policy import OutOfMemory
-from ..errors import GpuOutOfMemory
-from ..estimating import estimate
 from ..figures.canvas import Figure
 from ..gpus import Gpu
 from ..interactive.meter import Meter, Playback, live_meter
 from ..measurement import WORDS
 from ..measuring import card_here, forced_source, measure
 from ..measuring.counting import Unwatched
-from ..models import PRESETS
 from ..planning.twin import fits, largest_micro_batch, unsupported
-from ..run import TrainingRun
 from ..units import format_bytes, percent
 
 if TYPE_CHECKING:

@@ -2,12 +2,11 @@
 
 from math import sqrt
 
-from course_utils.estimating import moments
+from course_utils import TrainingRun, moments
 from course_utils.estimating.exact.update import optimizer_step
 from course_utils.estimating.published import zero_state_bytes
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from course_utils.interactive.quiz import Question, gb, question
-from course_utils.run import TrainingRun
 
 MODEL, _bytes, _eta = "gpt2-medium", "{} bytes".format, "{:.3g}·η".format
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from course_utils import TrainingRun, TransformerConfig, measure
 from course_utils.allocator.replay import replay, requests_of
 from course_utils.allocator.snapshots import snapshot_of
 from course_utils.interactive.feedback import (
@@ -26,10 +27,7 @@ from course_utils.interactive.feedback import (
     unit_slip,
 )
 from course_utils.lessons.shared.judging import same, seeded
-from course_utils.measuring import measure
 from course_utils.measuring.on_gpu import on_new_gpu
-from course_utils.models import TransformerConfig
-from course_utils.run import TrainingRun
 from course_utils.units import MiB
 
 from .traces import Process, in_one_process, trace_of

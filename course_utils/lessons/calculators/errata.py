@@ -9,14 +9,12 @@ from functools import partial
 from pathlib import Path
 from textwrap import fill
 
-from course_utils.allocator.policy import CachingAllocator
+from course_utils import CachingAllocator, TrainingRun, gpu
 from course_utils.estimating import estimate, moments, published
 from course_utils.estimating.exact.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
 from course_utils.estimating.step_time import recomputed_flops
-from course_utils.gpus import gpu
 from course_utils.interactive.course_files import ROOT, number_of, numbered
 from course_utils.models import PRESETS, parameter_count
-from course_utils.run import TrainingRun
 from course_utils.units import GB, MiB, format_bytes, html_table, percent
 
 from ..accumulation.published_batches import GOYAL, GOYAL_CAPTION, RAMP, batch_at

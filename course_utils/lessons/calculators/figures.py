@@ -3,11 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from math import log
 
+from course_utils import TrainingRun, format_bytes, plus_minus
 from course_utils.figures import signed, signed_percent
 from course_utils.figures.axes import OVER, draw_swatch, legend, stop
 from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, reflowing, text_width, wrap
-from course_utils.run import TrainingRun
-from course_utils.units import format_bytes, plus_minus
 
 from .calculators import BLOCKS, COPIES, OUTSIDE, PASSING, SCORES, STATES, Truth, calculator, gaps
 

@@ -1,10 +1,8 @@
 """Lesson 08, data parallelism: what replicas keep, what they send, and when it hides."""
 
-from course_utils.estimating import estimate
+from course_utils import TrainingRun, estimate, format_bytes
 from course_utils.estimating.sharding import all_reduce_bytes, bucket_sizes, rank_0_states
 from course_utils.interactive.quiz import Question, gb, question
-from course_utils.run import TrainingRun
-from course_utils.units import format_bytes
 
 RUN = TrainingRun("gpt2-medium", 4, 1024, "amp-bf16", world_size=8)
 

@@ -1,9 +1,8 @@
 """Lesson 12, LoRA and quantization: which bytes go, which stay, and what a bit is worth."""
 
-from course_utils.estimating import estimate
+from course_utils import TrainingRun, estimate
 from course_utils.estimating.states import frozen_matrix_bytes, trainable
 from course_utils.interactive.quiz import Question, gb, question
-from course_utils.run import TrainingRun
 from course_utils.units import format_bytes, percent
 
 RUN = TrainingRun("gpt2", 4, 512, lora_rank=8, lora_targets=("attention", "mlp"))

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from course_utils.estimating import estimate
-from course_utils.gpus import gpu
+from course_utils import Measurement, TrainingRun, estimate, gpu, measure
 from course_utils.interactive.feedback import (
     Mistakes,
     alike,
@@ -30,10 +29,7 @@ from course_utils.interactive.feedback import (
 )
 from course_utils.interactive.saved import saved_by
 from course_utils.lessons.shared.judging import same, seeded
-from course_utils.measurement import Measurement
-from course_utils.measuring import measure
 from course_utils.measuring.tracker import Tracker
-from course_utils.run import TrainingRun
 from course_utils.units import GB
 
 # ---------------------------------------------------------------------------------------------- 01.1: weight_gradient

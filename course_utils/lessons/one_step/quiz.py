@@ -2,12 +2,10 @@
 
 from functools import partial
 
-from course_utils.estimating import moments
+from course_utils import PRESETS, TrainingRun, moments
 from course_utils.estimating.exact.activations import block_saved
 from course_utils.estimating.published import zero_state_bytes
 from course_utils.interactive.quiz import Question, gb, question
-from course_utils.models import PRESETS
-from course_utils.run import TrainingRun
 from course_utils.units import UNITS, format_bytes
 
 _mb = partial(format_bytes, unit="MB", digits=1)

@@ -2,11 +2,10 @@
 
 from fractions import Fraction
 
+from course_utils import TransformerConfig, format_bytes
 from course_utils.figures.canvas import Figure
 from course_utils.interactive.widgets import Explorable, dropdown, slider
 from course_utils.model_files import model_config
-from course_utils.models import TransformerConfig
-from course_utils.units import format_bytes
 
 from .counting import parts_of
 from .figures import percent, shares, spelled

@@ -3,11 +3,10 @@
 from functools import lru_cache
 from math import prod
 
-from course_utils.breakdown import MemoryBreakdown
+from course_utils import MemoryBreakdown, TrainingRun
 from course_utils.estimating.exact.activations import block_saved, head_saved, loss_saved, stem_saved, sum_bytes
 from course_utils.estimating.states import states_of
 from course_utils.models import Shapes, TransformerConfig, parameter_shapes
-from course_utils.run import TrainingRun
 from course_utils.units import round_up
 
 from .schedules import most_kept

@@ -11,16 +11,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course_utils.estimating import estimate
+from course_utils import GPUS, TrainingRun, arrange, estimate, measure
 from course_utils.estimating.step_time import lost_seconds
-from course_utils.gpus import GPUS
 from course_utils.interactive.feedback import call, call_for_effect, exercise, expect, fail
 from course_utils.lessons.shared.judging import same, seeded
-from course_utils.measuring import measure
 from course_utils.measuring.on_gpu import on_new_gpu
-from course_utils.planning.fit import arrange
 from course_utils.planning.twin import SAFETY, unsupported
-from course_utils.run import TrainingRun
 from course_utils.units import MB, GiB, MiB, format_bytes
 
 from .detective import CAUSES, broken

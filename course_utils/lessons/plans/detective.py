@@ -11,12 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from course_utils.allocator.replay import replay
-from course_utils.breakdown import MemoryBreakdown
+from course_utils import MemoryBreakdown, TrainingRun, measure, replay
 from course_utils.measurement import Measurement, Timeline
-from course_utils.measuring import measure
 from course_utils.measuring.simulated import availability
-from course_utils.run import TrainingRun
 from course_utils.units import GiB, MiB
 
 CAUSES = {  # of death of a run, by the name to answer with

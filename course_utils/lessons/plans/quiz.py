@@ -2,11 +2,9 @@
 
 from functools import partial
 
-from course_utils.estimating import estimate
-from course_utils.gpus import gpu
+from course_utils import TrainingRun, estimate, gpu
 from course_utils.interactive.quiz import Question, gb, question
 from course_utils.planning.twin import SAFETY
-from course_utils.run import TrainingRun
 from course_utils.units import GB, GiB, format_bytes
 
 XL = TrainingRun("gpt2-xl", 32, 1024)

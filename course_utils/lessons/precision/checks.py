@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 
-from course_utils.estimating import estimate
-from course_utils.gpus import gpu
+from course_utils import TrainingRun, estimate, gpu
 from course_utils.interactive.feedback import Mistakes, call, exercise, expect, fail, of_kind, recognized
 from course_utils.lessons.shared.judging import same, seeded
 from course_utils.measuring.tracker import Tracker
-from course_utils.run import TrainingRun
 
 from .number_formats import NumberFormat, decode
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
+from course_utils import Measurement, TrainingRun
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
-from course_utils.measurement import Measurement
-from course_utils.run import TrainingRun
 
 STATES = ("parameters", "gradients", "optimizer_states")
 

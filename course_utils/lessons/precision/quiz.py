@@ -1,9 +1,8 @@
 """Lesson 03, number formats and mixed precision: what 16 bits lose, what they save, and what they do not."""
 
-from course_utils.estimating import moments
+from course_utils import TrainingRun, moments
 from course_utils.estimating.exact.activations import block_bytes
 from course_utils.interactive.quiz import Question, gb, question
-from course_utils.run import TrainingRun
 
 from .formats_in_a_step import estimated_states
 from .number_formats import FORMATS, rounded

@@ -15,14 +15,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from course_utils.breakdown import MemoryBreakdown
-from course_utils.errors import SimulationUnavailable
+from course_utils import MemoryBreakdown, SimulationUnavailable, TrainingRun, measure
 from course_utils.interactive.feedback import call, entries, exercise, expect, handed, recognized
 from course_utils.lessons.shared.judging import Ran, counted, forward_backward, held_after, same, seeded, told
 from course_utils.measurement import Measurement, Timeline
-from course_utils.measuring import measure
 from course_utils.measuring.on_gpu import on_new_gpu
-from course_utils.run import TrainingRun
 
 from .policies import small_gpt
 

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
+from course_utils import PRESETS, TrainingRun, TransformerConfig
 from course_utils.estimating.step_time import model_flops, recomputed_flops
-from course_utils.models import PRESETS, TransformerConfig
-from course_utils.run import TrainingRun
 
 
 def added_percent(run: TrainingRun) -> float:

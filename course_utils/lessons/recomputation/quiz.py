@@ -2,11 +2,10 @@
 
 from math import isqrt
 
-from course_utils.estimating import estimate
+from course_utils import TrainingRun, estimate
 from course_utils.estimating.exact.activations import block_bytes, block_input
 from course_utils.estimating.published import checkpoints_bytes, zero_activation_bytes, zero_checkpointed_bytes
 from course_utils.interactive.quiz import Question, gb, question
-from course_utils.run import TrainingRun
 from course_utils.units import format_bytes, percent
 
 RUN = TrainingRun("gpt2-xl", 32, 1024, recompute="full")

@@ -1,9 +1,8 @@
 """Lesson 09, ZeRO and FSDP: what is cut, what is sent, what is whole for a moment."""
 
+from course_utils import TrainingRun, format_bytes
 from course_utils.estimating.sharding import fsdp_groups, shard_shape, zero_bytes, zero_communication_elements
 from course_utils.interactive.quiz import Question, gb, question
-from course_utils.run import TrainingRun
-from course_utils.units import format_bytes
 
 N, D = 7_500_000_000, 64
 LLAMA = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=D, zero_stage=3)

@@ -2,14 +2,13 @@
 
 from typing import Any
 
+from course_utils import TrainingRun, format_bytes
 from course_utils.figures import stack
 from course_utils.figures.axes import segments_of
 from course_utils.figures.canvas import Figure, number
 from course_utils.figures.runs import told_name
 from course_utils.interactive.widgets import Explorer, code_html, verdict_html
 from course_utils.model_files import model_config
-from course_utils.run import TrainingRun
-from course_utils.units import format_bytes
 
 from .zero import formula
 

@@ -1,9 +1,8 @@
 """Lesson 09's closed forms: bytes that a rank keeps by ZeRO's formulas, and what FSDP2 gathers at its peak."""
 
+from course_utils import TrainingRun, TransformerConfig
 from course_utils.estimating.published import zero_sharded_state_bytes
 from course_utils.estimating.sharding import fsdp_groups
-from course_utils.models import TransformerConfig
-from course_utils.run import TrainingRun
 
 
 def formula(run: TrainingRun) -> dict[str, int]:
