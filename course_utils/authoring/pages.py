@@ -6,19 +6,17 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from .. import TrainingRun, estimate
+from .. import TrainingRun, estimate, format_bytes, gpu
 from ..benchmark.gpu import GPU_TABLES
 from ..classroom import syllabi
 from ..figures import stack
 from ..figures.canvas import Figure
 from ..figures.runs import NOT_COUNTED
-from ..gpus import gpu
 from ..interactive.course_files import number_of, numbered
 from ..interactive.keeping import write_whole
 from ..lessons.calculators import errata
 from ..lessons.shared.cheat_sheet import cheat_sheet
 from ..recording.notebooks import BuildError
-from ..units import format_bytes
 
 HEAD = """# On real GPUs
 

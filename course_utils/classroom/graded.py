@@ -79,12 +79,7 @@ def printable(text: str) -> str:
     return shortened if len(shortened) <= LONGEST else f"{shortened[:LONGEST]}…"
 
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em }
-table { border-collapse: collapse; margin: 1em 0 }
-th, td { border: 1px solid #999; padding: 0.3em 0.6em; text-align: left }
-.wide { overflow-x: auto }
-"""
+STYLE = Path(__file__).with_name("class_page.css").read_text(encoding="utf-8")
 
 
 def class_page(graded: Sequence[Graded], isolation: str = "") -> str:
@@ -99,7 +94,7 @@ def class_page(graded: Sequence[Graded], isolation: str = "") -> str:
         parts.append(f"<h2>What kept the notebooks apart</h2><p>{escape(isolation)}</p>")
     head = "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>The class</title>"
     head += "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-    return f"{head}<style>{STYLE}</style></head><body><h1>The class</h1>{''.join(parts)}</body></html>"
+    return f"{head}<style>\n{STYLE}</style></head><body><h1>The class</h1>{''.join(parts)}</body></html>"
 
 
 def _items(tag: str, title: str, items: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import ipywidgets
@@ -20,12 +21,7 @@ from .stage import Demo, DemoStep, Stage
 
 TITLE, TEXT = "font-size:30px;margin:0 0 0 12px;line-height:44px", "font-size:22px;line-height:1.35;margin:8px 0 0"
 
-LOOK = """<style>
-.course-demo {color: var(--jp-ui-font-color1, #111)}
-.course-demo .widget-html, .course-demo .widget-html-content {height: auto; overflow: visible}
-.course-demo img {width: 100%; max-height: 54vh; object-fit: contain; object-position: left}
-.course-demo button:focus {outline: 3px solid var(--jp-brand-color1, #1976d2); outline-offset: 2px}
-</style>"""
+LOOK = f"<style>\n{Path(__file__).with_name('show.css').read_text(encoding='utf-8')}</style>"
 """A picture takes a little more than half of the window's height, so that text and picture are seen at once."""
 
 LONG = 120  # letters: more than that leave no room for the step's own words and a picture

@@ -9,14 +9,12 @@ from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple
 
-from ..breakdown import MemoryBreakdown
+from .. import PRESETS, MemoryBreakdown, estimate, moments
 from ..errors import check_known, unknown
-from ..estimating import estimate, moments
 from ..estimating.step_time import step_seconds
 from ..figures.canvas import Figure, number
 from ..figures.runs import peak_stack, peak_title, place_words, step_columns
 from ..gpus import GPUS, Gpu, gpu
-from ..models import PRESETS
 from ..planning.fit import FREE, FSDP_POLICY, MAY_CHANGE, arrange, precision_at
 from ..planning.twin import SAFETY, fit_words, lacks, named, unsupported
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, TrainingRun

@@ -14,10 +14,9 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..allocator.replay import replay
+from .. import Measurement, replay
 from ..figures.canvas import Figure
 from ..figures.meters import PAGE, MeterMark, Reading, meter_figure
-from ..measurement import Measurement
 from ..pace import running_shell
 
 if TYPE_CHECKING:

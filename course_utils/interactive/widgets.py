@@ -11,14 +11,12 @@ from typing import Any
 
 import ipywidgets
 
-from .. import estimate
-from ..breakdown import MemoryBreakdown
+from .. import MemoryBreakdown, TrainingRun, estimate
 from ..errors import check_known
 from ..figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, number, reflowing, ticks
 from ..figures.runs import peak_stack
 from ..gpus import Gpu, gpu
 from ..planning.twin import fit_words, lacks
-from ..run import TrainingRun
 from ..units import GB, GiB, format_bytes
 from .explorer import CONTROL, Control
 

@@ -1,13 +1,13 @@
 """LoRA (Hu et al. 2022): each chosen weight is frozen, and a product of two thin matrices is trained next to it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import product
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..errors import unknown
 from .frozen import FrozenLinear
 
 
@@ -30,19 +30,14 @@ class LoraLinear(nn.Module):
         return self.base(x) + learned
 
 
-def add_lora(network: nn.Module, rank: int, targets: Iterable[str], dtype: torch.dtype) -> None:
+def add_lora(network: nn.Module, rank: int, targets: Sequence[str], dtype: torch.dtype) -> None:
     """Freeze every parameter of `network` and add LoRA's factors to the layers named `targets` in each block.
 
-    The factors are of `dtype` and are called `blocks.N.attention.T.A` and `.B`, or `blocks.N.mlp.T.…`. Raises
-    ValueError for a target that no block has.
+    The factors are of `dtype` and are called `blocks.N.attention.T.A` and `.B`, or `blocks.N.mlp.T.…`.
     """
     network.requires_grad_(False)
     blocks = network.get_submodule("blocks").children()
     halves = [half for block in blocks for half in (block.get_submodule("attention"), block.get_submodule("mlp"))]
-    known = {name for half in halves for name, layer in half.named_children() if hasattr(layer, "in_features")}
-    for target in targets:
-        parents = [half for half in halves if hasattr(half, target)]
-        if not parents:
-            raise unknown("LoRA target", target, sorted(known))
-        for parent in parents:
-            setattr(parent, target, LoraLinear(getattr(parent, target), rank, dtype))
+    for target, half in product(targets, halves):
+        if hasattr(half, target):
+            setattr(half, target, LoraLinear(getattr(half, target), rank, dtype))
