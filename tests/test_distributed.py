@@ -132,6 +132,49 @@ def test_a_function_runs_on_every_rank_and_shows_what_it_prints(capfd):
     assert capfd.readouterr() == ("", "")  # all else is silent, torchrun too: a notebook's outputs are compared
 
 
+def visible_gpus():
+    import os
+
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_functions_and_ranks_of_gloo_find_no_gpu(program, monkeypatch):
+    """Torch would start CUDA there, for Adam and for each mesh. Other programs may want a GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert run_ranks(visible_gpus, 1) == [""]
+    text = "import os\nfrom course_utils.ranks.worker import report, report_on_gloo\n"
+    assert run_ranks(program(text + "report_on_gloo(lambda: os.environ['CUDA_VISIBLE_DEVICES'])"), 1) == [""]
+    assert run_ranks(program(text + "report(os.environ['CUDA_VISIBLE_DEVICES'])"), 1) == ["0"]
+
+
+ASKED = """
+import os, torch
+def asked():
+    with open(os.environ["ASKED"], "a") as file:
+        print(os.getpid(), file=file)
+    return False
+torch.cuda.is_available = asked
+"""
+
+
+def asks_for_a_gpu():
+    import os
+
+    import torch
+
+    return [torch.cuda.is_available(), os.getpid()]
+
+
+def test_only_ranks_ask_cuda_for_gpus(tmp_path, monkeypatch):
+    """CUDA refuses every call of a process forked from one that has asked: of all ranks, had torchrun asked."""
+    (tmp_path / "sitecustomize.py").write_text(ASKED)  # executed as each Python starts
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked.txt"))
+    found = run_ranks(asks_for_a_gpu, 2)
+    assert [answer for answer, _ in found] == [False, False]
+    assert {int(number) for number in (tmp_path / "asked.txt").read_text().split()} == {number for _, number in found}
+
+
 def holds_its_group_to_the_end():
     import weakref
 

@@ -159,3 +159,43 @@ def test_it_stands_for_any_other_card_too(environment):
     found = on_it(environment, NULL_NAME="a card", NULL_CAPABILITY="8.6", NULL_MEMORY=str(24 << 30))
     assert (found["name"], found["capability"], found["memory"]) == ("a card", [8, 6], 24 << 30)
     assert "GPU 0 has a total capacity of 24.00 GiB" in str(found["message"])
+
+
+IN_RANKS = """
+import json, sys, torch
+from course_utils.ranks.launch import run_ranks
+assert torch.cuda.is_available()
+print(json.dumps([run_ranks(sys.argv[1], 2), run_ranks(sys.argv[2], 2)]))
+"""
+ON_ITS_GPU = """
+import torch
+from course_utils.ranks.worker import report
+report([torch.cuda.device_count(), torch.empty(7, device="cuda").numel()])
+"""
+OF_ADAM = """
+import torch
+from course_utils.ranks.worker import report_on_gloo
+def one_step():
+    weight = torch.ones(1, requires_grad=True)
+    weight.grad = torch.ones(1)
+    torch.optim.Adam([weight], lr=0.5).step()
+    return [torch.cuda.device_count(), round(weight.item(), 6)]
+report_on_gloo(one_step)
+"""
+
+
+def test_cuda_works_in_ranks_that_want_it_and_does_not_start_in_others(environment, tmp_path):
+    """A driver refuses each call of a process that was forked from one that has used it."""
+    for name, text in (("card.py", ON_ITS_GPU), ("weights.py", OF_ADAM)):
+        (tmp_path / name).write_text(text)
+    programs = [str(tmp_path / name) for name in ("card.py", "weights.py")]
+    done = subprocess.run(
+        [sys.executable, "-c", IN_RANKS, *programs],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [[[1, 7]] * 2, [[0, 0.5]] * 2]

@@ -52,9 +52,9 @@ def run_ranks(
     """Run `program` on several ranks; returns their results, by rank.
 
     `program` is the path of a Python file or the name of a module, which get `arguments` and call `report(result)`, or
-    a function, of a notebook too, which gets `keywords` that JSON can hold, imports what it needs by itself, and whose
-    value is its result. They run under torchrun, one thread a rank. `show` is called with each line that a rank
-    prints, as it comes (`show=print`).
+    a function, of a notebook too, which gets `keywords` that JSON can hold, imports what it needs by itself, finds no
+    GPU, and whose value is its result. They run under torchrun, one thread a rank. `show` is called with each line
+    that a rank prints, as it comes (`show=print`).
 
     Raises ValueError or TypeError for a program, arguments or a number of ranks that cannot be, RanksUnavailable where
     none can start, RankFailed with the last lines of the rank that failed first, or of those that had not finished

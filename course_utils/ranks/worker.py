@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -42,26 +43,38 @@ def report(result: Any) -> None:
 
 
 def report_on_gloo(program: Callable[[], Any], timeout_seconds: float = 1800.0) -> None:
-    """Be a rank of gloo on one thread, and hand back the result of `program`; no exchange waits for longer."""
+    """Be a rank of gloo on one thread that finds no GPU, and hand back the result of `program`.
+
+    No exchange waits for longer than `timeout_seconds`.
+    """
     import torch
     import torch.distributed as dist
 
+    _hide_gpus()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
     report(program())
     dist.destroy_process_group()
 
 
+def _hide_gpus() -> None:
+    """Let CUDA find no GPU: optimizers and meshes start it wherever there is one, though all tensors are on the CPU."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def torchrun() -> None:
     """Be torchrun, but fork each rank, on Linux alone: a Python that it starts anew takes seconds to load torch."""
     gc.disable()
-    import torch._dynamo  # noqa: F401 (which every optimizer loads)
+    import torch._dynamo  # which every optimizer loads
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
     gc.freeze()  # or Python searches all this for cycles, as it loads and again as it ends: more than a second
     gc.enable()
     SubprocessHandler._popen = _fork  # pyrefly: ignore [bad-assignment]
+    # torchrun asks for GPUs, to bind ranks to the cores next to them. CUDA then refuses every call of a forked rank.
+    os.register_at_fork(after_in_child=partial(setattr, torch.cuda, "is_available", torch.cuda.is_available))
+    torch.cuda.is_available = lambda: False
     run.main(sys.argv[2:])
 
 
@@ -160,6 +173,7 @@ def _run(kind: str, name: str) -> None:
 
 
 def _call(function: dict[str, Any]) -> None:
+    _hide_gpus()
     if function["file"]:
         found: dict[str, Any] = {"__name__": "rank_function"}
         source, flags = Path(function["file"]).read_text(encoding="utf-8"), __future__.annotations.compiler_flag

@@ -5,10 +5,13 @@
 // provides once they are written to. So tensors hold zeros, or whatever was copied to them or left there.
 //
 // Environment variables: NULL_NAME, NULL_MEMORY (bytes), NULL_CAPABILITY (as in 8.0), NULL_PROCESSORS, and NULL_ASC=1
-// for addresses that ascend; without it they come as the system gives them, which usually descend.
+// for addresses that ascend; without it they come as the system gives them, which usually descend. As with CUDA, an empty
+// CUDA_VISIBLE_DEVICES hides the GPU.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+
+#include "forked.h"
 
 #include <sys/mman.h>
 
@@ -177,21 +180,31 @@ CUresult nothingToDo() {
 
 }  // namespace
 
+// A driver refuses each of these in a forked process, but for errors and versions.
+#define REFUSE_FORKED                             \
+  if (forked()) {                                 \
+    return failed(cudaErrorInitializationError); \
+  }
+
 extern "C" {
 
 // What the device says of itself
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
+  REFUSE_FORKED
+  static const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  *count = visible && !*visible ? 0 : 1;
+  return *count ? cudaSuccess : failed(cudaErrorNoDevice);
 }
 
 cudaError_t cudaGetDevice(int* index) {
+  REFUSE_FORKED
   *index = 0;
   return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int index) {
+  REFUSE_FORKED
   return index == 0 ? cudaSuccess : failed(cudaErrorInvalidDevice);
 }
 
@@ -216,6 +229,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  REFUSE_FORKED
   static const std::map<cudaDeviceAttr, int> known = {
       {cudaDevAttrComputeCapabilityMajor, device().major},
       {cudaDevAttrComputeCapabilityMinor, device().minor},
@@ -236,6 +250,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
+  REFUSE_FORKED
   if (index != 0) {
     return failed(cudaErrorInvalidDevice);
   }
@@ -268,11 +283,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
 }
 
 cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int) {
+  REFUSE_FORKED
   std::strncpy(text, "0000:00:00.0", size);
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  REFUSE_FORKED
   if (least) {
     *least = 0;
   }
@@ -283,11 +300,13 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
+  REFUSE_FORKED
   *can = 0;
   return cudaSuccess;
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  REFUSE_FORKED
   *attributes = {};
   attributes->binaryVersion = 10 * device().major + device().minor;
   attributes->ptxVersion = attributes->binaryVersion;
@@ -300,6 +319,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
 // Its memory
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
+  REFUSE_FORKED
   const std::lock_guard<std::mutex> guard(device().mutex);
   *total = device().memory;
   *free_bytes = device().memory - std::min(device().used, device().memory);
@@ -307,6 +327,7 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
 }
 
 cudaError_t cudaMalloc(void** address, size_t size) {
+  REFUSE_FORKED
   const std::lock_guard<std::mutex> guard(device().mutex);
   const size_t rounded = inPages(size);
   void* const found = device().used + rounded > device().memory ? nullptr : addresses(rounded);
@@ -320,6 +341,7 @@ cudaError_t cudaMalloc(void** address, size_t size) {
 }
 
 cudaError_t cudaFree(void* address) {
+  REFUSE_FORKED
   const std::lock_guard<std::mutex> guard(device().mutex);
   const auto found = device().allocations.find(address);
   if (found == device().allocations.end()) {
@@ -332,6 +354,7 @@ cudaError_t cudaFree(void* address) {
 }
 
 cudaError_t cudaHostAlloc(void** address, size_t size, unsigned) {
+  REFUSE_FORKED
   const std::lock_guard<std::mutex> guard(device().mutex);
   *address = std::malloc(size);
   device().pinned.insert(*address);
@@ -339,6 +362,7 @@ cudaError_t cudaHostAlloc(void** address, size_t size, unsigned) {
 }
 
 cudaError_t cudaFreeHost(void* address) {
+  REFUSE_FORKED
   const std::lock_guard<std::mutex> guard(device().mutex);
   device().pinned.erase(address);
   std::free(address);
@@ -346,6 +370,7 @@ cudaError_t cudaFreeHost(void* address) {
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
+  REFUSE_FORKED
   const std::lock_guard<std::mutex> guard(device().mutex);
   *attributes = {};
   attributes->type = device().pinned.count(address) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
@@ -353,17 +378,20 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind kind) {
+  REFUSE_FORKED
   copy(to, from, size, kind);
   return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t) {
+  REFUSE_FORKED
   copy(to, from, size, kind);
   return cudaSuccess;
 }
 
 cudaError_t cudaGetDriverEntryPointByVersion(
     const char* name, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* result) {
+  REFUSE_FORKED
   static const std::map<std::string, void*> known = {
       {"cuMemAddressReserve", reinterpret_cast<void*>(reserveAddresses)},
       {"cuMemAddressFree", reinterpret_cast<void*>(freeAddresses)},
@@ -389,53 +417,64 @@ CUresult cuGetErrorString(CUresult, const char** text) {
 // Streams are one, and always done; an event is the host's clock when it is recorded, since nothing runs later.
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  REFUSE_FORKED
   *stream = static_cast<cudaStream_t>(std::malloc(1));
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  REFUSE_FORKED
   return cudaStreamCreateWithPriority(stream, 0, 0);
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
+  REFUSE_FORKED
   *priority = 0;
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  REFUSE_FORKED
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void* data) {
+  REFUSE_FORKED
   function(data);
   return cudaSuccess;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  REFUSE_FORKED
   *event = reinterpret_cast<cudaEvent_t>(new Clock::time_point);
   return cudaSuccess;
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  REFUSE_FORKED
   return cudaEventCreateWithFlags(event, 0);
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  REFUSE_FORKED
   delete reinterpret_cast<Clock::time_point*>(event);
   return cudaSuccess;
 }
 
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t, unsigned) {
+  REFUSE_FORKED
   *reinterpret_cast<Clock::time_point*>(event) = Clock::now();
   return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  REFUSE_FORKED
   return cudaEventRecordWithFlags(event, stream, 0);
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  REFUSE_FORKED
   const auto passed = *reinterpret_cast<Clock::time_point*>(end) - *reinterpret_cast<Clock::time_point*>(start);
   *milliseconds = std::chrono::duration<float, std::milli>(passed).count();
   return cudaSuccess;

@@ -2,13 +2,15 @@
 // modules. No header of CUDA is included, so none of these needs its arguments: a C function may ignore all of them.
 // What torch asks for and is not here goes to CUDA's own library, which says that there is no driver.
 
+#include "forked.h"
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
-#define DONE(name) \
-  int name() {     \
-    return 0;      \
+#define DONE(name)                  \
+  int name() {                      \
+    return forked() ? kRefused : 0; \
   }
 
 extern "C" {
