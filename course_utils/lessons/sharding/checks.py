@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from course_utils.interactive.feedback import alike, by_name, call, entries, exercise, expect, recognized, unit_slip
 from course_utils.lessons.shared.judging import told
@@ -194,6 +194,15 @@ def _units(part: nn.Module) -> Iterator[nn.Module]:
         yield part
 
 
+def _by_the_rule(model: nn.Module, most: int, policy: MixedPrecisionPolicy) -> torch.optim.Optimizer:
+    """A right answer. Its peak counts in torch 2.11 alone, where it is above the room: the first backward of a norm
+    that is called twice has no gradients yet, and does not free the last reduce-scatter's input. In 2.13 it does.
+    """
+    for part in list(_units(model)):
+        fully_shard(part, mp_policy=policy)
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
 @exercise("09.5", "No unit is larger than it has to be, and the peak stays near the shards.")
 def shard_to_fit(answer: Any) -> None:
     """`answer(model, most, policy)` shards the model by units of at most `most` numbers, and is its optimizer."""
@@ -238,4 +247,5 @@ def shard_to_fit(answer: Any) -> None:
     for name in MODELS:
         peak = peak_of(answer, name, look)
         expect(formats == {POLICY.param_dtype}, "Some weights are gathered in fp32. Does every unit have the policy?")
-        expect(peak <= room[-1], "The units are right, the peak is not. What stays whole from forward to backward?")
+        near = peak <= room[-1] or peak <= peak_of(_by_the_rule, name)
+        expect(near, "The units are right, the peak is not. What stays whole from forward to backward?")
