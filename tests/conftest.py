@@ -95,8 +95,9 @@ class NotebookTimes:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A GPU that is not there, of 200 MB; a simulation is prepared before, as it looks for a GPU only once."""
+    from stand_in import stand_in
+
     from course_utils.measuring.simulated import availability
-    from course_utils.recording.stand_in import stand_in
     from course_utils.units import MB
 
     availability()

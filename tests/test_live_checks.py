@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from stand_in import LimitedMemory, stand_in
 
 from course_utils.gpus import GPUS
 from course_utils.measuring import choose_source, devices
@@ -17,7 +18,6 @@ from course_utils.measuring.devices import Cuda, as_card
 from course_utils.measuring.live import this_gpu
 from course_utils.recording.notebooks import execute_live
 from course_utils.recording.recorder import RecordingError, card_option, read_parts, work_command
-from course_utils.recording.stand_in import LimitedMemory, stand_in
 from course_utils.recording.tasks import CELLS, TIMES_OUT_OF_MEMORY, Task, rehearsal_list
 from course_utils.run import TrainingRun
 from course_utils.units import GB, MB
@@ -29,7 +29,12 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
     """Run it in a process of its own: IPython's shell takes the place of the main module."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COURSE_SOURCE": "auto", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "COURSE_SOURCE": "auto",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-W", "ignore", "-c", code]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False)
 
@@ -38,7 +43,7 @@ LOOP = """
 import json
 from course_utils.interactive.failed_cells import watch_cells
 from course_utils.recording import cells
-from course_utils.recording.stand_in import stand_in
+from stand_in import stand_in
 from course_utils.measuring.devices import Cuda
 found = {}
 for kind, times, room in json.loads(%r):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engine import tiny
+from stand_in import LimitedMemory
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
@@ -21,7 +22,6 @@ from course_utils.measurement import Measurement
 from course_utils.measuring.live import KernelRefused
 from course_utils.measuring.own import CELL_BY_CELL
 from course_utils.networks import build_network, loss_of
-from course_utils.recording.stand_in import LimitedMemory
 from course_utils.run import TrainingRun
 from course_utils.units import MB, round_up
 

@@ -3,7 +3,8 @@
 import statistics
 from pathlib import Path
 
-from course_utils.benchmark.published import FILES, HERE, answered_rows, percent, ten_rows
+from course_utils.benchmark.published import ten_rows
+from course_utils.recording.published import FILES, HERE, answered_rows, percent
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 

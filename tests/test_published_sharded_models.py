@@ -7,9 +7,9 @@ import pytest
 from published.sharded_models import titan
 
 from course_utils.benchmark import published
-from course_utils.benchmark.published import NOT_YET, percent, rows_of
 from course_utils.estimating.workspaces import Workspaces
 from course_utils.measurement import Measurement
+from course_utils.recording.published import NOT_YET, percent, rows_of
 
 ROWS = list(rows_of("sharded_models"))
 LIMITS = {"allocated": 0.5, "reserved": 3.0}

@@ -13,8 +13,8 @@ from ..breakdown import KINDS
 from ..measuring.recorded import Recording, attempts, newest
 from ..measuring.recording_file import MEASURED
 from ..recording.histories import unpacked
+from ..recording.published import TEN, published_rows
 from ..recording.tasks import EXPANDABLE
-from .published import TEN, published_rows
 from .tables import BIAS_HEADINGS, Cell, Table, bias_of
 
 COMMAND = "python3 -m course_utils record --out course_utils/measuring/recordings --minutes 30"
@@ -273,19 +273,8 @@ def gpu_times_tables() -> list[Table]:
             quartiles = f"{step['q1']:,.2f} to {step['q3']:,.2f}"
             rows.append((*named, f"{step['median']:,.2f}", quartiles, step["n"], f"{step['median'] / first:.3f}"))
     headings = ("GPU", "comparison", "variant", "median, ms", "quartiles, ms", "repetitions", "to the first")
-    notes = tuple(dict.fromkeys(filter(None, map(busy_words, found))))
+    notes = tuple(dict.fromkeys(filter(None, (item.busy for item in found))))
     return [Table("gpu-times", TITLES["gpu-times"], headings, tuple(rows), notes, devices(found))] if rows else []
-
-
-def busy_words(item: Recording) -> str:
-    """What else went on while times were taken; "" if nothing did."""
-    others = item.line.content.get("jobs", 1) - 1
-    if not others:
-        return ""
-    return (
-        f"No other task used the GPU, but up to {others} others the machine's CPU: what starts many short kernels, or "
-        "computes on the CPU between them, can be slower than it would be alone."
-    )
 
 
 # Lessons executed live
@@ -295,7 +284,8 @@ def gpu_live_tables() -> list[Table]:
     """Each notebook with its seconds and what failed; each kind of cell that ran out of memory, and how often."""
     tables = []
     found = attempts("notebook")
-    notes = ("Other lessons and runs took memory of the same card at the same time.",) * any(map(busy_words, found))
+    told = "Other lessons and runs took memory of the same card at the same time."
+    notes = (told,) * any(item.busy for item in found)
     if lessons := tuple(map(_lesson, found)):
         headings = ("GPU", "notebook", "passes", "seconds", "live cells", "not live because", "what failed")
         tables.append(Table("gpu-live", TITLES["gpu-live"], headings, lessons, notes))

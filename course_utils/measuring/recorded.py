@@ -1,6 +1,6 @@
 """Shipped results: real GPUs' recordings, and simulated runs for platforms that cannot simulate; exact matches only.
 
-`simulated.json.gz` is written by `python -m course_utils.authoring.recordings`, each `*.jsonl.gz` by `record` on a GPU,
+`simulated.json.gz` is written by `python tests/ship_recordings.py`, each `*.jsonl.gz` by `record` on a GPU,
 and gzip.
 """
 
@@ -57,6 +57,17 @@ class Recording:
             raise ValueError(f"{self.line.place} is damaged: {type(error).__name__}: {error}") from error
         origin = Provenance("recorded", self.device, content["torch"], self.date, note)
         return replace(measured, provenance=origin, counters=counters)
+
+    @property
+    def busy(self) -> str:
+        """What else went on while it was recorded; "" if nothing did."""
+        others = self.line.content.get("jobs", 1) - 1
+        if not others:
+            return ""
+        return (
+            f"No other task used the GPU, but up to {others} others the machine's CPU: what starts many short kernels, "
+            "or computes on the CPU between them, can be slower than it would be alone."
+        )
 
     def __str__(self) -> str:
         torch = self.line.content["torch"]

@@ -1,8 +1,6 @@
 """Running out of memory on purpose in each kind of cell, many times: is the memory back, does the next cell work?"""
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,13 +12,9 @@ from ..errors import GpuOutOfMemory
 from ..gpus import Gpu
 from ..measuring.devices import Cuda, Device
 from ..run import TrainingRun
-from ..units import GB, MB, MiB
-from .stand_in import stand_in
+from ..units import GB, MiB
 
 ROOM = 2 * GB  # Bytes that the process may use of a GPU: little, so that it is full quickly
-
-REHEARSAL_ROOM = 400 * MB
-REHEARSAL_TIMES = 2
 
 PREPARED = """
 import torch
@@ -110,11 +104,8 @@ def run_cell(shell: InteractiveShell, code: str) -> BaseException | None:
     return result.error_before_exec or result.error_in_exec
 
 
-@contextmanager
-def little_memory(rehearse: bool) -> Iterator[Device]:
-    """A device with little memory."""
-    with stand_in(REHEARSAL_ROOM) if rehearse else nullcontext():
-        if not rehearse:
-            total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-            torch.cuda.set_per_process_memory_fraction(ROOM / total)
-        yield Cuda()
+def little_memory() -> Device:
+    """The GPU that is here, of which this process may from now on use little."""
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction(ROOM / total)
+    return Cuda()

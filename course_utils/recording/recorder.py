@@ -343,19 +343,14 @@ def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[s
 
 
 def listing(tasks: Sequence[Task], card: Gpu | None) -> str:
-    """The list as a table: peak, whether the GPU here can do it, guessed times on an H200."""
-    rows, total = [["", "peak", *(["fits"] if card else []), "seconds", "done by", "task"]], 0.0
+    """The list as a table: peak, and whether the GPU here can do it."""
+    rows = [["", "peak", *(["fits"] if card else []), "task"]]
     for number, task in enumerate(tasks, start=1):
         peak = format_bytes(task.predicted, "GB", 1) if task.predicted else ""
-        able = card is None or not task.obstacle(card.memory, card.capability)
-        fits = ["yes" if able else "no"] if card else []
-        total += task.expected if able else 0.0
-        times = [f"{task.expected:.0f}", f"{total // 60:.0f}:{total % 60:02.0f}"] if able else ["", ""]
-        rows.append([str(number), peak, *fits, *times, f"{task.name}  ({task.why})"])
+        fits = ["no" if task.obstacle(card.memory, card.capability) else "yes"] if card else []
+        rows.append([str(number), peak, *fits, f"{task.name}  ({task.why})"])
     about = [f"{card.name}, {format_bytes(card.memory, 'GB', 1)} free:"] if card else []
-    return "\n".join(
-        [*about, aligned(rows, len(rows[0])), "Seconds, and minutes at the end of each task, are guesses for an H200."]
-    )
+    return "\n".join([*about, aligned(rows, len(rows[0]))])
 
 
 def card_here(ask: Callable[..., Any] = subprocess.run) -> Gpu | None:

@@ -10,16 +10,14 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from ..benchmark.published import STEPS as PUBLISHED_STEPS
-from ..benchmark.published import TEN, Row, published_rows
 from ..estimating import estimate
-from ..estimating.step_time import step_seconds
-from ..gpus import GPUS
 from ..interactive.course_files import ROOT, numbered
 from ..models import PRESETS
 from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
 from ..units import GB, MB
+from .published import STEPS as PUBLISHED_STEPS
+from .published import TEN, Row, published_rows
 
 FACTS = "facts"  # The task before all others: it names the device, and fails unless torch can use it
 STEPS = 2  # Steps of the passes whose memory is recorded; the first has no optimizer states yet
@@ -42,13 +40,6 @@ NOTEBOOK = 24 * GB  # Kept for a lesson that is executed while others are; one m
 
 LIVE_FACTOR = 3.0
 """A lesson may take so many times its budget on a GPU: the budget is for a simulation, and here it trains, too."""
-
-START_SECONDS = 8.0
-EXPECTED_SECONDS = {
-    "context": 12.0, "workspaces": 2.0, "scratch": 4.0, "kernels": 4.0, "times": 28.0, "cells": 30.0, "demos": 30.0,
-    "published": 10.0,
-}  # fmt: skip
-"""Seconds of a task on an H200: Python, torch and CUDA begin, then its kind. Guesses, for the order."""
 
 
 @dataclass(frozen=True)
@@ -89,26 +80,11 @@ class Task:
         """The estimated peak in bytes; 0 for what trains nothing."""
         return estimate(self.run).total if self.run is not None else 0
 
-    @property
-    def expected(self) -> float:
-        """The seconds that it may take on an H200, a guess: a lesson's budget, for a run its steps and simulation."""
-        if self.kind == "notebook":
-            return START_SECONDS + self.seconds / LIVE_FACTOR
-        if self.run is None:
-            return START_SECONDS + EXPECTED_SECONDS[self.kind]
-        return START_SECONDS + run_seconds(self.run, STEPS if self.kind == "history" else 2 * STEPS)
-
     def obstacle(self, free: int, capability: tuple[int, int]) -> str:
         """The reason that a GPU with `free` bytes and this compute capability cannot do it, or ""."""
         if self.run is None:
             return ""
         return unsupported(self.run, capability) or ("" if fits(self.run, free) else "does not fit")
-
-
-def run_seconds(run: TrainingRun, steps: int) -> float:
-    """Seconds of a run's steps on an H200 at half the data sheet's rates, and of its simulation. A guess."""
-    step = 0.1 + 2 * sum(step_seconds(run, GPUS["H200-141GB"]).values())
-    return steps * step + 0.2 * run.model.layers * min(run.accumulation_steps, 3)
 
 
 def run_task(run: TrainingRun, why: str, alone: bool = False) -> Task:
@@ -298,7 +274,7 @@ def kernels_task(seq_len: int) -> Task:
 
 
 def rehearsal_list() -> tuple[Task, ...]:
-    """Small tasks of every kind that a CPU does in seconds, to try the machinery: they pass through the same code."""
+    """Small tasks of the kinds that a CPU can do, in seconds, to try the machinery: they pass through the same code."""
     gpt = TrainingRun("tiny-gpt", 2, 64, "fp32", attention="eager")
     llama = TrainingRun("tiny-llama", 1, 64, "fp32", attention="eager", clip_grad_norm=1.0)
     runs = (gpt, gpt.replace(recompute="full"), llama, llama.replace(optimizer="adamw-loop", accumulation_steps=2))
@@ -308,7 +284,6 @@ def rehearsal_list() -> tuple[Task, ...]:
         *(Task(f"times of {topic}", "times", "a rehearsal", topic=topic) for topic in COMPARISONS),
         history_task(gpt, {}),
         history_task(gpt, EXPANDABLE),
-        *(Task(f"out of memory in a cell with {kind}", "cells", "a rehearsal", topic=kind) for kind in CELLS),
         *(task for task in lessons("notebooks") if "/00_" in task.topic),
     )
     return (*(run_task(run, "a rehearsal") for run in runs), *others)

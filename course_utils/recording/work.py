@@ -30,9 +30,9 @@ from ..measuring.recorded import thinned, to_json
 from ..measuring.recording_file import AS
 from ..measuring.tracing import provenance_of, torch_release, trace_simulated
 from ..run import TrainingRun
-from . import published
 from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, workspace_bytes
 from .histories import packed, unpacked
+from .published import counting
 from .tasks import FACTS, STEPS, TIMES_OUT_OF_MEMORY, Task, recording_list, rehearsal_list, sized, spread, variants
 from .turns import await_turn
 
@@ -95,10 +95,10 @@ def facts(device: Device) -> dict[str, Any]:
 
 def perform(task: Task, device: Device, send: Send, seconds: float = 0.0) -> None:
     """Do one task and send each of its parts as soon as it is there; `seconds` are counted from its turn on the GPU."""
-    if task.kind == "run":
+    if task.kind == "run" and task.run is not None:
         send_said(task.run, device, send)
     elif task.kind == "published":
-        published.send_said(task.topic, send)
+        counting.send_said(task.topic, send)
     faulthandler.cancel_dump_traceback_later()
     shared = await_turn()
     if seconds:
@@ -111,12 +111,10 @@ def perform(task: Task, device: Device, send: Send, seconds: float = 0.0) -> Non
         "kernels": lambda: {"kernels": kernel_times(device, task.seq_len)},
         "times": lambda: {"variants": variant_times(task.topic, device)},
     }
-    if task.kind == "run":
-        record_run(task.run, device, send, shared)
-    elif task.kind == "history":
-        record_history(task.run, device, send)
+    if task.run is not None:
+        record_history(task.run, device, send) if task.kind == "history" else record_run(task.run, device, send, shared)
     elif task.kind == "published":
-        published.send_counted(task.topic, send)
+        counting.send_counted(task.topic, send)
     elif task.needs_notebooks:
         of_cells[task.kind](task, device, send)
     else:
@@ -126,13 +124,12 @@ def perform(task: Task, device: Device, send: Send, seconds: float = 0.0) -> Non
 def run_cells(task: Task, device: Device, send: Send) -> None:
     """Part "cells": how often a kind of cell ran out of memory and left nothing behind."""
     from ..interactive.failed_cells import watch_cells
-    from .cells import REHEARSAL_TIMES, little_memory, prepared_shell, run_out
+    from .cells import little_memory, prepared_shell, run_out
 
-    rehearse = device.kind == "cpu"
-    with little_memory(rehearse) as card:
-        prepared_shell(card)
-        watch_cells()
-        send("cells", **run_out(task.topic, card, REHEARSAL_TIMES if rehearse else TIMES_OUT_OF_MEMORY))
+    card = little_memory()
+    prepared_shell(card)
+    watch_cells()
+    send("cells", **run_out(task.topic, card, TIMES_OUT_OF_MEMORY))
 
 
 def run_lesson(task: Task, device: Device, send: Send) -> None:

@@ -394,7 +394,7 @@ ten_rows()
 # **Your guess.** Half of the nine's answers are further from the card than how many percent?
 
 # %%
-from course_utils.benchmark.published.judged import OURS, ratios
+from course_utils.benchmark.judged import OURS, ratios
 
 judged = ratios()
 predict("13.formulas", unit="%")

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from course_utils.benchmark.gpu import busy_words
 from course_utils.errors import check_known
 from course_utils.figures import bars, lines
 from course_utils.figures.canvas import Figure
@@ -74,7 +73,7 @@ def _by_variant(item: Recording) -> tuple[Figure, str]:
         half = f"half of {step['n']} repetitions within {step['q1']:,.1f} to {step['q3']:,.1f}"
         said.append(f"{label}: {step['median']:,.1f} ({half}), {step['median'] / medians[first]:.3f} times the first")
     said += [f"{one['label']}: {one['refused']}" for one in variants if "refused" in one]
-    said += filter(None, [busy_words(item)])
+    said += filter(None, [item.busy])
     return bars(medians, title, unit="ms", provenance=f"a step, median · {item}"), "\n".join(said)
 
 
@@ -91,7 +90,7 @@ def _by_length(device: str, items: Sequence[Recording]) -> tuple[Figure, str]:
     said = [f"Eager attention takes {series['eager'][s] / series[fused][s]:.1f} times as long as {fused} at s={s:,}"
             for s in both] or [f"Attention on {device}: {', '.join(series)}"]  # fmt: skip
     title = said[0]
-    said += filter(None, [busy_words(items[0])])
+    said += filter(None, [items[0].busy])
     figure = lines(
         points, title, "tokens in the sequence", "ms, forward and backward", log_x=True, log_y=True,
         provenance=f"one sequence, 16 heads of 64, median · {device}, {items[0].date}",

@@ -5,12 +5,12 @@ Each is asked about the `TrainingRun` nearest to a row, whose code may be of oth
 
 from contextlib import suppress
 
-from ...allocator.counters import counted
-from ...estimating import estimate, formula
-from ...lessons.calculators.calculators import CALCULATORS
-from ...models import TransformerConfig
-from ...run import TrainingRun
-from . import Row, Said, answered_rows
+from ..allocator.counters import counted
+from ..estimating import estimate, formula
+from ..lessons.calculators.calculators import CALCULATORS
+from ..models import TransformerConfig
+from ..recording.published import Row, Said, answered_rows
+from ..run import TrainingRun
 
 COUNTS = {"peak": "a step", "end": "states"}  # by a row's moment; none has the activations of a whole model
 OURS = FORM, ESTIMATE, SIMULATED = "our closed form", "our estimate", "simulated"

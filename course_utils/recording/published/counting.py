@@ -3,18 +3,16 @@
 The steps are those of tests/published, in plain torch; the simulation says first what this card would count.
 """
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from ..benchmark.published import Row, family_of, published_rows, say
-from ..errors import GpuOutOfMemory
-from ..estimating.workspaces import installed_torch
-from ..measuring.live import released
-from .hardware import first_line
+from ...errors import GpuOutOfMemory
+from ...estimating.workspaces import installed_torch
+from ...measuring.live import released
+from ..hardware import first_line
+from . import Row, family_of, published_rows, say
 
 Send = Callable[..., None]
 
@@ -37,17 +35,13 @@ def send_said(topic: str, send: Send) -> None:
 
 
 def send_counted(topic: str, send: Send) -> None:
-    """For each row, part "counted ID": bytes allocated and reserved by moment, as `counted` has them; or "error"."""
+    """For each row, part "counted ID": bytes allocated and reserved by moment; or "error".
+
+    The moments are before the first step ("start"), the last step's peak, and after it ("end").
+    """
     for row in rows_of(topic):
         try:
             with released(lambda asked: asked):
-                send(f"counted {row.id}", **dict(counted(row)))
+                send(f"counted {row.id}", **family_of(row.family, live=True)(None, **row.how))
         except (GpuOutOfMemory, RuntimeError, TypeError) as error:
             send(f"counted {row.id}", error=first_line(error))
-
-
-def counted(row: Row) -> Iterator[tuple[str, list[int]]]:
-    """Bytes allocated and reserved before the first step, at the last step's peak, and after it."""
-    how: dict[str, Any] = json.loads(json.dumps(row.how))
-    step = family_of(row.family, live=True)
-    yield from step(None, **how).items()

@@ -1,6 +1,6 @@
 """A card that is not there: torch's CPU tensors, counted, and no more of them than fit.
 
-For rehearsals and tests. What asks torch for a CUDA GPU gets the CPU's tensors, these counters, and torch's error when
+What asks torch for a CUDA GPU gets the CPU's tensors, these counters, and torch's error when
 the memory is full; everything else is the code that runs on a GPU.
 """
 
@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..measuring import live, own
-from ..measuring.devices import Cuda
-from ..units import GiB, MiB, round_up
+from course_utils.measuring import live, own
+from course_utils.measuring.devices import Cuda
+from course_utils.units import GiB, MiB, round_up
 
 NAME, CAPABILITY = "a stand-in", (8, 0)
 

@@ -1,0 +1,77 @@
+"""Tables of what GPUs counted elsewhere, against the simulated GPU."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..recording.published import COUNTERS, TEN, Row, Said, answered_rows, percent, published_rows, say
+from ..units import format_bytes
+from .tables import BIAS_HEADINGS, Cell, Table, bias_of
+
+MUCH = 1.0
+"""A difference beyond this many percent is explained, or listed as not understood."""
+
+
+def tables(quick: bool, report: Callable[[str], None]) -> list[Table]:
+    """The summary by counter, then every row: run anew, and compared with what was frozen; `quick` one of a family."""
+    everything = published_rows()
+    covered = [row for row in everything if row.family]
+    rows = list({row.family: row for row in covered}.values()) if quick else covered
+    answers: dict[str, Said] = {}
+    for number, row in enumerate(rows, start=1):
+        answers[row.id] = say(row)
+        report(f"{number} of {len(rows)}: {row.id}")
+    changed = [row.id for row in rows if answers[row.id] != row.said]
+    note = f"Run anew just now: {len(rows) - len(changed)} of {len(rows)} rows say what was frozen."
+    left_out = (f"Not covered: {row.id}, {row.printed}. {row.gap}." for row in everything if not row.family)
+    notes = (note, *(f"Differs from what was frozen: {name}." for name in changed), *left_out)
+    return [summary(rows, answers, notes), each(rows, answers)]
+
+
+def summary(rows: Sequence[Row], answers: dict[str, Said], notes: Sequence[str] = ()) -> Table:
+    """Errors by counter and certainty, with their bias."""
+    lines: list[tuple[Cell, ...]] = []
+    for certain in (True, False):
+        for counter in COUNTERS:
+            ratios = [
+                answers[row.id].of(row) / row.bytes for row in rows if (row.certain, row.counter) == (certain, counter)
+            ]
+            if ratios:
+                worst = max(abs(100 * (ratio - 1)) for ratio in ratios)
+                lines.append((counter, "yes" if certain else "in part", len(ratios), worst, *bias_of(ratios)))
+    headings = ("counter", "configuration known", "rows", "largest error, %", *BIAS_HEADINGS)
+    title = "What GPUs counted elsewhere, against the simulated GPU"
+    return Table("published-gpus", title, headings, tuple(lines), tuple(notes), "simulated GPU")
+
+
+def frozen_summary() -> Table:
+    """The summary of what was frozen, without running anything."""
+    rows = answered_rows()
+    return summary(rows, {row.id: row.said for row in rows})
+
+
+def ten_rows() -> Table:
+    """Ten rows of as many models and sources as possible: counted by a GPU, and said by the simulation."""
+    known = {row.id: row for row in answered_rows()}
+    lines = []
+    for row in map(known.__getitem__, TEN):
+        counted, ours = (format_bytes(size, "GB", 3) for size in (row.bytes, row.said.of(row)))
+        off = round(percent(row, row.said), 2) + 0.0  # no negative zero
+        place, _, path = row.source.partition(" §")[0].partition(":")
+        repository, _, commit = place.partition("@")
+        source = f"`{repository}@{commit[:9]}` {Path(path).name}".strip()
+        lines.append(
+            (row.id, row.gpu.partition(" (")[0], row.counter, row.printed, counted, ours, f"{off:+.2f} %", source)
+        )
+    headings = ("what was run", "GPU", "counter", "published", "in GB", "ours", "error", "source")
+    return Table("ten-rows", "Counted by GPUs elsewhere, and simulated", headings, tuple(lines))
+
+
+def each(rows: Sequence[Row], answers: dict[str, Said]) -> Table:
+    """Each row, the furthest off first; a difference beyond `MUCH` has its reason, or is said to have none yet."""
+    lines: list[tuple[Cell, ...]] = []
+    for row in sorted(rows, key=lambda row: -abs(percent(row, answers[row.id]))):
+        off = percent(row, answers[row.id])
+        reason = row.gap or ("not understood" if abs(off) > MUCH else "")
+        lines.append((row.id, row.gpu, row.counter, row.printed, answers[row.id].of(row), off, reason, row.source))
+    headings = ("row", "GPU", "counter", "published", "ours, bytes", "error, %", "why", "source")
+    return Table("published-gpus-rows", "Each published figure", headings, tuple(lines))
