@@ -329,6 +329,7 @@ print(step.summary())
 # A real card, large enough, took this very step. Its own counter, `max_memory_allocated()`:
 
 # %%
+waits_for("01.puzzle")
 real = measure(puzzle, source="recorded", device="NVIDIA H200")
 print(f"{format_bytes(real.counters['allocated'], 'GB', 2)} allocated, {real.provenance}")
 print(f"{format_bytes(real.counters['allocated'] - step.peak, 'MB', 0)} more than the tensors")
