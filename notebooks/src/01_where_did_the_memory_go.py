@@ -324,22 +324,17 @@ for item in step.largest(3):  # change this
 # %%
 reveal("01.puzzle", step.peak)
 print(step.summary())
-
-# %% [markdown]
-# A real card, large enough, took this very step. Its own counter, `max_memory_allocated()`:
-
-# %%
-waits_for("01.puzzle")
 real = measure(puzzle, source="recorded", device="NVIDIA H200")
 print(f"{format_bytes(real.counters['allocated'], 'GB', 2)} allocated, {real.provenance}")
 print(f"{format_bytes(real.counters['allocated'] - step.peak, 'MB', 0)} more than the tensors")
 
 # %% [markdown]
-# The rest is cuBLAS's workspaces, and what blocks are larger than the tensors in them.
+# The last two lines are of a real card, large enough, which took this very step: its own `max_memory_allocated()`. What
+# it has more is cuBLAS's workspaces, and what blocks are larger than the tensors in them.
 #
-# That does not fit the card. Two phases above cross its line: *backward* with the loss's three tensors, the *optimizer*
-# with fp32 copies of all gradients. Neither text says how it computes the loss or steps its optimizer. Must all copies
-# be there at once?
+# That does not fit the puzzle's card. Two phases above cross its line: *backward* with the loss's three tensors, the
+# *optimizer* with fp32 copies of all gradients. Neither text says how it computes the loss or steps its optimizer. Must
+# all copies be there at once?
 
 # %%
 with on_gpu():
