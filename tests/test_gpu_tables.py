@@ -301,6 +301,7 @@ def test_published_steps_are_compared_by_the_moment_that_was_published_and_the_r
     first, second = table.rows
     assert first[0] == ten and first[4:] == (990, 1000, 2000, pytest.approx(-1.0), pytest.approx(1.0))
     assert second[0] == live and second[4:] == (100, 100, 2000, 0.0, 0.0)
+    assert table.notes[-1] == "Not counted: ao-vitb-adam-torch. RuntimeError: none."
     assert "2 steps" in table.notes[0] and "for 1 of them what the card counts" in table.notes[0]
 
 
@@ -326,7 +327,11 @@ def test_times_that_were_taken_while_the_cpu_was_busy_say_so(shipped: Any) -> No
 
 def test_the_shipped_recordings_keep_every_bound_that_is_wanted() -> None:
     found = rows(gpu_tables(), "gpu")
-    assert list(found) == list(WANTED) and {row[-1] for row in found.values()} == {"yes"}
+    assert list(found) == list(WANTED)
+    kept = {by: row[-1] for by, row in found.items()}
+    # The estimate has no blocks: with them it keeps its bounds (the next test)
+    assert kept == {"closed form": "", "estimate": "no: largest", "simulation": "", "simulation and blocks": "yes",
+                    "reserved": "yes"}  # fmt: skip
     assert all(row[0] > 60 for row in found.values())
 
 

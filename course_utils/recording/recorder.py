@@ -66,18 +66,15 @@ class TaskResult(NamedTuple):
 
 @dataclass
 class Running:
-    """A task at work in a process of its own, whose files are in `folder`; without a `turn` it has no GPU yet."""
+    """A task at work in a process of its own, its files in `folder`; its `limit` counts `since` it had its turn."""
 
     task: Task
     process: subprocess.Popen[bytes]
     folder: tempfile.TemporaryDirectory[str]
     limit: float
     begun: float = field(default_factory=time.monotonic)
-    since: float = 0.0
+    since: float = field(default_factory=time.monotonic)
     has_turn: bool = False
-
-    def __post_init__(self) -> None:
-        self.since = self.begun
 
     def file(self, name: str) -> Path:
         return Path(self.folder.name) / name
@@ -150,7 +147,7 @@ def give_turns(running: Sequence[Running], memory: int, shared: bool) -> None:
     for each in [each for each in running if each.waits]:
         taken = sum(other.task.room for other in using)
         if using and (each.task.alone or using[0].task.alone or taken + each.task.room > memory):
-            return  # whoever waits behind it waits on, or the largest would come last
+            return  # those behind it wait too, or the largest task would come last
         each.give_turn(shared and not each.task.alone)
         using.append(each)
 

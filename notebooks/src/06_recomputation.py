@@ -678,9 +678,9 @@ print(f"offload: {moved / 1e9:.1f} GB to the host and back, {moved / took / 1e6:
 
 # %% [markdown]
 # **Full** costs less than a third: the head, the loss and the update do not run again. **Selective** computes less than
-# full and takes longer here: its policy is Python, called for each operator, and the GPU waits for it. **Offload**
-# moves what it saves over the PCIe bus twice, at nearly the speed of that bus: 64 GB/s at most, in its fifth
-# generation.
+# full and takes longer here. Its policy is Python, called for each operator; that the GPU waits for it is likely, and
+# not measured. **Offload** moves what it saves over the PCIe bus twice, at nearly the speed of that bus: 64 GB/s at
+# most, in its fifth generation.
 
 # %% [markdown]
 # ## In your own script

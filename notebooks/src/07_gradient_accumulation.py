@@ -438,8 +438,8 @@ from course_utils.lessons.shared.recorded_times import recorded_times
 recorded_times("accumulation")
 
 # %% [markdown]
-# The batch is the same in all four. A small model's kernels on one sequence end before Python has started the next
-# ones: this GPU waits. A larger model, or a slower card, loses less.
+# The batch is the same in all four. A likely reason: a small model's kernels on one sequence end before Python has
+# started the next ones, and the GPU waits. Then a larger model, or a slower card, would lose less.
 
 # %% [markdown]
 # And the puzzle of lesson 01, GPT-2 XL with 32 sequences? Cut it as well. One recipe adds up its gradients in bf16, the

@@ -301,9 +301,9 @@ reveal("10.kept", stats["reserved_bytes.all.current"])
 # GPU has neither. A real one, which was asked before its first tensor:
 
 # %%
-from course_utils.benchmark.gpu import gpu_hardware_tables
+from course_utils.benchmark.gpu import GPU_TABLES
 
-gpu_hardware_tables()[0]
+GPU_TABLES["gpu-hardware"]()[0]
 
 # %% [markdown]
 # The other lines are what kernels take for themselves while they run.
