@@ -85,8 +85,8 @@ class Build(Work):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.command = ("-c", "import sys; from course_utils.authoring.build import main; sys.exit(main())",
-                        "--root", str(folder / "course"))  # fmt: skip
+        build = "from pathlib import Path; from course_utils.authoring.build import build_all"
+        self.command = ("-c", f"import sys; {build}; sys.exit(build_all(Path(sys.argv[1])))", str(folder / "course"))
         write_source(folder / "course", "notebooks", LESSON)
         write_source(folder / "course", "solutions", SOLUTION)
         self.marks: list[str] = []

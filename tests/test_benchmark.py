@@ -217,6 +217,17 @@ def test_the_command_is_listed_and_explains_itself(capsys):
     assert "benchmark" in COMMANDS and main(["benchmark", "--help"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in benchmark.TABLES)
-    quick = benchmark.read_options(["--quick"])
-    assert quick.quick and quick.table == list(benchmark.TABLES)
-    assert benchmark.read_options(["--quick", "--table", "gpu"]).table == ["gpu"]
+
+
+def test_all_tables_are_made_or_those_that_are_named(monkeypatch):
+    made = []
+
+    def maker(name):
+        return lambda quick, say: made.append((name, quick)) or []
+
+    monkeypatch.setattr("course_utils.benchmark.all_tables.MADE", {name: maker(name) for name in benchmark.TABLES})
+    assert main(["benchmark", "--here", "--quick"]) == 0
+    assert made == [(name, True) for name in benchmark.TABLES]
+    made.clear()
+    assert main(["benchmark", "--here", "--table", "gpu", "--table", "accuracy"]) == 0
+    assert made == [("gpu", False), ("accuracy", False)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_utils.authoring.build import ROOT, build, check, committed_notebooks, is_edited, main, save_edited
+from course_utils.authoring.build import ROOT, build, build_all, check, committed_notebooks, is_edited, save_edited
 from course_utils.authoring.sources import FOLDED_CODE, PAGES, THIS_MACHINE, drafts, find_sources, frame
 from course_utils.recording.notebooks import BuildError, read_notebook, run
 
@@ -72,7 +72,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("course")
     write_source(root, "notebooks", LESSON)
     write_source(root, "solutions", SOLUTION)
-    assert main(["--root", str(root)]) == 0
+    assert build_all(root) == 0
     return root
 
 
@@ -100,9 +100,9 @@ def test_lesson_is_executed_with_the_simulated_gpu(course: Path) -> None:
 
 
 def test_building_again_changes_nothing(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--root", str(course), "--check"]) == 0 and "agrees" in capsys.readouterr().out
+    assert build_all(course, only_check=True) == 0 and "agrees" in capsys.readouterr().out
     before = {path: path.read_bytes() for path in committed_notebooks(course)}
-    assert len(before) == 3 and main(["--root", str(course)]) == 0
+    assert len(before) == 3 and build_all(course) == 0
     assert {path: path.read_bytes() for path in committed_notebooks(course)} == before
 
 
@@ -275,7 +275,7 @@ def test_the_explorer_has_no_number_and_no_exercises(tmp_path: Path) -> None:
 
 
 def test_unknown_lesson_is_refused_with_the_nearest_name(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--root", str(course), "01_frist"]) == 1
+    assert build_all(course, ["01_frist"]) == 1
     assert "did you mean '01_first'?" in capsys.readouterr().err
 
 

@@ -19,6 +19,7 @@ from explorer_page import READY, key_times, opened, served
 from playwright.sync_api import Page
 
 from course_utils.authoring import site
+from course_utils.cli.main import main
 from course_utils.interactive import explorer_page as dashboard_page
 from course_utils.interactive.explorer import CONTROLS, DEFAULTS, next_changes
 
@@ -33,7 +34,7 @@ SIZES = ((1280, 900, "light"), (1280, 900, "dark"), (640, 450, "light"), (360, 7
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page as a folder, made by the command."""
     out = tmp_path_factory.mktemp("site")
-    assert site.main(["--explorer", "--out", str(out)]) == 0
+    assert main(["site", "--here", "--explorer", "--out", str(out)]) == 0
     return out / "explorer"
 
 

@@ -8,8 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import urllib.request
 import venv
+from argparse import SUPPRESS
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -73,12 +76,53 @@ def test_what_an_old_python_reads_it_can_parse(name):
 
 # Commands and their words
 
+LEARN = ("lab", "doctor", "estimate", "compare", "fit", "watch", "quiz", "progress", "find")
+TEACH = ("rehearse", "release", "grade", "nbgrader", "colab", "links", "slides")
+MAINTAIN = ("test", "lint", "build", "site", "record", "benchmark")
+
+
+@pytest.mark.parametrize("words", [[], ["help"], ["-h"]])
+def test_the_list_of_commands_is_what_no_argument_and_help_print(words):
+    done = course(*words, python=BARE)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout == course("--help", python=BARE).stdout
+
+
+def test_help_of_a_command_is_its_help():
+    assert course("help", "quiz", python=BARE).stdout == course("quiz", "--help", python=BARE).stdout
+    assert_refused(course("help", "quizz", python=BARE), "did you mean 'quiz'?")
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_version_is_that_of_the_package():
+    done = course("--version", python=BARE)
+    assert (done.returncode, done.stdout) == (0, f"{PROJECT['name']} {PROJECT['version']}\n")
+    assert_refused(course("--versoin", python=BARE), "Unknown option --versoin. Did you mean --version?")
+
+
+def test_the_console_script_is_the_same_under_its_own_name():
+    (script, place), *others = PROJECT["scripts"].items()
+    module, function = place.split(":")
+    assert (script, others) == (PROJECT["name"], []) and getattr(import_module(module), function) is front_door.main
+    begin = f"import sys; sys.argv[0] = '/somewhere/bin/{script}'; from {module} import main; sys.exit(main())"
+
+    def called(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*BARE, "-c", begin, *words], cwd=ROOT, capture_output=True, text=True)
+
+    assert called("quiz", "--help").stdout.startswith(f"usage: {script} quiz ")
+    assert_refused(called("progress", "please"), f"progress does not take 'please'. See `{script} progress --help`.")
+    assert called().stdout == course(python=BARE).stdout.replace("python3 -m course_utils", script)
+
 
 def test_every_command_is_listed_and_none_that_does_not_work():
     done = course("--help", python=BARE)
     assert done.returncode == 0
-    listed = re.findall(r"^  (\w+) +\w", done.stdout, re.MULTILINE)
-    assert listed == list(front_door.COMMANDS) and len(listed) == 22
+    listed = re.findall(r"^  (\w[\w-]*) +\w", done.stdout, re.MULTILINE)
+    assert listed == list(front_door.COMMANDS) and {*LEARN, *TEACH, *MAINTAIN} <= {*listed}
+    groups = [re.findall(r"^  (\w[\w-]*) ", part, re.MULTILINE) for part in re.split(r"\nTo \w+:\n", done.stdout)]
+    assert [[], *map(list, front_door.GROUPS.values())] == groups
+    assert [{*LEARN} <= {*groups[1]}, {*TEACH} <= {*groups[2]}, {*MAINTAIN} <= {*groups[3]}] == [True] * 3
     *first, last = [name for name, one in front_door.COMMANDS.items() if one.purpose]
     assert {*first, last} >= {"lab", "compare", "grade", "test", "lint"}
     assert f"{', '.join(first)} and {last} make" in " ".join(done.stdout.split())
@@ -103,10 +147,32 @@ def test_here_without_the_packages_says_what_is_missing():
     assert_refused(course("lab", "--here", python=BARE), "--here needs torch>=2.11", "jupyterlab")
 
 
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory) -> Path:
+    """A folder with the course's package alone."""
+    folder = tmp_path_factory.mktemp("copied")
+    without = shutil.ignore_patterns("__pycache__", "recordings")
+    shutil.copytree(ROOT / "course_utils", folder / "course_utils", ignore=without)
+    return folder
+
+
 @pytest.mark.parametrize("name", front_door.COMMANDS)
-def test_every_command_says_what_it_does(name, capsys):
-    assert front_door.main([name, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"usage: python3 -m course_utils {name}")
+def test_help_says_what_each_option_does_with_the_standard_library_alone_and_makes_nothing(name, copied):
+    done = course(name, "--help", python=BARE, root=copied)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: python3 -m course_utils {name}")
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert [path.name for path in copied.iterdir()] == ["course_utils"], "no environment"
+    said = " ".join(done.stdout.split())
+    listed = [action for action in front_door.everything()[1][name]._actions if action.help != SUPPRESS]
+    for action in listed:
+        told = " ".join((action.help or "").split())
+        assert len(told.split()) > 1 and told in said, action.dest
+        after = said.partition(told)[2]
+        is_option = action.option_strings and action.nargs != 0
+        assert not is_option or after.startswith(" (default: ") or re.search("default: |without|required", told), told
+    options = re.findall(r"^  (?:-h, )?(--[\w-]+)", done.stdout, re.MULTILINE)
+    assert options == [action.option_strings[-1] for action in listed if action.option_strings]
 
 
 PATHS = {"compare": ["gpt2"], "grade": ["class", "--out", "out"], "slides": ["05", "--out=out"], "build": ["--check"],
@@ -134,7 +200,7 @@ def test_a_fault_in_a_maintainers_command_keeps_its_traceback(monkeypatch, capsy
         raise ValueError("a fault")
 
     for name in ("progress", "benchmark"):
-        monkeypatch.setitem(front_door.COMMANDS, name, commands.Command("", list, fault))
+        monkeypatch.setitem(front_door.COMMANDS, name, commands.Command("", commands.no_options, fault))
     assert front_door.main(["progress"]) == 1 and capsys.readouterr().err == "a fault.\n"
     with pytest.raises(ValueError, match="a fault"):
         front_door.main(["benchmark"])
@@ -181,10 +247,13 @@ def test_compare_reads_the_run_before_it_sets_anything_up(monkeypatch, capsys):
 def test_help_lists_models_options_and_defaults(command, words):
     done = course(command, *words, python=BARE)
     assert (done.returncode, done.stderr) == (0, "")
-    listed = dict(re.findall(r"^  (--[a-z-]+) VALUE *(.*)$", done.stdout, re.MULTILINE))
-    offered = [name for name in inspect.signature(TrainingRun).parameters if name not in learn.NOT_OFFERED]
-    assert list(listed) == [f"--{name.replace('_', '-')}" for name in offered]
-    assert listed["--lora-targets"] == "(default: attention)" and listed["--seq-len"] == "(default: 1024)"
+    listed = re.findall(r"^  (--[a-z-]+) VALUE", done.stdout, re.MULTILINE)
+    offered = [name for name in inspect.signature(TrainingRun).parameters if name not in NOT_OFFERED]
+    assert listed == [f"--{name.replace('_', '-')}" for name in offered]
+    said = " ".join(done.stdout.split())
+    assert re.search(r"--lora-targets VALUE [^-]+ without it, attention --", said)
+    assert " --seq-len VALUE tokens in a sequence (default: 1024) " in said
+    assert " --bucket-view VALUE true if gradients lie in DDP's buckets (default: false) " in said
     words_of_help = set(re.split(r"[\s,]+|\.\s", done.stdout))
     values = {*PRECISIONS, *OPTIMIZERS, *ATTENTIONS, *RECOMPUTES, "every-K", "config.json", "gpt2-xl", "tiny-gpt"}
     assert values <= words_of_help and "(default: amp-bf16)" in done.stdout
@@ -192,6 +261,18 @@ def test_help_lists_models_options_and_defaults(command, words):
 
 
 # estimate
+
+
+NOT_OFFERED = ("model", "tensor_parallel", "sequence_parallel")  # no options: the last two no command supports
+
+
+def typed_run(*words: str) -> TrainingRun:
+    """The run that the words after `estimate` describe."""
+    return learn.training_run(front_door.parse(["estimate", *words]))
+
+
+def test_what_is_left_out_is_as_training_run_has_it():
+    assert typed_run("gpt2") == TrainingRun("gpt2")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
@@ -242,19 +323,19 @@ CHOSEN = TrainingRun(
 
 
 def test_every_choice_of_a_run_can_be_made_on_the_command_line():
-    offered = inspect.signature(TrainingRun).parameters.keys() - {"global_batch", *OVERRIDES, *learn.NOT_OFFERED}
+    offered = inspect.signature(TrainingRun).parameters.keys() - {"global_batch", *OVERRIDES, *NOT_OFFERED}
     given = {name: getattr(CHOSEN, name) for name in offered}
     assert not [name for name, value in given.items() if value == getattr(TrainingRun("gpt2"), name)]
     given |= {name: getattr(CHOSEN.model, name) for name in OVERRIDES} | {"lora_targets": ",".join(CHOSEN.lora_targets)}
     words = [f"--{name.replace('_', '-')}={getattr(value, 'name', value)}" for name, value in given.items()]
-    assert learn.read_run("estimate", ["gpt2", *words]) == CHOSEN
+    assert typed_run("gpt2", *words) == CHOSEN
 
 
 def test_none_single_names_and_numbers_as_python_writes_them_can_be_typed():
     words = ["gpt2", "--clip-grad-norm", "none", "--lora-targets", "mlp", "--lora-rank", "4"]
-    assert learn.read_run("estimate", words) == TrainingRun("gpt2", lora_rank=4, lora_targets="mlp")
+    assert typed_run(*words) == TrainingRun("gpt2", lora_rank=4, lora_targets="mlp")
     for typed, norm in (("1e-1", 0.1), ("1E2", 100.0), (".5", 0.5), ("2", 2), ("5.", 5.0), ("+2.5e+1", 25.0)):
-        found = learn.read_run("estimate", ["gpt2", "--clip-grad-norm", typed]).clip_grad_norm
+        found = typed_run("gpt2", "--clip-grad-norm", typed).clip_grad_norm
         assert found == norm and not isinstance(found, str)
 
 
@@ -454,7 +535,7 @@ def test_readme_links_every_lesson_with_its_minutes():
 
 def test_readme_figures_are_what_the_course_estimates_and_fit_their_gpu_or_not():
     figure, words = re.findall(r"takes ([\d.]+) GB\s+by\s+estimate \(`([^`]+)`\)", README)[0]
-    peak = estimate(learn.read_run("estimate", words.split())).total
+    peak = estimate(typed_run(*words.split())).total
     assert f"{peak / 1e9:.1f}" == figure and peak > GPUS["A100-80GB"].memory
 
     cards, smallest = {"T4": "T4-16GB", "A100": "A100-80GB"}, ""
@@ -463,7 +544,7 @@ def test_readme_figures_are_what_the_course_estimates_and_fit_their_gpu_or_not()
     for row in rows:
         smallest = next((name for mark, name in cards.items() if mark in row), smallest)
         words, figure = ESTIMATE.findall(row)[0]
-        peak = estimate(learn.read_run("estimate", words.split())).total
+        peak = estimate(typed_run(*words.split())).total
         assert f"{peak / 1e9:.1f}" == figure, row
         assert peak < 0.9 * gpu(smallest).memory, row
 

@@ -17,6 +17,7 @@ from engine import simulate
 
 from course_utils.allocator.replay import replay
 from course_utils.allocator.snapshots import compare_with_gpu, snapshot_of
+from course_utils.cli.main import parse
 from course_utils.gpus import Gpu
 from course_utils.measuring import devices
 from course_utils.measuring.counting import count_peaks, time_calls
@@ -269,13 +270,13 @@ def test_however_a_recorder_ends_its_task_ends_with_it_and_a_later_call_does_the
     monkeypatch.setattr(recorder, "device_facts", lambda *_: {**H200, "free": 0, "rehearsal": True})
     monkeypatch.setattr(recorder, "work_command", lambda *_: python("send(part='x')"))
     said: list[str] = []
-    again = ["--rehearse", "--out", str(tmp_path), "--minutes", "5", "--only", "times of"]
-    assert recorder.main(again, said.append) == 0
+    again = parse(["record", "--rehearse", "--out", str(tmp_path), "--minutes", "5", "--only", "times of"])
+    assert recorder.run(again, said.append) == 0
     assert "last line of rehearsal.jsonl was cut off" in said[0] and "4 of 5 tasks to do" in said[1]
     assert file.stat().st_mode & 0o777 == 0o644 and file.read_bytes().startswith(whole)
     wanted = [item.name for item in rehearsal_list() if item.name.startswith("times of")]
     assert [line.content["task"] for line in read_lines(file)] == wanted
-    assert recorder.main(again, said.append) == 0 and "0 of 5 tasks to do" in said[-2]
+    assert recorder.run(again, said.append) == 0 and "0 of 5 tasks to do" in said[-2]
 
 
 # The file
@@ -816,7 +817,8 @@ def test_what_executes_cells_waits_where_jupyter_is_not_there(monkeypatch, tmp_p
     monkeypatch.setattr(recorder, "device_facts", lambda *_: {**H200, "free": 0, "rehearsal": True})
     monkeypatch.setattr(recorder, "work_command", lambda *_: python("send(part='x')"))
     said: list[str] = []
-    assert recorder.main(["--rehearse", "--out", str(tmp_path), "--only", "live: notebooks"], said.append) == 0
+    options = parse(["record", "--rehearse", "--out", str(tmp_path), "--only", "live: notebooks"])
+    assert recorder.run(options, said.append) == 0
     assert "execute cells and wait for no_such_package: see docs/gpu.md" in said[0]
     assert not (tmp_path / "rehearsal.jsonl").exists()
 

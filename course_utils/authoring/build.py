@@ -1,16 +1,15 @@
 """`python -m course_utils build`: make notebooks, exercises and solutions from their sources, or compare them."""
 
-import argparse
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
-from ..interactive.command_line import Parser
 from ..interactive.course_files import EDITED, ROOT, notebooks
 from ..interactive.keeping import write_whole
 from ..recording.notebooks import BuildError, cell_name, read_notebook, run
@@ -18,24 +17,22 @@ from .pages import check_pages, write_pages
 from .sources import THIS_MACHINE, differences, drafts, find_sources, fingerprint
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Build all lessons, or those named. Returns 1 when a source is wrong, a cell fails or `--check` finds drift."""
-    parser = Parser("build", __doc__)
-    parser.add_argument("names", nargs="*", help="lessons to build, as 01 or 01_name; all of them without")
-    parser.add_argument("--check", action="store_true", help="run and write nothing: compare cells with sources")
-    parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+def build_all(root: Path = ROOT, names: Sequence[str] = (), only_check: bool = False) -> int:
+    """Build all lessons and pages, or the lessons named; with `only_check`, write nothing and compare.
+
+    Returns 1, with words on stderr, when a source is wrong, a cell fails or something differs from its source.
+    """
     try:
-        if options.check:
-            drift = [*check(options.root, options.names), *([] if options.names else check_pages(options.root))]
+        if only_check:
+            drift = [*check(root, names), *([] if names else check_pages(root))]
             if drift:
                 print("\n".join([*drift, "Build them again: python -m course_utils build"]), file=sys.stderr)
             else:
                 print("Every notebook and picture agrees with its source.")
             return int(bool(drift))
-        for source in find_sources(options.root, options.names):
-            build(options.root, source)
-        write_pages(options.root)
+        for source in find_sources(root, names):
+            build(root, source)
+        write_pages(root)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return 1
@@ -112,12 +109,12 @@ def committed_notebooks(root: Path, *folders: str) -> list[Path]:
     return sorted(path for folder in wanted for path in notebooks(root / folder))
 
 
-def check(root: Path, names: list[str] | None = None) -> list[str]:
+def check(root: Path, names: Sequence[str] = ()) -> list[str]:
     """Differences between the notebooks on disk and their sources, a line for each; none when they agree.
 
     Raises BuildError for a source that is wrong and for a name that no lesson has.
     """
-    planned = [draft for source in find_sources(root, names or ()) for draft in drafts(root, source)]
+    planned = [draft for source in find_sources(root, names) for draft in drafts(root, source)]
     lines = []
     for draft in planned:
         name = draft.target.relative_to(root)

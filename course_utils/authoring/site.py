@@ -8,10 +8,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 
-from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT, numbered
 from ..recording.notebooks import BuildError
 
@@ -34,15 +33,10 @@ LONG_AGO = (1980, 1, 1, 0, 0, 0)
 """The date of every file in the archive: the same sources make the same bytes."""
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(chosen: Namespace) -> int:
     """Make the website; 1, with Sphinx's words on stderr, if it warns of anything."""
-    parser = Parser("site", __doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder for the pages")
-    parser.add_argument("--url", default="", help="where the site will be: with it, shared links show a lesson's card")
-    parser.add_argument("--explorer", action="store_true", help="only the explorer's page, in a folder explorer there")
-    options = parser.parse_args(arguments)
     try:
-        made = make_explorer(options.out / EXPLORER) if options.explorer else make(options.out, url=options.url)
+        made = make_explorer(chosen.out / EXPLORER) if chosen.explorer else make(chosen.out, url=chosen.url)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return 1

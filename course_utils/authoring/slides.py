@@ -7,6 +7,7 @@ adds, say which text is which. The lesson's whole prose goes with them, as notes
 import html
 import json
 import re
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -16,7 +17,6 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from ..errors import unknown
-from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT, number_of, numbered
 from .sources import SLIDE_TAGS
 
@@ -49,14 +49,9 @@ class Slide:
     notes: list[str]
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(chosen: Namespace) -> int:
     """Write the slides of the lessons named, or of all."""
-    told = "A lesson as slides, from the notebook as it was executed: one file a lesson, which needs no network."
-    parser = Parser("slides", told)
-    parser.add_argument("lessons", nargs="*", help="lessons by number, as 05; all of them without")
-    parser.add_argument("--out", type=Path, default=Path("slides"), help="folder for the slides (default: slides)")
-    options = parser.parse_args(arguments)
-    for path in write(options.out, options.lessons):
+    for path in write(chosen.out, chosen.lessons):
         print(f"{path}: open it in a browser. Space or → goes on, N shows the notes, S opens them in a window.")
     return 0
 

@@ -9,12 +9,12 @@ import json
 import re
 import shutil
 import tempfile
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from ..interactive.command_line import Parser
 from ..interactive.course_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, ROOT, numbered
 from ..interactive.keeping import write_whole
 from .grading import check_cells
@@ -140,41 +140,24 @@ def link(notebook: str, repository: str, branch: str, hub: str = "", colab: bool
     return f"https://mybinder.org/v2/git/{path}?{urlencode({'labpath': notebook})}"
 
 
-def colab(arguments: Sequence[str]) -> int:
+def colab(chosen: Namespace) -> int:
     """`colab FOLDER [--repository URL]`: prints what was written."""
-    parser = Parser("colab", "Copies for Google Colab.")
-    parser.add_argument("folder", type=Path, help="a new folder for the copies")
-    parser.add_argument("--repository", help="address that git clones; without it, course.zip is made for an upload")
-    parser.add_argument("--branch", default="main", help="the branch to fetch (default: main)")
-    options = parser.parse_args(arguments)
-    copies = colab_copies(options.folder, options.repository, options.branch)
-    source = options.repository or "what you upload: course.zip, next to them"
-    print(f"{len(copies)} notebooks in {options.folder}, each with a cell that fetches {source}")
+    copies = colab_copies(chosen.folder, chosen.repository, chosen.branch)
+    source = chosen.repository or "what you upload: course.zip, next to them"
+    print(f"{len(copies)} notebooks in {chosen.folder}, each with a cell that fetches {source}")
     return 0
 
 
-def nbgrader(arguments: Sequence[str]) -> int:
+def nbgrader(chosen: Namespace) -> int:
     """`nbgrader FOLDER`: prints what was written."""
-    parser = Parser("nbgrader", "The exercises for nbgrader.")
-    parser.add_argument("folder", type=Path, help="a new folder for nbgrader's course")
-    options = parser.parse_args(arguments)
-    written = nbgrader_source(options.folder)
-    print(f"{len(written)} assignments in {options.folder / 'source'}. There: nbgrader generate_assignment NAME")
+    written = nbgrader_source(chosen.folder)
+    print(f"{len(written)} assignments in {chosen.folder / 'source'}. There: nbgrader generate_assignment NAME")
     return 0
 
 
-def links(arguments: Sequence[str]) -> int:
+def links(chosen: Namespace) -> int:
     """`links --repository URL [--branch B] [--hub URL | --colab]`: a line of Markdown for each lesson."""
-    parser = Parser("links", "Links that open lessons.")
-    parser.add_argument(
-        "--repository", required=True, help="the address that git clones, of a branch without solutions"
-    )
-    parser.add_argument("--branch", default="main", help="its branch (default: main)")
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--hub", help="the address of your JupyterHub; without it, links are for Binder")
-    place.add_argument("--colab", action="store_true", help="links for Colab, to the copies that `colab` writes")
-    options = parser.parse_args(arguments)
     for path in numbered(ROOT / "notebooks"):
-        address = link(f"notebooks/{path.name}", options.repository, options.branch, options.hub, options.colab)
+        address = link(f"notebooks/{path.name}", chosen.repository, chosen.branch, chosen.hub, chosen.colab)
         print(f"- [{path.stem}]({address})")
     return 0

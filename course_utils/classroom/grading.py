@@ -5,17 +5,16 @@ itself: it gets a remark. docs/classroom.md says what code written to do harm ca
 anything keep such code from reporting its own checks as passed.
 """
 
-import argparse
 import json
 import re
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..interactive.command_line import Parser
 from ..interactive.course_files import LESSONS, numbered
 from ..interactive.keeping import write_whole
 from ..interactive.progress import HEADING
@@ -149,31 +148,17 @@ def check_cells(reference: dict[str, Any]) -> dict[str, dict[str, str]]:
     return found
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(chosen: Namespace) -> int:
     """`grade FOLDER [--out DIR] [--minutes M] [--jobs N]`: a line a notebook, grades.csv, class.html."""
-    options = _options(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    most = Limits(60 * options.minutes, int(options.memory * GB), int(options.disk * MB))
-    graded = grade(options.folder, most, options.jobs)
-    write_table(graded, options.out / "grades.csv")
-    write_whole(options.out / "class.html", class_page(graded, isolation().words))
+    if min(chosen.minutes, chosen.memory, chosen.disk) <= 0 or chosen.jobs < 1:
+        raise ValueError("--minutes, --memory and --disk must be above 0, --jobs at least 1")
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    most = Limits(60 * chosen.minutes, int(chosen.memory * GB), int(chosen.disk * MB))
+    graded = grade(chosen.folder, most, chosen.jobs)
+    write_table(graded, chosen.out / "grades.csv")
+    write_whole(chosen.out / "class.html", class_page(graded, isolation().words))
     print(isolation().words)
     older = sum(not one.counts for one in graded)
     words = f", {older} of them not counted: their learners handed in newer ones" if older else ""
-    print(f"{len(graded)} notebooks{words}: {options.out / 'grades.csv'}, {options.out / 'class.html'}")
+    print(f"{len(graded)} notebooks{words}: {chosen.out / 'grades.csv'}, {chosen.out / 'class.html'}")
     return 0
-
-
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("grade", __doc__)
-    add = parser.add_argument
-    add("folder", type=Path, help="holds the learners' notebooks: a folder, or a .zip as Moodle or Canvas makes it")
-    add("--out", type=Path, default=Path("grades"), help="folder for grades.csv and class.html")
-    add("--minutes", type=float, default=DEFAULTS.seconds / 60, help="of the processor that one notebook may take")
-    add("--memory", type=float, default=DEFAULTS.memory / GB, help="GB that one notebook may ask for")
-    add("--disk", type=float, default=DEFAULTS.disk / MB, help="MB of files that one notebook may write")
-    add("--jobs", type=int, default=2, help="notebooks graded at once")
-    options = parser.parse_args(arguments)
-    if min(options.minutes, options.memory, options.disk) <= 0 or options.jobs < 1:
-        raise ValueError("--minutes, --memory and --disk must be above 0, --jobs at least 1")
-    return options

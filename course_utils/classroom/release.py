@@ -1,10 +1,9 @@
 """A copy of the course for learners: everything but solutions, their sources and the tests that hold answers."""
 
 import shutil
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 
-from ..interactive.command_line import Parser
 from ..interactive.course_files import ANSWERS, EDITED, ROOT, notebooks
 
 FOLDERS = (".binder", "course_utils", "docs", "exercises", "notebooks")
@@ -44,11 +43,8 @@ def refuse_used(folder: Path) -> None:
         raise ValueError(f"{folder} is not empty: name a folder that is new, nothing is overwritten")
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(chosen: Namespace) -> int:
     """`release FOLDER`: prints what was copied."""
-    parser = Parser("release", __doc__)
-    parser.add_argument("folder", type=Path, help="a new folder for the learners' copy")
-    options = parser.parse_args(arguments)
-    names = release(options.folder)
-    print(f"Without solutions, in {options.folder}: {', '.join(map(str, names))}")
+    names = release(chosen.folder)
+    print(f"Without solutions, in {chosen.folder}: {', '.join(map(str, names))}")
     return 0

@@ -1,44 +1,97 @@
-"""A command, and the environment that it enters before it runs."""
+"""A command, its parser, and the environment that it enters before it runs.
+
+The parser is argparse; its refusals are ours, because argparse prints the usage and names no near option.
+"""
 
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from textwrap import fill, wrap
+from typing import Any, NamedTuple, NoReturn
 
-from ..interactive.command_line import Parser
+from ..errors import nearest
 from ..interactive.course_files import ROOT
 from .environment import Home, interpreter
 
 SAME_ANSWERS = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment variables with which notebooks print the same everywhere: simulated measurements, one thread a kernel."""
 
-HERE = "use the Python that runs this command, not the course's own environment"
-
 
 class Command(NamedTuple):
-    """One command: `read` parses its arguments, `run` executes what `read` returned and returns an exit code.
+    """One command: `options` adds its arguments to a parser, `run` executes what was parsed and returns an exit code.
 
-    Between the two, a command with a `purpose` ("lab" or "test") enters the course's environment and makes it first if
-    need be: wrong options are refused before that. `read` needs the standard library alone.
+    Between the two, a command with a `purpose` ("lab" or "test") enters the course's environment, with `variables`, and
+    makes it first if need be: wrong options are refused before that. `options` needs the standard library alone. With
+    `parser.set_defaults` it can ask for `others`, the words that the parser does not know, and for `examine`, which is
+    called with what was parsed before the environment is entered.
     """
 
     summary: str
-    read: Callable[[list[str]], Any]
-    run: Callable[[Any], int]
+    options: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace], int]
     purpose: str = ""
     variables: Mapping[str, str] = {}
 
 
-def no_options(name: str, summary: str, run: Callable[[Any], int], purpose: str = "", here: str = "") -> Command:
-    """A command whose only option is `--here`."""
-    parser = Parser(name, f"{summary.capitalize()}.", here)
-    return Command(summary, parser.parse_args, run, purpose)
+class WrongOption(ValueError):
+    """An option of the command line that cannot be used; the message says which would."""
 
 
-def enter(name: str, command: Command, arguments: list[str]) -> None:
+class Help(ArgumentDefaultsHelpFormatter):
+    """Help of up to 100 columns with the defaults that say something; no name is broken at its hyphen."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=100)
+
+    def _get_help_string(self, action: Action) -> str | None:
+        says_nothing = action.default in (None, "", ()) or action.nargs == 0 or "(default" in (action.help or "")
+        return action.help if says_nothing else super()._get_help_string(action)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return wrap(text, width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(fill(line, width, break_on_hyphens=False) for line in text.splitlines())
+
+
+class Parser(ArgumentParser):
+    """The options of the course or of one of its commands. Raises WrongOption for what it does not take."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(formatter_class=Help, allow_abbrev=False, **given)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise WrongOption with argparse's message."""
+        said = message.removeprefix("argument ").rstrip(".")
+        raise WrongOption(f"{self.prog.split()[-1]}: {said}. See `{self.prog} --help`.")
+
+    def refuse(self, others: Sequence[str]) -> NoReturn:
+        """Raise WrongOption for the first word that is not known, with the nearest option."""
+        name = others[0].partition("=")[0]
+        if not name.startswith("-"):
+            raise WrongOption(f"{self.prog.split()[-1]} does not take {name!r}. See `{self.prog} --help`.")
+        listed = (action.option_strings for action in self._actions if action.help != SUPPRESS)
+        known = [option for options in listed for option in options if option.startswith("--")]
+        close = nearest(name, known, likeness=0.6)
+        hint = f"Did you mean {close}?" if close else f"Options: {', '.join(known)}."
+        raise WrongOption(f"Unknown option {name}. {hint}")
+
+
+def no_options(_: ArgumentParser) -> None:
+    """The options of a command that has none."""
+
+
+def later(module: str, function: str = "run") -> Callable[[Namespace], int]:
+    """A function of a module that is imported when it runs: `--help` needs none of its packages."""
+    return lambda chosen: getattr(import_module(f"course_utils.{module}"), function)(chosen)
+
+
+def enter(name: str, command: Command, arguments: Sequence[str]) -> None:
     """Continue as the same command in the environment of its purpose. Returns only if this process is in it already."""
     python = interpreter(Home(ROOT), command.purpose, here="--here" in arguments)
     if not is_current(python):

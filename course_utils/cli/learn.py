@@ -4,20 +4,18 @@ import inspect
 import os
 import platform
 import sys
-from argparse import REMAINDER, SUPPRESS, Namespace
-from collections.abc import Sequence
+from argparse import REMAINDER, ArgumentParser, Namespace
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from ..gpus import GPUS
-from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT
 from ..models import LOGITS, PRESETS
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
-from .command import HERE, Command, course_environment, hand_over, is_current, no_options
+from .command import Command, course_environment, hand_over, is_current, no_options
 from .environment import Home, SetupError, is_ready, remembered, torch_choice
 
 FIRST_LESSON = "/lab/tree/notebooks/00_start_here.ipynb"
@@ -34,38 +32,53 @@ CLOSED_FORMS_ONLY = (
     "course_utils.rank_states and course_utils.estimating.megatron."
 )
 
-NOT_OFFERED = ("model", "tensor_parallel", "sequence_parallel")  # no options: the last two no command supports
-
-VALUES: dict[str, Sequence[str]] = {
-    "precision": tuple(PRECISIONS),
-    "attention": ATTENTIONS,
-    "recompute": (*RECOMPUTES, "every-K"),
-    "optimizer": tuple(OPTIMIZERS),
-    "logits": LOGITS,
-    "card": tuple(GPUS),
+OWN = "without it, the model's own"
+RUN_OPTIONS: dict[str, tuple[type, str]] = {
+    "micro_batch": (int, "sequences in a micro-batch"),
+    "seq_len": (int, "tokens in a sequence"),
+    "precision": (str, f"recipe of number formats: {', '.join(PRECISIONS)}"),
+    "optimizer": (str, ", ".join(OPTIMIZERS)),
+    "attention": (str, f"kernel of attention: {', '.join(ATTENTIONS)}"),
+    "recompute": (str, f"what backward computes again: {', '.join(RECOMPUTES)}, every-K"),
+    "accumulation_steps": (int, "micro-batches in an optimizer step; without it, 1 or what --global-batch asks for"),
+    "world_size": (int, "GPUs that share the data"),
+    "zero_stage": (int, "what they share besides: 1 optimizer states, 2 gradients too, 3 parameters too"),
+    "bucket_view": (bool, "true if gradients lie in DDP's buckets"),
+    "clip_grad_norm": (float, "norm to which gradients are clipped; without it, they are not"),
+    "set_to_none": (bool, "false if zero_grad keeps gradients and fills them with zeros"),
+    "loss_chunks": (int, "pieces of the tokens for which logits and loss are computed in turn"),
+    "lora_rank": (int, "rank of LoRA's factors, which alone are trained; 0 trains the model"),
+    "lora_targets": (tuple, "matrices with LoRA's factors, as q,v or attention,mlp; without it, attention"),
+    "frozen_bits": (int, "bits of a frozen weight under LoRA; without it, those of the precision"),
+    "card": (str, f"GPU whose cuBLAS workspace is counted; without it, none is: {', '.join(GPUS)}"),
+    "dropout": (float, f"probability of dropout; {OWN}"),
+    "logits": (str, f"number format of the logits: {', '.join(LOGITS)}; {OWN}"),
+    "unfused": (bool, f"true if GELU and RMSNorm run in single operations; {OWN}"),
+    "global_batch": (int, "sequences in an optimizer step of all GPUs; without it, what the other options give"),
 }
+"""Each option of a run: what its value is, and what it chooses. Its default is TrainingRun's."""
 
 
-def read_lab(arguments: Sequence[str]) -> list[str]:
-    summary = "Open the course in JupyterLab. Other options, as --no-browser or --port 9999, go to JupyterLab."
-    return Parser("lab", summary, HERE).parse_known_args(arguments)[1]
+def lab_options(parser: ArgumentParser) -> None:
+    parser.description = "Open the course in JupyterLab. Other options, as --no-browser or --port 9999, go there."
+    parser.set_defaults(others=[])
 
 
-def lab(options: list[str]) -> int:
+def lab(chosen: Namespace) -> int:
     """Open JupyterLab on the first lesson: the whole course in its file browser, no pop-ups."""
     root = ["--allow-root"] if platform.system() == "Linux" and os.geteuid() == 0 else []
-    chosen = [f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url={FIRST_LESSON}", *JUPYTERLAB]
+    own = [f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url={FIRST_LESSON}", *JUPYTERLAB]
     first = os.environ.get("PYTHONSTARTUP") or str(ROOT / "course_utils" / "interactive" / "kernel_start.py")
-    command = [sys.executable, "-m", "jupyterlab", *chosen, *root, *options]
+    command = [sys.executable, "-m", "jupyterlab", *own, *root, *chosen.others]
     return hand_over(command, course_environment({"PYTHONSTARTUP": first}))
 
 
-def doctor(options: Namespace) -> int:
+def doctor(chosen: Namespace) -> int:
     """Print what this machine can do, as seen from the course's environment where there is one."""
     home = Home(ROOT)
     memory = remembered(home)
     ready = is_ready(home, "lab", torch_choice(home.system, before=memory.get("torch", "")), memory)
-    if ready and not options.here and not is_current(home.python):
+    if ready and not chosen.here and not is_current(home.python):
         return hand_over([str(home.python), "-m", "course_utils", "doctor"], course_environment())
     from .doctor import report
 
@@ -73,53 +86,45 @@ def doctor(options: Namespace) -> int:
     return 0
 
 
-def read_run(command: str, arguments: Sequence[str]) -> TrainingRun:
-    """The run that a command line describes: the model first, then `--micro-batch 4` and the like.
-
-    Raises WrongOption for an unknown option, and ValueError as TrainingRun does for values.
-    """
-    here = HERE if command == "compare" else None
-    usage = "%(prog)s MODEL [options]"
-    parser = Parser(command, f"{command.capitalize()} a training run.", here, usage=usage, epilog=CLOSED_FORMS_ONLY)
+def run_options(parser: ArgumentParser) -> None:
+    """The model, and `--micro-batch 4` and the like."""
+    parser.usage, parser.epilog = "%(prog)s MODEL [options]", CLOSED_FORMS_ONLY
     parser.add_argument("model", metavar="MODEL", help=MODEL)
-    for name, parameter in inspect.signature(TrainingRun).parameters.items():
-        option = f"--{name.replace('_', '-')}"
-        if name not in NOT_OFFERED:
-            value = partial(_value, parameter)
-            parser.add_argument(option, type=value, metavar="VALUE", default=SUPPRESS, help=_described(parameter))
-    choices = vars(parser.parse_args(arguments))
-    del choices["here"]
-    return TrainingRun(**choices)
+    parameters = inspect.signature(TrainingRun).parameters
+    for name, (kind, told) in RUN_OPTIONS.items():
+        default = parameters[name].default
+        shown = str(default).lower() if kind is bool and default is not None else default
+        value, option = partial(_value, kind, default is None), f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=value, metavar="VALUE", default=shown, help=told)
+    parser.set_defaults(examine=training_run)
 
 
-def _described(parameter: inspect.Parameter) -> str:
-    default = "attention" if parameter.name == "lora_targets" else parameter.default
-    values = f"{', '.join(VALUES[parameter.name])} " if parameter.name in VALUES else ""
-    return values + (f"(default: {default})" if default is not None else "")
+def _value(kind: type, optional: bool, text: str) -> Any:
+    """`text` as a value of that kind, or as it is where it is none.
 
-
-def _value(parameter: inspect.Parameter, text: str) -> Any:
-    """`text` as what the parameter may be (number, boolean, none, names with commas between them).
-
-    Otherwise the text: TrainingRun then says what is wrong with it.
+    TrainingRun says what is wrong with it better than argparse's own `type` and `choices` would: with what is allowed,
+    and the nearest name.
     """
-    types = {get_origin(kind) or kind for kind in (parameter.annotation, *get_args(parameter.annotation))}
-    if bool in types and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    if type(None) in types and text.lower() == "none":
+    if optional and text.lower() == "none":
         return None
-    if tuple in types and "," in text:
-        return tuple(text.split(","))
+    if kind in (bool, tuple):
+        return {"true": True, "false": False}.get(text.lower(), text) if kind is bool else tuple(text.split(","))
     with suppress(ValueError):
-        return int(text) if int in types else float(text) if float in types else text
+        return kind(text)
     return text
 
 
-def estimate(run: TrainingRun) -> int:
+def training_run(chosen: Namespace) -> TrainingRun:
+    """The run that was chosen. Raises ValueError as TrainingRun does."""
+    return TrainingRun(chosen.model, **{name: getattr(chosen, name) for name in RUN_OPTIONS})
+
+
+def estimate(chosen: Namespace) -> int:
     """Print the memory that a training run is estimated to need, and what a GPU's counters would say."""
     from .. import counted
     from .. import estimate as estimate_bytes
 
+    run = training_run(chosen)
     print(f"{run}\n{estimate_bytes(run)}")
     try:
         print(f"\n{counted(run)}")
@@ -128,52 +133,48 @@ def estimate(run: TrainingRun) -> int:
     return 0
 
 
-def compare(run: TrainingRun) -> int:
+def compare(chosen: Namespace) -> int:
     """Print a run's estimate next to its measurement, live or simulated."""
     from .. import compare as compare_bytes
 
-    print(compare_bytes(run))
+    print(compare_bytes(training_run(chosen)))
     return 0
 
 
-def read_fit(arguments: Sequence[str]) -> dict[str, Any]:
-    """The arguments of `planning.fit.fit`."""
+def fit_options(parser: ArgumentParser) -> None:
     from ..planning.fit import MAY_CHANGE
 
-    parser = Parser("fit", "Make a training run fit a GPU.")
-    parser.add_argument("model", help=MODEL)
-    parser.add_argument("--gpu", dest="card", metavar="GPU", required=True, help=f"one of {', '.join(GPUS)}")
-    parser.add_argument("--global-batch", type=int, required=True, help="sequences per optimizer step")
-    parser.add_argument("--seq-len", type=int, default=1024, help="tokens per sequence (default: 1024)")
-    parser.add_argument("--world-size", type=int, default=1, help="number of such GPUs (default: 1)")
-    parser.add_argument("--may-change", default="", help=f"what it may change, with commas: {', '.join(MAY_CHANGE)}")
-    options = vars(parser.parse_args(arguments))
-    options["may_change"] = tuple(name for name in options["may_change"].split(",") if name)
-    del options["here"]
-    return options
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("--gpu", metavar="GPU", required=True, help=f"required, one of {', '.join(GPUS)}")
+    parser.add_argument("--global-batch", type=int, required=True, help="required, sequences in an optimizer step")
+    parser.add_argument("--seq-len", type=int, default=1024, help="tokens in a sequence")
+    parser.add_argument("--world-size", type=int, default=1, help="number of such GPUs")
+    changes = f"with commas: {', '.join(MAY_CHANGE)}; without it, none of what changes results"
+    parser.add_argument("--may-change", default="", metavar="NAMES", help=changes)
 
 
-def fit(options: dict[str, Any]) -> int:
+def fit(chosen: Namespace) -> int:
     """Print the configuration that fits a card at the least cost in time."""
     from ..planning.fit import fit as fit_run
 
-    print(fit_run(**options))
+    may_change = tuple(filter(None, chosen.may_change.split(",")))
+    size = {name: getattr(chosen, name) for name in ("global_batch", "seq_len", "world_size")}
+    print(fit_run(chosen.model, chosen.gpu, may_change=may_change, **size))
     return 0
 
 
-def read_watch(arguments: Sequence[str]) -> Namespace:
+def watch_options(parser: ArgumentParser) -> None:
     """The script, its arguments, and where to run it; what stands after the script's name is the script's."""
-    parser = Parser("watch", "Run a training script of yours, unchanged, for two steps on a simulated GPU.")
+    parser.description = "Run a training script of yours, unchanged, for two steps on a simulated GPU."
     sources = ("simulated", "live", "auto")
     parser.add_argument("--source", choices=sources, default="simulated", help="live: on the GPU of this machine")
-    parser.add_argument("--save", metavar="FILE", type=Path, help="keep the measurement, to compare a later one with")
-    parser.add_argument("--against", metavar="FILE", type=Path, help="show what changed since that was kept")
+    parser.add_argument("--save", metavar="FILE", type=Path, help="keep the measurement here; without it, it is lost")
+    parser.add_argument("--against", metavar="FILE", type=Path, help="a kept one; without it, changes are not shown")
     parser.add_argument("script", help="a Python file")
     parser.add_argument("arguments", nargs=REMAINDER, help="the script's own")
-    return parser.parse_args(arguments)
 
 
-def watch(options: Namespace) -> int:
+def watch(chosen: Namespace) -> int:
     """Print where a script's memory goes. It runs in this Python, which has what it imports; handlers that it left to
     the end of the process do not run, as they might write."""
     if find_spec("torch") is None:
@@ -185,14 +186,14 @@ def watch(options: Namespace) -> int:
     from ..measuring.scripts import watch_script
 
     code = 0
-    before = read_measurement(options.against) if options.against else None
+    before = read_measurement(chosen.against) if chosen.against else None
     try:
-        measured = watch_script(options.script, options.arguments, options.source)
-        print(f"{options.script}, run as it is\n\n{report(measured)}")
+        measured = watch_script(chosen.script, chosen.arguments, chosen.source)
+        print(f"{chosen.script}, run as it is\n\n{report(measured)}")
         if before:
             print(f"\n{difference(before, measured)!r}")
-        if options.save:
-            save_measurement(measured, options.save)
+        if chosen.save:
+            save_measurement(measured, chosen.save)
     except ScriptError as error:
         print(error, file=sys.stderr)
         code = 1
@@ -201,24 +202,22 @@ def watch(options: Namespace) -> int:
     os._exit(code)
 
 
-def read_quiz(arguments: Sequence[str]) -> int:
+def quiz_options(parser: ArgumentParser) -> None:
     from ..lessons import lessons
 
-    parser = Parser("quiz", "Ask the questions of a lesson's quiz.")
     known = ", ".join(map(str, lessons()))
     parser.add_argument("lesson", type=int, choices=lessons(), metavar="LESSON", help=f"its number: one of {known}")
-    return parser.parse_args(arguments).lesson
 
 
-def quiz(lesson: int) -> int:
+def quiz(chosen: Namespace) -> int:
     """Ask a lesson's questions in the terminal and store the result."""
     from ..interactive.progress import mark_quiz
     from ..interactive.quiz import ask
     from ..lessons import quiz as quiz_of
 
-    attempt = ask(quiz_of(lesson))
+    attempt = ask(quiz_of(chosen.lesson))
     if attempt.finished:
-        mark_quiz(lesson, sum(attempt.first_tries), len(attempt.first_tries))
+        mark_quiz(chosen.lesson, sum(attempt.first_tries), len(attempt.first_tries))
     return 0
 
 
@@ -231,18 +230,16 @@ def progress(_: Namespace) -> int:
     return 0
 
 
-def read_find(arguments: Sequence[str]) -> list[str]:
-    places = "lessons, exercises, glossary, cheat sheet, errata and quizzes"
-    parser = Parser("find", f"Search {places}. No solution is searched.")
-    parser.add_argument("words", nargs="*")
-    return parser.parse_args(arguments).words
+def find_options(parser: ArgumentParser) -> None:
+    parser.description = "Search lessons, exercises, docs and quizzes. No solution is searched."
+    parser.add_argument("words", nargs="*", help="what to look for")
 
 
-def find(words: list[str]) -> int:
+def find(chosen: Namespace) -> int:
     """Print where the course mentions these words."""
     from ..lessons.shared.search import find as find_words
 
-    findings = find_words(*words)
+    findings = find_words(*chosen.words)
     if not findings.places:
         raise ValueError(repr(findings))
     print(findings)
@@ -250,19 +247,13 @@ def find(words: list[str]) -> int:
 
 
 COMMANDS = {
-    "lab": Command("open the course in JupyterLab (options go to JupyterLab)", read_lab, lab, "lab"),
-    "doctor": no_options("doctor", "say what this machine can do", doctor, here=HERE),
-    "estimate": Command(
-        "estimate a training run: estimate gpt2-xl --micro-batch 32 --seq-len 1024",
-        partial(read_run, "estimate"),
-        estimate,
-    ),
-    "compare": Command(
-        "estimate, measure, show both: compare gpt2-xl --recompute full", partial(read_run, "compare"), compare, "lab"
-    ),
-    "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", read_fit, fit),
-    "watch": Command("watch a training script's memory, as it is: watch train.py --batch 8", read_watch, watch),
-    "quiz": Command("ask the questions of a lesson's quiz: quiz 1", read_quiz, quiz),
-    "progress": no_options("progress", "show which exercises and quizzes you have done", progress),
-    "find": Command("search lessons, glossary and the rest: find reserved memory", read_find, find),
+    "lab": Command("open the course in JupyterLab (options go to JupyterLab)", lab_options, lab, "lab"),
+    "doctor": Command("say what this machine can do", no_options, doctor),
+    "estimate": Command("estimate a run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", run_options, estimate),
+    "compare": Command("estimate, measure, show both: compare gpt2-xl --recompute full", run_options, compare, "lab"),
+    "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit_options, fit),
+    "watch": Command("watch a training script's memory, as it is: watch train.py --batch 8", watch_options, watch),
+    "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz_options, quiz),
+    "progress": Command("show which exercises and quizzes you have done", no_options, progress),
+    "find": Command("search lessons, glossary and the rest: find reserved memory", find_options, find),
 }

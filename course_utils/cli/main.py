@@ -7,29 +7,38 @@ import io
 import os
 import sys
 import warnings
+from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
-from textwrap import fill
+from pathlib import Path
 
+from .. import __version__
 from ..errors import GpuOutOfMemory, SimulationUnavailable, check_known
-from ..interactive.command_line import WrongOption
 from . import learn, maintain, teach
-from .command import enter
+from .command import Parser, WrongOption, enter
 from .environment import SetupError
 
 GROUPS = {"To learn": learn.COMMANDS, "To teach": teach.COMMANDS, "To maintain": maintain.COMMANDS}
 COMMANDS = learn.COMMANDS | teach.COMMANDS | maintain.COMMANDS
 
+COURSE = "Where Did the GPU Memory Go? A course that accounts for every byte of a training step."
+SCRIPT = "where-did-the-memory-go"
+"""The console script that pyproject.toml names."""
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code: 1, with one sentence on stderr, for what cannot be done."""
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line (without arguments, this process's) and return its exit code.
+
+    That is 1, with one sentence on stderr, for what cannot be done.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # print "?" for characters that the terminal does not have
-    name = arguments[0] if arguments else ""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words[0] if words else ""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(message, file=sys.stderr)
-            code = dispatch(name, list(arguments[1:]))
+            code = dispatch(words)
         sys.stdout.flush()
         return code
     except SystemExit as ended:  # argparse has printed its help
@@ -48,28 +57,57 @@ def main(arguments: Sequence[str]) -> int:
         return 1
 
 
-def dispatch(name: str, arguments: list[str]) -> int:
-    """Run the command of this name; without a name, print the commands. ValueError for another name."""
-    if name in ("", "help", "-h", "--help"):
-        print(usage())
-        return 0
-    check_known("command", name, COMMANDS)
-    command = COMMANDS[name]
-    options = command.read(arguments)
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run the command that the arguments name. Raises WrongOption, and ValueError for an unknown command."""
+    chosen = parse(arguments)
+    command = COMMANDS[chosen.command]
     if command.purpose:
-        enter(name, command, arguments)
-    return command.run(options)
+        enter(chosen.command, command, arguments[1:])
+    return command.run(chosen)
 
 
-def usage() -> str:
+def parse(arguments: Sequence[str]) -> Namespace:
+    """What the arguments choose: `command`, and its options. Without any, and for `help`, print the help and exit."""
+    name, *rest = arguments or ["help"]
+    if name == "help":
+        name, *rest = [*rest, "--help"]
+    if not name.startswith("-") or not name.strip("-"):
+        check_known("command", name, COMMANDS)
+    parser, parsers = everything()
+    chosen, others = parser.parse_known_args([name, *rest])
+    if others and "others" not in chosen:
+        parsers.get(name, parser).refuse(others)
+    chosen.others = others
+    if "examine" in chosen:
+        chosen.examine(chosen)
+    return chosen
+
+
+def everything() -> tuple[Parser, dict[str, Parser]]:
+    """The one parser of the course, and within it that of each command."""
+    called = SCRIPT if Path(sys.argv[0]).stem == SCRIPT else "python3 -m course_utils"
+    usage = "%(prog)s COMMAND [options]; COMMAND --help lists them"
+    parser = Parser(prog=called, usage=usage, description=COURSE, epilog=listing())
+    parser.add_argument("--version", action="version", version=f"{SCRIPT} {__version__}", help="print it and exit")
+    added = parser.add_subparsers(dest="command", metavar="COMMAND", prog=called, help=SUPPRESS)
+    parsers: dict[str, Parser] = {}
+    for name, command in COMMANDS.items():
+        told = f"{command.summary[:1].upper()}{command.summary[1:]}."
+        parsers[name] = added.add_parser(name, description=told)
+        listed = command.purpose or name == "doctor"  # the others run in any Python
+        here = "use the Python that runs this command, not the course's own environment"
+        parsers[name].add_argument("--here", action="store_true", help=here if listed else SUPPRESS)
+        command.options(parsers[name])
+    return parser, parsers
+
+
+def listing() -> str:
     """The commands by group, one per line."""
     *first, last = [name for name, command in COMMANDS.items() if command.purpose]
-    setting_up = (
-        f"{', '.join(first)} and {last} make the course's own environment in .venv when they first need it; "
+    lines = []
+    for title, commands in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:<11} {command.summary}" for name, command in commands.items()), ""]
+    return "\n".join(lines) + (
+        f"\n{', '.join(first)} and {last} make the course's own environment in .venv when they first need it; "
         "with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses torch's build."
     )
-    lines = ["Where Did the GPU Memory Go? A course that accounts for every byte of a training step.", ""]
-    lines += ["python3 -m course_utils COMMAND [options]; COMMAND --help lists them", ""]
-    for title, commands in GROUPS.items():
-        lines += [f"{title}:", *(f"  {name:<9} {command.summary}" for name, command in commands.items()), ""]
-    return "\n".join([*lines, fill(setting_up, 100, break_on_hyphens=False)])

@@ -2,16 +2,14 @@
 
 import subprocess
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..benchmark import print_tables, read_options
-from ..interactive.command_line import Parser, WrongOption
+from .. import benchmark
 from ..interactive.course_files import ROOT
-from .command import HERE, SAME_ANSWERS, Command, course_environment, hand_over, no_options
+from .command import SAME_ANSWERS, Command, course_environment, hand_over, later, no_options
 from .environment import SetupError
-from .teach import passed_on
 
 TEST_TARGETS = ("tests", "notebooks", "solutions")
 # A worker that dies ends the run: pytest-xdist's replacement would start its file again, and may wait for ever. A cell
@@ -28,23 +26,21 @@ QUICK_TARGETS = (
 """Enough to know that the course works on a machine: a lesson, and the engine's core."""
 
 
-def read_test(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-    parser = Parser("test", "Run the tests and re-execute the notebooks. Other options and paths go to pytest.", HERE)
+def test_options(parser: ArgumentParser) -> None:
+    parser.set_defaults(others=[])
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="the doctor's report, one lesson and the engine's core")
     size.add_argument("--full", action="store_true", help="every parameter set of every sweep")
-    return parser.parse_known_args(arguments)
 
 
-def test(options: tuple[Namespace, list[str]]) -> int:
+def test(chosen: Namespace) -> int:
     """Run pytest over tests and notebooks, or over the paths among its options."""
-    chosen, rest = options
     environment = course_environment(SAME_ANSWERS | {"COURSE_FULL": str(int(chosen.full))})
     run = [sys.executable, "-m"]
     if chosen.quick:
         subprocess.run([*run, "course_utils", "doctor", "--here"], cwd=ROOT, env=environment, check=False)
-    targets = QUICK_TARGETS if chosen.quick else test_targets(ROOT, rest)
-    return hand_over([*run, "pytest", *TEST_OPTIONS, *targets, *rest], environment)
+    targets = QUICK_TARGETS if chosen.quick else test_targets(ROOT, chosen.others)
+    return hand_over([*run, "pytest", *TEST_OPTIONS, *targets, *chosen.others], environment)
 
 
 def test_targets(root: Path, arguments: Sequence[str]) -> list[str]:
@@ -76,28 +72,54 @@ def checks(python: Path) -> list[tuple[str, list[str]]]:
     ]
 
 
-def record(arguments: list[str]) -> int:
+def build_options(parser: ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", help="lessons to build, as 01 or 01_name; all of them without")
+    parser.add_argument("--check", action="store_true", help="run and write nothing: compare cells with sources")
+
+
+def build(chosen: Namespace) -> int:
+    """Build lessons, or compare them with their sources; 1 if a source is wrong, a cell fails or something differs."""
+    from ..authoring.build import build_all
+
+    return build_all(ROOT, chosen.names, only_check=chosen.check)
+
+
+def site_options(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "site", help="folder for the pages (default: the course's site)"
+    )
+    parser.add_argument("--url", default="", help="where it will be; without it, shared links show no lesson's card")
+    parser.add_argument("--explorer", action="store_true", help="only the explorer's page, in a folder explorer there")
+
+
+def record_options(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--out", type=Path, help="the folder of the recordings, one file for each GPU; nothing is recorded without it")
+    add("--minutes", type=float, default=30.0, help="stop after so many minutes")
+    add("--jobs", type=int, default=1, help="tasks at work at a time, as the GPU's memory allows")
+    add("--list", action="store_true", help="print what would be recorded, and record nothing")
+    add("--only", default="", metavar="WORDS", help="tasks whose name or kind contains this; all of them without")
+    add("--as-card", default="", metavar="CARD", help="as a smaller card, T4-16GB or '16 GB'; as this one without")
+    add("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")
+
+
+def record(chosen: Namespace) -> int:
     """Record the course's runs on the GPU of this machine. Makes no environment: this Python needs torch alone."""
     from ..recording import recorder
 
     try:
-        return recorder.main(arguments)
-    except WrongOption:
-        raise
+        return recorder.run(chosen)
     except (recorder.RecordingError, OSError, ValueError) as problem:  # a full disk, a file of another schema
         raise SetupError(str(problem)) from None
 
 
 COMMANDS = {
-    "test": Command(
-        "run all tests and notebooks (--quick, --full; other options and paths go to pytest)", read_test, test, "test"
-    ),
-    "lint": no_options("lint", "check format, style, types and spelling", lint, "test", HERE),
-    "build": passed_on("make the notebooks from their sources (--check: only compare)", "authoring.build", "test"),
-    "site": passed_on("make the website: site --out site", "authoring.site", "test"),
-    "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", list, record),
+    "test": Command("run tests and notebooks (other options and paths go to pytest)", test_options, test, "test"),
+    "lint": Command("check format, style, types and spelling", no_options, lint, "test"),
+    "build": Command("make the notebooks from their sources (--check: only compare)", build_options, build, "test"),
+    "site": Command("make the website: site --out site", site_options, later("authoring.site"), "test"),
+    "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record_options, record),
     "benchmark": Command(
-        "say how right and how fast the engine is (--table NAME, --quick)", read_options, print_tables, "lab",
-        SAME_ANSWERS,
+        "say how right the engine is (--quick)", benchmark.options, benchmark.run, "lab", SAME_ANSWERS
     ),
-}  # fmt: skip
+}

@@ -1,57 +1,66 @@
 """Commands for teachers: rehearse demos, hand out the course, grade what comes back."""
 
-from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import suppress
-from importlib import import_module
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
-from ..interactive.command_line import Parser
-from .command import HERE, Command
-
-
-def read_rehearse(arguments: Sequence[str]) -> Namespace:
-    parser = Parser("rehearse", "Run every demo as it will run on this machine.", HERE)
-    parser.add_argument("--gpu", default="", help="run nothing: estimate what would happen on this GPU")
-    return parser.parse_args(arguments)
+from ..classroom.keeper import Limits
+from ..units import GB, MB
+from .command import Command, later
 
 
-def rehearse(options: Namespace) -> int:
+def rehearse_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--gpu", default="", help="estimate what happens on this GPU; without it, run on this machine")
+
+
+def rehearse(chosen: Namespace) -> int:
     """Run every demo, or estimate it with `--gpu`; 1 if anything differs from what the demos say."""
     from ..demos import rehearse as rehearse_demos
 
-    return 1 if rehearse_demos(gpu_name=options.gpu, say=print).problems else 0
+    return 1 if rehearse_demos(gpu_name=chosen.gpu, say=print).problems else 0
 
 
-def passed_on(summary: str, module: str, purpose: str = "") -> Command:
-    """The command that another module's `main` reads and runs, or the function named after a colon."""
+def folder_option(parser: ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="a new folder for what is written")
 
-    def run(arguments: list[str]) -> int:
-        name, _, function = module.partition(":")
-        return getattr(import_module(f"course_utils.{name}"), function or "main")(arguments)
 
-    def read(arguments: list[str]) -> list[str]:
-        words = [word for word in arguments if word != "--here"]
-        if {"-h", "--help"} & set(words):
-            with suppress(ImportError):  # a module that itself needs the environment
-                run(words)
-        return words
+def grade_options(parser: ArgumentParser) -> None:
+    add, most = parser.add_argument, Limits()
+    add("folder", type=Path, help="holds the learners' notebooks: a folder, or a .zip as Moodle or Canvas makes it")
+    add("--out", type=Path, default=Path("grades"), help="folder for grades.csv and class.html")
+    add("--minutes", type=float, default=most.seconds / 60, help="of the processor that one notebook may take")
+    add("--memory", type=float, default=most.memory / GB, help="GB that one notebook may ask for")
+    add("--disk", type=float, default=most.disk / MB, help="MB of files that one notebook may write")
+    add("--jobs", type=int, default=2, help="notebooks graded at once")
 
-    return Command(summary, read, run, purpose)
 
+def colab_options(parser: ArgumentParser) -> None:
+    folder_option(parser)
+    parser.add_argument("--repository", metavar="URL", help="what git clones; without it, course.zip, for an upload")
+    parser.add_argument("--branch", default="main", help="the branch to fetch")
+
+
+def links_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--repository", metavar="URL", required=True, help="required, the address that git clones")
+    parser.add_argument("--branch", default="main", help="its branch, without solutions")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--hub", metavar="URL", help="address of your JupyterHub; without it, links are for Binder")
+    place.add_argument("--colab", action="store_true", help="links for Colab, to the copies that `colab` writes")
+
+
+def slides_options(parser: ArgumentParser) -> None:
+    parser.add_argument("lessons", nargs="*", help="lessons by number, as 05; all of them without")
+    parser.add_argument("--out", type=Path, default=Path("slides"), help="folder for the slides")
+
+
+release, grade, slides = map(later, ("classroom.release", "classroom.grading", "authoring.slides"))
+nbgrader, colab, links = (later("classroom.elsewhere", name) for name in ("nbgrader", "colab", "links"))
 
 COMMANDS = {
-    "rehearse": Command("run every demo beforehand (--gpu NAME: by estimate)", read_rehearse, rehearse, "lab"),
-    "release": passed_on("copy the course without solutions: release FOLDER", "classroom.release"),
-    "grade": passed_on("grade a folder or a .zip of notebooks: grade FOLDER --out grades", "classroom.grading", "lab"),
-    "nbgrader": passed_on("write the exercises as nbgrader's source: nbgrader FOLDER", "classroom.elsewhere:nbgrader"),
-    "colab": passed_on(
-        "copy the notebooks for Google Colab: colab FOLDER [--repository URL]", "classroom.elsewhere:colab"
-    ),
-    "links": passed_on(
-        "print links that open the lessons on JupyterHub, Binder, Colab: links --repository URL",
-        "classroom.elsewhere:links",
-    ),
-    "slides": passed_on(
-        "make slides of lessons, with speaker notes: slides 05 --out slides", "authoring.slides", "test"
-    ),
+    "rehearse": Command("run every demo beforehand (--gpu NAME: by estimate)", rehearse_options, rehearse, "lab"),
+    "release": Command("copy the course without solutions: release FOLDER", folder_option, release),
+    "grade": Command("grade a folder or a .zip of notebooks: grade FOLDER --out grades", grade_options, grade, "lab"),
+    "nbgrader": Command("write the exercises as nbgrader's source: nbgrader FOLDER", folder_option, nbgrader),
+    "colab": Command("copy the notebooks for Google Colab: colab FOLDER [--repository URL]", colab_options, colab),
+    "links": Command("print links to JupyterHub, Binder or Colab: links --repository URL", links_options, links),
+    "slides": Command("make slides with speaker notes: slides 05 --out slides", slides_options, slides, "test"),
 }

@@ -6,7 +6,6 @@ This process uses no torch and holds no GPU memory. Several tasks can be at work
 GPU when it has done what needs none, and gets it when what it needs of the memory is not promised to another.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..gpus import Gpu, card_named
-from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT
 from ..measuring import recording_file
 from ..ranks.launch import signal_name
@@ -300,9 +299,18 @@ def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[recording
 # The command
 
 
-def main(arguments: Sequence[str], say: Callable[[str], None] = say_now) -> int:
+def run(options: Namespace, say: Callable[[str], None] = say_now) -> int:
     """Do what the command line asks: list, or record. RecordingError for what cannot be done."""
-    options = _options(arguments)
+    if not options.list and options.out is None:
+        raise RecordingError("record needs --out and a folder for its results, or --list.")
+    if not 0 < options.minutes < 10_000:
+        raise RecordingError(f"--minutes is {options.minutes:g}: say how long recording may take, as in --minutes 30.")
+    if options.jobs < 1:
+        raise RecordingError(f"--jobs is {options.jobs}: at least one task is at work at a time.")
+    if options.as_card:
+        card_option(options.as_card)
+    if options.out is not None and options.out.exists() and not options.out.is_dir():
+        raise RecordingError(f"--out is {options.out}, which is no folder.")
     tasks = chosen(rehearsal_list() if options.rehearse else recording_list(), options.only)
     if options.list:
         say(listing(tasks, card_here()))
@@ -315,7 +323,7 @@ def main(arguments: Sequence[str], say: Callable[[str], None] = say_now) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
-def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[str], None]) -> int:
+def _record(options: Namespace, tasks: Sequence[Task], say: Callable[[str], None]) -> int:
     deadline = time.monotonic() + 60 * options.minutes
     command = work_command(options.rehearse, options.as_card)
     found = device_facts(command, min(FACTS_SECONDS, 60 * options.minutes))
@@ -361,29 +369,6 @@ def card_here(ask: Callable[..., Any] = subprocess.run) -> Gpu | None:
     if done.returncode or not found:
         return None
     return Gpu(found[1], int(found[2]) * MiB, (int(found[3]), int(found[4])))
-
-
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("record", (__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, help="the folder of the recordings, one file for each GPU")
-    parser.add_argument("--minutes", type=float, default=30.0, help="stop after so many minutes (30)")
-    parser.add_argument("--jobs", type=int, default=1, help="tasks at work at a time, as the GPU's memory allows (1)")
-    parser.add_argument("--list", action="store_true", help="print what would be recorded, and record nothing")
-    parser.add_argument("--only", default="", metavar="WORDS", help="only tasks whose name or kind contains this")
-    parser.add_argument("--as-card", default="", metavar="CARD", help="as a smaller card: T4-16GB, or '16 GB'")
-    parser.add_argument("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")
-    options = parser.parse_args(arguments)
-    if not options.list and options.out is None:
-        raise RecordingError("record needs --out and a folder for its results, or --list.")
-    if not 0 < options.minutes < 10_000:
-        raise RecordingError(f"--minutes is {options.minutes:g}: say how long recording may take, as in --minutes 30.")
-    if options.jobs < 1:
-        raise RecordingError(f"--jobs is {options.jobs}: at least one task is at work at a time.")
-    if options.as_card:
-        card_option(options.as_card)
-    if options.out is not None and options.out.exists() and not options.out.is_dir():
-        raise RecordingError(f"--out is {options.out}, which is no folder.")
-    return options
 
 
 def card_option(name: str) -> Gpu:
