@@ -1,10 +1,8 @@
-"""What every test shares: a machine that nobody has used yet, and how long each lesson took."""
+"""What every test shares, besides what the conftest.py above gives to notebooks as well."""
 
 import gc
-import importlib
 import os
 import random
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -22,19 +20,6 @@ FULL = os.environ.get("COURSE_FULL") == "1"
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all tests are there: a third of collecting them was the search for cycles among them
     config.addinivalue_line("markers", "sweep(most): so many of the parameter sets stand for all, which --full runs")
-    if not hasattr(config, "workerinput"):  # workers inherit what the controller sets
-        _prepare_machine(config)
-    config.pluginmanager.register(NotebookTimes(config), "course-notebook-times")
-
-
-def _prepare_machine(config: pytest.Config) -> None:
-    """Give this process, its workers and their kernels the environment in which the stored outputs were made."""
-    home = tempfile.TemporaryDirectory(prefix="course-tests-", ignore_cleanup_errors=True)
-    config.add_cleanup(home.cleanup)
-    build = importlib.import_module("course_utils.recording.notebooks")
-    os.environ.update(build.kernel_environment(Path(home.name)))
-    if config.getoption("--nbval", default=False):
-        importlib.import_module("matplotlib.font_manager")  # or the first lesson says on stderr that it looks for fonts
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -63,33 +48,6 @@ def some(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
 def what_is_there_need_not_be_searched() -> None:
     """From each file on, `gc.collect()` looks through what that file made, not through thousands of other tests."""
     gc.freeze()
-
-
-class NotebookTimes:
-    """Adds up the time of each notebook's cells and shows it at the end. No time makes a test fail."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.finished: dict[str, float] = defaultdict(float)
-
-    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Leave out the saved copies of notebooks that a learner has edited."""
-        return True if ".edited-" in collection_path.name else None
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        notebook = report.nodeid.partition("::")[0]
-        if notebook.endswith(".ipynb"):
-            self.finished[notebook] += report.duration
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if not self.finished:
-            return
-        budget = importlib.import_module("course_utils.recording.tasks").budget
-        terminalreporter.section("slowest notebooks")
-        for notebook, seconds in sorted(self.finished.items(), key=lambda pair: -pair[1])[:10]:
-            allowed = budget(self.config.rootpath / notebook)
-            over = "  over its budget" if seconds > allowed else ""
-            terminalreporter.write_line(f"{seconds:6.1f} s of {allowed:3.0f} s  {notebook}{over}")
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def test_a_step_allocates_what_it_did_when_the_hashes_were_written(name):
 
 
 def test_every_run_has_a_hash_of_the_torch_that_is_pinned_and_of_each_other_that_is_kept():
-    pinned = re.search(r"^torch==(\d+\.\d+)", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
+    pinned = re.search(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     assert pinned and pinned[1] in kept()
     for version, found in kept().items():
         assert hashed(found).keys() == build_runs().keys(), version

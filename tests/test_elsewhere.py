@@ -91,7 +91,7 @@ def test_nothing_is_overwritten(words, tmp_path, capsys):
 
 
 def test_binder_gets_the_torch_that_outputs_were_made_with():
-    locked = re.search(r"^torch==(\S+)$", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
+    locked = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     assert locked and f"torch=={locked[1]}+cpu\n" in (ROOT / ".binder/requirements.txt").read_text(encoding="utf-8")
     python = (ROOT / ".binder/runtime.txt").read_text(encoding="utf-8").strip().removeprefix("python-")
     oldest = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]

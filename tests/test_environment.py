@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A repository with nothing but what set-up reads, and no wish about torch."""
-    for name in ("pyproject.toml", "requirements.lock"):
+    for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.delenv("COURSE_TORCH", raising=False)
     return Home(tmp_path, "Linux")
@@ -114,7 +114,7 @@ def test_environment_without_its_interpreter_is_made_anew_and_tests_need_more_th
     assert ready(home, "test") and ready(home, "lab")
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.lock"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
 def test_changed_requirements_bring_the_environment_up_to_date(home, installer, name):
     environment.interpreter(home, "test")
     kept = home.folder / "installed-before"
@@ -240,7 +240,7 @@ def test_lock_pins_every_direct_requirement_at_a_version_that_it_allows_and_hold
     for name, least in environment.requirements(ROOT, "test").items():
         pinned = locked[name.lower().replace("_", "-")]
         assert numbers(pinned) >= numbers(least), name
-    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line) for line in pins)
 

@@ -429,7 +429,7 @@ def set_up_course(tmp_path, monkeypatch) -> Path:
     for name in ("COURSE_TORCH", *commands.SAME_ANSWERS):
         monkeypatch.delenv(name, raising=False)
     shutil.copytree(ROOT / "course_utils", tmp_path / "course_utils", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "requirements.lock"):
+    for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in maintain.TEST_TARGETS:
         (tmp_path / name).mkdir()

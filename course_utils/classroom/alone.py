@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..interactive.course_files import ROOT
+from ..interactive.course_files import IS_CLONE, PACKAGE, ROOT
 from .graded import STATES, Outcome, printable
 from .keeper import REFUSED, Limits
 from .release import release
@@ -27,6 +27,12 @@ LATE_SECONDS = 60.0
 """Seconds that a keeper may take after a notebook's time to end it and all that it started."""
 
 LARGEST_RESULTS = 1_000_000
+HIDDEN = (ROOT, PACKAGE)
+"""The folders with solutions: a clone, or a started course and the package that has the wheel's own copy."""
+
+LIBRARIES = () if IS_CLONE else (PACKAGE.parent,)
+"""The folder of packages in which this one is installed, with others that a notebook needs."""
+
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/sys", "/nix", "/gnu")
 """Folders of programs and libraries that a Python may need."""
 
@@ -79,7 +85,7 @@ def isolation() -> Isolation:
     shown, problem = tuple(map(str, _shown(course))), f"{sys.platform} has no such thing"
     for kind in ("walls", "fence") if sys.platform == "linux" else ():
         tried = Isolation(course, kind, shown, problem)
-        if kind == "fence" and any(ROOT.is_relative_to(path) for path in shown):
+        if kind == "fence" and any(one.is_relative_to(path) for one in HIDDEN for path in shown):
             problem += "; the course lies in a folder that Python needs"
         elif not (why := _probe(tried)):
             return tried
@@ -107,7 +113,7 @@ def run_alone(
     with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as results:
         home = Path(holder.name).resolve()
         asked = {"cells": cells, "checks": checks, "home": str(home), "limits": limits._asdict(), "grader": os.getpid()}
-        asked |= {"kind": isolation.kind, "shown": isolation.shown, "hidden": str(ROOT)}
+        asked |= {"kind": isolation.kind, "shown": isolation.shown, "hidden": list(map(str, HIDDEN))}
         task.write(json.dumps(asked).encode())
         task.seek(0)
         keeper = subprocess.Popen(
@@ -148,7 +154,8 @@ def _added_paths() -> list[Path]:
     """Folders of packages that this Python was told of by PYTHONPATH, or has for this user; not those of the course."""
     named = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), site.getusersitepackages()]
     found = [Path(name).resolve() for name in named if name in sys.path and Path(name).is_dir()]
-    return [path for path in found if not ROOT.is_relative_to(path) and not path.is_relative_to(ROOT)]
+    in_course = [path for path in found if ROOT.is_relative_to(path) or path.is_relative_to(ROOT)]
+    return [path for path in found if path not in in_course or path in LIBRARIES]
 
 
 def _shown(course: Path) -> list[Path]:
@@ -157,7 +164,7 @@ def _shown(course: Path) -> list[Path]:
     libraries = [Path(name) for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if name]
     named = [*map(Path, SYSTEM), *python, Path(sys.executable).parent, *libraries, *_added_paths(), course]
     every = dict.fromkeys(path for one in named for path in (one.resolve(), one.absolute()) if path.exists())
-    needed = [*map(Path, SYSTEM), *python]
+    needed = [*map(Path, SYSTEM), *python, *LIBRARIES]
     return [path for path in every if not ROOT.is_relative_to(path) or path in needed]
 
 

@@ -52,7 +52,7 @@ def main() -> int:
         if os.getppid() != task["grader"]:
             return 1
         try:
-            _prepare(home, limits, task["shown"] if is_walled else [], Path(task["hidden"]))
+            _prepare(home, limits, task["shown"] if is_walled else [], [Path(path) for path in task["hidden"]])
         except OSError as error:
             print(f"{REFUSED}{error.strerror}", flush=True)
             return 0
@@ -63,7 +63,7 @@ def main() -> int:
     return 0
 
 
-def _prepare(home: Path, limits: Limits, shown: list[str], hidden: Path) -> None:
+def _prepare(home: Path, limits: Limits, shown: list[str], hidden: list[Path]) -> None:
     """Raise walls, if something is to be shown behind them; in any case become the parent of every orphan (Linux)."""
     import resource
 

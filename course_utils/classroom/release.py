@@ -4,12 +4,12 @@ import shutil
 from argparse import Namespace
 from pathlib import Path
 
-from ..interactive.course_files import ANSWERS, EDITED, ROOT, notebooks
+from ..interactive.course_files import ANSWERS, EDITED, PACKAGE, ROOT, SHIPPED, notebooks
 
-FOLDERS = (".binder", "course_utils", "docs", "exercises", "notebooks")
+FOLDERS = (".binder", "docs", "exercises", "notebooks")
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md")
-FILES = (*PAGES, ".gitignore", "environment.yml", "pyproject.toml", "requirements.lock")
-TESTING = ("tests/conftest.py", "tests/nbval_sanitize.cfg")
+FILES = (*PAGES, ".gitignore", "environment.yml", "pyproject.toml", "constraints.txt")
+TESTING = ("conftest.py", "tests/nbval_sanitize.cfg")
 """Files that the `test` command needs to run the lessons: no answers are in them."""
 
 LEFT_OUT = ("__pycache__", "*.pyc", ".ipynb_checkpoints", f"*{EDITED}*", "src", "skeletons")
@@ -22,18 +22,20 @@ def release(target: Path, root: Path = ROOT) -> list[Path]:
     Raises ValueError if something is there already, if it lies within what is copied, or if an exercise is solved.
     """
     refuse_used(target)
-    if any(target.resolve().is_relative_to((root / name).resolve()) for name in FOLDERS):
+    if any(target.resolve().is_relative_to(path.resolve()) for path in (*(root / name for name in FOLDERS), PACKAGE)):
         raise ValueError(f"{target} lies within a folder that is copied: name another")
     for notebook in notebooks(root / "exercises"):
         text = notebook.read_text(encoding="utf-8")
         if any(mark in text for mark in ANSWERS):
             raise ValueError(f"{notebook.name} holds a solution: build it again, python3 -m course_utils build")
     target.mkdir(parents=True, exist_ok=True)
+    sources = {name: root / name if (root / name).exists() else SHIPPED / name for name in (*FOLDERS, *FILES, *TESTING)}
     for name in FOLDERS:
-        shutil.copytree(root / name, target / name, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        shutil.copytree(sources[name], target / name, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    shutil.copytree(PACKAGE, target / "course_utils", ignore=shutil.ignore_patterns(*LEFT_OUT, "course"))
     (target / "tests").mkdir()
     for name in (*FILES, *TESTING):
-        shutil.copy2(root / name, target / name)
+        shutil.copy2(sources[name], target / name)
     return sorted(path.relative_to(target) for path in target.iterdir())
 
 

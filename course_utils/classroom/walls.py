@@ -47,11 +47,11 @@ RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
 SIGNALS_SINCE, SCOPE_SIGNALS, NETWORK_SINCE = 6, 2, 4
 
 
-def enter(shown: Sequence[Path], hidden: Path, home: Path, size: int) -> None:
+def enter(shown: Sequence[Path], hidden: Sequence[Path], home: Path, size: int) -> None:
     """Go on behind walls, in a child of this process. The process itself waits for it and ends with its exit code.
 
-    Below the new root is what is `shown`, but of what lies within `hidden` only what is `shown` by name. `home`, an
-    empty folder, is the one place for files, of `size` bytes with everything else that is written.
+    Below the new root is what is `shown`, but of what lies within a `hidden` folder only what is `shown` by name.
+    `home`, an empty folder, is the one place for files, of `size` bytes with everything else that is written.
     Raises OSError where the system does not allow it.
     """
     user, group, parent = os.getuid(), os.getgid(), os.getppid()
@@ -88,20 +88,21 @@ def _mount(source: Path | str, target: Path, kind: str | None, flags: int, optio
     )  # fmt: skip
 
 
-def _furnish(shown: Sequence[Path], hidden: Path, home: Path, size: int) -> None:
+def _furnish(shown: Sequence[Path], hidden: Sequence[Path], home: Path, size: int) -> None:
     """Make a new root on top of `home`, go there, and leave the old one behind."""
     _mount("none", Path("/"), None, AND_BELOW | PRIVATE)
     _mount("tmpfs", home, "tmpfs", NO_SET_ID | NO_DEVICES, f"size={size},nr_inodes={MOST_FILES},mode=755")
     root = home
     for path in shown:
-        if not path.is_relative_to(hidden):
+        if not any(path.is_relative_to(folder) for folder in hidden):
             _show(path, root)
-    covered = root / hidden.relative_to("/")
-    if covered.exists():  # the course lies in one of the folders that are shown
-        _mount("tmpfs", covered, "tmpfs", NO_SET_ID | NO_DEVICES, "size=1m,mode=755")
-    for path in shown:
-        if path.is_relative_to(hidden):
-            _show(path, root)
+    for folder in hidden:
+        covered = root / folder.relative_to("/")
+        if covered.exists():  # the course lies in one of the folders that are shown
+            _mount("tmpfs", covered, "tmpfs", NO_SET_ID | NO_DEVICES, "size=1m,mode=755")
+        for path in shown:
+            if path.is_relative_to(folder):
+                _show(path, root)
     (root / "proc").mkdir()
     _mount("proc", root / "proc", "proc", NO_SET_ID | NO_DEVICES)
     (root / "proc" / "sys" / "user" / "max_user_namespaces").write_text("0")  # in one more, it had every privilege

@@ -15,17 +15,20 @@ from textwrap import fill, wrap
 from typing import Any, NamedTuple, NoReturn
 
 from ..errors import nearest
-from ..interactive.course_files import ROOT
-from .environment import Home, interpreter
+from ..interactive.course_files import IS_CLONE, ROOT, SHIPPED, python_path
+from .environment import Home, SetupError, interpreter
 
 SAME_ANSWERS = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment variables with which notebooks print the same everywhere: simulated measurements, one thread a kernel."""
+
+NEED_A_CLONE = ("lint", "build", "site")
+"""Commands that work on the repository itself."""
 
 
 class Command(NamedTuple):
     """One command: `options` adds its arguments to a parser, `run` executes what was parsed and returns an exit code.
 
-    Between the two, a command with a `purpose` ("lab" or "test") enters the course's environment, with `variables`, and
+    Between the two, a command with a `purpose` (an extra: "torch", "lab", "test") enters the course's environment, with `variables`, and
     makes it first if need be: wrong options are refused before that. `options` needs the standard library alone. With
     `parser.set_defaults` it can ask for `others`, the words that the parser does not know, and for `examine`, which is
     called with what was parsed before the environment is entered.
@@ -93,7 +96,9 @@ def later(module: str, function: str = "run") -> Callable[[Namespace], int]:
 
 def enter(name: str, command: Command, arguments: Sequence[str]) -> None:
     """Continue as the same command in the environment of its purpose. Returns only if this process is in it already."""
-    python = interpreter(Home(ROOT), command.purpose, here="--here" in arguments)
+    if name in NEED_A_CLONE and not IS_CLONE:
+        raise SetupError(f"`{name}` needs a clone of the course's repository, and this is a wheel: run it in a clone.")
+    python = interpreter(Home(SHIPPED), command.purpose, here="--here" in arguments)
     if not is_current(python):
         rest = [word for word in arguments if word != "--here"]
         again = [str(python), "-m", "course_utils", name, "--here", *rest]
@@ -106,8 +111,15 @@ def is_current(python: Path) -> bool:
 
 def course_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment variables for started programs: the course importable from any folder, and `extra`."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(extra or {})}
+    return {**os.environ, "PYTHONPATH": python_path(), **(extra or {})}
+
+
+def refuse_outside_a_course(name: str) -> None:
+    """SetupError where a command would write to the wheel's own copy of the course."""
+    if ROOT == SHIPPED and not IS_CLONE:
+        raise SetupError(
+            f"No course here: copy it with `where-did-the-memory-go start FOLDER`, then run `{name}` in that folder."
+        )
 
 
 def hand_over(

@@ -18,10 +18,15 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from ..interactive.course_files import IS_CLONE
 from ..interactive.keeping import write_whole
 
-EXTRAS = {"lab": ("lab",), "test": ("lab", "test", "author")}
-"""The extras of pyproject.toml that each purpose installs; "test" contains all that "lab" does."""
+NAME = "where-did-the-memory-go"
+
+SET_UP_WITH = {"torch": "lab", "lab": "lab", "test": "author", "author": "author"}
+"""For each purpose, the extra of pyproject.toml that set-up installs. The purpose itself is the extra that a command
+needs where it runs in another Python; each extra contains those before it.
+"""
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
@@ -64,23 +69,28 @@ class Home:
 
 
 def interpreter(home: Home, purpose: str, here: bool = False) -> Path:
-    """The Python to run the course with for a purpose ("lab" or "test"), after setting it up if need be.
+    """The Python to run the course with for a purpose (a key of SET_UP_WITH), after setting it up if need be.
 
-    With `here`, the current interpreter if it has what is needed. Raises SetupError when it cannot be.
+    With `here`, with a wheel, and in a `.venv` that the user made, it is the current one if that has what is needed.
+    Raises SetupError when it cannot be.
     """
-    if here:
-        absent = missing_packages(home.root, purpose)
-        if absent:
-            raise SetupError(
-                f"--here needs {', '.join(absent)} in {sys.executable}: install that there, or leave out --here and "
-                "the course makes its own environment."
-            )
-        return Path(sys.executable)
     memory = remembered(home)
+    if here or not IS_CLONE or (not memory and Path(sys.prefix).resolve() == home.folder.resolve()):
+        if absent := missing_packages(home.root, purpose):
+            raise SetupError(how_to_install(absent, purpose, here))
+        return Path(sys.executable)
     choice = torch_choice(home.system, os.environ.get("COURSE_TORCH", ""), memory.get("torch", ""))
     if not is_ready(home, purpose, choice, memory):
         set_up(home, purpose, choice, memory)
     return home.python
+
+
+def how_to_install(absent: list[str], purpose: str, here: bool) -> str:
+    """One sentence: which packages are missing in this Python, and the command that installs them."""
+    what = f'--editable ".[{purpose}]"' if IS_CLONE else f'"{NAME}[{purpose}]"'
+    missing = f"{'--here' if here else 'This'} needs {', '.join(absent)} in {sys.executable}: install that with"
+    or_else = ", or leave out --here and the course makes its own environment" if IS_CLONE and here else ""
+    return f"{missing} `{sys.executable} -m pip install {what}`{or_else}."
 
 
 def is_ready(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> bool:
@@ -88,7 +98,7 @@ def is_ready(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> b
     return (
         memory.get("state") == "ready"
         and memory.get("key") == fingerprint(home, choice)
-        and set(EXTRAS[purpose]) <= set(EXTRAS.get(memory.get("purpose", ""), ()))
+        and memory.get("purpose") in (SET_UP_WITH[purpose], "author")
         and home.python.exists()
     )
 
@@ -96,7 +106,7 @@ def is_ready(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> b
 def fingerprint(home: Home, choice: str) -> str:
     """A hash of everything that decides what an environment contains."""
     digest = hashlib.sha256()
-    for name in ("pyproject.toml", "requirements.lock"):
+    for name in ("pyproject.toml", "constraints.txt"):
         digest.update((home.root / name).read_bytes())
     digest.update("|".join(foundations(home, choice).values()).encode())
     return digest.hexdigest()
@@ -163,8 +173,8 @@ def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> Non
         raise SetupError(f"{home.folder} is not the course's: move it away, {AGAIN}, or use a Python of yours: --here.")
     base = foundations(home, choice)
     current = memory.get("state") == "ready" and memory.items() >= base.items() and home.python.exists()
-    purpose = "test" if current and memory.get("purpose") == "test" else purpose
-    marks = {**base, "purpose": purpose}
+    extra = "author" if current and memory.get("purpose") in ("test", "author") else SET_UP_WITH[purpose]
+    marks = {**base, "purpose": extra}
     try:
         if not current:
             make_folder(home, marks)
@@ -173,7 +183,7 @@ def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> Non
         for options in sources:
             if pip_install(home, torch, [*options, torch], may_fail=options != sources[-1]):
                 break
-        course = ["--constraint", "requirements.lock", "--editable", f".[{','.join(EXTRAS[purpose])}]"]
+        course = ["--constraint", "constraints.txt", "--editable", f".[{extra}]"]
         pip_install(home, "the course and its packages", course)
         remember(home, **marks, state="ready", key=fingerprint(home, choice))
     except OSError as problem:
@@ -252,19 +262,20 @@ def explain_failure(said: str, what: str, log: Path) -> str:
 
 
 def locked(root: Path) -> dict[str, str]:
-    """The version of each package that requirements.lock pins."""
-    lines = (root / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    """The version of each package that constraints.txt pins."""
+    lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = (line.split("==") for line in lines if "==" in line and not line.startswith("#"))
     return {name.strip(): version.strip() for name, version in pins}
 
 
 def requirements(root: Path, purpose: str) -> dict[str, str]:
     """The packages that a purpose needs, as pyproject.toml lists them: the name and its oldest version."""
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    listed = list(project["dependencies"])
-    for extra in EXTRAS[purpose]:
-        listed += project["optional-dependencies"][extra]
-    return dict(item.split(">=") for item in listed)
+    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    needed: dict[str, str] = {}
+    for item in extras[purpose]:
+        contained = re.fullmatch(rf"{NAME}\[(\w+)\]", item)
+        needed |= requirements(root, contained[1]) if contained else dict([item.split(">=")])
+    return needed
 
 
 def missing_packages(root: Path, purpose: str) -> list[str]:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..gpus import GPUS
-from ..interactive.course_files import ROOT
+from ..interactive.course_files import PACKAGE, ROOT, SHIPPED
 from ..models import LOGITS, PRESETS
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
-from .command import Command, course_environment, hand_over, is_current, no_options
+from . import start
+from .command import Command, course_environment, hand_over, is_current, no_options, refuse_outside_a_course
 from .environment import Home, SetupError, is_ready, remembered, torch_choice
 
 FIRST_LESSON = "/lab/tree/notebooks/00_start_here.ipynb"
@@ -66,16 +67,17 @@ def lab_options(parser: ArgumentParser) -> None:
 
 def lab(chosen: Namespace) -> int:
     """Open JupyterLab on the first lesson: the whole course in its file browser, no pop-ups."""
+    refuse_outside_a_course("lab")
     root = ["--allow-root"] if platform.system() == "Linux" and os.geteuid() == 0 else []
     own = [f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url={FIRST_LESSON}", *JUPYTERLAB]
-    first = os.environ.get("PYTHONSTARTUP") or str(ROOT / "course_utils" / "interactive" / "kernel_start.py")
+    first = os.environ.get("PYTHONSTARTUP") or str(PACKAGE / "interactive" / "kernel_start.py")
     command = [sys.executable, "-m", "jupyterlab", *own, *root, *chosen.others]
     return hand_over(command, course_environment({"PYTHONSTARTUP": first}))
 
 
 def doctor(chosen: Namespace) -> int:
     """Print what this machine can do, as seen from the course's environment where there is one."""
-    home = Home(ROOT)
+    home = Home(SHIPPED)
     memory = remembered(home)
     ready = is_ready(home, "lab", torch_choice(home.system, before=memory.get("torch", "")), memory)
     if ready and not chosen.here and not is_current(home.python):
@@ -247,10 +249,11 @@ def find(chosen: Namespace) -> int:
 
 
 COMMANDS = {
+    "start": Command("copy the course out of the installed package: start FOLDER", start.options, start.run),
     "lab": Command("open the course in JupyterLab (options go to JupyterLab)", lab_options, lab, "lab"),
     "doctor": Command("say what this machine can do", no_options, doctor),
     "estimate": Command("estimate a run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", run_options, estimate),
-    "compare": Command("estimate, measure, show both: compare gpt2-xl --recompute full", run_options, compare, "lab"),
+    "compare": Command("estimate, measure, show both: compare gpt2-xl --recompute full", run_options, compare, "torch"),
     "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit_options, fit),
     "watch": Command("watch a training script's memory, as it is: watch train.py --batch 8", watch_options, watch),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz_options, quiz),

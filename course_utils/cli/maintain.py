@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .. import benchmark
 from ..interactive.course_files import ROOT
-from .command import SAME_ANSWERS, Command, course_environment, hand_over, later, no_options
+from .command import SAME_ANSWERS, Command, course_environment, hand_over, later, no_options, refuse_outside_a_course
 from .environment import SetupError
 
 TEST_TARGETS = ("tests", "notebooks", "solutions")
@@ -35,11 +35,13 @@ def test_options(parser: ArgumentParser) -> None:
 
 def test(chosen: Namespace) -> int:
     """Run pytest over tests and notebooks, or over the paths among its options."""
+    refuse_outside_a_course("test")
     environment = course_environment(SAME_ANSWERS | {"COURSE_FULL": str(int(chosen.full))})
     run = [sys.executable, "-m"]
     if chosen.quick:
         subprocess.run([*run, "course_utils", "doctor", "--here"], cwd=ROOT, env=environment, check=False)
-    targets = QUICK_TARGETS if chosen.quick else test_targets(ROOT, chosen.others)
+    quick = [name for name in QUICK_TARGETS if (ROOT / name).exists()]
+    targets = quick if chosen.quick else test_targets(ROOT, chosen.others)
     return hand_over([*run, "pytest", *TEST_OPTIONS, *targets, *chosen.others], environment)
 
 
@@ -115,11 +117,11 @@ def record(chosen: Namespace) -> int:
 
 COMMANDS = {
     "test": Command("run tests and notebooks (other options and paths go to pytest)", test_options, test, "test"),
-    "lint": Command("check format, style, types and spelling", no_options, lint, "test"),
+    "lint": Command("check format, style, types and spelling", no_options, lint, "author"),
     "build": Command("make the notebooks from their sources (--check: only compare)", build_options, build, "test"),
-    "site": Command("make the website: site --out site", site_options, later("authoring.site"), "test"),
+    "site": Command("make the website: site --out site", site_options, later("authoring.site"), "author"),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record_options, record),
     "benchmark": Command(
-        "say how right the engine is (--quick)", benchmark.options, benchmark.run, "lab", SAME_ANSWERS
+        "say how right the engine is (--quick)", benchmark.options, benchmark.run, "torch", SAME_ANSWERS
     ),
 }

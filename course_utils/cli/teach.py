@@ -56,7 +56,7 @@ release, grade, slides = map(later, ("classroom.release", "classroom.grading", "
 nbgrader, colab, links = (later("classroom.elsewhere", name) for name in ("nbgrader", "colab", "links"))
 
 COMMANDS = {
-    "rehearse": Command("run every demo beforehand (--gpu NAME: by estimate)", rehearse_options, rehearse, "lab"),
+    "rehearse": Command("run every demo beforehand (--gpu NAME: by estimate)", rehearse_options, rehearse, "torch"),
     "release": Command("copy the course without solutions: release FOLDER", folder_option, release),
     "grade": Command("grade a folder or a .zip of notebooks: grade FOLDER --out grades", grade_options, grade, "lab"),
     "nbgrader": Command("write the exercises as nbgrader's source: nbgrader FOLDER", folder_option, nbgrader),

@@ -1,11 +1,37 @@
-"""The course's notebooks on disk, in order, and the marks of solutions in them."""
+"""Where the course's files lie; its notebooks in order, and the marks of solutions in them."""
 
 import json
+import os
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The folder of the course: notebooks, exercises, docs and this package lie in it."""
+PACKAGE = Path(__file__).resolve().parents[1]
+"""The folder of this package, `course_utils`."""
+
+IS_CLONE = (PACKAGE.parent / "notebooks").is_dir() and (PACKAGE.parent / "pyproject.toml").is_file()
+"""Whether the package lies in a clone (or a teacher's release); otherwise it was installed from a wheel."""
+
+SHIPPED = PACKAGE.parent if IS_CLONE else PACKAGE / "course"
+"""The course's files as they came with the package: the clone, or the wheel's own copy, which nothing writes to."""
+
+
+def started_course(folder: Path) -> Path | None:
+    """The nearest of a folder and its parents that holds the course, as `start` makes it; None if none does."""
+    first = ("notebooks/00_start_here.ipynb", "exercises")
+    return next((one for one in (folder, *folder.parents) if all((one / name).exists() for name in first)), None)
+
+
+ROOT = SHIPPED if IS_CLONE else started_course(Path.cwd()) or SHIPPED
+"""The folder of the course that is worked in: notebooks, exercises, solutions and docs lie in it.
+
+A clone is its own; with a wheel it is the started course around the working directory, else the wheel's own copy.
+"""
+
+
+def python_path() -> str:
+    """PYTHONPATH for started programs: they find the course although a clone may be installed nowhere."""
+    return os.pathsep.join(filter(None, [str(PACKAGE.parent) * IS_CLONE, os.environ.get("PYTHONPATH")]))
+
 
 LESSONS = {
     1: "one_step", 2: "adam", 3: "precision", 4: "parameters", 5: "activations", 6: "recomputation", 7: "accumulation",
@@ -47,4 +73,4 @@ def text_of(notebook: Path) -> str:
 
 
 def has_quiz(lesson: int) -> bool:
-    return lesson in LESSONS and (ROOT / "course_utils" / "lessons" / LESSONS[lesson] / "quiz.py").exists()
+    return lesson in LESSONS and (PACKAGE / "lessons" / LESSONS[lesson] / "quiz.py").exists()

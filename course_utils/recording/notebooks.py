@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
 
-from ..interactive.course_files import ROOT
+from ..interactive.course_files import python_path
 from ..ranks.guard import SET_PARENT_DEATH_SIGNAL, prctl
 
 CELL_SECONDS = 300
@@ -88,8 +88,8 @@ def kernel_environment(home: Path) -> dict[str, str]:
     The GPU is simulated, no guess has been made yet (`home` replaces the learner's own folder), one thread
     computes, and sets are ordered alike.
     """
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    fixed = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONPATH": path}
+    fixed = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    fixed |= {"PYTHONPATH": python_path(), "PYTHONSTARTUP": ""}  # `lab` has a start-up file for its kernels
     return fixed | {"COURSE_HOME": str(home / "course"), "IPYTHONDIR": str(home / "ipython")}
 
 

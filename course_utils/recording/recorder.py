@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..gpus import Gpu, card_named
-from ..interactive.course_files import ROOT
+from ..interactive.course_files import PACKAGE
 from ..measuring import recording_file
 from ..ranks.launch import signal_name
 from ..units import MiB, aligned, format_bytes
 from . import turns
 from .tasks import FACTS, STEPS, Task, recording_list, rehearsal_list
 
-PACKAGE = ROOT / "course_utils"
 GUARD = PACKAGE / "ranks" / "guard.py"
 
 NOTEBOOK_PACKAGES = ("matplotlib", "IPython", "nbclient", "ipykernel", "ipywidgets", "jupytext", "nbformat")

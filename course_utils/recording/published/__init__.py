@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from ...allocator.replay import Replay, replay
 from ...estimating.workspaces import workspaces_of
-from ...interactive.course_files import ROOT
+from ...interactive.course_files import SHIPPED
 from ...measurement import Measurement
 
 HERE = Path(__file__).parent
 
-STEPS = ROOT / "tests" / "published"
+STEPS = SHIPPED / "tests" / "published"
 """The package whose modules run the steps: in the repository, as they only serve to judge."""
 
 FILES = ("single_ops", "language_models", "basics_transformer", "vision_models", "sharded_models", "low_bit")
