@@ -5,9 +5,9 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
 from ..errors import unknown
-from ..interactive.course_files import IS_CLONE, ROOT, SHIPPED
+from ..interactive.course_files import HAS_FOLDER, ROOT
 
-OUT = (Path() if ROOT == SHIPPED and not IS_CLONE else ROOT) / "build" / "benchmark"  # git ignores it
+OUT = (ROOT if HAS_FOLDER else Path()) / "build" / "benchmark"  # the default folder for tables; git ignores it
 
 TABLES = {
     "accuracy": "estimates against simulations, over the frozen list of runs",

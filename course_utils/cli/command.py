@@ -15,8 +15,8 @@ from textwrap import fill, wrap
 from typing import Any, NamedTuple, NoReturn
 
 from ..errors import nearest
-from ..interactive.course_files import IS_CLONE, ROOT, SHIPPED, python_path
-from .environment import Home, SetupError, interpreter
+from ..interactive.course_files import HAS_FOLDER, IS_CLONE, ROOT, SHIPPED, python_path
+from .environment import NAME, Home, SetupError, interpreter
 
 SAME_ANSWERS = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment variables with which notebooks print the same everywhere: simulated measurements, one thread a kernel."""
@@ -28,9 +28,9 @@ NEED_A_CLONE = ("lint", "build", "site")
 class Command(NamedTuple):
     """One command: `options` adds its arguments to a parser, `run` executes what was parsed and returns an exit code.
 
-    Between the two, a command with a `purpose` (an extra: "torch", "lab", "test") enters the course's environment, with `variables`, and
-    makes it first if need be: wrong options are refused before that. `options` needs the standard library alone. With
-    `parser.set_defaults` it can ask for `others`, the words that the parser does not know, and for `examine`, which is
+    Between the two, a command with a `purpose` ("torch", "lab", "test", "author": the extra that it needs) enters the
+    course's environment, with `variables`, and makes it first if need be: wrong options are refused before that.
+    `options` needs the standard library alone. With `parser.set_defaults` it can ask for `others`, the words that the parser does not know, and for `examine`, which is
     called with what was parsed before the environment is entered.
     """
 
@@ -115,11 +115,9 @@ def course_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
 
 
 def refuse_outside_a_course(name: str) -> None:
-    """SetupError where a command would write to the wheel's own copy of the course."""
-    if ROOT == SHIPPED and not IS_CLONE:
-        raise SetupError(
-            f"No course here: copy it with `where-did-the-memory-go start FOLDER`, then run `{name}` in that folder."
-        )
+    """SetupError where there is only the wheel's own copy of the course, to which nothing may write."""
+    if not HAS_FOLDER:
+        raise SetupError(f"No course here: copy it with `{NAME} start FOLDER`, then run `{name}` in that folder.")
 
 
 def hand_over(

@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from ..pace import working
 from ..units import format_bytes, html_table
-from .environment import nvidia_driver
+from ..interactive.course_files import IS_CLONE
+from .environment import NAME, nvidia_driver
 
 YES, NO, NOTE = "✓", "✗", "·"
+INSTALL = "python3 -m course_utils lab" if IS_CLONE else f'pip install "{NAME}[lab]"'
 PACKAGES = ("jupyterlab", "ipywidgets", "matplotlib", "numpy", "pytest", "nbval")
 
 
@@ -66,7 +68,7 @@ def report() -> DoctorReport:
 def load_torch() -> tuple[ModuleType | None, str]:
     """torch, or None and the reason why it cannot be loaded."""
     if util.find_spec("torch") is None:
-        return None, "not installed: `python3 -m course_utils lab` installs it"
+        return None, f"not installed: `{INSTALL}` installs it"
     try:
         import torch
     except (ImportError, OSError) as problem:  # OSError: one of its libraries is missing on this system
@@ -97,7 +99,8 @@ def gpu_findings(torch: ModuleType) -> tuple[Finding, ...]:
 def no_gpu(cuda: str | None, driver: bool) -> str:
     """The reason that torch, built for that version of CUDA or for none, has no GPU, and what to do about it."""
     if driver and not cuda:
-        return "a driver, but torch is built for the CPU: set COURSE_TORCH=cuda and run `python3 -m course_utils lab`"
+        remedy = f"set COURSE_TORCH=cuda and run `{INSTALL}`" if IS_CLONE else "install torch's CUDA build"
+        return f"a driver, but torch is built for the CPU: {remedy}"
     if driver:
         return f"torch cannot use it: the driver is probably too old for CUDA {cuda}; update the driver"
     return "no NVIDIA GPU: nothing is measured live, everything else works"

@@ -88,7 +88,8 @@ def interpreter(home: Home, purpose: str, here: bool = False) -> Path:
 def how_to_install(absent: list[str], purpose: str, here: bool) -> str:
     """One sentence: which packages are missing in this Python, and the command that installs them."""
     what = f'--editable ".[{purpose}]"' if IS_CLONE else f'"{NAME}[{purpose}]"'
-    missing = f"{'--here' if here else 'This'} needs {', '.join(absent)} in {sys.executable}: install that with"
+    names = ", ".join([*absent[:3], *([f"{len(absent) - 3} more"] if absent[3:] else [])])
+    missing = f"{'--here' if here else 'This'} needs {names} in {sys.executable}: install that with"
     or_else = ", or leave out --here and the course makes its own environment" if IS_CLONE and here else ""
     return f"{missing} `{sys.executable} -m pip install {what}`{or_else}."
 

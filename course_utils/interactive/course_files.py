@@ -27,6 +27,9 @@ ROOT = SHIPPED if IS_CLONE else started_course(Path.cwd()) or SHIPPED
 A clone is its own; with a wheel it is the started course around the working directory, else the wheel's own copy.
 """
 
+HAS_FOLDER = IS_CLONE or ROOT != SHIPPED
+"""Whether that folder is the user's, to write to."""
+
 
 def python_path() -> str:
     """PYTHONPATH for started programs: they find the course although a clone may be installed nowhere."""
