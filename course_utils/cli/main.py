@@ -88,17 +88,15 @@ def everything() -> tuple[Parser, dict[str, Parser]]:
     called = SCRIPT if Path(sys.argv[0]).stem == SCRIPT else "python3 -m course_utils"
     usage = "%(prog)s COMMAND [options]; COMMAND --help lists them"
     parser = Parser(prog=called, usage=usage, description=COURSE, epilog=listing())
-    parser.add_argument("--version", action="version", version=f"{SCRIPT} {__version__}", help="print it and exit")
+    parser.add_argument("--version", action="version", version=f"{SCRIPT} {__version__}", help="show it and exit")
     added = parser.add_subparsers(dest="command", metavar="COMMAND", prog=called, help=SUPPRESS)
-    parsers: dict[str, Parser] = {}
     for name, command in COMMANDS.items():
-        told = f"{command.summary[:1].upper()}{command.summary[1:]}."
-        parsers[name] = added.add_parser(name, description=told)
+        own = added.add_parser(name, description=f"{command.summary[:1].upper()}{command.summary[1:]}.")
         listed = command.purpose or name == "doctor"  # the others run in any Python
         here = "use the Python that runs this command, not the course's own environment"
-        parsers[name].add_argument("--here", action="store_true", help=here if listed else SUPPRESS)
-        command.options(parsers[name])
-    return parser, parsers
+        own.add_argument("--here", action="store_true", help=here if listed else SUPPRESS)
+        command.options(own)
+    return parser, added.choices
 
 
 def listing() -> str:
