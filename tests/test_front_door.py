@@ -433,6 +433,8 @@ def set_up_course(tmp_path, monkeypatch) -> Path:
         shutil.copy(ROOT / name, tmp_path / name)
     for name in maintain.TEST_TARGETS:
         (tmp_path / name).mkdir()
+    for name in maintain.QUICK_TARGETS:
+        (tmp_path / name).touch()
     home = environment.Home(tmp_path)
     venv.create(home.folder, with_pip=False, symlinks=os.name != "nt")
     packages = next(home.folder.glob("[lL]ib*/**/site-packages"))
@@ -445,7 +447,7 @@ def set_up_course(tmp_path, monkeypatch) -> Path:
         information.mkdir()
         (information / "METADATA").write_text(f"Name: {name}\nVersion: 9999\n")
     choice = environment.torch_choice(home.system)
-    facts = {**environment.foundations(home, choice), "purpose": "test"}
+    facts = {**environment.foundations(home, choice), "purpose": "author"}
     environment.remember(home, **facts, state="ready", key=environment.fingerprint(home, choice))
     return tmp_path
 

@@ -30,8 +30,8 @@ class Command(NamedTuple):
 
     Between the two, a command with a `purpose` ("torch", "lab", "test", "author": the extra that it needs) enters the
     course's environment, with `variables`, and makes it first if need be: wrong options are refused before that.
-    `options` needs the standard library alone. With `parser.set_defaults` it can ask for `others`, the words that the parser does not know, and for `examine`, which is
-    called with what was parsed before the environment is entered.
+    `options` needs the standard library alone. With `parser.set_defaults` it can ask for `others`, the words that the
+    parser does not know, and for `examine`, which is called with what was parsed before the environment is entered.
     """
 
     summary: str
