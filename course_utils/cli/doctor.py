@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from ..interactive.course_files import IS_CLONE
 from ..pace import working
 from ..units import format_bytes, html_table
-from ..interactive.course_files import IS_CLONE
 from .environment import NAME, nvidia_driver
 
 YES, NO, NOTE = "✓", "✗", "·"
