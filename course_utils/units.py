@@ -37,6 +37,12 @@ def format_bytes(size: int, unit: str | None = None, digits: int | None = None) 
     return f"{amount:,.{digits}f} {unit}".replace("-", "−")
 
 
+def binary(size: int) -> str:
+    """`size` bytes as torch's own message prints them."""
+    unit = next((name for name in ("GiB", "MiB", "KiB") if size > UNITS[name]), "")
+    return format_bytes(size, unit, 2) if unit else f"{size} bytes"
+
+
 def format_signed(size: int) -> str:
     """A difference in bytes as `format_bytes` has it, with its sign: "+120 MB"; "0" only where it is exactly that."""
     return "0" if size == 0 else f"{'+' if size > 0 else '−'}{format_bytes(abs(size))}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..units import BLOCK, UNITS, MiB, TiB, format_bytes, percent, round_up
+from ..units import BLOCK, MiB, TiB, binary, percent, round_up
 from .settings import AllocatorSettings
 
 SMALL_REQUEST = 1 * MiB  # requests up to here are served from the small pool (kSmallSize)
@@ -52,12 +52,6 @@ class OutOfMemory(RuntimeError):
                 "the memory is fragmented, and expandable_segments:True may help."
             )
         super().__init__(told)
-
-
-def binary(size: int) -> str:
-    """`size` bytes as torch's own message prints them."""
-    unit = next((name for name in ("GiB", "MiB", "KiB") if size > UNITS[name]), "")
-    return format_bytes(size, unit, 2) if unit else f"{size} bytes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from ..allocator.policy import CachingAllocator, OutOfMemory, binary
+from ..allocator.policy import CachingAllocator, OutOfMemory
 from ..gpus import gpu
+from ..units import binary
 
 CARD = replace(gpu("A100-80GB"), name="simulated GPU")  # It has every kernel that the course knows
 
