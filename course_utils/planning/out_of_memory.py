@@ -9,16 +9,16 @@ import sys
 import tomllib
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
-from functools import partial
+from itertools import takewhile
 from pathlib import Path
-from textwrap import fill
+from textwrap import fill, indent
 
 from ..units import GiB, MiB, aligned, binary, parse_bytes, percent
 
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-SIZE = r"([0-9]+(?:\.[0-9]+)? (?:bytes|[KMG]i?B))"
+SIZE = r"([0-9]+(?:\.[0-9]+)? (?:[KMG]i?)?B)"
 INNERMOST = 7  # lines in which loss and attention are looked for: further out their words are names of variables
-HUGE, LARGE, SOME = 0.25, 0.1, 0.05  # shares of the card: a tensor in forward, one elsewhere, what is reserved
+HUGE, LARGE, SOME = 0.25, 0.1, 0.05  # shares of a card that a tensor in forward, others, what is reserved may have
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ class Diagnosis:
         sizes = {"free": 0, **self.failure.sizes, **self.failure.parts}
         sizes["together"] = sizes["free"] + sizes["cached"]
         shares = {f"{name}_share": percent(size / (sizes.get("total") or 1)) for name, size in sizes.items()}
-        numbers = f"{sizes.get('requested', 0) // 4:,}"
-        words = {name: binary(size) for name, size in sizes.items()} | shares | {"numbers": numbers}
+        shares["numbers"] = f"{sizes.get('requested', 0) // 4:,}"
+        words = {name: binary(size) for name, size in sizes.items()} | shares
         cause = TEXTS["causes"][self.cause]["text"].format(**words)
-        wrap = partial(fill, width=100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        said = "\n".join(fill(text, 98, break_on_hyphens=False) for text in (cause, f"Why: {self.because}"))
         changes = aligned([(f"  {n}. {code}", f"lesson {of}") for n, (code, of) in enumerate(self.changes, 1)], 2)
-        scripts = [re.match(r'File "(?!.*-packages)(?:.*[/\\])?([^/\\"]+\.py)"', line) for line in self.failure.lines]
+        scripts = (re.match(TEXTS["log"]["script"], line) for line in self.failure.lines)
         script = next((match[1] for match in scripts if match), "train.py")
         return "\n\n".join((
             f"What was full\n{_full(self.failure)}",
-            f"Likely cause\n{wrap(cause)}\n{wrap(f'Why: {self.because}')}",
+            f"Likely cause\n{indent(said, '  ')}",
             f"Three changes\n{changes}",
             f"Predict it before the next run, without a GPU: python3 -m course_utils watch {script}",
         ))  # fmt: skip
@@ -87,27 +87,23 @@ def parse(text: str) -> OutOfMemory:
     matches = ((kind, list(re.finditer(words, text, re.DOTALL))) for kind, words in TEXTS["kinds"].items())
     kind, mark = next(((kind, found[-1]) for kind, found in matches if found), ("", None))
     if mark is None or kind == "foreign":
-        raise ValueError(
-            f"{'Only messages of PyTorch are read' if mark else 'No out-of-memory message found'}: paste one, with the "
-            "traceback above it, as in 'CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
-            "79.15 GiB of which 1.18 GiB is free'."
-        )
+        raise ValueError(TEXTS["refused"][kind or "none"])
     message = re.sub(r"[\s│]+", " ", text[mark.start() : mark.start() + 2000])
     return OutOfMemory(kind, " ".join(mark[0].split()), _sizes(message), *_before(text[: mark.start()]))
 
 
 def _sizes(message: str) -> dict[str, int]:
-    def read(size: str) -> int:
-        correct = re.sub("([KMG])B", r"\1iB", size) if "MPS" in message else size  # which writes GB and counts GiB
-        return parse_bytes(correct.replace("bytes", "B"))
-
+    """The `sizes` of an `OutOfMemory`."""
+    message = message.replace(" bytes", " B")
+    if "MPS" in message:
+        message = re.sub("([KMG])B", r"\1iB", message)  # it writes GB where it counts GiB
     found = {name: re.search(words.replace("SIZE", SIZE), message) for name, words in TEXTS["sizes"].items()}
-    said = {name: read(next(filter(None, match.groups()))) for name, match in found.items() if match}
+    said = {name: parse_bytes(next(filter(None, match.groups()))) for name, match in found.items() if match}
     reserved, elsewhere, allocated = said.pop("reserved", 0), said.pop("elsewhere", None), said.get("allocated", 0)
     cached = said.get("cached", max(0, reserved - allocated))
     if elsewhere is not None and "total" in said:
         said["free"] = max(0, said["total"] - allocated - elsewhere)
-    processes = sorted(map(read, re.findall(rf"Process [0-9]+ has {SIZE} memory in use", message)))
+    processes = sorted(map(parse_bytes, re.findall(rf"Process [0-9]+ has {SIZE} memory in use", message)))
     others = [size for size in processes if size <= said.get("total", size)]  # Windows' driver may say 2^64 bytes
     ours = 0 if "this process has" in message else 0.99 * (allocated + cached)
     own = next((size for size in others if size >= ours > 0), 0)  # in a container a process does not know its number
@@ -120,10 +116,11 @@ def _before(text: str) -> tuple[tuple[str, ...], str]:
     rank = re.match(r"\[rank[0-9]+\]:", last)
     if rank:  # torchrun mixes the lines of all ranks
         lines = [line.removeprefix(rank[0]) for line in lines if line.startswith(rank[0])]
-    headers = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    headers = [number for number, line in enumerate(lines, 1) if "Traceback (most recent call last)" in line]
     start = headers[-1] if headers else max(0, len(lines) - 40)
-    found = tuple(line.strip(" │\r") for line in lines[start:] if line.strip(" ^~│\r"))
-    for line in reversed("\n".join(lines[:start]).splitlines()):
+    stack = takewhile(lambda line: not re.search(TEXTS["log"]["ours"], line), lines[start:])
+    found = tuple(line.strip(" │\r") for line in stack if line.strip(" ^~│\r"))
+    for line in reversed("\n".join((lines[:start] if headers else lines)[-2000:]).splitlines()):
         match = None if re.search(TEXTS["log"]["not"], line) else re.search(TEXTS["log"]["step"], line)
         if match:
             return found, match[0].strip(" [") if int(match[1] or match[2]) > 2 else ""
@@ -136,7 +133,6 @@ def diagnose(failure: OutOfMemory) -> Diagnosis:
     total, free, requested = (size.get(name, 0) for name in ("total", "free", "requested"))
     kind = {"bare": "gpu", "killed": "host"}.get(failure.kind, failure.kind)
     (phase, line), evaluates = _phase(failure.lines), re.search(TEXTS["log"]["evaluates"], traceback)
-    large = (HUGE if phase == "forward" else LARGE) * total
     says = f'the traceback says "{line}"' if line else "nothing in the paste says at which moment it happened"
     rules = (
         (kind != "gpu", kind, f'the words "{failure.words}"'),
@@ -144,13 +140,14 @@ def diagnose(failure: OutOfMemory) -> Diagnosis:
         (size["others"] > LARGE * total > 0 and requested <= free + size["others"], "others", "the message lists them"),
         (size["cached"] > SOME * total > 0 and requested <= free + size["cached"], "fragmented",
          "before torch says this, it has returned every segment that was wholly free"),
-        (parts.get("rest", 0) > max(LARGE * total, GiB) and requested <= free + parts["rest"], "outside",
+        (parts.get("rest", 0) > LARGE * total + GiB and requested <= free + parts["rest"], "outside",
          "the message's numbers leave that much unexplained"),
         (failure.step and phase not in ("states", "load"), "grew", f'the log had already reached "{failure.step}"'),
         (evaluates and phase in ("loss", "attention", "forward"), "evaluation",
          f'the traceback has "{evaluates[0] if evaluates else ""}"'),
-        (phase in ("", "backward", "forward") and requested > large > 0, "tensor",
+        (phase in ("", "backward", "forward") and requested > {"forward": HUGE}.get(phase, LARGE) * total > 0, "tensor",
          f"{binary(requested)} were asked for at once; {says}"),
+        (phase == "attention" and requested < SOME * total, "forward", says),  # its projections, not the scores
         (True, phase or "full", says),
     )  # fmt: skip
     cause, because = next((cause, because) for holds, cause, because in rules if holds)
@@ -192,13 +189,11 @@ def options(parser: ArgumentParser) -> None:
 def run(chosen: Namespace) -> int:
     """Print what an out-of-memory message says. Raises ValueError if there is none, OSError for a file that is not."""
     words = chosen.message
+    if not words and sys.stdin.isatty():
+        print("Paste the message, then press Ctrl-D (on Windows Ctrl-Z and Enter).", file=sys.stderr)
     if len(words) == 1 and (" " not in words[0] or (len(words[0]) < 256 and Path(words[0]).is_file())):
-        text = Path(words[0]).read_bytes()[-16 * MiB :]  # the end of a long log
-    elif words:
-        text = os.fsencode(" ".join(words))
+        text = Path(words[0]).read_bytes()[-4 * MiB :]  # the end of a long log
     else:
-        if sys.stdin.isatty():
-            print("Paste the message, then press Ctrl-D (on Windows Ctrl-Z and Enter).", file=sys.stderr)
-        text = sys.stdin.buffer.read()
+        text = os.fsencode(" ".join(words)) if words else sys.stdin.buffer.read()
     print(diagnose(parse(text.decode(errors="replace"))))
     return 0

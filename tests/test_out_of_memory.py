@@ -1,0 +1,465 @@
+"""Does `oom` read every kind of out-of-memory message, and does it name the cause that each was made of?"""
+
+import io
+import json
+import re
+import sys
+import traceback
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_utils.planning.out_of_memory import TEXTS, Diagnosis, OutOfMemory, diagnose, options, parse, run
+from course_utils.units import GiB, KiB, MiB
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ADVICE = (
+    " If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
+    "avoid fragmentation.  See documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html)"
+)
+NEW = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of 15.83 GiB "
+    "of which 182.46 MiB is free. Including non-PyTorch memory, this process has 15.65 GiB memory in use. Of the "
+    "allocated memory 15.07 GiB is allocated by PyTorch, and 2.88 MiB is reserved by PyTorch but unallocated." + ADVICE
+)
+OTHERS = (
+    "CUDA out of memory. Tried to allocate 576.00 MiB. GPU 0 has a total capacity of 31.36 GiB of which 370.69 MiB is "
+    "free. Process 16335 has 20.34 GiB memory in use. Process 16336 has 5.00 GiB memory in use. Including non-PyTorch "
+    "memory, this process has 5.55 GiB memory in use. Of the allocated memory 4.89 GiB is allocated by PyTorch, and "
+    "77.08 MiB is reserved by PyTorch but unallocated." + ADVICE
+)
+CONTAINER = (  # torch 2.1 to 2.2 in a container: its own process by a number, and "capacty"
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacty of 14.75 "
+    "GiB of which 1.66 GiB is free. Process 414660 has 13.09 GiB memory in use. Of the allocated memory 10.09 GiB is "
+    "allocated by PyTorch, and 1.92 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
+    "large try setting max_split_size_mb to avoid fragmentation.  See documentation for Memory Management and PYTORCH_"
+)
+GRAPHS = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 23.64 "
+    "GiB of which 1.00 MiB is free. Including non-PyTorch memory, this process has 23.63 GiB memory in use. Of the "
+    "allocated memory 22.50 GiB is allocated by PyTorch, with 1.25 GiB allocated in private pools (e.g., CUDA Graphs), "
+    "and 31.80 MiB is reserved by PyTorch but unallocated." + ADVICE
+)
+FRACTION = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 15.83 "
+    "GiB of which 8.25 GiB is free. 7.92 GiB allowed; Of the allocated memory 7.00 GiB is allocated by PyTorch, and 0 "
+    "bytes is reserved by PyTorch but unallocated." + ADVICE
+)
+WINDOWS = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 768.00 MiB. GPU 0 has a total capacity of 31.84 GiB "
+    "of which 0 bytes is free. Process 77 has 17179869184.00 GiB memory in use. Including non-PyTorch memory, this "
+    "process has 17179869184.00 GiB memory in use. Of the allocated memory 52.93 GiB is allocated by PyTorch, and "
+    "32.88 MiB is reserved by PyTorch but unallocated." + ADVICE
+)
+OLD = (  # torch 1.4 to 2.0
+    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.78 GiB total capacity; 14.56 GiB already "
+    "allocated; 14.44 MiB free; 15.06 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try "
+    "setting max_split_size_mb to avoid fragmentation."
+)
+OLDEST = (  # torch 1.0 to 1.3
+    "RuntimeError: CUDA out of memory. Tried to allocate 49.00 MiB (GPU 0; 3.95 GiB total capacity; 2.43 GiB already "
+    "allocated; 17.81 MiB free; 81.24 MiB cached)"
+)
+AMD = (
+    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 978.00 MiB. GPU 0 has a total capacity of 15.98 GiB "
+    "of which 630.00 MiB is free. Of the allocated memory 0 bytes is allocated by PyTorch, and 0 bytes is reserved by "
+    "PyTorch but unallocated."
+)
+APPLE = (
+    "RuntimeError: MPS backend out of memory (MPS allocated: 17.25 GB, other allocations: 512.00 MB, max allowed: "
+    "18.00 GB). Tried to allocate 320.00 MB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable it"
+)
+CPU = (
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+    "to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
+)
+NO_SIZES = "torch.AcceleratorError: CUDA error: out of memory"
+
+
+def gib(amount: float) -> int:
+    return round(amount * GiB)
+
+
+def mib(amount: float) -> int:
+    return round(amount * MiB)
+
+
+READ = {
+    "torch 2.11": (NEW, mib(256), gib(15.83), mib(182.46), {"allocated": gib(15.07), "cached": mib(2.88), "others": 0}),
+    "others": (OTHERS, mib(576), gib(31.36), mib(370.69), {"allocated": gib(4.89), "others": gib(25.34)}),
+    "container": (CONTAINER, gib(1.95), gib(14.75), gib(1.66), {"cached": gib(1.92), "others": 0}),
+    "graphs": (GRAPHS, mib(2), gib(23.64), mib(1), {"allocated": gib(22.5), "pools": gib(1.25), "cached": mib(31.8)}),
+    "fraction": (FRACTION, gib(1), gib(15.83), gib(8.25), {"allowed": gib(7.92), "cached": 0}),
+    "Windows": (WINDOWS, mib(768), gib(31.84), 0, {"allocated": gib(52.93), "others": 0}),
+    "torch 1.13": (OLD, mib(20), gib(15.78), mib(14.44), {"allocated": gib(14.56), "cached": gib(15.06) - gib(14.56)}),
+    "torch 1.2": (OLDEST, mib(49), gib(3.95), mib(17.81), {"allocated": gib(2.43), "cached": mib(81.24)}),
+    "AMD": (AMD, mib(978), gib(15.98), mib(630), {"allocated": 0}),
+    "Apple": (APPLE, 320 * MiB, 18 * GiB, 256 * MiB, {"allocated": gib(17.25), "others": 0}),
+}
+
+
+@pytest.mark.parametrize("text, requested, total, free, more", READ.values(), ids=READ)
+def test_sizes_are_those_of_the_message(text, requested, total, free, more):
+    failure = parse(text)
+    expected = {"requested": requested, "total": total, "free": free, **more}
+    assert {name: failure.sizes.get(name) for name in expected} == expected
+    assert parse(text.replace(" ", "\n")).sizes == failure.sizes  # a terminal's line breaks are no matter
+
+
+@pytest.mark.parametrize("name", [name for name in READ if name != "Windows"])
+def test_the_parts_add_up_to_the_card(name):
+    failure = parse(READ[name][0])
+    assert sum(failure.parts.values()) == failure.sizes["total"] and min(failure.parts.values()) >= 0
+
+
+def test_the_rest_of_the_card_is_what_nobody_names():
+    parts = parse(OTHERS).parts
+    assert parts["rest"] == gib(31.36) - mib(370.69) - gib(25.34) - gib(4.89) - mib(77.08)
+    assert parse(GRAPHS).parts["tensors"] == gib(22.5) - gib(1.25)
+    assert parse(NEW.split(" Including")[0]).parts == {}  # a message cut off here does not say what holds the card
+
+
+def test_a_card_that_lends_memory_says_so():
+    told = str(diagnose(parse(WINDOWS)))
+    assert "more than the card has" in told and "17179869184" not in told and "100 %" in told
+    assert "more than the card has" not in str(diagnose(parse(NEW)))
+
+
+def in_traceback(*lines: str, message: str = NEW) -> str:
+    """A traceback whose innermost lines these are, as torch 2.11 wrote it on a CUDA build."""
+    return "\n".join(
+        ["Traceback (most recent call last):", '  File "/home/me/train.py", line 47, in <module>', *lines, message]
+    )
+
+
+TORCH = '  File "/env/lib/python3.11/site-packages/torch/'
+CALL = (
+    TORCH + 'nn/modules/module.py", line 1779, in _wrapped_call_impl',
+    "    return self._call_impl(*args, **kwargs)",
+    "           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
+    TORCH + 'nn/modules/module.py", line 1790, in _call_impl',
+    "    return forward_call(*args, **kwargs)",
+)
+LINEAR = (
+    *CALL,
+    TORCH + 'nn/modules/linear.py", line 134, in forward',
+    "    return F.linear(input, self.weight, self.bias)",
+)
+STATES = in_traceback(
+    "    optimizer.step()",
+    TORCH + 'optim/adam.py", line 178, in _init_group',
+    '    state["exp_avg"] = torch.zeros_like(',
+    "                       ^^^^^^^^^^^^^^^^^",
+)
+FOREACH = in_traceback(
+    "    optimizer.step()",
+    TORCH + 'optim/adam.py", line 791, in _multi_tensor_adam',
+    "    exp_avg_sq_sqrt = torch._foreach_sqrt(device_exp_avg_sqs)",
+)
+BACKWARD = (
+    "    loss.backward()",
+    TORCH + 'autograd/graph.py", line 869, in _engine_run_backward',
+    "    return Variable._execution_engine.run_backward(  # Calls into the C++ engine to run the backward pass",
+)
+LARGE = NEW.replace("256.00 MiB", "4.00 GiB")
+SOFTMAX = ("    scores = scores.softmax(-1)",)
+LOGITS = ("    logits = self.lm_head(hidden)", *LINEAR)
+EVALUATION = (
+    "    accuracy = evaluate(model)",
+    '  File "train.py", line 9, in evaluate',
+    "    outputs = model(x)",
+    *LINEAR,
+)
+
+CAUSES = {
+    "allowed": [FRACTION],
+    "others": [OTHERS, in_traceback(*LINEAR, message=OTHERS)],
+    "outside": [AMD, OLDEST],
+    "fragmented": [CONTAINER, in_traceback(*BACKWARD, message=CONTAINER)],
+    "states": [STATES, "step 9 loss 3.1\n" + STATES],
+    "step": [FOREACH, in_traceback("    optimizer.step()")],
+    "loss": [in_traceback("    loss = F.cross_entropy(logits, targets)"), in_traceback(*LOGITS)],
+    "attention": [in_traceback(*CALL, *SOFTMAX, message=LARGE)],
+    "tensor": [LARGE, in_traceback(*BACKWARD, message=LARGE)],
+    "backward": [in_traceback(*BACKWARD), in_traceback(*BACKWARD, "    return block(x)", *LINEAR)],
+    "forward": [in_traceback("    logits = model(x)", *CALL, *LINEAR), in_traceback(*CALL, *SOFTMAX)],
+    "evaluation": [in_traceback(*EVALUATION)],
+    "load": [in_traceback("    net.to(device)", TORCH + 'nn/modules/module.py", line 1370, in convert', "    t.to(")],
+    "gather": [in_traceback(*CALL, TORCH + 'distributed/fsdp/_fully_shard/_fsdp_param.py", line 9, in unshard')],
+    "grew": [
+        "step 2350 loss 0.27\n" + in_traceback(*BACKWARD),
+        " 23%|██▎   | 2350/9999 [19:05<1:02:10, 2.05it/s]" + in_traceback(*BACKWARD),
+        "iteration: 12\n" + NEW,
+    ],
+    "full": [NEW, OLD, GRAPHS, WINDOWS, APPLE, "CUDA out of memory", "step 2\n" + NEW,
+             "Loading checkpoint shards: 100%|███| 8/8 [00:49<00:00]\n" + NEW, "Resuming from step 5000\n" + NEW],
+    "driver": [NO_SIZES],
+    "cublas": ["RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"],
+    "nccl": ["NCCL error in: ProcessGroupNCCL.cpp:1, unhandled\nLast error:\nFailed to CUDA calloc async 2432 bytes"],
+    "host": [
+        CPU,
+        CPU.replace("can't allocate", "not enough"),
+        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape (10, 10)",
+        "Loading checkpoint shards: 50%\nKilled",
+        "/var/spool/slurm_script: line 35: 2368403 Killed                  python train.py",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=123456.batch.",
+        "torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 0 (pid: 382608)",
+        "command terminated with exit code 137",
+        "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cause, text", [(cause, text) for cause, texts in CAUSES.items() for text in texts])
+def test_the_cause_is_that_of_the_message(cause, text):
+    found = diagnose(parse(text))
+    assert found.cause == cause, found.because
+    told = str(found)
+    assert re.search(r"What was full\n  \S.*\n\nLikely cause\n  \S.*\n\nThree changes\n  1\. \S", told, re.DOTALL)
+    assert len(re.findall(r"^  [123]\. \S.*  lesson \d\d: \S", told, re.MULTILINE)) == 3
+    assert "{" not in told and max(map(len, told.splitlines())) <= 120
+
+
+def test_every_cause_is_tried_and_every_change_is_some_cause_s():
+    assert CAUSES.keys() == TEXTS["causes"].keys()
+    used = [change for cause in TEXTS["causes"].values() for change in cause["changes"]]
+    assert set(used) == TEXTS["changes"].keys()
+    assert all(len(set(cause["changes"])) == 3 for cause in TEXTS["causes"].values())
+
+
+def test_every_lesson_that_is_named_is_there_by_its_title():
+    titles = {}
+    for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"):
+        first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
+        number, title = re.search(r"^# (\d\d) · (.+)$", first, re.MULTILINE).groups()
+        titles[number] = title
+    assert TEXTS["lessons"].items() <= titles.items()
+    assert {lesson for lesson, _ in TEXTS["changes"].values()} == TEXTS["lessons"].keys()
+    told = " ".join(cause["text"] for cause in TEXTS["causes"].values())
+    assert set(re.findall(r"\b(\d\d)\b", " ".join(re.findall(r"\(lessons? [\d, ]+\)", told)))) <= titles.keys()
+
+
+@pytest.mark.parametrize("change, word", [
+    ("expandable", "expandable_segments"), ("flash", "scaled_dot_product_attention"), ("chunks", "chunked_loss"),
+    ("fused", "fused=True"), ("adam8bit", "adam8bit"), ("accumulate", ".backward()"), ("recompute", "utils.checkpoint"),
+    ("shard", "fully_shard("), ("policy", "MixedPrecisionPolicy("), ("meta", '"meta"'), ("no_grad", "torch.no_grad()"),
+    ("offload", "save_on_cpu"), ("history", "_record_memory_history"), ("lora", "LoraLinear"), ("smi", "nvidia-smi"),
+    ("longest", "longest batch"), ("detach", "a leak in it"), ("autocast", "torch.autocast("), ("fit", "fit("),
+])  # fmt: skip
+def test_a_lesson_has_what_it_is_named_for(change, word):
+    source = next((ROOT / "notebooks" / "src").glob(f"{TEXTS['changes'][change][0]}_*.py"))
+    assert word in re.sub(r"\s*\n#\s*", " ", source.read_text(encoding="utf-8"))
+
+
+def test_the_last_message_of_a_log_counts():
+    log = (
+        f"step 1\n{STATES}\nretry with half the batch\n{in_traceback(*BACKWARD, message=OLD)}\nexitcode: 1\n"
+        + "bye\n" * 9
+    )
+    found = diagnose(parse(log))
+    assert found.cause == "backward" and found.failure.sizes["requested"] == 20 * MiB
+
+
+def test_ranks_are_told_apart_and_a_message_outranks_the_kill_that_followed():
+    zero = [f"[rank0]: {line}" for line in STATES.splitlines()]
+    one = [f"[rank1]: {line}" for line in in_traceback(*BACKWARD, message="ValueError: no").splitlines()]
+    pairs = zip(zero, [*one, *one], strict=False)
+    mixed = "\n".join(line for pair in pairs for line in pair)
+    assert len(one) * 2 >= len(zero) and diagnose(parse(mixed + "\nKilled\n")).cause == "states"
+
+
+def test_colours_rich_boxes_and_utf16_are_no_matter():
+    boxed = "\x1b[31m│ " + NEW.replace(" memory. ", " memory.  │\n│ ") + " │\x1b[0m"
+    assert parse(boxed).sizes == parse(NEW).sizes
+    assert parse(NEW.encode("utf-16-le").decode("latin-1")).sizes == parse(NEW).sizes
+
+
+def test_the_script_and_the_device_are_the_pasted_ones():
+    assert str(diagnose(parse(STATES))).endswith("python3 -m course_utils watch train.py")
+    windows = STATES.replace("/home/me/train.py", r"C:\work\my model.py").replace("/env/lib", r"C:\env\lib")
+    assert str(diagnose(parse(windows))).endswith("watch my model.py")
+    assert '"mps"' in str(diagnose(parse(APPLE))) and '"cuda"' in str(diagnose(parse(OLD)))
+
+
+def test_the_whole_answer():
+    assert (
+        str(diagnose(parse(STATES)))
+        == """\
+What was full
+  A card of 15.83 GiB. 256.00 MiB more were asked for.
+  █████████████████████████████████████████████████████████░░·
+  █   15.07 GiB  95 %  PyTorch's tensors
+  ▒    2.88 MiB   0 %  reserved by PyTorch, no tensor in it
+  ░  592.90 MiB   4 %  the GPU's context, libraries, and what the message does not name
+  ·  182.46 MiB   1 %  free
+
+Likely cause
+  The optimizer was making its states. It makes them in its first step: Adam keeps two more numbers
+  per parameter, 8 bytes in fp32. Activations are gone by then, so a smaller batch saves nothing at
+  this moment.
+  Why: the traceback says "state["exp_avg"] = torch.zeros_like(".
+
+Three changes
+  1. bitsandbytes.optim.AdamW8bit(model.parameters())                  lesson 02: Adam
+  2. fully_shard(model)  # each GPU keeps its share                    lesson 09: ZeRO and FSDP
+  3. LoraLinear(layer) in place of each linear layer, the rest frozen  lesson 12: LoRA and quantization
+
+Predict it before the next run, without a GPU: python3 -m course_utils watch train.py"""
+    )
+
+
+# ------------------------------------------------------------------------------------------------- what is no message
+
+
+@pytest.mark.parametrize("text, said", [
+    ("", "No out-of-memory message found"),
+    ("RuntimeError: mat1 and mat2 shapes cannot be multiplied", "No out-of-memory message found"),
+    ("XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8B.", "Only messages of PyTorch"),
+    ("ResourceExhaustedError: OOM when allocating tensor with shape[64,1024]", "Only messages of PyTorch"),
+])  # fmt: skip
+def test_other_texts_are_refused_in_one_sentence_with_an_example(text, said):
+    with pytest.raises(ValueError, match=f"^{said}.* as (?:in )?'CUDA out of memory. Tried to allocate 2.00 GiB"):
+        parse(text)
+
+
+PIECES = [*re.split(r"(?<=[.;]) ", " ".join(text for text, *_ in READ.values())), *STATES.splitlines(), CPU, NO_SIZES,
+          "CUDA out of memory. ", "Tried to allocate ", "0 bytes", "9" * 400 + ".5 GiB", "step ",
+          "{total}", "Killed"]  # fmt: skip
+
+
+def accepted(text: str) -> Diagnosis | None:
+    """The diagnosis of a text; None if it is refused, in one line."""
+    try:
+        found = diagnose(parse(text))
+    except ValueError as error:
+        assert "\n" not in str(error) and str(error)
+        return None
+    sizes, parts = found.failure.sizes, found.failure.parts
+    assert min(sizes.values()) >= 0 and all(size >= 0 for size in parts.values())
+    assert not parts or sum(parts.values()) >= sizes["total"] or parts["rest"] == 0
+    assert len(found.changes) == 3 and str(found)
+    return found
+
+
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=20)), max_size=12).map("\n".join))
+def test_any_text_is_accepted_or_refused_in_one_line(text):
+    accepted(text)
+
+
+@given(st.sampled_from([text for text, *_ in READ.values()]), st.integers(0, 500))
+def test_a_message_that_was_cut_off_is_read_as_far_as_it_goes(text, end):
+    start = text.index(" out of memory") + 14
+    assert accepted(text[: start + end]) is not None
+
+
+@given(st.tuples(*[st.integers(0, 80 * GiB)] * 6))
+def test_torch_s_own_sizes_come_back(sizes):
+    total, free, other, process, allocated, cached = sizes
+    text = (
+        f"CUDA out of memory. Tried to allocate {as_torch(cached)}. GPU 0 has a total capacity of {as_torch(total)} of "
+        f"which {as_torch(free)} is free. Process 7 has {as_torch(other)} memory in use. Including non-PyTorch memory, "
+        f"this process has {as_torch(process)} memory in use. Of the allocated memory {as_torch(allocated)} is "
+        f"allocated by PyTorch, and {as_torch(cached)} is reserved by PyTorch but unallocated."
+    )
+    found = accepted(text)
+    assert found is not None
+    for name, size in {"total": total, "free": free, "allocated": allocated, "cached": cached}.items():
+        assert abs(found.failure.sizes[name] - size) <= 0.005 * GiB + 1
+
+
+def as_torch(size: int) -> str:
+    """c10/cuda/CUDACachingAllocator.cpp, format_size."""
+    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if size > unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+
+
+def answered(*arguments: str) -> int:
+    parser = ArgumentParser()
+    options(parser)
+    return run(parser.parse_args(arguments))
+
+
+def test_it_reads_a_log_words_and_what_is_pasted(tmp_path, monkeypatch, capsys):
+    log = tmp_path / "my Läufe.log"
+    log.write_bytes(b"\xff loss 3\n" + STATES.encode())
+    expected = str(diagnose(parse(STATES))) + "\n"
+    assert answered(str(log)) == 0 and capsys.readouterr().out == expected
+    assert answered("--", *OLD.split()) == 0 and "14.56 GiB" in capsys.readouterr().out
+    assert answered(OLD) == 0 and "14.56 GiB" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log.read_bytes())))
+    assert answered() == 0
+    printed = capsys.readouterr()
+    assert printed.out == expected and printed.err == ""
+
+
+def test_a_terminal_is_told_how_to_end_a_paste(monkeypatch, capsys):
+    stdin = io.TextIOWrapper(io.BytesIO(NEW.encode()))
+    monkeypatch.setattr(stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert answered() == 0
+    printed = capsys.readouterr()
+    assert (
+        printed.err == "Paste the message, then press Ctrl-D (on Windows Ctrl-Z and Enter).\n"
+        and "15.07 GiB" in printed.out
+    )
+
+
+def test_the_end_of_a_long_log_is_read(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text(OTHERS + "\n" + "epoch\n" * MiB + OLD)
+    assert answered(str(log)) == 0 and "15.78 GiB" in capsys.readouterr().out
+    log.write_text(OTHERS + "\n" + "epoch\n" * MiB)
+    with pytest.raises(ValueError, match="No out-of-memory message"):
+        answered(str(log))
+
+
+def test_a_log_that_is_not_there_is_an_error_that_names_it():
+    with pytest.raises(FileNotFoundError, match=r"nothing\.log"):
+        answered("nothing.log")
+
+
+# ------------------------------------------------------------------------------------------------- a real out of memory
+
+
+def test_what_the_simulated_gpu_raises_is_understood():
+    """The optimizer's states of a model whose weights and gradients fit; its bytes are the allocator's own."""
+    torch = pytest.importorskip("torch")
+    from course_utils import on_gpu
+    from course_utils.errors import SimulationUnavailable
+
+    try:
+        with on_gpu("1.5 GiB"):
+            model = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096, bias=False, device="cuda") for _ in range(9)])
+            model(torch.randn(8, 4096, device="cuda")).sum().backward()
+            kept = torch.cuda.memory_allocated()
+            torch.optim.AdamW(model.parameters()).step()
+    except SimulationUnavailable as error:
+        pytest.skip(str(error))
+    except torch.OutOfMemoryError:
+        found = diagnose(parse(traceback.format_exc()))
+    assert found.cause == "states" and "exp_avg" in found.because
+    assert found.failure.sizes["total"] == 1536 * MiB and found.failure.sizes["requested"] == 64 * MiB
+    assert kept <= found.failure.sizes["allocated"] + 0.01 * GiB and found.failure.parts["free"] < 64 * MiB
+
+
+def test_a_message_can_be_made_by_hand():
+    sizes = {
+        "requested": 3 * GiB,
+        "cached": 0,
+        "pools": 0,
+        "others": 0,
+        "total": 8 * GiB,
+        "free": GiB,
+        "allocated": 6 * GiB,
+    }
+    failure = OutOfMemory("gpu", "CUDA out of memory", sizes)
+    assert failure.parts["rest"] == GiB and diagnose(failure).cause == "tensor"
