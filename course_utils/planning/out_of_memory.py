@@ -131,7 +131,7 @@ def diagnose(failure: OutOfMemory) -> Diagnosis:
     """The likely cause of a failure: first what the numbers say, then the log, then the traceback."""
     size, parts, traceback = failure.sizes, failure.parts, "\n".join(failure.lines)
     total, free, requested = (size.get(name, 0) for name in ("total", "free", "requested"))
-    kind = {"bare": "gpu", "killed": "host"}.get(failure.kind, failure.kind)
+    kind = {"short": "gpu", "bare": "gpu", "killed": "host"}.get(failure.kind, failure.kind)
     (phase, line), evaluates = _phase(failure.lines), re.search(TEXTS["log"]["evaluates"], traceback)
     says = f'the traceback says "{line}"' if line else "nothing in the paste says at which moment it happened"
     rules = (
@@ -147,7 +147,6 @@ def diagnose(failure: OutOfMemory) -> Diagnosis:
          f'the traceback has "{evaluates[0] if evaluates else ""}"'),
         (phase in ("", "backward", "forward") and requested > {"forward": HUGE}.get(phase, LARGE) * total > 0, "tensor",
          f"{binary(requested)} were asked for at once; {says}"),
-        (phase == "attention" and requested < SOME * total, "forward", says),  # its projections, not the scores
         (True, phase or "full", says),
     )  # fmt: skip
     cause, because = next((cause, because) for holds, cause, because in rules if holds)
