@@ -227,6 +227,25 @@ def test_the_cause_is_that_of_the_message(cause, text):
     assert "{" not in told and max(map(len, told.splitlines())) <= 120
 
 
+def made(*lines: str, **sizes: float) -> str:
+    """The cause found for a card of 100 GiB that is full but for 1 GiB, with these sizes in GiB and this traceback."""
+    said = {"total": 100, "free": 1, "requested": 2, "allocated": 98, "cached": 0, "pools": 0, "others": 0} | sizes
+    return diagnose(OutOfMemory("gpu", "", {name: gib(size) for name, size in said.items()}, lines)).cause
+
+
+def test_shares_of_the_card_decide():
+    assert made(others=9, allocated=89) == "full" and made(others=11, allocated=87) == "others"
+    assert made(others=11, allocated=87, requested=13) == "tensor"  # not even without them
+    assert made(cached=4, allocated=94) == "full" and made(cached=6, allocated=92) == "fragmented"
+    assert made(cached=6, allocated=92, requested=8) == "full"  # not even in one piece
+    assert made(allocated=89) == "full" and made(allocated=87) == "outside"  # 10 % and a context
+    assert made(requested=9) == "full" and made(requested=11) == "tensor"
+    assert made("loss.backward()", requested=9) == "backward" and made("loss.backward()", requested=11) == "tensor"
+    assert made("in forward", requested=24) == "forward" and made("in forward", requested=26) == "tensor"
+    assert made("x = scores", requested=1) == "attention" and made("x = scores", requested=90) == "attention"
+    assert made(allowed=50, free=40, allocated=49) == "allowed" and made(allowed=50, free=1) == "full"
+
+
 def test_every_cause_is_tried_and_every_change_is_some_cause_s():
     assert CAUSES.keys() == TEXTS["causes"].keys()
     used = [change for cause in TEXTS["causes"].values() for change in cause["changes"]]
@@ -307,8 +326,8 @@ What was full
   ·  182.46 MiB   1 %  free
 
 Likely cause
-  The optimizer was making its states. It makes them in its first step: Adam keeps two more numbers
-  per parameter, 8 bytes in fp32. Activations are gone by then, so a smaller batch saves nothing at
+  The optimizer was making its states, which it does in its first step. Adam keeps two more numbers
+  per parameter, 8 bytes in fp32. Activations are gone by then: a smaller batch saves nothing at
   this moment.
   Why: the traceback says "state["exp_avg"] = torch.zeros_like(".
 
