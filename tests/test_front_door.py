@@ -76,7 +76,7 @@ def test_what_an_old_python_reads_it_can_parse(name):
 
 # Commands and their words
 
-LEARN = ("lab", "doctor", "estimate", "compare", "fit", "watch", "quiz", "progress", "find")
+LEARN = ("lab", "doctor", "estimate", "compare", "fit", "watch", "oom", "quiz", "progress", "find")
 TEACH = ("rehearse", "release", "grade", "nbgrader", "colab", "links", "slides")
 MAINTAIN = ("test", "lint", "build", "site", "record", "benchmark")
 

@@ -451,7 +451,7 @@ def test_the_end_of_a_long_log_is_read(tmp_path, capsys):
 
 
 def test_a_log_that_is_not_there_is_an_error_that_names_it():
-    with pytest.raises(FileNotFoundError, match=r"nothing\.log"):
+    with pytest.raises(ValueError, match=r"^There is no file 'nothing\.log': name a log, or give a message's words"):
         answered("nothing.log")
 
 

@@ -41,8 +41,8 @@ EXERCISES = [
     for anchor in re.findall(r"id=..exercise-\d+", path.read_text(encoding="utf-8"))
 ]  # fmt: skip
 TRIED = {
-    "start", "lab", "test", "doctor", "estimate", "compare", "fit", "watch", "quiz", "progress", "find", "rehearse",
-    "release", "grade", "nbgrader", "colab", "links", "slides", "record", "benchmark", "lint", "build", "site",
+    "start", "lab", "test", "doctor", "estimate", "compare", "fit", "watch", "oom", "quiz", "progress", "find",
+    "rehearse", "release", "grade", "nbgrader", "colab", "links", "slides", "record", "benchmark", "lint", "build", "site",
 }  # fmt: skip
 
 
@@ -142,6 +142,7 @@ def test_alone_it_estimates_fits_searches_and_reports(bare: Installed) -> None:
     assert "optimizer states" in bare.course("estimate", "gpt2")
     assert "fits: TrainingRun(" in bare.course("fit", "gpt2", "--gpu", "T4-16GB", "--global-batch", "8")
     assert "docs/glossary.md" in bare.course("find", "reserved", "memory")
+    assert "lesson 06: Recomputation" in bare.course("oom", "CUDA out of memory. Tried to allocate 20.00 MiB.")
     assert re.search(rf"^0 of {len(EXERCISES)} exercises passed", bare.course("progress"), re.MULTILINE)
     assert 'pip install "where-did-the-memory-go[lab]"' in bare.course("doctor")
     assert "recorded" in bare.course("doctor") and not [*bare.folder.iterdir()], "nothing is written"

@@ -14,6 +14,7 @@ from typing import Any
 from ..gpus import GPUS
 from ..interactive.course_files import PACKAGE, ROOT, SHIPPED
 from ..models import LOGITS, PRESETS
+from ..planning import out_of_memory
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from . import start
 from .command import Command, course_environment, hand_over, is_current, no_options, refuse_outside_a_course
@@ -256,6 +257,7 @@ COMMANDS = {
     "compare": Command("estimate, measure, show both: compare gpt2-xl --recompute full", run_options, compare, "torch"),
     "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit_options, fit),
     "watch": Command("watch a training script's memory, as it is: watch train.py --batch 8", watch_options, watch),
+    "oom": Command("explain an out-of-memory message, pasted or in a log", out_of_memory.options, out_of_memory.run),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz_options, quiz),
     "progress": Command("show which exercises and quizzes you have done", no_options, progress),
     "find": Command("search lessons, glossary and the rest: find reserved memory", find_options, find),

@@ -186,10 +186,12 @@ def options(parser: ArgumentParser) -> None:
 
 
 def run(chosen: Namespace) -> int:
-    """Print what an out-of-memory message says. Raises ValueError if there is none, OSError for a file that is not."""
+    """Print what an out-of-memory message says. Raises ValueError if there is none, or no such file."""
     words = chosen.message
     if not words and sys.stdin.isatty():
         print("Paste the message, then press Ctrl-D (on Windows Ctrl-Z and Enter).", file=sys.stderr)
+    if len(words) == 1 and " " not in words[0] and not Path(words[0]).exists():
+        raise ValueError(f"There is no file {words[0]!r}: name a log, or give a message's words after --.")
     if len(words) == 1 and (" " not in words[0] or (len(words[0]) < 256 and Path(words[0]).is_file())):
         text = Path(words[0]).read_bytes()[-4 * MiB :]  # the end of a long log
     else:
