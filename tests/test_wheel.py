@@ -42,7 +42,8 @@ EXERCISES = [
 ]  # fmt: skip
 TRIED = {
     "start", "lab", "test", "doctor", "estimate", "compare", "fit", "watch", "oom", "quiz", "progress", "find",
-    "rehearse", "release", "grade", "nbgrader", "colab", "links", "slides", "record", "benchmark", "lint", "build", "site",
+    "rehearse", "release", "grade", "nbgrader", "colab", "links", "slides", "record", "benchmark", "lint", "build",
+    "site",
 }  # fmt: skip
 
 
