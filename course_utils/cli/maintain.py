@@ -100,6 +100,7 @@ def record_options(parser: ArgumentParser) -> None:
     add("--minutes", type=float, default=30.0, help="stop after so many minutes")
     add("--jobs", type=int, default=1, help="tasks at work at a time, as the GPU's memory allows")
     add("--list", action="store_true", help="print what would be recorded, and record nothing")
+    add("--verify", type=Path, metavar="FILE", help="check a file that `record` wrote; nothing is checked without it")
     add("--only", default="", metavar="WORDS", help="tasks whose name or kind contains this; all of them without")
     add("--as-card", default="", metavar="CARD", help="as a smaller card, T4-16GB or '16 GB'; as this one without")
     add("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")

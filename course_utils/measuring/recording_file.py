@@ -22,6 +22,8 @@ SETTLED = (MEASURED, OUT_OF_MEMORY, REFUSED)
 """Results that a later call leaves alone; the others it tries again, `MOST_TRIES` times in all."""
 MOST_TRIES = 3
 
+STATUSES = (*SETTLED, FAILED, CRASHED, TIMED_OUT, CUT_SHORT)
+
 FIELDS = {**dict.fromkeys(("task", "kind", "status", "torch", "date", "commit"), str), "steps": int}
 FIELDS |= {"device": dict, "parts": dict}
 
@@ -69,10 +71,11 @@ def read_lines(path: Path) -> list[Line]:
     ValueError naming file and line for what is not one of this schema's.
     """
     content = path.read_bytes()
-    return _lines(path, gzip.decompress(content) if path.suffix == ".gz" else content)
+    return parse_lines(path, gzip.decompress(content) if path.suffix == ".gz" else content)
 
 
-def _lines(path: Path, content: bytes) -> list[Line]:
+def parse_lines(path: Path, content: bytes) -> list[Line]:
+    """Every result in the bytes of a file that is not compressed. ValueError as in `read_lines`."""
     numbered = enumerate(content.splitlines(), start=1)
     return [Line(path, number, _checked(raw, f"{path.name}, line {number}")) for number, raw in numbered]
 
@@ -106,7 +109,7 @@ def repair(path: Path) -> str:
         path.chmod(mode | stat.S_IWUSR)
     content = path.read_bytes()
     whole, feed, last = content.rpartition(b"\n")
-    _lines(path, whole)
+    parse_lines(path, whole)
     if not last:
         return ""
     try:

@@ -32,6 +32,7 @@ from ..ranks.launch import signal_name
 from ..units import MiB, aligned, format_bytes
 from . import turns
 from .tasks import FACTS, STEPS, Task, recording_list, rehearsal_list
+from .verifying import names_here, verify
 
 GUARD = PACKAGE / "ranks" / "guard.py"
 
@@ -299,9 +300,13 @@ def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[recording
 
 
 def run(options: Namespace, say: Callable[[str], None] = say_now) -> int:
-    """Do what the command line asks: list, or record. RecordingError for what cannot be done."""
+    """Do what the command line asks: verify, list, or record. RecordingError for what cannot be done."""
+    if options.verify is not None:
+        page, problems = verify(options.verify, names_here())
+        say(page)
+        return 1 if problems else 0
     if not options.list and options.out is None:
-        raise RecordingError("record needs --out and a folder for its results, or --list.")
+        raise RecordingError("record needs --out and a folder for its results, or --list, or --verify and a file.")
     if not 0 < options.minutes < 10_000:
         raise RecordingError(f"--minutes is {options.minutes:g}: say how long recording may take, as in --minutes 30.")
     if options.jobs < 1:

@@ -1,0 +1,178 @@
+"""`record --verify FILE`: checks a file of recordings before it is taken in. It reads JSON alone, never a pickle."""
+
+import base64
+import getpass
+import gzip
+import io
+import math
+import re
+import socket
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from ..measuring.recorded import read_recording
+from ..measuring.recording_file import MEASURED, SETTLED, STATUSES, Line, parse_lines
+from ..units import MB
+from .histories import ACTIONS, unpacked
+from .tasks import recording_list
+
+MOST_FILE, MOST_UNPACKED, MOST_LINES = 20 * MB, 200 * MB, 2_000
+PLAUSIBLE = 0.05  # A person looks at a counter that its simulation misses by a larger share
+LISTED = 12  # Items of a list on the page
+
+BYTES = ("counters", "estimate", "formula", "simulated", "context", "workspaces", "scratch", "cells", "said", "counted")
+"""Parts of a result, by the first word of their name, in which every number is bytes or a count."""
+
+TEXTS = ("notebook", "demos", "out_of_memory", "refused")  # Parts that hold sentences
+
+SHAPES = {"torch": r"\d+\.\d+\.\S+", "commit": r"[0-9a-f]{7,40}( changed, code [0-9a-f]{12})?|code [0-9a-f]{12}"}
+SHAPES |= {"driver": r"\d+(\.\d+)+", "date": r"\d{4}-\d\d-\d\d"}
+
+PUBLIC = r"https?://[\w.]*\b(pytorch\.org|nvidia\.com)/\S*"  # Pages that torch's messages name
+PRIVATE = {
+    "a path": r"(?<![\w.])/([\w.+-]+/)+|\b[A-Za-z]:[\\/]|\\\\\w|~/",
+    "an e-mail address": r"[\w.+-]+@[\w-]+\.\w",
+    "a network address": r"\b\d{1,3}(\.\d{1,3}){3}\b|://",
+}
+
+
+def verify(path: Path, names: Collection[str] = ()) -> tuple[str, list[str]]:
+    """A page about a file, and the reasons not to take it in, a sentence each; none of `names` may be in its text."""
+    try:
+        lines = _read(path)
+    except (OSError, EOFError, ValueError, RecursionError) as problem:
+        return f"{path.name} cannot be read.", [str(problem)]
+    kinds = {task.name: task.kind for task in recording_list()}
+    problems = [f"{line.place}: {said}" for line in lines for said in _problems(line, kinds, names)]
+    settled = Counter((*line.origin, line.content["task"]) for line in lines if line.content["status"] in SETTLED)
+    problems += [f"{task[-1]!r} is settled {count} times, not once" for task, count in settled.items() if count > 1]
+    if len(cards := {str({**line.content["device"], "driver": ""}) for line in lines}) > 1:
+        problems.append(f"it holds results of {len(cards)} cards: `record` writes a file for each")
+    return _page(lines, len(kinds)), problems
+
+
+def names_here() -> set[str]:
+    """The names of this machine and this user that are long enough to be looked for."""
+    return {name for name in (socket.gethostname(), getpass.getuser()) if len(name) > 4}
+
+
+def _read(path: Path) -> list[Line]:
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ValueError(f"{path.name} is no recording: its name ends in .jsonl or .jsonl.gz")
+    if path.stat().st_size > MOST_FILE:
+        raise ValueError(f"{path.name} is too large: a recording has at most {MOST_FILE:,} bytes")
+    content = path.read_bytes()
+    content = _decompressed(content) if path.suffix == ".gz" else content
+    if not content.endswith(b"\n") or content.count(b"\n") > MOST_LINES:
+        raise ValueError(f"{path.name} is empty, cut off within its last line, or longer than {MOST_LINES:,} lines")
+    return parse_lines(path, content)
+
+
+def _decompressed(content: bytes) -> bytes:
+    found = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_UNPACKED + 1)
+    if len(found) > MOST_UNPACKED:
+        raise ValueError(f"unpacked it is too large: a recording has at most {MOST_UNPACKED:,} bytes")
+    return found
+
+
+def _problems(line: Line, kinds: dict[str, str], names: Collection[str]) -> Iterator[str]:
+    content, device = line.content, line.content["device"]
+    try:
+        if kinds.get(content["task"]) != content["kind"] or content["status"] not in STATUSES:
+            yield f"{content['task']!r} ({content['kind']}, {content['status']}) is not in this version's list of tasks"
+        for name, shape in SHAPES.items():
+            if not re.fullmatch(shape, (device if name == "driver" else content)[name]):
+                yield f"its {name} is {content.get(name)!r}, which is none"
+        date.fromisoformat(content["date"])
+        if not all(map(_is_size, (device["memory"], *device["capability"]))):
+            yield "its device has no memory in bytes, or no compute capability"
+        yield from _wrong_parts(content["parts"], device["memory"])
+        if content["kind"] == "run" and content["status"] == MEASURED:
+            read_recording(line).measurement()
+        yield from _private(content, names)
+    except (AttributeError, EOFError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
+        yield f"it is damaged ({type(error).__name__}: {error})"
+
+
+def _wrong_parts(parts: dict[str, Any], memory: int) -> Iterator[str]:
+    """Say which bytes are no bytes, and which counters a card of `memory` bytes cannot have shown."""
+    for name, part in parts.items():
+        numbers = [value for value in _leaves(part) if isinstance(value, int | float)]
+        if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
+            yield f"part {name!r} holds a number that is not finite"
+        if name.split()[0] in BYTES and not all(map(_is_size, numbers)):
+            yield f"part {name!r} holds what is no whole number of bytes from 0 on"
+        counted = list(part.values()) if name.startswith("counted ") else []
+        counted += [[part["allocated"], part["reserved"]]] if name == "counters" else []
+        if not all(allocated <= reserved <= memory for allocated, reserved in counted):
+            yield f"part {name!r} has more allocated than reserved, or more reserved than the card's {memory:,} bytes"
+        if name == "history":
+            _decompressed(base64.b64decode(part["history"], validate=True))  # within bounds before it is read
+            (entries,) = unpacked(part["history"])["device_traces"]
+            if not all(entry["action"] in ACTIONS and _is_size(entry["size"]) for entry in entries):
+                yield "its history has an entry that is no allocation"
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Every value in a JSON document, and every key."""
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if not isinstance(value, list):
+        yield value
+        return
+    for inner in value:
+        yield from _leaves(inner)
+
+
+def _private(content: Any, names: Collection[str]) -> Iterator[str]:
+    """Say which texts may tell where, or by whom, the file was made."""
+    own = {"a name of this machine or user": rf"\b({'|'.join(map(re.escape, names))})\b"} if names else {}
+    for text in _leaves(content):
+        if isinstance(text, str) and not re.fullmatch(r"[A-Za-z0-9+/]{400,}=*", text):  # a packed history is no text
+            text = re.sub(PUBLIC, "", text)
+            found = [(what, re.search(pattern, text)) for what, pattern in (PRIVATE | own).items()]
+            yield from (f"{what} may be in {text[: at.end() + 20][-60:]!r}" for what, at in found if at)
+
+
+def _page(lines: Sequence[Line], known: int) -> str:
+    """What the file holds, and what a person should look at: counters that no simulation foresaw, and free text."""
+    contents = [line.content for line in lines]
+    counts = Counter(f"{content['kind']} {content['status']}" for content in contents)
+    gaps = [gap for content in contents for gap in _gaps(content)]
+    apart = [f"{share:+.1%} {name}" for share, name in gaps if abs(share) > PLAUSIBLE]
+    texts = [text for each in contents for text in (each.get("detail"), *map(each["parts"].get, TEXTS))]
+    texts = sorted({leaf for leaf in _leaves(texts) if isinstance(leaf, str) and " " in leaf})
+    made = [{"driver": each["device"].get("driver")} | each for each in contents]
+    return "\n".join([
+        f"{contents[0]['device']}",
+        *(f"{name}: {', '.join(sorted({str(each[name]) for each in made}))}" for name in SHAPES),
+        f"{len(lines)} results of {len({each['task'] for each in contents})} tasks; this version has {known}",
+        ", ".join(f"{count} {name}" for name, count in counts.items()),
+        f"{len(gaps)} counters next to their simulation; {len(apart)} differ by more than {PLAUSIBLE:.0%}",
+        *listed(apart),
+        f"{len(texts)} texts, for a person to read",
+        *listed(texts),
+    ])  # fmt: skip
+
+
+def listed(items: Sequence[str]) -> list[str]:
+    """The first of them, a line each, and how many more there are."""
+    more = [f"  and {len(items) - LISTED} more"] if len(items) > LISTED else []
+    return [f"  {' '.join(item.split())[:110]}" for item in items[:LISTED]] + more
+
+
+def _gaps(content: dict[str, Any]) -> Iterator[tuple[float, str]]:
+    """Simulated minus counted as a share of the counted bytes, and of what, for each counter that has both."""
+    parts = (content["parts"].get(name) for name in ("simulated", "counters"))
+    simulated, counted = (part if isinstance(part, dict) else {} for part in parts)
+    for name in ("allocated", "reserved"):
+        if _is_size(simulated.get(name)) and _is_size(counted.get(name)) and counted[name]:
+            yield simulated[name] / counted[name] - 1, f"{name} in {content['task']}"
