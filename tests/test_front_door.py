@@ -522,7 +522,9 @@ def test_continuous_integration_runs_the_readme_test_command():
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-LESSON_ROW = re.compile(r"^\| \[(\d\d[a-z]?) [^|\]]+\]\((notebooks/\w+\.ipynb)\) \| [^|]+\| (\d+) \|$", re.MULTILINE)
+LESSON_ROW = re.compile(
+    r"^\| \[(\d\d[a-z]?) [^|\]]+\]\((notebooks/\w+\.ipynb)\) \| [^|]+\| (\d+) \| [^|]+\|$", re.MULTILINE
+)
 ESTIMATE = re.compile(r"`([a-z0-9.-]+(?: --[a-z-]+ [a-z0-9-]+)+)`[^|\n]*\| ([\d.]+) GB \|")
 
 

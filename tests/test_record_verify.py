@@ -118,7 +118,7 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(name, content, said, tmp
     monkeypatch.setattr(verifying, "MOST_UNPACKED", 100_000)
     (tmp_path / name).write_bytes(content)
     page, (problem,) = verify(tmp_path / name)
-    assert said in problem and page == f"{name} cannot be read."
+    assert said in problem and page == f"{name} cannot be read: {problem}"
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
@@ -180,8 +180,8 @@ def test_the_command_prints_the_page_and_exits_with_one_for_a_problem(tmp_path, 
     monkeypatch.setattr(recorder, "names_here", set)
     said: list[str] = []
     assert recorder.main(["--verify", str(written(tmp_path / "gpu.jsonl", RUN))], said.append) == 0
-    assert said[-1].endswith("It can be taken in.")
+    assert said[-1].endswith("Problems: 0. It can be taken in.")
     assert recorder.main(["--verify", str(written(tmp_path / "gpu.jsonl", RUN, RUN))], said.append) == 1
-    assert "Do not take it in. Problems: 1" in said[-1]
+    assert "Problems: 1. Do not take it in:\n" in said[-1] and said[-1].endswith("is settled 2 times, not once")
     with pytest.raises(RecordingError, match="or --verify and a file"):
         recorder.main([], said.append)

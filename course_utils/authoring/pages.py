@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from .. import TrainingRun, estimate, format_bytes, gpu
 from ..benchmark.gpu import GPU_TABLES
 from ..classroom import syllabi
+from ..classroom.elsewhere import COLAB_BRANCH, link
 from ..figures import stack
 from ..figures.canvas import Figure
 from ..figures.runs import NOT_COUNTED
@@ -24,6 +26,9 @@ What this course claims, next to what GPUs counted and how long they took. The t
 `course_utils/measuring/recordings` whenever the course is built. [How they are recorded](gpu.md) takes a quarter of
 an hour on a large NVIDIA GPU.
 """
+
+README = Path("README.md")
+TABLE = ("<!-- lessons: `build` makes this table, but for its second column -->", "<!-- end of lessons -->")
 
 RECIPES = """# Recipes
 
@@ -48,7 +53,8 @@ def check_pages(root: Path) -> list[str]:
 def _pages(root: Path) -> dict[Path, str]:
     """The text of each page. BuildError for a lesson that lacks what a page takes from it."""
     try:
-        return {page: made(root) for page, (_, made) in PAGES.items() if (root / page).parent.exists()}
+        there = {page: made for page, (_, made) in PAGES.items() if (root / page).parent.exists()}
+        return {page: made(root) for page, made in there.items() if made is not readme or (root / page).exists()}
     except ValueError as problem:
         raise BuildError(str(problem)) from problem
 
@@ -74,6 +80,31 @@ def recipes(root: Path) -> str:
     return "\n".join(parts)
 
 
+def readme(root: Path) -> str:
+    """README with its table of lessons made anew, but for what one finds out. ValueError for a lesson without a row."""
+    text = (root / README).read_text(encoding="utf-8")
+    kept = dict(re.findall(r"^\| \[(\w+) [^|]+\| ([^|]+) \|", text, re.MULTILINE))
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    address, rows = (
+        project["urls"]["Repository"],
+        ["| lesson | you find out | minutes | in a browser |", "|---|---|---|---|"],
+    )
+    for number, lesson in syllabi.lessons(root).items():
+        if number not in kept:
+            raise ValueError(f"README.md needs a row `| [{number} …](…) | what one finds out | |` for {lesson.file}")
+        file = f"notebooks/{lesson.file}"
+        links = {"colab": link(file, address, COLAB_BRANCH, colab=True), "binder": link(file, address, "main")}
+        badges = " ".join(
+            f"[![Open lesson {number} in {place.capitalize()}](docs/images/{place}.svg)]({link})"
+            for place, link in links.items()
+        )
+        rows.append(f"| [{number} {lesson.title}]({file}) | {kept[number]} | {lesson.minutes} | {badges} |")
+    made, count = re.subn(f"(?<={TABLE[0]}\n).*(?=\n{TABLE[1]})", lambda _: "\n".join(rows), text, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"README.md needs its table of lessons between {' and '.join(TABLE)}")
+    return made
+
+
 def gpt2_xl_stack() -> Figure:
     """GPT-2 XL's training step of 32 sequences of 1,024 tokens at its peak, five ways, next to a card of 32 GB."""
     card = gpu("RTX5090-32GB")
@@ -94,6 +125,7 @@ def gpt2_xl_stack() -> Figure:
 
 
 PAGES: dict[Path, tuple[str, Callable[[Path], str]]] = {
+    README: ("lessons", readme),
     Path("docs", "cheat_sheet.md"): ("lessons", lambda root: cheat_sheet(root).markdown),
     Path("docs", "recipes.md"): ("lessons", recipes),
     syllabi.PAGE: ("lessons", syllabi.page),

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..interactive.course_files import ROOT, numbered
 from ..recording.notebooks import BuildError
 
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
+PAGES = ("README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "LICENSE-CC-BY-4.0.txt")
 ANCHOR = re.compile(r'^<span id="[^"]+"></span>\n\n', re.MULTILINE)
 """JupyterLab needs these to find a term of the glossary; on the website the heading itself has that name."""
 

@@ -21,6 +21,7 @@ from .grading import check_cells
 from .release import refuse_used, release
 
 FOLDERS = ("notebooks", "exercises")
+COLAB_BRANCH = "colab"  # Where .github/workflows/site.yml publishes the copies that README's badges open
 GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4", "provenance": []}}
 """Metadata of a notebook in Colab when "T4 GPU" is chosen as the runtime's type."""
 

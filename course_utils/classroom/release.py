@@ -7,7 +7,7 @@ from pathlib import Path
 from ..interactive.course_files import ANSWERS, EDITED, PACKAGE, ROOT, SHIPPED, notebooks
 
 FOLDERS = (".binder", "docs", "exercises", "notebooks")
-PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md")
+PAGES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "LICENSE-CC-BY-4.0.txt", "README.md")
 FILES = (*PAGES, ".gitignore", "environment.yml", "pyproject.toml", "constraints.txt")
 TESTING = ("conftest.py", "tests/nbval_sanitize.cfg")
 """Files that the `test` command needs to run the lessons: no answers are in them."""

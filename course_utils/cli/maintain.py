@@ -19,6 +19,8 @@ TEST_OPTIONS = (
     "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=600",
 )  # fmt: skip
 
+WORKFLOWS = (".github/workflows/tests.yml", ".github/workflows/site.yml")
+
 QUICK_TARGETS = (
     "notebooks/02_adam.ipynb", "tests/test_own.py", "tests/test_measure.py", "tests/test_estimate.py",
     "tests/test_breakdown.py", "tests/test_allocator.py", "tests/test_optimizers.py",
@@ -71,6 +73,7 @@ def checks(python: Path) -> list[tuple[str, list[str]]]:
         ("ruff format", [*run, "ruff", "format", "--check", "--quiet", "."]),
         ("pyrefly", [*run, "pyrefly", "check", "--python-interpreter-path", str(python)]),
         ("codespell", [*run, "codespell_lib"]),
+        ("workflows", [*run, "check_jsonschema", "-q", "--builtin-schema=vendor.github-workflows", *WORKFLOWS]),
     ]
 
 

@@ -21,7 +21,7 @@ from .tasks import recording_list
 
 MOST_FILE, MOST_UNPACKED, MOST_LINES = 20 * MB, 200 * MB, 2_000
 PLAUSIBLE = 0.05  # A person looks at a counter that its simulation misses by a larger share
-LISTED = 12  # Items of a list on the page
+LISTED, WIDEST = 12, 150  # Items of a list on the page, and letters of each
 
 BYTES = ("counters", "estimate", "formula", "simulated", "context", "workspaces", "scratch", "cells", "said", "counted")
 """Parts of a result, by the first word of their name, in which every number is bytes or a count."""
@@ -44,14 +44,14 @@ def verify(path: Path, names: Collection[str] = ()) -> tuple[str, list[str]]:
     try:
         lines = _read(path)
     except (OSError, EOFError, ValueError, RecursionError) as problem:
-        return f"{path.name} cannot be read.", [str(problem)]
+        return f"{path.name} cannot be read: {problem}", [str(problem)]
     kinds = {task.name: task.kind for task in recording_list()}
     problems = [f"{line.place}: {said}" for line in lines for said in _problems(line, kinds, names)]
     settled = Counter((*line.origin, line.content["task"]) for line in lines if line.content["status"] in SETTLED)
     problems += [f"{task[-1]!r} is settled {count} times, not once" for task, count in settled.items() if count > 1]
     if len(cards := {str({**line.content["device"], "driver": ""}) for line in lines}) > 1:
         problems.append(f"it holds results of {len(cards)} cards: `record` writes a file for each")
-    return _page(lines, len(kinds)), problems
+    return _page([line.content for line in lines], len(kinds), problems), problems
 
 
 def names_here() -> set[str]:
@@ -142,31 +142,29 @@ def _private(content: Any, names: Collection[str]) -> Iterator[str]:
             yield from (f"{what} may be in {text[: at.end() + 20][-60:]!r}" for what, at in found if at)
 
 
-def _page(lines: Sequence[Line], known: int) -> str:
+def _page(contents: Sequence[dict[str, Any]], known: int, problems: Sequence[str]) -> str:
     """What the file holds, and what a person should look at: counters that no simulation foresaw, and free text."""
-    contents = [line.content for line in lines]
     counts = Counter(f"{content['kind']} {content['status']}" for content in contents)
+    made = [{"driver": content["device"].get("driver")} | content for content in contents]
     gaps = [gap for content in contents for gap in _gaps(content)]
     apart = [f"{share:+.1%} {name}" for share, name in gaps if abs(share) > PLAUSIBLE]
-    texts = [text for each in contents for text in (each.get("detail"), *map(each["parts"].get, TEXTS))]
-    texts = sorted({leaf for leaf in _leaves(texts) if isinstance(leaf, str) and " " in leaf})
-    made = [{"driver": each["device"].get("driver")} | each for each in contents]
-    return "\n".join([
-        f"{contents[0]['device']}",
+    held = [part for content in contents for part in (content.get("detail"), *map(content["parts"].get, TEXTS))]
+    texts = sorted({leaf for leaf in _leaves(held) if isinstance(leaf, str) and " " in leaf})
+    lines = [
+        str(contents[0]["device"]),
         *(f"{name}: {', '.join(sorted({str(each[name]) for each in made}))}" for name in SHAPES),
-        f"{len(lines)} results of {len({each['task'] for each in contents})} tasks; this version has {known}",
+        f"{len(contents)} results of {len({each['task'] for each in contents})} tasks; this version has {known}",
         ", ".join(f"{count} {name}" for name, count in counts.items()),
         f"{len(gaps)} counters next to their simulation; {len(apart)} differ by more than {PLAUSIBLE:.0%}",
-        *listed(apart),
-        f"{len(texts)} texts, for a person to read",
-        *listed(texts),
-    ])  # fmt: skip
-
-
-def listed(items: Sequence[str]) -> list[str]:
-    """The first of them, a line each, and how many more there are."""
-    more = [f"  and {len(items) - LISTED} more"] if len(items) > LISTED else []
-    return [f"  {' '.join(item.split())[:110]}" for item in items[:LISTED]] + more
+    ]
+    lists = (
+        apart,
+        [f"Texts, for a person to read: {len(texts)}"],
+        texts,
+        [f"Problems: {len(problems)}. {'Do not take it in:' if problems else 'It can be taken in.'}"],
+        problems,
+    )
+    return "\n".join([*lines, *(" ".join(item.split())[:WIDEST] for items in lists for item in items[:LISTED])])
 
 
 def _gaps(content: dict[str, Any]) -> Iterator[tuple[float, str]]:
