@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from course_utils.cli.main import main
 from course_utils.measuring.recording_file import FOLDER, read_lines
 from course_utils.recording import recorder, verifying
-from course_utils.recording.recorder import RecordingError
 from course_utils.recording.verifying import names_here, verify
 
 SHIPPED = sorted(FOLDER.glob("*.jsonl.gz"))
@@ -176,12 +176,11 @@ def test_the_names_of_this_machine_and_user_are_looked_for_and_torchs_own_pages_
     assert "a name of this machine or user may be in" in problem
 
 
-def test_the_command_prints_the_page_and_exits_with_one_for_a_problem(tmp_path, monkeypatch):
+def test_the_command_prints_the_page_and_exits_with_one_for_a_problem(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(recorder, "names_here", set)
-    said: list[str] = []
-    assert recorder.main(["--verify", str(written(tmp_path / "gpu.jsonl", RUN))], said.append) == 0
-    assert said[-1].endswith("Problems: 0. It can be taken in.")
-    assert recorder.main(["--verify", str(written(tmp_path / "gpu.jsonl", RUN, RUN))], said.append) == 1
-    assert "Problems: 1. Do not take it in:\n" in said[-1] and said[-1].endswith("is settled 2 times, not once")
-    with pytest.raises(RecordingError, match="or --verify and a file"):
-        recorder.main([], said.append)
+    assert main(["record", "--verify", str(written(tmp_path / "gpu.jsonl", RUN))]) == 0
+    assert capsys.readouterr().out.endswith("Problems: 0. It can be taken in.\n")
+    assert main(["record", "--verify", str(written(tmp_path / "gpu.jsonl", RUN, RUN))]) == 1
+    said = capsys.readouterr().out
+    assert "Problems: 1. Do not take it in:\n" in said and said.endswith("is settled 2 times, not once\n")
+    assert main(["record"]) == 1 and "or --verify and a file." in capsys.readouterr().err
