@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -74,6 +75,34 @@ def test_a_first_cell_unpacks_the_course_that_was_uploaded(tmp_path, monkeypatch
     exec("\n".join(lines), {})
     assert Path.cwd() == tmp_path / "course" / copy.parent.name and sys.path[0] == str(tmp_path / "course")
     assert not (tmp_path / "course" / "solutions").exists() and (tmp_path / "course" / "pyproject.toml").exists()
+
+
+@pytest.mark.skipif(shutil.which("git") is None or sys.platform == "win32", reason="Colab is Linux, with git")
+def test_a_first_cell_fetches_the_course_from_its_repository_and_installs_it(tmp_path):
+    """In IPython, as Colab executes it; what would be installed is written down instead."""
+    (tmp_path / "there" / "notebooks").mkdir(parents=True)
+    (tmp_path / "there" / "notebooks" / "data.txt").write_text("fetched")
+    git = ["git", "-C", str(tmp_path / "there"), "-c", "user.name=you", "-c", "user.email=you@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"], ["branch", "-m", "taught"]):
+        subprocess.run([*git, *words], check=True)
+    address = f"file://{tmp_path / 'there'}"
+    (copy, *_) = elsewhere.colab_copies(tmp_path / "copies", address, "taught")
+    cell = next(cell["source"] for cell in read(copy)["cells"] if cell["cell_type"] == "code")
+    (tmp_path / "pip").write_text('#!/bin/sh\necho "$@" >> pip.txt\n')
+    (tmp_path / "pip").chmod(0o755)
+    code = (
+        "import os, sys; from IPython.core.interactiveshell import InteractiveShell\n"
+        "from traitlets.config import Config\n"
+        "shell = InteractiveShell.instance(config=Config({'HistoryManager': {'enabled': False}}))\n"
+        f"sys.executable, there, cell = {str(tmp_path / 'pip')!r}, os.getcwd(), {cell!r}\n"
+        "for _ in range(2):  # the second time nothing is fetched or installed\n"
+        "    os.chdir(there); shell.run_cell(cell).raise_error()\n"
+        "print(open('data.txt').read(), sys.path[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"fetched {tmp_path / 'course'}"
+    assert (tmp_path / "pip.txt").read_text() == f"-m pip install --quiet {tmp_path / 'course'}[lab]\n"
 
 
 @pytest.mark.parametrize("address", ["", "a; rm -rf b", "--upload-pack=x", "{x}"])

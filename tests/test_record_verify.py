@@ -169,8 +169,8 @@ def test_the_names_of_this_machine_and_user_are_looked_for_and_torchs_own_pages_
     said = "see https://docs.pytorch.org/docs/stable/notes/cuda.html on wonderbox"
     file = written(tmp_path / "gpu.jsonl", changed(lambda c: c.update(detail=said)))
     assert verify(file)[1] == [] and said in verify(file)[0]
-    monkeypatch.setattr(verifying.socket, "gethostname", lambda: "wonderbox")
-    monkeypatch.setattr(verifying.getpass, "getuser", lambda: "ada")
+    monkeypatch.setattr(verifying.socket, "gethostname", lambda: "wonderbox.example")
+    monkeypatch.setenv("USER", "ada")  # too short to be told from other words
     assert names_here() == {"wonderbox"}
     (problem,) = verify(file, names_here())[1]
     assert "a name of this machine or user may be in" in problem

@@ -84,20 +84,15 @@ def readme(root: Path) -> str:
     """README with its table of lessons made anew, but for what one finds out. ValueError for a lesson without a row."""
     text = (root / README).read_text(encoding="utf-8")
     kept = dict(re.findall(r"^\| \[(\w+) [^|]+\| ([^|]+) \|", text, re.MULTILINE))
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    address, rows = (
-        project["urls"]["Repository"],
-        ["| lesson | you find out | minutes | in a browser |", "|---|---|---|---|"],
-    )
+    address = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    rows = ["| lesson | you find out | minutes | in a browser |", "|---|---|---|---|"]
     for number, lesson in syllabi.lessons(root).items():
         if number not in kept:
             raise ValueError(f"README.md needs a row `| [{number} …](…) | what one finds out | |` for {lesson.file}")
         file = f"notebooks/{lesson.file}"
-        links = {"colab": link(file, address, COLAB_BRANCH, colab=True), "binder": link(file, address, "main")}
-        badges = " ".join(
-            f"[![Open lesson {number} in {place.capitalize()}](docs/images/{place}.svg)]({link})"
-            for place, link in links.items()
-        )
+        colab, binder = link(file, address, COLAB_BRANCH, colab=True), link(file, address, "main")
+        badges = f"[![Open lesson {number} in Colab](docs/images/colab.svg)]({colab}) "
+        badges += f"[![Open lesson {number} in Binder](docs/images/binder.svg)]({binder})"
         rows.append(f"| [{number} {lesson.title}]({file}) | {kept[number]} | {lesson.minutes} | {badges} |")
     made, count = re.subn(f"(?<={TABLE[0]}\n).*(?=\n{TABLE[1]})", lambda _: "\n".join(rows), text, flags=re.DOTALL)
     if count != 1:

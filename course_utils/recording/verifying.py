@@ -1,10 +1,10 @@
 """`record --verify FILE`: checks a file of recordings before it is taken in. It reads JSON alone, never a pickle."""
 
 import base64
-import getpass
 import gzip
 import io
 import math
+import os
 import re
 import socket
 from collections import Counter
@@ -56,7 +56,8 @@ def verify(path: Path, names: Collection[str] = ()) -> tuple[str, list[str]]:
 
 def names_here() -> set[str]:
     """The names of this machine and this user that are long enough to be looked for."""
-    return {name for name in (socket.gethostname(), getpass.getuser()) if len(name) > 4}
+    names = (socket.gethostname().partition(".")[0], os.environ.get("USER") or os.environ.get("USERNAME", ""))
+    return {name for name in names if len(name) > 4}
 
 
 def _read(path: Path) -> list[Line]:
@@ -157,13 +158,8 @@ def _page(contents: Sequence[dict[str, Any]], known: int, problems: Sequence[str
         ", ".join(f"{count} {name}" for name, count in counts.items()),
         f"{len(gaps)} counters next to their simulation; {len(apart)} differ by more than {PLAUSIBLE:.0%}",
     ]
-    lists = (
-        apart,
-        [f"Texts, for a person to read: {len(texts)}"],
-        texts,
-        [f"Problems: {len(problems)}. {'Do not take it in:' if problems else 'It can be taken in.'}"],
-        problems,
-    )
+    verdict = f"Problems: {len(problems)}. {'Do not take it in:' if problems else 'It can be taken in.'}"
+    lists = (apart, [f"Texts, for a person to read: {len(texts)}"], texts, [verdict], problems)
     return "\n".join([*lines, *(" ".join(item.split())[:WIDEST] for items in lists for item in items[:LISTED])])
 
 
