@@ -1,17 +1,21 @@
 """Quizzes: computed answers that follow the engine, one right choice, explanations that keep it to themselves."""
 
+import importlib
 import io
 import re
 import subprocess
 import sys
+import tomllib
 from math import sqrt
+from pathlib import Path
 
 import pytest
 import torch
 
 from course_utils.authoring.build import ROOT
 from course_utils.cli import main as front_door
-from course_utils.interactive.quiz import LETTERS, Attempt, Choice, Question, Quiz, ask, gb
+from course_utils.interactive.course_files import LESSONS
+from course_utils.interactive.quiz import LETTERS, Attempt, Choice, Question, Quiz, ask, gb, worded
 from course_utils.interactive.quiz_form import QuizForm
 from course_utils.lessons import lessons, quiz
 from course_utils.models import PRESETS
@@ -51,6 +55,24 @@ def test_a_question_has_one_right_choice_and_explains_the_others_without_giving_
     for choice in question.wrong:
         assert len(choice.why) > 15 and choice.why.endswith((".", "?")), choice
         assert not re.search(secret, choice.why), f"{choice.why} tells that it is {question.right.text}"
+
+
+@pytest.mark.parametrize("lesson", lessons())
+def test_each_number_of_a_quiz_stands_in_its_words(lesson: int) -> None:
+    folder = ROOT / "course_utils" / "lessons" / LESSONS[lesson]
+    tables = tomllib.loads((folder / "quiz.toml").read_text(encoding="utf-8"))
+    computed = dict(importlib.import_module(f"course_utils.lessons.{LESSONS[lesson]}.quiz").numbers())
+    named = {name: set(re.findall(r"{(\w+)[:}]", str(table))) for name, table in tables.items()}
+    assert {name: set(numbers) for name, numbers in computed.items()} == {name: of for name, of in named.items() if of}
+
+
+def test_words_without_their_number_are_refused(tmp_path: Path) -> None:
+    words = tmp_path / "quiz.toml"
+    words.write_text('[one]\ntext = "How many?"\nright = ["{n:,}", "So."]\nwrong = [["{m}", "No."]]\n')
+    (question,) = worded(words, [("one", {"n": 1000, "m": 2})])
+    assert question == Question("How many?", Choice("1,000", "So."), (Choice("2", "No."),))
+    with pytest.raises(KeyError, match="m"):
+        worded(words, [("one", {"n": 1000})])
 
 
 def test_choices_keep_their_places_when_only_numbers_change() -> None:

@@ -2,7 +2,10 @@
 
 import random
 import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..figures.canvas import sentence
@@ -33,9 +36,31 @@ class Question(NamedTuple):
         return tuple(mixed)
 
 
-def question(text: str, right: tuple[str, str], *wrong: tuple[str, str]) -> Question:
-    """A question from its answers, each the text of a choice and why it is right or wrong."""
-    return Question(text, Choice(*right), tuple(Choice(*answer) for answer in wrong))
+Numbers = tuple[str, Mapping[str, Any]]
+"""The name of a question, and by name what stands in the braces of its words."""
+
+
+def worded(words: Path, numbers: Iterable[Numbers]) -> tuple[Question, ...]:
+    """The questions of a TOML file in its order, with their numbers; KeyError for braces without a number.
+
+    Each question is a table: its `text`, the `right` choice and why it is right, and each `wrong` one and why.
+    """
+    known = dict(numbers)
+    tables = tomllib.loads(words.read_text(encoding="utf-8"))
+    return tuple(_question(table, known.get(name, {})) for name, table in tables.items())
+
+
+def _question(table: Mapping[str, Any], numbers: Mapping[str, Any]) -> Question:
+    def filled(texts: Iterable[str]) -> list[str]:
+        return [" ".join(text.split()).format_map(numbers) for text in texts]
+
+    (text,) = filled([table["text"]])
+    return Question(text, Choice(*filled(table["right"])), tuple(Choice(*filled(answer)) for answer in table["wrong"]))
+
+
+def each(shown: Callable[[Any], str], **values: Any) -> dict[str, str]:
+    """Values by name, as `shown` puts them into words: `each(gb, weights=2 * N)`."""
+    return {name: shown(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, repr=False)
