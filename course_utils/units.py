@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
@@ -56,6 +57,11 @@ def plus_minus(number: float, digits: int = 0) -> str:
 def percent(part: float, digits: int = 0) -> str:
     """A part of 1 as "63 %", with so many decimals."""
     return f"{100 * part:.{digits}f} %"
+
+
+def each(shown: Callable[[Any], str], **values: Any) -> dict[str, str]:
+    """Values by name, as `shown` puts them into words: `each(format_bytes, weights=2 * N)`."""
+    return {name: shown(value) for name, value in values.items()}
 
 
 def formatter(total: int) -> Callable[[int], str]:

@@ -3,7 +3,7 @@
 import random
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,11 +56,6 @@ def _question(table: Mapping[str, Any], numbers: Mapping[str, Any]) -> Question:
 
     (text,) = filled([table["text"]])
     return Question(text, Choice(*filled(table["right"])), tuple(Choice(*filled(answer)) for answer in table["wrong"]))
-
-
-def each(shown: Callable[[Any], str], **values: Any) -> dict[str, str]:
-    """Values by name, as `shown` puts them into words: `each(gb, weights=2 * N)`."""
-    return {name: shown(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from course_utils import TrainingRun, estimate, format_bytes
-from course_utils.interactive.quiz import Numbers, each
+from course_utils.interactive.quiz import Numbers
+from course_utils.units import each
 
 RUN = TrainingRun("gpt2", 4, 1024, accumulation_steps=25)
 _mb, _gb = (partial(format_bytes, unit=unit, digits=digits) for unit, digits in (("MB", 0), ("GB", 2)))

@@ -5,9 +5,9 @@ from functools import partial
 
 from course_utils.estimating.exact.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
 from course_utils.estimating.published import korthikanti_block_bytes
-from course_utils.interactive.quiz import Numbers, each
+from course_utils.interactive.quiz import Numbers
 from course_utils.run import TrainingRun
-from course_utils.units import format_bytes, percent
+from course_utils.units import each, format_bytes, percent
 
 RUN = TrainingRun("gpt2-xl", 8, 1024, "bf16-master", attention="eager")
 _gb = partial(format_bytes, unit="GB", digits=2)

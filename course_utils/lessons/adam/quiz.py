@@ -7,7 +7,8 @@ from course_utils import TrainingRun, moments
 from course_utils.estimating.exact.update import optimizer_step
 from course_utils.estimating.published import zero_state_bytes
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
-from course_utils.interactive.quiz import Numbers, each, gb
+from course_utils.interactive.quiz import Numbers, gb
+from course_utils.units import each
 
 MODEL = "gpt2-medium"
 

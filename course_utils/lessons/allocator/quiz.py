@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from course_utils.allocator.policy import CachingAllocator
 from course_utils.allocator.settings import LARGE_SEGMENT_MB
-from course_utils.interactive.quiz import Numbers, each, gb
+from course_utils.interactive.quiz import Numbers, gb
 from course_utils.model_files import model_config
-from course_utils.units import MiB, format_bytes
+from course_utils.units import MiB, each, format_bytes
 
 
 def numbers() -> Iterator[Numbers]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from course_utils.interactive.quiz import Numbers, each, gb
+from course_utils.interactive.quiz import Numbers, gb
 from course_utils.run import TrainingRun
-from course_utils.units import GB, GiB, format_bytes
+from course_utils.units import GB, GiB, each, format_bytes
 
 from .calculators import COPIES, autocast_formula
 

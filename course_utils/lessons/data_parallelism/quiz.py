@@ -5,7 +5,8 @@ from functools import partial
 
 from course_utils import TrainingRun, estimate, format_bytes
 from course_utils.estimating.sharding import all_reduce_bytes, bucket_sizes, rank_0_states
-from course_utils.interactive.quiz import Numbers, each, gb
+from course_utils.interactive.quiz import Numbers, gb
+from course_utils.units import each
 
 RUN = TrainingRun("gpt2-medium", 4, 1024, "amp-bf16", world_size=8)
 _mb, _gb = (partial(format_bytes, unit=unit, digits=digits) for unit, digits in (("MB", 0), ("GB", 2)))

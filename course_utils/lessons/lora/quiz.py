@@ -5,8 +5,8 @@ from functools import partial
 
 from course_utils import TrainingRun, estimate
 from course_utils.estimating.states import frozen_matrix_bytes, trainable
-from course_utils.interactive.quiz import Numbers, each, gb
-from course_utils.units import format_bytes, percent
+from course_utils.interactive.quiz import Numbers, gb
+from course_utils.units import each, format_bytes, percent
 
 RUN = TrainingRun("gpt2", 4, 512, lora_rank=8, lora_targets=("attention", "mlp"))
 _mb = partial(format_bytes, unit="MB", digits=1)

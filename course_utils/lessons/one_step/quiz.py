@@ -6,8 +6,8 @@ from functools import partial
 from course_utils import PRESETS, TrainingRun, moments
 from course_utils.estimating.exact.activations import block_saved
 from course_utils.estimating.published import zero_state_bytes
-from course_utils.interactive.quiz import Numbers, each, gb
-from course_utils.units import UNITS, format_bytes
+from course_utils.interactive.quiz import Numbers, gb
+from course_utils.units import UNITS, each, format_bytes
 
 _mb = partial(format_bytes, unit="MB", digits=1)
 _tenths = partial(round, ndigits=-8)  # as it is shown, so that what a learner adds up is what a choice says

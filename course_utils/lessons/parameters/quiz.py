@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from functools import partial
 from math import prod
 
-from course_utils.interactive.quiz import Numbers, each
+from course_utils.interactive.quiz import Numbers
 from course_utils.models import PRESETS, block_shapes, mlp_shapes
-from course_utils.units import format_bytes, percent
+from course_utils.units import each, format_bytes, percent
 
 _gb = partial(format_bytes, unit="GB", digits=0)
 

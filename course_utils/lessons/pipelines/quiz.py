@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from functools import partial
 
-from course_utils.interactive.quiz import Numbers, each
+from course_utils.interactive.quiz import Numbers
 from course_utils.run import TrainingRun
-from course_utils.units import format_bytes, percent
+from course_utils.units import each, format_bytes, percent
 
 from .schedules import bubble, most_kept, simulate
 

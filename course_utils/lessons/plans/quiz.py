@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from course_utils import TrainingRun, estimate, gpu
-from course_utils.interactive.quiz import Numbers, each, gb
+from course_utils.interactive.quiz import Numbers, gb
 from course_utils.planning.twin import SAFETY
-from course_utils.units import GB, GiB, format_bytes
+from course_utils.units import GB, GiB, each, format_bytes
 
 XL = TrainingRun("gpt2-xl", 32, 1024)
 _gb, _mib = (partial(format_bytes, unit=unit, digits=0) for unit in ("GB", "MiB"))

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from course_utils import TrainingRun, moments
 from course_utils.estimating.exact.activations import block_bytes
-from course_utils.interactive.quiz import Numbers, each, gb
+from course_utils.interactive.quiz import Numbers, gb
+from course_utils.units import each
 
 from .formats_in_a_step import estimated_states
 from .number_formats import FORMATS, rounded

@@ -7,8 +7,8 @@ from math import isqrt
 from course_utils import TrainingRun, estimate
 from course_utils.estimating.exact.activations import block_bytes, block_input
 from course_utils.estimating.published import checkpoints_bytes, zero_activation_bytes, zero_checkpointed_bytes
-from course_utils.interactive.quiz import Numbers, each, gb
-from course_utils.units import format_bytes, percent
+from course_utils.interactive.quiz import Numbers, gb
+from course_utils.units import each, format_bytes, percent
 
 RUN = TrainingRun("gpt2-xl", 32, 1024, recompute="full")
 

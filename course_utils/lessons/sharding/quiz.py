@@ -5,7 +5,8 @@ from functools import partial
 
 from course_utils import TrainingRun, format_bytes
 from course_utils.estimating.sharding import fsdp_groups, shard_shape, zero_bytes, zero_communication_elements
-from course_utils.interactive.quiz import Numbers, each, gb
+from course_utils.interactive.quiz import Numbers, gb
+from course_utils.units import each
 
 N, D = 7_500_000_000, 64
 LLAMA = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=D, zero_stage=3)
