@@ -1,6 +1,8 @@
 """Ways through the course from 90 minutes to all of it, by the minutes that lessons and exercises state."""
 
 import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,47 +36,13 @@ class Day(NamedTuple):
     items: tuple[Item, ...]
 
 
-DAYS = (
-    Day(
-        "90 minutes", 90,
-        "Lesson 01 holds the course's question and its answer. Ask for guesses by show of hands; exercises in pairs. "
-        "Where the lesson is best cut is in the instructor's notes.",
-        (("01", ()), ("01", (1, 2)), ("Questions; how to go on alone", 13)),
-    ),
-    Day(
-        "Half a day", 240,
-        "The question, and its largest part: activations. At the end everybody measures a run of their own.",
-        (
-            ("01", ()), ("01", (1, 2)), ("Break", 15), ("05", ()), ("05", (1, 2)), ("Break", 10),
-            ("A run of your own: `estimate`, then `compare`", 28),
-        ),
-    ),
-    Day(
-        "A weekend: the core path", 600,
-        "Ten hours for one who learns alone: the account of one GPU, and how to make a run fit. None of these lessons "
-        "needs one that is left out. From lesson 05 on, [lesson 12](../notebooks/12_lora_and_quantization.ipynb) on "
-        "LoRA may come at any time.",
-        (
-            ("00", ()), ("01", ()), ("01", (1,)), ("02", ()), ("02", (1,)), ("05", ()), ("05", (1,)), ("06", ()),
-            ("06", (1,)), ("07", ()), ("10", ()), ("10", (1,)), ("14", ()), ("14", (1,)),
-            ("A script of your own: `watch`, and a [recipe](recipes.md)", 17),
-        ),
-    ),
-    Day(
-        "Two days: the first", 390, "One GPU: what is kept, in which format, and why. Lesson 00 before you come.",
-        (
-            ("01", ()), ("01", (1, 2)), ("Break", 15), ("02", ()), ("02", (1,)), ("03", ()), ("03", (1,)),
-            ("Break", 15), ("05", ()), ("05", (1,)), ("Questions", 20),
-        ),
-    ),
-    Day(
-        "Two days: the second", 390, "What to do about it, on one GPU and on many.",
-        (
-            ("06", ()), ("06", (1, 2)), ("Break", 15), ("07", ()), ("07", (1,)), ("08", ()), ("Break", 15),
-            ("09", ()), ("09", (1,)), ("Questions; what each will change at home", 9),
-        ),
-    ),
-)  # fmt: skip
+def _days() -> Iterator[Day]:
+    for day in tomllib.loads(Path(__file__).with_name("syllabi.toml").read_text(encoding="utf-8"))["days"]:
+        items = ((what, tuple(rest) if isinstance(rest, list) else rest) for what, rest in day["items"])
+        yield Day(day["title"], day["minutes"], " ".join(day["why"].split()), tuple(items))
+
+
+DAYS = tuple(_days())
 
 
 def lessons(root: Path = ROOT) -> dict[str, Lesson]:
