@@ -1,9 +1,11 @@
 """Checks of the exercises of lesson 05, "What does each operation keep?": each names the misconception."""
 
+import tomllib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,28 +63,9 @@ def expressions(answer: Any) -> None:
 
 # -------------------------------------------------------------------------------------------------------- 05.2: explain
 STORY = TrainingRun(small_gpt(layers=3), 8, 128, "amp-bf16", attention="eager", accumulation_steps=2)
-STATEMENTS = {  # about moments, in no order; three are true of none
-    1: "Backward is half way through: what a block has kept goes as soon as it has been used.",
-    2: "The optimizer has stepped for the first time: its two states have just been made.",
-    3: "A leak: memory of the step before was not given back.",
-    4: "Forward is through: each block keeps what its backward will ask for.",
-    5: "Weights and tokens alone: nothing has been computed yet.",
-    6: "Activations wait here until the optimizer has used them.",
-    7: "One micro-batch is done: its activations have gone, its gradients wait for those of the next.",
-    8: "The weights are loaded a second and a third time, so that the optimizer can work on copies.",
-    9: "A step begins: gradients have been set to none, the optimizer's states stay.",
-}
-EXPLAINED = {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}  # The right statement of each moment
-STORY_MISTAKES: Mapping[tuple[str, int], str] = {  # the hint for a moment that is given this statement
-    ("E", 3): "E: is it a leak if every later step begins at this height? See what it is that stays.",
-    ("C", 3): "C: one kind of memory is there that was not there at A. Who will want it when the next micro-batch is "
-    "through?",
-    ("F", 6): "F: the curve falls right there, before the optimizer has run. Who has used what has gone?",
-    ("B", 6): "B: does any formula of an optimizer ask for an activation? Look when they go.",
-    ("D", 8): "D: two tensors for each weight have come, in fp32. They are no copies: what does Adam remember?",
-    ("C", 9): "C lies inside a step. Are there gradients at C, and states of the optimizer?",
-    ("E", 7): "E lies between two steps. Are there gradients at E, and states of the optimizer?",
-}
+_STORY = tomllib.loads(Path(__file__).with_name("story.toml").read_text(encoding="utf-8"))
+STATEMENTS = {int(number): text for number, text in _STORY["statements"].items()}
+EXPLAINED: dict[str, int] = _STORY["right"]
 
 
 @cache
@@ -113,8 +96,9 @@ def told(answer: Any) -> None:
     got = entries(call(answer, returns=Mapping), tuple(EXPLAINED), int)
     for letter, number in got.items():
         expect(number in STATEMENTS, f"{letter} is {number}: the statements have numbers 1 to {len(STATEMENTS)}.")
-    for given in got.items():
-        expect(given not in STORY_MISTAKES, STORY_MISTAKES.get(given, ""))
+    for letter, number in got.items():
+        hint = _STORY["hints"].get(f"{letter}{number}")
+        expect(hint is None, hint)
     twice = [f"{one} and {other}" for one in EXPLAINED for other in EXPLAINED if one < other and got[one] == got[other]]
     expect(not twice, f"{' '.join(twice[:1])} have the same explanation. Every statement is of one moment at most.")
     wrong = [letter for letter, number in EXPLAINED.items() if got[letter] != number]

@@ -1,9 +1,11 @@
 """Checks of lesson 10, "Allocator and fragmentation": each names the misconception, never the answer."""
 
+import tomllib
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import accumulate, count
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -316,45 +318,9 @@ def leak(answer: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ 10.6: allocator
-BEST = "of all free blocks of its pool that are large enough, a request gets the smallest"
-IN_ONE, IN_TWO = "a=4 b=2 c=4 d=10 -a -c e=4 -d f=14", "a=4 b=2 c=14 d=4 e=16 -a -d f=4 -e g=20"
-RULE_CASES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("You never split: what is left of a block is free.", "allocated", ("a=4", "a=0.3K")),
-    ("You forget to round up: a block is a multiple of 512 bytes.", "allocated", ("a=0.3K b=700.1K", "a=1.2K")),
-    ("What is a multiple of 512 bytes already stays as it is. (If it does: two empty pools are equal, so compare them "
-     "with `is`.)", "allocated", ("a=4", "a=14")),
-    ("You never split in the large pool: a rest over 1 MiB is free.", "allocated", ("a=4", "a=4 b=14.5 c=1.25")),
-    ("The driver is asked for more than a block: a small one shares 2 MiB.", "reserved", ("a=512K",)),
-    ("The driver is asked for more than a block: one under 10 MiB shares 20 MiB.", "reserved", ("a=4",)),
-    ("A block of 1 MiB exactly is small.", "reserved", ("a=1",)),
-    ("From 10 MiB on, a segment is the request, rounded up to a multiple of 2 MiB.", "reserved", ("a=10", "a=12.5")),
-    ("A block of 10 MiB exactly gets a segment of its own.", "reserved", ("a=10",)),
-    ("You choose by the request. The *rounded* size decides.", "reserved", ("a=10239.9K",)),
-    ("Segments of large blocks come in multiples of 2 MiB.", "reserved", ("a=12.5", "a=30.5")),
-    ("In the small pool every rest is split off, as little as 512 bytes.", "allocated", ("a=1 b=1023.5K",)),
-    ("You split always: in the large pool a rest of up to 1 MiB stays with its block.", "allocated", ("a=4 b=15.5",)),
-    ("A rest of 1 MiB exactly is not split off in the large pool.", "allocated", ("a=4 b=15",)),
-    ("In the large pool a rest of more than 1 MiB is split off.", "allocated", ("a=4 b=14.5 c=1.25",)),
-    ("You ask the driver although a free block is large enough.", "reserved", ("a=4 b=4", "a=30 -a b=30")),
-    ("A block that is freed stays in its segment.", "reserved", ("a=4 b=4 -b",)),
-    ("You join what is no neighbor: position −1 of a list is its *last* block.", "reserved", ("a=4 b=4 -a c=16",)),
-    ("You give memory back to the driver: a free segment is kept.", "reserved", ("a=30 -a", "a=4 -a b=512K")),
-    ("What is freed is not free for you: the next request can have it.", "", ("a=20 -a b=20",)),
-    ("The pools are apart: a small request takes no block of the large one.", "", ("a=4 b=512K",)),
-    ("The pools are apart: a large request takes no block of the small one.", "", ("a=512K -a b=1.5",)),
-    ("You never join: free neighbors become one block.", "", ("a=4 b=16 -b -a c=20", "a=4 b=16 -a -b c=20")),
-    ("You do not join with the free neighbor behind, at the higher address.", "", ("a=4 b=16 -b -a c=20",)),
-    ("You do not join with the free neighbor before, at the lower address.", "", ("a=4 b=16 -a -b c=20",)),
-    ("A freed block can have two free neighbors: all three become one.", "", ("a=4 b=4 c=4 d=8 -a -c -b e=12",)),
-    ("You join across segments: blocks of two segments are no neighbors.", "", ("a=20 b=20 -a -b c=40",)),
-    (f"Best fit, not first fit: {BEST}.", "", ("a=8 b=2 c=4 d=6 -a -c e=4 f=8", "a=8 b=12 c=4 d=16 -a -c e=4 f=8")),
-    (f"Best fit, not the newest block: {BEST}.", "", ("a=4 b=2 c=8 d=6 -a -c e=4 f=8",)),
-    (f"Best fit looks into every segment: {BEST}.", "", ("a=8 b=12 c=4 d=16 -a -c e=4 f=8",)),
-    ("Of equally small free blocks, the first one is used.", "", (IN_ONE, IN_TWO)),
-    ("Of equally small ones in different segments, the oldest segment's comes first.", "", (IN_TWO,)),
-    ("Of equally small ones in one segment, the first one is used. Is a rest split off *behind* it?", "", (IN_ONE,)),
-)  # fmt: skip
+Rule = tuple[str, str, list[str]]
 """What is said where that counter (without one: any) is off in *all* of these traces, for the lesson's player."""
+RULES: list[Rule] = tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))["rules"]
 
 
 def random_requests(seed: int, events: int = 3000, most: int = 40) -> list[tuple[int, str]]:
@@ -390,7 +356,7 @@ def first_off(answer: Any, events: Sequence[tuple[int, Any]]) -> tuple[int, str]
 def allocator(answer: Any) -> None:
     """`answer()` is an allocator: `allocate(name, size)`, `free(name)`, and the counters `allocated` and `reserved`."""
     half = isinstance(answer, type) and not hasattr(answer, "free")
-    rules = [rule for rule in RULE_CASES if not (half and "-" in "".join(rule[-1]))]
+    rules = [rule for rule in RULES if not (half and "-" in "".join(rule[-1]))]
     traces = {trace: trace_of(trace) for _, _, those in rules for trace in those}
     off = {trace: first_off(answer, events) for trace, events in traces.items()}
     for message, counter, those in rules:

@@ -2,11 +2,13 @@
 
 import math
 import random
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from numbers import Real
 from operator import eq
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -141,30 +143,8 @@ WEIGH_HINTS = {
     "'NoneType' object has no attribute": "Not every parameter has a gradient: its `.grad` may be None.",
     "'int' object has no attribute": "Not everything in an optimizer's state is a tensor: `torch.is_tensor` knows.",
 }
-ONE_BUFFER = "are slices of one buffer here. It is alive as a whole, and counts once."
-WEIGHED = {  # runs, and what is said where a kind of memory is off
-    "adamw": {
-        "weights": "The weights are off: all of `model.parameters()` are weights, updated or not. Buffers are none.",
-        "master_weights": "There is no master copy here: what this optimizer updates are the model's own weights.",
-        "gradients": "The gradients are off: each parameter that was in backward has one in `.grad`.",
-        "states": "AdamW's states are off. Do you count its `step`? It is a tensor as well, with one number.",
-    },
-    "new": {
-        "gradients": "Before the first backward there are no gradients. Where do yours come from?",
-        "states": "Before the first step there are no states. Where do yours come from? Ask the optimizer.",
-    },
-    "tied": {"weights": "Some weights are frozen here, and are weights. And two layers share one, which counts once."},
-    "flat": {
-        "weights": f"All parameters {ONE_BUFFER}",
-        "master_weights": "`.float()` of an fp32 weight makes no copy: it has the weight's own storage.",
-        "gradients": f"All gradients {ONE_BUFFER}",
-        "states": "These states have 8, 16 and 32 bits: do you take 4 bytes for each number?",
-    },
-    "masters": {
-        "master_weights": "This optimizer updates fp32 copies of the weights, in two groups. Where can you find them?",
-        "gradients": "The fp32 copies have gradients of their own, next to those of the 16-bit weights.",
-    },
-}
+# Runs, and what is said where a kind of memory is off
+WEIGHED: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("weighed.toml").read_text(encoding="utf-8"))
 
 
 def trained_once(how: str) -> tuple[nn.Module, torch.optim.Optimizer]:
