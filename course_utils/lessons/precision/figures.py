@@ -1,6 +1,8 @@
 """Lesson 03's own drawings: gradients as a histogram with fp16's floor, and the data flow of a 16-bit training step."""
 
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -65,10 +67,10 @@ def flow_figure(title: str) -> Figure:
     look = {"stroke": RULE, "stroke_width": 0.7}
     y = canvas.title(title) + 6
     top = 10 + legend(canvas, colors.items(), y, lambda x, y, size, color: canvas.rect(x, y, size, size, color, **look))
-    for words, color, *places in BOXES:
+    for words, form, *places in FLOW["boxes"]:
         x, y = places[canvas.narrow]
-        _box(canvas, x, top + y, words, color)
-    for corners in NARROW_ARROWS if canvas.narrow else WIDE_ARROWS:
+        _box(canvas, x, top + y, words, HALF if form == "bf16" else SINGLE)
+    for corners in FLOW["arrows"]["narrow" if canvas.narrow else "wide"]:
         _arrow(canvas, [(x, top + y) for x, y in corners])
     alt = (
         f"{stop(title)} Forward: input x and weights W, both bf16, are multiplied, added up in fp32 and rounded to the "
@@ -81,33 +83,7 @@ def flow_figure(title: str) -> Figure:
 
 
 BOX_WIDTH, BOX_HEIGHT = 140, 52
-PRODUCT = "multiply in bf16,\nadd in fp32"
-BOXES = (
-    ("input x", HALF, (30, 0), (16, 0)), ("weights W", HALF, (30, 80), (226, 0)),
-    (f"x·Wᵀ:\n{PRODUCT}", SINGLE, (208, 40), (121, 76)),
-    ("output y, rounded", HALF, (386, 40), (121, 152)), ("gradient dL/dy", HALF, (564, 40), (121, 228)),
-    (f"dyᵀ·x:\n{PRODUCT}", SINGLE, (386, 152), (16, 304)), ("dL/dW, rounded", HALF, (208, 152), (16, 380)),
-    (f"dy·W:\n{PRODUCT}", SINGLE, (386, 222), (226, 304)),
-    ("dL/dx, rounded:\nto the layer below", HALF, (208, 222), (226, 380)),
-    ("gradients: add up", SINGLE, (30, 152), (16, 456)), ("Adam: m, v", SINGLE, (208, 296), (16, 532)),
-    ("master weights", SINGLE, (386, 296), (226, 532)), ("round to bf16: W", HALF, (564, 296), (226, 456)),
-)  # fmt: skip
-"""Words, color, and the top left corner in the wide and in the narrow layout."""
-WIDE_ARROWS = (
-    ((170, 36), (189, 36), (189, 58), (206, 58)), ((170, 96), (189, 96), (189, 74), (206, 74)),
-    ((348, 66), (384, 66)), ((526, 66), (562, 66)),
-    ((620, 92), (620, 178), (528, 178)), ((650, 92), (650, 248), (528, 248)),
-    ((170, 12), (371, 12), (371, 110), (456, 110), (456, 150)), ((170, 126), (363, 126), (363, 238), (384, 238)),
-    ((386, 178), (350, 178)), ((386, 258), (350, 258)), ((208, 178), (172, 178)), ((100, 204), (100, 322), (206, 322)),
-    ((348, 322), (384, 322)), ((526, 322), (562, 322)), ((634, 348), (634, 364), (17, 364), (17, 106), (28, 106)),
-)  # fmt: skip
-"""The corners that each arrow passes, its head at the last."""
-NARROW_ARROWS = (
-    ((138, 52), (138, 74)), ((244, 52), (244, 74)), ((191, 128), (191, 150)), ((191, 204), (191, 226)),
-    ((138, 280), (138, 302)), ((244, 280), (244, 302)), ((68, 52), (68, 302)), ((314, 52), (314, 302)),
-    ((86, 356), (86, 378)), ((296, 356), (296, 378)), ((86, 432), (86, 454)), ((86, 508), (86, 530)),
-    ((156, 558), (224, 558)), ((296, 532), (296, 510)), ((366, 482), (383, 482), (383, 26), (368, 26)),
-)  # fmt: skip
+FLOW = tomllib.loads(Path(__file__).with_name("flow.toml").read_text(encoding="utf-8"))
 
 
 def _box(canvas: Canvas, x: float, y: float, words: str, color: str) -> None:
