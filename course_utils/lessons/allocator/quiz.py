@@ -1,12 +1,15 @@
 """The numbers in the quiz of lesson 10, question by question; its words are in quiz.toml."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from course_utils.allocator.policy import CachingAllocator
 from course_utils.allocator.settings import LARGE_SEGMENT_MB
 from course_utils.interactive.quiz import Numbers, gb
 from course_utils.model_files import model_config
 from course_utils.units import MiB, each, format_bytes
+
+_mib = partial(format_bytes, unit="MiB", digits=0)
 
 
 def numbers() -> Iterator[Numbers]:
@@ -35,7 +38,3 @@ def numbers() -> Iterator[Numbers]:
     page, hole = LARGE_SEGMENT_MB, 38
     sizes = each(_mib, whole=hole // page * page * MiB, all=hole * MiB, two=2 * page * MiB, none=0)
     yield "whole_pages", {"page": page, "hole": hole} | sizes
-
-
-def _mib(size: int) -> str:
-    return format_bytes(size, "MiB", 0)

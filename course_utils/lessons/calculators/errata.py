@@ -118,7 +118,8 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield "four_million_tokens", {"tokens": 400 * 1024}
 
     mixtral, eight = PRESETS["mixtral-8x7b"], 8 * PRESETS["mistral-7b"].parameters
-    yield "eight_times_seven", each(_billions, all=mixtral.parameters, active=mixtral.active_parameters, eight=eight)
+    counts = {"all": mixtral.parameters, "active": mixtral.active_parameters, "eight": eight}
+    yield "eight_times_seven", {name: count / 1e9 for name, count in counts.items()}
 
     slip = [(690 * 10**9 if start == 790 * 10**9 else start, size) for start, size in RAMP]
     said, read = (batch_at(ramp, 700 * 10**9) // 10**6 for ramp in (RAMP, slip))
@@ -137,9 +138,9 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
     small, xl, vocab = PRESETS["gpt2"], PRESETS["gpt2-xl"], 40_478  # GPT-1's: 40,000 merges and 478 characters
     gpt1 = [parameter_count(replace(model, vocab=vocab)) for model in (small, xl)]  # (Radford et al. 2018, section 4.1)
-    counts = each(_millions, small=small.parameters, xl=xl.parameters, small_gpt1=gpt1[0], xl_gpt1=gpt1[1])
+    counts = {"small": small.parameters, "xl": xl.parameters, "small_gpt1": gpt1[0], "xl_gpt1": gpt1[1]}
     papers = {"small_paper": GPT2_PAPER["gpt2"], "xl_paper": GPT2_PAPER["gpt2-xl"]}
-    yield "gpt2_sizes", {"vocab": vocab} | papers | counts
+    yield "gpt2_sizes", {"vocab": vocab} | papers | {name: count / 1e6 for name, count in counts.items()}
 
     allocator, asked = CachingAllocator(), 12 * MiB - MiB // 2
     allocator.free(allocator.malloc(12 * MiB))
@@ -170,14 +171,6 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _peak(run: TrainingRun) -> str:
     return _gb(estimate(run).total)
-
-
-def _billions(count: int) -> str:
-    return f"{count / 1e9:.1f}"
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:.0f}"
 
 
 def _selective(run: TrainingRun) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from course_utils.interactive.quiz import Numbers, gb
 from course_utils.run import TrainingRun
-from course_utils.units import GB, GiB, each, format_bytes
+from course_utils.units import GB, GiB, each, format_bytes, plus_minus
 
 from .calculators import COPIES, autocast_formula
 
@@ -24,11 +24,7 @@ def numbers() -> Iterator[Numbers]:
     states, blocks, loss = 6, 5, -10
     total, grown, loss_alone = states + blocks + loss, states + 2 * (blocks + loss), states + blocks + 2 * loss
     known = {"states": states, "blocks": blocks, "missing": -loss, "total": total}
-    yield "by_chance", known | each(_off, grown=grown, same=total, doubled=2 * total, loss_alone=loss_alone)
+    yield "by_chance", known | each(plus_minus, grown=grown, same=total, doubled=2 * total, loss_alone=loss_alone)
     kept = autocast_formula(XL)[COPIES]
     share = format_bytes(kept // XL.model.layers, "GB", 2)
     yield "copies", each(gb, copies=kept, none=0, fp32=2 * kept) | {"block": share}
-
-
-def _off(amount: int) -> str:
-    return f"{'+' if amount > 0 else '−'}{abs(amount)} GB"

@@ -17,7 +17,7 @@ def numbers() -> Iterator[Numbers]:
     yield "one_block", each(percent, mlp=mlp / block, attention=1 - mlp / block, one=4 / 8, three=8 / 11)
     model = PRESETS["gpt2"]
     words, N = model.vocab * model.hidden, model.parameters
-    yield "tied_head", each(_millions, doubled=N + words, once=N, missing=N - words)
+    yield "tied_head", {"doubled": (N + words) / 1e6, "once": N / 1e6, "missing": (N - words) / 1e6}
     blocks = 12 * model.layers * model.hidden**2
     grown = (2 * words + 4 * blocks) / (words + blocks)
     yield "twice_as_wide", each("{:.1f} times".format, grown=grown, four=4, two=2, eight=8)
@@ -28,7 +28,3 @@ def numbers() -> Iterator[Numbers]:
     model, dense = PRESETS["mixtral-8x7b"], PRESETS["mistral-7b"]
     every, active, eight = model.parameters, model.active_parameters, 8 * dense.parameters
     yield "states_of_experts", each(_gb, all=16 * every, active=16 * active, models=16 * eight, weights=2 * every)
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:.0f} million"
