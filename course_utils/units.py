@@ -90,6 +90,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------------- tables
+# Not `tabulate`: these modules need the standard library alone, as they run in a browser and before set-up, too.
 
 Cells = Sequence[str]
 

@@ -2,6 +2,9 @@
 
 Lessons, exercises, glossary, cheat sheet, errata and quiz questions are read at each search, so no index can go stale.
 Solutions, hints and the choices of a quiz are left out: a search must not give an answer away.
+
+SQLite's FTS5 was tried in place of `_score`, with the same rule for exact headings. Asked for each of 249 headings of
+lessons it puts 178 first, where this puts 191; for `max_memory_allocated` it names an exercise before lesson 01.
 """
 
 import html
