@@ -4,6 +4,7 @@ hardware shows, and the lessons themselves.
 
 import dataclasses
 import json
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,36 +135,45 @@ def recording_list() -> tuple[Task, ...]:
 
 
 GPT2 = TrainingRun("gpt2", 8, 1024)
-MEDIUM = TrainingRun("gpt2-medium", 8, 1024)
 XL = TrainingRun("gpt2-xl", 32, 1024)
-LLAMA = TrainingRun("llama3.2-1b", 4, 1024)
-LLAMA_8B = TrainingRun("llama3-8b", 1, 2048)
-T4 = TrainingRun("gpt2", 8, 1024, "amp-fp16", attention="efficient")  # A run for GPUs older than Ampere, too
-ONE_MIXTRAL_BLOCK = dataclasses.replace(PRESETS["mixtral-8x7b"], name="mixtral-8x7b, one block", layers=1)
-PUZZLE = XL.replace(precision="bf16-master", recompute="full", optimizer="adamw-foreach")
+STARTS = {
+    "GPT-2": GPT2,
+    "GPT-2 on a T4": TrainingRun("gpt2", 8, 1024, "amp-fp16", attention="efficient"),  # older GPUs, too
+    "GPT-2 medium": TrainingRun("gpt2-medium", 8, 1024),
+    "GPT-2 XL": XL,
+    "the puzzle": XL.replace(precision="bf16-master", recompute="full", optimizer="adamw-foreach"),
+    "Llama 1B": TrainingRun("llama3.2-1b", 4, 1024),
+    "Llama 8B": TrainingRun("llama3-8b", 1, 2048),
+    "one block of Mixtral": TrainingRun(
+        dataclasses.replace(PRESETS["mixtral-8x7b"], name="mixtral-8x7b, one block", layers=1), 1, 1024
+    ),
+}
+"""The runs that those of runs.toml start from, by name."""
+
+
+def training_runs(group: str) -> Iterator[Task]:
+    """The training runs of a group of runs.toml, in order. KeyError for a group, or a start, that is not there."""
+    for row in tomllib.loads(Path(__file__).with_name("runs.toml").read_text(encoding="utf-8"))[group]:
+        chosen: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in row.items()
+        }
+        of, why, alone = chosen.pop("of"), chosen.pop("why"), chosen.pop("alone", False)
+        yield run_task(STARTS[of].replace(**chosen), why, alone)
 
 
 def everything() -> Iterator[Task]:
     """All tasks in their order, some of them twice."""
-    run = run_task
     # What tells most, in about three minutes
     yield Task("workspaces", "workspaces", "cuBLAS's workspaces")
-    yield run(GPT2, "the first run of the course", alone=True)
-    yield run(XL, "the puzzle as asked")
-    yield run(LLAMA, "a Llama", alone=True)
+    yield from training_runs("first")
     yield history_task(history_runs()[0], {})
-    yield run(PUZZLE.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8), "what fits 32 GB")
+    yield from training_runs("fits")
     # What else the lessons show first, and what GPUs elsewhere have counted
     yield Task("context", "context", "what the driver takes before the first tensor", alone=True)
     yield Task("scratch", "scratch", "what kernels allocate for themselves")
     published = list(published_tasks())
     yield from (task for task in published if task.name.partition(": ")[2] in TEN)
-    yield run(GPT2.replace(attention="eager"), "what the flash kernel saves")
-    yield run(T4, "the same on a T4")
-    yield run(XL.replace(recompute="full"), "the puzzle, recomputed")
-    yield run(PUZZLE, "the puzzle with 16-bit weights, upcast at once")
-    yield run(PUZZLE.replace(optimizer="adamw"), "the puzzle with 16-bit weights")
-    yield run(XL.replace(micro_batch=4), "the puzzle, smaller")
+    yield from training_runs("lessons")
     # Times that only a GPU's clock can give
     for topic in COMPARISONS:
         yield Task(f"times of {topic}", "times", "times with their spread", topic=topic, alone=True)
@@ -172,16 +182,7 @@ def everything() -> Iterator[Task]:
     for kind in CELLS:
         why = f"out of memory {TIMES_OUT_OF_MEMORY} times in a row"
         yield Task(f"out of memory in a cell with {kind}", "cells", why, topic=kind, seconds=400.0, needs=2 * GB)
-    # Quick runs of many kinds
-    yield run(GPT2.replace(micro_batch=2), "linear in b")
-    yield run(GPT2.replace(accumulation_steps=2), "2 micro-batches")
-    yield run(GPT2.replace(precision="bf16-master"), "16-bit weights")
-    yield run(GPT2.replace(precision="fp32", attention="efficient"), "everything in fp32")
-    yield run(GPT2.replace(recompute="full"), "GPT-2, recomputed")
-    yield run(GPT2.replace(clip_grad_norm=1.0), "the buffers of clipping")
-    yield run(MEDIUM.replace(optimizer="adamw-fused"), "a fused optimizer")
-    yield run(LLAMA.replace(attention="eager"), "a Llama without a fused kernel")
-    yield run(LLAMA.replace(lora_rank=8), "LoRA on attention")
+    yield from training_runs("quick")
     # The allocator's histories, the lessons, the smaller published steps
     for environment in ({}, EXPANDABLE):
         yield from (history_task(recorded, environment) for recorded in history_runs())
@@ -189,56 +190,7 @@ def everything() -> Iterator[Task]:
     yield from lessons("notebooks")
     yield from published
     yield from lessons("solutions")
-    # Attention by kernel and by the length of the sequence
-    yield run(GPT2.replace(attention="efficient"), "the efficient kernel")
-    yield run(GPT2.replace(attention="cudnn", dropout=0.0), "cuDNN's kernel, which may refuse GPT-2's dropout")
-    for kernel in ("eager", "efficient", "cudnn"):
-        yield run(LLAMA.replace(attention=kernel), f"grouped queries, {kernel}")
-    for seq_len in (4096, 8192, 16384):
-        yield run(LLAMA.replace(micro_batch=1, seq_len=seq_len), "linear in s with flash")
-    yield run(LLAMA.replace(micro_batch=1, seq_len=4096, attention="eager"), "quadratic in s without")
-    # Every recipe with the same kernel: bytes and time saved
-    for name in ("fp32", "tf32", "bf16", "bf16-master", "bf16-master-fp32grad", "fp16-master"):
-        yield run(GPT2.replace(attention="efficient", precision=name), f"{name} and the others")
-    yield run(GPT2.replace(precision="amp-fp16"), "fp16 with flash")
-    yield run(LLAMA.replace(precision="bf16-master"), "a Llama in ZeRO's recipe")
-    yield run(LLAMA.replace(precision="bf16"), "a Llama in 16 bits alone")
-    # Every recomputation on the same run: bytes saved, and time paid
-    yield run(MEDIUM, "nothing recomputed")
-    for recompute in ("full", "selective", "sqrt", "every-4", "offload"):
-        yield run(MEDIUM.replace(recompute=recompute), f"{recompute} and the others")
-    eager = MEDIUM.replace(attention="eager")
-    yield run(eager, "eager attention, kept")
-    yield run(eager.replace(recompute="selective-attention"), "Korthikanti's selective recomputation")
-    yield run(LLAMA.replace(recompute="full"), "a Llama, recomputed")
-    yield run(LLAMA.replace(recompute="selective"), "a Llama, selectively")
-    # Every optimizer on the same run, whose peak is the optimizer's
-    small = MEDIUM.replace(micro_batch=1)
-    adamw = ("adamw-loop", "adamw-foreach", "adamw-fused")
-    for name in (*adamw, "sgd", "momentum", "adam", "adafactor", "adam8bit", "lion", "muon"):
-        yield run(small.replace(optimizer=name), f"{name} and the others")
-    yield run(small.replace(clip_grad_norm=1.0), "the buffers of clipping at the peak")
-    yield run(small.replace(set_to_none=False), "gradients zeroed, not freed")
-    # Accumulation, the loss in pieces, LoRA, other models and sizes
-    for steps in (2, 4, 16):
-        yield run(GPT2.replace(micro_batch=2, accumulation_steps=steps), f"{steps} micro-batches of 2")
-    yield from (run(LLAMA.replace(loss_chunks=chunks), "the logits in pieces") for chunks in (8, 32))
-    yield run(GPT2.replace(loss_chunks=8), "GPT-2's logits in pieces")
-    yield run(LLAMA.replace(logits="compute"), "a Llama's logits in 16 bits")
-    yield run(GPT2.replace(logits="fp32"), "GPT-2's logits in fp32")
-    yield run(LLAMA.replace(lora_rank=16, lora_targets=("attention", "mlp")), "LoRA on every matrix")
-    for bits in (16, 8, 4):
-        frozen = LLAMA_8B.replace(lora_rank=16, recompute="full", frozen_bits=bits)
-        yield run(frozen, f"LoRA on an 8B model frozen in {bits} bits")
-    for model in ("tinyllama-1.1b", "qwen2.5-0.5b", "gpt2-large"):
-        yield run(TrainingRun(model, 4, 1024), "another model")
-    yield run(TrainingRun("llama3.2-3b", 1, 2048), "a 3B model")
-    yield run(LLAMA_8B.replace(precision="bf16"), "an 8B model in 16 bits alone")
-    yield run(LLAMA_8B.replace(precision="bf16-master", recompute="full", seq_len=1024), "an 8B model, all of it")
-    yield run(TrainingRun("mistral-7b", 1, 4096, "bf16", recompute="full"), "a 7B model at s=4,096")
-    yield run(TrainingRun(ONE_MIXTRAL_BLOCK, 1, 1024), "a mixture of experts, one block of it")
-    yield run(MEDIUM.replace(micro_batch=4, precision="amp-fp16", attention="efficient"), "the most for a T4")
-    yield from (run(GPT2.replace(micro_batch=b), "linear in b") for b in (1, 2, 4, 16))
+    yield from training_runs("rest")
 
 
 def history_runs() -> tuple[TrainingRun, ...]:
