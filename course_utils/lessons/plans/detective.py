@@ -3,9 +3,11 @@
 A simulated step's allocations go through the allocator's replay on a card that is too small, until it finds no room.
 """
 
+import tomllib
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,16 +18,8 @@ from course_utils.measurement import Measurement, Timeline
 from course_utils.measuring.simulated import availability
 from course_utils.units import GiB, MiB
 
-CAUSES = {  # of death of a run, by the name to answer with
-    "activations": "too many sequences at once: the blocks keep more for backward than there is room for",
-    "attention": "attention is written out: its s×s matrices take the room",
-    "loss": "the logits and the loss, tensors of s·b·V numbers",
-    "states": "the optimizer's states, which the first update makes",
-    "update": "copies that the update makes, when its states are there already",
-    "fragmentation": "enough is free, but in no single piece",
-    "graphs": "graphs that are kept from step to step",
-    "weights": "the weights alone are too large",
-}
+WORDS = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))
+CAUSES: dict[str, str] = {name: words["is"] for name, words in WORDS.items()}  # of death, by the name to answer with
 
 
 @dataclass(frozen=True)

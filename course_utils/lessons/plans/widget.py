@@ -6,7 +6,7 @@ from course_utils.figures import timeline
 from course_utils.figures.canvas import Figure
 from course_utils.interactive.widgets import Explorable, dropdown
 
-from .detective import CAUSES, ORDER, Case, case
+from .detective import CAUSES, ORDER, WORDS, Case, case
 
 
 class Detective(Explorable):
@@ -47,13 +47,4 @@ detective = Detective
 def against(cause: str, found: Case) -> str:
     """The evidence against a cause that is wrong for this case: where to look, not the answer."""
     seen = found.evidence
-    return {
-        "activations": f"Does the green area explain the request that failed, and the moment: {seen.when}?",
-        "attention": "An s×s matrix has b·a·s² numbers. Compare that with the bytes in the message.",
-        "loss": "A tensor of the loss has s·b·V numbers. Compare that with the bytes in the message.",
-        "states": f"States are made in the first update. It failed in {seen.when}.",
-        "update": "Then the states would be complete, 8 bytes a parameter, and the update under way.",
-        "fragmentation": f"No tensor is in {100 * seen.free_share:.0f} % of the card. Would one piece of it have done?",
-        "graphs": "Then each step would begin with more than the one before. Where does each begin?",
-        "weights": "Look at the lowest band: how much of the card do the weights take?",
-    }[cause]
+    return WORDS[cause]["against"].format(when=seen.when, free=100 * seen.free_share)
