@@ -522,6 +522,7 @@ def test_continuous_integration_runs_the_readme_test_command():
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+EVIDENCE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
 LESSON_ROW = re.compile(
     r"^\| \[(\d\d[a-z]?) [^|\]]+\]\((notebooks/\w+\.ipynb)\) \| [^|]+\| (\d+) \| [^|]+\|$", re.MULTILINE
 )
@@ -537,13 +538,13 @@ def test_readme_links_every_lesson_with_its_minutes():
         assert course_settings["minutes"] == int(minutes), link
 
 
-def test_readme_figures_are_what_the_course_estimates_and_fit_their_gpu_or_not():
-    figure, words = re.findall(r"takes ([\d.]+) GB\s+by\s+estimate \(`([^`]+)`\)", README)[0]
+def test_figures_of_evidence_are_what_the_course_estimates_and_fit_their_gpu_or_not():
+    figure, words = re.findall(r"takes ([\d.]+) GB\s+by\s+estimate \(`([^`]+)`\)", EVIDENCE)[0]
     peak = estimate(typed_run(*words.split())).total
     assert f"{peak / 1e9:.1f}" == figure and peak > GPUS["A100-80GB"].memory
 
     cards, smallest = {"T4": "T4-16GB", "A100": "A100-80GB"}, ""
-    rows = [line for line in README.splitlines() if ESTIMATE.search(line)]
+    rows = [line for line in EVIDENCE.splitlines() if ESTIMATE.search(line)]
     assert len(rows) == 5
     for row in rows:
         smallest = next((name for mark, name in cards.items() if mark in row), smallest)
@@ -553,8 +554,8 @@ def test_readme_figures_are_what_the_course_estimates_and_fit_their_gpu_or_not()
         assert peak < 0.9 * gpu(smallest).memory, row
 
 
-def test_readme_names_every_label_of_a_measurement():
+def test_evidence_names_every_label_of_a_measurement():
     from course_utils.measurement import SOURCES
 
     for label in SOURCES.values():
-        assert f"| {label.format(device='…')} |" in README
+        assert f"| {label.format(device='…')} |" in EVIDENCE

@@ -358,12 +358,16 @@ def test_the_driver_laid_most_segments_below_all_earlier_ones_as_lesson_13_says(
     assert len(below) > 1000 and sum(below) > 0.6 * len(below)
 
 
-def test_the_readme_says_what_the_recordings_say() -> None:
+def test_the_page_of_evidence_says_what_the_recordings_say() -> None:
     """The row of each kind of prediction, and the counts in the text below the table."""
-    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parent.parent / "docs" / "evidence.md").read_text(encoding="utf-8")
     found = rows(gpu_tables(), "gpu")
     for by, (count, exact, *_, middle, largest, _, _) in found.items():
         assert f"| {by} | {count} | {exact} | {middle:.3f} % | {largest:.2f} % |" in text
+    runs, _, *_, middle, largest, _, _ = found["simulation"]
+    readme = " ".join((Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8").split())
+    assert f"an NVIDIA H200 ran {runs} of the course's own" in readme
+    assert f"the simulation's median error is {middle:.3f} %, the largest {largest:.1f} %" in readme
     off = [row[-2] for row in gpu_published_tables()[0].rows]
     assert f"ran {len(off)} of the published steps\nagain, {sum(not one for one in off)} of them to the byte" in text
     assert all(exact == found["simulation"][0]

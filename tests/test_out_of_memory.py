@@ -340,6 +340,12 @@ Predict it before the next run, without a GPU: python3 -m course_utils watch tra
     )
 
 
+def test_the_readme_shows_a_genuine_answer():
+    """README's example is what this message gives."""
+    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+    assert f"```text\n{diagnose(parse(STATES))}\n```" in readme
+
+
 # ------------------------------------------------------------------------------------------------- what is no message
 
 

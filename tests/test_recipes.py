@@ -122,9 +122,9 @@ def test_the_page_of_recipes_has_each_lessons_own() -> None:
         assert "recipes.md" in (ROOT / place).read_text(encoding="utf-8"), place
 
 
-def test_the_readmes_plain_code_prints_what_it_says(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plain_code_of_the_tour_prints_what_it_says(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = re.findall(
-        r"```python\n(import torch\n.+?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+        r"```python\n(import torch\n.+?)```", (ROOT / "docs" / "commands.md").read_text(encoding="utf-8"), re.DOTALL
     )[0]
     with_layer_freed = code.replace("{torch.cuda.memory_allocated():,}", "{torch.cuda.memory_allocated() - before:,}")
     executed(

@@ -42,7 +42,7 @@ TEN = (
     "hf-bertlarge-bs4",
     "liger-fused_linear_cross_entropy-full-BT16384-a100-l204",
 )
-"""Ids of the rows that stand for all in the README and in lesson 13."""
+"""Ids of the rows that stand for all in docs/evidence.md and in lesson 13."""
 
 
 class Said(NamedTuple):
