@@ -5,8 +5,9 @@ Each function returns a `Figure`. Sizes are bytes; `unit` says how to print them
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from ..breakdown import KINDS
 from ..gpus import Gpu
@@ -16,11 +17,11 @@ from .axes import (
     COLOURS,
     OVER,
     UNDER,
-    UNIT_NOTES,
     Row,
     Segment,
     amount,
     amount_with_unit,
+    axis_label,
     digits_for,
     draw_legend,
     draw_limit,
@@ -33,7 +34,11 @@ from .axes import (
 )
 from .canvas import INK, MARGIN, QUIET, RULE, WIDE, Canvas, Figure, ink_on, number, reflowing, text_width, ticks, wrap
 from .curves import lines
+from .plotting import Chart, draw_pairs, draw_rows
 from .timelines import timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["COLOURS", "Figure", "Segment", "bars", "compare_bars", "lines", "stack", "timeline"]
 
@@ -88,7 +93,8 @@ def stack(
         draw_nominal(canvas, draw.x(nominal), top - 6, draw.x(nominal), bottom, nominal)
     told = "; ".join(map(draw.told, named, named.values(), totals.values()))
     alt = alt or f"{stop(title)} Stacked bars. {told}.{f' The line marks {limit_name}.' if limit else ''}"
-    return canvas.figure(bottom, title, alt, provenance)
+    onto = partial(draw.onto, named, nominal, limit_name)
+    return canvas.figure(bottom, title, alt, provenance, Chart(title, provenance, onto))
 
 
 CLEAR = 4.0  # pixels that texts keep away from the line that marks the capacity
@@ -120,13 +126,22 @@ class _Stack:
         ends += [text_width(self.verdict(total), 11) for total in self.totals.values()] if self.limit else []
         return self.canvas.width - 12 - max(ends)
 
+    def onto(self, rows: Mapping[str, Sequence[Segment]], nominal: int | None, limit_name: str, ax: "Axes") -> None:
+        """The same bars by matplotlib."""
+        one = UNITS[self.unit]
+        pieces = [[(part.name, part.size / one, COLOURS[part.kind]) for part in row] for row in rows.values()]
+        limits = [(limit_name, self.limit / one, "-")] if self.limit else []
+        limits += [("", nominal / one, "--")] if nominal and nominal != self.limit else []
+        ends = [self.summary(label, "\n") for label in rows]
+        draw_rows(ax, list(zip(rows, pieces, ends, strict=True)), axis_label(self.unit), limits)
+
     def heading(self, label: str) -> list[str]:
         """The lines that a narrow picture writes above a bar: its name, and room for its total."""
         return [*wrap(label, 13, self.right - self.left), ""] if self.canvas.narrow else []
 
-    def summary(self, label: str) -> str:
+    def summary(self, label: str, between: str = ", ") -> str:
         total = self.totals[label]
-        return self.shown(total) + (f", {self.verdict(total)}" if self.limit else "")
+        return self.shown(total) + (f"{between}{self.verdict(total)}" if self.limit else "")
 
     def shown(self, size: int) -> str:
         return format_bytes(size, self.unit, self.digits)
@@ -169,8 +184,8 @@ class _Stack:
             self.canvas.text(x, bottom + 20, number(tick), 12, QUIET, text_anchor="middle")
         self.canvas.line(self.left, top, self.left, bottom, RULE)
         self.canvas.line(self.left, bottom, self.right, bottom, RULE)
-        label = f"{self.unit} ({UNIT_NOTES[self.unit]})" if self.unit in UNIT_NOTES else "bytes"
-        self.canvas.text((self.left + self.right) / 2, bottom + 40, label, 12, QUIET, text_anchor="middle")
+        middle = (self.left + self.right) / 2
+        self.canvas.text(middle, bottom + 40, axis_label(self.unit), 12, QUIET, text_anchor="middle")
 
     def bar(self, label: str, parts: Sequence[Segment], y: float) -> None:
         lines = [] if self.canvas.narrow else wrap(label, 13, 190)
@@ -252,7 +267,15 @@ def compare_bars(estimated: Mapping[str, int], measured: Measurement, title: str
         f"{stop(title)} Estimated and {word}, in {unit}: {told}. In total {both[0]} estimated and {both[1]} {word}, "
         f"a difference of {signed(totals[0] - totals[1], unit, digits)}."
     )
-    canvas = Canvas()
+    one, canvas = UNITS[unit], Canvas()
+    bars = {
+        words(k): (a / one, b / one, COLOURS[k], " ".join(differences((a, b), unit, digits)))
+        for k, (a, b) in pairs.items()
+    }
+    named = (f"estimated {both[0]}", f"{word} {both[1]}")
+    chart = Chart(
+        title, str(measured.provenance), partial(draw_pairs, pairs=bars, names=named, xlabel=axis_label(unit))
+    )
     if canvas.narrow:  # no room for columns
         two = {name: {k: pair[side] for k, pair in pairs.items()} for side, name in enumerate(("estimated", word))}
         note = ", ".join(f"{words(kind)} {signed(a - b, unit, digits)}" for kind, (a, b) in pairs.items())
@@ -267,7 +290,7 @@ def compare_bars(estimated: Mapping[str, int], measured: Measurement, title: str
     canvas.line(MARGIN, bottom + 4, WIDE - MARGIN, bottom + 4, RULE)
     canvas.text(140, bottom + 25, "total", 13, text_anchor="end", font_weight="bold")
     _ledger_numbers(canvas, totals, bottom + 25, unit, digits, font_weight="bold")
-    return canvas.figure(bottom - 10, title, alt, str(measured.provenance))
+    return canvas.figure(bottom - 10, title, alt, str(measured.provenance), chart)
 
 
 LEDGER_COLUMNS = (430, 522, 626, WIDE - MARGIN)
@@ -298,11 +321,15 @@ def _ledger_row(canvas: Canvas, kind: str, pair: tuple[int, int], y: float, scal
 
 
 def _ledger_numbers(canvas: Canvas, pair: tuple[int, int], y: float, unit: str, digits: int, **more) -> None:
-    difference = pair[0] - pair[1]
-    relative = signed_percent(difference, pair[1]) if pair[1] and difference else ""
-    shown = (*(amount_with_unit(size, unit, digits) for size in pair), signed(difference, unit, digits), relative)
+    shown = (*(amount_with_unit(size, unit, digits) for size in pair), *differences(pair, unit, digits))
     for text, x in zip(shown, LEDGER_COLUMNS, strict=True):
         canvas.text(x, y, text, 13, text_anchor="end", **more)
+
+
+def differences(pair: tuple[int, int], unit: str, digits: int) -> tuple[str, str]:
+    """Estimate minus measurement in bytes and in percent of the measurement, "" for what cannot be told."""
+    gap = pair[0] - pair[1]
+    return signed(gap, unit, digits), signed_percent(gap, pair[1]) if pair[1] and gap else ""
 
 
 def signed(size: int, unit: str, digits: int) -> str:
@@ -345,18 +372,22 @@ def bars(
     canvas = Canvas()
     top = canvas.title(title) + 10
     named = {name: words(name) if name in COLOURS else name for name in values}
+    look = {name: COLOURS["temporaries" if highlight not in ("", name) else kind] for name in values}
+    colors = {name: COLOURS.get(name, color) for name, color in look.items()}
     above, step = (20, 56) if canvas.narrow else (0, 34)
     left = float(MARGIN) if above else MARGIN + 12 + max(text_width(name, 13) for name in named.values())
     room = canvas.width - left - MARGIN - 14 - max(text_width(text, 13, bold=True) for text in shown.values())
     for index, (name, value) in enumerate(values.items()):
         y, width = top + above + step * index, room * value / one / (largest or 1)
-        color = COLOURS.get(name, COLOURS[kind if name == highlight or not highlight else "temporaries"])
         canvas.text(left if above else left - 10, y - 6 if above else y + 18, named[name], 13,
                     text_anchor=None if above else "end")  # fmt: skip
-        canvas.rect(left, y, width, 26, color, f"{named[name]}: {shown[name]}", data_value=value)
+        canvas.rect(left, y, width, 26, colors[name], f"{named[name]}: {shown[name]}", data_value=value)
         canvas.text(left + width + 8, y + 18, shown[name], 13, font_weight="bold")
     bottom = top + step * len(values)
     canvas.line(left, top - 4, left, bottom - 4, RULE)
     alt = f"{stop(title)} Bars: {'; '.join(f'{name} {text}' for name, text in shown.items())}."
     end = canvas.note(provenance, bottom + 16)
-    return Figure(canvas.svg(end - (2 if provenance else 8), title, alt), alt)
+    rows = [(named[name], [(named[name], value / one, colors[name])], shown[name]) for name, value in values.items()]
+    xlabel = axis_label(unit) if unit in UNITS else unit
+    onto = partial(draw_rows, rows=rows, xlabel=xlabel, legend=False)
+    return Figure(canvas.svg(end - (2 if provenance else 8), title, alt), alt, chart=Chart(title, provenance, onto))

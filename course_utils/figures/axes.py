@@ -34,6 +34,11 @@ UNIT_NOTES = {
 }  # fmt: skip
 
 
+def axis_label(unit: str) -> str:
+    """A unit of bytes with its meaning: "GB (1 GB = 10⁹ bytes)"."""
+    return f"{unit} ({UNIT_NOTES[unit]})" if unit in UNIT_NOTES else "bytes"
+
+
 @dataclass(frozen=True)
 class Segment:
     """A part of a stack under a name of its own ("fp32 momentum"), `size` bytes, in the color of its `kind`."""

@@ -11,9 +11,12 @@ from functools import lru_cache, wraps
 from html import escape
 from math import ceil, floor, log10
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol
 
 from .themes import DARK, ON_DARK, ON_DARKENED, ON_LIGHT, ON_LIGHTENED, as_image, in_page
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WIDTH = 880  # pixels: a figure with one layout is this wide, and scales down with its page
 WIDE, NARROW = 720, 400  # of a figure that reflows: its layout for a page, and for a phone or a small window
@@ -23,18 +26,27 @@ SCALES_DOWN = "max-width:100%;height:auto"
 FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 
 
+class Drawn(Protocol):
+    """What draws a figure by matplotlib: a `plotting.Chart`."""
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes": ...
+
+    def save(self, path: Path) -> None: ...
+
+
 @dataclass(frozen=True)
 class Figure:
     """A picture (`svg`) and its description (`alt`) for those who do not see it.
 
     A notebook holds the SVG inside an HTML `<img>` whose `alt` is the description. JupyterLab shows that also where the
     notebook is not trusted, as in a fresh clone, and so does GitHub; both take `<svg>` out of HTML. `narrow` is
-    the layout for a phone or a small window, where there is one.
+    the layout for a phone or a small window, where there is one, and `chart` what matplotlib draws, where it can.
     """
 
     svg: str = field(repr=False)
     alt: str
     narrow: str = field(default="", repr=False)
+    chart: Drawn | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return self.alt
@@ -52,12 +64,34 @@ class Figure:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/html": self.html, "text/plain": self.alt}
 
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The same data drawn by matplotlib on `ax`, or on the Axes of a new figure: to restyle as you like.
+
+        Returns the Axes. Raises ValueError for a picture that only the course draws, ImportError without matplotlib.
+        """
+        return self._charted.plot(ax)
+
     def save(self, path: str | Path) -> Path:
-        """Write the SVG to `path` and return that path. Raises ValueError unless it ends in .svg."""
-        if Path(path).suffix != ".svg":
-            raise ValueError(f"{Path(path).name!r}: a figure is saved as SVG, so its name must end in .svg")
-        Path(path).write_text(self.svg, encoding="utf-8")
-        return Path(path)
+        """Write the picture to `path` and return that path: .svg as lessons show it, .png and .pdf drawn by matplotlib.
+
+        Raises ValueError for another ending, and for .png and .pdf where `plot` raises.
+        """
+        path = Path(path)
+        if path.suffix == ".svg":
+            path.write_text(self.svg, encoding="utf-8")
+        elif path.suffix in (".png", ".pdf"):
+            self._charted.save(path)
+        else:
+            raise ValueError(
+                f"{path.name!r}: a figure is saved as SVG, PNG or PDF: a name must end in .svg, .png or .pdf"
+            )
+        return path
+
+    @property
+    def _charted(self) -> Drawn:
+        if self.chart is None:
+            raise ValueError("this picture is drawn by the course alone, not by matplotlib: save it as .svg")
+        return self.chart
 
 
 Given = ParamSpec("Given")
@@ -76,7 +110,7 @@ def reflowing(draw: Callable[Given, Any]) -> Callable[Given, Any]:
         if asked_width.get():  # part of another figure
             return draw(*given, **named)
         wide, narrow = (copy_context().run(at, width) for width in (WIDE, NARROW))
-        return replace(wide, narrow=narrow.svg)
+        return replace(wide, narrow=narrow.svg, chart=wide.chart or narrow.chart)
 
     return drawn
 
@@ -160,10 +194,10 @@ class Canvas:
             self.text(self.width - MARGIN, y + 14 * index, line, 11, QUIET, text_anchor="end")
         return y + 14 * len(lines)
 
-    def figure(self, bottom: float, title: str, alt: str, provenance: str) -> Figure:
+    def figure(self, bottom: float, title: str, alt: str, provenance: str, chart: Drawn | None = None) -> Figure:
         """The whole as a figure with an axis at `bottom`, room for its numbers and label, and the small print."""
         end = self.note(provenance, bottom + 62)
-        return Figure(self.svg(end - (2 if provenance else 10), title, alt), alt)
+        return Figure(self.svg(end - (2 if provenance else 10), title, alt), alt, chart=chart)
 
     def svg(self, height: float, title: str, alt: str) -> str:
         return framed("\n".join(self.shapes), self.width, height, title, alt)

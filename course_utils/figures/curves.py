@@ -1,18 +1,15 @@
-"""Lines: how one quantity grows with another, each line named at its end. Drawn by matplotlib.
+"""Lines: how one quantity grows with another, each line named at its end. Drawn by matplotlib."""
 
-matplotlib is imported when the first lines are drawn: everything else in the course does without it.
-"""
-
-import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .axes import OVER, stop
 from .canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, framed, number, reflowing, spread, text_width, wrap
+from .plotting import LAYOUT_FONT, Chart, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,19 +21,7 @@ DASHES = (None, (7, 4), (2, 3), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2))
 """Pixels of stroke and gap: lines are told apart in grey print too."""
 
 PLOT_HEIGHT = 290
-LAYOUT_FONT = "DejaVu Sans"
-"""matplotlib brings this font along, so that it lays texts out alike everywhere; the picture then names no font."""
 
-LOOK: dict[Any, Any] = {
-    "font.family": [LAYOUT_FONT],
-    "font.size": 12,
-    "text.color": INK,
-    "text.parse_math": False,
-    "axes.edgecolor": RULE,
-    "axes.formatter.use_mathtext": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "course",
-}
 FRAME = {"stroke_linejoin": "round", "xmlns:xlink": "http://www.w3.org/1999/xlink"}
 NEEDLESS = re.compile(
     r' id="(text|line2d|[xy]tick|patch|axes|figure|legend|matplotlib)[^"]*"| transform="rotate\(-0 [^"]*\)"|<!--.*?-->'
@@ -81,18 +66,14 @@ def lines(
     names = {name: wrap(name, 12.5, room - 44, bold=True) for name in series} if canvas.narrow else {}
     top = 49 + 21 * len(heading) + 17 * sum(map(len, names.values()))
     height = top + PLOT_HEIGHT + (60 + 14 * len(small_print) if provenance else 52)
-    with _matplotlib():
+    marks = partial(_marks, series=series, bands=bands, level=level, markers=markers, circles=circles)
+    with look():
         from matplotlib.figure import Figure as Drawing
 
         drawing = Drawing(figsize=(width / 72, height / 72), dpi=72, facecolor="none")  # one point is one pixel of ours
         more = [y for pair in bands.values() for side in pair for y in side] + ([level[1]] if level else [])
         axes = _axes(drawing, series, more, log_x, log_y, top)
-        for index, (name, line) in enumerate(series.items()):
-            if name in bands:
-                axes.fill_between(line[0], *bands[name], color=LINE_COLOURS[index], alpha=0.18, linewidth=0)
-            _draw(axes, line, index, markers, joined=name not in circles)
-        if level:
-            _draw_level(axes, series, *level)
+        marks(axes)
         _write(drawing, axes, heading, small_print, (xlabel, ylabel), {} if names else series, top)
         if names:  # a narrow picture has no room for them at the ends of the lines
             place: dict[str, Any] = {"bbox_to_anchor": (MARGIN / width, 1 - (top - 30) / height)}
@@ -101,7 +82,47 @@ def lines(
         shapes = _shapes(drawing)
     ends = "; ".join(_ends(name, *line) for name, line in series.items())
     alt = alt or f"{stop(title)} Lines of {ylabel} against {xlabel}: {ends}."
-    return Figure(framed(shapes, width, height, title, alt, **FRAME), alt)
+    onto = partial(_onto, marks=marks, series=series, more=more, labels=(xlabel, ylabel), logs=(log_x, log_y))
+    return Figure(framed(shapes, width, height, title, alt, **FRAME), alt, chart=Chart(title, provenance, onto))
+
+
+def _marks(
+    axes: "Axes",
+    series: Series,
+    bands: Series,
+    level: tuple[str, float] | None,
+    markers: bool,
+    circles: Collection[str],
+) -> None:
+    for index, (name, line) in enumerate(series.items()):
+        if name in bands:
+            axes.fill_between(line[0], *bands[name], color=LINE_COLOURS[index], alpha=0.18, linewidth=0)
+        _draw(axes, line, index, markers, joined=name not in circles)
+    if level:
+        _draw_level(axes, series, *level)
+
+
+def _onto(
+    axes: "Axes", marks: Callable[["Axes"], None], series: Series, more: Sequence[float], labels: tuple[str, str],
+    logs: tuple[bool, bool],
+) -> None:  # fmt: skip
+    """The same lines on Axes of a learner's own, with a legend."""
+    values = [[x for xs, _ in series.values() for x in xs], [*(y for _, ys in series.values() for y in ys), *more]]
+    for name, label, log, found in zip("xy", labels, logs, values, strict=True):
+        low, high = _range(found, log, from_zero=name == "y")
+        axes.set(**{f"{name}label": label})
+        if log:
+            getattr(axes, f"set_{name}scale")("log", base=2 if high / low <= 2**10 else 10)
+        elif name == "y":
+            axes.set_ylim(low, high)
+        getattr(axes, f"{name}axis").set_major_formatter(lambda value, _: number(float(f"{value:.10g}")))
+    axes.minorticks_off()
+    axes.grid(axis="y", color=GRID)
+    others = len(axes.lines)
+    marks(axes)
+    for line, name in zip(axes.lines[others:], series, strict=False):
+        line.set(label=name, clip_on=True)
+    axes.legend(frameon=False, labelcolor="linecolor", handlelength=3)
 
 
 def _ends(name: str, xs: Sequence[float], ys: Sequence[float]) -> str:
@@ -118,24 +139,6 @@ def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
             raise ValueError(f"{name!r} has {len(xs)} x values and {len(ys)} y values: they go in pairs, at least one")
         if (log_x and min(xs) <= 0) or (log_y and min(ys) <= 0):
             raise ValueError(f"{name!r} has a value that is not above zero, which a logarithmic axis cannot show")
-
-
-@contextmanager
-def _matplotlib() -> Iterator[None]:
-    """matplotlib with our look and nothing of the learner's own settings, which are as before afterwards.
-
-    Its log is silent meanwhile: the first import of all says on stderr, and so in a lesson, that it looks for fonts.
-    """
-    log = logging.getLogger("matplotlib")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        from matplotlib import style
-
-        with style.context(LOOK, after_reset=True):
-            yield
-    finally:
-        log.setLevel(level)
 
 
 def _axes(drawing: "Drawing", series: Series, more: Sequence[float], log_x: bool, log_y: bool, top: float) -> "Axes":

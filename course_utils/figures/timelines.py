@@ -3,8 +3,9 @@
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..gpus import Gpu
 from ..measurement import Mark, Measurement
@@ -24,6 +25,10 @@ from .axes import (
     words,
 )
 from .canvas import INK, QUIET, RULE, Canvas, Figure, ink_on, number, reflowing, sentence, short, text_width
+from .plotting import Chart, Span, draw_areas
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TIMELINE_ORDER = (
     "parameters", "optimizer_states", "gradients", "weight_copies",
@@ -32,6 +37,8 @@ TIMELINE_ORDER = (
 """From the bottom: what stays longest lies lowest, so that flat things look flat."""
 
 Name = TypeVar("Name")
+
+EVENTS = "allocations and frees, in order"
 
 MOST_POINTS = 1200  # of a curve: two for each pixel or so; a narrow picture has half of them
 PLOT_HEIGHT = 300.0
@@ -89,7 +96,9 @@ def timeline(
     view.letters(letters or {}, totals)
     alt = view.alt(title, totals, peak)
     end = canvas.note(str(measurement.provenance), view.bottom + 62)
-    return Figure(canvas.svg(end - 2, title, alt), alt)
+    limits = [(limit_name, limit / UNITS[unit], "-")] if limit else []
+    onto = partial(view.onto, {f"peak {view.told_peak(totals[peak])}": peak, **(letters or {})}, limits)
+    return Figure(canvas.svg(end - 2, title, alt), alt, chart=Chart(title, str(measurement.provenance), onto))
 
 
 @dataclass(frozen=True)
@@ -126,6 +135,17 @@ class _View(Plot):
         parts = [Segment(words(kind), 1, kind) for kind in small]
         return 48 + (draw_legend(self.canvas, parts, y + 6, self.unit, 0, values=False, left=self.left) if small else y)
 
+    def onto(self, notes: Mapping[str, int], limits: Sequence[tuple[str, float, str]], ax: "Axes") -> None:
+        """The same areas by matplotlib; each of the `notes` is at an event count."""
+        shown, one = range(self.first, self.last + 1), UNITS[self.unit]
+        curves = {
+            words(kind): ([curve[at] / one for at in shown], COLOURS[kind]) for kind, curve in self.curves.items()
+        }
+        phases = [Span(start, end, phase, True) for start, end, (_, phase) in self.spans(lambda m: (m.step, m.phase))]
+        steps = [Span(start, end, step_name(step), False) for start, end, step in self.spans(lambda mark: mark.step)]
+        places = [(name, at, sum(curve[at] for curve in self.curves.values()) / one) for name, at in notes.items()]
+        draw_areas(ax, shown, curves, [*phases, *steps], places, (EVENTS, f"{self.unit} allocated"), limits)
+
     def axes(self, counts: Sequence[int]) -> None:
         self.value_axis(self.unit, 6)
         shown: list[int] = []
@@ -136,8 +156,7 @@ class _View(Plot):
         for count in sorted(shown):
             self.canvas.line(self.x(count), self.bottom, self.x(count), self.bottom + 5, RULE)
             self.canvas.text(self.x(count), self.bottom + 20, number(count), 12, QUIET, text_anchor="middle")
-        wider = "" if self.canvas.narrow else " (short phases drawn wider)"
-        label = f"allocations and frees, in order{wider}"
+        label = f"{EVENTS}{'' if self.canvas.narrow else ' (short phases drawn wider)'}"
         self.canvas.text((self.left + self.right) / 2, self.bottom + 40, label, 12, QUIET, text_anchor="middle")
         self.canvas.upright(14 if self.canvas.narrow else 20, (self.top + self.bottom) / 2, f"{self.unit} allocated")
 
@@ -145,7 +164,7 @@ class _View(Plot):
         for start, end, (_, phase) in self.spans(lambda mark: (mark.step, mark.phase)):
             self.span(start, end, PHASE_WORDS.get(phase, (phase,)), 5, 11, QUIET, "#C9C9C9", data_phase=phase)
         for start, end, step in self.spans(lambda mark: mark.step):
-            self.span(start, end, (f"step {step}", f"{step}") if step else ("set-up",), 23, 12, INK, "#7A7A7A")
+            self.span(start, end, (step_name(step), f"{step}" if step else ""), 23, 12, INK, "#7A7A7A")
 
     def span(
         self, start: int, end: int, names: Sequence[str], above: int, size: int, ink: str, rule: str, **more: str
@@ -207,7 +226,7 @@ class _View(Plot):
 
     def name_peak(self, size: int, limit: tuple[float, float] | None) -> None:
         """Marks and names the peak, clear of the capacity's line: `limit` is its y and the x where its name ends."""
-        label = f"peak {format_bytes(size, self.unit, digits_for(size, self.unit))}{self.where(self.peak)}"
+        label = f"peak {self.told_peak(size)}"
         x = (self.x(self.peak) + self.x(min(self.peak + 1, self.last))) / 2
         half, y = text_width(label, 13, bold=True) / 2, self.y(size)
         draw_peak(self.canvas, x, y, size)
@@ -227,6 +246,9 @@ class _View(Plot):
             self.canvas.rect(x - 9, y - 18, 18, 18, "#FFFFFF", rx=9, stroke=INK, stroke_width=1.5, data_letter=letter)
             self.canvas.text(x, y - 4.5, letter, 12, text_anchor="middle", font_weight="bold")
 
+    def told_peak(self, size: int) -> str:
+        return f"{format_bytes(size, self.unit, digits_for(size, self.unit))}{self.where(self.peak)}"
+
     def where(self, count: int) -> str:
         """The phase of the event that reached the peak: " in loss, step 2"; the step only where several are shown."""
         before = [mark for mark in self.measurement.timeline.marks if mark.event < count]
@@ -242,9 +264,13 @@ class _View(Plot):
         parts = sentence(f"{words(kind)} {amount(at_peak[kind], self.unit, digits)}" for kind in largest_kinds(at_peak))
         return (
             f"{stop(title)} Areas by kind of memory over {self.last - self.first:,} allocations and frees. The peak is "
-            f"{format_bytes(totals[peak], self.unit, digits)}{self.where(peak)}: {parts}. "
+            f"{self.told_peak(totals[peak])}: {parts}. "
             f"It ends at {format_bytes(totals[self.last], self.unit, digits)}. {self.measurement.provenance}."
         )
+
+
+def step_name(step: int) -> str:
+    return f"step {step}" if step else "set-up"
 
 
 def _window(measurement: Measurement, steps: Sequence[int] | None) -> tuple[int, int]:
