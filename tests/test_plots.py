@@ -504,7 +504,7 @@ def test_picture_and_description_tell_totals_what_is_missing_or_free_and_the_lar
 def test_a_figure_is_saved_as_svg(tmp_path):
     figure = every_figure()["bars"]
     assert figure.save(tmp_path / "bars.svg").read_text(encoding="utf-8") == figure.svg
-    with pytest.raises(ValueError, match=r"'bars\.gif': .* must end in \.svg, \.png or \.pdf"):
+    with pytest.raises(ValueError, match=r"'bars\.gif' must end in \.svg, \.png or \.pdf"):
         figure.save(tmp_path / "bars.gif")
 
 

@@ -92,7 +92,7 @@ def test_estimate_and_measurement_are_pairs_of_bars(ax: Any) -> None:
     for place, kind in enumerate(drawn):
         pair = [lengths.get(round(place + side, 2), 0) for side in (-0.19, 0.19)]
         assert pair == [parts[kind] / GB, run.breakdown[kind] / GB]
-    assert {"+0.100 GB +4.8 %", "−0.700 GB −100 %", "0 "} <= set(words_in(ax)) and str(run.provenance) in words_in(ax)
+    assert {"+0.100 GB +4.8 %", "−0.700 GB −100 %", "0"} <= set(words_in(ax)) and str(run.provenance) in words_in(ax)
     assert legend_of(ax) == ["estimated 3.460 GB", "simulated 4.060 GB"]
 
 
@@ -144,7 +144,7 @@ def test_lines_have_their_points_their_colors_and_their_scales(ax: Any) -> None:
     assert ax.lines[2].get_linestyle() == "None", "what was measured here and there is not joined"
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "linear") and ax.get_ylim()[0] == 0 < 32 < ax.get_ylim()[1]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("sequences", "GB") and legend_of(ax)[1:] == ["eager", "flash"]
-    assert ax.lines[3].get_ydata() == [32, 32] and "32 GB card" in words_in(ax) and len(ax.collections) == 1
+    assert ax.lines[3].get_ydata() == [32, 32] and "32 GB card" in words_in(ax) and len(ax.collections) == 1  # the band
     assert ax.xaxis.get_major_formatter()(65536) == "65,536" and ax.xaxis.get_major_formatter()(1e-5) == "10⁻⁵"
 
 

@@ -34,7 +34,7 @@ from .axes import (
 )
 from .canvas import INK, MARGIN, QUIET, RULE, WIDE, Canvas, Figure, ink_on, number, reflowing, text_width, ticks, wrap
 from .curves import lines
-from .plotting import Chart, draw_pairs, draw_rows
+from .plotting import Bar, Chart, draw_rows
 from .timelines import timeline
 
 if TYPE_CHECKING:
@@ -100,6 +100,11 @@ def stack(
 CLEAR = 4.0  # pixels that texts keep away from the line that marks the capacity
 
 
+def _look(kind: str) -> dict[str, str]:
+    """A kind's color, with an edge where it is too light to be seen on paper."""
+    return {"color": COLOURS[kind], "edgecolor": RULE if kind in ("cached", "free") else "#FFFFFF"}
+
+
 @dataclass(frozen=True)
 class _Stack:
     """Draws bars: zero is at `left`, `largest` bytes at `right` (pixels); a line may mark `limit` bytes."""
@@ -128,12 +133,13 @@ class _Stack:
 
     def onto(self, rows: Mapping[str, Sequence[Segment]], nominal: int | None, limit_name: str, ax: "Axes") -> None:
         """The same bars by matplotlib."""
-        one = UNITS[self.unit]
-        pieces = [[(part.name, part.size / one, COLOURS[part.kind]) for part in row] for row in rows.values()]
+        one, bars = UNITS[self.unit], list[Bar]()
+        for place, (label, row) in enumerate(rows.items()):
+            pieces = [(part.name, part.size / one, _look(part.kind)) for part in row]
+            bars.append((place, 0.7, pieces, self.summary(label, "\n")))
         limits = [(limit_name, self.limit / one, "-")] if self.limit else []
         limits += [("", nominal / one, "--")] if nominal and nominal != self.limit else []
-        ends = [self.summary(label, "\n") for label in rows]
-        draw_rows(ax, list(zip(rows, pieces, ends, strict=True)), axis_label(self.unit), limits)
+        draw_rows(ax, [*rows], bars, axis_label(self.unit), limits)
 
     def heading(self, label: str) -> list[str]:
         """The lines that a narrow picture writes above a bar: its name, and room for its total."""
@@ -267,15 +273,18 @@ def compare_bars(estimated: Mapping[str, int], measured: Measurement, title: str
         f"{stop(title)} Estimated and {word}, in {unit}: {told}. In total {both[0]} estimated and {both[1]} {word}, "
         f"a difference of {signed(totals[0] - totals[1], unit, digits)}."
     )
-    one, canvas = UNITS[unit], Canvas()
-    bars = {
-        words(k): (a / one, b / one, COLOURS[k], " ".join(differences((a, b), unit, digits)))
-        for k, (a, b) in pairs.items()
-    }
-    named = (f"estimated {both[0]}", f"{word} {both[1]}")
-    chart = Chart(
-        title, str(measured.provenance), partial(draw_pairs, pairs=bars, names=named, xlabel=axis_label(unit))
-    )
+    canvas, hatched = Canvas(), {"edgecolor": INK, "hatch": "///"}
+    legend = [
+        (f"estimated {both[0]}", 0, {"color": "#FFFFFF", **hatched}),
+        (f"{word} {both[1]}", 0, {"color": "#6B6B6B"}),
+    ]
+    bars: list[Bar] = [(0, 0, legend, "")]
+    for place, (kind, pair) in enumerate(pairs.items()):
+        one, other = (size / UNITS[unit] for size in pair)
+        bars.append((place - 0.19, 0.36, [("", one, {"color": f"{COLOURS[kind]}59", **hatched})], ""))
+        gap = " ".join(filter(None, differences(pair, unit, digits)))
+        bars.append((place + 0.19, 0.36, [("", other, {"color": COLOURS[kind]})], gap))
+    onto = partial(draw_rows, names=[*map(words, pairs)], bars=bars, xlabel=axis_label(unit))
     if canvas.narrow:  # no room for columns
         two = {name: {k: pair[side] for k, pair in pairs.items()} for side, name in enumerate(("estimated", word))}
         note = ", ".join(f"{words(kind)} {signed(a - b, unit, digits)}" for kind, (a, b) in pairs.items())
@@ -290,7 +299,9 @@ def compare_bars(estimated: Mapping[str, int], measured: Measurement, title: str
     canvas.line(MARGIN, bottom + 4, WIDE - MARGIN, bottom + 4, RULE)
     canvas.text(140, bottom + 25, "total", 13, text_anchor="end", font_weight="bold")
     _ledger_numbers(canvas, totals, bottom + 25, unit, digits, font_weight="bold")
-    return canvas.figure(bottom - 10, title, alt, str(measured.provenance), chart)
+    return canvas.figure(
+        bottom - 10, title, alt, str(measured.provenance), Chart(title, str(measured.provenance), onto)
+    )
 
 
 LEDGER_COLUMNS = (430, 522, 626, WIDE - MARGIN)
@@ -387,7 +398,8 @@ def bars(
     canvas.line(left, top - 4, left, bottom - 4, RULE)
     alt = f"{stop(title)} Bars: {'; '.join(f'{name} {text}' for name, text in shown.items())}."
     end = canvas.note(provenance, bottom + 16)
-    rows = [(named[name], [(named[name], value / one, colors[name])], shown[name]) for name, value in values.items()]
+    rows = [(place, 0.7, [("", value / one, {"color": colors[name]})], shown[name])
+            for place, (name, value) in enumerate(values.items())]  # fmt: skip
     xlabel = axis_label(unit) if unit in UNITS else unit
-    onto = partial(draw_rows, rows=rows, xlabel=xlabel, legend=False)
+    onto = partial(draw_rows, names=[*named.values()], bars=rows, xlabel=xlabel)
     return Figure(canvas.svg(end - (2 if provenance else 8), title, alt), alt, chart=Chart(title, provenance, onto))

@@ -11,7 +11,7 @@ from functools import lru_cache, wraps
 from html import escape
 from math import ceil, floor, log10
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from .themes import DARK, ON_DARK, ON_DARKENED, ON_LIGHT, ON_LIGHTENED, as_image, in_page
 
@@ -26,27 +26,19 @@ SCALES_DOWN = "max-width:100%;height:auto"
 FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 
 
-class Drawn(Protocol):
-    """What draws a figure by matplotlib: a `plotting.Chart`."""
-
-    def plot(self, ax: "Axes | None" = None) -> "Axes": ...
-
-    def save(self, path: Path) -> None: ...
-
-
 @dataclass(frozen=True)
 class Figure:
     """A picture (`svg`) and its description (`alt`) for those who do not see it.
 
     A notebook holds the SVG inside an HTML `<img>` whose `alt` is the description. JupyterLab shows that also where the
     notebook is not trusted, as in a fresh clone, and so does GitHub; both take `<svg>` out of HTML. `narrow` is
-    the layout for a phone or a small window, where there is one, and `chart` what matplotlib draws, where it can.
+    the layout for a phone or a small window, where there is one, and `chart` the `plotting.Chart`, if it has one.
     """
 
     svg: str = field(repr=False)
     alt: str
     narrow: str = field(default="", repr=False)
-    chart: Drawn | None = field(default=None, repr=False, compare=False)
+    chart: Any = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return self.alt
@@ -82,13 +74,11 @@ class Figure:
         elif path.suffix in (".png", ".pdf"):
             self._charted.save(path)
         else:
-            raise ValueError(
-                f"{path.name!r}: a figure is saved as SVG, PNG or PDF: a name must end in .svg, .png or .pdf"
-            )
+            raise ValueError(f"{path.name!r} must end in .svg, .png or .pdf: a figure is saved as one of these")
         return path
 
     @property
-    def _charted(self) -> Drawn:
+    def _charted(self) -> Any:
         if self.chart is None:
             raise ValueError("this picture is drawn by the course alone, not by matplotlib: save it as .svg")
         return self.chart
@@ -194,7 +184,7 @@ class Canvas:
             self.text(self.width - MARGIN, y + 14 * index, line, 11, QUIET, text_anchor="end")
         return y + 14 * len(lines)
 
-    def figure(self, bottom: float, title: str, alt: str, provenance: str, chart: Drawn | None = None) -> Figure:
+    def figure(self, bottom: float, title: str, alt: str, provenance: str, chart: Any = None) -> Figure:
         """The whole as a figure with an axis at `bottom`, room for its numbers and label, and the small print."""
         end = self.note(provenance, bottom + 62)
         return Figure(self.svg(end - (2 if provenance else 10), title, alt), alt, chart=chart)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .axes import OVER, stop
 from .canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, framed, number, reflowing, spread, text_width, wrap
-from .plotting import LAYOUT_FONT, Chart, look
+from .plotting import LAYOUT_FONT, Chart, finish, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,23 +106,21 @@ def _onto(
     axes: "Axes", marks: Callable[["Axes"], None], series: Series, more: Sequence[float], labels: tuple[str, str],
     logs: tuple[bool, bool],
 ) -> None:  # fmt: skip
-    """The same lines on Axes of a learner's own, with a legend."""
+    """The same lines on Axes of a learner's own, who may zoom in."""
     values = [[x for xs, _ in series.values() for x in xs], [*(y for _, ys in series.values() for y in ys), *more]]
-    for name, label, log, found in zip("xy", labels, logs, values, strict=True):
+    for name, log, found in zip("xy", logs, values, strict=True):
         low, high = _range(found, log, from_zero=name == "y")
-        axes.set(**{f"{name}label": label})
         if log:
             getattr(axes, f"set_{name}scale")("log", base=2 if high / low <= 2**10 else 10)
         elif name == "y":
             axes.set_ylim(low, high)
-        getattr(axes, f"{name}axis").set_major_formatter(lambda value, _: number(float(f"{value:.10g}")))
-    axes.minorticks_off()
-    axes.grid(axis="y", color=GRID)
     others = len(axes.lines)
     marks(axes)
     for line, name in zip(axes.lines[others:], series, strict=False):
         line.set(label=name, clip_on=True)
-    axes.legend(frameon=False, labelcolor="linecolor", handlelength=3)
+    axes.set(xlabel=labels[0], ylabel=labels[1])
+    axes.minorticks_off()
+    finish(axes, "y", labelcolor="linecolor", handlelength=3)
 
 
 def _ends(name: str, xs: Sequence[float], ys: Sequence[float]) -> str:

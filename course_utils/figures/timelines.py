@@ -25,7 +25,7 @@ from .axes import (
     words,
 )
 from .canvas import INK, QUIET, RULE, Canvas, Figure, ink_on, number, reflowing, sentence, short, text_width
-from .plotting import Chart, Span, draw_areas
+from .plotting import EVENTS, Chart, draw_areas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,8 +37,6 @@ TIMELINE_ORDER = (
 """From the bottom: what stays longest lies lowest, so that flat things look flat."""
 
 Name = TypeVar("Name")
-
-EVENTS = "allocations and frees, in order"
 
 MOST_POINTS = 1200  # of a curve: two for each pixel or so; a narrow picture has half of them
 PLOT_HEIGHT = 300.0
@@ -137,14 +135,12 @@ class _View(Plot):
 
     def onto(self, notes: Mapping[str, int], limits: Sequence[tuple[str, float, str]], ax: "Axes") -> None:
         """The same areas by matplotlib; each of the `notes` is at an event count."""
-        shown, one = range(self.first, self.last + 1), UNITS[self.unit]
-        curves = {
-            words(kind): ([curve[at] / one for at in shown], COLOURS[kind]) for kind, curve in self.curves.items()
-        }
-        phases = [Span(start, end, phase, True) for start, end, (_, phase) in self.spans(lambda m: (m.step, m.phase))]
-        steps = [Span(start, end, step_name(step), False) for start, end, step in self.spans(lambda mark: mark.step)]
-        places = [(name, at, sum(curve[at] for curve in self.curves.values()) / one) for name, at in notes.items()]
-        draw_areas(ax, shown, curves, [*phases, *steps], places, (EVENTS, f"{self.unit} allocated"), limits)
+        shown, one, curves = range(self.first, self.last + 1), UNITS[self.unit], self.curves
+        areas = {words(kind): ([curve[at] / one for at in shown], COLOURS[kind]) for kind, curve in curves.items()}
+        spans = [(start, end, phase, True) for start, end, (_, phase) in self.spans(lambda m: (m.step, m.phase))]
+        spans += [(start, end, step_name(step), False) for start, end, step in self.spans(lambda mark: mark.step)]
+        places = [(name, at, sum(curve[at] for curve in curves.values()) / one) for name, at in notes.items()]
+        draw_areas(ax, shown, areas, spans, places, f"{self.unit} allocated", limits)
 
     def axes(self, counts: Sequence[int]) -> None:
         self.value_axis(self.unit, 6)
