@@ -1,7 +1,9 @@
 """The one result: bytes by kind of memory, whose parts sum exactly to its total."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .units import formatter, html_table
 
@@ -47,6 +49,14 @@ class MemoryBreakdown(Mapping[str, int]):
     def total(self) -> int:
         """Bytes of all kinds together."""
         return sum(self._by_kind.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat row for JSON or a table: "label", "phase", "total", and the bytes of each kind under its name."""
+        return {"label": self.label, "phase": self.phase, "total": self.total, **self}
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict())
 
     def __getitem__(self, kind: str) -> int:
         return self._by_kind[kind]

@@ -1,10 +1,12 @@
 """The result of `measure`: one run's memory over time, at its peak and at named moments, and its provenance."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import accumulate
+from typing import Any
 
 from .breakdown import KINDS, MemoryBreakdown
 from .units import GB, aligned, format_bytes, html_table
@@ -182,6 +184,37 @@ class Measurement:
         """
         title = f"{format_bytes(self.peak)} at the peak, in {self.peak_phase} ({self.provenance})"
         return explained(self.alive_at(self.peak_event), count, title)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The results as plain data, sizes in bytes: breakdowns as by `MemoryBreakdown.to_dict`, counters, provenance.
+
+        Its tensors are `rows`, its curves `timeline.curves()`; `save_measurement` writes all, to be read again.
+        """
+        return {
+            "peak": self.peak,
+            "peak_phase": self.peak_phase,
+            "breakdown": self.breakdown.to_dict(),
+            "phase_peaks": {name: highest.to_dict() for name, highest in self.phase_peaks.items()},
+            "moments": {name: moment.to_dict() for name, moment in self.moments.items()},
+            "counters": dict(self.counters),
+            "losses": list(self.losses),
+            "provenance": vars(self.provenance) | {"text": str(self.provenance)},
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A flat row for each allocation that was kept, for `pandas.DataFrame(measured.rows())`: its fields, in bytes.
+
+        "at_peak" says whether it is part of the peak, "provenance" where it was measured.
+        """
+        origin = {"provenance": str(self.provenance)}
+        return [
+            vars(item) | {"shape": str(item.shape), "at_peak": item.alive_at(self.peak_event)} | origin
+            for item in self.allocations
+        ]
 
     def __repr__(self) -> str:
         return f"{self.breakdown}\n{self.provenance}"

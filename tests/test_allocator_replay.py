@@ -172,7 +172,6 @@ def test_what_cannot_be_replayed_is_refused_in_words(source, said):
 
 
 @pytest.mark.parametrize(("thing", "said"), [
-    (simulate(TrainingRun(tiny("gpt2"), 1, 16)), r"given a Measurement: replay it first: replayed = replay\(mea"),
     (TrainingRun("gpt2"), r"given a TrainingRun: replay it first, measured or estimated"),
     ([(512, "a")], r"given a list: it has to be what replay\(measured\) returns"),
 ])  # fmt: skip
@@ -182,3 +181,9 @@ def test_what_cannot_be_replayed_is_refused_in_words(source, said):
 def test_what_takes_a_replay_says_how_to_get_one(use, thing, said):
     with pytest.raises(TypeError, match=said):
         use(thing)
+
+
+@pytest.mark.parametrize("use", [memory_map, memory_map_page])
+def test_what_draws_a_replay_takes_no_measurement(use):  # save_snapshot does: see test_snapshots.py
+    with pytest.raises(TypeError, match=r"given a Measurement: replay it first: replayed = replay\(mea"):
+        use(simulate(TrainingRun(tiny("gpt2"), 1, 16)))

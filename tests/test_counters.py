@@ -58,6 +58,6 @@ def test_what_is_not_unrolled_is_said():
     run = TrainingRun("llama3-8b", world_size=8, zero_stage=3)
     with pytest.raises(ValueError, match=r"several ranks .* is not unrolled .* replay\(measure\(run\)\)"):
         replay(run)
-    shown = {name: sizes for name, *sizes in compare(run.replace(model=shallow(LLAMA, 2)), "simulated").rows()}
-    estimated, simulated = shown["reserved"]
-    assert estimated is None and simulated is not None and simulated > (shown["tensors"][1] or 0) > 0
+    shown = {row["name"]: row for row in compare(run.replace(model=shallow(LLAMA, 2)), "simulated").rows()}
+    assert shown["reserved"]["estimated"] is None and shown["reserved"]["difference"] is None
+    assert shown["reserved"]["simulated"] > shown["tensors"]["simulated"] > 0

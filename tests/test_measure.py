@@ -138,7 +138,7 @@ def test_a_comparison_shows_each_difference_and_explains_that_there_is_none():
     compared = compare(RUN, "simulated")
     assert compared.ratio == 1 and set(compared.differences.values()) == {0}
     assert "Nothing is left between them" in compared.explanation()
-    sums = {name: sizes for name, *sizes in compared.rows()}
+    sums = {row["name"]: [row["estimated"], row["simulated"]] for row in compared.rows()}
     assert sums["tensors"] == [compared.estimate.total, compared.measurement.peak]
     assert sums["allocator's counter"] == [one and one.allocated for one in compared.counters]
     for shown in (str(compared), compared._repr_html_()):

@@ -13,10 +13,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ..measurement import Allocation
+from ..measurement import Allocation, Measurement
 from ..units import GB, MiB, format_bytes, parse_bytes, plus_minus
 from .policy import TAKEN, CachingAllocator
-from .replay import MemorySegment, Playback, Replay, Request, check_replay
+from .replay import MemorySegment, Playback, Replay, Request, check_replay, replay
 from .settings import settings
 
 GIVEN_BACK = ("segment_free", "segment_unmap")
@@ -212,12 +212,14 @@ def snapshot_from(replayed: Replay, start: int, left_out: Collection[int] = ()) 
     }
 
 
-def save_snapshot(replayed: Replay, path: str | Path, since: int = 0, least: int | str = 0) -> Path:
+def save_snapshot(replayed: Replay | Measurement, path: str | Path, since: int = 0, least: int | str = 0) -> Path:
     """Write `snapshot_of(replayed, since, least)` to `path`, print what it leaves out, and return that path.
 
-    Raises ValueError unless the path ends in .pickle, and for more than 1 GB, which crashes browsers; TypeError for
-    what is no replay.
+    A measurement is replayed first, on a GPU with room for all. Raises ValueError unless the path ends in .pickle, for
+    more than 1 GB, which crashes browsers, and for a measurement that `replay` refuses; TypeError for anything else.
     """
+    if isinstance(replayed, Measurement):
+        replayed = replay(replayed)
     check_replay(replayed)
     if Path(path).suffix != ".pickle":
         raise ValueError(f"{Path(path).name!r}: torch's viewer takes snapshots whose names end in .pickle")

@@ -1,11 +1,13 @@
 """An estimate and a measurement of one run next to each other, with the gap explained."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from typing import Any
 
 from ..allocator.counters import Counted, counted
 from ..allocator.replay import can_be_replayed, replay
@@ -51,11 +53,29 @@ class Comparison:
             estimated = counted(self.run)
         return estimated, counted(self.measurement) if can_be_replayed(self.measurement) else None
 
-    def rows(self) -> list[tuple[str, int | None, int | None]]:
-        """(name, estimated, measured) in bytes: each kind that occurs, their sum, and the allocator's two counters.
+    def rows(self) -> list[dict[str, Any]]:
+        """A flat row, in bytes, for each kind that occurs, their sum, and the allocator's two counters.
 
-        A counter is None where it cannot be told.
+        "estimated", the word for what was measured ("measured", "simulated", "recorded"), and their "difference" are
+        None where they cannot be told. `pandas.DataFrame(compare(run).rows())` takes them.
         """
+        word, origin = self.measurement.word, {"run": self.run.code(), "provenance": str(self.measurement.provenance)}
+        return [
+            {"name": name, "estimated": one, word: other, **origin,
+             "difference": None if one is None or other is None else one - other}
+            for name, one, other in self._sizes()
+        ]  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run as code, its estimate, its measurement and their `rows`, as plain data; sizes in bytes."""
+        both = {"estimate": self.estimate.to_dict(), "measurement": self.measurement.to_dict()}
+        return {"run": self.run.code(), **both, "rows": self.rows()}
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict())
+
+    def _sizes(self) -> list[tuple[str, int | None, int | None]]:
         found, truth, counters = self.estimate, self.measurement.breakdown, self.counters
         kinds = [(kind.replace("_", " "), found[kind], truth[kind]) for kind in KINDS if found[kind] or truth[kind]]
         one, other = counters
@@ -67,7 +87,7 @@ class Comparison:
 
     def _cells(self) -> Iterator[tuple[str, str, str, str]]:
         shown = self._formatter()
-        for name, found, truth in self.rows():
+        for name, found, truth in self._sizes():
             gap = "" if found is None or truth is None else plus_minus(found - truth) + " B" * (found != truth)
             one, other = ("not told" if size is None else shown(size) for size in (found, truth))
             yield name, one, other, gap
