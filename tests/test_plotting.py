@@ -8,14 +8,17 @@ import pytest
 from matplotlib import pyplot
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Drawing
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 from test_plots import FULL, NONE, every_figure, training
 
 from course_utils import TrainingRun, gpu, moments
 from course_utils import figures as plots
 from course_utils.breakdown import MemoryBreakdown
 from course_utils.figures import COLOURS, Figure, Segment
-from course_utils.figures.canvas import below_one_another
+from course_utils.figures.canvas import GRID, INK, RULE, below_one_another
 from course_utils.figures.curves import LINE_COLOURS
+from course_utils.figures.plotting import LAYOUT_FONT, LOOK
 from course_utils.figures.runs import in_order, place_words, step_columns
 from course_utils.units import GB, MB, MiB
 
@@ -198,6 +201,22 @@ def test_a_long_title_is_broken_and_words_are_taken_as_they_are(tmp_path) -> Non
         pyplot.close(ax.figure)
 
 
+def test_a_notebook_shows_each_new_figure_and_none_that_was_saved(tmp_path) -> None:
+    """pyplot sets up the display with the first: what our look undid then would leave the second unseen."""
+    drawn = "from course_utils.figures import bars; one = bars({'a': 1.0}, 'One')"
+    saved = f"path = one.save({str(tmp_path / 'a.png')!r})"
+    notebook = new_notebook(cells=[new_code_cell(code) for code in (drawn, saved, *["ax = one.plot()"] * 2)])
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    shown = [[output.output_type for output in cell.outputs] for cell in notebook.cells]
+    assert shown == [[], [], ["display_data"], ["display_data"]]
+
+
+def test_the_look_has_the_figures_own_colors() -> None:
+    look = matplotlib.rc_params_from_file(LOOK, use_default_template=False)
+    colors = [look[name] for name in ("text.color", "axes.edgecolor", "grid.color", "font.family")]
+    assert colors == [INK, RULE, GRID, [LAYOUT_FONT]]
+
+
 def test_what_cannot_be_drawn_by_matplotlib_says_so(tmp_path, monkeypatch) -> None:
     figure = every_figure()["bars"]
     for other in (Figure("<svg>", "by hand"), below_one_another([figure, figure], "Two")):
@@ -207,9 +226,7 @@ def test_what_cannot_be_drawn_by_matplotlib_says_so(tmp_path, monkeypatch) -> No
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib", None)
         for use in (lambda: figure.plot(), lambda: figure.save(tmp_path / "one.pdf")):
-            with pytest.raises(
-                ImportError, match="matplotlib, which is not installed: run `python3 -m pip install mat"
-            ):
+            with pytest.raises(ImportError, match="matplotlib, which is missing: run `python3 -m pip install mat"):
                 use()
         assert figure.save(tmp_path / "one.svg").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"one.svg"}

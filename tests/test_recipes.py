@@ -5,13 +5,16 @@ import gc
 import linecache
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+from matplotlib import pyplot
 from torch.nn.parallel import DistributedDataParallel
 from torch_statements import SOURCES, counted
 
-from course_utils.authoring.pages import recipes
+from course_utils import gpu
+from course_utils.authoring.pages import OWN_FIGURE, recipes
 from course_utils.interactive.course_files import ROOT
 
 LESSONS = [path for path in sorted(SOURCES.glob("[01]*.py")) if "01" <= path.name[:2] <= "12"]
@@ -113,13 +116,25 @@ def _controls_alone(code: str) -> bool:
 
 def test_the_page_of_recipes_has_each_lessons_own() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert page == recipes(ROOT) and page.count("\n## ") == len(LESSONS)
+    assert page == recipes(ROOT) and page.count("\n## ") == len(LESSONS) + 1  # the last is a figure of one's own
     for path in LESSONS:
         assert f"```python\n{own(path)[0]}\n```" in page and f"notebooks/{path.stem}.ipynb)" in page
     said = re.findall(r"\n## [^\n]+\n\n(.+?)\n\n```python\n", page, re.DOTALL)
-    assert len(said) == len(LESSONS) and all(len(text.split()) > 8 for text in said)
+    assert len(said) == len(LESSONS) + 1 and all(len(text.split()) > 8 for text in said)
     for place in ("README.md", "docs/index.md", "notebooks/src/00_start_here.py"):
         assert "recipes.md" in (ROOT / place).read_text(encoding="utf-8"), place
+
+
+def test_the_last_recipe_saves_a_figure_and_a_restyled_one(alone: Path) -> None:
+    [code] = re.findall(r"```python\n(.+?)```", OWN_FIGURE.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, "own figure", "exec"), names)
+    plain, restyled = alone / "gpt2-xl.png", alone / "gpt2-xl-restyled.pdf"
+    assert plain.read_bytes()[:4] == b"\x89PNG" and restyled.read_bytes()[:4] == b"%PDF"
+    room, (kept, recomputed) = gpu("RTX4090-24GB").memory, (row.total for row in names["rows"].values())
+    assert room < recomputed < kept, "what its title says"
+    assert names["ax"].get_title().startswith("Recomputation alone is not enough for 24 GB")
+    pyplot.close(names["ax"].figure)
 
 
 def test_the_plain_code_of_the_tour_prints_what_it_says(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,8 @@ Plain PyTorch to paste into a training script of your own: the last piece of cod
 helpers. Each runs unchanged, and on the CPU as well unless it says that it needs CUDA. The tests run them all.
 """
 
+OWN_FIGURE = Path(__file__).with_name("own_figure.md")
+
 
 def write_pages(root: Path) -> None:
     """Write every page and picture that has its folder below `root`."""
@@ -66,7 +68,7 @@ def gpu_page() -> str:
 
 
 def recipes(root: Path) -> str:
-    """Each lesson's section "In your own script": its text, and its first cell of code."""
+    """Each lesson's section "In your own script": its text, and its first cell of code; last, a figure of one's own."""
     parts = [RECIPES]
     for path in numbered(root / "notebooks"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -77,7 +79,7 @@ def recipes(root: Path) -> str:
                 words = re.sub(r"\]\((?=\w+\.ipynb)", "](../notebooks/", words.strip().replace("](../docs/", "]("))
                 more = f"From [lesson {number_of(path)}](../notebooks/{path.name})."
                 parts.append(f"#{title}\n\n{words} {more}\n\n```python\n{code}\n```\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, OWN_FIGURE.read_text(encoding="utf-8")])
 
 
 def readme(root: Path) -> str:

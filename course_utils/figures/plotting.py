@@ -13,27 +13,14 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 from .axes import OVER
-from .canvas import GRID, INK, QUIET, RULE, number
+from .canvas import INK, QUIET, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE = (10.0, 5.0)  # inches: in points as wide as a lesson's figure
+LOOK = Path(__file__).with_name("course.mplstyle")
+LAYOUT_FONT = "DejaVu Sans"  # of the look; a lesson's picture names no font
 DOTS = 200  # of a saved PNG, per inch
-
-LAYOUT_FONT = "DejaVu Sans"
-"""matplotlib brings this font along, so that it lays texts out alike everywhere; a lesson's picture names no font."""
-
-LOOK: dict[Any, Any] = {
-    "font.family": [LAYOUT_FONT],
-    "font.size": 12,
-    "text.color": INK,
-    "text.parse_math": False,
-    "axes.edgecolor": RULE,
-    "axes.formatter.use_mathtext": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "course",
-}
 
 EVENTS = "allocations and frees, in order"
 
@@ -45,26 +32,30 @@ Span = tuple[int, int, str, bool]  # its start and end, its name, and whether it
 
 
 @contextmanager
-def look(settings: dict[Any, Any] = LOOK) -> Iterator[None]:
-    """matplotlib with our look and nothing of the learner's own settings, which are as before afterwards.
+def quiet() -> Iterator[None]:
+    """matplotlib without its log: the first import of all says on stderr, and so in a lesson, that it looks for fonts.
 
-    Its log is silent meanwhile: the first import of all says on stderr, and so in a lesson, that it looks for fonts.
-    Without `settings` the learner's hold. Raises ImportError where it is not installed.
+    Raises ImportError where it is not installed.
     """
     if find_spec("matplotlib") is None:
-        raise ImportError(
-            "this is drawn by matplotlib, which is not installed: run `python3 -m pip install matplotlib`"
-        )
+        raise ImportError("this is drawn by matplotlib, which is missing: run `python3 -m pip install matplotlib`")
     log = logging.getLogger("matplotlib")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        from matplotlib import style
-
-        with style.context(settings, after_reset=bool(settings)):
-            yield
+        yield
     finally:
         log.setLevel(level)
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """matplotlib with our look and nothing of the learner's own settings, which are as before afterwards."""
+    with quiet():
+        from matplotlib import style
+
+        with style.context(LOOK, after_reset=True):
+            yield
 
 
 @dataclass(frozen=True)
@@ -78,17 +69,15 @@ class Chart:
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw on `ax`, or on the Axes of a new figure; returns them."""
         if ax is None:
-            with look({}):  # pyplot sets up a notebook's display now, which our look would undo
+            with quiet():  # outside of our look, which would undo how pyplot sets up a notebook's display
                 from matplotlib import pyplot
 
-                drawing = pyplot.figure(figsize=SIZE, layout="constrained", facecolor="#FFFFFF")
+                drawing = pyplot.figure(figsize=(10, 5), layout="constrained", facecolor="#FFFFFF")
             with look():
                 ax = drawing.add_subplot()
         with look():
-            ax.set_axisbelow(True)
-            ax.spines[["top", "right"]].set_visible(False)
             self.draw(ax)
-            ax.set_title(fill(self.title, 64), fontweight="bold")
+            ax.set_title(fill(self.title, 64))
             if self.provenance:
                 small = {"fontsize": 8, "color": QUIET, "ha": "right", "va": "top"}
                 ax.annotate(fill(self.provenance, 130), (1, 0), (0, -46), "axes fraction", "offset points", **small)
@@ -99,7 +88,7 @@ class Chart:
         with look():
             from matplotlib.figure import Figure
 
-            drawing = Figure(figsize=SIZE, layout="constrained", facecolor="#FFFFFF")
+            drawing = Figure(layout="constrained")
             self.plot(drawing.add_subplot())
             drawing.savefig(path, dpi=DOTS)
 
@@ -152,11 +141,12 @@ def draw_areas(
 
 def finish(ax: "Axes", across: Literal["x", "y"], **place: Any) -> None:
     """Grid lines, numbers as the course writes them, and a legend: areas as they lie on one another, bars, lines."""
-    ax.grid(axis=across, color=GRID)
+    ax.grid(axis=across)
+    ax.set_axisbelow(True)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(lambda value, _: number(float(f"{value:.10g}")))
     drawn = {fill(str(one.get_label()), 26): one for one in [*ax.collections[::-1], *ax.containers, *ax.lines]}
     named = {name: one for name, one in drawn.items() if name and not name.startswith("_")}
     if named:
         place = place or {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-        ax.legend(named.values(), named.keys(), frameon=False, **place)
+        ax.legend(named.values(), named.keys(), **place)
