@@ -417,6 +417,18 @@ for loop in (leaky_train, train, adds_up_graphs):
     print(f"{loop.__name__:15s} batch 2 begins at {second:,} bytes, batch 6 at {sixth:,}, after the step {over:,}")
 
 # %% [markdown]
+# **Optional: the figure in a report of your own.** `plot` hands a figure of this course to matplotlib, with the same
+# numbers and colors. The Axes that it returns are yours: change the title, the size, anything. Then
+# `ax.figure.savefig("leak.pdf")` writes what you see. `figure.save("leak.png")` writes the figure as it came.
+
+# %% tags=["nbval-ignore-output", "this-machine"]
+curve = {"leaky_train": (range(1, 7), leaking)}
+figure = lines(curve, "A leak", "batch", "MB allocated", provenance="traced on the CPU")
+ax = figure.plot()
+ax.set_title("What my training loop kept")
+ax.figure.set_size_inches(6, 3)
+
+# %% [markdown]
 # ## 6 · Read a timeline
 # **Difficulty** ●●●●● · **25 minutes** · **Trains** diagnosing a run that you cannot look into
 #
