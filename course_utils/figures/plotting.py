@@ -5,7 +5,7 @@ matplotlib is imported when the first of them is drawn: everything else in the c
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,9 +32,10 @@ Span = tuple[int, int, str, bool]  # its start and end, its name, and whether it
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """matplotlib without its log: the first import of all says on stderr, and so in a lesson, that it looks for fonts.
+def look(styled: bool = True) -> Iterator[None]:
+    """matplotlib with our look and nothing of the learner's own settings, which are as before afterwards.
 
+    Its log is silent meanwhile: the first import of all says on stderr, and so in a lesson, that it looks for fonts.
     Raises ImportError where it is not installed.
     """
     if find_spec("matplotlib") is None:
@@ -43,19 +44,12 @@ def quiet() -> Iterator[None]:
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        yield
-    finally:
-        log.setLevel(level)
-
-
-@contextmanager
-def look() -> Iterator[None]:
-    """matplotlib with our look and nothing of the learner's own settings, which are as before afterwards."""
-    with quiet():
         from matplotlib import style
 
-        with style.context(LOOK, after_reset=True):
+        with style.context(LOOK, after_reset=True) if styled else nullcontext():
             yield
+    finally:
+        log.setLevel(level)
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ class Chart:
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw on `ax`, or on the Axes of a new figure; returns them."""
         if ax is None:
-            with quiet():  # outside of our look, which would undo how pyplot sets up a notebook's display
+            with look(styled=False):  # pyplot sets up a notebook's display now, which the style would undo
                 from matplotlib import pyplot
 
                 drawing = pyplot.figure(figsize=(10, 5), layout="constrained", facecolor="#FFFFFF")
@@ -122,12 +116,12 @@ def draw_areas(
     sizes, colors = zip(*curves.values(), strict=True)
     ax.stackplot(counts, *sizes, labels=[*curves], colors=colors, step="post", linewidth=0)
     highest = max([*(sum(at) for at in zip(*sizes, strict=True)), *(limit for _, limit, _ in limits)])
+    top = {"transform": ax.get_xaxis_transform(), "ha": "center", "va": "top", "fontsize": 9}
     for start, end, name, is_phase in spans:
         height, rule, ink = (0.92, "#C9C9C9", QUIET) if is_phase else (0.98, "#7A7A7A", INK)
         ax.axvline(start, color=rule, linewidth=0.8)
         if end - start > 0.013 * len(name) * len(counts):
-            place = {"transform": ax.get_xaxis_transform(), "ha": "center", "va": "top"}
-            ax.text((start + end) / 2, height, name, fontsize=9, color=ink, **place)
+            ax.text((start + end) / 2, height, name, color=ink, **top)
     for name, value, style in limits:
         ax.axhline(value, color=OVER, linestyle=style, linewidth=2, label=name)
     for said, x, y in notes:

@@ -95,7 +95,7 @@ def timeline(
     alt = view.alt(title, totals, peak)
     end = canvas.note(str(measurement.provenance), view.bottom + 62)
     limits = [(limit_name, limit / UNITS[unit], "-")] if limit else []
-    onto = partial(view.onto, {f"peak {view.told_peak(totals[peak])}": peak, **(letters or {})}, limits)
+    onto = partial(view.onto, {view.told_peak(totals[peak]): peak, **(letters or {})}, limits)
     return Figure(canvas.svg(end - 2, title, alt), alt, chart=Chart(title, str(measurement.provenance), onto))
 
 
@@ -222,7 +222,7 @@ class _View(Plot):
 
     def name_peak(self, size: int, limit: tuple[float, float] | None) -> None:
         """Marks and names the peak, clear of the capacity's line: `limit` is its y and the x where its name ends."""
-        label = f"peak {self.told_peak(size)}"
+        label = self.told_peak(size)
         x = (self.x(self.peak) + self.x(min(self.peak + 1, self.last))) / 2
         half, y = text_width(label, 13, bold=True) / 2, self.y(size)
         draw_peak(self.canvas, x, y, size)
@@ -243,7 +243,7 @@ class _View(Plot):
             self.canvas.text(x, y - 4.5, letter, 12, text_anchor="middle", font_weight="bold")
 
     def told_peak(self, size: int) -> str:
-        return f"{format_bytes(size, self.unit, digits_for(size, self.unit))}{self.where(self.peak)}"
+        return f"peak {format_bytes(size, self.unit, digits_for(size, self.unit))}{self.where(self.peak)}"
 
     def where(self, count: int) -> str:
         """The phase of the event that reached the peak: " in loss, step 2"; the step only where several are shown."""
@@ -260,7 +260,7 @@ class _View(Plot):
         parts = sentence(f"{words(kind)} {amount(at_peak[kind], self.unit, digits)}" for kind in largest_kinds(at_peak))
         return (
             f"{stop(title)} Areas by kind of memory over {self.last - self.first:,} allocations and frees. The peak is "
-            f"{self.told_peak(totals[peak])}: {parts}. "
+            f"{self.told_peak(totals[peak]).removeprefix('peak ')}: {parts}. "
             f"It ends at {format_bytes(totals[self.last], self.unit, digits)}. {self.measurement.provenance}."
         )
 
