@@ -1,11 +1,12 @@
 """The memory map with a slider: one HTML file with the life of every tensor and the script that draws it."""
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ class Page:
             f'<iframe title="{escape(self.alt)}" sandbox="allow-scripts" srcdoc=\'{quoted}\' '
             f'style="width:100%;max-width:900px;height:{HEIGHT}px;border:0"></iframe>'
         )
-        still = f"<details><summary>A still picture of it</summary>{image(self.still.svg, self.still.alt)}</details>"
+        still = image(without_tips(self.still.svg), self.still.alt)
+        still = f"<details><summary>A still picture of it</summary>{still}</details>"
         return {"text/html": frame + still, "text/plain": self.alt}
 
     def save(self, path: str | Path) -> Path:
@@ -49,6 +51,24 @@ class Page:
             raise ValueError(f"{path.name!r}: the page is HTML, so its name must end in .html")
         path.write_text(self.html, encoding="utf-8")
         return path
+
+
+LOOK = r'height="(.+?)" fill="(.+?)" data-look="\w+"(?:/>|>.+</rect>)\n'
+STRETCH = re.compile(rf'<rect x="(.+?)" y="(.+?)" width="(.+?)" {LOOK}')
+SEAM = re.compile(r'<line x1="(.+?)" y1="(.+?)" x2=".+?" y2="(.+?)" stroke="(.+?)" stroke-width="0.8"/>\n')
+
+
+def without_tips(svg: str) -> str:
+    """A map with one path for all stretches of a color: a third of the text. An image shows no tips anyway."""
+    paths = dict[str, str]()
+    for x, y, width, height, fill in STRETCH.findall(svg):
+        look = f'fill="{fill}"'
+        paths[look] = f"{paths.get(look, '')}M{x} {y}h{width}v{height}h-{width}z"
+    for x, y, end, ink in SEAM.findall(svg):
+        look = f'stroke="{ink}" stroke-width="0.8"'
+        paths[look] = f"{paths.get(look, '')}M{x} {y}V{end}"
+    head, paper, rest = SEAM.sub("", STRETCH.sub("", svg)).partition('fill="#FFFFFF"/>\n')
+    return head + paper + "\n".join(f'<path d="{data}" {look}/>' for look, data in paths.items()) + rest
 
 
 def memory_map_page(replayed: Replay) -> Page:
@@ -64,7 +84,7 @@ def memory_map_page(replayed: Replay) -> Page:
     left_out = data["left_out"]
     few = f"{left_out:,} tensors of at most {format_bytes(data['smallest'])} are not drawn" if left_out else ""
     note = " · ".join(filter(None, (few, replayed.provenance)))
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    text = json.dumps(short(data), separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
     alt = f"{title}. A map of the memory with a slider over {len(replayed):,} events. {still.alt}"
     html = TEMPLATE.replace("@TITLE@", escape(title)).replace("@NOTE@", escape(note))
     return Page(html.replace("@DATA@", text).replace("@DARK@", json.dumps(DARK)), alt, still)
@@ -74,7 +94,7 @@ def page_data(replayed: Replay) -> dict[str, Any]:
     """The data for the page's script. Places and sizes count 512-byte units, events count from 0 (nothing yet).
 
     `ranges` (what the driver takes back as one: a segment, or a page) and `blocks` are rows of place, size, first event
-    and last event at which they are there; a block goes on with the number of its label.
+    and last event at which they are there; a block goes on with the number of its label, which is numbers of `parts`.
     """
     playback, events = Playback(replayed.capacity, replayed.choices), len(replayed)
     allocator = playback.allocator
@@ -99,15 +119,31 @@ def page_data(replayed: Replay) -> dict[str, Any]:
         return [(before[index] + address - starts[index]) // BLOCK, size // BLOCK, born, died]
 
     drawn = sorted(blocks.rows, key=lambda block: -block[1])[:MOST_BLOCKS]
-    labels: dict[tuple[str, str], int] = {}
+    labels: dict[tuple[str, ...], int] = {}
+    parts: dict[str, int] = {}
     return {
         "events": events, "total": total, "row": bytes_in_a_row([size // BLOCK for size in sizes.values()], total),
         "start": replayed.peak_event, "ranges": [placed(row) for row in ranges.rows],
         "blocks": [[*placed(row), labels.setdefault(_description(replayed, row[4]), len(labels))] for row in drawn],
-        "labels": list(labels), "left_out": len(blocks.rows) - len(drawn), "smallest": drawn[-1][1] if drawn else 0,
+        "labels": [[parts.setdefault(part, len(parts)) for part in label] for label in labels], "parts": list(parts),
+        "left_out": len(blocks.rows) - len(drawn), "smallest": drawn[-1][1] if drawn else 0,
         "allocated": _steps(replayed.allocated), "reserved": _steps(replayed.reserved),
         "marks": [[mark.event, f"step {mark.step}, {words(mark.phase)}"] for mark in replayed.marks],
         "failure": replayed.message, "fills": FILLS, "hatches": HATCHES,
+    }  # fmt: skip
+
+
+def short(data: dict[str, Any]) -> dict[str, Any]:
+    """The same in half the text: sizes by number, events as steps from the one before, no zeros."""
+    sizes = sorted({0, *(row[1] for row in data["blocks"]), *map(abs, data["allocated"])})
+    number = {size: index for index, size in enumerate(sizes)}
+    blocks = sorted(data["blocks"], key=lambda row: row[2])
+    steps = [now[2] - before[2] for before, now in pairwise([[0, 0, 0], *blocks])]
+    return data | {
+        "sizes": sizes, "allocated": [number[abs(step)] * (1 if step > 0 else -1) for step in data["allocated"]],
+        "blocks": [[place, number[size], step, died - born, label]
+                   for step, (place, size, born, died, label) in zip(steps, blocks, strict=True)],
+        "reserved": [[event, step] for event, step in enumerate(data["reserved"], start=1) if step],
     }  # fmt: skip
 
 
@@ -131,9 +167,11 @@ def _steps(values: Sequence[int]) -> list[int]:
     return [(after - before) // BLOCK for before, after in zip([0, *values], values, strict=False)]
 
 
-def _description(replayed: Replay, name: Any) -> tuple[str, str]:
+def _description(replayed: Replay, name: Any) -> tuple[str, ...]:
+    """A tensor's kind, then what is known of it in pieces that many have in common."""
     if not replayed.allocations:
         return "tensors", str(name)
     item = replayed.allocations[name]
     shape = "×".join(str(size) for size in item.shape)
-    return item.kind, f"{item.operation} in {item.module or 'the network'}, {shape} {item.dtype}"
+    module = re.split("(?<= of )", item.module or "the network")
+    return item.kind, f"{item.operation} in ", *module, f", {shape} {item.dtype}"

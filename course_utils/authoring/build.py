@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from ..figures.themes import READING
 from ..interactive.course_files import EDITED, ROOT, notebooks
 from ..interactive.keeping import write_whole
 from ..recording.notebooks import BuildError, cell_name, read_notebook, run
@@ -54,6 +55,7 @@ def build(root: Path, source: Path) -> None:
     for draft, notebook in zip(planned, finished, strict=True):
         fold_answers(notebook)
         forget_machine(notebook)
+        share_script(notebook)
         if copy := save_edited(draft.target):
             print(f"{draft.target.name} was edited since it was built: that work is kept in {copy.name}")
         write(notebook, draft.target)
@@ -78,6 +80,16 @@ def forget_machine(notebook: NotebookNode) -> None:
     for cell in notebook.cells:
         if THIS_MACHINE in cell.metadata.get("tags", ()):
             cell.outputs = []
+
+
+def share_script(notebook: NotebookNode) -> None:
+    """Leave the script that reads figures out to the first output with it that JupyterLab shows at once."""
+    told = False
+    for cell in notebook.cells:
+        for data in (output.data for output in cell.get("outputs", ()) if READING in str(output.get("data"))):
+            if told:
+                data["text/html"] = data["text/html"].replace(READING, "")
+            told = told or not cell.metadata.get("jupyter", {}).get("outputs_hidden")
 
 
 def write(notebook: NotebookNode, target: Path) -> None:

@@ -6,10 +6,10 @@ its page is dark: JupyterLab and the website set that, and browsers hand it on t
 
 import json
 import re
-from base64 import b64encode
 from functools import cache
 from html import escape
 from importlib.resources import files
+from urllib.parse import quote
 
 HERE = files(__name__.rpartition(".")[0])  # a folder, or a part of the archive that the explorer's page imports from
 ON_DARK, ON_LIGHT, ON_DARKENED, ON_LIGHTENED = "#FFFFFE", "#111110", "#111112", "#FFFFFC"
@@ -21,50 +21,67 @@ DARK: dict[str, str] = json.loads(HERE.joinpath("dark.json").read_text(encoding=
 THIN = {"#0072B2": "#56B4E9"}
 """The same for the lines and texts of `lines`, as thin things need more contrast than areas."""
 
-UNREAD = re.compile(r' data-(?!kind|phase|peak|knots|one|unit|digits|scale|top|high)[a-z-]+="[^"]*"')
-"""What a notebook does without, as only tests read it."""
+UNREAD = re.compile(
+    r' data-(?!kind|phase|peak|knots|one|unit|digits|scale|top|high)[a-z-]+="[^"]*"|<text [^>]*></text>\n'
+    r'| stroke-width="1"(?=[ />])|(?<=role="img") aria-label="[^"]*"'
+)
+"""What a notebook does without: what tests read, empty texts, a line's usual width, what the image's `alt` says."""
+
+PLAIN = " !$'()*+,-./:;=?@[]^_`{|}~"
+"""What stays as it is in the address of an image."""
 
 COLOR = re.compile(r'(fill|stroke)(="|: )(#[0-9A-Fa-f]{6})')
 
 
 @cache
 def part(name: str, attribute: bool = False) -> str:
-    """A file of this folder, without its comments and indents."""
+    """A file of this folder on one line, without its comments, which have lines of their own."""
     lines = map(str.strip, HERE.joinpath(name).read_text(encoding="utf-8").splitlines())
-    text = "\n".join(line for line in lines if line and not line.startswith("//"))
+    text = " ".join(line for line in lines if line and not line.startswith("//"))
     return escape(text) if attribute else text
 
 
-def themed(svg: str, layout: str = "") -> str:
-    """The SVG with a style sheet for a dark page; its description is in its label alone."""
-    rules, svg = {}, re.sub("<desc>.*?</desc>", "", svg)
-    for name, sign, color in sorted(set(COLOR.findall(svg))):
+READING = f"<script>{part('reading.js')}</script>"
+"""It works once in a page: `build` leaves it to the first figure of a notebook."""
+
+
+def themed(svg: str, layout: str = "", colored: str | None = None) -> str:
+    """The SVG with a dark page's style sheet for the colors in `colored`; its description is in its label alone."""
+    rules = {}
+    for name, sign, color in sorted(set(COLOR.findall(svg if colored is None else colored))):
         light, drawn = color.upper(), sign != '="'
         dark = (drawn and THIN.get(light)) or DARK.get(light)
         if dark and dark != light:
             where, force = (f'[style*="{name}: {color}"]', "!important") if drawn else (f'[{name}="{color}"]', "")
             rules[f".course-figure {where}{{{name}:light-dark({light},{dark}){force}}}"] = None
-    style = f"<style>svg.course-figure:root{{color-scheme:light dark}}{''.join(rules)}</style>"
-    head, end, rest = svg.partition(">")
+    style = f"<style>svg.course-figure:root{{color-scheme:light dark}}{''.join(rules)}</style>" if rules else ""
+    head, end, rest = re.sub("<desc>.*?</desc>", "", svg).partition(">")
     return f'{head} class="course-figure{layout and f" course-{layout}"}"{end}{style}{rest}'
 
 
-def image(svg: str, alt: str) -> str:
-    """An HTML `<img>`, which every viewer of notebooks shows."""
-    head = f'<img alt="{escape(alt)}" class="course-figure" style="max-width:100%" src="data:image/svg+xml;base64,'
-    return f'{head}{b64encode(themed(UNREAD.sub("", svg), "wide").encode()).decode()}">'
+def stored(svg: str, layout: str, colored: str) -> str:
+    """The SVG as a notebook holds it: themed, without what is unread, on one line, with quotes that JSON leaves."""
+    drawn = themed(UNREAD.sub("", svg), layout, colored).replace("'", "&#39;")
+    return drawn.replace('"', "'").replace("\n", " ")
+
+
+def image(svg: str, alt: str, narrow: str = "") -> str:
+    """An HTML `<img>`, which every viewer of notebooks shows; its colors serve the `narrow` layout next to it, too."""
+    data = quote(stored(svg, "wide", svg + narrow), safe=PLAIN)
+    return f'<img alt="{escape(alt)}" class="course-figure" style="max-width:100%" src="data:image/svg+xml,{data}">'
 
 
 def as_image(svg: str, narrow: str, alt: str) -> str:
-    """HTML for a notebook: the image, and a script that puts `in_page`'s picture in its place."""
-    other = f'<script type="image/svg+xml">{themed(UNREAD.sub("", narrow), "narrow")}</script>' if narrow else ""
-    return f"{image(svg, alt)}{other}<style>{part('figure.css')}</style><script>{part('figure.js')}</script>"
+    """HTML for a notebook: the image, and scripts that put `in_page`'s picture in its place and read it out."""
+    other = narrow and f'<script type="image/svg+xml">{stored(narrow, "narrow", "")}</script>'
+    dress = f"<style>{part('figure.css')}</style><script>{part('figure.js')}</script>"
+    return f"{image(svg, alt, narrow)}{other}{dress}{READING}"
 
 
 def in_page(svg: str, narrow: str) -> str:
     """HTML for a page or widget: the layout that fits is shown, and the script comes with the first touch."""
     layouts = themed(svg, "wide") + (themed(narrow, "narrow") if narrow else "")
-    kind, wake = "course-picture" + (" course-reflows" if narrow else ""), part("figure.js", attribute=True)
+    kind, wake = "course-picture" + (" course-reflows" if narrow else ""), part("reading.js", attribute=True)
     said = '<div class="course-said" role="status"></div>'
     begin = f'<div class="{kind}" tabindex="0" role="group" aria-label="Figure: arrow keys read out its parts"'
     scripts = f'onpointerenter="{wake}" onfocus="this.onpointerenter()"'

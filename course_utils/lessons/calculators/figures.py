@@ -185,8 +185,7 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
         for column, size in enumerate([*found.values(), sum(found.values())]):
             x, y, fill = left + width * column, top + height * row, OVER if size > 0 else SHORT
             cell, deep = (x + 1, y + 1, width - 2, 28), 0.5 * min(1.0, abs(size) / peak) ** 0.5
-            canvas.rect(*cell, "#FFFFFF", stroke=GRID, stroke_width=1)
-            canvas.rect(*cell, fill, fill_opacity=deep, data_bytes=size)
+            canvas.rect(*cell, fill, fill_opacity=deep, stroke=GRID, data_bytes=size)
             shown = "0" if abs(size) < 5e7 else f"{'+' if size > 0 else '−'}{abs(size) / 1e9:.1f}"
             weight = "bold" if column == len(terms) else None
             canvas.text(x + width / 2, y + 19, shown, letters, text_anchor="middle", font_weight=weight)
