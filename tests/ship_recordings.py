@@ -3,6 +3,7 @@
 `python tests/ship_recordings.py` writes them. A test runs every lesson from recordings alone.
 """
 
+import lzma
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +79,8 @@ def replayed_runs() -> list[TrainingRun]:
 def main() -> None:
     """Simulate every run, and write the file."""
     measured = {key(run, steps): measure(run, source="simulated", steps=steps) for run, steps in lesson_runs()}
-    (FOLDER / FILE).write_bytes(save(measured, {key(run, 2) for run in replayed_runs()}))
+    text = save(measured, {key(run, 2) for run in replayed_runs()})
+    (FOLDER / FILE).write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
 
 
 if __name__ == "__main__":

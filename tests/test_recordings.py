@@ -1,6 +1,7 @@
 """Recordings: lessons run from the shipped ones alone, those of real GPUs are read without a guess, and refusals."""
 
 import gzip
+import lzma
 import os
 import re
 import subprocess
@@ -193,12 +194,21 @@ def test_the_drivers_counter_is_missing_where_other_tasks_shared_the_gpu(shipped
     assert measure(RUN, source="recorded").counters == {"allocated": 5000, "reserved": 6000}
 
 
-def test_a_compressed_file_is_read_like_any_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", [gzip, lzma], ids=lambda module: module.__name__)
+def test_a_compressed_file_is_read_like_any_other(by: Any, tmp_path: Path) -> None:
     append(tmp_path / "gpu.jsonl", line())
     plain = read_folder(tmp_path)
-    (tmp_path / "gpu.jsonl.gz").write_bytes(gzip.compress((tmp_path / "gpu.jsonl").read_bytes()))
+    name = "gpu.jsonl.gz" if by is gzip else "gpu.jsonl.xz"
+    (tmp_path / name).write_bytes(by.compress((tmp_path / "gpu.jsonl").read_bytes()))
     (tmp_path / "gpu.jsonl").unlink()
-    assert [item.parts for item in read_folder(tmp_path)] == [item.parts for item in plain]
+    assert [item.parts for item in read_folder(tmp_path)] == [item.parts for item in plain] != []
+
+
+def test_a_python_without_lzma_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    load.cache_clear()
+    monkeypatch.setitem(sys.modules, "lzma", None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="shipped recordings need lzma, and this Python was built without"):
+        load()
 
 
 def test_a_rehearsal_is_no_recording(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..measurement import Measurement, Provenance
 from .recorded import FIELDS, from_json, to_json
-from .recording_file import SCHEMA, packed
+from .recording_file import SCHEMA, text_of
 
 KEY = "measurement"
 
@@ -38,7 +38,7 @@ def save_measurement(measured: Measurement, path: str | Path) -> Path:
             raise ValueError(f"nothing was written: {error}. Choose another name, or delete that file") from None
     more = {"note": measured.provenance.note, "losses": list(measured.losses), "counters": dict(measured.counters)}
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")  # an earlier file stays whole until this one is
-    partial.write_bytes(packed({KEY: to_json(measured, whole=True) | more}))
+    partial.write_bytes(gzip.compress(text_of({KEY: to_json(measured, whole=True) | more}), mtime=0))
     partial.replace(path)
     return path
 

@@ -1,7 +1,6 @@
 """Shipped results: real GPUs' recordings, and simulated runs for platforms that cannot simulate; exact matches only.
 
-`simulated.json.gz` is written by `python tests/ship_recordings.py`, each `*.jsonl.gz` by `record` on a GPU,
-and gzip.
+`simulated.json.xz` is written by `python tests/ship_recordings.py`, each `*.jsonl.xz` by `record` on a GPU, and xz.
 """
 
 from bisect import bisect_right
@@ -16,9 +15,9 @@ from typing import Any
 from ..breakdown import MemoryBreakdown
 from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..run import TrainingRun
-from .recording_file import AS, FOLDER, MEASURED, SETTLED, SIMULATED_GPU, Line, packed, read_lines, unpacked
+from .recording_file import AS, FOLDER, MEASURED, SETTLED, SIMULATED_GPU, Line, read_lines, text_of, unpacked
 
-FILE = "simulated.json.gz"
+FILE = "simulated.json.xz"
 
 POINTS, MOST_ALLOCATIONS = 300, 150
 """A thinned measurement keeps about so many moments of the timeline, and so many of the allocations at the peak."""
@@ -130,7 +129,7 @@ def _gpu_recordings() -> tuple[Recording, ...]:
 
 
 def read_folder(folder: Path) -> tuple[Recording, ...]:
-    """Every result in a folder's `*.jsonl` and `*.jsonl.gz`. ValueError naming file and line for what is no GPU's."""
+    """Every result in a folder's `*.jsonl`, plain or compressed. ValueError naming file and line for no GPU's."""
     return tuple(read_recording(line) for path in sorted(folder.glob("*.jsonl*")) for line in read_lines(path))
 
 
@@ -148,8 +147,8 @@ def load() -> dict[str, Any]:
 
 
 def save(measurements: dict[str, Measurement], whole: Container[str] = ()) -> bytes:
-    """The bytes of a recordings file that holds these measurements by key; those in `whole` can be replayed."""
-    return packed({"runs": {name: to_json(item, name in whole) for name, item in measurements.items()}})
+    """The text of a recordings file that holds these measurements by key; those in `whole` can be replayed."""
+    return text_of({"runs": {name: to_json(item, name in whole) for name, item in measurements.items()}})
 
 
 def to_json(measured: Measurement, whole: bool = False) -> dict[str, Any]:

@@ -27,20 +27,34 @@ STATUSES = (*SETTLED, FAILED, CRASHED, TIMED_OUT, CUT_SHORT)
 FIELDS = {**dict.fromkeys(("task", "kind", "status", "torch", "date", "commit"), str), "steps": int}
 FIELDS |= {"device": dict, "parts": dict}
 
-FOLDER = Path(__file__).with_name("recordings")  # `*.json.gz` of simulations, `*.jsonl.gz` of real GPUs
+FOLDER = Path(__file__).with_name("recordings")  # `*.json.xz` of simulations, `*.jsonl.xz` of real GPUs
+NO_XZ = (
+    "shipped recordings need lzma, and this Python was built without: use another, or install liblzma and build it anew"
+)
 
 
 def unpacked(name: str) -> dict[str, Any]:
-    """The content of a shipped `.json.gz`. Raises ValueError for one of another schema."""
-    content = json.loads(gzip.decompress((FOLDER / name).read_bytes()))
+    """The content of a shipped `.json.xz`. Raises ValueError for one of another schema, and where Python lacks lzma."""
+    content = json.loads(_expanded(FOLDER / name))
     if content.get("schema") != SCHEMA:
         raise ValueError(f"{name} has schema {content.get('schema')!r}; this version of the course reads {SCHEMA}")
     return content
 
 
-def packed(content: dict[str, Any]) -> bytes:
-    """The bytes of a `.json.gz` with this content."""
-    return gzip.compress(json.dumps({"schema": SCHEMA, **content}, separators=(",", ":")).encode(), mtime=0)
+def text_of(content: dict[str, Any]) -> bytes:
+    """JSON with this content and the schema; shipped as `.json.xz`."""
+    return json.dumps({"schema": SCHEMA, **content}, separators=(",", ":")).encode()
+
+
+def _expanded(path: Path) -> bytes:
+    content = path.read_bytes()
+    if path.suffix != ".xz":
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    try:
+        import lzma
+    except ImportError:
+        raise ValueError(NO_XZ) from None
+    return lzma.decompress(content)
 
 
 @dataclass(frozen=True)
@@ -66,12 +80,11 @@ class Line:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Every result in a file, as `record` writes it or compressed by gzip, as shipped.
+    """Every result in a file, as `record` writes it or compressed by xz, as shipped, or by gzip.
 
     ValueError naming file and line for what is not one of this schema's.
     """
-    content = path.read_bytes()
-    return parse_lines(path, gzip.decompress(content) if path.suffix == ".gz" else content)
+    return parse_lines(path, _expanded(path))
 
 
 def parse_lines(path: Path, content: bytes) -> list[Line]:
