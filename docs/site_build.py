@@ -300,6 +300,15 @@ def finish(app: Any, problem: Exception | None) -> None:
         for path in (Path(app.srcdir) / "notebooks").glob(f"{number}_*.ipynb"):
             first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]).partition("\n")[0]
             draw_card(static / "cards" / f"{number}.png", first.removeprefix("# "), question)
+    for page in Path(app.outdir).rglob("*.html"):
+        if page.relative_to(app.outdir).parts[0] != "explorer":
+            page.write_text(reachable(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def reachable(page: str) -> str:
+    """The page with what Sphinx and its theme leave out: its headings' levels, and keys that scroll code and tables."""
+    page = page.replace('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">')
+    return page.replace("<pre>", '<pre tabindex="0">').replace("<table>", '<table tabindex="0">')
 
 
 def draw_card(target: Path, title: str, question: str) -> None:

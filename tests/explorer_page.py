@@ -1,12 +1,16 @@
 """The explorer's page in a real browser: serve it, open it, time it."""
 
+import importlib.util
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import pytest
 from browser import processor_milliseconds
 from playwright.sync_api import Page
 
@@ -26,6 +30,27 @@ REDRAWN = """() => { window.redrawn = new Promise((done) => {
     });
     watcher.observe(document.getElementById('timeline'), {childList: true});
 }); }"""
+
+
+def pyodide_module() -> Any:
+    """`docs/pyodide.py`, which is no part of a package."""
+    path = Path(__file__).resolve().parent.parent / "docs" / "pyodide.py"
+    spec = importlib.util.spec_from_file_location("course_pyodide", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def need_pyodide() -> None:
+    """Skip where Pyodide cannot be fetched, unless COURSE_REQUIRE_BROWSER asks for all; a wrong checksum fails."""
+    pyodide = pyodide_module()
+    try:
+        pyodide.files()
+    except pyodide.NotBrought as problem:
+        if os.environ.get("COURSE_REQUIRE_BROWSER") == "1":
+            raise
+        pytest.skip(str(problem))
 
 
 class _Silent(SimpleHTTPRequestHandler):

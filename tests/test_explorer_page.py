@@ -15,16 +15,18 @@ from typing import Any
 
 import pytest
 from browser import browser_page, find_browser, violations
-from explorer_page import READY, key_times, opened, served
+from explorer_page import READY, key_times, need_pyodide, opened, pyodide_module, served
 from playwright.sync_api import Page
 
 from course_utils.authoring import site
 from course_utils.cli.main import main
 from course_utils.interactive import explorer_page as dashboard_page
 from course_utils.interactive.explorer import CONTROLS, DEFAULTS, next_changes
+from course_utils.recording.notebooks import BuildError
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNTIME = ROOT / "docs" / "explorer" / "pyodide"
+PYODIDE = pyodide_module()
+NO_SCRIPTS = pytest.mark.skipif(sys.platform == "win32", reason="Windows runs no script as npm")
 FIRST = json.dumps(dashboard_page.texts(DEFAULTS))
 SIZES = ((1280, 900, "light"), (1280, 900, "dark"), (640, 450, "light"), (360, 780, "dark"))
 """A desk, at night, the same desk at 200 %, a phone: pixels of the page, and the scheme."""
@@ -33,6 +35,7 @@ SIZES = ((1280, 900, "light"), (1280, 900, "dark"), (640, 450, "light"), (360, 7
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page as a folder, made by the command."""
+    need_pyodide()
     out = tmp_path_factory.mktemp("site")
     assert main(["site", "--here", "--explorer", "--out", str(out)]) == 0
     return out / "explorer"
@@ -76,10 +79,89 @@ def chosen(page: Page) -> dict[str, str]:
 # What the page is made of
 
 
-def test_the_runtime_is_as_its_authors_made_it() -> None:
-    stated = dict(re.findall(r"`([\w.-]+)` \|[^|]*\| `([0-9a-f]{64})`", (RUNTIME / "README.md").read_text("utf-8")))
-    files = {path.name for path in RUNTIME.iterdir()} - {"README.md", "LICENSE-MPL-2.0.txt", "LICENSE-PSF-2.0.txt"}
-    assert {name: hashlib.sha256((RUNTIME / name).read_bytes()).hexdigest() for name in files} == stated
+PACKAGE = {"package": "pyodide", "version": "1.2.3", "files": {"one.mjs": hashlib.sha256(b"one").hexdigest()}}
+NPM = """#!/usr/bin/env python3
+import io, sys, tarfile
+if {content!r} is None:
+    sys.exit("npm error code ENOTFOUND")
+assert sys.argv[1:3] == ["pack", "pyodide@1.2.3"], sys.argv
+with tarfile.open(sys.argv[4] + "/pyodide-1.2.3.tgz", "w:gz") as archive:
+    member = tarfile.TarInfo("package/{name}")
+    member.size = len({content!r})
+    archive.addfile(member, io.BytesIO({content!r}))
+"""
+
+
+@pytest.fixture
+def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Fetches the file of PACKAGE with an npm that finds `content` under `name`, and nothing where it is None."""
+    listed = tmp_path / "pyodide.json"
+    listed.write_text(json.dumps(PACKAGE), encoding="utf-8")
+
+    def fetch(content: bytes | None, name: str = "one.mjs") -> list[Path]:
+        npm = tmp_path / "bin" / "npm"
+        npm.parent.mkdir(exist_ok=True)
+        npm.write_text(NPM.format(content=content, name=name), encoding="utf-8")
+        npm.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{npm.parent}{os.pathsep}{os.environ['PATH']}")
+        return PYODIDE.files(listed, tmp_path / "build")
+
+    return fetch
+
+
+@NO_SCRIPTS
+def test_npm_brings_pyodide_once(fetched: Any, tmp_path: Path) -> None:
+    assert fetched(b"one") == [tmp_path / "build" / "pyodide-1.2.3" / "one.mjs"]
+    assert fetched(None)[0].read_bytes() == b"one"
+    assert [path.name for path in (tmp_path / "build" / "pyodide-1.2.3").iterdir()] == ["one.mjs"]
+
+
+@NO_SCRIPTS
+@pytest.mark.parametrize(("content", "name"), [(b"two", "one.mjs"), (b"one", "two.mjs")])
+def test_a_package_with_other_files_than_are_listed_is_refused(
+    fetched: Any, tmp_path: Path, content: bytes, name: str
+) -> None:
+    with pytest.raises(PYODIDE.Mismatch, match=r"^one\.mjs has the SHA-256 \w{64}, and pyodide\.json lists 7692c3ad"):
+        fetched(content, name)
+    assert not list((tmp_path / "build").rglob("*.mjs"))
+
+
+@NO_SCRIPTS
+def test_a_file_that_was_changed_since_it_was_fetched_is_refused(fetched: Any) -> None:
+    fetched(b"one")[0].write_bytes(b"")
+    with pytest.raises(PYODIDE.Mismatch, match=r"delete .*pyodide-1\.2\.3 and build again"):
+        fetched(b"one")
+
+
+@NO_SCRIPTS
+def test_without_a_network_it_says_so(fetched: Any) -> None:
+    with pytest.raises(
+        PYODIDE.NotBrought, match=r"npm could not bring pyodide@1\.2\.3: .*ENOTFOUND\. Is there a network\?"
+    ):
+        fetched(None)
+
+
+def test_without_npm_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PYODIDE.NotBrought, match=r"npm is not here: install Node\.js"):
+        PYODIDE.files(build=tmp_path)
+
+
+def test_a_site_without_pyodide_is_refused_in_its_words(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "pyodide.py").write_text("import sys; sys.exit('Pyodide is not here.')", encoding="utf-8")
+    with pytest.raises(BuildError, match=r"^Pyodide is not here\.$"):
+        site.make(tmp_path / "site", tmp_path)
+
+
+def test_the_site_has_every_file_that_is_listed_and_their_licenses(folder: Path) -> None:
+    listed = json.loads((folder / "pyodide.json").read_text(encoding="utf-8"))["files"]
+    assert {"pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json"} == set(
+        listed
+    )
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "pyodide").iterdir()}
+    assert listed.items() <= found.items()
+    assert {"README.md", "LICENSE-MPL-2.0.txt", "LICENSE-PSF-2.0.txt"} == set(found) - set(listed)
 
 
 def test_the_archive_is_the_same_each_time() -> None:

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 from browser import browser_page, violations
+from explorer_page import need_pyodide
 from playwright.sync_api import Page
 
 from course_utils.authoring.pages import check_pages
@@ -28,6 +29,7 @@ LOOKED_AT = [
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The website; making it fails for any warning of Sphinx, such as a link or an anchor that leads nowhere."""
+    need_pyodide()
     return make(tmp_path_factory.mktemp("site") / "pages")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import nbformat
 import pytest
 from browser import browser_page, violations
-from explorer_page import served
+from explorer_page import need_pyodide, served
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from playwright.sync_api import Browser, Page
 
@@ -60,6 +60,7 @@ def hand_made() -> Any:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site of four pages: the first, one made by hand, a lesson with sliders and a quiz, and the explorer's."""
+    need_pyodide()
     stage, out = tmp_path_factory.mktemp("stage"), tmp_path_factory.mktemp("out") / "site"
     shutil.copytree(DOCS / "_static", stage / "docs" / "_static")
     shutil.copytree(DOCS / "_extra", stage / "docs" / "_extra")
@@ -74,8 +75,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-c", str(stage / "docs"), str(stage), str(out)]
     environment = os.environ | {"COURSE_ROOT": str(ROOT), "COURSE_URL": ADDRESS}
     subprocess.run(command, env=environment, check=True, capture_output=True)
-    for page in out.rglob("*.html"):
-        page.write_text(site.reachable(page.read_text(encoding="utf-8")), encoding="utf-8")
     site.make_explorer(out / site.EXPLORER)
     return out
 

@@ -1,4 +1,4 @@
-"""`python -m course_utils site`: the website, made of what is in the repository. It needs no network."""
+"""`python -m course_utils site`: the website, made of what is in the repository, and of Pyodide, which npm brings once."""
 
 import io
 import os
@@ -47,8 +47,9 @@ def run(chosen: Namespace) -> int:
 def make(out: Path, root: Path = ROOT, url: str = "") -> Path:
     """Lay out the sources and run Sphinx, warnings being errors; returns `out`. Raises BuildError with its words.
 
-    `url` is where the pages will be.
+    `url` is where the pages will be. The explorer comes first: without Pyodide nobody should wait for Sphinx.
     """
+    make_explorer(out / EXPLORER, root)
     with tempfile.TemporaryDirectory(prefix="course-site-", ignore_cleanup_errors=True) as name:
         stage = Path(name)
         lay_out(stage, root)
@@ -58,16 +59,7 @@ def make(out: Path, root: Path = ROOT, url: str = "") -> Path:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BuildError(f"the website is not clean:\n{done.stderr.strip()}")
-    for page in out.rglob("*.html"):
-        page.write_text(reachable(page.read_text(encoding="utf-8")), encoding="utf-8")
-    make_explorer(out / EXPLORER, root)
     return out
-
-
-def reachable(page: str) -> str:
-    """The page with what Sphinx and its theme leave out: its headings' levels, and keys that scroll code and tables."""
-    page = page.replace('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">')
-    return page.replace("<pre>", '<pre tabindex="0">').replace("<table>", '<table tabindex="0">')
 
 
 def lay_out(stage: Path, root: Path = ROOT) -> None:
@@ -86,7 +78,14 @@ def lay_out(stage: Path, root: Path = ROOT) -> None:
 
 
 def make_explorer(out: Path, root: Path = ROOT) -> Path:
-    """Put the explorer's page and an archive of the modules that it needs into `out`, for any static host."""
+    """Put the explorer's page, Pyodide and an archive of the modules that it needs into `out`, for any static host.
+
+    Raises BuildError, which says why, where Pyodide cannot be had.
+    """
+    command = [sys.executable, str(root / "docs" / "pyodide.py"), str(out / "pyodide")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(done.stderr.strip())
     shutil.copytree(root / "docs" / EXPLORER, out, dirs_exist_ok=True)
     (out / ARCHIVE).write_bytes(archive(root))
     return out
