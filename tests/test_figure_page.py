@@ -11,7 +11,7 @@ from test_plots import NONE, training
 from course_utils import figures as plots
 from course_utils.authoring.build import ROOT, committed_notebooks
 from course_utils.figures.canvas import Canvas, Figure
-from course_utils.figures.themes import DARK
+from course_utils.figures.themes import DARK, READING
 from course_utils.recording.notebooks import read_notebook
 from course_utils.units import GB
 
@@ -131,6 +131,16 @@ def test_pointer_and_keys_read_out_the_parts_of_a_stack(tab):
     assert said(tab) == "half · parameters: 3.000 GB"
     tab.locator("svg.course-wide rect[data-kind=activations]").first.hover()
     assert said(tab) == "none · activations: 109.000 GB"
+
+
+def test_one_figures_script_reads_out_every_other(tab):
+    """As in a notebook that `build` made, where only the first figure has it."""
+    show(tab, f"<div>{STEPS.html}</div><div id='second'>{STACK.html.replace(READING, '')}</div>")
+    assert tab.locator("#second .course-picture").count() == 1
+    tab.locator("#second svg.course-wide rect[data-kind=activations]").first.hover()
+    assert tab.locator("#second .course-said").text_content() == "none · activations: 109.000 GB"
+    names = tab.evaluate(f"{SHOWN}.map(svg => svg.getAttribute('aria-label'))")
+    assert names == [STEPS.alt, STACK.alt]
 
 
 def test_the_script_of_one_figure_leaves_other_images_alone(tab):

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 from torch import nn
 
-from course_utils.authoring.build import fold_answers
+from course_utils.authoring.build import fold_answers, share_script
+from course_utils.figures import bars
+from course_utils.figures.themes import READING
 from course_utils.interactive import guesses, keeping
 from course_utils.interactive.guesses import (
     Guess,
@@ -237,6 +239,19 @@ def test_an_answer_is_closed_in_the_notebook_that_is_shipped(tmp_path: Path) -> 
     hidden = [cell.metadata.get("jupyter", {}).get("outputs_hidden", False) for cell in notebook.cells]
     assert hidden == [True, True, False]
     assert [cell.outputs[0].data["text/html"].splitlines()[0] for cell in notebook.cells[:2]] == [" ", " "]
+
+
+def test_the_script_that_reads_figures_out_is_left_to_the_first_and_to_the_first_that_is_seen() -> None:
+    """A folded output runs no script before it is opened."""
+    html = bars({"AdamW": 16, "SGD": 8}, "Adam costs double").html
+    cells = [new_code_cell("figure", outputs=[new_output("display_data", {"text/html": html})]) for _ in range(5)]
+    for folded in (cells[0], cells[1], cells[3]):
+        folded.metadata["jupyter"] = {"outputs_hidden": True}
+    share_script(new_notebook(cells=[new_code_cell("print(1)", outputs=[new_output("stream", text="1")]), *cells]))
+    stored = [cell.outputs[0].data["text/html"] for cell in cells]
+    assert html.count(READING) == 1
+    assert [text == html for text in stored] == [True, False, True, False, False]
+    assert {text for text in stored if text != html} == {html.replace(READING, "")}
 
 
 def test_a_notebook_that_is_built_has_none_of_the_builders_guesses(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -60,13 +61,11 @@ SEAM = re.compile(r'<line x1="(.+?)" y1="(.+?)" x2=".+?" y2="(.+?)" stroke="(.+?
 
 def without_tips(svg: str) -> str:
     """A map with one path for all stretches of a color: a third of the text. An image shows no tips anyway."""
-    paths = dict[str, str]()
+    paths = defaultdict[str, str](str)
     for x, y, width, height, fill in STRETCH.findall(svg):
-        look = f'fill="{fill}"'
-        paths[look] = f"{paths.get(look, '')}M{x} {y}h{width}v{height}h-{width}z"
+        paths[f'fill="{fill}"'] += f"M{x} {y}h{width}v{height}h-{width}z"
     for x, y, end, ink in SEAM.findall(svg):
-        look = f'stroke="{ink}" stroke-width="0.8"'
-        paths[look] = f"{paths.get(look, '')}M{x} {y}V{end}"
+        paths[f'stroke="{ink}" stroke-width="0.8"'] += f"M{x} {y}V{end}"
     head, paper, rest = SEAM.sub("", STRETCH.sub("", svg)).partition('fill="#FFFFFF"/>\n')
     return head + paper + "\n".join(f'<path d="{data}" {look}/>' for look, data in paths.items()) + rest
 

@@ -83,13 +83,15 @@ def forget_machine(notebook: NotebookNode) -> None:
 
 
 def share_script(notebook: NotebookNode) -> None:
-    """Leave the script that reads figures out to the first output with it that JupyterLab shows at once."""
-    told = False
+    """Leave the script that reads figures out to the first figure, and to the first that is not folded."""
+    told = set[bool]()
     for cell in notebook.cells:
-        for data in (output.data for output in cell.get("outputs", ()) if READING in str(output.get("data"))):
-            if told:
-                data["text/html"] = data["text/html"].replace(READING, "")
-            told = told or not cell.metadata.get("jupyter", {}).get("outputs_hidden")
+        folded = cell.metadata.get("jupyter", {}).get("outputs_hidden", False)
+        for data in (output.get("data", {}) for output in cell.get("outputs", ())):
+            shown = data.get("text/html", "")
+            if READING in shown:
+                data["text/html"] = shown.replace(READING, "") if told & {False, folded} else shown
+                told.add(folded)
 
 
 def write(notebook: NotebookNode, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""`python -m course_utils site`: the website, made of what is in the repository, and of Pyodide, which npm brings once."""
+"""`python -m course_utils site`: the website, made of what is in the repository. Only Pyodide needs a network, once."""
 
 import io
 import os

@@ -237,8 +237,8 @@ def record_history(run: TrainingRun, device: Device, send: Send) -> None:
     """
     with out_of_memory_sent(device, send):
         snapshot, steps = _real_history(run, device) if device.has_history else _rehearsed_history(run)
-        text = packed(snapshot)
-        send("history", history=text, steps=steps, exact=compare_with_gpu(unpacked(text)).exact)
+        history = packed(snapshot)
+        send("history", history=history, steps=steps, exact=compare_with_gpu(unpacked(history)).exact)
 
 
 def _real_history(run: TrainingRun, device: Device) -> tuple[Mapping[str, Any], list[tuple[int, int]]]:
