@@ -4,7 +4,7 @@ import json
 import os
 import re
 import xml.etree.ElementTree as ElementTree
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from engine import GPT, shallow, simulate
 
 from course_utils import TrainingRun
 from course_utils.allocator.memory_map import FILLS, LOOKS, ROW_STEP, memory_map
-from course_utils.allocator.memory_map_page import memory_map_page, page_data
+from course_utils.allocator.memory_map_page import memory_map_page, page_data, without_tips
 from course_utils.allocator.replay import Replay, replay
 from course_utils.figures.canvas import MARGIN, WIDE, Figure
 from course_utils.units import BLOCK, MiB
@@ -151,6 +151,23 @@ def test_the_page_needs_nothing_else(replayed, tmp_path):
     assert "<img alt=" in bundle["text/html"]
 
 
+def test_the_still_picture_has_the_same_stretches_as_paths(replayed):
+    svg = memory_map(replayed).svg
+    pixels, drawn = Counter[str](), Counter[str]()
+    for rect in ElementTree.fromstring(svg).iter(f"{SVG}rect"):
+        if "data-look" in rect.attrib and "stroke" not in rect.attrib:
+            pixels[rect.attrib["fill"]] += float(rect.attrib["width"])
+    still = ElementTree.fromstring(without_tips(svg))
+    for path in still.iter(f"{SVG}path"):
+        widths = re.findall(r"M[\d.]+ [\d.]+h([\d.]+)v24h-\1z", path.attrib["d"])
+        drawn[path.attrib.get("fill", "")] += sum(map(float, widths))
+    assert +drawn == pytest.approx(+pixels) and +pixels
+    seams = sum(path.attrib["d"].count("V") for path in still.iter(f"{SVG}path"))
+    assert seams == sum(1 for _ in ElementTree.fromstring(svg).iter(f"{SVG}line")) > 0
+    words = [[text.text for text in root.iter(f"{SVG}text")] for root in (still, ElementTree.fromstring(svg))]
+    assert words[0] == words[1] != []
+
+
 REQUIRED = os.environ.get("COURSE_REQUIRE_BROWSER") == "1"
 
 
@@ -192,6 +209,23 @@ def test_arrow_keys_step_through_the_events(chromium, replayed, tmp_path):
     assert page.evaluate("map.toDataURL()") == before
     page.click("#before")
     assert status.inner_text() != "" and not trouble
+    page.close()
+
+
+def test_the_page_reads_its_short_data_in_full(chromium, replayed, tmp_path):
+    page, trouble = opened(chromium, memory_map_page(replayed).save(tmp_path / "map.html"))
+    there = page.evaluate("({blocks: data.blocks, labels: data.labels, allocated, reserved})")
+    assert sorted(there["blocks"]) == sorted(page_data(replayed)["blocks"])
+    assert there["allocated"] == [0, *(size // BLOCK for size in replayed.allocated)]
+    assert there["reserved"] == [0, *(size // BLOCK for size in replayed.reserved)]
+    assert {(kind, text) for kind, text in there["labels"]} == {
+        (
+            item.kind,
+            f"{item.operation} in {item.module or 'the network'}, {'×'.join(map(str, item.shape))} {item.dtype}",
+        )
+        for item in replayed.allocations
+    }
+    assert not trouble
     page.close()
 
 
