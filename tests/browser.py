@@ -2,25 +2,24 @@
 
 import json
 import os
-import secrets
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, sync_playwright
+from needs import lacking
+from servers import BrowserProblem, Server, running
 
 from course_utils.cli.learn import JUPYTERLAB
+
+try:
+    from axe_playwright_python.sync_playwright import Axe
+    from playwright.sync_api import Locator, Page, sync_playwright
+except ModuleNotFoundError as absent:
+    lacking(absent.name)
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIRED = os.environ.get("COURSE_REQUIRE_BROWSER") == "1"
@@ -51,19 +50,6 @@ DRAWN = """(count) => {
 """True when the notebook in front shows text in `count` cells."""
 
 
-class BrowserProblem(Exception):
-    """JupyterLab or the browser did not do what was asked; the message says which and shows the log."""
-
-
-@dataclass(frozen=True)
-class Server:
-    """A JupyterLab that is running: its address, the token that opens it, the folder that it shows."""
-
-    address: str
-    token: str
-    folder: Path
-
-
 @contextmanager
 def jupyter_lab(folder: Path) -> Iterator[Server]:
     """JupyterLab over `folder` with fresh settings, stopped at the end."""
@@ -74,26 +60,6 @@ def jupyter_lab(folder: Path) -> Iterator[Server]:
         command = [sys.executable, "-m", "jupyterlab", *options]
         with running(command, folder, _lab_environment(Path(scratch))) as server:
             yield server
-
-
-@contextmanager
-def running(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[Server]:
-    """The JupyterLab that a command starts in a folder. Raises BrowserProblem if it does not answer in five minutes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = Server(f"http://127.0.0.1:{port}", secrets.token_hex(16), folder)
-    asked = ["--no-browser", f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={server.token}"]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen([*command, *asked], cwd=folder, env=environment, stdout=log, stderr=log)
-        try:
-            if not _answers(server, process):
-                log.seek(0)
-                raise BrowserProblem(f"JupyterLab did not start:\n{log.read()[-2000:]}")
-            yield server
-        finally:
-            process.terminate()
-            process.wait(timeout=300)
 
 
 def _lab_environment(scratch: Path) -> dict[str, str]:
@@ -107,18 +73,6 @@ def _lab_environment(scratch: Path) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     folders = {name: str(scratch / folder) for name, folder in own.items()}
     return {**os.environ, "COURSE_SOURCE": "simulated", "PYTHONPATH": path, **folders}
-
-
-def _answers(server: Server, process: subprocess.Popen) -> bool:
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    deadline = time.monotonic() + 300
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with direct.open(f"{server.address}/api/status?token={server.token}", timeout=300):
-                return True
-        except (urllib.error.URLError, OSError):  # nobody listens yet
-            time.sleep(0.2)
-    return False
 
 
 def find_browser() -> str | None:

@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-import yaml
+from needs import need
 
 from course_utils.classroom import elsewhere
 from course_utils.classroom.grading import check_cells
@@ -181,7 +182,8 @@ def test_commands_of_the_page_are_there():
 
 
 def test_hooks_are_local_and_run_what_lint_runs():
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    need("yaml")
+    hooks = import_module("yaml").safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
     assert [repository["repo"] for repository in hooks["repos"]] == ["local"]
     entries = [hook["entry"] for hook in hooks["repos"][0]["hooks"]]
     assert "python3 -m course_utils lint" in entries and "python3 -m course_utils build --check" in entries

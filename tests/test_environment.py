@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 
 import pytest
-import rattler
-import yaml
+from needs import need
 
 from course_utils.cli import environment
 from course_utils.cli.environment import Home, SetupError, explain_failure, pip_install
@@ -246,6 +246,8 @@ def test_lock_pins_every_direct_requirement_at_a_version_that_it_allows_and_hold
 
 
 def test_conda_environment_has_the_packages_of_the_lab_and_a_python_that_the_package_allows():
+    need("rattler", "yaml")
+    rattler, yaml = map(import_module, ("rattler", "yaml"))
     conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
     assert conda["channels"] == ["conda-forge", "nodefaults"] and {"pip": ["--editable ."]} in conda["dependencies"]
     listed = [rattler.MatchSpec(item, strict=True) for item in conda["dependencies"] if isinstance(item, str)]

@@ -18,7 +18,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from browser import running
+from servers import running
 
 from course_utils import GPUS, estimate, gpu
 from course_utils.__main__ import CANDIDATES, refusal

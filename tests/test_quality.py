@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs import need
 
 from course_utils.authoring.build import committed_notebooks
 from course_utils.cli.maintain import checks
 from course_utils.interactive.course_files import ROOT
+
+need("codespell_lib", "pyrefly", "ruff")
 
 CHECKS = dict(checks(Path(sys.executable)))
 

@@ -10,12 +10,15 @@ from urllib.parse import unquote
 import pytest
 from browser import browser_page, violations
 from explorer_page import need_pyodide
+from needs import need
 from playwright.sync_api import Page
 
 from course_utils.authoring.pages import check_pages
 from course_utils.authoring.site import make
 from course_utils.interactive.course_files import numbered
 from course_utils.lessons.shared.cheat_sheet import ROOT, cheat_sheet
+
+need("furo", "latex2mathml", "myst_nb", "sphinx")
 
 HEAVIEST = 2_000_000
 LOADED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}

@@ -17,6 +17,7 @@ import nbformat
 import pytest
 from browser import browser_page, violations
 from explorer_page import need_pyodide, served
+from needs import need
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from playwright.sync_api import Browser, Page
 
@@ -25,6 +26,8 @@ from course_utils.interactive import explorer_page
 from course_utils.interactive.explorer import DEFAULTS
 from course_utils.interactive.guesses import FOLD
 from course_utils.lessons.adam.by_hand import RULES, Valley, trajectory
+
+need("furo", "latex2mathml", "myst_nb", "sphinx")
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import nbformat
 import pytest
-from browser import running
-from nbformat.v4 import new_code_cell, new_notebook, new_output
+from needs import need
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from servers import running
 
 from course_utils.cli.main import COMMANDS
 from course_utils.interactive.course_files import ROOT
 
-for name in ("hatchling", "pip"):
-    pytest.importorskip(name, reason=f"{name}, of the course's own environment, builds the wheel")
+need("hatchling", "pip")
 
 NOT_SHIPPED = (
     "notebooks/src",
@@ -192,7 +192,7 @@ def test_a_course_starts_in_a_new_folder_and_never_over_another(full: Installed,
 
 def test_from_any_folder_of_a_started_course_its_own_files_are_read(full: Installed, started: Path) -> None:
     own = started / "notebooks" / "15_mine.ipynb"
-    nbformat.write(new_notebook(cells=[nbformat.v4.new_markdown_cell("# 15 · Mine\n\n## Zyxomma")]), own)
+    nbformat.write(new_notebook(cells=[new_markdown_cell("# 15 · Mine\n\n## Zyxomma")]), own)
     assert "15_mine.ipynb" in full.course("find", "zyxomma", folder=started / "docs")
     own.unlink()
 
