@@ -17,8 +17,8 @@ import nbformat
 import pytest
 from browser import browser_page, violations
 from explorer_page import need_pyodide, served
-from needs import need
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from needs import need
 from playwright.sync_api import Browser, Page
 
 from course_utils.authoring import site

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import nbformat
 import pytest
-from needs import need
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from needs import need
 from servers import running
 
 from course_utils.cli.main import COMMANDS
