@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 from importlib import import_module
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -230,7 +230,40 @@ def test_here_names_what_is_absent_or_too_old(home, monkeypatch, name, least):
         environment.interpreter(home, "lab", here=True)
 
 
+@pytest.mark.parametrize("here", [False, True])
+def test_a_wheel_makes_no_environment_and_names_the_extra_to_install(home, monkeypatch, here):
+    monkeypatch.setattr(environment, "IS_CLONE", False)
+    assert environment.interpreter(home, "lab", here) == Path(sys.executable)
+    monkeypatch.setattr(environment, "requirements", lambda root, purpose: {"no-such-package": "1"})
+    command = rf'`{re.escape(sys.executable)} -m pip install "where-did-the-memory-go\[lab\]"`\.$'
+    with pytest.raises(SetupError, match=rf"needs no-such-package>=1 in .*{command}"):
+        environment.interpreter(home, "lab", here)
+    assert not home.folder.exists()
+
+
+def test_an_environment_that_the_user_made_is_used_as_with_here(home, installer, monkeypatch):
+    """As `uv sync` makes it: in .venv, where set-up makes its own, but without its marker."""
+    home.folder.mkdir()
+    monkeypatch.setattr(environment.sys, "prefix", str(home.folder))
+    assert environment.interpreter(home, "lab") == Path(sys.executable) and installer == []
+    environment.remember(home, state="unfinished")
+    assert environment.interpreter(home, "lab") == home.python and installer, "one that set-up began is made anew"
+
+
+def test_many_missing_packages_are_counted():
+    said = environment.how_to_install([f"p{number}>=1" for number in range(5)], "test", here=True)
+    assert "--here needs p0>=1, p1>=1, p2>=1, 2 more in" in said and '-m pip install --editable ".[test]"`' in said
+
+
 # What an environment consists of
+
+
+def test_each_extra_contains_the_one_before_it_and_the_package_alone_needs_nothing():
+    assert PROJECT["dependencies"] == []
+    needed = [environment.requirements(ROOT, extra) for extra in ("torch", "lab", "test", "author")]
+    assert [*needed[0]] == ["torch", "numpy"] and "jupyterlab" in needed[1] and "torch" in needed[3]
+    assert all(less.items() < more.items() for less, more in pairwise(needed))
+    assert {*PROJECT["optional-dependencies"]} == {"torch", "lab", "test", "author"} == {*environment.SET_UP_WITH}
 
 
 def test_lock_pins_every_direct_requirement_at_a_version_that_it_allows_and_holds_no_addresses():

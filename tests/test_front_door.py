@@ -442,7 +442,7 @@ def set_up_course(tmp_path, monkeypatch) -> Path:
     for name in ("jupyterlab", "pytest"):
         (packages / name).mkdir()
         (packages / name / "__main__.py").write_text(tell)
-    for name in environment.requirements(tmp_path, "test"):
+    for name in environment.requirements(tmp_path, "author"):
         information = packages / f"{name.replace('-', '_')}-9999.dist-info"
         information.mkdir()
         (information / "METADATA").write_text(f"Name: {name}\nVersion: 9999\n")
