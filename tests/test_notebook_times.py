@@ -1,5 +1,6 @@
 """Notebooks under the course's own conftest: their times are listed, their outputs compared, by pytest in a process."""
 
+import json
 import os
 import re
 import shutil
@@ -70,3 +71,29 @@ def test_only_other_bytes_fail_though_torch_versions_may_differ_and_copies_are_l
     """Each kernel finds a fresh machine: no guess is there, and the GPU is simulated."""
     assert re.search(r"1 failed, 5 passed", said), said
     assert "05_bytes.ipynb::Cell 0" in said and "Cell outputs differ" in said
+
+
+def test_plain_nbval_finds_a_machine_that_nobody_has_used(tmp_path: Path) -> None:
+    """Without the course's options: its conftest is what keeps a learner's guess and variables out."""
+    for name in ("notebooks", "tests"):
+        (tmp_path / name).mkdir()
+    shutil.copy(TESTS / "nbval_sanitize.cfg", tmp_path / "tests")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    asked = lesson(f"{ASK.removesuffix(')')}, os.environ['OMP_NUM_THREADS'])", FRESH, text="{} torch 2.11.0+cu130\n")
+    asked.cells[0].outputs = [new_output("stream", name="stdout", text="simulated 1\n")]
+    asked.metadata["kernelspec"] = {"name": "a-kernel-of-nobody", "display_name": "Nobody", "language": "python"}
+    nbformat.write(asked, tmp_path / "notebooks" / "01_asked.ipynb")
+    guess = {"guess": "01.mine", "value": 1.0, "unit": "GB", "day": "2026-11-26"}
+    (tmp_path / "progress.jsonl").write_text(f"{json.dumps(guess)}\n")
+    (tmp_path / "start.py").write_text("print('Good morning')\n")
+    own = {"COURSE_SOURCE": "recorded", "COURSE_HOME": str(tmp_path), "OMP_NUM_THREADS": "7"}
+    environment = os.environ | own | {"PYTHONPATH": str(TESTS.parent), "PYTHONSTARTUP": str(tmp_path / "start.py")}
+
+    def told(*options: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "notebooks/01_asked.ipynb"]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+
+    sanitized = f"--nbval-sanitize-with={tmp_path / 'tests' / 'nbval_sanitize.cfg'}"
+    assert "2 failed" in told("--nbval", "--nbval-current-env", sanitized), "what is without it"
+    shutil.copy(TESTS.parent / "conftest.py", tmp_path)
+    assert "2 passed" in told("--nbval") and "2 passed" in told("--nbval-lax")

@@ -232,6 +232,31 @@ def test_commands_of_teachers_work_there(full: Installed, started: Path, tmp_pat
     )
 
 
+PROBE = """
+from course_utils.classroom.alone import HIDDEN, isolation, run_alone
+from course_utils.classroom.keeper import Limits
+files = [HIDDEN[0] / "solutions" / "02_adam.ipynb", HIDDEN[1] / "course" / "solutions" / "02_adam.ipynb"]
+assert all(file.exists() for file in files)
+look = "import os, torch, course_utils\\nassert not os.path.exists({!r})\\nprint('✓')"
+cells = [{"source": look.format(str(file)), "exercise": file.parents[1].name} for file in files]
+found, _ = run_alone(cells, "course_utils.interactive.feedback", Limits(), isolation())
+print(isolation().kind, [found[cell["exercise"]].state for cell in cells])
+"""
+
+
+def test_behind_walls_a_graded_notebook_sees_no_solutions_of_the_folder_or_the_wheel(
+    full: Installed, started: Path
+) -> None:
+    """A notebook sees the packages that PYTHONPATH names; those of the fixture's .pth lie outside its environment."""
+    own = full.variables() | {"PYTHONPATH": sysconfig.get_path("purelib")}
+    command = [str(full.python), "-c", PROBE]
+    done = subprocess.run(command, cwd=started, env=own, capture_output=True, text=True, check=True, timeout=600)
+    kind, _, states = done.stdout.partition(" ")
+    if kind != "walls":
+        pytest.skip("no walls here: grade says that notebooks can find the solutions")
+    assert states.strip() == "['passed', 'passed']"
+
+
 def test_a_notebook_is_tested_there_apart_from_the_learner(full: Installed, started: Path) -> None:
     """Its outputs are compared; no guess of the learner's is seen, and the torch version may differ."""
     code = "from course_utils.interactive.guesses import stored_guesses; print(stored_guesses(), 'torch 2.13.0+cpu')"
