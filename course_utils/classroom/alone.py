@@ -29,9 +29,7 @@ LATE_SECONDS = 60.0
 LARGEST_RESULTS = 1_000_000
 HIDDEN = (ROOT, PACKAGE)
 """The folders with solutions: a clone, or a started course and the package that has the wheel's own copy."""
-
-LIBRARIES = () if IS_CLONE else (PACKAGE.parent,)
-"""The folder of packages in which this one is installed, with others that a notebook needs."""
+LIBRARIES = () if IS_CLONE else (PACKAGE.parent,)  # a wheel's neighbors, which a notebook needs
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/sys", "/nix", "/gnu")
 """Folders of programs and libraries that a Python may need."""

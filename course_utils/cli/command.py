@@ -21,8 +21,7 @@ from .environment import NAME, Home, SetupError, interpreter
 SAME_ANSWERS = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment variables with which notebooks print the same everywhere: simulated measurements, one thread a kernel."""
 
-NEED_A_CLONE = ("lint", "build", "site")
-"""Commands that work on the repository itself."""
+NEED_A_CLONE = ("lint", "build", "site")  # they work on the repository itself
 
 
 class Command(NamedTuple):

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..interactive.course_files import IS_CLONE
@@ -87,11 +88,12 @@ def interpreter(home: Home, purpose: str, here: bool = False) -> Path:
 
 def how_to_install(absent: list[str], purpose: str, here: bool) -> str:
     """One sentence: which packages are missing in this Python, and the command that installs them."""
+    pip = f"{sys.executable} -m pip" if find_spec("pip") else "uv pip"  # uv makes environments without pip
     what = f'--editable ".[{purpose}]"' if IS_CLONE else f'"{NAME}[{purpose}]"'
     names = ", ".join([*absent[:3], *([f"{len(absent) - 3} more"] if absent[3:] else [])])
     missing = f"{'--here' if here else 'This'} needs {names} in {sys.executable}: install that with"
     or_else = ", or leave out --here and the course makes its own environment" if IS_CLONE and here else ""
-    return f"{missing} `{sys.executable} -m pip install {what}`{or_else}."
+    return f"{missing} `{pip} install {what}`{or_else}."
 
 
 def is_ready(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> bool:

@@ -8,9 +8,7 @@ from ..classroom.release import FILES, PAGES, refuse_used
 from ..interactive.course_files import IS_CLONE, SHIPPED
 from .environment import NAME, SetupError
 
-FOR_A_CLONE = {*FILES, ".binder"} - {*PAGES}
-"""What the wheel holds for `release` alone. It installs the package, which a started course does not hold."""
-
+FOR_A_CLONE = {*FILES, ".binder"} - {*PAGES}  # what installs the package: the wheel holds it for `release` alone
 PYTEST = "[pytest]\n# With this file here pytest finds conftest.py, which keeps your guesses out of a run.\n"
 
 
