@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_lesson import OneLesson
 
 LONGEST = ("test_browser.py", "test_site.py", "test_quality.py")
 """Files that take a minute or so. A worker that is free takes the next file: the last ones should be short."""
@@ -17,9 +18,17 @@ FULL = os.environ.get("COURSE_FULL") == "1"
 """Whether every parameter set of every sweep is asked for: `python3 -m course_utils test --full`."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--lesson", metavar="NN", help="only the tests of one lesson, as 05: its notebook, checks, quiz, texts"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all tests are there: a third of collecting them was the search for cycles among them
     config.addinivalue_line("markers", "sweep(most): so many of the parameter sets stand for all, which --full runs")
+    if number := config.getoption("--lesson"):
+        config.pluginmanager.register(OneLesson(number), "course-one-lesson")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for --write and --report, which run this file alone
 
 from course_utils.benchmark.draw import changed  # noqa: E402
+from course_utils.measurement import Allocation  # noqa: E402
 from course_utils.measuring import measure  # noqa: E402
 from course_utils.measuring.simulated import availability  # noqa: E402
 from course_utils.run import ATTENTIONS, PRECISIONS, TrainingRun  # noqa: E402
@@ -61,12 +63,14 @@ def build_runs() -> dict[str, TrainingRun]:
 
 
 def sequence_hash(run: TrainingRun) -> str:
-    """A hash of what a simulated step of `run` allocates and frees: operator, bytes, kind, birth and death, in order.
+    """A hash of what a simulated step of `run` allocates and frees, in order. Raises like `measure`."""
+    return hash_of(measure(run, "simulated").allocations)
 
-    Raises like `measure`.
-    """
+
+def hash_of(allocations: Iterable[Allocation]) -> str:
+    """A hash of allocations: operator, bytes, kind, birth and death, in order."""
     digest = hashlib.sha256()
-    for item in measure(run, "simulated").allocations:
+    for item in allocations:
         digest.update(f"{item.operation} {item.bytes} {item.kind} {item.born} {item.died}\n".encode())
     return digest.hexdigest()[:16]
 

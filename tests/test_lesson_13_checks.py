@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_utils import TrainingRun, estimate
+from course_utils.interactive.course_files import LESSONS
 from course_utils.lessons.calculators.errata import ERRATA
 
 
@@ -291,8 +292,8 @@ ERRATUM = Answers(
         (with_changes(source="my notes"), "Say more of the source"),
         (with_changes(evidence=lambda: 1.0), "in another unit"),
         (with_changes(evidence=lambda: 1 / 0), "evidence: Called with no arguments"),
-        (with_changes(lesson=15), "lessons 1 to 14"),
-        (with_changes(lesson=0), "lessons 1 to 14"),
+        (with_changes(lesson=max(LESSONS) + 1), f"lessons 1 to {max(LESSONS)}"),
+        (with_changes(lesson=0), "There are lessons 1 to "),
         (with_changes(source="left out", lesson="left out"), "has no 'source' and no 'lesson'"),
         (lambda: "8 GB", "where a dictionary is asked for"),
     ],

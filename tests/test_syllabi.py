@@ -24,7 +24,8 @@ def test_minutes_are_those_of_the_headers_and_of_the_text():
         stated = re.search(r"\*\*(\d+) minutes\.?\*\*", source)
         assert stated and int(stated[1]) == lesson.minutes
         if lesson.exercises:
-            assert list(lesson.exercises) == list(range(1, len(lesson.exercises) + 1)) and len(lesson.exercises) > 3
+            assert list(lesson.exercises) == list(range(1, len(lesson.exercises) + 1))
+            assert len(lesson.exercises) > 3, f"{lesson.file} has {len(lesson.exercises)} of at least 4 exercises"
 
 
 def test_a_lesson_without_minutes_is_refused(tmp_path):

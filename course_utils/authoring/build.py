@@ -33,6 +33,7 @@ def build_all(root: Path = ROOT, names: Sequence[str] = (), only_check: bool = F
             return int(bool(drift))
         for source in find_sources(root, names):
             build(root, source)
+        renew_text(root)
         write_pages(root)
     except BuildError as problem:
         print(problem, file=sys.stderr)
@@ -61,6 +62,21 @@ def build(root: Path, source: Path) -> None:
         write(notebook, draft.target)
     names = " and ".join(str(draft.target.relative_to(root)) for draft in planned)
     print(f"{names} in {time.perf_counter() - start:.0f} s")
+
+
+def renew_text(root: Path) -> None:
+    """Renew notebooks of which Markdown alone differs from the source, as the ways to other lessons. Nothing is run."""
+    for draft in (draft for source in find_sources(root) for draft in drafts(root, source)):
+        if draft.target.exists() and not is_edited(draft.target):
+            stored, fresh = read_notebook(draft.target), {cell.id: cell for cell in draft.notebook.cells}
+            texts = {
+                cell.id for cell in stored.cells if cell.cell_type == fresh.get(cell.id, {}).get("cell_type") != "code"
+            }
+            changed = {line.removesuffix(" differs") for line in differences(draft, stored)}
+            if changed and changed <= texts:
+                stored.cells = [fresh[cell.id] if cell.id in changed else cell for cell in stored.cells]
+                stored.metadata.course = draft.notebook.metadata.course
+                write(stored, draft.target)
 
 
 def fold_answers(notebook: NotebookNode) -> None:

@@ -37,10 +37,12 @@ def python_path() -> str:
 
 
 LESSONS = {
-    1: "one_step", 2: "adam", 3: "precision", 4: "parameters", 5: "activations", 6: "recomputation", 7: "accumulation",
-    8: "data_parallelism", 9: "sharding", 10: "allocator", 11: "pipelines", 12: "lora", 13: "calculators", 14: "plans",
-}  # fmt: skip
-"""Each lesson's number and its folder in `course_utils/lessons`: to add a lesson, add a line."""
+    int(found[1]): path.parent.name
+    for path in PACKAGE.glob("lessons/*/__init__.py")
+    if (found := re.match(r'"""Lesson (\d\d):', path.read_text(encoding="utf-8")))
+}
+LESSONS = dict(sorted(LESSONS.items()))
+"""Each lesson's number and its folder in `course_utils/lessons`, whose first line says the number."""
 
 CORE = ("00", "01", "02", "05", "06", "07", "10", "14")
 """The lessons of the core path: ten hours with some of their exercises. None needs a lesson that is not among them."""

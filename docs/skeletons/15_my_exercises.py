@@ -16,13 +16,13 @@
 # %%
 import torch
 
-from course_utils.lessons.one_step import checks as check  # yours: a folder that you add
+from course_utils.lessons.my_lesson import checks as check
 
 # %% [markdown]
 # ## 1 · What a weight wants to know
-# **Difficulty** ●○○○○ · **5 minutes** · **Trains** seeing why forward has to keep its inputs
+# **Difficulty** ●○○○○ · **10 minutes** · **Trains** seeing why forward has to keep its inputs
 #
-# What is asked for: every argument with its shape and dtype, what is returned, what may not change.
+# YOURS: what is asked for: every argument with its shape and dtype, what is returned, what may not change.
 
 
 # %%
@@ -39,9 +39,19 @@ check.weight_gradient(weight_gradient)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Hints come in three rungs; none is the answer.
+# YOURS: hints come in three rungs; none is the answer.
+#
+# </details>
+# <details><summary>Hint 2: one token</summary>
+#
+# YOURS: the same for the smallest case.
+#
+# </details>
+# <details><summary>Hint 3: all of them</summary>
+#
+# YOURS: all but the last step.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
-# **Why.** What the solution shows; learners do not see this cell.
+# **Why.** YOURS: what the solution shows; learners do not see this cell.

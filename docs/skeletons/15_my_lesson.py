@@ -14,38 +14,52 @@
 #
 # **30 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb). No GPU is needed.
 #
-# What this lesson answers, in two or three sentences, and why one wants to know.
+# YOURS: what this lesson answers, in two or three sentences, and why one wants to know.
 
 # %% [markdown]
 # ## A question, as a heading
-# What one has to know to guess. **Your guess.** How many GB does a step of GPT-2 take with 4 sequences?
+# YOURS: what one has to know to guess. **Your guess.** How many GB does a step of GPT-2 take with 4 sequences?
 
 # %%
 from course_utils import TrainingRun, compare, estimate
+from course_utils.figures import stack
 from course_utils.interactive.guesses import predict, reveal, waits_for
 
 predict("15.first", unit="GB")
 
 # %% [markdown]
-# **Estimate.** The formula, in words. Then **measure** the same run.
+# **Estimate.** YOURS: the formula, in a sentence. Then **measure** the same run.
 
 # %%
 waits_for("15.first")  # this cell gives the answer away: it is folded until there is a guess
-run = TrainingRun("gpt2", micro_batch=4, seq_len=256)
+run = TrainingRun("gpt2", micro_batch=4, seq_len=256)  # change this
 compare(run)
 
 # %%
 reveal("15.first", estimate(run).total)
 
+# %%
+runs = {f"{sequences} sequences": estimate(run.replace(micro_batch=sequences)) for sequences in (4, 8)}
+stack(runs, "YOURS: the figure's conclusion, as a sentence.", provenance="estimated from formulas")
+
 # %% [markdown]
-# **The gap**, term by term: which tensor is it?
+# **The gap**, term by term: YOURS: which tensor is it?
 #
 # Practice: [the exercises](../exercises/15_my_lesson.ipynb).
 
 # %% [markdown]
+# ## Three questions
+# Each choice answers at once, and tells you why it is right or which mistake leads to it.
+
+# %%
+from course_utils.lessons import quiz
+
+quiz(15)
+
+# %% [markdown]
 # ## Take home
-# **Remember** One sentence.
+# **Remember** YOURS: one sentence.
 #
-# **Breaks when** the case in which it does not hold.
+# **Breaks when** YOURS: the case in which it does not hold.
 #
-# **Cheat-sheet line** the formula on one line.
+# **Cheat-sheet line** YOURS: the formula on one line.

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from course_utils.interactive.course_files import LESSONS
 from course_utils.interactive.feedback import (
     CheckFailed,
     Mistakes,
@@ -253,7 +254,7 @@ def erratum(answer: Any) -> None:
     more = "Say more of the source: where does the claim stand, and in which year did you read it?"
     expect(len(source.split()) >= 2 and re.search(r"\b(19|20)\d\d\b", source), more)
     expect(claim not in [one.claim for one in ERRATA], "That one is on the course's list already. Find your own.")
-    expect(1 <= lesson <= 14, "There are lessons 1 to 14.")
+    expect(lesson in LESSONS, f"There are lessons 1 to {max(LESSONS)}.")
     expect(callable(got["evidence"]), "evidence is no function: hand over one that computes the number.")
     try:
         first, second = call(got["evidence"]), call(got["evidence"])

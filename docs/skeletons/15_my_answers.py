@@ -1,0 +1,33 @@
+"""The checks of lesson 15: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+
+import torch
+from checking import Answers, JudgedAnswers
+
+
+def by_einsum(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("bso,bsi->oi", dy, x)
+
+
+def by_token(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    pairs = zip(dy.flatten(0, 1), x.flatten(0, 1), strict=True)
+    return torch.stack([torch.outer(out, inward) for out, inward in pairs]).sum(0)
+
+
+WEIGHT_GRADIENT = Answers(  # YOURS: three right answers or more, and six wrong ones or more, for each exercise
+    right=[by_einsum, by_token, lambda x, dy: (dy.double().transpose(1, 2) @ x.double()).sum(0)],
+    wrong=[
+        (lambda x, dy: by_einsum(x, dy).T, "The shape is turned round"),
+        (lambda x, dy: dy.transpose(1, 2) @ x, "W has two dimensions"),
+        (lambda x, dy: by_einsum(x, dy) / (x.size(0) * x.size(1)), "A mean over all tokens"),
+        (lambda x, dy: dy[0].T @ x[0], "Only the first sequence"),
+        (lambda x, dy: dy[:, -1].T @ x[:, -1], "Only the last token"),
+        (lambda x, dy: by_einsum(x, dy) * 2, "A factor of two"),
+        (lambda x, dy: by_einsum(x, dy) + 1, "the values are not"),
+    ],
+)
+
+ANSWERS = {"15.1": WEIGHT_GRADIENT}
+
+
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS
