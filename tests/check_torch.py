@@ -17,6 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +143,22 @@ def asked(python: str, names: Sequence[str] = ()) -> Facts:
 
 def quick_suite(python: str, targets: Sequence[str], options: Sequence[str], log: Path) -> tuple[int, str]:
     """Run pytest over the targets on an interpreter; returns its exit code and its output, which `log` keeps."""
-    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-rfE", *options, *targets]
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-rfE", "--color=no", *options, *targets]
     done = subprocess.run(
         command, cwd=ROOT, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     log.write_text(done.stdout, encoding="utf-8")
     return done.returncode, done.stdout
+
+
+def without_pictures(options: Sequence[str], place: Path) -> list[str]:
+    """The options of pytest with one rule more for nbval, in a file of `place`: pictures name torch, so they differ."""
+    file = place / "nbval_sanitize.cfg"
+    rules = (ROOT / options[options.index("--nbval-sanitize-with") + 1]).read_text(encoding="utf-8")
+    file.write_text(
+        f"{rules}\n[a picture names its torch]\nregex: base64,[\\w+/=]+\nreplace: base64,PICTURE\n", "utf-8"
+    )
+    return [str(file) if before == "--nbval-sanitize-with" else one for before, one in pairwise(["", *options])]
 
 
 def variables() -> dict[str, str]:
@@ -185,8 +196,11 @@ def page(before: Facts, now: Facts, suite: tuple[int, str], kept: Mapping[str, M
     holds = "The course holds." if not broken else f"The course does not hold: {', '.join(broken)}."
     lines = [f"# The course on torch {now['torch']}", "", holds, "", "| | | |", "|---|---|---|"]
     lines += [f"| {name} | {'holds' if good else '**fails**'} | {why} |" for name, (good, why) in verdicts.items()]
-    lines += ["", f"## What changed since torch {before['torch']}", ""]
-    lines += changes(before, now) or ["Nothing that this command compares."]
+    warned = re.findall(r"^ +(\S+:\d+): (\w*(?:Deprecation|Future)Warning: .*)$", output, re.MULTILINE)
+    lines += ["", f"## What changed since torch {before['torch']}"]
+    compared = f"{len(expected)} runs, {len(now['operators']):,} operators of torch, deprecations"
+    lines += changes(before, now) or ["", f"Nothing that is compared here: {compared}."]
+    lines += some("Deprecations in the quick suite", (f"{what} ({where})" for where, what in warned))
     lines += some("Tests that fail", failed)
     lines += ["", "## Next", "", next_step(verdicts, release, bool(of_release))]
     return not broken, "\n".join(lines) + "\n"
@@ -291,7 +305,7 @@ def run(chosen: argparse.Namespace) -> int:
     if now["torch"].partition("+")[0] != version:
         raise environment.SetupError(f"{python} has torch {now['torch']}, not {version}: name that version.")
     print(f"Running the quick suite on torch {now['torch']} …", flush=True)
-    suite = quick_suite(python, QUICK_TARGETS, TEST_OPTIONS, place / "quick.txt")
+    suite = quick_suite(python, QUICK_TARGETS, without_pictures(TEST_OPTIONS, place), place / "quick.txt")
     holds, text = page(before, now, suite, json.loads(KEPT.read_text(encoding="utf-8")))
     (place / "report.md").write_text(text, encoding="utf-8")
     print(f"\n{text}\nThis page is {place / 'report.md'}, the suite's output quick.txt beside it.")

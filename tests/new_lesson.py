@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for those who run this file alone
 
+from course_utils.cli.environment import SetupError  # noqa: E402
 from course_utils.interactive.course_files import number_of  # noqa: E402
 from course_utils.interactive.keeping import write_whole  # noqa: E402
 
@@ -23,7 +24,7 @@ MARK = "YOURS"
 """The word in each place of a skeleton where a lesson has to say something of its own."""
 
 
-class WrongLesson(ValueError):
+class WrongLesson(SetupError):
     """A lesson that cannot be made; the message is one sentence that says what would be right."""
 
 

@@ -1,6 +1,7 @@
 """The build: one source, three notebooks, no drift, no learner's work lost."""
 
 import re
+import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -8,7 +9,16 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_utils.authoring.build import ROOT, build, build_all, check, committed_notebooks, is_edited, save_edited
+from course_utils.authoring.build import (
+    ROOT,
+    build,
+    build_all,
+    check,
+    committed_notebooks,
+    is_edited,
+    renew_text,
+    save_edited,
+)
 from course_utils.authoring.sources import FOLDED_CODE, PAGES, THIS_MACHINE, drafts, find_sources, frame
 from course_utils.interactive.course_files import LESSONS
 from course_utils.recording.notebooks import BuildError, read_notebook, run
@@ -164,6 +174,27 @@ def test_code_that_only_draws_is_folded_and_a_machine_is_forgotten(tmp_path: Pat
     build(tmp_path, write_source(tmp_path, "notebooks", machine))
     cells = read_notebook(tmp_path / "notebooks/01_first.ipynb").cells
     assert [bool(cell.outputs) for cell in cells[1:3]] == [True, False]
+
+
+def test_text_alone_is_renewed_without_running_anything(course: Path, tmp_path: Path) -> None:
+    """By a build of any lesson. Code that has moved on, and a learner's work, are left as they are."""
+    shutil.copytree(course, tmp_path, dirs_exist_ok=True)
+    lesson, solved = (tmp_path / folder / "01_first.ipynb" for folder in ("notebooks", "solutions"))
+    before = read_notebook(lesson)
+    write_source(tmp_path, "notebooks", LESSON.replace("# # A lesson", "# # A lesson, told anew"))
+    renew_text(tmp_path)
+    after = read_notebook(lesson)
+    assert after.cells[0].source.startswith("# A lesson, told anew") and check(tmp_path) == []
+    assert after.cells[1:] == before.cells[1:] and after.cells[1].outputs and not is_edited(lesson)
+    written = solved.read_bytes(), lesson.read_bytes()
+    write_source(tmp_path, "notebooks", LESSON.replace("# # A lesson", "# # Another").replace("6 * 7", "6 * 8"))
+    renew_text(tmp_path)
+    assert (solved.read_bytes(), lesson.read_bytes()) == written and len(check(tmp_path)) == 2
+    after.cells[0].source = "# Mine"
+    nbformat.write(after, lesson)
+    write_source(tmp_path, "notebooks", LESSON.replace("# # A lesson", "# # Another"))
+    renew_text(tmp_path)
+    assert read_notebook(lesson).cells[0].source == "# Mine"
 
 
 def test_check_reports_what_was_never_built_and_what_has_no_source(course: Path, tmp_path: Path) -> None:

@@ -66,17 +66,18 @@ def build(root: Path, source: Path) -> None:
 
 def renew_text(root: Path) -> None:
     """Renew notebooks of which Markdown alone differs from the source, as the ways to other lessons. Nothing is run."""
-    for draft in (draft for source in find_sources(root) for draft in drafts(root, source)):
+    for draft in [draft for source in find_sources(root) for draft in drafts(root, source)]:
         if draft.target.exists() and not is_edited(draft.target):
-            stored, fresh = read_notebook(draft.target), {cell.id: cell for cell in draft.notebook.cells}
-            texts = {
-                cell.id for cell in stored.cells if cell.cell_type == fresh.get(cell.id, {}).get("cell_type") != "code"
-            }
+            stored, cells = read_notebook(draft.target), draft.notebook.cells
+            ran = {cell.id: cell for cell in stored.cells if cell.cell_type == "code"}
             changed = {line.removesuffix(" differs") for line in differences(draft, stored)}
-            if changed and changed <= texts:
-                stored.cells = [fresh[cell.id] if cell.id in changed else cell for cell in stored.cells]
-                stored.metadata.course = draft.notebook.metadata.course
-                write(stored, draft.target)
+            if (
+                changed
+                and not changed & set(ran)
+                and {cell.id for cell in cells if cell.cell_type == "code"} == set(ran)
+            ):
+                draft.notebook.cells = [ran.get(cell.id, cell) for cell in cells]
+                write(draft.notebook, draft.target)
 
 
 def fold_answers(notebook: NotebookNode) -> None:
