@@ -12,7 +12,6 @@ import platform
 import re
 import subprocess
 import sys
-import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -124,11 +123,9 @@ def own_environment(version: str, cuda: bool, place: Path) -> str:
 
 
 def packages() -> list[str]:
-    """What the quick suite needs, as pyproject.toml has it: all that tests need, but torch and the author's tools."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [extra for extra in environment.EXTRAS["test"] if extra != "author"]
-    listed = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
-    return [one for one in listed if not re.match(r"torch\b", one)]
+    """What the quick suite needs, but torch."""
+    needed = environment.requirements(ROOT, "test")
+    return [f"{name}>={least}" for name, least in needed.items() if name != "torch"]
 
 
 def asked(python: str, names: Sequence[str] = ()) -> Facts:

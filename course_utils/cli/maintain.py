@@ -3,8 +3,10 @@
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from .. import benchmark
 from ..interactive.course_files import ROOT
@@ -33,6 +35,7 @@ def test_options(parser: ArgumentParser) -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="the doctor's report, one lesson and the engine's core")
     size.add_argument("--full", action="store_true", help="every parameter set of every sweep")
+    size.add_argument("--lesson", metavar="NN", help="one lesson: its notebook, checks, quiz, texts and figures")
 
 
 def test(chosen: Namespace) -> int:
@@ -119,10 +122,31 @@ def record(chosen: Namespace) -> int:
         raise SetupError(str(problem)) from None
 
 
+def of_clone(file: str, summary: str, purpose: str = "") -> Command:
+    """The command that a file of `tests/` has, by its `options` and `run`; where there is no such file, it says so."""
+    folder = str(ROOT / "tests")
+
+    def part(name: str) -> Callable[..., Any]:
+        sys.path.append(folder)
+        try:
+            return getattr(import_module(file), name)
+        finally:
+            sys.path.remove(folder)
+
+    def refuse(_: Namespace) -> int:
+        raise SetupError(f"This command needs a clone of the course's repository: there is no {file}.py in its tests.")
+
+    if not Path(folder, f"{file}.py").exists():
+        return Command(summary, lambda parser: parser.set_defaults(others=[]), refuse)
+    return Command(summary, lambda parser: part("options")(parser), lambda chosen: part("run")(chosen), purpose)
+
+
 COMMANDS = {
     "test": Command("run tests and notebooks (other options and paths go to pytest)", test_options, test, "test"),
     "lint": Command("check format, style, types and spelling", no_options, lint, "author"),
     "build": Command("make the notebooks from their sources (--check: only compare)", build_options, build, "test"),
+    "new-lesson": of_clone("new_lesson", "make every file of a new lesson: new-lesson 15 my_lesson"),
+    "check-torch": of_clone("check_torch", "does the course hold on another torch? check-torch 2.15.0", "test"),
     "site": Command("make the website: site --out site", site_options, later("authoring.site"), "author"),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record_options, record),
     "benchmark": Command(
