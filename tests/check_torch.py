@@ -5,7 +5,6 @@ GPU be simulated, what do the runs of `tests/test_builds.py` allocate, and of wh
 quick suite on the other torch. Standard library alone, but for what the two interpreters execute.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -13,6 +12,7 @@ import re
 import subprocess
 import sys
 import warnings
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # the interpreters that it starts run this file alone
+from course_utils.cli import environment
+from course_utils.cli.command import SAME_ANSWERS, course_environment
+from course_utils.cli.maintain import QUICK_TARGETS, TEST_OPTIONS
 
-from course_utils.cli import environment  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 KEPT = Path(__file__).with_name("build_hashes.json")
 MOST = 12
@@ -130,7 +131,7 @@ def packages() -> list[str]:
 
 def asked(python: str, names: Sequence[str] = ()) -> Facts:
     """The facts of another interpreter. Raises SetupError with the last line of its output if it gives none."""
-    command = [python, str(Path(__file__)), "--facts", *names]
+    command = [python, str(Path(__file__)), *names]
     done = subprocess.run(command, cwd=ROOT, env=variables(), capture_output=True, text=True, check=False)
     if done.returncode:
         last = "".join(done.stderr.strip().splitlines()[-1:])
@@ -160,8 +161,6 @@ def without_pictures(options: Sequence[str], place: Path) -> list[str]:
 
 def variables() -> dict[str, str]:
     """The environment variables of both interpreters: simulated, one thread, the tests importable."""
-    from course_utils.cli.command import SAME_ANSWERS, course_environment
-
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return course_environment(SAME_ANSWERS) | {"PYTHONPATH": paths, "COLUMNS": "200"}
 
@@ -274,23 +273,11 @@ def next_step(verdicts: Mapping[str, tuple[bool, str]], release: str, kept: bool
 # The command
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `check-torch`."""
-    parser.add_argument("version", help="the torch to check, as 2.11.0")
-    parser.add_argument("--cuda", action="store_true", help="its CUDA build (the CPU build, where there is one)")
-    parser.add_argument(
-        "--python", metavar="PATH", help="use this Python, which has that torch and the tests' packages"
-    )
-    parser.add_argument("--folder", type=Path, help="where environment and page are put (build/torch-VERSION)")
-
-
-def run(chosen: argparse.Namespace) -> int:
+def run(chosen: Namespace) -> int:
     """Make the environment, ask both torches, run the quick suite, print and save the page; 1 if anything fails.
 
     Raises SetupError with one sentence if there is no such torch, no network, or another version at --python.
     """
-    from course_utils.cli.maintain import QUICK_TARGETS, TEST_OPTIONS
-
     version = chosen.version.partition("+")[0]
     if not re.fullmatch(r"\d+\.\d+\.\d+(rc\d+)?", version):
         raise environment.SetupError(f"{chosen.version!r} is no version of torch: write three numbers, as in 2.11.0.")
@@ -310,12 +297,4 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--facts"]:
-        print(json.dumps(facts(sys.argv[2:])))
-    else:
-        parser = argparse.ArgumentParser("check_torch.py", description=(__doc__ or "").partition("\n")[0])
-        options(parser)
-        try:
-            sys.exit(run(parser.parse_args()))
-        except environment.SetupError as problem:
-            sys.exit(str(problem))
+    print(json.dumps(facts(sys.argv[1:])))

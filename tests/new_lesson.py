@@ -4,20 +4,18 @@ The files are the skeletons of `docs/skeletons`, which build and pass their test
 is marked YOURS in them; `tests/test_skeletons.py` lists the marks that are left. Standard library alone.
 """
 
-import argparse
 import keyword
 import re
-import sys
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for those who run this file alone
+from course_utils.cli.environment import SetupError
+from course_utils.interactive.course_files import number_of
+from course_utils.interactive.keeping import write_whole
 
-from course_utils.cli.environment import SetupError  # noqa: E402
-from course_utils.interactive.course_files import number_of  # noqa: E402
-from course_utils.interactive.keeping import write_whole  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 SKELETONS = Path("docs", "skeletons")
 MARK = "YOURS"
@@ -150,14 +148,7 @@ def marks(root: Path = ROOT) -> list[str]:
     ]
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `new-lesson`."""
-    parser.add_argument("number", help="the next number, as 15")
-    parser.add_argument("name", help="its name in files and folders, as my_lesson")
-    parser.add_argument("--title", default="", help="its title (the name, with spaces)")
-
-
-def run(chosen: argparse.Namespace, root: Path = ROOT) -> int:
+def run(chosen: Namespace, root: Path = ROOT) -> int:
     """Make the lesson and say what to do next. Raises WrongLesson with one sentence."""
     new = lesson(root, chosen.number, chosen.name, chosen.title)
     print(f"Lesson {new.number} · {new.title}")
@@ -169,12 +160,3 @@ def run(chosen: argparse.Namespace, root: Path = ROOT) -> int:
         f"python3 -m course_utils test --lesson {new.number}"
     )
     return 0
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser("new_lesson.py", description=(__doc__ or "").partition("\n")[0])
-    options(parser)
-    try:
-        sys.exit(run(parser.parse_args()))
-    except WrongLesson as problem:
-        sys.exit(str(problem))

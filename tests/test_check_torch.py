@@ -12,7 +12,7 @@ import torch
 from check_torch import Facts, asked, own_environment, packages, page, quick_suite, warning_line, without_pictures
 
 from course_utils.cli.environment import SetupError, locked
-from course_utils.cli.maintain import TEST_OPTIONS
+from course_utils.cli.maintain import TEST_OPTIONS, check_torch_options
 
 PASSED = (0, "==== 3 passed in 1.00s ====\n")
 
@@ -155,7 +155,7 @@ def test_pictures_are_left_out_of_the_comparison_as_they_name_their_torch(tmp_pa
 
 def chosen(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    check_torch.options(parser)
+    check_torch_options(parser)
     return parser.parse_args(arguments)
 
 

@@ -475,7 +475,16 @@ def test_a_quick_test_takes_a_lesson_and_the_core_after_the_doctor_and_a_full_on
     assert variables["OMP_NUM_THREADS"] == "1" and variables["COURSE_FULL"] == "0"
     arguments, _, variables = json.loads(course("test", "--full", root=set_up_course).stdout)
     assert arguments[-3:] == ["tests", "notebooks", "solutions"] and variables["COURSE_FULL"] == "1"
+    arguments, _, _ = json.loads(course("test", "--lesson", "05", "-x", root=set_up_course).stdout)
+    assert arguments[-8:] == ["-n", "0", "--lesson", "05", "tests", "notebooks", "solutions", "-x"]
     assert "not allowed with" in course("test", "--full", "--quick", root=set_up_course).stderr
+
+
+@pytest.mark.parametrize("words", [("new-lesson", "15", "tides"), ("check-torch", "2.15.0", "--here")])
+def test_a_command_of_a_clone_says_where_there_is_none_that_it_needs_one(words, copied):
+    done = course(*words, root=copied)
+    assert done.returncode == 1
+    assert re.fullmatch(r"This command needs a clone of the course's repository: [^\n]+\.\n", done.stderr)
 
 
 def test_paths_among_the_arguments_replace_everything(tmp_path):

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from new_lesson import MARK, SKELETONS, Lesson, WrongLesson, lesson, make, marks, options, run, with_row
+from new_lesson import MARK, SKELETONS, Lesson, WrongLesson, lesson, make, marks, run, with_row
 
 from course_utils.authoring.slides import slides
 from course_utils.classroom import syllabi
+from course_utils.cli.maintain import new_lesson_options
 from course_utils.interactive.course_files import LESSONS, ROOT, numbered
 from course_utils.recording.notebooks import read_notebook
 
@@ -94,7 +95,7 @@ def test_every_file_is_made_and_named_with_what_is_left_to_say(
     root = small_tree(tmp_path)
     before = contents(root)
     parser = argparse.ArgumentParser()
-    options(parser)
+    new_lesson_options(parser)
     assert run(parser.parse_args([NEW.number, NEW.name, "--title", NEW.title]), root) == 0
     said = capsys.readouterr().out
     after = contents(root)

@@ -3,10 +3,10 @@
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from .. import benchmark
 from ..interactive.course_files import ROOT
@@ -35,7 +35,7 @@ def test_options(parser: ArgumentParser) -> None:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="the doctor's report, one lesson and the engine's core")
     size.add_argument("--full", action="store_true", help="every parameter set of every sweep")
-    size.add_argument("--lesson", metavar="NN", help="one lesson: its notebook, checks, quiz, texts and figures")
+    size.add_argument("--lesson", metavar="NN", help="one lesson's tests; without it, all of them")
 
 
 def test(chosen: Namespace) -> int:
@@ -47,7 +47,8 @@ def test(chosen: Namespace) -> int:
         subprocess.run([*run, "course_utils", "doctor", "--here"], cwd=ROOT, env=environment, check=False)
     quick = [name for name in QUICK_TARGETS if (ROOT / name).exists()]
     targets = quick if chosen.quick else test_targets(ROOT, chosen.others)
-    return hand_over([*run, "pytest", *TEST_OPTIONS, *targets, *chosen.others], environment)
+    lesson = ["-n", "0", "--lesson", chosen.lesson] if chosen.lesson else []  # a second process costs more than it saves
+    return hand_over([*run, "pytest", *TEST_OPTIONS, *lesson, *targets, *chosen.others], environment)
 
 
 def test_targets(root: Path, arguments: Sequence[str]) -> list[str]:
@@ -122,31 +123,43 @@ def record(chosen: Namespace) -> int:
         raise SetupError(str(problem)) from None
 
 
-def of_clone(file: str, summary: str, purpose: str = "") -> Command:
-    """The command that a file of `tests/` has, by its `options` and `run`; where there is no such file, it says so."""
-    folder = str(ROOT / "tests")
+def new_lesson_options(parser: ArgumentParser) -> None:
+    parser.set_defaults(examine=needs_clone)
+    parser.add_argument("number", help="the next number, as 15")
+    parser.add_argument("name", help="its name in files and folders, as my_lesson")
+    parser.add_argument("--title", default="", help="its title (default: the name, with spaces)")
 
-    def part(name: str) -> Callable[..., Any]:
-        sys.path.append(folder)
-        try:
-            return getattr(import_module(file), name)
-        finally:
-            sys.path.remove(folder)
 
-    def refuse(_: Namespace) -> int:
-        raise SetupError(f"This command needs a clone of the course's repository: there is no {file}.py in its tests.")
+def check_torch_options(parser: ArgumentParser) -> None:
+    parser.set_defaults(examine=needs_clone)
+    parser.add_argument("version", help="the torch to check, as 2.15.0")
+    parser.add_argument("--cuda", action="store_true", help="its CUDA build, not its CPU build")
+    parser.add_argument("--python", help="a Python with that torch and the extra test; without it, one is set up")
+    parser.add_argument("--folder", type=Path, help="for environment and page (default: build/torch-VERSION)")
 
-    if not Path(folder, f"{file}.py").exists():
-        return Command(summary, lambda parser: parser.set_defaults(others=[]), refuse)
-    return Command(summary, lambda parser: part("options")(parser), lambda chosen: part("run")(chosen), purpose)
+
+def needs_clone(_: Namespace) -> None:
+    """SetupError where the files of `tests/` are not there, of which some commands are."""
+    if not (ROOT / "tests" / "new_lesson.py").exists():
+        raise SetupError("This command needs a clone of the course's repository: it is a file of its folder tests.")
+
+
+def of_clone(file: str, chosen: Namespace) -> int:
+    """Run the command that a file of `tests/` has."""
+    sys.path.append(str(ROOT / "tests"))
+    return import_module(file).run(chosen)
 
 
 COMMANDS = {
     "test": Command("run tests and notebooks (other options and paths go to pytest)", test_options, test, "test"),
     "lint": Command("check format, style, types and spelling", no_options, lint, "author"),
     "build": Command("make the notebooks from their sources (--check: only compare)", build_options, build, "test"),
-    "new-lesson": of_clone("new_lesson", "make every file of a new lesson: new-lesson 15 my_lesson"),
-    "check-torch": of_clone("check_torch", "does the course hold on another torch? check-torch 2.15.0", "test"),
+    "new-lesson": Command(
+        "make every file of a new lesson: 15 my_lesson", new_lesson_options, partial(of_clone, "new_lesson")
+    ),
+    "check-torch": Command(
+        "say whether the course holds on another torch", check_torch_options, partial(of_clone, "check_torch"), "test"
+    ),
     "site": Command("make the website: site --out site", site_options, later("authoring.site"), "author"),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record_options, record),
     "benchmark": Command(
