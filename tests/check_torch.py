@@ -180,7 +180,7 @@ def page(before: Facts, now: Facts, suite: tuple[int, str], kept: Mapping[str, M
     wrong = [name for name, value in expected.items() if now["runs"].get(name, {}).get("hash") != value]
     code, output = suite
     failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", output, re.MULTILINE)
-    against = "was kept for it in tests/build_hashes.json" if of_release else f"it is on torch {before['torch']}"
+    against = "kept for it in tests/build_hashes.json" if of_release else f"on torch {before['torch']}"
     verdicts = {
         "the simulated GPU": (now["can"], now["how"]),
         "what steps allocate": (

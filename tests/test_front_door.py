@@ -480,11 +480,13 @@ def test_a_quick_test_takes_a_lesson_and_the_core_after_the_doctor_and_a_full_on
     assert "not allowed with" in course("test", "--full", "--quick", root=set_up_course).stderr
 
 
-@pytest.mark.parametrize("words", [("new-lesson", "15", "tides"), ("check-torch", "2.15.0", "--here")])
-def test_a_command_of_a_clone_says_where_there_is_none_that_it_needs_one(words, copied):
-    done = course(*words, root=copied)
-    assert done.returncode == 1
-    assert re.fullmatch(r"This command needs a clone of the course's repository: [^\n]+\.\n", done.stderr)
+@pytest.mark.parametrize("name", ["new-lesson", "check-torch"])
+def test_a_command_of_a_clone_says_where_there_is_none_that_it_needs_one(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(maintain, "ROOT", tmp_path)
+    with pytest.raises(
+        environment.SetupError, match=r"^This command needs a clone of the course's repository: .*tests\.$"
+    ):
+        maintain.COMMANDS[name].run(SimpleNamespace())
 
 
 def test_paths_among_the_arguments_replace_everything(tmp_path):

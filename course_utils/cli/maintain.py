@@ -124,29 +124,24 @@ def record(chosen: Namespace) -> int:
 
 
 def new_lesson_options(parser: ArgumentParser) -> None:
-    parser.set_defaults(examine=needs_clone)
     parser.add_argument("number", help="the next number, as 15")
     parser.add_argument("name", help="its name in files and folders, as my_lesson")
     parser.add_argument("--title", default="", help="its title (default: the name, with spaces)")
 
 
 def check_torch_options(parser: ArgumentParser) -> None:
-    parser.set_defaults(examine=needs_clone)
     parser.add_argument("version", help="the torch to check, as 2.15.0")
     parser.add_argument("--cuda", action="store_true", help="its CUDA build, not its CPU build")
     parser.add_argument("--python", help="a Python with that torch and the extra test; without it, one is set up")
     parser.add_argument("--folder", type=Path, help="for environment and page (default: build/torch-VERSION)")
 
 
-def needs_clone(_: Namespace) -> None:
-    """SetupError where the files of `tests/` are not there, of which some commands are."""
-    if not (ROOT / "tests" / "new_lesson.py").exists():
-        raise SetupError("This command needs a clone of the course's repository: it is a file of its folder tests.")
-
-
 def of_clone(file: str, chosen: Namespace) -> int:
-    """Run the command that a file of `tests/` has."""
-    sys.path.append(str(ROOT / "tests"))
+    """Run the command that a file of `tests/` has. SetupError where there is no such file."""
+    folder = ROOT / "tests"
+    if not (folder / f"{file}.py").exists():
+        raise SetupError("This command needs a clone of the course's repository: it is a file of its folder tests.")
+    sys.path.append(str(folder))
     return import_module(file).run(chosen)
 
 
@@ -155,11 +150,9 @@ COMMANDS = {
     "lint": Command("check format, style, types and spelling", no_options, lint, "author"),
     "build": Command("make the notebooks from their sources (--check: only compare)", build_options, build, "test"),
     "new-lesson": Command(
-        "make every file of a new lesson: 15 my_lesson", new_lesson_options, partial(of_clone, "new_lesson")
+        "make a new lesson's files: 15 my_lesson", new_lesson_options, partial(of_clone, "new_lesson")
     ),
-    "check-torch": Command(
-        "say whether the course holds on another torch", check_torch_options, partial(of_clone, "check_torch"), "test"
-    ),
+    "check-torch": Command("try another torch: 2.15.0", check_torch_options, partial(of_clone, "check_torch"), "test"),
     "site": Command("make the website: site --out site", site_options, later("authoring.site"), "author"),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record_options, record),
     "benchmark": Command(

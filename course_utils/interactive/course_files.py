@@ -36,12 +36,10 @@ def python_path() -> str:
     return os.pathsep.join(filter(None, [str(PACKAGE.parent) * IS_CLONE, os.environ.get("PYTHONPATH")]))
 
 
-LESSONS = {
-    int(found[1]): path.parent.name
-    for path in PACKAGE.glob("lessons/*/__init__.py")
+LESSONS = dict(sorted(
+    (int(found[1]), path.parent.name) for path in PACKAGE.glob("lessons/*/__init__.py")
     if (found := re.match(r'"""Lesson (\d\d):', path.read_text(encoding="utf-8")))
-}
-LESSONS = dict(sorted(LESSONS.items()))
+))  # fmt: skip
 """Each lesson's number and its folder in `course_utils/lessons`, whose first line says the number."""
 
 CORE = ("00", "01", "02", "05", "06", "07", "10", "14")
@@ -75,7 +73,3 @@ def text_of(notebook: Path) -> str:
     """The Markdown of a notebook's cells."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-
-
-def has_quiz(lesson: int) -> bool:
-    return lesson in LESSONS and (PACKAGE / "lessons" / LESSONS[lesson] / "quiz.py").exists()

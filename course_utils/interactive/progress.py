@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..units import Table
-from .course_files import CORE, ROOT, has_quiz, numbered, text_of
+from .course_files import CORE, LESSONS, ROOT, numbered, text_of
 from .keeping import remember, remembered
 
 HEADING = re.compile(r"^## (\d+) · (.+)$", re.MULTILINE)
@@ -61,7 +61,7 @@ class Lesson(NamedTuple):
     @property
     def cells(self) -> tuple[str, ...]:
         taken = "{} of {} at the first try".format(*self.score) if self.score else "not taken"
-        quiz, done = taken if has_quiz(self.number) else "", f"{len(self.passed)} of {len(self.exercises)}"
+        quiz, done = taken if self.number in LESSONS else "", f"{len(self.passed)} of {len(self.exercises)}"
         core = " · core" * (f"{self.number:02d}" in CORE)
         return f"{self.number:02d} {self.title}{core}", done, quiz, self.next or "all passed"
 
