@@ -11,7 +11,7 @@ import sys
 import tomllib
 import urllib.request
 import venv
-from argparse import SUPPRESS
+from argparse import SUPPRESS, Namespace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -486,7 +486,7 @@ def test_a_command_of_a_clone_says_where_there_is_none_that_it_needs_one(name, t
     with pytest.raises(
         environment.SetupError, match=r"^This command needs a clone of the course's repository: .*tests\.$"
     ):
-        maintain.COMMANDS[name].run(SimpleNamespace())
+        maintain.COMMANDS[name].run(Namespace())
 
 
 def test_paths_among_the_arguments_replace_everything(tmp_path):
