@@ -1,4 +1,4 @@
-"""Which tests are one lesson's: `python3 -m course_utils test --lesson 05` runs those alone, in about a minute.
+"""Which tests are one lesson's: `python3 -m course_utils test --lesson 05` runs those alone, in a minute or two.
 
 They are its notebook under nbval, the tests of its checks and of its model code, and of the tests that judge every
 lesson the cases of this one.

@@ -47,7 +47,7 @@ def test(chosen: Namespace) -> int:
         subprocess.run([*run, "course_utils", "doctor", "--here"], cwd=ROOT, env=environment, check=False)
     quick = [name for name in QUICK_TARGETS if (ROOT / name).exists()]
     targets = quick if chosen.quick else test_targets(ROOT, chosen.others)
-    lesson = ["-n", "0", "--lesson", chosen.lesson] if chosen.lesson else []  # a second one costs more than it saves
+    lesson = ["--lesson", chosen.lesson] if chosen.lesson else []
     return hand_over([*run, "pytest", *TEST_OPTIONS, *lesson, *targets, *chosen.others], environment)
 
 
