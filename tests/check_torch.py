@@ -90,10 +90,13 @@ def warning_line(category: type, message: Warning | str, file: str, line: int) -
     """A deprecation in one line, with the module that it is about; "" for other warnings."""
     if not re.search("Deprecat|Future", category.__name__):
         return ""
-    place = re.sub(
-        r"^.*(?:site-packages|dist-packages)/", "", Path(file).as_posix().removeprefix(f"{ROOT.as_posix()}/")
-    )
-    return f"{category.__name__}: {' '.join(str(message).split())[:160]} ({place}:{line})"
+    return f"{category.__name__}: {' '.join(str(message).split())[:160]} ({short(file)}:{line})"
+
+
+def short(file: str) -> str:
+    """A file's path, from its package or from the course on."""
+    ours = Path(file).as_posix().removeprefix(f"{ROOT.as_posix()}/")
+    return re.sub(r"^.*(?:site-packages|dist-packages)/", "", ours)
 
 
 # Another interpreter
@@ -196,7 +199,7 @@ def page(before: Facts, now: Facts, suite: tuple[int, str], kept: Mapping[str, M
     lines += ["", f"## What changed since torch {before['torch']}"]
     compared = f"{len(expected)} runs, {len(now['operators']):,} operators of torch, deprecations"
     lines += changes(before, now) or ["", f"Nothing that is compared here: {compared}."]
-    lines += some("Deprecations in the quick suite", (f"{what} ({where})" for where, what in warned))
+    lines += some("Deprecations in the quick suite", sorted({f"{what} ({short(where)})" for where, what in warned}))
     lines += some("Tests that fail", failed)
     lines += ["", "## Next", "", next_step(verdicts, release, bool(of_release))]
     return not broken, "\n".join(lines) + "\n"
