@@ -52,6 +52,7 @@ class Lesson:
             folder / "__init__.py": "",
             folder / "checks.py": "15_my_checks.py",
             folder / "quiz.py": "15_my_quiz.py",
+            folder / "quiz.toml": "15_my_quiz.toml",
             Path("tests", f"test_lesson_{self.number}_checks.py"): "15_my_answers.py",
         }
 
@@ -138,7 +139,9 @@ def with_notes(notes: str, new: Lesson) -> str:
 
 def marks(root: Path = ROOT) -> list[str]:
     """Each place of a lesson that still has a skeleton's words: file, line, and what is to be said there."""
-    patterns = ("notebooks/src/*.py", "solutions/src/*.py", "course_utils/lessons/*/*.py", "tests/test_lesson_*.py")
+    patterns = ("notebooks/src/*.py", "solutions/src/*.py",
+                "course_utils/lessons/*/*.py", "course_utils/lessons/*/*.toml",
+                "tests/test_lesson_*.py")  # fmt: skip
     paths = [*(path for pattern in patterns for path in sorted(root.glob(pattern))), root / "README.md"]
     return [
         f"{path.relative_to(root).as_posix()}:{number}: {line.partition(MARK)[2].lstrip(': ').strip()}"

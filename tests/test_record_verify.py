@@ -2,8 +2,8 @@
 
 import copy
 import gzip
-import lzma
 import json
+import lzma
 import pickle
 from collections.abc import Callable
 from pathlib import Path

@@ -48,8 +48,9 @@ def test_a_new_lesson_builds_as_it_stands_and_its_checks_are_judged(tmp_path: Pa
     root = small_tree(tmp_path)
     shutil.rmtree(root / "course_utils")
     shutil.copytree(ROOT / "course_utils", root / "course_utils", ignore=ASIDE)
-    for name in ("conftest.py", "checking.py"):
+    for name in ("conftest.py", "checking.py", "one_lesson.py"):
         shutil.copy(ROOT / "tests" / name, root / "tests")
+    shutil.copy(ROOT / "pyproject.toml", root)  # by which the package knows that it is in a clone
     make(root, NEW)
     code = (
         "import sys; from pathlib import Path; from course_utils.authoring.build import build;"
@@ -104,7 +105,7 @@ def test_every_file_is_made_and_named_with_what_is_left_to_say(
     folder = "course_utils/lessons/tides"
     assert made == {
         f"notebooks/src/{NEW.stem}.py", f"solutions/src/{NEW.stem}.py", f"{folder}/__init__.py", f"{folder}/checks.py",
-        f"{folder}/quiz.py", f"tests/test_lesson_{NEW.number}_checks.py",
+        f"{folder}/quiz.py", f"{folder}/quiz.toml", f"tests/test_lesson_{NEW.number}_checks.py",
     } and changed == set(SHARED)  # fmt: skip
     assert all(name in said for name in made | changed) and f"course_utils build {NEW.number}" in said
     own = "".join((root / name).read_text(encoding="utf-8") for name in made)
@@ -114,7 +115,7 @@ def test_every_file_is_made_and_named_with_what_is_left_to_say(
     assert {line.partition(":")[0] for line in left} == made - {f"{folder}/__init__.py"} | changed
     rows = (root / "README.md").read_text(encoding="utf-8").splitlines()
     row = next(number for number, line in enumerate(rows, 1) if NEW.stem in line)
-    assert f"README.md:{row}: what one finds out | 30 |" in left
+    assert any(line.startswith(f"README.md:{row}: what one finds out | 30 | [![Open lesson") for line in left)
 
 
 @pytest.mark.parametrize(

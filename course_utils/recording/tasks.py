@@ -97,7 +97,7 @@ ON_ONE_GPU = 36 * GB  # Published rows of at most so many bytes are counted one 
 
 
 def published_tasks() -> Iterator[Task]:
-    """Published steps of one rank: the small ones together, the large and those of docs/evidence.md alone. None without the code."""
+    """Published steps of one rank: small ones together, large ones and the shown ones alone. None without the code."""
     rows = [row for row in published_rows() if row.family and not row.family.startswith("sharded_models")]
     runs = {(row.family, json.dumps(row.how)): row for row in reversed(rows)}  # the first of each run
     rows = [row for row in rows if row.id in TEN or row in runs.values()] if PUBLISHED_STEPS.exists() else []
