@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from one_lesson import OneLesson
 
-LONGEST = ("test_browser.py", "test_site.py", "test_quality.py")
+LONGEST = ("test_browser.py", "test_site.py", "test_quality.py", "test_wheel.py")
 """Files that take a minute or so. A worker that is free takes the next file: the last ones should be short."""
 
 

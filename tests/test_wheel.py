@@ -151,8 +151,9 @@ def test_alone_it_estimates_fits_searches_and_reports(bare: Installed) -> None:
 
 @pytest.mark.parametrize(("command", "extra"), [("lab", "lab"), ("test", "test"), ("compare gpt2", "torch")])
 def test_alone_it_says_what_else_to_install(bare: Installed, command: str, extra: str) -> None:
+    """With uv's pip: the fixture's environment has none of its own, as those that uv makes."""
     said = bare.course(*command.split(), code=1)
-    assert f'-m pip install "where-did-the-memory-go[{extra}]"`.' in said and len(said.splitlines()) == 1
+    assert f'`uv pip install "where-did-the-memory-go[{extra}]"`.' in said and len(said.splitlines()) == 1
     assert not (bare.folder / ".venv").exists()
 
 
