@@ -43,7 +43,7 @@ EXERCISES = [
 TRIED = {
     "start", "lab", "test", "doctor", "estimate", "compare", "fit", "watch", "oom", "quiz", "progress", "find",
     "rehearse", "release", "grade", "nbgrader", "colab", "links", "slides", "record", "benchmark", "lint", "build",
-    "site",
+    "site", "new-lesson", "check-torch",
 }  # fmt: skip
 
 
@@ -174,10 +174,12 @@ def test_what_needs_a_folder_says_so_elsewhere(full: Installed, command: str) ->
     assert f"start FOLDER`, then run `{command}` in that folder.\n" in full.course(command, code=1)
 
 
-@pytest.mark.parametrize("command", ["lint", "build", "site"])
+@pytest.mark.parametrize(
+    "command", ["lint", "build", "site", "new-lesson 15 mine", "check-torch 2.15.0", "test --lesson 02"]
+)
 def test_what_needs_the_repository_says_so(full: Installed, started: Path, command: str) -> None:
-    said = full.course(command, folder=started, code=1)
-    assert said.startswith(f"`{command}` needs a clone") and len(said.splitlines()) == 1
+    said = full.course(*command.split(), folder=started, code=1)
+    assert "needs a clone of the course's repository" in said and len(said.splitlines()) == 1
 
 
 def test_a_course_starts_in_a_new_folder_and_never_over_another(full: Installed, started: Path, tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ def test_options(parser: ArgumentParser) -> None:
 def test(chosen: Namespace) -> int:
     """Run pytest over tests and notebooks, or over the paths among its options."""
     refuse_outside_a_course("test")
+    if chosen.lesson and not (ROOT / "tests" / "conftest.py").exists():
+        raise SetupError("`test --lesson` needs a clone of the course's repository, which has the tests.")
     environment = course_environment(SAME_ANSWERS | {"COURSE_FULL": str(int(chosen.full))})
     run = [sys.executable, "-m"]
     if chosen.quick:
