@@ -433,7 +433,7 @@ def set_up_course(tmp_path, monkeypatch) -> Path:
         shutil.copy(ROOT / name, tmp_path / name)
     for name in maintain.TEST_TARGETS:
         (tmp_path / name).mkdir()
-    for name in maintain.QUICK_TARGETS:
+    for name in ("tests/conftest.py", *maintain.QUICK_TARGETS):
         (tmp_path / name).touch()
     home = environment.Home(tmp_path)
     venv.create(home.folder, with_pip=False, symlinks=os.name != "nt")

@@ -45,7 +45,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("course")
     for name in ("tests", "notebooks"):
         (folder / name).mkdir()
-    for name in ("conftest.py", "tests/conftest.py", "tests/nbval_sanitize.cfg"):
+    for name in ("conftest.py", "tests/nbval_sanitize.cfg"):
         shutil.copy(TESTS.parent / name, folder / name)
     for name, notebook in NOTEBOOKS.items():
         nbformat.write(notebook, folder / "notebooks" / f"{name}.ipynb")
