@@ -1,5 +1,6 @@
 """Set-up: which torch, when an environment is trusted, what is said when it cannot be made, and what it consists of."""
 
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import tomllib
 from importlib import import_module
 from itertools import pairwise, product
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from needs import need
@@ -189,6 +191,7 @@ def test_missing_venv_module_is_said_with_its_remedy(home, monkeypatch):
     [
         ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n", "disk is full"),
         ("WARNING: connection broken by 'x'\nERROR: No matching distribution found for torch\n", "No network"),
+        ("WARNING: connection broken by 'ProxyError('Cannot connect to proxy.')'\n", "correct HTTPS_PROXY"),
         ("ERROR: No matching distribution found for torch==2.13.0\n", "no build of torch"),
         ("ERROR: Failed building wheel for thing\n", "Failed building wheel for thing"),
         ("", "could not install torch"),
@@ -198,6 +201,34 @@ def test_pip_failures_are_told_in_one_sentence(said, told, tmp_path):
     sentence = explain_failure(said, "torch", tmp_path / "log")
     assert told in sentence
     assert "\n" not in sentence
+
+
+def test_a_clone_that_may_not_be_written_to_is_told_in_one_sentence(home, monkeypatch):
+    refused = PermissionError(errno.EACCES, "Permission denied", str(home.folder))
+    monkeypatch.setattr(Path, "mkdir", Mock(side_effect=refused))  # root may write anywhere
+    with pytest.raises(SetupError, match=rf"^You may not write to {re.escape(str(home.folder))}: clone the course"):
+        environment.interpreter(home, "lab")
+
+
+def test_a_proxy_that_does_not_answer_is_told_by_a_real_pip(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    home = Home(tmp_path)
+    home.python.parent.mkdir(parents=True)
+    home.python.symlink_to(sys.executable)
+    proxy = [
+        "--retries",
+        "1",
+        "--timeout",
+        "3",
+        "--proxy",
+        "http://127.0.0.1:9",
+        "--index-url",
+        "https://index.invalid/simple",
+    ]
+    with pytest.raises(SetupError, match=r"^The proxy did not answer, so a package could not be installed"):
+        pip_install(home, "a package", [*proxy, "--index-url", "https://index.invalid/simple", "a-package-of-nobody"])
 
 
 def test_no_network_is_told_by_a_real_pip(tmp_path, monkeypatch, capsys):

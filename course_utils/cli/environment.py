@@ -33,7 +33,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
 """PyTorch's own wheel indexes: elsewhere the Linux wheel is the CUDA build, and the Windows wheel the CPU build."""
 
-OFFLINE = re.compile("connection broken by|Could not fetch URL|ConnectionResetError|ReadTimeoutError|ProxyError")
+OFFLINE = re.compile("connection broken by|Could not fetch URL|ConnectionResetError|ReadTimeoutError")
 FULL = re.compile("No space left on device|not enough space on the disk")
 """Words in pip's output when it could not reach an index, and when the disk is full."""
 
@@ -189,6 +189,11 @@ def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> Non
         course = ["--constraint", "constraints.txt", "--editable", f".[{extra}]"]
         pip_install(home, "the course and its packages", course)
         remember(home, **marks, state="ready", key=fingerprint(home, choice))
+    except PermissionError as problem:
+        raise SetupError(
+            f"You may not write to {problem.filename}: clone the course into a folder of your own, {AGAIN}, or use a "
+            "Python of yours that has its packages: --here."
+        ) from None
     except OSError as problem:
         raise SetupError(f"Setting up in {home.folder} failed ({problem}): fix that, {AGAIN}.") from None
 
@@ -249,6 +254,8 @@ def explain_failure(said: str, what: str, log: Path) -> str:
     """One sentence that says why pip failed and what to do."""
     if FULL.search(said):
         return f"The disk is full, so {what} could not be installed: make room, {AGAIN}."
+    if "ProxyError" in said:
+        return f"The proxy did not answer, so {what} could not be installed: correct HTTPS_PROXY or unset it, {AGAIN}."
     if OFFLINE.search(said):
         return (
             f"No network: the package index did not answer, so {what} could not be installed; "
