@@ -1,9 +1,11 @@
 """Transformers described by their sizes, and their parameters counted tensor by tensor."""
 
 import sys
+import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from .errors import check_known, unknown
@@ -221,48 +223,8 @@ def parameter_count(model: TransformerConfig) -> int:
     return in_blocks + sum(prod(shape) for shape in outer_shapes(model).values())
 
 
-def _gpt2(name: str, layers: int, hidden: int, heads: int, positions: int = 1024) -> TransformerConfig:
-    return TransformerConfig(name, "gpt2", layers, hidden, heads, vocab=50257, max_positions=positions, dropout=0.1)
-
-
-def _llama(name: str, *sizes: int, tied: bool, theta: float, **options: Any) -> TransformerConfig:
-    """Of these layers, hidden size, heads, key and value heads, MLP width, vocabulary and positions."""
-    layers, hidden, heads, kv_heads, ffn, vocab, positions = sizes
-    shape = (layers, hidden, heads, vocab, positions, kv_heads, ffn)
-    return TransformerConfig(name, "llama", *shape, tied=tied, rope_theta=theta, **options)
-
-
 PRESETS: dict[str, TransformerConfig] = {
-    config.name: config
-    for config in (
-        # Radford et al. 2019, table 2, and the released checkpoints' hyperparameters (dropout 0.1, 1,024 positions)
-        _gpt2("gpt2", 12, 768, 12),
-        _gpt2("gpt2-medium", 24, 1024, 16),
-        _gpt2("gpt2-large", 36, 1280, 20),
-        _gpt2("gpt2-xl", 48, 1600, 25),
-        # Brown et al. 2020, table 2.1
-        _gpt2("gpt3-175b", 96, 12288, 96, positions=2048),
-        # Grattafiori et al. 2024, table 3, and the model cards of Llama 3, 3.1 and 3.2; 3.1's scaling of the rotary
-        # angles changes no shape
-        _llama("llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192, tied=False, theta=500_000.0),
-        _llama("llama3.1-8b", 32, 4096, 32, 8, 14336, 128256, 131072, tied=False, theta=500_000.0),
-        _llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256, 8192, tied=False, theta=500_000.0),
-        _llama("llama3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, tied=True, theta=500_000.0),
-        _llama("llama3.2-3b", 28, 3072, 24, 8, 8192, 128256, 131072, tied=True, theta=500_000.0),
-        # Zhang et al. 2024, and the released config.json
-        _llama("tinyllama-1.1b", 22, 2048, 32, 4, 5632, 32000, 2048, tied=False, theta=10_000.0),
-        # Jiang et al. 2023, table 1, and the released config.json; attention over a window of 4,096 is full here
-        _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768, tied=False, theta=10_000.0),
-        # Jiang et al. 2024, table 1, and the released config.json
-        _llama(
-            "mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, tied=False, theta=1e6, experts=8, experts_per_token=2
-        ),
-        # Qwen Team 2024 (Qwen2.5 technical report), table 1, and the released config.json files
-        _llama("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, 32768, tied=True, theta=1_000_000.0, qkv_bias=True),
-        _llama("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064, 131072, tied=False, theta=1_000_000.0, qkv_bias=True),
-        # Small enough for a laptop's CPU: the course's own, of no published model
-        _gpt2("tiny-gpt", 2, 64, 4, positions=256),
-        _llama("tiny-llama", 4, 256, 8, 4, 688, 4096, 1024, tied=False, theta=10_000.0),
-    )
+    name: TransformerConfig(name, **sizes)
+    for name, sizes in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
 }
-"""Models by name, with the source of their sizes."""
+"""Models by name; models.toml has the source of their sizes."""

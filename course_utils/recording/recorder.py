@@ -257,7 +257,7 @@ def commit() -> str:
     options = {"cwd": PACKAGE, "capture_output": True, "text": True, "check": True, "timeout": 20}
     try:
         head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **options).stdout.strip()
-        changed = subprocess.run(["git", "status", "--porcelain", "--", "*.py"], **options).stdout.strip()
+        changed = subprocess.run(["git", "status", "--porcelain", "--", "*.py", "*.toml"], **options).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return f"code {code_hash()}"
     return f"{head} changed, code {code_hash()}" if changed else head
@@ -265,7 +265,7 @@ def commit() -> str:
 
 def code_hash() -> str:
     digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted((*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.toml"))):
         digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 
