@@ -15,7 +15,7 @@ from ..allocator.policy import OutOfMemory
 from ..allocator.replay import Replay, replay
 from ..measuring.comparing import ALLOCATOR_VARIABLES
 from ..units import MiB, format_bytes, percent
-from .stage import Demo, DemoStep, Foreseen, Stage, StepResult
+from .stage import Foreseen, Stage, StepResult, in_words
 from .stage_figures import stage_segments
 
 ACTIVATION, STATE, LATE = 0.23, 0.12, 0.2
@@ -137,15 +137,4 @@ def foresee(stage: Stage) -> list[Foreseen]:
     ]
 
 
-FRAGMENTATION = Demo(
-    "Free, but in pieces",
-    "A request fails with half of the memory free, and succeeds with expandable segments.",
-    (
-        DemoStep("Guess first", "Is there room for one more tensor?", question),
-        DemoStep("Out of memory", "The request fails.", failure, fails=True),
-        DemoStep("Where the free memory is", "Free memory in used segments helps nobody.", holes),
-        DemoStep("A setting", "A segment of fixed size cannot grow. Another kind can.", lambda _: CURE),
-        DemoStep("Expandable segments", "The states lie side by side, and behind them is room.", expandable_segments),
-    ),
-    foresee,
-)
+FRAGMENTATION = in_words("fragmentation", (question, failure, holes, lambda _: CURE, expandable_segments), foresee)

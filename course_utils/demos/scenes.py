@@ -1,4 +1,7 @@
-"""The demos that try training runs on the card, or estimate them, one step at a time; see also `fragmentation`."""
+"""The demos that try training runs on the card, or estimate them, one step at a time; see also `fragmentation`.
+
+scenes.toml has their titles and words.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -8,7 +11,7 @@ from ..figures.canvas import sentence
 from ..measurement import WORDS
 from ..planning.twin import fits
 from ..units import format_bytes, percent
-from .stage import Demo, DemoStep, Stage, StepResult
+from .stage import Stage, StepResult, in_words
 from .stage_figures import stage_bars
 
 
@@ -27,8 +30,8 @@ def _share(run: TrainingRun, of: TrainingRun) -> float:
     return estimate(run).total / estimate(of).total
 
 
-def _trying(title: str, words: str, chosen: Callable[[Stage], TrainingRun]) -> DemoStep:
-    return DemoStep(title, words, lambda stage: stage.attempt(chosen(stage)))
+def _tried(chosen: Callable[[Stage], TrainingRun]) -> Callable[[Stage], StepResult]:
+    return lambda stage: stage.attempt(chosen(stage))
 
 
 # One training step, at six tenths of the card
@@ -59,15 +62,9 @@ def _what_stays(stage: Stage) -> str:
     return f"Between two steps {stays} stay: weights and Adam's states. The rest of {peak} comes and goes."
 
 
-TRAINING_STEP = Demo(
-    "One training step",
-    "What rises in forward, falls in backward, and stays.",
-    (
-        DemoStep("Guess first", "How much memory does this training step take? Write your guess down.", _step_question),
-        DemoStep("The estimate", "Add up what is alive at the worst moment.", _step_prediction),
-        _trying("The step itself", "Watch what rises in forward and falls in backward, and what stays.", _six_tenths),
-        DemoStep("What stays", "The step is over.", _what_stays),
-    ),
+TRAINING_STEP = in_words(
+    "training-step",
+    (_step_question, _step_prediction, _tried(_six_tenths), _what_stays),
     lambda stage: [stage.foresee(_six_tenths(stage))],
 )
 
@@ -90,20 +87,9 @@ def _what_fits(stage: Stage) -> str:
     )
 
 
-OUT_OF_MEMORY = Demo(
-    "Out of memory, and back",
-    "A batch that is too large fails on purpose; the memory comes back, and the same process trains on.",
-    (
-        DemoStep("Too large on purpose", "This batch needs more memory than the GPU has.", _too_large),
-        DemoStep(
-            "Out of memory",
-            "The allocator looks for room, gives back what it has cached, and gives up.",
-            lambda stage: stage.fails(stage.too_large()),
-            fails=True,
-        ),
-        DemoStep("What now?", "The failed step's memory has been given back.", _what_fits),
-        _trying("And back", "The same process trains on, with fewer sequences.", _six_tenths),
-    ),
+OUT_OF_MEMORY = in_words(
+    "out-of-memory",
+    (_too_large, lambda stage: stage.fails(stage.too_large()), _what_fits, _tried(_six_tenths)),
     lambda stage: [stage.foresee(stage.too_large(), fails=True), stage.foresee(_six_tenths(stage))],
 )
 
@@ -136,27 +122,16 @@ def _first_step(stage: Stage) -> str:
     )
 
 
-OPTIMIZER_STATES = Demo(
-    "What Adam remembers",
-    "SGD and AdamW on the same batch: how much more, and when the states appear.",
-    (
-        DemoStep("Guess first", "The same model, the same batch, another optimizer.", _optimizer_question),
-        DemoStep("The estimate", "What each optimizer keeps for every parameter.", _optimizer_prediction),
-        _trying("SGD", "Between steps the weights are alone.", _sgd),
-        _trying("AdamW", "Watch the first step of the optimizer.", _six_tenths),
-        DemoStep("The first step differs", "Forward began without states once, and never again.", _first_step),
-    ),
+OPTIMIZER_STATES = in_words(
+    "optimizer-states",
+    (_optimizer_question, _optimizer_prediction, _tried(_sgd), _tried(_six_tenths), _first_step),
     lambda stage: [stage.foresee(_sgd(stage)), stage.foresee(_six_tenths(stage))],
 )
 
 
 # The same batch under three policies of recomputation
 
-POLICIES = {
-    "all kept": ("none", "Activations rise until the loss is there."),
-    "selective": ("selective", "Matrix products and attention stay; what is cheap is computed again."),
-    "full": ("full", "Only each block's input stays. Watch backward: one block at a time comes back."),
-}
+POLICIES = {"all kept": "none", "selective": "selective", "full": "full"}
 
 
 def _under(policy: str) -> Callable[[Stage], TrainingRun]:
@@ -165,7 +140,7 @@ def _under(policy: str) -> Callable[[Stage], TrainingRun]:
 
 
 def _recomputing(stage: Stage) -> dict[str, TrainingRun]:
-    return {name: _under(policy)(stage) for name, (policy, _) in POLICIES.items()}
+    return {name: _under(policy)(stage) for name, policy in POLICIES.items()}
 
 
 def _recompute_question(stage: Stage) -> str:
@@ -203,15 +178,9 @@ def _price(stage: Stage) -> StepResult:
     return _drawn(stage, f"Memory for time: {told}.", runs, title, notes)
 
 
-RECOMPUTATION = Demo(
-    "Recomputation",
-    "One batch under three policies: what each keeps, and what it computes again.",
-    (
-        DemoStep("Guess first", "The same batch, three ways.", _recompute_question),
-        DemoStep("The estimate", "Three policies, one batch.", _recompute_prediction),
-        *(_trying(name.capitalize(), words, _under(policy)) for name, (policy, words) in POLICIES.items()),
-        DemoStep("The price", "The peak fell. What did it cost?", _price),
-    ),
+RECOMPUTATION = in_words(
+    "recomputation",
+    (_recompute_question, _recompute_prediction, *(_tried(_under(one)) for one in POLICIES.values()), _price),
     lambda stage: [stage.foresee(run) for run in _recomputing(stage).values()],
 )
 
@@ -256,16 +225,9 @@ def _ten_times(stage: Stage) -> StepResult:
     return _drawn(stage, "Only time grows with the batch.", runs, title)
 
 
-ACCUMULATION = Demo(
-    "Gradient accumulation",
-    "A large batch at once and in micro-batches: what shrinks, and what does not.",
-    (
-        DemoStep("Guess first", "The same batch, in one piece and in several.", _batch_question),
-        DemoStep("The estimate", "Activations are one micro-batch's.", _batch_prediction),
-        _trying("One large batch", "All sequences at once.", _large),
-        _trying("Micro-batches", "Gradients stay from one to the next, activations do not.", _in_parts),
-        DemoStep("Ten times the batch", "Ten times as many sequences a step. How much memory?", _ten_times),
-    ),
+ACCUMULATION = in_words(
+    "accumulation",
+    (_batch_question, _batch_prediction, _tried(_large), _tried(_in_parts), _ten_times),
     lambda stage: [stage.foresee(_large(stage)), stage.foresee(_in_parts(stage))],
 )
 
@@ -315,14 +277,9 @@ def _stages(stage: Stage) -> StepResult:
     return _drawn(stage, words, runs, f"On {ranks} cards {sentence(fitting)} fit, by estimate")
 
 
-SHARDING = Demo(
-    "ZeRO, by estimate",
-    "A model that no single card trains: what replicas keep, and what ZeRO's stages leave.",
-    (
-        DemoStep("Guess first", "A model that is too large.", _cards_question),
-        DemoStep("More replicas", "The batch is shared. The model is not.", _replicas),
-        DemoStep("ZeRO", "Shard the states, then the gradients, then the weights.", _stages),
-    ),
+SHARDING = in_words(
+    "sharding",
+    (_cards_question, _replicas, _stages),
     lambda stage: [stage.foresee(_sharded(stage)["replicas"], fails=True), stage.foresee(_sharded(stage)["ZeRO-3"])],
     runs=False,
 )

@@ -1,10 +1,12 @@
 """The machine that a demo runs on: its GPU or a simulated one, sizes that suit it, and how a run is tried there."""
 
 import time
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import PRESETS, GpuOutOfMemory, TrainingRun, estimate
@@ -20,6 +22,8 @@ from ..units import format_bytes, percent
 
 if TYPE_CHECKING:
     from ..measuring.devices import Device
+
+SCENES = tomllib.loads(Path(__file__).with_name("scenes.toml").read_text(encoding="utf-8"))
 
 STATES_SHARE = 0.4  # of the GPU's memory: what weights, gradients and Adam's states may take at 16 bytes a parameter
 MOST_SEQUENCES = 4096
@@ -64,6 +68,18 @@ class Demo(NamedTuple):
     steps: tuple[DemoStep, ...]
     foresee: Callable[["Stage"], list[Foreseen]]
     runs: bool = True
+
+
+def in_words(
+    name: str,
+    each: Iterable[Callable[["Stage"], StepResult | str]],
+    foresee: Callable[["Stage"], list[Foreseen]],
+    runs: bool = True,
+) -> Demo:
+    """The demo of that name in scenes.toml, with what each of its steps runs. ValueError if these are not as many."""
+    words = SCENES[name]
+    steps = (DemoStep(*told[:2], run, "fails" in told[2:]) for told, run in zip(words["steps"], each, strict=True))
+    return Demo(words["title"], words["shows"], tuple(steps), foresee, runs)
 
 
 class MarkedPhases(Unwatched):
