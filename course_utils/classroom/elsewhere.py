@@ -25,29 +25,14 @@ COLAB_BRANCH = "colab"  # Where .github/workflows/site.yml publishes the copies 
 GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4", "provenance": []}}
 """Metadata of a notebook in Colab when "T4 GPU" is chosen as the runtime's type."""
 
-SET_UP = """# Fetch the course once in each session; this takes a minute or two.
-import os, sys
+SET_UP, CONFIG = Path(__file__).with_name("colab_set_up.txt"), Path(__file__).with_name("nbgrader_config.txt")
+"""Code of the cell that fetches the course in Colab, with `CLONE` or `UNPACK` in it, and nbgrader's settings."""
 
-COURSE = os.path.abspath("course")
-if not os.path.exists(COURSE):
-{fetch}
-    !{{sys.executable}} -m pip install --quiet "{{COURSE}}[lab]"
-os.chdir(os.path.join(COURSE, "{folder}"))
-sys.path.insert(0, COURSE)
-"""
 CLONE = "    !git clone --quiet --depth 1 --branch {branch} {repository} {{COURSE}}"
 UNPACK = """    assert os.path.exists("course.zip"), "Upload course.zip first: the folder at the left, then the arrow."
     import shutil
 
     shutil.unpack_archive("course.zip", COURSE)"""
-
-CONFIG = '''"""nbgrader's settings for this course. Run nbgrader in this folder, with the course installed."""
-
-c = get_config()  # noqa: F821, nbgrader defines it
-c.CourseDirectory.course_id = "where-did-the-memory-go"
-c.ClearSolutions.code_stub = {"python": "raise NotSolved('Your turn: replace this line by your answer.')"}
-c.ExecutePreprocessor.timeout = 300  # seconds for a cell; lesson 08's exercises start processes
-'''
 
 
 def colab_copies(folder: Path, repository: str | None, branch: str = "main") -> list[Path]:
@@ -65,7 +50,7 @@ def colab_copies(folder: Path, repository: str | None, branch: str = "main") -> 
     for name in FOLDERS:
         for path in numbered(ROOT / name):
             cell = {"cell_type": "code", "id": "colab-set-up", "metadata": {}, "outputs": [], "execution_count": None}
-            notebook, cell["source"] = _read(path), SET_UP.format(fetch=fetch, folder=name)
+            notebook, cell["source"] = _read(path), SET_UP.read_text(encoding="utf-8").format(fetch=fetch, folder=name)
             notebook["cells"].insert(_first_code(notebook["cells"]), cell)
             notebook["metadata"] |= GPU
             copies.append(_write(notebook, folder / name / path.name))
@@ -83,7 +68,7 @@ def nbgrader_source(folder: Path) -> list[Path]:
         _write(_assignment(_read(path)), folder / "source" / path.stem / path.name)
         for path in numbered(ROOT / "solutions")
     ]
-    write_whole(folder / "nbgrader_config.py", CONFIG)
+    write_whole(folder / "nbgrader_config.py", CONFIG.read_text(encoding="utf-8"))
     return assignments
 
 

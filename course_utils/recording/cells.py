@@ -1,6 +1,8 @@
 """Running out of memory on purpose in each kind of cell, many times: is the memory back, does the next cell work?"""
 
 import gc
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,36 +18,8 @@ from ..units import GB, MiB
 
 ROOM = 2 * GB  # Bytes that the process may use of a GPU: little, so that it is full quickly
 
-PREPARED = """
-import torch
-from course_utils import TrainingRun, measure
-from course_utils.demos import demo
-from course_utils.interactive.meter import live_meter
-
-def fill():
-    kept = [torch.ones(2**22, device=device)]
-    while True:
-        kept.append(kept[-1] + 1)
-
-def step(model, optimizer, batch):
-    kept = [batch]
-    while True:
-        kept.append(model(kept[-1]))
-"""
-
-FAILING = {
-    "measure(run)": "measure(too_large, 'live')",
-    "measure(step=…)": "measure(step=step, model=model, optimizer=optimizer, batch=batch, source='live')",
-    "live_meter": "with live_meter():\n    fill()",
-    "demo": (
-        "shown = demo('out-of-memory', stage())\nfor _ in shown.demo.steps:\n    shown.button.click()\n"
-        "assert shown.shown == len(shown.demo.steps), shown.page.value"
-    ),
-    "plain torch": "fill()",
-}
-"""The cell's code, by its kind. A demo catches its own failure, and has failed if it did not get to its end."""
-
-WORKING = "assert (torch.ones(1000, device=device).sum() == 1000).item()"
+CODE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""The code of the cells: what all of them use, those that fail by their kind, and one that works."""
 
 
 def run_out(kind: str, device: Device, times: int) -> dict[str, Any]:
@@ -79,21 +53,21 @@ def prepared_shell(device: Device) -> InteractiveShell:
         stage=lambda: Stage(Gpu("a small card", device.free(), device.capability()), live=True),
     )
     shell.user_ns["optimizer"] = torch.optim.SGD(shell.user_ns["model"].parameters(), lr=0.1)
-    run_cell(shell, PREPARED)
+    run_cell(shell, CODE["prepared"])
     working_cell(shell)
     return shell
 
 
 def failing_cell(shell: InteractiveShell, kind: str) -> None:
     """Run it. RuntimeError unless it runs out of memory, or as a demo comes to its end."""
-    error = run_cell(shell, FAILING[kind])
+    error = run_cell(shell, CODE["failing"][kind])
     expected = error is None if kind == "demo" else isinstance(error, torch.OutOfMemoryError | GpuOutOfMemory)
     if not expected:
         raise RuntimeError(f"a cell with {kind} was to run out of memory, and: {error!r}")
 
 
 def working_cell(shell: InteractiveShell) -> None:
-    error = run_cell(shell, WORKING)
+    error = run_cell(shell, CODE["working"])
     if error is not None:
         raise RuntimeError(f"the next cell does not work: {error!r}")
 
