@@ -1,9 +1,11 @@
 """Checks of the exercises of lesson 14, "Will it fit?": each names the misconception, never the answer."""
 
 import gc
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator, ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from course_utils.interactive.feedback import call, call_for_effect, exercise, e
 from course_utils.lessons.shared.judging import same, seeded
 from course_utils.measuring.on_gpu import on_new_gpu
 from course_utils.planning.twin import SAFETY, unsupported
-from course_utils.units import MB, GiB, MiB, format_bytes
+from course_utils.units import MB, MiB, format_bytes
 
 from .detective import CAUSES, broken
 
@@ -243,28 +245,9 @@ def on_a_v100(answer: Any) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- 14.4: diagnose
-BROKEN: tuple[tuple[str, str, int], ...] = (  # each hidden case: its cause, the run, and its card's memory for tensors
-    ("loss", "loss", 6 * GiB + 200 * MiB), ("loss", "loss", 2 * GiB + 640 * MiB), ("loss", "loss", 9 * GiB + 128 * MiB),
-    ("states", "states", 3 * GiB + 512 * MiB), ("states", "states", 4 * GiB + 512 * MiB),
-    ("update", "states", 6 * GiB), ("update", "states", 6 * GiB + 200 * MiB),
-    ("attention", "attention", 4 * GiB), ("attention", "attention", 5 * GiB), ("attention", "attention", 3 * GiB),
-    ("fragmentation", "fragmentation", 6 * GiB), ("fragmentation", "fragmentation", 5 * GiB + 128 * MiB),
-    ("graphs", "graphs", 144 * MiB), ("graphs", "graphs", 200 * MiB), ("graphs", "graphs of few rows", 48 * MiB),
-    ("activations", "activations", 3 * GiB), ("activations", "activations", 5 * GiB),
-    ("activations", "a long batch", 304 * MiB), ("activations", "a long batch", 512 * MiB),
-)  # fmt: skip
-DIAGNOSE_MISTAKES: tuple[tuple[set[str], set[str], str], ...] = (  # the runs' causes, the causes named, and the message
-    (set(CAUSES), {"fragmentation"},
-     "You go by what is free: was it more than the request, and a fifth of the card? Less is crumbs."),
-    ({"update"}, {"states"}, "You blame the states that the update makes. Are they complete, 8 bytes a parameter?"),
-    ({"states"}, {"update"}, "You call all that dies in the optimizer's step copies. Were its states complete?"),
-    ({"loss", "attention"}, {"activations"}, "How large was the request that failed, in b·a·s² or in s·b·V?"),
-    (set(CAUSES), {"graphs"},
-     "Not every later step is a leak: states come with the first. Does the third begin with more than the second?"),
-    ({"graphs"}, set(CAUSES),
-     "You blame the last request: does each step from the third on begin with more than the one before?"),
-    ({"fragmentation"}, set(CAUSES), "You miss fragmentation: free in all was more than the request, and by a lot."),
-)  # fmt: skip
+HIDDEN = tomllib.loads(Path(__file__).with_name("hidden.toml").read_text(encoding="utf-8"))
+BROKEN: tuple[tuple[str, str, int], ...] = tuple((cause, run, size * MiB) for cause, run, size in HIDDEN["cases"])
+"""Each hidden case: its cause, the run, and its card's memory for tensors."""
 RUNS_FIRST = "Unless they are there already, seven runs are simulated: 10 to 30 seconds."
 
 
@@ -276,8 +259,9 @@ def diagnose(answer: Any) -> None:
     unknown = {*got} - {*CAUSES}
     expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of {', '.join(CAUSES)}.")
     wrong = [(one, cause, mine) for one, (cause, *_), mine in zip(seen, BROKEN, got, strict=True) if mine != cause]
-    for causes, named, message in DIAGNOSE_MISTAKES if wrong else ():
-        expect(not all(cause in causes and mine in named for _, cause, mine in wrong), message)
+    for mistake in HIDDEN["mistakes"] if wrong else ():
+        causes, named = mistake.get("causes", CAUSES), mistake.get("named", CAUSES)
+        expect(not all(cause in causes and mine in named for _, cause, mine in wrong), mistake["says"])
     for one, _, mine in wrong:
         where = f"{one.when}, a request of {format_bytes(one.requested)}"
         fail(f"A run that failed in {where}, did not die of {mine!r}. Which clue speaks for that?")
