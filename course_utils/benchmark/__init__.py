@@ -6,24 +6,13 @@ from pathlib import Path
 
 from ..errors import unknown
 from ..interactive.course_files import HAS_FOLDER, ROOT
+from .tables import TABLES
 
 OUT = (ROOT if HAS_FOLDER else Path()) / "build" / "benchmark"  # the default folder for tables; git ignores it
 
-TABLES = {
-    "accuracy": "estimates against simulations, over the frozen list of runs",
-    "published-gpus": "the simulated GPU against what GPUs counted elsewhere, step by step (5 minutes)",
-    "gpu": "estimates and simulations against GPUs' own counters, from recordings, as all below",
-    "gpu-published": "the published steps once more, on the GPU that was here",
-    "gpu-hardware": "context, workspaces and scratch, which no simulation sees",
-    "gpu-allocator": "the allocator's model against GPUs' histories",
-    "gpu-times": "step times with their spread",
-    "gpu-live": "lessons executed on a GPU, and out-of-memory errors on purpose",
-}
-"""The tables by name, and what each shows."""
-
 
 def options(parser: ArgumentParser) -> None:
-    listed = "\n".join(f"  {name:<14} {text}" for name, text in TABLES.items())
+    listed = "\n".join(f"  {name:<14} {table['shows']}" for name, table in TABLES.items())
     parser.description = f"How right the course's engine is, in tables that are printed and saved:\n{listed}"
     one = "only this one, and may be repeated; all of them without"
     parser.add_argument("--table", action="append", type=_table, metavar="NAME", help=one)

@@ -16,19 +16,12 @@ from ..measuring.recording_file import MEASURED
 from ..recording.histories import unpacked
 from ..recording.published import TEN, published_rows
 from ..recording.tasks import EXPANDABLE
-from .tables import BIAS_HEADINGS, Cell, Table, bias_of
+from .tables import BIAS_HEADINGS, TABLES, Cell, Table, bias_of
 
 NONE_YET = """No recording of this kind from a real GPU exists yet. On a machine with one: `python3 -m course_utils \
 record --out course_utils/measuring/recordings --minutes 30` (docs/gpu.md)."""
 
-TITLES = {
-    "gpu": "Estimate and simulation against the GPU's own counters",
-    "gpu-published": "Published steps on the GPU that was here",
-    "gpu-hardware": "What a GPU takes that is in no tensor",
-    "gpu-allocator": "The allocator's model against real histories",
-    "gpu-times": "Times on a GPU",
-    "gpu-live": "The lessons on a GPU",
-}
+TITLES = {name: table["title"] for name, table in TABLES.items() if "title" in table}
 
 NO_BOUND = (math.inf, math.inf)
 WANTED = {

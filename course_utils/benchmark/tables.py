@@ -2,13 +2,16 @@
 
 import os
 import platform
-import statistics
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
+
+TABLES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""The benchmark's tables by name: what each `shows`, and the `title` of those from recordings."""
 
 Cell = str | int | float
 
@@ -34,11 +37,13 @@ def bias_of(ratios: Iterable[float]) -> Bias:
 
     The cells of a table: `(*bias_of(ratios),)` under `BIAS_HEADINGS`. An answer equal to the truth is not below it.
     """
+    from statistics import median  # not above: every command of the course reads the names of tables
+
     found = sorted(ratios)
     if not found:
         raise ValueError("there is no bias of no rows: give at least one ratio, answer / truth")
     below = 100 * sum(ratio < 1 for ratio in found) / len(found)
-    return Bias(100 * (statistics.median(found) - 1), below, found[0], found[-1])
+    return Bias(100 * (median(found) - 1), below, found[0], found[-1])
 
 
 @dataclass(frozen=True, repr=False)

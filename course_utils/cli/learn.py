@@ -4,6 +4,7 @@ import inspect
 import os
 import platform
 import sys
+import tomllib
 from argparse import REMAINDER, ArgumentParser, Namespace
 from contextlib import suppress
 from functools import partial
@@ -34,31 +35,14 @@ CLOSED_FORMS_ONLY = (
     "course_utils.rank_states and course_utils.estimating.megatron."
 )
 
-OWN = "without it, the model's own"
-RUN_OPTIONS: dict[str, tuple[type, str]] = {
-    "micro_batch": (int, "sequences in a micro-batch"),
-    "seq_len": (int, "tokens in a sequence"),
-    "precision": (str, f"recipe of number formats: {', '.join(PRECISIONS)}"),
-    "optimizer": (str, ", ".join(OPTIMIZERS)),
-    "attention": (str, f"kernel of attention: {', '.join(ATTENTIONS)}"),
-    "recompute": (str, f"what backward computes again: {', '.join(RECOMPUTES)}, every-K"),
-    "accumulation_steps": (int, "micro-batches in an optimizer step; without it, 1 or what --global-batch asks for"),
-    "world_size": (int, "GPUs that share the data"),
-    "zero_stage": (int, "what they share besides: 1 optimizer states, 2 gradients too, 3 parameters too"),
-    "bucket_view": (bool, "true if gradients lie in DDP's buckets"),
-    "clip_grad_norm": (float, "norm to which gradients are clipped; without it, they are not"),
-    "set_to_none": (bool, "false if zero_grad keeps gradients and fills them with zeros"),
-    "loss_chunks": (int, "pieces of the tokens for which logits and loss are computed in turn"),
-    "lora_rank": (int, "rank of LoRA's factors, which alone are trained; 0 trains the model"),
-    "lora_targets": (tuple, "matrices with LoRA's factors, as q,v or attention,mlp; without it, attention"),
-    "frozen_bits": (int, "bits of a frozen weight under LoRA; without it, those of the precision"),
-    "card": (str, f"GPU whose cuBLAS workspace is counted; without it, none is: {', '.join(GPUS)}"),
-    "dropout": (float, f"probability of dropout; {OWN}"),
-    "logits": (str, f"number format of the logits: {', '.join(LOGITS)}; {OWN}"),
-    "unfused": (bool, f"true if GELU and RMSNorm run in single operations; {OWN}"),
-    "global_batch": (int, "sequences in an optimizer step of all GPUs; without it, what the other options give"),
-}
-"""Each option of a run: what its value is, and what it chooses. Its default is TrainingRun's."""
+RUN_OPTIONS: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_name("run_options.toml").read_text(encoding="utf-8")
+)
+"""Each option of a run: what its value is, one of `KINDS`, and what it chooses. Its default is TrainingRun's."""
+
+KINDS: dict[str, type] = {kind.__name__: kind for kind in (int, float, str, bool, tuple)}
+KNOWN = {"precisions": PRECISIONS, "optimizers": OPTIMIZERS, "attentions": ATTENTIONS, "recomputes": RECOMPUTES,
+         "cards": GPUS, "formats": LOGITS}  # fmt: skip
 
 
 def lab_options(parser: ArgumentParser) -> None:
@@ -94,11 +78,12 @@ def run_options(parser: ArgumentParser) -> None:
     parser.usage, parser.epilog = "%(prog)s MODEL [options]", CLOSED_FORMS_ONLY
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parameters = inspect.signature(TrainingRun).parameters
-    for name, (kind, told) in RUN_OPTIONS.items():
-        default = parameters[name].default
+    known = {name: ", ".join(choices) for name, choices in KNOWN.items()}
+    for name, (called, told) in RUN_OPTIONS.items():
+        kind, default = KINDS[called], parameters[name].default
         shown = str(default).lower() if kind is bool and default is not None else default
         value, option = partial(_value, kind, default is None), f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=value, metavar="VALUE", default=shown, help=told)
+        parser.add_argument(option, type=value, metavar="VALUE", default=shown, help=told.format(**known))
     parser.set_defaults(examine=training_run)
 
 

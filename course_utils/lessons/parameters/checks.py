@@ -1,9 +1,11 @@
 """Checks of the exercises of lesson 04, "Counting parameters": each names the misconception, never the answer."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from operator import eq
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -329,21 +331,7 @@ def vocabulary(answer: Any) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- 04.5: read_shapes
-SIZES = {  # what is asked for, and where to look
-    "hidden": "which size do all vectors have? Only norms are vectors here.",
-    "layers": "which shape is there exactly once in a block?",
-    "vocab": "which matrix is there only once or twice in the whole model?",
-    "ffn": "one shape has h rows and another number of columns, once in each block.",
-    "kv": "without grouped queries, keys and values have the queries' shape.",
-    "tied": "with a tied head there is one matrix of words, otherwise there are two.",
-}
-HIDDEN_MODELS: tuple[Mapping[str, Any], ...] = (
-    {"hidden": 2048, "layers": 16, "vocab": 128256, "kv": 512, "ffn": 8192, "tied": True},
-    {"hidden": 64, "layers": 5, "vocab": 100, "kv": 64, "ffn": 176, "tied": False},
-    {"hidden": 512, "layers": 6, "vocab": 256, "kv": 128, "ffn": 1376, "tied": True},
-    {"hidden": 4096, "layers": 32, "vocab": 32000, "kv": 1024, "ffn": 14336, "tied": False},
-    {"hidden": 4096, "layers": 8, "vocab": 256, "kv": 1024, "ffn": 2048, "tied": False},
-)
+READ = tomllib.loads(Path(__file__).with_name("shapes.toml").read_text(encoding="utf-8"))
 
 
 def anonymous_shapes(hidden: int, layers: int, vocab: int, kv: int, ffn: int, tied: bool) -> list[tuple[int, ...]]:
@@ -355,15 +343,15 @@ def anonymous_shapes(hidden: int, layers: int, vocab: int, kv: int, ffn: int, ti
 
 @exercise("04.5", "Every size of every hidden model, from shapes alone.")
 def read_shapes(answer: Any) -> None:
-    """`answer(shapes)` is a dictionary of the `SIZES` of the Llama whose tensors have these shapes."""
+    """`answer(shapes)` is a dictionary of shapes.toml's `sizes` of the Llama whose tensors have these shapes."""
     absent = "You look for a size that is not there: where keys are as wide as queries, none is left."
     hints = dict.fromkeys(("IndexError", "StopIteration"), absent)
-    for sizes in HIDDEN_MODELS:
+    for sizes in READ["models"]:
         given = call(answer, shapes=anonymous_shapes(**sizes), returns=Mapping, hints=hints)
-        got = entries(given, tuple(SIZES), object)
+        got = entries(given, tuple(READ["sizes"]), object)
         norms = "Those are the norms. How many does a block have, and how many come after?"
         expect(got["layers"] != 2 * sizes["layers"] + 1, norms)
         largest = "That is the MLP's width. The vocabulary need not be the largest size: how often is its matrix there?"
         expect(got["vocab"] != sizes["ffn"], largest)
-        for name, hint in SIZES.items():
+        for name, hint in READ["sizes"].items():
             expect(got[name] == sizes[name], f"{name} is off: {hint}")
