@@ -153,12 +153,15 @@ STARTS = {
 
 def training_runs(group: str) -> Iterator[Task]:
     """The training runs of a group of runs.toml, in order. KeyError for a group, or a start, that is not there."""
+    return (run_task(run, **told) for run, told in _rows(group))
+
+
+def _rows(group: str) -> Iterator[tuple[TrainingRun, dict[str, Any]]]:
+    """Each run of a group, and what else is said of it: `why` it is there, and if it has to be `alone`."""
     for row in tomllib.loads(Path(__file__).with_name("runs.toml").read_text(encoding="utf-8"))[group]:
-        chosen: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in row.items()
-        }
-        of, why, alone = chosen.pop("of"), chosen.pop("why"), chosen.pop("alone", False)
-        yield run_task(STARTS[of].replace(**chosen), why, alone)
+        chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+        start, told = STARTS[chosen.pop("of")], {name: chosen.pop(name) for name in ("why", "alone") if name in chosen}
+        yield start.replace(**chosen), told
 
 
 def everything() -> Iterator[Task]:
@@ -195,15 +198,7 @@ def everything() -> Iterator[Task]:
 
 def history_runs() -> tuple[TrainingRun, ...]:
     """The runs whose allocator histories are kept, the same under default settings and with expandable segments."""
-    small = GPT2.replace(micro_batch=4, seq_len=512, attention="efficient", precision="amp-fp16")
-    brief = GPT2.replace(micro_batch=4, seq_len=512)
-    llama = TrainingRun("llama3.2-1b", 1, 512, "bf16")
-    return (
-        small, llama, GPT2.replace(accumulation_steps=2), brief.replace(attention="eager"),
-        small.replace(recompute="full"), brief.replace(recompute="selective"), brief.replace(clip_grad_norm=1.0),
-        small.replace(optimizer="adamw-loop"), brief.replace(precision="bf16-master"),
-        llama.replace(loss_chunks=8), llama.replace(lora_rank=8), small.replace(optimizer="momentum", micro_batch=6),
-    )  # fmt: skip
+    return tuple(run for run, _ in _rows("histories"))
 
 
 def lessons(folder: str) -> Iterator[Task]:

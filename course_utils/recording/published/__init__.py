@@ -30,18 +30,7 @@ FILES = ("single_ops", "language_models", "basics_transformer", "vision_models",
 COUNTERS = ("allocated", "reserved", "driver")
 """torch.cuda.max_memory_allocated, max_memory_reserved, and the driver's figure, as nvidia-smi shows it."""
 
-TEN = (
-    "cs336-shibuki-2.7b-bf16-train-step-ctx512",
-    "cs336-shibuki-xl-ddp2-full-opt-step-peak-allocated",
-    "fms-mistral7b-full-bs4",
-    "litgpt-lora-Llama2-7B-mb1",
-    "fms-llama70b-qlora-bs4",
-    "titan-202502-8b-reshard-default-steady",
-    "rasbt-gpt124m-00-orig",
-    "ao-vith-adam8bit-bnb",
-    "hf-bertlarge-bs4",
-    "liger-fused_linear_cross_entropy-full-BT16384-a100-l204",
-)
+TEN = tuple((HERE / "ten.txt").read_text(encoding="utf-8").split())
 """Ids of the rows that stand for all in docs/evidence.md and in lesson 13."""
 
 
