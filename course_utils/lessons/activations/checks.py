@@ -30,16 +30,7 @@ EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {  # that the lesson has n
     "exp(x) + sin(x)": lambda x, y: torch.exp(x) + torch.sin(x),
     "sigmoid(x) / 3 + y": lambda x, y: torch.sigmoid(x) / 3 + y,
 }
-EXPRESSION_MISTAKES: Mapping[tuple[str, float], str] = {  # hints for answers that count so many tensors of n numbers
-    ("tanh(x + y)", 3): "an addition asks for neither of its terms; and tanh?",
-    ("tanh(x + y)", 2): "tanh's slope is 1 − tanh², so its output is enough; what else did you count?",
-    ("relu(x) ** 2", 2): "ReLU keeps its output and the square keeps its input: how many storages are these two?",
-    ("x * sigmoid(x)", 3): "the sigmoid keeps its output, which the product needs too: it is stored once.",
-    ("x * sigmoid(x)", 1): "a product of two activations asks for both of its factors.",
-    ("exp(x) + sin(x)", 1): "sin's slope is cos(x), which its output does not tell. Is exp's storage the same?",
-    ("exp(x) + sin(x)", 3): "exp needs its output alone: its slope is its value.",
-    ("sigmoid(x) / 3 + y", 2): "a division by a number keeps nothing, and neither does an addition.",
-}
+HINTS = tomllib.loads(Path(__file__).with_name("expressions.toml").read_text(encoding="utf-8"))
 
 
 @exercise("05.1", "Autograd was asked, and keeps what you said, for every expression.")
@@ -54,7 +45,7 @@ def expressions(answer: Any) -> None:
         expect(any(got[name] != 2 * right[name] for name in right), twice)
         for name, wanted in right.items():
             size = float(got[name])
-            hint = EXPRESSION_MISTAKES.get((name, size / (2 * n)))
+            hint = HINTS.get(name, {}).get(f"{size / (2 * n):g}")
             expect(not hint, f"{name}: {hint}")
             expect(size != wanted / 2, f"{name}: numbers where bytes were asked? A bf16 number takes two.")
             off = f"{name} is off. Take its operations one by one, then strike out what is listed twice."
