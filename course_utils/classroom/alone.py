@@ -15,6 +15,7 @@ import site
 import subprocess
 import sys
 import tempfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,8 @@ LARGEST_RESULTS = 1_000_000
 HIDDEN = (ROOT, PACKAGE)
 """The folders with solutions: a clone, or a started course and the package that has the wheel's own copy."""
 LIBRARIES = () if IS_CLONE else (PACKAGE.parent,)  # a wheel's neighbors, which a notebook needs
+
+GUARANTEES = tomllib.loads(Path(__file__).with_name("isolation.toml").read_text(encoding="utf-8"))
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/sys", "/nix", "/gnu")
 """Folders of programs and libraries that a Python may need."""
@@ -53,21 +56,7 @@ class Isolation:
     @property
     def words(self) -> str:
         """The guarantees that hold here, for the command line and the page."""
-        if self.kind == "walls":
-            return (
-                "Each notebook ran behind walls: it saw the course without solutions and nothing else of this "
-                "machine's files, had no network, and what it started ended with it."
-            )
-        if self.kind == "fence":
-            return (
-                f"There was a fence around each notebook, but no walls ({self.why_not_more}). It saw the course "
-                "without solutions and nothing else of this machine's files. Code written for the purpose can use the "
-                "network, leave processes behind and, before Linux 6.12, end the grading."
-            )
-        return (
-            f"Nothing kept the notebooks from your files ({self.why_not_more}). Code written for the purpose can find "
-            "the solutions and your other files, use the network, leave files and processes, and end the grading."
-        )
+        return " ".join(GUARANTEES[self.kind or "nothing"].split()).format(why=self.why_not_more)
 
 
 @functools.cache
