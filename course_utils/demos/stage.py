@@ -78,7 +78,8 @@ def in_words(
 ) -> Demo:
     """The demo of that name in scenes.toml, with what each of its steps runs. ValueError if these are not as many."""
     words = SCENES[name]
-    steps = (DemoStep(*told[:2], run, "fails" in told[2:]) for told, run in zip(words["steps"], each, strict=True))
+    told = ((title, text, "fails" in more) for title, text, *more in words["steps"])
+    steps = (DemoStep(title, text, run, fails) for (title, text, fails), run in zip(told, each, strict=True))
     return Demo(words["title"], words["shows"], tuple(steps), foresee, runs)
 
 

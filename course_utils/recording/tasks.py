@@ -159,9 +159,9 @@ def training_runs(group: str) -> Iterator[Task]:
 def _rows(group: str) -> Iterator[tuple[TrainingRun, dict[str, Any]]]:
     """Each run of a group, and what else is said of it: `why` it is there, and if it has to be `alone`."""
     for row in tomllib.loads(Path(__file__).with_name("runs.toml").read_text(encoding="utf-8"))[group]:
-        chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-        start, told = STARTS[chosen.pop("of")], {name: chosen.pop(name) for name in ("why", "alone") if name in chosen}
-        yield start.replace(**chosen), told
+        told = {name: row.pop(name) for name in ("why", "alone") if name in row}
+        start = STARTS[row.pop("of")]
+        yield start.replace(**{name: tuple(it) if isinstance(it, list) else it for name, it in row.items()}), told
 
 
 def everything() -> Iterator[Task]:
