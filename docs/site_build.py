@@ -20,8 +20,8 @@ LIVE = ROOT / "docs" / "_live"
 
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 MODULES = (
-    "*.py", "estimating/**/*.py", "planning/*.py", "figures/*.*", "interactive/*.*", "allocator/*.py",
-    "lessons/__init__.py", "lessons/*/*.py",
+    "*.py", "*.toml", "estimating/**/*.py", "planning/*.py", "figures/*.*", "interactive/*.*", "allocator/*.py",
+    "lessons/__init__.py", "lessons/*/*.py", "lessons/*/*.toml",
 )  # fmt: skip
 LEFT_OUT = re.compile(r"/(checks|check_ranks|judging|on_ranks|language_model|texts|ddp_training|quiz_form|meter)\.py$")
 """Files of those folders that need torch or a notebook."""
