@@ -20,7 +20,7 @@ language = "en"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "site_build"]
 root_doc = "docs/index"
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "course_utils"]  # what pages of ours quote is no page itself
 
 # Pages show the outputs that are stored in the notebooks: those that the tests compare.
 nb_execution_mode = "off"
