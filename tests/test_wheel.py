@@ -88,7 +88,8 @@ def install(wheel: Path, folder: Path, packages: str = "") -> Installed:
     python = folder / "environment" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     options = ["--no-index", "--no-deps", "--no-compile", "--quiet"]
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", *options, str(wheel)]
-    subprocess.run(command, check=True, timeout=600)
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # a clone there is no reason
+    subprocess.run(command, check=True, timeout=600, env=alone)  # for pip to install nothing
     if packages:
         (next((folder / "environment").glob("[lL]ib*/**/site-packages")) / "others.pth").write_text(packages)
     (folder / "elsewhere").mkdir()
