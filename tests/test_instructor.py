@@ -78,7 +78,8 @@ MADE_UP = {"A mean over …": "A mean over", "changes 'values'": "Your function 
 
 
 def test_hints_that_notes_quote_are_those_of_the_checks():
-    paths = [*(ROOT / "course_utils/lessons").glob("*/*.py"), *(ROOT / "course_utils/interactive").glob("*.py")]
+    lessons = ROOT / "course_utils/lessons"
+    paths = [*lessons.glob("*/*.py"), *lessons.glob("*/*.toml"), *(ROOT / "course_utils/interactive").glob("*.py")]
     sources = [path.read_text(encoding="utf-8") for path in paths]
     said = re.sub(r"\s+", " ", re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources)))
     tables = re.findall(r"\| wrong answer \| hint \|\n\|---\|---\|\n((?:\|.*\n)+)", NOTES)

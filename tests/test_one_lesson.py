@@ -82,7 +82,7 @@ def test_every_file_that_goes_through_the_lessons_is_among_them() -> None:
     elsewhere = {
         "test_browser", "test_site", "test_site_live", "test_figure_page", "test_recordings", "test_searching",
         "test_build", "test_elsewhere", "test_progress", "test_one_lesson", "test_wheel", "test_classroom",
-        "test_quality", "test_lessons_calculators",
+        "test_quality", "test_lessons_calculators", "test_repository",
     }  # fmt: skip
     found = {
         path.stem
