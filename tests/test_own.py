@@ -624,12 +624,14 @@ def test_a_sparse_gradient_is_named_with_its_line(source):
 
 
 def test_what_torch_cannot_simulate_is_named_with_its_line():
-    parts = made() | {"model": nn.GRU(64, 10), "optimizer": None}
+    """Neither torch 2.13 nor 2.15 has a rule of shapes for the backward of this loss; a GRU got one in 2.15."""
+    parts = made() | {"optimizer": None}
 
     def step(model, batch):
-        F.cross_entropy(model(batch[0])[0], batch[1]).backward()
+        F.multi_margin_loss(model(batch[0]), batch[1]).backward()
 
-    with pytest.raises(StepError, match=r"model\(batch\[0\]\).*_thnn_fused_gru_cell cannot be simulated.*source='cpu'"):
+    words = r"multi_margin_loss\(model\(batch\[0\]\).*multi_margin_loss_backward cannot be simulated.*source='cpu'"
+    with pytest.raises(StepError, match=words):
         measure(step=step, source="simulated", **parts)
     assert measure(step=step, source="cpu", **parts).peak > 0
 
