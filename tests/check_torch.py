@@ -52,7 +52,7 @@ def facts(names: Sequence[str] = ()) -> Facts:
     """What this interpreter's torch answers; of the runs of test_builds those with these names, all without names.
 
     For each run its hash, its peak in bytes, and by operator the number of its allocations and their bytes; a run that
-    cannot be simulated has "error" instead. Beside them the operators that torch knows, and the warnings that it gives.
+    cannot be simulated has "error" instead. Next to them are the operators that torch knows, and the warnings that it gives.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -221,8 +221,8 @@ def changes(before: Facts, now: Facts) -> list[str]:
         *some("Operators that steps no longer call", sorted(old - new)),
         *some("Operators that steps call now", sorted(new - old)),
         *some(f"Operators that torch no longer has ({len(come)} are new)", sorted(gone)),
-        *some("Deprecations of which this torch warns, and the other did not", without(now, before)),
-        *some("Deprecations of which it warns no longer", without(before, now)),
+        *some("Deprecations that this torch warns of, and the other did not", without(now, before)),
+        *some("Deprecations that it warns of no longer", without(before, now)),
     ]
 
 
@@ -268,7 +268,7 @@ def next_step(verdicts: Mapping[str, tuple[bool, str]], release: str, kept: bool
             "torch; else a recorder or an estimate misses an operator."
         )
     if not verdicts["the quick suite"][0]:
-        return "Look at the tests that fail; quick.txt beside this page has their whole output."
+        return "Look at the tests that fail; quick.txt next to this page has their whole output."
     write = "" if kept else f" Keep its hashes for {release}: run `tests/test_builds.py --write` on it."
     return f"Run the whole suite on it before you raise the pin.{write}"
 
@@ -295,7 +295,7 @@ def run(chosen: Namespace) -> int:
     suite = quick_suite(python, QUICK_TARGETS, without_pictures(TEST_OPTIONS, place), place / "quick.txt")
     holds, text = page(before, now, suite, json.loads(KEPT.read_text(encoding="utf-8")))
     (place / "report.md").write_text(text, encoding="utf-8")
-    print(f"\n{text}\nThis page is {place / 'report.md'}, the suite's output quick.txt beside it.")
+    print(f"\n{text}\nThis page is {place / 'report.md'}, the suite's output quick.txt next to it.")
     return 0 if holds else 1
 
 

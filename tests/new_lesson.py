@@ -158,7 +158,7 @@ def run(chosen: Namespace, root: Path = ROOT) -> int:
     for path in make(root, new):
         print(f"  {'changed' if path.suffix == '.md' else 'made'} {path.as_posix()}")
     print(
-        f"\nIt builds as it stands: python3 -m course_utils build {new.number}\n"
+        f"\nIt builds at once: python3 -m course_utils build {new.number}\n"
         f"Then replace every {MARK} by what the lesson says, and test it alone:\n"
         f"python3 -m course_utils test --lesson {new.number}"
     )

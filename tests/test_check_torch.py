@@ -96,8 +96,8 @@ def test_operators_and_deprecations_that_come_and_go_are_told() -> None:
     for title, line in {
         "Operators that steps call now": "aten.mm", "Operators that steps no longer call": "aten.add",
         "Operators that torch no longer has (2 are new)": "aten::qr",
-        "Deprecations of which this torch warns, and the other did not": "DeprecationWarning: new (torch/a.py:3)",
-        "Deprecations of which it warns no longer": "FutureWarning: old (torch/a.py:3)",
+        "Deprecations that this torch warns of, and the other did not": "DeprecationWarning: new (torch/a.py:3)",
+        "Deprecations that it warns of no longer": "FutureWarning: old (torch/a.py:3)",
         "Deprecations in the quick suite": "FutureWarning: soon gone (torch/c.py:7)",
     }.items():  # fmt: skip
         assert f"**{title}:**\n\n- {line}\n" in text
