@@ -52,7 +52,7 @@ def facts(names: Sequence[str] = ()) -> Facts:
     """What this interpreter's torch answers; of the runs of test_builds those with these names, all without names.
 
     For each run its hash, its peak in bytes, and by operator the number of its allocations and their bytes; a run that
-    cannot be simulated has "error" instead. Next to them are the operators that torch knows, and the warnings that it gives.
+    cannot be simulated has "error" instead. So are the operators that torch knows, and its warnings.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -65,7 +65,7 @@ def build(root: Path, source: Path) -> None:
 
 
 def renew_text(root: Path) -> None:
-    """Renew notebooks that differ from their source in Markdown alone, such as links to other lessons. Nothing is run."""
+    """Renew notebooks that differ from their source in Markdown alone, as links to other lessons. Nothing is run."""
     for draft in [draft for source in find_sources(root) for draft in drafts(root, source)]:
         if draft.target.exists() and not is_edited(draft.target):
             stored, cells = read_notebook(draft.target), draft.notebook.cells
