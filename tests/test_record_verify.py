@@ -155,6 +155,12 @@ def test_a_file_is_of_one_card_whose_driver_may_be_renewed(tmp_path):
     ]
 
 
+def test_a_machine_without_nvidia_smi_has_no_driver_to_name(tmp_path):
+    nameless = changed(lambda content: content["device"].update(driver=""))
+    page, problems = verify(written(tmp_path / "gpu.jsonl", nameless))
+    assert problems == [] and "driver: unknown" in page
+
+
 def test_a_simulation_far_from_the_counter_is_shown_and_not_refused(tmp_path):
     far = changed(lambda c: c["parts"]["simulated"].update(allocated=2 * c["parts"]["counters"]["allocated"]))
     page, problems = verify(written(tmp_path / "gpu.jsonl", far))

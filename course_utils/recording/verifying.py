@@ -29,7 +29,7 @@ BYTES = ("counters", "estimate", "formula", "simulated", "context", "workspaces"
 TEXTS = ("notebook", "demos", "out_of_memory", "refused")  # Parts that hold sentences
 
 SHAPES = {"torch": r"\d+\.\d+\.\S+", "commit": r"[0-9a-f]{7,40}( changed, code [0-9a-f]{12})?|code [0-9a-f]{12}"}
-SHAPES |= {"driver": r"\d+(\.\d+)+", "date": r"\d{4}-\d\d-\d\d"}
+SHAPES |= {"driver": r"(\d+(\.\d+)+)?", "date": r"\d{4}-\d\d-\d\d"}
 
 PUBLIC = r"https?://[\w.]*\b(pytorch\.org|nvidia\.com)/\S*"  # Pages that torch's messages name
 PRIVATE = {
@@ -156,7 +156,7 @@ def _page(contents: Sequence[dict[str, Any]], known: int, problems: Sequence[str
     texts = sorted({leaf for leaf in _leaves(held) if isinstance(leaf, str) and " " in leaf})
     lines = [
         str(contents[0]["device"]),
-        *(f"{name}: {', '.join(sorted({str(each[name]) for each in made}))}" for name in SHAPES),
+        *(f"{name}: {', '.join(sorted({str(each[name]) or 'unknown' for each in made}))}" for name in SHAPES),
         f"{len(contents)} results of {len({each['task'] for each in contents})} tasks; this version has {known}",
         ", ".join(f"{count} {name}" for name, count in counts.items()),
         f"{len(gaps)} counters next to their simulation; {len(apart)} differ by more than {PLAUSIBLE:.0%}",

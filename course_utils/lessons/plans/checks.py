@@ -4,7 +4,7 @@ import gc
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator, ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,12 @@ def stepped(step: Callable[..., object], b: int, s: int) -> tuple[list[list[Any]
     return found, model, lengths
 
 
+@cache
+def plain_gradients(b: int, s: int) -> list[list[Any]]:
+    """The gradients of `plain_step`, computed once: a learner tries again."""
+    return stepped(plain_step, b, s)[0]
+
+
 class OtherFormats(TorchDispatchMode, ContextDecorator):
     """Notes which operations of FORMATS run in other formats, while what it decorates runs."""
 
@@ -179,7 +185,7 @@ def fitting_step(answer: Any) -> None:
         expect(len(got) == 2, f"{sizes} {len(got) / 2:g} optimizer steps for one batch. One was asked for.")
         cut = f"{sizes} blocks see {min(lengths, default=s)} tokens of each. What does a token attend to?"
         expect(min(lengths, default=s) >= s, cut)
-        _expect_gradients(got, stepped(plain_step, b, s)[0], sizes)
+        _expect_gradients(got, plain_gradients(b, s), sizes)
     kept = any(one.grad is not None for one in model.parameters())
     model, watch = SmallTransformer(), OtherFormats()
     batch = tuple(torch.zeros(8, 512, dtype=torch.long) for _ in range(2))

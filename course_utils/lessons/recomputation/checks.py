@@ -158,7 +158,9 @@ WRONG_POLICIES: dict[str, dict[str, Any]] = {
     "Attention's products are missing: they come as `bmm`.": {"products": PRODUCTS[:2]},
     "A linear layer with a bias is missing: it comes as `addmm`.": {"products": PRODUCTS[::2]},
 }  # fmt: skip
-WORTH_MISTAKES = {says: partial(_kept_by, partial(_policy, **wrong)) for says, wrong in WRONG_POLICIES.items()}
+# A learner tries again: what the right policy and the wrong ones keep is computed once.
+KEPT_RIGHT = cache(partial(_kept_by, _policy))
+WORTH_MISTAKES = {says: cache(partial(_kept_by, partial(_policy, **wrong))) for says, wrong in WRONG_POLICIES.items()}
 
 
 @exercise("06.3", "Long inner dimensions first: they cost most to run again, and no more to keep.")
@@ -166,7 +168,7 @@ def worth(answer: Any) -> None:
     """`answer(least)` is a policy that keeps a product which costs at least `least` FLOPs per byte of its result."""
     got = [_kept_by(partial(call, answer, returns=object), *case) for case in WORTH_CASES]
     otherwise = "Some products are kept that should run again, or the other way round. Print `op` and what it is worth."
-    recognized(got, WORTH_CASES, partial(_kept_by, _policy), WORTH_MISTAKES, otherwise, operator.eq)
+    recognized(got, WORTH_CASES, KEPT_RIGHT, WORTH_MISTAKES, otherwise, operator.eq)
     policies, matrix = [answer(least) for least in (0, 999)], torch.zeros(4, 4)
     for again, (policy, due) in product((False, True), zip(policies, (True, False), strict=True)):
         ctx, where = SimpleNamespace(is_recompute=again), f"In the {('first', 'second')[again]} run, with two in use,"
