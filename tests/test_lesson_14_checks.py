@@ -200,6 +200,7 @@ LARGEST = Answers(
 )
 
 
+@lesson_14.collected_alone()
 def test_searches_find_what_the_first_step_alone_does_not() -> None:
     found: dict[int, list[int | None]] = {1: [], 2: []}
     for steps, sizes in found.items():

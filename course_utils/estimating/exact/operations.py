@@ -7,6 +7,7 @@ Each function stands for one of torch's and saves what that function's derivativ
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from ..workspaces import installed_torch
 from .structure import Structure
 from .tape import Gradient, Saving, Storage, Tape, Tensor, operation
 
@@ -215,13 +216,16 @@ def dequantized(step: Step, n_in: str, n_out: str) -> Storage:
 
 @operation
 def norm(step: Step, x: Tensor, weights: list[Weight], name: str) -> Tensor:
-    """LayerNorm or RMSNorm, one kernel each: its input and fp32 statistics, one or two numbers per token, are saved."""
+    """LayerNorm or RMSNorm, one kernel each: its input and fp32 statistics, one or two numbers per token, are saved.
+
+    Autocast computes both in fp32, frozen 16-bit weights or not; RMSNorm from torch 2.12 on (pytorch's issue 188955).
+    """
     tape, centered = step.tape, step.structure.norm == "layernorm"
     used = [weight.use() for weight in weights]
-    if step.structure.autocast and x.element == "c":  # norms are computed in fp32, frozen 16-bit weights or not
+    if step.structure.autocast and x.element == "c" and (centered or installed_torch() >= (2, 12)):
         used = [cast(step, leaf, "r", "weight_copies") for leaf in reversed(used)][::-1]
         x = cast(step, x, "r")
-    out = tape.tensor(step.wide, x.shape)
+    out = tape.tensor(x.element, x.shape)
     names = ("mean", "inverse deviation") if centered else ("inverse root mean square",)
     saving = [Saving(x, name, "input", "normalize again")]
     saving += [Saving(tape.tensor("4", "sb"), name, statistic, "normalize again") for statistic in names]

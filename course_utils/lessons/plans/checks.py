@@ -3,7 +3,7 @@
 import gc
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ContextDecorator, ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_utils import GPUS, TrainingRun, arrange, estimate, measure
 from course_utils.estimating.step_time import lost_seconds
@@ -57,17 +56,28 @@ class Trainings:
 
 
 @contextmanager
+def collected_alone() -> Iterator[None]:
+    """Inside, cycles wait for gc.collect(), which looks at none of the objects that are there already."""
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.enable()
+
+
+@contextmanager
 def small_card(size: int) -> Iterator[None]:
-    """Inside, "cuda" is a simulated GPU of so many MB; cycles wait for gc.collect()."""
-    with ExitStack() as stack:
-        for prepare, undo in ((gc.collect, gc.enable), (gc.disable, lambda: None), (gc.freeze, gc.unfreeze)):
-            stack.callback(undo)
-            prepare()
-        stack.enter_context(on_new_gpu(size * MB))
+    """Inside, "cuda" is a simulated GPU of so many MB, and what came before is gone."""
+    gc.collect()
+    with on_new_gpu(size * MB):
         yield
 
 
 @exercise("14.1", "Half by half, and every attempt had the card to itself.")
+@collected_alone()
 def largest_micro_batch(answer: Any) -> None:
     """`answer(build, start)` is the first of start, start // 2, … whose training takes two steps."""
     hints = {"OutOfMemoryError": "An out-of-memory error leaves your function: `build` may raise one, as a step may."}
@@ -99,7 +109,7 @@ def largest_micro_batch(answer: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------- 14.2: fitting_step
 BOUND = 160 * MB
-FORMATS = {"mm": torch.bfloat16, "addmm": torch.bfloat16, "bmm": torch.bfloat16, "nll_loss_forward": torch.float32}
+FORMATS = {"mm": "bfloat16", "addmm": "bfloat16", "bmm": "bfloat16", "nll_loss_forward": "float32"}
 """Those under autocast: of products, and of what `cross_entropy` adds up, as its log-softmax is not."""
 STEPS_FIRST = "Gradients of three batches are compared, and two steps simulated: 5 to 20 seconds."
 
@@ -154,20 +164,6 @@ def plain_gradients(b: int, s: int) -> list[list[Any]]:
     return stepped(plain_step, b, s)[0]
 
 
-class OtherFormats(TorchDispatchMode, ContextDecorator):
-    """Notes which operations of FORMATS run in other formats, while what it decorates runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = set[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func.overloadpacket).removeprefix("aten.")
-        if name in FORMATS and args[0].dtype != FORMATS[name]:
-            self.found.add(f"{name} in {str(args[0].dtype).removeprefix('torch.')}")
-        return func(*args, **(kwargs or {}))
-
-
 def _parts(model: nn.Module) -> list[Any]:
     kinds = [(name, type(part)) for name, part in model.named_modules()]
     return kinds + [(name, weight.dtype) for name, weight in model.named_parameters()]
@@ -187,11 +183,12 @@ def fitting_step(answer: Any) -> None:
         expect(min(lengths, default=s) >= s, cut)
         _expect_gradients(got, plain_gradients(b, s), sizes)
     kept = any(one.grad is not None for one in model.parameters())
-    model, watch = SmallTransformer(), OtherFormats()
+    model = SmallTransformer()
     batch = tuple(torch.zeros(8, 512, dtype=torch.long) for _ in range(2))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    found = measure(step=watch(asked), model=model, optimizer=optimizer, batch=batch, source="simulated")
-    where = ", ".join(watch.found)
+    found = measure(step=asked, model=model, optimizer=optimizer, batch=batch, source="simulated")
+    made = {(one.operation, one.dtype) for one in found.allocations if one.operation in FORMATS}
+    where = ", ".join(f"{operation} in {dtype}" for operation, dtype in sorted(made) if dtype != FORMATS[operation])
     expect(not where, f"Something is computed outside bf16 autocast, which is another recipe: {where}.")
     if found.peak > BOUND:
         logits = [one.bytes for one in found.alive_at(found.peak_event) if one.shape[-1:] == (8000,)]
