@@ -8,6 +8,7 @@ from engine import LLAMA, RECIPES, shallow, simulate, tiny
 from course_utils import estimate, moments
 from course_utils.breakdown import KINDS, MemoryBreakdown
 from course_utils.estimating import published
+from course_utils.estimating.exact.program import compiled
 from course_utils.measurement import Measurement, Provenance
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.measuring.tracing import trace
@@ -119,6 +120,16 @@ TINY = [
 @pytest.mark.parametrize("run", TINY, ids=str)
 def test_small_runs_of_every_kind_are_exact(run):
     assert_exact(run)
+
+
+def test_until_torch_2_11_autocast_leaves_rmsnorm_in_16_bits(monkeypatch):
+    """What each torch's simulation of this run has at its peak; `test_small_runs_of_every_kind_are_exact` holds one."""
+    run = next(run for run in TINY if run.frozen_bits == 4 and not run.model.unfused)
+    for release, peak in (((2, 11), 3_224_064), ((2, 12), 3_488_256)):
+        monkeypatch.setattr("course_utils.estimating.exact.operations.installed_torch", lambda release=release: release)
+        compiled.cache_clear()
+        assert estimate(run).total == peak
+    compiled.cache_clear()
 
 
 # The course's opening question

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from course_utils import measure
 from course_utils.errors import GpuOutOfMemory, StepError
+from course_utils.estimating.workspaces import installed_torch
 from course_utils.measurement import Measurement
 from course_utils.measuring.live import KernelRefused
 from course_utils.measuring.own import CELL_BY_CELL
@@ -464,7 +465,7 @@ def test_a_scaler_that_torch_switched_off_is_named():
 def test_a_card_adds_its_workspaces():
     peaks = {card: measure(step=train_step, card=card, source="simulated", **made()) for card in (None, "H100-80GB")}
     workspaces = peaks["H100-80GB"].breakdown["workspaces"]
-    with_a_bias = 2**20 if torch.__version__ < (2, 12) else 0
+    with_a_bias = 2**20 if installed_torch() < (2, 12) else 0
     assert workspaces == 2 * 32 * 2**20 + with_a_bias == peaks["H100-80GB"].peak - peaks[None].peak
     with pytest.raises(ValueError, match="H100"):
         measure(step=train_step, card="H1000", source="simulated", **made())
