@@ -6,6 +6,7 @@ lesson the cases of this one.
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,12 @@ IN_ONE_CASE = (
     "test_readme_links_every_lesson_with_its_minutes", "test_the_page_of_recipes_has_each_lessons_own",
 )  # fmt: skip
 """Those in one case."""
+
+
+def scope(test: str) -> str:
+    """What one worker runs: all tests of an exercise in that file, or of the file; a notebook's cells."""
+    exercise = re.search(r"\[(\d\d\w?\.\d+)-", test)
+    return f"{test.partition('::')[0]} {exercise[1] if exercise else ''}"
 
 
 class OneLesson:
@@ -55,6 +62,17 @@ class OneLesson:
         chosen = [item for item in items if item.path.stem not in EVERY_LESSON or self.is_case(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+
+    @pytest.hookimpl(optionalhook=True)  # for runs without pytest-xdist
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """A lesson's checks are most of its tests: each exercise goes to a worker that is free, not the whole file."""
+        from xdist.scheduler import LoadScopeScheduling
+
+        class ByExercise(LoadScopeScheduling):
+            def _split_scope(self, nodeid: str) -> str:
+                return scope(nodeid)
+
+        return ByExercise(config, log)
 
     def is_case(self, item: pytest.Item) -> bool:
         """True for a case of this lesson, by the number that its name has in brackets, and for a test of all in one."""

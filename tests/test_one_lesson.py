@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from one_lesson import EVERY_LESSON, IN_ONE_CASE, OneLesson
+from one_lesson import EVERY_LESSON, IN_ONE_CASE, OneLesson, scope
 
 from course_utils.interactive.course_files import LESSONS, ROOT, numbered
 
@@ -70,6 +70,18 @@ def test_others_are_deselected_in_the_files_of_every_lesson_alone() -> None:
     config: Any = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items)))
     OneLesson("05").pytest_collection_modifyitems(config, items)
     assert items == [mine, own] and left_out == [other]
+
+
+def test_an_exercise_stays_on_one_worker_and_so_do_a_notebook_and_a_file_without() -> None:
+    checks = "tests/test_lesson_05_checks.py"
+    assert scope(f"{checks}::TestAnswers::test_x[05.1-right-1]") == scope(
+        f"{checks}::TestAnswers::test_y[05.1-wrong-2]"
+    )
+    assert scope(f"{checks}::TestAnswers::test_x[05.1-right-1]") != scope(
+        f"{checks}::TestAnswers::test_x[05.2-right-1]"
+    )
+    assert scope("notebooks/05_activations.ipynb::Cell 0") == scope("notebooks/05_activations.ipynb::Cell 1")
+    assert scope("tests/test_quizzes.py::test_x[05]") == scope("tests/test_quizzes.py::test_y") != scope(f"{checks}::z")
 
 
 def test_what_judges_all_lessons_in_one_case_is_there() -> None:

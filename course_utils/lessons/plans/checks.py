@@ -20,7 +20,7 @@ from course_utils.measuring.on_gpu import on_new_gpu
 from course_utils.planning.twin import SAFETY, unsupported
 from course_utils.units import MB, MiB, format_bytes
 
-from .detective import CAUSES, broken
+from .detective import CAUSES, Evidence, broken
 
 # ------------------------------------------------------------------------------------------ 14.1: largest_micro_batch
 SEARCHES = ((64, 330, 32), (100, 370, 50), (48, 900, 48), (3, 25, None), (128, 330, 32))
@@ -257,8 +257,10 @@ RUNS_FIRST = "Unless they are there already, seven runs are simulated: 10 to 30 
 @exercise("14.4", "Nineteen broken runs, and no guess among the answers.", first=RUNS_FIRST)
 def diagnose(answer: Any) -> None:
     """`answer(seen)` is the name of the cause."""
-    seen = [broken(name, capacity).evidence for _, name, capacity in BROKEN]
-    got = [call(answer, one, returns=str) for one in seen]
+    seen, got = list[Evidence](), list[str]()
+    for _, name, capacity in BROKEN:  # one by one: an answer that raises is told so before all runs are simulated
+        seen.append(broken(name, capacity).evidence)
+        got.append(call(answer, seen[-1], returns=str))
     unknown = {*got} - {*CAUSES}
     expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of {', '.join(CAUSES)}.")
     wrong = [(one, cause, mine) for one, (cause, *_), mine in zip(seen, BROKEN, got, strict=True) if mine != cause]
