@@ -1,5 +1,7 @@
 """Does `test --lesson` choose what judges that lesson, and leave out what does not?"""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +84,17 @@ def test_an_exercise_stays_on_one_worker_and_so_do_a_notebook_and_a_file_without
     )
     assert scope("notebooks/05_activations.ipynb::Cell 0") == scope("notebooks/05_activations.ipynb::Cell 1")
     assert scope("tests/test_quizzes.py::test_x[05]") == scope("tests/test_quizzes.py::test_y") != scope(f"{checks}::z")
+
+
+def test_what_a_lessons_tests_leave_out_is_not_loaded_and_nbformat_works_without() -> None:
+    code = "import tests.light_imports, nbformat, sys; nbformat.validate(nbformat.v4.new_notebook())"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(sys.modules['rfc3987_syntax'])"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "None\n", done.stderr
 
 
 def test_what_judges_all_lessons_in_one_case_is_there() -> None:

@@ -21,6 +21,8 @@ TEST_OPTIONS = (
     "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=600",
 )  # fmt: skip
 
+LIGHT = ("-p", "tests.light_imports", "-p", "no:hypothesispytest")  # for a lesson's tests: seconds in each process
+
 WORKFLOWS = (".github/workflows/tests.yml", ".github/workflows/site.yml")
 
 QUICK_TARGETS = (
@@ -49,7 +51,7 @@ def test(chosen: Namespace) -> int:
         subprocess.run([*run, "course_utils", "doctor", "--here"], cwd=ROOT, env=environment, check=False)
     quick = [name for name in QUICK_TARGETS if (ROOT / name).exists()]
     targets = quick if chosen.quick else test_targets(ROOT, chosen.others)
-    lesson = ["--lesson", chosen.lesson] if chosen.lesson else []
+    lesson = ["--lesson", chosen.lesson, *LIGHT] if chosen.lesson else []
     return hand_over([*run, "pytest", *TEST_OPTIONS, *lesson, *targets, *chosen.others], environment)
 
 
