@@ -1,4 +1,4 @@
-"""Where every byte of a training step goes: estimated from formulas, measured from a step that really runs.
+"""Account for every byte of a training step: estimate it from formulas, measure it in a step that really runs.
 
 One noun, `TrainingRun`; two verbs, `estimate` and `measure`; one result to lay side by side, `MemoryBreakdown`.
 """

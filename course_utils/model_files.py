@@ -100,7 +100,7 @@ def _not_json(text: str, error: Exception) -> str:
         return f"it is not JSON that can be read: {error}"
     rest = text[error.pos :].strip()
     if not rest or error.msg.startswith("Unterminated") or any(w.startswith(rest) for w in ("true", "false", "null")):
-        return f"it ends in the middle, at line {error.lineno}: it was not written or copied whole"
+        return f"it ends in the middle, at line {error.lineno}: it was not written or copied completely"
     return f"it is not JSON: {error.msg}, at line {error.lineno}, column {error.colno}"
 
 
@@ -115,7 +115,7 @@ def _gpt2(name: str, settings: Settings) -> TransformerConfig:
         sizes |= _sizes(settings, ffn="n_inner")
     _check_activation(settings, "activation_function", GELU)
     if settings.get("add_cross_attention"):
-        raise ValueError("add_cross_attention is true: the course's network is a decoder alone")
+        raise ValueError("add_cross_attention is true: the course's network is only a decoder")
     dropouts = {key: _probability(settings, key, 0.1) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
     dropout = dropouts["resid_pdrop"]
     if any(value != dropout for value in dropouts.values()):
@@ -134,7 +134,7 @@ def _llama(name: str, settings: Settings, **options: Any) -> TransformerConfig:
     _check_head_size(settings, sizes["hidden"], sizes["heads"])
     _warn_of_window(name, settings, sizes["max_positions"])
     if settings.get("attention_dropout"):
-        _warn(name, f"attention_dropout is {settings['attention_dropout']}: none is taken, as Llama has none elsewhere")
+        _warn(name, f"attention_dropout is {settings['attention_dropout']}: ignored, as Llama has no other dropout")
     tied, theta = _flag(settings, "tie_word_embeddings", False), _rope_theta(settings)
     return TransformerConfig(name, "llama", **sizes, tied=tied, rope_theta=theta, **options)
 

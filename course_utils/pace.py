@@ -1,4 +1,4 @@
-"""What slow work is doing: a line once two seconds have passed, taken back when it is done, so that no output stays.
+"""Show progress of slow work: one line after two seconds, removed when the work is done, so that no output stays.
 
 It is written where somebody waits: in a terminal, and in a notebook that a person runs, not nbclient or nbval.
 """

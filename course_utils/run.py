@@ -252,7 +252,7 @@ class TrainingRun:
         return preset if preset == dataclasses.replace(self.model, **own) else None
 
     def _overrides(self) -> dict[str, Any]:
-        """What the run chooses of OVERRIDES against its preset."""
+        """The OVERRIDES that differ from the run's preset."""
         preset = self._preset()
         chosen = {name: getattr(self.model, name) for name in OVERRIDES}
         return {name: value for name, value in chosen.items() if preset and value != getattr(preset, name)}
@@ -344,7 +344,7 @@ def _check_parallel(run: TrainingRun) -> None:
     if model.heads % degree or model.ffn % degree:
         raise ValueError(f"tensor_parallel={degree} does not divide {model.heads} heads and an MLP of {model.ffn}")
     if run.sequence_parallel and run.seq_len % degree:
-        raise ValueError(f"tensor_parallel={degree} does not divide a sequence of {run.seq_len}, which it is to split")
+        raise ValueError(f"tensor_parallel={degree} does not divide a sequence of {run.seq_len}, which it must split")
 
 
 def _check_training(run: TrainingRun) -> None:

@@ -85,7 +85,7 @@ def parse_bytes(text: str | int) -> int:
     unit = {name.lower(): name for name in UNITS}.get((match[2] or "B").lower()) if match else None
     amount = float(re.sub("[,_]", "", match[1])) * UNITS[unit] if match and unit else math.inf
     if amount == math.inf:
-        raise ValueError(f"{text!r} is no amount of memory; write a number and a unit, as in '80 GB' or '16 GiB'")
+        raise ValueError(f"{text!r} is not an amount of memory: write a number and a unit, such as '80 GB' or '16 GiB'")
     return round(amount)
 
 

@@ -100,8 +100,8 @@ def wrong_in(line: dict[str, Any]) -> Iterator[str]:
 
 
 def failed_demos(output: str) -> list[str]:
-    """Each thing that does not go as the demos say, in one line."""
-    _, _, problems = output.partition("not go as the demos say:\n")
+    """Each step that does not do what its demo announces, in one line."""
+    _, _, problems = output.partition("not do what the demos announce:\n")
     return [" ".join(problem.split()) for problem in re.split(r"\n(?=  \S)", problems) if problem.strip()]
 
 

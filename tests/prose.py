@@ -39,7 +39,7 @@ RULES = {
     r"\b(is|are) to be\b": "must be, should be",
     r"\b(stands?|stood)\b(?! (for|out|in for|still|alone|up)\b)": "is, persists, exists",
     rf"\b({COUNTED}) an? ({PER})\b": "per",
-    rf"\b({PREPOSITIONS}) (which|whom)\b[^?]*$": "two sentences",
+    rf"\b({PREPOSITIONS}) (which|whom)\b(?! X is free)[^?]*$": "two sentences",
     rf"(?<![Tt]here )\b(is|are) no (?!({DEGREES})\b)\w+": "is not a",
 }  # fmt: skip
 """A pattern for a sentence, and what to write instead."""

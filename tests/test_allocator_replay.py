@@ -66,7 +66,7 @@ def test_blocks_are_as_they_were_at_an_event():
     (only,) = replayed.blocks_at(2)
     assert only.allocated == 0
     for event in (5, "peak", 1.0):
-        with pytest.raises(ValueError, match=f"event {event!r} asked for: this replay has events 0 to 4"):
+        with pytest.raises(ValueError, match=f"event {event!r} does not exist: this replay has events 0 to 4"):
             memory_map(replayed, event)  # pyrefly: ignore [bad-argument-type]
     empty = replay([])
     assert (empty.peak_allocated, empty.peak_event, empty.blocks_at()) == (0, 0, []) and repr(empty)

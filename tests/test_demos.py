@@ -73,7 +73,7 @@ def test_the_rehearsal_runs_every_step_and_names_its_source():
         assert all(step.title in told for step in one.steps)
     assert "demos run on a simulated small card" in told and "simulated GPU" in told
     assert "out of GPU memory (in a replay)" in told and "(fails on purpose)" in told
-    assert told.endswith("Everything goes as the demos say.")
+    assert told.endswith("Every demo does what it announces.")
 
 
 def broken(stage: Stage) -> StepResult:
@@ -87,7 +87,7 @@ def test_what_does_not_go_as_told_is_said_and_the_command_fails(monkeypatch, cap
     monkeypatch.setattr(demos, "DEMOS", {"broken": BROKEN})
     assert front_door.main(["rehearse", "--here"]) == 1
     said = capsys.readouterr().out
-    assert "the projector is gone" in said and "These things do not go as the demos say" in said
+    assert "the projector is gone" in said and "These steps do not do what the demos announce" in said
     assert front_door.main(["rehearse", "--here", "--gpu", "H200-141GB"]) == 0
     assert "1. One" in capsys.readouterr().out
     assert front_door.main(["rehearse", "--here", "--gpu", "T5"]) == 1

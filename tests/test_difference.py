@@ -88,13 +88,13 @@ def test_a_file_that_is_not_ours_is_never_overwritten(saved: Path, tmp_path: Pat
 )
 def test_a_damaged_file_is_refused_in_one_sentence(saved: Path, changes: dict[str, Any]) -> None:
     changed(saved, **changes)
-    with pytest.raises(ValueError, match=r"^before\.json\.gz is damaged \(\w+Error: .*\): measure and save anew$"):
+    with pytest.raises(ValueError, match=r"^before\.json\.gz is damaged \(\w+Error: .*\): measure and save again$"):
         read_measurement(saved)
 
 
 def test_what_holds_no_measurement_is_refused_in_one_sentence(saved: Path, tmp_path: Path) -> None:
     changed(saved, schema=7)
-    with pytest.raises(ValueError, match="has schema 7, and this course reads 1: save anew"):
+    with pytest.raises(ValueError, match="has schema 7, this course reads 1: save it again"):
         read_measurement(saved)
     with pytest.raises(ValueError, match="is not there"):
         read_measurement(tmp_path / "none.json.gz")
@@ -137,7 +137,7 @@ def test_the_rows_are_the_whole_difference_by_kind_too_and_change_their_sign_wit
 def test_nothing_changed_where_nothing_did() -> None:
     found = difference(simulate(RUN), simulate(RUN))
     assert [row.change for row in found.rows] == ["not attributed"] and found.bytes == 0
-    assert "The same tensors are there at both peaks." in repr(found)
+    assert "The same tensors exist at both peaks." in repr(found)
     with pytest.raises(TypeError, match=r"given a TrainingRun: measure\(…\) makes one"):
         difference(simulate(RUN), RUN)  # pyrefly: ignore [bad-argument-type]
     with pytest.raises(ValueError, match="count is 0"):

@@ -343,7 +343,7 @@ def without_source():
 @pytest.mark.parametrize(
     ("function", "keywords", "words"),
     [
-        (lambda: 1, {}, "a lambda has no source of its own: write it with def"),
+        (lambda: 1, {}, "a lambda cannot be sent to another process: write it with def"),
         ((lambda steps: lambda: steps)(3), {}, "a lambda has no source"),
         (Thing().method, {}, "is a method, not a plain function"),
         (print, {}, "not a plain function"),
@@ -373,7 +373,7 @@ def test_a_closure_is_told_what_it_takes_along():
 def test_arguments_of_the_wrong_kind():
     with pytest.raises(ValueError, match="a function takes its arguments by name"):
         run_ranks(one_hangs, 2, ["3"])
-    with pytest.raises(ValueError, match="is no function: its arguments are a list of strings, not steps="):
+    with pytest.raises(ValueError, match="is not a function: give its arguments as strings, not steps="):
         run_ranks("course_utils.measuring.data_parallel", 2, steps=3)
 
 

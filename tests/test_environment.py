@@ -170,7 +170,7 @@ def test_unreadable_or_foreign_marker_is_not_trusted(home, text):
 def test_a_folder_that_the_course_did_not_make_is_left_alone(home, installer):
     home.folder.mkdir()
     (home.folder / "yours").touch()
-    with pytest.raises(SetupError, match=r"is not the course's: move it away.*--here"):
+    with pytest.raises(SetupError, match=r"is not the course's own: move it away.*--here"):
         environment.interpreter(home, "lab")
     assert [path.name for path in home.folder.iterdir()] == ["yours"] and installer == []
 

@@ -252,8 +252,8 @@ def test_help_lists_models_options_and_defaults(command, words):
     assert listed == [f"--{name.replace('_', '-')}" for name in offered]
     said = " ".join(done.stdout.split())
     assert re.search(r"--lora-targets VALUE [^-]+ without it, attention --", said)
-    assert " --seq-len VALUE tokens in a sequence (default: 1024) " in said
-    assert " --bucket-view VALUE true if gradients lie in DDP's buckets (default: false) " in said
+    assert " --seq-len VALUE tokens per sequence (default: 1024) " in said
+    assert " --bucket-view VALUE true if gradients are views of DDP's buckets (default: false) " in said
     words_of_help = set(re.split(r"[\s,]+|\.\s", done.stdout))
     values = {*PRECISIONS, *OPTIMIZERS, *ATTENTIONS, *RECOMPUTES, "every-K", "config.json", "gpt2-xl", "tiny-gpt"}
     assert values <= words_of_help and "(default: amp-bf16)" in done.stdout

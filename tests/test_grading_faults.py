@@ -113,7 +113,7 @@ def test_what_is_unpacked_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = {one.file: one.problem for one in collected(tmp_path, tmp_path / "scratch")}
     assert found == {
         "ada/w.zip": "cannot be read: it holds more than 3 files",
-        "bob/w/a.ipynb": "", "bob/w/b.ipynb": "cannot be read: the notebooks of its archive are too large together",
+        "bob/w/a.ipynb": "", "bob/w/b.ipynb": "cannot be read: the notebooks in its archive are too large in total",
         "eve/w/0.ipynb": "not graded: 2 newer ones are", "eve/w/1.ipynb": "", "eve/w/2.ipynb": "",
     }  # fmt: skip
 

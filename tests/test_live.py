@@ -224,7 +224,7 @@ def test_a_driver_that_fails_is_named_and_no_gpu_at_all_is_not(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", fails)
-    assert choose_source(TINY) == ("simulated", f"the GPU cannot be used: {said[0].strip()}")
+    assert choose_source(TINY) == ("simulated", f"this GPU cannot be used: {said[0].strip()}")
     with pytest.raises(ValueError, match=r"driver on your system is too old .* choose source='simulated'"):
         measure(TINY, "live")
     for words in ("No CUDA GPUs are available", "Found no NVIDIA driver on your system. Please check"):

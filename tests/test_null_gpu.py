@@ -34,7 +34,9 @@ TASKS = [
     {"task": "three", "status": "measured", "detail": "", "parts": {"history": {"exact": False}}},
     {"task": "four", "status": "measured", "detail": "", "parts": {"scratch": {"operations": OPERATIONS}}},
 ]
-DEMOS = "  1. Start: 1.0 s. fine\n\nThese things do not go as the demos say:\n  one: it is\n     broken\n  two: too\n"
+DEMOS = (
+    "  1. Start: 1.0 s. fine\n\nThese steps do not do what the demos announce:\n  one: it is\n     broken\n  two: too\n"
+)
 
 
 def test_pytests_summary_names_what_failed():
@@ -53,7 +55,7 @@ def test_the_recorder_names_tasks_that_were_not_measured_or_are_wrong_and_how_ma
 
 def test_what_does_not_go_as_the_demos_say_is_one_line_each():
     assert failed_demos(DEMOS) == ["one: it is broken", "two: too"]
-    assert failed_demos("Everything goes as the demos say.\n") == []
+    assert failed_demos("Every demo does what it announces.\n") == []
 
 
 @pytest.mark.parametrize(

@@ -138,14 +138,14 @@ def test_score_counts_first_tries_alone() -> None:
     assert attempt.choose(0, named(first, "three")) == "Not quite. Less."
     attempt.choose(1, second.right)
     assert attempt.finished and attempt.first_tries == [False, True]
-    assert attempt.score == "All solved, 1 of 2 at the first try. Come back to question 1 another day."
+    assert attempt.score == "All solved, 1 of 2 at the first try. Repeat question 1 another day."
     perfect, poor = Attempt(SMALL), Attempt(SMALL)
     for number, question in enumerate(SMALL.questions):
         perfect.choose(number, question.right)
         poor.choose(number, question.wrong[0])
         poor.choose(number, question.right)
     assert perfect.score == "All solved, 2 of 2 at the first try."
-    assert poor.score == "All solved, 0 of 2 at the first try. Come back to questions 1 and 2 another day."
+    assert poor.score == "All solved, 0 of 2 at the first try. Repeat questions 1 and 2 another day."
 
 
 def button(form: QuizForm, number: int, text: str):
@@ -163,7 +163,7 @@ def test_buttons_answer_at_once_and_can_be_pressed_again() -> None:
     assert button(form, 0, "two").description == "✓ two" and "Right. Because." in form.said[0].value
     assert "1 of 2 questions solved." in form.score.value
     button(form, 1, "four").click()
-    assert "1 of 2 at the first try. Come back to question 1" in form.score.value
+    assert "1 of 2 at the first try. Repeat question 1" in form.score.value
     assert not any(button.disabled for buttons in form.buttons for button in buttons)
     form.restart.click()
     assert [button.description for button in form.buttons[0]] == [choice.text for choice in SMALL.questions[0].choices]

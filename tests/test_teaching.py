@@ -105,7 +105,7 @@ def test_numbers_are_read_as_people_write_them(text: str, value: float) -> None:
     assert parse_guess(text, "GB") == value
 
 
-NO_NUMBERS = dict.fromkeys(["", "a lot", "41 GiB", "-3", "1e", "4 1", "9" * 400, "inf", "nan"], "as a number alone") | {
+NO_NUMBERS = dict.fromkeys(["", "a lot", "41 GiB", "-3", "1e", "4 1", "9" * 400, "inf", "nan"], "only the number") | {
     "1,000": "in two ways: write 1000 or 1.0", "134,500 GB": "write 134500 or 134.5", "1_234,500": "1234500 or 1234.5",
 }  # fmt: skip
 
@@ -118,8 +118,8 @@ def test_other_texts_are_refused(text: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "asked", "refusal", "locked"),
-    [("GB", "your guess in GB", "Write your guess in GB, as a number alone.", "41 GB"),
-     ("", "your guess", "Write a number alone.", "41"), ("of two", "your guess of two", "as a number alone", "41 of")],
+    [("GB", "your guess in GB", "Write your guess in GB, only the number.", "41 GB"),
+     ("", "your guess", "Write only a number.", "41"), ("of two", "your guess of two", "only the number", "41 of")],
 )  # fmt: skip
 def test_field_stores_what_is_typed_once_the_button_is_pressed(
     unit: str, asked: str, refusal: str, locked: str

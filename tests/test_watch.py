@@ -209,7 +209,7 @@ step(), step()
     before = {file: file.read_bytes() if file.is_file() else b"" for file in tmp_path.rglob("*")}
     note = watch_script(path).provenance.note
     assert {file: file.read_bytes() if file.is_file() else b"" for file in tmp_path.rglob("*")} == before
-    assert "written to a temporary folder, now gone: new.txt" in note
+    assert "written to a temporary folder, now deleted: new.txt" in note
     assert "not deleted: gone.txt, kept, moved.txt" in note
 
 
@@ -271,7 +271,7 @@ def test_an_error_of_its_own_is_shown_with_its_own_frames(written):
     with pytest.raises(ScriptError) as refused:
         watch_script(written("import other\nother.fails()\n"))
     said = str(refused.value)
-    assert said.startswith("other.py:2  raise KeyError('mine'): the script fails by itself: KeyError: 'mine'\n")
+    assert said.startswith("other.py:2  raise KeyError('mine'): the script itself fails: KeyError: 'mine'\n")
     assert re.findall(r"line (\d+), in (\S+)", said) == [("2", "<module>"), ("2", "fails")]
     assert "course_utils" not in said and "runpy" not in said
 
@@ -392,7 +392,7 @@ def test_the_command_line(written, tmp_path):
     written("import nothing_of_that_name\n")
     done = course("train.py", folder=tmp_path)
     assert done.returncode == 1 and not done.stdout
-    assert done.stderr.startswith("train.py:1  import nothing_of_that_name: the script fails by itself: ModuleNotFound")
+    assert done.stderr.startswith("train.py:1  import nothing_of_that_name: the script itself fails: ModuleNotFound")
     assert "course_utils" not in done.stderr
 
 

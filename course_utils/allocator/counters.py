@@ -1,4 +1,4 @@
-"""What a GPU's own counters say of a run: the sum of tensors, then what torch counts and reserves beyond it."""
+"""Predict a GPU's own counters for a run: the sum of tensors, then what torch counts and reserves beyond it."""
 
 from dataclasses import dataclass
 

@@ -22,7 +22,7 @@ STUCK, WHOLE, BEYOND, UNKNOWN = "stuck", "cached", "beyond", "tensors"
 LOOKS = {kind: words(kind) for kind in KINDS} | {
     UNKNOWN: "tensors",
     STUCK: "free, but stuck between tensors",
-    WHOLE: "free, and could be given back",
+    WHOLE: "free, could be returned to the driver",
     BEYOND: "not reserved",
 }
 """Each look of a stretch of memory and its name in the legend, in the legend's order."""
@@ -87,7 +87,7 @@ def conclusion(replayed: Replay, event: int) -> str:
     shown = [format_bytes(size, unit, digits) for size in (reserved, replayed.allocated[at], stuck)]
     text = f"{shown[0]} reserved, {shown[1]} of it in use"
     if not stuck:
-        return f"{text}; what is free could all be given back"
+        return f"{text}; all free memory could be returned to the driver"
     text += f"; {shown[2]} ({percent(stuck / reserved, 1)}) is stuck between tensors"
     return f"{text}, the largest free piece {format_bytes(replayed.largest_free[at], unit, max(digits, 2))}"
 

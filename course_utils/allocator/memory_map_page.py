@@ -112,7 +112,7 @@ def page_data(replayed: Replay) -> dict[str, Any]:
     total = max(before[-1], replayed.capacity or 0) // BLOCK
 
     def placed(row: Sequence[Any]) -> list[int]:
-        """Of an address the place in the map, which has no gaps."""
+        """An address's place in the map, which has no gaps."""
         address, size, born, died, _ = row
         index = bisect_right(starts, address) - 1
         return [(before[index] + address - starts[index]) // BLOCK, size // BLOCK, born, died]

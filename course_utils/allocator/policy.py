@@ -176,7 +176,7 @@ class CachingAllocator:
         """Return a block to its pool, joined with free neighbors. ValueError for an address at which there is none."""
         block = self._live.pop(address, None)
         if block is None:
-            raise ValueError(f"nothing is allocated at address {address}: free what malloc returned, and once")
+            raise ValueError(f"nothing is allocated at address {address}: free what malloc returned, only once")
         self.allocated -= block.size
         self.requested -= block.requested
         block.allocated, block.requested = False, 0
@@ -316,7 +316,7 @@ class CachingAllocator:
         self._call("segment_free", block)
 
     def _release_oversized(self, pool: Pool, rounded: int) -> bool:
-        """With `max_split_size_mb`: give back the smallest unsplit block that holds the request, else the largest ones
+        """Return the smallest unsplit block that holds the request (`max_split_size_mb`), else the largest ones
         first until together they do (release_available_cached_blocks). False if they do not.
         """
         limit = self.settings.max_split_size

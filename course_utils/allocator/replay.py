@@ -141,7 +141,7 @@ class Replay:
         """
         event = self.peak_event if event is None else event
         if type(event) is not int or not 0 <= event <= len(self):
-            raise ValueError(f"event {event!r} asked for: this replay has events 0 to {len(self)}")
+            raise ValueError(f"event {event!r} does not exist: this replay has events 0 to {len(self)}")
         run = Playback(self.capacity, self.choices)
         for request in self.requests[:event]:
             run.perform(request)
@@ -239,7 +239,7 @@ def check_replay(replayed: Any) -> None:
         "TrainingRun": "replay it first, measured or estimated: replayed = replay(measure(run)), or replay(run)",
     }
     kind = type(replayed).__name__
-    known = how.get(kind, "it has to be what replay(measured) returns")
+    known = how.get(kind, "give what replay(measured) returns")
     raise TypeError(f"this takes a replay, and was given a {kind}: {known}")
 
 
@@ -312,7 +312,7 @@ def _checked(events: Any) -> list[Request]:
     live: dict[Any, int] = {}
     for number, event in enumerate(events, start=1):
         if not isinstance(event, Sequence) or len(event) != 2 or not isinstance(event[0], Integral):
-            raise TypeError(f"{event!r} is no event: a pair of whole bytes and a name, as in (1024, 'weights')")
+            raise TypeError(f"{event!r} is not an event, a pair of whole bytes and a name such as (1024, 'weights')")
         size, name = int(event[0]), event[1]
         requests.append(Request(size, name))
         if (size, name) == EMPTY_CACHE:

@@ -114,7 +114,7 @@ def _follow(history: list[dict[str, Any]], held: int, choices: dict[str, Any], a
 
 def _cut_off(evidence: str) -> str:
     return (
-        f"this history does not begin at the beginning: {evidence}. Call "
+        f"this history does not start with the program's first allocation: {evidence}. Call "
         "torch.cuda.memory._record_memory_history(max_entries=1_000_000) before the first tensor is made."
     )
 
@@ -122,7 +122,7 @@ def _cut_off(evidence: str) -> str:
 def _history(snapshot: Mapping[str, Any], device: int) -> tuple[list[dict[str, Any]], int]:
     """Every entry of the GPU's history, and the bytes that it holds now."""
     if snapshot.get("left_out"):
-        raise ValueError(f"this snapshot is not whole, so its history cannot be replayed: {snapshot['left_out']}")
+        raise ValueError(f"this snapshot is incomplete, so its history cannot be replayed: {snapshot['left_out']}")
     traces = snapshot["device_traces"]
     if not 0 <= device < len(traces) or not traces[device]:
         raise ValueError(
@@ -162,7 +162,7 @@ def read_snapshot(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"there is no file {path.name!r} to read a snapshot from") from None
     except Exception as error:  # a damaged pickle can fail in any way: with IndexError, KeyError, UnicodeDecodeError, …
         problem = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path.name} is no memory snapshot, or a damaged one ({problem})") from None
+        raise ValueError(f"{path.name} is not a memory snapshot, or it is damaged ({problem})") from None
     parts = [content.get(name) for name in ("segments", "device_traces")] if isinstance(content, dict) else [None]
     if not all(isinstance(part, list) for part in parts):
         raise ValueError(f"{path.name} holds no memory snapshot: that has two lists, 'segments' and 'device_traces'")
@@ -174,7 +174,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise pickle.UnpicklingError(
-            f"it asks for {module_name}.{global_name}, which a memory snapshot never needs: it was not opened"
+            f"it asks for {module_name}.{global_name}, which a memory snapshot never needs. The file was not opened"
         )
 
 
@@ -288,7 +288,7 @@ def _segment(segment: MemorySegment, frames: Frames) -> dict[str, Any]:
 
 
 def _entries(replayed: Replay, start: int, small: Collection[int], frames: Frames) -> Iterator[dict[str, Any]]:
-    """What happened after `start` events, but for those in `small`; what the driver gave is all there."""
+    """Entries after `start` events, except those in `small`; segments from the driver are all included."""
     playback, clock = Playback(replayed.capacity, replayed.choices), count()
     calls = playback.allocator.driver_calls
     for number, request in enumerate(replayed.requests[: len(replayed)]):

@@ -23,7 +23,7 @@ def run_of(choices: Choices) -> TrainingRun:
     rest = dict(choices)
     preset, changes = rest.pop("preset"), rest.pop("changes", {})
     if preset not in PRESETS:
-        raise ValueError(f"a frozen run is of {preset!r}, which is no preset: known are {', '.join(PRESETS)}")
+        raise ValueError(f"a frozen run is of {preset!r}, which is not a preset. Known presets: {', '.join(PRESETS)}")
     if "lora_targets" in rest:
         rest["lora_targets"] = tuple(rest["lora_targets"])
     return TrainingRun(changed(preset, **changes), **rest)

@@ -190,7 +190,7 @@ def gpu_hardware_tables() -> list[Table]:
 
 
 def gpu_allocator_tables() -> list[Table]:
-    """For each history, replayed now: at how many moments the replay reserves what the GPU reserved, and the gap.
+    """The table of histories, replayed now: at how many moments the replay reserves as the GPU did, and the gap.
 
     "steps equal" are the training steps at whose ends counter, history and replay say the same. Raises ValueError for
     a damaged history.

@@ -1,1 +1,1 @@
-"""For those who teach a class: a copy of the course without solutions, and the grading of a folder of notebooks."""
+"""Teach a class: copy the course without solutions, and grade a folder of notebooks."""

@@ -53,7 +53,7 @@ def collected(place: Path, scratch: Path) -> list[Submission]:
     if place.is_dir():
         found = list(_in_folder(place, scratch))
     elif not zipfile.is_zipfile(place):
-        raise ValueError(f"{place} is no folder and no .zip: name what holds the learners' notebooks")
+        raise ValueError(f"{place} is neither a folder nor a .zip: give one that holds notebooks")
     else:
         try:
             found = list(_in_archive(place, PurePosixPath(), scratch / "0", False, levels=1))
@@ -109,7 +109,7 @@ def _unread(name: PurePosixPath, path: Path, error: Exception, time: float = 0.0
 def _refuse(mode: int, size: int) -> None:
     """Raises ValueError for what is not read. A link may lead to the solutions or to another learner's work."""
     if not stat.S_ISREG(mode):
-        raise ValueError("it is a link" if stat.S_ISLNK(mode) else "it is no file")
+        raise ValueError("it is a link" if stat.S_ISLNK(mode) else "it is not a file")
     if size > LARGEST:
         raise ValueError(f"it is larger than {LARGEST // MB} MB")
 
@@ -169,7 +169,7 @@ def _unpack(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, left: 
     mode = entry.external_attr >> 16  # 0 from programs that know no modes
     _refuse(mode if stat.S_IFMT(mode) else stat.S_IFREG, entry.file_size)
     if entry.file_size > left:
-        raise ValueError("the notebooks of its archive are too large together")
+        raise ValueError("the notebooks in its archive are too large in total")
     with archive.open(entry) as source, path.open("wb") as target:
         shutil.copyfileobj(source, target, BLOCK)  # in small pieces: bz2 makes 80 MB of four kilobytes
 

@@ -44,7 +44,7 @@ def colab_copies(folder: Path, repository: str | None, branch: str = "main") -> 
     refuse_used(folder)
     for word in () if repository is None else (repository, branch):
         if not re.fullmatch(r"[\w.~/@][\w.~/@:+%-]*", word):
-            raise ValueError(f"{word!r} is no address of a repository, or no name of a branch")
+            raise ValueError(f"{word!r} is not a repository's address or a branch's name")
     fetch = UNPACK if repository is None else CLONE.format(branch=branch, repository=repository)
     copies = []
     for name in FOLDERS:
@@ -119,7 +119,7 @@ def link(notebook: str, repository: str, branch: str, hub: str = "", colab: bool
         query = {"repo": repository, "branch": branch, "urlpath": f"lab/tree/{folder}/{notebook}"}
         return f"{hub.rstrip('/')}/hub/user-redirect/git-pull?{urlencode(query)}"
     if colab and place.hostname != "github.com":
-        raise ValueError(f"Colab opens notebooks from GitHub, and {repository} is not there")
+        raise ValueError(f"Colab opens notebooks from GitHub, but {repository} is not on GitHub")
     if colab:
         return f"https://colab.research.google.com/github{place.path.removesuffix('.git')}/blob/{branch}/{notebook}"
     path = f"{quote(repository, safe='')}/{quote(branch, safe='')}"

@@ -85,7 +85,7 @@ def _content(path: Path) -> dict[str, Any]:
     """A notebook's JSON, which may be in UTF-8, with or without a mark of that, in UTF-16 or in UTF-32."""
     content = json.loads(path.read_bytes())
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
-        raise ValueError("it is JSON, but no notebook: it has no list of cells")
+        raise ValueError("it is JSON but not a notebook: it has no list of cells")
     return content
 
 
@@ -97,7 +97,7 @@ def reference_of(submitted: dict[str, Any]) -> dict[str, Any]:
         found[_likeness(submitted, notebook)] = notebook
     best = max(found, default=0)
     if not best:
-        raise ValueError("its cells are those of none of the course's exercises")
+        raise ValueError("its cells belong to none of the course's exercises")
     return found[best]
 
 

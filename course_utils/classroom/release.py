@@ -23,7 +23,7 @@ def release(target: Path, root: Path = ROOT) -> list[Path]:
     """
     refuse_used(target)
     if any(target.resolve().is_relative_to(path.resolve()) for path in (*(root / name for name in FOLDERS), PACKAGE)):
-        raise ValueError(f"{target} lies within a folder that is copied: name another")
+        raise ValueError(f"{target} is inside a folder that is copied: choose another")
     for notebook in notebooks(root / "exercises"):
         text = notebook.read_text(encoding="utf-8")
         if any(mark in text for mark in ANSWERS):
@@ -42,7 +42,7 @@ def release(target: Path, root: Path = ROOT) -> list[Path]:
 def refuse_used(folder: Path) -> None:
     """Raises ValueError if something is in the folder already."""
     if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty: name a folder that is new, nothing is overwritten")
+        raise ValueError(f"{folder} is not empty: choose a new folder, because nothing is overwritten")
 
 
 def run(chosen: Namespace) -> int:

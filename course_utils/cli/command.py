@@ -96,7 +96,7 @@ def later(module: str, function: str = "run") -> Callable[[Namespace], int]:
 def enter(name: str, command: Command, arguments: Sequence[str]) -> None:
     """Continue as the same command in the environment of its purpose. Returns only if this process is in it already."""
     if name in NEED_A_CLONE and not IS_CLONE:
-        raise SetupError(f"`{name}` needs a clone of the course's repository, and this is a wheel: run it in a clone.")
+        raise SetupError(f"`{name}` needs a clone of the course's repository, but this is a wheel: run it in a clone.")
     python = interpreter(Home(SHIPPED), command.purpose, here="--here" in arguments)
     if not is_current(python):
         rest = [word for word in arguments if word != "--here"]

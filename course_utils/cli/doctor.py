@@ -78,7 +78,7 @@ def load_torch() -> tuple[ModuleType | None, str]:
 
 def python_finding() -> Finding:
     own = Path(sys.prefix).name == ".venv" and (Path(sys.prefix) / "course-setup.json").exists()
-    whose = "the course's own environment" if own else "not the environment that the course makes for itself"
+    whose = "the course's own environment" if own else "not the environment that the course makes"
     return Finding("Python", NOTE, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {whose}")
 
 

@@ -173,7 +173,9 @@ def torch_sources(system: str, choice: str) -> list[list[str]]:
 def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> None:
     """Make the environment or bring it up to date. Raises SetupError; what an error leaves behind is not trusted."""
     if home.folder.exists() and not memory:
-        raise SetupError(f"{home.folder} is not the course's: move it away, {AGAIN}, or use a Python of yours: --here.")
+        raise SetupError(
+            f"{home.folder} is not the course's own: move it away, {AGAIN}, or use your own Python: --here."
+        )
     base = foundations(home, choice)
     current = memory.get("state") == "ready" and memory.items() >= base.items() and home.python.exists()
     extra = "author" if current and memory.get("purpose") in ("test", "author") else SET_UP_WITH[purpose]
@@ -195,7 +197,7 @@ def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> Non
             "Python of yours that has its packages: --here."
         ) from None
     except OSError as problem:
-        raise SetupError(f"Setting up in {home.folder} failed ({problem}): fix that, {AGAIN}.") from None
+        raise SetupError(f"Setting up {home.folder} failed ({problem}): fix this, {AGAIN}.") from None
 
 
 def make_folder(home: Home, marks: dict[str, str]) -> None:

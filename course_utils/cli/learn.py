@@ -31,7 +31,7 @@ JUPYTERLAB = (
 MODEL = f"one of {', '.join(PRESETS)}, or the path of a Hugging Face config.json"
 
 CLOSED_FORMS_ONLY = (
-    "Tensor and sequence parallelism have closed forms only, of what one rank keeps: in Python, see "
+    "Tensor and sequence parallelism have only closed forms for what one rank keeps. In Python, see "
     "course_utils.rank_states and course_utils.estimating.megatron."
 )
 
@@ -46,7 +46,7 @@ KNOWN = {"precisions": PRECISIONS, "optimizers": OPTIMIZERS, "attentions": ATTEN
 
 
 def lab_options(parser: ArgumentParser) -> None:
-    parser.description = "Open the course in JupyterLab. Other options, as --no-browser or --port 9999, go there."
+    parser.description = "Open the course in JupyterLab, which gets all other options, such as --no-browser."
     parser.set_defaults(others=[])
 
 
@@ -117,7 +117,7 @@ def estimate(chosen: Namespace) -> int:
     try:
         print(f"\n{counted(run)}")
     except ValueError as error:
-        print(f"\nWhat a GPU's counters would say is not known: {error}")
+        print(f"\nNo estimate of the GPU's own counters: {error}")
     return 0
 
 
@@ -134,10 +134,10 @@ def fit_options(parser: ArgumentParser) -> None:
 
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("--gpu", metavar="GPU", required=True, help=f"required, one of {', '.join(GPUS)}")
-    parser.add_argument("--global-batch", type=int, required=True, help="required, sequences in an optimizer step")
-    parser.add_argument("--seq-len", type=int, default=1024, help="tokens in a sequence")
+    parser.add_argument("--global-batch", type=int, required=True, help="required, sequences per optimizer step")
+    parser.add_argument("--seq-len", type=int, default=1024, help="tokens per sequence")
     parser.add_argument("--world-size", type=int, default=1, help="number of such GPUs")
-    changes = f"with commas: {', '.join(MAY_CHANGE)}; without it, none of what changes results"
+    changes = f"separated by commas: {', '.join(MAY_CHANGE)}; without it, nothing that changes results"
     parser.add_argument("--may-change", default="", metavar="NAMES", help=changes)
 
 
@@ -156,8 +156,8 @@ def watch_options(parser: ArgumentParser) -> None:
     parser.description = "Run a training script of yours, unchanged, for two steps on a simulated GPU."
     sources = ("simulated", "live", "auto")
     parser.add_argument("--source", choices=sources, default="simulated", help="live: on the GPU of this machine")
-    parser.add_argument("--save", metavar="FILE", type=Path, help="keep the measurement here; without it, it is lost")
-    parser.add_argument("--against", metavar="FILE", type=Path, help="a kept one; without it, changes are not shown")
+    parser.add_argument("--save", metavar="FILE", type=Path, help="save the measurement here (default: nowhere)")
+    parser.add_argument("--against", metavar="FILE", type=Path, help="a saved one to compare with (default: none)")
     parser.add_argument("script", help="a Python file")
     parser.add_argument("arguments", nargs=REMAINDER, help="the script's own")
 
@@ -177,7 +177,7 @@ def watch(chosen: Namespace) -> int:
     before = read_measurement(chosen.against) if chosen.against else None
     try:
         measured = watch_script(chosen.script, chosen.arguments, chosen.source)
-        print(f"{chosen.script}, run as it is\n\n{report(measured)}")
+        print(f"{chosen.script}, run unchanged\n\n{report(measured)}")
         if before:
             print(f"\n{difference(before, measured)!r}")
         if chosen.save:
@@ -219,7 +219,7 @@ def progress(_: Namespace) -> int:
 
 
 def find_options(parser: ArgumentParser) -> None:
-    parser.description = "Search lessons, exercises, docs and quizzes. No solution is searched."
+    parser.description = "Search lessons, exercises, docs and quizzes. Solutions are not searched."
     parser.add_argument("words", nargs="*", help="what to look for")
 
 
@@ -237,13 +237,13 @@ def find(chosen: Namespace) -> int:
 COMMANDS = {
     "start": Command("copy the course out of the installed package: start FOLDER", start.options, start.run),
     "lab": Command("open the course in JupyterLab (options go to JupyterLab)", lab_options, lab, "lab"),
-    "doctor": Command("say what this machine can do", no_options, doctor),
+    "doctor": Command("report what this machine can do", no_options, doctor),
     "estimate": Command("estimate a run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", run_options, estimate),
     "compare": Command("estimate, measure, show both: compare gpt2-xl --recompute full", run_options, compare, "torch"),
     "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit_options, fit),
-    "watch": Command("watch a training script's memory, as it is: watch train.py --batch 8", watch_options, watch),
+    "watch": Command("watch an unchanged training script's memory: watch train.py --batch 8", watch_options, watch),
     "oom": Command("explain an out-of-memory message, pasted or in a log", out_of_memory.options, out_of_memory.run),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz_options, quiz),
     "progress": Command("show which exercises and quizzes you have done", no_options, progress),
-    "find": Command("search lessons, glossary and the rest: find reserved memory", find_options, find),
+    "find": Command("search lessons, glossary and docs: find reserved memory", find_options, find),
 }

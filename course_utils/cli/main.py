@@ -67,7 +67,7 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
-    """What the arguments choose: `command`, and its options. Without any, and for `help`, print the help and exit."""
+    """Parse the arguments into `command` and its options. Without any, and for `help`, print the help and exit."""
     name, *rest = arguments or ["help"]
     if name == "help":
         name, *rest = [*rest, "--help"]
@@ -93,7 +93,7 @@ def everything() -> tuple[Parser, dict[str, Parser]]:
     for name, command in COMMANDS.items():
         own = added.add_parser(name, description=f"{command.summary[:1].upper()}{command.summary[1:]}.")
         listed = command.purpose or name == "doctor"  # the others run in any Python
-        here = "use the Python that runs this command, not the course's own environment"
+        here = "use the Python that runs this command instead of the course's own environment"
         own.add_argument("--here", action="store_true", help=here if listed else SUPPRESS)
         command.options(own)
     return parser, added.choices

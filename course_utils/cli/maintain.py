@@ -44,7 +44,7 @@ def test(chosen: Namespace) -> int:
     """Run pytest over tests and notebooks, or over the paths among its options."""
     refuse_outside_a_course("test")
     if chosen.lesson and not (ROOT / "tests" / "conftest.py").exists():
-        raise SetupError("`test --lesson` needs a clone of the course's repository, which has the tests.")
+        raise SetupError("`test --lesson` needs a clone of the course's repository, because the wheel has no tests.")
     environment = course_environment(SAME_ANSWERS | {"COURSE_FULL": str(int(chosen.full))})
     run = [sys.executable, "-m"]
     if chosen.quick:
@@ -86,8 +86,8 @@ def checks(python: Path) -> list[tuple[str, list[str]]]:
 
 
 def build_options(parser: ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", help="lessons to build, as 01 or 01_name; all of them without")
-    parser.add_argument("--check", action="store_true", help="run and write nothing: compare cells with sources")
+    parser.add_argument("names", nargs="*", help="lessons to build, such as 01 or 01_name; without any, all lessons")
+    parser.add_argument("--check", action="store_true", help="only compare cells with sources; write nothing")
 
 
 def build(chosen: Namespace) -> int:
@@ -101,19 +101,19 @@ def site_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=ROOT / "site", help="folder for the pages (default: the course's site)"
     )
-    parser.add_argument("--url", default="", help="where it will be; without it, shared links show no lesson's card")
-    parser.add_argument("--explorer", action="store_true", help="only the explorer's page, in a folder explorer there")
+    parser.add_argument("--url", default="", help="the site's address; without it, shared links show no preview card")
+    parser.add_argument("--explorer", action="store_true", help="only the explorer's page, in its subfolder explorer")
 
 
 def record_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--out", type=Path, help="the folder of the recordings, one file for each GPU; nothing is recorded without it")
-    add("--minutes", type=float, default=30.0, help="stop after so many minutes")
-    add("--jobs", type=int, default=1, help="tasks at work at a time, as the GPU's memory allows")
+    add("--out", type=Path, help="folder for the recordings, one file per GPU; without it, nothing is recorded")
+    add("--minutes", type=float, default=30.0, help="stop after this many minutes")
+    add("--jobs", type=int, default=1, help="most tasks to run at a time, as the GPU's memory allows")
     add("--list", action="store_true", help="print what would be recorded, and record nothing")
-    add("--verify", type=Path, metavar="FILE", help="check a file that `record` wrote; nothing is checked without it")
-    add("--only", default="", metavar="WORDS", help="tasks whose name or kind contains this; all of them without")
-    add("--as-card", default="", metavar="CARD", help="as a smaller card, T4-16GB or '16 GB'; as this one without")
+    add("--verify", type=Path, metavar="FILE", help="only check a file that `record` wrote")
+    add("--only", default="", metavar="WORDS", help="tasks whose name or kind contains this (default: all)")
+    add("--as-card", default="", metavar="CARD", help="smaller card to imitate, T4-16GB or '16 GB' (default: none)")
     add("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")
 
 
@@ -128,23 +128,23 @@ def record(chosen: Namespace) -> int:
 
 
 def new_lesson_options(parser: ArgumentParser) -> None:
-    parser.add_argument("number", help="the next number, as 15")
-    parser.add_argument("name", help="its name in files and folders, as my_lesson")
+    parser.add_argument("number", help="the next number, such as 15")
+    parser.add_argument("name", help="its name in files and folders, such as my_lesson")
     parser.add_argument("--title", default="", help="its title (default: the name, with spaces)")
 
 
 def check_torch_options(parser: ArgumentParser) -> None:
-    parser.add_argument("version", help="the torch to check, as 2.15.0")
-    parser.add_argument("--cuda", action="store_true", help="its CUDA build, not its CPU build")
-    parser.add_argument("--python", help="a Python with that torch and the extra test; without it, one is set up")
-    parser.add_argument("--folder", type=Path, help="for environment and page (default: build/torch-VERSION)")
+    parser.add_argument("version", help="the version of torch to check, such as 2.15.0")
+    parser.add_argument("--cuda", action="store_true", help="use its CUDA build instead of its CPU build")
+    parser.add_argument("--python", help="a Python with that torch and the extra test (default: make one)")
+    parser.add_argument("--folder", type=Path, help="folder for the results (default: build/torch-VERSION)")
 
 
 def of_clone(file: str, chosen: Namespace) -> int:
     """Run the command that a file of `tests/` has. SetupError where there is no such file."""
     folder = ROOT / "tests"
     if not (folder / f"{file}.py").exists():
-        raise SetupError("This command needs a clone of the course's repository: it is a file of its folder tests.")
+        raise SetupError("This command needs a clone of the course's repository: it is part of the folder tests.")
     sys.path.append(str(folder))
     return import_module(file).run(chosen)
 
@@ -152,7 +152,7 @@ def of_clone(file: str, chosen: Namespace) -> int:
 COMMANDS = {
     "test": Command("run tests and notebooks (other options and paths go to pytest)", test_options, test, "test"),
     "lint": Command("check format, style, types and spelling", no_options, lint, "author"),
-    "build": Command("make the notebooks from their sources (--check: only compare)", build_options, build, "test"),
+    "build": Command("build the notebooks from their sources (--check: only compare)", build_options, build, "test"),
     "new-lesson": Command(
         "make a new lesson's files: 15 my_lesson", new_lesson_options, partial(of_clone, "new_lesson")
     ),
@@ -160,6 +160,6 @@ COMMANDS = {
     "site": Command("make the website: site --out site", site_options, later("authoring.site"), "author"),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record_options, record),
     "benchmark": Command(
-        "say how right the engine is (--quick)", benchmark.options, benchmark.run, "torch", SAME_ANSWERS
+        "report how accurate the engine is (--quick)", benchmark.options, benchmark.run, "torch", SAME_ANSWERS
     ),
 }

@@ -23,7 +23,7 @@ def run(chosen: Namespace) -> int:
     Raises SetupError in a clone, and ValueError if something is in the folder: nothing is ever overwritten.
     """
     if IS_CLONE:
-        raise SetupError("This is a clone, which holds the course already: run `python3 -m course_utils lab`.")
+        raise SetupError("This is a clone and already holds the course: run `python3 -m course_utils lab`.")
     copy_course(SHIPPED, chosen.folder)
     print(f"The course is in {chosen.folder.resolve()}. Next, in that folder: {NAME} lab")
     return 0

@@ -9,7 +9,7 @@ from .command import Command, later
 
 
 def rehearse_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--gpu", default="", help="estimate what happens on this GPU; without it, run on this machine")
+    parser.add_argument("--gpu", default="", help="only estimate, for this GPU; without it, run on this machine")
 
 
 def rehearse(chosen: Namespace) -> int:
@@ -20,22 +20,22 @@ def rehearse(chosen: Namespace) -> int:
 
 
 def folder_option(parser: ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="a new folder for what is written")
+    parser.add_argument("folder", type=Path, help="a new folder for the results")
 
 
 def grade_options(parser: ArgumentParser) -> None:
     add, most = parser.add_argument, Limits()
     add("folder", type=Path, help="holds the learners' notebooks: a folder, or a .zip as Moodle or Canvas makes it")
     add("--out", type=Path, default=Path("grades"), help="folder for grades.csv and class.html")
-    add("--minutes", type=float, default=most.seconds / 60, help="of the processor that one notebook may take")
-    add("--memory", type=float, default=most.memory / GB, help="GB that one notebook may ask for")
+    add("--minutes", type=float, default=most.seconds / 60, help="minutes of processor time that one notebook may use")
+    add("--memory", type=float, default=most.memory / GB, help="GB of memory that one notebook may allocate")
     add("--disk", type=float, default=most.disk / MB, help="MB of files that one notebook may write")
-    add("--jobs", type=int, default=2, help="notebooks graded at once")
+    add("--jobs", type=int, default=2, help="notebooks to grade at the same time")
 
 
 def colab_options(parser: ArgumentParser) -> None:
     folder_option(parser)
-    parser.add_argument("--repository", metavar="URL", help="what git clones; without it, course.zip, for an upload")
+    parser.add_argument("--repository", metavar="URL", help="what git clones; without it, course.zip to upload")
     parser.add_argument("--branch", default="main", help="the branch to fetch")
 
 
@@ -48,7 +48,7 @@ def links_options(parser: ArgumentParser) -> None:
 
 
 def slides_options(parser: ArgumentParser) -> None:
-    parser.add_argument("lessons", nargs="*", help="lessons by number, as 05; all of them without")
+    parser.add_argument("lessons", nargs="*", help="lessons by number, such as 05; without any, all lessons")
     parser.add_argument("--out", type=Path, default=Path("slides"), help="folder for the slides")
 
 
@@ -56,7 +56,7 @@ release, grade, slides = map(later, ("classroom.release", "classroom.grading", "
 nbgrader, colab, links = (later("classroom.elsewhere", name) for name in ("nbgrader", "colab", "links"))
 
 COMMANDS = {
-    "rehearse": Command("run every demo beforehand (--gpu NAME: by estimate)", rehearse_options, rehearse, "torch"),
+    "rehearse": Command("try all demos before class (--gpu NAME: by estimate)", rehearse_options, rehearse, "torch"),
     "release": Command("copy the course without solutions: release FOLDER", folder_option, release),
     "grade": Command("grade a folder or a .zip of notebooks: grade FOLDER --out grades", grade_options, grade, "lab"),
     "nbgrader": Command("write the exercises as nbgrader's source: nbgrader FOLDER", folder_option, nbgrader),

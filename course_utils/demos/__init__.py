@@ -66,11 +66,11 @@ def rehearse(stage: Stage | None = None, gpu_name: str = "", say: Callable[[str]
             say(lines[-1])
 
     if gpu_name:
-        add(f"On {stage.card.name}, {format_bytes(stage.card.room, 'GB', 1)}, by estimate; nothing was run.")
+        add(f"On {stage.card.name}, {format_bytes(stage.card.room, 'GB', 1)}, by estimate. Nothing was run.")
     elif stage.live:
-        add(f"On {stage.words} free now. Let no other program use it from here to the lecture.")
+        add(f"On {stage.words} free now. Let no other program use the GPU until the lecture is over.")
     else:
-        played = f"On the stage each run is played back, which takes {stage.reading_seconds:.0f} s more."
+        played = f"In the lecture each run is also played back, for {stage.reading_seconds:.0f} s more."
         add(f"There is no GPU to use here: demos run on {stage.words}. {played}")
     for name, one in DEMOS.items():
         add(f"{name}: {one.title}. {one.shows}", "\n")
@@ -78,7 +78,7 @@ def rehearse(stage: Stage | None = None, gpu_name: str = "", say: Callable[[str]
             add(said.words, "  ", "     ")
             if not said.as_told:
                 problems.append(f"{name}: {said.words}")
-    add("These things do not go as the demos say:" if problems else "Everything goes as the demos say.", "\n")
+    add("These steps do not do what the demos announce:" if problems else "Every demo does what it announces.", "\n")
     for problem in problems:
         add(problem, "  ", "     ")
     return Rehearsal(tuple(lines), tuple(problems))

@@ -30,7 +30,7 @@ SECONDS = 120  # a process that has not said anything by then is ended
 PROGRAM = f"import {__name__} as demo; demo.main()"
 CURE = (
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes one segment that grows page by page. "
-    "Same tensors, same order: does the last one fit now?"
+    "The same tensors come in the same order. Does the last one fit now?"
 )
 
 
@@ -98,13 +98,13 @@ def failure(stage: Stage) -> str:
         return str(_failure_of(replayed(stage, expandable=False), stage))
     said = in_another_process(expandable=False)["message"]
     if not said:
-        raise RuntimeError("the request was meant to fail, and succeeded: PyTorch's allocator has another policy here")
+        raise RuntimeError("the request should have failed but succeeded: PyTorch's allocator has another policy here")
     return said.split(" If reserved")[0]
 
 
 def _failure_of(found: Replay, stage: Stage) -> OutOfMemory:
     if found.failure is None:
-        raise RuntimeError(f"the request was meant to fail, and fits {stage.words}: nothing to show")
+        raise RuntimeError(f"the request should have failed but fits {stage.words}: there is nothing to show")
     return found.failure
 
 

@@ -46,7 +46,7 @@ def _six_tenths(stage: Stage) -> TrainingRun:
 def _step_question(stage: Stage) -> str:
     run = _six_tenths(stage)
     states = format_bytes(16 * run.model.parameters)
-    return f"{run} on {stage.words}. At 16 bytes a parameter its states take {states}. What is the peak?"
+    return f"{run} on {stage.words}. At 16 bytes per parameter its states take {states}. What is the peak?"
 
 
 def _step_prediction(stage: Stage) -> StepResult:
@@ -111,7 +111,7 @@ def _optimizer_prediction(stage: Stage) -> StepResult:
     runs = {"SGD": _sgd(stage), "momentum": _sgd(stage).replace(optimizer="momentum"), "AdamW": _six_tenths(stage)}
     more = estimate(runs["AdamW"]).total - estimate(runs["SGD"]).total
     title = f"AdamW takes {format_bytes(more)} more than SGD, by estimate"
-    return _drawn(stage, "One number a parameter for momentum, two for Adam.", runs, title)
+    return _drawn(stage, "Momentum keeps one number per parameter, Adam keeps two.", runs, title)
 
 
 def _first_step(stage: Stage) -> str:
@@ -154,7 +154,7 @@ def _recompute_prediction(stage: Stage) -> StepResult:
     runs = _recomputing(stage)
     notes = {name: _price_of(run) for name, run in runs.items()}
     title = f"Full recomputation needs {percent(1 - _share(runs['full'], runs['all kept']))} less, by estimate"
-    words = "A forward pass is a third of a step's arithmetic; the blocks' part of it comes twice."
+    words = "The forward pass is a third of a step's arithmetic. Recomputation runs the blocks' part of it twice."
     return _drawn(stage, words, runs, title, notes)
 
 
@@ -256,8 +256,8 @@ def _sharded(stage: Stage) -> dict[str, TrainingRun]:
 def _cards_question(stage: Stage) -> str:
     model = _sharded(stage)["replicas"].model
     return (
-        f"{model.name} on {stage.words}: at 16 bytes a parameter its states take "
-        f"{format_bytes(16 * model.parameters)}. How many such cards does it take, if each keeps a copy?"
+        f"{model.name} on {stage.words}: at 16 bytes per parameter its states take "
+        f"{format_bytes(16 * model.parameters)}. How many of these cards do you need if each keeps a copy?"
     )
 
 
@@ -265,15 +265,15 @@ def _replicas(stage: Stage) -> StepResult:
     run = _sharded(stage)["replicas"]
     few, many = RANKS[0], run.world_size * 8
     runs = {f"{ranks} cards": run.replace(world_size=ranks) for ranks in (few, many)}
-    title = f"A replica is as large on {many} cards as on {few}, by estimate"
-    return _drawn(stage, "Each card holds everything. What need not be there twice?", runs, title)
+    title = f"Estimated: a replica is as large on {many} cards as on {few}"
+    return _drawn(stage, "Each card holds everything. What does not have to exist twice?", runs, title)
 
 
 def _stages(stage: Stage) -> StepResult:
     runs = _sharded(stage)
     ranks = runs["ZeRO-3"].world_size
     fitting = [name for name, run in runs.items() if fits(run, stage.card.room)]
-    words = f"Bytes of one of {ranks} cards. Nothing was measured: those cards are not here."
+    words = f"The bytes of one of {ranks} cards, by estimate. Nothing was measured, because these cards are not here."
     return _drawn(stage, words, runs, f"On {ranks} cards {sentence(fitting)} fit, by estimate")
 
 

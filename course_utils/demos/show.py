@@ -77,7 +77,7 @@ class DemoWidget(ipywidgets.VBox):
             place += " All of it is estimated: nothing is run."
         elif not self.stage.live:
             place += " No GPU is used: each run is simulated, and played back at reading speed."
-        keys = "Space or Enter goes on. Tab leads to the button that goes back."
+        keys = "Press Space or Enter for the next step. Tab selects the button that goes back."
         self._keep(self.demo.title, _text(self.demo.shows, place, keys), ())
 
     def _run(self, step: DemoStep) -> None:
@@ -88,7 +88,7 @@ class DemoWidget(ipywidgets.VBox):
             with interruptible():
                 outcome = self.stage.perform(step)
         except KeyboardInterrupt:
-            self._write(title, _text("Stopped. The next key runs this step once more."))
+            self._write(title, _text("Stopped. The next key runs this step again."))
         except (RuntimeError, ValueError) as problem:  # on a stage, words serve better than a traceback
             self._write(title, _text(f"This step does not work here: {problem}"))
         else:

@@ -165,7 +165,7 @@ class Stage:
             self.attempt(run)
         except (GpuOutOfMemory, OutOfMemory) as failure:
             return str(failure)
-        raise RuntimeError(f"{run} was meant to be too large, and fits {self.words}: nothing to show")
+        raise RuntimeError(f"{run} should have been too large but fits {self.words}: there is nothing to show")
 
     def _simulated(self, run: TrainingRun) -> StepResult:
         measured = measure(run, "simulated")

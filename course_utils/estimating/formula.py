@@ -304,7 +304,7 @@ def embedding_backward(run: TrainingRun) -> int:
 
 
 def sharded_moments(run: TrainingRun, start: Bytes, full: Bytes) -> dict[str, MemoryBreakdown]:
-    """With FSDP2 whole weights for a while: what is outside the blocks all the time, of the blocks the one at work and
+    """FSDP2's whole weights: those outside the blocks all the time; of the blocks, the one that runs and
     the next (stage 2: all). Whole gradients are summed in the shards' type, then scattered (Zhao et al. 2023).
     """
     m, p, own, stage_2 = run.model, run.precision, block_weights(run), run.zero_stage == 2

@@ -24,7 +24,7 @@ def _refuse(formula: str, *reasons: tuple[object, str]) -> None:
 
 
 def _refuse_what_none_covers(formula: str, run: TrainingRun) -> None:
-    """No formula here knows LoRA, a chunked loss, offloading, fp8, or optimizers other than Adam's two moments."""
+    """Refuse what no formula here covers: LoRA, a chunked loss, offloading, fp8, optimizers without Adam's moments."""
     _refuse(
         formula,
         (run.lora_rank, "LoRA"),

@@ -85,7 +85,7 @@ def amount(size: int, unit: str, digits: int) -> str:
 
 
 def amount_with_unit(size: int, unit: str, digits: int) -> str:
-    """As `format_bytes`, but what would be rounded to nothing is shown in a smaller unit instead."""
+    """Format bytes as `format_bytes` does, but in a smaller unit where the size would round to zero."""
     vanishes = size != 0 and round(abs(size) / UNITS[unit], digits) == 0
     return format_bytes(size) if vanishes else format_bytes(size, unit, digits)
 

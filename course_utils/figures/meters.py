@@ -103,7 +103,7 @@ def meter_figure(
 
 
 def thinned(samples: Sequence[Reading]) -> list[Reading]:
-    """At most `MOST_POINTS` samples: of each stretch the highest, and always the last, so that no peak is lost."""
+    """Thin out to `MOST_POINTS` samples: the highest of each stretch and the last of all, so that no peak is lost."""
     stretch = max(1, -(-(len(samples) - 1) // (MOST_POINTS - 1)))
     groups = [samples[start : start + stretch] for start in range(0, len(samples) - 1, stretch)]
     return [*(max(group, key=lambda sample: sample.allocated) for group in groups), samples[-1]]

@@ -54,7 +54,7 @@ def look(styled: bool = True) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Chart:
-    """What matplotlib draws of a figure: its title, its small print, and the function that puts its data on Axes."""
+    """A figure's parts for matplotlib: its title, its small print, and the function that draws its data on Axes."""
 
     title: str
     provenance: str

@@ -173,7 +173,7 @@ class _View(Plot):
         self.canvas.text(middle, self.top - above, shown, size, ink, text_anchor="middle", font_weight=bold)
 
     def edges(self) -> dict[str, list[int]]:
-        """For each kind the upper edge of its area, in bytes, at the counts that are drawn."""
+        """The upper edge of each kind's area, in bytes, at the counts that are drawn."""
         edges, below = {}, [0] * len(self.kept)
         for kind, curve in self.curves.items():
             below = edges[kind] = [low + curve[count] for low, count in zip(below, self.kept, strict=True)]
@@ -321,7 +321,7 @@ def _spans(
 
 
 def thin(totals: Sequence[int], first: int, last: int, keep: Sequence[int], most: int = MOST_POINTS) -> list[int]:
-    """At most `most` (or as many as there are in `keep`) event counts of `first` to `last`.
+    """Event counts from `first` to `last`: at most `most` of them, or as many as `keep` has.
 
     In each of many equal stretches the highest and the lowest point survive, so no peak is lost or lowered; the ends
     and the counts in `keep` always survive.

@@ -1,4 +1,4 @@
-"""Where the course's files lie; its notebooks in order, and the marks of solutions in them."""
+"""Find the course's files: its root, its notebooks in order, and the marks of solutions in them."""
 
 import json
 import os

@@ -112,9 +112,9 @@ class DashboardWidget(Explorer):
 
     def show_changes(self) -> None:
         self.changes = core.next_changes(self.chosen) if self.now else ()
-        told = "No single change of what is offered here makes it better."
+        told = "None of the single changes on offer makes this run better."
         if self.now is None:
-            told = "What to change next is said of a run that is possible."
+            told = "Suggestions appear once the run is possible."
         elif self.changes:
             told = "What to change next: press a button to apply it"
         self.heading.value = f"<div class='course-heading' role='heading' aria-level='4'>{told}</div>"
@@ -125,7 +125,7 @@ class DashboardWidget(Explorer):
                 (button.add_class if change.fits else button.remove_class)("course-fits")
 
     def _arrange(self, _: object) -> None:
-        said = "No arrangement of this training that is better fits this card."
+        said = "No better arrangement of this training fits this card."
         try:
             if plan := core.best_plan(self.chosen):
                 self.choose(plan.chosen)

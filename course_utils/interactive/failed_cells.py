@@ -1,4 +1,4 @@
-"""What a notebook shows of a cell that fails: a learner's mistake as one line, any other error as ever.
+"""Show how a cell failed: a learner's mistake as one line, any other error with its traceback.
 
 `%tb` shows the traceback of the former. A fault of the course, and what fails in a learner's own code, keep theirs.
 A cell that ran out of GPU memory gives it back, too. IPython keeps the last traceback, whose frames keep every tensor:
@@ -78,7 +78,7 @@ def _raised(error: BaseException, entries: list[TracebackType]) -> str | None:
 
 
 def _mistaken(error: Any, entries: list[TracebackType], names: Mapping[str, Any]) -> str | None:
-    """What is wrong in a line of the cell: a name that is not defined, or one that the course has not."""
+    """The mistake in a line of the cell: a name that is not defined, or one that the course does not have."""
     said, name, offered = str(error), str(getattr(error, "name", "")), sys.modules["course_utils"].__all__
     if isinstance(error, ImportError) and name.startswith("course_utils"):
         meant = nearest(said.partition("'")[2].partition("'")[0], offered)

@@ -92,7 +92,7 @@ def call(
     too, and no forgotten return, `returns` is a union with None.
     """
     kind = _kind_name(type(answer))
-    expect(callable(answer), f"Hand over the function or class itself, not {kind}: its name, without parentheses.")
+    expect(callable(answer), f"Hand over the function or class itself, not {kind}. Write its name without parentheses.")
     _expect_signature(answer, arguments, named)
     given = {**dict(enumerate(arguments)), **named}
     guarded = {key: (value, _copied(value)) for key, value in given.items() if key not in may_change}
@@ -106,7 +106,7 @@ def call(
         raise CheckFailed(next((hint for part, hint in hints.items() if part in problem), raised)) from error
     for key, (now, before) in guarded.items():
         name = repr(key) if isinstance(key, str) else f"argument {key + 1}"
-        expect(_same(now, before), f"Your function changes {name}, which its caller still needs: work on a copy.")
+        expect(_same(now, before), f"Your function changes {name}, but its caller still needs it. Work on a copy.")
     return of_kind(value, returns, _opening(answer, arguments, named), finite=finite)
 
 
@@ -150,7 +150,7 @@ def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is", *, finite
     right = isinstance(value, allowed) and (bool in allowed or object in allowed or not isinstance(value, bool))
     names = " or ".join(map(_kind_name, allowed))
     kind = type(given if isinstance(value, list) else value)
-    expect(right, f"{opening} {_kind_name(kind)}, where {names} is asked for.")
+    expect(right, f"{opening} {_kind_name(kind)}, but the exercise asks for {names}.")
     endless = finite and isinstance(value, float) and not math.isfinite(value)
     expect(not endless, f"{opening} a number that is not finite.")
     return value
@@ -214,8 +214,8 @@ def unit_slip(got: Any, wanted: Any) -> str | None:
 
 
 def _unit_slips() -> Iterator[tuple[float, str]]:
-    yield 8.0, "8 times too much: bits where bytes were asked?"
-    yield 1 / 8, "an eighth of it: bytes are eight bits; did you divide once too often?"
+    yield 8.0, "8 times too large. Did you return bits instead of bytes?"
+    yield 1 / 8, "8 times too small. A byte has eight bits: did you divide by 8 once too often?"
     for pair in (("KB", "KiB"), ("MB", "MiB"), ("GB", "GiB"), ("TB", "TiB")):
         for got, asked in permutations(pair):
             factor = UNITS[asked] / UNITS[got]
@@ -243,7 +243,7 @@ def _expect_signature(answer: Any, arguments: tuple[Any, ...], named: Mapping[st
             inspect.signature(answer).bind(*arguments, **named)
         except TypeError as error:
             wanted = ", ".join([*("a value" for _ in arguments), *named])
-            raise CheckFailed(f"Your function should take ({wanted}): keep its first line as it was given.") from error
+            raise CheckFailed(f"Your function should take ({wanted}): keep its first line unchanged.") from error
 
 
 def _opening(answer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any], verb: str = "returned") -> str:

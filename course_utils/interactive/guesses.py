@@ -41,7 +41,7 @@ class Guess:
 
     @property
     def amount(self) -> float:
-        """In bytes where `unit` is one of memory, else `value` as it is."""
+        """The value in bytes where `unit` is one of memory, else unchanged."""
         return self.value * UNITS.get(self.unit, 1)
 
 
@@ -77,10 +77,10 @@ def parse_guess(text: str, unit: str) -> float:
     match = NUMBER.fullmatch(text.strip().removesuffix(unit))
     if match and THOUSANDS_OR_DECIMALS.fullmatch(match[1]):
         thousands, decimals = match[1].replace(",", "").replace("_", ""), match[1].replace(",", ".")
-        raise ValueError(f"{match[1]} can be read in two ways: write {thousands} or {float(decimals)}.")
+        raise ValueError(f"{match[1]} can mean two numbers: write {thousands} or {float(decimals)}.")
     guess = float(match[1].replace("_", "").replace(",", ".")) if match else math.inf
     if guess == math.inf:  # no number, or one of hundreds of digits
-        raise ValueError(f"Write your guess in {unit}, as a number alone." if unit else "Write a number alone.")
+        raise ValueError(f"Write your guess in {unit}, only the number." if unit else "Write only a number.")
     return guess
 
 
@@ -120,7 +120,7 @@ class Prediction:
 
 
 def _data(key: str, unit: str, actual: float | None = None) -> str:
-    """What the website's script finds a guess by."""
+    """The attribute by which the website's script finds a guess."""
     data = {"guess": key, "unit": unit} | ({} if actual is None else {"actual": actual})
     return " ".join(f"data-{name}='{html.escape(str(value))}'" for name, value in data.items())
 
@@ -158,7 +158,7 @@ def _guess_field(ask: Prediction) -> Any:
 
 
 def problem_of(text: str, unit: str) -> str:
-    """What `parse_guess` has against a text that is being typed, or "" while more letters could make it right."""
+    """The objection of `parse_guess` to a text that is being typed, or "" while more letters could make it right."""
     endings = ("0", *(unit[start:] for start in range(len(unit) + 1)))
     said = ""
     for ending in reversed(endings) if text.strip() else ():
@@ -214,7 +214,7 @@ def _folded(inner: str, data: str) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Waiting:
-    """What folds the rest of a cell while there is no `guess`."""
+    """The markup that folds the rest of a cell while there is no `guess`."""
 
     key: str
     guess: Guess | None = None
@@ -243,7 +243,7 @@ class Revelation:
 
     def _distance(self, amount: float) -> str:
         if not (amount and self.actual):
-            return "right." if amount == self.actual else "one of the two is nothing at all."
+            return "right." if amount == self.actual else "one of the two is zero."
         ratio = amount / self.actual
         if abs(ratio - 1) <= 0.05:
             return "spot on, within 5 %."

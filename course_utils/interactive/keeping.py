@@ -58,7 +58,7 @@ def remembered() -> tuple[list[dict[str, Any]], list[str]]:
                 date.fromisoformat(event["day"])
                 events.append(event)
         except (ValueError, TypeError, KeyError):
-            damaged.append(f"Line {number} of {file} cannot be read and is not counted: you may delete it.")
+            damaged.append(f"Line {number} of {file} cannot be read and does not count. You may delete it.")
     return events, damaged
 
 

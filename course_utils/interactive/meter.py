@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EVERY = 0.05  # seconds between two readings
 DRAW_EVERY = 0.25  # seconds between two pictures, which take the interpreter's lock from the loop for longer
 LONGEST = 600.0  # seconds after which a meter ends, whatever became of the loop
-UNCOUNTED = "weights, gradients and states are counted; the rest is activations, in the update temporaries"
+UNCOUNTED = "weights, gradients and states are known; the rest is activations, or temporaries in the update"
 
 
 class Playback:
@@ -98,7 +98,7 @@ class Meter:
     def start(self) -> "Meter":
         """Begin to read; the cell that runs now ends it, however that ends. RuntimeError if begun."""
         if self._thread is not None:
-            raise RuntimeError("this meter has been used: make a new one for each loop")
+            raise RuntimeError("this meter has already been used: make a new one for each loop")
         if self._held is not None:
             self._held.start()
         self._began = time.monotonic()

@@ -81,7 +81,7 @@ class Progress:
     @property
     def summary(self) -> str:
         done, of = sum(len(one.passed) for one in self.lessons), sum(len(one.exercises) for one in self.lessons)
-        kept = f"{done} of {of} exercises passed. This is kept on your machine, and nowhere else."
+        kept = f"{done} of {of} exercises passed. This is stored only on your machine."
         core = f"The core path of ten hours is lessons {', '.join(CORE)}."
         return " ".join([kept, core, *self.problems])
 

@@ -126,7 +126,7 @@ class Attempt:
 
     @property
     def first_tries(self) -> list[bool]:
-        """For each question, True if its first choice was the right one."""
+        """A list with True for each question whose first choice was right."""
         pairs = zip(self.quiz.questions, self.chosen, strict=True)
         return [chosen[:1] == [question.right] for question, chosen in pairs]
 
@@ -137,7 +137,7 @@ class Attempt:
         if not self.finished:
             return f"{sum(map(self.solved, range(count)))} of {count} questions solved."
         missed = [str(number) for number, right in enumerate(self.first_tries, start=1) if not right]
-        again = f" Come back to question{'s' * (len(missed) > 1)} {sentence(missed)} another day." if missed else ""
+        again = f" Repeat question{'s' * (len(missed) > 1)} {sentence(missed)} another day." if missed else ""
         return f"All solved, {count - len(missed)} of {count} at the first try.{again}"
 
 

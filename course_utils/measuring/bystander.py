@@ -92,7 +92,7 @@ class Elsewhere:
             return original(self.reading(path), mode, *args, **kwargs)
         whole = bool(mode & os.O_TRUNC if isinstance(mode, int) else set(mode) & set("wx"))
         if not isinstance(path, int) and self.exists(path) and "x" in str(mode):
-            raise FileExistsError(f"{path} is there already")
+            raise FileExistsError(f"{path} already exists")
         return original(self.writing(path, whole), mode, *args, **kwargs)
 
     def change(self, original: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -126,24 +126,24 @@ class Elsewhere:
         yield torch, "save", _left_empty
         if find_spec("safetensors"):
             yield from ((import_module("safetensors.torch"), name, _left_empty) for name in SAFETENSORS)
-        yield BaseProcess, "start", lambda *_: _refuse("starts a process, and a script is watched in one alone")
+        yield BaseProcess, "start", lambda *_: _refuse("starts a process, but only one can be watched")
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
         """Raise NotAllowed for what is not done while a script is watched."""
         if event in PROCESSES:
-            _refuse(f"starts a process ({event}), and a script is watched in one alone")
+            _refuse(f"starts a process ({event}), but only one can be watched")
         if event in NETWORK and not (event == "socket.connect" and isinstance(args[1], (str, bytes))):
             where = args[0] if event != "socket.connect" else args[1][0]
-            _refuse(f"asks the network for {where!s:.80}, which is closed while a script is watched: have it on disk")
+            _refuse(f"asks the network for {where!s:.80}, closed while a script is watched: download it before")
         writes = event == "open" and isinstance(args[2], int) and args[2] & WRITES
         in_folder = event in ("os.remove", "os.rmdir", "os.mkdir") and args[-1] >= 0  # of rmtree, which was let in
         named = isinstance(args[0] if args else None, (str, bytes))
         if (writes or event in AUDITED) and named and not in_folder and not self.is_own(args[0]):
-            _refuse(f"would change {os.fsdecode(args[0])!r}, and nothing of yours is changed")
+            _refuse(f"would change {os.fsdecode(args[0])!r}, but a watched script must not change your files")
 
     def notes(self) -> Iterator[str]:
-        """What was written and deleted elsewhere, one sentence each."""
-        for paths, what in ((self.written, "written to a temporary folder, now gone"), (self.kept, "not deleted")):
+        """Sentences about files that were written or deleted elsewhere."""
+        for paths, what in ((self.written, "written to a temporary folder, now deleted"), (self.kept, "not deleted")):
             if paths:
                 more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
                 yield f"{what}: {', '.join(list(paths)[:3])}{more}"

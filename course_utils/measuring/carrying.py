@@ -73,7 +73,7 @@ def checked(step: Any, model: Any, optimizer: Any, batch: Any) -> OwnStep:
     _check_model(model)
     if own.optimizers and not any(parameter.requires_grad for parameter in model.parameters()):
         why = "there is no training step without one that requires a gradient"
-        raise ValueError(f"of {type(model).__name__}'s parameters none is trained: {why}")
+        raise ValueError(f"{type(model).__name__} has no trained parameter: {why}")
     _check_signature(own)
     _check_outside(step)
     return own
@@ -124,8 +124,8 @@ def _check_outside(step: Callable[..., Any]) -> None:
     for name, thing in used.items():
         if isinstance(thing, CHANGING):
             raise ValueError(
-                f"{step.__name__} uses {name}, {_short(thing)} from outside, which measuring would change: hand it "
-                f"over too, as in batch=(x, y, {name}), and take it from there"
+                f"{step.__name__} uses {name}, {_short(thing)} from outside, which measuring would change. Hand it "
+                f"over too, as in batch=(x, y, {name}), and use the argument instead"
             )
 
 
@@ -152,7 +152,7 @@ def _copied(name: str, thing: Any, memo: dict[int, Any]) -> Any:
     except torch.OutOfMemoryError:
         raise
     except (TypeError, RuntimeError) as error:
-        how = "batch=next(iter(loader))" if name == "batch" else "a model that keeps nothing of an earlier step"
+        how = "batch=next(iter(loader))" if name == "batch" else "a model that keeps no tensor of an earlier step"
         raise ValueError(f"{name} is {_short(thing)} that cannot be copied ({error}): hand over {how}") from error
 
 

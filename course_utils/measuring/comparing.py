@@ -47,7 +47,7 @@ class Comparison:
 
     @cached_property
     def counters(self) -> tuple[Counted | None, Counted | None]:
-        """What the allocator's counters say by the estimate, and by the measurement; None where it cannot be told."""
+        """The allocator's counters by the estimate and by the measurement; None where they are not known."""
         estimated = None
         with suppress(ValueError):  # several ranks, or LoRA
             estimated = counted(self.run)
@@ -97,7 +97,7 @@ class Comparison:
         measured, counters = self.measurement, self.measurement.counters
         gap = self.estimate.total - measured.peak
         if gap == 0:
-            text = "Nothing is left between them: every tensor at the peak is in the formula."
+            text = "The gap is 0 bytes: every tensor at the peak is in the formula."
         else:
             kind = max(self.differences, key=lambda name: abs(self.differences[name]))
             text = (

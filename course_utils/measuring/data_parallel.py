@@ -44,7 +44,7 @@ def check_data_parallel(run: TrainingRun) -> None:
     """Raise ValueError, naming what works, for a run that is not covered on several processes."""
     if run.world_size > MOST_PROCESSES:
         raise ValueError(
-            f"{run.world_size} processes are too many for one computer: up to {MOST_PROCESSES} run here; "
+            f"{run.world_size} processes are too many for one computer. Up to {MOST_PROCESSES} run here; "
             "zero_stage=3 is simulated for any number of ranks"
         )
     if run.loss_chunks > 1 or run.lora_rank:

@@ -104,11 +104,11 @@ class Difference:
     def _closing(self) -> str:
         said, left_out = list[str](), self.rows[self.count : -1]
         if left_out:
-            said.append(f"Rows left out: {len(left_out):,}, {format_signed(sum(row.bytes for row in left_out))}.")
+            said.append(f"Not shown: {len(left_out):,} more rows, {format_signed(sum(row.bytes for row in left_out))}.")
         if len(self.rows) == 1 and not self.bytes:
-            said.append("The same tensors are there at both peaks.")
+            said.append("The same tensors exist at both peaks.")
         if self.elsewhere:
-            said.append(f"Alike in all but operation or module, and left out: {self.elsewhere:,}.")
+            said.append(f"Not shown: {self.elsewhere:,} tensors that differ only in operation or module.")
         if self.by_kind:
             kinds = (f"{kind.replace('_', ' ')} {format_signed(size)}" for kind, size in self.by_kind.items())
             said.append(f"By kind: {', '.join(kinds)}.")
@@ -159,7 +159,7 @@ Pair = tuple[Allocation | None, Allocation | None]
 
 
 def _tensors(measured: Measurement) -> list[Tensor]:
-    """What is alive at the peak, the largest first, as what `RUNGS` ask for."""
+    """The tensors alive at the peak, the largest first, in the form that `RUNGS` need."""
     step = max((mark.step for mark in measured.timeline.marks if mark.event < measured.peak_event), default=0)
     return [
         {**vars(item), "pattern": re.sub(r"\d+", "*", item.module), "age": item.step - step, "item": item}

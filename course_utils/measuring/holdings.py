@@ -84,5 +84,5 @@ class Holdings:
 
 
 def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """In blocks, as the allocator counts."""
+    """Bytes in blocks, as the allocator counts."""
     return sum(round_up(tensor.nbytes) for tensor in tensors if tensor is not None)

@@ -135,7 +135,7 @@ class HostValues(TorchDispatchMode):
         """The number in a tensor where it is known, else the placeholder. Raises StepError for a truth."""
         if tensor.dtype == torch.bool and known_values(tensor) is None:
             raise StepError(
-                f"{described(calling_place()[0])}: asks whether values on the GPU are so, and a simulated GPU has none"
+                f"{described(calling_place()[0])}: tests values on the GPU, but a simulated GPU has no values"
             )
         with no_dispatch():
             return self._values(tensor).item()

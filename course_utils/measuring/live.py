@@ -72,7 +72,7 @@ def usable_gpu() -> tuple[Gpu | None, str]:
         card = this_gpu()
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
         said = str(error).splitlines()[0]
-        return None, "" if said.startswith(NO_GPU) else f"the GPU cannot be used: {said}"
+        return None, "" if said.startswith(NO_GPU) else f"this GPU cannot be used: {said}"
     reason = not_built(torch.cuda.get_device_capability(), architectures())
     return (None, reason) if reason else (card, "")
 

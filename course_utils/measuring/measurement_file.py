@@ -27,7 +27,7 @@ def save_measurement(measured: Measurement, path: str | Path) -> Path:
     `path`; TypeError for what is no measurement.
     """
     if not isinstance(measured, Measurement):
-        raise TypeError(f"only a measurement can be saved here, and this is a {type(measured).__name__}")
+        raise TypeError(f"only a measurement can be saved here, but this is a {type(measured).__name__}")
     path = Path(path)
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {str(path.parent)!r} to save a measurement in")
@@ -54,26 +54,26 @@ def read_measurement(path: str | Path) -> Measurement:
         for row in content["allocations"]:
             for name, value in zip(FIELDS[: max(len(row), len(FIELDS) - 1)], row, strict=True):
                 if not isinstance(value, TYPES.get(name, str)):
-                    raise TypeError(f"{value!r} is no {name} of an allocation")
+                    raise TypeError(f"{value!r} is not the {name} of an allocation")
         source, device, torch_version, date = content["provenance"]
         origin = Provenance("recorded", DEVICES.get(source, device), torch_version, date, content["note"])
         found = replace(from_json(content, ""), provenance=origin)
         found.timeline.curves(), found.largest()  # what they add up has to be numbers
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path.name} is damaged ({type(error).__name__}: {error}): measure and save anew") from None
+        raise ValueError(f"{path.name} is damaged ({type(error).__name__}: {error}): measure and save again") from None
     return found
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """What a file of ours holds. Raises ValueError for any other, with a sentence that has no full stop."""
+    """The content of a measurement file. Raises ValueError for any other, with a sentence that has no full stop."""
     if not path.is_file():
-        raise ValueError(f"{str(path)!r} is not there, or is no file")
+        raise ValueError(f"{str(path)!r} does not exist or is not a file")
     try:
         content = json.loads(gzip.decompress(path.read_bytes()))
     except (EOFError, OSError, RecursionError, ValueError, zlib.error) as error:
-        raise ValueError(f"{path.name} holds no measurement, or a damaged one ({type(error).__name__})") from None
+        raise ValueError(f"{path.name} holds no measurement, or it is damaged ({type(error).__name__})") from None
     if not isinstance(content, dict) or not isinstance(content.get(KEY), dict):
         raise ValueError(f"{path.name} holds no measurement: save one with save_measurement(measured, path)")
     if content.get("schema") != SCHEMA:
-        raise ValueError(f"{path.name} has schema {content.get('schema')!r}, and this course reads {SCHEMA}: save anew")
+        raise ValueError(f"{path.name} has schema {content.get('schema')!r}, this course reads {SCHEMA}: save it again")
     return content[KEY]

@@ -78,7 +78,7 @@ def on_gpu(memory: int | str | None = None, ranks: int = 1) -> Iterator[None]:
 
 @contextmanager
 def on_new_gpu(memory: int | None = None) -> Iterator[None]:
-    """As `on_gpu`, silently, on a simulated GPU of its own, even where there is a real one; nothing lives on."""
+    """Act as `on_gpu`, silently, on a new simulated GPU, even where there is a real one; nothing lives on."""
     card = _new_card()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict("os.environ", COURSE_SOURCE="simulated"))
@@ -179,7 +179,7 @@ class _Card:
         self.recorded_from = None if enabled is None else len(self._events())
 
     def _events(self) -> list[tuple[int, Any]]:
-        """What the tracker saw, storages by their numbers, and between it where the cache was given back."""
+        """The tracker's events, storages by their numbers, and the moments at which the cache was emptied."""
         number = {storage: index for index, storage in enumerate(self.tracker.storages)}
         events: list[tuple[int, Any]] = [(size, number[storage]) for size, storage in self.tracker.events]
         for place in reversed(self.memory.followed().emptied):

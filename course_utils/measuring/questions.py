@@ -115,7 +115,7 @@ def check_device(device: Any) -> None:
     """Raise StepError for a device that is neither None nor the simulated GPU."""
     asked = torch.device("cuda", max(device, 0)) if isinstance(device, int) else torch.device(device or "cuda")
     if asked.type != "cuda" or asked.index not in (None, 0):
-        raise StepError(_where(f"{device!r} is not there: one GPU is simulated, cuda:0"))
+        raise StepError(_where(f"{device!r} does not exist: only one GPU is simulated, cuda:0"))
 
 
 class OneDevice(nullcontext):
@@ -150,7 +150,7 @@ class SimulatedEvent:
         self.device = torch.device("cuda", 0)
 
     def elapsed_time(self, end_event: Any) -> float:
-        raise StepError(_where(f"a simulated GPU computes nothing, so no time passes between two events. {INSTEAD}"))
+        raise StepError(_where(f"a simulated GPU computes nothing, so events measure no time. {INSTEAD}"))
 
     query = _always(True)
     record = wait = synchronize = _nothing

@@ -59,7 +59,7 @@ class Recording:
 
     @property
     def busy(self) -> str:
-        """What else went on while it was recorded; "" if nothing did."""
+        """A sentence about what else ran during the recording; "" if nothing did."""
         others = self.line.content.get("jobs", 1) - 1
         if not others:
             return ""
@@ -136,7 +136,7 @@ def read_folder(folder: Path) -> tuple[Recording, ...]:
 def read_recording(line: Line) -> Recording:
     """The recording in a line. ValueError for a rehearsal, which was never on a GPU."""
     if line.content.get("rehearsal"):
-        raise ValueError(f"{line.place} is a rehearsal on a CPU, no recording of a GPU: take the file away")
+        raise ValueError(f"{line.place} is a rehearsal on a CPU, not a recording of a GPU: move the file away")
     content = {name: line.content[name] for name in ("task", "kind", "date", "status", "parts")}
     return Recording(line, device=line.device, **content)
 

@@ -28,9 +28,7 @@ FIELDS = {**dict.fromkeys(("task", "kind", "status", "torch", "date", "commit"),
 FIELDS |= {"device": dict, "parts": dict}
 
 FOLDER = Path(__file__).with_name("recordings")  # `*.json.xz` of simulations, `*.jsonl.xz` of real GPUs
-NO_XZ = (
-    "shipped recordings need lzma, and this Python was built without: use another, or install liblzma and build it anew"
-)
+NO_XZ = "shipped recordings need lzma, but this Python was built without it: use another Python"
 
 
 def unpacked(name: str) -> dict[str, Any]:
@@ -100,7 +98,7 @@ def _checked(raw: bytes, place: str) -> dict[str, Any]:
         advice = "delete that line, or let `python3 -m course_utils record` do so if it is the last one"
         raise ValueError(f"{place} is not JSON, or was cut off: {advice}") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise ValueError(f"{place} is no recording: each line is a JSON object of schema {SCHEMA}")
+        raise ValueError(f"{place} is not a recording: each line must be a JSON object of schema {SCHEMA}")
     for name, kind in FIELDS.items():
         if not isinstance(content.get(name), kind):
             raise ValueError(f"{place} has no usable {name!r}: it holds {content.get(name)!r}")
@@ -132,7 +130,7 @@ def repair(path: Path) -> str:
         return f"The last line of {path.name} was cut off and has been removed; its task is done again."
     with path.open("ab") as file:
         file.write(b"\n")
-    return f"The last line of {path.name} lacked its line feed."
+    return f"The last line of {path.name} had no line feed at its end; it has been added."
 
 
 def append(path: Path, content: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def report(measured: Measurement, count: int = 10) -> str:
     word = "simulated" if measured.source == "simulated" else "measured"
     peaks = (measured.peak, replayed.peak_allocated, replayed.peak_reserved)
     meant = (
-        ("peak", f"of tensors, {word}, in {measured.peak_phase}"),
+        ("peak", f"peak of the tensors, {word}, in {measured.peak_phase}"),
         ("allocated", "by the allocator's rules (max_memory_allocated)"),
         ("reserved", "by the same (max_memory_reserved)"),
     )
@@ -45,7 +45,7 @@ def report(measured: Measurement, count: int = 10) -> str:
         [
             aligned(shown, 3), "", str(measured.breakdown), "", repr(measured.explain(count)), "",
             *cards(measured, replayed.peak_allocated, replayed.peak_reserved), "",
-            *(["The peak if, of this step's own tensors, nothing else changed:", aligned(rows)] if rows else []),
+            *(["Estimated peak after one change, all other tensors as in this step:", aligned(rows)] if rows else []),
             "", *notes,
         ]
     )  # fmt: skip
@@ -117,11 +117,11 @@ def _changes(measured: Measurement) -> Iterator[tuple[str, Part]]:
     yield "a fused optimizer (fused=True), which needs no temporaries", of_update
     scores = {item.shape for item in measured.allocations if item.operation == "_softmax" and len(item.shape) > 2}
     by_hand = lambda item: 0 if item.kind in kept and item.shape in scores else 1  # noqa: E731
-    yield "scaled_dot_product_attention, which keeps no matrix of scores", by_hand
+    yield "scaled_dot_product_attention, which keeps no score matrix", by_hand
 
 
 def _recomputed(blocks: Blocks) -> dict[int, tuple[int, int]]:
-    """Of what blocks keep but their outputs: gone when the block has its output, back before backward frees any."""
+    """Tensors that blocks keep, outputs aside: freed once the block has its output, back before backward frees any."""
     found: dict[int, tuple[int, int]] = {}
     for items in blocks.values():
         *inner, output = sorted(items, key=lambda item: item.born)
@@ -131,7 +131,7 @@ def _recomputed(blocks: Blocks) -> dict[int, tuple[int, int]]:
 
 
 def _blocks(measured: Measurement) -> Blocks:
-    """What each of the model's blocks keeps, modules that differ in one number; nothing if there are under 3."""
+    """Tensors kept by each block of the model: modules whose names differ in one number, if there are at least 3."""
     found: Blocks = {}
     marks = measured.timeline.marks
     backwards = [mark.event for mark in marks if mark.phase == "backward"]

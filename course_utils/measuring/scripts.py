@@ -53,7 +53,7 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
     """
     path = _checked(path)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ScriptError("a script is watched on one GPU: start it without torchrun, as WORLD_SIZE is over 1 here")
+        raise ScriptError("a script is watched on one GPU: start it without torchrun (WORLD_SIZE is above 1)")
     simulated = source == "simulated" or (source == "auto" and live.usable_gpu()[0] is None)
     if simulated and not (found := availability())[0]:
         raise SimulationUnavailable(found[1])
@@ -88,7 +88,7 @@ def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = 
         _execute(path, arguments, watch)
         notes = [*_steps(watch, values), *changes, *elsewhere.notes()]
         if not any(item.kind != "workspaces" for item in measured[0].allocations):
-            raise ScriptError(f"{path.name} trains, but puts nothing on the GPU: move model and data to 'cuda'")
+            raise ScriptError(f"{path.name} trains, but not on the GPU: move model and data to 'cuda'")
     return replace(measured[0], provenance=replace(provenance, note="; ".join(notes)))
 
 
@@ -101,7 +101,7 @@ def _checked(path: str | Path) -> Path:
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}  {error.text.strip()}" if isinstance(error, SyntaxError) and error.text else ""
         said = error.msg if isinstance(error, SyntaxError) else error
-        raise ScriptError(f"{path.name}{line}: no Python that this interpreter reads: {said}") from None
+        raise ScriptError(f"{path.name}{line}: this interpreter cannot read it as Python: {said}") from None
     return path
 
 
@@ -128,7 +128,7 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
         with contextlib.suppress(Finished):
             watch.end_step()
     if not watch.ends:
-        raise ScriptError(f"{path.name} ends{why} without a step of a torch optimizer: it trains nothing to watch")
+        raise ScriptError(f"{path.name} ends{why} without a step of a torch optimizer: nothing was trained")
     watch.last_step()
 
 
@@ -145,17 +145,17 @@ def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
             said = str(each).partition(": ")[2] or str(each)
             return f"{line}: {said}"
         if isinstance(each, MemoryError) or "can't allocate memory" in str(each):
-            return f"{line}: ran out of host memory; what is read or computed on the CPU is real here"
+            return f"{line}: ran out of host memory: tensors on the CPU are real here, only GPU tensors are simulated"
         operation = failure.operation if failure else "this"
         if isinstance(each, DataDependentOutputException | DynamicOutputShapeException):
-            return f"{line}: {operation} needs the values of its input, and a simulated GPU has shapes but no values"
+            return f"{line}: {operation} needs the values of its input, but a simulated GPU has only shapes, no values"
         if isinstance(each, UnsupportedOperatorException) or "no rule registered for HigherOrderOperator" in str(each):
             return f"{line}: {operation} cannot be simulated: torch can tell what this kernel makes only by running it"
         if any("triton" in frame.filename for frame in traceback.extract_tb(each.__traceback__)[-3:]):
-            return f"{line}: runs a triton kernel of its own, which only a GPU can run"
+            return f"{line}: runs its own triton kernel, which needs a real GPU"
     said = traceback.format_exception_only(error)[-1].strip()
     shown = "".join(traceback.format_list(frames))
-    return f"{line}: the script fails by itself: {said}\n{shown.rstrip()}"
+    return f"{line}: the script itself fails: {said}\n{shown.rstrip()}"
 
 
 @contextmanager
@@ -171,7 +171,7 @@ def replaced(notes: dict[str, None], simulated: bool) -> Iterator[None]:
 
 
 def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any, str, Any]]:
-    """What a script uses and a watched one cannot: its owner, its name, and what replaces it and adds to the notes."""
+    """Replacements for what a watched script cannot use: owner, name, and a function that also adds to the notes."""
     loader = torch.utils.data.DataLoader
     yield loader, "__init__", partialmethod(_make_loader, notes, loader.__init__)
     yield torch.distributed, "init_process_group", _one_process
@@ -193,18 +193,18 @@ def _make_loader(loader: Any, notes: dict[str, None], make: Any, *args: Any, **k
 
 
 def _eager(notes: dict[str, None], model: Any = None, **_: Any) -> Any:
-    notes.setdefault("torch.compile is left out: the step runs eagerly, and keeps other tensors than a compiled one")
+    notes.setdefault("torch.compile is skipped: the step runs eagerly and keeps other tensors than a compiled step")
     return model if model is not None else lambda function: function
 
 
 def _without_history(notes: dict[str, None], *_: Any, **__: Any) -> str:
-    """In place of what asks torch's allocator, which hands nothing out here."""
-    notes.setdefault("memory summaries, histories and snapshots of the script's own are left out")
+    """Replace questions to torch's allocator, which allocates nothing here."""
+    notes.setdefault("the script's own memory summaries, histories and snapshots are skipped")
     return ""
 
 
 def _one_process(*_: Any, **__: Any) -> NoReturn:
-    raise NotAllowed(": asks for a group of processes, and a script is watched in one, on one GPU")
+    raise NotAllowed(": asks for a process group, but a script is watched in one process on one GPU")
 
 
 def _load(load: Any, file: Any, map_location: Any = None, **kwargs: Any) -> Any:

@@ -44,7 +44,7 @@ def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
     shown, fewer = shortened(run)
     notes = [note, f"rank 0 of {run.world_size} simulated ranks", fewer]
     if run.precision.master:
-        notes.append("the fp32 shards are the master weights, and gradients are fp32 shards too")
+        notes.append("the fp32 shards are the master weights, and gradients are also fp32 shards")
     provenance = provenance_of("simulated", *notes)
     with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention), cycles_left_alone(), quick_plans():
         return follow(ShardedTraining(shown, mesh), ShardTracker("cuda", workspaces_on(run.card)), steps, provenance)

@@ -159,7 +159,7 @@ def _patch_hooks(changes: dict[int, int | None]) -> None:
         raise SimulationUnavailable(f"torch {torch.__version__} lays out its CUDA hooks in an unknown way")
     answers = {slot: functions[HOOKS_IS_BUILT] if answer is None else answer for slot, answer in changes.items()}
     if HOOKS_IS_BUILT in changes and not _library("torch_cpu")._ZN2at7Context9hasOpenMPEv() & 1:
-        raise SimulationUnavailable("this torch is built without OpenMP, whose question serves as one that answers yes")
+        raise SimulationUnavailable("this torch is built without OpenMP, which the simulated GPU needs")
     ctypes.cast(hooks, ctypes.POINTER(ctypes.c_void_p))[0] = _table_with(hooks, answers, slots=96)
 
 
@@ -185,7 +185,7 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator
     Raises SimulationUnavailable.
     """
     if any(isinstance(one, QuickFakeMode) for one in _get_current_dispatch_mode_stack()):
-        raise StepError("here a simulated GPU is in use already: measure outside of `with on_gpu():`")
+        raise StepError("a simulated GPU is already in use here: measure outside of `with on_gpu():`")
     with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
         _enable()
         enter = stack.enter_context

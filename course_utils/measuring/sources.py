@@ -95,7 +95,7 @@ def _measurable(run: Any, given: list[str]) -> TrainingRun:
             "measure(step=step, model=model, optimizer=optimizer, batch=batch)"
         )
     if given:
-        raise TypeError(f"a TrainingRun says all there is to measure: leave out {', '.join(given)}, or the run")
+        raise TypeError(f"a TrainingRun says everything that measure needs: leave out {', '.join(given)}, or the run")
     if run.precision.name == "fp8":
         raise ValueError(
             "fp8 is not measured: torch by itself trains nothing in fp8, libraries such as MS-AMP do; estimate(run) "

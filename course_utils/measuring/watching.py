@@ -79,16 +79,16 @@ class Watch(TorchDispatchMode):
         forward_alone = self._called and not self._had_backward and not self.work.optimizers
         if not (self._has_gradient or self._asked_for_gradients or forward_alone):
             raise StepError(
-                "the step gave no gradient to any parameter of the model that it was called with: it has to call "
-                "loss.backward(), on a loss that comes from that model, not from one of the same name outside; a "
-                "forward alone is measured without an optimizer"
+                "the step gave no gradient to any parameter of the model that it was called with. It must call "
+                "loss.backward() on a loss of that model, not of one with the same name outside. To measure only a "
+                "forward, leave out the optimizer"
             )
 
     def _note_gradient(self, _: torch.Tensor) -> None:
         self._has_gradient = True
 
     def _note_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
-        """What `torch.autograd.grad` returned."""
+        """Note the gradients that `torch.autograd.grad` returned."""
         self._asked_for_gradients = True
         self.tracker.bind("gradients", gradients)
 

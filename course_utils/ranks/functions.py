@@ -51,7 +51,7 @@ def _called(function: Any) -> list[Any]:
     """The functions of the same module that `function` uses. Raises TypeError for all else that it would need."""
     name = function.__name__
     if name == "<lambda>":
-        raise TypeError(f"a lambda has no source of its own: {HOW}")
+        raise TypeError(f"a lambda cannot be sent to another process: {HOW}")
     if function.__closure__:
         kept = ", ".join(function.__code__.co_freevars)
         raise TypeError(f"{name}() uses {kept} of the function around it: {HOW}, and pass {kept} as an argument")
@@ -67,7 +67,7 @@ def _text(function: Any) -> str:
     try:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):
-        raise TypeError(f"the source of {function.__name__}() is not to be had: {HOW}") from None
+        raise TypeError(f"the source of {function.__name__}() cannot be read: {HOW}") from None
 
 
 def globals_used(code: CodeType) -> set[str]:

@@ -29,7 +29,7 @@ POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0  # From a rank's failure to the end of all others; torchrun alone would wait 30 seconds for them
 HOST = "127.0.0.1"
 FORKS = sys.platform == "linux"  # True where torchrun loads torch once for all ranks, which then start in half the time
-BY_WHOM = "by someone, by this computer for want of memory (use fewer or smaller ranks), or by a crash"
+BY_WHOM = "by a person, by this computer because it ran out of memory (use fewer or smaller ranks), or by a crash"
 
 
 class RankFailed(RuntimeError):
@@ -37,7 +37,7 @@ class RankFailed(RuntimeError):
 
 
 class RanksUnavailable(RuntimeError):
-    """No ranks can be started on this computer: says what to do instead."""
+    """Raised where this computer cannot start ranks; says what to do instead."""
 
 
 def run_ranks(
@@ -86,7 +86,7 @@ def why_no_ranks() -> str:
         with socket.socket() as probe:
             probe.bind((HOST, 0))
     except OSError as error:
-        return f"this computer opens no port at {HOST}, by which ranks find each other: {error.strerror}"
+        return f"this computer opens no port at {HOST}, and ranks need one to find each other: {error.strerror}"
     return ""
 
 
@@ -102,7 +102,7 @@ def _words(
         path.write_text(json.dumps(packed(program, keywords, folder)), encoding="utf-8")
         return f"{program.__name__}()", [*worker, "function", str(path)]
     if keywords:
-        raise ValueError(f"{program} is no function: its arguments are a list of strings, not {', '.join(keywords)}=")
+        raise ValueError(f"{program} is not a function: give its arguments as strings, not {', '.join(keywords)}=")
     is_file = Path(program).suffix == ".py"
     if is_file and not Path(program).is_file():
         raise ValueError(f"there is no program {program}")
@@ -253,7 +253,7 @@ def _too_long(ranks: Ranks) -> str:
     lines = [took + f". Not finished: {', '.join(f'rank {rank}' for rank in unfinished) or 'threads'}."]
     for rank in unfinished:
         where = program_lines(ranks.read(f"{rank}.where"))
-        lines.append(f"rank {rank} {'was at ' + where if where else 'gave no sign'}. {_said(ranks.words(rank))}")
+        lines.append(f"rank {rank} {'was at ' + where if where else 'reported nothing'}. {_said(ranks.words(rank))}")
     lines.append("If it waits for another rank: do all ranks make the same calls, in the same order? If not: allow it ")
     return "\n".join(lines) + "more, by timeout_seconds."
 
@@ -283,7 +283,7 @@ def signal_name(number: int) -> str:
 
 
 def _said(words: str) -> str:
-    return f"The last that it said:\n{words}" if words else "It said nothing."
+    return f"Its last output:\n{words}" if words else "It printed nothing."
 
 
 def _last_lines(text: str) -> str:

@@ -67,7 +67,7 @@ def settled_bytes(device: Device) -> int:
         if now == before:
             return now
         before = now
-    raise Unsettled(f"the bytes allocated still change after {MOST_READINGS} readings; another thread is at work")
+    raise Unsettled(f"the bytes allocated still change after {MOST_READINGS} readings; another thread is still running")
 
 
 def workspace_bytes(device: Device) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Prepared(NamedTuple):
 
 
 def scratch_bytes(device: Device) -> list[dict[str, Any]]:
-    """For each operation alone: the device's peak in bytes, the tracker's, and the difference, its kernel's scratch."""
+    """Measure each operation by itself: the device's peak in bytes, the tracker's, and the difference, kernel scratch."""
     return [_scratch_of(item, device) for item in prepared_operations(device.kind)]
 
 
@@ -214,7 +214,7 @@ def eager_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 
 
 def kernel_times(device: Device, seq_len: int, repetitions: int = 10) -> list[dict[str, Any]]:
-    """For each kind of attention at this length: milliseconds of forward and backward."""
+    """Time each kind of attention at this length: milliseconds of forward and backward."""
     found: list[dict[str, Any]] = []
     for kernel in (*ATTENTIONS, "math"):
         device.release()

@@ -124,7 +124,7 @@ def record(
                 outcome = each.finish(killed=each.process.poll() is None)
                 if outcome.status == recording_file.TIMED_OUT and is_late:
                     cut += 1
-                    outcome = outcome._replace(status=recording_file.CUT_SHORT, detail="the time given was over")
+                    outcome = outcome._replace(status=recording_file.CUT_SHORT, detail="the given time was over")
                 recording_file.append(file, {**origin, **about(each.task), **outcome._asdict()})
                 named = f"{each.task.name}: " if jobs > 1 else ""
                 say(f"    {named}{outcome.status}{f': {outcome.detail}' if outcome.detail else ''}")
@@ -205,7 +205,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(timeout=GRACE)
     except subprocess.TimeoutExpired:
-        print(f"Process {process.pid} does not end although it was killed; going on without it.", file=sys.stderr)
+        print(f"Process {process.pid} was killed but does not end. Continuing without it.", file=sys.stderr)
 
 
 def read_parts(path: Path) -> dict[str, Any]:
@@ -308,13 +308,13 @@ def run(options: Namespace, say: Callable[[str], None] = say_now) -> int:
     if not options.list and options.out is None:
         raise RecordingError("record needs --out and a folder for its results, or --list, or --verify and a file.")
     if not 0 < options.minutes < 10_000:
-        raise RecordingError(f"--minutes is {options.minutes:g}: say how long recording may take, as in --minutes 30.")
+        raise RecordingError(f"--minutes is {options.minutes:g}: give a time limit, such as --minutes 30.")
     if options.jobs < 1:
-        raise RecordingError(f"--jobs is {options.jobs}: at least one task is at work at a time.")
+        raise RecordingError(f"--jobs is {options.jobs}: it must be at least 1.")
     if options.as_card:
         card_option(options.as_card)
     if options.out is not None and options.out.exists() and not options.out.is_dir():
-        raise RecordingError(f"--out is {options.out}, which is no folder.")
+        raise RecordingError(f"--out is {options.out}, which is not a folder.")
     tasks = chosen(rehearsal_list() if options.rehearse else recording_list(), options.only)
     if options.list:
         say(listing(tasks, card_here()))
@@ -346,7 +346,7 @@ def _record(options: Namespace, tasks: Sequence[Task], say: Callable[[str], None
     say(f"{found['device']['name']}, {free} free, torch {found['torch']}: {len(to_do)} of {len(tasks)} tasks to do.")
     origin = {name: value for name, value in found.items() if name != "free"} | {"commit": code, "jobs": options.jobs}
     left = record(to_do, file, origin, deadline, command, say, options.jobs, found["free"])
-    then = f"{left} are left: run the same command again." if left else "Nothing is left to do on this GPU."
+    then = f"{left} tasks are left: run the same command again." if left else "Nothing is left to do on this GPU."
     say(f"Recorded in {file}. {then}")
     return 0
 

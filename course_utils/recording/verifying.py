@@ -62,7 +62,7 @@ def names_here() -> set[str]:
 
 def _read(path: Path) -> list[Line]:
     if not path.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
-        raise ValueError(f"{path.name} is no recording: its name ends in .jsonl, .jsonl.gz or .jsonl.xz")
+        raise ValueError(f"{path.name} is not a recording: its name must end in .jsonl, .jsonl.gz or .jsonl.xz")
     if path.stat().st_size > MOST_FILE:
         raise ValueError(f"{path.name} is too large: a recording has at most {MOST_FILE:,} bytes")
     content = path.read_bytes()
@@ -90,7 +90,7 @@ def _problems(line: Line, kinds: dict[str, str], names: Collection[str]) -> Iter
             yield f"{content['task']!r} ({content['kind']}, {content['status']}) is not in this version's list of tasks"
         for name, shape in SHAPES.items():
             if not re.fullmatch(shape, (device if name == "driver" else content)[name]):
-                yield f"its {name} is {content.get(name)!r}, which is none"
+                yield f"its {name} is {content.get(name)!r}, which is invalid"
         date.fromisoformat(content["date"])
         if not all(map(_is_size, (device["memory"], *device["capability"]))):
             yield "its device has no memory in bytes, or no compute capability"
@@ -109,7 +109,7 @@ def _wrong_parts(parts: dict[str, Any], memory: int) -> Iterator[str]:
         if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
             yield f"part {name!r} holds a number that is not finite"
         if name.split()[0] in BYTES and not all(map(_is_size, numbers)):
-            yield f"part {name!r} holds what is no whole number of bytes from 0 on"
+            yield f"part {name!r} holds a value that is not a whole number of bytes of at least 0"
         counted = list(part.values()) if name.startswith("counted ") else []
         counted += [[part["allocated"], part["reserved"]]] if name == "counters" else []
         if not all(allocated <= reserved <= memory for allocated, reserved in counted):
@@ -117,7 +117,7 @@ def _wrong_parts(parts: dict[str, Any], memory: int) -> Iterator[str]:
         if name == "history":
             (entries,) = unpacked(part["history"])["device_traces"]
             if not all(entry["action"] in ACTIONS and _is_size(entry["size"]) for entry in entries):
-                yield "its history has an entry that is no allocation"
+                yield "its history has an entry that is not an allocation"
 
 
 def _is_size(value: object) -> bool:
@@ -147,7 +147,7 @@ def _private(content: Any, names: Collection[str]) -> Iterator[str]:
 
 
 def _page(contents: Sequence[dict[str, Any]], known: int, problems: Sequence[str]) -> str:
-    """What the file holds, and what a person should look at: counters that no simulation foresaw, and free text."""
+    """A summary of the file, and what a person should check: counters far from their simulation, and free text."""
     counts = Counter(f"{content['kind']} {content['status']}" for content in contents)
     made = [{"driver": content["device"].get("driver")} | content for content in contents]
     gaps = [gap for content in contents for gap in _gaps(content)]

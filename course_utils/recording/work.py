@@ -150,11 +150,11 @@ def run_demos(task: Task, device: Device, send: Send) -> None:
     found = rehearse()
     send("demos", text=str(found), problems=list(found.problems))
     if found.problems:
-        raise RuntimeError(f"{len(found.problems)} things do not go as the demos say, the first: {found.problems[0]}")
+        raise RuntimeError(f"{len(found.problems)} steps do not do as announced, the first: {found.problems[0]}")
 
 
 def variant_times(topic: str, device: Device) -> list[dict[str, Any]]:
-    """For each variant of a comparison: milliseconds of a step with their spread, or why there are none."""
+    """Time each variant of a comparison: milliseconds per step with their spread, or why there are none."""
     runs = sized(topic, device.free(), device.capability()) if device.kind == "cuda" else rehearsed_variants(topic)
     return [{"label": label, **_step_time(run, device)} for label, run in runs.items()]
 
@@ -207,7 +207,7 @@ def record_run(run: TrainingRun, device: Device, send: Send, shared: bool = Fals
 
 
 def send_said(run: TrainingRun, device: Device, send: Send) -> None:
-    """What is said of a run before the GPU is asked: parts "estimate", "formula" where it has one, and "simulated".
+    """Predict a run before the GPU runs it: parts "estimate", "formula" where it has one, and "simulated".
 
     On a GPU of the catalog's compute capabilities cuBLAS's workspaces are counted in. The simulation is under the same
     torch; "allocated" and "reserved" are what the allocator's policy makes of it.

@@ -28,7 +28,7 @@ class Linear(Module):
 
     @operation
     def adapted(self, x: Tensor) -> Tensor:
-        """With what LoRA adds."""
+        """The layer's output, plus LoRA's part."""
         step, (A, B), name = self.step, self.factors, self.name
         inner = linear(step, x, self.n_in, "R", A, None, f"{name}, LoRA's A")
         learned = linear(step, inner, "R", self.n_out, B, None, f"{name}, LoRA's B")

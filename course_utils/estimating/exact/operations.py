@@ -262,7 +262,7 @@ def scaled(step: Step, x: Tensor) -> Tensor:
 
 @operation
 def softmax(step: Step, x: Tensor, name: str, what: str, element: str = "") -> Tensor:
-    """In the type of x unless an `element` is given, saves its output. Backward begins with the product of that and the
+    """Save the output, in the type of x or `element`. Backward begins with the product of the output and the
     gradient (softmax_backward_cuda_out).
     """
     out = step.tape.tensor(element or x.element, x.shape)

@@ -132,7 +132,7 @@ def _origin(storage: Storage) -> Origin:
 
 
 def _freed_at_once(storage: Storage, shape: Structure, freed: set[Origin]) -> Repeats:
-    """Of how many this is freed here, if what the first of them has made is freed here too."""
+    """The number of repetitions that free this here, if the first of them frees here what it made."""
     *what, place = _origin(storage)
     groups = _group_repeats(place, shape) if (*what, place._replace(group=0)) in freed else ()
     blocks = _block_repeats(place, shape) if groups or (*what, place._replace(block=0)) in freed else ()

@@ -1,4 +1,4 @@
-"""What GPUs counted elsewhere, against the simulated GPU: each published step written anew in plain torch and run.
+"""Compare counters published for GPUs with the simulated GPU, which runs each step, rewritten in plain torch.
 
 Each line of a `.jsonl` is a published figure with its configuration and its source, and what we `said` of it, frozen
 before it was compared (tests/freeze.py). The module of the same name in tests/published has a function for each family
@@ -35,7 +35,7 @@ TEN = tuple((HERE / "ten.txt").read_text(encoding="utf-8").split())
 
 
 class Said(NamedTuple):
-    """What the simulated GPU says of a row, in bytes: the sum of tensors, the allocator's counter, and reserved."""
+    """A row's bytes on the simulated GPU: the sum of tensors, the allocator's counter, and reserved."""
 
     tensors: int
     allocated: int
@@ -131,7 +131,7 @@ def family_of(family: str, live: bool = False) -> Callable[..., Any]:
 
 
 def percent(row: Row, said: Said) -> float:
-    """What was said over what was published, less one, in percent."""
+    """The gap as a percentage: simulated over published, minus one."""
     return 100 * (said.of(row) / row.bytes - 1)
 
 

@@ -26,7 +26,7 @@ def rows_of(topic: str) -> list[Row]:
 
 
 def send_said(topic: str, send: Send) -> None:
-    """For each row, part "said ID": what the simulation says for a card like this one under this torch, by moment."""
+    """Part "said ID" for each row: the simulation of a card like this one under this torch, by moment."""
     capability = torch.cuda.get_device_capability()
     for row in rows_of(topic):
         here = replace(row, capability=capability, torch=installed_torch())
@@ -35,7 +35,7 @@ def send_said(topic: str, send: Send) -> None:
 
 
 def send_counted(topic: str, send: Send) -> None:
-    """For each row, part "counted ID": bytes allocated and reserved by moment; or "error".
+    """Part "counted ID" for each row: bytes allocated and reserved by moment; or "error".
 
     The moments are before the first step ("start"), the last step's peak, and after it ("end").
     """
