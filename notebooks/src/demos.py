@@ -11,33 +11,33 @@
 # %% [markdown]
 # # Demos for the stage
 #
-# **31 minutes** for all seven, three to six for each. For a lecture: each cell below is a demo in large type. Run it,
-# and go on with the space bar. It asks for a guess, then estimates, then runs. The room should know what lives in a
-# training step; the lesson that goes with a demo can come before it or after.
+# **31 minutes** for all seven, three to six for each. Each cell below is a demo in large type, for a lecture. Run the
+# cell, then press the space bar for the next step. A demo asks for a guess, then estimates, then runs. The audience
+# should know what lives in a training step. You can show a demo before its lesson or after it.
 #
-# Run `python3 -m course_utils rehearse` beforehand: it says what will happen on this machine. Keys, projector, and what
-# to do when a demo fails: [in a classroom](../docs/classroom.md#demos).
+# Run `python3 -m course_utils rehearse` beforehand: it shows what will happen on this machine. [In a
+# classroom](../docs/classroom.md#demos) has the keys, the projector, and what to do when a demo fails.
 
 # %%
 from course_utils.demos import demo
 
 # %% [markdown]
 # ## One training step
-# With [lesson 01](01_where_did_the_memory_go.ipynb). What rises in forward, falls in backward, and stays?
+# With [lesson 01](01_where_did_the_memory_go.ipynb). Which memory rises in forward, which falls in backward, and which stays?
 
 # %%
 demo("training-step")
 
 # %% [markdown]
 # ## Out of memory, and back
-# Fails on purpose. With lesson 01, or with [lesson 14](14_will_it_fit.ipynb).
+# This demo fails on purpose. With lesson 01 or [lesson 14](14_will_it_fit.ipynb).
 
 # %%
 demo("out-of-memory")
 
 # %% [markdown]
 # ## What Adam remembers
-# With [lesson 02](02_adam.ipynb). How much more than SGD, and from which moment on?
+# With [lesson 02](02_adam.ipynb). How much more memory than SGD does Adam need, and from when on?
 
 # %%
 demo("optimizer-states")
@@ -58,14 +58,14 @@ demo("accumulation")
 
 # %% [markdown]
 # ## Free, but in pieces
-# Fails on purpose. With [lesson 10](10_allocator_and_fragmentation.ipynb).
+# This demo fails on purpose. With [lesson 10](10_allocator_and_fragmentation.ipynb).
 
 # %%
 demo("fragmentation")
 
 # %% [markdown]
 # ## ZeRO, by estimate
-# With [lesson 09](09_zero_and_fsdp.ipynb). Nothing is run: the other cards are not there.
+# With [lesson 09](09_zero_and_fsdp.ipynb). Nothing is run, because the other cards are not here.
 
 # %%
 demo("sharding")

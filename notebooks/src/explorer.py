@@ -12,17 +12,17 @@
 # # The Explorer
 #
 # **20 minutes** for the tour, and as long as you like for your own runs. You should know what lives in a training step
-# ([lesson 01](01_where_did_the_memory_go.ipynb)); each control is explained by the lesson that it belongs to.
+# ([lesson 01](01_where_did_the_memory_go.ipynb)). The other lessons explain the controls.
 #
-# One page for all choices of a training run. The pictures show its estimated peak and how the step gets there, against
-# what a program really gets of a card. Below the verdict stands what to change next, with what each change saves and
-# what it costs in time.
+# One page shows every choice of a training run. Its figures show the estimated peak, how the step gets there, and how
+# much memory a program really gets on a card. Below the verdict you find what to change next: what each change saves,
+# and what it costs in time.
 
 # %% [markdown]
 # ## One: how many micro-batches?
-# The page below opens with the puzzle of the course: GPT-2 XL, 32 sequences a step, on a card with 32 GB. Nothing is
-# recomputed, and nothing may change but how the 32 sequences are cut into micro-batches of equal size.
-# **How many micro-batches must it be?**
+# The page below opens with the puzzle of the course: GPT-2 XL, 32 sequences per step, a card with 32 GB, no
+# recomputation. You may change only one thing: how many micro-batches of equal size the 32 sequences are split into.
+# **How many micro-batches do you need?**
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -31,8 +31,8 @@ predict("explorer.micro_batches", unit="micro-batches")
 
 # %% [markdown]
 # ## The page
-# Run the next cell. The page opens once your guess is locked, or by *Show me*. Everything works by keyboard: **Tab**
-# goes from control to control, the **arrow keys** move a slider, **Enter** presses a button.
+# Run the next cell. The page opens when you lock your guess or press *Show me*. Everything works by keyboard: **Tab**
+# moves to the next control, the **arrow keys** move a slider, **Enter** presses a button.
 
 # %%
 from course_utils.interactive.explorer_widget import explore
@@ -42,18 +42,19 @@ page = explore()
 page
 
 # %% [markdown]
-# What you see is an estimate by the course's exact engine, checked against steps that really run
-# ([lesson 01](01_where_did_the_memory_go.ipynb) shows how). What CUDA itself takes is not in it, so a change counts as
-# *fits* only with 5 % to spare. Seconds are work divided by the data sheet's rates: good for ranking, no promise.
+# You see estimates by the course's exact engine, which is checked against steps that really run ([lesson
+# 01](01_where_did_the_memory_go.ipynb) shows how). They leave out the memory that CUDA itself takes, so a change counts
+# as *fits* only with 5 % to spare. Seconds are work divided by the rates of the data sheet: good enough to rank
+# changes, but not a promise.
 #
-# Whatever you have chosen is at hand in Python, to measure it or to lay it beside another run:
+# Your choice is available in Python, so you can measure it or compare it with another run:
 
 # %%
 print(page.run)
 print(page.breakdown)
 
 # %% [markdown]
-# And the first question? The list is what the buttons say:
+# And the first question? This list has the same changes as the buttons:
 
 # %%
 from course_utils.interactive.explorer import next_changes
@@ -65,19 +66,19 @@ for change in changes:
     print(f"{change.words}: {change.effect}")
 
 # %% [markdown]
-# Recomputing, which everybody tries first, is not enough alone: at 32 sequences the logits of one micro-batch and their
-# gradient are too large, and recomputation never touches them.
+# Most people try recomputation first, but it is not enough: for 32 sequences the logits and their gradient are too
+# large, and recomputation does not touch them.
 #
 # **Your turn:** press *Start over* on the page, then *full recomputation*, and look at what it offers next. Is the peak
-# still at the same column, and of what is it made now? Then take *the loss in 8 chunks*: which of the next changes
-# makes all 32 sequences fit at once?
+# still in the same column? What fills it now? Then choose *the loss in 8 chunks*. Which of the next changes makes all
+# 32 sequences fit at once?
 
 # %% [markdown]
 # ## Two: how many GPUs?
-# Llama-3 8B, one sequence of 4,096 tokens on each GPU, Adam, every block recomputed, the loss in 8 chunks, everything
-# sharded (ZeRO-3), in FSDP's own mixed precision: fp32 shards, 16-bit weights while a block computes ([lesson
-# 14](14_will_it_fit.ipynb)). One GPU with 40 GB cannot even hold the weights and their gradients in fp32. **How many
-# such GPUs suffice?**
+# Train Llama-3 8B with Adam and one sequence of 4,096 tokens per GPU. Every block is recomputed, the loss runs in 8
+# chunks, and everything is sharded (ZeRO-3) in FSDP's own mixed precision: fp32 shards, and 16-bit weights while a
+# block computes ([lesson 14](14_will_it_fit.ipynb)). One GPU with 40 GB cannot even hold the weights and their
+# gradients in fp32. **How many of these GPUs do you need?**
 
 # %%
 predict("explorer.ranks", unit="GPUs")
@@ -94,29 +95,29 @@ for ranks, shown in peaks.items():
     print(f"{ranks:>3} GPUs: {shown.title.partition(': ')[2]}. {shown.verdict}")
 
 # %% [markdown]
-# As long as the optimizer's step is the peak, it is made of shards, and twice the GPUs halve it. Then the peak moves to
-# backward. What is sharded goes on shrinking. What stays is the block that each GPU gathers, with its whole gradients,
-# and the sequence that the GPU works on. The page shows it for eight.
+# At first the peak is in the optimizer's step. It consists of shards, so twice as many GPUs halve it. Then the peak
+# moves to backward. The shards keep shrinking, but three things stay: the block that each GPU gathers, the gradients of
+# that block before they are sharded, and the activations of the GPU's own sequence. The page shows eight GPUs.
 
 # %%
 explore(**llama, world_size=8)
 
 # %% [markdown]
-# And with [autocast](../docs/glossary.md#autocast) in place of FSDP's mixed precision? Then each GPU also keeps 16-bit
-# copies of all weights until the loss is there. No number of GPUs makes these smaller:
+# What if you use [autocast](../docs/glossary.md#autocast) instead of FSDP's mixed precision? Then each GPU also keeps
+# 16-bit copies of all weights until the loss is computed. More GPUs do not make these copies smaller:
 
 # %%
 for ranks, shown in peaks.items():
     other = dashboard(llama | {"world_size": ranks, "precision": "amp-bf16"})
     copies = format_bytes(other.breakdown["weight_copies"], "GB", 1)
     print(f"{ranks:>3} GPUs: {format_bytes(shown.breakdown.total, 'GB', 1):>7}, "
-          f"under autocast {format_bytes(other.breakdown.total, 'GB', 1):>7}, of it copies {copies}")  # fmt: skip
+          f"under autocast {format_bytes(other.breakdown.total, 'GB', 1):>7}, copies {copies}")  # fmt: skip
 
 # %% [markdown]
 # ## Three: your own
-# Choose the model and the card that you have. Then let *Arrange it for me* look through the configurations of the
-# same training, and read what it changed: it is the plan that `fit` of [lesson 14](14_will_it_fit.ipynb) finds. Copy
-# the line of code, and measure it:
+# Choose the model and the card that you have. Then press *Arrange it for me*. It searches the configurations of the
+# same training and shows what it changed. This is the plan that `fit` finds in [lesson 14](14_will_it_fit.ipynb). Copy
+# the line of code and measure the run:
 #
 # ```python
 # from course_utils import compare
@@ -124,6 +125,6 @@ for ranks, shown in peaks.items():
 # ```
 #
 # ## Take home
-# **Remember** First see which moment is the peak and of what it is made. Only a change that touches that moment helps.
+# **Remember** First find the moment of the peak and what fills it. Only a change that touches that moment helps.
 #
-# **Breaks when** an estimate is read as a promise: leave a few percent for what no formula sees, then measure.
+# **Breaks when** you read an estimate as a promise. Leave a few percent for what no formula covers, then measure.
