@@ -105,7 +105,7 @@ class Prepared(NamedTuple):
 
 
 def scratch_bytes(device: Device) -> list[dict[str, Any]]:
-    """Measure each operation by itself: the device's peak in bytes, the tracker's, and the difference, kernel scratch."""
+    """Measure each operation by itself: the device's peak in bytes, the tracker's, and the difference, its scratch."""
     return [_scratch_of(item, device) for item in prepared_operations(device.kind)]
 
 

@@ -23,7 +23,7 @@ from course_utils.demos import demo
 
 # %% [markdown]
 # ## One training step
-# With [lesson 01](01_where_did_the_memory_go.ipynb). Which memory rises in forward, which falls in backward, and which stays?
+# With [lesson 01](01_where_did_the_memory_go.ipynb). Which memory rises, which falls, and which stays?
 
 # %%
 demo("training-step")
