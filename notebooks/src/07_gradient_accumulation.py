@@ -12,23 +12,21 @@
 # %% [markdown]
 # # 07 · Gradient accumulation
 #
-# **60 minutes.** You should know what lives when in a training step ([lesson
-# 01](01_where_did_the_memory_go.ipynb)) and what an optimizer does with a gradient ([lesson 02](02_adam.ipynb)). No GPU
-# is needed: where a measurement is simulated, it says so.
+# **60 minutes.** You should know what lives when in a training step ([lesson 01](01_where_did_the_memory_go.ipynb))
+# and what an optimizer does with a gradient ([lesson 02](02_adam.ipynb)). You need no GPU: simulated measurements are
+# labeled.
 #
-# Activations grow with the batch. So cut the batch into pieces that fit, and add up their gradients before you step:
-# [gradient accumulation](../docs/glossary.md#gradient-accumulation). It is ten lines of Python. There are well-known
-# ways to get them wrong, and none of them raises an error. How large a batch *should* be is [lesson
-# 07b](07b_large_batches.ipynb).
+# Activations grow with the batch. So cut the batch into pieces that fit, and add up their gradients before the
+# optimizer steps: [gradient accumulation](../docs/glossary.md#gradient-accumulation). It takes ten lines of Python,
+# and its well-known bugs raise no error. How large a batch *should* be is [lesson 07b](07b_large_batches.ipynb).
 
 # %% [markdown]
 # ## Three sizes
 # A [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) is what goes through the network at once. Several
-# of them make the *global batch*, which one optimizer step learns from. And since sequences differ in length, large
-# runs count the global batch in tokens.
+# make the *global batch*, and one optimizer step learns from it. Sequences differ in length, so large trainings count
+# the global batch in tokens.
 #
-# **Your guess.** A lecture has batches of 400 sequences, with 1,024 tokens each. How many *thousand* tokens are in one
-# batch?
+# **Your guess.** A lecture's batch has 400 sequences of 1,024 tokens. How many *thousand* tokens is that?
 
 # %%
 import torch
@@ -46,22 +44,21 @@ print(f"400 sequences · 1,024 = {batch.numel():,} tokens")
 reveal("07.tokens", batch.numel() / 1000, unit="thousand tokens")
 
 # %% [markdown]
-# The lecture says "about 4 million": ten times too many. Change 16 to 48. How many sequences does the last micro-batch
-# have? Predict, then run.
+# The lecture says "about 4 million": ten times too many. Change 16 to 48. Predict: how many sequences does the last
+# micro-batch have?
 
 # %% [markdown]
 # ## Gradients add
-# `backward()` does not replace what is in `.grad`. It *adds* to it, so the summing costs no extra line. And the loss of
-# a batch is a mean over its sequences.
+# `backward()` does not replace `.grad`. It *adds* to it. The loss of a batch is a mean over its sequences.
 #
 # **Your guess.** Call `backward()` on the mean loss of each of 25 micro-batches of 4, and do nothing else. How many
-# times as long as the gradient of all 100 sequences is `.grad` now?
+# times as long is `.grad` as the gradient of all 100 sequences?
 
 # %%
 predict("07.factor", unit="times")
 
 # %% [markdown]
-# Try it on a small GPT over characters, with random weights. Its losses have values, so it runs on the CPU.
+# Try it on a small GPT that predicts characters, with random weights. Its losses need values, so it runs on the CPU.
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -97,21 +94,21 @@ for divisor in (k, 1):
 reveal("07.factor", round(factor.item(), 3), unit="times")
 
 # %% [markdown]
-# A sum of 25 means is 25 times the mean of all 100. So divide each loss by 25 before its `backward()`: that division is
-# your job. With $L_i$ the mean loss of micro-batch i,
+# A sum of 25 means is 25 times the mean of all 100. So divide each loss by 25 before its `backward()`. PyTorch leaves
+# that to you. With $L_i$ the mean loss of micro-batch i,
 #
 # $$\nabla L = \frac{1}{k} \sum_{i=1}^{k} \nabla L_i$$
 #
-# Change k to 8 and run both cells: what do the two lines say then?
+# Change k to 8 and run both cells. What do the two lines say?
 #
-# What is left between the two gradients is rounding: fp32 adds the same numbers in another order. So 25 micro-batches
-# of 4 *are* a batch of 100. (Batch norm breaks this, as it looks at all examples of a micro-batch together.
-# Transformers have none.)
+# The two gradients now differ only by rounding: fp32 adds the same numbers in another order. So 25 micro-batches of 4
+# *are* a batch of 100. (Batch norm breaks this: it looks at all examples of a micro-batch together. Transformers have
+# none.)
 
 # %% [markdown]
 # ## The loop on a GPU
-# Now the same loop as in a training script, with `device="cuda"`. `on_gpu()` runs it on your GPU, or on a
-# simulated one, which counts bytes and holds no values. First a Transformer of torch's own parts:
+# Now the same loop with `device="cuda"`, as in a training script. `on_gpu()` runs it on your GPU, or on a simulated
+# one that counts bytes and holds no values. First a Transformer of torch's own modules:
 
 # %%
 from torch import nn
@@ -141,14 +138,16 @@ with on_gpu():
     del logits, loss
 
 # %% [markdown]
-# The second micro-batch has a higher peak than the first. Its forward runs while the first one's gradients wait in
-# `.grad`: 4 bytes per parameter. A third adds nothing. (What is held also includes the last
-# [logits](../docs/glossary.md#logits), and two workspaces of 8.5 MB that cuBLAS, NVIDIA's library for matrix products,
-# keeps from the first product on.) Change k to 8: what does the second peak become? Only activations and logits halve.
+# Why does the second micro-batch have a higher peak? Its forward runs while the first one's gradients wait in
+# `.grad`: 4 bytes per parameter. A third adds nothing. Change k to 8. What does the second peak become? Only
+# activations and logits halve.
+#
+# (The memory held includes the last [logits](../docs/glossary.md#logits) and two workspaces of 8.5 MB, which cuBLAS,
+# NVIDIA's library for matrix products, keeps from the first product on.)
 
 # %% [markdown]
 # ## The common loop
-# This loop, or one like it, is in many tutorials. It has two bugs.
+# Many tutorials have a loop like this one. It has two bugs.
 
 
 # %%
@@ -174,9 +173,9 @@ print(f"steps after micro-batches {seen}: the last {10 - seen[-1]} are left over
 reveal("07.dropped", 10 - seen[-1], unit="micro-batches")
 
 # %% [markdown]
-# You have met the first bug: nobody divides. The second: nobody steps on an incomplete group. That is worse than
-# dropping data, for nobody clears its gradients either. They wait in `.grad` and mix with the first group of the next
-# epoch. A loop that is right works group by group:
+# You have met the first bug: nobody divides the loss. The second: nobody steps on an incomplete group. Worse, nobody
+# clears its gradients. They wait in `.grad` and mix with the first group of the next epoch. A correct loop works
+# group by group:
 
 
 # %%
@@ -190,7 +189,7 @@ def right_loop(model, optimizer, parts, k):
         optimizer.step()
 
 
-def large_batches(model, optimizer, parts, k):  # what both should be equal to
+def large_batches(model, optimizer, parts, k):  # the reference for both
     for first in range(0, len(parts), k):
         optimizer.zero_grad()
         tokens, targets = map(torch.cat, zip(*parts[first : first + k], strict=True))
@@ -203,7 +202,7 @@ from torch.nn.utils import parameters_to_vector
 
 
 def moved(loop, parts, k, make=torch.optim.SGD, lr=0.1):
-    """The way that one pass moves the parameters."""
+    """Return how far one pass moves each parameter."""
     model = language_model(seed=0)
     start = parameters_to_vector(model.parameters()).detach().clone()
     loop(model, make(model.parameters(), lr=lr), parts, k)
@@ -215,13 +214,13 @@ ten, k = list(batches(10, 4)), 4  # change this
 reference = moved(large_batches, ten, k)
 for loop in (common_loop, right_loop):
     off = (moved(loop, ten, k) - reference).norm() / reference.norm()
-    print(f"{loop.__name__:11} ends {off:6.1%} of the way off from where the large batches end")
+    print(f"{loop.__name__:11} misses the large batches' end point by {off:6.1%} of the way that they went")
 
 # %% [markdown]
-# With fewer than k micro-batches in the last group, divide by *their* number. Change k to 5: which of the two bugs is
-# left, and how far off is the common loop now?
+# An incomplete last group is divided by *its own* number. Change k to 5. Which bug is left, and how far off is the
+# common loop now?
 #
-# A mistake may hide. Adam divides each gradient by its own size, so a constant factor cancels:
+# The first bug can hide. Adam divides each gradient by its own size, so a constant factor cancels:
 
 # %%
 eight = list(batches(8, 4))
@@ -229,19 +228,20 @@ for make, lr in ((torch.optim.SGD, 0.1), (torch.optim.Adam, 1e-3)):
     reference = moved(large_batches, eight, 4, make, lr)
     off = (moved(common_loop, eight, 4, make, lr) - reference).norm() / reference.norm()
     print(f"{make.__name__:4} lr={lr}: the common loop ends {off:.1%} off")
-print(f"length of the gradient of 100 sequences: {large.norm():.1f}; undivided {added.norm():.0f}")
+print(f"length of the gradient of 100 sequences: {large.norm():.1f}; undivided: {added.norm():.0f}")
 
 # %% [markdown]
-# Undivided losses hardly show under Adam. They come back as soon as something looks at the gradient's length:
-# [clipping](../docs/glossary.md#gradient-clipping) at a length of 10 would leave the first of these two alone, and
+# Under Adam, undivided losses show only when something looks at the gradient's length.
+# [Clipping](../docs/glossary.md#gradient-clipping) at a length of 10 would leave the first of these two alone and
 # shorten the second.
 
 # %% [markdown]
 # ## Lengths differ
-# Now each sequence ends somewhere, and the rest is padding: its target is −100, which `cross_entropy` leaves out. The
-# mean loss of a micro-batch is a mean over its *real* tokens. **Your guess.** One micro-batch of 4 sequences has 16
-# real tokens, another has 128. You average their two mean losses. How many times as much does a token of the short one
-# count?
+# Now sequences end early, and the rest is padding. Its target is −100, which `cross_entropy` leaves out. So a
+# micro-batch's mean loss is a mean over its *real* tokens.
+#
+# **Your guess.** One micro-batch of 4 sequences has 16 real tokens, another has 128. You average their two mean
+# losses. How many times as much does a token of the short one count?
 
 # %%
 predict("07.weight", unit="times")
@@ -257,12 +257,12 @@ print(f"a token counts 1/{min(counts)} of its micro-batch's mean, or 1/{max(coun
 reveal("07.weight", max(counts) / min(counts), unit="times")
 
 # %% [markdown]
-# The large batch is a mean over *all* its tokens. To get that, weigh each micro-batch's mean by its share of tokens. If
-# micro-batch i has $n_i$ of them,
+# The large batch is a mean over *all* its tokens. So multiply each micro-batch's mean by its share of tokens. If
+# micro-batch i has $n_i$,
 #
 # $$L = \sum_{i=1}^{k} \frac{n_i}{n_1 + \dots + n_k} \cdot L_i$$
 #
-# That takes one look at the whole group before its first backward:
+# This takes one look at the whole group before its first backward:
 
 
 # %%
@@ -285,16 +285,18 @@ for loop in (common_loop, right_loop, loop_by_tokens):
     print(f"{loop.__name__:14} {off:6.1%} off")
 
 # %% [markdown]
-# `right_loop` was right as long as all lengths were equal. The widely used `transformers` library averaged over
+# `right_loop` is right only if all lengths are equal. The widely used `transformers` library averaged over
 # micro-batches until October 2024 ([its own report](https://huggingface.co/blog/gradient_accumulation)). Change the
-# shortest length from 4 to 32: what do the three lines say then?
+# shortest length from 4 to 32. What do the three lines say?
 
 # %% [markdown]
 # ## On several GPUs
-# `DistributedDataParallel` (DDP) keeps a copy of the model in each process and averages the gradients of all processes
-# during `backward()`: [lesson 08](08_data_parallelism.ipynb). With accumulation it would do so k times per step, and
-# only the last time is needed. `model.no_sync()` switches it off. Two real processes on this computer's CPU show both.
-# They exchange gradients by *gloo*, torch's library for messages between CPUs, and a hook counts the bytes.
+# `DistributedDataParallel` (DDP) keeps a copy of the model in each process. During `backward()` it averages the
+# gradients of all processes ([lesson 08](08_data_parallelism.ipynb)). With accumulation it does so k times per step,
+# but only the last time is needed. `model.no_sync()` switches it off.
+#
+# Two real processes on your CPU show both. They exchange gradients by *gloo*, torch's library for messages between
+# CPUs. A hook counts the bytes.
 
 
 # %%
@@ -306,7 +308,7 @@ def accumulate(k, always):
 
     from course_utils.lessons.shared.language_model import batches, language_model
 
-    def counted(sent, bucket):  # averages as DDP does, and notes the bytes
+    def counted(sent, bucket):  # averages as DDP does, and counts the bytes
         sent.append(bucket.buffer().nbytes)
         return allreduce_hook(None, bucket)
 
@@ -335,17 +337,18 @@ for name, always in {"averaged each time": True, "no_sync until the last": False
     print(f"{name:22}: {sent:9,} bytes per process and step, gradient off by {off:.5f}")
 
 # %% [markdown]
-# The gradients are equal to rounding, and without `no_sync` the bytes are k times as many. Change k to 8: predict both
-# lines. ([FSDP](../docs/glossary.md#fsdp), which splits weights, gradients and states over the GPUs, has the same
-# switch, `set_requires_gradient_sync(False)`. There it costs memory: each GPU keeps *all* gradients until the last
+# The gradients are equal up to rounding. Without `no_sync`, there are k times as many bytes. Change k to 8, and
+# predict both lines.
+#
+# ([FSDP](../docs/glossary.md#fsdp), which splits weights, gradients and states over the GPUs, has the same switch:
+# `set_requires_gradient_sync(False)`. There it costs memory: each GPU keeps *all* gradients until the last
 # micro-batch.)
 
 # %% [markdown]
-# ## What adds up?
-# `.grad` has a number format, and it now adds up many small numbers. [bf16](../docs/glossary.md#fp16-and-bf16) has 8
-# significant bits, so what is some 256 times smaller than a number is rounded away when it is added. (The same happens
-# to small updates of weights: [lesson 03](03_mixed_precision.ipynb).) Here it is a sum of k gradients, and one more
-# that is k times smaller. Compare accumulators in bf16 and fp32 with one in fp64.
+# ## Can bf16 add up gradients?
+# [bf16](../docs/glossary.md#fp16-and-bf16) has 8 significant bits. Add a number about 256 times smaller than the sum,
+# and it is rounded away. (The same happens to small weight updates: [lesson 03](03_mixed_precision.ipynb).) A bf16
+# `.grad` adds one gradient to a sum of k, which is k times larger. Compare sums in bf16 and fp32 with one in fp64.
 
 # %%
 model, kinds = language_model(), (torch.bfloat16, torch.float32, torch.float64)
@@ -361,13 +364,13 @@ for number, part in enumerate(batches(256, 4), 1):
         print(f"{number:3d} micro-batches: bf16 {off[0]:.2%} off, fp32 {off[1]:.4%}")
 
 # %% [markdown]
-# That is what the recipe `bf16-master-fp32grad` is for: gradients in fp32, two bytes more per parameter, and sums that
-# hold. Add 64 to the counts. What do you expect in bf16?
+# The recipe `bf16-master-fp32grad` avoids this: with fp32 gradients, two more bytes per parameter, the sum stays
+# right. Add 64 to the counts. What do you expect in bf16?
 
 # %% [markdown]
 # ## What it saves
-# GPT-2, 100 sequences of 1,024 tokens per step. **Your guess.** The next cell prints what all 100 at once take. How
-# many GB do 25 micro-batches of 4 take at the peak?
+# GPT-2, 100 sequences of 1,024 tokens per step. The next cell prints the peak with all 100 at once. **Your guess.**
+# What is the peak with 25 micro-batches of 4, in GB?
 
 # %%
 whole = TrainingRun("gpt2", micro_batch=100, seq_len=1024)
@@ -375,8 +378,8 @@ print(f"100 at once: {format_bytes(estimate(whole).total, 'GB', 1)} at the peak 
 predict("07.memory", unit="GB")
 
 # %% [markdown]
-# Estimate every way to cut the batch, and measure four of them. `measure(run)` takes the steps that you have just
-# written, for any *run*: a model with its batch, number formats and optimizer.
+# Estimate every way to cut the batch, and measure four. `measure(run)` takes the steps that you have just written,
+# for any *run*: a model with its batch, number formats and optimizer.
 
 # %%
 sizes = [b for b in range(1, 101) if 100 % b == 0]
@@ -397,28 +400,28 @@ lines(
         "estimated": ([100 // b for b in sizes], [peaks[b].total / 1e9 for b in sizes]),
         word: ([100 // b for b in found], [one.peak / 1e9 for one in found.values()]),
     },
-    f"The same batch of 100, from a peak of {format_bytes(peaks[100].total, 'GB', 1)} down to "
+    f"Cutting the batch of 100 lowers the peak from {format_bytes(peaks[100].total, 'GB', 1)} to "
     f"{format_bytes(peaks[1].total, 'GB', 1)}",
-    "micro-batches that the batch is cut into", "peak, GB", log_x=True, log_y=True,
+    "number of micro-batches", "peak, GB", log_x=True, log_y=True,
     level=("usable on a T4", gpu("T4-16GB").room / 1e9), circles=[word],
     provenance=str(found[100].provenance),
 )  # fmt: skip
 
 # %% [markdown]
-# **The gap** between estimate and simulation is nothing: both count the tensors of the same step. On a card, the peak
-# of tensors is not all. CUDA's [context](../docs/glossary.md#context-cuda) (about 300 MB, says [a PyTorch
-# developer](https://github.com/pytorch/pytorch/issues/107667)) and what the allocator
-# [reserved](../docs/glossary.md#allocated-and-reserved) without allocating it come on top, and no estimate here
-# contains them. Measure 2 and 10 as well: put them into the tuple.
+# **The gap** between estimate and simulation is 0 bytes: both count the tensors of the same step. On a card, two
+# things come on top, and no estimate here contains them. CUDA's [context](../docs/glossary.md#context-cuda) takes
+# about 300 MB, says [a PyTorch developer](https://github.com/pytorch/pytorch/issues/107667). And the allocator
+# [reserves](../docs/glossary.md#allocated-and-reserved) more than it allocates. Measure 2 and 10 as well: add them to
+# the tuple.
 #
-# Is the peak "one micro-batch's", as people say? You have seen in the loop that it is not. Compare 25 micro-batches of
-# 4 with a step on 4 sequences alone.
+# People say that the peak is "one micro-batch's". Your loop showed otherwise. Compare 25 micro-batches of 4 with one
+# step on 4 sequences.
 
 # %%
 from course_utils.figures import stack
 
 alone = measure(whole.replace(micro_batch=4))
-title = "Accumulation costs gradients that stay: they are there while the next micro-batch runs"
+title = "Accumulation keeps all gradients in memory while the next micro-batch runs"
 stack({"4 sequences, one step": alone, "25 × 4": found[4]}, title, provenance=str(alone.provenance))
 
 # %%
@@ -427,10 +430,12 @@ print(f"25 × 4 takes {format_bytes(extra, 'MB', 0)} more than 4 alone")
 print(f"all gradients, fp32: {format_bytes(4 * whole.model.parameters, 'MB', 0)}")
 
 # %% [markdown]
-# With one micro-batch, activations disappear as gradients appear. From the second on, old gradients already wait while
-# new activations pile up. The arithmetic is the same as for the large batch, so accumulation is free in
-# [FLOPs](../docs/glossary.md#flops). In time it costs what small matrices cost a GPU: it is less busy. Choose the
-# largest micro-batch that fits. How much less busy, only a GPU can say:
+# With one micro-batch, activations disappear as gradients appear. From the second on, old gradients already wait
+# while new activations pile up.
+#
+# The arithmetic is that of the large batch: accumulation costs no [FLOPs](../docs/glossary.md#flops). It costs time,
+# because small matrices keep a GPU less busy. Choose the largest micro-batch that fits. How much time? Only a GPU can
+# say:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -438,12 +443,12 @@ from course_utils.lessons.shared.recorded_times import recorded_times
 recorded_times("accumulation")
 
 # %% [markdown]
-# The batch is the same in all four. A likely reason: a small model's kernels on one sequence end before Python has
-# started the next ones, and the GPU waits. Then a larger model, or a slower card, would lose less.
+# All four use the same batch. Why do they differ? Probably because a small model's kernels on one sequence end before
+# Python has launched the next ones: the GPU waits. Then a larger model, or a slower card, would lose less.
 
 # %% [markdown]
-# And the puzzle of lesson 01, GPT-2 XL with 32 sequences? Cut it as well. One recipe adds up its gradients in bf16, the
-# other in fp32. Both keep [master weights](../docs/glossary.md#master-weights).
+# And the puzzle of lesson 01, GPT-2 XL with 32 sequences? Cut that batch, too. One recipe adds up gradients in bf16,
+# the other in fp32. Both keep [master weights](../docs/glossary.md#master-weights).
 
 # %%
 xl = TrainingRun("gpt2-xl", 32, 1024, precision="bf16-master", recompute="full")
@@ -455,8 +460,9 @@ for card in ("RTX5090-32GB", "RTX3090-24GB", "RTX4090-24GB", "L4-24GB"):
     print(f"{card:12s} has {gpu(card).room / 1e9:.2f} GB for 32 × 1 with bf16 gradients, {both[0]:.2f} GB")
 
 # %% [markdown]
-# As 8 micro-batches of 4 it fits a 32 GB card with either recipe. So take fp32 gradients: there is room for them. Each
-# further cut saves less, for the states remain. Cut as you like: which is the smallest card for 32 sequences per step?
+# As 8 micro-batches of 4, it fits a 32 GB card with either recipe. There is room for fp32 gradients, so take them.
+# Each further cut saves less, because the states remain. What is the smallest card for 32 sequences per step? Cut as
+# you like:
 
 # %%
 from course_utils.interactive.widgets import explorer
@@ -473,16 +479,16 @@ explorer(
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# A card with 32 GB. Cut into single sequences and with gradients in bf16, the step needs a little more than a program
-# gets on an RTX 4090, and leaves 0.04 GB of an RTX 3090. That is not enough for CUDA's context, so it fits neither. And
-# no cut fits an L4: its memory is less than the states alone.
+# A card with 32 GB. Even with single sequences and bf16 gradients, the step needs a little more than an RTX 4090
+# gives a program. An RTX 3090 has 0.04 GB left, too little for CUDA's context. And an L4 has less memory than the
+# states alone.
 #
 # </details>
 
 # %% [markdown]
 # ## In your own script
-# The accumulation loop with everything in its place: the division, one clipping after the last micro-batch, one step,
-# and an incomplete last group that counts by its own number.
+# The accumulation loop with everything in its place: divide each loss, clip once after the last micro-batch, step
+# once. An incomplete last group is divided by its own number.
 
 # %%
 import torch
@@ -505,20 +511,19 @@ for first in range(0, len(loader), k):
     print(f"{len(group)} micro-batches, then one step")
 
 # %% [markdown]
-# Changed a line? `python3 -m course_utils watch --save before.gz train.py`, then `watch --against before.gz train.py`,
-# lists every tensor that came, went or grew, and what it did to the peak.
+# Run `python3 -m course_utils watch --save before.gz train.py`, change a line, then run `watch --against before.gz
+# train.py`. It lists every tensor that came, went or grew, and the effect on the peak.
 
 # %% [markdown]
 # ## What the sources got wrong
 # | claim | what you computed here |
 # |---|---|
 # | 400 sequences of 1,024 tokens are about 4 million tokens (lecture) | ten times too many |
-# | the common loop: backward, and a step if (i + 1) % k == 0 | undivided, and the last group is left over |
-# | the memory is that of one micro-batch | and all gradients, from the second micro-batch on |
+# | the common loop: backward, and a step if (i + 1) % k == 0 | the loss is not divided, and the last group is left over |
+# | the memory is that of one micro-batch | plus all gradients, from the second micro-batch on |
 #
 # ## Four questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it.
+# What have you understood? Each choice answers at once: why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -527,14 +532,14 @@ quiz(7)
 
 # %% [markdown]
 # ## Take home
-# **Remember** Gradients add: many small micro-batches are one large batch, if each counts by its share of tokens and
-# nobody steps in between.
+# **Remember** Gradients add. Many small micro-batches are one large batch, if each counts by its share of tokens and
+# the optimizer does not step in between.
 #
-# **Breaks when** losses are not divided, the last group is left over, lengths differ and batches are averaged, or
-# `.grad` is bf16 and adds up hundreds.
+# **Breaks when** losses are not divided, the last group is left over, lengths differ and you average over
+# micro-batches, or a bf16 `.grad` adds up hundreds.
 #
 # **Cheat-sheet line** global batch = b · k · ranks · loss × (tokens of the micro-batch / tokens of the group) · peak:
 # one micro-batch and all gradients · DDP: `no_sync()` until the last micro-batch.
 #
-# Now solve the [exercises of this lesson](../exercises/07_gradient_accumulation.ipynb), 1 and 2. How large a batch
-# should be, and which learning rate it needs, is [lesson 07b](07b_large_batches.ipynb).
+# Now solve [exercises 1 and 2](../exercises/07_gradient_accumulation.ipynb). How large should a batch be, and which
+# learning rate does it need? [Lesson 07b](07b_large_batches.ipynb).

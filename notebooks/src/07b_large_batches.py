@@ -12,17 +12,18 @@
 # %% [markdown]
 # # 07b · Large batches
 #
-# **45 minutes.** This lesson is not about memory. Since [lesson 07](07_gradient_accumulation.ipynb), which you should
-# know, memory limits the [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) and no longer the batch. What
-# remains is a question of learning: how large should a batch be, and what has to change when it grows? Later lessons do
-# not need it. No GPU is needed.
+# **45 minutes.** You should know [lesson 07](07_gradient_accumulation.ipynb): memory limits the
+# [micro-batch](../docs/glossary.md#micro-batch-and-global-batch), no longer the batch. So this lesson is about
+# learning, not about memory. How large should a batch be, and what must change when it grows? Later lessons do not
+# need it. You need no GPU.
 
 # %% [markdown]
 # ## The path of θ
-# Why is a step on each micro-batch not the same as one step on all? Fit a line to 100 points: two parameters, so you
-# can see where they go. On the left 8 steps, each on all 100 points; as 25 micro-batches of 4 it is the same path.
-# **Your guess.** In the middle there is a step after each 4 points, at the same rate, for 8 passes. How many steps is
-# that?
+# Fit a line to 100 points: two parameters, θ₀ and θ₁. Why is a step on each micro-batch not the same as one step on
+# all? The figure will show three paths of θ. On the left, 8 steps, each on all 100 points. (25 micro-batches of 4
+# take the same path.)
+#
+# **Your guess.** In the middle, a step on each 4 points, at the same rate, for 8 passes. How many steps is that?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal
@@ -58,14 +59,15 @@ paths = {
     "a step on each 4, rate / 25": walk(size=4, rate=0.5 / 25),  # change this
 }
 reveal("07.steps", len(paths["a step on each 4, same rate"]) - 1, unit="steps")
-theta_paths(fit, paths, "Small steps at the same rate wander; at a 25th of the rate they follow the large batch")
+theta_paths(fit, paths, "Small steps at the same rate wander; at 1/25 of the rate they follow the large batch")
 
 # %% [markdown]
-# At the same rate, many small steps get to the minimum sooner, and then jump around it for ever, because each sees 4
-# points only. With a 25th of the rate, 25 steps go about as far as one large one: as long as the gradient hardly
-# changes on the way, 25 steps of η/25 add up the same gradients. Remember this picture: read from right to left, it is
-# the [linear scaling rule](../docs/glossary.md#linear-scaling-rule) below. Change the last path to `size=1`: which rate
-# does a step on every single point need? Sliders for the same walk:
+# At the same rate, many small steps reach the minimum sooner. Then they jump around it for ever, because each sees
+# only 4 points. At 1/25 of the rate η, 25 steps go about as far as one large one: while the gradient hardly changes,
+# they add up the same gradients. Read backwards, this picture is the [linear scaling
+# rule](../docs/glossary.md#linear-scaling-rule) below.
+#
+# Change the last path to `size=1`. Which rate does a step on every single point need? The same walk with sliders:
 
 # %%
 from course_utils.lessons.accumulation.widget import theta_explorer
@@ -75,24 +77,23 @@ theta_explorer(size=4, group=1)
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# A step on every single point needs a hundredth of the rate, 0.005. And with the sliders, every pair that makes 100
-# walks the large batch's path at its own rate: 1 · 100, 4 · 25, 50 · 2.
+# A step on every single point needs 1/100 of the rate, 0.005. With the sliders, every pair that makes 100 walks the
+# large batch's path at the large batch's rate: 1 · 100, 4 · 25, 50 · 2.
 #
 # </details>
 
 # %% [markdown]
 # ## How large should a batch be?
-# A batch's gradient is the mean of its sequences' gradients: the true gradient G, and noise that shrinks as the batch B
-# grows.
+# A batch's gradient is the mean of its sequences' gradients: the true gradient G plus noise. The noise shrinks as the
+# batch B grows.
 #
 # Its squared length is on average
 #
 # $$|G|^2 + \frac{\text{tr}(\Sigma)}{B}$$
 #
-# where tr(Σ) is the mean squared length of one sequence's noise. The two are equal at $B = \text{tr}(\Sigma) / |G|^2$,
-# the [noise scale](../docs/glossary.md#gradient-noise-scale) ([McCandlish et al.
-# 2018](https://arxiv.org/abs/1812.06162), section 2). Take the gradient of each of 256 sequences on its own, and the
-# formula can be checked:
+# where tr(Σ) is the mean squared length of one sequence's noise. The two are equal at $B = \text{tr}(\Sigma) /
+# |G|^2$, the [noise scale](../docs/glossary.md#gradient-noise-scale) ([McCandlish et al.
+# 2018](https://arxiv.org/abs/1812.06162), section 2). Check the formula with the gradients of 256 single sequences:
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -131,11 +132,11 @@ for B in (1, 2, 4, 8, 16, 32):  # change this
     print(f"B = {B:2d}: |G|² + tr(Σ)/B = {signal + noise / B:5.2f}, measured {lengths[B]:5.2f}")
 
 # %% [markdown]
-# **The gap** is chance: few batches of 32 fit into 256 sequences. Add 128 to the sizes: how large is the gap there, and
-# why?
+# **The gap** is chance: few batches of 32 fit into 256 sequences. Add 128 to the sizes. How large is the gap there,
+# and why?
 #
-# You do not need each sequence's own gradient. Two batch sizes give two equations for the two unknowns (appendix A.1 of
-# the paper), and accumulation hands you both for nothing: the length of a micro-batch's gradient, and of the sum's.
+# You do not need each sequence's own gradient. Two batch sizes give two equations for the two unknowns (appendix A.1
+# of the paper). Accumulation measures both for nothing: the length of a micro-batch's gradient, and of the sum's.
 
 # %%
 small, large = 2, 32
@@ -146,8 +147,10 @@ print(f"from B = 2 and 32:   |G|² = {by_two[0]:.1f}, tr(Σ) = {by_two[1]:.1f}, 
 
 # %% [markdown]
 # With random weights the noise scale is tiny: all sequences agree on what to learn first, which characters are
-# frequent. **Your guess.** After 300 steps of training: the noise scale, in sequences of 32 characters, rounded to a
-# power of two?
+# frequent.
+#
+# **Your guess.** What is the noise scale after 300 steps of training? In sequences of 32 characters, rounded to a
+# power of two.
 
 # %%
 predict("07.noise", unit="sequences")
@@ -162,25 +165,26 @@ for steps, each in gradients.items():
 reveal("07.noise", near[2], unit="sequences")
 
 # %% [markdown]
-# What all sequences share is learned within a few steps: G shrinks. What is left to learn differs from sequence to
-# sequence: later both grow, but the noise far more. So the batch that is worth its price grows during training.
+# Within a few steps, the model learns what all sequences share: G shrinks. What is left differs from sequence to
+# sequence. So later both grow, but the noise far more, and the batch that is worth its price grows, too.
 #
-# What is it worth? A step on B sequences should gain a part of what the best possible step gains, each with the rate
-# that suits it (section 2.2 of the paper):
+# What is it worth? A step on B sequences should gain this part of the best possible step's gain, each at its best
+# rate (section 2.2 of the paper):
 #
 # $$\frac{1}{1 + B_{\text{noise}} / B}$$
 #
-# **B_noise** is a noise scale, too, but noise counts only where the loss curves. H holds the loss's second derivatives:
+# **B_noise** is also a noise scale, but noise counts only where the loss curves. H holds the loss's second
+# derivatives:
 #
 # $$B_{\text{noise}} = \frac{\text{tr}(H \Sigma)}{G^T H G}$$
 #
-# If the loss curves alike in all directions, H cancels, and our tr(Σ)/|G|² is left. Is that good enough? H itself is
-# far too large to compute, but its product with one vector is only one more backward through the gradient:
+# If the loss curves alike in all directions, H cancels and tr(Σ)/|G|² is left. Is that good enough? H is far too
+# large to compute, but H times a vector is only one more backward through the gradient:
 
 
 # %%
 def curvature_noise(model, each, count=64):
-    """tr(HΣ)/(GᵀHG) over the first `count` sequences."""
+    """Return tr(HΣ)/(GᵀHG) over the first `count` sequences."""
     weights = list(model.parameters())
     slopes = torch.autograd.grad(mean_loss(model, slice(count)), weights, create_graph=True)
     slope = flat(slopes)
@@ -200,33 +204,33 @@ for steps in (20, 300):
     print(f"after {steps:3d} steps: B_noise {B_noise:.1f}, tr(Σ)/|G|² {noise / signal:.1f}")
 
 # %% [markdown]
-# The loss does not curve alike in all directions. After 20 steps B_noise is the larger one, after 300 the smaller one.
-# With other first weights, it may be the other way round. So take tr(Σ)/|G|² for what it is: right within a factor of
-# four. (Change the count to 32: how much is chance?)
+# The loss does not curve alike in all directions: after 20 steps B_noise is the larger one, after 300 steps the
+# smaller one. Other first weights may reverse this. So trust tr(Σ)/|G|² within a factor of four. (How much is chance?
+# Change the count to 32.)
 #
-# Turn it round: to reach the same loss, batches of B take $1 + B_{\text{noise}} / B$ times the least number of steps,
-# and $1 + B / B_{\text{noise}}$ times the least number of examples (section 2.3).
+# To reach the same loss, batches of B take $1 + B_{\text{noise}} / B$ times the fewest steps, and $1 + B /
+# B_{\text{noise}}$ times the fewest examples (section 2.3).
 
 # %%
 ratios = 2.0 ** torch.arange(-3, 4)  # change this
 steps, examples = 1 + 1 / ratios, 1 + ratios
 for row in torch.stack([ratios, steps, examples]).T.tolist():
-    print("B = {:5.3f} · B_noise: {:5.3f} times the least steps, {:5.3f} times the least examples".format(*row))
+    print("B = {:5.3f} · B_noise: {:5.3f} times the fewest steps, {:5.3f} times the fewest examples".format(*row))
 
 # %% [markdown]
-# At B = B_noise you pay twice the least of both: the [critical batch size](../docs/glossary.md#critical-batch-size).
-# Below it, a batch twice as large nearly halves the steps. Above it, you compute more for hardly fewer steps.
+# At B = B_noise, the [critical batch size](../docs/glossary.md#critical-batch-size), you pay twice the minimum of
+# both. Below it, twice the batch nearly halves the steps. Above it, you compute more for hardly fewer steps.
 
 # %% [markdown]
 # ## A batch that grows
-# For language models [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361) measured it: a power law of the loss L
-# alone, whatever the model's size.
+# [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361) measured the critical batch of language models. It is a power
+# law of the loss L, whatever the model's size:
 #
 # $$B_{\text{crit}} = \frac{B^{\ast}}{L^{1 / \alpha_B}}$$
 #
-# They have $B^{\ast} \approx 2 \cdot 10^8$ tokens and $\alpha_B \approx 0.21$ (eq. 1.4). MiniMax-01 fitted a law of its
-# own, and doubles its batch three times, at the losses 1.98, 1.77 and 1.58 ([MiniMax
-# 2025](https://arxiv.org/abs/2501.08313), section 4.2 and figure 13). A power law is a straight line in logarithms:
+# with $B^{\ast} \approx 2 \cdot 10^8$ tokens and $\alpha_B \approx 0.21$ (eq. 1.4). MiniMax-01 fitted its own law,
+# and doubles its batch at the losses 1.98, 1.77 and 1.58 ([MiniMax 2025](https://arxiv.org/abs/2501.08313), section
+# 4.2 and figure 13). In logarithms, a power law is a straight line:
 
 # %%
 losses = torch.tensor([2.22, 1.98, 1.77, 1.58])
@@ -240,12 +244,12 @@ for name, alpha in (("Kaplan et al.", 0.21), ("MiniMax-01", -1 / fitted[1].item(
     print(f"{name:13s} α_B = {alpha:.2f}: the batch doubles whenever the loss falls by {1 - 2**-alpha:.0%}")
 
 # %% [markdown]
-# Both found a power law, with other constants: a loss per token depends on the text and on the tokenizer. So fit your
-# own law, and do not borrow theirs. (Which α_B makes Kaplan's batch at a loss of 1.58 as large as MiniMax-01's? Try.)
+# Both found a power law, with other constants: a loss per token depends on text and tokenizer. So fit your own.
+# (Which α_B makes Kaplan's batch at a loss of 1.58 as large as MiniMax-01's? Try.)
 #
 # **Your guess.** MiniMax-01's batch has 16 million tokens at first, 32 million after 69 billion tokens, 64 million
-# after 790 billion, and 128 million after 4,700 billion. With 16 million throughout, 4,700 billion tokens would be
-# 293,750 steps. How many thousand steps does the ramp take up to there?
+# after 790 billion, and 128 million after 4,700 billion. With 16 million throughout, 4,700 billion tokens take
+# 293,750 steps. How many thousand steps does the ramp take?
 
 # %%
 predict("07.ramp", unit="thousand steps")
@@ -257,24 +261,25 @@ ends = torch.tensor([0.0, 69.0, 790.0, 4700.0])  # billion tokens
 steps = ends.diff() * 1000 / torch.tensor([16.0, 32.0, 64.0])
 misread = torch.tensor([0.0, 69.0, 690.0, 4700.0]).diff() * 1000 / torch.tensor([16.0, 32.0, 64.0])
 print("steps at 16, 32 and 64 million tokens:", steps.round().int().tolist())
-print(f"with 690 billion, as a lecture has it, in place of 790: {plus_minus(misread.sum() - steps.sum())} steps")
+print(f"with 690 billion instead of 790, as in a lecture: {plus_minus(misread.sum() - steps.sum())} steps")
 reveal("07.ramp", round(steps.sum().item() / 1000, 1), unit="thousand steps")
 
 # %% [markdown]
-# Most of the steps saved are those at the end. And memory does not notice: accumulation turns a larger batch into more
+# The ramp saves most steps at the end. Memory does not notice: accumulation turns a larger batch into more
 # micro-batches.
 
 # %% [markdown]
 # ## Another batch, another rate
-# A batch k times as large takes a k-th of the steps in an epoch. To get as far, each has to go further: multiply the
-# learning rate by k. That is the **linear scaling rule** of [Goyal et al. 2017](https://arxiv.org/abs/1706.02677) for
-# SGD, the picture of θ read backwards. For Adam and its like the rule is **√k**. They divide by the gradient's size.
-# Where noise rules, a batch k times as large makes that √k times smaller, so their steps grow by √k on their own; the
-# rate brings the other √k ([Granziol et al. 2022](https://arxiv.org/abs/2006.09092) argue it from random matrix
-# theory).
+# A batch k times as large takes 1/k of the steps per epoch. To get as far, multiply the learning rate by k. This is
+# the **linear scaling rule** of [Goyal et al. 2017](https://arxiv.org/abs/1706.02677) for SGD: the picture of θ, read
+# backwards.
 #
-# Goyal et al. trained ResNet-50 on ImageNet. With batches of 256 and rate 0.10 the error was 23.60 %. **Your guess.**
-# Batches of 8,192, the same number of epochs, the rate still 0.10: how many percent?
+# For Adam and similar optimizers the rule is **√k**, because they divide by the gradient's size. Where noise
+# dominates, a batch k times as large makes that √k times smaller. So steps grow by √k on their own, and the rate adds
+# the other √k ([Granziol et al. 2022](https://arxiv.org/abs/2006.09092) argue it from random matrix theory).
+#
+# Goyal et al. trained ResNet-50 on ImageNet. Batches of 256 at rate 0.10 gave 23.60 % error. **Your guess.** How many
+# percent do batches of 8,192 give, with as many epochs at the same rate?
 
 # %%
 predict("07.goyal", unit="%")
@@ -287,13 +292,13 @@ for row in GOYAL:
 reveal("07.goyal", published(8192, "0.10").error, unit="%")
 
 # %% [markdown]
-# Unscaled, the large batch takes a 32nd of the steps and does not get far. Scaled by k = 32 it loses next to nothing;
-# scaled by √32 it ends in between. (Even a famous table may contradict its caption: that calls 23.68 the error at 0.1.)
+# Unscaled, the large batch takes 1/32 of the steps and does not get far. Scaled by k = 32, it loses next to nothing.
+# Scaled by √32, it ends in between. (Even a famous table can contradict its caption, which calls 23.68 the error at
+# 0.1.)
 #
 # At first the gradient changes quickly, so k small steps are not one large one, and the large rate throws the weights
-# out. Hence the [warm-up](../docs/glossary.md#warm-up): let the rate grow,
-# $\alpha_t = \alpha_{\text{max}} \cdot t / T_w$ from nothing, or, as Goyal et al. do over 5 epochs, from the small
-# batch's rate. In torch that is a scheduler:
+# out. A [warm-up](../docs/glossary.md#warm-up) lets the rate grow: from nothing, $\alpha_t = \alpha_{\text{max}}
+# \cdot t / T_w$, or from the small batch's rate, as Goyal et al. do over 5 epochs. In torch that is a scheduler:
 
 # %%
 from torch.optim.lr_scheduler import LinearLR
@@ -306,15 +311,15 @@ for _ in range(8):  # epochs
     rates += warm_up.get_last_lr()
     optimizer.step()
     warm_up.step()
-print("linear:", [f"{rate:.2f}" for rate in rates], f"by the root: {small * k**0.5:.2f}")
+print("linear:", [f"{rate:.2f}" for rate in rates], f"with √k: {small * k**0.5:.2f}")
 
 # %% [markdown]
-# The rate is 0.1 at first and 3.2 from the sixth epoch on. Change k to 8: which of the numbers stay?
+# The rate is 0.1 at first and 3.2 from the sixth epoch on. Change k to 8. Which of the numbers stay?
 
 # %% [markdown]
 # ## Try it
-# A classifier on made-up data, four layers, trained for 10 epochs: batches of 16, and of 512, again k = 32. Its first
-# weights are larger than usual, so that it starts as steep as a deep network does.
+# A four-layer classifier trains on made-up data for 10 epochs, with batches of 16 and of 512: again k = 32. Large
+# first weights make it start as steep as a deep network.
 
 # %%
 torch.set_num_threads(1)  # products this small are slower with more
@@ -339,7 +344,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, MultiStepLR
 
 
 def test_error(batch, rate, warm_from=None, make=torch.optim.SGD, seed=0, **options):
-    """Percent wrong after 10 epochs; the warm-up takes 3, and the rate drops to a tenth after 5 and after 8."""
+    """Percent wrong after 10 epochs. The warm-up takes 3; the rate drops to 1/10 after 5 and again after 8."""
     model, steps = classifier(seed), 8192 // batch
     optimizer = make(model.parameters(), lr=rate, **options)
     warm_up = LinearLR(optimizer, start_factor=(warm_from or rate) / rate, total_iters=3 * steps)
@@ -369,13 +374,15 @@ settings = {
     f"{k}n, {2 * k}·η, no warm-up": (k * n, 2 * eta * k),
 }
 errors = {name: test_error(*setting, momentum=0.9) for name, setting in settings.items()}
-bars(errors, "Scaled by k with a warm-up the large batch holds, by √k it lags, unscaled it fails", unit="%",
+bars(errors, "SGD: with k and a warm-up the large batch keeps up, with √k it lags, unscaled it fails", unit="%",
      provenance=f"test error after 10 epochs; SGD, n = {n}, η = {eta}, seed 0; trained on the CPU")  # fmt: skip
 
 # %% [markdown]
-# The shape is that of Goyal et al.'s table; the numbers are another problem's. SGD has
-# [momentum](../docs/glossary.md#momentum) here. Without a warm-up, twice the scaled rate breaks. Change η to
-# 0.005: which bars fall, and which rise? And Adam: unscaled, by √k, by k, and by k with a warm-up.
+# The shape is that of Goyal et al.'s table; the numbers come from another problem. SGD has
+# [momentum](../docs/glossary.md#momentum) here. Without a warm-up, twice the scaled rate breaks. Change η to 0.005.
+# Which bars fall, and which rise?
+#
+# And Adam: unscaled, by √k, by k, and by k with a warm-up.
 
 # %% tags=["nbval-ignore-output"]
 eta, k, Adam = 0.006, 32, torch.optim.Adam
@@ -387,18 +394,18 @@ settings = {
     f"{k}n, {k}·η, warm-up": (k * n, eta * k, eta),
 }
 by_adam = {name: test_error(*setting, make=Adam) for name, setting in settings.items()}
-bars(by_adam, "Adam: by √k the large batch keeps up at once, by k only after a warm-up", unit="%",
+bars(by_adam, "Adam: with √k the large batch keeps up, with k it needs a warm-up", unit="%",
      provenance=f"test error after 10 epochs; Adam, n = {n}, η = {eta}, seed 0; trained on the CPU")  # fmt: skip
 
 # %% [markdown]
-# For Adam the rule of √k is the safe one, but no law: on this small problem k works as well, once a warm-up has brought
-# it past the start. One seed and a made-up problem prove nothing about a large model. (`seed=1` makes another run.) And
-# rules like these end at the critical batch size, where a step hardly improves any more, at whatever rate.
+# For Adam, √k is the safe rule, but not a law. Here k works as well, once a warm-up has brought it past the start.
+# One seed and a made-up problem prove nothing about a large model. (Try `seed=1`.) And these rules end at the
+# critical batch size: beyond it, no rate makes a step much better.
 
 # %% [markdown]
 # ## In your own script
-# The noise scale while you accumulate, and a warm-up: the squared length of the first micro-batch's gradient and that
-# of the sum are all that it takes.
+# Measure the noise scale while you accumulate, and warm up the rate. You need only the squared length of the first
+# micro-batch's gradient and that of the sum.
 
 # %% tags=["nbval-ignore-output"]
 import torch
@@ -427,15 +434,15 @@ print(f"noise scale: {k * b * (short - long) / (k * long - short):.0f} examples"
 # | claim | what you computed here |
 # |---|---|
 # | the best rate at 256 is 0.1, 23.68 % (caption of Goyal's table) | in the table 23.68 belongs to 0.2 |
-# | MiniMax-01 goes to 64 million at 690 billion tokens (lecture) | 790, which changes the number of steps |
+# | MiniMax-01 goes to 64 million at 690 billion tokens (lecture) | at 790: that changes the number of steps |
 
 # %% [markdown]
 # ## Take home
-# **Remember** A batch is worth its price up to the noise scale, which grows during training. A larger batch takes a
+# **Remember** A batch is worth its price up to the noise scale, which grows during training. A larger batch needs a
 # larger rate, and a warm-up to reach it.
 #
-# **Breaks when** the batch is far above the noise scale, the rate is scaled by k for Adam, or a large rate starts
-# without a warm-up.
+# **Breaks when** the batch is far above the noise scale, Adam's rate is scaled by k, or a large rate starts without a
+# warm-up.
 #
 # **Cheat-sheet line** |gradient|² = |G|² + tr(Σ)/B · a batch is worth it up to tr(Σ)/|G|² · rate: SGD ×k, Adam ×√k,
 # with a warm-up.

@@ -12,22 +12,22 @@
 # %% [markdown]
 # # 08 · Data parallelism
 #
-# **80 minutes.** You should know what a training step keeps ([lesson 01](01_where_did_the_memory_go.ipynb)) and what a
-# micro-batch is. No GPU is needed: the processes of this lesson run on your processor, and they really talk to each
-# other. (One experiment uses two GPUs if your machine has them.) The processes need Linux or macOS; on Windows, open
-# the course in WSL2, or read the stored outputs.
+# **80 minutes.** You should know what a training step keeps ([lesson 01](01_where_did_the_memory_go.ipynb)) and what
+# a micro-batch is. You need no GPU: this lesson's processes run on your processor, and they really talk to each
+# other. (One experiment uses two GPUs if your machine has them.) They need Linux or macOS. On Windows, use WSL2 or
+# read the stored outputs.
 #
-# The simplest way to use many GPUs: each computes on its own part of the batch. That is data parallelism. Two
-# questions follow. What does each GPU keep in memory? And what do they have to send one another?
+# Data parallelism is the simplest way to use many GPUs: each computes on its own part of the batch. What does each
+# GPU keep in memory? And what must they send one another?
 
 # %% [markdown]
 # ## What each rank holds
-# Each process is called a [rank](../docs/glossary.md#rank), and D is the number of ranks. Every rank runs forward and
-# backward on its own sequences, through all layers.
+# Each process is a [rank](../docs/glossary.md#rank), and D is the number of ranks. Every rank runs forward and
+# backward through all layers, on its own sequences.
 #
 # **Your guess.** GPT-2 XL with Adam under [autocast](../docs/glossary.md#autocast) has 16 bytes of states per
-# parameter: the line below says how much that is. With plain data parallelism on 8 ranks, how many GB of states does
-# each one hold?
+# parameter. The line below prints the total. With plain data parallelism on 8 ranks, how many GB of states does each
+# rank hold?
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, plus_minus
@@ -48,19 +48,19 @@ print(f"{b} · {k} · {D} = {shared.global_batch} sequences per step, {shared.gl
 reveal("08.states", sum(states.values()))
 
 # %% [markdown]
-# Not a byte less. Each rank holds a [replica](../docs/glossary.md#replica) of the model: all weights, gradients and
-# optimizer states. What the ranks share is the *batch*: **b · k · D** sequences, micro-batch times accumulation steps
-# times ranks. (Change `world_size` to 64. Which of the numbers above change?)
+# Not a byte less. Each rank holds a [replica](../docs/glossary.md#replica): all weights, gradients and optimizer
+# states. The ranks share only the *batch*: **b · k · D** sequences, micro-batch times accumulation steps times ranks.
+# (Change `world_size` to 64. Which of the numbers above change?)
 #
-# So another rank makes the batch larger, unless you cut b or k. What does not fit one GPU with a single sequence does
-# not fit a thousand. (To keep nothing twice is the next lesson.)
+# So another rank makes the batch larger, unless you cut b or k. And if one sequence does not fit one GPU, it does not
+# fit a thousand. (The next lesson keeps nothing twice.)
 
 # %% [markdown]
 # ## A script for torchrun
-# Here is a whole data-parallel training. `init_process_group` joins the processes, through
-# [gloo](../docs/glossary.md#gloo): the library by which torch's processes talk to one another on CPUs. (On NVIDIA's
-# GPUs that is *NCCL*.) `DistributedDataParallel`, DDP for short ([Li et al. 2020](https://arxiv.org/abs/2006.15704)),
-# sends rank 0's weights to all at the start. In each backward it replaces every gradient by its mean over all ranks.
+# Here is a complete data-parallel training. `init_process_group` joins the processes through
+# [gloo](../docs/glossary.md#gloo), torch's library for messages between CPUs. (On NVIDIA's GPUs that is *NCCL*.)
+# `DistributedDataParallel`, DDP for short ([Li et al. 2020](https://arxiv.org/abs/2006.15704)), sends rank 0's
+# weights to all at the start. In each backward, it replaces every gradient by its mean over all ranks.
 
 
 # %%
@@ -69,7 +69,7 @@ def train():
     import torch.distributed as dist
     from torch import nn
 
-    dist.init_process_group("gloo")  # torchrun has told each process its rank, and where the others are
+    dist.init_process_group("gloo")  # torchrun gave each process its rank and the address of the others
     rank, D = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     inputs, classes = torch.randn(24, 16), torch.randint(4, (24,))
@@ -77,7 +77,7 @@ def train():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for step in range(4):
         loss = nn.functional.cross_entropy(model(inputs.tensor_split(D)[rank]), classes.tensor_split(D)[rank])
-        loss.backward()  # and the mean of all ranks' gradients
+        loss.backward()  # also averages the gradients of all ranks
         optimizer.step()
         optimizer.zero_grad()
         dist.all_reduce(mean := loss.detach() / D)  # the sum over all ranks, on every rank
@@ -87,8 +87,8 @@ def train():
 
 
 # %% [markdown]
-# `torchrun` starts a script as several processes. The next cell writes the function and a call of it to a temporary
-# file, and does what `torchrun --standalone --nproc-per-node 2 script.py` does in a terminal.
+# `torchrun` starts a script as several processes. The next cell writes the function to a temporary file, and does
+# what `torchrun --standalone --nproc-per-node 2 script.py` does in a terminal.
 
 # %%
 import inspect
@@ -111,13 +111,13 @@ torchrun(train, ranks=1)
 torchrun(train, ranks=2)  # change this
 
 # %% [markdown]
-# One process with 24 sequences and two with 12 each: the same losses. Change the last line to 3 ranks, then to 5, and
-# predict both. Which of them does not divide 24? The next section says why that matters.
+# One process with 24 sequences, two with 12 each: the same losses. Change the last line to 3 ranks, then to 5, and
+# predict both. Which does not divide 24? The next section says why that matters.
 
 # %% [markdown]
 # ## The mean of three gradients is the gradient of all
-# The loss of a batch is the mean over its sequences. So is its gradient. Cut the batch into three equal parts and
-# compute their gradients. Then their mean is the gradient of the whole batch:
+# The loss of a batch is the mean over its sequences, and so is its gradient. Cut the batch into three equal parts.
+# The mean of their gradients is the gradient of the whole batch:
 #
 # $$G = \frac{G_1 + G_2 + G_3}{3}$$
 #
@@ -147,16 +147,16 @@ for name, found in {"the mean of all parts": sum(parts) / ranks, "G1 alone": par
     print(f"{name}: off by {off:.4f} of the largest of {len(whole)} numbers")
 
 # %% [markdown]
-# What is left of the first is rounding: sums in another order. It is why a training on 3 GPUs does not repeat one on 1
-# GPU bit by bit. Now change 3 to 5. The parts have 5, 5, 5, 5 and 4 sequences: is their plain mean still right?
-# (Exercise 3 corrects it.)
+# The mean is off only by rounding: sums in another order. So a training on 3 GPUs does not repeat one on 1 GPU bit by
+# bit. Now change 3 to 5. The parts have 5, 5, 5, 5 and 4 sequences. Is their plain mean still right? (Exercise 3
+# corrects it.)
 
 # %% [markdown]
 # ## Equal, or drifting apart
-# Replicas start equal and see the same mean gradient, so they take the same step and stay equal. Nobody compares them,
-# and nobody sends weights after the start. Here is DDP's work by hand: an
-# [all-reduce](../docs/glossary.md#all-reduce), which leaves the sum on every rank, for each gradient. What if one is
-# forgotten?
+# Replicas start equal and see the same mean gradient, so they take the same step and stay equal. Nobody compares
+# them, and nobody sends weights after the start. Here is DDP's work by hand: one
+# [all-reduce](../docs/glossary.md#all-reduce) per gradient, which leaves the sum on every rank. What if you forget
+# one?
 
 
 # %%
@@ -183,12 +183,11 @@ def drift(kept_back):
 
 
 # %% [markdown]
-# Three processes train: with all gradients shared, with all but those of the last bias (4 numbers out of 676), and with
-# none. `run_ranks` is the shortcut for what `torchrun` did above: it also returns what the function returned on each
-# rank.
+# Three processes train: with all gradients shared, with all but those of the last bias (4 numbers out of 676), and
+# with none. `run_ranks` is a shortcut for `torchrun`: it also returns each rank's result.
 #
-# **Your guess.** After 30 steps: the largest difference between any two replicas with the bias left out, in percent of
-# that with nothing shared at all?
+# **Your guess.** After 30 steps, how large is the largest difference between two replicas with the bias left out, in
+# percent of that with nothing shared?
 
 # %%
 predict("08.drift", unit="%")
@@ -208,7 +207,7 @@ from course_utils.figures import lines
 waits_for("08.drift")
 lines(
     {f"shared: {name}": (list(range(1, 31)), values.tolist()) for name, values in apart.items()},
-    "One forgotten bias, and the replicas run away from each other",
+    "One forgotten bias is enough: the replicas drift apart",
     "step", "largest difference of a weight", markers=False,
     provenance="measured: 3 processes on the CPU that ran this cell (gloo)",
 )  # fmt: skip
@@ -219,14 +218,14 @@ print(f"largest difference with all gradients shared: {shared}")
 reveal("08.drift", round(100 * left_out / nothing, -1), unit="%")
 
 # %% [markdown]
-# Exactly zero, or a drift that does not stop. One forgotten bias is even worse than sharing nothing: three independent
-# trainings at least each find a minimum. Here each rank's bias chases its own data, while the other weights, which all
-# share, answer to the mean. Such a training still learns *something*, and its loss looks like a loss. That is what
-# makes the mistake expensive. (Keep `"0.bias"` back instead, 32 numbers: more drift, or less?)
+# Exactly zero, or a drift that does not stop. One forgotten bias is even worse than sharing nothing. Three
+# independent trainings at least each find a minimum. Here each rank's bias follows its own data, but the shared
+# weights follow the mean. The training still learns *something*, and its loss looks like a loss. That makes the
+# mistake expensive. (Keep `"0.bias"` back instead, 32 numbers. More drift, or less?)
 
 # %% [markdown]
 # ## A server in the middle
-# How does the mean come about? The oldest way is a [parameter server](../docs/glossary.md#parameter-server) ([Li et
+# Where does the mean come from? The oldest way is a [parameter server](../docs/glossary.md#parameter-server) ([Li et
 # al. 2014](https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu)), in four steps.
 
 # %%
@@ -235,18 +234,20 @@ from course_utils.lessons.data_parallelism.figures import server_figure
 server_figure(workers=3)  # change this
 
 # %% [markdown]
-# Optimizer states sit on the server alone. But all traffic passes through it: with D workers, D gradients come in and D
-# sets of weights go out, S bytes each. (Change 3 to 5 workers: how many messages reach the server?)
+# Only the server has optimizer states. But all traffic passes through it: D workers send D gradients and fetch D sets
+# of weights, S bytes each. (Change 3 to 5 workers. How many messages reach the server?)
 #
-# Without a server, each rank could send its whole gradient to each other rank: D−1 times S bytes from every rank. That
-# is the naive all-reduce.
+# Without a server, each rank could send its whole gradient to every other rank: D−1 times S bytes. That is the naive
+# all-reduce.
 #
 # ## A ring
-# Better: cut S into D parts, and let every rank talk to its right neighbor alone ([Patarasuk and Yuan
-# 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). In D−1 steps the parts travel around, and everybody adds its own
-# numbers to what comes by. Then each rank has one part that is complete: that is the ring's first half, with nothing
-# but send and receive. In the second half the complete parts travel around once more. Here torch does that, by an
-# *all-gather*: everybody collects everybody's part. (Exercise 2 asks you to write that half, too.)
+# Better: cut S into D parts, and let every rank send only to its right neighbor ([Patarasuk and Yuan
+# 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). In D−1 steps the parts travel around, and each rank adds its own
+# numbers to what arrives. Now each rank has one complete part, by nothing but send and receive. That is the first
+# half.
+#
+# In the second half, the complete parts travel around once more. Here torch does it, by an *all-gather*: every rank
+# collects every rank's part. (Exercise 2 asks you to write that half, too.)
 
 
 # %%
@@ -256,8 +257,8 @@ def ring():
 
     dist.init_process_group("gloo")
     me, D = dist.get_rank(), dist.get_world_size()
-    tensor = torch.full((120_000,), 10**me, dtype=torch.int32)  # 1, 10, 100, …: digits show who contributed
-    parts, sent = tensor.tensor_split(D), 0  # views: what is added to a part is added to the tensor
+    tensor = torch.full((120_000,), 10**me, dtype=torch.int32)  # 1, 10, 100, …: each digit shows one contribution
+    parts, sent = tensor.tensor_split(D), 0  # views: adding to a part adds to the tensor
     held = [[part[0].item() for part in parts]]
     for step in range(D - 1):
         leaves, comes = parts[(me - step) % D], parts[(me - step - 1) % D]
@@ -273,7 +274,7 @@ def ring():
 
 
 # %% [markdown]
-# **Your guess.** Four ranks add up 480 KB each. How many KB does each rank send in this ring, both halves together?
+# **Your guess.** Four ranks add up 480 KB each. How many KB does each rank send in both halves of this ring?
 
 # %%
 predict("08.ring", unit="KB")
@@ -291,8 +292,8 @@ print(f"rank 0's parts: {found[0]['held'][0]}, half way {found[0]['held'][-1]}, 
 reveal("08.ring", 2 * counted, unit="KB")
 
 # %% [markdown]
-# At the end every part is 1 + 10 + 100 + 1,000. (Change D to 5: how many KB are sent then, and what do the parts hold?)
-# The second half sends as many messages of the same size, so each rank sends in all
+# At the end every part is 1 + 10 + 100 + 1,000. (Change D to 5. How many KB are sent, and what do the parts hold?)
+# The second half sends as many messages of the same size. So each rank sends in total
 #
 # $$\frac{2 (D - 1)}{D} \cdot S$$
 #
@@ -304,8 +305,8 @@ from course_utils.lessons.data_parallelism.widget import ring_player
 ring_player([rank["held"] for rank in found], step=3)
 
 # %% [markdown]
-# Naively, each rank sends more with every rank that joins, and a server's link carries still more. The ring stays
-# below 2·S:
+# In the naive way, each rank sends more with every rank that joins. A server's link carries still more. The ring
+# stays below 2·S:
 
 # %%
 from course_utils.estimating.sharding import all_reduce_bytes
@@ -317,23 +318,22 @@ for D in (2, 8, 64):
           f"ring {format_bytes(ring_sends, 'GB', 1):>7s}")  # fmt: skip
 
 # %% [markdown]
-# No exchange among ranks can do it with less than that: the ring is optimal in bytes. In *messages* it is not. It sends
-# 2(D−1) one after the other, and each has to be started. Keep that for the end.
+# No exchange among ranks needs less: the ring is optimal in bytes. In *messages* it is not. It sends 2(D−1) one after
+# the other, and each must be started. Keep that for the end.
 
 # %% [markdown]
 # ## Buckets
-# DDP does not send gradients one by one, since each message has to be started. It copies them into
+# Each message must be started, so DDP does not send gradients one by one. It copies them into
 # [buckets](../docs/glossary.md#bucket) of about 25 MiB: flat buffers, reduced as a whole and copied back.
 #
-# **Your guess.** GPT-2 XL again, fp32 gradients, all other things as before. How many GB do the buckets take on each
-# rank?
+# **Your guess.** GPT-2 XL again, fp32 gradients, the rest as before. How many GB do the buckets take on each rank?
 
 # %%
 predict("08.buckets")
 
 # %% [markdown]
-# Each gradient is in one bucket, and buckets stay. A *communication hook* can measure them: DDP calls it for each
-# bucket that is full, and it returns the future mean.
+# Each gradient is in one bucket, and buckets persist. A *communication hook* can measure them: DDP calls it with each
+# full bucket, and it returns a future with the mean.
 
 
 # %%
@@ -351,7 +351,7 @@ def buckets(views, mib):
     network = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
     model = nn.parallel.DistributedDataParallel(network, bucket_cap_mb=mib, gradient_as_bucket_view=views)
     model.register_comm_hook(None, hook)
-    for _ in range(2):  # after the first step, DDP arranges its buckets anew
+    for _ in range(2):  # after the first step, DDP arranges its buckets again
         seen = []
         model(torch.randn(8, 512)).square().mean().backward()
     places = {buffer.untyped_storage().data_ptr() for buffer in seen}
@@ -366,14 +366,13 @@ for views in (False, True):
     total, estimated = sum(found["buckets"]), 12 * 513 * 512 * 4
     gap = plus_minus(estimated - total)
     print(f"views {views!s:5}: {len(found['buckets'])} buckets, {total:,} bytes, the gap {gap} bytes; "
-          f"gradients outside of them {found['gradients outside']:,} bytes")  # fmt: skip
+          f"gradients outside of buckets {found['gradients outside']:,} bytes")  # fmt: skip
 kept = estimate(xl.replace(world_size=8))["communication"]
 reveal("08.buckets", kept)
 
 # %% [markdown]
-# The gradients once more: as many bytes of buckets as there are gradients. With `gradient_as_bucket_view=True` each
-# `.grad` is a window into a bucket, and the bytes are there once. (Buckets of 4 MiB: more bytes, or fewer buckets?) For
-# GPT-2 XL:
+# The buckets take as many bytes as the gradients. With `gradient_as_bucket_view=True` each `.grad` is a view of a
+# bucket, and the bytes exist once. (Buckets of 4 MiB: more bytes, or fewer buckets?) For GPT-2 XL:
 
 # %%
 from course_utils.figures import stack
@@ -381,34 +380,34 @@ from course_utils.figures import stack
 columns = {"one GPU": xl, "DDP, 8 GPUs": xl.replace(world_size=8),
            "DDP, gradients as views": xl.replace(world_size=8, bucket_view=True)}  # fmt: skip
 stack({name: estimate(run) for name, run in columns.items()},
-      "DDP costs the gradients once more, unless they are views of its buckets",
+      "DDP holds the gradients twice, unless they are views of its buckets",
       provenance="GPT-2 XL, b = 4, full recomputation, autocast; estimated")  # fmt: skip
 
 # %% [markdown]
-# This is one of the places where [ZeRO](../docs/glossary.md#zero)'s "flat fp32 buffer", 6 GB for 1.5 billion
-# parameters, comes from. It is a default, and one argument switches it off.
+# [ZeRO](../docs/glossary.md#zero)'s "flat fp32 buffer", 6 GB for 1.5 billion parameters, comes in part from these
+# buckets. They are a default, and one argument switches them off.
 #
-# What a GPU has on top of such gaps of 0 bytes: *NCCL's buffers*, 4 MiB by default for each pair of GPUs that talks
-# ([`NCCL_BUFFSIZE`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)), and more than one per pair.
-# They lie outside of PyTorch's allocator: `memory_allocated()` never shows them, `nvidia-smi` does. This course has not
-# measured them, as that takes two GPUs.
+# The gap is 0 bytes, but a GPU has more: *NCCL's buffers*. They take 4 MiB by default for each pair of GPUs that
+# talks ([`NCCL_BUFFSIZE`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)), with more than one
+# per pair. They lie outside PyTorch's allocator: `memory_allocated()` never shows them, `nvidia-smi` does. This
+# course has not measured them, because that takes two GPUs.
 
 # %% [markdown]
 # ## Overlap
-# Buckets have a second use. Backward computes the last layers' gradients first. Their bucket can leave while backward
-# is still at work on the others.
+# Buckets have a second use. Backward computes the last layers' gradients first, so their bucket can leave while
+# backward goes on.
 #
 # **Your guess.** Twelve equal layers, six buckets of equal size. What part of all transfer time can hide behind
-# backward, at best? Count it in percent.
+# backward at best, in percent?
 
 # %%
 predict("08.overlap", unit="%")
 
 # %% [markdown]
-# Count the buckets that are ready before backward is through.
+# Count the buckets that are ready before backward ends.
 # [ddp_training.py](../course_utils/lessons/data_parallelism/ddp_training.py) has the network and the hook from above,
-# with a clock: six buckets, a single one, no exchange at all. Each process takes a GPU of its own if torch finds two.
-# On a machine with one GPU, or none, both run on the processor: NCCL refuses two ranks on one GPU.
+# with a clock. It trains with six buckets, with one, and without exchange. If torch finds two GPUs, each process
+# takes one. Otherwise both run on the processor, because NCCL refuses two ranks on one GPU.
 
 # %%
 bucket_mib = 2  # change this
@@ -416,7 +415,7 @@ trained = run_ranks("course_utils.lessons.data_parallelism.ddp_training", 2, [st
 step = trained[0]["many"]
 early = [bucket for bucket in step["buckets"] if bucket["ready"] < step["buckets"][-1]["ready"]]
 print(f"{len(step['buckets'])} buckets, {trained[0]['gradients']:,} bytes of gradients in all")
-print(f"{len(early)} of them were handed over before backward had computed its last gradient")
+print(f"{len(early)} of them were handed over before backward computed its last gradient")
 print(trained[0]["where"])
 reveal("08.overlap", 100 * len(early) / len(step["buckets"]), unit="%")
 
@@ -431,19 +430,18 @@ overlap_figure(
 )
 
 # %% [markdown]
-# At best five of six buckets travel while backward still computes; the last one is ready only when backward is through.
-# That makes 5/6. Now compare the ends of the three steps. Hiding is not free: on a CPU, the exchange needs the same
-# cores as backward, on GPUs some of their multiprocessors and of their memory's bandwidth. The figure's percentage is
-# of time, not of bytes: buckets travel at different speeds, and wait for one another. (Buckets of 1 MiB: what part can
-# hide then, at best?)
+# At best five of six buckets travel while backward still computes: 5/6. The last one is ready only when backward
+# ends. Now compare the ends of the three steps. Hiding is not free: the exchange takes cores from backward on a CPU,
+# and multiprocessors and memory bandwidth on a GPU. The figure's percentage is of time, not of bytes: buckets travel
+# at different speeds, and wait for one another. (Buckets of 1 MiB: what part can hide at best?)
 
 # %% [markdown]
 # ## Do not sync what you accumulate
 # Lesson 07 cut a batch into [micro-batches](../docs/glossary.md#micro-batch-and-global-batch) and added up their
-# gradients. DDP knows nothing of that: each backward all-reduces, though only the sum of all is needed.
+# gradients. DDP does not know that: each backward all-reduces, though only the sum of all is needed.
 # `model.no_sync()` leaves the gradients on the rank.
 #
-# **Your guess.** Four micro-batches per step, with DDP as it comes. How many times as many bytes as necessary does a
+# **Your guess.** Four micro-batches per step, with DDP's defaults. How many times as many bytes as necessary does a
 # rank exchange?
 
 # %%
@@ -469,7 +467,7 @@ def accumulate(k, waits):
     micro_batches, sent = torch.randn(2, 8, 512)[dist.get_rank()].chunk(k), []
     for index, x in enumerate(micro_batches):
         with model.no_sync() if waits and index < len(micro_batches) - 1 else nullcontext():
-            ((model(x) - x).square().mean() / len(micro_batches)).backward()  # forward belongs inside, too
+            ((model(x) - x).square().mean() / len(micro_batches)).backward()  # forward must be inside, too
     return sum(sent), nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
 
 
@@ -481,13 +479,13 @@ print(f"no_sync:          {format_bytes(once, 'MB', 1)} handed over to be reduce
 reveal("08.no_sync", each / once, unit="times")
 
 # %% [markdown]
-# The gradients agree, as a mean of sums is the sum of means. (Cut the same batch into 8
-# micro-batches. Which numbers change?)
+# The gradients agree: a mean of sums is the sum of means. (Cut the same batch into 8 micro-batches. Which numbers
+# change?)
 #
-# One trap is left. Gradients are views of buckets, and `zero_grad()` sets every `.grad` to None: it lets go of the
-# view. The next backward under `no_sync` makes a new tensor next to the bucket, and what the views saved is gone until
-# the last micro-batch. `zero_grad(set_to_none=False)` writes zeros into the view instead, and gradients add up *in* the
-# bucket. What the estimate says for GPT-2 XL:
+# Views of buckets have a trap. `zero_grad()` sets every `.grad` to None, and the view is gone. The next backward
+# under `no_sync` makes a new tensor next to the bucket. So until the last micro-batch, views save nothing.
+# `zero_grad(set_to_none=False)` writes zeros into the view instead, and gradients add up *in* the bucket. The
+# estimate for GPT-2 XL:
 
 # %%
 views = xl.replace(world_size=8, bucket_view=True)
@@ -497,12 +495,13 @@ for count, to_none in ((1, True), (2, True), (2, False)):  # change this
     print(f"micro-batches {count}, set_to_none={to_none!s:5}: {total} at the peak ({peak.label}), gradients {held}")
 
 # %% [markdown]
-# So with views *and* accumulation, clear with `set_to_none=False`. (Does a third cost more than the second?)
+# So with views *and* accumulation, clear with `set_to_none=False`. (Does a third micro-batch cost more than the
+# second?)
 
 # %% [markdown]
 # ## DataParallel and DistributedDataParallel
 # PyTorch has another class with a similar name. `DataParallel` is one process that drives all GPUs of one machine. It
-# looks simpler, and its own documentation advises against it. Why? Point by point:
+# looks simpler, but its own documentation advises against it. Why?
 #
 # | | `DataParallel` | `DistributedDataParallel` |
 # |---|---|---|
@@ -514,7 +513,7 @@ for count, to_none in ((1, True), (2, True), (2, False)):  # change this
 # | outputs | gathered on the first GPU | stay where they are |
 # | optimizer | steps once, on the first GPU | steps on every rank, on equal gradients |
 #
-# Its forward is four steps: scatter, replicate, parallel apply, gather. The loop below takes them on the CPU.
+# Its forward has four steps: scatter, replicate, parallel apply, gather. The loop below takes them on the CPU.
 #
 # **Your guess.** A network with 12.6 MB of weights, 4 devices, 10 training steps. How many MB of weights are copied?
 
@@ -537,14 +536,15 @@ print(f"copied from the first device: {copied:,} bytes; the gap {plus_minus(10 *
 reveal("08.replicate", copied, unit="MB")
 
 # %% [markdown]
-# (D−1) times the weights, in every forward, all from one device; DDP sends them once. (8 devices: how many MB?) Hugging
-# Face's `Accelerate` is no third way: started as several processes, its `prepare(model)` returns the model in a
+# (D−1) times the weights, in every forward, all from one device; DDP sends them once. (8 devices: how many MB?)
+#
+# Hugging Face's `Accelerate` is not a third way. In several processes, its `prepare(model)` returns the model in a
 # `DistributedDataParallel` (see its
 # [accelerator.py](https://github.com/huggingface/accelerate/blob/main/src/accelerate/accelerator.py)), and its
 # `accumulate` uses `no_sync`.
 #
-# The other difference is the lock. What runs between kernels is Python, and of the threads in one process only one runs
-# Python at a time:
+# The other difference is the lock. Python runs between the kernels, and only one thread of a process can run it at a
+# time:
 
 # %% tags=["nbval-ignore-output"]
 from course_utils.figures import bars
@@ -552,12 +552,12 @@ from course_utils.lessons.data_parallelism.threads import in_processes, in_threa
 
 milliseconds = {"1 thread": 1000 * in_threads(1), "2 threads": 1000 * in_threads(2),
                 "1 process": 1000 * in_processes(1), "2 processes": 1000 * in_processes(2)}  # fmt: skip
-bars(milliseconds, "Two threads take turns; two processes work at once, if cores are free", unit="ms",
+bars(milliseconds, "Two threads take turns; two processes run at the same time, if cores are free", unit="ms",
      provenance="measured: each runs the same loop, best of 15, on the CPU that ran this cell")  # fmt: skip
 
 # %% [markdown]
 # More cores help the processes, never the threads. (If your two processes are no faster than the threads, your cores
-# were busy with something else: run the cell again.)
+# were busy with something else. Run the cell again.)
 
 # %% [markdown]
 # ## How far does it scale?
@@ -586,7 +586,7 @@ def ping(most):
                 work = dist.isend(message, 1 - me) if sender == me else dist.irecv(message, 1 - me)
                 work.wait()
             times[size].append((perf_counter() - began) / 2)
-    return [[size, seconds[3:]] for size, seconds in times.items()]  # three to warm up
+    return [[size, seconds[3:]] for size, seconds in times.items()]  # without the first three: warm-up
 
 
 # %%
@@ -594,9 +594,9 @@ timed = run_ranks(ping, world_size=2, most=12)[0]  # change this
 print(f"{len(timed)} sizes from {timed[0][0]} to {timed[-1][0]:,} bytes, {len(timed[0][1])} messages each")
 
 # %% [markdown]
-# A line is fitted by least squares to the medians, with errors relative to the line, so that small messages count as
-# much as large ones. Its uncertainty is the band. (With `most=6` all messages are small. Which of α and β is then
-# uncertain?)
+# The next cell fits a line to the medians by least squares, with errors relative to the line, so that small messages
+# count as much as large ones. The band is the uncertainty of the fit. (With `most=6` all messages are small. Which of
+# α and β is then uncertain?)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from statistics import median
@@ -608,7 +608,7 @@ link = fit_link(timed)
 band_figure(
     {"α + β·n": {size: tuple(1e6 * s for s in link.message(size)) for size, _ in timed}},
     {size: 1e6 * median(times) for size, times in timed},
-    f"A message costs {1e6 * link.alpha:.0f} µs to start, then {1 / link.beta / 1e9:.1f} GB pass in a second",
+    f"A message costs {1e6 * link.alpha:.0f} µs to start, then it moves {1 / link.beta / 1e9:.1f} GB per second",
     "bytes of the message", "µs", log_y=True, provenance="dots: medians measured between 2 processes (gloo)",
 )  # fmt: skip
 
@@ -617,8 +617,8 @@ band_figure(
 #
 # $$2 (D - 1) \left(\alpha + \frac{\beta S}{D}\right)$$
 #
-# With the time that a rank computes for one step, that gives an [efficiency](../docs/glossary.md#scaling-efficiency):
-# throughput of D ranks over D times that of one. What goes in, for the small network of the overlap:
+# Add the time that a rank computes in one step, and you get an [efficiency](../docs/glossary.md#scaling-efficiency):
+# the throughput of D ranks over D times that of one. The inputs, for the small network of the overlap:
 
 # %% tags=["nbval-ignore-output"]
 step, size = trained[0]["none"], trained[0]["gradients"]
@@ -650,18 +650,18 @@ band_figure(percent, exchanged, f"Extrapolated from 2 ranks, nothing hidden: {pl
 print(f"2 ranks: estimated {plain[2][1]:.0f} %, measured {exchanged[2]:.0f} %")
 print(f"the gap {plus_minus(round(plain[2][1]) - round(exchanged[2]))} points")
 low, expected, high = plain[1024]
-print(f"1,024 ranks: extrapolated {expected:.0f} %, and {low:.0f} to {high:.0f} % if only the fit were uncertain")
+print(f"1,024 ranks: extrapolated {expected:.0f} %, and {low:.0f} to {high:.0f} % if the fit is the only error")
 reveal("08.efficiency", round(expected), unit="%")
 
 # %% [markdown]
-# **The gap** at two ranks: the model has messages alone. gloo also adds numbers up, and both ranks share this
-# machine's cores. The right end is no measurement at all. The band knows how well α and β fit *these* messages. It
-# knows nothing of a switch that 1,024 machines share, of the slowest rank, for which all others wait, or of a second
-# algorithm: libraries change from rings to trees when α begins to count.
+# **The gap** at two ranks: the model has only messages. But gloo also adds up numbers, and both ranks share this
+# machine's cores. The right end is not measured at all. The band knows only how well α and β fit *these* messages. It
+# does not know a switch that 1,024 machines share, or the slowest rank, which all others wait for. And libraries
+# change from rings to trees when α begins to count.
 #
-# Real links, with β from the [data-sheet rate](../docs/glossary.md#data-sheet-rate) and α left out. That is the rate a
-# maker's data sheet states, and no transfer exceeds it. [NVLink](../docs/glossary.md#nvlink) joins GPUs within a
-# machine directly, at 300 GB/s in each direction on an A100. Between machines:
+# Now real links, with β from the [data-sheet rate](../docs/glossary.md#data-sheet-rate) and without α. The maker
+# states this rate, and no transfer exceeds it. [NVLink](../docs/glossary.md#nvlink) joins GPUs within a machine, at
+# 300 GB/s in each direction on an A100. Between machines:
 
 # %%
 gigabits = {"Ethernet, 10 Gbit/s": 10, "Ethernet, 100 Gbit/s": 100, "InfiniBand NDR, 400 Gbit/s": 400}
@@ -670,7 +670,7 @@ bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient_size, 'GB', 1)} of 
      unit="s", provenance="closed form: 2(D−1)/D · bytes over the link's data-sheet rate, in each step")  # fmt: skip
 
 # %% [markdown]
-# 16-bit gradients halve it, `no_sync` divides it by k, and overlap hides it, if backward is long enough.
+# 16-bit gradients halve the time, `no_sync` divides it by k, and overlap hides it if backward is long enough.
 
 # %% [markdown]
 # ## On GPUs, and on many machines
@@ -681,7 +681,7 @@ bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient_size, 'GB', 1)} of 
 # torchrun --standalone --nproc-per-node=4 -m course_utils.lessons.data_parallelism.ddp_training
 # ```
 #
-# On two machines with 8 GPUs each, run this on both, with the first machine's name for HOST:
+# On two machines with 8 GPUs each, run this on both. HOST is the first machine's name:
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=8 --rdzv-id=lesson08 \
@@ -689,12 +689,11 @@ bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient_size, 'GB', 1)} of 
 #     -m course_utils.lessons.data_parallelism.ddp_training
 # ```
 #
-# Both want the course installed, or to be started from its folder.
+# Install the course on both, or start from its folder.
 
 # %% [markdown]
 # ## Five questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it.
+# What have you understood? Each choice answers at once: why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -729,13 +728,13 @@ dist.destroy_process_group()
 
 # %% [markdown]
 # ## Take home
-# **Remember** Every rank keeps everything and sees the same mean gradient: replicas stay equal because they take equal
-# steps, and nobody checks it.
+# **Remember** Every rank keeps everything and sees the same mean gradient. Replicas stay equal because they take
+# equal steps, and nobody checks it.
 #
-# **Breaks when** any gradient is not shared; when the model does not fit one GPU; when the exchange takes longer than
-# what it can hide behind.
+# **Breaks when** any gradient is not shared, the model does not fit one GPU, or the exchange takes longer than what
+# it can hide behind.
 #
-# **Cheat-sheet line** ring all-reduce: 2(D−1)/D · S bytes per rank, 2(D−1) messages · DDP's buckets: the gradients once
-# more, nothing with `gradient_as_bucket_view` · `no_sync` for all but the last micro-batch, forward included.
+# **Cheat-sheet line** ring all-reduce: 2(D−1)/D · S bytes per rank, 2(D−1) messages · DDP's buckets: the gradients
+# once more, nothing with `gradient_as_bucket_view` · `no_sync` for all but the last micro-batch, forward included.
 #
 # Now solve the [exercises of this lesson](../exercises/08_data_parallelism.ipynb).
