@@ -519,7 +519,7 @@ for first in range(0, len(loader), k):
 # | claim | what you computed here |
 # |---|---|
 # | 400 sequences of 1,024 tokens are about 4 million tokens (lecture) | ten times too many |
-# | the common loop: backward, and a step if (i + 1) % k == 0 | the loss is not divided, and the last group is left over |
+# | the common loop: backward, and a step if (i + 1) % k == 0 | the loss is undivided, and the last group is left over |
 # | the memory is that of one micro-batch | plus all gradients, from the second micro-batch on |
 #
 # ## Four questions

@@ -33,10 +33,10 @@ from course_utils.lessons.shared.language_model import batches, language_model
 
 # %% [markdown]
 # ## 1 · A token is a token
-# **Difficulty** ●●●○○ · **30 minutes** · **Trains** averaging over what is meant, without looking ahead
+# **Difficulty** ●●●○○ · **30 minutes** · **Trains** averaging over the right tokens, without looking ahead
 #
 # The lesson's `loop_by_tokens` looks at a whole group before its first backward. A loader that streams does not allow
-# that. And in a long stream some micro-batch has no real token at all:
+# that. And in a long stream, some micro-batch has no real token at all:
 
 # %%
 logits, padding = torch.zeros(8, 5), torch.full((8,), -100)
@@ -44,12 +44,14 @@ for reduction in ("mean", "sum"):
     print(f"{reduction} over no token: {cross_entropy(logits, padding, reduction=reduction).item()}")
 
 # %% [markdown]
-# Write one pass over `loader`, an iterator. It hands out each micro-batch once: `(tokens, targets)`, both (b, s), of
-# any b and s; the target of padding is −100. `model(tokens)` returns the logits, (b, s, V). Some weights are unused:
-# their `.grad` stays None.
+# Write one pass over `loader` that takes one optimizer step for every k micro-batches.
 #
-# - For every k micro-batches, those of padding included, and for an incomplete group at the end, take one step with the
-#   gradient of the mean cross-entropy over *all* real tokens of the group.
+# `loader` is an iterator. It hands out each micro-batch once: `(tokens, targets)`, both of shape (b, s), for any b
+# and s. The target of padding is −100. `model(tokens)` returns the logits, (b, s, V). Some weights are unused: their
+# `.grad` stays None.
+#
+# - A group is k micro-batches, or fewer at the end. Those of padding count.
+# - For each group, step once, with the gradient of the mean cross-entropy over *all* real tokens of the group.
 # - If a group has no real token, take no step.
 # - Hold at most one micro-batch and its graph: run its backward before you take the next one from `loader`.
 # - At the end, every `.grad` is None again.
@@ -58,7 +60,7 @@ for reduction in ("mean", "sum"):
 
 # %%
 def train_pass(model, optimizer, loader, k: int) -> list[float]:
-    """Step once for every k micro-batches of a stream, by the mean over all their tokens; returns these means."""
+    """Step once for every k micro-batches of a stream, on the mean over all their tokens; return these means."""
     ### BEGIN SOLUTION Return a list with one number for each step.
     stream, losses, size = iter(loader), [], k
     while size:
@@ -89,24 +91,25 @@ check.train_pass(train_pass)
 # </details>
 # <details><summary>Hint 2: when to divide</summary>
 #
-# With `reduction="sum"` each backward adds to `.grad`, and an empty micro-batch adds zeros. At the end of the group you
-# know the number of tokens. A gradient is a tensor like any other: divide it before the step.
+# With `reduction="sum"` each backward adds to `.grad`, and a micro-batch of padding adds zeros. At the end of the
+# group you know the number of tokens. A gradient is a tensor like any other: divide it before the step.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# `itertools.islice(stream, k)` takes the next k micro-batches of an iterator, one by one, and fewer at its end. If none
-# came, the stream is over. `zero_grad` belongs behind every group, the one without tokens included.
+# `itertools.islice(stream, k)` takes the next k micro-batches of an iterator, one by one, and fewer at its end. If it
+# gives none, the stream is over. Call `zero_grad` after every group, also after one without tokens.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Adding up sums and dividing once needs no look ahead: the gradient of a sum is the sum of the gradients, and the
-# number of tokens is a factor that can come last. Clip after that division, not before. In fp16 the sums may overflow:
-# there divide each loss by an expected number of tokens first, and correct at the end. With several GPUs the tokens of
-# all ranks count, so their numbers are added up, too. And a step without gradient is not nothing: momentum, moments and
-# weight decay move the weights all the same.
+# If you add up sums and divide once, you need not look ahead. The gradient of a sum is the sum of the gradients, and
+# the number of tokens is a factor that can come last. Clip after that division, not before.
+#
+# In fp16 the sums may overflow. Then divide each loss by an expected number of tokens first, and correct at the end.
+# With several GPUs the tokens of all ranks count, so add up their numbers, too. And a step without a gradient still
+# does something: momentum, moments and weight decay move the weights.
 
 # %% [markdown]
 # ## 2 · 16-bit gradients, added up in fp32
@@ -124,24 +127,27 @@ off = {"bf16": in_16_bits, "fp32": each.float().sum(0)}
 print({name: f"{((one - exact).norm() / exact.norm()).item():.2%} off" for name, one in off.items()})
 
 # %% [markdown]
-# So add them up in fp32, where the [master weights](../docs/glossary.md#master-weights) are: in `master.grad`, which
-# the optimizer reads. Do not wait for the end of backward: by then all bf16 gradients exist at once.
+# Write a function that makes backward add up gradients in fp32: in the `.grad` of the fp32 [master
+# weights](../docs/glossary.md#master-weights), which the optimizer reads.
+#
+# Do not wait for the end of backward: by then all bf16 gradients exist at once.
 # `weight.register_post_accumulate_grad_hook(function)` calls `function(weight)` during backward, as soon as
 # `weight.grad` is complete.
 #
-# `weights` and `masters` are lists in the same order. After your function was called, each backward
+# `weights` and `masters` are lists in the same order. After a call of your function, each backward
 #
 # - adds every new gradient to its master's `.grad`, in fp32,
 # - and sets the weight's own `.grad` to None at once.
 #
-# A master's `.grad` is None before its first gradient, and again after `zero_grad`. The master of a weight without a
-# gradient keeps `.grad` None. Some weights are frozen (`requires_grad` is False): torch takes no hook on them. Return a
-# list of all handles that you get from registering: after `remove()` on each, backward is as usual.
+# A master's `.grad` is None before its first gradient, and again after `zero_grad`. If a weight gets no gradient, its
+# master's `.grad` stays None. Some weights are frozen (`requires_grad` is False): torch accepts no hook on them.
+#
+# Return a list of all handles that you get from registering. After `remove()` on each, backward is as usual.
 
 
 # %%
 def add_up_in_fp32(weights: list[torch.Tensor], masters: list[torch.Tensor]) -> list:
-    """From now on backward adds gradients to the fp32 `masters`; returns the handles of the hooks."""
+    """Make backward add gradients to the fp32 `masters` from now on; return the handles of the hooks."""
 
     ### BEGIN SOLUTION Return a list of handles.
     pairs = [pair for pair in zip(weights, masters, strict=True) if pair[0].requires_grad]
@@ -163,28 +169,30 @@ check.add_up_in_fp32(add_up_in_fp32)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Write the function for one weight and its master first. It has two cases: the first gradient, and every later one.
+# First write the function for one weight and its master. It has two cases: the first gradient, and every later one.
 #
 # </details>
 # <details><summary>Hint 2: which master?</summary>
 #
-# The hook gets the weight alone. A function defined in a loop sees the loop's variables as they are when it *runs*: all
-# hooks would find the last master. `functools.partial` fixes an argument now.
+# The hook gets only the weight. A function defined in a loop sees the loop's variables as they are when it *runs*:
+# all hooks would find the last master. `functools.partial` fixes an argument now.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
 # `+=` keeps the format of its left side, so with fp32 on the left the sum is in fp32. Make the first one with
-# `.float()`. Then let go of `weight.grad`: as long as anything refers to it, its bytes stay.
+# `.float()`. Then free `weight.grad`: as long as anything refers to it, its bytes stay.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The fp32 sum costs 4 bytes per parameter. That is the price of `bf16-master-fp32grad`. Gradients in bf16 then cost
-# next to nothing: each one lives from its product to its hook. The same hook can do more: step an optimizer of its own
-# for each weight, or send the gradient to other GPUs. DDP and FSDP hang on such hooks. With one micro-batch per step
-# you could step inside the hook and need no fp32 gradient at all; with several, the sum has to wait.
+# The fp32 sum costs 4 bytes per parameter: the price of `bf16-master-fp32grad`. The bf16 gradients then cost next to
+# nothing, because each one lives only from its product to its hook.
+#
+# The same hook can do more: step an optimizer of its own for each weight, or send the gradient to other GPUs. DDP and
+# FSDP use such hooks. With one micro-batch per step you could step inside the hook and need no fp32 gradient at all.
+# With several, the sum must wait.
 
 # %% tags=["solution"]
 from course_utils import on_gpu
@@ -209,25 +217,30 @@ with on_gpu():
 # ## 3 · The noise scale for nothing
 # **Difficulty** ●●●○○ · **30 minutes** · **Trains** measuring what a batch is worth, while you accumulate
 #
-# On average the squared length of a batch's gradient is |G|² + tr(Σ)/B. The recipe of lesson 07b looks at the first
-# micro-batch and at the sum. A better estimate takes the mean over *all* micro-batches. But each one's gradient is
-# added to `.grad` and gone. A hook sees it before that: `weight.register_hook(function)` calls `function(gradient)` in
-# each backward, with this backward's gradient alone, and returns a handle with `remove()`.
+# Accumulate gradients as usual, and return the pair |G|² and tr(Σ): two numbers. tr(Σ) is the noise of *one
+# sequence*.
 #
 # `parts` is a list of k ≥ 2 micro-batches, each a pair (tokens, targets) of b sequences without padding.
-# `mean_loss(model, part)` is a micro-batch's loss. Accumulate as usual: at the end `.grad`, None before, holds the
-# gradient of the mean of the k losses. Also return the pair |G|² and tr(Σ), two numbers, where tr(Σ) is the noise of
-# *one sequence*.
+# `mean_loss(model, part)` is a micro-batch's loss. `.grad` is None before your call. At the end, it holds the
+# gradient of the mean of the k losses.
 #
-# You measure two lengths: the mean squared length of the k micro-batches' gradients (B = b), and the squared length of
-# their mean (B = k·b). Put each into the formula, and solve the two equations. |G|² may come out negative. Store no
-# second set of gradients. Leave no hook behind, and let yours return nothing: what a hook returns takes the gradient's
-# place. Some weights are frozen (they take no hook), others unused.
+# On average the squared length of a batch's gradient is |G|² + tr(Σ)/B. Measure two: the mean squared length of the k
+# micro-batches' gradients (B = b), and the squared length of their mean (B = k·b). Put each into the formula, and
+# solve the two equations. |G|² may come out negative. (The recipe of lesson 07b uses only the first micro-batch. The
+# mean over *all* is a better estimate.)
+#
+# But each micro-batch's gradient is added to `.grad` and gone. A hook sees it before that.
+# `weight.register_hook(function)` calls `function(gradient)` in each backward, with only this backward's gradient,
+# and returns a handle with `remove()`.
+#
+# - Store no second set of gradients.
+# - Leave no hook behind, and let yours return nothing: what a hook returns replaces the gradient.
+# - Some weights are frozen (they take no hook), others are unused.
 
 
 # %%
 def measure_noise(model, parts) -> tuple[float, float]:
-    """|G|² and tr(Σ) from micro-batches, whose mean gradient is in `.grad` afterwards."""
+    """Return |G|² and tr(Σ) from micro-batches, and leave their mean gradient in `.grad`."""
     ### BEGIN SOLUTION Return two numbers.
     k, b, squares = len(parts), len(parts[0][0]), []
 
@@ -253,28 +266,29 @@ check.measure_noise(measure_noise)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Two measurements, two unknowns: write the formula down for B = b and for B = k·b, and subtract. |G|² drops out.
+# Two measurements, two unknowns. Write the formula for B = b and for B = k·b, and subtract: |G|² drops out.
 #
 # </details>
 # <details><summary>Hint 2: what to keep of a gradient</summary>
 #
 # Its squared length is one number. A hook may add `gradient.square().sum()` to a list, over all weights and all
-# micro-batches: you need the total alone.
+# micro-batches. You need only the total.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# If you divide each loss by k, hooks see gradients that are k times too short: their squares are k² too small. For the
-# mean over micro-batches divide by k once. The squared length for B = k·b is that of `.grad` at the end.
+# If you divide each loss by k, hooks see gradients that are k times too short, so their squares are k² times too
+# small. For the mean over micro-batches divide by k once. The squared length for B = k·b is that of `.grad` at the
+# end.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# This is the estimator of McCandlish et al. 2018, appendix A.1. The squared length of a mean is too long by its noise,
-# so |G|² is what is left after subtracting that. The estimate has no bias: it may even come out negative. So average
-# |G|² and tr(Σ) over many steps *before* you divide one by the other. A ratio of averages is far steadier than an
-# average of ratios.
+# This is the estimator of McCandlish et al. 2018, appendix A.1. The squared length of a mean is too large by its
+# noise, so |G|² is what is left after you subtract that. The estimate has no bias: it may even come out negative. So
+# average |G|² and tr(Σ) over many steps *before* you divide one by the other. A ratio of averages is far steadier
+# than an average of ratios.
 
 # %% tags=["solution"]
 found = []
@@ -287,14 +301,16 @@ print(f"random weights, 20 × 8 micro-batches of 4: noise scale near {noise / si
 # ## 4 · The rate for a larger batch
 # **Difficulty** ●●○○○ · **9 minutes** · **Trains** scaling rules, and a gradual warm-up
 #
-# A small batch learns well with `rate`. The batch becomes k times as large. The new peak rate is k times the old one
-# for `"sgd"`, √k times for `"adam"`. The rate begins at the *old* one at step 0, rises in a straight line, reaches its
-# peak at step `warm` (at least 1), and stays there. What is it at `step`?
+# Return the learning rate at `step` for a batch that has become k times as large. The small batch learns well with
+# `rate`.
+#
+# The new peak is k times `rate` for the `optimizer` `"sgd"`, and √k times for `"adam"`. The rate begins at the *old*
+# one at step 0, rises in a straight line, reaches its peak at step `warm` (at least 1), and stays there.
 
 
 # %%
 def rate_at(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    """The learning rate at `step`, for a batch k times as large as the one that `rate` was found for."""
+    """Return the learning rate at `step`, for a batch k times as large as the one that learns with `rate`."""
     ### BEGIN SOLUTION Return the rate of this step.
     peak = rate * (k if optimizer == "sgd" else sqrt(k))
     return peak if step >= warm else rate + (peak - rate) * step / warm
@@ -317,14 +333,15 @@ check.rate(rate_at)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Up to step `warm`: the old rate, and that part of what the peak adds to it. From there on: the peak.
+# Up to step `warm`: the old rate, plus that part of what the peak adds to it. From there on: the peak.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# That is the gradual warm-up of Goyal et al. 2017. Other texts start from zero, α_max·t/T_w. Either way the rate is
-# small while the gradient changes quickly, and large once k small steps and one large one lead to the same place.
+# This is the gradual warm-up of Goyal et al. 2017. Other texts start from zero, $\alpha_{\text{max}} \cdot t / T_w$.
+# Either way the rate is small while the gradient changes quickly. It is large once k small steps and one large one
+# lead to the same place.
 
 # %% tags=["solution"]
 for step in (0, 250, 500, 1000):

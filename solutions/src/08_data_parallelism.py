@@ -33,19 +33,20 @@ from course_utils.lessons.data_parallelism import checks as check
 
 # %% [markdown]
 # ## 1 · Three ways, in bytes
-# **Difficulty** ●○○○○ · **8 minutes** · **Trains** counting what goes through which link
+# **Difficulty** ●○○○○ · **8 minutes** · **Trains** counting the bytes that pass through each link
 #
-# D workers each have S bytes of gradients. Return a dictionary of bytes in one training step:
+# Return a dictionary of the bytes in one training step. There are D workers with S bytes of gradients each.
 #
-# - `server`: what passes through a parameter server's connection, in and out. It is a machine of its own; gradients
-#   come in, and weights, as many bytes, go out.
-# - `naive`: what *one* rank sends if everybody sends everything to everybody; what it receives does not count.
-# - `ring`: what *one* rank sends in a ring all-reduce.
+# - `server`: the bytes through a parameter server's connection, in and out. It is a machine of its own. Gradients
+#   come in; weights, as many bytes, go out.
+# - `naive`: the bytes that *one* rank sends if everybody sends everything to everybody. What it receives does not
+#   count.
+# - `ring`: the bytes that *one* rank sends in a ring all-reduce.
 
 
 # %%
 def traffic(D: int, S: int) -> dict[str, float]:
-    """Bytes through the server's connection, and bytes that one rank sends in the naive way and in a ring."""
+    """Return the bytes through the server, and the bytes that one rank sends in the naive way and in a ring."""
     ### BEGIN SOLUTION Return a dictionary with the keys server, naive and ring.
     return {"server": 2 * D * S, "naive": (D - 1) * S, "ring": 2 * (D - 1) * S / D}
     ### END SOLUTION
@@ -68,15 +69,15 @@ check.traffic(traffic)
 # </details>
 # <details><summary>Hint 3: the ring</summary>
 #
-# A message of the ring holds one of D parts. There are D−1 steps until a part is complete. How many more until all
-# ranks have it?
+# A message of the ring holds one of D parts. After D−1 steps a part is complete. How many more until all ranks have
+# it?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The server's link grows with D, and so does what a rank sends in the naive way. In the ring, the parts get smaller as
-# steps get more: 2(D−1)/D never reaches 2.
+# The server's link grows with D, and so does what a rank sends in the naive way. In the ring, more ranks mean more
+# steps but smaller parts: 2(D−1)/D never reaches 2.
 
 # %% tags=["solution"]
 for D in (2, 8, 64):
@@ -87,20 +88,25 @@ for D in (2, 8, 64):
 # ## 2 · Write the ring
 # **Difficulty** ●●●○○ · **20 minutes** · **Trains** the algorithm under every all-reduce
 #
-# The lesson's ring stops half way, and torch hands out the complete parts. Write both halves yourself.
+# Write both halves of the ring. (The lesson's ring stops half way, and torch hands out the complete parts.)
 #
-# You are rank `rank` of `ranks`. `parts` is the list of your gradient's parts, one tensor for each rank. `send(tensor,
-# to)` sends a copy of a tensor to a rank and returns at once; `receive(source)` waits for the next tensor from a rank
-# and returns it. Return the list of parts in the same order, each the sum over all ranks; you may change `parts`. Send
-# to your right neighbor alone, `(rank + 1) % ranks`, and no more than a ring needs: 2(D−1) messages, each one part.
+# You are rank `rank` of `ranks`. `parts` is the list of your gradient's parts, one tensor for each rank. You may
+# change it.
 #
-# The check runs your function on up to 5 ranks at once, each a thread, and on one rank alone; then on three real
-# processes, with torch's own `isend` and `recv`. These get what your cell defines, and of other cells the imports.
+# - `send(tensor, to)` sends a copy of a tensor to a rank and returns at once.
+# - `receive(source)` waits for the next tensor from a rank and returns it.
+# - Send only to your right neighbor, `(rank + 1) % ranks`, and no more than a ring needs: 2(D−1) messages, each one
+#   part.
+# - Return the list of parts in the same order, each the sum over all ranks.
+#
+# The check runs your function on up to 5 ranks at once, each a thread, and on one rank alone. Then it runs it on
+# three real processes, with torch's own `isend` and `recv`. They get what your cell defines, and only the imports of
+# other cells.
 
 
 # %%
 def ring(parts, rank, ranks, send, receive):
-    """The parts of this rank, each added up over all ranks, by sending to the right and receiving from the left."""
+    """Return the parts, each added up over all ranks, by sending to the right and receiving from the left."""
     ### BEGIN SOLUTION Return the list of parts.
     right, left = (rank + 1) % ranks, (rank - 1) % ranks
     for step in range(ranks - 1):
@@ -120,7 +126,7 @@ check.ring(ring)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# In step 0 rank r sends part r. What it then receives from the left is part r−1, and it adds its own to that.
+# In step 0 rank r sends part r. Then it receives part r−1 from the left, and adds its own to that.
 #
 # </details>
 # <details><summary>Hint 2: the next step</summary>
@@ -131,14 +137,14 @@ check.ring(ring)
 # </details>
 # <details><summary>Hint 3: the second half</summary>
 #
-# After D−1 steps you hold the whole sum of the part that you added to last. Send that one. From now on what arrives
-# takes the place of yours, instead of being added.
+# After D−1 steps you hold the complete sum of the part that you added to last. Send that one. From now on, what
+# arrives replaces your part instead of being added.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A part starts at its own rank and collects one contribution on every stop; after D−1 stops it has all. Then it makes
+# A part starts at its own rank and collects one contribution on every stop. After D−1 stops it has all. Then it makes
 # the round again to be copied. In each step every rank sends and receives exactly one part: all links are busy, none
 # twice.
 
@@ -146,22 +152,23 @@ check.ring(ring)
 # ## 3 · A token is a token, on every rank
 # **Difficulty** ●●○○○ · **18 minutes** · **Trains** what "mean" means when texts differ in length
 #
-# Each rank's loss is the mean over *its* tokens, and DDP takes the plain mean of all ranks' gradients. If ranks have
-# different numbers of tokens, that is not the gradient of the mean over *all* tokens.
+# Go forward and backward once, so that every `.grad` is the gradient of the mean loss over the tokens of *all* ranks.
+# Return that mean loss as a number, the same on each rank.
 #
-# `model` is in DDP and returns logits of shape (texts, length, classes); `targets` has shape (texts, length), and -100
-# where there is no token. `cross_entropy` leaves those out; it wants one row of logits for each target, so flatten
-# both. Go forward and backward once, with all texts, so that every `.grad` is the gradient of the mean over the tokens
-# of all ranks. Return the mean loss over the tokens of all ranks as a number, the same on each rank. A rank may have no
-# token at all, never all of them. `dist.all_reduce(x)` replaces a tensor x by its sum over all ranks.
+# DDP does not do this by itself. Each rank's loss is the mean over *its* tokens, and DDP takes the plain mean of all
+# ranks' gradients. That is something else if ranks have different numbers of tokens.
 #
-# The check sends what your cell defines to three real processes; of other cells they know this notebook's imports
-# alone.
+# `model` is in DDP and returns logits of shape (texts, length, classes). `targets` has shape (texts, length), with
+# -100 where there is no token: `cross_entropy` leaves those out. It wants one row of logits for each target, so
+# flatten both. Use all texts. A rank may have no token at all, but never all of them. `dist.all_reduce(x)` replaces a
+# tensor x by its sum over all ranks.
+#
+# The check sends what your cell defines to three real processes. Of other cells they know only the imports.
 
 
 # %%
 def token_backward(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """Go backward from the mean loss over the tokens of all ranks, and return it."""
+    """Go backward from the mean loss over the tokens of all ranks, and return that mean."""
     ### BEGIN SOLUTION Go backward, and return the mean loss of all ranks' tokens.
     tokens = (targets != -100).sum()
     dist.all_reduce(tokens)
@@ -184,8 +191,8 @@ check.token_backward(token_backward)
 # </details>
 # <details><summary>Hint 2: what DDP does</summary>
 #
-# DDP adds up the ranks' gradients and divides by the number of ranks. What you go backward from has to undo that
-# division.
+# DDP adds up the ranks' gradients and divides by the number of ranks. The loss that you go backward from must undo
+# that division.
 #
 # </details>
 # <details><summary>Hint 3: a rank without tokens</summary>
@@ -197,24 +204,30 @@ check.token_backward(token_backward)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Wanted is the sum of all losses over the number of all tokens; DDP's mean divides by D instead. So each rank divides
-# its sum by everybody's tokens, and multiplies by D. That costs an all-reduce of one number before backward. With equal
-# counts it changes nothing, which is why the mistake is easily missed: texts of different lengths, or a last batch that
-# is cut unevenly, bring it back. A rank without tokens still has to go backward, as the others wait for its zeros.
+# You want the sum of all losses over the number of all tokens, but DDP's mean divides by D. So each rank divides its
+# sum by everybody's tokens, and multiplies by D. That costs an all-reduce of one number before backward.
+#
+# With equal counts it changes nothing, so the mistake is easily missed. Texts of different lengths, or a last batch
+# that is cut unevenly, bring it back. A rank without tokens must still go backward, because the others wait for its
+# zeros.
 
 # %% [markdown]
 # ## 4 · Ranks that drift apart
 # **Difficulty** ●●●○○ · **15 minutes** · **Trains** finding a mistake that raises no error
 #
-# Somebody's ranks drift apart. Here is their training step; `model` is a network in `DistributedDataParallel`. It runs
-# without an error. Run the cell: it takes ten seconds, and shows what three real ranks do with it, for 4, 6, 5 and 1
-# micro-batches in a step: by how much a weight differs between ranks at the end, by how much from one process with the
-# batch of all ranks, and how often all gradients were exchanged in a step.
+# Somebody's ranks drift apart. Find out why. Here is their training step; `model` is a network in
+# `DistributedDataParallel`. It runs without an error.
+#
+# Run the cell: it takes ten seconds. It shows what three real ranks do, for 4, 6, 5 and 1 micro-batches in a step:
+#
+# - `apart`: the largest difference of a weight between ranks at the end,
+# - `off`: the largest difference from one process with the batch of all ranks,
+# - `exchanged`: how often all gradients were exchanged in a step.
 
 
 # %%
 def drifting_step(model, optimizer, micro_batches):
-    """One optimizer step over micro-batches (inputs, targets). Something is wrong here."""
+    """Take one optimizer step over micro-batches (inputs, targets). Something is wrong here."""
     for index, (inputs, targets) in enumerate(micro_batches):
         last = (index + 1) % 4 == 0
         with nullcontext() if last else model.no_sync():
@@ -229,15 +242,20 @@ for count, found in check.on_real_ranks(drifting_step).items():
           f"exchanged {found['exchanged']:.0f} times")  # fmt: skip
 
 # %% [markdown]
-# Write it anew, so that for any list of micro-batches the ranks stay equal to the last bit, take the step of the batch
-# of all ranks, let DDP exchange their gradients once, and keep one micro-batch's activations at a time. (All
-# micro-batches are equally large. What your cell defines is sent to other processes; of other cells they know the
-# imports alone.)
+# Write the step again, without the mistakes. For any list of micro-batches
+#
+# - the ranks stay equal to the last bit,
+# - they take the step of the batch of all ranks,
+# - DDP exchanges their gradients once,
+# - and each rank keeps one micro-batch's activations at a time.
+#
+# All micro-batches are equally large. Your function need not return anything. The check sends what your cell defines
+# to other processes. Of other cells they know only the imports.
 
 
 # %%
 def mended_step(model, optimizer, micro_batches):
-    """One optimizer step of a DistributedDataParallel model over micro-batches (inputs, targets)."""
+    """Take one optimizer step of a DistributedDataParallel model over micro-batches (inputs, targets)."""
     ### BEGIN SOLUTION Train on all micro-batches, then step once.
     for index, (inputs, targets) in enumerate(micro_batches):
         last = index == len(micro_batches) - 1
@@ -260,34 +278,39 @@ check.mended_step(mended_step)
 # </details>
 # <details><summary>Hint 2: six micro-batches</summary>
 #
-# Which backward is the last one, with four micro-batches, and with six? Go through the indices.
+# Which backward is the last one with four micro-batches, and which with six? Go through the indices.
 #
 # </details>
 # <details><summary>Hint 3: the size of the step</summary>
 #
-# Gradients of all micro-batches add up. By how much must each loss be divided, so that the sum is the whole batch's?
+# The gradients of all micro-batches add up. By how much must you divide each loss, so that the sum is the whole
+# batch's?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Three mistakes, and none raises an error. `model.module(…)` calls the network and passes DDP by, so nothing is ever
+# There are three mistakes, and none raises an error. `model.module(…)` calls the network past DDP, so nothing is ever
 # exchanged. `% 4` takes every fourth micro-batch for the last, so with six the last two stay on their rank. And the 4
-# in the loss makes a step of six micro-batches half as long again. A training run that logs the distance of its
-# replicas now and then, by one all-reduce of a checksum, finds the first two on its first day.
+# in the loss makes a step of six micro-batches 1.5 times as long.
+#
+# How would you notice? Log the distance of the replicas now and then, by one all-reduce of a checksum. That finds the
+# first two mistakes on the first day.
 
 # %% [markdown]
 # ## 5 · A script that trains
 # **Difficulty** ●●●●○ · **25 minutes** · **Trains** DDP's part, and yours: start, data and what you log
 #
-# Somebody adds a new head to a network, `body`, and trains both with DDP. It runs without an error. Run both
-# cells: in ten seconds they show what three real ranks do with it, on 24 samples: how far they are apart at the start
-# and at the end, how many samples they draw in an epoch, and what each rank returns.
+# Somebody adds a new head to a network, `body`, and trains both with DDP. It runs without an error, but more than one
+# thing is wrong.
+#
+# Run both cells: they take ten seconds. They show what three real ranks do with 24 samples: how far apart they are at
+# the start and at the end, how many samples they draw in an epoch, and what each rank returns.
 
 
 # %%
 def careless_training(body, data, epochs, batch):
-    """The model, trained on `data`, and the loss of each epoch. Something is wrong here, more than once."""
+    """Return the model, trained on `data`, and the loss of each epoch. Something is wrong here, more than once."""
     model, losses = DistributedDataParallel(body), []
     model.module.append(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -310,23 +333,25 @@ for rank, losses in enumerate(found["losses"]):
     print(f"rank {rank} returns", *(f"{loss:.2f}" for loss in losses))
 
 # %% [markdown]
-# Write it anew. `body` is an `nn.Sequential` with different weights on each rank. You add the head, `nn.Linear(8, 1)`.
-# `data` is a data set of pairs (x, y), and `batch` the samples of one rank in one step.
+# Write the training again, without the mistakes. `body` is an `nn.Sequential` with different weights on each rank.
+# You add the head, `nn.Linear(8, 1)`. `data` is a data set of pairs (x, y), and `batch` is the number of samples of
+# one rank in one step.
 #
-# - Each epoch, the ranks together draw every sample, in another order than the epoch before. If D does not divide
+# - In each epoch, the ranks together draw every sample, in another order than the epoch before. If D does not divide
 #   them, up to D−1 are drawn twice.
-# - All ranks' weights stay equal. They are those of one process that begins with rank 0's weights and takes as many SGD
-#   steps (learning rate 0.1), its batch in each step being those of all ranks together.
-# - Return the DDP model, the new head included, and a list with each epoch's mean of the loss from which you went
-#   backward, over all samples drawn on *all* ranks (one drawn twice counts twice): the same list on every rank.
+# - All ranks' weights stay equal. They are those of one process that begins with rank 0's weights. It takes as many
+#   SGD steps (learning rate 0.1), and its batch in each step is that of all ranks together.
+# - Return the DDP model, with the new head, and a list with one loss per epoch, the same on every rank. It is the
+#   mean of the loss that you went backward from, over all samples drawn on *all* ranks. A sample drawn twice counts
+#   twice.
 #
-# `DistributedSampler(data)` chooses one rank's samples, shuffled; `DataLoader` takes it as `sampler`. Its
+# `DistributedSampler(data)` chooses one rank's samples, shuffled, and `DataLoader` takes it as `sampler`. Its
 # `set_epoch(epoch)` changes the order. Again your cell goes to other processes, which know the imports.
 
 
 # %%
 def fixed_training(body, data, epochs, batch):
-    """The model in DDP, trained on every rank's part of `data`, and the mean loss of each epoch."""
+    """Return the model in DDP, trained on every rank's part of `data`, and the mean loss of each epoch."""
     ### BEGIN SOLUTION Return the model and a list of losses.
     model = DistributedDataParallel(body.append(nn.Linear(8, 1)))  # now DDP knows the head, too
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -352,27 +377,29 @@ check.fixed_training(fixed_training)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# DDP does its work when you wrap: it sends rank 0's weights, and takes note of all that will have gradients. What comes
-# later it does not know.
+# DDP does its work when you wrap: it sends rank 0's weights, and notes everything that will have gradients. It does
+# not know what comes later.
 #
 # </details>
 # <details><summary>Hint 2: whose samples?</summary>
 #
-# A loader knows nothing of ranks. The sampler does, and it shuffles alike on all of them: by its seed and the number of
-# the epoch.
+# A loader knows nothing of ranks. The sampler does, and it shuffles alike on all of them: by its seed and the number
+# of the epoch.
 #
 # </details>
 # <details><summary>Hint 3: one number for all</summary>
 #
-# On each rank add up its losses of the epoch, each times its number of samples. One exchange at the end of the epoch
-# makes the sum of all ranks. `len(sampler)` is how many samples one rank draws.
+# On each rank, add up the losses of the epoch, each times its number of samples. One exchange at the end of the epoch
+# makes the sum of all ranks. `len(sampler)` is the number of samples that one rank draws.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Three mistakes, and none raises an error. A head that is added after wrapping starts from each rank's own random
-# numbers, and DDP never exchanges its gradient. A loader without a sampler lets every rank draw everything: one
-# epoch then takes three times the work. And the last batch's loss on one rank is not the training's: it is noisy, and
-# knows nothing of what the others see. With the sampler comes a fourth trap: without `set_epoch` it shuffles every
-# epoch alike. DDP keeps equal replicas equal. All that comes before and after is yours.
+# There are three mistakes, and none raises an error. A head that is added after wrapping starts from each rank's own
+# random numbers, and DDP never exchanges its gradient. Without a sampler, every rank draws everything: one epoch then
+# takes three times the work. And the last batch's loss on one rank is not the training's loss: it is noisy, and knows
+# nothing of the other ranks.
+#
+# With the sampler comes a fourth trap: without `set_epoch`, it shuffles every epoch alike. DDP keeps equal replicas
+# equal. Everything before and after is your job.
