@@ -28,7 +28,7 @@ def test_a_path_by_groups_is_the_large_batchs_and_small_steps_wander() -> None:
     each, slow = mb.path(fit, 0.5, 4, 4), mb.path(fit, 0.02, 4, 4)
     assert len(each) == 101 and length(each) > 2 * length(large)
     assert math.dist(slow[-1], large[-1]) < 0.15 * math.dist(mb.START, large[-1])
-    with pytest.raises(ValueError, match="no whole number"):
+    with pytest.raises(ValueError, match="do not divide into steps"):
         mb.path(fit, 0.5, 7, 1)
 
 
@@ -94,5 +94,5 @@ def test_the_explorer_says_what_is_not_possible_and_what_leaves_the_picture() ->
     shown = theta_explorer(1, 1, 1.5)
     assert "leaves the picture" in shown.picture.value and "nan" not in shown.picture.value
     shown.controls["size"].value, shown.controls["group"].value = 50, 50
-    assert "Not possible" in shown.picture.value and "no whole number of 50 micro-batches" in shown.message
+    assert "Not possible" in shown.picture.value and "do not divide into steps of 50 micro-batches" in shown.message
     assert repr(theta_explorer()) == repr(shown) == shown.invitation

@@ -101,18 +101,18 @@ def looking_ahead(
 
 PASS_MISTAKES: dict[str, tuple[Weigh, ...]] = {  # what learners make of a micro-batch's weight, by their hint
     "The parameters have not moved: who calls `optimizer.step()`?": (lambda *_: 0,),
-    "That is a mean of means: a token of a short micro-batch counts for more than one of a long.":
+    "You take a mean of means: a token of a short micro-batch counts more than one of a long micro-batch.":
         (lambda part, group, k: 1 / len(group), lambda part, group, k: 1 / k),
-    "Losses are added up and never divided: your step grows with the number of tokens.":
+    "You add up losses and never divide: your step grows with the number of tokens.":
         (lambda part, *_: real_tokens(part), lambda *_: 1),
     "You divide by padding, too. How many tokens have a target?":
         (lambda part, group, _: real_tokens(part) / sum(y.numel() for _, y in group),),
-    "You divide by the number of micro-batches. How many tokens have had a say in this sum?":
+    "You divide by the number of micro-batches. How many tokens are in this sum?":
         (lambda part, group, _: real_tokens(part) / len(group),),
-    "zero_grad within a group throws away what has been added up.":
+    "You call zero_grad within a group: that throws away the sum so far.":
         (lambda part, group, k: _share(part, group, k) * (part is group[-1]),),
 }  # fmt: skip
-STREAM = "The loader is a stream: it hands out one micro-batch after the other, and cannot say how many there are."
+STREAM = "The loader is a stream: it hands out one micro-batch at a time, and cannot say how many there are."
 UNUSED = {"'NoneType'": "A weight that no loss has used has no gradient: its `.grad` is None."}
 PASS_HINTS = {"has no len()": STREAM, "not subscriptable": STREAM, **UNUSED}
 
@@ -126,30 +126,30 @@ def train_pass(answer: Any) -> None:
         (model, losses, _), (right, means, _) = passed(asked, counts, k), passed(looking_ahead, counts, k)
         nan = "NaN in the weights. A mean over no token at all is 0/0: where do you divide?"
         expect(not model.table.isnan().any(), f"With {name}: {nan}")
-        moved = "You step where no token has a say: with momentum even zeros move the weights."
+        moved = "You step on a group without real tokens. With momentum, even zeros move the weights."
         expect(model.steps <= right.steps or "padding" not in name, f"With {name}: {moved}")
         none = f"With {name}: your list has a number for a group that took no step."
         expect(len(losses) <= len(means) or 2 * len(losses) <= model.steps, none)
-        steps = "k micro-batches make a step, those of padding counted, and so do fewer at the end of the stream."
+        steps = "A step takes k micro-batches, also those of padding, or fewer at the end of the stream."
         short = f"With {name}: your list has length {len(losses)}, not one number for each step."
         expect(len(losses) == len(means), f"{short} {steps}")
         if not same([model.table], [right.table]):
-            expect(not model.dirty, "The gradients of the group before are still in `.grad`: who clears them?")
+            expect(not model.dirty, "The previous group's gradients are still in `.grad`: who clears them?")
             for message, weighs in PASS_MISTAKES.items():
                 tables = [passed(partial(looking_ahead, weigh=weigh), counts, k)[0].table for weigh in weighs]
                 expect(not any(same([table], [model.table]) for table in tables), message)
-            fail(f"With {name}: the weights end elsewhere. Is it the mean over all of the group's real tokens?")
+            fail(f"With {name}: the weights end elsewhere. Do you step on the mean over all real tokens of the group?")
         for one in losses:
             expect(not getattr(one, "requires_grad", False), "You return a loss with its graph: use `.item()`.")
         mine = [float(of_kind(one, Real, "In your list there is")) for one in losses]
-        expect(alike(mine, means), f"With {name}: a loss that you return is not its step's mean per real token.")
+        expect(alike(mine, means), f"With {name}: a loss that you return is not the mean per real token of its step.")
         clean = all(weight.grad is None for weight in model.parameters())
         expect(clean, f"With {name}: some `.grad` is not None after the pass. Who clears it?")
         held = max(held, model.alive, 3 * model.ahead)
     one, several = (passed(asked, [60] * k, k)[-1] for k in (1, 4))
-    waits = "graphs wait until the group is complete, or what the model has put out."
+    waits = "you keep graphs, or outputs of the model, until the group is complete."
     expect(several < 1.6 * one, f"The numbers are right, the memory is not: {waits}")
-    expect(held <= 2, "You hold several micro-batches at a time: use up one before you take the next.")
+    expect(held <= 2, "You hold several micro-batches at a time: finish one before you take the next.")
 
 
 # ------------------------------------------------------------------------------------------------- 07.2: add_up_in_fp32
@@ -172,17 +172,17 @@ def added(each: Sequence[Gradients], add: Callable[..., Any] = torch.add) -> Gra
 
 
 SUM_MISTAKES: Mistakes = {  # how a gradient is added to what there is
-    "Only the last micro-batch is left in the masters: add to what is there.": lambda _, new: new.float(),
+    "Only the last micro-batch is left in the masters: add to `.grad`, do not replace it.": lambda _, new: new.float(),
     "The sum is rounded to bf16: in which format do you add?": lambda total, new: (total.bfloat16() + new).float(),
 }
-FROZEN = {"hook on a tensor that doesn": "A frozen weight takes no hook, for it gets no gradient: leave it out."}
+FROZEN = {"hook on a tensor that doesn": "A frozen weight takes no hook, because it gets no gradient: leave it out."}
 SUM_HINTS = {
     **FROZEN,
-    **dict.fromkeys(("different type", "dtype"), "A master's `.grad` is fp32, as the master: torch takes no bf16."),
-    "size": "A gradient goes to another weight's master. Which value has a loop's variable when the hook runs? Or does "
-    "a frozen weight shift your pairs?",
-    "'NoneType'": "Your hook finds None. A master's `.grad` is None until its first gradient, and after zero_grad; "
-    "another weight's may be, if a loop's variable has its last value when the hook runs.",
+    **dict.fromkeys(("different type", "dtype"), "A master's `.grad` must be fp32, like the master, not bf16."),
+    "size": "A gradient goes to another weight's master. Which value does your loop variable have when the hook runs? "
+    "Or does a frozen weight shift your pairs?",
+    "'NoneType'": "Your hook finds None. A master's `.grad` is None until its first gradient, and after zero_grad. Or "
+    "do you read another weight, because your loop variable has its last value when the hook runs?",
 }
 
 
@@ -203,10 +203,10 @@ def add_up_in_fp32(answer: Any) -> None:
                 master.grad = None
             rans = [forward_backward(model, [x], weights, hints=SUM_HINTS) for x in inputs]
             held = any(one is not None for ran in rans for one in ran.gradients[1:])
-            expect(not held, "Weights still hold their gradient after backward: both copies live on, and add up.")
+            expect(not held, "Weights still hold their gradient after backward: both copies stay in memory.")
             _expect_sums([master.grad for master in masters], [ran.gradients[1:] for ran in usual], when)
         sums = sum(4 * weight.numel() for weight in weights)  # instead of which `usual` has all gradients in bf16
-        late = "Gradients in bf16 wait until backward ends. Who still refers to one that has been added?"
+        late = "Gradients in bf16 wait until backward ends. What still refers to a gradient after you added it?"
         expect(rans[0].peak < usual[0].peak + sums - 8 * width * width, late)
         for handle in handles:
             expect(hasattr(handle, "remove"), "Return the handles that you get from registering.")
@@ -215,7 +215,7 @@ def add_up_in_fp32(answer: Any) -> None:
 
 
 def hooked(model: nn.Module) -> bool:
-    """Whether a weight of the model has a hook."""
+    """True if a weight of the model has a hook."""
     return any(weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in model.parameters())
 
 
@@ -227,7 +227,7 @@ def _expect_sums(got: Gradients, each: Sequence[Gradients], when: str) -> None:
     expect(nobody, f"{when}No master has a gradient.")
     missing = any(mine is None and wanted is not None for mine, wanted in zip(got, right, strict=True))
     expect(not missing, SUM_HINTS["size"])
-    expect(not any(nobody), f"{when}A weight that got no gradient has one in its master: an optimizer would decay it.")
+    expect(not any(nobody), f"{when}A weight got no gradient, but its master has one: an optimizer would decay it.")
     for message, add in SUM_MISTAKES.items():
         expect(not same(got, added(each, add), 1e-6), f"{when}{message}")
     fail(f"{when}Some sum is off. Is each gradient added once, and unchanged, to its own weight's master?")
@@ -264,29 +264,29 @@ def _scaled(power: int) -> Callable[..., tuple[float, float]]:
 
 
 NOISE_MISTAKES: Mistakes = {  # of sequences in a micro-batch, and squared lengths: of each gradient, their mean, sums
-    "You take the gradients of loss / k: how long is a micro-batch's own?": _scaled(-2),
-    "Squared lengths grow with the square of a factor. By which factor is each loss divided?": _scaled(-1),
-    "How many sequences has a micro-batch? `len` of a pair is 2.": lambda b, s, q, _: noise_right(2, s, q),
+    "You measure gradients of loss / k. How long is the gradient of a micro-batch's own loss?": _scaled(-2),
+    "A squared length changes with the square of a factor. By which factor do you divide each loss?": _scaled(-1),
+    "`len` of a pair is 2. How many sequences does a micro-batch have?": lambda b, s, q, _: noise_right(2, s, q),
     "Return |G|² and tr(Σ) themselves, not their ratio, the noise scale.":
         lambda b, s, q, _: (noise_right(b, s, q)[0], noise_right(b, s, q)[1] / noise_right(b, s, q)[0]),
     "You add up the micro-batches' squared lengths. The equation has their mean.": _scaled(1),
-    "`register_post_accumulate_grad_hook` runs after the adding, and finds sums. Which hook runs before?":
+    "`register_post_accumulate_grad_hook` runs after the adding, so it finds sums. Which hook runs before?":
         lambda b, s, q, sums: noise_right(b, sums, q),
-    "You look at one micro-batch alone, the first. The others tell as much.":
+    "You look at only the first micro-batch. The others say as much.":
         lambda b, s, q, _: noise_right(b, s[:1] * len(s), q),
-    "Your |G|² is that of the mean of k gradients: a little noise is still in it.":
+    "Your |G|² is the squared length of the mean of k gradients: a little noise is still in it.":
         lambda b, s, q, _: (q, noise_right(b, s, q)[1]),
-    "You take the mean of k gradients for G. For k·b sequences the formula has noise, too.":
+    "You take the mean of k gradients for G. The formula has noise for k·b sequences, too.":
         lambda b, s, q, _: (q, b * (sum(s) / len(s) - q)),
-    "That is the noise of a micro-batch's gradient. One sequence's was asked for.":
+    "Your tr(Σ) is the noise of a micro-batch's gradient. Return the noise of one sequence.":
         lambda b, s, q, _: noise_right(1, s, q),
-    "The two are the wrong way round: first |G|², then tr(Σ).": lambda *case: noise_right(*case)[::-1],
+    "Your two numbers are in the wrong order: first |G|², then tr(Σ).": lambda *case: noise_right(*case)[::-1],
 }  # fmt: skip
 NOISE_HINTS = FROZEN | UNUSED
-NOISE_HINTS["the size of value"] = "What a hook returns takes the gradient's place. Let yours return nothing."
+NOISE_HINTS["the size of value"] = "Your hook returns something, and that replaces the gradient. Let it return nothing."
 
 
-@exercise("07.3", "Every micro-batch had its say, and no gradient was copied.")
+@exercise("07.3", "Every micro-batch counts, and no gradient was copied.")
 def measure_noise(answer: Any) -> None:
     """`answer(model, parts)` is (|G|², tr(Σ)), and leaves the mean's gradient in `.grad`."""
     got, known = [], []
@@ -308,7 +308,7 @@ def measure_noise(answer: Any) -> None:
             expect(not long, "The sum of k gradients is left in `.grad`, k times too long for a step.")
             fail("`.grad` is not the gradient of the mean over all micro-batches.")
         expect(not hooked(model), "Your hooks are still on the weights, and run in every later backward.")
-    otherwise = "The two are off. Write |G|² + tr(Σ)/B for a micro-batch and for all of them, and solve."
+    otherwise = "Your two numbers are off. Write |G|² + tr(Σ)/B for a micro-batch and for all of them, and solve."
     recognized(got, known, noise_right, NOISE_MISTAKES, otherwise, _close)
     peaks = []
     for loop in (accumulated, answer):
@@ -316,7 +316,7 @@ def measure_noise(answer: Any) -> None:
         with Tracker("cpu") as tracker:
             loop(model, parts)
         peaks.append(tracker.at(tracker.peak_event()).total)
-    second = "The numbers are right, the memory is not: another set of gradients lives next to `.grad`."
+    second = "The numbers are right, the memory is not: you keep another set of gradients next to `.grad`."
     expect(peaks[1] < peaks[0] + 4 * sum(weight.numel() for weight in small_gpt().parameters()), second)
 
 
@@ -345,15 +345,15 @@ def rate_right(step: int, warm: int, rate: float, k: int, optimizer: str) -> flo
 
 
 RATE_MISTAKES: Mistakes = {
-    "You scale by k for Adam, too. Its rule is another one.": lambda t, w, r, k, o: rate_right(t, w, r, k, "sgd"),
-    "You scale by √k for SGD, too. There the rule is linear.": lambda t, w, r, k, o: rate_right(t, w, r, k, "adam"),
-    "The two rules are the wrong way round.":
+    "You scale by k for Adam, too. Its rule is different.": lambda t, w, r, k, o: rate_right(t, w, r, k, "sgd"),
+    "You scale by √k for SGD, too. Its rule is linear.": lambda t, w, r, k, o: rate_right(t, w, r, k, "adam"),
+    "The two rules are swapped.":
         lambda t, w, r, k, o: rate_right(t, w, r, k, "sgd" if o == "adam" else "adam"),
     "You start from zero, not from the small batch's rate.":
         lambda t, w, r, k, o: rate_right(w, w, r, k, o) * min(1, t / w),
     "There is no warm-up: your rate is at its peak from the first step.": lambda t, *case: rate_right(10**6, *case),
-    "Your rate grows on when the warm-up is over.": lambda t, w, r, k, o: r + (rate_right(w, w, r, k, o) - r) * t / w,
-    "Your rate never changes: k plays no part.": lambda t, w, r, k, o: r,
+    "Your rate still grows after the warm-up.": lambda t, w, r, k, o: r + (rate_right(w, w, r, k, o) - r) * t / w,
+    "Your rate never changes: where do you use k?": lambda t, w, r, k, o: r,
 }  # fmt: skip
 
 

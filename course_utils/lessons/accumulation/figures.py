@@ -31,7 +31,7 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
         canvas.text(panel.x, y - 10, name, 13, font_weight="bold")
         draw_walk(canvas, panel, rings, walked, fit.best())
     told = "; ".join(f"{name}: {len(walked) - 1} steps" for name, walked in paths.items())
-    axes = "across θ₀, up θ₁; contour lines of the loss; the cross is its minimum"
+    axes = "horizontal: θ₀, vertical: θ₁; lines of equal loss; the cross is the minimum"
     end = canvas.note(axes, y + height + 20)
     alt = f"{stop(title)} Paths of two parameters over the contour lines of their loss. {told}."
     return Figure(canvas.svg(end - 2, title, alt), alt)

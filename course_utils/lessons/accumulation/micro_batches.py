@@ -46,7 +46,7 @@ def slope(theta: Point, moments: Sequence[float]) -> Point:
 def path(fit: LineFit, rate: float, size: int, passes: int, group: int = 1) -> list[Point]:
     """The path of θ: micro-batches of `size` points in order, a step along the mean of each `group`, or ValueError."""
     if POINTS % (size * group):
-        raise ValueError(f"{POINTS} points are no whole number of {group} micro-batches of {size}")
+        raise ValueError(f"{POINTS} points do not divide into steps of {group} micro-batches of {size}")
     walked, parts = [START], [fit.moments(slice(start, start + size)) for start in range(0, POINTS, size)]
     for first in [*range(0, len(parts), group)] * passes:
         slopes = [slope(walked[-1], part) for part in parts[first : first + group]]

@@ -43,9 +43,9 @@ class ThetaExplorer(Explorable):
         chosen, large = self.path, path(self.fit, rate, POINTS, passes)
         near, off = self._near(chosen), math.dist(chosen[-1], self.fit.best())
         ending = "and it leaves the picture" if len(near) < len(chosen) else f"{off:.2f} from the minimum"
-        name = f"{group} × {size} points a step"
+        name = f"{group} × {size} points per step"
         title = f"{name}, rate {rate:g}: {len(chosen) - 1:,} steps, {ending}"
-        figure = theta_paths(self.fit, {"all 100 points a step": self._near(large), name: near}, title)
+        figure = theta_paths(self.fit, {"all 100 points per step": self._near(large), name: near}, title)
         return figure, f"a step learns from <b>{size * group}</b> points; <b>{size}</b> are in memory at once"
 
     def _near(self, walked: Sequence[Point]) -> list[Point]:

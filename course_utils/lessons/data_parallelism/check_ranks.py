@@ -128,7 +128,7 @@ def body() -> nn.Sequential:
 
 
 def followed(train: Any, count: int) -> dict[str, Any]:
-    """How a training on `count` samples went: how far the ranks were apart at the `start` and `end`, the samples that
+    """Follow a training on `count` samples: how far the ranks were apart at the `start` and `end`, the samples that
     each epoch draws on all ranks, how far weights are `off` one process with the same batches, and losses.
     """
     (x, y), first, drawn = samples(count).tensors, list[Any](), list[list[int]]()

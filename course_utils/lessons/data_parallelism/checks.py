@@ -45,15 +45,15 @@ TRAFFIC: dict[str, Callable[[int, int], float]] = {
     "ring": lambda D, S: 2 * (D - 1) * S / D,
 }
 TRAFFIC_MISTAKES: Mistakes = {
-    "server: that is one way. Gradients come in, and weights go out.": lambda D, S: D * S,
-    "server: that is one worker's traffic. All of them talk to the same machine.": lambda D, S: 2 * S,
-    "server: here the server is a machine of its own, and all D workers use it.": lambda D, S: 2 * (D - 1) * S,
-    "naive: one too many. Nobody sends to itself.": lambda D, S: D * S,
-    "naive: what comes in does not count, only what one rank sends.": lambda D, S: 2 * (D - 1) * S,
-    "naive: that is what all ranks send together. One rank's was asked for.": lambda D, S: D * (D - 1) * S,
-    "ring: that is half of the way. Who hands out the complete parts?": lambda D, S: (D - 1) * S / D,
-    "ring: a message holds one part, not the whole gradient.": lambda D, S: 2 * (D - 1) * S,
-    "ring: that is the limit of very many ranks. How many steps has a ring of D?": lambda D, S: 2 * S,
+    "server: you count one way. Gradients come in, and weights go out.": lambda D, S: D * S,
+    "server: this is one worker's traffic. All D workers talk to the same machine.": lambda D, S: 2 * S,
+    "server: you count it as a worker. It is a machine of its own, for all D.": lambda D, S: 2 * (D - 1) * S,
+    "naive: one message too many. No rank sends to itself.": lambda D, S: D * S,
+    "naive: you count what comes in, too. Count only what one rank sends.": lambda D, S: 2 * (D - 1) * S,
+    "naive: this is the sum over all ranks. Return the bytes of one rank.": lambda D, S: D * (D - 1) * S,
+    "ring: this is the first half. Who hands out the complete parts?": lambda D, S: (D - 1) * S / D,
+    "ring: you send the whole gradient in each message. A message holds one part.": lambda D, S: 2 * (D - 1) * S,
+    "ring: this is the limit for very many ranks. How many steps does a ring of D ranks take?": lambda D, S: 2 * S,
 }
 
 
@@ -69,13 +69,13 @@ def traffic(answer: Any) -> None:
 
 # --------------------------------------------------------------------------------------------------------- 08.2: ring
 THREADS = {
-    "has not been initialized": "These ranks are threads: exchange by `send` and `receive`, not by `dist`.",
-    "'NoneType' object has no attribute 'wait'": "`send` returns nothing: when it returns, the copy is on its way.",
+    "has not been initialized": "These ranks are threads: exchange with `send` and `receive`, not with `dist`.",
+    "'NoneType' object has no attribute 'wait'": "`send` returns nothing to wait for: the copy is already on its way.",
     "positional arguments but 4 were given": "`receive(source)` takes one argument, and returns what has arrived.",
 }
 
 
-@exercise("08.2", "Every rank holds every sum for 2(D−1) messages; on three real processes, too.", STARTS)
+@exercise("08.2", "Every rank holds every sum after 2(D−1) messages, on three real processes, too.", STARTS)
 def ring(answer: Any) -> None:
     """`answer(parts, rank, ranks, send, receive)` returns this rank's parts, each the sum over all ranks."""
     program = partial(call, answer, returns=(list, tuple, torch.Tensor), may_change=(0,), hints=THREADS)
@@ -85,15 +85,15 @@ def ring(answer: Any) -> None:
         network, right = Network(ranks), "The sums are right, but"
         _expect_sums(network.run(program, inputs), wanted)
         around = all(to == (sender + 1) % ranks for sender, to, _ in network.sent)
-        expect(around, f"{right} not all messages go to the right neighbor: that is no ring.")
+        expect(around, f"{right} not all messages go to the right neighbor: this is not a ring.")
         expect(not any(network.queues.values()), f"{right} some messages were never received.")
         most = max(Counter(sender for sender, _, _ in network.sent).values(), default=0)
-        often = f"{right} with {ranks} ranks a rank sends {most} messages, more often than needed."
+        often = f"{right} with {ranks} ranks a rank sends {most} messages, more than needed."
         expect(most <= 2 * (ranks - 1), often)
         small = all(size <= inputs[0][0].nbytes for _, _, size in network.sent)
-        expect(small, f"{right} some messages are larger than a part. A ring sends one part at a time, as it came.")
+        expect(small, f"{right} some messages are larger than a part. A ring sends one part at a time.")
     real = all(one["reduced"] for one in found_on_ranks(PROGRAM, RANKS, "ring", answer))
-    expect(real, "In one process all is right, but not on real ranks: do you keep anything outside?")
+    expect(real, "In one process all is right, but not on real ranks: do you keep anything outside of your function?")
 
 
 def _expect_sums(found: list[Any], wanted: list[torch.Tensor]) -> None:
@@ -102,20 +102,20 @@ def _expect_sums(found: list[Any], wanted: list[torch.Tensor]) -> None:
         expect(len(parts) == ranks, f"With {ranks} ranks, return the list of all {ranks} parts.")
         for part, total in zip(parts, wanted, strict=True):
             of_kind(part, torch.Tensor, "One of your parts is")
-            expect(part.shape == total.shape, "One of your parts has another length than it came with.")
+            expect(part.shape == total.shape, "One of your parts has changed its length.")
             more = more or float(part.max()) > 1.05 * float(total.max())
             mean = mean or (ranks > 1 and torch.allclose(part.float() * ranks, total))
         whole.append(sum(torch.allclose(part.float(), total) for part, total in zip(parts, wanted, strict=True)))
     expect(not mean, "Some parts are sums divided by the number of ranks. Return the sums.")
     totals = sorted(total[0].item() for total in wanted)
     order = [sorted(part[0].item() for part in parts) == totals for parts in found]
-    expect(whole == [ranks] * ranks or not all(order), "All parts are whole, and not in the order in which they came.")
-    expect(ranks > 1 or any(whole), "One rank alone has all sums already: there is nothing to send or to add.")
-    first = f"With {ranks} ranks no part is a whole sum. In each half, which part leaves first, and which comes?"
+    expect(whole == [ranks] * ranks or not all(order), "All parts are complete, but not in their original order.")
+    expect(ranks > 1 or any(whole), "A single rank already has all sums: it has nothing to send or add.")
+    first = f"With {ranks} ranks no part is a complete sum. In each half, which part do you send first, which receive?"
     expect(any(whole), first)
-    expect(not more, "Some numbers are in a sum more than once. What arrives in the second half is whole already.")
-    expect(ranks == 1 or whole != [1] * ranks, "Each rank has one whole sum: that is the first half of the way.")
-    some = "Some parts are whole on some ranks only. How long is each half, and which part leaves first in the second?"
+    expect(not more, "Some numbers are in a sum more than once. In the second half, what arrives is already complete.")
+    expect(ranks == 1 or whole != [1] * ranks, "Each rank has one complete sum: this is only the first half.")
+    some = "Some parts are complete only on some ranks. How long is each half? Which part leaves first in the second?"
     expect(whole == [ranks] * ranks, some)
 
 
@@ -144,7 +144,7 @@ class Network:
             futures = [pool.submit(one, rank) for rank in range(self.ranks)]
         errors = [error for error in (future.exception() for future in futures) if error]
         if errors:
-            raise min(errors, key=lambda error: "Standstill" in str(error))  # mostly a consequence of another error
+            raise min(errors, key=lambda error: "Deadlock" in str(error))  # mostly a consequence of another error
         return [future.result() for future in futures]
 
     def _send(self, sender: int, tensor: torch.Tensor, to: int) -> None:
@@ -156,14 +156,14 @@ class Network:
             self._changed.notify_all()
 
     def _receive(self, receiver: int, source: int) -> torch.Tensor:
-        expect(source in range(self.ranks), f"Rank {source} is asked for a message: a ring closes with `% ranks`.")
+        expect(source in range(self.ranks), f"There is no rank {source} to receive from: a ring closes with `% ranks`.")
         with self._changed:
             self._waiting.add((source, receiver))
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.queues[source, receiver] or self._stands_still())
             waits = f"rank {receiver} waits for a message from rank {source}, and nobody is left to send one"
             arrived = self.queues[source, receiver]
-            expect(arrived, f"Standstill: {waits}. Does each rank send before it receives, and as often?")
+            expect(arrived, f"Deadlock: {waits}. Does each rank send before it receives, and as often?")
             self._waiting.remove((source, receiver))
             return arrived.popleft()
 
@@ -173,12 +173,12 @@ class Network:
 
 # ------------------------------------------------------------------------------------------------ 08.3: token_backward
 FACTOR_MISTAKES: Mistakes = {  # factor(n, r): what rank r of n[r] tokens multiplies the mean over them by
-    "That leaves the loss as it is: a rank with few tokens then counts as much as one with many.": lambda n, r: 1.0,
-    "That is the rank's share, and would be right for a sum. DDP takes the mean.": lambda n, r: n[r] / sum(n),
-    "That turns the mean into a sum over tokens. Nobody divides by all tokens then.": lambda n, r: n[r],
-    "That is the sum over all ranks' tokens. Which number has to divide it?": lambda n, r: len(n) * n[r],
-    "You divide by all targets. Those of -100 are no tokens.": lambda n, r: n[r] / (TEXTS * LENGTH),
-    "DDP divides by the number of ranks by itself.": lambda n, r: n[r] / sum(n) / len(n),
+    "You leave the loss as it is: a rank with few tokens counts as much as one with many.": lambda n, r: 1.0,
+    "You multiply by the rank's share. That is right for a sum, but DDP takes the mean.": lambda n, r: n[r] / sum(n),
+    "Your loss is a sum over tokens. Who divides it by all tokens?": lambda n, r: n[r],
+    "You get the sum over all ranks' tokens. Which number must divide it?": lambda n, r: len(n) * n[r],
+    "You divide by all targets. Those of -100 are not tokens.": lambda n, r: n[r] / (TEXTS * LENGTH),
+    "You divide by the number of ranks. DDP already does that.": lambda n, r: n[r] / sum(n) / len(n),
 }
 
 
@@ -193,7 +193,7 @@ def _after_ddp(factor: Callable[[list[int], int], float], *counts: int) -> list[
     return [loss.detach(), torch.cat([one.flatten() for one in torch.autograd.grad(loss, [*model.parameters()])])]
 
 
-@exercise("08.3", "Mean of means is the mean of all only if all are equally large; now it is either way.", STARTS)
+@exercise("08.3", "Every token counts once, on whichever rank it is.", STARTS)
 def token_backward(answer: Any) -> None:
     """`answer(model, inputs, targets)` goes backward from the mean over the tokens of all ranks, and returns it."""
     right = partial(_after_ddp, lambda n, r: len(n) * n[r] / sum(n))
@@ -206,13 +206,13 @@ def token_backward(answer: Any) -> None:
     otherwise = "The gradient is off. Write the mean over all tokens as a sum over ranks."
     got = [torch.tensor(ranks[0]["gradient"]) for ranks in found]
     recognized(got[:2], TOKENS[:2], lambda *n: right(*n)[1], mistakes, otherwise, same)
-    filled = "Right while every rank has tokens. DDP divides by the number of all ranks, those without tokens, too."
+    filled = "Right only while every rank has tokens. DDP divides by the number of all ranks, also of those without."
     expect(not same(got[2:], [right(*TOKENS[2])[1] * (RANKS - 1) / RANKS]), filled)
-    empty = "Right while every rank has tokens. The mean of a rank without one is 0/0: which sum is not?"
+    empty = "Right only while every rank has tokens. A mean over no token is 0/0: which reduction is not?"
     expect(isfinite(sum(one["loss"] for one in found[2])) and same(got[2:], [right(*TOKENS[2])[1]]), empty)
     with pretended(0, 7), more_from_others():
         fixed = same([_alone(answer, 5)], [RANKS / 2 * _after_ddp(lambda n, r: 1, 5)[1]])
-    expect(not fixed, "Right on three ranks, and on three alone. Who knows how many there are?")
+    expect(not fixed, "Right on three ranks, but only on three. Who knows how many ranks there are?")
     wanted = [right(*counts)[0].item() for counts in TOKENS for _ in range(RANKS)]
     own = "The gradients are right. What you return is not the mean over the tokens of *all* ranks."
     expect(alike([one["loss"] for ranks in found for one in ranks], wanted, 1e-4), own)
@@ -260,7 +260,7 @@ def on_real_ranks(step: Any) -> dict[str, Any]:
     return found_on_ranks(PROGRAM, RANKS, "step", step)[0]
 
 
-@exercise("08.4", "On three real ranks: not apart by a bit, equal to one large batch, and exchanged once.", STARTS)
+@exercise("08.4", "Three real ranks: equal to the last bit, equal to one large batch, and one exchange.", STARTS)
 def mended_step(answer: Any) -> None:
     """`answer(model, optimizer, micro_batches)` is one optimizer step under DDP."""
     dry = DryModel(8, 8)
@@ -271,18 +271,18 @@ def mended_step(answer: Any) -> None:
     drifts = [max(one["apart"]) > 0 for one in found]
     exchanged = any(one["exchanged"] for one in found)
     expect(exchanged, "DDP exchanges no gradient at all. Which backward is outside of `no_sync`, with DDP's forward?")
-    after = "The ranks drift apart, though gradients are exchanged: which were added, or stepped with, before or after?"
+    after = "The ranks drift apart, though gradients are exchanged. Which ones do you add or use before or after?"
     expect(not all(drifts[:-1]), after)  # with one micro-batch the first is the last
-    expect(not any(drifts), "With one number of micro-batches the ranks drift apart. When is the last one?")
-    large = "The ranks agree, but not with one large batch: by how much is the loss divided? Who steps and clears when?"
+    expect(not any(drifts), "With some numbers of micro-batches the ranks drift apart. Which one is the last?")
+    large = "The ranks agree, but not with one large batch. What divides the loss? When do you step and clear?"
     only = four["off"][0] < TOLERANCE and any(one["off"][0] > TOLERANCE for one in others)
-    expect(not only, "With 4 micro-batches all is right, with another number not: by how much is the loss divided?")
+    expect(not only, "Right with 4 micro-batches, wrong with another number. By how much do you divide the loss?")
     for one in found:
         expect(one["off"][0] < TOLERANCE, large)
         expect(max(one["off"]) < TOLERANCE, "Only the first step is right: what does a step leave behind?")
-        often = "All right, but gradients are exchanged more than once a step: use `no_sync`, around forward, too."
+        often = "All right, but gradients are exchanged more than once per step. Put `no_sync` around forward, too."
         expect(one["exchanged"] < 1.01, often)
-    message = "The numbers are right, the memory is not: go backward with each micro-batch before the next forward."
+    message = "The numbers are right, the memory is not: run each backward before the next forward."
     expect(four["at_once"] <= 2, message)
 
 
@@ -296,41 +296,39 @@ def training_on_ranks(train: Any) -> dict[str, Any]:
     return {count: found[0][count] | {"losses": [one[count].get("losses") for one in found]} for count in found[0]}
 
 
-@exercise("08.5", "Equal from the first step on, every sample seen, and the numbers of one process.", STARTS_TWICE)
+@exercise("08.5", "Equal ranks from the first step on, every sample seen, the numbers of one process.", STARTS_TWICE)
 def fixed_training(answer: Any) -> None:
     """`answer(body, data, epochs, batch)` trains `body` and a new head on all ranks: the model, losses of epochs."""
     with pretended(0, RANKS), patch.object(DistributedDataParallel, "forward", lambda ddp, *x: ddp.module(*x)):
         returned = call(answer, body(), samples(24), EPOCHS, BATCH, returns=(tuple, list), may_change=(0,))
     two = len(returned) == 2 and isinstance(returned[1], (list, tuple))
     expect(two, "Return two things: the model, and a list of losses.")
-    mean = "Losses are not the mean over all samples drawn. One drawn twice counts twice; the last batch may be small."
+    mean = "Losses are not the mean over all samples drawn. Count one drawn twice twice; the last batch may be small."
     for count, one in training_on_ranks(answer).items():
         expect(one["ddp"] or not one["called"], "What you return first is not the model in DDP.")
-        expect(
-            one["ddp"] and one["called"], "Your model is not in DDP, or never called as such: who exchanges gradients?"
-        )
-        expect(not one["start"], "Ranks start with different weights. What was not there when DDP sent rank 0's?")
+        expect(one["ddp"] and one["called"], "Your model is not in DDP, or you never call it: who exchanges gradients?")
+        expect(not one["start"], "Ranks start with different weights. What was missing when DDP sent rank 0's?")
         expect(not one["end"], "Ranks start equal and drift apart. Are all weights in DDP before the first step?")
         expect(one["head"], "Your model returns what `body` does: where is the new head?")
         expect(max(one["sizes"]) == BATCH, "A rank goes forward with more or fewer samples at once than `batch`.")
         drawn = one["epochs"][0]
-        expect(len(drawn) < int(count) + RANKS, "Ranks draw more than all samples. Does each draw its own alone, once?")
+        expect(len(drawn) < int(count) + RANKS, "Ranks draw more than all samples. Does each draw only its own, once?")
         all_seen = len(set(drawn)) == int(count)
-        expect(all_seen, "Some samples are never drawn in an epoch. Do all ranks shuffle alike, and to the end?")
+        expect(all_seen, "Some samples are never drawn in an epoch. Do all ranks shuffle alike, and draw to the end?")
         expect(
             drawn != one["epochs"][1],
             "Every epoch has the same order. Who shuffles, and tells the sampler which epoch it is?",
         )
-        large = ("Weights are not those of one process with SGD. Does each learn, at 0.1, from this step alone? Do all "
-                 "ranks draw as many?")  # fmt: skip
+        large = ("Weights are not those of one process with SGD. Does every weight learn, at 0.1, only from this step? "
+                 "Do all ranks draw equally many samples?")  # fmt: skip
         expect(one["off"] < TOLERANCE, large)
         first, *others = one["losses"]
         expect(len(first) == EPOCHS, "Return one loss for each epoch.")
         equal = others == [first] * len(others)
-        expect(equal, "Each rank returns losses of its own samples. Who adds up those of all?")
-        together = "Losses are as many times too large as there are ranks: how many samples did all of them draw?"
+        expect(equal, "Each rank returns losses of its own samples. Who adds up those of all ranks?")
+        together = "Your losses are too large by the number of ranks. How many samples did all of them draw?"
         expect(not alike(first, [RANKS * one for one in one["means"]], 1e-4), together)
         expect(alike(first, one["means"], 1e-4), mean)
     pair = found_on_ranks(PROGRAM, 2, "train", answer)[0]["24"]
     right = pair["ddp"] and pair["off"] < TOLERANCE and alike(pair["losses"], pair["means"], 1e-4)
-    expect(right, "Right on three ranks, and not on two. Who knows how many there are?")
+    expect(right, "Right on three ranks, but not on two. Who knows how many ranks there are?")

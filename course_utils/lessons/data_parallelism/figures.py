@@ -24,7 +24,7 @@ SERVER_STEPS = (
 @reflowing
 def server_figure(workers: int = 3) -> Figure:
     """A parameter server and two to five workers in four steps."""
-    title = f"Four steps, and in two of them {workers} messages pass through one machine"
+    title = f"In two of the four steps, {workers} messages pass through one machine"
     canvas = Canvas()
     columns, step = (2, 238) if canvas.narrow else (4, 0)
     across = (canvas.width - 2 * MARGIN) / columns
