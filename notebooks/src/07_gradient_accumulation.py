@@ -94,8 +94,8 @@ for divisor in (k, 1):
 reveal("07.factor", round(factor.item(), 3), unit="times")
 
 # %% [markdown]
-# A sum of 25 means is 25 times the mean of all 100. So divide each loss by 25 before its `backward()`. PyTorch leaves
-# that to you. With $L_i$ the mean loss of micro-batch i,
+# A sum of 25 means is 25 times the mean of all 100. So divide each loss by 25 before its `backward()`. With $L_i$ the
+# mean loss of micro-batch i,
 #
 # $$\nabla L = \frac{1}{k} \sum_{i=1}^{k} \nabla L_i$$
 #
@@ -107,8 +107,8 @@ reveal("07.factor", round(factor.item(), 3), unit="times")
 
 # %% [markdown]
 # ## The loop on a GPU
-# Now the same loop with `device="cuda"`, as in a training script. `on_gpu()` runs it on your GPU, or on a simulated
-# one that counts bytes and holds no values. First a Transformer of torch's own modules:
+# Now the same loop with `device="cuda"`. `on_gpu()` runs it on your GPU, or on a simulated one that counts bytes and
+# holds no values. First a Transformer of torch's own modules:
 
 # %%
 from torch import nn
@@ -232,8 +232,8 @@ print(f"length of the gradient of 100 sequences: {large.norm():.1f}; undivided: 
 
 # %% [markdown]
 # Under Adam, undivided losses show only when something looks at the gradient's length.
-# [Clipping](../docs/glossary.md#gradient-clipping) at a length of 10 would leave the first of these two alone and
-# shorten the second.
+# [Clipping](../docs/glossary.md#gradient-clipping) at a length of 10 would leave the first of these two gradients
+# alone, and shorten the second.
 
 # %% [markdown]
 # ## Lengths differ
@@ -295,8 +295,8 @@ for loop in (common_loop, right_loop, loop_by_tokens):
 # gradients of all processes ([lesson 08](08_data_parallelism.ipynb)). With accumulation it does so k times per step,
 # but only the last time is needed. `model.no_sync()` switches it off.
 #
-# Two real processes on your CPU show both. They exchange gradients by *gloo*, torch's library for messages between
-# CPUs. A hook counts the bytes.
+# Two real processes on your CPU show both ways. They exchange gradients by *gloo*, torch's library for messages
+# between CPUs. A hook counts the bytes.
 
 
 # %%
@@ -337,8 +337,8 @@ for name, always in {"averaged each time": True, "no_sync until the last": False
     print(f"{name:22}: {sent:9,} bytes per process and step, gradient off by {off:.5f}")
 
 # %% [markdown]
-# The gradients are equal up to rounding. Without `no_sync`, there are k times as many bytes. Change k to 8, and
-# predict both lines.
+# The gradients are equal up to rounding. Without `no_sync`, k times as many bytes travel. Change k to 8, and predict
+# both lines.
 #
 # ([FSDP](../docs/glossary.md#fsdp), which splits weights, gradients and states over the GPUs, has the same switch:
 # `set_requires_gradient_sync(False)`. There it costs memory: each GPU keeps *all* gradients until the last
@@ -408,9 +408,9 @@ lines(
 )  # fmt: skip
 
 # %% [markdown]
-# **The gap** between estimate and simulation is 0 bytes: both count the tensors of the same step. On a card, two
-# things come on top, and no estimate here contains them. CUDA's [context](../docs/glossary.md#context-cuda) takes
-# about 300 MB, says [a PyTorch developer](https://github.com/pytorch/pytorch/issues/107667). And the allocator
+# **The gap** between estimate and simulation is 0 bytes: both count the tensors of the same step. On a card, more
+# comes on top, and no estimate here contains it. CUDA's [context](../docs/glossary.md#context-cuda) takes about 300
+# MB, says [a PyTorch developer](https://github.com/pytorch/pytorch/issues/107667). The allocator also
 # [reserves](../docs/glossary.md#allocated-and-reserved) more than it allocates. Measure 2 and 10 as well: add them to
 # the tuple.
 #
@@ -443,8 +443,8 @@ from course_utils.lessons.shared.recorded_times import recorded_times
 recorded_times("accumulation")
 
 # %% [markdown]
-# All four use the same batch. Why do they differ? Probably because a small model's kernels on one sequence end before
-# Python has launched the next ones: the GPU waits. Then a larger model, or a slower card, would lose less.
+# All four use the same batch. Why do their times differ? A likely reason: a small model's kernels on one sequence end
+# before Python has launched the next ones, and the GPU waits. Then a larger model, or a slower card, would lose less.
 
 # %% [markdown]
 # And the puzzle of lesson 01, GPT-2 XL with 32 sequences? Cut that batch, too. One recipe adds up gradients in bf16,
@@ -460,9 +460,9 @@ for card in ("RTX5090-32GB", "RTX3090-24GB", "RTX4090-24GB", "L4-24GB"):
     print(f"{card:12s} has {gpu(card).room / 1e9:.2f} GB for 32 × 1 with bf16 gradients, {both[0]:.2f} GB")
 
 # %% [markdown]
-# As 8 micro-batches of 4, it fits a 32 GB card with either recipe. There is room for fp32 gradients, so take them.
-# Each further cut saves less, because the states remain. What is the smallest card for 32 sequences per step? Cut as
-# you like:
+# As 8 micro-batches of 4, the step fits a 32 GB card with either recipe. There is room for fp32 gradients, so take
+# them. Each further cut saves less, because the states remain. What is the smallest card for 32 sequences per step?
+# Cut as you like:
 
 # %%
 from course_utils.interactive.widgets import explorer
@@ -541,5 +541,5 @@ quiz(7)
 # **Cheat-sheet line** global batch = b · k · ranks · loss × (tokens of the micro-batch / tokens of the group) · peak:
 # one micro-batch and all gradients · DDP: `no_sync()` until the last micro-batch.
 #
-# Now solve [exercises 1 and 2](../exercises/07_gradient_accumulation.ipynb). How large should a batch be, and which
-# learning rate does it need? [Lesson 07b](07b_large_batches.ipynb).
+# Now solve [exercises 1 and 2](../exercises/07_gradient_accumulation.ipynb). [Lesson 07b](07b_large_batches.ipynb)
+# asks how large a batch should be, and at which learning rate.

@@ -19,11 +19,11 @@
 
 # %% [markdown]
 # ## The path of θ
-# Fit a line to 100 points: two parameters, θ₀ and θ₁. Why is a step on each micro-batch not the same as one step on
-# all? The figure will show three paths of θ. On the left, 8 steps, each on all 100 points. (25 micro-batches of 4
-# take the same path.)
+# Why is a step on each micro-batch not the same as one step on all? Fit a line to 100 points, with only two
+# parameters θ, and draw their path. The left path below has 8 steps, each on all 100 points. (As 25 micro-batches of
+# 4, it is the same.)
 #
-# **Your guess.** In the middle, a step on each 4 points, at the same rate, for 8 passes. How many steps is that?
+# **Your guess.** The middle path has a step on each 4 points, at the same rate, for 8 passes. How many steps is that?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal
@@ -129,14 +129,14 @@ lengths = {}
 for B in (1, 2, 4, 8, 16, 32):  # change this
     of_batches = each.view(256 // B, B, -1).mean(1)
     lengths[B] = of_batches.square().sum(1).mean()
-    print(f"B = {B:2d}: |G|² + tr(Σ)/B = {signal + noise / B:5.2f}, measured {lengths[B]:5.2f}")
+    print(f"B = {B:2d}: |G|² + tr(Σ)/B = {signal + noise / B:5.2f}, mean over batches {lengths[B]:5.2f}")
 
 # %% [markdown]
 # **The gap** is chance: few batches of 32 fit into 256 sequences. Add 128 to the sizes. How large is the gap there,
 # and why?
 #
 # You do not need each sequence's own gradient. Two batch sizes give two equations for the two unknowns (appendix A.1
-# of the paper). Accumulation measures both for nothing: the length of a micro-batch's gradient, and of the sum's.
+# of the paper). Accumulation measures both for nothing: the length of a micro-batch's gradient, and that of the sum.
 
 # %%
 small, large = 2, 32
@@ -224,7 +224,7 @@ for row in torch.stack([ratios, steps, examples]).T.tolist():
 # %% [markdown]
 # ## A batch that grows
 # [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361) measured the critical batch of language models. It is a power
-# law of the loss L, whatever the model's size:
+# law of the loss L only, whatever the model's size:
 #
 # $$B_{\text{crit}} = \frac{B^{\ast}}{L^{1 / \alpha_B}}$$
 #
@@ -249,7 +249,7 @@ for name, alpha in (("Kaplan et al.", 0.21), ("MiniMax-01", -1 / fitted[1].item(
 #
 # **Your guess.** MiniMax-01's batch has 16 million tokens at first, 32 million after 69 billion tokens, 64 million
 # after 790 billion, and 128 million after 4,700 billion. With 16 million throughout, 4,700 billion tokens take
-# 293,750 steps. How many thousand steps does the ramp take?
+# 293,750 steps. How many thousand steps does the ramp take up to there?
 
 # %%
 predict("07.ramp", unit="thousand steps")
@@ -275,11 +275,12 @@ reveal("07.ramp", round(steps.sum().item() / 1000, 1), unit="thousand steps")
 # backwards.
 #
 # For Adam and similar optimizers the rule is **√k**, because they divide by the gradient's size. Where noise
-# dominates, a batch k times as large makes that √k times smaller. So steps grow by √k on their own, and the rate adds
-# the other √k ([Granziol et al. 2022](https://arxiv.org/abs/2006.09092) argue it from random matrix theory).
+# dominates, a batch k times as large makes the gradient √k times smaller. So steps grow by √k on their own, and the
+# rate adds the other √k ([Granziol et al. 2022](https://arxiv.org/abs/2006.09092) argue it from random matrix
+# theory).
 #
 # Goyal et al. trained ResNet-50 on ImageNet. Batches of 256 at rate 0.10 gave 23.60 % error. **Your guess.** How many
-# percent do batches of 8,192 give, with as many epochs at the same rate?
+# percent do batches of 8,192 give, with as many epochs and the same rate?
 
 # %%
 predict("07.goyal", unit="%")

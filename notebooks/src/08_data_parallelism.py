@@ -219,7 +219,7 @@ reveal("08.drift", round(100 * left_out / nothing, -1), unit="%")
 
 # %% [markdown]
 # Exactly zero, or a drift that does not stop. One forgotten bias is even worse than sharing nothing. Three
-# independent trainings at least each find a minimum. Here each rank's bias follows its own data, but the shared
+# independent trainings at least find a minimum each. Here each rank's bias follows its own data, but the shared
 # weights follow the mean. The training still learns *something*, and its loss looks like a loss. That makes the
 # mistake expensive. (Keep `"0.bias"` back instead, 32 numbers. More drift, or less?)
 
@@ -243,8 +243,8 @@ server_figure(workers=3)  # change this
 # ## A ring
 # Better: cut S into D parts, and let every rank send only to its right neighbor ([Patarasuk and Yuan
 # 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). In D−1 steps the parts travel around, and each rank adds its own
-# numbers to what arrives. Now each rank has one complete part, by nothing but send and receive. That is the first
-# half.
+# numbers to what arrives. After this first half, each rank has one complete part. It takes nothing but send and
+# receive.
 #
 # In the second half, the complete parts travel around once more. Here torch does it, by an *all-gather*: every rank
 # collects every rank's part. (Exercise 2 asks you to write that half, too.)
@@ -287,7 +287,7 @@ D, S = 4, 480_000  # change this
 found = run_ranks(ring, world_size=D)
 estimated, counted = (D - 1) * S // D, found[0]["sent"]
 gap = plus_minus(estimated - counted)
-print(f"first half: estimated {estimated:,} bytes, counted {counted:,}; the gap {gap} bytes")
+print(f"first half: estimated {estimated:,} bytes, sent {counted:,}; the gap {gap} bytes")
 print(f"rank 0's parts: {found[0]['held'][0]}, half way {found[0]['held'][-1]}, at the end {found[0]['end']}")
 reveal("08.ring", 2 * counted, unit="KB")
 
@@ -305,7 +305,7 @@ from course_utils.lessons.data_parallelism.widget import ring_player
 ring_player([rank["held"] for rank in found], step=3)
 
 # %% [markdown]
-# In the naive way, each rank sends more with every rank that joins. A server's link carries still more. The ring
+# In the naive way, each rank sends more with every rank that joins, and a server's link carries still more. The ring
 # stays below 2·S:
 
 # %%
@@ -319,7 +319,7 @@ for D in (2, 8, 64):
 
 # %% [markdown]
 # No exchange among ranks needs less: the ring is optimal in bytes. In *messages* it is not. It sends 2(D−1) one after
-# the other, and each must be started. Keep that for the end.
+# the other, and each must be started. We come back to this at the end.
 
 # %% [markdown]
 # ## Buckets
@@ -387,9 +387,9 @@ stack({name: estimate(run) for name, run in columns.items()},
 # [ZeRO](../docs/glossary.md#zero)'s "flat fp32 buffer", 6 GB for 1.5 billion parameters, comes in part from these
 # buckets. They are a default, and one argument switches them off.
 #
-# The gap is 0 bytes, but a GPU has more: *NCCL's buffers*. They take 4 MiB by default for each pair of GPUs that
-# talks ([`NCCL_BUFFSIZE`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)), with more than one
-# per pair. They lie outside PyTorch's allocator: `memory_allocated()` never shows them, `nvidia-smi` does. This
+# The gaps above are 0 bytes, but a GPU has more: *NCCL's buffers*. They take 4 MiB by default for each pair of GPUs
+# that talks ([`NCCL_BUFFSIZE`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)), with more than
+# one per pair. They lie outside PyTorch's allocator: `memory_allocated()` never shows them, `nvidia-smi` does. This
 # course has not measured them, because that takes two GPUs.
 
 # %% [markdown]
@@ -655,9 +655,9 @@ reveal("08.efficiency", round(expected), unit="%")
 
 # %% [markdown]
 # **The gap** at two ranks: the model has only messages. But gloo also adds up numbers, and both ranks share this
-# machine's cores. The right end is not measured at all. The band knows only how well α and β fit *these* messages. It
-# does not know a switch that 1,024 machines share, or the slowest rank, which all others wait for. And libraries
-# change from rings to trees when α begins to count.
+# machine's cores. The figure's right end is not measured at all. Its band says only how well α and β fit *these*
+# messages. It says nothing about a switch that 1,024 machines share, or about the slowest rank, which all others wait
+# for. And libraries change from rings to trees when α begins to count.
 #
 # Now real links, with β from the [data-sheet rate](../docs/glossary.md#data-sheet-rate) and without α. The maker
 # states this rate, and no transfer exceeds it. [NVLink](../docs/glossary.md#nvlink) joins GPUs within a machine, at
