@@ -286,7 +286,7 @@ TOKEN_BACKWARD = Answers(
         (backward_of(returned="None"), "returned nothing"),
         (only_when_needed, "the same exchanges"),
         (backward_of("3 / tokens"), "Who knows how many ranks there are?"),
-        (backward_of("max(D - (tokens == 12).int(), 1) / tokens"), "also of those without"),
+        (backward_of("max(D - (tokens == 12).int(), 1) / tokens"), "all ranks, with or without them"),
         (backward_of(model="reader"), "raised NameError: name 'reader'"),
     ],
 )
@@ -439,7 +439,7 @@ FIXED_TRAINING = Answers(
         (training_of(result="model.module, losses"), "is not the model in DDP"),
         (training_of(logged=[SHARED[0], "losses.append(total.item() / seen / 3)"]), "Right on three ranks"),
         (training_of(logged=["losses.append(total.item() / seen)"]), "losses of its own samples"),
-        (training_of(logged=[SHARED[0], "losses.append(total.item() / seen)"]), "too large by the number of ranks"),
+        (training_of(logged=[SHARED[0], "losses.append(total.item() / seen)"]), "D times too large on D ranks"),
         (training_of(logged=[SHARED[0], "losses.append(total.item())"]), "not the mean over all"),
         (training_of(logged=[]), "one loss for each epoch"),
         (training_of(logged=["[model(x) for x, y in DataLoader(data, 2, sampler=sampler)]"]), "only its own, once"),

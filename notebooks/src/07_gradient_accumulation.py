@@ -511,8 +511,8 @@ for first in range(0, len(loader), k):
     print(f"{len(group)} micro-batches, then one step")
 
 # %% [markdown]
-# Run `python3 -m course_utils watch --save before.gz train.py`, change a line, then run `watch --against before.gz
-# train.py`. It lists every tensor that came, went or grew, and the effect on the peak.
+# Run `python3 -m course_utils watch --save before.gz train.py`, change a line, then run
+# `watch --against before.gz train.py`. It lists every tensor that came, went or grew, and the effect on the peak.
 
 # %% [markdown]
 # ## What the sources got wrong
@@ -542,4 +542,4 @@ quiz(7)
 # one micro-batch and all gradients · DDP: `no_sync()` until the last micro-batch.
 #
 # Now solve [exercises 1 and 2](../exercises/07_gradient_accumulation.ipynb). [Lesson 07b](07b_large_batches.ipynb)
-# asks how large a batch should be, and at which learning rate.
+# asks how large a batch should be, and which learning rate it needs.

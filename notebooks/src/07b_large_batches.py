@@ -91,8 +91,8 @@ theta_explorer(size=4, group=1)
 #
 # $$|G|^2 + \frac{\text{tr}(\Sigma)}{B}$$
 #
-# where tr(Σ) is the mean squared length of one sequence's noise. The two are equal at $B = \text{tr}(\Sigma) /
-# |G|^2$, the [noise scale](../docs/glossary.md#gradient-noise-scale) ([McCandlish et al.
+# where tr(Σ) is the mean squared length of one sequence's noise. The two are equal at
+# $B = \text{tr}(\Sigma) / |G|^2$, the [noise scale](../docs/glossary.md#gradient-noise-scale) ([McCandlish et al.
 # 2018](https://arxiv.org/abs/1812.06162), section 2). Check the formula with the gradients of 256 single sequences:
 
 # %%
@@ -208,8 +208,8 @@ for steps in (20, 300):
 # smaller one. Other first weights may reverse this. So trust tr(Σ)/|G|² within a factor of four. (How much is chance?
 # Change the count to 32.)
 #
-# To reach the same loss, batches of B take $1 + B_{\text{noise}} / B$ times the fewest steps, and $1 + B /
-# B_{\text{noise}}$ times the fewest examples (section 2.3).
+# To reach the same loss, batches of B take $1 + B_{\text{noise}} / B$ times the fewest steps, and
+# $1 + B / B_{\text{noise}}$ times the fewest examples (section 2.3).
 
 # %%
 ratios = 2.0 ** torch.arange(-3, 4)  # change this
@@ -298,8 +298,9 @@ reveal("07.goyal", published(8192, "0.10").error, unit="%")
 # 0.1.)
 #
 # At first the gradient changes quickly, so k small steps are not one large one, and the large rate throws the weights
-# out. A [warm-up](../docs/glossary.md#warm-up) lets the rate grow: from nothing, $\alpha_t = \alpha_{\text{max}}
-# \cdot t / T_w$, or from the small batch's rate, as Goyal et al. do over 5 epochs. In torch that is a scheduler:
+# out. A [warm-up](../docs/glossary.md#warm-up) lets the rate grow: from nothing,
+# $\alpha_t = \alpha_{\text{max}} \cdot t / T_w$, or from the small batch's rate, as Goyal et al. do over 5 epochs. In
+# torch that is a scheduler:
 
 # %%
 from torch.optim.lr_scheduler import LinearLR

@@ -26,8 +26,7 @@
 # backward through all layers, on its own sequences.
 #
 # **Your guess.** GPT-2 XL with Adam under [autocast](../docs/glossary.md#autocast) has 16 bytes of states per
-# parameter. The line below prints the total. With plain data parallelism on 8 ranks, how many GB of states does each
-# rank hold?
+# parameter (total below). With plain data parallelism on 8 ranks, how many GB of states does each rank hold?
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, plus_minus
@@ -50,7 +49,7 @@ reveal("08.states", sum(states.values()))
 # %% [markdown]
 # Not a byte less. Each rank holds a [replica](../docs/glossary.md#replica): all weights, gradients and optimizer
 # states. The ranks share only the *batch*: **b · k · D** sequences, micro-batch times accumulation steps times ranks.
-# (Change `world_size` to 64. Which of the numbers above change?)
+# (Change `world_size` to 64. Which numbers change?)
 #
 # So another rank makes the batch larger, unless you cut b or k. And if one sequence does not fit one GPU, it does not
 # fit a thousand. (The next lesson keeps nothing twice.)
@@ -87,8 +86,8 @@ def train():
 
 
 # %% [markdown]
-# `torchrun` starts a script as several processes. The next cell writes the function to a temporary file, and does
-# what `torchrun --standalone --nproc-per-node 2 script.py` does in a terminal.
+# `torchrun` starts a script as several processes. The next cell writes the function to a script, and starts it like
+# `torchrun --standalone --nproc-per-node 2 script.py` in a terminal.
 
 # %%
 import inspect
@@ -116,8 +115,8 @@ torchrun(train, ranks=2)  # change this
 
 # %% [markdown]
 # ## The mean of three gradients is the gradient of all
-# The loss of a batch is the mean over its sequences, and so is its gradient. Cut the batch into three equal parts.
-# The mean of their gradients is the gradient of the whole batch:
+# The loss of a batch is the mean over its sequences, and so is its gradient. If you cut the batch into three equal
+# parts,
 #
 # $$G = \frac{G_1 + G_2 + G_3}{3}$$
 #
@@ -247,7 +246,7 @@ server_figure(workers=3)  # change this
 # receive.
 #
 # In the second half, the complete parts travel around once more. Here torch does it, by an *all-gather*: every rank
-# collects every rank's part. (Exercise 2 asks you to write that half, too.)
+# collects every rank's part. (Exercise 2 asks for that half, too.)
 
 
 # %%
@@ -500,8 +499,8 @@ for count, to_none in ((1, True), (2, True), (2, False)):  # change this
 
 # %% [markdown]
 # ## DataParallel and DistributedDataParallel
-# PyTorch has another class with a similar name. `DataParallel` is one process that drives all GPUs of one machine. It
-# looks simpler, but its own documentation advises against it. Why?
+# PyTorch has another class, `DataParallel`: one process drives all GPUs of one machine. It looks simpler, but its own
+# documentation advises against it. Why?
 #
 # | | `DataParallel` | `DistributedDataParallel` |
 # |---|---|---|
@@ -538,8 +537,8 @@ reveal("08.replicate", copied, unit="MB")
 # %% [markdown]
 # (D−1) times the weights, in every forward, all from one device; DDP sends them once. (8 devices: how many MB?)
 #
-# Hugging Face's `Accelerate` is not a third way. In several processes, its `prepare(model)` returns the model in a
-# `DistributedDataParallel` (see its
+# Hugging Face's `Accelerate` is not a third way. In several processes, its `prepare(model)` returns a
+# `DistributedDataParallel` (see
 # [accelerator.py](https://github.com/huggingface/accelerate/blob/main/src/accelerate/accelerator.py)), and its
 # `accumulate` uses `no_sync`.
 #
@@ -556,8 +555,8 @@ bars(milliseconds, "Two threads take turns; two processes run at the same time, 
      provenance="measured: each runs the same loop, best of 15, on the CPU that ran this cell")  # fmt: skip
 
 # %% [markdown]
-# More cores help the processes, never the threads. (If your two processes are no faster than the threads, your cores
-# were busy with something else. Run the cell again.)
+# More cores help the processes, never the threads. (Are your two processes no faster? Then your cores were busy with
+# something else. Run the cell again.)
 
 # %% [markdown]
 # ## How far does it scale?

@@ -47,7 +47,7 @@ TRAFFIC: dict[str, Callable[[int, int], float]] = {
 TRAFFIC_MISTAKES: Mistakes = {
     "server: you count one way. Gradients come in, and weights go out.": lambda D, S: D * S,
     "server: this is one worker's traffic. All D workers talk to the same machine.": lambda D, S: 2 * S,
-    "server: you count it as a worker. It is a machine of its own, for all D.": lambda D, S: 2 * (D - 1) * S,
+    "server: you count it as a worker. It is a machine of its own, for all D workers.": lambda D, S: 2 * (D - 1) * S,
     "naive: one message too many. No rank sends to itself.": lambda D, S: D * S,
     "naive: you count what comes in, too. Count only what one rank sends.": lambda D, S: 2 * (D - 1) * S,
     "naive: this is the sum over all ranks. Return the bytes of one rank.": lambda D, S: D * (D - 1) * S,
@@ -206,7 +206,7 @@ def token_backward(answer: Any) -> None:
     otherwise = "The gradient is off. Write the mean over all tokens as a sum over ranks."
     got = [torch.tensor(ranks[0]["gradient"]) for ranks in found]
     recognized(got[:2], TOKENS[:2], lambda *n: right(*n)[1], mistakes, otherwise, same)
-    filled = "Right only while every rank has tokens. DDP divides by the number of all ranks, also of those without."
+    filled = "Right only while every rank has tokens. DDP divides by the number of all ranks, with or without them."
     expect(not same(got[2:], [right(*TOKENS[2])[1] * (RANKS - 1) / RANKS]), filled)
     empty = "Right only while every rank has tokens. A mean over no token is 0/0: which reduction is not?"
     expect(isfinite(sum(one["loss"] for one in found[2])) and same(got[2:], [right(*TOKENS[2])[1]]), empty)
@@ -271,9 +271,9 @@ def mended_step(answer: Any) -> None:
     drifts = [max(one["apart"]) > 0 for one in found]
     exchanged = any(one["exchanged"] for one in found)
     expect(exchanged, "DDP exchanges no gradient at all. Which backward is outside of `no_sync`, with DDP's forward?")
-    after = "The ranks drift apart, though gradients are exchanged. Which ones do you add or use before or after?"
+    after = "The ranks drift apart, though gradients are exchanged. Which gradients miss the exchange?"
     expect(not all(drifts[:-1]), after)  # with one micro-batch the first is the last
-    expect(not any(drifts), "With some numbers of micro-batches the ranks drift apart. Which one is the last?")
+    expect(not any(drifts), "With some numbers of micro-batches the ranks drift apart. Which micro-batch is the last?")
     large = "The ranks agree, but not with one large batch. What divides the loss? When do you step and clear?"
     only = four["off"][0] < TOLERANCE and any(one["off"][0] > TOLERANCE for one in others)
     expect(not only, "Right with 4 micro-batches, wrong with another number. By how much do you divide the loss?")
@@ -303,7 +303,7 @@ def fixed_training(answer: Any) -> None:
         returned = call(answer, body(), samples(24), EPOCHS, BATCH, returns=(tuple, list), may_change=(0,))
     two = len(returned) == 2 and isinstance(returned[1], (list, tuple))
     expect(two, "Return two things: the model, and a list of losses.")
-    mean = "Losses are not the mean over all samples drawn. Count one drawn twice twice; the last batch may be small."
+    mean = "Losses are not the mean over all samples drawn. One drawn twice counts twice. The last batch may be small."
     for count, one in training_on_ranks(answer).items():
         expect(one["ddp"] or not one["called"], "What you return first is not the model in DDP.")
         expect(one["ddp"] and one["called"], "Your model is not in DDP, or you never call it: who exchanges gradients?")
@@ -326,7 +326,7 @@ def fixed_training(answer: Any) -> None:
         expect(len(first) == EPOCHS, "Return one loss for each epoch.")
         equal = others == [first] * len(others)
         expect(equal, "Each rank returns losses of its own samples. Who adds up those of all ranks?")
-        together = "Your losses are too large by the number of ranks. How many samples did all of them draw?"
+        together = "Your losses are D times too large on D ranks. How many samples did all ranks draw?"
         expect(not alike(first, [RANKS * one for one in one["means"]], 1e-4), together)
         expect(alike(first, one["means"], 1e-4), mean)
     pair = found_on_ranks(PROGRAM, 2, "train", answer)[0]["24"]
