@@ -115,8 +115,8 @@ torchrun(train, ranks=2)  # change this
 
 # %% [markdown]
 # ## The mean of three gradients is the gradient of all
-# The loss of a batch is the mean over its sequences, and so is its gradient. If you cut the batch into three equal
-# parts,
+# The loss of a batch is the mean over its sequences, and so is its gradient G. If you cut the batch into three equal
+# parts, the mean of their gradients is G:
 #
 # $$G = \frac{G_1 + G_2 + G_3}{3}$$
 #
@@ -233,8 +233,8 @@ from course_utils.lessons.data_parallelism.figures import server_figure
 server_figure(workers=3)  # change this
 
 # %% [markdown]
-# Only the server has optimizer states. But all traffic passes through it: D workers send D gradients and fetch D sets
-# of weights, S bytes each. (Change 3 to 5 workers. How many messages reach the server?)
+# Only the server has optimizer states. But all traffic passes through the server: D workers send D gradients and
+# fetch D sets of weights, S bytes each. (Change 3 to 5 workers. How many messages reach the server?)
 #
 # Without a server, each rank could send its whole gradient to every other rank: D−1 times S bytes. That is the naive
 # all-reduce.
@@ -242,8 +242,8 @@ server_figure(workers=3)  # change this
 # ## A ring
 # Better: cut S into D parts, and let every rank send only to its right neighbor ([Patarasuk and Yuan
 # 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). In D−1 steps the parts travel around, and each rank adds its own
-# numbers to what arrives. After this first half, each rank has one complete part. It takes nothing but send and
-# receive.
+# numbers to what arrives. After this first half, which needs nothing but send and receive, each rank has one complete
+# part.
 #
 # In the second half, the complete parts travel around once more. Here torch does it, by an *all-gather*: every rank
 # collects every rank's part. (Exercise 2 asks for that half, too.)
