@@ -523,7 +523,7 @@ for first in range(0, len(loader), k):
 # | the memory is that of one micro-batch | plus all gradients, from the second micro-batch on |
 #
 # ## Four questions
-# What have you understood? Each choice answers at once: why it is right, or which mistake leads to it.
+# Each choice answers at once: why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -541,5 +541,5 @@ quiz(7)
 # **Cheat-sheet line** global batch = b · k · ranks · loss × (tokens of the micro-batch / tokens of the group) · peak:
 # one micro-batch and all gradients · DDP: `no_sync()` until the last micro-batch.
 #
-# Now solve [exercises 1 and 2](../exercises/07_gradient_accumulation.ipynb). [Lesson 07b](07b_large_batches.ipynb)
-# asks how large a batch should be, and which learning rate it needs.
+# Now solve [exercises 1 and 2](../exercises/07_gradient_accumulation.ipynb). Then, if you like, [lesson
+# 07b](07b_large_batches.ipynb): large batches and their learning rate.
