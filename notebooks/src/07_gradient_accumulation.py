@@ -231,7 +231,7 @@ for make, lr in ((torch.optim.SGD, 0.1), (torch.optim.Adam, 1e-3)):
 print(f"length of the gradient of 100 sequences: {large.norm():.1f}; undivided: {added.norm():.0f}")
 
 # %% [markdown]
-# Under Adam, undivided losses show only when something looks at the gradient's length.
+# Under Adam, undivided losses hardly show, until something looks at the gradient's length.
 # [Clipping](../docs/glossary.md#gradient-clipping) at a length of 10 would leave the first of these two gradients
 # alone, and shorten the second.
 
@@ -348,7 +348,8 @@ for name, always in {"averaged each time": True, "no_sync until the last": False
 # ## Can bf16 add up gradients?
 # [bf16](../docs/glossary.md#fp16-and-bf16) has 8 significant bits. Add a number about 256 times smaller than the sum,
 # and it is rounded away. (The same happens to small weight updates: [lesson 03](03_mixed_precision.ipynb).) A bf16
-# `.grad` adds one gradient to a sum of k, which is k times larger. Compare sums in bf16 and fp32 with one in fp64.
+# `.grad` adds one gradient to a sum of k, which is about k times larger. Compare sums in bf16 and fp32 with one in
+# fp64.
 
 # %%
 model, kinds = language_model(), (torch.bfloat16, torch.float32, torch.float64)
