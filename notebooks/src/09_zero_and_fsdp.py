@@ -13,38 +13,36 @@
 # # 09 · ZeRO and FSDP
 #
 # **75 minutes.** You should know data parallelism ([lesson 08](08_data_parallelism.ipynb)) and the 16 bytes per
-# parameter of mixed-precision Adam ([lesson 03](03_mixed_precision.ipynb)). No GPU is needed: ranks are processes of
-# your computer where values count, and simulated where bytes do.
+# parameter of mixed-precision Adam ([lesson 03](03_mixed_precision.ipynb)). No GPU is needed: ranks are processes on
+# your computer, or simulated.
 #
-# In data parallelism every rank keeps the same weights, the same gradients and the same optimizer states. 64 GPUs, 64
-# copies. [ZeRO](../docs/glossary.md#zero) keeps nothing twice: each rank owns a [shard](../docs/glossary.md#shard), and
-# what it needs of the others it gets when it needs it. PyTorch's version is
-# [FSDP](../docs/glossary.md#fsdp), *fully sharded data parallel*, today as the function `fully_shard` (FSDP2). How much
-# does that save, what does it send, and what does the formula leave out?
+# In data parallelism, every rank keeps the same weights, gradients and optimizer states: 64 GPUs, 64 copies.
+# [ZeRO](../docs/glossary.md#zero) removes the copies. Each rank owns one [shard](../docs/glossary.md#shard) and fetches
+# the others when it needs them. PyTorch's version is [FSDP](../docs/glossary.md#fsdp), *fully sharded data parallel*,
+# today the function `fully_shard` (FSDP2). What does it save, what does it send, and what does the formula leave out?
 
 # %% [markdown]
-# ## One stack, cut three ways
-# Symbols, as in the paper: Ψ parameters, D ranks, K bytes per parameter of [optimizer
-# states](../docs/glossary.md#optimizer-states). With mixed-precision Adam a rank keeps 2 bytes per parameter of
-# weights, 2 of gradients and K = 12.
+# ## Three stages of sharding
+# The paper's symbols: Ψ parameters, D ranks, K bytes of [optimizer states](../docs/glossary.md#optimizer-states) per
+# parameter. Mixed-precision Adam keeps 2 bytes of weights, 2 of gradients and K = 12 per parameter.
 #
-# The paper's example is a model of 7.5 billion parameters on 64 ranks. **Your guess.** How many GB of states does one
-# rank keep when all three are cut?
+# The paper's example: 7.5 billion parameters on 64 ranks. **Your guess.** All three are sharded. How many GB does one
+# rank keep?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
 
 N, D = 7_500_000_000, 64  # change this
-print(f"nothing cut: (2 + 2 + 12)·Ψ = {16 * N / 1e9:.0f} GB on every rank")
+print(f"no sharding: (2 + 2 + 12)·Ψ = {16 * N / 1e9:.0f} GB on every rank")
 predict("09.stage3", unit="GB")
 
 # %% [markdown]
-# | stage | what is cut | bytes on one rank |
+# | stage | what is sharded | bytes on one rank |
 # |---|---|---|
-# | none | nothing | (2 + 2 + K)·Ψ |
-# | 1 | optimizer states | 4Ψ + KΨ/D |
-# | 2 | and gradients | 2Ψ + (2 + K)Ψ/D |
-# | 3 | and parameters | (4 + K)Ψ/D |
+# | none | nothing | $(2 + 2 + K)\,\Psi$ |
+# | 1 | optimizer states | $4\Psi + K\Psi/D$ |
+# | 2 | and gradients | $2\Psi + (2 + K)\,\Psi/D$ |
+# | 3 | and parameters | $(4 + K)\,\Psi/D$ |
 
 # %%
 from course_utils.estimating.sharding import zero_bytes
@@ -54,18 +52,14 @@ from course_utils.lessons.sharding.zero import cut_three_ways
 for stage, formula in enumerate(("4Ψ + 12Ψ", "4Ψ + 12Ψ/D", "2Ψ + 14Ψ/D", "16Ψ/D")):
     print(f"stage {stage}: {formula:11s} = {zero_bytes(N, D, stage) / 1e9:.4g} GB")
 reveal("09.stage3", zero_bytes(N, D, 3))
-stack(cut_three_ways(N, D), f"Cut by {D}, {16 * N / 1e9:.0f} GB of states become {zero_bytes(N, D, 3) / 1e9:.1f} GB",
+stack(cut_three_ways(N, D), f"Sharding over {D} ranks cuts {16 * N / 1e9:.0f} GB to {zero_bytes(N, D, 3) / 1e9:.1f} GB",
       capacity=32_000_000_000, capacity_label="a GPU of 32 GB",
       provenance="formulas of Rajbhandari et al. 2020, section 5")  # fmt: skip
 
 # %% [markdown]
-# These are the numbers of figure 1 in [Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), to rounding: 120,
-# 31.4, 16.6, 1.9 GB. With K = 12 the three stages keep
-#
-# $$4\Psi + \frac{12\Psi}{D} \qquad 2\Psi + \frac{14\Psi}{D} \qquad \frac{16\Psi}{D}$$
-#
-# Stages 1 and 2 have a floor that no number of ranks breaks, 4Ψ and 2Ψ. (Set D to 1,024: which of the four numbers
-# still change?) The paper's table 1 shows it for a trillion parameters:
+# Figure 1 in [Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054) shows the same numbers: 120, 31.4, 16.6, 1.9
+# GB. More ranks cannot push stage 1 below $4\Psi$, or stage 2 below $2\Psi$. (Set D to 1,024: which of the four numbers
+# still change?) The paper's table 1 shows this for a trillion parameters:
 
 # %%
 for psi, name in ((N, "7.5 billion"), (128 * 10**9, "128 billion"), (10**12, "1 trillion")):
@@ -75,11 +69,12 @@ for psi, name in ((N, "7.5 billion"), (128 * 10**9, "128 billion"), (10**12, "1 
 
 # %% [markdown]
 # ## fully_shard in twenty lines
-# Six blocks of two matrices, and a head. `fully_shard(block)` makes each block a *unit*: its parameters are cut into
-# shards, gathered whole when the block is at work, and let go. `fully_shard(model)` takes what is left, the head. The
-# policy gathers weights and computes in [bf16](../docs/glossary.md#fp16-and-bf16); shards, gradients and the moments
-# are fp32, so a rank keeps 4 + 4 + 8 bytes per parameter of its shard. `reshard_after_forward=True` is stage 3. With
-# False, FSDP2's stage 2, blocks stay whole from forward to backward.
+# Six blocks of two matrices, and a head. `fully_shard(block)` makes a block a *unit*: its parameters are sharded,
+# gathered whole when the block runs, and freed afterwards. `fully_shard(model)` shards the rest, the head.
+#
+# The policy gathers and computes in [bf16](../docs/glossary.md#fp16-and-bf16). Shards, gradients and moments are fp32,
+# so a rank keeps 4 + 4 + 8 bytes per parameter of its shard. `reshard_after_forward=True` is stage 3. With `False`,
+# FSDP2's stage 2, blocks stay whole from forward to backward.
 
 # %%
 import torch
@@ -97,7 +92,7 @@ def six_blocks():
 
 # %%
 def two_steps(reshard):
-    model = six_blocks()  # whole for a moment, on every rank
+    model = six_blocks()  # every rank holds it whole for a moment
     for block in model[:-1]:
         fully_shard(block, mp_policy=bf16, reshard_after_forward=reshard)
     fully_shard(model, mp_policy=bf16)
@@ -117,8 +112,8 @@ def two_steps(reshard):
 
 
 # %% [markdown]
-# **Your guess.** Ψ = 51 million, D = 8. By the paper stage 2 keeps whole weights, 4Ψ bytes in fp32, and a D-th of the
-# other 12. Between backward and the optimizer's second step, how many MB does rank 0 keep at FSDP2's stage 2?
+# **Your guess.** Ψ = 51 million, D = 8. In the paper, stage 2 keeps whole weights, 4Ψ bytes in fp32, and 1/D of the
+# other 12Ψ. How many MB does rank 0 keep at FSDP2's stage 2, between backward and the second optimizer step?
 
 # %%
 psi, D = 6 * (8 * h * h + 5 * h) + h * h + h, 8  # change this
@@ -126,7 +121,7 @@ print(f"Ψ = {psi:,}; stage 2 by the formula: 4Ψ + 12Ψ/D = {(4 * psi + 12 * ps
 predict("09.real", unit="MB")
 
 # %% [markdown]
-# `on_gpu(ranks=8)` is rank 0 of 8 simulated ranks: torch's genuine `fully_shard`, with 7 ranks that are not there.
+# `on_gpu(ranks=8)` simulates rank 0 of 8. It runs torch's real `fully_shard`, without the other 7 ranks.
 
 # %%
 import torch.distributed as dist
@@ -147,15 +142,15 @@ print("peak of forward and backward, stages 3 and 2:", *(f"{kept[stage]['peak']:
 reveal("09.real", kept[2]["after backward"], unit="MB")
 
 # %% [markdown]
-# Stage 2 keeps as little as stage 3: FSDP2 lets whole weights go between steps, whatever the stage. ZeRO-2 keeps them.
-# The difference is in the peak. (Set D to 64 and predict: which rows fall by 8, and which does not?)
+# Stage 2 keeps as little as stage 3. FSDP2 frees whole weights after each step, ZeRO-2 keeps them. Only the peak
+# differs. (Set D to 64 and predict: which rows fall by a factor of 8, and which does not?)
 #
-# **The gap** at stage 3 is 0 bytes in each row with a formula. It would not be on a card: CUDA's context, cuBLAS's
-# workspaces and NCCL's buffers come on top, and this simulation of ranks counts none of them. FSDP2 also works on
-# several streams, and the allocator reuses a freed block on its own stream alone, so more is
-# [reserved](../docs/glossary.md#allocated-and-reserved) (lesson 10). Other layers leave gaps, too: where a tensor takes
-# a cached block that is up to 1 MiB too large, the rest counts as allocated, and where D does not divide the rows,
-# FSDP2, which cuts each parameter along its rows, pads:
+# **The gap** at stage 3 is 0 bytes in each row with a formula. A GPU would add CUDA's context, cuBLAS's workspaces and
+# NCCL's buffers, which this simulation of ranks leaves out. FSDP2 also uses several streams. The allocator reuses a
+# freed block only on its own stream, so more is [reserved](../docs/glossary.md#allocated-and-reserved) (lesson 10).
+#
+# Other layers leave gaps, too. A tensor may take a cached block that is up to 1 MiB too large, and the rest counts as
+# allocated. And FSDP2 shards each parameter by rows, and pads where D does not divide them:
 
 # %%
 with on_gpu(ranks=8):
@@ -166,10 +161,11 @@ with on_gpu(ranks=8):
         print(f"{name}: rank 0 has {own} of {rows} rows; 8 · {own} − {rows} = {8 * own - rows} rows of padding")
 
 # %% [markdown]
-# 1,003 rows become 1,008. (How many rows of padding has `nn.Linear(250, 1001)`? And a bias of 3 numbers on 64 ranks?)
+# 1,003 rows become 1,008. (How many rows of padding does `nn.Linear(250, 1001)` get? And a bias of 3 numbers on 64
+# ranks?)
 #
-# PyTorch's stage 1 is `ZeroRedundancyOptimizer`: weights and gradients stay whole, each rank keeps the moments of its
-# share, steps them, and broadcasts the new weights.
+# PyTorch's stage 1 is `ZeroRedundancyOptimizer`. Weights and gradients stay whole. Each rank keeps the moments of its
+# share of the weights, updates that share, and broadcasts it.
 
 # %%
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -189,21 +185,22 @@ print(f"moments of rank 0: estimated 8Ψ/D = {share:,}, simulated {moments:,}; t
 print(f"the moments of one large matrix: {8 * largest:,} bytes")
 
 # %% [markdown]
-# **The gap** has a name: *uneven shares*. `ZeroRedundancyOptimizer` hands out whole tensors, and 12 large matrices do
-# not come out even on 8 ranks: rank 0 has two. (What would 12 ranks make of it?)
+# **The gap** has a name: *uneven shares*. `ZeroRedundancyOptimizer` hands out whole tensors. 12 large matrices do not
+# divide evenly by 8: rank 0 gets two. (What happens on 12 ranks?)
 
 # %% [markdown]
 # ## What does it send?
-# Shards have to travel. **Your guess.** Plain data parallelism sends 2Ψ numbers per rank and step (lesson 08). How many
+# Shards must travel. **Your guess.** Plain data parallelism sends 2Ψ numbers per rank and step (lesson 08). How many
 # times as much does stage 3 send?
 
 # %%
 predict("09.price", unit="times")
 
 # %% [markdown]
-# An [all-reduce](../docs/glossary.md#all-reduce) has two halves. *Reduce-scatter*: each rank ends with one slice of the
-# sum. *All-gather*: everybody collects all slices. Each half sends Ψ (more exactly (D−1)/D·Ψ; we leave that factor out,
-# as the paper does). On two real processes, which talk through [gloo](../docs/glossary.md#gloo):
+# An [all-reduce](../docs/glossary.md#all-reduce) has two halves. After the *reduce-scatter*, each rank holds one slice
+# of the sum. After the *all-gather*, every rank holds all slices. Each half sends Ψ numbers. (Exactly
+# $(D-1)/D \cdot \Psi$. Like the paper, we drop the factor.) Two real processes show it, connected through
+# [gloo](../docs/glossary.md#gloo):
 
 
 # %%
@@ -215,7 +212,7 @@ def halves(gradients):
     gradient = torch.tensor(gradients[dist.get_rank()])
     own = torch.empty(len(gradient) // dist.get_world_size())
     dist.reduce_scatter_tensor(own, gradient)
-    own /= dist.get_world_size()  # the mean of this rank's slice: all that its optimizer needs
+    own /= dist.get_world_size()  # the mean of this rank's slice is all that its optimizer needs
     whole = torch.empty_like(gradient)
     dist.all_gather_into_tensor(whole, own)
     return f"after the reduce-scatter {own.tolist()}, after the all-gather {whole.tolist()}"
@@ -229,8 +226,8 @@ for rank, found in enumerate(run_ranks(halves, world_size=2, gradients=gradients
     print(f"rank {rank}: {found}")
 
 # %% [markdown]
-# (Swap the two lists: what changes?) Between the halves each rank has exactly the gradients of its slice. So step
-# there, and gather new *weights* in place of gradients. What does each stage send?
+# (Swap the two lists: what changes?) Between the halves, each rank has exactly the gradients of its slice. So step
+# there, and gather new *weights* instead of gradients. What does each stage send?
 
 # %%
 from course_utils.estimating.sharding import zero_communication_elements
@@ -240,13 +237,13 @@ print("numbers sent per parameter, by stage:", *sent)
 reveal("09.price", sent[3] / sent[0], unit="times")
 
 # %% [markdown]
-# Stages 1 and 2 send what data parallelism sends: 2Ψ. Stage 3 has no weights left between steps: it gathers them for
-# forward, again for backward, and reduce-scatters gradients. Three times Ψ (section 7 of the paper).
+# Stages 1 and 2 send what data parallelism sends: 2Ψ. Stage 3 keeps no whole weights between steps. It gathers them for
+# forward, gathers them again for backward, and reduce-scatters gradients: 3Ψ (section 7 of the paper).
 
 # %% [markdown]
 # ## The same loss on real ranks
-# Bytes can be simulated. Values need processes: the same training, on one rank and on two. `CommDebugMode` is torch's
-# own count of collectives.
+# Bytes can be simulated. Values need processes. Here is the same training on one rank and on two. torch's
+# `CommDebugMode` counts *collectives*, the exchanges among all ranks.
 
 
 # %%
@@ -260,14 +257,14 @@ def sharded(dtype, reshard):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(250, 1001), nn.GELU(), nn.Linear(1001, 250))
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))  # or a machine's GPUs would be meant
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))  # the default is this machine's GPUs, if it has any
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     x = torch.randn(8, 250).chunk(dist.get_world_size())[dist.get_rank()]
     with CommDebugMode() as sent:
         loss = (model(x) - x).square().mean()
         loss.backward()
-    torch.optim.AdamW(model.parameters(), lr=1e-3).step()  # on the shards
+    torch.optim.AdamW(model.parameters(), lr=1e-3).step()  # steps the shards
     after = (model(x) - x).square().mean()
     return [loss.item(), after.item()], {str(name): count for name, count in sent.get_comm_counts().items()}
 
@@ -306,20 +303,23 @@ for name, ranks, function, choices in (
     print(f"{name:13s} loss {before:.3f}, after a step {after:.3f}; {found[0][1]}")
 
 # %% [markdown]
-# The mathematics is that of one process; only places differ. (bf16 rounds, below these digits.) Now count. Both layers
-# are units of Ψ/2. Stage 3 gathers each twice and reduce-scatters it once: 3Ψ. Stage 2 gathers each once: 2Ψ. Stage 1
-# as PyTorch has it sends 3Ψ, not 2Ψ: DDP all-reduces whole gradients, 2Ψ, then four broadcasts send what each rank has
-# stepped, Ψ more. In a deep model stage 3 sends a little less than 3Ψ: what is outside the blocks is gathered once.
-# (Give stage 3 in bf16 `"reshard": False`: which counts change, and does the loss?)
+# Two ranks compute what one does. (bf16 rounds, but below these digits.) Now count. Both layers are units of Ψ/2:
+#
+# - Stage 3 gathers each unit twice and reduce-scatters it once: 3Ψ.
+# - Stage 2 gathers each unit once: 2Ψ.
+# - PyTorch's stage 1 sends 3Ψ, not 2Ψ. DDP all-reduces whole gradients: 2Ψ. Then four broadcasts send the new weights:
+#   Ψ more.
+#
+# (Give stage 3 in bf16 `"reshard": False`. Which counts change? Does the loss?)
 
 # %% [markdown]
 # ## The peak within a step
-# The formula is about what persists between steps. Within a step weights have to be whole somewhere, for a moment.
+# The formula counts what persists between steps. Within a step, some weights are whole for a moment.
 #
-# **Your guess.** Llama-3 8B on 64 ranks at stage 3, one sequence of 4,096 tokens on each. Full
+# **Your guess.** Llama-3 8B is at stage 3 on 64 ranks, with one sequence of 4,096 tokens on each. Full
 # [recomputation](../docs/glossary.md#activation-recomputation) keeps activations small. A [loss in
-# chunks](../docs/glossary.md#chunked-loss), which makes the [logits](../docs/glossary.md#logits) of an eighth of the
-# tokens at a time, keeps those small. ZeRO's formula is printed below. How many GB does rank 0 take at its peak?
+# chunks](../docs/glossary.md#chunked-loss) keeps [logits](../docs/glossary.md#logits) small: it takes 1/8 of the tokens
+# at a time. ZeRO's formula is printed below. How many GB does rank 0 need at its peak?
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, measure
@@ -330,13 +330,13 @@ print(f"16Ψ/D = {format_bytes(sum(formula(llama).values()), 'GB', 2)}")
 predict("09.peak", unit="GB")
 
 # %% [markdown]
-# `measure` does for any run what the cells above did by hand. This takes some 15 seconds.
+# `measure` does for any run what the cells above did by hand. Here it takes about 15 seconds.
 
 # %%
 waits_for("09.peak")
 rank = measure(llama)
 rows = {"ZeRO's formula": formula(llama), f"peak, {rank.word}": rank.breakdown}
-stack(rows, f"The peak is {rank.peak / sum(formula(llama).values()):.1f} times the formula: gathered weights",
+stack(rows, f"Gathered weights raise the peak to {rank.peak / sum(formula(llama).values()):.1f} times ZeRO's formula",
       provenance=str(rank.provenance))  # fmt: skip
 
 # %%
@@ -347,13 +347,13 @@ print(f"the gap, estimated − {rank.word}: {plus_minus(estimate(llama).total - 
 for name, size in gathered_terms(llama).items():
     print(f"    {name:34s} {format_bytes(size, 'GB', 2):>8s}")
 together, communication = sum(gathered_terms(llama).values()), rank.breakdown["communication"]
-print(f"    together {together:,} bytes, {rank.word} communication {communication:,}")
+print(f"    together {together:,} bytes; {rank.word} communication {communication:,} bytes")
 
 # %% [markdown]
-# The difference to ZeRO's formula has names, and none of them shrinks with D. The largest unit is the outermost:
-# Llama's embedding and head, gathered in bf16 from forward to the end of backward, and then their whole gradient. With
-# it come the block at work, the next one on its way, and the last block's gradients, flattened in fp32 to be reduced.
-# So from some D on, more ranks hardly help:
+# ZeRO's formula has none of these four terms, and none shrinks with D. The largest unit is the outermost: Llama's
+# embedding and head. It stays gathered in bf16 from forward to the end of backward. Then its whole gradient follows.
+# Add the running block, the next one on its way, and the previous block's gradients, flattened in fp32 for the
+# reduce-scatter. So from some D on, more ranks hardly help:
 
 # %%
 for D in (8, 32, 128, 512):  # change this
@@ -366,8 +366,10 @@ for D in (8, 32, 128, 512):  # change this
 
 # %% [markdown]
 # ## Four knobs and their bytes
-# What you wrap, when you let go, how far ahead you gather, and in which format. All four are arguments here. **Your
-# guess.** Six blocks and a head, on 64 ranks: with a unit for each block, the peak is what you see below. What is it if
+# You choose what to wrap, when to reshard, how far ahead to gather, and which format to use. All four are arguments
+# here.
+#
+# **Your guess.** Six blocks and a head on 64 ranks: with one unit per block, the peak is printed below. What is it if
 # the whole model is *one* unit?
 
 
@@ -401,43 +403,42 @@ import gc
 fp32 = MixedPrecisionPolicy()
 knobs = {"no reshard (stage 2)": {"reshard": False}, "one unit": {"whole": True},
          "all in fp32": {"policy": fp32}, "autocast": {"policy": fp32, "autocast": True}}  # fmt: skip
-knobs["further ahead"] = {"ahead": 2}  # change this
+knobs["more prefetch"] = {"ahead": 2}  # change this
 peaks = {}
 with on_gpu(ranks=64):
     for name, choice in knobs.items():
         peaks[name] = peak_of(**choice)
-        gc.collect()  # the hooks of FSDP2 hold a model in cycles
+        gc.collect()  # FSDP2's hooks keep a model alive in reference cycles
 for name, peak in peaks.items():
     blocks = plus_minus((peak - one_by_one) / (2 * (8 * h * h + 5 * h)), 2)
-    print(f"{name:20s} {peak / 1e6:5.0f} MB, {blocks:>5} blocks in bf16")
+    print(f"{name:20s} {peak / 1e6:5.0f} MB, {blocks:>5} bf16 blocks against one unit per block")
 reveal("09.unit", peaks["one unit"], unit="MB")
 
 # %% [markdown]
 # | knob | what it buys | what it costs |
 # |---|---|---|
-# | `fully_shard` on each block | only one block is whole at a time | an all-gather for each block |
-# | `reshard_after_forward=False` | no second gather: 2Ψ in place of 3Ψ | all blocks whole at the end of forward |
+# | `fully_shard` on each block | only one block is whole at a time | one all-gather per block |
+# | `reshard_after_forward=False` | no second gather: 2Ψ, not 3Ψ | all blocks whole at the end of forward |
 # | `MixedPrecisionPolicy` in bf16 | gathers and weights of half the size | (shards stay fp32) |
 # | [autocast](../docs/glossary.md#autocast) instead | sensitive operations in fp32 | gathers in fp32, copies in bf16 |
-# | one more block of prefetch | its gather hides behind arithmetic | its flat buffer |
+# | one more block of prefetch | its gather overlaps with computing | its flat buffer |
 #
 # Autocast keeps a bf16 copy of every weight that it casts, and resharding cannot free those copies. So use FSDP2's
 # policy. (Gather 3 blocks ahead: how many blocks does it cost?)
 #
-# In a timeline of a similar GPT, stage 3 is a comb: each block is gathered, used and let go, in forward and once more
-# in backward.
+# At stage 3, the timeline of a similar GPT is a comb:
 
 # %%
 from course_utils.figures import timeline
 from course_utils.lessons.sharding.zero import gpt_of_six_blocks
 
 comb = measure(gpt_of_six_blocks(ranks=64))
-timeline(comb, "Stage 3: each of the 6 blocks comes and goes twice", unit="MB", steps=[2])
+timeline(comb, "Each of the 6 blocks is gathered and freed twice, in forward and in backward", unit="MB", steps=[2])
 
 # %% [markdown]
 # ## Try it
-# Ranks and stage under your fingers. Find out: on how many A100s of 40 GB does Llama-3 8B fit at stage 1? At stage 2?
-# And from where on does it not help to add ranks at stage 3?
+# Move the sliders for ranks and stage. On how many A100s of 40 GB does Llama-3 8B fit at stage 1? At stage 2? At stage
+# 3, when do more ranks stop helping?
 
 # %%
 from course_utils.lessons.sharding.widget import shard_sliders
@@ -451,23 +452,22 @@ card = gpu("A100-40GB")  # change this
 for stage in (1, 2, 3):
     peaks = {D: estimate(llama.replace(world_size=D, zero_stage=stage)).total for D in (2, 4, 8, 16, 32, 64, 128, 1024)}
     enough = [D for D, peak in peaks.items() if peak <= card.memory]
-    said = f"fits from {enough[0]} ranks on" if enough else "fits on no number of ranks up to 1,024"
+    said = f"fits from {enough[0]} ranks on" if enough else "does not fit, even on 1,024 ranks"
     print(f"stage {stage}: Llama-3 8B {said}; on 64 ranks it needs {format_bytes(peaks[64], 'GB', 1)}")
 
 # %% [markdown]
 # (Predict the three lines for an "A100-80GB", then for an "RTX4080-16GB".)
 
 # %% [markdown]
-# ## When is the price hidden?
+# ## When does computing hide the sending?
 # Sending and computing can overlap. A token costs about 6 [FLOPs](../docs/glossary.md#flops) per parameter ([Kaplan et
-# al. 2020](https://arxiv.org/abs/2001.08361), section 2.1), and a step sends a fixed number of bytes per parameter. So
-# the parameters cancel, and what remains is a number of tokens: with more of them on each rank, arithmetic takes longer
-# than sending.
+# al. 2020](https://arxiv.org/abs/2001.08361), section 2.1). A step sends a fixed number of bytes per parameter. So the
+# parameters cancel, and a number of tokens remains. With more tokens per rank, computing takes longer than sending.
 #
-# **Your guess.** An A100 computes at most 312·10¹² FLOPs per second, and sends at most 300 GB/s over
+# **Your guess.** An A100 computes at most 312·10¹² FLOPs per second. It sends at most 300 GB/s over
 # [NVLink](../docs/glossary.md#nvlink), the direct link between the GPUs of a machine. Both are [data-sheet
-# rates](../docs/glossary.md#data-sheet-rate), which NVIDIA's data sheet states and nobody exceeds. Stage 3 sends 3Ψ
-# numbers of 2 bytes. How many tokens does each rank need?
+# rates](../docs/glossary.md#data-sheet-rate): NVIDIA states them, and nobody exceeds them. Stage 3 sends 3Ψ numbers of
+# 2 bytes. How many tokens does each rank need?
 
 # %%
 predict("09.tokens", unit="tokens")
@@ -479,41 +479,39 @@ from course_utils.lessons.sharding.zero import tokens_to_hide
 rates = gpu("A100-80GB").rates  # change this
 ways = {
     "stage 3 over NVLink": tokens_to_hide(3 * 2, rates.tensor, rates.link),
-    "… gradients summed in fp32": tokens_to_hide(2 * 2 + 4, rates.tensor, rates.link),
+    "… with gradients in fp32": tokens_to_hide(2 * 2 + 4, rates.tensor, rates.link),
     "stages 0 to 2 over 100 Gbit/s": tokens_to_hide(2 * 2, rates.tensor, 100e9 / 8),
     "stage 3 over 100 Gbit/s": tokens_to_hide(3 * 2, rates.tensor, 100e9 / 8),
 }
 reveal("09.tokens", ways["stage 3 over NVLink"], unit="tokens")
-bars(ways, "The slower the link, the more tokens each rank needs to hide it", unit="tokens",
-     provenance="closed form at data-sheet rates; real arithmetic and real links both stay below")  # fmt: skip
+bars(ways, "On a slower link, each rank needs more tokens to hide the sending", unit="tokens",
+     provenance="closed form at data-sheet rates; real GPUs and real links are slower")  # fmt: skip
 
 # %% [markdown]
-# Arithmetic and sending take equally long at
+# Computing and sending take equally long at
 #
 # $$\text{tokens} = \frac{\text{bytes per parameter}}{6} \cdot \frac{\text{FLOPs per second}}{\text{bytes per second}}$$
 #
 # The second bar is FSDP2 as you ran it: weights travel in bf16, gradients in fp32. (An "H100-80GB" computes three times
-# as fast: does it need more tokens, or fewer?) On a real cluster latency comes on top when shards are small, and FSDP2
-# gathers for each [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) anew, so stage 3 pays at least 2Ψ for
-# each one.
+# as fast. Does it need more tokens, or fewer?) On a real cluster, small shards add latency. And FSDP2 gathers again for
+# each [micro-batch](../docs/glossary.md#micro-batch-and-global-batch), so stage 3 sends at least 2Ψ for each one.
 #
-# Two things ZeRO leaves alone. Every rank keeps all activations of its own micro-batch; to cut those, [lesson
-# 11](11_model_and_pipeline_parallelism.ipynb) splits the matrices. And what the host could keep is [lesson
-# 06](06_recomputation.ipynb)'s [offloading](../docs/glossary.md#offloading).
+# ZeRO leaves two things alone. Every rank keeps all activations of its own micro-batch: [lesson
+# 11](11_model_and_pipeline_parallelism.ipynb) splits the matrices to shard those. And nothing moves to the host: that
+# is [lesson 06](06_recomputation.ipynb)'s [offloading](../docs/glossary.md#offloading).
 
 # %% [markdown]
 # ## What the sources leave out
 # | claim | what you computed here |
 # |---|---|
-# | 1.9 GB for 7.5 B parameters on 64 ranks | states between steps; within a step a unit is whole |
+# | 1.9 GB for 7.5 B parameters on 64 ranks | states between steps; within a step, a unit is whole |
 # | stage 1 sends 2Ψ | by reduce-scatter; `ZeroRedundancyOptimizer` behind DDP sends 3Ψ |
-# | stage 2 keeps 2Ψ of parameters | FSDP2 keeps them within the step alone |
-# | stage 3 sends 3Ψ | a bit less: what is outside the blocks is gathered once |
-# | 16Ψ/D | and padding, and blocks of 512 bytes |
+# | stage 2 keeps 2Ψ of parameters | FSDP2 keeps them only within the step |
+# | stage 3 sends 3Ψ | a bit less in a deep model: weights outside the blocks are gathered once |
+# | 16Ψ/D | plus padding, and blocks of 512 bytes |
 #
 # ## Five questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it.
+# Each choice answers at once: why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -522,8 +520,8 @@ quiz(9)
 
 # %% [markdown]
 # ## In your own script
-# Shard a model with FSDP2, gathered in bf16, in a script that `torchrun` starts on any number of GPUs or CPUs, and that
-# also works alone.
+# Shard a model with FSDP2 and gather it in bf16. `torchrun` starts this script on any number of GPUs or CPUs. Without
+# `torchrun`, it runs as one process.
 
 # %%
 import os
@@ -549,9 +547,9 @@ dist.destroy_process_group()
 
 # %% [markdown]
 # ## Take home
-# **Remember** ZeRO divides states by D; what is whole for a moment, the largest unit and its neighbors, it does not.
+# **Remember** ZeRO divides the states by D, but not what is whole for a moment: the largest unit and its neighbors.
 #
-# **Breaks when** the peak is elsewhere: in activations, in one huge unit, or in a link too slow for few tokens.
+# **Breaks when** activations or one huge unit set the peak, or a link is too slow for few tokens.
 #
 # **Cheat-sheet line** stage 1: 4Ψ + 12Ψ/D · stage 2: 2Ψ + 14Ψ/D · stage 3: 16Ψ/D bytes, for 2Ψ, 2Ψ, 3Ψ numbers sent
 # (PyTorch's stage 1: 3Ψ) · peak at stage 3: + outer unit + 2 blocks in 16-bit + 1 block in fp32.

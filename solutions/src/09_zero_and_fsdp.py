@@ -11,12 +11,12 @@
 # %% [markdown]
 # # Exercises 09 · ZeRO and FSDP
 #
-# **88 minutes** for all five; each one says its own. You should know what [lesson
-# 09](../notebooks/09_zero_and_fsdp.ipynb) shows. No GPU is needed. Two of the checks start four processes.
+# **88 minutes** for all five; each exercise says how long it takes. You should know [lesson
+# 09](../notebooks/09_zero_and_fsdp.ipynb). No GPU is needed. Two of the checks start four processes.
 #
 # Each exercise asks for one function or class. Write it, run the cell, then run the check below it. A check tells you
-# what is off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells”
-# stops at the first check that is unsolved.)
+# what is off, but never the answer. Stuck? Every exercise has three hints. Open one at a time. (“Run All Cells” stops
+# at the first check that is unsolved.)
 
 # %%
 from math import prod
@@ -36,16 +36,16 @@ from course_utils.lessons.sharding import checks as check
 # ## 1 · One rank's bytes
 # **Difficulty** ●○○○○ · **8 minutes** · **Trains** the three stages, with any number formats
 #
-# N parameters, D ranks. For each parameter there are `weight` bytes of weights, `gradient` bytes of gradients and
-# `optimizer` bytes of optimizer states. Return the bytes that one rank keeps at ZeRO's stage 0 (nothing cut), 1, 2 or
-# 3, without rounding.
+# Compute the bytes that one rank keeps at ZeRO's `stage` 0 (no sharding), 1, 2 or 3. The model has `N` parameters, and
+# there are `D` ranks. Each parameter has `weight` bytes of weights, `gradient` bytes of gradients and `optimizer` bytes
+# of optimizer states. Return the number of bytes, without rounding.
 
 
 # %%
 def rank_bytes(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> float:
-    """Bytes of states on one of D ranks."""
+    """Bytes that one of D ranks keeps."""
     ### BEGIN SOLUTION Return a number of bytes.
-    parts = {3: weight, 2: gradient, 1: optimizer}  # by the first stage that cuts them
+    parts = {3: weight, 2: gradient, 1: optimizer}  # by the first stage that shards them
     return sum(each * N / (D if stage >= first else 1) for first, each in parts.items())
     ### END SOLUTION
 
@@ -61,7 +61,7 @@ check.rank_bytes(rank_bytes)
 # </details>
 # <details><summary>Hint 2: which is divided?</summary>
 #
-# From stage 1 on the optimizer's states are. What comes next at stage 2, and last at stage 3?
+# From stage 1 on, the optimizer states are divided. What comes next at stage 2, and last at stage 3?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -72,7 +72,8 @@ check.rank_bytes(rank_bytes)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The largest kind is cut first: with K = 12 stage 1 alone takes most away. What is not cut is a floor for any D.
+# ZeRO shards the largest kind first: with K = 12, stage 1 alone removes most bytes. The kinds that are not sharded are
+# a floor for any D.
 
 # %% tags=["solution"]
 for stage in range(4):
@@ -80,17 +81,22 @@ for stage in range(4):
 
 # %% [markdown]
 # ## 2 · The padding of odd shards
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** how FSDP2 cuts
+# **Difficulty** ●●○○○ · **10 minutes** · **Trains** how FSDP2 shards a parameter
 #
-# FSDP2 cuts each parameter along its first dimension, its rows, into D pieces. All have the same number of rows, the
-# smallest that is enough. The last pieces are padded; some ranks may have nothing but padding. Given the `shapes` of a
-# unit's parameters, of one dimension or more, return a dictionary: `shard`, how many numbers one rank's pieces hold
-# together, and `padding`, how many of the numbers in all D ranks' pieces together are padding.
+# Count the padding that FSDP2 adds. It cuts each parameter along its first dimension, its rows, into D pieces. All
+# pieces have the same number of rows, the smallest that is enough. The last pieces are padded. Some ranks may hold only
+# padding.
+#
+# `shapes` are the shapes of a unit's parameters, each with one dimension or more. Return a dictionary with two counts
+# of numbers:
+#
+# - `shard`: the numbers in one rank's pieces of all parameters
+# - `padding`: the padding in all pieces of all D ranks
 
 
 # %%
 def padding(shapes: list[tuple[int, ...]], D: int) -> dict[str, int]:
-    """Numbers in one rank's shard of parameters of these shapes, and padding in all D shards together."""
+    """Count the numbers in one rank's shard, and the padding in all D shards."""
     ### BEGIN SOLUTION Return a dictionary with the keys shard and padding.
     shard = 0
     for rows, *others in shapes:
@@ -110,7 +116,7 @@ check.padding(padding)
 # </details>
 # <details><summary>Hint 2: rounding up</summary>
 #
-# `-(-rows // D)` is rows / D, rounded up. `prod(shape[1:])` is how many numbers a row has; for a vector it is 1.
+# `-(-rows // D)` is rows / D, rounded up. `prod(shape[1:])` is the count of numbers in a row. For a vector it is 1.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -121,8 +127,8 @@ check.padding(padding)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Each parameter is rounded up by itself, by whole rows. So a long, thin matrix on many ranks pads little, and a short
-# vector a lot: on 64 ranks a bias of 3 numbers becomes 64.
+# Each parameter is rounded up by itself, to whole rows. So a long, thin matrix on many ranks pads little. A short
+# vector pads a lot: on 64 ranks, a bias of 3 numbers becomes 64.
 
 # %% tags=["solution"]
 for D in (8, 64, 512):
@@ -130,38 +136,46 @@ for D in (8, 64, 512):
     print(f"GPT-2's embeddings and last norm on {D:3d} ranks: {found}")
 
 # %% [markdown]
-# ## 3 · Adam, cut among four
+# ## 3 · Adam, sharded over four ranks
 # **Difficulty** ●●●○○ · **30 minutes** · **Trains** ZeRO-1 on real ranks: a reduce-scatter, a step, an all-gather
 #
-# `parameters` are fp32 weights, the same on every rank. Before each step, `.grad` has the gradient of this rank's data.
-# ZeRO-1 lays all parameters into one vector, pads it with zeros, and cuts it into D equal slices. Rank r owns slice r:
+# Write an Adam whose states are sharded, as in ZeRO-1. `parameters` are fp32 weights, the same on every rank. Before
+# each step, `.grad` holds the gradient of this rank's data. ZeRO-1 puts all parameters into one vector, pads it with
+# zeros, and cuts it into D equal slices. Rank r owns slice r. This function makes the padded vector:
 
 
 # %%
 def padded(tensors):
-    """All numbers of `tensors` in one vector, with as many zeros at its end as equal slices need."""
+    """All numbers of `tensors` in one vector, padded with zeros so that D slices are equal."""
     vector = torch.cat([tensor.detach().flatten() for tensor in tensors])
     return pad(vector, (0, -len(vector) % dist.get_world_size()))
 
 
 # %% [markdown]
-# Complete the class. `step()` takes Adam's step on the mean of all ranks' gradients, and makes two exchanges in all, of
-# the whole vector: `dist.reduce_scatter_tensor(own, whole)`, which adds up, and `dist.all_gather_into_tensor(whole,
-# own)`. Both write into their first argument, a tensor that you make before. Afterwards the given parameters have the
-# new weights.
+# Complete the class. `step()` takes one Adam step on the mean of all ranks' gradients. Afterwards the given parameters
+# hold the new weights. Each step makes exactly two exchanges, both of the whole vector:
 #
-# Besides the given parameters and their `.grad`, your object keeps at most 16 bytes per number of *its slice*, between
-# steps and before the first: the slice's weights, its gradient, and two moments, 4 bytes each. `torch.optim.Adam` takes
-# any list of tensors, and steps those that have a `.grad`. `vector_to_parameters(vector, parameters)` puts a flat
-# vector's numbers into parameters, which then are views of it, and ignores what is left.
+# - `dist.reduce_scatter_tensor(own, whole)`, which sums
+# - `dist.all_gather_into_tensor(whole, own)`
 #
-# The check runs your class on four processes, for weights of 1,053, 16 and 3 numbers; of 3, the last rank owns padding
-# alone. Use nothing from other cells but `padded` and the imports. What your cell imports and defines goes along.
+# Both write into their first argument, a tensor that you create before.
+#
+# Your object may keep at most 16 bytes per number of *its slice*: the slice's weights, its gradient, and two moments, 4
+# bytes each. This limit holds between steps and before the first one. The given parameters and their `.grad` do not
+# count.
+#
+# `torch.optim.Adam` takes any list of tensors, and steps those that have a `.grad`.
+# `vector_to_parameters(vector, parameters)` writes a flat vector's numbers into the parameters and ignores the rest.
+# The parameters then are views of the vector.
+#
+# The check runs your class on four processes, for weights of 1,053, 16 and 3 numbers. With 3 numbers, the last rank
+# owns only padding. From other cells, use only `padded` and the imports. You may import and define more in your own
+# cell.
 
 
 # %%
 class Zero1Adam:
-    """Adam whose states are cut: each rank keeps those of its own slice of all parameters."""
+    """Adam with sharded states: each rank keeps those of its own slice."""
 
     def __init__(self, parameters: list[nn.Parameter], lr: float):
         ### BEGIN SOLUTION Keep this rank's slice of the weights, and an Adam for it.
@@ -188,53 +202,55 @@ check.zero_1_adam(Zero1Adam)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# `padded(parameters)` has D slices, and `chunk` cuts it. A slice is a view: unless you `clone` it, the whole vector
-# stays in memory.
+# `padded(parameters)` has D slices, and `chunk` separates them. A slice is a view: unless you `clone` it, the whole
+# vector stays in memory.
 #
 # </details>
 # <details><summary>Hint 2: reduce-scatter</summary>
 #
-# Gradients are laid out like weights. Which tensor should receive the sum of your slice, so that Adam finds it? And
-# what turns the sum into a mean?
+# Gradients have the same layout as weights. Which tensor should receive the sum of your slice, so that Adam finds it?
+# And what turns the sum into a mean?
 #
 # </details>
 # <details><summary>Hint 3: all-gather</summary>
 #
 # After Adam's step only your slice is new. Gather the slices of all ranks into one vector, in the order of ranks, and
-# put it into the parameters. Its last numbers are padding.
+# write it into the parameters. Its last numbers are padding.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Nothing in Adam looks from one parameter to another. So it does not matter who steps which of them, if everybody gets
-# the results: the loss is that of plain data parallelism, and a rank keeps 8 bytes of moments per parameter of a slice
-# instead of 8 per parameter. The two exchanges are the halves of one all-reduce, so nothing more is sent. Padding costs
-# at most D − 1 numbers. Optimizers that look at whole matrices (Muon, Adafactor) are not cut so easily.
+# Adam treats each parameter by itself. So any rank may update any parameter, if every rank gets the results. The loss
+# is that of plain data parallelism. But a rank keeps 8 bytes of moments only for the parameters of its slice, not for
+# all. The two exchanges are the halves of one all-reduce, so nothing more is sent. Padding costs at most D − 1 numbers.
+# Optimizers that need whole matrices (Muon, Adafactor) are harder to shard.
 
 # %% [markdown]
 # ## 4 · A checkpoint that one process can read
 # **Difficulty** ●●●○○ · **20 minutes** · **Trains** getting whole tensors out of shards
 #
-# After `fully_shard`, each parameter and each of AdamW's moments is a `DTensor`: it knows its whole shape, and holds
-# one rank's rows. Saved as it is, only as many ranks could load it again. `value.full_tensor()` gathers the rows of all
-# ranks: every rank has to call it, and every rank gets the whole tensor.
+# Collect a sharded model's weights and AdamW's states, whole, on rank 0. After `fully_shard`, each parameter and each
+# moment is a `DTensor`: it knows its whole shape, but holds only the rows of one rank. If you save it like this, you
+# need the same number of ranks to load it. `value.full_tensor()` gathers the rows of all ranks. Every rank must call
+# it, and every rank gets the whole tensor.
 #
-# Return a dictionary on rank 0: for each name of `model.named_parameters()`, a dictionary with `weight` and just what
-# the optimizer keeps for that weight, under AdamW's own names (`step`, `exp_avg`, `exp_avg_sq`). `optimizer.state` is a
-# dictionary with the weights themselves as keys; a frozen weight has none there, and its dictionary holds `weight`
-# alone. All are plain tensors without a graph, and copies: training goes on, and must not change them.
+# On rank 0, return a dictionary with one entry for each name of `model.named_parameters()`. The entry is a dictionary,
+# too. It holds `weight` and exactly what the optimizer keeps for that weight, under AdamW's own names (`step`,
+# `exp_avg`, `exp_avg_sq`). The keys of `optimizer.state` are the weights themselves. A frozen weight is not among them,
+# so its entry holds only `weight`. All tensors are plain copies without a graph: training goes on, and must not change
+# them.
 #
-# The other ranks return an empty dictionary. They may hold one whole weight and its states at a time, and
-# let go of them before they gather the next.
+# On the other ranks, return an empty dictionary. They may hold one whole weight and its states at a time. They must
+# free them before they gather the next.
 #
-# The check trains a small network on four processes, some of which have no row of its smallest weights, and then one
-# process compares. Use nothing from other cells but the imports. What your cell imports and defines goes along.
+# The check trains a small network on four processes. Some of them have no row of its smallest weights. Then one process
+# compares. From other cells, use only the imports. You may import and define more in your own cell.
 
 
 # %%
 def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, torch.Tensor]]:
-    """On rank 0 every weight, whole, and what the optimizer keeps for it; elsewhere an empty dictionary."""
+    """Return whole weights and their optimizer states on rank 0, and an empty dictionary elsewhere."""
     ### BEGIN SOLUTION Return a dictionary of dictionaries.
     kept = {}
     for name, weight in model.named_parameters():
@@ -252,27 +268,27 @@ check.checkpoint(checkpoint)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Two loops: over the named parameters, and over what there is to save for one of them.
+# Use two loops. One goes over the named parameters, the other over the weight and its states.
 #
 # </details>
 # <details><summary>Hint 2: who calls what</summary>
 #
-# An exchange needs every rank. Let all of them gather, and let rank 0 alone put the result away.
+# An exchange needs every rank. Let all of them gather, but let only rank 0 store the result.
 #
 # </details>
 # <details><summary>Hint 3: not everything is a shard</summary>
 #
-# Adam's `step` is a plain tensor of one number, and it goes on counting: ask with `isinstance(value, DTensor)`, and
-# copy what you keep.
+# Adam's `step` is a plain tensor of one number, and it keeps counting. Ask with `isinstance(value, DTensor)`, and copy
+# what you keep.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# What is whole here can be loaded by any number of ranks: one process for a look, two for fine-tuning, 64 for going on.
-# Its price is that rank 0 holds all of it, 12 bytes per parameter in host memory, while the others wait. So large
-# trainings save shards, each rank its own, and cut them anew when they load (`torch.distributed.checkpoint`).
-# `get_model_state_dict` with `full_state_dict=True` is torch's own version of your function.
+# Any number of ranks can load whole tensors: one process for a look, two for fine-tuning, 64 to continue. The price:
+# rank 0 holds all of them, 12 bytes per parameter in host memory, while the others wait. So in large trainings each
+# rank saves its own shards, and they are sharded again when they are loaded (`torch.distributed.checkpoint`). torch's
+# own version of your function is `get_model_state_dict` with `full_state_dict=True`.
 
 # %% [markdown]
 # ## 5 · Shard to fit
@@ -293,23 +309,26 @@ peak = format_bytes(check.peak_of(all_at_once), "MB", 1)
 print(f"16Ψ/D = {format_bytes(2 * N, 'MB', 1)}; a step's simulated peak {peak}")
 
 # %% [markdown]
-# Write the function for any model. It shards `model` in place at stage 3, every unit with `policy`, and returns an
-# AdamW (learning rate 1e-3) that steps the shards. A part whose parameters, those of its own parts included, have at
-# most `most` numbers together is one unit. A larger part is cut: each of its `children()` is treated by this same rule,
-# and the part itself then becomes a unit of what remains, its own parameters. A single layer has no parts, so it may be
-# larger than `most`. Inner units come first, and the model itself last.
+# Write a function that chooses smaller units for any model. It shards `model` in place at stage 3, every unit with
+# `policy`. It returns an AdamW (learning rate 1e-3) that steps the shards. The rule:
 #
-# An `nn.ModuleList` cannot be a unit, as it has no `forward`: treat each of its children by the rule. Those of the
-# check are larger than `most`. Leave `reshard_after_forward` as it is. Where nothing remains, an inner part need be no
-# unit.
+# - If a part has at most `most` numbers in its parameters, including those of its own parts, it is one unit.
+# - If a part is larger, apply the rule to each of its `children()`. Then the part becomes a unit of what remains, its
+#   own parameters.
+# - A single layer has no parts, so it may be larger than `most`.
+# - An `nn.ModuleList` cannot be a unit, because it has no `forward`. Apply the rule to each of its children. (The
+#   check's lists are larger than `most`.)
 #
-# The check runs a step on rank 0 of 8 simulated ranks, with four models: six blocks; a block that is larger than
-# `most`, with a list of experts in it; experts that are too large, too; and a model with fewer than `most` numbers.
+# Shard inner units first, and the model itself last. If nothing remains, an inner part need not be a unit. Leave
+# `reshard_after_forward` as it is.
+#
+# The check runs a step on rank 0 of 8 simulated ranks, with four models: six blocks; a block that is larger than `most`
+# and contains a list of experts; experts that are too large, too; and a model with fewer than `most` numbers.
 
 
 # %%
 def shard_to_fit(model: nn.Module, most: int, policy) -> torch.optim.Optimizer:
-    """Shard the model so that no unit with parts gathers more than `most` numbers; an AdamW for it."""
+    """Shard the model so that no unit with parts gathers more than `most` numbers; return its AdamW."""
 
     ### BEGIN SOLUTION Shard the model, and return its optimizer.
     def shard(module):
@@ -336,22 +355,22 @@ check.shard_to_fit(shard_to_fit)
 # </details>
 # <details><summary>Hint 2: from the inside out</summary>
 #
-# Write a function inside yours that shards one module and calls itself for its children. A module is sharded after its
-# children: then it takes what they have left.
+# Inside your function, write a second one that shards one module and calls itself for its children. Shard a module
+# after its children: then it takes the parameters that are left.
 #
 # </details>
 # <details><summary>Hint 3: the optimizer</summary>
 #
-# `fully_shard` replaces a module's parameters by shards. Which parameters has an optimizer that was made before?
+# `fully_shard` replaces a module's parameters by shards. Which parameters does an optimizer have that was made before?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A unit is whole while it is at work, and the next one is on its way already, so the largest units set the peak above
-# 16Ψ/D. Cutting by number instead of by name works for models that you have never seen. Here the vocabulary's layers
-# are now the largest units, and no cut of `fully_shard` makes them smaller: that is where tensor parallelism comes in
-# (lesson 11). Units that are too small cost, too: each needs its own all-gather, and small messages are slow.
+# A unit is whole while it runs, and the next one is already on its way. So the largest units set the peak above 16Ψ/D.
+# A rule by number, not by name, works for models that you have never seen. Here the vocabulary's layers are now the
+# largest units, and `fully_shard` cannot make them smaller. Tensor parallelism can (lesson 11). Units can also be too
+# small: each needs its own all-gather, and small messages are slow.
 
 # %% tags=["solution"]
 peak = format_bytes(check.peak_of(shard_to_fit), "MB", 1)

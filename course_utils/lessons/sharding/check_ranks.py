@@ -28,7 +28,7 @@ SHAPES = (((40, 26), (13,)), ((4, 4),), ((2,), (1,)))  # 1,053 parameters, 16, a
 
 
 def padded(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """What the exercise's notebook defines as well."""
+    """The vector that the exercise's notebook defines as well."""
     vector = torch.cat([tensor.detach().flatten() for tensor in tensors])
     return functional.pad(vector, (0, -len(vector) % dist.get_world_size()))
 
@@ -102,22 +102,22 @@ def judge_zero_1(answer: Any) -> dict[str, Any]:
         before = nn.utils.parameters_to_vector(weights_of(shapes))
         reduced = sum(n for name, n in sent.items() if "reduce" in name and "scatter" not in name)
         scattered, gathered = (sum(n for name, n in sent.items() if part in name) for part in ("scatter", "gather"))
-        stay = "Weights stay as they were. Has the slice a `.grad`, and who puts the new ones into them?"
+        stay = "The weights do not change. Does the slice have a `.grad`? Which line puts new weights back?"
         for holds, message in (
             (not close(after[0], before), stay),
             (not close(after[0], summed), "You step with the sum of all gradients. Data parallelism takes the mean."),
-            (not close(after[0], own), "Each rank steps with its own gradients alone. Which exchange adds them up?"),
+            (not close(after[0], own), "Each rank steps with only its own gradients. Which exchange adds them up?"),
             (not close(after[0], default), "You leave out the learning rate."),
             (not close(after[0], twice), "You take the mean twice."),
             (close(after[0], right[0]), "The first step is not Adam's. Follow one number to its slice and back."),
             (
                 close(after[-1], right[-1]),
-                "Only the first step is right. What does Adam keep from step to step, and what of a gradient is left?",
+                "Only the first step is right. What must Adam keep from step to step? Is an old gradient still there?",
             ),
-            (not reduced, "The numbers are right. But an all-reduce gives everybody all sums: a slice is enough."),
+            (not reduced, "The numbers are right. But an all-reduce sends every rank all sums: a slice is enough."),
             (scattered + gathered == sum(sent.values()), "The numbers are right. Two kinds of exchange are enough."),
-            (scattered == gathered == STEPS, "The numbers are right. In a step, exchange all once in each way."),
-            (kept <= enough_for(shapes), "The numbers are right. But a rank keeps more than what its own slice needs."),
+            (scattered == gathered == STEPS, "The numbers are right. In a step, make each exchange only once."),
+            (kept <= enough_for(shapes), "The numbers are right. But a rank keeps more than its own slice needs."),
         ):
             expect(holds, message)
     return {}
@@ -160,28 +160,28 @@ def judge_checkpoint(answer: Any) -> dict[str, Any]:
         found = answer(model, optimizer)
     train(model, optimizer)
     if dist.get_rank():
-        expect(not found, "Only rank 0 should return anything: every rank holds the whole model now.")
-        many = "Another rank than 0 has many whole tensors at once. Gather one, then let it go."
+        expect(not found, "Only rank 0 should return tensors. Now every rank holds the whole model.")
+        many = "A rank other than 0 holds many whole tensors at once. Free each before you gather the next."
         expect(max(alive(tracker)) < 6 * LARGEST, many)
         return {}
     single = network()
     others = found.keys() - dict(single.named_parameters()).keys() if isinstance(found, dict) else ()
-    expect(not others, f"{' and '.join(map(repr, others))} is no name of a parameter.")
+    expect(not others, f"{' and '.join(map(repr, others))} is not the name of a parameter.")
     alone = torch.optim.AdamW(single.parameters(), lr=RATE)
     train(single, alone)
     for name, weight in single.named_parameters():
         mine, wanted = found.get(name), {"weight": weight.detach(), **alone.state[weight]}
-        asked = f"Under {name!r} a dictionary is asked for: the weight, and what Adam keeps for it."
+        asked = f"Under {name!r}, return a dictionary: the weight, and what Adam keeps for it."
         expect(isinstance(mine, dict), asked)
         missing, more = wanted.keys() - mine.keys(), mine.keys() - wanted.keys()
         expect(not missing, f"{name!r} has no {' and no '.join(sorted(missing))}.")
-        expect(not more, f"{name!r} has {' and '.join(map(str, more))}, which its optimizer does not keep for it.")
+        expect(not more, f"{name!r} has {' and '.join(map(str, more))}, which the optimizer does not keep for it.")
         for key, right in wanted.items():
             value, what = mine[key], f"{key!r} of {name!r}"
-            expect(type(value) is torch.Tensor, f"{what} is no plain tensor: what can one process read?")
-            expect(not value.requires_grad, f"{what} holds on to a graph: `detach`.")
+            expect(type(value) is torch.Tensor, f"{what} is not a plain tensor. Which type can one process read?")
+            expect(not value.requires_grad, f"{what} still carries a graph: use `detach`.")
             expect(value.shape == right.shape, f"{what} is not whole.")
-            later = "is not what it was when you were called: is it a copy, or what the next step writes to?"
+            later = "changed after your function returned: is it a copy, or does the next step write to it?"
             expect(torch.allclose(value, right, atol=1e-5), f"{what} {later}")
     return {}
 

@@ -32,21 +32,21 @@ def bytes_right(N: int, D: int, stage: int, weight: int, gradient: int, optimize
 
 
 BYTES_MISTAKES = {
-    "That is one rank without sharding, whatever the stage is.": lambda N, D, stage, w, g, K: (w + g + K) * N,
-    "You divide everything, whatever the stage is.": lambda N, D, stage, w, g, K: (w + g + K) * N / D,
-    "You took 2 and 2 for granted.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, K),
-    "A stage also cuts what those before it cut.": lambda N, D, stage, w, g, K: (
+    "This is one rank without sharding, whatever the stage.": lambda N, D, stage, w, g, K: (w + g + K) * N,
+    "You divide everything by D, whatever the stage.": lambda N, D, stage, w, g, K: (w + g + K) * N / D,
+    "You count 2 bytes each of weights and gradients.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, K),
+    "A stage also shards what the stages before it shard.": lambda N, D, stage, w, g, K: (
         (w + g + K) * N - (0, K, g, w)[stage] * N * (D - 1) / D
     ),
-    "You took 2, 2 and 12 for granted.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, 12),
-    "Those are all ranks together. One rank's was asked for.": lambda N, D, *rest: D * bytes_right(N, D, *rest),
-    "At stage 3 weights are divided, too.": lambda N, D, stage, *rest: bytes_right(N, D, min(stage, 2), *rest),
-    "You cut one kind more than the stage says.": lambda N, D, stage, *rest: bytes_right(N, D, stage + 1, *rest),
-    "The order is off: weights go last.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, K, g, w),
+    "You always count 2, 2 and 12 bytes.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, 12),
+    "This is the sum over all ranks. Return the bytes of one rank.": lambda N, D, *rest: D * bytes_right(N, D, *rest),
+    "At stage 3, weights are divided by D, too.": lambda N, D, stage, *rest: bytes_right(N, D, min(stage, 2), *rest),
+    "You shard one kind more than the stage does.": lambda N, D, stage, *rest: bytes_right(N, D, stage + 1, *rest),
+    "The order is off: weights are sharded last.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, K, g, w),
 }
 
 
-@exercise("09.1", "One kind more at each stage, and what is not cut stays whole on every rank.")
+@exercise("09.1", "Each stage shards one kind more. Every rank keeps the rest whole.")
 def rank_bytes(answer: Any) -> None:
     """`answer(N, D, stage, weight, gradient, optimizer)` is bytes of states on one rank."""
     got = [float(call(answer, **by_name(BYTES_NAMES, case))) for case in BYTES_CASES]
@@ -54,7 +54,7 @@ def rank_bytes(answer: Any) -> None:
     expect(not slip, f"Your bytes are {slip}")
     off = next((case for one, case in zip(got, BYTES_CASES, strict=True) if not close([one], [bytes_right(*case)])), [])
     given = ", ".join(f"{name} = {value:,}" for name, value in by_name(BYTES_NAMES, off).items()) if off else ""
-    otherwise = f"It is off for {given}. Which of the three kinds does this stage divide by D?"
+    otherwise = f"The bytes are off for {given}. Which of the three kinds does this stage divide by D?"
     recognized(got, BYTES_CASES, bytes_right, BYTES_MISTAKES, otherwise, close)
 
 
@@ -73,22 +73,22 @@ _shard = _summed(lambda s, D: -(-s[0] // D) * prod(s[1:]))
 _padding = _summed(lambda s, D: -s[0] % D * prod(s[1:]))
 
 SHARD_MISTAKES = {
-    "You rounded down: then the last numbers belong to nobody.": lambda shapes, D: _all(shapes, D) // D,
-    "You rounded down: then the last rows belong to nobody.": _summed(lambda s, D: s[0] // D * prod(s[1:])),
-    "That is an even share of the numbers, a fraction. FSDP2 cuts whole rows.": lambda shapes, D: _all(shapes, D) / D,
-    "You cut the numbers one by one. FSDP2 cuts whole rows.": _summed(lambda s, D: -(-prod(s) // D)),
-    "You cut all as one flat piece. FSDP2 cuts each parameter.": lambda shapes, D: -(-_all(shapes, D) // D),
-    "Those are rows. Each has as many numbers as the other dimensions say.": _summed(lambda s, D: -(-s[0] // D)),
-    "How long is a row in more than two dimensions?": _summed(lambda s, D: -(-s[0] // D) * prod(s[1:2])),
-    "Those are all shards together. One rank's was asked for.": lambda shapes, D: D * _shard(shapes, D),
+    "You round down: then no rank owns the last numbers.": lambda shapes, D: _all(shapes, D) // D,
+    "You round down: then no rank owns the last rows.": _summed(lambda s, D: s[0] // D * prod(s[1:])),
+    "An even share of the numbers can be a fraction. FSDP2 shards whole rows.": lambda shapes, D: _all(shapes, D) / D,
+    "You share out single numbers. FSDP2 shards whole rows.": _summed(lambda s, D: -(-prod(s) // D)),
+    "You shard all parameters as one flat piece. FSDP2 shards each one.": lambda shapes, D: -(-_all(shapes, D) // D),
+    "You count rows. Count numbers: the other dimensions say how many a row has.": _summed(lambda s, D: -(-s[0] // D)),
+    "A parameter can have over two dimensions: how long is a row?": _summed(lambda s, D: -(-s[0] // D) * prod(s[1:2])),
+    "This is the sum over all shards. Return the numbers of one rank.": lambda shapes, D: D * _shard(shapes, D),
 }
 PADDING_MISTAKES = {
-    "Those are all shards together, real numbers included.": lambda shapes, D: D * _shard(shapes, D),
-    "That is a D-th of it: all shards' padding was asked for.": lambda shapes, D: _padding(shapes, D) / D,
+    "This counts all numbers in all shards, not only the padding.": lambda shapes, D: D * _shard(shapes, D),
+    "This is 1/D of the padding. Return the padding of all shards.": lambda shapes, D: _padding(shapes, D) / D,
 }
 
 
-@exercise("09.2", "Whole rows, rounded up, for each parameter by itself.")
+@exercise("09.2", "FSDP2 rounds up the rows of each parameter by itself.")
 def padding(answer: Any) -> None:
     """`answer(shapes, D)` is a dictionary: shard (numbers of one rank's shard) and padding (in all shards)."""
     returned = [call(answer, shapes=list(shapes), D=D, returns=Mapping) for shapes, D in PADDING_CASES]
@@ -97,25 +97,25 @@ def padding(answer: Any) -> None:
         mine = [both[name] for both in got]
         off = (case for one, case in zip(mine, PADDING_CASES, strict=True) if one != right(*case))
         shapes, D = next(off, PADDING_CASES[0])
-        otherwise = f"{name} is off for {shapes} on {D} ranks. Draw who has which rows."
+        otherwise = f"`{name}` is off for {shapes} on {D} ranks. Draw which rank has which rows."
         recognized(mine, PADDING_CASES, right, mistakes, otherwise, partial(alike, tolerance=1e-12))
 
 
 # ----------------------------------------------------------------------------------- 09.3: Zero1Adam, 09.4: checkpoint
 PROGRAM = "course_utils.lessons.sharding.check_ranks"
-STARTS = "Four processes start; this takes about ten seconds."
-UNEVEN = "The whole is not D slices. Are weights and gradients both padded, and are the exchange's arguments in order?"
+STARTS = "The check starts four processes. This takes about ten seconds."
+UNEVEN = "The vector is not D slices. Did you pad weights and gradients? Are the arguments of the exchange in order?"
 STEP_HINTS = {"output tensor size": UNEVEN, "same size as output size": UNEVEN}
 
 
-@exercise("09.3", "Adam's own steps, one exchange of each kind, and a quarter of the states on each rank.", STARTS)
+@exercise("09.3", "Adam's exact steps, one exchange of each kind, and a quarter of the states on each rank.", STARTS)
 def zero_1_adam(answer: Any) -> None:
     """`answer(parameters, lr)` has a `step()`: Adam, its states cut among the ranks."""
 
     def one_step() -> None:
         weights = weights_of(SHAPES[0])
         optimizer = call(answer, weights, RATE, returns=object, may_change=(0,))
-        expect(hasattr(optimizer, "step"), "Hand over the class itself: what it makes has a method `step`.")
+        expect(hasattr(optimizer, "step"), "Pass the class itself. Its objects need a method `step`.")
         for weight in weights:
             weight.grad = torch.ones_like(weight)
         call(optimizer.step, returns=(object, NoneType), hints=STEP_HINTS)
@@ -124,7 +124,7 @@ def zero_1_adam(answer: Any) -> None:
     found_on_ranks(PROGRAM, RANKS, "zero_1", answer)
 
 
-@exercise("09.4", "Whole tensors on rank 0, which one process reads; nowhere else more than a few at a time.", STARTS)
+@exercise("09.4", "Rank 0 holds whole tensors that one process can read. Other ranks hold few at a time.", STARTS)
 def checkpoint(answer: Any) -> None:
     """`answer(model, optimizer)` is a dictionary of whole tensors on rank 0, and empty elsewhere."""
 
@@ -170,7 +170,7 @@ def peak_of(shard: Any, name: str = "six blocks", look: Callable[[nn.Module, Any
     with redirect_stdout(StringIO()), on_gpu(ranks=CARDS):
         middle = nn.Sequential(*(Block(experts, inner) for _ in range(blocks)))
         model = nn.Sequential(nn.Embedding(words, WIDE), middle, nn.Linear(WIDE, words)).to("cuda")
-        hints = {"Invariant encountered": "FSDP2 loses weights on the way: is a part sharded after what contains it?"}
+        hints = {"Invariant encountered": "FSDP2 loses weights: is a part sharded after the module that contains it?"}
         optimizer = call(shard, model, MOST, POLICY, returns=torch.optim.Optimizer, may_change=(0,), hints=hints)
         look(model, optimizer)
         torch.cuda.reset_peak_memory_stats()
@@ -195,7 +195,7 @@ def _units(part: nn.Module) -> Iterator[nn.Module]:
 
 
 def _by_the_rule(model: nn.Module, most: int, policy: MixedPrecisionPolicy) -> torch.optim.Optimizer:
-    """A right answer. Its peak counts in torch 2.11 alone, where it is above the room: the first backward of a norm
+    """A right answer. Its peak counts only in torch 2.11, where it is above the room: the first backward of a norm
     that is called twice has no gradients yet, and does not free the last reduce-scatter's input. In 2.13 it does.
     """
     for part in list(_units(model)):
@@ -203,49 +203,48 @@ def _by_the_rule(model: nn.Module, most: int, policy: MixedPrecisionPolicy) -> t
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-@exercise("09.5", "No unit is larger than it has to be, and the peak stays near the shards.")
+@exercise("09.5", "No unit is larger than necessary, so the peak stays near the size of the shards.")
 def shard_to_fit(answer: Any) -> None:
     """`answer(model, most, policy)` shards the model by units of at most `most` numbers, and is its optimizer."""
     formats, room = set[torch.dtype](), [0]
 
     def look(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        expect(isinstance(model, FSDPModule), "The model itself is no unit. Who shards what is in none of its parts?")
+        expect(isinstance(model, FSDPModule), "The model itself is not a unit. What shards weights outside its parts?")
         stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-        old = "The optimizer steps weights that the model no longer has: `fully_shard` puts others in their place."
+        old = "The optimizer steps weights that the model no longer has: `fully_shard` replaces the parameters."
         expect(stepped == set(map(id, model.parameters())), old)
         rates = {group["lr"] for group in optimizer.param_groups}
         adamw = isinstance(optimizer, torch.optim.AdamW) and rates == {1e-3}
-        expect(adamw, "An AdamW with a learning rate of 1e-3 was asked for.")
+        expect(adamw, "Return a `torch.optim.AdamW` with a learning rate of 1e-3 for all parameters.")
         largest = 0
         for part in filter(_numbers, model.modules()):
             parts = [one for one in part.modules() if one is not part]
             units = [one for one in parts if isinstance(one, FSDPModule)]
-            fine = "You cut too fine: a part of at most `most` numbers is one unit, and nothing in it is another."
+            fine = "Your units are too small: a part of at most `most` numbers is one unit, without units inside."
             expect(not units or _numbers(part) > MOST, fine)
             if isinstance(part, FSDPModule):
                 largest = max(largest, _numbers(part, units))
-                large = "A unit gathers more than `most` at once, though it has parts. Which of them have parts again?"
+                large = "A unit gathers more than `most` numbers, although it has parts. Do its parts have parts, too?"
                 expect(_numbers(part, units) <= MOST or not parts, large)
             own = parts and _numbers(part) > MOST and list(part.parameters(recurse=False))
-            left = "A part that you cut has parameters of its own, which nobody takes along: make it a unit, too."
+            left = "A part that you split has parameters of its own, and no unit takes them: make it a unit, too."
             expect(not own or isinstance(part, FSDPModule), left)
             if not parts:
                 part.register_forward_pre_hook(lambda part, _: formats.add(next(part.parameters()).dtype))
         cut = list(_units(model))
         for name, part in model.named_modules():
             made, asked = isinstance(part, FSDPModule), part in cut
-            many = (
-                f"{name or 'The model'}, of {_numbers(part):,} numbers, is {'a' if made else 'no'} unit. By the rule?"
-            )
+            kind = "is a unit" if made else "is not a unit"
+            many = f"{name or 'The model'} has {_numbers(part):,} numbers and {kind}. What does the rule say?"
             empty = not _numbers(part, [one for one in part.modules() if one is not part and one in cut])
             expect(made == asked or (asked and empty), many)
         states = {id(part._get_fsdp_state()) for part in model.modules() if isinstance(part, FSDPModule)}
         alone = len(states) == sum(isinstance(part, FSDPModule) for part in model.modules())
-        expect(alone, "Several parts share one unit. Each is one by itself.")
+        expect(alone, "Several parts share one unit. Make each part a unit of its own.")
         room.append(16 * _numbers(model) // CARDS + 4 * largest + 100_000)
 
     for name in MODELS:
         peak = peak_of(answer, name, look)
         expect(formats == {POLICY.param_dtype}, "Some weights are gathered in fp32. Does every unit have the policy?")
         near = peak <= room[-1] or peak <= peak_of(_by_the_rule, name)
-        expect(near, "The units are right, the peak is not. What stays whole from forward to backward?")
+        expect(near, "The units are right, but the peak is too high. What stays whole from forward to backward?")

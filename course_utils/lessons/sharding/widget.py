@@ -46,14 +46,14 @@ class ShardSliders(Explorer):
         run, card, peak = self.run, self.gpu, self.breakdown
         states, stage = formula(run), run.zero_stage
         left, whole = (format_bytes(size, "GB", 1) for size in (sum(states.values()), peak.total))
-        title = f"Stage {stage} on {number(run.world_size)} ranks: {left} by ZeRO's formula, {whole} at the peak"
+        title = f"Stage {stage} on {number(run.world_size)} ranks: {left} by ZeRO's formula, but {whole} at the peak"
         how = "DistributedDataParallel" if stage < 2 else "FSDP2"
         note = f"ZeRO's formula with K = 12 · peak estimated for {how}, in {peak.label}"
         line = told_name(card).removesuffix(" (dashed)")
         rows = {"formula": segments_of(states), "whole step": segments_of(peak)}
         figure = stack(rows, title, capacity=card.room, capacity_label=line, provenance=note)
         tokens = f"{run.world_size * run.micro_batch * run.seq_len:,} tokens at a time"
-        return figure, f"{verdict_html(peak.total, card)} Together the ranks work on {tokens}.{code_html(run)}"
+        return figure, f"{verdict_html(peak.total, card)} All ranks together process {tokens}.{code_html(run)}"
 
 
 shard_sliders = ShardSliders

@@ -12,18 +12,18 @@ def formula(run: TrainingRun) -> dict[str, int]:
 
 def cut_three_ways(parameters: int, ranks: int) -> dict[str, dict[str, int]]:
     """Bytes by kind of one rank with mixed-precision Adam, for no sharding and ZeRO's three stages, by name."""
-    names = ("nothing cut", "stage 1: optimizer", "stage 2: + gradients", "stage 3: + parameters")
+    names = ("no sharding", "stage 1: optimizer", "stage 2: + gradients", "stage 3: + parameters")
     return {name: zero_sharded_state_bytes(parameters, stage, ranks) for stage, name in enumerate(names)}
 
 
 def gathered_terms(run: TrainingRun) -> dict[str, int]:
-    """Bytes of communication while a block goes backward at stage 3 of FSDP2, by name: that kind at the peak."""
+    """Bytes of communication at the peak: a block goes backward at stage 3 of FSDP2; by name."""
     outer, block = fsdp_groups(run)[:2]
     return {
         "embedding and head, gathered": outer.unsharded,
         "a block, gathered": block.unsharded,
         "the next block, on its way": block.gather_output,
-        "the last block's gradients, flat": block.reduce_input,
+        "a finished block's gradients, flat": block.reduce_input,
     }
 
 
