@@ -24,7 +24,7 @@ def test_a_trace_is_spelled_in_mebibytes_and_freed_with_its_size():
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a", "'a' is no event"), ("-a", "'a' is not allocated"), ("a=1 a=2", "'a' is allocated already")],
+    [("a", "'a' is not an event"), ("-a", "'a' is not allocated"), ("a=1 a=2", "'a' is allocated already")],
 )
 def test_what_is_no_trace_is_refused_in_words(text: str, words: str):
     with pytest.raises(ValueError, match=words):
@@ -92,13 +92,13 @@ def test_the_player_takes_another_trace_and_another_gpu():
     player.controls["trace"].value = "a=30 b=12"
     assert player.controls["event"].max == 2 and len(player.replayed) == 2
     player.controls["gpu"].value = "40 MiB"
-    assert player.controls["event"].max == 1 and "The next one fails:" in player.message
+    assert player.controls["event"].max == 1 and "The next event fails:" in player.message
     player.controls["segments"].value = "expandable segments"
     assert player.replayed.choices == {"expandable_segments": True}
 
 
 @pytest.mark.parametrize(
-    ("trace", "words"), [("a", "is no event"), ("", "no requests"), ("a=100", "the first request already fails")]
+    ("trace", "words"), [("a", "is not an event"), ("", "no requests"), ("a=100", "the first request already fails")]
 )
 def test_the_player_explains_what_it_cannot_play(trace: str, words: str):
     player = allocator_player()

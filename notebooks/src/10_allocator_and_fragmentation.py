@@ -12,21 +12,20 @@
 # %% [markdown]
 # # 10 · Allocator and fragmentation
 #
-# **75 minutes.** You should know what lives when in a training step ([lesson
+# **75 minutes.** You should know what is in memory at each moment of a step ([lesson
 # 01](01_where_did_the_memory_go.ipynb)) and how an optimizer steps ([lesson 02](02_adam.ipynb)). No GPU is needed:
 # `with on_gpu():` runs plain torch code on your card, or on a simulated one, and says which.
 #
-# So far you have added up tensors. But a GPU can be [out of memory](../docs/glossary.md#out-of-memory) when the tensors
-# would fit. The [ZeRO](../docs/glossary.md#zero) paper reports it, "in some extreme cases" with over 30 % of memory
-# still available ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). The same section counts a
-# buffer that most texts leave out. You find both here, first the buffer, then the missing third.
+# So far you have added up tensors. But a GPU can be [out of memory](../docs/glossary.md#out-of-memory) although the
+# tensors would fit. The [ZeRO](../docs/glossary.md#zero) paper reports it, "in some extreme cases" with over 30 % of
+# memory still available ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). The same section
+# counts a buffer that most texts leave out. First you find the buffer, then the missing third.
 
 # %% [markdown]
 # ## A buffer for all gradients at once
-# Some operations want all gradients in one piece: an [all-reduce](../docs/glossary.md#all-reduce), which sums them over
-# all GPUs of a training, or the norm over all of them. The simplest code copies every gradient into one [flat
-# buffer](../docs/glossary.md#flat-buffer), in fp32. The buffer is gone when the operation ends, but it counts where the
-# memory is fullest.
+# Some operations need all gradients in one piece: a norm, or an [all-reduce](../docs/glossary.md#all-reduce), which
+# sums them over all GPUs. The simplest code copies them into one [flat buffer](../docs/glossary.md#flat-buffer), in
+# fp32. It is freed when the operation ends, but it counts at the peak.
 #
 # **Your guess.** How large is that buffer for GPT-2 XL?
 
@@ -36,7 +35,7 @@ from course_utils.interactive.guesses import predict, reveal, waits_for
 predict("10.buffer", unit="GB")
 
 # %% [markdown]
-# The closed form: 4 bytes for each of N gradients.
+# The buffer has 4 bytes for each of N gradients:
 
 # %%
 from course_utils import PRESETS, format_bytes, plus_minus
@@ -47,8 +46,8 @@ print(f"GPT-2 XL has {N:,} parameters: 4·N = {format_bytes(4 * N, 'GB', 2)}")
 reveal("10.buffer", 4 * N)
 
 # %% [markdown]
-# ZeRO rounds N to 1.5 billion, and has 12 GB for 3 billion (section 6.2). Now make one. Here are weights and gradients
-# of the small GPT-2, as they are after a backward. Only their sizes matter.
+# ZeRO rounds N to 1.5 billion, and has 12 GB for 3 billion (section 6.2). Now make one: here are weights and gradients
+# of the small GPT-2, as after backward. Only their sizes matter.
 
 # %%
 import torch
@@ -67,13 +66,12 @@ with on_gpu():
     print(f"N = {n:,}; weights and gradients, 8·N: {torch.cuda.memory_allocated():,} bytes allocated")
 
 # %% [markdown]
-# How much does an operation need for itself? Four lines of torch answer that for anything: reset the peak, run it, read
-# the peak.
+# How much does an operation need for itself? Reset the peak, run it, read the peak:
 
 
 # %%
 def extra(operation):
-    """The most bytes that `operation()` had allocated at once, in addition to what was there before."""
+    """Peak bytes that `operation()` allocates, on top of the bytes that were there before."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     operation()
@@ -84,18 +82,18 @@ with on_gpu():
     flat = extra(lambda: torch.cat([g.flatten() for g in gradients]).norm())
     lean = extra(lambda: torch.stack([g.norm() for g in gradients]).norm())
     torchs = extra(lambda: nn.utils.clip_grad_norm_(weights, max_norm=1.0))
-print(f"the norm by a flat buffer: {flat:,} bytes; 4·N − that: {plus_minus(4 * n - flat)}")
+print(f"the norm by a flat buffer: {flat:,} bytes; the gap, 4·N − this: {plus_minus(4 * n - flat)}")
 print(f"the norm of the norms:     {lean:,} bytes\nclip_grad_norm_:           {torchs:,} bytes")
 
 # %% [markdown]
 # The gap is one block of 512 bytes, for the norm itself. Change the model to `"gpt2-medium"` (355 million parameters),
 # predict the first line, and run both cells.
 #
-# The norm of all is the norm of the norms, and `clip_grad_norm_` uses that, too:
+# The norm of all gradients is the norm of their norms. `clip_grad_norm_` uses that, too:
 #
 # $$\|g\| = \sqrt{\|g_1\|^2 + \|g_2\|^2 + \dots}$$
 #
-# Is it the same number? That needs values, so it runs on the CPU:
+# Is it the same number? Values need the CPU:
 
 # %%
 torch.manual_seed(0)
@@ -104,9 +102,9 @@ print(f"flat: {torch.cat(some).norm():.3f}, norm of norms: {torch.stack([g.norm(
 
 # %% [markdown]
 # ## Who makes such a buffer today?
-# PyTorch's own step makes no buffer of that name. But AdamW has [three ways to
+# PyTorch's own step has no buffer of that name. But AdamW has [three ways to
 # step](../docs/glossary.md#foreach-for-loop-fused): tensor by tensor (the *for-loop*), all tensors at once (*foreach*),
-# in one kernel (*fused*). What does each take for itself?
+# or in one kernel (*fused*). How much does each need for itself?
 
 # %%
 with on_gpu():
@@ -120,36 +118,35 @@ with on_gpu():
         del optimizer
 
 # %% [markdown]
-# Foreach is the flat buffer under another name: one temporary for each tensor, all at once. The for-loop has two of the
-# largest tensor, and a third of GPT-2's parameters sit in one, its embedding. The gap is there because blocks can be
+# Foreach is the flat buffer under another name: one temporary per tensor, all at once. The for-loop has two temporaries
+# of the largest tensor, the embedding, which holds a third of GPT-2's parameters. Its gap exists because blocks can be
 # larger than tensors, as you will see. `amsgrad=True` makes a third state. Will the temporaries grow? Predict, run.
 #
-# Two others make such buffers. With fp32 [master weights](../docs/glossary.md#master-weights), foreach needs two. And
-# DistributedDataParallel copies gradients into *buckets* before it sends them ([lesson
-# 08](08_data_parallelism.ipynb)). ZeRO's answer was a buffer of *constant* size that is filled again and again (section
-# 6.2).
+# With fp32 [master weights](../docs/glossary.md#master-weights), foreach needs two such buffers.
+# DistributedDataParallel also copies gradients into *buckets* before it sends them ([lesson
+# 08](08_data_parallelism.ipynb)). ZeRO's answer: a buffer of *constant* size, filled again and again (section 6.2).
 #
 # ## How memory is handed out
-# Asking the driver for memory is slow. So PyTorch asks rarely, for much, and keeps what it gets. This is the *[caching
-# allocator](../docs/glossary.md#caching-allocator)*, and it has few rules.
+# Asking the driver for memory is slow. So PyTorch asks rarely, asks for much, and keeps what it gets. This *[caching
+# allocator](../docs/glossary.md#caching-allocator)* has few rules.
 #
 # | rule | what it does |
 # |---|---|
 # | round | a request becomes a *block*: a multiple of 512 bytes |
 # | two pools | blocks of up to 1 MiB come from the small pool, others from the large one |
-# | segments | the driver is asked for 2 MiB (small pool), for 20 MiB (blocks under 10 MiB), else for the block's size |
-# | best fit | a free block is used before the driver is asked: the smallest one that is large enough |
-# | split | the rest becomes a free block: in the small pool always, in the large one if it is more than 1 MiB |
+# | segments | the driver gives 2 MiB (small pool), 20 MiB (blocks under 10 MiB), or the block's size |
+# | best fit | before it asks the driver, PyTorch takes the smallest free block that is large enough |
+# | split | the rest of a block becomes free: in the small pool always, in the large one if it is over 1 MiB |
 # | join | a freed block joins free neighbors in its own segment, never across segments |
 # | streams | a free block serves only the CUDA stream that it was allocated for |
-# | keep | nothing goes back to the driver, except empty segments when memory runs out or by `empty_cache()` |
+# | keep | only empty segments go back to the driver: when memory runs out, or by `empty_cache()` |
 #
-# ([Segments](../docs/glossary.md#block-and-segment) of large blocks are rounded up to 2 MiB. The rules are those of
-# `CUDACachingAllocator.cpp` in PyTorch 2.13; its
-# [documentation](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management) tells how to change them.)
+# ([Segments](../docs/glossary.md#block-and-segment) of large blocks are rounded up to 2 MiB. The rules are from
+# `CUDACachingAllocator.cpp` in PyTorch 2.13. Its
+# [documentation](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management) says how to change them.)
 #
 # A rest that is not split off belongs to the block and counts as
-# *[allocated](../docs/glossary.md#allocated-and-reserved)*. What the driver gave is *reserved*.
+# *[allocated](../docs/glossary.md#allocated-and-reserved)*. All memory from the driver is *reserved*.
 #
 # **Your guess.** A fresh process makes three tensors of 4 MiB. How many MiB does it take from the driver?
 
@@ -170,7 +167,7 @@ with on_gpu():
 reveal("10.three", taken, unit="MiB")
 
 # %% [markdown]
-# The block and the segment of single requests, each with an empty cache:
+# Here are block and segment of single requests, each with an empty cache:
 
 # %%
 with on_gpu():
@@ -182,13 +179,13 @@ with on_gpu():
         del one
 
 # %% [markdown]
-# One block has 1 MiB more than was asked for: its rest was not split off. Which one? Add `13 * MiB` to the list,
-# predict block and segment, run.
+# One block is 1 MiB larger than its request: the rest was not split off. Which one? Add `13 * MiB` to the list, predict
+# block and segment, run.
 #
 # ## Play allocator
-# Below, each rule shows once. Move the slider event by event, and say what will happen before you look. Then change the
-# requests: `a=4` allocates 4 MiB, `b=512K` KiB, `-a` frees. Green is allocated, red hatched is free next to
-# a tensor, gray hatched is an empty segment that the driver could have back.
+# Here each rule appears once. Move the slider event by event, and say what happens before you look. Then change the
+# requests: `a=4` allocates 4 MiB, `b=512K` 512 KiB, `-a` frees. Green is allocated. Red hatching is free, next to a
+# tensor. Gray hatching is an empty segment, which the driver could have back.
 
 # %%
 from course_utils.lessons.allocator.widget import allocator_player
@@ -196,13 +193,13 @@ from course_utils.lessons.allocator.widget import allocator_player
 allocator_player("a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13", event=7)  # change this
 
 # %% [markdown]
-# Some events are worth a second look. At 10, `g` asks for 7 MiB and gets 8, since a rest of 1 MiB is not split off. At
-# 9 and 11 memory is freed and reserved does not fall. At 13 two other segments have free memory, and the driver is
-# asked all the same, since no piece of it is large enough.
+# At event 10, `g` asks for 7 MiB and gets 8, because a rest of 1 MiB is not split off. At 9 and 11, memory is freed,
+# but reserved does not fall. At 13, two other segments have free memory, but no piece is large enough, so the driver is
+# asked.
 #
 # ## Why pieces do not add up
-# Now in torch. Twenty tensors of 4 MiB fill a GPU of 80 MiB. Of each five, the second and the fourth are short-lived
-# (`s`) and freed. Then 8 MiB are asked for. 32 MiB are free: does it work?
+# Now in torch. Twenty tensors of 4 MiB fill a GPU of 80 MiB. In each group of five, the second and the fourth are
+# short-lived (`s`) and freed. Then comes a request for 8 MiB. 32 MiB are free: does it work?
 
 # %%
 lives = "LsLsL" * 4  # change this
@@ -221,16 +218,16 @@ except torch.OutOfMemoryError as error:
     print(error)
 
 # %% [markdown]
-# Each line is a segment, as `torch.cuda.memory._snapshot()` lists it. For 8 MiB the driver is asked for a segment of
-# 20. A request fails when no free block is large enough, and the driver has no room for a new segment even after all
-# *empty* ones went back to it. PyTorch never asks how much is free in total.
+# Each line is a segment, as `torch.cuda.memory._snapshot()` lists it. For 8 MiB, PyTorch asks the driver for a segment
+# of 20. When does a request fail? When no free block is large enough, and the driver has no room for a new segment,
+# even after all *empty* ones went back. PyTorch never asks how much is free in total.
 #
 # ZeRO's section 6.3 names this pattern: with [recomputation](../docs/glossary.md#activation-recomputation), checkpoints
-# stay and what lies between them goes. Change the order to `"L" * 12 + "s" * 8`, predict the picture, and run.
+# stay, and the tensors between them go. Change the order to `"L" * 12 + "s" * 8`, predict the picture, and run.
 #
 # ## A real step, and four counters
-# One thing first. cuBLAS, the library that multiplies matrices, takes a [workspace](../docs/glossary.md#workspace) for
-# each thread that calls it, and keeps it. Forward has one thread, backward another.
+# cuBLAS, the library that multiplies matrices, takes a [workspace](../docs/glossary.md#workspace) for each thread that
+# calls it, and keeps it. Forward has one thread, backward another.
 
 # %%
 tensors = late = None
@@ -243,8 +240,8 @@ with on_gpu():
     print(f"no tensor is left, and {workspaces:,} bytes stay allocated")
 
 # %% [markdown]
-# (8.1 MiB each here, 32 MiB on Hopper.) Now a real step: GPT-2, 8 sequences of 512 tokens,
-# [autocast](../docs/glossary.md#autocast), twice. After a step only weights and Adam's states are left, 12 bytes per
+# (A workspace has 8.1 MiB here, 32 MiB on Hopper.) Now take two real steps of GPT-2: 8 sequences of 512 tokens,
+# [autocast](../docs/glossary.md#autocast). After a step, only weights and Adam's states are left, 12 bytes per
 # parameter: 1.49 GB.
 #
 # **Your guess.** How many GB are *reserved* after the second step?
@@ -280,7 +277,7 @@ with on_gpu():
         torch.cuda.reset_peak_memory_stats()
         train_step(model, optimizer, tokens)
         peak, stats = torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()
-        print(f"step {number}: at the peak {format_bytes(peak, 'GB', 3)}, after it:")
+        print(f"step {number}: peak {format_bytes(peak, 'GB', 3)}, after the step:")
         for counter in ("requested_bytes", "allocated_bytes", "reserved_bytes", "inactive_split_bytes"):
             print(f"    {counter:21s} {format_bytes(stats[f'{counter}.all.current'], 'GB', 3)}")
     free, total = torch.cuda.mem_get_info()
@@ -288,17 +285,17 @@ with on_gpu():
 reveal("10.kept", stats["reserved_bytes.all.current"])
 
 # %% [markdown]
-# | counter | what it counts | read it for |
+# | counter | what it counts | it answers |
 # |---|---|---|
-# | requested | the tensors' bytes | adding up tensors |
+# | requested | bytes of tensors | what do my tensors add up to? |
 # | allocated | blocks that hold tensors; its maximum is the peak | how does the peak depend on the batch? |
-# | reserved | what the driver gave | why am I out of memory with room left? |
-# | inactive split | what is free in segments that hold a tensor | what can `empty_cache()` not return? |
+# | reserved | memory from the driver | why am I out of memory with room left? |
+# | inactive split | free memory in segments that hold a tensor | what can `empty_cache()` not return? |
 # | the driver's figure | the whole GPU; `nvidia-smi` shows it | will another process fit on this card? |
 #
-# On a GPU, the driver's figure exceeds reserved: by the *[context](../docs/glossary.md#context-cuda)*, what CUDA takes
-# in each process for its kernels, and by what libraries take past the allocator, such as NCCL's buffers. A simulated
-# GPU has neither. A real one, which was asked before its first tensor:
+# On a GPU, the driver's figure exceeds reserved. It includes the *[context](../docs/glossary.md#context-cuda)*, which
+# CUDA needs in each process for its kernels, and what libraries take without the allocator, such as NCCL's buffers. A
+# simulated GPU has neither. Here is a real one. Its first line was recorded before the first tensor:
 
 # %%
 from course_utils.benchmark.gpu import GPU_TABLES
@@ -310,8 +307,8 @@ GPU_TABLES["gpu-hardware"]()[0]
 #
 # Change `micro_batch` to 4 above, predict reserved after step 2, and run the two cells again.
 #
-# The same for any run: `measure` lists the allocations, and `replay` sends them through the allocator's policy, written
-# again in Python and tested against PyTorch's own code.
+# For any run, `measure` lists the allocations, and `replay` sends them through the allocator's policy, rewritten in
+# Python and tested against PyTorch's own code.
 
 # %%
 from course_utils import measure, replay
@@ -324,18 +321,18 @@ measured = measure(run)
 replayed = replay(measured)
 print(f"reserved after step 2, {measured.word}: {format_bytes(replayed.reserved[-1], 'GB', 3)}")
 print(f"replayed − your loop: {plus_minus(replayed.reserved[-1] - stats['reserved_bytes.all.current'])} bytes")
-title = "What is allocated falls after each step; what is reserved never does"
+title = "Allocated memory falls after each step, reserved memory never does"
 lines(curves(replayed), title, "allocations and frees so far", "GB", markers=False, provenance=replayed.provenance)
 
 # %% [markdown]
-# The loop has a segment of 20 MiB more, with cuBLAS's workspaces. A replay has them if the run names its card:
+# Your loop has one segment of 20 MiB more, for cuBLAS's workspaces. A replay has it if the run names its card:
 # `run.replace(card="H100-80GB")`.
 #
 # ## Out of memory with a third free
 # The tensors of this run need less than 5.3 GB. Give it 6 GiB, which is 6.44 GB. It fails, with almost a third of that
 # memory free.
 #
-# **Your guess.** How large is the largest tensor that would still have found room?
+# **Your guess.** How large is the largest tensor that would still have fitted?
 
 # %%
 predict("10.largest", unit="GB")
@@ -356,12 +353,12 @@ with on_gpu("6 GiB"):  # change this
             snapshots[f"after step {number}"] = torch.cuda.memory._snapshot()
     except torch.OutOfMemoryError as error:
         print(error)
-        snapshots["out of memory"] = torch.cuda.memory._snapshot()  # before the failed step's tensors are gone
+        snapshots["out of memory"] = torch.cuda.memory._snapshot()  # before the failed step's tensors are freed
     torch.cuda.memory._record_memory_history(enabled=None)
 
 # %% [markdown]
-# There it is: out of memory in a plain step of GPT-2. It asked for the logits in fp32. Most of what is free lies in
-# holes next to tensors. The snapshots know each hole, and the line of code that made the tensor next to it.
+# A plain step of GPT-2 is out of memory: it asked for the logits in fp32. Most free memory lies in holes next to
+# tensors. The snapshots know each hole, and the line of code that made its neighbor.
 
 # %%
 waits_for("10.largest")
@@ -373,20 +370,20 @@ for moment, snapshot in snapshots.items():
         tensors = [block for block in segment["blocks"] if block["state"] == "active_allocated"]
         kept = max(tensors, key=lambda block: block["size"])
         own = [one["name"] for one in kept["frames"] if one["line"] and "site-packages" not in one["filename"]]
-        print(f"{moment}: in a segment of {segment['total_size'] / MiB:.0f} MiB a hole of {free / MiB:.0f}, "
-              f"next to {kept['size'] / MiB:.0f} MiB of {own[0][:28] if own else 'torch'}")  # fmt: skip
+        print(f"{moment}: a segment of {segment['total_size'] / MiB:.0f} MiB has a hole of {free / MiB:.0f}, "
+              f"next to {kept['size'] / MiB:.0f} MiB from {own[0][:28] if own else 'torch'}")  # fmt: skip
 
 # %% [markdown]
 # In step 1, the two segments of 394 MiB held [logits](../docs/glossary.md#logits) in
 # [bf16](../docs/glossary.md#fp16-and-bf16), 4,096 · 50,257 · 2 bytes. Adam makes its states in the *first*
-# `optimizer.step()`. By then the logits are gone and their segments are free, so best fit puts the embedding's states
-# there. States live as long as the training. In step 2 the bf16 logits no longer fit there. They get a segment of 786
-# MiB and leave half of it empty, and now the fp32 logits have no room.
+# `optimizer.step()`. By then the logits are freed, so best fit puts the embedding's states into their segments. States
+# live as long as the training. In step 2, the bf16 logits no longer fit there. They get a segment of 786 MiB and leave
+# half of it empty. Now the fp32 logits have no room.
 #
 # Change `"6 GiB"` to `"6.1 GiB"`, 102 MiB more. Predict, and run both cells.
 #
-# A replay with a capacity fails in the same place, and can be drawn. Move the slider through the step. (The map is
-# large: give it a moment.)
+# A replay with a capacity fails in the same place. Move the slider through the step. (The map is large: give it a
+# moment.)
 
 # %%
 from course_utils import memory_map_page
@@ -399,23 +396,23 @@ memory_map_page(tight)
 failed = tight.failure
 print(f"fails in {tight.moment(tight.failed_at)}; {format_bytes(failed.free, 'GB', 2)} free, {failed.free_share:.0%}")
 driver = failed.capacity - failed.reserved
-print(f"largest hole {format_bytes(failed.largest_free, 'GB', 3)}, with the driver {format_bytes(driver, 'GB', 3)}")
+print(f"largest hole {format_bytes(failed.largest_free, 'GB', 3)}, left at the driver {format_bytes(driver, 'GB', 3)}")
 reveal("10.largest", max(failed.largest_free, driver))
 rest = replayed.peak_reserved - max(replayed.requested)
-print(f"with room: tensors at the peak {format_bytes(max(replayed.requested), 'GB', 3)}, "
+print(f"without a limit: tensors at the peak {format_bytes(max(replayed.requested), 'GB', 3)}, "
       f"reserved {format_bytes(rest, 'GB', 3)} more, {rest / max(replayed.requested):.0%}")  # fmt: skip
 
 # %% [markdown]
-# In the message above 786 MiB were asked for, and the driver had 24 MiB too few.
+# The failed request above was for 786 MiB. The driver had 24 MiB too few.
 
 # %% [markdown]
 # ## Cures
-# 1. **Order**: allocate what lives long before what lives short.
+# 1. **Order**: allocate long-lived tensors before short-lived ones.
 # 2. **[Expandable segments](../docs/glossary.md#expandable-segments)**: set the environment variable
 #    `PYTORCH_ALLOC_CONF` (formerly `PYTORCH_CUDA_ALLOC_CONF`) to `expandable_segments:True`. A segment grows page by
 #    page. Every rest is split off, and free pages can go back one by one.
-# 3. **Sizes**: make the largest request smaller, here by a [loss in chunks](../docs/glossary.md#chunked-loss): logits
-#    for a part of the tokens at a time.
+# 3. **Sizes**: make the largest request smaller. Here a [loss in chunks](../docs/glossary.md#chunked-loss) makes logits
+#    for some of the tokens at a time.
 # 4. **Other settings**: `max_split_size_mb` keeps large blocks whole, `roundup_power2_divisions` makes sizes alike.
 #
 # **Your guess.** Our run of GPT-2 reserves 6.45 GB. How much with expandable segments?
@@ -426,7 +423,7 @@ predict("10.expandable", unit="GB")
 # %%
 chunked = measure(run.replace(loss_chunks=2))  # change this
 for title, source, setting in (
-    ("as it is", measured, {}),
+    ("unchanged", measured, {}),
     ("expandable segments", measured, {"expandable_segments": True}),
     ("loss in chunks", chunked, {}),
     ("both", chunked, {"expandable_segments": True}),
@@ -439,11 +436,11 @@ for title, source, setting in (
 reveal("10.expandable", replay(measured, expandable_segments=True).peak_reserved)
 
 # %% [markdown]
-# With `max_split_size_mb` the run fits although it reserves as much as before: blocks above the limit are never split,
+# With `max_split_size_mb` the run fits, although it reserves as much as before. Blocks above the limit are never split,
 # so no small tensor gets into them, and they can go back. Change `loss_chunks` to 4, predict, run.
 #
-# The first cure is yours to write: let the optimizer make its states before the first forward, by a step with gradients
-# of 0 and a learning rate of 0.
+# The first cure is code of your own: a step with gradients of 0 and a learning rate of 0 makes the optimizer's states
+# before the first forward.
 
 # %%
 model = optimizer = None
@@ -459,21 +456,20 @@ with on_gpu("6 GiB"):
     for _ in range(2):
         train_step(model, optimizer, tokens)
     stats = torch.cuda.memory_stats()
-print(f"both steps went well, {format_bytes(stats['reserved_bytes.all.current'], 'GB', 2)} reserved")
+print(f"both steps fit, {format_bytes(stats['reserved_bytes.all.current'], 'GB', 2)} reserved")
 
 # %% [markdown]
-# No setting moves a tensor. Expandable segments give back whole pages, of 20 MiB, so they do not cure the toy with its
-# holes of 4 MiB. ZeRO's own cure is order: set one contiguous piece aside for checkpoints and gradients, and copy them
-# there as they are made (its section 6.3).
+# No setting moves a tensor. Expandable segments give back only whole pages, of 20 MiB, so they do not cure the example
+# with holes of 4 MiB. ZeRO's own cure is order: it sets one contiguous piece aside, and copies checkpoints and
+# gradients there as they are made (section 6.3).
 #
 # ## Lengths that vary
-# Texts differ in length, and many loaders sort them, from short to long. Here is a small model, an embedding and a
-# head, on such batches.
+# Many loaders sort texts from short to long. Here is a small model, an embedding and a head, on such batches.
 
 
 # %%
 def reserved_for(lengths):
-    """The bytes reserved after one step on each of these lengths, and the peak in blocks."""
+    """Bytes reserved after one step on each of these lengths, and the peak of allocated bytes."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved()
@@ -513,21 +509,22 @@ with on_gpu(pinned + round(1.3 * needed)):
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
     reserved_for(rising)
     retries = torch.cuda.memory_stats()["num_alloc_retries"] - retries
-print(f"on a card with 1.3 times what the longest needs: {retries} retries in {len(rising)} steps")
+print(f"on a card with 1.3 times what the longest batch needs: {retries} retries in {len(rising)} steps")
 reveal("10.lengths", reserved, unit="MB")
 
 # %% [markdown]
 # Each batch is a little longer than all before it. Its logits fit into no free block, so a new segment comes, and the
-# old one is empty from now on. That is no [fragmentation](../docs/glossary.md#fragmentation): a full card gets the
-# empty segments back, by a *retry*. It waits for the GPU, returns every empty segment, and asks again. That is slow:
-# look at `num_alloc_retries` if your run slows down when memory gets tight. (On your own card a workspace of cuBLAS may
-# lie in a large segment and pin it. Its free room then serves the batches, and there are fewer retries.) And let the
-# longest batch come first: it also tells you at once whether memory suffices. Change the lengths to `[512] * 6`,
-# predict, run both cells.
+# old one stays empty. This is not [fragmentation](../docs/glossary.md#fragmentation): on a full card, a *retry* frees
+# the empty segments. The allocator waits for the GPU, returns every empty segment, and asks again. That is slow. If
+# your run slows down when memory gets tight, look at `num_alloc_retries`. (On your own card, a cuBLAS workspace may pin
+# a large segment. The batches use the rest of it, with fewer retries.)
+#
+# So let the longest batch come first. It also tells you at once whether memory suffices. Change the lengths to
+# `[512] * 6`, predict, run both cells.
 #
 # ## A snapshot, and a leak in it
-# PyTorch can write down every allocation with the line of code that made it. Below is a training step with a small
-# mistake. Read it, then guess.
+# PyTorch can record every allocation with its line of code. Below is a training step with a small mistake. Read it,
+# then guess.
 
 # %%
 shown = []  # outputs, for a plot at the end of the training
@@ -541,7 +538,7 @@ def step(model, optimizer, batch):
 
 
 # %% [markdown]
-# The model is `Linear(512, 2048)`, ReLU, `Linear(2048, 512)`, in fp32, the batch 1,024 rows. **Your guess.** By how
+# The model is `Linear(512, 2048)`, ReLU, `Linear(2048, 512)`, in fp32. The batch has 1,024 rows. **Your guess.** By how
 # many MB does memory grow with each step?
 
 # %%
@@ -563,10 +560,10 @@ with on_gpu():
     torch.cuda.memory._record_memory_history(enabled=None)
 
 # %% [markdown]
-# A [snapshot](../docs/glossary.md#memory-snapshot) has two halves: the *segments* as they are now, which you have read
-# above, and the *traces*, the history that led there. Each entry has an action, an address, a size, and the frames of
-# the Python stack. (A simulated GPU has the operation and the line of code in their place.) Alive is what was allocated
-# and not freed since:
+# A [snapshot](../docs/glossary.md#memory-snapshot) has two halves. You have read the *segments*: memory as it is now.
+# The *traces* are its history. Each entry has an action, an address, a size, and the frames of the Python stack. (A
+# simulated GPU has the operation and the line of code instead.) A block is alive if it was allocated and not freed
+# since:
 
 # %%
 trace = snapshot["device_traces"][0]
@@ -579,7 +576,7 @@ for entry in trace:
 print(f"{len(trace)} entries; {len(alive)} blocks are alive")
 
 # %% [markdown]
-# Now the lines that made them. A frame outside of torch is your own code:
+# Which lines made them? Frames outside of torch are your own code:
 
 # %%
 made = {}
@@ -593,9 +590,9 @@ reveal("10.leak", growth, unit="MB")
 print(f"formula: 1,024 rows · 2,048 numbers · 4 bytes = {format_bytes(1024 * 2048 * 4, 'MB', 2)}")
 
 # %% [markdown]
-# Weights, moments and gradients are there once: they are step 1's growth. `shown.append` has blocks from *each* of four
-# steps. The stored output carries its graph, and the graph keeps what backward would need: here ReLU's output. (512
-# bytes per step are the mean itself.)
+# Weights, moments and gradients are there once: step 1 made them. `shown.append` has blocks from *each* of four steps.
+# The stored output keeps its graph, and the graph keeps what backward would need: here ReLU's output. (512 bytes per
+# step are the mean itself.)
 #
 # The cure is `.detach()`, or `torch.no_grad()` around the second forward. Change the line to
 # `shown.append(model(batch).mean().detach())`, predict the growth, and run the cells from there.
@@ -606,13 +603,12 @@ print(f"formula: 1,024 rows · 2,048 numbers · 4 bytes = {format_bytes(1024 * 2
 # | claim | what you computed here |
 # |---|---|
 # | a flat fp32 buffer of 6 GB at 1.5 B parameters | 4·N; foreach and DDP's buckets take as much today |
-# | out of memory with over 30 % free | reproduced in a plain step of GPT-2, and explained by the snapshot |
-# | "we can't do much about residual memory" | it is worth gigabytes, and most cures of it are one line of code |
-# | expandable segments cure fragmentation | whole pages only; holes between tensors stay |
+# | out of memory with over 30 % free | a plain step of GPT-2 does it, and the snapshot explains it |
+# | "we can't do much about residual memory" | it is worth gigabytes, and most cures are one line of code |
+# | expandable segments cure fragmentation | only whole pages; holes between tensors stay |
 #
 # ## Five questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it.
+# Each choice answers at once: why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -621,8 +617,7 @@ quiz(10)
 
 # %% [markdown]
 # ## In your own script
-# Record a snapshot around one step of a training that runs on CUDA, and write it to a file that
-# <https://pytorch.org/memory_viz> opens.
+# Record a snapshot of one training step on CUDA. Write it to a file for <https://pytorch.org/memory_viz>.
 
 # %%
 import torch
@@ -645,7 +640,7 @@ def record_a_step(path):
 
 
 # %% [markdown]
-# Here, it goes to a file that is deleted again:
+# This call writes to a temporary folder:
 
 # %%
 import tempfile
@@ -662,11 +657,11 @@ print(f"{len(entries)} entries, the first: {entries[0]['action']} of {entries[0]
 # ## Take home
 # **Remember** A card must hold what is *reserved*: tensors, buffers, and the holes between them.
 #
-# **Breaks when** you read the wrong counter; or when lifetimes are mixed and one request is large.
+# **Breaks when** you read the wrong counter, or when lifetimes are mixed and one request is large.
 #
 # **Cheat-sheet line** reserved ≥ allocated ≥ tensors · flat buffer, foreach: 4·N bytes · segments 2 MiB, 20 MiB, own
 # size · out of memory with much free: expandable segments, long-lived first, longest batch first, smaller largest
 # tensor.
 #
-# `python3 -m course_utils watch train.py` gives three sizes of your script: tensors, allocated, reserved. Now solve the
-# [exercises of this lesson](../exercises/10_allocator_and_fragmentation.ipynb).
+# `python3 -m course_utils watch train.py` prints three sizes of your script: tensors, allocated, reserved. Now solve
+# the [exercises of this lesson](../exercises/10_allocator_and_fragmentation.ipynb).

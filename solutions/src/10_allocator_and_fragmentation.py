@@ -11,12 +11,12 @@
 # %% [markdown]
 # # Exercises 10 · Allocator and fragmentation
 #
-# **113 minutes** for all six; each one says its own. You should know what [lesson
-# 10](../notebooks/10_allocator_and_fragmentation.ipynb) shows. No GPU is needed.
+# **113 minutes** for all six; each exercise says how long it takes. You should know [lesson
+# 10](../notebooks/10_allocator_and_fragmentation.ipynb). No GPU is needed.
 #
 # Each exercise asks for one function, the last for a class. Write it, run the cell, then run the check below it. A
-# check tells you what is off, never what the answer is. Stuck? Every exercise has three hints; open one at a time.
-# (“Run All Cells” stops at the first check that is unsolved.)
+# check tells you what is off, but never the answer. Stuck? Every exercise has three hints. Open one at a time. (“Run
+# All Cells” stops at the first check that is unsolved.)
 
 # %%
 from dataclasses import dataclass
@@ -36,27 +36,31 @@ MiB = 2**20
 # ## 1 · A report that does not move
 # **Difficulty** ●●○○○ · **14 minutes** · **Trains** reading the right counter, at the right moment
 #
-# A colleague has trained a small model with batches of 32, 16, 8 and 4, one after the other in one process, and reports
-# their peaks: "memory does not depend on the batch size". (The first run of this cell trains for some seconds.)
+# Find out why a report of peaks never changes, and write a loop that reports them correctly. A colleague has trained a
+# small model with batches of 32, 16, 8 and 4, one after the other in one process. The report concludes: "memory does
+# not depend on the batch size". (The first run of this cell trains for some seconds.)
 
 # %%
 print({batch: format_bytes(size, "MB", 1) for batch, size in check.planted_report().items()})
 
 # %% [markdown]
-# Write the loop that reports each peak right. `make()` makes a model on the card. `draw(batch)` makes an input of
-# `batch` rows for it. For each of `batches`, in this order: make a model, make `torch.optim.AdamW` for it, and take
-# **two** steps. The loss is `model(draw(batch)).square().mean()`: other forms have other temporaries. Each step ends
-# with `zero_grad`.
+# Write the loop that reports each peak correctly. `make()` makes a model on the card. `draw(batch)` makes an input of
+# `batch` rows for it. For each batch size in `batches`, in this order:
 #
-# Return a dictionary from batch, a whole number, to bytes: the most that were allocated at once during this batch's own
-# training, weights and states included. Nothing of an earlier training may still be there. cuBLAS's workspaces stay,
-# and do count: return the counter as it is, and subtract nothing. The check calls your function inside
-# `with on_gpu():`, with three models, and with batches in several orders.
+# 1. Make a model, and a `torch.optim.AdamW` for it.
+# 2. Take **two** steps with the loss `model(draw(batch)).square().mean()`. (Other forms have other temporaries.) End
+#    each step with `zero_grad`.
+#
+# Return a dictionary from the batch size, a whole number, to the peak in bytes. The peak is the most bytes that were
+# allocated at once during this batch size's own training, weights and states included. Nothing of an earlier training
+# may still be in memory. cuBLAS's workspaces stay and do count. So return the counter unchanged, and subtract nothing.
+#
+# The check calls your function inside `with on_gpu():`, with three models, and with batches in several orders.
 
 
 # %%
 def peaks(make, draw, batches: list[int]) -> dict[int, int]:
-    """For each batch size the peak of a training of its own, in bytes: a new model, AdamW, two steps."""
+    """Peak bytes for each batch size, each in a training of its own: a new model, AdamW, two steps."""
     ### BEGIN SOLUTION Return a dictionary from batch to bytes.
     found = {}
     for batch in batches:
@@ -79,19 +83,19 @@ check.peaks(peaks)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# `torch.cuda` has counters that say what is there now, and counters that remember the most since some moment. Which do
-# you need, and since which moment?
+# `torch.cuda` has counters for the bytes now, and counters for the most bytes since some moment. Which do you need, and
+# since which moment?
 #
 # </details>
-# <details><summary>Hint 2: begin anew</summary>
+# <details><summary>Hint 2: reset the maximum</summary>
 #
-# The lesson's `extra` begins a maximum anew. Do that once for each training, when nothing of the one before is left:
-# a model in a list, or a loss with its graph, is still there.
+# The lesson's `extra` resets a maximum. Do that once for each training, when nothing of the previous one is left. A
+# model in a list is still there, and so is a loss with its graph.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Per batch: model, optimizer, reset, two steps, read. Read *before* the next model is made, and read what was
+# For each batch: model, optimizer, reset, two steps, read. Read *before* the next model is made. Read what was
 # allocated, not what is reserved.
 #
 # </details>
@@ -99,10 +103,10 @@ check.peaks(peaks)
 # %% [markdown] tags=["explanation"]
 # ### Why
 # `max_memory_allocated()` is the most since the process began, or since `reset_peak_memory_stats()`. Without the reset,
-# batches that grow look right, and batches that fall all show the first one's peak. Two steps are needed because Adam's
-# states do not exist before the first `optimizer.step()`. And what earlier trainings leave behind counts: an optimizer
-# holds its model's weights, and a loss with its graph does, too. A name costs memory as well: in `output =
-# model(draw(batch))` the output stays through backward. The check allows for that.
+# batches that grow look right, but batches that fall all show the first one's peak. You need two steps because Adam's
+# states do not exist before the first `optimizer.step()`. Leftovers of earlier trainings count, too: an optimizer holds
+# its model's weights, and so does a loss with its graph. Even a name costs memory: in `output = model(draw(batch))` the
+# output stays through backward. The check allows for that.
 
 
 # %% tags=["solution"]
@@ -118,23 +122,26 @@ print({batch: format_bytes(size, "MB", 0) for batch, size in found.items()})
 # ## 2 · Which counter was it?
 # **Difficulty** ●●●○○ · **14 minutes** · **Trains** recognizing a wrong measurement
 #
-# Now name the counter that a report has read. Here is what the allocator did in the colleague's process.
+# Name the counter that a report was read from. Here is what the allocator did in the colleague's process.
 
 # %%
 process = check.process()
 print(process.spans)
-title = "Four trainings in one process: each peak is lower than the last, and reserved stays where it was"
+title = "In four trainings, each peak is lower than the last, but reserved memory stays the same"
 lines(curves(process.replayed), title, "allocations and frees so far", "GB", markers=False,
       provenance=process.replayed.provenance)  # fmt: skip
 
 # %% [markdown]
-# `process.spans` is a dictionary from a training's label, a text such as `'32'`, to its first event and the one after
-# its last. What lies between two spans belongs to no training. `process.replayed.allocated[first:last]` are the bytes
-# allocated after each event of a training, and `process.replayed.reserved` those reserved.
+# Your function gets such a `process` and a `report` of it, a dictionary from label to bytes. Return the one of
+# `COUNTERS` that gives this report.
 #
-# You get a process and a report of it, a dictionary from label to bytes. Return one of `COUNTERS`. The two *after the
-# step* were read once for each training, after its last event. In the hidden processes, batches come in other orders.
-# Where two counters give the same report, either will do.
+# - `process.spans` maps a training's label, a text such as `'32'`, to two events: its first, and the one after its
+#   last. Events between two spans belong to no training.
+# - `process.replayed.allocated[first:last]` are the bytes allocated after each event of a training.
+# - `process.replayed.reserved[first:last]` are the bytes reserved.
+#
+# The two counters *after the step* were read once per training, after its last event. In the hidden processes, batches
+# come in other orders. If two counters give the same report, either is right.
 
 # %%
 COUNTERS = tuple(check.COUNTERS)
@@ -143,7 +150,7 @@ print(COUNTERS)
 
 # %%
 def culprit(process, report: dict[str, int]) -> str:
-    """The one of COUNTERS that gives this report of this process."""
+    """Return the one of COUNTERS that gives this report of this process."""
     ### BEGIN SOLUTION Return one of COUNTERS.
     allocated, reserved = process.replayed.allocated, process.replayed.reserved
     for label, (first, last) in process.spans.items():
@@ -166,28 +173,28 @@ check.culprit(culprit)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Do what each counter does: compute all four reports, then see which one equals the given one.
+# Do what each counter does: compute all four reports. Which one equals the given one?
 #
 # </details>
 # <details><summary>Hint 2: each counter in terms of the curves</summary>
 #
-# A maximum that is never reset knows all that came before, and nothing of what comes later: it runs over
+# A maximum that is never reset includes everything before, and nothing that comes later. So it is the maximum of
 # `allocated[:last]`. A reading after the step is the curve's value at `last - 1`.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# For one label alone two counters can agree: after the first training, a maximum that was never reset *is* its peak.
-# And where batches grow, it is so for every label. Compare labels until only one counter is left; where the two agree
-# to the end, the report is right.
+# For one label, two counters can agree: after the first training, a maximum that was never reset *is* its peak. If
+# batches grow, they agree for every label. Compare labels until only one counter is left. If the two agree to the end,
+# the report is right.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Three wrong counters give a report that does not move, or hardly: a maximum never reset, with batches that fall;
-# reserved memory, which never falls; and what is left after the step, which has no activations in it. The same code can
-# give a right report when batches grow, and a wrong one when they fall.
+# Three wrong counters give a report that hardly changes. A maximum that is never reset does so when batches fall.
+# Reserved memory never falls. And after the step, no activations are left. The same code can give a right report when
+# batches grow, and a wrong one when they fall.
 
 # %% tags=["solution"]
 print(culprit(process, check.planted_report()))
@@ -196,15 +203,16 @@ print(culprit(process, check.planted_report()))
 # ## 3 · Out of memory with more than half free
 # **Difficulty** ●●●○○ · **12 minutes** · **Trains** knowing what fragments memory
 #
-# Build it. Return a list of events, (bytes, name) to allocate and (−bytes, name) to free, for a GPU of `capacity` bytes
-# (at least 80 MiB, a multiple of 40 MiB). All must go well but the last one. It must fail, although **more than half**
-# of the GPU holds no tensor, and although it asks for less than that. The lesson's pattern leaves 40 % free.
-# `segments_figure(replay(fragmented(80 * MiB), 80 * MiB))` draws what you have made.
+# Build a failure by fragmentation. `capacity` is the size of a GPU in bytes, at least 80 MiB and a multiple of 40 MiB.
+# Return a list of events: (bytes, name) allocates, (−bytes, name) frees. All must succeed except the last one, a
+# request. It must fail, although **more than half** of the GPU holds no tensor, and although the request is smaller
+# than this free memory. The lesson's pattern leaves only 40 % free. To draw your events, use
+# `segments_figure(replay(fragmented(80 * MiB), 80 * MiB))`.
 
 
 # %%
 def fragmented(capacity: int) -> list[tuple[int, str]]:
-    """Events of which the last, a request, fails on a GPU of `capacity` bytes with more than half free."""
+    """Return events. The last one, a request, fails on a GPU of `capacity` bytes with more than half free."""
     ### BEGIN SOLUTION Return a list of (bytes, name) pairs.
     size, count = 4 * MiB, capacity // (4 * MiB)
     made = [(size, f"t{index}") for index in range(count)]
@@ -225,20 +233,20 @@ check.fragmented(fragmented)
 # <details><summary>Hint 2: holes</summary>
 #
 # Then free some of them. In segments of 20 MiB, tensors of 4 MiB fit exactly. What keeps a segment from going back to
-# the driver, and how little of that is enough?
+# the driver? How little of that is enough?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Every second one is half of the GPU, and no more. Free neighbors join, so holes can be larger than one tensor. The
-# last request asks for more than the largest hole, and for less than all of them.
+# If you free every second tensor, exactly half of the GPU is free, not more. Free neighbors join, so holes can be
+# larger than one tensor. The last request must be larger than the largest hole, and smaller than all holes together.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# No segment is empty, so nothing goes back to the driver. No hole holds the request. That is all it takes: one tensor
-# in each segment. With smaller ones in their place, an even larger share could be free.
+# No segment is empty, so none goes back to the driver. No hole holds the request. One tensor in each segment is enough
+# for that. With smaller tensors there, an even larger share could be free.
 
 # %% tags=["solution"]
 broken = replay(fragmented(80 * MiB), 80 * MiB)
@@ -249,8 +257,8 @@ segments_figure(broken, title=f"{share:.0f} % of the GPU is free, and no hole is
 # ## 4 · Cure it by order
 # **Difficulty** ●●●○○ · **13 minutes** · **Trains** the cure that no setting replaces
 #
-# This program makes features of documents, one document at a time, and keeps the features. The documents are sorted
-# from short to long, as many loaders sort them. Guess before you run it: does it fit?
+# Make a program fit by changing only its order. It computes features of documents, one document at a time, and keeps
+# the features. The documents are sorted from short to long, as in many loaders. Guess before you run it: does it fit?
 
 
 # %%
@@ -271,11 +279,14 @@ with on_gpu("680 MiB"):
         print(error)
 
 # %% [markdown]
-# Weights, all features and one document's forward need less than 560 MiB together. Write the program so that it fits.
-# It still calls `model` once for each document, with the whole document. The features stay on the card, from the moment
-# they are made. Return a list of fp32 tensors, one of shape (tokens, features) for each document, **in the order of
-# `documents`**. The number of features is `model[-1].out_features`. Documents may come in any order, and two may have
-# the same length. Use no setting of the allocator.
+# Weights, all features and one document's forward need less than 560 MiB together. Write `embed`, so that the program
+# fits. Return a list of fp32 tensors, one of shape (tokens, features) per document, **in the order of `documents`**.
+# The number of features is `model[-1].out_features`.
+#
+# - Call `model` once for each document, with the whole document.
+# - The features stay on the card, from the moment they are made.
+# - Documents may come in any order, and two may have the same length.
+# - Use no setting of the allocator.
 #
 # The check runs your function on simulated cards of three sizes, inside `with on_gpu(…):`, and with small inputs on the
 # CPU. So take the device from `documents`.
@@ -284,7 +295,7 @@ with on_gpu("680 MiB"):
 # %%
 @torch.no_grad()
 def embed(model: nn.Sequential, documents: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The features of each document, in the order of `documents`, made in an order that fits the card."""
+    """Return each document's features in the order of `documents`, made in an order that fits the card."""
     ### BEGIN SOLUTION Return a list of tensors.
     features = [None] * len(documents)
     for at in sorted(range(len(documents)), key=lambda at: len(documents[at]), reverse=True):
@@ -299,14 +310,14 @@ check.embed(embed)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Which tensors live long here, and which are gone when a document is done? Where does best fit put the first document's
+# Which tensors live long here? Which are gone when a document is done? Where does best fit put the first document's
 # features, and what does the second document find there?
 #
 # </details>
 # <details><summary>Hint 2: two ways</summary>
 #
-# What is freed should be large enough for all that comes later. Or what lives long should be there before anything
-# that lives short. Either way is a matter of order alone.
+# Either the freed memory is large enough for everything that comes later. Or the long-lived tensors are there before
+# the short-lived ones. Both ways change only the order.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -319,9 +330,9 @@ check.embed(embed)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A document's features go into a segment that its own forward has just freed. From short to long, what is left of that
+# A document's features go into a segment that its own forward has just freed. From short to long, the rest of that
 # segment is too small for the next document. In the lesson, such segments were empty and went back to the driver. Here
-# the features keep them, and about as many bytes as all features have are lost. From long to short, each document fits
+# the features keep them, and you lose about as many bytes as all features have. From long to short, each document fits
 # where an earlier one has been. Or make room for all features first: then the segments of a forward are empty after it,
 # and can go back.
 
@@ -335,12 +346,16 @@ with on_gpu("680 MiB"):
 # ## 5 · Find the leak
 # **Difficulty** ●●●●○ · **15 minutes** · **Trains** reading a memory snapshot
 #
-# You get a snapshot, as `read_snapshot` returns it, taken after five steps. Each living block
-# (`block["state"] == "active_allocated"`) says in `block["frames"][0]["filename"]` which module's, parameter's or
-# state's tensor it holds (`first`, `first.weight`, `exp_avg of first.bias`), and in `block["frames"][1]["filename"]`
-# when it was made, as in "step 3 forward". `step 0` is the set-up, before the first step. Is something made anew in
-# several steps, and never freed? Return the module's name (`first`, never `first.weight`), or `None`. Tensors that the
-# program keeps of one step alone are no leak.
+# Find the module whose tensors pile up. Your function gets a snapshot, as `read_snapshot` returns it, taken after five
+# steps. A living block has `block["state"] == "active_allocated"`. Two texts describe it:
+#
+# - `block["frames"][0]["filename"]` names the module, parameter or state of its tensor: `first`, `first.weight`,
+#   `exp_avg of first.bias`.
+# - `block["frames"][1]["filename"]` says when it was made, for example "step 3 forward". `step 0` is the set-up, before
+#   the first step.
+#
+# Does a module make new tensors in several steps that are never freed? Return its name (`first`, never `first.weight`),
+# or `None`. If a program keeps tensors of only one step, this is not a leak.
 
 # %%
 snapshot = check.example_snapshot()
@@ -351,7 +366,7 @@ print(f"{len(living)} living blocks; one of them:", living[0])
 
 # %%
 def leak(snapshot: dict) -> str | None:
-    """The module whose tensors pile up in the snapshot, from several steps; None if none do."""
+    """Return the module whose tensors pile up over several steps, or None."""
     ### BEGIN SOLUTION Return a module's name, or None.
     steps = {}
     for segment in snapshot["segments"]:
@@ -376,24 +391,25 @@ check.leak(leak)
 # </details>
 # <details><summary>Hint 2: count steps</summary>
 #
-# For each module collect the steps of its living blocks in a set. The number of the step is the second word of
-# "step 3 forward".
+# For each module, collect the steps of its living blocks in a set. The number of the step is the second word of "step 3
+# forward".
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# A weight and its gradient carry the same name, and are of two steps, the set-up and the last. Leave the set-up out:
-# then a leak has at least two steps, and all else has one. Without a leak, return `None`.
+# A weight and its gradient have the same name and come from two steps: the set-up and the last one. Leave the set-up
+# out. Then a leak has at least two steps, and everything else has one. Without a leak, return `None`.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Size does not tell: what is largest may be kept once, and honestly. A leak is what is made anew, step after step, and
-# never freed. In a snapshot from a GPU the frames are lines of your code, and the search is the same.
+# Size does not show a leak: a program may keep the largest tensor once, and for a good reason. A leak makes new tensors
+# step after step, and none is freed. In a snapshot from a GPU, the frames are lines of your code, and the search is the
+# same.
 
 # %% tags=["solution"]
-print(f"piles up in the example: {leak(snapshot)}")
+print(f"leak in the example: {leak(snapshot)}")
 
 # %% [markdown]
 # ## 6 · An allocator of forty lines
@@ -424,25 +440,25 @@ class Memory:
 
 
 # %% [markdown]
-# First write the half that hands out:
+# First write the half that allocates. `allocate(name, size)` gives `size` bytes to `name` and returns nothing:
 #
 # 1. Round `size` up to a multiple of 512. From here on, only the rounded size counts.
-# 2. A size of up to 1 MiB uses the small pool, any other the large one.
-# 3. Take the smallest free block of that pool that is large enough. Of equally small ones, take the first: in the
-#    oldest segment, at the lowest address.
-# 4. If there is none, append a segment with one free block. It has 2 MiB in the small pool. In the large pool it has 20
+# 2. Use the small pool for a size of up to 1 MiB, and the large pool for any other.
+# 3. Take the smallest free block of that pool that is large enough. If several are equally small, take the first: in
+#    the oldest segment, at the lowest address.
+# 4. If there is none, append a segment with one free block. In the small pool it has 2 MiB. In the large pool it has 20
 #    MiB for a size under 10 MiB; for any other, the size rounded up to a multiple of 2 MiB.
-# 5. Split the rest off as a free block behind yours: in the small pool always, in the large pool if it is more than
-#    1 MiB. Otherwise the rest stays with your block, and counts as allocated.
+# 5. Split the rest off as a free block behind yours: in the small pool always, in the large pool if it is more than 1
+#    MiB. Otherwise the rest stays with your block, and counts as allocated.
 # 6. Give your block its name.
 #
-# `check.allocator(HalfAnAllocator)` tells what it can about this half alone.
+# `check.allocator(HalfAnAllocator)` checks everything that this half can show.
 
 
 # %%
 class HalfAnAllocator(Memory):
     def allocate(self, name, size: int) -> None:
-        """Give `size` bytes a block with this name: the best fit, or one in a new segment."""
+        """Name the block for `size` bytes: the best fit, or one in a new segment."""
         ### BEGIN SOLUTION Nothing is returned: change self.small or self.large.
         size = -(-size // 512) * 512
         small = size <= MiB
@@ -461,12 +477,12 @@ class HalfAnAllocator(Memory):
 
 
 # %% [markdown]
-# Now write the half that takes back. The block with this name becomes free, and joins with the free neighbors in its
+# Now write the half that frees. `free(name)` frees the block with this name and joins it with the free neighbors in its
 # own segment. Nothing goes back to the driver. A freed name may be used again.
 #
 # The check compares `allocated` and `reserved` with the course's own allocator after **every** event: in a short trace
-# for each rule, in a training, and in thousands of random events. If a short trace goes wrong, the check quotes it as
-# the lesson's player takes it: `a=4 b=512K -a` allocates 4 MiB and 512 KiB, and frees the first.
+# for each rule, in a training, and in thousands of random events. If a short trace goes wrong, the check quotes it for
+# the lesson's player: `a=4 b=512K -a` allocates 4 MiB and 512 KiB, and frees the first.
 
 
 # %%
@@ -492,28 +508,28 @@ check.allocator(Allocator)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Collect the free blocks that are large enough, each with its segment: you need the segment to put a rest behind the
-# block. An empty list is the case for the driver. After that case, go on as if the new block had been there before.
+# Collect the free blocks that are large enough, each with its segment. You need the segment to put a rest behind the
+# block. If the list is empty, ask the driver. Then go on as if the new block had been there before.
 #
 # </details>
 # <details><summary>Hint 2: smallest, split, join</summary>
 #
-# `min` takes a key and returns the first of equals. `list.insert` puts the rest behind the block. To join, add a
-# neighbor's size to the other one's, and take it out of the list with `pop`.
+# `min` takes a key, and returns the first of several equal items. `list.insert` puts the rest behind the block. To
+# join, add one neighbor's size to the other, and take it out of the list with `pop`.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Join with the right neighbor first: that leaves the block's own position as it is. Then look left. Mind the ends of
-# the list: position −1 is the *last* block. Compare sizes *after* rounding; a block is free if its name `is None`. Two
-# empty lists are equal, so ask with `is` which pool you have.
+# Join with the right neighbor first: the block's own position stays the same. Then look left. Watch the ends of the
+# list: position −1 is the *last* block. Compare sizes *after* rounding. A block is free if its name `is None`. Two
+# empty lists are equal, so use `is` to ask which pool you have.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
 # These rules alone decide where your tensors lie. The allocator does not plan ahead, and it moves nothing. Each rule is
-# a trade: best fit spares large blocks, segments of 20 MiB save calls of the driver, and unsplit rests avoid tiny
+# a trade. Best fit spares large blocks, segments of 20 MiB save calls of the driver, and unsplit rests avoid tiny
 # holes. PyTorch's own code adds a capacity, streams and settings.
 
 # %% tags=["solution"]

@@ -84,18 +84,18 @@ def _read(counter: str, keep: str = "", alone: bool = False) -> Callable[[int, i
 
 
 PEAK_MISTAKES: Mistakes = {
-    "Your figures are one maximum since the process began: what begins it anew for each training?": _read(FLAT),
-    "That is what is left when a training has ended: weights and states. Where was it fullest?": _read(AFTER),
-    "That is `reserved`, which keeps what earlier trainings took. Which counter knows tensors?": _read(KEPT),
-    "The trainings before are still there: what holds a model and its states?": _read(PEAK, keep="models"),
-    "Weights of the trainings before are still there: a loss that is kept holds its graph.": _read(PEAK, keep="losses"),
-    "That is the first step's peak: Adam's states come at its end. The second one has them.": _read("one step"),
-    "You subtract what was there before. Weights and states are part of a training's peak.": _read("extra"),
-    "Later batches are short by cuBLAS's workspaces: the maximum is asked for, not a difference.": _read("difference"),
+    "Your figures are one maximum since the process began: what resets it for each training?": _read(FLAT),
+    "This is what is left after a training: weights and states. When was memory fullest?": _read(AFTER),
+    "This is `reserved`, which keeps what earlier trainings took. Which counter counts tensors?": _read(KEPT),
+    "Earlier trainings are still in memory: what holds a model and its states?": _read(PEAK, keep="models"),
+    "Weights of earlier trainings are still there: a loss that you keep holds its graph.": _read(PEAK, keep="losses"),
+    "This is the first step's peak: Adam makes its states at the end. The second step has them.": _read("one step"),
+    "You subtract what was there before. Weights and states belong to a training's peak.": _read("extra"),
+    "Later batches are short by cuBLAS's workspaces: return the maximum, not a difference.": _read("difference"),
 }
 
 
-@exercise("10.1", "Each batch size by its own peak: the counter for the question, and begun anew.")
+@exercise("10.1", "Each batch size has its own peak: you read the right counter, and reset it each time.")
 def peaks(answer: Any) -> None:
     """`answer(make, draw, batches)` maps each batch size to the peak of a training of its own."""
     mine, cases, output = list[float](), list[tuple[int, int]](), list[int]()
@@ -107,7 +107,7 @@ def peaks(answer: Any) -> None:
             output += [make()(draw(batch)).nbytes for batch in batches]
         expect(str not in map(type, got), "Your dictionary's keys are texts: use the batch sizes, whole numbers.")
         mine += entries(got, list[Any](batches)).values()
-        expect(next(made) >= len(batches), "You train one model on and on. Each batch size has a model of its own.")
+        expect(next(made) >= len(batches), "You train one model for all batch sizes. Each one needs a new model.")
         cases += [(number, batch) for batch in batches]
     right = _read(PEAK, alone=True)
 
@@ -120,8 +120,8 @@ def peaks(answer: Any) -> None:
         slip = unit_slip(mine[0], right(*cases[0]))
         expect(not slip, slip or "")
         segments = all(one % (2 * MiB) == 0 for one in mine)
-        expect(not segments, "Those are whole segments: `reserved`. Which counter knows tensors?")
-        fail("Some peak is off: two whole steps of a new model, with that very loss, and the most allocated meanwhile.")
+        expect(not segments, "These are whole segments: `reserved`. Which counter counts tensors?")
+        fail("Some peak is off. Take two steps of a new model, with exactly that loss, and read the most allocated.")
 
 
 # -------------------------------------------------------------------------------------------------------- 10.2: culprit
@@ -147,33 +147,33 @@ def planted_report() -> dict[str, int]:
     return report(process(), FLAT)
 
 
-@exercise("10.2", "A report that does not move tells which counter it read.")
+@exercise("10.2", "You can name the counter behind a report that does not move.")
 def culprit(answer: Any) -> None:
     """`answer(process, report)` is the name of the counter, one of COUNTERS, that gives this report."""
     # The one that learners see, where batches fall, and hidden ones: they grow; the middle one is the largest.
     processes = process(), process((4, 8, 32), seq_len=48), process((8, 32, 4), seq_len=48)
     cases = [(given, name) for given in processes for name in COUNTERS]
-    inside = "If none of your counters gives some report, is each one read inside its span?"
+    inside = "If none of your counters gives some report: is each one read inside its span?"
     hints = dict.fromkeys(("StopIteration", "IndexError"), inside)
     got = [call(answer, process=given, report=report(given, name), returns=str | None, hints=hints)
            for given, name in cases]  # fmt: skip
     unknown = sorted(set(got) - set(COUNTERS), key=str)
     expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of COUNTERS. {inside}")
-    expect(len(set(got)) > 1, "You accuse the same counter whatever the report says.")
+    expect(len(set(got)) > 1, "You name the same counter, whatever the report says.")
     for mine, (given, name) in zip(got, cases, strict=True):
         if report(given, mine) == report(given, name):  # where batches grow, two counters agree
             continue
         if {mine, name} == {FLAT, KEPT}:
-            fail("Two counters never fall within a process, and you take one for the other: compare the bytes.")
-        expect(name != PEAK, "You accuse an honest report: one in which each batch size has its own peak.")
+            fail("Two counters never fall within a process, and you confuse them: compare the bytes.")
+        expect(name != PEAK, "You accuse a correct report: each batch size there has its own peak.")
         if name == FLAT and given is processes[-1]:
-            fail("A maximum that is never reset knows what came before, and nothing of what comes later.")
-        expect(mine != PEAK, f"You let a wrong report pass as right: is each number that batch's own peak? {inside}")
-        fail("Some report is from another counter: what would each one have said? Compute all four, then compare.")
+            fail("A maximum that is never reset includes what came before, but nothing that comes later.")
+        expect(mine != PEAK, f"You accept a wrong report: is each number that batch's own peak? {inside}")
+        fail("Some report is from another counter. Compute the reports of all four, then compare.")
 
 
 # ----------------------------------------------------------------------------------------------------- 10.3: fragmented
-@exercise("10.3", "Out of memory with over half free: you know how to make it, so you know how it is made.")
+@exercise("10.3", "Out of memory with over half free: you can build it, so you can recognize it.")
 def fragmented(answer: Any) -> None:
     """`answer(capacity)` is a list of events; the last, a request, fails with more than half free."""
     for capacity in (80 * MiB, 200 * MiB, 640 * MiB):
@@ -182,23 +182,23 @@ def fragmented(answer: Any) -> None:
         try:
             result = replay(events, capacity)
         except (TypeError, ValueError) as error:
-            fail(f"These are no events for a GPU of {capacity // MiB} MiB: {error}")
+            fail(f"Your events do not work for a GPU of {capacity // MiB} MiB: {error}")
         gpu, failure = f"On a GPU of {capacity // MiB} MiB", result.failure
         if failure is None:
-            fail(f"{gpu} everything fits, the last request included. Which hole took it? Or was there no tensor left "
-                 "in some segment, so that it went back to the driver?")  # fmt: skip
+            fail(f"{gpu} everything fits, even the last request. Which hole took it? Or did a segment without a tensor "
+                 "go back to the driver?")  # fmt: skip
         at = len(result) + 1
         expect(at == len(events), f"{gpu} memory runs out before the last request, at event {at}.")
         expect(failure.requested <= failure.free, f"{gpu} the last request asks for more than all that is free.")
-        expect(failure.free_share > 0.50, f"{gpu} it fails, but no more than half is free then. Leave larger holes.")
-        expect(failure.requested < failure.free, f"{gpu} the last request asks for all that is free. Let it ask less.")
+        expect(failure.free_share > 0.50, f"{gpu} it fails, but not more than half is free then. Leave larger holes.")
+        expect(failure.requested < failure.free, f"{gpu} the last request asks for all that is free. Ask for less.")
 
 
 # ---------------------------------------------------------------------------------------------------------- 10.4: embed
 UP_AND_DOWN = (*range(2000, 5301, 220), *range(5200, 1899, -220))
 CORPORA = ((range(2000, 5301, 300), 680 * MiB), (range(5504, 4095, -128), 860 * MiB), (UP_AND_DOWN, 1200 * MiB))
 """Lengths of documents, rising, falling and both, and a GPU's memory: for all features and one document's forward."""
-FEATURES, WHOLE = 2048, "Each document goes through the model once, whole and alone."
+FEATURES, WHOLE = 2048, "Call the model once for each document, with the whole document and no other."
 
 
 def corpus(lengths: Sequence[int], device: str, width: int = 8, features: int = 6) -> tuple[nn.Module, list[Any]]:
@@ -207,7 +207,7 @@ def corpus(lengths: Sequence[int], device: str, width: int = 8, features: int = 
     return model, [torch.randint(1000, (length,), device=device) for length in lengths]
 
 
-@exercise("10.4", "Nothing cut, nothing shrunk: what lives long lies where nothing has to fit again.")
+@exercise("10.4", "It fits, only by order: no large tensor needs the room between long-lived ones.")
 def embed(answer: Any) -> None:
     """`answer(model, documents)` lists each document's features, made in an order that fits the card."""
     _check_features(answer)
@@ -230,7 +230,7 @@ def embed(answer: Any) -> None:
         made = accumulate((each * tokens for tokens, _ in seen), initial=start)
         stayed = all(there >= least for (_, there), least in zip(seen, made, strict=False))
         stayed &= found == [("cuda", length, FEATURES) for length in lengths]
-        expect(stayed, "The features have to stay on the GPU, from the moment they are made.")
+        expect(stayed, "The features must stay on the GPU, from the moment they are made.")
 
 
 def _check_features(answer: Any) -> None:
@@ -243,26 +243,26 @@ def _check_features(answer: Any) -> None:
         tensors = len(got) == len(given) and all(isinstance(one, torch.Tensor) for one in got)
         expect(tensors, "Return a list with one tensor of features for each document.")
         graph = any(one.requires_grad for one in got)
-        expect(not graph, "Your features carry a graph, which keeps what is inside the model: leave `no_grad` there.")
-        expect(all(one.dtype == torch.float32 for one in got), "The features were asked for in fp32.")
+        expect(not graph, "Your features carry a graph, which keeps the model's activations: leave `no_grad` in place.")
+        expect(all(one.dtype == torch.float32 for one in got), "Return the features in fp32.")
         moved = not same(got, right) and all(any(same([one], [other]) for one in got) for other in right)
-        expect(not moved, "These are all features, in the order in which you made them. Return the documents' order.")
+        expect(not moved, "The features are right, but in the order that you made them. Return the documents' order.")
         expect(same(got, right) or not same(got, right, 1e-2), "Your features are rounded: what is in 16 bits?")
-        expect(same(got, right), "Some features are not the model's for that document: two may have the same length.")
+        expect(same(got, right), "Some features belong to another document: two documents may have the same length.")
 
 
 def _explain(tokens: list[int], lengths: Sequence[int], made_room: float) -> None:
     """Say why memory ran out, by the order of the forwards, and the part of the features that room was made for."""
     expect(not Counter(tokens) - Counter(lengths), WHOLE)
     expect(made_room < 1.1, "You make more room than all features need. Each document has a length of its own.")
-    expect(made_room < 1, "You make room for all features. Do they get there, or does `features[i] = …` put in others?")
+    expect(made_room < 1, "You make room for all features. Are they copied there, or does `features[i] = …` replace?")
     rising, given = tokens == sorted(tokens), lengths[0] < lengths[-1]
     as_they_come = lengths is UP_AND_DOWN and tuple(tokens) in (lengths[: len(tokens)], lengths[::-1][: len(tokens)])
     expect(not as_they_come, "Out of memory where lengths first rise, then fall: you rely on their order.")
-    expect(rising, "Out of memory, but not from short to long: what else do you keep on the card, or copy in the end?")
+    expect(rising, "Out of memory, but not from short to long: what else stays on the card, or is copied in the end?")
     expect(given, "Out of memory where documents come from long to short: you rely on their order.")
-    fail("Out of memory. From short to long, features lie in segments that the next document outgrows, and neither "
-         "`del` nor `empty_cache` gives back a segment with a tensor in it.")  # fmt: skip
+    fail("Out of memory. From short to long, features lie in segments that are too small for the next document. "
+         "Neither `del` nor `empty_cache` gives back a segment with a tensor in it.")  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------- 10.5: leak
@@ -298,23 +298,23 @@ LEAKS: tuple[str | None, ...] = ("last", None, "first")
 example_snapshot = partial(snapshot, LEAKS[0])  # one of the hidden ones, to look at
 
 
-@exercise("10.5", "Not the largest, not the oldest: the one that is there from step after step.")
+@exercise("10.5", "Not the largest and not the oldest: the one with new blocks from several steps.")
 def leak(answer: Any) -> None:
     """`answer(snapshot)` is the module whose tensors pile up, or None."""
     got = [call(answer, snapshot=snapshot(module), returns=str | None) for module in LEAKS]
     parameter = next((mine for mine in got if mine and "." in mine and " of " not in mine), "")
-    expect(not parameter, f"You name {parameter!r}, which is no module. It is there from the set-up, step 0, and its "
-           "gradient from step 5. Which steps count?")  # fmt: skip
-    expect(len(set(got)) > 1, "You give the same answer whatever the snapshot says. The hidden ones differ.")
+    expect(not parameter, f"You name {parameter!r}, which is not a module. It was made in the set-up, step 0, and its "
+           "gradient in step 5. Which steps count?")  # fmt: skip
+    expect(len(set(got)) > 1, "You give the same answer, whatever the snapshot says. The hidden ones differ.")
     wrong = [(mine, module) for mine, module in zip(got, LEAKS, strict=True) if mine != module]
     leaks = None not in [module for _, module in wrong]
-    expect(leaks, "You find a leak where there is none: from how many steps are a leak's blocks? Step 0 is the set-up.")
+    expect(leaks, "You find a leak where there is none. How many steps make a leak's blocks? Step 0 is the set-up.")
     for mine, module in wrong:
         blocks = [block for segment in snapshot(module)["segments"] for block in segment["blocks"]]
         living = {block["frames"][0]["filename"] for block in blocks if block["state"] == "active_allocated"}
-        expect(mine, "You find nothing where something piles up: count the steps of each module's living blocks.")
-        expect(mine in living, f"{mine!r} is no module of a living block: its name is frames[0]['filename'].")
-        fail("What you name was made in one step and kept. What is made in several?")
+        expect(mine, "You find nothing, but something piles up: count the steps of each module's living blocks.")
+        expect(mine in living, f"{mine!r} is not the module of a living block. Its name is in frames[0]['filename'].")
+        fail("The tensors that you name were made in one step and kept. Which are made in several?")
 
 
 # ------------------------------------------------------------------------------------------------------ 10.6: allocator
@@ -352,7 +352,7 @@ def first_off(answer: Any, events: Sequence[tuple[int, Any]]) -> tuple[int, str]
     return None
 
 
-@exercise("10.6", "Every rule, a real training, thousands of events: byte for byte what PyTorch's own allocator does.")
+@exercise("10.6", "Every rule, a real training, thousands of events: your allocator matches PyTorch's, byte for byte.")
 def allocator(answer: Any) -> None:
     """`answer()` is an allocator: `allocate(name, size)`, `free(name)`, and the counters `allocated` and `reserved`."""
     half = isinstance(answer, type) and not hasattr(answer, "free")
@@ -362,8 +362,8 @@ def allocator(answer: Any) -> None:
     for message, counter, those in rules:
         found = [one for trace in those if (one := off[trace]) and counter in one[1]]
         place = f"Your `{found[0][1]}` is off after event {found[0][0]} of {those[0]!r}" if found else ""
-        expect(len(found) < len(those), f"{message} {place}; play it in the lesson's player.")
-    expect(not half, "Whatever can be tried without `free` is right. Now write the half that takes back.")
+        expect(len(found) < len(those), f"{message} {place}. Play it in the lesson's player.")
+    expect(not half, "Everything that works without `free` is right. Now write the half that frees.")
     step = requests_of(measure(TrainingRun(SMALL, 8, 64, "fp32", attention="eager"), source="cpu"))
     for events in ([(size, f"t{name}") for size, name, _ in step], random_requests(1), random_requests(2)):
         one = first_off(answer, events)

@@ -20,7 +20,7 @@ def trace_of(text: str) -> list[tuple[int, str]]:
     events, live = list[tuple[int, str]](), dict[str, int]()
     for token in text.split():
         if (match := TOKEN.fullmatch(token)) is None:
-            raise ValueError(f"{token!r} is no event: write a=4 to allocate 4 MiB, b=512K for KiB, -a to free")
+            raise ValueError(f"{token!r} is not an event: write a=4 to allocate 4 MiB, b=512K for KiB, -a to free")
         name = match["name"] or match["freed"]
         if (name in live) != bool(match["freed"]):
             raise ValueError(f"{token!r}: {name!r} is {'allocated already' if name in live else 'not allocated'}")
@@ -68,8 +68,8 @@ def _rest(block: Block) -> str:
 def _freed(request: Request, block: Block, allocator: CachingAllocator) -> str:
     if block.is_whole_segment:
         return f"{request.name} is freed. Its whole segment is empty now, and is kept: the driver gets nothing back."
-    joined = "joined with free neighbors " if block.size - allocator.round_size(-request.bytes) > MiB else ""
-    return f"{request.name} is freed: {joined}that is a free block of {spelled(block.size)}. It is kept."
+    joined = " and joined with free neighbors" if block.size - allocator.round_size(-request.bytes) > MiB else ""
+    return f"{request.name} is freed{joined}: now a block of {spelled(block.size)} is free, and is kept."
 
 
 def spelled(size: int) -> str:

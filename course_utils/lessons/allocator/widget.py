@@ -14,7 +14,7 @@ from course_utils.units import MiB
 from .figures import segments_figure
 from .traces import RULES, reasons, trace_of
 
-CAPACITIES = {"as much as is asked for": None} | {f"{size} MiB": size * MiB for size in (24, 40, 60, 80)}
+CAPACITIES = {"no limit": None} | {f"{size} MiB": size * MiB for size in (24, 40, 60, 80)}
 SEGMENTS = {"segments of a fixed size": False, "expandable segments": True}
 
 
@@ -63,7 +63,7 @@ class AllocatorPlayer(Explorable):
         at = min(self.controls["event"].value, len(replayed))
         told = f"Event {at} of {len(replayed.requests)}: {escape(reasons(replayed)[at - 1])}"
         if replayed.failure is not None and at == len(replayed):
-            told += f" <b>The next one fails:</b> {escape(replayed.message)}"
+            told += f" <b>The next event fails:</b> {escape(replayed.message)}"
         return segments_figure(replayed, at), told
 
 
