@@ -26,8 +26,8 @@
 # The paper's symbols: Ψ parameters, D ranks, K bytes of [optimizer states](../docs/glossary.md#optimizer-states) per
 # parameter. Mixed-precision Adam keeps 2 bytes of weights, 2 of gradients and K = 12 per parameter.
 #
-# The paper's example: 7.5 billion parameters on 64 ranks. **Your guess.** All three are sharded. How many GB does one
-# rank keep?
+# The paper's example: 7.5 billion parameters on 64 ranks. **Your guess.** All three kinds are sharded. How many GB does
+# one rank keep?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -57,9 +57,9 @@ stack(cut_three_ways(N, D), f"Sharding over {D} ranks cuts {16 * N / 1e9:.0f} GB
       provenance="formulas of Rajbhandari et al. 2020, section 5")  # fmt: skip
 
 # %% [markdown]
-# Figure 1 in [Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054) shows the same numbers: 120, 31.4, 16.6, 1.9
-# GB. More ranks cannot push stage 1 below $4\Psi$, or stage 2 below $2\Psi$. (Set D to 1,024: which of the four numbers
-# still change?) The paper's table 1 shows this for a trillion parameters:
+# Figure 1 in [Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054) shows these numbers, rounded: 120, 31.4, 16.6,
+# 1.9 GB. More ranks cannot push stage 1 below $4\Psi$, or stage 2 below $2\Psi$. (Set D to 1,024: which of the four
+# numbers still change?) The paper's table 1 shows this for a trillion parameters:
 
 # %%
 for psi, name in ((N, "7.5 billion"), (128 * 10**9, "128 billion"), (10**12, "1 trillion")):
@@ -69,12 +69,12 @@ for psi, name in ((N, "7.5 billion"), (128 * 10**9, "128 billion"), (10**12, "1 
 
 # %% [markdown]
 # ## fully_shard in twenty lines
-# Six blocks of two matrices, and a head. `fully_shard(block)` makes a block a *unit*: its parameters are sharded,
-# gathered whole when the block runs, and freed afterwards. `fully_shard(model)` shards the rest, the head.
+# The model: six blocks of two matrices, and a head. `fully_shard(block)` makes a block a *unit*: its parameters are
+# sharded, gathered whole when the block runs, and freed afterwards. `fully_shard(model)` shards the rest, the head.
 #
 # The policy gathers and computes in [bf16](../docs/glossary.md#fp16-and-bf16). Shards, gradients and moments are fp32,
-# so a rank keeps 4 + 4 + 8 bytes per parameter of its shard. `reshard_after_forward=True` is stage 3. With `False`,
-# FSDP2's stage 2, blocks stay whole from forward to backward.
+# so a rank keeps 4 + 4 + 8 bytes per parameter of its shard. `reshard_after_forward=True` is stage 3. `False` is
+# FSDP2's stage 2: blocks stay whole from forward to backward.
 
 # %%
 import torch
@@ -112,7 +112,7 @@ def two_steps(reshard):
 
 
 # %% [markdown]
-# **Your guess.** Ψ = 51 million, D = 8. In the paper, stage 2 keeps whole weights, 4Ψ bytes in fp32, and 1/D of the
+# **Your guess.** Ψ = 51 million, D = 8. By the formula, stage 2 keeps whole weights, 4Ψ bytes in fp32, and 1/D of the
 # other 12Ψ. How many MB does rank 0 keep at FSDP2's stage 2, between backward and the second optimizer step?
 
 # %%
@@ -352,7 +352,7 @@ print(f"    together {together:,} bytes; {rank.word} communication {communicatio
 # %% [markdown]
 # ZeRO's formula has none of these four terms, and none shrinks with D. The largest unit is the outermost: Llama's
 # embedding and head. It stays gathered in bf16 from forward to the end of backward. Then its whole gradient follows.
-# Add the running block, the next one on its way, and the previous block's gradients, flattened in fp32 for the
+# Add the running block, the next one on its way, and a finished block's gradients, flattened in fp32 for the
 # reduce-scatter. So from some D on, more ranks hardly help:
 
 # %%
@@ -366,8 +366,8 @@ for D in (8, 32, 128, 512):  # change this
 
 # %% [markdown]
 # ## Four knobs and their bytes
-# You choose what to wrap, when to reshard, how far ahead to gather, and which format to use. All four are arguments
-# here.
+# You choose what to wrap, when to reshard, how far ahead to gather, and which format to use. All four are arguments of
+# `peak_of`.
 #
 # **Your guess.** Six blocks and a head on 64 ranks: with one unit per block, the peak is printed below. What is it if
 # the whole model is *one* unit?
@@ -493,8 +493,9 @@ bars(ways, "On a slower link, each rank needs more tokens to hide the sending", 
 # $$\text{tokens} = \frac{\text{bytes per parameter}}{6} \cdot \frac{\text{FLOPs per second}}{\text{bytes per second}}$$
 #
 # The second bar is FSDP2 as you ran it: weights travel in bf16, gradients in fp32. (An "H100-80GB" computes three times
-# as fast. Does it need more tokens, or fewer?) On a real cluster, small shards add latency. And FSDP2 gathers again for
-# each [micro-batch](../docs/glossary.md#micro-batch-and-global-batch), so stage 3 sends at least 2Ψ for each one.
+# as fast. Does it need more tokens, or fewer?) On a real cluster, small shards also cost latency. And FSDP2 gathers
+# again for each [micro-batch](../docs/glossary.md#micro-batch-and-global-batch), so stage 3 sends at least 2Ψ for each
+# one.
 #
 # ZeRO leaves two things alone. Every rank keeps all activations of its own micro-batch: [lesson
 # 11](11_model_and_pipeline_parallelism.ipynb) splits the matrices to shard those. And nothing moves to the host: that
@@ -505,7 +506,7 @@ bars(ways, "On a slower link, each rank needs more tokens to hide the sending", 
 # | claim | what you computed here |
 # |---|---|
 # | 1.9 GB for 7.5 B parameters on 64 ranks | states between steps; within a step, a unit is whole |
-# | stage 1 sends 2Ψ | by reduce-scatter; `ZeroRedundancyOptimizer` behind DDP sends 3Ψ |
+# | stage 1 sends 2Ψ | with a reduce-scatter; `ZeroRedundancyOptimizer` behind DDP sends 3Ψ |
 # | stage 2 keeps 2Ψ of parameters | FSDP2 keeps them only within the step |
 # | stage 3 sends 3Ψ | a bit less in a deep model: weights outside the blocks are gathered once |
 # | 16Ψ/D | plus padding, and blocks of 512 bytes |

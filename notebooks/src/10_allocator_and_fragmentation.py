@@ -46,8 +46,8 @@ print(f"GPT-2 XL has {N:,} parameters: 4·N = {format_bytes(4 * N, 'GB', 2)}")
 reveal("10.buffer", 4 * N)
 
 # %% [markdown]
-# ZeRO rounds N to 1.5 billion, and has 12 GB for 3 billion (section 6.2). Now make one: here are weights and gradients
-# of the small GPT-2, as after backward. Only their sizes matter.
+# ZeRO rounds N to 1.5 billion, and names 12 GB for 3 billion (section 6.2). Now make one: here are weights and
+# gradients of the small GPT-2, as they are after backward. Only their sizes matter.
 
 # %%
 import torch
@@ -66,7 +66,7 @@ with on_gpu():
     print(f"N = {n:,}; weights and gradients, 8·N: {torch.cuda.memory_allocated():,} bytes allocated")
 
 # %% [markdown]
-# How much does an operation need for itself? Reset the peak, run it, read the peak:
+# How much does an operation need for itself? Four lines of torch measure it: reset the peak, run it, read the peak.
 
 
 # %%
@@ -167,7 +167,7 @@ with on_gpu():
 reveal("10.three", taken, unit="MiB")
 
 # %% [markdown]
-# Here are block and segment of single requests, each with an empty cache:
+# Blocks and segments of single requests, each with an empty cache:
 
 # %%
 with on_gpu():
@@ -184,8 +184,8 @@ with on_gpu():
 #
 # ## Play allocator
 # Here each rule appears once. Move the slider event by event, and say what happens before you look. Then change the
-# requests: `a=4` allocates 4 MiB, `b=512K` 512 KiB, `-a` frees. Green is allocated. Red hatching is free, next to a
-# tensor. Gray hatching is an empty segment, which the driver could have back.
+# requests: `a=4` allocates 4 MiB, `b=512K` 512 KiB, `-a` frees. Green is allocated. Red hatching is free memory next to
+# a tensor. Gray hatching is an empty segment, which the driver could have back.
 
 # %%
 from course_utils.lessons.allocator.widget import allocator_player
@@ -219,15 +219,16 @@ except torch.OutOfMemoryError as error:
 
 # %% [markdown]
 # Each line is a segment, as `torch.cuda.memory._snapshot()` lists it. For 8 MiB, PyTorch asks the driver for a segment
-# of 20. When does a request fail? When no free block is large enough, and the driver has no room for a new segment,
+# of 20 MiB. When does a request fail? When no free block is large enough, and the driver has no room for a new segment,
 # even after all *empty* ones went back. PyTorch never asks how much is free in total.
 #
 # ZeRO's section 6.3 names this pattern: with [recomputation](../docs/glossary.md#activation-recomputation), checkpoints
-# stay, and the tensors between them go. Change the order to `"L" * 12 + "s" * 8`, predict the picture, and run.
+# stay, and the tensors between them are freed. Change the order to `"L" * 12 + "s" * 8`, predict the picture, and run.
 #
 # ## A real step, and four counters
-# cuBLAS, the library that multiplies matrices, takes a [workspace](../docs/glossary.md#workspace) for each thread that
-# calls it, and keeps it. Forward has one thread, backward another.
+# First, some memory that is in no tensor. cuBLAS, the library that multiplies matrices, takes a
+# [workspace](../docs/glossary.md#workspace) for each thread that calls it, and keeps it. Forward has one thread,
+# backward another.
 
 # %%
 tensors = late = None
@@ -295,7 +296,7 @@ reveal("10.kept", stats["reserved_bytes.all.current"])
 #
 # On a GPU, the driver's figure exceeds reserved. It includes the *[context](../docs/glossary.md#context-cuda)*, which
 # CUDA needs in each process for its kernels, and what libraries take without the allocator, such as NCCL's buffers. A
-# simulated GPU has neither. Here is a real one. Its first line was recorded before the first tensor:
+# simulated GPU has neither. Here is a real GPU. The first line was recorded before its first tensor:
 
 # %%
 from course_utils.benchmark.gpu import GPU_TABLES
@@ -329,8 +330,8 @@ lines(curves(replayed), title, "allocations and frees so far", "GB", markers=Fal
 # `run.replace(card="H100-80GB")`.
 #
 # ## Out of memory with a third free
-# The tensors of this run need less than 5.3 GB. Give it 6 GiB, which is 6.44 GB. It fails, with almost a third of that
-# memory free.
+# The tensors of this run need less than 5.3 GB. On a card of 6 GiB, which is 6.44 GB, it fails with almost a third
+# free.
 #
 # **Your guess.** How large is the largest tensor that would still have fitted?
 
@@ -617,7 +618,7 @@ quiz(10)
 
 # %% [markdown]
 # ## In your own script
-# Record a snapshot of one training step on CUDA. Write it to a file for <https://pytorch.org/memory_viz>.
+# Record a snapshot of one training step on CUDA, in a file that <https://pytorch.org/memory_viz> opens.
 
 # %%
 import torch

@@ -207,7 +207,7 @@ def corpus(lengths: Sequence[int], device: str, width: int = 8, features: int = 
     return model, [torch.randint(1000, (length,), device=device) for length in lengths]
 
 
-@exercise("10.4", "It fits, only by order: no large tensor needs the room between long-lived ones.")
+@exercise("10.4", "You changed only the order: now nothing large must fit between long-lived tensors.")
 def embed(answer: Any) -> None:
     """`answer(model, documents)` lists each document's features, made in an order that fits the card."""
     _check_features(answer)
@@ -298,7 +298,7 @@ LEAKS: tuple[str | None, ...] = ("last", None, "first")
 example_snapshot = partial(snapshot, LEAKS[0])  # one of the hidden ones, to look at
 
 
-@exercise("10.5", "Not the largest and not the oldest: the one with new blocks from several steps.")
+@exercise("10.5", "A leak is neither the largest nor the oldest block: it has blocks from several steps.")
 def leak(answer: Any) -> None:
     """`answer(snapshot)` is the module whose tensors pile up, or None."""
     got = [call(answer, snapshot=snapshot(module), returns=str | None) for module in LEAKS]
