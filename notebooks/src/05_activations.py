@@ -12,20 +12,19 @@
 # %% [markdown]
 # # 05 · What does each operation keep?
 #
-# **90 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb), what the parts of a
-# [transformer block](../docs/glossary.md#transformer-block) are, and the derivative of a product. No GPU is needed:
-# where a measurement is simulated, it says so.
+# **90 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb), the parts of a [transformer
+# block](../docs/glossary.md#transformer-block), and the derivative of a product. No GPU is needed: simulated
+# measurements say so.
 #
-# Lesson 01 asked autograd what three operations keep. Here you derive it for a whole block, tensor by tensor, so that
-# you can do the same for a block that nobody has written a formula for. The symbols: b sequences of s tokens, hidden
-# size h, a heads, L layers, vocabulary V.
+# Lesson 01 asked autograd what three operations keep. Here you derive it for a complete block, tensor by tensor, so
+# that you can do it for any block. Symbols: b sequences of s tokens, hidden size h, a heads, L layers, vocabulary V.
 
 # %% [markdown]
 # ## Operation by operation
-# An operation keeps what its derivative asks for, and nothing else. Eight operations are enough for a GPT: addition,
-# division by a number, a linear layer, GELU, softmax, dropout, LayerNorm, a product of two activations. Each one works
-# on a tensor of s·b·h numbers in [bf16](../docs/glossary.md#fp16-and-bf16). **Your guess.** How many MB do all eight
-# keep together?
+# An operation keeps the tensors that its derivative needs, and nothing else. A GPT consists of eight operations:
+# addition, division by a number, a linear layer, GELU, softmax, dropout, LayerNorm, a product of two activations. Each
+# one gets s·b·h numbers in [bf16](../docs/glossary.md#fp16-and-bf16). **Your guess.** How many MB do all eight keep
+# together?
 
 # %%
 from course_utils import PRESETS, TrainingRun, estimate, format_bytes, measure, on_gpu, plus_minus
@@ -38,10 +37,10 @@ predict("05.operations", unit="MB")
 
 # %% [markdown]
 # ### Estimate
-# | operation | derivative with respect to x | so backward asks for |
+# | operation | derivative with respect to x | backward needs |
 # |---|---|---|
 # | x + y | 1 | nothing |
-# | x / 8 | 1/8 | nothing: a number is no tensor |
+# | x / 8 | 1/8 | nothing: 8 is not a tensor |
 # | x · Wᵀ | for W: dL/dy · x | its input |
 # | GELU(x) | a function of x | its input |
 # | softmax(x) = p | p·(dL/dp − Σ p·dL/dp) | its *output* |
@@ -59,9 +58,9 @@ print(f"{sum(wanted.values()) / n:.3f} bytes for each of the s·b·h numbers")
 
 # %% [markdown]
 # ### Measure
-# Autograd hands each tensor that it saves in forward to a hook of yours, and keeps what the hook returns. A second
-# function turns that back into the tensor in backward. Five lines show all that is kept. Inside `on_gpu()`, "cuda" is
-# your GPU, or a [simulated one](../docs/glossary.md#simulated-gpu).
+# Autograd passes each tensor that it saves to your hook, and keeps what the hook returns. In backward, a second
+# function turns that back. Five lines show all that is kept. Inside `on_gpu()`, "cuda" is your GPU or a [simulated
+# one](../docs/glossary.md#simulated-gpu).
 
 
 # %%
@@ -82,9 +81,10 @@ with on_gpu():
         out = layer(x)
 
 # %% [markdown]
-# Change the layer to `nn.Dropout(0.1)`, then to `nn.Linear(h, h).to("cuda", torch.bfloat16)`; predict the lines first.
-# Weights appear, too, but they are there anyway. And two operations may save the same storage. So `kept_by` lists each
-# storage once, without the weights.
+# Change the layer to `nn.Dropout(0.1)`, then to `nn.Linear(h, h).to("cuda", torch.bfloat16)`. Predict the lines first.
+#
+# Weights are listed, too, but they are in memory anyway. And two operations may save the same
+# [storage](../docs/glossary.md#storage). So `kept_by` lists each storage once, without the weights.
 
 
 # %%
@@ -124,14 +124,14 @@ reveal("05.operations", sum(found.values()), unit="MB")
 show_ledger(wanted, found, columns=("estimate", "by hooks"))
 
 # %% [markdown]
-# **The gap** is zero in every row. Dropout's [mask](../docs/glossary.md#dropout-mask)
-# takes one byte per element, although one bit would do. And LayerNorm keeps its *statistics* in fp32 whatever its input
-# is: small, but you need them to close a [ledger](../docs/glossary.md#ledger) to the byte.
+# **The gap** is zero in every row. Dropout's [mask](../docs/glossary.md#dropout-mask) takes one byte per element,
+# although one bit would do. LayerNorm keeps its *statistics* in fp32 for any input. They are small, but without them no
+# [ledger](../docs/glossary.md#ledger) closes to the byte.
 #
-# Those are a GPU's kernels. Your processor has others: with "cpu" for "cuda" in the cell of the five lines, dropout
-# keeps a bf16 tensor that holds 0 or 1/(1−rate), and LayerNorm's statistics have the input's format.
+# These are GPU kernels. On your processor, with "cpu" for "cuda" in the cell of the five lines, dropout keeps a bf16
+# tensor of 0 or 1/(1−rate), and LayerNorm's statistics have the input's format.
 #
-# Softmax keeps its output, as its derivative can be written with the output alone. Check that with real numbers.
+# Softmax's derivative needs only its output. Check that with real numbers.
 
 # %%
 torch.manual_seed(0)
@@ -140,21 +140,21 @@ p = x.softmax(-1)
 dp = torch.randn_like(p)
 p.backward(dp)
 by_hand = p * (dp - (p * dp).sum(-1, keepdim=True))
-print(f"largest slope {x.grad.abs().max():.4f}, largest difference {(by_hand - x.grad).abs().max():.4f}")
+print(f"largest gradient {x.grad.abs().max():.4f}, largest difference {(by_hand - x.grad).abs().max():.4f}")
 
 # %% [markdown]
 # ### What LayerNorm computes
-# Of each token's h numbers, LayerNorm takes mean μ and variance σ². The small ε prevents a division by zero, γ is the
-# gain and β the bias ([Ba et al. 2016](https://arxiv.org/abs/1607.06450)).
+# LayerNorm takes the mean μ and variance σ² of each token's h numbers. The small ε prevents a division by zero, γ is
+# the gain, β the bias ([Ba et al. 2016](https://arxiv.org/abs/1607.06450)).
 #
 # $$\hat x = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} \qquad y = \gamma \hat x + \beta$$
 #
-# With $g = \gamma \cdot \frac{dL}{dy}$, and means over a token's numbers, the slopes are
+# With $g = \gamma \cdot \frac{dL}{dy}$, and means over a token's numbers, the gradients are
 #
 # $$\frac{dL}{dx} = \frac{g - \text{mean}(g) - \hat x \cdot \text{mean}(g \hat x)}{\sqrt{\sigma^2 + \varepsilon}}
 # \qquad \frac{dL}{d\gamma} = \sum \hat x \cdot \frac{dL}{dy}$$
 #
-# So PyTorch keeps x, μ and $1 / \sqrt{\sigma^2 + \varepsilon}$, and makes $\hat x$ from them again. Check that, too.
+# So PyTorch keeps x, μ and $1 / \sqrt{\sigma^2 + \varepsilon}$, and computes $\hat x$ again. Check that, too.
 
 # %%
 gain, bias = (torch.randn(16, requires_grad=True) for _ in range(2))
@@ -170,10 +170,10 @@ for name, mine, torchs in [("dL/dx", dx, x.grad), ("dL/dγ", (normal * dy).sum(0
 
 # %% [markdown]
 # ## An MLP with another nonlinearity
-# An MLP widens h to 4h, applies a nonlinearity, and comes back. Both the nonlinearity and the second matrix keep a wide
-# tensor. GELU needs its *input*. ReLU can do with its *output*: where that is zero, so is the slope.
+# An MLP widens h to 4h, applies a nonlinearity, and narrows back to h. The nonlinearity and the second matrix each keep
+# a wide tensor. GELU needs its *input*. ReLU needs only its *output*: where that is zero, so is the derivative.
 #
-# **Your guess.** Same shapes, ReLU in place of GELU. How many MB does the MLP keep then?
+# **Your guess.** Same shapes, ReLU instead of GELU. How many MB does the MLP keep?
 
 # %%
 with on_gpu():
@@ -192,14 +192,14 @@ for tensor in kept:
 reveal("05.relu", size(kept), unit="MB")
 
 # %% [markdown]
-# The estimate is 2·s·b·h for the first matrix's input and 8·s·b·h for ReLU's output. What the second matrix keeps is
-# the *same* tensor. Memory is counted by storage, not by how many operations point at it. Change the line to
-# `nn.SiLU()` or `nn.Sigmoid()`: does it keep its input or its output?
+# The estimate is 2·s·b·h for the first matrix's input plus 8·s·b·h for ReLU's output. The second matrix keeps the
+# *same* tensor. Count storages, not the operations that point at them. Change the line to `nn.SiLU()` or
+# `nn.Sigmoid()`: does it keep its input or its output?
 #
 # ## The ledger of one block
-# Now put them together: norm, attention, norm, MLP, with two residual additions. GPT-2 small, two sequences of 512
-# tokens, 16-bit, dropout as published, attention written out in PyTorch's own operators
-# ([eager](../docs/glossary.md#eager-attention)).
+# Now combine them: norm, attention, norm, MLP, two residual additions. This is GPT-2 small, two sequences of 512
+# tokens, 16-bit, dropout as published. Attention is [eager](../docs/glossary.md#eager-attention): written out in
+# PyTorch's own operators.
 
 
 # %%
@@ -228,11 +228,11 @@ class Block(nn.Module):
 
 
 # %% [markdown]
-# **Your guess.** In units of s·b·h bytes: what does the block keep?
+# **Your guess.** What does the block keep, in units of s·b·h bytes?
 
 # %%
 s, b, h, a = 512, 2, 768, 12
-print(f"h = {h}, a = {a}: with s = {s}, each s×s matrix of all heads has a·s/h = {a * s / h:g} numbers per s·b·h")
+print(f"h = {h}, a = {a}: with s = {s}, one s×s matrix in each head is a·s/h = {a * s / h:g} numbers per s·b·h")
 predict("05.block", unit="s·b·h")
 
 # %%
@@ -244,17 +244,17 @@ with on_gpu():
     grown = torch.cuda.memory_allocated() - before
     by_hooks = size(kept_by(block, x))
 reveal("05.block", by_hooks / (s * b * h), unit="s·b·h")
-print(f"by hooks {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
+print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 
 # %% [markdown]
-# Two ways to ask, and nearly one answer. (The hooks count x, which was there before; the allocator counts y, of the
-# same size.) What the allocator has more are rests too small to split off ([lesson
-# 10](10_allocator_and_fragmentation.ipynb)). On a card, more lies outside of every estimate here: cuBLAS's workspaces,
-# some MB at the first matrix product of forward, and again of backward;
-# [reserved](../docs/glossary.md#allocated-and-reserved) memory that holds no tensor; and CUDA's context, some hundred
-# MB that no counter of PyTorch has.
+# Two ways to ask, nearly one answer. (The hooks count x, which existed before. The allocator counts y, of the same
+# size.) The allocator adds remainders too small to split off ([lesson 10](10_allocator_and_fragmentation.ipynb)).
 #
-# `saved_by` is the same for any layer, and names the operation whose backward asks:
+# A real GPU holds more, outside every estimate here: cuBLAS's workspaces, some MB at the first matrix product of
+# forward and again of backward; [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor; and
+# CUDA's context, some hundred MB that no counter of PyTorch shows.
+#
+# `saved_by` does the same for any layer, and names the operation whose backward needs the tensor:
 
 # %%
 from course_utils.interactive.saved import saved_by
@@ -264,12 +264,12 @@ for item in saved_by(Block(h, a, eager), (b, s, h), dtype="bf16", device="gpu"):
 
 # %% [markdown]
 # ### The formula, term by term
-# Everything without s² makes 34. The rest has one number for each *pair* of tokens in each head, 5·a·s²·b.
+# All terms without s² add up to 34. The rest has one number per head for each *pair* of tokens: 5·a·s²·b.
 #
 # $$34 \cdot s b h + 5 a s^2 b = s b h \left(34 + \frac{5 a s}{h}\right)$$
 #
-# That is equation 1 of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198). `block` in
-# [formula.py](../course_utils/estimating/formula.py) adds up the same terms for every kernel, norm and MLP.
+# This is equation 1 of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198). `block` in
+# [formula.py](../course_utils/estimating/formula.py) adds up these terms for every kernel, norm and MLP.
 
 # %%
 unit = s * b * h
@@ -285,15 +285,16 @@ show_ledger(terms, {"all that hooks found": by_hooks}, unit="MB", columns=("esti
 print(f"left over: {by_hooks - sum(terms.values()):,} bytes; 2 norms, 2 fp32 numbers per token: {16 * s * b:,}")
 
 # %% [markdown]
-# **The gap** is the norms' statistics, sixteen bytes per token, and nothing else. An estimate is finished when what is
+# **The gap** is the norms' statistics, 16 bytes per token, and nothing else. An estimate is finished when everything
 # left over has a name.
 #
-# Now change `rate` to 0.0 where the block is made. Predict which terms go, and run the cells again.
+# Now change `rate` to 0.0 where the block is made. Which terms disappear? Predict, then run the cells again.
 
 # %% [markdown]
 # ## Flash attention
 # A [flash](../docs/glossary.md#flashattention) kernel computes the same attention piece by piece and never writes an
-# s×s matrix. For backward it computes softmax again, from queries and keys. **Your guess.** What is left, in s·b·h?
+# s×s matrix. In backward it computes softmax again, from queries and keys. **Your guess.** What does the block keep
+# now, in s·b·h?
 
 # %%
 predict("05.flash", unit="s·b·h")
@@ -315,12 +316,12 @@ wanted_flash = sizes["eager"] - 5 * a * tokens**2 * b + 4 * a * tokens * b + 24
 print(f"eager − 5·a·s²·b + 4·a·s·b + 24: {wanted_flash:,} bytes")
 
 # %% [markdown]
-# All of 5·a·s²·b is gone. Flash attention keeps one fp32 number per row and head, its
-# [logsumexp](../docs/glossary.md#logsumexp), plus 24 bytes of random state, from which it makes the same dropout mask
-# again. 34 stayed 34: the kernel's output and the input of the next matrix are one storage. Change 512 to 2048: predict
-# both lines.
+# 5·a·s²·b is gone. Flash attention keeps one fp32 number per row and head, its
+# [logsumexp](../docs/glossary.md#logsumexp), plus 24 bytes of random state. From that state it regenerates the dropout
+# mask. 34 stays 34: the kernel's output and the next matrix's input are one storage. Change 512 to 2048: predict both
+# lines.
 #
-# Is it slower, as it computes softmax twice? Its authors found it quicker: no s×s matrix travels through the GPU's
+# Is it slower, because it computes softmax twice? Its authors found it faster: no s×s matrix travels through the GPU's
 # memory (Dao et al. 2022). On real GPUs:
 
 # %%
@@ -330,9 +331,9 @@ recorded_times("attention")
 
 # %% [markdown]
 # ## What else changes the bill?
-# Change one thing at a time, from the block with flash attention. **Your guess.** Llama's MLP,
-# [SwiGLU](../docs/glossary.md#swiglu), has three matrices. Made as narrow as needed to have GELU's number of parameters
-# (8/3·h in place of 4h), it multiplies two branches. What does the block keep then?
+# Change one thing at a time in the block with flash attention. Llama's MLP, [SwiGLU](../docs/glossary.md#swiglu),
+# multiplies two branches and has three matrices. At width 8/3·h it has as many parameters as GELU's at 4h. **Your
+# guess.** What does the block keep then?
 
 # %%
 predict("05.swiglu", unit="s·b·h")
@@ -367,22 +368,22 @@ with on_gpu():
     }  # fmt: skip
     per_unit = {name: size(kept_by(one.to("cuda", torch.bfloat16), x)) / x.numel() for name, one in variants.items()}
 reveal("05.swiglu", list(per_unit.values())[-1], unit="s·b·h")
-title = "Attention's kernel moves a block most, then a GELU that is written out"
+title = "Eager attention costs a block the most memory, a written-out GELU comes second"
 bars(per_unit, title, unit="s·b·h", kind="activations", highlight="eager", provenance="found by hooks, s = 512")
 
 # %% [markdown]
-# Row by row, next to what you would estimate:
+# Row by row, next to your estimate:
 #
-# - *No dropout*: the two masks of one byte go: 34 − 2. (Eager attention loses its mask and dropout's result, too, which
-#   is then softmax's own output.)
-# - *GELU written out*, ½·x·(1 + tanh(…)), as GPT-2 has it in the transformers library. More wide tensors stay, each
-#   8 units: half the input, the tanh, and what lies between. To `nn.GELU` they are steps inside one kernel.
-# - *RMSNorm*: one statistic per token in place of two. Its input stays, so hardly anything changes.
-# - *SwiGLU*: four wide tensors where GELU has two: 34 − 2 · 2 · 4 + 4 · 2 · 8/3. Change 8 // 3 to 4: how many more?
+# - *No dropout*: the two masks of one byte disappear: 34 − 2. (Eager attention also loses its mask and dropout's
+#   result: the product then reads softmax's output.)
+# - *GELU written out*, ½·x·(1 + tanh(…)), as in the transformers library's GPT-2. More wide tensors stay, 8 units each:
+#   half the input, the tanh, and what lies between. In `nn.GELU` these are steps inside one kernel.
+# - *RMSNorm*: one statistic per token instead of two. The input stays.
+# - *SwiGLU*: four wide tensors instead of GELU's two: 34 − 2 · 2 · 4 + 4 · 2 · 8/3. Change 8 // 3 to 4: how many more?
 #
-# Two more by the closed form. *Grouped queries*: keys and values shrink, queries do not.
-# [Autocast](../docs/glossary.md#autocast): matrices take 16-bit inputs, but the residual stream is fp32, so that both
-# norms keep 4 bytes per number where they kept 2.
+# Two more by formula. *Grouped queries*: keys and values shrink, queries do not.
+# [Autocast](../docs/glossary.md#autocast): matrices take 16-bit inputs, but the residual stream is fp32, so both norms
+# keep 4 bytes per number instead of 2.
 
 # %%
 from dataclasses import replace
@@ -400,14 +401,14 @@ for name, run in changed.items():
 
 # %% [markdown]
 # ### A fused kernel
-# A [fused](../docs/glossary.md#kernel-fusion) kernel does several operations as one, and its backward computes again
-# what lay between them. Flash attention is one. SwiGLU's SiLU(gate) · up, written out, keeps SiLU's input and both
-# factors. Here it is as one operation. How many wide tensors does it keep?
+# A [fused](../docs/glossary.md#kernel-fusion) kernel does several operations as one, and its backward recomputes what
+# lies between them. Flash attention is one. Written out, SwiGLU's SiLU(gate) · up keeps SiLU's input and both factors.
+# How many wide tensors does it keep as one operation?
 
 
 # %%
 class FusedSwiGLU(torch.autograd.Function):
-    """SiLU(gate) · up as one operation: it keeps its two inputs, and computes SiLU again in backward."""
+    """Compute SiLU(gate) · up as one operation that keeps only its inputs, and SiLU again in backward."""
 
     @staticmethod
     def forward(ctx, gate, up):
@@ -430,15 +431,14 @@ for product in (lambda gate, up: F.silu(gate) * up, FusedSwiGLU.apply):
 print(f"largest difference of the gradients: {(slopes[0] - slopes[2]).abs().max():.4f}")
 
 # %% [markdown]
-# Only what lies *inside* the kernel goes. The product is its output, and the next matrix reads it. So of SwiGLU's four
-# wide tensors a fused kernel saves one.
+# Fusing removes only what lies *inside* the kernel. The product is its output, and the next matrix reads it. So a fused
+# kernel saves one of SwiGLU's four wide tensors.
 
 # %% [markdown]
 # ## Logits and loss
-# At the end stands a tensor that no formula of blocks has: the [logits](../docs/glossary.md#logits), V numbers for each
-# token. Llama 3.2 with 1 billion parameters has V = 128,256. Take four sequences of 1,024 tokens under autocast. Its
-# loss reads a copy of the logits in fp32, as in Meta's own code. **Your guess.** How many GB does the *loss* keep for
-# its backward?
+# The formula of blocks lacks one tensor, the [logits](../docs/glossary.md#logits): V numbers per token. Llama 3.2 with
+# 1 billion parameters has V = 128,256. Take four sequences of 1,024 tokens under autocast. The loss reads an fp32 copy
+# of the logits, as in Meta's own code. **Your guess.** How many GB does the *loss* keep for its backward?
 
 # %%
 llama1b = TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024)
@@ -467,7 +467,7 @@ with on_gpu():
             loss_of(logits, targets, upcast).backward()
             logits.grad = None
         kept, most = keeps[autocast, upcast], (torch.cuda.max_memory_allocated() - before) / number
-        print(f"autocast {autocast!s:5}, fp32 copy {upcast!s:5}: keeps {kept:.2f}, in backward at most {most:.2f}")
+        print(f"autocast {autocast!s:5}, fp32 copy {upcast!s:5}: keeps {kept:.2f} bytes per logit; backward needs {most:.2f}")
 
 # %%
 by_loss, one_block = keeps[True, True] * number, block_bytes(llama1b)
@@ -476,31 +476,30 @@ print(f"estimate 4·s·b·V − by hooks: {4 * number - by_loss:,.0f} bytes, the
 print(f"the loss keeps {by_loss / one_block:.1f} times as much as one of {llama1b.model.layers} blocks")
 
 # %% [markdown]
-# These are bytes per token and word of the vocabulary. The first row is Llama's. It keeps its
-# [log-softmax](../docs/glossary.md#log-softmax) in fp32, four bytes per token and word. The logits are not kept, and
-# neither is their copy: log-softmax's backward needs its output alone.
+# The first row is Llama's. It keeps its [log-softmax](../docs/glossary.md#log-softmax) in fp32: 4 bytes per logit. It
+# keeps neither the logits nor their copy, because log-softmax's backward needs only its output.
 #
 # ### 16 bits or 32?
-# Frameworks differ here. nanoGPT and litgpt read
-# the logits in the head's 16 bits. Meta's Llama 3, torchtitan and transformers copy them to fp32; torchtune does so one
-# chunk at a time, and Megatron-LM overwrites the copy with softmax and gradient. A `TrainingRun` chooses by
-# `logits="compute"` or `logits="fp32"`. More differences are on [a page of their own](../docs/reference_code.md).
+# Frameworks differ. nanoGPT and litgpt read the logits in the head's 16 bits. Meta's Llama 3, torchtitan and
+# transformers copy them to fp32. torchtune copies one chunk at a time, and Megatron-LM overwrites the copy with softmax
+# and gradient. A `TrainingRun` takes `logits="compute"` or `logits="fp32"`. [More
+# differences](../docs/reference_code.md).
 #
-# Under autocast the copy *saves* two bytes: without it, log-softmax stays in bf16 and autocast copies that to fp32, 2 +
-# 4. Change V to 32_000, Llama 2's vocabulary: predict what the loss keeps, in blocks.
+# Under autocast the copy *saves* two bytes. Without it, log-softmax stays in bf16 and autocast copies that to fp32:
+# 2 + 4. Change V to 32_000, Llama 2's vocabulary: predict what the loss keeps, in blocks.
 #
 # ### Negligible?
-# Korthikanti et al. (section 4.3) count bytes outside the blocks, too:
+# Korthikanti et al. (section 4.3) also count the bytes outside the blocks:
 #
 # $$s b h \left(1 + 4 \left(1 + \frac{V}{h}\right)\right)$$
 #
-# For their model of 22 billion parameters (table 3) they call that "less than 0.01% of the total activation memory
-# requirements". Put the sizes in; the last column leaves out 5·a·s/h.
+# For their model of 22 billion parameters (table 3), they call that "less than 0.01% of the total activation memory
+# requirements". Put in the sizes. The last column leaves out 5·a·s/h.
 
 
 # %%
 def outside(h, a, L, V, s, flash=False):
-    """What embeddings, last norm, head and loss keep, as a part of all activations, by the paper's formulas."""
+    """The share of all activations that embeddings, last norm, head and loss keep, by the paper's formulas."""
     ends, blocks = 1 + 4 * (1 + V / h), L * (34 + (0 if flash else 5 * a * s / h))
     return ends / (ends + blocks)
 
@@ -513,16 +512,16 @@ for name, of_model in {"22B": (6144, 64, 48, 51200, 2048), **letters}.items():
     )
 
 # %% [markdown]
-# The paper's own formula gives over half a percent for its model, not a hundredth of one. For a small model with a
-# large vocabulary and flash attention that is no longer little.
+# The paper's own formula gives over half a percent for its model, not a hundredth of one. A small model with a large
+# vocabulary and flash attention keeps far more.
 #
 # ## The loss in chunks
-# The loss is a mean over tokens, and a token's loss needs its own V logits alone. So take the tokens chunk by chunk:
+# The loss is a mean over tokens, and each token's loss needs only its own V logits. So take the tokens chunk by chunk:
 # head, loss, next chunk. This is a [chunked loss](../docs/glossary.md#chunked-loss).
 #
-# GPT-2 XL, 32 sequences of 1,024 tokens, all in 16 bits. In the loss's backward, three tensors of s·b·V numbers are
-# there at once: the log-softmax that was kept, its gradient, and the logits' gradient. **Your guess.** By how many GB
-# does the peak fall with 8 chunks?
+# GPT-2 XL, 32 sequences of 1,024 tokens, all in 16 bits. The loss's backward needs three tensors of s·b·V numbers at
+# once: the kept log-softmax, its gradient, and the logits' gradient. **Your guess.** By how many GB does the peak fall
+# with 8 chunks?
 
 # %%
 xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="bf16-master")
@@ -531,14 +530,14 @@ print(f"one tensor of s·b·V numbers in bf16: {format_bytes(2 * s * b * V, 'GB'
 predict("05.chunks", unit="GB")
 
 # %% [markdown]
-# Chunks alone save nothing: autograd keeps the log-softmax of each. So call each chunk through `checkpoint`. It keeps
-# only the inputs of a function and calls the function again in backward ([lesson 06](06_recomputation.ipynb) is about
-# it, and about `use_reentrant`). Chunks may differ in length, so add sums and divide by the number of tokens.
+# Chunks by themselves save nothing: autograd keeps the log-softmax of each. So call each chunk through `checkpoint`,
+# which keeps only a function's inputs and calls it again in backward. ([Lesson 06](06_recomputation.ipynb) explains it,
+# and `use_reentrant`.) Chunks may differ in length, so add sums and divide by the number of tokens.
 
 
 # %%
 def chunked_loss(head, features, targets, chunks):
-    """The mean loss of all tokens; logits exist for one chunk at a time."""
+    """The mean loss of all tokens; only one chunk's logits exist at a time."""
 
     def part(piece, wanted):
         return F.cross_entropy(head(piece), wanted, reduction="sum") / len(targets)
@@ -549,16 +548,16 @@ def chunked_loss(head, features, targets, chunks):
 
 
 # %% [markdown]
-# Is it the same loss, with the same gradients? A small head on the CPU answers. Then the same lines at GPT-2 XL's size.
+# Is it the same loss, with the same gradients? A small head on the CPU answers. Then GPT-2 XL's size.
 
 # %%
 features, head = torch.randn(1000, 64, requires_grad=True), nn.Linear(64, 4096, bias=False)
 targets = torch.randint(4096, (1000,))
 whole, chunked = F.cross_entropy(head(features), targets), chunked_loss(head, features, targets, 8)
-print(f"loss {whole.item():.4f} whole, {chunked.item():.4f} in 8 chunks")
+print(f"loss {whole.item():.4f} in one piece, {chunked.item():.4f} in 8 chunks")
 slopes = [torch.autograd.grad(loss, [features, head.weight]) for loss in (whole, chunked)]
 for name, one, other in zip(("features", "head"), *slopes, strict=True):
-    print(f"d{name}: length {one.norm():.4f}, of the difference {(one - other).norm():.4f}")
+    print(f"gradient of {name}: norm {one.norm():.4f}, of the difference {(one - other).norm():.4f}")
 
 # %%
 chunks, peaks = 8, []  # change this
@@ -577,7 +576,7 @@ falls = peaks[0] - peaks[1]
 reveal("05.chunks", falls)
 
 # %% [markdown]
-# **Estimate.** With c chunks each of the three tensors is c times smaller. The peak falls by
+# **Estimate.** With c chunks, each of the three tensors is c times smaller. The peak falls by
 #
 # $$3 \cdot 2 \cdot s b V \left(1 - \frac{1}{c}\right)$$
 #
@@ -592,24 +591,25 @@ closed = {
 show_ledger(closed, {"the peak falls by": falls}, columns=("estimate", "by counter"))
 for run in (xl.replace(recompute="full", loss_chunks=count) for count in (1, 8)):
     peak = format_bytes(estimate(run).total, "GB", 1)
-    print(f"a whole step, full recomputation, loss_chunks={run.loss_chunks}: {peak} at the peak, estimated")
+    print(f"a step with full recomputation, loss_chunks={run.loss_chunks}: {peak} at the peak, estimated")
 
 # %% [markdown]
-# **The gap**, less than a thousandth, is the allocator's: it rounds large requests up and leaves small rests on its
-# pieces. The price of chunks is one more product with the head, 2·s·b·h·V [FLOPs](../docs/glossary.md#flops). A fused
-# kernel goes further and never writes the logits to memory ([Wijmans et al. 2024](https://arxiv.org/abs/2411.09009)).
-# Change 8 to 2, then to 64: how much of 3·2·s·b·V is left to gain? The last
-# two lines: with full recomputation (lesson 06) blocks keep little, and the loss decides what fits 32 GB.
+# **The gap**, less than a thousandth, is the allocator's: it rounds large requests up and leaves small remainders.
+# Chunks cost one more product with the head, 2·s·b·h·V [FLOPs](../docs/glossary.md#flops). A fused kernel goes further
+# and never writes the logits to memory ([Wijmans et al. 2024](https://arxiv.org/abs/2411.09009)). Change 8 to 2, then
+# to 64: how much of 3·2·s·b·V is left to gain?
 #
-# What do pieces cost in time? GPT-2, whose head is nearly a third of its weights:
+# As the last two lines show, with full recomputation (lesson 06) the loss decides what fits 32 GB.
+#
+# What do chunks cost in time? For GPT-2, whose head is nearly a third of its weights:
 
 # %%
 recorded_times("loss")
 
 # %% [markdown]
 # ## Twice the batch, twice the length
-# Only two symbols of the formula are yours to turn from run to run: b and s. **Your guess.** A block of a tiny GPT with
-# eager attention, s from 128 to 256. By what factor does what it keeps grow?
+# From run to run you choose only b and s. **Your guess.** In a tiny GPT with eager attention, s grows from 128 to 256.
+# By what factor do a block's activations grow?
 
 # %%
 tiny = PRESETS["tiny-gpt"]
@@ -635,20 +635,20 @@ reveal("05.double", curves["eager"][3] / curves["eager"][1], unit="times")
 
 # %%
 series = {name: (lengths, [kept_bytes / 1e6 for kept_bytes in curve]) for name, curve in curves.items()}
-title = "Only eager attention is quadratic in s; in b every kernel is linear"
-lines(series, title, "sequence length s, b = 4", "MB that a block keeps", provenance="found by hooks")
+title = "Only eager attention grows with s²; with b every kernel grows linearly"
+lines(series, title, "sequence length s, b = 4", "MB kept by a block", provenance="found by hooks")
 
 # %% [markdown]
-# Neither 2 nor 4: the linear part doubles, the quadratic part grows fourfold, and the factor lies between, by how much
-# of each there is. A rule such as "twice the length, four times the memory" holds only where 5·a·s/h is far above 34.
-# Change 256 to 1024: predict where eager attention's curve ends.
+# Neither 2 nor 4: the linear part doubles, the quadratic part grows fourfold, and their shares decide. "Twice the
+# length, four times the memory" holds only where 5·a·s/h is far above 34. Change 256 to 1024: predict where eager
+# attention's curve ends.
 
 # %% [markdown]
-# ## Llama-3 8B: 97, 17 and 1
-# A lecture, after the [Ultra-Scale Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook), gives for one
-# sequence of 4,096 tokens: 97 GB of [activations](../docs/glossary.md#activations), 17 GB with selective
-# [recomputation](../docs/glossary.md#activation-recomputation), 1 GB with full. **Your guess.** How many GiB does a
-# real Llama-3 8B keep when its forward pass ends, with flash attention, nothing recomputed?
+# ## Llama-3 8B: 97, 17 and 1 GB
+# A lecture, after the [Ultra-Scale Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook), gives three
+# numbers for one sequence of 4,096 tokens: 97 GB of [activations](../docs/glossary.md#activations), 17 GB with
+# selective [recomputation](../docs/glossary.md#activation-recomputation), 1 GB with full. **Your guess.** How many GiB
+# does a real Llama-3 8B keep at the end of forward, with flash attention, nothing recomputed?
 
 # %%
 predict("05.llama", unit="GiB")
@@ -670,8 +670,8 @@ for name, kept_bytes in lecture.items():
     print(f"{name:38s} {format_bytes(kept_bytes, 'GiB', 1):>12s} = {format_bytes(kept_bytes, 'GB', 1)}")
 
 # %% [markdown]
-# Every number of the lecture is there, in GiB. And every one is the formula of a *GPT* with eager attention. Llama has
-# no dropout, [RMSNorm](../docs/glossary.md#rmsnorm) for LayerNorm, SwiGLU for GELU, and [grouped
+# The lecture's numbers are all there, in GiB. But they follow from the formula of a *GPT* with eager attention. Llama
+# has no dropout, [RMSNorm](../docs/glossary.md#rmsnorm) instead of LayerNorm, SwiGLU instead of GELU, and [grouped
 # queries](../docs/glossary.md#grouped-queries). Change one thing at a time: first the model, then the kernel.
 
 # %%
@@ -693,12 +693,12 @@ for item in block_saved(with_flash):
     print(f"{item.operation:12s} {item.name:28s} {item.size / (s * b * h):6.3f} · s·b·h")
 
 # %% [markdown]
-# Flash attention has taken the s² away, and with it what [selective
-# recomputation](../docs/glossary.md#selective-recomputation) was invented for. What is left is above the lecture's 17
-# GiB: SwiGLU's four wide tensors are most of a block. Change `seq_len` to 2048: which of the lecture's numbers halve?
+# Flash attention removes the s² term, which is what [selective
+# recomputation](../docs/glossary.md#selective-recomputation) was invented for. The rest is above the lecture's 17 GiB:
+# SwiGLU's four wide tensors are most of a block. Change `seq_len` to 2048: which of the lecture's numbers halve?
 #
-# Two more sentences of that lecture are about a small Llama, states included: "over 50 GB" for one sequence of 4,096
-# tokens, and, for 1 billion parameters, 25 GB at s = 8,192 with selective recomputation.
+# The lecture makes two more claims about a small Llama, states included: "over 50 GB" for one sequence of 4,096 tokens,
+# and, for 1 billion parameters, 25 GB at s = 8,192 with selective recomputation.
 
 # %%
 billion = TrainingRun("llama3.2-1b", micro_batch=1, seq_len=8192, precision="bf16-master")
@@ -713,13 +713,13 @@ for name, total in sums.items():
     print(f"{name:45s} {format_bytes(total, 'GB', 1)}")
 
 # %% [markdown]
-# The first sum takes GPT's formula; a small Llama itself stays below 50 GB. The last one adds up two models: the states
-# are those of 10⁹ parameters, the activations those of a model that has more.
+# The first sum uses GPT's formula; a small Llama itself stays below 50 GB. The last sum mixes two models: states of 10⁹
+# parameters, and activations of a model that has more.
 #
 # ## The 60 GB question
-# GPT-2 XL, 32 sequences of 1,024 tokens. [ZeRO](../docs/glossary.md#zero)'s footnote says 12·h·b·s·L numbers, the "60
-# GB" that so many texts repeat ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). It does not
-# say which twelve. **Your guess.** How many GB does ZeRO's number lack, with flash attention?
+# GPT-2 XL, 32 sequences of 1,024 tokens. A footnote of [ZeRO](../docs/glossary.md#zero) says 12·h·b·s·L numbers, the
+# "60 GB" that so many texts repeat ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). It does
+# not say which twelve. **Your guess.** How many GB does ZeRO's number miss, with flash attention?
 
 # %%
 from course_utils.estimating.exact.activations import head_saved, stem_saved
@@ -738,23 +738,23 @@ three = {
     "34 + 5·a·s/h": korthikanti_activation_bytes(xl),
     f"{eager_step.word}, eager": eager_step.moments["end of forward"]["activations"],
 }
-title = "Sixty gigabytes is neither what flash keeps nor what eager attention keeps"
+title = "Neither flash nor eager attention keeps ZeRO's sixty gigabytes"
 bars(three, title, kind="activations", highlight="ZeRO: 12·h·b·s·L", provenance=str(flash_step.provenance))
 
 # %% [markdown]
-# One choice of tensors from the ledger makes exactly ZeRO's 24 bytes. What is missing? Add your terms to `mine`, run
-# the cell, and go on until less than a tenth of a GB is left over. (`unit` is s·b·h·L, `token` is s·b.)
+# One choice of tensors from the ledger gives exactly ZeRO's 24 bytes. What is missing? Add your terms to `mine` and run
+# the cell, until less than a tenth of a GB is left over. (`unit` is s·b·h·L, `token` is s·b.)
 
 # %%
 reveal("05.sixty", kept_flash - zero_activation_bytes(xl))
 s, b, h, a, L = xl.seq_len, xl.micro_batch, xl.model.hidden, xl.model.heads, xl.model.layers
 unit, token = s * b * h * L, s * b
 zero_terms = {"inputs of four matrices": 14 * unit, "queries, keys, values": 6 * unit, "inputs of two norms": 4 * unit}
-mine = {"what it is": 0 * unit}  # change this
+mine = {"your term": 0 * unit}  # change this
 show_ledger(zero_terms | mine, {"with flash attention": kept_flash}, columns=("estimate", flash_step.word))
 
 # %% [markdown]
-# Got them? These are all.
+# Did you find them? These are all.
 
 # %%
 missing = {
@@ -766,18 +766,18 @@ missing = {
 }
 show_ledger(zero_terms | missing, {"with flash attention": kept_flash}, columns=("estimate", flash_step.word))
 rest = kept_flash - sum((zero_terms | missing).values())
-print(f"left over: {rest:,} bytes = {L} layers × 2 blocks of 512 bytes for the random numbers' state")
+print(f"left over: {rest:,} bytes = {L} layers × 2 blocks of 512 bytes for the random state")
 
 # %% [markdown]
-# **The gap** is closed, with every byte under a name. "60 GB" counts twelve tensors of equal width. A block keeps 34
-# bytes · s·b·h, and eager attention 5·a·s/h more, here the larger part by far.
+# **The gap** is closed: every byte has a name. "60 GB" counts twelve tensors of equal width. A block keeps 34 bytes per
+# s·b·h. Eager attention adds 5·a·s/h, here by far the larger part.
 
 # %% [markdown]
-# ## A map
-# Activations over all b and s, and the line where the *whole* step, states included, no longer fits the card. Find out
-# with the sliders: which is the smallest card that takes 4 sequences of 2,048 tokens? With which kernel does the line
-# fall faster? What moves it more on a small card, the precision or the recomputation? Change the model to "gpt2-xl"
-# first: where is the line then?
+# ## A map of what fits
+# The map shows activations over b and s. A line marks where the *whole* step, states included, no longer fits the card.
+# Which is the smallest card that takes 4 sequences of 2,048 tokens? With which kernel does the line fall faster? On a
+# small card, what moves it more, precision or recomputation? Change the model to "gpt2-xl" first: where is the line
+# then?
 
 # %%
 from course_utils.lessons.activations.widget import activation_map
@@ -787,15 +787,15 @@ activation_map("llama3.2-1b", gpu="A100-80GB")  # change this
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# An A100 with 40 GB takes them, by so little that CUDA's context decides. With eager attention the line falls faster to
-# the right, where s² rules. On a card of 24 GB recomputation moves the line much further than the precision does. With
-# 16 GB nothing moves it: both precisions keep 16 bytes per parameter, more than the card has.
+# An A100 with 40 GB takes them, but by so little that CUDA's context decides. With eager attention the line falls
+# faster to the right, where s² dominates. With 24 GB, recomputation moves the line much further than precision does.
+# With 16 GB nothing moves it: both precisions keep 16 bytes per parameter, more than the card has.
 #
 # </details>
 
 # %% [markdown]
 # ## In your own script
-# Compute the loss of a large vocabulary in chunks, so that the logits of one chunk exist at a time.
+# Compute the loss of a large vocabulary in chunks, so that only one chunk's logits exist at a time.
 
 # %%
 import torch
@@ -823,15 +823,15 @@ loss.backward()
 # ## What the sources got wrong
 # | claim | what you computed here |
 # |---|---|
-# | activations are 12·h·b·s·L numbers (ZeRO) | it lacks GELU's input, the masks, and eager attention's s² |
+# | activations are 12·h·b·s·L numbers (ZeRO) | lacks GELU's input, the masks, and eager attention's s² |
 # | Llama-3 8B keeps 97 GB at 4,096 tokens (lecture) | a GPT of its size would; a Llama keeps far less |
-# | selective recomputation brings it to 17 GB (lecture) | 34·s·b·h·L; flash attention alone does the same |
-# | full recomputation leaves 1 GB (lecture) | the checkpoints alone; the live block and the loss come on top |
+# | selective recomputation brings it to 17 GB (lecture) | 34·s·b·h·L; flash attention by itself does the same |
+# | full recomputation leaves 1 GB (lecture) | only the checkpoints; the live block and the loss come on top |
 # | outside the blocks: less than 0.01 % for 22B (Korthikanti et al. 2022) | over half a percent by its own formula |
-# | a small Llama takes over 50 GB at 4,096 tokens (lecture) | by GPT's formula; a small Llama itself takes less |
+# | a small Llama takes over 50 GB at 4,096 tokens (lecture) | by GPT's formula; a small Llama takes less |
 #
 # ## Five questions
-# Each choice answers at once, and tells you why it is right or which mistake leads to it.
+# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -840,8 +840,8 @@ quiz(5)
 
 # %% [markdown]
 # ## Take home
-# **Remember** An operation keeps what its derivative asks for, a storage is counted once, and an estimate is done when
-# its residual has a name.
+# **Remember** An operation keeps what its derivative needs. A storage counts once. An estimate is done when its
+# residual has a name.
 #
 # **Breaks when** you use GPT's 34 + 5·a·s/h for a Llama, for a flash kernel, or under autocast; or when you leave out
 # what the loss keeps.
