@@ -58,8 +58,8 @@ print(f"{sum(wanted.values()) / n:.3f} bytes for each of the s·b·h numbers")
 
 # %% [markdown]
 # ### Measure
-# Autograd passes each tensor that it saves to your hook, and keeps what the hook returns. In backward, a second
-# function turns that back. Five lines show all that is kept. Inside `on_gpu()`, "cuda" is your GPU or a [simulated
+# Autograd passes each tensor that it saves to your hook, and keeps what the hook returns. A second function turns that
+# back in backward. Five lines show all that is kept. Inside `on_gpu()`, "cuda" is your GPU or a [simulated
 # one](../docs/glossary.md#simulated-gpu).
 
 
@@ -128,8 +128,8 @@ show_ledger(wanted, found, columns=("estimate", "by hooks"))
 # although one bit would do. LayerNorm keeps its *statistics* in fp32 for any input. They are small, but without them no
 # [ledger](../docs/glossary.md#ledger) closes to the byte.
 #
-# These are GPU kernels. On your processor, with "cpu" for "cuda" in the cell of the five lines, dropout keeps a bf16
-# tensor of 0 or 1/(1−rate), and LayerNorm's statistics have the input's format.
+# On your processor (change "cuda" to "cpu" in the cell of the five lines), dropout keeps a bf16 tensor of 0 or
+# 1/(1−rate), and LayerNorm's statistics have the input's format.
 #
 # Softmax's derivative needs only its output. Check that with real numbers.
 
@@ -254,7 +254,7 @@ print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 # forward and again of backward; [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor; and
 # CUDA's context, some hundred MB that no counter of PyTorch shows.
 #
-# `saved_by` does the same for any layer, and names the operation whose backward needs the tensor:
+# `saved_by` does this for any layer, and names the operation whose backward needs the tensor:
 
 # %%
 from course_utils.interactive.saved import saved_by
@@ -377,9 +377,9 @@ bars(per_unit, title, unit="s·b·h", kind="activations", highlight="eager", pro
 # - *No dropout*: the two masks of one byte disappear: 34 − 2. (Eager attention also loses its mask and dropout's
 #   result: the product then reads softmax's output.)
 # - *GELU written out*, ½·x·(1 + tanh(…)), as in the transformers library's GPT-2. More wide tensors stay, 8 units each:
-#   half the input, the tanh, and what lies between. In `nn.GELU` these are steps inside one kernel.
+#   half the input, the tanh, and what lies between. `nn.GELU` does these steps inside one kernel.
 # - *RMSNorm*: one statistic per token instead of two. The input stays.
-# - *SwiGLU*: four wide tensors instead of GELU's two: 34 − 2 · 2 · 4 + 4 · 2 · 8/3. Change 8 // 3 to 4: how many more?
+# - *SwiGLU*: four wide tensors instead of two: 34 − 2 · 2 · 4 + 4 · 2 · 8/3. Change 8 // 3 to 4: how many more?
 #
 # Two more by formula. *Grouped queries*: keys and values shrink, queries do not.
 # [Autocast](../docs/glossary.md#autocast): matrices take 16-bit inputs, but the residual stream is fp32, so both norms
@@ -431,8 +431,8 @@ for product in (lambda gate, up: F.silu(gate) * up, FusedSwiGLU.apply):
 print(f"largest difference of the gradients: {(slopes[0] - slopes[2]).abs().max():.4f}")
 
 # %% [markdown]
-# Fusing removes only what lies *inside* the kernel. The product is its output, and the next matrix reads it. So a fused
-# kernel saves one of SwiGLU's four wide tensors.
+# Fusing removes only what lies *inside* the kernel. The product is its output, and the next matrix reads it. So it
+# saves one of SwiGLU's four wide tensors.
 
 # %% [markdown]
 # ## Logits and loss
@@ -467,7 +467,7 @@ with on_gpu():
             loss_of(logits, targets, upcast).backward()
             logits.grad = None
         kept, most = keeps[autocast, upcast], (torch.cuda.max_memory_allocated() - before) / number
-        print(f"autocast {autocast!s:5}, fp32 copy {upcast!s:5}: keeps {kept:.2f} bytes per logit; backward needs {most:.2f}")
+        print(f"autocast {autocast!s:5}, fp32 copy {upcast!s:5}: {kept:.2f} bytes per logit, in backward {most:.2f}")
 
 # %%
 by_loss, one_block = keeps[True, True] * number, block_bytes(llama1b)
@@ -476,8 +476,8 @@ print(f"estimate 4·s·b·V − by hooks: {4 * number - by_loss:,.0f} bytes, the
 print(f"the loss keeps {by_loss / one_block:.1f} times as much as one of {llama1b.model.layers} blocks")
 
 # %% [markdown]
-# The first row is Llama's. It keeps its [log-softmax](../docs/glossary.md#log-softmax) in fp32: 4 bytes per logit. It
-# keeps neither the logits nor their copy, because log-softmax's backward needs only its output.
+# The first row is Llama's. It keeps its [log-softmax](../docs/glossary.md#log-softmax) in fp32, 4 bytes per logit. It
+# keeps neither the logits nor their copy: log-softmax's backward needs only its output.
 #
 # ### 16 bits or 32?
 # Frameworks differ. nanoGPT and litgpt read the logits in the head's 16 bits. Meta's Llama 3, torchtitan and
@@ -489,7 +489,7 @@ print(f"the loss keeps {by_loss / one_block:.1f} times as much as one of {llama1
 # 2 + 4. Change V to 32_000, Llama 2's vocabulary: predict what the loss keeps, in blocks.
 #
 # ### Negligible?
-# Korthikanti et al. (section 4.3) also count the bytes outside the blocks:
+# Korthikanti et al. (section 4.3) also count bytes outside the blocks:
 #
 # $$s b h \left(1 + 4 \left(1 + \frac{V}{h}\right)\right)$$
 #
@@ -595,11 +595,11 @@ for run in (xl.replace(recompute="full", loss_chunks=count) for count in (1, 8))
 
 # %% [markdown]
 # **The gap**, less than a thousandth, is the allocator's: it rounds large requests up and leaves small remainders.
-# Chunks cost one more product with the head, 2·s·b·h·V [FLOPs](../docs/glossary.md#flops). A fused kernel goes further
-# and never writes the logits to memory ([Wijmans et al. 2024](https://arxiv.org/abs/2411.09009)). Change 8 to 2, then
-# to 64: how much of 3·2·s·b·V is left to gain?
+# Chunks cost one more product with the head, 2·s·b·h·V [FLOPs](../docs/glossary.md#flops). A fused kernel never even
+# writes the logits to memory ([Wijmans et al. 2024](https://arxiv.org/abs/2411.09009)). Change 8 to 2, then to 64: how
+# much of 3·2·s·b·V is left to gain?
 #
-# As the last two lines show, with full recomputation (lesson 06) the loss decides what fits 32 GB.
+# The last two lines show: with full recomputation (lesson 06), the loss decides what fits 32 GB.
 #
 # What do chunks cost in time? For GPT-2, whose head is nearly a third of its weights:
 
@@ -776,8 +776,7 @@ print(f"left over: {rest:,} bytes = {L} layers × 2 blocks of 512 bytes for the 
 # ## A map of what fits
 # The map shows activations over b and s. A line marks where the *whole* step, states included, no longer fits the card.
 # Which is the smallest card that takes 4 sequences of 2,048 tokens? With which kernel does the line fall faster? On a
-# small card, what moves it more, precision or recomputation? Change the model to "gpt2-xl" first: where is the line
-# then?
+# small card, what moves it more, precision or recomputation? First change the model to "gpt2-xl": where is the line?
 
 # %%
 from course_utils.lessons.activations.widget import activation_map

@@ -11,22 +11,20 @@
 # %% [markdown]
 # # 06 · Recomputation
 #
-# **80 minutes.** You should know what autograd keeps for backward ([lesson
-# 01](01_where_did_the_memory_go.ipynb)) and what a [transformer
-# block](../docs/glossary.md#transformer-block) is. No GPU is needed: where a measurement is simulated, it says so.
+# **80 minutes.** You should know what autograd keeps for backward ([lesson 01](01_where_did_the_memory_go.ipynb)) and
+# what a [transformer block](../docs/glossary.md#transformer-block) is. No GPU is needed: simulated measurements say so.
 #
-# Activations are kept because backward asks for them. But whatever forward computed once, it can compute again. So keep
-# less, and pay in arithmetic: that is [activation recomputation](../docs/glossary.md#activation-recomputation), or
-# "activation checkpointing". Texts promise that it leaves "the square root", "about 8 GB", "50 %", for 25 to 40 % more
-# time. You will find out what it leaves, what it costs, and when each of these numbers is true.
+# What forward computed once, it can compute again. So keep fewer activations, and pay in arithmetic: this is
+# [activation recomputation](../docs/glossary.md#activation-recomputation), or "activation checkpointing". Texts promise
+# that it leaves "the square root", "about 8 GB", "50 %", for 25 to 40 % more time. Find out what it leaves and costs,
+# and when each number is true.
 
 # %% [markdown]
-# ## A chain, and all of it kept
-# A network is a chain of n nodes f. Each leaves one value that its backward b will
-# ask for, and hands another to the next node. What is in hand, and the gradient on its way back, are there whatever you
-# do; we count only what is *kept*.
+# ## A chain that keeps everything
+# A network is a chain of n nodes f. Each node leaves one value that its backward b needs, and passes another on. The
+# passed value and its gradient exist whatever you do, so count only what is *kept*.
 #
-# Step through it with the slider or the play button: backward starts when the last f is through. Then change 8 to 16.
+# Press play, or move the slider. Backward starts after the last f. Then change 8 to 16.
 
 # %%
 from course_utils.lessons.recomputation.widget import schedule_player
@@ -34,13 +32,13 @@ from course_utils.lessons.recomputation.widget import schedule_player
 schedule_player("keep all", nodes=8)  # change this
 
 # %% [markdown]
-# Memory n, and n runs of f. This is what PyTorch does unless told otherwise.
+# Memory is n, and f runs n times. PyTorch does this unless told otherwise.
 #
 # ## Keep none
-# The other extreme: keep the chain's input alone. Each time a b asks for its value, run the chain again from the start.
+# The other extreme keeps only the chain's input. Each b runs the chain again from the start to get its value.
 #
-# **Your guess.** A chain of 48 nodes, as many as GPT-2 XL has blocks. How many runs of f does that take in all, the
-# first 48 included?
+# **Your guess.** A chain of 48 nodes, as many as GPT-2 XL has blocks. How many runs of f does it take in all, the first
+# 48 included?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -51,11 +49,11 @@ predict("06.none", unit="runs")
 schedule_player("keep none", nodes=8)
 
 # %% [markdown]
-# The closed form: n runs at first; then for b of node i another i runs. These add up to
+# First n runs, then another i runs for b of node i. These add up to
 #
 # $$1 + 2 + \dots + n = \frac{n (n + 1)}{2}$$
 #
-# And the schedule, node by node:
+# And the schedule:
 
 # %%
 from course_utils.lessons.recomputation.schedules import keep_every, keep_none
@@ -63,30 +61,30 @@ from course_utils.lessons.recomputation.schedules import keep_every, keep_none
 n = 48  # change this
 none = keep_none(n)
 print(f"formula: {n} + {n}·{n + 1}/2 = {n + n * (n + 1) // 2:,} runs; counted: {none.forwards:,}")
-print(f"values kept at most: {none.memory}; a b costs two f: {(none.forwards + 2 * n) / (3 * n):.1f} times the work")
+print(f"at most {none.memory} values kept; if b costs two f, the work is {(none.forwards + 2 * n) / (3 * n):.1f}-fold")
 reveal("06.none", none.forwards, unit="runs")
 
 # %% [markdown]
-# Memory O(1), the input and one value, but work O(n²), and so nobody trains like that. Change 48 to 96: by what factor
-# does the work grow?
+# Memory is O(1), the input and one value. But work is O(n²), so nobody trains like that. Change 48 to 96: by what
+# factor does the work grow?
 #
 # ## Keep every k-th
-# Between the two: keep a [checkpoint](../docs/glossary.md#checkpoint), a node's input, at every k-th node. In backward
-# each stretch of k nodes runs *once* again, leaves its k values, and is done with ([Chen et al.
-# 2016](https://arxiv.org/abs/1604.06174)). Play it, then change k: which k keeps the least at once?
+# Between the two, keep a [checkpoint](../docs/glossary.md#checkpoint), a node's input, at every k-th node. In backward,
+# each stretch of k nodes runs *once* again and leaves its k values until they are used ([Chen et al.
+# 2016](https://arxiv.org/abs/1604.06174)). Play it, then change k: which k keeps the fewest values at once?
 
 # %%
 schedule_player("keep every k", nodes=16, k=2, tick=27)  # change this
 
 # %% [markdown]
-# **Your guess.** For a chain of 64 nodes: with how many nodes per checkpoint is the least kept at once?
+# **Your guess.** A chain has 64 nodes. With how many nodes per checkpoint are the fewest values kept at once?
 
 # %%
 predict("06.k", unit="nodes")
 
 # %% [markdown]
-# The closed form has two parts: n/k checkpoints, and the k values of the stretch that is being run again. One falls
-# with k, the other rises. Their sum is least where its slope is zero:
+# The closed form adds n/k checkpoints, which fall with k, and the k values of the stretch that runs again. It is lowest
+# where its derivative is zero:
 #
 # $$\frac{n}{k} + k \qquad -\frac{n}{k^2} + 1 = 0$$
 
@@ -97,25 +95,24 @@ from course_utils.lessons.recomputation.schedules import best_interval, memory_e
 waits_for("06.k")
 ks = [1, 2, 4, 8, 16, 32, 64]
 lines(
-    {"in all": (ks, [keep_every(64, k).memory for k in ks]), "checkpoints": (ks, [64 / k for k in ks]),
+    {"total": (ks, [keep_every(64, k).memory for k in ks]), "checkpoints": (ks, [64 / k for k in ks]),
      "stretch": (ks, ks)},
-    f"The least memory is where both parts are equal: k = √64 = {best_interval(64)}",
-    "k, nodes for each checkpoint", "values kept at most", log_x=True,
+    f"Memory is lowest where both parts are equal, at k = √64 = {best_interval(64)}",
+    "k, nodes per checkpoint", "values kept at most", log_x=True,
 )  # fmt: skip
 
 # %%
 print(f"runs of f: {keep_every(64, 8).forwards} = 2·64, and the same for every k: {keep_every(64, 2).forwards}")
-print(f"values kept: {keep_every(64, 8).memory} = 2·√64")
+print(f"values kept at most: {keep_every(64, 8).memory} = 2·√64")
 reveal("06.k", best_interval(64), unit="nodes")
 
 # %% [markdown]
-# Memory $2 \sqrt{n}$ for one more forward pass. This is where "the square root" comes from. The next section shows when
-# it does not hold.
+# Memory is $2 \sqrt{n}$, for one more forward pass. This is "the square root". When does it not hold?
 
 # %% [markdown]
 # ## A block is not a node
-# In a transformer the nodes are blocks, and a checkpoint is a block's input: s·b·h numbers, in 16-bit 2·s·b·h bytes.
-# But a block that runs again leaves much more than one value. Here is the block of [lesson 05](05_activations.ipynb).
+# In a transformer the nodes are blocks. A checkpoint is a block's input, 2·s·b·h bytes in 16-bit. But a block that runs
+# again leaves much more than one value. Here is [lesson 05](05_activations.ipynb)'s block.
 
 
 # %%
@@ -145,9 +142,9 @@ class Block(nn.Module):
 
 
 # %% [markdown]
-# Run one of GPT-2 XL's, and ask PyTorch's counter how much more is allocated afterwards. Inside `on_gpu()`, "cuda" is
-# your GPU or a [simulated one](../docs/glossary.md#simulated-gpu). (What forward returns and the input that backward
-# keeps are of one size. So the counter grows by what the block keeps.)
+# Run one of GPT-2 XL's blocks: how much more is allocated afterwards? Inside `on_gpu()`, "cuda" is your GPU or a
+# [simulated one](../docs/glossary.md#simulated-gpu). (The output and the kept input have the same size, so the counter
+# grows by what the block keeps.)
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, gpu, measure, on_gpu, plus_minus
@@ -155,7 +152,7 @@ from course_utils import TrainingRun, estimate, format_bytes, gpu, measure, on_g
 with on_gpu():
     block = Block(1600, 25).to("cuda", torch.bfloat16)
     x = torch.randn(32, 1024, 1600, device="cuda", dtype=torch.bfloat16, requires_grad=True)  # change this
-    block(x)  # the first product takes cuBLAS's workspace, which stays
+    block(x)  # the first product allocates cuBLAS's workspace, which persists
     before = torch.cuda.memory_allocated()
     y = block(x)
     checkpoint_size, kept = x.nbytes, torch.cuda.memory_allocated() - before
@@ -165,11 +162,12 @@ print(f"one checkpoint: {format_bytes(checkpoint_size, 'MB', 1)}")
 print(f"the block keeps {format_bytes(kept, 'MB', 1)}: c = {c:.2f}")
 
 # %% [markdown]
-# A block keeps c checkpoints. (Change 1024 to 128: does c depend on s with a flash kernel?) So now it is
+# A block keeps c checkpoints. (Change 1024 to 128: does c depend on s with a flash kernel?) So the sum is now
 #
 # $$\frac{L}{k} + c \cdot k$$
 #
-# **Your guess.** One checkpoint for how many of GPT-2 XL's 48 blocks gives the lowest peak of the whole training step?
+# **Your guess.** GPT-2 XL has 48 blocks. With how many blocks per checkpoint is the peak of the whole training step
+# lowest?
 
 # %%
 predict("06.blocks", unit="blocks")
@@ -186,26 +184,30 @@ lines(
         "estimated peak": (ks, [by_k[k].total / 1e9 for k in ks]),
         "(L/k + c·k) checkpoints": (ks, [checkpoint_gb * memory_every(L, k, c) for k in ks]),
     },
-    f"Best at {best} blocks a checkpoint: √48 ≈ 7 is already too many",
-    "k, blocks for each checkpoint", "GB", log_x=True, provenance="estimated from formulas",
+    f"The peak is lowest with {best} blocks per checkpoint: √48 ≈ 7 is already too many",
+    "k, blocks per checkpoint", "GB", log_x=True, provenance="estimated from formulas",
 )  # fmt: skip
 
 # %%
-print(f"the formula alone is least at k = {best_interval(L, c)}, near √(L/c) = {(L / c) ** 0.5:.1f}")
+print(f"the formula is lowest at k = {best_interval(L, c)}, near √(L/c) = {(L / c) ** 0.5:.1f}")
 for k in ks:
-    print(f"k = {k:2d}: {format_bytes(by_k[k].total, 'GB', 1)}, fullest in {by_k[k].label}")
+    print(f"k = {k:2d}: {format_bytes(by_k[k].total, 'GB', 1)} at the peak, in {by_k[k].label}")
 reveal("06.blocks", best, unit="blocks")
 
 # %% [markdown]
-# The square root belongs to a chain whose nodes keep as little as a checkpoint. A block keeps c times that, so the
-# formula moves to $\sqrt{L/c}$, below 2: nearly a checkpoint for every block. The whole step then moves it back a
-# little, because a step has *two* full moments. When the loss goes backward, all checkpoints are there, and with them
-# the tensors of s·b·V numbers from lesson 05: fewer checkpoints help. When the first stretch is run again, the loss is
-# gone: shorter stretches help. The best k balances those two.
+# The square root holds for nodes that keep as little as a checkpoint. A block keeps c times that, so the optimum moves
+# to $\sqrt{L/c}$, below 2: nearly one checkpoint per block. The whole step moves it back a little, because it has *two*
+# full moments:
+#
+# - When the loss goes backward, all checkpoints are there, and lesson 05's tensors of s·b·V numbers: fewer checkpoints
+#   help.
+# - When the first stretch runs again, the loss's tensors are gone: shorter stretches help.
+#
+# The best k balances the two.
 
 # %% [markdown]
 # ## Every policy
-# Here is a GPT that lets you choose how its blocks are called: `call(block, x)`.
+# In this GPT, you choose how its blocks are called: `call(block, x)`.
 
 
 # %%
@@ -231,9 +233,8 @@ def loss_of(model, tokens, call):
 
 
 # %% [markdown]
-# GPT-2's size in 16 bits, 8 sequences of 1,024 tokens, without an optimizer. The counters say what is allocated when
-# the loss is computed, and at most. **Your guess.** How high is the peak if each block's input is kept, and nothing
-# else of the blocks?
+# The model has GPT-2's size in 16 bits, 8 sequences of 1,024 tokens, no optimizer. The counters show what is allocated
+# after the loss, and at most. **Your guess.** How high is the peak if each block keeps only its input?
 
 
 # %%
@@ -251,18 +252,20 @@ def show(name, call):
 with on_gpu():
     gpt = GPT(layers=12, h=768, a=12, V=50257).to("cuda", torch.bfloat16)
     batch = torch.randint(50257, (8, 1024), device="cuda")
-    loss_of(gpt, batch, keep_everything).backward()  # so that cuBLAS has its workspaces
+    loss_of(gpt, batch, keep_everything).backward()  # so that cuBLAS has allocated its workspaces
     gpt.zero_grad()
     show("keep everything", keep_everything)
 predict("06.full", unit="GB")
 
 # %% [markdown]
-# `torch.utils.checkpoint.checkpoint` calls a function, keeps its inputs, and calls it again in backward. It has two
-# variants, and [`use_reentrant`](../docs/glossary.md#use_reentrant) says which. With `True`, the older one, backward
-# runs the block again with a graph of its own and calls backward *inside* backward: autograd is entered a second time,
-# hence the name. With `False`, forward leaves a placeholder for each tensor that autograd would keep. When backward
-# opens the first one, forward runs again and fills them in order. PyTorch
-# [recommends](https://docs.pytorch.org/docs/stable/checkpoint.html) that one.
+# `torch.utils.checkpoint.checkpoint` calls a function, keeps its inputs, and calls it again in backward.
+# [`use_reentrant`](../docs/glossary.md#use_reentrant) chooses between two variants:
+#
+# - `True`, the older one: backward runs the block again with its own graph, and calls backward *inside* backward. That
+#   enters autograd a second time: it is "reentrant".
+# - `False`: forward leaves a placeholder for each tensor that autograd would keep. When backward opens the first one,
+#   forward runs again and fills them in order. PyTorch
+#   [recommends](https://docs.pytorch.org/docs/stable/checkpoint.html) it.
 
 # %%
 from functools import partial
@@ -276,15 +279,15 @@ with on_gpu():
 reveal("06.full", full)
 
 # %% [markdown]
-# One trap: with `use_reentrant=True`, no weight of a block gets a gradient unless an *input* of the block requires one.
-# After a frozen embedding none does.
+# One trap: with `use_reentrant=True`, a block's weights get a gradient only if an *input* of the block requires one.
+# After a frozen embedding, none does.
 #
-# A checkpoint for every k blocks cuts the list into stretches:
+# For a checkpoint every k blocks, cut the list into stretches:
 
 
 # %%
 def in_stretches(model, k):
-    """The model's blocks, k consecutive ones as one."""
+    """The model's blocks, with k consecutive blocks joined into one."""
     return nn.ModuleList(nn.Sequential(*model.blocks[i : i + k]) for i in range(0, len(model.blocks), k))
 
 
@@ -298,7 +301,7 @@ with on_gpu():
 # Change 3 to 2, 6 and 12: predict what is kept, then the peak.
 #
 # The *selective* policy chooses by operator: keep the results of matrix products and attention, and run the cheap rest
-# again. `context_fn` hands `checkpoint` the list of what to keep.
+# again. `context_fn` tells `checkpoint` which results to keep.
 
 # %%
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
@@ -312,8 +315,8 @@ with on_gpu():
 # %% [markdown]
 # Change `KEPT` to `KEPT[-1:]`, so that only attention's results stay. Where does that lie between selective and full?
 #
-# Or keep everything in the *host's* memory: [offloading](../docs/glossary.md#offloading). Inside `save_on_cpu`, what
-# autograd saves is copied to the host, and back in backward. Pinned pages are host memory that the GPU reads by itself.
+# Or keep everything in the *host's* memory: [offloading](../docs/glossary.md#offloading). `save_on_cpu` copies what
+# autograd saves to the host, and back in backward. The GPU can read pinned pages of the host directly.
 
 
 # %%
@@ -326,11 +329,11 @@ with on_gpu():
     show("save_on_cpu", offload)
 
 # %% [markdown]
-# It sends the weights along, too. Hooks of your own leave them out: `Offloading` in
+# It copies the weights, too. Hooks of your own can leave them out: see `Offloading` in
 # [recompute.py](../course_utils/networks/recompute.py).
 #
-# A `TrainingRun` has all of these as `recompute=`, for a whole step with its states. "selective-attention" runs only
-# the inside of attention again, the "[selective](../docs/glossary.md#selective-recomputation) recomputation" of
+# A `TrainingRun` has all of these as `recompute=`, for a whole step with its states. "selective-attention" recomputes
+# only the inside of attention, the "[selective](../docs/glossary.md#selective-recomputation) recomputation" of
 # [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 5.
 
 # %%
@@ -339,7 +342,7 @@ from course_utils.figures import stack
 gpt2 = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="bf16-master")
 policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
 steps = {name: measure(gpt2.replace(recompute=name)) for name in policies}
-stack(steps, "The states stay; recomputation takes away most activations", provenance=str(steps["none"].provenance))
+stack(steps, "Recomputation removes most activations; the states stay", provenance=str(steps["none"].provenance))
 
 # %%
 for name, real in steps.items():
@@ -351,27 +354,27 @@ for name in ("none", "selective-attention"):
     print(f"{name:20s} with eager attention: {format_bytes(peak, 'GB', 2)} at the peak, estimated")
 
 # %% [markdown]
-# **The gap** is zero, as both count tensors. On a card, cuBLAS's workspaces (in the cells above, too), CUDA's context
-# and [reserved](../docs/glossary.md#allocated-and-reserved) memory that holds no tensor come on top, recomputed or not.
+# **The gap** is zero, because both sides count tensors. On a real GPU, cuBLAS's workspaces (in the cells above, too),
+# CUDA's context and [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor always come on top.
 #
 # Full recomputation removes most activations, but the peak falls less: weights, optimizer states and the loss's own
-# tensors are still there. And "selective-attention" saves nearly nothing here: a
-# [flash](../docs/glossary.md#flashattention) kernel recomputes the core in backward by itself.
+# tensors are still there. "selective-attention" saves almost nothing here, because a
+# [flash](../docs/glossary.md#flashattention) kernel recomputes the core itself.
 #
-# In the timeline full recomputation leaves its signature: one tooth for each block. Count them.
+# In the timeline, full recomputation leaves one tooth per block. Count them.
 
 # %%
 from course_utils.figures import timeline
 
-timeline(steps["full"], "Backward has a tooth for each of the 12 blocks", steps=[2])
+timeline(steps["full"], "Backward has one tooth for each of the 12 blocks", steps=[2])
 
 # %% [markdown]
 # ## What does it cost in arithmetic?
-# Matrix products are nearly all of the arithmetic. Backward takes twice forward's: for y = x·Wᵀ it computes dL/dx
-# *and* dL/dW. Full recomputation runs the forward pass of all blocks once more. The small GPT below, with [eager
+# Matrix products are nearly all of the arithmetic. Backward takes twice as much as forward: for y = x·Wᵀ it computes
+# dL/dx *and* dL/dW. Full recomputation adds one forward pass of all blocks. The small GPT below, with [eager
 # attention](../docs/glossary.md#eager-attention), really runs on your processor.
 #
-# **Your guess.** By how many percent does full recomputation raise the arithmetic of its whole step?
+# **Your guess.** By how many percent does full recomputation raise the arithmetic of its step?
 
 
 # %%
@@ -387,7 +390,7 @@ tokens = torch.randint(V, (b, s))
 predict("06.third", unit="%")
 
 # %% [markdown]
-# Estimate: Korthikanti et al.'s eq. 7 has a step's [FLOPs](../docs/glossary.md#flops).
+# Estimate: equation 7 of Korthikanti et al. gives a step's [FLOPs](../docs/glossary.md#flops).
 #
 # $$72 b L s h^2 \left(1 + \frac{s}{6h} + \frac{V}{12 h L}\right)$$
 #
@@ -423,27 +426,26 @@ ways["selective-attention"] = GPT(L, h, a, V, core_again), keep_everything, core
 for name, (one, call, wanted) in ways.items():
     more = sum(flops(one, call)) - whole
     gap = plus_minus(wanted - more)
-    print(f"{name:20s} runs again {more:11,} FLOPs, {more / whole:6.2%}; formula − counted: {gap}")
+    print(f"{name:20s} repeats {more:11,} FLOPs, {more / whole:6.2%}; formula − counted: {gap}")
     if name == "full":
         reveal("06.third", 100 * more / whole, unit="%")
 
 # %% [markdown]
-# A step is three units, forward one and backward two, so one more forward would be a third. Full recomputation stays
-# below that since the head lies outside the blocks and is not run again. (Change V to
-# 50257: how much is it then?) How many blocks share a checkpoint changes memory, not work. "selective" costs no matrix
-# product at all, only the cheap operations between them.
+# A step is three units, one forward and two backward, so one more forward would be a third. Full recomputation stays
+# below: the head lies outside the blocks. (Change V to 50257: how much is it then?) The number of blocks per checkpoint
+# changes memory, not work. "selective" repeats no matrix product, only cheap operations.
 #
-# **The gap.** In the last line, half of what the formula says is missing. `checkpoint` *stops early*: as soon as the
-# last placeholder is filled, it leaves. The attention core ends in weights·v, whose inputs backward needs and whose
-# output it does not. So that product is never run again.
+# **The gap.** In the last line, half of the formula is missing. `checkpoint` *stops early*, as soon as the last
+# placeholder is filled. The attention core ends in weights·v. Backward needs that product's inputs but not its output,
+# so it never runs again.
 
 # %% [markdown]
-# ## Seventy percent for 2.7?
+# ## 70 % less memory for 2.7 % more FLOPs?
 # Korthikanti et al. recompute the attention core of GPT-3 (175 B parameters, s = 2,048) and report 70 % less activation
-# memory for 2.7 % more FLOPs. Of MT-NLG, the third model below, they say 65 % and 1.6 % (section 6).
+# memory for 2.7 % more FLOPs. For MT-NLG, the third model below, they report 65 % and 1.6 % (section 6).
 #
-# **Your guess.** By how many percent does running the core's two products, q·kᵀ and weights·v, once more raise the
-# FLOPs of GPT-3's step?
+# **Your guess.** By how many percent does it raise the FLOPs of GPT-3's step to run the core's two products, q·kᵀ and
+# weights·v, once more?
 
 # %%
 predict("06.core", unit="%")
@@ -456,19 +458,19 @@ for name, (L, h, a) in sizes.items():
     step = 72 * L * s * h * h * (1 + s / (6 * h) + V / (12 * h * L))  # eq. 7, one sequence
     paper, added[name] = 12 * L * s * s * h / step, 4 * L * s * s * h / step  # eq. 8 − eq. 7; two products
     saves = 5 * a * s / h / (34 + 5 * a * s / h)
-    print(f"{name:12s} saves {saves:.0%}; by eq. 8 for {paper:.1%} more, by two products for {added[name]:.2%}")
+    print(f"{name:12s} saves {saves:.0%}; eq. 8 adds {paper:.1%}, two products add {added[name]:.2%}")
 reveal("06.core", 100 * added["GPT-3"], unit="%")
 
 # %% [markdown]
-# Memory holds: 70 %. The 2.7 % follow from the paper's eq. 8, where $\frac{s}{6h}$ becomes $\frac{s}{3h}$: that adds
-# the core's *whole* share of a step, forward and backward, three units, where recomputation runs forward alone. It is
-# cheaper than its authors say, for every model. And PyTorch, as it stops early, runs only q·kᵀ again: half. Change s to
-# 8192: which of the three columns grow?
+# Memory holds: 70 %. The 2.7 % follow from the paper's equation 8, where $\frac{s}{6h}$ becomes $\frac{s}{3h}$. That
+# adds the core's *whole* share of a step, forward and backward: three units. But recomputation runs only forward, so it
+# is cheaper than its authors say, for every model. PyTorch stops early and repeats only q·kᵀ: half. Change s to 8192:
+# which of the three columns grow?
 
 # %% [markdown]
-# ## The front
-# Now put memory and arithmetic in one picture. A policy is worth considering if no other has both a lower peak and less
-# to run again.
+# ## Memory against arithmetic
+# Now put both in one picture. A policy is worth considering if no other has both a lower peak and less to run again.
+# Such policies form the *front*.
 
 # %%
 from course_utils.lessons.recomputation.figures import pareto
@@ -476,14 +478,15 @@ from course_utils.lessons.recomputation.policies import added_percent
 
 names = ("none", "selective", "full", f"every-{best}", "sqrt")  # change this
 points = {name: (added_percent(run := xl.replace(recompute=name)), estimate(run).total) for name in names}
-title = f"GPT-2 XL: a checkpoint every {best} blocks beats full recomputation, and √48 loses to both"
+title = f"GPT-2 XL: one checkpoint per {best} blocks beats full recomputation, √48 loses to both"
 pareto(points, title, provenance="estimated peaks, FLOPs of matrix products by formula")
 
 # %% [markdown]
-# Replace "sqrt" by "every-12": where does it lie? Offloading is not in the picture: it costs no arithmetic, but time on
-# the link to the host. Can the copies hide behind the arithmetic? They leave while forward runs and come back while
-# backward runs, so one way has to fit into forward, a third of the step's arithmetic. The third link is NVLink,
-# NVIDIA's own between chips, here from a Grace processor to its Hopper GPU
+# Replace "sqrt" by "every-12": where does it lie?
+#
+# Offloading is not in the picture. It costs no arithmetic, but time on the link to the host. Can the copies hide? They
+# leave during forward and return during backward, so one way must fit into forward, a third of the step's arithmetic.
+# The third link is NVLink, NVIDIA's own between chips, here from a Grace processor to its Hopper GPU
 # ([NVLink-C2C](https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/), 900 GB/s in
 # both directions together).
 
@@ -497,24 +500,24 @@ links = {
     "Grace, NVLink": (h100, 450e9),
 }
 moved = estimate(xl)["activations"] - estimate(xl.replace(recompute="offload"))["activations"]
-print(f"{format_bytes(moved, 'GB', 1)} leave for the host and come back in every step")
+print(f"{format_bytes(moved, 'GB', 1)} go to the host and come back in every step")
 for name, (card, rate) in links.items():
     copy, step = moved / rate, step_seconds(xl, card)["model"]
     print(f"{name:13s} {rate / 1e9:5.1f} GB/s: one way {copy:.2f} s, step {step:.2f} s at the card's peak", end="; ")
-    print(f"fits into forward at {step / 3 / copy:.0%} of it")
+    print(f"hidden below {step / 3 / copy:.0%} of it")
 
 # %% [markdown]
-# Over PCIe the copies cannot hide: one way takes longer than the whole step computes at the card's peak. Real trainings
-# reach about half of it (Korthikanti et al.: 54.2 %). Over NVLink the copies could hide, with little to spare, and only
-# on a stream of their own: `save_on_cpu` copies on the stream that computes, so that the times add up.
+# Over PCIe the copies cannot hide: one way takes longer than the whole step at the card's peak. Real trainings reach
+# about half of that (Korthikanti et al.: 54.2 %). Over NVLink they could hide, with little to spare, on a stream of
+# their own. `save_on_cpu` copies on the stream that computes, so the times add up.
 
 # %% [markdown]
-# ## "About 8 GB", "50 %"
-# Now judge the claims about GPT-2 XL with 32 sequences. [ZeRO](../docs/glossary.md#zero): about 60 GB of activations,
-# "about 8 GB" with checkpointing, [*the square root of the total*](https://arxiv.org/abs/1910.02054) (section 3.2). A
+# ## "About 8 GB" and "50 %": are they right?
+# Three claims about GPT-2 XL with 32 sequences. [ZeRO](../docs/glossary.md#zero): about 60 GB of activations, "about 8
+# GB" with checkpointing, [*the square root of the total*](https://arxiv.org/abs/1910.02054) (section 3.2). A
 # newsletter: 8–9 GB. Slides: checkpointing "reduces activations by about 50 %".
 #
-# **Your guess.** By how many percent does full recomputation reduce what GPT-2 XL keeps when forward ends?
+# **Your guess.** By how many percent does full recomputation reduce what GPT-2 XL keeps at the end of forward?
 
 # %%
 predict("06.percent", unit="%")
@@ -528,11 +531,11 @@ s, b, h, L = full.seq_len, full.micro_batch, full.model.hidden, full.model.layer
 zero, one_each, real = 12 * 2 * h * b * s * L, 2 * s * b * h * L, measure(full)
 claims = {
     "ZeRO's total, 12·h·b·s·L numbers": zero,
-    "over √48, ZeRO's “about 8 GB”": zero / L**0.5,
+    "divided by √48: ZeRO's “about 8 GB”": zero / L**0.5,
     "one checkpoint per block": one_each,
-    "… and a block run again, 34 bytes": one_each + block_bytes(full.replace(recompute="none")),
-    "kept when forward ends, all blocks": activation_bytes(full),
-    "… and log-softmax, kept by the loss": activation_bytes(full) + sum_bytes(loss_saved(full)),
+    "… plus one block run again, 34·s·b·h": one_each + block_bytes(full.replace(recompute="none")),
+    "kept at the end of forward": activation_bytes(full),
+    "… plus log-softmax, kept by the loss": activation_bytes(full) + sum_bytes(loss_saved(full)),
     f"the same, {real.word}": real.moments["after loss"]["activations"],
 }
 for claim, size in claims.items():
@@ -543,18 +546,18 @@ before, after = activation_bytes(xl), activation_bytes(xl.replace(recompute="ful
 reveal("06.percent", 100 * (1 - after / before), unit="%")
 for name in ("none", "selective", "full"):
     kept = activation_bytes(xl.replace(recompute=name))
-    print(f"{name:10s} keeps {format_bytes(kept, 'GB', 1):>8s} when forward ends, {kept / before:4.0%} of everything")
+    print(f"{name:10s} keeps {format_bytes(kept, 'GB', 1):>8s} at forward's end, {kept / before:4.0%} of everything")
 
 # %% [markdown]
-# 60/√48, and the newsletter's 8–9 GB, are near what is really there after the loss, checkpoints and
-# [log-softmax](../docs/glossary.md#log-softmax). But that is chance: neither of these two is the square root of
-# anything. Change `xl` to `xl.replace(seq_len=512)` in the first cell: which rows halve? And 50 % is far off for full
-# recomputation; what comes nearest to it is the *selective* policy.
+# 60/√48 and the newsletter's 8–9 GB are close to what is there after the loss: checkpoints and
+# [log-softmax](../docs/glossary.md#log-softmax). But that is chance: neither of these two is a square root of anything.
+# Change `xl` to `xl.replace(seq_len=512)` in the first cell: which rows halve? 50 % is far off for full recomputation;
+# the *selective* policy comes nearest.
 
 # %% [markdown]
 # ## By hand
-# The variant `use_reentrant=True` is easily written by hand, as a `torch.autograd.Function`. Its forward keeps the
-# input alone. Its backward runs the block again, this time with a graph.
+# You can write the variant `use_reentrant=True` yourself, as a `torch.autograd.Function`. Forward keeps only the input.
+# Backward runs the block again, this time with a graph.
 
 
 # %%
@@ -575,15 +578,14 @@ class Recomputed(torch.autograd.Function):
 
 
 # %% [markdown]
-# One thing is easily forgotten: the second forward has to *repeat* the first.
-# [Dropout](../docs/glossary.md#dropout-mask) draws random masks, on a GPU from that GPU's own random numbers. And
-# backward runs outside of [autocast](../docs/glossary.md#autocast). Are the gradients the same as with everything kept?
-# Two linear layers answer.
+# The second forward must *repeat* the first, which is easy to forget. [Dropout](../docs/glossary.md#dropout-mask) draws
+# random masks, on a GPU from that GPU's own random numbers. And backward runs outside of
+# [autocast](../docs/glossary.md#autocast). Are the gradients still right? Two linear layers answer.
 
 
 # %%
 def gradients(call, dropout, autocast):
-    """Those of a block and of its input, when `call(block, x)` is the forward pass."""
+    """Gradients of a block and of its input, with `call(block, x)` as the forward pass."""
     torch.manual_seed(0)
     block = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(dropout), nn.Linear(256, 64))
     x = torch.randn(32, 64, requires_grad=True)
@@ -611,26 +613,26 @@ for words, case in cases.items():
         print(f"  {name:35s} {counter.get_total_flops():,} FLOPs, off by {off:.1%}")
 
 # %% [markdown]
-# The last column is the length of the difference, relative to the gradient's. Dropout without its random state is off,
-# and nothing crashes: training goes on with gradients of a network that never ran. `preserve_rng_state=False` is safe
-# only without randomness in the block. Outside of autocast, the block by hand runs again in fp32. That is off a little,
-# and what it makes again takes twice the bytes. Exercise 4 asks you for a checkpoint that restores all of it. The FLOPs
-# show the early stop: only `use_reentrant=False` leaves out the last linear layer.
+# The last column is the norm of the difference, relative to the gradient's. Without its random state, dropout gives
+# wrong gradients, and nothing crashes: they belong to a network that never ran. `preserve_rng_state=False` is safe only
+# without randomness in the block. The block by hand runs again outside of autocast, in fp32: it is off a little, and
+# its recomputed tensors take twice the bytes. Exercise 4 asks for a checkpoint that restores all of it. The FLOPs show
+# the early stop: only `use_reentrant=False` leaves out the last linear layer.
 #
-# Is checkpointing "on by default in most libraries", as one text has it? No. PyTorch recomputes what you hand to
-# `checkpoint`, and nothing else; DeepSpeed's
-# [checkpointing](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html) waits for such a call, too.
-# The sources of [transformers](https://github.com/huggingface/transformers/blob/main/src/transformers/training_args.py)
-# say `gradient_checkpointing = False`, those of
+# Is checkpointing "on by default in most libraries", as one text says? No. PyTorch recomputes only what you pass to
+# `checkpoint`; DeepSpeed's [checkpointing](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html)
+# waits for a call, too. The sources of
+# [transformers](https://github.com/huggingface/transformers/blob/main/src/transformers/training_args.py) say
+# `gradient_checkpointing = False`, those of
 # [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/transformer_config.py)
-# `recompute_granularity = None`. Of these five,
-# [torchtitan](https://github.com/pytorch/torchtitan/blob/main/torchtitan/trainer.py) alone begins with a selective one
+# `recompute_granularity = None`. Of these five, only
+# [torchtitan](https://github.com/pytorch/torchtitan/blob/main/torchtitan/trainer.py) starts with a selective policy
 # (sources of 2025 and 2026).
 
 # %% [markdown]
 # ## And the time?
-# Arithmetic is not time. On one core of your processor, in fp32, the quickest of five passes each, in processor time
-# (they still vary a little from run to run):
+# Arithmetic is not time. Here is processor time on one core, in fp32, the fastest of five passes. (It still varies a
+# little.)
 
 # %% tags=["nbval-ignore-output"]
 from time import process_time
@@ -652,10 +654,9 @@ torch.set_num_threads(threads)
 
 # %% [markdown]
 # Published figures for a GPU lie between 25 and 40 %: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %,
-# Korthikanti et al. 39 % for a layer split over 8 GPUs (their table 4). More arithmetic alone explains at most one
-# third. (25 % is one unit of the *new* four.) Dropout, norms and GELU run again too, and wait for memory, not for
-# arithmetic; the Python of `checkpoint` comes on top. Change h to 64: does a small model pay more or less? Real GPUs
-# say:
+# Korthikanti et al. 39 % for a layer split over 8 GPUs (their table 4). Arithmetic explains at most one third. (25 % is
+# one unit of the *new* four.) Dropout, norms and GELU run again, too, and wait for memory. The Python of `checkpoint`
+# comes on top. Change h to 64: does a small model pay more or less? Real GPUs say:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -664,7 +665,7 @@ times = recorded_times("recomputation")
 times
 
 # %% [markdown]
-# What does each save for its time? The same runs, as that GPU counted them:
+# How much memory does that time buy? The same runs, recorded on that GPU:
 
 # %%
 medium, none = TrainingRun("gpt2-medium", micro_batch=8, seq_len=1024), times.milliseconds["none"]
@@ -678,13 +679,13 @@ print(f"offload: {moved / 1e9:.1f} GB to the host and back, {moved / took / 1e6:
 
 # %% [markdown]
 # **Full** costs less than a third: the head, the loss and the update do not run again. **Selective** computes less than
-# full and takes longer here. Its policy is Python, called for each operator; that the GPU waits for it is likely, and
-# not measured. **Offload** moves what it saves over the PCIe bus twice, at nearly the speed of that bus: 64 GB/s at
-# most, in its fifth generation.
+# full and takes longer here. Its policy is Python, called for each operator. The GPU probably waits for it, but this is
+# not measured. **Offload** moves what it saves over the PCIe bus twice, at nearly its full speed: 64 GB/s at most, in
+# the fifth generation.
 
 # %% [markdown]
 # ## In your own script
-# Checkpoint each block of a model that somebody else wrote: name the class of its blocks.
+# Checkpoint each block of a model that somebody else wrote: just name the class of its blocks.
 
 # %%
 from functools import partial
@@ -712,14 +713,14 @@ model(torch.randn(8, 128, 64, device=device)).square().mean().backward()
 # | claim | what you computed here |
 # |---|---|
 # | checkpointing leaves the square root | for equal nodes; a block keeps c times its checkpoint: √(L/c) |
-# | about 8 GB for GPT-2 XL | checkpoints, and the loss's log-softmax: near it by chance |
+# | about 8 GB for GPT-2 XL | checkpoints and the loss's log-softmax: near it by chance |
 # | it reduces activations by about 50 % | full recomputation leaves a few percent of what forward keeps |
 # | 2.7 % more compute for the attention core | three times one forward of it; PyTorch runs half of one |
-# | 33 % more time | an upper bound for arithmetic: the head is not run again; time is another matter |
+# | 33 % more time | an upper bound for arithmetic: the head does not run again; time is another matter |
 # | on by default in most libraries | off in PyTorch, DeepSpeed, transformers and Megatron-LM; on in torchtitan |
 #
 # ## Five questions
-# Each choice answers at once, and tells you why it is right or which mistake leads to it.
+# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -728,12 +729,12 @@ quiz(6)
 
 # %% [markdown]
 # ## Take home
-# **Remember** Recomputation trades memory for one more forward. What stays is checkpoints, one live stretch, and the
-# loss.
+# **Remember** Recomputation trades memory for one more forward. Checkpoints, one live stretch and the loss's tensors
+# stay.
 #
-# **Breaks when** the peak is elsewhere: in the loss or the optimizer; or when random state or autocast is not restored.
+# **Breaks when** the peak is elsewhere, in the loss or the optimizer; or when random state or autocast is not restored.
 #
-# **Cheat-sheet line** every k blocks: (L/k + c·k) · 2·s·b·h bytes, c ≈ 17 + 5·a·s/2h eager, 17 flash · cost: at most
-# ⅓ of a step · selective in eager attention saves 5·a·s²·b a block, for at most 4·b·s²·h FLOPs.
+# **Cheat-sheet line** every k blocks: (L/k + c·k) · 2·s·b·h bytes, c ≈ 17 + 5·a·s/2h eager, 17 flash · cost: at most ⅓
+# of a step · selective in eager attention saves 5·a·s²·b per block, for at most 4·b·s²·h FLOPs.
 #
 # Now solve the [exercises of this lesson](../exercises/06_recomputation.ipynb).
