@@ -12,11 +12,11 @@
 # # Exercises 05 · What does each operation keep?
 #
 # **95 minutes** for all five; each one says its own. You should know what [lesson
-# 05](../notebooks/05_activations.ipynb) shows, and for exercise 2 lesson 01's timelines. No GPU is needed.
+# 05](../notebooks/05_activations.ipynb) shows, and for exercise 2 the timelines of lesson 01. No GPU is needed.
 #
 # Each exercise asks for one function, the last one for a class. Write it, run the cell, then run the check below it. A
-# check tells you what is off, never what the answer is. Stuck? Every exercise has three hints; open one at a time.
-# (“Run All Cells” stops at the first check that is unsolved.)
+# check tells you what is off, never what the answer is. Stuck? Every exercise has three hints. Open one at a time.
+# (“Run All Cells” stops at the first unsolved check.)
 
 # %%
 import torch
@@ -32,9 +32,11 @@ from course_utils.interactive.saved import saved_by
 # ## 1 · Operations never seen before
 # **Difficulty** ●●○○○ · **10 minutes** · **Trains** deriving what is kept from a derivative, and counting storages
 #
-# Five expressions of x and y, two tensors of *n* bf16 numbers that both need gradients. How many bytes does autograd
-# keep for each? PyTorch runs them operation by operation, as they are written; what two operations keep together is
-# stored once. x and y count, too, if they are kept. Derive first. Then you may ask autograd, as the check does:
+# How many bytes does autograd keep for each of five expressions of x and y? Write `expressions(n)`. x and y are tensors
+# of *n* bf16 numbers, and both need gradients. Return a dictionary from each expression to its bytes.
+#
+# PyTorch runs the expressions operation by operation, as written. A storage that two operations keep counts once. x and
+# y count, too, if they are kept. Derive first. Then you may ask autograd, as the check does:
 # `saved_by(lambda x, y: …, (n,), (n,), dtype="bf16")`.
 
 # %%
@@ -43,7 +45,7 @@ list(check.EXPRESSIONS)
 
 # %%
 def expressions(n: int) -> dict[str, int]:
-    """Bytes that autograd keeps for each expression, x and y being n bf16 numbers each."""
+    """Bytes that autograd keeps for each expression; x and y are n bf16 numbers each."""
     ### BEGIN SOLUTION Return a dictionary with the five expressions as keys, in bytes.
     one = 2 * n
     return {
@@ -67,20 +69,21 @@ check.expressions(expressions)
 # </details>
 # <details><summary>Hint 2: what keeps nothing</summary>
 #
-# Sums and multiplication by a plain number have a constant slope. A square has the slope 2x: it keeps what it squares.
+# Sums, and products with a plain number, have a constant derivative. A square has the derivative 2x: it keeps its
+# input.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Now look for tensors that two operations keep: what one puts out and the next takes in is one storage.
+# Now look for tensors that two operations keep. The output of one and the input of the next are one storage.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Sigmoid, tanh, exp, ReLU and softmax keep their output; sin, GELU, SiLU and a square keep their input; sums keep
-# nothing. So the same function can cost more or less, depending on how it is written: x·sigmoid(x) by hand keeps twice
-# what PyTorch's own SiLU keeps.
+# Sigmoid, tanh, exp, ReLU and softmax keep their output. sin, GELU, SiLU and a square keep their input. Sums keep
+# nothing. So the cost of a function depends on how it is written: x·sigmoid(x) by hand keeps twice as much as PyTorch's
+# own SiLU.
 
 # %% tags=["solution"]
 n = 4096
@@ -93,16 +96,17 @@ for name, kept in {"by hand": by_hand, "built in": built_in}.items():
 # ## 2 · Explain a timeline
 # **Difficulty** ●●○○○ · **10 minutes** · **Trains** giving every rise and fall of a timeline its cause
 #
-# Here are two training steps of a small GPT with eager attention, under autocast, each of two micro-batches. Six
-# moments have letters. Two kinds of phases are too narrow for their names: the loss, between forward and backward, and
-# `zero_grad`, after the optimizer.
+# Explain what happens at six moments of a timeline, A to F. It shows two training steps of a small GPT with eager
+# attention, under autocast, with two micro-batches per step. Two kinds of phases are too narrow for their names: the
+# loss, between forward and backward, and `zero_grad`, after the optimizer.
 
 # %%
 figure = check.story()
 figure
 
 # %% [markdown]
-# What happens at each of them? Choose from these statements. Each fits one letter at most; three fit none.
+# Choose from these statements. Each fits at most one letter, and three fit none. Return a dictionary from each letter
+# to the number of its statement.
 
 # %%
 for number, statement in check.STATEMENTS.items():
@@ -111,7 +115,7 @@ for number, statement in check.STATEMENTS.items():
 
 # %%
 def told() -> dict[str, int]:
-    """For each letter from A to F, the number of the statement that explains what is there at that moment."""
+    """The number of the statement that explains each moment, by letter from A to F."""
     ### BEGIN SOLUTION Return a dictionary with the keys A to F and the numbers of statements.
     return {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}
     ### END SOLUTION
@@ -123,43 +127,44 @@ check.told(told)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# At each letter, name the kinds of memory that are there, by their colors. Then compare with the letter before: what
-# has come, what has gone?
+# At each letter, name the kinds of memory that are present, by their colors. Then compare with the letter before: what
+# is new, what is gone?
 #
 # </details>
 # <details><summary>Hint 2: who frees what</summary>
 #
-# Activations go while backward runs, gradients when they are set to none. The optimizer's states stay.
+# Activations disappear during backward, gradients when they are set to none. The optimizer's states persist.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# C and E look alike. One lies between two micro-batches of one step, where gradients must stay; the other between two
-# steps. And what stays for good is no leak.
+# C and E look alike. One lies between two micro-batches of one step, where gradients must persist. The other lies
+# between two steps. And memory that persists on purpose is not a leak.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A rise needs a maker, a fall needs a last user. Forward makes activations and backward is their last user, block by
-# block. Backward makes gradients, and their last user is the optimizer, after all micro-batches. The optimizer makes
-# its states at its first step and is never done with them: that is why every step but the first begins higher.
+# A rise needs a maker, a fall needs a last user. Forward makes activations, and backward is their last user, block by
+# block. Backward makes gradients, and the optimizer is their last user, after all micro-batches. The optimizer makes
+# its states in its first step and always needs them again. So every step but the first begins higher.
 
 # %% [markdown]
 # ## 3 · Which module keeps it?
 # **Difficulty** ●●●○○ · **18 minutes** · **Trains** asking autograd, module by module
 #
-# A model needs more memory than you thought. Which of its modules keep how much? Write a function that runs forward
-# once, and returns bytes by names, those of `model.named_modules()` (the model itself is `""`).
+# Which modules of a model keep how many bytes for backward? Write `kept_by_module(model, x)`. It runs forward once and
+# returns a dictionary from module names to bytes. The names are those of `model.named_modules()` (the model itself is
+# `""`).
 #
-# - A storage belongs to one module: the one whose forward runs when it is saved for the first time. If modules are
-#   nested, that is the innermost.
-# - It counts once, with all its bytes, even if a small view of it is saved.
-# - `x`, `model.parameters()` and `model.buffers()` are there anyway. Leave them out, and views of them.
-# - A module that keeps nothing may be left out.
+# - A storage belongs to the module whose forward runs when it is saved for the first time. If modules are nested, that
+#   is the innermost one.
+# - A storage counts once, with all its bytes, even if only a small view of it is saved.
+# - `x`, `model.parameters()`, `model.buffers()` and views of them are in memory anyway. Leave them out.
+# - You may leave out modules that keep nothing.
 #
-# Inside `with names_running(model) as running:`, the list `running` has the names of the modules whose forward runs at
-# that moment. (You need not read how it does that.) A storage may be an element of a set.
+# Inside `with names_running(model) as running:`, the list `running` holds the names of the modules whose forward is
+# running. (You need not read how it does that.) A storage may be an element of a set.
 
 # %%
 from contextlib import contextmanager
@@ -167,7 +172,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def names_running(model):
-    """Inside, a list of the names of the modules whose forward is running, the innermost last."""
+    """Yield a list with the names of the modules whose forward is running, the innermost last."""
     running, handles = [], []
 
     def leave(*_):
@@ -209,28 +214,28 @@ check.kept_by_module(kept_by_module)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# The lesson's `kept_by` has a hook that gets each saved tensor. In your hook, `running[-1]` is the name that the tensor
-# belongs to.
+# The lesson's `kept_by` has a hook that gets each saved tensor. In your hook, `running[-1]` is the name of the module
+# that keeps the tensor.
 #
 # </details>
 # <details><summary>Hint 2: what counts once</summary>
 #
-# Two tensors are the same memory if their `untyped_storage()` is the same. Keep a set of storages that need no further
-# count.
+# Two tensors share memory if their `untyped_storage()` is the same. Keep a set of storages that must not count again.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Begin that set with the storages of x, parameters and buffers: then they never count. `storage.nbytes()` is the whole
-# of it, `tensor.nbytes` only the view's part. The hook returns its tensor, or backward would get nothing back.
+# Put the storages of x, parameters and buffers into that set first: then they never count. `storage.nbytes()` is the
+# size of the complete storage, `tensor.nbytes` only that of the view. Return the tensor from your hook, or backward
+# gets nothing back.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Here is PyTorch's own encoder layer, on the CPU. Parameters do not tell you this table: a dropout without any keeps as
-# much as a matrix. ReLU's output belongs to the layer itself, whose forward calls `relu` as a function. And the bill
-# goes to the module that saves first, though its neighbor may need the same storage. So read neighbors together.
+# This is PyTorch's own encoder layer, on the CPU. Parameters do not predict the table: a dropout has none, and keeps as
+# much as a matrix. ReLU's output belongs to the layer itself, whose forward calls `relu` as a function. And the module
+# that saves first gets the bill, though its neighbor may need the same storage. So read neighbors together.
 
 # %% tags=["solution"]
 layer = nn.TransformerEncoderLayer(64, 4, dim_feedforward=256, batch_first=True)
@@ -243,19 +248,19 @@ for name, size in sorted(sizes.items(), key=lambda pair: -pair[1]):
 # ## 4 · Keeps too much
 # **Difficulty** ●●●○○ · **22 minutes** · **Trains** repairing a module by what backward needs
 #
-# A colleague's block is right, and it keeps too much. Which of its lines would you change? Write `lean(block, x)`,
-# which does what `block(x)` does, with the block's own parts (`block.norm(x)`, `block.gate`, `block.rate` …):
+# A colleague's block computes the right result but keeps too much. Write `lean(block, x)`: it does what `block(x)`
+# does, with the block's own parts (`block.norm(x)`, `block.gate`, `block.rate` …), and returns the output.
 #
-# - the same output, and the same gradients of x and of all parameters, in training and in `eval()`. From the same seed,
-#   dropout drops the same elements;
-# - it appends one number to `block.log`, equal to the one that the block logs: a float, or a tensor without a graph;
-# - it keeps at most 2·h + 3·ffn numbers per token, x among them, and a few for statistics. It keeps no copy of a
-#   weight;
-# - no matrix product runs twice. Everything else may.
+# - Output and gradients of x and of all parameters are the same, in training and in `eval()`. From the same seed,
+#   dropout drops the same elements.
+# - It appends one number to `block.log`, equal to the one that the block logs: a float, or a tensor without a graph.
+# - It keeps at most 2·h + 3·ffn numbers per token, including x, plus a few for statistics. It keeps no copy of a
+#   weight.
+# - No matrix product runs twice. Everything else may.
 #
-# `checkpoint(function, *tensors, use_reentrant=False)` keeps the tensors alone, calls the function again in backward,
-# and restores the random state for it. `forward_backward` runs code once on the CPU and traces it: `.kept` is the bytes
-# that wait for backward, the input included.
+# `checkpoint(function, *tensors, use_reentrant=False)` keeps only the tensors. In backward it restores the random state
+# and calls the function again. `forward_backward` runs code once on the CPU and traces it: `.kept` is the bytes that
+# wait for backward, including the input.
 
 # %%
 from inspect import getsource
@@ -269,7 +274,7 @@ print(f"it keeps {kept // 400:,} numbers per token, where 2·h + 3·ffn is {2 * 
 
 # %%
 def lean(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What block(x) returns and logs, keeping at most 2·h + 3·ffn numbers per token."""
+    """Return and log the same as block(x), keeping at most 2·h + 3·ffn numbers per token."""
 
     ### BEGIN SOLUTION Return the block's output.
     def gated(gate, up):
@@ -289,8 +294,8 @@ check.lean(lean)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Which tensors do 2·h + 3·ffn numbers have room for? A matrix needs its input: there is room for the one that `gate`
-# and `up` read, and for the one that `down` reads. x, which the norm reads, counts too.
+# Which tensors fit into 2·h + 3·ffn numbers? Each matrix needs its input: one tensor that `gate` and `up` read, and one
+# that `down` reads. x, which the norm reads, counts too.
 #
 # </details>
 # <details><summary>Hint 2: the narrow ones</summary>
@@ -301,17 +306,18 @@ check.lean(lean)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# What lies between the outputs of `gate` and `up` and the input of `down` is elementwise, so cheap to run again. Put it
-# into one function of these two tensors. Dropout belongs into it, too.
+# Everything between the outputs of `gate` and `up` and the input of `down` is elementwise, so it is cheap to run again.
+# Put it into one function of these two tensors. Dropout belongs into it, too.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# x and the norm's output make 2·h; gate, up and the input of `down` make 3·ffn. All else is made again from these. A
-# checkpoint around a few elementwise operations costs no matrix product, and does what a fused kernel does. The log
-# kept y, and with it a part of the graph, step after step: `.item()` keeps a number. This is not the least: can you
-# get to 2·h + 2·ffn without a second product? (Backward of a checkpoint stops as soon as it has what it needs.)
+# x and the norm's output make 2·h. gate, up and the input of `down` make 3·ffn. Everything else is computed again from
+# these. A checkpoint around a few elementwise operations repeats no matrix product, and saves as much as a fused
+# kernel. The log kept y, and with it a part of the graph, step after step. `.item()` keeps only a number. You can get
+# lower: can you reach 2·h + 2·ffn without a second product? (A checkpoint's second run stops as soon as backward has
+# what it needs.)
 
 # %% tags=["solution"]
 for name, forward in {"block(x)": block, "lean(block, x)": lambda x: lean(block, x)}.items():
@@ -322,23 +328,25 @@ for name, forward in {"block(x)": block, "lean(block, x)": lambda x: lean(block,
 # ## 5 · An fp32 loss at two bytes per logit
 # **Difficulty** ●●●●○ · **35 minutes** · **Trains** writing an operation that keeps less than torch's
 #
-# Logits in bf16, a loss in fp32: torch keeps an fp32 log-softmax, and has two or three such tensors at the peak.
-# Write the operation so that
+# Write `LeanLoss`, a cross-entropy in fp32 for logits in bf16 that keeps only two bytes per logit. (torch keeps an fp32
+# log-softmax, and has two or three such tensors at the peak.)
 #
-# - `LeanLoss.apply(logits, targets)` is the mean of −log softmax(z)[target] = logsumexp(z) − z[target], over tokens, in
-#   fp32. Tokens whose target is −100 do not count; at least one token does;
-# - loss and gradient are computed in fp32. Only the result of `backward` has the logits' dtype;
-# - forward keeps the logits, or another 16-bit tensor of that size, and otherwise only a few numbers per token;
-# - next to the logits, *one* fp32 tensor of their size is there at any moment. In backward, the 16-bit gradient comes
-#   on top: at most 8 bytes per logit. Temporaries inside an operation count: `torch.logsumexp` makes one more fp32
-#   tensor;
-# - the logits stay as they are, in backward too.
+# - `LeanLoss.apply(logits, targets)` returns the mean over tokens of −log softmax(z)[target] = logsumexp(z) −
+#   z[target], in fp32. Tokens with target −100 do not count; at least one token does.
+# - Loss and gradient are computed in fp32. Only the result of `backward` has the logits' dtype.
+# - Forward keeps the logits, or another 16-bit tensor of that size, and otherwise only a few numbers per token.
+# - At any moment, only *one* fp32 tensor of the logits' size exists next to the logits. In backward, the 16-bit
+#   gradient comes on top: at most 8 bytes per logit. Temporaries inside an operation count: `torch.logsumexp` makes one
+#   more fp32 tensor.
+# - The logits do not change, in backward either.
 #
-# Logits are (tokens, V). The gradient of one token's loss is softmax(z), less 1 at its target. `backward` gets
-# `dloss`, a number, and returns a gradient for each argument of `forward`: the logits' and `None`. Names that end in
-# `_` (`sub_`, `exp_`, `mul_`, `scatter_add_`) write over their tensor. `gather` looks up one number per row, `amax` the
-# largest. What is kept is traced on the CPU; `check.peaks` asks a simulated GPU, and so does the check. That GPU has no
-# values, so it stops at `z[mask]`, `.item()` and `int()` of a tensor. Give each token a weight instead.
+# The logits are (tokens, V). The gradient of one token's loss is softmax(z), minus 1 at its target. `backward` gets
+# `dloss`, a number, and returns a gradient for each argument of `forward`: the logits' gradient and `None`.
+#
+# Names that end in `_` (`sub_`, `exp_`, `mul_`, `scatter_add_`) write over their tensor. `gather` looks up one number
+# per row, `amax` the largest. The kept bytes are traced on the CPU. For the peaks, `check.peaks` and the check use a
+# simulated GPU. It has no values, so it stops at `z[mask]`, `.item()` and `int()` of a tensor. Give each token a weight
+# instead.
 
 # %%
 logits, targets = torch.randn(64, 4096).bfloat16(), torch.randint(4096, (64,))
@@ -383,31 +391,31 @@ check.lean_loss(LeanLoss)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# First without −100. softmax(z) is exp(z − logsumexp(z)). So one number per token and the logits are all that backward
-# needs.
+# Start without −100. softmax(z) is exp(z − logsumexp(z)). So backward needs only the logits and one number per token.
 #
 # </details>
 # <details><summary>Hint 2: one fp32 tensor</summary>
 #
-# `logits.float()` makes it. `logits.float() - sums` makes a second one while the first is there; `sub_` does not. In
-# forward, too, each step from z to the logsumexp can write over the step before.
+# `logits.float()` makes it. `logits.float() - sums` makes a second one while the first still exists; `sub_` does not.
+# In forward, too, each step from z to the logsumexp can write over the step before.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# exp overflows above 88. Take each row's largest number away first, and add it to the logarithm in the end.
+# exp overflows above 88. Subtract each row's largest number first, and add it to the logarithm at the end.
 #
-# −100 is no place in a row, so look up place 0 for those tokens (`clamp`), and give each token a weight: 1 / (number of
-# tokens that count), or 0. The loss is a sum with these weights, and the gradient's rows have the same ones.
+# A row has no entry −100. For those tokens, look up entry 0 instead (`clamp`), and give each token a weight: 1 /
+# (number of tokens that count), or 0. The loss is a sum with these weights, and the gradient's rows have the same
+# weights.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Log-softmax is the logits less one number per token: to keep it in fp32 is to keep the logits a second time, twice as
-# wide. Nothing is lost by making it again, since the logits were 16-bit. Liger Kernel goes one step further and writes
-# the gradient over the logits in forward ([Hsu et al. 2024](https://arxiv.org/abs/2410.10989)). That is safe only where
-# nothing else reads the logits.
+# Log-softmax is the logits minus one number per token. To keep it in fp32 is to keep the logits a second time, at twice
+# the width. Computing it again loses nothing, because the logits were 16-bit. Liger Kernel goes one step further: in
+# forward, it writes the gradient over the logits ([Hsu et al. 2024](https://arxiv.org/abs/2410.10989)). That is safe
+# only if nothing else reads the logits.
 
 # %% tags=["solution"]
 print(f"torch's own loss of an fp32 copy: {per_logit(check.plain_loss)}")
@@ -417,7 +425,7 @@ print(f"LeanLoss:                         {per_logit(LeanLoss.apply)}")
 # ## Take home
 # **Remember** Derive, then count storages, then look for what is left over.
 #
-# **Breaks when** a kernel is fused: then PyTorch no longer keeps what the written operations would.
+# **Breaks when** a kernel is fused: it does not keep what the written-out operations would.
 #
-# **Cheat-sheet line** kept is what the slope is written with: the output where that is enough, else the input; of a
-# product both factors; of a constant slope nothing.
+# **Cheat-sheet line** an operation keeps what its derivative is written with: the output where that is enough, else the
+# input; a product keeps both factors; a constant derivative, nothing.
