@@ -15,8 +15,8 @@
 # 06](../notebooks/06_recomputation.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
-# off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at
-# the first check that is unsolved.)
+# off, never what the answer is. Stuck? Every exercise has three hints. Open one at a time. (“Run All Cells” stops at
+# the first unsolved check.)
 
 # %%
 from contextlib import contextmanager
@@ -40,12 +40,14 @@ aten = torch.ops.aten
 # ## 1 · Only the cheap part
 # **Difficulty** ●●○○○ · **8 minutes** · **Trains** seeing who keeps a tensor, before running anything again
 #
-# An MLP is down(gelu(up(x))). For backward it keeps x, the 4h numbers per token that `up` makes, and the 4h that GELU
-# makes of them. GELU is cheap, and `up` is not. So keep `up`'s output, and make GELU's output again in backward. (x is
-# kept anyway: as a linear layer, `up` keeps its input.) No matrix product may run a second time. Use `checkpoint`; x is
-# (tokens, h), `up` and `down` are `nn.Linear`.
+# Write `mlp(x, up, down)`: it returns down(gelu(up(x))), keeps `up`'s output, and computes GELU's output again in
+# backward. Use `checkpoint`. No matrix product may run a second time. x is (tokens, h), `up` and `down` are
+# `nn.Linear`.
 #
-# To checkpoint GELU alone seems to be it. Look at the bytes first.
+# Normally the MLP keeps x, the 4h numbers per token from `up`, and the 4h numbers from GELU. GELU is cheap to run
+# again, `up` is not. (x is kept anyway: as a linear layer, `up` keeps its input.)
+#
+# A checkpoint around GELU alone looks like the solution. Look at the bytes first.
 
 # %%
 x, up, down = torch.randn(1024, 256), nn.Linear(256, 1024), nn.Linear(1024, 256)
@@ -60,7 +62,7 @@ for name, way in ways.items():
 
 # %%
 def mlp(x: torch.Tensor, up: nn.Linear, down: nn.Linear) -> torch.Tensor:
-    """down(gelu(up(x))), with x and up's output kept, and no product run again."""
+    """Return down(gelu(up(x))), keeping x and up's output, and running no product again."""
 
     ### BEGIN SOLUTION Return the output, (tokens, h).
     def from_activation(z):
@@ -76,28 +78,28 @@ check.mlp(mlp)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# `checkpoint` keeps what goes in, and what is made inside is not kept. GELU's output *comes out* of the checkpoint in
-# the cell above. Who takes it then?
+# `checkpoint` keeps what goes in, but not what is made inside. In the cell above, GELU's output *comes out* of the
+# checkpoint. Who reads it then?
 #
 # </details>
 # <details><summary>Hint 2: who keeps it?</summary>
 #
-# A linear layer keeps its input for its weight's gradient. So GELU's output has to lie between two operations that are
+# A linear layer keeps its input for its weight's gradient. So GELU's output must lie between two operations that are
 # both inside the checkpoint.
 #
 # </details>
 # <details><summary>Hint 3: and the product?</summary>
 #
-# The lesson's early stop: a second forward ends as soon as it has made all that backward asks for. What a last product
-# returns, nobody asks for. Which `use_reentrant` stops early?
+# Remember the lesson's early stop: the second forward ends as soon as it has made everything that backward needs.
+# Backward does not need the result of a last product. Which `use_reentrant` stops early?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A tensor goes only if *nobody* outside of the checkpoint keeps it. GELU's output is kept by the layer after it, so
-# that layer belongs inside, too. Its product does not run again: as soon as GELU has made the layer's input, all that
-# backward asks for is there. That frees 4 of 9 numbers per token and unit of h, without a FLOP of a matrix product.
+# A tensor goes away only if *nobody* outside of the checkpoint keeps it. The layer after GELU keeps GELU's output, so
+# that layer belongs inside, too. Its product does not run again: once GELU has made the layer's input, backward has
+# everything it needs. That frees 4 of 9 numbers per token and unit of h, and repeats no matrix product.
 
 # %% tags=["solution"]
 for name, way in {**ways, "GELU and down in one": lambda x: mlp(x, up, down)}.items():
@@ -108,15 +110,16 @@ for name, way in {**ways, "GELU and down in one": lambda x: mlp(x, up, down)}.it
 # ## 2 · In groups
 # **Difficulty** ●●○○○ · **10 minutes** · **Trains** using `checkpoint`, and not falling into its traps
 #
-# Run `x` through a list of blocks, with one checkpoint for every k of them. If k does not divide the number of blocks,
-# the last group is smaller. Gradients have to be those of a network that keeps everything, even if the blocks contain
-# dropout, and if x requires no gradient, as after a frozen embedding. Change neither the list nor x. Return the output
-# of the last block.
+# Write `in_groups(blocks, x, k)`: it runs `x` through a list of blocks, with one checkpoint for every k of them, and
+# returns the output of the last block. If k does not divide the number of blocks, the last group is smaller.
+#
+# Gradients must equal those of a network that keeps everything. This must hold with dropout in the blocks, and if x
+# requires no gradient, as after a frozen embedding. Change neither the list nor x.
 
 
 # %%
 def in_groups(blocks, x, k):
-    """x through all blocks in turn, keeping each group's input alone."""
+    """Run x through all blocks in turn, keeping only each group's input."""
 
     ### BEGIN SOLUTION Return the output of the last block.
     def run(group, x):
@@ -136,43 +139,45 @@ check.in_groups(in_groups)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# `blocks[first : first + k]` is a group, and for the last group Python's slices just stop at the end.
+# `blocks[first : first + k]` is a group. For the last group, Python's slice just stops at the end.
 #
 # </details>
 # <details><summary>Hint 2: one function for a group</summary>
 #
-# Write a function that runs x through one group, and hand it to `checkpoint`. It takes further arguments too:
+# Write a function that runs x through one group, and pass it to `checkpoint`, which takes further arguments, too.
 # `checkpoint(run, group, x, use_reentrant=False)` calls `run(group, x)`.
 #
 # </details>
 # <details><summary>Hint 3: the trap</summary>
 #
 # The function runs again in backward, long after your loop has ended. If it looks up `group` or `first` from the loop,
-# it finds the *last* one by then. Pass the group as an argument instead.
+# it then finds the *last* one. Pass the group as an argument instead.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A closure looks its variables up when it runs, and a checkpointed function runs twice, the second time after the loop.
-# Sometimes PyTorch notices that the second run saved other tensors than the first; if the shapes agree, nobody
-# notices, and the gradients are wrong. Pass what changes as an argument. The other trap is the older variant: with
-# `use_reentrant=True` and an x that requires no gradient, no weight gets one.
+# A closure looks up its variables when it runs. A checkpointed function runs twice, the second time after the loop.
+# Sometimes PyTorch notices that the second run saved other tensors than the first. If the shapes agree, nobody notices,
+# and the gradients are wrong. So pass what changes as an argument. The other trap is the older variant: with
+# `use_reentrant=True` and an x that requires no gradient, no weight gets a gradient.
 
 # %% [markdown]
 # ## 3 · Worth its bytes
 # **Difficulty** ●●●○○ · **15 minutes** · **Trains** a selective policy that knows what it pays
 #
-# The lesson's *selective* policy keeps the result of every product. But some are dear to run again, and some are not.
-# Write `worth(least)`. It returns a policy: a function that `checkpoint` asks about each operator, in both runs. To the
-# same question it gives the same answer in both, and several policies may be in use at once. The policy returns
-# `CheckpointPolicy.MUST_SAVE` for a matrix product that takes at least `least` FLOPs per byte of its result, and
-# `CheckpointPolicy.PREFER_RECOMPUTE` for all else.
+# Write `worth(least)`. It returns a policy that keeps only the matrix products with at least `least` FLOPs per byte of
+# their result. (The lesson's *selective* policy keeps every product, but some are expensive to run again and some are
+# not.)
+#
+# A policy is a function that `checkpoint` asks about each operator, in both runs. It returns
+# `CheckpointPolicy.MUST_SAVE` for a product to keep, and `CheckpointPolicy.PREFER_RECOMPUTE` for everything else. It
+# must give the same answer to the same question in both runs. Several policies may be in use at once.
 #
 # Products come as `aten.mm.default` (left, right), `aten.bmm.default` (stacks of left and of right), and
-# `aten.addmm.default` (bias, left, right). left has the shape (…, rows, inner), right (…, inner, columns). Count
-# 2 · rows · inner · columns FLOPs for each product of two matrices, the bias aside. The result has left's dtype. Here
-# is a policy that keeps nothing, and says what it sees.
+# `aten.addmm.default` (bias, left, right). left has the shape (…, rows, inner), right (…, inner, columns). Count 2 ·
+# rows · inner · columns FLOPs for each product of two matrices, without the bias. The result has left's dtype. The
+# policy below keeps nothing, and prints what it sees.
 
 
 # %%
@@ -194,7 +199,7 @@ def worth(least: float):
     ### BEGIN SOLUTION Return a function policy(ctx, op, *args, **named).
     def policy(ctx, op, *args, **named):
         if op in (aten.mm.default, aten.addmm.default, aten.bmm.default):
-            left = args[-2]  # the bias, if there is one, comes before
+            left = args[-2]  # a bias comes before it
             flops, size = 2 * left.shape[-1], left.element_size()  # of one number of the result
             if flops >= least * size:
                 return CheckpointPolicy.MUST_SAVE
@@ -210,13 +215,13 @@ check.worth(worth)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Define the policy inside `worth`, so that it knows `least`. `op in (…)` says whether it is a product.
+# Define the policy inside `worth`, so that it knows `least`. `op in (…)` tells whether the operator is a product.
 #
 # </details>
 # <details><summary>Hint 2: FLOPs per byte</summary>
 #
-# Rows and columns are in the FLOPs and in the bytes. What remains is one number of the result: how many FLOPs does it
-# take, and how many bytes?
+# Rows and columns are in the FLOPs and in the bytes, so they cancel. Look at one number of the result: how many FLOPs
+# does it take, and how many bytes?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -228,10 +233,11 @@ check.worth(worth)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A number of the result is a sum over the inner dimension: 2 · inner FLOPs, for 2 or 4 bytes. So a kept byte of the
-# MLP's second product, whose inner dimension is 4h, saves four times as much as one of its first. The attention scores
-# are the other extreme: their inner dimension is one head's width, and they are the largest tensors of all. Where bytes
-# are short, keep from the top of this list. (A product at the very end is not run again anyway.)
+# Each number of the result is a sum over the inner dimension: 2 · inner FLOPs, for 2 or 4 bytes. The MLP's second
+# product has the inner dimension 4h, so a kept byte of it saves four times as much as a byte of the first. Attention
+# scores are the other extreme. Their inner dimension is one head's width, and they are the largest tensors of all. If
+# memory is short, keep the products with the longest inner dimension. (A product at the very end does not run again
+# anyway.)
 
 # %% tags=["solution"]
 x = torch.randn(1024, 64)
@@ -246,27 +252,27 @@ for least in (0, 33, 129):
 # ## 4 · A checkpoint of your own
 # **Difficulty** ●●●●● · **40 minutes** · **Trains** the whole of `checkpoint`, written once by yourself
 #
-# The lesson's `Recomputed` takes one input, and its second forward does not repeat the first. Write
-# `own_checkpoint(function, *inputs)`, without `torch.utils.checkpoint`. It returns `function(*inputs)`, a tensor, and
-# keeps the inputs themselves, no copies, and nothing else. Backward runs once, and in it `function` runs once more:
+# Write `own_checkpoint(function, *inputs)`, without `torch.utils.checkpoint`. It returns `function(*inputs)`, a tensor.
+# It keeps the inputs themselves, no copies, and nothing else. (The lesson's `Recomputed` takes one input, and its
+# second forward does not repeat the first.) Backward runs once. In it, `function` runs once more:
 #
-# - under the first run's random state: the CPU's and, for inputs on "cuda", that GPU's. Afterwards your caller's
-#   random numbers go on as if nothing had run again;
-# - under the first run's autocast for the inputs' type of device: enabled or not, and its dtype.
+# - under the random state of the first run: the CPU's and, for inputs on "cuda", that GPU's. Afterwards your caller's
+#   random numbers continue as if nothing had run again;
+# - under the autocast of the first run, for the inputs' type of device: enabled or not, and its dtype.
 #
-# All inputs are tensors on one device. At least one requires a gradient; others, such as token ids, do not, in the
-# second run neither. Change no input, in forward or in backward: neither its values nor its `requires_grad`. Weights
-# inside get their gradients. Under `no_grad` nothing is kept. No early stop is needed.
+# All inputs are tensors on one device. At least one requires a gradient. Others, such as token ids, do not, and must
+# not in the second run. Change no input, in forward or in backward: neither its values nor its `requires_grad`. Weights
+# inside `function` get their gradients. Under `no_grad`, keep nothing. No early stop is needed.
 #
-# States are told by `torch.get_rng_state()`, `torch.cuda.get_rng_state(device)`, `torch.is_autocast_enabled(kind)` and
-# `torch.get_autocast_dtype(kind)`, where kind is "cpu" or "cuda". Take a `Function` or
-# `saved_tensors_hooks(pack, unpack)`, as you like. The check calls `own_checkpoint` alone. The first cell is for the
+# Read the states with `torch.get_rng_state()`, `torch.cuda.get_rng_state(device)`, `torch.is_autocast_enabled(kind)`
+# and `torch.get_autocast_dtype(kind)`, where kind is "cpu" or "cuda". Use a `Function` or
+# `saved_tensors_hooks(pack, unpack)`, as you like. The check calls only `own_checkpoint`. The first cell is for the
 # states: use it, or leave it.
 
 
 # %%
 def states_of(x: torch.Tensor):
-    """A function that makes a context: inside `with states_of(x)():`, random states and autocast are those of now."""
+    """Return a context's maker: inside `with states_of(x)():`, random states and autocast are those of now."""
     ### BEGIN SOLUTION Return a function; or solve it all in the next cell.
     kind, gpus = x.device.type, [x.device] if x.is_cuda else []
     dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
@@ -286,7 +292,7 @@ def states_of(x: torch.Tensor):
 
 # %%
 def own_checkpoint(function, *inputs):
-    """function(*inputs), with nothing kept for backward but the inputs: it runs again."""
+    """Return function(*inputs), keeping only the inputs for backward, which runs it again."""
     ### BEGIN SOLUTION Return what function returns, so that backward runs it again.
     as_they_were, places, again = states_of(inputs[0]), count(), {}
 
@@ -310,32 +316,32 @@ check.own_checkpoint(own_checkpoint)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# With a `Function`, begin with the lesson's: `save_for_backward(*inputs)`, and in backward detach each. Only those
-# require a gradient again that did. With hooks, `pack` returns a number, and `unpack` runs `function` under hooks of
-# its own, which note each tensor in turn.
+# With a `Function`, begin with the lesson's: `save_for_backward(*inputs)`, and detach each input in backward. Those
+# that required a gradient must require one again, and no others. With hooks, `pack` returns a number. `unpack` runs
+# `function` under hooks of its own, which note each tensor in turn.
 #
 # </details>
 # <details><summary>Hint 2: the states</summary>
 #
-# Ask *before the first run*, and set them around the second run alone. The two random states have a `set_rng_state`
-# each. Inputs on a GPU do not mean that no number is drawn on the CPU.
+# Read them *before the first run*, and set them only around the second run. The two random states have a
+# `set_rng_state` each. With inputs on a GPU, some numbers may still be drawn on the CPU.
 #
 # </details>
 # <details><summary>Hint 3: and put back</summary>
 #
-# `torch.random.fork_rng` is a context that puts back what it found, of the CPU and of each device in its list.
-# `torch.autocast` takes the type of device, a dtype, and whether it is enabled at all. Autograd is off in backward:
-# turn it on. A `Function`'s backward returns an item for each argument of its forward, `None` for `function` and for
-# what requires no gradient.
+# `torch.random.fork_rng` is a context that restores the state of the CPU and of each device in its list.
+# `torch.autocast` takes the type of device, a dtype, and whether it is enabled. Autograd is off in backward: turn it
+# on. A `Function`'s backward returns one item for each argument of its forward: `None` for `function` and for whatever
+# requires no gradient.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
 # These are PyTorch's own two variants without their options. The one with a `Function` enters autograd a second time,
-# so it works only if an input requires a gradient. The one with hooks leaves the first graph in place, and only the
-# tensors in it are made anew: weights get their gradients in any case. Neither can restore what it does not know of: a
-# generator of your own, or batch norm's running mean, which the second run moves once more.
+# so it works only if an input requires a gradient. The one with hooks leaves the first graph in place and makes only
+# its tensors again, so weights always get their gradients. Neither can restore what it does not know: a generator of
+# your own, or batch norm's running mean, which the second run updates once more.
 
 # %% tags=["solution"]
 torch.manual_seed(0)
@@ -350,20 +356,22 @@ for name, call in {"kept": lambda function, x: function(x), "run again": own_che
 # ## 5 · Count the teeth
 # **Difficulty** ●●●●○ · **22 minutes** · **Trains** reading a policy off a run's memory alone
 #
-# Someone sends you two steps of GPT-2 (12 blocks): its memory over time, and nothing else. Were blocks recomputed? Each
-# stretch of blocks that runs again leaves a tooth in backward: activations climb while it runs, and fall while its own
-# backward uses them. Count the teeth in backward of the *last* step. Return 0 if nothing was recomputed. A run with
-# `"full"` has 12 teeth, and one with `"every-3"` has 4. With `"selective"`, each block is a stretch that runs again in
-# part: its climb steps back on the way, and is still one tooth. No run here offloads its activations.
+# Write `stretches(measurement)`. It returns how many teeth the activations have in backward of the *last* step, or 0 if
+# nothing was recomputed. The measurement has two steps of GPT-2 (12 blocks), and only their memory over time.
 #
-# - `measurement.timeline.curves()["activations"]` is a list: item i has the bytes of activations *after* event i, which
-#   is one tensor that comes or goes. Events are counted from 0.
-# - `measurement.timeline.marks` is a list, one mark for each phase: `mark.step` (1 or 2), `mark.phase` ("forward",
-#   "loss", "backward", "optimizer", "zero_grad"), and `mark.event`, the number of events before it begins. So a phase
-#   is `curve[mark.event : following.event]`, `following` being the next mark, and what was there before it is
+# Each stretch of blocks that runs again leaves a tooth in backward: activations climb while it runs, and fall while its
+# own backward uses them. A run with `"full"` has 12 teeth, and one with `"every-3"` has 4. With `"selective"`, each
+# block is a stretch that runs again in part: its climb steps back on the way, and is still one tooth. No run here
+# offloads its activations.
+#
+# - `measurement.timeline.curves()["activations"]` is a list. Item i has the bytes of activations *after* event i. An
+#   event is one tensor that is allocated or freed. Events are counted from 0.
+# - `measurement.timeline.marks` is a list with one mark for each phase: `mark.step` (1 or 2), `mark.phase` ("forward",
+#   "loss", "backward", "optimizer", "zero_grad"), and `mark.event`, the number of events before the phase begins. So a
+#   phase is `curve[mark.event : following.event]`, where `following` is the next mark. The bytes before the phase are
 #   `curve[mark.event - 1]`.
 #
-# Here are one run's activations alone. Not all of its stretches are equally long.
+# Here are the activations of one run. Not all of its stretches are equally long.
 
 # %%
 timeline(check.example(), "A timeline with a secret", steps=[2])
@@ -371,7 +379,7 @@ timeline(check.example(), "A timeline with a secret", steps=[2])
 
 # %%
 def stretches(measurement) -> int:
-    """Teeth in backward of the last step: how many stretches of blocks ran again; 0 if nothing was recomputed."""
+    """The number of stretches that ran again in backward of the last step; 0 if nothing was recomputed."""
     ### BEGIN SOLUTION Return a whole number from 0 to 12.
     marks = {mark.phase: mark.event for mark in measurement.timeline.marks}
     curve = measurement.timeline.curves()["activations"][marks["backward"] : marks["optimizer"]]
@@ -396,32 +404,33 @@ check.stretches(stretches)
 # </details>
 # <details><summary>Hint 2: what is a tooth?</summary>
 #
-# A climb from a valley to a summit, maybe with steps back on the way. Cut the curve to backward first: marks of the
-# last step come last, so a dictionary from phase to event keeps those.
+# A tooth is a climb from a valley to a summit, perhaps with steps back on the way. Cut the curve to backward first. The
+# marks of the last step come last, so a dictionary from phase to event keeps those.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
 # Remember the valley, and the highest point since. A tooth is over when the curve is down again where its climb began,
-# or at the end: note how high it was, and begin anew from there. Where the curve only falls, the climb is 0. A short
+# or at the end. Note its height, and start again from there. Where the curve only falls, the climb is 0. A short
 # stretch makes a low tooth, so every climb above 0 counts.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# One tooth for each stretch: its activations come all at once when it runs again, then go one after the other. The
-# height of a tooth says how long the stretch is, the floor under it how many checkpoints there are: fewer and higher
-# teeth stand on a lower floor. If k does not divide the number of blocks, one stretch is shorter, and so is its tooth.
+# Each stretch makes one tooth: its activations come all at once when it runs again, then go one after the other. The
+# height of a tooth shows how long the stretch is. The floor under it shows how many checkpoints there are: with fewer
+# and higher teeth, the floor is lower. If k does not divide the number of blocks, one stretch is shorter, and so is its
+# tooth.
 
 # %% [markdown]
 # ## 6 · Two secrets
 # **Difficulty** ●●●●○ · **15 minutes** · **Trains** inferring batch and policy from one curve
 #
-# `check.mystery(seed)` simulates a run of a small GPT (6 blocks). `check.KNOWN` describes the run, except for its
-# micro-batch (1 to 32) and its policy, one of `check.SECRET_POLICIES`: those are secret. All that you get is the
-# timeline of its *activations*. Here are two of these runs. Their forward passes keep nearly the same. Which of the two
-# trains more sequences at a time?
+# Find out two secrets of a run from the timeline of its *activations*: its micro-batch (1 to 32) and its policy, one of
+# `check.SECRET_POLICIES`. `check.mystery(seed)` simulates such a run of a small GPT (6 blocks). `check.KNOWN` describes
+# the rest of it. Here are two of these runs. Their forward passes keep nearly the same. Which one trains more sequences
+# at a time?
 
 # %%
 print(check.KNOWN, check.SECRET_POLICIES)
@@ -431,8 +440,9 @@ timeline(check.mystery(2), "Mystery 2: the activations of one step", unit="MB", 
 timeline(check.mystery(3), "Mystery 3: the activations of one step", unit="MB", steps=[2])
 
 # %% [markdown]
-# There are six such runs, with the seeds 1 to 6. Find out both secrets of each. `activation_bytes(run)` is what forward
-# keeps of a run by the formulas, and `stretches` from exercise 5 will help.
+# Write `infer(measurement)`. It returns a dictionary with the keys `micro_batch` and `recompute`. The check tries six
+# runs, with the seeds 1 to 6. `activation_bytes(run)` estimates what forward keeps, and `stretches` from exercise 5
+# will help.
 
 # %%
 from course_utils.estimating.exact.activations import activation_bytes
@@ -456,7 +466,8 @@ check.infer(infer)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# The policy first: it shows in the shape, whatever the size. How many stretches has a model of 6 blocks under each?
+# Begin with the policy: it shows in the shape, whatever the size. How many stretches does a model of 6 blocks have
+# under each policy?
 #
 # </details>
 # <details><summary>Hint 2: then the batch</summary>
@@ -467,16 +478,16 @@ check.infer(infer)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Read the curve where the last forward ends: after its last event, which is the one *before* the mark of the last
-# `loss`. At the mark's own event the loss has begun to add its tensors. Divide by what one sequence keeps under that
+# Read the curve where the last forward ends. That is after its last event, the one *before* the mark of the last
+# `loss`. At the mark's own event, the loss has begun to add its tensors. Divide by what one sequence keeps under that
 # policy.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The height of a curve is batch times policy, so no height alone tells either. The shape has no unit: it tells the
-# policy, and with the policy the height tells the batch.
+# The height of a curve depends on batch and policy together, so no height by itself reveals either. The shape does not
+# depend on the batch: it reveals the policy. With the policy, the height reveals the batch.
 
 # %% tags=["solution"]
 for seed in range(1, 7):
