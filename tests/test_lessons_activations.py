@@ -84,7 +84,7 @@ def test_the_line_is_where_one_more_does_not_fit(memory: int) -> None:
 
 def test_the_map_says_when_nothing_fits_and_keeps_to_learned_positions() -> None:
     run = TrainingRun("gpt2-xl", 1, 128)
-    assert "T4-16GB fits no step of gpt2-xl" in heat_map(run, gpu("T4-16GB"), (1, 128)).alt
+    assert "No step of gpt2-xl fits on T4-16GB" in heat_map(run, gpu("T4-16GB"), (1, 128)).alt
     assert max(lengths(run)) == 1024
 
 
@@ -100,7 +100,9 @@ def test_the_map_follows_its_sliders_at_once() -> None:
     another_model()
     assert calls(another_model) < 120_000, "two controls, tens of milliseconds each"
     assert shown.run == TrainingRun("llama3.2-1b", 4, 512, "amp-bf16", attention="eager")
-    assert shown.picture.value != before and shown.figure and "T4-16GB fits no step of llama3.2-1b" in shown.figure.alt
+    assert (
+        shown.picture.value != before and shown.figure and "No step of llama3.2-1b fits on T4-16GB" in shown.figure.alt
+    )
     assert "run this cell" in repr(shown) and gpu("T4-16GB").name in shown.figure.svg
 
 
@@ -118,7 +120,7 @@ def test_a_length_that_the_model_does_not_have_is_brought_back() -> None:
     shown = activation_map("llama3.2-1b", seq_len=32768)
     shown.controls["model"].value = "gpt2-xl"
     assert shown.run.seq_len == 1024
-    assert shown.message.startswith("gpt2-xl has no 32,768 positions, so: 4 × 1,024 tokens")
+    assert shown.message.startswith("gpt2-xl has fewer than 32,768 positions, so: 4 × 1,024 tokens")
     shown.controls["model"].value = "llama3.2-1b"
     assert shown.run.seq_len == 32768 and "positions" not in shown.message
     with pytest.raises(ValueError, match="seq_len is 1000; the map has 128, 192"):

@@ -33,22 +33,22 @@ EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {  # that the lesson has n
 HINTS = tomllib.loads(Path(__file__).with_name("expressions.toml").read_text(encoding="utf-8"))
 
 
-@exercise("05.1", "Autograd was asked, and keeps what you said, for every expression.")
+@exercise("05.1", "Autograd keeps exactly what you said, for every expression.")
 def expressions(answer: Any) -> None:
-    """`answer(n)` is a dictionary: bytes kept for each of EXPRESSIONS, x and y being n bf16 numbers."""
+    """`answer(n)` is a dictionary: bytes kept for each of EXPRESSIONS; x and y are n bf16 numbers."""
     sizes = {n: entries(call(answer, n=n, returns=Mapping), tuple(EXPRESSIONS)) for n in (1024, 4096)}
-    expect(sizes[1024] != sizes[4096], "Your bytes are the same for every n. What is the argument for?")
+    expect(sizes[1024] != sizes[4096], "Your bytes are the same for every n. Do you use the argument?")
     for n, got in sizes.items():
         kept = {name: saved_by(work, (n,), (n,), dtype="bf16") for name, work in EXPRESSIONS.items()}
         right = {name: sum(item.bytes for item in items) for name, items in kept.items()}
-        twice = "All are twice too large. How many bytes has a bf16 number? (`saved_by` takes fp32 unless it is told.)"
+        twice = "All are twice too large. How many bytes has a bf16 number? (`saved_by` defaults to fp32.)"
         expect(any(got[name] != 2 * right[name] for name in right), twice)
         for name, wanted in right.items():
             size = float(got[name])
             hint = HINTS.get(name, {}).get(f"{size / (2 * n):g}")
             expect(not hint, f"{name}: {hint}")
-            expect(size != wanted / 2, f"{name}: numbers where bytes were asked? A bf16 number takes two.")
-            off = f"{name} is off. Take its operations one by one, then strike out what is listed twice."
+            expect(size != wanted / 2, f"{name}: return bytes, not numbers. A bf16 number takes two.")
+            off = f"{name} is off. Go through its operations one by one, then count each storage once."
             expect(size == wanted, off)
 
 
@@ -76,24 +76,24 @@ def story_letters() -> dict[str, int]:
 
 
 def story() -> Figure:
-    """The timeline that is to be explained, with its moments as letters."""
+    """The timeline of exercise 2, with its moments as letters."""
     title = "Two steps of a small GPT, two micro-batches each: what happens at A to F?"
     return timeline(story_measured(), title, unit="MB", steps=[1, 2], letters=story_letters())
 
 
-@exercise("05.2", "Every moment has its cause: nothing leaks, and nothing waits for the optimizer but gradients.")
+@exercise("05.2", "Every moment has its cause: nothing leaks, and only gradients wait for the optimizer.")
 def told(answer: Any) -> None:
     """`answer()` is a dictionary from each letter to the number of the statement about that moment."""
     got = entries(call(answer, returns=Mapping), tuple(EXPLAINED), int)
     for letter, number in got.items():
-        expect(number in STATEMENTS, f"{letter} is {number}: the statements have numbers 1 to {len(STATEMENTS)}.")
+        expect(number in STATEMENTS, f"{letter} is {number}, but statements have the numbers 1 to {len(STATEMENTS)}.")
     for letter, number in got.items():
         hint = _STORY["hints"].get(f"{letter}{number}")
         expect(hint is None, hint)
     twice = [f"{one} and {other}" for one in EXPLAINED for other in EXPLAINED if one < other and got[one] == got[other]]
-    expect(not twice, f"{' '.join(twice[:1])} have the same explanation. Every statement is of one moment at most.")
+    expect(not twice, f"{' '.join(twice[:1])} have the same explanation. Each statement fits at most one moment.")
     wrong = [letter for letter, number in EXPLAINED.items() if got[letter] != number]
-    since = "Which kinds of memory are there at that moment, and which have come or gone since the last?"
+    since = "Which kinds of memory exist at that moment, and which are new or gone since the letter before?"
     expect(not wrong, f"{' '.join(wrong[:1])} is off. {since}")
 
 
@@ -101,7 +101,7 @@ def told(answer: Any) -> None:
 
 
 class Heads(nn.Module):
-    """Attention of one head that does the work itself: it keeps views of what `qkv` has made."""
+    """Attention of one head, computed in its own forward: it keeps views of what `qkv` made."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,20 +165,20 @@ def kept_ledger(
 
 
 KEPT_MISTAKES: Mapping[str, Mapping[str, Any]] = {
-    "some storages count more than once: two operations may keep one storage.": {"each": True},
-    "you count the bytes of a view. As long as it lives, its whole storage does.": {"views": True},
-    "you count each view, with its own bytes. Count the storage behind it, and once.": {"each": True, "views": True},
-    "you count parameters, too. Even a transposed view of one has the parameter's storage.": {"counts": ["parameters"]},
-    "you count x, too, which was there before.": {"counts": ["x"]},
-    "you count a buffer, too. It is there anyway, as a parameter is.": {"counts": ["buffers"]},
-    "you count what was there before: x, parameters and buffers.": {"counts": ["x", "parameters", "buffers"]},
-    "you give it to the outermost module that runs. Where in the list is the innermost?": {"place": 0},
-    "you give it to the module around the one that runs.": {"place": -2},
-    "a module also gets what its submodules keep. Each storage belongs to one name.": {"place": None},
+    "you count some storages more than once: two operations may keep one storage.": {"each": True},
+    "you count the bytes of a view. It keeps its complete storage in memory.": {"views": True},
+    "you count each view, with its own bytes. Count the storage behind it, once.": {"each": True, "views": True},
+    "you count parameters, too. A transposed view still has the parameter's storage.": {"counts": ["parameters"]},
+    "you count x, too, which existed before.": {"counts": ["x"]},
+    "you count a buffer, too. It persists anyway, like a parameter.": {"counts": ["buffers"]},
+    "you count what existed before: x, parameters and buffers.": {"counts": ["x", "parameters", "buffers"]},
+    "you give bytes to the outermost module that runs. Where in the list is the innermost?": {"place": 0},
+    "you give bytes to the module around the one that runs.": {"place": -2},
+    "you give a module what its submodules keep, too. Each storage belongs to one name.": {"place": None},
 }
 
 
-@exercise("05.3", "Every storage once, and under the name of the module that kept it.")
+@exercise("05.3", "Every storage counts once, under the name of the module that kept it.")
 def kept_by_module(answer: Any) -> None:
     """`answer(model, x)` is a dictionary from names of modules to the bytes that their forward keeps."""
     for what, model in kept_cases().items():
@@ -189,12 +189,12 @@ def kept_by_module(answer: Any) -> None:
             for message, mistake in KEPT_MISTAKES.items():
                 expect(got == wanted or got != kept_ledger(model, x, **mistake), f"With {what}, {message}")
         strangers = sorted(map(repr, {*got} - {*dict(model.named_modules())}))
-        expect(not strangers, f"With {what}: {', '.join(strangers)} is no name of `named_modules()`.")
+        expect(not strangers, f"With {what}: {', '.join(strangers)} is not a name of `named_modules()`.")
         off = next((name for name, _ in model.named_modules() if got.get(name, 0) != wanted.get(name, 0)), "")
-        more, less = "too much. Does a storage count twice, or one that was there before?", "too little. Do you add?"
+        more, less = "too much. Does a storage count twice, or one from before?", "too little. Do you add up?"
         way = more if got.get(off, 0) > wanted.get(off, 0) else less if off in got else "nothing."
-        expect(got == wanted or sum(got.values()) != sum(wanted.values()), f"With {what}, the sum is right. Names are "
-               "not: which module's forward runs when a storage is kept for the first time?")  # fmt: skip
+        expect(got == wanted or sum(got.values()) != sum(wanted.values()), f"With {what}, the sum is right, names are "
+               "not. Which module's forward runs when a storage is kept for the first time?")  # fmt: skip
         expect(got == wanted, f"With {what}, {off!r} has {way} What is saved first while its own forward runs?")
 
 
@@ -222,7 +222,7 @@ class Wasteful(nn.Module):
         return x + y
 
 
-@exercise("05.4", "The same output, gradients and log, each product once, and nothing waits that is cheap to make.")
+@exercise("05.4", "Same output, gradients and log, each product once, and nothing kept that is cheap to compute.")
 def lean(answer: Any) -> None:
     """`answer(block, x)` is what `block(x)` is, and keeps 2·h + 3·ffn numbers per token."""
     for tokens, h, ffn, training, eps in LEAN_CASES:
@@ -235,32 +235,32 @@ def lean(answer: Any) -> None:
         run = partial(call, answer, block, returns=torch.Tensor)
         (got, work), mine = counted(run, [x], block.parameters()), list(block.log)
         mode = "In training" if training else "With `block.eval()`"
-        close, another = same([got.output], [wanted.output], 1e-4), f"{mode}, the output is another."
-        expect(close or not training, f"{another} Does it drop what the block drops, at its rate, in training alone?")
-        expect(close, f"{another} Is the norm whole (weight, bias, eps), is it SiLU, is x added, and nothing dropped?")
+        close, another = same([got.output], [wanted.output], 1e-4), f"{mode}, the output differs."
+        expect(close or not training, f"{another} Does it drop what the block drops, at its rate, only in training?")
+        expect(close, f"{another} Is the norm complete (weight, bias, eps)? Is it SiLU, is x added, nothing dropped?")
         slopes = same(got.gradients, wanted.gradients, 1e-3)
-        why = "Does a second forward drop the same?" if training else "Does x reach the output by both ways?"
-        expect(slopes, f"{mode}, the output is right and a gradient is not. {why} Is all that you keep in fp32?")
-        expect(mine[:1] == [0.5], "What `block.log` held before has gone. Append to it.")
-        expect(len(mine) == 2, f"One step logs one number. Yours logs {len(mine) - 1}.")
+        why = "Does the second forward drop the same?" if training else "Does x reach the output by both paths?"
+        expect(slopes, f"{mode}, the output is right, but a gradient is not. {why} Do you keep everything in fp32?")
+        expect(mine[:1] == [0.5], "The old entries of `block.log` are gone. Append to it.")
+        expect(len(mine) == 2, f"A step must log one number. Yours logs {len(mine) - 1}.")
         if isinstance(mine[1], torch.Tensor):
-            many = f"Your log has a tensor of {mine[1].numel():,} numbers. One number is asked for."
+            many = f"Your log has a tensor of {mine[1].numel():,} numbers. Log one number."
             expect(mine[1].numel() == 1, many)
-            graph = "The log holds a graph, and all that this graph keeps. A number is enough."
+            graph = "Your log holds a graph, and everything that the graph keeps. A number is enough."
             expect(not mine[1].requires_grad, graph)
         logged = of_kind(mine[1], Real, "Your log's entry is")
-        expect(abs(logged - log[0].item()) < 1e-4, "Your log has another number than the block's own.")
-        expect(work <= least, "A matrix product runs a second time. Compute only what is cheap again.")
+        expect(abs(logged - log[0].item()) < 1e-4, "You log another number than the block does.")
+        expect(work <= least, "A matrix product runs a second time. Run only cheap operations again.")
         over = (got.kept - STATE - tokens * (4 * (2 * h + 3 * ffn) + AROUND)) / tokens / 4
-        expect(over < ffn / 2, "A wide tensor too many waits for backward. What can be made again from gate and up?")
-        expect(over <= 0, "Not the wide ones: what else waits is too much. The norm's tensors, or copies of weights?")
+        expect(over < ffn / 2, "You keep one wide tensor too many. What can you compute again from gate and up?")
+        expect(over <= 0, "You keep too much besides the wide tensors. The norm's tensors, or copies of weights?")
 
 
 # ------------------------------------------------------------------------------------------------------ 05.5: LeanLoss
 
 
 def plain_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of an fp32 copy, as most code has it."""
+    """Cross-entropy of an fp32 copy, as in most code."""
     return F.cross_entropy(logits.float(), targets)
 
 
@@ -285,21 +285,21 @@ def _slip(mine: Any, slope: Any) -> str:
     if torch.allclose(mine.double(), slope.double(), 0.01, 1e-6):
         return ""
     if same([mine], [slope], 0.03):
-        return "It is near, but computed in 16 bits. Compute it from an fp32 copy; only the result is 16-bit."
+        return "It is close, but computed in 16 bits. Compute it from an fp32 copy; only the result is 16-bit."
     if same([-mine], [slope], 4e-3):
-        return "Its sign is turned round. Do you multiply by the gradient that comes in?"
+        return "Its sign is reversed. Do you multiply by the incoming gradient?"
     if ((mine != 0).any(-1) != (slope != 0).any(-1)).any():
-        return "Rows whose target is -100 have a gradient of 0."
+        return "Rows with target -100 must have a gradient of 0."
     if same([mine * (slope.float().norm() / mine.float().norm())], [slope], 4e-3):
-        return "By one factor everywhere: the loss was a mean."
-    return "It is softmax, less 1 at the target, over the number of tokens that count, times what comes in."
+        return "It is off by one factor everywhere: the loss is a mean."
+    return "It is softmax, minus 1 at the target, over the number of tokens that count, times the incoming gradient."
 
 
-@exercise("05.5", "Loss and gradient in fp32: two bytes per logit wait for backward, and eight are there at most.")
+@exercise("05.5", "Loss and gradient are in fp32, with two bytes per logit kept, and at most eight at any moment.")
 def lean_loss(answer: Any) -> None:
     """`answer` is an `autograd.Function` whose `apply(logits, targets)` is the mean loss in fp32."""
     run = getattr(answer, "apply", answer)
-    hints = {"out of bounds": "A target of -100 is no place in a row. Look it up at another place, and count it not."}
+    hints = {"out of bounds": "A row has no entry -100. Look up another entry for that target, and do not count it."}
     for what, case in {
         "With 6 tokens": _loss_case(6),
         "With one token": _loss_case(1),
@@ -312,8 +312,8 @@ def lean_loss(answer: Any) -> None:
         def one_number(*given: torch.Tensor, what: str = what, handed: list[torch.Tensor] = handed) -> torch.Tensor:
             handed.append(given[0].detach())
             loss = call(run, *given, returns=torch.Tensor, hints=hints)
-            expect(loss.shape == (), f"{what}, your loss is no single number. The mean over tokens was asked for.")
-            endless = f"{what}, your loss is {loss.item()}. exp overflows, or the log is of 0: see hint 3."
+            expect(loss.shape == (), f"{what}, your loss is not a single number. Return the mean over tokens.")
+            endless = f"{what}, your loss is {loss.item()}. exp overflows, or you take the log of 0: see hint 3."
             expect(loss.isfinite(), endless)
             return loss
 
@@ -321,20 +321,20 @@ def lean_loss(answer: Any) -> None:
         more, (logits, targets) = float(got.output / wanted.output), case
         tops = logits.amax(-1)[targets >= 0].float().mean()
         moved = same([got.output - tops], [wanted.output], 1e-2)
-        expect(not moved, f"{what}, the loss is another. Is z still z where you look up the target?")
-        why = " A sum, not a mean?" if more > 1.5 else " The mean is over tokens that count." if 0 < more < 0.95 else ""
-        expect(same([got.output], [wanted.output], 1e-2), f"{what}, the loss is another.{why}")
+        expect(not moved, f"{what}, the loss is wrong. Is z still unchanged where you look up the target?")
+        why = " A sum, not a mean?" if more > 1.5 else " Average only tokens that count." if 0 < more < 0.95 else ""
+        expect(same([got.output], [wanted.output], 1e-2), f"{what}, the loss is wrong.{why}")
         exact = got.output.dtype == torch.float32 and same([got.output], [wanted.output], 1e-4)
-        expect(exact, f"{what}, the loss is near, but computed in 16 bits. Compute with an fp32 copy.")
+        expect(exact, f"{what}, the loss is close, but computed in 16 bits. Compute with an fp32 copy.")
         (mine, *_), (slope, *_) = got.gradients, wanted.gradients
-        expect(mine is not None, f"{what}, no gradient comes for the logits: backward returns it first, and then None.")
+        expect(mine is not None, f"{what}, the logits get no gradient. backward must return it first, then None.")
         slip = _slip(mine, slope)
-        expect(not slip, f"{what}, the loss is right and its gradient is not. {slip}")
-        expect(torch.equal(handed[0], logits), f"{what}, backward writes over the logits. Others may still need them.")
+        expect(not slip, f"{what}, the loss is right, but its gradient is not. {slip}")
+        expect(torch.equal(handed[0], logits), f"{what}, backward overwrites the logits. Others may still need them.")
     got, number = forward_backward(run, _loss_case(64, (5,), vocabulary=4096)), 64 * 4096
-    expect(got.kept < 3.9 * number, "What you keep is as large as the fp32 copy. What can be made again from 16 bits?")
-    expect(got.kept <= 2 * number + 48 * 64, "Except for 16 bits per logit, keep only numbers per token.")
-    wide, inside = "at one moment two fp32 tensors of the logits' size are there.", _Inside()
+    expect(got.kept < 3.9 * number, "What you keep is as large as the fp32 copy. What can you recompute from 16 bits?")
+    expect(got.kept <= 2 * number + 48 * 64, "Besides 16 bits per logit, keep only a few numbers per token.")
+    wide, inside = "at one moment two fp32 tensors of the logits' size exist.", _Inside()
     try:
         forward, backward = peaks(run)
     except (StepError, SimulationUnavailable) as error:
@@ -342,8 +342,8 @@ def lean_loss(answer: Any) -> None:
         with inside:
             backward = forward_backward(run, _loss_case(64, (5,), vocabulary=4096)).peak / number
         forward = 2 + 2 * inside.most / number
-    expect(forward <= 8.5, f"It keeps little, but in forward {wide} Inside, `logsumexp` makes one of its own.")
-    expect(backward <= 8.5, f"It keeps little, but {wide} Which operations can write over their input?")
+    expect(forward <= 8.5, f"You keep little, but in forward {wide} `logsumexp` makes one inside.")
+    expect(backward <= 8.5, f"You keep little, but in backward {wide} Which operations can overwrite their input?")
 
 
 class _Inside(TorchDispatchMode):

@@ -35,7 +35,7 @@ def cells(run: TrainingRun) -> Mapping[Point, int]:
 
 @lru_cache(maxsize=64)
 def limits(run: TrainingRun, memory: int) -> Sequence[int]:
-    """For each length of the map, the number of BATCHES whose step has an estimated peak of at most `memory` bytes."""
+    """The number of BATCHES, for each length of the map, whose estimated peak is at most `memory` bytes."""
     return [
         bisect_right(BATCHES, memory, key=lambda b: estimate(run.replace(micro_batch=b, seq_len=s)).total)
         for s in lengths(run)
@@ -83,7 +83,7 @@ def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
     end = canvas.note(f"{note}, recompute {run.recompute}, {run.precision.name}", bottom + 58)
     line = ", ".join(f"{BATCHES[n - 1] if n else 'none'} at {s:,}" for s, n in zip(columns, fitting, strict=True))
     smallest, largest = (format_bytes(choose(sizes.values()), "GB", 2) for choose in (min, max))
-    alt = f"{title}. A heat map from {smallest} to {largest} of activations; the largest that fits: {line} tokens."
+    alt = f"{title}. A heat map of {smallest} to {largest} of activations. Largest b that fits: {line} tokens."
     return Figure(canvas.svg(end + 2, title, alt), alt)
 
 
@@ -95,7 +95,7 @@ def _brief(size: int) -> str:
 
 def _title(run: TrainingRun, card: Gpu, columns: Sequence[int], fitting: Sequence[int]) -> str:
     if not any(fitting):
-        return f"{card.name} fits no step of {run.model.name}, whatever the length: its states are too large"
+        return f"No step of {run.model.name} fits on {card.name} at any length: its states are too large"
     longest, count = max((s, count) for s, count in zip(columns, fitting, strict=True) if count)
     few = f"{BATCHES[count - 1]} sequence{'s' * (count > 1)} at a time"
     return f"{card.name} takes {run.model.name} up to {longest:,} tokens, {few}"

@@ -18,9 +18,9 @@ MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "ll
 
 
 class ActivationMap(Explorable):
-    """Sliders for model, GPU and a cell of the map, choices for the kernel and the recipe, and the heat map of them.
+    """Sliders for model, GPU and a cell of the map, choices for the kernel and the recipe, and their heat map.
 
-    `choices` are those of a `TrainingRun` to begin with; in the next cell, `.run` is what has been chosen. Raises
+    `choices` are the first ones of a `TrainingRun`; in the next cell, `.run` is what you chose. Raises
     ValueError like `TrainingRun` if they are impossible, and for a `micro_batch` or `seq_len` that the map lacks.
     """
 
@@ -63,7 +63,7 @@ class ActivationMap(Explorable):
     def redraw(self) -> tuple[Figure, str]:
         run = self.run
         step, asked = estimate(run), self.controls["seq_len"].value
-        shorter = f"{run.model.name} has no {asked:,} positions, so: " if asked > run.seq_len else ""
+        shorter = f"{run.model.name} has fewer than {asked:,} positions, so: " if asked > run.seq_len else ""
         message = (
             f"{shorter}{run.micro_batch} × {run.seq_len:,} tokens: forward and loss keep "
             f"<b>{format_bytes(kept_bytes(run), 'GB', 2)}</b>; the whole step takes "
