@@ -59,12 +59,12 @@ def test_figure_shows_the_tick() -> None:
     figure = schedule_figure(keep_every(6, 2), 7)
     assert "Tick 7 of 18: f5 runs again. Values kept: 5. Checkpoints: 1, 3, 5." in figure.alt
     assert figure.svg.count("data-node=") == 12
-    assert "6 nodes cost 5 values of memory and 12 runs of f" in schedule_figure(keep_every(6, 2), 18).alt
+    assert "6 nodes keep at most 5 values and take 12 runs of f" in schedule_figure(keep_every(6, 2), 18).alt
 
 
 def test_player_follows_its_controls() -> None:
     player = schedule_player("keep every k", nodes=8, k=2, tick=3)
-    assert player.message == "Tick 3 of 24: f3 runs. Work so far: 3 runs of f, 0 of them repetitions, and 0 of b."
+    assert player.message == "Tick 3 of 24: f3 runs. Work so far: 3 runs of f (0 repeated) and 0 of b."
     player.play.value = 9
     assert player.controls["tick"].value == 9
     assert not player.controls["k"].disabled
@@ -73,7 +73,7 @@ def test_player_follows_its_controls() -> None:
     assert player.schedule.forwards == 8 + 8 * 9 // 2
     assert player.controls["tick"].value == player.controls["tick"].max == len(player.schedule.ticks)
     player.controls["n"].value = 2
-    assert player.message == "Tick 7 of 7: b1 runs. Work so far: 5 runs of f, 3 of them repetitions, and 2 of b."
+    assert player.message == "Tick 7 of 7: b1 runs. Work so far: 5 runs of f (3 repeated) and 2 of b."
     assert repr(player).startswith("A chain to step through")
 
 

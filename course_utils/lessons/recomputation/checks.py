@@ -25,9 +25,9 @@ from .policies import small_gpt
 
 
 # ------------------------------------------------------------------------------------------------------------ 06.1: mlp
-@exercise("06.1", "What a cheap operation makes is not kept, and no product runs again.")
+@exercise("06.1", "The output of the cheap operation is not kept, and no product runs again.")
 def mlp(answer: Any) -> None:
-    """`answer(x, up, down)` is down(gelu(up(x))), with x and up's output kept, and no product run again."""
+    """`answer(x, up, down)` is down(gelu(up(x))), keeps x and up's output, and runs no product again."""
     for tokens, h in ((256, 32), (64, 64), (1, 48)):
         with seeded():
             x, layers = torch.randn(tokens, h), {"up": nn.Linear(h, 4 * h), "down": nn.Linear(4 * h, h)}
@@ -35,9 +35,9 @@ def mlp(answer: Any) -> None:
         weights = [weight for layer in layers.values() for weight in layer.parameters()]
         (right, once), (got, flops) = (counted(partial(way, **layers), [x], weights) for way in ways)
         expect(same([got.output], [right.output]), "The output is not down(gelu(up(x))).")
-        expect(same(got.gradients, right.gradients), "The output is right, and some gradient is not.")
-        expect(got.kept > 2 * x.nbytes, "You keep x alone, so that `up` runs again. Its output was to be kept.")
-        who = ("GELU's output is still kept. Which operation asks for it in backward: GELU, or the product after it? "
+        expect(same(got.gradients, right.gradients), "The output is right, but some gradient is not.")
+        expect(got.kept > 2 * x.nbytes, "You keep only x, so `up` runs again. Keep its output, too.")
+        who = ("GELU's output is still kept. Which operation needs it in backward: GELU, or the product after it? "
                "(Or does a function of yours refer to it?)")  # fmt: skip
         expect(got.kept <= 5 * x.nbytes, who)  # x, and up's output of 4h
         again = "A matrix product runs again. Is `up` in what you checkpoint? Or does your variant not stop early?"
@@ -46,8 +46,8 @@ def mlp(answer: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------------ 06.2: in_groups
 GROUPS, WIDTH = ((6, 2), (7, 3), (5, 1), (4, 4)), 16  # number of blocks, and how many of them share a checkpoint
-LOOP_OVER = "Your function runs again when the loop is over: what do its variables refer to by then?"
-OTHER = f"Backward ran something else than forward. {LOOP_OVER}"
+LOOP_OVER = "Your function runs again after the loop has ended. What do its variables refer to then?"
+OTHER = f"Backward ran something other than forward. {LOOP_OVER}"
 FROZEN = "No weight gets a gradient when x requires none, as after a frozen embedding. Which variant does that?"
 HINTS = {"Recomputed values": OTHER, "different number of tensors": OTHER, "None of the inputs have": FROZEN}
 
@@ -80,7 +80,7 @@ def _in_groups(answer: Callable[..., Any], count: int, k: int, dropout: float = 
     def compute(x: torch.Tensor) -> torch.Tensor:
         given = x.detach() if dropout else x
         output = call(answer, blocks, given, k, returns=torch.Tensor, hints=HINTS)
-        expect(not (dropout and given.requires_grad), "You let x require a gradient, which its caller did not want.")
+        expect(not (dropout and given.requires_grad), "You made x require a gradient. Its caller did not want that.")
         expect(output.requires_grad or not dropout, FROZEN)
         return output
 
@@ -88,24 +88,24 @@ def _in_groups(answer: Callable[..., Any], count: int, k: int, dropout: float = 
     return forward_backward(compute, [x], nn.Sequential(*blocks).parameters(), 0, HINTS), runs
 
 
-@exercise("06.2", "Same output, same gradients, and nothing kept but a checkpoint for each group.")
+@exercise("06.2", "Same output, same gradients, and only one checkpoint kept per group.")
 def in_groups(answer: Any) -> None:
     """`answer(blocks, x, k)` runs x through all blocks, recomputing them in groups of k."""
     for count, k in GROUPS:
         (right, order), (got, runs) = _in_groups(groups_right, count, k), _in_groups(answer, count, k)
         where = f"With {count} blocks and k = {k}, "
-        output = "The output is not what the blocks compute one after the other. Does each run, in order?"
+        output = "The output is not what the blocks compute one after the other. Does each block run, in order?"
         expect(same([got.output], [right.output]), output)
-        expect(got.gradients[0] is not None, "No gradient reaches x. Who cuts the graph?")
-        expect(len(runs) != count, "Nothing is run again: every block keeps all. Where is `checkpoint`?")
-        expect(len(runs) >= 2 * count, "Some blocks run again, others do not. Every group has to, the last one too: "
-               "`checkpoint_sequential` leaves it out.")  # fmt: skip
-        expect(same(got.gradients, right.gradients), f"The output is right and the gradients are not. {LOOP_OVER}")
-        expect(0 <= got.kept - right.kept < 64, f"{where}the number of checkpoints is not one for each group of k.")
-        expect(runs == order, f"{where}checkpoints are in other places: a group has k blocks, the last fewer.")
+        expect(got.gradients[0] is not None, "No gradient reaches x. What cuts the graph?")
+        expect(len(runs) != count, "Nothing runs again: every block keeps everything. Where is `checkpoint`?")
+        expect(len(runs) >= 2 * count, "Some blocks run again, others do not. Every group must, even the last one, "
+               "which `checkpoint_sequential` leaves out.")  # fmt: skip
+        expect(same(got.gradients, right.gradients), f"The output is right, but the gradients are not. {LOOP_OVER}")
+        expect(0 <= got.kept - right.kept < 64, f"{where}you do not keep one checkpoint for each group of k.")
+        expect(runs == order, f"{where}checkpoints are in the wrong places. Only the last group is smaller than k.")
     ways = (answer, lambda blocks, x, _: nn.Sequential(*blocks)(x))
     (got, _), (kept, _) = (_in_groups(way, *GROUPS[0], dropout=0.5) for way in ways)
-    output = "With dropout your output is another. Seed nothing, and leave the blocks in training mode."
+    output = "With dropout, your output differs. Seed nothing, and leave the blocks in training mode."
     expect(same([got.output], [kept.output]), output)
     masks = "With dropout, the second forward draws other masks than the first. What restores the random state?"
     expect(same(got.gradients, kept.gradients), masks)
@@ -141,20 +141,20 @@ def _kept_by(policy_for: Callable[..., Any], least: float, dtype: torch.dtype) -
 
 
 WRONG_POLICIES: dict[str, dict[str, Any]] = {
-    "FLOPs per *byte* were asked for: how many bytes has a number here?":
+    "Compare FLOPs per *byte*: how many bytes has a number here?":
         {"worth": lambda left, _: 2 * left.shape[-1]},
-    "A number has 4 bytes in fp32 and 2 in 16 bits: ask the tensor.": {"worth": lambda left, _: left.shape[-1] / 2},
-    "In `bmm` the first size is the stack: the inner one is left's last.":
+    "A number has 4 bytes in fp32 and 2 in 16 bits. Ask the tensor.": {"worth": lambda left, _: left.shape[-1] / 2},
+    "In `bmm` the first size is the stack. The inner dimension is left's last size.":
         {"worth": lambda left, _: 2 * left.shape[1] / left.itemsize},
-    "Bytes of the *result* alone were asked for, without those of left and right.":
+    "Count only the bytes of the *result*, without those of left and right.":
         {"worth": lambda left, right: 2 / left.itemsize / sum(1 / n for n in (*left.shape[-2:], right.shape[-1]))},
-    "Half of it. A multiplication and an addition are two FLOPs.":
+    "You count half the FLOPs. A multiplication and an addition are two.":
         {"worth": lambda left, _: left.shape[-1] / left.itemsize},
     "You count the result's columns. How many multiplications does *one* of its numbers take?":
         {"worth": lambda left, right: 2 * right.shape[-1] / left.itemsize},
-    "*At least* so many FLOPs per byte were asked for, and you ask for more.": {"keep": operator.gt},
+    "You require more FLOPs per byte than `least`. *At least* includes the bound itself.": {"keep": operator.gt},
     "You keep every product, whatever it is worth.": {"keep": lambda *_: True},
-    "Nothing is kept: all runs again. What does your policy return?": {"products": ()},
+    "Nothing is kept: everything runs again. What does your policy return?": {"products": ()},
     "Attention's products are missing: they come as `bmm`.": {"products": PRODUCTS[:2]},
     "A linear layer with a bias is missing: it comes as `addmm`.": {"products": PRODUCTS[::2]},
 }  # fmt: skip
@@ -163,33 +163,33 @@ KEPT_RIGHT = cache(partial(_kept_by, _policy))
 WORTH_MISTAKES = {says: cache(partial(_kept_by, partial(_policy, **wrong))) for says, wrong in WRONG_POLICIES.items()}
 
 
-@exercise("06.3", "Long inner dimensions first: they cost most to run again, and no more to keep.")
+@exercise("06.3", "Long inner dimensions first: they cost the most to run again, and no more to keep.")
 def worth(answer: Any) -> None:
     """`answer(least)` is a policy that keeps a product which costs at least `least` FLOPs per byte of its result."""
     got = [_kept_by(partial(call, answer, returns=object), *case) for case in WORTH_CASES]
-    otherwise = "Some products are kept that should run again, or the other way round. Print `op` and what it is worth."
+    otherwise = "You keep some products that should run again, or the reverse. Print `op` and its FLOPs per byte."
     recognized(got, WORTH_CASES, KEPT_RIGHT, WORTH_MISTAKES, otherwise, operator.eq)
     policies, matrix = [answer(least) for least in (0, 999)], torch.zeros(4, 4)
     for again, (policy, due) in product((False, True), zip(policies, (True, False), strict=True)):
         ctx, where = SimpleNamespace(is_recompute=again), f"In the {('first', 'second')[again]} run, with two in use,"
-        with told("Asked about a product, and about a change of format with `dtype=…`, your policy raised"):
+        with told("For a product, or for a change of format with `dtype=…`, your policy raised"):
             of_product = policy(ctx, torch.ops.aten.mm.default, matrix, matrix)
             of_change = policy(ctx, torch.ops.aten._to_copy.default, matrix, dtype=torch.bfloat16)
-        expect((of_product in SAVES) == due, f"{where} a policy returns {of_product} for a product: not the right one.")
+        expect((of_product in SAVES) == due, f"{where} a policy returns the wrong {of_product} for a product.")
         expect(of_change not in SAVES, f"{where} a policy returns {of_change} for a change of format.")
 
 
 # ------------------------------------------------------------------------------------------------- 06.4: own_checkpoint
-TOO_FAR = "Backward of the second run goes on into what made the inputs. Where does it have to end?"
-PUT_BACK = "After backward, your caller's random numbers go on from another place. Put back the state you found."
-FORMATS = "The second run is under another autocast than the first. Was it on in the first run, and in which dtype?"
+TOO_FAR = "Backward of the second run continues into the operations that made the inputs. Where must it end?"
+PUT_BACK = "After backward, your caller gets other random numbers. Restore the state that you found."
+FORMATS = "The second run has another autocast than the first. Was it on in the first run, and in which dtype?"
 OWN_HINTS = {
     "have the same dtype": FORMATS,
     "require gradients": "Token ids are whole numbers and take no gradient. Which inputs required one?",
     "incorrect number of gradients": "A Function's backward returns one item per argument of its forward, some None.",
     "a second time": TOO_FAR,
     "KeyError": "The second run keeps fewer tensors than the first. Is autograd on, and does x require a gradient?",
-    "IndexError": "The second run keeps other tensors than the first. Autograd is off in backward: do you turn it on?",
+    "IndexError": "The second run keeps other tensors than the first. Autograd is off in backward. Do you turn it on?",
     "does not require grad and does not have a grad_fn": "The second run has no graph: autograd is off in backward.",
 }
 INPUTS = torch.arange(256) % 10, torch.linspace(-1, 1, 256 * 32).reshape(256, 32), torch.linspace(0, 1, 32)
@@ -221,7 +221,7 @@ def _own(answer: Any, dropout: float = 0, times: int = 1, seed: int = 0, dtype: 
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
             for _ in range(times):
                 x = call(answer, function, tokens, x, gate, returns=torch.Tensor, hints=OWN_HINTS)
-        expect(not gate.requires_grad, "You let an input of your caller require a gradient. Work on a detached one.")
+        expect(not gate.requires_grad, "You make an input of your caller require a gradient. Work on a detached one.")
         return x
 
     return forward_backward(compute, INPUTS, weights, seed, OWN_HINTS), notes, after
@@ -231,11 +231,11 @@ def _expect_like_direct(answer: Any, otherwise: str, **options: Any) -> tuple[Ra
     """Raise CheckFailed unless output, gradients and later random numbers are those without a checkpoint."""
     got, notes, after = _own(answer, **options)
     right, _, later = _own(lambda function, *inputs: function(*inputs), **options)
-    output = "The output is not what the function returns. Is the first run as it would be without you, seeds and all?"
+    output = "The output is not what the function returns. Do you leave the first run as it is, random numbers too?"
     expect(same([got.output], [right.output]), output)
     expect(len(notes) > options.get("times", 1), "Backward never runs the function again: everything is kept.")
     expect(got.gradients[1] is not None, "No gradient reaches x. What does your backward return for it?")
-    missing = "A weight that the function uses gets no gradient. It is no input: who goes backward to it?"
+    missing = "A weight that the function uses gets no gradient. It is not an input. Who goes backward to it?"
     expect(all(gradient is not None for gradient in got.gradients[len(INPUTS) :]), missing)
     expect(len(after) == 1, TOO_FAR)
     expect(len(set(notes)) == 1, FORMATS)
@@ -244,15 +244,15 @@ def _expect_like_direct(answer: Any, otherwise: str, **options: Any) -> tuple[Ra
     return got, notes
 
 
-@exercise("06.4", "It keeps its inputs alone, and runs the same forward again: masks, formats and all.")
+@exercise("06.4", "It keeps only its inputs, and runs the same forward again, with the same masks and formats.")
 def own_checkpoint(answer: Any) -> None:
     """`answer(function, *inputs)` is function(*inputs), which backward runs again from the inputs."""
     got, notes = _expect_like_direct(answer, "Gradients are off, even without dropout and autocast.")
-    expect(len(notes) == 2, "The function runs more than twice: once, and once more in backward, is enough.")
-    most = sum(tensor.nbytes for tensor in INPUTS) + 2**14  # with the states of random numbers
-    expect(got.kept <= most, "More than the inputs is kept for backward. Where is what the first run made still held?")
+    expect(len(notes) == 2, "The function runs more than twice. Once in forward and once in backward is enough.")
+    most = sum(tensor.nbytes for tensor in INPUTS) + 2**14  # with random states
+    expect(got.kept <= most, "You keep more than the inputs for backward. What still holds tensors of the first run?")
     _expect_like_direct(answer, f"Two in a row. {TOO_FAR}", times=2)
-    masks = "With dropout, gradients are off: the second run draws other masks. From what state did the first draw?"
+    masks = "With dropout, gradients are off: the second run draws other masks. Which state did the first run have?"
     for seed in (0, 1):
         _expect_like_direct(answer, masks, dropout=0.5, times=2, seed=seed)
     for dtype in (torch.bfloat16, torch.float16):
@@ -262,24 +262,24 @@ def own_checkpoint(answer: Any) -> None:
 
 
 def _expect_inputs_alone(answer: Any) -> None:
-    """With inputs that the caller holds, and goes on with, and a backward under autocast; then under `no_grad`."""
+    """Check inputs that the caller still holds, with a backward under autocast; then under `no_grad`."""
     (function, weights, notes), (tokens, x, gate) = _noting(), (one.clone() for one in INPUTS)
     run = partial(answer, function, tokens, x.requires_grad_(), gate)  # `call` would hand over copies
     output, held = held_after(run, weights)
-    expect(held <= output.nbytes + 2**14, "Copies of the inputs are kept. Your caller has them: keep these.")
+    expect(held <= output.nbytes + 2**14, "You keep copies of the inputs. Your caller has the inputs: keep those.")
     with torch.autocast("cpu", torch.bfloat16), told("Backward under autocast raised", OWN_HINTS):
         output.backward(torch.ones_like(output))
     expect(len(set(notes)) == 1, FORMATS)
-    expect(not gate.requires_grad, "In backward you let an input of your caller require a gradient.")
+    expect(not gate.requires_grad, "In backward you make an input of your caller require a gradient.")
     notes.clear()
     with torch.no_grad():
         output, held = held_after(run, weights)
-    expect(not output.requires_grad and len(notes) == 1, "Under no_grad your output has a graph. Nobody asked for one.")
-    expect(held <= output.nbytes + 2**14, "Under no_grad something is kept, and there will be no backward.")
+    expect(not output.requires_grad and len(notes) == 1, "Under no_grad your output has a graph. There must be none.")
+    expect(held <= output.nbytes + 2**14, "Under no_grad you keep something, although there will be no backward.")
 
 
 def _expect_gpus_state(answer: Any) -> None:
-    """On "cuda", with a stand-in for its generator: its state is a number, a tensor's size; the CPU's is its seed."""
+    """Check "cuda" with a stand-in for its generator: its state is a tensor's size, the CPU's is its seed."""
     states, found = [3], []
 
     def get(*_: Any) -> torch.Tensor:
@@ -305,19 +305,19 @@ def _expect_gpus_state(answer: Any) -> None:
             y.backward(torch.ones_like(y))
         after = torch.initial_seed()
     if found:  # a GPU could be simulated
-        numbers = "On a GPU, the second run draws other numbers: a GPU has random numbers of its own."
+        numbers = "On a GPU, the second run draws other numbers. A GPU has random numbers of its own."
         expect(found[0][1] == found[-1][1], numbers)
-        both = "With inputs on a GPU, the second run draws other numbers on the CPU: restore both states."
+        both = "With inputs on a GPU, the second run draws other numbers on the CPU. Restore both states."
         expect(found[0][0] == found[-1][0], both)
-        expect(found[0] == found[-1], 'On a GPU, the second run is outside of autocast: its device type is "cuda".')
-        expect(states[-1] == after == 9, f"This is with inputs on a GPU. {PUT_BACK}")
+        expect(found[0] == found[-1], 'On a GPU, the second run is outside of autocast. Its device type is "cuda".')
+        expect(states[-1] == after == 9, f"With inputs on a GPU: {PUT_BACK}")
 
 
 # ----------------------------------------------------------------------------------------------------- 06.5: stretches
 TEETH = {"every-3": 4, "none": 0, "full": 12, "every-6": 2, "every-5": 3, "selective": 12, "every-11": 2}
 HIDDEN = TrainingRun("gpt2", 2, 256, "amp-bf16")
 HIDDEN_RUNS = [HIDDEN.replace(recompute=policy) for policy in TEETH]
-SIMULATES = "Small runs are simulated first, if they have not been yet: about ten seconds."
+SIMULATES = "The first check simulates small runs, which takes about ten seconds."
 
 
 @cache
@@ -327,27 +327,27 @@ def measured(policy: str) -> Measurement:
 
 
 def example() -> Measurement:
-    """One of these runs to look at: its activations alone."""
+    """One of these runs to look at: only its activations."""
     return activations_alone(measured("every-5"))
 
 
-@exercise("06.5", "Read off memory alone: what was run again, and in how many stretches.", first=SIMULATES)
+@exercise("06.5", "From memory alone you know what ran again, and in how many stretches.", first=SIMULATES)
 def stretches(answer: Any) -> None:
     """`answer(measurement)` is how many stretches ran again in backward of the last step."""
     got = {policy: call(answer, handed(measured(policy))) for policy in TEETH}
     wrong = {policy: teeth for policy, teeth in TEETH.items() if got[policy] != teeth}
-    expect(len(set(got.values())) > 1, "You give the same answer whatever the measurement says. The runs differ.")
-    expect("none" not in wrong, "You find recomputation where there is none: does *backward* ever climb there?")
-    steps = "You count the teeth of all steps. The last one was asked for."
+    expect(len(set(got.values())) > 1, "You return the same for every measurement, but the runs differ.")
+    expect("none" not in wrong, "You find recomputation where there is none. Does *backward* ever climb there?")
+    steps = "You count the teeth of all steps. Count those of the last step."
     expect(any(got[policy] != 2 * teeth for policy, teeth in TEETH.items()), steps)
-    partly = "More teeth than blocks. A climb may step back, where a block runs again in part: when is a tooth over?"
+    partly = "More teeth than blocks. A climb may step back where a block runs again in part. When is a tooth over?"
     expect(max(got.values()) <= HIDDEN.model.layers, partly)
-    last = "One tooth is missing: does your loop end before the last is counted?"
+    last = "One tooth is missing. Does your loop end before it counts the last one?"
     expect(any(got[policy] != teeth - 1 for policy, teeth in TEETH.items() if teeth), last)
-    expect(got["full"] != 1, "You count blocks in a stretch. How many stretches are there?")
-    lower = "Where one stretch is shorter than the others, its tooth is lower. You leave it out."
+    expect(got["full"] != 1, "You count the blocks of a stretch. How many stretches are there?")
+    lower = "Where one stretch is shorter than the others, its tooth is lower. You miss it."
     expect(not wrong or not set(wrong) <= {"every-5", "every-11"}, lower)
-    expect(not wrong, "The count is off somewhere: look at the figure above, and count its teeth by eye first.")
+    expect(not wrong, "The count is off somewhere. Look at the figure above, and count its teeth by eye first.")
 
 
 # --------------------------------------------------------------------------------------------------------- 06.6: infer
@@ -359,18 +359,18 @@ SECRET_POLICIES = ("none", "full", "every-2", "every-3")
 
 
 def mystery(seed: int) -> Measurement:
-    """One of the hidden runs, by any whole number: the timeline of its activations, and nothing else."""
+    """One of the hidden runs, by any whole number: only the timeline of its activations."""
     return case(1 + (seed - 1) % len(SECRETS))
 
 
 @cache
 def case(number: int) -> Measurement:
-    """The simulated run of a case, its activations alone."""
+    """The simulated run of a case: only its activations."""
     return activations_alone(measure(SECRET_RUNS[number - 1], source="simulated"))
 
 
 def activations_alone(measurement: Measurement) -> Measurement:
-    """The same with the events of its activations and without all others, its peak theirs."""
+    """The same measurement with only the events and the peak of its activations."""
     of_activations = [kind == "activations" for _, kind in measurement.timeline.changes]
     before = list(accumulate(of_activations, initial=0))
     marks = [replace(mark, event=before[mark.event]) for mark in measurement.timeline.marks]
@@ -388,11 +388,11 @@ def infer(answer: Any) -> None:
         given = call(answer, handed(case(number)), returns=Mapping)
         policy = entries(given, ("recompute",), str)["recompute"]
         batch = entries(given, ("micro_batch",))["micro_batch"]
-        expect(policy in SECRET_POLICIES, f"{policy!r}: not one of {', '.join(SECRET_POLICIES)}.")
-        expect(batch == int(batch) and batch >= 1, "A micro-batch is a whole number of sequences: round what you get.")
-        climbs = "does the curve ever climb between the beginning of backward and its end?"
+        expect(policy in SECRET_POLICIES, f"{policy!r} is not one of {', '.join(SECRET_POLICIES)}.")
+        expect(batch == int(batch) and batch >= 1, "A micro-batch is a whole number of sequences. Round what you get.")
+        climbs = "do activations ever climb between the beginning of backward and its end?"
         expect((policy == "none") == (secret == "none"), f"mystery({number}): {climbs}")
-        blocks = "how many teeth are there, and so how many of the 6 blocks run again at a time?"
+        blocks = "how many teeth are there? So how many of the 6 blocks run again at a time?"
         expect(policy == secret, f"mystery({number}): {blocks}")
         off = "the micro-batch is off. Do you round to the nearest? Does your reading include a tensor of the loss?"
-        expect(batch == size, f"mystery({number}): {off} And what does one sequence keep under this policy?")
+        expect(batch == size, f"mystery({number}): {off} What does one sequence keep under this policy?")

@@ -17,12 +17,12 @@ CURVE, PAIR, LEAST_PITCH = 90.0, 104.0, 40.0  # pixels: height of the curve and 
 
 @reflowing
 def schedule_figure(schedule: Schedule, at: int) -> Figure:
-    """The chain while tick `at`, from 1, works, and memory up to then."""
+    """The chain at tick `at` (from 1), and memory up to then."""
     title, canvas = schedule_title(schedule, at), Canvas()
     top = canvas.title(title)
     fills = {"value kept": KEPT, "checkpoint": CHECKPOINT, "backward done": DONE}
     looks: dict[str, dict[str, Any]] = {words: {"fill": fill} for words, fill in fills.items()}
-    looks["at work"] = {"fill": "#FFFFFF", "stroke": RUNNING, "stroke_width": 3}
+    looks["running"] = {"fill": "#FFFFFF", "stroke": RUNNING, "stroke_width": 3}
     entries = zip(looks, looks, strict=True)
     top = legend(canvas, entries, top + 4, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words]))
     bottom = _curve(canvas, schedule, at, _chain(canvas, schedule, at, top + 24) + 34)
@@ -38,7 +38,7 @@ def schedule_title(schedule: Schedule, at: int) -> str:
     runs, most = sum(tick.kind == "f" for tick in done), max(tick.memory for tick in done)
     name = schedule.name.capitalize()
     if at == len(schedule.ticks):
-        return f"{name}: {schedule.nodes} nodes cost {most} values of memory and {runs} runs of f"
+        return f"{name}: {schedule.nodes} nodes keep at most {most} values and take {runs} runs of f"
     now = f"{done[-1].memory} value{'s' * (done[-1].memory != 1)} kept now"
     return f"{name}: {now}, {most} at most so far, {runs} run{'s' * (runs != 1)} of f so far"
 
@@ -90,9 +90,9 @@ def pareto(points: Mapping[str, tuple[float, int]], title: str, provenance: str 
     front = pareto_front(points)
     circles = {f"{name}: {peak / GB:.1f} GB": ([round(x, 1)], [peak / GB]) for name, (x, peak) in points.items()}
     xs, peaks = zip(*sorted(points[name] for name in front), strict=True)
-    labels = "arithmetic run again, in percent of the step's", "peak in GB"
+    labels = "repeated arithmetic, in percent of the step's", "peak in GB"
     told = "; ".join(f"{name} {x:.2g} % and {peak / GB:.1f} GB" for name, (x, peak) in points.items())
-    alt = f"{stop(title)} Circles of added arithmetic and peak: {told}. On the front: {', '.join(front)}."
+    alt = f"{stop(title)} Circles show added arithmetic and peak: {told}. On the front: {', '.join(front)}."
     drawn = {"front": (xs, [peak / GB for peak in peaks]), **circles}
     return lines(drawn, title, *labels, markers=False, circles=circles, provenance=provenance, alt=alt)
 

@@ -21,7 +21,7 @@ class SchedulePlayer(Explorable):
     """A chain under one of the three schedules, tick by tick, with controls for n and k.
 
     Begins at `tick`, or at the last. In the next cell, `.schedule` is what has been chosen. Raises ValueError for an
-    unknown schedule, and for sizes that no picture holds.
+    unknown schedule, and for sizes too large for a picture.
     """
 
     invitation = "A chain to step through: run this cell to play it."
@@ -60,7 +60,7 @@ class SchedulePlayer(Explorable):
         done = schedule.ticks[:at]
         forward, again = sum(tick.kind == "f" for tick in done), sum(tick.again for tick in done)
         now = done[-1].words.replace("again", "<b>again</b>")
-        work = f"{forward} run{'s' * (forward != 1)} of f, {again} of them repetitions, and {len(done) - forward} of b."
+        work = f"{forward} run{'s' * (forward != 1)} of f ({again} repeated) and {len(done) - forward} of b."
         return schedule_figure(schedule, at), f"Tick {at} of {len(schedule.ticks)}: {now}. Work so far: {work}"
 
 
