@@ -13,8 +13,8 @@
 # # 05 · What does each operation keep?
 #
 # **90 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb), the parts of a [transformer
-# block](../docs/glossary.md#transformer-block), and the derivative of a product. No GPU is needed: simulated
-# measurements say so.
+# block](../docs/glossary.md#transformer-block), and the derivative of a product. You need no GPU: each measurement says
+# if it is simulated.
 #
 # Lesson 01 asked autograd what three operations keep. Here you derive it for a complete block, tensor by tensor, so
 # that you can do it for any block. Symbols: b sequences of s tokens, hidden size h, a heads, L layers, vocabulary V.
@@ -45,7 +45,7 @@ predict("05.operations", unit="MB")
 # | GELU(x) | a function of x | its input |
 # | softmax(x) = p | p·(dL/dp − Σ p·dL/dp) | its *output* |
 # | dropout(x) | 0 or 1/(1−rate) | a mask, one byte per element |
-# | LayerNorm(x) | a function of x, mean, deviation | its input, and two fp32 numbers per token |
+# | LayerNorm(x) | a function of x, mean, standard deviation | its input, and two fp32 numbers per token |
 # | x · y, both activations | y, and x | both |
 
 # %%
@@ -58,9 +58,9 @@ print(f"{sum(wanted.values()) / n:.3f} bytes for each of the s·b·h numbers")
 
 # %% [markdown]
 # ### Measure
-# Autograd passes each tensor that it saves to your hook, and keeps what the hook returns. A second function turns that
-# back in backward. Five lines show all that is kept. Inside `on_gpu()`, "cuda" is your GPU or a [simulated
-# one](../docs/glossary.md#simulated-gpu).
+# Autograd passes each tensor that it saves to your hook, and keeps what the hook returns. In backward, a second
+# function turns that into the tensor again. Five lines show all that is kept. Inside `on_gpu()`, "cuda" is your GPU or
+# a [simulated one](../docs/glossary.md#simulated-gpu).
 
 
 # %%
@@ -128,8 +128,8 @@ show_ledger(wanted, found, columns=("estimate", "by hooks"))
 # although one bit would do. LayerNorm keeps its *statistics* in fp32 for any input. They are small, but without them no
 # [ledger](../docs/glossary.md#ledger) closes to the byte.
 #
-# On your processor (change "cuda" to "cpu" in the cell of the five lines), dropout keeps a bf16 tensor of 0 or
-# 1/(1−rate), and LayerNorm's statistics have the input's format.
+# These are GPU kernels. On your processor ("cpu" for "cuda" in the cell of the five lines), dropout keeps a bf16 tensor
+# of 0 or 1/(1−rate), and LayerNorm's statistics have the input's format.
 #
 # Softmax's derivative needs only its output. Check that with real numbers.
 
@@ -264,7 +264,8 @@ for item in saved_by(Block(h, a, eager), (b, s, h), dtype="bf16", device="gpu"):
 
 # %% [markdown]
 # ### The formula, term by term
-# All terms without s² add up to 34. The rest has one number per head for each *pair* of tokens: 5·a·s²·b.
+# The terms without s² add up to 34 bytes per s·b·h. The rest has one number per head for each *pair* of tokens:
+# 5·a·s²·b.
 #
 # $$34 \cdot s b h + 5 a s^2 b = s b h \left(34 + \frac{5 a s}{h}\right)$$
 #
@@ -316,13 +317,13 @@ wanted_flash = sizes["eager"] - 5 * a * tokens**2 * b + 4 * a * tokens * b + 24
 print(f"eager − 5·a·s²·b + 4·a·s·b + 24: {wanted_flash:,} bytes")
 
 # %% [markdown]
-# 5·a·s²·b is gone. Flash attention keeps one fp32 number per row and head, its
+# The term 5·a·s²·b is gone. Flash attention keeps one fp32 number per row and head, its
 # [logsumexp](../docs/glossary.md#logsumexp), plus 24 bytes of random state. From that state it regenerates the dropout
-# mask. 34 stays 34: the kernel's output and the next matrix's input are one storage. Change 512 to 2048: predict both
+# mask. The 34 stays: the kernel's output and the next matrix's input are one storage. Change 512 to 2048: predict both
 # lines.
 #
-# Is it slower, because it computes softmax twice? Its authors found it faster: no s×s matrix travels through the GPU's
-# memory (Dao et al. 2022). On real GPUs:
+# Is flash attention slower, because it computes softmax twice? Its authors found it faster: no s×s matrix travels
+# through the GPU's memory (Dao et al. 2022). On real GPUs:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -332,7 +333,7 @@ recorded_times("attention")
 # %% [markdown]
 # ## What else changes the bill?
 # Change one thing at a time in the block with flash attention. Llama's MLP, [SwiGLU](../docs/glossary.md#swiglu),
-# multiplies two branches and has three matrices. At width 8/3·h it has as many parameters as GELU's at 4h. **Your
+# multiplies two branches and has three matrices. At width 8/3·h it has as many parameters as GELU's MLP at 4h. **Your
 # guess.** What does the block keep then?
 
 # %%
@@ -381,7 +382,7 @@ bars(per_unit, title, unit="s·b·h", kind="activations", highlight="eager", pro
 # - *RMSNorm*: one statistic per token instead of two. The input stays.
 # - *SwiGLU*: four wide tensors instead of two: 34 − 2 · 2 · 4 + 4 · 2 · 8/3. Change 8 // 3 to 4: how many more?
 #
-# Two more by formula. *Grouped queries*: keys and values shrink, queries do not.
+# The next cell estimates two more. *Grouped queries*: keys and values shrink, queries do not.
 # [Autocast](../docs/glossary.md#autocast): matrices take 16-bit inputs, but the residual stream is fp32, so both norms
 # keep 4 bytes per number instead of 2.
 
@@ -403,7 +404,7 @@ for name, run in changed.items():
 # ### A fused kernel
 # A [fused](../docs/glossary.md#kernel-fusion) kernel does several operations as one, and its backward recomputes what
 # lies between them. Flash attention is one. Written out, SwiGLU's SiLU(gate) · up keeps SiLU's input and both factors.
-# How many wide tensors does it keep as one operation?
+# How many wide tensors remain if it is one operation?
 
 
 # %%
@@ -431,8 +432,8 @@ for product in (lambda gate, up: F.silu(gate) * up, FusedSwiGLU.apply):
 print(f"largest difference of the gradients: {(slopes[0] - slopes[2]).abs().max():.4f}")
 
 # %% [markdown]
-# Fusing removes only what lies *inside* the kernel. The product is its output, and the next matrix reads it. So it
-# saves one of SwiGLU's four wide tensors.
+# Fusing removes only what lies *inside* the kernel. The product is its output, and the next matrix reads that. So a
+# fused kernel saves one of SwiGLU's four wide tensors.
 
 # %% [markdown]
 # ## Logits and loss
@@ -476,8 +477,8 @@ print(f"estimate 4·s·b·V − by hooks: {4 * number - by_loss:,.0f} bytes, the
 print(f"the loss keeps {by_loss / one_block:.1f} times as much as one of {llama1b.model.layers} blocks")
 
 # %% [markdown]
-# The first row is Llama's. It keeps its [log-softmax](../docs/glossary.md#log-softmax) in fp32, 4 bytes per logit. It
-# keeps neither the logits nor their copy: log-softmax's backward needs only its output.
+# The first row is Llama's loss. It keeps the [log-softmax](../docs/glossary.md#log-softmax) in fp32, 4 bytes per logit.
+# It keeps neither the logits nor their copy: log-softmax's backward needs only its output.
 #
 # ### 16 bits or 32?
 # Frameworks differ. nanoGPT and litgpt read the logits in the head's 16 bits. Meta's Llama 3, torchtitan and
@@ -512,8 +513,8 @@ for name, of_model in {"22B": (6144, 64, 48, 51200, 2048), **letters}.items():
     )
 
 # %% [markdown]
-# The paper's own formula gives over half a percent for its model, not a hundredth of one. A small model with a large
-# vocabulary and flash attention keeps far more.
+# The paper's own formula gives over half a percent for its model, not a hundredth of one. For a small model with a
+# large vocabulary and flash attention, the share is large.
 #
 # ## The loss in chunks
 # The loss is a mean over tokens, and each token's loss needs only its own V logits. So take the tokens chunk by chunk:
@@ -548,7 +549,8 @@ def chunked_loss(head, features, targets, chunks):
 
 
 # %% [markdown]
-# Is it the same loss, with the same gradients? A small head on the CPU answers. Then GPT-2 XL's size.
+# Is it the same loss, with the same gradients? A small head on the CPU answers. Then the same code runs at GPT-2 XL's
+# size.
 
 # %%
 features, head = torch.randn(1000, 64, requires_grad=True), nn.Linear(64, 4096, bias=False)
@@ -601,7 +603,7 @@ for run in (xl.replace(recompute="full", loss_chunks=count) for count in (1, 8))
 #
 # The last two lines show: with full recomputation (lesson 06), the loss decides what fits 32 GB.
 #
-# What do chunks cost in time? For GPT-2, whose head is nearly a third of its weights:
+# What do chunks cost in time? These are times of GPT-2, whose head is nearly a third of its weights:
 
 # %%
 recorded_times("loss")
@@ -670,7 +672,7 @@ for name, kept_bytes in lecture.items():
     print(f"{name:38s} {format_bytes(kept_bytes, 'GiB', 1):>12s} = {format_bytes(kept_bytes, 'GB', 1)}")
 
 # %% [markdown]
-# The lecture's numbers are all there, in GiB. But they follow from the formula of a *GPT* with eager attention. Llama
+# All of the lecture's numbers appear, in GiB. But they follow from the formula of a *GPT* with eager attention. Llama
 # has no dropout, [RMSNorm](../docs/glossary.md#rmsnorm) instead of LayerNorm, SwiGLU instead of GELU, and [grouped
 # queries](../docs/glossary.md#grouped-queries). Change one thing at a time: first the model, then the kernel.
 
@@ -717,9 +719,9 @@ for name, total in sums.items():
 # parameters, and activations of a model that has more.
 #
 # ## The 60 GB question
-# GPT-2 XL, 32 sequences of 1,024 tokens. A footnote of [ZeRO](../docs/glossary.md#zero) says 12·h·b·s·L numbers, the
-# "60 GB" that so many texts repeat ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). It does
-# not say which twelve. **Your guess.** How many GB does ZeRO's number miss, with flash attention?
+# GPT-2 XL, 32 sequences of 1,024 tokens. A footnote of the [ZeRO](../docs/glossary.md#zero) paper says 12·h·b·s·L
+# numbers, the "60 GB" that so many texts repeat ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section
+# 3.2). It does not say which twelve. **Your guess.** How many GB does ZeRO's number leave out, with flash attention?
 
 # %%
 from course_utils.estimating.exact.activations import head_saved, stem_saved

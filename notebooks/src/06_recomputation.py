@@ -12,7 +12,8 @@
 # # 06 · Recomputation
 #
 # **80 minutes.** You should know what autograd keeps for backward ([lesson 01](01_where_did_the_memory_go.ipynb)) and
-# what a [transformer block](../docs/glossary.md#transformer-block) is. No GPU is needed: simulated measurements say so.
+# what a [transformer block](../docs/glossary.md#transformer-block) is. You need no GPU: each measurement says if it is
+# simulated.
 #
 # What forward computed once, it can compute again. So keep fewer activations, and pay in arithmetic: this is
 # [activation recomputation](../docs/glossary.md#activation-recomputation), or "activation checkpointing". Texts promise
@@ -32,7 +33,7 @@ from course_utils.lessons.recomputation.widget import schedule_player
 schedule_player("keep all", nodes=8)  # change this
 
 # %% [markdown]
-# Memory is n, and f runs n times. PyTorch does this unless told otherwise.
+# This keeps n values, and runs f n times. PyTorch does it unless told otherwise.
 #
 # ## Keep none
 # The other extreme keeps only the chain's input. Each b runs the chain again from the start to get its value.
@@ -53,7 +54,7 @@ schedule_player("keep none", nodes=8)
 #
 # $$1 + 2 + \dots + n = \frac{n (n + 1)}{2}$$
 #
-# And the schedule:
+# Now the schedule, node by node:
 
 # %%
 from course_utils.lessons.recomputation.schedules import keep_every, keep_none
@@ -111,8 +112,8 @@ reveal("06.k", best_interval(64), unit="nodes")
 
 # %% [markdown]
 # ## A block is not a node
-# In a transformer the nodes are blocks. A checkpoint is a block's input, 2·s·b·h bytes in 16-bit. But a block that runs
-# again leaves much more than one value. Here is [lesson 05](05_activations.ipynb)'s block.
+# In a transformer the nodes are blocks. A checkpoint is a block's input: s·b·h numbers, 2·s·b·h bytes in 16 bits. But a
+# block that runs again leaves much more than one value. Here is [lesson 05](05_activations.ipynb)'s block.
 
 
 # %%
@@ -142,9 +143,9 @@ class Block(nn.Module):
 
 
 # %% [markdown]
-# Run one of GPT-2 XL's blocks: how much more is allocated afterwards? Inside `on_gpu()`, "cuda" is your GPU or a
-# [simulated one](../docs/glossary.md#simulated-gpu). (The output and the kept input have the same size, so the counter
-# grows by what the block keeps.)
+# Run one of GPT-2 XL's blocks, and ask PyTorch's counter how much more is allocated. Inside `on_gpu()`, "cuda" is your
+# GPU or a [simulated one](../docs/glossary.md#simulated-gpu). (The output and the kept input have the same size, so the
+# counter grows by what the block keeps.)
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, gpu, measure, on_gpu, plus_minus
@@ -162,7 +163,8 @@ print(f"one checkpoint: {format_bytes(checkpoint_size, 'MB', 1)}")
 print(f"the block keeps {format_bytes(kept, 'MB', 1)}: c = {c:.2f}")
 
 # %% [markdown]
-# A block keeps c checkpoints. (Change 1024 to 128: does c depend on s with a flash kernel?) So the sum is now
+# A block keeps as much as c checkpoints. (Change 1024 to 128: does c depend on s with a flash kernel?) So memory, in
+# checkpoints, is now
 #
 # $$\frac{L}{k} + c \cdot k$$
 #
@@ -199,7 +201,7 @@ reveal("06.blocks", best, unit="blocks")
 # to $\sqrt{L/c}$, below 2: nearly one checkpoint per block. The whole step moves it back a little, because it has *two*
 # full moments:
 #
-# - When the loss goes backward, all checkpoints are there, and lesson 05's tensors of s·b·V numbers: fewer checkpoints
+# - When the loss goes backward, all checkpoints exist, and lesson 05's tensors of s·b·V numbers: fewer checkpoints
 #   help.
 # - When the first stretch runs again, the loss's tensors are gone: shorter stretches help.
 #
@@ -313,10 +315,11 @@ with on_gpu():
     show("selective", selective)
 
 # %% [markdown]
-# Change `KEPT` to `KEPT[-1:]`, so that only attention's results stay. Where does that lie between selective and full?
+# Change `KEPT` to `KEPT[-1:]`, so that only attention's results stay. Where does this policy lie between selective and
+# full?
 #
 # Or keep everything in the *host's* memory: [offloading](../docs/glossary.md#offloading). `save_on_cpu` copies what
-# autograd saves to the host, and back in backward. The GPU can read pinned pages of the host directly.
+# autograd saves to the host, and back in backward. The GPU reads pinned pages of the host directly.
 
 
 # %%
@@ -329,7 +332,7 @@ with on_gpu():
     show("save_on_cpu", offload)
 
 # %% [markdown]
-# It copies the weights, too. Hooks of your own can leave them out: see `Offloading` in
+# `save_on_cpu` copies the weights, too. Hooks of your own can leave them out: see `Offloading` in
 # [recompute.py](../course_utils/networks/recompute.py).
 #
 # A `TrainingRun` has all of these as `recompute=`, for a whole step with its states. "selective-attention" recomputes
@@ -359,7 +362,7 @@ for name in ("none", "selective-attention"):
 #
 # Full recomputation removes most activations, but the peak falls less: weights, optimizer states and the loss's own
 # tensors are still there. "selective-attention" saves almost nothing here, because a
-# [flash](../docs/glossary.md#flashattention) kernel recomputes the core itself.
+# [flash](../docs/glossary.md#flashattention) kernel recomputes the core anyway.
 #
 # In the timeline, full recomputation leaves one tooth per block. Count them.
 
@@ -432,20 +435,20 @@ for name, (one, call, wanted) in ways.items():
 
 # %% [markdown]
 # A step is three units, one forward and two backward, so one more forward would be a third. Full recomputation stays
-# below: the head lies outside the blocks. (Change V to 50257: how much is it then?) The number of blocks per checkpoint
-# changes memory, not work. "selective" repeats no matrix product, only cheap operations.
+# below a third, because the head lies outside the blocks. (Change V to 50257: how much is it then?) The number of
+# blocks per checkpoint changes memory, not work. "selective" repeats no matrix product, only cheap operations.
 #
-# **The gap.** In the last line, half of the formula is missing. `checkpoint` *stops early*, as soon as the last
-# placeholder is filled. The attention core ends in weights·v. Backward needs that product's inputs but not its output,
-# so it never runs again.
+# **The gap.** In the last line, half of the formula's FLOPs are missing. `checkpoint` *stops early*, as soon as the
+# last placeholder is filled. The attention core ends in weights·v. Backward needs that product's inputs but not its
+# output, so it never runs again.
 
 # %% [markdown]
 # ## 70 % less memory for 2.7 % more FLOPs?
 # Korthikanti et al. recompute the attention core of GPT-3 (175 B parameters, s = 2,048) and report 70 % less activation
 # memory for 2.7 % more FLOPs. For MT-NLG, the third model below, they report 65 % and 1.6 % (section 6).
 #
-# **Your guess.** By how many percent does it raise the FLOPs of GPT-3's step to run the core's two products, q·kᵀ and
-# weights·v, once more?
+# **Your guess.** Run the core's two products, q·kᵀ and weights·v, once more. By how many percent do the FLOPs of
+# GPT-3's step rise?
 
 # %%
 predict("06.core", unit="%")
@@ -464,8 +467,8 @@ reveal("06.core", 100 * added["GPT-3"], unit="%")
 # %% [markdown]
 # Memory holds: 70 %. The 2.7 % follow from the paper's equation 8, where $\frac{s}{6h}$ becomes $\frac{s}{3h}$. That
 # adds the core's *whole* share of a step, forward and backward: three units. But recomputation runs only forward, so it
-# is cheaper than its authors say, for every model. PyTorch stops early and repeats only q·kᵀ: half. Change s to 8192:
-# which of the three columns grow?
+# costs less than its authors say, for every model. PyTorch stops early and repeats only q·kᵀ: half of that. Change s to
+# 8192: which of the three columns grow?
 
 # %% [markdown]
 # ## Memory against arithmetic
@@ -508,8 +511,8 @@ for name, (card, rate) in links.items():
 
 # %% [markdown]
 # Over PCIe the copies cannot hide: one way takes longer than the whole step at the card's peak. Real trainings reach
-# about half of that (Korthikanti et al.: 54.2 %). Over NVLink they could hide, with little to spare, on a stream of
-# their own. `save_on_cpu` copies on the stream that computes, so the times add up.
+# about half of that peak (Korthikanti et al.: 54.2 %). Over NVLink they could hide, with little to spare, on a stream
+# of their own. `save_on_cpu` copies on the stream that computes, so the times add up.
 
 # %% [markdown]
 # ## "About 8 GB" and "50 %": are they right?
@@ -614,10 +617,11 @@ for words, case in cases.items():
 
 # %% [markdown]
 # The last column is the norm of the difference, relative to the gradient's. Without its random state, dropout gives
-# wrong gradients, and nothing crashes: they belong to a network that never ran. `preserve_rng_state=False` is safe only
-# without randomness in the block. The block by hand runs again outside of autocast, in fp32: it is off a little, and
-# its recomputed tensors take twice the bytes. Exercise 4 asks for a checkpoint that restores all of it. The FLOPs show
-# the early stop: only `use_reentrant=False` leaves out the last linear layer.
+# wrong gradients, and nothing crashes: training goes on with gradients of a network that never ran.
+# `preserve_rng_state=False` is safe only without randomness in the block. By hand, the block runs again outside of
+# autocast, in fp32: gradients are off a little, and recomputed tensors take twice the bytes. Exercise 4 asks for a
+# checkpoint that restores all of it. The FLOPs show the early stop: only `use_reentrant=False` leaves out the last
+# linear layer.
 #
 # Is checkpointing "on by default in most libraries", as one text says? No. PyTorch recomputes only what you pass to
 # `checkpoint`; DeepSpeed's [checkpointing](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html)
@@ -655,8 +659,8 @@ torch.set_num_threads(threads)
 # %% [markdown]
 # Published figures for a GPU lie between 25 and 40 %: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %,
 # Korthikanti et al. 39 % for a layer split over 8 GPUs (their table 4). Arithmetic explains at most one third. (25 % is
-# one unit of the *new* four.) Dropout, norms and GELU run again, too, and wait for memory. The Python of `checkpoint`
-# comes on top. Change h to 64: does a small model pay more or less? Real GPUs say:
+# one unit of the *new* four.) Dropout, norms and GELU run again, too, and wait for memory, not for arithmetic. The
+# Python of `checkpoint` comes on top. Change h to 64: does a small model pay more or less? Real GPUs say:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
