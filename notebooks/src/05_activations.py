@@ -83,8 +83,8 @@ with on_gpu():
 # %% [markdown]
 # Change the layer to `nn.Dropout(0.1)`, then to `nn.Linear(h, h).to("cuda", torch.bfloat16)`. Predict the lines first.
 #
-# Weights are listed, too, but they are in memory anyway. And two operations may save the same
-# [storage](../docs/glossary.md#storage). So `kept_by` lists each storage once, without the weights.
+# Weights are in memory anyway, and two operations may save the same [storage](../docs/glossary.md#storage). So
+# `kept_by` lists each storage once, without the weights.
 
 
 # %%
@@ -250,9 +250,9 @@ print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 # Two ways to ask, nearly one answer. (The hooks count x, which existed before. The allocator counts y, of the same
 # size.) The allocator adds remainders too small to split off ([lesson 10](10_allocator_and_fragmentation.ipynb)).
 #
-# A real GPU holds more, outside every estimate here: cuBLAS's workspaces, some MB at the first matrix product of
-# forward and again of backward; [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor; and
-# CUDA's context, some hundred MB that no counter of PyTorch shows.
+# A real GPU holds more than every estimate here: cuBLAS's workspaces (some MB, from the first product of forward and
+# again of backward), [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor, and CUDA's context
+# (some hundred MB, in no counter of PyTorch).
 #
 # `saved_by` does this for any layer, and names the operation whose backward needs the tensor:
 
@@ -481,10 +481,9 @@ print(f"the loss keeps {by_loss / one_block:.1f} times as much as one of {llama1
 # It keeps neither the logits nor their copy: log-softmax's backward needs only its output.
 #
 # ### 16 bits or 32?
-# Frameworks differ. nanoGPT and litgpt read the logits in the head's 16 bits. Meta's Llama 3, torchtitan and
-# transformers copy them to fp32. torchtune copies one chunk at a time, and Megatron-LM overwrites the copy with softmax
-# and gradient. A `TrainingRun` takes `logits="compute"` or `logits="fp32"`. [More
-# differences](../docs/reference_code.md).
+# nanoGPT and litgpt read the logits in the head's 16 bits. Meta's Llama 3, torchtitan and transformers copy them to
+# fp32. torchtune copies one chunk at a time, and Megatron-LM overwrites the copy with softmax and gradient. A
+# `TrainingRun` takes `logits="compute"` or `logits="fp32"`. [More differences](../docs/reference_code.md).
 #
 # Under autocast the copy *saves* two bytes. Without it, log-softmax stays in bf16 and autocast copies that to fp32:
 # 2 + 4. Change V to 32_000, Llama 2's vocabulary: predict what the loss keeps, in blocks.
@@ -603,7 +602,7 @@ for run in (xl.replace(recompute="full", loss_chunks=count) for count in (1, 8))
 #
 # The last two lines show: with full recomputation (lesson 06), the loss decides what fits 32 GB.
 #
-# What do chunks cost in time? These are times of GPT-2, whose head is nearly a third of its weights:
+# What do chunks cost in time? Take GPT-2, whose head is nearly a third of its weights:
 
 # %%
 recorded_times("loss")

@@ -624,8 +624,8 @@ for words, case in cases.items():
 # linear layer.
 #
 # Is checkpointing "on by default in most libraries", as one text says? No. PyTorch recomputes only what you pass to
-# `checkpoint`; DeepSpeed's [checkpointing](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html)
-# waits for a call, too. The sources of
+# `checkpoint`, and so does DeepSpeed's
+# [checkpointing](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html). The sources of
 # [transformers](https://github.com/huggingface/transformers/blob/main/src/transformers/training_args.py) say
 # `gradient_checkpointing = False`, those of
 # [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/transformer_config.py)
