@@ -468,7 +468,7 @@ with on_gpu():
             loss_of(logits, targets, upcast).backward()
             logits.grad = None
         kept, most = keeps[autocast, upcast], (torch.cuda.max_memory_allocated() - before) / number
-        print(f"autocast {autocast!s:5}, fp32 copy {upcast!s:5}: {kept:.2f} bytes per logit, in backward {most:.2f}")
+        print(f"autocast {autocast!s:5}, fp32 copy {upcast!s:5}: bytes per logit {kept:.2f} kept, {most:.2f} at peak")
 
 # %%
 by_loss, one_block = keeps[True, True] * number, block_bytes(llama1b)

@@ -62,7 +62,7 @@ from course_utils.lessons.recomputation.schedules import keep_every, keep_none
 n = 48  # change this
 none = keep_none(n)
 print(f"formula: {n} + {n}·{n + 1}/2 = {n + n * (n + 1) // 2:,} runs; counted: {none.forwards:,}")
-print(f"at most {none.memory} values kept; if b costs two f, the work is {(none.forwards + 2 * n) / (3 * n):.1f}-fold")
+print(f"at most {none.memory} values kept; if b costs two f, {(none.forwards + 2 * n) / (3 * n):.1f} times the work")
 reveal("06.none", none.forwards, unit="runs")
 
 # %% [markdown]
@@ -507,7 +507,7 @@ print(f"{format_bytes(moved, 'GB', 1)} go to the host and come back in every ste
 for name, (card, rate) in links.items():
     copy, step = moved / rate, step_seconds(xl, card)["model"]
     print(f"{name:13s} {rate / 1e9:5.1f} GB/s: one way {copy:.2f} s, step {step:.2f} s at the card's peak", end="; ")
-    print(f"hidden below {step / 3 / copy:.0%} of it")
+    print(f"forward hides it at {step / 3 / copy:.0%} of the peak or slower")
 
 # %% [markdown]
 # Over PCIe the copies cannot hide: one way takes longer than the whole step at the card's peak. Real trainings reach

@@ -314,9 +314,9 @@ check.lean(lean)
 # %% [markdown] tags=["explanation"]
 # ### Why
 # x and the norm's output make 2·h. gate, up and the input of `down` make 3·ffn. Everything else is computed again from
-# these. A checkpoint around a few elementwise operations repeats no matrix product, and saves as much as a fused
-# kernel. The log kept y, and with it a part of the graph, step after step. `.item()` keeps only a number. You can get
-# lower: can you reach 2·h + 2·ffn without a second product? (A checkpoint's second run stops as soon as backward has
+# these. A checkpoint around a few elementwise operations repeats no matrix product, and does what a fused kernel does.
+# The log kept y, and with it a part of the graph, step after step. `.item()` keeps only a number. This is not the
+# minimum: can you reach 2·h + 2·ffn without a second product? (A checkpoint's second run stops as soon as backward has
 # what it needs.)
 
 # %% tags=["solution"]
