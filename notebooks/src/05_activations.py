@@ -16,15 +16,14 @@
 # block](../docs/glossary.md#transformer-block), and the derivative of a product. You need no GPU: each measurement says
 # if it is simulated.
 #
-# Lesson 01 asked autograd what three operations keep. Here you derive it for a complete block, tensor by tensor, so
-# that you can do it for any block. Symbols: b sequences of s tokens, hidden size h, a heads, L layers, vocabulary V.
+# Lesson 01 asked autograd what three operations keep. Here you derive it for a complete block, tensor by tensor, and so
+# for any block. Symbols: b sequences of s tokens, hidden size h, a heads, L layers, vocabulary V.
 
 # %% [markdown]
 # ## Operation by operation
-# An operation keeps the tensors that its derivative needs, and nothing else. A GPT consists of eight operations:
-# addition, division by a number, a linear layer, GELU, softmax, dropout, LayerNorm, a product of two activations. Each
-# one gets s·b·h numbers in [bf16](../docs/glossary.md#fp16-and-bf16). **Your guess.** How many MB do all eight keep
-# together?
+# An operation keeps the tensors that its derivative needs, and nothing else. A GPT has eight operations: addition,
+# division by a number, a linear layer, GELU, softmax, dropout, LayerNorm, a product of two activations. Each one gets
+# s·b·h numbers in [bf16](../docs/glossary.md#fp16-and-bf16). **Your guess.** How many MB do all eight keep together?
 
 # %%
 from course_utils import PRESETS, TrainingRun, estimate, format_bytes, measure, on_gpu, plus_minus
@@ -59,8 +58,8 @@ print(f"{sum(wanted.values()) / n:.3f} bytes for each of the s·b·h numbers")
 # %% [markdown]
 # ### Measure
 # Autograd passes each tensor that it saves to your hook, and keeps what the hook returns. In backward, a second
-# function turns that into the tensor again. Five lines show all that is kept. Inside `on_gpu()`, "cuda" is your GPU or
-# a [simulated one](../docs/glossary.md#simulated-gpu).
+# function turns that into the tensor again. Inside `on_gpu()`, "cuda" is your GPU or a [simulated
+# one](../docs/glossary.md#simulated-gpu).
 
 
 # %%
@@ -125,10 +124,10 @@ show_ledger(wanted, found, columns=("estimate", "by hooks"))
 
 # %% [markdown]
 # **The gap** is zero in every row. Dropout's [mask](../docs/glossary.md#dropout-mask) takes one byte per element,
-# although one bit would do. LayerNorm keeps its *statistics* in fp32 for any input. They are small, but without them no
+# although one bit would do. LayerNorm's *statistics* are always fp32. They are small, but without them no
 # [ledger](../docs/glossary.md#ledger) closes to the byte.
 #
-# These are GPU kernels. On your processor ("cpu" for "cuda" in the cell of the five lines), dropout keeps a bf16 tensor
+# These are GPU kernels. On your processor (put "cpu" for "cuda" in the cell with the hook), dropout keeps a bf16 tensor
 # of 0 or 1/(1−rate), and LayerNorm's statistics have the input's format.
 #
 # Softmax's derivative needs only its output. Check that with real numbers.
@@ -144,8 +143,8 @@ print(f"largest gradient {x.grad.abs().max():.4f}, largest difference {(by_hand 
 
 # %% [markdown]
 # ### What LayerNorm computes
-# LayerNorm takes the mean μ and variance σ² of each token's h numbers. The small ε prevents a division by zero, γ is
-# the gain, β the bias ([Ba et al. 2016](https://arxiv.org/abs/1607.06450)).
+# LayerNorm takes the mean μ and variance σ² of each token's h numbers. ε prevents a division by zero, γ is the gain, β
+# the bias ([Ba et al. 2016](https://arxiv.org/abs/1607.06450)).
 #
 # $$\hat x = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} \qquad y = \gamma \hat x + \beta$$
 #
@@ -154,7 +153,7 @@ print(f"largest gradient {x.grad.abs().max():.4f}, largest difference {(by_hand 
 # $$\frac{dL}{dx} = \frac{g - \text{mean}(g) - \hat x \cdot \text{mean}(g \hat x)}{\sqrt{\sigma^2 + \varepsilon}}
 # \qquad \frac{dL}{d\gamma} = \sum \hat x \cdot \frac{dL}{dy}$$
 #
-# So PyTorch keeps x, μ and $1 / \sqrt{\sigma^2 + \varepsilon}$, and computes $\hat x$ again. Check that, too.
+# So PyTorch keeps x, μ and $1 / \sqrt{\sigma^2 + \varepsilon}$, and computes $\hat x$ again:
 
 # %%
 gain, bias = (torch.randn(16, requires_grad=True) for _ in range(2))
@@ -247,8 +246,8 @@ reveal("05.block", by_hooks / (s * b * h), unit="s·b·h")
 print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 
 # %% [markdown]
-# Two ways to ask, nearly one answer. (The hooks count x, which existed before. The allocator counts y, of the same
-# size.) The allocator adds remainders too small to split off ([lesson 10](10_allocator_and_fragmentation.ipynb)).
+# Hooks and allocator nearly agree. (The hooks count x, which existed before. The allocator counts y, of the same size.)
+# The allocator adds remainders too small to split off ([lesson 10](10_allocator_and_fragmentation.ipynb)).
 #
 # A real GPU holds more than every estimate here: cuBLAS's workspaces (some MB, from the first product of forward and
 # again of backward), [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor, and CUDA's context
@@ -289,7 +288,7 @@ print(f"left over: {by_hooks - sum(terms.values()):,} bytes; 2 norms, 2 fp32 num
 # **The gap** is the norms' statistics, 16 bytes per token, and nothing else. An estimate is finished when everything
 # left over has a name.
 #
-# Now change `rate` to 0.0 where the block is made. Which terms disappear? Predict, then run the cells again.
+# Change `rate` to 0.0 where the block is made: predict which terms disappear, and run the cells again.
 
 # %% [markdown]
 # ## Flash attention
@@ -322,8 +321,8 @@ print(f"eager − 5·a·s²·b + 4·a·s·b + 24: {wanted_flash:,} bytes")
 # mask. The 34 stays: the kernel's output and the next matrix's input are one storage. Change 512 to 2048: predict both
 # lines.
 #
-# Is flash attention slower, because it computes softmax twice? Its authors found it faster: no s×s matrix travels
-# through the GPU's memory (Dao et al. 2022). On real GPUs:
+# It computes softmax twice. Is it slower? Its authors found it faster: no s×s matrix travels through the GPU's memory
+# (Dao et al. 2022). On real GPUs:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -373,12 +372,12 @@ title = "Eager attention costs a block the most memory, a written-out GELU comes
 bars(per_unit, title, unit="s·b·h", kind="activations", highlight="eager", provenance="found by hooks, s = 512")
 
 # %% [markdown]
-# Row by row, next to your estimate:
+# Row by row:
 #
 # - *No dropout*: the two masks of one byte disappear: 34 − 2. (Eager attention also loses its mask and dropout's
 #   result: the product then reads softmax's output.)
-# - *GELU written out*, ½·x·(1 + tanh(…)), as in the transformers library's GPT-2. More wide tensors stay, 8 units each:
-#   half the input, the tanh, and what lies between. `nn.GELU` does these steps inside one kernel.
+# - *GELU written out*, ½·x·(1 + tanh(…)), as in the transformers library's GPT-2, keeps more wide tensors, 8 units
+#   each: half the input, the tanh, and what lies between. `nn.GELU` is one kernel.
 # - *RMSNorm*: one statistic per token instead of two. The input stays.
 # - *SwiGLU*: four wide tensors instead of two: 34 − 2 · 2 · 4 + 4 · 2 · 8/3. Change 8 // 3 to 4: how many more?
 #
@@ -432,14 +431,14 @@ for product in (lambda gate, up: F.silu(gate) * up, FusedSwiGLU.apply):
 print(f"largest difference of the gradients: {(slopes[0] - slopes[2]).abs().max():.4f}")
 
 # %% [markdown]
-# Fusing removes only what lies *inside* the kernel. The product is its output, and the next matrix reads that. So a
-# fused kernel saves one of SwiGLU's four wide tensors.
+# Only what lies *inside* the kernel goes away. The product is its output, and the next matrix reads that. So a fused
+# kernel saves one of SwiGLU's four wide tensors.
 
 # %% [markdown]
 # ## Logits and loss
 # The formula of blocks lacks one tensor, the [logits](../docs/glossary.md#logits): V numbers per token. Llama 3.2 with
-# 1 billion parameters has V = 128,256. Take four sequences of 1,024 tokens under autocast. The loss reads an fp32 copy
-# of the logits, as in Meta's own code. **Your guess.** How many GB does the *loss* keep for its backward?
+# 1 billion parameters has V = 128,256. Take four sequences of 1,024 tokens under autocast. As in Meta's own code, the
+# loss reads an fp32 copy of the logits. **Your guess.** How many GB does the *loss* keep for its backward?
 
 # %%
 llama1b = TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024)
@@ -478,7 +477,7 @@ print(f"the loss keeps {by_loss / one_block:.1f} times as much as one of {llama1
 
 # %% [markdown]
 # The first row is Llama's loss. It keeps the [log-softmax](../docs/glossary.md#log-softmax) in fp32, 4 bytes per logit.
-# It keeps neither the logits nor their copy: log-softmax's backward needs only its output.
+# The logits and their copy are not kept: log-softmax's backward needs only its output.
 #
 # ### 16 bits or 32?
 # nanoGPT and litgpt read the logits in the head's 16 bits. Meta's Llama 3, torchtitan and transformers copy them to
@@ -517,7 +516,7 @@ for name, of_model in {"22B": (6144, 64, 48, 51200, 2048), **letters}.items():
 #
 # ## The loss in chunks
 # The loss is a mean over tokens, and each token's loss needs only its own V logits. So take the tokens chunk by chunk:
-# head, loss, next chunk. This is a [chunked loss](../docs/glossary.md#chunked-loss).
+# a [chunked loss](../docs/glossary.md#chunked-loss).
 #
 # GPT-2 XL, 32 sequences of 1,024 tokens, all in 16 bits. The loss's backward needs three tensors of s·b·V numbers at
 # once: the kept log-softmax, its gradient, and the logits' gradient. **Your guess.** By how many GB does the peak fall
@@ -548,8 +547,7 @@ def chunked_loss(head, features, targets, chunks):
 
 
 # %% [markdown]
-# Is it the same loss, with the same gradients? A small head on the CPU answers. Then the same code runs at GPT-2 XL's
-# size.
+# Are loss and gradients the same? A small head on the CPU answers. Then the same code runs at GPT-2 XL's size.
 
 # %%
 features, head = torch.randn(1000, 64, requires_grad=True), nn.Linear(64, 4096, bias=False)
@@ -600,7 +598,7 @@ for run in (xl.replace(recompute="full", loss_chunks=count) for count in (1, 8))
 # writes the logits to memory ([Wijmans et al. 2024](https://arxiv.org/abs/2411.09009)). Change 8 to 2, then to 64: how
 # much of 3·2·s·b·V is left to gain?
 #
-# The last two lines show: with full recomputation (lesson 06), the loss decides what fits 32 GB.
+# With full recomputation (last two lines, lesson 06), the loss decides what fits 32 GB.
 #
 # What do chunks cost in time? Take GPT-2, whose head is nearly a third of its weights:
 
@@ -640,9 +638,8 @@ title = "Only eager attention grows with s²; with b every kernel grows linearly
 lines(series, title, "sequence length s, b = 4", "MB kept by a block", provenance="found by hooks")
 
 # %% [markdown]
-# Neither 2 nor 4: the linear part doubles, the quadratic part grows fourfold, and their shares decide. "Twice the
-# length, four times the memory" holds only where 5·a·s/h is far above 34. Change 256 to 1024: predict where eager
-# attention's curve ends.
+# Neither 2 nor 4: the linear part doubles, and the quadratic part grows fourfold. "Twice the length, four times the
+# memory" holds only where 5·a·s/h is far above 34. Change 256 to 1024: predict where eager attention's curve ends.
 
 # %% [markdown]
 # ## Llama-3 8B: 97, 17 and 1 GB
@@ -673,7 +670,7 @@ for name, kept_bytes in lecture.items():
 # %% [markdown]
 # All of the lecture's numbers appear, in GiB. But they follow from the formula of a *GPT* with eager attention. Llama
 # has no dropout, [RMSNorm](../docs/glossary.md#rmsnorm) instead of LayerNorm, SwiGLU instead of GELU, and [grouped
-# queries](../docs/glossary.md#grouped-queries). Change one thing at a time: first the model, then the kernel.
+# queries](../docs/glossary.md#grouped-queries). Change first the model, then the kernel.
 
 # %%
 waits_for("05.llama")
@@ -698,8 +695,8 @@ for item in block_saved(with_flash):
 # recomputation](../docs/glossary.md#selective-recomputation) was invented for. The rest is above the lecture's 17 GiB:
 # SwiGLU's four wide tensors are most of a block. Change `seq_len` to 2048: which of the lecture's numbers halve?
 #
-# The lecture makes two more claims about a small Llama, states included: "over 50 GB" for one sequence of 4,096 tokens,
-# and, for 1 billion parameters, 25 GB at s = 8,192 with selective recomputation.
+# Two more claims of the lecture are about a small Llama, states included: "over 50 GB" for one sequence of 4,096
+# tokens, and, for 1 billion parameters, 25 GB at s = 8,192 with selective recomputation.
 
 # %%
 billion = TrainingRun("llama3.2-1b", micro_batch=1, seq_len=8192, precision="bf16-master")
@@ -718,9 +715,10 @@ for name, total in sums.items():
 # parameters, and activations of a model that has more.
 #
 # ## The 60 GB question
-# GPT-2 XL, 32 sequences of 1,024 tokens. A footnote of the [ZeRO](../docs/glossary.md#zero) paper says 12·h·b·s·L
-# numbers, the "60 GB" that so many texts repeat ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section
-# 3.2). It does not say which twelve. **Your guess.** How many GB does ZeRO's number leave out, with flash attention?
+# Take GPT-2 XL and 32 sequences of 1,024 tokens. A footnote of the [ZeRO](../docs/glossary.md#zero) paper says
+# 12·h·b·s·L numbers, the "60 GB" that so many texts repeat ([Rajbhandari et al.
+# 2020](https://arxiv.org/abs/1910.02054), section 3.2). It does not say which twelve. **Your guess.** How many GB does
+# ZeRO's number leave out, with flash attention?
 
 # %%
 from course_utils.estimating.exact.activations import head_saved, stem_saved
@@ -775,7 +773,7 @@ print(f"left over: {rest:,} bytes = {L} layers × 2 blocks of 512 bytes for the 
 
 # %% [markdown]
 # ## A map of what fits
-# The map shows activations over b and s. A line marks where the *whole* step, states included, no longer fits the card.
+# The map shows activations over b and s. Above its line, the *whole* step, states included, no longer fits the card.
 # Which is the smallest card that takes 4 sequences of 2,048 tokens? With which kernel does the line fall faster? On a
 # small card, what moves it more, precision or recomputation? First change the model to "gpt2-xl": where is the line?
 

@@ -11,8 +11,8 @@
 # %% [markdown]
 # # 06 · Recomputation
 #
-# **80 minutes.** You should know what autograd keeps for backward ([lesson 01](01_where_did_the_memory_go.ipynb)) and
-# what a [transformer block](../docs/glossary.md#transformer-block) is. You need no GPU: each measurement says if it is
+# **80 minutes.** You should know what autograd keeps ([lesson 01](01_where_did_the_memory_go.ipynb)) and what a
+# [transformer block](../docs/glossary.md#transformer-block) is. You need no GPU: each measurement says if it is
 # simulated.
 #
 # What forward computed once, it can compute again. So keep fewer activations, and pay in arithmetic: this is
@@ -23,7 +23,7 @@
 # %% [markdown]
 # ## A chain that keeps everything
 # A network is a chain of n nodes f. Each node leaves one value that its backward b needs, and passes another on. The
-# passed value and its gradient exist whatever you do, so count only what is *kept*.
+# passed value and its gradient always exist, so count only what is *kept*.
 #
 # Press play, or move the slider. Backward starts after the last f. Then change 8 to 16.
 
@@ -36,7 +36,7 @@ schedule_player("keep all", nodes=8)  # change this
 # This keeps n values, and runs f n times. PyTorch does it unless told otherwise.
 #
 # ## Keep none
-# The other extreme keeps only the chain's input. Each b runs the chain again from the start to get its value.
+# Keep only the chain's input. Then each b must run the chain again from the start.
 #
 # **Your guess.** A chain of 48 nodes, as many as GPT-2 XL has blocks. How many runs of f does it take in all, the first
 # 48 included?
@@ -54,7 +54,7 @@ schedule_player("keep none", nodes=8)
 #
 # $$1 + 2 + \dots + n = \frac{n (n + 1)}{2}$$
 #
-# Now the schedule, node by node:
+# And the schedule:
 
 # %%
 from course_utils.lessons.recomputation.schedules import keep_every, keep_none
@@ -144,8 +144,8 @@ class Block(nn.Module):
 
 # %% [markdown]
 # Run one of GPT-2 XL's blocks, and ask PyTorch's counter how much more is allocated. Inside `on_gpu()`, "cuda" is your
-# GPU or a [simulated one](../docs/glossary.md#simulated-gpu). (The output and the kept input have the same size, so the
-# counter grows by what the block keeps.)
+# GPU or a [simulated one](../docs/glossary.md#simulated-gpu). (Output and kept input have the same size, so the counter
+# grows by what the block keeps.)
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, gpu, measure, on_gpu, plus_minus
@@ -205,7 +205,7 @@ reveal("06.blocks", best, unit="blocks")
 #   help.
 # - When the first stretch runs again, the loss's tensors are gone: shorter stretches help.
 #
-# The best k balances the two.
+# The best k balances both.
 
 # %% [markdown]
 # ## Every policy
@@ -263,8 +263,8 @@ predict("06.full", unit="GB")
 # `torch.utils.checkpoint.checkpoint` calls a function, keeps its inputs, and calls it again in backward.
 # [`use_reentrant`](../docs/glossary.md#use_reentrant) chooses between two variants:
 #
-# - `True`, the older one: backward runs the block again with its own graph, and calls backward *inside* backward. That
-#   enters autograd a second time: it is "reentrant".
+# - `True`, the older one: backward runs the block again with its own graph, and calls backward *inside* backward: it
+#   reenters autograd.
 # - `False`: forward leaves a placeholder for each tensor that autograd would keep. When backward opens the first one,
 #   forward runs again and fills them in order. PyTorch
 #   [recommends](https://docs.pytorch.org/docs/stable/checkpoint.html) it.
@@ -300,7 +300,7 @@ with on_gpu():
     gpt.blocks = one_by_one
 
 # %% [markdown]
-# Change 3 to 2, 6 and 12: predict what is kept, then the peak.
+# Change 3 to 2, 6 and 12. Predict what is kept, and the peak.
 #
 # The *selective* policy chooses by operator: keep the results of matrix products and attention, and run the cheap rest
 # again. `context_fn` tells `checkpoint` which results to keep.
@@ -373,9 +373,9 @@ timeline(steps["full"], "Backward has one tooth for each of the 12 blocks", step
 
 # %% [markdown]
 # ## What does it cost in arithmetic?
-# Matrix products are nearly all of the arithmetic. Backward takes twice as much as forward: for y = x·Wᵀ it computes
-# dL/dx *and* dL/dW. Full recomputation adds one forward pass of all blocks. The small GPT below, with [eager
-# attention](../docs/glossary.md#eager-attention), really runs on your processor.
+# Nearly all arithmetic is matrix products. Backward takes twice as much as forward: for y = x·Wᵀ it computes dL/dx
+# *and* dL/dW. Full recomputation adds one forward pass of all blocks. The small GPT below, with [eager
+# attention](../docs/glossary.md#eager-attention), runs on your processor.
 #
 # **Your guess.** By how many percent does full recomputation raise the arithmetic of its step?
 
@@ -472,8 +472,8 @@ reveal("06.core", 100 * added["GPT-3"], unit="%")
 
 # %% [markdown]
 # ## Memory against arithmetic
-# Now put both in one picture. A policy is worth considering if no other has both a lower peak and less to run again.
-# Such policies form the *front*.
+# A policy is worth considering if no other has both a lower peak and less to run again. These policies form the
+# *front*.
 
 # %%
 from course_utils.lessons.recomputation.figures import pareto
@@ -487,9 +487,9 @@ pareto(points, title, provenance="estimated peaks, FLOPs of matrix products by f
 # %% [markdown]
 # Replace "sqrt" by "every-12": where does it lie?
 #
-# Offloading is not in the picture. It costs no arithmetic, but time on the link to the host. Can the copies hide? They
-# leave during forward and return during backward, so one way must fit into forward, a third of the step's arithmetic.
-# The third link is NVLink, NVIDIA's own between chips, here from a Grace processor to its Hopper GPU
+# Offloading is not shown: it costs no arithmetic, but time on the link to the host. Can the copies hide? They leave
+# during forward and return during backward, so one way must fit into forward, a third of the step's arithmetic. The
+# third link is NVLink, NVIDIA's own between chips, here from a Grace processor to its Hopper GPU
 # ([NVLink-C2C](https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/), 900 GB/s in
 # both directions together).
 
@@ -552,15 +552,15 @@ for name in ("none", "selective", "full"):
     print(f"{name:10s} keeps {format_bytes(kept, 'GB', 1):>8s} at forward's end, {kept / before:4.0%} of everything")
 
 # %% [markdown]
-# 60/√48 and the newsletter's 8–9 GB are close to what is there after the loss: checkpoints and
+# 60/√48 and 8–9 GB are close to what exists after the loss: checkpoints and
 # [log-softmax](../docs/glossary.md#log-softmax). But that is chance: neither of these two is a square root of anything.
 # Change `xl` to `xl.replace(seq_len=512)` in the first cell: which rows halve? 50 % is far off for full recomputation;
 # the *selective* policy comes nearest.
 
 # %% [markdown]
 # ## By hand
-# You can write the variant `use_reentrant=True` yourself, as a `torch.autograd.Function`. Forward keeps only the input.
-# Backward runs the block again, this time with a graph.
+# You can write `use_reentrant=True` yourself, as a `torch.autograd.Function`. Forward keeps only the input. Backward
+# runs the block again, now with a graph.
 
 
 # %%
@@ -581,9 +581,9 @@ class Recomputed(torch.autograd.Function):
 
 
 # %% [markdown]
-# The second forward must *repeat* the first, which is easy to forget. [Dropout](../docs/glossary.md#dropout-mask) draws
-# random masks, on a GPU from that GPU's own random numbers. And backward runs outside of
-# [autocast](../docs/glossary.md#autocast). Are the gradients still right? Two linear layers answer.
+# The second forward must *repeat* the first. [Dropout](../docs/glossary.md#dropout-mask) draws random masks, on a GPU
+# from that GPU's own random numbers. And backward runs outside of [autocast](../docs/glossary.md#autocast). Are the
+# gradients still right? Two linear layers answer.
 
 
 # %%
@@ -620,7 +620,7 @@ for words, case in cases.items():
 # wrong gradients, and nothing crashes: training goes on with gradients of a network that never ran.
 # `preserve_rng_state=False` is safe only without randomness in the block. By hand, the block runs again outside of
 # autocast, in fp32: gradients are off a little, and recomputed tensors take twice the bytes. Exercise 4 asks for a
-# checkpoint that restores all of it. The FLOPs show the early stop: only `use_reentrant=False` leaves out the last
+# checkpoint that restores everything. The FLOPs show the early stop: only `use_reentrant=False` leaves out the last
 # linear layer.
 #
 # Is checkpointing "on by default in most libraries", as one text says? No. PyTorch recomputes only what you pass to
@@ -635,8 +635,7 @@ for words, case in cases.items():
 
 # %% [markdown]
 # ## And the time?
-# Arithmetic is not time. Here is processor time on one core, in fp32, the fastest of five passes. (It still varies a
-# little.)
+# Arithmetic is not time. Processor time on one core, in fp32, the fastest of five passes (it still varies a little):
 
 # %% tags=["nbval-ignore-output"]
 from time import process_time
@@ -683,9 +682,9 @@ print(f"offload: {moved / 1e9:.1f} GB to the host and back, {moved / took / 1e6:
 
 # %% [markdown]
 # **Full** costs less than a third: the head, the loss and the update do not run again. **Selective** computes less than
-# full and takes longer here. Its policy is Python, called for each operator. The GPU probably waits for it, but this is
-# not measured. **Offload** moves what it saves over the PCIe bus twice, at nearly its full speed: 64 GB/s at most, in
-# the fifth generation.
+# full and takes longer here. Its policy is Python, called for each operator. Probably the GPU waits for it; that is not
+# measured. **Offload** moves what it saves over the PCIe bus twice, at nearly its full speed: 64 GB/s at most, in the
+# fifth generation.
 
 # %% [markdown]
 # ## In your own script
