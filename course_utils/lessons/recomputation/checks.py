@@ -251,7 +251,7 @@ def own_checkpoint(answer: Any) -> None:
     expect(len(notes) == 2, "The function runs more than twice. Once in forward and once in backward is enough.")
     most = sum(tensor.nbytes for tensor in INPUTS) + 2**14  # with random states
     expect(got.kept <= most, "You keep more than the inputs for backward. What still holds tensors of the first run?")
-    _expect_like_direct(answer, f"Two in a row. {TOO_FAR}", times=2)
+    _expect_like_direct(answer, f"With two in a row, gradients are off. {TOO_FAR}", times=2)
     masks = "With dropout, gradients are off: the second run draws other masks. Which state did the first run have?"
     for seed in (0, 1):
         _expect_like_direct(answer, masks, dropout=0.5, times=2, seed=seed)
