@@ -74,7 +74,7 @@ class MemoryBreakdown(Mapping[str, int]):
         return "\n".join([*([self._title()] if self._title() else []), *rows, total])
 
     def _title(self) -> str:
-        return " · ".join(part for part in (self.label, f"in {self.phase}" if self.phase else "") if part)
+        return self.label if self.phase in self.label else ", ".join(filter(None, (self.label, f"in {self.phase}")))
 
     def _repr_html_(self) -> str:
         shown, present = formatter(self.total), {kind: size for kind, size in self.items() if size}

@@ -48,7 +48,7 @@ def test_only_whole_bytes_of_known_kinds(size):
 
 def test_shows_itself_in_a_terminal_and_in_a_notebook():
     breakdown = MemoryBreakdown({"weight_copies": 2 * 10**9, "parameters": 10**9}, "forward", "peak <1>")
-    assert str(breakdown).splitlines()[0] == "peak <1> · in forward"
+    assert str(breakdown).splitlines()[0] == "peak <1>, in forward"
     assert "3.000 GB" in str(breakdown) and "gradients" not in str(breakdown)
     html = breakdown._repr_html_()
     assert "peak &lt;1&gt;" in html and "weight copies" in html and "3.000 GB" in html

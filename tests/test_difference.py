@@ -63,7 +63,7 @@ def test_a_file_that_is_not_ours_is_never_overwritten(saved: Path, tmp_path: Pat
         with pytest.raises(ValueError, match=r"nothing was written: thesis\.txt holds no measurement"):
             save_measurement(simulate(RUN), other)
         assert other.read_bytes() == content
-    for path, words in ((tmp_path, "is no file"), (tmp_path / "none" / "a.gz", "there is no folder")):
+    for path, words in ((tmp_path, "is not a file"), (tmp_path / "none" / "a.gz", "there is no folder")):
         with pytest.raises(ValueError, match=words):
             save_measurement(simulate(RUN), path)
     with pytest.raises(TypeError, match="this is a TrainingRun"):

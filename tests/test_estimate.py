@@ -256,7 +256,7 @@ def test_fp32_logits_change_the_loss_by_whole_bytes_per_logit(precision, kept, h
     logits = 8 * 1024 * 50257
     low, fp32 = (moments(run.replace(logits=choice)) for choice in ("compute", "fp32"))
     assert fp32["after loss"].total - low["after loss"].total == kept * logits
-    grows = fp32["loss's backward"].total - low["loss's backward"].total
+    grows = fp32["backward of the loss"].total - low["backward of the loss"].total
     assert abs(grows - highest * logits) <= 2 * 512  # numbers that autocast copies one by one
     assert fp32["end of forward"] == low["end of forward"] and fp32["optimizer step"] == low["optimizer step"]
 

@@ -100,7 +100,7 @@ def first_step(run: TrainingRun) -> dict[str, int]:
     """The highest point of its backward, by estimate: the moments are made in the first optimizer step, so until then
     there are the master weights alone.
     """
-    return dict(moments(run)["loss's backward"]) | {"optimizer_states": tensors_bytes(run.model, 4)}
+    return dict(moments(run)["backward of the loss"]) | {"optimizer_states": tensors_bytes(run.model, 4)}
 
 
 @SIMULATED
@@ -114,7 +114,7 @@ def test_one_step_of_llama3_70b_s_blocks_is_as_estimated():
 def test_one_step_of_llama3_70b_is_simulated_in_full_and_as_estimated():
     found, run = json.loads(speed._fresh_process(DEEP)), DEEP_RUN
     assert found["rss"] < DEEP_BYTES and found["backward"] == first_step(run)
-    assert estimate(run) == moments(run)["loss's backward"]  # which is the peak of later steps
+    assert estimate(run) == moments(run)["backward of the loss"]  # which is the peak of later steps
 
 
 # Rows that miss their promise

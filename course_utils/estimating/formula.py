@@ -206,7 +206,7 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     if run.zero_stage >= 2:
         return sharded_moments(run, start, full)
     during = [*loss_moments(run), *block_moments(run, there)]
-    after = {"embedding's backward": embedding_backward(run), "optimizer step": update_bytes(run)}
+    after = {"backward of the embedding": embedding_backward(run), "optimizer step": update_bytes(run)}
     return {name: plus(name, start, parts) for name, parts in during} | {
         name: plus(name, full, {"temporaries": size}) for name, size in after.items()
     }
@@ -229,12 +229,12 @@ def loss_moments(run: TrainingRun) -> list[tuple[str, Bytes]]:
     gradients = (8 if upcast else 4 if autocast else 2 * c) * logits + (c * Vh if n > 1 else 0)
     found = [
         ("loss", {"weight_copies": all_copies + head_copy, "activations": kept + softmax, "temporaries": read}),
-        ("loss's backward", head | {"activations": kept + softmax, "temporaries": gradients}),
+        ("backward of the loss", head | {"activations": kept + softmax, "temporaries": gradients}),
     ]
     if n > 1:
         summed = 2 * c * Vh + c * logits if autocast else 3 * c * Vh
-        return [*found, ("head's backward", head | {"temporaries": summed})]
-    found.append(("head's backward", head | {"temporaries": c * (t * m.hidden + logits + Vh)}))
+        return [*found, ("backward of the head", head | {"temporaries": summed})]
+    found.append(("backward of the head", head | {"temporaries": c * (t * m.hidden + logits + Vh)}))
     cast = {"weight_copies": held, "activations": kept, "temporaries": c * t * m.hidden + (c + 4) * Vh}
     return [*found, ("head's gradient in fp32", cast)] if autocast else found
 
@@ -263,7 +263,7 @@ def block_moments(run: TrainingRun, there: bool) -> list[tuple[str, Bytes]]:
             sizes = {"weight_copies": left * block_copies if K else copies, "gradients": arrived}
             sizes |= {"activations": kept + again, "temporaries": top + waiting}
             which_blocks = f", {left} of {together} recomputed blocks left" if together > 1 else ""
-            found.append((f"{which} block's backward, {part}{which_blocks}", sizes))
+            found.append((f"backward of the {which} block, {part}{which_blocks}", sizes))
     return found
 
 
@@ -320,7 +320,7 @@ def sharded_moments(run: TrainingRun, start: Bytes, full: Bytes) -> dict[str, Me
     stem = {"communication": whole + p.weight * own if stage_2 else 2 * p.weight * (outer + own)}
     scattered = {"communication": stored * outer, "gradients": p.weight * (outer + own)}
     update = {"temporaries": update_bytes(run)}
-    others = {"stem": (start, stem), "embedding's backward": (full, scattered), "optimizer step": (full, update)}
+    others = {"stem": (start, stem), "backward of the embedding": (full, scattered), "optimizer step": (full, update)}
     return found | {name: plus(name, there, parts) for name, (there, parts) in others.items()}
 
 

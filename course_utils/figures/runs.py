@@ -65,7 +65,7 @@ LABELS = {
     "end of step": "step begins", "forward": "highest", "end of forward": "end", "loss": "highest",
     "after loss": "end", "clipping": "norm", "optimizer step": "highest",
 }  # fmt: skip
-"""The label under a column, below the name of its phase; others go without "'s backward"."""
+"""The label under a column, below the name of its phase; others go without "backward of the"."""
 
 FAR = 5  # a card of more than so many times the peak is not drawn: the columns would be too small to be told apart
 
@@ -140,7 +140,7 @@ def in_order(moments: Mapping[str, MemoryBreakdown]) -> list[MemoryBreakdown]:
 
 
 def place_words(peak: MemoryBreakdown) -> str:
-    """The place in the step of a moment of `moments(run)`: "the loss's backward", "the optimizer step"."""
+    """The place in the step of a moment of `moments(run)`: "the backward of the loss", "the optimizer step"."""
     names = {"forward": "forward", "after loss": "the end of the loss", "clipping": "clipping"}
     return names.get(peak.label, f"the {peak.label}")
 
@@ -175,7 +175,7 @@ def _column_total(columns: _Columns, index: int, total: int, digits: int, is_pea
 def _column_names(columns: _Columns, rows: Sequence[MemoryBreakdown]) -> int:
     """Writes the names below the columns and the phases above; returns how many lines the longest name takes."""
     canvas = columns.canvas
-    names = [LABELS.get(moment.label, moment.label.removesuffix("'s backward")) for moment in rows]
+    names = [LABELS.get(moment.label, moment.label.removeprefix("backward of the ")) for moment in rows]
     wrapped = [wrap(name, 11.5, columns.slot - 2) for name in names]
     for index, lines in enumerate(wrapped):
         for line, text in enumerate(lines):

@@ -42,7 +42,7 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
 def _moments(reading: Reading, start: Totals) -> dict[str, MemoryBreakdown]:
     """The highest point of each part of forward and backward, with the ends of forward and of the loss."""
     found = dict[str, MemoryBreakdown]()
-    ends = {"loss": ("forward", "end of forward"), "loss's backward": ("loss", "after loss")}
+    ends = {"loss": ("forward", "end of forward"), "backward of the loss": ("loss", "after loss")}
     for visit in reading.visits():
         phase, name = reading.name(visit)
         if name in ends and name not in found:

@@ -253,6 +253,6 @@ def named(phase: str, place: Place, last_group: int) -> tuple[str, str]:
         return phase, phase
     if place.part == "block":
         which = "last" if place.group == last_group else "first" if place.group == 0 else "middle"
-        return "backward", f"{which} block's backward"
+        return "backward", f"backward of the {which} block"
     layer = {"stem": "embedding", "end": "embedding", "piece": "loss"}.get(place.part, place.part)
-    return "backward", f"{layer}'s backward"
+    return "backward", f"backward of the {layer}"
