@@ -11,13 +11,13 @@
 # %% [markdown]
 # # 01 · Where did the memory go?
 #
-# **60 minutes.** You should know what a forward and a backward pass are, and have trained some network once. No GPU is
-# needed: where a measurement is simulated, it says so.
+# **60 minutes.** You should know what a forward and a backward pass are, and have trained some network once. You need
+# no GPU: simulated numbers say that they are.
 #
-# What fits on one GPU decides how a large model is cut into pieces. So many inventions are about memory, such as
+# What fits on one GPU decides how a large model is split. So many inventions are about memory, such as
 # [FlashAttention](../docs/glossary.md#flashattention), [grouped queries](../docs/glossary.md#grouped-queries) and
-# [PagedAttention](../docs/glossary.md#pagedattention). You will account for a whole training step of GPT-2 XL, and
-# settle a public disagreement: does it train on a 32 GB card or not?
+# [PagedAttention](../docs/glossary.md#pagedattention). Here you account for a whole training step of GPT-2 XL, and
+# settle a public disagreement: does it train on a 32 GB card?
 
 # %% [markdown]
 # ## The puzzle
@@ -37,13 +37,13 @@ print(f"what a program gets of it: {format_bytes(card.room, 'GB', 1)}")
 # A card "of 32 GB" has about 32 *GiB* ([lesson 00](00_start_here.ipynb)), and the driver keeps a part. The weights fill
 # a tenth. Does a program get as much of a `"V100-32GB"`? Predict, change the card, run, and change it back.
 #
-# Two public texts train this model with Adam: 32 sequences of 1,024 tokens at a time, 16-bit arithmetic and [activation
-# checkpointing](../docs/glossary.md#activation-recomputation), on one 32 GB GPU. A newsletter adds up to 32–35 GB: one
-# *can barely train it*. A set of slides lists 41 GB: it *cannot be trained*. Their terms go back to the
+# Two public texts train this model with Adam on one 32 GB GPU: 32 sequences of 1,024 tokens at a time, 16 bits,
+# [activation checkpointing](../docs/glossary.md#activation-recomputation). A newsletter adds up to 32–35 GB: you *can
+# barely train it*. A set of slides lists 41 GB: it *cannot be trained*. Their terms go back to the
 # [ZeRO](../docs/glossary.md#zero) paper ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054)).
 #
 # **Your guess first.** Weights and gradients in 16 bits, one copy of the weights and Adam's two states in fp32, all 32
-# sequences at once. How much is allocated when that step is at its fullest?
+# sequences at once. How much is allocated at the step's fullest moment?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -52,10 +52,10 @@ predict("01.puzzle", unit="GB")
 
 # %% [markdown]
 # ## What lives when?
-# Here is a training loop that asks PyTorch for its memory. `memory_allocated()` is what tensors take now,
-# `max_memory_allocated()` the most since `reset_peak_memory_stats()`. Inside `with on_gpu():`, `"cuda"` is your GPU, or
-# where there is none a *simulated* one: the same operators on tensors that have a shape and a lifetime, but no memory
-# behind them. Before you run it: what will differ between step 1 and step 2?
+# This training loop asks PyTorch for its memory. `memory_allocated()` is what tensors take now,
+# `max_memory_allocated()` the most since `reset_peak_memory_stats()`. Inside `with on_gpu():`, `"cuda"` is your GPU. If
+# you have none, it is a *simulated* one: the same operators, but no memory behind the tensors. Before you run it: what
+# will differ between step 1 and step 2?
 
 # %%
 import torch
@@ -86,20 +86,20 @@ with on_gpu():
     states = sum(state[name].nbytes for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
 print(f"weights {weights / 1e6:.1f} MB, Adam's states {states / 1e6:.1f} MB, batch {x.nbytes / 1e6:.1f} MB")
 gap = weights + states + x.nbytes - left
-print(f"the gap: {plus_minus(gap)} bytes, 512 for the loss and twice {(-gap - 512) // 2:,}")
+print(f"the gap: {plus_minus(gap)} bytes, 512 for the loss and 2 times {(-gap - 512) // 2:,}")
 
 # %% [markdown]
-# **The gap**: the loss is one number in the smallest block, 512 bytes. The rest are two
-# [workspaces](../docs/glossary.md#workspace) of cuBLAS, the library that multiplies matrices. PyTorch takes one in the
-# first forward and one in the first backward, keeps both and counts them as allocated. On an H100 each is 32 MiB.
+# **The gap.** The loss is one number, in the smallest block: 512 bytes. The rest are two
+# [workspaces](../docs/glossary.md#workspace) of cuBLAS, the library that multiplies matrices: one from the first
+# forward, one from the first backward. PyTorch keeps both and counts them as allocated. On an H100 each is 32 MiB.
 #
 # Some texts say that the first step differs by *preparatory work*. That is one small workspace. The rest is Adam: its
-# states arrive at the end of step 1.
+# states appear at the end of step 1.
 #
 # Change 4096 to 8192 rows: what grows, and by how many MB? Predict, run both cells.
 #
-# Counters do not say which tensor is what. `measure` does: hand it the same step, with a model on the CPU. It works on
-# a copy.
+# Counters do not say which tensors they count. `measure` does. Give it the same step, with a model on the CPU. It works
+# on a copy.
 
 # %%
 from course_utils import measure
@@ -118,7 +118,7 @@ batch = torch.randn(4096, 1024)
 measure(step=train_step, model=mine, optimizer=adamw, batch=batch, card="A100-80GB")
 
 # %% [markdown]
-# The peak of step 2 again, kind by kind. `card` adds cuBLAS's workspaces; without it, `measure` counts tensors alone.
+# The peak of step 2 again, kind by kind. `card` adds cuBLAS's workspaces; without it, `measure` counts only tensors.
 #
 # ### The same for any run
 # A *run* is a training written down: model, batch, number formats, optimizer, kernels. `TrainingRun` holds these
@@ -128,7 +128,7 @@ measure(step=train_step, model=mine, optimizer=adamw, batch=batch, card="A100-80
 # Take Llama 3.2 with 1 billion parameters, four sequences of 1,024 tokens, autocast to
 # [bf16](../docs/glossary.md#fp16-and-bf16), AdamW.
 #
-# **Your guess.** How high does the first step reach? And the second? And how much is left after `zero_grad`?
+# **Your guess.** How high is the first step's peak? The second's? How much is left after `zero_grad`?
 
 # %%
 from course_utils import TrainingRun
@@ -147,9 +147,9 @@ four_steps = measure(small, steps=4)
 timeline(four_steps, "Optimizer states arrive at the end of step 1 and never leave")
 
 # %% [markdown]
-# In **forward** the [activations](../docs/glossary.md#activations) pile up. In **backward** they are used and freed
-# from the last layer to the first, and [gradients](../docs/glossary.md#gradients) rise in their place. The dark wedge
-# is [autocast](../docs/glossary.md#autocast)'s 16-bit copy of each matrix. In the **optimizer** phase of step 1, Adam
+# In **forward** the [activations](../docs/glossary.md#activations) pile up. In **backward** they are freed from the
+# last layer to the first, and [gradients](../docs/glossary.md#gradients) take their place. The dark wedge is
+# [autocast](../docs/glossary.md#autocast)'s 16-bit copy of each matrix. In the **optimizer** phase of step 1, Adam
 # makes its two states.
 
 # %%
@@ -157,27 +157,27 @@ peaks, word = four_steps.timeline.step_peaks(), four_steps.word
 for number in (1, 2, 3, 4):
     print(f"step {number}: {word} peak {peaks[number]:,} bytes")
 estimated = 20 * small.model.parameters + 2 * 8 * small.micro_batch * small.seq_len
-print(f"20 bytes · N, and tokens and targets of 8 bytes: {estimated:,}, the gap {plus_minus(estimated - peaks[1])}")
+print(f"20 bytes · N, plus tokens and targets of 8 bytes: {estimated:,}, the gap {plus_minus(estimated - peaks[1])}")
 reveal("01.first_step", peaks[1])
 reveal("01.second_step", peaks[2])
 reveal("01.left", four_steps.moments["end of step 4"].total)
 
 # %% [markdown]
-# Step 1 is fullest in its optimizer phase, with five numbers per parameter: the four that you know, and for a moment
-# the square root of Adam's variance, which a [*foreach* optimizer](../docs/glossary.md#foreach-for-loop-fused) computes
-# for all parameters at once. From step 2 on every step is the same to the byte.
+# Step 1 peaks in its optimizer phase, with five numbers per parameter: the four that you know and, for a moment, the
+# square root of Adam's variance. A [*foreach* optimizer](../docs/glossary.md#foreach-for-loop-fused) computes that root
+# for all parameters at once. From step 2 on, every step is the same to the byte.
 #
-# Four lifetimes explain the picture: *[temporary](../docs/glossary.md#temporaries)* (a part of one phase), *from
-# forward to backward* (activations), *from backward to zero_grad* (gradients), *the whole training* (parameters and
-# [optimizer states](../docs/glossary.md#optimizer-states)).
+# Four lifetimes explain the figure: *[temporary](../docs/glossary.md#temporaries)* (a part of one phase), *from forward
+# to backward* (activations), *from backward to zero_grad* (gradients), *the whole training* (parameters and [optimizer
+# states](../docs/glossary.md#optimizer-states)).
 
 # %% [markdown]
 # ## Why are activations kept at all?
-# One linear layer, y = x·Wᵀ. Backward has dL/dy and wants dL/dW:
+# Take one linear layer, $y = x W^T$. Backward has dL/dy and needs dL/dW:
 #
 # $$\frac{dL}{dW} = \left(\frac{dL}{dy}\right)^T x$$
 #
-# The layer's *input* x is in it, so it has to be there again in backward. Check the formula with values, on the CPU.
+# This contains the layer's *input* x, so x must still be there in backward. Check the formula with values, on the CPU.
 
 # %%
 torch.manual_seed(0)
@@ -190,7 +190,7 @@ off = (by_hand - layer.weight.grad).abs().max()
 print(f"largest difference from autograd's dL/dW: {off:.4f}, expected 0")
 
 # %% [markdown]
-# Now three operations of GPT-2 XL's width, one sequence of 1,024 tokens in bf16: a linear layer, a GELU, and the
+# Now three operations of GPT-2 XL's width, on one sequence of 1,024 tokens in bf16: a linear layer, a GELU, and the
 # addition of a [residual connection](../docs/glossary.md#residual-connection).
 #
 # **Your guess.** How many MB do the three keep together?
@@ -201,7 +201,7 @@ print(f"s·h numbers in bf16: {format_bytes(2 * s * h, 'MB')}")
 predict("01.kept", unit="MB")
 
 # %% [markdown]
-# Only `y` gets a name below. Whatever else stays allocated, autograd holds. (Adding `zero` makes the input need a
+# Only `y` has a name here. Whatever else stays allocated, autograd holds. (Adding `zero` makes the input need a
 # gradient. 32 sequences run, and the bytes are divided by 32.)
 
 # %%
@@ -221,17 +221,17 @@ with on_gpu():
 reveal("01.kept", total, unit="MB")
 
 # %% [markdown]
-# A linear layer keeps its input. GELU keeps its input too, since its slope depends on it. An addition keeps nothing:
-# its slope is 1 everywhere. **Activations are not "the outputs of the layers": they are what some backward will ask
-# for.** ReLU's slope can be read off its *output*. Change `nn.GELU()` to `nn.ReLU()`: predict, run.
+# A linear layer keeps its input. So does GELU, because its slope depends on it. An addition keeps nothing: its slope is
+# 1 everywhere. **Activations are not "the outputs of the layers": they are what some backward will need.** ReLU can
+# read its slope off its *output*. Change `nn.GELU()` to `nn.ReLU()`: predict, run.
 #
-# Lesson 05 goes through a whole [transformer block](../docs/glossary.md#transformer-block) like this.
+# Lesson 05 examines a whole [transformer block](../docs/glossary.md#transformer-block) like this.
 
 # %% [markdown]
 # ## How much do the states take?
-# Back to GPT-2 XL. Mixed-precision Adam, as the ZeRO paper counts it (section 3.1), keeps weights and gradients in
-# 16-bit, a [*master copy*](../docs/glossary.md#master-weights) of the weights in fp32, and its
-# [momentum](../docs/glossary.md#momentum) and variance, in fp32 too.
+# Back to GPT-2 XL. The ZeRO paper counts mixed-precision Adam like this (section 3.1): weights and gradients in 16
+# bits, and in fp32 a [*master copy*](../docs/glossary.md#master-weights) of the weights,
+# [momentum](../docs/glossary.md#momentum) and variance.
 #
 # **Your guess.** How many GB is that for 1.56 billion parameters?
 
@@ -255,9 +255,9 @@ reveal("01.states", each * N)
 # The rule "16 GB per billion parameters" is these five tensors: no activations, no loss, no temporaries. Change
 # `torch.bfloat16` to `torch.float32`: predict, run. (`float()` of fp32 weights makes no copy.)
 #
-# Does a real step agree? Run the puzzle: this recipe (`bf16-master`), every block recomputed in backward, fp32 copies
-# of all gradients for the optimizer (`adamw-foreach`). At the end of backward only weights, gradients and states are
-# there.
+# Does a real step agree? Run the puzzle: this recipe (`bf16-master`), every block recomputed in backward, and an
+# optimizer that copies all gradients to fp32 (`adamw-foreach`). At the end of backward only weights, gradients and
+# states are left.
 
 # %%
 from course_utils.interactive.ledgers import show_ledger
@@ -270,10 +270,10 @@ print(step.provenance)
 
 # %% [markdown]
 # **The gap** is rounding. PyTorch's [caching allocator](../docs/glossary.md#caching-allocator) hands out multiples of
-# 512 bytes, and most of GPT-2 XL's vectors are no such multiple.
+# 512 bytes, and most of GPT-2 XL's vectors are not.
 #
-# Texts after ZeRO say that for large models most memory is states. `estimate(run)` computes a peak without running
-# anything:
+# Texts after ZeRO say that for large models most memory is states. Is it? `estimate(run)` computes a peak without
+# running anything:
 
 # %%
 from course_utils import estimate
@@ -291,7 +291,7 @@ for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "re
 # ## The stack of 41 GB
 # The slides list eight terms: 3 + 3 + 6 + 6 + 6 for weights, gradients and states, 8 for activations, 6 for a *flat
 # fp32 buffer* of all gradients, 3 for fragmentation. Do they ever exist at the same time? Here is the fullest moment of
-# each phase of the step that ran.
+# each phase of the step.
 
 # %% tags=["hide-input"]
 from course_utils.figures import stack
@@ -305,17 +305,17 @@ stack(rows, title, capacity=card, provenance=str(step.provenance))
 
 # %% [markdown]
 # Each term is real. But *a [peak](../docs/glossary.md#peak) is the largest sum of what is alive at once, not the sum of
-# the largest*. When backward begins, activations are complete and not one gradient exists. When the optimizer runs,
-# gradients are complete and no activation is left. What, then, fills the fullest moment?
+# the largest*. When backward begins, all activations are there and no gradient. When the optimizer runs, all gradients
+# are there and no activation. What, then, fills the fullest moment?
 
 # %%
 for item in step.largest(3):  # change this
     print(f"{format_bytes(item.bytes, 'GB', 2)}  {item.kind:12s} {item.dtype} {item.shape} from {item.operation}")
 
 # %% [markdown]
-# The loss. Three tensors with a number for each token and word of the vocabulary, s·b·V:
-# [log-softmax](../docs/glossary.md#log-softmax), which is in the slides' 8 GB, and two gradients on the way to the
-# [logits](../docs/glossary.md#logits), which are not. Change 3 to 6: what comes next, states or activations?
+# The loss: three tensors with one number per token and word of the vocabulary, s·b·V. The slides' 8 GB include the
+# first, [log-softmax](../docs/glossary.md#log-softmax). They do not include the other two, gradients on the way to the
+# [logits](../docs/glossary.md#logits). Change 3 to 6: what comes next, states or activations?
 
 # %% [markdown]
 # ## Who is right about 32 GB?
@@ -329,12 +329,12 @@ print(f"{format_bytes(real.counters['allocated'], 'GB', 2)} allocated, {real.pro
 print(f"{format_bytes(real.counters['allocated'] - step.peak, 'MB', 0)} more than the tensors")
 
 # %% [markdown]
-# The last two lines are of a real card, large enough, which took this very step: its own `max_memory_allocated()`. What
-# it has more is cuBLAS's workspaces, and what blocks are larger than the tensors in them.
+# The last two lines are from a larger, real card that took this very step: its own `max_memory_allocated()`. It counts
+# cuBLAS's workspaces too, and what blocks have beyond their tensors.
 #
-# That does not fit the puzzle's card. Two phases above cross its line: *backward* with the loss's three tensors, the
-# *optimizer* with fp32 copies of all gradients. Neither text says how it computes the loss or steps its optimizer. Must
-# all copies be there at once?
+# The puzzle's card is too small. In the figure, two phases cross its line: *backward* with the loss's three tensors,
+# and the *optimizer* with fp32 copies of all gradients. Neither text says how it computes the loss or steps its
+# optimizer. Must all copies exist at once?
 
 # %%
 with on_gpu():
@@ -352,16 +352,16 @@ with on_gpu():
 print(f"all at once: {at_once / 1e6:,.1f} MB; one by one: {one_by_one / 1e6:,.1f} MB")
 
 # %% [markdown]
-# One by one takes two copies, as the name `copy` holds the last one until the next is there. Change 24 to 48: which
-# number doubles? Predict, run.
+# One by one needs two copies, because the name `copy` holds the last one until the next is there. Change 24 to 48:
+# which number doubles? Predict, run.
 #
-# So three changes are open to you. Which do you need?
+# So you can change three things. Which do you need?
 #
 # * *one gradient at a time*;
 # * *[micro-batches](../docs/glossary.md#micro-batch-and-global-batch)*: 8 of 4 sequences, their gradients added up,
 #   then one step (lesson 07);
-# * a *[chunked loss](../docs/glossary.md#chunked-loss)*: an eighth of the tokens at a time, so that no tensor of s·b·V
-#   numbers ever exists (lesson 05).
+# * a *[chunked loss](../docs/glossary.md#chunked-loss)*: 1/8 of the tokens at a time, so no tensor of s·b·V numbers
+#   ever exists (lesson 05).
 
 # %%
 one_gradient, in_pieces = {"optimizer": "adamw"}, {"micro_batch": 4, "accumulation_steps": 8}  # change this
@@ -374,20 +374,19 @@ choices = {
     "autocast, one gradient": puzzle.replace(**one_gradient, precision="amp-bf16"),
 }
 ran = {name: measure(run) for name, run in choices.items()}
-stack(ran, "The recipe decides: even 32 at once fit, with loss and optimizer in pieces", capacity=card,
+stack(ran, "The recipe decides: all 32 sequences at once fit, with loss and optimizer in pieces", capacity=card,
       provenance=str(step.provenance))  # fmt: skip
 
 # %% [markdown]
-# One change alone lowers one of the two peaks. One gradient at a time together with either of the others fits. Autocast
-# is no help here: its weights and gradients are fp32. Would 2 micro-batches of 16 be enough for "both"? Predict, change
-# both numbers, run.
+# Each change alone lowers one of the two peaks. One gradient at a time with either of the others fits. Autocast does
+# not help: its weights and gradients are fp32. Would 2 micro-batches of 16 be enough for "both"? Predict, change both
+# numbers, run.
 #
-# **The recipe decides.** The slides' verdict holds with the loss over all 32 sequences at once. The newsletter's
-# 32–35 GB is what 8 micro-batches need if all gradients are still upcast together. Change both, and GPT-2 XL trains on
-# this card.
+# **The recipe decides.** The slides are right if the loss takes all 32 sequences at once. The newsletter's 32–35 GB is
+# what 8 micro-batches need if all gradients are still upcast together. Change both, and GPT-2 XL trains on this card.
 #
-# And the estimates? The *closed form* is arithmetic for a pencil
-# ([formula.py](../course_utils/estimating/formula.py)), the *exact engine* goes through the step tensor by tensor.
+# And the estimates? The *closed form* is arithmetic for a pencil ([formula.py](../course_utils/estimating/formula.py)).
+# The *exact engine* goes through the step tensor by tensor.
 
 # %%
 for name, run in choices.items():
@@ -405,7 +404,7 @@ for name, run in choices.items():
 # %% [markdown]
 # ## On your own card
 # `twin` shrinks a run until it fits a card: first the micro-batch, then the model. Your GPU runs it, or a simulated one
-# of 16 GB. Change 1024 tokens to 512: will it take twice the sequences?
+# of 16 GB. Change 1024 tokens to 512: will twice as many sequences fit?
 
 # %%
 from course_utils import card_here, compare, twin
@@ -415,7 +414,7 @@ compare(twin(large, card_here()))
 
 # %% [markdown]
 # ## Five questions
-# A question counts for your score if you get it at the first try.
+# A question counts for your score if your first answer is right.
 
 # %%
 from course_utils.lessons import quiz
@@ -450,7 +449,7 @@ def train(steps=3):
 
 
 # %% [markdown]
-# Here (what earlier cells left alive counts as well):
+# Here (tensors that earlier cells left alive count too):
 
 # %%
 from course_utils import on_gpu
@@ -474,13 +473,12 @@ with on_gpu():
 # | the first step differs by preparatory work | it differs by Adam's states, and one workspace |
 # | activations are kept until the optimizer step | each is freed in backward, once used |
 #
-# Their 60 GB of activations is lesson 05's subject, "about 8 GB" with checkpointing lesson 06's.
+# Lesson 05 examines their 60 GB of activations, lesson 06 their "about 8 GB" with checkpointing.
 #
 # ## Take home
 # **Remember** A peak is the largest sum of what is alive at once: states stay, activations and gradients take turns.
 #
-# **Breaks when** you size a run by its first step: Adam's states arrive at the end of it, and step 2 runs out of
-# memory.
+# **Breaks when** you size a run by its first step: Adam's states appear at its end, and step 2 runs out of memory.
 #
 # **Cheat-sheet line** states 16·N bytes (Adam: fp32, autocast, or 16-bit with fp32 masters) · loss: 3 tensors of s·b·V,
 # 2 bytes each (fp32 logits: 4).
