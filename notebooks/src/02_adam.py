@@ -11,28 +11,28 @@
 # %% [markdown]
 # # 02 · Adam
 #
-# **60 minutes.** You should know what a gradient is, and [lesson 01](01_where_did_the_memory_go.ipynb): what lives when
-# in a training step. No GPU is needed: code for `device="cuda"` runs on a simulated one where there is none.
+# **60 minutes.** You should know what a gradient is, and from [lesson 01](01_where_did_the_memory_go.ipynb) what lives
+# when in a training step. You need no GPU: without one, code for `device="cuda"` runs on a simulated one.
 #
-# The optimizer is two lines in most training scripts, and more memory than the model. You will find out what Adam
-# remembers and why, write it by hand until it equals PyTorch's, see when its
-# [states](../docs/glossary.md#optimizer-states) appear, and account for every byte: those that stay and those that come
-# and go.
+# In most training scripts the optimizer is two lines. In memory it is larger than the model. You will find out what
+# Adam remembers and why, write it by hand until it equals PyTorch's, see when its
+# [states](../docs/glossary.md#optimizer-states) appear, and account for every byte: those that stay, and those that
+# come and go.
 
 # %% [markdown]
 # ## A narrow valley
-# [Gradient descent](../docs/glossary.md#gradient-descent) is one line: the parameters θ go against the gradient by a
-# learning rate η.
+# [Gradient descent](../docs/glossary.md#gradient-descent) is one line: it moves the parameters θ against the gradient
+# by a learning rate η.
 #
 # $$\theta \leftarrow \theta - \eta \nabla L$$
 #
 # It keeps nothing. So why does nobody train transformers with it?
 #
-# Because a loss has directions of very different steepness. Here is the smallest example: two parameters, curvature 1
-# along the valley and 25 across, $L = \frac{1}{2} (x^2 + 25 y^2)$. One η has to serve both.
+# Because a loss is steep in some directions and flat in others. The smallest example has two parameters, curvature 1
+# along the valley and 25 across: $L = \frac{1}{2} (x^2 + 25 y^2)$. One η must serve both.
 #
-# **Your guess.** You may choose the best η there is. How many steps until the distance from the minimum has shrunk to 1
-# %?
+# **Your guess.** You may choose the best η. How many steps does it take until the distance from the minimum has shrunk
+# to 1 %?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -41,8 +41,8 @@ predict("02.valley", unit="steps")
 
 # %% [markdown]
 # ### Estimate
-# Along a direction of curvature c, a step multiplies the distance by $1 - \eta c$. For η above 2/25 the steep direction
-# grows instead of shrinking. The best η makes both factors equally large: $1 - \eta = -(1 - 25 \eta)$.
+# Along a direction of curvature c, a step multiplies the distance by $1 - \eta c$. If η is above 2/25, the steep
+# direction grows. With the best η both factors are equally large: $1 - \eta = -(1 - 25 \eta)$.
 
 # %%
 from math import ceil, log
@@ -57,7 +57,7 @@ print(f"each step leaves {1 - best * flat:.1%} of the distance: 1 % after {estim
 # %% [markdown]
 # ### Measure
 # A *rule* gets the gradient g, two tensors m and v as its memory, and the number t of the step. It returns the
-# direction: for gradient descent, g itself.
+# direction. For gradient descent that is g itself.
 
 # %%
 import torch
@@ -69,7 +69,7 @@ def gradient_descent(g: Tensor, m: Tensor, v: Tensor, t: int) -> Tensor:
 
 
 def walk(rule, lr: float, steps: int = 300) -> list:
-    """The places that a rule visits in the valley."""
+    """Return the places that a rule visits in the valley."""
     place = torch.tensor([-10.0, 2.0], dtype=torch.float64, requires_grad=True)
     m, v, path = torch.zeros_like(place), torch.zeros_like(place), [place.tolist()]
     for t in range(1, steps + 1):
@@ -95,19 +95,20 @@ walks(paths, "One step size for two directions: too short along the valley, or t
 # %% [markdown]
 # Change 0.082 to 0.079, just below the edge. Predict: does that walk arrive sooner than the best one?
 #
-# The number of steps grows with the *ratio* of the curvatures, and in a network that ratio is not 25 but many powers of
-# ten ([Sagun et al. 2016](https://arxiv.org/abs/1611.07476)). Three ideas help, and each costs memory.
+# The number of steps grows with the *ratio* of the curvatures. In a network that ratio is not 25 but many powers of ten
+# ([Sagun et al. 2016](https://arxiv.org/abs/1611.07476)). Three ideas help, and each costs memory.
 
 # %% [markdown]
 # ## Momentum, RMSProp, Adam
-# [**Momentum**](../docs/glossary.md#momentum) adds up gradients: what points now left, now right cancels; what always
+# [**Momentum**](../docs/glossary.md#momentum) adds up gradients. What points left, then right, cancels; what always
 # points the same way grows (Polyak 1964). It remembers one number per parameter, *m*.
 #
-# [**RMSProp**](../docs/glossary.md#rmsprop) divides each parameter's gradient by the root of the running mean of its
-# square, *v*: the steep direction is slowed down, the flat one speeded up (Tieleman and Hinton 2012). One number, too.
+# [**RMSProp**](../docs/glossary.md#rmsprop) keeps a running mean of each gradient's square, *v*, and divides the
+# gradient by its root. That slows the steep direction down and speeds the flat one up (Tieleman and Hinton 2012). One
+# number per parameter, too.
 #
 # [**Adam**](../docs/glossary.md#adam-adamw) does both ([Kingma and Ba 2015](https://arxiv.org/abs/1412.6980)): two
-# numbers. Methods that end in `_` change m and v in place: that is what is remembered.
+# numbers. In the code, methods that end in `_` change m and v in place: that is the memory.
 
 
 # %%
@@ -128,7 +129,7 @@ def adam(g: Tensor, m: Tensor, v: Tensor, t: int, beta1=0.9, beta2=0.999, eps=1e
 
 
 # %% [markdown]
-# **Your guess.** Gradient descent at its best needed the steps above. How many does Adam need, at η = 0.5?
+# **Your guess.** Gradient descent with its best η needed the steps above. How many does Adam need, with η = 0.5?
 
 # %%
 predict("02.adam_steps", unit="steps")
@@ -137,14 +138,14 @@ predict("02.adam_steps", unit="steps")
 rates = {gradient_descent: best, momentum: 0.06, rmsprop: 0.1, adam: 0.5}  # change this
 four = {rule.__name__.replace("_", " "): walk(rule, lr) for rule, lr in rates.items()}
 reveal("02.adam_steps", steps_needed(walk(adam, 0.5)), unit="steps")
-walks(four, "Momentum is the quickest here, and Adam no quicker than tuned gradient descent")
+walks(four, "Momentum is the fastest here, and Adam is no faster than tuned gradient descent")
 
 # %% [markdown]
-# So Adam does not win? Not here: we chose the best η for gradient descent *knowing* the curvature. Double the η of
+# So Adam does not win? Not here: we *knew* the curvature and chose the best η for gradient descent. Double the η of
 # both. Predict: which of them still arrives?
 #
-# Adam need not know the curvature. Make the loss a thousand times larger, and nothing else. What happens to the first
-# update of each rule?
+# Adam does not need the curvature. Make the loss a thousand times larger, and change nothing else. What happens to the
+# first update of each rule?
 
 # %%
 for rule in rates:
@@ -153,10 +154,10 @@ for rule in rates:
 
 # %% [markdown]
 # Adam divides by the size of the gradients, so the size cancels: η is the length of a step, not a factor of the
-# gradient. Layers whose gradients differ in size get steps of the same length. That is what *v* is for.
+# gradient. Layers with large and with small gradients get steps of the same length. That is what *v* is for.
 #
-# One of the texts that this course grew from says that parameters with larger gradients get *smaller updates*. Do they?
-# Take gradients around 1, steady or noisy, then the same ones a thousand times smaller and larger.
+# One text behind this course says that parameters with larger gradients get *smaller updates*. Do they? Take gradients
+# around 1, steady or noisy, then the same a thousand times smaller and larger.
 
 # %%
 sizes = torch.tensor([0.001, 1.0, 1000.0])
@@ -169,24 +170,23 @@ for noise in (0, 1, 10):
     print(f"noise {noise:2d} times the mean: mean update at gradients of 0.001, 1 and 1,000: {shown} learning rates")
 
 # %% [markdown]
-# They do not. What shortens an update is *noise*: opposite signs cancel in m, and their squares add up in v. What falls
-# as gradients grow is $\eta / \sqrt{\hat v}$, the learning rate *per unit of gradient*. Times the gradient, the size is
-# gone again.
+# They do not. *Noise* shortens an update: opposite signs cancel in m, but their squares add up in v. Larger gradients
+# make $\eta / \sqrt{\hat v}$ smaller, the learning rate *per unit of gradient*. Multiply by the gradient, and the size
+# cancels again.
 
 # %% [markdown]
 # ## Why bias correction?
 # Both running means begin at zero, and [bias correction](../docs/glossary.md#bias-correction) makes up for it. After
 # one step $m = (1 - \beta_1) g$, a tenth of the gradient, and $v = (1 - \beta_2) g^2$, a thousandth of its square.
-# After t steps m is a sum of gradients with the weights $(1 - \beta_1) \beta_1^i$, the youngest with i = 0. A mean
-# wants weights that add up to 1; these add up to
+# After t steps m is a sum of gradients with the weights $(1 - \beta_1) \beta_1^i$; the newest has i = 0. The weights of
+# a mean must add up to 1. These add up to
 #
 # $$(1 - \beta_1) (1 + \beta_1 + \dots + \beta_1^{t-1}) = 1 - \beta_1^t$$
 #
-# So Adam divides m by just that, and v by $1 - \beta_2^t$.
+# So Adam divides m by exactly that, and v by $1 - \beta_2^t$. Then, if all gradients are equal, every update is one
+# learning rate long.
 #
-# With the correction, equal gradients make every update one learning rate long.
-#
-# **Your guess.** Leave it out. One of the updates is further from that length than all others. How long is it?
+# **Your guess.** Leave the correction out. One update is further from that length than all others. How long is it?
 
 # %%
 predict("02.bias", unit="learning rates")
@@ -210,11 +210,11 @@ print(f"step 1 by hand: (1 − β1) / √(1 − β2) = {(1 - beta1) / (1 - beta2
 print(f"the longest is step {raw.argmax() + 1}; still {raw[999]:.2f} at step 1,000")
 
 # %% [markdown]
-# One might expect *shorter* steps from a mean that begins at zero. But *v* begins even nearer to zero than *m*, and
-# stands in the denominator. Change β2 to 0.95. Predict: is the first update too long or too short?
+# One might expect *shorter* steps from a mean that begins at zero. But *v* begins even nearer to zero than *m*, and the
+# update divides by its root. Change β2 to 0.95. Predict: is the first update too long or too short?
 #
 # ### All of it as equations
-# For each parameter θ, with g its gradient in step t, and m and v zero before the first:
+# For each parameter θ, with its gradient g in step t, and m and v zero at the start:
 #
 # $$m_t = \beta_1 m_{t-1} + (1 - \beta_1) g_t$$
 #
@@ -229,12 +229,11 @@ print(f"the longest is step {raw.argmax() + 1}; still {raw[999]:.2f} at step 1,0
 # | 1 | the direction | β1: m is a mean over about 1/(1 − β1) gradients |
 # | 2 | the size | β2: v is a mean over about 1/(1 − β2) squares |
 # | 3 | bias correction | the step t; it wears off as βᵗ goes to 0 |
-# | 4 | the update | η: the length of a step; ε: the size below which a gradient counts as none |
+# | 4 | the update | η: the length of a step; ε: the size below which a gradient counts as zero |
 #
-# A larger β1 averages away more noise, and turns more slowly. A larger β2 is slower to notice a jump in size. So GPT-3
-# took β2 = 0.95 ([Brown et al.
-# 2020](https://arxiv.org/abs/2005.14165), appendix B), as did Llama 2, with ε = 10⁻⁵ ([Touvron et al.
-# 2023](https://arxiv.org/abs/2307.09288), section 2.2). Watch ε take over:
+# A larger β1 averages away more noise, and turns more slowly. A larger β2 notices a jump in size later. So GPT-3 took
+# β2 = 0.95 ([Brown et al. 2020](https://arxiv.org/abs/2005.14165), appendix B). So did Llama 2, with ε = 10⁻⁵ ([Touvron
+# et al. 2023](https://arxiv.org/abs/2307.09288), section 2.2). Watch ε take over:
 
 # %%
 gradients = torch.tensor([1e-4, 1e-7, 1e-8, 1e-9, 1e-11])
@@ -247,8 +246,8 @@ for g, length in zip(gradients.tolist(), lengths.tolist(), strict=True):
 
 # %% [markdown]
 # ## Adam by hand
-# Around `adam` from above, an optimizer for any model is short. PyTorch's base class gives each parameter p a
-# dictionary, `self.state[p]`. (AdamW shrinks the weights in a line of its own: [Loshchilov and Hutter
+# The function `adam` from above makes a short optimizer for any model. PyTorch's base class gives each parameter p a
+# dictionary, `self.state[p]`. (AdamW also shrinks the weights, in a line of its own: [Loshchilov and Hutter
 # 2019](https://arxiv.org/abs/1711.05101).)
 
 
@@ -272,8 +271,8 @@ class HandAdamW(torch.optim.Optimizer):
 
 
 # %% [markdown]
-# Does it equal PyTorch's? Here is GPT-2, from PyTorch's own layers: tiny on the CPU now, in its own size on the GPU
-# later.
+# Does it equal PyTorch's? We test it on GPT-2, built from PyTorch's own layers: a tiny one on the CPU now, the full
+# size on the GPU later.
 
 # %%
 from torch import nn
@@ -319,7 +318,7 @@ predict("02.small", unit="KB")
 
 # %%
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 100) -> Tensor:
-    """The losses of all steps."""
+    """Return the losses of all steps."""
     losses = []
     for tokens, targets in batches(steps, seed=0):
         loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
@@ -334,11 +333,11 @@ settings = {"lr": 1e-3, "eps": 1e-8}  # change this
 ours, theirs = small_model(), small_model()
 hand, official = HandAdamW(ours.parameters(), **settings), torch.optim.AdamW(theirs.parameters(), **settings)
 losses, their_losses = train(ours, hand), train(theirs, official)
-print(f"loss: {losses[0]:.1f} at first, {losses[-1]:.1f} at last")
-print(f"largest difference of the two trainings' losses: {(losses - their_losses).abs().max():.4f}, expected 0")
+print(f"loss: {losses[0]:.1f} in the first step, {losses[-1]:.1f} in the last")
+print(f"largest difference between the two trainings' losses: {(losses - their_losses).abs().max():.4f}, expected 0")
 
 # %% [markdown]
-# Do the *weights* agree as well, all of them?
+# Do all *weights* agree as well?
 
 # %% tags=["nbval-ignore-output"]
 pairs = zip(ours.named_parameters(), theirs.parameters(), strict=True)
@@ -347,13 +346,13 @@ biases = apart["blocks.0.self_attn.in_proj_bias"].chunk(3)
 for name, difference in zip(("queries", "keys", "values"), biases, strict=True):
     print(f"first block, biases of the {name}: {difference.max():.6f}")
 others = max(difference.max().item() for name, difference in apart.items() if "in_proj_bias" not in name)
-print(f"all weights that are no such biases: {others:.6f}")
+print(f"all weights except these biases: {others:.6f}")
 
 # %% [markdown]
-# One thing differs by more than the others: the bias of the *keys*. It adds the same number to all of a query's scores,
-# and softmax does not notice. So its true gradient is zero, and what autograd computes is rounding noise. Adam divides
-# noise by the size of noise, and only ε holds the steps back. Set `eps` to 1e-16 and run both cells again. Predict:
-# what becomes of the losses, and what of the keys' biases?
+# One thing differs more than the rest: the bias of the *keys*. It adds the same number to all scores of a query, and
+# softmax does not notice. So its true gradient is zero, and autograd computes rounding noise. Adam divides this noise
+# by its own size, so only ε keeps the steps short. Set `eps` to 1e-16 and run both cells again. Predict: what happens
+# to the losses, and to the keys' biases?
 #
 # Now the bytes that PyTorch's optimizer holds for one parameter:
 
@@ -361,19 +360,19 @@ print(f"all weights that are no such biases: {others:.6f}")
 for name, tensor in official.state[theirs.words.weight].items():
     print(f"{name:10s} {tuple(tensor.shape)!s:9s} {tensor.dtype} on the {tensor.device}: {tensor.nbytes:6,} bytes")
 kept = sum(tensor.nbytes for state in official.state.values() for tensor in state.values())
-print(f"all of it: {kept:,} bytes; 8 bytes per parameter minus that: {8 * n - kept:,}")
+print(f"all states: {kept:,} bytes; 8 bytes per parameter minus that: {8 * n - kept:,}")
 reveal("02.small", sum(state["m"].nbytes + state["v"].nbytes for state in hand.state.values()), unit="KB")
 
 # %% [markdown]
-# *exp_avg* is m, *exp_avg_sq* is v: 4 bytes each, 8 per parameter. `step` is PyTorch's t: a counter for each tensor, 4
-# bytes on the *CPU*. Only a fused or capturable Adam keeps them on the GPU.
+# *exp_avg* is m, *exp_avg_sq* is v: 4 bytes each, 8 per parameter. `step` is t, a counter for each tensor: 4 bytes on
+# the *CPU*. Only a fused or capturable Adam keeps the counters on the GPU.
 
 # %% [markdown]
-# ## When do they appear?
-# `torch.optim.AdamW(...)` allocates nothing. The states are made in the first `step()`. Take GPT-2, eight sequences of
-# 512 tokens under [autocast](../docs/glossary.md#autocast).
+# ## When do the states appear?
+# `torch.optim.AdamW(...)` allocates nothing. The first `step()` makes the states. Take GPT-2, eight sequences of 512
+# tokens under [autocast](../docs/glossary.md#autocast).
 #
-# **Your guess.** How much higher than step 1 does step 2 reach?
+# **Your guess.** How much higher is the peak of step 2 than that of step 1?
 
 # %%
 predict("02.second_step", unit="MB")
@@ -399,20 +398,20 @@ with on_gpu():
         print(f"step {step}: peak {peaks[-1]:,} bytes, afterwards {torch.cuda.memory_allocated():,}")
 
 # %%
-print(f"N = {N:,}; 8·N minus the difference of steps 2 and 1: {8 * N - (peaks[1] - peaks[0]):,} bytes")
+print(f"N = {N:,}; the gap, 8·N minus what step 2 has more than step 1: {8 * N - (peaks[1] - peaks[0]):,} bytes")
 reveal("02.second_step", peaks[1] - peaks[0], unit="MB")
 
 # %% [markdown]
-# The first step peaks *before* the states exist. If you try a configuration for one step, you have not tried what will
-# run. Change (8, 512) to (1, 512). Predict: how much higher is step 2 now? (Which phase owns the peak?)
+# The first step peaks *before* the states exist. So one successful step does not show that a configuration fits. Change
+# (8, 512) to (1, 512). Predict: how much higher is step 2 now? (Which phase owns the peak?)
 #
-# **The gap** of half a percent is the allocator's: `memory_allocated()` counts whole blocks, and rests below 1 MiB are
-# not cut off (lesson 10). It counts the workspaces of cuBLAS, the library of matrix products, too: 8.5 MB since the
-# first product in forward, and as much since the first in backward. A card needs more than it says: what is
-# [reserved](../docs/glossary.md#allocated-and-reserved) and not in use, and the CUDA context, some hundreds of MB.
+# **The gap** of half a percent comes from the allocator. `memory_allocated()` counts whole blocks, and a remainder
+# below 1 MiB is not split off (lesson 10). It also counts the workspaces of cuBLAS, the library of matrix products: 8.5
+# MB from the first product in forward on, and as much from the first in backward on. A card needs more than this
+# counter shows: [reserved](../docs/glossary.md#allocated-and-reserved) memory that is not in use, and the CUDA context,
+# several hundred MB.
 #
-# `measure` takes such steps for any *run*, that is a model with its batch, precision and optimizer. It counts tensors
-# alone.
+# `measure` takes such steps for any *run*: a model with its batch, precision and optimizer. It counts only tensors.
 
 # %%
 from course_utils import TrainingRun, measure
@@ -420,18 +419,21 @@ from course_utils.figures import timeline
 
 three_steps = measure(TrainingRun("gpt2", micro_batch=8, seq_len=512), steps=3)
 one, two, _ = three_steps.timeline.step_peaks().values()
-print(f"8·N minus the difference of steps 2 and 1: {8 * N - (two - one):,} bytes")
-timeline(three_steps, "The two states appear at the end of step 1, and the peak rises by just their size")
+print(f"the gap, 8·N minus what step 2 has more than step 1: {8 * N - (two - one):,} bytes")
+timeline(three_steps, "The two states appear at the end of step 1, and the peak rises by exactly their size")
 
 # %% [markdown]
 # ## What other optimizers keep
-# SGD keeps nothing, momentum one number. [Lion](../docs/glossary.md#lion) keeps one and takes its sign ([Chen et al.
-# 2023](https://arxiv.org/abs/2302.06675)). [Adafactor](../docs/glossary.md#adafactor) keeps of each matrix of *v* only
-# a row and a column ([Shazeer and Stern 2018](https://arxiv.org/abs/1804.04235)). [8-bit
-# Adam](../docs/glossary.md#8-bit-adam) keeps both in 8 bits with a scale for each block of numbers ([Dettmers et al.
-# 2022](https://arxiv.org/abs/2110.02861) take blocks of 2,048; here they have 256). [Muon](../docs/glossary.md#muon)
-# keeps one for the blocks' matrices and leaves embeddings and vectors to AdamW ([Jordan et al.
-# 2024](https://kellerjordan.github.io/posts/muon/)).
+# SGD keeps nothing, momentum one number. The others:
+#
+# * [Lion](../docs/glossary.md#lion) keeps one and takes its sign ([Chen et al.
+#   2023](https://arxiv.org/abs/2302.06675)).
+# * [Adafactor](../docs/glossary.md#adafactor) keeps only a row and a column for each matrix of *v* ([Shazeer and Stern
+#   2018](https://arxiv.org/abs/1804.04235)).
+# * [8-bit Adam](../docs/glossary.md#8-bit-adam) keeps both in 8 bits, with a scale for each block of numbers ([Dettmers
+#   et al. 2022](https://arxiv.org/abs/2110.02861) take blocks of 2,048; here they have 256).
+# * [Muon](../docs/glossary.md#muon) keeps one for the blocks' matrices and leaves embeddings and vectors to AdamW
+#   ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)).
 #
 # **Your guess.** How many bytes per parameter does Muon keep for GPT-2, in fp32?
 
@@ -466,8 +468,8 @@ print(", ".join(f"{name} {size / N:.2f}" for name, size in states.items()), "byt
 # %% [markdown]
 # Set `amsgrad=True`: then AdamW divides by the largest v so far. Predict its bytes.
 #
-# The others with helpers: Lion and 8-bit Adam are the course's short versions, and PyTorch's Adafactor reads a weight's
-# norm, a value that a simulated GPU does not have.
+# The other optimizers need helpers: Lion and 8-bit Adam are the course's short versions. PyTorch's Adafactor reads a
+# weight's norm, a value that a simulated GPU does not have.
 
 # %%
 from course_utils import estimate, plus_minus
@@ -486,15 +488,15 @@ reveal("02.muon", per_parameter["muon"], unit="bytes")
 bars(per_parameter, title, unit="bytes per parameter", kind="optimizer_states", provenance=str(measured.provenance))
 
 # %% [markdown]
-# To the byte. Muon is between 4 and 8, because GPT-2's embeddings are a good part of its parameters, and they go to
-# AdamW.
+# Exact to the byte. Muon is between 4 and 8, because a good part of GPT-2's parameters are embeddings, and AdamW
+# handles those.
 
 # %% [markdown]
-# ## What comes and goes in the step
-# States stay. But the step itself needs room: $\sqrt{\hat v} + \varepsilon$ is a new tensor. How many of those exist at
-# once depends on how PyTorch walks over the parameters: [*for-loop, foreach,
-# fused*](../docs/glossary.md#foreach-for-loop-fused). On a GPU it takes **foreach** unless told otherwise: a few
-# kernels for all tensors are quicker than many small ones.
+# ## What the step itself needs
+# The states persist. But the step also needs room: $\sqrt{\hat v} + \varepsilon$ is a new tensor. How many of these
+# exist at once depends on how PyTorch goes through the parameters: [*for-loop, foreach,
+# fused*](../docs/glossary.md#foreach-for-loop-fused). On a GPU, **foreach** is the default, because a few kernels for
+# all tensors are faster than many small ones.
 #
 # **Your guess.** How many bytes per parameter does AdamW with foreach need on top, at its fullest moment?
 
@@ -504,7 +506,7 @@ predict("02.transient", unit="bytes")
 
 # %%
 def comes_and_goes(**way) -> int:
-    """Bytes that one step of AdamW takes on top of weights, gradients and states."""
+    """Return the bytes that one step of AdamW needs on top of weights, gradients and states."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **way)
     optimizer.step()  # makes the states
     torch.cuda.reset_peak_memory_stats()
@@ -523,14 +525,14 @@ for name, estimated in {"for-loop": 2 * largest, "foreach": 4 * N, "fused": 0}.i
 reveal("02.transient", came["foreach"] / N, unit="bytes")
 
 # %% [markdown]
-# **Foreach** computes √v for *all* parameters before it uses any: in fp32 4 bytes per parameter, and uncut rests of
-# blocks. The **for-loop** has two temporaries of one parameter at a time: at most twice the largest, the embedding.
-# **Fused** has none: one kernel reads g, m and v and writes the weight. Add `"default": {}` to `ways`. Predict: which
-# of the three does it equal?
+# **Foreach** computes √v for *all* parameters before it uses any: 4 bytes per parameter in fp32, plus what the
+# allocator does not split off. The **for-loop** has two temporaries of one parameter at a time: at most twice the
+# largest, the embedding. **Fused** has none: one kernel reads g, m and v and writes the weight. Add `"default": {}` to
+# `ways`. Predict: which of the three does it equal?
 #
-# It matters where the optimizer phase owns the peak, with small batches or
+# This matters where the optimizer phase owns the peak: with small batches, or with
 # [recomputation](../docs/glossary.md#activation-recomputation). There, `fused=True` is the cheapest saving in this
-# course. Which is the quickest, only a GPU can say:
+# course. Which is the fastest? Only a GPU can say:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -538,10 +540,10 @@ from course_utils.lessons.shared.recorded_times import recorded_times
 recorded_times("optimizer")
 
 # %% [markdown]
-# ## Sixteen bytes, and the step on top
-# Now 16-bit weights with [master weights](../docs/glossary.md#master-weights): 2 for the weights, 2 for gradients, 4
-# for the fp32 master, 8 for m and v. That is 16. Many training loops convert *all* gradients to fp32, drop the 16-bit
-# ones, and then call foreach AdamW.
+# ## Sixteen bytes, plus the step
+# Now 16-bit weights with [master weights](../docs/glossary.md#master-weights): 2 bytes for the weight, 2 for the
+# gradient, 4 for the fp32 master, 8 for m and v. That is 16. Many training loops convert *all* gradients to fp32, free
+# the 16-bit ones, and then call foreach AdamW.
 #
 # **Your guess.** How many bytes per parameter are alive at the fullest moment of that optimizer step?
 
@@ -556,7 +558,7 @@ print(" + ".join(f"{size} ({name})" for name, size in paper.items()), "=", sum(p
 
 # %%
 def fullest_moment(at_once: bool) -> float:
-    """Bytes per parameter, if all gradients are copied to fp32 at once, or each just before its update."""
+    """Return bytes per parameter, with gradients copied to fp32 all at once, or each just before its update."""
     start = torch.cuda.memory_allocated()
     half = GPT().to("cuda", torch.bfloat16)
     pairs = [(p, p.detach().float()) for p in half.parameters()]
@@ -581,17 +583,17 @@ print(f"at once {at_once:.2f}, one at a time {one_by_one:.2f} bytes per paramete
 reveal("02.upcast", at_once, unit="bytes")
 
 # %% [markdown]
-# At once takes six more than 16, and uncut rests: 2 for gradients twice as wide, 4 for foreach.
-# [Upcasting](../docs/glossary.md#upcasting) *one at a time* needs only the largest parameter's share of that. Change
-# `foreach` to `fused`, and predict both numbers.
+# At once needs six more than 16, plus what the allocator does not split off: 2 because gradients are twice as wide, 4
+# for foreach. [Upcasting](../docs/glossary.md#upcasting) *one at a time* needs these six only for one parameter at a
+# time. Change `foreach` to `fused`, and predict both numbers.
 
 # %% [markdown]
-# ## K, as ZeRO writes it
+# ## K, the optimizer's bytes per parameter
 # The [ZeRO](../docs/glossary.md#zero) paper ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.1)
-# puts all of the optimizer's bytes per parameter, master weights included, into one letter,
-# [K](../docs/glossary.md#k): a run keeps (2 + 2 + K)·N. For other choices weights and gradients are not 2 bytes each.
+# has one symbol for all of the optimizer's bytes per parameter, master weights included: [K](../docs/glossary.md#k). A
+# run keeps $(2 + 2 + K) \cdot N$ bytes. In other recipes, weights and gradients do not have 2 bytes each.
 #
-# What is K for mixed-precision Adam? **Your guess.** And how many GB are (2 + 2 + K)·N for GPT-2 XL?
+# What is K for mixed-precision Adam? **Your guess.** And how many GB are $(2 + 2 + K) \cdot N$ for GPT-2 XL?
 
 # %%
 xl = TrainingRun("gpt2-xl", attention="efficient")
@@ -613,19 +615,19 @@ reveal("02.xl", sum(zero_state_bytes(xl.model.parameters).values()))
 print(f"with 1.5 billion parameters, as ZeRO rounds: {format_bytes(sum(zero_state_bytes(1_500_000_000).values()))}")
 
 # %% [markdown]
-# fp32 Adam keeps 4 + 4 + 8 and mixed-precision Adam 2 + 2 + 12: both are 16. The master copy eats what the 16-bit
+# fp32 Adam keeps 4 + 4 + 8 and mixed-precision Adam 2 + 2 + 12: both are 16. The master copy costs what the 16-bit
 # weights and gradients save. Add `"lion"` to fp32's optimizers, and predict its K.
 
 # %% [markdown]
 # ## Turn the knobs
 # Three questions for the sliders (or for other numbers in the line below). At which η does gradient descent leave the
-# valley, and what does the steepness do to that? Turn the valley by 45°: which two optimizers notice? Set Adam's β1 to
+# valley, and how does the steepness change that? Turn the valley by 45°: which two optimizers notice? Set Adam's β1 to
 # 0: what is missing?
 #
 # <details><summary>Answers</summary>
 #
 # Beyond η = 2/steepness. RMSProp and Adam notice: each axis has its own *v*, and in a turned valley the axes no longer
-# separate the steep direction from the flat one. With β1 = 0 Adam becomes RMSProp with bias correction.
+# separate the steep direction from the flat one. With β1 = 0, Adam is RMSProp with bias correction.
 #
 # </details>
 
@@ -636,8 +638,7 @@ walker("Adam", rate=0.5)  # change this
 
 # %% [markdown]
 # ## Five questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it.
+# Each choice answers at once: why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -646,7 +647,8 @@ quiz(2)
 
 # %% [markdown]
 # ## In your own script
-# List what your optimizer keeps, and let its step take no room: `fused=True`, or `foreach=False` where that is missing.
+# List what your optimizer keeps. Use `fused=True`, so that its step needs no extra room, or `foreach=False` where fused
+# is missing.
 
 # %%
 from collections import Counter
@@ -672,10 +674,10 @@ for name, size in sizes.items():
 
 # %% [markdown]
 # ## Take home
-# **Remember** Adam keeps two numbers for each parameter, 8 bytes in fp32, made in the first step; with master weights
-# K = 12. The step itself needs room: 4 bytes per parameter with foreach, nothing when fused.
+# **Remember** Adam keeps two numbers per parameter, 8 bytes in fp32, and makes them in the first step. With master
+# weights, K = 12. The step itself needs room: 4 bytes per parameter with foreach, nothing when fused.
 #
-# **Breaks when** all gradients are upcast at once: 16 bytes per parameter become 22. And when you try one step only:
+# **Breaks when** all gradients are upcast at once: 16 bytes per parameter become 22. And when you try only one step:
 # the states are not there yet.
 #
 # **Cheat-sheet line** optimizer bytes per parameter, fp32 states: SGD 0 · Adafactor ≈ 0 · 8-bit Adam ≈ 2 · momentum,
