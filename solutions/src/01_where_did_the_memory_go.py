@@ -12,11 +12,11 @@
 # # Exercises 01 · Where did the memory go?
 #
 # **88 minutes** for all six; each one says its own. You should know what [lesson
-# 01](../notebooks/01_where_did_the_memory_go.ipynb) shows, and Python's dictionaries and loops. No GPU is needed.
+# 01](../notebooks/01_where_did_the_memory_go.ipynb) shows, and Python's dictionaries and loops. You need no GPU.
 #
-# Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
-# off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at
-# the first check that is unsolved.)
+# Each exercise asks for one function. Write it, run the cell, then run the check below it. A check says what is off,
+# never the answer. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at the first
+# unsolved check.)
 
 # %%
 import torch
@@ -27,19 +27,21 @@ from course_utils.lessons.one_step import checks as check
 from course_utils.figures import lines, timeline
 
 # %% [markdown]
-# ## 1 · What a weight wants to know
+# ## 1 · The gradient of a weight
 # **Difficulty** ●●○○○ · **6 minutes** · **Trains** seeing why forward has to keep its inputs
 #
-# The lesson has dL/dW for one row of tokens. A linear layer computes y = x·Wᵀ for a batch of sequences, and backward
-# hands you dL/dy. Write dL/dW yourself, without autograd.
+# Write dL/dW of a linear layer, without autograd. The layer computes $y = x W^T$ for a batch of sequences, and backward
+# gives you dL/dy.
 #
-# `x` has the shape (b, s, inputs), `dy` has (b, s, outputs), and W has (outputs, inputs). Which of `x`, `y`, `W` did
-# you need? That one had to stay in memory since forward.
+# `x` has the shape (b, s, inputs), `dy`, which is dL/dy, has (b, s, outputs), and W has (outputs, inputs). Return a
+# tensor of W's shape. The lesson's formula is for one row of tokens; here you have a batch of them.
+#
+# Which of `x`, `y` and `W` did you need? That one had to stay in memory since forward.
 
 
 # %%
 def weight_gradient(x, dy):
-    """dL/dW, of shape (outputs, inputs), from the layer's input x and dL/dy."""
+    """Return dL/dW, of shape (outputs, inputs), from the layer's input x and dL/dy."""
     ### BEGIN SOLUTION Return a tensor of shape (outputs, inputs).
     return dy.flatten(0, 1).T @ x.flatten(0, 1)
     ### END SOLUTION
@@ -51,41 +53,42 @@ check.weight_gradient(weight_gradient)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Take one token. Output o is the sum over inputs i of W[o, i]·x[i]. What is the derivative of y[o] with respect to
-# W[o, i]?
+# Take one token. Output o is the sum over inputs i of W[o, i]·x[i]. What is the derivative of y[o] with respect to W[o,
+# i]?
 #
 # </details>
 # <details><summary>Hint 2: one token</summary>
 #
-# For one token, dL/dW[o, i] = dy[o]·x[i]: every output meets every input. All b·s tokens went through the same W.
-# What happens to their gradients?
+# For one token, dL/dW[o, i] = dy[o]·x[i]: every output meets every input. All b·s tokens went through the same W. What
+# happens to their gradients?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# They add up. A sum over tokens of a product of two vectors is a matrix product: merge b and s into one dimension
-# with `flatten(0, 1)`, then think about which of the two to turn round.
+# They add up. A sum over tokens of a product of two vectors is a matrix product. Merge b and s into one dimension with
+# `flatten(0, 1)`. Which of the two must you transpose?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Only x and dL/dy are in it. dL/dy arrives in backward; x was there in forward and has to be there still. y is not
-# needed, so a linear layer never keeps its output. (W is needed for dL/dx, but W stays anyway.)
-# `torch.einsum("bso,bsi->oi", dy, x)` says the same.
+# The formula contains only x and dL/dy. dL/dy arrives in backward. x was there in forward, so it must be kept until
+# then. y is not needed, so a linear layer never keeps its output. (dL/dx needs W, but W stays anyway.)
+# `torch.einsum("bso,bsi->oi", dy, x)` computes the same.
 
 # %% [markdown]
 # ## 2 · The highest point
 # **Difficulty** ●●○○○ · **11 minutes** · **Trains** thinking of a peak as a sum over what is alive together
 #
-# You are given the tensors of a training step, in no particular order, each as (name, bytes, born, died). Names may
-# repeat. `born` and `died` are event numbers: event 0 comes first. `died` is `None` for what stays to the end.
+# Return the largest number of bytes that are alive at the same time. `tensors` is a list with the tensors of a training
+# step, in no particular order, each as (name, bytes, born, died). Names may repeat. `born` and `died` are numbers of
+# events; event 0 is the first. `died` is `None` for a tensor that stays to the end.
 #
-# **The rule:** at each event, whatever dies is freed first; then what is born is allocated. So a tensor takes memory
-# from its birth up to, but not including, the event of its death. One that dies at event 5 and one that is born at
-# event 5 are never alive together.
+# **The rule:** at each event, tensors that die are freed first, then tensors that are born are allocated. So a tensor
+# takes memory from the event of its birth up to, but not including, the event of its death. If one dies at event 5 and
+# another is born at event 5, the two are never alive together.
 #
-# What is the largest number of bytes alive at once? Here is a small step to try it on.
+# Here is a small step to try it on.
 
 # %%
 check.STEP
@@ -93,7 +96,7 @@ check.STEP
 
 # %%
 def peak(tensors) -> int:
-    """The most bytes alive at once; tensors is a list of (name, bytes, born, died)."""
+    """Return the most bytes alive at once; tensors is a list of (name, bytes, born, died)."""
 
     ### BEGIN SOLUTION Return the largest sum of bytes that are alive at the same time.
     def alive(event):
@@ -115,27 +118,27 @@ check.peak(peak)
 # </details>
 # <details><summary>Hint 2: how often to look</summary>
 #
-# Memory rises only where something is born. So it is enough to look at those events.
+# Memory rises only when something is born. So it is enough to look at those events.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# For one event, add up the bytes of every tensor that is born by then and has not died. What never dies has no event to
-# compare with. Then take the maximum over all events.
+# For one event, add up the bytes of every tensor that has been born and has not died yet. A tensor that never dies has
+# no number to compare with. Then take the maximum over all events.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The check also hands you every tensor of a tiny GPT's real training step, some hundreds. There one event is one
-# allocation or one free, so the rule is exact. The loop above looks at each birth anew; sorting the events once and
-# keeping a running total gives the same in one pass.
+# The check also gives you every tensor of a tiny GPT's real training step, several hundred of them. In that list one
+# event is one allocation or one free, so the rule is exact. The loop above adds up all tensors again at each birth. If
+# you sort the events once and keep a running total, one pass is enough.
 
 # %% tags=["solution"]
 lives, seen = check.real_step()
 sizes = [size for _, size, _, _ in lives]
 print(f"{len(lives):,} tensors of a step, traced on the CPU")
-print(f"your peak:            {format_bytes(peak(lives))}, and by the tracker {format_bytes(seen)}")
+print(f"your peak:            {format_bytes(peak(lives))}, the tracker's {format_bytes(seen)}")
 print(f"all of them together: {format_bytes(sum(sizes))}")
 print(f"the largest of them:  {format_bytes(max(sizes))}")
 
@@ -143,26 +146,26 @@ print(f"the largest of them:  {format_bytes(max(sizes))}")
 # ## 3 · Weigh a training run
 # **Difficulty** ●●●○○ · **19 minutes** · **Trains** finding every tensor that outlives a step
 #
-# After a step, what do a model and its optimizer hold? Ask the tensors themselves. Return a dictionary of bytes, with
-# 0 for a kind that has no tensors:
+# Count the bytes that a model and its optimizer hold after a step. Ask the tensors themselves, and return a dictionary
+# of bytes, with 0 for a kind that has no tensors:
 #
-# * `"weights"`: those in `model.parameters()`;
-# * `"master_weights"`: those that the optimizer updates. `optimizer.param_groups` is a list of dictionaries, each with
-#   a list under `"params"`;
+# * `"weights"`: the tensors in `model.parameters()`;
+# * `"master_weights"`: the tensors that the optimizer updates. `optimizer.param_groups` is a list of dictionaries, each
+#   with a list under `"params"`;
 # * `"gradients"`: the `.grad` of both. It may be `None`;
 # * `"states"`: every tensor in `optimizer.state`, which has one dictionary per parameter. A counter counts if it is a
-#   tensor. Not everything in there is one.
+#   tensor. Not everything in these dictionaries is a tensor.
 #
-# Count *storages*, the memory behind tensors. A storage counts with all its bytes, even if the tensor is a slice of it,
-# and only once, under the first kind in this list: often the optimizer updates the model's own weights. Here two
-# parameters share a storage:
+# Count *storages*, the memory behind tensors. A storage counts with all its bytes, even if the tensor is only a slice
+# of it. It counts once, under the first kind in this list that has it: often the optimizer updates the model's own
+# weights. Here two parameters share a storage:
 
 # %%
 flat = torch.zeros(1000)
 for p in (nn.Parameter(flat[:300]), nn.Parameter(flat[300:900].view(20, 30))):
     storage = p.untyped_storage()
     same = storage.data_ptr() == flat.untyped_storage().data_ptr()
-    print(f"{p.nbytes:,} bytes, its storage {storage.nbytes():,}; that is flat's own: {same}")
+    print(f"{p.nbytes:,} bytes, its storage {storage.nbytes():,}; the storage of flat: {same}")
 
 
 # %%
@@ -170,7 +173,7 @@ KINDS = ("weights", "master_weights", "gradients", "states")
 
 
 def weigh(model, optimizer) -> dict[str, int]:
-    """Bytes of weights, master_weights, gradients and states, each storage once."""
+    """Return the bytes of weights, master_weights, gradients and states, each storage once."""
     ### BEGIN SOLUTION Return a dictionary with the four keys, in bytes.
     held = [("weights", p) for p in model.parameters()]
     held += [("master_weights", p) for group in optimizer.param_groups for p in group["params"]]
@@ -191,32 +194,32 @@ check.weigh(weigh)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Collect first, weigh later. Make one list of pairs, a kind and a tensor, in the order in which the kinds are listed.
-# For gradients, go through the parameters that you have collected so far.
+# Collect first, count later. Make one list of pairs, a kind and a tensor, with the kinds in the order of the list
+# above. For gradients, go through the parameters that you have collected so far.
 #
 # </details>
 # <details><summary>Hint 2: each storage once</summary>
 #
-# Two tensors share memory if their storages have the same `data_ptr()`. Use it as a key of a dictionary. Then no
+# Two tensors share memory if their storages have the same `data_ptr()`. Use it as the key of a dictionary. Then no
 # storage can be in it twice.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# The first kind wins: a storage that is in the dictionary already keeps its kind, as `setdefault` does it. Keep the
+# The first kind wins: a storage that is already in the dictionary keeps its kind. `setdefault` does this. Store the
 # kind and the storage's `nbytes()`, and add up by kind at the end.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A formula such as 16·N knows one recipe. This function knows them all: frozen layers, tied weights, states in 8 bits,
-# a flat buffer of which a small slice keeps everything alive. Try it in a script of your own, right after
+# A formula such as 16·N is right for one recipe. This function is right for all of them: frozen layers, tied weights,
+# states in 8 bits, a small slice that keeps a whole flat buffer alive. Try it in a script of your own, right after
 # `optimizer.step()`.
 #
-# Below, fp32 and bf16 with a master copy both come to 16 bytes per parameter at the end of backward. That is the ZeRO
-# paper's count. So mixed precision saves nothing on these four kinds: it pays through activations and speed. And once
-# the gradient has been copied to fp32, it is 18.
+# Below, fp32 and bf16 with a master copy both take 16 bytes per parameter at the end of backward. This is the ZeRO
+# paper's count. So mixed precision saves nothing on these four kinds: it saves activations and time. And once the
+# gradient has been copied to fp32, the 16 bytes become 18.
 
 # %% tags=["solution"]
 for dtype in (torch.float32, torch.bfloat16):
@@ -238,24 +241,24 @@ for dtype in (torch.float32, torch.bfloat16):
 # ## 4 · Make it fit
 # **Difficulty** ●●●○○ · **13 minutes** · **Trains** turning one estimate into a decision
 #
-# You want every optimizer step to learn from `global_batch` sequences, and your card is too small to take them at
-# once. So you cut them into micro-batches of equal size, add up their gradients, and then step. What is the
-# **largest** micro-batch that fits?
+# Return the **largest** micro-batch, in sequences, that fits `card`. Every optimizer step must learn from
+# `global_batch` sequences, but the card is too small to take them all at once. So you cut them into micro-batches of
+# equal size, add up their gradients, and then step.
 #
-# It has to divide the global batch, and the estimated peak must not exceed `gpu(card).memory`, all that the card has
-# (not `.room`). Return 0 if nothing fits. Start from `RUN` and use `estimate(...)`. (A V100 has no bf16 and no flash
-# kernel. Ignore that: fp16 takes the same bytes.)
+# The micro-batch must divide the global batch, and the estimated peak must not exceed `gpu(card).memory`, all that the
+# card has (not `.room`). Return 0 if nothing fits. Start from `RUN` and use `estimate(...)`. (A V100 has no bf16 and no
+# flash kernel. Ignore that: fp16 takes the same bytes.)
 
 # %%
 RUN = check.FIT_RUN
 print(RUN)
-print(f"one sequence alone: {format_bytes(estimate(RUN).total, 'GB', 1)}")
+print(f"a single sequence:  {format_bytes(estimate(RUN).total, 'GB', 1)}")
 print(f"a V100-32GB has:    {format_bytes(gpu('V100-32GB').memory, 'GB', 1)}")
 
 
 # %%
 def largest_micro_batch(card: str, global_batch: int) -> int:
-    """The largest micro-batch (sequences) that divides global_batch and whose estimated peak fits the card; else 0."""
+    """Return the largest micro-batch that divides global_batch and fits the card by estimate, in sequences; else 0."""
     ### BEGIN SOLUTION Return a number of sequences.
     fitting = [0]
     for micro_batch in range(1, global_batch + 1):
@@ -273,32 +276,33 @@ check.largest_micro_batch(largest_micro_batch)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# `RUN.replace(micro_batch=4)` is the run with another micro-batch, `estimate(...).total` its peak in bytes, and
-# `gpu("V100-32GB").memory` what the card has, in bytes too.
+# `RUN.replace(micro_batch=4)` is the run with another micro-batch, `estimate(...).total` is its peak in bytes, and
+# `gpu("V100-32GB").memory` is the card's memory, also in bytes.
 #
 # </details>
 # <details><summary>Hint 2: what is easily forgotten</summary>
 #
-# When the second micro-batch runs forward, the gradients of the first are there. The estimate knows that if you tell
-# the run: `replace(micro_batch=..., global_batch=...)`, or with `accumulation_steps` in its place.
+# When the second micro-batch runs forward, the gradients of the first are already there. The estimate includes them if
+# the run says how many micro-batches there are: `replace(micro_batch=..., global_batch=...)`, or `accumulation_steps`
+# instead of `global_batch`.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
 # Try every number from 1 to the global batch, skip those that don't divide it, keep those that fit. Their maximum is
-# the answer, and with an empty list `max(fitting, default=0)` gives 0.
+# the answer. With an empty list, `max(fitting, default=0)` gives 0.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Compare the two columns below. From two micro-batches on, the gradients stand there all through the next forward
-# pass: 2 bytes a parameter more at the peak. So a part of what halving the batch saves goes to them, and where the
-# card is nearly full that decides. And among the smallest, little is left to save: the states stay, whatever
-# the batch.
+# Compare the two columns below. From two micro-batches on, the gradients persist through the whole next forward pass: 2
+# bytes per parameter more at the peak. They take back a part of what you save when you halve the batch. Where the card
+# is nearly full, that part decides. Among the smallest micro-batches there is little left to save, because the states
+# stay, whatever the batch.
 #
 # The rule takes a card's whole memory. A program gets less of it, and CUDA's context comes out of that. See the last
-# line: on an RTX 3090 one sequence fits by so little that only the card itself can tell.
+# line: on an RTX 3090, one sequence fits by so little that only the card itself can tell.
 
 # %% tags=["solution"]
 print(f"V100-32GB has {format_bytes(gpu('V100-32GB').memory, 'GB', 1)}")
@@ -316,15 +320,15 @@ print(f"RTX3090-24GB: {largest_micro_batch('RTX3090-24GB', 32)} of 32 leaves {fo
 # ## 5 · Find the leak
 # **Difficulty** ●●●●○ · **14 minutes** · **Trains** knowing what keeps activations alive
 #
-# A colleague adds up the losses of several batches and steps once on their mean. It learns, but each further batch
-# needs more memory. It trains for real here, on your processor: a tiny network, a few batches.
+# A colleague's loop adds up the losses of several batches and takes one step on their mean. It learns, but each further
+# batch needs more memory. Here it really trains a tiny network on your processor, on a few batches.
 
 # %%
 from torch.nn.functional import cross_entropy
 
 
 def leaky_train(model, batches, optimizer) -> float:
-    """One optimizer step on the mean loss of all batches; returns that mean."""
+    """Take one optimizer step on the mean loss of all batches; return that mean."""
     total = 0
     for inputs, targets in batches:
         loss = cross_entropy(model(inputs), targets)
@@ -340,21 +344,23 @@ def leaky_train(model, batches, optimizer) -> float:
 leaking = [size / 10**6 for size in check.memory_while_training(leaky_train, batches=6)[:-1]]
 lines(
     {"leaky_train": (range(1, 7), leaking)},
-    "Each batch leaves its activations behind",
+    "Each batch leaves its activations in memory",
     "batch whose forward pass begins",
     "MB allocated at that moment",
     provenance="traced on the CPU",
 )
 
 # %% [markdown]
-# Write `train` so that it takes the **same** step and returns the same mean, but never holds the activations of more
-# than one batch. The check calls it twice in a row, so leave no gradients behind. To see your own curve, put `train`
-# into the cell above in place of `leaky_train`. One rise will stay, from the first batch to the second: the gradients.
+# Write `train`: it takes the **same** step and returns the same mean as a plain number, but never holds the activations
+# of more than one batch. The check calls it twice in a row, so leave no gradients behind.
+#
+# To see your own curve, put `train` into the cell above in place of `leaky_train`. One rise will stay, from the first
+# batch to the second: the gradients.
 
 
 # %%
 def train(model, batches, optimizer) -> float:
-    """One optimizer step on the mean loss of all batches, one batch's activations at a time; returns that mean."""
+    """Take one step on the mean loss of all batches, with one batch's activations at a time; return that mean."""
     ### BEGIN SOLUTION Return the mean loss as a plain number.
     total = 0.0
     for inputs, targets in batches:
@@ -373,14 +379,14 @@ check.train(train)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# A loss is one number, but behind it hangs the graph of everything that made it, activations included. As long as
-# anyone refers to the loss and backward has not used the graph, it all stays.
+# A loss is one number, but it holds the graph of everything that made it, activations included. All of it stays as long
+# as anyone refers to the loss and backward has not used the graph.
 #
 # </details>
 # <details><summary>Hint 2: what frees a graph</summary>
 #
-# `backward()` frees what the graph has saved, as it goes. So let each batch's loss go backward before the next batch
-# begins. Gradients of several backward passes add up by themselves.
+# `backward()` frees the saved tensors of the graph as it goes. So call it on each batch's loss before the next batch
+# begins. The gradients of several backward passes add up by themselves.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -392,16 +398,16 @@ check.train(train)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Run the cell below and look at its last row. One often reads that `total = total + loss` leaks, and that `.item()`
-# or `.detach()` cures it. Here a third loop goes backward at once and *still* adds up the loss with its graph: it
-# holds almost nothing more, because backward has emptied that graph. What leaks is a graph that no backward has used:
-# a sum that waits for its backward, or a validation loop without `torch.no_grad()`. Add up plain numbers all the
-# same: an emptied graph is no memory that you need.
+# Run the cell below and look at its last row. One often reads that `total = total + loss` leaks, and that `.item()` or
+# `.detach()` cures it. The third loop here calls backward at once and *still* adds up the loss with its graph. It holds
+# almost nothing more, because backward has emptied that graph. A graph leaks if no backward has used it: in a sum that
+# waits for its backward, or in a validation loop without `torch.no_grad()`. Add up plain numbers all the same: you do
+# not need the emptied graphs.
 
 
 # %% tags=["solution"]
 def adds_up_graphs(model, batches, optimizer) -> float:
-    """Backward at once, but the running total keeps each loss with its emptied graph."""
+    """Call backward at once, but keep each loss with its emptied graph in the running total."""
     total = 0
     for inputs, targets in batches:
         loss = cross_entropy(model(inputs), targets) / len(batches)
@@ -418,8 +424,8 @@ for loop in (leaky_train, train, adds_up_graphs):
 
 # %% [markdown]
 # **Optional: the figure in a report of your own.** `plot` hands a figure of this course to matplotlib, with the same
-# numbers and colors. The Axes that it returns are yours: change the title, the size, anything. Then
-# `ax.figure.savefig("leak.pdf")` writes what you see. `figure.save("leak.png")` writes the figure as it came.
+# numbers and colors. It returns Axes that are yours: change the title, the size, anything. Then
+# `ax.figure.savefig("leak.pdf")` writes what you see. `figure.save("leak.png")` writes the original figure.
 
 # %% tags=["nbval-ignore-output", "this-machine"]
 curve = {"leaky_train": (range(1, 7), leaking)}
@@ -432,13 +438,17 @@ ax.figure.set_size_inches(6, 3)
 # ## 6 · Read a timeline
 # **Difficulty** ●●●●● · **25 minutes** · **Trains** diagnosing a run that you cannot look into
 #
-# Someone sends you a measurement of GPT-2's training step and forgets to say what was run. You know the model, `gpt2`,
-# and the length of its sequences. Find out the rest from memory alone: the micro-batch, the precision (`"fp32"`,
-# `"amp-bf16"` or `"bf16-master"`) and whether blocks are recomputed (`"none"` or `"full"`).
+# Find out from a measurement what was run: the micro-batch, the precision (`"fp32"`, `"amp-bf16"` or `"bf16-master"`)
+# and whether blocks are recomputed (`"none"` or `"full"`). Return the three as a dictionary. Someone sent you the
+# measurement of GPT-2's training step and forgot to say. You know only the model, `gpt2`, and the length of its
+# sequences.
 #
-# The list of tensors has been taken out. What you have: `measurement.moments`, a dictionary of breakdowns by kind ("end
-# of forward", "after loss", "end of backward", …), and `measurement.timeline`, whose `curves()` has bytes by kind after
-# each event and whose `marks` say at which event each phase begins: a mark has `.step` (1 or 2), `.phase` and `.event`.
+# The list of tensors has been taken out. You still have:
+#
+# * `measurement.moments`: a dictionary of breakdowns by kind ("end of forward", "after loss", "end of backward", …);
+# * `measurement.timeline.curves()`: bytes by kind after each event;
+# * `measurement.timeline.marks`: where each phase begins. A mark has `.step` (1 or 2), `.phase` and `.event`.
+#
 # Here are two runs that you *can* look into.
 
 # %%
@@ -458,14 +468,14 @@ print([(mark.event, mark.phase) for mark in keeping.timeline.marks if mark.step 
 
 # %%
 def read_timeline(measurement, seq_len: int) -> dict:
-    """The micro_batch, precision and recompute of the run that was measured, as a TrainingRun spells them."""
+    """Return micro_batch, precision and recompute of the measured run, as a TrainingRun spells them."""
     ### BEGIN SOLUTION Return a dictionary with the keys micro_batch, precision and recompute.
     forward = measurement.moments["end of forward"]
     micro_batch = forward["inputs"] // (2 * 8 * seq_len)  # token ids and targets, 8 bytes each
     precision = "amp-bf16" if forward["weight_copies"] else "fp32"
-    if forward["optimizer_states"] > 4 * forward["parameters"]:  # 12 bytes beside 2, not 8 beside 4
+    if forward["optimizer_states"] > 4 * forward["parameters"]:  # 12 bytes over 2, not 8 over 4
         precision = "bf16-master"
-    begins = {mark.phase: mark.event for mark in measurement.timeline.marks}  # the last step's remain
+    begins = {mark.phase: mark.event for mark in measurement.timeline.marks}  # the marks of the last step remain
     in_backward = measurement.timeline.changes[begins["backward"] : begins["optimizer"]]
     rises = any(change > 0 and kind == "activations" for change, kind in in_backward)
     return {"micro_batch": micro_batch, "precision": precision, "recompute": "full" if rises else "none"}
@@ -478,19 +488,19 @@ check.read_timeline(read_timeline)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Take the three questions one by one. Which kind of memory knows nothing but s and b? Which ratio between two kinds
-# is a matter of number formats alone? Which phase does recomputation happen in?
+# Take the three questions one by one. Which kind of memory depends only on s and b? Which ratio between two kinds
+# depends only on number formats? In which phase does recomputation happen?
 #
 # </details>
 # <details><summary>Hint 2: what to compare</summary>
 #
 # The inputs are two tensors of 64-bit integers: token ids and targets. Optimizer states over parameters is one ratio
-# with master weights and another without. Autocast keeps something that fp32 has no use for, at the end of forward.
+# with master weights and another without. At the end of forward, autocast keeps something that fp32 has no use for.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Cut `curves()["activations"]` from the mark of the last backward to that of the last optimizer phase. Without
+# Cut `curves()["activations"]` from the mark of the last backward to the mark of the last optimizer phase. Without
 # recomputation it never rises there. Watch out: a low peak proves nothing, since a small batch is low as well.
 #
 # </details>
@@ -498,8 +508,8 @@ check.read_timeline(read_timeline)
 # %% [markdown] tags=["explanation"]
 # ### Why
 # Ratios are safer than heights. States over parameters is 8/4 in fp32 and under autocast, 12/2 with master weights,
-# whatever the model. Inputs are 16·s·b bytes, whatever the rest. And recomputation is a matter of *shape*: in
-# backward, activations come back once for each block. You have even counted the blocks if you count the teeth:
+# whatever the model. Inputs are 16·s·b bytes, whatever the rest. And recomputation shows in the *shape*: in backward,
+# activations come back once per block. So you can even count the blocks. Count the teeth:
 
 # %% tags=["solution"]
 from itertools import pairwise
@@ -514,11 +524,10 @@ print(read_timeline(recomputing, seq_len=512))
 
 # %% [markdown]
 # ## Take home
-# **Remember** Memory is held by whoever still needs it, or still refers to it. A peak is a sum over those that are
-# alive together.
+# **Remember** Memory is held by whoever still needs it, or still refers to it. A peak is the sum of what is alive
+# together.
 #
-# **Breaks when** you look at one micro-batch and forget what stands beside it: the gradients of those that came
-# before.
+# **Breaks when** you look at one micro-batch and forget the gradients of those that came before it.
 #
-# **Cheat-sheet line** dL/dW = dL/dyᵀ·x keeps x · inputs 16·s·b bytes · states over parameters: 2 (fp32, autocast) or
-# 6 (16-bit with master weights).
+# **Cheat-sheet line** $dL/dW = (dL/dy)^T x$ keeps x · inputs 16·s·b bytes · states over parameters: 2 (fp32, autocast)
+# or 6 (16-bit with master weights).

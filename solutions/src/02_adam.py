@@ -12,11 +12,11 @@
 # # Exercises 02 · Adam
 #
 # **83 minutes** for all four; each one says its own. You should know what [lesson 02](../notebooks/02_adam.ipynb)
-# shows, and from the second on how a Python class works. No GPU is needed.
+# shows. From the second exercise on, you should also know how a Python class works. You need no GPU.
 #
-# Each exercise asks for one function or class. Write it, run the cell, then run the check below it. A check tells you
-# what is off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells”
-# stops at the first check that is unsolved.)
+# Each exercise asks for one function or class. Write it, run the cell, then run the check below it. A check says what
+# is off, never the answer. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at the
+# first unsolved check.)
 
 # %%
 import torch
@@ -28,8 +28,8 @@ from course_utils.lessons.adam import checks as check
 # ## 1 · A step in pieces
 # **Difficulty** ●●●○○ · **18 minutes** · **Trains** updating in place, with next to no temporaries
 #
-# A step of Adam has everything it needs: the weight, its gradient, m and v. How much do the three lines below need on
-# top, at their fullest moment? **Predict** it in tensors as large as the weight. Then run them.
+# A step of Adam has everything it needs: the weight, its gradient, m and v. How much extra memory do the three lines
+# below need at their fullest moment? **Predict** it in tensors as large as the weight. Then run them.
 
 # %%
 with on_gpu():
@@ -43,13 +43,15 @@ with on_gpu():
 print(f"{on_top / weight.nbytes:.1f} tensors of {weight.nbytes / 1e6:.1f} MB on top")
 
 # %% [markdown]
-# Three: each operation of the last line makes a tensor, and three of them are there at once. Write the same step for
-# any number `step` (1 in the first step) and learning rate `rate`, but with **at most `size` new numbers at once**,
-# however large the weight is. β1 is 0.9, β2 0.999 and ε 1e-8. Change `weight`, `m` and `v` in place, only read the
-# gradient, and return nothing. All four tensors are contiguous, and have one shape of any number of dimensions.
+# Three: each operation of the last line makes a tensor, and three of them exist at once.
 #
-# For a contiguous tensor, `view(-1)` is a flat view of it. `split(size)` cuts that into views of `size` numbers, the
-# last one maybe smaller. What you change in a view changes in the tensor. The check traces every tensor that you make.
+# Write the same step, but with **at most `size` new numbers at once**, however large the weight is. `step` is the
+# number of the step (1 in the first) and `rate` the learning rate. β1 is 0.9, β2 is 0.999 and ε is 1e-8. Change
+# `weight`, `m` and `v` in place, only read the gradient, and return nothing. All four tensors are contiguous and have
+# the same shape, with any number of dimensions.
+#
+# For a contiguous tensor, `view(-1)` is a flat view of it. `split(size)` cuts that into views of `size` numbers; the
+# last one may be smaller. If you change a view, the tensor changes. The check traces every tensor that you make.
 
 
 # %%
@@ -63,7 +65,7 @@ def adam_in_pieces(weight, gradient, m, v, step, rate, size) -> None:
         square.mul_(0.999).addcmul_(g, g, value=0.001)
         root = (square / (1 - 0.999**step)).sqrt_().add_(1e-8)
         w.addcdiv_(mean, root, value=-rate / (1 - 0.9**step))
-        del root  # or it is there until the next one is made
+        del root  # or it lives until the next one is made
     ### END SOLUTION
 
 
@@ -73,8 +75,8 @@ check.adam_in_pieces(adam_in_pieces)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Cut all four tensors in the same way, and walk over the pieces together. The lines for m and v allocate nothing: they
-# can stay as they are. The third one is the problem.
+# Cut all four tensors in the same way, and go through the pieces together. The lines for m and v allocate nothing, so
+# they can stay as they are. The third line is the problem.
 #
 # </details>
 # <details><summary>Hint 2: one new tensor</summary>
@@ -86,16 +88,16 @@ check.adam_in_pieces(adam_in_pieces)
 # <details><summary>Hint 3: almost there</summary>
 #
 # `w.addcdiv_(a, b, value=c)` adds c·a/b in place, without a tensor for the quotient. The rate and m's correction fit
-# into c. Then mind the second round: what does your name for the new tensor still hold while the next one is made?
+# into c. Then think of the second piece: what does your name for the new tensor still hold while the next one is made?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Only what is new at the same time counts, and that is now one piece. A fused kernel goes all the way: its pieces are
-# single numbers, in the registers of the GPU. Frameworks walk in pieces where no such kernel exists, as in an optimizer
-# on the CPU, or where gradients have to be converted to fp32 on the way. Below, a sixteenth of the piece takes a
-# sixteenth of the memory. The price is more kernels to launch.
+# Only tensors that are new at the same time count, and now that is one piece. A fused kernel goes further: its pieces
+# are single numbers, in the registers of the GPU. Frameworks work in pieces when they have no such kernel, as in an
+# optimizer on the CPU, or when gradients must be converted to fp32 on the way. Below, pieces of 1/16 of the size take
+# 1/16 of the memory. The price is more kernels to launch.
 
 # %% tags=["solution"]
 with on_gpu():
@@ -111,8 +113,8 @@ with on_gpu():
 # ## 2 · Two faults
 # **Difficulty** ●●●●○ · **15 minutes** · **Trains** finding what is kept for nothing
 #
-# A colleague's Adam learns, but keeps twice the memory that it should. And it differs from PyTorch's, which nobody has
-# noticed. There are two faults: one of memory, one of arithmetic.
+# A colleague's Adam learns, but it keeps twice the memory that it should. It also differs from PyTorch's, and nobody
+# has noticed. Find the two faults: one of memory, one of arithmetic.
 
 
 # %%
@@ -136,11 +138,12 @@ class ColleaguesAdam:
 # %%
 tried = check.trial(ColleaguesAdam, steps=4)
 print(f"{tried.parameters:,} parameters, {tried.kept:,} bytes kept (traced on the CPU)")
-print(f"{tried.kept / tried.parameters:.0f} bytes a parameter")
+print(f"{tried.kept / tried.parameters:.0f} bytes per parameter")
 
 # %% [markdown]
-# Write `LeanAdam`: the same use, but 8 bytes per parameter, both states in fp32. Its weights are to be those of plain
-# Adam, as `torch.optim.Adam` makes them by default: **no weight decay**, so not AdamW. Any way that is right will do.
+# Write `LeanAdam`: a class that is used in the same way, but keeps 8 bytes per parameter, both states in fp32. Its
+# weights must be those of plain Adam, as `torch.optim.Adam` makes them by default: **no weight decay**, so not AdamW.
+# Any correct way is fine.
 
 
 # %%
@@ -152,7 +155,7 @@ class LeanAdam:
     @torch.no_grad()
     def step(self):
         """Update every parameter from its gradient."""
-        ### BEGIN SOLUTION Update the parameters and keep m and v alone.
+        ### BEGIN SOLUTION Update the parameters; keep only m and v.
         self.steps += 1
         for weight, state in zip(self.parameters, self.states, strict=True):
             g = weight.grad
@@ -170,7 +173,7 @@ check.lean_adam(LeanAdam)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# List what is in `state` after a step. For each entry: is it *read* in the next step, before it is written?
+# List what is in `state` after a step. For each entry: does the next step *read* it before it is written?
 #
 # </details>
 # <details><summary>Hint 2: the other fault</summary>
@@ -180,41 +183,42 @@ check.lean_adam(LeanAdam)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# m̂ and v̂ can be local variables instead of states: then they go when the function moves on. And a step is counted
+# m̂ and v̂ can be local variables instead of states. Then they are freed when the function moves on. And count a step
 # once for all parameters, before the loop. The arithmetic of m and v is right.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A tensor lives as long as somebody refers to it. A dictionary that is never emptied does so for the whole training:
-# two corrected means, 8 bytes a parameter, for nothing. The other fault is quieter. With a counter that runs once for
-# each tensor, bias correction is right for the first tensor only and soon ends for all others: their first steps
-# are too long, as the lesson's figure shows. The loss still falls.
+# A tensor lives as long as somebody refers to it. A dictionary that is never emptied does so for the whole training.
+# Here it keeps two corrected means, 8 bytes per parameter, for nothing.
+#
+# The other fault is quieter. The counter goes up once per tensor, so bias correction is right only for the first tensor
+# and soon ends for all others. Their first steps are too long, as the lesson's figure shows. The loss still falls.
 
 # %% tags=["solution"]
 for made in (ColleaguesAdam, LeanAdam):
     tried = check.trial(made, steps=4)
-    print(f"{made.__name__:15s} {tried.kept / tried.parameters:4.1f} bytes a parameter (traced on the CPU)")
+    print(f"{made.__name__:15s} {tried.kept / tried.parameters:4.1f} bytes per parameter (traced on the CPU)")
 
 # %% [markdown]
 # ## 3 · A row and a column
 # **Difficulty** ●●●●○ · **30 minutes** · **Trains** writing an optimizer that PyTorch can group, save and load
 #
-# Adafactor ([Shazeer and Stern 2018](https://arxiv.org/abs/1804.04235)) keeps no m, and of a matrix's v only a row and
-# a column. Write it, without its clipping. A parameter with a gradient g is updated like this:
+# Write Adafactor ([Shazeer and Stern 2018](https://arxiv.org/abs/1804.04235)), without its clipping. It keeps no m, and
+# for the v of a matrix it keeps only a row and a column. A parameter with a gradient g is updated like this:
 #
-# * t counts the updates of this parameter, this one included; s = t^(−0.8);
-# * a *running mean* keeps 1 − s of itself and takes s of what is new. As s is 1 at first, it needs no bias correction;
-# * a matrix (`ndim == 2`) has a running mean for each row of g² + 10⁻³⁰, and one for each column. Then
-#   v[i, j] = (row[i] / mean of row[0], row[1], …) · column[j]. Divide first: a product of two squares can be too small
-#   for fp32;
+# * t counts the updates of this parameter, including this one; $s = t^{-0.8}$;
+# * a *running mean* keeps 1 − s of itself and takes s of the new value. At first s is 1, so it needs no bias
+#   correction;
+# * a matrix (`ndim == 2`) has a running mean for each row of g² + 10⁻³⁰, and one for each column. Then v[i, j] =
+#   (row[i] / mean of row[0], row[1], …) · column[j]. Divide first: a product of two squares can be too small for fp32;
 # * for every other shape, v is the running mean of g² + 10⁻³⁰ itself;
 # * θ ← θ − lr · g/√v, in place.
 #
-# Keep what outlives a step in `self.state[p]` alone. Each group in `self.param_groups` has a learning rate of its
-# own, `group["lr"]`. Parameters without a gradient stay as they are, and gradients are only read. The check counts
-# bytes wherever they are kept, and goes on in a fresh instance after `load_state_dict()`.
+# Keep everything that outlives a step in `self.state[p]`. Each group in `self.param_groups` has its own learning rate,
+# `group["lr"]`. Do not change parameters without a gradient, and only read gradients. The check counts bytes wherever
+# you keep them. It also continues in a new instance after `load_state_dict()`.
 
 
 # %%
@@ -225,7 +229,7 @@ class Factored(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         """Update every parameter that has a gradient."""
-        ### BEGIN SOLUTION Update the parameters; keep a row and a column of each matrix.
+        ### BEGIN SOLUTION Update the parameters; keep a row and a column per matrix.
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
                 state, squares = self.state[p], p.grad.square() + 1e-30
@@ -246,32 +250,32 @@ check.factored(Factored)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# `HandAdamW` of the lesson has the two loops, and the state that is made in a parameter's first update. Start with
-# vectors alone: then v is one running mean. Skip what has no gradient before you touch its state.
+# `HandAdamW` in the lesson has the two loops, and it makes the state in a parameter's first update. Start with vectors
+# only: then v is one running mean. Skip a parameter without a gradient before you touch its state.
 #
 # </details>
 # <details><summary>Hint 2: rows and columns</summary>
 #
-# `x.mean(1, keepdim=True)` has the shape (rows, 1), `x.mean(0, keepdim=True)` has (1, columns). Multiplied, they are
+# `x.mean(1, keepdim=True)` has the shape (rows, 1), `x.mean(0, keepdim=True)` has (1, columns). Their product is
 # broadcast to the whole matrix. `mean.lerp_(new, s)` is a step of a running mean, in place.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Running means may begin as zeros: with s = 1 nothing of that is left. The matrix v and its root are local variables,
-# made anew in each step, and never put into the state.
+# Running means may begin as zeros: with s = 1, nothing of that is left. The matrix v and its root are local variables.
+# Make them again in each step, and never put them into the state.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A matrix of 1,024 × 4,096 has four million v's, and 5,120 numbers in its row and column. The product is exact if
+# A matrix of 1,024 × 4,096 has four million v's, but 5,120 numbers in its row and column. Their product is exact if
 # gradients are large by rows and by columns. Where they are not, a few entries take steps of the wrong length, and
-# training mostly forgives it. Adafactor itself also limits the length of an update as a whole, and makes the learning
+# training mostly forgives it. The real Adafactor also limits the length of the whole update, and makes the learning
 # rate relative to the weights.
 #
-# All that you kept was in `self.state`. So `state_dict()` saved it, and `load_state_dict()` put it back next to the
-# right parameters: a counter in `self.steps` would have begun again at 1.
+# You kept everything in `self.state`. So `state_dict()` saved it, and `load_state_dict()` put it back with the right
+# parameters. A counter in `self.steps` would have started again at 1.
 
 # %% tags=["solution"]
 from functools import partial
@@ -285,16 +289,15 @@ for made in (torch.optim.Adam, Factored):
 # ## 4 · Design your own
 # **Difficulty** ●●●●● · **20 minutes** · **Trains** deciding what is worth remembering
 #
-# Adam's 8 bytes are too much for you. Design an optimizer that keeps **at most 4.5 bytes per parameter** from one step
-# to the next, wherever it keeps them, and that
+# Design an optimizer that keeps **at most 4.5 bytes per parameter** from one step to the next, wherever it keeps them;
+# Adam's 8 bytes are too much for you. It must also
 #
-# 1. learns: after 60 steps on the small language model its loss is at most 2.8 (it begins above 3.5);
-# 2. does not care how large the loss is: with gradients 1,024 times as large, its loss after 60 steps is about the
-#    same.
+# 1. learn: after 60 steps on the small language model, its loss is at most 2.8 (it begins above 3.5);
+# 2. not depend on the size of the loss: with gradients 1,024 times as large, its loss after 60 steps is about the same.
 #
-# Exercise 3 was a recipe; here you decide. There is no single right answer. It is made with a list of parameters alone,
-# so choose the learning rate yourself.
-# `check.trial(Frugal, steps=60)` trains with it and tells `.kept`, `.parameters` and `.final`, the last loss.
+# Exercise 3 was a recipe; here you decide. There is no single right answer. The check makes your optimizer from a list
+# of parameters only, so choose the learning rate yourself. `check.trial(Frugal, steps=60)` trains with it. The result
+# has `.kept`, `.parameters` and `.final`, the last loss.
 
 
 # %%
@@ -306,7 +309,7 @@ class Frugal:
     @torch.no_grad()
     def step(self):
         """Update every parameter from its gradient."""
-        ### BEGIN SOLUTION Update the parameters; keep at most 4.5 bytes for each.
+        ### BEGIN SOLUTION Update the parameters; keep at most 4.5 bytes per parameter.
         self.steps += 1
         for weight, state in zip(self.parameters, self.states, strict=True):
             v = state.setdefault("v", torch.zeros_like(weight))
@@ -322,8 +325,8 @@ check.frugal(Frugal)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# The second condition rules out gradient descent and momentum: their steps are as long as the gradient. What can be
-# made of a gradient that does not depend on its length?
+# The second condition rules out gradient descent and momentum: their steps are as long as the gradient. What can you
+# compute from a gradient that does not depend on its length?
 #
 # </details>
 # <details><summary>Hint 2: three ways</summary>
@@ -334,20 +337,20 @@ check.frugal(Frugal)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# The shortest way starts from exercise 2: leave out one of the two states and all that belongs to it. Mind two things.
-# A mean that begins at zero makes the first steps too long without its correction. And ε must be far smaller than the
+# The shortest way starts from exercise 2: leave out one of the two states and all that belongs to it. Watch two things.
+# A mean that begins at zero makes the first steps too long if it is not corrected. And ε must be far smaller than the
 # gradients, or the second condition fails: ε does not grow with the loss. For the rate, try 0.001, 0.002, 0.003, 0.005.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Each way gives up something. RMSProp (above) has no memory of the direction. Lion takes the sign of a running mean and
-# forgets how sure it was. A row and a column assume that gradients are large by rows and by columns. And on so small a
-# model even the bare sign of the gradient passes, with no state at all: what a short test accepts may fail at scale.
+# Each way gives up something. RMSProp (above) does not remember the direction. Lion takes the sign of a running mean
+# and forgets how certain it was. A row and a column assume that gradients are large by rows and by columns. On so small
+# a model, even the bare sign of the gradient passes, with no state at all. What a short test accepts may fail at scale.
 #
 # Both moments in bf16 fit into 4 bytes, too. But bf16 has 8 bits of precision, and a running mean moves by a thousandth
-# of its distance. Does v move at all, if it begins at 1 and every gradient is 0.5? Lesson 03 is about this.
+# of its distance. If v begins at 1 and every gradient is 0.5, does v move at all? Lesson 03 is about this.
 
 # %% tags=["solution"]
 for dtype in (torch.float32, torch.bfloat16):
@@ -367,5 +370,5 @@ class Signs(Frugal):
 
 for made in (Frugal, Signs):
     tried = check.trial(made, steps=60)
-    kept = f"{tried.kept / tried.parameters:.0f} bytes a parameter (traced on the CPU)"
+    kept = f"{tried.kept / tried.parameters:.0f} bytes per parameter (traced on the CPU)"
     print(f"{made.__name__:7s} {kept}, learns: {tried.final < 2.8}")
