@@ -29,17 +29,17 @@ def _update(m: torch.Tensor, v: torch.Tensor, t: int, *_: Any, corrected: str = 
 
 PIECES = (((5, 3), 4), ((3,), 7), ((1,), 1), ((64, 50), 512))  # a weight's shape, and how many numbers a piece has
 STEP_MISTAKES: Mistakes = {
-    "Without bias correction: m and v began at zero, so the first steps have the wrong length.":
+    "You correct neither m nor v: both began at zero, so the first steps have the wrong length.":
         partial(_update, corrected=""),
-    "You corrected m and not v: both began at zero.": partial(_update, corrected="m"),
-    "You corrected v and not m: both began at zero.": partial(_update, corrected="v"),
-    "ε stands outside of the root: √v̂ + ε.": partial(_update, eps=(1e-8, 0)),
-    "ε is missing: small gradients, as they are here, get too long a step.": partial(_update, eps=(0, 0)),
-    "ε is added before v is corrected: √v̂ + ε.": lambda m, v, t, _: _update(m, (v.sqrt() + 1e-8) ** 2, t, eps=(0, 0)),
-    "The weight goes up the slope: a step is taken off.": lambda m, v, t, _: -_update(m, v, t),
+    "You correct m but not v: both began at zero.": partial(_update, corrected="m"),
+    "You correct v but not m: both began at zero.": partial(_update, corrected="v"),
+    "Your ε is inside the root. It belongs outside: √v̂ + ε.": partial(_update, eps=(1e-8, 0)),
+    "Your ε is missing: the small gradients here get too long a step.": partial(_update, eps=(0, 0)),
+    "You add ε before you correct v: √v̂ + ε.": lambda m, v, t, _: _update(m, (v.sqrt() + 1e-8) ** 2, t, eps=(0, 0)),
+    "The weight goes up the slope: subtract the step.": lambda m, v, t, _: -_update(m, v, t),
     "The weight shrinks, too: that is AdamW's decay.": lambda m, v, t, weight: _update(m, v, t) + 0.01 * weight,
     "Your learning rate is 1e-3 whatever `rate` is.": lambda m, v, t, _: _update(m, v, t) / 10,
-    "Bias correction wears off: `step` is the number of the step.": lambda m, v, t, _: _update(m, v, 1),
+    "You always correct as in step 1: use `step`.": lambda m, v, t, _: _update(m, v, 1),
 }  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def _means(gradient: torch.Tensor, m: torch.Tensor, v: torch.Tensor, **_: Any) -
     v.lerp_(gradient.square(), 0.001)
 
 
-@exercise("02.1", "Adam to rounding, and never more new numbers than one piece has.")
+@exercise("02.1", "Adam up to rounding, and never more new numbers than one piece has.")
 def adam_in_pieces(answer: Any) -> None:
     """`answer(weight, gradient, m, v, step, rate, size)` updates weight, m and v, with `size` new numbers at once."""
     for shape, size in PIECES:
@@ -59,19 +59,19 @@ def adam_in_pieces(answer: Any) -> None:
             place = f"{name} has not changed. `{name} = …` makes a new tensor: use methods that end in _, such as mul_."
             expect(not torch.equal(before, after), place)
             left_out = (rest := math.prod(shape) % size) and torch.equal(before[-rest:], after[-rest:])
-            expect(not left_out, "The last piece has fewer numbers than the others, and you leave it out.")
-            mean = f"{name} is off: it keeps β of itself, takes 1 − β of what is new, and is not corrected in place."
+            expect(not left_out, "You leave out the last piece, which has fewer numbers than the others.")
+            mean = f"{name} is off: it keeps β of itself, takes 1 − β of the new value, and is not corrected in place."
             expect(name == "weight" or torch.allclose(got[:, index], right[:, index], 1e-3, 1e-20), mean)
         still = torch.equal(got[0, 0], got[1, 0])
-        expect(not still, "In the first step the weight stays where it is. Update m and v before the weight.")
+        expect(not still, "In the first step the weight does not change. Update m and v before the weight.")
         cases = [(after[1], after[2], t, got[t - 1, 0]) for t, after in enumerate(right[1:], 1)]
         otherwise = "m and v are right, the weight is not: compare its line with the one above, part by part."
         moved = [*-got[:, 0].diff(dim=0) / 0.01]
         recognized(moved, cases, _update, STEP_MISTAKES, otherwise, partial(same, tolerance=1e-3))
-    whole = "You hold as many new numbers as the weight has: do you cut the flat tensor, and keep no piece in a list?"
+    whole = "You hold as many new numbers as the weight has. Do you cut the flat tensor? Do you keep pieces in a list?"
     expect(most < got[0, 0].nbytes, whole)
     more = "You hold more than one new tensor of a piece's size. Does an expression make several? Or does the name in "
-    expect(most <= 4 * size + 512, f"{more}your loop still hold the last one when the next is made?")  # and a number
+    expect(most <= 4 * size + 512, f"{more}your loop still hold the last one while the next is made?")  # and a number
 
 
 def _walk(step: Any, shape: tuple[int, ...], size: int) -> tuple[torch.Tensor, int]:
@@ -84,7 +84,7 @@ def _walk(step: Any, shape: tuple[int, ...], size: int) -> tuple[torch.Tensor, i
         with torch.no_grad(), Tracker("cpu") as tracker:
             tracker.bind("parameters", given.values())
             call_for_effect(step, **given, step=number, rate=0.01, size=size)
-        expect(torch.equal(gradient, before), "You change the gradient, which is not yours: make a new tensor instead.")
+        expect(torch.equal(gradient, before), "You change the gradient. Only read it: make a new tensor instead.")
         most = max(most, *alive(tracker))
         states.append(torch.stack([weight, m, v]).flatten(1))
     return torch.stack(states), most
@@ -100,7 +100,7 @@ class Trial(NamedTuple):
     hidden: int  # those of them that are not on the optimizer
     weights: Sequence[torch.Tensor]
     final: float  # the last loss
-    diverged: bool  # a weight or the loss is no finite number
+    diverged: bool  # a weight or the loss is not finite
 
     def __repr__(self) -> str:
         return f"{self.kept:,} bytes kept for {self.parameters:,} parameters; the last loss was {self.final:.3f}"
@@ -117,7 +117,7 @@ def trial(make: Callable[..., Any], steps: int = 4, louder: float = 1.0, traced:
         weight.register_hook(lambda gradient: gradient * louder)
     with Tracker("cpu") if traced else nullcontext() as tracker:
         optimizer = make(weights, 3e-3) if "rate" in inspect.signature(make).parameters else make(weights)
-        expect(hasattr(optimizer, "step"), "What you hand over makes nothing that has a `step()`: hand over the class.")
+        expect(hasattr(optimizer, "step"), "What you pass to the check makes nothing with a `step()`: pass the class.")
         final = train_language_model(lambda _: optimizer, steps=steps, model=model).final
         if tracker:
             tracker.bind("parameters", weights)  # now: an optimizer may give them new storages
@@ -128,18 +128,18 @@ def trial(make: Callable[..., Any], steps: int = 4, louder: float = 1.0, traced:
 
 
 def _tried(answer: Any, hints: Mapping[str, str] = {}, **how: Any) -> Trial:
-    expect(callable(answer), "Hand over the class itself: its name, without parentheses.")
+    expect(callable(answer), "Pass the class itself: its name, without parentheses.")
     with told(RAISED, hints):
         got = trial(answer, **how)
     moved = any(not torch.equal(*pair) for pair in zip(got.weights, language_model(1, 32).parameters(), strict=True))
-    expect(moved, "The weights do not move: change them in place, as weight.sub_(…) does, under torch.no_grad().")
+    expect(moved, "The weights do not change. Change them in place, as weight.sub_(…) does, under torch.no_grad().")
     return got
 
 
 def _expect_clean(got: Trial) -> None:
     expect(not got.diverged, "The weights are not finite any more: what do you divide by?")
     graphs = any(tensor.grad_fn is not None for tensor in kept_tensors(got.optimizer))
-    expect(not graphs, "A state has a graph behind it, which keeps more alive each step: put step under no_grad.")
+    expect(not graphs, "A state still has its graph, which keeps more alive each step: put step under no_grad.")
 
 
 # ----------------------------------------------------------------------------------------------------- 02.2: lean_adam
@@ -160,26 +160,26 @@ class _ByHand:
 
 
 LEAN_BYTES = {
-    4: "4 bytes per parameter are too few: Adam needs m and v, both in fp32, from one step to the next.",
-    12: "Three numbers per parameter: which of them can be computed again from the others, when it is needed?",
-    16: "Still four numbers per parameter. Ask of each: does the *next* step read it?",
+    4: "4 bytes per parameter are too few: Adam needs both m and v, in fp32, from one step to the next.",
+    12: "You keep three numbers per parameter. Which of them can you compute from the others when you need it?",
+    16: "You still keep four numbers per parameter. Ask about each: does the *next* step read it?",
 }
 LEAN_MISTAKES: Mistakes = {
-    "But what counts the steps, and how often?": partial(_ByHand, each=True),
-    "But m and v are not corrected: both began at zero.": partial(_ByHand, corrected=""),
-    "But v is not corrected, and it began at zero, too.": partial(_ByHand, corrected="m"),
-    "But m is not corrected, and it began at zero, too.": partial(_ByHand, corrected="v"),
+    "But how often per step does your counter go up?": partial(_ByHand, each=True),
+    "But you correct neither m nor v: both began at zero.": partial(_ByHand, corrected=""),
+    "But you do not correct v, which began at zero, too.": partial(_ByHand, corrected="m"),
+    "But you do not correct m, which began at zero, too.": partial(_ByHand, corrected="v"),
     "But your rate is 1e-3 whatever `rate` is.": lambda weights, rate: _ByHand(weights, 1e-3),
 }
 
 
-@exercise("02.2", "Two states per parameter and not one more, and the weights are those of plain Adam.")
+@exercise("02.2", "Only two states per parameter, and the weights are those of plain Adam.")
 def lean_adam(answer: Any) -> None:
     """`answer(parameters, rate)` makes a plain Adam with a `step()` and 8 bytes per parameter."""
     got, right = _tried(answer, steps=4), trial(lambda weights, rate: torch.optim.Adam(weights, rate, foreach=False))
     _expect_clean(got)
     per = got.kept / got.parameters
-    otherwise = f"It keeps {per:.1f} bytes per parameter from step to step: which tensors are they?"
+    otherwise = f"It keeps {per:.1f} bytes per parameter from step to step. Which tensors are they?"
     expect(abs(per - 8) < 0.5, LEAN_BYTES.get(round(per), otherwise))
     adamw = trial(lambda weights, rate: torch.optim.AdamW(weights, rate, foreach=False))
     mine, plain, decayed = (torch.cat([w.double().flatten() for w in one.weights]) for one in (got, right, adamw))
@@ -194,27 +194,27 @@ def lean_adam(answer: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------------ 02.3: factored
 OTHER_SHAPES = "Only a matrix has rows and columns. For every other shape, v is the mean of squares itself."
-FACTORED = (  # a parameter's shape, the steps in which it has no gradient, and what is said if it is off
+FACTORED = (  # a parameter's shape, its steps without a gradient, and the message if it is off
     ((5, 3), (), "The update of a matrix is off. Compare one entry of v by hand, after one step and after two."),
-    ((3, 4), (2,), "t counts a parameter's own updates: in a step without a gradient it rests."),
+    ((3, 4), (2,), "t counts a parameter's own updates. In a step without a gradient it does not change."),
     ((4,), (), OTHER_SHAPES),
     ((2, 3, 2), (), OTHER_SHAPES),
-    ((1, 6), (3,), 'Where a group has a learning rate of its own, `group["lr"]`, its parameters move otherwise.'),
+    ((1, 6), (3,), 'Use the learning rate of each group, `group["lr"]`: one group has a learning rate of its own.'),
 )
 FACTORED_MISTAKES: Mapping[str, Mapping[str, Any]] = {
-    "You take the mean of squares of a whole matrix. A row and a column are to stand for it.": {"v_of": lambda v: v},
-    "The rows alone cannot tell one column from another.": {"v_of": lambda v: v.mean(1, True).expand_as(v)},
+    "You keep the mean of squares of a whole matrix. Keep only a row and a column.": {"v_of": lambda v: v},
+    "You use only the rows: then all columns of v are equal.": {"v_of": lambda v: v.mean(1, True).expand_as(v)},
     "A product of two means of squares is a fourth power: divide one of them by its mean.":
         {"v_of": lambda v: v.mean(1, True) * v.mean(0, True)},
     "v is a mean of *squares*: its root has the gradient's size.": {"root": lambda v: v},
     "There is an ε in your denominator. The 10⁻³⁰ in the means is enough.": {"root": lambda v: v.sqrt() + 1e-8},
     "The parameters go up the slope: θ ← θ − lr · g/√v.": {"root": lambda v: -v.sqrt()},
-    "These are the squares of the last gradient alone: the means keep 1 − s of themselves.": {"share": lambda t: 1},
+    "You keep only the squares of the last gradient. The means keep 1 − s of themselves.": {"share": lambda t: 1},
 }  # fmt: skip
 FACTORED_HINTS = {
-    "'NoneType'": "A parameter without a gradient has None in `.grad`: leave it, and its state, as they are.",
+    "'NoneType'": "A parameter without a gradient has None in `.grad`: do not change it or its state.",
     "Dimension out of range": OTHER_SHAPES,
-    "must match the size of tensor": "Rows and columns do not fit: one has a mean per row, the other one per column.",
+    "must match the size of tensor": "Rows and columns do not fit: one has a mean per row, the other per column.",
 }  # fmt: skip
 
 
@@ -230,12 +230,12 @@ def _walked(gradients: Sequence[torch.Tensor], rate: float, **how: Any) -> Any:
 
 
 def _updated(make: Any, reload: bool = False) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
-    """How far the parameters of `FACTORED`, which begin at one, have come in four steps, and each one's gradients."""
+    """Return the change of each parameter of `FACTORED` in four steps from one, and its gradients."""
     dice, weights = torch.Generator().manual_seed(4), [torch.ones(shape) for shape, _, _ in FACTORED]
     given: list[list[torch.Tensor]] = [[] for _ in weights]
     optimizer: Any = None
-    stays = "What comes after a parameter without a gradient is not updated: go on with the next, as `continue` does."
-    moved = "`p.data = …` gives a parameter other memory, where views of it do not follow: change it in place."
+    stays = "Parameters after one without a gradient are not updated: go on with the next, as `continue` does."
+    moved = "`p.data = …` gives the parameter new memory, and its views keep the old: change it in place."
     for step in range(1, 5):
         if step == 1 or (step == 3 and reload):
             saved = copy.deepcopy(optimizer.state_dict()) if optimizer else None
@@ -255,19 +255,19 @@ def _updated(make: Any, reload: bool = False) -> tuple[list[torch.Tensor], list[
         expect(all(weight.data_ptr() == place for weight, place, _ in before), moved)
         for weight, gradients in zip(weights, given, strict=True):
             untouched = weight.grad is None or torch.equal(weight.grad, gradients[-1])
-            expect(untouched, "You change gradients in place, which others may read: only look at them.")
+            expect(untouched, "You change gradients in place. Others may read them: only read them, too.")
     return [weight.detach() - 1 for weight in weights], given
 
 
-@exercise("02.3", "It learns from a row and a column for each matrix, and goes on where a state_dict ended.")
+@exercise("02.3", "It learns with a row and a column per matrix, and continues from a state_dict.")
 def factored(answer: Any) -> None:
     """`answer(parameters, lr)` makes an optimizer that keeps the means of squares of rows and columns."""
-    begun = _tried(answer, steps=2, hints=FACTORED_HINTS)  # most mistakes are told before 60 steps are trained
-    theirs = "What it makes is no torch.optim.Optimizer: leave the class's first lines as they were given."
+    begun = _tried(answer, steps=2, hints=FACTORED_HINTS)  # finds most mistakes before the 60 steps
+    theirs = "Your class does not make a torch.optim.Optimizer: keep its first lines as they were."
     expect(isinstance(begun.optimizer, torch.optim.Optimizer), theirs)
     with told(RAISED, FACTORED_HINTS):
         (got, given), (loaded, _) = _updated(answer), _updated(answer, reload=True)
-    zero = ("A weight is not finite after a first gradient of zeros. Is 10⁻³⁰ in each mean? And row · column is then "
+    zero = ("A weight is not finite after a first gradient of zeros. Is 10⁻³⁰ in each mean? Then row · column is "
             "10⁻⁶⁰, which is 0 in fp32: divide first.")  # fmt: skip
     rates = [*[begun.optimizer.defaults.get("lr", 0)] * (len(got) - 1), 0.1]
     for weight, gradients, rate, (_, _, message) in zip(got, given, rates, FACTORED, strict=True):
@@ -280,27 +280,27 @@ def factored(answer: Any) -> None:
     _expect_clean(tried)
     most = sum(4 * (sum(one.shape) if one.ndim == 2 else one.numel()) + 8 for one in tried.weights)  # 8 for its t
     per = f"{tried.kept / tried.parameters:.2f} bytes per parameter"
-    expect(tried.kept <= most, f"It keeps {per}: more than a row and a column per matrix. What else is there?")
-    other = "After `load_state_dict()` it goes on differently: what does it remember outside of `self.state`?"
+    expect(tried.kept <= most, f"It keeps {per}: more than a row and a column per matrix. What else do you keep?")
+    other = "After `load_state_dict()` it continues differently: what do you keep outside of `self.state`?"
     expect(same(got, loaded), other)
     print(f"{per} (traced on the CPU), and a loss of {tried.final:.2f} after 60 steps")
 
 
 # -------------------------------------------------------------------------------------------------------- 02.4: frugal
-@exercise("02.4", "It learns, whatever the size of the loss, in little more than half of Adam's bytes at most.")
+@exercise("02.4", "It learns, whatever the size of the loss, with little more than half of Adam's bytes.")
 def frugal(answer: Any) -> None:
     """`answer(parameters)` makes an optimizer of one's own design: few bytes, any size of the loss, and it learns."""
     most, best = 4.5, 2.8  # bytes per parameter, loss
     got = _tried(answer, steps=60)
     _expect_clean(got)
     per, hidden = got.kept / got.parameters, got.hidden / got.parameters
-    outside = f" {hidden:.2f} are on the weights, in a global or in a closure: memory all the same."
-    many = f"It keeps {per:.2f} bytes per parameter, and the limit is {most}.{outside if hidden > 0.1 else ''}"
+    outside = f" {hidden:.2f} are on the weights, in a global or in a closure: they count too."
+    many = f"It keeps {per:.2f} bytes per parameter, but the limit is {most}.{outside if hidden > 0.1 else ''}"
     expect(per <= most, many)
     loud = _tried(answer, steps=60, louder=1024.0, traced=False)  # for its loss alone
-    follows = ("With a loss 1,024 times as large it trains otherwise. Does your step follow the size of the gradient? "
+    follows = ("With a loss 1,024 times as large it trains differently. Does your step grow with the gradient? "
                "Or does a state leave the range of its format?")  # fmt: skip
     expect(not loud.diverged and abs(loud.final - got.final) < 0.15, follows)
-    poor = f"After 60 steps the loss is {got.final:.3f}, the limit {best}. Try other rates. Or is it the design?"
+    poor = f"After 60 steps the loss is {got.final:.3f}, but the limit is {best}. Try other rates, or another design."
     expect(got.final <= best, poor)
     print(f"{per:.2f} bytes per parameter (traced on the CPU)")

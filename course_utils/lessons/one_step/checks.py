@@ -37,31 +37,31 @@ from course_utils.units import GB
 # ---------------------------------------------------------------------------------------------- 01.1: weight_gradient
 SHAPES = ((3, 4, 5, 2), (1, 6, 2, 7), (2, 3, 4, 4))  # batch b, sequence s, inputs i and outputs o of a linear layer
 WRONG_SHAPES = {
-    "io": "The shape is turned round: W has a row for each output, as in y = x·Wᵀ. So has its gradient.",
+    "io": "The shape is transposed: W has a row for each output, as in y = x·Wᵀ. So does its gradient.",
     "boi": "One gradient for each sequence. They share one W, so their gradients add up.",
     "bsoi": "One gradient for each token. They share one W, so their gradients add up.",
-    "bsi": "That has the shape of x: is it dL/dx? The question is dL/dW.",
+    "bsi": "This has the shape of x: is it dL/dx? The question is dL/dW.",
 }
 _gradient = partial(torch.einsum, "bsi,bso->oi")  # of x and dL/dy
-MEAN = "If the loss is a mean, dL/dy has that factor in it already: add up, don't average."
-EVERY = "Every token used W, so every token has a say."
+MEAN = "If the loss is a mean, dL/dy already contains that factor: add up, don't average."
+EVERY = "Every token used W, so every token counts."
 GRADIENT_MISTAKES: Mistakes = {
-    f"A mean over all tokens. {MEAN}": lambda x, dy: _gradient(x, dy) / x.shape[:2].numel(),
-    f"A mean over the sequences. {MEAN}": lambda x, dy: _gradient(x, dy) / x.size(0),
-    f"Only the first sequence is in it. {EVERY}": lambda x, dy: _gradient(x[:1], dy[:1]),
-    f"Only the last token of each sequence is in it. {EVERY}": lambda x, dy: _gradient(x[:, -1:], dy[:, -1:]),
-    "`reshape` mixes tokens with outputs: merge b and s first, then turn one of the two round.": lambda x, dy:
+    f"You take a mean over all tokens. {MEAN}": lambda x, dy: _gradient(x, dy) / x.shape[:2].numel(),
+    f"You take a mean over the sequences. {MEAN}": lambda x, dy: _gradient(x, dy) / x.size(0),
+    f"You use only the first sequence. {EVERY}": lambda x, dy: _gradient(x[:1], dy[:1]),
+    f"You use only the last token of each sequence. {EVERY}": lambda x, dy: _gradient(x[:, -1:], dy[:, -1:]),
+    "`reshape` mixes tokens with outputs: merge b and s first, then transpose one of the two.": lambda x, dy:
         dy.reshape(dy.size(2), -1) @ x.reshape(-1, x.size(2)),
-    "Turned round: with as many inputs as outputs the shape cannot tell you, the values do.":
+    "It is transposed. With as many inputs as outputs the shape does not show it, but the values do.":
         lambda x, dy: _gradient(x, dy).T if x.size(2) == dy.size(2) else _gradient(x, dy),
 }  # fmt: skip
 
 
-@exercise("01.1", "The same as autograd's, from x and dL/dy alone. That x is what forward had to keep.")
+@exercise("01.1", "The same as autograd's, from only x and dL/dy. So forward had to keep x.")
 def weight_gradient(answer: Any) -> None:
     """`answer(x, dy)` is dL/dW of y = x·Wᵀ for x of shape (b, s, inputs) and dL/dy of shape (b, s, outputs)."""
-    product = "Your function multiplies the two element by element. Every input meets every output: a matrix product."
-    by_autograd = "That is autograd's work. Do it yourself."
+    product = "You multiply the two element by element. But every input meets every output: use a matrix product."
+    by_autograd = "You let autograd do the work. Compute the gradient yourself."
     hints = {"at non-singleton dimension 2": product, "does not require grad": by_autograd}
     cases, answers = [], []
     for shape in SHAPES:
@@ -71,17 +71,17 @@ def weight_gradient(answer: Any) -> None:
         with torch.no_grad():
             got = call(answer, hints=hints, x=x, dy=dy, returns=torch.Tensor)
         known = {tuple(sizes[axis] for axis in axes): message for axes, message in WRONG_SHAPES.items()}
-        otherwise = f"Yours has the shape {tuple(got.shape)}. A gradient has the shape of what it belongs to: W."
+        otherwise = f"Yours has the shape {tuple(got.shape)}. A gradient has the shape of its weight: W."
         expect(got.shape == (sizes["o"], sizes["i"]), known.get(tuple(got.shape), otherwise))
         cases.append((x, dy))
         answers.append(got)
-    otherwise = "The shape is right, the values are not those of autograd. Compare one entry by hand."
+    otherwise = "The shape is right, but the values are not those of autograd. Compare one entry by hand."
     recognized(answers, cases, _gradient, GRADIENT_MISTAKES, otherwise, partial(same, tolerance=1e-4))
 
 
 # --------------------------------------------------------------------------------------------------------- 01.2: peak
 Life = tuple[str, int, int, int | None]  # its name, its bytes, the events of its birth and its death (None: it stays)
-STEP: list[Life] = [  # a small made-up step, to count on one's fingers
+STEP: list[Life] = [  # a small made-up step, to count by hand
     ("logits", 50, 3, 4), ("activation 1", 30, 1, 6), ("weights", 40, 0, None), ("gradient 1", 20, 6, None),
     ("scratch of layer 1", 60, 1, 2), ("gradient of the logits", 50, 4, 5), ("input", 10, 0, None),
     ("activation 2", 30, 2, 5), ("gradient 2", 20, 5, None),
@@ -96,30 +96,30 @@ def peak_of(lives: Sequence[Life], alive: Callable[..., bool] = lambda born, eve
 
 LATE: list[Life] = [("weights", 10, 0, None), ("activation", 5, 1, 2), ("states", 100, 3, None)]  # as Adam's come
 PEAK_MISTAKES: Mistakes = {
-    "That is everything that ever lived, added up.": lambda lives: sum(life[1] for life in lives),
-    "That is the largest single tensor. What is on top of it?": lambda lives: max(life[1] for life in lives),
-    "That is what is left when everything is over.": lambda lives: sum(life[1] for life in lives if life[3] is None),
-    "You let a tensor take memory at the very event at which it dies: there its bytes are free again.":
+    "You added up everything that ever lived.": lambda lives: sum(life[1] for life in lives),
+    "This is the largest single tensor. What else is alive?": lambda lives: max(life[1] for life in lives),
+    "This is what is left after the last event.": lambda lives: sum(life[1] for life in lives if life[3] is None),
+    "You count a tensor at the event of its death. Its bytes are already free there.":
         partial(peak_of, alive=lambda born, event, died: born <= event <= died),
-    "It takes no memory yet at the event at which it is born?":
+    "You do not count a tensor at the event of its birth. It takes memory there already.":
         partial(peak_of, alive=lambda born, event, died: born < event < died),
-    "None is no event: what never dies is there after the last death, too, when others may still be born.":
+    "You treat None as the last event. A tensor that never dies is also alive after it, when others may be born.":
         lambda lives: peak_of([life for life in lives if life[2] < max(died for *_, died in lives if died)]),
-    "Tensors whose `died` is None are missing from your sum. They stay, so they always count.":
+    "Tensors whose `died` is None are missing from your sum. They stay to the end, so count them.":
         partial(peak_of, alive=lambda born, event, died: born <= event < died < math.inf),
 }  # fmt: skip
 
 
-@exercise("01.2", "The largest sum of what is alive at once, in made-up steps and in one that really ran.")
+@exercise("01.2", "The largest sum of what is alive at once, in made-up steps and in a real one.")
 def peak(answer: Any) -> None:
     """`answer(tensors)` is the most bytes alive at once; tensors are (name, bytes, born, died), `died` may be None."""
-    none = "Your function compares an event with None. What is None never dies: decide about it before you compare."
+    none = "Your function compares an event with None. A tensor with None never dies: handle it before you compare."
     dice = random.Random(1)
     random_steps = [[_random_life(dice, number) for number in range(14)] for _ in range(3)]
     cases = [STEP, *random_steps, LATE, list(real_step()[0])]
     answers = [call(answer, hints={"NoneType": none}, tensors=list(case)) for case in cases]
-    otherwise = ("Not right yet: draw each tensor's life as a bar, and add up what is alive at each event. The list is "
-                 "in no order, and names may repeat.")  # fmt: skip
+    otherwise = ("Not right yet: draw each tensor's life as a bar, and add up what is alive at each event. "
+                 "The list is in no order, and names may repeat.")  # fmt: skip
     recognized(answers, [(case,) for case in cases], peak_of, PEAK_MISTAKES, otherwise, eq)
 
 
@@ -141,9 +141,9 @@ def real_step() -> tuple[tuple[Life, ...], int]:
 KINDS = ("weights", "master_weights", "gradients", "states")
 WEIGH_HINTS = {
     "'NoneType' object has no attribute": "Not every parameter has a gradient: its `.grad` may be None.",
-    "'int' object has no attribute": "Not everything in an optimizer's state is a tensor: `torch.is_tensor` knows.",
+    "'int' object has no attribute": "Not everything in an optimizer's state is a tensor: ask `torch.is_tensor`.",
 }
-# Runs, and what is said where a kind of memory is off
+# Runs, and the message for each kind of memory that is off
 WEIGHED: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("weighed.toml").read_text(encoding="utf-8"))
 
 
@@ -183,20 +183,20 @@ def _weighed(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, in
     return {name: sum(size for kind, size in storages.values() if kind == name) for name in KINDS}
 
 
-@exercise("01.3", "Every byte that a model and its optimizer hold, each once, in five runs.")
+@exercise("01.3", "Every byte that a model and its optimizer hold, counted once, in five runs.")
 def weigh(answer: Any) -> None:
     """`answer(model, optimizer)` is a dictionary: bytes of weights, master_weights, gradients and states."""
     for how, messages in WEIGHED.items():
         model, optimizer = trained_once(how)
         wanted = _weighed(model, optimizer)
         got = entries(call(answer, hints=WEIGH_HINTS, model=model, optimizer=optimizer, returns=Mapping), KINDS)
-        expect(wanted == _weighed(model, optimizer), "Your function changes what it weighs: only look at it.")
-        numbers = "Those are numbers, not bytes: how many does each take?"
+        expect(wanted == _weighed(model, optimizer), "Your function changes what it should only read.")
+        numbers = "You count numbers, not bytes: how many bytes does each take?"
         expect(how != "adamw" or 4 * got["weights"] != wanted["weights"], numbers)
-        lost = "You find no states: go through all of `optimizer.state`. Its keys need not be the model's parameters."
+        lost = "You find no states. Go through all of `optimizer.state`: its keys need not be the model's parameters."
         expect(got["states"] or not wanted["states"], lost)
         for kind in KINDS:
-            off = f"The {kind.replace('_', ' ')} are off in a run where others share memory or are frozen."
+            off = f"The {kind.replace('_', ' ')} are off in a run with shared memory or frozen weights."
             expect(got[kind] == wanted[kind], messages.get(kind, off))
 
 
@@ -208,16 +208,16 @@ FIT_CASES = (
     ("RTX3090-24GB", 32), ("T4-16GB", 32), ("A100-80GB", 64), ("A100-40GB", 44),
 )  # fmt: skip
 FIT_MISTAKES: Mistakes = {
-    "You estimated one micro-batch on its own. From the second one on, the gradients of those before it are there.":
+    "You estimated one micro-batch on its own. From the second one on, earlier gradients take memory too.":
         lambda card, b: _fitting(card, b, accumulate=False)[-1],
-    "You took the number in the card's name for GB. A card sold as 32 GB holds GiB: ask `gpu(card).memory`.":
+    "You took the number in the card's name for GB. But a card sold as 32 GB has GiB: ask `gpu(card).memory`.":
         lambda card, b: _fitting(card, b, GB * int(card.split("-")[1][:2]))[-1],
-    "You took `gpu(card).room`. The question is about all that the card has, `gpu(card).memory`.":
+    "You took `gpu(card).room`. The exercise asks about all memory of the card, `gpu(card).memory`.":
         lambda card, b: _fitting(card, b, gpu(card).room)[-1],
     "You returned the smallest that fits, not the largest.": lambda card, b: min(_fitting(card, b)[1:], default=0),
-    "That is how many micro-batches there are, not their size.": lambda card, b: b // (_fitting(card, b)[-1] or 99),
-    "You returned the whole batch whether it fits or not: compare it with the card's bytes.": lambda card, b: b,
-    "You tried powers of two alone. Other numbers divide a batch, too.":
+    "You returned the number of micro-batches, not their size.": lambda card, b: b // (_fitting(card, b)[-1] or 99),
+    "You returned the whole batch, whether it fits or not: compare its peak with the card's bytes.": lambda card, b: b,
+    "You tried only powers of two. Other numbers divide a batch, too.":
         lambda card, b: max(size for size in _fitting(card, b) if size.bit_count() < 2),
 }  # fmt: skip
 
@@ -229,20 +229,20 @@ def _fitting(card: str, batch: int, memory: int | None = None, accumulate: bool 
     return [0, *(run.micro_batch for run in runs if estimate(run).total <= limit)]
 
 
-@exercise("01.4", "The largest micro-batch that fits, on cards from 16 to 80 GB, its companions' gradients included.")
+@exercise("01.4", "The largest micro-batch that fits, on cards from 16 to 80 GB, with the gradients of earlier ones.")
 def largest_micro_batch(answer: Any) -> None:
     """`answer(card, global_batch)` is the largest micro-batch of FIT_RUN that divides the batch and fits; 0 if none."""
-    none = "Your function stumbles where nothing fits at all: think of a card that is too small, and return 0."
+    none = "Your function fails when nothing fits. Think of a card that is too small, and return 0."
     hints = dict.fromkeys(("is empty", "empty sequence", "list index out of range"), none)
     answers = [call(answer, hints=hints, card=card, global_batch=batch) for card, batch in FIT_CASES]
     for (card, batch), got in zip(FIT_CASES, answers, strict=True):
-        expect(got == int(got) and got >= 0, f"A micro-batch is a whole number of sequences, for {card} too.")
+        expect(got == int(got) and got >= 0, f"Your micro-batch for {card} is not a whole number of sequences.")
         expect(not got or batch % got == 0, f"Your micro-batch for {card} does not divide the batch of {batch}.")
     if not recognized(answers, FIT_CASES, lambda card, b: _fitting(card, b)[-1], FIT_MISTAKES, same=eq):
         for (card, batch), got in zip(FIT_CASES, answers, strict=True):
             too_much = f"On {card} your micro-batch for {batch} needs more than the card has."
             expect(got in _fitting(card, batch), too_much)
-        fail("Yours fit, but on one of the cards a larger micro-batch fits as well.")
+        fail("Yours fit, but on at least one card a larger micro-batch fits too.")
 
 
 # -------------------------------------------------------------------------------------------------------- 01.5: train
@@ -288,38 +288,38 @@ def _train_right(model: nn.Module, batches: Batches, optimizer: Any, parts: int 
 
 
 TRAIN_MISTAKES: Mistakes = {  # other ways to train, each tried on whole losses and on parts of them
-    "The parameters have not moved. Who calls `optimizer.step()`, and which loss goes backward before?":
+    "The parameters have not changed. Where do you call `optimizer.step()`, and on which loss `backward()` before it?":
         lambda *given, parts: None,
-    "The parameters moved too far. Gradients add up to a sum: divide each loss before it goes backward.": _train_right,
-    "You step after every batch. One step on the mean of all was asked for.":
+    "The parameters moved too far. Gradients add up to a sum: divide each loss before its `backward()`.": _train_right,
+    "You step after every batch. Take one step on the mean of all.":
         lambda model, batches, optimizer, parts: [_train_right(model, [one], optimizer, parts) for one in batches],
-    "The step saw the gradients of the last batch alone. Does every loss go backward, and does anything set gradients "
+    "The step saw only the gradients of the last batch. Do you call `backward()` on every loss? Do you set gradients "
     "to zero in between?":
         lambda model, batches, optimizer, parts: _train_right(model, batches[-1:], optimizer, parts),
 }  # fmt: skip
 LOSS_MISTAKES: Mistakes = {
-    "You return the last batch's loss. The mean of all was asked for.": lambda losses: losses[-1],
-    "You return the sum of the losses. Their mean was asked for.": sum,
+    "You return the last batch's loss. Return the mean of all.": lambda losses: losses[-1],
+    "You return the sum of the losses. Return their mean.": sum,
 }
 TRAIN_HINTS = {
-    "does not require grad": "There is nothing left to differentiate: send each loss backward before it is a number.",
-    "through the graph a second time": "You send a batch's graph backward twice: send each batch's own loss, once.",
+    "does not require grad": "There is nothing left to differentiate: call `backward()` before you detach a loss.",
+    "through the graph a second time": "You use a batch's graph twice: call `backward()` once per batch, on its loss.",
 }
 
 
-@exercise("01.5", "One batch's activations at a time, the same step to rounding, and the right mean loss.")
+@exercise("01.5", "One batch's activations at a time, the same step up to rounding, and the right mean loss.")
 def train(answer: Any) -> None:
     """`answer(model, batches, optimizer)` takes one step on the mean loss of all batches and returns that mean."""
     model, batches, optimizer = small_training(4)
     losses = [cross_entropy(model(inputs), targets).item() for inputs, targets in batches]
     kinds = Real | torch.Tensor
     got = call(answer, hints=TRAIN_HINTS, returns=kinds, model=model, batches=batches, optimizer=optimizer)
-    graph = "You return a tensor with its graph behind it: its caller keeps all that. `.item()` makes it a number."
+    graph = "You return a tensor with its graph, so your caller keeps the graph alive. `.item()` makes it a number."
     expect(not getattr(got, "requires_grad", False), graph)
     mean = float(of_kind(got, Real))
     _expect_no_leak(answer)
     _expect_parameters(answer)
-    otherwise = "The parameters are right, the loss that you return is not the mean of the batches' losses."
+    otherwise = "The parameters are right, but the loss that you return is not the mean of the batches' losses."
     close = partial(alike, tolerance=1e-4)
     recognized([mean], [(losses,)], lambda each: sum(each) / len(each), LOSS_MISTAKES, otherwise, close)
 
@@ -329,12 +329,12 @@ def _expect_no_leak(answer: Callable[..., object]) -> None:
     one_batch = sum(item.bytes for item in saved_by(model, batches[0][0]))
     (_, few), (moments, many), (wanted, _) = _watched(answer, 2), _watched(answer, 6), _watched(_train_right, 6)
     growth, waiting = (many - few) / 4, max(moments[1:-1], default=0) - max(wanted[1:-1])
-    joined = "All batches go forward as one, so all their activations are alive at once: take them one by one."
+    joined = "All batches go forward as one, so all activations are alive at once. Take one batch at a time."
     expect(len(moments) > 2 or growth < one_batch / 2, joined)
-    leak = "Activations add up from batch to batch: the leak is still there. Who holds a loss with its graph behind it?"
+    leak = "The leak is still there: activations add up from batch to batch. What holds a loss with its graph?"
     expect(growth < one_batch / 2, leak)
-    expect(growth < one_batch / 50, "Something small still grows with each batch: do you collect outputs in a list?")
-    two = "Nothing grows any more, but two batches' activations are alive at once: is a graph retained?"
+    expect(growth < one_batch / 50, "Something small still grows with each batch. Do you collect outputs in a list?")
+    two = "Nothing grows any more, but two batches' activations are alive at once. Do you retain a graph?"
     expect(waiting < one_batch / 4, two)
 
 
@@ -349,8 +349,8 @@ def _expect_parameters(answer: Callable[..., object]) -> None:
     if not same(got, after(_train_right)):
         for message, other in TRAIN_MISTAKES.items():
             expect(not any(same(got, after(partial(other, parts=parts))) for parts in (1, 4)), message)
-        fail("The parameters differ from those after one step on the mean loss of all batches. What else changes them?")
-    again = "The first call is right, the second is not: it starts with gradients that the first one left behind."
+        fail("The parameters are not those after one step on the mean loss of all batches. What else changes them?")
+    again = "The first call is right, the second is not: it starts with gradients that the first call left behind."
     expect(same(after(answer, calls=2), after(_train_right, calls=2)), again)
 
 
@@ -362,12 +362,12 @@ HIDDEN_RUNS = (  # no shortcut works: equal tokens in unlike batches; no peak or
     TrainingRun("gpt2", 3, 256, "fp32", attention="efficient", recompute="full"),
 )
 BATCH_MISTAKES: Mistakes = {
-    "Those are tokens, s·b. How many sequences is that?": lambda b, s: b * s,
-    "Twice too many: are the token ids all that there is among the inputs?": lambda b, s: 2 * b,
-    "Half of it: how many bytes does one token id take, and how many tensors are there?": lambda b, s: b / 2,
-    "Those are the bytes of the inputs. How many sequences is that?": lambda b, s: 16 * b * s,
+    "You return tokens, s·b. How many sequences is that?": lambda b, s: b * s,
+    "Twice as large as it should be: what do the inputs contain apart from token ids?": lambda b, s: 2 * b,
+    "Half as large as it should be: how many bytes does one token id take, in how many tensors?": lambda b, s: b / 2,
+    "You return the bytes of the inputs. How many sequences is that?": lambda b, s: 16 * b * s,
 }
-SIMULATES = "Four runs are simulated first, if they have not been yet: about ten seconds."
+SIMULATES = "Four runs are simulated first, unless that is done already: about ten seconds."
 
 
 @cache
@@ -376,33 +376,33 @@ def suspects() -> tuple[Measurement, ...]:
     return tuple(replace(measure(run, source="simulated"), allocations=()) for run in HIDDEN_RUNS)
 
 
-@exercise("01.6", "Batch, precision and recomputation of every hidden run, read off its memory alone.", first=SIMULATES)
+@exercise("01.6", "Batch, precision and recomputation of every hidden run, only from its memory.", first=SIMULATES)
 def read_timeline(answer: Any) -> None:
     """`answer(measurement, seq_len)` is a dictionary: micro_batch, precision, recompute, as a TrainingRun has them."""
     answers = [_reading(answer, *hidden) for hidden in zip(HIDDEN_RUNS, suspects(), strict=True)]
     different = any(other != answers[0] for other in answers)
-    expect(different, "You give the same answer whatever the measurement says. The hidden runs differ.")
+    expect(different, "You give the same answer for every measurement. The hidden runs differ.")
     batches = [reading["micro_batch"] for reading in answers]
     cases = [(run.micro_batch, run.seq_len) for run in HIDDEN_RUNS]
-    otherwise = "The micro-batch is off. Which kind of memory depends on s and b alone, whatever the model is?"
+    otherwise = "The micro-batch is off. Which kind of memory depends only on s and b, whatever the model?"
     recognized(batches, cases, lambda b, s: b, BATCH_MISTAKES, otherwise, eq)
     for reading, run in zip(answers, HIDDEN_RUNS, strict=True):
         got, right = reading["precision"], run.precision.name
-        taken = "You take autocast for fp32, or the reverse: which kind of memory exists under only one of them?"
+        taken = "You confuse autocast and fp32. Which kind of memory exists under only one of them?"
         expect({got, right} != {"fp32", "amp-bf16"}, taken)
-        states = "The precision is off: how many times as large as the parameters are the optimizer's states, and why?"
+        states = "The precision is off. How many times as large as the parameters are the optimizer's states, and why?"
         expect(got == right, states)
     said = [reading["recompute"] for reading in answers]
     by_height = [choice for _, choice in sorted(zip([hidden.peak for hidden in suspects()], said, strict=True))]
-    judged = "You seem to judge by the height of the peak. A small batch is low, too; look at backward instead."
+    judged = "You seem to judge by the height of the peak. A small batch is low, too: look at backward instead."
     expect(by_height != sorted(by_height, key=str) or len(set(said)) == 1, judged)  # "full" where it is low
-    off = "Recomputation is off: what do the activations do during backward when a block's forward runs a second time?"
+    off = "Recomputation is off. What do activations do in backward when a block's forward runs a second time?"
     expect(said == [run.recompute for run in HIDDEN_RUNS], off)
 
 
 def _reading(answer: Any, run: TrainingRun, measurement: Measurement) -> dict[str, Any]:
     """The learner's dictionary for one hidden run, True and False spelled as "full" and "none"."""
-    hints = {"index out of range": "These measurements have no list of tensors: use their timeline and their moments."}
+    hints = {"index out of range": "These measurements have no list of tensors. Use their timeline and their moments."}
     got = call(answer, hints=hints, measurement=handed(measurement), seq_len=run.seq_len, returns=Mapping)
     found = entries(got, ("micro_batch", "precision", "recompute"), Real | str | bool | None)
     recompute = {True: "full", False: "none"}.get(found["recompute"], found["recompute"])
