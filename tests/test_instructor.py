@@ -73,7 +73,7 @@ def test_what_is_shown_live_is_there():
     assert len(players) >= 6 and all(player in sources for player in players)
 
 
-MADE_UP = {"A mean over …": "A mean over", "changes 'values'": "Your function changes", "Right in GB": "Right in"}
+MADE_UP = {"changes 'values'": "Your function changes", "Right in GB": "Right in"}
 """Hints that a check completes with a name, and what stands in its source."""
 
 

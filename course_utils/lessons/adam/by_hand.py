@@ -44,13 +44,13 @@ RULES: dict[str, Callable[[list[torch.Tensor], float, float, float], torch.optim
 def trajectory(
     rule: str, rate: float, steps: int = 100, *, beta1: float = 0.9, beta2: float = 0.999, valley: Valley | None = None
 ) -> list[Point]:
-    """Return the places that an optimizer of `RULES` visits on the map, the start first; fewer if it leaves for good.
+    """Return the places that an optimizer of `RULES` visits, the start first; fewer if it leaves for good.
 
     Raises ValueError for an unknown rule, a rate that is not above 0, and a β outside of 0 to 1.
     """
     check_known("optimizer", rule, RULES)
     if not (rate > 0 and 0 <= beta1 < 1 and 0 <= beta2 < 1):
-        raise ValueError(f"a learning rate of {rate}, β1 {beta1}, β2 {beta2}: η is above 0, a β at least 0 and below 1")
+        raise ValueError(f"a learning rate of {rate}, β1 {beta1}, β2 {beta2}: η must be above 0, and each β at least 0 and below 1")
     valley = valley or Valley()
     path = [valley.turned(START)]
     place = torch.tensor(path[0], dtype=torch.float64, requires_grad=True)
@@ -66,19 +66,19 @@ def trajectory(
 
 
 def steps_needed(path: Sequence[Point]) -> int | None:
-    """Return after how many steps a walk stays within 1 % of its first distance from the floor; None if never."""
+    """Return the steps until a walk stays within 1 % of its first distance from the minimum; None if never."""
     goal = 0.01 * math.hypot(*path[0]) * (1 + 1e-9)  # up to the last bits of rounding
     outside = [step for step, point in enumerate(path) if math.hypot(*point) > goal]
     return outside[-1] + 1 if outside and outside[-1] + 1 < len(path) else None
 
 
 def kept_bytes(optimizer: Any) -> int:
-    """Return the bytes of all that an optimizer keeps besides parameters and gradients; torch's or one of your own."""
+    """Return all bytes that an optimizer, PyTorch's or your own, keeps apart from parameters and gradients."""
     return sum(tensor.untyped_storage().nbytes() for tensor in kept_tensors(optimizer))
 
 
 def kept_tensors(optimizer: Any) -> list[torch.Tensor]:
-    """Return the tensors that an optimizer keeps besides parameters and their gradients, one for each storage."""
+    """Return the tensors that an optimizer keeps apart from parameters and gradients, one per storage."""
     from course_utils.measuring.carrying import tensors_in  # needs all of torch; the website's walks have less
 
     found = list(tensors_in(vars(optimizer), set()))

@@ -1,4 +1,4 @@
-"""A walk down the valley under four controls and two more: optimizer, learning rate, β1, β2, steepness, direction."""
+"""A walk down the valley with six controls: optimizer, learning rate, β1, β2, steepness, direction."""
 
 from html import escape
 
@@ -36,12 +36,12 @@ class Walker(Explorable):
 
     @property
     def valley(self) -> Valley:
-        """The valley that has been chosen."""
+        """The chosen valley."""
         return Valley(self.controls["steepness"].value, self.controls["angle"].value)
 
     @property
     def path(self) -> list[Point]:
-        """The walk that has been chosen, 200 steps at most."""
+        """The chosen walk, at most 200 steps."""
         rule, rate, beta1, beta2 = (self.controls[name].value for name in ("optimizer", "rate", "beta1", "beta2"))
         return trajectory(rule, rate, 200, beta1=beta1, beta2=beta2, valley=self.valley)
 
@@ -51,7 +51,7 @@ class Walker(Explorable):
         title = f"{name[0].upper() + name[1:]} at η = {self.controls['rate'].value:g}: {outcome(path)}"
         states = LINES[name].count("← β")
         kept = ("no state", "one state", "two states")[states]
-        message = f"<code>{escape(LINES[name])}</code> · {kept} a parameter, {4 * states} bytes in fp32"
+        message = f"<code>{escape(LINES[name])}</code> · {kept} per parameter, {4 * states} bytes in fp32"
         return walks({name: path}, title, valley), message
 
 
