@@ -73,7 +73,7 @@ def test_descent_needs_the_steps_that_the_closed_form_says() -> None:
     ("choice", "problem"),
     [
         ({"rule": "adan"}, "unknown optimizer 'adan'"),
-        ({"rate": 0.0}, "a learning rate of 0.0"),
+        ({"rate": 0.0}, "learning rate 0.0"),
         ({"rate": math.nan}, "η must be above 0"),
         ({"beta1": 1.0}, "β1 1.0"),
         ({"beta2": -0.1}, "β2 -0.1"),

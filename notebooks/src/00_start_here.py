@@ -13,8 +13,8 @@
 #
 # **20 minutes.** You should know some Python, and that a tensor is a block of numbers. You need no GPU.
 #
-# This course answers one question: *where did the GPU memory go?* You never have to believe a number. A formula
-# predicts it, a training step that really runs is measured, and the lesson explains any difference.
+# This course answers one question: *where did the GPU memory go?* You never have to believe a number. Each is estimated
+# with a formula, then measured on a training step that really runs. If the two differ, the lesson explains why.
 #
 # Click into the first gray cell below and press **Shift + Enter**: that runs it and moves on.
 
@@ -27,8 +27,8 @@ from course_utils.cli.doctor import report
 report()
 
 # %% [markdown]
-# The lower half lists what the course can do here. Every measurement has a [label](../docs/glossary.md#provenance) that
-# says where it comes from:
+# The lower half lists what the course can do on this machine. Every measurement has a
+# [label](../docs/glossary.md#provenance) that says where it comes from:
 #
 # | label | what it is |
 # |---|---|
@@ -37,13 +37,13 @@ report()
 # | *traced on the CPU* | a small model that really trains on your processor: real numbers, real losses |
 # | *recorded on …* | measured or simulated earlier, on the named device, with its date |
 #
-# There is no fifth. If you have no GPU, the course [simulates](../docs/glossary.md#simulated-gpu) one and says so. It
-# never shows you one kind as another.
+# There is no fifth label. If you have no GPU, the course [simulates](../docs/glossary.md#simulated-gpu) one and says
+# so. It never shows you one kind as another.
 
 # %% [markdown]
 # ## How a lesson works
-# Each section has four parts: **predict**, **estimate**, **measure**, **explain the gap**. You do the first. A guess,
-# even a wild one, makes you remember the answer; reading along does not.
+# Each section has four parts: **predict**, **estimate**, **measure**, **explain the gap**. The prediction is yours: a
+# guess, even a wild one, makes you remember the answer; reading along does not.
 #
 # Type your guess and lock it with **Enter**. Until then, the answer and everything that gives it away stay folded.
 # *Show me* unfolds them. Your guesses stay on this machine.
@@ -64,7 +64,7 @@ reveal("00.gib", 80 * GiB)
 bars({"80 GB": 80 * GB, "80 GiB": 80 * GiB}, f"A GiB is {100 * (GiB / GB - 1):.1f} % more than a GB")
 
 # %% [markdown]
-# This difference decides whether a run fits, so every number in this course says which of the two it is in.
+# This difference can decide whether a run fits. So every number in this course says which of the two it is in.
 # `format_bytes` writes both, `parse_bytes` reads both. The last two lines are what the drivers of two cards report.
 
 # %%
@@ -79,9 +79,9 @@ for name in ("A100-80GB", "H100-80GB"):
 
 # %% [markdown]
 # ## One tensor's bytes
-# Everything that fills a GPU is a tensor. Here is one from every lesson: the numbers that flow from one layer of the
-# language model GPT-2 XL to the next. It has b = 8 sequences of s = 1,024 tokens (pieces of words), and h = 1,600
-# numbers per token, in 16 bits each: [bf16](../docs/glossary.md#fp16-and-bf16).
+# Everything that fills a GPU is a tensor. Here is one that you will meet in every lesson: the numbers that flow from
+# one layer of the language model GPT-2 XL to the next. It has b = 8 sequences of s = 1,024 tokens (pieces of words),
+# and h = 1,600 numbers per token, in 16 bits each: [bf16](../docs/glossary.md#fp16-and-bf16).
 #
 # **Your guess.** How many MB?
 
@@ -116,9 +116,9 @@ print(f"estimated − measured: {estimated - measured} bytes")
 # ### The gap
 # Estimated minus measured is [the gap](../docs/glossary.md#gap). For this large tensor it is 0.
 #
-# Now a small one: the loss, which says how wrong the model is, is a single number in fp32. On a GPU it takes more than
-# 4 bytes, because PyTorch hands out GPU memory in multiples of one block size, a power of two. A CPU's cache has lines
-# of 64 bytes, a disk has blocks of 4,096. The GPU's blocks are between the two. **How many bytes does the loss take?**
+# Now a small one: the loss, a single fp32 number that says how wrong the model is. On a GPU it takes more than its 4
+# bytes, because PyTorch hands out GPU memory in multiples of one block size, a power of two. A CPU's cache has lines of
+# 64 bytes, a disk has blocks of 4,096. The GPU's blocks are between the two. **How many bytes does the loss take?**
 
 # %%
 predict("00.scalar", unit="B")
@@ -148,8 +148,8 @@ reveal("00.scalar", allocated, unit="B")
 # Each section of a lesson has a line that ends in `# change this`. Here, change `()` to `(100,)`, then to `(200,)`:
 # predict, then run.
 #
-# Any PyTorch code runs in such a block, and the next block can use its tensors. Only values do not exist on a simulated
-# GPU: to print a loss, compute it on the CPU.
+# You can run any PyTorch code in such a block, and use its tensors in the next block. But a simulated GPU has no
+# values: to print a loss, compute it on the CPU.
 
 # %% [markdown]
 # ## A slider
@@ -163,7 +163,7 @@ tensor_slider(batch=8, sequence=1024, hidden=1600, dtype="bf16")
 
 # %% [markdown]
 # Double b, s or h, and the bytes double. They also double from bf16 to fp32. Nothing in this course is more complicated
-# than this product. There are only many such tensors, and they do not all live at the same time.
+# than this product. There are only many such tensors, and not all of them live at the same time.
 
 # %% [markdown]
 # ## A whole training step
@@ -171,16 +171,16 @@ tensor_slider(batch=8, sequence=1024, hidden=1600, dtype="bf16")
 # [gradient](../docs/glossary.md#gradients) for each weight. Then the *optimizer* changes the weights.
 #
 # One training [*run*](../docs/glossary.md#run) is one line of Python. This is GPT-2, the small one, with 8 sequences of
-# 1,024 tokens. **How much is allocated when its step is at its fullest?** Count what forward keeps for backward (the
-# [activations](../docs/glossary.md#activations)), the gradients, and what the optimizer remembers (its
-# [states](../docs/glossary.md#optimizer-states)).
+# 1,024 tokens. **How much is allocated when its step is at its fullest?** Besides the weights, count what forward keeps
+# for backward (the [activations](../docs/glossary.md#activations)), the gradients, and what the optimizer remembers
+# (its [states](../docs/glossary.md#optimizer-states)).
 
 # %%
 from course_utils import TrainingRun
 
 run = TrainingRun("gpt2", micro_batch=8, seq_len=1024)  # change this
 print(run)
-print(f"only its weights, in fp32: {format_bytes(4 * run.model.parameters)}")
+print(f"the weights, in fp32: {format_bytes(4 * run.model.parameters)}")
 predict("00.gpt2", unit="GB")
 
 # %% [markdown]
@@ -237,10 +237,10 @@ counters = [item for item in real.alive_at(real.peak_event) if item.kind == "opt
 print(f"{len(counters)} optimizer states with one number each: {sum(item.bytes for item in counters):,} bytes")
 
 # %% [markdown]
-# They are the step counters of Adam, the optimizer: one per parameter tensor. The course counts blocks of 512 bytes on
-# every device, so that numbers compare. On a GPU these counters stay in the host's memory, so the estimate leaves them
-# out. A CPU has only one memory, and the tracker sees them there. *Explain the gap* means exactly this: not "about
-# right", but which tensor.
+# These tensors are the step counters of Adam, the optimizer: one per parameter tensor. The course counts blocks of 512
+# bytes on every device, so that you can compare numbers. On a GPU these counters stay in the host's memory, so the
+# estimate leaves them out. A CPU has only one memory, and the tracker sees the counters there. *Explain the gap* means
+# exactly this: not "about right", but which tensor.
 
 # %% [markdown]
 # ## Where you are
@@ -266,7 +266,7 @@ progress()
 # ## Take home
 # **Remember** Every byte on the GPU belongs to a tensor that you can name: its shape, its type, and how long it lives.
 #
-# **Breaks when** somebody writes GB and means GiB: 7 % of your card are gone.
+# **Breaks when** somebody writes GB and means GiB: 7 % of your card is gone.
 #
 # **Cheat-sheet line** bytes = elements · bytes per element (fp32 4, bf16 and fp16 2, fp8 1), rounded up to 512 · 1 GiB
 # = 1.074 GB.

@@ -50,7 +50,7 @@ def trajectory(
     """
     check_known("optimizer", rule, RULES)
     if not (rate > 0 and 0 <= beta1 < 1 and 0 <= beta2 < 1):
-        raise ValueError(f"a learning rate of {rate}, β1 {beta1}, β2 {beta2}: η must be above 0, and each β at least 0 and below 1")
+        raise ValueError(f"learning rate {rate}, β1 {beta1}, β2 {beta2}: η must be above 0, β at least 0 and below 1")
     valley = valley or Valley()
     path = [valley.turned(START)]
     place = torch.tensor(path[0], dtype=torch.float64, requires_grad=True)
