@@ -12,7 +12,7 @@
 # # 01 · Where did the memory go?
 #
 # **60 minutes.** You should know what a forward and a backward pass are, and have trained some network once. You need
-# no GPU: simulated numbers say that they are.
+# no GPU.
 #
 # What fits on one GPU decides how a large model is split. So many inventions are about memory, such as
 # [FlashAttention](../docs/glossary.md#flashattention), [grouped queries](../docs/glossary.md#grouped-queries) and
@@ -31,15 +31,15 @@ N = model_size.parameters
 print(f"N = {N:,} parameters in {model_size.layers} layers of h = {model_size.hidden:,}")
 print(f"weights in 16-bit: 2 bytes · N = {format_bytes(2 * N)}")
 print(f"a card sold as 32 GB ({card.name}): {format_bytes(card.memory, 'GB', 1)}")
-print(f"what a program gets of it: {format_bytes(card.room, 'GB', 1)}")
+print(f"what a program gets: {format_bytes(card.room, 'GB', 1)}")
 
 # %% [markdown]
 # A card "of 32 GB" has about 32 *GiB* ([lesson 00](00_start_here.ipynb)), and the driver keeps a part. The weights fill
-# a tenth. Does a program get as much of a `"V100-32GB"`? Predict, change the card, run, and change it back.
+# a tenth. Does a program get as much of a `"V100-32GB"`? Predict, change the card, run, change it back.
 #
-# Two public texts train this model with Adam on one 32 GB GPU: 32 sequences of 1,024 tokens at a time, 16 bits,
-# [activation checkpointing](../docs/glossary.md#activation-recomputation). A newsletter adds up to 32–35 GB: you *can
-# barely train it*. A set of slides lists 41 GB: it *cannot be trained*. Their terms go back to the
+# Two public texts train this model with Adam on one 32 GB GPU: 32 sequences of 1,024 tokens at a time, 16-bit
+# arithmetic, [activation checkpointing](../docs/glossary.md#activation-recomputation). A newsletter adds up to 32–35
+# GB: you *can barely train it*. A set of slides lists 41 GB: it *cannot be trained*. Their terms go back to the
 # [ZeRO](../docs/glossary.md#zero) paper ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054)).
 #
 # **Your guess first.** Weights and gradients in 16 bits, one copy of the weights and Adam's two states in fp32, all 32
@@ -53,8 +53,8 @@ predict("01.puzzle", unit="GB")
 # %% [markdown]
 # ## What lives when?
 # This training loop asks PyTorch for its memory. `memory_allocated()` is what tensors take now,
-# `max_memory_allocated()` the most since `reset_peak_memory_stats()`. Inside `with on_gpu():`, `"cuda"` is your GPU. If
-# you have none, it is a *simulated* one: the same operators, but no memory behind the tensors. Before you run it: what
+# `max_memory_allocated()` the most since `reset_peak_memory_stats()`. Inside `with on_gpu():`, `"cuda"` is your GPU or,
+# if you have none, a *simulated* one: the same operators, but no memory behind the tensors. Before you run it: what
 # will differ between step 1 and step 2?
 
 # %%
@@ -96,7 +96,7 @@ print(f"the gap: {plus_minus(gap)} bytes, 512 for the loss and 2 times {(-gap - 
 # Some texts say that the first step differs by *preparatory work*. That is one small workspace. The rest is Adam: its
 # states appear at the end of step 1.
 #
-# Change 4096 to 8192 rows: what grows, and by how many MB? Predict, run both cells.
+# Change 4096 to 8192 rows: what grows, and by how many MB? Predict, then run both cells.
 #
 # Counters do not say which tensors they count. `measure` does. Give it the same step, with a model on the CPU. It works
 # on a copy.
@@ -118,7 +118,8 @@ batch = torch.randn(4096, 1024)
 measure(step=train_step, model=mine, optimizer=adamw, batch=batch, card="A100-80GB")
 
 # %% [markdown]
-# The peak of step 2 again, kind by kind. `card` adds cuBLAS's workspaces; without it, `measure` counts only tensors.
+# This is the peak of step 2 again, kind by kind. `card` adds cuBLAS's workspaces. Without it, `measure` counts only
+# tensors.
 #
 # ### The same for any run
 # A *run* is a training written down: model, batch, number formats, optimizer, kernels. `TrainingRun` holds these
@@ -147,8 +148,8 @@ four_steps = measure(small, steps=4)
 timeline(four_steps, "Optimizer states arrive at the end of step 1 and never leave")
 
 # %% [markdown]
-# In **forward** the [activations](../docs/glossary.md#activations) pile up. In **backward** they are freed from the
-# last layer to the first, and [gradients](../docs/glossary.md#gradients) take their place. The dark wedge is
+# In **forward** the [activations](../docs/glossary.md#activations) pile up. In **backward** they are used and freed,
+# from the last layer to the first, and [gradients](../docs/glossary.md#gradients) take their place. The dark wedge is
 # [autocast](../docs/glossary.md#autocast)'s 16-bit copy of each matrix. In the **optimizer** phase of step 1, Adam
 # makes its two states.
 
@@ -270,7 +271,7 @@ print(step.provenance)
 
 # %% [markdown]
 # **The gap** is rounding. PyTorch's [caching allocator](../docs/glossary.md#caching-allocator) hands out multiples of
-# 512 bytes, and most of GPT-2 XL's vectors are not.
+# 512 bytes, and most of GPT-2 XL's vectors have a size in between.
 #
 # Texts after ZeRO say that for large models most memory is states. Is it? `estimate(run)` computes a peak without
 # running anything:
@@ -285,7 +286,7 @@ for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "re
     print(f"{changes}: states, weights and gradients are {part:.0%} of {format_bytes(at_peak.total, 'GB', 1)}")
 
 # %% [markdown]
-# It depends on how many tokens are on the GPU at once, and on what is recomputed.
+# The answer depends on how many tokens are on the GPU at once, and on what is recomputed.
 
 # %% [markdown]
 # ## The stack of 41 GB
@@ -313,9 +314,9 @@ for item in step.largest(3):  # change this
     print(f"{format_bytes(item.bytes, 'GB', 2)}  {item.kind:12s} {item.dtype} {item.shape} from {item.operation}")
 
 # %% [markdown]
-# The loss: three tensors with one number per token and word of the vocabulary, s·b·V. The slides' 8 GB include the
-# first, [log-softmax](../docs/glossary.md#log-softmax). They do not include the other two, gradients on the way to the
-# [logits](../docs/glossary.md#logits). Change 3 to 6: what comes next, states or activations?
+# The loss does, with three tensors of one number per token and word of the vocabulary, s·b·V. The slides' 8 GB include
+# the first, [log-softmax](../docs/glossary.md#log-softmax). They do not include the other two, gradients on the way to
+# the [logits](../docs/glossary.md#logits). Change 3 to 6: what comes next, states or activations?
 
 # %% [markdown]
 # ## Who is right about 32 GB?
@@ -352,7 +353,7 @@ with on_gpu():
 print(f"all at once: {at_once / 1e6:,.1f} MB; one by one: {one_by_one / 1e6:,.1f} MB")
 
 # %% [markdown]
-# One by one needs two copies, because the name `copy` holds the last one until the next is there. Change 24 to 48:
+# "One by one" needs two copies, because the name `copy` holds the last one until the next is there. Change 24 to 48:
 # which number doubles? Predict, run.
 #
 # So you can change three things. Which do you need?

@@ -15,7 +15,7 @@
 # when in a training step. You need no GPU: without one, code for `device="cuda"` runs on a simulated one.
 #
 # In most training scripts the optimizer is two lines. In memory it is larger than the model. You will find out what
-# Adam remembers and why, write it by hand until it equals PyTorch's, see when its
+# Adam remembers and why, and write it by hand until it equals PyTorch's. You will see when its
 # [states](../docs/glossary.md#optimizer-states) appear, and account for every byte: those that stay, and those that
 # come and go.
 
@@ -42,7 +42,7 @@ predict("02.valley", unit="steps")
 # %% [markdown]
 # ### Estimate
 # Along a direction of curvature c, a step multiplies the distance by $1 - \eta c$. If η is above 2/25, the steep
-# direction grows. With the best η both factors are equally large: $1 - \eta = -(1 - 25 \eta)$.
+# direction grows. With the best η, both factors are equally large: $1 - \eta = -(1 - 25 \eta)$.
 
 # %%
 from math import ceil, log
@@ -100,8 +100,8 @@ walks(paths, "One step size for two directions: too short along the valley, or t
 
 # %% [markdown]
 # ## Momentum, RMSProp, Adam
-# [**Momentum**](../docs/glossary.md#momentum) adds up gradients. What points left, then right, cancels; what always
-# points the same way grows (Polyak 1964). It remembers one number per parameter, *m*.
+# [**Momentum**](../docs/glossary.md#momentum) adds up gradients. Gradients that point now left, now right cancel; those
+# that always point the same way grow (Polyak 1964). It remembers one number per parameter, *m*.
 #
 # [**RMSProp**](../docs/glossary.md#rmsprop) keeps a running mean of each gradient's square, *v*, and divides the
 # gradient by its root. That slows the steep direction down and speeds the flat one up (Tieleman and Hinton 2012). One
@@ -141,8 +141,8 @@ reveal("02.adam_steps", steps_needed(walk(adam, 0.5)), unit="steps")
 walks(four, "Momentum is the fastest here, and Adam is no faster than tuned gradient descent")
 
 # %% [markdown]
-# So Adam does not win? Not here: we *knew* the curvature and chose the best η for gradient descent. Double the η of
-# both. Predict: which of them still arrives?
+# So Adam does not win? Not here: we *knew* the curvature and chose the best η for gradient descent. Double η for
+# gradient descent and for Adam. Predict: which of them still arrives?
 #
 # Adam does not need the curvature. Make the loss a thousand times larger, and change nothing else. What happens to the
 # first update of each rule?
@@ -170,9 +170,9 @@ for noise in (0, 1, 10):
     print(f"noise {noise:2d} times the mean: mean update at gradients of 0.001, 1 and 1,000: {shown} learning rates")
 
 # %% [markdown]
-# They do not. *Noise* shortens an update: opposite signs cancel in m, but their squares add up in v. Larger gradients
-# make $\eta / \sqrt{\hat v}$ smaller, the learning rate *per unit of gradient*. Multiply by the gradient, and the size
-# cancels again.
+# The updates are equally long. *Noise* shortens an update: opposite signs cancel in m, but their squares add up in v.
+# Larger gradients only make $\eta / \sqrt{\hat v}$ smaller, the learning rate *per unit of gradient*. Multiply by the
+# gradient, and the size cancels again.
 
 # %% [markdown]
 # ## Why bias correction?
@@ -271,8 +271,8 @@ class HandAdamW(torch.optim.Optimizer):
 
 
 # %% [markdown]
-# Does it equal PyTorch's? We test it on GPT-2, built from PyTorch's own layers: a tiny one on the CPU now, the full
-# size on the GPU later.
+# Does `HandAdamW` equal PyTorch's AdamW? Test it on GPT-2, built from PyTorch's own layers: a tiny one on the CPU now,
+# the full size on the GPU later.
 
 # %%
 from torch import nn
@@ -300,7 +300,7 @@ class GPT(nn.Module):
 # %% [markdown]
 # Train the tiny one on the characters of a short text, once with each optimizer, from the same seed.
 #
-# **Your guess.** It has about a hundred thousand parameters in fp32. How many KB does Adam keep for it?
+# **Your guess.** The tiny one has about a hundred thousand parameters in fp32. How many KB does Adam keep for it?
 
 # %%
 from course_utils.lessons.shared.language_model import batches, vocabulary
@@ -364,8 +364,8 @@ print(f"all states: {kept:,} bytes; 8 bytes per parameter minus that: {8 * n - k
 reveal("02.small", sum(state["m"].nbytes + state["v"].nbytes for state in hand.state.values()), unit="KB")
 
 # %% [markdown]
-# *exp_avg* is m, *exp_avg_sq* is v: 4 bytes each, 8 per parameter. `step` is t, a counter for each tensor: 4 bytes on
-# the *CPU*. Only a fused or capturable Adam keeps the counters on the GPU.
+# *exp_avg* is m, *exp_avg_sq* is v: 4 bytes each, 8 per parameter. `step` is PyTorch's t, a counter for each tensor: 4
+# bytes on the *CPU*. Only a fused or capturable Adam keeps the counters on the GPU.
 
 # %% [markdown]
 # ## When do the states appear?
@@ -426,14 +426,14 @@ timeline(three_steps, "The two states appear at the end of step 1, and the peak 
 # ## What other optimizers keep
 # SGD keeps nothing, momentum one number. The others:
 #
-# * [Lion](../docs/glossary.md#lion) keeps one and takes its sign ([Chen et al.
+# * [Lion](../docs/glossary.md#lion) keeps one number and takes its sign ([Chen et al.
 #   2023](https://arxiv.org/abs/2302.06675)).
 # * [Adafactor](../docs/glossary.md#adafactor) keeps only a row and a column for each matrix of *v* ([Shazeer and Stern
 #   2018](https://arxiv.org/abs/1804.04235)).
-# * [8-bit Adam](../docs/glossary.md#8-bit-adam) keeps both in 8 bits, with a scale for each block of numbers ([Dettmers
-#   et al. 2022](https://arxiv.org/abs/2110.02861) take blocks of 2,048; here they have 256).
-# * [Muon](../docs/glossary.md#muon) keeps one for the blocks' matrices and leaves embeddings and vectors to AdamW
-#   ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)).
+# * [8-bit Adam](../docs/glossary.md#8-bit-adam) keeps both of Adam's numbers in 8 bits, with a scale for each block of
+#   numbers ([Dettmers et al. 2022](https://arxiv.org/abs/2110.02861) take blocks of 2,048; here they have 256).
+# * [Muon](../docs/glossary.md#muon) keeps one number for the blocks' matrices and leaves embeddings and vectors to
+#   AdamW ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)).
 #
 # **Your guess.** How many bytes per parameter does Muon keep for GPT-2, in fp32?
 
@@ -488,8 +488,8 @@ reveal("02.muon", per_parameter["muon"], unit="bytes")
 bars(per_parameter, title, unit="bytes per parameter", kind="optimizer_states", provenance=str(measured.provenance))
 
 # %% [markdown]
-# Exact to the byte. Muon is between 4 and 8, because a good part of GPT-2's parameters are embeddings, and AdamW
-# handles those.
+# All estimates are exact to the byte. Muon is between 4 and 8 bytes, because a good part of GPT-2's parameters are
+# embeddings, and AdamW handles those.
 
 # %% [markdown]
 # ## What the step itself needs
@@ -583,9 +583,9 @@ print(f"at once {at_once:.2f}, one at a time {one_by_one:.2f} bytes per paramete
 reveal("02.upcast", at_once, unit="bytes")
 
 # %% [markdown]
-# At once needs six more than 16, plus what the allocator does not split off: 2 because gradients are twice as wide, 4
-# for foreach. [Upcasting](../docs/glossary.md#upcasting) *one at a time* needs these six only for one parameter at a
-# time. Change `foreach` to `fused`, and predict both numbers.
+# All at once, the step needs 6 bytes more than 16, plus what the allocator does not split off: 2 because gradients are
+# twice as wide, 4 for foreach. If you [upcast](../docs/glossary.md#upcasting) *one at a time*, only one tensor needs
+# these 6 at any moment. Change `foreach` to `fused`, and predict both numbers.
 
 # %% [markdown]
 # ## K, the optimizer's bytes per parameter
