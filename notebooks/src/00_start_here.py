@@ -171,9 +171,9 @@ tensor_slider(batch=8, sequence=1024, hidden=1600, dtype="bf16")
 # [gradient](../docs/glossary.md#gradients) for each weight. Then the *optimizer* changes the weights.
 #
 # One training [*run*](../docs/glossary.md#run) is one line of Python. This is GPT-2, the small one, with 8 sequences of
-# 1,024 tokens. **How much is allocated when its step is at its fullest?** Besides the weights, count what forward keeps
-# for backward (the [activations](../docs/glossary.md#activations)), the gradients, and what the optimizer remembers
-# (its [states](../docs/glossary.md#optimizer-states)).
+# 1,024 tokens. **How much is [allocated](../docs/glossary.md#allocated-and-reserved) when its step is at its fullest?**
+# Besides the weights, count what forward keeps for backward (the [activations](../docs/glossary.md#activations)), the
+# gradients, and what the optimizer remembers (its [states](../docs/glossary.md#optimizer-states)).
 
 # %%
 from course_utils import TrainingRun
