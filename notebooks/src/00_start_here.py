@@ -172,8 +172,9 @@ tensor_slider(batch=8, sequence=1024, hidden=1600, dtype="bf16")
 #
 # One training [*run*](../docs/glossary.md#run) is one line of Python. This is GPT-2, the small one, with 8 sequences of
 # 1,024 tokens. **How much is [allocated](../docs/glossary.md#allocated-and-reserved) when its step is at its fullest?**
-# Besides the weights, count what forward keeps for backward (the [activations](../docs/glossary.md#activations)), the
-# gradients, and what the optimizer remembers (its [states](../docs/glossary.md#optimizer-states)).
+# In addition to the weights, count what forward keeps for backward (the
+# [activations](../docs/glossary.md#activations)), the gradients, and what the optimizer remembers (its
+# [states](../docs/glossary.md#optimizer-states)).
 
 # %%
 from course_utils import TrainingRun
@@ -205,8 +206,8 @@ reveal("00.gpt2", ran.peak)
 timeline(ran, "GPT-2: most of the memory comes and goes within a step", steps=[2])
 
 # %% [markdown]
-# You just watched one training step, allocation by allocation. The estimate came from formulas only. `compare` puts the
-# two side by side, kind by kind.
+# You just watched one training step, allocation by allocation. The estimate came only from formulas. `compare` shows
+# both side by side, kind by kind.
 
 # %%
 from course_utils import compare

@@ -14,7 +14,7 @@
 # **60 minutes.** You should know what a forward and a backward pass are, and have trained some network once. You need
 # no GPU.
 #
-# What fits on one GPU decides how a large model is split. So many inventions are about memory, such as
+# What fits on one GPU decides how a large model is split. That is why many inventions are about memory:
 # [FlashAttention](../docs/glossary.md#flashattention), [grouped queries](../docs/glossary.md#grouped-queries) and
 # [PagedAttention](../docs/glossary.md#pagedattention). Here you account for a whole training step of GPT-2 XL, and
 # settle a public disagreement: does it train on a 32 GB card?

@@ -403,7 +403,7 @@ reveal("02.second_step", peaks[1] - peaks[0], unit="MB")
 
 # %% [markdown]
 # The first step peaks *before* the states exist. So one successful step does not show that a configuration fits. Change
-# (8, 512) to (1, 512). Predict: how much higher is step 2 now? (Which phase owns the peak?)
+# (8, 512) to (1, 512). Predict: how much higher is step 2 now? (In which phase is the peak?)
 #
 # **The gap** of half a percent comes from the allocator. `memory_allocated()` counts whole blocks, and a remainder
 # below 1 MiB is not split off (lesson 10). It also counts the workspaces of cuBLAS, the library of matrix products: 8.5
@@ -530,7 +530,7 @@ reveal("02.transient", came["foreach"] / N, unit="bytes")
 # largest, the embedding. **Fused** has none: one kernel reads g, m and v and writes the weight. Add `"default": {}` to
 # `ways`. Predict: which of the three does it equal?
 #
-# This matters where the optimizer phase owns the peak: with small batches, or with
+# This matters where the peak is in the optimizer phase: with small batches, or with
 # [recomputation](../docs/glossary.md#activation-recomputation). There, `fused=True` is the cheapest saving in this
 # course. Which is the fastest? Only a GPU can say:
 

@@ -157,8 +157,8 @@ print(f"the largest of them:  {format_bytes(max(sizes))}")
 #   tensor. Not everything in these dictionaries is a tensor.
 #
 # Count *storages*, the memory behind tensors. A storage counts with all its bytes, even if the tensor is only a slice
-# of it. It counts once, under the first kind in this list that has it: often the optimizer updates the model's own
-# weights. Here two parameters share a storage:
+# of it. It counts only once, under the first kind in this list: often the optimizer updates the model's own weights.
+# Here two parameters share a storage:
 
 # %%
 flat = torch.zeros(1000)
@@ -309,7 +309,7 @@ print(f"V100-32GB has {format_bytes(gpu('V100-32GB').memory, 'GB', 1)}")
 for size in (1, 4, 8, 16, 32):
     alone = estimate(RUN.replace(micro_batch=size))
     among = estimate(RUN.replace(micro_batch=size, global_batch=32))
-    print(f"micro-batch {size:2d}: {format_bytes(alone.total, 'GB', 1)} alone, "
+    print(f"micro-batch {size:2d}: {format_bytes(alone.total, 'GB', 1)} on its own, "
           f"{format_bytes(among.total, 'GB', 1)} as one of {32 // size}, peak in {among.phase}")  # fmt: skip
 print(f"largest that fits: {largest_micro_batch('V100-32GB', 32)} of 32, {largest_micro_batch('V100-32GB', 40)} of 40")
 smallest, tight = estimate(RUN.replace(micro_batch=1, global_batch=32)).total, gpu("RTX3090-24GB")

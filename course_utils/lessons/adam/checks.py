@@ -107,9 +107,9 @@ class Trial(NamedTuple):
 
 
 def trial(make: Callable[..., Any], steps: int = 4, louder: float = 1.0, traced: bool = True) -> Trial:
-    """Train a small character model with what `make(parameters, rate)` or `make(parameters)` returns, by gradients that
-    are `louder` times as large, as those of a loss that much larger. Untraced it takes half as long, and counts
-    the optimizer's bytes alone.
+    """Train a small character model with the optimizer of `make(parameters, rate)` or `make(parameters)`.
+
+    Gradients are `louder` times as large, as if the loss were. Untraced is twice as fast, but misses hidden bytes.
     """
     model = language_model(1, 32)
     weights = list(model.parameters())
@@ -289,7 +289,7 @@ def factored(answer: Any) -> None:
 # -------------------------------------------------------------------------------------------------------- 02.4: frugal
 @exercise("02.4", "It learns, whatever the size of the loss, with little more than half of Adam's bytes.")
 def frugal(answer: Any) -> None:
-    """`answer(parameters)` makes an optimizer of one's own design: few bytes, any size of the loss, and it learns."""
+    """`answer(parameters)` makes an optimizer of your own design: it learns in few bytes, whatever the size of the loss."""
     most, best = 4.5, 2.8  # bytes per parameter, loss
     got = _tried(answer, steps=60)
     _expect_clean(got)
