@@ -289,7 +289,7 @@ def factored(answer: Any) -> None:
 # -------------------------------------------------------------------------------------------------------- 02.4: frugal
 @exercise("02.4", "It learns, whatever the size of the loss, with little more than half of Adam's bytes.")
 def frugal(answer: Any) -> None:
-    """`answer(parameters)` makes an optimizer of your own design: it learns in few bytes, whatever the size of the loss."""
+    """`answer(parameters)` makes an optimizer of your own design: few bytes, any size of the loss, and it learns."""
     most, best = 4.5, 2.8  # bytes per parameter, loss
     got = _tried(answer, steps=60)
     _expect_clean(got)
