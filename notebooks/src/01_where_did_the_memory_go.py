@@ -292,7 +292,7 @@ for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "re
 # ## The stack of 41 GB
 # The slides list eight terms: 3 + 3 + 6 + 6 + 6 for weights, gradients and states, 8 for activations, 6 for a *flat
 # fp32 buffer* of all gradients, 3 for fragmentation. Do they ever exist at the same time? Here is the fullest moment of
-# each phase of the step.
+# each phase.
 
 # %% tags=["hide-input"]
 from course_utils.figures import stack

@@ -15,9 +15,8 @@
 # when in a training step. You need no GPU: without one, code for `device="cuda"` runs on a simulated one.
 #
 # In most training scripts the optimizer is two lines. In memory it is larger than the model. You will find out what
-# Adam remembers and why, and write it by hand until it equals PyTorch's. You will see when its
-# [states](../docs/glossary.md#optimizer-states) appear, and account for every byte: those that stay, and those that
-# come and go.
+# Adam remembers and why, and write it by hand until it equals PyTorch's. Then you account for every byte: its
+# [states](../docs/glossary.md#optimizer-states), when they appear, and what comes and goes in the step.
 
 # %% [markdown]
 # ## A narrow valley
@@ -31,8 +30,7 @@
 # Because a loss is steep in some directions and flat in others. The smallest example has two parameters, curvature 1
 # along the valley and 25 across: $L = \frac{1}{2} (x^2 + 25 y^2)$. One η must serve both.
 #
-# **Your guess.** You may choose the best η. How many steps does it take until the distance from the minimum has shrunk
-# to 1 %?
+# **Your guess.** You may choose the best η. How many steps until the distance from the minimum is down to 1 %?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -57,7 +55,7 @@ print(f"each step leaves {1 - best * flat:.1%} of the distance: 1 % after {estim
 # %% [markdown]
 # ### Measure
 # A *rule* gets the gradient g, two tensors m and v as its memory, and the number t of the step. It returns the
-# direction. For gradient descent that is g itself.
+# direction: for gradient descent, g itself.
 
 # %%
 import torch
@@ -144,8 +142,8 @@ walks(four, "Momentum is the fastest here, and Adam is no faster than tuned grad
 # So Adam does not win? Not here: we *knew* the curvature and chose the best η for gradient descent. Double η for
 # gradient descent and for Adam. Predict: which of them still arrives?
 #
-# Adam does not need the curvature. Make the loss a thousand times larger, and change nothing else. What happens to the
-# first update of each rule?
+# Adam does not need the curvature. Make the loss a thousand times larger, nothing else. What happens to the first
+# update of each rule?
 
 # %%
 for rule in rates:
@@ -154,7 +152,7 @@ for rule in rates:
 
 # %% [markdown]
 # Adam divides by the size of the gradients, so the size cancels: η is the length of a step, not a factor of the
-# gradient. Layers with large and with small gradients get steps of the same length. That is what *v* is for.
+# gradient. Layers with large and small gradients get equal steps. That is what *v* is for.
 #
 # One text behind this course says that parameters with larger gradients get *smaller updates*. Do they? Take gradients
 # around 1, steady or noisy, then the same a thousand times smaller and larger.
@@ -271,8 +269,8 @@ class HandAdamW(torch.optim.Optimizer):
 
 
 # %% [markdown]
-# Does `HandAdamW` equal PyTorch's AdamW? Test it on GPT-2, built from PyTorch's own layers: a tiny one on the CPU now,
-# the full size on the GPU later.
+# Does `HandAdamW` equal PyTorch's AdamW? Test it on GPT-2, built from PyTorch's own layers: tiny on the CPU now, full
+# size on the GPU later.
 
 # %%
 from torch import nn
@@ -411,7 +409,7 @@ reveal("02.second_step", peaks[1] - peaks[0], unit="MB")
 # counter shows: [reserved](../docs/glossary.md#allocated-and-reserved) memory that is not in use, and the CUDA context,
 # several hundred MB.
 #
-# `measure` takes such steps for any *run*: a model with its batch, precision and optimizer. It counts only tensors.
+# `measure` takes such steps for any *run* (a model with its batch, precision and optimizer) and counts only tensors.
 
 # %%
 from course_utils import TrainingRun, measure
