@@ -12,17 +12,16 @@
 # %% [markdown]
 # # 11 · Model and pipeline parallelism
 #
-# **75 minutes.** You should know what a training step keeps and when ([lesson
-# 01](01_where_did_the_memory_go.ipynb)), and what a [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) is.
-# No GPU is needed: processes on your own processor will be the devices.
+# **75 minutes.** You should know what a training step keeps and when ([lesson 01](01_where_did_the_memory_go.ipynb)),
+# and what a [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) is. You need no GPU: processes on your CPU
+# play the devices.
 #
-# When a model is too large for one device, cut it: the first layers here, the next ones there. Such a cut is cheap,
-# since nothing but activations crosses it. But then the devices wait for one another. How long? And what does waiting
-# less cost in memory?
+# Is a model too large for one device? Cut it: the first layers here, the next ones there. The cut is cheap, because
+# only activations cross it. But now devices wait for one another. How long? And what does waiting less cost in memory?
 
 # %% [markdown]
 # ## One stage after the other
-# In torch, the cut is a call of `.to` for the layers and one for what goes from one part to the next:
+# In torch, `.to` moves each part of the layers, and later the activations between them:
 
 # %%
 import torch
@@ -36,14 +35,14 @@ first, last = nn.Sequential(*layers[:cut]).to(two[0]), nn.Sequential(*layers[cut
 between = first(torch.randn(32, 256).to(two[0]))
 last(between.to(two[1])).square().mean().backward()  # and back again, by autograd
 for name, half in (("first", first), ("last", last)):
-    print(f"{name}: {sum(weight.nbytes for weight in half.parameters()):,} bytes of weights, as many of gradients")
-print(f"across the cut: {between.nbytes:,} bytes, and a gradient as large on the way back")
+    print(f"{name}: {sum(weight.nbytes for weight in half.parameters()):,} bytes of weights, and as many of gradients")
+print(f"across the cut: {between.nbytes:,} bytes, and a gradient of the same size on the way back")
 
 # %% [markdown]
 # Change the cut to 6: what changes, and what does not?
 #
-# Now four devices, each with a quarter of the layers, a [stage](../docs/glossary.md#pipeline-stage). A batch goes
-# forward through all four, and backward through all four. Nothing else happens.
+# Now four devices. Each holds a quarter of the layers, a [stage](../docs/glossary.md#pipeline-stage). One batch goes
+# forward through all four, then backward. Nothing else happens.
 #
 # **Your guess.** What percentage of the time does each device work?
 
@@ -65,15 +64,15 @@ print(f"formula: 1/p = {1 / naive.stages:.0%}; in the schedule each stage works 
 reveal("11.naive", 100 * (1 - naive.idle), unit="%")
 
 # %% [markdown]
-# One works, p − 1 wait. Four devices are as slow as one. What they do have is memory for four. The figure's lower half
-# says when: the first stage is the first to fill and the last to be emptied.
+# Of p stages, one works while p − 1 wait. Four devices are as slow as one, but have memory for four. The figure's lower
+# half shows when: the first stage fills first and empties last.
 
 # %% [markdown]
 # ## Cut the batch, too
 # [GPipe](https://arxiv.org/abs/1811.06965) cuts the batch into m micro-batches. When the first one leaves the first
-# stage, the second one enters. Weights are updated once, when all have come back, so the gradients are those of the
-# whole batch. Stages still wait until the first micro-batch has come through, and again at the end: what is left is a
-# [bubble](../docs/glossary.md#bubble) at each end.
+# stage, the second one enters. Weights are updated once, at the end, so the gradients are those of the complete batch.
+# Stages still wait while the pipeline fills, and again while it empties. That is the
+# [bubble](../docs/glossary.md#bubble).
 #
 # **Your guess.** How many micro-batches do four stages need to wait at most 10 % of the time?
 
@@ -81,7 +80,7 @@ reveal("11.naive", 100 * (1 - naive.idle), unit="%")
 predict("11.micro", unit="micro-batches")
 
 # %% [markdown]
-# Now drive it:
+# Now try it with sliders:
 
 # %%
 from course_utils.lessons.pipelines.widget import pipeline_player
@@ -90,9 +89,9 @@ waits_for("11.micro")
 pipeline_player("GPipe", stages=4, micro_batches=8)
 
 # %% [markdown]
-# Where is the player's formula from? Count each work on one micro-batch as one column. A stage works in m columns.
-# There are m + p − 1 columns in all, because p − 1 pass before the last stage gets its first micro-batch. So the part
-# of the time that is lost is (Huang et al. 2019, section 2.3)
+# Where does the player's formula come from? Draw a column for each micro-batch that a stage handles. Each stage works
+# in m columns. There are m + p − 1 in all: the last stage waits p − 1 columns for its first micro-batch. So the
+# fraction of time lost is (Huang et al. 2019, section 2.3)
 #
 # $$\frac{p - 1}{m + p - 1}$$
 
@@ -107,22 +106,21 @@ print(f"at most 10 % with 4 stages: m = {enough}. GPipe's own rule, m = 4·p, le
 reveal("11.micro", enough, unit="micro-batches")
 
 # %% [markdown]
-# Add (8, 8), predict, run. There is no gap as long as all stages take equally long. If one is slower, all wait for it:
+# Add (8, 8), predict, run. There is no gap while all stages are equally fast. If one is slower, all wait for it:
 
 # %%
 slow = simulate("GPipe", stages=4, micro_batches=8, slow={1: 1.5})
-pipeline_figure(slow, f"One stage takes half as long again: {slow.idle:.0%} idle".replace("%", " %"))
+pipeline_figure(slow, f"One stage takes 1.5 times as long: stages wait {slow.idle:.0%} of the time".replace("%", " %"))
 
 # %% [markdown]
-# So cut by time, not by number of layers: the last stage has the head besides its blocks. PipeDream, which comes
-# below, times each layer and searches for the cut whose slowest stage is quickest.
+# So cut by time, not by number of layers: the last stage also has the head. PipeDream (below) times each layer, and
+# searches for the cut whose slowest stage is fastest.
 
 # %% [markdown]
 # ## Who keeps what
-# A stage keeps the activations of each micro-batch that it has sent forward and not yet taken backward. Under GPipe
-# these are all m. The [1F1B](../docs/glossary.md#1f1b) schedule takes a micro-batch backward as soon as it can: after
-# filling the pipeline each stage does one forward, one backward, in turn ([Narayanan et al.
-# 2021](https://arxiv.org/abs/2104.04473), section 2.2).
+# A stage keeps a micro-batch's activations from its forward to its backward. Under GPipe, it keeps all m at once. The
+# [1F1B](../docs/glossary.md#1f1b) schedule goes backward as soon as it can: once the pipeline is full, each stage
+# alternates one forward and one backward ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), section 2.2).
 #
 # **Your guess.** Four stages, 16 micro-batches, 1F1B. How many micro-batches' activations does the *first* stage keep?
 
@@ -143,9 +141,8 @@ print(f"idle: GPipe {gpipe.idle:.1%}, 1F1B {one_one.idle:.1%}")
 reveal("11.kept", one_one.most_kept(0), unit="micro-batches")
 
 # %% [markdown]
-# The bubble is the same. But a stage keeps no more micro-batches than there are stages from it to
-# the end, however many the batch has: change 16 to 32, predict both, run. So m can grow until the bubble is small. That
-# is why nearly everybody uses 1F1B.
+# The bubble is the same. But each stage, counted from 0, keeps at most p − stage micro-batches, however many there are.
+# Change 16 to 32, predict both, run. So m can grow until the bubble is small. That is why nearly everybody uses 1F1B.
 #
 # Now in bytes: GPT-2 XL and its 32 sequences, as 8 micro-batches of 4, on four devices.
 
@@ -158,39 +155,37 @@ run = TrainingRun("gpt2-xl", micro_batch=4, seq_len=1024, precision="bf16-master
 rows = {f"{name}, stage {stage}": stage_memory(run, name, 4, 8, stage)
         for name in ("GPipe", "1F1B") for stage in range(4)}  # fmt: skip
 rows["one device"] = stage_memory(run, "1F1B", 1, 8, 0)
-stack(rows, "1F1B halves the first stage's activations and leaves the last an eighth",
-      provenance="estimated: states, and what forward keeps")  # fmt: skip
+stack(rows, "1F1B keeps half of GPipe's activations on the first stage, an eighth on the last",
+      provenance="estimated: states and kept activations")  # fmt: skip
 
 # %% [markdown]
-# Compare like with like: one device that cuts its batch in the same way. Against its 36.1 GB, 1F1B on four devices
-# halves what the fullest one needs, and does not quarter it. The states are shared out. But the first stage keeps p
-# micro-batches of a p-th of the layers: as many activations as one device has of one micro-batch. GPipe's fullest stage
-# keeps all m, and saves little. The last stage has the head, and the loss's tensors of s·b·V numbers for every
-# micro-batch that it keeps. (Not in this estimate: backward's and the optimizer's temporaries, the buffers of messages,
-# the CUDA context.)
+# Compare with one device that cuts its batch in the same way: 36.1 GB. Under 1F1B, the fullest of four devices needs
+# half of that, not a quarter. The states are divided by four. The activations are not: the first stage keeps p
+# micro-batches of 1/p of the layers, as much as one device keeps for one micro-batch. GPipe's fullest stage keeps all
+# m, and saves little. The last stage also has the head, and keeps the loss's s·b·V numbers for each micro-batch. (Left
+# out here: temporaries of backward and the optimizer, message buffers, the CUDA context.)
 #
-# GPipe's authors knew. Their stages keep only what crosses a boundary, one input per micro-batch, and run the whole
-# stage again in backward: [recomputation](../docs/glossary.md#activation-recomputation) was part of GPipe from the
-# start (section 2.3).
+# GPipe's authors knew. Their stages keep only one input per micro-batch, and execute the whole stage again in backward:
+# [recomputation](../docs/glossary.md#activation-recomputation) was part of GPipe from the start (section 2.3).
 
 # %%
 for name, recompute in (("GPipe", "none"), ("GPipe", "every-12"), ("1F1B", "none"), ("1F1B", "every-12")):
     kept = stage_memory(run.replace(recompute=recompute), name, 4, 8, 0)["activations"]
-    how = "runs its 12 blocks again" if recompute != "none" else "keeps everything"
+    how = "recomputes its 12 blocks" if recompute != "none" else "keeps everything"
     print(f"{name:5s} the first stage {how:24s} {format_bytes(kept, 'GB', 1):>7s} of activations")
 
 # %% [markdown]
-# With recomputation the schedules hardly differ in memory: what is left is one micro-batch of one stage. 1F1B gets far
-# without it, and so without one more forward.
+# With recomputation, the schedules hardly differ in memory: what is left is mostly one micro-batch of one stage. 1F1B
+# gets halfway there without a second forward.
 
 # %% [markdown]
 # ## No bubble at all?
-# PipeDream ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646)) goes one further. Why wait at the end of
-# a batch? Let micro-batches follow one another for ever, and let every stage update its weights after each backward.
+# PipeDream ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646)) goes further. Why wait at the end of a
+# batch? Micro-batches follow one another without end, and each stage updates its weights after each backward.
 #
-# But there is a catch. Between a micro-batch's forward and its backward the weights change. A backward with other
-# weights than the forward's is the gradient of nothing. So each stage keeps the *version* that a micro-batch has seen
-# until it comes back: weight stashing (section 3.3 of the paper).
+# But the weights change between a micro-batch's forward and its backward. With other weights, backward computes the
+# gradient of nothing. So each stage keeps the *version* that a micro-batch has seen until it comes back: weight
+# stashing (section 3.3 of the paper).
 #
 # **Your guess.** How many versions of its weights does the first of four stages keep?
 
@@ -212,15 +207,15 @@ for stage in range(4):
 reveal("11.versions", endless.versions(0), unit="versions")
 
 # %% [markdown]
-# p − stage versions: as many as micro-batches in flight. Memory is one price. The other is
-# [staleness](../docs/glossary.md#staleness): the first stage's gradient is p − 1 updates late when it is applied. What
-# does that do? Take the simplest valley, $\frac{1}{2} w^2$, whose gradient is w, and gradients that are `late` updates
+# A stage keeps p − stage versions, one per micro-batch in flight. So memory is one price. The other is
+# [staleness](../docs/glossary.md#staleness): the first stage applies a gradient that is p − 1 updates late. What does
+# that do? Take the simplest valley, $\frac{1}{2} w^2$, whose gradient is w, and use gradients that are `late` updates
 # old:
 
 
 # %%
 def late_descent(rate, late, updates):
-    """w after each update, from 1, each by the gradient at the w of `late` updates before."""
+    """w after each update, starting at 1; each update uses the gradient from `late` updates ago."""
     w = torch.ones(late + 1 + updates, dtype=torch.float64)
     for t in range(late, late + updates):
         w[t + 1] = w[t] - rate * w[t - late]
@@ -238,23 +233,24 @@ from course_utils.figures import lines
 
 rate = 0.4  # change this
 lines({f"{late} late": (list(range(41)), late_descent(rate, late, 40).tolist()) for late in (0, 1, 3)},
-      f"At a learning rate of {rate}, the same gradient, 0, 1 or 3 updates late",
+      f"The later the gradient, the more w swings (learning rate {rate})",
       "updates", "w", markers=False, provenance="computed: w ← w − rate · w(d updates ago)")  # fmt: skip
 
 # %% [markdown]
-# The later, the smaller the learning rate has to be (the formula is Levin and May's of 1976). Change the rate to 0.5:
-# which curve will not come back? That is one reason why large models are trained by synchronous schedules, bubble and
-# all. Their gradients are those of one process. Let us check that.
+# The later the gradient, the smaller the learning rate must be (Levin and May 1976 give the formula). Change the rate
+# to 0.5: which curve no longer settles? This is one reason why large models are trained with synchronous schedules,
+# despite the bubble. Their gradients equal those of one process. Let us check that.
 
 # %% [markdown]
 # ## A stage of your own
-# Now real processes, one for each stage. They talk over *gloo*, the part of `torch.distributed` that sends between
-# processors (GPUs use NCCL). Each process makes the same network of eight layers, and takes its own:
+# Now real processes, one per stage. A process's number is its [rank](../docs/glossary.md#rank). They send through
+# *gloo*, the part of `torch.distributed` for CPUs (GPUs use NCCL). Each makes the same network of eight layers and
+# takes its own:
 
 
 # %%
 def part(rank, ranks):
-    """This rank's layers, and the whole batch: the same numbers on every rank."""
+    """This rank's layers, and the complete batch, which is the same on every rank."""
     import torch
     from torch import nn
 
@@ -266,8 +262,8 @@ def part(rank, ranks):
 
 
 # %% [markdown]
-# One forward receives, computes and sends. One backward does the same the other way. (A stage also pauses: that stands
-# for a GPU at work, and lets four stages work at once on fewer cores.)
+# A forward receives, computes and sends. A backward does the same in the other direction. (The pause stands in for a
+# GPU's computation, so that four stages run at once on fewer cores.)
 
 
 # %%
@@ -276,7 +272,7 @@ def forward(layers, x, rank, ranks, pause):
     import torch.distributed as dist
 
     if rank > 0:
-        dist.recv(x, rank - 1)  # wait until the stage before has sent; its numbers come into x
+        dist.recv(x, rank - 1)  # wait for the previous stage's output, and put it into x
     y = layers(x.requires_grad_())
     time.sleep(pause)
     return x, y, [dist.isend(y.detach(), rank + 1)] if rank < ranks - 1 else []
@@ -297,13 +293,13 @@ def backward(x, y, rank, ranks, pause):
 
 
 # %% [markdown]
-# `recv` waits for a message, `isend` does not wait until it has arrived. (With a `send` that waits, two neighbors under
-# 1F1B could wait for each other for ever.) And a schedule is nothing but the order of the works:
+# `recv` waits for a message; `isend` does not wait until it has arrived. (With a `send` that waits, two neighbors under
+# 1F1B could wait for each other forever.) A schedule is only an order of forwards and backwards:
 
 
 # %%
 def do_works(order, layers, batches, targets, rank, ranks, pause):
-    """Do F0, F1, B0, … in this order; returns the loss and the most micro-batches kept at once."""
+    """Execute F0, F1, B0, … in this order; return the loss and the largest number of micro-batches kept at once."""
     from torch.nn.functional import mse_loss
 
     kept, messages, most, loss = {}, [], 0, 0.0
@@ -325,7 +321,7 @@ def do_works(order, layers, batches, targets, rank, ranks, pause):
 
 # %%
 def one_stage(schedules, pause):
-    """A rank: one step under each schedule. Returns loss, gradient norm of all ranks, most kept, and seconds."""
+    """One rank's step under each schedule: loss, gradient norm over all ranks, most kept, and seconds."""
     import time
     import torch
     import torch.distributed as dist
@@ -335,7 +331,7 @@ def one_stage(schedules, pause):
     for name, orders in schedules.items():
         layers, data, target = part(rank, ranks)
         m = len(orders[rank]) // 2
-        dist.barrier()  # all begin together
+        dist.barrier()  # all ranks start together
         start = time.monotonic()
         loss, most = do_works(orders[rank], layers, data.chunk(m), target.chunk(m), rank, ranks, pause)
         took = time.monotonic() - start
@@ -360,11 +356,11 @@ p, m, pause = 4, 8, 0.05  # change this
 schedules = {name: [simulate(name, p, m).order(stage) for stage in range(p)] for name in ("GPipe", "1F1B")}
 ranks = [] if why_no_ranks() else run_ranks(one_stage, p, schedules=schedules, pause=pause)
 print(why_no_ranks() or f"{len(ranks)} processes have trained one step under each schedule")
-print("the second stage's works under 1F1B:", *schedules["1F1B"][1])
+print("what the second stage does under 1F1B:", *schedules["1F1B"][1])
 reveal("11.time", simulate("GPipe", 4, 8).span * 50, unit="ms")
 
 # %% [markdown]
-# Is the result the same as one process's, that runs all layers on the whole batch? And do the stages keep what the
+# Is the result that of one process, which runs all layers on the complete batch? And do the stages keep what the
 # simulator says?
 
 # %%
@@ -380,7 +376,7 @@ for name in schedules if ranks else ():
           f"{list(most)}, simulated {simulated}")  # fmt: skip
 
 # %% [markdown]
-# Nothing is approximated by a synchronous pipeline. The times are your own machine's, and vary:
+# A synchronous pipeline approximates nothing. The times depend on your machine, and vary:
 
 # %% tags=["nbval-ignore-output"]
 for name in schedules if ranks else ():
@@ -389,12 +385,13 @@ for name in schedules if ranks else ():
           f"the gap {plus_minus(1e3 * (formula - took))} ms")  # fmt: skip
 
 # %% [markdown]
-# The gap: sending takes time, and a process is not always woken on time. On GPUs it is the same: messages of 2·s·b·h
-# bytes, and stages that are never quite equal. Change m to 16, predict loss, kept and time, and run from there.
+# The gap: sending takes time, and processes wake up late. GPUs have the same problem: messages of 2·s·b·h bytes, and
+# stages that are never quite equal. Change m to 16, predict loss, kept and time, and run from there.
 
 # %% [markdown]
 # ## torch's own schedules
-# `torch.distributed.pipelining` has the works, the order and the messages. You give it a stage's layers and a loss:
+# `torch.distributed.pipelining` provides forwards, backwards, order and messages. You give it a stage's layers and a
+# loss:
 
 
 # %%
@@ -411,7 +408,7 @@ def torchs_stage(m):
         stage = pipelining.PipelineStage(layers, rank, ranks, torch.device("cpu"))
         plan, losses = schedule(stage, m, loss_fn=mse_loss), []
         if rank == 0:
-            plan.step(data)  # the first stage has the batch, the last the targets
+            plan.step(data)  # the first stage gets the batch, the last the targets
         else:
             plan.step(target=target, losses=losses)
         found[schedule.__name__] = [loss.item() for loss in losses]
@@ -426,14 +423,14 @@ for name, losses in last_stage.items():
     print(f"{name}, two processes: {len(losses)} losses, their mean {sum(losses) / len(losses):.5f}")
 
 # %% [markdown]
-# The same loss, from two stages of four layers each. Change m to 4: how many losses, and which mean?
+# Two stages of four layers each give the same loss. Change m to 4: how many losses, and which mean?
 
 # %% [markdown]
 # ## Cut every matrix: tensor parallelism
-# A second way to cut a model: each of t ranks has a part of *every* matrix ([tensor
-# parallelism](../docs/glossary.md#tensor-parallelism)). The MLP's first matrix is cut by its outputs
-# (*column-parallel*), the second by its inputs (*row-parallel*). Between the two nothing is sent. After them each rank
-# has a part of a sum, so one all-reduce follows. By hand, and by torch's own `parallelize_module`:
+# In [tensor parallelism](../docs/glossary.md#tensor-parallelism), each of t ranks has a part of *every* matrix. The
+# MLP's first matrix is cut by its outputs (*column-parallel*), the second by its inputs (*row-parallel*). Nothing is
+# sent between the two. After them, each rank has a part of a sum, so one [all-reduce](../docs/glossary.md#all-reduce)
+# follows. First by hand, then with torch's `parallelize_module`:
 
 
 # %%
@@ -449,7 +446,7 @@ def parallel_mlp(h):
     x = torch.randn(8, h)
     mlp = nn.Sequential(nn.Linear(h, 4 * h, bias=False), nn.GELU(), nn.Linear(4 * h, h, bias=False))
     up, down = mlp[0].weight.chunk(t, dim=0)[rank], mlp[2].weight.chunk(t, dim=1)[rank]
-    hidden = nn.functional.gelu(x @ up.T)  # 4h/t wide: the other ranks have the rest
+    hidden = nn.functional.gelu(x @ up.T)  # 4h/t columns: the other ranks have the rest
     y = (hidden @ down.T).detach()  # a part of the sum
     dist.all_reduce(y)
     whole = mlp(x)
@@ -463,16 +460,16 @@ def parallel_mlp(h):
 t = 2  # change this
 bytes_kept, *norms = [0] if why_no_ranks() else run_ranks(parallel_mlp, t, h=64)[0]
 print(f"t = {t}: each rank keeps {bytes_kept:,} bytes between the matrices, 8 · 4 · 64 · 4 / t = {8192 // t:,}")
-for name, norm in zip(("the whole MLP", "cut by hand", "cut by torch"), norms, strict=False):
+for name, norm in zip(("complete MLP", "cut by hand", "cut by torch"), norms, strict=False):
     print(f"{name:13s} norm of the output {norm:.4f}")
 
 # %% [markdown]
-# Change t to 4: predict the bytes. Weights and what lies between the matrices are cut by t. Norms, their dropout and
-# the inputs of attention and MLP stay whole on every rank. *[Sequence
+# Change t to 4: predict the bytes. Weights, and activations between the matrices, are divided by t. Norms, their
+# dropout, and the inputs of attention and MLP stay complete on every rank. *[Sequence
 # parallelism](../docs/glossary.md#sequence-parallelism)* cuts those along the sequence.
 #
-# **Your guess.** GPT-3, one sequence, [eager attention](../docs/glossary.md#eager-attention): all blocks keep what you
-# see below. With tensor parallelism of 8, by what factor does that fall?
+# **Your guess.** GPT-3, one sequence, [eager attention](../docs/glossary.md#eager-attention). The next cell prints what
+# all blocks keep. By what factor does tensor parallelism of 8 reduce that?
 
 # %%
 from course_utils.estimating.megatron import activation_bytes
@@ -482,7 +479,7 @@ print(f"one GPU: {format_bytes(activation_bytes(gpt3), 'GB', 0)}")
 predict("09.tensor", unit="times")
 
 # %% [markdown]
-# | per block, in units of s·b·h bytes ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), table 2) | |
+# | bytes per block, in units of s·b·h ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), table 2) | |
 # |---|---|
 # | one GPU | 34 + 5·a·s/h |
 # | tensor parallel | 10 + 24/t + 5·a·s/(h·t) |
@@ -494,25 +491,25 @@ for t in (2, 4, 8, 16):
     formula = (10 + 24 / t + 5 * a * s / (h * t)) * s * h * gpt3.model.layers
     counted = activation_bytes(gpt3.replace(tensor_parallel=t))
     factor = activation_bytes(gpt3) / counted
-    print(f"t = {t:2d}: {format_bytes(counted, 'GB', 1):>8s}, formula − that: {plus_minus(formula - counted)} bytes; "
+    print(f"t = {t:2d}: {format_bytes(counted, 'GB', 1):>8s}, formula − code: {plus_minus(formula - counted)} bytes; "
           f"{factor:.1f} times less, {t} with sequence parallelism")  # fmt: skip
 reveal("09.tensor", activation_bytes(gpt3) / activation_bytes(gpt3.replace(tensor_parallel=8)), unit="times")
 
 # %% [markdown]
-# What keeps the factor below t is the 10 that stays whole. And the price is of another kind: ZeRO sends weights, the
-# same however many tokens there are. Tensor parallelism sends activations, 4·s·b·h numbers per block, and waits for
-# each. So it stays within a machine, where links are fast.
+# The factor stays below t because the 10 is not divided. The messages differ, too. ZeRO sends weights: the same bytes,
+# however many tokens there are. Tensor parallelism sends activations, 4·s·b·h numbers per block, and waits for each. So
+# it stays within a machine, where links are fast.
 
 # %% [markdown]
 # ## Which parallelism, when?
 # You have met four ways to use many GPUs: [replicas](../docs/glossary.md#replica), [ZeRO](../docs/glossary.md#zero),
-# cutting every matrix, cutting between layers. What each costs depends on the model and the cluster. So compute it:
-# Llama-3 70B, 4,096 tokens, 512 sequences per step, on 8 nodes of 8 H100s. Within a node GPUs talk over *NVLink*,
-# NVIDIA's own wires between GPUs, at 450 GB/s. Between nodes there is a network of 50 GB/s for each GPU (400 Gb/s).
-# These are *data-sheet rates*: the most that the manufacturer states, and more than any program reaches.
+# cutting every matrix, cutting between layers. Their costs depend on the model and the cluster. So compute them:
+# Llama-3 70B, 4,096 tokens, 512 sequences per step, on 8 nodes of 8 H100s. Within a node, GPUs talk over *NVLink*,
+# NVIDIA's own wires, at 450 GB/s. Between nodes, each GPU has 50 GB/s (400 Gb/s). These are *data-sheet rates*: the
+# most that the manufacturer states, and more than any program reaches.
 #
-# **Your guess.** Take the time for the arithmetic alone, at the data-sheet rate. A step takes longer: stages wait, and
-# messages and arithmetic take turns. By how many percent is a step of the best plan that fits longer?
+# **Your guess.** Take the best plan that fits. How many percent longer than its arithmetic alone does a step take?
+# Stages wait, messages and arithmetic take turns, and all of it is at data-sheet rates.
 
 # %%
 predict("11.plan", unit="%")
@@ -524,8 +521,8 @@ waits_for("11.plan")
 llama = TrainingRun("llama3-70b", micro_batch=1, seq_len=4096, precision="bf16-master", recompute="full")
 cluster = Cluster(gpu("H100-80GB"), nodes=8, per_node=8, network=50e9)  # change this
 wanted = {
-    "ZeRO-1 alone": lambda plan: plan.tensor == plan.pipeline == 1 and plan.stage == 1,
-    "ZeRO-3 alone": lambda plan: plan.tensor == plan.pipeline == 1 and plan.stage == 3,
+    "only ZeRO-1": lambda plan: plan.tensor == plan.pipeline == 1 and plan.stage == 1,
+    "only ZeRO-3": lambda plan: plan.tensor == plan.pipeline == 1 and plan.stage == 3,
     "tensor and data": lambda plan: plan.tensor > 1 and plan.pipeline == 1 and plan.stage < 3,
     "tensor and pipeline": lambda plan: plan.tensor > 1 and plan.pipeline > 1 and plan.stage == 0,
     "pipeline and data": lambda plan: plan.tensor == 1 and plan.pipeline > 1,
@@ -542,16 +539,16 @@ for name, allowed in wanted.items():
 # %%
 in_turn = cheapest(llama, cluster, 512, lambda plan: True)
 hidden = cheapest(llama, cluster, 512, lambda plan: True, overlapped=True)
-for words, best in (("nothing hides", in_turn), ("all hides that can hide", hidden)):
-    print(f"first when {words}: {f'{best.plan}, b = {best.micro_batch}' if best else 'nothing fits'}")
+for words, best in (("no message hides", in_turn), ("all hide that can", hidden)):
+    print(f"fastest if {words}: {f'{best.plan}, b = {best.micro_batch}' if best else 'nothing fits'}")
 if in_turn:
     reveal("11.plan", 100 * (in_turn.total / in_turn.seconds["compute"] - 1), unit="%")
 
 # %% [markdown]
-# Two columns, two rankings. *In turn* adds up arithmetic, bubble and messages. *Hidden* lets messages travel during
-# the arithmetic, and counts only what is left of them: the best case. ZeRO-3 goes from last to first: it sends most,
-# but all of it can hide. While one block computes, the next one is gathered. Tensor parallelism's messages cannot hide:
-# the next product needs the sum that they bring. Nor can a bubble, as a waiting stage has nothing to compute.
+# Two columns, two rankings. *In turn* adds up arithmetic, bubble and messages. *Hidden* is the best case: messages
+# travel during the arithmetic, and only the rest of them counts. ZeRO-3 goes from last to first: it sends most, but
+# while one block computes, the next one is gathered. Tensor parallelism's messages cannot hide, because the next
+# product needs the sum that they bring. Nor can a bubble: a waiting stage has nothing to compute.
 #
 # | | cuts | sends | can it hide? | choose it when |
 # |---|---|---|---|---|
@@ -561,14 +558,14 @@ if in_turn:
 # | tensor | each matrix, activations | activations, 4 times per block, 6 if recomputed | no | within a node |
 # | pipeline | layers | activations, once per cut | yes, but not the bubble | links are slow; m ≫ p |
 #
-# Change the network to `5e9`, predict which plan comes first now, and run both cells. Then try
-# `gpu("A100-80GB")`, or `nodes=4`.
+# Change the network to `5e9`, predict the fastest plan, and run both cells. Then try `gpu("A100-80GB")`, or `nodes=4`.
 #
 # How far from data-sheet rates is a real training? [Meta's model
 # card](https://github.com/meta-llama/llama-models/blob/main/models/llama3_1/MODEL_CARD.md) says that Llama 3.1 70B saw
-# about 15 trillion tokens in 7.0 million H100 hours. MFU, model [FLOPs](../docs/glossary.md#flops) utilization, is 6·N
-# per token over what the GPUs could have computed in that time ([Chowdhery et al.
-# 2022](https://arxiv.org/abs/2204.02311), section 4.1; attention's own products are left out here).
+# about 15 trillion tokens in 7.0 million H100 hours. MFU is model [FLOPs](../docs/glossary.md#flops) utilization
+# ([Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311), section 4.1; attention's own products are left out here):
+#
+# $$\text{MFU} = \frac{6 N \cdot \text{tokens}}{\text{GPU seconds} \cdot \text{data-sheet rate}}$$
 
 # %%
 gpu_seconds, rate = 7.0e6 * 3600, gpu("H100-80GB").rates.tensor
@@ -576,8 +573,9 @@ print(f"MFU {6 * llama.model.parameters * 15e12 / (gpu_seconds * rate):.0%}; a s
       f"{gpu_seconds / 15e12 * 512 * 4096 / 64:.0f} s")  # fmt: skip
 
 # %% [markdown]
-# That is longer than any plan in the table. No kernel reaches the data-sheet rate, sequences grew longer late in that
-# training, and the hours include failures and restarts. Use the table's seconds to rank plans, not to promise a date.
+# That step is slower than any plan in the table. No kernel reaches the data-sheet rate, sequences grew longer late in
+# that training, and the hours include failures and restarts. Use the table's seconds to rank plans, not to promise a
+# date.
 
 # %% [markdown]
 # ## Five questions
@@ -591,8 +589,8 @@ quiz(11)
 
 # %% [markdown]
 # ## In your own script
-# Cut a model that is too large for one GPU over two of them, and train it as before: each device keeps the weights,
-# gradients, states and activations of its own layers.
+# Is a model too large for one GPU? Cut it over two and train it as before: each device keeps the weights, gradients,
+# states and activations of its own layers.
 
 # %%
 import torch
@@ -611,21 +609,21 @@ class CutInTwo(nn.Module):
 devices = ("cuda:0", "cuda:1") if torch.cuda.device_count() > 1 else ("cpu", "cpu")
 model = CutInTwo(nn.Linear(64, 256), nn.Linear(256, 8), devices)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-loss = model(torch.randn(32, 64)).square().mean()  # targets, where there are some, go to the last device
+loss = model(torch.randn(32, 64)).square().mean()  # targets, if there are any, belong on the last device
 loss.backward()
 optimizer.step()
 print([f"{weight.shape} on {weight.device}" for weight in model.parameters()])
 
 # %% [markdown]
 # ## Take home
-# **Remember** Cutting between layers costs waiting, (p − 1)/(m + p − 1) of the time; more micro-batches make it
-# less, and under 1F1B they take no more memory.
+# **Remember** A pipeline waits (p − 1)/(m + p − 1) of the time. More micro-batches shrink that, and under 1F1B they
+# take no more memory.
 #
 # **Breaks when** stages are unequal, when there are few micro-batches, or when gradients are late: then it trains
 # something else.
 #
 # **Cheat-sheet line** bubble (p − 1)/(m + p − 1) · kept micro-batches: GPipe m, 1F1B p − stage · PipeDream: p − stage
-# weight versions, p − 1 − stage updates late · sends 2·s·b·h bytes a cut and direction · tensor parallel activations:
+# weight versions, p − 1 − stage updates late · sends 2·s·b·h bytes per cut and direction · tensor parallel activations:
 # (10 + 24/t + 5as/ht)·sbh, with sequence parallelism (34 + 5as/h)·sbh/t.
 #
 # Now solve the [exercises of this lesson](../exercises/11_model_and_pipeline_parallelism.ipynb).
