@@ -13,19 +13,18 @@
 # # 12 · LoRA and quantization
 #
 # **90 minutes.** You should know the 16 bytes per parameter ([lesson 02](02_adam.ipynb)) and what a linear layer keeps
-# for backward ([lesson 05](05_activations.ipynb)). No GPU is needed: `with on_gpu():` runs plain PyTorch on your card,
+# for backward ([lesson 05](05_activations.ipynb)). You need no GPU: `with on_gpu():` runs plain PyTorch on your card,
 # or on a simulated one that counts each byte and holds no values. What needs values is small and runs on the CPU.
 #
-# You have a trained model, and want to teach it a little more. Do all of its weights have to learn? And those that
-# don't: do they need 16 bits? [LoRA](../docs/glossary.md#lora) answers the first question,
-# [quantization](../docs/glossary.md#quantization) the second, [QLoRA](../docs/glossary.md#qlora) both at once. You will
-# write each of them, and account for what they save.
+# You want to teach a trained model a little more. Must all of its weights learn? Must the others have 16 bits?
+# [LoRA](../docs/glossary.md#lora) answers the first question, [quantization](../docs/glossary.md#quantization) the
+# second, [QLoRA](../docs/glossary.md#qlora) both. You will write each, and account for what it saves.
 
 # %% [markdown]
 # ## Two thin matrices
-# A weight matrix W has n_out·n_in numbers. LoRA leaves W as it is and learns a *difference* ΔW, the product of two thin
-# matrices: B has r columns and A has r rows ([Hu et al. 2022](https://arxiv.org/abs/2106.09685), section 4.1). The rank
-# r is small.
+# A weight matrix W has n_out·n_in numbers. LoRA freezes W and learns a *difference* ΔW, the product of two thin
+# matrices. B has r columns, A has r rows, and the rank r is small ([Hu et al. 2022](https://arxiv.org/abs/2106.09685),
+# section 4.1).
 #
 # $$\Delta W = B A$$
 
@@ -35,8 +34,8 @@ from course_utils.lessons.lora.figures import lora_picture
 lora_picture(n_out=4096, n_in=4096, rank=64)
 
 # %% [markdown]
-# Each matrix costs r·(n_out + n_in) numbers in place of n_out·n_in. **Your guess.** Llama-3 8B, rank 16, on attention's
-# four matrices in every block. How many percent of the model's parameters learn?
+# Only r·(n_out + n_in) numbers learn, not n_out·n_in. **Your guess.** Llama-3 8B, rank 16, on attention's four matrices
+# in every block. What percentage of the model's parameters learns?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -62,13 +61,13 @@ for r in (2, 4, 8, 16, 32, 64):
 reveal("12.percent", share[16], unit="%")
 
 # %% [markdown]
-# "At most" is 16 bytes per number: the factor, its gradient and Adam's two moments, all in fp32 (4 bytes each). Add the
-# MLP's three matrices, two of (14336, h) and one of (h, 14336), and predict the last line.
+# "At most" is 16 bytes per number: the factor, its gradient and Adam's two moments, 4 bytes each in fp32. Add the MLP's
+# three matrices, two of (14336, h) and one of (h, 14336), and predict the last line.
 
 # %% [markdown]
 # ## By hand
-# Here is all of it: a frozen layer, two factors, and a scale alpha/r, so that you can change r without looking for a
-# new learning rate each time (Hu et al., section 4.1).
+# This is all of LoRA: a frozen layer, two factors, and a scale alpha/r. With the scale, a new r needs no new learning
+# rate (Hu et al., section 4.1).
 
 # %%
 from torch import nn
@@ -90,19 +89,19 @@ class Lora(nn.Module):
 torch.manual_seed(0)
 base, x = nn.Linear(64, 48), torch.randn(10, 64)
 layer = Lora(base, r=4, alpha=8)  # change this
-print(f"before the first step: {(layer(x) - base(x)).abs().max():.5f} from the old layer, expected 0")
+print(f"before the first step: {(layer(x) - base(x)).abs().max():.5f} away from the old layer, expected 0")
 
-nn.init.normal_(layer.B)  # as if it had learned something
+nn.init.normal_(layer.B)  # as if B had learned something
 merged = base.weight + layer.scale * layer.B @ layer.A
 off = (layer(x) - nn.functional.linear(x, merged, base.bias)).abs().max()
-print(f"merged into one weight: {off:.4f} from the two paths, expected 0")
+print(f"merged into one weight: {off:.4f} away from the two paths, expected 0")
 print("rank of the difference:", torch.linalg.matrix_rank((merged - base.weight).detach(), rtol=1e-4).item())
 
 # %% [markdown]
-# *Merging* is why LoRA costs nothing when training is over: W + B·A·alpha/r is a matrix like W. Change r to 64: which
-# rank?
+# *Merging* replaces W by W + B·A·alpha/r, which has the same size. So LoRA costs nothing once training is over. Change
+# r to 64: which rank?
 #
-# B is zero at first and A is random. **Your guess.** After the first backward: how many of the two factors have a
+# At first, B is zero and A is random. **Your guess.** After the first backward, how many of the two factors have a
 # gradient that is not zero?
 
 # %%
@@ -113,14 +112,14 @@ predict("12.factors", unit="of two")
 #
 # $$\frac{dL}{dB} = G A^T \qquad \frac{dL}{dA} = B^T G$$
 #
-# Lecture slides write ΔW = A·Bᵀ with B zero, and their B is on the side of the *input*. So measure four ways to begin.
+# Lecture slides write ΔW = A·Bᵀ with B zero. Their B is on the *input's* side. So measure four ways to start:
 
 # %%
 starts = {"paper: B·A, B zero": (0, 1), "slides: A·Bᵀ, B zero": (1, 0), "both zero": (0, 0), "both Gaussian": (1, 1)}
 G, sizes = torch.randn(48, 64), {}
 for name, (out_side, in_side) in starts.items():
-    left = (out_side * torch.randn(48, 4)).requires_grad_()  # next to the output: paper's B, slides' A
-    right = (in_side * torch.randn(4, 64)).requires_grad_()  # next to the input: paper's A, slides' Bᵀ
+    left = (out_side * torch.randn(48, 4)).requires_grad_()  # on the output side: the paper's B, the slides' A
+    right = (in_side * torch.randn(4, 64)).requires_grad_()  # on the input side: the paper's A, the slides' Bᵀ
     difference = left @ right
     (G * difference).sum().backward()
     sizes[name] = [left.grad.norm().item(), right.grad.norm().item()]
@@ -129,10 +128,10 @@ for name, (out_side, in_side) in starts.items():
 reveal("12.factors", sum(size > 0 for size in sizes["paper: B·A, B zero"]), unit="of two")
 
 # %% [markdown]
-# If B is zero, so is dL/dA: one factor waits for the other by a step. Two zeros would never move: each waits for the
-# other. Two Gaussians begin with another model than the one you were given.
+# If B is zero, so is dL/dA: A waits one step for B. Two zeros would wait for each other forever. Two Gaussians start
+# from another model than yours.
 #
-# In a model, each linear layer is replaced by itself with factors:
+# In a model, wrap each linear layer:
 
 
 # %%
@@ -145,17 +144,17 @@ def add_lora(model, r, alpha):
 
 # %% [markdown]
 # ## What LoRA saves
-# Gradients and optimizer states exist for parameters that learn. With a percent of them learning, both are nearly gone.
-# And activations? **Your guess.** GPT-2, 4 sequences of 512 tokens, [autocast](../docs/glossary.md#autocast) (weights
-# in fp32, products in 16-bit bf16), LoRA of rank 8 on all matrices of the blocks. By how many percent does that lower
-# the activations that forward keeps?
+# Only parameters that learn have gradients and optimizer states. If one percent learns, both are nearly gone. And
+# activations? **Your guess.** GPT-2, 4 sequences of 512 tokens, [autocast](../docs/glossary.md#autocast) (weights in
+# fp32, products in 16-bit bf16), LoRA of rank 8 on all matrices of the blocks. By how many percent does that reduce the
+# activations that forward keeps?
 
 # %%
 predict("12.activations", unit="%")
 
 # %% [markdown]
-# First four layers of your own, all of their weights or LoRA alone. (The first product takes cuBLAS's
-# [workspace](../docs/glossary.md#workspace) of 8.5 MB, the first backward another; the first line gets that done.)
+# First four layers of your own: train all weights, or only LoRA. (The first line allocates cuBLAS's
+# [workspaces](../docs/glossary.md#workspace): 8.5 MB in the first product, as much in the first backward.)
 
 # %%
 waits_for("12.activations")
@@ -179,8 +178,8 @@ with on_gpu():
         del layers, optimizer, loss
 
 # %% [markdown]
-# Change 4096 to 256 and predict which of the three is largest. The same for GPT-2: `measure` executes a step of any
-# *run*, a model with a recipe.
+# Change 4096 to 256: which of the three is largest? Now GPT-2. `measure` executes a step of any *run*, a model with a
+# recipe.
 
 # %%
 from course_utils import TrainingRun, estimate, measure
@@ -195,7 +194,7 @@ runs = {
 }
 measured = {name: measure(run) for name, run in runs.items()}
 provenance = str(measured["all weights"].provenance)
-stack(measured, "LoRA takes away the optimizer states; the activations stay", provenance=provenance)
+stack(measured, "LoRA removes the optimizer states; the activations stay", provenance=provenance)
 
 # %%
 kept = {name: one.moments["after loss"]["activations"] for name, one in measured.items()}
@@ -206,8 +205,8 @@ for name, run in runs.items():
 reveal("12.activations", 100 * (1 - kept["LoRA on all matrices"] / kept["all weights"]), unit="%")
 
 # %% [markdown]
-# **The gap** is 0: both sides count tensors. A card's driver context (some hundred MB) and what the allocator reserves
-# beyond its tensors are in neither. Gradients and states are gone. But why are the activations still there? Ask a
+# **The gap** is 0: both sides count tensors. Neither has the card's driver context (a few hundred MB), nor what the
+# allocator reserves beyond tensors. Gradients and states are gone. But why are the activations still there? Ask a
 # layer, with lesson 05's hooks.
 
 # %%
@@ -228,13 +227,13 @@ for name, layer in layers.items():
     print(f"{name:18s} keeps", *shapes)
 
 # %% [markdown]
-# W of (768, 768) is there anyway, for dL/dx. A frozen layer keeps nothing else: its input was there for dL/dW, which
-# nobody asks for any more. A LoRA layer needs the same input for dL/dA, and adds x·Aᵀ. So LoRA on *every* matrix saves
-# almost no activations. LoRA on attention alone spares the inputs of the MLP's matrices. Everything else (GELU's input,
-# attention's own tensors, the loss) is kept, because the gradient has to travel through it. The
-# [recomputation](../docs/glossary.md#activation-recomputation) of lesson 06 is the cure, with LoRA as without.
+# W of (768, 768) exists anyway, and dL/dx needs it. A frozen layer keeps nothing else: its input was for dL/dW. A LoRA
+# layer needs the same input for dL/dA, and also keeps x·Aᵀ. So LoRA on *every* matrix saves almost no activations. With
+# LoRA on attention, the MLP's matrices no longer keep their inputs. Everything else stays (GELU's input, attention's
+# own tensors, the loss), because the gradient passes through it. Lesson 06's
+# [recomputation](../docs/glossary.md#activation-recomputation) helps, with or without LoRA.
 #
-# How much of a step LoRA saves is therefore a matter of what fills the step. And the rank? Change 8 to 64.
+# So what LoRA saves depends on what fills the step. And on the rank? Change 8 to 64.
 
 # %%
 rank = 8  # change this
@@ -245,32 +244,32 @@ for b, s in ((1, 128), (4, 512), (32, 1024)):
           f"{whole / thin:.1f} times less")  # fmt: skip
 
 # %% [markdown]
-# The paper's abstract says three times less, *of GPT-3*. Its section 4.2 gives the figures: 1.2 TB against 350 GB. What
-# can those be?
+# The paper's abstract says three times less, *for GPT-3*. Its section 4.2 gives the numbers: 1.2 TB against 350 GB.
+# What could those be?
 
 # %%
 gpt3 = PRESETS["gpt3-175b"].parameters
-for recipe, each in {"16-bit weights alone": 2, "all four in 16 bits": 8, "with fp32 copy and moments": 16}.items():
+for recipe, each in {"only 16-bit weights": 2, "all four in 16 bits": 8, "with fp32 copy and moments": 16}.items():
     print(f"{recipe:26s} {each:2d} bytes: {each * gpt3 / 1e9:5,.0f} GB = {each * gpt3 / 2**40:.2f} TiB")
 
 # %% [markdown]
-# 350 GB are the 16-bit weights and nothing else. 1.2 TB is near weights, gradients and Adam's states in 16 bits, if TB
-# is read as TiB. The paper does not say.
+# 350 GB is the 16-bit weights and nothing else. 1.2 TB is near weights, gradients and Adam's states in 16 bits, if TB
+# means TiB. The paper does not say.
 #
-# ### And the work?
-# Backward of y = x·Wᵀ makes two products as large as forward's: dL/dx, which travels on, and dL/dW, by which W learns.
-# So a training step is three units of work: one for forward, two for backward.
+# ### And the arithmetic?
+# Backward of y = x·Wᵀ computes two products as large as forward's: dL/dx for the layers before, dL/dW for W. So a
+# training step is three units: one forward, two backward.
 #
-# **Your guess.** GPT-2, LoRA of rank 8 on all matrices of the blocks. By how many percent does that cut a step's
+# **Your guess.** GPT-2, LoRA of rank 8 on all matrices of the blocks. By how many percent does that reduce a step's
 # arithmetic?
 
 # %%
 predict("12.flops", unit="%")
 
 # %% [markdown]
-# Estimate: a frozen W needs its dL/dx and no dL/dW, and the thin factors add a little. Count it: torch counts the
-# [FLOPs](../docs/glossary.md#flops) (additions and multiplications) of every product, even on the meta device, where
-# tensors have a shape and no numbers.
+# Estimate: a frozen W needs dL/dx but not dL/dW, and the thin factors add a little. Count it: torch counts each
+# product's [FLOPs](../docs/glossary.md#flops) (additions and multiplications), even on the meta device, where tensors
+# have a shape and no numbers.
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -294,17 +293,17 @@ for rank in (0, 8, 64):
 reveal("12.flops", 100 * (1 - sum(flops[8]) / sum(flops[0])), unit="%")
 
 # %% [markdown]
-# Two units of three are left, and a little for the thin factors. Hu et al. measured 43.1 tokens per second and GPU in
-# place of 32.5 for GPT-3, a quarter less time (section 4.2, footnote 5). With full recomputation both steps have one
-# unit more: three remain of four.
+# Two of three units are left, plus a little for the factors. Hu et al. measured 43.1 instead of 32.5 tokens per second
+# and GPU for GPT-3: a quarter less time (section 4.2, footnote 5). With full recomputation both steps have one unit
+# more: three of four remain.
 
 # %% [markdown]
 # ## A real fine-tuning
-# The course's small language model learns a text about a harbor, character by character. Then it shall learn five of
+# The course's small language model learns a text about a harbor, character by character. Then it learns five of
 # Shakespeare's sonnets: all weights at a learning rate of 0.003, or LoRA on all matrices of the blocks at 0.01.
 #
-# **Your guess.** Take what full fine-tuning wins on the sonnets (loss before minus loss after) as 100 %. How much of
-# it does rank 8 win, with about 15 % of the numbers?
+# **Your guess.** Full fine-tuning lowers the loss on the sonnets. Call that gain 100 %. How much of it does rank 8 win,
+# with about 15 % of the numbers?
 
 # %%
 predict("12.won", unit="%")
@@ -353,17 +352,17 @@ won = {rank: 100 * (before["new"] - new[rank]) / (before["new"] - new[0]) for ra
 for rank, one in tuned.items():
     learn = sum(weight.numel() for weight in one.parameters() if weight.requires_grad)
     forgot = 100 * (old[rank] - before["old"]) / (old[0] - before["old"])
-    print(f"rank {rank:2d}: {learn:7,} numbers learn; sonnets {new[rank]:.2f}, {won[rank]:3.0f} % of what all weights "
-          f"win; harbor {old[rank]:.2f}, {forgot:3.0f} % of what they forget")  # fmt: skip
+    print(f"rank {rank:2d}: {learn:7,} numbers learn; sonnets {new[rank]:.2f}, {won[rank]:3.0f} % of the gain with "
+          f"all weights; harbor {old[rank]:.2f}, {forgot:3.0f} % of the forgetting")  # fmt: skip
 
 # %%
 reveal("12.won", round(won[8], -1), unit="%")
 
 # %% [markdown]
-# (Rank 0 is all weights.) **Two learning rates: is that fair?** Adam's first step moves every number by the rate η. But
-# B starts at zero, so B·A moves by η times a sum over r entries of A, each of size $1 / \sqrt{n_{\text{in}}}$. That is
-# about $\eta \sqrt{r / n_{\text{in}}}$: a third of η for rank 8 on 64 inputs. So factors need a larger rate to get as
-# far. Change rank 0's rate to 0.01: whose loss on the sonnets is lower then? Compare each at its own best:
+# (Rank 0 means all weights.) **Two learning rates: is that fair?** Adam's first step moves every number by the rate η.
+# But B starts at zero. So B·A moves by η times a sum over r entries of A, each of size $1 / \sqrt{n_{\text{in}}}$. That
+# is about $\eta \sqrt{r / n_{\text{in}}}$: a third of η for rank 8 on 64 inputs. So factors need a larger rate to get
+# as far. Change rank 0's rate to 0.01: whose loss on the sonnets is lower then? Compare each at its own best rate:
 
 # %% tags=["nbval-ignore-output"]
 print(f"η·√(r/n_in) for rank 8, 64 inputs: {(8 / 64) ** 0.5:.2f} · η")
@@ -372,8 +371,8 @@ for rank, rates in ((0, (1e-3, 3e-3, 1e-2)), (8, (3e-3, 1e-2, 3e-2))):
     print(f"rank {rank}:", ", ".join(f"{loss:.2f} at a rate of {rate:g}" for rate, loss in losses.items()))
 
 # %% [markdown]
-# "Learns less and forgets less" is what [Biderman et al. 2024](https://arxiv.org/abs/2405.09673) found in large
-# models. And merged, ours is one plain model again:
+# LoRA "learns less and forgets less", as [Biderman et al. 2024](https://arxiv.org/abs/2405.09673) found in large
+# models. Merge ours, and it is one plain model again:
 
 # %%
 plain = deepcopy(tuned[8])
@@ -412,7 +411,7 @@ print("in 4 bits", *(f"{value:6.2f}" for value in absmax(w, bits=4) + 0.0))
 predict("12.bit", unit="times")
 
 # %% [markdown]
-# Estimate: the grid has steps of Δ, and errors spread evenly over a step have a root mean square of
+# Estimate: the grid has steps of Δ. Errors that spread evenly over a step have a root mean square of
 # $\Delta / \sqrt{12}$.
 #
 # $$\Delta = \frac{\text{max}}{2^{\text{bits} - 1} - 1}$$
@@ -442,8 +441,8 @@ reveal("12.bit", round((four_bits / eight_bits) ** (1 / 4), 1), unit="times")
 
 # %% [markdown]
 # A step shrinks by 127/63, 63/31, 31/15, 15/7: a little more than two. With two bits nearly all weights round to zero,
-# and errors are not spread evenly over anything. An fp32 scale for 32 numbers costs one bit per number. Change 32 to 8:
-# is it worth four? What more scales are really for is the outlier. Make one weight 30 times as large:
+# and errors no longer spread evenly. An fp32 scale per 32 numbers costs one bit per number. Change 32 to 8: is it worth
+# four? But scales are really for outliers. Make one weight 30 times as large:
 
 # %% tags=["nbval-ignore-output"]
 spoiled, others = weight.clone(), torch.ones_like(weight, dtype=torch.bool)
@@ -454,7 +453,7 @@ for name, group in {"one scale": None, "each row": 64, "blocks of 32": 32}.items
 
 # %% [markdown]
 # ### As a layer
-# A quantized layer stores codes and scales, and makes W of them in forward. Both are *buffers*: they move with the
+# A quantized layer stores codes and scales, and computes W from them in forward. Both are *buffers*: they move with the
 # model, are saved with it, and no optimizer sees them. Expected: 1 byte per weight.
 
 
@@ -481,8 +480,8 @@ with on_gpu():
     )
 
 # %% [markdown]
-# And in training? Backward needs W for dL/dx, so autograd keeps the 16-bit W that forward made, and the saving is gone.
-# `checkpoint` of lesson 06 makes W again in backward, as bitsandbytes does in a function of its own.
+# And in training? Backward needs W for dL/dx, so autograd keeps the 16-bit W that forward made. The saving is gone.
+# Lesson 06's `checkpoint` computes W again in backward. So does bitsandbytes, in a function of its own.
 
 # %%
 from torch.utils.checkpoint import checkpoint
@@ -497,8 +496,9 @@ with on_gpu():
 
 # %% [markdown]
 # ### The zero point
-# Absmax is made for numbers around zero. A GELU's output is never below −0.17, so half of the grid lies idle. A *[zero
-# point](../docs/glossary.md#zero-point)* moves the grid ([Jacob et al. 2018](https://arxiv.org/abs/1712.05877), eq. 1):
+# Absmax is made for numbers around zero. A GELU's output is never below −0.17, so half of the grid is unused. A *[zero
+# point](../docs/glossary.md#zero-point)* z moves the grid ([Jacob et al. 2018](https://arxiv.org/abs/1712.05877), eq.
+# 1):
 #
 # $$x \approx (\text{code} - z) \cdot \text{scale}$$
 #
@@ -517,11 +517,11 @@ for bits in (4, 8):
 # %% [markdown]
 # ## Sixteen values of your choice
 # Four bits are 16 values, and they need not be evenly spaced. Trained weights crowd around zero, so put more values
-# there. [NF4](../docs/glossary.md#nf4) takes quantiles of the normal distribution: each value is to be used equally
-# often ([Dettmers et al. 2023](https://arxiv.org/abs/2305.14314), section 3).
+# there. [NF4](../docs/glossary.md#nf4) takes quantiles of the normal distribution, to use each value equally often
+# ([Dettmers et al. 2023](https://arxiv.org/abs/2305.14314), section 3).
 
 # %%
-end = (1 / 32 + 1 / 30) / 2  # half a step from the end: the mean of what 16 and what 15 values would have
+end = (1 / 32 + 1 / 30) / 2  # half a step from the end: the mean of 1/32 (16 values) and 1/30 (15 values)
 below, above = torch.linspace(end, 0.5, 8), torch.linspace(0.5, 1 - end, 9)[1:]
 quantiles = torch.special.ndtri(torch.cat([below, above]))
 nf4 = quantiles / quantiles[-1]
@@ -545,7 +545,7 @@ predict("12.nf4", unit="%")
 
 
 # %%
-def nearest(values, code, group=64):  # `code` rises from −1, or from 0, to 1
+def nearest(values, code, group=64):  # `code` rises from −1 or 0 to 1
     rows = values.reshape(-1, group)
     scale = rows.abs().amax(dim=1, keepdim=True).clamp_min(1e-38)
     codes = torch.bucketize(rows / scale, (code[1:] + code[:-1]) / 2)
@@ -557,9 +557,9 @@ reveal("12.nf4", round(less, -1), unit="%")
 
 # %% [markdown]
 # The paper calls NF4 "information theoretically optimal" for normal weights. That is about using each value equally
-# often; it is not the least error, and numbers divided by their block's largest are not normal any more ([Yoshida
+# often, not about the smallest error. And numbers divided by their block's largest are not normal any more ([Yoshida
 # 2023](https://arxiv.org/abs/2306.06965)). Test it on normal numbers: let 16 centroids move until the squared error is
-# least (Lloyd's algorithm). Change 64 to 16, and predict.
+# smallest (Lloyd's algorithm). Change 64 to 16, and predict.
 
 # %%
 torch.manual_seed(0)
@@ -574,8 +574,8 @@ for name, code in codes.items():
     print(f"{name:18s} error {error(normal, nearest(normal, code, block)):.1f} %")
 
 # %% [markdown]
-# As a layer, two codes share a byte, and each block of 64 has a scale: 4 + 32/64 = 4.5 bits per number. (QLoRA rounds
-# the scales themselves to 8 bits: $4 + \frac{8}{64} + \frac{32}{64 \cdot 256} = 4.127$.)
+# In a layer, two codes share a byte, and each block of 64 has a scale: 4 + 32/64 = 4.5 bits per number. (QLoRA rounds
+# the scales to 8 bits, too: $4 + \frac{8}{64} + \frac{32}{64 \cdot 256} = 4.127$.)
 
 
 # %%
@@ -601,15 +601,14 @@ class Nf4Linear(nn.Module):
 linear, x = nn.Linear(256, 128), torch.randn(10, 256)
 four, rounded = Nf4Linear(linear), nearest(linear.weight.detach(), nf4)
 off = (four(x) - nn.functional.linear(x, rounded, linear.bias)).abs().max()
-print(f"packed and unpacked: {off:.4f} from the rounded weight's output, expected 0")
+print(f"packed and unpacked: {off:.4f} away from the rounded weight's output, expected 0")
 print(f"{8 * (four.packed.nbytes + four.scale.nbytes) / linear.weight.numel():.2f} bits per number, expected 4.50")
 
 # %% [markdown]
 # ## After training
-# *[Post-training](../docs/glossary.md#post-training-quantization) quantization* takes a trained model and rounds it,
-# without another step. What counts then is the model's loss. **Your guess.** The language model, all matrices of its
-# blocks rounded by absmax with one scale per row: what is the smallest number of bits that raises its loss by less
-# than 2 %?
+# *[Post-training](../docs/glossary.md#post-training-quantization) quantization* rounds a trained model without another
+# step. What counts is the model's loss. **Your guess.** The language model, all matrices of its blocks rounded by
+# absmax with one scale per row: what is the smallest number of bits that raises its loss by less than 2 %?
 
 # %%
 predict("12.enough", unit="bits")
@@ -639,8 +638,8 @@ for bits in (8, 6, 5, 4, 3, 2):
 reveal("12.enough", min(bits for bits, percent in risen.items() if percent < 2), unit="bits")
 
 # %% [markdown]
-# Change 32 to 8: are 3 bits enough then? To *compute* in 8 bits, the inputs of each matrix have to be rounded as well,
-# and their scale must be known before. So the model reads some text once, and a hook notes each layer's largest input:
+# Change 32 to 8: are 3 bits enough then? To *compute* in 8 bits, you must also round each matrix's inputs, with a scale
+# that is known before. So the model reads some text once, and a hook notes each layer's largest input:
 # *[calibration](../docs/glossary.md#calibration)*.
 
 # %%
@@ -661,7 +660,7 @@ def look(layer, inputs):
 
 
 read(corpus()[:1000], look)
-print(f"largest inputs of {len(largest)} layers are known")
+print(f"found the largest input of {len(largest)} layers")
 
 
 # %% tags=["nbval-ignore-output"]
@@ -680,10 +679,10 @@ for bits in (8, 6, 4):
 #
 # ## Two factors that cluster
 # A stranger idea: write W as a sum U + V·Q with Q orthogonal. In two bases at once (an
-# *[overdetermined](../docs/glossary.md#overdetermined-basis)* basis) a matrix can be written in many ways, and
-# [Merkulov et al. 2024](https://arxiv.org/abs/2404.09737) choose one in which the entries of U and V gather around a
-# few peaks; each is replaced by the nearest peak. In our simple version each step adds ±c to every entry of U or of V,
-# where that lowers the remainder more. A step costs one bit per number.
+# *[overdetermined](../docs/glossary.md#overdetermined-basis)* basis), a matrix can be written in many ways. [Merkulov
+# et al. 2024](https://arxiv.org/abs/2404.09737) choose one whose entries of U and V gather around a few peaks, and
+# replace each entry by the nearest peak. In our simple version each step adds ±c to every entry of U or of V, whichever
+# lowers the remainder more. A step costs one bit per number.
 
 # %%
 Q = torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))[0]
@@ -703,7 +702,7 @@ def split(weight, steps, bases=2):
 
 # %% [markdown]
 # **Your guess.** Four steps cost four bits, as absmax with four bits does. How large is the error of the two factors,
-# in percent of the error of absmax with one scale per row?
+# in percent of absmax's with one scale per row?
 
 # %%
 predict("12.split", unit="%")
@@ -712,18 +711,18 @@ predict("12.split", unit="%")
 for bits in (2, 3, 4, 6):  # change this
     two, one = error(weight, split(weight, bits)), error(weight, split(weight, bits, bases=1))
     by_row = error(weight, absmax(weight, bits, 64))
-    print(f"{bits} bits: error {two:4.1f} % in two bases, {one:4.1f} % in one, {by_row:4.1f} % absmax by row")
+    print(f"{bits} bits: error {two:4.1f} % in two bases, {one:4.1f} % in one, {by_row:4.1f} % with absmax by row")
 reveal("12.split", 100 * error(weight, split(weight, 4)) / error(weight, absmax(weight, 4, 64)), unit="%")
 
 # %% [markdown]
-# With the second basis the same steps leave a smaller remainder. With two bits the factors are far better than a grid,
-# from four on plain rounding beats them, as our steps only ever use ±c. (Change 6 to 12: do they catch up?) The
+# With the second basis, the same steps leave a smaller remainder. With two bits, the factors are far better than a
+# grid. From four on, plain rounding is better, because our steps only use ±c. (Change 6 to 12: do they catch up?) The
 # authors' version is finer, and they call its results competitive or superior. Both pay with two products for one.
 
 # %% [markdown]
 # ## States in 8 bits
 # Adam's two moments are 8 bytes per parameter. [8-bit Adam](../docs/glossary.md#8-bit-adam) stores each in a byte
-# ([Dettmers et al. 2022](https://arxiv.org/abs/2110.02861)), with a scale for 256 numbers in today's bitsandbytes. But
+# ([Dettmers et al. 2022](https://arxiv.org/abs/2110.02861)), with a scale per 256 numbers in today's bitsandbytes. But
 # the second moment v holds squares, over many powers of ten. **Your guess.** Round v to 256 evenly spaced values in
 # blocks of 256. How many of 1,000 numbers become zero, so that Adam divides by nearly nothing?
 
@@ -750,8 +749,8 @@ for name, code in {"evenly spaced": torch.arange(256) / 255, "by powers of ten":
 reveal("12.zeros", round(1000 * zeros["evenly spaced"], -1), unit="of 1,000")
 
 # %% [markdown]
-# One in a hundred: does that matter? Train with each, at the same rate of 0.003. An optimizer takes a hook that runs
-# after each step; ours rounds v there.
+# One in a hundred: does that matter? Train with each, at the same rate of 0.003. A hook runs after each optimizer step;
+# ours rounds v.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -768,7 +767,7 @@ print(f"Adam ends at a loss of {adam_ends:.2f}")
 for name, code in {"powers of ten": powers, "evenly spaced": torch.arange(256) / 255}.items():
     learner = language_model(seed=0)
     train(learner, corpus(), rate=3e-3, after_step=rounding(code))  # change this
-    print(f"v in 8 bits, {name}: {mean_loss(learner, corpus()):.2f}")
+    print(f"with v in 8 bits, {name}: {mean_loss(learner, corpus()):.2f}")
 
 # %% [markdown]
 # Change the rate to 0.0003: does the even grid still do harm? In bytes, for GPT-2 XL with an fp32 copy of its 16-bit
@@ -783,8 +782,8 @@ for name, expected in (("adamw", 4 + 4 + 4), ("adam8bit", 4 + 1 + 1 + 2 * 4 / 25
 
 # %% [markdown]
 # ## QLoRA's account
-# Now all of it at once: weights frozen in NF4, LoRA on every matrix, all that learns in 16 bits, recomputation. First
-# one layer, of your own two classes: 4.5 bits are 0.5625 bytes per weight. Change r and predict.
+# Now all of it at once: frozen weights in NF4, LoRA on every matrix, 16 bits for all that learns, recomputation. First
+# one layer, from your own two classes. 4.5 bits are 0.5625 bytes per weight. Change r and predict.
 
 # %%
 r = 64  # change this
@@ -795,19 +794,20 @@ with on_gpu():
     print(f"frozen in bf16: {(torch.cuda.memory_allocated() - empty) / 1e6:.2f} MB, factors {factors / 1e6:.2f}")
     layer.base = Nf4Linear(layer.base)
     held = torch.cuda.memory_allocated() - empty
-    print(f"frozen in NF4:  {held / 1e6:.2f} MB, expected {(0.5625 * 4096**2 + factors) / 1e6:.2f} and the bias")
+    print(f"frozen in NF4:  {held / 1e6:.2f} MB, expected {(0.5625 * 4096**2 + factors) / 1e6:.2f} plus the bias")
 
 # %% [markdown]
-# **Your guess.** A Llama with 65 billion parameters, rank 64 on all matrices, one sequence of 512 tokens: the peak?
+# **Your guess.** A Llama with 65 billion parameters, rank 64 on all matrices, one sequence of 512 tokens: what is the
+# peak?
 
 # %%
 predict("12.qlora", unit="GB")
 
 # %% [markdown]
-# Dettmers et al. 2023 fine-tuned this model on "a single 48GB GPU", and say that regular 16-bit fine-tuning takes more
-# than 780 GB (section 1). They do not name the card. A program gets
-# [47.54 GiB](https://github.com/vllm-project/vllm/issues/4417) of an RTX A6000, and
-# [44.40 GiB](https://github.com/QwenLM/Qwen3-VL/issues/2097) of an L40, where error correction takes its share.
+# Dettmers et al. 2023 fine-tuned this model on "a single 48GB GPU". Regular 16-bit fine-tuning, they say, takes more
+# than 780 GB (section 1). They do not name the card. A program gets [47.54
+# GiB](https://github.com/vllm-project/vllm/issues/4417) of an RTX A6000, and [44.40
+# GiB](https://github.com/QwenLM/Qwen3-VL/issues/2097) of an L40, where error correction takes its share.
 
 # %%
 from course_utils.models import TransformerConfig
@@ -834,8 +834,8 @@ for b, s in ((1, 512), (1, 2048), (8, 512), (16, 512)):
 reveal("12.qlora", estimate(qlora).total)
 
 # %% [markdown]
-# Both of the paper's figures hold, with few tokens: with 8 sequences at once it depends on *which* 48 GB card. An
-# estimate of a model that you cannot run is only as good as one of a model that you can:
+# Both of the paper's numbers hold, with few tokens. With 8 sequences at once, *which* 48 GB card matters. You cannot
+# run this model, so test the estimate on one that you can:
 
 # %%
 from course_utils.figures import compare_bars
@@ -845,8 +845,8 @@ small = TrainingRun("tiny-llama", 4, 256, "bf16", recompute="full", lora_rank=16
 compare_bars(estimate(small), measure(small), "A small QLoRA step, estimated and simulated: no gap", unit="MB")
 
 # %% [markdown]
-# Does a model learn as well with rounded weights? **Your guess.** The sonnets once more, rank 8, but the blocks of the
-# language model are in NF4. How many percent of what LoRA won with exact weights does it win now?
+# Does a model learn as well with rounded weights? **Your guess.** The sonnets once more, rank 8, but the language
+# model's blocks are in NF4. What percentage of LoRA's gain with exact weights does it win now?
 
 # %%
 predict("12.beside", unit="%")
@@ -856,11 +856,11 @@ bases = {"NF4": lambda w: nearest(w, nf4), "2 bits by row": lambda w: absmax(w, 
 now = {name: mean_loss(fine_tune(8, 1e-2, rounded_model(way)), sonnets()) for name, way in bases.items()}
 part = {name: 100 * (before["new"] - loss) / (before["new"] - new[8]) for name, loss in now.items()}
 for name, percent in part.items():
-    print(f"rank 8 on {name}: loss {now[name]:.2f}, {percent:.0f} % of what it won on exact weights")
+    print(f"rank 8 on {name}: loss {now[name]:.2f}, {percent:.0f} % of its gain on exact weights")
 reveal("12.beside", part["NF4"], unit="%")
 
 # %% [markdown]
-# The factors repair on the way what rounding has broken. Dettmers et al. report the same of 4 bits on large models
+# The factors repair on the way what rounding has broken. Dettmers et al. report the same for 4 bits on large models
 # (section 4).
 #
 # Now you. Which is the largest Llama that you can fine-tune on an RTX 4090 in 16 bits? In 4?
@@ -872,8 +872,8 @@ lora_explorer("llama3-8b", micro_batch=1, seq_len=1024, precision="bf16", lora_r
 
 # %% [markdown]
 # ## In your own script
-# Freeze a model, replace each of its linear layers by itself with LoRA, and train what is left: the optimizer passes
-# over weights that get no gradient.
+# Freeze a model, wrap each linear layer in LoRA, and train what is left. The optimizer skips weights without a
+# gradient.
 
 # %%
 from torch import nn, optim
@@ -901,8 +901,8 @@ print("trained parameters:", sum(weight.numel() for weight in model.parameters()
 # ## What the sources got wrong
 # | claim | what you computed here |
 # |---|---|
-# | three times less memory (Hu et al., of GPT-3) | where states dominate; far less where many tokens do |
-# | 350 GB to train GPT-3 with LoRA (Hu et al.) | its 16-bit weights alone: no activation is in it |
+# | three times less memory (Hu et al., for GPT-3) | where states dominate; far less with many tokens |
+# | 350 GB to train GPT-3 with LoRA (Hu et al.) | only its 16-bit weights, no activation |
 # | one 48 GB GPU for 65 billion parameters (Dettmers et al.) | with few tokens at once |
 # | NF4 is information theoretically optimal (Dettmers et al.) | each value is used equally often; others err less |
 #
@@ -917,8 +917,8 @@ quiz(12)
 
 # %% [markdown]
 # ## Take home
-# **Remember** LoRA removes the gradients and states of what does not learn; quantization shrinks the weights that stay;
-# neither does much for the activations.
+# **Remember** LoRA removes the gradients and states of what does not learn. Quantization shrinks the weights that stay.
+# Neither does much for the activations.
 #
 # **Breaks when** activations fill the step; when one outlier sets the scale for all; below four bits.
 #
