@@ -13,7 +13,7 @@
 #
 # **96 minutes** for all four; each one says its own. You should know what [lesson
 # 11](../notebooks/11_model_and_pipeline_parallelism.ipynb) shows, and for exercise 4 the `Function` that [lesson
-# 06](../notebooks/06_recomputation.ipynb) writes under *By hand*. No GPU is needed.
+# 06](../notebooks/06_recomputation.ipynb) writes under *By hand*. You need no GPU.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
 # off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at
@@ -35,13 +35,14 @@ from course_utils.lessons.pipelines.schedules import simulate
 # ## 1 · What each stage keeps
 # **Difficulty** ●●○○○ · **6 minutes** · **Trains** the memory of a schedule
 #
-# p stages counted from 0, m micro-batches. Return a dictionary with `GPipe` and `1F1B`: how many micro-batches'
-# activations does stage `stage` keep at its fullest moment? m may be smaller than p.
+# How many micro-batches' activations does a stage keep at its fullest moment? There are p stages, counted from 0, and m
+# micro-batches. Return a dictionary with this number for stage `stage`, under the keys `GPipe` and `1F1B`. m may be
+# smaller than p.
 
 
 # %%
 def kept(p: int, m: int, stage: int) -> dict[str, int]:
-    """Micro-batches whose activations `stage` (from 0) of p keeps at most, for each of the two schedules."""
+    """The most micro-batches whose activations `stage` (from 0) of p keeps, for each of the two schedules."""
     ### BEGIN SOLUTION Return a dictionary with the keys GPipe and 1F1B.
     return {"GPipe": m, "1F1B": min(m, p - stage)}
     ### END SOLUTION
@@ -53,26 +54,27 @@ check.kept(kept)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Draw it: `pipeline_figure(simulate("1F1B", 4, 8))`. Count in the row of a stage how many forwards stand before the
-# first backward.
+# Draw it: `pipeline_figure(simulate("1F1B", 4, 8))`. In a stage's row, count the forwards before the first backward.
 #
 # </details>
 # <details><summary>Hint 2: the last stage</summary>
 #
-# Under 1F1B the last stage takes a micro-batch backward right after its forward. How many does it keep? And the one
+# Under 1F1B the last stage takes a micro-batch backward right after its forward. How many does it keep? And the stage
 # before it?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# From stage to the end there are p − stage stages, itself included. And nobody keeps more micro-batches than there are.
+# From `stage` to the end there are p − stage stages, itself included. And no stage keeps more micro-batches than there
+# are.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A micro-batch is kept from its forward to its backward. Under 1F1B, p − stage forwards fit before the first one is
-# back; from then on one goes in for each that comes out. So m is free: choose it for the bubble, not for memory.
+# A stage keeps a micro-batch from its forward to its backward. Under 1F1B, it does p − stage forwards before the first
+# micro-batch comes back. From then on, one enters for each that leaves. So m is free: choose it for the bubble, not for
+# memory.
 
 # %% tags=["solution"]
 pipeline_figure(simulate("1F1B", 4, 8))
@@ -81,15 +83,15 @@ pipeline_figure(simulate("1F1B", 4, 8))
 # ## 2 · Write 1F1B
 # **Difficulty** ●●●○○ · **15 minutes** · **Trains** a schedule as a program
 #
-# Return what one stage does under 1F1B, in order, as a list of words: `["F0", "F1", "B0", …]`. First the stage goes
-# forward until it keeps as many micro-batches as it may (exercise 1). Then it alternates, one backward, one forward,
-# until all forwards are done. What is left are backwards.
+# Return what one stage does under 1F1B, in order, as a list of strings: `["F0", "F1", "B0", …]`. F0 is the forward of
+# micro-batch 0, B0 its backward. First the stage goes forward until it keeps as many micro-batches as exercise 1
+# allows. Then backward and forward alternate, until all forwards are done. At the end only backwards are left.
 
 
 # %%
 def order(p: int, m: int, stage: int) -> list[str]:
-    """The works of one stage (from 0) of p under 1F1B with m micro-batches, in order: F0 forward, B0 backward, …"""
-    ### BEGIN SOLUTION Return a list of 2·m words.
+    """The order of one stage (from 0) of p under 1F1B with m micro-batches: F0 is a forward, B0 a backward, …"""
+    ### BEGIN SOLUTION Return a list of 2·m strings.
     ahead = min(m, p - stage)
     works = [f"F{micro}" for micro in range(ahead)]
     for micro in range(m):
@@ -111,7 +113,7 @@ check.order(order)
 # </details>
 # <details><summary>Hint 2: the steady state</summary>
 #
-# Now a loop over all backwards, B0 to B(m − 1). After each comes one forward, the next that has not been done.
+# Now loop over all backwards, B0 to B(m − 1). After each, do the next forward that is not done yet.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -122,8 +124,9 @@ check.order(order)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Nothing in this list says *when*. A stage just does its works in this order, as soon as their inputs are there. That
-# is all that PyTorch's `Schedule1F1B` does, too. Your lists are what the lesson's `one_stage` takes: try them there.
+# This list does not say *when* anything happens. A stage starts each forward or backward of its list as soon as the
+# input is there. PyTorch's `Schedule1F1B` does no more than that. The lesson's `one_stage` takes lists like yours: try
+# them there.
 
 # %% tags=["solution"]
 for stage in range(4):
@@ -133,38 +136,43 @@ for stage in range(4):
 # ## 3 · Two stages, one gradient
 # **Difficulty** ●●●●○ · **45 minutes** · **Trains** a pipeline's step, and what it need not keep
 #
-# The lesson's stage keeps `x, y` of every micro-batch on its way. But y has been sent. What this stage still needs is
-# the way back into y's graph, not y's numbers (Megatron-LM frees them, too, in `deallocate_output_tensor`). Torch has
-# such a way:
+# Write one training step of two stages under 1F1B, without an optimizer. Do not keep outputs that have been sent.
+#
+# The lesson's stage keeps `x, y` of every micro-batch in flight. But y has been sent. This stage no longer needs y's
+# numbers, only the place in the graph where y's backward starts. (Megatron-LM frees the numbers too, in
+# `deallocate_output_tensor`.) In torch, that place is a gradient edge:
 
 # %%
 layers = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1024))
 y = layers(torch.randn(8, 64))
 edge, shape = get_gradient_edge(y), y.shape
-del y  # 8 · 1024 numbers less
-torch.autograd.backward(edge, torch.ones(shape))  # as y.backward(...) would
+del y  # frees 8 · 1024 numbers
+torch.autograd.backward(edge, torch.ones(shape))  # does what y.backward(...) would do
 print("gradient of the first weight:", tuple(layers[0].weight.grad.shape))
 
 # %% [markdown]
-# Write the forwards and backwards of one training step of two stages under 1F1B, without an optimizer. Both ranks call
-# your function:
+# Both ranks call your function:
 #
-# - `layers`: this rank's `nn.Sequential`. `data`: a list with one tensor per micro-batch, the inputs on rank 0, the
-#   targets on rank 1. Micro-batches may differ in their number of rows, and there may be a single one.
+# - `layers`: this rank's `nn.Sequential`.
+# - `data`: a list with one tensor per micro-batch. On rank 0 they are the inputs, on rank 1 the targets. Micro-batches
+#   may differ in their number of rows, and there may be only one.
 # - `send(tensor)` sends to the other rank and does not wait. `receive(shape)` waits for the next tensor from there. A
-#   message has as many rows as its micro-batch, and as many columns as y has: on rank 1, `layers[0].in_features`.
+#   message has as many rows as its micro-batch and as many columns as y. On rank 1 that is `layers[0].in_features`.
 #
-# Before, all `.grad` are None; afterwards they are those of `mse_loss` over the *whole* batch. Rank 0 goes two
-# micro-batches ahead before its first backward, and never keeps more than two. Rank 1 keeps one, and sends its gradient
-# before it waits for the next. Rank 0 may still hold the output that it sent last, but none sent before, nor a copy;
-# likewise rank 1 the input that it received last. On real ranks your function knows the names imported above and no
-# others: define helpers inside it.
+# Leave the gradients in the weights; what you return does not matter. Before the step, every `.grad` is None. After it,
+# they are those of `mse_loss` over the *complete* batch. Further rules:
+#
+# - Rank 0 goes two micro-batches ahead before its first backward, and never keeps more than two.
+# - Rank 1 keeps one. It sends that one's gradient before it waits for the next input.
+# - Rank 0 may still hold the output that it sent last, but no earlier one, and no copy. Rank 1 may still hold the input
+#   that it received last, but no earlier one, and no copy.
+# - On real ranks, your function knows only the names imported above: define helpers inside it.
 
 
 # %%
 def two_stages(layers, rank, data, send, receive):
-    """One step of this rank's stage: leaves the gradients in its weights."""
-    ### BEGIN SOLUTION Call send and receive, and go backward.
+    """Take one step of this rank's stage: leave the gradients in its weights."""
+    ### BEGIN SOLUTION Send, receive, and leave the gradients in the weights.
     if rank == 1:
         for target in data:
             x = receive((len(target), layers[0].in_features)).requires_grad_()
@@ -196,30 +204,30 @@ check.two_stages(two_stages)
 # </details>
 # <details><summary>Hint 2: the loss</summary>
 #
-# `mse_loss` is a mean over all numbers of one micro-batch. Weigh it by the part of the batch's rows that it has. 1/m is
-# right only if all micro-batches are equal.
+# `mse_loss` is a mean over all numbers of one micro-batch. Multiply it by the micro-batch's share of the batch's rows.
+# 1/m is right only if all micro-batches are equal.
 #
 # </details>
 # <details><summary>Hint 3: rank 0</summary>
 #
-# Exercise 2 with p = 2: two forwards, then one backward and one forward in turn, at the end one backward alone. Put the
-# edge and the shape of each output into a list, and take the oldest. With a single micro-batch there is one forward,
-# one backward.
+# Use exercise 2 with p = 2: two forwards, then one backward and one forward in turn, at the end one last backward. Put
+# each output's edge and shape into a list, and take the oldest. With a single micro-batch there is one forward and one
+# backward.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Backward of a linear layer needs its input and its weight, not its output. The next stage has that output as its own
-# input. So the first of two stages had it twice, for nothing: 2·s·b·h bytes per micro-batch on its way. An edge names
-# the node of the graph where backward begins, and torch's own schedules use it, too. Uneven micro-batches need
-# weights, or else a smaller one counts more per row than the others.
+# Backward of a linear layer needs its input and its weight, not its output. The next stage has that output, as its own
+# input. So the first of two stages kept it for nothing: 2·s·b·h bytes per micro-batch in flight. An edge names the node
+# of the graph where backward begins; torch's own schedules use it, too. Uneven micro-batches need weights. Otherwise
+# each row of a smaller one counts more than the others.
 
 # %% tags=["solution"]
 with on_gpu():
     layers = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 1024)).to("cuda")
     x = torch.randn(4096, 1024, device="cuda")
-    layers(x[:1])  # the first product takes cuBLAS's workspace
+    layers(x[:1])  # the first product allocates cuBLAS's workspace
     for name, keep in (("y", lambda y: y), ("the edge", get_gradient_edge)):
         before = torch.cuda.memory_allocated()
         waiting = [keep(layers(x)) for _ in range(2)]
@@ -231,27 +239,32 @@ with on_gpu():
 # ## 4 · A tensor-parallel MLP that trains
 # **Difficulty** ●●●●○ · **30 minutes** · **Trains** messages inside autograd
 #
-# The lesson cuts an MLP by hand, but calls `.detach()` before the all-reduce: it cannot train. For that, Megatron-LM
-# has two small functions, f and g ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3). `Shared` (their
-# f) lets its input pass, and sums the gradient over all ranks in backward. `Summed` (their g) sums in forward, and lets
-# the gradient pass. Write both as `autograd.Function`s ([torch's
-# notes](https://docs.pytorch.org/docs/stable/notes/extending.html) have more), and the MLP of one of t ranks with them.
+# Write a tensor-parallel MLP, as one of t ranks computes it, with gradients that are right on every rank. The lesson's
+# MLP cannot train, because it calls `.detach()` before the all-reduce. Megatron-LM uses two small functions instead, f
+# and g ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3). Write both as `autograd.Function`s
+# ([torch's notes](https://docs.pytorch.org/docs/stable/notes/extending.html) explain them):
+#
+# - `Shared` (their f) returns its input unchanged. In backward it sums the gradient over all ranks.
+# - `Summed` (their g) sums over all ranks in forward. In backward it returns the gradient unchanged.
+#
+# Then write `parallel_mlp` with them. Its arguments:
 #
 # - `x` (rows, h) is the same on every rank. `up` (4h/t, h), `up_bias` (4h/t) and `down` (h, 4h/t) are this rank's
-#   parts. `down_bias` (h) is whole, and every rank has it.
+#   parts. `down_bias` (h) is complete on every rank.
 # - `all_reduce(tensor)` puts the sum over all ranks into `tensor`, as `dist.all_reduce` does.
-# - The output is the whole MLP's, gelu(x·upᵀ + up_bias)·downᵀ + down_bias. On every rank, x and down_bias get the whole
-#   MLP's gradient; up, up_bias and down get their part of it.
 #
-# There is one all-reduce forward and one backward, also with t = 1. x may be used elsewhere, too, as in `x +
-# parallel_mlp(x, …)`: only the MLP's part of its gradient is summed. The check calls `parallel_mlp` alone.
+# Return the output of the complete MLP, (rows, h): gelu(x·upᵀ + up_bias)·downᵀ + down_bias. On every rank, x and
+# down_bias get the complete MLP's gradient; up, up_bias and down get their part of it.
+#
+# Use one all-reduce in forward and one in backward, also with t = 1. x may be used elsewhere, as in `x +
+# parallel_mlp(x, …)`: sum only the MLP's part of its gradient. The check calls only `parallel_mlp`.
 
 
 # %%
 class Shared(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, all_reduce):
-        ### BEGIN SOLUTION Return x as it is.
+        ### BEGIN SOLUTION Return x unchanged.
         ctx.all_reduce = all_reduce
         return x.view_as(x)
         ### END SOLUTION
@@ -284,7 +297,7 @@ class Summed(torch.autograd.Function):
 
 # %%
 def parallel_mlp(x, up, up_bias, down, down_bias, all_reduce):
-    """The whole MLP's output, from this rank's parts."""
+    """The complete MLP's output, computed with this rank's parts."""
     ### BEGIN SOLUTION Return the output, (rows, h).
     hidden = F.gelu(F.linear(Shared.apply(x, all_reduce), up, up_bias))
     return Summed.apply(F.linear(hidden, down), all_reduce) + down_bias
@@ -297,35 +310,35 @@ check.parallel_mlp(parallel_mlp)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# What does each rank have only a part of? Forward: after `down`, a part of a sum. Backward: each rank's `up` gives x a
-# gradient, and x's whole gradient is their sum. So where does each of the two functions go?
+# What does each rank have only a part of? In forward: after `down`, a part of a sum. In backward: each rank's `up`
+# gives x a gradient, and x's complete gradient is their sum. So where does each of the two functions go?
 #
 # </details>
 # <details><summary>Hint 2: what does not need a message</summary>
 #
-# y = part₀ + part₁ + … What is the gradient of one part, if that of y is known? Every rank has it already. Summing it
-# once more makes it t times too large.
+# y = part₀ + part₁ + … If you know y's gradient, what is the gradient of one part? Every rank has it already. Summing
+# it once more makes it t times too large.
 #
 # </details>
 # <details><summary>Hint 3: details</summary>
 #
-# `all_reduce` writes into its argument, and what autograd hands you may be in use elsewhere: give it a `.clone()`.
-# `backward` returns a second value for the second argument of forward: `None`. And where must `down_bias` be added, so
-# that it is in the sum once and not t times?
+# `all_reduce` writes into its argument, and the tensor that autograd hands you may be in use elsewhere: give it a
+# `.clone()`. `backward` returns a second value for the second argument of forward: `None`. And where must you add
+# `down_bias`, so that it is in the sum once and not t times?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# f and g are mirror images: where one sums, the other lets pass. Two all-reduces in forward and two in backward for
-# each block of attention and MLP are all the messages that tensor parallelism needs: the 4·s·b·h of the lesson. An
-# all-reduce that autograd differentiates as a sum would be wrong here, for it sums the gradient, too. What lies between
-# the matrices is 4h/t wide and falls with t. x and y are whole on every rank, whatever t is.
+# f and g are mirror images: where one sums, the other passes its input on. Tensor parallelism needs no other messages:
+# for each block of attention and MLP, two all-reduces in forward and two in backward. That is the 4·s·b·h of the
+# lesson. An all-reduce that autograd differentiates as a sum would be wrong here, because it sums the gradient, too.
+# Between the matrices, the tensors are 4h/t wide and shrink with t. x and y are complete on every rank, whatever t is.
 
 # %% tags=["solution"]
 with on_gpu():
     h, x = 1024, torch.randn(4096, 1024, device="cuda", requires_grad=True)
-    F.linear(x[:1], x[:1])  # the first product takes cuBLAS's workspace
+    F.linear(x[:1], x[:1])  # the first product allocates cuBLAS's workspace
     for t in (1, 2, 4, 8):
         up, down = (
             torch.randn(shape, device="cuda", requires_grad=True) for shape in ((4 * h // t, h), (h, 4 * h // t))

@@ -12,7 +12,7 @@
 # # Exercises 12 · LoRA and quantization
 #
 # **85 minutes** for all four; each one says its own. You should know what [lesson
-# 12](../notebooks/12_lora_and_quantization.ipynb) shows. No GPU is needed.
+# 12](../notebooks/12_lora_and_quantization.ipynb) shows. You need no GPU.
 #
 # Each exercise asks for a class or a function. Write it, run the cell, then run the check below it. A check tells you
 # what is off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells”
@@ -32,8 +32,8 @@ from course_utils.lessons.lora import checks as check
 # ## 1 · A layer that merges
 # **Difficulty** ●●●○○ · **22 minutes** · **Trains** LoRA as you would use it: trained, merged, taken out again
 #
-# The lesson's layer only adds. A useful one drops out some of the adapter's input, and merges: `merge()` puts the
-# adapter into W, `unmerge()` takes it out again. This much is given (A and B are fp32, on the CPU):
+# Write a LoRA layer with dropout that can merge its adapter into W and take it out again. The lesson's layer can do
+# neither. This much is given (A and B are fp32, on the CPU):
 
 
 # %%
@@ -47,22 +47,23 @@ class Adapter(nn.Module):
 
 
 # %% [markdown]
-# Write the rest, in two cells. (After a change to the first, run the second again, too.)
+# Write the rest, in two cells. (After a change to the first, run the second again.)
 #
-# - `forward`: the base layer, plus B·A times the scale. Dropout acts on the adapter's input alone: use `self.dropout`.
-#   A merged layer computes the base alone: then nothing is dropped, in training mode either. Between forward and
-#   backward it may keep W, A, B, the input, what dropout needs and x·Aᵀ, but no other matrix of W's size.
-# - `merge` adds scale·B·A to W in place, whatever dropout is. It keeps nothing else of W's size, and no graph. It
-#   leaves `training` as it is. A second `merge()` changes nothing.
-# - `unmerge` gives W back, up to rounding. A second `unmerge()` changes nothing.
+# - `forward(x)` returns the base layer's output, plus the scale times B·A applied to x. Dropout acts only on the
+#   adapter's input: use `self.dropout`. A merged layer only computes the base layer: then it drops nothing, in training
+#   mode either. Between forward and backward it may keep W, A, B, the input, what dropout needs, and x·Aᵀ, but no other
+#   matrix of W's size.
+# - `merge()` adds scale·B·A to W in place, whatever dropout is. It keeps nothing else of W's size, and no graph. It
+#   does not change `training`. A second `merge()` changes nothing.
+# - `unmerge()` restores W, up to rounding. A second `unmerge()` changes nothing.
 #
-# The check tries inputs of two and three dimensions, with dropout and without, and traces what is kept.
+# The check tries inputs of two and three dimensions, with and without dropout, and traces what is kept.
 
 
 # %%
 class TwoPaths(Adapter):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x·Wᵀ + bias, plus the adapter's part unless it is merged."""
+        """Return x·Wᵀ + bias, plus the adapter's part unless it is merged."""
         ### BEGIN SOLUTION Return the output.
         y = self.base(x)
         if self.merged:
@@ -98,8 +99,8 @@ check.lora_linear(LoraLinear)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Take the lesson's forward. Where does `self.dropout` go, so that the base layer still sees all of x? Which of the two
-# products with A and B comes first, so that nothing of W's size is made?
+# Start from the lesson's forward. Where does `self.dropout` go, so that the base layer still sees all of x? Which of
+# the two products with A and B comes first, so that you make nothing of W's size?
 #
 # </details>
 # <details><summary>Hint 2: in place, without a graph</summary>
@@ -110,17 +111,17 @@ check.lora_linear(LoraLinear)
 # </details>
 # <details><summary>Hint 3: twice</summary>
 #
-# `self.merged` says where the adapter is. Look at it before you change W, set it after, and let `forward` ask it, too.
-# To take the adapter out you need no old W: A and B are still there.
+# `self.merged` says where the adapter is. Look at it before you change W, set it afterwards, and use it in `forward`,
+# too. To take the adapter out you need no old W: A and B are still there.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Matrix products are associative, so the same three matrices cost little in either use. In training, x·Aᵀ comes first
-# and everything that is kept is thin. When training is over, B·A is one matrix, and it costs nothing more at inference.
-# A copy of W would make `unmerge` exact, at the price of all that LoRA has saved. Merging into a *quantized* W is
-# another matter: the sum has to be rounded again, and a small difference may vanish in it.
+# Matrix products are associative, so the same three matrices are cheap in both uses. In training, x·Aᵀ comes first, and
+# everything that is kept is thin. After training, B·A becomes part of W and costs nothing at inference. A copy of W
+# would make `unmerge` exact, but it would cost all that LoRA has saved. Merging into a *quantized* W is different: the
+# sum must be rounded again, and a small difference may vanish.
 
 # %% tags=["solution"]
 layer = LoraLinear(nn.Linear(512, 512), r=8, alpha=16)
@@ -128,9 +129,9 @@ nn.init.normal_(layer.B)
 x, old = torch.randn(4, 512), layer.base.weight.clone()
 apart = layer(x)
 layer.merge()
-print(f"merged: {(layer(x) - apart).abs().max():.3f} from the two paths")
+print(f"merged: {(layer(x) - apart).abs().max():.3f} away from the two paths")
 layer.unmerge()
-print(f"unmerged: {(layer.base.weight - old).abs().max():.3f} from the old W")
+print(f"unmerged: {(layer.base.weight - old).abs().max():.3f} away from the old W")
 adapter = {name: weight for name, weight in layer.state_dict().items() if name in "AB"}
 print(f"to save: {sum(weight.nbytes for weight in adapter.values()):,} bytes, W has {old.nbytes:,}")
 
@@ -138,30 +139,32 @@ print(f"to save: {sum(weight.nbytes for weight in adapter.values()):,} bytes, W 
 # ## 2 · Two to a byte
 # **Difficulty** ●●●○○ · **35 minutes** · **Trains** 4-bit storage, without its traps
 #
-# No tensor has a type of 4 bits. Write a class that stores values in them: absmax, codes from −7 to 7, two codes to a
-# byte. `block` neighbors of the flattened tensor share a scale: their largest magnitude over 7.
+# Write a class that stores values in 4 bits. No tensor has a 4-bit type, so put two codes into each byte. Use absmax
+# with codes from −7 to 7. `block` neighbors of the flattened tensor share a scale: their largest magnitude divided by
+# 7.
 #
-# - `Packed(values, block)` takes an fp32 tensor of any shape, transposed or not. Afterwards, and after `unpack()`, its
-#   tensors hold half a byte for each number (if their count is odd, the last has a byte to itself) and an fp32 scale
-#   for each block, to the byte. A slice keeps the whole storage that it was cut from, and that counts.
-# - `unpack()` returns the values as fp32 in their old shape, each at most half a scale off, as often as it is called.
+# - `Packed(values, block)` takes an fp32 tensor of any shape, transposed or not. Then, and also after `unpack()`, its
+#   tensors hold exactly half a byte per number and one fp32 scale per block. (If the count is odd, the last number has
+#   a byte of its own.) A slice keeps the complete storage that it was cut from, and that counts.
+# - `unpack()` returns the values as fp32 in their old shape. Each is at most half a scale off. You can call it any
+#   number of times.
 #
-# `block` may be odd, and the last block shorter than the others. A block's largest magnitude may be 10⁻⁷, or 0. Never
-# make an integer of 0/0, which is NaN, nor a `uint8` of a negative float: which one it becomes depends on the
-# processor. (The lesson's layers do not guard against it.) Which code has the higher half of a byte is up to you. Of
-# use may be:
+# `block` may be odd, and the last block may be shorter than the others. A block's largest magnitude may be 10⁻⁷, or 0.
+# Two conversions depend on the processor, so avoid them: an integer from 0/0, which is NaN, and a `uint8` from a
+# negative float. (The lesson's layers do not avoid them.) You choose which code goes into the higher half of a byte.
+# These lines may help:
 
 # %%
 codes = torch.tensor([3, -5], dtype=torch.int8)
 print("the lower four bits:", (codes & 15).tolist(), "and 16 times as much:", (codes * 16).tolist())
 print("the same bytes, unsigned:", codes.view(torch.uint8).tolist(), "shifted by four:", (codes >> 4).tolist())
-print("filled up:", F.pad(codes, (0, 2)).tolist())
+print("padded:", F.pad(codes, (0, 2)).tolist())
 
 
 # %%
 class Packed:
     def __init__(self, values: torch.Tensor, block: int):
-        ### BEGIN SOLUTION Keep a byte for each two codes, the scales, and what shape they had.
+        ### BEGIN SOLUTION Keep one byte per two codes, the scales, and the shape.
         self.shape, self.block, count = values.shape, block, values.numel()
         rows = F.pad(values.flatten(), (0, -count % block)).view(-1, block)
         self.scales = rows.abs().amax(dim=1, keepdim=True) / 7
@@ -171,7 +174,7 @@ class Packed:
         ### END SOLUTION
 
     def unpack(self) -> torch.Tensor:
-        """The values, rounded to their codes."""
+        """Return the values, rounded to their codes."""
         ### BEGIN SOLUTION Return a tensor of the old shape.
         count = self.shape.numel()
         codes = torch.stack([self.packed >> 4, self.packed << 4 >> 4], dim=1).flatten()[:count]
@@ -186,30 +189,30 @@ check.packed(Packed)
 # %% [markdown]
 # <details><summary>Hint 1: blocks</summary>
 #
-# Fill the flat values up to whole blocks, `.view(-1, block)`, and take the largest magnitude of each row. `-count %
-# block` is how many are missing. Cut the codes to `count` again before you pack them. `clamp_min` keeps zeros out of
-# what you divide by: which number is small enough?
+# Pad the flat values to complete blocks, `.view(-1, block)`, and take the largest magnitude of each row. `-count %
+# block` numbers are missing. Cut the codes to `count` again before you pack them. `clamp_min` keeps zeros out of the
+# divisor: which number is small enough?
 #
 # </details>
 # <details><summary>Hint 2: one byte</summary>
 #
-# Make `int8` codes first, by rounding. Fill up to an even number, view as pairs. One code of a pair moves up by four
-# bits, the other loses its upper four: those of a negative number are all ones.
+# First make `int8` codes, by rounding. Pad to an even number, view as pairs. One code of a pair moves up by four bits.
+# The other loses its upper four bits, which are all ones in a negative number.
 #
 # </details>
 # <details><summary>Hint 3: the sign</summary>
 #
-# Four bits say 0 to 15, and 11 was −5. Subtract 16 from what is above 7, or store code + 8, which has no sign, as the
-# lesson's bytes have none. Or let the processor do it: on `int8`, `>>` fills up with the sign. So move the four bits to
-# the upper half first, then down.
+# Four bits give 0 to 15, and 11 was −5. Subtract 16 from what is above 7. Or store code + 8, which has no sign, like
+# the lesson's bytes. Or let the processor do it: on `int8`, `>>` fills up with the sign. So move the four bits to the
+# upper half first, then down.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Each of these traps has been in somebody's release: the largest number for the largest magnitude, truncation without
-# rounding, a lost sign, 0/0 in a block of zeros. And a slice of a larger tensor keeps all of its bytes. The scales cost
-# 32/block bits per number: with blocks of 64 half a bit, with blocks of 8 as much as the codes themselves.
+# Each of these traps has been in somebody's release: the largest number instead of the largest magnitude, truncation
+# instead of rounding, a lost sign, 0/0 in a block of zeros. And a slice of a larger tensor keeps all of its bytes. The
+# scales cost 32/block bits per number: half a bit with blocks of 64, as much as the codes themselves with blocks of 8.
 
 # %% tags=["solution"]
 torch.manual_seed(0)
@@ -223,27 +226,29 @@ for block in (8, 64, 1024):
 # ## 3 · A product that keeps four bits
 # **Difficulty** ●●●●○ · **18 minutes** · **Trains** deciding what is kept, by an `autograd.Function`
 #
-# Four bits in storage are worth little if autograd keeps the unpacked W until backward:
+# Write a product with a 4-bit W that keeps nothing else for backward. Storing W in four bits saves little if autograd
+# keeps the unpacked W until backward:
 
 # %%
-stored = check.FourBits(torch.randn(256, 512))  # a matrix in NF4; unpack() makes it in fp32
+stored = check.FourBits(torch.randn(256, 512))  # a matrix in NF4; unpack() returns it in fp32
 y = torch.randn(8, 512, requires_grad=True) @ stored.unpack().T
-print(f"kept, on the CPU: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: {256 * 512 // 2:,} and the scales")
+print(f"kept, on the CPU: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: {256 * 512 // 2:,} plus the scales")
 
 # %% [markdown]
-# `checkpoint` is one cure, but it holds on to x. The lesson's count did not show that, because x existed before. Write
-# `product(x, packed, bias)`, which returns x·Wᵀ + bias. `packed` is such a `FourBits`: you need its `unpack()` alone.
-# For backward, nothing but `packed` is kept: neither x nor the unpacked W. Forward and backward call
-# `packed.unpack()` once each.
+# `checkpoint` avoids that, but it keeps x. (The lesson's measurement did not show that, because x existed before.)
 #
-# - x has two or three dimensions, its last one is W's second; W is (n_out, n_in).
-# - x may be fp32 or bf16, and the output has its type. `unpack()` returns fp32.
-# - bias is a vector of x's type, or `None`. It is frozen, as W is: only x gets a gradient.
+# Write `product(x, packed, bias)`, which returns x·Wᵀ + bias. For backward, keep only `packed`: neither x nor the
+# unpacked W. Forward and backward call `packed.unpack()` once each.
+#
+# - `x` has two or three dimensions. The last one is W's second; W is (n_out, n_in). x may be fp32 or bf16, and the
+#   output has x's type.
+# - `packed` is such a `FourBits`. You only need its `unpack()`, which returns W in fp32.
+# - `bias` is a vector of x's type, or `None`. It is frozen, as W is: only x gets a gradient.
 #
 # Write the class with a static `forward` and `backward`, then the function that applies it. [Lesson
 # 06](../notebooks/06_recomputation.ipynb) writes one under *By hand*, and [torch's
-# notes](https://docs.pytorch.org/docs/stable/notes/extending.html) have more. `save_for_backward` takes
-# tensors alone; anything else is an attribute of `ctx`.
+# notes](https://docs.pytorch.org/docs/stable/notes/extending.html) explain more. `save_for_backward` takes only
+# tensors; anything else becomes an attribute of `ctx`.
 
 
 # %%
@@ -264,7 +269,7 @@ class Product(torch.autograd.Function):
 
 # %%
 def product(x: torch.Tensor, packed, bias: torch.Tensor | None) -> torch.Tensor:
-    """x·Wᵀ + bias, W from its four bits, with nothing but `packed` kept for backward."""
+    """Return x·Wᵀ + bias with W unpacked from four bits; keep only `packed` for backward."""
     ### BEGIN SOLUTION Return the output.
     return Product.apply(x, packed, bias)
     ### END SOLUTION
@@ -276,8 +281,8 @@ check.product(product)
 # %% [markdown]
 # <details><summary>Hint 1: what backward needs</summary>
 #
-# Which gradients are asked for? Only that of x. It is made of the output's gradient and of W. So what does forward have
-# to remember?
+# Which gradients does backward compute? Only that of x. You get it from the output's gradient and W. So what must
+# forward remember?
 #
 # </details>
 # <details><summary>Hint 2: remember the small one</summary>
@@ -287,23 +292,23 @@ check.product(product)
 # </details>
 # <details><summary>Hint 3: shapes and types</summary>
 #
-# The output's gradient is (…, n_out), x's is (…, n_in), W is (n_out, n_in): no transpose is needed. Bring W to the type
-# of what it is multiplied by. Backward returns as many values as forward takes after `ctx`, and `None` for what gets no
-# gradient.
+# The output's gradient is (…, n_out), x's is (…, n_in), W is (n_out, n_in): you need no transpose. Convert W to the
+# type of the tensor that you multiply it by. Backward returns as many values as forward takes after `ctx`, with `None`
+# for each argument that gets no gradient.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# That is what bitsandbytes does for QLoRA: the weight is unpacked for a moment, in forward and again in backward. The
-# price is a little time, and one unpacked matrix at a time. LoRA's factors stay outside of this function and learn as
-# always; they are what keeps x, once. A frozen layer without an adapter keeps nothing at all.
+# bitsandbytes does the same for QLoRA: it unpacks the weight for a moment in forward, and again in backward. The price
+# is a little time, and one unpacked matrix at a time. LoRA's factors stay outside of this function and learn as always.
+# They keep x, once. A frozen layer without an adapter keeps nothing at all.
 
 # %% tags=["solution"]
 with on_gpu():
     packed = Packed(torch.randn(4096, 4096, device="cuda"), 64)
     x = torch.randn(512, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    F.linear(x[:1], x[:1])  # the first product takes cuBLAS's workspace
+    F.linear(x[:1], x[:1])  # the first product allocates cuBLAS's workspace
     plain = lambda x: F.linear(x, packed.unpack().to(x.dtype))  # noqa: E731
     for name, run in (("plain", plain), ("product", lambda x: product(x, packed, None))):
         before = torch.cuda.memory_allocated()
@@ -315,17 +320,19 @@ with on_gpu():
 # ## 4 · NormalFloat for any number of bits
 # **Difficulty** ●●○○○ · **10 minutes** · **Trains** reading a recipe, and making it general
 #
-# NF4 has eight probabilities from δ to ½ and nine from ½ to 1 − δ, evenly spaced in each half, with the ½ shared; its
-# values are the normal distribution's quantiles there, divided by the largest. δ is the mean of 1/(2·16) and
-# 1/(2·15): half a step from the end with 16 values, and with 15.
+# Generalize NF4's recipe to any number of bits from two on. Return 2^bits values as a list: rising, from −1 to 1, with
+# zero among them.
 #
-# Write it for any number of bits from two on: 2^bits values, rising, from −1 to 1, zero among them.
-# `torch.special.ndtri` (of a tensor) and `NormalDist().inv_cdf` (of a number) make a quantile of a probability.
+# This is the recipe for four bits. Take eight probabilities from δ to ½ and nine from ½ to 1 − δ, evenly spaced in each
+# half; the ½ is shared. The values are the normal distribution's quantiles there, divided by the largest. δ is the mean
+# of 1/(2·16) and 1/(2·15): half a step from the end with 16 values, and with 15.
+#
+# `torch.special.ndtri` (of a tensor) and `NormalDist().inv_cdf` (of a number) turn a probability into a quantile.
 
 
 # %%
 def normal_float(bits: int) -> list[float]:
-    """NormalFloat with 2^bits values, rising from −1 to 1."""
+    """Return NormalFloat's 2^bits values, rising from −1 to 1."""
     ### BEGIN SOLUTION Return a list of 2^bits numbers.
     count = 2**bits
     delta = (1 / (2 * count) + 1 / (2 * (count - 1))) / 2
@@ -353,8 +360,8 @@ check.normal_float(normal_float)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Give the number of values a name, n, and write each of the four numbers of hint 1 with it. 8 is half of n, and 30
-# twice one less. Then ask your function for 4 bits, and compare with the lesson.
+# Call the number of values n, and write each of hint 1's four numbers with it. 8 is half of n. 30 is twice n − 1. Then
+# call your function for 4 bits, and compare with the lesson.
 #
 # </details>
 
