@@ -33,7 +33,7 @@ def batch(sizes: Sequence[int]) -> list[list[torch.Tensor]]:
 
 
 def of_whole(sizes: Sequence[int]) -> tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]:
-    """What each stage gets from the other, and its gradients, if both go through the whole batch at once."""
+    """Messages that each stage gets from the other, and its gradients, for the complete batch at once."""
     (first, last), (x, target) = stages(), batch(sizes)
     between = first(torch.cat(x))
     between.retain_grad()
@@ -43,7 +43,7 @@ def of_whole(sizes: Sequence[int]) -> tuple[list[list[torch.Tensor]], list[list[
 
 
 def difference(step: Any) -> dict[str, float]:
-    """How far this rank's gradients are from those of the whole batch, at most, over all `SIZES`."""
+    """The largest difference of this rank's gradients from the complete batch's, over all `SIZES`."""
     rank, off = dist.get_rank(), 0.0
 
     def receive(shape: Any) -> torch.Tensor:

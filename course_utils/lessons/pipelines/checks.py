@@ -23,21 +23,21 @@ from .schedules import most_kept, simulate
 KEPT_CASES = ((4, 8, 0), (4, 8, 1), (4, 8, 3), (8, 3, 0), (8, 3, 6), (1, 5, 0), (6, 6, 2))
 KEPT_MISTAKES: dict[str, Mistakes] = {
     "GPipe": {
-        "GPipe takes none backward before all are forward, however many stages there are.": lambda p, m, _: min(m, p),
-        "That is 1F1B. GPipe takes none backward before all are forward.": lambda p, m, stage: min(m, p - stage),
+        "GPipe does all forwards before any backward, however many stages there are.": lambda p, m, _: min(m, p),
+        "That is 1F1B. GPipe does all forwards before any backward.": lambda p, m, stage: min(m, p - stage),
     },
     "1F1B": {
         "One too many: stages are counted from 0.": lambda p, m, stage: min(m, p - stage + 1),
         "No stage keeps more micro-batches than there are: m may be small.": lambda p, m, stage: p - stage,
-        "That is the first stage. Those after it wait less for their first backward.": lambda p, m, _: min(m, p),
-        "Turned round: the first stage keeps the most, the last one a single one.": lambda p, m, at: min(m, at + 1),
-        "One too few: the one that the stage works on is kept, too.": lambda p, m, stage: min(m, p - stage - 1),
+        "That is the first stage. Later stages wait less for their first backward.": lambda p, m, _: min(m, p),
+        "Reversed: the first stage keeps the most, the last stage only one.": lambda p, m, at: min(m, at + 1),
+        "One too few: the micro-batch in its forward is kept, too.": lambda p, m, stage: min(m, p - stage - 1),
         "That is GPipe. 1F1B goes backward as soon as it can.": lambda p, m, stage: m,
     },
 }
 
 
-@exercise("11.1", "GPipe keeps all; 1F1B as many as stages from here to the end.")
+@exercise("11.1", "GPipe keeps all. 1F1B keeps as many as there are stages from here to the end.")
 def kept(answer: Any) -> None:
     """`answer(p, m, stage)` is a dictionary: GPipe and 1F1B, micro-batches kept at most."""
     returned = [call(answer, p=p, m=m, stage=stage, returns=Mapping) for p, m, stage in KEPT_CASES]
@@ -46,20 +46,20 @@ def kept(answer: Any) -> None:
         mine, right = [both[name] for both in got], partial(most_kept, name)
         p, m, stage = next((case for one, case in zip(mine, KEPT_CASES, strict=True) if one != right(*case)), (4, 8, 0))
         otherwise = f"{name} is off for stage {stage} of {p} with {m} micro-batches. Draw it: pipeline_figure(simulate("
-        otherwise += f"{name!r}, {p}, {m})). Count the forwards in that stage's row up to its first backward."
+        otherwise += f"{name!r}, {p}, {m})). In that stage's row, count the forwards before the first backward."
         recognized(mine, KEPT_CASES, right, mistakes, otherwise)
 
 
 # --------------------------------------------------------------------------------------------------------- 11.2: order
-@exercise("11.2", "The same order in which PyTorch's stages work.")
+@exercise("11.2", "PyTorch's Schedule1F1B uses the same order.")
 def order(answer: Any) -> None:
     """`answer(p, m, stage)` is the list of a stage's works under 1F1B."""
     for p, m, stage in ((4, 6, 0), (4, 6, 1), (4, 6, 3), (4, 2, 0), (1, 3, 0), (3, 8, 1)):
         got = list(call(answer, p=p, m=m, stage=stage, returns=(list, tuple)))
         right, where = simulate("1F1B", p, m).order(stage), f"Stage {stage} of {p}, {m} micro-batches"
-        expect(all(isinstance(work, str) for work in got), "Return a list of words such as F0 and B0.")
+        expect(all(isinstance(work, str) for work in got), "Return a list of strings such as F0 and B0.")
         odd = [work for work in got if not re.fullmatch(r"[FB](0|[1-9]\d*)", work)]
-        expect(not odd, f"{where}: {odd[:1]} is no work. Write F0, B0, and so on.")
+        expect(not odd, f"{where}: {odd[:1]} is neither a forward nor a backward. Write F0, B0, and so on.")
         for work in Counter(got) - Counter(right):
             expect(work not in right, f"{where}: {work} occurs more than once.")
             fail(f"{where}: there is no {work}. Micro-batches are counted from 0 to m − 1.")
@@ -69,33 +69,33 @@ def order(answer: Any) -> None:
         ahead, mine = (next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got))
         early = [work for work in got if work[0] == "B" and got.index(work) < got.index(f"F{work[1:]}")]
         backwards, in_order = ([work for work in works if work[0] == "B"] for works in (got, right))
-        expect(not early, "A backward stands before its own forward.")
+        expect(not early, "A backward comes before its own forward.")
         expect(not mine == m != ahead, "All forwards come first: that is GPipe. How many may this stage keep?")
-        expect(mine >= ahead, "Too few forwards at first: the stages after this one would wait for work.")
+        expect(mine >= ahead, "Too few forwards at first: the later stages would wait for input.")
         expect(mine <= ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs.")
         expect(backwards == in_order, "Backwards come in the order of the micro-batches, as forwards do.")
-        alternate = "The start is right. Then one backward and one forward alternate, until no forward is left."
+        alternate = "The start is right. After it, backward and forward alternate until no forward is left."
         expect(got == right, alternate)
 
 
 # ----------------------------------------------------------------------------------------------------- 11.3: two_stages
 PROGRAM = "course_utils.lessons.pipelines.check_ranks"
-STARTS = "The check plays the other stage first; then two processes start, which takes about five seconds."
+STARTS = "First the check plays the other stage. Then two processes start, which takes about five seconds."
 SCALES: dict[str, Callable[[int, Sequence[int]], float]] = {
-    "Each micro-batch's loss counts as if it were the whole batch's: whose mean is it?": lambda rows, sizes: 1.0,
-    "Each micro-batch counts 1/m, also the smaller one: weigh them by their rows.": lambda rows, sizes: 1 / len(sizes),
+    "You count each micro-batch's loss as if it were the complete batch's: whose mean is it?": lambda rows, sizes: 1.0,
+    "You count each micro-batch 1/m, also the smaller one. How many rows has it?": lambda rows, sizes: 1 / len(sizes),
     "mse_loss is a mean over all numbers. Yours is a sum over the columns.": lambda rows, sizes: 3 * rows / sum(sizes),
 }
 
 
-@exercise("11.3", "Two stages, one gradient: the whole model's, and no output that has been sent.", first=STARTS)
+@exercise("11.3", "Two stages compute the complete model's gradient, and keep no old output.", first=STARTS)
 def two_stages(answer: Any) -> None:
     """`answer(layers, rank, data, send, receive)` does one step of one of two stages under 1F1B."""
     for sizes in SIZES:
         for rank in (1, 0):
             _play(answer, rank, sizes)
     off = max(found["off"] for found in found_on_ranks(PROGRAM, 2, "step", answer))
-    expect(off < 1e-4, "In one process all is right, but not on real ranks: do you keep anything outside?")
+    expect(off < 1e-4, "It is right in one process, but not on real ranks. Do you keep anything outside of it?")
 
 
 def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
@@ -114,25 +114,25 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
     stage, m = f"Stage {rank}, micro-batches of {', '.join(map(str, sizes))} rows:", len(sizes)
 
     def send(tensor: torch.Tensor) -> None:
-        expect(tensor is not None, f"{stage} you send None: x.grad, where x does not ask for its gradient?")
+        expect(tensor is not None, f"{stage} you send None. Is that x.grad, where x does not require a gradient?")
         sent.append(of_kind(tensor, torch.Tensor, f"{stage} what you send is").detach().clone())
-        expect(tensor.dtype == torch.float32, f"{stage} you send {tensor.dtype}, and the other rank takes fp32.")
+        expect(tensor.dtype == torch.float32, f"{stage} you send {tensor.dtype}, but the other rank expects fp32.")
         for latest in passed[-1:] if rank == 0 else ():
             latest.append(weakref.ref(tensor.untyped_storage()))
 
     def receive(shape: Any) -> torch.Tensor:
         late.append(any(map(_alive, chain(*passed[:-1]))))
-        expect(len(taken) < m, f"{stage} you wait for more messages than come. There is one for each micro-batch.")
+        expect(len(taken) < m, f"{stage} you wait for more messages than come. There is one per micro-batch.")
         waits = rank == 0 and len(sent) <= len(taken)
-        expect(not waits, f"{stage} you wait for a gradient before you send the output that it belongs to: for ever.")
+        expect(not waits, f"{stage} you wait forever: for a gradient whose output you have not sent yet.")
         soon = rank == 0 and len(sent) < min(m, len(taken) + 2)
-        expect(not soon, f"{stage} it waits after each micro-batch, and so does the other one: send one more first.")
+        expect(not soon, f"{stage} it waits after each micro-batch, and so does the other stage: send one more first.")
         early = rank == 1 and len(taken) > len(sent) + 1
         expect(not early, f"{stage} you wait for a third input before you send the first gradient. Stage 0 goes two "
-               "micro-batches ahead, and then it waits for you: for ever.")  # fmt: skip
+               "micro-batches ahead, then waits for you. Both wait forever.")  # fmt: skip
         taken.append(messages[rank][len(taken)].clone())
         shape, given = tuple(shape), taken[-1].clone()
-        order = f"{stage} you wait for {shape}, and another shape comes. Is that in the order of the micro-batches?"
+        order = f"{stage} you wait for {shape}, and another shape comes. Do you wait in the order of the micro-batches?"
         expect(shape == given.shape, order)
         if rank == 1:
             passed.append([weakref.ref(given.untyped_storage())])
@@ -140,24 +140,24 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
 
     before = [weight.detach().clone() for weight in mine.parameters()]
     call(answer, mine, rank, data, send, receive, returns=(object, NoneType), finite=False)
-    expect(same(list(mine.parameters()), before), f"{stage} weights have changed. Leave the gradients; no optimizer.")
-    expect(len(taken) == m, f"{stage} you leave messages of the other stage lying. There is one for each micro-batch.")
-    expect(len(sent) == m, f"{stage} you send {len(sent)} tensors. The other stage takes one for each micro-batch.")
+    expect(same(list(mine.parameters()), before), f"{stage} weights have changed. Leave only gradients: no optimizer.")
+    expect(len(taken) == m, f"{stage} you leave messages of the other stage unread. There is one per micro-batch.")
+    expect(len(sent) == m, f"{stage} you send {len(sent)} tensors. The other stage expects one per micro-batch.")
     found = [weight.grad for weight in mine.parameters()]
     if not same(found, gradients[rank]):
         for message, scale in SCALES.items() if rank == 1 else ():
             expect(not same(found, _scaled(sizes, scale)), message)
-        fail(f"{stage} gradients are not the whole batch's. Does each micro-batch add its own, once?")
+        fail(f"{stage} gradients are not the complete batch's. Does each micro-batch add its own, once?")
     way = ("an output", "a gradient of the input")[rank]
     expect(same(sent, messages[1 - rank]), f"{stage} what you send is not {way}, micro-batch by micro-batch.")
     most = max(kept)
     expect(most <= 2 - rank, f"{stage} it keeps {most} micro-batches at once. Under 1F1B it goes backward sooner.")
-    held = ("outputs that it sent before its latest. Who holds y?", "inputs from before the latest. Who holds x?")[rank]
+    held = ("an output older than the last one sent. Who holds y?", "an input older than the last. Who holds x?")[rank]
     expect(not any(late), f"Stage {rank} still has {held}")
 
 
 def _alive(storage: Any) -> bool:
-    """Whether a weakly referenced storage still has bytes."""
+    """True if a weakly referenced storage still has bytes."""
     there = storage()
     return there is not None and there.nbytes() > 0
 
@@ -171,7 +171,7 @@ def _scaled(sizes: Sequence[int], scale: Callable[[int, Sequence[int]], float]) 
 
 
 # --------------------------------------------------------------------------------------------------- 11.4: parallel_mlp
-@exercise("11.4", "One message forward, one backward, and every gradient is the whole model's.")
+@exercise("11.4", "One message forward, one backward, and every gradient is the complete MLP's.")
 def parallel_mlp(answer: Any) -> None:
     """`answer(x, up, up_bias, down, down_bias, all_reduce)` is the whole MLP's output, computed by one rank of it."""
     for t, rank, shape in ((2, 0, (5, 8)), (4, 2, (3, 8)), (2, 1, (1, 4)), (1, 0, (3, 4))):
@@ -188,17 +188,17 @@ def parallel_mlp(answer: Any) -> None:
         got, where = forward_backward(run, [x, *parts[rank], down_bias]), f"With {t} rank{'s' * (t > 1)},"
         often = f"{where} you sum {sums.count(False)} × in forward and {sums.count(True)} × in backward."
         expect(sorted(sums) == [False, True], f"{often} Where is there only a part?")
-        expect(same([got.output], [whole.output], 1e-4), f"{where} the output is not the whole MLP's.")
+        expect(same([got.output], [whole.output], 1e-4), f"{where} the output is not the complete MLP's.")
         names = ("x", "up", "up_bias", "down", "down_bias")
         none = [name for name, gradient in zip(names, got.gradients, strict=True) if gradient is None]
-        expect(not none, f"{where} no gradient comes to {', '.join(none)}. What do your two functions return?")
+        expect(not none, f"{where} no gradient reaches {', '.join(none)}. What do your two functions return?")
         off = [n for n, a, b in zip(names, got.gradients, wanted, strict=True) if not same([a], [b], 1e-4)]
-        expect(not off, f"{where} the output is right, and the gradient of {', '.join(off)} is not.")
+        expect(not off, f"{where} the output is right, but the gradient of {', '.join(off)} is not.")
         got, whole = (
             forward_backward(lambda x, *given: x + way(x, *given), [x, *given])  # noqa: B023
             for way, given in ((run, (*parts[rank], down_bias)), (_mlp, (up, up_bias, down, down_bias)))
         )
-        twice = f"{where} all is right but the gradient of x in x + parallel_mlp(x, …). Sum the MLP's part of it alone."
+        twice = f"{where} the gradient of x is off in x + parallel_mlp(x, …). Sum only the MLP's part of it."
         expect(same([got.gradients[0]], [whole.gradients[0]], 1e-4), twice)
 
 
@@ -214,10 +214,10 @@ def _all_reduce(each: Sequence[Ran], rank: int, bias: torch.Tensor, sums: list[b
     of_kind(tensor, torch.Tensor, f"{way} what is")
     expect(tensor.shape == parts[0].shape, f"{way} {tuple(tensor.shape)}. What has every rank only a part of?")
     seen = tensor.requires_grad and torch.is_grad_enabled()
-    expect(not seen, f"{way} a tensor of autograd's graph, and autograd does not see that. `Summed` is for it.")
+    expect(not seen, f"{way} a tensor of autograd's graph in place, and autograd does not see that. Use `Summed`.")
     if not same([tensor], [parts[rank]], 1e-4):
-        expect(not backward, f"{way} something else than this rank's part of x's gradient. A gradient that every rank "
-               "has whole has to pass as it is: summed, it becomes t times too large.")  # fmt: skip
+        expect(not backward, f"{way} something else than this rank's part of x's gradient. If every rank has the "
+               "complete gradient, pass it on unchanged: the sum is t times too large.")  # fmt: skip
         biased = same([tensor], [parts[rank] + bias], 1e-4)
         expect(not biased, f"{way} the bias, too: t ranks add it t times.")
         fail(f"{way} something else than this rank's part of the output. Is the part itself off: its bias, its GELU?")
