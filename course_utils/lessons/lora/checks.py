@@ -19,19 +19,19 @@ from course_utils.networks.frozen import FrozenLinear, nf4_pairs
 # ---------------------------------------------------------------------------------------------------- 12.1: lora_linear
 N_IN, N_OUT, RANK, ALPHA = 64, 48, 3, 4.5
 SLACK = 4 * (2 * RANK * (N_IN + N_OUT) + N_IN)  # bytes of factors that are scaled or copied: far less than W
-GRAPH = "merge() gives W a graph, which holds all that made it. What is `no_grad` for?"
-ADDED = "When it is merged, forward should be the frozen layer alone. Does it ask `self.merged`, and who sets that?"
+GRAPH = "merge() gives W a graph, which keeps all its inputs. What is `no_grad` for?"
+ADDED = "A merged forward should use only the frozen layer. Does it check `self.merged`, and who sets that?"
 LORA_MISTAKES: Mistakes = {
-    "The adapter is missing: that is the frozen layer alone.": lambda x, W, b, A, B: linear(x, W, b),
-    "The frozen layer is missing: that is the adapter alone.": lambda x, W, b, A, B: _thin(x, A, B),
+    "The adapter is missing: that is only the frozen layer.": lambda x, W, b, A, B: linear(x, W, b),
+    "The frozen layer is missing: that is only the adapter.": lambda x, W, b, A, B: _thin(x, A, B),
     "The frozen layer's bias is missing.": lambda x, W, b, A, B: _lora_right(x, W, None, A, B),
     "You leave out the scale, alpha/r.": lambda x, W, b, A, B: linear(x, W, b) + x @ A.T @ B.T,
     "You scale the frozen layer, too.": lambda x, W, b, A, B: ALPHA / RANK * linear(x, W, b) + _thin(x, A, B),
-    "You take the adapter away. It is added.": lambda x, W, b, A, B: linear(x, W, b) - _thin(x, A, B),
+    "You subtract the adapter. Add it.": lambda x, W, b, A, B: linear(x, W, b) - _thin(x, A, B),
 }
 MASKED_MISTAKES: Mistakes = {  # what drops is seeded as in `forward_backward`
     "In training mode nothing is dropped.": lambda x, *weights: _lora_right(x, *weights),
-    "The frozen layer's input loses numbers, too. Dropout is for the adapter's alone.":
+    "You also drop from the frozen layer's input. Dropout is only for the adapter's input.":
         seeded()(lambda x, *weights: _lora_right(dropout(x, 0.5), *weights)),
     "You drop from x·Aᵀ. Dropout comes before A.":
         seeded()(lambda x, W, b, A, B: linear(x, W, b) + ALPHA / RANK * dropout(x @ A.T, 0.5) @ B.T),
@@ -46,7 +46,7 @@ def _lora_right(x: torch.Tensor, W: Any, bias: Any, A: Any, B: Any, p: float = 0
     return linear(x, W, bias) + _thin(dropout(x, p), A, B)
 
 
-@exercise("12.1", "It trains thin factors alone, and becomes one matrix and two again, without a copy of W.")
+@exercise("12.1", "It trains only thin factors, merges and unmerges, without a copy of W.")
 def lora_linear(answer: Any) -> None:
     """`answer(base, r, alpha, dropout)` is a layer with `merge` and `unmerge` that keeps nothing of W's size."""
     expect(not isinstance(answer, nn.Module), "Give the class, not a layer: its name, without parentheses.")
@@ -57,16 +57,16 @@ def lora_linear(answer: Any) -> None:
             x, learned = torch.randn(*rows, N_IN), torch.randn(N_OUT, RANK)
         lacks = [name for name in ("base", "A", "B", "merge", "unmerge") if not hasattr(layer, name)]
         expect(not lacks, f"Your layer has no {' and no '.join(lacks)}: keep the names that were given.")
-        expect(layer.base is base, "Your layer computes with another layer than the one that it was given.")
+        expect(layer.base is base, "Your layer uses another base layer than the one that it was given.")
         weights = base.weight, base.bias, layer.A, layer.B
         at_first = [call(layer.eval(), x, returns=torch.Tensor)]
-        not_old = "B is zero at first, and yet the new layer's output is not the old one's."
+        not_old = "B is zero at first, yet the new layer's output is not the old one's."
         recognized(at_first, [(x, *weights)], lambda x, W, b, *_: linear(x, W, b), LORA_MISTAKES, not_old, same)
         layer.B.data.copy_(learned)
         _expect_trains(layer, x, p, weights)
         for training in (True, False):
             _expect_merges(layer, x, training)
-        expect(same([layer.B], [learned]), "B is another after merge() and unmerge(). It is what you train, and save.")
+        expect(same([layer.B], [learned]), "B has changed after merge() and unmerge(). It is what you train, and save.")
         _expect_trains(layer, x, p, weights)
 
 
@@ -75,7 +75,7 @@ def _expect_trains(layer: Any, x: torch.Tensor, p: float, weights: Any) -> None:
     expect(same([run(x)], [run(x)]), "In eval mode numbers are still dropped: use the layer's own `self.dropout`.")
     _expect_like(run, x, 0.0, weights, LORA_MISTAKES, "The output is off in eval mode.")
     layer.train()
-    _expect_like(run, x, p, weights, MASKED_MISTAKES, "It is off in training mode: is x dropped once, before A?")
+    _expect_like(run, x, p, weights, MASKED_MISTAKES, "It is off in training mode. Is dropout applied once, to x?")
 
 
 def _expect_like(run: Any, x: torch.Tensor, p: float, weights: Any, mistakes: Mistakes, off: str) -> None:
@@ -100,31 +100,31 @@ def _expect_merges(layer: Any, x: torch.Tensor, training: bool) -> None:
     merged = before + ALPHA / RANK * layer.B.detach() @ layer.A.detach()
     for calls, mode in {"merge()": training, "merge() twice": not training}.items():
         _expect_in_place(layer, layer.merge, calls, mode)
-        expect(layer.base.weight is W, "After merge() W is another tensor. Change its numbers in place.")
+        expect(layer.base.weight is W, "After merge(), W is another tensor. Change its numbers in place.")
         expect(W.grad_fn is None, GRAPH)
-        expect(not W.requires_grad, "After merge() W requires a gradient. It is frozen.")
-        expect(not same([W], [before]), "After merge() W is what it was before.")
+        expect(not W.requires_grad, "After merge(), W requires a gradient. It is frozen.")
+        expect(not same([W], [before]), "After merge(), W is what it was before.")
         twice = same([W], [2 * merged - before], 1e-4)
         expect(not twice, "merge() twice adds the adapter twice. What does `self.merged` say?")
         expect(not same([W], [before + (merged - before) * RANK / ALPHA]), "merge() leaves out the scale.")
-        expect(same([W], [merged], 1e-4), f"After {calls} W is not W + scale·B·A, whatever dropout is.")
-        dropping = "In training mode a merged layer still drops numbers out. It computes the base alone, of all of x."
+        expect(same([W], [merged], 1e-4), f"After {calls}, W is not W + scale·B·A, whatever dropout is.")
+        dropping = "In training mode a merged layer still drops numbers. It should compute only the base."
         for mode, message in ((False, ADDED), (True, dropping)):
             expect(same([call(layer.train(mode), x, returns=torch.Tensor)], [apart], 1e-4), message)
     for calls, mode in {"unmerge()": training, "unmerge() twice": not training}.items():
         _expect_in_place(layer, layer.unmerge, calls, mode)
-        expect(same([W], [before], 1e-4), f"After {calls} W is not what it was before merge().")
+        expect(same([W], [before], 1e-4), f"After {calls}, W is not what it was before merge().")
     found = call(layer.eval(), x, returns=torch.Tensor)
-    expect(same([found], [apart], 1e-4) and found.requires_grad, "After unmerge() the adapter takes no part any more.")
+    expect(same([found], [apart], 1e-4) and found.requires_grad, "After unmerge(), the adapter's part is missing.")
 
 
 def _expect_in_place(layer: Any, method: Any, name: str, mode: bool) -> None:
     layer.train(mode)
     hints = {"Cannot assign non-leaf": GRAPH, "a leaf Variable that requires grad": GRAPH}
     _, held = held_after(partial(call, method, returns=object | None, finite=False, hints=hints), layer.parameters())
-    expect(held < N_IN * N_OUT, f"{name} leaves {held:,} bytes more than were there: W's copy, a new W, or B·A.")
+    expect(held < N_IN * N_OUT, f"{name} leaves {held:,} more bytes than before: W's copy, a new W, or B·A.")
     kept = all(module.training is mode for module in layer.modules())
-    expect(kept, f"{name} turns training mode {'off' if mode else 'on'}. Leave that to those who call it.")
+    expect(kept, f"{name} turns training mode {'off' if mode else 'on'}. Leave that to the caller.")
 
 
 # --------------------------------------------------------------------------------------------------------- 12.2: packed
@@ -132,7 +132,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def packed_right(values: torch.Tensor, block: int, read: Change = torch.clone, levels: int = 7) -> torch.Tensor:
-    """What values are after absmax in 4 bits. Its largest code is `levels`; `read` changes what unpacking finds."""
+    """Values after absmax in 4 bits. Its largest code is `levels`; `read` changes what unpacking finds."""
     count = values.numel()
     rows = pad(values.flatten(), (0, -count % block)).view(-1, block)
     scales = rows.abs().amax(dim=1, keepdim=True) / levels
@@ -146,14 +146,14 @@ def _by_pairs(change: Change, codes: torch.Tensor) -> torch.Tensor:
 
 
 PACKED_MISTAKES: Mistakes = {
-    "Negative codes come back as large positive ones: the upper half of 0 to 15 stands for numbers below zero.":
+    "Negative codes come back as large positive ones: the upper half of 0 to 15 means numbers below zero.":
         partial(packed_right, read=lambda codes: codes % 16),
     "All numbers share one scale. Each block has its own.": lambda values, block: packed_right(values, values.numel()),
-    "Of four bits, 7 is the largest code. 8 is read as −8: which scale gives the largest magnitude a 7?":
+    "In four bits, 7 is the largest code. 8 is read as −8: which scale gives the largest magnitude a 7?":
         partial(packed_right, levels=8, read=lambda codes: torch.where(codes > 7, codes - 16, codes)),
-    "Codes go from −7 to 7: the largest magnitude has to get the largest code.": partial(packed_right, levels=8),
-    "The two numbers of each byte have changed places.": partial(packed_right, read=partial(_by_pairs, torch.fliplr)),
-    "Codes come back in another order. Which two share a byte, and how do you lay pairs into a row again?":
+    "Codes go from −7 to 7: the largest magnitude must get the largest code.": partial(packed_right, levels=8),
+    "The two numbers of each byte are swapped.": partial(packed_right, read=partial(_by_pairs, torch.fliplr)),
+    "Codes come back in another order. Which two share a byte, and how do you flatten the pairs again?":
         partial(packed_right, read=partial(_by_pairs, torch.t)),
 }  # fmt: skip
 
@@ -173,7 +173,7 @@ class Conversions(TorchDispatchMode):
         return result
 
 
-@exercise("12.2", "Half a byte for each number and four for each block, and no error above half a step.")
+@exercise("12.2", "Half a byte per number, four bytes per block, and no error above half a step.")
 def packed(answer: Any) -> None:
     """`answer(values, block)` holds 4-bit codes and scales; `unpack()` makes values of them."""
     dice, found = torch.Generator().manual_seed(4), []
@@ -187,22 +187,22 @@ def packed(answer: Any) -> None:
     for case, block in cases:
         with Conversions() as seen:
             made, held = held_after(lambda: call(answer, case.clone(), block, returns=object, hints=hints))  # noqa: B023
-        expect(not seen.nan, "In a block of zeros you divide 0 by 0. Keep zeros out of what you divide by.")
-        expect(not seen.negative, "A negative float becomes a uint8: which one depends on the processor. First int8.")
+        expect(not seen.nan, "In a block of zeros you divide 0 by 0. Keep zeros out of the divisor.")
+        expect(not seen.negative, "A negative float becomes a uint8: the result depends on the CPU. Use int8 first.")
         expect(hasattr(made, "unpack"), "What you return has no `unpack`.")
         got = call(made.unpack, returns=torch.Tensor).clone()
-        expect(got.shape == case.shape, f"{case.numel()} numbers come back in another shape than they came in.")
-        expect(got.dtype == torch.float32, f"The values come back as {got.dtype}, where fp32 is asked for.")
+        expect(got.shape == case.shape, f"{case.numel()} numbers come back in another shape than they went in.")
+        expect(got.dtype == torch.float32, f"The values come back as {got.dtype}, not as fp32.")
         expect(bool(torch.isfinite(got).all()), "Some number comes back as nan or infinity: do you divide 0 by 0?")
         _expect_small(made, held, case, block)
         again = call(made.unpack, returns=torch.Tensor)
-        expect(same([got], [again], 0), "A second unpack() returns other values: the first one changes what is held.")
+        expect(same([got], [again], 0), "A second unpack() returns other values: the first one changes what you store.")
         more = held_after(partial(_used, answer, case, block))[1] - held
-        expect(more <= 0, f"unpack() leaves {more:,} bytes more than were held. Make values anew each time.")
+        expect(more <= 0, f"unpack() leaves {more:,} more bytes than were held. Compute the values again each time.")
         found.append(got)
     close = partial(same, tolerance=1e-4)
     recognized(found[:-1], cases[:-1], packed_right, PACKED_MISTAKES, _slip(found, cases), close)
-    tiny = "A block of tiny numbers comes back wrong: what you add to the scale, or clamp it with, is larger than it."
+    tiny = "A block of tiny numbers comes back wrong: you add to the scale, or clamp it at, more than it is itself."
     expect(same([1e7 * found[-1]], [1e7 * packed_right(*cases[-1])], 1e-4), tiny)
 
 
@@ -213,25 +213,25 @@ def _used(answer: Any, case: torch.Tensor, block: int) -> Any:
 
 
 def _slip(found: list[torch.Tensor], cases: list[tuple[torch.Tensor, int]]) -> str:
-    """What is said of values that no known mistake makes."""
+    """The message for values that no known mistake makes."""
     pairs = [(got, packed_right(*case), *case) for got, case in zip(found[:-1], cases[:-1], strict=True)]
     off = [one for one in pairs if not same([one[0]], [one[1]], 1e-4)]
     if off and all(not case.is_contiguous() for *_, case, _ in off):
-        return "A transposed tensor comes back in another order: its rows do not lie one after the other in memory."
+        return "A transposed tensor comes back in another order: its rows are not contiguous in memory."
     wrong = [(abs(got - right) > 1e-4, right) for got, right, *_ in off]
     if not any(bool((far & (right >= 0)).any()) for far, right in wrong):
         return "Only numbers below zero come back wrong: is it the sign, or the upper four bits of a negative number?"
     if not any(bool((far.flatten() & (_by_pairs(torch.fliplr, right.flatten()) >= 0)).any()) for far, right in wrong):
-        return "Numbers are off where the other one of their byte is below zero: its upper four bits are ones."
+        return "Numbers are off where the other number in their byte is below zero: its upper four bits are ones."
     step = partial(packed_right, read=torch.ones_like)
     if all(bool((abs(got - case) <= 1.01 * step(case, block)).all()) for got, _, case, block in off):
         ends = [(step(case, block) * 6.5 < abs(right)) & (abs(got - right) < 0.95 * step(case, block)) & far
                 for (got, right, case, block), (far, _) in zip(off, wrong, strict=True)]  # fmt: skip
         largest = "The largest magnitude of a block does not come back. Is its scale that magnitude over 7?"
         expect(not any(bool(end.any()) for end in ends), largest)
-        return "Every number is less than a step off, and some by more than half of one: round to the *nearest* code."
-    return ("Some numbers come back wrong. Take a block of four, once with its largest *magnitude* below zero and once "
-            "above, and print the codes before and after packing.")  # fmt: skip
+        return "Numbers are less than a step off, but some by more than half a step: round to the *nearest* code."
+    return ("Some numbers come back wrong. Try two blocks of four, one with its largest *magnitude* below zero and one "
+            "above. Print the codes before and after packing.")  # fmt: skip
 
 
 def _expect_small(made: Any, held: int, case: torch.Tensor, block: int) -> None:
@@ -240,16 +240,16 @@ def _expect_small(made: Any, held: int, case: torch.Tensor, block: int) -> None:
     codes, wanted = -(-count // 2), -(-count // 2) + 4 * -(-count // block)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     size = sum(len(x) if isinstance(x, bytes) else getattr(x, "nbytes", 1) for x in leaves if not torch.is_tensor(x))
-    expect(size < 40, "Numbers are held in a list, an array or bytes. Hold them in tensors, which move with a model.")
+    expect(size < 40, "Numbers are held in a list, an array or bytes. Use tensors, which move with a model.")
     names = ", ".join(f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in tensors)
     where = f"{count} numbers in blocks of {block}: {held:,} bytes are held, in {names or 'no tensor that is found'}."
     expect(held >= wanted, f"{where} That is too little: half a byte per number, and fp32 scales.")
     whole = [x.flatten() for x in tensors if x.numel() >= count > 3 and held > wanted]
-    expect(not any(same([x], [case.flatten()]) for x in whole), f"{where} The numbers themselves are among them.")
-    expect(all(x.is_floating_point() for x in whole), f"{where} A code has a whole byte or more: two should share one.")
+    expect(not any(same([x], [case.flatten()]) for x in whole), f"{where} The original numbers are among them.")
+    expect(all(x.is_floating_point() for x in whole), f"{where} A code has a whole byte or more. Two should share one.")
     fill = [x for x in tensors if x.untyped_storage().nbytes() > x.nbytes or x.dtype.itemsize * codes < x.numel()]
-    expect(not fill or held == wanted, f"{where} Some are for numbers that only fill up, or under a slice of a tensor.")
-    expect(held == wanted, f"{where} What is neither two codes to a byte nor one fp32 scale per block?")
+    expect(not fill or held == wanted, f"{where} Some are for padding, or for the rest of a sliced tensor.")
+    expect(held == wanted, f"{where} What is neither two codes per byte nor one fp32 scale per block?")
 
 
 # -------------------------------------------------------------------------------------------------------- 12.3: product
@@ -274,10 +274,10 @@ class FourBits:
         return self._layer.dense_weight().detach()
 
 
-@exercise("12.3", "Nothing is kept between forward and backward: both make W from its four bits.")
+@exercise("12.3", "Nothing is kept between forward and backward: both unpack W from its four bits.")
 def product(answer: Any) -> None:
     """`answer(x, packed, bias)` is x·Wᵀ + bias, differentiable in x, and keeps neither x nor W."""
-    hints = {"different than None": "Backward returns None for all but x: the bias is frozen, and `packed` no tensor."}
+    hints = {"different than None": "Backward returns None for all but x: the bias is frozen, `packed` not a tensor."}
     for shape, n_out, dtype in PRODUCT_CASES:
         with seeded():
             x, bias = torch.randn(shape).to(dtype), torch.randn(n_out).to(dtype)
@@ -289,27 +289,27 @@ def product(answer: Any) -> None:
             got = forward_backward(lambda x: run(x, packed, b), [x], there, hints=hints)  # noqa: B023
             right = forward_backward(lambda x: linear(x, dense, b), [x], there)  # noqa: B023
             expect(got.output.shape == right.output.shape, "The output has another shape than x·Wᵀ.")
-            expect(got.output.dtype == dtype, f"x is {dtype}, and the output is not: W is fp32 when it is unpacked.")
+            expect(got.output.dtype == dtype, f"x is {dtype}, but the output is not: the unpacked W is fp32.")
             expect(b is None or not same([got.output + b], [right.output], tolerance), "The bias is missing.")
             expect(same([got.output], [right.output], tolerance), "The output is not x·Wᵀ + bias.")
             expect(got.gradients[0] is not None, "No gradient reaches x.")
-            expect(got.kept < dense.numel(), "W is kept for backward, unpacked: four bits were to be enough.")
+            expect(got.kept < dense.numel(), "W is kept for backward, unpacked. Four bits should be enough.")
             expect(same(got.gradients, right.gradients, tolerance), "The gradient of x is not the output's times W.")
             expect(got.kept < x.nbytes, "x is kept for backward. Who needs it, if W does not learn?")
             expect(got.kept == 0, f"{got.kept:,} bytes are kept for backward that nobody needs.")
-            expect(packed.times == 2, f"W is unpacked {packed.times} times, not once in forward and in backward.")
+            expect(packed.times == 2, f"W is unpacked {packed.times} times, not once in forward and once in backward.")
             alone = forward_backward(lambda x: run(x, packed, b).clone(), [x], there)  # noqa: B023
-            expect(alone.kept == 0, "The output is kept for backward, which asks for W alone.")
+            expect(alone.kept == 0, "The output is kept for backward, which needs only W.")
 
 
 # -------------------------------------------------------------------------------------------------- 12.4: normal_float
 CODE_MISTAKES: Mistakes = {
     "Zero is not among your values: the two halves share the probability ½.": lambda bits:
         _quantiles(torch.linspace(_delta(bits), 1 - _delta(bits), 2**bits)),
-    "Turned round: one value more above zero than below.": lambda bits: -normal_float_right(bits).flip(0),
-    "Those values are evenly spaced. Take quantiles.": lambda bits: torch.linspace(-1, 1, 2**bits),
-    "Your δ is of 2^bits values. Take the mean with the other half.": lambda bits: _code(bits, 0.5 / 2**bits),
-    "Your δ is of 2^bits − 1 values. Take the mean with the other half.": lambda b: _code(b, 0.5 / (2**b - 1)),
+    "Reversed: there is one value more above zero than below.": lambda bits: -normal_float_right(bits).flip(0),
+    "Your values are evenly spaced. Take quantiles.": lambda bits: torch.linspace(-1, 1, 2**bits),
+    "Your δ is for 2^bits values. The recipe takes a mean of two.": lambda bits: _code(bits, 0.5 / 2**bits),
+    "Your δ is for 2^bits − 1 values. The recipe takes a mean of two.": lambda b: _code(b, 0.5 / (2**b - 1)),
     "Your δ is that of 4 bits, whatever `bits` is.": lambda bits: _code(bits, _delta(4)),
 }  # fmt: skip
 
@@ -334,22 +334,22 @@ def normal_float_right(bits: int) -> torch.Tensor:
     return _code(bits, _delta(bits))
 
 
-@exercise("12.4", "A code for every number of bits, zero included, from quantiles alone.")
+@exercise("12.4", "A code for every number of bits, zero included, only from quantiles.")
 def normal_float(answer: Any) -> None:
     """`answer(bits)` is NormalFloat with 2^bits values, rising from −1 to 1."""
     got, cases = [], [(4,), (3,), (2,), (6,)]
     for (bits,) in cases:
         given = call(answer, bits=bits, returns=(list, tuple, torch.Tensor))
         found = [float(of_kind(one, Real, "One of your values is", finite=False)) for one in given]
-        expect(len(found) == 2**bits, f"With {bits} bits there are 2^{bits} values. You return another number of them.")
+        expect(len(found) == 2**bits, f"With {bits} bits there are 2^{bits} values. You return more or fewer.")
         expect(found == sorted(found), "The values should rise.")
-        expect(all(map(math.isfinite, found)), "Probability 0 or 1 is infinitely far out: begin at δ, end at 1 − δ.")
+        expect(all(map(math.isfinite, found)), "Probabilities 0 and 1 have infinite quantiles: go from δ to 1 − δ.")
         expect(max(abs(found[0] + 1), abs(found[-1] - 1)) < 1e-6, "Divide by the largest: the code goes from −1 to 1.")
         got.append(torch.tensor(found))
         expect(found.count(0) < 2, "Zero is among your values twice: the two halves share the ½.")
-    off = ("Some value is off. For 4 bits compare with the lesson's, one by one, from the middle outwards. Does the "
-           "error grow? Then it is δ.")  # fmt: skip
+    off = ("Some value is off. For 4 bits, compare with the lesson's values, one by one, from the middle outwards. If "
+           "the error grows, look at δ.")  # fmt: skip
     if same([got[0]], [normal_float_right(4)], 1e-4):
-        off = "4 bits are right, and another number of bits is not: where does each number of your code come from?"
+        off = "4 bits are right, but another number of bits is not. Where does each number in your code come from?"
     otherwise = off if min(map(abs, found)) < 1e-9 else "Zero is not among your values."
     recognized(got, cases, normal_float_right, CODE_MISTAKES, otherwise, partial(same, tolerance=1e-4))
