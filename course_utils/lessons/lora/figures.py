@@ -25,8 +25,8 @@ def lora_picture(n_out: int, n_in: int, rank: int) -> Figure:
     _matrix(canvas, (start, top, thick, height), "B, zero at first", f"{n_out * rank:,} numbers")
     canvas.text(start + thick + 43, top + height / 2 + 8, "·", 28, text_anchor="middle")
     _matrix(canvas, (start + thick + 90, top, width, thick), "A, Gaussian", f"{n_in * rank:,} numbers")
-    alt = f"{stop(title)} Drawn to scale: the frozen matrix W, hatched, with {whole:,} numbers, plus a thin upright "
-    alt += f"factor B, zero at first, times a thin lying factor A, Gaussian at first; together {thin:,} numbers learn."
+    alt = f"{stop(title)} Drawn to scale: the frozen matrix W, hatched, with {whole:,} numbers, plus B times A. "
+    alt += f"B is a thin column, zero at first; A is a thin row, Gaussian at first. Together {thin:,} numbers learn."
     return Figure(canvas.svg(top + height + 40, title, alt), alt)
 
 
@@ -60,8 +60,8 @@ def code_picture(
             canvas.line(x, y, x, y + 24, INK, stroke_width=2.4, data_code=value)
     end = bottom + 14 + 40 * len(codes)
     marks = [(left + room * (tick + 1) / 2, end + 12, number(tick)) for tick in (-1, -0.5, 0, 0.5, 1)]
-    for x, y, words in (*marks, (left + room / 2, end + 32, "weight, in parts of its block's largest")):
+    for x, y, words in (*marks, (left + room / 2, end + 32, "weight / its block's largest magnitude")):
         canvas.text(x, y, words, 12, QUIET, text_anchor="middle")
     told = "; ".join(f"{name}: {len(code)} values" for name, code in codes.items())
-    alt = f"{stop(title)} A histogram of weights with a peak at zero; below it, on the same axis, strokes. {told}."
+    alt = f"{stop(title)} A histogram of weights peaks at zero. Strokes on its axis mark each code's values. {told}."
     return Figure(canvas.svg(canvas.note(provenance, end + 52), title, alt), alt)

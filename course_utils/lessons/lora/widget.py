@@ -10,7 +10,7 @@ FROZEN = {"as trained": None, "16 bits": 16, "8 bits": 8, "4 bits (NF4)": 4}
 
 
 class LoraExplorer(Explorer):
-    """Controls for rank, targets, bits of the frozen weights and what else decides, and the estimate with a GPU.
+    """Controls for rank, targets, bits of the frozen weights and other choices; the estimate next to a GPU.
 
     `choices` are a `TrainingRun`'s, and refused like its; `.run` is what has been chosen.
     """

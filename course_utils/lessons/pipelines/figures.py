@@ -22,7 +22,7 @@ def pipeline_figure(pipeline: Pipeline, title: str = "") -> Figure:
     top = _legend(canvas, top + 16, numbered)
     scale = (canvas.width - MARGIN - 96 - LEFT) / pipeline.span
     bottom = _works(canvas, pipeline, top + 12, scale, numbered)
-    _axis(canvas, pipeline.span, scale, bottom, "units: forwards of one micro-batch on one stage")
+    _axis(canvas, pipeline.span, scale, bottom, "time; 1 unit is one forward of one micro-batch on one stage")
     bottom = _memory(canvas, pipeline, bottom + 62, scale)
     kept = ", ".join(str(pipeline.most_kept(stage)) for stage in range(pipeline.stages))
     alt = f"{stop(title)} {pipeline.micro_batches} micro-batches on {pipeline.stages} stages take "
@@ -72,7 +72,7 @@ def _axis(canvas: Canvas, span: float, scale: float, y: float, unit: str) -> Non
 
 
 def _memory(canvas: Canvas, pipeline: Pipeline, top: float, scale: float) -> float:
-    """For each stage a row whose height over time is the number that it keeps; returns the y below them."""
+    """Draw per stage a row whose height over time is the number that it keeps; returns the y below them."""
     keeps_versions = pipeline.schedule == "PipeDream"
     title = "micro-batches whose activations are kept" + ", and versions of the weights" * keeps_versions
     canvas.text(MARGIN, top, title, 12, QUIET)
