@@ -65,7 +65,7 @@ reveal("11.naive", 100 * (1 - naive.idle), unit="%")
 
 # %% [markdown]
 # Of p stages, one works while p − 1 wait. Four devices are as slow as one, but have memory for four. The figure's lower
-# half shows when: the first stage fills first and empties last.
+# half shows when it is used: the first stage fills first and empties last.
 
 # %% [markdown]
 # ## Cut the batch, too
@@ -162,8 +162,8 @@ stack(rows, "1F1B keeps half of GPipe's activations on the first stage, an eight
 # Compare with one device that cuts its batch in the same way: 36.1 GB. Under 1F1B, the fullest of four devices needs
 # half of that, not a quarter. The states are divided by four. The activations are not: the first stage keeps p
 # micro-batches of 1/p of the layers, as much as one device keeps for one micro-batch. GPipe's fullest stage keeps all
-# m, and saves little. The last stage also has the head, and keeps the loss's s·b·V numbers for each micro-batch. (Left
-# out here: temporaries of backward and the optimizer, message buffers, the CUDA context.)
+# m, and saves little. The last stage also has the head, and the loss's s·b·V numbers for each micro-batch that it
+# keeps. (Left out here: temporaries of backward and the optimizer, message buffers, the CUDA context.)
 #
 # GPipe's authors knew. Their stages keep only one input per micro-batch, and execute the whole stage again in backward:
 # [recomputation](../docs/glossary.md#activation-recomputation) was part of GPipe from the start (section 2.3).
@@ -176,7 +176,7 @@ for name, recompute in (("GPipe", "none"), ("GPipe", "every-12"), ("1F1B", "none
 
 # %% [markdown]
 # With recomputation, the schedules hardly differ in memory: what is left is mostly one micro-batch of one stage. 1F1B
-# gets halfway there without a second forward.
+# halves the first stage's activations without a second forward.
 
 # %% [markdown]
 # ## No bubble at all?
@@ -243,9 +243,9 @@ lines({f"{late} late": (list(range(41)), late_descent(rate, late, 40).tolist()) 
 
 # %% [markdown]
 # ## A stage of your own
-# Now real processes, one per stage. A process's number is its [rank](../docs/glossary.md#rank). They send through
+# Now real processes, one per stage. A process's number is its [rank](../docs/glossary.md#rank). Processes send through
 # *gloo*, the part of `torch.distributed` for CPUs (GPUs use NCCL). Each makes the same network of eight layers and
-# takes its own:
+# takes its own layers:
 
 
 # %%
@@ -262,8 +262,8 @@ def part(rank, ranks):
 
 
 # %% [markdown]
-# A forward receives, computes and sends. A backward does the same in the other direction. (The pause stands in for a
-# GPU's computation, so that four stages run at once on fewer cores.)
+# A forward receives, computes and sends. A backward does the same in the other direction. (Both pause in place of a
+# GPU's computation, so that four stages can run at once on fewer cores.)
 
 
 # %%
@@ -386,7 +386,7 @@ for name in schedules if ranks else ():
 
 # %% [markdown]
 # The gap: sending takes time, and processes wake up late. GPUs have the same problem: messages of 2·s·b·h bytes, and
-# stages that are never quite equal. Change m to 16, predict loss, kept and time, and run from there.
+# stages that are never quite equal. Change m to 16, predict loss, kept and time, and run from that cell.
 
 # %% [markdown]
 # ## torch's own schedules
@@ -427,10 +427,10 @@ for name, losses in last_stage.items():
 
 # %% [markdown]
 # ## Cut every matrix: tensor parallelism
-# In [tensor parallelism](../docs/glossary.md#tensor-parallelism), each of t ranks has a part of *every* matrix. The
-# MLP's first matrix is cut by its outputs (*column-parallel*), the second by its inputs (*row-parallel*). Nothing is
-# sent between the two. After them, each rank has a part of a sum, so one [all-reduce](../docs/glossary.md#all-reduce)
-# follows. First by hand, then with torch's `parallelize_module`:
+# There is a second way to cut a model. In [tensor parallelism](../docs/glossary.md#tensor-parallelism), each of t ranks
+# has a part of *every* matrix. The MLP's first matrix is cut by its outputs (*column-parallel*), the second by its
+# inputs (*row-parallel*). Nothing is sent between the two. After them, each rank has a part of a sum, so one
+# [all-reduce](../docs/glossary.md#all-reduce) follows. First by hand, then with torch's `parallelize_module`:
 
 
 # %%
@@ -496,9 +496,9 @@ for t in (2, 4, 8, 16):
 reveal("09.tensor", activation_bytes(gpt3) / activation_bytes(gpt3.replace(tensor_parallel=8)), unit="times")
 
 # %% [markdown]
-# The factor stays below t because the 10 is not divided. The messages differ, too. ZeRO sends weights: the same bytes,
-# however many tokens there are. Tensor parallelism sends activations, 4·s·b·h numbers per block, and waits for each. So
-# it stays within a machine, where links are fast.
+# The factor stays below t because the 10 is not divided. The messages differ, too. ZeRO sends weights: the same number
+# of bytes, however many tokens there are. Tensor parallelism sends activations, 4·s·b·h numbers per block, and waits
+# for each. So it stays within a machine, where links are fast.
 
 # %% [markdown]
 # ## Which parallelism, when?
@@ -546,9 +546,9 @@ if in_turn:
 
 # %% [markdown]
 # Two columns, two rankings. *In turn* adds up arithmetic, bubble and messages. *Hidden* is the best case: messages
-# travel during the arithmetic, and only the rest of them counts. ZeRO-3 goes from last to first: it sends most, but
-# while one block computes, the next one is gathered. Tensor parallelism's messages cannot hide, because the next
-# product needs the sum that they bring. Nor can a bubble: a waiting stage has nothing to compute.
+# travel during the arithmetic, and only the rest of them counts. ZeRO-3 goes from last to first: it sends most, but all
+# of it can hide: while one block computes, the next one is gathered. Tensor parallelism's messages cannot hide, because
+# the next product needs the sum that they bring. Nor can a bubble: a waiting stage has nothing to compute.
 #
 # | | cuts | sends | can it hide? | choose it when |
 # |---|---|---|---|---|
@@ -573,9 +573,9 @@ print(f"MFU {6 * llama.model.parameters * 15e12 / (gpu_seconds * rate):.0%}; a s
       f"{gpu_seconds / 15e12 * 512 * 4096 / 64:.0f} s")  # fmt: skip
 
 # %% [markdown]
-# That step is slower than any plan in the table. No kernel reaches the data-sheet rate, sequences grew longer late in
-# that training, and the hours include failures and restarts. Use the table's seconds to rank plans, not to promise a
-# date.
+# A step at that MFU takes longer than any plan in the table. No kernel reaches the data-sheet rate, sequences grew
+# longer late in that training, and the hours include failures and restarts. Use the table's seconds to rank plans, not
+# to promise a date.
 
 # %% [markdown]
 # ## Five questions

@@ -16,7 +16,7 @@
 # for backward ([lesson 05](05_activations.ipynb)). You need no GPU: `with on_gpu():` runs plain PyTorch on your card,
 # or on a simulated one that counts each byte and holds no values. What needs values is small and runs on the CPU.
 #
-# You want to teach a trained model a little more. Must all of its weights learn? Must the others have 16 bits?
+# You want to teach a trained model a little more. Must all of its weights learn? Do the others need 16 bits?
 # [LoRA](../docs/glossary.md#lora) answers the first question, [quantization](../docs/glossary.md#quantization) the
 # second, [QLoRA](../docs/glossary.md#qlora) both. You will write each, and account for what it saves.
 
@@ -129,7 +129,7 @@ reveal("12.factors", sum(size > 0 for size in sizes["paper: B·A, B zero"]), uni
 
 # %% [markdown]
 # If B is zero, so is dL/dA: A waits one step for B. Two zeros would wait for each other forever. Two Gaussians start
-# from another model than yours.
+# from another model than the given one.
 #
 # In a model, wrap each linear layer:
 
@@ -233,7 +233,7 @@ for name, layer in layers.items():
 # own tensors, the loss), because the gradient passes through it. Lesson 06's
 # [recomputation](../docs/glossary.md#activation-recomputation) helps, with or without LoRA.
 #
-# So what LoRA saves depends on what fills the step. And on the rank? Change 8 to 64.
+# So what LoRA saves depends on what fills the step. And does it depend on the rank? Change 8 to 64.
 
 # %%
 rank = 8  # change this
@@ -442,7 +442,7 @@ reveal("12.bit", round((four_bits / eight_bits) ** (1 / 4), 1), unit="times")
 # %% [markdown]
 # A step shrinks by 127/63, 63/31, 31/15, 15/7: a little more than two. With two bits nearly all weights round to zero,
 # and errors no longer spread evenly. An fp32 scale per 32 numbers costs one bit per number. Change 32 to 8: is it worth
-# four? But scales are really for outliers. Make one weight 30 times as large:
+# four? But more scales mainly help against outliers. Make one weight 30 times as large:
 
 # %% tags=["nbval-ignore-output"]
 spoiled, others = weight.clone(), torch.ones_like(weight, dtype=torch.bool)
@@ -717,7 +717,7 @@ reveal("12.split", 100 * error(weight, split(weight, 4)) / error(weight, absmax(
 # %% [markdown]
 # With the second basis, the same steps leave a smaller remainder. With two bits, the factors are far better than a
 # grid. From four on, plain rounding is better, because our steps only use ±c. (Change 6 to 12: do they catch up?) The
-# authors' version is finer, and they call its results competitive or superior. Both pay with two products for one.
+# authors' version is finer, and they call its results competitive or superior. Both need two products instead of one.
 
 # %% [markdown]
 # ## States in 8 bits
@@ -770,8 +770,8 @@ for name, code in {"powers of ten": powers, "evenly spaced": torch.arange(256) /
     print(f"with v in 8 bits, {name}: {mean_loss(learner, corpus()):.2f}")
 
 # %% [markdown]
-# Change the rate to 0.0003: does the even grid still do harm? In bytes, for GPT-2 XL with an fp32 copy of its 16-bit
-# weights (*[master weights](../docs/glossary.md#master-weights)*, 4 more bytes each):
+# Change the rate to 0.0003: does the even grid still do harm? Now in bytes, for GPT-2 XL with an fp32 copy of its
+# 16-bit weights (*[master weights](../docs/glossary.md#master-weights)*, 4 more bytes each):
 
 # %%
 xl = TrainingRun("gpt2-xl", 1, 512, "bf16-master", recompute="full")
@@ -860,8 +860,8 @@ for name, percent in part.items():
 reveal("12.beside", part["NF4"], unit="%")
 
 # %% [markdown]
-# The factors repair on the way what rounding has broken. Dettmers et al. report the same for 4 bits on large models
-# (section 4).
+# While they learn, the factors also repair what rounding has broken. Dettmers et al. report the same for 4 bits on
+# large models (section 4).
 #
 # Now you. Which is the largest Llama that you can fine-tune on an RTX 4090 in 16 bits? In 4?
 
