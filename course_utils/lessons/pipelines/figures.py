@@ -22,7 +22,7 @@ def pipeline_figure(pipeline: Pipeline, title: str = "") -> Figure:
     top = _legend(canvas, top + 16, numbered)
     scale = (canvas.width - MARGIN - 96 - LEFT) / pipeline.span
     bottom = _works(canvas, pipeline, top + 12, scale, numbered)
-    _axis(canvas, pipeline.span, scale, bottom, "time; 1 unit is one forward of one micro-batch on one stage")
+    _axis(canvas, pipeline.span, scale, bottom, "time, in forwards of one micro-batch on one stage")
     bottom = _memory(canvas, pipeline, bottom + 62, scale)
     kept = ", ".join(str(pipeline.most_kept(stage)) for stage in range(pipeline.stages))
     alt = f"{stop(title)} {pipeline.micro_batches} micro-batches on {pipeline.stages} stages take "
