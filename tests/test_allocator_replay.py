@@ -149,7 +149,7 @@ def test_capacity_may_be_a_text_and_choices_are_checked():
     assert replay(events, capacity="60 MB").capacity == 60_000_000
     assert replay(events, capacity="1 GiB").failure is None
     for capacity in ("sixty", 60e6):
-        with pytest.raises(ValueError, match=f"{capacity!r} is no amount of memory"):
+        with pytest.raises(ValueError, match=f"{capacity!r} is not an amount of memory"):
             replay(events, capacity)  # pyrefly: ignore [bad-argument-type]
     with pytest.raises(ValueError, match="unknown allocator setting 'max_split': did you mean 'max_split_size_mb'"):
         replay(events, max_split=21)
@@ -163,8 +163,8 @@ def test_bytes_may_be_any_kind_of_whole_number():
 @pytest.mark.parametrize(("source", "said"), [
     ("gpt2", "given a str: a measurement, a run, or"), (None, "given a NoneType: a measurement, a run, or"),
     ({512: "a"}, "given a dict: a measurement, a run, or"),
-    ([512, -512], "512 is no event: a pair of whole bytes and a name"),
-    ([(512, "a", 3)], "is no event: a pair of"), ([(512.0, "a")], "is no event: a pair of whole bytes"),
+    ([512, -512], "512 is not an event, a pair of whole bytes and a name"),
+    ([(512, "a", 3)], "is not an event, a pair of"), ([(512.0, "a")], "is not an event, a pair of whole bytes"),
 ])  # fmt: skip
 def test_what_cannot_be_replayed_is_refused_in_words(source, said):
     with pytest.raises(TypeError, match=said):
@@ -173,7 +173,7 @@ def test_what_cannot_be_replayed_is_refused_in_words(source, said):
 
 @pytest.mark.parametrize(("thing", "said"), [
     (TrainingRun("gpt2"), r"given a TrainingRun: replay it first, measured or estimated"),
-    ([(512, "a")], r"given a list: it has to be what replay\(measured\) returns"),
+    ([(512, "a")], r"given a list: give what replay\(measured\) returns"),
 ])  # fmt: skip
 @pytest.mark.parametrize("use", [
     memory_map, memory_map_page, lambda thing: save_snapshot(thing, "memory.pickle"),

@@ -155,7 +155,7 @@ def test_bad_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["grade", "--here", str(tmp_path / "none")]) == 1
     assert main(["grade", "--here", str(tmp_path)]) == 1
     said = capsys.readouterr().err
-    assert "is no folder and no .zip" in said and "there is no notebook in" in said
+    assert "is neither a folder nor a .zip" in said and "there is no notebook in" in said
 
 
 def test_the_learners_copy_has_no_solutions_and_works(tmp_path: Path) -> None:

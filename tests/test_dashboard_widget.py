@@ -64,7 +64,7 @@ def test_the_whole_can_be_arranged():
     assert page.chosen == plan.chosen and plan.words in page.words.value
     page.choose({"model": "gpt3-175b", "micro_batch": 1, "accumulation_steps": 1})
     page._arrange(None)
-    assert "No arrangement" in page.words.value
+    assert "No better arrangement" in page.words.value
 
 
 def test_pictures_come_before_what_to_change_next():

@@ -48,7 +48,7 @@ def test_sizes_are_fractions_of_every_card_and_all_demos_do_as_told_by_estimate(
     failure = fragmentation.replayed(stage, expandable=False).failure
     assert failure is not None and failure.free_share > 0.45 and failure.largest_free < failure.requested
     foreseen = rehearse(gpu_name=card.name)
-    assert foreseen.problems == () and "nothing was run" in str(foreseen)
+    assert foreseen.problems == () and "Nothing was run" in str(foreseen)
     assert str(foreseen).count("on purpose") >= 5
 
 
@@ -59,7 +59,7 @@ def test_the_failure_is_genuine_and_the_next_run_works():
     stage = Stage(SMALL, live=False)
     assert "Tried to allocate" in stage.fails(stage.too_large())
     assert 0 < stage.attempt(stage.run_of(0.6)).peak <= SMALL.room
-    with pytest.raises(RuntimeError, match="meant to be too large"):
+    with pytest.raises(RuntimeError, match="should have been too large"):
         stage.fails(stage.run_of(0.5))
 
 
@@ -271,7 +271,7 @@ def test_on_a_gpu_the_tensors_are_real_and_in_a_process_of_their_own(monkeypatch
     assert said == (message or "It fits (live on T4).")
     assert started == [(fragmentation.PROGRAM, f"expandable_segments:{expandable}")]
     other = fragmentation.failure if expandable else fragmentation.expandable_segments
-    with pytest.raises(RuntimeError, match="meant to"):
+    with pytest.raises(RuntimeError, match="should have failed but succeeded"):
         other(stage)
     dead = SimpleNamespace(returncode=1, stdout="", stderr="no driver")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: dead)

@@ -96,7 +96,7 @@ def test_what_holds_no_measurement_is_refused_in_one_sentence(saved: Path, tmp_p
     changed(saved, schema=7)
     with pytest.raises(ValueError, match="has schema 7, this course reads 1: save it again"):
         read_measurement(saved)
-    with pytest.raises(ValueError, match="is not there"):
+    with pytest.raises(ValueError, match="does not exist or is not a file"):
         read_measurement(tmp_path / "none.json.gz")
     for content in (b"", b"PK\x03\x04", b'{"schema": 1}', gzip.compress(b"[1, 2"), gzip.compress(b"[1, 2]")):
         saved.write_bytes(content)
@@ -216,7 +216,7 @@ def test_graphs_of_earlier_steps_and_blocks_that_were_added_are_rows_of_their_ow
 def test_tensors_that_another_module_makes_now_are_counted_and_not_listed() -> None:
     found = difference(made(TENSOR, OTHER), made(dataclasses.replace(TENSOR, module="model.blocks.0.mlp"), OTHER))
     assert found.elsewhere == 1 and len(found.rows) == 1
-    assert "Alike in all but operation or module, and left out: 1." in repr(found)
+    assert "Not shown: 1 tensors that differ only in operation or module." in repr(found)
 
 
 def test_a_peak_that_moved_to_another_phase_is_said_first() -> None:
@@ -252,7 +252,7 @@ def test_of_two_live_measurements_the_counters_are_compared_too() -> None:
 
 def test_it_draws_so_many_rows_and_code_does_not_become_markup() -> None:
     found = difference(made(), made(dataclasses.replace(TENSOR, line="model.py:4  if a < b:"), OTHER), count=1)
-    assert len(found.rows) == 3 and "Rows left out: 1, +512 B." in repr(found)
+    assert len(found.rows) == 3 and "Not shown: 1 more rows, +512 B." in repr(found)
     html = found._repr_html_()
     assert html.count("<tr>") == 3 and "a &lt; b" in html and "not attributed" in html and "head" not in html
 

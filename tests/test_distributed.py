@@ -344,7 +344,7 @@ def without_source():
     ("function", "keywords", "words"),
     [
         (lambda: 1, {}, "a lambda cannot be sent to another process: write it with def"),
-        ((lambda steps: lambda: steps)(3), {}, "a lambda has no source"),
+        ((lambda steps: lambda: steps)(3), {}, "a lambda cannot be sent"),
         (Thing().method, {}, "is a method, not a plain function"),
         (print, {}, "not a plain function"),
         (functools.partial(sum_of_ranks, 1), {}, "a partial, not a plain function"),

@@ -108,7 +108,7 @@ def test_a_first_cell_fetches_the_course_from_its_repository_and_installs_it(tmp
 
 @pytest.mark.parametrize("address", ["", "a; rm -rf b", "--upload-pack=x", "{x}"])
 def test_an_address_that_a_shell_would_misread_is_refused(address, tmp_path):
-    with pytest.raises(ValueError, match="is no address"):
+    with pytest.raises(ValueError, match="is not a repository's address"):
         elsewhere.colab_copies(tmp_path / "copies", address)
 
 

@@ -140,7 +140,7 @@ def test_other_forms_are_not_taken_for_what_they_are_not() -> None:
 @pytest.mark.parametrize(("factor", "slip"), [
     (2**30 / 10**9, "off by 1.074: GB where GiB was asked?"),
     (10**9 / 2**30, "off by 0.931: GiB where GB was asked?"),
-    (2**20 / 10**6, "off by 1.049: MB where MiB was asked?"), (8, "bits where bytes"), (1 / 8, "an eighth of it"),
+    (2**20 / 10**6, "off by 1.049: MB where MiB was asked?"), (8, "bits instead of bytes"), (1 / 8, "8 times too small"),
     (10**9, "bytes where GB was asked?"), (2**30, "bytes where GiB was asked?"),
     (1 / 10**6, "MB where bytes were asked?"),
 ])  # fmt: skip

@@ -132,7 +132,7 @@ def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "07.ipynb")
     (tmp_path / "08.ipynb").mkdir()
     assert [one.problem for one in grade(tmp_path)] == [
-        "cannot be read: it is a link", "cannot be read: it is no file", "cannot be read: it is no file"
+        "cannot be read: it is a link", "cannot be read: it is not a file", "cannot be read: it is not a file"
     ]  # fmt: skip
 
 

@@ -234,7 +234,7 @@ WEIGH = Answers(
         (by_identity, "makes no copy: it has the weight's own storage"),
         (weighs_and_frees, "changes what it should only read"),
         (lambda model, optimizer: {"weights": 4}, "has no 'master_weights' and no 'gradients'"),
-        (lambda model, optimizer: 16, "a dictionary is asked for"),
+        (lambda model, optimizer: 16, "the exercise asks for a dictionary"),
     ],
 )
 

@@ -165,7 +165,7 @@ IN_GROUPS = Answers(
         (lambda blocks, x, k: grouped(blocks, x, k, preserve=False), "draws other masks than the first"),
         (lambda blocks, x, k: grouped([block.eval() for block in blocks], x, k), "in training mode"),
         (evenly, "in the wrong places"),
-        (popping, "work on a copy"),
+        (popping, "Work on a copy"),
         (lambda blocks, x, k: grouped(blocks, x, k, reentrant=True), "No weight gets a gradient when x requires none"),
         (lambda blocks, x, k: by_hand(reentrant())(blocks, x, k), "No weight gets a gradient when x requires none"),
     ],

@@ -262,7 +262,7 @@ BYTES_A_TOKEN = Answers(
         (tally(kernel=0), "number for each head is missing"),
         (lambda h, kv, ffn, a: 2 * (h + 1) + 2 * h + 2 * (h + kv) + a + 4 * ffn, "Those are elements"),
         (lambda h, kv, ffn, a: 34 * h, "The part with h is off"),
-        (lambda h, kv, ffn, a: 8 * tally()(h, kv, ffn, a), "8 times too much"),
+        (lambda h, kv, ffn, a: 8 * tally()(h, kv, ffn, a), "8 times too large"),
     ],
 )
 

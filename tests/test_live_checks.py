@@ -162,7 +162,7 @@ def test_an_amount_stands_for_a_card_of_this_generation_but_for_no_larger_one(la
     assert this_gpu().memory == pytest.approx(16 * GB, abs=1) and this_gpu().capability == (9, 0)
 
 
-@pytest.mark.parametrize(("given", "said"), [("T5-16GB", "unknown GPU"), ("16 potatoes", "no amount of memory")])
+@pytest.mark.parametrize(("given", "said"), [("T5-16GB", "unknown GPU"), ("16 potatoes", "not an amount of memory")])
 def test_a_card_that_nobody_knows_is_refused_before_anything_starts(given, said):
     with pytest.raises(RecordingError, match=said):
         card_option(given)

@@ -170,7 +170,7 @@ def test_with_a_model_and_its_optimizer_the_memory_is_shown_by_kind(card):
         "parameters": weights, "gradients": 0, "optimizer_states": 0, "activations": 3 * GB - weights
     }  # fmt: skip
     assert meter.samples[-1].kinds["gradients"] == weights
-    assert "weights, gradients and states are counted" in meter.figure().alt
+    assert "weights, gradients and states are known" in meter.figure().alt
 
 
 def test_a_model_without_its_optimizer_and_a_machine_without_a_gpu_are_refused(card, monkeypatch):

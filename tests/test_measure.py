@@ -136,7 +136,7 @@ def test_provenance_says_where_it_ran():
 def test_a_comparison_shows_each_difference_and_explains_that_there_is_none():
     compared = compare(RUN, "simulated")
     assert compared.ratio == 1 and set(compared.differences.values()) == {0}
-    assert "Nothing is left between them" in compared.explanation()
+    assert "The gap is 0 bytes" in compared.explanation()
     sums = {row["name"]: [row["estimated"], row["simulated"]] for row in compared.rows()}
     assert sums["tensors"] == [compared.estimate.total, compared.measurement.peak]
     assert sums["allocator's counter"] == [one and one.allocated for one in compared.counters]

@@ -75,7 +75,7 @@ def test_what_is_free_is_told_apart_by_whether_it_could_be_given_back():
     events = [(12 * MiB, "a"), (-12 * MiB, "a"), (14 * MiB, "b")]
     whole = memory_map(replay(events, 100 * MiB), 3)
     assert set(drawn(whole)) == {"cached", "tensors", "beyond"}
-    assert "what is free could all be given back" in whole.alt
+    assert "all free memory could be returned to the driver" in whole.alt
     pages = [(5 * MiB, "a"), (30 * MiB, "b"), (-30 * MiB, "b")]
     pixels = drawn(memory_map(replay(pages, expandable_segments=True), 3))
     everything = sum(pixels.values())

@@ -94,7 +94,7 @@ VALUES = {
     "f'{loss:.3f}'": "no values",
     "loss.cpu().numpy()": "no values",
     "loss.tolist()": "no values",
-    "1 if loss > 1 else 0": "a simulated GPU has none",
+    "1 if loss > 1 else 0": "a simulated GPU has no values",
     "torch.nonzero(x)": "nonzero depends on the values",
     "x[x > 0]": "depends on the values",
     "model(torch.ones(2, 8))": "different devices",
@@ -103,7 +103,7 @@ VALUES = {
     "torch.cuda.memory_summary()": "no answer to torch.cuda.memory_summary",
     "measure(TrainingRun('tiny-gpt', seq_len=64))": "measure outside of",
     "on_gpu().__enter__()": "leave the inner on_gpu",
-    "torch.distributed.init_process_group('gloo')": "asks for a group of processes",
+    "torch.distributed.init_process_group('gloo')": "asks for a process group",
     "torch.ones(2, device='cuda:1')": "one GPU is simulated",
 }
 
@@ -175,7 +175,7 @@ def test_a_snapshot_holds_what_happened_since_it_was_asked_for(tmp_path):
         ("alloc", 3 * MiB), ("alloc", 3 * MiB), ("free_requested", 3 * MiB), ("free_completed", 3 * MiB),
     ]  # fmt: skip
     assert trace[1]["frames"][-1]["name"] == "y = x + x"
-    with pytest.raises(ValueError, match="does not begin at the beginning"):
+    with pytest.raises(ValueError, match="does not start with the program's first allocation"):
         compare_with_gpu(snapshot)
     del earlier
 

@@ -393,7 +393,7 @@ def test_a_step_without_backward_is_refused(source):
         F.cross_entropy(model(batch[0]), batch[1])
         optimizer.step()
 
-    with pytest.raises(StepError, match=r"gave no gradient to any parameter .* has to call loss\.backward\(\)"):
+    with pytest.raises(StepError, match=r"gave no gradient to any parameter .* must call loss\.backward\(\)"):
         measure(step=step, source=source, **made())
 
 

@@ -58,7 +58,7 @@ FAULTS: dict[str, tuple[Callable[[Content], Any], str]] = {
     "a day that never was": (lambda c: c.update(date="2026-02-30"), "damaged"),
     "no driver": (lambda c: c["device"].pop("driver"), "damaged (KeyError: 'driver')"),
     "a card without memory": (lambda c: c["device"].update(memory="lots"), "no memory in bytes"),
-    "negative bytes": (counters(driver=-1), "'counters' holds what is no whole number"),
+    "negative bytes": (counters(driver=-1), "'counters' holds a value that is not a whole number of bytes"),
     "bytes with a fraction": (lambda c: c["parts"]["estimate"].update(total=1.5), "'estimate' holds what is no whole"),
     "bytes that are true": (lambda c: c["parts"]["simulated"].update(allocated=True), "'simulated' holds what is no"),
     "no number at all": (lambda c: c["parts"].update(times={"step_ms": float("nan")}), "not finite"),
@@ -95,7 +95,7 @@ def test_without_a_fault_the_same_line_is_taken_in(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("gpu.pkl", pickle.dumps(RUN), "no recording: its name ends"),
+        ("gpu.pkl", pickle.dumps(RUN), "not a recording: its name must end"),
         ("gpu.jsonl", pickle.dumps(RUN) + b"\n", "is not JSON"),
         ("gpu.jsonl", b"", "is empty"),
         ("gpu.jsonl", json.dumps(RUN).encode(), "cut off"),
@@ -133,7 +133,7 @@ def test_a_history_is_opened_and_every_entry_is_an_allocation(tmp_path):
     assert verify(written(tmp_path / "gpu.jsonl", history()))[1] == []
     for entries in ([["exec"], [512], [0], [1]], [["alloc"], [-1], [0], [1]], [["alloc"], [None], [0], [1]]):
         (problem,) = verify(written(tmp_path / "gpu.jsonl", history(entries=entries)))[1]
-        assert "no allocation" in problem
+        assert "not an allocation" in problem
 
 
 def test_a_task_is_settled_once_but_may_fail_before_that_or_be_settled_by_another_commit(tmp_path):

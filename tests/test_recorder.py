@@ -323,7 +323,7 @@ def test_nothing_is_appended_to_a_file_that_is_broken_elsewhere(file):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"[1]\n", "is no recording"),
+        (b"[1]\n", "is not a recording"),
         (b'{"schema": 99}\n', "is a JSON object of schema 1"),
         (b"\xff\xfe\n", "is not JSON"),
         (json.dumps({"schema": 1, **a_line(parts=3)}).encode(), "no usable 'parts': it holds 3"),
@@ -459,10 +459,10 @@ def test_the_list_needs_no_torch():
     ("arguments", "said"),
     [
         ((), "needs --out"),
-        (("--out", "x", "--minutes", "0"), "say how long"),
+        (("--out", "x", "--minutes", "0"), "give a time limit"),
         (("--out", "x", "--minutes", "soon"), "invalid float value"),
         (("--loud",), "Unknown option --loud"),
-        (("--out", "README.md"), "which is no folder"),
+        (("--out", "README.md"), "which is not a folder"),
         (("--out", "x", "--only", "gpt5"), "No task matches"),
     ],
 )

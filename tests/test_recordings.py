@@ -207,7 +207,7 @@ def test_a_compressed_file_is_read_like_any_other(by: Any, tmp_path: Path) -> No
 def test_a_python_without_lzma_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     load.cache_clear()
     monkeypatch.setitem(sys.modules, "lzma", None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="shipped recordings need lzma, and this Python was built without"):
+    with pytest.raises(ValueError, match="shipped recordings need lzma, but this Python was built without"):
         load()
 
 

@@ -107,7 +107,7 @@ def test_a_history_that_was_cut_off_is_refused(replayed):
     snapshot = snapshot_of(replayed)
     late = copy.deepcopy(snapshot)
     del late["device_traces"][0][:2]
-    with pytest.raises(ValueError, match="does not begin at the beginning: it accounts for"):
+    with pytest.raises(ValueError, match="does not start with the program's first allocation: it accounts for"):
         compare_with_gpu(late)
     freed = next(e for e in snapshot["device_traces"][0] if e["action"] == "free_completed")
     orphan = copy.deepcopy(snapshot)
@@ -150,8 +150,8 @@ def test_a_pickle_that_asks_for_anything_is_refused_and_runs_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("content", "words"), [
-    (b"", "no memory snapshot, or a damaged one"), (b"PK\x03\x04", "no memory snapshot, or a damaged one"),
-    (pickle.dumps({"segments": [], "device_traces": []})[:-3], "a damaged one"),
+    (b"", "not a memory snapshot, or it is damaged"), (b"PK\x03\x04", "not a memory snapshot, or it is damaged"),
+    (pickle.dumps({"segments": [], "device_traces": []})[:-3], "or it is damaged"),
     (pickle.dumps([1, 2]), "two lists, 'segments' and 'device_traces'"),
     (pickle.dumps({"segments": [], "device_traces": 5}), "two lists, 'segments' and 'device_traces'"),
 ])  # fmt: skip
@@ -220,7 +220,7 @@ def test_a_history_may_begin_with_a_step_and_leave_out_small_tensors_and_the_sta
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot, _memory_viz.trace, _memory_viz.segsum):
         assert plot(copy.deepcopy(later))
     for part in (later, large):
-        with pytest.raises(ValueError, match="is not whole, so its history cannot be replayed: Left out of"):
+        with pytest.raises(ValueError, match="is incomplete, so its history cannot be replayed: Left out of"):
             compare_with_gpu(part)
 
 
@@ -230,7 +230,7 @@ def test_a_step_that_is_not_there_is_refused(replayed, since, words):
         snapshot_of(replayed, since)
     with pytest.raises(ValueError, match="this replay knows no steps"):
         snapshot_of(replay([(512, "a")]), since)
-    with pytest.raises(ValueError, match="no amount of memory"):
+    with pytest.raises(ValueError, match="not an amount of memory"):
         snapshot_of(replayed, least="little")
 
 

@@ -106,7 +106,7 @@ def test_numbers_are_read_as_people_write_them(text: str, value: float) -> None:
 
 
 NO_NUMBERS = dict.fromkeys(["", "a lot", "41 GiB", "-3", "1e", "4 1", "9" * 400, "inf", "nan"], "only the number") | {
-    "1,000": "in two ways: write 1000 or 1.0", "134,500 GB": "write 134500 or 134.5", "1_234,500": "1234500 or 1234.5",
+    "1,000": "can mean two numbers: write 1000 or 1.0", "134,500 GB": "write 134500 or 134.5", "1_234,500": "1234500 or 1234.5",
 }  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def test_predict_and_reveal_speak_in_a_terminal(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(("guess", "unit", "actual", "said"), [
     (100, "GB", 100 * GB, "spot on"), (104, "GB", 100 * GB, "spot on"), (120, "GB", 100 * GB, "20 % too much"),
     (80, "GB", 100 * GB, "20 % too little"), (350, "GB", 100 * GB, "3.5 times too much"),
-    (0, "GB", 5 * GB, "nothing at all"), (0, "GB", 0, "right"),
+    (0, "GB", 5 * GB, "one of the two is zero"), (0, "GB", 0, "right"),
     (30, "%", 33.3, "You said 30 %, it is 33.3 %: 10 % too little."),
     (255, "", 256, "You said 255, it is 256: spot on, within 5 %."), (None, "GiB", 2**30, "It is 1.0 GiB."),
     (None, "B", 512, "It is 512 B."),

@@ -102,7 +102,7 @@ def test_nanogpt_s_way():
     note = measured.provenance.note
     embeddings = [item for item in measured.allocations if item.shape == (50304, 32) and item.kind == "parameters"]
     assert len(embeddings) == 1, "tied weights are one tensor"
-    assert "torch.compile is left out" in note and "train.bin" in note and "ckpt.pt" in note
+    assert "torch.compile is skipped" in note and "train.bin" in note and "ckpt.pt" in note
     assert {"weight_copies", "inputs"} <= {item.kind for item in measured.allocations}
     assert {item.phase for item in measured.allocations} >= {"forward", "backward", "optimizer"}
 
@@ -214,11 +214,11 @@ step(), step()
 
 
 REFUSED = {
-    "no Python": (b"\x00\x01\xff", r"train.py: no Python .*null bytes"),
-    "no syntax": ("x = (1,\nprint(x\n", r"train.py:2  print\(x: no Python"),
+    "no Python": (b"\x00\x01\xff", r"train.py: this interpreter cannot read it as Python: .*null bytes"),
+    "no syntax": ("x = (1,\nprint(x\n", r"train.py:2  print\(x: this interpreter cannot read it as Python"),
     "trains nothing": ("print('hello')\n", "train.py ends without a step of a torch optimizer"),
     "exits": ("raise SystemExit(3)\n", r"ends by sys.exit\(3\) without a step"),
-    "on the CPU": (TRAINED.replace(".cuda()", "").replace('"cuda"', '"cpu"'), "puts nothing on the GPU"),
+    "on the CPU": (TRAINED.replace(".cuda()", "").replace('"cuda"', '"cpu"'), "but not on the GPU"),
     "forks": ("import os\nos.fork()\n", r"train.py:2  os.fork\(\): starts a process"),
     "a command": ("import os\nos.system('true')\n", r"train.py:2 .*starts a process"),
     "a program": ("import subprocess\nsubprocess.run(['true'])\n", r"train.py:2 .*starts a process"),
@@ -242,7 +242,7 @@ REFUSED = {
     ),
     "values asked for": (
         f"{SET_UP}if (torch.randn(4, device='cuda') > 0).any(): pass\n",
-        "train.py:13 .*asks whether values",
+        "train.py:13 .*tests values on the GPU",
     ),
     "a kernel of its own": (
         f"{SET_UP}library = torch.library.Library('watched', 'DEF')\nlibrary.define('f(Tensor x) -> Tensor')\n"
@@ -376,7 +376,7 @@ def course(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_script_may_ask_for_a_snapshot_and_a_summary(written):
     asks = TRAINED.replace("\ndef step", "\ntorch.cuda.memory._record_memory_history()\ndef step")
     asks += "    torch.cuda.memory._dump_snapshot('memory.pickle')\n    print(torch.cuda.memory_summary())\n"
-    assert "snapshots of the script's own are left out" in watch_script(written(asks)).provenance.note
+    assert "histories and snapshots are skipped" in watch_script(written(asks)).provenance.note
 
 
 def test_the_command_line(written, tmp_path):
