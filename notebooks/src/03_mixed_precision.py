@@ -11,19 +11,18 @@
 # %% [markdown]
 # # 03 · Mixed precision
 #
-# **75 minutes.** You should know what Adam keeps for each parameter ([lesson 02](02_adam.ipynb)) and what a training
-# step allocates when ([lesson 01](01_where_did_the_memory_go.ipynb)). No GPU is needed: the trainings of this lesson
-# are small and run on your processor, in the genuine 16-bit formats.
+# **75 minutes.** You should know what Adam keeps for each parameter ([lesson 02](02_adam.ipynb)), and what a training
+# step allocates and when ([lesson 01](01_where_did_the_memory_go.ipynb)). No GPU is needed: small trainings run on your
+# CPU, in genuine 16-bit formats.
 #
-# Half the bits should be half the memory. You will find that it is not. You will see training break in 16 bits in three
-# different ways, write each cure yourself, and then account for what every recipe of number formats really costs.
+# Do half the bits take half the memory? No. You will see training break in 16 bits in three ways, write each cure, and
+# count what every recipe of number formats costs.
 
 # %% [markdown]
 # ## What 16 bits can hold
-# A floating-point number has a sign, an *exponent*, which says how large, and a *mantissa*, which says how exactly.
-# With 16 bits you have to choose: [fp16](../docs/glossary.md#fp16-and-bf16) spends them on precision, with 5 bits of
-# exponent and 10 of mantissa, [bf16](../docs/glossary.md#fp16-and-bf16) on range, with 8 and 7. From 1 to 2 the
-# exponent stays the same: only the mantissa counts up.
+# A floating-point number has a sign, an *exponent* (its size) and a *mantissa* (its precision). With 16 bits you have
+# to choose. [fp16](../docs/glossary.md#fp16-and-bf16) favors precision: 5 bits of exponent, 10 of mantissa.
+# [bf16](../docs/glossary.md#fp16-and-bf16) favors range: 8 and 7. From 1 to 2, only the mantissa counts up.
 #
 # **Your guess.** What is the next number after 1 in bf16? Say by how many thousandths it is larger.
 
@@ -35,7 +34,7 @@ predict("03.next", unit="thousandths")
 # %%
 from course_utils.lessons.precision.number_formats import bits_figure
 
-bits_figure(0.1, "A tenth is in none of the formats, and further off the fewer mantissa bits there are")
+bits_figure(0.1, "No format holds 0.1 exactly: the fewer mantissa bits, the larger the error")
 
 # %% [markdown]
 # With m bits of mantissa, a normal number is
@@ -43,7 +42,7 @@ bits_figure(0.1, "A tenth is in none of the formats, and further off the fewer m
 # $$(-1)^{\text{sign}} \cdot 2^{\text{exponent} - \text{bias}} \cdot \left(1 + \frac{\text{mantissa}}{2^m}\right)$$
 #
 # So the step from 1 to the next number, [*epsilon*](../docs/glossary.md#epsilon), is $2^{-m}$. Ask PyTorch. Then change
-# 1.0 to 300.0: which formats can still count in steps of one? Predict, run.
+# 1.0 to 300.0: which formats still count in steps of one? Predict, then run.
 
 # %%
 import torch
@@ -57,13 +56,13 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 reveal("03.next", 1000 * torch.finfo(torch.bfloat16).eps, unit="thousandths")
 
 # %% [markdown]
-# [tf32](../docs/glossary.md#tf32) is what an Ampere card's matrix units read of an fp32 number: bf16's range with
-# fp16's precision. In memory it is fp32: it saves time and not one byte. The two [fp8](../docs/glossary.md#fp8) formats
-# make the same choice once more: E4M3 for precision, E5M2 for range ([Micikevicius et al.
+# [tf32](../docs/glossary.md#tf32) is what an Ampere card's matrix units read from an fp32 number: bf16's range, fp16's
+# precision. Memory still holds fp32, so tf32 saves time and not one byte. The two [fp8](../docs/glossary.md#fp8)
+# formats face the same choice: E4M3 favors precision, E5M2 range ([Micikevicius et al.
 # 2022](https://arxiv.org/abs/2209.05433)).
 #
-# Now flip bits. Make the largest finite number of fp16. Then the smallest above 0, a
-# [subnormal number](../docs/glossary.md#subnormal-numbers). Then type 65520 with fp16, and with bf16.
+# Now flip bits. Make fp16's largest finite number, then its smallest above 0, a [subnormal
+# number](../docs/glossary.md#subnormal-numbers). Then type 65520, in fp16 and in bf16.
 
 # %%
 from course_utils.lessons.precision.widget import bit_flipper
@@ -72,10 +71,10 @@ bit_flipper("fp16", 0.1)
 
 # %% [markdown]
 # ## First failure: many small updates
-# Training is many small additions. A weight is 1, and each of 1,000 steps adds 0.0001. On paper it arrives at 1.1, a
-# change of 100 thousandths.
+# Training is many small additions. A weight is 1, and each of 1,000 steps adds 0.0001. On paper it moves by 100
+# thousandths, to 1.1.
 #
-# **Your guess.** By how many thousandths has the weight changed if it is stored in bf16?
+# **Your guess.** By how many thousandths does the weight move if it is stored in bf16?
 
 # %%
 predict("03.moved", unit="thousandths")
@@ -90,14 +89,15 @@ for weight in (fp32, fp16, bf16):
 reveal("03.moved", 1000 * (bf16.item() - 1), unit="thousandths")
 
 # %% [markdown]
-# The update is less than half the distance to the next number, so each sum is rounded back to where it was. fp16 does
-# this with updates up to 2^−11 of the weight, bf16 with eight times as large ones. Change the update to 0.001: which of
-# the two moves? With 0.005, where does bf16 stop?
+# The update is less than half the distance to the next number, so each sum rounds back to the old weight. fp16 loses
+# updates of up to $2^{-11}$ of the weight, bf16 eight times as large ones. Change the update to 0.001: which of the two
+# moves? With 0.005, where does bf16 stop?
 #
-# There are two cures. [*Master weights*](../docs/glossary.md#master-weights): add up in fp32, and round a copy for each
-# forward pass. Or [*stochastic rounding*](../docs/glossary.md#stochastic-rounding): round up or down at random, so that
-# it is right on average. It needs no copy: bf16 is the upper half of an fp32, so add noise to the lower half and cut it
-# off.
+# There are two cures:
+#
+# - [*Master weights*](../docs/glossary.md#master-weights): add in fp32, and round a copy for each forward pass.
+# - [*Stochastic rounding*](../docs/glossary.md#stochastic-rounding): round up or down at random, right on average. It
+#   needs no copy. bf16 is the upper half of an fp32 number: add noise to the lower half, then cut it off.
 
 # %%
 dice = torch.Generator().manual_seed(0)
@@ -113,13 +113,13 @@ master, stored = torch.ones(1), torch.ones(10_000).bfloat16()
 for _ in range(1000):
     master = master + 1e-4
     stored = round_stochastically(stored.float() + 1e-4)
-print(f"expected 1.1; the master's bf16 copy is {master.bfloat16().item():.3f}, between its neighbors 1.094 and 1.102")
+print(f"expected 1.1, between bf16's 1.094 and 1.102; the master's bf16 copy is {master.bfloat16().item():.3f}")
 print(f"10,000 weights rounded at random: mean {stored.float().mean():.3f}, from {stored.min()} to {stored.max()}")
 
 # %% [markdown]
-# How many weights of a network is that? Adam's updates are about as large as its learning rate, and smaller where
-# gradients are noisy. Here is a small language model with GPT-2's initial weights, of standard deviation 0.02. How many
-# of them stay where they are when something as large as the learning rate is added?
+# How many weights of a network does this affect? Adam's updates are about as large as its learning rate, and smaller
+# where gradients are noisy. Take a small language model with GPT-2's initial weights (standard deviation 0.02), and add
+# the rate to each. How many stay where they are?
 
 # %%
 from course_utils.lessons.shared.language_model import language_model
@@ -133,11 +133,11 @@ for rate in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5):
     print(f"rate {rate:.0e}:", ", ".join(f"{share:4.0%} unmoved in {dtype}" for dtype, share in unmoved.items()))
 
 # %% [markdown]
-# So pure bf16 is no problem while the learning rate is high, and freezes most of the network as it decays.
+# Pure bf16 works while the learning rate is high. As it decays, most of the network freezes.
 
 # %% [markdown]
 # ## Second failure: the gradient that underflows
-# Gradients are small, and fp16 ends at 2^−24. Below half of that, everything becomes 0. Train a small model of
+# Gradients are small, and fp16 ends at $2^{-24}$. Below half of that, everything becomes 0. Train a small model of
 # characters for 50 steps, and look at its gradients.
 
 # %%
@@ -156,14 +156,14 @@ gradients = torch.cat([weight.grad.flatten() for weight in model.parameters()])
 gradients = gradients[gradients != 0]
 
 # %% [markdown]
-# They would survive in fp16. But a large training divides its loss by the number of
-# [micro-batches](../docs/glossary.md#micro-batch-and-global-batch), and so each gradient. **To provoke what happens
-# there, we divide the loss by 4,096**, which is 2^12.
+# These would survive in fp16. But a large training divides its loss, and so each gradient, by the number of
+# [micro-batches](../docs/glossary.md#micro-batch-and-global-batch). **To provoke what happens there, we divide the loss
+# by 4,096**, which is $2^{12}$.
 #
 # **Your guess.** How many percent of the gradients does fp16 turn into 0?
 
 # %% tags=["nbval-ignore-output"]
-print(f"undivided, half of the gradients are larger than 2^{gradients.abs().median().log2():.0f}")
+print(f"before the division, half of the gradients are larger than 2^{gradients.abs().median().log2():.0f}")
 predict("03.lost", unit="%")
 
 # %% tags=["nbval-ignore-output"]
@@ -172,26 +172,26 @@ from course_utils.lessons.precision.figures import histogram_figure
 divided = gradients / 4096
 lost = (divided.half() == 0).float().mean().item()
 reveal("03.lost", 100 * lost, unit="%")
-histogram_figure(divided, "Red is lost: fp16 turns these gradients into 0, and keeps few digits of the pale ones")
+histogram_figure(divided, "fp16 turns the red gradients into 0, and keeps few digits of the pale ones")
 
 # %% [markdown]
-# fp16 has room, but at the other end, where no gradient is. So multiply the *loss* by a number. By the chain rule each
-# gradient is multiplied by it; divide before the optimizer sees them. This is [*loss
+# fp16 has room only at the other end, where there are no gradients. So multiply the *loss*: by the chain rule, every
+# gradient is multiplied too. Divide before the optimizer sees them. This is [*loss
 # scaling*](../docs/glossary.md#loss-scaling) ([Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740), section
-# 3.2). A power of two changes the exponent alone, so nothing is rounded. From which power on are gradients infinite?
-# Predict, and change it.
+# 3.2). A power of two changes only the exponent, so nothing is rounded. From which power on do gradients become
+# infinite? Predict, then change it.
 
 # %% tags=["nbval-ignore-output"]
 scale = 2.0**16  # change this
 scaled = (divided * scale).half()
 lost, infinite = (scaled == 0).float().mean().item(), scaled.isinf().sum().item()
-print(f"scaled by {scale:,.0f}: {lost:.2%} become 0 in fp16, {infinite} infinite")
-histogram_figure(divided, "The same gradients, moved into fp16's range", scale=scale)
+print(f"scaled by {scale:,.0f}: {lost:.2%} become 0 in fp16, {infinite} become infinite")
+histogram_figure(divided, "Scaling moves the same gradients into fp16's range", scale=scale)
 
 # %% [markdown]
 # ## Third failure: overflow
-# fp16's other end is near. The team of BLOOM explains it like this: 250·250 = 62,500 is fine, but 255·255 = 65,025 is
-# an overflow ([The Technology Behind BLOOM Training](https://huggingface.co/blog/bloom-megatron-deepspeed)).
+# fp16's upper end is near, too. The team of BLOOM explains: 250·250 = 62,500 is fine, but 255·255 = 65,025 is an
+# overflow ([The Technology Behind BLOOM Training](https://huggingface.co/blog/bloom-megatron-deepspeed)).
 #
 # **Your guess.** What is the smallest whole number whose square overflows in fp16?
 
@@ -204,30 +204,30 @@ overflows = numbers.half().square().isinf()
 reveal("03.square", numbers[overflows].min().item(), unit="")
 
 # %% [markdown]
-# The example is off by one, the point is not. Now a row of 4,096 activations, each 5 or −5. Which operations on that
-# row overflow in fp16? Then change 5 to 300, predict, run.
+# The example is off by one, but its point holds. Now take a row of 4,096 activations, each 5 or −5. Which operations
+# overflow in fp16? Then change 5 to 300. Predict, then run.
 
 # %%
 from torch.nn.functional import layer_norm, rms_norm
 
 x = 5 * torch.tensor([1.0, -1.0]).repeat(2048).half()  # change this
-print(f"the squares add up to {x.double().square().sum():,.0f}; fp16 ends at {torch.finfo(torch.float16).max:,.0f}")
+print(f"the squares add up to {x.double().square().sum():,.0f}; fp16's largest number is {torch.finfo(torch.float16).max:,.0f}")
 print("x.square().sum()", x.square().sum().item(), "· x @ x", (x @ x).item())
 print("x.pow(2).mean() ", x.pow(2).mean().item(), "· x.norm()", x.norm().item())
 print("rms_norm", rms_norm(x, x.shape).max().item(), "· layer_norm", layer_norm(x, x.shape).max().item())
 
 # %% [markdown]
-# At 5 only the sum itself fails, written in two ways. PyTorch's kernels add up fp16 numbers in fp32
+# At 5, only the sum of squares overflows, in both spellings. PyTorch's kernels add fp16 numbers in fp32
 # ([AccumulateType.h](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/AccumulateType.h)) and round once, at
-# the end. But 102,400 cannot be *stored* in fp16.
+# the end. But fp16 cannot *store* 102,400.
 #
-# At 300 the mean of squares fails too: `pow(2)` stores each square on the way, and 90,000 is too large. The norm and
-# both normalizations survive, as each is one kernel that keeps its squares in fp32. A norm written by hand has to
-# upcast first. The rule: whatever an operation *stores* in fp16 must stay below 65,504.
+# At 300, the mean of squares fails too: `pow(2)` stores each square, and 90,000 is too large. The norm and both
+# normalizations survive: each is one kernel that keeps its squares in fp32. A norm written by hand must upcast first.
+# The rule: what an operation *stores* in fp16 must stay below 65,504.
 #
-# A scale that is too large makes gradients overflow as well. The right one changes as training goes on, so let it look
-# for itself: when a gradient is infinite, skip the step and halve the scale; after a number of steps without, double
-# it. That is *dynamic* loss scaling, PyTorch's `GradScaler`. Watch it with one weight and gradients that you choose:
+# Too large a loss scale makes gradients overflow as well, and the right scale changes during training. *Dynamic* loss
+# scaling, PyTorch's `GradScaler`, adjusts it. After an infinite gradient, it skips the step and halves the scale. After
+# a number of good steps, it doubles the scale. Watch it with one weight and gradients that you choose:
 
 # %%
 inf = float("inf")
@@ -244,7 +244,7 @@ for gradient in (1.0, 1.0, 1.0, 1.0, inf, inf, 1.0, 1.0, 1.0):  # change this
 # %% [markdown]
 # Now a real training in fp16: [autocast](../docs/glossary.md#autocast) around forward, the scaler around backward and
 # step. GradScaler begins at 65,536 and waits 2,000 steps before it doubles. We have 100, so ours waits 5.
-# (`HalfProducts` makes fp16 products as a GPU's matrix units do; without it a CPU takes ten times as long.)
+# (`HalfProducts` computes fp16 products as a GPU's matrix units do; without it, a CPU takes ten times as long.)
 
 # %% tags=["nbval-ignore-output"]
 from course_utils.figures import lines
@@ -269,25 +269,28 @@ def train_in_fp16(scaler, rate=3e-3, steps=100):
 # %% tags=["nbval-ignore-output"]
 losses, scales = train_in_fp16(torch.amp.GradScaler("cpu", growth_interval=5))
 skipped = (torch.tensor(scales).diff() < 0).sum()
-print(f"loss {losses[0]:.2f} at first, {losses[-1]:.2f} at last; {skipped} of 100 steps skipped")
+print(f"loss {losses[0]:.2f} at the start, {losses[-1]:.2f} at the end; {skipped} of 100 steps skipped")
 lines({"loss scale": (range(100), scales)}, "The scale climbs until a gradient overflows", "step", "loss scale",
       log_y=True, markers=False, provenance="trained on this CPU")  # fmt: skip
 
 # %% [markdown]
 # ## Five trainings
-# Now all together: the same model, the same batches, AdamW at a rate of 0.003, the loss over 4,096 as before. fp32;
-# fp16 autocast without and with a scaler; "bf16 alone", with nothing in fp32, not even Adam's moments; and bf16 with
-# fp32 master weights.
+# Same model, same batches, AdamW at a rate of 0.003, the loss divided by 4,096 as before. The five:
 #
-# **Your guess.** How many of the five end where fp32 ends, fp32 itself among them? (Within 0.15 nats: other batches
-# change it as much.)
+# - fp32
+# - fp16 autocast, without and with a scaler
+# - "bf16 alone": nothing in fp32, not even Adam's moments
+# - bf16 with fp32 master weights
+#
+# **Your guess.** How many of the five end where fp32 ends, counting fp32 itself? (Within 0.15 nats, the loss's unit:
+# other batches change it as much.)
 
 # %%
 predict("03.trained", unit="of five")
 
 # %% [markdown]
-# Master weights by hand: the optimizer sees fp32 copies alone. After backward the gradients go to the masters, after
-# the step the masters go back, rounded. If `masters` are the model's own weights, this is a plain loop.
+# Master weights by hand: the optimizer sees only fp32 copies. After backward, gradients go to the masters. After the
+# step, the masters go back, rounded. If `masters` are the model's own weights, this is a plain loop.
 
 
 # %%
@@ -328,13 +331,15 @@ as_well = [name for name, loss in final.items() if abs(loss - final["fp32"]) < 0
 reveal("03.trained", len(as_well), unit="of five")
 
 # %% [markdown]
-# fp16 without scaling fails worse than the histogram promised: gradients on their way through the layers underflow as
-# well. bf16 needs no scaling: its exponent is fp32's. Why then master weights? This rate is high, as at a beginning.
+# Without scaling, fp16 fails worse than the histogram suggested: gradients underflow on their way through the layers,
+# too. bf16 needs no scaling, because its exponent is fp32's. Then why master weights? This rate is high, as at the
+# start of a training.
 #
 # ### The end of a training
-# At the end the rate has decayed. Take the model after 200 steps in fp32, and go on for 100 steps at a rate of 0.00001:
-# in fp32, in bf16 alone, and in bf16 with master weights. **Your guess.** How many percent of the weights have not
-# moved at all after 100 steps in bf16 alone?
+# At the end the rate has decayed. Take the model after 200 steps in fp32. Train 100 more at a rate of 0.00001: in fp32,
+# in bf16 alone, and in bf16 with master weights.
+#
+# **Your guess.** How many percent of the weights have not moved at all after these 100 steps in bf16 alone?
 
 # %%
 predict("03.late", unit="%")
@@ -361,11 +366,11 @@ for name, dtype in (("fp32", torch.float32), ("bf16 alone", torch.bfloat16), ("b
 reveal("03.late", round(100 * unmoved["bf16 alone"], -1), unit="%")
 
 # %% [markdown]
-# Nine in ten weights never move, and most of the progress of these steps is lost: without an error, and with a loss
-# curve that looks as if the training were finished. With master weights the bf16 copies may stand still for a while as
-# well, but the masters move on and take them along. Change the rate to 0.001, and predict both columns.
+# In bf16 alone, nine in ten weights never move, and most of the progress is lost. There is no error, and the loss curve
+# looks as if the training were finished. With master weights, a bf16 copy may also stay the same for a while, but its
+# master moves on and takes it along. Change the rate to 0.001, and predict both columns.
 #
-# And fp16 alone, the optimizer's states as well?
+# And fp16 alone, states included?
 
 # %%
 half = language_model(seed=0).half()
@@ -376,25 +381,26 @@ print("Adam's epsilon of 1e-8, in fp16:", torch.tensor(1e-8).half().item())
 # Adam divides by $\sqrt{v} + \varepsilon$. In fp16, the square of a small gradient is 0, and so is ε: 0/0.
 #
 # ### Why large models diverged in fp16
-# With master weights and loss scaling, fp16 trained good models for years. Then came large ones. The BLOOM team spent
-# *several months* on a model of 104 billion parameters in fp16 whose loss kept diverging ([The Technology Behind BLOOM
+# With master weights and loss scaling, fp16 trained good models for years, until they grew large. The BLOOM team spent
+# *several months* on an fp16 model of 104 billion parameters whose loss kept diverging ([The Technology Behind BLOOM
 # Training](https://huggingface.co/blog/bloom-megatron-deepspeed)). OPT's paper ([section
 # 2.5](https://arxiv.org/abs/2205.01068)) names three signs: the loss runs away, the dynamic loss scale falls to 0, the
-# last layer's activations grow. Loss scaling protects *gradients*. Nothing protects the *activations* of forward from
-# 65,504. BLOOM was then trained in bf16. Of NVIDIA's cards, Ampere (2020) and newer have it; a T4 or a V100 has not.
+# last layer's activations grow. Loss scaling protects *gradients*. Nothing keeps forward's *activations* below 65,504.
+# BLOOM was then trained in bf16. NVIDIA's cards have it since Ampere (2020); a T4 or a V100 does not.
 
 # %% [markdown]
 # ## Where each format flows
-# The recipe that has won, with bf16 weights, fp32 gradients and fp32 masters:
+# The recipe that has won uses bf16 weights, fp32 gradients and fp32 masters:
 
 # %%
 from course_utils.lessons.precision.figures import flow_figure
 
-flow_figure("Each product is added up in fp32, then rounded to bf16 once: y, dL/dW, dL/dx")
+flow_figure("Each product is summed in fp32 and rounded to bf16 once: y, dL/dW, dL/dx")
 
 # %% [markdown]
-# "Multiply in bf16, add in fp32": does the addition matter? **Your guess.** Add up 4,096 ones, one after the other, in
-# bf16. What comes out?
+# "Multiply in bf16, add in fp32": does the addition matter?
+#
+# **Your guess.** Add 4,096 ones in bf16, one after the other. What comes out?
 
 # %%
 predict("03.ones", unit="")
@@ -409,8 +415,8 @@ reveal("03.ones", total.item(), unit="")
 
 # %% [markdown]
 # From 256 on, bf16's numbers are 2 apart, and adding 1 changes nothing. Change the format to `torch.float16` and
-# predict. A matrix product adds in fp32 and rounds once. Gradients of many micro-batches are such a sum too, which is
-# why this recipe adds them up in fp32. The picture as code, for one linear layer:
+# predict. A matrix product adds in fp32 and rounds once. Gradients of many micro-batches are a long sum too, so this
+# recipe adds them in fp32. In code, for one linear layer:
 
 # %%
 master = torch.nn.Parameter(torch.randn(64, 32, generator=torch.Generator().manual_seed(0)))
@@ -419,7 +425,7 @@ W = master.detach().bfloat16()
 master.grad = torch.zeros_like(master)
 x = torch.randn(16, 32).bfloat16()
 y = x @ W.T  # bf16 · bf16, added in fp32, rounded to bf16
-dy = torch.randn_like(y)  # what the layer above would send back
+dy = torch.randn_like(y)  # in a model, the layer above sends this back
 dx = dy @ W  # added in fp32, rounded to bf16: dL/dy of the layer below
 dW = dy.T @ x  # added in fp32 over the tokens, rounded to bf16
 master.grad += dW  # once per micro-batch: this sum is fp32
@@ -430,18 +436,18 @@ print("fp32:", {tensor.dtype for tensor in (master, master.grad, adam.state[mast
 
 # %% [markdown]
 # ## What autocast keeps in fp32
-# Most people write `with torch.autocast("cuda", dtype=torch.bfloat16):` instead, and PyTorch chooses a format for each
-# operation. Autocast leaves weights, gradients and states in fp32.
+# Most people write `with torch.autocast("cuda", dtype=torch.bfloat16):` instead. PyTorch then chooses a format for each
+# operation. Weights, gradients and states stay in fp32.
 #
-# **Your guess.** What is left of fp32's activation memory, in percent, when forward is over?
+# **Your guess.** How large are the activations at the end of forward, in percent of fp32's?
 
 # %%
 predict("03.autocast", unit="% of fp32's")
 
 # %% [markdown]
-# Which format comes out of which layer? Ask with a forward hook, on half of a
-# [transformer block](../docs/glossary.md#transformer-block). `with on_gpu():` runs plain PyTorch with `device="cuda"`:
-# on your card, or on a simulated one that counts every byte and holds no values.
+# Which format does each layer return? Ask with a forward hook, on half of a [transformer
+# block](../docs/glossary.md#transformer-block). `with on_gpu():` runs plain PyTorch with `device="cuda"`: on your card,
+# or on a simulated one that counts bytes and holds no values.
 
 # %%
 from torch import nn
@@ -458,7 +464,7 @@ class Mlp(nn.Module):
 
 
 def tell(layer, inputs, output):
-    print(f"{type(layer).__name__:10s} reads {inputs[0].dtype}, makes {output.dtype}")
+    print(f"{type(layer).__name__:10s} reads {inputs[0].dtype}, returns {output.dtype}")
 
 
 # %%
@@ -474,10 +480,10 @@ with on_gpu():
         hook.remove()
 
 # %% [markdown]
-# Products and GELU are bf16. **Norms and softmax make fp32**, and keep it: their kernels add in fp32 anyway, autocast
-# changes what is *stored*. And the block's output, the
-# [residual stream](../docs/glossary.md#residual-connection), is fp32 because each addition takes the wider format. Now
-# count what forward keeps. There is one more cost: the 16-bit *copies* of every weight matrix.
+# Matrix products and GELU return bf16. **Norms and softmax return fp32**, and it is kept. Their kernels add in fp32
+# anyway; autocast changes what is *stored*. The block's output, the [residual
+# stream](../docs/glossary.md#residual-connection), is fp32: each addition takes the wider format. Now measure what
+# forward keeps. It includes one more cost, a 16-bit *copy* of every weight matrix.
 
 # %%
 tokens = 256  # change this
@@ -494,9 +500,12 @@ copies = sum(2 * weight.numel() for weight in block.parameters() if weight.dim()
 print(f"2 bytes for each weight of a matrix: {copies / 1e6:.1f} MB")
 
 # %% [markdown]
-# With few tokens, autocast keeps *more* than fp32: the copies cost the same whatever the batch is. Change 256 to 4096,
-# predict, run. And the **loss**? PyTorch's documentation lists `cross_entropy` among what runs in fp32. See what it
-# keeps for backward, of [logits](../docs/glossary.md#logits) in bf16. (The hook shows each tensor that autograd keeps.)
+# With few tokens, autocast keeps *more* than fp32: the copies cost the same for any batch. Change 256 to 4096. Predict,
+# then run.
+#
+# And the **loss**? PyTorch's documentation lists `cross_entropy` among what runs in fp32. Give it
+# [logits](../docs/glossary.md#logits) in bf16. What does it keep for backward? (The hook prints each tensor that
+# autograd keeps.)
 
 
 # %%
@@ -516,8 +525,8 @@ with on_gpu():
     del loss, logits
 
 # %% [markdown]
-# The [log-softmax](../docs/glossary.md#log-softmax) inside it runs in the logits' bf16, and only then is copied to
-# fp32. Both stay: 6 bytes per logit. Now the same for whole steps of GPT-2: `measure` runs one in each recipe.
+# The [log-softmax](../docs/glossary.md#log-softmax) inside the loss runs in the logits' bf16. Then its result is copied
+# to fp32. Both stay: 6 bytes per logit. Now whole steps of GPT-2: `measure` runs one in each recipe.
 
 # %%
 from course_utils import TrainingRun, measure
@@ -533,17 +542,17 @@ reveal("03.autocast", 100 * kept["amp-bf16"] / kept["fp32"], unit="% of fp32's")
 
 # %% [markdown]
 # ## The sum for each recipe
-# Now the bytes that stay. Lesson 01 had [ZeRO](../docs/glossary.md#zero)'s 2 + 2 + 12.
+# Now the bytes that persist. Lesson 01 had [ZeRO](../docs/glossary.md#zero)'s 2 + 2 + 12 per parameter.
 #
-# **Your guess.** How many GB are weights, gradients and optimizer states of GPT-2 XL (1.56 billion parameters) under
-# *autocast*?
+# **Your guess.** How many GB do weights, gradients and optimizer states of GPT-2 XL (1.56 billion parameters) take
+# under *autocast*?
 
 # %%
 predict("03.xl", unit="GB")
 
 # %% [markdown]
 # First one matrix, by hand: weights, gradients, the masters of your own loop, Adam's step. Change `masters` to `False`
-# ("bf16 alone"), then the format to `torch.float32`, and predict the bytes per parameter each time.
+# ("bf16 alone"), then the format to `torch.float32`. Each time, predict the bytes per parameter.
 
 # %%
 dtype, masters = torch.bfloat16, True  # change this
@@ -577,17 +586,17 @@ for name, step in steps.items():
 xl = TrainingRun("gpt2-xl", attention="efficient")  # fp32 has no flash kernel
 states = {name: estimated_states(xl.replace(precision=name)) for name in [*recipes, "fp8"]}
 reveal("03.xl", sum(states["amp-bf16"].values()))
-title = "GPT-2 XL: mixed precision saves nothing on the states until something is left out"
+title = "GPT-2 XL's states shrink only in recipes that give up fp32 copies"
 stack(states, title, provenance="estimated from formulas")
 
 # %% [markdown]
-# fp32 and autocast are the same 4 + 4 + 8. ZeRO's 2 + 2 + 12 is another recipe with the same sum. Only recipes that
-# give up a copy come out lower: bf16 alone at 8, and fp8. **The gap** is 0 because both sides count tensors. On a card
-# the driver's context comes on top (some hundred MB), cuBLAS's [workspaces](../docs/glossary.md#workspace) (17 MB), and
-# what the allocator reserves beyond its tensors ([lesson 10](10_allocator_and_fragmentation.ipynb)).
+# fp32 and autocast take the same 4 + 4 + 8. ZeRO's 2 + 2 + 12 is another recipe with the same sum. Only recipes that
+# give up fp32 copies take less: bf16 alone with 8, and fp8. **The gap** is 0 because both sides count tensors. On a
+# real card, add the driver's context (a few hundred MB), cuBLAS's [workspaces](../docs/glossary.md#workspace) (17 MB),
+# and what the allocator reserves beyond its tensors ([lesson 10](10_allocator_and_fragmentation.ipynb)).
 #
 # ### 16, 18, 20: who says what
-# Every convention is a sum of the same few terms. Before you compare two tools, ask which terms they have.
+# Every convention is a sum of the same few terms. Before you compare two tools, ask which terms they include.
 
 # %% tags=["hide-input"]
 conventions = {
@@ -608,13 +617,13 @@ for name, terms in conventions.items():
 # %% [markdown]
 # Megatron Core's three are in its guide, [Distributed
 # Optimizer](https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html). Its 20 has 16-bit
-# gradients *and* an fp32 copy of them for the optimizer; the [Ultra-Scale
-# Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook) arrives at 20 the same way. In ZeRO's count that
-# copy is nowhere, and lesson 02 shows what a step makes of it: 22 at its peak.
+# gradients *and* an fp32 copy for the optimizer, like the 20 of the [Ultra-Scale
+# Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook). ZeRO's count leaves that copy out. Lesson 02
+# shows its effect: a step peaks at 22.
 #
 # ### fp8
-# An fp8 number has so few values that a tensor needs a *scale* of its own to use them. Watch what E4M3 makes of
-# gradients of deviation 0.001, as they are and scaled so that the largest becomes 448:
+# An fp8 number has so few values that each tensor needs its own *scale*. Store gradients of standard deviation 0.001 in
+# E4M3: as they are, and scaled so that the largest becomes 448.
 
 # %%
 gradient = 0.001 * torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
@@ -625,19 +634,25 @@ for name, stored in (("as they are", plain), ("scaled", fitted)):
     print(f"{name:12s} error {(stored - gradient).norm() / gradient.norm():.0%} of the gradients' norm")
 
 # %% [markdown]
-# One of the texts that this course grew from says that fp8 training keeps its optimizer states in 16 bits or more. Does
-# it? With NVIDIA's Transformer Engine only products are fp8 (the [table of
-# MS-AMP](https://azure.github.io/MS-AMP/docs/user-tutorial/optimization-level), its row "Nvidia TE"). DeepSeek-V3 keeps
-# both moments in bf16, master weights and gradients in fp32 ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437),
-# section 3.3.3). These two agree with the text. FP8-LM does not: its *first* moment is fp8 ([Peng et al.
-# 2023](https://arxiv.org/abs/2310.18313), section 2.2), the second and the master weights have 16 bits. The second
-# holds squares, which span twice as many powers of two. So "trained in fp8" tells you little about memory. PyTorch by
-# itself trains nothing in fp8; the course accounts for FP8-LM's states and does not simulate them.
+# One of the texts behind this course says that fp8 training keeps its optimizer states in 16 bits or more. Does it?
+#
+# - NVIDIA's Transformer Engine: only products are fp8 ([table of
+#   MS-AMP](https://azure.github.io/MS-AMP/docs/user-tutorial/optimization-level), row "Nvidia TE").
+# - DeepSeek-V3: moments are bf16, master weights and gradients fp32 ([DeepSeek-AI
+#   2024](https://arxiv.org/abs/2412.19437), section 3.3.3).
+# - FP8-LM: the *first* moment is fp8, second moment and master weights have 16 bits ([Peng et al.
+#   2023](https://arxiv.org/abs/2310.18313), section 2.2). The second holds squares, which span twice as many powers of
+#   two.
+#
+# The first two agree with the text, FP8-LM does not. So "trained in fp8" says little about memory. PyTorch by itself
+# trains nothing in fp8. The course estimates FP8-LM's states and does not simulate them.
 
 # %% [markdown]
 # ## What it saves
-# The states: nothing. So where is the saving? **Your guess.** The whole step of GPT-2, 4 sequences of 256 tokens: its
-# peak with bf16 weights and master weights, in percent of fp32's?
+# On the states, mixed precision saves nothing. So where is the saving?
+#
+# **Your guess.** A whole step of GPT-2, 4 sequences of 256 tokens, bf16 weights and master weights: how large is its
+# peak, in percent of fp32's?
 
 # %%
 predict("03.peak", unit="% of fp32's")
@@ -645,12 +660,12 @@ predict("03.peak", unit="% of fp32's")
 # %%
 shown = {name: steps[name] for name in ("fp32", "amp-bf16", "bf16-master", "bf16")}
 reveal("03.peak", 100 * steps["bf16-master"].peak / steps["fp32"].peak, unit="% of fp32's")
-title = "With a small batch the states decide, and autocast saves little"
+title = "With a small batch the states dominate, and autocast saves little"
 stack(shown, title, provenance=str(steps["fp32"].provenance))
 
 # %% [markdown]
-# The saving is in the activations, and they grow with the batch. The closed form says how the ratio of peaks goes.
-# Change 64 to 1, predict, run.
+# The saving is in the activations, which grow with the batch. The closed form shows how the ratio of peaks changes.
+# Change 64 to 1. Predict, then run.
 
 # %%
 from course_utils import estimate
@@ -663,8 +678,8 @@ for name in ("amp-bf16", "bf16-master", "bf16"):
 
 # %% [markdown]
 # ### And time?
-# Speed is the other half of the reason, and for many the larger one: matrix units multiply 16-bit numbers several times
-# as fast, and half the bytes have to be moved. **No simulation can tell that.** What is recorded of real GPUs:
+# For many, speed matters more than memory. Matrix units multiply 16-bit numbers several times as fast, and only half
+# the bytes move. **No simulation can show that.** These times were recorded on real GPUs:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -672,8 +687,8 @@ from course_utils.lessons.shared.recorded_times import recorded_times
 recorded_times("precision")
 
 # %% [markdown]
-# If this machine has a GPU, time your own. It works on while Python goes ahead, so wait for it (`synchronize`) before
-# you read the clock.
+# If this machine has a GPU, time your own. It keeps working while Python goes ahead, so wait for it (`synchronize`)
+# before you read the clock.
 
 # %% tags=["nbval-ignore-output", "this-machine"]
 import time
@@ -693,8 +708,8 @@ print(f"GPUs here: {torch.cuda.device_count()}")
 
 # %% [markdown]
 # ## In your own script
-# A training step in mixed precision: autocast around forward and loss, bf16 where the card has it, else fp16 with a
-# loss scaler, which has to be told before you clip.
+# A training step in mixed precision: autocast around forward and loss, bf16 where the card has it, otherwise fp16 with
+# a loss scaler. Unscale the gradients before you clip them.
 
 # %%
 import torch
@@ -722,17 +737,16 @@ print(f"{dtype}, scale {scaler.get_scale():,.0f}, weights {model[0].weight.dtype
 # ## What the sources got wrong
 # | claim | what you computed here |
 # |---|---|
-# | mixed precision nearly halves memory (its paper) | where activations dominate; the states stay at 16 bytes |
-# | 255·255 overflows in fp16 (BLOOM's text) | 65,025 is below 65,504; 256·256 is the first |
+# | mixed precision nearly halves memory (its paper) | true where activations dominate; the states stay at 16 bytes |
+# | 255·255 overflows in fp16 (BLOOM's text) | 65,025 is below 65,504; 256·256 is the first to overflow |
 # | fp8 training keeps its optimizer states in 16 bits or more | two recipes do; FP8-LM's first moment has 8 |
 # | autocast runs cross-entropy in fp32 (PyTorch's list) | its log-softmax is bf16, and an fp32 copy is kept as well |
 #
-# The first claim is in the abstract of [Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740). Section 3.1 of the
-# paper gives its condition: in the models of its time, activations were most of the memory.
+# The first claim is in the abstract of [Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740). Section 3.1 gives
+# its condition: in the models of its time, activations were most of the memory.
 #
 # ## Five questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it.
+# What have you understood? Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -741,10 +755,10 @@ quiz(3)
 
 # %% [markdown]
 # ## Take home
-# **Remember** Products may be 16-bit, sums may not: updates, gradients over micro-batches, norms and matrix products
-# are added up in fp32.
+# **Remember** Products may be 16-bit, sums may not: add updates, gradients over micro-batches, norms and matrix
+# products in fp32.
 #
-# **Breaks when** you take a short trial in pure bf16 for proof: at the learning rates of the end, most weights stop
+# **Breaks when** you take a short trial in pure bf16 as proof. At the low learning rates of the end, most weights stop
 # moving.
 #
 # **Cheat-sheet line** epsilon: bf16 2^−7, fp16 2^−10 · fp16 from 6e−8 to 65,504, so scale the loss · bytes per
