@@ -12,20 +12,19 @@
 # # 04 · Counting parameters
 #
 # **55 minutes.** You should know what a matrix product is, and from [lesson 01](01_where_did_the_memory_go.ipynb) that
-# each parameter costs a training step about 16 bytes. No GPU is needed: nothing here has to run, only to be counted.
+# each parameter costs a training step about 16 bytes. No GPU is needed: you count, and nothing has to run.
 #
-# Weights, gradients, optimizer states, checkpoints on disk, the traffic between GPUs: all of them are *N times
-# something*. So N is the one number about a model that you want to be sure of, and it follows from the architecture
-# alone, to the last unit. You will count GPT-2, Llama and Mixtral by hand, check each line against real modules, and
-# find that well-known publications have counted wrong.
+# Weights, gradients, optimizer states, checkpoints on disk, the traffic between GPUs: all are *N times something*. So
+# you want to be sure of N. It follows from the architecture, to the last unit. You will count GPT-2, Llama and Mixtral
+# by hand, check each line against real modules, and find miscounts in well-known publications.
 
 # %% [markdown]
 # ## Where do 124 million parameters sit?
-# The smallest GPT-2 has a [vocabulary](../docs/glossary.md#vocabulary) of V = 50,257 words, and for each of them a
+# The smallest GPT-2 has a [vocabulary](../docs/glossary.md#vocabulary) of V = 50,257 words. For each word it stores a
 # vector of h = 768 numbers: the [embedding](../docs/glossary.md#embedding), a table that is looked up, not multiplied.
 # The rest is twelve [blocks](../docs/glossary.md#transformer-block) of attention and MLP.
 #
-# **Your guess.** What part of all of GPT-2's parameters is that table of words?
+# **Your guess.** How many percent of GPT-2's parameters are in that table of words?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -33,7 +32,8 @@ from course_utils.interactive.guesses import predict, reveal, waits_for
 predict("04.embedding", unit="%")
 
 # %% [markdown]
-# Here is all of GPT-2 that has parameters; counting needs no forward pass. `nn.TransformerEncoderLayer` is one block.
+# This module holds everything in GPT-2 that has parameters. Counting needs no forward pass.
+# `nn.TransformerEncoderLayer` is one block.
 
 # %%
 import torch
@@ -51,8 +51,8 @@ class GPT(nn.Module):
 
 
 # %% [markdown]
-# **Estimate.** The table is V·h. **Measure.** On torch's `meta` device a tensor has a shape and a type, but no memory.
-# So even GPT-3 fits on your laptop, as long as you only count.
+# **Estimate.** The table has V·h numbers. **Measure.** On torch's `meta` device a tensor has a shape and a type, but no
+# memory. So even GPT-3 fits on your laptop, as long as you only count.
 
 # %%
 from collections import Counter
@@ -71,11 +71,11 @@ reveal("04.embedding", 100 * parts["words"] / parts.total(), unit="%")
 
 # %% [markdown]
 # Almost a third, in a model that people call a stack of attention layers. Change V to 128,256, the vocabulary of Llama
-# 3. Predict the table's part.
+# 3, and predict the table's percentage.
 
 # %% [markdown]
 # ## One block, matrix by matrix
-# A block of GPT-2 has four linear layers. A linear layer from n numbers to m has a matrix of m·n weights and m
+# A block of GPT-2 has four linear layers. A linear layer from n to m numbers has a matrix of m·n weights, and m
 # [biases](../docs/glossary.md#bias).
 #
 # | layer | from | to | weights | biases |
@@ -85,16 +85,16 @@ reveal("04.embedding", 100 * parts["words"] / parts.total(), unit="%")
 # | MLP, up | h | 4h | 4h² | 4h |
 # | MLP, down | 4h | h | 4h² | h |
 #
-# Two LayerNorms come on top, each with a scale and a shift for each of the h numbers: 2·2h. The number of heads is
-# nowhere in it: heads cut the same matrices into pieces.
+# Two LayerNorms add a scale and a shift for each of the h numbers: 2·2h. The number of heads does not matter: heads cut
+# the same matrices into pieces.
 #
-# **Your guess.** Divide all of a block's parameters by h². What is left?
+# **Your guess.** Divide the number of a block's parameters by h². What do you get?
 
 # %%
 predict("04.block", unit="h²")
 
 # %% [markdown]
-# **Estimate.** The table's rows, for GPT-2 XL. **Measure.** Every tensor of a block, added up by module.
+# **Estimate.** The rows of the table, for GPT-2 XL. **Measure.** Every tensor of a block, summed by module.
 
 # %%
 h, heads = 1600, 25  # change this
@@ -115,8 +115,8 @@ print(f"a block: {parts.total():,}; 12h² + 13h = {12 * h**2 + 13 * h:,}")
 reveal("04.block", parts.total() / h**2, unit="h²")
 
 # %% [markdown]
-# What is over 12 is $13h / h^2$: biases and norms. Two thirds of a block are its MLP. Change the heads to 5, and
-# predict the count. Later models leave biases out. Then a LayerNorm loses its shift, too:
+# Biases and norms add $13h / h^2$ to the 12. Two thirds of a block are its MLP. Change the heads to 5, and predict the
+# count. Later models have no biases. Then a LayerNorm has no shift either:
 
 # %%
 with torch.device("meta"):
@@ -128,16 +128,18 @@ print(f"biases are {1 - without / parts.total():.2%} of a block")
 # %% [markdown]
 # ## The whole model, to the unit
 # Around L blocks there are the table of words, a table of P learned
-# [positions](../docs/glossary.md#learned-and-rotary-positions), and one last norm:
+# [positions](../docs/glossary.md#learned-and-rotary-positions), and a last norm:
 #
 # $$N = hV + L \cdot (12h^2 + 13h) + 2h + hP$$
 #
-# The head, which turns h numbers into V [logits](../docs/glossary.md#logits), is missing. In GPT-2 it is
-# [tied](../docs/glossary.md#tied-head): the same matrix as the table, used a second time.
+# Where is the head, which turns h numbers into V [logits](../docs/glossary.md#logits)? In GPT-2 it is
+# [tied](../docs/glossary.md#tied-head): it uses the matrix of the table again.
 #
 # The GPT-2 paper ([Radford et al.
 # 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf), table 2)
-# says that the largest model has 1,542 million parameters. **Your guess.** By how many million is that off?
+# says that the largest model has 1,542 million parameters.
+#
+# **Your guess.** By how many million is the paper's count of the largest GPT-2 off?
 
 # %%
 predict("04.paper", unit="million")
@@ -158,16 +160,16 @@ for (h, L), (said, today) in paper.items():
 reveal("04.paper", N / 1e6 - said, unit="million")
 
 # %% [markdown]
-# Formula and modules agree to the unit, four times. The paper does not, four times. OpenAI's first two checkpoints
-# carried its numbers, too, until both were renamed in August 2019. Since then the README of the
-# [code](https://github.com/openai/gpt-2) has a footnote that the original counts "were wrong due to an error". It does
-# not say which error. You will find one that fits in the exercises.
+# Formula and modules agree to the unit in all four sizes. The paper is wrong in all four. OpenAI's first two
+# checkpoints carried its numbers too, until they were renamed in August 2019. Since then, a footnote in the README of
+# the [code](https://github.com/openai/gpt-2) says that the original counts "were wrong due to an error". It does not
+# say which. In the exercises you will find one that fits.
 
 # %% [markdown]
 # ### How to count wrong in one line
 # Two lines of PyTorch look alike. One adds up `network.parameters()`, the other everything in `network.state_dict()`.
 #
-# **Your guess.** By how many million do they differ for GPT-2 XL?
+# **Your guess.** By how many million do the sums of `parameters()` and `state_dict()` differ for GPT-2 XL?
 
 # %%
 predict("04.tied", unit="million")
@@ -182,25 +184,25 @@ print(f"their difference minus V·h: {saved - listed - xl.words.weight.numel()}"
 reveal("04.tied", (saved - listed) / 1e6, unit="million")
 
 # %% [markdown]
-# The difference is the tied head. `parameters()` lists each tensor once, however many names it has; `state_dict()`
-# lists names. In memory the matrix is there once, with one gradient and one set of states. Change the line to `GPT()`,
-# the smallest, and predict its difference.
+# The difference is the tied head. `parameters()` lists each tensor once, however many names it has. `state_dict()`
+# lists names. Memory holds the matrix once, with one gradient and one set of states. Change the line to `GPT()`, the
+# smallest model, and predict the difference.
 #
-# How do you find tied weights in a model that is not yours? Ask for second names. Tensors in a state dict are new
-# objects, so compare their addresses (not on `meta`, where there are none).
+# How do you find tied weights in somebody else's model? Ask for second names. A state dict makes new tensor objects, so
+# compare their addresses (not on `meta`, which has none).
 
 # %%
 names = [name for name, _ in xl.named_parameters(remove_duplicate=False)]
 second = set(names) - {name for name, _ in xl.named_parameters()}
-print(f"{len(names)} names, {len(list(xl.parameters()))} tensors; a second name: {', '.join(second)}")
+print(f"{len(names)} names, {len(list(xl.parameters()))} tensors; second names: {', '.join(second)}")
 saved_small = GPT(V=100, P=8, h=32, L=1, heads=1).state_dict()
 addresses = Counter(tensor.data_ptr() for tensor in saved_small.values())
 shared = [name for name, tensor in saved_small.items() if addresses[tensor.data_ptr()] > 1]
-print(f"{len(saved_small)} names, {len(addresses)} addresses; at the same one: {', '.join(shared)}")
+print(f"{len(saved_small)} names, {len(addresses)} addresses; sharing an address: {', '.join(shared)}")
 
 # %% [markdown]
-# **Buffers** go to the GPU and into the state dict as well, but have no gradient and no states: in some versions of
-# GPT-2, a causal mask in each block.
+# **Buffers** also go to the GPU and into the state dict, but have no gradient and no states. Some versions of GPT-2
+# have one in each block, a causal mask.
 
 # %%
 with torch.device("meta"):
@@ -213,8 +215,8 @@ print(f"on a GPU: {sum(buffer.nbytes for buffer in xl.buffers()):,} bytes, at 1 
 
 # %% [markdown]
 # ## When is 12·L·h² good enough?
-# Many texts, and the scaling laws of [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361) (section 2.1), count the
-# matrices of the blocks and nothing else: $N \approx 12 L h^2$. You have seen a third of GPT-2 outside of it.
+# Many texts count only the matrices of the blocks: $N \approx 12 L h^2$. So do the scaling laws of [Kaplan et al.
+# 2020](https://arxiv.org/abs/2001.08361) (section 2.1). In the smallest GPT-2, this leaves out a third.
 #
 # **Your guess.** By how many percent does 12·L·h² miss GPT-3, with h = 12,288 and L = 96?
 
@@ -233,30 +235,30 @@ reveal("04.rule", 100 * (1 - 12 * 96 * 12288**2 / gpt(50257, 2048, 12288, 96)), 
 
 # %% [markdown]
 # Why does it get better? The table grows like h, a block like h². Add (2048, 12288, 12), wide and shallow, and predict
-# its errors. The next picture is a ladder of GPTs from h = 256 to 8,192 with a layer for each 64 of width.
+# its errors. The next figure shows GPTs from h = 256 to 8,192, with one layer per 64 of width.
 
 # %% tags=["hide-input"]
 from course_utils.figures import lines
 
 
 def errors(V: int, tables: int) -> tuple[list[float], list[float]]:
-    """N in millions, and the error in percent of 12Lh² with so many tables of words."""
+    """N in millions, and the error in percent of 12Lh² plus `tables` tables of words."""
     ladder = [(gpt(V, 1024, h, h // 64), 12 * h // 64 * h**2 + tables * V * h) for h in (2**i for i in range(8, 14))]
     return [N / 1e6 for N, _ in ladder], [100 * (rule / N - 1) for N, rule in ladder]
 
 
 curves = {"12Lh², V = 50,257": errors(50257, 0), "12Lh², V = 128,256": errors(128256, 0)}
-title = "12·L·h² forgets the words: useless below 100 million parameters, good above 10 billion"
+title = "12·L·h² leaves out the words: useless below 100 million parameters, good above 10 billion"
 lines(
     curves | {"12Lh² + Vh": errors(50257, 1)}, title, "N, millions of parameters", "rule minus N, in % of N", log_x=True
 )
 
 # %% [markdown]
-# In one line: what 12·L·h² forgets is V·h, so the error is about
+# 12·L·h² leaves out V·h, so its error is about
 #
 # $$\frac{V}{12 L h + V}$$
 #
-# It is below 5 % once L·h exceeds $\frac{19}{12} V$.
+# The error is below 5 % once L·h exceeds $\frac{19}{12} V$.
 
 # %%
 for V in (50257, 128256):
@@ -266,21 +268,21 @@ for _, h, L in sorted(sizes):
 
 # %% [markdown]
 # ## Llama: four changes, none of them free
-# Llama's block has the same skeleton and other parts (keys stands for keys and values):
+# Llama's block has the same skeleton with four other parts ("keys" means keys and values):
 #
 # | GPT-2 | Llama | parameters of a block |
 # |---|---|---|
 # | keys as wide as queries | [grouped queries](../docs/glossary.md#grouped-queries): width k | 2h² becomes 2h·k |
 # | GELU: 2 matrices of 4h·h | [SwiGLU](../docs/glossary.md#swiglu): 3 matrices of f·h | 8h² becomes 3f·h |
-# | LayerNorm: scale and shift | [RMSNorm](../docs/glossary.md#rmsnorm): scale alone | 4h becomes 2h |
+# | LayerNorm: scale and shift | [RMSNorm](../docs/glossary.md#rmsnorm): only a scale | 4h becomes 2h |
 # | biases | none | 9h becomes 0 |
 #
-# Outside the blocks: [rotary positions](../docs/glossary.md#learned-and-rotary-positions) have no parameters, and the
-# head is a matrix of its own in the larger ones.
+# Outside the blocks, [rotary positions](../docs/glossary.md#learned-and-rotary-positions) have no parameters. The head
+# of the larger Llamas is a matrix of its own.
 #
 # Llama 3 with 8 billion parameters has 32 query heads, and 8 heads of keys and values.
 #
-# **Your guess.** How many billion parameters do its grouped queries save?
+# **Your guess.** How many billion parameters do grouped queries save in Llama 3 8B?
 
 # %%
 V, h, L, k, f = 128256, 4096, 32, 8 * 128, 14336
@@ -293,8 +295,8 @@ print(f"keys and values: {every:,} with a head for each query, {grouped:,} in gr
 reveal("04.grouped", (every - grouped) / 1e9, unit="billion")
 
 # %% [markdown]
-# A tenth of the model. (Grouped queries also mean fewer bytes to keep for each token, lesson 05.) Now the whole model,
-# by formula and by modules.
+# A tenth of the model. (Grouped queries also keep fewer bytes per token, see lesson 05.) Now the whole model, by
+# formula and by modules.
 
 
 # %%
@@ -334,10 +336,10 @@ N = sum(formulas.values())
 print(f"{'N':16s} {N:13,} by formula, minus the modules': {plus_minus(N - parts.total())}")
 
 # %% [markdown]
-# Change k in that line to h, and predict which rows differ now.
+# Change k in the line `Llama(V, h, L, k, f)` to h. Predict which rows differ now.
 #
 # Is our network the published one? Each released checkpoint on Hugging Face comes with an index of its files
-# (`model.safetensors.index.json`), whose `total_size` is the number of bytes of all tensors, in
+# (`model.safetensors.index.json`). Its `total_size` is the number of bytes of all tensors, in
 # [bf16](../docs/glossary.md#fp16-and-bf16). Half of it is N, counted by somebody else.
 
 # %%
@@ -353,7 +355,7 @@ for name, size in total_size.items():
     print(f"{name:12s} our modules {N:14,}   checkpoint {size // 2:14,}   difference {plus_minus(N - size // 2)}")
 
 # %% [markdown]
-# No difference, though one of the four has biases on its queries, keys and values. And 12·L·h²?
+# All differences are 0, though one of the four models has biases on its queries, keys and values. And 12·L·h²?
 
 # %%
 for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama3-70b"):
@@ -364,22 +366,22 @@ for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama
     print(f"{name:14s} a block is {block / one.hidden**2:5.2f} h², 12Lh² is off by {plus_minus(100 * rule, 1):>5} %")
 
 # %% [markdown]
-# Two of them are within 2 %, and that is luck: too many parameters in one place make up for too few in another. For
-# Llama, take $2h^2 + 2hk + 3fh$ for a block and $hV$ once or twice.
+# Two models are within 2 %, by luck: too many parameters in one place make up for too few in another. For Llama, take
+# $2h^2 + 2hk + 3fh$ for a block and $hV$ once or twice.
 
 # %% [markdown]
 # ## Eight times seven is not 56
 # Mixtral-8x7B is Mistral-7B with eight MLPs in each block, its [experts](../docs/glossary.md#mixture-of-experts). A
 # small matrix, the router, sends each token to two of them. Texts have read the name as 8 · 7 = 56 billion parameters.
 #
-# **Your guesses.** How many billion are stored? And how many does one token use?
+# **Your guesses.** How many billion parameters does Mixtral-8x7B store? And how many does one token use?
 
 # %%
 predict("04.experts", unit="billion", asks="stored")
 predict("04.active", unit="billion", asks="used by a token")
 
 # %% [markdown]
-# **Estimate.** Only the MLP is there eight times. Attention, norms, words and head are shared.
+# **Estimate.** Only the MLP exists eight times. Attention, norms, words and head are shared.
 
 # %%
 waits_for("04.active")
@@ -392,7 +394,7 @@ print(f"shared {shared:,}, one expert in all blocks {expert:,}, routers {router:
 print(f"stored: {stored:,}; used by a token: {active:,}")
 
 # %% [markdown]
-# **Measure.** Give each of the Llama's blocks a router, and E MLPs for one.
+# **Measure.** In each of the Llama's blocks, replace the MLP by a router and E MLPs.
 
 # %%
 with torch.device("meta"):
@@ -409,18 +411,18 @@ reveal("04.experts", stored / 1e9, unit="billion")
 reveal("04.active", active / 1e9, unit="billion")
 
 # %% [markdown]
-# 56 counts seven copies of attention, words and head that do not exist, and a name that rounds 7.24 down. Mistral AI
+# 56 counts seven copies of attention, words and head that do not exist. And its 7 is 7.24, rounded down. Mistral AI
 # says 46.7 and 12.9 billion ([Mixtral of experts](https://mistral.ai/news/mixtral-of-experts/), 2023), as you found.
-# Change E to 64. Predict both numbers.
+# Change E to 64, and predict both numbers.
 
 # %% [markdown]
-# Which of the two counts? Memory holds every expert, its gradient and its states, used or not: **stored** parameters
-# cost bytes. A token is multiplied with the **active** ones: they cost time.
+# Which number matters? Memory holds every expert with its gradient and states, used or not: **stored** parameters cost
+# bytes. A token is multiplied only with the **active** ones: they cost time.
 
 # %% [markdown]
 # ## Where the parameters sit
-# Everything so far in one picture, each model as 100 %. Mixtral's bar shows what is stored. Add "qwen2.5-7b". Predict:
-# is its head larger than Llama's?
+# Here is everything so far in one figure, each model as 100 %. Mixtral's bar shows what is stored. Add "qwen2.5-7b".
+# Predict: is its head larger than Llama's?
 
 # %%
 from course_utils.lessons.parameters.counting import parts_of
@@ -431,8 +433,10 @@ shares({name: parts_of(name) for name in shown}, "In each family, the larger the
 
 # %% [markdown]
 # ## From N to bytes
-# A lecture says that the states of an 8-billion model are "roughly 100 GB": weights, gradients and
-# Adam's states, at 16 bytes per parameter. **Your guess**, with the N that you know now?
+# A lecture says that the states of an 8-billion model are "roughly 100 GB": weights, gradients and Adam's states, at 16
+# bytes per parameter.
+#
+# **Your guess.** With the N that you know now, how many GB are the states of Llama 3 8B?
 
 # %%
 predict("04.states", unit="GB")
@@ -441,7 +445,7 @@ predict("04.states", unit="GB")
 reveal("04.states", 16 * sum(formulas.values()))
 
 # %% [markdown]
-# Is N times 4 bytes really what fp32 weights take? Put GPT-2 XL on a GPU: `on_gpu` takes yours, or a simulated one.
+# Do fp32 weights really take 4·N bytes? Put GPT-2 XL on a GPU. `on_gpu` takes yours, or a simulated one.
 
 # %%
 from course_utils import on_gpu
@@ -455,25 +459,25 @@ needed = sum(parameter.nbytes for parameter in on_card.parameters())
 rounded = sum(-(-parameter.nbytes // 512) * 512 for parameter in on_card.parameters())
 off = plus_minus(100 * (needed / held - 1), 1)
 print(f"4·N = {needed:,} bytes, held {held:,}: gap {plus_minus(needed - held)} ({off} %)")
-print(f"whole units of 512 bytes for each tensor add {rounded - needed:,}")
+print(f"rounding each tensor up to a multiple of 512 bytes adds {rounded - needed:,}")
 
 # %% [markdown]
-# **The gap** is the allocator's. It hands out multiples of 512 bytes, and a vector of 1,600 numbers in fp32 is 12.5 of
-# them. Most of the gap, though, is that it does not cut off a rest below 1 MiB from a larger piece (lesson 10). A card
-# holds more that `memory_allocated()` does not show: what is
-# [reserved](../docs/glossary.md#allocated-and-reserved) and not in use, and the CUDA context. Change h to 2,048 and the
+# **The gap** is the allocator's. It hands out multiples of 512 bytes, and a vector of 1,600 fp32 numbers is 12.5 of
+# them. But most of the gap has another cause: when the allocator cuts a tensor's piece from a larger one, it does not
+# split off a rest below 1 MiB (lesson 10). A card also holds what `memory_allocated()` does not show: memory that is
+# [reserved](../docs/glossary.md#allocated-and-reserved) but not in use, and the CUDA context. Change h to 2,048 and the
 # heads to 32. Predict: what is left of the gap?
 
 # %% [markdown]
 # ## Build your own
-# Move the sliders and watch where the parameters go. Beginning with GPT-2 (or another preset's name in the line below),
-# reach a model of 1 billion parameters whose words are less than 5 %. Then make it a Llama with eight experts and see
-# what a token uses.
+# Move the sliders and watch where the parameters go. Start from GPT-2 (or write another preset's name below), and reach
+# 1 billion parameters with less than 5 % in the words. Then make it a Llama with eight experts. How many parameters
+# does a token use?
 #
 # <details><summary>An answer</summary>
 #
-# With GPT-2's 50,257 words the table limits the width: a model 768 wide with 128 layers. With a third of the words the
-# usual shape does: about 2,048 wide, 22 layers. With experts the MLP multiplies, and a token uses two of them.
+# With GPT-2's 50,257 words the table limits the width: 768 wide with 128 layers works. With a third of the words the
+# usual shape works: about 2,048 wide, 22 layers. Experts multiply the MLP, and a token uses two of them.
 #
 # </details>
 
@@ -484,8 +488,8 @@ model_builder("gpt2")  # change this
 
 # %% [markdown]
 # ## Five questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it. A pocket calculator helps.
+# What have you understood? Each choice tells you at once why it is right, or which mistake leads to it. A pocket
+# calculator helps.
 
 # %%
 from course_utils.lessons import quiz
@@ -494,7 +498,8 @@ quiz(4)
 
 # %% [markdown]
 # ## In your own script
-# See where your model's parameters sit, on any device: each tensor once, tied names and buffers in the last line.
+# Print where your model's parameters sit, on any device. Each tensor counts once; the last line shows tied names and
+# buffers.
 
 # %%
 from collections import Counter
@@ -520,17 +525,17 @@ print(f"{counts.total():,} parameters; tied: {tied}; buffers: {sum(b.nbytes for 
 # ## What the sources got wrong
 # | claim | what you computed here |
 # |---|---|
-# | GPT-2 has 117, 345, 762 and 1,542 million parameters (its paper) | every one is too low, and OpenAI agrees |
-# | 8×7 is roughly 56 billion (lecture) | experts share everything but their MLPs |
+# | GPT-2 has 117, 345, 762 and 1,542 million parameters (its paper) | all four are too low, and OpenAI agrees |
+# | 8×7 is roughly 56 billion (lecture) | experts share everything except their MLPs |
 # | the states of an 8-billion model are roughly 100 GB (lecture) | 16 bytes times the exact N is over a quarter more |
 #
 # ## Take home
-# **Remember** N follows from the architecture, to the unit: a GPT block is 12h² + 13h, and the words are V·h more.
+# **Remember** N follows from the architecture, to the unit: a GPT block has 12h² + 13h, and the words add V·h.
 #
-# **Breaks when** you forget the words in a small model, count a tied head twice, or take 12h² for a block that has
-# grouped queries, SwiGLU or experts.
+# **Breaks when** you forget the words in a small model, count a tied head twice, or use 12h² for a block with grouped
+# queries, SwiGLU or experts.
 #
-# **Cheat-sheet line** GPT: N = hV + L(12h² + 13h) + 2h + hP · Llama: N = hV (twice if untied) + L(2h² + 2hk + 3fh + 2h)
-# and h · experts: E MLPs stored, those chosen active, a router of E·h.
+# **Cheat-sheet line** GPT: N = hV + L(12h² + 13h) + 2h + hP · Llama: N = hV (twice if
+# untied) + L(2h² + 2hk + 3fh + 2h) + h · experts: E MLPs stored, those chosen active, a router of E·h.
 #
 # Now solve the [exercises of this lesson](../exercises/04_counting_parameters.ipynb).
