@@ -211,7 +211,7 @@ reveal("03.square", numbers[overflows].min().item(), unit="")
 from torch.nn.functional import layer_norm, rms_norm
 
 x = 5 * torch.tensor([1.0, -1.0]).repeat(2048).half()  # change this
-print(f"the squares add up to {x.double().square().sum():,.0f}; the largest fp16 is {torch.finfo(torch.float16).max:,.0f}")
+print(f"sum of squares {x.double().square().sum():,.0f}; largest fp16 number {torch.finfo(torch.float16).max:,.0f}")
 print("x.square().sum()", x.square().sum().item(), "· x @ x", (x @ x).item())
 print("x.pow(2).mean() ", x.pow(2).mean().item(), "· x.norm()", x.norm().item())
 print("rms_norm", rms_norm(x, x.shape).max().item(), "· layer_norm", layer_norm(x, x.shape).max().item())

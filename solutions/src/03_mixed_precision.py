@@ -16,7 +16,7 @@
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
 # off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at
-# the first check that is unsolved.)
+# the first unsolved check.)
 
 # %%
 import torch
@@ -28,15 +28,17 @@ from course_utils.lessons.precision import checks as check
 # ## 1 · A format from its bits
 # **Difficulty** ●○○○○ · **10 minutes** · **Trains** deriving range and precision instead of remembering them
 #
-# A format has one sign bit, e exponent bits and m mantissa bits. The exponent field E stands for 2^(E − bias), with a
-# bias of 2^(e−1) − 1. The largest E is set aside for infinity and NaN, as in fp16 and bf16, and E = 0 for subnormal
-# numbers. Return three numbers: its **epsilon** (the distance from 1 to the next number), its
-# **largest** finite number, and its **smallest normal** number.
+# Compute the limits of a number format. `limits(e, m)` gets the number of exponent bits `e` and of mantissa bits `m`;
+# there is also one sign bit. Return three numbers: **epsilon** (the distance from 1 to the next number), the
+# **largest** finite number, and the **smallest normal** number.
+#
+# The exponent field E stands for 2^(E − bias), with a bias of 2^(e−1) − 1. As in fp16 and bf16, the largest E is set
+# aside for infinity and NaN, and E = 0 for subnormal numbers.
 
 
 # %%
 def limits(e: int, m: int) -> tuple[float, float, float]:
-    """Epsilon, the largest finite number and the smallest normal number of a format with e and m bits."""
+    """Return epsilon, the largest finite and the smallest normal number of a format with e and m bits."""
     ### BEGIN SOLUTION Return three numbers: epsilon, largest, smallest normal.
     bias = 2 ** (e - 1) - 1
     epsilon = 2.0**-m
@@ -67,8 +69,8 @@ check.limits(limits)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Precision is a matter of m alone, range of e alone (all but the last factor of 2). That is why bf16 is "fp32 cut off":
-# the same e, fewer m. With 5 and 10 you get fp16's 65,504.
+# Precision depends only on m. Range depends only on e, except for a last factor of 2. That is why bf16 is "fp32 cut
+# off": the same e, fewer m. With 5 and 10 you get fp16's 65,504.
 
 # %% tags=["solution"]
 for name, bits in {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10), "fp8 E5M2": (5, 2)}.items():
@@ -78,14 +80,15 @@ for name, bits in {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10), "fp8 E5M2":
 # ## 2 · Read the bits
 # **Difficulty** ●●○○○ · **12 minutes** · **Trains** knowing what subnormal numbers are
 #
-# Given the bits of a number as text, sign first, and the number of its exponent bits, return the number. Cover
-# *everything*: normal numbers, subnormal ones (all exponent bits 0), and both zeros, 0.0 and −0.0. If all exponent bits
-# are 1, the number is infinite when all mantissa bits are 0, and NaN otherwise. The bias is that of exercise 1.
+# Turn bits into the number that they stand for. `read_bits(bits, e)` gets the bits as text, sign first, and the number
+# of exponent bits `e`. Return a float. Cover *everything*: normal numbers, subnormal ones (all exponent bits 0), and
+# both zeros, 0.0 and −0.0. If all exponent bits are 1, return infinity (with its sign) when all mantissa bits are 0,
+# and NaN otherwise. The bias is that of exercise 1.
 
 
 # %%
 def read_bits(bits: str, e: int) -> float:
-    """The number that these bits stand for: one sign bit, e exponent bits, the rest mantissa."""
+    """Return the number that these bits stand for: one sign bit, e exponent bits, the rest mantissa."""
     ### BEGIN SOLUTION Return a float; infinity and NaN are floats, too.
     m, bias = len(bits) - 1 - e, 2 ** (e - 1) - 1
     sign = -1.0 if bits[0] == "1" else 1.0
@@ -104,39 +107,40 @@ check.read_bits(read_bits)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# `int("01101", 2)` reads a binary number. Cut the text into its three fields first, and treat the normal case.
+# `int("01101", 2)` reads a binary number. First cut the text into its three fields, and handle normal numbers.
 #
 # </details>
 # <details><summary>Hint 2: the special exponents</summary>
 #
-# With all exponent bits 1 there are no numbers any more: infinity if the mantissa is 0, else NaN. With all exponent
-# bits 0 the hidden 1 in front of the mantissa is gone.
+# All exponent bits 1: infinity if the mantissa is 0, otherwise NaN. All exponent bits 0: the hidden 1 in front of the
+# mantissa is gone.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# A subnormal number is 2^(1 − bias) · M/2^m: the exponent of the *smallest normal* numbers, not one less. With M = 0
-# that is zero by itself.
+# A subnormal number is 2^(1 − bias) · M/2^m. It has the exponent of the *smallest normal* numbers, not one less. With
+# M = 0 this gives zero.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
 # Subnormal numbers fill the gap between 0 and the smallest normal number evenly, with fewer and fewer digits. In fp16
-# they are most of what is left for small gradients: from 6·10⁻⁵ down to 6·10⁻⁸.
+# they are most of the room for small gradients: from 6·10⁻⁵ down to 6·10⁻⁸.
 
 # %% [markdown]
 # ## 3 · Right on average
 # **Difficulty** ●●●○○ · **10 minutes** · **Trains** rounding without a bias
 #
-# A tensor is to be stored in multiples of `step`. Round it *stochastically*: to the multiple below or to the one above,
-# so that the expected value is exactly what went in. `u` has the shape of the tensor. Its numbers are random, uniformly
-# distributed in [0, 1), as from `torch.rand`: that is all the randomness that you may use.
+# Round a tensor *stochastically* to multiples of `step`: each number goes to the multiple below or to the one above, so
+# that its expected value stays exactly the same. `round_at_random(values, step, u)` returns a tensor of the same shape.
+# `u` has that shape too. It holds random numbers, uniformly distributed in [0, 1), as from `torch.rand`. Use no other
+# randomness.
 
 
 # %%
 def round_at_random(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
-    """`values` rounded to multiples of step, up or down by the random numbers u, without bias."""
+    """Round `values` to multiples of step, up or down by the random numbers u, without bias."""
     ### BEGIN SOLUTION Return a tensor of the same shape.
     return torch.floor(values / step + u) * step
     ### END SOLUTION
@@ -148,27 +152,27 @@ check.round_at_random(round_at_random)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Take 0.3 and a step of 1. It has to become 0 or 1. How often must it become 1, so that the mean is 0.3?
+# Take 0.3 and a step of 1. The result must be 0 or 1. How often must it be 1, so that the mean is 0.3?
 #
 # </details>
 # <details><summary>Hint 2: a coin of any shape</summary>
 #
-# A number that is uniformly distributed in [0, 1) is below p with probability p. Here p is how far the value is above
-# the multiple below, in steps.
+# A number that is uniformly distributed in [0, 1) is below p with probability p. Here p is the distance from the
+# multiple below to the value, in steps.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Divide by the step, and let `floor` do it: adding u before the floor carries over exactly as often as the fraction is
-# large. It is right for negative numbers, too.
+# Divide by the step, add u, then take the `floor`. The sum passes the next whole number with a probability equal to the
+# fraction. This is right for negative numbers, too.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Each single rounding is worse than rounding to nearest: its error can be a whole step. But errors of many updates
-# cancel instead of all pointing the same way, and so small updates survive without a master copy. In bits it is even
-# simpler: the lesson adds random numbers to the lower half of an fp32.
+# A single rounding is worse than rounding to nearest: its error can be a whole step. But over many updates the errors
+# cancel instead of all pointing the same way. So small updates survive without a master copy. In bits it is even
+# simpler: the lesson adds random numbers to the lower half of an fp32 number.
 
 # %% tags=["solution"]
 dice = torch.Generator().manual_seed(0)
@@ -176,14 +180,15 @@ weight = torch.ones(1000)
 for _ in range(1000):
     weight = round_at_random(weight + 1e-4, 2**-7, torch.rand(weight.shape, generator=dice))
 print(f"1,000 weights of 1, each with 1,000 updates of 0.0001: mean {weight.mean():.2f}")
-print("every one of them a number that bf16 has:", torch.equal(weight, weight.bfloat16().float()))
+print("bf16 holds every one of them exactly:", torch.equal(weight, weight.bfloat16().float()))
 
 # %% [markdown]
 # ## 4 · A master copy in half the bytes
 # **Difficulty** ●●●●○ · **25 minutes** · **Trains** adding in fp32 without a second copy of the weights
 #
-# A bf16 weight and its fp32 master take 6 bytes per parameter, and the upper 16 bits are nearly the same in both. Here
-# are the bits of three masters, and what rounding to bf16 makes of them. Which upper halves differ, and why?
+# A bf16 weight and its fp32 master take 6 bytes per parameter, and their upper 16 bits are nearly the same. The next
+# cell prints the bits of three masters, each followed by the same number rounded to bf16. Which upper halves differ,
+# and why?
 
 # %%
 masters = torch.tensor([1.1, -1.1, 0.7])
@@ -193,26 +198,27 @@ for master, rounded in zip(masters.view(torch.int32), masters.bfloat16().float()
         print(text[:16], text[16:])
 
 # %% [markdown]
-# Keep only what the bf16 weight lacks: the lower 16 bits, as an int16 `rest`. That is 4 bytes per parameter. Write one
-# step. `weights` are bf16 parameters that have gradients. `rests` are int16 tensors of the same shapes, all 0 before
-# the first step. For each weight in turn:
+# Write one optimizer step that keeps only what the bf16 weight lacks: the master's lower 16 bits, as an int16 `rest`.
+# That is 4 bytes per parameter. `exact_step(weights, rests, update)` returns nothing. `weights` are bf16 parameters
+# that have gradients. `rests` are int16 tensors of the same shapes, all 0 before the first step. For each weight in
+# turn:
 #
 # 1. put its fp32 master together;
 # 2. call `update(master, weight.grad)`, which changes the master in place;
-# 3. store the new bits in the weight and the rest, both in place: the upper 16 are the weight.
+# 3. store the new bits in the weight (the upper 16) and in the rest (the lower 16), both in place.
 #
-# Every master must be that of fp32 training, bit by bit: negative and infinite ones, too. Put one master together at a
-# time, and keep none after the step.
+# Every master must equal that of fp32 training, bit by bit, including negative and infinite ones. Put one master
+# together at a time, and keep none after the step.
 #
-# `x.view(torch.int32)` reads the same bytes as another type of equal size: bf16 and int16 are of one size, fp32 and
-# int32 too. A weight is a parameter: look at it with `weight.detach()`, or work under `torch.no_grad()`. `x << 16` and
+# `x.view(torch.int32)` reads the same bytes as another type of equal size: bf16 and int16 have one size, fp32 and int32
+# too. A weight is a parameter: look at it with `weight.detach()`, or work under `torch.no_grad()`. `x << 16` and
 # `x >> 16` shift bits, and `x & 0xFFFF` keeps the lower 16. Converting int16 with `.to(torch.int32)` keeps the *value*,
 # so a negative number fills the upper half with ones.
 
 
 # %%
 def exact_step(weights: list[torch.Tensor], rests: list[torch.Tensor], update) -> None:
-    """Update fp32 masters that are kept as bf16 weights and int16 rests, one after the other, in place."""
+    """Update fp32 masters, stored as bf16 weights and int16 rests, one after the other, in place."""
     ### BEGIN SOLUTION Change weights and rests in place; return nothing.
     for weight, rest in zip(weights, rests, strict=True):
         upper = weight.detach().view(torch.int16)  # the weight's own memory
@@ -230,20 +236,19 @@ check.exact_step(exact_step)
 # <details><summary>Hint 1: where to start</summary>
 #
 # Work with integers from beginning to end. A bf16 tensor can be read as int16, an int32 tensor as float32. Only
-# `update` sees a floating-point number.
+# `update` needs a floating-point number.
 #
 # </details>
 # <details><summary>Hint 2: two halves, one number</summary>
 #
-# The upper half becomes an int32 and moves 16 places to the left. The lower half becomes an int32 too, but without what
-# its sign adds. Then `|` joins them.
+# Make the upper half an int32 and shift it 16 places to the left. Make the lower half an int32 too, but remove the bits
+# that its sign added. Then join them with `|`.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# A view has the same memory: if the master is a view of your int32 bits, `update` has changed the bits. The weight,
-# detached and viewed as int16, is a view as well: `copy_` into it what you get by shifting back. `weight.copy_(master)`
-# would round.
+# A view shares its memory: if the master is a view of your int32 bits, `update` has changed the bits. The weight,
+# detached and viewed as int16, is a view as well: `copy_` the shifted bits into it. `weight.copy_(master)` would round.
 #
 # </details>
 
@@ -253,8 +258,8 @@ check.exact_step(exact_step)
 # upper half of its master: nothing is stored twice, and nothing is rounded in between. The recipe with masters drops
 # from 2 + 2 + 12 bytes per parameter to 2 + 2 + 10, and trains exactly as before. Intel calls it [Split
 # SGD](https://intel.github.io/intel-extension-for-pytorch/latest/tutorials/features/split_sgd.html). Forward reads a
-# weight that is cut off, not rounded. If you prefer it rounded, the rest has to count from there, and is negative where
-# the weight was rounded up.
+# weight that is cut off, not rounded. If you prefer it rounded, count the rest from the rounded weight. The rest is
+# then negative where the weight was rounded up.
 
 # %% tags=["solution"]
 weights = [torch.nn.Parameter(torch.ones(1000).bfloat16()) for _ in range(8)]
@@ -275,15 +280,15 @@ print("every bit as in fp32:", torch.equal(joined, masters[0]))
 # ## 5 · Four bugs in one step
 # **Difficulty** ●●●●○ · **18 minutes** · **Trains** putting scaling, clipping and master weights in the right order
 #
-# A colleague's training step in fp16 with fp32 master weights. It runs, learns badly, and keeps more memory than it
-# should. There are **four** mistakes in it.
+# Here is a colleague's training step in fp16 with fp32 master weights. It runs, learns badly, and keeps more memory
+# than it should. It has **four** bugs.
 
 # %%
 from torch.nn.utils import clip_grad_norm_
 
 
 def buggy_step(weights, masters, optimizer, loss, scale: float) -> bool:
-    """One step; returns whether it was taken."""
+    """Take one step; return whether it was taken."""
     (loss * scale).backward()
     for weight, master in zip(weights, masters, strict=True):
         master.grad = (weight.grad / scale).float()
@@ -295,14 +300,15 @@ def buggy_step(weights, masters, optimizer, loss, scale: float) -> bool:
 
 
 # %% [markdown]
-# Write it right. `weights` are fp16 parameters, `masters` fp32 parameters with the same values, `optimizer` steps on
-# the masters, the norm of all true gradients together is to be clipped at 1. The step is to leave no gradients behind,
-# and it returns `True` if it was taken. A step whose gradients are not finite is not taken: nothing changes.
+# Write it right: `good_step(weights, masters, optimizer, loss, scale)`. `weights` are fp16 parameters, `masters` are
+# fp32 parameters with the same values, and `optimizer` steps on the masters. Clip the norm of all true gradients
+# together at 1. Leave no gradients behind. If a gradient is not finite, change nothing. Return `True` if the step was
+# taken, `False` if not.
 
 
 # %%
 def good_step(weights, masters, optimizer, loss, scale: float) -> bool:
-    """One step in fp16 with masters, loss scaling and clipping; returns whether it was taken."""
+    """Take one fp16 step with masters, loss scaling and clipping; return whether it was taken."""
     ### BEGIN SOLUTION Return True if the step was taken, False if a gradient overflowed.
     (loss * scale).backward()
     for weight, master in zip(weights, masters, strict=True):
@@ -326,49 +332,49 @@ check.good_step(good_step)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Follow one number from the loss to the weight that the next forward reads. Does it get there? And where does it pass
+# Follow one number from the loss to the weight that the next forward reads. Does it arrive? And where does it pass
 # through fp16?
 #
 # </details>
 # <details><summary>Hint 2: two of the four</summary>
 #
-# The weights never hear of the step: who copies the masters back? And `weight.grad / scale` is an fp16 number: what has
-# the scale been for, if small gradients are divided down to 0 again?
+# The weights never receive the step: who copies the masters back? And `weight.grad / scale` is an fp16 number. What was
+# the scale good for, if small gradients are divided down to 0 again?
 #
 # </details>
 # <details><summary>Hint 3: the other two</summary>
 #
-# Infinite gradients are used all the same: look at `isfinite()` before the optimizer steps. And what is left behind:
-# the gradients of the weights are cleared, those of the masters are not.
+# Infinite gradients are used like any other: check `isfinite()` before the optimizer steps. And what is left behind?
+# The weights' gradients are cleared, the masters' gradients are not.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
 # Upcast, *then* divide. Clip the true gradients, not the scaled ones. Look for infinities before you step, not after.
-# Copy the masters to the weights. The left-over master gradients cost 4 bytes a parameter between the steps, all
-# through the next forward, which is where the peak is.
+# Copy the masters to the weights. Left-over master gradients cost 4 bytes per parameter between the steps. They are
+# still there in the next forward, where the peak is.
 
 # %% [markdown]
 # ## 6 · Design a recipe
 # **Difficulty** ●●●●● · **15 minutes** · **Trains** choosing formats under three constraints at once
 #
-# You are given a card and a run, and choose the precision. A card without bf16 computes in fp16. The more is added up
-# in fp32, the better, so this is the order of preference:
+# Choose the precision for a card and a run. `choose_precision(card, run)` gets a card's name and a `TrainingRun`, and
+# returns the name of the precision, or `""` if none fits. A run fits if `estimate(run).total` does not exceed
+# `gpu(card).memory`. Prefer recipes that add more in fp32, in this order:
 #
-# 1. gradients *and* updates added up in fp32: autocast (`amp-bf16`, `amp-fp16`) or `bf16-master-fp32grad`; of those
-#    that fit, take the one with the **lower estimated peak**;
-# 2. updates added up in fp32: `bf16-master` or `fp16-master`;
+# 1. gradients *and* updates added in fp32: autocast (`amp-bf16`, `amp-fp16`) or `bf16-master-fp32grad`; if both fit,
+#    take the one with the **lower estimated peak**;
+# 2. updates added in fp32: `bf16-master` or `fp16-master`;
 # 3. `bf16` alone, the last resort on a card that has bf16.
 #
-# Return the name of the precision, or `""` if none fits. A run fits if `estimate(run).total` does not exceed
-# `gpu(card).memory`. `gpu(card).has_bf16` says whether the card has bf16. One without has no flash kernel either:
-# estimate with `attention="efficient"` there, and with the run's own attention elsewhere.
+# `gpu(card).has_bf16` says whether the card has bf16. A card without bf16 computes in fp16. It has no flash kernel
+# either: estimate with `attention="efficient"` there, and with the run's own attention elsewhere.
 
 
 # %%
 def choose_precision(card: str, run: TrainingRun) -> str:
-    """The best precision in which the run fits the card, by the order of preference above; "" if none does."""
+    """Return the best precision that fits the card, by the order of preference above; "" if none fits."""
     ### BEGIN SOLUTION Return a precision's name, or "".
     there = gpu(card)
     if there.has_bf16:
@@ -390,29 +396,29 @@ check.choose_precision(choose_precision)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Write the names down as a list of lists, one inner list for each rank, different for the two kinds of cards.
-# `gpu(card).has_bf16` tells them apart.
+# Write the names as a list of lists, one inner list per rank. The two kinds of cards need different lists; check
+# `gpu(card).has_bf16`.
 #
 # </details>
 # <details><summary>Hint 2: what to compute</summary>
 #
-# `estimate(run.replace(precision=name)).total` is a peak in bytes, `gpu(card).memory` what there is. Only in the first
-# rank do two names compete.
+# `estimate(run.replace(precision=name)).total` is a peak in bytes, `gpu(card).memory` is the card's memory. Two names
+# compete only in the first rank.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Go through the ranks. Keep the names that fit; if there are any, return the one with the smallest peak at once. After
-# the loop, return "". For an old card, change the run first: `run.replace(precision="amp-fp16",
-# attention="efficient")`.
+# Go through the ranks. Keep the names that fit. If there are any, return the one with the smallest peak at once. After
+# the loop, return "". For an old card, change the run first:
+# `run.replace(precision="amp-fp16", attention="efficient")`.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Look at where the choice changes. Which of the first rank is lower depends on the batch, and on the optimizer: with
-# the fused one and a single sequence it is autocast. `bf16` alone is what is left when the states themselves are too
-# large. And on a T4 or V100 there is no such way out: Adam's ε is 0 in fp16.
+# Look at where the choice changes. Which name of the first rank is lower depends on the batch and on the optimizer:
+# with the fused one and a single sequence it is autocast. `bf16` alone is left when the states themselves are too
+# large. A T4 or V100 has no such way out: Adam's ε is 0 in fp16.
 
 # %% tags=["solution"]
 for batch in (1, 8, 16):

@@ -12,12 +12,12 @@
 # # Exercises 04 · Counting parameters
 #
 # **86 minutes** for all five; each one says its own. You should know what [lesson
-# 04](../notebooks/04_counting_parameters.ipynb) shows, and for exercise 2 have read an attention forward with heads
-# once. No GPU is needed: networks are tiny here, or have no memory.
+# 04](../notebooks/04_counting_parameters.ipynb) shows. For exercise 2, you should have read an attention forward with
+# heads once. No GPU is needed: networks are tiny here, or have no memory.
 #
 # Each exercise asks for one function or class. Write it, run the cell, then run the check below it. A check tells you
 # what is off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells”
-# stops at the first check that is unsolved.)
+# stops at the first unsolved check.)
 
 # %%
 import torch
@@ -29,7 +29,7 @@ from course_utils.lessons.parameters import checks as check
 
 # %% [markdown]
 # ## 1 · Count without a byte
-# **Difficulty** ●●○○○ · **11 minutes** · **Trains** asking a network what it will take before it takes it
+# **Difficulty** ●●○○○ · **11 minutes** · **Trains** asking what a network will take before it takes it
 #
 # Here is a small network with most of what makes counting hard. Its state dict gives 1,784 numbers. How many numbers
 # are trained? How many bytes are in memory?
@@ -49,19 +49,19 @@ class Tricky(nn.Module):
 print(f"{sum(tensor.numel() for tensor in Tricky().state_dict().values()):,} numbers in the state dict")
 
 # %% [markdown]
-# `build` is a function without arguments that makes and returns a network; `Tricky` is one, too. Make the network
-# without allocating any of it, and return a dictionary of three whole numbers:
+# Make a network without allocating any of it, and count it. `count(build)` gets a function without arguments that makes
+# and returns a network; `Tricky` is one, too. Return a dictionary of three whole numbers:
 #
 # - `"trained"`: numbers in parameters that get a gradient;
 # - `"frozen"`: numbers in all other parameters;
-# - `"bytes"`: what all parameters *and buffers* take once they are in memory, each in its own format.
+# - `"bytes"`: bytes that all parameters *and buffers* take once they are in memory, each in its own format.
 #
-# What has two names counts once. The check also builds a network of 70 billion parameters, and one without any.
+# A tensor with two names counts once. The check also builds a network of 70 billion parameters, and one without any.
 
 
 # %%
 def count(build) -> dict[str, int]:
-    """Numbers trained and frozen, and the bytes of the network that `build()` makes, without allocating it."""
+    """Return numbers trained and frozen, and bytes, of the network that `build()` makes, without allocating it."""
     ### BEGIN SOLUTION Return a dictionary with the three keys.
     with torch.device("meta"):
         network = build()
@@ -84,22 +84,22 @@ check.count(count)
 # </details>
 # <details><summary>Hint 2: three lists</summary>
 #
-# A module has `parameters()`, `buffers()` and `state_dict()`. Two of them list each tensor once, and together they list
-# all that is in memory.
+# A module has `parameters()`, `buffers()` and `state_dict()`. Two of them list each tensor once. Together, these two
+# list everything in memory.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Go through the parameters and sort them by `requires_grad`. A tensor knows its `numel()`, and its `nbytes` even on
+# Go through the parameters and sort them by `requires_grad`. A tensor knows its `numel()` and its `nbytes`, even on
 # `meta`.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# On `meta` a constructor runs as always, so ties, formats and frozen parts are those of the real network. That is how
-# large models are planned, and how they are loaded: built without memory, then filled shard by shard. The three numbers
-# are three bills: trained parameters cost gradients and states, frozen ones only themselves, and buffers are on the
+# On `meta` a constructor runs as always, so ties, formats and frozen parts are those of the real network. Large models
+# are planned this way. They are loaded this way too: built without memory, then filled shard by shard. The three
+# numbers are three bills. Trained parameters cost gradients and states, frozen ones only themselves. Buffers are on the
 # card though no optimizer knows of them.
 
 # %% tags=["solution"]
@@ -110,8 +110,9 @@ print("GPT-3's shape:", count(lambda: nn.ModuleList(nn.TransformerEncoderLayer(1
 # ## 2 · Build the block
 # **Difficulty** ●●●●○ · **26 minutes** · **Trains** turning a closed form into a network that runs
 #
-# The lesson counts a Llama's block, **2h² + 2h·k + 3f·h + 2h**, in modules that cannot run. Write one that runs, with
-# the same parameters in fewer matrices, as inference engines have them. Its modules have no biases and these names:
+# Write a Llama's block that runs. The lesson counts its parameters, **2h² + 2h·k + 3f·h + 2h**, in modules that cannot
+# run. Yours has the same parameters in fewer matrices, as in inference engines. `Block(h, heads, kv_heads, f)` has
+# modules without biases, with these names:
 #
 # | name | what it is | outputs |
 # |---|---|---|
@@ -121,10 +122,14 @@ print("GPT-3's shape:", count(lambda: nn.ModuleList(nn.TransformerEncoderLayer(1
 # | `gate_up` | one linear layer: the gate's f outputs, then up's | 2f |
 # | `down` | the linear layer that ends the MLP | h |
 #
-# Every head is h/heads wide. There are `heads` heads of queries, `kv_heads` heads of keys and `kv_heads` of values, so
-# k is kv_heads · h/heads. The first heads/kv_heads heads of queries share head 0 of keys and values, the next ones head
-# 1, and so on. Attention is causal. SwiGLU is down(SiLU(gate) · up). What attention makes is added to x. The sum goes
-# through norm2 and the MLP, and what these make is added to the sum. Leave rotary positions out. x has shape (b, s, h).
+# `forward(x)` gets x of shape (b, s, h) and returns a tensor of the same shape:
+#
+# - Every head is h/heads wide. There are `heads` heads of queries, `kv_heads` heads of keys and `kv_heads` of values,
+#   so k is kv_heads · h/heads.
+# - The first heads/kv_heads heads of queries share head 0 of keys and values, the next ones head 1, and so on.
+#   Attention is causal. Leave rotary positions out.
+# - SwiGLU is down(SiLU(gate) · up).
+# - Attention's result is added to x. This sum goes through norm2 and the MLP, and their result is added to the sum.
 #
 # `F.scaled_dot_product_attention(q, k, v, is_causal=True)` takes shapes (b, heads, s, width); with `enable_gqa=True`
 # keys and values may have fewer heads. `unflatten` cuts a dimension into two.
@@ -132,7 +137,7 @@ print("GPT-3's shape:", count(lambda: nn.ModuleList(nn.TransformerEncoderLayer(1
 
 # %%
 class Block(nn.Module):
-    """One block of a Llama, without positions: attention and MLP, each behind a norm, each added to its input."""
+    """One block of a Llama, without positions: attention and MLP, each after a norm, each added to its input."""
 
     def __init__(self, h: int, heads: int, kv_heads: int, f: int) -> None:
         super().__init__()
@@ -160,7 +165,7 @@ check.block(Block)
 # <details><summary>Hint 1: where to start</summary>
 #
 # Write down the shape after each step. `qkv` of x is (b, s, h + 2k): heads next to each other, each h/heads wide. How
-# many heads are that, together?
+# many heads are there together?
 #
 # </details>
 # <details><summary>Hint 2: attention</summary>
@@ -171,17 +176,16 @@ check.block(Block)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Two lines of `x = x + …` are the block. The second one reads what the first one made. `chunk(2, dim=-1)` halves the
+# The block is two lines of `x = x + …`. The second line reads the result of the first. `chunk(2, dim=-1)` halves the
 # output of `gate_up`; only the first half goes through SiLU.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Matrices that read the same input may lie in one, without a number more or less: one large product keeps a GPU busier
-# than three small ones. A closed form counts matrices, so it cannot see how attention uses them. Heads, the causal
-# mask, SiLU and the residuals have no parameters at all. That is why a count that is right says little about code that
-# is right.
+# Matrices that read the same input may be joined into one, with exactly as many numbers. One large product keeps a GPU
+# busier than three small ones. A closed form counts matrices, so it cannot see how attention uses them. Heads, the
+# causal mask, SiLU and the residuals have no parameters. So a right count says little about whether the code is right.
 
 # %% tags=["solution"]
 llama = PRESETS["llama3-8b"]
@@ -194,8 +198,8 @@ print(f"a block of Llama-3 8B: {counted:,}, by the closed form {2 * h * h + 2 * 
 # ## 3 · Experts
 # **Difficulty** ●●●●○ · **22 minutes** · **Trains** making active parameters fewer than stored ones
 #
-# The lesson counts what a token *uses*. Whether it uses no more depends on the code: this forward is right, and every
-# expert computes every token.
+# The lesson counts what a token *uses*. Whether it uses no more depends on the code. The forward of `Wasteful` below is
+# right, but every expert computes every token.
 
 
 # %%
@@ -223,12 +227,12 @@ class Wasteful(nn.Module):
 
 
 # %% [markdown]
-# `topk` gives the largest scores of each token (`top`) and the numbers of their experts (`where`). Shares are the
-# softmax over those scores, and 0 for all other experts.
+# `topk` gives each token's largest scores (`top`) and the numbers of their experts (`where`). Shares are the softmax
+# over those scores, and 0 for all other experts.
 #
 # Write a forward that returns the same, gradients included, and sends to each expert **only the tokens that chose it**.
-# x has shape (…, h): any dimensions before the last, and possibly one token alone. Call the experts as modules. One
-# that nobody chose computes nothing, and needs no gradient.
+# x has shape (…, h): any dimensions before the last, and possibly only one token. Return a tensor of the shape of x.
+# Call the experts as modules. An expert that nobody chose computes nothing, and needs no gradient.
 #
 # For a mask with two dimensions, `mask.nonzero(as_tuple=True)` gives the rows and the columns where it is True.
 # `y.index_add_(0, rows, values)` adds `values[i]` to `y[rows[i]]`, in place.
@@ -236,7 +240,7 @@ class Wasteful(nn.Module):
 
 # %%
 class Experts(Wasteful):
-    """E experts and a router that sends each token to `chosen` of them, and to no other."""
+    """E experts and a router that sends each token to `chosen` of them, and to no others."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ### BEGIN SOLUTION Return a tensor of the shape of x.
@@ -263,22 +267,22 @@ check.experts(Experts)
 # <details><summary>Hint 2: one expert</summary>
 #
 # `where` has a row per token and `chosen` columns. Where does it hold this expert's number? The rows say which tokens
-# to send, the columns which of the token's shares belongs to it.
+# to send, the columns which of the token's shares belongs to this expert.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Begin with zeros in the tokens' shape. What an expert makes of its rows, times their shares as a column, is *added* at
-# the same rows: a token gets something from several experts. In the end give the result the shape of x.
+# Start with zeros in the tokens' shape. Multiply an expert's output by the shares, as a column. *Add* the result at the
+# same rows, because a token gets something from several experts. At the end, give the sum the shape of x.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Both networks store the same parameters, and their outputs agree. In yours a token is multiplied with the router and
-# `chosen` experts, which is what "active" means. It takes fewer activations, too: an expert keeps only the rows that it
-# has seen. Memory for weights, gradients and states stays that of all E. And where few tokens choose an expert, its
-# gradient is of few tokens: that is why routers are trained to spread them.
+# Both networks store the same parameters, and their outputs agree. In yours a token is multiplied only with the router
+# and `chosen` experts: this is what "active" means. It takes fewer activations, too, because an expert keeps only the
+# rows that it has seen. Memory for weights, gradients and states is still that of all E. If few tokens choose an
+# expert, its gradient comes from few tokens. That is why routers are trained to spread them.
 
 # %% tags=["solution"]
 rows = []
@@ -294,12 +298,15 @@ for kind in (Wasteful, Experts):
 
 # %% [markdown]
 # ## 4 · Which error was it?
-# **Difficulty** ●●●○○ · **13 minutes** · **Trains** turning a formula round to explain a published number
+# **Difficulty** ●●●○○ · **13 minutes** · **Trains** inverting a formula to explain a published number
 #
-# The GPT-2 paper's counts are wrong, and OpenAI does not say why. Suppose that everything about the models was right
-# but the vocabulary: somebody took another V. Each row of the table then says something about it. Find the smallest
-# and the largest V, both below 200,000, with which *every* row's N, in millions, rounds to the printed number. The
-# check has two more tables, with other P.
+# Find the vocabularies that explain a table of parameter counts. The GPT-2 paper's counts are wrong, and OpenAI does
+# not say why. Suppose that only the vocabulary was wrong: somebody took another V. Then each row of the table narrows V
+# down.
+#
+# `vocabulary(table)` gets a list of rows, each a dictionary with `"h"`, `"L"`, `"P"` and `"millions"`. Return two whole
+# numbers, the smallest and the largest V for which *every* row's N, in millions, rounds to the printed number. Both are
+# below 200,000. The check has two more tables, with other P.
 
 
 # %%
@@ -313,7 +320,7 @@ for row in check.PAPER:
 
 # %%
 def vocabulary(table) -> tuple[int, int]:
-    """(smallest, largest) V for which N of each row, {"h", "L", "P", "millions"}, rounds to its millions."""
+    """Return the (smallest, largest) V for which the N of every row rounds to its millions."""
     ### BEGIN SOLUTION Return two whole numbers.
     smallest, largest = 0, 10**9
     for row in table:
@@ -331,27 +338,27 @@ check.vocabulary(vocabulary)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# N is V·h plus a rest that you know. A count that is printed as 117 million may be anything from 116.5 million up to,
-# but not including, 117.5 million.
+# N is V·h plus a rest that you know. A count printed as 117 million may be anything from 116.5 million up to, but not
+# including, 117.5 million.
 #
 # </details>
 # <details><summary>Hint 2: one row</summary>
 #
-# For one row, V·h lies between two numbers. Divide by h; the smallest V is rounded up, the largest down.
+# For one row, V·h lies between two numbers. Divide by h. Round the smallest V up and the largest V down.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# All rows at once: the largest of the smallest, and the smallest of the largest. With whole numbers, `-(-a // h)`
+# All rows at once: take the largest of the smallest, and the smallest of the largest. With whole numbers, `-(-a // h)`
 # rounds a/h up. Or try every V from 1 to 200,000 and keep those that fit: slow, and just as right.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# All four rows agree on one narrow interval, which four independent mistakes would not. And in it lies a number that is
-# known: GPT-1's vocabulary has 40,478 words (its released `config.json`). So the paper's counts are what you get for
-# GPT-2's blocks with GPT-1's table of words. That fits; whether it is how it happened, only OpenAI could say.
+# All four rows agree on one narrow interval. Four independent mistakes would not. The interval contains a known number:
+# GPT-1's vocabulary has 40,478 words (its released `config.json`). So GPT-2's blocks with GPT-1's table of words give
+# exactly the paper's counts. That fits. Whether it happened this way, only OpenAI could say.
 
 # %% tags=["solution"]
 smallest, largest = vocabulary(check.PAPER)
@@ -361,13 +368,15 @@ for row in check.PAPER:
 
 # %% [markdown]
 # ## 5 · A checkpoint without names
-# **Difficulty** ●●●●○ · **14 minutes** · **Trains** reading an architecture off its shapes
+# **Difficulty** ●●●●○ · **14 minutes** · **Trains** reading an architecture from its shapes
 #
-# Somebody hands you the shapes of all tensors of a Llama (no biases, no experts, three blocks or more), one for each
-# tensor, a tied one once, as a sorted list without names. Find `hidden`, `layers`, `vocab`, `ffn`, `kv` (the width of
-# keys) and `tied` (True or False). A linear layer's shape is (outputs, inputs), as in PyTorch. No two of `hidden`,
-# `vocab`, `ffn` and `kv` are equal, except that `kv` may be `hidden`. Do not count on any of them being the largest or
-# the smallest: a model of bytes has 256 words.
+# Find the sizes of a Llama from the shapes of its tensors. `read_shapes(shapes)` gets a sorted list with one shape per
+# tensor, without names; a tied tensor is listed once. Return a dictionary with `hidden`, `layers`, `vocab`, `ffn`, `kv`
+# (the width of keys) and `tied` (True or False).
+#
+# The Llama has no biases, no experts, and three blocks or more. A linear layer's shape is (outputs, inputs), as in
+# PyTorch. No two of `hidden`, `vocab`, `ffn` and `kv` are equal, except that `kv` may equal `hidden`. Do not assume
+# that one of them is the largest or the smallest: a model of bytes has 256 words.
 
 # %%
 shapes = check.anonymous_shapes(hidden=8, layers=3, vocab=11, kv=4, ffn=20, tied=False)
@@ -376,7 +385,7 @@ print(len(shapes), "tensors:", sorted(set(shapes)))
 
 # %%
 def read_shapes(shapes) -> dict:
-    """hidden, layers, vocab, ffn, kv and tied of the Llama whose tensors have these shapes."""
+    """Return hidden, layers, vocab, ffn, kv and tied of the Llama whose tensors have these shapes."""
     ### BEGIN SOLUTION Return a dictionary with the six keys.
     hidden = next(shape[0] for shape in shapes if len(shape) == 1)
     layers = (sum(len(shape) == 1 for shape in shapes) - 1) // 2
@@ -396,27 +405,26 @@ check.read_shapes(read_shapes)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Vectors first: a Llama has no biases, so its only vectors are norms. Their length is h, and how many there are tells
-# you L.
+# Vectors first: a Llama has no biases, so its only vectors are norms. Their length is h, and their number gives you L.
 #
 # </details>
 # <details><summary>Hint 2: the MLP, and the words</summary>
 #
-# One shape has another number of columns than h: the way down of the MLP. And every shape of a block is there L times,
-# 2L times, or more; only the words are there once or twice in all.
+# Only one shape has a number of columns other than h: the MLP's way down. Every shape of a block occurs L times, 2L
+# times, or more. Only the words occur once or twice in total.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Of the matrices with h columns, take away the rows h, f and V. What is left is k. If nothing is left, keys are as wide
-# as queries.
+# Take the matrices with h columns, and remove the row counts h, f and V. What remains is k. If nothing remains, keys
+# are as wide as queries.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Shapes are nearly the whole architecture. What you cannot read off them: into how many heads the queries are cut, what
-# the activation function is, and the base of the rotary angles. None of these has a parameter, so none changes N.
+# Shapes are nearly the whole architecture. You cannot read from them how many heads the queries are cut into, the
+# activation function, or the base of the rotary angles. None of these has a parameter, so none changes N.
 
 # %% tags=["solution"]
 print(read_shapes(shapes))
@@ -425,12 +433,12 @@ counted, closed = (
     sum(torch.Size(shape).numel() for shape in shapes),
     L * (2 * h * h + 2 * h * k + 3 * f * h + 2 * h) + h,
 )
-print(f"{counted:,} parameters in it, by the closed form {2 * V * h + closed:,}")
+print(f"{counted:,} parameters counted, by the closed form {2 * V * h + closed:,}")
 
 # %% [markdown]
 # ## Take home
-# **Remember** Count tensors, not names, and say of each line of a formula how often it is there.
+# **Remember** Count tensors, not names, and say how often each line of a formula occurs.
 #
-# **Breaks when** a published number is taken for a measurement: it may be another model's.
+# **Breaks when** you take a published number for a measurement: it may be another model's.
 #
 # **Cheat-sheet line** GPT block 12h² + 13h · Llama block 2h² + 2hk + 3fh + 2h · tied head: words once, untied: twice.
