@@ -20,20 +20,20 @@ from .number_formats import NumberFormat, decode
 # ------------------------------------------------------------------------------------------------------- 03.1: limits
 WIDTHS = ((5, 10), (8, 7), (8, 23), (5, 2), (3, 4), (6, 9))  # exponent and mantissa bits
 LIMITS: Mapping[str, tuple[Callable[[NumberFormat], float], str, Mistakes]] = {
-    "epsilon": (lambda f: f.epsilon, "It depends on the mantissa's bits alone: change the last of them in 1.", {
-        "Half of epsilon: that is the largest error of rounding near 1, not the next number.": lambda f: f.epsilon / 2,
+    "epsilon": (lambda f: f.epsilon, "It depends only on the mantissa's bits: take 1 and change the last of them.", {
+        "Half of epsilon: this is the largest error of rounding near 1, not the step to the next number.": lambda f: f.epsilon / 2,
     }),
-    "largest number": (lambda f: f.largest, "Largest exponent, all mantissa bits 1; and the bias?", {
-        "That is the smallest normal number. The order is epsilon, largest, smallest.": lambda f: f.smallest_normal,
-        "Your bias is 127, that of 8 exponent bits.": lambda f: (2 - f.epsilon) * 2.0**127,
-        "That is the first power of two *beyond* the largest number.": lambda f: 2.0 ** (f.bias + 1),
-        "That has the largest exponent, but a mantissa of zeros. What makes it larger?": lambda f: 2.0**f.bias,
-        "Twice too large: did you use the exponent that is set aside for infinity and NaN, or another bias?":
+    "largest number": (lambda f: f.largest, "Take the largest exponent, all mantissa bits 1. Is the bias right?", {
+        "Your largest number is the smallest normal one. The order is epsilon, largest, smallest.": lambda f: f.smallest_normal,
+        "Your bias is 127. That is the bias of 8 exponent bits.": lambda f: (2 - f.epsilon) * 2.0**127,
+        "Your largest number is the first power of two *beyond* the largest.": lambda f: 2.0 ** (f.bias + 1),
+        "Your largest number has the largest exponent, but a mantissa of zeros. What makes it larger?": lambda f: 2.0**f.bias,
+        "Your largest number is twice too large. Did you use the exponent set aside for infinity, or another bias?":
             lambda f: 2 * f.largest,
     }),
-    "smallest normal number": (lambda f: f.smallest_normal, "Which is the smallest exponent that is not set aside?", {
-        "That is the smallest *subnormal* number. Normal ones have E = 1 at least.": lambda f: f.smallest,
-        "That has E = 0, which is for subnormal numbers.": lambda f: f.smallest_normal / 2,
+    "smallest normal number": (lambda f: f.smallest_normal, "What is the smallest exponent that is not set aside?", {
+        "You return the smallest *subnormal* number. Normal ones have at least E = 1.": lambda f: f.smallest,
+        "Your smallest normal number has E = 0, which is for subnormal numbers.": lambda f: f.smallest_normal / 2,
     }),
 }  # fmt: skip
 
@@ -43,7 +43,7 @@ def limits(answer: Any) -> None:
     """`answer(e, m)` is epsilon, the largest finite and the smallest normal number of a format of e and m bits."""
     got = [call(answer, e=e, m=m, returns=(tuple, list)) for e, m in WIDTHS]
     for one in got:
-        expect(len(one) == 3, f"{len(one)} values, where 3 were asked for: {', '.join(LIMITS)}.")
+        expect(len(one) == 3, f"You return {len(one)} values, where 3 are needed: {', '.join(LIMITS)}.")
     forms = [(NumberFormat("asked", e, m, 4),) for e, m in WIDTHS]
     for place, (name, (right, off, mistakes)) in enumerate(LIMITS.items()):
         values = [of_kind(one[place], Real, f"Your {name} is") for one in got]
@@ -56,14 +56,14 @@ def limits(answer: Any) -> None:
 READ_FORMATS = (NumberFormat("fp16", 5, 10, 2), NumberFormat("bf16", 8, 7, 2), NumberFormat("small", 3, 2, 1))
 
 
-@exercise("03.2", "Every pattern of three formats, subnormal, infinite and not a number.")
+@exercise("03.2", "Every pattern of three formats: normal, subnormal, infinite and not a number.")
 def read_bits(answer: Any) -> None:
     """`answer(bits, e)` is the number that the text of bits means, with e exponent bits."""
     patterns = [(form, one) for form in READ_FORMATS for one in range(0, 2**form.bits, 331 if form.bits > 8 else 1)]
     for form, pattern in sorted(patterns, key=_normal_first):
         bits, wanted = f"{pattern:0{form.bits}b}", decode(form, pattern)
         got = float(call(answer, bits=bits, e=form.exponent, finite=False))
-        if repr(got) != repr(wanted):  # which tells −0.0 from 0.0, but no NaN from another
+        if repr(got) != repr(wanted):  # `repr` distinguishes −0.0 from 0.0, but not one NaN from another
             _name_the_misreading(got, wanted, form, pattern)
 
 
@@ -77,14 +77,14 @@ def _name_the_misreading(got: float, wanted: float, form: NumberFormat, pattern:
     sign, exponent, mantissa = form.fields(pattern)
     part, shown = mantissa / 2**form.mantissa, f"{sign} {exponent:0{form.exponent}b} {mantissa:0{form.mantissa}b}"
     expect(wanted or got, f"{shown} is one of two zeros: −0.0 has a sign of its own.")
-    expect(got != -wanted, f"The sign of {shown} is turned round, or forgotten: 1 means minus.")
-    special = f"{shown}: all exponent bits are 1, so it is no number any more. Infinity with a mantissa of 0, else NaN."
+    expect(got != -wanted, f"The sign of {shown} is reversed or forgotten: 1 means minus.")
+    special = f"{shown}: all exponent bits are 1. This means infinity with a mantissa of 0, otherwise NaN."
     expect(exponent != 2**form.exponent - 1, special)
     if exponent == 0:
         expect(got, f"{shown} is subnormal, and not 0: what does its mantissa stand for?")
         hidden = f"{shown}: with all exponent bits 0 there is no hidden 1 in front of the mantissa."
         expect(abs(got) not in [2.0 ** (power - form.bias) * (1 + part) for power in (0, 1)], hidden)
-        half = f"{shown}: half of it. Subnormal numbers share the exponent of the *smallest normal* ones."
+        half = f"{shown}: you return half of it. Subnormal numbers share the exponent of the *smallest normal* ones."
         expect(abs(got) != abs(wanted) / 2, half)
     else:
         without_one = 2.0 ** (exponent - form.bias) * part
@@ -103,29 +103,29 @@ def round_at_random(answer: Any) -> None:
         values, u = torch.full((40_000,), value), torch.rand(40_000, generator=dice)
         got, again = (call(answer, values=values, step=step, u=u, returns=torch.Tensor) for _ in range(2))
         _expect_no_bias(got, value, step)
-        expect(torch.equal(got, again), "The same u, another result: u is all the randomness that you may use.")
+        expect(torch.equal(got, again), "Two calls with the same u give different results: u is all the randomness that you may use.")
         other = call(answer, values=values, step=step, u=1 - u, returns=torch.Tensor)
-        expect(not torch.equal(got, other), "Another u, and the same result: u is the randomness that you have to use.")
+        expect(not torch.equal(got, other), "Another u gives the same result: u is the randomness that you have to use.")
     exact, u = torch.tensor([2.0, -3.0, 0.0]), torch.tensor([0.0, 0.999, 0.5])
     got = call(answer, values=exact, step=0.5, u=u, returns=torch.Tensor)
-    expect(got.tolist() == exact.tolist(), "A multiple has to stay as it is, also where u is 0.")
+    expect(got.tolist() == exact.tolist(), "A multiple of `step` has to stay as it is, also where u is 0.")
 
 
 def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
     counted = step < 0.1 and bool(((got - value / step).abs() <= 1).all())
-    expect(not counted, "Your results count steps. The multiples themselves were asked for: multiply at the end.")
+    expect(not counted, "Your results count steps. Return the multiples themselves: multiply at the end.")
     whole = bool((got / step - (got / step).round()).abs().max() < 1e-4)
     expect(whole, "Not all of your results are multiples of `step`. Divide by it first, multiply by it last.")
     side, fraction = "below" if value < 0 else "above", value / step % 1
     up = (got > value).float().mean().item()
-    truncated = "All results are the same below zero. Truncation goes up there: what is the multiple below?"
+    truncated = "All results below zero are the same. Truncation goes up there: what is the multiple below?"
     expect(0 < up < 1 or value > 0, truncated)
-    expect(0 < up < 1, f"All results are the same {side} zero: that is no stochastic rounding. Where does u come in?")
-    coin = "Up or down like a fair coin: that is right only half-way between the two. How often up, close to the lower?"
+    expect(0 < up < 1, f"All results {side} zero are the same, so nothing is stochastic. Where does u come in?")
+    coin = "You round like a fair coin. That is right only half-way between two multiples. How often up, close to the lower?"
     expect(abs(up - 0.5) > 0.02 or abs(fraction - 0.5) < 0.05, coin)
     turned = abs(up - (1 - fraction)) < 0.02 < abs(up - fraction)
-    expect(not turned, "Turned round: the closer a value is to the multiple above, the more often it goes there.")
-    expect(abs(up - fraction) < 0.02, f"On average your results are off {side} zero: up with what probability?")
+    expect(not turned, "Your probability is reversed: the closer a value is to the multiple above, the more often it goes there.")
+    expect(abs(up - fraction) < 0.02, f"On average your results are off {side} zero. With what probability do you round up?")
 
 
 # --------------------------------------------------------------------------------------------------- 03.4: exact_step
@@ -134,13 +134,13 @@ BITS = (0x7F800000, -0x800000, -(2**31), 1, 0x3F7FFFFF, 0x4048F5C3, -0x7FFF8000,
 EXTREMES = torch.tensor(BITS, dtype=torch.int32).view(torch.float32)  # infinite, −0, subnormal, with a carry
 WATCHED = {"leaf Variable that requires grad": "You copy into a weight while autograd watches: use torch.no_grad()."}
 JOIN_MISTAKES: Mistakes = {  # of the bits handed over and by how much their upper halves are off
-    "You convert a weight to an integer, and lose what is behind the point. Read its bits with `view`.":
+    "You convert a weight to an integer and lose its fraction. Read its bits with `view`.":
         lambda bits, off: not bool((bits & 0xFFFF).any()) and bool((off.abs() > 1).all()),
-    "You hand over the weight without its rest, which is all that the step before has saved.":
+    "You hand over the weight without its rest, so what the last step saved is lost.":
         lambda bits, off: not bool((bits & 0xFFFF).any()),
-    "Where a rest is negative the upper half is wrong: which bits does int32 add to a negative int16?":
+    "Where a rest is negative, the upper half is wrong. Which bits does int32 add to a negative int16?":
         lambda bits, off: bool(((off == -1) | (bits >> 16 == -1)).all()),
-    "Some weights were rounded up, and their rests do not know: cut masters off, or let such a rest be negative.":
+    "Some weights were rounded up, but not their rests. Cut masters off, or let these rests be negative.":
         lambda bits, off: bool((off == 1).all()),
 }  # fmt: skip
 
@@ -164,14 +164,14 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
     def update(master: Any, gradient: Any) -> None:
         right, own = todo.pop(0) if todo else (torch.empty(0), torch.empty(0))
         mine = isinstance(gradient, torch.Tensor) and torch.equal(gradient.float(), own.float())
-        expect(mine, "`update` gets another gradient than the weight's own. Call it once for each, in their order.")
+        expect(mine, "`update` gets another gradient than the weight's own. Call it once for each weight, in order.")
         fp32 = isinstance(master, torch.Tensor) and master.dtype == torch.float32 and master.shape == right.shape
-        expect(fp32, "What you hand to `update` is no float32 tensor of the weight's shape, but it is to add in fp32.")
+        expect(fp32, "`update` adds in fp32. Hand it a float32 tensor of the weight's shape; yours is something else.")
         bits, wanted = (one.detach().contiguous().view(torch.int32).flatten().long() for one in (master, right))
         bits, wanted = bits[bits != wanted], wanted[bits != wanted]
         for message, made in JOIN_MISTAKES.items():
             expect(not len(bits) or not made(bits, (bits >> 16) - (wanted >> 16)), message)
-        expect(not len(bits), "A master is not what fp32 has: compare its bits with those of the weight and the rest.")
+        expect(not len(bits), "A master differs from fp32 training: compare its bits with those of the weight and the rest.")
         right.copy_(new(right, own))
         master.detach().copy_(right)
 
@@ -196,10 +196,10 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
             expect(near or not torch.equal(upper, at_first), only_named)
             number = bits.numel() > 1 and torch.equal(weight.detach(), cut.bfloat16())
             expect(not number, "A weight holds its bits as a number. Write them through a view, as bits.")
-            expect(near, "A weight is not its new master's upper half. Do you read the bits anew?")
+            expect(near, "A weight is not its new master's upper half. Do you read the bits after `update`?")
         expect(any(rest.any() for rest in rests), "All rests are still 0 after a step: what bf16 cannot hold is lost.")
-        expect(last.total == last["parameters"], "Something is left when the step is over. Weights and rests are all.")
-        one_by_one = "Several masters exist at once: put one together, use it, store it, and then begin the next."
+        expect(last.total == last["parameters"], "Something is left when the step is over. Keep only weights and rests.")
+        one_by_one = "Several masters exist at once. Put one together, use it, store it, and only then begin the next."
         expect(most.total - most["parameters"] <= 12 * 4 * 256, one_by_one)
 
 
@@ -213,21 +213,21 @@ STEP_MISTAKES: Mistakes = {  # conditions on the learner's steps and the right o
     "The masters do not move: who calls `optimizer.step()`?": lambda got, right: not got.small.masters.any(),
     "The masters move too far: gradients are still scaled when the optimizer, or the clipping, sees them.":
         lambda got, right: got.small.norm > 2 * right.small.norm,
-    "With scaled gradients the norm looks 4,096 times as large, so you clip what is small enough. Divide first.":
+    "You clip scaled gradients: their norm looks 4,096 times as large, so small ones are clipped too. Divide first.":
         lambda got, right: got.small.norm < right.small.norm / 2 and NEAR(got.small.norm, got.large.norm),
     "Gradients are divided, but were they ever multiplied?": lambda got, right: got.small.norm < right.small.norm / 100,
-    "Tiny gradients get lost: upcast before you divide by the scale.":
+    "Tiny gradients get lost in fp16: upcast before you divide by the scale.":
         lambda got, right: not NEAR(got.tiny.norm, right.tiny.norm) and NEAR(got.small.norm, right.small.norm),
-    "Large gradients are not clipped: norm 1 at most.": lambda got, right: got.large.norm > 1.01 * right.large.norm,
-    "A step with infinite gradients changes the masters: look first.": lambda got, right: got.infinite.masters.any(),
-    "Your function says that it took a step in which gradients were infinite.": lambda got, right: got.infinite.taken,
-    "One infinite gradient, and you step all the same: look at every number of every weight.":
+    "Large gradients are not clipped: the norm of all together is at most 1.": lambda got, right: got.large.norm > 1.01 * right.large.norm,
+    "A step with infinite gradients changes the masters: check the gradients first.": lambda got, right: got.infinite.masters.any(),
+    "Gradients were infinite, but your function says that it took a step.": lambda got, right: got.infinite.taken,
+    "You step although one gradient is infinite: check every number of every weight.":
         lambda got, right: any(bool(one.taken or one.masters.any()) for one in (got.first_infinite, got.last_infinite)),
-    "A gradient is NaN, and you step all the same. Infinite is not all that a gradient can be.":
+    "You step although a gradient is NaN. A gradient can be worse than infinite.":
         lambda got, right: got.partly_NaN.taken or got.partly_NaN.masters.any(),
-    "Masters move, the fp16 weights do not: the next forward reads them.":
+    "The masters move, the fp16 weights do not. The next forward reads the weights.":
         lambda got, right: not got.small.weights.any(),
-    "Gradients are left behind: weights and masters both have some.":
+    "Gradients are left behind. Both weights and masters have some: clear them all.":
         lambda got, right: any(one.left for one in vars(got).values()),
 }  # fmt: skip
 
@@ -243,10 +243,10 @@ def good_step(answer: Any) -> None:
         expect(not holds(got, right), message)
     for name, one in vars(right).items():
         what, mine = name.replace("_", " "), vars(got)[name]
-        off = f"Not yet: look at a step with {what} gradients. What moved, what is returned, what is left?"
-        steps = "Your function says that it took no step, and the optimizer has stepped: zeros are gradients, too."
+        off = f"Not yet: look at a step with {what} gradients. What moves, what do you return, what is left?"
+        steps = "Your function says that it took no step, but the optimizer has stepped. Zeros are gradients, too."
         expect(mine.steps == one.steps or mine.taken != one.taken, steps)
-        expect(mine.dtype == one.dtype, "The weights are in fp16 no more: copy the masters' numbers into them.")
+        expect(mine.dtype == one.dtype, "The weights are no longer fp16: copy the masters' numbers into them.")
         moved = same([mine.masters], [one.masters], 1e-5) and same([mine.weights], [one.weights], 1e-3)
         expect(mine.taken == one.taken and moved, off)
 
@@ -317,25 +317,25 @@ def _peak(card: str, run: TrainingRun, precision: str) -> int:
 
 
 CHOICE_MISTAKES: Mistakes = {
-    "You take the lowest peak of all. What fits is enough: prefer the precision that adds up more in fp32.":
+    "You take the lowest peak of all. Fitting is enough: prefer the precision that adds more in fp32.":
         partial(_choose, ranks=lambda card: [[n for rank in _ranks(card) for n in rank]]),
-    "You take autocast wherever it fits: the lower peak wins.":
+    "You take autocast wherever it fits. In the first rank, the lower peak wins.":
         partial(_choose, pick=lambda peaks, key: next(iter(peaks))),
-    "On cards with bf16, the run keeps its own kernel of attention.": partial(_choose, attention="efficient"),
-    "The run may ask for another kernel of attention than flash.": partial(_choose, attention="flash"),
-    "Of the first rank, the lower peak wins.": partial(_choose, pick=max),
-    "You give up after the first rank: see what fits next.": partial(_choose, ranks=lambda card: _ranks(card)[:1]),
+    "You change the attention of every run. On cards with bf16, the run keeps its own.": partial(_choose, attention="efficient"),
+    "You assume flash attention. The run may ask for another kernel.": partial(_choose, attention="flash"),
+    "You take the higher peak of the first rank. The lower one wins.": partial(_choose, pick=max),
+    "You give up after the first rank: try the next one.": partial(_choose, ranks=lambda card: _ranks(card)[:1]),
 }  # fmt: skip
 
 
-@exercise("03.6", "The best sums that each card can afford, from a T4 to an H100.")
+@exercise("03.6", "The most fp32 sums that each card can afford, from a T4 to an H100.")
 def choose_precision(answer: Any) -> None:
     """`answer(card, run)` is the best precision in which the run fits the card, or ""."""
     got = [call(answer, card=card, run=run, returns=str) for card, run in CHOICES]
     for (card, run), name in zip(CHOICES, got, strict=True):
-        expect("bf16" not in name or gpu(card).has_bf16, f"{card} has no bf16: you choose {name!r} for it.")
+        expect("bf16" not in name or gpu(card).has_bf16, f"{card} has no bf16, but you choose {name!r} for it.")
         known = any(name in rank for rank in ([""], *_ranks(card)))
         expect(known, f"{name!r} is not among the precisions to choose from for {card}.")
         expect(not name or _peak(card, run, name) <= gpu(card).memory, f"{name!r} does not fit {card} for {run}.")
-    otherwise = "There is a better choice by the order of preference. What fits is measured by `gpu(card).memory`."
+    otherwise = "There is a better choice by the order of preference. A run fits up to `gpu(card).memory`."
     recognized(got, CHOICES, _choose, CHOICE_MISTAKES, otherwise, eq)

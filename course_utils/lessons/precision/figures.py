@@ -73,7 +73,7 @@ def flow_figure(title: str) -> Figure:
     for corners in FLOW["arrows"]["narrow" if canvas.narrow else "wide"]:
         _arrow(canvas, [(x, top + y) for x, y in corners])
     alt = (
-        f"{stop(title)} Forward: input x and weights W, both bf16, are multiplied, added up in fp32 and rounded to the "
+        f"{stop(title)} Forward: input x and weights W, both bf16, are multiplied, summed in fp32 and rounded to the "
         "bf16 output y. Backward: the bf16 gradient dL/dy makes two products in the same way, each rounded to bf16. "
         "With x it gives dL/dW, which is added to the fp32 gradients. With W it gives dL/dx, which goes to the layer "
         "below. Adam reads the fp32 gradients, keeps m and v in fp32 and updates the fp32 master weights, which are "

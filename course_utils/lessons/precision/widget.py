@@ -15,7 +15,7 @@ from .number_formats import FORMATS, NumberFormat, decode, draw_bits, encode, fi
 
 
 class BitFlipper(Explorable):
-    """Buttons for the bits of one number, a field for its value and a choice of formats, which round it anew."""
+    """Buttons for the bits of one number, a field for its value and a choice of formats, which round it again."""
 
     invitation = "Bits to flip: run this cell to use them."
 
@@ -47,7 +47,7 @@ class BitFlipper(Explorable):
             self.set_buttons(repr(self.value) if isfinite(self.value) else "")
 
     def update(self, change: object = None) -> None:
-        """Round the number anew when it or the format was chosen, then draw."""
+        """Round the number again when it or the format was chosen, then draw."""
         if self.busy:
             return
         before, typed = self.form, self.controls["number"].value
@@ -78,7 +78,7 @@ class BitFlipper(Explorable):
         try:
             float(typed or 0)
         except ValueError:
-            raise ValueError(f"{typed!r} is no number: write 0.1 or 1e-8") from None
+            raise ValueError(f"{typed!r} is not a number: write 0.1 or 1e-8") from None
         return flipped_figure(self.form, self.pattern, self.asked), escape(neighbors(self.form, self.pattern))
 
 
