@@ -105,7 +105,7 @@ def test_moving_a_control_builds_another_model():
         assert (shown.model != before and shown.picture.value != picture) or name == "heads", name
     assert shown.figure is not None
     drawn = [int(count) for count in re.findall(r'data-parameters="(\d+)"', shown.figure.svg)]
-    assert sum(drawn) == shown.model.parameters and "of which a token uses" in shown.message
+    assert sum(drawn) == shown.model.parameters and "; a token uses" in shown.message
 
 
 def test_what_makes_no_transformer_is_said_in_words():

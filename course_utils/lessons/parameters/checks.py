@@ -47,7 +47,7 @@ NETWORKS = (_mixed, _twins, partial(nn.Linear, 7, 3), nn.ReLU, LARGE)
 
 
 def _facts(network: nn.Module) -> SimpleNamespace:
-    """How many numbers, and how many bytes, there are of each kind of tensor, and under all names."""
+    """Return the numbers and the bytes of each kind of tensor, and under all names."""
     kinds = {"trained": [p for p in network.parameters() if p.requires_grad]}
     kinds |= {"frozen": [p for p in network.parameters() if not p.requires_grad]}
     kinds |= {"named": [p for _, p in network.named_parameters(remove_duplicate=False)]}
@@ -58,42 +58,42 @@ def _facts(network: nn.Module) -> SimpleNamespace:
 
 COUNTS: Mapping[str, tuple[Callable[[Any], int], Mistakes]] = {
     "trained": (lambda n: n.trained, {
-        "A parameter with two names is in memory once, with one gradient.": lambda n: n.named - n.frozen,
-        "Frozen parameters get no gradient, and are not trained.": lambda n: n.trained + n.frozen,
-        "Buffers are not trained: no gradient, no states.": lambda n: n.trained + n.frozen + n.buffers,
+        "You count a parameter with two names twice. It is in memory once, with one gradient.": lambda n: n.named - n.frozen,
+        "You count frozen parameters as trained. Frozen parameters get no gradient.": lambda n: n.trained + n.frozen,
+        "You count buffers as trained. Buffers are not trained: they have no gradient and no states.": lambda n: n.trained + n.frozen + n.buffers,
     }),
     "frozen": (lambda n: n.frozen, {
-        "Buffers are no parameters, frozen or not: only their bytes count.": lambda n: n.frozen + n.buffers,
+        "Buffers are not parameters, frozen or not: count only their bytes.": lambda n: n.frozen + n.buffers,
     }),
     "bytes": (lambda n: n.trained_bytes + n.frozen_bytes + n.buffers_bytes, {
-        "You take 4 bytes for each number. Ask the tensors.": lambda n: 4 * (n.trained + n.frozen + n.buffers),
-        "Buffers are missing: they are no parameters, and take memory.": lambda n: n.trained_bytes + n.frozen_bytes,
-        "A state dict lists names, and not all buffers. What is in memory?": lambda n: n.saved_bytes,
-        "Buffers of the state dict: it leaves out what is never saved, and lists a shared one twice.":
+        "You take 4 bytes for each number. Ask each tensor for its size.": lambda n: 4 * (n.trained + n.frozen + n.buffers),
+        "Buffers are missing. They are not parameters, but take memory.": lambda n: n.trained_bytes + n.frozen_bytes,
+        "A state dict lists names, and leaves out some buffers. What is in memory?": lambda n: n.saved_bytes,
+        "You take buffers from the state dict: it leaves out what is never saved, and lists shared ones twice.":
             lambda n: n.trained_bytes + n.frozen_bytes + n.saved_bytes - n.named_bytes,
-        "A tensor with two names is in memory once.": lambda n: n.named_bytes + n.buffers_bytes,
+        "You add bytes twice. A tensor with two names is in memory once.": lambda n: n.named_bytes + n.buffers_bytes,
     }),
 }  # fmt: skip
 
 
-@exercise("04.1", "Each tensor once, trained or frozen, to the byte; and nothing allocated for 70 billion.")
+@exercise("04.1", "Each tensor once, trained or frozen, to the byte; nothing is allocated, even for 70 billion.")
 def count(answer: Any) -> None:
     """`answer(build)` is a dictionary: numbers trained and frozen, and the bytes of what `build()` makes."""
     builds = [partial(_on_meta, build) for build in NETWORKS]
-    hints = {"StopIteration": "A network may have no parameters at all, and then there is no first one."}
+    hints = {"StopIteration": "You ask for a first parameter. A network may have no parameters at all."}
     got = [entries(call(answer, build=build, returns=Mapping, hints=hints), tuple(COUNTS)) for build in builds]
-    left = "After your function all tensors are made on `meta`: call torch.set_default_device(None), and use `with`."
+    left = "After your function, all tensors are made on `meta`. Call torch.set_default_device(None), then use `with`."
     expect(not torch.empty(0).is_meta, left)
     with torch.device("meta"):
         facts = [(_facts(build()),) for build in builds]
     for name, (right, mistakes) in COUNTS.items():
-        off = f"{name} is off. Is every tensor in it once, and only those that belong? Two tensors may have one shape."
+        off = f"{name} is off. Do you count the right tensors, each once? Two tensors may have one shape."
         recognized([one[name] for one in got], facts, right, mistakes, off, eq)
 
 
 def _on_meta(build: Callable[[], nn.Module]) -> nn.Module:
     made = torch.empty(0)  # a fake tensor says that it is on the CPU, and has no memory either
-    allocates = "You let `build` allocate. On which device does a tensor have nothing but a shape?"
+    allocates = "You let `build` allocate. On which device does a tensor have a shape but no memory?"
     expect(made.is_meta or type(made) is not torch.Tensor, allocates)
     return build()
 
@@ -118,36 +118,36 @@ def _judge(
         given.append((weights, sizes, x))
         modules.append((module, x))
     for (mine, _), (*_, x) in zip(runs, given, strict=True):
-        expect(mine.output.shape == x.shape, "What you return has another shape than x, which may be a single token.")
+        expect(mine.output.shape == x.shape, "Your output has another shape than x. (x may be a single token.)")
     wrong = {message: partial(right, **options) for message, options in mistakes.items()}
     if not recognized([mine.output for mine, _ in runs], given, right, wrong, same=close):
         fail(off(modules, given))
     for (mine, wanted), (weights, _, x) in zip(runs, given, strict=True):
         pairs = zip(mine.gradients, (x, *weights.values()), strict=True)
         found = [torch.zeros_like(tensor) if one is None else one for one, tensor in pairs]  # of an expert not chosen
-        cut = "Your output is right, its gradients are not: is the graph cut somewhere?"
+        cut = "Your output is right, but its gradients are wrong: is the graph cut somewhere?"
         expect(close(found, wanted.gradients), cut)
     return modules
 
 
 def _not_zero(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     output = call(module, x, returns=torch.Tensor)
-    zeros = f"With x of shape {tuple(x.shape)} your output is all zeros. (0 is a place, too: `any()` of it is False.)"
+    zeros = f"With x of shape {tuple(x.shape)} your output is all zeros. (An index may be 0, and `any()` of it is False.)"
     expect(output.any(), zeros)
     return output
 
 
 def _made(answer: Any, sizes: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[nn.Module, Weights]:
-    """A learner's module of these sizes, and its weights by name: of these shapes, and drawn anew."""
-    expect(not isinstance(answer, nn.Module), "Hand over the class itself, not a module that it has made.")
+    """A learner's module of these sizes, and its weights by name: of these shapes, and drawn again."""
+    expect(not isinstance(answer, nn.Module), "You hand over a module. Hand over the class itself.")
     module = call(answer, **sizes, returns=nn.Module)
     found = dict(module.named_parameters())
     for name, shape in shapes.items():
-        expect(name in found, f"Your module has no parameter {name}. Give its modules the names that are asked for.")
+        expect(name in found, f"Your module has no parameter {name}. Give its modules the names in the exercise.")
         mine, named = tuple(found[name].shape), f"{name} has shape"
         expect(mine == shape, f"{named} {mine}. Is that (outputs, inputs)? How many heads does it make, and how wide?")
     more = ", ".join(name for name in found if name not in shapes)
-    expect(not more, f"{more}: a Llama has no biases, not even in its norms, and nothing else beyond the closed form.")
+    expect(not more, f"Your module has too many parameters: {more}. In the exercise a Llama has no biases, not even in its norms.")
     with seeded(), torch.no_grad():
         for name, shape in shapes.items():
             found[name].copy_(torch.randn(shape) / shape[-1] ** 0.5 if len(shape) == 2 else 1 + torch.rand(shape))
@@ -181,23 +181,23 @@ def _block(
 
 
 BLOCK_MISTAKES: Mapping[str, Mapping[str, Any]] = {
-    "You cut into heads without `transpose`: numbers of several tokens get into one head.":
+    "You cut into heads without `transpose`, so one head gets numbers of several tokens.":
         {"cut": lambda one, width: one.reshape(len(one), -1, one.shape[1], width)},
-    "Keys and values are exchanged: the values' rows are the last.": {"order": (0, 2, 1)},
-    "A token sees the tokens after it: attention has to be causal.": {"causal": False},
+    "Keys and values are exchanged: the last rows are the values.": {"order": (0, 2, 1)},
+    "A token sees the tokens after it: make attention causal.": {"causal": False},
     "Neighboring query heads share their keys and values. Yours take turns: `repeat` copies in another order.":
         {"repeat": lambda one, times, _: one.repeat(1, times, 1, 1)},
     "You join heads in the wrong order: tokens come before heads again.": {"tokens": 0},
-    "What attention and MLP make is *added* to what they read: where is the residual?": {"skip": 0},
-    "The MLP reads x from before attention. It comes after it.": {"parallel": True},
-    "Gate and up are exchanged: the gate's rows come first, and it alone goes through SiLU.": {"swapped": True},
+    "Attention and MLP must *add* their result to their input: where is the residual?": {"skip": 0},
+    "Your MLP reads x from before attention. It must read the sum after attention.": {"parallel": True},
+    "Gate and up are exchanged: the gate's rows come first, and only the gate goes through SiLU.": {"swapped": True},
     "SwiGLU's gate goes through SiLU, not GELU.": {"act": F.gelu},
 }  # fmt: skip
 BLOCK_HALVES = {
-    "The half with attention is off: the output is wrong with `down.weight` at zero, too. Follow one token: norm1, cut "
+    "The half with attention is off: the output is wrong even with `down.weight` at zero. Follow one token: norm1, cut "
     "into heads, attention, heads next to each other again, output, and x.": "down.weight",
-    "The half with the MLP is off, and that with attention is right. Follow one token: norm2, gate and up, down, and "
-    "what the MLP is added to.": "output.weight",
+    "The half with the MLP is off; attention is right. Follow one token: norm2, gate and up, down. What is the result "
+    "added to?": "output.weight",
 }  # fmt: skip
 
 
@@ -208,13 +208,13 @@ def block(answer: Any) -> None:
 
 
 def _half_off(modules: Sequence[Any], given: Sequence[Any]) -> str:
-    """Which half of a block is wrong: with the other one's last matrix at zero, does it make what it should?"""
+    """Return which half of a block is wrong, judged with the other half's last matrix at zero."""
     for what, other in BLOCK_HALVES.items():
         for (module, x), (weights, sizes, _) in zip(modules, given, strict=True):
             zeros = {other: torch.zeros_like(weights[other])}
             if not close([functional_call(module, zeros, x)], [_block(weights | zeros, sizes, x)]):
                 return what
-    return "The parameters are right, the output is not. Follow one token: norm, attention, add, norm, MLP, add."
+    return "The parameters are right, but the output is wrong. Follow one token: norm, attention, add, norm, MLP, add."
 
 
 # ------------------------------------------------------------------------------------------------------ 04.3: experts
@@ -240,19 +240,19 @@ def _experts(
 
 
 EXPERT_MISTAKES: Mapping[str, Mapping[str, Any]] = {
-    "A token's shares do not add up to 1: the softmax is over its chosen scores, not over all.":
+    "A token's shares do not add up to 1: take the softmax over its chosen scores, not over all.":
         {"share": lambda scores, top, where: scores.softmax(-1).gather(-1, where)},
-    "Scores are no shares yet: take the softmax of those that are chosen.": {"share": lambda scores, top, where: top},
-    "You add up what experts make as it is. Where do shares come in?": {"share": lambda scores, top, where: top**0},
-    "Only one of a token's experts arrives: what others made is written over, not added to.":
+    "Scores are not shares yet: take the softmax of the chosen ones.": {"share": lambda scores, top, where: top},
+    "You add the experts' outputs unweighted. Where do shares come in?": {"share": lambda scores, top, where: top**0},
+    "Only one of a token's experts arrives: you overwrite the others' outputs. Add to them.":
         {"share": lambda scores, top, where: top.softmax(-1) * (where == where.amax(-1, keepdim=True))},
 }  # fmt: skip
 
 
-@exercise("04.3", "Each token in its own experts, and in no other.")
+@exercise("04.3", "Each token in its own experts, and in no others.")
 def experts(answer: Any) -> None:
     """`answer(h, f, E, chosen)` is a module, E experts and a router that sends each token to `chosen` of them."""
-    off = "Not yet: take one token, and work out by hand which experts it visits and what comes back."
+    off = "Not yet: take one token. Work out by hand which experts it visits and what they return."
     computed: list[int] = []
     names = ("h", "f", "E", "chosen")
     for module, x in _judge(answer, names, EXPERTS, _experts_shapes, _experts, EXPERT_MISTAKES, lambda *_: off):
@@ -260,8 +260,8 @@ def experts(answer: Any) -> None:
             gate.register_forward_pre_hook(lambda _, given: computed.append(given[0].shape[:-1].numel()))
         module(x)
     asked = sum(chosen * torch.Size(tokens).numel() for *_, chosen, tokens in EXPERTS)
-    wasted = "Your output is right, but experts compute tokens that are not theirs: give each only the rows sent to it."
-    expect(computed, "Your output is right, but you never call an expert: send rows through the modules themselves.")
+    wasted = "Your output is right, but experts compute tokens that are not theirs. Give each only its own rows."
+    expect(computed, "Your output is right, but you never call an expert. Send rows through the modules themselves.")
     expect(sum(computed) == asked, wasted)
 
 
@@ -306,12 +306,12 @@ def _misfit(got: tuple[int, ...], table: Sequence[Mapping[str, int]]) -> str:
 
 
 VOCABULARY_MISTAKES: Mistakes = {
-    "First the smallest, then the largest.": lambda table: _interval(table)[::-1],
-    "Only one row is in it. Each row leaves an interval; a vocabulary has to lie in all of them.":
+    "Your two numbers are exchanged. First the smallest, then the largest.": lambda table: _interval(table)[::-1],
+    "Only one row is used. Each row gives an interval, and V must lie in all of them.":
         lambda table: _interval(table[:1]),
-    "Your interval holds what fits *some* row. What fits every row is narrower.": lambda table:
+    "Your interval contains every V that fits *some* row. Only a part of them fits every row.": lambda table:
         (min(_interval([row])[0] for row in table), max(_interval([row])[1] for row in table)),
-    "You allow a whole million to either side. Millions are rounded to the nearest.": partial(_interval, half=1.0),
+    "You allow a whole million on either side. The paper rounds to the nearest million.": partial(_interval, half=1.0),
 }  # fmt: skip
 
 
@@ -322,11 +322,11 @@ def vocabulary(answer: Any) -> None:
     expect(all(len(got) == 2 for got in answers), "Return two numbers, (smallest, largest).")
     answers = [tuple(of_kind(number, int, "One of the two is") for number in got) for got in answers]
     ends = zip(sum(answers, ()), sum(map(_interval, TABLES), ()), strict=True)
-    off = next(filter(None, map(_misfit, answers, TABLES)), "Some ends are off: a smaller or a larger one fits, too.")
+    off = next(filter(None, map(_misfit, answers, TABLES)), "An end of your interval is off: a smaller or a larger V fits, too.")
     if all(low == high for low, high in answers):
-        off = "One vocabulary for each table? Rounding leaves room: find the smallest and the largest."
+        off = "You return one vocabulary for each table. Rounding leaves room: find the smallest and the largest."
     elif all(abs(got - right) <= 1 for got, right in ends):
-        off = "Off by one at an end: does the vocabulary that you return still round to the printed number?"
+        off = "Off by one at an end: do both vocabularies still round to the printed number, and the next ones not?"
     recognized(answers, [(table,) for table in TABLES], _interval, VOCABULARY_MISTAKES, off, eq)
 
 
@@ -344,14 +344,14 @@ def anonymous_shapes(hidden: int, layers: int, vocab: int, kv: int, ffn: int, ti
 @exercise("04.5", "Every size of every hidden model, from shapes alone.")
 def read_shapes(answer: Any) -> None:
     """`answer(shapes)` is a dictionary of shapes.toml's `sizes` of the Llama whose tensors have these shapes."""
-    absent = "You look for a size that is not there: where keys are as wide as queries, none is left."
+    absent = "You look for a size that does not exist: where keys are as wide as queries, none is left."
     hints = dict.fromkeys(("IndexError", "StopIteration"), absent)
     for sizes in READ["models"]:
         given = call(answer, shapes=anonymous_shapes(**sizes), returns=Mapping, hints=hints)
         got = entries(given, tuple(READ["sizes"]), object)
-        norms = "Those are the norms. How many does a block have, and how many come after?"
+        norms = "You count the norms. How many does a block have, and how many come after the blocks?"
         expect(got["layers"] != 2 * sizes["layers"] + 1, norms)
-        largest = "That is the MLP's width. The vocabulary need not be the largest size: how often is its matrix there?"
+        largest = "You return the MLP's width. The vocabulary need not be the largest size: how often does its matrix occur?"
         expect(got["vocab"] != sizes["ffn"], largest)
         for name, hint in READ["sizes"].items():
             expect(got[name] == sizes[name], f"{name} is off: {hint}")

@@ -40,7 +40,7 @@ def shares(models: Mapping[str, Mapping[str, int]], title: str) -> Figure:
         told.append(f"{name}{', ' if name else ''}{spelled(totals[name])} parameters: {shown}")
     bottom = top + TOP + STEP * len(models)
     canvas.line(left, top + TOP - 6, left, bottom - 8, RULE)
-    alt = f"{stop(title)} Bars cut into parts. {'; '.join(told)}."
+    alt = f"{stop(title)} Each bar is one model, cut into parts. {'; '.join(told)}."
     return Figure(canvas.svg(bottom + 4, title, alt), alt)
 
 

@@ -36,7 +36,7 @@ class ModelBuilder(Explorable):
             "ffn": dropdown("MLP width / h", MLP_WIDTHS, width),
             "heads": slider("heads a", (1, 2, 4, 8, 12, 16, 20, 24, 25, 28, 32, 40, 48, 64, 96, 128), model.heads),
             "experts": slider("experts", (1, 2, 4, 8, 16, 32, 64, 128), model.experts or 1),
-            "group": slider("queries a key", (1, 2, 4, 7, 8, 16, 32), model.heads // model.kv_heads),
+            "group": slider("queries per key", (1, 2, 4, 7, 8, 16, 32), model.heads // model.kv_heads),
         }
         super().__init__(controls)
 
@@ -62,10 +62,10 @@ class ModelBuilder(Explorable):
         largest = max(parts, key=parts.__getitem__)
         where = largest if largest in ("attention", "positions", "norms") else f"the {largest}"
         title = f"{spelled(N)} parameters, {percent(parts[largest], N)} of them in {where}"
-        active = f", of which a token uses {model.active_parameters:,}" if model.experts else ""
+        active = f"; a token uses {model.active_parameters:,} of them" if model.experts else ""
         states, off = format_bytes(16 * N, "GB", 1), f"{100 * (rule / N - 1):+.1f} % off".replace("-", "−")
-        message = f"<b>N = {N:,}</b>{active}. 12·L·h² says {rule:,}: {off}."
-        message += f"<br>Trained with Adam at 16 bytes a parameter: {states} of weights, gradients and states."
+        message = f"<b>N = {N:,}</b>{active}. 12·L·h² gives {rule:,}: {off}."
+        message += f"<br>Training with Adam takes 16 bytes per parameter: {states} of weights, gradients and states."
         return shares({"": parts}, title), message
 
 
