@@ -71,7 +71,7 @@ def test_bits_pressed_numbers_typed_and_formats_chosen_change_one_another() -> N
     shown.controls["format"].value = "fp32"
     assert shown.value == torch.tensor(0.1).item(), "the number asked for is rounded anew"
     shown.controls["number"].value = "two"
-    assert "is no number" in shown.message and shown.value == torch.tensor(0.1).item()
+    assert "is not a number" in shown.message and shown.value == torch.tensor(0.1).item()
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -58,15 +58,15 @@ def _facts(network: nn.Module) -> SimpleNamespace:
 
 COUNTS: Mapping[str, tuple[Callable[[Any], int], Mistakes]] = {
     "trained": (lambda n: n.trained, {
-        "You count a parameter with two names twice. It is in memory once, with one gradient.": lambda n: n.named - n.frozen,
+        "A parameter with two names is in memory once, with one gradient.": lambda n: n.named - n.frozen,
         "You count frozen parameters as trained. Frozen parameters get no gradient.": lambda n: n.trained + n.frozen,
-        "You count buffers as trained. Buffers are not trained: they have no gradient and no states.": lambda n: n.trained + n.frozen + n.buffers,
+        "Buffers are not trained: they have no gradient.": lambda n: n.trained + n.frozen + n.buffers,
     }),
     "frozen": (lambda n: n.frozen, {
         "Buffers are not parameters, frozen or not: count only their bytes.": lambda n: n.frozen + n.buffers,
     }),
     "bytes": (lambda n: n.trained_bytes + n.frozen_bytes + n.buffers_bytes, {
-        "You take 4 bytes for each number. Ask each tensor for its size.": lambda n: 4 * (n.trained + n.frozen + n.buffers),
+        "You take 4 bytes per number. Ask each tensor for its size.": lambda n: 4 * (n.trained + n.frozen + n.buffers),
         "Buffers are missing. They are not parameters, but take memory.": lambda n: n.trained_bytes + n.frozen_bytes,
         "A state dict lists names, and leaves out some buffers. What is in memory?": lambda n: n.saved_bytes,
         "You take buffers from the state dict: it leaves out what is never saved, and lists shared ones twice.":
@@ -132,7 +132,7 @@ def _judge(
 
 def _not_zero(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     output = call(module, x, returns=torch.Tensor)
-    zeros = f"With x of shape {tuple(x.shape)} your output is all zeros. (An index may be 0, and `any()` of it is False.)"
+    zeros = f"With x of shape {tuple(x.shape)} your output is all zeros. (Index 0 is valid, and its `any()` is False.)"
     expect(output.any(), zeros)
     return output
 
@@ -147,7 +147,7 @@ def _made(answer: Any, sizes: Any, shapes: Mapping[str, tuple[int, ...]]) -> tup
         mine, named = tuple(found[name].shape), f"{name} has shape"
         expect(mine == shape, f"{named} {mine}. Is that (outputs, inputs)? How many heads does it make, and how wide?")
     more = ", ".join(name for name in found if name not in shapes)
-    expect(not more, f"Your module has too many parameters: {more}. In the exercise a Llama has no biases, not even in its norms.")
+    expect(not more, f"{more}: a Llama has no biases, not even in its norms. Add nothing to the closed form.")
     with seeded(), torch.no_grad():
         for name, shape in shapes.items():
             found[name].copy_(torch.randn(shape) / shape[-1] ** 0.5 if len(shape) == 2 else 1 + torch.rand(shape))
@@ -322,7 +322,7 @@ def vocabulary(answer: Any) -> None:
     expect(all(len(got) == 2 for got in answers), "Return two numbers, (smallest, largest).")
     answers = [tuple(of_kind(number, int, "One of the two is") for number in got) for got in answers]
     ends = zip(sum(answers, ()), sum(map(_interval, TABLES), ()), strict=True)
-    off = next(filter(None, map(_misfit, answers, TABLES)), "An end of your interval is off: a smaller or a larger V fits, too.")
+    off = next(filter(None, map(_misfit, answers, TABLES)), "An end is off: a smaller or a larger V fits, too.")
     if all(low == high for low, high in answers):
         off = "You return one vocabulary for each table. Rounding leaves room: find the smallest and the largest."
     elif all(abs(got - right) <= 1 for got, right in ends):
@@ -351,7 +351,7 @@ def read_shapes(answer: Any) -> None:
         got = entries(given, tuple(READ["sizes"]), object)
         norms = "You count the norms. How many does a block have, and how many come after the blocks?"
         expect(got["layers"] != 2 * sizes["layers"] + 1, norms)
-        largest = "You return the MLP's width. The vocabulary need not be the largest size: how often does its matrix occur?"
+        largest = "You return the MLP's width. V need not be the largest size: how often does its matrix occur?"
         expect(got["vocab"] != sizes["ffn"], largest)
         for name, hint in READ["sizes"].items():
             expect(got[name] == sizes[name], f"{name} is off: {hint}")

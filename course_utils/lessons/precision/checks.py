@@ -21,13 +21,13 @@ from .number_formats import NumberFormat, decode
 WIDTHS = ((5, 10), (8, 7), (8, 23), (5, 2), (3, 4), (6, 9))  # exponent and mantissa bits
 LIMITS: Mapping[str, tuple[Callable[[NumberFormat], float], str, Mistakes]] = {
     "epsilon": (lambda f: f.epsilon, "It depends only on the mantissa's bits: take 1 and change the last of them.", {
-        "Half of epsilon: this is the largest error of rounding near 1, not the step to the next number.": lambda f: f.epsilon / 2,
+        "Half of epsilon: that is the largest rounding error near 1, not the next number.": lambda f: f.epsilon / 2,
     }),
     "largest number": (lambda f: f.largest, "Take the largest exponent, all mantissa bits 1. Is the bias right?", {
-        "Your largest number is the smallest normal one. The order is epsilon, largest, smallest.": lambda f: f.smallest_normal,
+        "You return the smallest normal number. The order is epsilon, largest, smallest.": lambda f: f.smallest_normal,
         "Your bias is 127. That is the bias of 8 exponent bits.": lambda f: (2 - f.epsilon) * 2.0**127,
         "Your largest number is the first power of two *beyond* the largest.": lambda f: 2.0 ** (f.bias + 1),
-        "Your largest number has the largest exponent, but a mantissa of zeros. What makes it larger?": lambda f: 2.0**f.bias,
+        "Your largest number has a mantissa of zeros. What makes it larger?": lambda f: 2.0**f.bias,
         "Your largest number is twice too large. Did you use the exponent set aside for infinity, or another bias?":
             lambda f: 2 * f.largest,
     }),
@@ -103,9 +103,9 @@ def round_at_random(answer: Any) -> None:
         values, u = torch.full((40_000,), value), torch.rand(40_000, generator=dice)
         got, again = (call(answer, values=values, step=step, u=u, returns=torch.Tensor) for _ in range(2))
         _expect_no_bias(got, value, step)
-        expect(torch.equal(got, again), "Two calls with the same u give different results: u is all the randomness that you may use.")
+        expect(torch.equal(got, again), "The same u gives other results: u is all the randomness that you may use.")
         other = call(answer, values=values, step=step, u=1 - u, returns=torch.Tensor)
-        expect(not torch.equal(got, other), "Another u gives the same result: u is the randomness that you have to use.")
+        expect(not torch.equal(got, other), "Another u gives the same result: all randomness must come from u.")
     exact, u = torch.tensor([2.0, -3.0, 0.0]), torch.tensor([0.0, 0.999, 0.5])
     got = call(answer, values=exact, step=0.5, u=u, returns=torch.Tensor)
     expect(got.tolist() == exact.tolist(), "A multiple of `step` has to stay as it is, also where u is 0.")
@@ -121,11 +121,11 @@ def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
     truncated = "All results below zero are the same. Truncation goes up there: what is the multiple below?"
     expect(0 < up < 1 or value > 0, truncated)
     expect(0 < up < 1, f"All results {side} zero are the same, so nothing is stochastic. Where does u come in?")
-    coin = "You round like a fair coin. That is right only half-way between two multiples. How often up, close to the lower?"
+    coin = "You round like a fair coin, which is right only half-way. How often up, close to the lower multiple?"
     expect(abs(up - 0.5) > 0.02 or abs(fraction - 0.5) < 0.05, coin)
     turned = abs(up - (1 - fraction)) < 0.02 < abs(up - fraction)
-    expect(not turned, "Your probability is reversed: the closer a value is to the multiple above, the more often it goes there.")
-    expect(abs(up - fraction) < 0.02, f"On average your results are off {side} zero. With what probability do you round up?")
+    expect(not turned, "Reversed: the closer a value is to the multiple above, the more often it goes there.")
+    expect(abs(up - fraction) < 0.02, f"On average your results are off {side} zero: with what probability up?")
 
 
 # --------------------------------------------------------------------------------------------------- 03.4: exact_step
@@ -171,7 +171,7 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
         bits, wanted = bits[bits != wanted], wanted[bits != wanted]
         for message, made in JOIN_MISTAKES.items():
             expect(not len(bits) or not made(bits, (bits >> 16) - (wanted >> 16)), message)
-        expect(not len(bits), "A master differs from fp32 training: compare its bits with those of the weight and the rest.")
+        expect(not len(bits), "A master differs from fp32's: compare its bits with those of the weight and the rest.")
         right.copy_(new(right, own))
         master.detach().copy_(right)
 
@@ -198,7 +198,7 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
             expect(not number, "A weight holds its bits as a number. Write them through a view, as bits.")
             expect(near, "A weight is not its new master's upper half. Do you read the bits after `update`?")
         expect(any(rest.any() for rest in rests), "All rests are still 0 after a step: what bf16 cannot hold is lost.")
-        expect(last.total == last["parameters"], "Something is left when the step is over. Keep only weights and rests.")
+        expect(last.total == last["parameters"], "Something is left when the step is over. Keep weights and rests only.")
         one_by_one = "Several masters exist at once. Put one together, use it, store it, and only then begin the next."
         expect(most.total - most["parameters"] <= 12 * 4 * 256, one_by_one)
 
@@ -218,8 +218,8 @@ STEP_MISTAKES: Mistakes = {  # conditions on the learner's steps and the right o
     "Gradients are divided, but were they ever multiplied?": lambda got, right: got.small.norm < right.small.norm / 100,
     "Tiny gradients get lost in fp16: upcast before you divide by the scale.":
         lambda got, right: not NEAR(got.tiny.norm, right.tiny.norm) and NEAR(got.small.norm, right.small.norm),
-    "Large gradients are not clipped: the norm of all together is at most 1.": lambda got, right: got.large.norm > 1.01 * right.large.norm,
-    "A step with infinite gradients changes the masters: check the gradients first.": lambda got, right: got.infinite.masters.any(),
+    "Large gradients are not clipped: norm 1 at most.": lambda got, right: got.large.norm > 1.01 * right.large.norm,
+    "A step with infinite gradients changes the masters: check first.": lambda got, right: got.infinite.masters.any(),
     "Gradients were infinite, but your function says that it took a step.": lambda got, right: got.infinite.taken,
     "You step although one gradient is infinite: check every number of every weight.":
         lambda got, right: any(bool(one.taken or one.masters.any()) for one in (got.first_infinite, got.last_infinite)),
@@ -321,7 +321,7 @@ CHOICE_MISTAKES: Mistakes = {
         partial(_choose, ranks=lambda card: [[n for rank in _ranks(card) for n in rank]]),
     "You take autocast wherever it fits. In the first rank, the lower peak wins.":
         partial(_choose, pick=lambda peaks, key: next(iter(peaks))),
-    "You change the attention of every run. On cards with bf16, the run keeps its own.": partial(_choose, attention="efficient"),
+    "You change every run's attention. Cards with bf16 keep the run's own.": partial(_choose, attention="efficient"),
     "You assume flash attention. The run may ask for another kernel.": partial(_choose, attention="flash"),
     "You take the higher peak of the first rank. The lower one wins.": partial(_choose, pick=max),
     "You give up after the first rank: try the next one.": partial(_choose, ranks=lambda card: _ranks(card)[:1]),
