@@ -286,7 +286,7 @@ EXACT_STEP = Answers(
         (stored_as_numbers, "A weight holds its bits as a number"),
         (other_halves, "A weight is not its new master's upper half"),
         (halves("all at once"), "Several masters exist at once"),
-        (halves("keeps"), "Something is left when the step is over"),
+        (halves("keeps"), "Something is left after the step"),
         (new_lists, "A weight or a rest is a new tensor"),
         (new_memory, "write into the memory that it has"),
         (watched_halves, "use torch.no_grad()"),

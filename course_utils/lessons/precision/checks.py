@@ -198,7 +198,7 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
             expect(not number, "A weight holds its bits as a number. Write them through a view, as bits.")
             expect(near, "A weight is not its new master's upper half. Do you read the bits after `update`?")
         expect(any(rest.any() for rest in rests), "All rests are still 0 after a step: what bf16 cannot hold is lost.")
-        expect(last.total == last["parameters"], "Something is left when the step is over. Keep weights and rests only.")
+        expect(last.total == last["parameters"], "Something is left after the step. Keep only weights and rests.")
         one_by_one = "Several masters exist at once. Put one together, use it, store it, and only then begin the next."
         expect(most.total - most["parameters"] <= 12 * 4 * 256, one_by_one)
 
