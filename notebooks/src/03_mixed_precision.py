@@ -90,8 +90,8 @@ reveal("03.moved", 1000 * (bf16.item() - 1), unit="thousandths")
 
 # %% [markdown]
 # The update is less than half the distance to the next number, so each sum rounds back to the old weight. fp16 loses
-# updates of up to $2^{-11}$ of the weight, bf16 eight times as large ones. Change the update to 0.001: which of the two
-# moves? With 0.005, where does bf16 stop?
+# updates of up to $2^{-11}$ of the weight. bf16 loses updates eight times as large. Change the update to 0.001: which
+# of the two moves? With 0.005, where does bf16 stop?
 #
 # There are two cures:
 #
@@ -119,7 +119,7 @@ print(f"10,000 weights rounded at random: mean {stored.float().mean():.3f}, from
 # %% [markdown]
 # How many weights of a network does this affect? Adam's updates are about as large as its learning rate, and smaller
 # where gradients are noisy. Take a small language model with GPT-2's initial weights (standard deviation 0.02), and add
-# the rate to each. How many stay where they are?
+# the rate to each. How many weights stay where they are?
 
 # %%
 from course_utils.lessons.shared.language_model import language_model
@@ -133,12 +133,12 @@ for rate in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5):
     print(f"rate {rate:.0e}:", ", ".join(f"{share:4.0%} unmoved in {dtype}" for dtype, share in unmoved.items()))
 
 # %% [markdown]
-# Pure bf16 works while the learning rate is high. As it decays, most of the network freezes.
+# Pure bf16 works while the learning rate is high. As the rate decays, most of the network freezes.
 
 # %% [markdown]
 # ## Second failure: the gradient that underflows
-# Gradients are small, and fp16 ends at $2^{-24}$. Below half of that, everything becomes 0. Train a small model of
-# characters for 50 steps, and look at its gradients.
+# Gradients are small, and fp16's smallest number is $2^{-24}$. Everything below half of it becomes 0. Train a small
+# model of characters for 50 steps, and look at its gradients.
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -156,7 +156,7 @@ gradients = torch.cat([weight.grad.flatten() for weight in model.parameters()])
 gradients = gradients[gradients != 0]
 
 # %% [markdown]
-# These would survive in fp16. But a large training divides its loss, and so each gradient, by the number of
+# These gradients would survive in fp16. But a large training divides its loss, and so each gradient, by the number of
 # [micro-batches](../docs/glossary.md#micro-batch-and-global-batch). **To provoke what happens there, we divide the loss
 # by 4,096**, which is $2^{12}$.
 #
@@ -179,7 +179,7 @@ histogram_figure(divided, "fp16 turns the red gradients into 0, and keeps few di
 # gradient is multiplied too. Divide before the optimizer sees them. This is [*loss
 # scaling*](../docs/glossary.md#loss-scaling) ([Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740), section
 # 3.2). A power of two changes only the exponent, so nothing is rounded. From which power on do gradients become
-# infinite? Predict, then change it.
+# infinite? Predict, then change the scale.
 
 # %% tags=["nbval-ignore-output"]
 scale = 2.0**16  # change this
@@ -204,8 +204,8 @@ overflows = numbers.half().square().isinf()
 reveal("03.square", numbers[overflows].min().item(), unit="")
 
 # %% [markdown]
-# The example is off by one, but its point holds. Now take a row of 4,096 activations, each 5 or −5. Which operations
-# overflow in fp16? Then change 5 to 300. Predict, then run.
+# BLOOM's example is off by one, but its point holds. Now take a row of 4,096 activations, each 5 or −5. Which
+# operations overflow in fp16? Then change 5 to 300. Predict, then run.
 
 # %%
 from torch.nn.functional import layer_norm, rms_norm
@@ -336,8 +336,8 @@ reveal("03.trained", len(as_well), unit="of five")
 # start of a training.
 #
 # ### The end of a training
-# At the end the rate has decayed. Take the model after 200 steps in fp32. Train 100 more at a rate of 0.00001: in fp32,
-# in bf16 alone, and in bf16 with master weights.
+# At the end the rate has decayed. Take the model after 200 steps in fp32. Train 100 more steps at a rate of 0.00001: in
+# fp32, in bf16 alone, and in bf16 with master weights.
 #
 # **Your guess.** How many percent of the weights have not moved at all after these 100 steps in bf16 alone?
 
@@ -381,9 +381,9 @@ print("Adam's epsilon of 1e-8, in fp16:", torch.tensor(1e-8).half().item())
 # Adam divides by $\sqrt{v} + \varepsilon$. In fp16, the square of a small gradient is 0, and so is ε: 0/0.
 #
 # ### Why large models diverged in fp16
-# With master weights and loss scaling, fp16 trained good models for years, until they grew large. The BLOOM team spent
-# *several months* on an fp16 model of 104 billion parameters whose loss kept diverging ([The Technology Behind BLOOM
-# Training](https://huggingface.co/blog/bloom-megatron-deepspeed)). OPT's paper ([section
+# With master weights and loss scaling, fp16 trained good models for years, until models grew large. The BLOOM team
+# spent *several months* on an fp16 model of 104 billion parameters whose loss kept diverging ([The Technology Behind
+# BLOOM Training](https://huggingface.co/blog/bloom-megatron-deepspeed)). OPT's paper ([section
 # 2.5](https://arxiv.org/abs/2205.01068)) names three signs: the loss runs away, the dynamic loss scale falls to 0, the
 # last layer's activations grow. Loss scaling protects *gradients*. Nothing keeps forward's *activations* below 65,504.
 # BLOOM was then trained in bf16. NVIDIA's cards have it since Ampere (2020); a T4 or a V100 does not.
@@ -480,10 +480,10 @@ with on_gpu():
         hook.remove()
 
 # %% [markdown]
-# Matrix products and GELU return bf16. **Norms and softmax return fp32**, and it is kept. Their kernels add in fp32
-# anyway; autocast changes what is *stored*. The block's output, the [residual
+# Matrix products and GELU return bf16. **Norms and softmax return fp32**, and forward keeps it. Their kernels add in
+# fp32 anyway; autocast changes what is *stored*. The block's output, the [residual
 # stream](../docs/glossary.md#residual-connection), is fp32: each addition takes the wider format. Now measure what
-# forward keeps. It includes one more cost, a 16-bit *copy* of every weight matrix.
+# forward keeps, with one more cost: a 16-bit *copy* of every weight matrix.
 
 # %%
 tokens = 256  # change this

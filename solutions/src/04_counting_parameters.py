@@ -304,9 +304,9 @@ for kind in (Wasteful, Experts):
 # not say why. Suppose that only the vocabulary was wrong: somebody took another V. Then each row of the table narrows V
 # down.
 #
-# `vocabulary(table)` gets a list of rows, each a dictionary with `"h"`, `"L"`, `"P"` and `"millions"`. A V fits a row if
-# N, in millions, rounds to the printed number. Return two whole numbers: the smallest and the largest V that fit *every*
-# row. Both are below 200,000. The check has two more tables, with other P.
+# `vocabulary(table)` gets a list of rows, each a dictionary with `"h"`, `"L"`, `"P"` and `"millions"`. A V fits a row
+# if N, in millions, rounds to the printed number. Return two whole numbers: the smallest and the largest V that fit
+# *every* row. Both are below 200,000. The check has two more tables, with other P.
 
 
 # %%
