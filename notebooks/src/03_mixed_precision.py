@@ -526,7 +526,7 @@ with on_gpu():
 
 # %% [markdown]
 # The [log-softmax](../docs/glossary.md#log-softmax) inside the loss runs in the logits' bf16. Then its result is copied
-# to fp32. Both stay: 6 bytes per logit. Now whole steps of GPT-2: `measure` runs one in each recipe.
+# to fp32. Both stay: 6 bytes per logit. Now take whole steps of GPT-2. `measure` runs one in each recipe.
 
 # %%
 from course_utils import TrainingRun, measure
@@ -542,7 +542,7 @@ reveal("03.autocast", 100 * kept["amp-bf16"] / kept["fp32"], unit="% of fp32's")
 
 # %% [markdown]
 # ## The sum for each recipe
-# Now the bytes that persist. Lesson 01 had [ZeRO](../docs/glossary.md#zero)'s 2 + 2 + 12 per parameter.
+# Now count the bytes that persist. Lesson 01 had [ZeRO](../docs/glossary.md#zero)'s 2 + 2 + 12 per parameter.
 #
 # **Your guess.** How many GB do weights, gradients and optimizer states of GPT-2 XL (1.56 billion parameters) take
 # under *autocast*?
@@ -590,10 +590,11 @@ title = "GPT-2 XL's states shrink only in recipes that give up fp32 copies"
 stack(states, title, provenance="estimated from formulas")
 
 # %% [markdown]
-# fp32 and autocast take the same 4 + 4 + 8. ZeRO's 2 + 2 + 12 is another recipe with the same sum. Only recipes that
-# give up fp32 copies take less: bf16 alone with 8, and fp8. **The gap** is 0 because both sides count tensors. On a
-# real card, add the driver's context (a few hundred MB), cuBLAS's [workspaces](../docs/glossary.md#workspace) (17 MB),
-# and what the allocator reserves beyond its tensors ([lesson 10](10_allocator_and_fragmentation.ipynb)).
+# fp32 and autocast take the same 4 + 4 + 8 bytes per parameter. ZeRO's 2 + 2 + 12 is another recipe with the same sum.
+# Only recipes that give up fp32 copies take less: bf16 alone with 8, and fp8. **The gap** is 0 because both sides count
+# tensors. On a real card, add the driver's context (a few hundred MB), cuBLAS's
+# [workspaces](../docs/glossary.md#workspace) (17 MB), and what the allocator reserves beyond its tensors ([lesson
+# 10](10_allocator_and_fragmentation.ipynb)).
 #
 # ### 16, 18, 20: who says what
 # Every convention is a sum of the same few terms. Before you compare two tools, ask which terms they include.
@@ -615,7 +616,7 @@ for name, terms in conventions.items():
     print(f"{name:47s} {' + '.join(map(str, terms))} = {sum(terms)}")
 
 # %% [markdown]
-# Megatron Core's three are in its guide, [Distributed
+# Megatron Core's three conventions are in its guide, [Distributed
 # Optimizer](https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html). Its 20 has 16-bit
 # gradients *and* an fp32 copy for the optimizer, like the 20 of the [Ultra-Scale
 # Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook). ZeRO's count leaves that copy out. Lesson 02
@@ -679,7 +680,7 @@ for name in ("amp-bf16", "bf16-master", "bf16"):
 # %% [markdown]
 # ### And time?
 # For many, speed matters more than memory. Matrix units multiply 16-bit numbers several times as fast, and only half
-# the bytes move. **No simulation can show that.** These times were recorded on real GPUs:
+# the bytes move. **No simulation can show speed.** These times were recorded on real GPUs:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -687,8 +688,8 @@ from course_utils.lessons.shared.recorded_times import recorded_times
 recorded_times("precision")
 
 # %% [markdown]
-# If this machine has a GPU, time your own. It keeps working while Python goes ahead, so wait for it (`synchronize`)
-# before you read the clock.
+# If this machine has a GPU, time your own. The GPU keeps working while Python goes ahead, so wait for it
+# (`synchronize`) before you read the clock.
 
 # %% tags=["nbval-ignore-output", "this-machine"]
 import time

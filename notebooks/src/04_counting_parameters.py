@@ -12,7 +12,7 @@
 # # 04 · Counting parameters
 #
 # **55 minutes.** You should know what a matrix product is, and from [lesson 01](01_where_did_the_memory_go.ipynb) that
-# each parameter costs a training step about 16 bytes. No GPU is needed: you count, and nothing has to run.
+# each parameter costs a training step about 16 bytes. No GPU is needed: nothing has to run.
 #
 # Weights, gradients, optimizer states, checkpoints on disk, the traffic between GPUs: all are *N times something*. So
 # you want to be sure of N. It follows from the architecture, to the last unit. You will count GPT-2, Llama and Mixtral
@@ -52,7 +52,7 @@ class GPT(nn.Module):
 
 # %% [markdown]
 # **Estimate.** The table has V·h numbers. **Measure.** On torch's `meta` device a tensor has a shape and a type, but no
-# memory. So even GPT-3 fits on your laptop, as long as you only count.
+# memory. So even GPT-3 fits on your laptop.
 
 # %%
 from collections import Counter
@@ -70,8 +70,8 @@ print(f"all        {parts.total():12,}; V·h minus the modules' table: {plus_min
 reveal("04.embedding", 100 * parts["words"] / parts.total(), unit="%")
 
 # %% [markdown]
-# Almost a third, in a model that people call a stack of attention layers. Change V to 128,256, the vocabulary of Llama
-# 3, and predict the table's percentage.
+# The table is almost a third of a model that people call a stack of attention layers. Change V to 128,256, the
+# vocabulary of Llama 3, and predict the table's percentage.
 
 # %% [markdown]
 # ## One block, matrix by matrix
@@ -85,10 +85,10 @@ reveal("04.embedding", 100 * parts["words"] / parts.total(), unit="%")
 # | MLP, up | h | 4h | 4h² | 4h |
 # | MLP, down | 4h | h | 4h² | h |
 #
-# Two LayerNorms add a scale and a shift for each of the h numbers: 2·2h. The number of heads does not matter: heads cut
-# the same matrices into pieces.
+# Two LayerNorms add a scale and a shift for each of the h numbers: 2·2h. Heads only cut the same matrices into pieces,
+# so their number does not matter.
 #
-# **Your guess.** Divide the number of a block's parameters by h². What do you get?
+# **Your guess.** Divide a block's parameters by h². What do you get?
 
 # %%
 predict("04.block", unit="h²")
@@ -115,7 +115,7 @@ print(f"a block: {parts.total():,}; 12h² + 13h = {12 * h**2 + 13 * h:,}")
 reveal("04.block", parts.total() / h**2, unit="h²")
 
 # %% [markdown]
-# Biases and norms add $13h / h^2$ to the 12. Two thirds of a block are its MLP. Change the heads to 5, and predict the
+# Biases and norms add $13h / h^2$ to 12. Two thirds of a block are its MLP. Change the heads to 5, and predict the
 # count. Later models have no biases. Then a LayerNorm has no shift either:
 
 # %%
@@ -161,15 +161,15 @@ reveal("04.paper", N / 1e6 - said, unit="million")
 
 # %% [markdown]
 # Formula and modules agree to the unit in all four sizes. The paper is wrong in all four. OpenAI's first two
-# checkpoints carried its numbers too, until they were renamed in August 2019. Since then, a footnote in the README of
-# the [code](https://github.com/openai/gpt-2) says that the original counts "were wrong due to an error". It does not
-# say which. In the exercises you will find one that fits.
+# checkpoints carried the paper's numbers too, until both were renamed in August 2019. Since then, a footnote in the
+# README of the [code](https://github.com/openai/gpt-2) says that the original counts "were wrong due to an error". It
+# does not say which error. In the exercises you will find one that fits.
 
 # %% [markdown]
 # ### How to count wrong in one line
 # Two lines of PyTorch look alike. One adds up `network.parameters()`, the other everything in `network.state_dict()`.
 #
-# **Your guess.** By how many million do the sums of `parameters()` and `state_dict()` differ for GPT-2 XL?
+# **Your guess.** By how many million do the two sums differ for GPT-2 XL?
 
 # %%
 predict("04.tied", unit="million")
@@ -295,8 +295,8 @@ print(f"keys and values: {every:,} with a head for each query, {grouped:,} in gr
 reveal("04.grouped", (every - grouped) / 1e9, unit="billion")
 
 # %% [markdown]
-# A tenth of the model. (Grouped queries also keep fewer bytes per token, see lesson 05.) Now the whole model, by
-# formula and by modules.
+# Grouped queries save a tenth of the model. (They also keep fewer bytes per token, see lesson 05.) Now the whole model,
+# by formula and by modules.
 
 
 # %%
@@ -338,8 +338,8 @@ print(f"{'N':16s} {N:13,} by formula, minus the modules': {plus_minus(N - parts.
 # %% [markdown]
 # Change k in the line `Llama(V, h, L, k, f)` to h. Predict which rows differ now.
 #
-# Is our network the published one? Each released checkpoint on Hugging Face comes with an index of its files
-# (`model.safetensors.index.json`). Its `total_size` is the number of bytes of all tensors, in
+# Is our network the published one? Each released checkpoint on Hugging Face has an index of its files
+# (`model.safetensors.index.json`). Its `total_size` is the bytes of all tensors, in
 # [bf16](../docs/glossary.md#fp16-and-bf16). Half of it is N, counted by somebody else.
 
 # %%
@@ -411,7 +411,7 @@ reveal("04.experts", stored / 1e9, unit="billion")
 reveal("04.active", active / 1e9, unit="billion")
 
 # %% [markdown]
-# 56 counts seven copies of attention, words and head that do not exist. And its 7 is 7.24, rounded down. Mistral AI
+# The 56 counts seven copies of attention, words and head that do not exist. Its 7 is 7.24, rounded down. Mistral AI
 # says 46.7 and 12.9 billion ([Mixtral of experts](https://mistral.ai/news/mixtral-of-experts/), 2023), as you found.
 # Change E to 64, and predict both numbers.
 
@@ -463,10 +463,10 @@ print(f"rounding each tensor up to a multiple of 512 bytes adds {rounded - neede
 
 # %% [markdown]
 # **The gap** is the allocator's. It hands out multiples of 512 bytes, and a vector of 1,600 fp32 numbers is 12.5 of
-# them. But most of the gap has another cause: when the allocator cuts a tensor's piece from a larger one, it does not
-# split off a rest below 1 MiB (lesson 10). A card also holds what `memory_allocated()` does not show: memory that is
-# [reserved](../docs/glossary.md#allocated-and-reserved) but not in use, and the CUDA context. Change h to 2,048 and the
-# heads to 32. Predict: what is left of the gap?
+# them. But most of the gap has another cause: the allocator does not cut off a rest below 1 MiB from a larger piece
+# (lesson 10). `memory_allocated()` leaves out two things that a card also holds:
+# [reserved](../docs/glossary.md#allocated-and-reserved) memory that is not in use, and the CUDA context. Change h to
+# 2,048 and the heads to 32. Predict: what is left of the gap?
 
 # %% [markdown]
 # ## Build your own
