@@ -339,7 +339,7 @@ print(f"{'N':16s} {N:13,} by formula, minus the modules': {plus_minus(N - parts.
 # Change k in the line `Llama(V, h, L, k, f)` to h. Predict which rows differ now.
 #
 # Is our network the published one? Each released checkpoint on Hugging Face has an index of its files
-# (`model.safetensors.index.json`). Its `total_size` is the bytes of all tensors, in
+# (`model.safetensors.index.json`). Its `total_size` gives the bytes of all tensors, in
 # [bf16](../docs/glossary.md#fp16-and-bf16). Half of it is N, counted by somebody else.
 
 # %%
