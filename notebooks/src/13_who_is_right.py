@@ -13,27 +13,25 @@
 # # 13 · Who is right?
 #
 # **55 minutes.** You should know what a block keeps ([lesson 05](05_activations.ipynb)), what recomputation leaves
-# ([lesson 06](06_recomputation.ipynb)), and autocast's account ([lesson 03](03_mixed_precision.ipynb)). No GPU is
+# ([lesson 06](06_recomputation.ipynb)), and what autocast adds ([lesson 03](03_mixed_precision.ipynb)). No GPU is
 # needed: where a measurement is simulated, it says so.
 #
-# You know by now how to account for a training step. So do others: papers, libraries and web pages give a formula or a
-# calculator. Here you ask nine of them. You will see how far apart they are, find the term that each one lacks, and
-# close the account to the byte. None of them is careless: each was made for something. Finding out *for what* is the
-# point.
+# You can account for a training step by now. So can papers, libraries and web pages, with a formula or a calculator.
+# Here you ask nine of them, find the term that each one lacks, and close the account to the byte. None of them is
+# careless. Each was made for something, and the point is to find out *for what*.
 #
-# The judge is a *simulated* step: torch's own code runs, every tensor is counted, and no byte of a GPU is touched. The
-# last word is a card's: the end of the lesson judges the nine, and the judge, by what GPUs have counted.
+# The judge is a *simulated* step: it runs torch's own code and counts every tensor, without a GPU. Real GPUs have the
+# last word. At the end, what they measured judges the nine, and the simulation too.
 
 # %% [markdown]
 # ## Nine calculators
-# The question: Llama 3.1 8B, two sequences of 8,192 tokens, [bf16](../docs/glossary.md#fp16-and-bf16) autocast, AdamW,
-# [flash attention](../docs/glossary.md#flashattention), one GPU, nothing recomputed. How much memory does training
-# take?
+# You train Llama 3.1 8B on one GPU: two sequences of 8,192 tokens, [bf16](../docs/glossary.md#fp16-and-bf16) autocast,
+# AdamW, [flash attention](../docs/glossary.md#flashattention), nothing recomputed. How much memory does that take?
 #
-# Six of the nine answer it. The other three answer a part: accelerate and DeepSpeed count states alone, Korthikanti et
-# al. activations alone. So compare like with like.
+# Six of the nine answer this question. Three answer a part of it: accelerate and DeepSpeed count only states,
+# Korthikanti et al. only activations. So compare like with like.
 #
-# **Your guess.** Take the six answers, and divide the largest by the smallest. What do you get?
+# **Your guess.** Divide the largest of the six answers by the smallest: what do you get?
 
 # %%
 from course_utils import TrainingRun, format_bytes, plus_minus
@@ -51,7 +49,7 @@ waits_for("13.fold")
 runs = {"Llama 3.1 8B": llama, "GPT-2 XL": xl}
 order = [name for part in ("states", "activations", "a step") for name in answers(llama, part)]
 panels = {model: {calculator(name).label: calculator(name).parts(run) for name in order} for model, run in runs.items()}
-side_by_side(panels, "Six public answers to one question, three to a part of it, and no two agree")
+side_by_side(panels, "Six public answers to one question, three to a part of it: no two agree")
 
 # %%
 reveal("13.fold", spread(llama, "a step"), unit="times")
@@ -62,11 +60,10 @@ for model, run in runs.items():
               f"{spread(run, counts):.1f} times")  # fmt: skip
 
 # %% [markdown]
-# The larger factor, of all nine, is what you meet if you take whatever a search finds: some of it answers another
-# question. The smaller one is real disagreement. One thing in the picture explains most of it before you compute
-# anything. Some bars are mostly hatched: that is the s×s matrix of
-# [eager attention](../docs/glossary.md#eager-attention), which a flash kernel never writes. So the factor is no
-# constant: it grows with the batch.
+# The larger factor compares all nine, as anybody does who takes whatever a search finds. The smaller one is real
+# disagreement. The figure shows its main cause: some bars are mostly hatched. That is the s×s matrix of [eager
+# attention](../docs/glossary.md#eager-attention), which a flash kernel never writes. So the factor is not a constant:
+# it grows with the batch.
 
 # %% tags=["hide-input"]
 from course_utils.figures import lines
@@ -75,12 +72,12 @@ batches = [1, 2, 4, 8]
 spreads = {model: (batches, [spread(run.replace(micro_batch=b), "a step") for b in batches])
            for model, run in runs.items()}  # fmt: skip
 lines(
-    spreads, "The more you train at once, the further the six are apart",
+    spreads, "The larger the micro-batch, the further apart the six answers are",
     "sequences in the micro-batch", "largest answer / smallest answer", log_x=True,
 )  # fmt: skip
 
 # %% [markdown]
-# **What each was made for.** Read this before you blame anybody.
+# **What was each made for?** Read this before you blame anybody.
 
 # %%
 for name in order:
@@ -88,8 +85,8 @@ for name in order:
     print(f"{name:29s} {one.made_for}\n{'':29s} [{one.source}]")
 
 # %% [markdown]
-# All nine are given as they stood when they were read for this course; tools change. The formulas are in
-# `course_utils/estimating/published.py`, each with its source and what it leaves out.
+# Tools change. The course has all nine as they were when we read them, in `course_utils/estimating/published.py`, each
+# with its source and what it leaves out.
 
 # %% [markdown]
 # ## Measure it
@@ -113,7 +110,7 @@ waits_for("13.within")
 word = real["GPT-2 XL"].word
 with_truth = {model: panels[model] | {f"{word} step": real[model].parts} for model in runs}
 peaks = {model: real[model].peak for model in runs}
-title = f"With the s×s matrices, answers are two to four times the {word} peak"
+title = f"Answers with s×s matrices are two to four times the {word} peak"
 side_by_side(with_truth, title, peaks, real["GPT-2 XL"].provenance, word)
 
 # %%
@@ -128,16 +125,15 @@ for model, names in near.items():
     print(f"{model}, within 10 %: {', '.join(names)}")
 
 # %% [markdown]
-# **The gap.** Look at the lowest bar: the step has two colors that no calculator has, the 16-bit
-# [weight copies](../docs/glossary.md#autocast) of autocast and the temporaries of the loss. So even those that are near
-# cannot be right in all their parts.
+# **The gap.** Look at the lowest bar. The step has two colors that no calculator has: autocast's 16-bit [weight
+# copies](../docs/glossary.md#autocast), and the temporaries of the loss. So no answer can be right in every part.
 
 # %% [markdown]
 # ## Near, and why
-# llm-analysis is the nearest, for GPT-2 XL almost exact. An error of a total is a sum of
-# [signed errors](../docs/glossary.md#signed-error) of parts.
+# llm-analysis comes nearest. For GPT-2 XL it is almost exact. But the error of a total is a sum of [signed
+# errors](../docs/glossary.md#signed-error) of its parts.
 #
-# **Your guess.** Add up the errors of its parts for GPT-2 XL, all signs taken away: how many GB?
+# **Your guess.** Take the errors of its parts for GPT-2 XL, drop all signs, and add them up: how many GB?
 
 # %%
 off = calculator("llm-analysis").total(xl) - real["GPT-2 XL"].peak
@@ -145,8 +141,8 @@ print(f"llm-analysis minus {word}, GPT-2 XL: {plus_minus(off / 1e9, 1)} GB")
 predict("13.cancel", unit="GB")
 
 # %% [markdown]
-# Answer and truth are cut into the same parts. That gives a closed list of eight terms, and for each calculator they
-# add up to the whole gap, to the byte:
+# Cut each answer and the simulated peak into the same parts. That gives eight terms. For each calculator they add up to
+# the complete gap, to the byte:
 
 # %%
 from course_utils.lessons.calculators.calculators import TERMS, gaps
@@ -171,15 +167,15 @@ for name, found in table.items():
     print(f"{name:29s} sum of terms − error: {sum(found.values()) - error} bytes; errors of parts / error: {wrong:.1f}")
 
 # %% [markdown]
-# **The gap.** Gradients that are counted in full, though none are there at the peak, and a little too much in the
-# blocks make up for a loss that is counted too low, and for copies and temporaries that are not counted at all. For
-# Llama the same calculator has too little in the blocks. A total that fits proves little, so ask for the parts.
+# **The gap.** llm-analysis counts gradients in full, though none exist at the peak, and slightly too much in the
+# blocks. It counts too little for the loss, and no copies or temporaries. The two sides cancel. For Llama it counts too
+# little in the blocks. A total that fits proves little, so ask for the parts.
 
 # %% [markdown]
 # ## Find the missing term
 # Your turn. Choose a calculator, think about what it was made for, and tick the *one* term that matters most. The bars
-# show its answer with that term put right, and the line above them says how large that term is among the eight. Then
-# tick on until it is exact.
+# show the corrected answer. The line above them ranks that term among the eight. Then tick more terms until the answer
+# is exact.
 
 # %%
 from course_utils.lessons.calculators.widget import mender
@@ -188,8 +184,8 @@ cases = {model: (run, real[model]) for model, run in runs.items()}
 mender(cases, "EleutherAI cookbook")
 
 # %% [markdown]
-# **Your guess.** [ZeRO](../docs/glossary.md#zero)'s sum for Llama 3.1 8B: 16 bytes a parameter, and activations of
-# 12·h·b·s·L numbers. How many GB does its largest missing term lack?
+# **Your guess.** For Llama 3.1 8B, [ZeRO](../docs/glossary.md#zero) adds up 16 bytes per parameter and $12hbsL$ numbers
+# of activations. How many GB is its largest missing term?
 
 # %%
 predict("13.zero", unit="GB")
@@ -201,24 +197,24 @@ from course_utils.lessons.calculators.calculators import largest_gap
 waits_for("13.zero")
 worst = largest_gap("ZeRO", llama, real["Llama 3.1 8B"])
 lacks = -gaps("ZeRO", llama, real["Llama 3.1 8B"])[worst]
-title = "ZeRO with every term put right: what a block keeps, the loss and the copies were missing"
+title = "ZeRO with every term corrected: it lacked activations of the blocks, the loss and the copies"
 corrected("ZeRO", [term.name for term in TERMS], llama, real["Llama 3.1 8B"], title, real["Llama 3.1 8B"].provenance)
 
 # %%
 print(f"largest term: {worst}")
 reveal("13.zero", lacks)
 h, kv, f = llama.model.hidden, llama.model.kv, llama.model.ffn
-print(f"ZeRO: 24·h = {24 * h:,} bytes a token and block; under autocast a Llama keeps "
+print(f"ZeRO: 24·h = {24 * h:,} bytes per token and block; under autocast a Llama keeps "
       f"22·h + 4·kv + 8·ffn = {22 * h + 4 * kv + 8 * f:,}")  # fmt: skip
 
 # %% [markdown]
-# **The gap** of each of the nine, with its largest term, and what is left when that one term is put right:
+# **The gap** of each of the nine, its largest term, and what remains when you correct only that term:
 
 # %%
 from course_utils.lessons.calculators.calculators import add_back
 
 found = {name: gaps(name, llama, real["Llama 3.1 8B"]) for name in order}
-title = f"Llama 3.1 8B, answer minus {word} peak in GB: one column makes the four highest answers"
+title = f"Llama 3.1 8B, answer minus {word} peak in GB: one column explains the four highest answers"
 gap_map(found, real["Llama 3.1 8B"].peak, title, provenance=real["Llama 3.1 8B"].provenance)
 
 # %% tags=["hide-input"]
@@ -227,18 +223,18 @@ for name in order:
     term = largest_gap(name, llama, real["Llama 3.1 8B"])
     before = percent_off(calculator(name).total(llama), peak)
     after = percent_off(add_back(name, [term], llama, real["Llama 3.1 8B"]), peak)
-    print(f"{name:29s} {plus_minus(before, 1):>7} %; with {term} put right {plus_minus(after, 1):>6} %")
+    print(f"{name:29s} {plus_minus(before, 1):>7} %; with {term} corrected {plus_minus(after, 1):>6} %")
 
 # %% [markdown]
-# Read the columns, too. *Gradients at the peak*: nearly everybody adds up the largest value of each kind, and the peak
-# is the largest sum. *Weight copies* and *temporaries*: nobody has them. *Number of parameters*: 12h² + 13h a block is
-# a GPT's; a Llama has three wide matrices and fewer keys.
+# Read the columns, too. *Gradients at the peak*: nearly every calculator adds up the largest value of each kind, but
+# the peak is the largest sum at one moment. *Weight copies* and *temporaries*: no calculator has them. *Number of
+# parameters*: $12h^2 + 13h$ per block describes a GPT. A Llama has three wide matrices and fewer keys.
 
 # %% [markdown]
 # ## On its home ground
-# Was Korthikanti et al.'s formula ever right? Ask it what it was made for: a GPT with dropout, eager attention, weights
-# and activations in 16 bits; and compare its answer with what it counts, what is kept for backward when the loss is
-# there. **Your guess.** By how many percent is it off, for GPT-2?
+# Was Korthikanti et al.'s formula ever right? Ask about the run that it was made for: a GPT with dropout, eager
+# attention, weights and activations in 16 bits. Compare its answer with what it counts: all that is kept for backward
+# once the loss exists. **Your guess.** By how many percent is it off, for GPT-2?
 
 # %%
 home = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="bf16-master", attention="eager")
@@ -251,33 +247,32 @@ from course_utils.estimating.published import FORMULAS
 step = measure(home)
 by_name = {formula.name: formula for formula in FORMULAS}
 off = {name: percent_off(formula.bytes(home), truth_of(formula.counts, step))
-       for name, formula in by_name.items() if name != "accelerate"}  # it takes fp32 weights alone  # fmt: skip
+       for name, formula in by_name.items() if name != "accelerate"}  # it takes only fp32 weights  # fmt: skip
 reveal("13.home", abs(off["Korthikanti: all"]), unit="%")
 s, b, V = home.seq_len, home.micro_batch, home.model.vocab
 counted = truth_of("activations and loss", step)
-print(f"its blocks alone: {plus_minus(off['Korthikanti: blocks'], 2)} %")
-print(f"it has 4·s·b·V for logits in fp32, the step keeps 2·s·b·V: {plus_minus(200 * s * b * V / counted, 1)} %")
+print(f"its blocks only: {plus_minus(off['Korthikanti: blocks'], 2)} %")
+print(f"its fp32 logits take 4·s·b·V, the step keeps 2·s·b·V: {plus_minus(200 * s * b * V / counted, 1)} %")
 
 # %% [markdown]
-# **The gap.** The blocks are right to a fraction of a percent. Korthikanti et al. have
-# [logits](../docs/glossary.md#logits) in fp32, and this step keeps a 16-bit
-# [log-softmax](../docs/glossary.md#log-softmax): that is the rest. The same formula missed Llama's peak by a factor of
-# three. It was not the formula that changed.
+# **The gap.** The blocks are right to a fraction of a percent. The rest is the loss: the formula has fp32
+# [logits](../docs/glossary.md#logits), this step keeps a 16-bit [log-softmax](../docs/glossary.md#log-softmax). The
+# same formula missed Llama's peak by a factor of three. The formula did not change. The question did.
 #
-# And the others on this run, each compared with what *it* counts:
+# And the others on this run, each compared with what *it* counts?
 
 # %%
 for name, percent in off.items():
     print(f"{name:29s} {plus_minus(percent, 1):>6} % of {by_name[name].counts}")
 
 # %% [markdown]
-# States are right, or high where an fp32 copy of the gradients is added for the update. The totals lack the logits, the
-# loss's gradient, or eager attention's scores; "12hbsL" is low even at home.
+# States are right, or too high where a formula adds an fp32 copy of the gradients for the update. Totals lack the
+# logits, the gradient of the loss, or eager attention's scores. "12hbsL" is low even at home.
 
 # %% [markdown]
 # ## Another GB
 # Not every difference is a term. [DeepSpeed's documentation](https://deepspeed.readthedocs.io/en/latest/memory.html)
-# shows for a T5 of 2,851 million parameters on 8 GPUs under ZeRO-2: "15.93GB". **Your guess.** How many GB is it?
+# gives "15.93GB" for a T5 of 2,851 million parameters on 8 GPUs under ZeRO-2. **Your guess.** How many GB is it?
 
 # %%
 predict("13.gib", unit="GB")
@@ -292,13 +287,13 @@ for unit, factor in {"KiB": 2**10 / 1e3, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e9,
     print(f"{unit} read as {unit.replace('i', '')}: {1 - 1 / factor:.1%} too little".replace("%", " %"))
 
 # %% [markdown]
-# **The difference** is a letter, and it grows with the prefix. Whenever two figures differ by 7 %, suspect the unit
+# **The difference** is one letter, and it grows with the prefix. Whenever two figures differ by 7 %, suspect the unit
 # first.
 
 # %% [markdown]
 # ## The ledger
-# Now your own account, three ways. A *closed form* in letters, as you would write it on paper, for autocast with a
-# flash kernel. The *tensors* that are alive at the peak, counted one by one. And the *step's peak by kind of memory*.
+# Now make your own account, three ways, for autocast with a flash kernel: a *closed form* as on paper, the *tensors*
+# alive at the peak, counted one by one, and the *step's peak by kind of memory*.
 #
 # | part | closed form, bytes |
 # |---|---|
@@ -309,7 +304,7 @@ for unit, factor in {"KiB": 2**10 / 1e3, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e9,
 # | weight copies | 2 for each number in a matrix |
 # | temporaries: gradient of the loss | 4·s·b·V; with fp32 logits 8·s·b·V |
 #
-# **Your guess.** How many MB is that off, for GPT-2 XL at 134 GB?
+# **Your guess.** GPT-2 XL peaks at 134 GB. By how many MB is the closed form off?
 
 # %%
 predict("13.ledger", unit="MB")
@@ -335,22 +330,22 @@ for model, run in runs.items():
     print(f"{model}: the course's estimate − {word} = {plus_minus(estimate(run).total - real[model].peak)} bytes")
 
 # %% [markdown]
-# **The gap** has a name. For GPT-2 XL it is the mask of the dropout behind the embedding, one byte a number, and the
+# **The gap** has a name. For GPT-2 XL it is the mask of the dropout after the embedding, one byte per number, and the
 # statistics of the last norm: both in the list above, neither in the table. The rest is rounding to blocks of 512
-# bytes, and the random numbers' state that a flash kernel keeps. A handful of lines on paper is right to a thousandth.
+# bytes, and the random state that a flash kernel keeps. A handful of lines on paper is right to a thousandth.
 #
-# What a simulation cannot see, none of the three has: CUDA's context, and the scratch of kernels whose code was not
-# read for its rule (flash attention's, softmax's and group norm's were, and are counted). They belong to the card,
-# and come on top. So do cuBLAS's workspaces, which a run counts where it names its `card`.
+# None of the three has what a simulation cannot see: CUDA's context, and the scratch of kernels whose code we did not
+# read. (We read flash attention, softmax and group norm, so theirs counts.) Both belong to the card and come on top. So
+# do cuBLAS's workspaces, but a run that names its `card` counts them.
 #
 # ## Ask the GPUs
-# So far a simulation has judged. Only real GPUs can overrule it, and many have been asked: people publish what their
-# cards counted, next to the code that they ran. The course has collected such figures, written each step again in plain
-# PyTorch, simulated it, and kept what the simulation said, for most rows before the two were compared. No constant is
-# fitted. Where a source leaves a choice open, the row counts as known *in part*.
+# Only real GPUs can overrule a simulation. Many people publish what their GPUs measured, next to the code that they
+# ran. The course collected these figures, wrote each step again in plain PyTorch, and simulated it. For most rows, it
+# saved the simulation's answer before comparing the two. No constant is fitted. Where a source leaves a choice open,
+# the row counts as known *in part*.
 #
-# **Your guess.** Take the rows whose source leaves nothing open, and `max_memory_allocated` as the counter. In half of
-# them the simulation is nearer to the card than how many percent?
+# **Your guess.** Take the rows whose source leaves nothing open, and the counter `max_memory_allocated`. Half of the
+# simulation's errors are smaller than how many percent?
 
 # %%
 from statistics import median
@@ -367,8 +362,8 @@ for counter in ("allocated", "reserved"):
     found = sorted(percent(row, row.said) for row in answered_rows() if row.counter == counter and row.certain)
     sorted_errors[counter] = (list(range(1, len(found) + 1)), found)
 lines(
-    sorted_errors, "Most published counters are met to a tenth of a percent",
-    "published figures, by error", "simulated − counted, %", provenance="counted on others' GPUs, cited below",
+    sorted_errors, "The simulation is within 0.1 % of most published counters",
+    "published figures, by error", "simulated − measured, %", provenance="measured on others' GPUs, cited below",
 )  # fmt: skip
 
 # %%
@@ -378,7 +373,7 @@ reveal("13.cards", round(median(abs(percent(row, row.said)) for row in certain),
 frozen_summary()
 
 # %% [markdown]
-# Ten of them, from different people and for different models. Each name says what was run. The counter *driver* is what
+# Ten rows, from different people and for different models. Each name says what was run. The counter *driver* is what
 # `nvidia-smi` showed, with CUDA's context.
 
 # %%
@@ -387,9 +382,9 @@ from course_utils.benchmark.published import ten_rows
 ten_rows()
 
 # %% [markdown]
-# So a card can be predicted, by a program that knows each tensor and each rule of the allocator. Can a formula do it?
-# Ask the nine, and our own two, about the published steps of transformers. Each gets the run that is nearest to the
-# step. One that does not cover the run, or does not count what was counted, gives no answer.
+# So a program that knows each tensor and each rule of the allocator can predict a card. Can a formula? Ask the nine,
+# and our own two, about the published steps of transformers. Each gets the run nearest to the step. A formula that does
+# not cover the run, or counts something else than the GPU did, gives no answer.
 #
 # **Your guess.** Half of the nine's answers are further from the card than how many percent?
 
@@ -404,27 +399,27 @@ from course_utils.lessons.calculators.figures import strips
 
 waits_for("13.formulas")
 rings = [row.id for row in answered_rows() if row.counter != "allocated"]
-strips(judged, "Formulas miss cards, ours too; a simulation of the same code hardly does",
-       "counted on others' GPUs; a ring is reserved memory, which no sum of tensors has", rings)  # fmt: skip
+strips(judged, "Formulas miss the card, ours too; simulating the same code hardly does",
+       "measured on others' GPUs; a ring is reserved memory, which no sum of tensors includes", rings)  # fmt: skip
 
 # %%
 from course_utils.benchmark.tables import BIAS_HEADINGS, Table, bias_of
 
 off = [abs(percent_off(ratio, 1)) for name, found in judged.items() if name not in OURS for ratio in found.values()]
 reveal("13.formulas", median(off), unit="%")
-print(f"At the top of this lesson, nine answers to one question were {spread(llama):.0f} times apart.")
+print(f"At the top of this lesson, the nine answers were {spread(llama):.0f} times apart.")
 table = [(name, len(found), *(bias_of(found.values()) if found else ("–",) * 4)) for name, found in judged.items()]
-Table("judged", "Answer over counted", ("calculator", "rows answered", *BIAS_HEADINGS), tuple(table))
+Table("judged", "Answer / measured", ("calculator", "rows answered", *BIAS_HEADINGS), tuple(table))
 
 # %% [markdown]
-# **The gap.** accelerate and ZeRO are near for a reason, where states are nearly all. Megatron-LM meets one row by
-# chance: it has 18 bytes per parameter where these steps have 16, an MLP of two matrices for three, no s×s scores.
+# **The gap.** accelerate and ZeRO come near where states are nearly everything. Megatron-LM meets one row by chance: it
+# counts 18 bytes per parameter for 16, two matrices in the MLP for three, and no s×s scores.
 #
-# Our own two miss rows, too. The closed form knows torch's kernels alone. The estimate also knows a norm and a GELU of
-# single operations, but not a softmax by hand, or another checkpoint ([what each costs](../docs/reference_code.md)). A
-# simulation of the row's own code has all of that. So measure your own step.
+# Our own two miss rows, too. The closed form knows only torch's kernels. The estimate also knows a norm and a GELU made
+# of single operations, but not a handwritten softmax, or another checkpoint ([what each
+# costs](../docs/reference_code.md)). A simulation of the row's own code has all of that. So measure your own step.
 #
-# **Your guess.** The course's own runs were said first, and then asked of an NVIDIA H200. In how many percent of them
+# **Your guess.** The course predicted its own runs first, then ran them on an NVIDIA H200. In how many percent of them
 # does the simulation, with the allocator's blocks, meet `max_memory_allocated` to the byte?
 
 # %%
@@ -439,8 +434,8 @@ reveal("13.ours", 100 * exact / len(ours), unit="%")
 GPU_TABLES["gpu"]()[0]
 
 # %% [markdown]
-# **The gap.** Tensors agree in every run, kind by kind. What is left is in blocks: which of several equal free blocks
-# is taken depends on their addresses. The model's segments lie in ascending order; this driver laid most of them in
+# **The gap.** Tensors agree in every run, kind by kind. What remains is in blocks: among free blocks of equal size,
+# addresses decide which one is taken. The model's segments lie in ascending order. This driver laid most of them in
 # descending order, and this release of PyTorch takes the lowest address.
 #
 # The same card ran most of the published steps again:
@@ -450,7 +445,7 @@ print("\n".join(GPU_TABLES["gpu-published"]()[0].notes))
 
 # %% [markdown]
 # ## What the sources got wrong
-# Every lesson has met claims that do not hold. **Your guess.** A lecture has "roughly 100 GB" for the states of an 8B
+# Every lesson has met claims that do not hold. **Your guess.** A lecture says "roughly 100 GB" for the states of an 8B
 # model with mixed-precision Adam. How many GB are they?
 
 # %%
@@ -460,28 +455,27 @@ predict("13.states", unit="GB")
 from course_utils.lessons.calculators.errata import ERRATA, errata_table
 
 reveal("13.states", 16 * llama.model.parameters)
-print(f"{len(ERRATA)} claims, each with its evidence, computed now:")
+print(f"{len(ERRATA)} claims, each with evidence that is computed now:")
 errata_table()
 
 # %% [markdown]
-# Each of them is an [erratum](../docs/glossary.md#erratum). The same table is a page of its own: [what the sources got
-# wrong](../docs/errata.md), built from the list and kept equal to it by a test. Read it twice. Once for the numbers;
-# and once for the *kinds* of mistake, which are few:
+# Each is an [erratum](../docs/glossary.md#erratum). The same table is a page of its own, [what the sources got
+# wrong](../docs/errata.md), and a test keeps the two equal. Read it twice: once for the numbers, once for the *kinds*
+# of mistake. There are few:
 #
 # | kind of mistake | how you notice |
 # |---|---|
-# | a formula outside its range | look up for which model, kernel and recipe it was derived |
-# | the sum of the largest for the largest sum | ask at which moment each part is there |
+# | a formula outside its range | look up the model, kernel and recipe that it was derived for |
+# | the sum of the largest instead of the largest sum | ask when each part exists |
 # | GB for GiB | two figures that differ by 7 % |
 # | a word for a number ("half", "square root") | recompute it |
 # | a number copied from the neighboring row | open the source |
 # | right in total, wrong in parts | ask for the parts |
 #
-# Most of these texts are excellent, and this course stands on them. A claim that can be checked is a gift.
+# Most of these texts are excellent, and this course is built on them. A claim that can be checked is a gift.
 #
 # ## Five questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it.
+# Each choice answers at once: why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -494,9 +488,9 @@ quiz(13)
 # total can be right by chance.
 #
 # **Breaks when** you take a formula to another model, kernel or recipe than it was derived for, or add up parts that
-# are never there at once.
+# never exist at the same time.
 #
-# **Cheat-sheet line** autocast, flash, at the peak: 12·N + 2 a matrix number + L·s·b·(38·h GPT; 22·h + 4·kv + 8·ffn
+# **Cheat-sheet line** autocast, flash, at the peak: 12·N + 2 per matrix number + L·s·b·(38·h GPT; 22·h + 4·kv + 8·ffn
 # Llama) + s·b·V·(10 GPT; 12 Llama) · off by 7 %? GB and GiB.
 #
 # Now solve the [exercises of this lesson](../exercises/13_who_is_right.ipynb).
