@@ -15,17 +15,17 @@
 # **60 minutes.** You should know the account of one GPU: states ([lesson 02](02_adam.ipynb)), activations ([lesson
 # 05](05_activations.ipynb)), recomputation ([lesson 06](06_recomputation.ipynb)), accumulation ([lesson
 # 07](07_gradient_accumulation.ipynb)), and how an allocator runs out ([lesson
-# 10](10_allocator_and_fragmentation.ipynb)). What else comes up is said here, and the lesson that has more is named. No
-# GPU is needed: where a measurement is simulated, it says so.
+# 10](10_allocator_and_fragmentation.ipynb)). What else comes up is explained. No GPU is needed: where a measurement is
+# simulated, it says so.
 #
-# The course opened with a question: can one GPU with 32 GB train GPT-2 XL, 32 sequences a step? You guessed. Now you
-# decide it. You will turn an estimate into a search, predict a peak and be graded on it, fit an 8B model on one card
-# and on eight, and find out what six broken runs died of.
+# Can one GPU with 32 GB train GPT-2 XL, with 32 sequences per step? The course opened with that question, and now you
+# decide it. You also predict a peak and are graded, fit an 8B model on one card and on eight, and find out why six runs
+# broke.
 
 # %% [markdown]
 # ## The room on a card
-# Before you ask what fits, ask into what. Three numbers go by the name of "the memory of the card": the one it is sold
-# by, the one that the driver lists, and the one that a program is told, after the driver has kept its part.
+# Three numbers are called "the memory of the card": the label's, the one that the driver lists, and the one that a
+# program gets after the driver has kept its part.
 #
 # **Your guess.** An "A100 80GB". What does a program get, in GB?
 
@@ -46,24 +46,23 @@ a100 = gpu("A100-80GB")
 reveal("14.room", a100.room)
 kept = a100.memory - a100.room
 print(
-    f"driver lists {format_bytes(a100.memory, 'GB', 1)}, of which a program does not get {format_bytes(kept, 'GB', 1)}"
+    f"driver lists {format_bytes(a100.memory, 'GB', 1)}, a program does not get {format_bytes(kept, 'GB', 1)} of it"
 )
 
 # %% [markdown]
-# **Two causes** pull in opposite directions. Memory cells come in GiB, which are 7 % larger than GB; and the driver
-# keeps some for itself. The third column is from out-of-memory messages of real programs: the last one says in which
-# issue on GitHub each can be read. Drivers differ: the RTX 4080's message has nearly all of the card, as programs are
-# told on Windows; on Linux it is probably less, as for the others. Bandwidth and arithmetic are the maker's:
-# `a100.rates.source` names the document.
+# **Two causes** pull in opposite directions. Memory cells come in GiB, which are 7 % larger than GB, and the driver
+# keeps some for itself. The third column comes from out-of-memory messages of real programs; the last one names the
+# GitHub issue. Drivers differ: the RTX 4080's message has nearly the whole card, as on Windows. On Linux it is probably
+# less, as on the other cards. Bandwidth and arithmetic are the maker's: `a100.rates.source` names the document.
 #
-# One more deduction is ours: an estimate has no [fragmentation](../docs/glossary.md#fragmentation) in it. So a
-# [plan](../docs/glossary.md#plan) counts as fitting if it does with 5 % in [reserve](../docs/glossary.md#reserve).
+# An estimate does not include [fragmentation](../docs/glossary.md#fragmentation). So a [plan](../docs/glossary.md#plan)
+# counts as fitting only if it fits with 5 % in [reserve](../docs/glossary.md#reserve).
 #
-# And the library that multiplies matrices, cuBLAS, takes a part: torch gives it a
-# [workspace](../docs/glossary.md#workspace) for each thread that multiplies, and never takes it back. Forward runs on
-# your thread, backward on autograd's own, so there are two. A run that names its `card` counts them.
+# cuBLAS, which multiplies matrices, takes a part, too. torch gives it a [workspace](../docs/glossary.md#workspace) for
+# each thread that multiplies, and never takes it back. Forward runs on your thread, backward on autograd's own, so
+# there are two. A run that names its `card` counts them.
 #
-# **Your guess.** GPT-2, one sequence of 1,024 tokens, on an H100. How much of the step's peak are the two workspaces?
+# **Your guess.** GPT-2, one sequence of 1,024 tokens, on an H100. What share of the step's peak are the two workspaces?
 
 # %%
 predict("14.workspaces", unit="%")
@@ -79,8 +78,8 @@ for card in ("A100-80GB", "RTX4090-24GB", "RTX5090-32GB", "H100-80GB"):
 reveal("14.workspaces", round(share, 1), unit="%")
 
 # %% [markdown]
-# **Why the cards differ** is torch's own rule: 32 MiB per thread on Hopper and, from torch 2.12 on, on Blackwell; on
-# every other card 8.125 MiB. The variable `CUBLAS_WORKSPACE_CONFIG` changes it. Watch it happen:
+# **Why do the cards differ?** By torch's own rule: 32 MiB per thread on Hopper and, from torch 2.12 on, on Blackwell;
+# 8.125 MiB on every other card. The variable `CUBLAS_WORKSPACE_CONFIG` changes it. Watch it happen:
 
 # %%
 import torch
@@ -94,16 +93,16 @@ with on_gpu():
     print(f"{torch.cuda.memory_allocated() - before - y.nbytes:,} bytes: the workspace of this thread")
 
 # %% [markdown]
-# Run the cell again, with another size: what does it print, and why? (The workspace is there already.) A fixed sum
-# matters to small runs alone. The plans below leave it to the reserve.
+# Run the cell again with another size: what does it print, and why? (The workspace is there already.) Workspaces matter
+# only to small runs, so the plans below leave them to the reserve.
 
 # %% [markdown]
 # ## The course's first question
-# GPT-2 XL, 32 sequences of 1,024 tokens a step, an RTX 5090 with 32 GB. What may you change? Whatever leaves the
-# training what it is: how many sequences are there at once, what is recomputed, which kernel, in how many
-# [chunks](../docs/glossary.md#chunked-loss) the loss is taken. `fit` looks through all of these. Each choice has a
-# price in time, worked out from [data-sheet rates](../docs/glossary.md#data-sheet-rate), what the maker says a card
-# does at most per second: arithmetic done again, weights read again, bytes sent over the link.
+# GPT-2 XL, 32 sequences of 1,024 tokens per step, an RTX 5090 with 32 GB. What may you change? All that keeps the
+# training the same: the micro-batch, recomputation, the attention kernel, and the number of
+# [chunks](../docs/glossary.md#chunked-loss) of the loss. `fit` searches all of these. Each choice costs time:
+# arithmetic done again, weights read again, bytes sent over the link. The time follows from [data-sheet
+# rates](../docs/glossary.md#data-sheet-rate), the maker's maximum per second.
 #
 # **Your guess.** `fit` takes the plan that loses the least time. How many sequences are in its
 # [micro-batch](../docs/glossary.md#micro-batch-and-global-batch)?
@@ -116,13 +115,13 @@ from course_utils.lessons.plans.plans import plan_figure
 
 waits_for("14.micro")
 plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, seq_len=1024)
-plan_figure(plan, "It trains on 32 GB: small micro-batches, and only the cheap operations recomputed")
+plan_figure(plan, "It trains on 32 GB, with small micro-batches and only cheap operations recomputed")
 
 # %% [markdown]
-# Every dot is a configuration that was estimated. Many more are decided without: where two sequences at once do not
-# fit, four do not either. The red line is the card. Of the dots below it, the leftmost loses least. The blue path goes
-# there as an expert would: first what saves bytes and costs nothing, then what saves most for a second lost, and at the
-# end what saves time alone.
+# Every dot is an estimated configuration. Many more need no estimate: where two sequences at once do not fit, four do
+# not either. The red line is the card. Of the dots below it, the leftmost loses the least time. The blue path goes
+# there as an expert would: first what saves bytes for free, then what saves most per second lost, last what only saves
+# time.
 
 # %%
 from course_utils.lessons.plans.plans import path_table
@@ -135,7 +134,7 @@ reveal("14.micro", plan.best.run.micro_batch, unit="sequences")
 print(plan.best.run.code())
 
 # %% [markdown]
-# **Why so few?** One would expect the largest micro-batch that fits with *full*
+# **Why so few?** You might expect the largest micro-batch under *full*
 # [recomputation](../docs/glossary.md#activation-recomputation). Look where the lost seconds come from:
 
 # %%
@@ -150,10 +149,10 @@ print(f"peaks: {format_bytes(plan.best.peak, 'GB', 1)} and {format_bytes(estimat
 
 # %% [markdown]
 # Running all blocks again costs arithmetic in every micro-batch. Reading the weights sixteen times costs bandwidth, and
-# the card has plenty. These are data-sheet rates without overlap: good for ranking plans, never to be quoted as times.
+# the card has plenty. These are data-sheet rates without overlap: rank plans by them, but never quote them as times.
 #
-# Could a pencil find this peak? The closed form has one function for each moment of the step
-# ([formula.py](../course_utils/estimating/formula.py)). The peak is the largest of them:
+# Could a pencil find this peak? The closed form has one function per moment of the step
+# ([formula.py](../course_utils/estimating/formula.py)). The peak is the largest:
 
 # %%
 from course_utils import moments
@@ -166,11 +165,12 @@ print(f"{'the peak by the exact engine':42s} {format_bytes(plan.best.peak, 'GB',
 # %% [markdown]
 # ## The recipe, too
 # The opening question spoke of 16-bit weights with [master weights](../docs/glossary.md#master-weights), an fp32 copy
-# that the optimizer updates, not of [autocast](../docs/glossary.md#autocast), which keeps weights in fp32 and copies
-# them to 16 bits for each product. That changes how gradients are rounded, so `fit` takes it only if you allow it.
+# that the optimizer updates. The run above uses [autocast](../docs/glossary.md#autocast), which keeps weights in fp32
+# and copies them to 16 bits for each product. Another recipe rounds gradients differently, so `fit` changes it only if
+# you allow that.
 #
-# **Your guess.** With that recipe allowed, how much recomputation does the best plan need? Answer with the percent of
-# forward that runs again: 0 for none, 100 for full.
+# **Your guess.** Allow that recipe. How much recomputation does the best plan need? Answer in percent of forward: 0 for
+# none, 100 for full.
 
 # %%
 predict("14.recipe", unit="%")
@@ -188,9 +188,9 @@ reveal("14.recipe", 300 * recomputed_flops(best) / model_flops(best), unit="%")
 print(best.code())
 
 # %% [markdown]
-# **What the texts leave out.** Both recompute every block, and look at all 32 sequences at once. With two at a time
-# nothing has to be recomputed. But must 32 at once fail? Ask for each recipe, with the loss in one piece and in chunks
-# ([lesson 05](05_activations.ipynb)).
+# **What do the texts leave out?** Both recompute every block, with all 32 sequences at once. With two at a time you
+# need no recomputation. But must 32 at once fail? Try each recipe, with the loss in one piece and in chunks ([lesson
+# 05](05_activations.ipynb)).
 
 # %%
 from course_utils.planning.twin import SAFETY
@@ -211,15 +211,15 @@ for name, way in ways.items():
     print(f"{name:44s} {'   '.join(found)}")
 
 # %% [markdown]
-# So who is right about 32 GB? The recipe decides. The slides' verdict holds if the loss is computed for all 32
-# sequences in one piece. With the loss in chunks they fit at once. Autocast keeps its checkpoints in fp32, so there
-# fewer of them must do. In micro-batches the training fits under either recipe, and not barely.
+# So who is right about 32 GB? The recipe decides. The slides are right if the loss of all 32 sequences is computed in
+# one piece. With the loss in chunks they fit at once; under autocast only with fewer checkpoints, which are fp32 there.
+# In micro-batches the training fits under either recipe, and not just barely.
 
 # %% [markdown]
 # ## Predict, lock, run
-# Now without `fit`, and without a table that tells. Take the run that it has found, but with one sequence at a time.
-# Work out its peak with paper and pencil, from the cheat sheet at the end of this notebook if you like. Which moment of
-# the step is the fullest? What is there at that moment? This time your prediction is graded.
+# Now without `fit`. Take the run that it found, but with one sequence at a time, and work out its peak on paper. The
+# cheat sheet at the end of this notebook may help. Which moment of the step is the fullest? What is in memory then?
+# This time you are graded.
 #
 # | grade | error |
 # |---|---|
@@ -237,7 +237,7 @@ print(f"N = {model.parameters:,}, L = {model.layers}, h = {model.hidden}, a = {m
 predict("14.peak")
 
 # %% [markdown]
-# Locked? Then run it: on your GPU if it is there and large enough, else simulated.
+# Locked? Then run it, on your GPU if it is large enough, else simulated.
 
 # %%
 from course_utils.lessons.plans.plans import grade
@@ -246,7 +246,7 @@ from course_utils.figures import timeline
 waits_for("14.peak")
 measured = measure(single)
 grade("14.peak", measured.peak, measured.word)
-timeline(measured, "The second step: the peak is where the blocks' activations meet gradients and states", steps=[2],
+timeline(measured, "The second step peaks where the blocks' activations meet gradients and states", steps=[2],
          capacity=room, capacity_label=f"what a program gets: {format_bytes(room, 'GB', 1)}")  # fmt: skip
 
 # %%
@@ -254,21 +254,22 @@ from course_utils.figures import compare_bars
 
 reveal("14.peak", measured.peak)
 gap = format_bytes(abs(estimate(single).total - measured.peak))
-compare_bars(estimate(single), measured, f"An estimate like those of fit and the step that ran differ by {gap}")
+compare_bars(estimate(single), measured, f"The estimate and the step that ran differ by {gap}")
 
 # %% [markdown]
 # **The gap** of your own prediction: compare it part by part with the bars. ([Lesson 13](13_who_is_right.ipynb) does so
-# with nine public calculators.)
-# The usual ones: gradients of the micro-batches before are there in every forward but the first; 16-bit recipes have
-# their master weights among the states; the loss's tensors of s·b·V numbers are counted once where there are several,
-# or in 2 bytes a number where the code copies the [logits](../docs/glossary.md#logits) to fp32, as Llama's does below
-# ([lesson 05](05_activations.ipynb)).
+# with nine public calculators.) The usual causes:
+#
+# - Gradients of earlier micro-batches are there in every forward except the first.
+# - In 16-bit recipes the states include master weights.
+# - The loss has several tensors of $sbV$ numbers, and you counted one. Or you counted 2 bytes per number where the code
+#   copies the [logits](../docs/glossary.md#logits) to fp32, as Llama's does below ([lesson 05](05_activations.ipynb)).
 
 # %% [markdown]
 # ## Llama-3 8B on one card
 # 80 GB, 8 sequences of 4,096 tokens per step. All weights are trained with AdamW under autocast.
 #
-# **Your guess.** With everything allowed that leaves the training what it is, how low can the peak be brought?
+# **Your guess.** Allow everything that keeps the training the same. How low can the peak go?
 
 # %%
 predict("14.one")
@@ -278,15 +279,15 @@ waits_for("14.one")
 eight_b = {"model": "llama3-8b", "card": "H100-80GB", "global_batch": 8, "seq_len": 4096}
 alone = fit(**eight_b)
 verdict = "It fits" if alone.best else "Nothing fits"
-plan_figure(alone, f"{verdict}: {len(alone.tried)} estimates, and the lowest needs "
+plan_figure(alone, f"{verdict}: the lowest of {len(alone.tried)} estimates needs "
             f"{format_bytes(alone.nearest.peak, 'GB', 0)}")  # fmt: skip
 
 # %%
 reveal("14.one", alone.nearest.peak)
-print(f"16·N = {format_bytes(16 * alone.start.model.parameters, 'GB', 1)}: no choice of that list touches it")
+print(f"16·N = {format_bytes(16 * alone.start.model.parameters, 'GB', 1)}: no choice on that list changes it")
 
 # %% [markdown]
-# So something has to change in the training itself. One permission at a time:
+# So the training itself has to change. Give one permission at a time:
 
 # %%
 from course_utils.figures import stack
@@ -295,29 +296,28 @@ words = {"precision": "master weights", "pure-bf16": "all in bf16", "optimizer":
 allowed = {name: fit(**eight_b, may_change=(name,)) for name in words}
 chosen = {name: found.best or found.nearest for name, found in allowed.items()}
 yes, no = ([words[name] for name, found in allowed.items() if bool(found.best) is fits] for fits in (True, False))
-title = f"What may change decides: {', '.join(yes)} fit; {', '.join(no)} alone do not"
+title = f"One change at a time: {', '.join(yes)} fit; {', '.join(no)} do not"
 shown = {words[name]: estimate(one.run) for name, one in chosen.items()}
 stack(shown, title, capacity=round(alone.card.room / SAFETY), capacity_label="the card, less 5 %",
       provenance="estimated: the fastest plan that fits, else the smallest")  # fmt: skip
 
 # %%
 for name, one in chosen.items():
-    print(f"{words[name]:14s} {'fits' if allowed[name].best else 'does not fit'}, {one.lost:.2f} s lost a step\n"
+    print(f"{words[name]:14s} {'fits' if allowed[name].best else 'does not fit'}, {one.lost:.2f} s lost per step\n"
           f"{'':14s} {one.run.code()}")  # fmt: skip
 
 # %% [markdown]
 # Each has its price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) rounds small updates away (more in [lesson
-# 03](03_mixed_precision.ipynb)), [Adafactor](../docs/glossary.md#adafactor) is another optimizer ([lesson
-# 02](02_adam.ipynb)), [LoRA](../docs/glossary.md#lora) freezes the weights and trains two thin matrices next to each
-# (more in [lesson 12](12_lora_and_quantization.ipynb)). `fit` knows bytes and seconds. What the model learns, it does
-# not know.
+# 03](03_mixed_precision.ipynb)). [Adafactor](../docs/glossary.md#adafactor) is another optimizer ([lesson
+# 02](02_adam.ipynb)). [LoRA](../docs/glossary.md#lora) freezes the weights and trains two thin matrices next to each
+# (more in [lesson 12](12_lora_and_quantization.ipynb)). `fit` knows bytes and seconds, but not what the model learns.
 #
 # ## … and on eight
-# Eight such cards, linked, 64 sequences per step. Nothing has to change now: states can be *sharded*. Each card keeps
-# an eighth of every weight, gradient and moment, and gathers a block's weights from all cards when it needs them
-# ([ZeRO](../docs/glossary.md#zero)-3). PyTorch's way to do that is [FSDP](../docs/glossary.md#fsdp): `fully_shard`.
-# Autocast and sharding go badly together. Here are 16 layers on eight ranks, a rank being one card's process. How many
-# bytes per parameter does a rank hold when forward ends, on top of its shards?
+# Eight such cards, linked, 64 sequences per step. The training need not change, because states can be *sharded*: each
+# card keeps 1/8 of every weight, gradient and moment, and gathers a block's weights when it needs them
+# ([ZeRO](../docs/glossary.md#zero)-3). PyTorch does that with [FSDP](../docs/glossary.md#fsdp): `fully_shard`. Autocast
+# and sharding do not go well together. Here are 16 layers on eight ranks, one process per card. How many bytes per
+# parameter does a rank hold when forward ends, in addition to its shards?
 
 # %%
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -341,15 +341,15 @@ for name, options in {"autocast": {}, "FSDP2's policy": {"mp_policy": policy}}.i
 
 # %% [markdown]
 # Autocast casts each gathered weight to 16 bits and keeps the copy for backward: 2 bytes per parameter, sharded or not.
-# (The first layer's copy is not kept: nobody asks for its input's gradient.) FSDP's own [mixed-precision
+# (Not the first layer's: nobody needs the gradient of its input.) FSDP's own [mixed-precision
 # policy](../docs/glossary.md#mixed-precision-policy) gathers in bf16 and keeps nothing. Change `param_dtype` to
 # `torch.float32`: what is held then, and what is sent?
 #
-# Under the policy, each card's fp32 shards are the master weights, and gradients are summed in fp32. All that lasts
-# from step to step is as under autocast. Only what flows between the products, such as the residual stream, is now
-# rounded to 16 bits, too. So `fit` takes this policy without asking. In a `TrainingRun` it is
-# `precision="bf16-master"` with `zero_stage` 2 or 3. (On whole weights the same name sums gradients in 16 bits, which
-# is why `fit` asks for permission there.)
+# Under the policy, the fp32 shards are the master weights, and gradients are summed in fp32. All that persists between
+# steps is as under autocast. Only the tensors between the products, such as the residual stream, are now rounded to 16
+# bits, too. So `fit` takes this policy without asking. In a `TrainingRun` it is `precision="bf16-master"` with
+# `zero_stage` 2 or 3. (With unsharded weights, the same name sums gradients in 16 bits. That is why `fit` asks for
+# permission there.)
 #
 # **Your guess.** How much does the best plan need on *each* card?
 
@@ -364,7 +364,7 @@ began = process_time()
 eight = fit("llama3-8b", "H100-80GB", global_batch=64, seq_len=4096, world_size=8)
 took, run = process_time() - began, eight.best.run
 plan_figure(
-    eight, f"On eight cards it fits as it is: ZeRO-{run.zero_stage}, {run.micro_batch} sequences a card at once"
+    eight, f"On eight cards it fits unchanged: ZeRO-{run.zero_stage}, {run.micro_batch} sequences per card at once"
 )
 
 # %%
@@ -392,21 +392,20 @@ stack(rows, f"Autocast keeps {copies} of weight copies on each card; FSDP2's pol
       capacity=eight.card.room, capacity_label="what a program gets", provenance="estimated")  # fmt: skip
 
 # %% [markdown]
-# **What lies between** 16·N/D and the peak is a choice. `fit` fills the card with activations, as a free byte earns
-# nothing: under ZeRO-3 every micro-batch gathers all weights anew, and recomputing costs arithmetic. With all eight at
-# once and everything recomputed the same training needs less than half.
+# **The rest of the peak**, beyond 16·N/D, is a choice. `fit` fills the card with activations, because a free byte earns
+# nothing: under ZeRO-3 every micro-batch gathers all weights again, and recomputing costs arithmetic. With all eight
+# sequences at once and everything recomputed, the same training needs less than half.
 #
-# Autocast is the contrast: by the end of forward each card holds the whole model in bf16. It gathers fp32, twice the
-# bytes. And its checkpoints of the residual stream are fp32. With autocast this plan would not fit. ([Lesson
-# 09](09_zero_and_fsdp.ipynb) has more.)
+# With autocast this plan would not fit. By the end of forward, each card would hold the whole model in bf16. Autocast
+# also gathers fp32, twice the bytes, and its checkpoints are fp32. ([Lesson 09](09_zero_and_fsdp.ipynb) has more.)
 
 # %% [markdown]
 # ## An old card
 # A T4: 16 GB on the label, no bf16, no [flash](../docs/glossary.md#flashattention) kernel, little bandwidth. `fit`
 # knows that, and begins with autocast in fp16 and the [efficient kernel](../docs/glossary.md#efficient-attention).
 #
-# **Your guess.** GPT-2 comes with 124, 355, 774 and 1,558 million parameters. What is the largest that a T4 trains, all
-# weights, 32 sequences a step? Answer in millions.
+# **Your guess.** GPT-2 comes with 124, 355, 774 and 1,558 million parameters. Which is the largest that a T4 can train,
+# all weights, with 32 sequences per step? Answer in millions.
 
 # %%
 predict("14.t4", unit="million parameters")
@@ -417,7 +416,7 @@ found = {name: fit(name, "T4-16GB", global_batch=32) for name in ("gpt2", "gpt2-
 fits = [name for name, one in found.items() if one.best]
 rows = {name: estimate((one.best or one.nearest).run) for name, one in found.items()}
 room = gpu("T4-16GB").room
-stack(rows, f"A T4, which gives a program {format_bytes(room, 'GB', 1)}, trains up to {fits[-1]}",
+stack(rows, f"A T4 gives a program {format_bytes(room, 'GB', 1)} and trains up to {fits[-1]}",
       capacity=round(room / SAFETY), capacity_label="the T4, less 5 %",
       provenance="estimated: the fastest plan that fits, else the smallest")  # fmt: skip
 
@@ -426,17 +425,17 @@ reveal("14.t4", round(found[fits[-1]].start.model.parameters / 1e6), unit="milli
 path_table(found[fits[-1]])
 
 # %% [markdown]
-# **The limit** is 16·N again: for XL it is more than the card. For the large one it leaves little, so this plan pays
-# with recomputation. The third exercise asks you to find such a plan for another card, with your own hands.
+# **The limit** is 16·N again. For XL that is more than the card. For large it leaves little room, so this plan pays
+# with recomputation. In exercise 3 you find such a plan for another card yourself.
 
 # %% [markdown]
 # ## Six runs that did not fit
-# Plans fail in practice, and then all you have is a message and, if you were careful, a timeline. Here are six runs
-# that ran [out of memory](../docs/glossary.md#out-of-memory). Each really did: its allocations went through the
-# allocator until one found no room. The owners tell you the model and the batch; what they did wrong, they do not know.
+# When a plan fails, all you have is a message and, if you were careful, a timeline. Here are six runs that really ran
+# [out of memory](../docs/glossary.md#out-of-memory): their allocations went through the allocator until one found no
+# room. The owners know the model and the batch, but not what they did wrong.
 #
-# **Your guess.** First look at this message. The tensor that found no room: how many bytes has it for each token and
-# each entry of the vocabulary?
+# **Your guess.** Read this message first. How many bytes did the failed request have for each token and each entry of
+# the vocabulary?
 
 # %%
 import textwrap
@@ -451,21 +450,21 @@ predict("14.request", unit="bytes")
 seen = first.evidence
 tokens = seen.micro_batch * seen.seq_len
 reveal("14.request", seen.requested / (tokens * seen.vocab), unit="bytes")
-print(f"{format_bytes(seen.requested, 'GiB', 2)} = 4 bytes · {tokens:,} tokens · {seen.vocab:,} words")
+print(f"{format_bytes(seen.requested, 'GiB', 2)} = 4 bytes · {tokens:,} tokens · {seen.vocab:,} vocabulary entries")
 
 # %% [markdown]
-# That is how to read a message: divide what was asked for by what you know. Other clues:
+# That is how to read a message: divide the request by what you know. Other clues:
 #
 # | clue | ask |
 # |---|---|
-# | the size that was asked for | is it a multiple of s·b·V? Of b·a·s²? |
+# | the size of the request | is it a multiple of s·b·V? Of b·a·s²? |
 # | the moment | forward, loss, backward, update; first step or later |
-# | what is alive | are the states complete? Do gradients stand beside activations? |
+# | what is alive | are the states complete? Are gradients there together with activations? |
 # | where steps begin | does the third begin with more than the second? (The second has the optimizer's states) |
 # | what is free | more than the request, and by much? A few percent are crumbs, whatever the message says |
 #
-# Your turn: choose a case, look, and name the cause. Four of the six messages speak of fragmentation. How many of
-# those are right?
+# Your turn: choose a case, look, and name the cause. Four of the six messages mention fragmentation. How many of them
+# are right?
 
 # %%
 from course_utils.lessons.plans.widget import detective
@@ -474,8 +473,8 @@ detective()
 
 # %% [markdown]
 # ## A script of your own
-# Plans need a model's sizes. A training script needs nothing: `watch` runs it as it is, for two optimizer steps on the
-# simulated GPU, and writes or deletes nothing of yours. Here is a small one.
+# `watch` runs a training script unchanged, for two optimizer steps on the simulated GPU. It neither writes nor deletes
+# your files. Here is a small script.
 
 # %%
 import tempfile
@@ -509,7 +508,7 @@ def watch(*arguments):
 watch("--save", "before.gz", "train.py")
 
 # %% [markdown]
-# **Your guess.** AdamW with `fused=True` takes no temporaries of its own. How many MB does it take off the peak of this
+# **Your guess.** AdamW with `fused=True` makes no temporaries of its own. By how many MB does it lower the peak of this
 # script?
 
 # %%
@@ -526,18 +525,17 @@ from course_utils import read_measurement
 before, after = (read_measurement(script.parent / name) for name in ("before.gz", "after.gz"))
 reveal("14.fused", max(0, before.peak - after.peak), unit="MB")
 gap = plus_minus(after.peak - before.peak)
-print(f"after − before: {gap} bytes: a step counter for each tensor, on the GPU when fused")
+print(f"after − before: {gap} bytes: one step counter per tensor, on the GPU when fused")
 
 # %% [markdown]
-# **Nothing comes off.** What the fused update saves is not there at the peak, which backward owns. The list of what
-# would help had told so: it names half the batch and 8-bit states, and no fused update. The last table names every
-# tensor that came or went, and its sum is the difference of the peaks, to the byte. In Python the same is
-# `difference(before, after)`, of two measurements.
+# **Nothing is saved.** The peak is in backward, and the fused update saves memory only in the optimizer's step. The
+# list of what would help said so: it names half the batch and 8-bit states, not a fused update. The last table names
+# every tensor that came or went, and adds up to the difference of the peaks, to the byte. In Python,
+# `difference(before, after)` compares two measurements.
 
 # %% [markdown]
 # ## Five questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it.
+# Each choice answers at once: why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -546,18 +544,18 @@ quiz(14)
 
 # %% [markdown]
 # ## Take home
-# **Remember** First the bytes that no choice touches, then the cheapest choice that saves enough: fewer sequences at
-# once, chunks of the loss, cheap recomputation, sharding; change the training last.
+# **Remember** First find the bytes that no choice touches, then take the cheapest choice that saves enough: fewer
+# sequences at once, chunks of the loss, cheap recomputation, sharding; change the training last.
 #
 # **Breaks when** the card is shared or its program gets less than the driver lists, when lengths vary from batch to
-# batch, or when a plan ranked by data-sheet rates is quoted as a time.
+# batch, or when you quote a plan's data-sheet time as a real time.
 #
-# **Cheat-sheet line** fits if 1.05 · peak ≤ what a program is told · peak = the fullest moment, never the sum of the
-# largest · out of memory: divide the request by s·b·V and by b·a·s², look when, and at where steps begin.
+# **Cheat-sheet line** fits if 1.05 · peak ≤ what a program gets · peak = the fullest moment, never the sum of the
+# largest · out of memory: divide the request by s·b·V and by b·a·s², look at the moment, and at where steps begin.
 #
-# Now solve the [exercises of this lesson](../exercises/14_will_it_fit.ipynb); for runs of your own there is the
-# [Explorer](explorer.ipynb), all choices on one page. And here is what all lessons have left
-# you, line by line. [The same as a page to print](../docs/cheat_sheet.md), with what to remember and what breaks it.
+# Now solve the [exercises of this lesson](../exercises/14_will_it_fit.ipynb). For runs of your own, the
+# [Explorer](explorer.ipynb) has all choices on one page. Below are the lines that all lessons left you. [The same as a
+# page to print](../docs/cheat_sheet.md) adds what to remember and what breaks it.
 
 # %% tags=["nbval-ignore-output"]
 from course_utils.lessons.shared.cheat_sheet import cheat_sheet
