@@ -28,32 +28,32 @@ from course_utils.lessons.calculators import checks as check
 
 # %% [markdown]
 # ## 1 · Let it run
-# **Difficulty** ●●●○○ · **22 minutes** · **Trains** deciding a claim about bytes by a script of your own
+# **Difficulty** ●●●○○ · **22 minutes** · **Trains** deciding a claim about bytes with a script of your own
 #
 # “A linear layer of 2,048 × 2,048, 8 tokens, fp32, AdamW? Weights, gradients, two states: 16 bytes per parameter.” Is
-# that the peak? Guess. Then write the referee. It trains for a few steps and returns bytes at four moments of a step
-# that is *like all later ones*:
+# that the peak? Guess. Then write the referee: a function that trains for a few steps and returns the bytes at four
+# moments of a step that is *like all later ones*. Return a dictionary:
 #
 # | key | moment |
 # |---|---|
 # | `"begin"` | before the batch is made |
-# | `"forward"` | the loss is there |
+# | `"forward"` | when the loss is computed |
 # | `"backward"` | after `loss.backward()`, before the optimizer's step |
 # | `"peak"` | the most at any moment of the step |
 #
-# `make_model()` returns a module on the GPU, `make_batch()` a pair `(inputs, targets)` there. A step makes a batch,
-# computes `F.cross_entropy(model(inputs), targets)`, goes backward, steps `torch.optim.AdamW(model.parameters())`, and
-# calls `zero_grad()`. The batch and the loss keep their names until the step is over; the model's output has none.
-# Nothing of a step may live on into the next but the model and the optimizer.
+# `make_model()` returns a module on the GPU. `make_batch()` returns a pair `(inputs, targets)` on the GPU. A step makes
+# a batch, computes `F.cross_entropy(model(inputs), targets)`, goes backward, steps
+# `torch.optim.AdamW(model.parameters())`, and calls `zero_grad()`. The batch and the loss keep their names until the
+# step is over. The model's output gets no name. Only the model and the optimizer may survive a step.
 #
 # Other tensors may be on the GPU when your function is called, and the peak counter may still hold an older, higher
-# peak. Neither counts. Read `torch.cuda.memory_allocated()` and `torch.cuda.max_memory_allocated()`, which keeps the
-# most since `torch.cuda.reset_peak_memory_stats()`. The check calls your function inside `with on_gpu():`.
+# peak. Count neither. Read `torch.cuda.memory_allocated()` and `torch.cuda.max_memory_allocated()`. The second keeps
+# the maximum since `torch.cuda.reset_peak_memory_stats()`. The check calls your function inside `with on_gpu():`.
 
 
 # %%
 def referee(make_model, make_batch) -> dict[str, int]:
-    """Bytes that a training takes on the GPU, at four moments of a step that is like all later ones."""
+    """Bytes that a training needs on the GPU at four moments of a step that is like all later ones."""
     ### BEGIN SOLUTION Return a dictionary with the keys begin, forward, backward and peak.
     before, found = torch.cuda.memory_allocated(), {}
     model = make_model()
@@ -86,23 +86,23 @@ check.referee(referee)
 # </details>
 # <details><summary>Hint 2: what does not count</summary>
 #
-# Read the counter once before the model is made, and take that off every reading. The peak belongs to one step: where
-# do you reset it?
+# Read the counter once before the model is made, and subtract that from every reading. The peak belongs to one step:
+# where do you reset it?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# A variable keeps its tensor until it is bound anew. At the end of a step `inputs`, `targets` and `loss` are still
-# there. And if the model's output has a name, it lives on through backward.
+# A variable keeps its tensor until you assign something else to it or delete it. At the end of a step, `inputs`,
+# `targets` and `loss` still hold theirs. And if the model's output has a name, it survives backward.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Weights, gradients and two states are 16 bytes per parameter, and they are there when backward is through. But with 8
+# Weights, gradients and two states are 16 bytes per parameter, and all of them are there when backward ends. But with 8
 # tokens the peak comes later: AdamW makes a temporary as large as the weights. With 8,192 tokens it comes earlier, in
-# backward, and it is several times as high. So the claim holds for a moment of the step, and not for its peak. A script
-# that reads the counter after the first step, or before the optimizer, agrees with it.
+# backward, and is several times as high. So the claim holds for one moment of the step, not for its peak. A script that
+# reads the counter after the first step, or before the optimizer, agrees with the claim.
 
 
 # %% tags=["solution"]
@@ -120,20 +120,19 @@ with on_gpu():
 # ## 2 · Find where it breaks
 # **Difficulty** ●●●●○ · **25 minutes** · **Trains** knowing what a rule was made for
 #
-# Here are three rules that people use. Each holds for many models. Find one for each that breaks it:
+# Find one model for each of three rules that breaks the rule. People use all three, and each holds for many models:
 #
-# - `"batch"`: *twice the batch, nearly twice the memory.* Broken if with `torch.cat([x, x])` in place of x the peak is
-#   at most 1.2 times as high.
-# - `"layers"`: *each layer keeps its input.* Add up the inputs of all modules that own a parameter. Broken if all that
-#   is there for backward when forward ends, x and the loss's tensors included, is at most half of that sum.
-# - `"gradients"`: *at the peak, activations and all gradients are there.* Broken if the peak is above the end of
+# - `"batch"`: *twice the batch, nearly twice the memory.* It is broken if the peak is at most 1.2 times as high with
+#   `torch.cat([x, x])` in place of x.
+# - `"layers"`: *each layer keeps its input.* Add up the inputs of all modules that own a parameter. The rule is broken
+#   if forward keeps at most half of that sum for backward, x and the loss's tensors included.
+# - `"gradients"`: *at the peak, activations and all gradients are there.* It is broken if the peak is above the end of
 #   forward by less than half of the gradients' bytes. The gradients must be more than a tenth of what forward keeps.
 #
-# Return a dictionary: for each key a *function* without arguments that returns a pair, an `nn.Module` (yours or one of
-# `nn`) and its input x of at least 1 MB. The check moves both to the GPU, takes two steps on
-# `model(x).square().mean()` with AdamW in fp32, and looks at the second. Every parameter learns, or is frozen. `mlp`
-# breaks no rule. For two of the three it
-# is enough to turn its numbers.
+# Return a dictionary: for each key a *function* without arguments. The function returns a pair: an `nn.Module` (yours
+# or one of `nn`) and its input x of at least 1 MB. Every parameter must learn or be frozen. The check moves both to the
+# GPU, takes two steps on `model(x).square().mean()` with AdamW in fp32, and judges the second. `mlp` breaks no rule.
+# For two of the three you only need to change its numbers.
 
 
 # %%
@@ -143,13 +142,13 @@ def mlp(layers=6, width=512, tokens=2048):
 
 
 def look(make):
-    """What the three rules say of a model."""
+    """Print what each of the three rules says about a model."""
     with on_gpu():
         step, double = check.second_step(make, "model"), check.second_step(make, "model", times=2)
-    print(f"batch: twice of it takes {double.peak / step.peak:.2f} times the memory (broken: at most 1.2)")
-    print(f"layers: forward keeps {step.kept / step.inputs:.2f} bytes for each that they read (broken: at most 0.5)")
+    print(f"batch: doubling it takes {double.peak / step.peak:.2f} times the memory (broken: at most 1.2)")
+    print(f"layers: forward keeps {step.kept / step.inputs:.2f} bytes per byte that they read (broken: at most 0.5)")
     print(f"gradients: the peak is {step.above:.2f} times their bytes above the end of forward (broken: below 0.5)")
-    print(f"           and they are {step.gradients / step.kept:.2f} of what forward keeps (needed: over 0.1)")
+    print(f"           they are {step.gradients / step.kept:.2f} of what forward keeps (needed: over 0.1)")
 
 
 look(mlp)
@@ -157,7 +156,7 @@ look(mlp)
 
 # %%
 def breaks() -> dict:
-    """For each of the three rules a function that makes a model and its input, which break it."""
+    """Three functions, one per rule: each makes a model and an input that break the rule."""
 
     ### BEGIN SOLUTION Return a dictionary of three functions.
     class Shift(nn.Module):
@@ -182,30 +181,30 @@ check.breaks(breaks)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# For each rule ask which bytes it leaves out: those that no batch changes, operations that keep nothing, the moment at
-# which the peak is.
+# For each rule, ask which bytes it leaves out: those that no batch changes, operations that keep nothing, the moment of
+# the peak.
 #
 # </details>
 # <details><summary>Hint 2: layers</summary>
 #
-# A linear layer needs its input for the gradient of its weight. Which operation of x and a parameter has a gradient
-# that needs neither of the two? Lesson 05 has a table.
+# A linear layer needs its input for the gradient of its weight. Which operation on x and a parameter has a gradient
+# that needs neither of them? Lesson 05 has a table.
 #
 # </details>
 # <details><summary>Hint 3: gradients</summary>
 #
 # When backward begins, all activations are there and no gradient is. Each layer then frees what it kept, and makes its
 # gradient. If it frees more than it makes, the peak is at the beginning. But the optimizer's temporaries must stay
-# below that peak, and what one layer's backward needs must be little next to all.
+# below that peak, and one layer's backward must need little compared with the total.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
 # Weights, gradients and Adam's states do not grow with the batch. An addition keeps nothing: the gradient of a shift is
-# a sum of what comes in. And in a deep network the peak is at the beginning of backward, where there are no gradients
-# yet: nearly every calculator of the lesson adds them. A rule is right for what it was made for, and you can now write
-# down the model for which it is wrong.
+# a sum of the incoming gradient. And in a deep network the peak is at the beginning of backward, before any gradient
+# exists. Nearly every calculator of the lesson adds them. A rule is right for what it was made for. Now you can write
+# down a model that breaks it.
 
 # %% tags=["solution"]
 for rule, make in breaks().items():
@@ -213,20 +212,20 @@ for rule, make in breaks().items():
     look(make)
 
 # %% [markdown]
-# ## 3 · The term in letters
+# ## 3 · The term in symbols
 # **Difficulty** ●●●●○ · **12 minutes** · **Trains** deriving the term that every formula lacks
 #
-# Bf16 autocast, flash attention, no dropout. The lesson has a Llama's block: s·b·(22·h + 4·kv + 8·ffn + 4·a + 8).
-# Inference engines lay matrices that read the same input into one: `qkv`, and `gate_up`. Train such a block. How many
-# bytes does it keep for its backward pass, for **one token**? Leave rounding and the random state aside. Under
-# autocast:
+# How many bytes does a Llama block with *fused* matrices keep for its backward pass, for **one token**? The lesson has
+# the block without fused matrices: s·b·(22·h + 4·kv + 8·ffn + 4·a + 8). Inference engines join matrices that read the
+# same input: `qkv`, and `gate_up`. Train such a block under bf16 autocast, with flash attention and no dropout. Take
+# the sizes h, kv, ffn and a. Return a whole number of bytes, without rounding and random state. Under autocast:
 #
 # - the residual stream is fp32: the inputs of both norms are kept in fp32, with one fp32 statistic per token each;
 # - each *matrix* whose input is fp32 makes a 16-bit copy of that input, and keeps it;
-# - attention keeps q, k and v as the kernel sees them (k and v of kv numbers, each) and its output, all in 16 bits, and
-#   one fp32 number per head;
+# - attention keeps q, k and v as the kernel sees them (k and v have kv numbers each) and its output, all in 16 bits,
+#   and one fp32 number per head;
 # - the matrix after attention reads the kernel's output itself, which is 16-bit already: nothing is kept twice;
-# - SwiGLU keeps four 16-bit tensors of width ffn. The gate and up are slices of one tensor, as q, k and v are.
+# - SwiGLU keeps four 16-bit tensors of width ffn. Gate and up are slices of one tensor, as q, k and v are.
 
 
 # %%
@@ -234,7 +233,7 @@ def bytes_a_token(h: int, kv: int, ffn: int, a: int) -> int:
     """Bytes that a block with fused matrices keeps for one token under bf16 autocast with a flash kernel."""
     ### BEGIN SOLUTION Return a whole number of bytes.
     norms = 2 * (4 * h + 4)
-    copies = 2 * 2 * h  # qkv has one, and gate_up
+    copies = 2 * 2 * h  # one for qkv, one for gate_up
     attention = 2 * h + 2 * kv + 2 * kv + 2 * h + 4 * a
     mlp = 4 * 2 * ffn
     return norms + copies + attention + mlp
@@ -247,13 +246,13 @@ check.bytes_a_token(bytes_a_token)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Go down the list, one line of code for each bullet. fp32 is 4 bytes, bf16 is 2.
+# Go down the list, one line of code per bullet. fp32 is 4 bytes, bf16 is 2.
 #
 # </details>
 # <details><summary>Hint 2: the copies</summary>
 #
-# In the lesson's block q, k and v read the same fp32 tensor, and still each makes its own copy: autocast remembers
-# copies of *weights*, not of activations. How many matrices read a norm's output here?
+# In the lesson's block, q, k and v read the same fp32 tensor, and still each makes its own copy: autocast caches copies
+# of *weights*, not of activations. How many matrices read a norm's output here?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
@@ -265,9 +264,10 @@ check.bytes_a_token(bytes_a_token)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# 16·h + 4·kv + 8·ffn + 4·a + 8, and the lesson's block has 22·h: three copies fewer, for the same arithmetic. In a pure
-# 16-bit recipe it would be 12·h for both blocks: autocast keeps *more* activations than 16-bit weights do, which no
-# calculator of the nine says. Nor does any of them ask how the matrices are laid out.
+# The fused block keeps $16h + 4kv + 8\text{ffn} + 4a + 8$ bytes, the lesson's block $22h$ instead of $16h$: fusing
+# saves three copies for the same arithmetic. In a pure 16-bit recipe both blocks would have $12h$. So autocast keeps
+# *more* activations than 16-bit weights do. None of the nine calculators says so, and none asks whether the matrices
+# are fused.
 
 # %% tags=["solution"]
 llama = TrainingRun("llama3.1-8b", micro_batch=2, seq_len=8192).model
@@ -278,8 +278,8 @@ print(f"Llama 3.1 8B, fused: {kept:,} bytes per token and block; unfused {kept +
 # ## 4 · Your own erratum
 # **Difficulty** ●●●●● · **15 minutes, or an evening** · **Trains** being wrong in public, and correcting it
 #
-# Find a number about the memory of training that does not hold: in a blog, a README, a lecture, or your own notes. (Not
-# one of this course's list.) Return a dictionary:
+# Find a number about the memory of training that does not hold: in a blog, a README, a lecture, or your own notes. It
+# must not be on this course's list. Return a dictionary:
 #
 # | key | what |
 # |---|---|
@@ -290,12 +290,12 @@ print(f"Llama 3.1 8B, fused: {kept:,} bytes per token and block; unfused {kept +
 # | `lesson` | which lesson explains it, 1 to 14 |
 #
 # The check runs your evidence. It cannot know whether you quote the source fairly: that is up to you. Nothing found?
-# Look into your own notes of lesson 01, or at the guesses that you locked: some of them were wrong, too.
+# Look at your own notes of lesson 01, or at the guesses that you locked: some of them were wrong, too.
 
 
 # %%
 def erratum() -> dict:
-    """A claim that does not hold, with evidence: keys claim, source, said, evidence, lesson."""
+    """A claim that does not hold, with evidence: the keys are claim, source, said, evidence and lesson."""
 
     ### BEGIN SOLUTION Return a dictionary with these five keys.
     def gradients_in_gb() -> float:
@@ -317,7 +317,8 @@ check.erratum(erratum)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Search for "memory" and the name of a model that the course has as a preset. Numbers in prose are the best prey.
+# Search for "memory" and the name of a model that the course has as a preset. Numbers in prose are the easiest to find
+# and to check.
 #
 # </details>
 # <details><summary>Hint 2: evidence</summary>
@@ -328,11 +329,11 @@ check.erratum(erratum)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Divide what is right by what was said. Is it about 1,000, or a million? Then only the unit is another.
+# Divide the right number by the claimed one. Is it about 1,000, or a million? Then only the unit differs.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A correction is worth something when it says what was claimed, where, and how anybody can check it. If yours is about
-# a public text, tell its authors; if it is about this course, tell us.
+# A correction is useful when it says what was claimed, where, and how anybody can check it. If yours is about a public
+# text, tell its authors. If it is about this course, tell us.
