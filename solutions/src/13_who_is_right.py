@@ -120,7 +120,7 @@ with on_gpu():
 # ## 2 · Find where it breaks
 # **Difficulty** ●●●●○ · **25 minutes** · **Trains** knowing what a rule was made for
 #
-# Find one model for each of three rules that breaks the rule. People use all three, and each holds for many models:
+# For each of the three rules below, find a model that breaks it. People use all three, and each holds for many models:
 #
 # - `"batch"`: *twice the batch, nearly twice the memory.* It is broken if the peak is at most 1.2 times as high with
 #   `torch.cat([x, x])` in place of x.

@@ -34,7 +34,7 @@ from course_utils.planning.twin import SAFETY
 
 # %% [markdown]
 # ## 1 · Halve until it fits
-# **Difficulty** ●●○○○ · **22 minutes** · **Trains** catching an out-of-memory error, and letting go of what failed
+# **Difficulty** ●●○○○ · **22 minutes** · **Trains** catching an out-of-memory error, and freeing what failed
 #
 # No estimate at hand? Then try. `build(size)` puts a model, its optimizer and a batch of `size` sequences on the GPU,
 # and returns a function that takes one training step:
@@ -62,19 +62,19 @@ with on_gpu("1 GB"):
 
 # %% [markdown]
 # Write the search that libraries offer as "find the batch size". Try `start` sequences, then half (`//`), half of that,
-# and so on down to 1, and return the first size that fits. A size fits if `build` succeeds and *two* steps run. If none
-# fits, return None.
+# and so on down to 1. Return the first size that fits, or None if none fits. A size fits if `build` succeeds and *two*
+# steps run.
 #
-# - Only `torch.OutOfMemoryError` means "too large". Every other error passes through as it is.
+# - Only `torch.OutOfMemoryError` means "too large". Let every other error pass through unchanged.
 # - When an attempt begins, nothing of the one before may be alive. A name keeps what it refers to. An error keeps,
-#   through its traceback, all that the failed functions refer to: as long as its `except` block runs, and as long as it
-#   is stored. Some trainings also refer to themselves; such a cycle waits for Python's garbage collector, and
+#   through its traceback, everything that the failed functions refer to, as long as its `except` block runs or the
+#   error is stored. Some trainings also refer to themselves. Such a cycle waits for Python's garbage collector, and
 #   `gc.collect()` runs it now.
 
 
 # %%
 def largest_micro_batch(build, start: int) -> int | None:
-    """The first of start, start // 2, … 1 with which two steps run; None if there is none."""
+    """The first size of start, start // 2, … 1 that runs two steps; None if there is none."""
     ### BEGIN SOLUTION Return a whole number, or None.
     size = start
     while size:
@@ -98,13 +98,13 @@ check.largest_micro_batch(largest_micro_batch)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# A loop over sizes, and in it `try` and `except torch.OutOfMemoryError`. The next attempt belongs after the `except`
-# block, not into it: there the error, its traceback and all their tensors are alive.
+# Write a loop over sizes, with `try` and `except torch.OutOfMemoryError` in it. The next attempt belongs after the
+# `except` block, not into it: inside, the error, its traceback and all their tensors are alive.
 #
 # </details>
 # <details><summary>Hint 2: names</summary>
 #
-# `step = build(size)` first builds, and only then lets go of what `step` was before. So for a moment there are two
+# `step = build(size)` first builds, and only then frees what `step` was before. So for a moment there are two
 # trainings. And as long as the `except` block runs, the error holds what failed: `gc.collect()` finds no garbage there.
 #
 # </details>
@@ -117,10 +117,10 @@ check.largest_micro_batch(largest_micro_batch)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# An out-of-memory error is an exception like any other: the card is fine, and so is your program. What makes a second
-# attempt fail is what the first has left. The first step is no proof, because AdamW's states appear in its update, so
-# the second step begins with 8 bytes per parameter more. `empty_cache` is not what makes room: the allocator gives its
-# cached blocks back by itself before it raises. It makes room for *other* programs on the card.
+# An out-of-memory error is an exception like any other: the card is fine, and so is your program. A second attempt
+# fails because of what the first one left behind. One step proves nothing: AdamW's states appear in its update, so the
+# second step begins with 8 bytes per parameter more. `empty_cache` does not make room: the allocator returns its cached
+# blocks by itself before it raises. It makes room for *other* programs on the card.
 
 # %% tags=["solution"]
 with on_gpu("1 GB"):
@@ -150,20 +150,21 @@ print(f"weights, gradients and states: {format_bytes(16 * N, 'MB', 0)}")
 print(f"the plain step's simulated peak: {format_bytes(peak_of(check.plain_step), 'MB', 0)}")
 
 # %% [markdown]
-# Write `fitting_step(model, optimizer, batch)`: the same step, with the same gradient, but a peak of less than **160
-# MB**. You may not change the model, the optimizer or the batch, and model and loss still run under bf16 autocast. The
-# check compares gradients on a smaller model (fewer blocks, fewer words), in fp64, which autocast leaves alone, with
-# batches such as 7 × 307 tokens, which few pieces divide. Then it simulates two steps of this one.
+# Write `fitting_step(model, optimizer, batch)`: the same step with the same gradient, but a peak of less than **160
+# MB**. It returns nothing. Do not change the model, the optimizer or the batch, and keep model and loss under bf16
+# autocast. The check compares gradients on a smaller model (fewer blocks, fewer words) in fp64, which autocast leaves
+# unchanged. It uses batches such as 7 × 307 tokens, which few pieces divide. Then it simulates two steps of this model.
 #
-# You know three ways to save: several micro-batches ([lesson 07](../notebooks/07_gradient_accumulation.ipynb)),
+# You know three ways to save memory: several micro-batches ([lesson 07](../notebooks/07_gradient_accumulation.ipynb)),
 # `checkpoint` for each block ([lesson 06](../notebooks/06_recomputation.ipynb)), and the loss in chunks of tokens, each
-# through `checkpoint` ([lesson 05](../notebooks/05_activations.ipynb)); both with `use_reentrant=False`. No single one
-# is enough. Any two will do, if you cut finely enough. `peak_of(fitting_step)` tells you how far you are.
+# through `checkpoint` ([lesson 05](../notebooks/05_activations.ipynb)). Use `use_reentrant=False` with both
+# checkpoints. One way is not enough. Any two are, if you cut finely enough. `peak_of(fitting_step)` tells you how far
+# you are.
 
 
 # %%
 def fitting_step(model, optimizer, batch) -> None:
-    """One step on the whole batch with the gradient of plain_step, in less than 160 MB."""
+    """Take one step on the whole batch, with the gradient of plain_step, in less than 160 MB."""
 
     ### BEGIN SOLUTION Take one optimizer step; return nothing.
     def loss_of(x, targets):
@@ -199,18 +200,18 @@ check.fitting_step(fitting_step)
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Instead of `model(tokens)`, go through embedding and blocks yourself: then you have the head's input, and can call
-# head and loss for one piece at a time, through `checkpoint`. With micro-batches each loss goes backward at once,
-# outside autocast; the optimizer steps once.
+# Do not call `model(tokens)`. Go through embedding and blocks yourself. Then you have the head's input, and can call
+# head and loss for one piece at a time, through `checkpoint`. With micro-batches, each loss goes backward at once,
+# outside autocast. The optimizer steps once.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Weights, gradients and states take 16 bytes per parameter, and no change of the step touches them. What remains is a
-# budget, and each way has its price. With micro-batches, gradients wait while the next one runs. Checkpoints cost a
-# second forward, chunks a second product with the head. Here the vocabulary is large for the model, so the logits come
-# first. The blocks come next, by either of the two other ways.
+# Weights, gradients and states take 16 bytes per parameter, and no change of the step reduces them. The rest is a
+# budget, and each way to save has its price. With micro-batches, gradients wait while the next one runs. Checkpoints
+# cost a second forward, chunks a second product with the head. Here the vocabulary is large for the model, so cut the
+# logits first. Cut the blocks next, by either of the two other ways.
 
 # %% tags=["solution"]
 print(f"the fitting step's simulated peak: {format_bytes(peak_of(fitting_step), 'MB', 0)}")
@@ -219,14 +220,15 @@ print(f"the fitting step's simulated peak: {format_bytes(peak_of(fitting_step), 
 # ## 3 · Train GPT-2 large on a V100
 # **Difficulty** ●●●○○ · **15 minutes** · **Trains** finding a plan without `fit`
 #
-# `gpt2-large`, 48 sequences of 1,024 tokens a step, all weights, AdamW, autocast, on one V100 of 16 GB. Return a
-# `TrainingRun` that fits it with the reserve and loses at most 10 % more time than `fit`'s plan. `shown` tells you what
-# a run needs, and where it loses time; the check says how far you are from the plan. Leave `fit` aside this once.
+# Find a plan for `gpt2-large`: 48 sequences of 1,024 tokens per step, all weights, AdamW, autocast, on one V100 of 16
+# GB. Return a `TrainingRun` that fits the card with the reserve and loses at most 10 % more time than `fit`'s plan. Do
+# not use `fit` this time. `shown` tells you what a run needs, and where it loses time. The check says how far you are
+# from the plan.
 
 
 # %%
 def shown(run):
-    """The run's peak, and the seconds that a step loses beside the model's own arithmetic, by cause."""
+    """The run's peak, and the seconds that a step loses, by cause; the model's own arithmetic is not a loss."""
     causes = ", ".join(f"{cause} {lost:.2f}" for cause, lost in step_seconds(run, card).items() if cause != "model")
     return f"{format_bytes(estimate(run).total, 'GB', 2)}, {lost_seconds(run, card):.2f} s lost: {causes}"
 
@@ -239,7 +241,7 @@ print(f"all at once: {shown(start)}")
 
 # %%
 def on_a_v100() -> TrainingRun:
-    """GPT-2 large, 48 sequences a step, on a V100 of 16 GB."""
+    """A plan for GPT-2 large, 48 sequences per step, on a V100 of 16 GB."""
     ### BEGIN SOLUTION Return a TrainingRun.
     changes = {"micro_batch": 12, "accumulation_steps": 4, "recompute": "every-2", "loss_chunks": 8}
     return start.replace(optimizer="adamw-fused", **changes)
@@ -252,29 +254,29 @@ check.on_a_v100(on_a_v100)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# `start.replace(...)`, and print what is `shown` for each idea. First what costs little time: `optimizer`,
-# `loss_chunks`. Then smaller micro-batches, with `accumulation_steps` so that the product stays 48. (An unknown name
-# or value in `replace` prints those that exist.)
+# Call `start.replace(...)` and print `shown` for each idea. Begin with what costs little time: `optimizer`,
+# `loss_chunks`. Then try smaller micro-batches, with `accumulation_steps` so that the product stays 48. (An unknown
+# name or value in `replace` prints those that exist.)
 #
 # </details>
 # <details><summary>Hint 2: it is still too much</summary>
 #
-# 16 bytes a parameter are 12.4 of the 16.1 GB. What is left holds one sequence at a time, which is slow, or more of
-# them if blocks are recomputed. Try `full` and `every-2`.
+# 16 bytes per parameter are 12.4 of the 16.1 GB. The rest holds one sequence at a time, which is slow, or more of them
+# if blocks are recomputed. Try `full` and `every-2`.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# With recomputation of blocks more than one sequence fits at a time, and every micro-batch reads all weights again:
-# take as many sequences as fit.
+# With recomputed blocks, more than one sequence fits at a time. And every micro-batch reads all weights again. So take
+# as many sequences as fit.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Each micro-batch reads all weights and adds to all gradients. With 12.4 GB of them that takes long, so few and large
-# micro-batches pay, and recomputation of whole blocks makes them possible. `fit` tries 8 chunks of the loss; with 16
-# a still larger micro-batch fits. Did you find it?
+# Each micro-batch reads all weights and adds to all gradients. With 12.4 GB of states that takes long. So few, large
+# micro-batches pay, and recomputing blocks makes room for them. `fit` tries 8 chunks of the loss. With 16, a still
+# larger micro-batch fits. Did you find it?
 
 # %% tags=["solution"]
 print(fit("gpt2-large", "V100-16GB", global_batch=48))
@@ -284,14 +286,14 @@ print("with 16 chunks:", shown(on_a_v100().replace(micro_batch=16, accumulation_
 # ## 4 · Diagnose
 # **Difficulty** ●●●●○ · **28 minutes** · **Trains** reading an out-of-memory error
 #
-# Turn the detective into a function. It gets the evidence of a run that is out of memory and returns the name of the
-# cause. The check has nineteen such runs, on cards of other sizes than the lesson's. In none of them are the
-# weights alone too large. Call it fragmentation if `free` is more than `requested` *and* more than a fifth of the card.
+# Turn the detective into a function. It takes the evidence of a run that ran out of memory, and returns the name of the
+# cause. The check has nineteen such runs, on cards of other sizes than the lesson's. In none of them are the weights by
+# themselves too large. Call it fragmentation if `free` is more than `requested` *and* more than a fifth of the card.
 #
-# Sizes are in bytes. `free` is all that holds no tensor, and `free_share` its part of the card. `alive` has the bytes
-# of each kind of memory, and `parameters` is how many weights the model has. `step_starts` is what was allocated when
-# each step began. `phase` is forward, loss, backward or optimizer. `heads` and `vocab` are 0 for a network without. The
-# lesson's six cases are here, too, to try your function on: `case(1).evidence` to `case(6).evidence`.
+# Sizes are in bytes. `free` is all memory that holds no tensor, and `free_share` its share of the card. `alive` has the
+# bytes of each kind of memory, and `parameters` is the number of weights. `step_starts` is what was allocated when each
+# step began. `phase` is forward, loss, backward or optimizer. `heads` and `vocab` are 0 for a network without them. To
+# try your function, use the lesson's six cases: `case(1).evidence` to `case(6).evidence`.
 
 # %%
 for name, words in check.CAUSES.items():
@@ -303,7 +305,7 @@ for name, value in vars(case(1).evidence).items():
 
 # %%
 def diagnose(seen) -> str:
-    """The cause, one of check.CAUSES, of which the run with this evidence died."""
+    """The cause of the failure, one of check.CAUSES, from a run's evidence."""
     ### BEGIN SOLUTION Return one of the names printed above.
     starts, tokens = seen.step_starts, seen.micro_batch * seen.seq_len
     if len(starts) > 3 and starts[-1] > starts[-2] > starts[-3]:
@@ -326,26 +328,26 @@ check.diagnose(diagnose)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# One `if` for each clue of the lesson's table. Begin with those that cannot be confused: later steps that each begin
-# with more than the one before (from the third on: the second begins with the optimizer's states), and much free memory
-# that did not help.
+# Write one `if` for each clue of the lesson's table. Begin with the clues that nothing else explains: later steps that
+# each begin with more than the one before (from the third on, because the second begins with the optimizer's states),
+# and much free memory that did not help.
 #
 # </details>
 # <details><summary>Hint 2: sizes</summary>
 #
-# `seen.requested` as a multiple of `micro_batch · seq_len · vocab` (2 or 4 bytes a number, and the allocator rounds
-# up a little), and of `micro_batch · heads · seq_len²`. For a program without heads and words both products are 0:
-# mind the division.
+# Compare `seen.requested` with multiples of `micro_batch · seq_len · vocab` (2 or 4 bytes per number, and the allocator
+# rounds up a little), and of `micro_batch · heads · seq_len²`. For a program without heads and vocabulary both products
+# are 0: mind the division.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# In `phase == "optimizer"` the states are complete with 8 bytes a parameter: what fails after that are copies of the
-# update. The order of the questions matters: a leak fails anywhere, in the optimizer's step, too.
+# In `phase == "optimizer"` the states are complete at 8 bytes per parameter. What fails after that are copies that the
+# update makes. The order of the questions matters: a leak can fail anywhere, in the optimizer's step, too.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The last request is only the straw. What grew before it decides: over steps, over a forward, in an update. A message
-# has the request and the free bytes, a timeline has the rest; so record one before you need it.
+# The last request is only the last straw. The cause is what grew before it: over steps, over a forward, in an update. A
+# message has the request and the free bytes. A timeline has the rest, so record one before you need it.
