@@ -59,10 +59,10 @@ def test_the_parts_of_an_answer_are_the_answer(one: calculators.Calculator, run:
     assert tuple(parts) == COMPONENTS
     assert sum(parts.values()) == one.total(run)
     assert all(size >= 0 for size in parts.values()), parts
-    assert one.states(run) % one.counted(run) == 0, "states are whole bytes a parameter"
+    assert one.states(run) % one.counted(run) == 0, "states are whole bytes per parameter"
     held = {"states": parts[STATES] > 0, "activations": parts[SCORES] + parts[calculators.BLOCKS] > 0}
     assert held == {part: one.counts in (part, "a step") for part in held}
-    assert one.label == (one.name if all(held.values()) else f"{one.name} ({one.counts} alone)")
+    assert one.label == (one.name if all(held.values()) else f"{one.name} ({one.counts} only)")
 
 
 def test_public_answers_for_llama_3_1_are_14_fold_apart_and_those_to_the_same_question_5() -> None:
@@ -189,7 +189,7 @@ def test_the_widget_adds_back_what_is_ticked(real: dict[str, Truth]) -> None:
     widget = mender({name: (SMALL[name], real[name]) for name in SMALL}, "accelerate")
     worst = widget.controls[calculators.largest_gap("accelerate", SMALL["GPT-2"], real["GPT-2"])]
     worst.value = True
-    assert "Of the eight it is number 1 by size" in widget.message
+    assert "By size, this term is number 1 of the eight" in widget.message
     worst.value = False
     assert widget.terms == [] and repr(widget).endswith("run this cell to tick the terms.")
     for term in TERMS:

@@ -45,7 +45,7 @@ class Calculator(NamedTuple):
     @property
     def label(self) -> str:
         """The name, and the part that it counts if that is not a whole step."""
-        return self.name if self.counts == "a step" else f"{self.name} ({self.counts} alone)"
+        return self.name if self.counts == "a step" else f"{self.name} ({self.counts} only)"
 
     def total(self, run: TrainingRun) -> int:
         """The answer for a run, in bytes. Raises ValueError for runs that it does not cover."""
@@ -84,7 +84,7 @@ CALCULATORS = (
                "Hugging Face accelerate, commands/estimate.py", published.accelerate_bytes, counts="states"),
     Calculator("ZeRO", "ZeRO: all", "showing where the memory goes, to shard it", "Rajbhandari et al. 2020, section 3",
                _states_of(published.zero_bytes)),
-    Calculator("DeepSpeed ZeRO-2", "DeepSpeed ZeRO-2", "model states under ZeRO, activations expressly left out",
+    Calculator("DeepSpeed ZeRO-2", "DeepSpeed ZeRO-2", "model states under ZeRO, explicitly without activations",
                "DeepSpeed's documentation, Memory Requirements", published.deepspeed_zero2_run_bytes, counts="states"),
     Calculator("Megatron-LM", "Megatron-LM", "a line in the log before training starts",
                "Megatron-LM, theoretical_memory_usage.py", _states_of(published.megatron_parts),
@@ -100,7 +100,7 @@ CALCULATORS = (
                "Tazi et al. 2025", _states_of(published.playbook_parts),
                lambda run: published.playbook_parts(run)["parameters"] // 2, _scores),
     Calculator("Ultra-Scale Playbook, figure", "Ultra-Scale Playbook: figure",
-               "turning the Playbook's knobs in a browser", "Tazi et al. 2025, src/memory.js",
+               "trying the Playbook's settings in a browser", "Tazi et al. 2025, src/memory.js",
                _states_of(published.playbook_figure_parts),
                lambda run: published.playbook_figure_parts(run)["parameters"] // run.precision.compute,
                _scores, _figure_outside),
@@ -182,14 +182,14 @@ class Term(NamedTuple):
 
 
 TERMS = (
-    Term("number of parameters", "N is counted for another architecture"),
-    Term("bytes a parameter", "another recipe of weights, gradients and states, or none at all"),
-    Term("gradients at the peak", "where the step peaks, backward has made no gradients yet"),
-    Term(SCORES, "5·a·s² a block, which a flash kernel never writes"),
-    Term("linear part of a block", "dropout, norms, MLP and queries of another model, or nothing"),
-    Term("logits and loss", "what is kept outside the blocks: embedding, head and loss"),
-    Term("weight copies", "autocast keeps the weights in 16 bits besides"),
-    Term("temporaries", "the gradient of the loss: there for a moment, and at the peak"),
+    Term("number of parameters", "N is the number for another architecture"),
+    Term("bytes per parameter", "weights, gradients and states of another recipe, or none of them"),
+    Term("gradients at the peak", "at the peak of the step, backward has made no gradients yet"),
+    Term(SCORES, "5·a·s² per block, which a flash kernel never writes"),
+    Term("linear part of a block", "dropout, norms, MLP and queries of another model, or none of them"),
+    Term("logits and loss", "what the embedding, the head and the loss keep"),
+    Term("weight copies", "autocast keeps a 16-bit copy of the weights"),
+    Term("temporaries", "the gradient of the loss, which exists only for a moment: at the peak"),
 )
 """The closed list. For every calculator and every run the eight add up to answer minus the step's peak, to the byte."""
 
@@ -224,7 +224,7 @@ def percent_off(said: int, peak: int) -> float:
 def autocast_formula(run: TrainingRun) -> Parts:
     """The peak of a bf16-autocast step with a flash kernel as a closed form, by component: bytes before any rounding.
 
-    At the start of the loss's backward: 4 + 8 bytes a parameter, what blocks keep, 6·s·b·V kept by the loss (4 of fp32
+    At the start of the loss's backward: 4 + 8 bytes per parameter, what blocks keep, 6·s·b·V of the loss (4 of fp32
     logits), 4·s·b·V of its gradient (8), and the copies of matrices. Norms' weights and biases' copies are left out, so
     the residual has a name. Raises ValueError for runs that it does not describe.
     """

@@ -33,14 +33,14 @@ from .errata import ERRATA
 # ------------------------------------------------------------------------------------------------------ 13.1: referee
 MOMENTS = ("begin", "forward", "backward", "peak")
 REFEREE_MISTAKES: Mistakes = {
-    "That is the first step, which begins without Adam's states. Later ones are different.": lambda one: one.first,
+    "You read the first step, which begins without Adam's states. Later steps are different.": lambda one: one.first,
     "You also count what was on the GPU before your function was called.":
         lambda one: [size + one.base for size in one.later],
     "Your peak counts what was on the GPU before your function was called.":
         lambda one: [*one.later[:3], one.later[3] + one.base],
-    "The peak is one from before the step: the counter keeps the most until it is reset.":
+    "Your peak is from before the step: the counter keeps the maximum until it is reset.":
         lambda one: [*one.later[:3], one.most - one.base],
-    "Your peak is as high as it was when backward was through. The optimizer's step has temporaries, too.":
+    "Your peak is the peak up to the end of backward. The optimizer's step has temporaries, too.":
         lambda one: [*one.later[:3], one.until_backward],
 }  # fmt: skip
 
@@ -83,7 +83,7 @@ class Readings(NamedTuple):
 
 
 def readings(make_model: Callable[[], nn.Module], make_batch: Callable[[], Any]) -> Readings:
-    """What two steps of a training take on the GPU on which this runs."""
+    """Readings of two steps of a training on the current GPU."""
     base, model = torch.cuda.memory_allocated(), make_model()
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -130,12 +130,12 @@ def referee(answer: Any) -> None:
     expect(slip is None, f"Your bytes are {slip}")
     if recognized(got, [(one,) for one in expected], lambda one: one.later, REFEREE_MISTAKES, same=_near):
         return
-    more = "more than there is. Which of your variables hold a tensor then?"
+    more = "too much. Which of your variables hold a tensor then?"
     few = "too little. Before which lines do you read and reset the counters?"
-    gone = "too little. The batch is gone by then: it and the loss keep their names until the step is over."
+    gone = "too little. The batch is gone by then. It and the loss must keep their names until the step is over."
     for what, mine, one in zip(TRAININGS, got, expected, strict=True):
         stay = abs(mine[0] - one.later[0] - one.gradients) <= 0.02 * one.later[3]
-        expect(not stay, "Gradients are still there when the next step begins.")
+        expect(not stay, "Gradients are still there when your next step begins.")
         for name, reading, right in zip(MOMENTS, mine, one.later, strict=True):
             too_little = gone if name == "backward" and alike(mine[:2], one.later[:2], 0.02) else few
             off = more if reading > right else too_little
@@ -164,7 +164,7 @@ def second_step(make: Any, name: str, times: int = 1) -> Step:
     right = len(pair) == 2 and isinstance(pair[0], nn.Module) and isinstance(pair[1], torch.Tensor)
     expect(right, f"{name}: your function should return a pair, a module and a tensor.")
     model, x = pair[0].to("cuda"), torch.cat([pair[1].to("cuda")] * times)
-    expect(x.nbytes >= 10**6, f"{name}: your input is smaller than 1 MB. Then blocks of 512 bytes decide.")
+    expect(x.nbytes >= 10**6, f"{name}: your input is smaller than 1 MB. At that size, blocks of 512 bytes decide.")
     learning = [weight for weight in model.parameters() if weight.requires_grad]
     expect(learning, f"{name}: no parameter of your model learns.")
     optimizer, begin, kept, gradients = torch.optim.AdamW(learning), 0, 0, 0
@@ -188,21 +188,21 @@ def second_step(make: Any, name: str, times: int = 1) -> Step:
     return Step(sum(inputs), kept + x.nbytes, gradients, peak - base, (peak - begin - kept) / max(1, gradients))
 
 
-@exercise("13.2", "Three rules, and for each a model that it was not made for.")
+@exercise("13.2", "Three rules, and for each one a model that it was not made for.")
 def breaks(answer: Any) -> None:
     """`answer()` is a dictionary: for each rule a function that makes a model and an input that break it."""
     made = entries(call(answer, returns=Mapping), ("batch", "layers", "gradients"), object)
     with on_new_gpu():
         once, layers, one = (second_step(made[name], name) for name in made)
         more = second_step(made["batch"], "batch", times=2).peak / once.peak
-    expect(more <= 1.2, f"batch: twice the batch takes {more:.2f} times the memory. What does not grow with it?")
+    expect(more <= 1.2, f"batch: twice the batch takes {more:.2f} times the memory. What does not grow with the batch?")
     part = layers.kept / max(1, layers.inputs)
-    expect(part <= 0.5, f"layers: forward keeps {part:.2f} bytes for each that its layers read. Which bytes are kept "
-           "once, or not at all, although a layer reads them? And x and the output are kept in any case.")  # fmt: skip
-    few = "gradients: yours are so few that nobody would miss them. Take more parameters, or less input."
+    expect(part <= 0.5, f"layers: forward keeps {part:.2f} bytes per byte that its layers read. Which bytes does a "
+           "layer read that are kept only once, or not at all? And x and the output are kept in any case.")  # fmt: skip
+    few = "gradients: yours are too small to matter. Take more parameters, or less input."
     expect(one.gradients > one.kept / 10, few)
     expect(one.above < 0.5, f"gradients: the peak is {one.above:.2f} times their bytes above the end of forward. In "
-           "backward activations go while gradients come, and then the optimizer has its turn.")  # fmt: skip
+           "backward, activations disappear as gradients appear. Then the optimizer adds temporaries.")  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------- 13.3: bytes_a_token
@@ -216,18 +216,18 @@ def _token(h: int = 16, kv: int = 4, ffn: int = 8, a: int = 4, one: int = 8) -> 
 
 token_right = _token()
 TOKEN_MISTAKES: Mistakes = {
-    "That is the lesson's 22·h, where five matrices have a copy. How many read a norm's output here?": _token(h=22),
-    "4·h are missing. The norms' inputs are fp32, and each of two matrices makes a 16-bit copy.": _token(h=12),
-    "2·h are missing: queries, or attention's output?": _token(h=14),
-    "A copy is as wide as the matrix's input, not as its output.": _token(h=14, kv=8, ffn=12),
-    "Your keys and values are as wide as the queries. Grouped queries make them kv numbers.": _token(h=20, kv=0),
-    "The norms' statistics are missing: one fp32 number a token for each of two.": _token(one=0),
+    "You have the lesson's 22·h, where five matrices make a copy. How many read a norm's output here?": _token(h=22),
+    "4·h is missing. The norms' inputs are fp32, and each of two matrices makes a 16-bit copy.": _token(h=12),
+    "2·h is missing: queries, or attention's output?": _token(h=14),
+    "Your copies are as wide as the matrix's output. A copy is as wide as its input.": _token(h=14, kv=8, ffn=12),
+    "Your keys and values are as wide as the queries. With grouped queries they have kv numbers.": _token(h=20, kv=0),
+    "The norms' statistics are missing: one fp32 number per token for each of two norms.": _token(one=0),
     "The flash kernel's fp32 number for each head is missing.": _token(a=0),
-    "Those are elements. Which tensors have 2 bytes, which 4 for each?": _token(h=6, kv=2, ffn=4, a=1, one=2),
+    "You count elements, not bytes. Which elements have 2 bytes, which 4?": _token(h=6, kv=2, ffn=4, a=1, one=2),
 }
 
 
-@exercise("13.3", "Every tensor has its bytes, and autocast has more of them than it is said to.")
+@exercise("13.3", "Every byte is found, and autocast keeps more of them than most texts say.")
 def bytes_a_token(answer: Any) -> None:
     """`answer(h, kv, ffn, a)` is what a Llama's block keeps for one token under autocast."""
     got, first = [call(answer, *case) for case in TOKEN_CASES], TOKEN_CASES[0]
@@ -238,31 +238,31 @@ def bytes_a_token(answer: Any) -> None:
     for place, letter in enumerate(("h", "kv", "ffn", "a")):  # the sum is linear in each
         more = tuple(size + 64 * (other == place) for other, size in enumerate(first))
         right = call(answer, *more) - call(answer, *first) == token_right(*more) - token_right(*first)
-        expect(right, f"The part with {letter} is off: how many tensors of that width are there, and in which format?")
-    fail("The part without a letter is off: what is there once for each token?")
+        expect(right, f"The part with {letter} is off. How many tensors have that width, and in which format?")
+    fail("The constant part is off. What is kept once per token, whatever the sizes?")
 
 
 # ------------------------------------------------------------------------------------------------------- 13.4: erratum
-@exercise("13.4", "A claim, its source, and evidence that anybody can run: that is all an erratum needs.")
+@exercise("13.4", "A claim, its source, and evidence that anybody can run: an erratum needs no more.")
 def erratum(answer: Any) -> None:
     """`answer()` is a dictionary: claim, source, said, evidence, lesson."""
     got = entries(call(answer, returns=Mapping), ("claim", "source", "said", "evidence", "lesson"), object)
     claim, source = of_kind(got["claim"], str, "The claim is"), of_kind(got["source"], str, "The source is")
     said, lesson = of_kind(got["said"], Real, "said is"), of_kind(got["lesson"], int, "lesson is")
-    words = "The claim has no number in it. Write it in digits, also where the source has a word: half is 50 %."
+    words = "The claim has no number in it. Write it in digits, even if the source has a word: half is 50 %."
     expect(any(letter.isdigit() for letter in claim), words)
-    more = "Say more of the source: where does the claim stand, and in which year did you read it?"
+    more = "Say more about the source: where is the claim, and in which year did you read it?"
     expect(len(source.split()) >= 2 and re.search(r"\b(19|20)\d\d\b", source), more)
-    expect(claim not in [one.claim for one in ERRATA], "That one is on the course's list already. Find your own.")
+    expect(claim not in [one.claim for one in ERRATA], "Your claim is on the course's list already. Find your own.")
     expect(lesson in LESSONS, f"There are lessons 1 to {max(LESSONS)}.")
-    expect(callable(got["evidence"]), "evidence is no function: hand over one that computes the number.")
+    expect(callable(got["evidence"]), "evidence is not a function. Return a function that computes the number.")
     try:
         first, second = call(got["evidence"]), call(got["evidence"])
     except CheckFailed as problem:
         raise CheckFailed(f"evidence: {problem}") from problem
-    expect(first == second, "Your evidence gives another number each time. Fix what is random in it.")
-    expect(first != 0, "Your evidence comes to 0: is that really the number in question?")
-    expect(abs(said / first - 1) > 0.005, "Your evidence gives what was said, to half a percent. Then the claim holds.")
+    expect(first == second, "Your evidence returns another number each time. Fix the seed of what is random.")
+    expect(first != 0, "Your evidence returns 0. Is that really the number in question?")
+    expect(abs(said / first - 1) > 0.005, "Your evidence agrees with the claim to half a percent. So the claim holds.")
     slips = [factor for size in UNITS.values() if size > 1 for factor in (size, 1 / size)]
     unit = any(math.isclose(first, said * factor, rel_tol=0.005) for factor in slips)
-    expect(not unit, "Your evidence gives what was said, in another unit. Compute it in the claim's own: does it hold?")
+    expect(not unit, "Your evidence agrees with the claim in another unit. Compute it in the claim's: does it hold?")

@@ -47,7 +47,7 @@ class Erratum:
 
 
 def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What stands in the braces of errata.toml, claim by claim."""
+    """The numbers for the braces of errata.toml, claim by claim."""
     autocast = FULL.replace(precision="amp-bf16")
     runs = {"master": FULL, "master_in_8": FULL.replace(loss_chunks=8), "autocast": autocast}
     runs |= {"autocast_in_8": autocast.replace(loss_chunks=8)}

@@ -21,7 +21,7 @@ class Mender(Explorable):
     ticked. Raises ValueError for an unknown calculator.
     """
 
-    invitation = "A calculator to mend, term by term: run this cell to tick the terms."
+    invitation = "Correct a calculator, term by term: run this cell to tick the terms."
 
     def __init__(self, cases: Mapping[str, tuple[TrainingRun, Truth]], name: str = "ZeRO") -> None:
         self.cases = cases
@@ -42,11 +42,11 @@ class Mender(Explorable):
         said, now = one.total(run), add_back(name, self.terms, run, real)
         before, after = (signed_percent(size - real.peak, real.peak) for size in (said, now))
         after = "exact" if now == real.peak else after
-        title = f"{name}, {model}: {before}, with {len(self.terms)} of {len(TERMS)} terms put right {after}"
+        title = f"{name}, {model}: {before}, with {len(self.terms)} of {len(TERMS)} terms corrected {after}"
         rank, found = "", gaps(name, run, real)
         if len(self.terms) == 1:
             larger = sum(abs(size) > abs(found[self.terms[0]]) for size in found.values())
-            rank = f"Of the eight it is number {larger + 1} by size."
+            rank = f"By size, this term is number {larger + 1} of the eight."
         message = f"Made for: {escape(one.made_for)}. Off by {before}; now <b>{after}</b>. {rank}"
         return corrected(name, self.terms, run, real, title, real.provenance), message
 
