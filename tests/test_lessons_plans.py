@@ -31,7 +31,7 @@ def test_the_catalog_invents_nothing() -> None:
     rows = {row[0]: row for row in catalog().rows[1:]}
     assert set(rows) == set(GPUS)
     for name, card in GPUS.items():
-        assert ("nobody" in rows[name][2]) == (not card.usable) == (rows[name][-1] == "–")
+        assert ("unknown" in rows[name][2]) == (not card.usable) == (rows[name][-1] == "–")
 
 
 @pytest.mark.parametrize(

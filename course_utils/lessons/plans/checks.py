@@ -35,7 +35,7 @@ class Trainings:
         self.sizes, self.alive = list[Any](), list[int]()
 
     def build(self, size: Any) -> Callable[[], None]:
-        expect(type(size) is int and size > 0, f"You build a training for {size} sequences. Where does halving end?")
+        expect(type(size) is int and size > 0, f"You build a training for {size} sequences. Where must halving end?")
         expect(size not in self.sizes, f"You build a training for {size} sequences twice.")
         self.sizes.append(size)
         self.alive.append(torch.cuda.memory_allocated() - 20 * MB)  # cuBLAS keeps its workspaces
@@ -76,25 +76,25 @@ def small_card(size: int) -> Iterator[None]:
         yield
 
 
-@exercise("14.1", "Half by half, and every attempt had the card to itself.")
+@exercise("14.1", "You halve until it fits, and every attempt has the card to itself.")
 @collected_alone()
 def largest_micro_batch(answer: Any) -> None:
     """`answer(build, start)` is the first of start, start // 2, … whose training takes two steps."""
-    hints = {"OutOfMemoryError": "An out-of-memory error leaves your function: `build` may raise one, as a step may."}
+    hints = {"OutOfMemoryError": "An out-of-memory error leaves your function. `build` may raise one, too."}
     for start, room, right in SEARCHES:
         with small_card(room):
             trainings = Trainings(cycle=start == 128)
             got = call(answer, trainings.build, start, returns=int | None, hints=hints)
         card = f"From {start} on a card of {room} MB:"
-        cycle = "the training refers to itself: what frees such a cycle, as soon as names and error are gone?"
-        held = "the attempt before is alive when the next begins. Who refers to it: a name, or an error's traceback?"
+        cycle = "the training refers to itself. What frees such a cycle once names and error are gone?"
+        held = "an attempt is still alive when the next begins. Who refers to it: a name, or an error's traceback?"
         expect(max(trainings.alive, default=0) <= 0, f"{card} {cycle if start == 128 else held}")
-        states = "the first step fits, and the second would not. When do the optimizer's states appear?"
+        states = "the first step fits, but the second would not. When do the optimizer's states appear?"
         expect(not (right and got == 2 * right), f"{card} {states}")
-        expect(right or got is None, f"{card} nothing fits, not even one sequence. Then return None.")
+        expect(right or got is None, f"{card} not even one sequence fits. In that case return None.")
         sizes = [start >> halved for halved in range(start.bit_length()) if start >> halved >= (right or 1)]
         expect(trainings.sizes == sizes, f"{card} try start, then half of it, then half of that, down to 1.")
-        expect(got == right, f"{card} you do not return the size that has just run.")
+        expect(got == right, f"{card} you do not return the size that ran.")
     with small_card(900):
         others = ValueError("no such data"), RuntimeError("no such shape"), RuntimeError("the host is out of memory")
         for error in others:
@@ -102,16 +102,16 @@ def largest_micro_batch(answer: Any) -> None:
             try:
                 answer(Trainings(error=error).build, 4)
             except Exception as raised:
-                expect(raised is error, f"{kind} you raise {type(raised).__name__}. Let it pass.")
+                expect(raised is error, f"{kind} you raise {type(raised).__name__} instead. Let the error pass.")
             else:
-                fail(f"{kind} you go on. Which type of error is the GPU's?")
+                fail(f"{kind} you go on. Which type of error means that the GPU is full?")
 
 
 # ------------------------------------------------------------------------------------------------- 14.2: fitting_step
 BOUND = 160 * MB
 FORMATS = {"mm": "bfloat16", "addmm": "bfloat16", "bmm": "bfloat16", "nll_loss_forward": "float32"}
 """Those under autocast: of products, and of what `cross_entropy` adds up, as its log-softmax is not."""
-STEPS_FIRST = "Gradients of three batches are compared, and two steps simulated: 5 to 20 seconds."
+STEPS_FIRST = "The check compares gradients of three batches and simulates two steps: 5 to 20 seconds."
 
 
 class SmallTransformer(nn.Module):
@@ -176,10 +176,10 @@ def fitting_step(answer: Any) -> None:
     for b, s in ((7, 307), (5, 13), (1, 1)):
         got, model, lengths = stepped(asked, b, s)
         as_it_was = _parts(model) == _parts(SmallTransformer(11, 8, 2).double())
-        expect(as_it_was, "Your step changes the model: its modules are wrapped, or its weights in another format.")
+        expect(as_it_was, "Your step changes the model: its modules are wrapped, or its weights are in another format.")
         sizes = f"With {b} sequences of {s}:"
-        expect(len(got) == 2, f"{sizes} {len(got) / 2:g} optimizer steps for one batch. One was asked for.")
-        cut = f"{sizes} blocks see {min(lengths, default=s)} tokens of each. What does a token attend to?"
+        expect(len(got) == 2, f"{sizes} {len(got) / 2:g} optimizer steps for one batch. Take exactly one.")
+        cut = f"{sizes} blocks see {min(lengths, default=s)} tokens of a sequence. What does a token attend to?"
         expect(min(lengths, default=s) >= s, cut)
         _expect_gradients(got, plain_gradients(b, s), sizes)
     kept = any(one.grad is not None for one in model.parameters())
@@ -189,23 +189,23 @@ def fitting_step(answer: Any) -> None:
     found = measure(step=asked, model=model, optimizer=optimizer, batch=batch, source="simulated")
     made = {(one.operation, one.dtype) for one in found.allocations if one.operation in FORMATS}
     where = ", ".join(f"{operation} in {dtype}" for operation, dtype in sorted(made) if dtype != FORMATS[operation])
-    expect(not where, f"Something is computed outside bf16 autocast, which is another recipe: {where}.")
+    expect(not where, f"You compute something outside bf16 autocast, which is another recipe: {where}.")
     if found.peak > BOUND:
         logits = [one.bytes for one in found.alive_at(found.peak_event) if one.shape[-1:] == (8000,)]
-        why = "The blocks' activations fill it: of how many sequences, and must all of them wait for backward?"
+        why = "The blocks' activations fill it. Of how many sequences, and must all of them wait for backward?"
         if max(logits, default=0) > 9 * MB:
-            why = "Logits are among the largest tensors then: of how many tokens at a time?"
+            why = "Logits are among the largest tensors there. For how many tokens at a time do you compute them?"
         elif sum(logits) > 20 * MB:
-            why = "All pieces of the loss keep their logits for backward: must they, or can they be computed again?"
+            why = "All pieces of the loss keep their logits for backward. Must they, or can you compute them again?"
         elif kept:
-            why = "Gradients are alive in forward: for how long need the last step's be there?"
+            why = "Gradients are alive in forward. How long do you need those of the last step?"
         over = f"{format_bytes(found.peak - BOUND, 'MB', 0)} too high, in {found.peak_phase}"
         fail(f"The gradient is right. The peak is {over}. {why}")
 
 
 def _expect_gradients(got: list[list[Any]], right: list[list[Any]], sizes: str) -> None:
     if same(got[0], right[0]):
-        expect(same(got[1], right[1]), f"{sizes} only the first step is right: what has it left behind?")
+        expect(same(got[1], right[1]), f"{sizes} only the first step is right. What did it leave behind?")
         return
     expect(None not in got[0], f"{sizes} a weight has no gradient.")
     mine, wanted = (torch.cat([one.flatten() for one in ones]) for ones in (got[0], right[0]))
@@ -213,7 +213,7 @@ def _expect_gradients(got: list[list[Any]], right: list[list[Any]], sizes: str) 
     by = (mine.norm() / wanted.norm()).item()
     expect(not straight, f"{sizes} the gradient is {by:.3g} times as long as plain_step's. What do you divide by?")
     fail(
-        f"{sizes} some tokens count for more than others, or not at all. Are all pieces equally long? "
+        f"{sizes} some tokens count more than others, or not at all. Are all pieces equally long? "
         "Do their gradients add up?"
     )
 
@@ -223,38 +223,38 @@ V100 = GPUS["V100-16GB"]
 ASKED = TrainingRun("gpt2-large", 48, 1024, "amp-fp16", attention="efficient")
 
 
-@exercise("14.3", "774 million parameters on a card of 2017, and the batch is what it was.")
+@exercise("14.3", "774 million parameters on a card from 2017, with an unchanged batch.")
 def on_a_v100(answer: Any) -> None:
     """`answer()` is a TrainingRun that trains what was asked for on a V100."""
     run = call(answer, returns=TrainingRun)
-    expect(run.model.name == ASKED.model.name, f"That is {run.model.name}. {ASKED.model.name} was asked for.")
-    expect(run.seq_len == ASKED.seq_len, "The sequences were to stay as long as they are.")
-    expect(run.world_size == run.tensor_parallel == 1, "There is one V100.")
+    expect(run.model.name == ASKED.model.name, f"You train {run.model.name}. Train {ASKED.model.name}.")
+    expect(run.seq_len == ASKED.seq_len, "You change the length of the sequences. Keep it.")
+    expect(run.world_size == run.tensor_parallel == 1, "You use several GPUs. There is only one V100.")
     learned = f"{run.micro_batch} × {run.accumulation_steps} is another batch, and another training"
-    expect(run.global_batch == ASKED.global_batch, f"{learned}: {ASKED.global_batch} sequences a step.")
+    expect(run.global_batch == ASKED.global_batch, f"{learned}. Keep {ASKED.global_batch} sequences per step.")
     refused = unsupported(run, V100.capability)
     expect(not refused, f"A V100 cannot run that: {refused}.")
-    expect(run.precision.name == "amp-fp16", f"{run.precision.name} is another recipe: autocast was asked for.")
-    expect(run.optimizer.algorithm == "adamw", f"{run.optimizer.algorithm} is another optimizer: AdamW was asked for.")
-    expect(not run.lora_rank, "All weights were to be trained.")
-    expect(run.model.dropout > 0, "The model has dropout: without it another training goes on.")
-    expect(run.clip_grad_norm is None, "With clipped gradients another training goes on.")
-    expect(run.card in (None, V100.name), f"{run.card} is another card.")
+    expect(run.precision.name == "amp-fp16", f"{run.precision.name} is another recipe. Keep autocast.")
+    expect(run.optimizer.algorithm == "adamw", f"{run.optimizer.algorithm} is another optimizer. Keep AdamW.")
+    expect(not run.lora_rank, "You train only a part of the weights. Train all of them.")
+    expect(run.model.dropout > 0, "You removed the dropout. Without it, this is another training.")
+    expect(run.clip_grad_norm is None, "You clip gradients. With clipping, this is another training.")
+    expect(run.card in (None, V100.name), f"{run.card} is another card. Use the V100.")
     peak = estimate(run).total
     over = format_bytes(peak - round(V100.room / SAFETY), "GB", 2)
-    expect(peak * SAFETY <= V100.room, f"It is {over} more than the card's room with the reserve.")
+    expect(peak * SAFETY <= V100.room, f"Your plan needs {over} more than the card's room with the reserve.")
     share = lost_seconds(run, V100) / arrange(ASKED, V100).path[-1].lost
-    expect(share <= 1.1, f"It fits, and loses {share:.2f} times what `fit`'s plan loses. What costs it most?")
+    expect(share <= 1.1, f"Your plan fits, but loses {share:.2f} times the time of `fit`'s plan. What costs most?")
 
 
 # ----------------------------------------------------------------------------------------------------- 14.4: diagnose
 HIDDEN = tomllib.loads(Path(__file__).with_name("hidden.toml").read_text(encoding="utf-8"))
 BROKEN: tuple[tuple[str, str, int], ...] = tuple((cause, run, size * MiB) for cause, run, size in HIDDEN["cases"])
 """Each hidden case: its cause, the run, and its card's memory for tensors."""
-RUNS_FIRST = "Unless they are there already, seven runs are simulated: 10 to 30 seconds."
+RUNS_FIRST = "The check first simulates seven runs, unless it has them already: 10 to 30 seconds."
 
 
-@exercise("14.4", "Nineteen broken runs, and no guess among the answers.", first=RUNS_FIRST)
+@exercise("14.4", "All nineteen broken runs, each for the right reason.", first=RUNS_FIRST)
 def diagnose(answer: Any) -> None:
     """`answer(seen)` is the name of the cause."""
     seen, got = list[Evidence](), list[str]()
@@ -262,11 +262,11 @@ def diagnose(answer: Any) -> None:
         seen.append(broken(name, capacity).evidence)
         got.append(call(answer, seen[-1], returns=str))
     unknown = {*got} - {*CAUSES}
-    expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of {', '.join(CAUSES)}.")
+    expect(not unknown, f"You return {', '.join(map(repr, unknown))}, not one of {', '.join(CAUSES)}.")
     wrong = [(one, cause, mine) for one, (cause, *_), mine in zip(seen, BROKEN, got, strict=True) if mine != cause]
     for mistake in HIDDEN["mistakes"] if wrong else ():
         causes, named = mistake.get("causes", CAUSES), mistake.get("named", CAUSES)
         expect(not all(cause in causes and mine in named for _, cause, mine in wrong), mistake["says"])
     for one, _, mine in wrong:
         where = f"{one.when}, a request of {format_bytes(one.requested)}"
-        fail(f"A run that failed in {where}, did not die of {mine!r}. Which clue speaks for that?")
+        fail(f"A run failed in {where}. The cause was not {mine!r}. Which clue made you say so?")

@@ -99,7 +99,7 @@ def broken(name: str, capacity: int) -> Case:
     alive = MemoryBreakdown({kind: curve[end - 1] for kind, curve in measured.timeline.curves().items()})
     if run is None:
         rows, size = PROGRAMS[name], f"{LAYERS} layers, {PROGRAMS[name]:,} rows of {WIDTH} numbers"
-        told = f"“A plain network of {size}, fp32, AdamW. The first steps went well.”"
+        told = f"“A plain network of {size}, fp32, AdamW. The first steps worked.”"
         sizes = [LAYERS * (WIDTH + 1) * WIDTH, rows, 1, 0, 0]
     else:
         told = f"“{run.model.name}, {run.micro_batch} × {run.seq_len:,} tokens, autocast in bf16, AdamW.”"

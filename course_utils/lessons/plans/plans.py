@@ -21,7 +21,7 @@ HEIGHT = 300.0  # of the plot, in pixels
 GRADES = (  # the largest relative error of each grade, the grade, and words for it; 5 % is `SAFETY`
     (0.01, "A", "You could quote this."),
     (0.05, "B", "Within the reserve: your plan would have held."),
-    (0.15, "C", "Near, but a card can run out on less. Which moment of the step did you take?"),
+    (0.15, "C", "Near, but a smaller error can fill a card. Which moment of the step did you take?"),
     (0.5, "D", "One of the large parts is missing, or counted twice."),
 )
 
@@ -47,7 +47,7 @@ def plan_figure(plan: Plan, title: str) -> Figure:
                 written = x(tick) + half + 4
     canvas.line(left, bottom, right, bottom, RULE)
     canvas.text(MARGIN, top - 14, "estimated peak in GB", 12, QUIET)
-    canvas.text((left + right) / 2, bottom + 42, "seconds that a step loses", 12, QUIET, text_anchor="middle")
+    canvas.text((left + right) / 2, bottom + 42, "seconds lost per step", 12, QUIET, text_anchor="middle")
     for candidate in sorted(plan.tried, key=lambda one: one.fits(plan.card)):
         _dot(canvas, x(candidate.lost), y(candidate.peak), 3.5, FITS if candidate.fits(plan.card) else TOO_LARGE)
     name = f"{plan.card.name} less {percent(SAFETY - 1)} in reserve: {format_bytes(round(limit), 'GB', 1)}"
@@ -55,7 +55,7 @@ def plan_figure(plan: Plan, title: str) -> Figure:
     for index, line in enumerate(reversed(wrap(name.replace("%", " %"), 12, right - left, bold=True))):
         canvas.halo_text(left + 4, y(limit) - 7 - 15 * index, line, 12, fill=OVER, font_weight="bold")
     _path(canvas, [(x(step.lost), y(step.peak)) for step in plan.path])
-    note = f"{len(plan.tried)} estimated, {plan.covered:,} decided; times at the data sheet's rates, nothing overlapped"
+    note = f"{len(plan.tried)} estimated, {plan.covered:,} decided; times at data-sheet rates, without overlap"
     steps = "; ".join(f"{index} {step.what}: {format_bytes(step.peak, 'GB', 1)}, {step.lost:.2f} seconds lost"
                       for index, step in enumerate(plan.path))  # fmt: skip
     fitting = f"{sum(one.fits(plan.card) for one in plan.tried)} of them fit {plan.card.name}"
@@ -88,7 +88,7 @@ def _path(canvas: Canvas, places: Sequence[tuple[float, float]]) -> None:
 
 def path_table(plan: Plan) -> Table:
     """The expert's path: each choice, by how much the peak moves, what is lost, and whether the run fits then."""
-    rows, before = [("choice", "peak", "by", "lost a step", "fits")], plan.path[0]
+    rows, before = [("choice", "peak", "change", "lost per step", "fits")], plan.path[0]
     for index, step in enumerate(plan.path):
         by = signed(step.peak - before.peak, "GB", 1) if index else ""
         fits = "yes" if step.fits(plan.card) else "no"
@@ -102,7 +102,7 @@ def catalog() -> Table:
     rows = [("card", "driver lists", "program gets", "GB/s", "16-bit TFLOP/s", "seen in")]
     for card in GPUS.values():
         assert card.rates is not None  # the catalog has the rates of each; a test says so
-        told = format_bytes(card.usable, "GiB", 2) if card.usable else "nobody has told"
+        told = format_bytes(card.usable, "GiB", 2) if card.usable else "unknown"
         seen = card.usable_source.removeprefix("https://github.com/") or "–"
         memory, rate = f"{card.rates.memory / 1e9:,.0f}", f"{card.rates.tensor / 1e12:,.0f}"
         rows.append((card.name, format_bytes(card.memory, "GiB", 2), told, memory, rate, seen))
@@ -118,10 +118,10 @@ class Graded(NamedTuple):
 
     def __repr__(self) -> str:
         if self.guess is None:
-            return "Nothing was locked, so there is nothing to grade."
+            return "You locked no guess, so there is nothing to grade."
         error = self.guess.amount / self.actual - 1
         found = ((grade, words) for most, grade, words in GRADES if abs(error) <= most)
-        grade, words = next(found, ("E", "Go through the step moment by moment, and take the fullest."))
+        grade, words = next(found, ("E", "Go through the step moment by moment, and take the fullest one."))
         off = f"{'+' if error > 0 else '−'}{percent(abs(error), 1)}"
         return f"Grade {grade}: prediction − {self.word} = {off}. {words}"
 

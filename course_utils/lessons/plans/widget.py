@@ -12,7 +12,7 @@ from .detective import CAUSES, ORDER, WORDS, Case, case
 class Detective(Explorable):
     """The six cases with their evidence, and a list of causes to choose from; `.solved` are those got right."""
 
-    invitation = "Six runs that are out of memory: run this cell to diagnose them."
+    invitation = "Six runs that ran out of memory: run this cell to diagnose them."
 
     def __init__(self) -> None:
         self.solved: set[int] = set()
