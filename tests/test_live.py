@@ -397,7 +397,7 @@ def test_the_cudnn_kernel_needs_ampere_and_no_newer_gpu_than_torch_knows():
     assert "torch has no cudnn kernel" in unsupported(run, (7, 5))
     for capability in ((8, 0), (9, 0), (12, 1)):
         assert unsupported(run, capability) == ""
-    assert "newer than those that torch's cuDNN kernel takes: choose attention='flash'" in unsupported(run, (13, 0))
+    assert "too new for torch's cuDNN kernel: choose attention='flash'" in unsupported(run, (13, 0))
 
 
 def test_tf32_needs_ampere():

@@ -114,7 +114,7 @@ def test_a_thousand_configurations_take_a_few_hundred_calls_each() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"precision": "bf16"}, r"a T4-16GB can run none of the choices: .* does not compute in bf16"),
+        ({"precision": "bf16"}, r"a T4-16GB can run none of these choices: .* does not compute in bf16"),
         ({"world_size": 3}, "shared equally by 3 ranks"),
         ({"global_batch": "8"}, "global_batch is "),
         ({"global_batch": 0}, "global_batch is "),

@@ -81,10 +81,10 @@ class Plan:
         return tuple(_path(self.start, (self.best or self.nearest).run, self.card))
 
     def __str__(self) -> str:
-        room = f"{self.card.name} gives a program {format_bytes(self.card.room)}; with {percent(SAFETY - 1)} in reserve"
+        room = f"{self.card.name} gives a program {format_bytes(self.card.room)}; {percent(SAFETY - 1)} stay in reserve"
         rows = [f"{format_bytes(step.peak):>9}  {step.lost:7.2f} s lost  {step.what}" for step in self.path]
-        verdict = f"fits: {self.best.run.code()}" if self.best else f"nothing fits; nearest: {self.nearest.run.code()}"
-        return "\n".join([f"{room}, of {self.covered:,} configurations:", *rows, verdict])
+        verdict = f"fits: {self.best.run.code()}" if self.best else f"nothing fits; smallest: {self.nearest.run.code()}"
+        return "\n".join([f"{room}. {self.covered:,} configurations were compared:", *rows, verdict])
 
 
 def fit(
@@ -129,7 +129,7 @@ def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan
     sizes = [size for size in range(1, share + 1) if share % size == 0]
     shapes = list(_shapes(run, card, may_change))
     if not shapes:
-        raise ValueError(f"{named(card)} can run none of the choices: {unsupported(run, card.capability)}")
+        raise ValueError(f"{named(card)} can run none of these choices: {unsupported(run, card.capability)}")
     bounds = sorted((lost_seconds(_resized(shape, sizes[-1]), card), i) for i, shape in enumerate(shapes))
     best, tried = None, []
     for bound, i in bounds:

@@ -1,6 +1,6 @@
 """Read an out-of-memory message of PyTorch: what was full, the likely cause, three changes and the lesson for each.
 
-out_of_memory.toml has the words that are looked for and those that are answered.
+out_of_memory.toml has the words to look for, and the texts of the answers.
 """
 
 import os
@@ -23,7 +23,7 @@ HUGE, LARGE, SOME = 0.25, 0.1, 0.05  # shares of a card that a tensor in forward
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """What a message says. `kind` is one of out_of_memory.toml's, known by these `words`.
+    """The content of a message. `kind` is one of out_of_memory.toml's, known by these `words`.
 
     `sizes` are bytes: `requested`, `total`, `free`, `allocated` and `allowed` if it names them, `cached` (reserved but
     unallocated), `pools` and `others` (of other processes) always. `lines` are the traceback's; `step` is how the log
@@ -133,20 +133,20 @@ def diagnose(failure: OutOfMemory) -> Diagnosis:
     total, free, requested = (size.get(name, 0) for name in ("total", "free", "requested"))
     kind = {"short": "gpu", "bare": "gpu", "killed": "host"}.get(failure.kind, failure.kind)
     (phase, line), evaluates = _phase(failure.lines), re.search(TEXTS["log"]["evaluates"], traceback)
-    says = f'the traceback says "{line}"' if line else "nothing in the paste says at which moment it happened"
+    says = f'the traceback says "{line}"' if line else "the paste does not say when it happened"
     rules = (
         (kind != "gpu", kind, f'the words "{failure.words}"'),
         ("allowed" in size and requested <= free, "allowed", f'the words "{binary(size.get("allowed", 0))} allowed"'),
         (size["others"] > LARGE * total > 0 and requested <= free + size["others"], "others", "the message lists them"),
         (size["cached"] > SOME * total > 0 and requested <= free + size["cached"], "fragmented",
-         "before torch says this, it has returned every segment that was wholly free"),
+         "torch returns every completely free segment before it raises this error"),
         (parts.get("rest", 0) > LARGE * total + GiB and requested <= free + parts["rest"], "outside",
-         "the message's numbers leave that much unexplained"),
+         "the numbers in the message do not explain that much"),
         (failure.step and phase not in ("states", "load"), "grew", f'the log had already reached "{failure.step}"'),
         (evaluates and phase in ("loss", "attention", "forward"), "evaluation",
          f'the traceback has "{evaluates[0] if evaluates else ""}"'),
         (phase in ("", "backward", "forward") and requested > {"forward": HUGE}.get(phase, LARGE) * total > 0, "tensor",
-         f"{binary(requested)} were asked for at once; {says}"),
+         f"one request was for {binary(requested)}; {says}"),
         (True, phase or "full", says),
     )  # fmt: skip
     cause, because = next((cause, because) for holds, cause, because in rules if holds)
@@ -175,7 +175,7 @@ def _full(failure: OutOfMemory) -> str:
     of = TEXTS["parts"]
     bar = "".join(of[name][0] * round(60 * size / whole) for name, size in parts.items())
     rows = [(f"  {of[name][0]}", binary(size), percent(size / whole), of[name][1]) for name, size in parts.items()]
-    lent = "\n  That is more than the card has: the driver lends the computer's memory, which is slow."
+    lent = "\n  In total that is more than the card has: the driver lends the computer's memory, which is slow."
     more = lent if whole > 1.01 * failure.sizes["total"] else ""
     return f"  A card of {binary(failure.sizes['total'])}.{asked}\n  {bar}\n{aligned(rows, range(3, 4))}{more}"
 

@@ -1,4 +1,4 @@
-"""Predictions of whether a run fits a card, and its smaller twin that does: from estimates, without torch."""
+"""Predict whether a run fits a card, and find a smaller twin that does: from estimates, without torch."""
 
 from bisect import bisect_left
 
@@ -50,7 +50,7 @@ def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
     """
     this = f"this GPU (compute capability {capability[0]}.{capability[1]})"
     if run.attention == "cudnn" and capability > NEWEST_CUDNN:
-        return f"{this} is newer than those that torch's cuDNN kernel takes: choose attention='flash'"
+        return f"{this} is too new for torch's cuDNN kernel: choose attention='flash'"
     if capability >= (8, 0):
         return ""
     older = f"{this} is older than Ampere (8.0)"
@@ -59,7 +59,7 @@ def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
     if run.precision.tf32:
         return f"{older} and does not compute in tf32: choose precision='fp32'"
     if run.attention in ("flash", "cudnn"):
-        return f"{older}, for which torch has no {run.attention} kernel: choose attention='efficient' or 'eager'"
+        return f"{older}, and torch has no {run.attention} kernel for it: choose attention='efficient' or 'eager'"
     return ""
 
 
@@ -99,4 +99,4 @@ def twin(run: TrainingRun, card: Gpu) -> TrainingRun:
             micro_batch = largest_micro_batch(candidate, card.memory)
             if micro_batch:
                 return candidate.replace(micro_batch=micro_batch)
-    raise ValueError(f"no twin of {run} fits a {card.name} of {card.memory:,} bytes: shorten its sequences")
+    raise ValueError(f"no smaller twin of {run} fits {named(card)} of {card.memory:,} bytes: shorten its sequences")
