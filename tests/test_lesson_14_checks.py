@@ -182,7 +182,7 @@ LARGEST = Answers(
         (partial(search, frees=False), "Who refers to it"),
         (within_the_handler, "Who refers to it"),
         (stores_errors, "Who refers to it"),
-        (partial(search, collects=False), "what frees such a cycle"),
+        (partial(search, collects=False), "What frees such a cycle"),
         (collects_too_soon, "once names and error are gone"),
         (builds_outside, "`build` may raise one, too"),
         (partial(search, error=Exception), "and you go on"),
