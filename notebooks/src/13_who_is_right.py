@@ -16,12 +16,12 @@
 # ([lesson 06](06_recomputation.ipynb)), and what autocast adds ([lesson 03](03_mixed_precision.ipynb)). No GPU is
 # needed: where a measurement is simulated, it says so.
 #
-# You can account for a training step by now. So can papers, libraries and web pages, with a formula or a calculator.
-# Here you ask nine of them, find the term that each one lacks, and close the account to the byte. None of them is
-# careless. Each was made for something, and the point is to find out *for what*.
+# Papers, libraries and web pages offer formulas and calculators for the memory of a training step. Here you ask nine of
+# them, find the term that each one lacks, and close the account to the byte. None is careless. Each was made for
+# something: find out *for what*.
 #
-# The judge is a *simulated* step: it runs torch's own code and counts every tensor, without a GPU. Real GPUs have the
-# last word. At the end, what they measured judges the nine, and the simulation too.
+# The judge is a *simulated* step: it runs torch's own code and counts every tensor, without a GPU. At the end of the
+# lesson, real GPUs judge the nine, and the judge.
 
 # %% [markdown]
 # ## Nine calculators
@@ -60,8 +60,8 @@ for model, run in runs.items():
               f"{spread(run, counts):.1f} times")  # fmt: skip
 
 # %% [markdown]
-# The larger factor compares all nine, as anybody does who takes whatever a search finds. The smaller one is real
-# disagreement. The figure shows its main cause: some bars are mostly hatched. That is the s×s matrix of [eager
+# All nine give the larger factor. You meet it if you take whatever a search finds. The six give the smaller one: real
+# disagreement. The figure shows its main cause. Some bars are mostly hatched: that is the s×s matrix of [eager
 # attention](../docs/glossary.md#eager-attention), which a flash kernel never writes. So the factor is not a constant:
 # it grows with the batch.
 
@@ -233,8 +233,8 @@ for name in order:
 # %% [markdown]
 # ## On its home ground
 # Was Korthikanti et al.'s formula ever right? Ask about the run that it was made for: a GPT with dropout, eager
-# attention, weights and activations in 16 bits. Compare its answer with what it counts: all that is kept for backward
-# once the loss exists. **Your guess.** By how many percent is it off, for GPT-2?
+# attention, weights and activations in 16 bits. Compare its answer with the same bytes of the step: all that is kept
+# for backward once the loss exists. **Your guess.** By how many percent is it off, for GPT-2?
 
 # %%
 home = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="bf16-master", attention="eager")
@@ -287,12 +287,12 @@ for unit, factor in {"KiB": 2**10 / 1e3, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e9,
     print(f"{unit} read as {unit.replace('i', '')}: {1 - 1 / factor:.1%} too little".replace("%", " %"))
 
 # %% [markdown]
-# **The difference** is one letter, and it grows with the prefix. Whenever two figures differ by 7 %, suspect the unit
-# first.
+# **The difference** is one letter, the i, and it grows with the prefix. Whenever two figures differ by 7 %, suspect the
+# unit first.
 
 # %% [markdown]
 # ## The ledger
-# Now make your own account, three ways, for autocast with a flash kernel: a *closed form* as on paper, the *tensors*
+# Now make your own account, three ways, for autocast with a flash kernel: a *closed form* for paper, the *tensors*
 # alive at the peak, counted one by one, and the *step's peak by kind of memory*.
 #
 # | part | closed form, bytes |
@@ -373,7 +373,7 @@ reveal("13.cards", round(median(abs(percent(row, row.said)) for row in certain),
 frozen_summary()
 
 # %% [markdown]
-# Ten rows, from different people and for different models. Each name says what was run. The counter *driver* is what
+# These ten rows come from different people and models. Each name says what was run. The counter *driver* is what
 # `nvidia-smi` showed, with CUDA's context.
 
 # %%
@@ -413,10 +413,10 @@ Table("judged", "Answer / measured", ("calculator", "rows answered", *BIAS_HEADI
 
 # %% [markdown]
 # **The gap.** accelerate and ZeRO come near where states are nearly everything. Megatron-LM meets one row by chance: it
-# counts 18 bytes per parameter for 16, two matrices in the MLP for three, and no s×s scores.
+# counts 18 bytes per parameter instead of 16, two matrices in the MLP instead of three, and no s×s scores.
 #
 # Our own two miss rows, too. The closed form knows only torch's kernels. The estimate also knows a norm and a GELU made
-# of single operations, but not a handwritten softmax, or another checkpoint ([what each
+# of single operations, but not a handwritten softmax, or another kind of checkpoint ([what each
 # costs](../docs/reference_code.md)). A simulation of the row's own code has all of that. So measure your own step.
 #
 # **Your guess.** The course predicted its own runs first, then ran them on an NVIDIA H200. In how many percent of them
@@ -459,7 +459,7 @@ print(f"{len(ERRATA)} claims, each with evidence that is computed now:")
 errata_table()
 
 # %% [markdown]
-# Each is an [erratum](../docs/glossary.md#erratum). The same table is a page of its own, [what the sources got
+# Each claim is an [erratum](../docs/glossary.md#erratum). The same table is a page of its own, [what the sources got
 # wrong](../docs/errata.md), and a test keeps the two equal. Read it twice: once for the numbers, once for the *kinds*
 # of mistake. There are few:
 #

@@ -19,8 +19,8 @@
 # simulated, it says so.
 #
 # Can one GPU with 32 GB train GPT-2 XL, with 32 sequences per step? The course opened with that question, and now you
-# decide it. You also predict a peak and are graded, fit an 8B model on one card and on eight, and find out why six runs
-# broke.
+# decide it. You turn an estimate into a search, predict a peak and are graded, fit an 8B model on one card and on
+# eight, and find out why six runs broke.
 
 # %% [markdown]
 # ## The room on a card
@@ -45,15 +45,14 @@ catalog()
 a100 = gpu("A100-80GB")
 reveal("14.room", a100.room)
 kept = a100.memory - a100.room
-print(
-    f"driver lists {format_bytes(a100.memory, 'GB', 1)}, a program does not get {format_bytes(kept, 'GB', 1)} of it"
-)
+print(f"driver lists {format_bytes(a100.memory, 'GB', 1)}, a program does not get {format_bytes(kept, 'GB', 1)} of it")
 
 # %% [markdown]
 # **Two causes** pull in opposite directions. Memory cells come in GiB, which are 7 % larger than GB, and the driver
-# keeps some for itself. The third column comes from out-of-memory messages of real programs; the last one names the
-# GitHub issue. Drivers differ: the RTX 4080's message has nearly the whole card, as on Windows. On Linux it is probably
-# less, as on the other cards. Bandwidth and arithmetic are the maker's: `a100.rates.source` names the document.
+# keeps some for itself. The third column comes from out-of-memory messages of real programs. The last column names the
+# GitHub issue. Drivers differ: the RTX 4080's message names nearly the whole card, as programs are told on Windows. On
+# Linux it is probably less, as on the other cards. Bandwidth and arithmetic are the maker's: `a100.rates.source` names
+# the document.
 #
 # An estimate does not include [fragmentation](../docs/glossary.md#fragmentation). So a [plan](../docs/glossary.md#plan)
 # counts as fitting only if it fits with 5 % in [reserve](../docs/glossary.md#reserve).
@@ -98,8 +97,8 @@ with on_gpu():
 
 # %% [markdown]
 # ## The course's first question
-# GPT-2 XL, 32 sequences of 1,024 tokens per step, an RTX 5090 with 32 GB. What may you change? All that keeps the
-# training the same: the micro-batch, recomputation, the attention kernel, and the number of
+# GPT-2 XL, 32 sequences of 1,024 tokens per step, an RTX 5090 with 32 GB. What may you change? Everything that keeps
+# the training the same: the micro-batch, recomputation, the attention kernel, and the number of
 # [chunks](../docs/glossary.md#chunked-loss) of the loss. `fit` searches all of these. Each choice costs time:
 # arithmetic done again, weights read again, bytes sent over the link. The time follows from [data-sheet
 # rates](../docs/glossary.md#data-sheet-rate), the maker's maximum per second.
@@ -188,9 +187,9 @@ reveal("14.recipe", 300 * recomputed_flops(best) / model_flops(best), unit="%")
 print(best.code())
 
 # %% [markdown]
-# **What do the texts leave out?** Both recompute every block, with all 32 sequences at once. With two at a time you
-# need no recomputation. But must 32 at once fail? Try each recipe, with the loss in one piece and in chunks ([lesson
-# 05](05_activations.ipynb)).
+# **What do the texts leave out?** The newsletter and the slides recompute every block, with all 32 sequences at once.
+# With two at a time you need no recomputation. But must 32 at once fail? Try each recipe, with the loss in one piece
+# and in chunks ([lesson 05](05_activations.ipynb)).
 
 # %%
 from course_utils.planning.twin import SAFETY
@@ -212,8 +211,8 @@ for name, way in ways.items():
 
 # %% [markdown]
 # So who is right about 32 GB? The recipe decides. The slides are right if the loss of all 32 sequences is computed in
-# one piece. With the loss in chunks they fit at once; under autocast only with fewer checkpoints, which are fp32 there.
-# In micro-batches the training fits under either recipe, and not just barely.
+# one piece. With the loss in chunks they fit at once. Under autocast that takes fewer checkpoints, because those are
+# fp32. In micro-batches the training fits under either recipe, and not just barely.
 
 # %% [markdown]
 # ## Predict, lock, run
@@ -432,7 +431,7 @@ path_table(found[fits[-1]])
 # ## Six runs that did not fit
 # When a plan fails, all you have is a message and, if you were careful, a timeline. Here are six runs that really ran
 # [out of memory](../docs/glossary.md#out-of-memory): their allocations went through the allocator until one found no
-# room. The owners know the model and the batch, but not what they did wrong.
+# room. The owners tell you the model and the batch. They do not know what they did wrong.
 #
 # **Your guess.** Read this message first. How many bytes did the failed request have for each token and each entry of
 # the vocabulary?
