@@ -9,11 +9,11 @@ import pytest
 from course_utils.authoring.build import ROOT, committed_notebooks
 
 ENTRY = re.compile(
-    r'^<span id="([^"]+)"></span>\n\n## (.+)\n((?:.+\n)+)\n((?:Letters? .+ · )?)\[lesson (\d\d[a-z]?)\]\((.+)\)$', re.M
+    r'^<span id="([^"]+)"></span>\n\n## (.+)\n((?:.+\n)+)\n((?:Symbols? .+ · )?)\[lesson (\d\d[a-z]?)\]\((.+)\)$', re.M
 )
 TEXT = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
 ENTRIES = {anchor: entry for anchor, *entry in ENTRY.findall(TEXT)}
-"""By anchor: heading, definition, letters, number and path of the lesson."""
+"""By anchor: heading, definition, symbols, number and path of the lesson."""
 
 LINK = re.compile(r"\((?:\.\./)?(?:docs/)?glossary\.md#([^)]+)\)")
 LESSONS = [path for path in committed_notebooks(ROOT, "notebooks") if path.name[:2].isdigit()]
@@ -58,11 +58,11 @@ def test_every_entry_has_anchor_definition_and_lesson() -> None:
 
 @pytest.mark.parametrize("anchor", ENTRIES)
 def test_the_lesson_that_teaches_a_term_links_back_to_it(anchor: str) -> None:
-    heading, _, letter, number, path = ENTRIES[anchor]
+    heading, _, symbol, number, path = ENTRIES[anchor]
     text = markdown(ROOT / "docs" / path)
     assert anchor in LINK.findall(text), f"lesson {number} does not link {heading}"
-    for name in re.split(r", |·", letter.removesuffix(" · ").partition(" ")[2]):
-        assert name in text + TEXT, f"{heading} has a letter {name} that nobody uses"
+    for name in re.split(r", |·", symbol.removesuffix(" · ").partition(" ")[2]):
+        assert name in text + TEXT, f"{heading} has a symbol {name} that nobody uses"
 
 
 @pytest.mark.parametrize("path", [*LESSONS, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.stem)
