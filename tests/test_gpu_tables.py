@@ -369,7 +369,7 @@ def test_the_page_of_evidence_says_what_the_recordings_say() -> None:
     assert f"an NVIDIA H200 ran {runs} of the course's own" in readme
     assert f"the simulation's median error is {middle:.3f} %, the largest {largest:.1f} %" in readme
     off = [row[-2] for row in gpu_published_tables()[0].rows]
-    assert f"ran {len(off)} of the published steps\nagain, {sum(not one for one in off)} of them to the byte" in text
+    assert f"ran {len(off)} of the published steps\n  again, {sum(not one for one in off)} of them to the byte" in text
     assert all(exact == found["simulation"][0]
                for name, by, exact, *_ in gpu_tables()[1].rows if by == "simulation")  # fmt: skip
     assert all(row[2] == row[3] for row in gpu_allocator_tables()[0].rows)
