@@ -1,4 +1,4 @@
-"""What the website's script asks of Python: a lesson's widgets to draw and to change, and guesses to judge.
+"""Answer the website's script: draw and change a lesson's widgets, and judge guesses.
 
 Text in, JSON out. The rules are the course's own: `parse_guess` and `Revelation` of its guesses, its lessons' widgets.
 """
@@ -41,7 +41,7 @@ def show(code: str) -> str:
 
 
 def state(widget: Any) -> dict[str, Any]:
-    """What is to be drawn of a widget and, in a box, of those in it."""
+    """The traits that the page draws, of a widget and of the widgets in it."""
     found = {name: vars(widget)[name] for name in SHOWN if name in widget.all_traits}
     found |= {"number": widget.number, "kind": kind(widget), "classes": widget.classes}
     found["layout"] = {name: value for name, value in vars(widget.layout).items() if name != "owner"}
@@ -55,12 +55,12 @@ def state(widget: Any) -> dict[str, Any]:
 
 
 def kind(widget: Any) -> str:
-    """The name of the stand-in's class that a widget is, or inherits from."""
+    """The name of the `ipywidgets` class here that a widget is, or inherits from."""
     return next(one.__name__ for one in type(widget).__mro__ if one.__module__ == "ipywidgets")
 
 
 def set_value(number: int, value: str) -> None:
-    """Give a widget a value, which is JSON: for a selection the place of the option."""
+    """Set a widget's value, given as JSON: for a selection, the place of the option."""
     widget, given = ipywidgets.WIDGETS[number], json.loads(value)
     widget.value = widget.options[given][1] if hasattr(widget, "options") else given
 
@@ -79,17 +79,17 @@ def changes() -> str:
 
 
 def tell(called: Any) -> None:
-    """From now on call this when a widget is out of date."""
+    """Set the function to call when a widget is out of date."""
     ipywidgets.tell = called
 
 
 def problem(text: str, unit: str) -> str:
-    """What is wrong with a guess that is being typed; nothing while it can still become one."""
+    """The mistake in a guess that is being typed, or "" while it can still become right."""
     return problem_of(text, unit)
 
 
 def lock(text: str, unit: str) -> str:
-    """A guess as it is to be kept, or in `problem` why it is none."""
+    """A guess to keep, or in `problem` the reason why the text is not a guess."""
     try:
         guess = Guess(parse_guess(text, unit), unit, date.today().isoformat())
     except ValueError as refused:

@@ -1,4 +1,4 @@
-"""The explorer in small, for the website's first page: the peak of what is chosen, as a picture that fits its page."""
+"""Draw the small explorer of the website's first page: the peak of the chosen run, as a picture."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from course_utils.interactive.explorer_page import link, texts, values
 
 
 def draw(chosen: str) -> str:
-    """Whether a run fits, its picture and the link to it in the explorer; `refused` says why a choice makes no run."""
+    """The verdict on a run, its picture, and its link to the explorer; or in `refused` why the choice is not a run."""
     try:
         drawn = dashboard(values(json.loads(chosen)))
     except ValueError as problem:

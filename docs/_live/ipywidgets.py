@@ -20,7 +20,7 @@ class Change(dict):
 
 
 class Bag:
-    """A widget's layout or style: any names, and the widget is drawn anew when one of them is set."""
+    """A widget's layout or style: any names, and the widget is drawn again when one of them is set."""
 
     def __init__(self, owner: "Widget", given: Any) -> None:
         vars(self).update(given if isinstance(given, Mapping) else vars(given) if given else {}, owner=owner)

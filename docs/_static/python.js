@@ -47,7 +47,7 @@ function counting(say) {
         const percent = Math.min(99, Math.round((100 * arrived) / WHOLE));
         if (percent % 10 === 0 && !count.has(percent)) {
           count.add(percent);
-          say(`Loading Python: ${percent} % of 13 MB, which your browser keeps …`);
+          say(`Loading Python: ${percent} % of 13 MB, only the first time …`);
         }
         out.enqueue(chunk);
       },
@@ -60,7 +60,7 @@ function counting(say) {
 
 export function problemOf(problem) {
   if (location.protocol === "file:") {
-    return "A browser lets no page that is opened as a file load Python. Serve the site's folder (python3 -m http.server), and it works.";
+    return "A page that was opened as a file cannot load Python. Serve the site's folder instead: python3 -m http.server.";
   }
-  return `Python could not start here: ${problem.message ?? problem}`;
+  return `Python could not start in this browser: ${problem.message ?? problem}`;
 }

@@ -18,11 +18,11 @@ function made(tag, attributes = {}, ...inside) {
 
 function whyNot() {
   if (location.protocol === "file:") {
-    return "A browser lets no page that is opened as a file load its parts. Serve the folder instead: run " +
+    return "A page that was opened as a file cannot load its parts. Serve the folder instead: run " +
       "“python3 -m http.server” in it, then open http://localhost:8000/ here.";
   }
   if (typeof WebAssembly !== "object") {
-    return "This page runs Python in your browser and needs WebAssembly, which this browser lacks or has switched off. " +
+    return "This page runs Python in your browser and needs WebAssembly, which this browser does not have or has switched off. " +
       "Any current Firefox, Chrome, Edge or Safari has it.";
   }
   return "";
@@ -138,7 +138,7 @@ class Page {
     const { chosen, refused } = JSON.parse(this.formulas.linked(hash));
     this.take(chosen);
     at("refused").hidden = refused.length === 0;
-    at("refused").textContent = refused.length ? `Of the link, this is left out: ${refused.join(" ")}` : "";
+    at("refused").textContent = refused.length ? `A part of the link could not be used: ${refused.join(" ")}` : "";
   }
 
   rememberInAddress() {
@@ -152,7 +152,7 @@ class Page {
     try {
       return JSON.parse(this.formulas.draw(JSON.stringify(this.chosen)));
     } catch (problem) {
-      return { refused: `the formulas failed, which is an error of this page: ${problem.message}` };
+      return { refused: `the formulas failed, because of an error in this page: ${problem.message}` };
     }
   }
 
@@ -213,7 +213,7 @@ class Page {
   }
 
   lookThroughAll() {
-    at("changes-words").textContent = "Looking through hundreds of arrangements …";
+    at("changes-words").textContent = "Searching hundreds of arrangements …";
     this.questions.push("plan");
     this.askNext();
   }
@@ -233,7 +233,7 @@ class Page {
   }
 
   noChanges(problem) {
-    at("changes-words").textContent = `What to change next cannot be worked out here: ${problem}`;
+    at("changes-words").textContent = `This browser could not compute what to change next: ${problem}`;
   }
 
   showChanges(found) {
@@ -241,13 +241,13 @@ class Page {
     const refused = at("verdict").dataset.state === "refused";
     at("plan").hidden = refused;
     at("changes-words").textContent = refused ? "First choose what is possible." : found.length
-      ? "Press one to make it." : "No single change would help.";
+      ? "Press a change to make it." : "No single change would help.";
     at("changes").querySelector("ol").replaceChildren(...found.map((change) => this.madeChange(change)));
   }
 
   showPlan(found) {
     at("changes-words").textContent = found
-      ? "Of all arrangements of the same training on this card, this one fits and loses least time:"
+      ? "Of all arrangements of this training, this one fits the card and loses the least time:"
       : "No arrangement of this training fits this card.";
     if (found) at("changes").querySelector("ol").prepend(this.madeChange(found));
   }
@@ -268,7 +268,7 @@ class Page {
       status.textContent = "Copied.";
     } catch {
       if (source) getSelection().selectAllChildren(source);
-      status.textContent = source ? "Selected: copy it with your keyboard." : "It is this page's address.";
+      status.textContent = source ? "Selected: copy it with your keyboard." : "The link is this page's address.";
     }
     setTimeout(() => { status.textContent = ""; }, 4000);
   }
@@ -285,7 +285,7 @@ async function startPage() {
     const { python, formulas } = await startPython((words) => { at("loading").textContent = words; });
     window.explorer = new Page(python, formulas, startSearcher); // for the curious: explorer.python in the browser's console
   } catch (problem) {
-    fail(`The page could not start: ${problem.message ?? problem}. All files of its folder have to be beside it.`);
+    fail(`The page could not start: ${problem.message ?? problem}. All files of its folder must be next to it.`);
   }
 }
 

@@ -6,7 +6,7 @@ const HERE = new URL(".", import.meta.url).href;
 // `python`, and the module `formulas` that answers the page; `say` is told in words how far loading is.
 export async function startPython(say = () => {}, archive = HERE + "course_utils.zip",
   module = "course_utils.interactive.explorer_page") {
-  say("Loading Python: 13 MB the first time, which your browser keeps …");
+  say("Loading Python: 13 MB, only the first time …");
   const { loadPyodide } = await import(HERE + "pyodide/pyodide.mjs");
   const python = await loadPyodide({ indexURL: HERE + "pyodide/", packageBaseUrl: HERE + "pyodide/" });
   say("Loading the course's formulas …");
