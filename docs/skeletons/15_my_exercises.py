@@ -19,15 +19,15 @@ import torch
 from course_utils.lessons.my_lesson import checks as check
 
 # %% [markdown]
-# ## 1 · What a weight wants to know
-# **Difficulty** ●○○○○ · **10 minutes** · **Trains** seeing why forward has to keep its inputs
+# ## 1 · What does a weight's gradient need?
+# **Difficulty** ●○○○○ · **10 minutes** · **Trains** seeing why forward must keep its inputs
 #
-# YOURS: what is asked for: every argument with its shape and dtype, what is returned, what may not change.
+# YOURS: the task in one sentence. Then every argument with its shape and dtype, what to return, what must not change.
 
 
 # %%
 def weight_gradient(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """dL/dW, of shape (outputs, inputs), from the layer's input x (b, s, inputs) and dL/dy (b, s, outputs)."""
+    """Return dL/dW (outputs, inputs), from the layer's input x (b, s, inputs) and dL/dy (b, s, outputs)."""
     ### BEGIN SOLUTION Return a tensor of shape (outputs, inputs).
     return dy.flatten(0, 1).T @ x.flatten(0, 1)
     ### END SOLUTION
@@ -39,17 +39,17 @@ check.weight_gradient(weight_gradient)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# YOURS: hints come in three rungs; none is the answer.
+# YOURS: there are three hints, from general to specific; none is the answer.
 #
 # </details>
 # <details><summary>Hint 2: one token</summary>
 #
-# YOURS: the same for the smallest case.
+# YOURS: the task for the smallest case.
 #
 # </details>
 # <details><summary>Hint 3: all of them</summary>
 #
-# YOURS: all but the last step.
+# YOURS: every step except the last.
 #
 # </details>
 

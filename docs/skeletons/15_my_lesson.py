@@ -14,11 +14,11 @@
 #
 # **30 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb). No GPU is needed.
 #
-# YOURS: what this lesson answers, in two or three sentences, and why one wants to know.
+# YOURS: what this lesson answers and why it matters, in two or three sentences.
 
 # %% [markdown]
 # ## A question, as a heading
-# YOURS: what one has to know to guess. **Your guess.** How many GB does a step of GPT-2 take with 4 sequences?
+# YOURS: what a learner must know to guess. **Your guess.** How many GB does a step of GPT-2 take with 4 sequences?
 
 # %%
 from course_utils import TrainingRun, compare, estimate
@@ -31,7 +31,7 @@ predict("15.first", unit="GB")
 # **Estimate.** YOURS: the formula, in a sentence. Then **measure** the same run.
 
 # %%
-waits_for("15.first")  # this cell gives the answer away: it is folded until there is a guess
+waits_for("15.first")  # this cell gives the answer away, so it is folded until you guess
 run = TrainingRun("gpt2", micro_batch=4, seq_len=256)  # change this
 compare(run)
 
@@ -43,13 +43,13 @@ runs = {f"{sequences} sequences": estimate(run.replace(micro_batch=sequences)) f
 stack(runs, "YOURS: the figure's conclusion, as a sentence.", provenance="estimated from formulas")
 
 # %% [markdown]
-# **The gap**, term by term: YOURS: which tensor is it?
+# **The gap**, term by term. YOURS: which tensor is it?
 #
 # Practice: [the exercises](../exercises/15_my_lesson.ipynb).
 
 # %% [markdown]
 # ## Three questions
-# Each choice answers at once, and tells you why it is right or which mistake leads to it.
+# Each choice answers at once: why it is right, or what mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -60,6 +60,6 @@ quiz(15)
 # ## Take home
 # **Remember** YOURS: one sentence.
 #
-# **Breaks when** YOURS: the case in which it does not hold.
+# **Breaks when** YOURS: a case where it does not hold.
 #
 # **Cheat-sheet line** YOURS: the formula on one line.
