@@ -13,7 +13,7 @@ def test_the_page_of_evidence_shows_ten_rows_as_they_are():
     text = EVIDENCE.read_text(encoding="utf-8")
     for line in ten_rows().page().splitlines()[2:]:
         assert line in text
-    assert f"{len(answered_rows())} such" in text
+    assert f"{len(answered_rows())} of these steps" in text
     readme = (EVIDENCE.parent.parent / "README.md").read_text(encoding="utf-8")
     assert f"simulated {len(answered_rows())} training steps whose memory others had published" in readme
 
