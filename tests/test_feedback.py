@@ -101,9 +101,9 @@ def test_right_answer_gets_one_friendly_line(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(("answer", "message"), [
     (3, "without parentheses"), (broken, "ZeroDivisionError"),
     (lambda size: None, "does every path end in `return`?"),
-    (lambda size: "3 GB", "returned a text, where a number is asked for"),
-    (lambda size: [size], "returned a list, where a number is asked for"),
-    (lambda size: True, "returned True or False, where a number is asked for"),
+    (lambda size: "3 GB", "returned a text, but the exercise asks for a number"),
+    (lambda size: [size], "returned a list, but the exercise asks for a number"),
+    (lambda size: True, "returned True or False, but the exercise asks for a number"),
     (lambda size: float("nan"), "not finite"), (lambda: 3, "should take (size)"),
     (lambda amount: 3, "should take (size)"),
 ])  # fmt: skip
@@ -127,20 +127,21 @@ def test_other_forms_are_not_taken_for_what_they_are_not() -> None:
     tensor = torch.tensor(3.0)
     assert call(lambda: tensor, returns=torch.Tensor) is tensor
     assert "not finite" in says(lambda: call(lambda: np.float32("nan")))
-    assert "where a whole number is asked for" in says(lambda: call(lambda: torch.tensor(3.5), returns=int))
+    assert "but the exercise asks for a whole number" in says(lambda: call(lambda: torch.tensor(3.5), returns=int))
     assert "returned True or False" in says(lambda: call(lambda: np.bool_(True)))
     assert "returned an array, where a Tensor" in says(lambda: call(lambda: np.ones(3), returns=torch.Tensor))
     assert call(lambda: np.bool_(True), returns=bool) is True
     assert call(lambda: np.float32("inf"), finite=False) == float("inf")
-    assert "where a number is asked for" in says(lambda: call(lambda: "inf", finite=False))
+    assert "but the exercise asks for a number" in says(lambda: call(lambda: "inf", finite=False))
     assert of_kind("backward", (str, int)) == "backward" and of_kind(True, bool) is True
-    assert "where a text or a whole number is asked for" in says(lambda: of_kind(0.5, (str, int)))
+    assert "but the exercise asks for a text or a whole number" in says(lambda: of_kind(0.5, (str, int)))
 
 
 @pytest.mark.parametrize(("factor", "slip"), [
     (2**30 / 10**9, "off by 1.074: GB where GiB was asked?"),
     (10**9 / 2**30, "off by 0.931: GiB where GB was asked?"),
-    (2**20 / 10**6, "off by 1.049: MB where MiB was asked?"), (8, "bits instead of bytes"), (1 / 8, "8 times too small"),
+    (2**20 / 10**6, "off by 1.049: MB where MiB was asked?"),
+    (8, "bits instead of bytes"), (1 / 8, "8 times too small"),
     (10**9, "bytes where GB was asked?"), (2**30, "bytes where GiB was asked?"),
     (1 / 10**6, "MB where bytes were asked?"),
 ])  # fmt: skip
@@ -156,14 +157,14 @@ def test_slips_of_units_are_recognized(factor: float, slip: str) -> None:
 def test_none_is_an_answer_where_it_may_be_one() -> None:
     assert call(lambda size: None, size=3, returns=tuple | None) is None
     assert call(lambda size: [size, 1], size=3, returns=tuple | None) == (3, 1)
-    assert "where a text or None is asked for" in says(lambda: call(lambda size: size, size=3, returns=str | None))
+    assert "but the exercise asks for a text or None" in says(lambda: call(lambda size: size, size=3, returns=str | None))
     assert "should take (size)" in says(lambda: call(lambda: None, size=3, returns=Real | None))
 
 
 def test_entries_are_those_that_were_asked_for() -> None:
     assert entries({"a": 1, "b": np.float64(2.5), "c": "more"}, ("a", "b")) == {"a": 1, "b": 2.5}
     assert says(lambda: entries({"a": 1}, ("a", "b", "c"))) == "Your dictionary has no 'b' and no 'c'."
-    assert "a is a text, where a number is asked for" in says(lambda: entries({"a": "1"}, ("a",)))
+    assert "a is a text, but the exercise asks for a number" in says(lambda: entries({"a": "1"}, ("a",)))
     assert entries({"a": True, "b": "text"}, ("a", "b"), object) == {"a": True, "b": "text"}
 
 

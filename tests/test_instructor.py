@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTES = (ROOT / "solutions" / "instructor.md").read_text(encoding="utf-8")
 KNOWN = syllabi.lessons()
 ROW = re.compile(r"^\| (\d):(\d\d) \| (.+) \| (\d+) \| (?:\d+ s)? ?\|$", re.MULTILINE)
-PARTS = ("**What goes wrong in heads**", "**Ask**", "**If time is short**", "**Show live**")
+PARTS = ("**Common misconceptions**", "**Ask**", "**If time is short**", "**Show live**")
 
 
 def notes_of(number: str) -> str:

@@ -108,7 +108,7 @@ def test_dropout_that_differs_is_said(tmp_path):
     with pytest.warns(UserWarning, match=r"embd_pdrop 0\.0, .*: 0\.2, the residual's, is taken everywhere"):
         model = config_from_file(write(tmp_path, GPT2 | {"resid_pdrop": 0.2, "embd_pdrop": 0.0, "attn_pdrop": 0.2}))
     assert model.dropout == 0.2
-    with pytest.warns(UserWarning, match=r"attention_dropout is 0\.1: none is taken"):
+    with pytest.warns(UserWarning, match=r"attention_dropout is 0\.1: ignored"):
         assert config_from_file(write(tmp_path, LLAMA | {"attention_dropout": 0.1})).dropout == 0.0
 
 

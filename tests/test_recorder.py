@@ -324,7 +324,7 @@ def test_nothing_is_appended_to_a_file_that_is_broken_elsewhere(file):
     ("content", "said"),
     [
         (b"[1]\n", "is not a recording"),
-        (b'{"schema": 99}\n', "is a JSON object of schema 1"),
+        (b'{"schema": 99}\n', "each line must be a JSON object of schema 1"),
         (b"\xff\xfe\n", "is not JSON"),
         (json.dumps({"schema": 1, **a_line(parts=3)}).encode(), "no usable 'parts': it holds 3"),
         (json.dumps({"schema": 1, **a_line(device={})}).encode(), "does not name its device"),

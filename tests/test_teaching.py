@@ -106,7 +106,8 @@ def test_numbers_are_read_as_people_write_them(text: str, value: float) -> None:
 
 
 NO_NUMBERS = dict.fromkeys(["", "a lot", "41 GiB", "-3", "1e", "4 1", "9" * 400, "inf", "nan"], "only the number") | {
-    "1,000": "can mean two numbers: write 1000 or 1.0", "134,500 GB": "write 134500 or 134.5", "1_234,500": "1234500 or 1234.5",
+    "1,000": "can mean two numbers: write 1000 or 1.0", "134,500 GB": "write 134500 or 134.5",
+    "1_234,500": "1234500 or 1234.5",
 }  # fmt: skip
 
 

@@ -81,6 +81,7 @@ def checks(python: Path) -> list[tuple[str, list[str]]]:
         ("ruff format", [*run, "ruff", "format", "--check", "--quiet", "."]),
         ("pyrefly", [*run, "pyrefly", "check", "--python-interpreter-path", str(python)]),
         ("codespell", [*run, "codespell_lib"]),
+        ("plain English", [str(python), "tests/prose.py"]),
         ("workflows", [*run, "check_jsonschema", "-q", "--builtin-schema=vendor.github-workflows", *WORKFLOWS]),
     ]
 

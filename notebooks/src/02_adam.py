@@ -636,7 +636,7 @@ walker("Adam", rate=0.5)  # change this
 
 # %% [markdown]
 # ## Five questions
-# Each choice answers at once: why it is right, or which mistake leads to it.
+# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

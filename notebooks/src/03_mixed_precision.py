@@ -747,7 +747,7 @@ print(f"{dtype}, scale {scaler.get_scale():,.0f}, weights {model[0].weight.dtype
 # its condition: in the models of its time, activations were most of the memory.
 #
 # ## Five questions
-# What have you understood? Each choice tells you at once why it is right, or which mistake leads to it.
+# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

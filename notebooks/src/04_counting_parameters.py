@@ -488,8 +488,7 @@ model_builder("gpt2")  # change this
 
 # %% [markdown]
 # ## Five questions
-# What have you understood? Each choice tells you at once why it is right, or which mistake leads to it. A pocket
-# calculator helps.
+# Each choice tells you at once why it is right, or which mistake leads to it. A pocket calculator helps.
 
 # %%
 from course_utils.lessons import quiz

@@ -524,7 +524,7 @@ for first in range(0, len(loader), k):
 # | the memory is that of one micro-batch | plus all gradients, from the second micro-batch on |
 #
 # ## Four questions
-# Each choice answers at once: why it is right, or which mistake leads to it.
+# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

@@ -692,7 +692,7 @@ bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient_size, 'GB', 1)} of 
 
 # %% [markdown]
 # ## Five questions
-# Each choice answers at once: why it is right, or which mistake leads to it.
+# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

@@ -512,7 +512,7 @@ bars(ways, "On a slower link, each rank needs more tokens to hide the sending", 
 # | 16Ψ/D | plus padding, and blocks of 512 bytes |
 #
 # ## Five questions
-# Each choice answers at once: why it is right, or which mistake leads to it.
+# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

@@ -609,7 +609,7 @@ print(f"formula: 1,024 rows · 2,048 numbers · 4 bytes = {format_bytes(1024 * 2
 # | expandable segments cure fragmentation | only whole pages; holes between tensors stay |
 #
 # ## Five questions
-# Each choice answers at once: why it is right, or which mistake leads to it.
+# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

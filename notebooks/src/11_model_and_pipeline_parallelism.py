@@ -579,8 +579,7 @@ print(f"MFU {6 * llama.model.parameters * 15e12 / (gpu_seconds * rate):.0%}; a s
 
 # %% [markdown]
 # ## Five questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it.
+# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

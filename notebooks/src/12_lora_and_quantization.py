@@ -907,8 +907,7 @@ print("trained parameters:", sum(weight.numel() for weight in model.parameters()
 # | NF4 is information theoretically optimal (Dettmers et al.) | each value is used equally often; others err less |
 #
 # ## Five questions
-# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
-# mistake leads to it.
+# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

@@ -475,7 +475,7 @@ errata_table()
 # Most of these texts are excellent, and this course is built on them. A claim that can be checked is a gift.
 #
 # ## Five questions
-# Each choice answers at once: why it is right, or which mistake leads to it.
+# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

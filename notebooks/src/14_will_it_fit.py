@@ -534,7 +534,7 @@ print(f"after − before: {gap} bytes: one step counter per tensor, on the GPU w
 
 # %% [markdown]
 # ## Five questions
-# Each choice answers at once: why it is right, or which mistake leads to it.
+# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

@@ -62,7 +62,7 @@ def forward_backward(
 
 
 def held_after(work: Callable[[], Any], weights: Iterable[torch.Tensor] = ()) -> tuple[Any, int]:
-    """What `work()` returns, and the bytes that are alive after it on the CPU but were not before; `weights` were."""
+    """The result of `work()`, and the bytes on the CPU that are alive after it but were not before; `weights` were."""
     with Tracker("cpu") as tracker:
         tracker.bind("parameters", list(weights))
         made = work()

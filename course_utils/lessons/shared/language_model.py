@@ -52,7 +52,7 @@ def encode(text: str) -> torch.Tensor:
 def batches(
     steps: int, micro_batch: int = 16, seq_len: int = 32, seed: int = 0, text: str | None = None
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """For each step the token ids of random windows of the text and the ids that follow them, each (b, s)."""
+    """Yield, per step, the token ids of random windows of the text and the ids that follow them, each (b, s)."""
     tokens, dice = encode(corpus() if text is None else text), torch.Generator().manual_seed(seed)
     for _ in steps_of(steps, "training"):
         starts = torch.randint(len(tokens) - seq_len, (micro_batch, 1), generator=dice)

@@ -29,7 +29,7 @@ _outcomes: dict[tuple[str, int, str, str, str], list[dict[str, Any]]] = {}  # st
 
 
 def outcomes(program: str, ranks: int, functions: Iterable[tuple[str, Callable[..., Any]]]) -> list[list[dict]]:
-    """What the module `program`, which calls `report_judged`, finds out of each function, rank by rank.
+    """The findings of the module `program`, which calls `report_judged`, on each function, rank by rank.
 
     Functions come with the name of their judge; the same processes run all of them. An outcome is the judge's
     dictionary, or {"said": what the learner should read} where the judge expected in vain, when no exchange is to come
@@ -143,14 +143,14 @@ def _source_of(function: Callable[..., Any]) -> tuple[str, str]:
 
 
 def _definitions(cell: str) -> str:
-    """What a notebook's cell imports and defines, and nothing else of it: helpers go along, calls of checks do not."""
+    """The imports and definitions of a notebook's cell, and nothing else: helpers go along, calls of checks do not."""
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     body = ast.parse("".join(linecache.getlines(cell))).body
     return ast.unparse(ast.Module([one for one in body if isinstance(one, kinds) or _is_constant(one)], []))
 
 
 def _is_constant(statement: ast.stmt) -> bool:
-    """Whether it gives a name to a number, a text or the like, as in `BETA = 0.9`."""
+    """True if it gives a name to a number, a text or another constant, as in `BETA = 0.9`."""
     if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
         return False
     return not any(isinstance(one, (ast.Name, ast.Call)) for one in ast.walk(statement.value))
