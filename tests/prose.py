@@ -24,7 +24,6 @@ RULES = {
     r"\bbeside\b": "next to, plus, in addition to",
     r"\baloud\b": "openly, or say who sees it",
     r"\bin words\b": "as a clear message",
-    r"\bas it stands\b": "as it is, unchanged",
     r"\bmend(s|ed|ing)?\b": "fix",
     r"\banew\b": "again",
     r"\b(hence|thereby|thereof|till|therein|thrice)\b": "so, until, three times",

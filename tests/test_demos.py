@@ -271,7 +271,7 @@ def test_on_a_gpu_the_tensors_are_real_and_in_a_process_of_their_own(monkeypatch
     assert said == (message or "It fits (live on T4).")
     assert started == [(fragmentation.PROGRAM, f"expandable_segments:{expandable}")]
     other = fragmentation.failure if expandable else fragmentation.expandable_segments
-    with pytest.raises(RuntimeError, match="should have failed but succeeded"):
+    with pytest.raises(RuntimeError, match=r"should have (failed|helped)"):
         other(stage)
     dead = SimpleNamespace(returncode=1, stdout="", stderr="no driver")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: dead)

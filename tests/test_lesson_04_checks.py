@@ -456,7 +456,7 @@ VOCABULARY = Answers(
         (lambda table: meeting([row | {"P": 1024} for row in table]), "What does that round to?"),
         (lambda table: meeting(lesson_04.PAPER), "What does that round to?"),
         (lambda table: meeting(table, low=40, high=-40), "a smaller or a larger V fits, too"),
-        (lambda table: (meeting(table)[0] + 0.5, meeting(table)[1]), "where a whole number is asked for"),
+        (lambda table: (meeting(table)[0] + 0.5, meeting(table)[1]), "but the exercise asks for a whole number"),
         (lambda table: meeting(table, low=-1), "Off by one at an end"),
         (lambda table: meeting(table, high=1), "Off by one at an end"),
         (lambda table: (1, 50_257), "What does that round to?"),

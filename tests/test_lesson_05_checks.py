@@ -138,7 +138,7 @@ KEPT_BY_MODULE = Answers(
             lambda model, x: kept()(model, x)["first"],
             "Called with a Sequential, a tensor of (2, 5, 8) in float32, your",
         ),
-        (lambda model, x: sum(kept()(model, x).values()), "where a dictionary is asked for"),
+        (lambda model, x: sum(kept()(model, x).values()), "but the exercise asks for a dictionary"),
         (lambda model, x: {name: str(size) for name, size in kept()(model, x).items()}, "is a text"),
         (lambda model, x: kept()(model.eval(), x), "has too little"),
     ],

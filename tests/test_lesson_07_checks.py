@@ -614,7 +614,7 @@ MEASURE_NOISE = Answers(
         (measuring(ends=doubled_grad), "is not the gradient of the mean"),
         (sum_left, "k times too long for a step"),
         (by_difference, "another set of gradients"),
-        (lambda model, parts: measuring()(model, parts)[0], "where a tuple is asked for"),
+        (lambda model, parts: measuring()(model, parts)[0], "but the exercise asks for a tuple"),
     ],
 )
 

@@ -471,7 +471,7 @@ SHARD_TO_FIT = Answers(
         (with_siblings, "Several parts share one unit"),
         (two_rates, "a learning rate of 1e-3"),
         (outer_first, "is a part sharded after the module that contains it?"),
-        (lambda model, most, policy: fully_shard(model, mp_policy=policy), "where an Optimizer is asked for"),
+        (lambda model, most, policy: fully_shard(model, mp_policy=policy), "but the exercise asks for an Optimizer"),
     ],
 )  # fmt: skip
 

@@ -211,7 +211,7 @@ BREAKS = Answers(
         (broken(batch=lambda: (nn.Linear(4, 4), torch.randn(16, 4))), "smaller than 1 MB"),
         (broken(batch=lambda: (nn.Linear(4, 4), torch.randn(10**6, 5))), "your function raised RuntimeError"),
         (broken(batch=lambda: (nn.Linear(512, 512), torch.randn(10**6))[:1]), "should return a pair"),
-        (broken(batch=lambda: nn.Linear(4096, 4096)), "where a tuple is asked for"),
+        (broken(batch=lambda: nn.Linear(4096, 4096)), "but the exercise asks for a tuple"),
         (broken(layers=lambda: (torch.randn(512, 512), nn.Linear(512, 512))), "should return a pair"),
         (broken(layers=lambda: (Shift(1024), torch.randn(1024, 1024))), "x and the output are kept in any case"),
         (broken(layers=lambda: deep(6)), "that are kept only once, or not at all"),
@@ -224,7 +224,7 @@ BREAKS = Answers(
         (broken(gradients=BROKEN["batch"]), "Then the optimizer adds temporaries"),
         (broken(gradients=deep()), "without parentheses"),
         (lambda: {"batch": BROKEN["batch"]}, "has no 'layers' and no 'gradients'"),
-        (lambda: list(BROKEN.values()), "where a dictionary is asked for"),
+        (lambda: list(BROKEN.values()), "but the exercise asks for a dictionary"),
     ],
 )  # fmt: skip
 
@@ -295,7 +295,7 @@ ERRATUM = Answers(
         (with_changes(lesson=max(LESSONS) + 1), f"lessons 1 to {max(LESSONS)}"),
         (with_changes(lesson=0), "There are lessons 1 to "),
         (with_changes(source="left out", lesson="left out"), "has no 'source' and no 'lesson'"),
-        (lambda: "8 GB", "where a dictionary is asked for"),
+        (lambda: "8 GB", "but the exercise asks for a dictionary"),
     ],
 )
 

@@ -195,7 +195,7 @@ LARGEST = Answers(
         (partial(search, found=lambda size: size // 2), "the size that ran"),
         (partial(search, smaller=lambda size: size), "twice"),
         (from_below, "half of it"),
-        (lambda build, start: build(start), "is asked for"),
+        (lambda build, start: build(start), "the exercise asks for"),
     ],
 )
 

@@ -122,7 +122,7 @@ def expandable_segments(stage: Stage) -> StepResult:
     if stage.live:
         said = in_another_process(expandable=True)
     if found.failure is not None or said["message"]:
-        raise RuntimeError(f"expandable segments were meant to help: {found.message or said['message']}")
+        raise RuntimeError(f"expandable segments should have helped: {found.message or said['message']}")
     title = f"{format_bytes(found.allocated[-1])} in one segment, states side by side"
     figure = stage_segments(found.blocks_at(len(found)), title, stage.card.room)
     return StepResult(f"It fits ({said['source']}).", found.peak_allocated, figure=figure)
