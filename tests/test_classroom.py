@@ -180,7 +180,7 @@ def test_the_learners_copy_has_no_solutions_and_works(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "target", "problem"),
-    [("docs/index.md", "docs/copy", "lies within"), ("exercises/06_x.ipynb", "copy", "holds a solution")],
+    [("docs/index.md", "docs/copy", "is inside"), ("exercises/06_x.ipynb", "copy", "holds a solution")],
 )
 def test_a_release_that_would_harm_is_refused(file: str, target: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / file).parent.mkdir()

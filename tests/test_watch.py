@@ -228,13 +228,13 @@ REFUSED = {
     ),
     "several ranks": (
         "import torch.distributed as dist\ndist.init_process_group('nccl', rank=0, world_size=2)\n",
-        r"train.py:2 .*group of processes",
+        r"train.py:2 .*process group",
     ),
     "the network": (
         "import urllib.request\nurllib.request.urlopen('http://example.com')\n",
         r"train.py:2 .*asks the network for example.com",
     ),
-    "a second GPU": (f"{SET_UP}model.to('cuda:1')\n", r"train.py:13  model.to\('cuda:1'\): 'cuda:1' is not there"),
+    "a second GPU": (f"{SET_UP}model.to('cuda:1')\n", r"train.py:13  model.to\('cuda:1'\): 'cuda:1' does not exist"),
     "another device": (f"{SET_UP}torch.cuda.set_device(1)\n", r"train.py:13 .*one GPU is simulated"),
     "shapes by values": (
         f"{SET_UP}x = torch.randn(4, device='cuda')\nx[x > 0]\n",

@@ -43,7 +43,7 @@ print(f"what a program gets: {format_bytes(card.room, 'GB', 1)}")
 # [ZeRO](../docs/glossary.md#zero) paper ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054)).
 #
 # **Your guess first.** Weights and gradients in 16 bits, one copy of the weights and Adam's two states in fp32, all 32
-# sequences at once. How much is allocated at the step's fullest moment?
+# sequences at once. How much is allocated at the step's peak?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -52,8 +52,8 @@ predict("01.puzzle", unit="GB")
 
 # %% [markdown]
 # ## What lives when?
-# This training loop asks PyTorch for its memory. `memory_allocated()` is what tensors take now,
-# `max_memory_allocated()` the most since `reset_peak_memory_stats()`. Inside `with on_gpu():`, `"cuda"` is your GPU or,
+# This training loop asks PyTorch for its memory. `memory_allocated()` is what tensors take now.
+# `max_memory_allocated()` is the most since `reset_peak_memory_stats()`. Inside `with on_gpu():`, `"cuda"` is your GPU or,
 # if you have none, a *simulated* one: the same operators, but no memory behind the tensors. Before you run it: what
 # will differ between step 1 and step 2?
 
@@ -202,7 +202,7 @@ print(f"s·h numbers in bf16: {format_bytes(2 * s * h, 'MB')}")
 predict("01.kept", unit="MB")
 
 # %% [markdown]
-# Only `y` has a name here. Whatever else stays allocated, autograd holds. (Adding `zero` makes the input need a
+# Only `y` has a name here, so autograd holds everything else that stays allocated. (Adding `zero` makes the input need a
 # gradient. 32 sequences run, and the bytes are divided by 32.)
 
 # %%
@@ -353,7 +353,7 @@ with on_gpu():
 print(f"all at once: {at_once / 1e6:,.1f} MB; one by one: {one_by_one / 1e6:,.1f} MB")
 
 # %% [markdown]
-# "One by one" needs two copies, because the name `copy` holds the last one until the next is there. Change 24 to 48:
+# "One by one" needs two copies, because the name `copy` holds the last one until the next exists. Change 24 to 48:
 # which number doubles? Predict, run.
 #
 # So you can change three things. Which do you need?
@@ -450,7 +450,7 @@ def train(steps=3):
 
 
 # %% [markdown]
-# Here (tensors that earlier cells left alive count too):
+# Run it here. Tensors that earlier cells left alive count, too:
 
 # %%
 from course_utils import on_gpu

@@ -26,8 +26,8 @@
 # The paper's symbols: Ψ parameters, D ranks, K bytes of [optimizer states](../docs/glossary.md#optimizer-states) per
 # parameter. Mixed-precision Adam keeps 2 bytes of weights, 2 of gradients and K = 12 per parameter.
 #
-# The paper's example: 7.5 billion parameters on 64 ranks. **Your guess.** All three kinds are sharded. How many GB does
-# one rank keep?
+# The paper's example: 7.5 billion parameters on 64 ranks. **Your guess.** Weights, gradients and optimizer states are
+# all sharded. How many GB does one rank keep?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
