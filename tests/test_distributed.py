@@ -349,7 +349,7 @@ def without_source():
         (print, {}, "not a plain function"),
         (functools.partial(sum_of_ranks, 1), {}, "a partial, not a plain function"),
         (uses_what_it_does_not_import, {}, "uses Path, torch, which another process does not know: import or define"),
-        (without_source(), {}, r"the source of typed\(\) is not to be had"),
+        (without_source(), {}, r"the source of typed\(\) cannot be read"),
         (sum_of_ranks, {"start": 1}, r"sum_of_ranks\(\) cannot be called with start: missing a required argument"),
         (sum_of_ranks, {"start": 1, "names": [], "steps": 2}, "unexpected keyword argument 'steps'"),
         (sum_of_ranks, {"start": torch.ones(1), "names": []}, "with start, names: Object of type Tensor is not JSON"),
@@ -427,12 +427,12 @@ def test_the_killed_rank_is_named_and_not_the_one_that_missed_it(tmp_path):
     (tmp_path / "launcher.log").write_text(REPORT)
     (tmp_path / "0.error").write_text("RuntimeError: Connection closed by peer")
     said = distributed._failure(1, distributed.Ranks(tmp_path, "train.py", 2, 60.0))
-    assert said.startswith("rank 1 of train.py was killed by SIGKILL: by someone, ")
+    assert said.startswith("rank 1 of train.py was killed by SIGKILL: by a person, ")
 
 
 def test_a_launcher_that_was_killed_is_named(tmp_path):
     said = distributed._failure(-signal.SIGKILL, distributed.Ranks(tmp_path, "train.py", 1, 60.0))
-    assert said.startswith("torchrun, which runs the ranks of train.py, was killed by SIGKILL: by someone, ")
+    assert said.startswith("torchrun, which runs the ranks of train.py, was killed by SIGKILL: by a person, ")
 
 
 def test_nobody_waits_for_a_report_made_elsewhere():
@@ -621,7 +621,7 @@ def gradients(run: TrainingRun, text: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"world_size": 9}, "up to 8 run here; zero_stage=3 is simulated"), ({"loss_chunks": 2}, "loss_chunks=1")],
+    [({"world_size": 9}, "Up to 8 run here; zero_stage=3 is simulated"), ({"loss_chunks": 2}, "loss_chunks=1")],
 )
 def test_what_processes_are_not_covered_for(changes, words):
     with pytest.raises(ValueError, match=words):

@@ -43,7 +43,7 @@ def test_older_gpus_name_what_they_lack_and_what_would_do(capability):
     assert "does not compute in bf16: choose precision='amp-fp16'" in unsupported(XL, capability)
     assert "bf16" in unsupported(XL.replace(precision="bf16-master"), capability)
     half = XL.replace(precision="amp-fp16")
-    assert "no flash kernel: choose attention='efficient' or 'eager'" in unsupported(half, capability)
+    assert "no flash kernel for it: choose attention='efficient' or 'eager'" in unsupported(half, capability)
     assert "no cudnn kernel" in unsupported(half.replace(attention="cudnn"), capability)
     assert unsupported(half.replace(attention="efficient"), capability) == ""
     assert unsupported(XL.replace(precision="fp32", attention="eager"), capability) == ""

@@ -53,8 +53,8 @@ predict("01.puzzle", unit="GB")
 # %% [markdown]
 # ## What lives when?
 # This training loop asks PyTorch for its memory. `memory_allocated()` is what tensors take now.
-# `max_memory_allocated()` is the most since `reset_peak_memory_stats()`. Inside `with on_gpu():`, `"cuda"` is your GPU or,
-# if you have none, a *simulated* one: the same operators, but no memory behind the tensors. Before you run it: what
+# `max_memory_allocated()` is the most since `reset_peak_memory_stats()`. Inside `with on_gpu():`, `"cuda"` is your GPU
+# or, if you have none, a *simulated* one: the same operators, but no memory behind the tensors. Before you run it: what
 # will differ between step 1 and step 2?
 
 # %%
@@ -202,8 +202,8 @@ print(f"s·h numbers in bf16: {format_bytes(2 * s * h, 'MB')}")
 predict("01.kept", unit="MB")
 
 # %% [markdown]
-# Only `y` has a name here, so autograd holds everything else that stays allocated. (Adding `zero` makes the input need a
-# gradient. 32 sequences run, and the bytes are divided by 32.)
+# Only `y` has a name here, so autograd holds everything else that stays allocated. (Adding `zero` makes the input need
+# a gradient. 32 sequences run, and the bytes are divided by 32.)
 
 # %%
 total = 0
