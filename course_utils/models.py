@@ -99,7 +99,7 @@ class TransformerConfig:
             if value > LARGEST.get(size, 1_000_000):
                 raise ValueError(f"{size} is {value:,}: more than {LARGEST.get(size, 1_000_000):,} cannot be meant")
         if self.hidden % self.heads:
-            raise ValueError(f"{self.heads} heads do not divide a hidden size of {self.hidden}: the rest would be lost")
+            raise ValueError(f"{self.heads} heads do not divide a hidden size of {self.hidden}: choose other heads")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.kv_heads} key and value heads do not divide {self.heads} query heads")
         chosen, experts = self.experts_per_token, self.experts

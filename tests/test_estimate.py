@@ -208,7 +208,7 @@ def test_more_of_anything_needs_more():
 def test_what_is_not_covered_is_refused_rather_than_guessed():
     with pytest.raises(ValueError, match="tensor parallelism has closed forms of its own"):
         estimate(TrainingRun("gpt2", tensor_parallel=2))
-    with pytest.raises(ValueError, match="several ranks are estimated for a whole model"):
+    with pytest.raises(ValueError, match="several ranks are estimated only without LoRA"):
         estimate(TrainingRun("gpt2", world_size=2, lora_rank=4))
 
 

@@ -56,7 +56,7 @@ def told(code: str, **names: Any) -> str | None:
         ("gpu('A1000')", "ValueError in line 1: unknown GPU 'A1000': did you mean 'A100-80GB'?"),
         ("compare(TrainingRun('gpt2'), source='gpu')", "ValueError in line 1: unknown source 'gpu': did "
          "you mean 'cpu'?"),
-        ("estimate('gpt2')", "TypeError in line 1: an estimate is of a TrainingRun, not of 'gpt2': write "
+        ("estimate('gpt2')", "TypeError in line 1: estimate takes a TrainingRun, not 'gpt2': write "
          "estimate(TrainingRun(...))."),
         ("from course_utils import TraningRun", "ImportError in line 1: cannot import name 'TraningRun' from "
          "'course_utils': did you mean TrainingRun?"),

@@ -120,7 +120,7 @@ def test_a_thousand_configurations_take_a_few_hundred_calls_each() -> None:
         ({"global_batch": 0}, "global_batch is "),
         ({"world_size": 0}, "world_size is "),
         ({"card": None}, "unknown GPU None"),
-        ({"card": "A100-80GB", "world_size": 2, "lora_rank": 4}, "several ranks are estimated for a whole model"),
+        ({"card": "A100-80GB", "world_size": 2, "lora_rank": 4}, "several ranks are estimated only without LoRA"),
         ({"may_change": ("loar",)}, "did you mean 'lora'"),
         ({"card": Gpu("some card", 8 * GB, (9, 0))}, "no rates are known of some card"),
     ],

@@ -331,7 +331,7 @@ def test_korthikantis_table():
     assert korthikanti(recompute="selective-attention") == 10 + 24 / 8
     assert korthikanti(recompute="selective-attention", sequence_parallel=True) == 34 / 8
     assert korthikanti(recompute="full") == 2
-    with pytest.raises(ValueError, match="says nothing of sqrt"):
+    with pytest.raises(ValueError, match="does not cover sqrt"):
         korthikanti(recompute="sqrt")
 
 
@@ -361,7 +361,7 @@ def test_ranks_that_do_not_divide_are_refused():
 @pytest.mark.parametrize(
     ("model", "changes", "words"),
     [
-        ("gpt3-175b", {"precision": "fp32", "attention": "eager"}, "says nothing of fp32"),
+        ("gpt3-175b", {"precision": "fp32", "attention": "eager"}, "does not cover fp32"),
         ("gpt3-175b", {"attention": "flash"}, "the flash kernel"),
         ("gpt3-175b", {"attention": "eager", "lora_rank": 8, "tensor_parallel": 1}, "LoRA"),
         ("gpt3-175b", {"attention": "eager", "dropout": 0.0}, "without dropout"),

@@ -38,7 +38,7 @@ def moments(run: TrainingRun, method: str = "exact") -> dict[str, MemoryBreakdow
 
 def _chosen(run: object, method: str) -> ModuleType:
     if not isinstance(run, TrainingRun):
-        raise TypeError(f"an estimate is of a TrainingRun, not of {run!r}: write estimate(TrainingRun(...))")
+        raise TypeError(f"estimate takes a TrainingRun, not {run!r}: write estimate(TrainingRun(...))")
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     return METHODS[method]

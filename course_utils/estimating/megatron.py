@@ -29,7 +29,7 @@ def rank_states(run: TrainingRun) -> MemoryBreakdown:
     divide the model.
     """
     if run.lora_rank or run.world_size > 1:
-        raise ValueError("tensor parallelism is covered for a whole model, by itself: set lora_rank=0 and world_size=1")
+        raise ValueError("tensor parallelism is covered without LoRA, on one replica: set lora_rank=0, world_size=1")
     shapes, precision = rank_shapes(run.model, run.tensor_parallel), run.precision
     parts = {
         "parameters": sum(round_up(precision.weight * prod(shape)) for shape in shapes.values()),
@@ -89,7 +89,7 @@ def block_activation_bytes(run: TrainingRun) -> int:
         "a model without dropout, whose masks it counts": not model.dropout,
     }
     for what in (what for what, holds in uncovered.items() if holds and run.recompute != "full"):
-        raise ValueError(f"Korthikanti et al.'s table 2 says nothing of {what}")
+        raise ValueError(f"Korthikanti et al.'s table 2 does not cover {what}")
     return korthikanti_parallel_block_bytes(run)
 
 

@@ -20,7 +20,7 @@ def _refuse(formula: str, *reasons: tuple[object, str]) -> None:
     """Raise ValueError for the first of the reasons, each a condition and the choice that it describes, that holds."""
     for holds, choice in reasons:
         if holds:
-            raise ValueError(f"{formula} says nothing of {choice}")
+            raise ValueError(f"{formula} does not cover {choice}")
 
 
 def _refuse_what_none_covers(formula: str, run: TrainingRun) -> None:

@@ -190,7 +190,7 @@ def check_fsdp(run: TrainingRun) -> None:
             f"not with {run.optimizer.name}, which looks at whole tensors or at blocks of them"
         )
     if run.tensor_parallel > 1 or run.lora_rank:
-        raise ValueError("FSDP2 is covered for a whole model: set tensor_parallel=1 and lora_rank=0")
+        raise ValueError("FSDP2 is covered without LoRA and tensor parallelism: set lora_rank=0, tensor_parallel=1")
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def check_data_parallel(run: TrainingRun) -> None:
             "zero_stage=3 is simulated for any number of ranks"
         )
     if run.loss_chunks > 1 or run.lora_rank:
-        raise ValueError("several processes train a whole model with a whole loss: set loss_chunks=1 and lora_rank=0")
+        raise ValueError("several processes run without LoRA and a chunked loss: set lora_rank=0, loss_chunks=1")
 
 
 class MastersOfShares(MasterOptimizer):

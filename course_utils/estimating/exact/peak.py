@@ -56,7 +56,7 @@ def _moments(reading: Reading, start: Totals) -> dict[str, MemoryBreakdown]:
 def check(run: TrainingRun) -> None:
     """Raise ValueError for runs that `estimate` does not cover."""
     if run.world_size > 1 and run.lora_rank:
-        raise ValueError("several ranks are estimated for a whole model: set lora_rank=0, or world_size=1")
+        raise ValueError("several ranks are estimated only without LoRA: set lora_rank=0 or world_size=1")
     if run.world_size > 1 and run.zero_stage < 2 and run.precision.name in NOT_REDUCED:
         raise ValueError(
             f"{run.precision.name} with zero_stage={run.zero_stage} on several ranks is not estimated: torch's "
