@@ -208,7 +208,7 @@ def test_settings_become_choices(text, choices):
 
 @pytest.mark.parametrize(("text", "words"), [
     ("expandable_segment:True", "did you mean 'expandable_segments'"),
-    ("roundup_power2_divisions:[256:1,>:8]", "roundup_power2_divisions has '.256:1' where a whole number belongs"),
+    ("roundup_power2_divisions:[256:1,>:8]", "roundup_power2_divisions has '.256:1', which is not a whole number"),
     ("backend:cudaMallocAsync", "unknown allocator setting 'backend'"),
 ])  # fmt: skip
 def test_settings_that_are_not_replayed_say_why(text, words):

@@ -48,7 +48,7 @@ def test_freezing_writes_what_is_read_back(tmp_path, monkeypatch):
     drawn_runs.freeze(first_seed=7, count=5)
     kept = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["runs"]
     assert [draw.run_of(choices) for choices in kept] == [drawn_runs.random_run(seed) for seed in range(7, 12)]
-    with pytest.raises(ValueError, match="'gpt9', which is no preset"):
+    with pytest.raises(ValueError, match="'gpt9', which is not a preset"):
         draw.run_of({"preset": "gpt9", "micro_batch": 1})
 
 

@@ -51,8 +51,8 @@ def told(code: str, **names: Any) -> str | None:
         ("estimate(runs=3)", "TypeError in line 1: estimate() has no runs: did you mean run?"),
         ("estimate(TrainingRun('gpt2'), 1, 2, 3)", "TypeError in line 1: estimate() takes from 1 to 2 positional "
          "arguments but 4 were given."),
-        ("parse_bytes('5 GX')", "ValueError in line 1: '5 GX' is no amount of memory; write a number and a unit, as in "
-         "'80 GB' or '16 GiB'."),
+        ("parse_bytes('5 GX')", "ValueError in line 1: '5 GX' is not an amount of memory: write a number and a unit, "
+         "such as '80 GB' or '16 GiB'."),
         ("gpu('A1000')", "ValueError in line 1: unknown GPU 'A1000': did you mean 'A100-80GB'?"),
         ("compare(TrainingRun('gpt2'), source='gpu')", "ValueError in line 1: unknown source 'gpu': did "
          "you mean 'cpu'?"),

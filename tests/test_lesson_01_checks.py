@@ -380,7 +380,7 @@ TRAIN = Answers(
         (loop(value=lambda losses: sum(loss.item() for loss in losses)), "the sum of the losses"),
         (loop(value=lambda losses: sum(loss.item() for loss in losses) / 6), "is not the mean of the batches' losses"),
         (loop(value=lambda losses: sum(losses) / len(losses)), "a tensor with its graph, so your caller"),
-        (loop(value=lambda losses: torch.stack(losses).detach()), "Your answer is a Tensor, where a number"),
+        (loop(value=lambda losses: torch.stack(losses).detach()), "Your answer is a Tensor, but the exercise asks"),
     ],
 )
 

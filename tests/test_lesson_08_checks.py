@@ -444,7 +444,7 @@ FIXED_TRAINING = Answers(
         (training_of(logged=[]), "one loss for each epoch"),
         (training_of(logged=["[model(x) for x, y in DataLoader(data, 2, sampler=sampler)]"]), "only its own, once"),
         (training_of(start=["model = DistributedDataParallel(body)"]), "where is the new head?"),
-        (training_of(result="model"), "a DistributedDataParallel, where"),
+        (training_of(result="model"), "a DistributedDataParallel, but the exercise asks"),
         (training_of(result="model, losses, 1"), "Return two things"),
     ],
 )  # fmt: skip

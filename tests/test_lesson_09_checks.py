@@ -323,7 +323,7 @@ CHECKPOINT = Answers(
         (gathering(copied="whole"), "still carries a graph"),
         (gathering(copied="whole.detach()"), "is it a copy"),
         (gathering(states="{}"), "has no exp_avg and no exp_avg_sq and no step"),
-        (gathering(end="[1] if dist.get_rank() == 0 else {}"), "a list, where a dictionary"),
+        (gathering(end="[1] if dist.get_rank() == 0 else {}"), "a list, but the exercise asks for a dictionary"),
         (gathering(end="{name.split('.')[0]: one for name, one in kept.items()}"), "is not the name of a parameter"),
         (gathering(states="(optimizer.state.get(weight) or {'step': torch.zeros(())})"), "does not keep for it"),
         (
@@ -485,7 +485,7 @@ def tried() -> None:
         "Did you pad weights",
         "of the exchange in order",
         "AttributeError",
-        "a list, where",
+        "a list, but the exercise asks",
     )
     judged = {"zero_1": ZERO_1_ADAM, "checkpoint": CHECKPOINT}
     wrong = [(judge, bad) for judge, all_ in judged.items() for bad, words in all_.wrong if words not in own]

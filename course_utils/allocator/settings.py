@@ -96,7 +96,7 @@ def _value(name: str, text: str) -> Any:
             raise ValueError(f"expandable_segments is {text!r}: torch takes True or False, with a capital letter")
         return text == "True"
     if not text.isdecimal():
-        raise ValueError(f"{name} has {text!r} , which is not a whole number: write {name}:{EXAMPLES[name]}")
+        raise ValueError(f"{name} has {text!r}, which is not a whole number: write {name}:{EXAMPLES[name]}")
     return int(text)
 
 

@@ -112,7 +112,7 @@ def record_options(parser: ArgumentParser) -> None:
     add("--minutes", type=float, default=30.0, help="stop after this many minutes")
     add("--jobs", type=int, default=1, help="most tasks to run at a time, as the GPU's memory allows")
     add("--list", action="store_true", help="print what would be recorded, and record nothing")
-    add("--verify", type=Path, metavar="FILE", help="only check a file that `record` wrote")
+    add("--verify", type=Path, metavar="FILE", help="only check a file that `record` wrote (default: none)")
     add("--only", default="", metavar="WORDS", help="tasks whose name or kind contains this (default: all)")
     add("--as-card", default="", metavar="CARD", help="smaller card to imitate, T4-16GB or '16 GB' (default: none)")
     add("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")

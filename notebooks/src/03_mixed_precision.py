@@ -172,7 +172,7 @@ from course_utils.lessons.precision.figures import histogram_figure
 divided = gradients / 4096
 lost = (divided.half() == 0).float().mean().item()
 reveal("03.lost", 100 * lost, unit="%")
-histogram_figure(divided, "fp16 turns the red gradients into 0, and keeps few digits of the pale ones")
+histogram_figure(divided, "In fp16 the red gradients become 0, and the pale ones keep only few digits")
 
 # %% [markdown]
 # fp16 has room only at the other end, where there are no gradients. So multiply the *loss*: by the chain rule, every

@@ -39,10 +39,10 @@ predict("09.stage3", unit="GB")
 # %% [markdown]
 # | stage | what is sharded | bytes on one rank |
 # |---|---|---|
-# | none | nothing | $(2 + 2 + K)\,\Psi$ |
-# | 1 | optimizer states | $4\Psi + K\Psi/D$ |
-# | 2 | and gradients | $2\Psi + (2 + K)\,\Psi/D$ |
-# | 3 | and parameters | $(4 + K)\,\Psi/D$ |
+# | none | nothing | (2 + 2 + K)·Ψ |
+# | 1 | optimizer states | 4Ψ + KΨ/D |
+# | 2 | also gradients | 2Ψ + (2 + K)Ψ/D |
+# | 3 | also parameters | (4 + K)Ψ/D |
 
 # %%
 from course_utils.estimating.sharding import zero_bytes
