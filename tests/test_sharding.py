@@ -416,7 +416,7 @@ def test_states_come_without_activations_where_none_are_covered_and_say_so():
 def test_tensor_parallelism_beside_something_else_is_refused():
     run = TrainingRun(tiny("gpt2"), 2, 64, tensor_parallel=2)
     for changes in ({"world_size": 2}, {"lora_rank": 4, "tensor_parallel": 1}):
-        with pytest.raises(ValueError, match="lora_rank=0 and world_size=1"):
+        with pytest.raises(ValueError, match="lora_rank=0, world_size=1"):
             rank_states(run.replace(**changes))
 
 
