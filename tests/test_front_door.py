@@ -360,11 +360,13 @@ def test_doctor_works_where_nothing_is_installed():
 
 
 def test_doctor_counts_the_recordings_and_those_of_real_gpus(monkeypatch):
-    counts = re.match(r"(\d+) simulated runs; (\d*)(none)? from real GPUs", doctor.recorded_finding().text)
-    assert counts and int(counts[1]) + int(counts[2] or 0) == len(recorded.load())
-    three = {origin: {"provenance": [origin.strip("2"), "", "", ""]} for origin in ("live", "simulated", "simulated2")}
-    monkeypatch.setattr(recorded, "load", lambda: three)
-    assert doctor.recorded_finding() == ("recorded", doctor.YES, "2 simulated runs; 1 from real GPUs")
+    text = doctor.recorded_finding().text
+    assert text == f"{len(recorded.load())} runs on a simulated GPU, {len(recorded.newest('run'))} on NVIDIA H200"
+    monkeypatch.setattr(recorded, "load", lambda: {"one": {}, "two": {}})
+    monkeypatch.setattr(recorded, "newest", {"run": [SimpleNamespace(device=name) for name in "BAB"]}.__getitem__)
+    assert doctor.recorded_finding() == ("recorded", doctor.YES, "2 runs on a simulated GPU, 3 on A, B")
+    monkeypatch.setattr(recorded, "newest", lambda kind: [])
+    assert doctor.recorded_finding().text == "2 runs on a simulated GPU, none on a real GPU yet"
 
 
 def test_doctor_says_that_recordings_cannot_be_read(monkeypatch):

@@ -144,12 +144,12 @@ def course_findings(torch: bool, live: bool, simulated: tuple[bool, str]) -> tup
 
 def recorded_finding() -> Finding:
     """The number of measurements that come with the course, and their devices."""
-    from ..measuring.recorded import load
+    from ..measuring.recorded import load, newest
 
     try:
-        origins = [recording["provenance"][0] for recording in load().values()]
+        simulated, measured = len(load()), newest("run")
     except (OSError, EOFError, ValueError) as problem:  # absent, cut short, or of another version
         return Finding("recorded", NO, f"cannot be read: {problem}")
-    live = origins.count("live")
-    real = f"{live} from real GPUs" if live else "none from real GPUs yet"
-    return Finding("recorded", YES, f"{len(origins) - live} simulated runs; {real}")
+    gpus = ", ".join(sorted({recording.device for recording in measured}))
+    real = f"{len(measured)} on {gpus}" if gpus else "none on a real GPU yet"
+    return Finding("recorded", YES, f"{simulated} runs on a simulated GPU, {real}")
