@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from course_utils.planning.out_of_memory import TEXTS, Diagnosis, OutOfMemory, diagnose, options, parse, run
@@ -380,6 +380,7 @@ def accepted(text: str) -> Diagnosis | None:
 
 
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=20)), max_size=12).map("\n".join))
+@example("CUDA out of memory. GPU 0 has a total capacity of 16 GiB of which 1 MiB is free. 15 GiB reserved in total")
 def test_any_text_is_accepted_or_refused_in_one_line(text):
     accepted(text)
 
