@@ -463,6 +463,8 @@ def tried() -> None:
     judged = {"step": MENDED_STEP, "tokens": TOKEN_BACKWARD, "train": FIXED_TRAINING}
     others = [(judge, one) for judge, all_ in judged.items() for one in (*all_.right, *_real(all_))]
     outcomes(PROGRAM, RANKS, [*rings, *(pair for pair in others if pair[1].__name__ != "<lambda>")])
+    right_on_three = [bad for bad, words in FIXED_TRAINING.wrong if words == "Right on three ranks"]
+    outcomes(PROGRAM, 2, [("train", one) for one in (*FIXED_TRAINING.right, *right_on_three)])
 
 
 ANSWERS = {

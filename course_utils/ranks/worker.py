@@ -30,7 +30,6 @@ from typing import Any, NoReturn
 
 RESULTS = "COURSE_RANK_RESULTS"  # Environment variable with the folder in which each rank leaves its result
 CALLER = "COURSE_RANK_CALLER"  # Environment variable with the process id of the caller, who waits for the results
-
 WATCH_SECONDS = 0.5
 
 
@@ -65,10 +64,13 @@ def _hide_gpus() -> None:
 def torchrun() -> None:
     """Be torchrun, but fork each rank, on Linux alone: a Python that it starts anew takes seconds to load torch."""
     gc.disable()
-    import torch._dynamo  # which every optimizer loads
+    import torch
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
+    function = "".join(path.read_text(encoding="utf-8") for path in Path(os.environ[RESULTS]).glob("*.py"))
+    if not function or re.search("optim|Parallel|fully_shard", function):
+        import torch._dynamo  # or each rank would load it by itself
     gc.freeze()  # or Python searches all this for cycles, as it loads and again as it ends: more than a second
     gc.enable()
     SubprocessHandler._popen = _fork  # pyrefly: ignore [bad-assignment]

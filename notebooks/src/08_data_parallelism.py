@@ -164,7 +164,6 @@ def drift(kept_back):
     import torch.distributed as dist
     from torch import nn
 
-    dist.init_process_group("gloo")
     rank, D, path = dist.get_rank(), dist.get_world_size(), []
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
@@ -194,10 +193,19 @@ predict("08.drift", unit="%")
 # %%
 from course_utils.ranks.launch import run_ranks
 
+
+def each_training(trainings):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return {name: drift(kept_back) for name, kept_back in trainings.items()}
+
+
 everything = [name for name, _ in network.named_parameters()]
-apart = {}
-for name, kept_back in {"all": [], "all but 2.bias": ["2.bias"], "none": everything}.items():  # change this
-    path = torch.tensor(run_ranks(drift, world_size=3, kept_back=kept_back))  # ranks, steps, weights
+trainings = {"all": [], "all but 2.bias": ["2.bias"], "none": everything}  # change this
+found, apart = run_ranks(each_training, world_size=3, trainings=trainings), {}
+for name in trainings:
+    path = torch.tensor([rank[name] for rank in found])  # ranks, steps, weights
     apart[name] = (path.amax(0) - path.amin(0)).amax(1)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -346,7 +354,6 @@ def buckets(views, mib):
         seen.append(bucket.buffer())
         return allreduce_hook(group, bucket)
 
-    dist.init_process_group("gloo")
     network = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
     model = nn.parallel.DistributedDataParallel(network, bucket_cap_mb=mib, gradient_as_bucket_view=views)
     model.register_comm_hook(None, hook)
@@ -359,9 +366,15 @@ def buckets(views, mib):
 
 
 # %%
+def both_ways(mib):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return [buckets(views, mib) for views in (False, True)]
+
+
 mib = 2  # change this
-for views in (False, True):
-    found = run_ranks(buckets, world_size=2, views=views, mib=mib)[0]
+for views, found in zip((False, True), run_ranks(both_ways, world_size=2, mib=mib)[0], strict=True):
     total, estimated = sum(found["buckets"]), 12 * 513 * 512 * 4
     gap = plus_minus(estimated - total)
     print(f"views {views!s:5}: {len(found['buckets'])} buckets, {total:,} bytes, the gap {gap} bytes; "
@@ -459,7 +472,6 @@ def accumulate(k, waits):
         sent.append(bucket.buffer().nbytes)
         return allreduce_hook(group, bucket)
 
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(512, 512) for _ in range(12))))
     model.register_comm_hook(None, hook)
@@ -471,8 +483,15 @@ def accumulate(k, waits):
 
 
 # %%
+def each_and_once(k):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return [accumulate(k, waits) for waits in (False, True)]
+
+
 k = 4  # change this
-(each, norm), (once, same) = (run_ranks(accumulate, world_size=2, k=k, waits=waits)[0] for waits in (False, True))
+(each, norm), (once, same) = run_ranks(each_and_once, world_size=2, k=k)[0]
 print(f"each micro-batch: {format_bytes(each, 'MB', 1)} handed over to be reduced; the gradient's norm is {norm:.5f}")
 print(f"no_sync:          {format_bytes(once, 'MB', 1)} handed over to be reduced; the gradient's norm is {same:.5f}")
 reveal("08.no_sync", each / once, unit="times")
@@ -552,7 +571,7 @@ from course_utils.lessons.data_parallelism.threads import in_processes, in_threa
 milliseconds = {"1 thread": 1000 * in_threads(1), "2 threads": 1000 * in_threads(2),
                 "1 process": 1000 * in_processes(1), "2 processes": 1000 * in_processes(2)}  # fmt: skip
 bars(milliseconds, "Two threads take turns; two processes run at the same time, if cores are free", unit="ms",
-     provenance="measured: each runs the same loop, best of 15, on the CPU that ran this cell")  # fmt: skip
+     provenance="measured: each runs the same loop, best of 5, on the CPU that ran this cell")  # fmt: skip
 
 # %% [markdown]
 # More cores help the processes, never the threads. (Are your two processes no faster? Then your cores were busy with

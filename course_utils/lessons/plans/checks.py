@@ -60,11 +60,13 @@ def collected_alone() -> Iterator[None]:
     """Inside, cycles wait for gc.collect(), which looks at none of the objects that are there already."""
     gc.collect()
     gc.disable()
+    frozen_before = gc.get_freeze_count()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen_before:
+            gc.unfreeze()
         gc.enable()
 
 
