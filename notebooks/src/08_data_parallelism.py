@@ -346,7 +346,6 @@ predict("08.buckets")
 # %%
 def buckets(views, mib):
     import torch
-    import torch.distributed as dist
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
