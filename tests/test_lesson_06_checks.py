@@ -498,6 +498,12 @@ def keeping_without_a_graph(function: Any, *inputs: Any) -> Any:
     return with_hooks()(function, *inputs)
 
 
+def twice_without_gradients(function: Any, *inputs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        function(*inputs)
+    return with_hooks()(function, *inputs)
+
+
 OWN_CHECKPOINT = Answers(
     right=[with_hooks(), reentrant(), with_all_devices],
     wrong=[
@@ -520,7 +526,8 @@ OWN_CHECKPOINT = Answers(
         (always_autocast(with_hooks()), "Was it on in the first run"),
         (always_autocast(reentrant()), "Was it on in the first run"),
         (requiring, "You make an input of your caller require a gradient"),
-        (with_a_graph, "Under no_grad your output has a graph"),
+        (with_a_graph, "Under no_grad, run the function once, and make no graph"),
+        (twice_without_gradients, "Under no_grad, run the function once"),
         (reentrant(gpu=False), "A GPU has random numbers of its own"),
         (own_device_alone, "the second run draws other numbers on the CPU"),
         (with_hooks(graph=False), "Do you turn it on"),

@@ -524,7 +524,7 @@ print(read_timeline(recomputing, seq_len=512))
 
 # %% [markdown]
 # ## Take home
-# **Remember** Memory is held by whoever still needs it, or still refers to it. A peak is the sum of what is alive
+# **Remember** A tensor stays allocated while something needs it or refers to it. A peak is the sum of what is alive
 # together.
 #
 # **Breaks when** you look at one micro-batch and forget the gradients of those that came before it.

@@ -193,7 +193,7 @@ def _after_ddp(factor: Callable[[list[int], int], float], *counts: int) -> list[
     return [loss.detach(), torch.cat([one.flatten() for one in torch.autograd.grad(loss, [*model.parameters()])])]
 
 
-@exercise("08.3", "Every token counts once, on whichever rank it is.", STARTS)
+@exercise("08.3", "Every token counts once, no matter which rank has it.", STARTS)
 def token_backward(answer: Any) -> None:
     """`answer(model, inputs, targets)` goes backward from the mean over the tokens of all ranks, and returns it."""
     right = partial(_after_ddp, lambda n, r: len(n) * n[r] / sum(n))

@@ -274,7 +274,7 @@ def _expect_inputs_alone(answer: Any) -> None:
     notes.clear()
     with torch.no_grad():
         output, held = held_after(run, weights)
-    expect(not output.requires_grad and len(notes) == 1, "Under no_grad your output has a graph. There must be none.")
+    expect(not output.requires_grad and len(notes) == 1, "Under no_grad, run the function once, and make no graph.")
     expect(held <= output.nbytes + 2**14, "Under no_grad you keep something, although there will be no backward.")
 
 
