@@ -34,8 +34,8 @@ print(f"a card sold as 32 GB ({card.name}): {format_bytes(card.memory, 'GB', 1)}
 print(f"what a program gets: {format_bytes(card.room, 'GB', 1)}")
 
 # %% [markdown]
-# A card "of 32 GB" has about 32 *GiB* ([lesson 00](00_start_here.ipynb)). The driver keeps a part. The weights fill a
-# tenth. Does a program get as much of a `"V100-32GB"`? Predict, change the card, run, change it back.
+# A card "of 32 GB" has about 32 *GiB* ([lesson 00](00_start_here.ipynb)). The driver keeps a part, and the weights fill
+# a tenth. Does a program get as much of a `"V100-32GB"`? Predict, change the card, run, change it back.
 #
 # Two public texts train this model with Adam on one 32 GB GPU: 32 sequences of 1,024 tokens at a time, 16-bit
 # arithmetic, [activation checkpointing](../docs/glossary.md#activation-recomputation). A newsletter's sum is 32–35 GB:
@@ -90,7 +90,7 @@ print(f"the gap: {plus_minus(gap)} bytes, 512 for the loss and 2 times {(-gap - 
 # %% [markdown]
 # **The gap.** The loss is one number, in the smallest block. The rest is two
 # [workspaces](../docs/glossary.md#workspace) of cuBLAS, the library that multiplies matrices: one from the first
-# forward, one from the first backward. PyTorch keeps both and counts them as allocated. An H100's have 32 MiB each.
+# forward, one from the first backward. PyTorch keeps both and counts them as allocated. On an H100 each is 32 MiB.
 #
 # So steps 1 and 2 differ by Adam's states, which appear at the end of step 1, and by one small workspace.
 #
@@ -282,8 +282,7 @@ for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "re
 # %% [markdown]
 # ## The stack of 41 GB
 # The slides list eight terms: 3 + 3 + 6 + 6 + 6 for weights, gradients and states, 8 for activations, 6 for a *flat
-# fp32 buffer* of all gradients, 3 for fragmentation. Do they ever exist at the same time? Look at each phase's fullest
-# moment.
+# fp32 buffer* of all gradients, 3 for fragmentation. Do they ever exist at the same time?
 
 # %% tags=["hide-input"]
 from course_utils.figures import stack
@@ -321,12 +320,12 @@ print(f"{format_bytes(real.counters['allocated'], 'GB', 2)} allocated, {real.pro
 print(f"{format_bytes(real.counters['allocated'] - step.peak, 'MB', 0)} more than the tensors")
 
 # %% [markdown]
-# The last two lines are from a larger, real card that took this very step. Its counter includes cuBLAS's workspaces and
-# what blocks have beyond their tensors.
+# The last two lines are from a larger, real card that took this very step. Its `max_memory_allocated()` includes
+# cuBLAS's workspaces and what blocks have beyond their tensors.
 #
-# In the figure, two phases cross the card's line: *backward* with the loss's three tensors, and the *optimizer* with
-# fp32 copies of all gradients. Neither text says how it computes the loss or steps its optimizer. Must all copies exist
-# at once?
+# The puzzle's card is too small. Two phases cross its line in the figure: *backward* with the loss's three tensors, and
+# the *optimizer* with fp32 copies of all gradients. Neither text says how it computes the loss or steps its optimizer.
+# Must all copies exist at once?
 
 # %%
 with on_gpu():
@@ -352,7 +351,8 @@ print(f"all at once: {at_once / 1e6:,.1f} MB; one by one: {one_by_one / 1e6:,.1f
 # * *one gradient at a time*;
 # * *[micro-batches](../docs/glossary.md#micro-batch-and-global-batch)*: 8 of 4 sequences, gradients added up, then one
 #   step (lesson 07);
-# * a *[chunked loss](../docs/glossary.md#chunked-loss)*: 1/8 of the tokens at a time, never s·b·V numbers (lesson 05).
+# * a *[chunked loss](../docs/glossary.md#chunked-loss)*: 1/8 of the tokens at a time, so no tensor of s·b·V numbers
+#   ever exists (lesson 05).
 
 # %%
 one_gradient, in_pieces = {"optimizer": "adamw"}, {"micro_batch": 4, "accumulation_steps": 8}  # change this
