@@ -13,8 +13,8 @@
 #
 # **20 minutes.** You should know some Python, and that a tensor is a block of numbers. You need no GPU.
 #
-# *Where did the GPU memory go?* You never have to believe a number. Each is estimated with a formula, then measured on
-# a training step that really runs. If the two differ, the lesson explains why.
+# This course answers one question: *where did the GPU memory go?* You never have to believe a number. Each is estimated
+# with a formula, then measured on a training step that really runs. If the two differ, the lesson explains why.
 #
 # Click into the first gray cell and press **Shift + Enter**: that runs it and moves on.
 
@@ -27,12 +27,11 @@ from course_utils.cli.doctor import report
 report()
 
 # %% [markdown]
-# The lower half lists what the course can do here. Every measurement has a [label](../docs/glossary.md#provenance) that
-# names its origin:
+# Every measurement has a [label](../docs/glossary.md#provenance) that names its origin:
 #
 # | label | what it is |
 # |---|---|
-# | *live on …* | measured now, on a real GPU in this machine |
+# | *live on …* | measured now, on this machine's real GPU |
 # | *simulated GPU* | PyTorch's real step, operator by operator, on tensors with no memory behind them |
 # | *traced on the CPU* | a small model that really trains on your processor: real numbers, real losses |
 # | *recorded on …* | measured or simulated earlier, on the named device, with its date |
@@ -48,7 +47,7 @@ report()
 # Type your guess and lock it with **Enter**, or choose *Show me*: either unfolds the answer and everything that gives
 # it away. Your guesses stay on this machine.
 #
-# Try it on the oldest trap of the field. A graphics card is sold with 80 GB, but that counts about 80
+# Try it on the field's oldest trap. A graphics card is sold with 80 GB, but that counts about 80
 # [*GiB*](../docs/glossary.md#gb-and-gib), each of 2³⁰ bytes. **How many GB (10⁹ bytes) are 80 GiB?**
 
 # %%
@@ -64,8 +63,8 @@ reveal("00.gib", 80 * GiB)
 bars({"80 GB": 80 * GB, "80 GiB": 80 * GiB}, f"A GiB is {100 * (GiB / GB - 1):.1f} % more than a GB")
 
 # %% [markdown]
-# This difference can decide whether a run fits, so every number in this course says which it is in. `format_bytes`
-# writes both, `parse_bytes` reads both. The last two lines are what the drivers of two cards report.
+# This difference can decide whether a run fits, so every number in this course says which it is in. The last two lines
+# are what the drivers of two cards report.
 
 # %%
 from course_utils import gpu, parse_bytes
@@ -117,8 +116,8 @@ print(f"estimated − measured: {estimated - measured} bytes")
 # Estimated minus measured is [the gap](../docs/glossary.md#gap): here it is 0.
 #
 # Now a small tensor: the loss, a single fp32 number that says how wrong the model is. On a GPU it takes more than its 4
-# bytes, because PyTorch hands out GPU memory in multiples of one block size, a power of two. It is between a CPU's
-# cache line, 64 bytes, and a disk's block, 4,096. **How many bytes does the loss take?**
+# bytes, because PyTorch hands out GPU memory in multiples of one block size, a power of two. That size is between a
+# CPU's cache line (64 bytes) and a disk's block (4,096). **How many bytes does the loss take?**
 
 # %%
 predict("00.scalar", unit="B")
@@ -147,8 +146,8 @@ reveal("00.scalar", allocated, unit="B")
 # Each section of a lesson has a line that ends in `# change this`. Change `()` to `(100,)`, then to `(200,)`: predict,
 # then run.
 #
-# Such a block runs any PyTorch code, and the next block can use its tensors. But a simulated GPU has no values: to
-# print a loss, compute it on the CPU.
+# A `with on_gpu():` block runs any PyTorch code, and the next one can use its tensors. But a simulated GPU has no
+# values: to print a loss, compute it on the CPU.
 
 # %% [markdown]
 # ## A slider
@@ -193,7 +192,7 @@ waits_for("00.gpt2")
 estimate(run)
 
 # %% [markdown]
-# **Measure.** From left to right: how much of each kind there is after each allocation of one step.
+# **Measure.** The figure shows how much of each kind there is after each allocation of one step.
 
 # %%
 from course_utils import measure
@@ -241,12 +240,12 @@ print(f"{len(counters)} optimizer states with one number each: {sum(item.bytes f
 
 # %% [markdown]
 # ## Where you are
-# Each other lesson has a short quiz, and exercises whose checks tell you at once whether you are right. What you have
-# passed is remembered on this machine only. Come back to this cell, or type `python3 -m course_utils progress`.
+# Most lessons have a short quiz, and exercises whose checks tell you at once whether you are right. The course
+# remembers what you pass, on this machine only. Come back to this cell, or type `python3 -m course_utils progress`.
 #
 # **Short of time?** The core path takes ten hours: 00, 01, 02, 05, 06, 07, 10, 14, with some of their exercises ([by
 # the clock](../docs/syllabi.md)). It needs nothing from the others. Lesson 12, on [LoRA](../docs/glossary.md#lora), may
-# follow any time after 05. Each lesson ends in a [recipe](../docs/recipes.md) for your own script.
+# follow any time after 05. Lessons end in [recipes](../docs/recipes.md) for your own script.
 #
 # **Looking for something?** `from course_utils import find`, then `find("reserved memory")`: lessons, exercises,
 # glossary and more, as links. Lessons link new words to the [glossary](../docs/glossary.md).
