@@ -123,8 +123,8 @@ print(f"estimated − measured: {estimated - measured} bytes")
 predict("00.scalar", unit="B")
 
 # %% [markdown]
-# Ask PyTorch. Inside `with on_gpu():`, `"cuda"` and `torch.cuda` are your GPU or, if you have none, a simulated one.
-# The first line of output says which.
+# Inside `with on_gpu():`, `"cuda"` and `torch.cuda` are your GPU or, if you have none, a simulated one. The first line
+# of output says which.
 
 # %%
 from course_utils import on_gpu
@@ -165,8 +165,8 @@ tensor_slider(batch=8, sequence=1024, hidden=1600, dtype="bf16")
 
 # %% [markdown]
 # ## A whole training step
-# A training step has three phases. *Forward* computes the loss. *Backward* computes a
-# [gradient](../docs/glossary.md#gradients) for each weight. Then the *optimizer* changes the weights.
+# A training step has three phases: *forward* computes the loss, *backward* a [gradient](../docs/glossary.md#gradients)
+# for each weight, and the *optimizer* changes the weights.
 #
 # One training [*run*](../docs/glossary.md#run) is one line of Python, here for the small GPT-2. **How much is
 # [allocated](../docs/glossary.md#allocated-and-reserved) when its step is at its fullest?** Count the weights, what

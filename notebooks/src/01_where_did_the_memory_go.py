@@ -90,13 +90,13 @@ print(f"the gap: {plus_minus(gap)} bytes, 512 for the loss and 2 times {(-gap - 
 # %% [markdown]
 # **The gap.** The loss is one number, in the smallest block. The rest is two
 # [workspaces](../docs/glossary.md#workspace) of cuBLAS, the library that multiplies matrices: one from the first
-# forward, one from the first backward. PyTorch keeps both and counts them as allocated. On an H100 each is 32 MiB.
+# forward, one from the first backward, both counted as allocated. On an H100 each is 32 MiB.
 #
 # So steps 1 and 2 differ by Adam's states, which appear at the end of step 1, and by one small workspace.
 #
 # Change 4096 to 8192 rows: what grows, and by how many MB? Predict, run both cells.
 #
-# Counters do not say which tensors they count. `measure` does, on a copy of a model that is on the CPU.
+# Counters do not say which tensors they count. `measure` does, with a copy of a model on the CPU.
 
 # %%
 from course_utils import measure
@@ -320,8 +320,8 @@ print(f"{format_bytes(real.counters['allocated'], 'GB', 2)} allocated, {real.pro
 print(f"{format_bytes(real.counters['allocated'] - step.peak, 'MB', 0)} more than the tensors")
 
 # %% [markdown]
-# The last two lines are from a larger, real card that took this very step. Its `max_memory_allocated()` includes
-# cuBLAS's workspaces and what blocks have beyond their tensors.
+# A larger, real card took this very step (last two lines). Its `max_memory_allocated()` includes cuBLAS's workspaces
+# and what blocks have beyond their tensors.
 #
 # The puzzle's card is too small. Two phases cross its line in the figure: *backward* with the loss's three tensors, and
 # the *optimizer* with fp32 copies of all gradients. Neither text says how it computes the loss or steps its optimizer.
