@@ -16,7 +16,7 @@
 # This course answers one question: *where did the GPU memory go?* You never have to believe a number. Each is estimated
 # with a formula, then measured on a training step that really runs. If the two differ, the lesson explains why.
 #
-# Click into the first gray cell below and press **Shift + Enter**: that runs it and moves on.
+# Click into the first gray cell and press **Shift + Enter**: that runs it and moves on.
 
 # %% [markdown]
 # ## What can this machine do?
@@ -27,29 +27,28 @@ from course_utils.cli.doctor import report
 report()
 
 # %% [markdown]
-# The lower half lists what the course can do on this machine. Every measurement has a
-# [label](../docs/glossary.md#provenance) that says where it comes from:
+# Every measurement has a [label](../docs/glossary.md#provenance) that names its origin:
 #
 # | label | what it is |
 # |---|---|
-# | *live on …* | measured now, on a real GPU in this machine |
+# | *live on …* | measured now, on this machine's real GPU |
 # | *simulated GPU* | PyTorch's real step, operator by operator, on tensors with no memory behind them |
 # | *traced on the CPU* | a small model that really trains on your processor: real numbers, real losses |
 # | *recorded on …* | measured or simulated earlier, on the named device, with its date |
 #
-# There is no fifth label. If you have no GPU, the course [simulates](../docs/glossary.md#simulated-gpu) one and says
-# so. It never shows you one kind as another.
+# There is no fifth label, and no kind is ever shown as another. If you have no GPU, the course
+# [simulates](../docs/glossary.md#simulated-gpu) one.
 
 # %% [markdown]
 # ## How a lesson works
-# Each section has four parts: **predict**, **estimate**, **measure**, **explain the gap**. The prediction is yours: a
-# guess, even a wild one, makes you remember the answer; reading along does not.
+# Each section has four parts: **predict**, **estimate**, **measure**, **explain the gap**. You predict: a guess, even a
+# wild one, makes you remember the answer. Reading along does not.
 #
-# Type your guess and lock it with **Enter**. Until then, the answer and everything that gives it away stay folded.
-# *Show me* unfolds them. Your guesses stay on this machine.
+# Type your guess and lock it with **Enter**, or choose *Show me*: either unfolds the answer and everything that gives
+# it away. Your guesses stay on this machine.
 #
-# Try it on the oldest trap of the field. A graphics card is sold with 80 GB. But its memory is counted in powers of
-# two: about 80 [*GiB*](../docs/glossary.md#gb-and-gib), each of 2³⁰ bytes. **How many GB (10⁹ bytes) are 80 GiB?**
+# Try it on the field's oldest trap. A graphics card is sold with 80 GB, but that counts about 80
+# [*GiB*](../docs/glossary.md#gb-and-gib), each of 2³⁰ bytes. **How many GB (10⁹ bytes) are 80 GiB?**
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -64,8 +63,8 @@ reveal("00.gib", 80 * GiB)
 bars({"80 GB": 80 * GB, "80 GiB": 80 * GiB}, f"A GiB is {100 * (GiB / GB - 1):.1f} % more than a GB")
 
 # %% [markdown]
-# This difference can decide whether a run fits. So every number in this course says which of the two it is in.
-# `format_bytes` writes both, `parse_bytes` reads both. The last two lines are what the drivers of two cards report.
+# This difference can decide whether a run fits, so every number in this course says which it is in. The last two lines
+# are what the drivers of two cards report.
 
 # %%
 from course_utils import gpu, parse_bytes
@@ -79,9 +78,9 @@ for name in ("A100-80GB", "H100-80GB"):
 
 # %% [markdown]
 # ## One tensor's bytes
-# Everything that fills a GPU is a tensor. Here is one that you will meet in every lesson: the numbers that flow from
-# one layer of the language model GPT-2 XL to the next. It has b = 8 sequences of s = 1,024 tokens (pieces of words),
-# and h = 1,600 numbers per token, in 16 bits each: [bf16](../docs/glossary.md#fp16-and-bf16).
+# Everything that fills a GPU is a tensor. You will often meet this one: the numbers that flow between two layers of the
+# language model GPT-2 XL. It has b = 8 sequences of s = 1,024 tokens (pieces of words), and h = 1,600 numbers per
+# token, in 16 bits each: [bf16](../docs/glossary.md#fp16-and-bf16).
 #
 # **Your guess.** How many MB?
 
@@ -90,7 +89,7 @@ predict("00.tensor", unit="MB")
 
 # %% [markdown]
 # ### Estimate
-# Multiply the number of elements by the bytes per element. In bf16 that is 2 bytes.
+# Multiply the number of elements by the bytes per element, 2 in bf16.
 #
 # $$\text{bytes} = 2 \cdot b \cdot s \cdot h$$
 
@@ -102,7 +101,7 @@ print(f"2 · {b} · {s:,} · {h:,} = {estimated:,} bytes = {format_bytes(estimat
 
 # %% [markdown]
 # ### Measure
-# Make it, and ask PyTorch how large its [storage](../docs/glossary.md#storage) is: the memory behind the tensor.
+# Make it, and ask PyTorch how large its [storage](../docs/glossary.md#storage) is, the memory behind the tensor.
 
 # %%
 import torch
@@ -114,18 +113,18 @@ print(f"estimated − measured: {estimated - measured} bytes")
 
 # %% [markdown]
 # ### The gap
-# Estimated minus measured is [the gap](../docs/glossary.md#gap). For this large tensor it is 0.
+# Estimated minus measured is [the gap](../docs/glossary.md#gap): here it is 0.
 #
-# Now a small one: the loss, a single fp32 number that says how wrong the model is. On a GPU it takes more than its 4
-# bytes, because PyTorch hands out GPU memory in multiples of one block size, a power of two. A CPU's cache has lines of
-# 64 bytes, a disk has blocks of 4,096. The GPU's blocks are between the two. **How many bytes does the loss take?**
+# Now a small tensor: the loss, a single fp32 number that says how wrong the model is. On a GPU it takes more than its 4
+# bytes, because PyTorch hands out GPU memory in multiples of one block size, a power of two. That size is between a
+# CPU's cache line (64 bytes) and a disk's block (4,096). **How many bytes does the loss take?**
 
 # %%
 predict("00.scalar", unit="B")
 
 # %% [markdown]
-# Ask PyTorch itself. Inside `with on_gpu():`, `"cuda"` is your GPU. If you have none, it is a simulated one, and
-# `torch.cuda` reports its memory. The first line of output says which.
+# Inside `with on_gpu():`, `"cuda"` and `torch.cuda` are your GPU or, if you have none, a simulated one. The first line
+# of output says which.
 
 # %%
 from course_utils import on_gpu
@@ -141,19 +140,18 @@ print(f"{loss.shape}, {loss.dtype}: {loss.nbytes} bytes of numbers, {allocated} 
 reveal("00.scalar", allocated, unit="B")
 
 # %% [markdown]
-# PyTorch's [caching allocator](../docs/glossary.md#caching-allocator) hands out GPU memory in multiples of 512 bytes
-# (`kMinBlockSize` in its source). For one number that is a waste; for a model, a rounding error. Remember it: in some
-# later tables it is the whole gap.
+# This is the block size of PyTorch's [caching allocator](../docs/glossary.md#caching-allocator) (`kMinBlockSize` in its
+# source). For one number it is a waste, for a model a rounding error. But in some later tables it is the whole gap.
 #
-# Each section of a lesson has a line that ends in `# change this`. Here, change `()` to `(100,)`, then to `(200,)`:
-# predict, then run.
+# Each section of a lesson has a line that ends in `# change this`. Change `()` to `(100,)`, then to `(200,)`: predict,
+# then run.
 #
-# You can run any PyTorch code in such a block, and use its tensors in the next block. But a simulated GPU has no
+# A `with on_gpu():` block runs any PyTorch code, and the next one can use its tensors. But a simulated GPU has no
 # values: to print a loss, compute it on the CPU.
 
 # %% [markdown]
 # ## A slider
-# What makes that tensor large? Move a control and watch. On the keyboard: **Tab** to a slider, then the **arrow keys**.
+# What makes the first tensor large? Move a control. On the keyboard: **Tab** to a slider, then the **arrow keys**.
 # **Space** opens a menu.
 
 # %%
@@ -162,19 +160,18 @@ from course_utils.interactive.widgets import tensor_slider
 tensor_slider(batch=8, sequence=1024, hidden=1600, dtype="bf16")
 
 # %% [markdown]
-# Double b, s or h, and the bytes double. They also double from bf16 to fp32. Nothing in this course is more complicated
-# than this product. There are only many such tensors, and not all of them live at the same time.
+# Double b, s or h, and the bytes double, as they do from bf16 to fp32. Nothing in this course is more complicated than
+# this product. But there are many such tensors, and not all live at the same time.
 
 # %% [markdown]
 # ## A whole training step
-# A training step has three phases. *Forward* computes the loss. *Backward* computes a
-# [gradient](../docs/glossary.md#gradients) for each weight. Then the *optimizer* changes the weights.
+# A training step has three phases: *forward* computes the loss, *backward* a [gradient](../docs/glossary.md#gradients)
+# for each weight, and the *optimizer* changes the weights.
 #
-# One training [*run*](../docs/glossary.md#run) is one line of Python. This is GPT-2, the small one, with 8 sequences of
-# 1,024 tokens. **How much is [allocated](../docs/glossary.md#allocated-and-reserved) when its step is at its fullest?**
-# In addition to the weights, count what forward keeps for backward (the
-# [activations](../docs/glossary.md#activations)), the gradients, and what the optimizer remembers (its
-# [states](../docs/glossary.md#optimizer-states)).
+# One training [*run*](../docs/glossary.md#run) is one line of Python, here for the small GPT-2. **How much is
+# [allocated](../docs/glossary.md#allocated-and-reserved) when its step is at its fullest?** Count the weights, what
+# forward keeps for backward (the [activations](../docs/glossary.md#activations)), the gradients, and what the optimizer
+# remembers (its [states](../docs/glossary.md#optimizer-states)).
 
 # %%
 from course_utils import TrainingRun
@@ -185,8 +182,8 @@ print(f"the weights, in fp32: {format_bytes(4 * run.model.parameters)}")
 predict("00.gpt2", unit="GB")
 
 # %% [markdown]
-# **Estimate.** The table's heading names the fullest moment: backward has just begun, at the loss. *Weight copies* are
-# the weights once more, in 16 bits. [*Temporaries*](../docs/glossary.md#temporaries) live only for a part of the step.
+# **Estimate.** The heading names the fullest moment: backward has just begun, at the loss. *Weight copies* are the
+# weights again, in 16 bits. [*Temporaries*](../docs/glossary.md#temporaries) live only for a part of the step.
 
 # %%
 from course_utils import estimate
@@ -195,7 +192,7 @@ waits_for("00.gpt2")
 estimate(run)
 
 # %% [markdown]
-# **Measure.** The figure shows one step from left to right: how much of each kind there is after each allocation.
+# **Measure.** The figure shows how much of each kind there is after each allocation of one step.
 
 # %%
 from course_utils import measure
@@ -206,8 +203,7 @@ reveal("00.gpt2", ran.peak)
 timeline(ran, "GPT-2: most of the memory comes and goes within a step", steps=[2])
 
 # %% [markdown]
-# You just watched one training step, allocation by allocation. The estimate came only from formulas. `compare` shows
-# both side by side, kind by kind.
+# The estimate came only from formulas. `compare` shows it next to the measurement, kind by kind.
 
 # %%
 from course_utils import compare
@@ -216,8 +212,8 @@ compare(run)
 
 # %% [markdown]
 # ## A real training, on your processor
-# A simulation has no values, so nothing is learned. But your processor can train a small model. This tiny Llama takes
-# ten steps on the same random tokens: the loss must fall.
+# A simulation learns nothing, but your processor can train a small model. This tiny Llama takes ten steps on the same
+# random tokens: the loss must fall.
 
 # %% tags=["nbval-ignore-output"]
 tiny = TrainingRun("tiny-llama", micro_batch=2, seq_len=128, precision="fp32", attention="eager")
@@ -229,8 +225,7 @@ print("loss:", " ".join(f"{loss:.2f}" for loss in trained.measurement.losses))
 trained
 
 # %% [markdown]
-# **The gap.** Estimated minus measured is negative: the step holds something that the formulas do not count. Which
-# tensors?
+# **The gap** is negative: the step holds something that the formulas do not count. Which tensors?
 
 # %%
 real = trained.measurement
@@ -238,25 +233,25 @@ counters = [item for item in real.alive_at(real.peak_event) if item.kind == "opt
 print(f"{len(counters)} optimizer states with one number each: {sum(item.bytes for item in counters):,} bytes")
 
 # %% [markdown]
-# These tensors are the step counters of Adam, the optimizer: one per parameter tensor. The course counts blocks of 512
-# bytes on every device, so that you can compare numbers. On a GPU these counters stay in the host's memory, so the
-# estimate leaves them out. A CPU has only one memory, and the tracker sees the counters there. *Explain the gap* means
-# exactly this: not "about right", but which tensor.
+# These are the step counters of Adam, the optimizer: one per parameter tensor. To keep numbers comparable, the course
+# counts blocks of 512 bytes on every device. With a GPU these counters stay in the host's memory, so the estimate
+# leaves them out. A CPU has only one memory, and the tracker sees them there. *Explain the gap* means exactly this: not
+# "about right", but which tensor.
 
 # %% [markdown]
 # ## Where you are
-# Each lesson has a short quiz, and exercises whose checks tell you at once whether you are right. The course remembers
-# what you have passed, only on this machine. Come back to this cell, or type `python3 -m course_utils progress`.
+# Most lessons have a short quiz, and exercises whose checks tell you at once whether you are right. The course
+# remembers what you pass, on this machine only. Come back to this cell, or type `python3 -m course_utils progress`.
 #
 # **Short of time?** The core path takes ten hours: 00, 01, 02, 05, 06, 07, 10, 14, with some of their exercises ([by
 # the clock](../docs/syllabi.md)). It needs nothing from the others. Lesson 12, on [LoRA](../docs/glossary.md#lora), may
-# follow any time after 05. Each lesson ends in code for a script of your own: the [recipes](../docs/recipes.md).
+# follow any time after 05. Lessons end in [recipes](../docs/recipes.md) for your own script.
 #
 # **Looking for something?** `from course_utils import find`, then `find("reserved memory")`: lessons, exercises,
-# glossary and more, as links. Where a lesson first uses a new word, it links the [glossary](../docs/glossary.md).
+# glossary and more, as links. Lessons link new words to the [glossary](../docs/glossary.md).
 #
-# **Want to turn every knob at once?** [The Explorer](explorer.ipynb) has all choices of a run on one page, its peak
-# next to a card, and what to change next.
+# **Want to turn every knob at once?** [The Explorer](explorer.ipynb) has all choices of a run, its peak next to a card,
+# and what to change next.
 
 # %% tags=["nbval-ignore-output"]
 from course_utils.interactive.progress import progress

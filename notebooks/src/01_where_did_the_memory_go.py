@@ -11,13 +11,13 @@
 # %% [markdown]
 # # 01 · Where did the memory go?
 #
-# **60 minutes.** You should know what a forward and a backward pass are, and have trained some network once. You need
-# no GPU.
+# **60 minutes.** You should know what forward and backward passes are, and have trained a network once. You need no
+# GPU.
 #
-# What fits on one GPU decides how a large model is split. That is why many inventions are about memory:
+# What fits on one GPU decides how a large model is split. So many inventions are about memory:
 # [FlashAttention](../docs/glossary.md#flashattention), [grouped queries](../docs/glossary.md#grouped-queries) and
-# [PagedAttention](../docs/glossary.md#pagedattention). Here you account for a whole training step of GPT-2 XL, and
-# settle a public disagreement: does it train on a 32 GB card?
+# [PagedAttention](../docs/glossary.md#pagedattention). Here you account for a training step of GPT-2 XL and settle a
+# public disagreement: does it train on a 32 GB card?
 
 # %% [markdown]
 # ## The puzzle
@@ -34,16 +34,16 @@ print(f"a card sold as 32 GB ({card.name}): {format_bytes(card.memory, 'GB', 1)}
 print(f"what a program gets: {format_bytes(card.room, 'GB', 1)}")
 
 # %% [markdown]
-# A card "of 32 GB" has about 32 *GiB* ([lesson 00](00_start_here.ipynb)), and the driver keeps a part. The weights fill
+# A card "of 32 GB" has about 32 *GiB* ([lesson 00](00_start_here.ipynb)). The driver keeps a part, and the weights fill
 # a tenth. Does a program get as much of a `"V100-32GB"`? Predict, change the card, run, change it back.
 #
 # Two public texts train this model with Adam on one 32 GB GPU: 32 sequences of 1,024 tokens at a time, 16-bit
-# arithmetic, [activation checkpointing](../docs/glossary.md#activation-recomputation). A newsletter adds up to 32–35
-# GB: you *can barely train it*. A set of slides lists 41 GB: it *cannot be trained*. Their terms go back to the
+# arithmetic, [activation checkpointing](../docs/glossary.md#activation-recomputation). A newsletter's sum is 32–35 GB:
+# you *can barely train it*. Slides list 41 GB: it *cannot be trained*. Their terms come from the
 # [ZeRO](../docs/glossary.md#zero) paper ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054)).
 #
-# **Your guess first.** Weights and gradients in 16 bits, one copy of the weights and Adam's two states in fp32, all 32
-# sequences at once. How much is allocated at the step's peak?
+# **Your guess first.** Weights and gradients are in 16 bits, a copy of the weights and Adam's two states in fp32. How
+# much is allocated at the step's peak?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -52,10 +52,9 @@ predict("01.puzzle", unit="GB")
 
 # %% [markdown]
 # ## What lives when?
-# This training loop asks PyTorch for its memory. `memory_allocated()` is what tensors take now.
-# `max_memory_allocated()` is the most since `reset_peak_memory_stats()`. Inside `with on_gpu():`, `"cuda"` is your GPU
-# or, if you have none, a *simulated* one: the same operators, but no memory behind the tensors. Before you run it: what
-# will differ between step 1 and step 2?
+# In this training loop, `memory_allocated()` is what tensors take now, and `max_memory_allocated()` the most since the
+# reset. Inside `with on_gpu():`, `"cuda"` is your GPU or, if you have none, a *simulated* one: the same operators, but
+# no memory behind the tensors. Before you run it: what will differ between steps 1 and 2?
 
 # %%
 import torch
@@ -89,17 +88,15 @@ gap = weights + states + x.nbytes - left
 print(f"the gap: {plus_minus(gap)} bytes, 512 for the loss and 2 times {(-gap - 512) // 2:,}")
 
 # %% [markdown]
-# **The gap.** The loss is one number, in the smallest block: 512 bytes. The rest are two
+# **The gap.** The loss is one number, in the smallest block. The rest is two
 # [workspaces](../docs/glossary.md#workspace) of cuBLAS, the library that multiplies matrices: one from the first
-# forward, one from the first backward. PyTorch keeps both and counts them as allocated. On an H100 each is 32 MiB.
+# forward, one from the first backward, both counted as allocated. On an H100 each is 32 MiB.
 #
-# Some texts say that the first step differs by *preparatory work*. That is one small workspace. The rest is Adam: its
-# states appear at the end of step 1.
+# So steps 1 and 2 differ by Adam's states, which appear at the end of step 1, and by one small workspace.
 #
-# Change 4096 to 8192 rows: what grows, and by how many MB? Predict, then run both cells.
+# Change 4096 to 8192 rows: what grows, and by how many MB? Predict, run both cells.
 #
-# Counters do not say which tensors they count. `measure` does. Give it the same step, with a model on the CPU. It works
-# on a copy.
+# Counters do not say which tensors they count. `measure` does, with a copy of a model on the CPU.
 
 # %%
 from course_utils import measure
@@ -118,18 +115,15 @@ batch = torch.randn(4096, 1024)
 measure(step=train_step, model=mine, optimizer=adamw, batch=batch, card="A100-80GB")
 
 # %% [markdown]
-# This is the peak of step 2 again, kind by kind. `card` adds cuBLAS's workspaces. Without it, `measure` counts only
-# tensors.
+# This is step 2's peak again, kind by kind. Without `card`, `measure` leaves out cuBLAS's workspaces.
 #
 # ### The same for any run
 # A *run* is a training written down: model, batch, number formats, optimizer, kernels. `TrainingRun` holds these
-# choices and no tensor. `measure(run)` builds the network, takes the steps of the loop above, and watches every
-# allocation.
+# choices and no tensor. `measure(run)` takes the steps of the loop above and watches every allocation.
 #
-# Take Llama 3.2 with 1 billion parameters, four sequences of 1,024 tokens, autocast to
-# [bf16](../docs/glossary.md#fp16-and-bf16), AdamW.
+# Take Llama 3.2 1B, four sequences of 1,024 tokens, autocast to [bf16](../docs/glossary.md#fp16-and-bf16), AdamW.
 #
-# **Your guess.** How high is the first step's peak? The second's? How much is left after `zero_grad`?
+# **Your guess.** How high are the peaks of steps 1 and 2? How much is left after `zero_grad`?
 
 # %%
 from course_utils import TrainingRun
@@ -148,10 +142,9 @@ four_steps = measure(small, steps=4)
 timeline(four_steps, "Optimizer states arrive at the end of step 1 and never leave")
 
 # %% [markdown]
-# In **forward** the [activations](../docs/glossary.md#activations) pile up. In **backward** they are used and freed,
-# from the last layer to the first, and [gradients](../docs/glossary.md#gradients) take their place. The dark wedge is
-# [autocast](../docs/glossary.md#autocast)'s 16-bit copy of each matrix. In the **optimizer** phase of step 1, Adam
-# makes its two states.
+# In **forward** the [activations](../docs/glossary.md#activations) pile up. In **backward** they are freed, from the
+# last layer to the first, and [gradients](../docs/glossary.md#gradients) take their place. The dark wedge is
+# [autocast](../docs/glossary.md#autocast)'s 16-bit copy of each matrix.
 
 # %%
 peaks, word = four_steps.timeline.step_peaks(), four_steps.word
@@ -164,9 +157,9 @@ reveal("01.second_step", peaks[2])
 reveal("01.left", four_steps.moments["end of step 4"].total)
 
 # %% [markdown]
-# Step 1 peaks in its optimizer phase, with five numbers per parameter: the four that you know and, for a moment, the
-# square root of Adam's variance. A [*foreach* optimizer](../docs/glossary.md#foreach-for-loop-fused) computes that root
-# for all parameters at once. From step 2 on, every step is the same to the byte.
+# Step 1 peaks in its optimizer phase, with five numbers per parameter: the four above and, for a moment, the square
+# root of Adam's variance. A [*foreach* optimizer](../docs/glossary.md#foreach-for-loop-fused) computes that root for
+# all parameters at once. Step 2 peaks higher, in backward: activations now meet the states.
 #
 # Four lifetimes explain the figure: *[temporary](../docs/glossary.md#temporaries)* (a part of one phase), *from forward
 # to backward* (activations), *from backward to zero_grad* (gradients), *the whole training* (parameters and [optimizer
@@ -178,7 +171,7 @@ reveal("01.left", four_steps.moments["end of step 4"].total)
 #
 # $$\frac{dL}{dW} = \left(\frac{dL}{dy}\right)^T x$$
 #
-# This contains the layer's *input* x, so x must still be there in backward. Check the formula with values, on the CPU.
+# So the layer's *input* x must still be there in backward. Check this with values, on the CPU.
 
 # %%
 torch.manual_seed(0)
@@ -191,10 +184,10 @@ off = (by_hand - layer.weight.grad).abs().max()
 print(f"largest difference from autograd's dL/dW: {off:.4f}, expected 0")
 
 # %% [markdown]
-# Now three operations of GPT-2 XL's width, on one sequence of 1,024 tokens in bf16: a linear layer, a GELU, and the
+# Take three operations of GPT-2 XL's width, on one sequence of 1,024 tokens in bf16: a linear layer, a GELU and the
 # addition of a [residual connection](../docs/glossary.md#residual-connection).
 #
-# **Your guess.** How many MB do the three keep together?
+# **Your guess.** How many MB do they keep together?
 
 # %%
 s, b, h = 1024, 32, model_size.hidden
@@ -202,8 +195,8 @@ print(f"s·h numbers in bf16: {format_bytes(2 * s * h, 'MB')}")
 predict("01.kept", unit="MB")
 
 # %% [markdown]
-# Only `y` has a name here, so autograd holds everything else that stays allocated. (Adding `zero` makes the input need
-# a gradient. 32 sequences run, and the bytes are divided by 32.)
+# Only `y` has a name, so autograd holds everything else that stays allocated. (Adding `zero` makes the input need a
+# gradient. The bytes are per sequence.)
 
 # %%
 total = 0
@@ -222,19 +215,17 @@ with on_gpu():
 reveal("01.kept", total, unit="MB")
 
 # %% [markdown]
-# A linear layer keeps its input. So does GELU, because its slope depends on it. An addition keeps nothing: its slope is
-# 1 everywhere. **Activations are not "the outputs of the layers": they are what some backward will need.** ReLU can
-# read its slope off its *output*. Change `nn.GELU()` to `nn.ReLU()`: predict, run.
-#
-# Lesson 05 examines a whole [transformer block](../docs/glossary.md#transformer-block) like this.
+# The linear layer keeps its input. So does GELU: its slope depends on it. The addition, with slope 1 everywhere, keeps
+# nothing. **Activations are not "the outputs of the layers": they are what some backward will need.** ReLU can read its
+# slope off its *output*. Change `nn.GELU()` to `nn.ReLU()`: predict, run.
 
 # %% [markdown]
 # ## How much do the states take?
-# Back to GPT-2 XL. The ZeRO paper counts mixed-precision Adam like this (section 3.1): weights and gradients in 16
-# bits, and in fp32 a [*master copy*](../docs/glossary.md#master-weights) of the weights,
-# [momentum](../docs/glossary.md#momentum) and variance.
+# The ZeRO paper counts mixed-precision Adam like this (section 3.1): weights and gradients in 16 bits, and in fp32 a
+# [*master copy*](../docs/glossary.md#master-weights) of the weights, [momentum](../docs/glossary.md#momentum) and
+# variance.
 #
-# **Your guess.** How many GB is that for 1.56 billion parameters?
+# **Your guess.** How many GB is that for GPT-2 XL's 1.56 billion parameters?
 
 # %%
 predict("01.states", unit="GB")
@@ -256,9 +247,9 @@ reveal("01.states", each * N)
 # The rule "16 GB per billion parameters" is these five tensors: no activations, no loss, no temporaries. Change
 # `torch.bfloat16` to `torch.float32`: predict, run. (`float()` of fp32 weights makes no copy.)
 #
-# Does a real step agree? Run the puzzle: this recipe (`bf16-master`), every block recomputed in backward, and an
-# optimizer that copies all gradients to fp32 (`adamw-foreach`). At the end of backward only weights, gradients and
-# states are left.
+# Does a real step agree? The puzzle uses this recipe (`bf16-master`), recomputes every [transformer
+# block](../docs/glossary.md#transformer-block) in backward, and copies all gradients to fp32 in the optimizer
+# (`adamw-foreach`). At the end of backward only weights, gradients and states are left.
 
 # %%
 from course_utils.interactive.ledgers import show_ledger
@@ -270,10 +261,10 @@ show_ledger(claimed, {kind: step.moments["end of backward"][kind] for kind in cl
 print(step.provenance)
 
 # %% [markdown]
-# **The gap** is rounding. PyTorch's [caching allocator](../docs/glossary.md#caching-allocator) hands out multiples of
+# **The gap** is rounding: PyTorch's [caching allocator](../docs/glossary.md#caching-allocator) hands out multiples of
 # 512 bytes, and most of GPT-2 XL's vectors have a size in between.
 #
-# Texts after ZeRO say that for large models most memory is states. Is it? `estimate(run)` computes a peak without
+# Texts after ZeRO say that large models need most memory for states. Do they? `estimate(run)` computes a peak without
 # running anything:
 
 # %%
@@ -286,13 +277,12 @@ for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "re
     print(f"{changes}: states, weights and gradients are {part:.0%} of {format_bytes(at_peak.total, 'GB', 1)}")
 
 # %% [markdown]
-# The answer depends on how many tokens are on the GPU at once, and on what is recomputed.
+# That depends on how many tokens are on the GPU at once, and on what is recomputed.
 
 # %% [markdown]
 # ## The stack of 41 GB
 # The slides list eight terms: 3 + 3 + 6 + 6 + 6 for weights, gradients and states, 8 for activations, 6 for a *flat
-# fp32 buffer* of all gradients, 3 for fragmentation. Do they ever exist at the same time? Here is the fullest moment of
-# each phase.
+# fp32 buffer* of all gradients, 3 for fragmentation. Do they ever exist at the same time?
 
 # %% tags=["hide-input"]
 from course_utils.figures import stack
@@ -306,17 +296,17 @@ stack(rows, title, capacity=card, provenance=str(step.provenance))
 
 # %% [markdown]
 # Each term is real. But *a [peak](../docs/glossary.md#peak) is the largest sum of what is alive at once, not the sum of
-# the largest*. When backward begins, all activations are there and no gradient. When the optimizer runs, all gradients
-# are there and no activation. What, then, fills the fullest moment?
+# the largest*. Backward begins with all activations and no gradient. The optimizer runs with all gradients and no
+# activation. What, then, fills the fullest moment?
 
 # %%
 for item in step.largest(3):  # change this
     print(f"{format_bytes(item.bytes, 'GB', 2)}  {item.kind:12s} {item.dtype} {item.shape} from {item.operation}")
 
 # %% [markdown]
-# The loss does, with three tensors of one number per token and word of the vocabulary, s·b·V. The slides' 8 GB include
-# the first, [log-softmax](../docs/glossary.md#log-softmax). They do not include the other two, gradients on the way to
-# the [logits](../docs/glossary.md#logits). Change 3 to 6: what comes next, states or activations?
+# The loss does, with three tensors of s·b·V numbers, one per token and word of the vocabulary. The slides' 8 GB include
+# the first, [log-softmax](../docs/glossary.md#log-softmax), but not the other two, gradients on the way to the
+# [logits](../docs/glossary.md#logits). Change 3 to 6: what comes next, states or activations?
 
 # %% [markdown]
 # ## Who is right about 32 GB?
@@ -330,12 +320,12 @@ print(f"{format_bytes(real.counters['allocated'], 'GB', 2)} allocated, {real.pro
 print(f"{format_bytes(real.counters['allocated'] - step.peak, 'MB', 0)} more than the tensors")
 
 # %% [markdown]
-# The last two lines are from a larger, real card that took this very step: its own `max_memory_allocated()`. It counts
-# cuBLAS's workspaces too, and what blocks have beyond their tensors.
+# A larger, real card took this very step (last two lines). Its `max_memory_allocated()` includes cuBLAS's workspaces
+# and what blocks have beyond their tensors.
 #
-# The puzzle's card is too small. In the figure, two phases cross its line: *backward* with the loss's three tensors,
-# and the *optimizer* with fp32 copies of all gradients. Neither text says how it computes the loss or steps its
-# optimizer. Must all copies exist at once?
+# The puzzle's card is too small. Two phases cross its line in the figure: *backward* with the loss's three tensors, and
+# the *optimizer* with fp32 copies of all gradients. Neither text says how it computes the loss or steps its optimizer.
+# Must all copies exist at once?
 
 # %%
 with on_gpu():
@@ -356,11 +346,11 @@ print(f"all at once: {at_once / 1e6:,.1f} MB; one by one: {one_by_one / 1e6:,.1f
 # "One by one" needs two copies, because the name `copy` holds the last one until the next exists. Change 24 to 48:
 # which number doubles? Predict, run.
 #
-# So you can change three things. Which do you need?
+# You can change three things. Which do you need?
 #
 # * *one gradient at a time*;
-# * *[micro-batches](../docs/glossary.md#micro-batch-and-global-batch)*: 8 of 4 sequences, their gradients added up,
-#   then one step (lesson 07);
+# * *[micro-batches](../docs/glossary.md#micro-batch-and-global-batch)*: 8 of 4 sequences, gradients added up, then one
+#   step (lesson 07);
 # * a *[chunked loss](../docs/glossary.md#chunked-loss)*: 1/8 of the tokens at a time, so no tensor of s·b·V numbers
 #   ever exists (lesson 05).
 
@@ -379,12 +369,12 @@ stack(ran, "The recipe decides: all 32 sequences at once fit, with loss and opti
       provenance=str(step.provenance))  # fmt: skip
 
 # %% [markdown]
-# Each change alone lowers one of the two peaks. One gradient at a time with either of the others fits. Autocast does
+# Each change alone lowers one of the two peaks. One gradient at a time plus either of the others fits. Autocast does
 # not help: its weights and gradients are fp32. Would 2 micro-batches of 16 be enough for "both"? Predict, change both
 # numbers, run.
 #
 # **The recipe decides.** The slides are right if the loss takes all 32 sequences at once. The newsletter's 32–35 GB is
-# what 8 micro-batches need if all gradients are still upcast together. Change both, and GPT-2 XL trains on this card.
+# what 8 micro-batches need if all gradients are still upcast together.
 #
 # And the estimates? The *closed form* is arithmetic for a pencil ([formula.py](../course_utils/estimating/formula.py)).
 # The *exact engine* goes through the step tensor by tensor.
@@ -396,11 +386,10 @@ for name, run in choices.items():
     print(f"{name:30s} closed form {off} %, exact engine {gap} bytes")
 
 # %% [markdown]
-# **The gap** of 0 says that we understand the *simulation*. A card has more: CUDA's
-# [context](../docs/glossary.md#context-cuda) (about 300 MB, [a PyTorch developer
+# **The gap** of 0 says that we understand the *simulation*. A card has more ([lesson 13](13_who_is_right.ipynb)):
+# CUDA's [context](../docs/glossary.md#context-cuda) (about 300 MB, [a PyTorch developer
 # says](https://github.com/pytorch/pytorch/issues/107667), never counted as allocated), cuBLAS's workspaces, and what
-# PyTorch has [reserved](../docs/glossary.md#allocated-and-reserved) beyond its tensors (lesson 10). [Lesson
-# 13](13_who_is_right.ipynb) compares the simulation with cards.
+# PyTorch has [reserved](../docs/glossary.md#allocated-and-reserved) beyond its tensors (lesson 10).
 
 # %% [markdown]
 # ## On your own card
@@ -450,7 +439,7 @@ def train(steps=3):
 
 
 # %% [markdown]
-# Run it here. Tensors that earlier cells left alive count, too:
+# Run it here. Tensors left from earlier cells count, too:
 
 # %%
 from course_utils import on_gpu
@@ -460,18 +449,18 @@ with on_gpu():
     train()
 
 # %% [markdown]
-# Without changing a script, `python3 -m course_utils watch train.py` gives the account of this lesson ([lesson
+# `python3 -m course_utils watch train.py` gives this lesson's account of an unchanged script ([lesson
 # 14](14_will_it_fit.ipynb)).
 
 # %% [markdown]
 # ## What the sources got wrong
 # | claim | what you computed here |
 # |---|---|
-# | eight terms, 41 GB together (slides) | activations and the fp32 buffer are never alive at once |
-# | cannot be trained on 32 GB (slides) | it fits with the loss in chunks and one gradient at a time |
+# | eight terms, 41 GB together (slides) | activations and the fp32 buffer never meet |
+# | cannot be trained on 32 GB (slides) | it fits with loss and optimizer in pieces |
 # | 32–35 GB is needed (newsletter) | only if all gradients are upcast at once |
 # | most memory is model states (ZeRO) | up to a number of tokens; beyond it, activations |
-# | the first step differs by preparatory work | it differs by Adam's states, and one workspace |
+# | the first step differs by preparatory work | by Adam's states and one workspace |
 # | activations are kept until the optimizer step | each is freed in backward, once used |
 #
 # Lesson 05 examines their 60 GB of activations, lesson 06 their "about 8 GB" with checkpointing.
