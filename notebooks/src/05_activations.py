@@ -129,7 +129,7 @@ show_ledger(wanted, found, columns=("estimate", "by hooks"))
 # CPU kernels differ (put "cpu" for "cuda" in the cell with the hook): dropout keeps a bf16 tensor of 0 or 1/(1−rate),
 # and LayerNorm's statistics have the input's format.
 #
-# Check with real numbers that softmax's derivative needs only its output.
+# Does softmax's derivative need only its output? Check with real numbers:
 
 # %%
 torch.manual_seed(0)
@@ -244,8 +244,8 @@ reveal("05.block", by_hooks / (s * b * h), unit="s·b·h")
 print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 
 # %% [markdown]
-# Hooks and allocator nearly agree: hooks count the input x, the allocator counts the output y, equally large. The
-# allocator adds remainders too small to split off ([lesson 10](10_allocator_and_fragmentation.ipynb)).
+# Both nearly agree. Hooks count the input x, the allocator counts the output y, equally large. The allocator adds
+# remainders too small to split off ([lesson 10](10_allocator_and_fragmentation.ipynb)).
 #
 # A real GPU also holds cuBLAS's workspaces (some MB, at the first product of forward and of backward),
 # [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor, and CUDA's context (some hundred MB,
@@ -327,9 +327,8 @@ recorded_times("attention")
 
 # %% [markdown]
 # ## What else changes the bill?
-# Change one thing at a time in the block with flash attention. Llama's MLP, [SwiGLU](../docs/glossary.md#swiglu),
-# multiplies two branches and has three matrices. At width 8/3·h it has as many parameters as GELU's MLP. **Your
-# guess.** What does the block keep then?
+# Llama's MLP, [SwiGLU](../docs/glossary.md#swiglu), multiplies two branches and has three matrices. At width 8/3·h it
+# has as many parameters as GELU's MLP. **Your guess.** What does the block with flash attention keep then?
 
 # %%
 predict("05.swiglu", unit="s·b·h")
