@@ -16,14 +16,14 @@
 # block](../docs/glossary.md#transformer-block), and the derivative of a product. You need no GPU: each measurement says
 # if it is simulated.
 #
-# Lesson 01 asked autograd what three operations keep. Here you derive it for a complete block, tensor by tensor, and so
-# for any block. Symbols: b sequences of s tokens, hidden size h, a heads, L layers, vocabulary V.
+# Here you derive what any block keeps for backward, tensor by tensor. Symbols: b sequences of s tokens, hidden size h,
+# a heads, L layers, vocabulary V.
 
 # %% [markdown]
 # ## Operation by operation
-# An operation keeps the tensors that its derivative needs, and nothing else. A GPT has eight operations: addition,
-# division by a number, a linear layer, GELU, softmax, dropout, LayerNorm, a product of two activations. Each one gets
-# s·b·h numbers in [bf16](../docs/glossary.md#fp16-and-bf16). **Your guess.** How many MB do all eight keep together?
+# An operation keeps only the tensors that its derivative needs. A GPT has eight operations: addition, division by a
+# number, a linear layer, GELU, softmax, dropout, LayerNorm, a product of two activations. Each one gets s·b·h numbers
+# in [bf16](../docs/glossary.md#fp16-and-bf16). **Your guess.** How many MB do all eight keep together?
 
 # %%
 from course_utils import PRESETS, TrainingRun, estimate, format_bytes, measure, on_gpu, plus_minus
@@ -82,8 +82,8 @@ with on_gpu():
 # %% [markdown]
 # Change the layer to `nn.Dropout(0.1)`, then to `nn.Linear(h, h).to("cuda", torch.bfloat16)`. Predict the lines first.
 #
-# Weights are in memory anyway, and two operations may save the same [storage](../docs/glossary.md#storage). So
-# `kept_by` lists each storage once, without the weights.
+# `kept_by` lists each [storage](../docs/glossary.md#storage) once, even if two operations save it. It leaves out
+# weights, which are in memory anyway.
 
 
 # %%
@@ -123,14 +123,13 @@ reveal("05.operations", sum(found.values()), unit="MB")
 show_ledger(wanted, found, columns=("estimate", "by hooks"))
 
 # %% [markdown]
-# **The gap** is zero in every row. Dropout's [mask](../docs/glossary.md#dropout-mask) takes one byte per element,
-# although one bit would do. LayerNorm's *statistics* are always fp32. They are small, but without them no
-# [ledger](../docs/glossary.md#ledger) closes to the byte.
+# **The gap** is zero in every row. One bit per element would do for dropout's [mask](../docs/glossary.md#dropout-mask).
+# LayerNorm's fp32 *statistics* are small, but without them no [ledger](../docs/glossary.md#ledger) closes to the byte.
 #
-# These are GPU kernels. On your processor (put "cpu" for "cuda" in the cell with the hook), dropout keeps a bf16 tensor
-# of 0 or 1/(1−rate), and LayerNorm's statistics have the input's format.
+# CPU kernels differ (put "cpu" for "cuda" in the cell with the hook): dropout keeps a bf16 tensor of 0 or 1/(1−rate),
+# and LayerNorm's statistics have the input's format.
 #
-# Softmax's derivative needs only its output. Check that with real numbers.
+# Does softmax's derivative need only its output? Check with real numbers:
 
 # %%
 torch.manual_seed(0)
@@ -169,10 +168,10 @@ for name, mine, torchs in [("dL/dx", dx, x.grad), ("dL/dγ", (normal * dy).sum(0
 
 # %% [markdown]
 # ## An MLP with another nonlinearity
-# An MLP widens h to 4h, applies a nonlinearity, and narrows back to h. The nonlinearity and the second matrix each keep
-# a wide tensor. GELU needs its *input*. ReLU needs only its *output*: where that is zero, so is the derivative.
+# An MLP's nonlinearity and its second matrix each keep a wide tensor: 4h numbers per token. GELU needs its *input*,
+# ReLU only its *output*: where that is zero, so is the derivative.
 #
-# **Your guess.** Same shapes, ReLU instead of GELU. How many MB does the MLP keep?
+# **Your guess.** How many MB does the MLP keep with ReLU instead of GELU?
 
 # %%
 with on_gpu():
@@ -192,13 +191,12 @@ reveal("05.relu", size(kept), unit="MB")
 
 # %% [markdown]
 # The estimate is 2·s·b·h for the first matrix's input plus 8·s·b·h for ReLU's output. The second matrix keeps the
-# *same* tensor. Count storages, not the operations that point at them. Change the line to `nn.SiLU()` or
-# `nn.Sigmoid()`: does it keep its input or its output?
+# *same* tensor: count storages, not operations. Change the line to `nn.SiLU()` or `nn.Sigmoid()`: does it keep its
+# input or its output?
 #
 # ## The ledger of one block
-# Now combine them: norm, attention, norm, MLP, two residual additions. This is GPT-2 small, two sequences of 512
-# tokens, 16-bit, dropout as published. Attention is [eager](../docs/glossary.md#eager-attention): written out in
-# PyTorch's own operators.
+# Now take a complete block of GPT-2 small: two sequences of 512 tokens, 16-bit, dropout as published. Attention is
+# [eager](../docs/glossary.md#eager-attention): written out in PyTorch's own operators.
 
 
 # %%
@@ -246,12 +244,12 @@ reveal("05.block", by_hooks / (s * b * h), unit="s·b·h")
 print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 
 # %% [markdown]
-# Hooks and allocator nearly agree. (The hooks count x, which existed before. The allocator counts y, of the same size.)
-# The allocator adds remainders too small to split off ([lesson 10](10_allocator_and_fragmentation.ipynb)).
+# Both nearly agree. Hooks count the input x, the allocator counts the output y, equally large. The allocator adds
+# remainders too small to split off ([lesson 10](10_allocator_and_fragmentation.ipynb)).
 #
-# A real GPU holds more than every estimate here: cuBLAS's workspaces (some MB, from the first product of forward and
-# again of backward), [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor, and CUDA's context
-# (some hundred MB, in no counter of PyTorch).
+# A real GPU also holds cuBLAS's workspaces (some MB, at the first product of forward and of backward),
+# [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor, and CUDA's context (some hundred MB,
+# in no counter of PyTorch).
 #
 # `saved_by` does this for any layer, and names the operation whose backward needs the tensor:
 
@@ -269,7 +267,7 @@ for item in saved_by(Block(h, a, eager), (b, s, h), dtype="bf16", device="gpu"):
 # $$34 \cdot s b h + 5 a s^2 b = s b h \left(34 + \frac{5 a s}{h}\right)$$
 #
 # This is equation 1 of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198). `block` in
-# [formula.py](../course_utils/estimating/formula.py) adds up these terms for every kernel, norm and MLP.
+# [formula.py](../course_utils/estimating/formula.py) adds up the terms for every kernel, norm and MLP.
 
 # %%
 unit = s * b * h
@@ -285,10 +283,9 @@ show_ledger(terms, {"all that hooks found": by_hooks}, unit="MB", columns=("esti
 print(f"left over: {by_hooks - sum(terms.values()):,} bytes; 2 norms, 2 fp32 numbers per token: {16 * s * b:,}")
 
 # %% [markdown]
-# **The gap** is the norms' statistics, 16 bytes per token, and nothing else. An estimate is finished when everything
-# left over has a name.
+# **The gap** is the norms' statistics, 16 bytes per token.
 #
-# Change `rate` to 0.0 where the block is made: predict which terms disappear, and run the cells again.
+# Change `rate` to 0.0 where the block is made, and predict which terms disappear.
 
 # %% [markdown]
 # ## Flash attention
@@ -317,9 +314,8 @@ print(f"eager − 5·a·s²·b + 4·a·s·b + 24: {wanted_flash:,} bytes")
 
 # %% [markdown]
 # The term 5·a·s²·b is gone. Flash attention keeps one fp32 number per row and head, its
-# [logsumexp](../docs/glossary.md#logsumexp), plus 24 bytes of random state. From that state it regenerates the dropout
-# mask. The 34 stays: the kernel's output and the next matrix's input are one storage. Change 512 to 2048: predict both
-# lines.
+# [logsumexp](../docs/glossary.md#logsumexp), plus 24 bytes of random state to regenerate the dropout mask. The 34
+# stays: the kernel's output and the next matrix's input are one storage. Change 512 to 2048: predict both lines.
 #
 # It computes softmax twice. Is it slower? Its authors found it faster: no s×s matrix travels through the GPU's memory
 # (Dao et al. 2022). On real GPUs:
@@ -331,9 +327,8 @@ recorded_times("attention")
 
 # %% [markdown]
 # ## What else changes the bill?
-# Change one thing at a time in the block with flash attention. Llama's MLP, [SwiGLU](../docs/glossary.md#swiglu),
-# multiplies two branches and has three matrices. At width 8/3·h it has as many parameters as GELU's MLP at 4h. **Your
-# guess.** What does the block keep then?
+# Llama's MLP, [SwiGLU](../docs/glossary.md#swiglu), multiplies two branches and has three matrices. At width 8/3·h it
+# has as many parameters as GELU's MLP. **Your guess.** What does the block with flash attention keep then?
 
 # %%
 predict("05.swiglu", unit="s·b·h")
@@ -374,16 +369,15 @@ bars(per_unit, title, unit="s·b·h", kind="activations", highlight="eager", pro
 # %% [markdown]
 # Row by row:
 #
-# - *No dropout*: the two masks of one byte disappear: 34 − 2. (Eager attention also loses its mask and dropout's
-#   result: the product then reads softmax's output.)
-# - *GELU written out*, ½·x·(1 + tanh(…)), as in the transformers library's GPT-2, keeps more wide tensors, 8 units
-#   each: half the input, the tanh, and what lies between. `nn.GELU` is one kernel.
+# - *No dropout*: the two masks disappear: 34 − 2. (Eager attention also loses its mask and dropout's result: the
+#   product then reads softmax's output.)
+# - *GELU written out*, as in the transformers library's GPT-2, keeps more wide tensors, 8 units each: half the input,
+#   the tanh, and what lies between. `nn.GELU` is one kernel.
 # - *RMSNorm*: one statistic per token instead of two. The input stays.
 # - *SwiGLU*: four wide tensors instead of two: 34 − 2 · 2 · 4 + 4 · 2 · 8/3. Change 8 // 3 to 4: how many more?
 #
-# The next cell estimates two more. *Grouped queries*: keys and values shrink, queries do not.
-# [Autocast](../docs/glossary.md#autocast): matrices take 16-bit inputs, but the residual stream is fp32, so both norms
-# keep 4 bytes per number instead of 2.
+# Two more: *grouped queries* shrink keys and values, not queries. Under [autocast](../docs/glossary.md#autocast),
+# matrices take 16-bit inputs, but the residual stream is fp32, so both norms keep 4 bytes per number, not 2.
 
 # %%
 from dataclasses import replace
@@ -431,14 +425,14 @@ for product in (lambda gate, up: F.silu(gate) * up, FusedSwiGLU.apply):
 print(f"largest difference of the gradients: {(slopes[0] - slopes[2]).abs().max():.4f}")
 
 # %% [markdown]
-# Only what lies *inside* the kernel goes away. The product is its output, and the next matrix reads that. So a fused
-# kernel saves one of SwiGLU's four wide tensors.
+# Only what lies *inside* the kernel goes away. The product is its output, and the next matrix reads that. So fusion
+# saves one of SwiGLU's four wide tensors.
 
 # %% [markdown]
 # ## Logits and loss
-# The formula of blocks lacks one tensor, the [logits](../docs/glossary.md#logits): V numbers per token. Llama 3.2 with
-# 1 billion parameters has V = 128,256. Take four sequences of 1,024 tokens under autocast. As in Meta's own code, the
-# loss reads an fp32 copy of the logits. **Your guess.** How many GB does the *loss* keep for its backward?
+# The blocks' formula lacks the [logits](../docs/glossary.md#logits), V numbers per token: 128,256 in Llama 3.2 1B. Take
+# four sequences of 1,024 tokens under autocast. As in Meta's code, the loss reads an fp32 copy of the logits. **Your
+# guess.** How many GB does the *loss* keep for its backward?
 
 # %%
 llama1b = TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024)
@@ -476,13 +470,13 @@ print(f"estimate 4·s·b·V − by hooks: {4 * number - by_loss:,.0f} bytes, the
 print(f"the loss keeps {by_loss / one_block:.1f} times as much as one of {llama1b.model.layers} blocks")
 
 # %% [markdown]
-# The first row is Llama's loss. It keeps the [log-softmax](../docs/glossary.md#log-softmax) in fp32, 4 bytes per logit.
-# The logits and their copy are not kept: log-softmax's backward needs only its output.
+# The first row is Llama's loss. It keeps the [log-softmax](../docs/glossary.md#log-softmax) in fp32, but neither the
+# logits nor their copy: log-softmax's backward needs only its output.
 #
 # ### 16 bits or 32?
-# nanoGPT and litgpt read the logits in the head's 16 bits. Meta's Llama 3, torchtitan and transformers copy them to
-# fp32. torchtune copies one chunk at a time, and Megatron-LM overwrites the copy with softmax and gradient. A
-# `TrainingRun` takes `logits="compute"` or `logits="fp32"`. [More differences](../docs/reference_code.md).
+# nanoGPT and litgpt read 16-bit logits. Meta's Llama 3, torchtitan and transformers copy them to fp32, torchtune and
+# Megatron-LM in [ways that need less](../docs/reference_code.md). A `TrainingRun` takes `logits="compute"` or
+# `logits="fp32"`.
 #
 # Under autocast the copy *saves* two bytes. Without it, log-softmax stays in bf16 and autocast copies that to fp32:
 # 2 + 4. Change V to 32_000, Llama 2's vocabulary: predict what the loss keeps, in blocks.
@@ -492,8 +486,8 @@ print(f"the loss keeps {by_loss / one_block:.1f} times as much as one of {llama1
 #
 # $$s b h \left(1 + 4 \left(1 + \frac{V}{h}\right)\right)$$
 #
-# For their model of 22 billion parameters (table 3), they call that "less than 0.01% of the total activation memory
-# requirements". Put in the sizes. The last column leaves out 5·a·s/h.
+# For their 22B model (table 3), they call that "less than 0.01% of the total activation memory requirements". Put in
+# the sizes.
 
 
 # %%
@@ -511,12 +505,12 @@ for name, of_model in {"22B": (6144, 64, 48, 51200, 2048), **letters}.items():
     )
 
 # %% [markdown]
-# The paper's own formula gives over half a percent for its model, not a hundredth of one. For a small model with a
-# large vocabulary and flash attention, the share is large.
+# The paper's own formula gives over half a percent, and far more for a small model with a large vocabulary and flash
+# attention.
 #
 # ## The loss in chunks
-# The loss is a mean over tokens, and each token's loss needs only its own V logits. So take the tokens chunk by chunk:
-# a [chunked loss](../docs/glossary.md#chunked-loss).
+# Each token's loss needs only its own V logits. So take the tokens chunk by chunk: a [chunked
+# loss](../docs/glossary.md#chunked-loss).
 #
 # GPT-2 XL, 32 sequences of 1,024 tokens, all in 16 bits. The loss's backward needs three tensors of s·b·V numbers at
 # once: the kept log-softmax, its gradient, and the logits' gradient. **Your guess.** By how many GB does the peak fall
@@ -530,8 +524,8 @@ predict("05.chunks", unit="GB")
 
 # %% [markdown]
 # Chunks by themselves save nothing: autograd keeps the log-softmax of each. So call each chunk through `checkpoint`,
-# which keeps only a function's inputs and calls it again in backward. ([Lesson 06](06_recomputation.ipynb) explains it,
-# and `use_reentrant`.) Chunks may differ in length, so add sums and divide by the number of tokens.
+# which keeps only a function's inputs and calls it again in backward ([lesson 06](06_recomputation.ipynb), also for
+# `use_reentrant`). Chunks may differ in length, so add sums and divide by the number of tokens.
 
 
 # %%
@@ -547,7 +541,7 @@ def chunked_loss(head, features, targets, chunks):
 
 
 # %% [markdown]
-# Are loss and gradients the same? A small head on the CPU answers. Then the same code runs at GPT-2 XL's size.
+# Are loss and gradients the same? First ask a small head on the CPU.
 
 # %%
 features, head = torch.randn(1000, 64, requires_grad=True), nn.Linear(64, 4096, bias=False)
@@ -579,7 +573,7 @@ reveal("05.chunks", falls)
 #
 # $$3 \cdot 2 \cdot s b V \left(1 - \frac{1}{c}\right)$$
 #
-# But when backward reaches its last chunk, the others have already left gradients behind.
+# But at backward's last chunk, the others have already left gradients behind.
 
 # %%
 closed = {
@@ -598,7 +592,7 @@ for run in (xl.replace(recompute="full", loss_chunks=count) for count in (1, 8))
 # writes the logits to memory ([Wijmans et al. 2024](https://arxiv.org/abs/2411.09009)). Change 8 to 2, then to 64: how
 # much of 3·2·s·b·V is left to gain?
 #
-# With full recomputation (last two lines, lesson 06), the loss decides what fits 32 GB.
+# With full recomputation (lesson 06), the loss decides what fits 32 GB: see the last two lines.
 #
 # What do chunks cost in time? Take GPT-2, whose head is nearly a third of its weights:
 
@@ -607,8 +601,8 @@ recorded_times("loss")
 
 # %% [markdown]
 # ## Twice the batch, twice the length
-# From run to run you choose only b and s. **Your guess.** In a tiny GPT with eager attention, s grows from 128 to 256.
-# By what factor do a block's activations grow?
+# Doubling b doubles a block's activations. **Your guess.** By what factor do they grow in a tiny GPT with eager
+# attention, when s grows from 128 to 256?
 
 # %%
 tiny = PRESETS["tiny-gpt"]
@@ -634,12 +628,12 @@ reveal("05.double", curves["eager"][3] / curves["eager"][1], unit="times")
 
 # %%
 series = {name: (lengths, [kept_bytes / 1e6 for kept_bytes in curve]) for name, curve in curves.items()}
-title = "Only eager attention grows with s²; with b every kernel grows linearly"
+title = "Eager attention's curve bends upward with s², flash attention's stays a straight line"
 lines(series, title, "sequence length s, b = 4", "MB kept by a block", provenance="found by hooks")
 
 # %% [markdown]
-# Neither 2 nor 4: the linear part doubles, and the quadratic part grows fourfold. "Twice the length, four times the
-# memory" holds only where 5·a·s/h is far above 34. Change 256 to 1024: predict where eager attention's curve ends.
+# Neither 2 nor 4: the linear part doubles, the quadratic part quadruples. "Twice the length, four times the memory"
+# holds only where 5·a·s/h is far above 34. Change 256 to 1024: predict where eager attention's curve ends.
 
 # %% [markdown]
 # ## Llama-3 8B: 97, 17 and 1 GB
@@ -668,9 +662,9 @@ for name, kept_bytes in lecture.items():
     print(f"{name:38s} {format_bytes(kept_bytes, 'GiB', 1):>12s} = {format_bytes(kept_bytes, 'GB', 1)}")
 
 # %% [markdown]
-# All of the lecture's numbers appear, in GiB. But they follow from the formula of a *GPT* with eager attention. Llama
-# has no dropout, [RMSNorm](../docs/glossary.md#rmsnorm) instead of LayerNorm, SwiGLU instead of GELU, and [grouped
-# queries](../docs/glossary.md#grouped-queries). Change first the model, then the kernel.
+# The lecture's numbers are all here, but in GiB, and by the formula of a *GPT* with eager attention. Llama has no
+# dropout, [RMSNorm](../docs/glossary.md#rmsnorm) instead of LayerNorm, SwiGLU instead of GELU, and [grouped
+# queries](../docs/glossary.md#grouped-queries). Change first the model, then the kernel:
 
 # %%
 waits_for("05.llama")
@@ -691,12 +685,12 @@ for item in block_saved(with_flash):
     print(f"{item.operation:12s} {item.name:28s} {item.size / (s * b * h):6.3f} · s·b·h")
 
 # %% [markdown]
-# Flash attention removes the s² term, which is what [selective
-# recomputation](../docs/glossary.md#selective-recomputation) was invented for. The rest is above the lecture's 17 GiB:
-# SwiGLU's four wide tensors are most of a block. Change `seq_len` to 2048: which of the lecture's numbers halve?
+# Flash attention removes the s² term, the reason for [selective
+# recomputation](../docs/glossary.md#selective-recomputation). The rest is above the lecture's 17 GiB: SwiGLU's four
+# wide tensors are most of a block. Change `seq_len` to 2048: which of the lecture's numbers halve?
 #
-# Two more claims of the lecture are about a small Llama, states included: "over 50 GB" for one sequence of 4,096
-# tokens, and, for 1 billion parameters, 25 GB at s = 8,192 with selective recomputation.
+# The lecture also says of a small Llama, states included: "over 50 GB" for one sequence of 4,096 tokens, and, for 1
+# billion parameters, 25 GB at s = 8,192 with selective recomputation.
 
 # %%
 billion = TrainingRun("llama3.2-1b", micro_batch=1, seq_len=8192, precision="bf16-master")
@@ -711,11 +705,11 @@ for name, total in sums.items():
     print(f"{name:45s} {format_bytes(total, 'GB', 1)}")
 
 # %% [markdown]
-# The first sum uses GPT's formula; a small Llama itself stays below 50 GB. The last sum mixes two models: states of 10⁹
-# parameters, and activations of a model that has more.
+# GPT's formula again: a small Llama stays below 50 GB. The last sum mixes two models: states of 10⁹ parameters, and
+# activations of a larger one.
 #
 # ## The 60 GB question
-# Take GPT-2 XL and 32 sequences of 1,024 tokens. A footnote of the [ZeRO](../docs/glossary.md#zero) paper says
+# For GPT-2 XL and 32 sequences of 1,024 tokens, a footnote of the [ZeRO](../docs/glossary.md#zero) paper says
 # 12·h·b·s·L numbers, the "60 GB" that so many texts repeat ([Rajbhandari et al.
 # 2020](https://arxiv.org/abs/1910.02054), section 3.2). It does not say which twelve. **Your guess.** How many GB does
 # ZeRO's number leave out, with flash attention?
@@ -741,8 +735,8 @@ title = "Neither flash nor eager attention keeps ZeRO's sixty gigabytes"
 bars(three, title, kind="activations", highlight="ZeRO: 12·h·b·s·L", provenance=str(flash_step.provenance))
 
 # %% [markdown]
-# One choice of tensors from the ledger gives exactly ZeRO's 24 bytes. What is missing? Add your terms to `mine` and run
-# the cell, until less than a tenth of a GB is left over. (`unit` is s·b·h·L, `token` is s·b.)
+# One choice of tensors from the ledger gives exactly ZeRO's 24 bytes. What is missing? Add terms to `mine` and run the
+# cell, until less than a tenth of a GB is left over.
 
 # %%
 reveal("05.sixty", kept_flash - zero_activation_bytes(xl))
@@ -753,7 +747,7 @@ mine = {"your term": 0 * unit}  # change this
 show_ledger(zero_terms | mine, {"with flash attention": kept_flash}, columns=("estimate", flash_step.word))
 
 # %% [markdown]
-# Did you find them? These are all.
+# Did you find them all?
 
 # %%
 missing = {
@@ -768,14 +762,14 @@ rest = kept_flash - sum((zero_terms | missing).values())
 print(f"left over: {rest:,} bytes = {L} layers × 2 blocks of 512 bytes for the random state")
 
 # %% [markdown]
-# **The gap** is closed: every byte has a name. "60 GB" counts twelve tensors of equal width. A block keeps 34 bytes per
-# s·b·h. Eager attention adds 5·a·s/h, here by far the larger part.
+# **The gap** is closed. "60 GB" counts twelve tensors of equal width. A block keeps 34 bytes per s·b·h. Eager attention
+# adds 5·a·s/h, here by far the larger part.
 
 # %% [markdown]
 # ## A map of what fits
-# The map shows activations over b and s. Above its line, the *whole* step, states included, no longer fits the card.
-# Which is the smallest card that takes 4 sequences of 2,048 tokens? With which kernel does the line fall faster? On a
-# small card, what moves it more, precision or recomputation? First change the model to "gpt2-xl": where is the line?
+# Which is the smallest card that takes the *whole* step, states included, of 4 sequences of 2,048 tokens? With which
+# kernel does the map's line fall faster? On a small card, what moves it more, precision or recomputation? Then change
+# the model to "gpt2-xl": where is the line?
 
 # %%
 from course_utils.lessons.activations.widget import activation_map
@@ -786,8 +780,8 @@ activation_map("llama3.2-1b", gpu="A100-80GB")  # change this
 # <details><summary>An answer</summary>
 #
 # An A100 with 40 GB takes them, but by so little that CUDA's context decides. With eager attention the line falls
-# faster to the right, where s² dominates. With 24 GB, recomputation moves the line much further than precision does.
-# With 16 GB nothing moves it: both precisions keep 16 bytes per parameter, more than the card has.
+# faster to the right, where s² dominates. With 24 GB, recomputation moves the line much further than precision. With 16
+# GB nothing moves it: both precisions keep 16 bytes per parameter, more than the card has.
 #
 # </details>
 

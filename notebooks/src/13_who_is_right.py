@@ -13,23 +13,22 @@
 # # 13 · Who is right?
 #
 # **55 minutes.** You should know what a block keeps ([lesson 05](05_activations.ipynb)), what recomputation leaves
-# ([lesson 06](06_recomputation.ipynb)), and what autocast adds ([lesson 03](03_mixed_precision.ipynb)). No GPU is
-# needed: where a measurement is simulated, it says so.
+# ([lesson 06](06_recomputation.ipynb)), and what autocast adds ([lesson 03](03_mixed_precision.ipynb)). You need no
+# GPU: each measurement says if it is simulated.
 #
-# Papers, libraries and web pages offer formulas and calculators for the memory of a training step. Here you ask nine of
-# them, find the term that each one lacks, and close the account to the byte. None is careless. Each was made for
-# something: find out *for what*.
+# Here you ask nine published formulas and calculators for the memory of a training step, find the term that each one
+# lacks, and close the account to the byte. None is careless: each was made for something. *For what?*
 #
-# The judge is a *simulated* step: it runs torch's own code and counts every tensor, without a GPU. At the end of the
-# lesson, real GPUs judge the nine, and the judge.
+# The judge is a [*simulated*](../docs/glossary.md#simulated-gpu) step: it runs torch's own code and counts every
+# tensor. At the end, real GPUs judge the nine, and the judge.
 
 # %% [markdown]
 # ## Nine calculators
 # You train Llama 3.1 8B on one GPU: two sequences of 8,192 tokens, [bf16](../docs/glossary.md#fp16-and-bf16) autocast,
 # AdamW, [flash attention](../docs/glossary.md#flashattention), nothing recomputed. How much memory does that take?
 #
-# Six of the nine answer this question. Three answer a part of it: accelerate and DeepSpeed count only states,
-# Korthikanti et al. only activations. So compare like with like.
+# Six of the nine answer this question. Three answer a part: accelerate and DeepSpeed count only states, Korthikanti et
+# al. only activations.
 #
 # **Your guess.** Divide the largest of the six answers by the smallest: what do you get?
 
@@ -60,10 +59,9 @@ for model, run in runs.items():
               f"{spread(run, counts):.1f} times")  # fmt: skip
 
 # %% [markdown]
-# All nine give the larger factor. You meet it if you take whatever a search finds. The six give the smaller one: real
-# disagreement. The figure shows its main cause. Some bars are mostly hatched: that is the s×s matrix of [eager
-# attention](../docs/glossary.md#eager-attention), which a flash kernel never writes. So the factor is not a constant:
-# it grows with the batch.
+# You meet the factor of all nine if you take whatever a search finds. That of the six is real disagreement. Its main
+# cause is hatched in the figure: the s×s matrix of [eager attention](../docs/glossary.md#eager-attention), which a
+# flash kernel never writes. So the factor is not a constant:
 
 # %% tags=["hide-input"]
 from course_utils.figures import lines
@@ -77,7 +75,7 @@ lines(
 )  # fmt: skip
 
 # %% [markdown]
-# **What was each made for?** Read this before you blame anybody.
+# **What was each made for?**
 
 # %%
 for name in order:
@@ -85,12 +83,12 @@ for name in order:
     print(f"{name:29s} {one.made_for}\n{'':29s} [{one.source}]")
 
 # %% [markdown]
-# Tools change. The course has all nine as they were when we read them, in `course_utils/estimating/published.py`, each
-# with its source and what it leaves out.
+# Tools change. `course_utils/estimating/published.py` has all nine as we read them, each with its source and what it
+# leaves out.
 
 # %% [markdown]
 # ## Measure it
-# Now run the step. **Your guess.** How many of the six are within 10 % of its peak, for Llama 3.1 8B?
+# **Your guess.** How many of the six are within 10 % of the step's peak, for Llama 3.1 8B?
 
 # %%
 predict("13.within", unit="calculators")
@@ -125,15 +123,15 @@ for model, names in near.items():
     print(f"{model}, within 10 %: {', '.join(names)}")
 
 # %% [markdown]
-# **The gap.** Look at the lowest bar. The step has two colors that no calculator has: autocast's 16-bit [weight
+# **The gap.** The lowest bar, the step, has two colors that no calculator has: autocast's 16-bit [weight
 # copies](../docs/glossary.md#autocast), and the temporaries of the loss. So no answer can be right in every part.
 
 # %% [markdown]
 # ## Near, and why
-# llm-analysis comes nearest. For GPT-2 XL it is almost exact. But the error of a total is a sum of [signed
-# errors](../docs/glossary.md#signed-error) of its parts.
+# llm-analysis comes nearest. But a total's error is the sum of its parts' [signed
+# errors](../docs/glossary.md#signed-error).
 #
-# **Your guess.** Take the errors of its parts for GPT-2 XL, drop all signs, and add them up: how many GB?
+# **Your guess.** Drop the signs of these errors for GPT-2 XL, and add them up: how many GB?
 
 # %%
 off = calculator("llm-analysis").total(xl) - real["GPT-2 XL"].peak
@@ -141,8 +139,8 @@ print(f"llm-analysis minus {word}, GPT-2 XL: {plus_minus(off / 1e9, 1)} GB")
 predict("13.cancel", unit="GB")
 
 # %% [markdown]
-# Cut each answer and the simulated peak into the same parts. That gives eight terms. For each calculator they add up to
-# the complete gap, to the byte:
+# Cut each answer and the simulated peak into the same parts. Their differences are eight terms. They add up to the
+# complete gap, to the byte:
 
 # %%
 from course_utils.lessons.calculators.calculators import TERMS, gaps
@@ -169,13 +167,12 @@ for name, found in table.items():
 # %% [markdown]
 # **The gap.** llm-analysis counts gradients in full, though none exist at the peak, and slightly too much in the
 # blocks. It counts too little for the loss, and no copies or temporaries. The two sides cancel. For Llama it counts too
-# little in the blocks. A total that fits proves little, so ask for the parts.
+# little in the blocks. A total that fits proves little.
 
 # %% [markdown]
 # ## Find the missing term
-# Your turn. Choose a calculator, think about what it was made for, and tick the *one* term that matters most. The bars
-# show the corrected answer. The line above them ranks that term among the eight. Then tick more terms until the answer
-# is exact.
+# Choose a calculator, think about what it was made for, and tick the *one* term that matters most: how does it rank
+# among the eight? Then tick more terms until the answer is exact.
 
 # %%
 from course_utils.lessons.calculators.widget import mender
@@ -208,7 +205,7 @@ print(f"ZeRO: 24·h = {24 * h:,} bytes per token and block; under autocast a Lla
       f"22·h + 4·kv + 8·ffn = {22 * h + 4 * kv + 8 * f:,}")  # fmt: skip
 
 # %% [markdown]
-# **The gap** of each of the nine, its largest term, and what remains when you correct only that term:
+# **The gap** of each, its largest term, and what remains when you correct only that term:
 
 # %%
 from course_utils.lessons.calculators.calculators import add_back
@@ -227,14 +224,14 @@ for name in order:
 
 # %% [markdown]
 # Read the columns, too. *Gradients at the peak*: nearly every calculator adds up the largest value of each kind, but
-# the peak is the largest sum at one moment. *Weight copies* and *temporaries*: no calculator has them. *Number of
-# parameters*: $12h^2 + 13h$ per block describes a GPT. A Llama has three wide matrices and fewer keys.
+# the peak is the largest sum at one moment. *Number of parameters*: $12h^2 + 13h$ per block describes a GPT. A Llama
+# has three wide matrices and fewer keys.
 
 # %% [markdown]
 # ## On its home ground
 # Was Korthikanti et al.'s formula ever right? Ask about the run that it was made for: a GPT with dropout, eager
-# attention, weights and activations in 16 bits. Compare its answer with the same bytes of the step: all that is kept
-# for backward once the loss exists. **Your guess.** By how many percent is it off, for GPT-2?
+# attention, weights and activations in 16 bits. Compare it with what the step keeps for backward once the loss exists.
+# **Your guess.** By how many percent is it off, for GPT-2?
 
 # %%
 home = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="bf16-master", attention="eager")
@@ -287,13 +284,12 @@ for unit, factor in {"KiB": 2**10 / 1e3, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e9,
     print(f"{unit} read as {unit.replace('i', '')}: {1 - 1 / factor:.1%} too little".replace("%", " %"))
 
 # %% [markdown]
-# **The difference** is one letter, the i, and it grows with the prefix. Whenever two figures differ by 7 %, suspect the
-# unit first.
+# **The difference** is one letter, the i, and it grows with the prefix.
 
 # %% [markdown]
 # ## The ledger
-# Now make your own account, three ways, for autocast with a flash kernel: a *closed form* for paper, the *tensors*
-# alive at the peak, counted one by one, and the *step's peak by kind of memory*.
+# Now make your own account for autocast with a flash kernel, three ways: a *closed form* for paper, the *tensors* alive
+# at the peak, one by one, and the *step's peak by kind of memory*.
 #
 # | part | closed form, bytes |
 # |---|---|
@@ -330,19 +326,18 @@ for model, run in runs.items():
     print(f"{model}: the course's estimate − {word} = {plus_minus(estimate(run).total - real[model].peak)} bytes")
 
 # %% [markdown]
-# **The gap** has a name. For GPT-2 XL it is the mask of the dropout after the embedding, one byte per number, and the
-# statistics of the last norm: both in the list above, neither in the table. The rest is rounding to blocks of 512
-# bytes, and the random state that a flash kernel keeps. A handful of lines on paper is right to a thousandth.
+# **The gap** for GPT-2 XL is the mask of the dropout after the embedding, one byte per number, and the last norm's
+# statistics: both in the list above, neither in the table. The rest is rounding to blocks of 512 bytes, and the random
+# state that a flash kernel keeps. A handful of lines on paper is right to a thousandth.
 #
-# None of the three has what a simulation cannot see: CUDA's context, and the scratch of kernels whose code we did not
-# read. (We read flash attention, softmax and group norm, so theirs counts.) Both belong to the card and come on top. So
-# do cuBLAS's workspaces, but a run that names its `card` counts them.
+# A real card adds what a simulation cannot see: CUDA's context, and the scratch of kernels whose code we did not read.
+# (We read flash attention, softmax and group norm, so theirs counts.) It also adds cuBLAS's workspaces, which a run
+# counts only if it names its `card`.
 #
 # ## Ask the GPUs
 # Only real GPUs can overrule a simulation. Many people publish what their GPUs measured, next to the code that they
-# ran. The course collected these figures, wrote each step again in plain PyTorch, and simulated it. For most rows, it
-# saved the simulation's answer before comparing the two. No constant is fitted. Where a source leaves a choice open,
-# the row counts as known *in part*.
+# ran. The course wrote each step again in plain PyTorch and simulated it. Most answers were saved before comparing. No
+# constant is fitted. Where a source leaves a choice open, the row counts as known *in part*.
 #
 # **Your guess.** Take the rows whose source leaves nothing open, and the counter `max_memory_allocated`. Half of the
 # simulation's errors are smaller than how many percent?
@@ -373,8 +368,8 @@ reveal("13.cards", round(median(abs(percent(row, row.said)) for row in certain),
 frozen_summary()
 
 # %% [markdown]
-# These ten rows come from different people and models. Each name says what was run. The counter *driver* is what
-# `nvidia-smi` showed, with CUDA's context.
+# These ten rows come from different people and models. The counter *driver* is what `nvidia-smi` showed, with CUDA's
+# context.
 
 # %%
 from course_utils.benchmark.published import ten_rows
@@ -383,8 +378,8 @@ ten_rows()
 
 # %% [markdown]
 # So a program that knows each tensor and each rule of the allocator can predict a card. Can a formula? Ask the nine,
-# and our own two, about the published steps of transformers. Each gets the run nearest to the step. A formula that does
-# not cover the run, or counts something else than the GPU did, gives no answer.
+# and our closed form and estimate, about the published steps of transformers. Each gets the run nearest to the step. A
+# formula that does not cover the run, or counts something else than the GPU, gives no answer.
 #
 # **Your guess.** Half of the nine's answers are further from the card than how many percent?
 
@@ -415,12 +410,12 @@ Table("judged", "Answer / measured", ("calculator", "rows answered", *BIAS_HEADI
 # **The gap.** accelerate and ZeRO come near where states are nearly everything. Megatron-LM meets one row by chance: it
 # counts 18 bytes per parameter instead of 16, two matrices in the MLP instead of three, and no s×s scores.
 #
-# Our own two miss rows, too. The closed form knows only torch's kernels. The estimate also knows a norm and a GELU made
-# of single operations, but not a handwritten softmax, or another kind of checkpoint ([what each
+# Our two miss rows, too. The closed form knows only torch's kernels. The estimate also knows a norm and a GELU made of
+# single operations, but not a handwritten softmax, or another kind of checkpoint ([what each
 # costs](../docs/reference_code.md)). A simulation of the row's own code has all of that. So measure your own step.
 #
-# **Your guess.** The course predicted its own runs first, then ran them on an NVIDIA H200. In how many percent of them
-# does the simulation, with the allocator's blocks, meet `max_memory_allocated` to the byte?
+# **Your guess.** The course predicted its own runs, then ran them on an NVIDIA H200. In how many percent of them does
+# the simulation, with the allocator's blocks, meet `max_memory_allocated` to the byte?
 
 # %%
 from course_utils.benchmark.gpu import GPU_TABLES, runs_on_gpus
@@ -435,8 +430,8 @@ GPU_TABLES["gpu"]()[0]
 
 # %% [markdown]
 # **The gap.** Tensors agree in every run, kind by kind. What remains is in blocks: among free blocks of equal size,
-# addresses decide which one is taken. The model's segments lie in ascending order. This driver laid most of them in
-# descending order, and this release of PyTorch takes the lowest address.
+# addresses decide which one is taken. The simulation's segments lie in ascending order. This driver laid most of them
+# in descending order, and this release of PyTorch takes the lowest address.
 #
 # The same card ran most of the published steps again:
 
@@ -445,8 +440,8 @@ print("\n".join(GPU_TABLES["gpu-published"]()[0].notes))
 
 # %% [markdown]
 # ## What the sources got wrong
-# Every lesson has met claims that do not hold. **Your guess.** A lecture says "roughly 100 GB" for the states of an 8B
-# model with mixed-precision Adam. How many GB are they?
+# **Your guess.** A lecture says "roughly 100 GB" for the states of an 8B model with mixed-precision Adam. How many GB
+# are they?
 
 # %%
 predict("13.states", unit="GB")
@@ -459,9 +454,8 @@ print(f"{len(ERRATA)} claims, each with evidence that is computed now:")
 errata_table()
 
 # %% [markdown]
-# Each claim is an [erratum](../docs/glossary.md#erratum). The same table is a page of its own, [what the sources got
-# wrong](../docs/errata.md), and a test keeps the two equal. Read it twice: once for the numbers, once for the *kinds*
-# of mistake. There are few:
+# Each claim is an [erratum](../docs/glossary.md#erratum). The table is also [a page of its own](../docs/errata.md).
+# Read it twice: once for the numbers, once for the *kinds* of mistake. There are few:
 #
 # | kind of mistake | how you notice |
 # |---|---|
