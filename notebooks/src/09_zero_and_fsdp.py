@@ -17,14 +17,14 @@
 # your computer, or simulated.
 #
 # In data parallelism, every rank keeps the same weights, gradients and optimizer states: 64 GPUs, 64 copies.
-# [ZeRO](../docs/glossary.md#zero) removes the copies. Each rank owns one [shard](../docs/glossary.md#shard) and fetches
-# the others when it needs them. PyTorch's version is [FSDP](../docs/glossary.md#fsdp), *fully sharded data parallel*,
-# today the function `fully_shard` (FSDP2). What does it save, what does it send, and what does the formula leave out?
+# [ZeRO](../docs/glossary.md#zero) removes the copies: each rank owns one [shard](../docs/glossary.md#shard) and fetches
+# the others when needed. PyTorch's version is [FSDP](../docs/glossary.md#fsdp), today the function `fully_shard`
+# (FSDP2). What does it save, what does it send, and what does the formula leave out?
 
 # %% [markdown]
 # ## Three stages of sharding
 # The paper's symbols: Ψ parameters, D ranks, K bytes of [optimizer states](../docs/glossary.md#optimizer-states) per
-# parameter. Mixed-precision Adam keeps 2 bytes of weights, 2 of gradients and K = 12 per parameter.
+# parameter. Mixed-precision Adam keeps 2 bytes of weights, 2 of gradients and K = 12.
 #
 # The paper's example: 7.5 billion parameters on 64 ranks. **Your guess.** Weights, gradients and optimizer states are
 # all sharded. How many GB does one rank keep?
@@ -57,9 +57,9 @@ stack(cut_three_ways(N, D), f"Sharding over {D} ranks cuts {16 * N / 1e9:.0f} GB
       provenance="formulas of Rajbhandari et al. 2020, section 5")  # fmt: skip
 
 # %% [markdown]
-# Figure 1 in [Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054) shows these numbers, rounded: 120, 31.4, 16.6,
-# 1.9 GB. More ranks cannot push stage 1 below $4\Psi$, or stage 2 below $2\Psi$. (Set D to 1,024: which of the four
-# numbers still change?) The paper's table 1 shows this for a trillion parameters:
+# Figure 1 in [Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054) shows these numbers, rounded. More ranks
+# cannot push stage 1 below $4\Psi$, or stage 2 below $2\Psi$. (Set D to 1,024: which of the four numbers still change?)
+# The paper's table 1 shows this for a trillion parameters:
 
 # %%
 for psi, name in ((N, "7.5 billion"), (128 * 10**9, "128 billion"), (10**12, "1 trillion")):
@@ -69,8 +69,8 @@ for psi, name in ((N, "7.5 billion"), (128 * 10**9, "128 billion"), (10**12, "1 
 
 # %% [markdown]
 # ## fully_shard in twenty lines
-# The model: six blocks of two matrices, and a head. `fully_shard(block)` makes a block a *unit*: its parameters are
-# sharded, gathered whole when the block runs, and freed afterwards. `fully_shard(model)` shards the rest, the head.
+# The model has six blocks and a head. `fully_shard(block)` makes a block a *unit*: its parameters are sharded, gathered
+# whole when the block runs, and freed afterwards. `fully_shard(model)` shards the rest: the head.
 #
 # The policy gathers and computes in [bf16](../docs/glossary.md#fp16-and-bf16). Shards, gradients and moments are fp32,
 # so a rank keeps 4 + 4 + 8 bytes per parameter of its shard. `reshard_after_forward=True` is stage 3. `False` is
@@ -112,8 +112,8 @@ def two_steps(reshard):
 
 
 # %% [markdown]
-# **Your guess.** Ψ = 51 million, D = 8. By the formula, stage 2 keeps whole weights, 4Ψ bytes in fp32, and 1/D of the
-# other 12Ψ. How many MB does rank 0 keep at FSDP2's stage 2, between backward and the second optimizer step?
+# **Your guess.** The formula's stage 2, with whole weights in fp32, is printed below. How many MB does rank 0 of 8 keep
+# at FSDP2's stage 2, between backward and the second optimizer step?
 
 # %%
 psi, D = 6 * (8 * h * h + 5 * h) + h * h + h, 8  # change this
@@ -121,7 +121,7 @@ print(f"Ψ = {psi:,}; stage 2 by the formula: 4Ψ + 12Ψ/D = {(4 * psi + 12 * ps
 predict("09.real", unit="MB")
 
 # %% [markdown]
-# `on_gpu(ranks=8)` simulates rank 0 of 8. It runs torch's real `fully_shard`, without the other 7 ranks.
+# `on_gpu(ranks=8)` simulates rank 0 of 8. It runs torch's real `fully_shard`.
 
 # %%
 import torch.distributed as dist
@@ -142,15 +142,15 @@ print("peak of forward and backward, stages 3 and 2:", *(f"{kept[stage]['peak']:
 reveal("09.real", kept[2]["after backward"], unit="MB")
 
 # %% [markdown]
-# Stage 2 keeps as little as stage 3. FSDP2 frees whole weights after each step, ZeRO-2 keeps them. Only the peak
-# differs. (Set D to 64 and predict: which rows fall by a factor of 8, and which does not?)
+# Stage 2 keeps as little as stage 3. FSDP2 frees whole weights in backward, ZeRO-2 keeps them. Only the peak differs.
+# (Set D to 64 and predict: which rows fall by a factor of 8, and which does not?)
 #
-# **The gap** at stage 3 is 0 bytes in each row with a formula. A GPU would add CUDA's context, cuBLAS's workspaces and
-# NCCL's buffers, which this simulation of ranks leaves out. FSDP2 also uses several streams. The allocator reuses a
-# freed block only on its own stream, so more is [reserved](../docs/glossary.md#allocated-and-reserved) (lesson 10).
+# **The gap** at stage 3 is 0. A GPU would add CUDA's context, cuBLAS's workspaces and NCCL's buffers, which are not
+# simulated here. FSDP2 also uses several streams. A freed block is reused only on its own stream, so more is
+# [reserved](../docs/glossary.md#allocated-and-reserved) (lesson 10).
 #
-# Other layers leave gaps, too. A tensor may take a cached block that is up to 1 MiB too large, and the rest counts as
-# allocated. And FSDP2 shards each parameter by rows, and pads where D does not divide them:
+# Other layers leave gaps. A tensor may take a cached block up to 1 MiB too large, and the rest counts as allocated.
+# FSDP2 also shards each parameter by rows, and pads where D does not divide them:
 
 # %%
 with on_gpu(ranks=8):
@@ -161,11 +161,10 @@ with on_gpu(ranks=8):
         print(f"{name}: rank 0 has {own} of {rows} rows; 8 · {own} − {rows} = {8 * own - rows} rows of padding")
 
 # %% [markdown]
-# 1,003 rows become 1,008. (How many rows of padding does `nn.Linear(250, 1001)` get? And a bias of 3 numbers on 64
-# ranks?)
+# (How many rows of padding does `nn.Linear(250, 1001)` get? And a bias of 3 numbers on 64 ranks?)
 #
-# PyTorch's stage 1 is `ZeroRedundancyOptimizer`. Weights and gradients stay whole. Each rank keeps the moments of its
-# share of the weights, updates that share, and broadcasts it.
+# PyTorch's stage 1 is `ZeroRedundancyOptimizer`. Weights and gradients stay whole. Each rank keeps moments for its
+# share of the weights, then updates and broadcasts that share.
 
 # %%
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -185,22 +184,21 @@ print(f"moments of rank 0: estimated 8Ψ/D = {share:,}, simulated {moments:,}; t
 print(f"the moments of one large matrix: {8 * largest:,} bytes")
 
 # %% [markdown]
-# **The gap** has a name: *uneven shares*. `ZeroRedundancyOptimizer` hands out whole tensors. 12 large matrices do not
-# divide evenly by 8: rank 0 gets two. (What happens on 12 ranks?)
+# **The gap** comes from *uneven shares*. `ZeroRedundancyOptimizer` hands out whole tensors. Of 12 large matrices on 8
+# ranks, rank 0 gets two. (What happens on 12 ranks?)
 
 # %% [markdown]
 # ## What does it send?
-# Shards must travel. **Your guess.** Plain data parallelism sends 2Ψ numbers per rank and step (lesson 08). How many
-# times as much does stage 3 send?
+# **Your guess.** Plain data parallelism sends 2Ψ numbers per rank and step (lesson 08). How many times as much does
+# stage 3 send?
 
 # %%
 predict("09.price", unit="times")
 
 # %% [markdown]
 # An [all-reduce](../docs/glossary.md#all-reduce) has two halves. After the *reduce-scatter*, each rank holds one slice
-# of the sum. After the *all-gather*, every rank holds all slices. Each half sends Ψ numbers. (Exactly
-# $(D-1)/D \cdot \Psi$. Like the paper, we drop the factor.) Two real processes show it, connected through
-# [gloo](../docs/glossary.md#gloo):
+# of the sum. After the *all-gather*, it holds all slices. Each half sends Ψ numbers. (Exactly $(D-1)/D \cdot \Psi$, but
+# the paper drops the factor.) Two real processes show it, connected through [gloo](../docs/glossary.md#gloo):
 
 
 # %%
@@ -237,13 +235,13 @@ print("numbers sent per parameter, by stage:", *sent)
 reveal("09.price", sent[3] / sent[0], unit="times")
 
 # %% [markdown]
-# Stages 1 and 2 send what data parallelism sends: 2Ψ. Stage 3 keeps no whole weights between steps. It gathers them for
-# forward, gathers them again for backward, and reduce-scatters gradients: 3Ψ (section 7 of the paper).
+# Stages 1 and 2 send what data parallelism sends: 2Ψ. Stage 3 gathers weights for forward, gathers them again for
+# backward, and reduce-scatters gradients: 3Ψ (section 7 of the paper).
 
 # %% [markdown]
 # ## The same loss on real ranks
-# Bytes can be simulated. Values need processes. Here is the same training on one rank and on two. torch's
-# `CommDebugMode` counts *collectives*, the exchanges among all ranks.
+# Bytes can be simulated, but values need real processes. torch's `CommDebugMode` counts *collectives*, the exchanges
+# among all ranks.
 
 
 # %%
@@ -303,12 +301,12 @@ for name, ranks, function, choices in (
     print(f"{name:13s} loss {before:.3f}, after a step {after:.3f}; {found[0][1]}")
 
 # %% [markdown]
-# Two ranks compute what one does. (bf16 rounds, but below these digits.) Now count. Both layers are units of Ψ/2:
+# Two ranks compute what one does. (bf16 rounds, but below these digits.) Both layers are units of Ψ/2:
 #
 # - Stage 3 gathers each unit twice and reduce-scatters it once: 3Ψ.
 # - Stage 2 gathers each unit once: 2Ψ.
-# - PyTorch's stage 1 sends 3Ψ, not 2Ψ. DDP all-reduces whole gradients: 2Ψ. Then four broadcasts send the new weights:
-#   Ψ more.
+# - PyTorch's stage 1 sends 3Ψ, not 2Ψ. DDP all-reduces whole gradients (2Ψ), then four broadcasts send the new weights
+#   (Ψ).
 #
 # (Give stage 3 in bf16 `"reshard": False`. Which counts change? Does the loss?)
 
@@ -318,8 +316,8 @@ for name, ranks, function, choices in (
 #
 # **Your guess.** Llama-3 8B is at stage 3 on 64 ranks, with one sequence of 4,096 tokens on each. Full
 # [recomputation](../docs/glossary.md#activation-recomputation) keeps activations small. A [loss in
-# chunks](../docs/glossary.md#chunked-loss) keeps [logits](../docs/glossary.md#logits) small: it takes 1/8 of the tokens
-# at a time. ZeRO's formula is printed below. How many GB does rank 0 need at its peak?
+# chunks](../docs/glossary.md#chunked-loss) of 1/8 of the tokens keeps [logits](../docs/glossary.md#logits) small. How
+# many GB does rank 0 need at its peak?
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, measure
@@ -330,7 +328,7 @@ print(f"16Ψ/D = {format_bytes(sum(formula(llama).values()), 'GB', 2)}")
 predict("09.peak", unit="GB")
 
 # %% [markdown]
-# `measure` does for any run what the cells above did by hand. Here it takes about 15 seconds.
+# `measure` does the same for any run, here in about 15 seconds.
 
 # %%
 waits_for("09.peak")
@@ -350,10 +348,9 @@ together, communication = sum(gathered_terms(llama).values()), rank.breakdown["c
 print(f"    together {together:,} bytes; {rank.word} communication {communication:,} bytes")
 
 # %% [markdown]
-# ZeRO's formula has none of these four terms, and none shrinks with D. The largest unit is the outermost: Llama's
-# embedding and head. It stays gathered in bf16 from forward to the end of backward. Then its whole gradient follows.
-# Add the running block, the next one on its way, and a finished block's gradients, flattened in fp32 for the
-# reduce-scatter. So from some D on, more ranks hardly help:
+# ZeRO's formula has none of these four terms, and none shrinks with D. The largest unit is the outermost: embedding and
+# head. It stays gathered in bf16 from forward to the end of backward. Then its whole gradient follows. A finished
+# block's gradients are flattened in fp32 for the reduce-scatter. So from some D on, more ranks hardly help:
 
 # %%
 for D in (8, 32, 128, 512):  # change this
@@ -366,11 +363,10 @@ for D in (8, 32, 128, 512):  # change this
 
 # %% [markdown]
 # ## Four knobs and their bytes
-# You choose what to wrap, when to reshard, how far ahead to gather, and which format to use. All four are arguments of
-# `peak_of`.
+# You choose what to wrap, when to reshard, how far ahead to gather, and which format to use.
 #
-# **Your guess.** Six blocks and a head on 64 ranks: with one unit per block, the peak is printed below. What is it if
-# the whole model is *one* unit?
+# **Your guess.** The peak on 64 ranks with one unit per block is printed below. What is it if the whole model is *one*
+# unit?
 
 
 # %%
@@ -437,8 +433,8 @@ timeline(comb, "Each of the 6 blocks is gathered and freed twice, in forward and
 
 # %% [markdown]
 # ## Try it
-# Move the sliders for ranks and stage. On how many A100s of 40 GB does Llama-3 8B fit at stage 1? At stage 2? At stage
-# 3, when do more ranks stop helping?
+# Move the sliders. On how many A100s of 40 GB does Llama-3 8B fit at stage 1? At stage 2? At stage 3, when do more
+# ranks stop helping?
 
 # %%
 from course_utils.lessons.sharding.widget import shard_sliders
@@ -462,12 +458,11 @@ for stage in (1, 2, 3):
 # ## When does computing hide the sending?
 # Sending and computing can overlap. A token costs about 6 [FLOPs](../docs/glossary.md#flops) per parameter ([Kaplan et
 # al. 2020](https://arxiv.org/abs/2001.08361), section 2.1). A step sends a fixed number of bytes per parameter. So the
-# parameters cancel, and a number of tokens remains. With more tokens per rank, computing takes longer than sending.
+# parameters cancel: with enough tokens per rank, computing takes longer than sending.
 #
-# **Your guess.** An A100 computes at most 312·10¹² FLOPs per second. It sends at most 300 GB/s over
-# [NVLink](../docs/glossary.md#nvlink), the direct link between the GPUs of a machine. Both are [data-sheet
-# rates](../docs/glossary.md#data-sheet-rate): NVIDIA states them, and nobody exceeds them. Stage 3 sends 3Ψ numbers of
-# 2 bytes. How many tokens does each rank need?
+# **Your guess.** By its [data-sheet rates](../docs/glossary.md#data-sheet-rate), which nobody exceeds, an A100 computes
+# 312·10¹² FLOPs per second and sends 300 GB/s over [NVLink](../docs/glossary.md#nvlink), the direct link between a
+# machine's GPUs. Stage 3 sends 3Ψ numbers of 2 bytes. How many tokens does each rank need?
 
 # %%
 predict("09.tokens", unit="tokens")
@@ -492,14 +487,13 @@ bars(ways, "On a slower link, each rank needs more tokens to hide the sending", 
 #
 # $$\text{tokens} = \frac{\text{bytes per parameter}}{6} \cdot \frac{\text{FLOPs per second}}{\text{bytes per second}}$$
 #
-# The second bar is FSDP2 as you ran it: weights travel in bf16, gradients in fp32. (An "H100-80GB" computes three times
-# as fast. Does it need more tokens, or fewer?) On a real cluster, small shards also cost latency. And FSDP2 gathers
-# again for each [micro-batch](../docs/glossary.md#micro-batch-and-global-batch), so stage 3 sends at least 2Ψ for each
-# one.
+# The second bar is FSDP2 as you ran it. (An "H100-80GB" computes three times as fast. Does it need more tokens, or
+# fewer?) On a real cluster, small shards also cost latency. And FSDP2 gathers again for each
+# [micro-batch](../docs/glossary.md#micro-batch-and-global-batch), so stage 3 sends at least 2Ψ for each.
 #
 # ZeRO leaves two things alone. Every rank keeps all activations of its own micro-batch: [lesson
-# 11](11_model_and_pipeline_parallelism.ipynb) splits the matrices to shard those. And nothing moves to the host: that
-# is [lesson 06](06_recomputation.ipynb)'s [offloading](../docs/glossary.md#offloading).
+# 11](11_model_and_pipeline_parallelism.ipynb) splits the matrices to shard those. And nothing moves to the host, as in
+# [lesson 06](06_recomputation.ipynb)'s [offloading](../docs/glossary.md#offloading).
 
 # %% [markdown]
 # ## What the sources leave out

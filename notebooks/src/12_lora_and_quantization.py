@@ -13,18 +13,17 @@
 # # 12 · LoRA and quantization
 #
 # **90 minutes.** You should know the 16 bytes per parameter ([lesson 02](02_adam.ipynb)) and what a linear layer keeps
-# for backward ([lesson 05](05_activations.ipynb)). You need no GPU: `with on_gpu():` runs plain PyTorch on your card,
-# or on a simulated one that counts each byte and holds no values. What needs values is small and runs on the CPU.
+# for backward ([lesson 05](05_activations.ipynb)). You need no GPU: `with on_gpu():` runs PyTorch on your card, or on a
+# simulated one that counts bytes and holds no values. What needs values runs on the CPU.
 #
 # You want to teach a trained model a little more. Must all of its weights learn? Do the others need 16 bits?
 # [LoRA](../docs/glossary.md#lora) answers the first question, [quantization](../docs/glossary.md#quantization) the
-# second, [QLoRA](../docs/glossary.md#qlora) both. You will write each, and account for what it saves.
+# second, [QLoRA](../docs/glossary.md#qlora) both.
 
 # %% [markdown]
 # ## Two thin matrices
-# A weight matrix W has n_out·n_in numbers. LoRA freezes W and learns a *difference* ΔW, the product of two thin
-# matrices. B has r columns, A has r rows, and the rank r is small ([Hu et al. 2022](https://arxiv.org/abs/2106.09685),
-# section 4.1).
+# LoRA freezes a weight matrix W and learns a *difference* ΔW, the product of two thin matrices. B has r columns, A has
+# r rows, and the rank r is small ([Hu et al. 2022](https://arxiv.org/abs/2106.09685), section 4.1).
 #
 # $$\Delta W = B A$$
 
@@ -61,13 +60,12 @@ for r in (2, 4, 8, 16, 32, 64):
 reveal("12.percent", share[16], unit="%")
 
 # %% [markdown]
-# "At most" is 16 bytes per number: the factor, its gradient and Adam's two moments, 4 bytes each in fp32. Add the MLP's
-# three matrices, two of (14336, h) and one of (h, 14336), and predict the last line.
+# "At most" counts 16 bytes per number: the factor, its gradient and Adam's two moments in fp32. Add the MLP's matrices,
+# two of (14336, h) and one of (h, 14336), and predict the last line.
 
 # %% [markdown]
 # ## By hand
-# This is all of LoRA: a frozen layer, two factors, and a scale alpha/r. With the scale, a new r needs no new learning
-# rate (Hu et al., section 4.1).
+# The scale alpha/r lets you change r without a new learning rate (Hu et al., section 4.1).
 
 # %%
 from torch import nn
@@ -98,11 +96,11 @@ print(f"merged into one weight: {off:.4f} away from the two paths, expected 0")
 print("rank of the difference:", torch.linalg.matrix_rank((merged - base.weight).detach(), rtol=1e-4).item())
 
 # %% [markdown]
-# *Merging* replaces W by W + B·A·alpha/r, which has the same size. So LoRA costs nothing once training is over. Change
-# r to 64: which rank?
+# *Merging* replaces W by W + B·A·alpha/r, of the same size. So LoRA costs nothing after training. Change r to 64: which
+# rank?
 #
 # At first, B is zero and A is random. **Your guess.** After the first backward, how many of the two factors have a
-# gradient that is not zero?
+# nonzero gradient?
 
 # %%
 predict("12.factors", unit="of two")
@@ -112,7 +110,7 @@ predict("12.factors", unit="of two")
 #
 # $$\frac{dL}{dB} = G A^T \qquad \frac{dL}{dA} = B^T G$$
 #
-# Lecture slides write ΔW = A·Bᵀ with B zero. Their B is on the *input's* side. So measure four ways to start:
+# Lecture slides write ΔW = A·Bᵀ, with B zero and on the *input's* side. Measure four ways to start:
 
 # %%
 starts = {"paper: B·A, B zero": (0, 1), "slides: A·Bᵀ, B zero": (1, 0), "both zero": (0, 0), "both Gaussian": (1, 1)}
@@ -128,8 +126,8 @@ for name, (out_side, in_side) in starts.items():
 reveal("12.factors", sum(size > 0 for size in sizes["paper: B·A, B zero"]), unit="of two")
 
 # %% [markdown]
-# If B is zero, so is dL/dA: A waits one step for B. Two zeros would wait for each other forever. Two Gaussians start
-# from another model than the given one.
+# If B is zero, so is dL/dA: A waits one step for B. Two zeros would wait for each other forever. Two Gaussians do not
+# start from the given model.
 #
 # In a model, wrap each linear layer:
 
@@ -144,17 +142,16 @@ def add_lora(model, r, alpha):
 
 # %% [markdown]
 # ## What LoRA saves
-# Only parameters that learn have gradients and optimizer states. If one percent learns, both are nearly gone. And
-# activations? **Your guess.** GPT-2, 4 sequences of 512 tokens, [autocast](../docs/glossary.md#autocast) (weights in
-# fp32, products in 16-bit bf16), LoRA of rank 8 on all matrices of the blocks. By how many percent does that reduce the
-# activations that forward keeps?
+# Only parameters that learn have gradients and optimizer states. And activations? **Your guess.** GPT-2, 4 sequences of
+# 512 tokens, [autocast](../docs/glossary.md#autocast) (weights in fp32, products in bf16). By how many percent does
+# LoRA of rank 8 on all matrices of the blocks reduce the activations that forward keeps?
 
 # %%
 predict("12.activations", unit="%")
 
 # %% [markdown]
-# First four layers of your own: train all weights, or only LoRA. (The first line allocates cuBLAS's
-# [workspaces](../docs/glossary.md#workspace): 8.5 MB in the first product, as much in the first backward.)
+# First four layers: train all weights, or only LoRA. (The first line allocates cuBLAS's
+# [workspaces](../docs/glossary.md#workspace) beforehand, 8.5 MB each for forward and backward.)
 
 # %%
 waits_for("12.activations")
@@ -178,8 +175,7 @@ with on_gpu():
         del layers, optimizer, loss
 
 # %% [markdown]
-# Change 4096 to 256: which of the three is largest? Now GPT-2. `measure` executes a step of any *run*, a model with a
-# recipe.
+# Change 4096 to 256: which of the three is largest? Now GPT-2, with `measure`:
 
 # %%
 from course_utils import TrainingRun, estimate, measure
@@ -205,9 +201,8 @@ for name, run in runs.items():
 reveal("12.activations", 100 * (1 - kept["LoRA on all matrices"] / kept["all weights"]), unit="%")
 
 # %% [markdown]
-# **The gap** is 0: both sides count tensors. Neither has the card's driver context (a few hundred MB), nor what the
-# allocator reserves beyond tensors. Gradients and states are gone. But why are the activations still there? Ask a
-# layer, with lesson 05's hooks.
+# **The gap** is 0: both sides count tensors. Neither has the driver's context (a few hundred MB), nor what the
+# allocator reserves beyond tensors. But why do the activations stay? Ask a layer, with lesson 05's hooks.
 
 # %%
 x, layers = torch.randn(2048, 768, requires_grad=True), {"plain": nn.Linear(768, 768)}
@@ -228,12 +223,12 @@ for name, layer in layers.items():
 
 # %% [markdown]
 # W of (768, 768) exists anyway, and dL/dx needs it. A frozen layer keeps nothing else: its input was for dL/dW. A LoRA
-# layer needs the same input for dL/dA, and also keeps x·Aᵀ. So LoRA on *every* matrix saves almost no activations. With
-# LoRA on attention, the MLP's matrices no longer keep their inputs. Everything else stays (GELU's input, attention's
-# own tensors, the loss), because the gradient passes through it. Lesson 06's
-# [recomputation](../docs/glossary.md#activation-recomputation) helps, with or without LoRA.
+# layer needs this input for dL/dA, and keeps x·Aᵀ too. So LoRA on *every* matrix saves almost no activations. With LoRA
+# on attention, the MLP's matrices keep no inputs. The rest stays (GELU's input, attention's own tensors, the loss),
+# because the gradient passes through it. Lesson 06's [recomputation](../docs/glossary.md#activation-recomputation)
+# still helps.
 #
-# So what LoRA saves depends on what fills the step. And does it depend on the rank? Change 8 to 64.
+# So what LoRA saves depends on what fills the step. Does it depend on the rank? Change 8 to 64.
 
 # %%
 rank = 8  # change this
@@ -244,8 +239,7 @@ for b, s in ((1, 128), (4, 512), (32, 1024)):
           f"{whole / thin:.1f} times less")  # fmt: skip
 
 # %% [markdown]
-# The paper's abstract says three times less, *for GPT-3*. Its section 4.2 gives the numbers: 1.2 TB against 350 GB.
-# What could those be?
+# The paper's abstract says three times less, *for GPT-3*: 1.2 TB against 350 GB (section 4.2). What could those be?
 
 # %%
 gpt3 = PRESETS["gpt3-175b"].parameters
@@ -253,23 +247,21 @@ for recipe, each in {"only 16-bit weights": 2, "all four in 16 bits": 8, "with f
     print(f"{recipe:26s} {each:2d} bytes: {each * gpt3 / 1e9:5,.0f} GB = {each * gpt3 / 2**40:.2f} TiB")
 
 # %% [markdown]
-# 350 GB is the 16-bit weights and nothing else. 1.2 TB is near weights, gradients and Adam's states in 16 bits, if TB
-# means TiB. The paper does not say.
+# 350 GB is the 16-bit weights alone. 1.2 TB is near weights, gradients and Adam's states in 16 bits, if TB means TiB.
+# The paper does not say.
 #
 # ### And the arithmetic?
-# Backward of y = x·Wᵀ computes two products as large as forward's: dL/dx for the layers before, dL/dW for W. So a
-# training step is three units: one forward, two backward.
+# Backward of y = x·Wᵀ computes two products as large as forward's: dL/dx and dL/dW. So a step is three units: one
+# forward, two backward.
 #
-# **Your guess.** GPT-2, LoRA of rank 8 on all matrices of the blocks. By how many percent does that reduce a step's
-# arithmetic?
+# **Your guess.** By how many percent does LoRA of rank 8 on all matrices of GPT-2's blocks reduce a step's arithmetic?
 
 # %%
 predict("12.flops", unit="%")
 
 # %% [markdown]
-# Estimate: a frozen W needs dL/dx but not dL/dW, and the thin factors add a little. Count it: torch counts each
-# product's [FLOPs](../docs/glossary.md#flops) (additions and multiplications), even on the meta device, where tensors
-# have a shape and no numbers.
+# Estimate: a frozen W needs no dL/dW, and the thin factors add a little. torch counts each product's
+# [FLOPs](../docs/glossary.md#flops), even on the meta device, where tensors have no numbers.
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -293,17 +285,17 @@ for rank in (0, 8, 64):
 reveal("12.flops", 100 * (1 - sum(flops[8]) / sum(flops[0])), unit="%")
 
 # %% [markdown]
-# Two of three units are left, plus a little for the factors. Hu et al. measured 43.1 instead of 32.5 tokens per second
-# and GPU for GPT-3: a quarter less time (section 4.2, footnote 5). With full recomputation both steps have one unit
-# more: three of four remain.
+# Two of three units remain, plus the factors. Hu et al. measured 43.1 instead of 32.5 tokens per second and GPU for
+# GPT-3: a quarter less time (section 4.2, footnote 5). Full recomputation adds one unit to both steps: three of four
+# remain.
 
 # %% [markdown]
 # ## A real fine-tuning
 # The course's small language model learns a text about a harbor, character by character. Then it learns five of
-# Shakespeare's sonnets: all weights at a learning rate of 0.003, or LoRA on all matrices of the blocks at 0.01.
+# Shakespeare's sonnets, with all weights or with LoRA on all matrices of the blocks.
 #
-# **Your guess.** Full fine-tuning lowers the loss on the sonnets. Call that gain 100 %. How much of it does rank 8 win,
-# with about 15 % of the numbers?
+# **Your guess.** Call what full fine-tuning takes off the sonnets' loss 100 %. How much of that does rank 8 win, with
+# about 15 % of the numbers?
 
 # %%
 predict("12.won", unit="%")
@@ -359,10 +351,10 @@ for rank, one in tuned.items():
 reveal("12.won", round(won[8], -1), unit="%")
 
 # %% [markdown]
-# (Rank 0 means all weights.) **Two learning rates: is that fair?** Adam's first step moves every number by the rate η.
-# But B starts at zero. So B·A moves by η times a sum over r entries of A, each of size $1 / \sqrt{n_{\text{in}}}$. That
-# is about $\eta \sqrt{r / n_{\text{in}}}$: a third of η for rank 8 on 64 inputs. So factors need a larger rate to get
-# as far. Change rank 0's rate to 0.01: whose loss on the sonnets is lower then? Compare each at its own best rate:
+# (Rank 0 means all weights.) **All weights learn at a rate of 0.003, LoRA at 0.01: is that fair?** Adam's first step
+# moves every number by the rate η. B starts at zero, so B·A moves by η times a sum over r entries of A, each of size
+# $1 / \sqrt{n_{\text{in}}}$. That is about $\eta \sqrt{r / n_{\text{in}}}$, so factors need a larger rate to get as
+# far. Change rank 0's rate to 0.01: whose loss on the sonnets is lower then? Compare each at its own best rate:
 
 # %% tags=["nbval-ignore-output"]
 print(f"η·√(r/n_in) for rank 8, 64 inputs: {(8 / 64) ** 0.5:.2f} · η")
@@ -372,7 +364,7 @@ for rank, rates in ((0, (1e-3, 3e-3, 1e-2)), (8, (3e-3, 1e-2, 3e-2))):
 
 # %% [markdown]
 # LoRA "learns less and forgets less", as [Biderman et al. 2024](https://arxiv.org/abs/2405.09673) found in large
-# models. Merge ours, and it is one plain model again:
+# models. Merged, ours is one plain model again:
 
 # %%
 plain = deepcopy(tuned[8])
@@ -388,7 +380,7 @@ print(f"loss on the sonnets, merged minus LoRA: {abs(mean_loss(plain, sonnets())
 
 # %% [markdown]
 # ## Round to a grid
-# Now the weights that stay. *[Absmax](../docs/glossary.md#absmax-quantization)* quantization to 4 bits: divide by a
+# *[Absmax](../docs/glossary.md#absmax-quantization)* quantization shrinks the frozen weights. For 4 bits, divide by a
 # scale that maps the largest magnitude to 7, round to whole numbers, store those and the scale.
 
 
@@ -405,7 +397,7 @@ print("weights: ", *(f"{value:6.2f}" for value in w))
 print("in 4 bits", *(f"{value:6.2f}" for value in absmax(w, bits=4) + 0.0))
 
 # %% [markdown]
-# **Your guess.** By what factor does the error shrink for each bit that you add?
+# **Your guess.** By what factor does each extra bit shrink the error?
 
 # %%
 predict("12.bit", unit="times")
@@ -442,7 +434,7 @@ reveal("12.bit", round((four_bits / eight_bits) ** (1 / 4), 1), unit="times")
 # %% [markdown]
 # A step shrinks by 127/63, 63/31, 31/15, 15/7: a little more than two. With two bits nearly all weights round to zero,
 # and errors no longer spread evenly. An fp32 scale per 32 numbers costs one bit per number. Change 32 to 8: is it worth
-# four? But more scales mainly help against outliers. Make one weight 30 times as large:
+# four? More scales mainly help against outliers. Make one weight 30 times as large:
 
 # %% tags=["nbval-ignore-output"]
 spoiled, others = weight.clone(), torch.ones_like(weight, dtype=torch.bool)
@@ -453,8 +445,8 @@ for name, group in {"one scale": None, "each row": 64, "blocks of 32": 32}.items
 
 # %% [markdown]
 # ### As a layer
-# A quantized layer stores codes and scales, and computes W from them in forward. Both are *buffers*: they move with the
-# model, are saved with it, and no optimizer sees them. Expected: 1 byte per weight.
+# A quantized layer stores codes and scales, and computes W from them in forward. Both are *buffers*: they move and are
+# saved with the model, but no optimizer sees them. Expected: 1 byte per weight.
 
 
 # %%
@@ -480,8 +472,8 @@ with on_gpu():
     )
 
 # %% [markdown]
-# And in training? Backward needs W for dL/dx, so autograd keeps the 16-bit W that forward made. The saving is gone.
-# Lesson 06's `checkpoint` computes W again in backward. So does bitsandbytes, in a function of its own.
+# In training, the saving is gone: backward needs W for dL/dx, so autograd keeps the 16-bit W that forward made. Lesson
+# 06's `checkpoint` computes W again in backward. So does bitsandbytes.
 
 # %%
 from torch.utils.checkpoint import checkpoint
@@ -496,7 +488,7 @@ with on_gpu():
 
 # %% [markdown]
 # ### The zero point
-# Absmax is made for numbers around zero. A GELU's output is never below −0.17, so half of the grid is unused. A *[zero
+# Absmax suits numbers around zero. A GELU's output is never below −0.17, so half of the grid is unused. A *[zero
 # point](../docs/glossary.md#zero-point)* z moves the grid ([Jacob et al. 2018](https://arxiv.org/abs/1712.05877), eq.
 # 1):
 #
@@ -516,9 +508,9 @@ for bits in (4, 8):
 
 # %% [markdown]
 # ## Sixteen values of your choice
-# Four bits are 16 values, and they need not be evenly spaced. Trained weights crowd around zero, so put more values
-# there. [NF4](../docs/glossary.md#nf4) takes quantiles of the normal distribution, to use each value equally often
-# ([Dettmers et al. 2023](https://arxiv.org/abs/2305.14314), section 3).
+# The 16 values of four bits need not be evenly spaced. Trained weights crowd around zero, so put more values there.
+# [NF4](../docs/glossary.md#nf4) takes quantiles of the normal distribution ([Dettmers et al.
+# 2023](https://arxiv.org/abs/2305.14314), section 3).
 
 # %%
 end = (1 / 32 + 1 / 30) / 2  # half a step from the end: the mean of 1/32 (16 values) and 1/30 (15 values)
@@ -556,9 +548,9 @@ less = 100 * (1 - error(weight, nearest(weight, nf4)) / error(weight, absmax(wei
 reveal("12.nf4", round(less, -1), unit="%")
 
 # %% [markdown]
-# The paper calls NF4 "information theoretically optimal" for normal weights. That is about using each value equally
-# often, not about the smallest error. And numbers divided by their block's largest are not normal any more ([Yoshida
-# 2023](https://arxiv.org/abs/2306.06965)). Test it on normal numbers: let 16 centroids move until the squared error is
+# The paper calls NF4 "information theoretically optimal" for normal weights. That means using each value equally often,
+# not the smallest error. And numbers divided by their block's largest are no longer normal ([Yoshida
+# 2023](https://arxiv.org/abs/2306.06965)). Test it on normal numbers: move 16 centroids until the squared error is
 # smallest (Lloyd's algorithm). Change 64 to 16, and predict.
 
 # %%
@@ -607,8 +599,8 @@ print(f"{8 * (four.packed.nbytes + four.scale.nbytes) / linear.weight.numel():.2
 # %% [markdown]
 # ## After training
 # *[Post-training](../docs/glossary.md#post-training-quantization) quantization* rounds a trained model without another
-# step. What counts is the model's loss. **Your guess.** The language model, all matrices of its blocks rounded by
-# absmax with one scale per row: what is the smallest number of bits that raises its loss by less than 2 %?
+# step. What counts is its loss. **Your guess.** Round all matrices of the language model's blocks by absmax, with one
+# scale per row. What is the smallest number of bits that raises the loss by less than 2 %?
 
 # %%
 predict("12.enough", unit="bits")
@@ -639,8 +631,8 @@ reveal("12.enough", min(bits for bits, percent in risen.items() if percent < 2),
 
 # %% [markdown]
 # Change 32 to 8: are 3 bits enough then? To *compute* in 8 bits, you must also round each matrix's inputs, with a scale
-# that is known before. So the model reads some text once, and a hook notes each layer's largest input:
-# *[calibration](../docs/glossary.md#calibration)*.
+# known before. In *[calibration](../docs/glossary.md#calibration)*, the model reads some text and a hook notes each
+# layer's largest input.
 
 # %%
 eight = rounded_model(lambda w: absmax(w, 8, w.shape[1]))
@@ -675,14 +667,14 @@ for bits in (8, 6, 4):
     print(f"8-bit weights, {bits}-bit inputs: loss up {100 * (loss / start - 1):.1f} %")
 
 # %% [markdown]
-# Inputs are harder than weights: one scale has to serve all tokens and all channels.
+# Inputs are harder than weights: one scale serves all tokens and channels.
 #
 # ## Two factors that cluster
-# A stranger idea: write W as a sum U + V·Q with Q orthogonal. In two bases at once (an
+# Write W as a sum U + V·Q with Q orthogonal. In two bases at once (an
 # *[overdetermined](../docs/glossary.md#overdetermined-basis)* basis), a matrix can be written in many ways. [Merkulov
-# et al. 2024](https://arxiv.org/abs/2404.09737) choose one whose entries of U and V gather around a few peaks, and
-# replace each entry by the nearest peak. In our simple version each step adds ±c to every entry of U or of V, whichever
-# lowers the remainder more. A step costs one bit per number.
+# et al. 2024](https://arxiv.org/abs/2404.09737) choose one whose entries in U and V gather around a few peaks, and
+# replace each entry by the nearest peak. In our simple version, each step adds ±c to every entry of one factor: the one
+# that lowers the remainder more. A step costs one bit per number.
 
 # %%
 Q = torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))[0]
@@ -701,8 +693,8 @@ def split(weight, steps, bases=2):
 
 
 # %% [markdown]
-# **Your guess.** Four steps cost four bits, as absmax with four bits does. How large is the error of the two factors,
-# in percent of absmax's with one scale per row?
+# **Your guess.** Four steps cost four bits. How large is the factors' error, in percent of 4-bit absmax's with one
+# scale per row?
 
 # %%
 predict("12.split", unit="%")
@@ -715,16 +707,16 @@ for bits in (2, 3, 4, 6):  # change this
 reveal("12.split", 100 * error(weight, split(weight, 4)) / error(weight, absmax(weight, 4, 64)), unit="%")
 
 # %% [markdown]
-# With the second basis, the same steps leave a smaller remainder. With two bits, the factors are far better than a
-# grid. From four on, plain rounding is better, because our steps only use ±c. (Change 6 to 12: do they catch up?) The
-# authors' version is finer, and they call its results competitive or superior. Both need two products instead of one.
+# The second basis lowers the error. With two bits, the factors are far better than a grid. From four on, plain rounding
+# is better, because our steps only use ±c. (Change 6 to 12: do they catch up?) The authors' version is finer, and they
+# call its results competitive or superior. Both need two products instead of one.
 
 # %% [markdown]
 # ## States in 8 bits
-# Adam's two moments are 8 bytes per parameter. [8-bit Adam](../docs/glossary.md#8-bit-adam) stores each in a byte
-# ([Dettmers et al. 2022](https://arxiv.org/abs/2110.02861)), with a scale per 256 numbers in today's bitsandbytes. But
-# the second moment v holds squares, over many powers of ten. **Your guess.** Round v to 256 evenly spaced values in
-# blocks of 256. How many of 1,000 numbers become zero, so that Adam divides by nearly nothing?
+# [8-bit Adam](../docs/glossary.md#8-bit-adam) stores each of the two moments in a byte, not four ([Dettmers et al.
+# 2022](https://arxiv.org/abs/2110.02861)), with a scale per 256 numbers in today's bitsandbytes. But the second moment
+# v holds squares over many powers of ten. **Your guess.** Round v to 256 evenly spaced values in blocks of 256. How
+# many of 1,000 numbers become zero, so that Adam divides by nearly nothing?
 
 # %%
 predict("12.zeros", unit="of 1,000")
@@ -749,8 +741,7 @@ for name, code in {"evenly spaced": torch.arange(256) / 255, "by powers of ten":
 reveal("12.zeros", round(1000 * zeros["evenly spaced"], -1), unit="of 1,000")
 
 # %% [markdown]
-# One in a hundred: does that matter? Train with each, at the same rate of 0.003. A hook runs after each optimizer step;
-# ours rounds v.
+# Does one in a hundred matter? Train with each. A hook rounds v after each optimizer step.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -770,8 +761,8 @@ for name, code in {"powers of ten": powers, "evenly spaced": torch.arange(256) /
     print(f"with v in 8 bits, {name}: {mean_loss(learner, corpus()):.2f}")
 
 # %% [markdown]
-# Change the rate to 0.0003: does the even grid still do harm? Now in bytes, for GPT-2 XL with an fp32 copy of its
-# 16-bit weights (*[master weights](../docs/glossary.md#master-weights)*, 4 more bytes each):
+# Change the rate to 0.0003: does the even grid still do harm? Now in bytes, for GPT-2 XL with fp32 [master
+# weights](../docs/glossary.md#master-weights) (4 more bytes each):
 
 # %%
 xl = TrainingRun("gpt2-xl", 1, 512, "bf16-master", recompute="full")
@@ -782,8 +773,8 @@ for name, expected in (("adamw", 4 + 4 + 4), ("adam8bit", 4 + 1 + 1 + 2 * 4 / 25
 
 # %% [markdown]
 # ## QLoRA's account
-# Now all of it at once: frozen weights in NF4, LoRA on every matrix, 16 bits for all that learns, recomputation. First
-# one layer, from your own two classes. 4.5 bits are 0.5625 bytes per weight. Change r and predict.
+# Now combine frozen weights in NF4, LoRA on every matrix, 16 bits for all that learns, and recomputation. First one
+# layer, from your two classes. 4.5 bits are 0.5625 bytes per weight. Change r and predict.
 
 # %%
 r = 64  # change this
@@ -804,8 +795,8 @@ with on_gpu():
 predict("12.qlora", unit="GB")
 
 # %% [markdown]
-# Dettmers et al. 2023 fine-tuned this model on "a single 48GB GPU". Regular 16-bit fine-tuning, they say, takes more
-# than 780 GB (section 1). They do not name the card. A program gets [47.54
+# Dettmers et al. 2023 fine-tuned this model on "a single 48GB GPU", which they do not name. Regular 16-bit fine-tuning,
+# they say, takes more than 780 GB (section 1). A program gets [47.54
 # GiB](https://github.com/vllm-project/vllm/issues/4417) of an RTX A6000, and [44.40
 # GiB](https://github.com/QwenLM/Qwen3-VL/issues/2097) of an L40, where error correction takes its share.
 
@@ -834,8 +825,8 @@ for b, s in ((1, 512), (1, 2048), (8, 512), (16, 512)):
 reveal("12.qlora", estimate(qlora).total)
 
 # %% [markdown]
-# Both of the paper's numbers hold, with few tokens. With 8 sequences at once, *which* 48 GB card matters. You cannot
-# run this model, so test the estimate on one that you can:
+# Both of the paper's numbers hold with few tokens. With 8 sequences, *which* 48 GB card matters. Test the estimate on a
+# model that you can run:
 
 # %%
 from course_utils.figures import compare_bars
@@ -845,8 +836,8 @@ small = TrainingRun("tiny-llama", 4, 256, "bf16", recompute="full", lora_rank=16
 compare_bars(estimate(small), measure(small), "A small QLoRA step, estimated and simulated: no gap", unit="MB")
 
 # %% [markdown]
-# Does a model learn as well with rounded weights? **Your guess.** The sonnets once more, rank 8, but the language
-# model's blocks are in NF4. What percentage of LoRA's gain with exact weights does it win now?
+# **Your guess.** Rank 8 learns the sonnets again, but the language model's blocks are in NF4. What percentage of its
+# gain on exact weights does it win now?
 
 # %%
 predict("12.beside", unit="%")
@@ -863,7 +854,7 @@ reveal("12.beside", part["NF4"], unit="%")
 # While they learn, the factors also repair what rounding has broken. Dettmers et al. report the same for 4 bits on
 # large models (section 4).
 #
-# Now you. Which is the largest Llama that you can fine-tune on an RTX 4090 in 16 bits? In 4?
+# Which is the largest Llama that you can fine-tune on an RTX 4090 in 16 bits? In 4?
 
 # %%
 from course_utils.lessons.lora.widget import lora_explorer
