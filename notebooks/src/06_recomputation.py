@@ -349,8 +349,8 @@ for name in ("none", "selective-attention"):
     print(f"{name:20s} with eager attention: {format_bytes(peak, 'GB', 2)} at the peak, estimated")
 
 # %% [markdown]
-# **The gap** is zero, because both sides count tensors. On a real GPU, cuBLAS's workspaces (the cells above count
-# them), CUDA's context and [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor come on top.
+# **The gap** is zero, because both sides count tensors. On a real GPU, cuBLAS's workspaces (`show` counts them), CUDA's
+# context and [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor come on top.
 #
 # Full recomputation lowers the peak less than the activations: weights, optimizer states and the loss's own tensors
 # stay. "selective-attention" saves almost nothing here, because a [flash](../docs/glossary.md#flashattention) kernel

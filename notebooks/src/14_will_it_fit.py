@@ -75,7 +75,7 @@ reveal("14.workspaces", round(share, 1), unit="%")
 
 # %% [markdown]
 # **Why do the cards differ?** By torch's rule: 32 MiB per thread on Hopper and, from torch 2.12 on, on Blackwell; 8.125
-# MiB on every other card. The variable `CUBLAS_WORKSPACE_CONFIG` changes it.
+# MiB on every other card. `CUBLAS_WORKSPACE_CONFIG` changes it.
 
 # %%
 import torch
@@ -183,8 +183,8 @@ print(best.code())
 
 # %% [markdown]
 # **What do the texts leave out?** The newsletter and the slides recompute every block, with all 32 sequences at once.
-# With two at a time you need no recomputation. But must 32 at once fail? Try each recipe, with the loss in one piece
-# and in chunks ([lesson 05](05_activations.ipynb)).
+# With two at a time you need none. But must 32 at once fail? Try each recipe, with the loss in one piece and in chunks
+# ([lesson 05](05_activations.ipynb)).
 
 # %%
 from course_utils.planning.twin import SAFETY
@@ -301,7 +301,7 @@ for name, one in chosen.items():
           f"{'':14s} {one.run.code()}")  # fmt: skip
 
 # %% [markdown]
-# Each has its price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) rounds small updates away ([lesson
+# Each has a price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) rounds small updates away ([lesson
 # 03](03_mixed_precision.ipynb)). [Adafactor](../docs/glossary.md#adafactor) is another optimizer ([lesson
 # 02](02_adam.ipynb)). [LoRA](../docs/glossary.md#lora) freezes the weights and trains two thin matrices next to each
 # ([lesson 12](12_lora_and_quantization.ipynb)). `fit` knows bytes and seconds, but not what the model learns.
@@ -310,8 +310,8 @@ for name, one in chosen.items():
 # Eight such cards, linked, 64 sequences per step. The training need not change, because states can be *sharded*: each
 # card keeps 1/8 of every weight, gradient and moment, and gathers a block's weights when it needs them
 # ([ZeRO](../docs/glossary.md#zero)-3). PyTorch does that with [FSDP](../docs/glossary.md#fsdp): `fully_shard`. Take 16
-# layers on eight ranks, one process per card. How many bytes per parameter does a rank hold in addition to its shards
-# when forward ends?
+# layers on eight ranks, one process per card. How many bytes per parameter does a rank hold on top of its shards when
+# forward ends?
 
 # %%
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
