@@ -12,20 +12,18 @@
 # # 06 · Recomputation
 #
 # **80 minutes.** You should know what autograd keeps ([lesson 01](01_where_did_the_memory_go.ipynb)) and what a
-# [transformer block](../docs/glossary.md#transformer-block) is. You need no GPU: each measurement says if it is
-# simulated.
+# [transformer block](../docs/glossary.md#transformer-block) is. You need no GPU.
 #
-# What forward computed once, it can compute again. So keep fewer activations, and pay in arithmetic: this is
-# [activation recomputation](../docs/glossary.md#activation-recomputation), or "activation checkpointing". Texts promise
-# that it leaves "the square root", "about 8 GB", "50 %", for 25 to 40 % more time. Find out what it leaves and costs,
-# and when each number is true.
+# What forward computed once, it can compute again. Keep fewer activations, and pay in arithmetic: this is [activation
+# recomputation](../docs/glossary.md#activation-recomputation), or "activation checkpointing". Texts promise that it
+# leaves "the square root", "about 8 GB", "50 %", for 25 to 40 % more time. When is each number true?
 
 # %% [markdown]
 # ## A chain that keeps everything
-# A network is a chain of n nodes f. Each node leaves one value that its backward b needs, and passes another on. The
-# passed value and its gradient always exist, so count only what is *kept*.
+# A network is a chain of n nodes f. Each node leaves one value for its backward b, and passes another on. The passed
+# value and its gradient always exist, so count only what is *kept*.
 #
-# Press play, or move the slider. Backward starts after the last f. Then change 8 to 16.
+# Press play. Then change 8 to 16.
 
 # %%
 from course_utils.lessons.recomputation.widget import schedule_player
@@ -33,13 +31,12 @@ from course_utils.lessons.recomputation.widget import schedule_player
 schedule_player("keep all", nodes=8)  # change this
 
 # %% [markdown]
-# This keeps n values, and runs f n times. PyTorch does it unless told otherwise.
+# This is PyTorch's default. It keeps n values, and runs f n times.
 #
 # ## Keep none
 # Keep only the chain's input. Then each b must run the chain again from the start.
 #
-# **Your guess.** A chain of 48 nodes, as many as GPT-2 XL has blocks. How many runs of f does it take in all, the first
-# 48 included?
+# **Your guess.** How many runs of f does a chain of 48 nodes take, the first 48 included?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -50,11 +47,9 @@ predict("06.none", unit="runs")
 schedule_player("keep none", nodes=8)
 
 # %% [markdown]
-# First n runs, then another i runs for b of node i. These add up to
+# Forward takes n runs, then b of node i takes another i:
 #
 # $$1 + 2 + \dots + n = \frac{n (n + 1)}{2}$$
-#
-# And the schedule:
 
 # %%
 from course_utils.lessons.recomputation.schedules import keep_every, keep_none
@@ -66,26 +61,25 @@ print(f"at most {none.memory} values kept; if b costs two f, {(none.forwards + 2
 reveal("06.none", none.forwards, unit="runs")
 
 # %% [markdown]
-# Memory is O(1), the input and one value. But work is O(n²), so nobody trains like that. Change 48 to 96: by what
-# factor does the work grow?
+# Memory is O(1), the input and one value. But work is O(n²): nobody trains like that. Change 48 to 96: by what factor
+# does the work grow?
 #
 # ## Keep every k-th
-# Between the two, keep a [checkpoint](../docs/glossary.md#checkpoint), a node's input, at every k-th node. In backward,
-# each stretch of k nodes runs *once* again and leaves its k values until they are used ([Chen et al.
-# 2016](https://arxiv.org/abs/1604.06174)). Play it, then change k: which k keeps the fewest values at once?
+# Keep a [checkpoint](../docs/glossary.md#checkpoint), a node's input, at every k-th node. In backward, each stretch of
+# k nodes runs *once* again and leaves its k values until they are used ([Chen et al.
+# 2016](https://arxiv.org/abs/1604.06174)). Play it, then change k.
 
 # %%
 schedule_player("keep every k", nodes=16, k=2, tick=27)  # change this
 
 # %% [markdown]
-# **Your guess.** A chain has 64 nodes. With how many nodes per checkpoint are the fewest values kept at once?
+# **Your guess.** Which k keeps the fewest values at once in a chain of 64 nodes?
 
 # %%
 predict("06.k", unit="nodes")
 
 # %% [markdown]
-# The closed form adds n/k checkpoints, which fall with k, and the k values of the stretch that runs again. It is lowest
-# where its derivative is zero:
+# Add n/k checkpoints and the k values of the stretch that runs again. The sum is lowest where its derivative is zero:
 #
 # $$\frac{n}{k} + k \qquad -\frac{n}{k^2} + 1 = 0$$
 
@@ -112,8 +106,9 @@ reveal("06.k", best_interval(64), unit="nodes")
 
 # %% [markdown]
 # ## A block is not a node
-# In a transformer the nodes are blocks. A checkpoint is a block's input: s·b·h numbers, 2·s·b·h bytes in 16 bits. But a
-# block that runs again leaves much more than one value. Here is [lesson 05](05_activations.ipynb)'s block.
+# In a transformer the nodes are blocks. A checkpoint is a block's input: b sequences of s tokens with h numbers each,
+# 2·s·b·h bytes in 16 bits. But a block that runs again leaves much more than one value. Here is [lesson
+# 05](05_activations.ipynb)'s block.
 
 
 # %%
@@ -143,9 +138,9 @@ class Block(nn.Module):
 
 
 # %% [markdown]
-# Run one of GPT-2 XL's blocks, and ask PyTorch's counter how much more is allocated. Inside `on_gpu()`, "cuda" is your
-# GPU or a [simulated one](../docs/glossary.md#simulated-gpu). (Output and kept input have the same size, so the counter
-# grows by what the block keeps.)
+# Run one of GPT-2 XL's blocks: how much more does PyTorch allocate? Inside `on_gpu()`, "cuda" is your GPU or a
+# [simulated one](../docs/glossary.md#simulated-gpu). (Output and kept input are equally large, so the counter grows by
+# what the block keeps.)
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, gpu, measure, on_gpu, plus_minus
@@ -163,13 +158,12 @@ print(f"one checkpoint: {format_bytes(checkpoint_size, 'MB', 1)}")
 print(f"the block keeps {format_bytes(kept, 'MB', 1)}: c = {c:.2f}")
 
 # %% [markdown]
-# A block keeps as much as c checkpoints. (Change 1024 to 128: does c depend on s with a flash kernel?) So memory, in
-# checkpoints, is now
+# A block keeps as much as c checkpoints. (Change 1024 to 128: does c depend on s with a flash kernel?) Counted in
+# checkpoints, L blocks now need
 #
 # $$\frac{L}{k} + c \cdot k$$
 #
-# **Your guess.** GPT-2 XL has 48 blocks. With how many blocks per checkpoint is the peak of the whole training step
-# lowest?
+# **Your guess.** With how many of GPT-2 XL's 48 blocks per checkpoint is the peak of the whole training step lowest?
 
 # %%
 predict("06.blocks", unit="blocks")
@@ -201,8 +195,7 @@ reveal("06.blocks", best, unit="blocks")
 # to $\sqrt{L/c}$, below 2: nearly one checkpoint per block. The whole step moves it back a little, because it has *two*
 # full moments:
 #
-# - When the loss goes backward, all checkpoints exist, and lesson 05's tensors of s·b·V numbers: fewer checkpoints
-#   help.
+# - In backward of the loss, all checkpoints exist, and lesson 05's tensors of s·b·V numbers: fewer checkpoints help.
 # - When the first stretch runs again, the loss's tensors are gone: shorter stretches help.
 #
 # The best k balances both.
@@ -235,8 +228,8 @@ def loss_of(model, tokens, call):
 
 
 # %% [markdown]
-# The model has GPT-2's size in 16 bits, 8 sequences of 1,024 tokens, no optimizer. The counters show what is allocated
-# after the loss, and at most. **Your guess.** How high is the peak if each block keeps only its input?
+# The model has GPT-2's size in 16 bits, 8 sequences of 1,024 tokens, no optimizer. **Your guess.** How high is the peak
+# if each block keeps only its input?
 
 
 # %%
@@ -263,11 +256,11 @@ predict("06.full", unit="GB")
 # `torch.utils.checkpoint.checkpoint` calls a function, keeps its inputs, and calls it again in backward.
 # [`use_reentrant`](../docs/glossary.md#use_reentrant) chooses between two variants:
 #
-# - `True`, the older one: backward runs the block again with its own graph, and calls backward *inside* backward: it
-#   reenters autograd.
-# - `False`: forward leaves a placeholder for each tensor that autograd would keep. When backward opens the first one,
-#   forward runs again and fills them in order. PyTorch
-#   [recommends](https://docs.pytorch.org/docs/stable/checkpoint.html) it.
+# - `True`, the older one: backward runs the block again with its own graph, and reenters autograd: backward *inside*
+#   backward.
+# - `False`, [which PyTorch recommends](https://docs.pytorch.org/docs/stable/checkpoint.html): forward leaves a
+#   placeholder for each tensor that autograd would keep. When backward opens the first one, forward runs again and
+#   fills them in order.
 
 # %%
 from functools import partial
@@ -281,8 +274,8 @@ with on_gpu():
 reveal("06.full", full)
 
 # %% [markdown]
-# One trap: with `use_reentrant=True`, a block's weights get a gradient only if an *input* of the block requires one.
-# After a frozen embedding, none does.
+# One trap of `True`: a block's weights get a gradient only if an *input* of the block requires one. After a frozen
+# embedding, none does.
 #
 # For a checkpoint every k blocks, cut the list into stretches:
 
@@ -300,10 +293,10 @@ with on_gpu():
     gpt.blocks = one_by_one
 
 # %% [markdown]
-# Change 3 to 2, 6 and 12. Predict what is kept, and the peak.
+# Change 3 to 2, 6 and 12. Predict both numbers.
 #
-# The *selective* policy chooses by operator: keep the results of matrix products and attention, and run the cheap rest
-# again. `context_fn` tells `checkpoint` which results to keep.
+# The *selective* policy keeps the results of matrix products and attention, and runs the cheap rest again. `context_fn`
+# says which results to keep.
 
 # %%
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
@@ -315,11 +308,10 @@ with on_gpu():
     show("selective", selective)
 
 # %% [markdown]
-# Change `KEPT` to `KEPT[-1:]`, so that only attention's results stay. Where does this policy lie between selective and
-# full?
+# Change `KEPT` to `KEPT[-1:]`, to keep only attention's results. Where does this lie between selective and full?
 #
-# Or keep everything in the *host's* memory: [offloading](../docs/glossary.md#offloading). `save_on_cpu` copies what
-# autograd saves to the host, and back in backward. The GPU reads pinned pages of the host directly.
+# Or keep everything in the *host's* memory: [offloading](../docs/glossary.md#offloading). `save_on_cpu` copies there
+# what autograd saves, and back in backward. The GPU reads the host's pinned pages directly.
 
 
 # %%
@@ -332,12 +324,12 @@ with on_gpu():
     show("save_on_cpu", offload)
 
 # %% [markdown]
-# `save_on_cpu` copies the weights, too. Hooks of your own can leave them out: see `Offloading` in
+# `save_on_cpu` copies the weights, too. Your own hooks can skip them: see `Offloading` in
 # [recompute.py](../course_utils/networks/recompute.py).
 #
 # A `TrainingRun` has all of these as `recompute=`, for a whole step with its states. "selective-attention" recomputes
-# only the inside of attention, the "[selective](../docs/glossary.md#selective-recomputation) recomputation" of
-# [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 5.
+# only attention's core, from q·kᵀ to weights·v: the "[selective](../docs/glossary.md#selective-recomputation)
+# recomputation" of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 5.
 
 # %%
 from course_utils.figures import stack
@@ -357,14 +349,14 @@ for name in ("none", "selective-attention"):
     print(f"{name:20s} with eager attention: {format_bytes(peak, 'GB', 2)} at the peak, estimated")
 
 # %% [markdown]
-# **The gap** is zero, because both sides count tensors. On a real GPU, cuBLAS's workspaces (in the cells above, too),
-# CUDA's context and [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor always come on top.
+# **The gap** is zero, because both sides count tensors. On a real GPU, cuBLAS's workspaces (`show` counts them), CUDA's
+# context and [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor come on top.
 #
-# Full recomputation removes most activations, but the peak falls less: weights, optimizer states and the loss's own
-# tensors are still there. "selective-attention" saves almost nothing here, because a
-# [flash](../docs/glossary.md#flashattention) kernel recomputes the core anyway.
+# Full recomputation lowers the peak less than the activations: weights, optimizer states and the loss's own tensors
+# stay. "selective-attention" saves almost nothing here, because a [flash](../docs/glossary.md#flashattention) kernel
+# recomputes the core anyway.
 #
-# In the timeline, full recomputation leaves one tooth per block. Count them.
+# Full recomputation leaves one tooth per block. Count them.
 
 # %%
 from course_utils.figures import timeline
@@ -374,10 +366,10 @@ timeline(steps["full"], "Backward has one tooth for each of the 12 blocks", step
 # %% [markdown]
 # ## What does it cost in arithmetic?
 # Nearly all arithmetic is matrix products. Backward takes twice as much as forward: for y = x·Wᵀ it computes dL/dx
-# *and* dL/dW. Full recomputation adds one forward pass of all blocks. The small GPT below, with [eager
-# attention](../docs/glossary.md#eager-attention), runs on your processor.
+# *and* dL/dW. Full recomputation adds one forward of all blocks.
 #
-# **Your guess.** By how many percent does full recomputation raise the arithmetic of its step?
+# **Your guess.** A small GPT with [eager attention](../docs/glossary.md#eager-attention) runs on your processor. By how
+# many percent does full recomputation raise its step's arithmetic?
 
 
 # %%
@@ -397,7 +389,7 @@ predict("06.third", unit="%")
 #
 # $$72 b L s h^2 \left(1 + \frac{s}{6h} + \frac{V}{12 h L}\right)$$
 #
-# Measure: PyTorch counts the FLOPs of each matrix product that it runs.
+# Measure: PyTorch counts the FLOPs of its matrix products.
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -434,18 +426,17 @@ for name, (one, call, wanted) in ways.items():
         reveal("06.third", 100 * more / whole, unit="%")
 
 # %% [markdown]
-# A step is three units, one forward and two backward, so one more forward would be a third. Full recomputation stays
-# below a third, because the head lies outside the blocks. (Change V to 50257: how much is it then?) The number of
-# blocks per checkpoint changes memory, not work. "selective" repeats no matrix product, only cheap operations.
+# A step is three units, one forward and two backward. One more forward would be a third, but the head lies outside the
+# blocks. (Change V to 50257: how much is it then?) The number of blocks per checkpoint changes memory, not work.
 #
-# **The gap.** In the last line, half of the formula's FLOPs are missing. `checkpoint` *stops early*, as soon as the
-# last placeholder is filled. The attention core ends in weights·v. Backward needs that product's inputs but not its
-# output, so it never runs again.
+# **The gap.** In the last line, half of the formula's FLOPs are missing. `checkpoint` *stops early*, once the last
+# placeholder is filled. The core ends in weights·v. Backward needs that product's inputs but not its output, so it
+# never runs again.
 
 # %% [markdown]
 # ## 70 % less memory for 2.7 % more FLOPs?
-# Korthikanti et al. recompute the attention core of GPT-3 (175 B parameters, s = 2,048) and report 70 % less activation
-# memory for 2.7 % more FLOPs. For MT-NLG, the third model below, they report 65 % and 1.6 % (section 6).
+# Korthikanti et al. report this for GPT-3's activations (175 B parameters, s = 2,048) if the attention core is
+# recomputed. For MT-NLG they report 65 % and 1.6 % (section 6).
 #
 # **Your guess.** Run the core's two products, q·kᵀ and weights·v, once more. By how many percent do the FLOPs of
 # GPT-3's step rise?
@@ -465,15 +456,14 @@ for name, (L, h, a) in sizes.items():
 reveal("06.core", 100 * added["GPT-3"], unit="%")
 
 # %% [markdown]
-# Memory holds: 70 %. The 2.7 % follow from the paper's equation 8, where $\frac{s}{6h}$ becomes $\frac{s}{3h}$. That
-# adds the core's *whole* share of a step, forward and backward: three units. But recomputation runs only forward, so it
-# costs less than its authors say, for every model. PyTorch stops early and repeats only q·kᵀ: half of that. Change s to
-# 8192: which of the three columns grow?
+# Memory holds: 70 %. The 2.7 % follow from equation 8, where $\frac{s}{6h}$ becomes $\frac{s}{3h}$. That adds the
+# core's *whole* share of a step, all three units. But recomputation runs only forward, so it costs less than its
+# authors say, for every model. PyTorch stops early and repeats only q·kᵀ: half of that. Change s to 8192: which columns
+# grow?
 
 # %% [markdown]
 # ## Memory against arithmetic
-# A policy is worth considering if no other has both a lower peak and less to run again. These policies form the
-# *front*.
+# Consider only policies on the *front*: no other has both a lower peak and less to run again.
 
 # %%
 from course_utils.lessons.recomputation.figures import pareto
@@ -487,9 +477,9 @@ pareto(points, title, provenance="estimated peaks, FLOPs of matrix products by f
 # %% [markdown]
 # Replace "sqrt" by "every-12": where does it lie?
 #
-# Offloading is not shown: it costs no arithmetic, but time on the link to the host. Can the copies hide? They leave
-# during forward and return during backward, so one way must fit into forward, a third of the step's arithmetic. The
-# third link is NVLink, NVIDIA's own between chips, here from a Grace processor to its Hopper GPU
+# Offloading costs no arithmetic, but time on the link to the host. Can the copies hide? They leave during forward and
+# return during backward, so one way must fit into forward, a third of the step's arithmetic. The third link, NVLink,
+# joins NVIDIA's Grace processor to its Hopper GPU
 # ([NVLink-C2C](https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/), 900 GB/s in
 # both directions together).
 
@@ -510,9 +500,9 @@ for name, (card, rate) in links.items():
     print(f"forward hides it at {step / 3 / copy:.0%} of the peak or slower")
 
 # %% [markdown]
-# Over PCIe the copies cannot hide: one way takes longer than the whole step at the card's peak. Real trainings reach
-# about half of that peak (Korthikanti et al.: 54.2 %). Over NVLink they could hide, with little to spare, on a stream
-# of their own. `save_on_cpu` copies on the stream that computes, so the times add up.
+# Over PCIe they cannot hide: one way takes longer than the whole step at the card's peak. Real trainings reach about
+# half of that peak (Korthikanti et al.: 54.2 %). Over NVLink they could, with little to spare, on a stream of their
+# own. `save_on_cpu` copies on the stream that computes, so the times add up.
 
 # %% [markdown]
 # ## "About 8 GB" and "50 %": are they right?
@@ -520,7 +510,7 @@ for name, (card, rate) in links.items():
 # GB" with checkpointing, [*the square root of the total*](https://arxiv.org/abs/1910.02054) (section 3.2). A
 # newsletter: 8–9 GB. Slides: checkpointing "reduces activations by about 50 %".
 #
-# **Your guess.** By how many percent does full recomputation reduce what GPT-2 XL keeps at the end of forward?
+# **Your guess.** By how many percent does full recomputation reduce what is kept at the end of forward?
 
 # %%
 predict("06.percent", unit="%")
@@ -553,14 +543,14 @@ for name in ("none", "selective", "full"):
 
 # %% [markdown]
 # 60/√48 and 8–9 GB are close to what exists after the loss: checkpoints and
-# [log-softmax](../docs/glossary.md#log-softmax). But that is chance: neither of these two is a square root of anything.
-# Change `xl` to `xl.replace(seq_len=512)` in the first cell: which rows halve? 50 % is far off for full recomputation;
-# the *selective* policy comes nearest.
+# [log-softmax](../docs/glossary.md#log-softmax). That is chance: neither is a square root of anything. Change `xl` to
+# `xl.replace(seq_len=512)` in the first cell: which rows halve? 50 % is far off for full recomputation. The *selective*
+# policy comes nearest.
 
 # %% [markdown]
 # ## By hand
-# You can write `use_reentrant=True` yourself, as a `torch.autograd.Function`. Forward keeps only the input. Backward
-# runs the block again, now with a graph.
+# Write `use_reentrant=True` yourself, as a `torch.autograd.Function`. Forward keeps only the input. Backward runs the
+# block again, now with a graph.
 
 
 # %%
@@ -581,9 +571,9 @@ class Recomputed(torch.autograd.Function):
 
 
 # %% [markdown]
-# The second forward must *repeat* the first. [Dropout](../docs/glossary.md#dropout-mask) draws random masks, on a GPU
-# from that GPU's own random numbers. And backward runs outside of [autocast](../docs/glossary.md#autocast). Are the
-# gradients still right? Two linear layers answer.
+# The second forward must *repeat* the first. But [dropout](../docs/glossary.md#dropout-mask) draws random masks (on a
+# GPU, from its own random numbers), and backward runs outside of [autocast](../docs/glossary.md#autocast). Are the
+# gradients still right?
 
 
 # %%
@@ -616,26 +606,24 @@ for words, case in cases.items():
         print(f"  {name:35s} {counter.get_total_flops():,} FLOPs, off by {off:.1%}")
 
 # %% [markdown]
-# The last column is the norm of the difference, relative to the gradient's. Without its random state, dropout gives
-# wrong gradients, and nothing crashes: training goes on with gradients of a network that never ran.
-# `preserve_rng_state=False` is safe only without randomness in the block. By hand, the block runs again outside of
-# autocast, in fp32: gradients are off a little, and recomputed tensors take twice the bytes. Exercise 4 asks for a
-# checkpoint that restores everything. The FLOPs show the early stop: only `use_reentrant=False` leaves out the last
-# linear layer.
+# The last column is the difference's norm, relative to the gradient's. Without its random state, dropout gives wrong
+# gradients, and nothing crashes: training goes on with gradients of a network that never ran.
+# `preserve_rng_state=False` is safe only in blocks without randomness. By hand, the block runs again outside of
+# autocast, in fp32: gradients are off a little, and recomputed tensors take twice the bytes. (Exercise 4 restores
+# everything.) The FLOPs show the early stop: only `use_reentrant=False` leaves out the last linear layer.
 #
 # Is checkpointing "on by default in most libraries", as one text says? No. PyTorch recomputes only what you pass to
-# `checkpoint`, and so does DeepSpeed's
-# [checkpointing](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html). The sources of
-# [transformers](https://github.com/huggingface/transformers/blob/main/src/transformers/training_args.py) say
-# `gradient_checkpointing = False`, those of
-# [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/transformer_config.py)
+# `checkpoint`, as does [DeepSpeed](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html).
+# [transformers](https://github.com/huggingface/transformers/blob/main/src/transformers/training_args.py) defaults to
+# `gradient_checkpointing = False`,
+# [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/transformer_config.py) to
 # `recompute_granularity = None`. Of these five, only
 # [torchtitan](https://github.com/pytorch/torchtitan/blob/main/torchtitan/trainer.py) starts with a selective policy
 # (sources of 2025 and 2026).
 
 # %% [markdown]
 # ## And the time?
-# Arithmetic is not time. Processor time on one core, in fp32, the fastest of five passes (it still varies a little):
+# Arithmetic is not time. Processor time on one core, in fp32, the fastest of five passes (it varies a little):
 
 # %% tags=["nbval-ignore-output"]
 from time import process_time
@@ -656,10 +644,10 @@ for name, (core, call) in passes.items():
 torch.set_num_threads(threads)
 
 # %% [markdown]
-# Published figures for a GPU lie between 25 and 40 %: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %,
-# Korthikanti et al. 39 % for a layer split over 8 GPUs (their table 4). Arithmetic explains at most one third. (25 % is
-# one unit of the *new* four.) Dropout, norms and GELU run again, too, and wait for memory, not for arithmetic. The
-# Python of `checkpoint` comes on top. Change h to 64: does a small model pay more or less? Real GPUs say:
+# Published for GPUs: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %, Korthikanti et al. 39 % for a layer split
+# over 8 GPUs (table 4). Arithmetic explains at most one third. (25 % is one unit of the *new* four.) Dropout, norms and
+# GELU run again, too, and wait for memory, not for arithmetic. The Python of `checkpoint` comes on top. Change h to 64:
+# does a small model pay more or less? A real GPU says:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -668,7 +656,7 @@ times = recorded_times("recomputation")
 times
 
 # %% [markdown]
-# How much memory does that time buy? The same runs, recorded on that GPU:
+# How much memory does that time buy? Recorded on that GPU:
 
 # %%
 medium, none = TrainingRun("gpt2-medium", micro_batch=8, seq_len=1024), times.milliseconds["none"]
@@ -682,13 +670,13 @@ print(f"offload: {moved / 1e9:.1f} GB to the host and back, {moved / took / 1e6:
 
 # %% [markdown]
 # **Full** costs less than a third: the head, the loss and the update do not run again. **Selective** computes less than
-# full and takes longer here. Its policy is Python, called for each operator. Probably the GPU waits for it; that is not
-# measured. **Offload** moves what it saves over the PCIe bus twice, at nearly its full speed: 64 GB/s at most, in the
-# fifth generation.
+# full and takes longer here. Its policy is Python, called for each operator. Probably the GPU waits for it (not
+# measured). **Offload** moves what it saves over the PCIe bus twice, at nearly its full speed: at most 64 GB/s in
+# generation 5.
 
 # %% [markdown]
 # ## In your own script
-# Checkpoint each block of a model that somebody else wrote: just name the class of its blocks.
+# Checkpoint each block of somebody else's model: name the class of its blocks.
 
 # %%
 from functools import partial
@@ -716,11 +704,11 @@ model(torch.randn(8, 128, 64, device=device)).square().mean().backward()
 # | claim | what you computed here |
 # |---|---|
 # | checkpointing leaves the square root | for equal nodes; a block keeps c times its checkpoint: √(L/c) |
-# | about 8 GB for GPT-2 XL | checkpoints and the loss's log-softmax: near it by chance |
-# | it reduces activations by about 50 % | full recomputation leaves a few percent of what forward keeps |
+# | about 8 GB for GPT-2 XL | checkpoints and log-softmax: near it by chance |
+# | it reduces activations by about 50 % | full recomputation leaves a few percent |
 # | 2.7 % more compute for the attention core | three times one forward of it; PyTorch runs half of one |
-# | 33 % more time | an upper bound for arithmetic: the head does not run again; time is another matter |
-# | on by default in most libraries | off in PyTorch, DeepSpeed, transformers and Megatron-LM; on in torchtitan |
+# | 33 % more time | an upper bound for arithmetic, not for time |
+# | on by default in most libraries | of five, only in torchtitan |
 #
 # ## Five questions
 # Each choice tells you at once why it is right, or which mistake leads to it.

@@ -12,22 +12,20 @@
 # %% [markdown]
 # # 14 · Will it fit?
 #
-# **60 minutes.** You should know the account of one GPU: states ([lesson 02](02_adam.ipynb)), activations ([lesson
-# 05](05_activations.ipynb)), recomputation ([lesson 06](06_recomputation.ipynb)), accumulation ([lesson
-# 07](07_gradient_accumulation.ipynb)), and how an allocator runs out ([lesson
-# 10](10_allocator_and_fragmentation.ipynb)). What else comes up is explained. No GPU is needed: where a measurement is
-# simulated, it says so.
+# **60 minutes.** You should know states ([lesson 02](02_adam.ipynb)), activations ([lesson 05](05_activations.ipynb)),
+# recomputation ([lesson 06](06_recomputation.ipynb)), accumulation ([lesson 07](07_gradient_accumulation.ipynb)), and
+# how an allocator runs out ([lesson 10](10_allocator_and_fragmentation.ipynb)). No GPU is needed.
 #
 # Can one GPU with 32 GB train GPT-2 XL, with 32 sequences per step? The course opened with that question, and now you
-# decide it. You turn an estimate into a search, predict a peak and are graded, fit an 8B model on one card and on
-# eight, and find out why six runs broke.
+# decide it. You also predict a peak and are graded, fit an 8B model on one card and on eight, and find out why six runs
+# broke.
 
 # %% [markdown]
 # ## The room on a card
-# Three numbers are called "the memory of the card": the label's, the one that the driver lists, and the one that a
-# program gets after the driver has kept its part.
+# Three numbers are called "the memory of the card": the label's, what the driver lists, and what a program gets after
+# the driver has kept its part.
 #
-# **Your guess.** An "A100 80GB". What does a program get, in GB?
+# **Your guess.** How many GB of an "A100 80GB" does a program get?
 
 # %%
 from course_utils import estimate, fit, format_bytes, gpu, measure, plus_minus
@@ -48,18 +46,17 @@ kept = a100.memory - a100.room
 print(f"driver lists {format_bytes(a100.memory, 'GB', 1)}, a program does not get {format_bytes(kept, 'GB', 1)} of it")
 
 # %% [markdown]
-# **Two causes** pull in opposite directions. Memory cells come in GiB, which are 7 % larger than GB, and the driver
-# keeps some for itself. The third column comes from out-of-memory messages of real programs. The last column names the
-# GitHub issue. Drivers differ: the RTX 4080's message names nearly the whole card, as programs are told on Windows. On
-# Linux it is probably less, as on the other cards. Bandwidth and arithmetic are the maker's: `a100.rates.source` names
-# the document.
+# **Two causes** pull in opposite directions. Memory cells come in GiB, 7 % larger than GB, and the driver keeps some
+# for itself. The third column comes from real programs' out-of-memory messages, in the GitHub issues of the last
+# column. Drivers differ: the RTX 4080's message names nearly the whole card, as Windows tells programs. On Linux it is
+# probably less. `a100.rates.source` names the maker's document for bandwidth and arithmetic.
 #
 # An estimate does not include [fragmentation](../docs/glossary.md#fragmentation). So a [plan](../docs/glossary.md#plan)
-# counts as fitting only if it fits with 5 % in [reserve](../docs/glossary.md#reserve).
+# counts as fitting only with 5 % in [reserve](../docs/glossary.md#reserve).
 #
-# cuBLAS, which multiplies matrices, takes a part, too. torch gives it a [workspace](../docs/glossary.md#workspace) for
-# each thread that multiplies, and never takes it back. Forward runs on your thread, backward on autograd's own, so
-# there are two. A run that names its `card` counts them.
+# cuBLAS, which multiplies matrices, takes a part, too: torch gives it a [workspace](../docs/glossary.md#workspace) for
+# each thread that multiplies, and never takes it back. Forward runs on your thread, backward on autograd's, so there
+# are two. A run that names its `card` counts them.
 #
 # **Your guess.** GPT-2, one sequence of 1,024 tokens, on an H100. What share of the step's peak are the two workspaces?
 
@@ -77,8 +74,8 @@ for card in ("A100-80GB", "RTX4090-24GB", "RTX5090-32GB", "H100-80GB"):
 reveal("14.workspaces", round(share, 1), unit="%")
 
 # %% [markdown]
-# **Why do the cards differ?** By torch's own rule: 32 MiB per thread on Hopper and, from torch 2.12 on, on Blackwell;
-# 8.125 MiB on every other card. The variable `CUBLAS_WORKSPACE_CONFIG` changes it. Watch it happen:
+# **Why do the cards differ?** By torch's rule: 32 MiB per thread on Hopper and, from torch 2.12 on, on Blackwell; 8.125
+# MiB on every other card. `CUBLAS_WORKSPACE_CONFIG` changes it.
 
 # %%
 import torch
@@ -97,11 +94,11 @@ with on_gpu():
 
 # %% [markdown]
 # ## The course's first question
-# GPT-2 XL, 32 sequences of 1,024 tokens per step, an RTX 5090 with 32 GB. What may you change? Everything that keeps
-# the training the same: the micro-batch, recomputation, the attention kernel, and the number of
-# [chunks](../docs/glossary.md#chunked-loss) of the loss. `fit` searches all of these. Each choice costs time:
-# arithmetic done again, weights read again, bytes sent over the link. The time follows from [data-sheet
-# rates](../docs/glossary.md#data-sheet-rate), the maker's maximum per second.
+# GPT-2 XL, 32 sequences of 1,024 tokens per step, an RTX 5090 with 32 GB. `fit` searches everything that keeps the
+# training the same, such as the micro-batch, recomputation, the attention kernel, and
+# [chunks](../docs/glossary.md#chunked-loss) of the loss. Each choice costs time: arithmetic done again, weights read
+# again, bytes sent over the link. The time follows from [data-sheet rates](../docs/glossary.md#data-sheet-rate), the
+# maker's maximum per second.
 #
 # **Your guess.** `fit` takes the plan that loses the least time. How many sequences are in its
 # [micro-batch](../docs/glossary.md#micro-batch-and-global-batch)?
@@ -117,10 +114,9 @@ plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, seq_len=1024)
 plan_figure(plan, "It trains on 32 GB, with small micro-batches and only cheap operations recomputed")
 
 # %% [markdown]
-# Every dot is an estimated configuration. Many more need no estimate: where two sequences at once do not fit, four do
-# not either. The red line is the card. Of the dots below it, the leftmost loses the least time. The blue path goes
-# there as an expert would: first what saves bytes for free, then what saves most per second lost, last what only saves
-# time.
+# Many more configurations need no estimate: where two sequences at once do not fit, four do not either. Of the dots
+# that fit, the leftmost loses the least time. The blue path goes there as an expert would: first what saves bytes for
+# free, then what saves most per second lost, last what only saves time.
 
 # %%
 from course_utils.lessons.plans.plans import path_table
@@ -133,8 +129,8 @@ reveal("14.micro", plan.best.run.micro_batch, unit="sequences")
 print(plan.best.run.code())
 
 # %% [markdown]
-# **Why so few?** You might expect the largest micro-batch under *full*
-# [recomputation](../docs/glossary.md#activation-recomputation). Look where the lost seconds come from:
+# **Why so few?** Why not the largest micro-batch under *full*
+# [recomputation](../docs/glossary.md#activation-recomputation)? Look at the lost seconds:
 
 # %%
 from course_utils.estimating.step_time import step_seconds
@@ -147,8 +143,8 @@ for cause in plans[0]:
 print(f"peaks: {format_bytes(plan.best.peak, 'GB', 1)} and {format_bytes(estimate(full).total, 'GB', 1)}")
 
 # %% [markdown]
-# Running all blocks again costs arithmetic in every micro-batch. Reading the weights sixteen times costs bandwidth, and
-# the card has plenty. These are data-sheet rates without overlap: rank plans by them, but never quote them as times.
+# Running all blocks again costs arithmetic. Reading the weights sixteen times costs bandwidth, and the card has plenty.
+# These are data-sheet rates without overlap: rank plans by them, but never quote them as times.
 #
 # Could a pencil find this peak? The closed form has one function per moment of the step
 # ([formula.py](../course_utils/estimating/formula.py)). The peak is the largest:
@@ -163,13 +159,12 @@ print(f"{'the peak by the exact engine':42s} {format_bytes(plan.best.peak, 'GB',
 
 # %% [markdown]
 # ## The recipe, too
-# The opening question spoke of 16-bit weights with [master weights](../docs/glossary.md#master-weights), an fp32 copy
-# that the optimizer updates. The run above uses [autocast](../docs/glossary.md#autocast), which keeps weights in fp32
-# and copies them to 16 bits for each product. Another recipe rounds gradients differently, so `fit` changes it only if
-# you allow that.
+# The course's opening question had 16-bit weights with [master weights](../docs/glossary.md#master-weights), an fp32
+# copy that the optimizer updates. The run above uses [autocast](../docs/glossary.md#autocast): fp32 weights, copied to
+# 16 bits for each product. Another recipe rounds gradients differently, so `fit` changes it only if you allow that.
 #
-# **Your guess.** Allow that recipe. How much recomputation does the best plan need? Answer in percent of forward: 0 for
-# none, 100 for full.
+# **Your guess.** Allow master weights. How much recomputation does the best plan need, in percent of forward (100 is
+# full)?
 
 # %%
 predict("14.recipe", unit="%")
@@ -188,8 +183,8 @@ print(best.code())
 
 # %% [markdown]
 # **What do the texts leave out?** The newsletter and the slides recompute every block, with all 32 sequences at once.
-# With two at a time you need no recomputation. But must 32 at once fail? Try each recipe, with the loss in one piece
-# and in chunks ([lesson 05](05_activations.ipynb)).
+# With two at a time you need none. But must 32 at once fail? Try each recipe, with the loss in one piece and in chunks
+# ([lesson 05](05_activations.ipynb)).
 
 # %%
 from course_utils.planning.twin import SAFETY
@@ -210,15 +205,15 @@ for name, way in ways.items():
     print(f"{name:44s} {'   '.join(found)}")
 
 # %% [markdown]
-# So who is right about 32 GB? The recipe decides. The slides are right if the loss of all 32 sequences is computed in
-# one piece. With the loss in chunks they fit at once. Under autocast that takes fewer checkpoints, because those are
-# fp32. In micro-batches the training fits under either recipe, and not just barely.
+# Who is right about 32 GB? The recipe decides. The slides are right if the loss of all 32 sequences is computed in one
+# piece. With the loss in chunks all 32 fit at once. Under autocast that takes fewer checkpoints, because those are
+# fp32. In micro-batches the training fits under either recipe, not just barely.
 
 # %% [markdown]
 # ## Predict, lock, run
 # Now without `fit`. Take the run that it found, but with one sequence at a time, and work out its peak on paper. The
-# cheat sheet at the end of this notebook may help. Which moment of the step is the fullest? What is in memory then?
-# This time you are graded.
+# cheat sheet at the end of this notebook may help. Which moment of the step is the fullest? What is in memory then? You
+# are graded:
 #
 # | grade | error |
 # |---|---|
@@ -256,19 +251,19 @@ gap = format_bytes(abs(estimate(single).total - measured.peak))
 compare_bars(estimate(single), measured, f"The estimate and the step that ran differ by {gap}")
 
 # %% [markdown]
-# **The gap** of your own prediction: compare it part by part with the bars. ([Lesson 13](13_who_is_right.ipynb) does so
-# with nine public calculators.) The usual causes:
+# **The gap** of your own prediction: compare it part by part with the bars, as [lesson 13](13_who_is_right.ipynb) does
+# with nine public calculators. Usual causes:
 #
 # - Gradients of earlier micro-batches are there in every forward except the first.
 # - In 16-bit recipes the states include master weights.
-# - The loss has several tensors of $sbV$ numbers, and you counted one. Or you counted 2 bytes per number where the code
-#   copies the [logits](../docs/glossary.md#logits) to fp32, as Llama's does below ([lesson 05](05_activations.ipynb)).
+# - The loss has several tensors of $sbV$ numbers, not one. They take 4 bytes per number where the code copies the
+#   [logits](../docs/glossary.md#logits) to fp32, as Llama's does below ([lesson 05](05_activations.ipynb)).
 
 # %% [markdown]
 # ## Llama-3 8B on one card
-# 80 GB, 8 sequences of 4,096 tokens per step. All weights are trained with AdamW under autocast.
+# 80 GB, 8 sequences of 4,096 tokens per step, all weights trained with AdamW under autocast.
 #
-# **Your guess.** Allow everything that keeps the training the same. How low can the peak go?
+# **Your guess.** How low can the peak go if the training stays the same?
 
 # %%
 predict("14.one")
@@ -306,17 +301,17 @@ for name, one in chosen.items():
           f"{'':14s} {one.run.code()}")  # fmt: skip
 
 # %% [markdown]
-# Each has its price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) rounds small updates away (more in [lesson
+# Each has a price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) rounds small updates away ([lesson
 # 03](03_mixed_precision.ipynb)). [Adafactor](../docs/glossary.md#adafactor) is another optimizer ([lesson
 # 02](02_adam.ipynb)). [LoRA](../docs/glossary.md#lora) freezes the weights and trains two thin matrices next to each
-# (more in [lesson 12](12_lora_and_quantization.ipynb)). `fit` knows bytes and seconds, but not what the model learns.
+# ([lesson 12](12_lora_and_quantization.ipynb)). `fit` knows bytes and seconds, but not what the model learns.
 #
 # ## … and on eight
 # Eight such cards, linked, 64 sequences per step. The training need not change, because states can be *sharded*: each
 # card keeps 1/8 of every weight, gradient and moment, and gathers a block's weights when it needs them
-# ([ZeRO](../docs/glossary.md#zero)-3). PyTorch does that with [FSDP](../docs/glossary.md#fsdp): `fully_shard`. Autocast
-# and sharding do not go well together. Here are 16 layers on eight ranks, one process per card. How many bytes per
-# parameter does a rank hold when forward ends, in addition to its shards?
+# ([ZeRO](../docs/glossary.md#zero)-3). PyTorch does that with [FSDP](../docs/glossary.md#fsdp): `fully_shard`. Take 16
+# layers on eight ranks, one process per card. How many bytes per parameter does a rank hold on top of its shards when
+# forward ends?
 
 # %%
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -344,11 +339,10 @@ for name, options in {"autocast": {}, "FSDP2's policy": {"mp_policy": policy}}.i
 # policy](../docs/glossary.md#mixed-precision-policy) gathers in bf16 and keeps nothing. Change `param_dtype` to
 # `torch.float32`: what is held then, and what is sent?
 #
-# Under the policy, the fp32 shards are the master weights, and gradients are summed in fp32. All that persists between
-# steps is as under autocast. Only the tensors between the products, such as the residual stream, are now rounded to 16
-# bits, too. So `fit` takes this policy without asking. In a `TrainingRun` it is `precision="bf16-master"` with
-# `zero_stage` 2 or 3. (With unsharded weights, the same name sums gradients in 16 bits. That is why `fit` asks for
-# permission there.)
+# Under the policy, the fp32 shards are the master weights, and gradients are summed in fp32. What persists between
+# steps is as under autocast. Only tensors between the products, such as the residual stream, are now rounded to 16
+# bits, too. So `fit` takes this policy without asking, as `precision="bf16-master"` with `zero_stage` 2 or 3.
+# (Unsharded, that recipe sums gradients in 16 bits, so `fit` needs permission there.)
 #
 # **Your guess.** How much does the best plan need on *each* card?
 
@@ -395,16 +389,16 @@ stack(rows, f"Autocast keeps {copies} of weight copies on each card; FSDP2's pol
 # nothing: under ZeRO-3 every micro-batch gathers all weights again, and recomputing costs arithmetic. With all eight
 # sequences at once and everything recomputed, the same training needs less than half.
 #
-# With autocast this plan would not fit. By the end of forward, each card would hold the whole model in bf16. Autocast
-# also gathers fp32, twice the bytes, and its checkpoints are fp32. ([Lesson 09](09_zero_and_fsdp.ipynb) has more.)
+# Under autocast this plan would not fit. Autocast keeps a bf16 copy of the whole model, gathers fp32, twice the bytes,
+# and its checkpoints are fp32 ([lesson 09](09_zero_and_fsdp.ipynb)).
 
 # %% [markdown]
 # ## An old card
-# A T4: 16 GB on the label, no bf16, no [flash](../docs/glossary.md#flashattention) kernel, little bandwidth. `fit`
-# knows that, and begins with autocast in fp16 and the [efficient kernel](../docs/glossary.md#efficient-attention).
+# A T4: 16 GB on the label, no bf16, no [flash](../docs/glossary.md#flashattention) kernel, little bandwidth. So `fit`
+# begins with autocast in fp16 and the [efficient kernel](../docs/glossary.md#efficient-attention).
 #
 # **Your guess.** GPT-2 comes with 124, 355, 774 and 1,558 million parameters. Which is the largest that a T4 can train,
-# all weights, with 32 sequences per step? Answer in millions.
+# all weights, with 32 sequences per step?
 
 # %%
 predict("14.t4", unit="million parameters")
@@ -425,16 +419,15 @@ path_table(found[fits[-1]])
 
 # %% [markdown]
 # **The limit** is 16·N again. For XL that is more than the card. For large it leaves little room, so this plan pays
-# with recomputation. In exercise 3 you find such a plan for another card yourself.
+# with recomputation.
 
 # %% [markdown]
 # ## Six runs that did not fit
 # When a plan fails, all you have is a message and, if you were careful, a timeline. Here are six runs that really ran
 # [out of memory](../docs/glossary.md#out-of-memory): their allocations went through the allocator until one found no
-# room. The owners tell you the model and the batch. They do not know what they did wrong.
+# room. Their owners know the model and the batch, but not their mistake.
 #
-# **Your guess.** Read this message first. How many bytes did the failed request have for each token and each entry of
-# the vocabulary?
+# **Your guess.** Read this message. How many bytes per token and vocabulary entry did the failed request have?
 
 # %%
 import textwrap
@@ -452,7 +445,7 @@ reveal("14.request", seen.requested / (tokens * seen.vocab), unit="bytes")
 print(f"{format_bytes(seen.requested, 'GiB', 2)} = 4 bytes · {tokens:,} tokens · {seen.vocab:,} vocabulary entries")
 
 # %% [markdown]
-# That is how to read a message: divide the request by what you know. Other clues:
+# So divide the request by what you know. Other clues:
 #
 # | clue | ask |
 # |---|---|
@@ -462,8 +455,7 @@ print(f"{format_bytes(seen.requested, 'GiB', 2)} = 4 bytes · {tokens:,} tokens 
 # | where steps begin | does the third begin with more than the second? (The second has the optimizer's states) |
 # | what is free | more than the request, and by much? A few percent are crumbs, whatever the message says |
 #
-# Your turn: choose a case, look, and name the cause. Four of the six messages mention fragmentation. How many of them
-# are right?
+# Choose a case and name the cause. Four of the six messages mention fragmentation. How many are right?
 
 # %%
 from course_utils.lessons.plans.widget import detective
@@ -473,7 +465,7 @@ detective()
 # %% [markdown]
 # ## A script of your own
 # `watch` runs a training script unchanged, for two optimizer steps on the simulated GPU. It neither writes nor deletes
-# your files. Here is a small script.
+# your files.
 
 # %%
 import tempfile
@@ -507,8 +499,8 @@ def watch(*arguments):
 watch("--save", "before.gz", "train.py")
 
 # %% [markdown]
-# **Your guess.** AdamW with `fused=True` makes no temporaries of its own. By how many MB does it lower the peak of this
-# script?
+# **Your guess.** AdamW with `fused=True` makes no temporaries of its own. By how many MB does it lower this script's
+# peak?
 
 # %%
 predict("14.fused", unit="MB")
@@ -527,10 +519,10 @@ gap = plus_minus(after.peak - before.peak)
 print(f"after − before: {gap} bytes: one step counter per tensor, on the GPU when fused")
 
 # %% [markdown]
-# **Nothing is saved.** The peak is in backward, and the fused update saves memory only in the optimizer's step. The
-# list of what would help said so: it names half the batch and 8-bit states, not a fused update. The last table names
-# every tensor that came or went, and adds up to the difference of the peaks, to the byte. In Python,
-# `difference(before, after)` compares two measurements.
+# **Nothing is saved.** The peak is in backward, and the fused update saves memory only in the optimizer's step. `watch`
+# said so: its list of what would help names half the batch and 8-bit states, not a fused update. Its last table names
+# every tensor that came or went, and adds up to the peaks' difference, to the byte. In Python, `difference(before,
+# after)` does the same.
 
 # %% [markdown]
 # ## Five questions
@@ -552,9 +544,9 @@ quiz(14)
 # **Cheat-sheet line** fits if 1.05 · peak ≤ what a program gets · peak = the fullest moment, never the sum of the
 # largest · out of memory: divide the request by s·b·V and by b·a·s², look at the moment, and at where steps begin.
 #
-# Now solve the [exercises of this lesson](../exercises/14_will_it_fit.ipynb). For runs of your own, the
-# [Explorer](explorer.ipynb) has all choices on one page. Below are the lines that all lessons left you. [The same as a
-# page to print](../docs/cheat_sheet.md) adds what to remember and what breaks it.
+# Now solve the [exercises of this lesson](../exercises/14_will_it_fit.ipynb). For your own runs, the
+# [Explorer](explorer.ipynb) has all choices on one page. Below are the lines of all lessons. [A page to
+# print](../docs/cheat_sheet.md) adds what to remember and what breaks it.
 
 # %% tags=["nbval-ignore-output"]
 from course_utils.lessons.shared.cheat_sheet import cheat_sheet
