@@ -14,23 +14,22 @@
 # **60 minutes.** You should know what a gradient is, and from [lesson 01](01_where_did_the_memory_go.ipynb) what lives
 # when in a training step. You need no GPU: without one, code for `device="cuda"` runs on a simulated one.
 #
-# In most training scripts the optimizer is two lines. In memory it is larger than the model. You will find out what
-# Adam remembers and why, and write it by hand until it equals PyTorch's. Then you account for every byte: its
-# [states](../docs/glossary.md#optimizer-states), when they appear, and what comes and goes in the step.
+# In most training scripts the optimizer is two lines. In memory it is larger than the model. You will write Adam by
+# hand, then account for every byte: its [states](../docs/glossary.md#optimizer-states), and what the step itself needs.
 
 # %% [markdown]
 # ## A narrow valley
-# [Gradient descent](../docs/glossary.md#gradient-descent) is one line: it moves the parameters θ against the gradient
-# by a learning rate η.
+# [Gradient descent](../docs/glossary.md#gradient-descent) moves the parameters θ against the gradient by a learning
+# rate η:
 #
 # $$\theta \leftarrow \theta - \eta \nabla L$$
 #
 # It keeps nothing. So why does nobody train transformers with it?
 #
-# Because a loss is steep in some directions and flat in others. The smallest example has two parameters, curvature 1
-# along the valley and 25 across: $L = \frac{1}{2} (x^2 + 25 y^2)$. One η must serve both.
+# A loss is steep in some directions and flat in others. The smallest example has two parameters, curvature 1 along the
+# valley and 25 across: $L = \frac{1}{2} (x^2 + 25 y^2)$. One η must serve both.
 #
-# **Your guess.** You may choose the best η. How many steps until the distance from the minimum is down to 1 %?
+# **Your guess.** With the best η, how many steps bring the distance from the minimum down to 1 %?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -39,8 +38,8 @@ predict("02.valley", unit="steps")
 
 # %% [markdown]
 # ### Estimate
-# Along a direction of curvature c, a step multiplies the distance by $1 - \eta c$. If η is above 2/25, the steep
-# direction grows. With the best η, both factors are equally large: $1 - \eta = -(1 - 25 \eta)$.
+# Along a direction of curvature c, a step multiplies the distance by $1 - \eta c$. Above η = 2/25, the steep direction
+# diverges. The best η makes both factors equally large: $1 - \eta = -(1 - 25 \eta)$.
 
 # %%
 from math import ceil, log
@@ -54,8 +53,8 @@ print(f"each step leaves {1 - best * flat:.1%} of the distance: 1 % after {estim
 
 # %% [markdown]
 # ### Measure
-# A *rule* gets the gradient g, two tensors m and v as its memory, and the number t of the step. It returns the
-# direction: for gradient descent, g itself.
+# A *rule* gets the gradient g, its memory m and v, and the number t of the step. It returns the direction: for gradient
+# descent, g itself.
 
 # %%
 import torch
@@ -93,20 +92,19 @@ walks(paths, "One step size for two directions: too short along the valley, or t
 # %% [markdown]
 # Change 0.082 to 0.079, just below the edge. Predict: does that walk arrive sooner than the best one?
 #
-# The number of steps grows with the *ratio* of the curvatures. In a network that ratio is not 25 but many powers of ten
+# The number of steps grows with the *ratio* of the curvatures. In networks that ratio is not 25 but many powers of ten
 # ([Sagun et al. 2016](https://arxiv.org/abs/1611.07476)). Three ideas help, and each costs memory.
 
 # %% [markdown]
 # ## Momentum, RMSProp, Adam
-# [**Momentum**](../docs/glossary.md#momentum) adds up gradients. Gradients that point now left, now right cancel; those
-# that always point the same way grow (Polyak 1964). It remembers one number per parameter, *m*.
+# [**Momentum**](../docs/glossary.md#momentum) adds up gradients. Opposite ones cancel, and those that always point the
+# same way grow (Polyak 1964). It remembers one number per parameter, *m*.
 #
-# [**RMSProp**](../docs/glossary.md#rmsprop) keeps a running mean of each gradient's square, *v*, and divides the
-# gradient by its root. That slows the steep direction down and speeds the flat one up (Tieleman and Hinton 2012). One
-# number per parameter, too.
+# [**RMSProp**](../docs/glossary.md#rmsprop) divides the gradient by the root of *v*, a running mean of its square. That
+# slows the steep direction down and speeds the flat one up (Tieleman and Hinton 2012). It keeps one number, too.
 #
 # [**Adam**](../docs/glossary.md#adam-adamw) does both ([Kingma and Ba 2015](https://arxiv.org/abs/1412.6980)): two
-# numbers. In the code, methods that end in `_` change m and v in place: that is the memory.
+# numbers. In the code, methods that end in `_` change m and v in place.
 
 
 # %%
@@ -127,7 +125,7 @@ def adam(g: Tensor, m: Tensor, v: Tensor, t: int, beta1=0.9, beta2=0.999, eps=1e
 
 
 # %% [markdown]
-# **Your guess.** Gradient descent with its best η needed the steps above. How many does Adam need, with η = 0.5?
+# **Your guess.** How many steps does Adam need, with η = 0.5?
 
 # %%
 predict("02.adam_steps", unit="steps")
@@ -139,11 +137,10 @@ reveal("02.adam_steps", steps_needed(walk(adam, 0.5)), unit="steps")
 walks(four, "Momentum is the fastest here, and Adam is no faster than tuned gradient descent")
 
 # %% [markdown]
-# So Adam does not win? Not here: we *knew* the curvature and chose the best η for gradient descent. Double η for
-# gradient descent and for Adam. Predict: which of them still arrives?
+# Adam does not win here: we *knew* the curvature and chose the best η for gradient descent. Double η for both. Predict:
+# which of them still arrives?
 #
-# Adam does not need the curvature. Make the loss a thousand times larger, nothing else. What happens to the first
-# update of each rule?
+# Adam needs no curvature. Only make the loss a thousand times larger: what happens to each rule's first update?
 
 # %%
 for rule in rates:
@@ -151,11 +148,11 @@ for rule in rates:
     print(f"{rule.__name__:17s} the first update is {(louder / once).item():7,.1f} times as long")
 
 # %% [markdown]
-# Adam divides by the size of the gradients, so the size cancels: η is the length of a step, not a factor of the
-# gradient. Layers with large and small gradients get equal steps. That is what *v* is for.
+# Adam divides by the gradients' size, so the size cancels: η is the length of a step, not a factor of the gradient.
+# Layers with large and small gradients get equal steps. That is what *v* is for.
 #
-# One text behind this course says that parameters with larger gradients get *smaller updates*. Do they? Take gradients
-# around 1, steady or noisy, then the same a thousand times smaller and larger.
+# One text behind this course says that parameters with larger gradients get *smaller updates*. Do they? Try three
+# sizes, steady and noisy.
 
 # %%
 sizes = torch.tensor([0.001, 1.0, 1000.0])
@@ -170,21 +167,20 @@ for noise in (0, 1, 10):
 # %% [markdown]
 # The updates are equally long. *Noise* shortens an update: opposite signs cancel in m, but their squares add up in v.
 # Larger gradients only make $\eta / \sqrt{\hat v}$ smaller, the learning rate *per unit of gradient*. Multiply by the
-# gradient, and the size cancels again.
+# gradient, and the size cancels.
 
 # %% [markdown]
 # ## Why bias correction?
-# Both running means begin at zero, and [bias correction](../docs/glossary.md#bias-correction) makes up for it. After
-# one step $m = (1 - \beta_1) g$, a tenth of the gradient, and $v = (1 - \beta_2) g^2$, a thousandth of its square.
-# After t steps m is a sum of gradients with the weights $(1 - \beta_1) \beta_1^i$; the newest has i = 0. The weights of
-# a mean must add up to 1. These add up to
+# Both running means begin at zero. After one step $m = (1 - \beta_1) g$, a tenth of the gradient, and $v = (1 -
+# \beta_2) g^2$, a thousandth of its square. After t steps m is a sum of gradients with the weights $(1 - \beta_1)
+# \beta_1^i$; the newest has i = 0. A mean's weights must add up to 1. These add up to
 #
 # $$(1 - \beta_1) (1 + \beta_1 + \dots + \beta_1^{t-1}) = 1 - \beta_1^t$$
 #
-# So Adam divides m by exactly that, and v by $1 - \beta_2^t$. Then, if all gradients are equal, every update is one
-# learning rate long.
+# [Bias correction](../docs/glossary.md#bias-correction) divides m by exactly that, and v by $1 - \beta_2^t$. With equal
+# gradients, every update is then one learning rate long.
 #
-# **Your guess.** Leave the correction out. One update is further from that length than all others. How long is it?
+# **Your guess.** Without the correction, one update is furthest from that length. How long is it?
 
 # %%
 predict("02.bias", unit="learning rates")
@@ -208,11 +204,11 @@ print(f"step 1 by hand: (1 − β1) / √(1 − β2) = {(1 - beta1) / (1 - beta2
 print(f"the longest is step {raw.argmax() + 1}; still {raw[999]:.2f} at step 1,000")
 
 # %% [markdown]
-# One might expect *shorter* steps from a mean that begins at zero. But *v* begins even nearer to zero than *m*, and the
-# update divides by its root. Change β2 to 0.95. Predict: is the first update too long or too short?
+# Why not *shorter*? The update divides by √v, and at first √v is even further below its true value than m. Change β2 to
+# 0.95. Predict: is the first update too long or too short?
 #
 # ### All of it as equations
-# For each parameter θ, with its gradient g in step t, and m and v zero at the start:
+# For each parameter θ, with its gradient g in step t:
 #
 # $$m_t = \beta_1 m_{t-1} + (1 - \beta_1) g_t$$
 #
@@ -222,16 +218,16 @@ print(f"the longest is step {raw.argmax() + 1}; still {raw[999]:.2f} at step 1,0
 #
 # $$\theta_t = \theta_{t-1} - \eta \cdot \frac{\hat m_t}{\sqrt{\hat v_t} + \varepsilon}$$
 #
-# | line | what it is | what decides it |
+# | line | what | decided by |
 # |---|---|---|
-# | 1 | the direction | β1: m is a mean over about 1/(1 − β1) gradients |
-# | 2 | the size | β2: v is a mean over about 1/(1 − β2) squares |
-# | 3 | bias correction | the step t; it wears off as βᵗ goes to 0 |
-# | 4 | the update | η: the length of a step; ε: the size below which a gradient counts as zero |
+# | 1 | direction | β1: a mean over about 1/(1 − β1) gradients |
+# | 2 | size | β2: a mean over about 1/(1 − β2) squares |
+# | 3 | bias correction | t: it wears off as βᵗ goes to 0 |
+# | 4 | update | η: the length of a step; ε: the size below which a gradient counts as zero |
 #
-# A larger β1 averages away more noise, and turns more slowly. A larger β2 notices a jump in size later. So GPT-3 took
-# β2 = 0.95 ([Brown et al. 2020](https://arxiv.org/abs/2005.14165), appendix B). So did Llama 2, with ε = 10⁻⁵ ([Touvron
-# et al. 2023](https://arxiv.org/abs/2307.09288), section 2.2). Watch ε take over:
+# A larger β1 averages away more noise, and turns more slowly. A larger β2 notices a jump in size later. GPT-3 took β2 =
+# 0.95 ([Brown et al. 2020](https://arxiv.org/abs/2005.14165), appendix B). So did Llama 2, with ε = 10⁻⁵ ([Touvron et
+# al. 2023](https://arxiv.org/abs/2307.09288), section 2.2). Watch ε = 10⁻⁸ take over:
 
 # %%
 gradients = torch.tensor([1e-4, 1e-7, 1e-8, 1e-9, 1e-11])
@@ -244,9 +240,9 @@ for g, length in zip(gradients.tolist(), lengths.tolist(), strict=True):
 
 # %% [markdown]
 # ## Adam by hand
-# The function `adam` from above makes a short optimizer for any model. PyTorch's base class gives each parameter p a
-# dictionary, `self.state[p]`. (AdamW also shrinks the weights, in a line of its own: [Loshchilov and Hutter
-# 2019](https://arxiv.org/abs/1711.05101).)
+# With `adam` from above, an optimizer is short. PyTorch's base class gives each parameter p a dictionary,
+# `self.state[p]`. AdamW also shrinks the weights, in a line of its own ([Loshchilov and Hutter
+# 2019](https://arxiv.org/abs/1711.05101)).
 
 
 # %%
@@ -269,8 +265,7 @@ class HandAdamW(torch.optim.Optimizer):
 
 
 # %% [markdown]
-# Does `HandAdamW` equal PyTorch's AdamW? Test it on GPT-2, built from PyTorch's own layers: tiny on the CPU now, full
-# size on the GPU later.
+# Does it equal PyTorch's AdamW? Test it on GPT-2 from PyTorch's layers: tiny now, full size on the GPU later.
 
 # %%
 from torch import nn
@@ -296,9 +291,9 @@ class GPT(nn.Module):
 
 
 # %% [markdown]
-# Train the tiny one on the characters of a short text, once with each optimizer, from the same seed.
+# Train the tiny model on the characters of a short text with each optimizer, from the same seed.
 #
-# **Your guess.** The tiny one has about a hundred thousand parameters in fp32. How many KB does Adam keep for it?
+# **Your guess.** How many KB does Adam keep for its hundred thousand fp32 parameters?
 
 # %%
 from course_utils.lessons.shared.language_model import batches, vocabulary
@@ -347,12 +342,11 @@ others = max(difference.max().item() for name, difference in apart.items() if "i
 print(f"all weights except these biases: {others:.6f}")
 
 # %% [markdown]
-# One thing differs more than the rest: the bias of the *keys*. It adds the same number to all scores of a query, and
-# softmax does not notice. So its true gradient is zero, and autograd computes rounding noise. Adam divides this noise
-# by its own size, so only ε keeps the steps short. Set `eps` to 1e-16 and run both cells again. Predict: what happens
-# to the losses, and to the keys' biases?
+# The bias of the *keys* differs most. It adds the same number to all scores of a query, and softmax does not notice.
+# Its true gradient is zero, and autograd computes rounding noise. Adam divides this noise by its own size, so only ε
+# keeps the steps short. Set `eps` to 1e-16 and run both cells again. Predict the losses and the keys' biases.
 #
-# Now the bytes that PyTorch's optimizer holds for one parameter:
+# PyTorch's optimizer keeps for one tensor of weights:
 
 # %%
 for name, tensor in official.state[theirs.words.weight].items():
@@ -362,15 +356,15 @@ print(f"all states: {kept:,} bytes; 8 bytes per parameter minus that: {8 * n - k
 reveal("02.small", sum(state["m"].nbytes + state["v"].nbytes for state in hand.state.values()), unit="KB")
 
 # %% [markdown]
-# *exp_avg* is m, *exp_avg_sq* is v: 4 bytes each, 8 per parameter. `step` is PyTorch's t, a counter for each tensor: 4
-# bytes on the *CPU*. Only a fused or capturable Adam keeps the counters on the GPU.
+# *exp_avg* is m, *exp_avg_sq* is v: 8 bytes per parameter. `step` is t, a counter per tensor: 4 bytes on the *CPU*.
+# Only a fused or capturable Adam keeps it on the GPU.
 
 # %% [markdown]
 # ## When do the states appear?
-# `torch.optim.AdamW(...)` allocates nothing. The first `step()` makes the states. Take GPT-2, eight sequences of 512
+# `torch.optim.AdamW(...)` allocates nothing. The first `step()` makes the states. Train GPT-2 on eight sequences of 512
 # tokens under [autocast](../docs/glossary.md#autocast).
 #
-# **Your guess.** How much higher is the peak of step 2 than that of step 1?
+# **Your guess.** How much higher does step 2 peak than step 1?
 
 # %%
 predict("02.second_step", unit="MB")
@@ -403,13 +397,13 @@ reveal("02.second_step", peaks[1] - peaks[0], unit="MB")
 # The first step peaks *before* the states exist. So one successful step does not show that a configuration fits. Change
 # (8, 512) to (1, 512). Predict: how much higher is step 2 now? (In which phase is the peak?)
 #
-# **The gap** of half a percent comes from the allocator. `memory_allocated()` counts whole blocks, and a remainder
-# below 1 MiB is not split off (lesson 10). It also counts the workspaces of cuBLAS, the library of matrix products: 8.5
-# MB from the first product in forward on, and as much from the first in backward on. A card needs more than this
-# counter shows: [reserved](../docs/glossary.md#allocated-and-reserved) memory that is not in use, and the CUDA context,
-# several hundred MB.
+# **The gap** of half a percent is the allocator's. `memory_allocated()` counts whole blocks, and a remainder below 1
+# MiB is not split off (lesson 10). It also counts cuBLAS's [workspaces](../docs/glossary.md#workspace): 8.5 MB from the
+# first matrix product in forward on, and as much from the first in backward on. It does not count
+# [reserved](../docs/glossary.md#allocated-and-reserved) memory that is not in use, nor the CUDA context, several
+# hundred MB.
 #
-# `measure` takes such steps for any *run* (a model with its batch, precision and optimizer) and counts only tensors.
+# `measure` takes such steps for any *run* and counts only tensors.
 
 # %%
 from course_utils import TrainingRun, measure
@@ -429,7 +423,7 @@ timeline(three_steps, "The two states appear at the end of step 1, and the peak 
 # * [Adafactor](../docs/glossary.md#adafactor) keeps only a row and a column for each matrix of *v* ([Shazeer and Stern
 #   2018](https://arxiv.org/abs/1804.04235)).
 # * [8-bit Adam](../docs/glossary.md#8-bit-adam) keeps both of Adam's numbers in 8 bits, with a scale for each block of
-#   numbers ([Dettmers et al. 2022](https://arxiv.org/abs/2110.02861) take blocks of 2,048; here they have 256).
+#   numbers ([Dettmers et al. 2022](https://arxiv.org/abs/2110.02861) take 2,048; here it is 256).
 # * [Muon](../docs/glossary.md#muon) keeps one number for the blocks' matrices and leaves embeddings and vectors to
 #   AdamW ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)).
 #
@@ -466,8 +460,8 @@ print(", ".join(f"{name} {size / N:.2f}" for name, size in states.items()), "byt
 # %% [markdown]
 # Set `amsgrad=True`: then AdamW divides by the largest v so far. Predict its bytes.
 #
-# The other optimizers need helpers: Lion and 8-bit Adam are the course's short versions. PyTorch's Adafactor reads a
-# weight's norm, a value that a simulated GPU does not have.
+# The others need helpers: Lion and 8-bit Adam are the course's short versions. PyTorch's Adafactor reads a weight's
+# norm, which a simulated GPU does not have.
 
 # %%
 from course_utils import estimate, plus_minus
@@ -486,15 +480,13 @@ reveal("02.muon", per_parameter["muon"], unit="bytes")
 bars(per_parameter, title, unit="bytes per parameter", kind="optimizer_states", provenance=str(measured.provenance))
 
 # %% [markdown]
-# All estimates are exact to the byte. Muon is between 4 and 8 bytes, because a good part of GPT-2's parameters are
-# embeddings, and AdamW handles those.
+# Muon is between 4 and 8 bytes, because AdamW handles the embeddings.
 
 # %% [markdown]
 # ## What the step itself needs
-# The states persist. But the step also needs room: $\sqrt{\hat v} + \varepsilon$ is a new tensor. How many of these
-# exist at once depends on how PyTorch goes through the parameters: [*for-loop, foreach,
-# fused*](../docs/glossary.md#foreach-for-loop-fused). On a GPU, **foreach** is the default, because a few kernels for
-# all tensors are faster than many small ones.
+# The step also needs room: $\sqrt{\hat v} + \varepsilon$ is a new tensor. How many exist at once depends on how PyTorch
+# goes through the parameters: [*for-loop, foreach, fused*](../docs/glossary.md#foreach-for-loop-fused). On a GPU,
+# **foreach** is the default, because a few large kernels are faster than many small ones.
 #
 # **Your guess.** How many bytes per parameter does AdamW with foreach need on top, at its fullest moment?
 
@@ -524,13 +516,13 @@ reveal("02.transient", came["foreach"] / N, unit="bytes")
 
 # %% [markdown]
 # **Foreach** computes √v for *all* parameters before it uses any: 4 bytes per parameter in fp32, plus what the
-# allocator does not split off. The **for-loop** has two temporaries of one parameter at a time: at most twice the
+# allocator does not split off. The **for-loop** has two temporaries for one tensor at a time: at most twice the
 # largest, the embedding. **Fused** has none: one kernel reads g, m and v and writes the weight. Add `"default": {}` to
 # `ways`. Predict: which of the three does it equal?
 #
-# This matters where the peak is in the optimizer phase: with small batches, or with
+# This matters where the peak is in the optimizer phase: with small batches or
 # [recomputation](../docs/glossary.md#activation-recomputation). There, `fused=True` is the cheapest saving in this
-# course. Which is the fastest? Only a GPU can say:
+# course. Which is the fastest?
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -539,11 +531,11 @@ recorded_times("optimizer")
 
 # %% [markdown]
 # ## Sixteen bytes, plus the step
-# Now 16-bit weights with [master weights](../docs/glossary.md#master-weights): 2 bytes for the weight, 2 for the
-# gradient, 4 for the fp32 master, 8 for m and v. That is 16. Many training loops convert *all* gradients to fp32, free
-# the 16-bit ones, and then call foreach AdamW.
+# Training with [master weights](../docs/glossary.md#master-weights) keeps 2 bytes for the 16-bit weight, 2 for the
+# gradient, 4 for the fp32 master, 8 for m and v: 16. Many training loops convert *all* gradients to fp32, free the
+# 16-bit ones, and then call foreach AdamW.
 #
-# **Your guess.** How many bytes per parameter are alive at the fullest moment of that optimizer step?
+# **Your guess.** How many bytes per parameter are alive at the fullest moment of that step?
 
 # %%
 predict("02.upcast", unit="bytes")
@@ -581,17 +573,17 @@ print(f"at once {at_once:.2f}, one at a time {one_by_one:.2f} bytes per paramete
 reveal("02.upcast", at_once, unit="bytes")
 
 # %% [markdown]
-# All at once, the step needs 6 bytes more than 16, plus what the allocator does not split off: 2 because gradients are
-# twice as wide, 4 for foreach. If you [upcast](../docs/glossary.md#upcasting) *one at a time*, only one tensor needs
-# these 6 at any moment. Change `foreach` to `fused`, and predict both numbers.
+# All at once, the step needs 6 bytes more than 16: 2 for the wider gradients, 4 for foreach. What the allocator does
+# not split off comes on top. If you [upcast](../docs/glossary.md#upcasting) *one at a time*, only one tensor needs
+# these 6. Change `foreach` to `fused`, and predict both numbers.
 
 # %% [markdown]
 # ## K, the optimizer's bytes per parameter
 # The [ZeRO](../docs/glossary.md#zero) paper ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.1)
-# has one symbol for all of the optimizer's bytes per parameter, master weights included: [K](../docs/glossary.md#k). A
-# run keeps $(2 + 2 + K) \cdot N$ bytes. In other recipes, weights and gradients do not have 2 bytes each.
+# calls the optimizer's bytes per parameter, master weights included, [K](../docs/glossary.md#k). With 16-bit weights
+# and gradients, a run keeps $(2 + 2 + K) \cdot N$ bytes.
 #
-# What is K for mixed-precision Adam? **Your guess.** And how many GB are $(2 + 2 + K) \cdot N$ for GPT-2 XL?
+# **Your guess.** What is K for mixed-precision Adam? And how many GB are $(2 + 2 + K) \cdot N$ for GPT-2 XL?
 
 # %%
 xl = TrainingRun("gpt2-xl", attention="efficient")
@@ -618,9 +610,8 @@ print(f"with 1.5 billion parameters, as ZeRO rounds: {format_bytes(sum(zero_stat
 
 # %% [markdown]
 # ## Turn the knobs
-# Three questions for the sliders (or for other numbers in the line below). At which η does gradient descent leave the
-# valley, and how does the steepness change that? Turn the valley by 45°: which two optimizers notice? Set Adam's β1 to
-# 0: what is missing?
+# Use the sliders or the line below. At which η does gradient descent leave the valley, and how does the steepness
+# change that? Turn the valley by 45°: which two optimizers notice? Set Adam's β1 to 0: what is missing?
 #
 # <details><summary>Answers</summary>
 #
@@ -673,7 +664,7 @@ for name, size in sizes.items():
 # %% [markdown]
 # ## Take home
 # **Remember** Adam keeps two numbers per parameter, 8 bytes in fp32, and makes them in the first step. With master
-# weights, K = 12. The step itself needs room: 4 bytes per parameter with foreach, nothing when fused.
+# weights, K = 12. The step itself needs 4 bytes per parameter with foreach, nothing when fused.
 #
 # **Breaks when** all gradients are upcast at once: 16 bytes per parameter become 22. And when you try only one step:
 # the states are not there yet.

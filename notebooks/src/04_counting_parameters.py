@@ -14,15 +14,15 @@
 # **55 minutes.** You should know what a matrix product is, and from [lesson 01](01_where_did_the_memory_go.ipynb) that
 # each parameter costs a training step about 16 bytes. No GPU is needed: nothing has to run.
 #
-# Weights, gradients, optimizer states, checkpoints on disk, the traffic between GPUs: all are *N times something*. So
-# you want to be sure of N. It follows from the architecture, to the last unit. You will count GPT-2, Llama and Mixtral
-# by hand, check each line against real modules, and find miscounts in well-known publications.
+# Weights, gradients, optimizer states, checkpoints on disk, the traffic between GPUs: all are *N times something*. N
+# follows from the architecture, to the last unit. You will count GPT-2, Llama and Mixtral by hand, check each line
+# against real modules, and find miscounts in well-known publications.
 
 # %% [markdown]
 # ## Where do 124 million parameters sit?
-# The smallest GPT-2 has a [vocabulary](../docs/glossary.md#vocabulary) of V = 50,257 words. For each word it stores a
-# vector of h = 768 numbers: the [embedding](../docs/glossary.md#embedding), a table that is looked up, not multiplied.
-# The rest is twelve [blocks](../docs/glossary.md#transformer-block) of attention and MLP.
+# The smallest GPT-2 has a [vocabulary](../docs/glossary.md#vocabulary) of V = 50,257 words. A table, the
+# [embedding](../docs/glossary.md#embedding), stores a vector of h = 768 numbers for each. It is looked up, not
+# multiplied. The rest is twelve [blocks](../docs/glossary.md#transformer-block) of attention and MLP.
 #
 # **Your guess.** How many percent of GPT-2's parameters are in that table of words?
 
@@ -32,8 +32,8 @@ from course_utils.interactive.guesses import predict, reveal, waits_for
 predict("04.embedding", unit="%")
 
 # %% [markdown]
-# This module holds everything in GPT-2 that has parameters. Counting needs no forward pass.
-# `nn.TransformerEncoderLayer` is one block.
+# This module holds everything in GPT-2 that has parameters. `nn.TransformerEncoderLayer` is one block. Counting needs
+# no forward pass.
 
 # %%
 import torch
@@ -70,12 +70,12 @@ print(f"all        {parts.total():12,}; V·h minus the modules' table: {plus_min
 reveal("04.embedding", 100 * parts["words"] / parts.total(), unit="%")
 
 # %% [markdown]
-# The table is almost a third of a model that people call a stack of attention layers. Change V to 128,256, the
-# vocabulary of Llama 3, and predict the table's percentage.
+# The table is almost a third of a model that people call a stack of attention layers. Change V to Llama 3's 128,256,
+# and predict the table's percentage.
 
 # %% [markdown]
 # ## One block, matrix by matrix
-# A block of GPT-2 has four linear layers. A linear layer from n to m numbers has a matrix of m·n weights, and m
+# A block of GPT-2 has four linear layers. From n to m numbers, a layer has m·n weights and m
 # [biases](../docs/glossary.md#bias).
 #
 # | layer | from | to | weights | biases |
@@ -85,8 +85,7 @@ reveal("04.embedding", 100 * parts["words"] / parts.total(), unit="%")
 # | MLP, up | h | 4h | 4h² | 4h |
 # | MLP, down | 4h | h | 4h² | h |
 #
-# Two LayerNorms add a scale and a shift for each of the h numbers: 2·2h. Heads only cut the same matrices into pieces,
-# so their number does not matter.
+# Two LayerNorms add a scale and a shift for each of the h numbers: 2·2h. Heads only cut the same matrices into pieces.
 #
 # **Your guess.** Divide a block's parameters by h². What do you get?
 
@@ -94,7 +93,7 @@ reveal("04.embedding", 100 * parts["words"] / parts.total(), unit="%")
 predict("04.block", unit="h²")
 
 # %% [markdown]
-# **Estimate.** The rows of the table, for GPT-2 XL. **Measure.** Every tensor of a block, summed by module.
+# **Estimate.** The table's rows, for GPT-2 XL. **Measure.** Every tensor of a block, summed by module.
 
 # %%
 h, heads = 1600, 25  # change this
@@ -116,7 +115,7 @@ reveal("04.block", parts.total() / h**2, unit="h²")
 
 # %% [markdown]
 # Biases and norms add $13h / h^2$ to 12. Two thirds of a block are its MLP. Change the heads to 5, and predict the
-# count. Later models have no biases. Then a LayerNorm has no shift either:
+# count. Later models have no biases, not even the LayerNorm's shift:
 
 # %%
 with torch.device("meta"):
@@ -133,13 +132,13 @@ print(f"biases are {1 - without / parts.total():.2%} of a block")
 # $$N = hV + L \cdot (12h^2 + 13h) + 2h + hP$$
 #
 # Where is the head, which turns h numbers into V [logits](../docs/glossary.md#logits)? In GPT-2 it is
-# [tied](../docs/glossary.md#tied-head): it uses the matrix of the table again.
+# [tied](../docs/glossary.md#tied-head): it uses the table's matrix again.
 #
 # The GPT-2 paper ([Radford et al.
 # 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf), table 2)
 # says that the largest model has 1,542 million parameters.
 #
-# **Your guess.** By how many million is the paper's count of the largest GPT-2 off?
+# **Your guess.** By how many million is that count off?
 
 # %%
 predict("04.paper", unit="million")
@@ -160,10 +159,9 @@ for (h, L), (said, today) in paper.items():
 reveal("04.paper", N / 1e6 - said, unit="million")
 
 # %% [markdown]
-# Formula and modules agree to the unit in all four sizes. The paper is wrong in all four. OpenAI's first two
-# checkpoints carried the paper's numbers too, until both were renamed in August 2019. Since then, a footnote in the
-# README of the [code](https://github.com/openai/gpt-2) says that the original counts "were wrong due to an error". It
-# does not say which error. In the exercises you will find one that fits.
+# The paper is wrong in all four sizes. OpenAI's first two checkpoints carried its numbers too, until both were renamed
+# in August 2019. Since then, a footnote in the README of the [code](https://github.com/openai/gpt-2) says that the
+# original counts "were wrong due to an error". It does not say which. In the exercises you will find one that fits.
 
 # %% [markdown]
 # ### How to count wrong in one line
@@ -184,12 +182,12 @@ print(f"their difference minus V·h: {saved - listed - xl.words.weight.numel()}"
 reveal("04.tied", (saved - listed) / 1e6, unit="million")
 
 # %% [markdown]
-# The difference is the tied head. `parameters()` lists each tensor once, however many names it has. `state_dict()`
-# lists names. Memory holds the matrix once, with one gradient and one set of states. Change the line to `GPT()`, the
-# smallest model, and predict the difference.
+# The difference is the tied head. `parameters()` lists each tensor once, `state_dict()` each name. Memory holds the
+# matrix once, with one gradient and one set of states. Change the line to `GPT()`, the smallest model, and predict the
+# difference.
 #
 # How do you find tied weights in somebody else's model? Ask for second names. A state dict makes new tensor objects, so
-# compare their addresses (not on `meta`, which has none).
+# compare their addresses (`meta` has none).
 
 # %%
 names = [name for name, _ in xl.named_parameters(remove_duplicate=False)]
@@ -234,8 +232,8 @@ for P, h, L in sorted(sizes):
 reveal("04.rule", 100 * (1 - 12 * 96 * 12288**2 / gpt(50257, 2048, 12288, 96)), unit="%")
 
 # %% [markdown]
-# Why does it get better? The table grows like h, a block like h². Add (2048, 12288, 12), wide and shallow, and predict
-# its errors. The next figure shows GPTs from h = 256 to 8,192, with one layer per 64 of width.
+# The table grows like h, a block like h². Add (2048, 12288, 12), wide and shallow, and predict its errors. The figure
+# shows GPTs from h = 256 to 8,192, with one layer per 64 of width.
 
 # %% tags=["hide-input"]
 from course_utils.figures import lines
@@ -258,7 +256,7 @@ lines(
 #
 # $$\frac{V}{12 L h + V}$$
 #
-# The error is below 5 % once L·h exceeds $\frac{19}{12} V$.
+# It is below 5 % once L·h exceeds $\frac{19}{12} V$.
 
 # %%
 for V in (50257, 128256):
@@ -268,7 +266,7 @@ for _, h, L in sorted(sizes):
 
 # %% [markdown]
 # ## Llama: four changes, none of them free
-# Llama's block has the same skeleton with four other parts ("keys" means keys and values):
+# Llama's block has four other parts ("keys" means keys and values):
 #
 # | GPT-2 | Llama | parameters of a block |
 # |---|---|---|
@@ -277,12 +275,12 @@ for _, h, L in sorted(sizes):
 # | LayerNorm: scale and shift | [RMSNorm](../docs/glossary.md#rmsnorm): only a scale | 4h becomes 2h |
 # | biases | none | 9h becomes 0 |
 #
-# Outside the blocks, [rotary positions](../docs/glossary.md#learned-and-rotary-positions) have no parameters. The head
-# of the larger Llamas is a matrix of its own.
+# Outside the blocks, [rotary positions](../docs/glossary.md#learned-and-rotary-positions) have no parameters. The
+# larger Llamas' head is a matrix of its own.
 #
-# Llama 3 with 8 billion parameters has 32 query heads, and 8 heads of keys and values.
+# Llama 3 8B has 32 heads of queries, and 8 of keys and values.
 #
-# **Your guess.** How many billion parameters do grouped queries save in Llama 3 8B?
+# **Your guess.** How many billion parameters do grouped queries save in it?
 
 # %%
 V, h, L, k, f = 128256, 4096, 32, 8 * 128, 14336
@@ -295,8 +293,7 @@ print(f"keys and values: {every:,} with a head for each query, {grouped:,} in gr
 reveal("04.grouped", (every - grouped) / 1e9, unit="billion")
 
 # %% [markdown]
-# Grouped queries save a tenth of the model. (They also keep fewer bytes per token, see lesson 05.) Now the whole model,
-# by formula and by modules.
+# Grouped queries save a tenth of the model. (They also keep fewer bytes per token, see lesson 05.) Now the whole model:
 
 
 # %%
@@ -338,7 +335,7 @@ print(f"{'N':16s} {N:13,} by formula, minus the modules': {plus_minus(N - parts.
 # %% [markdown]
 # Change k in the line `Llama(V, h, L, k, f)` to h. Predict which rows differ now.
 #
-# Is our network the published one? Each released checkpoint on Hugging Face has an index of its files
+# Is our network the published one? Each checkpoint on Hugging Face has an index of its files
 # (`model.safetensors.index.json`). Its `total_size` gives the bytes of all tensors, in
 # [bf16](../docs/glossary.md#fp16-and-bf16). Half of it is N, counted by somebody else.
 
@@ -355,7 +352,7 @@ for name, size in total_size.items():
     print(f"{name:12s} our modules {N:14,}   checkpoint {size // 2:14,}   difference {plus_minus(N - size // 2)}")
 
 # %% [markdown]
-# All differences are 0, though one of the four models has biases on its queries, keys and values. And 12·L·h²?
+# All agree, though one of the four models has biases on its queries, keys and values. And 12·L·h²?
 
 # %%
 for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama3-70b"):
@@ -374,7 +371,7 @@ for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama
 # Mixtral-8x7B is Mistral-7B with eight MLPs in each block, its [experts](../docs/glossary.md#mixture-of-experts). A
 # small matrix, the router, sends each token to two of them. Texts have read the name as 8 · 7 = 56 billion parameters.
 #
-# **Your guesses.** How many billion parameters does Mixtral-8x7B store? And how many does one token use?
+# **Your guesses.** How many billion parameters does it store? And how many does one token use?
 
 # %%
 predict("04.experts", unit="billion", asks="stored")
@@ -421,8 +418,8 @@ reveal("04.active", active / 1e9, unit="billion")
 
 # %% [markdown]
 # ## Where the parameters sit
-# Here is everything so far in one figure, each model as 100 %. Mixtral's bar shows what is stored. Add "qwen2.5-7b".
-# Predict: is its head larger than Llama's?
+# Each model is 100 %, and Mixtral's bar shows what is stored. Add "qwen2.5-7b". Predict: is its head larger than
+# Llama's?
 
 # %%
 from course_utils.lessons.parameters.counting import parts_of
@@ -436,7 +433,7 @@ shares({name: parts_of(name) for name in shown}, "In each family, the larger the
 # A lecture says that the states of an 8-billion model are "roughly 100 GB": weights, gradients and Adam's states, at 16
 # bytes per parameter.
 #
-# **Your guess.** With the N that you know now, how many GB are the states of Llama 3 8B?
+# **Your guess.** With the exact N, how many GB are they for Llama 3 8B?
 
 # %%
 predict("04.states", unit="GB")
@@ -445,7 +442,7 @@ predict("04.states", unit="GB")
 reveal("04.states", 16 * sum(formulas.values()))
 
 # %% [markdown]
-# Do fp32 weights really take 4·N bytes? Put GPT-2 XL on a GPU. `on_gpu` takes yours, or a simulated one.
+# Do fp32 weights really take 4·N bytes? Put GPT-2 XL on a GPU, yours or a simulated one.
 
 # %%
 from course_utils import on_gpu
@@ -463,16 +460,14 @@ print(f"rounding each tensor up to a multiple of 512 bytes adds {rounded - neede
 
 # %% [markdown]
 # **The gap** is the allocator's. It hands out multiples of 512 bytes, and a vector of 1,600 fp32 numbers is 12.5 of
-# them. But most of the gap has another cause: the allocator does not cut off a rest below 1 MiB from a larger piece
-# (lesson 10). `memory_allocated()` leaves out two things that a card also holds:
-# [reserved](../docs/glossary.md#allocated-and-reserved) memory that is not in use, and the CUDA context. Change h to
-# 2,048 and the heads to 32. Predict: what is left of the gap?
+# them. But most of the gap has another cause: a rest below 1 MiB is not cut off from a larger piece (lesson 10).
+# `memory_allocated()` leaves out [reserved](../docs/glossary.md#allocated-and-reserved) memory that is not in use, and
+# the CUDA context. Change h to 2,048 and the heads to 32. Predict: what is left of the gap?
 
 # %% [markdown]
 # ## Build your own
-# Move the sliders and watch where the parameters go. Start from GPT-2 (or write another preset's name below), and reach
-# 1 billion parameters with less than 5 % in the words. Then make it a Llama with eight experts. How many parameters
-# does a token use?
+# Start from GPT-2 (or write another preset's name below), and reach 1 billion parameters with less than 5 % in the
+# words. Then make it a Llama with eight experts. How many parameters does a token use?
 #
 # <details><summary>An answer</summary>
 #
@@ -534,7 +529,7 @@ print(f"{counts.total():,} parameters; tied: {tied}; buffers: {sum(b.nbytes for 
 # **Breaks when** you forget the words in a small model, count a tied head twice, or use 12h² for a block with grouped
 # queries, SwiGLU or experts.
 #
-# **Cheat-sheet line** GPT: N = hV + L(12h² + 13h) + 2h + hP · Llama: N = hV (twice if
-# untied) + L(2h² + 2hk + 3fh + 2h) + h · experts: E MLPs stored, those chosen active, a router of E·h.
+# **Cheat-sheet line** GPT: N = hV + L(12h² + 13h) + 2h + hP · Llama: N = hV (twice if untied) + L(2h² + 2hk + 3fh + 2h)
+# + h · experts: E MLPs stored, those chosen active, a router of E·h.
 #
 # Now solve the [exercises of this lesson](../exercises/04_counting_parameters.ipynb).
