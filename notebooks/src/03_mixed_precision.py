@@ -137,7 +137,7 @@ for rate in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5):
 # %% [markdown]
 # ## Second failure: the gradient that underflows
 # fp16's smallest number is $2^{-24}$. Everything below half of it becomes 0. Train a small model of characters for 50
-# steps, and look at its gradients.
+# steps.
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -380,7 +380,7 @@ print("Adam's epsilon of 1e-8, in fp16:", torch.tensor(1e-8).half().item())
 #
 # ### Why large models diverged in fp16
 # With master weights and loss scaling, fp16 trained good models for years, until models grew large. BLOOM's team spent
-# *several months* on an fp16 model of 104 billion parameters whose loss kept diverging ([same
+# *several months* on an fp16 model of 104 billion parameters whose loss kept diverging ([the same
 # text](https://huggingface.co/blog/bloom-megatron-deepspeed)). OPT's paper ([section
 # 2.5](https://arxiv.org/abs/2205.01068)) names three signs: the loss runs away, the dynamic loss scale falls to 0, the
 # last layer's activations grow. Loss scaling protects *gradients*. Nothing keeps forward's *activations* below 65,504.
@@ -593,7 +593,7 @@ stack(states, title, provenance="estimated from formulas")
 # 10](10_allocator_and_fragmentation.ipynb)).
 #
 # ### 16, 18, 20: who says what
-# Before you compare two tools, ask which terms their sums include.
+# Before you compare two tools, ask which terms they include.
 
 # %% tags=["hide-input"]
 conventions = {

@@ -19,7 +19,8 @@
 # %% [markdown]
 # ## The path of θ
 # Why is a step on each micro-batch not the same as one step on all? Fit a line to 100 points, with two parameters θ,
-# and draw their path. The left path has 8 steps, each on all 100 points, or on 25 accumulated micro-batches of 4.
+# and draw their path. The left path has 8 steps, each on all 100 points, or, which is the same, on 25 accumulated
+# micro-batches of 4.
 #
 # **Your guess.** The middle path has a step on each 4 points, at the same rate, for 8 passes. How many steps?
 
@@ -143,7 +144,8 @@ print(f"from every sequence: |G|² = {signal:.1f}, tr(Σ) = {noise:.1f}, noise s
 print(f"from B = 2 and 32:   |G|² = {by_two[0]:.1f}, tr(Σ) = {by_two[1]:.1f}, scale {by_two[1] / by_two[0]:.1f}")
 
 # %% [markdown]
-# With random weights the noise scale is tiny: all sequences first teach which characters are frequent.
+# With random weights the noise scale is tiny: all sequences agree on what to learn first, which characters are
+# frequent.
 #
 # **Your guess.** What is the noise scale after 300 steps, in sequences of 32 characters, rounded to a power of two?
 
@@ -271,7 +273,7 @@ reveal("07.ramp", round(steps.sum().item() / 1000, 1), unit="thousand steps")
 # a batch k times as large makes the gradient √k times smaller. So steps grow by √k on their own, and the rate adds the
 # other √k ([Granziol et al. 2022](https://arxiv.org/abs/2006.09092), from random matrix theory).
 #
-# In ResNet-50 on ImageNet, Goyal et al. got 23.60 % error from batches of 256 at rate 0.10. **Your guess.** What
+# Goyal et al. trained ResNet-50 on ImageNet. Batches of 256 at rate 0.10 gave 23.60 % error. **Your guess.** What
 # percentage do batches of 8,192 give, with as many epochs and the same rate?
 
 # %%
@@ -288,9 +290,9 @@ reveal("07.goyal", published(8192, "0.10").error, unit="%")
 # Unscaled, the large batch takes 1/32 of the steps and does not get far. Scaled by k = 32, it loses next to nothing.
 # Scaled by √32, it ends in between.
 #
-# At first the gradient changes quickly, so k small steps are not one large one, and the training diverges. A
-# [warm-up](../docs/glossary.md#warm-up) lets the rate grow: from nothing, $\alpha_t = \alpha_{\text{max}} \cdot t /
-# T_w$, or from the small batch's rate, as Goyal et al. do over 5 epochs:
+# At first the gradient changes quickly, so k small steps are not one large one, and the large rate throws the weights
+# out. A [warm-up](../docs/glossary.md#warm-up) lets the rate grow: from nothing, $\alpha_t = \alpha_{\text{max}} \cdot
+# t / T_w$, or from the small batch's rate, as Goyal et al. do over 5 epochs:
 
 # %%
 from torch.optim.lr_scheduler import LinearLR
