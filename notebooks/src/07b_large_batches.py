@@ -291,8 +291,8 @@ reveal("07.goyal", published(8192, "0.10").error, unit="%")
 # Scaled by √32, it ends in between.
 #
 # At first the gradient changes quickly, so k small steps are not one large one, and the large rate throws the weights
-# out. A [warm-up](../docs/glossary.md#warm-up) lets the rate grow: from nothing, $\alpha_t = \alpha_{\text{max}} \cdot
-# t / T_w$, or from the small batch's rate, as Goyal et al. do over 5 epochs:
+# out. A [warm-up](../docs/glossary.md#warm-up) lets the rate grow: from nothing,
+# $\alpha_t = \alpha_{\text{max}} \cdot t / T_w$, or from the small batch's rate, as Goyal et al. do over 5 epochs:
 
 # %%
 from torch.optim.lr_scheduler import LinearLR
