@@ -15,16 +15,16 @@
 # step allocates and when ([lesson 01](01_where_did_the_memory_go.ipynb)). No GPU is needed: small trainings run on your
 # CPU, in genuine 16-bit formats.
 #
-# Do half the bits take half the memory? No. You will see training break in 16 bits in three ways, write each cure, and
-# count what every recipe of number formats costs.
+# Do half the bits take half the memory? No. Training breaks in 16 bits in three ways. You write each cure, and count
+# what every recipe of number formats costs.
 
 # %% [markdown]
 # ## What 16 bits can hold
-# A floating-point number has a sign, an *exponent* (its size) and a *mantissa* (its precision). With 16 bits you have
-# to choose. [fp16](../docs/glossary.md#fp16-and-bf16) favors precision: 5 bits of exponent, 10 of mantissa.
-# [bf16](../docs/glossary.md#fp16-and-bf16) favors range: 8 and 7. From 1 to 2, only the mantissa counts up.
+# A floating-point number has a sign, an *exponent* (its size) and a *mantissa* (its precision). With 16 bits,
+# [fp16](../docs/glossary.md#fp16-and-bf16) favors precision: 5 bits of exponent, 10 of mantissa. bf16 favors range: 8
+# and 7. From 1 to 2, only the mantissa counts up.
 #
-# **Your guess.** What is the next number after 1 in bf16? Say by how many thousandths it is larger.
+# **Your guess.** In bf16, by how many thousandths is the next number after 1 larger?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -41,8 +41,8 @@ bits_figure(0.1, "No format holds 0.1 exactly: the fewer mantissa bits, the larg
 #
 # $$(-1)^{\text{sign}} \cdot 2^{\text{exponent} - \text{bias}} \cdot \left(1 + \frac{\text{mantissa}}{2^m}\right)$$
 #
-# So the step from 1 to the next number, [*epsilon*](../docs/glossary.md#epsilon), is $2^{-m}$. Ask PyTorch. Then change
-# 1.0 to 300.0: which formats still count in steps of one? Predict, then run.
+# So the step from 1 to the next number, [*epsilon*](../docs/glossary.md#epsilon), is $2^{-m}$. Then change 1.0 to
+# 300.0: which formats still count in steps of one? Predict, then run.
 
 # %%
 import torch
@@ -56,12 +56,12 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
 reveal("03.next", 1000 * torch.finfo(torch.bfloat16).eps, unit="thousandths")
 
 # %% [markdown]
-# [tf32](../docs/glossary.md#tf32) is what an Ampere card's matrix units read from an fp32 number: bf16's range, fp16's
-# precision. Memory still holds fp32, so tf32 saves time and not one byte. The two [fp8](../docs/glossary.md#fp8)
-# formats face the same choice: E4M3 favors precision, E5M2 range ([Micikevicius et al.
+# [tf32](../docs/glossary.md#tf32) is what the matrix units of Ampere and newer cards read from an fp32 number: bf16's
+# range, fp16's precision. Memory still holds fp32, so tf32 saves time and not one byte. Of the two
+# [fp8](../docs/glossary.md#fp8) formats, E4M3 favors precision, E5M2 range ([Micikevicius et al.
 # 2022](https://arxiv.org/abs/2209.05433)).
 #
-# Now flip bits. Make fp16's largest finite number, then its smallest above 0, a [subnormal
+# Flip bits to make fp16's largest finite number, then its smallest above 0, a [subnormal
 # number](../docs/glossary.md#subnormal-numbers). Then type 65520, in fp16 and in bf16.
 
 # %%
@@ -71,8 +71,7 @@ bit_flipper("fp16", 0.1)
 
 # %% [markdown]
 # ## First failure: many small updates
-# Training is many small additions. A weight is 1, and each of 1,000 steps adds 0.0001. On paper it moves by 100
-# thousandths, to 1.1.
+# A weight is 1, and each of 1,000 steps adds 0.0001. On paper it moves by 100 thousandths, to 1.1.
 #
 # **Your guess.** By how many thousandths does the weight move if it is stored in bf16?
 
@@ -90,14 +89,14 @@ reveal("03.moved", 1000 * (bf16.item() - 1), unit="thousandths")
 
 # %% [markdown]
 # The update is less than half the distance to the next number, so each sum rounds back to the old weight. fp16 loses
-# updates of up to $2^{-11}$ of the weight. bf16 loses updates eight times as large. Change the update to 0.001: which
-# of the two moves? With 0.005, where does bf16 stop?
+# updates of up to $2^{-11}$ of the weight, bf16 eight times as large ones. Change the update to 0.001: which of the two
+# moves? With 0.005, where does bf16 stop?
 #
 # There are two cures:
 #
 # - [*Master weights*](../docs/glossary.md#master-weights): add in fp32, and round a copy for each forward pass.
-# - [*Stochastic rounding*](../docs/glossary.md#stochastic-rounding): round up or down at random, right on average. It
-#   needs no copy. bf16 is the upper half of an fp32 number: add noise to the lower half, then cut it off.
+# - [*Stochastic rounding*](../docs/glossary.md#stochastic-rounding): round up or down at random, right on average,
+#   without a copy. bf16 is the upper half of an fp32 number: add noise to the lower half, then cut it off.
 
 # %%
 dice = torch.Generator().manual_seed(0)
@@ -118,8 +117,8 @@ print(f"10,000 weights rounded at random: mean {stored.float().mean():.3f}, from
 
 # %% [markdown]
 # How many weights of a network does this affect? Adam's updates are about as large as its learning rate, and smaller
-# where gradients are noisy. Take a small language model with GPT-2's initial weights (standard deviation 0.02), and add
-# the rate to each. How many weights stay where they are?
+# where gradients are noisy. Add the rate to each weight of a small language model with GPT-2's initial weights
+# (standard deviation 0.02). How many stay where they are?
 
 # %%
 from course_utils.lessons.shared.language_model import language_model
@@ -137,8 +136,8 @@ for rate in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5):
 
 # %% [markdown]
 # ## Second failure: the gradient that underflows
-# Gradients are small, and fp16's smallest number is $2^{-24}$. Everything below half of it becomes 0. Train a small
-# model of characters for 50 steps, and look at its gradients.
+# fp16's smallest number is $2^{-24}$. Everything below half of it becomes 0. Train a small model of characters for 50
+# steps.
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -157,10 +156,10 @@ gradients = gradients[gradients != 0]
 
 # %% [markdown]
 # These gradients would survive in fp16. But a large training divides its loss, and so each gradient, by the number of
-# [micro-batches](../docs/glossary.md#micro-batch-and-global-batch). **To provoke what happens there, we divide the loss
-# by 4,096**, which is $2^{12}$.
+# [micro-batches](../docs/glossary.md#micro-batch-and-global-batch). **To provoke what happens there, we divide by
+# 4,096**, which is $2^{12}$.
 #
-# **Your guess.** How many percent of the gradients does fp16 turn into 0?
+# **Your guess.** What percentage of the gradients does fp16 turn into 0?
 
 # %% tags=["nbval-ignore-output"]
 print(f"before the division, half of the gradients are larger than 2^{gradients.abs().median().log2():.0f}")
@@ -175,11 +174,10 @@ reveal("03.lost", 100 * lost, unit="%")
 histogram_figure(divided, "In fp16 the red gradients become 0, and the pale ones keep only few digits")
 
 # %% [markdown]
-# fp16 has room only at the other end, where there are no gradients. So multiply the *loss*: by the chain rule, every
-# gradient is multiplied too. Divide before the optimizer sees them. This is [*loss
-# scaling*](../docs/glossary.md#loss-scaling) ([Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740), section
-# 3.2). A power of two changes only the exponent, so nothing is rounded. From which power on do gradients become
-# infinite? Predict, then change the scale.
+# fp16 has room only at the other end. So multiply the *loss*: by the chain rule, every gradient is multiplied too.
+# Divide before the optimizer sees them. This is [*loss scaling*](../docs/glossary.md#loss-scaling) ([Micikevicius et
+# al. 2018](https://arxiv.org/abs/1710.03740), section 3.2). A power of two changes only the exponent, so nothing is
+# rounded. From which power on do gradients become infinite? Predict, then change the scale.
 
 # %% tags=["nbval-ignore-output"]
 scale = 2.0**16  # change this
@@ -190,8 +188,8 @@ histogram_figure(divided, "Scaling moves the same gradients into fp16's range", 
 
 # %% [markdown]
 # ## Third failure: overflow
-# fp16's upper end is near, too. The team of BLOOM explains: 250·250 = 62,500 is fine, but 255·255 = 65,025 is an
-# overflow ([The Technology Behind BLOOM Training](https://huggingface.co/blog/bloom-megatron-deepspeed)).
+# fp16's upper end is near, too. BLOOM's team explains: 250·250 = 62,500 is fine, but 255·255 = 65,025 overflows ([The
+# Technology Behind BLOOM Training](https://huggingface.co/blog/bloom-megatron-deepspeed)).
 #
 # **Your guess.** What is the smallest whole number whose square overflows in fp16?
 
@@ -204,8 +202,8 @@ overflows = numbers.half().square().isinf()
 reveal("03.square", numbers[overflows].min().item(), unit="")
 
 # %% [markdown]
-# BLOOM's example is off by one, but its point holds. Now take a row of 4,096 activations, each 5 or −5. Which
-# operations overflow in fp16? Then change 5 to 300. Predict, then run.
+# BLOOM's example is off by one, but its point holds. Now take 4,096 activations, each 5 or −5. Which operations
+# overflow in fp16? Then change 5 to 300. Predict, then run.
 
 # %%
 from torch.nn.functional import layer_norm, rms_norm
@@ -218,16 +216,16 @@ print("rms_norm", rms_norm(x, x.shape).max().item(), "· layer_norm", layer_norm
 
 # %% [markdown]
 # At 5, only the sum of squares overflows, in both spellings. PyTorch's kernels add fp16 numbers in fp32
-# ([AccumulateType.h](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/AccumulateType.h)) and round once, at
-# the end. But fp16 cannot *store* 102,400.
+# ([AccumulateType.h](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/AccumulateType.h)) and round once. But
+# fp16 cannot *store* 102,400.
 #
 # At 300, the mean of squares fails too: `pow(2)` stores each square, and 90,000 is too large. The norm and both
 # normalizations survive: each is one kernel that keeps its squares in fp32. A norm written by hand must upcast first.
-# The rule: what an operation *stores* in fp16 must stay below 65,504.
+# The rule: what an operation *stores* in fp16 must not exceed 65,504.
 #
 # Too large a loss scale makes gradients overflow as well, and the right scale changes during training. *Dynamic* loss
 # scaling, PyTorch's `GradScaler`, adjusts it. After an infinite gradient, it skips the step and halves the scale. After
-# a number of good steps, it doubles the scale. Watch it with one weight and gradients that you choose:
+# a number of good steps, it doubles the scale. Choose one weight's gradients and watch the scale:
 
 # %%
 inf = float("inf")
@@ -275,7 +273,7 @@ lines({"loss scale": (range(100), scales)}, "The scale climbs until a gradient o
 
 # %% [markdown]
 # ## Five trainings
-# Same model, same batches, AdamW at a rate of 0.003, the loss divided by 4,096 as before. The five:
+# Five trainings share the model, the batches, AdamW's rate of 0.003, and the loss divided by 4,096:
 #
 # - fp32
 # - fp16 autocast, without and with a scaler
@@ -289,8 +287,8 @@ lines({"loss scale": (range(100), scales)}, "The scale climbs until a gradient o
 predict("03.trained", unit="of five")
 
 # %% [markdown]
-# Master weights by hand: the optimizer sees only fp32 copies. After backward, gradients go to the masters. After the
-# step, the masters go back, rounded. If `masters` are the model's own weights, this is a plain loop.
+# With master weights, the optimizer sees only fp32 copies. After backward, gradients go to the masters. After the step,
+# the masters go back, rounded. If `masters` are the model's own weights, this is a plain loop.
 
 
 # %%
@@ -336,10 +334,10 @@ reveal("03.trained", len(as_well), unit="of five")
 # start of a training.
 #
 # ### The end of a training
-# At the end the rate has decayed. Take the model after 200 steps in fp32. Train 100 more steps at a rate of 0.00001: in
-# fp32, in bf16 alone, and in bf16 with master weights.
+# At the end the rate has decayed. After 200 steps in fp32, train 100 more at a rate of 0.00001: in fp32, in bf16 alone,
+# and in bf16 with master weights.
 #
-# **Your guess.** How many percent of the weights have not moved at all after these 100 steps in bf16 alone?
+# **Your guess.** What percentage of the weights has not moved after these 100 steps in bf16 alone?
 
 # %%
 predict("03.late", unit="%")
@@ -366,9 +364,9 @@ for name, dtype in (("fp32", torch.float32), ("bf16 alone", torch.bfloat16), ("b
 reveal("03.late", round(100 * unmoved["bf16 alone"], -1), unit="%")
 
 # %% [markdown]
-# In bf16 alone, nine in ten weights never move, and most of the progress is lost. There is no error, and the loss curve
-# looks as if the training were finished. With master weights, a bf16 copy may also stay the same for a while, but its
-# master moves on and takes it along. Change the rate to 0.001, and predict both columns.
+# In bf16 alone, most of the progress is lost. There is no error, and the loss curve looks as if the training were
+# finished. With master weights, a bf16 copy may also stay the same for a while, but its master moves on and takes it
+# along. Change the rate to 0.001, and predict both columns.
 #
 # And fp16 alone, states included?
 
@@ -381,9 +379,9 @@ print("Adam's epsilon of 1e-8, in fp16:", torch.tensor(1e-8).half().item())
 # Adam divides by $\sqrt{v} + \varepsilon$. In fp16, the square of a small gradient is 0, and so is ε: 0/0.
 #
 # ### Why large models diverged in fp16
-# With master weights and loss scaling, fp16 trained good models for years, until models grew large. The BLOOM team
-# spent *several months* on an fp16 model of 104 billion parameters whose loss kept diverging ([The Technology Behind
-# BLOOM Training](https://huggingface.co/blog/bloom-megatron-deepspeed)). OPT's paper ([section
+# With master weights and loss scaling, fp16 trained good models for years, until models grew large. BLOOM's team spent
+# *several months* on an fp16 model of 104 billion parameters whose loss kept diverging ([the same
+# text](https://huggingface.co/blog/bloom-megatron-deepspeed)). OPT's paper ([section
 # 2.5](https://arxiv.org/abs/2205.01068)) names three signs: the loss runs away, the dynamic loss scale falls to 0, the
 # last layer's activations grow. Loss scaling protects *gradients*. Nothing keeps forward's *activations* below 65,504.
 # BLOOM was then trained in bf16. NVIDIA's cards have it since Ampere (2020); a T4 or a V100 does not.
@@ -416,7 +414,7 @@ reveal("03.ones", total.item(), unit="")
 # %% [markdown]
 # From 256 on, bf16's numbers are 2 apart, and adding 1 changes nothing. Change the format to `torch.float16` and
 # predict. A matrix product adds in fp32 and rounds once. Gradients of many micro-batches are a long sum too, so this
-# recipe adds them in fp32. In code, for one linear layer:
+# recipe adds them in fp32. For one linear layer:
 
 # %%
 master = torch.nn.Parameter(torch.randn(64, 32, generator=torch.Generator().manual_seed(0)))
@@ -436,16 +434,17 @@ print("fp32:", {tensor.dtype for tensor in (master, master.grad, adam.state[mast
 
 # %% [markdown]
 # ## What autocast keeps in fp32
-# Most people write `with torch.autocast("cuda", dtype=torch.bfloat16):` instead. PyTorch then chooses a format for each
-# operation. Weights, gradients and states stay in fp32.
+# Most people write `with torch.autocast("cuda", dtype=torch.bfloat16):` instead. PyTorch then chooses each operation's
+# format. Weights, gradients and states stay in fp32.
 #
-# **Your guess.** How large are the activations at the end of forward, in percent of fp32's?
+# **Your guess.** In GPT-2, 4 sequences of 256 tokens: how large are the activations at the end of forward, in percent
+# of fp32's?
 
 # %%
 predict("03.autocast", unit="% of fp32's")
 
 # %% [markdown]
-# Which format does each layer return? Ask with a forward hook, on half of a [transformer
+# Which format does each layer return? Put a forward hook on half of a [transformer
 # block](../docs/glossary.md#transformer-block). `with on_gpu():` runs plain PyTorch with `device="cuda"`: on your card,
 # or on a simulated one that counts bytes and holds no values.
 
@@ -480,10 +479,9 @@ with on_gpu():
         hook.remove()
 
 # %% [markdown]
-# Matrix products and GELU return bf16. **Norms and softmax return fp32**, and forward keeps it. Their kernels add in
-# fp32 anyway; autocast changes what is *stored*. The block's output, the [residual
-# stream](../docs/glossary.md#residual-connection), is fp32: each addition takes the wider format. Now measure what
-# forward keeps, with one more cost: a 16-bit *copy* of every weight matrix.
+# **Norms and softmax return fp32**, and forward keeps it. Their kernels add in fp32 anyway; autocast changes what is
+# *stored*. The block's output, the [residual stream](../docs/glossary.md#residual-connection), is fp32: each addition
+# takes the wider format. Autocast also keeps a 16-bit *copy* of every weight matrix:
 
 # %%
 tokens = 256  # change this
@@ -503,9 +501,8 @@ print(f"2 bytes for each weight of a matrix: {copies / 1e6:.1f} MB")
 # With few tokens, autocast keeps *more* than fp32: the copies cost the same for any batch. Change 256 to 4096. Predict,
 # then run.
 #
-# And the **loss**? PyTorch's documentation lists `cross_entropy` among what runs in fp32. Give it
-# [logits](../docs/glossary.md#logits) in bf16. What does it keep for backward? (The hook prints each tensor that
-# autograd keeps.)
+# And the **loss**? PyTorch's documentation lists `cross_entropy` among what runs in fp32. Given
+# [logits](../docs/glossary.md#logits) in bf16, what does it keep for backward?
 
 
 # %%
@@ -526,7 +523,7 @@ with on_gpu():
 
 # %% [markdown]
 # The [log-softmax](../docs/glossary.md#log-softmax) inside the loss runs in the logits' bf16. Then its result is copied
-# to fp32. Both stay: 6 bytes per logit. Now take whole steps of GPT-2. `measure` runs one in each recipe.
+# to fp32. Both stay: 6 bytes per logit. Now `measure` runs a whole step of GPT-2 in each recipe.
 
 # %%
 from course_utils import TrainingRun, measure
@@ -551,8 +548,8 @@ reveal("03.autocast", 100 * kept["amp-bf16"] / kept["fp32"], unit="% of fp32's")
 predict("03.xl", unit="GB")
 
 # %% [markdown]
-# First one matrix, by hand: weights, gradients, the masters of your own loop, Adam's step. Change `masters` to `False`
-# ("bf16 alone"), then the format to `torch.float32`. Each time, predict the bytes per parameter.
+# First one matrix, with the masters of your own loop. Change `masters` to `False` ("bf16 alone"), then the format to
+# `torch.float32`. Each time, predict the bytes per parameter.
 
 # %%
 dtype, masters = torch.bfloat16, True  # change this
@@ -590,14 +587,13 @@ title = "GPT-2 XL's states shrink only in recipes that give up fp32 copies"
 stack(states, title, provenance="estimated from formulas")
 
 # %% [markdown]
-# fp32 and autocast take the same 4 + 4 + 8 bytes per parameter. ZeRO's 2 + 2 + 12 is another recipe with the same sum.
-# Only recipes that give up fp32 copies take less: bf16 alone with 8, and fp8. **The gap** is 0 because both sides count
-# tensors. On a real card, add the driver's context (a few hundred MB), cuBLAS's
-# [workspaces](../docs/glossary.md#workspace) (17 MB), and what the allocator reserves beyond its tensors ([lesson
+# fp32 and autocast take the same 16 bytes per parameter as ZeRO's recipe. Only bf16 alone and fp8 take less.
+# **The gap** is 0 because both sides count tensors. On a real card, add the driver's context (a few hundred MB),
+# cuBLAS's [workspaces](../docs/glossary.md#workspace) (17 MB), and what the allocator reserves beyond its tensors ([lesson
 # 10](10_allocator_and_fragmentation.ipynb)).
 #
 # ### 16, 18, 20: who says what
-# Every convention is a sum of the same few terms. Before you compare two tools, ask which terms they include.
+# Before you compare two tools, ask which terms they include.
 
 # %% tags=["hide-input"]
 conventions = {
@@ -618,12 +614,12 @@ for name, terms in conventions.items():
 # %% [markdown]
 # Megatron Core's three conventions are in its guide, [Distributed
 # Optimizer](https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html). Its 20 has 16-bit
-# gradients *and* an fp32 copy for the optimizer, like the 20 of the [Ultra-Scale
+# gradients *and* an fp32 copy for the optimizer, like that of the [Ultra-Scale
 # Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook). ZeRO's count leaves that copy out. Lesson 02
 # shows its effect: a step peaks at 22.
 #
 # ### fp8
-# An fp8 number has so few values that each tensor needs its own *scale*. Store gradients of standard deviation 0.001 in
+# An fp8 format has so few values that each tensor needs its own *scale*. Store gradients of standard deviation 0.001 in
 # E4M3: as they are, and scaled so that the largest becomes 448.
 
 # %%
@@ -635,7 +631,7 @@ for name, stored in (("as they are", plain), ("scaled", fitted)):
     print(f"{name:12s} error {(stored - gradient).norm() / gradient.norm():.0%} of the gradients' norm")
 
 # %% [markdown]
-# One of the texts behind this course says that fp8 training keeps its optimizer states in 16 bits or more. Does it?
+# One of this course's sources says that fp8 training keeps its optimizer states in 16 bits or more. Does it?
 #
 # - NVIDIA's Transformer Engine: only products are fp8 ([table of
 #   MS-AMP](https://azure.github.io/MS-AMP/docs/user-tutorial/optimization-level), row "Nvidia TE").
@@ -645,15 +641,15 @@ for name, stored in (("as they are", plain), ("scaled", fitted)):
 #   2023](https://arxiv.org/abs/2310.18313), section 2.2). The second holds squares, which span twice as many powers of
 #   two.
 #
-# The first two agree with the text, FP8-LM does not. So "trained in fp8" says little about memory. PyTorch by itself
-# trains nothing in fp8. The course estimates FP8-LM's states and does not simulate them.
+# FP8-LM disagrees, so "trained in fp8" says little about memory. PyTorch by itself trains nothing in fp8. The course
+# estimates FP8-LM's states and does not simulate them.
 
 # %% [markdown]
 # ## What it saves
 # On the states, mixed precision saves nothing. So where is the saving?
 #
-# **Your guess.** A whole step of GPT-2, 4 sequences of 256 tokens, bf16 weights and master weights: how large is its
-# peak, in percent of fp32's?
+# **Your guess.** The same step of GPT-2 with bf16 weights and master weights: how large is its peak, in percent of
+# fp32's?
 
 # %%
 predict("03.peak", unit="% of fp32's")
@@ -665,8 +661,8 @@ title = "With a small batch the states dominate, and autocast saves little"
 stack(shown, title, provenance=str(steps["fp32"].provenance))
 
 # %% [markdown]
-# The saving is in the activations, which grow with the batch. The closed form shows how the ratio of peaks changes.
-# Change 64 to 1. Predict, then run.
+# The saving is in the activations, which grow with the batch. The closed form shows larger batches. Change 64 to 1.
+# Predict, then run.
 
 # %%
 from course_utils import estimate
@@ -679,8 +675,8 @@ for name in ("amp-bf16", "bf16-master", "bf16"):
 
 # %% [markdown]
 # ### And time?
-# For many, speed matters more than memory. Matrix units multiply 16-bit numbers several times as fast, and only half
-# the bytes move. **No simulation can show speed.** These times were recorded on real GPUs:
+# For many, speed matters more. Matrix units multiply 16-bit numbers several times as fast, and only half the bytes
+# move. **No simulation can show speed.** These times were recorded on an NVIDIA H200:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -688,8 +684,8 @@ from course_utils.lessons.shared.recorded_times import recorded_times
 recorded_times("precision")
 
 # %% [markdown]
-# If this machine has a GPU, time your own. The GPU keeps working while Python goes ahead, so wait for it
-# (`synchronize`) before you read the clock.
+# If this machine has a GPU, time it. It keeps working while Python goes ahead, so wait for it (`synchronize`) before
+# you read the clock.
 
 # %% tags=["nbval-ignore-output", "this-machine"]
 import time
@@ -744,7 +740,7 @@ print(f"{dtype}, scale {scaler.get_scale():,.0f}, weights {model[0].weight.dtype
 # | autocast runs cross-entropy in fp32 (PyTorch's list) | its log-softmax is bf16, and an fp32 copy is kept as well |
 #
 # The first claim is in the abstract of [Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740). Section 3.1 gives
-# its condition: in the models of its time, activations were most of the memory.
+# its condition: activations were most of the memory.
 #
 # ## Five questions
 # Each choice tells you at once why it is right, or which mistake leads to it.
@@ -759,7 +755,7 @@ quiz(3)
 # **Remember** Products may be 16-bit, sums may not: add updates, gradients over micro-batches, norms and matrix
 # products in fp32.
 #
-# **Breaks when** you take a short trial in pure bf16 as proof. At the low learning rates of the end, most weights stop
+# **Breaks when** you take a short trial in pure bf16 as proof. At the end's low learning rates, most weights stop
 # moving.
 #
 # **Cheat-sheet line** epsilon: bf16 2^−7, fp16 2^−10 · fp16 from 6e−8 to 65,504, so scale the loss · bytes per

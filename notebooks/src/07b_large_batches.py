@@ -12,18 +12,17 @@
 # %% [markdown]
 # # 07b · Large batches
 #
-# **45 minutes.** You should know [lesson 07](07_gradient_accumulation.ipynb): memory limits the
-# [micro-batch](../docs/glossary.md#micro-batch-and-global-batch), no longer the batch. So this lesson is about
-# learning, not about memory. How large should a batch be, and what must change when it grows? Later lessons do not
-# need it. You need no GPU.
+# **45 minutes.** You should know [lesson 07](07_gradient_accumulation.ipynb): memory limits only the
+# [micro-batch](../docs/glossary.md#micro-batch-and-global-batch). So this lesson is about learning. How large should a
+# batch be, and what must change when it grows? Later lessons do not need it. You need no GPU.
 
 # %% [markdown]
 # ## The path of θ
-# Why is a step on each micro-batch not the same as one step on all? Fit a line to 100 points, with only two
-# parameters θ, and draw their path. The left path below has 8 steps, each on all 100 points. (As 25 micro-batches of
-# 4, it is the same.)
+# Why is a step on each micro-batch not the same as one step on all? Fit a line to 100 points, with two parameters θ,
+# and draw their path. The left path has 8 steps, each on all 100 points, or, which is the same, on 25 accumulated
+# micro-batches of 4.
 #
-# **Your guess.** The middle path has a step on each 4 points, at the same rate, for 8 passes. How many steps is that?
+# **Your guess.** The middle path has a step on each 4 points, at the same rate, for 8 passes. How many steps?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal
@@ -62,10 +61,9 @@ reveal("07.steps", len(paths["a step on each 4, same rate"]) - 1, unit="steps")
 theta_paths(fit, paths, "Small steps at the same rate wander; at 1/25 of the rate they follow the large batch")
 
 # %% [markdown]
-# At the same rate, many small steps reach the minimum sooner. Then they jump around it for ever, because each sees
-# only 4 points. At 1/25 of the rate η, 25 steps go about as far as one large one: while the gradient hardly changes,
-# they add up the same gradients. Read backwards, this picture is the [linear scaling
-# rule](../docs/glossary.md#linear-scaling-rule) below.
+# At the same rate, many small steps reach the minimum sooner. Then they jump around it, because each sees only 4
+# points. At 1/25 of the rate η, 25 steps go about as far as one large one: while the gradient hardly changes, they add
+# up the same gradients.
 #
 # Change the last path to `size=1`. Which rate does a step on every single point need? The same walk with sliders:
 
@@ -77,8 +75,8 @@ theta_explorer(size=4, group=1)
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# A step on every single point needs 1/100 of the rate, 0.005. With the sliders, every pair that makes 100 walks the
-# large batch's path at the large batch's rate: 1 · 100, 4 · 25, 50 · 2.
+# It needs 1/100 of the rate, 0.005. With the sliders, every pair that makes 100 walks the large batch's path at its
+# rate: 1 · 100, 4 · 25, 50 · 2.
 #
 # </details>
 
@@ -132,11 +130,11 @@ for B in (1, 2, 4, 8, 16, 32):  # change this
     print(f"B = {B:2d}: |G|² + tr(Σ)/B = {signal + noise / B:5.2f}, mean over batches {lengths[B]:5.2f}")
 
 # %% [markdown]
-# **The gap** is chance: few batches of 32 fit into 256 sequences. Add 128 to the sizes. How large is the gap there,
-# and why?
+# **The gap** is chance: few batches of 32 fit into 256 sequences. Add 128 to the sizes. How large is the gap there, and
+# why?
 #
-# You do not need each sequence's own gradient. Two batch sizes give two equations for the two unknowns (appendix A.1
-# of the paper). Accumulation measures both for nothing: the length of a micro-batch's gradient, and that of the sum.
+# Instead of each sequence's gradient, two batch sizes are enough: two equations for two unknowns (appendix A.1 of the
+# paper). Accumulation gives both for nothing: the length of a micro-batch's gradient, and that of the sum.
 
 # %%
 small, large = 2, 32
@@ -149,8 +147,7 @@ print(f"from B = 2 and 32:   |G|² = {by_two[0]:.1f}, tr(Σ) = {by_two[1]:.1f}, 
 # With random weights the noise scale is tiny: all sequences agree on what to learn first, which characters are
 # frequent.
 #
-# **Your guess.** What is the noise scale after 300 steps of training? In sequences of 32 characters, rounded to a
-# power of two.
+# **Your guess.** What is the noise scale after 300 steps, in sequences of 32 characters, rounded to a power of two?
 
 # %%
 predict("07.noise", unit="sequences")
@@ -166,10 +163,10 @@ reveal("07.noise", near[2], unit="sequences")
 
 # %% [markdown]
 # Within a few steps, the model learns what all sequences share: G shrinks. What is left differs from sequence to
-# sequence. So later both grow, but the noise far more, and the batch that is worth its price grows, too.
+# sequence. So later both grow, but the noise far more. The batch that is worth its price grows, too.
 #
-# What is it worth? A step on B sequences should gain this part of the best possible step's gain, each at its best
-# rate (section 2.2 of the paper):
+# What is it worth? A step on B sequences should gain this part of the best possible step's gain, each at its best rate
+# (section 2.2):
 #
 # $$\frac{1}{1 + B_{\text{noise}} / B}$$
 #
@@ -204,9 +201,8 @@ for steps in (20, 300):
     print(f"after {steps:3d} steps: B_noise {B_noise:.1f}, tr(Σ)/|G|² {noise / signal:.1f}")
 
 # %% [markdown]
-# The loss does not curve alike in all directions: after 20 steps B_noise is the larger one, after 300 steps the
-# smaller one. Other first weights may reverse this. So trust tr(Σ)/|G|² within a factor of four. (How much is chance?
-# Change the count to 32.)
+# After 20 steps B_noise is the larger one, after 300 steps the smaller one. Other first weights may reverse this. So
+# trust tr(Σ)/|G|² within a factor of four. (How much is chance? Change the count to 32.)
 #
 # To reach the same loss, batches of B take $1 + B_{\text{noise}} / B$ times the fewest steps, and
 # $1 + B / B_{\text{noise}}$ times the fewest examples (section 2.3).
@@ -218,12 +214,12 @@ for row in torch.stack([ratios, steps, examples]).T.tolist():
     print("B = {:5.3f} · B_noise: {:5.3f} times the fewest steps, {:5.3f} times the fewest examples".format(*row))
 
 # %% [markdown]
-# At B = B_noise, the [critical batch size](../docs/glossary.md#critical-batch-size), you pay twice the minimum of
-# both. Below it, twice the batch nearly halves the steps. Above it, you compute more for hardly fewer steps.
+# B = B_noise is the [critical batch size](../docs/glossary.md#critical-batch-size). Below it, twice the batch nearly
+# halves the steps. Above it, you compute more for hardly fewer steps.
 
 # %% [markdown]
 # ## A batch that grows
-# [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361) measured the critical batch of language models. It is a power
+# For language models, [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361) measured a critical batch that is a power
 # law of the loss L only, whatever the model's size:
 #
 # $$B_{\text{crit}} = \frac{B^{\ast}}{L^{1 / \alpha_B}}$$
@@ -244,12 +240,12 @@ for name, alpha in (("Kaplan et al.", 0.21), ("MiniMax-01", -1 / fitted[1].item(
     print(f"{name:13s} α_B = {alpha:.2f}: the batch doubles whenever the loss falls by {1 - 2**-alpha:.0%}")
 
 # %% [markdown]
-# Both found a power law, with other constants: a loss per token depends on text and tokenizer. So fit your own.
-# (Which α_B makes Kaplan's batch at a loss of 1.58 as large as MiniMax-01's? Try.)
+# The constants differ, because a loss per token depends on text and tokenizer. So fit your own. (Which α_B makes
+# Kaplan's batch at a loss of 1.58 as large as MiniMax-01's?)
 #
 # **Your guess.** MiniMax-01's batch has 16 million tokens at first, 32 million after 69 billion tokens, 64 million
-# after 790 billion, and 128 million after 4,700 billion. With 16 million throughout, 4,700 billion tokens take
-# 293,750 steps. How many thousand steps does the ramp take up to there?
+# after 790 billion, and 128 million after 4,700 billion. With 16 million throughout, 4,700 billion tokens take 293,750
+# steps. How many thousand does the ramp take?
 
 # %%
 predict("07.ramp", unit="thousand steps")
@@ -265,22 +261,20 @@ print(f"with 690 billion instead of 790, as in a lecture: {plus_minus(misread.su
 reveal("07.ramp", round(steps.sum().item() / 1000, 1), unit="thousand steps")
 
 # %% [markdown]
-# The ramp saves most steps at the end. Memory does not notice: accumulation turns a larger batch into more
-# micro-batches.
+# The ramp saves most steps at the end. In memory it costs nothing: accumulation takes more micro-batches.
 
 # %% [markdown]
 # ## Another batch, another rate
-# A batch k times as large takes 1/k of the steps per epoch. To get as far, multiply the learning rate by k. This is
-# the **linear scaling rule** of [Goyal et al. 2017](https://arxiv.org/abs/1706.02677) for SGD: the picture of θ, read
-# backwards.
+# A batch k times as large takes 1/k of the steps per epoch. To get as far, multiply the learning rate by k. This is the
+# [**linear scaling rule**](../docs/glossary.md#linear-scaling-rule) of [Goyal et al.
+# 2017](https://arxiv.org/abs/1706.02677) for SGD: the picture of θ, read backwards.
 #
-# For Adam and similar optimizers the rule is **√k**, because they divide by the gradient's size. Where noise
-# dominates, a batch k times as large makes the gradient √k times smaller. So steps grow by √k on their own, and the
-# rate adds the other √k ([Granziol et al. 2022](https://arxiv.org/abs/2006.09092) argue it from random matrix
-# theory).
+# For Adam and similar optimizers the rule is **√k**, because they divide by the gradient's size. Where noise dominates,
+# a batch k times as large makes the gradient √k times smaller. So steps grow by √k on their own, and the rate adds the
+# other √k ([Granziol et al. 2022](https://arxiv.org/abs/2006.09092), from random matrix theory).
 #
-# Goyal et al. trained ResNet-50 on ImageNet. Batches of 256 at rate 0.10 gave 23.60 % error. **Your guess.** How many
-# percent do batches of 8,192 give, with as many epochs and the same rate?
+# Goyal et al. trained ResNet-50 on ImageNet. Batches of 256 at rate 0.10 gave 23.60 % error. **Your guess.** What
+# percentage do batches of 8,192 give, with as many epochs and the same rate?
 
 # %%
 predict("07.goyal", unit="%")
@@ -294,13 +288,11 @@ reveal("07.goyal", published(8192, "0.10").error, unit="%")
 
 # %% [markdown]
 # Unscaled, the large batch takes 1/32 of the steps and does not get far. Scaled by k = 32, it loses next to nothing.
-# Scaled by √32, it ends in between. (Even a famous table can contradict its caption, which calls 23.68 the error at
-# 0.1.)
+# Scaled by √32, it ends in between.
 #
 # At first the gradient changes quickly, so k small steps are not one large one, and the large rate throws the weights
 # out. A [warm-up](../docs/glossary.md#warm-up) lets the rate grow: from nothing,
-# $\alpha_t = \alpha_{\text{max}} \cdot t / T_w$, or from the small batch's rate, as Goyal et al. do over 5 epochs. In
-# torch that is a scheduler:
+# $\alpha_t = \alpha_{\text{max}} \cdot t / T_w$, or from the small batch's rate, as Goyal et al. do over 5 epochs:
 
 # %%
 from torch.optim.lr_scheduler import LinearLR
@@ -316,12 +308,12 @@ for _ in range(8):  # epochs
 print("linear:", [f"{rate:.2f}" for rate in rates], f"with √k: {small * k**0.5:.2f}")
 
 # %% [markdown]
-# The rate is 0.1 at first and 3.2 from the sixth epoch on. Change k to 8. Which of the numbers stay?
+# Change k to 8. Which of the numbers stay?
 
 # %% [markdown]
 # ## Try it
-# A four-layer classifier trains on made-up data for 10 epochs, with batches of 16 and of 512: again k = 32. Large
-# first weights make it start as steep as a deep network.
+# A four-layer classifier trains on made-up data for 10 epochs, with batches of 16 and of 512: again k = 32. Large first
+# weights make it start as steep as a deep network.
 
 # %%
 torch.set_num_threads(1)  # products this small are slower with more
@@ -380,9 +372,8 @@ bars(errors, "SGD: with k and a warm-up the large batch keeps up, with √k it l
      provenance=f"test error after 10 epochs; SGD, n = {n}, η = {eta}, seed 0; trained on the CPU")  # fmt: skip
 
 # %% [markdown]
-# The shape is that of Goyal et al.'s table; the numbers come from another problem. SGD has
-# [momentum](../docs/glossary.md#momentum) here. Without a warm-up, twice the scaled rate breaks. Change η to 0.005.
-# Which bars fall, and which rise?
+# The shape is that of Goyal et al.'s table. SGD has [momentum](../docs/glossary.md#momentum) here. Without a warm-up,
+# twice the scaled rate breaks. Change η to 0.005. Which bars fall, and which rise?
 #
 # And Adam: unscaled, by √k, by k, and by k with a warm-up.
 
@@ -400,9 +391,9 @@ bars(by_adam, "Adam: with √k the large batch keeps up, with k it needs a warm-
      provenance=f"test error after 10 epochs; Adam, n = {n}, η = {eta}, seed 0; trained on the CPU")  # fmt: skip
 
 # %% [markdown]
-# For Adam, √k is the safe rule, but not a law. Here k works as well, once a warm-up has brought it past the start.
-# One seed and a made-up problem prove nothing about a large model. (Try `seed=1`.) And these rules end at the
-# critical batch size: beyond it, no rate makes a step much better.
+# For Adam, √k is the safe rule, but not a law: here k works as well, with a warm-up. One seed and a made-up problem
+# prove nothing about a large model. (Try `seed=1`.) And beyond the critical batch size, no rate makes a step much
+# better.
 
 # %% [markdown]
 # ## In your own script
