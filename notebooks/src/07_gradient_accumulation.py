@@ -16,15 +16,14 @@
 # and what an optimizer does with a gradient ([lesson 02](02_adam.ipynb)). You need no GPU: simulated measurements are
 # labeled.
 #
-# Activations grow with the batch. So cut the batch into pieces that fit, and add up their gradients before the
-# optimizer steps: [gradient accumulation](../docs/glossary.md#gradient-accumulation). It takes ten lines of Python,
-# and its well-known bugs raise no error. How large a batch *should* be is [lesson 07b](07b_large_batches.ipynb).
+# Activations grow with the batch. So cut it into pieces that fit, and add up their gradients before the optimizer
+# steps: [gradient accumulation](../docs/glossary.md#gradient-accumulation). It takes ten lines of Python, and its
+# well-known bugs raise no error. How large a batch *should* be is [lesson 07b](07b_large_batches.ipynb).
 
 # %% [markdown]
 # ## Three sizes
 # A [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) is what goes through the network at once. Several
-# make the *global batch*, and one optimizer step learns from it. Sequences differ in length, so large trainings count
-# the global batch in tokens.
+# make the *global batch* of one optimizer step. Sequences differ in length, so large trainings count it in tokens.
 #
 # **Your guess.** A lecture's batch has 400 sequences of 1,024 tokens. How many *thousand* tokens is that?
 
@@ -44,12 +43,11 @@ print(f"400 sequences · 1,024 = {batch.numel():,} tokens")
 reveal("07.tokens", batch.numel() / 1000, unit="thousand tokens")
 
 # %% [markdown]
-# The lecture says "about 4 million": ten times too many. Change 16 to 48. Predict: how many sequences does the last
-# micro-batch have?
+# The lecture says "about 4 million". Change 16 to 48. Predict: how many sequences does the last micro-batch have?
 
 # %% [markdown]
 # ## Gradients add
-# `backward()` does not replace `.grad`. It *adds* to it. The loss of a batch is a mean over its sequences.
+# `backward()` *adds* to `.grad`. The loss of a batch is a mean over its sequences.
 #
 # **Your guess.** Call `backward()` on the mean loss of each of 25 micro-batches of 4, and do nothing else. How many
 # times as long is `.grad` as the gradient of all 100 sequences?
@@ -58,7 +56,7 @@ reveal("07.tokens", batch.numel() / 1000, unit="thousand tokens")
 predict("07.factor", unit="times")
 
 # %% [markdown]
-# Try it on a small GPT that predicts characters, with random weights. Its losses need values, so it runs on the CPU.
+# Try it on a small GPT with random weights. It predicts characters, on the CPU, because losses need values.
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -101,14 +99,13 @@ reveal("07.factor", round(factor.item(), 3), unit="times")
 #
 # Change k to 8 and run both cells. What do the two lines say?
 #
-# The two gradients now differ only by rounding: fp32 adds the same numbers in another order. So 25 micro-batches of 4
-# *are* a batch of 100. (Batch norm breaks this: it looks at all examples of a micro-batch together. Transformers have
-# none.)
+# The two gradients now differ only by rounding. So 25 micro-batches of 4 *are* a batch of 100. (Batch norm breaks this:
+# it looks at all examples of a micro-batch together. Transformers have none.)
 
 # %% [markdown]
 # ## The loop on a GPU
-# Now the same loop with `device="cuda"`. `on_gpu()` runs it on your GPU, or on a simulated one that counts bytes and
-# holds no values. First a Transformer of torch's own modules:
+# Now use `device="cuda"`. `on_gpu()` runs the loop on your GPU, or on a simulated one that counts bytes and holds no
+# values. First a Transformer of torch's own modules:
 
 # %%
 from torch import nn
@@ -138,16 +135,16 @@ with on_gpu():
     del logits, loss
 
 # %% [markdown]
-# Why does the second micro-batch have a higher peak? Its forward runs while the first one's gradients wait in
-# `.grad`: 4 bytes per parameter. A third adds nothing. Change k to 8. What does the second peak become? Only
-# activations and logits halve.
+# Why does the second micro-batch have a higher peak? Its forward runs while the first one's gradients wait in `.grad`:
+# 4 bytes per parameter. A third adds nothing. Change k to 8. What does the second peak become? Only activations and
+# logits halve.
 #
 # (The memory held includes the last [logits](../docs/glossary.md#logits) and two workspaces of 8.5 MB, which cuBLAS,
-# NVIDIA's library for matrix products, keeps from the first product on.)
+# NVIDIA's library for matrix products, keeps.)
 
 # %% [markdown]
 # ## The common loop
-# Many tutorials have a loop like this one. It has two bugs.
+# Many tutorials have this loop, with two bugs.
 
 
 # %%
@@ -173,9 +170,8 @@ print(f"steps after micro-batches {seen}: the last {10 - seen[-1]} are left over
 reveal("07.dropped", 10 - seen[-1], unit="micro-batches")
 
 # %% [markdown]
-# You have met the first bug: nobody divides the loss. The second: nobody steps on an incomplete group. Worse, nobody
-# clears its gradients. They wait in `.grad` and mix with the first group of the next epoch. A correct loop works
-# group by group:
+# You have met the first bug: nobody divides the loss. The second: nobody steps on an incomplete group. Its gradients
+# wait in `.grad` and mix with the first group of the next epoch. A correct loop works group by group:
 
 
 # %%
@@ -217,8 +213,8 @@ for loop in (common_loop, right_loop):
     print(f"{loop.__name__:11} misses the large batches' end point by {off:6.1%} of the way that they went")
 
 # %% [markdown]
-# An incomplete last group is divided by *its own* number. Change k to 5. Which bug is left, and how far off is the
-# common loop now?
+# The last group is divided by *its own* number. Change k to 5. Which bug is left, and how far off is the common loop
+# now?
 #
 # The first bug can hide. Adam divides each gradient by its own size, so a constant factor cancels:
 
@@ -232,13 +228,13 @@ print(f"length of the gradient of 100 sequences: {large.norm():.1f}; undivided: 
 
 # %% [markdown]
 # Under Adam, undivided losses hardly show, until something looks at the gradient's length.
-# [Clipping](../docs/glossary.md#gradient-clipping) at a length of 10 would leave the first of these two gradients
-# alone, and shorten the second.
+# [Clipping](../docs/glossary.md#gradient-clipping) at 10 would leave the first of these two gradients alone, and
+# shorten the second.
 
 # %% [markdown]
 # ## Lengths differ
-# Now sequences end early, and the rest is padding. Its target is −100, which `cross_entropy` leaves out. So a
-# micro-batch's mean loss is a mean over its *real* tokens.
+# Now sequences end early. The target of padding is −100, which `cross_entropy` leaves out. So a micro-batch's mean loss
+# is a mean over its *real* tokens.
 #
 # **Your guess.** One micro-batch of 4 sequences has 16 real tokens, another has 128. You average their two mean
 # losses. How many times as much does a token of the short one count?
@@ -257,12 +253,12 @@ print(f"a token counts 1/{min(counts)} of its micro-batch's mean, or 1/{max(coun
 reveal("07.weight", max(counts) / min(counts), unit="times")
 
 # %% [markdown]
-# The large batch is a mean over *all* its tokens. So multiply each micro-batch's mean by its share of tokens. If
-# micro-batch i has $n_i$,
+# The large batch is a mean over *all* its tokens. So multiply each micro-batch's mean by its share of tokens. With
+# $n_i$ tokens in micro-batch i,
 #
 # $$L = \sum_{i=1}^{k} \frac{n_i}{n_1 + \dots + n_k} \cdot L_i$$
 #
-# This takes one look at the whole group before its first backward:
+# This needs the whole group before its first backward:
 
 
 # %%
@@ -291,12 +287,12 @@ for loop in (common_loop, right_loop, loop_by_tokens):
 
 # %% [markdown]
 # ## On several GPUs
-# `DistributedDataParallel` (DDP) keeps a copy of the model in each process. During `backward()` it averages the
-# gradients of all processes ([lesson 08](08_data_parallelism.ipynb)). With accumulation it does so k times per step,
-# but only the last time is needed. `model.no_sync()` switches it off.
+# `DistributedDataParallel` (DDP) keeps a copy of the model in each process. `backward()` averages the gradients of all
+# processes ([lesson 08](08_data_parallelism.ipynb)). With accumulation it does so k times per step, but only the last
+# time is needed. `model.no_sync()` switches it off.
 #
-# Two real processes on your CPU show both ways. They exchange gradients by *gloo*, torch's library for messages
-# between CPUs. A hook counts the bytes.
+# Two real processes on your CPU exchange gradients by *gloo*, torch's library for messages between CPUs. A hook counts
+# the bytes.
 
 
 # %%
@@ -337,8 +333,7 @@ for name, always in {"averaged each time": True, "no_sync until the last": False
     print(f"{name:22}: {sent:9,} bytes per process and step, gradient off by {off:.5f}")
 
 # %% [markdown]
-# The gradients are equal up to rounding. Without `no_sync`, k times as many bytes travel. Change k to 8, and predict
-# both lines.
+# Without `no_sync`, k times as many bytes travel. Change k to 8, and predict both lines.
 #
 # ([FSDP](../docs/glossary.md#fsdp), which splits weights, gradients and states over the GPUs, has the same switch:
 # `set_requires_gradient_sync(False)`. There it costs memory: each GPU keeps *all* gradients until the last
@@ -347,9 +342,8 @@ for name, always in {"averaged each time": True, "no_sync until the last": False
 # %% [markdown]
 # ## Can bf16 add up gradients?
 # [bf16](../docs/glossary.md#fp16-and-bf16) has 8 significant bits. Add a number about 256 times smaller than the sum,
-# and it is rounded away. (The same happens to small weight updates: [lesson 03](03_mixed_precision.ipynb).) A bf16
-# `.grad` adds one gradient to a sum of k, which is about k times larger. Compare sums in bf16 and fp32 with one in
-# fp64.
+# and it is rounded away, like small weight updates in [lesson 03](03_mixed_precision.ipynb). A bf16 `.grad` adds one
+# gradient to a sum of k, which is about k times larger. Compare sums in bf16 and fp32 with one in fp64.
 
 # %%
 model, kinds = language_model(), (torch.bfloat16, torch.float32, torch.float64)
@@ -365,13 +359,13 @@ for number, part in enumerate(batches(256, 4), 1):
         print(f"{number:3d} micro-batches: bf16 {off[0]:.2%} off, fp32 {off[1]:.4%}")
 
 # %% [markdown]
-# The recipe `bf16-master-fp32grad` avoids this: with fp32 gradients, two more bytes per parameter, the sum stays
-# right. Add 64 to the counts. What do you expect in bf16?
+# The recipe `bf16-master-fp32grad` avoids this: for two more bytes per parameter, gradients are fp32. Add 64 to the
+# counts. What do you expect in bf16?
 
 # %% [markdown]
 # ## What it saves
-# GPT-2, 100 sequences of 1,024 tokens per step. The next cell prints the peak with all 100 at once. **Your guess.**
-# What is the peak with 25 micro-batches of 4, in GB?
+# GPT-2, 100 sequences of 1,024 tokens per step. **Your guess.** The next cell prints the peak with all 100 at once.
+# What is it with 25 micro-batches of 4, in GB?
 
 # %%
 whole = TrainingRun("gpt2", micro_batch=100, seq_len=1024)
@@ -379,8 +373,8 @@ print(f"100 at once: {format_bytes(estimate(whole).total, 'GB', 1)} at the peak 
 predict("07.memory", unit="GB")
 
 # %% [markdown]
-# Estimate every way to cut the batch, and measure four. `measure(run)` takes the steps that you have just written,
-# for any *run*: a model with its batch, number formats and optimizer.
+# Estimate every way to cut the batch, and measure four. `measure(run)` takes the steps that you have just written, for
+# any *run*: a model with its batch, number formats and optimizer.
 
 # %%
 sizes = [b for b in range(1, 101) if 100 % b == 0]
@@ -409,14 +403,13 @@ lines(
 )  # fmt: skip
 
 # %% [markdown]
-# **The gap** between estimate and simulation is 0 bytes: both count the tensors of the same step. On a card, more
-# comes on top, and no estimate here contains it. CUDA's [context](../docs/glossary.md#context-cuda) takes about 300
-# MB, says [a PyTorch developer](https://github.com/pytorch/pytorch/issues/107667). The allocator also
+# **The gap** between estimate and simulation is 0 bytes: both count the tensors of the same step. On a card, more comes
+# on top, in no estimate here. CUDA's [context](../docs/glossary.md#context-cuda) takes about 300 MB, says [a PyTorch
+# developer](https://github.com/pytorch/pytorch/issues/107667). The allocator also
 # [reserves](../docs/glossary.md#allocated-and-reserved) more than it allocates. Measure 2 and 10 as well: add them to
 # the tuple.
 #
-# People say that the peak is "one micro-batch's". Your loop showed otherwise. Compare 25 micro-batches of 4 with one
-# step on 4 sequences.
+# People say that the peak is "one micro-batch's". Compare 25 micro-batches of 4 with one step on 4 sequences.
 
 # %%
 from course_utils.figures import stack
@@ -431,12 +424,11 @@ print(f"25 × 4 takes {format_bytes(extra, 'MB', 0)} more than 4 alone")
 print(f"all gradients, fp32: {format_bytes(4 * whole.model.parameters, 'MB', 0)}")
 
 # %% [markdown]
-# With one micro-batch, activations disappear as gradients appear. From the second on, old gradients already wait
-# while new activations pile up.
+# With one micro-batch, activations disappear as gradients appear. From the second on, old gradients already wait while
+# new activations pile up.
 #
-# The arithmetic is that of the large batch: accumulation costs no [FLOPs](../docs/glossary.md#flops). It costs time,
-# because small matrices keep a GPU less busy. Choose the largest micro-batch that fits. How much time? Only a GPU can
-# say:
+# Accumulation costs no [FLOPs](../docs/glossary.md#flops): the arithmetic is the large batch's. It costs time, because
+# small matrices keep a GPU less busy. So choose the largest micro-batch that fits. How much time? Only a GPU can say:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -444,12 +436,12 @@ from course_utils.lessons.shared.recorded_times import recorded_times
 recorded_times("accumulation")
 
 # %% [markdown]
-# All four use the same batch. Why do their times differ? A likely reason: a small model's kernels on one sequence end
-# before Python has launched the next ones, and the GPU waits. Then a larger model, or a slower card, would lose less.
+# Why do the times differ? A likely reason: a small model's kernels on one sequence end before Python has launched the
+# next ones, and the GPU waits. Then a larger model, or a slower card, would lose less.
 
 # %% [markdown]
-# And the puzzle of lesson 01, GPT-2 XL with 32 sequences? Cut that batch, too. One recipe adds up gradients in bf16,
-# the other in fp32. Both keep [master weights](../docs/glossary.md#master-weights).
+# And the puzzle of lesson 01, GPT-2 XL with 32 sequences? One recipe adds up gradients in bf16, the other in fp32. Both
+# keep [master weights](../docs/glossary.md#master-weights).
 
 # %%
 xl = TrainingRun("gpt2-xl", 32, 1024, precision="bf16-master", recompute="full")
@@ -461,9 +453,8 @@ for card in ("RTX5090-32GB", "RTX3090-24GB", "RTX4090-24GB", "L4-24GB"):
     print(f"{card:12s} has {gpu(card).room / 1e9:.2f} GB for 32 × 1 with bf16 gradients, {both[0]:.2f} GB")
 
 # %% [markdown]
-# As 8 micro-batches of 4, the step fits a 32 GB card with either recipe. There is room for fp32 gradients, so take
-# them. Each further cut saves less, because the states remain. What is the smallest card for 32 sequences per step?
-# Cut as you like:
+# As 8 micro-batches of 4, the step fits a 32 GB card even with fp32 gradients, so take them. Each further cut saves
+# less, because the states remain. What is the smallest card for 32 sequences per step? Cut as you like:
 
 # %%
 from course_utils.interactive.widgets import explorer
@@ -480,8 +471,8 @@ explorer(
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# A card with 32 GB. Even with single sequences and bf16 gradients, the step needs a little more than an RTX 4090
-# gives a program. An RTX 3090 has 0.04 GB left, too little for CUDA's context. And an L4 has less memory than the
+# A card with 32 GB. Even with single sequences and bf16 gradients, the step needs a little more than an RTX 4090 gives
+# a program. An RTX 3090 has less than 0.05 GB left, too little for CUDA's context. An L4 has less memory than the
 # states alone.
 #
 # </details>
@@ -512,8 +503,8 @@ for first in range(0, len(loader), k):
     print(f"{len(group)} micro-batches, then one step")
 
 # %% [markdown]
-# Run `python3 -m course_utils watch --save before.gz train.py`, change a line, then run
-# `watch --against before.gz train.py`. It lists every tensor that came, went or grew, and the effect on the peak.
+# Run `python3 -m course_utils watch --save before.gz train.py`, change a line, then run `watch --against before.gz
+# train.py`. It lists every tensor that came, went or grew, and the effect on the peak.
 
 # %% [markdown]
 # ## What the sources got wrong

@@ -13,19 +13,19 @@
 # # 10 · Allocator and fragmentation
 #
 # **75 minutes.** You should know what is in memory at each moment of a step ([lesson
-# 01](01_where_did_the_memory_go.ipynb)) and how an optimizer steps ([lesson 02](02_adam.ipynb)). No GPU is needed:
-# `with on_gpu():` runs plain torch code on your card, or on a simulated one, and says which.
+# 01](01_where_did_the_memory_go.ipynb)) and how an optimizer steps ([lesson 02](02_adam.ipynb)). You need no GPU:
+# `with on_gpu():` runs torch code on your card or on a simulated one, and says which.
 #
-# So far you have added up tensors. But a GPU can be [out of memory](../docs/glossary.md#out-of-memory) although the
-# tensors would fit. The [ZeRO](../docs/glossary.md#zero) paper reports it, "in some extreme cases" with over 30 % of
-# memory still available ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). The same section
-# counts a buffer that most texts leave out. First you find the buffer, then the missing third.
+# A GPU can be [out of memory](../docs/glossary.md#out-of-memory) although the tensors would fit. The
+# [ZeRO](../docs/glossary.md#zero) paper reports it, "in some extreme cases" with over 30 % of memory still available
+# ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). The same section counts a buffer that most
+# texts leave out.
 
 # %% [markdown]
 # ## A buffer for all gradients at once
-# Some operations need all gradients in one piece: a norm, or an [all-reduce](../docs/glossary.md#all-reduce), which
-# sums them over all GPUs. The simplest code copies them into one [flat buffer](../docs/glossary.md#flat-buffer), in
-# fp32. It is freed when the operation ends, but it counts at the peak.
+# Some operations need all gradients in one piece: a norm, or a sum over all GPUs, an
+# [all-reduce](../docs/glossary.md#all-reduce). The simplest code copies them into one fp32 [flat
+# buffer](../docs/glossary.md#flat-buffer). It is soon freed, but it counts at the peak.
 #
 # **Your guess.** How large is that buffer for GPT-2 XL?
 
@@ -46,8 +46,8 @@ print(f"GPT-2 XL has {N:,} parameters: 4·N = {format_bytes(4 * N, 'GB', 2)}")
 reveal("10.buffer", 4 * N)
 
 # %% [markdown]
-# ZeRO rounds N to 1.5 billion, and names 12 GB for 3 billion (section 6.2). Now make one: here are weights and
-# gradients of the small GPT-2, as they are after backward. Only their sizes matter.
+# ZeRO rounds N to 1.5 billion, and its 12 GB are in section 6.2. Now make such a buffer, for weights and gradients of
+# the small GPT-2 as they are after backward. Only sizes matter:
 
 # %%
 import torch
@@ -66,7 +66,7 @@ with on_gpu():
     print(f"N = {n:,}; weights and gradients, 8·N: {torch.cuda.memory_allocated():,} bytes allocated")
 
 # %% [markdown]
-# How much does an operation need for itself? Four lines of torch measure it: reset the peak, run it, read the peak.
+# How much does an operation need for itself? Reset the peak, run it, read the peak:
 
 
 # %%
@@ -89,7 +89,7 @@ print(f"the norm of the norms:     {lean:,} bytes\nclip_grad_norm_:           {t
 # The gap is one block of 512 bytes, for the norm itself. Change the model to `"gpt2-medium"` (355 million parameters),
 # predict the first line, and run both cells.
 #
-# The norm of all gradients is the norm of their norms. `clip_grad_norm_` uses that, too:
+# The norm of all gradients is the norm of their norms, as in `clip_grad_norm_`:
 #
 # $$\|g\| = \sqrt{\|g_1\|^2 + \|g_2\|^2 + \dots}$$
 #
@@ -102,9 +102,8 @@ print(f"flat: {torch.cat(some).norm():.3f}, norm of norms: {torch.stack([g.norm(
 
 # %% [markdown]
 # ## Who makes such a buffer today?
-# PyTorch's own step has no buffer of that name. But AdamW has [three ways to
-# step](../docs/glossary.md#foreach-for-loop-fused): tensor by tensor (the *for-loop*), all tensors at once (*foreach*),
-# or in one kernel (*fused*). How much does each need for itself?
+# PyTorch names no such buffer. But its AdamW has [three ways to step](../docs/glossary.md#foreach-for-loop-fused):
+# tensor by tensor (the *for-loop*), all at once (*foreach*), or in one kernel (*fused*). How much does each need?
 
 # %%
 with on_gpu():
@@ -118,32 +117,31 @@ with on_gpu():
         del optimizer
 
 # %% [markdown]
-# Foreach is the flat buffer under another name: one temporary per tensor, all at once. The for-loop has two temporaries
-# of the largest tensor, the embedding, which holds a third of GPT-2's parameters. Its gap exists because blocks can be
-# larger than tensors, as you will see. `amsgrad=True` makes a third state. Will the temporaries grow? Predict, run.
+# Foreach is the flat buffer under another name: one temporary per tensor. The for-loop has two temporaries of the
+# largest tensor, the embedding, a third of GPT-2's parameters. Its gap exists because blocks can be larger than
+# tensors. `amsgrad=True` makes a third state. Will the temporaries grow? Predict, run.
 #
 # With fp32 [master weights](../docs/glossary.md#master-weights), foreach needs two such buffers.
-# DistributedDataParallel also copies gradients into *buckets* before it sends them ([lesson
-# 08](08_data_parallelism.ipynb)). ZeRO's answer: a buffer of *constant* size, filled again and again (section 6.2).
+# DistributedDataParallel copies gradients into *buckets* to send them ([lesson 08](08_data_parallelism.ipynb)). ZeRO's
+# answer: a buffer of *constant* size, filled again and again (section 6.2).
 #
 # ## How memory is handed out
-# Asking the driver for memory is slow. So PyTorch asks rarely, asks for much, and keeps what it gets. This *[caching
-# allocator](../docs/glossary.md#caching-allocator)* has few rules.
+# Asking the driver for memory is slow. So PyTorch's *[caching allocator](../docs/glossary.md#caching-allocator)* asks
+# rarely, asks for much, and keeps what it gets:
 #
 # | rule | what it does |
 # |---|---|
-# | round | a request becomes a *block*: a multiple of 512 bytes |
+# | round | a request becomes a [*block*](../docs/glossary.md#block-and-segment): a multiple of 512 bytes |
 # | two pools | blocks of up to 1 MiB come from the small pool, others from the large one |
-# | segments | the driver gives 2 MiB (small pool), 20 MiB (blocks under 10 MiB), or the block's size |
+# | segments | the driver gives 2 MiB (small pool), 20 MiB (blocks < 10 MiB), or the block's size, rounded up to 2 MiB |
 # | best fit | before it asks the driver, PyTorch takes the smallest free block that is large enough |
 # | split | the rest of a block becomes free: in the small pool always, in the large one if it is over 1 MiB |
-# | join | a freed block joins free neighbors in its own segment, never across segments |
+# | join | a freed block joins free neighbors, but only in its own segment |
 # | streams | a free block serves only the CUDA stream that it was allocated for |
 # | keep | only empty segments go back to the driver: when memory runs out, or by `empty_cache()` |
 #
-# ([Segments](../docs/glossary.md#block-and-segment) of large blocks are rounded up to 2 MiB. The rules are from
-# `CUDACachingAllocator.cpp` in PyTorch 2.13. Its
-# [documentation](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management) says how to change them.)
+# (From `CUDACachingAllocator.cpp` in PyTorch 2.13. Its
+# [documentation](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management) says how to change the rules.)
 #
 # A rest that is not split off belongs to the block and counts as
 # *[allocated](../docs/glossary.md#allocated-and-reserved)*. All memory from the driver is *reserved*.
@@ -179,13 +177,13 @@ with on_gpu():
         del one
 
 # %% [markdown]
-# One block is 1 MiB larger than its request: the rest was not split off. Which one? Add `13 * MiB` to the list, predict
+# Which block is 1 MiB larger than its request, because the rest was not split off? Add `13 * MiB` to the list, predict
 # block and segment, run.
 #
 # ## Play allocator
-# Here each rule appears once. Move the slider event by event, and say what happens before you look. Then change the
-# requests: `a=4` allocates 4 MiB, `b=512K` 512 KiB, `-a` frees. Green is allocated. Red hatching is free memory next to
-# a tensor. Gray hatching is an empty segment, which the driver could have back.
+# Move the slider event by event, and say what happens before you look. Then change the requests: `a=4` allocates 4 MiB,
+# `b=512K` 512 KiB, `-a` frees. Green is allocated, red hatching is free memory next to a tensor, gray hatching an empty
+# segment, which could go back.
 
 # %%
 from course_utils.lessons.allocator.widget import allocator_player
@@ -193,13 +191,12 @@ from course_utils.lessons.allocator.widget import allocator_player
 allocator_player("a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13", event=7)  # change this
 
 # %% [markdown]
-# At event 10, `g` asks for 7 MiB and gets 8, because a rest of 1 MiB is not split off. At 9 and 11, memory is freed,
-# but reserved does not fall. At 13, two other segments have free memory, but no piece is large enough, so the driver is
-# asked.
+# At event 10, `g` asks for 7 MiB and gets 8. At 9 and 11, memory is freed, but reserved does not fall. At 13, two other
+# segments have free memory, but no piece is large enough.
 #
 # ## Why pieces do not add up
-# Now in torch. Twenty tensors of 4 MiB fill a GPU of 80 MiB. In each group of five, the second and the fourth are
-# short-lived (`s`) and freed. Then comes a request for 8 MiB. 32 MiB are free: does it work?
+# In torch, twenty tensors of 4 MiB fill a GPU of 80 MiB. In each group of five, the second and fourth are short-lived
+# (`s`) and freed. So 32 MiB are free: does a request for 8 MiB succeed?
 
 # %%
 lives = "LsLsL" * 4  # change this
@@ -218,17 +215,16 @@ except torch.OutOfMemoryError as error:
     print(error)
 
 # %% [markdown]
-# Each line is a segment, as `torch.cuda.memory._snapshot()` lists it. For 8 MiB, PyTorch asks the driver for a segment
-# of 20 MiB. When does a request fail? When no free block is large enough, and the driver has no room for a new segment,
-# even after all *empty* ones went back. PyTorch never asks how much is free in total.
+# Each line is a segment. For 8 MiB, PyTorch asks the driver for 20. A request fails when no free block is large enough,
+# and the driver has no room for a new segment, even after all *empty* ones went back. PyTorch never asks how much is
+# free in total.
 #
 # ZeRO's section 6.3 names this pattern: with [recomputation](../docs/glossary.md#activation-recomputation), checkpoints
 # stay, and the tensors between them are freed. Change the order to `"L" * 12 + "s" * 8`, predict the picture, and run.
 #
 # ## A real step, and four counters
-# First, some memory that is in no tensor. cuBLAS, the library that multiplies matrices, takes a
-# [workspace](../docs/glossary.md#workspace) for each thread that calls it, and keeps it. Forward has one thread,
-# backward another.
+# First, memory that is in no tensor. cuBLAS, the library that multiplies matrices, keeps a
+# [workspace](../docs/glossary.md#workspace) for each thread that calls it: one in forward, another in backward.
 
 # %%
 tensors = late = None
@@ -241,9 +237,9 @@ with on_gpu():
     print(f"no tensor is left, and {workspaces:,} bytes stay allocated")
 
 # %% [markdown]
-# (A workspace has 8.1 MiB here, 32 MiB on Hopper.) Now take two real steps of GPT-2: 8 sequences of 512 tokens,
-# [autocast](../docs/glossary.md#autocast). After a step, only weights and Adam's states are left, 12 bytes per
-# parameter: 1.49 GB.
+# (A workspace has 8.1 MiB here, 32 MiB on Hopper.) Now take two steps of GPT-2 with
+# [autocast](../docs/glossary.md#autocast), on 8 sequences of 512 tokens. After a step, only weights and Adam's states
+# are left, 12 bytes per parameter: 1.49 GB.
 #
 # **Your guess.** How many GB are *reserved* after the second step?
 
@@ -294,9 +290,9 @@ reveal("10.kept", stats["reserved_bytes.all.current"])
 # | inactive split | free memory in segments that hold a tensor | what can `empty_cache()` not return? |
 # | the driver's figure | the whole GPU; `nvidia-smi` shows it | will another process fit on this card? |
 #
-# On a GPU, the driver's figure exceeds reserved. It includes the *[context](../docs/glossary.md#context-cuda)*, which
-# CUDA needs in each process for its kernels, and what libraries take without the allocator, such as NCCL's buffers. A
-# simulated GPU has neither. Here is a real GPU. The first line was recorded before its first tensor:
+# On a GPU, the driver's figure also includes the *[context](../docs/glossary.md#context-cuda)*, which CUDA needs in
+# each process, and what libraries such as NCCL take without the allocator. A simulated GPU has neither. A real one,
+# recorded:
 
 # %%
 from course_utils.benchmark.gpu import GPU_TABLES
@@ -304,12 +300,12 @@ from course_utils.benchmark.gpu import GPU_TABLES
 GPU_TABLES["gpu-hardware"]()[0]
 
 # %% [markdown]
-# The other lines are what kernels take for themselves while they run.
+# Scratch is what kernels take for themselves while they run.
 #
-# Change `micro_batch` to 4 above, predict reserved after step 2, and run the two cells again.
+# Change `micro_batch` to 4 above, predict reserved after step 2, and run both cells.
 #
-# For any run, `measure` lists the allocations, and `replay` sends them through the allocator's policy, rewritten in
-# Python and tested against PyTorch's own code.
+# For any run, `measure` lists the allocations. `replay` sends them through the allocator's policy, rewritten in Python
+# and tested against PyTorch's own code.
 
 # %%
 from course_utils import measure, replay
@@ -330,10 +326,9 @@ lines(curves(replayed), title, "allocations and frees so far", "GB", markers=Fal
 # `run.replace(card="H100-80GB")`.
 #
 # ## Out of memory with a third free
-# The tensors of this run need less than 5.3 GB. On a card of 6 GiB, which is 6.44 GB, it fails with almost a third
-# free.
+# The tensors of this run need less than 5.3 GB. On a card of 6 GiB (6.44 GB), it fails with almost a third free.
 #
-# **Your guess.** How large is the largest tensor that would still have fitted?
+# **Your guess.** How large a tensor would still have fitted?
 
 # %%
 predict("10.largest", unit="GB")
@@ -358,8 +353,8 @@ with on_gpu("6 GiB"):  # change this
     torch.cuda.memory._record_memory_history(enabled=None)
 
 # %% [markdown]
-# A plain step of GPT-2 is out of memory: it asked for the logits in fp32. Most free memory lies in holes next to
-# tensors. The snapshots know each hole, and the line of code that made its neighbor.
+# The failed request was for the logits in fp32. Most free memory lies in holes next to tensors. The snapshots know
+# which line of code made each neighbor.
 
 # %%
 waits_for("10.largest")
@@ -376,15 +371,14 @@ for moment, snapshot in snapshots.items():
 
 # %% [markdown]
 # In step 1, the two segments of 394 MiB held [logits](../docs/glossary.md#logits) in
-# [bf16](../docs/glossary.md#fp16-and-bf16), 4,096 · 50,257 · 2 bytes. Adam makes its states in the *first*
-# `optimizer.step()`. By then the logits are freed, so best fit puts the embedding's states into their segments. States
-# live as long as the training. In step 2, the bf16 logits no longer fit there. They get a segment of 786 MiB and leave
-# half of it empty. Now the fp32 logits have no room.
+# [bf16](../docs/glossary.md#fp16-and-bf16), 4,096 · 50,257 · 2 bytes. They are freed before the *first*
+# `optimizer.step()` makes Adam's states, so best fit puts the embedding's states there, for the whole training. In step
+# 2, the bf16 logits no longer fit. They get a segment of 786 MiB and leave half of it empty. Now the fp32 logits have
+# no room.
 #
 # Change `"6 GiB"` to `"6.1 GiB"`, 102 MiB more. Predict, and run both cells.
 #
-# A replay with a capacity fails in the same place. Move the slider through the step. (The map is large: give it a
-# moment.)
+# A replay with a capacity fails in the same place. Move the slider through the step. (The large map takes a moment.)
 
 # %%
 from course_utils import memory_map_page
@@ -404,16 +398,16 @@ print(f"without a limit: tensors at the peak {format_bytes(max(replayed.requeste
       f"reserved {format_bytes(rest, 'GB', 3)} more, {rest / max(replayed.requested):.0%}")  # fmt: skip
 
 # %% [markdown]
-# The failed request above was for 786 MiB. The driver had 24 MiB too few.
+# The driver had 24 MiB too few for the request of 786 MiB.
 
 # %% [markdown]
 # ## Cures
 # 1. **Order**: allocate long-lived tensors before short-lived ones.
 # 2. **[Expandable segments](../docs/glossary.md#expandable-segments)**: set the environment variable
 #    `PYTORCH_ALLOC_CONF` (formerly `PYTORCH_CUDA_ALLOC_CONF`) to `expandable_segments:True`. A segment grows page by
-#    page. Every rest is split off, and free pages can go back one by one.
-# 3. **Sizes**: make the largest request smaller. Here a [loss in chunks](../docs/glossary.md#chunked-loss) makes logits
-#    for some of the tokens at a time.
+#    page, every rest is split off, and free pages can go back one by one.
+# 3. **Sizes**: make the largest request smaller. A [loss in chunks](../docs/glossary.md#chunked-loss) makes logits for
+#    some tokens at a time.
 # 4. **Other settings**: `max_split_size_mb` keeps large blocks whole, `roundup_power2_divisions` makes sizes alike.
 #
 # **Your guess.** Our run of GPT-2 reserves 6.45 GB. How much with expandable segments?
@@ -437,11 +431,11 @@ for title, source, setting in (
 reveal("10.expandable", replay(measured, expandable_segments=True).peak_reserved)
 
 # %% [markdown]
-# With `max_split_size_mb` the run fits, although it reserves as much as before. Blocks above the limit are never split,
-# so no small tensor gets into them, and they can go back. Change `loss_chunks` to 4, predict, run.
+# With `max_split_size_mb` the run fits, although it reserves as much as before. No small tensor gets into a large
+# block, so large blocks can go back. Change `loss_chunks` to 4, predict, run.
 #
-# The first cure is code of your own: a step with gradients of 0 and a learning rate of 0 makes the optimizer's states
-# before the first forward.
+# The first cure needs code: a step with gradients and learning rate of 0 makes the optimizer's states before the first
+# forward.
 
 # %%
 model = optimizer = None
@@ -460,12 +454,11 @@ with on_gpu("6 GiB"):
 print(f"both steps fit, {format_bytes(stats['reserved_bytes.all.current'], 'GB', 2)} reserved")
 
 # %% [markdown]
-# No setting moves a tensor. Expandable segments give back only whole pages, of 20 MiB, so they do not cure the example
-# with holes of 4 MiB. ZeRO's own cure is order: it sets one contiguous piece aside, and copies checkpoints and
-# gradients there as they are made (section 6.3).
+# No setting moves a tensor. Expandable segments give back only whole pages, of 20 MiB, so they do not cure holes of 4
+# MiB. ZeRO's own cure is order: it copies checkpoints and gradients into one piece set aside for them (section 6.3).
 #
 # ## Lengths that vary
-# Many loaders sort texts from short to long. Here is a small model, an embedding and a head, on such batches.
+# Many loaders sort texts from short to long. Here a small model, an embedding and a head, gets such batches.
 
 
 # %%
@@ -514,18 +507,16 @@ print(f"on a card with 1.3 times what the longest batch needs: {retries} retries
 reveal("10.lengths", reserved, unit="MB")
 
 # %% [markdown]
-# Each batch is a little longer than all before it. Its logits fit into no free block, so a new segment comes, and the
-# old one stays empty. This is not [fragmentation](../docs/glossary.md#fragmentation): on a full card, a *retry* frees
-# the empty segments. The allocator waits for the GPU, returns every empty segment, and asks again. That is slow. If
-# your run slows down when memory gets tight, look at `num_alloc_retries`. (On your own card, a cuBLAS workspace may pin
-# a large segment. The batches use the rest of it, with fewer retries.)
+# Each batch is longer than all before it. Its logits fit into no free block, so a new segment comes, and the old one
+# stays empty. This is not [fragmentation](../docs/glossary.md#fragmentation): on a full card, a *retry* waits for the
+# GPU, returns every empty segment, and asks again. That is slow. If your run slows down, look at `num_alloc_retries`.
+# (On your own card, a cuBLAS workspace may pin a large segment. Then the batches use its rest, with fewer retries.)
 #
-# So let the longest batch come first. It also tells you at once whether memory suffices. Change the lengths to
-# `[512] * 6`, predict, run both cells.
+# So let the longest batch come first. It also shows at once whether memory suffices. Change the lengths to `[512] * 6`,
+# predict, run both cells.
 #
 # ## A snapshot, and a leak in it
-# PyTorch can record every allocation with its line of code. Below is a training step with a small mistake. Read it,
-# then guess.
+# This training step has a small mistake:
 
 # %%
 shown = []  # outputs, for a plot at the end of the training
@@ -540,7 +531,7 @@ def step(model, optimizer, batch):
 
 # %% [markdown]
 # The model is `Linear(512, 2048)`, ReLU, `Linear(2048, 512)`, in fp32. The batch has 1,024 rows. **Your guess.** By how
-# many MB does memory grow with each step?
+# many MB does memory grow per step?
 
 # %%
 predict("10.leak", unit="MB")
@@ -561,10 +552,9 @@ with on_gpu():
     torch.cuda.memory._record_memory_history(enabled=None)
 
 # %% [markdown]
-# A [snapshot](../docs/glossary.md#memory-snapshot) has two halves. You have read the *segments*: memory as it is now.
-# The *traces* are its history. Each entry has an action, an address, a size, and the frames of the Python stack. (A
-# simulated GPU has the operation and the line of code instead.) A block is alive if it was allocated and not freed
-# since:
+# A [snapshot](../docs/glossary.md#memory-snapshot) has *segments*, which you have read, and *traces*, their history.
+# Each entry has the frames of the Python stack, or on a simulated GPU the operation and the line of code. A block is
+# alive if it was allocated and not freed since:
 
 # %%
 trace = snapshot["device_traces"][0]
@@ -591,20 +581,20 @@ reveal("10.leak", growth, unit="MB")
 print(f"formula: 1,024 rows · 2,048 numbers · 4 bytes = {format_bytes(1024 * 2048 * 4, 'MB', 2)}")
 
 # %% [markdown]
-# Weights, moments and gradients are there once: step 1 made them. `shown.append` has blocks from *each* of four steps.
-# The stored output keeps its graph, and the graph keeps what backward would need: here ReLU's output. (512 bytes per
-# step are the mean itself.)
+# Weights, moments and gradients are there once. `shown.append` has blocks from *each* of four steps. The stored output
+# keeps its graph, and the graph keeps what backward would need: here ReLU's output. (512 bytes per step are the mean
+# itself.)
 #
-# The cure is `.detach()`, or `torch.no_grad()` around the second forward. Change the line to
+# The cure is `torch.no_grad()` around the second forward, or `.detach()`. Change the line to
 # `shown.append(model(batch).mean().detach())`, predict the growth, and run the cells from there.
 #
-# For any run, `save_snapshot(replay(measure(run)), "run.pickle")` writes such a snapshot, and `read_snapshot` reads it.
+# `save_snapshot(replay(measure(run)), "run.pickle")` writes such a snapshot for any run.
 #
 # ## What the sources say
 # | claim | what you computed here |
 # |---|---|
 # | a flat fp32 buffer of 6 GB at 1.5 B parameters | 4·N; foreach and DDP's buckets take as much today |
-# | out of memory with over 30 % free | a plain step of GPT-2 does it, and the snapshot explains it |
+# | out of memory with over 30 % free | a plain step of GPT-2 does it |
 # | "we can't do much about residual memory" | it is worth gigabytes, and most cures are one line of code |
 # | expandable segments cure fragmentation | only whole pages; holes between tensors stay |
 #
