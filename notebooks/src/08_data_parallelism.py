@@ -13,20 +13,19 @@
 # # 08 · Data parallelism
 #
 # **80 minutes.** You should know what a training step keeps ([lesson 01](01_where_did_the_memory_go.ipynb)) and what
-# a micro-batch is. You need no GPU: this lesson's processes run on your processor, and they really talk to each
-# other. (One experiment uses two GPUs if your machine has them.) They need Linux or macOS. On Windows, use WSL2 or
-# read the stored outputs.
+# a micro-batch is. You need no GPU: real processes talk to each other on your processor. On Windows, use WSL2 or read
+# the stored outputs.
 #
 # Data parallelism is the simplest way to use many GPUs: each computes on its own part of the batch. What does each
-# GPU keep in memory? And what must they send one another?
+# keep in memory? What must they send one another?
 
 # %% [markdown]
 # ## What each rank holds
-# Each process is a [rank](../docs/glossary.md#rank), and D is the number of ranks. Every rank runs forward and
-# backward through all layers, on its own sequences.
+# Each of D processes is a [rank](../docs/glossary.md#rank). It runs forward and backward through all layers, on its
+# own sequences.
 #
 # **Your guess.** GPT-2 XL with Adam under [autocast](../docs/glossary.md#autocast) has 16 bytes of states per
-# parameter (total below). With plain data parallelism on 8 ranks, how many GB of states does each rank hold?
+# parameter (total below). With plain data parallelism, how many GB of states does each of 8 ranks hold?
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, plus_minus
@@ -51,15 +50,15 @@ reveal("08.states", sum(states.values()))
 # states. The ranks share only the *batch*: **b · k · D** sequences, micro-batch times accumulation steps times ranks.
 # (Change `world_size` to 64. Which numbers change?)
 #
-# So another rank makes the batch larger, unless you cut b or k. And if one sequence does not fit one GPU, it does not
-# fit a thousand. (The next lesson keeps nothing twice.)
+# So another rank makes the batch larger, unless you cut b or k. And a sequence that does not fit one GPU does not fit
+# a thousand.
 
 # %% [markdown]
 # ## A script for torchrun
-# Here is a complete data-parallel training. `init_process_group` joins the processes through
+# `torchrun` starts a script as several processes. `init_process_group` joins them through
 # [gloo](../docs/glossary.md#gloo), torch's library for messages between CPUs. (On NVIDIA's GPUs that is *NCCL*.)
-# `DistributedDataParallel`, DDP for short ([Li et al. 2020](https://arxiv.org/abs/2006.15704)), sends rank 0's
-# weights to all at the start. In each backward, it replaces every gradient by its mean over all ranks.
+# `DistributedDataParallel` (DDP, [Li et al. 2020](https://arxiv.org/abs/2006.15704)) sends rank 0's weights to all at
+# the start. In each backward, it replaces every gradient by its mean over all ranks.
 
 
 # %%
@@ -86,8 +85,7 @@ def train():
 
 
 # %% [markdown]
-# `torchrun` starts a script as several processes. The next cell writes the function to a script, and starts it like
-# `torchrun --standalone --nproc-per-node 2 script.py` in a terminal.
+# Write the function to a script, and start it like `torchrun --standalone --nproc-per-node 2 script.py` in a terminal:
 
 # %%
 import inspect
@@ -111,16 +109,16 @@ torchrun(train, ranks=2)  # change this
 
 # %% [markdown]
 # One process with 24 sequences, two with 12 each: the same losses. Change the last line to 3 ranks, then to 5, and
-# predict both. Which does not divide 24? The next section says why that matters.
+# predict both. Which does not divide 24?
 
 # %% [markdown]
 # ## The mean of three gradients is the gradient of all
-# The loss of a batch is the mean over its sequences, and so is its gradient G. If you cut the batch into three equal
-# parts, the mean of their gradients is G:
+# The loss of a batch is the mean over its sequences, and so is its gradient G. With three equal parts, the mean of
+# their gradients is G:
 #
 # $$G = \frac{G_1 + G_2 + G_3}{3}$$
 #
-# As a loop in one process:
+# In one process:
 
 # %%
 import torch
@@ -146,16 +144,14 @@ for name, found in {"the mean of all parts": sum(parts) / ranks, "G1 alone": par
     print(f"{name}: off by {off:.4f} of the largest of {len(whole)} numbers")
 
 # %% [markdown]
-# The mean is off only by rounding: sums in another order. So a training on 3 GPUs does not repeat one on 1 GPU bit by
-# bit. Now change 3 to 5. The parts have 5, 5, 5, 5 and 4 sequences. Is their plain mean still right? (Exercise 3
-# corrects it.)
+# The mean is off only by rounding: sums in another order. So 3 GPUs do not repeat a training on 1 GPU bit by bit. Now
+# change 3 to 5: parts of 5, 5, 5, 5 and 4 sequences. Is their plain mean still right? (Exercise 3 corrects it.)
 
 # %% [markdown]
 # ## Equal, or drifting apart
-# Replicas start equal and see the same mean gradient, so they take the same step and stay equal. Nobody compares
-# them, and nobody sends weights after the start. Here is DDP's work by hand: one
-# [all-reduce](../docs/glossary.md#all-reduce) per gradient, which leaves the sum on every rank. What if you forget
-# one?
+# Replicas start equal and see the same mean gradient, so they stay equal. Nobody compares them or sends weights
+# again. By hand, DDP's work is one [all-reduce](../docs/glossary.md#all-reduce) per gradient, which leaves the sum on
+# every rank. What if you forget one?
 
 
 # %%
@@ -181,11 +177,11 @@ def drift(kept_back):
 
 
 # %% [markdown]
-# Three processes train: with all gradients shared, with all but those of the last bias (4 numbers out of 676), and
-# with none. `run_ranks` is a shortcut for `torchrun`: it also returns each rank's result.
+# Three processes train: with all gradients shared, with all but those of the last bias (4 of 676 numbers), and with
+# none. `run_ranks` is a shortcut for `torchrun` that also returns each rank's result.
 #
-# **Your guess.** After 30 steps, how large is the largest difference between two replicas with the bias left out, in
-# percent of that with nothing shared?
+# **Your guess.** Leave the bias out for 30 steps. How large is the largest difference of a weight between two replicas,
+# in percent of that with nothing shared?
 
 # %%
 predict("08.drift", unit="%")
@@ -225,10 +221,10 @@ print(f"largest difference with all gradients shared: {shared}")
 reveal("08.drift", round(100 * left_out / nothing, -1), unit="%")
 
 # %% [markdown]
-# Exactly zero, or a drift that does not stop. One forgotten bias is even worse than sharing nothing. Three
-# independent trainings at least find a minimum each. Here each rank's bias follows its own data, but the shared
-# weights follow the mean. The training still learns *something*, and its loss looks like a loss. That makes the
-# mistake expensive. (Keep `"0.bias"` back instead, 32 numbers. More drift, or less?)
+# One forgotten bias is even worse than sharing nothing. Three independent trainings at least find a minimum each.
+# Here each rank's bias follows its own data, but the shared weights follow the mean. The training still learns
+# *something*, and its loss looks like a loss. That makes the mistake expensive. (Keep `"0.bias"` back instead, 32
+# numbers. More drift, or less?)
 
 # %% [markdown]
 # ## A server in the middle
@@ -241,20 +237,19 @@ from course_utils.lessons.data_parallelism.figures import server_figure
 server_figure(workers=3)  # change this
 
 # %% [markdown]
-# Only the server has optimizer states. But all traffic passes through the server: D workers send D gradients and
-# fetch D sets of weights, S bytes each. (Change 3 to 5 workers. How many messages reach the server?)
+# Only the server has optimizer states. But it receives D gradients and sends D sets of weights, S bytes each. (Change
+# 3 to 5 workers. How many messages reach the server?)
 #
-# Without a server, each rank could send its whole gradient to every other rank: D−1 times S bytes. That is the naive
+# Without a server, each rank could send its whole gradient to every other: D−1 times S bytes. That is the naive
 # all-reduce.
 #
 # ## A ring
 # Better: cut S into D parts, and let every rank send only to its right neighbor ([Patarasuk and Yuan
 # 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). In D−1 steps the parts travel around, and each rank adds its own
-# numbers to what arrives. After this first half, which needs nothing but send and receive, each rank has one complete
-# part.
+# numbers to what arrives. After this first half, each rank has one complete part.
 #
-# In the second half, the complete parts travel around once more. Here torch does it, by an *all-gather*: every rank
-# collects every rank's part. (Exercise 2 asks for that half, too.)
+# In the second half, the complete parts travel around once more, here by torch's *all-gather*: every rank collects all
+# parts. (Exercise 2 asks for that half.)
 
 
 # %%
@@ -287,7 +282,7 @@ def ring():
 predict("08.ring", unit="KB")
 
 # %% [markdown]
-# The closed form: D−1 steps in each half, S/D bytes in each step.
+# The closed form: D−1 steps in each half, S/D bytes per step.
 
 # %%
 D, S = 4, 480_000  # change this
@@ -300,11 +295,11 @@ reveal("08.ring", 2 * counted, unit="KB")
 
 # %% [markdown]
 # At the end every part is 1 + 10 + 100 + 1,000. (Change D to 5. How many KB are sent, and what do the parts hold?)
-# The second half sends as many messages of the same size. So each rank sends in total
+# The second half sends as much. So each rank sends in total
 #
 # $$\frac{2 (D - 1)}{D} \cdot S$$
 #
-# Watch the first half:
+# The first half:
 
 # %%
 from course_utils.lessons.data_parallelism.widget import ring_player
@@ -312,8 +307,7 @@ from course_utils.lessons.data_parallelism.widget import ring_player
 ring_player([rank["held"] for rank in found], step=3)
 
 # %% [markdown]
-# In the naive way, each rank sends more with every rank that joins, and a server's link carries still more. The ring
-# stays below 2·S:
+# In the naive way, a rank's bytes grow with D, and a server's link carries still more. The ring stays below 2·S:
 
 # %%
 from course_utils.estimating.sharding import all_reduce_bytes
@@ -325,15 +319,15 @@ for D in (2, 8, 64):
           f"ring {format_bytes(ring_sends, 'GB', 1):>7s}")  # fmt: skip
 
 # %% [markdown]
-# No exchange among ranks needs less: the ring is optimal in bytes. In *messages* it is not. It sends 2(D−1) one after
-# the other, and each must be started. We come back to this at the end.
+# No exchange among ranks needs fewer bytes. In *messages* the ring is not optimal: it sends 2(D−1), one after the
+# other.
 
 # %% [markdown]
 # ## Buckets
-# Each message must be started, so DDP does not send gradients one by one. It copies them into
+# Each message takes time to start, so DDP does not send gradients one by one. It copies them into
 # [buckets](../docs/glossary.md#bucket) of about 25 MiB: flat buffers, reduced as a whole and copied back.
 #
-# **Your guess.** GPT-2 XL again, fp32 gradients, the rest as before. How many GB do the buckets take on each rank?
+# **Your guess.** How many GB do the buckets for GPT-2 XL's fp32 gradients take on each rank?
 
 # %%
 predict("08.buckets")
@@ -383,7 +377,7 @@ reveal("08.buckets", kept)
 
 # %% [markdown]
 # The buckets take as many bytes as the gradients. With `gradient_as_bucket_view=True` each `.grad` is a view of a
-# bucket, and the bytes exist once. (Buckets of 4 MiB: more bytes, or fewer buckets?) For GPT-2 XL:
+# bucket, and the bytes exist once. (Buckets of 4 MiB: more bytes, or fewer buckets?)
 
 # %%
 from course_utils.figures import stack
@@ -395,30 +389,29 @@ stack({name: estimate(run) for name, run in columns.items()},
       provenance="GPT-2 XL, b = 4, full recomputation, autocast; estimated")  # fmt: skip
 
 # %% [markdown]
-# [ZeRO](../docs/glossary.md#zero)'s "flat fp32 buffer", 6 GB for 1.5 billion parameters, comes in part from these
-# buckets. They are a default, and one argument switches them off.
+# The "flat fp32 buffer" of the [ZeRO](../docs/glossary.md#zero) paper, 6 GB for 1.5 billion parameters, comes in part
+# from these default buckets.
 #
-# The gaps above are 0 bytes, but a GPU has more: *NCCL's buffers*. They take 4 MiB by default for each pair of GPUs
-# that talks ([`NCCL_BUFFSIZE`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)), with more than
-# one per pair. They lie outside PyTorch's allocator: `memory_allocated()` never shows them, `nvidia-smi` does. This
-# course has not measured them, because that takes two GPUs.
+# The gaps above are 0 bytes, but a GPU also has *NCCL's buffers*: several for each pair of GPUs that talks, 4 MiB each
+# by default ([`NCCL_BUFFSIZE`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)). They lie outside
+# PyTorch's allocator: `nvidia-smi` shows them, `memory_allocated()` never. This course has not measured them, because
+# it takes two GPUs.
 
 # %% [markdown]
 # ## Overlap
-# Buckets have a second use. Backward computes the last layers' gradients first, so their bucket can leave while
-# backward goes on.
+# Backward computes the last layers' gradients first, so their bucket can leave while backward goes on.
 #
-# **Your guess.** Twelve equal layers, six buckets of equal size. What part of all transfer time can hide behind
-# backward at best, in percent?
+# **Your guess.** Twelve equal layers, six equal buckets. At best, what percentage of the transfer time can hide behind
+# backward?
 
 # %%
 predict("08.overlap", unit="%")
 
 # %% [markdown]
 # Count the buckets that are ready before backward ends.
-# [ddp_training.py](../course_utils/lessons/data_parallelism/ddp_training.py) has the network and the hook from above,
-# with a clock. It trains with six buckets, with one, and without exchange. If torch finds two GPUs, each process
-# takes one. Otherwise both run on the processor, because NCCL refuses two ranks on one GPU.
+# [ddp_training.py](../course_utils/lessons/data_parallelism/ddp_training.py) adds a clock to the network and hook from
+# above. It trains with six buckets, with one, and without exchange. If there are two GPUs, each process takes one.
+# Otherwise both use the processor, because NCCL refuses two ranks on one GPU.
 
 # %%
 bucket_mib = 2  # change this
@@ -441,19 +434,19 @@ overlap_figure(
 )
 
 # %% [markdown]
-# At best five of six buckets travel while backward still computes: 5/6. The last one is ready only when backward
-# ends. Now compare the ends of the three steps. Hiding is not free: the exchange takes cores from backward on a CPU,
-# and multiprocessors and memory bandwidth on a GPU. The figure's percentage is of time, not of bytes: buckets travel
-# at different speeds, and wait for one another. (Buckets of 1 MiB: what part can hide at best?)
+# The last bucket is ready only when backward ends: at best 5/6 can hide. Now compare the ends of the three steps.
+# Hiding is not free: the exchange takes cores from backward on a CPU, and multiprocessors and memory bandwidth on a
+# GPU. The figure's percentage is of time, not of bytes: buckets travel at different speeds, and wait for one another.
+# (Buckets of 1 MiB: what part can hide at best?)
 
 # %% [markdown]
 # ## Do not sync what you accumulate
-# Lesson 07 cut a batch into [micro-batches](../docs/glossary.md#micro-batch-and-global-batch) and added up their
-# gradients. DDP does not know that: each backward all-reduces, though only the sum of all is needed.
-# `model.no_sync()` leaves the gradients on the rank.
+# DDP does not know that you add up the gradients of
+# [micro-batches](../docs/glossary.md#micro-batch-and-global-batch): each backward all-reduces, though only the sum of
+# all is needed. `model.no_sync()` leaves the gradients on the rank.
 #
-# **Your guess.** Four micro-batches per step, with DDP's defaults. How many times as many bytes as necessary does a
-# rank exchange?
+# **Your guess.** Four micro-batches per step, with DDP's defaults. How many times the necessary bytes does a rank
+# exchange?
 
 # %%
 predict("08.no_sync", unit="times")
@@ -499,10 +492,10 @@ reveal("08.no_sync", each / once, unit="times")
 # The gradients agree: a mean of sums is the sum of means. (Cut the same batch into 8 micro-batches. Which numbers
 # change?)
 #
-# Views of buckets have a trap. `zero_grad()` sets every `.grad` to None, and the view is gone. The next backward
-# under `no_sync` makes a new tensor next to the bucket. So until the last micro-batch, views save nothing.
-# `zero_grad(set_to_none=False)` writes zeros into the view instead, and gradients add up *in* the bucket. The
-# estimate for GPT-2 XL:
+# Views have a trap. `zero_grad()` sets every `.grad` to None, and the view is gone. The next backward under `no_sync`
+# makes a new tensor next to the bucket, so views save nothing until the last micro-batch.
+# `zero_grad(set_to_none=False)` writes zeros into the view instead, and gradients add up *in* the bucket. For GPT-2
+# XL:
 
 # %%
 views = xl.replace(world_size=8, bucket_view=True)
@@ -517,20 +510,19 @@ for count, to_none in ((1, True), (2, True), (2, False)):  # change this
 
 # %% [markdown]
 # ## DataParallel and DistributedDataParallel
-# PyTorch has another class, `DataParallel`: one process drives all GPUs of one machine. It looks simpler, but its own
-# documentation advises against it. Why?
+# PyTorch's other class, `DataParallel`, looks simpler, but its own documentation advises against it. Why?
 #
 # | | `DataParallel` | `DistributedDataParallel` |
 # |---|---|---|
-# | processes | one, with a thread for each GPU | one for each GPU |
-# | Python's lock (GIL) | shared by all threads | each process has its own |
+# | processes | one, with a thread per GPU | one per GPU |
+# | Python's lock (GIL) | shared by all threads | one per process |
 # | machines | one | one or many |
 # | weights are copied | in **each forward**, from the first GPU | once, at the start |
 # | gradients | added up on the first GPU | all-reduced |
 # | outputs | gathered on the first GPU | stay where they are |
-# | optimizer | steps once, on the first GPU | steps on every rank, on equal gradients |
+# | optimizer | steps on the first GPU | steps on every rank, on equal gradients |
 #
-# Its forward has four steps: scatter, replicate, parallel apply, gather. The loop below takes them on the CPU.
+# The loop below takes the four steps of `DataParallel`'s forward on the CPU.
 #
 # **Your guess.** A network with 12.6 MB of weights, 4 devices, 10 training steps. How many MB of weights are copied?
 
@@ -553,15 +545,13 @@ print(f"copied from the first device: {copied:,} bytes; the gap {plus_minus(10 *
 reveal("08.replicate", copied, unit="MB")
 
 # %% [markdown]
-# (D−1) times the weights, in every forward, all from one device; DDP sends them once. (8 devices: how many MB?)
+# Every forward copies the weights D−1 times, all from one device. (8 devices: how many MB?)
 #
 # Hugging Face's `Accelerate` is not a third way. In several processes, its `prepare(model)` returns a
-# `DistributedDataParallel` (see
-# [accelerator.py](https://github.com/huggingface/accelerate/blob/main/src/accelerate/accelerator.py)), and its
-# `accumulate` uses `no_sync`.
+# `DistributedDataParallel`, and its `accumulate` uses `no_sync`
+# ([accelerator.py](https://github.com/huggingface/accelerate/blob/main/src/accelerate/accelerator.py)).
 #
-# The other difference is the lock. Python runs between the kernels, and only one thread of a process can run it at a
-# time:
+# The other difference is the lock. Python runs between the kernels, in only one thread of a process at a time:
 
 # %% tags=["nbval-ignore-output"]
 from course_utils.figures import bars
@@ -573,16 +563,16 @@ bars(milliseconds, "Two threads take turns; two processes run at the same time, 
      provenance="measured: each runs the same loop, best of 5, on the CPU that ran this cell")  # fmt: skip
 
 # %% [markdown]
-# More cores help the processes, never the threads. (Are your two processes no faster? Then your cores were busy with
-# something else. Run the cell again.)
+# More cores help the processes, never the threads. (Are your two processes no faster? Then your cores were busy: run
+# the cell again.)
 
 # %% [markdown]
 # ## How far does it scale?
-# A message costs α seconds to start, and β seconds for each byte. For n bytes that is
+# A message of n bytes costs α seconds to start, and β seconds per byte:
 #
 # $$t = \alpha + \beta n$$
 #
-# Two processes send each other messages of 4 bytes to 16 MiB:
+# Two processes exchange messages of 4 bytes to 16 MiB:
 
 
 # %%
@@ -611,9 +601,9 @@ timed = run_ranks(ping, world_size=2, most=12)[0]  # change this
 print(f"{len(timed)} sizes from {timed[0][0]} to {timed[-1][0]:,} bytes, {len(timed[0][1])} messages each")
 
 # %% [markdown]
-# The next cell fits a line to the medians by least squares, with errors relative to the line, so that small messages
-# count as much as large ones. The band is the uncertainty of the fit. (With `most=6` all messages are small. Which of
-# α and β is then uncertain?)
+# Fit a line to the medians by least squares, with errors relative to the line, so that small messages count as much
+# as large ones. The band is the uncertainty of the fit. (With `most=6` all messages are small. Which of α and β is
+# then uncertain?)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from statistics import median
@@ -634,8 +624,8 @@ band_figure(
 #
 # $$2 (D - 1) \left(\alpha + \frac{\beta S}{D}\right)$$
 #
-# Add the time that a rank computes in one step, and you get an [efficiency](../docs/glossary.md#scaling-efficiency):
-# the throughput of D ranks over D times that of one. The inputs, for the small network of the overlap:
+# Add a rank's compute time, and you get an [efficiency](../docs/glossary.md#scaling-efficiency): the throughput of D
+# ranks over D times that of one. For the small network of the overlap:
 
 # %% tags=["nbval-ignore-output"]
 step, size = trained[0]["none"], trained[0]["gradients"]
@@ -644,8 +634,8 @@ print(f"a rank computes {1000 * compute:.0f} ms per step and has S = {format_byt
 print(f"α = {1e6 * link.alpha:.0f} µs per message, β·S = {1000 * link.beta * size:.1f} ms")
 
 # %% [markdown]
-# **Your guess.** Put these into 2(D−1)·(α + β·S/D), with nothing hidden behind backward. What efficiency does the
-# formula extrapolate to for D = 1,024, in percent?
+# **Your guess.** Put these into 2(D−1)·(α + β·S/D), with nothing hidden behind backward. What efficiency do you get
+# for D = 1,024, in percent?
 
 # %%
 predict("08.efficiency", unit="%")
@@ -672,13 +662,13 @@ reveal("08.efficiency", round(expected), unit="%")
 
 # %% [markdown]
 # **The gap** at two ranks: the model has only messages. But gloo also adds up numbers, and both ranks share this
-# machine's cores. The figure's right end is not measured at all. Its band says only how well α and β fit *these*
-# messages. It says nothing about a switch that 1,024 machines share, or about the slowest rank, which all others wait
-# for. And libraries change from rings to trees when α begins to count.
+# machine's cores. The figure's right end is not measured. Its band says only how well α and β fit *these* messages,
+# nothing about a switch that 1,024 machines share, or about the slowest rank, which all others wait for. And libraries
+# change from rings to trees when α begins to count.
 #
-# Now real links, with β from the [data-sheet rate](../docs/glossary.md#data-sheet-rate) and without α. The maker
-# states this rate, and no transfer exceeds it. [NVLink](../docs/glossary.md#nvlink) joins GPUs within a machine, at
-# 300 GB/s in each direction on an A100. Between machines:
+# Now real links, with β from the [data-sheet rate](../docs/glossary.md#data-sheet-rate), which no transfer exceeds, and
+# without α. [NVLink](../docs/glossary.md#nvlink) joins GPUs within a machine, at 300 GB/s in each direction on an A100.
+# Between machines:
 
 # %%
 gigabits = {"Ethernet, 10 Gbit/s": 10, "Ethernet, 100 Gbit/s": 100, "InfiniBand NDR, 400 Gbit/s": 400}
@@ -692,7 +682,7 @@ bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient_size, 'GB', 1)} of 
 # %% [markdown]
 # ## On GPUs, and on many machines
 # On GPUs a script changes in two places: `init_process_group("nccl")`, and the device `cuda:LOCAL_RANK`, from the
-# environment that torchrun sets. `ddp_training.py` chooses by what the machine has, and prints its choice:
+# environment that torchrun sets. `ddp_training.py` chooses by itself, and prints its choice:
 #
 # ```
 # torchrun --standalone --nproc-per-node=4 -m course_utils.lessons.data_parallelism.ddp_training
@@ -719,7 +709,7 @@ quiz(8)
 
 # %% [markdown]
 # ## In your own script
-# Wrap the model in DDP, in a script that `torchrun` starts on any number of GPUs or CPUs, and that also works alone.
+# Wrap your model in DDP. `torchrun` starts this script on any number of GPUs or CPUs, and it also works alone.
 
 # %%
 import os

@@ -16,12 +16,12 @@
 # and what a [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) is. You need no GPU: processes on your CPU
 # play the devices.
 #
-# Is a model too large for one device? Cut it: the first layers here, the next ones there. The cut is cheap, because
-# only activations cross it. But now devices wait for one another. How long? And what does waiting less cost in memory?
+# Is a model too large for one device? Cut it: the first layers here, the next ones there. Only activations cross the
+# cut, but now devices wait for one another. How long? And what does waiting less cost in memory?
 
 # %% [markdown]
 # ## One stage after the other
-# In torch, `.to` moves each part of the layers, and later the activations between them:
+# `.to` moves each part of the layers, and later the activations between them:
 
 # %%
 import torch
@@ -41,8 +41,8 @@ print(f"across the cut: {between.nbytes:,} bytes, and a gradient of the same siz
 # %% [markdown]
 # Change the cut to 6: what changes, and what does not?
 #
-# Now four devices. Each holds a quarter of the layers, a [stage](../docs/glossary.md#pipeline-stage). One batch goes
-# forward through all four, then backward. Nothing else happens.
+# Now four devices, each with a quarter of the layers: a [stage](../docs/glossary.md#pipeline-stage). One batch goes
+# forward through all, then backward.
 #
 # **Your guess.** What percentage of the time does each device work?
 
@@ -64,23 +64,22 @@ print(f"formula: 1/p = {1 / naive.stages:.0%}; in the schedule each stage works 
 reveal("11.naive", 100 * (1 - naive.idle), unit="%")
 
 # %% [markdown]
-# Of p stages, one works while p − 1 wait. Four devices are as slow as one, but have memory for four. The figure's lower
-# half shows when it is used: the first stage fills first and empties last.
+# Of p stages, one works while p − 1 wait. Four devices are as slow as one, but have four times its memory. The figure's
+# lower half shows when it is used: the first stage fills first and empties last.
 
 # %% [markdown]
 # ## Cut the batch, too
-# [GPipe](https://arxiv.org/abs/1811.06965) cuts the batch into m micro-batches. When the first one leaves the first
-# stage, the second one enters. Weights are updated once, at the end, so the gradients are those of the complete batch.
-# Stages still wait while the pipeline fills, and again while it empties. That is the
-# [bubble](../docs/glossary.md#bubble).
+# [GPipe](https://arxiv.org/abs/1811.06965) cuts the batch into m micro-batches. When the first leaves a stage, the
+# second enters. Weights are updated once, at the end, so the gradients are those of the complete batch. Stages still
+# wait while the pipeline fills and empties: the [bubble](../docs/glossary.md#bubble).
 #
-# **Your guess.** How many micro-batches do four stages need to wait at most 10 % of the time?
+# **Your guess.** With how many micro-batches do four stages wait at most 10 % of the time?
 
 # %%
 predict("11.micro", unit="micro-batches")
 
 # %% [markdown]
-# Now try it with sliders:
+# Try it with sliders:
 
 # %%
 from course_utils.lessons.pipelines.widget import pipeline_player
@@ -89,9 +88,9 @@ waits_for("11.micro")
 pipeline_player("GPipe", stages=4, micro_batches=8)
 
 # %% [markdown]
-# Where does the player's formula come from? Draw a column for each micro-batch that a stage handles. Each stage works
-# in m columns. There are m + p − 1 in all: the last stage waits p − 1 columns for its first micro-batch. So the
-# fraction of time lost is (Huang et al. 2019, section 2.3)
+# Where does the player's formula come from? Divide the time into columns, one micro-batch long. Each stage works in m
+# of m + p − 1 columns, because the last stage waits p − 1 columns for its first micro-batch. So the fraction of time
+# lost is (Huang et al. 2019, section 2.3)
 #
 # $$\frac{p - 1}{m + p - 1}$$
 
@@ -106,7 +105,7 @@ print(f"at most 10 % with 4 stages: m = {enough}. GPipe's own rule, m = 4·p, le
 reveal("11.micro", enough, unit="micro-batches")
 
 # %% [markdown]
-# Add (8, 8), predict, run. There is no gap while all stages are equally fast. If one is slower, all wait for it:
+# Add (8, 8), predict, run. There is no gap while stages are equally fast. If one is slower, all wait for it:
 
 # %%
 slow = simulate("GPipe", stages=4, micro_batches=8, slow={1: 1.5})
@@ -118,8 +117,8 @@ pipeline_figure(slow, f"One stage takes 1.5 times as long: stages wait {slow.idl
 
 # %% [markdown]
 # ## Who keeps what
-# A stage keeps a micro-batch's activations from its forward to its backward. Under GPipe, it keeps all m at once. The
-# [1F1B](../docs/glossary.md#1f1b) schedule goes backward as soon as it can: once the pipeline is full, each stage
+# A stage keeps a micro-batch's activations from its forward to its backward: under GPipe, all m at once. The
+# [1F1B](../docs/glossary.md#1f1b) schedule goes backward as soon as it can. Once the pipeline is full, each stage
 # alternates one forward and one backward ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), section 2.2).
 #
 # **Your guess.** Four stages, 16 micro-batches, 1F1B. How many micro-batches' activations does the *first* stage keep?
@@ -141,10 +140,10 @@ print(f"idle: GPipe {gpipe.idle:.1%}, 1F1B {one_one.idle:.1%}")
 reveal("11.kept", one_one.most_kept(0), unit="micro-batches")
 
 # %% [markdown]
-# The bubble is the same. But each stage, counted from 0, keeps at most p − stage micro-batches, however many there are.
-# Change 16 to 32, predict both, run. So m can grow until the bubble is small. That is why nearly everybody uses 1F1B.
+# The bubble is the same, but each stage, counted from 0, keeps at most p − stage micro-batches. Change 16 to 32,
+# predict both, run. So m can grow until the bubble is small. That is why nearly everybody uses 1F1B.
 #
-# Now in bytes: GPT-2 XL and its 32 sequences, as 8 micro-batches of 4, on four devices.
+# In bytes: GPT-2 XL and its 32 sequences, as 8 micro-batches of 4, on four devices.
 
 # %% tags=["hide-input"]
 from course_utils import TrainingRun, format_bytes, gpu, plus_minus
@@ -159,13 +158,13 @@ stack(rows, "1F1B keeps half of GPipe's activations on the first stage, an eight
       provenance="estimated: states and kept activations")  # fmt: skip
 
 # %% [markdown]
-# Compare with one device that cuts its batch in the same way: 36.1 GB. Under 1F1B, the fullest of four devices needs
-# half of that, not a quarter. The states are divided by four. The activations are not: the first stage keeps p
-# micro-batches of 1/p of the layers, as much as one device keeps for one micro-batch. GPipe's fullest stage keeps all
-# m, and saves little. The last stage also has the head, and the loss's s·b·V numbers for each micro-batch that it
-# keeps. (Left out here: temporaries of backward and the optimizer, message buffers, the CUDA context.)
+# One device that cuts its batch in the same way needs 36.1 GB. Under 1F1B, the fullest of four needs half of that, not
+# a quarter: only the states are divided by four. The first stage keeps p micro-batches of 1/p of the layers, as much as
+# one device keeps for one micro-batch. GPipe's fullest stage keeps all m, and saves little. The last stage also has the
+# head, and the loss's s·b·V numbers per kept micro-batch. (Left out: temporaries of backward and the optimizer, message
+# buffers, the CUDA context.)
 #
-# GPipe's authors knew. Their stages keep only one input per micro-batch, and execute the whole stage again in backward:
+# GPipe's authors knew. Their stages keep one input per micro-batch and execute their layers again in backward:
 # [recomputation](../docs/glossary.md#activation-recomputation) was part of GPipe from the start (section 2.3).
 
 # %%
@@ -180,12 +179,12 @@ for name, recompute in (("GPipe", "none"), ("GPipe", "every-12"), ("1F1B", "none
 
 # %% [markdown]
 # ## No bubble at all?
-# PipeDream ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646)) goes further. Why wait at the end of a
-# batch? Micro-batches follow one another without end, and each stage updates its weights after each backward.
+# Why wait at the end of a batch? In PipeDream ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646)),
+# micro-batches follow one another without end, and each stage updates its weights after each backward.
 #
 # But the weights change between a micro-batch's forward and its backward. With other weights, backward computes the
 # gradient of nothing. So each stage keeps the *version* that a micro-batch has seen until it comes back: weight
-# stashing (section 3.3 of the paper).
+# stashing (section 3.3).
 #
 # **Your guess.** How many versions of its weights does the first of four stages keep?
 
@@ -207,10 +206,9 @@ for stage in range(4):
 reveal("11.versions", endless.versions(0), unit="versions")
 
 # %% [markdown]
-# A stage keeps p − stage versions, one per micro-batch in flight. So memory is one price. The other is
-# [staleness](../docs/glossary.md#staleness): the first stage applies a gradient that is p − 1 updates late. What does
-# that do? Take the simplest valley, $\frac{1}{2} w^2$, whose gradient is w, and use gradients that are `late` updates
-# old:
+# A stage keeps p − stage versions, one per micro-batch in flight. Memory is one price. The other is
+# [staleness](../docs/glossary.md#staleness): the first stage's gradient is p − 1 updates late. What does that do in the
+# simplest valley, $\frac{1}{2} w^2$, whose gradient is w? Gradients are `late` updates old:
 
 
 # %%
@@ -237,15 +235,15 @@ lines({f"{late} late": (list(range(41)), late_descent(rate, late, 40).tolist()) 
       "updates", "w", markers=False, provenance="computed: w ← w − rate · w(d updates ago)")  # fmt: skip
 
 # %% [markdown]
-# The later the gradient, the smaller the learning rate must be (Levin and May 1976 give the formula). Change the rate
-# to 0.5: which curve no longer settles? This is one reason why large models are trained with synchronous schedules,
-# despite the bubble. Their gradients equal those of one process. Let us check that.
+# The later the gradient, the smaller the learning rate must be (formula: Levin and May 1976). Change the rate to 0.5:
+# which curve no longer settles? This is one reason why large models are trained with synchronous schedules, such as
+# 1F1B, despite the bubble. Their gradients equal those of one process.
 
 # %% [markdown]
 # ## A stage of your own
-# Now real processes, one per stage. A process's number is its [rank](../docs/glossary.md#rank). Processes send through
-# *gloo*, the part of `torch.distributed` for CPUs (GPUs use NCCL). Each makes the same network of eight layers and
-# takes its own layers:
+# Now real processes, one per stage. A process's number is its [rank](../docs/glossary.md#rank). They send through
+# [gloo](../docs/glossary.md#gloo), torch's library for CPUs (GPUs use NCCL). Each makes the same network of eight
+# layers and takes its own:
 
 
 # %%
@@ -293,8 +291,8 @@ def backward(x, y, rank, ranks, pause):
 
 
 # %% [markdown]
-# `recv` waits for a message; `isend` does not wait until it has arrived. (With a `send` that waits, two neighbors under
-# 1F1B could wait for each other forever.) A schedule is only an order of forwards and backwards:
+# `recv` waits for a message, but `isend` returns at once. (With a `send` that waits, two neighbors under 1F1B could
+# wait for each other forever.) A schedule is only an order of forwards and backwards:
 
 
 # %%
@@ -360,8 +358,7 @@ print("what the second stage does under 1F1B:", *schedules["1F1B"][1])
 reveal("11.time", simulate("GPipe", 4, 8).span * 50, unit="ms")
 
 # %% [markdown]
-# Is the result that of one process, which runs all layers on the complete batch? And do the stages keep what the
-# simulator says?
+# Is the result that of one process with all layers and the complete batch? Do the stages keep what the simulator says?
 
 # %%
 layers, data, target = part(0, 1)
@@ -376,7 +373,7 @@ for name in schedules if ranks else ():
           f"{list(most)}, simulated {simulated}")  # fmt: skip
 
 # %% [markdown]
-# A synchronous pipeline approximates nothing. The times depend on your machine, and vary:
+# A synchronous pipeline approximates nothing. Its times vary with your machine:
 
 # %% tags=["nbval-ignore-output"]
 for name in schedules if ranks else ():
@@ -385,13 +382,12 @@ for name in schedules if ranks else ():
           f"the gap {plus_minus(1e3 * (formula - took))} ms")  # fmt: skip
 
 # %% [markdown]
-# The gap: sending takes time, and processes wake up late. GPUs have the same problem: messages of 2·s·b·h bytes, and
-# stages that are never quite equal. Change m to 16, predict loss, kept and time, and run from that cell.
+# The gap: sending takes time, and processes wake up late. On GPUs, too: messages have 2·s·b·h bytes, and stages are
+# never quite equal. Change m to 16, predict loss, kept and time, and run from that cell.
 
 # %% [markdown]
 # ## torch's own schedules
-# `torch.distributed.pipelining` provides forwards, backwards, order and messages. You give it a stage's layers and a
-# loss:
+# `torch.distributed.pipelining` needs only a stage's layers and a loss:
 
 
 # %%
@@ -427,10 +423,10 @@ for name, losses in last_stage.items():
 
 # %% [markdown]
 # ## Cut every matrix: tensor parallelism
-# There is a second way to cut a model. In [tensor parallelism](../docs/glossary.md#tensor-parallelism), each of t ranks
-# has a part of *every* matrix. The MLP's first matrix is cut by its outputs (*column-parallel*), the second by its
-# inputs (*row-parallel*). Nothing is sent between the two. After them, each rank has a part of a sum, so one
-# [all-reduce](../docs/glossary.md#all-reduce) follows. First by hand, then with torch's `parallelize_module`:
+# In [tensor parallelism](../docs/glossary.md#tensor-parallelism), each of t ranks has a part of *every* matrix. The
+# MLP's first matrix is cut by its outputs (*column-parallel*), the second by its inputs (*row-parallel*). Nothing is
+# sent between the two. After them, each rank has a part of a sum, so one
+# [all-reduce](../docs/glossary.md#all-reduce) follows. By hand, then with torch's `parallelize_module`:
 
 
 # %%
@@ -468,8 +464,8 @@ for name, norm in zip(("complete MLP", "cut by hand", "cut by torch"), norms, st
 # dropout, and the inputs of attention and MLP stay complete on every rank. *[Sequence
 # parallelism](../docs/glossary.md#sequence-parallelism)* cuts those along the sequence.
 #
-# **Your guess.** GPT-3, one sequence, [eager attention](../docs/glossary.md#eager-attention). The next cell prints what
-# all blocks keep. By what factor does tensor parallelism of 8 reduce that?
+# **Your guess.** GPT-3, one sequence, [eager attention](../docs/glossary.md#eager-attention). By what factor does
+# tensor parallelism of 8 reduce what all blocks keep (total below)?
 
 # %%
 from course_utils.estimating.megatron import activation_bytes
@@ -496,20 +492,20 @@ for t in (2, 4, 8, 16):
 reveal("09.tensor", activation_bytes(gpt3) / activation_bytes(gpt3.replace(tensor_parallel=8)), unit="times")
 
 # %% [markdown]
-# The factor stays below t because the 10 is not divided. The messages differ, too. ZeRO sends weights: the same number
-# of bytes, however many tokens there are. Tensor parallelism sends activations, 4·s·b·h numbers per block, and waits
-# for each. So it stays within a machine, where links are fast.
+# The factor stays below t because the 10 is not divided. Messages differ, too: ZeRO sends weights, the same bytes for
+# any number of tokens. Tensor parallelism sends activations, 4·s·b·h numbers per block, and waits for each. So it stays
+# within a machine, where links are fast.
 
 # %% [markdown]
 # ## Which parallelism, when?
-# You have met four ways to use many GPUs: [replicas](../docs/glossary.md#replica), [ZeRO](../docs/glossary.md#zero),
-# cutting every matrix, cutting between layers. Their costs depend on the model and the cluster. So compute them:
-# Llama-3 70B, 4,096 tokens, 512 sequences per step, on 8 nodes of 8 H100s. Within a node, GPUs talk over *NVLink*,
-# NVIDIA's own wires, at 450 GB/s. Between nodes, each GPU has 50 GB/s (400 Gb/s). These are *data-sheet rates*: the
-# most that the manufacturer states, and more than any program reaches.
+# Many GPUs can be [replicas](../docs/glossary.md#replica), use [ZeRO](../docs/glossary.md#zero), cut every matrix, or
+# cut between layers. The costs depend on the model and the cluster. So compute them: Llama-3 70B, 4,096 tokens, 512
+# sequences per step, on 8 nodes of 8 H100s. Within a node, GPUs talk over [NVLink](../docs/glossary.md#nvlink) at
+# 450 GB/s. Between nodes, each GPU has 50 GB/s (400 Gb/s). These are
+# [data-sheet rates](../docs/glossary.md#data-sheet-rate), which no program reaches.
 #
-# **Your guess.** Take the best plan that fits. How many percent longer than its arithmetic alone does a step take?
-# Stages wait, messages and arithmetic take turns, and all of it is at data-sheet rates.
+# **Your guess.** Take the best plan that fits. How many percent longer than its arithmetic alone does a step take, if
+# stages wait, and messages and arithmetic take turns?
 
 # %%
 predict("11.plan", unit="%")
@@ -546,9 +542,9 @@ if in_turn:
 
 # %% [markdown]
 # Two columns, two rankings. *In turn* adds up arithmetic, bubble and messages. *Hidden* is the best case: messages
-# travel during the arithmetic, and only the rest of them counts. ZeRO-3 goes from last to first: it sends most, but all
-# of it can hide: while one block computes, the next one is gathered. Tensor parallelism's messages cannot hide, because
-# the next product needs the sum that they bring. Nor can a bubble: a waiting stage has nothing to compute.
+# travel during the arithmetic, and only the rest counts. ZeRO-3 goes from last to first. It sends most, but all of it
+# can hide: while one block computes, the next is gathered. Tensor parallelism's messages cannot hide, because the next
+# product needs their sum. Nor can a bubble: a waiting stage has nothing to compute.
 #
 # | | cuts | sends | can it hide? | choose it when |
 # |---|---|---|---|---|
@@ -560,10 +556,10 @@ if in_turn:
 #
 # Change the network to `5e9`, predict the fastest plan, and run both cells. Then try `gpu("A100-80GB")`, or `nodes=4`.
 #
-# How far from data-sheet rates is a real training? [Meta's model
-# card](https://github.com/meta-llama/llama-models/blob/main/models/llama3_1/MODEL_CARD.md) says that Llama 3.1 70B saw
-# about 15 trillion tokens in 7.0 million H100 hours. MFU is model [FLOPs](../docs/glossary.md#flops) utilization
-# ([Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311), section 4.1; attention's own products are left out here):
+# How far from data-sheet rates is a real training? Llama 3.1 70B saw about 15 trillion tokens in 7.0 million H100 hours
+# ([Meta's model card](https://github.com/meta-llama/llama-models/blob/main/models/llama3_1/MODEL_CARD.md)). MFU is
+# model [FLOPs](../docs/glossary.md#flops) utilization ([Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311),
+# section 4.1, here without attention's own products):
 #
 # $$\text{MFU} = \frac{6 N \cdot \text{tokens}}{\text{GPU seconds} \cdot \text{data-sheet rate}}$$
 
@@ -573,9 +569,8 @@ print(f"MFU {6 * llama.model.parameters * 15e12 / (gpu_seconds * rate):.0%}; a s
       f"{gpu_seconds / 15e12 * 512 * 4096 / 64:.0f} s")  # fmt: skip
 
 # %% [markdown]
-# A step at that MFU takes longer than any plan in the table. No kernel reaches the data-sheet rate, sequences grew
-# longer late in that training, and the hours include failures and restarts. Use the table's seconds to rank plans, not
-# to promise a date.
+# That step is longer than any in the table. No kernel reaches the data-sheet rate, sequences grew longer late in that
+# training, and the hours include failures and restarts. Use the table's seconds to rank plans, not to promise a date.
 
 # %% [markdown]
 # ## Five questions
@@ -588,8 +583,8 @@ quiz(11)
 
 # %% [markdown]
 # ## In your own script
-# Is a model too large for one GPU? Cut it over two and train it as before: each device keeps the weights, gradients,
-# states and activations of its own layers.
+# Cut a model over two GPUs and train it as before: each keeps the weights, gradients, states and activations of its own
+# layers.
 
 # %%
 import torch
