@@ -671,8 +671,8 @@ print(f"offload: {moved / 1e9:.1f} GB to the host and back, {moved / took / 1e6:
 # %% [markdown]
 # **Full** costs less than a third: the head, the loss and the update do not run again. **Selective** computes less than
 # full and takes longer here. Its policy is Python, called for each operator. Probably the GPU waits for it (not
-# measured). **Offload** moves what it saves over the PCIe bus twice, at nearly its full speed: at most 64 GB/s in
-# generation 5.
+# measured). **Offload** moves what it saves over the PCIe bus twice. Compare its speed with the most that generation 5
+# can carry, 64 GB/s.
 
 # %% [markdown]
 # ## In your own script

@@ -201,8 +201,9 @@ for steps in (20, 300):
     print(f"after {steps:3d} steps: B_noise {B_noise:.1f}, tr(Σ)/|G|² {noise / signal:.1f}")
 
 # %% [markdown]
-# After 20 steps B_noise is the larger one, after 300 steps the smaller one. Other first weights may reverse this. So
-# trust tr(Σ)/|G|² within a factor of four. (How much is chance? Change the count to 32.)
+# The loss does not curve equally in all directions: after 20 steps B_noise is the larger one, after 300 steps the
+# smaller one. Other first weights may reverse this. So trust tr(Σ)/|G|² within a factor of four. (How much is chance?
+# Change the count to 32.)
 #
 # To reach the same loss, batches of B take $1 + B_{\text{noise}} / B$ times the fewest steps, and
 # $1 + B / B_{\text{noise}}$ times the fewest examples (section 2.3).
