@@ -42,8 +42,8 @@ print(f"what a program gets: {format_bytes(card.room, 'GB', 1)}")
 # you *can barely train it*. Slides list 41 GB: it *cannot be trained*. Their terms come from the
 # [ZeRO](../docs/glossary.md#zero) paper ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054)).
 #
-# **Your guess first.** Weights and gradients are in 16 bits, a copy of the weights and Adam's two states in fp32. All 32
-# sequences are on the card at once. How much is allocated at the step's peak?
+# **Your guess first.** Weights and gradients are in 16 bits, a copy of the weights and Adam's two states in fp32. All
+# 32 sequences are on the card at once. How much is allocated at the step's peak?
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for

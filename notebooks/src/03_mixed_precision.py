@@ -588,9 +588,10 @@ stack(states, title, provenance="estimated from formulas")
 
 # %% [markdown]
 # fp32 and autocast take the same 16 bytes per parameter as ZeRO's recipe. Only bf16 alone and fp8 take less.
+#
 # **The gap** is 0 because both sides count tensors. On a real card, add the driver's context (a few hundred MB),
-# cuBLAS's [workspaces](../docs/glossary.md#workspace) (17 MB), and what the allocator reserves beyond its tensors ([lesson
-# 10](10_allocator_and_fragmentation.ipynb)).
+# cuBLAS's [workspaces](../docs/glossary.md#workspace) (17 MB), and what the allocator reserves beyond its tensors
+# ([lesson 10](10_allocator_and_fragmentation.ipynb)).
 #
 # ### 16, 18, 20: who says what
 # Before you compare two tools, ask which terms they include.
