@@ -817,7 +817,7 @@ loss.backward()
 # |---|---|
 # | activations are 12·h·b·s·L numbers (ZeRO) | lacks GELU's input, the masks, and eager attention's s² |
 # | Llama-3 8B keeps 97 GB at 4,096 tokens (lecture) | a GPT of its size would; a Llama keeps far less |
-# | selective recomputation brings it to 17 GB (lecture) | 34·s·b·h·L; flash attention by itself removes the s² term, too |
+# | selective recomputation brings it to 17 GB (lecture) | 34·s·b·h·L; flash attention alone removes the s² term, too |
 # | full recomputation leaves 1 GB (lecture) | only the checkpoints; the live block and the loss come on top |
 # | outside the blocks: less than 0.01 % for 22B (Korthikanti et al. 2022) | over half a percent by its own formula |
 # | a small Llama takes over 50 GB at 4,096 tokens (lecture) | by GPT's formula; a small Llama takes less |

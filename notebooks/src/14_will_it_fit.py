@@ -183,8 +183,8 @@ print(best.code())
 
 # %% [markdown]
 # **What do the texts leave out?** The newsletter and the slides recompute every block, with all 32 sequences at once.
-# With two at a time you need no recomputation. But must 32 at once fail? Try each recipe, with the loss in one piece and
-# in chunks ([lesson 05](05_activations.ipynb)).
+# With two at a time you need no recomputation. But must 32 at once fail? Try each recipe, with the loss in one piece
+# and in chunks ([lesson 05](05_activations.ipynb)).
 
 # %%
 from course_utils.planning.twin import SAFETY
