@@ -99,8 +99,8 @@ reveal("07.factor", round(factor.item(), 3), unit="times")
 #
 # Change k to 8 and run both cells. What do the two lines say?
 #
-# The two gradients now differ only by rounding. So 25 micro-batches of 4 *are* a batch of 100. (Batch norm breaks this:
-# it looks at all examples of a micro-batch together. Transformers have none.)
+# The two gradients now differ only by rounding: fp32 adds in another order. So 25 micro-batches of 4 *are* a batch of
+# 100. (Batch norm breaks this: it looks at all examples of a micro-batch together. Transformers have none.)
 
 # %% [markdown]
 # ## The loop on a GPU
@@ -158,8 +158,7 @@ def common_loop(model, optimizer, parts, k):
 
 
 # %% [markdown]
-# **Your guess.** One epoch has 10 micro-batches, and k = 4. How many of the 10 does the optimizer never see in that
-# epoch?
+# **Your guess.** One epoch has 10 micro-batches, and k = 4. How many does the optimizer never see?
 
 # %%
 predict("07.dropped", unit="micro-batches")
@@ -281,9 +280,9 @@ for loop in (common_loop, right_loop, loop_by_tokens):
     print(f"{loop.__name__:14} {off:6.1%} off")
 
 # %% [markdown]
-# `right_loop` is right only if all lengths are equal. The widely used `transformers` library averaged over
-# micro-batches until October 2024 ([its own report](https://huggingface.co/blog/gradient_accumulation)). Change the
-# shortest length from 4 to 32. What do the three lines say?
+# `right_loop` is right only if all lengths are equal. The `transformers` library averaged over micro-batches until
+# October 2024 ([its own report](https://huggingface.co/blog/gradient_accumulation)). Change the shortest length from 4
+# to 32. What do the three lines say?
 
 # %% [markdown]
 # ## On several GPUs
@@ -343,7 +342,7 @@ for name, always in {"averaged each time": True, "no_sync until the last": False
 # ## Can bf16 add up gradients?
 # [bf16](../docs/glossary.md#fp16-and-bf16) has 8 significant bits. Add a number about 256 times smaller than the sum,
 # and it is rounded away, like small weight updates in [lesson 03](03_mixed_precision.ipynb). A bf16 `.grad` adds one
-# gradient to a sum of k, which is about k times larger. Compare sums in bf16 and fp32 with one in fp64.
+# gradient to a sum of k, which is about k times larger. Compare bf16 and fp32 with fp64:
 
 # %%
 model, kinds = language_model(), (torch.bfloat16, torch.float32, torch.float64)
@@ -373,8 +372,8 @@ print(f"100 at once: {format_bytes(estimate(whole).total, 'GB', 1)} at the peak 
 predict("07.memory", unit="GB")
 
 # %% [markdown]
-# Estimate every way to cut the batch, and measure four. `measure(run)` takes the steps that you have just written, for
-# any *run*: a model with its batch, number formats and optimizer.
+# Estimate every way to cut the batch, and measure four. `measure(run)` takes your loop's steps for any *run*: a model
+# with its batch, number formats and optimizer.
 
 # %%
 sizes = [b for b in range(1, 101) if 100 % b == 0]
@@ -404,10 +403,10 @@ lines(
 
 # %% [markdown]
 # **The gap** between estimate and simulation is 0 bytes: both count the tensors of the same step. On a card, more comes
-# on top, in no estimate here. CUDA's [context](../docs/glossary.md#context-cuda) takes about 300 MB, says [a PyTorch
-# developer](https://github.com/pytorch/pytorch/issues/107667). The allocator also
-# [reserves](../docs/glossary.md#allocated-and-reserved) more than it allocates. Measure 2 and 10 as well: add them to
-# the tuple.
+# on top, and no estimate here contains it: CUDA's [context](../docs/glossary.md#context-cuda), about 300 MB says [a
+# PyTorch developer](https://github.com/pytorch/pytorch/issues/107667), and what the allocator
+# [reserves](../docs/glossary.md#allocated-and-reserved) without allocating it. Add 2 and 10 to the tuple that is
+# measured.
 #
 # People say that the peak is "one micro-batch's". Compare 25 micro-batches of 4 with one step on 4 sequences.
 
@@ -424,8 +423,7 @@ print(f"25 × 4 takes {format_bytes(extra, 'MB', 0)} more than 4 alone")
 print(f"all gradients, fp32: {format_bytes(4 * whole.model.parameters, 'MB', 0)}")
 
 # %% [markdown]
-# With one micro-batch, activations disappear as gradients appear. From the second on, old gradients already wait while
-# new activations pile up.
+# With one micro-batch, activations disappear as gradients appear. From the second on, all gradients are already there.
 #
 # Accumulation costs no [FLOPs](../docs/glossary.md#flops): the arithmetic is the large batch's. It costs time, because
 # small matrices keep a GPU less busy. So choose the largest micro-batch that fits. How much time? Only a GPU can say:
@@ -472,8 +470,8 @@ explorer(
 # <details><summary>An answer</summary>
 #
 # A card with 32 GB. Even with single sequences and bf16 gradients, the step needs a little more than an RTX 4090 gives
-# a program. An RTX 3090 has less than 0.05 GB left, too little for CUDA's context. An L4 has less memory than the
-# states alone.
+# a program. An RTX 3090 has less than 0.05 GB left, too little for CUDA's context. An L4 is too small even for weights,
+# gradients and optimizer states alone.
 #
 # </details>
 
