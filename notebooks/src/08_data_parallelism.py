@@ -494,8 +494,8 @@ reveal("08.no_sync", each / once, unit="times")
 #
 # Views have a trap. `zero_grad()` sets every `.grad` to None, and the view is gone. The next backward under `no_sync`
 # makes a new tensor next to the bucket, so views save nothing until the last micro-batch.
-# `zero_grad(set_to_none=False)` writes zeros into the view instead, and gradients add up *in* the bucket. For GPT-2
-# XL:
+# `zero_grad(set_to_none=False)` writes zeros into the view instead, and gradients add up *in* the bucket. Estimated
+# for GPT-2 XL:
 
 # %%
 views = xl.replace(world_size=8, bucket_view=True)

@@ -208,7 +208,7 @@ reveal("11.versions", endless.versions(0), unit="versions")
 # %% [markdown]
 # A stage keeps p − stage versions, one per micro-batch in flight. Memory is one price. The other is
 # [staleness](../docs/glossary.md#staleness): the first stage's gradient is p − 1 updates late. What does that do in the
-# simplest valley, $\frac{1}{2} w^2$, whose gradient is w? Gradients are `late` updates old:
+# simplest valley, $\frac{1}{2} w^2$, whose gradient is w? Here gradients are `late` updates old:
 
 
 # %%
@@ -387,7 +387,7 @@ for name in schedules if ranks else ():
 
 # %% [markdown]
 # ## torch's own schedules
-# `torch.distributed.pipelining` needs only a stage's layers and a loss:
+# `torch.distributed.pipelining` provides forwards, backwards, order and messages for a stage's layers and a loss:
 
 
 # %%
