@@ -529,7 +529,7 @@ print(f"{counts.total():,} parameters; tied: {tied}; buffers: {sum(b.nbytes for 
 # **Breaks when** you forget the words in a small model, count a tied head twice, or use 12h² for a block with grouped
 # queries, SwiGLU or experts.
 #
-# **Cheat-sheet line** GPT: N = hV + L(12h² + 13h) + 2h + hP · Llama: N = hV (twice if untied) + L(2h² + 2hk + 3fh + 2h)
-# + h · experts: E MLPs stored, those chosen active, a router of E·h.
+# **Cheat-sheet line** GPT: N = hV + L(12h² + 13h) + 2h + hP · Llama: N = hV (twice if untied) +
+# L(2h² + 2hk + 3fh + 2h) + h · experts: E MLPs stored, those chosen active, a router of E·h.
 #
 # Now solve the [exercises of this lesson](../exercises/04_counting_parameters.ipynb).
