@@ -205,6 +205,14 @@ def test_the_page_is_built_from_the_list() -> None:
     assert max(map(len, errata.page().splitlines())) <= 120
 
 
+def test_each_lesson_names_the_claims_that_it_corrects() -> None:
+    for source in sorted((errata.ROOT / "notebooks" / "src").glob("[01]*.py")):
+        number = number_of(source)
+        named = re.search(r"corrects claims? ([\d, and]+) of\W+\[what", source.read_text(encoding="utf-8"))
+        here = [str(one) for one, erratum in enumerate(ERRATA, 1) if erratum.lesson == number and number != "13"]
+        assert re.findall(r"\d+", named[1] if named else "") == here, source.name  # lesson 13 shows the whole list
+
+
 def test_claims_differ_and_each_has_a_lesson_and_numbers() -> None:
     assert len({one.claim for one in ERRATA}) == len(ERRATA)
     assert {one.lesson for one in ERRATA} <= set(map(number_of, numbered(errata.ROOT / "notebooks")))
@@ -237,6 +245,7 @@ def test_claims_differ_and_each_has_a_lesson_and_numbers() -> None:
         "ZeRO-2 with T5": ("15.93 GiB", "17.11 GB", "11.28 GiB"),
         "For large models most memory": ("1 sequence 97 %", "32 sequences 19 %", "59 %"),
         "Checkpointing is on by default": ("1 of 5",),
+        "LoRA takes three times less": ("349.2 GB", "128 tokens 2.9 times", "1.2 times"),
     }.items(),
 )  # fmt: skip
 def test_evidence_comes_out_at_what_the_sources_print(claim: str, numbers: tuple[str, ...]) -> None:
@@ -245,7 +254,7 @@ def test_evidence_comes_out_at_what_the_sources_print(claim: str, numbers: tuple
 
 
 def test_the_table_draws_all_of_them() -> None:
-    table = errata.errata_table()
+    table = errata.ErrataTable()
     assert table._repr_html_().count("<tr>") == 1 + len(ERRATA) and "DeepSpeed" in repr(table)
 
 

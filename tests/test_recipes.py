@@ -18,7 +18,7 @@ from course_utils.authoring.pages import OWN_FIGURE, recipes
 from course_utils.interactive.course_files import ROOT
 
 LESSONS = [path for path in sorted(SOURCES.glob("[01]*.py")) if "01" <= path.name[:2] <= "12"]
-CODELESS = re.compile(r"^(In your own script|Take home|\w+ questions|What the sources .+)$")
+CODELESS = re.compile(r"^(In your own script|Take home|\w+ questions)$")
 
 
 def sections(path: Path) -> dict[str, list[str]]:

@@ -36,19 +36,18 @@ report()
 # | *traced on the CPU* | a small model that really trains on your processor: real numbers, real losses |
 # | *recorded on …* | measured or simulated earlier, on the named device, with its date |
 #
-# There is no fifth label, and no kind is ever shown as another. If you have no GPU, the course
-# [simulates](../docs/glossary.md#simulated-gpu) one.
+# No kind is ever shown as another. If you have no GPU, the course [simulates](../docs/glossary.md#simulated-gpu) one.
 
 # %% [markdown]
 # ## How a lesson works
-# Each section has four parts: **predict**, **estimate**, **measure**, **explain the gap**. You predict: a guess, even a
-# wild one, makes you remember the answer. Reading along does not.
+# Each section has four parts: **predict**, **estimate**, **measure**, **explain the gap**. A guess, even a wild one,
+# makes you remember the answer. Reading along does not.
 #
 # Type your guess and lock it with **Enter**, or choose *Show me*: either unfolds the answer and everything that gives
 # it away. Your guesses stay on this machine.
 #
-# Try it on the field's oldest trap. A graphics card is sold with 80 GB, but that counts about 80
-# [*GiB*](../docs/glossary.md#gb-and-gib), each of 2³⁰ bytes. **How many GB (10⁹ bytes) are 80 GiB?**
+# Try it on an old trap. A card sold with 80 GB has about 80 [*GiB*](../docs/glossary.md#gb-and-gib), each of 2³⁰ bytes.
+# **How many GB (10⁹ bytes) are 80 GiB?**
 
 # %%
 from course_utils.interactive.guesses import predict, reveal, waits_for
@@ -63,8 +62,8 @@ reveal("00.gib", 80 * GiB)
 bars({"80 GB": 80 * GB, "80 GiB": 80 * GiB}, f"A GiB is {100 * (GiB / GB - 1):.1f} % more than a GB")
 
 # %% [markdown]
-# This difference can decide whether a run fits, so every number in this course says which it is in. The last two lines
-# are what the drivers of two cards report.
+# This can decide whether a run fits, so every number here says which it is in. The last two lines are what the drivers
+# of two cards report.
 
 # %%
 from course_utils import gpu, parse_bytes
@@ -78,9 +77,9 @@ for name in ("A100-80GB", "H100-80GB"):
 
 # %% [markdown]
 # ## One tensor's bytes
-# Everything that fills a GPU is a tensor. You will often meet this one: the numbers that flow between two layers of the
-# language model GPT-2 XL. It has b = 8 sequences of s = 1,024 tokens (pieces of words), and h = 1,600 numbers per
-# token, in 16 bits each: [bf16](../docs/glossary.md#fp16-and-bf16).
+# Everything that fills a GPU is a tensor. This one flows between two layers of the language model GPT-2 XL. It has b =
+# 8 sequences of s = 1,024 tokens (pieces of words), and h = 1,600 numbers per token, in 16 bits each:
+# [bf16](../docs/glossary.md#fp16-and-bf16).
 #
 # **Your guess.** How many MB?
 
@@ -160,8 +159,8 @@ from course_utils.interactive.widgets import tensor_slider
 tensor_slider(batch=8, sequence=1024, hidden=1600, dtype="bf16")
 
 # %% [markdown]
-# Double b, s or h, and the bytes double, as they do from bf16 to fp32. Nothing in this course is more complicated than
-# this product. But there are many such tensors, and not all live at the same time.
+# Double b, s or h, and the bytes double, as they do from bf16 to fp32. Nothing in this course is harder than this
+# product. But there are many such tensors, and not all live at the same time.
 
 # %% [markdown]
 # ## A whole training step
@@ -183,7 +182,7 @@ predict("00.gpt2", unit="GB")
 
 # %% [markdown]
 # **Estimate.** The heading names the fullest moment: backward has just begun, at the loss. *Weight copies* are the
-# weights again, in 16 bits. [*Temporaries*](../docs/glossary.md#temporaries) live only for a part of the step.
+# weights in 16 bits. [*Temporaries*](../docs/glossary.md#temporaries) live only for a part of the step.
 
 # %%
 from course_utils import estimate
@@ -233,10 +232,9 @@ counters = [item for item in real.alive_at(real.peak_event) if item.kind == "opt
 print(f"{len(counters)} optimizer states with one number each: {sum(item.bytes for item in counters):,} bytes")
 
 # %% [markdown]
-# These are the step counters of Adam, the optimizer: one per parameter tensor. To keep numbers comparable, the course
-# counts blocks of 512 bytes on every device. With a GPU these counters stay in the host's memory, so the estimate
-# leaves them out. A CPU has only one memory, and the tracker sees them there. *Explain the gap* means exactly this: not
-# "about right", but which tensor.
+# These are the step counters of Adam, the optimizer: one per parameter tensor. (The course counts blocks of 512 bytes
+# on every device.) With a GPU they stay in the host's memory, so the estimate leaves them out. A CPU has only one
+# memory, and the tracker sees them there. *Explain the gap* means exactly this: not "about right", but which tensor.
 
 # %% [markdown]
 # ## Where you are

@@ -53,8 +53,8 @@ predict("01.puzzle", unit="GB")
 # %% [markdown]
 # ## What lives when?
 # In this training loop, `memory_allocated()` is what tensors take now, and `max_memory_allocated()` the most since the
-# reset. Inside `with on_gpu():`, `"cuda"` is your GPU or, if you have none, a *simulated* one: the same operators, but
-# no memory behind the tensors. Before you run it: what will differ between steps 1 and 2?
+# reset. Inside `with on_gpu():`, `"cuda"` is your GPU or a *simulated* one: the same operators, but no memory behind
+# the tensors. Predict: what will differ between steps 1 and 2?
 
 # %%
 import torch
@@ -92,7 +92,8 @@ print(f"the gap: {plus_minus(gap)} bytes, 512 for the loss and 2 times {(-gap - 
 # [workspaces](../docs/glossary.md#workspace) of cuBLAS, the library that multiplies matrices: one from the first
 # forward, one from the first backward, both counted as allocated. On an H100 each is 32 MiB.
 #
-# So steps 1 and 2 differ by Adam's states, which appear at the end of step 1, and by one small workspace.
+# So steps 1 and 2 differ by Adam's states, which appear at the end of step 1, and by one small workspace, not by
+# "preparatory work", as some say.
 #
 # Change 4096 to 8192 rows: what grows, and by how many MB? Predict, run both cells.
 #
@@ -158,8 +159,8 @@ reveal("01.left", four_steps.moments["end of step 4"].total)
 
 # %% [markdown]
 # Step 1 peaks in its optimizer phase, with five numbers per parameter: the four above and, for a moment, the square
-# root of Adam's variance. A [*foreach* optimizer](../docs/glossary.md#foreach-for-loop-fused) computes that root for
-# all parameters at once. Step 2 peaks higher, in backward: activations now meet the states.
+# root of Adam's variance, which a [*foreach* optimizer](../docs/glossary.md#foreach-for-loop-fused) computes for all
+# parameters at once. Step 2 peaks higher, in backward: activations now meet the states.
 #
 # Four lifetimes explain the figure: *[temporary](../docs/glossary.md#temporaries)* (a part of one phase), *from forward
 # to backward* (activations), *from backward to zero_grad* (gradients), *the whole training* (parameters and [optimizer
@@ -374,7 +375,8 @@ stack(ran, "The recipe decides: all 32 sequences at once fit, with loss and opti
 # numbers, run.
 #
 # **The recipe decides.** The slides are right if the loss takes all 32 sequences at once. The newsletter's 32–35 GB is
-# what 8 micro-batches need if all gradients are still upcast together.
+# what 8 micro-batches need if all gradients are still upcast together. (Lesson 05 examines their 60 GB of activations,
+# lesson 06 their "about 8 GB" with checkpointing.)
 #
 # And the estimates? The *closed form* is arithmetic for a pencil ([formula.py](../course_utils/estimating/formula.py)).
 # The *exact engine* goes through the step tensor by tensor.
@@ -387,14 +389,13 @@ for name, run in choices.items():
 
 # %% [markdown]
 # **The gap** of 0 says that we understand the *simulation*. A card has more ([lesson 13](13_who_is_right.ipynb)):
-# CUDA's [context](../docs/glossary.md#context-cuda) (about 300 MB, [a PyTorch developer
-# says](https://github.com/pytorch/pytorch/issues/107667), never counted as allocated), cuBLAS's workspaces, and what
-# PyTorch has [reserved](../docs/glossary.md#allocated-and-reserved) beyond its tensors (lesson 10).
+# CUDA's [context](../docs/glossary.md#context-cuda) (hundreds of MB, never counted as allocated), cuBLAS's workspaces,
+# and what PyTorch has [reserved](../docs/glossary.md#allocated-and-reserved) beyond its tensors (lesson 10).
 
 # %% [markdown]
 # ## On your own card
-# `twin` shrinks a run until it fits a card: first the micro-batch, then the model. Your GPU runs it, or a simulated one
-# of 16 GB. Change 1024 tokens to 512: will twice as many sequences fit?
+# `twin` shrinks a run until it fits your card, or a simulated one of 16 GB: first the micro-batch, then the model.
+# Change 1024 tokens to 512: will twice as many sequences fit?
 
 # %%
 from course_utils import card_here, compare, twin
@@ -453,18 +454,6 @@ with on_gpu():
 # 14](14_will_it_fit.ipynb)).
 
 # %% [markdown]
-# ## What the sources got wrong
-# | claim | what you computed here |
-# |---|---|
-# | eight terms, 41 GB together (slides) | activations and the fp32 buffer never meet |
-# | cannot be trained on 32 GB (slides) | it fits with loss and optimizer in pieces |
-# | 32–35 GB is needed (newsletter) | only if all gradients are upcast at once |
-# | most memory is model states (ZeRO) | up to a number of tokens; beyond it, activations |
-# | the first step differs by preparatory work | by Adam's states and one workspace |
-# | activations are kept until the optimizer step | each is freed in backward, once used |
-#
-# Lesson 05 examines their 60 GB of activations, lesson 06 their "about 8 GB" with checkpointing.
-#
 # ## Take home
 # **Remember** A peak is the largest sum of what is alive at once: states stay, activations and gradients take turns.
 #
@@ -472,5 +461,7 @@ with on_gpu():
 #
 # **Cheat-sheet line** states 16·N bytes (Adam: fp32, autocast, or 16-bit with fp32 masters) · loss: 3 tensors of s·b·V,
 # 2 bytes each (fp32 logits: 4).
+#
+# This lesson corrects claims 1, 2, 13 and 26 of [what the sources got wrong](../docs/errata.md).
 #
 # Now solve the [exercises of this lesson](../exercises/01_where_did_the_memory_go.ipynb).

@@ -12,7 +12,7 @@
 # # 02 · Adam
 #
 # **60 minutes.** You should know what a gradient is, and from [lesson 01](01_where_did_the_memory_go.ipynb) what lives
-# when in a training step. You need no GPU: without one, code for `device="cuda"` runs on a simulated one.
+# when in a training step. You need no GPU: `device="cuda"` can be a simulated one.
 #
 # In most training scripts the optimizer is two lines. In memory it is larger than the model. You will write Adam by
 # hand, then account for every byte: its [states](../docs/glossary.md#optimizer-states), and what the step itself needs.
@@ -137,10 +137,10 @@ reveal("02.adam_steps", steps_needed(walk(adam, 0.5)), unit="steps")
 walks(four, "Momentum is the fastest here, and Adam is no faster than tuned gradient descent")
 
 # %% [markdown]
-# Adam does not win here: we *knew* the curvature and chose the best η for gradient descent. Double η for both. Predict:
-# which of them still arrives?
+# Adam does not win here: we *knew* the curvature and chose the best η for gradient descent. Double η for both: which
+# still arrives?
 #
-# Adam needs no curvature. Only make the loss a thousand times larger: what happens to each rule's first update?
+# Adam needs no curvature. Make the loss a thousand times larger: what happens to each rule's first update?
 
 # %%
 for rule in rates:
@@ -151,8 +151,7 @@ for rule in rates:
 # Adam divides by the gradients' size, so the size cancels: η is the length of a step, not a factor of the gradient.
 # Layers with large and small gradients get equal steps. That is what *v* is for.
 #
-# One text behind this course says that parameters with larger gradients get *smaller updates*. Do they? Try three
-# sizes, steady and noisy.
+# One text says that parameters with larger gradients get *smaller updates*. Do they? Try three sizes, steady and noisy.
 
 # %%
 sizes = torch.tensor([0.001, 1.0, 1000.0])
@@ -166,8 +165,7 @@ for noise in (0, 1, 10):
 
 # %% [markdown]
 # The updates are equally long. *Noise* shortens an update: opposite signs cancel in m, but their squares add up in v.
-# Larger gradients only make $\eta / \sqrt{\hat v}$ smaller, the learning rate *per unit of gradient*. Multiply by the
-# gradient, and the size cancels.
+# Larger gradients only make $\eta / \sqrt{\hat v}$ smaller, the learning rate *per unit of gradient*.
 
 # %% [markdown]
 # ## Why bias correction?
@@ -291,7 +289,7 @@ class GPT(nn.Module):
 
 
 # %% [markdown]
-# Train the tiny model on the characters of a short text with each optimizer, from the same seed.
+# Train the tiny model on a short text with each optimizer, from the same seed.
 #
 # **Your guess.** How many KB does Adam keep for its hundred thousand fp32 parameters?
 
@@ -394,12 +392,12 @@ print(f"N = {N:,}; the gap, 8·N minus what step 2 has more than step 1: {8 * N 
 reveal("02.second_step", peaks[1] - peaks[0], unit="MB")
 
 # %% [markdown]
-# The first step peaks *before* the states exist. So one successful step does not show that a configuration fits. Change
+# The first step peaks *before* the states exist, so one successful step does not show that a configuration fits. Change
 # (8, 512) to (1, 512). Predict: how much higher is step 2 now? (In which phase is the peak?)
 #
 # **The gap** of half a percent is the allocator's. `memory_allocated()` counts whole blocks, and a remainder below 1
-# MiB is not split off (lesson 10). It also counts cuBLAS's [workspaces](../docs/glossary.md#workspace): 8.5 MB from the
-# first matrix product in forward on, and as much from the first in backward on. It does not count
+# MiB is not split off (lesson 10). It also counts cuBLAS's [workspaces](../docs/glossary.md#workspace), 8.5 MB each on
+# most cards: one from the first matrix product in forward on, one from the first in backward on. It does not count
 # [reserved](../docs/glossary.md#allocated-and-reserved) memory that is not in use, nor the CUDA context, several
 # hundred MB.
 #
@@ -485,8 +483,7 @@ bars(per_parameter, title, unit="bytes per parameter", kind="optimizer_states", 
 # %% [markdown]
 # ## What the step itself needs
 # The step also needs room: $\sqrt{\hat v} + \varepsilon$ is a new tensor. How many exist at once depends on how PyTorch
-# goes through the parameters: [*for-loop, foreach, fused*](../docs/glossary.md#foreach-for-loop-fused). On a GPU,
-# **foreach** is the default, because a few large kernels are faster than many small ones.
+# goes through the parameters: [*for-loop, foreach, fused*](../docs/glossary.md#foreach-for-loop-fused).
 #
 # **Your guess.** How many bytes per parameter does AdamW with foreach need on top, at its fullest moment?
 
@@ -517,12 +514,12 @@ reveal("02.transient", came["foreach"] / N, unit="bytes")
 # %% [markdown]
 # **Foreach** computes √v for *all* parameters before it uses any: 4 bytes per parameter in fp32, plus what the
 # allocator does not split off. The **for-loop** has two temporaries for one tensor at a time: at most twice the
-# largest, the embedding. **Fused** has none: one kernel reads g, m and v and writes the weight. Add `"default": {}` to
-# `ways`. Predict: which of the three does it equal?
+# largest, the embedding. **Fused** has none: one kernel reads g, m and v and writes the weight. Which of the three is
+# PyTorch's default on a GPU? Guess, then add `"default": {}` to `ways`.
 #
 # This matters where the peak is in the optimizer phase: with small batches or
-# [recomputation](../docs/glossary.md#activation-recomputation). There, `fused=True` is the cheapest saving in this
-# course. Which is the fastest?
+# [recomputation](../docs/glossary.md#activation-recomputation). There, `fused=True` is this course's cheapest saving.
+# Which is the fastest?
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -627,7 +624,6 @@ walker("Adam", rate=0.5)  # change this
 
 # %% [markdown]
 # ## Five questions
-# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

@@ -41,8 +41,8 @@ bits_figure(0.1, "No format holds 0.1 exactly: the fewer mantissa bits, the larg
 #
 # $$(-1)^{\text{sign}} \cdot 2^{\text{exponent} - \text{bias}} \cdot \left(1 + \frac{\text{mantissa}}{2^m}\right)$$
 #
-# So the step from 1 to the next number, [*epsilon*](../docs/glossary.md#epsilon), is $2^{-m}$. Then change 1.0 to
-# 300.0: which formats still count in steps of one? Predict, then run.
+# So the step from 1 to the next number, [*epsilon*](../docs/glossary.md#epsilon), is $2^{-m}$. Run this, then change
+# 1.0 to 300.0: which formats still count in steps of one?
 
 # %%
 import torch
@@ -116,9 +116,9 @@ print(f"expected 1.1, between bf16's 1.094 and 1.102; the master's bf16 copy is 
 print(f"10,000 weights rounded at random: mean {stored.float().mean():.3f}, from {stored.min()} to {stored.max()}")
 
 # %% [markdown]
-# How many weights of a network does this affect? Adam's updates are about as large as its learning rate, and smaller
-# where gradients are noisy. Add the rate to each weight of a small language model with GPT-2's initial weights
-# (standard deviation 0.02). How many stay where they are?
+# How many weights does this affect? Adam's updates are about as large as its learning rate, and smaller where gradients
+# are noisy. Add the rate to each weight of a small language model with GPT-2's initial weights (standard deviation
+# 0.02). How many stay where they are?
 
 # %%
 from course_utils.lessons.shared.language_model import language_model
@@ -203,7 +203,7 @@ reveal("03.square", numbers[overflows].min().item(), unit="")
 
 # %% [markdown]
 # BLOOM's example is off by one, but its point holds. Now take 4,096 activations, each 5 or −5. Which operations
-# overflow in fp16? Then change 5 to 300. Predict, then run.
+# overflow in fp16? Then change 5 to 300.
 
 # %%
 from torch.nn.functional import layer_norm, rms_norm
@@ -364,9 +364,9 @@ for name, dtype in (("fp32", torch.float32), ("bf16 alone", torch.bfloat16), ("b
 reveal("03.late", round(100 * unmoved["bf16 alone"], -1), unit="%")
 
 # %% [markdown]
-# In bf16 alone, most of the progress is lost. There is no error, and the loss curve looks as if the training were
-# finished. With master weights, a bf16 copy may also stay the same for a while, but its master moves on and takes it
-# along. Change the rate to 0.001, and predict both columns.
+# In bf16 alone, most of the progress is lost, without an error: the loss curve looks as if training were finished. With
+# master weights, a bf16 copy may also stay the same for a while, but its master moves on and takes it along. Change the
+# rate to 0.001, and predict both columns.
 #
 # And fp16 alone, states included?
 
@@ -590,8 +590,8 @@ stack(states, title, provenance="estimated from formulas")
 # fp32 and autocast take the same 16 bytes per parameter as ZeRO's recipe. Only bf16 alone and fp8 take less.
 #
 # **The gap** is 0 because both sides count tensors. On a real card, add the driver's context (a few hundred MB),
-# cuBLAS's [workspaces](../docs/glossary.md#workspace) (17 MB), and what the allocator reserves beyond its tensors
-# ([lesson 10](10_allocator_and_fragmentation.ipynb)).
+# cuBLAS's [workspaces](../docs/glossary.md#workspace) (17 MB on most cards), and what the allocator reserves beyond its
+# tensors ([lesson 10](10_allocator_and_fragmentation.ipynb)).
 #
 # ### 16, 18, 20: who says what
 # Before you compare two tools, ask which terms they include.
@@ -662,8 +662,9 @@ title = "With a small batch the states dominate, and autocast saves little"
 stack(shown, title, provenance=str(steps["fp32"].provenance))
 
 # %% [markdown]
-# The saving is in the activations, which grow with the batch. The closed form shows larger batches. Change 64 to 1.
-# Predict, then run.
+# The saving is in the activations, which grow with the batch. That is why the paper's abstract says that memory nearly
+# halves: activations were most of it (Micikevicius et al. 2018, section 3.1). The closed form shows larger batches.
+# Change 64 to 1. Predict, then run.
 
 # %%
 from course_utils import estimate
@@ -677,7 +678,7 @@ for name in ("amp-bf16", "bf16-master", "bf16"):
 # %% [markdown]
 # ### And time?
 # For many, speed matters more. Matrix units multiply 16-bit numbers several times as fast, and only half the bytes
-# move. **No simulation can show speed.** These times were recorded on an NVIDIA H200:
+# move. **No simulation can show speed.** Only a GPU can:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -732,19 +733,7 @@ for _ in range(3):
 print(f"{dtype}, scale {scaler.get_scale():,.0f}, weights {model[0].weight.dtype}")
 
 # %% [markdown]
-# ## What the sources got wrong
-# | claim | what you computed here |
-# |---|---|
-# | mixed precision nearly halves memory (its paper) | true where activations dominate; the states stay at 16 bytes |
-# | 255·255 overflows in fp16 (BLOOM's text) | 65,025 is below 65,504; 256·256 is the first to overflow |
-# | fp8 training keeps its optimizer states in 16 bits or more | two recipes do; FP8-LM's first moment has 8 |
-# | autocast runs cross-entropy in fp32 (PyTorch's list) | its log-softmax is bf16, and an fp32 copy is kept as well |
-#
-# The first claim is in the abstract of [Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740). Section 3.1 gives
-# its condition: activations were most of the memory.
-#
 # ## Five questions
-# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -761,5 +750,7 @@ quiz(3)
 #
 # **Cheat-sheet line** epsilon: bf16 2^−7, fp16 2^−10 · fp16 from 6e−8 to 65,504, so scale the loss · bytes per
 # parameter: fp32 and autocast 4+4+8, masters 2+2+12, fp32 gradients 2+4+12, bf16 alone 2+2+4.
+#
+# This lesson corrects claims 19 and 20 of [what the sources got wrong](../docs/errata.md).
 #
 # Now solve the [exercises of this lesson](../exercises/03_mixed_precision.ipynb).

@@ -336,7 +336,7 @@ print(f"{'N':16s} {N:13,} by formula, minus the modules': {plus_minus(N - parts.
 # Change k in the line `Llama(V, h, L, k, f)` to h. Predict which rows differ now.
 #
 # Is our network the published one? Each checkpoint on Hugging Face has an index of its files
-# (`model.safetensors.index.json`). Its `total_size` gives the bytes of all tensors, in
+# (`model.safetensors.index.json`). Its `total_size` is the bytes of all tensors, in
 # [bf16](../docs/glossary.md#fp16-and-bf16). Half of it is N, counted by somebody else.
 
 # %%
@@ -369,7 +369,7 @@ for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama
 # %% [markdown]
 # ## Eight times seven is not 56
 # Mixtral-8x7B is Mistral-7B with eight MLPs in each block, its [experts](../docs/glossary.md#mixture-of-experts). A
-# small matrix, the router, sends each token to two of them. Texts have read the name as 8 · 7 = 56 billion parameters.
+# small matrix, the router, sends each token to two of them. Texts have read the name as 56 billion parameters.
 #
 # **Your guesses.** How many billion parameters does it store? And how many does one token use?
 
@@ -442,7 +442,8 @@ predict("04.states", unit="GB")
 reveal("04.states", 16 * sum(formulas.values()))
 
 # %% [markdown]
-# Do fp32 weights really take 4·N bytes? Put GPT-2 XL on a GPU, yours or a simulated one.
+# Over a quarter more than the lecture says. Do fp32 weights really take 4·N bytes? Put GPT-2 XL on a GPU, yours or a
+# simulated one.
 
 # %%
 from course_utils import on_gpu
@@ -460,9 +461,8 @@ print(f"rounding each tensor up to a multiple of 512 bytes adds {rounded - neede
 
 # %% [markdown]
 # **The gap** is the allocator's. It hands out multiples of 512 bytes, and a vector of 1,600 fp32 numbers is 12.5 of
-# them. But most of the gap has another cause: a rest below 1 MiB is not cut off from a larger piece (lesson 10).
-# `memory_allocated()` leaves out [reserved](../docs/glossary.md#allocated-and-reserved) memory that is not in use, and
-# the CUDA context. Change h to 2,048 and the heads to 32. Predict: what is left of the gap?
+# them. Most of the gap has another cause: a rest below 1 MiB is not cut off from a larger piece (lesson 10). Change h
+# to 2,048 and the heads to 32. Predict: what is left of the gap?
 
 # %% [markdown]
 # ## Build your own
@@ -483,7 +483,7 @@ model_builder("gpt2")  # change this
 
 # %% [markdown]
 # ## Five questions
-# Each choice tells you at once why it is right, or which mistake leads to it. A pocket calculator helps.
+# A pocket calculator helps.
 
 # %%
 from course_utils.lessons import quiz
@@ -516,13 +516,6 @@ tied = sorted(every - {name for name, _ in model.named_parameters()})
 print(f"{counts.total():,} parameters; tied: {tied}; buffers: {sum(b.nbytes for b in model.buffers()):,} bytes")
 
 # %% [markdown]
-# ## What the sources got wrong
-# | claim | what you computed here |
-# |---|---|
-# | GPT-2 has 117, 345, 762 and 1,542 million parameters (its paper) | all four are too low, and OpenAI agrees |
-# | 8×7 is roughly 56 billion (lecture) | experts share everything except their MLPs |
-# | the states of an 8-billion model are roughly 100 GB (lecture) | 16 bytes times the exact N is over a quarter more |
-#
 # ## Take home
 # **Remember** N follows from the architecture, to the unit: a GPT block has 12h² + 13h, and the words add V·h.
 #
@@ -531,5 +524,7 @@ print(f"{counts.total():,} parameters; tied: {tied}; buffers: {sum(b.nbytes for 
 #
 # **Cheat-sheet line** GPT: N = hV + L(12h² + 13h) + 2h + hP · Llama: N = hV (twice if untied) +
 # L(2h² + 2hk + 3fh + 2h) + h · experts: E MLPs stored, those chosen active, a router of E·h.
+#
+# This lesson corrects claims 12, 16 and 21 of [what the sources got wrong](../docs/errata.md).
 #
 # Now solve the [exercises of this lesson](../exercises/04_counting_parameters.ipynb).

@@ -812,18 +812,7 @@ loss = chunked_loss(head, features, torch.randint(50_000, (1024,), device=device
 loss.backward()
 
 # %% [markdown]
-# ## What the sources got wrong
-# | claim | what you computed here |
-# |---|---|
-# | activations are 12·h·b·s·L numbers (ZeRO) | lacks GELU's input, the masks, and eager attention's s² |
-# | Llama-3 8B keeps 97 GB at 4,096 tokens (lecture) | a GPT of its size would; a Llama keeps far less |
-# | selective recomputation brings it to 17 GB (lecture) | 34·s·b·h·L; flash attention alone removes the s² term, too |
-# | full recomputation leaves 1 GB (lecture) | only the checkpoints; the live block and the loss come on top |
-# | outside the blocks: less than 0.01 % for 22B (Korthikanti et al. 2022) | over half a percent by its own formula |
-# | a small Llama takes over 50 GB at 4,096 tokens (lecture) | by GPT's formula; a small Llama takes less |
-#
 # ## Five questions
-# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -841,5 +830,7 @@ quiz(5)
 # **Cheat-sheet line** a block, 16-bit: GPT with dropout 34·s·b·h, eager + 5·a·s²·b · without dropout 32 and 2 · Llama
 # with flash: s·b·(12·h + 4·kv + 8·ffn) · loss: 2·s·b·V, autocast 6, fp32 logits 4; in c chunks none of it stays, for
 # 2·s·b·h·V FLOPs.
+#
+# This lesson corrects claims 3, 9, 10, 11 and 28 of [what the sources got wrong](../docs/errata.md).
 #
 # Now solve the [exercises of this lesson](../exercises/05_activations.ipynb).

@@ -700,18 +700,7 @@ checkpoint_blocks(model, torch.nn.TransformerEncoderLayer)
 model(torch.randn(8, 128, 64, device=device)).square().mean().backward()
 
 # %% [markdown]
-# ## What the sources got wrong
-# | claim | what you computed here |
-# |---|---|
-# | checkpointing leaves the square root | for equal nodes; a block keeps c times its checkpoint: √(L/c) |
-# | about 8 GB for GPT-2 XL | checkpoints and log-softmax: near it by chance |
-# | it reduces activations by about 50 % | full recomputation leaves a few percent |
-# | 2.7 % more compute for the attention core | three times one forward of it; PyTorch runs half of one |
-# | 33 % more time | an upper bound for arithmetic, not for time |
-# | on by default in most libraries | of five, only in torchtitan |
-#
 # ## Five questions
-# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -727,5 +716,7 @@ quiz(6)
 #
 # **Cheat-sheet line** every k blocks: (L/k + c·k) · 2·s·b·h bytes, c ≈ 17 + 5·a·s/2h eager, 17 flash · cost: at most ⅓
 # of a step · selective in eager attention saves 5·a·s²·b per block, for at most 4·b·s²·h FLOPs.
+#
+# This lesson corrects claims 4, 5, 6, 7, 8 and 27 of [what the sources got wrong](../docs/errata.md).
 #
 # Now solve the [exercises of this lesson](../exercises/06_recomputation.ipynb).

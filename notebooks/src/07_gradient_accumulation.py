@@ -139,8 +139,8 @@ with on_gpu():
 # 4 bytes per parameter. A third adds nothing. Change k to 8. What does the second peak become? Only activations and
 # logits halve.
 #
-# (The memory held includes the last [logits](../docs/glossary.md#logits) and two workspaces of 8.5 MB, which cuBLAS,
-# NVIDIA's library for matrix products, keeps.)
+# (The memory held includes the last [logits](../docs/glossary.md#logits) and the two workspaces, 8.5 MB each on most
+# cards, of cuBLAS, NVIDIA's library for matrix products.)
 
 # %% [markdown]
 # ## The common loop
@@ -402,11 +402,9 @@ lines(
 )  # fmt: skip
 
 # %% [markdown]
-# **The gap** between estimate and simulation is 0 bytes: both count the tensors of the same step. On a card, more comes
-# on top, and no estimate here contains it: CUDA's [context](../docs/glossary.md#context-cuda), about 300 MB says [a
-# PyTorch developer](https://github.com/pytorch/pytorch/issues/107667), and what the allocator
-# [reserves](../docs/glossary.md#allocated-and-reserved) without allocating it. Add 2 and 10 to the tuple that is
-# measured.
+# **The gap** between estimate and simulation is 0 bytes: both count the tensors of the same step. (For 2 and 10, too?
+# Add them to the tuple.) On a card, CUDA's [context](../docs/glossary.md#context-cuda) comes on top, hundreds of MB,
+# and what the allocator [reserves](../docs/glossary.md#allocated-and-reserved) without allocating it.
 #
 # People say that the peak is "one micro-batch's". Compare 25 micro-batches of 4 with one step on 4 sequences.
 
@@ -505,15 +503,7 @@ for first in range(0, len(loader), k):
 # train.py`. It lists every tensor that came, went or grew, and the effect on the peak.
 
 # %% [markdown]
-# ## What the sources got wrong
-# | claim | what you computed here |
-# |---|---|
-# | 400 sequences of 1,024 tokens are about 4 million tokens (lecture) | ten times too many |
-# | the common loop: backward, and a step if (i + 1) % k == 0 | the loss is undivided, and the last group is left over |
-# | the memory is that of one micro-batch | plus all gradients, from the second micro-batch on |
-#
 # ## Four questions
-# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -530,6 +520,8 @@ quiz(7)
 #
 # **Cheat-sheet line** global batch = b · k · ranks · loss × (tokens of the micro-batch / tokens of the group) · peak:
 # one micro-batch and all gradients · DDP: `no_sync()` until the last micro-batch.
+#
+# This lesson corrects claim 15 of [what the sources got wrong](../docs/errata.md).
 #
 # Now solve [exercises 1 and 2](../exercises/07_gradient_accumulation.ipynb). Then, if you like, [lesson
 # 07b](07b_large_batches.ipynb): large batches and their learning rate.

@@ -85,7 +85,7 @@ theta_explorer(size=4, group=1)
 # A batch's gradient is the mean of its sequences' gradients: the true gradient G plus noise. The noise shrinks as the
 # batch B grows.
 #
-# Its squared length is on average
+# The squared length of a batch's gradient is on average
 #
 # $$|G|^2 + \frac{\text{tr}(\Sigma)}{B}$$
 #
@@ -289,7 +289,7 @@ reveal("07.goyal", published(8192, "0.10").error, unit="%")
 
 # %% [markdown]
 # Unscaled, the large batch takes 1/32 of the steps and does not get far. Scaled by k = 32, it loses next to nothing.
-# Scaled by √32, it ends in between.
+# Scaled by √32, it ends in between. (The paper's caption gives 23.68 % for rate 0.1. In the table it belongs to 0.20.)
 #
 # At first the gradient changes quickly, so k small steps are not one large one, and the large rate throws the weights
 # out. A [warm-up](../docs/glossary.md#warm-up) lets the rate grow: from nothing,
@@ -424,13 +424,6 @@ for _ in range(50):
 print(f"noise scale: {k * b * (short - long) / (k * long - short):.0f} examples")
 
 # %% [markdown]
-# ## What the sources got wrong
-# | claim | what you computed here |
-# |---|---|
-# | the best rate at 256 is 0.1, 23.68 % (caption of Goyal's table) | in the table 23.68 belongs to 0.2 |
-# | MiniMax-01 goes to 64 million at 690 billion tokens (lecture) | at 790: that changes the number of steps |
-
-# %% [markdown]
 # ## Take home
 # **Remember** A batch is worth its price up to the noise scale, which grows during training. A larger batch needs a
 # larger rate, and a warm-up to reach it.
@@ -440,5 +433,7 @@ print(f"noise scale: {k * b * (short - long) / (k * long - short):.0f} examples"
 #
 # **Cheat-sheet line** |gradient|² = |G|² + tr(Σ)/B · a batch is worth it up to tr(Σ)/|G|² · rate: SGD ×k, Adam ×√k,
 # with a warm-up.
+#
+# This lesson corrects claims 17 and 18 of [what the sources got wrong](../docs/errata.md).
 #
 # Now solve exercises 3 and 4 of [lessons 07 and 07b](../exercises/07_gradient_accumulation.ipynb).

@@ -663,8 +663,8 @@ reveal("08.efficiency", round(expected), unit="%")
 # %% [markdown]
 # **The gap** at two ranks: the model has only messages. But gloo also adds up numbers, and both ranks share this
 # machine's cores. The figure's right end is not measured. Its band says only how well α and β fit *these* messages,
-# nothing about a switch that 1,024 machines share, or about the slowest rank, which all others wait for. And libraries
-# change from rings to trees when α begins to count.
+# nothing about a switch that 1,024 machines share, or about the slowest rank. And libraries change from rings to trees
+# when α begins to count.
 #
 # Now real links, with β from the [data-sheet rate](../docs/glossary.md#data-sheet-rate), which no transfer exceeds, and
 # without α. [NVLink](../docs/glossary.md#nvlink) joins GPUs within a machine, at 300 GB/s in each direction on an A100.
@@ -700,7 +700,6 @@ bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient_size, 'GB', 1)} of 
 
 # %% [markdown]
 # ## Five questions
-# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

@@ -236,7 +236,8 @@ reveal("09.price", sent[3] / sent[0], unit="times")
 
 # %% [markdown]
 # Stages 1 and 2 send what data parallelism sends: 2Ψ. Stage 3 gathers weights for forward, gathers them again for
-# backward, and reduce-scatters gradients: 3Ψ (section 7 of the paper).
+# backward, and reduce-scatters gradients: 3Ψ (section 7 of the paper). FSDP2 sends a little less: it gathers the
+# weights outside the blocks once.
 
 # %% [markdown]
 # ## The same loss on real ranks
@@ -496,17 +497,7 @@ bars(ways, "On a slower link, each rank needs more tokens to hide the sending", 
 # [lesson 06](06_recomputation.ipynb)'s [offloading](../docs/glossary.md#offloading).
 
 # %% [markdown]
-# ## What the sources leave out
-# | claim | what you computed here |
-# |---|---|
-# | 1.9 GB for 7.5 B parameters on 64 ranks | states between steps; within a step, a unit is whole |
-# | stage 1 sends 2Ψ | with a reduce-scatter; `ZeroRedundancyOptimizer` behind DDP sends 3Ψ |
-# | stage 2 keeps 2Ψ of parameters | FSDP2 keeps them only within the step |
-# | stage 3 sends 3Ψ | a bit less in a deep model: weights outside the blocks are gathered once |
-# | 16Ψ/D | plus padding, and blocks of 512 bytes |
-#
 # ## Five questions
-# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

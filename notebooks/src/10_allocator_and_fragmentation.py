@@ -456,6 +456,8 @@ print(f"both steps fit, {format_bytes(stats['reserved_bytes.all.current'], 'GB',
 # %% [markdown]
 # No setting moves a tensor. Expandable segments give back only whole pages, of 20 MiB, so they do not cure holes of 4
 # MiB. ZeRO's own cure is order: it copies checkpoints and gradients into one piece set aside for them (section 6.3).
+# "We can't do much about residual memory", one text says. It was worth gigabytes here, and most cures are one line of
+# code.
 #
 # ## Lengths that vary
 # Many loaders sort texts from short to long. Here a small model, an embedding and a head, gets such batches.
@@ -590,16 +592,7 @@ print(f"formula: 1,024 rows · 2,048 numbers · 4 bytes = {format_bytes(1024 * 2
 #
 # `save_snapshot(replay(measure(run)), "run.pickle")` writes such a snapshot for any run.
 #
-# ## What the sources say
-# | claim | what you computed here |
-# |---|---|
-# | a flat fp32 buffer of 6 GB at 1.5 B parameters | 4·N; foreach and DDP's buckets take as much today |
-# | out of memory with over 30 % free | a plain step of GPT-2 does it |
-# | "we can't do much about residual memory" | it is worth gigabytes, and most cures are one line of code |
-# | expandable segments cure fragmentation | only whole pages; holes between tensors stay |
-#
 # ## Five questions
-# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -653,6 +646,8 @@ print(f"{len(entries)} entries, the first: {entries[0]['action']} of {entries[0]
 # **Cheat-sheet line** reserved ≥ allocated ≥ tensors · flat buffer, foreach: 4·N bytes · segments 2 MiB, 20 MiB, own
 # size · out of memory with much free: expandable segments, long-lived first, longest batch first, smaller largest
 # tensor.
+#
+# This lesson corrects claims 14 and 22 of [what the sources got wrong](../docs/errata.md).
 #
 # `python3 -m course_utils watch train.py` prints three sizes of your script: tensors, allocated, reserved. Now solve
 # the [exercises of this lesson](../exercises/10_allocator_and_fragmentation.ipynb).

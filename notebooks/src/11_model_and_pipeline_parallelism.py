@@ -13,8 +13,8 @@
 # # 11 · Model and pipeline parallelism
 #
 # **75 minutes.** You should know what a training step keeps and when ([lesson 01](01_where_did_the_memory_go.ipynb)),
-# and what a [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) is. You need no GPU: processes on your CPU
-# play the devices.
+# and what a [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) is. You need no GPU: CPU processes play the
+# devices.
 #
 # Is a model too large for one device? Cut it: the first layers here, the next ones there. Only activations cross the
 # cut, but now devices wait for one another. How long? And what does waiting less cost in memory?
@@ -64,8 +64,8 @@ print(f"formula: 1/p = {1 / naive.stages:.0%}; in the schedule each stage works 
 reveal("11.naive", 100 * (1 - naive.idle), unit="%")
 
 # %% [markdown]
-# Of p stages, one works while p − 1 wait. Four devices are as slow as one, but have four times its memory. The figure's
-# lower half shows when it is used: the first stage fills first and empties last.
+# Of p stages, one works while p − 1 wait. Four devices are as slow as one, but have four times its memory. It is used
+# unevenly (lower half): the first stage fills first and empties last.
 
 # %% [markdown]
 # ## Cut the batch, too
@@ -164,8 +164,8 @@ stack(rows, "1F1B keeps half of GPipe's activations on the first stage, an eight
 # head, and the loss's s·b·V numbers per kept micro-batch. (Left out: temporaries of backward and the optimizer, message
 # buffers, the CUDA context.)
 #
-# GPipe's authors knew. Their stages keep one input per micro-batch and execute their layers again in backward:
-# [recomputation](../docs/glossary.md#activation-recomputation) was part of GPipe from the start (section 2.3).
+# GPipe's authors knew. Their stages keep one input per micro-batch and
+# [recompute](../docs/glossary.md#activation-recomputation) the rest in backward (section 2.3).
 
 # %%
 for name, recompute in (("GPipe", "none"), ("GPipe", "every-12"), ("1F1B", "none"), ("1F1B", "every-12")):
@@ -569,12 +569,11 @@ print(f"MFU {6 * llama.model.parameters * 15e12 / (gpu_seconds * rate):.0%}; a s
       f"{gpu_seconds / 15e12 * 512 * 4096 / 64:.0f} s")  # fmt: skip
 
 # %% [markdown]
-# That step is longer than any in the table. No kernel reaches the data-sheet rate, sequences grew longer late in that
-# training, and the hours include failures and restarts. Use the table's seconds to rank plans, not to promise a date.
+# That step is longer than any in the table: no kernel reaches the data-sheet rate, sequences grew longer late in that
+# training, and the hours include failures. So rank plans by the table's seconds, but promise nothing.
 
 # %% [markdown]
 # ## Five questions
-# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

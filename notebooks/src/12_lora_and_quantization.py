@@ -889,16 +889,7 @@ optimizer = optim.AdamW(model.parameters(), lr=1e-3)
 print("trained parameters:", sum(weight.numel() for weight in model.parameters() if weight.requires_grad))
 
 # %% [markdown]
-# ## What the sources got wrong
-# | claim | what you computed here |
-# |---|---|
-# | three times less memory (Hu et al., for GPT-3) | where states dominate; far less with many tokens |
-# | 350 GB to train GPT-3 with LoRA (Hu et al.) | only its 16-bit weights, no activation |
-# | one 48 GB GPU for 65 billion parameters (Dettmers et al.) | with few tokens at once |
-# | NF4 is information theoretically optimal (Dettmers et al.) | each value is used equally often; others err less |
-#
 # ## Five questions
-# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz
@@ -914,5 +905,7 @@ quiz(12)
 #
 # **Cheat-sheet line** LoRA: r·(n_in + n_out) numbers per matrix, at most 16 bytes each; two units of work, not three ·
 # frozen weights: 2 bytes, or 4.5 bits in NF4 · each bit halves the error · 8-bit Adam: 2 bytes per parameter, not 8.
+#
+# This lesson corrects claim 29 of [what the sources got wrong](../docs/errata.md).
 #
 # Now solve the [exercises of this lesson](../exercises/12_lora_and_quantization.ipynb).

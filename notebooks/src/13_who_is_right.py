@@ -17,7 +17,7 @@
 # GPU: each measurement says if it is simulated.
 #
 # Here you ask nine published formulas and calculators for the memory of a training step, find the term that each one
-# lacks, and close the account to the byte. None is careless: each was made for something. *For what?*
+# lacks, and close the account to the byte. Each was made for something. *For what?*
 #
 # The judge is a [*simulated*](../docs/glossary.md#simulated-gpu) step: it runs torch's own code and counts every
 # tensor. At the end, real GPUs judge the nine, and the judge.
@@ -59,9 +59,9 @@ for model, run in runs.items():
               f"{spread(run, counts):.1f} times")  # fmt: skip
 
 # %% [markdown]
-# You meet the factor of all nine if you take whatever a search finds. That of the six is real disagreement. Its main
-# cause is hatched in the figure: the s×s matrix of [eager attention](../docs/glossary.md#eager-attention), which a
-# flash kernel never writes. So the factor is not a constant:
+# The factor of all nine mixes parts and sums. That of the six is real disagreement. Its main cause is hatched in the
+# figure: the s×s matrix of [eager attention](../docs/glossary.md#eager-attention), which a flash kernel never writes.
+# So the factor is not a constant:
 
 # %% tags=["hide-input"]
 from course_utils.figures import lines
@@ -335,9 +335,9 @@ for model, run in runs.items():
 # counts only if it names its `card`.
 #
 # ## Ask the GPUs
-# Only real GPUs can overrule a simulation. Many people publish what their GPUs measured, next to the code that they
-# ran. The course wrote each step again in plain PyTorch and simulated it. Most answers were saved before comparing. No
-# constant is fitted. Where a source leaves a choice open, the row counts as known *in part*.
+# Only real GPUs can overrule a simulation. Many people publish what their GPUs measured, next to their code. The course
+# wrote each step again in plain PyTorch and simulated it. Most answers were saved before comparing, and no constant is
+# fitted. Where a source leaves a choice open, the row counts as known *in part*.
 #
 # **Your guess.** Take the rows whose source leaves nothing open, and the counter `max_memory_allocated`. Half of the
 # simulation's errors are smaller than how many percent?
@@ -447,11 +447,11 @@ print("\n".join(GPU_TABLES["gpu-published"]()[0].notes))
 predict("13.states", unit="GB")
 
 # %%
-from course_utils.lessons.calculators.errata import ERRATA, errata_table
+from course_utils.lessons.calculators.errata import ERRATA, ErrataTable
 
 reveal("13.states", 16 * llama.model.parameters)
 print(f"{len(ERRATA)} claims, each with evidence that is computed now:")
-errata_table()
+ErrataTable()
 
 # %% [markdown]
 # Each claim is an [erratum](../docs/glossary.md#erratum). The table is also [a page of its own](../docs/errata.md).
@@ -469,7 +469,6 @@ errata_table()
 # Most of these texts are excellent, and this course is built on them. A claim that can be checked is a gift.
 #
 # ## Five questions
-# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

@@ -144,7 +144,7 @@ print(f"peaks: {format_bytes(plan.best.peak, 'GB', 1)} and {format_bytes(estimat
 
 # %% [markdown]
 # Running all blocks again costs arithmetic. Reading the weights sixteen times costs bandwidth, and the card has plenty.
-# These are data-sheet rates without overlap: rank plans by them, but never quote them as times.
+# (Data-sheet rates without overlap rank plans; never quote them as times.)
 #
 # Could a pencil find this peak? The closed form has one function per moment of the step
 # ([formula.py](../course_utils/estimating/formula.py)). The peak is the largest:
@@ -526,7 +526,6 @@ print(f"after − before: {gap} bytes: one step counter per tensor, on the GPU w
 
 # %% [markdown]
 # ## Five questions
-# Each choice tells you at once why it is right, or which mistake leads to it.
 
 # %%
 from course_utils.lessons import quiz

@@ -89,8 +89,7 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
     eager = LLAMA.replace(attention="eager")
     said, selective = published.korthikanti_activation_bytes(eager), _selective(LLAMA)
-    kept = {"eager": activation_bytes(eager), "flash": activation_bytes(LLAMA)}
-    sizes = each(_gib, said=said, selective=selective, **kept)
+    sizes = each(_gib, said=said, selective=selective, eager=activation_bytes(eager), flash=activation_bytes(LLAMA))
     yield "ninety_seven_gb", sizes | each(_gb, said_gb=said, selective_gb=selective)
 
     full = LLAMA.replace(recompute="full")
@@ -161,12 +160,15 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield "mostly_states", {name: percent(states_of(there) / there.total) for name, there in steps.items()}
 
     on, off = ["torchtitan"], ["PyTorch", "DeepSpeed", "transformers", "Megatron-LM"]  # lesson 06 names the sources
-    known = {"number": len(on), "all": len(on + off), "on": ", ".join(on), "off": ", ".join(off)}
-    yield "on_by_default", known
+    yield "on_by_default", {"number": len(on), "all": len(on + off), "on": ", ".join(on), "off": ", ".join(off)}
 
     h, a, L, V, s = 6144, 64, 48, 51_200, 2048
     ends, blocks = 1 + 4 * (1 + V / h), L * (34 + 5 * a * s / h)
     yield "outside_blocks", {"share": percent(ends / (ends + blocks), 2)}
+
+    runs = {"few": TrainingRun("gpt2", 1, 128), "many": TrainingRun("gpt2", 32, 1024)}
+    ratios = {name: estimate(run).total / estimate(run.replace(lora_rank=8)).total for name, run in runs.items()}
+    yield "lora", ratios | {"weights": _gb(2 * GPT3.model.parameters)}
 
 
 def _peak(run: TrainingRun) -> str:
@@ -198,9 +200,6 @@ class ErrataTable:
         headings = ("claim", "where", "what is right", "computed", "lesson")
         rows = [(one.claim, one.source, one.right, one.evidence, one.lesson) for one in ERRATA]
         return html_table([headings, *rows], words=len(headings))
-
-
-errata_table = ErrataTable
 
 
 def page() -> str:
