@@ -162,8 +162,8 @@ for steps, each in gradients.items():
 reveal("07.noise", near[2], unit="sequences")
 
 # %% [markdown]
-# Within a few steps, the model learns what all sequences share: G shrinks. What is left differs from sequence to
-# sequence. So later both grow, but the noise far more. The batch that is worth its price grows, too.
+# Within a few steps, the model learns what all sequences share, and |G|² shrinks. What is left differs from sequence to
+# sequence. From then on both grow, but tr(Σ) far more. By this scale, the batch that is worth its price grows, too.
 #
 # What is it worth? A step on B sequences should gain this part of the best possible step's gain, each at its best rate
 # (section 2.2):

@@ -69,9 +69,9 @@ reveal("11.naive", 100 * (1 - naive.idle), unit="%")
 
 # %% [markdown]
 # ## Cut the batch, too
-# [GPipe](https://arxiv.org/abs/1811.06965) cuts the batch into m micro-batches. When the first leaves a stage, the
-# second enters. Weights are updated once, at the end, so the gradients are those of the complete batch. Stages still
-# wait while the pipeline fills and empties: the [bubble](../docs/glossary.md#bubble).
+# [GPipe](https://arxiv.org/abs/1811.06965) (Huang et al. 2019) cuts the batch into m micro-batches. When the first
+# leaves a stage, the second enters. Weights are updated once, at the end, so the gradients are those of the complete
+# batch. Stages still wait while the pipeline fills and empties: the [bubble](../docs/glossary.md#bubble).
 #
 # **Your guess.** With how many micro-batches do four stages wait at most 10 % of the time?
 
@@ -90,7 +90,7 @@ pipeline_player("GPipe", stages=4, micro_batches=8)
 # %% [markdown]
 # Where does the player's formula come from? Divide the time into columns, one micro-batch long. Each stage works in m
 # of m + p − 1 columns, because the last stage waits p − 1 columns for its first micro-batch. So the fraction of time
-# lost is (Huang et al. 2019, section 2.3)
+# lost is (section 2.3)
 #
 # $$\frac{p - 1}{m + p - 1}$$
 
@@ -143,7 +143,7 @@ reveal("11.kept", one_one.most_kept(0), unit="micro-batches")
 # The bubble is the same, but each stage, counted from 0, keeps at most p − stage micro-batches. Change 16 to 32,
 # predict both, run. So m can grow until the bubble is small. That is why nearly everybody uses 1F1B.
 #
-# In bytes: GPT-2 XL and its 32 sequences, as 8 micro-batches of 4, on four devices.
+# In bytes: GPT-2 XL with 32 sequences, as 8 micro-batches of 4, on four devices.
 
 # %% tags=["hide-input"]
 from course_utils import TrainingRun, format_bytes, gpu, plus_minus
@@ -159,10 +159,10 @@ stack(rows, "1F1B keeps half of GPipe's activations on the first stage, an eight
 
 # %% [markdown]
 # One device that cuts its batch in the same way needs 36.1 GB. Under 1F1B, the fullest of four needs half of that, not
-# a quarter: only the states are divided by four. The first stage keeps p micro-batches of 1/p of the layers, as much as
-# one device keeps for one micro-batch. GPipe's fullest stage keeps all m, and saves little. The last stage also has the
-# head, and the loss's s·b·V numbers per kept micro-batch. (Left out: temporaries of backward and the optimizer, message
-# buffers, the CUDA context.)
+# a quarter: only the states are divided by four. The first stage keeps p micro-batches, in 1/p of the layers: as much
+# as one device keeps for one micro-batch. GPipe's fullest stage keeps all m, and saves little. The last stage also has
+# the head, and the loss's s·b·V numbers per kept micro-batch. (Left out: temporaries of backward and the optimizer,
+# message buffers, the CUDA context.)
 #
 # GPipe's authors knew. Their stages keep one input per micro-batch and
 # [recompute](../docs/glossary.md#activation-recomputation) the rest in backward (section 2.3).
@@ -549,8 +549,8 @@ if in_turn:
 # | | cuts | sends | can it hide? | choose it when |
 # |---|---|---|---|---|
 # | replicas | nothing | gradients, once per step | behind the last backward | everything fits on one GPU |
-# | ZeRO-2 | states, gradients | gradients, once per micro-batch | yes | weights fit on one GPU |
-# | ZeRO-3, FSDP | all states | weights twice and gradients once, per micro-batch | yes | micro-batches are large |
+# | ZeRO-2 | optimizer states, gradients | gradients, once per micro-batch | yes | weights fit on one GPU |
+# | ZeRO-3, FSDP | also weights | weights twice and gradients once, per micro-batch | yes | micro-batches are large |
 # | tensor | each matrix, activations | activations, 4 times per block, 6 if recomputed | no | within a node |
 # | pipeline | layers | activations, once per cut | yes, but not the bubble | links are slow; m ≫ p |
 #
