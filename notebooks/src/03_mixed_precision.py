@@ -662,9 +662,9 @@ title = "With a small batch the states dominate, and autocast saves little"
 stack(shown, title, provenance=str(steps["fp32"].provenance))
 
 # %% [markdown]
-# The saving is in the activations, which grow with the batch. That is why the paper's abstract says that memory nearly
-# halves: activations were most of it (Micikevicius et al. 2018, section 3.1). The closed form shows larger batches.
-# Change 64 to 1. Predict, then run.
+# The saving is in the activations, which grow with the batch. The paper on mixed precision says in its abstract that
+# memory nearly halves: there, activations were most of it (Micikevicius et al. 2018, section 3.1). The closed form
+# shows larger batches. Change 64 to 1. Predict, then run.
 
 # %%
 from course_utils import estimate
