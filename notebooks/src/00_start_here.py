@@ -115,8 +115,8 @@ print(f"estimated − measured: {estimated - measured} bytes")
 # Estimated minus measured is [the gap](../docs/glossary.md#gap): here it is 0.
 #
 # Now a small tensor: the loss, a single fp32 number that says how wrong the model is. On a GPU it takes more than its 4
-# bytes, because PyTorch hands out GPU memory in multiples of one block size, a power of two. That size is between a
-# CPU's cache line (64 bytes) and a disk's block (4,096). **How many bytes does the loss take?**
+# bytes, because PyTorch hands out memory in multiples of one block size. That is a power of two, between a CPU's cache
+# line (64 bytes) and a disk's block (4,096). **How many bytes does the loss take?**
 
 # %%
 predict("00.scalar", unit="B")
@@ -140,7 +140,7 @@ reveal("00.scalar", allocated, unit="B")
 
 # %% [markdown]
 # This is the block size of PyTorch's [caching allocator](../docs/glossary.md#caching-allocator) (`kMinBlockSize` in its
-# source). For one number it is a waste, for a model a rounding error. But in some later tables it is the whole gap.
+# source). For a model it is a rounding error, but in some later tables it is the whole gap.
 #
 # Each section of a lesson has a line that ends in `# change this`. Change `()` to `(100,)`, then to `(200,)`: predict,
 # then run.

@@ -14,8 +14,8 @@
 # **60 minutes.** You should know what a gradient is, and from [lesson 01](01_where_did_the_memory_go.ipynb) what lives
 # when in a training step. You need no GPU: `device="cuda"` can be a simulated one.
 #
-# In most training scripts the optimizer is two lines. In memory it is larger than the model. You will write Adam by
-# hand, then account for every byte: its [states](../docs/glossary.md#optimizer-states), and what the step itself needs.
+# In most scripts the optimizer is two lines. In memory it is larger than the model. You will write Adam by hand, then
+# account for every byte: its [states](../docs/glossary.md#optimizer-states), and what the step itself needs.
 
 # %% [markdown]
 # ## A narrow valley
@@ -26,8 +26,8 @@
 #
 # It keeps nothing. So why does nobody train transformers with it?
 #
-# A loss is steep in some directions and flat in others. The smallest example has two parameters, curvature 1 along the
-# valley and 25 across: $L = \frac{1}{2} (x^2 + 25 y^2)$. One η must serve both.
+# A loss is steep in some directions and flat in others. Take two parameters, with curvature 1 along the valley and 25
+# across: $L = \frac{1}{2} (x^2 + 25 y^2)$. One η must serve both.
 #
 # **Your guess.** With the best η, how many steps bring the distance from the minimum down to 1 %?
 
@@ -397,9 +397,9 @@ reveal("02.second_step", peaks[1] - peaks[0], unit="MB")
 #
 # **The gap** of half a percent is the allocator's. `memory_allocated()` counts whole blocks, and a remainder below 1
 # MiB is not split off (lesson 10). It also counts cuBLAS's [workspaces](../docs/glossary.md#workspace), 8.5 MB each on
-# most cards: one from the first matrix product in forward on, one from the first in backward on. It does not count
-# [reserved](../docs/glossary.md#allocated-and-reserved) memory that is not in use, nor the CUDA context, several
-# hundred MB.
+# most cards: one from the first matrix product in forward on, one from the first in backward on. It counts neither
+# [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor nor the CUDA context, several hundred
+# MB.
 #
 # `measure` takes such steps for any *run* and counts only tensors.
 

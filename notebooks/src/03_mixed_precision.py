@@ -132,7 +132,7 @@ for rate in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5):
     print(f"rate {rate:.0e}:", ", ".join(f"{share:4.0%} unmoved in {dtype}" for dtype, share in unmoved.items()))
 
 # %% [markdown]
-# Pure bf16 works while the learning rate is high. As the rate decays, most of the network freezes.
+# Pure bf16 works while the learning rate is high. As it decays, most of the network freezes.
 
 # %% [markdown]
 # ## Second failure: the gradient that underflows
@@ -330,8 +330,8 @@ reveal("03.trained", len(as_well), unit="of five")
 
 # %% [markdown]
 # Without scaling, fp16 fails worse than the histogram suggested: gradients underflow on their way through the layers,
-# too. bf16 needs no scaling, because its exponent is fp32's. Then why master weights? This rate is high, as at the
-# start of a training.
+# too. bf16 needs no scaling, because its exponent is fp32's. Then why master weights? This rate is high, as at a
+# training's start.
 #
 # ### The end of a training
 # At the end the rate has decayed. After 200 steps in fp32, train 100 more at a rate of 0.00001: in fp32, in bf16 alone,

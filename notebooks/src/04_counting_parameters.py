@@ -14,7 +14,7 @@
 # **55 minutes.** You should know what a matrix product is, and from [lesson 01](01_where_did_the_memory_go.ipynb) that
 # each parameter costs a training step about 16 bytes. No GPU is needed: nothing has to run.
 #
-# Weights, gradients, optimizer states, checkpoints on disk, the traffic between GPUs: all are *N times something*. N
+# Weights, gradients, optimizer states, checkpoints on disk, traffic between GPUs: all are *N times something*. N
 # follows from the architecture, to the last unit. You will count GPT-2, Llama and Mixtral by hand, check each line
 # against real modules, and find miscounts in well-known publications.
 
@@ -70,8 +70,8 @@ print(f"all        {parts.total():12,}; V·h minus the modules' table: {plus_min
 reveal("04.embedding", 100 * parts["words"] / parts.total(), unit="%")
 
 # %% [markdown]
-# The table is almost a third of a model that people call a stack of attention layers. Change V to Llama 3's 128,256,
-# and predict the table's percentage.
+# The table is almost a third of what people call a stack of attention layers. Change V to Llama 3's 128,256, and
+# predict the table's percentage.
 
 # %% [markdown]
 # ## One block, matrix by matrix
@@ -159,9 +159,9 @@ for (h, L), (said, today) in paper.items():
 reveal("04.paper", N / 1e6 - said, unit="million")
 
 # %% [markdown]
-# The paper is wrong in all four sizes. OpenAI's first two checkpoints carried its numbers too, until both were renamed
-# in August 2019. Since then, a footnote in the README of the [code](https://github.com/openai/gpt-2) says that the
-# original counts "were wrong due to an error". It does not say which. In the exercises you will find one that fits.
+# The paper is wrong in all four sizes. Since August 2019, a footnote in the README of OpenAI's
+# [code](https://github.com/openai/gpt-2) says that the original counts "were wrong due to an error", but not due to
+# which. In the exercises you will find one that fits.
 
 # %% [markdown]
 # ### How to count wrong in one line

@@ -17,7 +17,7 @@
 # devices.
 #
 # Is a model too large for one device? Cut it: the first layers here, the next ones there. Only activations cross the
-# cut, but now devices wait for one another. How long? And what does waiting less cost in memory?
+# cut, but devices wait for one another. How long? And what does waiting less cost in memory?
 
 # %% [markdown]
 # ## One stage after the other
@@ -141,7 +141,7 @@ reveal("11.kept", one_one.most_kept(0), unit="micro-batches")
 
 # %% [markdown]
 # The bubble is the same, but each stage, counted from 0, keeps at most p − stage micro-batches. Change 16 to 32,
-# predict both, run. So m can grow until the bubble is small. That is why nearly everybody uses 1F1B.
+# predict both, run. So m can grow until the bubble is small: that is why nearly everybody uses 1F1B.
 #
 # In bytes: GPT-2 XL with 32 sequences, as 8 micro-batches of 4, on four devices.
 
@@ -237,7 +237,7 @@ lines({f"{late} late": (list(range(41)), late_descent(rate, late, 40).tolist()) 
 # %% [markdown]
 # The later the gradient, the smaller the learning rate must be (formula: Levin and May 1976). Change the rate to 0.5:
 # which curve no longer settles? This is one reason why large models are trained with synchronous schedules, such as
-# 1F1B, despite the bubble. Their gradients equal those of one process.
+# 1F1B, despite the bubble: their gradients equal those of one process.
 
 # %% [markdown]
 # ## A stage of your own
@@ -419,7 +419,7 @@ for name, losses in last_stage.items():
     print(f"{name}, two processes: {len(losses)} losses, their mean {sum(losses) / len(losses):.5f}")
 
 # %% [markdown]
-# Two stages of four layers each give the same loss. Change m to 4: how many losses, and which mean?
+# Two stages of four layers give the same loss. Change m to 4: how many losses, and which mean?
 
 # %% [markdown]
 # ## Cut every matrix: tensor parallelism
