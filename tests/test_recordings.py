@@ -161,7 +161,7 @@ def test_another_run_or_gpu_is_never_taken_instead(shipped: Any) -> None:
     shipped(line())
     with pytest.raises(ValueError, match=r"no recording of .*micro_batch=3.*recorded are") as refused:
         measure(RUN.replace(micro_batch=3), source="recorded")
-    assert "gpt2-xl" in str(refused.value) and "measured on NVIDIA H200" in str(refused.value)
+    assert "gpt2-xl" in str(refused.value) and "measured, recorded on NVIDIA H200" in str(refused.value)
     for run, device in ((RUN.replace(micro_batch=3), "H200"), (RUN, "B300")):
         with pytest.raises(ValueError, match=f"no recording of .* on {device}; recorded are"):
             measure(run, source="recorded", device=device)

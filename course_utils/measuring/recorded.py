@@ -48,14 +48,16 @@ class Recording:
             measured = from_json({"provenance": ["", "", "", ""], **self.parts["measured"]}, note)
             counted = self.parts["counters"]  # without the driver's counter where other tasks were on the GPU
             counters = {
-                name: counted[name]
-                for name in ("allocated", "reserved", "driver")
-                if name != "driver" or name in counted
+                key: counted[key] for key in ("allocated", "reserved", "driver") if key != "driver" or key in counted
             }
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{self.line.place} is damaged: {type(error).__name__}: {error}") from error
-        origin = Provenance("recorded", self.device, content["torch"], self.date, note)
-        return replace(measured, provenance=origin, counters=counters)
+        return replace(measured, provenance=replace(self.provenance, note=note), counters=counters)
+
+    @property
+    def provenance(self) -> Provenance:
+        """The GPU, the torch version and the date."""
+        return Provenance("recorded", self.device, self.line.content["torch"], self.date)
 
     @property
     def busy(self) -> str:
@@ -69,8 +71,7 @@ class Recording:
         )
 
     def __str__(self) -> str:
-        torch = self.line.content["torch"]
-        return f"{self.task}: {self.status} on {self.device} · torch {torch} · {self.date}"
+        return f"{self.task}: {self.status}, {self.provenance}"
 
 
 def recordings(device: str | None = None) -> tuple[Recording, ...]:

@@ -74,7 +74,7 @@ def _by_variant(item: Recording) -> tuple[Figure, str]:
         said.append(f"{label}: {step['median']:,.1f} ({half}), {step['median'] / medians[first]:.3f} times the first")
     said += [f"{one['label']}: {one['refused']}" for one in variants if "refused" in one]
     said += filter(None, [item.busy])
-    return bars(medians, title, unit="ms", provenance=f"a step, median · {item}"), "\n".join(said)
+    return bars(medians, title, unit="ms", provenance=f"a step, median · {item.provenance}"), "\n".join(said)
 
 
 def _by_length(device: str, items: Sequence[Recording]) -> tuple[Figure, str]:
@@ -93,6 +93,6 @@ def _by_length(device: str, items: Sequence[Recording]) -> tuple[Figure, str]:
     said += filter(None, [items[0].busy])
     figure = lines(
         points, title, "tokens in the sequence", "ms, forward and backward", log_x=True, log_y=True,
-        provenance=f"one sequence, 16 heads of 64, median · {device}, {items[0].date}",
+        provenance=f"one sequence, 16 heads of 64, median · {items[0].provenance}",
     )  # fmt: skip
     return figure, "\n".join(said)
