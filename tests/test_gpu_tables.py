@@ -223,8 +223,8 @@ def test_attention_is_shown_over_the_length_of_the_sequence(shipped: Any) -> Non
     shipped(kernels_line(4096, 16.0, 2.0), kernels_line(1024, 1.0, 0.5))
     found = recorded_times("attention")
     assert found.words.splitlines() == [
-        "Eager attention takes 8.0 times as long as flash at s=4,096",
-        "Eager attention takes 2.0 times as long as flash at s=1,024",
+        "Eager attention takes 8.0 times as long as flash at s = 4,096",
+        "Eager attention takes 2.0 times as long as flash at s = 1,024",
     ]
     assert "eager" in found.figures[0].alt and "flash" in found.figures[0].alt
 
@@ -320,7 +320,7 @@ def test_what_no_simulation_sees_is_listed_where_there_is_any(shipped: Any) -> N
 def test_times_that_were_taken_while_the_cpu_was_busy_say_so(shipped: Any) -> None:
     shipped(times_line() | {"jobs": 15}, times_line("precision"))
     [table] = gpu_times_tables()
-    assert len(table.notes) == 1 and "up to 14 others the machine's CPU" in table.notes[0]
+    assert len(table.notes) == 1 and "up to 14 others used the CPU" in table.notes[0]
     assert "up to 14 others" in recorded_times("recomputation").words
     assert "others" not in recorded_times("precision").words
 

@@ -66,8 +66,8 @@ class Recording:
         if not others:
             return ""
         return (
-            f"No other task used the GPU, but up to {others} others the machine's CPU: what starts many short kernels, "
-            "or computes on the CPU between them, can be slower than it would be alone."
+            f"No other task used the GPU, but up to {others} others used the CPU. Steps that start many short kernels, "
+            "or compute on the CPU between them, may be slower than they are alone."
         )
 
     def __str__(self) -> str:

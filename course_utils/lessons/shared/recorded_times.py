@@ -87,7 +87,7 @@ def _by_length(device: str, items: Sequence[Recording]) -> tuple[Figure, str]:
               for name, found in series.items()}  # fmt: skip
     fused = "flash" if "flash" in series else next((name for name in series if name != "eager"), "")
     both = sorted(set(series.get("eager", {})) & set(series.get(fused, {})), reverse=True)
-    said = [f"Eager attention takes {series['eager'][s] / series[fused][s]:.1f} times as long as {fused} at s={s:,}"
+    said = [f"Eager attention takes {series['eager'][s] / series[fused][s]:.1f} times as long as {fused} at s = {s:,}"
             for s in both] or [f"Attention on {device}: {', '.join(series)}"]  # fmt: skip
     title = said[0]
     said += filter(None, [items[0].busy])
