@@ -13,7 +13,7 @@
 #
 # **20 minutes.** You should know some Python, and that a tensor is a block of numbers. You need no GPU.
 #
-# This course answers one question: *where did the GPU memory go?* You never have to believe a number. Each is estimated
+# This course answers one question: *where did the GPU memory go?* You need not believe any number: each is estimated
 # with a formula, then measured on a training step that really runs. If the two differ, the lesson explains why.
 #
 # Click into the first gray cell and press **Shift + Enter**: that runs it and moves on.
@@ -202,7 +202,7 @@ reveal("00.gpt2", ran.peak)
 timeline(ran, "GPT-2: most of the memory comes and goes within a step", steps=[2])
 
 # %% [markdown]
-# The estimate came only from formulas. `compare` shows it next to the measurement, kind by kind.
+# `compare` shows both, kind by kind.
 
 # %%
 from course_utils import compare

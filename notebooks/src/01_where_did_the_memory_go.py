@@ -119,8 +119,8 @@ measure(step=train_step, model=mine, optimizer=adamw, batch=batch, card="A100-80
 # This is step 2's peak again, kind by kind. Without `card`, `measure` leaves out cuBLAS's workspaces.
 #
 # ### The same for any run
-# A *run* is a training written down: model, batch, number formats, optimizer, kernels. `TrainingRun` holds these
-# choices and no tensor. `measure(run)` takes the steps of the loop above and watches every allocation.
+# A *run* is a training written down: model, batch, number formats, optimizer, kernels, but no tensor. `measure(run)`
+# takes the steps of the loop above and watches every allocation.
 #
 # Take Llama 3.2 1B, four sequences of 1,024 tokens, autocast to [bf16](../docs/glossary.md#fp16-and-bf16), AdamW.
 #

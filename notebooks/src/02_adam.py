@@ -12,7 +12,7 @@
 # # 02 · Adam
 #
 # **60 minutes.** You should know what a gradient is, and from [lesson 01](01_where_did_the_memory_go.ipynb) what lives
-# when in a training step. You need no GPU: `device="cuda"` can be a simulated one.
+# when in a training step. You need no GPU.
 #
 # In most scripts the optimizer is two lines. In memory it is larger than the model. You will write Adam by hand, then
 # account for every byte: its [states](../docs/glossary.md#optimizer-states), and what the step itself needs.
@@ -396,10 +396,9 @@ reveal("02.second_step", peaks[1] - peaks[0], unit="MB")
 # (8, 512) to (1, 512). Predict: how much higher is step 2 now? (In which phase is the peak?)
 #
 # **The gap** of half a percent is the allocator's. `memory_allocated()` counts whole blocks, and a remainder below 1
-# MiB is not split off (lesson 10). It also counts cuBLAS's [workspaces](../docs/glossary.md#workspace), 8.5 MB each on
-# most cards: one from the first matrix product in forward on, one from the first in backward on. It counts neither
-# [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor nor the CUDA context, several hundred
-# MB.
+# MiB is not split off ([lesson 10](10_allocator_and_fragmentation.ipynb)). It also counts cuBLAS's
+# [workspaces](../docs/glossary.md#workspace), 8.5 MB each on most cards: one from the first matrix product in forward
+# on, one from the first in backward on.
 #
 # `measure` takes such steps for any *run* and counts only tensors.
 

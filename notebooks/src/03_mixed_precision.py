@@ -12,8 +12,8 @@
 # # 03 · Mixed precision
 #
 # **75 minutes.** You should know what Adam keeps for each parameter ([lesson 02](02_adam.ipynb)), and what a training
-# step allocates and when ([lesson 01](01_where_did_the_memory_go.ipynb)). No GPU is needed: small trainings run on your
-# CPU, in genuine 16-bit formats.
+# step allocates and when ([lesson 01](01_where_did_the_memory_go.ipynb)). You need no GPU: small models train on your
+# CPU.
 #
 # Do half the bits take half the memory? No. Training breaks in 16 bits in three ways. You write each cure, and count
 # what every recipe of number formats costs.
@@ -589,9 +589,9 @@ stack(states, title, provenance="estimated from formulas")
 # %% [markdown]
 # fp32 and autocast take the same 16 bytes per parameter as ZeRO's recipe. Only bf16 alone and fp8 take less.
 #
-# **The gap** is 0 because both sides count tensors. On a real card, add the driver's context (a few hundred MB),
-# cuBLAS's [workspaces](../docs/glossary.md#workspace) (17 MB on most cards), and what the allocator reserves beyond its
-# tensors ([lesson 10](10_allocator_and_fragmentation.ipynb)).
+# **The gap** is 0 because both sides count tensors. A real card adds CUDA's context, cuBLAS's
+# [workspaces](../docs/glossary.md#workspace), and what the allocator reserves beyond its tensors ([lesson
+# 10](10_allocator_and_fragmentation.ipynb)).
 #
 # ### 16, 18, 20: who says what
 # Before you compare two tools, ask which terms they include.

@@ -12,7 +12,7 @@
 # # 04 · Counting parameters
 #
 # **55 minutes.** You should know what a matrix product is, and from [lesson 01](01_where_did_the_memory_go.ipynb) that
-# each parameter costs a training step about 16 bytes. No GPU is needed: nothing has to run.
+# each parameter costs a training step about 16 bytes. You need no GPU.
 #
 # Weights, gradients, optimizer states, checkpoints on disk, traffic between GPUs: all are *N times something*. N
 # follows from the architecture, to the last unit. You will count GPT-2, Llama and Mixtral by hand, check each line

@@ -13,8 +13,7 @@
 # # 05 · What does each operation keep?
 #
 # **90 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb), the parts of a [transformer
-# block](../docs/glossary.md#transformer-block), and the derivative of a product. You need no GPU: each measurement says
-# if it is simulated.
+# block](../docs/glossary.md#transformer-block), and the derivative of a product. You need no GPU.
 #
 # Here you derive what any block keeps for backward, tensor by tensor. Symbols: b sequences of s tokens, hidden size h,
 # a heads, L layers, vocabulary V.
@@ -247,9 +246,8 @@ print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 # Both nearly agree. Hooks count the input x, the allocator counts the output y, equally large. The allocator adds
 # remainders too small to split off ([lesson 10](10_allocator_and_fragmentation.ipynb)).
 #
-# A real GPU also holds cuBLAS's workspaces (some MB, at the first product of forward and of backward),
-# [reserved](../docs/glossary.md#allocated-and-reserved) memory without a tensor, and CUDA's context (some hundred MB,
-# in no counter of PyTorch).
+# A real GPU also holds cuBLAS's workspaces, [reserved](../docs/glossary.md#allocated-and-reserved) memory without a
+# tensor, and CUDA's context, which no counter of PyTorch includes.
 #
 # `saved_by` does this for any layer, and names the operation whose backward needs the tensor:
 

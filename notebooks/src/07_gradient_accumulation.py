@@ -12,9 +12,8 @@
 # %% [markdown]
 # # 07 · Gradient accumulation
 #
-# **60 minutes.** You should know what lives when in a training step ([lesson 01](01_where_did_the_memory_go.ipynb))
-# and what an optimizer does with a gradient ([lesson 02](02_adam.ipynb)). You need no GPU: simulated measurements are
-# labeled.
+# **60 minutes.** You should know what lives when in a training step ([lesson 01](01_where_did_the_memory_go.ipynb)) and
+# what an optimizer does with a gradient ([lesson 02](02_adam.ipynb)). You need no GPU.
 #
 # Activations grow with the batch. So cut it into pieces that fit, and add up their gradients before the optimizer
 # steps: [gradient accumulation](../docs/glossary.md#gradient-accumulation). It takes ten lines of Python, and its

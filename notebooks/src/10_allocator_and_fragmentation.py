@@ -14,7 +14,7 @@
 #
 # **75 minutes.** You should know what is in memory at each moment of a step ([lesson
 # 01](01_where_did_the_memory_go.ipynb)) and how an optimizer steps ([lesson 02](02_adam.ipynb)). You need no GPU:
-# `with on_gpu():` runs torch code on your card or on a simulated one, and says which.
+# `on_gpu()` simulates one.
 #
 # A GPU can be [out of memory](../docs/glossary.md#out-of-memory) although the tensors would fit. The
 # [ZeRO](../docs/glossary.md#zero) paper reports it, "in some extreme cases" with over 30 % of memory still available

@@ -499,10 +499,10 @@ reveal("09.tensor", activation_bytes(gpt3) / activation_bytes(gpt3.replace(tenso
 # %% [markdown]
 # ## Which parallelism, when?
 # Many GPUs can be [replicas](../docs/glossary.md#replica), use [ZeRO](../docs/glossary.md#zero), cut every matrix, or
-# cut between layers. The costs depend on the model and the cluster. So compute them: Llama-3 70B, 4,096 tokens, 512
-# sequences per step, on 8 nodes of 8 H100s. Within a node, GPUs talk over [NVLink](../docs/glossary.md#nvlink) at
-# 450 GB/s. Between nodes, each GPU has 50 GB/s (400 Gb/s). These are
-# [data-sheet rates](../docs/glossary.md#data-sheet-rate), which no program reaches.
+# cut between layers. The costs depend on model and cluster, so compute them: Llama-3 70B, 4,096 tokens, 512 sequences
+# per step, on 8 nodes of 8 H100s. Within a node, GPUs talk over [NVLink](../docs/glossary.md#nvlink) at 450 GB/s.
+# Between nodes, each GPU has 50 GB/s (400 Gb/s). These are [data-sheet rates](../docs/glossary.md#data-sheet-rate),
+# which no program reaches.
 #
 # **Your guess.** Take the best plan that fits. How many percent longer than its arithmetic alone does a step take, if
 # stages wait, and messages and arithmetic take turns?

@@ -13,8 +13,8 @@
 # # 12 · LoRA and quantization
 #
 # **90 minutes.** You should know the 16 bytes per parameter ([lesson 02](02_adam.ipynb)) and what a linear layer keeps
-# for backward ([lesson 05](05_activations.ipynb)). You need no GPU: `with on_gpu():` runs PyTorch on your card, or on a
-# simulated one that counts bytes and holds no values. What needs values runs on the CPU.
+# for backward ([lesson 05](05_activations.ipynb)). You need no GPU: `on_gpu()` simulates one, without values. What
+# needs values runs on the CPU.
 #
 # You want to teach a trained model a little more. Must all of its weights learn? Do the others need 16 bits?
 # [LoRA](../docs/glossary.md#lora) answers the first question, [quantization](../docs/glossary.md#quantization) the
@@ -201,8 +201,7 @@ for name, run in runs.items():
 reveal("12.activations", 100 * (1 - kept["LoRA on all matrices"] / kept["all weights"]), unit="%")
 
 # %% [markdown]
-# **The gap** is 0: both sides count tensors. Neither has the driver's context (a few hundred MB), nor what the
-# allocator reserves beyond tensors. But why do the activations stay? Ask a layer, with lesson 05's hooks.
+# **The gap** is 0: both sides count tensors. But why do the activations stay? Ask a layer, with lesson 05's hooks.
 
 # %%
 x, layers = torch.randn(2048, 768, requires_grad=True), {"plain": nn.Linear(768, 768)}

@@ -14,7 +14,7 @@
 #
 # **55 minutes.** You should know what a block keeps ([lesson 05](05_activations.ipynb)), what recomputation leaves
 # ([lesson 06](06_recomputation.ipynb)), and what autocast adds ([lesson 03](03_mixed_precision.ipynb)). You need no
-# GPU: each measurement says if it is simulated.
+# GPU.
 #
 # Here you ask nine published formulas and calculators for the memory of a training step, find the term that each one
 # lacks, and close the account to the byte. Each was made for something. *For what?*

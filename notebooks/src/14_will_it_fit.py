@@ -205,9 +205,9 @@ for name, way in ways.items():
     print(f"{name:44s} {'   '.join(found)}")
 
 # %% [markdown]
-# Who is right about 32 GB? The recipe decides. The slides are right if the loss of all 32 sequences is computed in one
-# piece. With the loss in chunks all 32 fit at once. Under autocast that takes fewer checkpoints, because those are
-# fp32. In micro-batches the training fits under either recipe, not just barely.
+# Who is right about 32 GB? The recipe decides. The slides are right if the loss takes all 32 sequences in one piece.
+# With the loss in chunks all 32 fit at once. Under autocast that takes fewer checkpoints, because those are fp32. In
+# micro-batches the training fits under either recipe, not just barely.
 
 # %% [markdown]
 # ## Predict, lock, run
