@@ -14,7 +14,7 @@ from .units import GB, GiB, MiB, parse_bytes
 
 TERA = 10**12
 PCIE = {3: 15.75 * GB, 4: 31.5 * GB, 5: 63.0 * GB}
-"""Bytes a second over 16 lanes in one direction, by PCI Express generation: 8, 16, 32 GT/s a lane, coded 128b/130b."""
+"""Bytes per second of 16 lanes in one direction, by PCI Express version: 8, 16, 32 GT/s per lane, coded 128b/130b."""
 
 
 @dataclass(frozen=True)

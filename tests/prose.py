@@ -16,8 +16,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 35
 PREPOSITIONS = "of|in|into|from|with|by|for|on|at|to|through|under|within"
-COUNTED = "bytes|bits|numbers|tokens|words|steps|operations|messages|seconds|milliseconds|minutes"
-PER = "parameter|number|element|token|step|rank|row|head|block|layer|second|sequence|minute|cell|weight|GPU|card"
+COUNTED = (
+    "bytes|bits|numbers|tokens|words|steps|operations|messages|sequences|batches|(?:milli)?seconds|minutes|ms|entry"
+)
+PER = "parameter|number|element|token|step|rank|row|head|block|layer|second|sequence|minute|cell|weight|GPU|card|lesson"
 DEGREES = "longer|more|less|fewer|better|worse|faster|slower|larger|smaller|different|good"
 
 RULES = {

@@ -214,7 +214,7 @@ def test_a_live_stage_trains_under_the_meter_and_times_its_steps(meters):
     phases = [mark.words for mark in meters[0].marks]
     assert phases.count("forward") == stages.LIVE_STEPS and "optimizer" in phases and not meters[0].running
     assert outcome.words.endswith("live on a stand-in") and (outcome.step_seconds or 0) > 0
-    assert len(outcome.step_peaks) == stages.LIVE_STEPS and "s a step" in outcome.words
+    assert len(outcome.step_peaks) == stages.LIVE_STEPS and "s per step" in outcome.words
 
 
 def test_a_live_failure_in_mid_step_gives_the_memory_back_and_the_next_run_works(meters, monkeypatch):

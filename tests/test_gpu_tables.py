@@ -302,7 +302,7 @@ def test_published_steps_are_compared_by_the_moment_that_was_published_and_the_r
     assert first[0] == ten and first[4:] == (990, 1000, 2000, pytest.approx(-1.0), pytest.approx(1.0))
     assert second[0] == live and second[4:] == (100, 100, 2000, 0.0, 0.0)
     assert table.notes[-1] == "Not counted: ao-vitb-adam-torch. RuntimeError: none."
-    assert "2 steps" in table.notes[0] and "for 1 of them what the card counts" in table.notes[0]
+    assert "2 steps" in table.notes[0] and "For 1 of them the simulation equals" in table.notes[0]
 
 
 def test_what_no_simulation_sees_is_listed_where_there_is_any(shipped: Any) -> None:

@@ -57,7 +57,7 @@ def run(chosen: Namespace) -> int:
 
 
 def write(out: Path, lessons: Iterable[str] = (), root: Path = ROOT) -> list[Path]:
-    """Write one page of slides a lesson to `out` and return their paths. ValueError for a lesson that is not there."""
+    """Write a page of slides per lesson to `out` and return their paths. ValueError for a lesson that is not there."""
     known = {number_of(path): path for path in numbered(root / "notebooks")}
     wanted = [name.zfill(2) for name in lessons] or list(known)
     if missing := [name for name in wanted if name not in known]:

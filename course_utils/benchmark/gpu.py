@@ -113,10 +113,10 @@ def _summary(runs: Sequence[RunOnGpu]) -> Table:
         rows.append((by, len(covered), exact, *bias, *found, wanted, wanted and verdict(found, bounds)))
     headings = ("peak by", "runs", "to the byte", *BIAS_HEADINGS, "median, %", "largest, %", "wanted", "kept")
     notes = (
-        "Said before the GPU was asked, in percent of what it then counted in the last step, without the tracker: "
-        "max_memory_reserved in the last row, max_memory_allocated in all others.",
-        "Every row has cuBLAS's workspaces. Blocks are the allocator's: larger than the tensors in them where they "
-        "are not split. They are what the estimate lacks where it breaks its bound.",
+        "Predicted before the run, in percent of what the GPU counted in the last step, without the tracker: "
+        "max_memory_reserved in the last row, max_memory_allocated in the others.",
+        "Every row includes cuBLAS's workspaces. The allocator's blocks can be larger than their tensors. The estimate "
+        "counts tensors only: where it misses its bound, blocks are the reason.",
     )
     return Table("gpu", TITLES["gpu"], headings, tuple(rows), notes, devices([run.recording for run in runs]))
 
@@ -136,7 +136,7 @@ def _by_kind(runs: Sequence[RunOnGpu]) -> Table:
             counts = sum(not gap for gap in gaps), sum(gap < 0 for gap in gaps)
             rows.append((kind, by, *counts, statistics.median(shares), min(shares), max(shares)))
     headings = ("kind of memory", "by", "exact", "below the truth", "median, % of peak", "lowest", "highest")
-    note = f"Said minus tracked on the GPU, at the peak, over {len(runs)} runs, in percent of the counted peak."
+    note = f"Predicted minus tracked on the GPU, at the peak of {len(runs)} runs, in percent of the counted peak."
     return Table("gpu_by_kind", "Signed error of each kind of memory, on a GPU", headings, tuple(rows), (note,))
 
 
@@ -149,8 +149,8 @@ def _by_phase(runs: Sequence[RunOnGpu]) -> Table:
         rows.append((phase, len(beyond), round(statistics.median(beyond)), min(beyond), max(beyond)))
     headings = ("phase", "runs", "median, bytes", "least", "most")
     notes = (
-        "Counted minus simulated peak of each phase: blocks, kernels' scratch, and what has no name yet.",
-        "zero_grad only frees: the card's peak of it is before the first gradient goes, the simulation's after.",
+        "Counted minus simulated peak of each phase: blocks, the kernels' scratch, and an unexplained rest.",
+        "zero_grad only frees. The GPU's peak is from before it frees the first gradient, the simulation's from after.",
     )
     return Table("gpu_by_phase", "What a GPU counts beyond the tensors", headings, tuple(rows), notes)
 
@@ -165,7 +165,7 @@ def _each(runs: Sequence[RunOnGpu]) -> Table:
         for run in sorted(runs, key=lambda run: -abs(run.percent(by)))
     )  # fmt: skip
     headings = ("run", "counted, bytes", *(f"{one}, %" for one in WANTED), "left, bytes")
-    return Table("gpu_runs", "Each recorded run, the furthest off first", headings, rows)
+    return Table("gpu_runs", "Each recorded run, the largest error first", headings, rows)
 
 
 # What no simulation sees
@@ -245,10 +245,10 @@ def gpu_published_tables() -> list[Table]:
                 "allocated, %", "reserved, %")  # fmt: skip
     exact, middle, most = sum(not one for one in off), statistics.median(off), max(off)
     notes = (
-        f"{len(rows)} steps. The simulation says for {exact} of them what the card counts, to the byte; its median "
-        f"error is {middle:.3f} %, its largest {most:.2f} %.",
-        "BERT's steps leave out cuBLAS's workspaces, as in 2022 (68,157,440 bytes here). Vision transformers have a "
-        "convolution: what cuDNN takes for it no rule of torch's code says.",
+        f"{len(rows)} steps. For {exact} of them the simulation equals the card's count to the byte. "
+        f"Median error {middle:.3f} %, largest {most:.2f} %.",
+        "BERT's steps are simulated as on torch 1.10, without cuBLAS's workspaces. Vision transformers have a "
+        "convolution, and torch's code does not say how much cuDNN takes for it.",
     )
     notes, source = (*notes, *failed), devices(newest("published"))
     return [Table("gpu-published", TITLES["gpu-published"], headings, tuple(rows), notes, source)]

@@ -160,7 +160,7 @@ def _recompute_prediction(stage: Stage) -> StepResult:
 
 def _price_of(run: TrainingRun, seconds: float | None = None, first: float | None = None) -> str:
     if seconds and first:
-        return f"{seconds:.2f} s a step, {seconds / first - 1:+.0%}"
+        return f"{seconds:.2f} s per step, {seconds / first - 1:+.0%}"
     more = recomputed_flops(run) / model_flops(run)
     if more:
         return f"{percent(more)} more arithmetic"
@@ -241,7 +241,7 @@ STAGES = {"replicas": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}
 def _sharded(stage: Stage) -> dict[str, TrainingRun]:
     """The run at each of ZeRO's stages, on as few cards as the third needs, or on the most of `RANKS`.
 
-    One sequence of the smallest dense model whose 16 bytes a parameter are more than the card holds. Its precision is
+    One sequence of the smallest dense model whose 16 bytes per parameter are more than the card holds. Its precision is
     ZeRO's own, 2 + 2 + 12 bytes: autocast would keep a whole 16-bit copy of the weights on each card.
     """
     large = (one for one in PRESETS.values() if not one.experts and 16 * one.parameters > stage.card.room)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCENES = tomllib.loads(Path(__file__).with_name("scenes.toml").read_text(encoding="utf-8"))
 
-STATES_SHARE = 0.4  # of the GPU's memory: what weights, gradients and Adam's states may take at 16 bytes a parameter
+STATES_SHARE = 0.4  # of the GPU's memory: what weights, gradients and Adam's states may take at 16 bytes per parameter
 MOST_SEQUENCES = 4096
 LIVE_STEPS = 6
 WARM_UP_STEPS = 2  # of the live steps, which are not timed: kernels are chosen and memory is asked for in them
@@ -194,7 +194,7 @@ class Stage:
                 if self.show is not None:
                     self.show(meter)
                 seconds, peaks = _trained(run, device, meter)
-        words = f"{_compared(run, meter.peak, WORDS['live'])} · {seconds:.2f} s a step · {meter.source}"
+        words = f"{_compared(run, meter.peak, WORDS['live'])} · {seconds:.2f} s per step · {meter.source}"
         return StepResult(words, meter.peak, step_seconds=seconds, step_peaks=peaks)
 
 

@@ -299,7 +299,7 @@ def _llm_analysis_block_bytes(run: TrainingRun) -> int:
 
 
 def playbook_parts(run: TrainingRun) -> Parts:
-    """Bytes by the Ultra-Scale Playbook's text: N = hV + L(12h² + 13h) + 2h, 16 bytes a parameter of states.
+    """Bytes by the Ultra-Scale Playbook's text: N = hV + L(12h² + 13h) + 2h, 16 bytes per parameter of states.
 
     Its sections on weights, gradients and optimizer states (20 bytes with fp32 gradients) and on activations:
     Korthikanti's 34 + 5·a·s/h for every model and kernel; recomputation is Korthikanti's too. No logits, no loss.
@@ -365,7 +365,7 @@ def deepspeed_zero2_bytes(parameters: int, ranks: int) -> int:
 
 
 def deepspeed_zero3_bytes(parameters: int, largest_layer_parameters: int, ranks: int) -> int:
-    """Bytes of model states under ZeRO-3 without offloading: 18N/D, and 4 bytes a parameter of the largest layer.
+    """Bytes of model states under ZeRO-3 without offloading: 18N/D, and 4 bytes per parameter of the largest layer.
 
     DeepSpeed's documentation, "Memory Requirements" (estimate_zero3_model_states_mem_needs).
     """

@@ -63,7 +63,7 @@ RECOMPUTE = ("none", "selective-attention", "selective", "every-2", "every-4", "
 CONTROLS: tuple[Control, ...] = (
     _choice("model", "model", MODEL, *PRESETS),
     _steps("micro_batch", "micro-batch", MODEL, 0, 9),
-    _steps("accumulation_steps", "micro-batches a step", MODEL, 0, 10),
+    _steps("accumulation_steps", "micro-batches per step", MODEL, 0, 10),
     _steps("seq_len", "sequence (tokens)", MODEL, 7, 17),
     Control("gpu", "GPU", tuple((name, name) for name in GPUS), "choice", CARD),
     _choice("precision", "precision", TRAINING, *PRECISIONS),
@@ -156,7 +156,7 @@ def card_of(chosen: Mapping[str, Any]) -> Gpu:
 
 
 class Suggestion(NamedTuple):
-    """A change of one choice: what is `chosen` after it, the run's `peak` then (bytes), by how many seconds a step
+    """A change of one choice: what is `chosen` after it, the run's `peak` then (bytes), by how many seconds per step
     becomes longer (`lost`, see `step_time`), and True if what is learned stays the same but for rounding.
     """
 
@@ -169,10 +169,10 @@ class Suggestion(NamedTuple):
 
     @property
     def effect(self) -> str:
-        """The peak and the time after the change: "26.8 GB, fits, 0.21 s a step slower"."""
+        """The peak and the time after the change: "26.8 GB, fits, 0.21 s per step slower"."""
         fits = "fits" if self.fits else "does not fit"
         way = "slower" if self.lost > 0 else "faster"
-        time = f"{seconds_words(abs(self.lost))} a step {way}" if abs(self.lost) >= 1e-4 else "as fast"
+        time = f"{seconds_words(abs(self.lost))} per step {way}" if abs(self.lost) >= 1e-4 else "as fast"
         learns = "" if self.same_training else ", another training"
         return f"{format_bytes(self.peak, 'GB', 1)}, {fits}, {time}{learns}"
 

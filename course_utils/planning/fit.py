@@ -99,7 +99,7 @@ def fit(
 ) -> Plan:
     """The configuration of this training that fits the card and loses least time, and the path to it.
 
-    The training is `global_batch` sequences of `seq_len` tokens a step, on `world_size` such cards. Searched are the
+    The training is `global_batch` sequences of `seq_len` tokens per step, on `world_size` such cards. Searched are the
     micro-batch and the choices of `FREE`, on several ranks with `FSDP_POLICY` in place of autocast; with `may_change`
     also those of `MAY_CHANGE`. `choices` are TrainingRun's, for the run to start from (autocast in bf16, or fp16 on
     cards older than Ampere). A configuration fits if its estimate and a reserve of 5 % do. Times are `step_time`'s.

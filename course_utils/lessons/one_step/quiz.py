@@ -14,7 +14,7 @@ _tenths = partial(round, ndigits=-8)  # as it is shown, so that what a learner a
 
 
 def numbers() -> Iterator[Numbers]:
-    # Sixteen bytes a parameter (Rajbhandari et al. 2020, section 3.1).
+    # Sixteen bytes per parameter (Rajbhandari et al. 2020, section 3.1).
     N = PRESETS["gpt2-large"].parameters
     parts = zero_state_bytes(N)
     total, optimizer = sum(parts.values()), sum(size for name, size in parts.items() if "fp32" in name)

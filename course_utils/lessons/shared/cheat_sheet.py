@@ -30,7 +30,7 @@ class CheatSheet:
     @property
     def markdown(self) -> str:
         """The page for the website."""
-        parts = ["# Cheat sheet", "One entry a lesson, in the lesson's own words. Print it: it needs two pages."]
+        parts = ["# Cheat sheet", "One entry per lesson, in the lesson's own words. Print it: it needs two pages."]
         for entry in self.entries:
             parts += [f'<span id="lesson-{entry.number}"></span>', f"## {entry.number} · {entry.title}"]
             parts += [f"**{entry.line}**", entry.remember, f"*Breaks when* {entry.breaks}"]

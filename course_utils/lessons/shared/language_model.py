@@ -74,7 +74,7 @@ def train_language_model(
     *,
     model: Transformer | None = None,
 ) -> Training:
-    """Train the character model on the CPU in fp32, about 4 ms a step; `optimizer` makes one of its parameters."""
+    """Train the character model on the CPU in fp32, about 4 ms per step; `optimizer` makes one of its parameters."""
     model = model or language_model()
     stepper, done = optimizer(list(model.parameters())), Training([], model)
     for tokens, targets in batches(steps):
