@@ -135,7 +135,7 @@ def test_the_tables_count_every_run_and_equal_refusals_together():
     refused = [note for note in summary.notes if note.startswith("Not compared")]
     assert [note.split(":")[0] for note in refused] == ["Not compared, 2", "Not compared, 1"]
     assert refused[0].endswith("a small model in fp32 with eager attention")  # to its last word
-    assert [row[0] for row in worst.rows] == ["none"] and "not listed: 1 runs" in worst.notes[0]
+    assert [row[0] for row in worst.rows] == ["none"] and "Not listed: 1 runs" in worst.notes[0]
     assert [row[:2] for row in closed.rows] == [("one rank", 1)]
     assert closed.notes[0] == "No run with several ranks was compared."
     ratio = estimate(SMALL, "formula").total / accuracy.measure(SMALL, "simulated").peak

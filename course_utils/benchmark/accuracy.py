@@ -108,7 +108,7 @@ def _summary(outcomes: Sequence[Comparison], source: str) -> Table:
         ("peak exact to the byte", sum(one.estimated == one.simulated for one in compared)),
         ("as near as promised (activations exact, peak within its bound)", sum(one.right for one in compared)),
     ]
-    notes = [f"Peak, off by: median {statistics.median(off):.4f} %, maximum {off[-1]:.4f} %."] if off else []
+    notes = [f"Error of the peak: median {statistics.median(off):.4f} %, maximum {off[-1]:.4f} %."] if off else []
     notes += [f"Bias of the peak: {bias_of(one.estimated / one.simulated for one in compared)}."] if off else []
     notes += [f"Bound: {AT_MOST_PERCENT} %; with ZeRO, offloading or clipping {LOOSER_PERCENT} %."]
     reasons = Counter(one.refused or one.failed for one in outcomes if not one.compared)
@@ -125,9 +125,9 @@ def _worst(outcomes: Sequence[Comparison], source: str) -> Table:
     )
     headings = ("run", "what", "peak, %", "peak, bytes", "activations, bytes", "phase: estimated / simulated")
     exact = sum(one.compared for one in outcomes) - len(wrong)
-    notes = (f"Exact to the byte, in peak and activations, and not listed: {exact} runs.",)
+    notes = (f"Not listed: {exact} runs whose peak and activations are exact to the byte.",)
     nothing = ("none", "every run that was compared is exact", "", "", "", "")
-    return Table("accuracy_worst", "The runs that are furthest off", headings, rows or (nothing,), notes, source)
+    return Table("accuracy_worst", "The runs with the largest errors", headings, rows or (nothing,), notes, source)
 
 
 def _formula(outcomes: Sequence[Comparison], source: str) -> Table:
@@ -142,7 +142,7 @@ def _formula(outcomes: Sequence[Comparison], source: str) -> Table:
             uncovered += 1
     rows = tuple((name, *_errors(found)) for name, found in ratios.items() if found)
     notes = [f"No run with {name} was compared." for name, found in ratios.items() if not found]
-    notes += [f"Not covered by the closed form: {uncovered} runs.", "Off by, in percent of the simulated peak."]
+    notes += [f"Not covered by the closed form: {uncovered} runs.", "Errors are in percent of the simulated peak."]
     headings = ("closed form", *ERRORS)
     return Table("accuracy_formula", "The closed form against simulation", headings, rows, tuple(notes), source)
 

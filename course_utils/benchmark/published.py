@@ -21,9 +21,9 @@ def tables(quick: bool, report: Callable[[str], None]) -> list[Table]:
         answers[row.id] = say(row)
         report(f"{number} of {len(rows)}: {row.id}")
     changed = [row.id for row in rows if answers[row.id] != row.said]
-    note = f"Run again just now: {len(rows) - len(changed)} of {len(rows)} rows say what was frozen."
+    note = f"Run again just now: {len(rows) - len(changed)} of {len(rows)} rows equal their stored answer."
     left_out = (f"Not covered: {row.id}, {row.printed}. {row.gap}." for row in everything if not row.family)
-    notes = (note, *(f"Differs from what was frozen: {name}." for name in changed), *left_out)
+    notes = (note, *(f"Differs from its stored answer: {name}." for name in changed), *left_out)
     return [summary(rows, answers, notes), each(rows, answers)]
 
 
