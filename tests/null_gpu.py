@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -24,8 +23,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # where this file is run alone
+
+from check_torch import own_environment  # noqa: E402
+
+from course_utils.cli.environment import SetupError  # noqa: E402
+
 SOURCES = Path(__file__).with_suffix("")
-TORCH = "torch==2.11.0"
+TORCH = "2.11.0"
 """Its default wheel for Linux is a CUDA build, and it is the oldest torch of the course."""
 
 RECORDED = ("context", "workspaces", "scratch", "times", "cells", "kernels", "history", "run", "published")
@@ -36,7 +41,7 @@ CANNOT = {
         "cuDNN asks the hardware itself, and finds none."
     ),
     "notebooks/09*: no cell was live": "Lesson 09 simulates one rank of many.",
-    "notebooks/*: *NCCL error*": "NCCL asks the driver for what the null GPU has not.",
+    "*NCCL error*": "NCCL asks the driver for what the null GPU has not.",
 }
 """Failures that the null GPU explains: a pattern of "check: failure", and the reason."""
 
@@ -209,26 +214,6 @@ def standing_in(site: Path, folder: Path) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "COURSE_SOURCE"} | ours
 
 
-def own_environment(folder: Path) -> str:
-    """Python of an environment with torch's CUDA build and the course's extras, made in `folder` if it is not there."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    wanted = [TORCH, *project["dependencies"], *extras["lab"], *extras["test"]]
-    python, made = folder / "bin" / "python", folder / "made.json"
-    if not made.exists() or json.loads(made.read_text()) != wanted:
-        subprocess.run([python_for_it(), "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
-        made.write_text(json.dumps(wanted))
-    return str(python)
-
-
-def python_for_it() -> str:
-    """Python 3.12 where there is one that works, since GPU machines often have it; else the Python that runs this."""
-    found = shutil.which("python3.12")
-    works = found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0
-    return found if found and works else sys.executable  # pyenv has a python3.12 that only says how to get one
-
-
 def main(arguments: Sequence[str]) -> int:
     """Runs the checks; 1 if anything failed that `CANNOT` does not explain."""
     parser = argparse.ArgumentParser(prog="null_gpu.py", description=(__doc__ or "").partition("\n")[0])
@@ -242,7 +227,10 @@ def main(arguments: Sequence[str]) -> int:
     if options.list or not chosen:
         print("\n".join(one.name for one in chosen) or "No check has such a name: --list shows them all.")
         return 0 if chosen else 1
-    python = options.python or own_environment(options.folder / "environment")
+    try:
+        python = options.python or own_environment(TORCH, cuda=True, place=options.folder)
+    except SetupError as error:
+        sys.exit(str(error))
     ask = "import sysconfig; print(sysconfig.get_path('platlib'))"
     site = Path(subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.strip())
     if reason := missing(site):

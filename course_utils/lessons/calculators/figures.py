@@ -6,7 +6,7 @@ from math import log
 from course_utils import TrainingRun, format_bytes, plus_minus
 from course_utils.figures import signed, signed_percent
 from course_utils.figures.axes import OVER, draw_swatch, legend, stop
-from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, reflowing, text_width, wrap
+from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, reflowing, text_width
 
 from .calculators import BLOCKS, COPIES, OUTSIDE, PASSING, SCORES, STATES, Truth, calculator, gaps
 
@@ -166,21 +166,17 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
     `table` maps calculators to signed bytes by term.
     """
     canvas, terms, told = Canvas(), list(next(iter(table.values()))), []
-    left, top, height = float(MARGIN), canvas.title(title) + 52, 30
-    if canvas.narrow:  # a name stands above its row, and what a column has is read from bottom to top
-        top, height = top + max(text_width(name, 12) for name in terms) - 10, 50
+    heads = canvas.title(title) + 16 + max(text_width(name, 12) for name in terms)  # where their upright names end
+    if canvas.narrow:  # a calculator's name stands above its row
+        left, top, height, letters = float(MARGIN), heads + 26, 50, 11
         for row, name in enumerate(table):
             canvas.text(left, top + height * row - 5, name, 13)
     else:
-        left, top = _named_rows(canvas, list(table), top, height, 18)
-    width, letters = (canvas.width - MARGIN - left) / (len(terms) + 1), 11 if canvas.narrow else 12
+        height, letters = 30, 12
+        left, top = _named_rows(canvas, list(table), heads + 10, height, 18)
+    width = (canvas.width - MARGIN - left) / (len(terms) + 1)
     for column, name in enumerate([*terms, "all"]):
-        x = left + width * (column + 0.5)
-        if canvas.narrow:
-            canvas.upright(x + 4, top - 26 - text_width(name, 12) / 2, name)
-            continue
-        for line, words in enumerate(wrap(name, 11, width - 4)):
-            canvas.text(x, top - 34 + 13 * line, words, 11, QUIET, text_anchor="middle")
+        canvas.upright(left + width * (column + 0.5) + 4, heads - text_width(name, 12) / 2, name)
     for row, (name, found) in enumerate(table.items()):
         for column, size in enumerate([*found.values(), sum(found.values())]):
             x, y, fill = left + width * column, top + height * row, OVER if size > 0 else SHORT
