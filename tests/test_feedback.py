@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import traceback
+import weakref
 from collections.abc import Callable
 from fractions import Fraction
 from numbers import Real
@@ -54,6 +56,22 @@ def test_an_answer_leaves_what_it_was_given_as_it_was() -> None:
     assert "changes argument 1" in says(lambda: call(sorts, [3, 1], returns=Real | None))
     assert "changes 'weights'" in says(lambda: call(scales, weights=[torch.ones(3)], rate=0.5))
     assert "changes 'table'" in says(lambda: call(lambda table: table.popitem()[1], table={"a": 1, "b": 2}))
+
+
+def test_a_check_that_fails_holds_nothing_that_the_answer_had() -> None:
+    """A notebook keeps the last error, and torch 2.11's checkpoint its modes and hooks as long as its frame is kept."""
+    held = []
+
+    def answer() -> None:
+        tensor = torch.ones(3)
+        held.append(weakref.ref(tensor))
+        raise KeyError("x")
+
+    with pytest.raises(CheckFailed, match="your function raised KeyError") as kept:
+        exercise("01.1", "")(lambda answer: call(answer))(answer)
+    assert held[0]() is None
+    shown = "".join(traceback.format_exception(kept.value))
+    assert "raise KeyError" in shown, "the traceback still shows every line"
 
 
 def test_what_an_answer_may_change_is_no_mistake() -> None:

@@ -270,7 +270,7 @@ WORTH = Answers(
         (lambda least: lambda ctx, op, *args: policy()(least)(ctx, op, *args), "a change of format with `dtype=…`"),
         (whatever_multiplies, "You keep some products"),
         (policy(lambda left, right: 2 * left.shape[-1] // left.itemsize), "You keep some products"),
-        (OfAll, "with two in use"),
+        (OfAll, "With two in use"),
         (in_the_first_run_alone, "In the second run"),
     ],
 )

@@ -13,6 +13,7 @@ from torch import nn
 
 from course_utils import measure
 from course_utils.errors import ScriptError
+from course_utils.estimating.workspaces import workspaces_of
 from course_utils.gpus import GPUS
 from course_utils.interactive.course_files import ROOT
 from course_utils.measurement import Measurement
@@ -68,8 +69,8 @@ def test_a_script_takes_what_its_step_takes(written):
     measured = watch_script(written(TRAINED))
     assert without_workspaces(measured) == without_workspaces(own)
     assert measured.peak_phase == own.peak_phase
-    assert measured.breakdown["workspaces"] == 2 * round_up(8192 * 1024 + 128 * 1024)
-    assert any(item.line.startswith("train.py:4  model = nn.Sequential") for item in measured.largest())
+    with_bias = workspaces_of((8, 0)).lt  # of cuBLASLt, until torch 2.11
+    assert measured.breakdown["workspaces"] == 2 * round_up(8192 * 1024 + 128 * 1024) + with_bias
 
 
 def test_two_optimizers_take_two_steps_each():
@@ -298,7 +299,7 @@ def test_torchrun_is_refused(written, monkeypatch):
 
 def test_predicted_peaks_are_those_of_the_changed_script(written):
     """A fused optimizer has no temporaries: the changed script is the judge."""
-    wide = TRAINED.replace("256", "4096")
+    wide = TRAINED.replace("256", "8192")
     measured = watch_script(written(wide))
     fused = watch_script(written(wide.replace("lr=1e-3", "lr=1e-3, fused=True")))
     predicted = dict(changed_peaks(measured))["a fused optimizer (fused=True), which needs no temporaries"]
@@ -416,4 +417,4 @@ def test_the_table_of_scripts_names_the_libraries(monkeypatch):
     table = watched_scripts.scripts_table(lambda _: None)
     assert {path.name for _, path, _ in asked} == {path.name for path in SCRIPTS.glob("*.py")}
     assert len(table.rows) == len(asked) == 10 + len(watched_scripts.MODELS)
-    assert f"torch {torch.__version__}" in table.notes[0] and watched_scripts.PYTHON in table.notes[0]
+    assert f"torch {torch.__version__.partition('+')[0]}" in table.notes[0] and watched_scripts.PYTHON in table.notes[0]

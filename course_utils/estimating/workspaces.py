@@ -59,7 +59,6 @@ def asked_for() -> int | None:
 
 
 @cache
-@cache
 def installed_torch() -> tuple[int, int]:
     """The release of torch that is installed; the newest that is known where there is none."""
     try:

@@ -167,12 +167,12 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
     """
     canvas, terms, told = Canvas(), list(next(iter(table.values()))), []
     heads = canvas.title(title) + 16 + max(text_width(name, 12) for name in terms)  # where their upright names end
+    height = 50 if canvas.narrow else 30
     if canvas.narrow:  # a calculator's name stands above its row
-        left, top, height, letters = float(MARGIN), heads + 26, 50, 11
+        left, top = float(MARGIN), heads + 26
         for row, name in enumerate(table):
             canvas.text(left, top + height * row - 5, name, 13)
     else:
-        height, letters = 30, 12
         left, top = _named_rows(canvas, list(table), heads + 10, height, 18)
     width = (canvas.width - MARGIN - left) / (len(terms) + 1)
     for column, name in enumerate([*terms, "all"]):
@@ -183,8 +183,7 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
             cell, deep = (x + 1, y + 1, width - 2, 28), 0.5 * min(1.0, abs(size) / peak) ** 0.5
             canvas.rect(*cell, fill, fill_opacity=deep, stroke=GRID, data_bytes=size)
             shown = "0" if abs(size) < 5e7 else f"{'+' if size > 0 else '−'}{abs(size) / 1e9:.1f}"
-            weight = "bold" if column == len(terms) else None
-            canvas.text(x + width / 2, y + 19, shown, letters, text_anchor="middle", font_weight=weight)
+            canvas.text(x + width / 2, y + 19, shown, 11, text_anchor="middle")
         sizes = [f"{term} {signed(size, 'GB', 1)}" for term, size in found.items() if size]
         told.append(f"{name}: {', '.join(sizes)}")
     alt = f"{stop(title)} Signed differences, answer minus the step's peak. {'; '.join(told)}."

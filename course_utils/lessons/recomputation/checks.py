@@ -167,16 +167,16 @@ WORTH_MISTAKES = {says: cache(partial(_kept_by, partial(_policy, **wrong))) for 
 def worth(answer: Any) -> None:
     """`answer(least)` is a policy that keeps a product which costs at least `least` FLOPs per byte of its result."""
     got = [_kept_by(partial(call, answer, returns=object), *case) for case in WORTH_CASES]
+    both, aten, x = [answer(least) for least in (0, 999)], torch.ops.aten, torch.zeros(4, 4)
+    runs = [SimpleNamespace(is_recompute=again) for again in (False, True)]
+    with told("For a product, or for a change of format with `dtype=…`, your policy raised"):
+        first, second = ([policy(run, aten.mm.default, x, x) in SAVES for policy in both] for run in runs)
+        changes = [policy(run, aten._to_copy.default, x, dtype=torch.bfloat16) for policy in both for run in runs]
+    expect(first == second, "In the second run a policy returns something else for a product than in the first.")
     otherwise = "You keep some products that should run again, or the reverse. Print `op` and its FLOPs per byte."
     recognized(got, WORTH_CASES, KEPT_RIGHT, WORTH_MISTAKES, otherwise, operator.eq)
-    policies, matrix = [answer(least) for least in (0, 999)], torch.zeros(4, 4)
-    for again, (policy, due) in product((False, True), zip(policies, (True, False), strict=True)):
-        ctx, where = SimpleNamespace(is_recompute=again), f"In the {('first', 'second')[again]} run, with two in use,"
-        with told("For a product, or for a change of format with `dtype=…`, your policy raised"):
-            of_product = policy(ctx, torch.ops.aten.mm.default, matrix, matrix)
-            of_change = policy(ctx, torch.ops.aten._to_copy.default, matrix, dtype=torch.bfloat16)
-        expect((of_product in SAVES) == due, f"{where} a policy returns the wrong {of_product} for a product.")
-        expect(of_change not in SAVES, f"{where} a policy returns {of_change} for a change of format.")
+    expect(first == [True, False], "With two in use, a policy follows the bound of the other.")
+    expect(not any(change in SAVES for change in changes), "A policy keeps the result of a change of format.")
 
 
 # ------------------------------------------------------------------------------------------------- 06.4: own_checkpoint
