@@ -12,7 +12,6 @@ from types import FunctionType, NoneType, UnionType
 from typing import Any, NoReturn, get_args
 
 from ..measurement import Measurement, Timeline
-from ..measuring.tracebacks import let_go
 from ..units import UNITS
 from .ledgers import show
 from .progress import Passed, mark_passed
@@ -55,6 +54,8 @@ def exercise(number: str, praise: str, first: str = "") -> Callable[[Callable[..
             try:
                 check(*answers)
             except Exception as error:
+                from ..measuring.tracebacks import let_go  # the website's pages, which check nothing, have no such part
+
                 let_go(error)  # else it holds tensors, and the modes and hooks that torch 2.11's checkpoint leaves on
                 raise
             problem = ""
