@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from checking import Answers, JudgedAnswers, hint
+from checking import Answers, JudgedAnswers, every_check
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -418,58 +418,7 @@ EXPERTS = Answers(
     ],
 )
 
-# -------------------------------------------------------------------------------------------------- 04.4: vocabulary
-
-
-def gpt(V: int, P: int, h: int, L: int) -> int:
-    return (V + P + 2 + L * (12 * h + 13)) * h
-
-
-def meeting(
-    table: Any, low: int = 0, high: int = 0, half: int = 500_000, first: Any = max, last: Any = min
-) -> tuple[int, int]:
-    """The interval that the vocabularies of all rows have in common, its ends moved."""
-    lows, highs = [], []
-    for row in table:
-        rest = gpt(0, row["P"], row["h"], row["L"])
-        lows.append(-((rest - row["millions"] * 10**6 + half) // row["h"]))
-        highs.append((row["millions"] * 10**6 + half - rest - 1) // row["h"])
-    return first(lows) + low, last(highs) + high
-
-
-def by_trying(table: Any) -> tuple[int, int]:
-    def fits(V: int) -> bool:
-        return all(round(gpt(V, row["P"], row["h"], row["L"]) / 1e6) == row["millions"] for row in table)
-
-    found = [V for V in range(20_000, 150_000) if fits(V)]
-    return min(found), max(found)
-
-
-VOCABULARY = Answers(
-    right=[meeting, lambda table: numpy.array(meeting(table)), by_trying],
-    wrong=[
-        (lambda table: meeting(table[:1]), "Only one row"),
-        (lambda table: meeting(table, first=min, last=max), "fits *some* row"),
-        (lambda table: meeting(table, half=1_000_000), "You allow a whole million"),
-        (lambda table: (meeting(table)[0],) * 2, "You return one vocabulary for each table"),
-        (lambda table: meeting(table)[::-1], "First the smallest"),
-        (lambda table: meeting([row | {"P": 1024} for row in table]), "What does that round to?"),
-        (lambda table: meeting(lesson_04.PAPER), "What does that round to?"),
-        (lambda table: meeting(table, low=40, high=-40), "a smaller or a larger V fits, too"),
-        (lambda table: (meeting(table)[0] + 0.5, meeting(table)[1]), "but the exercise asks for a whole number"),
-        (lambda table: meeting(table, low=-1), "Off by one at an end"),
-        (lambda table: meeting(table, high=1), "Off by one at an end"),
-        (lambda table: (1, 50_257), "What does that round to?"),
-    ],
-)
-
-
-def test_the_papers_table_fits_the_vocabulary_of_the_first_gpt() -> None:
-    low, high = meeting(lesson_04.PAPER)
-    assert low <= 40_478 <= high < 50_257
-
-
-# ------------------------------------------------------------------------------------------------- 04.5: read_shapes
+# ------------------------------------------------------------------------------------------------- 04.4: read_shapes
 
 
 def read(shapes: Any) -> dict[str, Any]:
@@ -500,19 +449,19 @@ READ_SHAPES = Answers(
         lambda shapes: {name: float(size) for name, size in reversed(read(shapes).items())},
     ],
     wrong=[
-        (reads(lambda r: {"hidden": r["ffn"]}), "what size do all vectors have?"),
+        (reads(lambda r: {"hidden": r["ffn"]}), "Which tensors leave no choice?"),
         (reads(lambda r: {"layers": 2 * r["layers"] + 1}), "You count the norms."),
-        (reads(lambda r: {"layers": r["layers"] + 1}), "exactly once in a block"),
+        (reads(lambda r: {"layers": r["layers"] + 1}), "do you count blocks, or tensors?"),
         (reads(lambda r: {"vocab": max(r["vocab"], r["ffn"])}), "need not be the largest size"),
-        (reads(lambda r: {"vocab": r["vocab"] + 1}), "only once or twice"),
-        (reads(lambda r: {"ffn": 4 * r["hidden"] + 1}), "ffn is off"),
-        (reads(lambda r: {"kv": r["hidden"] // 4}), "without grouped queries"),
-        (reads(lambda r: {"tied": True}), "there is one matrix of words"),
+        (reads(lambda r: {"vocab": r["vocab"] + 1}), "V is a size of no block"),
+        (reads(lambda r: {"ffn": 4 * r["hidden"]}), "it follows from no other size"),
+        (reads(lambda r: {"kv": r["hidden"] // 4}), "not every Llama groups its queries"),
+        (reads(lambda r: {"tied": True}), "if it were the other way round"),
         (lambda shapes: read(shapes) | {"kv": shapes[0][0]}, "kv is off"),
         (lambda shapes: read(shapes) | {"kv": narrower(shapes)[0]}, "where keys are as wide as queries"),
         (
             lambda shapes: read(shapes) | {"ffn": max(size for size, *_ in shapes if size != read(shapes)["vocab"])},
-            "ffn is off",
+            "f need not be the largest size",
         ),
     ],
 )
@@ -525,7 +474,7 @@ def test_anonymous_shapes_are_those_of_the_real_model() -> None:
     assert sum(map(prod, shapes)) == m.parameters
 
 
-ANSWERS = {f"04.{n}": one for n, one in enumerate((COUNT, BLOCK, EXPERTS, VOCABULARY, READ_SHAPES), 1)}
+ANSWERS = {f"04.{n}": one for n, one in enumerate((COUNT, BLOCK, EXPERTS, READ_SHAPES), 1)}
 
 
 class TestAnswers(JudgedAnswers):
@@ -537,6 +486,12 @@ class TestAnswers(JudgedAnswers):
         torch.set_default_device(None)  # which a wrong answer leaves elsewhere
 
 
-def test_no_hint_gives_the_answer_away() -> None:
-    words = {word.strip(".,:()") for word in hint("04.4", lambda table: (1, 2)).split()}
-    assert not {"40468", "40812", "40478"} & words
+def test_no_hint_says_where_in_the_list_a_size_is_found() -> None:
+    """The count and the place of a shape are the method, which is the answer: a hint names what was believed."""
+    for hint_of_size in lesson_04.READ["sizes"].values():
+        assert not [words for words in ("once", "twice", "column", "row", "matrix of words") if words in hint_of_size]
+
+
+def test_the_first_check_says_that_it_takes_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+    every_check()["04.1"](counting())
+    assert capsys.readouterr().out.startswith("The first check loads")

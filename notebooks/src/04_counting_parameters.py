@@ -15,8 +15,8 @@
 # each parameter costs a training step about 16 bytes. You need no GPU.
 #
 # Weights, gradients, optimizer states, checkpoints on disk, traffic between GPUs: all are *N times something*. N
-# follows from the architecture, to the last unit. You will count GPT-2, Llama and Mixtral by hand, check each line
-# against real modules, and find miscounts in well-known publications.
+# follows from the architecture, to the last unit. This lesson counts GPT-2, Llama and Mixtral, checks each line against
+# real modules, and finds miscounts in well-known publications. In the exercises you write such modules yourself.
 
 # %% [markdown]
 # ## Where do 124 million parameters sit?
@@ -134,6 +134,9 @@ print(f"biases are {1 - without / parts.total():.2%} of a block")
 # Where is the head, which turns h numbers into V [logits](../docs/glossary.md#logits)? In GPT-2 it is
 # [tied](../docs/glossary.md#tied-head): it uses the table's matrix again.
 #
+# A lecture's formula ends before hP. This is right for models whose positions have no parameters, and leaves something
+# out of a GPT-2.
+#
 # The GPT-2 paper ([Radford et al.
 # 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf), table 2)
 # says that the largest model has 1,542 million parameters.
@@ -157,11 +160,21 @@ for (h, L), (said, today) in paper.items():
     gap = plus_minus(N - counted)
     print(f"N = {N:13,}, minus the modules' count: {gap}; paper {said:5,} M, called today {today:5,} M")
 reveal("04.paper", N / 1e6 - said, unit="million")
+print(f"without hP, the lecture's formula misses {N - gpt(50257, 0, h, L):,} parameters of the largest")
 
 # %% [markdown]
 # The paper is wrong in all four sizes. Since August 2019, a footnote in the README of OpenAI's
 # [code](https://github.com/openai/gpt-2) says that the original counts "were wrong due to an error", but not due to
-# which. In the exercises you will find one that fits.
+# which. One error fits. GPT-1 had 40,478 words (its released `config.json`). Give GPT-2's blocks that table of words:
+
+# %%
+old = 40_478  # change this
+for (h, L), (said, _) in paper.items():
+    print(f"h = {h:5,}, L = {L}: with {old:,} words {gpt(old, 1024, h, L) / 1e6:8.2f} M, the paper says {said:5,} M")
+
+# %% [markdown]
+# All four rows round to the paper's counts. Four independent mistakes would not. Whether it happened this way, only
+# OpenAI could say. Change the number of words to 50,257 and to 41,000: how many rows still fit?
 
 # %% [markdown]
 # ### How to count wrong in one line
@@ -335,7 +348,7 @@ print(f"{'N':16s} {N:13,} by formula, minus the modules': {plus_minus(N - parts.
 # %% [markdown]
 # Change k in the line `Llama(V, h, L, k, f)` to h. Predict which rows differ now.
 #
-# Is our network the published one? Each checkpoint on Hugging Face has an index of its files
+# Is our network the published one? A checkpoint on Hugging Face that is cut into several files has an index of them
 # (`model.safetensors.index.json`). Its `total_size` is the bytes of all tensors, in
 # [bf16](../docs/glossary.md#fp16-and-bf16). Half of it is N, counted by somebody else.
 
@@ -414,7 +427,17 @@ reveal("04.active", active / 1e9, unit="billion")
 
 # %% [markdown]
 # Which number matters? Memory holds every expert with its gradient and states, used or not: **stored** parameters cost
-# bytes. A token is multiplied only with the **active** ones: they cost time.
+# bytes. A token is multiplied only with the **active** ones: they cost time. How much faster is that than a dense model
+# of the same size? Count the products with matrices, without the words, which are looked up:
+
+# %%
+dense, sparse = (2 * (count - V * h) for count in (stored, active))
+print(f"forward FLOPs per token: dense {dense / 1e9:.1f} · 10⁹, Mixtral {sparse / 1e9:.1f} · 10⁹")
+print(f"{dense / sparse:.2f} times fewer, at the same 16·N = {16 * stored / 1e9:,.0f} GB of states")
+
+# %% [markdown]
+# This is the most that experts can gain. A router that sends many tokens to one expert, or experts on several GPUs,
+# lose some of it.
 
 # %% [markdown]
 # ## Where the parameters sit

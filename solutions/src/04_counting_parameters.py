@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 86
+#     minutes: 73
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 04 · Counting parameters
 #
-# **86 minutes** for all five; each one says its own. You should know what [lesson
+# **73 minutes** for all four; each one says its own. You should know what [lesson
 # 04](../notebooks/04_counting_parameters.ipynb) shows. For exercise 2, you should have read an attention forward with
 # heads once. No GPU is needed: networks are tiny here, or have no memory.
 #
@@ -297,77 +297,7 @@ for kind in (Wasteful, Experts):
     rows.clear()
 
 # %% [markdown]
-# ## 4 · Which error was it?
-# **Difficulty** ●●●○○ · **13 minutes** · **Trains** inverting a formula to explain a published number
-#
-# Find the vocabularies that explain a table of parameter counts. The GPT-2 paper's counts are wrong, and OpenAI does
-# not say why. Suppose that only the vocabulary was wrong: somebody took another V. Then each row of the table narrows V
-# down.
-#
-# `vocabulary(table)` gets a list of rows, each a dictionary with `"h"`, `"L"`, `"P"` and `"millions"`. A V fits a row
-# if N, in millions, rounds to the printed number. Return two whole numbers: the smallest and the largest V that fit
-# *every* row. Both are below 200,000. The check has two more tables, with other P.
-
-
-# %%
-def gpt(V: int, P: int, h: int, L: int) -> int:
-    return V * h + P * h + L * (12 * h * h + 13 * h) + 2 * h  # the lesson's N
-
-
-for row in check.PAPER:
-    print(row)
-
-
-# %%
-def vocabulary(table) -> tuple[int, int]:
-    """Return (smallest, largest) V: with both, the N of every row rounds to its millions."""
-    ### BEGIN SOLUTION Return two whole numbers.
-    smallest, largest = 0, 10**9
-    for row in table:
-        rest = gpt(0, row["P"], row["h"], row["L"])
-        low, high = row["millions"] * 10**6 - 500_000, row["millions"] * 10**6 + 500_000 - 1
-        smallest = max(smallest, -((rest - low) // row["h"]))  # rounded up
-        largest = min(largest, (high - rest) // row["h"])
-    return smallest, largest
-    ### END SOLUTION
-
-
-# %%
-check.vocabulary(vocabulary)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# N is V·h plus a rest that you know. A count printed as 117 million may be anything from 116.5 million up to, but not
-# including, 117.5 million.
-#
-# </details>
-# <details><summary>Hint 2: one row</summary>
-#
-# For one row, V·h lies between two numbers. Divide by h. Round the smallest V up and the largest V down.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# All rows at once: take the largest of the smallest, and the smallest of the largest. With whole numbers, `-(-a // h)`
-# rounds a/h up. Or try every V from 1 to 200,000 and keep those that fit: slow, and just as right.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# All four rows agree on one narrow interval. Four independent mistakes would not. The interval contains a known number:
-# GPT-1's vocabulary has 40,478 words (its released `config.json`). So GPT-2's blocks with GPT-1's table of words give
-# exactly the paper's counts. That fits. Whether it happened this way, only OpenAI could say.
-
-# %% tags=["solution"]
-smallest, largest = vocabulary(check.PAPER)
-print(f"V between {smallest:,} and {largest:,}; GPT-2's own has 50,257")
-for row in check.PAPER:
-    print(f"with 40,478 words: {gpt(40_478, row['P'], row['h'], row['L']) / 1e6:8.2f} M, printed {row['millions']:,}")
-
-# %% [markdown]
-# ## 5 · A checkpoint without names
+# ## 4 · A checkpoint without names
 # **Difficulty** ●●●●○ · **14 minutes** · **Trains** reading an architecture from its shapes
 #
 # Find the sizes of a Llama from the shapes of its tensors. `read_shapes(shapes)` gets a sorted list with one shape per

@@ -3,7 +3,6 @@
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from operator import eq
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +13,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from course_utils.interactive.feedback import Mistakes, call, entries, exercise, expect, fail, of_kind, recognized
+from course_utils.interactive.feedback import Mistakes, call, entries, exercise, expect, fail, recognized
 from course_utils.lessons.shared.judging import forward_backward, same, seeded
-from course_utils.models import PRESETS
-
-from .counting import GPT2_PAPER
 
 # -------------------------------------------------------------------------------------------------------- 04.1: count
 
@@ -76,7 +72,12 @@ COUNTS: Mapping[str, tuple[Callable[[Any], int], Mistakes]] = {
 }  # fmt: skip
 
 
-@exercise("04.1", "Each tensor once, trained or frozen, to the byte; nothing is allocated, even for 70 billion.")
+LOADS = "The first check loads torch's rules for tensors without memory, which takes up to ten seconds."
+
+
+@exercise(
+    "04.1", "Each tensor once, trained or frozen, to the byte; nothing is allocated, even for 70 billion.", first=LOADS
+)
 def count(answer: Any) -> None:
     """`answer(build)` is a dictionary: numbers trained and frozen, and the bytes of what `build()` makes."""
     builds = [partial(_on_meta, build) for build in NETWORKS]
@@ -265,72 +266,7 @@ def experts(answer: Any) -> None:
     expect(sum(computed) == asked, wasted)
 
 
-# --------------------------------------------------------------------------------------------------- 04.4: vocabulary
-PAPER = [  # Radford et al. 2019, table 2: sizes, and the parameters in millions that the paper says
-    {"h": PRESETS[name].hidden, "L": PRESETS[name].layers, "P": 1024, "millions": millions}
-    for name, millions in GPT2_PAPER.items()
-]
-
-
-def _gpt(V: int, P: int, h: int, L: int) -> int:
-    return V * h + P * h + L * (12 * h**2 + 13 * h) + 2 * h
-
-
-def _rows(vocab: int, sizes: Sequence[tuple[int, int, int]]) -> list[dict[str, int]]:
-    """A table as a paper would print it."""
-    return [{"h": h, "L": L, "P": P, "millions": round(_gpt(vocab, P, h, L) / 1e6)} for h, L, P in sizes]
-
-
-TABLES = (
-    PAPER,
-    _rows(32_000, [(768, 12, 512), (1024, 24, 512), (2048, 24, 512)]),
-    _rows(128_256, [(4096, 32, 8192), (512, 8, 1024)]),
-)
-
-
-def _interval(table: Sequence[Mapping[str, int]], half: float = 0.5) -> tuple[int, int]:
-    """The smallest and the largest vocabulary with which each row's N rounds to its millions."""
-    rests = [(row, _gpt(0, row["P"], row["h"], row["L"])) for row in table]
-    lows = (-((rest - round((row["millions"] - half) * 1e6)) // row["h"]) for row, rest in rests)
-    highs = ((round((row["millions"] + half) * 1e6) - 1 - rest) // row["h"] for row, rest in rests)
-    return max(lows), min(highs)
-
-
-def _misfit(got: tuple[int, ...], table: Sequence[Mapping[str, int]]) -> str:
-    """The first row that a vocabulary which was returned does not fit, with its N."""
-    for vocab, row in product(got, table):
-        N = _gpt(vocab, row["P"], row["h"], row["L"])
-        if round(N / 1e6) != row["millions"]:
-            return f"With V = {vocab:,} the row {dict(row)} has N = {N / 1e6:,.2f} million. What does that round to?"
-    return ""
-
-
-VOCABULARY_MISTAKES: Mistakes = {
-    "Your two numbers are exchanged. First the smallest, then the largest.": lambda table: _interval(table)[::-1],
-    "Only one row is used. Each row gives an interval, and V must lie in all of them.":
-        lambda table: _interval(table[:1]),
-    "Your interval contains every V that fits *some* row. Only a part of them fits every row.": lambda table:
-        (min(_interval([row])[0] for row in table), max(_interval([row])[1] for row in table)),
-    "You allow a whole million on either side. The paper rounds to the nearest million.": partial(_interval, half=1.0),
-}  # fmt: skip
-
-
-@exercise("04.4", "The vocabularies that fit every row at once. GPT-1's is among them: 40,478 words.")
-def vocabulary(answer: Any) -> None:
-    """`answer(table)` is (smallest, largest) vocabulary with which every row's N rounds to the printed millions."""
-    answers = [call(answer, table=[dict(row) for row in table], returns=(tuple, list)) for table in TABLES]
-    expect(all(len(got) == 2 for got in answers), "Return two numbers, (smallest, largest).")
-    answers = [tuple(of_kind(number, int, "One of the two is") for number in got) for got in answers]
-    ends = zip(sum(answers, ()), sum(map(_interval, TABLES), ()), strict=True)
-    off = next(filter(None, map(_misfit, answers, TABLES)), "An end is off: a smaller or a larger V fits, too.")
-    if all(low == high for low, high in answers):
-        off = "You return one vocabulary for each table. Rounding leaves room: find the smallest and the largest."
-    elif all(abs(got - right) <= 1 for got, right in ends):
-        off = "Off by one at an end: do both vocabularies still round to the printed number, and the next ones not?"
-    recognized(answers, [(table,) for table in TABLES], _interval, VOCABULARY_MISTAKES, off, eq)
-
-
-# -------------------------------------------------------------------------------------------------- 04.5: read_shapes
+# -------------------------------------------------------------------------------------------------- 04.4: read_shapes
 READ = tomllib.loads(Path(__file__).with_name("shapes.toml").read_text(encoding="utf-8"))
 
 
@@ -341,7 +277,7 @@ def anonymous_shapes(hidden: int, layers: int, vocab: int, kv: int, ffn: int, ti
     return sorted([*words, *(layers * one), (hidden,)])
 
 
-@exercise("04.5", "Every size of every hidden model, from shapes alone.")
+@exercise("04.4", "Every size of every hidden model, from shapes alone.")
 def read_shapes(answer: Any) -> None:
     """`answer(shapes)` is a dictionary of shapes.toml's `sizes` of the Llama whose tensors have these shapes."""
     absent = "You look for a size that does not exist: where keys are as wide as queries, none is left."
@@ -351,7 +287,7 @@ def read_shapes(answer: Any) -> None:
         got = entries(given, tuple(READ["sizes"]), object)
         norms = "You count the norms. How many does a block have, and how many come after the blocks?"
         expect(got["layers"] != 2 * sizes["layers"] + 1, norms)
-        largest = "You return the MLP's width. V need not be the largest size: how often does its matrix occur?"
+        largest = "You return the MLP's width for V. V need not be the largest size."
         expect(got["vocab"] != sizes["ffn"], largest)
         for name, hint in READ["sizes"].items():
             expect(got[name] == sizes[name], f"{name} is off: {hint}")
