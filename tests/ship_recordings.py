@@ -11,10 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from course_utils.gpus import gpu
-from course_utils.lessons.activations.checks import STORY
-from course_utils.lessons.one_step.checks import HIDDEN_RUNS
 from course_utils.lessons.plans.detective import broken_runs
-from course_utils.lessons.recomputation import checks as lesson_06_checks
 from course_utils.lessons.sharding.zero import gpt_of_six_blocks
 from course_utils.measuring import measure
 from course_utils.measuring.recorded import FILE, key, save
@@ -26,7 +23,7 @@ from course_utils.run import TrainingRun
 def lesson_runs() -> list[tuple[TrainingRun, int]]:
     """Each run that a lesson or an exercise measures on a GPU, simulated or not, and its number of steps."""
     more = [(TrainingRun("llama3.2-1b", 4, 1024), 4), (TrainingRun("gpt2", 8, 512), 3)]  # lessons 01 and 02
-    return [*((run, 2) for run in (*_runs(), *replayed_runs(), *HIDDEN_RUNS)), *more]
+    return [*((run, 2) for run in (*_runs(), *replayed_runs())), *more]
 
 
 def _runs() -> Iterator[TrainingRun]:
@@ -46,14 +43,13 @@ def _runs() -> Iterator[TrainingRun]:
     # 03: number formats
     for precision in ("fp32", "amp-bf16", "bf16-master", "bf16-master-fp32grad", "bf16"):
         yield TrainingRun("gpt2", 4, 256, precision, attention="eager")
-    # 05: GPT-2 XL with a table of scores, Llama, and a timeline
-    yield from (TrainingRun("llama3-8b", 1, 4096, "bf16-master"), STORY)
+    # 05: GPT-2 XL with a table of scores, and Llama
+    yield TrainingRun("llama3-8b", 1, 4096, "bf16-master")
     yield one_gradient.replace(recompute="none", attention="eager")
-    # 06: each policy of recomputation, and the runs behind the hidden timelines
+    # 06: each policy of recomputation
     gpt2 = TrainingRun("gpt2", 8, 1024, "bf16-master")
     for policy in ("none", "selective-attention", "selective", "full", "every-3", "offload"):
         yield gpt2.replace(recompute=policy)
-    yield from (*lesson_06_checks.HIDDEN_RUNS, *lesson_06_checks.SECRET_RUNS)
     # 07: 100 sequences per step, cut into micro-batches, and 4 sequences alone
     gpt2 = TrainingRun("gpt2", 4, 1024)
     yield from (gpt2, *(gpt2.replace(micro_batch=b, accumulation_steps=100 // b) for b in (1, 4, 20, 100)))

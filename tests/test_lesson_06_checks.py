@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import accumulate, count, groupby, pairwise
+from itertools import count
 from typing import Any
 
 import numpy
@@ -19,10 +19,6 @@ from torch.utils.checkpoint import (
     get_device_states,
     set_device_states,
 )
-
-from course_utils.estimating.exact.activations import activation_bytes
-from course_utils.lessons.recomputation import checks as lesson_06
-from course_utils.lessons.recomputation.checks import SECRET_POLICIES, SECRETS, TEETH, case, measured
 
 
 def mlp(whole: bool = False, activation: bool = False, reentrant: bool = False) -> Any:
@@ -539,170 +535,7 @@ OWN_CHECKPOINT = Answers(
 )
 
 
-def phase(measurement: Any, begin: str = "backward", end: str = "optimizer", step: int = 2) -> list[int]:
-    marks = {mark.phase: mark.event for mark in measurement.timeline.marks if mark.step == step}
-    changes = measurement.timeline.changes[: marks[end]]
-    curve = accumulate(size if kind == "activations" else 0 for size, kind in changes)
-    return list(curve)[marks[begin] :]
-
-
-def climbs(curve: list[int], least: float = 0.01, back: float = 1) -> int:
-    """Climbs of at least this share of the highest, each over when the curve has come back by this share of it."""
-    found, low, high = [], curve[0], curve[0]
-    for value in [*curve, 0]:
-        if value <= high - back * (high - low):
-            found.append(high - low)
-            low = high = value
-        high = max(high, value)
-    return sum(climb > least * max(found) for climb in found)
-
-
-def times_below(curve: list[int]) -> int:
-    """How often the curve comes to a new lowest point from far above."""
-    lowest, high, count = curve[0], curve[0], 0
-    for value in curve:
-        if value <= lowest:
-            count += high > lowest + 10**6
-            lowest = high = value
-        high = max(high, value)
-    return count
-
-
-def summits(curve: list[int]) -> int:
-    values = [value for value, _ in groupby(curve)]
-    return sum(a < b > c for (a, b), (_, c) in pairwise(pairwise(values)))
-
-
-def empties_the_marks(measurement: Any) -> int:
-    """Right, and careless with what it was given: a check may not trip over that the next time."""
-    marks = {}
-    while measurement.timeline.marks:
-        mark = measurement.timeline.marks.pop(0)
-        marks[mark.phase] = mark.event
-    return climbs(measurement.timeline.curves()["activations"][marks["backward"] : marks["optimizer"]])
-
-
-def teeth(change: Callable[[int], Any]) -> Any:
-    return lambda measurement: change(climbs(phase(measurement)))
-
-
-STRETCHES = Answers(
-    right=[
-        lambda measurement: climbs(phase(measurement)),
-        empties_the_marks,
-        empties_the_marks,  # a second time
-        lambda run: float(climbs(phase(run))),
-        lambda run: climbs(phase(run), 0),
-        lambda run: times_below(phase(run)),
-    ],
-    wrong=[
-        (teeth(lambda count: 4), "the same for every measurement"),
-        (teeth(lambda count: 12 // count if count else 0), "count the blocks of a stretch"),
-        (teeth(lambda count: max(count - 1, 0)), "One tooth is missing"),
-        (lambda run: climbs(phase(run, "forward"), 0.1, 0.5), "Does *backward* ever climb there"),
-        (lambda measurement: climbs(phase(measurement)) + climbs(phase(measurement, step=1)), "the teeth of all steps"),
-        (teeth(lambda count: count or 5), "where there is none"),
-        (lambda measurement: sum(b > a for a, b in pairwise(phase(measurement))), "More teeth than blocks"),
-        (lambda measurement: summits(phase(measurement)), "More teeth than blocks. A climb may step back"),
-        (lambda measurement: climbs(phase(measurement), 0.1), "Where one stretch is shorter"),
-        (lambda run: climbs(phase(run), 0.25, 0.5), "Where one stretch is shorter"),
-        (lambda measurement: climbs(phase(measurement), 0.01, 0.5), "More teeth than blocks. A climb may step back"),
-        (lambda measurement: climbs(phase(measurement), 0.5, 0.5), "Where one stretch is shorter"),
-        (lambda measurement: climbs(phase(measurement), 0.95), "Where one stretch is shorter"),
-        (teeth(lambda count: min(count, 6)), "off somewhere"),
-        (lambda measurement: None, "Called with a measurement, your function returned nothing"),
-    ],
-)
-
-
-def read(measurement: Any) -> dict[str, Any]:
-    policy = {0: "none", 6: "full", 3: "every-2", 2: "every-3"}[climbs(phase(measurement))]
-    return {"micro_batch": divided(measurement, policy), "recompute": policy}
-
-
-def divided(measurement: Any, policy: str) -> int:
-    return by_size(phase(measurement, "forward", "loss")[-1], policy)
-
-
-def by_size(kept: int, policy: str) -> int:
-    return round(kept / activation_bytes(lesson_06.KNOWN.replace(recompute=policy)))
-
-
-def by_trying(measurement: Any) -> dict[str, Any]:
-    kept, policy = max(phase(measurement, "forward", "loss")), read(measurement)["recompute"]
-    run = lesson_06.KNOWN.replace(recompute=policy)
-    sizes = {b: abs(activation_bytes(run.replace(micro_batch=b)) - kept) for b in range(1, 40)}
-    return {"recompute": policy, "micro_batch": min(sizes, key=sizes.__getitem__)}
-
-
-def changed(**changes: Callable[[Any, dict[str, Any]], Any]) -> Any:
-    """An answer that is right but for `changes`, each a function of the measurement and the right answer."""
-
-    def answer(measurement: Any) -> dict[str, Any]:
-        found = read(measurement)
-        return found | {name: change(measurement, found) for name, change in changes.items()}
-
-    return answer
-
-
-def kept_by_forward(measurement: Any, later: int = -1) -> int:
-    starts = {mark.phase: mark.event for mark in measurement.timeline.marks}
-    return measurement.timeline.curves()["activations"][starts["loss"] + later]
-
-
-def exchanged(measurement: Any, right: dict[str, Any]) -> str:
-    return {"every-2": "every-3", "every-3": "every-2"}.get(right["recompute"], right["recompute"])
-
-
-def only(batch: int, policy: str) -> Any:
-    return changed(recompute=lambda m, r: policy if r["micro_batch"] == batch else r["recompute"])
-
-
-INFER = Answers(
-    right=[
-        read,
-        by_trying,
-        lambda timeline_of_a_run: read(timeline_of_a_run),
-        changed(micro_batch=lambda m, r: numpy.float64(r["micro_batch"])),
-    ],
-    wrong=[
-        (changed(recompute=lambda m, r: "full"), "how many teeth are there"),
-        (changed(recompute=exchanged), "how many of the 6 blocks run again at a time"),
-        (only(24, "none"), "do activations ever climb"),
-        (only(24, "every-2"), "how many teeth are there"),
-        (changed(recompute=lambda m, r: "sqrt"), "is not one of none, full"),
-        (changed(micro_batch=lambda m, r: divided(m, "none") or 1), "What does one sequence keep under this policy"),
-        (changed(micro_batch=lambda m, r: r["micro_batch"] + 1), "Do you round to the nearest"),
-        (changed(micro_batch=lambda m, r: by_size(kept_by_forward(m, 0), r["recompute"])), "a tensor of the loss"),
-        (changed(micro_batch=lambda m, r: by_size(max(m.timeline.totals()), r["recompute"])), "a tensor of the loss"),
-        (changed(micro_batch=lambda m, r: 3 * r["micro_batch"]), "the micro-batch is off"),
-        (changed(micro_batch=lambda m, r: r["micro_batch"] + 0.25), "a whole number of sequences"),
-    ],
-)
-
-
-def test_a_case_shows_activations_and_nothing_else() -> None:
-    for number in SECRETS:
-        hidden = case(number)
-        assert {kind for _, kind in hidden.timeline.changes} == {"activations"}
-        assert not hidden.allocations and not hidden.moments and not hidden.phase_peaks
-        totals = hidden.timeline.totals()
-        assert hidden.breakdown.total == max(totals) == totals[hidden.peak_event - 1]
-    assert lesson_06.mystery(1) is lesson_06.mystery(1 + len(SECRETS)) is case(1)
-    assert lesson_06.mystery(0) is case(len(SECRETS))
-
-
-def test_neither_a_height_nor_tensors_give_a_policy_away() -> None:
-    assert all(measured(policy).allocations == () for policy in TEETH)
-    assert {policy for _, policy in SECRETS.values()} == set(SECRET_POLICIES)
-    assert kept_by_forward(case(2)) == pytest.approx(kept_by_forward(case(3)), rel=0.05)
-    by_peak = [SECRETS[n][1] for n in sorted(SECRETS, key=lambda n: max(case(n).timeline.totals()))]
-    assert by_peak != sorted(by_peak)
-
-
-ANSWERS = {
-    "06.1": MLP, "06.2": IN_GROUPS, "06.3": WORTH, "06.4": OWN_CHECKPOINT, "06.5": STRETCHES, "06.6": INFER,
-}  # fmt: skip
+ANSWERS = {"06.1": MLP, "06.2": IN_GROUPS, "06.3": WORTH, "06.4": OWN_CHECKPOINT}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -1,6 +1,7 @@
 """Lesson 06's schedules against their closed forms, policies against counted FLOPs, and the checkpoint by hand."""
 
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,11 +10,10 @@ from lesson_source import names_from_cells
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from course_utils import TrainingRun, estimate, gpu
+from course_utils import PRESETS, TrainingRun, TransformerConfig, estimate, gpu
 from course_utils.estimating.published import korthikanti_model_flops
 from course_utils.estimating.step_time import recomputed_flops, step_seconds
 from course_utils.lessons.recomputation.figures import pareto, pareto_front, schedule_figure
-from course_utils.lessons.recomputation.policies import small_gpt
 from course_utils.lessons.recomputation.schedules import (
     Schedule,
     best_interval,
@@ -24,6 +24,12 @@ from course_utils.lessons.recomputation.schedules import (
 )
 from course_utils.lessons.recomputation.widget import SCHEDULES, schedule_player
 from course_utils.networks import build_network
+
+
+def small_gpt(layers: int = 6, hidden: int = 128, vocab: int = 1000) -> TransformerConfig:
+    """A GPT small enough to train on any processor, with dropout."""
+    return replace(PRESETS["tiny-gpt"], layers=layers, hidden=hidden, heads=4, vocab=vocab, ffn=4 * hidden)
+
 
 SMALL = TrainingRun(small_gpt(layers=4, hidden=64, vocab=100), 2, 32, "fp32", attention="eager")
 

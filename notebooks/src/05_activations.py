@@ -15,8 +15,8 @@
 # **90 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb), the parts of a [transformer
 # block](../docs/glossary.md#transformer-block), and the derivative of a product. You need no GPU.
 #
-# Here you derive what any block keeps for backward, tensor by tensor. Symbols: b sequences of s tokens, hidden size h,
-# a heads, L layers, vocabulary V.
+# This lesson derives what a block keeps for backward, tensor by tensor. In the exercises you do the same for operations
+# and modules that it does not show. Symbols: b sequences of s tokens, hidden size h, a heads, L layers, vocabulary V.
 
 # %% [markdown]
 # ## Operation by operation
@@ -316,12 +316,17 @@ print(f"eager − 5·a·s²·b + 4·a·s·b + 24: {wanted_flash:,} bytes")
 # stays: the kernel's output and the next matrix's input are one storage. Change 512 to 2048: predict both lines.
 #
 # It computes softmax twice. Is it slower? Its authors found it faster: no s×s matrix travels through the GPU's memory
-# (Dao et al. 2022). On real GPUs:
+# (Dao et al. 2022). On real GPUs ("efficient" and "cudnn" are two more fused kernels, "math" is PyTorch's own version
+# without one):
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
 
 recorded_times("attention")
+
+# %% [markdown]
+# Compare kernels at the right end only. From 512 to 16,384 tokens the arithmetic grows 32² times. The left end shows
+# how long a busy CPU takes to launch kernels: flash attention even takes longer at 512 tokens than at 1,024.
 
 # %% [markdown]
 # ## What else changes the bill?
@@ -586,16 +591,24 @@ for run in (xl.replace(recompute="full", loss_chunks=count) for count in (1, 8))
 
 # %% [markdown]
 # **The gap**, less than a thousandth, is the allocator's: it rounds large requests up and leaves small remainders.
-# Chunks cost one more product with the head, 2·s·b·h·V [FLOPs](../docs/glossary.md#flops). A fused kernel never even
-# writes the logits to memory ([Wijmans et al. 2024](https://arxiv.org/abs/2411.09009)). Change 8 to 2, then to 64: how
-# much of 3·2·s·b·V is left to gain?
+# In arithmetic, chunks cost one more product with the head, 2·s·b·h·V [FLOPs](../docs/glossary.md#flops). A fused
+# kernel never even writes the logits to memory ([Wijmans et al. 2024](https://arxiv.org/abs/2411.09009)). Change 8 to
+# 2, then to 64: how much of 3·2·s·b·V is left to gain?
 #
 # With full recomputation (lesson 06), the loss decides what fits 32 GB: see the last two lines.
 #
 # What do chunks cost in time? Take GPT-2, whose head is nearly a third of its weights:
 
 # %%
+small = PRESETS["gpt2"]
+again = 2 * small.hidden * small.vocab / (6 * small.parameters)
+print(f"one more product with the head: 2·h·V of a step's 6·N FLOPs per token, {again:.0%}")
 recorded_times("loss")
+
+# %% [markdown]
+# The recorded step grows by much more than its arithmetic. The log-softmax runs again, too, and waits for memory. Each
+# chunk makes a gradient of the whole head, V·h numbers, and adds it to the others. And more and shorter kernels are
+# launched, here from a busy CPU. This recording cannot say which share each has. Take few chunks.
 
 # %% [markdown]
 # ## Twice the batch, twice the length
@@ -656,13 +669,17 @@ lecture = {
     "left out: the block being recomputed": korthikanti_block_bytes(llama),
     "left out: what the loss keeps": sum_bytes(loss_saved(llama)),
 }
+a, long = llama.model.heads, 16_384
+lecture["all, at s = 16,384"] = L * long * b * (34 * h + 5 * a * long)
 for name, kept_bytes in lecture.items():
     print(f"{name:38s} {format_bytes(kept_bytes, 'GiB', 1):>12s} = {format_bytes(kept_bytes, 'GB', 1)}")
 
 # %% [markdown]
-# The lecture's numbers are all here, but in GiB, and by the formula of a *GPT* with eager attention. Llama has no
-# dropout, [RMSNorm](../docs/glossary.md#rmsnorm) instead of LayerNorm, SwiGLU instead of GELU, and [grouped
-# queries](../docs/glossary.md#grouped-queries). Change first the model, then the kernel:
+# The lecture's numbers are all here, but in GiB, and by the formula of a *GPT* with eager attention. Its "up to 1,500
+# GB" for long sequences fits the same formula at s = 16,384, twice the positions that Llama-3 8B has. Nearly all of it
+# is 5·a·s²·b, which a flash kernel never keeps. Llama has no dropout, [RMSNorm](../docs/glossary.md#rmsnorm) instead of
+# LayerNorm, SwiGLU instead of GELU, and [grouped queries](../docs/glossary.md#grouped-queries). Change first the model,
+# then the kernel:
 
 # %%
 waits_for("05.llama")
@@ -695,16 +712,19 @@ billion = TrainingRun("llama3.2-1b", micro_batch=1, seq_len=8192, precision="bf1
 half, kept_1b = billion.replace(seq_len=4096), 34 * 8192 * billion.model.hidden * billion.model.layers
 sums = {
     "s = 4,096: 16 bytes · 10⁹ and GPT's formula": 16 * 10**9 + korthikanti_activation_bytes(half),
-    "the whole step of Llama 3.2 1B, eager": estimate(half.replace(attention="eager")).total,
-    "the whole step of Llama 3.2 1B, flash": estimate(half.replace(attention="flash")).total,
     "s = 8,192: 16 bytes · 10⁹ and 34·s·b·h·L": 16 * 10**9 + kept_1b,
 }
+for precision, fused in [("fp32", "efficient"), ("amp-bf16", "flash"), ("bf16-master", "flash")]:
+    for kernel in ("eager", fused):
+        step = half.replace(precision=precision, attention=kernel)
+        sums[f"a step of Llama 3.2 1B, {precision}, {kernel}"] = estimate(step).total
 for name, total in sums.items():
     print(f"{name:45s} {format_bytes(total, 'GB', 1)}")
 
 # %% [markdown]
-# GPT's formula again: a small Llama stays below 50 GB. The last sum mixes two models: states of 10⁹ parameters, and
-# activations of a larger one.
+# "Over 50 GB" depends on the recipe, which the lecture does not say: in fp32 or under autocast a step with eager
+# attention takes more. With 16-bit weights, or with a fused kernel, it takes less. The sum for 8,192 tokens mixes two
+# models: states of 10⁹ parameters, and activations of a larger one.
 #
 # ## The 60 GB question
 # For GPT-2 XL and 32 sequences of 1,024 tokens, a footnote of the [ZeRO](../docs/glossary.md#zero) paper says
@@ -716,7 +736,9 @@ for name, total in sums.items():
 from course_utils.estimating.exact.activations import head_saved, stem_saved
 from course_utils.estimating.published import zero_activation_bytes
 
-print(f"ZeRO's formula: {format_bytes(zero_activation_bytes(xl), 'GB', 1)}")
+numbers = 12 * xl.model.hidden * xl.micro_batch * xl.seq_len * xl.model.layers
+print(f"ZeRO's formula: {numbers / 1e9:.1f} · 10⁹ numbers (“about 30 B activations”: a count)")
+print(f"in 16 bits: {format_bytes(zero_activation_bytes(xl), 'GB', 1)}")
 predict("05.sixty", unit="GB")
 
 # %%
@@ -777,9 +799,12 @@ activation_map("llama3.2-1b", gpu="A100-80GB")  # change this
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# An A100 with 40 GB takes them, but by so little that CUDA's context decides. With eager attention the line falls
-# faster to the right, where s² dominates. With 24 GB, recomputation moves the line much further than precision. With 16
-# GB nothing moves it: both precisions keep 16 bytes per parameter, more than the card has.
+# As the map opens, no card below 80 GB takes them. With bf16-master, an A100 with 40 GB takes them by so little that
+# the allocator's blocks decide. With full recomputation it takes them easily. With eager attention the line falls
+# faster to the right, where s² dominates. With an RTX 3090's or 4090's 24 GB, recomputation doubles the batch at most
+# lengths, and bf16-master changes nothing. An L4 gives a program less: there bf16-master decides whether anything fits.
+# With 16 GB nothing fits: all precisions keep 16 bytes per parameter, more than the card has. GPT-2 XL's line on 80 GB
+# ends at 1,024 tokens, its last position.
 #
 # </details>
 

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 95
+#     minutes: 85
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Exercises 05 · What does each operation keep?
 #
-# **95 minutes** for all five; each one says its own. You should know what [lesson
-# 05](../notebooks/05_activations.ipynb) shows, and for exercise 2 the timelines of lesson 01. No GPU is needed.
+# **85 minutes** for all four; each one says its own. You should know what [lesson
+# 05](../notebooks/05_activations.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function, the last one for a class. Write it, run the cell, then run the check below it. A
 # check tells you what is off, never what the answer is. Stuck? Every exercise has three hints. Open one at a time.
@@ -93,64 +93,7 @@ for name, kept in {"by hand": by_hand, "built in": built_in}.items():
     print(f"SiLU {name} keeps {sum(item.bytes for item in kept):,} bytes (autograd was asked, on the CPU)")
 
 # %% [markdown]
-# ## 2 · Explain a timeline
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** giving every rise and fall of a timeline its cause
-#
-# Explain what happens at six moments of a timeline, A to F. It shows two training steps of a small GPT with eager
-# attention, under autocast, with two micro-batches per step. Two kinds of phases are too narrow for their names: the
-# loss, between forward and backward, and `zero_grad`, after the optimizer.
-
-# %%
-figure = check.story()
-figure
-
-# %% [markdown]
-# Choose from these statements. Each fits at most one letter, and three fit none. Return a dictionary from each letter
-# to the number of its statement.
-
-# %%
-for number, statement in check.STATEMENTS.items():
-    print(f"{number}  {statement}")
-
-
-# %%
-def told() -> dict[str, int]:
-    """The number of the statement that explains each moment, by letter from A to F."""
-    ### BEGIN SOLUTION Return a dictionary with the keys A to F and the numbers of statements.
-    return {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}
-    ### END SOLUTION
-
-
-# %%
-check.told(told)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# At each letter, name the kinds of memory that are present, by their colors. Then compare with the letter before: what
-# is new, what is gone?
-#
-# </details>
-# <details><summary>Hint 2: who frees what</summary>
-#
-# Activations disappear during backward, gradients when they are set to none. The optimizer's states persist.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# C and E look alike. One lies between two micro-batches of one step, where gradients must persist. The other lies
-# between two steps. And memory that persists on purpose is not a leak.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# A rise needs a maker, a fall needs a last user. Forward makes activations, and backward is their last user, block by
-# block. Backward makes gradients, and the optimizer is their last user, after all micro-batches. The optimizer makes
-# its states in its first step and always needs them again. So every step but the first begins higher.
-
-# %% [markdown]
-# ## 3 · Which module keeps it?
+# ## 2 · Which module keeps it?
 # **Difficulty** ●●●○○ · **18 minutes** · **Trains** asking autograd, module by module
 #
 # Which modules of a model keep how many bytes for backward? Write `kept_by_module(model, x)`. It runs forward once and
@@ -245,7 +188,7 @@ for name, size in sorted(sizes.items(), key=lambda pair: -pair[1]):
     print(f"{name or 'the layer itself':20s} {size:>9,} bytes, {size / (4 * 8 * 32 * 64):5.2f} · s·b·h numbers in fp32")
 
 # %% [markdown]
-# ## 4 · Keeps too much
+# ## 3 · Keeps too much
 # **Difficulty** ●●●○○ · **22 minutes** · **Trains** repairing a module by what backward needs
 #
 # A colleague's block computes the right result but keeps too much. Write `lean(block, x)`: it does what `block(x)`
@@ -325,7 +268,7 @@ for name, forward in {"block(x)": block, "lean(block, x)": lambda x: lean(block,
     print(f"{name:15s} {kept // 400:,} numbers per token (traced on the CPU)")
 
 # %% [markdown]
-# ## 5 · An fp32 loss at two bytes per logit
+# ## 4 · An fp32 loss at two bytes per logit
 # **Difficulty** ●●●●○ · **35 minutes** · **Trains** writing an operation that keeps less than torch's
 #
 # Write `LeanLoss`, a cross-entropy in fp32 for logits in bf16 that keeps only two bytes per logit. (torch keeps an fp32

@@ -3,7 +3,7 @@
 import tomllib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course_utils import Measurement, SimulationUnavailable, StepError, TrainingRun, measure
-from course_utils.figures import Figure, timeline
+from course_utils import SimulationUnavailable, StepError
 from course_utils.interactive.feedback import call, entries, exercise, expect, of_kind
 from course_utils.interactive.saved import saved_by
 from course_utils.measuring.on_gpu import on_new_gpu
 
-from ..recomputation.policies import small_gpt
 from ..shared.judging import counted, forward_backward, same, seeded
 
 # ---------------------------------------------------------------------------------------------------- 05.1: expressions
@@ -52,52 +50,7 @@ def expressions(answer: Any) -> None:
             expect(size == wanted, off)
 
 
-# -------------------------------------------------------------------------------------------------------- 05.2: explain
-STORY = TrainingRun(small_gpt(layers=3), 8, 128, "amp-bf16", attention="eager", accumulation_steps=2)
-_STORY = tomllib.loads(Path(__file__).with_name("story.toml").read_text(encoding="utf-8"))
-STATEMENTS = {int(number): text for number, text in _STORY["statements"].items()}
-EXPLAINED: dict[str, int] = _STORY["right"]
-
-
-@cache
-def story_measured() -> Measurement:
-    return measure(STORY, source="simulated")
-
-
-def story_letters() -> dict[str, int]:
-    """The moments of exercise 2, as counts of events: where phases of the two steps begin, and one within backward."""
-    starts: dict[tuple[int, str], list[int]] = {}
-    for mark in story_measured().timeline.marks:
-        starts.setdefault((mark.step, mark.phase), []).append(mark.event)
-    first, second = starts[1, "forward"]
-    loss, zero_grad, step = starts[1, "loss"][0], starts[1, "zero_grad"][0], starts[2, "forward"][0]
-    halfway = (starts[2, "backward"][-1] + starts[2, "optimizer"][0]) // 2
-    return {"A": first, "B": loss, "C": second, "D": zero_grad, "E": step, "F": halfway}
-
-
-def story() -> Figure:
-    """The timeline of exercise 2, with its moments as letters."""
-    title = "Two steps of a small GPT, two micro-batches each: what happens at A to F?"
-    return timeline(story_measured(), title, unit="MB", steps=[1, 2], letters=story_letters())
-
-
-@exercise("05.2", "Every moment has its cause: nothing leaks, and only gradients wait for the optimizer.")
-def told(answer: Any) -> None:
-    """`answer()` is a dictionary from each letter to the number of the statement about that moment."""
-    got = entries(call(answer, returns=Mapping), tuple(EXPLAINED), int)
-    for letter, number in got.items():
-        expect(number in STATEMENTS, f"{letter} is {number}, but statements have the numbers 1 to {len(STATEMENTS)}.")
-    for letter, number in got.items():
-        hint = _STORY["hints"].get(f"{letter}{number}")
-        expect(hint is None, hint)
-    twice = [f"{one} and {other}" for one in EXPLAINED for other in EXPLAINED if one < other and got[one] == got[other]]
-    expect(not twice, f"{' '.join(twice[:1])} have the same explanation. Each statement fits at most one moment.")
-    wrong = [letter for letter, number in EXPLAINED.items() if got[letter] != number]
-    since = "Which kinds of memory exist at that moment, and which are new or gone since the letter before?"
-    expect(not wrong, f"{' '.join(wrong[:1])} is off. {since}")
-
-
-# ------------------------------------------------------------------------------------------------ 05.3: kept_by_module
+# ------------------------------------------------------------------------------------------------ 05.2: kept_by_module
 
 
 class Heads(nn.Module):
@@ -178,7 +131,7 @@ KEPT_MISTAKES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@exercise("05.3", "Every storage counts once, under the name of the module that kept it.")
+@exercise("05.2", "Every storage counts once, under the name of the module that kept it.")
 def kept_by_module(answer: Any) -> None:
     """`answer(model, x)` is a dictionary from names of modules to the bytes that their forward keeps."""
     for what, model in kept_cases().items():
@@ -198,7 +151,7 @@ def kept_by_module(answer: Any) -> None:
         expect(got == wanted, f"With {what}, {off!r} has {way} What is saved first while its own forward runs?")
 
 
-# ---------------------------------------------------------------------------------------------------------- 05.4: lean
+# ---------------------------------------------------------------------------------------------------------- 05.3: lean
 LEAN_CASES = ((200, 16, 256, False, 1e-2), (200, 16, 256, True, 1e-5), (1, 8, 200, True, 1e-5))  # …, training, eps
 AROUND, STATE = 4 * 8, 5056  # bytes on top: per token, a norm's statistics; once, a state of the CPU's random numbers
 
@@ -222,7 +175,7 @@ class Wasteful(nn.Module):
         return x + y
 
 
-@exercise("05.4", "Same output, gradients and log, each product once, and nothing kept that is cheap to compute.")
+@exercise("05.3", "Same output, gradients and log, each product once, and nothing kept that is cheap to compute.")
 def lean(answer: Any) -> None:
     """`answer(block, x)` is what `block(x)` is, and keeps 2·h + 3·ffn numbers per token."""
     for tokens, h, ffn, training, eps in LEAN_CASES:
@@ -256,7 +209,7 @@ def lean(answer: Any) -> None:
         expect(over <= 0, "You keep too much besides the wide tensors. The norm's tensors, or copies of weights?")
 
 
-# ------------------------------------------------------------------------------------------------------ 05.5: LeanLoss
+# ------------------------------------------------------------------------------------------------------ 05.4: LeanLoss
 
 
 def plain_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -295,7 +248,7 @@ def _slip(mine: Any, slope: Any) -> str:
     return "It is softmax, minus 1 at the target, over the number of tokens that count, times the incoming gradient."
 
 
-@exercise("05.5", "Loss and gradient are in fp32, with two bytes per logit kept, and at most eight at any moment.")
+@exercise("05.4", "Loss and gradient are in fp32, with two bytes per logit kept, and at most eight at any moment.")
 def lean_loss(answer: Any) -> None:
     """`answer` is an `autograd.Function` whose `apply(logits, targets)` is the mean loss in fp32."""
     run = getattr(answer, "apply", answer)

@@ -1,11 +1,10 @@
 """Checks of the exercises of lesson 06, "Recomputation": each names the misconception, never the answer."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
-from itertools import accumulate, compress, product
+from itertools import product
 from traceback import walk_stack
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +14,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from course_utils import MemoryBreakdown, SimulationUnavailable, TrainingRun, measure
-from course_utils.interactive.feedback import call, entries, exercise, expect, handed, recognized
+from course_utils import SimulationUnavailable
+from course_utils.interactive.feedback import call, exercise, expect, recognized
 from course_utils.lessons.shared.judging import Ran, counted, forward_backward, held_after, same, seeded, told
-from course_utils.measurement import Measurement, Timeline
 from course_utils.measuring.on_gpu import on_new_gpu
-
-from .policies import small_gpt
 
 
 # ------------------------------------------------------------------------------------------------------------ 06.1: mlp
@@ -311,88 +307,3 @@ def _expect_gpus_state(answer: Any) -> None:
         expect(found[0][0] == found[-1][0], both)
         expect(found[0] == found[-1], 'On a GPU, the second run is outside of autocast. Its device type is "cuda".')
         expect(states[-1] == after == 9, f"With inputs on a GPU: {PUT_BACK}")
-
-
-# ----------------------------------------------------------------------------------------------------- 06.5: stretches
-TEETH = {"every-3": 4, "none": 0, "full": 12, "every-6": 2, "every-5": 3, "selective": 12, "every-11": 2}
-HIDDEN = TrainingRun("gpt2", 2, 256, "amp-bf16")
-HIDDEN_RUNS = [HIDDEN.replace(recompute=policy) for policy in TEETH]
-SIMULATES = "The first check simulates small runs, which takes about ten seconds."
-
-
-@cache
-def measured(policy: str) -> Measurement:
-    """The hidden run with this policy, simulated, without its tensors' names."""
-    return replace(measure(HIDDEN.replace(recompute=policy), source="simulated"), allocations=())
-
-
-def example() -> Measurement:
-    """One of these runs to look at: only its activations."""
-    return activations_alone(measured("every-5"))
-
-
-@exercise("06.5", "From memory alone you know what ran again, and in how many stretches.", first=SIMULATES)
-def stretches(answer: Any) -> None:
-    """`answer(measurement)` is how many stretches ran again in backward of the last step."""
-    got = {policy: call(answer, handed(measured(policy))) for policy in TEETH}
-    wrong = {policy: teeth for policy, teeth in TEETH.items() if got[policy] != teeth}
-    expect(len(set(got.values())) > 1, "You return the same for every measurement, but the runs differ.")
-    expect("none" not in wrong, "You find recomputation where there is none. Does *backward* ever climb there?")
-    steps = "You count the teeth of all steps. Count those of the last step."
-    expect(any(got[policy] != 2 * teeth for policy, teeth in TEETH.items()), steps)
-    partly = "More teeth than blocks. A climb may step back where a block runs again in part. When is a tooth over?"
-    expect(max(got.values()) <= HIDDEN.model.layers, partly)
-    last = "One tooth is missing. Does your loop end before it counts the last one?"
-    expect(any(got[policy] != teeth - 1 for policy, teeth in TEETH.items() if teeth), last)
-    expect(got["full"] != 1, "You count the blocks of a stretch. How many stretches are there?")
-    lower = "Where one stretch is shorter than the others, its tooth is lower. You miss it."
-    expect(not wrong or not set(wrong) <= {"every-5", "every-11"}, lower)
-    expect(not wrong, "The count is off somewhere. Look at the figure above, and count its teeth by eye first.")
-
-
-# --------------------------------------------------------------------------------------------------------- 06.6: infer
-KNOWN = TrainingRun(small_gpt(), 1, 128, "bf16-master")
-SECRETS = {1: (12, "every-2"), 2: (2, "none"), 3: (24, "full"), 4: (20, "every-3"), 5: (5, "none"), 6: (7, "full")}
-"""Micro-batch and policy of each case. Neither the peak nor what forward keeps puts the policies in order."""
-SECRET_RUNS = [KNOWN.replace(micro_batch=b, recompute=policy) for b, policy in SECRETS.values()]
-SECRET_POLICIES = ("none", "full", "every-2", "every-3")
-
-
-def mystery(seed: int) -> Measurement:
-    """One of the hidden runs, by any whole number: only the timeline of its activations."""
-    return case(1 + (seed - 1) % len(SECRETS))
-
-
-@cache
-def case(number: int) -> Measurement:
-    """The simulated run of a case: only its activations."""
-    return activations_alone(measure(SECRET_RUNS[number - 1], source="simulated"))
-
-
-def activations_alone(measurement: Measurement) -> Measurement:
-    """The same measurement with only the events and the peak of its activations."""
-    of_activations = [kind == "activations" for _, kind in measurement.timeline.changes]
-    before = list(accumulate(of_activations, initial=0))
-    marks = [replace(mark, event=before[mark.event]) for mark in measurement.timeline.marks]
-    line = Timeline(list(compress(measurement.timeline.changes, of_activations)), marks)
-    most = max(line.totals())
-    highest = MemoryBreakdown({"activations": most}, "", "the most activations at once")
-    bare = replace(measurement, breakdown=highest, moments={}, allocations=(), phase_peaks={})
-    return replace(bare, timeline=line, peak_event=line.totals().index(most) + 1)
-
-
-@exercise("06.6", "Both secrets of every hidden run, from one curve.", first=SIMULATES)
-def infer(answer: Any) -> None:
-    """`answer(measurement)` is {"micro_batch": b, "recompute": policy} of a run like KNOWN."""
-    for number, (size, secret) in SECRETS.items():
-        given = call(answer, handed(case(number)), returns=Mapping)
-        policy = entries(given, ("recompute",), str)["recompute"]
-        batch = entries(given, ("micro_batch",))["micro_batch"]
-        expect(policy in SECRET_POLICIES, f"{policy!r} is not one of {', '.join(SECRET_POLICIES)}.")
-        expect(batch == int(batch) and batch >= 1, "A micro-batch is a whole number of sequences. Round what you get.")
-        climbs = "do activations ever climb between the beginning of backward and its end?"
-        expect((policy == "none") == (secret == "none"), f"mystery({number}): {climbs}")
-        blocks = "how many teeth are there? So how many of the 6 blocks run again at a time?"
-        expect(policy == secret, f"mystery({number}): {blocks}")
-        off = "the micro-batch is off. Do you round to the nearest? Does your reading include a tensor of the loss?"
-        expect(batch == size, f"mystery({number}): {off} What does one sequence keep under this policy?")
