@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 import torch
 from counting import calls
-from lesson_source import names_from_cells
+from lesson_source import SOURCES, names_from_cells
 
-from course_utils import PRESETS, TrainingRun, estimate, gpu, on_gpu
+from course_utils import GPUS, PRESETS, TrainingRun, estimate, gpu, on_gpu
 from course_utils.estimating.exact.activations import activation_bytes, block_saved, loss_saved, sum_bytes
 from course_utils.lessons.activations.heat_map import BATCHES, heat_map, kept_bytes, lengths, limits
 from course_utils.lessons.activations.widget import activation_map
@@ -19,6 +19,7 @@ from course_utils.planning.twin import fit_words
 from course_utils.units import format_bytes
 
 KERNELS = ("eager", "flash")
+NOTEBOOK = (SOURCES.parent / "05_activations.ipynb").read_text(encoding="utf-8")
 HOOKS = ("s, b, h = 1024", "layer = nn.LayerNorm(h)", "def kept_by(")
 BLOCK = (*HOOKS, "def eager(", "class Block(", "s, b, h, a = 512", "def flash(", "class SwiGLU(")
 
@@ -132,3 +133,40 @@ def test_the_sliders_of_the_map_are_in_order() -> None:
     models, cards = (list(controls[name].options) for name in ("model", "gpu"))
     assert models == sorted(models, key=lambda name: PRESETS[name].parameters)
     assert cards == sorted(cards, key=lambda name: gpu(name).memory) and len(cards) > 5
+
+
+def test_the_recipe_decides_whether_a_small_llama_takes_over_50_gb() -> None:
+    run = TrainingRun("llama3.2-1b", 1, 4096)
+    recipes = [*product(("fp32", "amp-bf16", "bf16-master"), ("eager", "efficient")), ("amp-bf16", "flash")]
+    peaks = {(one, kernel): estimate(run.replace(precision=one, attention=kernel)).total for one, kernel in recipes}
+    assert {recipe for recipe, peak in peaks.items() if peak > 50e9} == {("fp32", "eager"), ("amp-bf16", "eager")}
+
+
+def test_the_answer_about_the_map_is_that_of_its_controls() -> None:
+    shown = activation_map("llama3.2-1b", gpu="A100-80GB")
+    takes = [name for name, card in GPUS.items() if estimate(shown.run).total <= card.room]
+    assert takes and min(gpu(name).memory for name in takes) > 80e9
+    for changes, least in (({"precision": "bf16-master"}, 0), ({"recompute": "full"}, 5e9)):
+        assert gpu("A100-40GB").room - estimate(shown.run.replace(**changes)).total > least
+    assert gpu("A100-40GB").room - estimate(shown.run.replace(precision="bf16-master")).total < 0.5e9
+
+
+def test_on_24_gb_recomputation_moves_the_line_and_on_an_l4_the_precision_too() -> None:
+    run = TrainingRun("llama3.2-1b", 1, 128)
+    recipes = {"as it is": {}, "recompute": {"recompute": "full"}, "precision": {"precision": "bf16-master"}}
+    lines = {
+        (card, name): list(limits(run.replace(**changes), gpu(card).room))
+        for card in ("RTX3090-24GB", "RTX4090-24GB", "L4-24GB", "T4-16GB")
+        for name, changes in recipes.items()
+    }
+    for card in ("RTX3090-24GB", "RTX4090-24GB"):
+        assert lines[card, "as it is"] == lines[card, "precision"] < lines[card, "recompute"]
+    assert not any(lines["L4-24GB", "as it is"]) and any(lines["L4-24GB", "precision"])
+    assert not any(any(lines["T4-16GB", name]) for name in recipes)
+
+
+def test_up_to_1500_gb_is_the_formula_at_16384_tokens() -> None:
+    s, b, h, a, L = 16_384, 1, 4096, 32, 32
+    by_hand = L * (34 * s * b * h + 5 * a * s * s * b)
+    assert by_hand == 1348 * 2**30 and round(by_hand / 1e9) == 1447
+    assert "1,348.0 GiB = 1,447.4 GB" in NOTEBOOK and "30.2 · 10⁹ numbers" in NOTEBOOK

@@ -55,6 +55,27 @@ def test_the_paper_is_wrong_by_the_words_that_it_leaves_out():
         assert round((PRESETS[name].parameters - (50257 - 40478) * PRESETS[name].hidden) / 1e6) == millions
 
 
+def test_all_four_rows_of_the_paper_fit_the_first_gpts_words_and_few_others() -> None:
+    gpt = names_from_cells("04", "import predict, reveal", "class GPT", "def gpt(")["gpt"]
+    rows = {(768, 12): 117, (1024, 24): 345, (1280, 36): 762, (1600, 48): 1542}
+
+    def fitting(words: int) -> int:
+        return sum(round(gpt(words, 1024, *sizes) / 1e6) == millions for sizes, millions in rows.items())
+
+    assert [fitting(words) for words in (40_467, 40_468, 40_478, 40_812, 40_813)] == [3, 4, 4, 4, 3]
+    assert fitting(50_257) == 0 and fitting(41_000) == 3
+
+
+def test_experts_multiply_a_token_with_a_quarter_of_what_is_stored() -> None:
+    """By hand: 2 FLOPs per number, of all but the words, which are looked up."""
+    V, h, L, k, f = 32000, 4096, 32, 1024, 14336
+    attention, expert = 2 * h * h + 2 * h * k, 3 * f * h
+    dense, sparse = (2 * (L * (attention + n * expert + 2 * h + 8 * h) + V * h + h) for n in (8, 2))
+    text = (Path(__file__).resolve().parent.parent / "notebooks/04_counting_parameters.ipynb").read_text("utf-8")
+    assert f"dense {dense / 1e9:.1f} · 10⁹, Mixtral {sparse / 1e9:.1f} · 10⁹" in text
+    assert f"{dense / sparse:.2f} times fewer" in text
+
+
 def test_nothing_before_their_guess_tells_how_many_parameters_the_experts_have():
     path = Path(__file__).resolve().parent.parent / "notebooks/04_counting_parameters.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
