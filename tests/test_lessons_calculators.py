@@ -246,11 +246,21 @@ def test_claims_differ_and_each_has_a_lesson_and_numbers() -> None:
         "For large models most memory": ("1 sequence 97 %", "32 sequences 19 %", "59 %"),
         "Checkpointing is on by default": ("1 of 5",),
         "LoRA takes three times less": ("349.2 GB", "128 tokens 2.9 times", "1.2 times"),
+        "Parameters with larger gradients": ("1.00, 1.00, 1.00",),
+        "Training in fp8 needs": ("1 of first moment, 2 of second",),
     }.items(),
 )  # fmt: skip
 def test_evidence_comes_out_at_what_the_sources_print(claim: str, numbers: tuple[str, ...]) -> None:
     (found,) = (one.evidence for one in ERRATA if one.claim.startswith(claim))
     assert all(number in found for number in numbers), found
+
+
+def test_every_text_that_a_claim_is_from_is_in_the_list_of_texts() -> None:
+    listed = re.findall(r"\*(The \w+(?: \w+)?)\*", errata.page().replace("\n", " "))
+    assert listed == ["The newsletter", "The slides", "The lecture", "The blog draft", "The note"]
+    named = {one.source.split(" “")[0].split(",")[0] for one in ERRATA if one.source.startswith("the ")}
+    assert {name for name in listed for source in named if source.startswith(name.lower())} == {*listed}
+    assert not [one for one in ERRATA if "do not say" in one.source]
 
 
 def test_the_table_draws_all_of_them() -> None:

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import sqrt
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -169,6 +170,22 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     runs = {"few": TrainingRun("gpt2", 1, 128), "many": TrainingRun("gpt2", 32, 1024)}
     ratios = {name: estimate(run).total / estimate(run.replace(lora_rank=8)).total for name, run in runs.items()}
     yield "lora", ratios | {"weights": _gb(2 * GPT3.model.parameters)}
+
+    yield "smaller_updates", {"lengths": ", ".join(f"{_adam_update(gradient):.2f}" for gradient in (0.001, 1, 1000))}
+
+    fp8 = TrainingRun("gpt2-xl", precision="fp8").precision
+    yield "fp8_states", {"first": fp8.first_moment, "second": fp8.state, "master": fp8.master}
+
+
+def _adam_update(gradient: float, steps: int = 100) -> float:
+    """The length of Adam's update after so many equal gradients, in learning rates (Kingma and Ba 2015)."""
+    beta1, beta2, epsilon = 0.9, 0.999, 1e-8
+    m = v = 0.0
+    for _ in range(steps):
+        m = beta1 * m + (1 - beta1) * gradient
+        v = beta2 * v + (1 - beta2) * gradient**2
+    mean, square = m / (1 - beta1**steps), v / (1 - beta2**steps)
+    return mean / (sqrt(square) + epsilon)
 
 
 def _peak(run: TrainingRun) -> str:
