@@ -124,7 +124,8 @@ def test_every_exercise_notebook_has_its_checks() -> None:
         found = check_cells(notebook(path))
         numbers = [cell["exercise"] for cell in found.values()]
         assert numbers == [f"{path.name[:2]}.{number}" for number in range(1, len(numbers) + 1)]
-        assert len(numbers) >= 4
+        unchecked = path.read_text(encoding="utf-8").count('"## Unchecked · ')  # a task that no program can judge
+        assert len(numbers) + unchecked >= 4 and unchecked <= 1
 
 
 CLASS = [

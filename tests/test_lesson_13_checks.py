@@ -1,17 +1,11 @@
 """The checks of lesson 13: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
-from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
 from checking import Answers, JudgedAnswers
 from torch import nn
 from torch.nn import functional as F
-
-from course_utils import TrainingRun, estimate
-from course_utils.interactive.course_files import LESSONS
-from course_utils.lessons.calculators.errata import ERRATA
 
 
 def moments(
@@ -266,40 +260,7 @@ BYTES_A_TOKEN = Answers(
     ],
 )
 
-NUMBERS = count()
-GOOD = {"claim": "A GiB is 10⁹ bytes", "source": "my notes, May 2026", "said": 1e9, "evidence": lambda: 2**30,
-        "lesson": 1}  # fmt: skip
-
-
-def with_changes(**changes: Any) -> Any:
-    return lambda: {key: value for key, value in (GOOD | changes).items() if value != "left out"}
-
-
-ERRATUM = Answers(
-    right=[
-        lambda: GOOD,
-        with_changes(said=-3, evidence=lambda: 0.25),
-        with_changes(said=np.float32(9), evidence=lambda: estimate(TrainingRun("gpt2")).total / 1e9, lesson=4.0),
-    ],
-    wrong=[
-        (with_changes(said=2**30), "So the claim holds"),
-        (with_changes(evidence=lambda: 0), "evidence returns 0"),
-        (with_changes(evidence=lambda: next(NUMBERS)), "another number each time"),
-        (with_changes(evidence=2**30), "evidence is not a function"),
-        (with_changes(said="1 GB"), "said is a text"),
-        (with_changes(claim="A GiB is a GB"), "has no number in it"),
-        (with_changes(claim=ERRATA[0].claim), "on the course's list already"),
-        (with_changes(source="my notes"), "Say more about the source"),
-        (with_changes(evidence=lambda: 1.0), "in another unit"),
-        (with_changes(evidence=lambda: 1 / 0), "evidence: Called with no arguments"),
-        (with_changes(lesson=max(LESSONS) + 1), f"lessons 1 to {max(LESSONS)}"),
-        (with_changes(lesson=0), "There are lessons 1 to "),
-        (with_changes(source="left out", lesson="left out"), "has no 'source' and no 'lesson'"),
-        (lambda: "8 GB", "but the exercise asks for a dictionary"),
-    ],
-)
-
-ANSWERS = {"13.1": REFEREE, "13.2": BREAKS, "13.3": BYTES_A_TOKEN, "13.4": ERRATUM}
+ANSWERS = {"13.1": REFEREE, "13.2": BREAKS, "13.3": BYTES_A_TOKEN}
 
 
 class TestAnswers(JudgedAnswers):

@@ -330,14 +330,13 @@ for model, run in runs.items():
 # statistics: both in the list above, neither in the table. The rest is rounding to blocks of 512 bytes, and the random
 # state that a flash kernel keeps. A handful of lines on paper is right to a thousandth.
 #
-# A real card adds what a simulation cannot see: CUDA's context, and the scratch of kernels whose code we did not read.
-# (We read flash attention, softmax and group norm, so theirs counts.) It also adds cuBLAS's workspaces, which a run
-# counts only if it names its `card`.
+# A real card adds what a simulation cannot see: CUDA's context, and the scratch of some kernels. It also adds cuBLAS's
+# workspaces, which a run counts only if it names its `card`.
 #
 # ## Ask the GPUs
 # Only real GPUs can overrule a simulation. Many people publish what their GPUs measured, next to their code. The course
-# wrote each step again in plain PyTorch and simulated it. Most answers were saved before comparing, and no constant is
-# fitted. Where a source leaves a choice open, the row counts as known *in part*.
+# wrote each step again in plain PyTorch and simulated it. No constant is fitted. Where a source leaves a choice open,
+# the row counts as known *in part*.
 #
 # **Your guess.** Take the rows whose source leaves nothing open, and the counter `max_memory_allocated`. Half of the
 # simulation's errors are smaller than how many percent?
@@ -364,7 +363,7 @@ lines(
 # %%
 from course_utils.benchmark.published import frozen_summary
 
-reveal("13.cards", round(median(abs(percent(row, row.said)) for row in certain), 3), unit="%")
+reveal("13.cards", round(median(abs(percent(row, row.said)) for row in certain), 5), unit="%")
 frozen_summary()
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 74
+#     minutes: 77
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 13 · Who is right?
 #
-# **74 minutes** for all four; each one says its own. You should know what [lesson
+# **77 minutes** for all four; each one says its own. You should know what [lesson
 # 13](../notebooks/13_who_is_right.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -111,6 +111,7 @@ def batch_of(tokens, width):
 
 
 with on_gpu():
+    nn.Linear(1, 1, device="cuda")(torch.ones(1, 1, device="cuda")).backward()  # makes cuBLAS's workspaces, which stay
     for width, tokens in ((2048, 8), (2048, 8192)):
         found = referee(lambda width=width: nn.Linear(width, width, device="cuda"), batch_of(tokens, width))
         print(f"{tokens:5,} tokens, 16 bytes per parameter: {format_bytes(16 * (width + 1) * width, 'MB')}")
@@ -213,29 +214,47 @@ for rule, make in breaks().items():
 
 # %% [markdown]
 # ## 3 · The term in symbols
-# **Difficulty** ●●●●○ · **12 minutes** · **Trains** deriving the term that every formula lacks
+# **Difficulty** ●●●●○ · **15 minutes** · **Trains** deriving from code the term that every formula lacks
 #
-# How many bytes does a Llama block with *fused* matrices keep for its backward pass, for **one token**? The lesson has
-# the block without fused matrices: s·b·(22·h + 4·kv + 8·ffn + 4·a + 8). Inference engines join matrices that read the
-# same input: `qkv`, and `gate_up`. Train such a block under bf16 autocast, with flash attention and no dropout. Take
-# the sizes h, kv, ffn and a. Return a whole number of bytes, without rounding and random state. Under autocast:
-#
-# - the residual stream is fp32: the inputs of both norms are kept in fp32, with one fp32 statistic per token each;
-# - each *matrix* whose input is fp32 makes a 16-bit copy of that input, and keeps it;
-# - attention keeps q, k and v as the kernel sees them (k and v have kv numbers each) and its output, all in 16 bits,
-#   and one fp32 number per head;
-# - the matrix after attention reads the kernel's output itself, which is 16-bit already: nothing is kept twice;
-# - SwiGLU keeps four 16-bit tensors of width ffn. Gate and up are slices of one tensor, as q, k and v are.
+# How many bytes does this block keep for its backward pass, for **one token**? Its matrices are *fused*, as in
+# inference engines: one makes q, k and v, another makes gate and up. The lesson's block has seven matrices and keeps
+# s·b·(22·h + 4·kv + 8·ffn + 4·a + 8) bytes.
+
+
+# %%
+class FusedBlock(nn.Module):
+    """A block like Llama's, without its rotary positions."""
+
+    def __init__(self, h, kv, ffn, a):
+        super().__init__()
+        self.widths, self.head = (h, kv, kv), h // a
+        self.norm_1, self.norm_2 = nn.RMSNorm(h), nn.RMSNorm(h)
+        self.qkv, self.out = nn.Linear(h, h + 2 * kv, bias=False), nn.Linear(h, h, bias=False)
+        self.gate_up, self.down = nn.Linear(h, 2 * ffn, bias=False), nn.Linear(ffn, h, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm_1(x)).split(self.widths, dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, self.head)).transpose(1, 2) for part in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        gate, up = self.gate_up(self.norm_2(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+# %% [markdown]
+# Train it under bf16 autocast, with a flash kernel. The block's input is fp32, and it counts. Take the sizes h, kv (the
+# width of a token's keys), ffn and a, the number of query heads. Return a whole number of bytes. Leave out autocast's
+# copies of the weights, rounding to blocks of memory, and the kernel's random state.
 
 
 # %%
 def bytes_a_token(h: int, kv: int, ffn: int, a: int) -> int:
-    """Bytes that a block with fused matrices keeps for one token under bf16 autocast with a flash kernel."""
+    """Bytes that FusedBlock keeps for one token under bf16 autocast with a flash kernel."""
     ### BEGIN SOLUTION Return a whole number of bytes.
-    norms = 2 * (4 * h + 4)
+    norms = 2 * (4 * h + 4)  # the fp32 residual stream, and one fp32 statistic
     copies = 2 * 2 * h  # one for qkv, one for gate_up
-    attention = 2 * h + 2 * kv + 2 * kv + 2 * h + 4 * a
-    mlp = 4 * 2 * ffn
+    attention = 2 * h + 2 * kv + 2 * kv + 2 * h + 4 * a  # q, k, v, the output, and one fp32 number per head
+    mlp = 4 * 2 * ffn  # gate and up, SiLU's result, and the product
     return norms + copies + attention + mlp
     ### END SOLUTION
 
@@ -246,19 +265,22 @@ check.bytes_a_token(bytes_a_token)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Go down the list, one line of code per bullet. fp32 is 4 bytes, bf16 is 2.
+# Go through `forward`. Ask of each operation: which tensors does its backward need
+# ([lesson 05](../notebooks/05_activations.ipynb)), and which format do they have under autocast
+# ([lesson 03](../notebooks/03_mixed_precision.ipynb))? fp32 is 4 bytes, bf16 is 2.
 #
 # </details>
 # <details><summary>Hint 2: the copies</summary>
 #
 # In the lesson's block, q, k and v read the same fp32 tensor, and still each makes its own copy: autocast caches copies
-# of *weights*, not of activations. How many matrices read a norm's output here?
+# of *weights*, not of activations. How many matrices read a norm's output here? Does the matrix after attention need a
+# copy, too?
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# Count widths: h appears in two norms, in the copies, in q and in the output; kv in k and v; ffn in four tensors; a
-# once.
+# Slices of one tensor are kept once. SiLU, the product with up, and the last matrix each need something. And small fp32
+# numbers are kept, too: by each norm for a token, and by the kernel for a head.
 #
 # </details>
 
@@ -267,19 +289,35 @@ check.bytes_a_token(bytes_a_token)
 # The fused block keeps $16h + 4kv + 8\text{ffn} + 4a + 8$ bytes, the lesson's block $22h$ instead of $16h$: fusing
 # saves three copies for the same arithmetic. In a pure 16-bit recipe both blocks would have $12h$. So autocast keeps
 # *more* activations than 16-bit weights do. None of the nine calculators says so, and none asks whether the matrices
-# are fused.
+# are fused. A simulated forward pass agrees, apart from the kernel's random state:
+
 
 # %% tags=["solution"]
-llama = TrainingRun("llama3.1-8b", micro_batch=2, seq_len=8192).model
-kept = bytes_a_token(llama.hidden, llama.kv, llama.ffn, llama.heads)
-print(f"Llama 3.1 8B, fused: {kept:,} bytes per token and block; unfused {kept + 6 * llama.hidden:,}")
+def requested():
+    return torch.cuda.memory_stats()["requested_bytes.all.current"]  # before rounding to blocks
+
+
+model, tokens = TrainingRun("llama3.1-8b").model, 4096
+sizes = model.hidden, model.kv, model.ffn, model.heads
+with on_gpu():
+    nn.Linear(1, 1, device="cuda")(torch.ones(1, 1, device="cuda")).backward()  # makes cuBLAS's workspaces, which stay
+    block = FusedBlock(*sizes).to("cuda")
+    copies = 2 * sum(weight.numel() for weight in block.parameters() if weight.ndim == 2)
+    before = requested()
+    x = torch.randn(1, tokens, model.hidden, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        y = block(x)
+    kept = requested() - before - y.nbytes - copies
+more = f"{kept % tokens:,} bytes for all tokens together"
+print(f"Llama 3.1 8B, fused: {bytes_a_token(*sizes):,} bytes per token; simulated {kept // tokens:,}, and {more}")
+print(f"not fused: {bytes_a_token(*sizes) + 6 * model.hidden:,}")
 
 # %% [markdown]
-# ## 4 · Your own erratum
+# ## Unchecked · Your own erratum
 # **Difficulty** ●●●●● · **15 minutes, or an evening** · **Trains** being wrong in public, and correcting it
 #
 # Find a number about the memory of training that does not hold: in a blog, a README, a lecture, or your own notes. It
-# must not be on this course's list. Return a dictionary:
+# must not be on [this course's list](../docs/errata.md). Return a dictionary:
 #
 # | key | what |
 # |---|---|
@@ -287,10 +325,11 @@ print(f"Llama 3.1 8B, fused: {kept:,} bytes per token and block; unfused {kept +
 # | `source` | where you read it, and when (with the year) |
 # | `said` | the number claimed |
 # | `evidence` | a function without arguments that computes the right number, in the unit of `said` |
-# | `lesson` | which lesson explains it, 1 to 14 |
+# | `lesson` | which lesson explains it |
 #
-# The check runs your evidence. It cannot know whether you quote the source fairly: that is up to you. Nothing found?
-# Look at your own notes of lesson 01, or at the guesses that you locked: some of them were wrong, too.
+# This task has no check. A program cannot know whether you quote the source fairly, or whether your evidence is about
+# its claim. Show both to someone. Nothing found? Look at your own notes of lesson 01, or at the guesses that you
+# locked: some of them were wrong, too.
 
 
 # %%
@@ -312,7 +351,10 @@ def erratum() -> dict:
 
 
 # %%
-check.erratum(erratum)
+mine = erratum()
+right = mine["evidence"]()
+print(f"“{mine['claim']}” ({mine['source']})")
+print(f"claimed {mine['said']:g}, computed {right:g}: {right / mine['said']:.3g} times as much")
 
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
@@ -324,12 +366,13 @@ check.erratum(erratum)
 # <details><summary>Hint 2: evidence</summary>
 #
 # `course_utils.estimate(run).total / 10**9`, a count of parameters, or plain arithmetic. It has to return one number,
-# in the unit of the claim.
+# in the unit of the claim. Does it return the same number twice?
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 3: before you publish</summary>
 #
-# Divide the right number by the claimed one. Is it about 1,000, or a million? Then only the unit differs.
+# Look for a reading that makes the claim right. Divide the right number by the claimed one: is it about 1,000, a
+# million, or 1.074? Then only the unit differs.
 #
 # </details>
 

@@ -1,19 +1,14 @@
 """Checks of the exercises of lesson 13, "Who is right?": each names the misconception, never the answer."""
 
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils.interactive.course_files import LESSONS
 from course_utils.interactive.feedback import (
-    CheckFailed,
     Mistakes,
     alike,
     call,
@@ -21,14 +16,10 @@ from course_utils.interactive.feedback import (
     exercise,
     expect,
     fail,
-    of_kind,
     recognized,
     unit_slip,
 )
 from course_utils.measuring.on_gpu import on_new_gpu
-from course_utils.units import UNITS
-
-from .errata import ERRATA
 
 # ------------------------------------------------------------------------------------------------------ 13.1: referee
 MOMENTS = ("begin", "forward", "backward", "peak")
@@ -229,7 +220,7 @@ TOKEN_MISTAKES: Mistakes = {
 
 @exercise("13.3", "Every byte is found, and autocast keeps more of them than most texts say.")
 def bytes_a_token(answer: Any) -> None:
-    """`answer(h, kv, ffn, a)` is what a Llama's block keeps for one token under autocast."""
+    """`answer(h, kv, ffn, a)` is what a block with fused matrices keeps for one token under autocast."""
     got, first = [call(answer, *case) for case in TOKEN_CASES], TOKEN_CASES[0]
     if recognized(got, TOKEN_CASES, token_right, TOKEN_MISTAKES):
         return
@@ -240,29 +231,3 @@ def bytes_a_token(answer: Any) -> None:
         right = call(answer, *more) - call(answer, *first) == token_right(*more) - token_right(*first)
         expect(right, f"The part with {letter} is off. How many tensors have that width, and in which format?")
     fail("The constant part is off. What is kept once per token, whatever the sizes?")
-
-
-# ------------------------------------------------------------------------------------------------------- 13.4: erratum
-@exercise("13.4", "A claim, its source, and evidence that anybody can run: an erratum needs no more.")
-def erratum(answer: Any) -> None:
-    """`answer()` is a dictionary: claim, source, said, evidence, lesson."""
-    got = entries(call(answer, returns=Mapping), ("claim", "source", "said", "evidence", "lesson"), object)
-    claim, source = of_kind(got["claim"], str, "The claim is"), of_kind(got["source"], str, "The source is")
-    said, lesson = of_kind(got["said"], Real, "said is"), of_kind(got["lesson"], int, "lesson is")
-    words = "The claim has no number in it. Write it in digits, even if the source has a word: half is 50 %."
-    expect(any(letter.isdigit() for letter in claim), words)
-    more = "Say more about the source: where is the claim, and in which year did you read it?"
-    expect(len(source.split()) >= 2 and re.search(r"\b(19|20)\d\d\b", source), more)
-    expect(claim not in [one.claim for one in ERRATA], "Your claim is on the course's list already. Find your own.")
-    expect(lesson in LESSONS, f"There are lessons 1 to {max(LESSONS)}.")
-    expect(callable(got["evidence"]), "evidence is not a function. Return a function that computes the number.")
-    try:
-        first, second = call(got["evidence"]), call(got["evidence"])
-    except CheckFailed as problem:
-        raise CheckFailed(f"evidence: {problem}") from problem
-    expect(first == second, "Your evidence returns another number each time. Fix the seed of what is random.")
-    expect(first != 0, "Your evidence returns 0. Is that really the number in question?")
-    expect(abs(said / first - 1) > 0.005, "Your evidence agrees with the claim to half a percent. So the claim holds.")
-    slips = [factor for size in UNITS.values() if size > 1 for factor in (size, 1 / size)]
-    unit = any(math.isclose(first, said * factor, rel_tol=0.005) for factor in slips)
-    expect(not unit, "Your evidence agrees with the claim in another unit. Compute it in the claim's: does it hold?")
