@@ -151,7 +151,7 @@ def test_a_lesson_begins_and_ends_with_where_it_is_and_the_ways_on() -> None:
     lesson, exercises = (ROOT / folder / "src" / "06_recomputation.py" for folder in ("notebooks", "solutions"))
     way = frame(ROOT, lesson)
     assert (
-        f"**Lesson 06** of {max(LESSONS)} · core path · [6 exercises, 110 minutes](../exercises/06_recomputation.ipynb)"
+        f"**Lesson 06** of {max(LESSONS)} · core path · [4 exercises, 73 minutes](../exercises/06_recomputation.ipynb)"
         in way
     )
     assert "[← 05 What does each operation keep?](05_activations.ipynb)" in way

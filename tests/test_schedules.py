@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from lesson_source import names_from_cells
+from lesson_source import SOURCES, names_from_cells
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -24,6 +24,7 @@ from course_utils.lessons.recomputation.schedules import (
 )
 from course_utils.lessons.recomputation.widget import SCHEDULES, schedule_player
 from course_utils.networks import build_network
+from course_utils.networks.recompute import KEPT
 
 
 def small_gpt(layers: int = 6, hidden: int = 128, vocab: int = 1000) -> TransformerConfig:
@@ -130,6 +131,44 @@ def test_front_leaves_out_what_is_beaten() -> None:
     points = {"a": (0.0, 9), "b": (1.0, 5), "c": (2.0, 5), "d": (3.0, 1)}
     assert pareto_front(points) == ["a", "b", "d"]
     assert "On the front: a, b, d." in pareto(points, "A title").alt
+    assert "the cost (repeated arithmetic" in pareto(points, "A title").alt
+    assert "the cost (time added)" in pareto(points, "A title", cost="time added").alt
+
+
+XL = TrainingRun("gpt2-xl", 32, 1024, "bf16-master")
+
+
+@pytest.mark.parametrize(("chunks", "best"), [(1, 4), (8, 2)])
+def test_the_best_number_of_blocks_depends_on_the_loss(chunks: int, best: int) -> None:
+    """Without the loss's three tensors it is the formula's, √(L/c) with c = 17."""
+    peaks = {k: estimate(XL.replace(recompute=f"every-{k}", loss_chunks=chunks)).total for k in (1, 2, 3, 4, 6, 8)}
+    assert min(peaks, key=lambda k: peaks[k]) == best
+    assert chunks == 1 or best == best_interval(48, 17)
+
+
+@pytest.mark.parametrize("name", ["A100-80GB", "H100-80GB"])
+def test_checkpoints_hide_behind_forward_over_pcie_and_all_activations_do_not(name: str) -> None:
+    card = gpu(name)
+    forward = step_seconds(XL, card)["model"] / 3
+    everything = estimate(XL)["activations"] - estimate(XL.replace(recompute="offload"))["activations"]
+    checkpoints = 48 * 2 * 1024 * 32 * 1600
+    assert checkpoints / card.rates.host < forward < everything / card.rates.host / 5
+
+
+def test_the_lessons_selective_policy_knows_every_attention_kernel_of_a_gpu() -> None:
+    source = next(SOURCES.glob("06_*.py")).read_text(encoding="utf-8")
+    kernels = [str(kernel).removeprefix("aten.") for kernel in KEPT if "attention" in str(kernel)]
+    assert len(kernels) == 4 and [kernel for kernel in kernels if f"aten.{kernel}," not in source] == [
+        "_scaled_dot_product_flash_attention_for_cpu.default"
+    ]
+
+
+def test_the_lessons_small_gpt_is_not_the_size_of_gpt2() -> None:
+    """Its head is not tied, which adds V·h, and it has no P·h of positions and no last norm."""
+    names = names_from_cells("06", "def flash(", "class Block(", "class GPT(")
+    with torch.device("meta"):
+        count = sum(weight.numel() for weight in names["GPT"](12, 768, 12, 50257).parameters())
+    assert count == 162_249_216 == PRESETS["gpt2"].parameters + 50257 * 768 - 1024 * 768 - 2 * 768
 
 
 BY_HAND = ("def flash(", "class Block(", "class GPT(", "class Recomputed", "def gradients(")

@@ -102,7 +102,13 @@ print(f"values kept at most: {keep_every(64, 8).memory} = 2·√64")
 reveal("06.k", best_interval(64), unit="nodes")
 
 # %% [markdown]
-# Memory is $2 \sqrt{n}$, for one more forward pass. This is "the square root". When does it not hold?
+# Memory is $2 \sqrt{n}$, for one more forward pass. This is "the square root".
+#
+# Can it be less? Let a stretch that runs again keep checkpoints of its own, and so on down to single nodes. Then memory
+# is O(log n), for O(n log n) runs of f (Chen et al., abstract). Griewank and Walther's `revolve` (2000) has the best
+# such schedule for a given number of checkpoints.
+#
+# And when does the square root not hold?
 
 # %% [markdown]
 # ## A block is not a node
@@ -143,7 +149,7 @@ class Block(nn.Module):
 # what the block keeps.)
 
 # %%
-from course_utils import TrainingRun, estimate, format_bytes, gpu, measure, on_gpu, plus_minus
+from course_utils import PRESETS, TrainingRun, estimate, format_bytes, gpu, measure, on_gpu, plus_minus
 
 with on_gpu():
     block = Block(1600, 25).to("cuda", torch.bfloat16)
@@ -180,14 +186,15 @@ lines(
         "estimated peak": (ks, [by_k[k].total / 1e9 for k in ks]),
         "(L/k + c·k) checkpoints": (ks, [checkpoint_gb * memory_every(L, k, c) for k in ks]),
     },
-    f"The peak is lowest with {best} blocks per checkpoint: √48 ≈ 7 is already too many",
+    f"Loss in one piece: the peak is lowest with {best} blocks per checkpoint, √48 ≈ 7 is too many",
     "k, blocks per checkpoint", "GB", log_x=True, provenance="estimated from formulas",
 )  # fmt: skip
 
 # %%
 print(f"the formula is lowest at k = {best_interval(L, c)}, near √(L/c) = {(L / c) ** 0.5:.1f}")
 for k in ks:
-    print(f"k = {k:2d}: {format_bytes(by_k[k].total, 'GB', 1)} at the peak, in {by_k[k].label}")
+    in_8 = format_bytes(estimate(xl.replace(recompute=f"every-{k}", loss_chunks=8)).total, "GB", 1)
+    print(f"k = {k:2d}: {format_bytes(by_k[k].total, 'GB', 1)} at the peak, in {by_k[k].label}; loss in 8 chunks {in_8}")
 reveal("06.blocks", best, unit="blocks")
 
 # %% [markdown]
@@ -198,7 +205,8 @@ reveal("06.blocks", best, unit="blocks")
 # - In backward of the loss, all checkpoints exist, and lesson 05's tensors of s·b·V numbers: fewer checkpoints help.
 # - When the first stretch runs again, the loss's tensors are gone: shorter stretches help.
 #
-# The best k balances both.
+# The best k balances both. It depends on the loss: in 8 chunks (lesson 05) its tensors are small, and the formula's k
+# is best.
 
 # %% [markdown]
 # ## Every policy
@@ -228,8 +236,8 @@ def loss_of(model, tokens, call):
 
 
 # %% [markdown]
-# The model has GPT-2's size in 16 bits, 8 sequences of 1,024 tokens, no optimizer. **Your guess.** How high is the peak
-# if each block keeps only its input?
+# The model has GPT-2's blocks and words in 16 bits. But it has no positions, and a head of its own. It gets 8 sequences
+# of 1,024 tokens, and has no optimizer. **Your guess.** How high is the peak if each block keeps only its input?
 
 
 # %%
@@ -246,6 +254,8 @@ def show(name, call):
 
 with on_gpu():
     gpt = GPT(layers=12, h=768, a=12, V=50257).to("cuda", torch.bfloat16)
+    N = sum(parameter.numel() for parameter in gpt.parameters())
+    print(f"{N:,} parameters, {N / PRESETS['gpt2'].parameters - 1:.0%} more than GPT-2 with its tied head")
     batch = torch.randint(50257, (8, 1024), device="cuda")
     loss_of(gpt, batch, keep_everything).backward()  # so that cuBLAS has allocated its workspaces
     gpt.zero_grad()
@@ -296,19 +306,25 @@ with on_gpu():
 # Change 3 to 2, 6 and 12. Predict both numbers.
 #
 # The *selective* policy keeps the results of matrix products and attention, and runs the cheap rest again. `context_fn`
-# says which results to keep.
+# says which results to keep. PyTorch chooses one of several attention kernels: with a mask, in fp32 or on another GPU
+# it may not be flash. So list them all. One that is not in the list runs again, without a word.
 
 # %%
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 aten = torch.ops.aten
-KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default, aten._scaled_dot_product_flash_attention.default]
+ATTENTION = [
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+]
+KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default, *ATTENTION]
 selective = partial(again, context_fn=partial(create_selective_checkpoint_contexts, KEPT))  # change this
 with on_gpu():
     show("selective", selective)
 
 # %% [markdown]
-# Change `KEPT` to `KEPT[-1:]`, to keep only attention's results. Where does this lie between selective and full?
+# Change `KEPT` to `ATTENTION`, to keep only attention's results. Where does this lie between selective and full?
 #
 # Or keep everything in the *host's* memory: [offloading](../docs/glossary.md#offloading). `save_on_cpu` copies there
 # what autograd saves, and back in backward. The GPU reads the host's pinned pages directly.
@@ -327,7 +343,8 @@ with on_gpu():
 # `save_on_cpu` copies the weights, too. Your own hooks can skip them: see `Offloading` in
 # [recompute.py](../course_utils/networks/recompute.py).
 #
-# A `TrainingRun` has all of these as `recompute=`, for a whole step with its states. "selective-attention" recomputes
+# A `TrainingRun` has all of these as `recompute=`, for a whole step with its states. Here it is the real GPT-2: compare
+# its rows with each other, not with those above. "selective-attention" recomputes
 # only attention's core, from q·kᵀ to weights·v: the "[selective](../docs/glossary.md#selective-recomputation)
 # recomputation" of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 5.
 
@@ -435,8 +452,8 @@ for name, (one, call, wanted) in ways.items():
 
 # %% [markdown]
 # ## 70 % less memory for 2.7 % more FLOPs?
-# Korthikanti et al. report this for GPT-3's activations (175 B parameters, s = 2,048) if the attention core is
-# recomputed. For MT-NLG they report 65 % and 1.6 % (section 6).
+# Korthikanti et al. (section 5) report this for GPT-3's activations (175 B parameters, s = 2,048) if the attention core
+# is recomputed. For MT-NLG they report 65 % and 1.6 %. A lecture makes it "up to 70 %".
 #
 # **Your guess.** Run the core's two products, q·kᵀ and weights·v, once more. By how many percent do the FLOPs of
 # GPT-3's step rise?
@@ -454,28 +471,34 @@ for name, (L, h, a) in sizes.items():
     saves = 5 * a * s / h / (34 + 5 * a * s / h)
     print(f"{name:12s} saves {saves:.0%}; eq. 8 adds {paper:.1%}, two products add {added[name]:.2%}")
 reveal("06.core", 100 * added["GPT-3"], unit="%")
+long, h, a = 4096, 4096, 32  # the lecture's example, Llama-3 8B with its 97 and 17 GB
+print(f"{'Llama-3 8B':12s} saves {5 * a * long / h / (34 + 5 * a * long / h):.0%} at s = {long:,}")
 
 # %% [markdown]
-# Memory holds: 70 %. The 2.7 % follow from equation 8, where $\frac{s}{6h}$ becomes $\frac{s}{3h}$. That adds the
+# Memory holds for GPT-3: 70 %. It is not an upper limit: the lecture's own example saves more. The 2.7 % follow from
+# equation 8, where $\frac{s}{6h}$ becomes $\frac{s}{3h}$. That adds the
 # core's *whole* share of a step, all three units. But recomputation runs only forward, so it costs less than its
 # authors say, for every model. PyTorch stops early and repeats only q·kᵀ: half of that. Change s to 8192: which columns
 # grow?
 
 # %% [markdown]
 # ## Memory against arithmetic
-# Consider only policies on the *front*: no other has both a lower peak and less to run again.
+# Consider only policies on the *front*: no other has both a lower peak and less to run again. This is a front in FLOPs.
+# "selective" repeats no product, and still took longer than "full" on a real GPU: see the front in time below.
 
 # %%
 from course_utils.lessons.recomputation.figures import pareto
 from course_utils.lessons.recomputation.policies import added_percent
 
-names = ("none", "selective", "full", f"every-{best}", "sqrt")  # change this
-points = {name: (added_percent(run := xl.replace(recompute=name)), estimate(run).total) for name in names}
-title = f"GPT-2 XL: one checkpoint per {best} blocks beats full recomputation, √48 loses to both"
+step = xl.replace(loss_chunks=1)  # change this
+names = ("none", "selective", "full", f"every-{best}", "sqrt")
+points = {name: (added_percent(run := step.replace(recompute=name)), estimate(run).total) for name in names}
+lowest = min(points, key=lambda name: points[name][1])
+title = f"GPT-2 XL, loss_chunks={step.loss_chunks}: the peak is lowest with recompute={lowest}"
 pareto(points, title, provenance="estimated peaks, FLOPs of matrix products by formula")
 
 # %% [markdown]
-# Replace "sqrt" by "every-12": where does it lie?
+# Change `loss_chunks` to 8: which policy wins then, and why? Then replace "sqrt" by "every-12": where does it lie?
 #
 # Offloading costs no arithmetic, but time on the link to the host. Can the copies hide? They leave during forward and
 # return during backward, so one way must fit into forward, a third of the step's arithmetic. The third link, NVLink,
@@ -493,16 +516,21 @@ links = {
     "Grace, NVLink": (h100, 450e9),
 }
 moved = estimate(xl)["activations"] - estimate(xl.replace(recompute="offload"))["activations"]
-print(f"{format_bytes(moved, 'GB', 1)} go to the host and come back in every step")
-for name, (card, rate) in links.items():
-    copy, step = moved / rate, step_seconds(xl, card)["model"]
-    print(f"{name:13s} {rate / 1e9:5.1f} GB/s: one way {copy:.2f} s, step {step:.2f} s at the card's peak", end="; ")
-    print(f"forward hides it at {step / 3 / copy:.0%} of the peak or slower")
+checkpoints = 2 * xl.seq_len * xl.micro_batch * xl.model.hidden * xl.model.layers
+for what, size in {"all activations": moved, "only checkpoints": checkpoints}.items():
+    print(f"{what}: {format_bytes(size, 'GB', 1)} go to the host and come back in every step")
+    for name, (card, rate) in links.items():
+        copy, forward = size / rate, step_seconds(xl, card)["model"] / 3
+        speed = "even at the card's peak" if copy <= forward else f"at {forward / copy:.0%} of the peak or slower"
+        print(f"  {name:13s} one way {copy:.2f} s, forward at the peak {forward:.2f} s: it hides {speed}")
 
 # %% [markdown]
-# Over PCIe they cannot hide: one way takes longer than the whole step at the card's peak. Real trainings reach about
-# half of that peak (Korthikanti et al.: 54.2 %). Over NVLink they could, with little to spare, on a stream of their
-# own. `save_on_cpu` copies on the stream that computes, so the times add up.
+# Over PCIe, the copies of *all* activations cannot hide behind forward: real trainings reach about half of the peak
+# (Korthikanti et al.: 54.2 %). Over NVLink they could, with little to spare. The checkpoints of full recomputation are far fewer bytes: they
+# hide over PCIe even at the peak.
+# [DeepSpeed](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html) has this as *CPU checkpointing*.
+# All of it holds only for copies on a stream of their own. `save_on_cpu` copies on the stream that computes, so the
+# times add up.
 
 # %% [markdown]
 # ## "About 8 GB" and "50 %": are they right?
@@ -612,14 +640,14 @@ for words, case in cases.items():
 # autocast, in fp32: gradients are off a little, and recomputed tensors take twice the bytes. (Exercise 4 restores
 # everything.) The FLOPs show the early stop: only `use_reentrant=False` leaves out the last linear layer.
 #
-# Is checkpointing "on by default in most libraries", as one text says? No. PyTorch recomputes only what you pass to
+# Is checkpointing "on by default in most libraries", as a lecture says? No. PyTorch recomputes only what you pass to
 # `checkpoint`, as does [DeepSpeed](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html).
 # [transformers](https://github.com/huggingface/transformers/blob/main/src/transformers/training_args.py) defaults to
 # `gradient_checkpointing = False`,
 # [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/transformer_config.py) to
 # `recompute_granularity = None`. Of these five, only
-# [torchtitan](https://github.com/pytorch/torchtitan/blob/main/torchtitan/trainer.py) starts with a selective policy
-# (sources of 2025 and 2026).
+# [torchtitan](https://github.com/pytorch/torchtitan/blob/0014ac2ca45ae15db6706b4f5cc3e67546c98885/torchtitan/config/configs.py)
+# starts with a selective policy: `mode = "selective"` (sources of 2025 and 2026).
 
 # %% [markdown]
 # ## And the time?
@@ -645,9 +673,10 @@ torch.set_num_threads(threads)
 
 # %% [markdown]
 # Published for GPUs: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %, Korthikanti et al. 39 % for a layer split
-# over 8 GPUs (table 4). Arithmetic explains at most one third. (25 % is one unit of the *new* four.) Dropout, norms and
-# GELU run again, too, and wait for memory, not for arithmetic. The Python of `checkpoint` comes on top. Change h to 64:
-# does a small model pay more or less? A real GPU says:
+# over 8 GPUs (table 4). Arithmetic explains at most one third. (25 % is one unit of the *new* four.) Time can be more
+# where backward takes less than twice as long as forward. Their layer takes 7.7 ms forward and 11.9 backward, because
+# backward overlaps its communication. The Python of `checkpoint` comes on top. Change h to 64: does a small model pay
+# more or less? A real GPU says:
 
 # %%
 from course_utils.lessons.shared.recorded_times import recorded_times
@@ -656,7 +685,7 @@ times = recorded_times("recomputation")
 times
 
 # %% [markdown]
-# How much memory does that time buy? Recorded on that GPU:
+# How much memory does that time buy? Recorded on that GPU, the front in time:
 
 # %%
 medium, none = TrainingRun("gpt2-medium", micro_batch=8, seq_len=1024), times.milliseconds["none"]
@@ -668,11 +697,20 @@ for name, peak in peaks.items():
 moved, took = 2 * (peaks["none"] - peaks["offload"]), times.milliseconds["offload"] - none
 print(f"offload: {moved / 1e9:.1f} GB to the host and back, {moved / took / 1e6:.0f} GB/s")
 
+# %%
+from course_utils.lessons.recomputation.figures import pareto_front
+
+points = {name: (100 * (ms / none - 1), peaks[name]) for name, ms in times.milliseconds.items()}
+title = f"GPT-2 medium, recorded: the front in time is {', '.join(pareto_front(points))}"
+provenance = "recorded on NVIDIA H200 while other work used its host's CPU"
+pareto(points, title, cost="time added, in percent of the step's", provenance=provenance)
+
 # %% [markdown]
 # **Full** costs less than a third: the head, the loss and the update do not run again. **Selective** computes less than
-# full and takes longer here. Its policy is Python, called for each operator. Probably the GPU waits for it (not
-# measured). **Offload** moves what it saves over the PCIe bus twice. Compare its speed with the most that generation 5
-# can carry, 64 GB/s.
+# full and takes longer here. Its policy is Python, called for each operator, and the host's CPU was busy (see the
+# recording's note). Probably the GPU waited for Python. So do not take its place in this picture for a law: on a quiet
+# host, with longer kernels or under `torch.compile`, it can be another one (not recorded). **Offload** moves what it
+# saves over the PCIe bus twice. Compare its speed with the most that generation 5 can carry, 64 GB/s.
 
 # %% [markdown]
 # ## In your own script
@@ -715,7 +753,7 @@ quiz(6)
 # **Breaks when** the peak is elsewhere, in the loss or the optimizer; or when random state or autocast is not restored.
 #
 # **Cheat-sheet line** every k blocks: (L/k + c·k) · 2·s·b·h bytes, c ≈ 17 + 5·a·s/2h eager, 17 flash · cost: at most ⅓
-# of a step · selective in eager attention saves 5·a·s²·b per block, for at most 4·b·s²·h FLOPs.
+# of a step's FLOPs · selective in eager attention saves 5·a·s²·b per block, for at most 4·b·s²·h FLOPs.
 #
 # This lesson corrects claims 4, 5, 6, 7, 8 and 27 of [what the sources got wrong](../docs/errata.md).
 #

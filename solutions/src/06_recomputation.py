@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 110
+#     minutes: 73
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 06 · Recomputation
 #
-# **110 minutes** for all six; each one says its own. You should know what [lesson
+# **73 minutes** for all four; each one says its own. You should know what [lesson
 # 06](../notebooks/06_recomputation.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -30,7 +30,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from course_utils import format_bytes
-from course_utils.figures import timeline
 from course_utils.lessons.recomputation import checks as check
 from course_utils.lessons.shared.judging import counted, forward_backward
 
@@ -351,144 +350,3 @@ for name, call in {"kept": lambda function, x: function(x), "run again": own_che
     ran = forward_backward(partial(call, layers), [x], layers.parameters())
     kept = f"{format_bytes(ran.kept, 'MB', 1)} (traced on the CPU)"
     print(f"{name:10s} {kept}, gradient of x: norm {ran.gradients[0].norm():.1f}")
-
-# %% [markdown]
-# ## 5 · Count the teeth
-# **Difficulty** ●●●●○ · **22 minutes** · **Trains** reading a policy off a run's memory alone
-#
-# Write `stretches(measurement)`. It returns how many teeth the activations have in backward of the *last* step, or 0 if
-# nothing was recomputed. The measurement has two steps of GPT-2 (12 blocks), and only their memory over time.
-#
-# Each stretch of blocks that runs again leaves a tooth in backward: activations climb while it runs, and fall while its
-# own backward uses them. A run with `"full"` has 12 teeth, and one with `"every-3"` has 4. With `"selective"`, each
-# block is a stretch that runs again in part: its climb steps back on the way, and is still one tooth. No run here
-# offloads its activations.
-#
-# - `measurement.timeline.curves()["activations"]` is a list. Item i has the bytes of activations *after* event i. An
-#   event is one tensor that is allocated or freed. Events are counted from 0.
-# - `measurement.timeline.marks` is a list with one mark for each phase: `mark.step` (1 or 2), `mark.phase` ("forward",
-#   "loss", "backward", "optimizer", "zero_grad"), and `mark.event`, the number of events before the phase begins. So a
-#   phase is `curve[mark.event : following.event]`, where `following` is the next mark. The bytes before the phase are
-#   `curve[mark.event - 1]`.
-#
-# Here are the activations of one run. Not all of its stretches are equally long.
-
-# %%
-timeline(check.example(), "A timeline with a secret", steps=[2])
-
-
-# %%
-def stretches(measurement) -> int:
-    """The number of stretches that ran again in backward of the last step; 0 if nothing was recomputed."""
-    ### BEGIN SOLUTION Return a whole number from 0 to 12.
-    marks = {mark.phase: mark.event for mark in measurement.timeline.marks}
-    curve = measurement.timeline.curves()["activations"][marks["backward"] : marks["optimizer"]]
-    climbs, valley, summit = [], curve[0], curve[0]
-    for value in [*curve, 0]:
-        if value <= valley:  # back where the climb began
-            climbs.append(summit - valley)
-            valley = summit = value
-        summit = max(summit, value)
-    return sum(climb > 0 for climb in climbs)
-    ### END SOLUTION
-
-
-# %%
-check.stretches(stretches)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Without recomputation, activations only fall in backward. Each stretch that runs again makes them rise.
-#
-# </details>
-# <details><summary>Hint 2: what is a tooth?</summary>
-#
-# A tooth is a climb from a valley to a summit, perhaps with steps back on the way. Cut the curve to backward first. The
-# marks of the last step come last, so a dictionary from phase to event keeps those.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Remember the valley, and the highest point since. A tooth is over when the curve is down again where its climb began,
-# or at the end. Note its height, and start again from there. Where the curve only falls, the climb is 0. A short
-# stretch makes a low tooth, so every climb above 0 counts.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Each stretch makes one tooth: its activations come all at once when it runs again, then go one after the other. The
-# height of a tooth shows how long the stretch is. The floor under it shows how many checkpoints there are: with fewer
-# and higher teeth, the floor is lower. If k does not divide the number of blocks, one stretch is shorter, and so is its
-# tooth.
-
-# %% [markdown]
-# ## 6 · Two secrets
-# **Difficulty** ●●●●○ · **15 minutes** · **Trains** inferring batch and policy from one curve
-#
-# Find out two secrets of a run from the timeline of its *activations*: its micro-batch (1 to 32) and its policy, one of
-# `check.SECRET_POLICIES`. `check.mystery(seed)` simulates such a run of a small GPT (6 blocks). `check.KNOWN` describes
-# the rest of it. Here are two of these runs. Their forward passes keep nearly the same. Which one trains more sequences
-# at a time?
-
-# %%
-print(check.KNOWN, check.SECRET_POLICIES)
-timeline(check.mystery(2), "Mystery 2: the activations of one step", unit="MB", steps=[2])
-
-# %%
-timeline(check.mystery(3), "Mystery 3: the activations of one step", unit="MB", steps=[2])
-
-# %% [markdown]
-# Write `infer(measurement)`. It returns a dictionary with the keys `micro_batch` and `recompute`. The check tries six
-# runs, with the seeds 1 to 6. `activation_bytes(run)` estimates what forward keeps, and `stretches` from exercise 5
-# will help.
-
-# %%
-from course_utils.estimating.exact.activations import activation_bytes
-
-
-def infer(measurement) -> dict:
-    """The micro_batch and the recompute of the run, from the timeline of its activations."""
-    ### BEGIN SOLUTION Return a dictionary with the keys micro_batch and recompute.
-    teeth = stretches(measurement)
-    policy = {0: "none", 6: "full", 3: "every-2", 2: "every-3"}[teeth]
-    marks = {mark.phase: mark.event for mark in measurement.timeline.marks}  # the last step's remain
-    kept = measurement.timeline.curves()["activations"][marks["loss"] - 1]  # before the loss's first event
-    one_sequence = activation_bytes(check.KNOWN.replace(recompute=policy))
-    return {"micro_batch": round(kept / one_sequence), "recompute": policy}
-    ### END SOLUTION
-
-
-# %%
-check.infer(infer)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Begin with the policy: it shows in the shape, whatever the size. How many stretches does a model of 6 blocks have
-# under each policy?
-#
-# </details>
-# <details><summary>Hint 2: then the batch</summary>
-#
-# What forward keeps is nearly proportional to the micro-batch, so round to the nearest whole number.
-# `check.KNOWN.replace(recompute=policy)` has a micro-batch of 1.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Read the curve where the last forward ends. That is after its last event, the one *before* the mark of the last
-# `loss`. At the mark's own event, the loss has begun to add its tensors. Divide by what one sequence keeps under that
-# policy.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# The height of a curve depends on batch and policy together, so no height by itself reveals either. The shape does not
-# depend on the batch: it reveals the policy. With the policy, the height reveals the batch.
-
-# %% tags=["solution"]
-for seed in range(1, 7):
-    print(seed, infer(check.mystery(seed)))

@@ -1,4 +1,4 @@
-"""Figures of lesson 06: a schedule at one of its ticks, and policies by their memory and their arithmetic."""
+"""Figures of lesson 06: a schedule at one of its ticks, and policies by their memory and their cost."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -85,14 +85,17 @@ def _curve(canvas: Canvas, schedule: Schedule, at: int, top: float) -> float:
     return bottom
 
 
-def pareto(points: Mapping[str, tuple[float, int]], title: str, provenance: str = "") -> Figure:
-    """Up to five policies as circles, percent of arithmetic added and bytes at the peak; a line joins the front's."""
+ARITHMETIC = "repeated arithmetic, in percent of the step's"
+
+
+def pareto(points: Mapping[str, tuple[float, int]], title: str, cost: str = ARITHMETIC, provenance: str = "") -> Figure:
+    """Up to five policies as circles, percent of `cost` added and bytes at the peak; a line joins the front's."""
     front = pareto_front(points)
     circles = {f"{name}: {peak / GB:.1f} GB": ([round(x, 1)], [peak / GB]) for name, (x, peak) in points.items()}
     xs, peaks = zip(*sorted(points[name] for name in front), strict=True)
-    labels = "repeated arithmetic, in percent of the step's", "peak in GB"
+    labels = cost, "peak in GB"
     told = "; ".join(f"{name} {x:.2g} % and {peak / GB:.1f} GB" for name, (x, peak) in points.items())
-    alt = f"{stop(title)} Circles show added arithmetic and peak: {told}. On the front: {', '.join(front)}."
+    alt = f"{stop(title)} Circles show the cost ({cost}) and the peak: {told}. On the front: {', '.join(front)}."
     drawn = {"front": (xs, [peak / GB for peak in peaks]), **circles}
     return lines(drawn, title, *labels, markers=False, circles=circles, provenance=provenance, alt=alt)
 
