@@ -10,6 +10,7 @@ import torch
 from counting import calls
 from lesson_source import names_from_cells
 
+from course_utils import TrainingRun, moments, on_gpu
 from course_utils.lessons.adam.by_hand import RULES, START, Valley, kept_bytes, steps_needed, trajectory
 from course_utils.lessons.adam.figures import frame_of, outcome, walks
 from course_utils.lessons.adam.widget import walker
@@ -96,6 +97,48 @@ def test_only_epsilon_keeps_adam_from_walking_where_gradients_are_rounding_noise
         assert query.mean() > 2e-3
         moved.append(key.mean().item() / 1e-3)
     assert moved[0] < 0.1 < 1 < moved[1]
+
+
+def test_the_second_steps_peak_is_higher_by_the_states_and_one_workspace() -> None:
+    gpt = names_from_cells("02", "def walk(", "class GPT(")["GPT"]
+    requested = []
+    with on_gpu():
+        model = gpt(layers=2).to("cuda")
+        N = sum(p.numel() for p in model.parameters())
+        optimizer, tokens = torch.optim.AdamW(model.parameters()), torch.zeros(8, 512, dtype=torch.long, device="cuda")
+        for _ in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            requested.append(torch.cuda.memory_stats()["requested_bytes.all.peak"])
+    assert requested[1] - requested[0] == 8 * N + (2 * 4096 + 8 * 16) * 1024  # torch's own choice: ":4096:2:16:8"
+    assert requested[2] == requested[1]
+
+
+def fullest(precision: str, optimizer: str) -> int:
+    """Return the bytes in GPT-2's optimizer step."""
+    run = TrainingRun("gpt2", seq_len=128, precision=precision, optimizer=optimizer, attention="efficient")
+    return moments(run)["optimizer step"].total
+
+
+def test_an_optimizers_name_means_what_the_lesson_says_in_each_recipe() -> None:
+    N, largest = 124_439_808, 50_257 * 768
+    for precision in ("fp32", "amp-bf16"):
+        counters = 148 * 512  # fused keeps each tensor's t on the GPU
+        fused = fullest(precision, "adamw-fused") - counters
+        assert fullest(precision, "adamw") == fullest(precision, "adamw-foreach") == fused + 4 * N
+    assert fullest("bf16-master", "adamw-foreach") == pytest.approx(22 * N, rel=1e-4)
+    assert fullest("bf16-master", "adamw") == pytest.approx(16 * N + 6 * largest, rel=1e-4)
+
+
+def test_epsilon_halves_the_update_of_its_own_size() -> None:
+    cells = names_from_cells("02", "flat, steep =", "def walk(", "def adam(")
+    sizes = torch.tensor([1e-8, 1e-9, 1e-2])
+    updates = cells["adam"](sizes, torch.zeros(3), torch.zeros(3), 1)
+    assert updates.tolist() == pytest.approx([1 / 2, 1 / 11, 1.0], rel=1e-4)
 
 
 def test_walks_say_how_each_ended_and_stay_inside_their_windows() -> None:

@@ -14,8 +14,9 @@
 # **60 minutes.** You should know what a gradient is, and from [lesson 01](01_where_did_the_memory_go.ipynb) what lives
 # when in a training step. You need no GPU.
 #
-# In most scripts the optimizer is two lines. In memory it is larger than the model. You will write Adam by hand, then
-# account for every byte: its [states](../docs/glossary.md#optimizer-states), and what the step itself needs.
+# In most scripts the optimizer is two lines. In memory it is larger than the model. Here is Adam in a few lines of
+# PyTorch. Run it, change it, and account for every byte: its [states](../docs/glossary.md#optimizer-states), and what
+# the step itself needs.
 
 # %% [markdown]
 # ## A narrow valley
@@ -104,7 +105,8 @@ walks(paths, "One step size for two directions: too short along the valley, or t
 # slows the steep direction down and speeds the flat one up (Tieleman and Hinton 2012). It keeps one number, too.
 #
 # [**Adam**](../docs/glossary.md#adam-adamw) does both ([Kingma and Ba 2015](https://arxiv.org/abs/1412.6980)): two
-# numbers. In the code, methods that end in `_` change m and v in place.
+# numbers. Its name is short for *adaptive moment estimation*. In the code, methods that end in `_` change m and v in
+# place.
 
 
 # %%
@@ -221,7 +223,12 @@ print(f"the longest is step {raw.argmax() + 1}; still {raw[999]:.2f} at step 1,0
 # | 1 | direction | β1: a mean over about 1/(1 − β1) gradients |
 # | 2 | size | β2: a mean over about 1/(1 − β2) squares |
 # | 3 | bias correction | t: it wears off as βᵗ goes to 0 |
-# | 4 | update | η: the length of a step; ε: the size below which a gradient counts as zero |
+# | 4 | update | η: the length of a step; ε: an update is half as long where √v̂ equals ε |
+#
+# The mean of a quantity is its *first moment*, and the mean of its square its *second moment*. Adam estimates both of
+# the gradient, by m̂ and v̂: these are its two [moments](../docs/glossary.md#moments). The second is *uncentered*: no
+# mean is subtracted before squaring. So v̂ is not the variance, although many texts call it that. A gradient that never
+# changes has no variance, but v̂ is its square.
 #
 # A larger β1 averages away more noise, and turns more slowly. A larger β2 notices a jump in size later. GPT-3 took β2 =
 # 0.95 ([Brown et al. 2020](https://arxiv.org/abs/2005.14165), appendix B). So did Llama 2, with ε = 10⁻⁵ ([Touvron et
@@ -371,7 +378,7 @@ predict("02.second_step", unit="MB")
 from course_utils import on_gpu
 
 waits_for("02.second_step")
-peaks = []
+peaks, requested = [], []
 with on_gpu():
     model = GPT().to("cuda")
     N = sum(p.numel() for p in model.parameters())
@@ -385,20 +392,26 @@ with on_gpu():
         optimizer.step()
         optimizer.zero_grad()
         peaks.append(torch.cuda.max_memory_allocated())
+        requested.append(torch.cuda.memory_stats()["requested_bytes.all.peak"])
         print(f"step {step}: peak {peaks[-1]:,} bytes, afterwards {torch.cuda.memory_allocated():,}")
 
 # %%
-print(f"N = {N:,}; the gap, 8·N minus what step 2 has more than step 1: {8 * N - (peaks[1] - peaks[0]):,} bytes")
-reveal("02.second_step", peaks[1] - peaks[0], unit="MB")
+more, more_requested = peaks[1] - peaks[0], requested[1] - requested[0]
+print(f"N = {N:,}; the gap, 8·N minus what step 2 has more than step 1: {8 * N - more:,} bytes")
+print(f"in two parts: requested {8 * N - more_requested:+,}, remainders of blocks {more_requested - more:+,}")
+reveal("02.second_step", more, unit="MB")
 
 # %% [markdown]
 # The first step peaks *before* the states exist, so one successful step does not show that a configuration fits. Change
 # (8, 512) to (1, 512). Predict: how much higher is step 2 now? (In which phase is the peak?)
 #
-# **The gap** of half a percent is the allocator's. `memory_allocated()` counts whole blocks, and a remainder below 1
-# MiB is not split off ([lesson 10](10_allocator_and_fragmentation.ipynb)). It also counts cuBLAS's
-# [workspaces](../docs/glossary.md#workspace), 8.5 MB each on most cards: one from the first matrix product in forward
-# on, one from the first in backward on.
+# **The gap** of half a percent has two parts, and they add up to it. The first is one of cuBLAS's
+# [workspaces](../docs/glossary.md#workspace). Forward's first matrix product allocates one, backward's first a second.
+# Step 1 peaks between the two. From step 2 on, both are there.
+#
+# The second part is the allocator's. `memory_allocated()` counts whole blocks, and a remainder below 1 MiB is not split
+# off ([lesson 10](10_allocator_and_fragmentation.ipynb)). In step 2 the tensors are in other blocks, with smaller
+# remainders.
 #
 # `measure` takes such steps for any *run* and counts only tensors.
 
@@ -528,10 +541,17 @@ recorded_times("optimizer")
 # %% [markdown]
 # ## Sixteen bytes, plus the step
 # Training with [master weights](../docs/glossary.md#master-weights) keeps 2 bytes for the 16-bit weight, 2 for the
-# gradient, 4 for the fp32 master, 8 for m and v: 16. Many training loops convert *all* gradients to fp32, free the
-# 16-bit ones, and then call foreach AdamW.
+# gradient, 4 for the fp32 master, 8 for m and v: 16.
 #
-# **Your guess.** How many bytes per parameter are alive at the fullest moment of that step?
+# Some training loops first convert *all* gradients to fp32, then call the optimizer. Megatron-LM's does, in
+# `_copy_model_grads_to_main_grads`
+# ([optimizer.py](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/optimizer/optimizer.py)). It prefers a
+# fused Adam, from Transformer Engine or Apex. If neither is installed, it takes PyTorch's AdamW
+# ([\_\_init\_\_.py](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/optimizer/__init__.py)), which is
+# foreach on a GPU.
+#
+# **Your guess.** All gradients are converted, the 16-bit ones are freed, and foreach AdamW steps. How many bytes per
+# parameter are alive at the fullest moment?
 
 # %%
 predict("02.upcast", unit="bytes")
@@ -571,7 +591,23 @@ reveal("02.upcast", at_once, unit="bytes")
 # %% [markdown]
 # All at once, the step needs 6 bytes more than 16: 2 for the wider gradients, 4 for foreach. What the allocator does
 # not split off comes on top. If you [upcast](../docs/glossary.md#upcasting) *one at a time*, only one tensor needs
-# these 6. Change `foreach` to `fused`, and predict both numbers.
+# these 6. One word saves foreach's 4 in your own loop: change `foreach` to `fused`, and predict both numbers.
+#
+# A `TrainingRun` names the way in its optimizer. `"adamw"` is PyTorch's default, foreach, where weights are fp32: in
+# plain fp32 and under autocast. With 16-bit weights and fp32 masters, `"adamw"` upcasts and updates *one tensor at a
+# time*, and `"adamw-foreach"` all at once. `"adamw-fused"` is fused everywhere:
+
+# %%
+from course_utils import moments
+
+for precision in ("amp-bf16", "bf16-master"):
+    for optimizer in ("adamw", "adamw-foreach", "adamw-fused"):  # change this
+        run = TrainingRun("gpt2", seq_len=128, precision=precision, optimizer=optimizer)
+        peak = moments(run)["optimizer step"].total
+        print(f"{precision:11s} {optimizer:13s} {peak / N:5.2f} bytes per parameter in the optimizer step, estimated")
+
+# %% [markdown]
+# So compare two recipes only if the optimizer goes the same way in both.
 
 # %% [markdown]
 # ## K, the optimizer's bytes per parameter
@@ -661,10 +697,12 @@ for name, size in sizes.items():
 # **Remember** Adam keeps two numbers per parameter, 8 bytes in fp32, and makes them in the first step. With master
 # weights, K = 12. The step itself needs 4 bytes per parameter with foreach, nothing when fused.
 #
-# **Breaks when** all gradients are upcast at once: 16 bytes per parameter become 22. And when you try only one step:
-# the states are not there yet.
+# **Breaks when** all gradients are upcast at once and AdamW is foreach: 16 bytes per parameter become 22, and
+# `fused=True` saves 4 of them. And when you try only one step: the states are not there yet.
 #
 # **Cheat-sheet line** optimizer bytes per parameter, fp32 states: SGD 0 · Adafactor ≈ 0 · 8-bit Adam ≈ 2 · momentum,
 # Lion 4 · Muon 4 to 8 · Adam 8 · with fp32 masters 4 more · foreach: 4 more for a moment.
+#
+# This lesson corrects claim 30 of [what the sources got wrong](../docs/errata.md).
 #
 # Now solve the [exercises of this lesson](../exercises/02_adam.ipynb).

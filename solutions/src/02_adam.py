@@ -43,15 +43,16 @@ with on_gpu():
 print(f"{on_top / weight.nbytes:.1f} tensors of {weight.nbytes / 1e6:.1f} MB on top")
 
 # %% [markdown]
-# Three: each operation of the last line makes a tensor, and three of them exist at once.
+# <details><summary>The answer</summary>
+#
+# Each operation of the last line makes a tensor, and three of them exist at once.
+#
+# </details>
 #
 # Write the same step, but with **at most `size` new numbers at once**, however large the weight is. `step` is the
 # number of the step (1 in the first) and `rate` the learning rate. β1 is 0.9, β2 is 0.999 and ε is 1e-8. Change
 # `weight`, `m` and `v` in place, only read the gradient, and return nothing. All four tensors are contiguous and have
-# the same shape, with any number of dimensions.
-#
-# For a contiguous tensor, `view(-1)` is a flat view of it. `split(size)` cuts that into views of `size` numbers; the
-# last one may be smaller. If you change a view, the tensor changes. The check traces every tensor that you make.
+# the same shape, with any number of dimensions. The check traces every tensor that you make.
 
 
 # %%
@@ -75,8 +76,9 @@ check.adam_in_pieces(adam_in_pieces)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# Cut all four tensors in the same way, and go through the pieces together. The lines for m and v allocate nothing, so
-# they can stay as they are. The third line is the problem.
+# If you change a view, its tensor changes. `view(-1)` is a flat view of a contiguous tensor, and `split(size)` cuts
+# that into views of `size` numbers; the last one may be smaller. The lines for m and v allocate nothing, so they can
+# stay as they are. The third line is the problem.
 #
 # </details>
 # <details><summary>Hint 2: one new tensor</summary>
