@@ -8,7 +8,7 @@ from checking import Answers, JudgedAnswers
 
 from course_utils.allocator.policy import CachingAllocator
 from course_utils.lessons.allocator import checks as lesson_10
-from course_utils.lessons.allocator.checks import LEAKS, process, report, snapshot
+from course_utils.lessons.allocator.checks import LEAKS, process, snapshot
 from course_utils.units import MiB
 
 
@@ -178,98 +178,10 @@ PEAKS = Answers(
 
 
 def test_the_planted_report_does_not_move_and_the_true_one_does() -> None:
-    planted, true = lesson_10.planted_report(), report(process(), "peak allocated")
+    planted, allocated = lesson_10.planted_report(), process().replayed.allocated
+    true = {label: max(allocated[first:last]) for label, (first, last) in process().spans.items()}
     assert len(set(planted.values())) == 1
     assert list(true.values()) == sorted(set(true.values()), reverse=True) and true["32"] > 4 * true["4"]
-
-
-def reading(counter: Callable[[Any, int, int], Any]) -> Any:
-    """For each label what `counter(replayed, first, last)` says."""
-    return lambda process: {label: counter(process.replayed, *span) for label, span in process.spans.items()}
-
-
-FLAT, KEPT = "max_memory_allocated, never reset", "memory_reserved after the step"
-LEFT, PEAK = "memory_allocated after the step", "peak allocated"
-
-COUNTERS: dict[str, Callable[[Any, int, int], int]] = {
-    FLAT: lambda curves, first, last: max(curves.allocated[:last]),
-    KEPT: lambda curves, first, last: curves.reserved[last - 1],
-    LEFT: lambda curves, first, last: curves.allocated[last - 1],
-    PEAK: lambda curves, first, last: max(curves.allocated[first:last]),
-}
-
-
-def by_trying(process: Any, report: Any) -> str:
-    return next(name for name, counter in COUNTERS.items() if reading(counter)(process) == report)
-
-
-def by_leaving_out(process: Any, report: Any) -> str:
-    left = [name for name, counter in COUNTERS.items() if not reading(counter)(process).items() - report.items()]
-    return left[-1]
-
-
-def by_distance(process: Any, report: Any) -> str:
-    return min(COUNTERS, key=lambda name: sum(
-        abs(said - report[label]) for label, said in reading(COUNTERS[name])(process).items()
-    ))  # fmt: skip
-
-
-def with_counters(otherwise: Any = None, **other: Any) -> Any:
-    """By comparing reports, with other counters for some of the four; `otherwise` where none matches."""
-    names = {"flat": FLAT, "kept": KEPT, "left": LEFT, "peak": PEAK}
-    mine = COUNTERS | {names[short]: counter for short, counter in other.items()}
-
-    def answer(process: Any, report: Any) -> Any:
-        found = [name for name, counter in mine.items() if reading(counter)(process) == report]
-        return found[0] if found else otherwise
-
-    return answer
-
-
-def first_match(process: Any, report: Any) -> str:
-    past = COUNTERS | {LEFT: lambda curves, first, last: curves.allocated[last]}
-    return next(name for name, counter in past.items() if reading(counter)(process) == report)
-
-
-def over_the_end(curves: Any, first: int, last: int) -> int:
-    return max(curves.allocated)
-
-
-def one_too_far(curves: Any, first: int, last: int) -> int:
-    return curves.allocated[last]
-
-
-def accusing(counter: str, other: str) -> Any:
-    """The right answer, but for one counter another."""
-
-    def answer(process: Any, report: Any) -> str:
-        right = by_trying(process, report)
-        return other if right == counter else right
-
-    return answer
-
-
-CULPRIT = Answers(
-    right=[by_trying, by_leaving_out, by_distance],
-    wrong=[
-        (lambda process, report: FLAT, "whatever the report says"),
-        (accusing(KEPT, FLAT), "you confuse them"),
-        (accusing(PEAK, KEPT), "a correct report"),
-        (accusing(LEFT, PEAK), "You accept a wrong report"),
-        (accusing(LEFT, KEPT), "from another counter"),
-        (accusing(PEAK, "nvidia-smi"), "not one of COUNTERS"),
-        (with_counters(PEAK, flat=over_the_end), "nothing that comes later"),
-        (with_counters(PEAK, left=one_too_far), "is each one read inside its span"),
-        (with_counters(left=one_too_far), "is each one read inside its span"),
-        (first_match, "is each one read inside its span"),
-        (lambda process, report: process.replayed.allocated[10**9], "is each one read inside its span"),
-    ],
-)
-
-
-def test_where_batches_grow_a_maximum_never_reset_is_right() -> None:
-    growing = process((4, 8, 32))
-    assert report(growing, FLAT) == report(growing, PEAK) != report(growing, KEPT)
 
 
 def filled(size: float, keep: Callable[[int], bool], late: float = 0.0, share: float = 0.0, over: int = 1) -> Any:
@@ -839,7 +751,7 @@ ALLOCATOR = Answers(
 )  # fmt: skip
 
 
-ANSWERS = {"10.1": PEAKS, "10.2": CULPRIT, "10.3": FRAGMENTED, "10.4": EMBED, "10.5": LEAK, "10.6": ALLOCATOR}
+ANSWERS = {"10.1": PEAKS, "10.2": FRAGMENTED, "10.3": EMBED, "10.4": LEAK, "10.5": ALLOCATOR}
 
 
 class TestAnswers(JudgedAnswers):

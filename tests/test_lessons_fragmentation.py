@@ -117,3 +117,21 @@ def test_a_run_that_is_recorded_whole_can_be_replayed():
 
 def test_sizes_are_spelled_in_the_allocators_units():
     assert list(map(spelled, (512, 1536, 4 * MiB, 3 * 2**29))) == ["512 B", "1.5 KiB", "4 MiB", "1.5 GiB"]
+
+
+def test_the_run_that_fails_does_so_where_and_why_the_lesson_says():
+    """GPT-2 on a card of 6 GiB: the gradient of the fp32 log-probabilities finds two holes, both too small."""
+    measured = simulate(TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16"))
+    logits = 8 * 512 * 50257
+    large = [(item.operation, item.bytes) for item in measured.allocations if item.step == 1 and item.bytes > 300 * MiB]
+    assert large[:2] == [("mm", 2 * logits), ("_log_softmax", 2 * logits)]
+    assert large[2:4] == [("_to_copy", 4 * logits), ("nll_loss_backward", 4 * logits)]
+    tight = replay(measured, "6 GiB")
+    failure, at, free = tight.failure, tight.failed_at, []
+    assert failure is not None and at is not None and tight.moment(at) == "step 2, backward"
+    assert failure.requested == 4 * logits
+    assert failure.attempted - (failure.capacity - failure.reserved) == 4 * MiB
+    for segment in tight.blocks_at(at - 1):
+        free += [block.bytes for block in segment.blocks if block.kind == "free"]
+    largest, second = sorted(free)[:-3:-1]
+    assert largest == failure.largest_free and 2 * logits < second < largest < 4 * logits

@@ -121,9 +121,30 @@ with on_gpu():
 # largest tensor, the embedding, a third of GPT-2's parameters. Its gap exists because blocks can be larger than
 # tensors. `amsgrad=True` makes a third state. Will the temporaries grow? Predict, run.
 #
-# With fp32 [master weights](../docs/glossary.md#master-weights), foreach needs two such buffers.
-# DistributedDataParallel copies gradients into *buckets* to send them ([lesson 08](08_data_parallelism.ipynb)). ZeRO's
-# answer: a buffer of *constant* size, filled again and again (section 6.2).
+# And with fp32 [master weights](../docs/glossary.md#master-weights) next to 16-bit gradients? The optimizer's step
+# first copies all gradients to fp32. Predict how many such buffers that makes, and run:
+
+# %%
+with on_gpu():
+    for weight in weights:
+        weight.grad = None  # the weights now play fp32 masters
+    halves = [gradient.bfloat16() for gradient in gradients]
+    optimizer = torch.optim.AdamW(weights, lr=1e-4, foreach=True)
+
+    def master_step():
+        for weight, half in zip(weights, halves, strict=True):
+            weight.grad = half.float()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    master_step()  # the first step makes the states
+    print(f"fp32 copies of all gradients, then foreach: {extra(master_step) / n:.1f} bytes per parameter")
+    optimizer = halves = None
+
+# %% [markdown]
+# Two: 4·N for the copies, and 4·N for foreach's temporaries. DistributedDataParallel copies gradients into *buckets* to
+# send them ([lesson 08](08_data_parallelism.ipynb)). ZeRO's answer: a buffer of *constant* size, filled again and again
+# (section 6.2).
 #
 # ## How memory is handed out
 # Asking the driver for memory is slow. So PyTorch's *[caching allocator](../docs/glossary.md#caching-allocator)* asks
@@ -300,7 +321,9 @@ from course_utils.benchmark.gpu import GPU_TABLES
 GPU_TABLES["gpu-hardware"]()[0]
 
 # %% [markdown]
-# Scratch is what kernels take for themselves while they run.
+# Scratch is what kernels take for themselves while they run. The two workspaces are larger than 2 · 32 MiB by 1 MiB.
+# This H200 was recorded with torch 2.11, where products with a bias had a second workspace of 1 MiB, for the library
+# cuBLASLt. From torch 2.12 on, both libraries share one.
 #
 # Change `micro_batch` to 4 above, predict reserved after step 2, and run both cells.
 #
@@ -353,8 +376,8 @@ with on_gpu("6 GiB"):  # change this
     torch.cuda.memory._record_memory_history(enabled=None)
 
 # %% [markdown]
-# The failed request was for the logits in fp32. Most free memory lies in holes next to tensors. The snapshots know
-# which line of code made each neighbor.
+# The failed request came in backward, for the gradient of the fp32 log-probabilities: 4,096 · 50,257 · 4 bytes. Most
+# free memory lies in holes next to tensors. The snapshots know which line of code made each neighbor.
 
 # %%
 waits_for("10.largest")
@@ -370,11 +393,18 @@ for moment, snapshot in snapshots.items():
               f"next to {kept['size'] / MiB:.0f} MiB from {own[0][:28] if own else 'torch'}")  # fmt: skip
 
 # %% [markdown]
-# In step 1, the two segments of 394 MiB held [logits](../docs/glossary.md#logits) in
-# [bf16](../docs/glossary.md#fp16-and-bf16), 4,096 · 50,257 · 2 bytes. They are freed before the *first*
-# `optimizer.step()` makes Adam's states, so best fit puts the embedding's states there, for the whole training. In step
-# 2, the bf16 logits no longer fit. They get a segment of 786 MiB and leave half of it empty. Now the fp32 logits have
-# no room.
+# In step 1, the two segments of 394 MiB held the [logits](../docs/glossary.md#logits) and the log-probabilities in
+# [bf16](../docs/glossary.md#fp16-and-bf16), 4,096 · 50,257 · 2 bytes each. Two segments of 786 MiB held the
+# log-probabilities in fp32, and their gradient. All four are free before the *first* `optimizer.step()` makes Adam's
+# states. So best fit puts the embedding's states into the smaller two, for the whole training.
+#
+# In step 2, the logits and the bf16 log-probabilities no longer fit there. Each takes a segment of 786 MiB:
+#
+# - The log-probabilities leave half of theirs empty. This is the smaller hole.
+# - The logits share theirs with the last blocks' tensors, and with autocast's bf16 copy of the head's weight. The
+#   logits are freed when the loss is known. This is the larger hole.
+#
+# The fp32 log-probabilities get a new segment, and then their gradient has no room.
 #
 # Change `"6 GiB"` to `"6.1 GiB"`, 102 MiB more. Predict, and run both cells.
 #
@@ -391,14 +421,17 @@ memory_map_page(tight)
 failed = tight.failure
 print(f"fails in {tight.moment(tight.failed_at)}; {format_bytes(failed.free, 'GB', 2)} free, {failed.free_share:.0%}")
 driver = failed.capacity - failed.reserved
-print(f"largest hole {format_bytes(failed.largest_free, 'GB', 3)}, left at the driver {format_bytes(driver, 'GB', 3)}")
+print(f"largest hole {format_bytes(failed.largest_free, 'GB', 3)}, left at the driver {format_bytes(driver, 'GB', 3)}: "
+      f"{(failed.attempted - driver) / MiB:.0f} MiB too few")  # fmt: skip
 reveal("10.largest", max(failed.largest_free, driver))
 rest = replayed.peak_reserved - max(replayed.requested)
 print(f"without a limit: tensors at the peak {format_bytes(max(replayed.requested), 'GB', 3)}, "
       f"reserved {format_bytes(rest, 'GB', 3)} more, {rest / max(replayed.requested):.0%}")  # fmt: skip
 
 # %% [markdown]
-# The driver had 24 MiB too few for the request of 786 MiB.
+# In your loop, the driver had even less: cuBLAS's workspaces have a segment of 20 MiB there. And the replay swaps two
+# tensors. The head's weight copy lies in a segment of 394 MiB, and one of the embedding's states in one of 786 MiB. So
+# its largest hole is a little larger.
 
 # %% [markdown]
 # ## Cures
@@ -455,9 +488,10 @@ print(f"both steps fit, {format_bytes(stats['reserved_bytes.all.current'], 'GB',
 
 # %% [markdown]
 # No setting moves a tensor. Expandable segments give back only whole pages, of 20 MiB, so they do not cure holes of 4
-# MiB. ZeRO's own cure is order: it copies checkpoints and gradients into one piece set aside for them (section 6.3).
-# "We can't do much about residual memory", one text says. It was worth gigabytes here, and most cures are one line of
-# code.
+# MiB. ZeRO sets aside contiguous memory before the training, and copies checkpoints and gradients into it as they are
+# made (section 6.3). "We can't do much about [residual
+# memory](../docs/glossary.md#model-states-and-residual-memory)", says the blog draft "Where Did All the Memory Go?".
+# It was worth gigabytes here, and most cures are one line of code.
 #
 # ## Lengths that vary
 # Many loaders sort texts from short to long. Here a small model, an embedding and a head, gets such batches.
@@ -639,13 +673,13 @@ print(f"{len(entries)} entries, the first: {entries[0]['action']} of {entries[0]
 
 # %% [markdown]
 # ## Take home
-# **Remember** A card must hold what is *reserved*: tensors, buffers, and the holes between them.
+# **Remember** A card must hold what is *reserved* (tensors, buffers, and the holes between them) and the CUDA context.
 #
 # **Breaks when** you read the wrong counter, or when lifetimes are mixed and one request is large.
 #
-# **Cheat-sheet line** reserved ≥ allocated ≥ tensors · flat buffer, foreach: 4·N bytes · segments 2 MiB, 20 MiB, own
-# size · out of memory with much free: expandable segments, long-lived first, longest batch first, smaller largest
-# tensor.
+# **Cheat-sheet line** the card: CUDA context + reserved · reserved ≥ allocated ≥ tensors · flat buffer, foreach: 4·N
+# bytes · segments 2 MiB, 20 MiB, own size · out of memory with much free: expandable segments, long-lived first,
+# longest batch first, smaller largest tensor · steps get slow on a full card: `num_alloc_retries`.
 #
 # This lesson corrects claims 14 and 22 of [what the sources got wrong](../docs/errata.md).
 #

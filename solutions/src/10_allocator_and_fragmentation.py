@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 113
+#     minutes: 99
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 10 · Allocator and fragmentation
 #
-# **113 minutes** for all six; each exercise says how long it takes. You should know [lesson
+# **99 minutes** for all five; each exercise says how long it takes. You should know [lesson
 # 10](../notebooks/10_allocator_and_fragmentation.ipynb). No GPU is needed.
 #
 # Each exercise asks for one function, the last for a class. Write it, run the cell, then run the check below it. A
@@ -27,8 +27,6 @@ from torch import nn
 from course_utils import format_bytes, on_gpu, replay
 from course_utils.lessons.allocator import checks as check
 from course_utils.lessons.allocator.figures import segments_figure
-from course_utils.lessons.allocator.traces import curves
-from course_utils.figures import lines
 
 MiB = 2**20
 
@@ -119,88 +117,7 @@ with on_gpu():
 print({batch: format_bytes(size, "MB", 0) for batch, size in found.items()})
 
 # %% [markdown]
-# ## 2 · Which counter was it?
-# **Difficulty** ●●●○○ · **14 minutes** · **Trains** recognizing a wrong measurement
-#
-# Name the counter that a report was read from. Here is what the allocator did in the colleague's process.
-
-# %%
-process = check.process()
-print(process.spans)
-title = "In four trainings, each peak is lower than the last, but reserved memory stays the same"
-lines(curves(process.replayed), title, "allocations and frees so far", "GB", markers=False,
-      provenance=process.replayed.provenance)  # fmt: skip
-
-# %% [markdown]
-# Your function gets such a `process` and a `report` of it, a dictionary from label to bytes. Return the one of
-# `COUNTERS` that gives this report.
-#
-# - `process.spans` maps a training's label, a text such as `'32'`, to two events: its first, and the one after its
-#   last. Events between two spans belong to no training.
-# - `process.replayed.allocated[first:last]` are the bytes allocated after each event of a training.
-# - `process.replayed.reserved[first:last]` are the bytes reserved.
-#
-# The two counters *after the step* were read once per training, after its last event. In the hidden processes, batches
-# come in other orders. If two counters give the same report, either is right.
-
-# %%
-COUNTERS = tuple(check.COUNTERS)
-print(COUNTERS)
-
-
-# %%
-def culprit(process, report: dict[str, int]) -> str:
-    """Return the one of COUNTERS that gives this report of this process."""
-    ### BEGIN SOLUTION Return one of COUNTERS.
-    allocated, reserved = process.replayed.allocated, process.replayed.reserved
-    for label, (first, last) in process.spans.items():
-        said = {
-            "peak allocated": max(allocated[first:last]),
-            "max_memory_allocated, never reset": max(allocated[:last]),
-            "memory_allocated after the step": allocated[last - 1],
-            "memory_reserved after the step": reserved[last - 1],
-        }
-        matching = [name for name in COUNTERS if said[name] == report[label]]
-        if len(matching) == 1:
-            return matching[0]
-    return "peak allocated"
-    ### END SOLUTION
-
-
-# %%
-check.culprit(culprit)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Do what each counter does: compute all four reports. Which one equals the given one?
-#
-# </details>
-# <details><summary>Hint 2: each counter in terms of the curves</summary>
-#
-# A maximum that is never reset includes everything before, and nothing that comes later. So it is the maximum of
-# `allocated[:last]`. A reading after the step is the curve's value at `last - 1`.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# For one label, two counters can agree: after the first training, a maximum that was never reset *is* its peak. If
-# batches grow, they agree for every label. Compare labels until only one counter is left. If the two agree to the end,
-# the report is right.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Three wrong counters give a report that hardly changes. A maximum that is never reset does so when batches fall.
-# Reserved memory never falls. And after the step, no activations are left. The same code can give a right report when
-# batches grow, and a wrong one when they fall.
-
-# %% tags=["solution"]
-print(culprit(process, check.planted_report()))
-
-# %% [markdown]
-# ## 3 · Out of memory with more than half free
+# ## 2 · Out of memory with more than half free
 # **Difficulty** ●●●○○ · **12 minutes** · **Trains** knowing what fragments memory
 #
 # Build a failure by fragmentation. `capacity` is the size of a GPU in bytes, at least 80 MiB and a multiple of 40 MiB.
@@ -254,7 +171,7 @@ share = 100 * broken.failure.free_share
 segments_figure(broken, title=f"{share:.0f} % of the GPU is free, and no hole is larger than 16 MiB")
 
 # %% [markdown]
-# ## 4 · Cure it by order
+# ## 3 · Cure it by order
 # **Difficulty** ●●●○○ · **13 minutes** · **Trains** the cure that no setting replaces
 #
 # Make a program fit by changing only its order. It computes features of documents, one document at a time, and keeps
@@ -343,7 +260,7 @@ with on_gpu("680 MiB"):
     print(f"{len(features)} tensors; {format_bytes(torch.cuda.memory_reserved(), 'MiB', 0)} reserved")
 
 # %% [markdown]
-# ## 5 · Find the leak
+# ## 4 · Find the leak
 # **Difficulty** ●●●●○ · **15 minutes** · **Trains** reading a memory snapshot
 #
 # Find the module whose tensors pile up. Your function gets a snapshot, as `read_snapshot` returns it, taken after five
@@ -412,7 +329,7 @@ check.leak(leak)
 print(f"leak in the example: {leak(snapshot)}")
 
 # %% [markdown]
-# ## 6 · An allocator of forty lines
+# ## 5 · An allocator of forty lines
 # **Difficulty** ●●●●○ · **45 minutes** · **Trains** every rule of the allocator, by writing it
 #
 # Write the allocator yourself, without a capacity, settings, or streams. Each pool is a list of segments, oldest first.

@@ -37,7 +37,7 @@ from .traces import Process, in_one_process, trace_of
 # ---------------------------------------------------------------------------------------------------------- 10.1: peaks
 PEAK, FLAT = "peak allocated", "max_memory_allocated, never reset"
 AFTER, KEPT = "memory_allocated after the step", "memory_reserved after the step"
-COUNTERS = (PEAK, FLAT, AFTER, KEPT)
+SMALL = TransformerConfig("small", "gpt2", 2, hidden=128, heads=4, vocab=4000, max_positions=128)
 
 TRAININGS: tuple[tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor], tuple[int, ...]], ...] = (
     (lambda: nn.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 512)).to("cuda"),
@@ -124,56 +124,21 @@ def peaks(answer: Any) -> None:
         fail("Some peak is off. Take two steps of a new model, with exactly that loss, and read the most allocated.")
 
 
-# -------------------------------------------------------------------------------------------------------- 10.2: culprit
-SMALL = TransformerConfig("small", "gpt2", 2, hidden=128, heads=4, vocab=4000, max_positions=128)
-
-
 @cache
-def process(batches: tuple[int, ...] = (32, 16, 8, 4), seq_len: int = 64) -> Process:
+def process() -> Process:
     """A small GPT trained with one batch size after the other in one process, on the CPU, through one allocator."""
-    runs = {str(batch): TrainingRun(SMALL, batch, seq_len, "fp32", attention="eager") for batch in batches}
+    runs = {str(batch): TrainingRun(SMALL, batch, 64, "fp32", attention="eager") for batch in (32, 16, 8, 4)}
     return in_one_process({label: measure(run, source="cpu") for label, run in runs.items()})
 
 
-def report(process: Process, counter: str) -> dict[str, int]:
-    """Bytes by label, of somebody who reads this counter once for each batch size."""
-    curve = process.replayed.reserved if counter == KEPT else process.replayed.allocated
-    spans = process.spans.items()
-    return {label: max(curve[{PEAK: first, FLAT: 0}.get(counter, last - 1) : last]) for label, (first, last) in spans}
-
-
 def planted_report() -> dict[str, int]:
-    """A colleague's report of that process."""
-    return report(process(), FLAT)
+    """A colleague's report of that process: by batch size a maximum that was never reset."""
+    allocated = process().replayed.allocated
+    return {label: max(allocated[:last]) for label, (_, last) in process().spans.items()}
 
 
-@exercise("10.2", "You can name the counter behind a report that does not move.")
-def culprit(answer: Any) -> None:
-    """`answer(process, report)` is the name of the counter, one of COUNTERS, that gives this report."""
-    # The one that learners see, where batches fall, and hidden ones: they grow; the middle one is the largest.
-    processes = process(), process((4, 8, 32), seq_len=48), process((8, 32, 4), seq_len=48)
-    cases = [(given, name) for given in processes for name in COUNTERS]
-    inside = "If none of your counters gives some report: is each one read inside its span?"
-    hints = dict.fromkeys(("StopIteration", "IndexError"), inside)
-    got = [call(answer, process=given, report=report(given, name), returns=str | None, hints=hints)
-           for given, name in cases]  # fmt: skip
-    unknown = sorted(set(got) - set(COUNTERS), key=str)
-    expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of COUNTERS. {inside}")
-    expect(len(set(got)) > 1, "You name the same counter, whatever the report says.")
-    for mine, (given, name) in zip(got, cases, strict=True):
-        if report(given, mine) == report(given, name):  # where batches grow, two counters agree
-            continue
-        if {mine, name} == {FLAT, KEPT}:
-            fail("Two counters never fall within a process, and you confuse them: compare the bytes.")
-        expect(name != PEAK, "You accuse a correct report: each batch size there has its own peak.")
-        if name == FLAT and given is processes[-1]:
-            fail("A maximum that is never reset includes what came before, but nothing that comes later.")
-        expect(mine != PEAK, f"You accept a wrong report: is each number that batch's own peak? {inside}")
-        fail("Some report is from another counter. Compute the reports of all four, then compare.")
-
-
-# ----------------------------------------------------------------------------------------------------- 10.3: fragmented
-@exercise("10.3", "Out of memory with over half free: you can build it, so you can recognize it.")
+# ----------------------------------------------------------------------------------------------------- 10.2: fragmented
+@exercise("10.2", "Out of memory with over half free: you can build it, so you can recognize it.")
 def fragmented(answer: Any) -> None:
     """`answer(capacity)` is a list of events; the last, a request, fails with more than half free."""
     for capacity in (80 * MiB, 200 * MiB, 640 * MiB):
@@ -194,7 +159,7 @@ def fragmented(answer: Any) -> None:
         expect(failure.requested < failure.free, f"{gpu} the last request asks for all that is free. Ask for less.")
 
 
-# ---------------------------------------------------------------------------------------------------------- 10.4: embed
+# ---------------------------------------------------------------------------------------------------------- 10.3: embed
 UP_AND_DOWN = (*range(2000, 5301, 220), *range(5200, 1899, -220))
 CORPORA = ((range(2000, 5301, 300), 680 * MiB), (range(5504, 4095, -128), 860 * MiB), (UP_AND_DOWN, 1200 * MiB))
 """Lengths of documents, rising, falling and both, and a GPU's memory: for all features and one document's forward."""
@@ -207,7 +172,7 @@ def corpus(lengths: Sequence[int], device: str, width: int = 8, features: int = 
     return model, [torch.randint(1000, (length,), device=device) for length in lengths]
 
 
-@exercise("10.4", "You changed only the order: now nothing large must fit between long-lived tensors.")
+@exercise("10.3", "You changed only the order: now nothing large must fit between long-lived tensors.")
 def embed(answer: Any) -> None:
     """`answer(model, documents)` lists each document's features, made in an order that fits the card."""
     _check_features(answer)
@@ -265,7 +230,7 @@ def _explain(tokens: list[int], lengths: Sequence[int], made_room: float) -> Non
          "Neither `del` nor `empty_cache` gives back a segment with a tensor in it.")  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------- 10.5: leak
+# ----------------------------------------------------------------------------------------------------------- 10.4: leak
 @cache
 def snapshot(leak: str | None) -> dict[str, Any]:
     """Five steps, traced on the CPU, as a snapshot such as `read_snapshot` gives. They keep what `leak` makes ("first"
@@ -298,7 +263,7 @@ LEAKS: tuple[str | None, ...] = ("last", None, "first")
 example_snapshot = partial(snapshot, LEAKS[0])  # one of the hidden ones, to look at
 
 
-@exercise("10.5", "A leak is neither the largest nor the oldest block: it has blocks from several steps.")
+@exercise("10.4", "A leak is neither the largest nor the oldest block: it has blocks from several steps.")
 def leak(answer: Any) -> None:
     """`answer(snapshot)` is the module whose tensors pile up, or None."""
     got = [call(answer, snapshot=snapshot(module), returns=str | None) for module in LEAKS]
@@ -317,7 +282,7 @@ def leak(answer: Any) -> None:
         fail("The tensors that you name were made in one step and kept. Which are made in several?")
 
 
-# ------------------------------------------------------------------------------------------------------ 10.6: allocator
+# ------------------------------------------------------------------------------------------------------ 10.5: allocator
 Rule = tuple[str, str, list[str]]
 """What is said where that counter (without one: any) is off in *all* of these traces, for the lesson's player."""
 RULES: list[Rule] = tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))["rules"]
@@ -352,7 +317,7 @@ def first_off(answer: Any, events: Sequence[tuple[int, Any]]) -> tuple[int, str]
     return None
 
 
-@exercise("10.6", "Every rule, a real training, thousands of events: your allocator matches PyTorch's, byte for byte.")
+@exercise("10.5", "Every rule, a real training, thousands of events: your allocator matches PyTorch's, byte for byte.")
 def allocator(answer: Any) -> None:
     """`answer()` is an allocator: `allocate(name, size)`, `free(name)`, and the counters `allocated` and `reserved`."""
     half = isinstance(answer, type) and not hasattr(answer, "free")
