@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from checking import Answers, JudgedAnswers, nothing
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import mse_loss
 
-from course_utils.lessons.pipelines.checks import PROGRAM
+from course_utils.lessons.pipelines.checks import CUT_CASES, PROGRAM, best_cut
 from course_utils.lessons.pipelines.schedules import simulate
 from course_utils.lessons.shared.on_ranks import outcomes
 
@@ -20,34 +21,148 @@ def as_many_as_needed(p: int, m: int, stage: int) -> int:
     return min(m, p - stage)
 
 
-def keeping(one_f: Callable[[int, int, int], Any], gpipe: Callable[[int, int, int], Any] = lambda p, m, s: m) -> Any:
-    return lambda p, m, stage: {"GPipe": gpipe(p, m, stage), "1F1B": one_f(p, m, stage)}
+Keeps = Callable[[int, int, int], int]
 
 
-def right_kept(p: int, m: int, stage: int) -> int:
-    return min(m, p - stage)
+def spans_of(counts: Any) -> list[tuple[int, int]]:
+    ends = list(accumulate(counts))
+    return [(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
 
-def simulated_kept(p: int, m: int, stage: int) -> dict[str, int]:
-    return {name: simulate(name, p, m).most_kept(stage) for name in ("1F1B", "GPipe")}
+def trying_all(
+    keeps: Keeps = as_many_as_needed,
+    size: Callable[[int, int, int], float] = lambda states, kept, count: states + count * kept,
+    worst: Callable[[Any], float] = max,
+    otherwise: Any = None,
+) -> Any:
+    """Every choice of positive numbers of layers, with other bytes for a stage, or another goal than its time."""
+
+    def answer(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> Any:
+        best = (float("inf"), otherwise)
+        for counts in product(range(1, len(times) + 1), repeat=p):
+            if sum(counts) != len(times):
+                continue
+            spans = spans_of(counts)
+            full = [size(sum(states[a:b]), sum(kept[a:b]), keeps(p, m, at)) for at, (a, b) in enumerate(spans)]
+            time = worst([sum(times[a:b]) for a, b in spans])
+            if max(full) <= capacity and time < best[0]:
+                best = (time, list(counts))
+        return best[1]
+
+    return answer
 
 
-KEPT = Answers(
-    right=[keeping(right_kept), simulated_kept, keeping(lambda p, m, s: float(len(range(s, p)[:m])))],
+def by_recursion(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> tuple[int, ...] | None:
+    """The best of the layers from `first` on, for the stages from `stage` on."""
+
+    def rest(first: int, stage: int) -> tuple[float, tuple[int, ...]]:
+        if stage == p:
+            return (0, ()) if first == len(times) else (float("inf"), ())
+        found: list[tuple[float, tuple[int, ...]]] = [(float("inf"), ())]
+        for end in range(first + 1, len(times) + 1):
+            full = sum(states[first:end]) + min(p - stage, m) * sum(kept[first:end])
+            if full <= capacity:
+                slowest, counts = rest(end, stage + 1)
+                found.append((max(slowest, sum(times[first:end])), (end - first, *counts)))
+        return min(found, key=lambda pair: pair[0])
+
+    slowest, counts = rest(0, 0)
+    return counts if slowest < float("inf") else None
+
+
+def by_simulation(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> Any:
+    """What stages keep comes from the simulator; the slowest stage's limit grows until a cut fits."""
+    pipeline = simulate("1F1B", p, m)
+    for limit in range(1, sum(times) + 1):
+        open_cuts = [[0]]
+        for stage in range(p):
+            open_cuts = [
+                [*ends, end]
+                for ends in open_cuts
+                for end in range(ends[-1] + 1, len(times) + 1)
+                if sum(times[ends[-1] : end]) <= limit
+                and sum(states[ends[-1] : end]) + pipeline.most_kept(stage) * sum(kept[ends[-1] : end]) <= capacity
+            ]
+        done = [ends for ends in open_cuts if ends[-1] == len(times)]
+        if done:
+            return [end - start for start, end in pairwise(done[0])]
+    return None
+
+
+def until_average(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> list[int]:
+    """Closes a stage when it has its share of the time."""
+    counts, time = [0], 0
+    for place, one in enumerate(times):
+        left = len(times) - place
+        if counts[-1] and len(counts) < p and (time >= sum(times) / p or left == p - len(counts)):
+            counts.append(0)
+            time = 0
+        counts[-1] += 1
+        time += one
+    return counts
+
+
+def equal_layers(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> list[int]:
+    return [len(times) // p + (stage < len(times) % p) for stage in range(p)]
+
+
+def first_that_fits(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> Any:
+    return trying_all(worst=lambda times: 1)(times, states, kept, p, m, capacity)
+
+
+def smallest_fullest(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> Any:
+    """Levels memory, not time."""
+    fitting = [capacity - spare for spare in range(capacity)]
+    found = [trying_all()(times, states, kept, p, m, one) for one in fitting]
+    return next((one for one in reversed(found) if one), None)
+
+
+def ends_of(*given: Any) -> Any:
+    counts = by_recursion(*given)
+    return counts and list(accumulate(counts))
+
+
+CUT = Answers(
+    right=[trying_all(), by_recursion, by_simulation],
     wrong=[
-        (keeping(right_kept, lambda p, m, s: min(m, p)), "however many stages there are"),
-        (keeping(right_kept, right_kept), "That is 1F1B"),
-        (keeping(right_kept, lambda p, m, s: 8), "GPipe is off for stage 0 of 8 with 3 micro-batches"),
-        (keeping(lambda p, m, s: p - s), "m may be small"),
-        (keeping(lambda p, m, s: min(m, p)), "That is the first stage"),
-        (keeping(lambda p, m, s: min(m, s + 1)), "Reversed"),
-        (keeping(lambda p, m, s: min(m, p - s - 1)), "One too few"),
-        (keeping(lambda p, m, s: m), "That is GPipe"),
-        (keeping(lambda p, m, s: min(m, p - s + 1)), "counted from 0"),
-        (keeping(lambda p, m, s: 7), "1F1B is off for stage 0 of 4 with 8 micro-batches"),
-        (keeping(lambda p, m, s: min(m, p) - s), "1F1B is off for stage 6 of 8 with 3 micro-batches"),
+        (trying_all(size=lambda states, kept, count: 0), "You cut by time alone"),
+        (equal_layers, "the same number of layers"),
+        (trying_all(keeps=lambda p, m, stage: 1), "one micro-batch per stage"),
+        (trying_all(keeps=lambda p, m, stage: m), "That is GPipe"),
+        (trying_all(keeps=lambda p, m, stage: min(m, p)), "Later stages keep fewer"),
+        (trying_all(keeps=lambda p, m, stage: p - stage), "m may be small"),
+        (trying_all(keeps=lambda p, m, stage: min(m, stage + 1)), "Reversed"),
+        (trying_all(keeps=lambda p, m, stage: min(m, p - stage + 1)), "stages count from 0"),
+        (trying_all(keeps=lambda p, m, stage: min(m, p - stage - 1)), "You count one too few"),
+        (trying_all(size=lambda states, kept, count: count * (states + kept)), "A stage has them once"),
+        (trying_all(size=lambda states, kept, count: count * kept), "You leave out the states"),
+        (trying_all(size=lambda states, kept, count: states), "You leave out the activations"),
+        (smallest_fullest, "It must only fit"),
+        (until_average, "does not fit: add its states"),
+        (first_that_fits, "has a faster slowest stage"),
+        (trying_all(worst=lambda times: sum(time**2 for time in times[:1])), "has a faster slowest stage"),
+        (trying_all(otherwise=[2, 2]), "does not fit: add its states"),
+        (lambda *given: [len(given[0])], "Your list has"),
+        (lambda *given: [len(given[0])] + [0] * (given[3] - 1), "has no layer"),
+        (ends_of, "layers in all"),
+        (lambda *given: None, "but a cut fits"),
+        (lambda *given: (by_recursion(*given) or (0,))[:-1], "Your list has"),
+        (lambda *given: [[1]], "A stage's number of layers is"),
     ],
 )
+
+
+def test_in_each_case_of_the_cut_one_is_best() -> None:
+    """So that a check may compare cuts, and not only their slowest stages."""
+    for times, states, kept, p, m, capacity in CUT_CASES:
+        best = best_cut(times, states, kept, p, m, capacity)
+        slowest = lambda counts: max(sum(times[a:b]) for a, b in spans_of(counts))  # noqa: B023, E731
+        for counts in product(range(1, len(times) + 1), repeat=p):
+            fits = sum(counts) == len(times) and all(
+                sum(states[a:b]) + min(m, p - at) * sum(kept[a:b]) <= capacity
+                for at, (a, b) in enumerate(spans_of(counts))
+            )
+            assert not fits or (best and (list(counts) == best or slowest(counts) > slowest(best)))
 
 
 def with_ahead(ahead: Callable[[int, int, int], int]) -> Any:
@@ -525,7 +640,7 @@ PARALLEL_MLP = Answers(
     ],
 )
 
-ANSWERS = {"11.1": KEPT, "11.2": ORDER, "11.3": TWO_STAGES, "11.4": PARALLEL_MLP}
+ANSWERS = {"11.1": CUT, "11.2": ORDER, "11.3": TWO_STAGES, "11.4": PARALLEL_MLP}
 
 
 class TestAnswers(JudgedAnswers):

@@ -230,3 +230,14 @@ def test_the_player_follows_its_sliders():
     player.controls["backward"].value = 1
     assert math.isclose(player.pipeline.span, 2 * 2 * 8)
     assert player._repr_mimebundle_()["text/plain"] == repr(player)
+
+
+@pytest.mark.parametrize("t", [2, 8])
+def test_tensor_parallelisms_messages_are_those_of_the_cheat_sheet(t: int):
+    """Each rank sends 16·s·b·h·(t − 1)/t bytes per block: four all-reduces of s·b·h 16-bit numbers."""
+    run = LLAMA.replace(recompute="none", micro_batch=2)
+    found = account(run, CLUSTER, Plan(64 // t, tensor=t), 512)
+    s, b, h, blocks = run.seq_len, run.micro_batch, run.model.hidden, run.model.layers
+    micro_batches = 512 // (64 // t * b)
+    per_block = 16 * s * b * h * (t - 1) / t
+    assert found.seconds["tensor"] * 450e9 == pytest.approx(micro_batches * blocks * per_block, rel=1e-6)

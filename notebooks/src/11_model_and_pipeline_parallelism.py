@@ -141,7 +141,7 @@ reveal("11.kept", one_one.most_kept(0), unit="micro-batches")
 
 # %% [markdown]
 # The bubble is the same, but each stage, counted from 0, keeps at most p − stage micro-batches. Change 16 to 32,
-# predict both, run. So m can grow until the bubble is small: that is why nearly everybody uses 1F1B.
+# predict both, run. So m can grow until the bubble is small. Megatron-LM chose 1F1B over GPipe for that (section 2.2).
 #
 # In bytes: GPT-2 XL with 32 sequences, as 8 micro-batches of 4, on four devices.
 
@@ -179,8 +179,21 @@ for name, recompute in (("GPipe", "none"), ("GPipe", "every-12"), ("1F1B", "none
 
 # %% [markdown]
 # ## No bubble at all?
-# Why wait at the end of a batch? In PipeDream ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646)),
-# micro-batches follow one another without end, and each stage updates its weights after each backward.
+# Other synchronous schedules shrink it further, and their gradients stay exact:
+#
+# - *Interleaved* 1F1B gives each device v short stretches of layers instead of one long one. The bubble becomes v times
+#   shorter, for v times as many messages (Narayanan et al. 2021, section 2.2.2).
+# - *Zero bubble* cuts each backward in two. The previous stage waits only for the input's gradient. The weights'
+#   gradients can wait, and fill the gaps ([Qi et al. 2023](https://arxiv.org/abs/2401.10241)).
+# - *DualPipe* feeds micro-batches from both ends of the pipeline, for a second copy of the weights, and computes while
+#   its messages travel ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437), section 3.2.1).
+#
+# `torch.distributed.pipelining` has `ScheduleInterleaved1F1B`, `ScheduleZBVZeroBubble`, and `ScheduleDualPipeV`, a
+# variant of the third.
+#
+# Or why wait at the end of a batch at all? In PipeDream ([Narayanan et al.
+# 2019](https://doi.org/10.1145/3341301.3359646)), micro-batches follow one another without end, and each stage
+# updates its weights after each backward.
 #
 # But the weights change between a micro-batch's forward and its backward. With other weights, backward computes the
 # gradient of nothing. So each stage keeps the *version* that a micro-batch has seen until it comes back: weight
@@ -326,12 +339,13 @@ def one_stage(schedules, pause):
 
     dist.init_process_group("gloo")
     rank, ranks, found = dist.get_rank(), dist.get_world_size(), {}
-    for name, orders in schedules.items():
+    warm_up = "warm-up", schedules["GPipe"]  # first messages and first backwards are slow: nobody times this step
+    for name, orders in (warm_up, *schedules.items()):
         layers, data, target = part(rank, ranks)
-        m = len(orders[rank]) // 2
+        m, wait = len(orders[rank]) // 2, 0.0 if name == "warm-up" else pause
         dist.barrier()  # all ranks start together
         start = time.monotonic()
-        loss, most = do_works(orders[rank], layers, data.chunk(m), target.chunk(m), rank, ranks, pause)
+        loss, most = do_works(orders[rank], layers, data.chunk(m), target.chunk(m), rank, ranks, wait)
         took = time.monotonic() - start
         square = torch.stack([weight.grad.square().sum() for weight in layers.parameters()]).sum()
         dist.all_reduce(square)
@@ -382,8 +396,10 @@ for name in schedules if ranks else ():
           f"the gap {plus_minus(1e3 * (formula - took))} ms")  # fmt: skip
 
 # %% [markdown]
-# The gap: sending takes time, and processes wake up late. On GPUs, too: messages have 2·s·b·h bytes, and stages are
-# never quite equal. Change m to 16, predict loss, kept and time, and run from that cell.
+# The gap: sending takes time, and processes wake up late, more so on a busy machine. Both schedules have the same
+# formula, so a difference between their times is mostly chance. (A first step of their own, without a pause, came
+# before: it connects the processes.) On GPUs, messages take time, too: they have 2·s·b·h bytes. And stages are never
+# quite equal. Change m to 16, predict loss, kept and time, and run from that cell.
 
 # %% [markdown]
 # ## torch's own schedules
@@ -488,13 +504,16 @@ for t in (2, 4, 8, 16):
     counted = activation_bytes(gpt3.replace(tensor_parallel=t))
     factor = activation_bytes(gpt3) / counted
     print(f"t = {t:2d}: {format_bytes(counted, 'GB', 1):>8s}, formula − code: {plus_minus(formula - counted)} bytes; "
-          f"{factor:.1f} times less, {t} with sequence parallelism")  # fmt: skip
+          f"{factor:.1f} times less, {t} with sequence parallelism; each rank sends {4 * 2 * (t - 1) / t:.1f}·s·b·h "
+          "numbers per block")  # fmt: skip
 reveal("09.tensor", activation_bytes(gpt3) / activation_bytes(gpt3.replace(tensor_parallel=8)), unit="times")
 
 # %% [markdown]
 # The factor stays below t because the 10 is not divided. Messages differ, too: ZeRO sends weights, the same bytes for
-# any number of tokens. Tensor parallelism sends activations, 4·s·b·h numbers per block, and waits for each. So it stays
-# within a machine, where links are fast.
+# any number of tokens. Tensor parallelism sends activations, and waits for them: per block four all-reduces of s·b·h
+# numbers, two forward and two backward. In a ring, each rank sends 2(t − 1)/t times that ([lesson
+# 08](08_data_parallelism.ipynb)), so 8(t − 1)/t · s·b·h numbers per block (printed last). So it stays within a machine,
+# where links are fast.
 
 # %% [markdown]
 # ## Which parallelism, when?
@@ -551,8 +570,8 @@ if in_turn:
 # | replicas | nothing | gradients, once per step | behind the last backward | everything fits on one GPU |
 # | ZeRO-2 | optimizer states, gradients | gradients, once per micro-batch | yes | weights fit on one GPU |
 # | ZeRO-3, FSDP | also weights | weights twice and gradients once, per micro-batch | yes | micro-batches are large |
-# | tensor | each matrix, activations | activations, 4 times per block, 6 if recomputed | no | within a node |
-# | pipeline | layers | activations, once per cut | yes, but not the bubble | links are slow; m ≫ p |
+# | tensor | each matrix, activations | 4 all-reduces of activations per block, 6 if recomputed | no | within a node |
+# | pipeline | layers | activations and their gradients, once per cut | yes, the bubble not | links are slow; m ≫ p |
 #
 # Change the network to `5e9`, predict the fastest plan, and run both cells. Then try `gpu("A100-80GB")`, or `nodes=4`.
 #
@@ -617,6 +636,7 @@ print([f"{weight.shape} on {weight.device}" for weight in model.parameters()])
 #
 # **Cheat-sheet line** bubble (p − 1)/(m + p − 1) · kept micro-batches: GPipe m, 1F1B p − stage · PipeDream: p − stage
 # weight versions, p − 1 − stage updates late · sends 2·s·b·h bytes per cut and direction · tensor parallel activations:
-# (10 + 24/t + 5as/ht)·sbh, with sequence parallelism (34 + 5as/h)·sbh/t.
+# (10 + 24/t + 5as/ht)·sbh, with sequence parallelism (34 + 5as/h)·sbh/t · tensor parallel messages: each rank sends
+# 16·s·b·h·(t − 1)/t bytes per block.
 #
 # Now solve the [exercises of this lesson](../exercises/11_model_and_pipeline_parallelism.ipynb).

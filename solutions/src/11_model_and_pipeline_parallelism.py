@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 96
+#     minutes: 110
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 11 · Model and pipeline parallelism
 #
-# **96 minutes** for all four; each one says its own. You should know what [lesson
+# **110 minutes** for all four; each one says its own. You should know what [lesson
 # 11](../notebooks/11_model_and_pipeline_parallelism.ipynb) shows, and for exercise 4 the `Function` that [lesson
 # 06](../notebooks/06_recomputation.ipynb) writes under *By hand*. You need no GPU.
 #
@@ -20,6 +20,8 @@
 # the first check that is unsolved.)
 
 # %%
+from itertools import combinations, pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -32,60 +34,85 @@ from course_utils.lessons.pipelines.figures import pipeline_figure
 from course_utils.lessons.pipelines.schedules import simulate
 
 # %% [markdown]
-# ## 1 · What each stage keeps
-# **Difficulty** ●●○○○ · **6 minutes** · **Trains** the memory of a schedule
+# ## 1 · Where to cut
+# **Difficulty** ●●●○○ · **20 minutes** · **Trains** planning a pipeline: time and memory together
 #
-# How many micro-batches' activations does a stage keep at its fullest moment? There are p stages, counted from 0, and m
-# micro-batches. Return a dictionary with this number for stage `stage`, under the keys `GPipe` and `1F1B`. m may be
-# smaller than p.
+# Cut a model into p stages, so that each stage fits its card and the pipeline is fast. All stages wait for the slowest
+# one. Under 1F1B, early stages keep more micro-batches than late ones, so equal cuts can fit badly.
+#
+# Each list has one number per layer, from first to last:
+#
+# - `times`: milliseconds of one micro-batch, forward and backward.
+# - `states`: GB of the layer's weights, gradients and optimizer states.
+# - `kept`: GB of activations that the layer keeps for **one** micro-batch.
+#
+# There are p stages, m micro-batches (m may be smaller than p), and `capacity` GB per stage. At its fullest moment, a
+# stage holds its states, and the activations of as many micro-batches as it keeps at most under 1F1B.
+#
+# Return a list of p numbers: how many layers each stage has, from first to last. A stage has at least one layer, and
+# layers stay in their order. Of all cuts that fit, return one whose slowest stage takes the least time. If no cut fits,
+# return `None`. The models in the check have few layers: you may try every cut.
 
 
 # %%
-def kept(p: int, m: int, stage: int) -> dict[str, int]:
-    """The most micro-batches whose activations `stage` (from 0) of p keeps, for each of the two schedules."""
-    ### BEGIN SOLUTION Return a dictionary with the keys GPipe and 1F1B.
-    return {"GPipe": m, "1F1B": min(m, p - stage)}
+def cut(times: list[int], states: list[int], kept: list[int], p: int, m: int, capacity: int) -> list[int] | None:
+    """Layers per stage, of the fastest cut whose stages all fit under 1F1B; None if no cut fits."""
+    ### BEGIN SOLUTION Return a list of p numbers, or None.
+    best, least = None, float("inf")
+    for inner in combinations(range(1, len(times)), p - 1):
+        stages = list(pairwise([0, *inner, len(times)]))
+        fits = all(
+            sum(states[a:b]) + min(m, p - stage) * sum(kept[a:b]) <= capacity for stage, (a, b) in enumerate(stages)
+        )
+        slowest = max(sum(times[a:b]) for a, b in stages)
+        if fits and slowest < least:
+            best, least = [b - a for a, b in stages], slowest
+    return best
     ### END SOLUTION
 
 
 # %%
-check.kept(kept)
+check.cut(cut)
 
 # %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
+# <details><summary>Hint 1: all cuts</summary>
 #
-# Draw it: `pipeline_figure(simulate("1F1B", 4, 8))`. In a stage's row, count the forwards before the first backward.
+# A cut is a choice of p − 1 places between layers. `combinations(range(1, len(times)), p - 1)` lists all choices. With
+# 0 in front and the number of layers behind, neighbors are a stage's first layer and its end.
 #
 # </details>
-# <details><summary>Hint 2: the last stage</summary>
+# <details><summary>Hint 2: how many micro-batches</summary>
 #
-# Under 1F1B the last stage takes a micro-batch backward right after its forward. How many does it keep? And the stage
-# before it?
+# Draw it: `pipeline_figure(simulate("1F1B", 4, 8))`. In a stage's row, count the forwards before the first backward.
+# How many are there in the last stage, and in the one before it? Then draw it with two micro-batches.
 #
 # </details>
 # <details><summary>Hint 3: almost there</summary>
 #
-# From `stage` to the end there are p − stage stages, itself included. And no stage keeps more micro-batches than there
-# are.
+# Go through all cuts. Skip those with a stage that does not fit. Among the others, remember the one whose largest sum
+# of times is smallest. States count once, kept activations once per micro-batch that the stage keeps.
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# A stage keeps a micro-batch from its forward to its backward. Under 1F1B, it does p − stage forwards before the first
-# micro-batch comes back. From then on, one enters for each that leaves. So m is free: choose it for the bubble, not for
-# memory.
+# Time asks for equal stages. Memory asks for fewer layers in early stages, because they keep p − stage micro-batches.
+# On a card with much room, time alone decides. On a tight card, the best cut is uneven. Real models add the embedding
+# to the first stage, and head and loss to the last, so frameworks let you choose the number of layers for each stage.
 
 # %% tags=["solution"]
-pipeline_figure(simulate("1F1B", 4, 8))
+for capacity in (40, 17):
+    found = cut(times=[4] * 12, states=[2] * 12, kept=[1] * 12, p=4, m=16, capacity=capacity)
+    print(f"12 equal layers, 4 stages, 16 micro-batches, {capacity} GB per stage: {found}")
 
 # %% [markdown]
 # ## 2 · Write 1F1B
 # **Difficulty** ●●●○○ · **15 minutes** · **Trains** a schedule as a program
 #
 # Return what one stage does under 1F1B, in order, as a list of strings: `["F0", "F1", "B0", …]`. F0 is the forward of
-# micro-batch 0, B0 its backward. First the stage goes forward until it keeps as many micro-batches as exercise 1
-# allows. Then backward and forward alternate, until all forwards are done. At the end only backwards are left.
+# micro-batch 0, B0 its backward. First the stage goes forward until it keeps as many micro-batches as it may keep at
+# most. Then backward and forward alternate, until all forwards are done. At the end only backwards are left. m may be
+# smaller than p.
 
 
 # %%
@@ -108,7 +135,8 @@ check.order(order)
 # %% [markdown]
 # <details><summary>Hint 1: where to start</summary>
 #
-# How many forwards come before the first backward? Exercise 1 has the number.
+# How many forwards come before the first backward? Under 1F1B the last stage takes a micro-batch backward right after
+# its forward. How many does it keep? And the stage before it? No stage keeps more micro-batches than there are.
 #
 # </details>
 # <details><summary>Hint 2: the steady state</summary>
@@ -124,13 +152,15 @@ check.order(order)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# This list does not say *when* anything happens. A stage starts each forward or backward of its list as soon as the
-# input is there. PyTorch's `Schedule1F1B` does no more than that. The lesson's `one_stage` takes lists like yours: try
-# them there.
+# A stage does p − stage forwards before the first micro-batch comes back. From then on, one enters for each that
+# leaves. So m is free: choose it for the bubble, not for memory. The list does not say *when* anything happens. A
+# stage starts each forward or backward of its list as soon as the input is there. PyTorch's `Schedule1F1B` does no
+# more than that. The lesson's `one_stage` takes lists like yours: try them there.
 
 # %% tags=["solution"]
 for stage in range(4):
     print(f"stage {stage}: {' '.join(order(4, 6, stage))}")
+pipeline_figure(simulate("1F1B", 4, 6))
 
 # %% [markdown]
 # ## 3 · Two stages, one gradient
@@ -330,10 +360,11 @@ check.parallel_mlp(parallel_mlp)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# f and g are mirror images: where one sums, the other passes its input on. Tensor parallelism needs no other messages:
-# for each block of attention and MLP, two all-reduces in forward and two in backward. That is the 4·s·b·h of the
-# lesson. An all-reduce that autograd differentiates as a sum would be wrong here, because it sums the gradient, too.
-# Between the matrices, the tensors are 4h/t wide and shrink with t. x and y are complete on every rank, whatever t is.
+# f and g are mirror images: where one sums, the other passes its input on. Tensor parallelism needs no other
+# messages: for each block of attention and MLP, two all-reduces in forward and two in backward, each of s·b·h
+# numbers. In a ring, each rank sends 2(t − 1)/t times that. An all-reduce that autograd differentiates as a sum would
+# be wrong here, because it sums the gradient, too. Between the matrices, the tensors are 4h/t wide and shrink with t.
+# x and y are complete on every rank, whatever t is.
 
 # %% tags=["solution"]
 with on_gpu():

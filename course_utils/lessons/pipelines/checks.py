@@ -1,53 +1,127 @@
 """Checks of the exercises of lesson 11, "Model and pipeline parallelism": each names the misconception."""
 
+import operator
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain, combinations, pairwise
 from types import NoneType
 from typing import Any, cast
 
 import torch
 from torch.nn.functional import gelu, linear, mse_loss
 
-from course_utils.interactive.feedback import Mistakes, call, entries, exercise, expect, fail, of_kind, recognized
+from course_utils.interactive.feedback import Mistakes, call, exercise, expect, fail, of_kind, recognized
 from course_utils.lessons.shared.judging import Ran, forward_backward, same, seeded
 from course_utils.lessons.shared.on_ranks import found_on_ranks
 
 from .check_ranks import SIZES, batch, of_whole, stages
 from .schedules import most_kept, simulate
 
-# ---------------------------------------------------------------------------------------------------------- 11.1: kept
-KEPT_CASES = ((4, 8, 0), (4, 8, 1), (4, 8, 3), (8, 3, 0), (8, 3, 6), (1, 5, 0), (6, 6, 2))
-KEPT_MISTAKES: dict[str, Mistakes] = {
-    "GPipe": {
-        "GPipe does all forwards before any backward, however many stages there are.": lambda p, m, _: min(m, p),
-        "That is 1F1B. GPipe does all forwards before any backward.": lambda p, m, stage: min(m, p - stage),
-    },
-    "1F1B": {
-        "One too many: stages are counted from 0.": lambda p, m, stage: min(m, p - stage + 1),
-        "No stage keeps more micro-batches than there are: m may be small.": lambda p, m, stage: p - stage,
-        "That is the first stage. Later stages wait less for their first backward.": lambda p, m, _: min(m, p),
-        "Reversed: the first stage keeps the most, the last stage only one.": lambda p, m, at: min(m, at + 1),
-        "One too few: the micro-batch in its forward is kept, too.": lambda p, m, stage: min(m, p - stage - 1),
-        "That is GPipe. 1F1B goes backward as soon as it can.": lambda p, m, stage: m,
-    },
-}
+# ----------------------------------------------------------------------------------------------------------- 11.1: cut
+Cut = list[int] | None
+
+CUT_CASES = (  # each layer's times, states and kept activations; p, m, capacity; one cut is the fastest, or none fits
+    ((3, 4, 9, 4, 4, 2, 2), (5, 5, 4, 4, 6, 7, 5), (2, 2, 2, 4, 3, 1, 3), 3, 6, 28),
+    ((4, 4, 6, 3, 7, 6, 2, 7), (3, 6, 7, 6, 9, 7, 4, 9), (4, 2, 1, 3, 1, 3, 4, 1), 4, 8, 32),
+    ((9, 7, 5, 4, 4, 8, 3, 4), (8, 7, 4, 2, 8, 6, 4, 9), (2, 4, 4, 3, 4, 3, 3, 4), 4, 2, 31),
+    ((8, 8, 3, 7, 7, 9, 5), (9, 8, 4, 9, 2, 4, 9), (4, 1, 1, 2, 4, 1, 2), 5, 3, 21),
+    ((5, 6, 7, 3, 3, 8), (7, 8, 2, 6, 4, 2), (4, 2, 1, 1, 4, 3), 2, 1, 23),
+    ((5, 6, 7, 3, 3, 8), (7, 8, 2, 6, 4, 2), (4, 2, 1, 1, 4, 3), 2, 1, 900),
+    ((7, 4, 8, 3, 3, 7), (2, 3, 1, 2, 1, 1), (3, 6, 6, 2, 5, 4), 3, 4, 24),
+    ((6, 8, 8, 2, 8, 4), (4, 1, 8, 10, 9, 7), (1, 1, 2, 2, 2, 1), 3, 4, 25),
+    ((8, 4, 7, 3, 6), (4, 4, 6, 9, 7), (3, 1, 1, 1, 1), 1, 4, 37),
+    ((3, 4, 5, 2), (5, 5, 5, 5), (2, 2, 2, 2), 2, 4, 13),
+)
 
 
-@exercise("11.1", "GPipe keeps all. 1F1B keeps as many as there are stages from here to the end.")
-def kept(answer: Any) -> None:
-    """`answer(p, m, stage)` is a dictionary: GPipe and 1F1B, micro-batches kept at most."""
-    returned = [call(answer, p=p, m=m, stage=stage, returns=Mapping) for p, m, stage in KEPT_CASES]
-    got = [entries(both, tuple(KEPT_MISTAKES)) for both in returned]
-    for name, mistakes in KEPT_MISTAKES.items():
-        mine, right = [both[name] for both in got], partial(most_kept, name)
-        p, m, stage = next((case for one, case in zip(mine, KEPT_CASES, strict=True) if one != right(*case)), (4, 8, 0))
-        otherwise = f"{name} is off for stage {stage} of {p} with {m} micro-batches. Draw it: pipeline_figure(simulate("
-        otherwise += f"{name!r}, {p}, {m})). In that stage's row, count the forwards before the first backward."
-        recognized(mine, KEPT_CASES, right, mistakes, otherwise)
+def fullest(states: int, kept: int, micro_batches: int) -> int:
+    """Bytes of a stage that keeps this many micro-batches."""
+    return states + micro_batches * kept
+
+
+def best_cut(
+    times: Sequence[int],
+    states: Sequence[int],
+    kept: Sequence[int],
+    p: int,
+    m: int,
+    capacity: int,
+    keeps: Callable[[int, int, int], int] = lambda p, m, stage: most_kept("1F1B", p, m, stage),
+    size: Callable[[int, int, int], int] = fullest,
+    by_time: bool = True,
+) -> Cut:
+    """Layers per stage: of all cuts that fit, the one with the best slowest (or fullest) stage. None if none fits."""
+    found = []
+    for inner in combinations(range(1, len(times)), p - 1):
+        spans = list(pairwise((0, *inner, len(times))))
+        full = max(size(sum(states[a:b]), sum(kept[a:b]), keeps(p, m, stage)) for stage, (a, b) in enumerate(spans))
+        slowest = max(sum(times[a:b]) for a, b in spans)
+        if full <= capacity:
+            found.append((slowest if by_time else full, [b - a for a, b in spans]))
+    return min(found)[1] if found else None
+
+
+def _equal_layers(times: Sequence[int], states: Any, kept: Any, p: int, m: int, capacity: int) -> Cut:
+    each, more = divmod(len(times), p)
+    return [each + (stage < more) for stage in range(p)]
+
+
+def _keeping(keeps: Callable[[int, int, int], int]) -> Callable[..., Cut]:
+    return partial(best_cut, keeps=keeps)
+
+
+CUT_MISTAKES: Mistakes = {
+    "You cut by time alone, and some stage does not fit.": partial(best_cut, size=lambda *_: 0),
+    "You give each stage the same number of layers. Layers differ in time and bytes.": _equal_layers,
+    "You count one micro-batch per stage. How many does it keep at its fullest?": _keeping(lambda p, m, stage: 1),
+    "You let every stage keep all micro-batches. That is GPipe.": _keeping(lambda p, m, stage: m),
+    "You let every stage keep as many as the first. Later stages keep fewer.": _keeping(lambda p, m, _: min(m, p)),
+    "No stage keeps more micro-batches than there are: m may be small.": _keeping(lambda p, m, stage: p - stage),
+    "Reversed: the first stage keeps the most, the last stage only one.": _keeping(lambda p, m, at: min(m, at + 1)),
+    "You count one micro-batch too many: stages count from 0.": _keeping(lambda p, m, stage: min(m, p - stage + 1)),
+    "You count one too few: the micro-batch in its forward is kept, too.": _keeping(lambda p, m, s: min(m, p - s - 1)),
+    "You count the states once per micro-batch. A stage has them once.":
+        partial(best_cut, size=lambda states, kept, count: count * (states + kept)),
+    "You leave out the states.": partial(best_cut, size=lambda states, kept, count: count * kept),
+    "You leave out the activations.": partial(best_cut, size=lambda states, kept, count: states),
+    "You make the fullest stage as small as possible. It must only fit: choose by time.":
+        partial(best_cut, by_time=False),
+}  # fmt: skip
+
+
+@exercise("11.1", "Every stage fits, and none is slower than it must be.")
+def cut(answer: Any) -> None:
+    """`answer(times, states, kept, p, m, capacity)` is a list of layers per stage under 1F1B, or None."""
+    mine = list[Cut]()
+    for case in CUT_CASES:
+        times, _, _, p, *_ = case
+        given = [list(one) if isinstance(one, tuple) else one for one in case]
+        got = call(answer, *given, returns=list | tuple | None)
+        if got is not None:
+            got = [of_kind(count, int, "A stage's number of layers is") for count in got]
+            expect(len(got) == p, f"{p} stages were asked for. Your list has {len(got)} numbers.")
+            expect(min(got) > 0, "Some stage has no layer.")
+            expect(sum(got) == len(times), f"Your stages have {sum(got)} layers in all, the model has {len(times)}.")
+        mine.append(got)
+    if not recognized(mine, CUT_CASES, best_cut, CUT_MISTAKES, same=operator.eq):
+        got, case = next((got, case) for got, case in zip(mine, CUT_CASES, strict=True) if got != best_cut(*case))
+        _explain_cut(got, *case)
+
+
+def _explain_cut(got: Cut, times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> None:
+    where = f"With {len(times)} layers, {p} stages and {m} micro-batches,"
+    if got is None:
+        fail(f"{where} you return None, but a cut fits. Do you try every place to cut?")
+    ends = [0, *accumulate(got)]
+    for stage, (a, b) in enumerate(pairwise(ends)):
+        fits = fullest(sum(states[a:b]), sum(kept[a:b]), most_kept("1F1B", p, m, stage)) <= capacity
+        expect(
+            fits, f"{where} your stage {stage} does not fit: add its states, and what it keeps when fullest."
+        )
+    fail(f"{where} your cut fits, but another one that fits has a faster slowest stage.")
 
 
 # --------------------------------------------------------------------------------------------------------- 11.2: order
