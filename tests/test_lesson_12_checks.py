@@ -1,20 +1,14 @@
 """The checks of lesson 12: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
 from collections.abc import Callable
-from statistics import NormalDist
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 from checking import Answers, JudgedAnswers, hint
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-
-from course_utils.lessons.lora.checks import normal_float_right
-from course_utils.networks.frozen import nf4_code
 
 
 class Lora(nn.Module):
@@ -572,74 +566,77 @@ def test_a_failure_names_the_case_without_its_numbers() -> None:
     assert "a tensor of (5, 64) in float32, W of (48, 64) in four bits, a tensor of (48,)" in hint("12.3", shapeless)
 
 
-def as_tensor(bits: int) -> torch.Tensor:
-    """By linspace and the error function's inverse."""
-    n = 2**bits
-    delta = (1 / n + 1 / (n - 1)) / 4
-    low = torch.linspace(delta, 0.5, n // 2, dtype=torch.float64)
-    high = torch.linspace(0.5, 1 - delta, n // 2 + 1, dtype=torch.float64)[1:]
-    quantiles = torch.special.ndtri(torch.cat((low, high)))
-    return quantiles / quantiles[-1]
+def per_token(
+    most: Callable[[torch.Tensor], torch.Tensor] = lambda x: x.abs().max(dim=-1, keepdim=True).values,
+    levels: float = 127,
+    nearest: Callable[[torch.Tensor], torch.Tensor] = torch.round,
+    kind: torch.dtype = torch.int32,
+    tokens: Callable[[torch.Tensor], Any] = lambda each: each,
+    rows: Callable[[torch.Tensor], Any] = lambda scale: scale.T,
+    least: float = 1e-30,
+) -> Any:
+    """A learner's product, with one thing done in another way."""
 
-
-def with_delta(delta: Callable[[int], float]) -> Any:
-    """The lesson's cell with another δ for `n` values."""
-
-    def answer(bits: int) -> list[float]:
-        n, half = 2**bits, 2 ** (bits - 1)
-        low = np.linspace(delta(n), 0.5, half)
-        high = np.linspace(0.5, 1 - delta(n), half + 1)[1:]
-        found = [NormalDist().inv_cdf(p) for p in [*low, *high]]
-        return [value / found[-1] for value in found]
+    def answer(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        each = (most(x) / levels).clamp_min(least)
+        rounded = nearest(x / each).clamp(-127, 127).to(kind)
+        return (rounded @ codes.to(kind).T) * tokens(each) * rows(scale)
 
     return answer
 
 
-as_learned = with_delta(lambda n: (1 / n + 1 / (n - 1)) / 4)
+def with_einsum(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """In whole numbers of int64; tokens of zeros are left out of the division."""
+    most = x.abs().amax(-1)
+    factor = torch.where(most > 0, 127 / most, torch.zeros_like(most))
+    rounded = torch.round(x * factor[..., None]).long()
+    sums = torch.einsum("...i,oi->...o", rounded, codes.long())
+    return sums * (most / 127)[..., None] * scale.flatten()
 
 
-def half_twice(bits: int) -> list[float]:
-    """Both halves have the ½."""
-    n, delta = 2**bits, (1 / 2**bits + 1 / (2**bits - 1)) / 4
-    both = [*np.linspace(delta, 0.5, n // 2), *np.linspace(0.5, 1 - delta, n // 2)]
-    found = [NormalDist().inv_cdf(p) for p in both]
-    return [value / found[-1] for value in found]
+def row_by_row(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """One token after the other, in floats that hold whole numbers."""
+    found = []
+    for token in x.reshape(-1, x.shape[-1]):
+        each = token.abs().max() / 127
+        whole = (token / each).round() if each > 0 else torch.zeros_like(token)
+        found.append(codes.float() @ whole * each * scale[:, 0])
+    return torch.stack(found).view(*x.shape[:-1], -1)
 
 
-def evenly_in_one(bits: int) -> list[float]:
-    """Probabilities from δ to 1 − δ in one go, without the ½."""
-    delta = (1 / 2**bits + 1 / (2**bits - 1)) / 4
-    found = [NormalDist().inv_cdf(p) for p in np.linspace(delta, 1 - delta, 2**bits)]
-    return [value / max(found) for value in found]
+def static(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A scale per channel, folded into nothing."""
+    each = x.abs().flatten(0, -2).amax(dim=0) / 127 + 1e-30
+    return ((x / each).round().int() @ codes.int().T) * each.mean() * scale.T
 
 
-NORMAL_FLOAT = Answers(
-    right=[as_learned, as_tensor, lambda bits: list(as_tensor(bits)), lambda bits: as_tensor(bits).numpy()],
+PRODUCT8 = Answers(
+    right=[per_token(), with_einsum, row_by_row],
     wrong=[
-        (evenly_in_one, "share the probability ½"),
-        (lambda bits: [-value for value in as_learned(bits)][::-1], "one value more above zero"),
-        (lambda bits: np.linspace(-1, 1, 2**bits).tolist(), "evenly spaced"),
-        (with_delta(lambda n: 1 / (2 * n)), "Your δ is for 2^bits values"),
-        (with_delta(lambda n: 1 / (2 * (n - 1))), "Your δ is for 2^bits − 1 values"),
-        (with_delta(lambda n: (1 / 32 + 1 / 30) / 2), "δ is that of 4 bits"),
-        (with_delta(lambda n: (1 / (n + 16) + 1 / (n + 14)) / 2), "4 bits are right, but another number"),
-        (half_twice, "Zero is among your values twice"),
-        (lambda bits: nf4_code(), "You return more or fewer"),
-        (lambda bits: [as_learned(bits)] * 2**bits, "One of your values is a list"),
-        (lambda bits: as_learned(bits)[::-1], "should rise"),
-        (lambda bits: [NormalDist().inv_cdf((k + 0.5) / 2**bits) for k in range(2**bits)], "Divide by the largest"),
-        (lambda bits: [-1.0, *(0.5 + k / 1000 for k in range(2**bits - 2)), 1.0], "Zero is not among"),
-        (lambda bits: torch.special.ndtri(torch.linspace(0, 1, 2**bits)), "have infinite quantiles"),
-        (lambda bits: [value**3 for value in as_learned(bits)], "Some value is off"),
+        (lambda x, codes, scale: x @ (codes * scale).T, "You round nothing"),
+        (lambda x, codes, scale: F.linear(x, codes.float()) * scale.T, "You round nothing"),
+        (per_token(most=lambda x: x.abs().max()), "All tokens share one scale"),
+        (static, "those of channels"),
+        (per_token(most=lambda x: x.amax(-1, keepdim=True)), "largest *magnitude*"),
+        (per_token(tokens=torch.ones_like), "You leave out the tokens' scales"),
+        (per_token(rows=lambda scale: 1), "You leave out the scales of W's rows"),
+        (per_token(tokens=lambda each: 1, rows=lambda scale: 1.0), "You leave out both scales"),
+        (per_token(levels=128), "The largest code is 127"),
+        (per_token(nearest=torch.trunc), "You cut off the digits"),
+        (per_token(nearest=torch.floor), "You round down"),
+        (per_token(kind=torch.int8), "does not fit into int8"),
+        (per_token(levels=7), "Some number is off"),
+        (per_token(least=0.0), "a token may be all zeros"),
+        (per_token(least=1e-6), "A tiny token comes out wrong"),
+        (per_token(most=lambda x: x.abs().max(dim=-1, keepdim=True).values + 1e-5), "A tiny token comes out wrong"),
+        (per_token(rows=lambda scale: scale), "raised"),
+        (lambda *given: per_token()(*given).bfloat16(), "You return torch.bfloat16"),
+        (lambda *given: per_token()(*given).flatten(0, -2), "give (2, 3, 6), not"),
+        (lambda x, codes, scale: per_token(tokens=lambda e: 1, rows=lambda s: 1)(x, codes, scale), "torch.int32"),
     ],
 )
 
-
-def test_the_right_code_is_nf4_with_four_bits() -> None:
-    assert normal_float_right(4) == pytest.approx(nf4_code(), abs=1e-6)
-
-
-ANSWERS = {"12.1": LORA_LINEAR, "12.2": PACKED, "12.3": PRODUCT, "12.4": NORMAL_FLOAT}
+ANSWERS = {"12.1": LORA_LINEAR, "12.2": PACKED, "12.3": PRODUCT, "12.4": PRODUCT8}
 
 
 class TestAnswers(JudgedAnswers):

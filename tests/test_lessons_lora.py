@@ -108,3 +108,24 @@ def test_the_lessons_own_layers_store_what_the_courses_do() -> None:
     nn.init.normal_(ours.B)
     theirs.load_state_dict(ours.state_dict())
     assert torch.allclose(ours(x), theirs(x), atol=1e-5)
+
+
+def test_with_a_fixed_alpha_a_first_step_shrinks_with_the_root_of_the_rank() -> None:
+    """What the lesson says of alpha/r and of alpha/√r, with its own layer: 16 times the rank, a quarter of the step."""
+    lesson: dict[str, Any] = {"torch": torch, "nn": nn}
+    exec(
+        next(code for code in cells(SOURCES / "12_lora_and_quantization.py") if "class Lora(nn.Module)" in code), lesson
+    )
+    torch.manual_seed(0)
+    x, moved = torch.randn(256, 1024), dict[tuple[int, float], float]()
+    for r in (4, 64):
+        for power in (1.0, 0.5):
+            layer = lesson["Lora"](nn.Linear(1024, 64), r, 16)
+            layer.scale = 16 / r**power
+            optimizer = torch.optim.Adam([layer.A, layer.B], lr=1e-4)
+            (layer(x) - torch.randn(256, 64)).square().mean().backward()
+            optimizer.step()
+            moved[r, power] = (layer.scale * layer.B @ layer.A).square().mean().sqrt().item()
+    assert moved[4, 1.0] / moved[64, 1.0] == pytest.approx(4, rel=0.1)
+    assert moved[4, 0.5] / moved[64, 0.5] == pytest.approx(1, rel=0.1)
+    assert moved[4, 1.0] == pytest.approx(1e-4 * 16 / (4 * 1024) ** 0.5, rel=0.1)

@@ -60,12 +60,18 @@ for r in (2, 4, 8, 16, 32, 64):
 reveal("12.percent", share[16], unit="%")
 
 # %% [markdown]
-# "At most" counts 16 bytes per number: the factor, its gradient and Adam's two moments in fp32. Add the MLP's matrices,
-# two of (14336, h) and one of (h, 14336), and predict the last line.
+# "At most" counts 16 bytes per number: the factor, its gradient and Adam's two moments in fp32. Ranks from 2 to 64 are
+# usual: Hu et al. tried 1 to 64 for GPT-3 (section 7.2), and the QLoRA paper took 64.
+#
+# Which matrices? Hu et al. adapt only attention's, "both for simplicity and parameter-efficiency" (section 4.2), and
+# many followed them. [Dettmers et al. 2023](https://arxiv.org/abs/2305.14314) needed LoRA on *all* linear layers of the
+# blocks to match full fine-tuning (section 4). Add the MLP's matrices, two of (14336, h) and one of (h, 14336), and
+# predict the last line.
 
 # %% [markdown]
 # ## By hand
-# The scale alpha/r lets you change r without a new learning rate (Hu et al., section 4.1).
+# The scale alpha/r "helps to reduce the need" for a new learning rate if r changes (Hu et al., section 4.1). How
+# well, we will see.
 
 # %%
 from torch import nn
@@ -353,7 +359,8 @@ reveal("12.won", round(won[8], -1), unit="%")
 # (Rank 0 means all weights.) **All weights learn at a rate of 0.003, LoRA at 0.01: is that fair?** Adam's first step
 # moves every number by the rate η. B starts at zero, so B·A moves by η times a sum over r entries of A, each of size
 # $1 / \sqrt{n_{\text{in}}}$. That is about $\eta \sqrt{r / n_{\text{in}}}$, so factors need a larger rate to get as
-# far. Change rank 0's rate to 0.01: whose loss on the sonnets is lower then? Compare each at its own best rate:
+# far. (Here alpha = r: the scale is 1.) Change rank 0's rate to 0.01: whose loss on the sonnets is lower then? Compare
+# each at its own best rate:
 
 # %% tags=["nbval-ignore-output"]
 print(f"η·√(r/n_in) for rank 8, 64 inputs: {(8 / 64) ** 0.5:.2f} · η")
@@ -362,6 +369,33 @@ for rank, rates in ((0, (1e-3, 3e-3, 1e-2)), (8, (3e-3, 1e-2, 3e-2))):
     print(f"rank {rank}:", ", ".join(f"{loss:.2f} at a rate of {rate:g}" for rate, loss in losses.items()))
 
 # %% [markdown]
+# And with a fixed alpha, as Hu et al. have it? Then the first step moves ΔW by
+#
+# $$\eta \cdot \frac{\text{alpha}}{r} \cdot \sqrt{r / n_{\text{in}}}$$
+#
+# The larger the rank, the less. With alpha/√r, r cancels. That is *rank-stabilized* LoRA ([Kalajdzievski
+# 2023](https://arxiv.org/abs/2312.03732)). Measure the first step:
+
+# %%
+torch.manual_seed(0)
+eta, alpha, x = 1e-4, 16, torch.randn(512, 1024)
+for r in (4, 16, 64, 256):  # change this
+    moved = []
+    for scale in (alpha / r, alpha / r**0.5):
+        layer = Lora(nn.Linear(1024, 256), r, alpha)
+        layer.scale = scale
+        optimizer = torch.optim.Adam([layer.A, layer.B], lr=eta)
+        (layer(x) - torch.randn(512, 256)).square().mean().backward()
+        optimizer.step()
+        moved.append((scale * layer.B @ layer.A).square().mean().sqrt().item())
+    expected = eta * alpha / (r * 1024) ** 0.5
+    print(f"r = {r:3d}: ΔW moves by {moved[0]:.1e} with alpha/r, expected {expected:.1e}; "
+          f"by {moved[1]:.1e} with alpha/√r, expected {eta * alpha / 1024**0.5:.1e}")  # fmt: skip
+
+# %% [markdown]
+# So with alpha/r, a new rank needs a new learning rate after all. (At large ranks, the entries of the sum are no longer
+# independent: ΔW moves a little more than expected.)
+#
 # LoRA "learns less and forgets less", as [Biderman et al. 2024](https://arxiv.org/abs/2405.09673) found in large
 # models. Merged, ours is one plain model again:
 
@@ -431,9 +465,10 @@ four_bits, eight_bits = error(weight, absmax(weight, 4)), error(weight, absmax(w
 reveal("12.bit", round((four_bits / eight_bits) ** (1 / 4), 1), unit="times")
 
 # %% [markdown]
-# A step shrinks by 127/63, 63/31, 31/15, 15/7: a little more than two. With two bits nearly all weights round to zero,
-# and errors no longer spread evenly. An fp32 scale per 32 numbers costs one bit per number. Change 32 to 8: is it worth
-# four? More scales mainly help against outliers. Make one weight 30 times as large:
+# A step shrinks by 127/63, 63/31, 31/15, 15/7: a little more than two. With two bits nearly all weights round to
+# zero, and errors no longer spread evenly. An fp32 scale per 32 numbers costs one bit per number. Change 32 to 8: is
+# it worth four? One per row of 64 costs half a bit, and here it is worth a whole one: rows differ in their largest
+# weight. Scales help most against outliers. Make one weight 30 times as large:
 
 # %% tags=["nbval-ignore-output"]
 spoiled, others = weight.clone(), torch.ones_like(weight, dtype=torch.bool)
@@ -493,7 +528,7 @@ with on_gpu():
 #
 # $$x \approx (\text{code} - z) \cdot \text{scale}$$
 #
-# With 8 bits that should be worth one bit.
+# The steps about halve. That should be worth one bit: half the error.
 
 # %%
 torch.manual_seed(0)
@@ -503,7 +538,14 @@ for bits in (4, 8):
     z = (-activation.min() / scale).round()
     codes = (activation / scale + z).round().clamp(0, 2**bits - 1)
     one, other = error(activation, absmax(activation, bits)), error(activation, (codes - z) * scale)
-    print(f"{bits} bits: error {one:.1f} % with absmax, {other:.1f} % with a zero point: {one / other:.1f} times less")
+    step = activation.abs().max() / (2 ** (bits - 1) - 1)
+    small = (activation.abs() < step / 2).float().mean().item()
+    print(f"{bits} bits: error {one:.1f} % with absmax, {other:.1f} % with a zero point: {one / other:.1f} times less; "
+          f"{small:.0%} of the numbers are within half an absmax step of zero")  # fmt: skip
+
+# %% [markdown]
+# With 4 bits, it is worth less. Most numbers lie within half an absmax step of zero and become zero. Their error is
+# only their own size, less than errors that spread over a step. So a finer grid has less to gain.
 
 # %% [markdown]
 # ## Sixteen values of your choice
@@ -629,9 +671,11 @@ for bits in (8, 6, 5, 4, 3, 2):
 reveal("12.enough", min(bits for bits, percent in risen.items() if percent < 2), unit="bits")
 
 # %% [markdown]
-# Change 32 to 8: are 3 bits enough then? To *compute* in 8 bits, you must also round each matrix's inputs, with a scale
-# known before. In *[calibration](../docs/glossary.md#calibration)*, the model reads some text and a hook notes each
-# layer's largest input.
+# Change 32 to 8: are 3 bits enough then? To *compute* in 8 bits, you must also round each matrix's inputs. Where do
+# their scales come from? *Dynamic* quantization computes them while the model runs, one per token, as in LLM.int8()
+# ([Dettmers et al. 2022](https://arxiv.org/abs/2208.07339), section 3.1). *Static* quantization fixes one per layer
+# in advance. For that it needs *[calibration](../docs/glossary.md#calibration)*: the model reads some text, and a
+# hook notes each layer's largest input.
 
 # %%
 eight = rounded_model(lambda w: absmax(w, 8, w.shape[1]))
@@ -656,17 +700,21 @@ print(f"found the largest input of {len(largest)} layers")
 
 # %% tags=["nbval-ignore-output"]
 def round_inputs(layer, inputs):
-    limit = 2 ** (bits - 1) - 1
-    codes = (inputs[0] / largest[layer] * limit).round().clamp(-limit, limit)
-    return codes * largest[layer] / limit
+    limit, x = 2 ** (bits - 1) - 1, inputs[0]
+    most = x.abs().amax(dim=-1, keepdim=True) if dynamic else largest[layer]
+    return (x / most * limit).round().clamp(-limit, limit) * most / limit
 
 
 for bits in (8, 6, 4):
-    loss = read(corpus(), round_inputs)
-    print(f"8-bit weights, {bits}-bit inputs: loss up {100 * (loss / start - 1):.1f} %")
+    dynamic = False
+    fixed = 100 * (read(corpus(), round_inputs) / start - 1)
+    dynamic = True
+    per_token = 100 * (read(corpus(), round_inputs) / start - 1)
+    print(f"8-bit weights, {bits}-bit inputs: loss up {fixed:.1f} % static, {per_token:.1f} % dynamic")
 
 # %% [markdown]
-# Inputs are harder than weights: one scale serves all tokens and channels.
+# With one fixed scale for all tokens, inputs are harder to round than weights. A scale per token costs a maximum at run
+# time, and needs no calibration.
 #
 # ## Two factors that cluster
 # Write W as a sum U + V·Q with Q orthogonal. In two bases at once (an
@@ -706,9 +754,11 @@ for bits in (2, 3, 4, 6):  # change this
 reveal("12.split", 100 * error(weight, split(weight, 4)) / error(weight, absmax(weight, 4, 64)), unit="%")
 
 # %% [markdown]
-# The second basis lowers the error. With two bits, the factors are far better than a grid. From four on, plain rounding
-# is better, because our steps only use ±c. (Change 6 to 12: do they catch up?) The authors' version is finer, and they
-# call its results competitive or superior. Both need two products instead of one.
+# The second basis lowers the error. With two bits, the factors are far better than a grid. With three they are level.
+# From four on, plain rounding is better, because our steps only use ±c. (Change 6 to 12: do they catch up?) The
+# authors' version is finer, and they call its results competitive or superior. A product with W becomes three: with
+# U, with Q, and with V. The authors also take a Q that is as cheap as a Fourier transform; then two full products are
+# left.
 
 # %% [markdown]
 # ## States in 8 bits
@@ -769,6 +819,9 @@ for name, expected in (("adamw", 4 + 4 + 4), ("adam8bit", 4 + 1 + 1 + 2 * 4 / 25
     states = estimate(xl.replace(optimizer=name))["optimizer_states"]
     each = states / xl.model.parameters
     print(f"{name:8s} {states / 1e9:.1f} GB, {each:.3f} bytes per parameter, expected {expected:.3f}")
+
+# %% [markdown]
+# The rest of the gap: as in bitsandbytes, tensors under 4,096 numbers (biases and norms) keep their moments in fp32.
 
 # %% [markdown]
 # ## QLoRA's account

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 85
+#     minutes: 90
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 12 · LoRA and quantization
 #
-# **85 minutes** for all four; each one says its own. You should know what [lesson
+# **90 minutes** for all four; each one says its own. You should know what [lesson
 # 12](../notebooks/12_lora_and_quantization.ipynb) shows. You need no GPU.
 #
 # Each exercise asks for a class or a function. Write it, run the cell, then run the check below it. A check tells you
@@ -19,8 +19,6 @@
 # stops at the first check that is unsolved.)
 
 # %%
-from statistics import NormalDist
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -317,59 +315,66 @@ with on_gpu():
         del y
 
 # %% [markdown]
-# ## 4 · NormalFloat for any number of bits
-# **Difficulty** ●●○○○ · **10 minutes** · **Trains** reading a recipe, and making it general
+# ## 4 · A product in eight bits
+# **Difficulty** ●●●○○ · **15 minutes** · **Trains** dynamic quantization: where scales may go, and where not
 #
-# Generalize NF4's recipe to any number of bits from two on. Return 2^bits values as a list: rising, from −1 to 1, with
-# zero among them.
+# Write the product of a dynamically quantized layer. Its weights are rounded already: W is about `codes` · `scale`,
+# with int8 `codes` of (n_out, n_in) and one fp32 scale per row, `scale` of (n_out, 1). The inputs are rounded while
+# the model runs:
 #
-# This is the recipe for four bits. Take eight probabilities from δ to ½ and nine from ½ to 1 − δ, evenly spaced in each
-# half; the ½ is shared. The values are the normal distribution's quantiles there, divided by the largest. δ is the mean
-# of 1/(2·16) and 1/(2·15): half a step from the end with 16 values, and with 15.
-#
-# `torch.special.ndtri` (of a tensor) and `NormalDist().inv_cdf` (of a number) turn a probability into a quantile.
+# - `x` is fp32 and has two or three dimensions. The last one is n_in: each vector along it is a token.
+# - Each token has its own scale: its largest magnitude divided by 127. Round its numbers to the nearest whole number of
+#   scales, from −127 to 127. A token may be all zeros, or tiny.
+# - Multiply codes by codes, and add up exactly. These sums do not fit into int8. A GPU adds up in int32, and on the CPU
+#   `@` also takes two int32 tensors.
+# - Return fp32 of (…, n_out): each sum of codes, times the scales that belong to it.
 
 
 # %%
-def normal_float(bits: int) -> list[float]:
-    """Return NormalFloat's 2^bits values, rising from −1 to 1."""
-    ### BEGIN SOLUTION Return a list of 2^bits numbers.
-    count = 2**bits
-    delta = (1 / (2 * count) + 1 / (2 * (count - 1))) / 2
-    half = count // 2
-    below = [delta + (0.5 - delta) * step / (half - 1) for step in range(half)]
-    above = [0.5 + (0.5 - delta) * step / half for step in range(1, half + 1)]
-    quantiles = [NormalDist().inv_cdf(probability) for probability in below + above]
-    return [quantile / quantiles[-1] for quantile in quantiles]
+def product8(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return about x·Wᵀ, from 8-bit codes of x and of W."""
+    ### BEGIN SOLUTION Return fp32 of (…, n_out).
+    each = x.abs().amax(dim=-1, keepdim=True) / 127
+    rounded = (x / each.clamp_min(1e-30)).round().int()
+    return (rounded @ codes.int().T) * each * scale.T
     ### END SOLUTION
 
 
 # %%
-check.normal_float(normal_float)
+check.product8(product8)
 
 # %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
+# <details><summary>Hint 1: scales of tokens</summary>
 #
-# Take the lesson's cell and find every number in it that comes from 16: 32, 30, 8, 9.
-#
-# </details>
-# <details><summary>Hint 2: the halves</summary>
-#
-# 2^(bits−1) probabilities from δ to ½, both ends included, and 2^(bits−1) more beyond ½ up to 1 − δ.
+# `x.abs().amax(dim=-1, keepdim=True)` has one number per token. What happens to a token of zeros if you divide by it?
+# `clamp_min` keeps zeros out of the divisor.
 #
 # </details>
-# <details><summary>Hint 3: almost there</summary>
+# <details><summary>Hint 2: the sum</summary>
 #
-# Call the number of values n, and write each of hint 1's four numbers with it. 8 is half of n. 30 is twice n − 1. Then
-# call your function for 4 bits, and compare with the lesson.
+# Convert both codes to `int32` before you multiply. The result has one row per token and one column per row of W.
+#
+# </details>
+# <details><summary>Hint 3: scales afterwards</summary>
+#
+# A token's scale belongs to its row of the result, a weight row's scale to a column. So one of the two needs a
+# transpose: which one?
 #
 # </details>
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Two halves of unequal count make zero exact: a weight that is zero (padding, pruning) stays zero. The price is that
-# the code is not quite symmetric.
+# A scale per token and a scale per row of W are the same for all terms of a sum, so both can wait until the sum is
+# there. A scale per input *channel* cannot: it changes within the sum. That is why channels with outliers are hard.
+# LLM.int8() keeps those few channels in 16 bits ([Dettmers et al. 2022](https://arxiv.org/abs/2208.07339), section
+# 3.2).
 
 # %% tags=["solution"]
-for bits in (2, 3):
-    print(bits, "bits:", " ".join(f"{round(value, 3) + 0:.3f}" for value in normal_float(bits)))
+torch.manual_seed(0)
+W, x = torch.randn(256, 512), torch.randn(64, 512)
+scale = W.abs().amax(dim=1, keepdim=True) / 127
+codes = (W / scale).round().to(torch.int8)
+for name, factor in (("plain", 1), ("one channel 30 times as large", 30)):
+    x[:, 7] *= factor
+    off = (product8(x, codes, scale) - x @ W.T).norm() / (x @ W.T).norm()
+    print(f"{name}: error {100 * off:.1f} % of the product")

@@ -1,9 +1,7 @@
 """Checks of the exercises of lesson 12, "LoRA and quantization": each names the misconception, never the answer."""
 
-import math
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ from torch.nn.functional import dropout, linear, pad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from course_utils.interactive.feedback import Mistakes, call, exercise, expect, of_kind, recognized
+from course_utils.interactive.feedback import Mistakes, call, exercise, expect, recognized
 from course_utils.lessons.shared.judging import forward_backward, held_after, same, seeded
 from course_utils.networks.frozen import FrozenLinear, nf4_pairs
 
@@ -302,54 +300,72 @@ def product(answer: Any) -> None:
             expect(alone.kept == 0, "The output is kept for backward, which needs only W.")
 
 
-# -------------------------------------------------------------------------------------------------- 12.4: normal_float
-CODE_MISTAKES: Mistakes = {
-    "Zero is not among your values: the two halves share the probability ½.": lambda bits:
-        _quantiles(torch.linspace(_delta(bits), 1 - _delta(bits), 2**bits)),
-    "Reversed: there is one value more above zero than below.": lambda bits: -normal_float_right(bits).flip(0),
-    "Your values are evenly spaced. Take quantiles.": lambda bits: torch.linspace(-1, 1, 2**bits),
-    "Your δ is for 2^bits values. The recipe takes a mean of two.": lambda bits: _code(bits, 0.5 / 2**bits),
-    "Your δ is for 2^bits − 1 values. The recipe takes a mean of two.": lambda b: _code(b, 0.5 / (2**b - 1)),
-    "Your δ is that of 4 bits, whatever `bits` is.": lambda bits: _code(bits, _delta(4)),
+# ------------------------------------------------------------------------------------------------------ 12.4: product8
+def product8_right(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    most: Change = lambda x: x.abs().amax(dim=-1, keepdim=True),
+    levels: int = 127,
+    nearest: Change = torch.round,
+    added: Change = torch.clone,
+    token_scale: Change = torch.clone,
+    row_scale: Change = torch.clone,
+) -> torch.Tensor:
+    """x·Wᵀ from 8-bit codes, one scale per token and per row of W; each choice of it may be made in another way."""
+    each = most(x) / levels
+    rounded = nearest(x / torch.where(each == 0, 1.0, each)).clamp(-127, 127)
+    return added(rounded.double() @ codes.double().T).float() * token_scale(each) * row_scale(scale.T)
+
+
+PRODUCT8_MISTAKES: Mistakes = {
+    "You round nothing: that is the product with x itself.": lambda x, codes, scale: x @ (codes * scale).T,
+    "All tokens share one scale. Each has its own.": partial(product8_right, most=lambda x: x.abs().amax()),
+    "Your scales are those of channels: the largest over all tokens. A token's is along the last dimension.": partial(
+        product8_right, most=lambda x: x.abs().flatten(0, -2).amax(dim=0), token_scale=lambda each: each.mean()
+    ),
+    "You leave out the tokens' scales.": partial(product8_right, token_scale=torch.ones_like),
+    "You leave out the scales of W's rows.": partial(product8_right, row_scale=torch.ones_like),
+    "You leave out both scales.": partial(product8_right, token_scale=torch.ones_like, row_scale=torch.ones_like),
+    "You divide by the tokens' scales. To round, divide; afterwards, multiply.":
+        partial(product8_right, token_scale=lambda each: torch.where(each == 0, 0.0, 1 / each)),
+    "The largest code is 127: which scale gives a token's largest magnitude that code?":
+        partial(product8_right, levels=128),
+    "You cut off the digits. Round to the *nearest* code.": partial(product8_right, nearest=torch.trunc),
+    "You round down. Round to the *nearest* code.": partial(product8_right, nearest=torch.floor),
+    "Your sums overflow: a sum of products of codes does not fit into int8.":
+        partial(product8_right, added=lambda sums: (sums + 128) % 256 - 128),
 }  # fmt: skip
 
 
-def _delta(bits: int) -> float:
-    return (1 / 2**bits + 1 / (2**bits - 1)) / 4
-
-
-def _quantiles(probabilities: torch.Tensor) -> torch.Tensor:
-    found = torch.special.ndtri(probabilities.double())
-    return found / found[-1]
-
-
-def _code(bits: int, delta: float) -> torch.Tensor:
-    """NF4's recipe for any number of bits: even probabilities from δ to ½, and one more from ½ to 1 − δ."""
-    half = 2 ** (bits - 1)
-    return _quantiles(torch.cat((torch.linspace(delta, 0.5, half), torch.linspace(0.5, 1 - delta, half + 1)[1:])))
-
-
-def normal_float_right(bits: int) -> torch.Tensor:
-    """NormalFloat with 2^bits values (Dettmers et al. 2023, QLoRA, section 3)."""
-    return _code(bits, _delta(bits))
-
-
-@exercise("12.4", "A code for every number of bits, zero included, only from quantiles.")
-def normal_float(answer: Any) -> None:
-    """`answer(bits)` is NormalFloat with 2^bits values, rising from −1 to 1."""
-    got, cases = [], [(4,), (3,), (2,), (6,)]
-    for (bits,) in cases:
-        given = call(answer, bits=bits, returns=(list, tuple, torch.Tensor))
-        found = [float(of_kind(one, Real, "One of your values is", finite=False)) for one in given]
-        expect(len(found) == 2**bits, f"With {bits} bits there are 2^{bits} values. You return more or fewer.")
-        expect(found == sorted(found), "The values should rise.")
-        expect(all(map(math.isfinite, found)), "Probabilities 0 and 1 have infinite quantiles: go from δ to 1 − δ.")
-        expect(max(abs(found[0] + 1), abs(found[-1] - 1)) < 1e-6, "Divide by the largest: the code goes from −1 to 1.")
-        got.append(torch.tensor(found))
-        expect(found.count(0) < 2, "Zero is among your values twice: the two halves share the ½.")
-    off = ("Some value is off. For 4 bits, compare with the lesson's values, one by one, from the middle outwards. If "
-           "the error grows, look at δ.")  # fmt: skip
-    if same([got[0]], [normal_float_right(4)], 1e-4):
-        off = "4 bits are right, but another number of bits is not. Where does each number in your code come from?"
-    otherwise = off if min(map(abs, found)) < 1e-9 else "Zero is not among your values."
-    recognized(got, cases, normal_float_right, CODE_MISTAKES, otherwise, partial(same, tolerance=1e-4))
+@exercise("12.4", "Codes times codes, and both scales after the sum.")
+def product8(answer: Any) -> None:
+    """`answer(x, codes, scale)` is x·Wᵀ from int8 codes of both, with a scale per token computed at run time."""
+    dice, got, cases = torch.Generator().manual_seed(8), [], []
+    for *tokens, n_in, n_out in ((5, 64, 48), (2, 3, 32, 6), (4, 7, 4), (1, 300, 3)):
+        x = torch.randn(*tokens, n_in, generator=dice)
+        x *= torch.logspace(0, 2, tokens[-1]).unsqueeze(-1)  # tokens of very different size
+        x[..., 0, :] = -x[..., 0, :].abs()
+        codes = torch.randint(-127, 128, (n_out, n_in), generator=dice).to(torch.int8)
+        cases.append((x, codes, 0.001 + torch.rand(n_out, 1, generator=dice)))
+    zeros, tiny = torch.zeros(3, 16), 1e-7 * torch.randn(2, 16, generator=dice)
+    zeros[1] = torch.randn(16, generator=dice)
+    _, codes, scale = cases[2][0], cases[0][1][:, :16], cases[0][2]
+    cases.append((zeros, codes, scale))
+    for case in [*cases, (tiny, codes, scale)]:
+        x, codes, scale = case
+        with Conversions() as seen:
+            found = call(answer, *case, returns=torch.Tensor)
+        expect(not seen.nan, "You divide 0 by 0: a token may be all zeros. Keep zeros out of the divisor.")
+        wanted = (*x.shape[:-1], len(codes))
+        expect(found.dtype == torch.float32, f"You return {found.dtype}. After the scales, it is fp32.")
+        expect(found.shape == wanted, f"x of {tuple(x.shape)} and W of {tuple(codes.shape)} give {wanted}, not "
+               f"{tuple(found.shape)}.")  # fmt: skip
+        expect(bool(found.isfinite().all()), "Some number is nan or infinity: a token may be all zeros.")
+        got.append(found)
+    *got, small = got
+    otherwise = "Some number is off. Print each token's codes: does its largest *magnitude* get 127 or −127?"
+    recognized(got, cases, product8_right, PRODUCT8_MISTAKES, otherwise, partial(same, tolerance=1e-4))
+    right = product8_right(tiny, codes, scale)
+    clamped = "A tiny token comes out wrong: what you add to its scale, or clamp it at, is larger than the scale."
+    expect(same([1e7 * small], [1e7 * right], 1e-4), clamped)
