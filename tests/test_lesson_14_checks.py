@@ -175,6 +175,22 @@ def builds_outside(build: Build, start: int) -> int | None:
     return None
 
 
+def keeps_the_winner(build: Build, start: int) -> int | None:
+    """Keeps the training that fits under a name of its own, to go on with it."""
+    while start:
+        step = None
+        gc.collect()
+        try:
+            step = build(start)
+            step()
+            step()
+            vars(keeps_the_winner)["step"] = step
+            return start
+        except torch.OutOfMemoryError:
+            start //= 2
+    return None
+
+
 LARGEST = Answers(
     right=[search, by_function, by_recursion, clears_frames],
     wrong=[
@@ -185,6 +201,7 @@ LARGEST = Answers(
         (partial(search, collects=False), "What frees such a cycle"),
         (collects_too_soon, "once names and error are gone"),
         (builds_outside, "`build` may raise one, too"),
+        (keeps_the_winner, "Which name outlives your function"),
         (partial(search, error=Exception), "and you go on"),
         (partial(search, error=RuntimeError), "and you go on"),
         (by_its_words, "the host is out of memory”, and you go on"),
@@ -464,6 +481,9 @@ DIAGNOSE = Answers(
         (detective(fragmentation=lambda seen: seen.phase == "backward"), "The cause was not 'fragmentation'"),
         (detective(graphs=lambda seen: sorted(seen.step_starts)[0] < seen.step_starts[-1]), "Does the third begin"),
         (detective(["attention", *CLUES]), "The cause was not 'attention'"),
+        (detective(attention=lambda seen: seen.requested > seen.micro_batch * seen.heads * seen.seq_len**2 > 0),
+         "Is it a whole multiple"),
+        (detective(attention=lambda seen: seen.heads), "Is it a whole multiple"),
         (detective(["loss"], loss=lambda seen: seen.requested % seen.vocab == 0), "raised ZeroDivisionError"),
         (detective(loss=lambda seen: seen.requested == 2 * seen.micro_batch * seen.seq_len * seen.vocab),
          "How large was the request"),
