@@ -124,7 +124,7 @@ def verdict_words(run: TrainingRun, total: int, card: Gpu) -> str:
     said = fit_words(total, card)
     said = f"{said[0].upper()}{said[1:]}."
     if total <= card.room < total * SAFETY:
-        reserve = f"the {percent(SAFETY - 1)} that fragmentation and kernels' scratch may take"
+        reserve = f"the {percent(SAFETY - 1)} that workspaces and kernels' scratch may take"
         said += f" That is less than {reserve}: it may fail."
     refused = unsupported(run, card.capability)
     return said + (lacks(run, card) or (f" But {refused}." if refused else ""))

@@ -32,7 +32,8 @@ FSDP_POLICY = {"amp-bf16": "bf16-master", "amp-fp16": "fp16-master"}
 """FSDP2's mixed-precision policy in place of autocast, wherever the weights are sharded (ZeRO stages 2 and 3).
 
 Shards, sums of gradients and optimizer states are fp32 with either, so the training stays what it is but for rounding.
-On whole weights "bf16-master" is another training, as it adds up gradients in 16 bits.
+The policy rounds more than autocast does: norms and the residual stream are in 16 bits, too. On whole weights
+"bf16-master" is another training, as it adds up gradients in 16 bits.
 """
 
 MAY_CHANGE: dict[str, tuple[dict[str, Any], ...]] = {
@@ -102,7 +103,8 @@ def fit(
     The training is `global_batch` sequences of `seq_len` tokens per step, on `world_size` such cards. Searched are the
     micro-batch and the choices of `FREE`, on several ranks with `FSDP_POLICY` in place of autocast; with `may_change`
     also those of `MAY_CHANGE`. `choices` are TrainingRun's, for the run to start from (autocast in bf16, or fp16 on
-    cards older than Ampere). A configuration fits if its estimate and a reserve of 5 % do. Times are `step_time`'s.
+    cards older than Ampere). A configuration fits if its estimate and a reserve of 5 % do (`twin.SAFETY` says
+    what that leaves out). Times are `step_time`'s.
     Raises ValueError like TrainingRun, and for a card whose rates are unknown.
     """
     card = card if isinstance(card, Gpu) else gpu(card)

@@ -9,7 +9,10 @@ from ..run import TrainingRun
 from ..units import format_bytes
 
 SAFETY = 1.05
-"""A run counts as fitting if 1.05 times its estimate does: scratch and fragmentation are not in the estimate."""
+"""A run counts as fitting if 1.05 times its estimate does. The reserve covers workspaces, kernels' scratch, rounding.
+
+It does not cover the holes between the allocator's blocks, nor CUDA's context. A run that passes can run out of memory.
+"""
 
 NEWEST_CUDNN = (12, 1)  # the newest compute capability that torch's cuDNN attention takes
 

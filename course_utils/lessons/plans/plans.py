@@ -20,7 +20,7 @@ LEGEND = {TOO_LARGE: "too large", FITS: "fits", PATH: "the path, in the order of
 HEIGHT = 300.0  # of the plot, in pixels
 GRADES = (  # the largest relative error of each grade, the grade, and words for it; 5 % is `SAFETY`
     (0.01, "A", "You could quote this."),
-    (0.05, "B", "Within the reserve: your plan would have held."),
+    (0.05, "B", "Within the reserve of the rule."),
     (0.15, "C", "Near, but a smaller error can fill a card. Which moment of the step did you take?"),
     (0.5, "D", "One of the large parts is missing, or counted twice."),
 )
