@@ -68,7 +68,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
     """A class whose notebooks do their worst, and one that does not."""
     folder = tmp_path_factory.mktemp("class")
     solved = notebook(SOLUTIONS)
-    solved["cells"] = [cell for cell in solved["cells"] if not code(cell).startswith("check.read_bits")]
+    solved["cells"] = [cell for cell in solved["cells"] if not code(cell).startswith("check.round_at_random")]
     for cell in solved["cells"]:
         if code(cell).startswith("check.limits"):
             cell["source"] = "print('✓ trust me')"
@@ -91,7 +91,7 @@ def states(one: Graded) -> set[str]:
 def test_the_solutions_pass_everything_though_their_checks_are_gone_or_tampered_with(graded: dict[str, Graded]) -> None:
     one = graded["solved"]
     count = len(check_cells(notebook()))
-    assert count >= 5 and (one.passed, len(one.outcomes), one.problem) == (count, count, "")
+    assert count >= 4 and (one.passed, len(one.outcomes), one.problem) == (count, count, "")
 
 
 def test_a_crash_costs_only_itself(graded: dict[str, Graded]) -> None:

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy
 import torch
 from checking import Answers, JudgedAnswers
 from torch.nn.utils import clip_grad_norm_
-
-from course_utils import TrainingRun, estimate, gpu
 
 # ------------------------------------------------------------------------------------------------------- 03.1: limits
 
@@ -50,48 +49,7 @@ LIMITS = Answers(
     ],
 )
 
-# ---------------------------------------------------------------------------------------------------- 03.2: read_bits
-
-
-def reader(
-    bias_shift: int = 0, hidden: float = 1.0, subnormal_shift: int = 1, subnormal_hidden: float = 0.0,
-    signed: bool = True, special: str = "right", unit: int | None = None, exponent_bits: int | None = None,
-) -> Callable[[str, int], float]:  # fmt: skip
-    """A reader of bits, right by default, with one thing or another changed."""
-
-    def read(bits: str, e: int) -> float:
-        e = exponent_bits or e
-        m, bias = len(bits) - 1 - e, 2 ** (e - 1) - 1 + bias_shift
-        sign = -1.0 if signed and bits[0] == "1" else 1.0
-        exponent, mantissa = int(bits[1 : 1 + e], 2), int(bits[1 + e :], 2) / (unit or 2**m)
-        if special != "none" and exponent == 2**e - 1:
-            return math.nan if mantissa and special == "right" else sign * math.inf
-        if exponent == 0:
-            return sign * 2.0 ** (subnormal_shift - bias) * (subnormal_hidden + mantissa)
-        return sign * 2.0 ** (exponent - bias) * (hidden + mantissa)
-
-    return read
-
-
-READ_BITS = Answers(
-    right=[reader(), *(lambda bits, e, kind=kind: kind(reader()(bits, e)) for kind in (torch.tensor, numpy.float64))],
-    wrong=[
-        (reader(signed=False), "The sign of"),
-        (reader(hidden=0.0), "a normal number has a hidden 1"),
-        (reader(bias_shift=1), "off by a power of two"),
-        (reader(unit=1), "Is M divided by 2^m?"),
-        (reader(exponent_bits=4), "Cut the text into 1, e and m bits"),
-        (reader(subnormal_shift=0), "half of it. Subnormal numbers share the exponent"),
-        (reader(subnormal_hidden=1.0), "there is no hidden 1 in front"),
-        (reader(subnormal_shift=3), "your value is off. Cut the text"),
-        (lambda bits, e: reader()(bits, e) or 0.0, "is one of two zeros"),
-        (lambda bits, e: reader()(bits, e) * ("1" in bits[1 : 1 + e]), "is subnormal, and not 0"),
-        (reader(special="none"), "This means infinity with a mantissa of 0"),
-        (reader(special="infinity"), "This means infinity with a mantissa of 0"),
-    ],
-)
-
-# ---------------------------------------------------------------------------------------------- 03.3: round_at_random
+# ---------------------------------------------------------------------------------------------- 03.2: round_at_random
 
 
 def by_floor(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
@@ -145,7 +103,7 @@ ROUND_AT_RANDOM = Answers(
     ],
 )
 
-# --------------------------------------------------------------------------------------------------- 03.4: exact_step
+# --------------------------------------------------------------------------------------------------- 03.3: exact_step
 
 
 def halves(*mistakes: str, kept: list[torch.Tensor] = []) -> Any:  # noqa: B006
@@ -299,7 +257,7 @@ EXACT_STEP = Answers(
     ],
 )
 
-# ---------------------------------------------------------------------------------------------------- 03.5: good_step
+# ---------------------------------------------------------------------------------------------------- 03.4: good_step
 
 
 def step_with(*mistakes: str, factor: float = 1.0) -> Any:
@@ -344,12 +302,12 @@ def with_fp32_weights(weights: Any, masters: Any, optimizer: Any, loss: Any, sca
     return taken
 
 
-def clips_scaled(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
-    """Right as well: clips the scaled gradients at the scale, zeros are left in place of gradients."""
+def clips_scaled(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float, none: bool = True) -> bool:
+    """Right as well: clips the scaled gradients at the scale. Without `none`, zeros are left in place of gradients."""
     loss.mul(scale).backward()
     for place in range(len(weights)):
         masters[place].grad = weights[place].grad.to(torch.float32)
-        weights[place].grad.zero_()
+        weights[place].grad = None
     taken = torch.isfinite(clip_grad_norm_(masters, scale)).item()
     for master in masters:
         master.grad.mul_(1 / scale)
@@ -357,8 +315,15 @@ def clips_scaled(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: f
         optimizer.step()
         for weight, master in zip(weights, masters, strict=True):
             weight.data.copy_(master.data)
-    optimizer.zero_grad(set_to_none=False)
+    optimizer.zero_grad(set_to_none=none)
     return bool(taken)
+
+
+def zeroes_weights(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
+    taken = step_with("leaves weights'")(weights, masters, optimizer, loss, scale)
+    for weight in weights:
+        weight.grad.zero_()
+    return taken
 
 
 def copies_with_autograd(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
@@ -391,59 +356,15 @@ GOOD_STEP = Answers(
         (step_with("copies twice"), "look at a step with small gradients"),
         (step_with("leaves weights'"), "Gradients are left behind"),
         (step_with("leaves masters'"), "Gradients are left behind"),
+        (partial(clips_scaled, none=False), "Gradients of zeros are left behind"),
+        (zeroes_weights, "How many bytes does a zero take?"),
         (step_with(factor=0.75), "look at a step with small gradients"),
         (copies_with_autograd, "use torch.no_grad()"),
     ],
 )
 
-# --------------------------------------------------------------------------------------------- 03.6: choose_precision
-
-
-def chooser(
-    pick: Any = min, memory: Callable[[str], float] = lambda card: gpu(card).memory, ranks: int = 3,
-    together: bool = False, none: Any = "",
-) -> Any:  # fmt: skip
-    """A choice by ranks, right by default."""
-
-    def answer(card: str, run: TrainingRun) -> Any:
-        choices = [["amp-bf16", "bf16-master-fp32grad"], ["bf16-master"], ["bf16"]]
-        if not gpu(card).has_bf16:
-            choices, run = [["amp-fp16"], ["fp16-master"]], run.replace(precision="amp-fp16", attention="efficient")
-        for names in [[name for rank in choices for name in rank]] if together else choices[:ranks]:
-            peaks = {name: estimate(run.replace(precision=name)).total for name in names}
-            fitting = {name: peak for name, peak in peaks.items() if peak <= memory(card)}
-            if fitting:
-                return pick(fitting, key=fitting.__getitem__)
-        return none
-
-    return answer
-
-
-def in_flat_order(card: str, run: TrainingRun) -> str:
-    """One sorted list of (rank, peak, name)."""
-    bf16 = {"amp-bf16": 1, "bf16-master-fp32grad": 1, "bf16-master": 2, "bf16": 3}
-    ranks = bf16 if gpu(card).has_bf16 else {"amp-fp16": 1, "fp16-master": 2}
-    attention = run.attention if gpu(card).has_bf16 else "efficient"
-    peaks = {name: estimate(run.replace(precision=name, attention=attention)).total for name in ranks}
-    order = sorted((rank, peaks[name], name) for name, rank in ranks.items())
-    return next((name for _, peak, name in order if not peak > gpu(card).memory), "")
-
-
-CHOOSE_PRECISION = Answers(
-    right=[chooser(), in_flat_order, lambda card, run: numpy.str_(in_flat_order(card, run))],
-    wrong=[
-        (chooser(together=True), "You take the lowest peak of all"),
-        (chooser(pick=lambda peaks, key: next(iter(peaks))), "You take autocast wherever it fits"),
-        (chooser(ranks=1), "You give up after the first rank"),
-        (chooser(ranks=2), "There is a better choice"),
-        (chooser(none="bf16"), "has no bf16, but you choose 'bf16'"),
-        (chooser(memory=lambda card: math.inf), "does not fit"),
-        (lambda card, run: "fp32", "not among the precisions"),
-    ],
-)
-
 ANSWERS = {f"03.{n}": one for n, one in enumerate(
-    (LIMITS, READ_BITS, ROUND_AT_RANDOM, EXACT_STEP, GOOD_STEP, CHOOSE_PRECISION), 1
+    (LIMITS, ROUND_AT_RANDOM, EXACT_STEP, GOOD_STEP), 1
 )}  # fmt: skip
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch_statements import SOURCES, cells
 
-from course_utils import TrainingRun, measure
+from course_utils import TrainingRun, measure, on_gpu
 from course_utils.lessons.precision import formats_in_a_step as formats
 from course_utils.lessons.precision.figures import flow_figure, histogram_figure
 from course_utils.lessons.precision.number_formats import FORMATS, encode
 from course_utils.lessons.precision.widget import bit_flipper, bit_name, neighbors, sum_of
-from course_utils.lessons.shared.language_model import language_model
+from course_utils.lessons.shared.language_model import HalfProducts, batches, language_model
 
 
 def test_the_histogram_counts_what_is_lost() -> None:
@@ -40,6 +40,55 @@ def test_products_of_a_layer_are_added_in_fp32_and_rounded_once_as_the_flow_says
         exact = one.float() @ other.float()  # whole numbers: nothing of the sum is rounded
         assert torch.equal(one @ other, exact.bfloat16())
     assert not torch.equal((dy.T @ x).float(), dy.float().T @ x.float()), "dL/dW is rounded"
+
+
+def test_autocast_rounds_each_weight_gradient_before_it_is_added_in_fp32() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 64, bias=False)
+    sums = torch.empty(0)
+    for place in range(3):
+        x = torch.randn(512, 64)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(x)
+        (y.float().square().sum() / 512).backward()
+        assert layer.weight.grad is not None and layer.weight.grad.dtype == torch.float32
+        sums = layer.weight.grad.clone()
+        assert place or torch.equal(sums, sums.bfloat16().float()), "the first is a bf16 number, in fp32"
+    assert not torch.equal(sums, sums.bfloat16().float()), "the sum is not"
+
+
+def test_on_a_gpu_partial_sums_may_be_rounded_to_16_bits_by_default() -> None:
+    assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    assert torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+
+
+def test_convolutions_run_in_16_bits_under_autocast_and_norms_powers_and_softmax_do_not() -> None:
+    nn = torch.nn
+    with on_gpu():
+        x = torch.randn(2, 8, 8, device="cuda")
+        layers = [nn.Conv1d(8, 8, 3).to("cuda"), nn.Linear(8, 8).to("cuda"), lambda x: x @ x]
+        wide = [nn.LayerNorm(8).to("cuda"), nn.Softmax(-1), lambda x: x.pow(2), lambda x: nn.functional.mse_loss(x, x)]
+        with torch.autocast("cuda", torch.bfloat16):
+            assert all(layer(x).dtype == torch.bfloat16 for layer in layers)
+            assert all(layer(x.bfloat16()).dtype == torch.float32 for layer in wide)
+            assert nn.functional.gelu(x).dtype == torch.float32
+            assert nn.functional.gelu(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_sgd_in_fp16_alone_learns_as_in_fp32_where_adam_does_not() -> None:
+    ends = {}
+    for dtype in (torch.float32, torch.float16):
+        model = language_model(seed=0).to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for tokens, targets in batches(30, seed=0):
+            with HalfProducts():
+                loss = torch.nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
+            ends.setdefault(dtype, []).append(loss.item())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert ends[torch.float16][-1] == pytest.approx(ends[torch.float32][-1], abs=0.1)
+    assert ends[torch.float16][0] - ends[torch.float16][-1] > 0.3
 
 
 def test_only_what_is_stored_in_fp16_overflows() -> None:

@@ -15,8 +15,8 @@
 # step allocates and when ([lesson 01](01_where_did_the_memory_go.ipynb)). You need no GPU: small models train on your
 # CPU.
 #
-# Do half the bits take half the memory? No. Training breaks in 16 bits in three ways. You write each cure, and count
-# what every recipe of number formats costs.
+# Do half the bits take half the memory? No. Training breaks in 16 bits in three ways. You see each break, run its
+# cure, and count what every recipe of number formats costs.
 
 # %% [markdown]
 # ## What 16 bits can hold
@@ -215,9 +215,9 @@ print("x.pow(2).mean() ", x.pow(2).mean().item(), "· x.norm()", x.norm().item()
 print("rms_norm", rms_norm(x, x.shape).max().item(), "· layer_norm", layer_norm(x, x.shape).max().item())
 
 # %% [markdown]
-# At 5, only the sum of squares overflows, in both spellings. PyTorch's kernels add fp16 numbers in fp32
-# ([AccumulateType.h](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/AccumulateType.h)) and round once. But
-# fp16 cannot *store* 102,400.
+# At 5, only the sum of squares overflows, in both spellings. PyTorch's sums and norms add fp16 numbers in fp32
+# ([AccumulateType.h](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/AccumulateType.h)) and round once, and
+# so does a matrix product on this CPU. But fp16 cannot *store* 102,400.
 #
 # At 300, the mean of squares fails too: `pow(2)` stores each square, and 90,000 is too large. The norm and both
 # normalizations survive: each is one kernel that keeps its squares in fp32. A norm written by hand must upcast first.
@@ -277,7 +277,7 @@ lines({"loss scale": (range(100), scales)}, "The scale climbs until a gradient o
 #
 # - fp32
 # - fp16 autocast, without and with a scaler
-# - "bf16 alone": nothing in fp32, not even Adam's moments
+# - "bf16 alone": nothing in fp32, not even Adam's [moments](../docs/glossary.md#first-moment)
 # - bf16 with fp32 master weights
 #
 # **Your guess.** How many of the five end where fp32 ends, counting fp32 itself? (Within 0.15 nats, the loss's unit:
@@ -368,7 +368,7 @@ reveal("03.late", round(100 * unmoved["bf16 alone"], -1), unit="%")
 # master weights, a bf16 copy may also stay the same for a while, but its master moves on and takes it along. Change the
 # rate to 0.001, and predict both columns.
 #
-# And fp16 alone, states included?
+# And fp16 alone, states included? One of this course's sources says that smaller models were trained so with success.
 
 # %%
 half = language_model(seed=0).half()
@@ -376,24 +376,46 @@ print("losses:", [round(loss, 1) for loss in train(half, list(half.parameters())
 print("Adam's epsilon of 1e-8, in fp16:", torch.tensor(1e-8).half().item())
 
 # %% [markdown]
-# Adam divides by $\sqrt{v} + \varepsilon$. In fp16, the square of a small gradient is 0, and so is ε: 0/0.
+# Adam divides by $\sqrt{v} + \varepsilon$. In fp16, the square of a small gradient is 0, and so is ε: 0/0. SGD does not
+# divide. Without the division of the loss by 4,096, nothing underflows in this small model:
+
+# %% tags=["nbval-ignore-output"]
+for dtype in (torch.float32, torch.float16):
+    model = language_model(seed=0).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for tokens, targets in batches(60, seed=0):
+        with HalfProducts():
+            loss = cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(f"SGD with momentum, everything in {dtype}: loss {loss.item():.2f} after 60 steps")
+
+# %% [markdown]
+# So the source is right where a model is small and its rate high: fp16 alone can learn. At a low rate, updates vanish
+# as in the first failure.
 #
 # ### Why large models diverged in fp16
 # With master weights and loss scaling, fp16 trained good models for years, until models grew large. BLOOM's team spent
-# *several months* on an fp16 model of 104 billion parameters whose loss kept diverging ([the same
-# text](https://huggingface.co/blog/bloom-megatron-deepspeed)). OPT's paper ([section
-# 2.5](https://arxiv.org/abs/2205.01068)) names three signs: the loss runs away, the dynamic loss scale falls to 0, the
-# last layer's activations grow. Loss scaling protects *gradients*. Nothing keeps forward's *activations* below 65,504.
-# BLOOM was then trained in bf16. NVIDIA's cards have it since Ampere (2020); a T4 or a V100 does not.
+# *several months* on an fp16 model of 104 billion parameters whose loss kept diverging. The Megatron-LM and DeepSpeed
+# teams had trained [530 billion parameters](https://arxiv.org/abs/2201.11990) and gave them the same advice: not in
+# fp16. The team of OPT-175B reported a very difficult time in fp16, too ([the same
+# text](https://huggingface.co/blog/bloom-megatron-deepspeed), section "BF16Optimizer").
+#
+# OPT's paper ([section 2.5](https://arxiv.org/abs/2205.01068)) names three signs: the loss runs away, the dynamic loss
+# scale falls to 0, the last layer's activations grow. Loss scaling protects *gradients*. Nothing keeps forward's
+# *activations* below 65,504. BLOOM was then trained in bf16. NVIDIA's cards have it since Ampere (2020); a T4 or a V100
+# does not.
 
 # %% [markdown]
 # ## Where each format flows
-# The recipe that has won uses bf16 weights, fp32 gradients and fp32 masters:
+# One recipe uses bf16 weights, fp32 gradients and fp32 masters. Kalamkar et al. studied it first, in 2019 ([A Study of
+# BFLOAT16](https://arxiv.org/abs/1905.12322), section 3). In plain PyTorch it flows like this:
 
 # %%
 from course_utils.lessons.precision.figures import flow_figure
 
-flow_figure("Each product is summed in fp32 and rounded to bf16 once: y, dL/dW, dL/dx")
+flow_figure("Each product is summed in fp32, and its result rounded to bf16: y, dL/dW, dL/dx")
 
 # %% [markdown]
 # "Multiply in bf16, add in fp32": does the addition matter?
@@ -409,12 +431,17 @@ total, ones = torch.zeros((), dtype=dtype), torch.ones(1, 4096, dtype=dtype)
 for one in ones.flatten():
     total = total + one
 print(f"one by one: {total.item()}; a matrix product of the same ones: {(ones @ ones.T).item()}")
+print("partial sums in bf16 allowed on a GPU:", torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction)
 reveal("03.ones", total.item(), unit="")
 
 # %% [markdown]
 # From 256 on, bf16's numbers are 2 apart, and adding 1 changes nothing. Change the format to `torch.float16` and
-# predict. A matrix product adds in fp32 and rounds once. Gradients of many micro-batches are a long sum too, so this
-# recipe adds them in fp32. For one linear layer:
+# predict. A matrix product adds in fp32. On this CPU it rounds once. On a GPU it may split a long sum into parts and
+# round these to 16 bits, too: the last line shows the switch, and `allow_fp16_reduced_precision_reduction` is the same
+# for fp16 ([PyTorch's note on
+# accuracy](https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html#reduced-precision-reduction-for-fp16-and-bf16-gemms)).
+#
+# Gradients of many micro-batches are a long sum, too, so this recipe adds them in fp32. For one linear layer:
 
 # %%
 master = torch.nn.Parameter(torch.randn(64, 32, generator=torch.Generator().manual_seed(0)))
@@ -433,6 +460,11 @@ print("bf16:", {tensor.dtype for tensor in (W, y, dy, dx, dW)})
 print("fp32:", {tensor.dtype for tensor in (master, master.grad, adam.state[master]["exp_avg"])})
 
 # %% [markdown]
+# In one place this differs from Kalamkar et al. Their weight gradients are never rounded: the product's fp32 sums go to
+# the fp32 master weights. PyTorch rounds dL/dW to the format of W, and only then `+=` adds it in fp32. Autocast rounds
+# it, too. Megatron Core's `gradient_accumulation_fusion` does not: its kernel adds the product to the fp32 gradients
+# itself ([layers.py](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/tensor_parallel/layers.py)).
+#
 # ## What autocast keeps in fp32
 # Most people write `with torch.autocast("cuda", dtype=torch.bfloat16):` instead. PyTorch then chooses each operation's
 # format. Weights, gradients and states stay in fp32.
@@ -444,6 +476,10 @@ print("fp32:", {tensor.dtype for tensor in (master, master.grad, adam.state[mast
 predict("03.autocast", unit="% of fp32's")
 
 # %% [markdown]
+# Matrix products and convolutions run in 16 bits: `linear`, `matmul`, `conv2d` and their relatives. What adds up many
+# numbers or grows fast runs in fp32: norms, softmax, powers, most losses. Everything else takes the format of its
+# inputs ([PyTorch's list](https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference)).
+#
 # Which format does each layer return? Put a forward hook on half of a [transformer
 # block](../docs/glossary.md#transformer-block). `with on_gpu():` runs plain PyTorch with `device="cuda"`: on your card,
 # or on a simulated one that counts bytes and holds no values.
@@ -742,8 +778,8 @@ quiz(3)
 
 # %% [markdown]
 # ## Take home
-# **Remember** Products may be 16-bit, sums may not: add updates, gradients over micro-batches, norms and matrix
-# products in fp32.
+# **Remember** Products may be 16-bit, long sums of small terms may not: add updates, gradients over micro-batches,
+# norms and matrix products in fp32. (A short sum may: with 16-bit weights, the residual stream is 16-bit.)
 #
 # **Breaks when** you take a short trial in pure bf16 as proof. At the end's low learning rates, most weights stop
 # moving.
@@ -751,6 +787,6 @@ quiz(3)
 # **Cheat-sheet line** epsilon: bf16 2^−7, fp16 2^−10 · fp16 from 6e−8 to 65,504, so scale the loss · bytes per
 # parameter: fp32 and autocast 4+4+8, masters 2+2+12, fp32 gradients 2+4+12, bf16 alone 2+2+4.
 #
-# This lesson corrects claims 19 and 20 of [what the sources got wrong](../docs/errata.md).
+# This lesson corrects claims 19, 20 and 31 of [what the sources got wrong](../docs/errata.md).
 #
 # Now solve the [exercises of this lesson](../exercises/03_mixed_precision.ipynb).

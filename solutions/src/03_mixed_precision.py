@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 90
+#     minutes: 63
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 03 · Mixed precision
 #
-# **90 minutes** for all six; each one says its own. You should know what [lesson
+# **63 minutes** for all four; each one says its own. You should know what [lesson
 # 03](../notebooks/03_mixed_precision.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -21,7 +21,6 @@
 # %%
 import torch
 
-from course_utils import TrainingRun, estimate, gpu
 from course_utils.lessons.precision import checks as check
 
 # %% [markdown]
@@ -77,59 +76,7 @@ for name, bits in {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10), "fp8 E5M2":
     print(f"{name:9s} epsilon {limits(*bits)[0]:.3g}, largest {limits(*bits)[1]:.5g}, smallest {limits(*bits)[2]:.3g}")
 
 # %% [markdown]
-# ## 2 · Read the bits
-# **Difficulty** ●●○○○ · **12 minutes** · **Trains** knowing what subnormal numbers are
-#
-# Turn bits into the number that they stand for. `read_bits(bits, e)` gets the bits as text, sign first, and the number
-# of exponent bits `e`. Return a float. Cover *everything*: normal numbers, subnormal ones (all exponent bits 0), and
-# both zeros, 0.0 and −0.0. If all exponent bits are 1, return infinity (with its sign) when all mantissa bits are 0,
-# and NaN otherwise. The bias is that of exercise 1.
-
-
-# %%
-def read_bits(bits: str, e: int) -> float:
-    """Return the number that these bits stand for: one sign bit, e exponent bits, the rest mantissa."""
-    ### BEGIN SOLUTION Return a float; infinity and NaN are floats, too.
-    m, bias = len(bits) - 1 - e, 2 ** (e - 1) - 1
-    sign = -1.0 if bits[0] == "1" else 1.0
-    exponent, mantissa = int(bits[1 : 1 + e], 2), int(bits[1 + e :], 2)
-    if exponent == 2**e - 1:
-        return float("nan") if mantissa else sign * float("inf")
-    if exponent == 0:
-        return sign * 2.0 ** (1 - bias) * (mantissa / 2**m)
-    return sign * 2.0 ** (exponent - bias) * (1 + mantissa / 2**m)
-    ### END SOLUTION
-
-
-# %%
-check.read_bits(read_bits)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# `int("01101", 2)` reads a binary number. First cut the text into its three fields, and handle normal numbers.
-#
-# </details>
-# <details><summary>Hint 2: the special exponents</summary>
-#
-# All exponent bits 1: infinity if the mantissa is 0, otherwise NaN. All exponent bits 0: the hidden 1 in front of the
-# mantissa is gone.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# A subnormal number is 2^(1 − bias) · M/2^m. It has the exponent of the *smallest normal* numbers, not one less. With
-# M = 0 this gives zero.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Subnormal numbers fill the gap between 0 and the smallest normal number evenly, with fewer and fewer digits. In fp16
-# they are most of the room for small gradients: from 6·10⁻⁵ down to 6·10⁻⁸.
-
-# %% [markdown]
-# ## 3 · Right on average
+# ## 2 · Right on average
 # **Difficulty** ●●●○○ · **10 minutes** · **Trains** rounding without a bias
 #
 # Round a tensor *stochastically* to multiples of `step`: each number goes to the multiple below or to the one above, so
@@ -183,7 +130,7 @@ print(f"1,000 weights of 1, each with 1,000 updates of 0.0001: mean {weight.mean
 print("bf16 holds every one of them exactly:", torch.equal(weight, weight.bfloat16().float()))
 
 # %% [markdown]
-# ## 4 · A master copy in half the bytes
+# ## 3 · A master copy in half the bytes
 # **Difficulty** ●●●●○ · **25 minutes** · **Trains** adding in fp32 without a second copy of the weights
 #
 # A bf16 weight and its fp32 master take 6 bytes per parameter, and their upper 16 bits are nearly the same. The next
@@ -277,7 +224,7 @@ print(f"after 1,000 steps of 0.0001: the weight {weights[0][0].item():.4f}, its 
 print("every bit as in fp32:", torch.equal(joined, masters[0]))
 
 # %% [markdown]
-# ## 5 · Four bugs in one step
+# ## 4 · Four bugs in one step
 # **Difficulty** ●●●●○ · **18 minutes** · **Trains** putting scaling, clipping and master weights in the right order
 #
 # Here is a colleague's training step in fp16 with fp32 master weights. It runs, learns badly, and keeps more memory
@@ -302,8 +249,8 @@ def buggy_step(weights, masters, optimizer, loss, scale: float) -> bool:
 # %% [markdown]
 # Write it right: `good_step(weights, masters, optimizer, loss, scale)`. `weights` are fp16 parameters, `masters` are
 # fp32 parameters with the same values, and `optimizer` steps on the masters. Clip the norm of all true gradients
-# together at 1. Leave no gradients behind. If a gradient is not finite, change nothing. Return `True` if the step was
-# taken, `False` if not.
+# together at 1. Leave no gradients behind: none is in memory afterwards. If a gradient is not finite, change no weight
+# and no master. Return `True` if the step was taken, `False` if not.
 
 
 # %%
@@ -352,81 +299,8 @@ check.good_step(good_step)
 # %% [markdown] tags=["explanation"]
 # ### Why
 # Upcast, *then* divide. Clip the true gradients, not the scaled ones. Look for infinities before you step, not after.
-# Copy the masters to the weights. Left-over master gradients cost 4 bytes per parameter between the steps. They are
-# still there in the next forward, where the peak is.
-
-# %% [markdown]
-# ## 6 · Design a recipe
-# **Difficulty** ●●●●● · **15 minutes** · **Trains** choosing formats under three constraints at once
-#
-# Choose the precision for a card and a run. `choose_precision(card, run)` gets a card's name and a `TrainingRun`, and
-# returns the name of the precision, or `""` if none fits. A run fits if `estimate(run).total` does not exceed
-# `gpu(card).memory`. Prefer recipes that add more in fp32, in this order:
-#
-# 1. gradients *and* updates added in fp32: autocast (`amp-bf16`, `amp-fp16`) or `bf16-master-fp32grad`; if both fit,
-#    take the one with the **lower estimated peak**;
-# 2. updates added in fp32: `bf16-master` or `fp16-master`;
-# 3. `bf16` alone, the last resort on a card that has bf16.
-#
-# `gpu(card).has_bf16` says whether the card has bf16. A card without bf16 computes in fp16. It has no flash kernel
-# either: estimate with `attention="efficient"` there, and with the run's own attention elsewhere.
-
-
-# %%
-def choose_precision(card: str, run: TrainingRun) -> str:
-    """Return the best precision that fits the card, by the order of preference above; "" if none fits."""
-    ### BEGIN SOLUTION Return a precision's name, or "".
-    there = gpu(card)
-    if there.has_bf16:
-        ranks = [["amp-bf16", "bf16-master-fp32grad"], ["bf16-master"], ["bf16"]]
-    else:
-        ranks, run = [["amp-fp16"], ["fp16-master"]], run.replace(precision="amp-fp16", attention="efficient")
-    for names in ranks:
-        peaks = {name: estimate(run.replace(precision=name)).total for name in names}
-        fitting = [name for name in names if peaks[name] <= there.memory]
-        if fitting:
-            return min(fitting, key=peaks.__getitem__)
-    return ""
-    ### END SOLUTION
-
-
-# %%
-check.choose_precision(choose_precision)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Write the names as a list of lists, one inner list per rank. The two kinds of cards need different lists; check
-# `gpu(card).has_bf16`.
-#
-# </details>
-# <details><summary>Hint 2: what to compute</summary>
-#
-# `estimate(run.replace(precision=name)).total` is a peak in bytes, `gpu(card).memory` is the card's memory. Two names
-# compete only in the first rank.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Go through the ranks. Keep the names that fit. If there are any, return the one with the smallest peak at once. After
-# the loop, return "". For an old card, change the run first:
-# `run.replace(precision="amp-fp16", attention="efficient")`.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Look at where the choice changes. Which name of the first rank is lower depends on the batch and on the optimizer:
-# with the fused one and a single sequence it is autocast. `bf16` alone is left when the states themselves are too
-# large. A T4 or V100 has no such way out: Adam's ε is 0 in fp16.
-
-# %% tags=["solution"]
-for batch in (1, 8, 16):
-    run = TrainingRun("gpt2-xl", batch, 1024, recompute="full")
-    chosen = {name: choose_precision(name, run) or "none fits" for name in ("V100-32GB", "RTX4090-24GB", "A100-40GB")}
-    print(f"GPT-2 XL, {batch:2d} sequences: {chosen}")
-fused = TrainingRun("gpt2-xl", 1, 1024, recompute="full", optimizer="adamw-fused")
-print(f"GPT-2 XL,  1 sequence, fused: {choose_precision('A100-40GB', fused)} on an A100-40GB")
+# Copy the masters to the weights. Left-over master gradients cost 4 bytes per parameter between the steps, and so do
+# zeros: `zero_grad(set_to_none=False)` keeps the tensors. They are still there in the next forward, where the peak is.
 
 # %% [markdown]
 # ## Take home

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from numbers import Real
 from operator import eq
 from types import SimpleNamespace
@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from course_utils import TrainingRun, estimate, gpu
-from course_utils.interactive.feedback import Mistakes, call, exercise, expect, fail, of_kind, recognized
+from course_utils.interactive.feedback import Mistakes, call, exercise, expect, of_kind, recognized
 from course_utils.lessons.shared.judging import same, seeded
 from course_utils.measuring.tracker import Tracker
 
-from .number_formats import NumberFormat, decode
+from .number_formats import NumberFormat
 
 # ------------------------------------------------------------------------------------------------------- 03.1: limits
 WIDTHS = ((5, 10), (8, 7), (8, 23), (5, 2), (3, 4), (6, 9))  # exponent and mantissa bits
@@ -52,50 +51,8 @@ def limits(answer: Any) -> None:
         recognized(values, forms, right, mistakes, f"Your {name} is off for e = {e}, m = {m}. {off}", eq)
 
 
-# ---------------------------------------------------------------------------------------------------- 03.2: read_bits
-READ_FORMATS = (NumberFormat("fp16", 5, 10, 2), NumberFormat("bf16", 8, 7, 2), NumberFormat("small", 3, 2, 1))
-
-
-@exercise("03.2", "Every pattern of three formats: normal, subnormal, infinite and not a number.")
-def read_bits(answer: Any) -> None:
-    """`answer(bits, e)` is the number that the text of bits means, with e exponent bits."""
-    patterns = [(form, one) for form in READ_FORMATS for one in range(0, 2**form.bits, 331 if form.bits > 8 else 1)]
-    for form, pattern in sorted(patterns, key=_normal_first):
-        bits, wanted = f"{pattern:0{form.bits}b}", decode(form, pattern)
-        got = float(call(answer, bits=bits, e=form.exponent, finite=False))
-        if repr(got) != repr(wanted):  # `repr` distinguishes −0.0 from 0.0, but not one NaN from another
-            _name_the_misreading(got, wanted, form, pattern)
-
-
-def _normal_first(one: tuple[NumberFormat, int]) -> tuple[int, ...]:
-    """Normal numbers, then subnormal ones, then infinity and NaN; within each kind, large mantissas first."""
-    _, exponent, mantissa = one[0].fields(one[1])
-    return exponent == 2 ** one[0].exponent - 1, exponent == 0, one[0].bits, -mantissa
-
-
-def _name_the_misreading(got: float, wanted: float, form: NumberFormat, pattern: int) -> None:
-    sign, exponent, mantissa = form.fields(pattern)
-    part, shown = mantissa / 2**form.mantissa, f"{sign} {exponent:0{form.exponent}b} {mantissa:0{form.mantissa}b}"
-    expect(wanted or got, f"{shown} is one of two zeros: −0.0 has a sign of its own.")
-    expect(got != -wanted, f"The sign of {shown} is reversed or forgotten: 1 means minus.")
-    special = f"{shown}: all exponent bits are 1. This means infinity with a mantissa of 0, otherwise NaN."
-    expect(exponent != 2**form.exponent - 1, special)
-    if exponent == 0:
-        expect(got, f"{shown} is subnormal, and not 0: what does its mantissa stand for?")
-        hidden = f"{shown}: with all exponent bits 0 there is no hidden 1 in front of the mantissa."
-        expect(abs(got) not in [2.0 ** (power - form.bias) * (1 + part) for power in (0, 1)], hidden)
-        half = f"{shown}: you return half of it. Subnormal numbers share the exponent of the *smallest normal* ones."
-        expect(abs(got) != abs(wanted) / 2, half)
-    else:
-        without_one = 2.0 ** (exponent - form.bias) * part
-        expect(abs(got) != without_one, f"{shown}: a normal number has a hidden 1 in front of its mantissa.")
-        power = got / wanted > 0 and math.log2(got / wanted).is_integer()
-        expect(not power, f"{shown} is off by a power of two: is the bias 2^(e−1) − 1?")
-    fail(f"{shown}: your value is off. Cut the text into 1, e and m bits. Is M divided by 2^m?")
-
-
-# ---------------------------------------------------------------------------------------------- 03.3: round_at_random
-@exercise("03.3", "Always one of the two neighbors, and right on average, below zero too.")
+# ---------------------------------------------------------------------------------------------- 03.2: round_at_random
+@exercise("03.2", "Always one of the two neighbors, and right on average, below zero too.")
 def round_at_random(answer: Any) -> None:
     """`answer(values, step, u)` rounds to multiples of step, up or down by u, without bias."""
     dice = torch.Generator().manual_seed(0)
@@ -128,7 +85,7 @@ def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
     expect(abs(up - fraction) < 0.02, f"On average your results are off {side} zero: with what probability up?")
 
 
-# --------------------------------------------------------------------------------------------------- 03.4: exact_step
+# --------------------------------------------------------------------------------------------------- 03.3: exact_step
 MANY, UNLIKE = [(256,)] * 24, [(3, 7), (1,), (2, 1, 3)]  # shapes of weights
 BITS = (0x7F800000, -0x800000, -(2**31), 1, 0x3F7FFFFF, 0x4048F5C3, -0x7FFF8000, -0x40000001, 0x3F808000)
 EXTREMES = torch.tensor(BITS, dtype=torch.int32).view(torch.float32)  # infinite, −0, subnormal, with a carry
@@ -145,7 +102,7 @@ JOIN_MISTAKES: Mistakes = {  # of the bits handed over and by how much their upp
 }  # fmt: skip
 
 
-@exercise("03.4", "Bit by bit the masters of fp32, in 4 bytes per parameter, one at a time.")
+@exercise("03.3", "Bit by bit the masters of fp32, in 4 bytes per parameter, one at a time.")
 def exact_step(answer: Any) -> None:
     """`answer(weights, rests, update)` updates fp32 masters that are kept as bf16 weights and int16 rests."""
     for rate in (1e-2, 1e-5):
@@ -203,7 +160,7 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
         expect(most.total - most["parameters"] <= 12 * 4 * 256, one_by_one)
 
 
-# ---------------------------------------------------------------------------------------------------- 03.5: good_step
+# ---------------------------------------------------------------------------------------------------- 03.4: good_step
 SCALE, NEAR = 2.0**12, partial(math.isclose, rel_tol=1e-3)
 SITUATIONS: Mapping[str, tuple[Any, ...]] = {  # size of the gradients; place and factor of a single odd one
     "small": (0.03,), "tiny": (2.0**-27,), "large": (1.5,), "infinite": (100.0,),
@@ -229,11 +186,18 @@ STEP_MISTAKES: Mistakes = {  # conditions on the learner's steps and the right o
         lambda got, right: not got.small.weights.any(),
     "Gradients are left behind. Both weights and masters have some: clear them all.":
         lambda got, right: any(one.left for one in vars(got).values()),
+    "Gradients of zeros are left behind. How many bytes does a zero take?":
+        lambda got, right: any(one.zeros for one in vars(got).values()),
 }  # fmt: skip
 
 
+STEPS = "The check takes seven steps. The first one loads torch's optimizers, which can take ten seconds."
+
+
 @exercise(
-    "03.5", "Small gradients survive, large ones are clipped, infinite ones change nothing, nothing is left over."
+    "03.4",
+    "Small gradients survive, large ones are clipped, infinite ones change nothing, nothing is left over.",
+    first=STEPS,
 )
 def good_step(answer: Any) -> None:
     """`answer(weights, masters, optimizer, loss, scale)` takes one step in fp16, or none, and says which."""
@@ -262,9 +226,18 @@ def _left(step: Callable[..., bool], size: float, place: int = 0, factor: float 
     optimizer.register_step_post_hook(lambda *_: steps.append(1))
     taken = step(weights=weights, masters=masters, optimizer=optimizer, loss=loss, scale=SCALE)
     moved, copied = (torch.cat(tensors).detach().float() for tensors in (masters, weights))
-    left = any(one.grad is not None and bool(one.grad.any()) for one in (*weights, *masters))
-    norm, dtype = moved.norm().item(), weights[0].dtype
-    return SimpleNamespace(masters=moved, weights=copied, taken=taken, left=left, norm=norm, steps=steps, dtype=dtype)
+    gradients = [one.grad for one in (*weights, *masters) if one.grad is not None]
+    left, norm, dtype = any(bool(one.any()) for one in gradients), moved.norm().item(), weights[0].dtype
+    return SimpleNamespace(
+        masters=moved,
+        weights=copied,
+        taken=taken,
+        left=left,
+        zeros=bool(gradients),
+        norm=norm,
+        steps=steps,
+        dtype=dtype,
+    )
 
 
 def _right_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
@@ -278,64 +251,3 @@ def _right_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: fl
             weight.data.copy_(master.data)
     optimizer.zero_grad()
     return taken
-
-
-# --------------------------------------------------------------------------------------------- 03.6: choose_precision
-_XL = TrainingRun("gpt2-xl", recompute="full")
-CHOICES: tuple[tuple[str, TrainingRun], ...] = (
-    ("A100-40GB", _XL.replace(micro_batch=16)), ("A100-40GB", _XL.replace(optimizer="adamw-fused")),
-    ("RTX3090-24GB", _XL), ("RTX3090-24GB", _XL.replace(micro_batch=32)),
-    ("RTX4080-16GB", _XL.replace(micro_batch=16)), ("V100-32GB", _XL.replace(micro_batch=16)),
-    ("V100-32GB", _XL.replace(micro_batch=20)), ("V100-32GB", _XL.replace(micro_batch=48)),
-    ("T4-16GB", _XL), ("T4-16GB", TrainingRun("gpt2-medium", 8, 1024, recompute="full")),
-    ("T4-16GB", TrainingRun("gpt2-medium", 4, 1024, attention="eager")), ("H100-80GB", _XL.replace(micro_batch=32)),
-    ("RTX4080-16GB", TrainingRun("llama3-8b", 1, 1024, recompute="full")),
-    ("A100-40GB", TrainingRun("gpt2-large", 6, 1024, attention="eager")),
-)  # fmt: skip
-
-
-def _ranks(card: str) -> list[list[str]]:
-    if gpu(card).has_bf16:
-        return [["amp-bf16", "bf16-master-fp32grad"], ["bf16-master"], ["bf16"]]
-    return [["amp-fp16"], ["fp16-master"]]
-
-
-def _choose(card: str, run: TrainingRun, pick: Any = min, ranks: Any = _ranks, attention: str = "") -> str:
-    """The pick from the first rank in which anything fits, "" if nothing does."""
-    run = run.replace(attention=attention) if attention and gpu(card).has_bf16 else run
-    for names in ranks(card):
-        fitting = {name: peak for name in names if (peak := _peak(card, run, name)) <= gpu(card).memory}
-        if fitting:
-            return pick(fitting, key=fitting.__getitem__)
-    return ""
-
-
-@cache
-def _peak(card: str, run: TrainingRun, precision: str) -> int:
-    attention = run.attention if gpu(card).has_bf16 else "efficient"
-    return estimate(run.replace(precision=precision, attention=attention)).total
-
-
-CHOICE_MISTAKES: Mistakes = {
-    "You take the lowest peak of all. Fitting is enough: prefer the precision that adds more in fp32.":
-        partial(_choose, ranks=lambda card: [[n for rank in _ranks(card) for n in rank]]),
-    "You take autocast wherever it fits. In the first rank, the lower peak wins.":
-        partial(_choose, pick=lambda peaks, key: next(iter(peaks))),
-    "You change every run's attention. Cards with bf16 keep the run's own.": partial(_choose, attention="efficient"),
-    "You assume flash attention. The run may ask for another kernel.": partial(_choose, attention="flash"),
-    "You take the higher peak of the first rank. The lower one wins.": partial(_choose, pick=max),
-    "You give up after the first rank: try the next one.": partial(_choose, ranks=lambda card: _ranks(card)[:1]),
-}  # fmt: skip
-
-
-@exercise("03.6", "The most fp32 sums that each card can afford, from a T4 to an H100.")
-def choose_precision(answer: Any) -> None:
-    """`answer(card, run)` is the best precision in which the run fits the card, or ""."""
-    got = [call(answer, card=card, run=run, returns=str) for card, run in CHOICES]
-    for (card, run), name in zip(CHOICES, got, strict=True):
-        expect("bf16" not in name or gpu(card).has_bf16, f"{card} has no bf16, but you choose {name!r} for it.")
-        known = any(name in rank for rank in ([""], *_ranks(card)))
-        expect(known, f"{name!r} is not among the precisions to choose from for {card}.")
-        expect(not name or _peak(card, run, name) <= gpu(card).memory, f"{name!r} does not fit {card} for {run}.")
-    otherwise = "There is a better choice by the order of preference. A run fits up to `gpu(card).memory`."
-    recognized(got, CHOICES, _choose, CHOICE_MISTAKES, otherwise, eq)
