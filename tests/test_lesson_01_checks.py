@@ -15,46 +15,7 @@ from course_utils.lessons.one_step import checks as lesson_01
 
 RUN = lesson_01.FIT_RUN
 
-# ---------------------------------------------------------------------------------------------- 01.1: weight_gradient
-
-
-def by_autograd(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    weight = torch.zeros(dy.size(2), x.size(2), requires_grad=True)
-    (x @ weight.T).backward(dy)
-    assert weight.grad is not None
-    return weight.grad
-
-
-def by_token(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    pairs = zip(dy.flatten(0, 1), x.flatten(0, 1), strict=True)
-    return torch.stack([torch.outer(out, inward) for out, inward in pairs]).sum(0)
-
-
-def by_einsum(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    return torch.einsum("bso,bsi->oi", dy, x)
-
-
-WEIGHT_GRADIENT = Answers(
-    right=[by_token, by_einsum, lambda x, dy: (dy.double().transpose(1, 2) @ x.double()).sum(0)],
-    wrong=[
-        (lambda x, dy: by_einsum(x, dy).T, "The shape is transposed"),
-        (lambda x, dy: by_einsum(x, dy) if x.size(2) - dy.size(2) else by_einsum(dy, x), "the shape does not show it"),
-        (lambda x, dy: dy.transpose(1, 2) @ x, "One gradient for each sequence. They share one W"),
-        (lambda x, dy: dy[..., None] * x[:, :, None, :], "One gradient for each token"),
-        (lambda x, dy: dy @ torch.ones(dy.size(2), x.size(2)), "is it dL/dx?"),
-        (lambda x, dy: by_einsum(x, dy) / (x.size(0) * x.size(1)), "a mean over all tokens"),
-        (lambda x, dy: (dy.transpose(1, 2) @ x).mean(0), "You take a mean over the sequences"),
-        (lambda x, dy: dy[0].T @ x[0], "You use only the first sequence"),
-        (lambda x, dy: dy[:, -1].T @ x[:, -1], "You use only the last token"),
-        (lambda x, dy: (x * dy).sum(dim=(0, 1)), "element by element"),
-        (by_autograd, "You let autograd do the work"),
-        (lambda x, dy: dy.reshape(dy.size(2), -1) @ x.reshape(-1, x.size(2)), "`reshape` mixes tokens with outputs"),
-        (lambda x, dy: by_einsum(x, dy) * 2, "the values are not those of autograd"),
-        (lambda x, dy: by_einsum(x, dy).sum(0), "A gradient has the shape of its weight"),
-    ],
-)
-
-# --------------------------------------------------------------------------------------------------------- 01.2: peak
+# --------------------------------------------------------------------------------------------------------- 01.1: peak
 
 
 def in_one_pass(tensors: Any) -> int:
@@ -106,7 +67,7 @@ def test_peak_of_the_real_step_is_what_the_tracker_saw() -> None:
     assert in_one_pass(lives) == seen
 
 
-# -------------------------------------------------------------------------------------------------------- 01.3: weigh
+# -------------------------------------------------------------------------------------------------------- 01.2: weigh
 
 
 def in_full(tensor: torch.Tensor) -> int:
@@ -238,11 +199,11 @@ WEIGH = Answers(
     ],
 )
 
-# ------------------------------------------------------------------------------------------ 01.4: largest_micro_batch
+# ------------------------------------------------------------------------------------------ 01.3: largest_micro_batch
 
 
 @functools.cache
-def fits(card: str, global_batch: int, memory: Any = lambda card: gpu(card).memory, together: bool = True) -> list[int]:
+def fits(card: str, global_batch: int, memory: Any = lambda card: gpu(card).room, together: bool = True) -> list[int]:
     """Micro-batches that fit, found from the largest down; `together` with the others of their step."""
     sizes = [size for size in range(global_batch, 0, -1) if global_batch % size == 0]
     runs = {size: RUN.replace(micro_batch=size, global_batch=global_batch if together else size) for size in sizes}
@@ -259,7 +220,24 @@ largest = pick()
 
 def of_any_size(card: str, global_batch: int) -> int:
     sizes = range(global_batch, 0, -1)
-    return next((size for size in sizes if estimate(RUN.replace(micro_batch=size)).total <= gpu(card).memory), 0)
+    return next((size for size in sizes if estimate(RUN.replace(micro_batch=size)).total <= gpu(card).room), 0)
+
+
+def up_to_64(card: str, global_batch: int) -> int:
+    return max([0, *(size for size in range(1, min(64, global_batch) + 1) if size in fits(card, global_batch))])
+
+
+def skips_nothing(card: str, global_batch: int) -> int:
+    """Never asks whether a size divides the batch: TrainingRun refuses the first that does not."""
+    runs = [RUN.replace(micro_batch=size, global_batch=global_batch) for size in range(1, global_batch + 1)]
+    return max([0, *(run.micro_batch for run in runs if estimate(run).total <= gpu(card).room)])
+
+
+def rounds_down(card: str, global_batch: int) -> int:
+    """Takes sizes that do not divide the batch, with as many whole micro-batches as there are."""
+    sizes = range(1, global_batch + 1)
+    runs = [RUN.replace(micro_batch=size, accumulation_steps=global_batch // size) for size in sizes]
+    return max([0, *(run.micro_batch for run in runs if estimate(run).total <= gpu(card).room)])
 
 
 FITTING = Answers(
@@ -267,7 +245,10 @@ FITTING = Answers(
     wrong=[
         (pick(together=False), "micro-batch on its own"),
         (pick(memory=lambda card: int(card[-4:-2]) * 10**9), "card's name for GB"),
-        (pick(memory=lambda card: gpu(card).room), "You took `gpu(card).room`"),
+        (pick(memory=lambda card: gpu(card).memory), "How much of it does a program get?"),
+        (up_to_64, "only micro-batches of up to 64"),
+        (skips_nothing, "Skip those"),
+        (rounds_down, "does not divide the batch of"),
         (pick(min), "the smallest that fits"),
         (of_any_size, "does not divide the batch of"),
         (lambda card, global_batch: global_batch, "the whole batch, whether it fits or not"),
@@ -280,7 +261,7 @@ FITTING = Answers(
     ],
 )
 
-# -------------------------------------------------------------------------------------------------------- 01.5: train
+# -------------------------------------------------------------------------------------------------------- 01.4: train
 
 
 def loop(*how: str, divide: float | None = None, value: Callable[[list[Any]], Any] | None = None) -> Any:
@@ -395,87 +376,7 @@ def test_memory_grows_only_where_graphs_wait_for_backward() -> None:
     assert leaking[-1] == held[-1] == held[0]
 
 
-# ------------------------------------------------------------------------------------------------ 01.6: read_timeline
-
-
-def came_back(measurement: Any) -> bool:
-    """True if activations ever rise in backward."""
-    begins = {mark.phase: mark.event for mark in measurement.timeline.marks}
-    curve = measurement.timeline.curves()["activations"][begins["backward"] : begins["optimizer"]]
-    return curve != sorted(curve, reverse=True)
-
-
-def read(measurement: Any, seq_len: int) -> dict[str, Any]:
-    """A right answer that looks at the peak's inputs and at how high activations come back."""
-    after_loss, backward = measurement.moments["after loss"], measurement.moments["end of backward"]
-    ratio = round(backward["optimizer_states"] / backward["parameters"])
-    precision = "bf16-master" if ratio == 6 else "amp-bf16" if after_loss["weight_copies"] else "fp32"
-    micro_batch = after_loss["inputs"] / (16 * seq_len)
-    return {"micro_batch": micro_batch, "precision": precision, "recompute": came_back(measurement)}
-
-
-def spelled(measurement: Any, seq_len: int) -> dict[str, Any]:
-    found = read(measurement, seq_len)
-    return {**found, "recompute": "full" if found["recompute"] else "none", "micro_batch": int(found["micro_batch"])}
-
-
-def careless(measurement: Any, seq_len: int) -> dict[str, Any]:
-    """Right, and it empties what it was given: a check may not miss that the next time."""
-    found = read(measurement, seq_len)
-    measurement.timeline.marks.clear()
-    measurement.moments.clear()
-    return found
-
-
-def changed(**changes: Callable[[Any, int, dict[str, Any]], Any]) -> Any:
-    """The right answer with some entries replaced; each change gets the measurement, seq_len and the right entries."""
-
-    def answer(measurement: Any, seq_len: int) -> dict[str, Any]:
-        found = spelled(measurement, seq_len)
-        return {**found, **{name: change(measurement, seq_len, found) for name, change in changes.items()}}
-
-    return answer
-
-
-def judged_by_peak(measurement: Any, seq_len: int, found: Any) -> str:
-    third = sorted(suspect.peak for suspect in lesson_01.suspects())[2]
-    return "full" if measurement.peak < third else "none"
-
-
-TIMELINE = Answers(
-    right=[read, spelled, careless, careless],
-    wrong=[
-        (lambda **_: {"micro_batch": 4, "precision": "fp32", "recompute": "none"}, "same answer for every measurement"),
-        (changed(micro_batch=lambda m, s, found: found["micro_batch"] * s), "You return tokens, s·b"),
-        (changed(micro_batch=lambda m, s, found: found["micro_batch"] * 2), "Twice as large as it should be"),
-        (changed(micro_batch=lambda m, s, found: found["micro_batch"] / 2), "Half as large as it should be"),
-        (changed(micro_batch=lambda m, s, found: m.breakdown["inputs"]), "You return the bytes of the inputs"),
-        (changed(micro_batch=lambda m, s, found: m.breakdown["inputs"] // (16 * 256)), "depends only on s and b"),
-        (changed(precision=lambda m, s, found: found["precision"].replace("amp-bf16", "fp32")), "autocast and fp32"),
-        (changed(precision=lambda m, s, found: "bf16-master"), "The precision is off. How many times as large"),
-        (changed(recompute=lambda m, s, found: "none"), "Recomputation is off"),
-        (changed(recompute=lambda m, s, found: None), 'a TrainingRun says "none" or "full"'),
-        (changed(recompute=lambda m, s, found: "yes"), 'a TrainingRun says "none" or "full"'),
-        (changed(recompute=judged_by_peak), "judge by the height of the peak"),
-        (changed(recompute=lambda m, s, found: s == 256), "What do activations do in backward"),
-        (lambda measurement, seq_len: measurement.allocations[0].shape[0], "These measurements have no list of"),
-    ],
-)
-
-
-def test_hidden_runs_leave_no_shortcut() -> None:
-    hidden, runs = lesson_01.suspects(), lesson_01.HIDDEN_RUNS
-    assert len({run.global_batch * run.seq_len for run in runs}) < len(runs)
-    assert {run.recompute for run in runs} == {"none", "full"}
-    assert len({run.precision.name for run in runs}) == 3
-    pairs = list(zip(runs, hidden, strict=True))
-    full, none = ([s.peak for run, s in pairs if run.recompute == choice] for choice in ("full", "none"))
-    assert min(none) < max(full), "the height of the peak would give recomputation away"
-    assert len({(run.seq_len, run.recompute) for run in runs}) == 4, "so would the length"
-    assert all(suspect.allocations == () for suspect in hidden)
-
-
-ANSWERS = {"01.1": WEIGHT_GRADIENT, "01.2": PEAK, "01.3": WEIGH, "01.4": FITTING, "01.5": TRAIN, "01.6": TIMELINE}
+ANSWERS = {"01.1": PEAK, "01.2": WEIGH, "01.3": FITTING, "01.4": TRAIN}
 
 
 class TestAnswers(JudgedAnswers):
@@ -483,5 +384,5 @@ class TestAnswers(JudgedAnswers):
 
 
 def test_no_message_gives_an_expected_value_away() -> None:
-    off = hint("01.4", pick(lambda sizes: min(sizes[0], 1)))
-    assert not {"10", "16"} & set(off.replace(",", " ").split())
+    off = hint("01.3", pick(lambda sizes: min(sizes[0], 1)))
+    assert not {"10", "16", "22", "75"} & set(off.replace(",", " ").split())

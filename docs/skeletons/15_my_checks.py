@@ -8,7 +8,7 @@ import torch
 from course_utils.interactive.feedback import Mistakes, call, exercise, expect, recognized
 from course_utils.lessons.shared.judging import same
 
-# YOURS: a check for each exercise. This one judges lesson 01's first exercise.
+# YOURS: a check for each exercise. This one judges the gradient of a linear layer.
 SHAPES = ((3, 4, 5, 2), (1, 6, 2, 7), (2, 3, 4, 4))  # batch b, sequence s, inputs i and outputs o of a linear layer
 _gradient = partial(torch.einsum, "bsi,bso->oi")  # of x and dL/dy
 MISTAKES: Mistakes = {

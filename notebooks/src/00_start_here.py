@@ -13,8 +13,8 @@
 #
 # **20 minutes.** You should know some Python, and that a tensor is a block of numbers. You need no GPU.
 #
-# This course answers one question: *where did the GPU memory go?* You need not believe any number: each is estimated
-# with a formula, then measured on a training step that really runs. If the two differ, the lesson explains why.
+# This course answers one question: *where did the GPU memory go?* You need not believe its numbers: a formula estimates
+# them, and a training step that really runs is measured or simulated. If the two differ, the lesson explains why.
 #
 # Click into the first gray cell and press **Shift + Enter**: that runs it and moves on.
 
@@ -40,7 +40,7 @@ report()
 
 # %% [markdown]
 # ## How a lesson works
-# Each section has four parts: **predict**, **estimate**, **measure**, **explain the gap**. A guess, even a wild one,
+# Most sections have four parts: **predict**, **estimate**, **measure**, **explain the gap**. A guess, even a wild one,
 # makes you remember the answer. Reading along does not.
 #
 # Type your guess and lock it with **Enter**, or choose *Show me*: either unfolds the answer and everything that gives
@@ -77,9 +77,9 @@ for name in ("A100-80GB", "H100-80GB"):
 
 # %% [markdown]
 # ## One tensor's bytes
-# Everything that fills a GPU is a tensor. This one flows between two layers of the language model GPT-2 XL. It has b =
-# 8 sequences of s = 1,024 tokens (pieces of words), and h = 1,600 numbers per token, in 16 bits each:
-# [bf16](../docs/glossary.md#fp16-and-bf16).
+# Nearly everything that a training script puts on a GPU is a tensor. This one flows between two layers of the language
+# model GPT-2 XL. It has b = 8 sequences of s = 1,024 tokens (pieces of words), and h = 1,600 numbers per token, in 16
+# bits each: [bf16](../docs/glossary.md#fp16-and-bf16).
 #
 # **Your guess.** How many MB?
 
@@ -140,7 +140,8 @@ reveal("00.scalar", allocated, unit="B")
 
 # %% [markdown]
 # This is the block size of PyTorch's [caching allocator](../docs/glossary.md#caching-allocator) (`kMinBlockSize` in its
-# source). For a model it is a rounding error, but in some later tables it is the whole gap.
+# source). For a model it is a rounding error, but in some later tables it is the whole gap. A tensor of over 1 MiB may
+# get a block that is up to 1 MiB too large ([lesson 10](10_allocator_and_fragmentation.ipynb)).
 #
 # Each section of a lesson has a line that ends in `# change this`. Change `()` to `(100,)`, then to `(200,)`: predict,
 # then run.
@@ -207,7 +208,14 @@ timeline(ran, "GPT-2: most of the memory comes and goes within a step", steps=[2
 # %%
 from course_utils import compare
 
+waits_for("00.gpt2")
 compare(run)
+
+# %% [markdown]
+# Three lines are totals. *Tensors* is the sum of the kinds. The *allocator's counter* adds the rests of blocks that are
+# larger than their tensors. *Reserved* is all that PyTorch has taken from the driver: it also has free blocks, kept for
+# the next request. `nvidia-smi` would show even more, because CUDA needs memory of its own, its
+# [context](../docs/glossary.md#context-cuda).
 
 # %% [markdown]
 # ## A real training, on your processor
@@ -258,12 +266,13 @@ progress()
 
 # %% [markdown]
 # ## Take home
-# **Remember** Every byte on the GPU belongs to a tensor that you can name: its shape, its type, and how long it lives.
+# **Remember** A training step computes with tensors that you can name: each has a shape, a type and a lifetime. The
+# card also holds CUDA's context, workspaces of libraries, rests of blocks, and free blocks that PyTorch keeps.
 #
 # **Breaks when** somebody writes GB and means GiB: 7 % of your card is gone.
 #
-# **Cheat-sheet line** bytes = elements · bytes per element (fp32 4, bf16 and fp16 2, fp8 1), rounded up to 512 · 1 GiB
-# = 1.074 GB.
+# **Cheat-sheet line** bytes = elements · bytes per element (fp32 4, bf16 and fp16 2, fp8 1), rounded up to 512; a large
+# tensor's block may be up to 1 MiB larger · 1 GiB = 1.074 GB.
 #
 # Go on with [lesson 01: where did the memory go?](01_where_did_the_memory_go.ipynb) Save your notebooks as you go
 # (Ctrl+S). An update of the course never overwrites what you changed.

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 88
+#     minutes: 57
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 01 · Where did the memory go?
 #
-# **88 minutes** for all six; each one says its own. You should know what [lesson
+# **57 minutes** for all four; each one says its own. You should know what [lesson
 # 01](../notebooks/01_where_did_the_memory_go.ipynb) shows, and Python's dictionaries and loops. You need no GPU.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check says what is off,
@@ -22,62 +22,12 @@
 import torch
 from torch import nn
 
-from course_utils import TrainingRun, estimate, format_bytes, gpu, measure
+from course_utils import estimate, format_bytes, gpu
 from course_utils.lessons.one_step import checks as check
-from course_utils.figures import lines, timeline
+from course_utils.figures import lines
 
 # %% [markdown]
-# ## 1 · The gradient of a weight
-# **Difficulty** ●●○○○ · **6 minutes** · **Trains** seeing why forward has to keep its inputs
-#
-# Write dL/dW of a linear layer, without autograd. The layer computes $y = x W^T$ for a batch of sequences, and backward
-# gives you dL/dy.
-#
-# `x` has the shape (b, s, inputs), `dy`, which is dL/dy, has (b, s, outputs), and W has (outputs, inputs). Return a
-# tensor of W's shape. The lesson's formula is for one row of tokens; here you have a batch of them.
-#
-# Which of `x`, `y` and `W` did you need? That one had to stay in memory since forward.
-
-
-# %%
-def weight_gradient(x, dy):
-    """Return dL/dW, of shape (outputs, inputs), from the layer's input x and dL/dy."""
-    ### BEGIN SOLUTION Return a tensor of shape (outputs, inputs).
-    return dy.flatten(0, 1).T @ x.flatten(0, 1)
-    ### END SOLUTION
-
-
-# %%
-check.weight_gradient(weight_gradient)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Take one token. Output o is the sum over inputs i of W[o, i]·x[i]. What is the derivative of y[o] with respect to W[o,
-# i]?
-#
-# </details>
-# <details><summary>Hint 2: one token</summary>
-#
-# For one token, dL/dW[o, i] = dy[o]·x[i]: every output meets every input. All b·s tokens went through the same W. What
-# happens to their gradients?
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# They add up. A sum over tokens of a product of two vectors is a matrix product. Merge b and s into one dimension with
-# `flatten(0, 1)`. Which of the two must you transpose?
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# The formula contains only x and dL/dy. dL/dy arrives in backward. x was there in forward, so it must be kept until
-# then. y is not needed, so a linear layer never keeps its output. (dL/dx needs W, but W stays anyway.)
-# `torch.einsum("bso,bsi->oi", dy, x)` computes the same.
-
-# %% [markdown]
-# ## 2 · The highest point
+# ## 1 · The highest point
 # **Difficulty** ●●○○○ · **11 minutes** · **Trains** thinking of a peak as a sum over what is alive together
 #
 # Return the largest number of bytes that are alive at the same time. `tensors` is a list with the tensors of a training
@@ -143,7 +93,7 @@ print(f"all of them together: {format_bytes(sum(sizes))}")
 print(f"the largest of them:  {format_bytes(max(sizes))}")
 
 # %% [markdown]
-# ## 3 · Weigh a training run
+# ## 2 · Weigh a training run
 # **Difficulty** ●●●○○ · **19 minutes** · **Trains** finding every tensor that outlives a step
 #
 # Count the bytes that a model and its optimizer hold after a step. Ask the tensors themselves, and return a dictionary
@@ -238,22 +188,22 @@ for dtype in (torch.float32, torch.bfloat16):
         print(f"{dtype}, after the {moment}: {parts}, together {sum(held.values()) / weight.numel():.2f} bytes")
 
 # %% [markdown]
-# ## 4 · Make it fit
+# ## 3 · Make it fit
 # **Difficulty** ●●●○○ · **13 minutes** · **Trains** turning one estimate into a decision
 #
 # Return the **largest** micro-batch, in sequences, that fits `card`. Every optimizer step must learn from
 # `global_batch` sequences, but the card is too small to take them all at once. So you cut them into micro-batches of
 # equal size, add up their gradients, and then step.
 #
-# The micro-batch must divide the global batch, and the estimated peak must not exceed `gpu(card).memory`, all that the
-# card has (not `.room`). Return 0 if nothing fits. Start from `RUN` and use `estimate(...)`. (A V100 has no bf16 and no
-# flash kernel. Ignore that: fp16 takes the same bytes.)
+# The micro-batch must divide the global batch. The estimated peak must not exceed `gpu(card).room`, what a program gets
+# of the card (`gpu(card).memory` is what the driver lists). Return 0 if nothing fits. Start from `RUN` and use
+# `estimate(...)`. (A V100 has no bf16 and no flash kernel. Ignore that: fp16 takes the same bytes.)
 
 # %%
 RUN = check.FIT_RUN
 print(RUN)
 print(f"a single sequence:  {format_bytes(estimate(RUN).total, 'GB', 1)}")
-print(f"a V100-32GB has:    {format_bytes(gpu('V100-32GB').memory, 'GB', 1)}")
+print(f"on a V100-32GB, a program gets {format_bytes(gpu('V100-32GB').room, 'GB', 1)}")
 
 
 # %%
@@ -264,7 +214,7 @@ def largest_micro_batch(card: str, global_batch: int) -> int:
     for micro_batch in range(1, global_batch + 1):
         if global_batch % micro_batch == 0:
             run = RUN.replace(micro_batch=micro_batch, global_batch=global_batch)
-            if estimate(run).total <= gpu(card).memory:
+            if estimate(run).total <= gpu(card).room:
                 fitting.append(micro_batch)
     return max(fitting)
     ### END SOLUTION
@@ -277,7 +227,7 @@ check.largest_micro_batch(largest_micro_batch)
 # <details><summary>Hint 1: where to start</summary>
 #
 # `RUN.replace(micro_batch=4)` is the run with another micro-batch, `estimate(...).total` is its peak in bytes, and
-# `gpu("V100-32GB").memory` is the card's memory, also in bytes.
+# `gpu("V100-32GB").room` is what a program gets of the card, also in bytes.
 #
 # </details>
 # <details><summary>Hint 2: what is easily forgotten</summary>
@@ -301,11 +251,11 @@ check.largest_micro_batch(largest_micro_batch)
 # is nearly full, that part decides. Among the smallest micro-batches there is little left to save, because the states
 # stay, whatever the batch.
 #
-# The rule takes a card's whole memory. A program gets less of it, and CUDA's context comes out of that. See the last
-# line: on an RTX 3090, one sequence fits by so little that only the card itself can tell.
+# The rule counts tensors. CUDA's context and the rests of blocks must also fit in what a program gets (lesson 10). See
+# the last line: on an RTX 3090, one sequence leaves less than a context takes. In practice it does not fit.
 
 # %% tags=["solution"]
-print(f"V100-32GB has {format_bytes(gpu('V100-32GB').memory, 'GB', 1)}")
+print(f"on a V100-32GB, a program gets {format_bytes(gpu('V100-32GB').room, 'GB', 1)}")
 for size in (1, 4, 8, 16, 32):
     alone = estimate(RUN.replace(micro_batch=size))
     among = estimate(RUN.replace(micro_batch=size, global_batch=32))
@@ -313,11 +263,11 @@ for size in (1, 4, 8, 16, 32):
           f"{format_bytes(among.total, 'GB', 1)} as one of {32 // size}, peak in {among.phase}")  # fmt: skip
 print(f"largest that fits: {largest_micro_batch('V100-32GB', 32)} of 32, {largest_micro_batch('V100-32GB', 40)} of 40")
 smallest, tight = estimate(RUN.replace(micro_batch=1, global_batch=32)).total, gpu("RTX3090-24GB")
-print(f"RTX3090-24GB: {largest_micro_batch('RTX3090-24GB', 32)} of 32 leaves {format_bytes(tight.memory - smallest)}, "
-      f"and {format_bytes(tight.room - smallest)} of what a program gets")  # fmt: skip
+left = format_bytes(tight.room - smallest)
+print(f"{tight.name}: {largest_micro_batch(tight.name, 32)} of 32 leaves {left} of what a program gets")
 
 # %% [markdown]
-# ## 5 · Find the leak
+# ## 4 · Find the leak
 # **Difficulty** ●●●●○ · **14 minutes** · **Trains** knowing what keeps activations alive
 #
 # A colleague's loop adds up the losses of several batches and takes one step on their mean. It learns, but each further
@@ -433,94 +383,6 @@ figure = lines(curve, "A leak", "batch", "MB allocated", provenance="traced on t
 ax = figure.plot()
 ax.set_title("What my training loop kept")
 ax.figure.set_size_inches(6, 3)
-
-# %% [markdown]
-# ## 6 · Read a timeline
-# **Difficulty** ●●●●● · **25 minutes** · **Trains** diagnosing a run that you cannot look into
-#
-# Find out from a measurement what was run: the micro-batch, the precision (`"fp32"`, `"amp-bf16"` or `"bf16-master"`)
-# and whether blocks are recomputed (`"none"` or `"full"`). Return the three as a dictionary. Someone sent you the
-# measurement of GPT-2's training step and forgot to say. You know only the model, `gpt2`, and the length of its
-# sequences.
-#
-# The list of tensors has been taken out. You still have:
-#
-# * `measurement.moments`: a dictionary of breakdowns by kind ("end of forward", "after loss", "end of backward", …);
-# * `measurement.timeline.curves()`: bytes by kind after each event;
-# * `measurement.timeline.marks`: where each phase begins. A mark has `.step` (1 or 2), `.phase` and `.event`.
-#
-# Here are two runs that you *can* look into.
-
-# %%
-keeping = measure(TrainingRun("gpt2", micro_batch=4, seq_len=256, precision="amp-bf16"), source="simulated")
-timeline(keeping, "Nothing is recomputed here: look at backward", steps=[2])
-
-# %%
-again = TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="bf16-master", recompute="full")
-recomputing = measure(again, source="simulated")
-timeline(recomputing, "Every block is recomputed here: what is different in backward?", steps=[2])
-
-# %%
-print(keeping.moments["end of forward"])
-print(f"inputs: {keeping.moments['end of forward']['inputs']:,} bytes")
-print([(mark.event, mark.phase) for mark in keeping.timeline.marks if mark.step == 2])
-
-
-# %%
-def read_timeline(measurement, seq_len: int) -> dict:
-    """Return micro_batch, precision and recompute of the measured run, as a TrainingRun spells them."""
-    ### BEGIN SOLUTION Return a dictionary with the keys micro_batch, precision and recompute.
-    forward = measurement.moments["end of forward"]
-    micro_batch = forward["inputs"] // (2 * 8 * seq_len)  # token ids and targets, 8 bytes each
-    precision = "amp-bf16" if forward["weight_copies"] else "fp32"
-    if forward["optimizer_states"] > 4 * forward["parameters"]:  # 12 bytes over 2, not 8 over 4
-        precision = "bf16-master"
-    begins = {mark.phase: mark.event for mark in measurement.timeline.marks}  # the marks of the last step remain
-    in_backward = measurement.timeline.changes[begins["backward"] : begins["optimizer"]]
-    rises = any(change > 0 and kind == "activations" for change, kind in in_backward)
-    return {"micro_batch": micro_batch, "precision": precision, "recompute": "full" if rises else "none"}
-    ### END SOLUTION
-
-
-# %%
-check.read_timeline(read_timeline)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# Take the three questions one by one. Which kind of memory depends only on s and b? Which ratio between two kinds
-# depends only on number formats? In which phase does recomputation happen?
-#
-# </details>
-# <details><summary>Hint 2: what to compare</summary>
-#
-# The inputs are two tensors of 64-bit integers: token ids and targets. Optimizer states over parameters is one ratio
-# with master weights and another without. At the end of forward, autocast keeps something that fp32 has no use for.
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# Cut `curves()["activations"]` from the mark of the last backward to the mark of the last optimizer phase. Without
-# recomputation it never rises there. Watch out: a low peak proves nothing, since a small batch is low as well.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# Ratios are safer than heights. States over parameters is 8/4 in fp32 and under autocast, 12/2 with master weights,
-# whatever the model. Inputs are 16·s·b bytes, whatever the rest. And recomputation shows in the *shape*: in backward,
-# activations come back once per block. So you can even count the blocks. Count the teeth:
-
-# %% tags=["solution"]
-from itertools import pairwise
-
-marks = {mark.phase: mark.event for mark in recomputing.timeline.marks}
-in_backward = recomputing.timeline.changes[marks["backward"] : marks["optimizer"]]
-rising = [change > 0 for change, kind in in_backward if kind == "activations"]
-teeth = sum(not before and now for before, now in pairwise(rising))
-print(f"{teeth} teeth in one backward pass, {again.model.layers} blocks in {again.model.name}")
-print(read_timeline(keeping, seq_len=256))
-print(read_timeline(recomputing, seq_len=512))
 
 # %% [markdown]
 # ## Take home
