@@ -363,15 +363,15 @@ def test_a_check_that_passes_is_a_card_that_leads_to_the_next_exercise(
     server: browser.Server, playground: browser.Page
 ) -> None:
     check = "from course_utils.interactive.feedback import exercise\nexercise('01.1', 'Well done.')(lambda: None)()"
-    heading = nbformat.v4.new_markdown_cell('<span id="exercise-2"></span>\n\n## 2 · The highest point')
+    heading = nbformat.v4.new_markdown_cell('<span id="exercise-2"></span>\n\n## 2 · Weigh a training run')
     filler = nbformat.v4.new_markdown_cell("\n\n".join(["…"] * 60))
     write(server, "check.ipynb", nbformat.v4.new_code_cell(check), filler, heading)
     with browser.opened(playground, "check.ipynb"):
         browser.run_all(playground)
         card = playground.locator(browser.CODE_CELLS).get_by_role("status").filter(has_text="✓ 01.1 Well done.")
-        card.get_by_role("link", name="01.2 · The highest point").click()
+        card.get_by_role("link", name="01.2 · Weigh a training run").click()
         place = "(at) => { const {top} = at.getBoundingClientRect(); return 0 <= top && top < innerHeight; }"
-        title = playground.get_by_role("heading", name="2 · The highest point")
+        title = playground.get_by_role("heading", name="2 · Weigh a training run")
         playground.wait_for_function(place, arg=title.element_handle())
 
 

@@ -110,7 +110,7 @@ def test_right_answer_gets_one_friendly_line(capsys: pytest.CaptureFixture[str])
         expect(all(call(answer, size=size) == 2 * size for size in (2, 9, 70_000)), "Twice, please.")
 
     check(lambda size: size + size)
-    assert capsys.readouterr().out == "✓ 01.1 Doubled, and for every size.\n  Next: 01.2 The highest point\n"
+    assert capsys.readouterr().out == "✓ 01.1 Doubled, and for every size.\n  Next: 01.2 Weigh a training run\n"
     with pytest.raises(CheckFailed):
         check(lambda size: size)
     assert capsys.readouterr().out == ""
