@@ -149,6 +149,7 @@ def test_the_best_number_of_blocks_depends_on_the_loss(chunks: int, best: int) -
 @pytest.mark.parametrize("name", ["A100-80GB", "H100-80GB"])
 def test_checkpoints_hide_behind_forward_over_pcie_and_all_activations_do_not(name: str) -> None:
     card = gpu(name)
+    assert card.rates is not None
     forward = step_seconds(XL, card)["model"] / 3
     everything = estimate(XL)["activations"] - estimate(XL.replace(recompute="offload"))["activations"]
     checkpoints = 48 * 2 * 1024 * 32 * 1600

@@ -193,14 +193,15 @@ lines(
 # %%
 print(f"the formula is lowest at k = {best_interval(L, c)}, near √(L/c) = {(L / c) ** 0.5:.1f}")
 for k in ks:
+    peak = format_bytes(by_k[k].total, "GB", 1)
     in_8 = format_bytes(estimate(xl.replace(recompute=f"every-{k}", loss_chunks=8)).total, "GB", 1)
-    print(f"k = {k:2d}: {format_bytes(by_k[k].total, 'GB', 1)} at the peak, in {by_k[k].label}; loss in 8 chunks {in_8}")
+    print(f"k = {k:2d}: {peak} at the peak, in {by_k[k].label}; loss in 8 chunks: {in_8}")
 reveal("06.blocks", best, unit="blocks")
 
 # %% [markdown]
 # The square root holds for nodes that keep as little as a checkpoint. A block keeps c times that, so the optimum moves
 # to $\sqrt{L/c}$, below 2: nearly one checkpoint per block. The whole step moves it back a little, because it has *two*
-# full moments:
+# high points:
 #
 # - In backward of the loss, all checkpoints exist, and lesson 05's tensors of s·b·V numbers: fewer checkpoints help.
 # - When the first stretch runs again, the loss's tensors are gone: shorter stretches help.
@@ -526,8 +527,8 @@ for what, size in {"all activations": moved, "only checkpoints": checkpoints}.it
 
 # %% [markdown]
 # Over PCIe, the copies of *all* activations cannot hide behind forward: real trainings reach about half of the peak
-# (Korthikanti et al.: 54.2 %). Over NVLink they could, with little to spare. The checkpoints of full recomputation are far fewer bytes: they
-# hide over PCIe even at the peak.
+# (Korthikanti et al.: 54.2 %). Over NVLink they could, with little to spare. The checkpoints of full recomputation are
+# far fewer bytes: they hide over PCIe even at the peak.
 # [DeepSpeed](https://deepspeed.readthedocs.io/en/latest/activation-checkpointing.html) has this as *CPU checkpointing*.
 # All of it holds only for copies on a stream of their own. `save_on_cpu` copies on the stream that computes, so the
 # times add up.
