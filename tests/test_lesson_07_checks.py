@@ -577,6 +577,10 @@ def by_ratio(signal: float, noise: float) -> tuple[float, float]:
     return signal, noise / signal
 
 
+def never_negative(signal: float, noise: float) -> tuple[float, float]:
+    return max(signal, 0.0), noise
+
+
 def adds_in_place(model: Any, parts: list[Any]) -> tuple[float, float]:
     total = torch.zeros((), dtype=torch.float64)
     for weight in model.parameters():
@@ -605,6 +609,8 @@ MEASURE_NOISE = Answers(
         (measuring(of=lambda b, k: (b, k)), "Your two numbers are off"),
         (measuring(of=lambda b, k: (2, 2 * k)), "`len` of a pair is 2. How many sequences"),
         (lambda model, parts: by_ratio(*measuring()(model, parts)), "not their ratio"),
+        (lambda model, parts: never_negative(*measuring()(model, parts)), "never falls below 0"),
+        (lambda model, parts: tuple(map(abs, measuring()(model, parts))), "Your two numbers are off"),
         (adds_in_place, "Let it return nothing"),
         (unused_too, "A weight that no loss has used"),
         (measuring(clears=True), "Only the last micro-batch is left"),

@@ -1,8 +1,11 @@
 """Own code of lessons 07 and 07b: paths of θ, noise from two batches, rates, published batches, the figure."""
 
+import json
 import math
+import re
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +17,10 @@ from course_utils.lessons.accumulation import micro_batches as mb
 from course_utils.lessons.accumulation import published_batches as papers
 from course_utils.lessons.accumulation.figures import contour, theta_paths
 from course_utils.lessons.accumulation.widget import theta_explorer
+from course_utils.measuring import measure
 from course_utils.run import TrainingRun
+
+ROOT = Path(__file__).parent.parent
 
 
 def length(walked: Sequence[mb.Point]) -> float:
@@ -96,3 +102,41 @@ def test_the_explorer_says_what_is_not_possible_and_what_leaves_the_picture() ->
     shown.controls["size"].value, shown.controls["group"].value = 50, 50
     assert "Not possible" in shown.picture.value and "do not divide into steps of 50 micro-batches" in shown.message
     assert repr(theta_explorer()) == repr(shown) == shown.invitation
+
+
+def test_the_tensors_of_a_recorded_gpu_are_the_estimates_and_its_allocator_counts_more() -> None:
+    """What lesson 07 says of its gap: it is 0 on an H200, too, in tensors alone."""
+    run = TrainingRun("gpt2-xl", 4, 1024, "bf16-master", recompute="full", accumulation_steps=8)
+    real = measure(run, source="recorded", device="NVIDIA H200")
+    assert real.peak == estimate(run).total
+    assert 0 < real.counters["allocated"] - real.peak < 0.03 * real.peak
+
+
+def test_a_bf16_sum_stands_still_if_gradients_agree_and_goes_on_if_they_are_noise() -> None:
+    off = {}
+    for name, slope in {"agree": 1.0, "noise": 0.0}.items():
+        dice = torch.Generator().manual_seed(0)
+        each = (slope + (0.1 + 0.9 * (not slope)) * torch.randn(1024, 500, generator=dice)).bfloat16()
+        total = torch.zeros(500, dtype=torch.bfloat16)
+        for gradient in each:
+            total += gradient
+        exact = each.double().sum(0)
+        off[name] = ((total.double() - exact).norm() / exact.norm()).item()
+    assert off["agree"] > 0.4 and off["noise"] < 0.1
+
+
+def shown_bars(beginning: str) -> list[float]:
+    """The numbers of the stored figure of lesson 07b whose title begins like this."""
+    cells = json.loads((ROOT / "notebooks/07b_large_batches.ipynb").read_text(encoding="utf-8"))["cells"]
+    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    texts = ["".join(data.get("text/plain", "")) for data in outputs]
+    (text,) = [text for text in texts if text.startswith(beginning)]
+    return [float(number) for number in re.findall(r"([\d.]+) %", text)]
+
+
+def test_each_rule_holds_at_its_own_rate_in_the_stored_figures() -> None:
+    """A rule keeps up where its bar is within 2 points of the small batch's; without it a bar is well above."""
+    small, unscaled, root, warmed, sudden = shown_bars("SGD: with k and a warm-up")
+    assert abs(warmed - small) < 2 < root - small < unscaled - small < sudden - small
+    small, unscaled, sudden, root, linear = shown_bars("Adam: with √k and a warm-up")
+    assert root - small < 1 < min(unscaled, sudden) - small and linear - small > 20

@@ -11,7 +11,7 @@ from torch import nn
 
 from course_utils.interactive.feedback import Mistakes, alike, call, exercise, expect, fail, of_kind, recognized
 from course_utils.lessons.shared.judging import forward_backward, same, seeded
-from course_utils.lessons.shared.language_model import batches, language_model
+from course_utils.lessons.shared.language_model import batches, language_model, vocabulary
 from course_utils.measuring.tracker import Tracker
 
 from .micro_batches import IGNORED, MicroBatch, mean_loss
@@ -117,7 +117,11 @@ UNUSED = {"'NoneType'": "A weight that no loss has used has no gradient: its `.g
 PASS_HINTS = {"has no len()": STREAM, "not subscriptable": STREAM, **UNUSED}
 
 
-@exercise("07.1", "Every token counts once, one micro-batch at a time.")
+@exercise(
+    "07.1",
+    "Every token counts once, one micro-batch at a time.",
+    "Seven streams run, with two epochs each: this takes up to ten seconds.",
+)
 def train_pass(answer: Any) -> None:
     """`answer(model, optimizer, loader, k)` takes a step per k micro-batches and returns each step's mean loss."""
     asked = partial(call, answer, returns=(list, tuple), may_change=range(4), hints=PASS_HINTS)
@@ -244,6 +248,15 @@ def small_gpt() -> nn.Module:
     return model
 
 
+def opposed() -> list[MicroBatch]:
+    """Two micro-batches whose gradients nearly cancel, so that the estimate of |G|² is negative: the same sequence many
+    times, followed by each character of one half of the vocabulary, then by each of the other half.
+    """
+    (tokens, _), half = next(batches(1, 1, 8)), len(vocabulary()) // 2
+    targets = torch.arange(half)[:, None].expand(half, 8)
+    return [(tokens.expand(half, 8), targets), (tokens.expand(half, 8), targets + half)]
+
+
 def squared(gradients: Gradients) -> float:
     return sum(one.square().sum().item() for one in gradients if one is not None)
 
@@ -281,6 +294,8 @@ NOISE_MISTAKES: Mistakes = {  # of sequences in a micro-batch, and squared lengt
     "Your tr(Σ) is the noise of a micro-batch's gradient. Return the noise of one sequence.":
         lambda b, s, q, _: noise_right(1, s, q),
     "Your two numbers are in the wrong order: first |G|², then tr(Σ).": lambda *case: noise_right(*case)[::-1],
+    "Your |G|² never falls below 0. Cut off like this, the estimate is too large on average.":
+        lambda *case: (max(noise_right(*case)[0], 0.0), noise_right(*case)[1]),
 }  # fmt: skip
 NOISE_HINTS = FROZEN | UNUSED
 NOISE_HINTS["the size of value"] = "Your hook returns something, and that replaces the gradient. Let it return nothing."
@@ -290,8 +305,9 @@ NOISE_HINTS["the size of value"] = "Your hook returns something, and that replac
 def measure_noise(answer: Any) -> None:
     """`answer(model, parts)` is (|G|², tr(Σ)), and leaves the mean's gradient in `.grad`."""
     got, known = [], []
-    for different, b, times in NOISE_CASES:
-        model, parts = small_gpt(), list(batches(different, b)) * times
+    drawn = [(b, list(batches(different, b)) * times) for different, b, times in NOISE_CASES]
+    for b, parts in [*drawn, (len(vocabulary()) // 2, opposed())]:
+        model = small_gpt()
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         each = [list(torch.autograd.grad(mean_loss(model, part), weights, allow_unused=True)) for part in parts]
         pair = call(answer, model=model, parts=parts, returns=tuple, hints=NOISE_HINTS)
