@@ -43,12 +43,6 @@ with on_gpu():
 print(f"{on_top / weight.nbytes:.1f} tensors of {weight.nbytes / 1e6:.1f} MB on top")
 
 # %% [markdown]
-# <details><summary>The answer</summary>
-#
-# Each operation of the last line makes a tensor, and three of them exist at once.
-#
-# </details>
-#
 # Write the same step, but with **at most `size` new numbers at once**, however large the weight is. `step` is the
 # number of the step (1 in the first) and `rate` the learning rate. β1 is 0.9, β2 is 0.999 and ε is 1e-8. Change
 # `weight`, `m` and `v` in place, only read the gradient, and return nothing. All four tensors are contiguous and have
@@ -78,7 +72,7 @@ check.adam_in_pieces(adam_in_pieces)
 #
 # If you change a view, its tensor changes. `view(-1)` is a flat view of a contiguous tensor, and `split(size)` cuts
 # that into views of `size` numbers; the last one may be smaller. The lines for m and v allocate nothing, so they can
-# stay as they are. The third line is the problem.
+# stay as they are. In the third line, each operation makes a tensor, and three of them exist at once.
 #
 # </details>
 # <details><summary>Hint 2: one new tensor</summary>
