@@ -339,10 +339,9 @@ def one_stage(schedules, pause):
 
     dist.init_process_group("gloo")
     rank, ranks, found = dist.get_rank(), dist.get_world_size(), {}
-    warm_up = "warm-up", schedules["GPipe"]  # first messages and first backwards are slow: nobody times this step
-    for name, orders in (warm_up, *schedules.items()):
+    for name, orders in (("warm-up", schedules["GPipe"]), *schedules.items()):
         layers, data, target = part(rank, ranks)
-        m, wait = len(orders[rank]) // 2, 0.0 if name == "warm-up" else pause
+        m, wait = len(orders[rank]) // 2, 0.0 if name == "warm-up" else pause  # first messages are slow
         dist.barrier()  # all ranks start together
         start = time.monotonic()
         loss, most = do_works(orders[rank], layers, data.chunk(m), target.chunk(m), rank, ranks, wait)
