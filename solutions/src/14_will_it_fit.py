@@ -70,6 +70,7 @@ with on_gpu("1 GB"):
 #   through its traceback, everything that the failed functions refer to, as long as its `except` block runs or the
 #   error is stored. Some trainings also refer to themselves. Such a cycle waits for Python's garbage collector, and
 #   `gc.collect()` runs it now.
+# - The training that fits may not outlive your function, either: its caller needs the card.
 
 
 # %%
@@ -287,7 +288,7 @@ print("with 16 chunks:", shown(on_a_v100().replace(micro_batch=16, accumulation_
 # **Difficulty** ●●●●○ · **28 minutes** · **Trains** reading an out-of-memory error
 #
 # Turn the detective into a function. It takes the evidence of a run that ran out of memory, and returns the name of the
-# cause. The check has nineteen such runs, on cards of other sizes than the lesson's. In none of them are the weights by
+# cause. The check has twenty such runs, on cards of other sizes than the lesson's. In none of them are the weights by
 # themselves too large. Call it fragmentation if `free` is more than `requested` *and* more than a fifth of the card.
 #
 # Sizes are in bytes. `free` is all memory that holds no tensor, and `free_share` its share of the card. `alive` has the
