@@ -43,6 +43,12 @@ RUN = """() => {
     window.courseRan = null;
     jupyterapp.commands.execute('notebook:run-all-cells').catch(String).then((all) => { window.courseRan = [all]; });
 }"""
+RUN_CELL = """(index) => {
+    const {content} = jupyterapp.shell.currentWidget;
+    content.deselectAll();
+    content.activeCellIndex = index;
+    jupyterapp.commands.execute('notebook:run-cell');
+}"""
 DRAWN = """(count) => {
     const drawn = [...document.querySelectorAll('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell')];
     return drawn.filter((cell) => cell.innerText.trim()).length >= count;
@@ -119,6 +125,11 @@ def opened(page: Page, notebook: str | None = None, own_kernel: bool = False) ->
         yield
     finally:
         page.evaluate(CLOSE)
+
+
+def start_cell(page: Page, index: int) -> None:
+    """Run one cell of the notebook in front, by its place among all cells, and do not wait for it."""
+    page.evaluate(RUN_CELL, index)
 
 
 @contextmanager

@@ -302,6 +302,85 @@ def test_guess_locked_in_the_first_lesson_is_laid_beside_its_answer(playground: 
         assert browser.cell_errors(playground) == []
 
 
+BUSY = """import time
+from pathlib import Path
+while not Path("{}").exists():
+    time.sleep(0.02)
+"""
+SPEEDS = (0, 20, 60, 200)
+WAYS = [(speed, way) for speed in SPEEDS for way in ("Enter", "the button")]
+
+
+def test_a_guess_typed_while_a_cell_runs_is_stored_as_it_is_shown(
+    server: browser.Server, playground: browser.Page
+) -> None:
+    """At four speeds of typing, in milliseconds per key: the Enter key and clicks overtake what the field sends."""
+    sources = ["from course_utils.interactive.guesses import predict, stored_guesses"]
+    sources += [f"predict('97.{number}')" for number in range(len(WAYS))]
+    sources += [BUSY.format(f"go{number}") for number in range(len(WAYS))]
+    last = "print('stored', *(stored_guesses()[f'97.{number}'].value for number in range(8)))"
+    write(server, "busy.ipynb", *map(nbformat.v4.new_code_cell, [*sources, last]))
+    with browser.opened(playground, "busy.ipynb"):
+        code = playground.locator(browser.CODE_CELLS)
+        browser.start_cell(playground, 0)
+        for number, (speed, way) in enumerate(WAYS):
+            ask, busy = code.nth(1 + number), 1 + len(WAYS) + number
+            browser.start_cell(playground, 1 + number)
+            browser.start_cell(playground, busy)
+            code.nth(busy).get_by_text("[*]").wait_for()
+            ask.get_by_placeholder("your guess in GB").click()
+            playground.keyboard.type("134.5", delay=speed)
+            if way == "Enter":
+                playground.keyboard.press("Enter")
+            else:
+                ask.get_by_role("button", name="Lock it in").click()
+            (server.folder / f"go{number}").touch()
+            ask.get_by_role("status").filter(has_text="Your guess is locked: 134.5 GB.").wait_for(timeout=60_000)
+            assert ask.get_by_role("alert").count() == 0, (speed, way)
+        browser.start_cell(playground, len(sources))
+        code.last.get_by_text(f"stored{' 134.5' * len(WAYS)}").wait_for(timeout=60_000)
+
+
+def test_a_guess_is_made_taken_back_and_made_again_by_keyboard(
+    server: browser.Server, playground: browser.Page
+) -> None:
+    """The keyboard stays in the cell: from its buttons, Shift and Enter run it and go on to the next one."""
+    sources = ("from course_utils.interactive.guesses import predict, reveal", "predict('96.a')", "reveal('96.a', 3e9)")
+    write(server, "again.ipynb", *map(nbformat.v4.new_code_cell, sources))
+    with browser.opened(playground, "again.ipynb"):
+        page, code = playground, playground.locator(browser.CODE_CELLS)
+        ask, answer = code.nth(1), code.nth(2)
+        for index in (0, 1):
+            browser.start_cell(page, index)
+        field, back = ask.get_by_placeholder("your guess in GB"), ask.get_by_role("button", name="Take it back")
+        here, status = "document.activeElement", ask.get_by_role("status")
+        field.fill("two")
+        field.press("Enter")
+        ask.get_by_role("alert").filter(has_text="only the number").wait_for()
+        assert page.evaluate(f"{here}.tagName") == "INPUT"
+        for typed in ("2", "2.5"):
+            field.fill(typed)
+            ask.get_by_role("alert").wait_for(state="detached")
+            field.press("Enter")
+            status.filter(has_text=f"Your guess is locked: {typed} GB.").wait_for()
+            assert page.evaluate(f"{here}.innerText") == "✓ Locked"
+            if typed == "2":
+                page.keyboard.press("Tab")
+                assert page.evaluate(f"{here}.innerText") == "Take it back"
+                page.keyboard.press("Enter")
+                status.wait_for(state="detached")
+                assert page.evaluate(f"{here}.tagName") == "INPUT" and field.input_value() == "2"
+        page.keyboard.press("Shift+Enter")
+        page.keyboard.press("Shift+Enter")
+        answer.get_by_text("You said 2.5 GB, it is 3.0 GB").wait_for()
+        back.wait_for(state="hidden")
+        status.filter(has_text="Your guess is locked: 2.5 GB.").wait_for()
+        browser.start_cell(page, 1)
+        ask.locator("input").wait_for(state="detached")
+        status.filter(has_text="Your guess is locked: 2.5 GB.").wait_for()
+        assert browser.cell_errors(page) == []
+
+
 GUESS = """from course_utils.interactive.guesses import predict, reveal, waits_for
 predict("99.a")
 ---
@@ -373,6 +452,26 @@ def test_a_check_that_passes_is_a_card_that_leads_to_the_next_exercise(
         place = "(at) => { const {top} = at.getBoundingClientRect(); return 0 <= top && top < innerHeight; }"
         title = playground.get_by_role("heading", name="2 · Weigh a training run")
         playground.wait_for_function(place, arg=title.element_handle())
+
+
+@pytest.mark.parametrize(
+    ("kind", "opening", "name"), [("NotSolved", "Not solved yet.", "Light"), ("CheckFailed", "Not quite.", "Dark")]
+)
+def test_what_a_check_says_is_a_quiet_card_and_stops_what_follows(
+    server: browser.Server, playground: browser.Page, kind: str, opening: str, name: str
+) -> None:
+    """The cell fails as before: only the red line that says the same is not shown."""
+    raises = f"from course_utils.interactive.feedback import {kind}\nraise {kind}('Which copy is in `float32`?')"
+    write(server, f"{kind}.ipynb", *map(nbformat.v4.new_code_cell, ["print('first')", raises, "print('next')"]))
+    with browser.opened(playground, f"{kind}.ipynb", own_kernel=True), browser.theme(playground, name):
+        browser.run_all(playground)
+        first, told, following = playground.locator(browser.CODE_CELLS).all()
+        assert told.get_by_role("status").inner_text() == f"{opening} Which copy is in float32?"
+        red = told.locator('[data-mime-type="application/vnd.jupyter.stderr"]')
+        assert red.count() == 1 and not red.is_visible()
+        assert first.locator(".jp-OutputArea-output").is_visible()
+        assert following.locator(".jp-OutputArea-output").count() == 0
+        assert browser.violations(playground, OUTPUTS) == []
 
 
 MISTAKES = {

@@ -14,6 +14,7 @@ from course_utils.authoring.build import fold_answers, share_script
 from course_utils.figures import bars
 from course_utils.figures.themes import READING
 from course_utils.interactive import guesses, keeping
+from course_utils.interactive.guess_form import GuessForm
 from course_utils.interactive.guesses import (
     Guess,
     Prediction,
@@ -24,6 +25,7 @@ from course_utils.interactive.guesses import (
     predict,
     reveal,
     stored_guesses,
+    waits_for,
 )
 from course_utils.interactive.ledgers import ledger, show_ledger
 from course_utils.interactive.saved import Saved, saved_by
@@ -71,10 +73,9 @@ def test_guesses_that_cannot_be_kept_are_refused_and_the_field_says_so(
         (home / "progress.jsonl").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"cannot be kept in .*course.*COURSE_HOME"):
         predict("01.peak", guess=41)
-    (field, button), answer = parts_of("01.peak", "GB")
-    field.value = "41"
-    button.click()
-    assert "COURSE_HOME" in answer.value and not field.disabled and not button.disabled  # another folder, another try
+    form = Prediction("01.peak", "GB").form()
+    lock(form, "41")
+    assert "COURSE_HOME" in form.answer.value and form.button.description == "Lock it in"  # another folder, another try
 
 
 @pytest.mark.parametrize(("platform", "variable", "base"), [
@@ -125,28 +126,90 @@ def test_other_texts_are_refused(text: str, words: str) -> None:
 def test_field_stores_what_is_typed_once_the_button_is_pressed(
     unit: str, asked: str, refusal: str, locked: str
 ) -> None:
-    (field, button), answer = parts_of("01.peak", unit)
-    assert field.placeholder == asked
-    field.value = "much"
-    assert refusal in answer.value  # as soon as it is typed
-    button.click()
-    assert refusal in answer.value and stored_guesses() == {}
-    field.value = "41"
-    assert answer.value == ""
-    press_enter(field) if unit else button.click()
-    assert f"Your guess is locked: <b>{locked}" in answer.value
-    assert field.disabled and button.disabled and stored_guesses()["01.peak"].value == 41
+    form = Prediction("01.peak", unit).form()
+    assert form.field.placeholder == asked
+    form.field.value = "much"
+    assert refusal in form.answer.value  # as soon as it is typed
+    lock(form, "much")
+    assert refusal in form.answer.value and stored_guesses() == {}
+    form.field.value = "41"
+    assert form.answer.value == ""
+    lock(form, "41", enter=bool(unit))
+    assert f"Your guess is locked: <b>{locked}" in form.answer.value
+    assert form.button.description == "✓ Locked" and stored_guesses()["01.peak"].value == 41
+    assert not form.field.disabled and not form.button.disabled  # else the keyboard would leave the cell
 
 
-def parts_of(key: str, unit: str, asks: str = "") -> tuple[tuple[Any, Any], Any]:
-    """The field and the button of a question for a guess, and where it answers."""
-    row, answer = guesses._guess_field(Prediction(key, unit, asks)).children
-    return row.children, answer
+def lock(form: GuessForm, shown: str, enter: bool = False) -> None:
+    """Press the button or Enter, and answer the form's question for the text as a page does that shows `shown`."""
+    custom = {"data": {"method": "custom", "content": {"event": "submit"}}}
+    form.field._handle_msg({"content": custom, "buffers": []}) if enter else form.button.click()
+    form.told.value = shown
 
 
-def press_enter(field: Any) -> None:
-    """What a browser sends for the key."""
-    field._handle_msg({"content": {"data": {"method": "custom", "content": {"event": "submit"}}}, "buffers": []})
+@pytest.mark.parametrize("enter", [True, False])
+def test_what_the_page_shows_is_stored_and_not_what_has_arrived_of_it(enter: bool) -> None:
+    """The Enter key and clicks overtake a field's value."""
+    form = Prediction("01.peak", "GB").form()
+    form.field.value = "1"
+    lock(form, "134.5", enter)
+    form.field.value = "134.5"  # late
+    assert stored_guesses()["01.peak"].value == 134.5
+    assert "<b>134.5 GB</b>" in form.answer.value and "alert" not in form.answer.value
+
+
+def test_a_page_is_asked_with_each_click_and_heard_once() -> None:
+    form = Prediction("01.peak", "GB").form()
+    form.button.click()
+    first = form.link
+    form.button.click()  # the page was opened anew, and has not answered
+    second = form.link
+    assert first.comm is None and second.source == (form.field, "value") and second.target == (form.told, "value")
+    form.told.value = "41"
+    assert form.link is None and second.comm is None, "a link that stays would store each key"
+    form.take_back()
+    form.told.value = "415"  # sent before the page heard that the link was closed
+    assert stored_guesses() == {}
+
+
+def test_a_guess_can_be_taken_back_until_its_answer_is_shown(home: Path) -> None:
+    form = Prediction("01.peak", "GB").form()
+    assert form.back.layout.display == "none"
+    lock(form, "13")
+    assert form.back.layout.display == ""
+    lock(form, "134.5")
+    assert (
+        stored_guesses()["01.peak"].value == 13
+        and "Your guess of 13 GB stays until you take it back." in form.answer.value
+    )
+    form.back.click()
+    assert stored_guesses() == {} and form.back.layout.display == "none" and "locked" not in form.answer.value
+    form.back.click()  # another notebook was first
+    lock(form, "134.5")
+    reveal("01.peak", 134.5 * GB)
+    assert form.back.layout.display == "none"
+    form.back.click()
+    assert stored_guesses()["01.peak"].value == 134.5
+    form.field.value = "99"
+    assert "Your guess of 134.5 GB stays: its answer has been shown." in form.answer.value
+    text = (home / "progress.jsonl").read_text()
+    reveal("01.peak", 134.5 * GB)
+    assert (home / "progress.jsonl").read_text() == text
+
+
+def test_an_answer_that_is_shown_without_a_guess_leaves_the_next_one_free() -> None:
+    reveal("01.peak", 134.5 * GB)
+    waits_for("01.peak")
+    lock_guess("01.peak", 41, "GB")
+    assert guesses.shown_answers() == set()
+    waits_for("01.peak")
+    assert guesses.shown_answers() == {"01.peak"}
+    forget_guess("01.peak")
+    assert guesses.shown_answers() == set()
+
+
+def test_a_stored_guess_is_spelled_in_full() -> None:
+    assert str(lock_guess("01.peak", 1_234_567.25, "GB")) == "1,234,567.25 GB"
 
 
 @pytest.mark.parametrize(("typed", "unit"), [
@@ -163,8 +226,7 @@ def test_a_guess_that_cannot_become_right_is_answered_while_it_is_typed(typed: s
 
 
 def test_two_guesses_in_a_cell_are_told_apart() -> None:
-    (field, _), _ = parts_of("04.experts", "billion", "stored")
-    assert field.description == "stored"
+    assert Prediction("04.experts", "billion", "stored").form().field.description == "stored"
     assert repr(Prediction("04.experts", "billion", "stored")) == (
         "Your guess (stored), in billion: run this cell and type it in."
     )
@@ -176,7 +238,9 @@ def test_field_has_a_text_that_is_the_same_on_each_run() -> None:
     assert "application/vnd.jupyter.widget-view+json" in bundles[0]
     lock_guess("01.peak", 41, "GB")
     locked = Prediction("01.peak", "GB")._repr_mimebundle_()
-    assert set(locked) == {"text/plain", "text/html"}
+    assert "application/vnd.jupyter.widget-view+json" in locked, "it can be taken back"
+    guesses.mark_shown("01.peak")
+    assert set(Prediction("01.peak", "GB")._repr_mimebundle_()) == {"text/plain", "text/html"}
     assert "41 GB" in locked["text/html"] and "course-ask" in bundles[0]["text/html"] != locked["text/html"]
     assert repr(Prediction("03.ones", "")) == "Your guess: run this cell and type it in."
     assert repr(Prediction("03.trained", "of five")) == "Your guess, of five: run this cell and type it in."
@@ -211,7 +275,7 @@ def test_verdict_says_how_far_off_the_guess_was(guess: float | None, unit: str, 
     assert ("<details class='course-answer'" in revelation._repr_html_()) == (guess is None)
 
 
-CELLS = """from course_utils.interactive.guesses import _guess_field, Prediction, reveal, waits_for
+CELLS = """from course_utils.interactive.guesses import Prediction, reveal, shown_answers, waits_for
 print("a figure that gives it away")
 waits_for("01.peak")
 ---
@@ -221,8 +285,8 @@ reveal("01.peak", 134.5e9)
 
 def test_what_is_folded_unfolds_when_the_guess_is_locked(tmp_path: Path) -> None:
     """In one kernel: a cell that waits, an answer, and a lock that redraws both where they were shown."""
-    lock = "row, _ = _guess_field(Prediction('01.peak', 'GB')).children\nfield, button = row.children\n"
-    lock += "field.value = '41'\nbutton.click()"
+    lock = "form = Prediction('01.peak', 'GB').form()\n"
+    lock += "form.button.click(); form.told.value = '41'\nassert shown_answers() == {'01.peak'}"
     waits, answer = CELLS.split("---\n")[:2]
     before = run(new_notebook(cells=[*map(new_code_cell, (waits, answer))]), tmp_path).cells
     after = run(new_notebook(cells=[*map(new_code_cell, (waits, answer, lock))]), tmp_path).cells

@@ -1,6 +1,7 @@
 """A learner's guess: stored before the answer is shown, then drawn next to it.
 
-Until then the answer, and with it all that its cell shows, is folded: see `FOLD`.
+Until then the answer, and with it all that its cell shows, is folded: see `FOLD`. A guess can be taken back until its
+answer has been shown.
 """
 
 import html
@@ -8,8 +9,9 @@ import math
 import re
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..units import UNITS, format_bytes, percent
 from .failed_cells import running_shell
@@ -37,7 +39,7 @@ class Guess:
     day: str
 
     def __str__(self) -> str:
-        return f"{self.value:,g} {self.unit}".strip()
+        return f"{self.value:,.12g} {self.unit}".strip()
 
     @property
     def amount(self) -> float:
@@ -60,6 +62,24 @@ def lock_guess(key: str, value: float, unit: str) -> Guess:
     if key not in stored_guesses():
         remember(guess=key, value=value, unit=unit)
     return stored_guesses()[key]  # another kernel's, if that was first
+
+
+def shown_answers() -> set[str]:
+    """Keys of the stored guesses whose answer has been shown since. Raises ValueError like `stored_guesses`."""
+    shown = set[str]()
+    for event in remembered()[0]:
+        shown |= {event["answered"]} if "answered" in event else set()
+        shown.discard(event.get("forgotten", ""))
+    return shown
+
+
+def mark_shown(key: str) -> None:
+    """Remember that an answer was shown: from then on the guess stored under `key`, if there is one, stays."""
+    if key in stored_guesses() and key not in shown_answers():
+        with suppress(ValueError):  # what cannot be remembered is shown all the same
+            remember(answered=key)
+    for form in _FORMS[key]:
+        form.show()
 
 
 def forget_guess(key: str) -> None:
@@ -113,48 +133,67 @@ class Prediction:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """A field where there is a kernel, and the same text everywhere; a page can make a field of its own of it."""
         guess = stored_guesses().get(self.key)
-        if guess:
+        if guess and self.key in shown_answers():
             return {"text/html": _locked(guess), "text/plain": repr(self)}
         asked = f"<p class='course-ask' {_data(self.key, self.unit)}>{html.escape(repr(self))}</p>"
-        return {**_guess_field(self)._repr_mimebundle_(), "text/html": asked, "text/plain": repr(self)}
+        form, written = self.form(f"{guess.value:.12g}" if guess else ""), _locked(guess) if guess else asked
+        return {**form._repr_mimebundle_(), "text/html": written, "text/plain": repr(self)}
+
+    def form(self, text: str = "") -> Any:
+        """A field that begins with this text, and says what is stored; only in a notebook."""
+        from .guess_form import GuessForm
+
+        form = GuessForm(self, text)
+        _FORMS[self.key].append(form)
+        return form
+
+    @property
+    def placeholder(self) -> str:
+        return f"your guess {_in(self.unit)}".strip()
+
+    def store(self, text: str) -> None:
+        """Store the number in this text, unless a guess is stored. ValueError for no number, or where it cannot be."""
+        guess = lock_guess(self.key, parse_guess(text, self.unit), self.unit)
+        folded = _SHOWN.pop(self.key, ())
+        for handle, thing in folded:
+            handle.update(replace(thing, guess=guess))
+        if folded:
+            mark_shown(self.key)
+
+    def take_back(self) -> None:
+        """Forget the guess, unless its answer has been shown. ValueError where that cannot be remembered."""
+        if self.key not in shown_answers():
+            with suppress(KeyError):  # another notebook has taken it back
+                forget_guess(self.key)
+
+    def about(self, text: str) -> "About":
+        """Say what is stored, and what is wrong with the text that is in the field."""
+        try:
+            guess, final = stored_guesses().get(self.key), self.key in shown_answers()
+        except ValueError as unreadable:
+            return About(problem=str(unreadable))
+        if guess is None:
+            return About(problem=problem_of(text, self.unit))
+        stays = "stays: its answer has been shown" if final else "stays until you take it back"
+        return About(_locked(guess), final, "" if says(text, guess) else f"Your guess of {guess} {stays}.")
+
+
+class About(NamedTuple):
+    """The words under a field for a guess: the locked guess as HTML, whether it is final, and what is wrong."""
+
+    locked: str = ""
+    final: bool = False
+    problem: str = ""
+
+
+_FORMS: dict[str, list[Any]] = defaultdict(list)
+"""By key, the fields that are shown in this notebook."""
 
 
 def _data(key: str, unit: str, actual: float | None = None) -> str:
     """The attribute by which the website's script finds a guess."""
     data = {"guess": key, "unit": unit} | ({} if actual is None else {"actual": actual})
     return " ".join(f"data-{name}='{html.escape(str(value))}'" for name, value in data.items())
-
-
-def _guess_field(ask: Prediction) -> Any:
-    import ipywidgets
-
-    asked, label = f"your guess {_in(ask.unit)}".strip(), ask.asks or "Guess"
-    wide = {"width": f"{max(18, 10 + (len(asked) + len(label)) // 2)}em"}
-    look = {"layout": wide, "style": {"description_width": "initial"}}
-    field = ipywidgets.Text(placeholder=asked, description=label, **look)
-    button, answer = ipywidgets.Button(description="Lock it in"), ipywidgets.HTML()
-
-    def say(problem: object) -> None:
-        answer.value = f"<div role='alert'>{html.escape(str(problem))}</div>" if problem else ""
-
-    def typed(_: object) -> None:
-        say(problem_of(field.value, ask.unit))
-
-    def lock(_: object) -> None:
-        try:
-            guess = lock_guess(ask.key, parse_guess(field.value, ask.unit), ask.unit)
-        except ValueError as problem:
-            say(problem)
-            return
-        field.disabled = button.disabled = True
-        answer.value = _locked(guess)
-        for handle, thing in _SHOWN.pop(ask.key, ()):
-            handle.update(replace(thing, guess=guess))
-
-    field.observe(typed, names="value")
-    field.on_msg(lambda _, content, __: lock(field) if content.get("event") == "submit" else None)  # the Enter key
-    button.on_click(lock)
-    return ipywidgets.VBox([ipywidgets.HBox([field, button], layout={"flex_flow": "row wrap"}), answer])
 
 
 def problem_of(text: str, unit: str) -> str:
@@ -169,6 +208,14 @@ def problem_of(text: str, unit: str) -> str:
         else:
             return ""
     return said
+
+
+def says(text: str, guess: Guess) -> bool:
+    """True if a text says the number that is locked, or nothing."""
+    try:
+        return not text.strip() or parse_guess(text, guess.unit) == guess.value
+    except ValueError:
+        return False
 
 
 def _in(unit: str) -> str:
@@ -186,12 +233,16 @@ def reveal(key: str, actual: float, unit: str | None = None) -> None:
     Without a guess the answer is folded, with all else that the cell shows, until the learner makes one or opens it.
     """
     guess = stored_guesses().get(key)
+    if guess:
+        mark_shown(key)
     _show_folded(Revelation(actual, guess, guess.unit if guess else "GB" if unit is None else unit, key))
 
 
 def waits_for(key: str) -> None:
     """Fold what this cell shows until a guess is stored under `key`, or the learner asks to see it."""
-    if key not in stored_guesses() and running_shell():
+    if key in stored_guesses():
+        mark_shown(key)
+    elif running_shell():
         _show_folded(Waiting(key))
 
 
