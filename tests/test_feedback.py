@@ -4,7 +4,8 @@ import subprocess
 import sys
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from fractions import Fraction
 from numbers import Real
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from nbformat.v4 import new_code_cell, new_notebook
 
 from course_utils.interactive.feedback import (
+    EXITS,
     CheckFailed,
     alike,
     call,
@@ -27,6 +29,7 @@ from course_utils.interactive.feedback import (
     of_kind,
     unit_slip,
 )
+from course_utils.interactive.torch_settings import restore_defaults
 from course_utils.recording.notebooks import run
 
 SECRET = 123_456_789
@@ -101,7 +104,98 @@ def test_notebook_shows_one_line_and_no_traceback(tmp_path: Path) -> None:
     imports = "from course_utils.interactive.feedback import CheckFailed, NotSolved, call\n"
     cells = [new_code_cell(imports + code) for code in said]
     shown = run(new_notebook(cells=cells), tmp_path, allow_errors=True).cells
-    assert [output.traceback for cell in shown for output in cell.outputs] == [[line] for line in said.values()]
+    for cell, line in zip(shown, said.values(), strict=True):
+        card, error = cell.outputs
+        assert error.output_type == "error" and error.traceback == [line]
+        opening, message = line.split(". ", 1)
+        assert f"<b>{opening}.</b> {message}</div>" in card.data["text/html"] and card.data["text/plain"] == ""
+
+
+LEAVES: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
+    "dtype": (lambda: torch.set_default_dtype(torch.bfloat16), lambda: torch.ones(1).dtype == torch.float32,
+              "default dtype was torch.bfloat16"),
+    "device": (lambda: torch.set_default_device("meta"), lambda: not torch.ones(1).is_meta,
+               "default device was meta"),
+    "absent device": (lambda: torch.set_default_device("cuda"), lambda: torch.ones(1).device.type == "cpu",
+                      "default device was "),
+    "grad mode": (lambda: torch.set_grad_enabled(False), lambda: (WEIGHT * 2).requires_grad, "grad mode was False"),
+    "a generator": (lambda: next(held(without_gradients())), lambda: (WEIGHT * 2).requires_grad, "grad mode was False"),
+    "inference": (lambda: held(torch.inference_mode()).__enter__(), lambda: not torch.ones(1).is_inference(),
+                  "inference mode was True"),
+    "autocast": (lambda: torch.set_autocast_enabled("cpu", True), lambda: (SQUARE @ SQUARE).dtype == torch.float32,
+                 "autocast on the CPU was True"),
+    "autocast GPU": (lambda: torch.set_autocast_enabled("cuda", True), lambda: not torch.is_autocast_enabled("cuda"),
+                     "autocast on the GPU was True"),
+    "anomaly": (lambda: torch.autograd.set_detect_anomaly(True), lambda: not torch.is_anomaly_enabled(),
+                "anomaly detection was True"),
+    "deterministic": (lambda: torch.use_deterministic_algorithms(True),
+                      lambda: not torch.are_deterministic_algorithms_enabled(), "deterministic mode was 2"),
+    "precision": (lambda: torch.set_float32_matmul_precision("medium"),
+                  lambda: torch.get_float32_matmul_precision() == "highest", "float32 matmul precision was medium"),
+}  # fmt: skip
+WEIGHT, SQUARE = torch.ones(1, requires_grad=True), torch.ones(2, 2)
+
+
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        while True:
+            yield
+
+
+HELD: list[Any] = []
+
+
+def held(thing: Any) -> Any:
+    """The thing, which nothing frees: a mode may end with it."""
+    HELD.append(thing)
+    return thing
+
+
+@pytest.fixture
+def defaults() -> Iterator[None]:
+    yield
+    restore_defaults()
+
+
+@pytest.mark.usefixtures("defaults")
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize(("leave", "as_ever", "said"), LEAVES.values(), ids=LEAVES)
+def test_a_check_begins_and_ends_with_torchs_defaults_and_says_so(
+    leave: Callable[[], object], as_ever: Callable[[], bool], said: str, wrong: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(answer: Any) -> None:
+        assert as_ever(), "the check begins with torch's defaults"
+        answer()
+        expect(not wrong, "Wrong.")
+
+    assert as_ever()
+    leave()
+    with pytest.raises(CheckFailed) if wrong else nullcontext():
+        exercise("01.1", "")(check)(lambda: None)
+    before = capsys.readouterr().out
+    assert as_ever() and before.startswith(f"Before this check, torch's settings were changed: {said}")
+    with pytest.raises(CheckFailed) if wrong else nullcontext():
+        exercise("01.1", "")(check)(leave)
+    after = capsys.readouterr().out
+    assert as_ever() and after.startswith(f"Your answer left torch's settings changed: {said}")
+    assert "The check restored torch's defaults.\n" in before and "The check restored torch's defaults.\n" in after
+
+
+def test_a_setting_that_a_with_around_the_check_holds_comes_back_after_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with torch.no_grad():
+        exercise("01.1", "")(lambda: expect((WEIGHT * 2).requires_grad, "No gradients."))()
+    assert torch.is_grad_enabled() and "grad mode was False" in capsys.readouterr().out
+    with torch.device("meta"):  # which a check cannot take back
+        exercise("01.1", "")(lambda: None)()
+        assert torch.ones(1).is_meta
+    assert not torch.ones(1).is_meta and "default device" not in capsys.readouterr().out
+
+
+def test_an_answer_that_ends_the_program_is_told_what_to_do_instead() -> None:
+    for code in (None, 0, 1, "the end"):
+        assert says(lambda code=code: call(lambda size: sys.exit(code), size=3)) == EXITS
+        assert says(lambda code=code: exercise("01.1", "")(lambda answer: answer())(lambda: sys.exit(code))) == EXITS
+    assert "`return`" in EXITS
 
 
 def test_right_answer_gets_one_friendly_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,15 @@
 """How checks judge torch code: the gradients and bytes that `forward_backward` finds, and functions on real ranks."""
 
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from course_utils.interactive.feedback import CheckFailed, exercise
+from course_utils.interactive.feedback import EXITS, CheckFailed, exercise
 from course_utils.lessons.shared.judging import forward_backward, same
-from course_utils.lessons.shared.on_ranks import found_on_ranks
+from course_utils.lessons.shared.on_ranks import _outcome, found_on_ranks
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
 SIZE = X.nbytes
@@ -92,6 +93,16 @@ def step(model: Any, optimizer: Any, micro_batches: Any) -> Any:
 def test_what_a_function_raises_on_a_rank_reaches_the_learner() -> None:
     with pytest.raises(CheckFailed, match=r"On real ranks, your function raised KeyError: '4 micro-batches'"):
         found_on_ranks("course_utils.lessons.data_parallelism.check_ranks", 2, "step", step)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("sys.exit(3)", EXITS), ("torch.set_default_dtype(torch.bfloat16)", None), ("torch.no_grad().__enter__()", None)],
+)
+def test_a_function_that_ends_a_rank_or_leaves_a_setting_spoils_no_other(line: str, said: str | None) -> None:
+    found = _outcome(lambda f: {"value": f()}, {"torch": torch, "sys": sys}, f"def f():\n    {line}", "f")
+    assert found.get("said") == said
+    assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
 
 
 def test_a_function_without_a_text_is_named() -> None:

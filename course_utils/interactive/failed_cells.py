@@ -1,4 +1,4 @@
-"""Show how a cell failed: a learner's mistake as one line, any other error with its traceback.
+"""Show how a cell failed: a check's message as a card, a learner's mistake as one line, all else with its traceback.
 
 `%tb` shows the traceback of the former. A fault of the course, and what fails in a learner's own code, keep theirs.
 A cell that ran out of GPU memory gives it back, too. IPython keeps the last traceback, whose frames keep every tensor:
@@ -39,6 +39,8 @@ def _show(shell: Any, kind: type, error: BaseException, traceback: TracebackType
     with suppress(Exception):  # what cannot be told in one line is shown in full
         line = one_line(error, shell.user_ns)
     if line is None:
+        if hasattr(error, "card") and hasattr(shell, "kernel"):  # a check's, on a page
+            sys.modules["IPython"].display.display({"text/html": error.card, "text/plain": ""}, raw=True)
         shell.showtraceback(running_compiled_code=True)
         return
     sys.last_type, sys.last_value, sys.last_traceback = kind, error, traceback  # which %tb and %debug show

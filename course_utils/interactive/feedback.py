@@ -3,8 +3,9 @@
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import permutations
 from numbers import Real
@@ -12,32 +13,53 @@ from types import FunctionType, NoneType, UnionType
 from typing import Any, NoReturn, get_args
 
 from ..measurement import Measurement, Timeline
-from ..units import UNITS
+from ..units import UNITS, marked
 from .ledgers import show
 from .progress import Passed, mark_passed
 
 Kinds = type | UnionType | tuple[type, ...]
 
 
-class _OneLine(Exception):
-    """An exception that a notebook shows as one line, without a traceback: its message is for the learner."""
+HIDE_ERROR = (
+    "<style>.jp-OutputArea-child:has(.course-told)+.jp-OutputArea-child,"
+    ".output_area:has(.course-told)+.output_area{display:none!important}</style>"
+)
+"""Hides the error that follows a card and says the same: in JupyterLab, and in both of nbconvert's pages."""
 
-    opening = ""
+
+class _OneLine(Exception):
+    """An exception that a notebook shows as a card without a traceback: its message is for the learner.
+
+    It stays an error: the cell fails, and "Run All" stops. Where a page drops style sheets, a line follows the card.
+    """
+
+    opening, color = "", ""
 
     def _render_traceback_(self) -> list[str]:
-        return [f"{self.opening} {' '.join(str(self).split())}"]
+        return [f"{self.opening} {self.message}"]
+
+    @property
+    def message(self) -> str:
+        return " ".join(str(self).split())
+
+    @property
+    def card(self) -> str:
+        """The message as HTML, as `Passed` draws itself."""
+        look = f"border-left:6px solid {self.color};padding:4px 14px;line-height:1.6;overflow-wrap:break-word"
+        said = f"<b>{self.opening}</b> {marked(self.message)}"
+        return f"<div class='course-told' role='status' style='{look}'>{said}</div>{HIDE_ERROR}"
 
 
 class NotSolved(_OneLine):
     """Raised where a learner's answer is still to be written: an invitation, not an error."""
 
-    opening = "Not solved yet."
+    opening, color = "Not solved yet.", "#8f8f8f"
 
 
 class CheckFailed(_OneLine):
     """Raised by a check whose answer is off: says what is off, and never what it should have been."""
 
-    opening = "Not quite."
+    opening, color = "Not quite.", "#d55e00"
 
 
 def exercise(number: str, praise: str, first: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -51,13 +73,8 @@ def exercise(number: str, praise: str, first: str = "") -> Callable[[Callable[..
         def checked(*answers: Any) -> None:
             if first:
                 print(first, flush=True)
-            try:
-                check(*answers)
-            except Exception as error:
-                from ..measuring.tracebacks import let_go  # the website's pages, which check nothing, have no such part
-
-                let_go(error)  # else it holds tensors, and the modes and hooks that torch 2.11's checkpoint leaves on
-                raise
+            with torch_defaults():
+                _run(check, answers)
             problem = ""
             try:
                 mark_passed(number)
@@ -69,6 +86,41 @@ def exercise(number: str, praise: str, first: str = "") -> Callable[[Callable[..
         return checked
 
     return decorate
+
+
+def _run(check: Callable[..., None], answers: Sequence[Any]) -> None:
+    """Run a check. What it raises holds nothing, and CheckFailed takes the place of the end of the program."""
+    try:
+        check(*answers)
+    except (Exception, SystemExit) as error:
+        from ..measuring.tracebacks import let_go  # the website's pages, which check nothing, have no such part
+
+        let_go(error)  # else it holds tensors, and the modes and hooks that torch 2.11's checkpoint leaves on
+        if isinstance(error, SystemExit):
+            raise CheckFailed(EXITS) from error
+        raise
+
+
+EXITS = "Your answer calls `sys.exit()`, which ends the whole program. Use `return` to leave a function."
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Begin and end with torch's default settings, and say which ones had to be restored."""
+    _restore("Before this check, torch's settings were changed")
+    try:
+        yield
+    finally:
+        _restore("Your answer left torch's settings changed")
+
+
+def _restore(opening: str) -> None:
+    if "torch" not in sys.modules:
+        return
+    from .torch_settings import restore_defaults
+
+    if restored := restore_defaults():
+        print(f"{opening}: {', '.join(restored)}. The check restored torch's defaults.", flush=True)
 
 
 def fail(message: str) -> NoReturn:
@@ -106,6 +158,8 @@ def call(
         value = answer(*arguments, **named)
     except (NotSolved, CheckFailed):
         raise
+    except SystemExit as error:
+        raise CheckFailed(EXITS) from error
     except Exception as error:  # whatever a learner's code raises is turned into words
         problem = f"{type(error).__name__}: {error}".removesuffix(": ")
         raised = f"{_opening(answer, arguments, named, 'raised')} {problem}"

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_utils.interactive.feedback import CheckFailed, expect
+from course_utils.interactive.feedback import EXITS, CheckFailed, expect
+from course_utils.interactive.torch_settings import restore_defaults
 from course_utils.ranks.launch import RankFailed, run_ranks
 from course_utils.ranks.worker import report_on_gloo
 
@@ -123,11 +124,15 @@ def _outcome(judge: Callable[[Any], dict[str, Any]], names: Mapping[str, Any], s
         return judge(namespace[name])
     except CheckFailed as error:
         return {"said": str(error)}
+    except SystemExit:
+        return {"said": EXITS}
     except Exception as error:  # a learner's code may raise anything; the check reports it
         if "gloo" in str(error):
             return {"said": WAITED}
         missing = " (Of other cells, real ranks know the imports alone.)" if isinstance(error, NameError) else ""
         return {"said": f"On real ranks, your function raised {type(error).__name__}: {error}{missing}"}
+    finally:
+        restore_defaults()  # the next function runs in the same process
 
 
 def _source_of(function: Callable[..., Any]) -> tuple[str, str]:
