@@ -416,5 +416,5 @@ def test_the_table_of_scripts_names_the_libraries(monkeypatch):
     monkeypatch.setenv(watched_scripts.PYTHON, sys.executable)
     table = watched_scripts.scripts_table(lambda _: None)
     assert {path.name for _, path, _ in asked} == {path.name for path in SCRIPTS.glob("*.py")}
-    assert len(table.rows) == len(asked) == 10 + len(watched_scripts.MODELS)
+    assert len(table.rows) == len(asked) == 18 + len(watched_scripts.MODELS)
     assert f"torch {torch.__version__.partition('+')[0]}" in table.notes[0] and watched_scripts.PYTHON in table.notes[0]

@@ -127,8 +127,9 @@ class Training:
         for parameter in self.model.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
-        how = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}[choice.optimizer]
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, **how)
+        fused = choice.optimizer == "fused"
+        foreach = None if fused else choice.optimizer == "foreach"
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=fused, foreach=foreach)
         self.forward = compiled(self.model, choice)
         shape = choice.micro_batch, choice.seq_len + 1
         self.texts = [torch.randint(VOCABULARY, shape, device="cuda") for _ in range(choice.micro_batches)]

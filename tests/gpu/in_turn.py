@@ -15,7 +15,9 @@ import time
 from dataclasses import asdict, replace
 from datetime import date
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from gpt import Choice, Training
 
@@ -49,7 +51,7 @@ def stages() -> list[Choice]:
     """A script that grows: each stage changes one line of the one before it."""
     first = Choice(micro_batch=8, precision="fp32", attention="math", optimizer="foreach")
     found = [first]
-    changes = (
+    changes: tuple[dict[str, Any], ...] = (
         {"precision": "tf32"},
         {"precision": "bf16"},
         {"attention": "flash"},
@@ -167,7 +169,7 @@ def write(out: Path, row: dict[str, object]) -> None:
     print(row["group"], row["label"], row.get("peak_allocated"), row.get("step_ms"), row.get("failed", ""), flush=True)
 
 
-def heard(ours: Connection, process: multiprocessing.Process, end: float) -> dict[str, object]:
+def heard(ours: Connection, process: BaseProcess, end: float) -> dict[str, object]:
     """What a worker says, or why it says nothing."""
     try:
         if ours.poll(max(0.0, end - time.monotonic())):

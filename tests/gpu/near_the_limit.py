@@ -1,6 +1,7 @@
 """The smallest card on which a training run works, found on a real GPU.
 
     python tests/gpu/near_the_limit.py OUT.jsonl [NUMBER] [--gigabytes 60] [--seconds 200]
+    python tests/gpu/near_the_limit.py OUT.jsonl --replay
 
 A memory fraction makes the GPU as small as wanted: torch's allocator then gets no more bytes than that. The run takes
 three steps on smaller and smaller cards until it runs out of memory. Every try begins with an empty allocator, and one
@@ -120,6 +121,33 @@ def smallest(run: TrainingRun) -> dict[str, object]:
     }
 
 
+def replayed(run: TrainingRun, card: str = "H200-141GB") -> int:
+    """The same size as the course predicts it: three simulated steps, replayed through the allocator's policy."""
+    from course_utils.allocator.replay import replay
+    from course_utils.measuring.tracing import trace_simulated
+
+    simulated = trace_simulated(run.replace(card=card), STEPS, "")
+    whole = replay(simulated)
+    low, high = whole.peak_allocated - 1, round(1.05 * whole.peak_reserved)
+    while high - low > CLOSE / 4 * high:
+        middle = (low + high) // 2
+        if replay(simulated, middle).failure is None:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def add_replayed(recorded: Path) -> None:
+    """Write what the course predicts into each line of a recording; only the CPU is used."""
+    rows = [json.loads(line) for line in recorded.read_text().splitlines()]
+    runs = {run.code(): run for run in RUNS}
+    for row in rows:
+        row["replayed"] = {"works": replayed(runs[row["run"]]), "torch": torch.__version__.partition("+")[0]}
+        print(row["run"], row["works"], row["replayed"]["works"], flush=True)
+    recorded.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def one(out: Path, number: int) -> None:
     row = smallest(RUNS[number])
     with out.open("a") as file:
@@ -152,8 +180,11 @@ if __name__ == "__main__":
     parser.add_argument("number", type=int, nargs="?")
     parser.add_argument("--gigabytes", type=float, default=60)
     parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--replay", action="store_true", help="add the course's predictions to a recording")
     options = parser.parse_args()
-    if options.number is None:
+    if options.replay:
+        add_replayed(options.out)
+    elif options.number is None:
         all_of_them(options.out, options.gigabytes, options.seconds)
     else:
         one(options.out, options.number)

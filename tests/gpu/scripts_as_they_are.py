@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from room import Room
 
@@ -98,7 +99,7 @@ def main() -> None:
     def one(case: tuple[Path, list[str], dict[str, str], float]) -> None:
         path, arguments, environment, needed = case
         name = " ".join([path.name, *arguments, *(f"{key}={value}" for key, value in environment.items())])
-        row = {"script": name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()[:16], **about}
+        row: dict[str, Any] = {"script": name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()[:16], **about}
         hidden = {"CUDA_VISIBLE_DEVICES": "", **environment}
         left = end - time.monotonic()
         found, failed, took = executed([sys.executable, "-c", PREDICT, str(path), *arguments], hidden, min(150, left))
