@@ -33,7 +33,13 @@ def with_one(name: str, formula: Callable[[int, int], float]) -> Any:
 
 
 TRAFFIC = Answers(
-    right=[arrow_by_arrow, by_steps, lambda D, S: {"server": S * 2 * D, "naive": S * D - S, "ring": 2 * (S - S / D)}],
+    right=[
+        arrow_by_arrow,
+        by_steps,
+        lambda D, S: {"server": S * 2 * D, "naive": S * D - S, "ring": 2 * (S - S / D)},
+        with_one("ring", lambda D, S: 2 * (D - 1) * S // D),
+        with_one("ring", lambda D, S: 2 * (D - 1) * -(-S // D)),
+    ],
     wrong=[
         (with_one("server", lambda D, S: D * S), "one way"),
         (with_one("server", lambda D, S: 2 * S), "one worker's traffic"),
@@ -44,6 +50,8 @@ TRAFFIC = Answers(
         (with_one("ring", lambda D, S: (D - 1) * S / D), "ring: this is the first half"),
         (with_one("ring", lambda D, S: 2 * (D - 1) * S), "you send the whole gradient in each message"),
         (with_one("ring", lambda D, S: 2 * S), "the limit for very many ranks"),
+        (with_one("ring", lambda D, S: 2 * (D - 1) * (S // D)), "rounds down"),
+        (with_one("ring", lambda D, S: 2 * (S // D)), "ring is off"),
     ],
 )
 
@@ -271,14 +279,14 @@ TOKEN_BACKWARD = Answers(
     right=[backward_of(), means_weighted, gradients_weighted, gathered_numbers, gathered_objects],
     wrong=[
         (backward_of("1", reduction="mean", returned="mean.item() / D"), "You leave the loss as it is"),
-        (backward_of("1 / tokens"), "DDP takes the mean"),
+        (backward_of("1 / tokens"), "DDP takes the mean of their gradients"),
         (only_with_tokens, "does not go backward"),
         (backward_of("1"), "a sum over tokens"),
         (backward_of("D"), "Which number must divide it?"),
         (backward_of(counted="torch.tensor(targets.numel())"), "Those of -100 are not tokens"),
         (backward_of("1 / (tokens * D)"), "You divide by the number of ranks. DDP already"),
         (backward_of("D * own / tokens", reduction="mean"), "A mean over no token is 0/0"),
-        (backward_of("D / tokens / 3"), "DDP takes the mean"),
+        (backward_of("D / tokens / 3"), "DDP takes the mean of their gradients"),
         (backward_of("D / tokens", model="model.module"), "who calls DDP's own forward"),
         (backward_of(returned="loss.item() / max(own.item(), 1)"), "the mean over the tokens of *all* ranks"),
         (backward_of("D * 2 / tokens"), "The gradient is off"),

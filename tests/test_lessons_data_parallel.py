@@ -1,11 +1,14 @@
 """What lesson 08 runs and draws: collectives and DDP on real ranks, the fitted link, the ring's pictures."""
 
+import copy
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from course_utils.lessons.data_parallelism import ddp_training, figures
 from course_utils.lessons.data_parallelism.links import Link, fit_link
@@ -74,7 +77,6 @@ def test_a_traced_step_has_its_buckets_in_order_and_some_before_backward_ends(fo
     assert sum(bucket["size"] for bucket in step["buckets"]) == found[0]["gradients"] == GRADIENTS
     assert len(found[0]["one"]["buckets"]) == 1 and not found[0]["none"]["buckets"]
     assert all(step["forward"] < b["ready"] <= b["done"] <= step["end"] for b in step["buckets"])
-    assert 0 <= figures.hidden_part(step) < 1
 
 
 def test_the_fit_is_the_weighted_least_squares_of_numpy_and_its_covariance() -> None:
@@ -149,14 +151,40 @@ def test_a_server_s_picture_tells_its_four_steps() -> None:
     assert "4 messages" in figure.alt and figure.alt.count(";") == 3
 
 
+def replicas(kept_back: Sequence[str], seed: int) -> tuple[float, float]:
+    """The largest difference of a weight, and the mean loss on all samples, as in lesson 08."""
+    torch.manual_seed(seed)
+    first = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    inputs, classes = torch.randn(24, 16), torch.randint(4, (24,))
+    models = [copy.deepcopy(first) for _ in range(3)]
+    parts = list(zip(models, inputs.tensor_split(3), classes.tensor_split(3), strict=True))
+    for _ in range(30):
+        for model, x, y in parts:
+            model.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+        for name, _ in first.named_parameters():
+            weights = [model.get_parameter(name) for model in models]
+            gradients = [one.grad for one in weights if one.grad is not None]
+            if name not in kept_back:
+                gradients = [torch.stack(gradients).mean(0)] * len(models)
+            with torch.no_grad():
+                for one, gradient in zip(weights, gradients, strict=True):
+                    one -= 0.2 * gradient
+    vectors = torch.stack([nn.utils.parameters_to_vector(model.parameters()) for model in models])
+    losses = [nn.functional.cross_entropy(model(inputs), classes).item() for model in models]
+    return (vectors.amax(0) - vectors.amin(0)).max().item(), sum(losses) / 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_forgotten_bias_drives_replicas_apart_and_hardly_shows_in_the_loss(seed: int) -> None:
+    everything = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    (together, right), (apart, hidden), (alone, wrong) = (replicas(kept, seed) for kept in ([], ["2.bias"], everything))
+    assert together == 0 and min(apart, alone) > 0.5
+    assert right < hidden < 1.25 * right < 2 * right < wrong and abs(wrong - torch.tensor(4.0).log().item()) < 0.3
+
+
 def step(*buckets: tuple[float, float]) -> dict[str, Any]:
     return {"forward": 0.1, "end": 0.35, "buckets": [{"ready": ready, "done": done} for ready, done in buckets]}
-
-
-def test_hidden_is_what_lies_before_backward_s_end() -> None:
-    assert figures.hidden_part(step((0.15, 0.25), (0.3, 0.35))) == pytest.approx(0.1 / 0.15)
-    assert figures.hidden_part(step((0.3, 0.35))) == pytest.approx(0)
-    assert figures.hidden_part(step((0.2, 0.35), (0.3, 0.35))) == pytest.approx(0.5)
 
 
 def test_pictures_of_steps_and_bands_say_their_numbers() -> None:

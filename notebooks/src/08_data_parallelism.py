@@ -163,7 +163,8 @@ def drift(kept_back):
     rank, D, path = dist.get_rank(), dist.get_world_size(), []
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
-    x, y = torch.randn(24, 16).tensor_split(D)[rank], torch.randint(4, (24,)).tensor_split(D)[rank]
+    inputs, classes = torch.randn(24, 16), torch.randint(4, (24,))
+    x, y = inputs.tensor_split(D)[rank], classes.tensor_split(D)[rank]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for _ in range(30):
         optimizer.zero_grad()
@@ -173,15 +174,15 @@ def drift(kept_back):
                 dist.all_reduce(weight.grad.div_(D))
         optimizer.step()
         path.append(nn.utils.parameters_to_vector(model.parameters()).tolist())
-    return path
+    return path, nn.functional.cross_entropy(model(inputs), classes).item()  # the loss on all 24 samples
 
 
 # %% [markdown]
 # Three processes train: with all gradients shared, with all but those of the last bias (4 of 676 numbers), and with
 # none. `run_ranks` is a shortcut for `torchrun` that also returns each rank's result.
 #
-# **Your guess.** Leave the bias out for 30 steps. How large is the largest difference of a weight between two replicas,
-# in percent of that with nothing shared?
+# **Your guess.** Leave the bias out for 30 steps. By how many percent does that raise the replicas' mean loss on all 24
+# samples, compared with sharing all gradients?
 
 # %%
 predict("08.drift", unit="%")
@@ -199,10 +200,11 @@ def each_training(trainings):
 
 everything = [name for name, _ in network.named_parameters()]
 trainings = {"all": [], "all but 2.bias": ["2.bias"], "none": everything}  # change this
-found, apart = run_ranks(each_training, world_size=3, trainings=trainings), {}
+found, apart, losses = run_ranks(each_training, world_size=3, trainings=trainings), {}, {}
 for name in trainings:
-    path = torch.tensor([rank[name] for rank in found])  # ranks, steps, weights
+    path = torch.tensor([rank[name][0] for rank in found])  # ranks, steps, weights
     apart[name] = (path.amax(0) - path.amin(0)).amax(1)
+    losses[name] = sum(rank[name][1] for rank in found) / len(found)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 from course_utils.figures import lines
@@ -216,15 +218,16 @@ lines(
 )  # fmt: skip
 
 # %%
-shared, left_out, nothing = (values[-1].item() for values in apart.values())
-print(f"largest difference with all gradients shared: {shared}")
-reveal("08.drift", round(100 * left_out / nothing, -1), unit="%")
+for name, values in apart.items():
+    print(f"shared: {name:14s} largest difference {values[-1]:.2f}, mean loss on all samples {losses[name]:.3f}")
+print(f"(four classes by chance: a loss of {torch.tensor(4.0).log():.3f})")
+shared, left_out, nothing = losses.values()
+reveal("08.drift", round(100 * (left_out / shared - 1)), unit="%")
 
 # %% [markdown]
-# One forgotten bias is even worse than sharing nothing. Three independent trainings at least find a minimum each.
-# Here each rank's bias follows its own data, but the shared weights follow the mean. The training still learns
-# *something*, and its loss looks like a loss. That makes the mistake expensive. (Keep `"0.bias"` back instead, 32
-# numbers. More drift, or less?)
+# With nothing shared, each replica fits its own 8 samples. On all 24 it is hardly better than chance, and everybody
+# would notice. With one forgotten bias, the weights are as far apart, but the loss is nearly the right one. So you do
+# not notice. That makes the mistake expensive. (Keep `"0.bias"` back instead, 32 numbers. More drift, or less?)
 
 # %% [markdown]
 # ## A server in the middle
@@ -239,6 +242,9 @@ server_figure(workers=3)  # change this
 # %% [markdown]
 # Only the server has optimizer states. But it receives D gradients and sends D sets of weights, S bytes each. (Change
 # 3 to 5 workers. How many messages reach the server?)
+#
+# Within one machine, the meeting place can be the host's memory, or one of the GPUs. It is a server all the same: D
+# gradients go through one place.
 #
 # Without a server, each rank could send its whole gradient to every other: D−1 times S bytes. That is the naive
 # all-reduce.
@@ -319,8 +325,9 @@ for D in (2, 8, 64):
           f"ring {format_bytes(ring_sends, 'GB', 1):>7s}")  # fmt: skip
 
 # %% [markdown]
-# No exchange among ranks needs fewer bytes. In *messages* the ring is not optimal: it sends 2(D−1), one after the
-# other.
+# No exchange among ranks alone needs fewer bytes. A switch that adds can halve them: with [NVLink
+# SHARP](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-nvls-enable), a rank sends about S. In
+# *messages* the ring is not optimal: it sends 2(D−1), one after the other.
 
 # %% [markdown]
 # ## Buckets
@@ -389,8 +396,9 @@ stack({name: estimate(run) for name, run in columns.items()},
       provenance="GPT-2 XL, b = 4, full recomputation, autocast; estimated")  # fmt: skip
 
 # %% [markdown]
-# The "flat fp32 buffer" of the [ZeRO](../docs/glossary.md#zero) paper, 6 GB for 1.5 billion parameters, comes in part
-# from these default buckets.
+# The [ZeRO](../docs/glossary.md#zero) paper has a buffer of the same size for another reason: one flat fp32 copy of
+# *all* gradients, 6 GB for 1.5 billion parameters, which some implementations make for an all-reduce or a norm
+# ([section 3.2](https://arxiv.org/abs/1910.02054)). [Lesson 10](10_allocator_and_fragmentation.ipynb) looks for it.
 #
 # The gaps above are 0 bytes, but a GPU also has *NCCL's buffers*: several for each pair of GPUs that talks, 4 MiB each
 # by default ([`NCCL_BUFFSIZE`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)). They lie outside
@@ -401,8 +409,8 @@ stack({name: estimate(run) for name, run in columns.items()},
 # ## Overlap
 # Backward computes the last layers' gradients first, so their bucket can leave while backward goes on.
 #
-# **Your guess.** Twelve equal layers, six equal buckets. At best, what percentage of the transfer time can hide behind
-# backward?
+# **Your guess.** Twelve equal layers, six equal buckets. At best, what percentage of the gradients' bytes can leave
+# before backward ends?
 
 # %%
 predict("08.overlap", unit="%")
@@ -424,20 +432,22 @@ print(trained[0]["where"])
 reveal("08.overlap", 100 * len(early) / len(step["buckets"]), unit="%")
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.data_parallelism.figures import hidden_part, overlap_figure
+from course_utils.lessons.data_parallelism.figures import overlap_figure
 
-hidden = {name: 100 * hidden_part(trained[0][name]) for name in ("many", "one")}
+exposed = {name: 1000 * (trained[0][name]["end"] - trained[0]["none"]["end"]) for name in ("many", "one")}
 overlap_figure(
     {"many buckets": trained[0]["many"], "one bucket": trained[0]["one"], "no exchange": trained[0]["none"]},
-    f"With many buckets {hidden['many']:.0f} % of the exchange hides behind backward, with one {hidden['one']:.0f} %",
+    f"The exchange adds {exposed['many']:.0f} ms to a step with many buckets, {exposed['one']:.0f} ms with one",
     f"measured: rank 0 of {trained[0]['where']}",
 )
 
 # %% [markdown]
-# The last bucket is ready only when backward ends: at best 5/6 can hide. Now compare the ends of the three steps.
-# Hiding is not free: the exchange takes cores from backward on a CPU, and multiprocessors and memory bandwidth on a
-# GPU. The figure's percentage is of time, not of bytes: buckets travel at different speeds, and wait for one another.
-# (Buckets of 1 MiB: what part can hide at best?)
+# What counts is the *exposed* time: a step's length, minus that of a step without exchange. The last bucket is ready
+# only when backward ends, so its transfer is always exposed.
+#
+# Is your step with many buckets no faster than that with one? Then overlap did not pay here. An exchange takes cores
+# from backward on a CPU, and multiprocessors and memory bandwidth on a GPU. Two processes on a busy processor show that
+# price more than the gain. (Buckets of 1 MiB: what part of the bytes can leave early?)
 
 # %% [markdown]
 # ## Do not sync what you accumulate
@@ -517,7 +527,7 @@ for count, to_none in ((1, True), (2, True), (2, False)):  # change this
 # | processes | one, with a thread per GPU | one per GPU |
 # | Python's lock (GIL) | shared by all threads | one per process |
 # | machines | one | one or many |
-# | weights are copied | in **each forward**, from the first GPU | once, at the start |
+# | weights are copied | in **each forward**, to every other GPU | once, at the start |
 # | gradients | added up on the first GPU | all-reduced |
 # | outputs | gathered on the first GPU | stay where they are |
 # | optimizer | steps on the first GPU | steps on every rank, on equal gradients |
@@ -541,11 +551,14 @@ for _ in range(10):
     outputs = [replica(x) for replica, x in zip(replicas, inputs, strict=True)]  # parallel apply
     torch.cat(outputs).mean().backward()  # gather
     copied += sum(weight.nbytes for replica in replicas[1:] for weight in replica.parameters())
-print(f"copied from the first device: {copied:,} bytes; the gap {plus_minus(10 * (D - 1) * weights - copied)} bytes")
+print(f"copied to other devices: 10 · {D - 1} · {weights:,} = {copied:,} bytes")
 reveal("08.replicate", copied, unit="MB")
 
 # %% [markdown]
-# Every forward copies the weights D−1 times, all from one device. (8 devices: how many MB?)
+# Every forward copies the weights to all other devices, D−1 times in all. (8 devices: how many MB?) On GPUs, torch
+# calls NCCL's broadcast if it can
+# ([comm.cpp](https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/cuda/comm.cpp)). Then GPUs pass the weights on,
+# and not all bytes leave from the first one.
 #
 # Hugging Face's `Accelerate` is not a third way. In several processes, its `prepare(model)` returns a
 # `DistributedDataParallel`, and its `accumulate` uses `no_sync`
@@ -634,8 +647,8 @@ print(f"a rank computes {1000 * compute:.0f} ms per step and has S = {format_byt
 print(f"α = {1e6 * link.alpha:.0f} µs per message, β·S = {1000 * link.beta * size:.1f} ms")
 
 # %% [markdown]
-# **Your guess.** Put these into 2(D−1)·(α + β·S/D), with nothing hidden behind backward. What efficiency do you get
-# for D = 1,024, in percent?
+# **Your guess.** Put these into 2(D−1)·(α + β·S/D), with nothing hidden behind backward. What efficiency does the
+# formula give for D = 1,024, in percent?
 
 # %%
 predict("08.efficiency", unit="%")
@@ -644,27 +657,28 @@ predict("08.efficiency", unit="%")
 waits_for("08.efficiency")
 ranks = [2**power for power in range(1, 11)]
 percent = {
-    name: {D: tuple(100 * share for share in link.efficiency(size, D, compute, hidden)) for D in ranks}
+    name: [100 * link.efficiency(size, D, compute, hidden)[1] for D in ranks]
     for name, hidden in {"nothing hidden": 0.0, "hidden in backward": behind}.items()
 }
-exchanged = {2: 100 * compute / trained[0]["one"]["end"]}
-plain = percent["nothing hidden"]
-band_figure(percent, exchanged, f"Extrapolated from 2 ranks, nothing hidden: {plain[64][1]:.0f} % on 64, "
-            f"{plain[1024][1]:.0f} % on 1,024", "ranks D", "efficiency in %",
-            provenance="extrapolated from messages between 2 ranks; dot: measured with one bucket on 2")  # fmt: skip
+real, plain = 100 * compute / trained[0]["one"]["end"], dict(zip(ranks, percent["nothing hidden"], strict=True))
+lines(
+    {name: (ranks, values) for name, values in percent.items()} | {"measured": ([2], [real])},
+    f"If only messages cost time, nothing hidden: {plain[64]:.0f} % on 64 ranks, {plain[1024]:.0f} % on 1,024",
+    "ranks D", "efficiency in %", log_x=True, markers=False, circles=["measured"],
+    provenance="closed form with α and β of messages between 2 processes; circle: measured with one bucket on 2",
+)  # fmt: skip
 
 # %% tags=["nbval-ignore-output"]
-print(f"2 ranks: estimated {plain[2][1]:.0f} %, measured {exchanged[2]:.0f} %")
-print(f"the gap {plus_minus(round(plain[2][1]) - round(exchanged[2]))} points")
-low, expected, high = plain[1024]
-print(f"1,024 ranks: extrapolated {expected:.0f} %, and {low:.0f} to {high:.0f} % if the fit is the only error")
-reveal("08.efficiency", round(expected), unit="%")
+print(f"2 ranks: estimated {plain[2]:.0f} %, measured {real:.0f} %")
+print(f"the gap {plus_minus(round(plain[2]) - round(real))} points")
+print(f"1,024 ranks: {plain[1024]:.0f} % by the formula, with nothing to compare it with")
+reveal("08.efficiency", round(plain[1024]), unit="%")
 
 # %% [markdown]
 # **The gap** at two ranks: the model has only messages. But gloo also adds up numbers, and both ranks share this
-# machine's cores. The figure's right end is not measured. Its band says only how well α and β fit *these* messages,
-# nothing about a switch that 1,024 machines share, or about the slowest rank. And libraries change from rings to trees
-# when α begins to count.
+# machine's cores. At the only point that can be checked, the formula is off by that much. So read the curve for its
+# shape: a ring's messages, not its bytes, limit many ranks. It does not forecast 1,024 machines. They share switches
+# and wait for the slowest rank, and libraries change from rings to trees when α begins to count.
 #
 # Now real links, with β from the [data-sheet rate](../docs/glossary.md#data-sheet-rate), which no transfer exceeds, and
 # without α. [NVLink](../docs/glossary.md#nvlink) joins GPUs within a machine, at 300 GB/s in each direction on an A100.

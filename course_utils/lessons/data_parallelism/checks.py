@@ -38,7 +38,8 @@ PROGRAM = "course_utils.lessons.data_parallelism.check_ranks"
 STARTS = "Three processes start; this takes about ten seconds."
 
 # ------------------------------------------------------------------------------------------------------ 08.1: traffic
-TRAFFIC_CASES = ((4, 1_000), (8, 6_000_000), (2, 512), (5, 10_000))
+TRAFFIC_CASES = ((4, 1_000), (8, 6_000_000), (2, 512), (5, 10_000), (7, 1_000))
+WHOLE_BYTES = 2e-3  # of 7 parts of 1,000 bytes some are rounded up: this may be counted, a part that is lost may not
 TRAFFIC: dict[str, Callable[[int, int], float]] = {
     "server": lambda D, S: 2 * D * S,
     "naive": lambda D, S: (D - 1) * S,
@@ -53,6 +54,7 @@ TRAFFIC_MISTAKES: Mistakes = {
     "naive: this is the sum over all ranks. Return the bytes of one rank.": lambda D, S: D * (D - 1) * S,
     "ring: this is the first half. Who hands out the complete parts?": lambda D, S: (D - 1) * S / D,
     "ring: you send the whole gradient in each message. A message holds one part.": lambda D, S: 2 * (D - 1) * S,
+    "ring: your D parts together are not all S bytes. `//` rounds down.": lambda D, S: 2 * (D - 1) * (S // D),
     "ring: this is the limit for very many ranks. How many steps does a ring of D ranks take?": lambda D, S: 2 * S,
 }
 
@@ -64,7 +66,8 @@ def traffic(answer: Any) -> None:
     for name, right in TRAFFIC.items():
         mistakes = {message: wrong for message, wrong in TRAFFIC_MISTAKES.items() if message.startswith(name)}
         otherwise = f"{name} is off. Draw three machines, and an arrow for each message."
-        recognized([one[name] for one in got], TRAFFIC_CASES, right, mistakes, otherwise)
+        close = partial(alike, tolerance=WHOLE_BYTES)
+        recognized([one[name] for one in got], TRAFFIC_CASES, right, mistakes, otherwise, close)
 
 
 # --------------------------------------------------------------------------------------------------------- 08.2: ring
@@ -172,9 +175,12 @@ class Network:
 
 
 # ------------------------------------------------------------------------------------------------ 08.3: token_backward
+DDP_AVERAGES = (
+    "The losses of all ranks add up to the right mean. But DDP takes the mean of their gradients, not the sum."
+)
 FACTOR_MISTAKES: Mistakes = {  # factor(n, r): what rank r of n[r] tokens multiplies the mean over them by
     "You leave the loss as it is: a rank with few tokens counts as much as one with many.": lambda n, r: 1.0,
-    "You multiply by the rank's share. That is right for a sum, but DDP takes the mean.": lambda n, r: n[r] / sum(n),
+    DDP_AVERAGES: lambda n, r: n[r] / sum(n),
     "Your loss is a sum over tokens. Who divides it by all tokens?": lambda n, r: n[r],
     "You get the sum over all ranks' tokens. Which number must divide it?": lambda n, r: len(n) * n[r],
     "You divide by all targets. Those of -100 are not tokens.": lambda n, r: n[r] / (TEXTS * LENGTH),

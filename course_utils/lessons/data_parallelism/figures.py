@@ -109,15 +109,6 @@ def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figur
     return Figure(canvas.svg(bottom + 20, title, alt), alt)
 
 
-def hidden_part(step: Mapping[str, Any]) -> float:
-    """The part of a step's transfers, in time, that ran before backward had computed its last gradient."""
-    buckets = step["buckets"]
-    computed = max(bucket["ready"] for bucket in buckets)
-    whole = sum(bucket["done"] - bucket["ready"] for bucket in buckets)
-    late = sum(bucket["done"] - max(computed, bucket["ready"]) for bucket in buckets if bucket["done"] > computed)
-    return 1 - late / whole
-
-
 @reflowing
 def overlap_figure(steps: Mapping[str, Mapping[str, Any]], title: str, provenance: str = "") -> Figure:
     """Training steps in time, one below the other: forward, backward, and each bucket from ready to reduced.
