@@ -29,6 +29,7 @@ from course_utils.interactive.guesses import (
 )
 from course_utils.interactive.ledgers import ledger, show_ledger
 from course_utils.interactive.saved import Saved, saved_by
+from course_utils.lessons.plans.plans import grade
 from course_utils.recording.notebooks import run
 
 GB = 10**9
@@ -206,6 +207,12 @@ def test_an_answer_that_is_shown_without_a_guess_leaves_the_next_one_free() -> N
     assert guesses.shown_answers() == {"01.peak"}
     forget_guess("01.peak")
     assert guesses.shown_answers() == set()
+
+
+def test_a_graded_prediction_stays() -> None:
+    lock_guess("14.peak", 41, "GB")
+    grade("14.peak", 42 * GB, "simulated")
+    assert guesses.shown_answers() == {"14.peak"}
 
 
 def test_a_stored_guess_is_spelled_in_full() -> None:

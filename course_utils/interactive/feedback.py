@@ -22,9 +22,9 @@ Kinds = type | UnionType | tuple[type, ...]
 
 HIDE_ERROR = (
     "<style>.jp-OutputArea-child:has(.course-told)+.jp-OutputArea-child,"
-    ".output_area:has(.course-told)+.output_area{display:none!important}</style>"
+    ".output_area:has(.course-told)+.output_area,#output-body>:has(.course-told)+*{display:none!important}</style>"
 )
-"""Hides the error that follows a card and says the same: in JupyterLab, and in both of nbconvert's pages."""
+"""Hides the error that follows a card and says the same: in JupyterLab, in both of nbconvert's pages, in Colab."""
 
 
 class _OneLine(Exception):

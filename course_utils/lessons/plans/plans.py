@@ -9,7 +9,7 @@ from course_utils.figures import signed
 from course_utils.figures.axes import OVER, legend, stop
 from course_utils.figures.canvas import MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, reflowing, text_width, wrap
 from course_utils.gpus import GPUS
-from course_utils.interactive.guesses import Guess, stored_guesses
+from course_utils.interactive.guesses import Guess, mark_shown, stored_guesses
 from course_utils.interactive.ledgers import show
 from course_utils.planning.fit import Plan
 from course_utils.planning.twin import SAFETY
@@ -131,4 +131,5 @@ class Graded(NamedTuple):
 
 def grade(key: str, actual: int, word: str) -> None:
     """Show the grade of the prediction locked under `key`, against `actual` bytes; `word` is a measurement's own."""
+    mark_shown(key)
     show(Graded(actual, stored_guesses().get(key), word))
