@@ -421,9 +421,9 @@ bars(by_adam, "Adam: with √k and a warm-up the large batch keeps up; with k it
      provenance=f"test error after 10 epochs; Adam, n = {n}, η = {eta}, seed 0; trained on the CPU")  # fmt: skip
 
 # %% [markdown]
-# √k is not a law either. Change η to 0.006: from a rate below the best one, k with a warm-up works as well. One seed and
-# a made-up problem prove nothing about a large model. (Try `seed=1`.) And beyond the critical batch size, no rate makes
-# a step much better.
+# √k is not a law either. Change η to 0.006: from a rate below the best one, k with a warm-up works as well. One seed
+# and a made-up problem prove nothing about a large model. (Try `seed=1`.) And beyond the critical batch size, no rate
+# makes a step much better.
 
 # %% [markdown]
 # ## In your own script
