@@ -410,9 +410,9 @@ stack(ran, title, capacity=card.room, capacity_label=line, provenance=str(step.p
 # Each change alone lowers one of the two peaks. One gradient at a time plus either of the others fits. Would 2
 # micro-batches of 16 be enough for "both"? Predict, change both numbers, run.
 #
-# Two things are still hidden in the figure. All its bars use *flash attention*. Eager attention writes matrices of s·s
-# numbers for each head, and backward needs them for the block that it recomputes. And what makes autocast's bar so
-# long?
+# Two things are still hidden in the figure. All its bars use *flash attention*. [Eager
+# attention](../docs/glossary.md#eager-attention) writes matrices of s·s numbers for each head, and backward needs them
+# for the block that it recomputes. And what makes autocast's bar so long?
 
 # %%
 waits_for("01.puzzle")
@@ -506,9 +506,10 @@ for sequences in (mine.micro_batch, max(1, mine.micro_batch - 1)):
 compare(mine)
 
 # %% [markdown]
-# `twin` counts tensors, so its choice can run out of memory, as the first line says on a T4: then take a sequence less.
-# *Reserved* may be more than a card has, because `compare`'s simulated card has no limit. A real one first gives free
-# blocks back to the driver, as `replay` does. Change 1024 tokens to 512: will twice as many sequences fit?
+# `twin` counts tensors, so its choice can run [out of memory](../docs/glossary.md#out-of-memory), as the first line
+# says on a T4: then take a sequence less. *Reserved* may be more than a card has, because `compare`'s simulated card
+# has no limit. A real one first gives free blocks back to the driver, as `replay` does. Change 1024 tokens to 512: will
+# twice as many sequences fit?
 
 # %% [markdown]
 # ## Five questions
