@@ -83,7 +83,7 @@ def errors(rows: Iterable[Row], of: str) -> list[float]:
 
 
 def missing_workspaces() -> int:
-    """The bytes that both threads' workspaces on a Hopper card have more than on an A100, for which `watch` predicts."""
+    """How many bytes more both threads' workspaces take on a Hopper card than on an A100."""
     hopper, ampere = (workspaces_of(capability, (2, 11)).cublas for capability in ((9, 0), (8, 0)))
     return 2 * (hopper - ampere)
 
