@@ -18,45 +18,6 @@ from course_utils.lessons.sharding.checks import MOST, PROGRAM, RANKS
 from course_utils.lessons.shared.on_ranks import outcomes
 
 
-def by_table(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> float:
-    cut, whole = [(0, weight + gradient + optimizer), (optimizer, weight + gradient), (gradient + optimizer, weight),
-                  (weight + gradient + optimizer, 0)][stage]  # fmt: skip
-    return whole * N + cut * N / D
-
-
-def in_whole_bytes(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> int:
-    kinds = [optimizer, gradient, weight]
-    return sum(kinds[stage:]) * N + sum(kinds[:stage]) * N // D
-
-
-def each_kind_rounded_up(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> int:
-    kinds = [optimizer, gradient, weight]
-    return sum(-(-kind * N // D) if index < stage else kind * N for index, kind in enumerate(kinds))
-
-
-def named(change: Callable[..., Any]) -> Any:
-    """The same function with the exercise's names."""
-    return lambda N, D, stage, weight, gradient, optimizer: change(N, D, stage, weight, gradient, optimizer)
-
-
-RANK_BYTES = Answers(
-    right=[by_table, in_whole_bytes, each_kind_rounded_up],
-    wrong=[(named(change), words) for change, words in (
-        (lambda N, D, stage, w, g, K: (w + g + K) * N, "one rank without sharding"),
-        (lambda N, D, stage, w, g, K: (w + g + K) * N / D, "You divide everything"),
-        (lambda N, D, stage, w, g, K: by_table(N, D, stage, 2, 2, 12), "You always count 2, 2 and 12 bytes"),
-        (lambda N, D, stage, w, g, K: D * by_table(N, D, stage, w, g, K), "This is the sum over all ranks"),
-        (lambda N, D, stage, w, g, K: by_table(N, D, min(stage, 2), w, g, K), "At stage 3, weights are divided"),
-        (lambda N, D, stage, w, g, K: by_table(N, D, min(stage + 1, 3), w, g, K), "one kind more"),
-        (lambda N, D, stage, w, g, K: by_table(N, D, stage, K, g, w), "The order is off"),
-        (lambda N, D, stage, w, g, K: by_table(N, D, stage, g, w, K), "are off for N = 64,000, D = 8, stage = 2"),
-        (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) / 1000, "KB where bytes were asked"),
-        (lambda N, D, stage, w, g, K: by_table(N, D, stage, 2, 2, K), "You count 2 bytes each of weights"),
-        (lambda N, D, stage, w, g, K: (w + g + K) * N - (0, K, g, w)[stage] * N * (1 - 1 / D), "also shards what the"),
-    )],
-)  # fmt: skip
-
-
 def by_chunks(shapes: Any, D: int) -> dict[str, int]:
     """As torch does it: the first of its chunks."""
     shard = sum(torch.empty(shape).chunk(D)[0].numel() for shape in shapes)
@@ -219,7 +180,8 @@ ZERO_1_ADAM = Answers(
 
 
 def gathering(
-    value: str = "value.full_tensor() if isinstance(value, DTensor) else value", copied: str = "whole.detach().clone()",
+    value: str = "value.full_tensor() if isinstance(value, DTensor) else value",
+    copied: str = "whole.detach().clone().cpu()",
     states: str = "optimizer.state.get(weight, {})", who: str = "dist.get_rank() == 0", end: str = "kept",
 ) -> Any:  # fmt: skip
     lines = [
@@ -256,7 +218,7 @@ def of_each_name(model: Any, optimizer: Any) -> Any:
         for key, value in [("weight", weight), *optimizer.state[weight].items()]:
             gathered = whole(value)
             if dist.get_rank() == 0:
-                found[name] = {**found.get(name, {}), key: gathered}
+                found[name] = {**found.get(name, {}), key: gathered.to("cpu")}
             del gathered
     return found
 
@@ -268,7 +230,7 @@ def without_a_graph(model: Any, optimizer: Any) -> Any:
         kept = {"weight": weight, **optimizer.state.get(weight, {})}
         whole = {key: one.full_tensor() if isinstance(one, DTensor) else one.clone() for key, one in kept.items()}
         if dist.get_rank() == 0:
-            found[name] = whole
+            found[name] = {key: one.cpu() for key, one in whole.items()}
     return found
 
 
@@ -282,7 +244,7 @@ def key_by_key(model: Any, optimizer: Any) -> Any:
             kept["step"] = states["step"].clone()
             kept |= {key: states[key].full_tensor() for key in ("exp_avg", "exp_avg_sq")}
         if dist.get_rank() == 0:
-            found[name] = kept
+            found[name] = {key: one.to(device="cpu") for key, one in kept.items()}
     return found
 
 
@@ -322,6 +284,8 @@ CHECKPOINT = Answers(
         (gathering(who="True", end="kept if dist.get_rank() == 0 else {}"), "many whole tensors at once"),
         (gathering(copied="whole"), "still carries a graph"),
         (gathering(copied="whole.detach()"), "is it a copy"),
+        (gathering(copied="whole.detach().cpu()"), "is it a copy"),
+        (gathering(copied="whole.detach().clone()"), "keeps whole tensors on its GPU"),
         (gathering(states="{}"), "has no exp_avg and no exp_avg_sq and no step"),
         (gathering(end="[1] if dist.get_rank() == 0 else {}"), "a list, but the exercise asks for a dictionary"),
         (gathering(end="{name.split('.')[0]: one for name, one in kept.items()}"), "is not the name of a parameter"),
@@ -494,7 +458,7 @@ def tried() -> None:
 
 
 ANSWERS = {
-    "09.1": RANK_BYTES, "09.2": PADDING, "09.3": ZERO_1_ADAM, "09.4": CHECKPOINT, "09.5": SHARD_TO_FIT
+    "09.1": PADDING, "09.2": ZERO_1_ADAM, "09.3": CHECKPOINT, "09.4": SHARD_TO_FIT
 }  # fmt: skip
 
 

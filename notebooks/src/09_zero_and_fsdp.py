@@ -145,8 +145,9 @@ reveal("09.real", kept[2]["after backward"], unit="MB")
 # Stage 2 keeps as little as stage 3. FSDP2 frees whole weights in backward, ZeRO-2 keeps them. Only the peak differs.
 # (Set D to 64 and predict: which rows fall by a factor of 8, and which does not?)
 #
-# **The gap** at stage 3 is 0. A GPU would add CUDA's context, cuBLAS's workspaces and NCCL's buffers, which are not
-# simulated here. FSDP2 also uses several streams. A freed block is reused only on its own stream, so more is
+# **The gap** at stage 3 is 0: torch's own `fully_shard` keeps what the formula says. But this is a simulated rank, and
+# the course has no recording of FSDP2 on several GPUs. They would add CUDA's context, cuBLAS's workspaces and NCCL's
+# buffers. FSDP2 also uses several streams. A freed block is reused only on its own stream, so more is
 # [reserved](../docs/glossary.md#allocated-and-reserved) (lesson 10).
 #
 # Other layers leave gaps. A tensor may take a cached block up to 1 MiB too large, and the rest counts as allocated.
@@ -225,24 +226,14 @@ for rank, found in enumerate(run_ranks(halves, world_size=2, gradients=gradients
 
 # %% [markdown]
 # (Swap the two lists: what changes?) Between the halves, each rank has exactly the gradients of its slice. So step
-# there, and gather new *weights* instead of gradients. What does each stage send?
-
-# %%
-from course_utils.estimating.sharding import zero_communication_elements
-
-sent = [zero_communication_elements(psi, stage) / psi for stage in range(4)]
-print("numbers sent per parameter, by stage:", *sent)
-reveal("09.price", sent[3] / sent[0], unit="times")
-
-# %% [markdown]
-# Stages 1 and 2 send what data parallelism sends: 2Ψ. Stage 3 gathers weights for forward, gathers them again for
-# backward, and reduce-scatters gradients: 3Ψ (section 7 of the paper). FSDP2 sends a little less: it gathers the
-# weights outside the blocks once.
+# there, and gather new *weights* instead of gradients: stages 1 and 2 send what data parallelism sends, 2Ψ. Stage 3
+# gathers weights for forward, gathers them again for backward, and reduce-scatters gradients. That is the paper's count
+# (section 7). The next section counts what PyTorch sends.
 
 # %% [markdown]
 # ## The same loss on real ranks
-# Bytes can be simulated, but values need real processes. torch's `CommDebugMode` counts *collectives*, the exchanges
-# among all ranks.
+# Bytes can be simulated, but values need real processes. `SentBytes` sees each *collective*, an exchange among all
+# ranks, and adds up its bytes. (torch's `CommDebugMode` counts how many there are.)
 
 
 # %%
@@ -250,7 +241,8 @@ def sharded(dtype, reshard):
     import torch
     from torch import distributed as dist, nn
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    from torch.distributed.tensor.debug import CommDebugMode
+
+    from course_utils.lessons.sharding.sent import SentBytes
 
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -260,12 +252,12 @@ def sharded(dtype, reshard):
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     x = torch.randn(8, 250).chunk(dist.get_world_size())[dist.get_rank()]
-    with CommDebugMode() as sent:
+    with SentBytes() as sent:
         loss = (model(x) - x).square().mean()
         loss.backward()
     torch.optim.AdamW(model.parameters(), lr=1e-3).step()  # steps the shards
     after = (model(x) - x).square().mean()
-    return [loss.item(), after.item()], {str(name): count for name, count in sent.get_comm_counts().items()}
+    return [loss.item(), after.item()], sent.by_kind
 
 
 # %%
@@ -273,7 +265,8 @@ def zero_1():
     import torch
     from torch import distributed as dist, nn
     from torch.distributed.optim import ZeroRedundancyOptimizer
-    from torch.distributed.tensor.debug import CommDebugMode
+
+    from course_utils.lessons.sharding.sent import SentBytes
 
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -281,15 +274,16 @@ def zero_1():
     model = nn.parallel.DistributedDataParallel(network)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
     x = torch.randn(8, 250).chunk(dist.get_world_size())[dist.get_rank()]
-    with CommDebugMode() as sent:
+    with SentBytes() as sent:
         loss = (model(x) - x).square().mean()
         loss.backward()
         optimizer.step()
     after = (model(x) - x).square().mean()
-    return [loss.item(), after.item()], {str(name): count for name, count in sent.get_comm_counts().items()}
+    return [loss.item(), after.item()], sent.by_kind
 
 
 # %%
+numbers, per_number = 2 * 250 * 1001 + 1001 + 250, {}
 for name, ranks, function, choices in (
     ("one process", 1, sharded, {"dtype": "float32", "reshard": True}),
     ("stage 3", 2, sharded, {"dtype": "float32", "reshard": True}),
@@ -299,17 +293,22 @@ for name, ranks, function, choices in (
 ):
     found = run_ranks(function, world_size=ranks, **choices)
     before, after = torch.tensor([losses for losses, _ in found]).mean(0)
-    print(f"{name:13s} loss {before:.3f}, after a step {after:.3f}; {found[0][1]}")
+    per_number[name] = {kind: round(size / numbers, 1) for kind, size in found[0][1].items()}
+    print(f"{name:13s} loss {before:.3f}, after a step {after:.3f}; bytes per parameter: {per_number[name]}")
+ddp = per_number["stage 1"]["all-reduce"]  # what plain data parallelism sends
+reveal("09.price", sum(per_number["stage 3"].values()) / ddp, unit="times")
 
 # %% [markdown]
-# Two ranks compute what one does. (bf16 rounds, but below these digits.) Both layers are units of Ψ/2:
+# Two ranks compute what one does. (bf16 rounds, but below these digits.) A number has 4 bytes here, so Ψ numbers are 4
+# bytes per parameter. Both layers are units of Ψ/2:
 #
-# - Stage 3 gathers each unit twice and reduce-scatters it once: 3Ψ.
+# - Stage 3 gathers each unit twice and reduce-scatters it once: 3Ψ. In bf16, weights are gathered at half the bytes.
 # - Stage 2 gathers each unit once: 2Ψ.
 # - PyTorch's stage 1 sends 3Ψ, not 2Ψ. DDP all-reduces whole gradients (2Ψ), then four broadcasts send the new weights
 #   (Ψ).
 #
-# (Give stage 3 in bf16 `"reshard": False`. Which counts change? Does the loss?)
+# Here each layer is a unit. FSDP2 gathers the weights outside all other units only once. (Give stage 3 in bf16
+# `"reshard": False`. Which bytes change? Does the loss?)
 
 # %% [markdown]
 # ## The peak within a step
@@ -342,7 +341,8 @@ stack(rows, f"Gathered weights raise the peak to {rank.peak / sum(formula(llama)
 from course_utils.lessons.sharding.zero import gathered_terms
 
 reveal("09.peak", rank.peak)
-print(f"the gap, estimated − {rank.word}: {plus_minus(estimate(llama).total - rank.peak)} bytes")
+print(f"estimated − {rank.word}: {plus_minus(estimate(llama).total - rank.peak)} bytes (both are the course's own)")
+print(f"the gap, ZeRO's formula − {rank.word}: {plus_minus(sum(formula(llama).values()) - rank.peak)} bytes, of it")
 for name, size in gathered_terms(llama).items():
     print(f"    {name:34s} {format_bytes(size, 'GB', 2):>8s}")
 together, communication = sum(gathered_terms(llama).values()), rank.breakdown["communication"]
@@ -361,6 +361,29 @@ for D in (8, 32, 128, 512):  # change this
 
 # %% [markdown]
 # (Predict the last line for 1,024 ranks, then try.)
+#
+# The outermost unit is so large because nobody wrapped the embedding and the head. Make each of them a unit of its own,
+# and neither is whole while a block runs. (torchtitan wraps them, too:
+# [parallelize.py](https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/parallelize.py).) Here is a
+# small model with many words:
+
+
+# %%
+def peak_with_words(apart, words=32_000):  # change this
+    blocks = [nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h)) for _ in range(6)]
+    model = nn.Sequential(nn.Embedding(words, h), *blocks, nn.Linear(h, words)).to("cuda")
+    for unit in model if apart else blocks:
+        fully_shard(unit, mp_policy=bf16)
+    fully_shard(model, mp_policy=bf16)  # what is left
+    torch.cuda.reset_peak_memory_stats()
+    model(torch.zeros(128, dtype=torch.long, device="cuda")).square().mean().backward()
+    return torch.cuda.max_memory_allocated()
+
+
+for apart in (False, True):
+    with on_gpu(ranks=64):
+        peak = peak_with_words(apart)
+    print(f"embedding and head {'as two units' if apart else 'in the outermost unit'}: peak {peak / 1e6:.0f} MB")
 
 # %% [markdown]
 # ## Four knobs and their bytes
@@ -414,7 +437,7 @@ reveal("09.unit", peaks["one unit"], unit="MB")
 # %% [markdown]
 # | knob | what it buys | what it costs |
 # |---|---|---|
-# | `fully_shard` on each block | only one block is whole at a time | one all-gather per block |
+# | `fully_shard` on each block | two blocks are whole: one runs, the next arrives | one all-gather per block |
 # | `reshard_after_forward=False` | no second gather: 2Ψ, not 3Ψ | all blocks whole at the end of forward |
 # | `MixedPrecisionPolicy` in bf16 | gathers and weights of half the size | (shards stay fp32) |
 # | [autocast](../docs/glossary.md#autocast) instead | sensitive operations in fp32 | gathers in fp32, copies in bf16 |
@@ -448,12 +471,32 @@ from course_utils import gpu
 card = gpu("A100-40GB")  # change this
 for stage in (1, 2, 3):
     peaks = {D: estimate(llama.replace(world_size=D, zero_stage=stage)).total for D in (2, 4, 8, 16, 32, 64, 128, 1024)}
-    enough = [D for D, peak in peaks.items() if peak <= card.memory]
+    enough = [D for D, peak in peaks.items() if peak <= card.room]
     said = f"fits from {enough[0]} ranks on" if enough else "does not fit, even on 1,024 ranks"
-    print(f"stage {stage}: Llama-3 8B {said}; on 64 ranks it needs {format_bytes(peaks[64], 'GB', 1)}")
+    print(f"PyTorch's stage {stage}: Llama-3 8B {said}; on 64 ranks it needs {format_bytes(peaks[64], 'GB', 1)}")
 
 # %% [markdown]
 # (Predict the three lines for an "A100-80GB", then for an "RTX4080-16GB".)
+#
+# Why does no number of ranks help stage 1? That is PyTorch's stage 1, not ZeRO's. DDP's buckets hold the gradients once
+# more, and `ZeroRedundancyOptimizer` gives whole tensors to ranks: one of them has all moments of an embedding. Take
+# away both:
+
+# %%
+from course_utils.estimating.sharding import rank_0_states
+
+stage_1 = llama.replace(zero_stage=1)
+views = stage_1.replace(bucket_view=True)
+uneven, even = rank_0_states(views)["optimizer_states"], formula(views)["optimizer_states"]
+print(f"PyTorch's defaults {format_bytes(estimate(stage_1).total, 'GB', 1)}")
+print(f"gradients as views of the buckets {format_bytes(estimate(views).total, 'GB', 1)}")
+print(f"and even shares of the states {format_bytes(estimate(views).total - uneven + even, 'GB', 1)}")
+print(f"an {card.name} gives a program {format_bytes(card.room, 'GB', 1)}")
+
+# %% [markdown]
+# Megatron's [distributed
+# optimizer](https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html) cuts one contiguous
+# buffer into even shares. A stage 1 like that would fit, by this estimate.
 
 # %% [markdown]
 # ## When does computing hide the sending?
@@ -506,7 +549,8 @@ quiz(9)
 
 # %% [markdown]
 # ## In your own script
-# Shard a model with FSDP2 and gather it in bf16. `torchrun` starts this script on any number of GPUs or CPUs. Without
+# Shard a model with FSDP2 and gather it in bf16. The model is made on torch's *meta* device and gets its bytes after
+# sharding, so it may be larger than a GPU. `torchrun` starts this script on any number of GPUs or CPUs. Without
 # `torchrun`, it runs as one process.
 
 # %%
@@ -519,15 +563,16 @@ cuda = torch.cuda.is_available()
 alone = {} if "RANK" in os.environ else {"rank": 0, "world_size": 1, "store": dist.HashStore()}
 dist.init_process_group("nccl" if cuda else "gloo", **alone)
 device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cuda else "cpu"
-blocks = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)]
-model = nn.Sequential(*blocks, nn.Linear(64, 4)).to(device)
-for module in (*blocks, model):  # each block is a unit, and so is the rest of the model
+model = nn.Sequential(*(nn.Linear(64, 64, device="meta") for _ in range(4)))  # your model: shapes without bytes
+for module in (*model, model):  # each layer is a unit, and so is what remains
     fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+model.to_empty(device=device)  # allocates the shards alone
+torch.manual_seed(dist.get_rank())  # each rank draws the numbers of its own rows
+for weight in model.parameters():
+    nn.init.normal_(weight.to_local(), std=0.02)  # or load a checkpoint here
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # after sharding: it steps the shards
-x = torch.randn(8, 64, device=device)  # this rank's part of your batch
-model(x).float().square().mean().backward()
+model(torch.randn(8, 64, device=device)).float().square().mean().backward()  # this rank's part of your batch
 optimizer.step()
-optimizer.zero_grad()
 print(sum(weight.to_local().nbytes for weight in model.parameters()), "bytes of weights on rank", dist.get_rank())
 dist.destroy_process_group()
 

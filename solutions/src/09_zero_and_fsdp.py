@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 88
+#     minutes: 80
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 09 · ZeRO and FSDP
 #
-# **88 minutes** for all five; each exercise says how long it takes. You should know [lesson
+# **80 minutes** for all four; each exercise says how long it takes. You should know [lesson
 # 09](../notebooks/09_zero_and_fsdp.ipynb). No GPU is needed. Two of the checks start four processes.
 #
 # Each exercise asks for one function or class. Write it, run the cell, then run the check below it. A check tells you
@@ -33,54 +33,7 @@ from course_utils import format_bytes
 from course_utils.lessons.sharding import checks as check
 
 # %% [markdown]
-# ## 1 · One rank's bytes
-# **Difficulty** ●○○○○ · **8 minutes** · **Trains** the three stages, with any number formats
-#
-# Compute the bytes that one rank keeps at ZeRO's `stage` 0 (no sharding), 1, 2 or 3. The model has `N` parameters, and
-# there are `D` ranks. Each parameter has `weight` bytes of weights, `gradient` bytes of gradients and `optimizer` bytes
-# of optimizer states. Return the number of bytes, without rounding.
-
-
-# %%
-def rank_bytes(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> float:
-    """Bytes that one of D ranks keeps."""
-    ### BEGIN SOLUTION Return a number of bytes.
-    parts = {3: weight, 2: gradient, 1: optimizer}  # by the first stage that shards them
-    return sum(each * N / (D if stage >= first else 1) for first, each in parts.items())
-    ### END SOLUTION
-
-
-# %%
-check.rank_bytes(rank_bytes)
-
-# %% [markdown]
-# <details><summary>Hint 1: where to start</summary>
-#
-# There are three terms, one for each kind. Each is divided by D or it is not.
-#
-# </details>
-# <details><summary>Hint 2: which is divided?</summary>
-#
-# From stage 1 on, the optimizer states are divided. What comes next at stage 2, and last at stage 3?
-#
-# </details>
-# <details><summary>Hint 3: almost there</summary>
-#
-# `optimizer * N / (D if stage >= 1 else 1)` is one of the three terms.
-#
-# </details>
-
-# %% [markdown] tags=["explanation"]
-# ### Why
-# ZeRO shards the largest kind first: with K = 12, stage 1 alone removes most bytes. The kinds that are not sharded are
-# a floor for any D.
-
-# %% tags=["solution"]
-for stage in range(4):
-    print(f"stage {stage}: {rank_bytes(7_500_000_000, 64, stage, 2, 2, 12) / 1e9:.1f} GB")
-
-# %% [markdown]
-# ## 2 · The padding of odd shards
+# ## 1 · The padding of odd shards
 # **Difficulty** ●●○○○ · **10 minutes** · **Trains** how FSDP2 shards a parameter
 #
 # Count the padding that FSDP2 adds. It cuts each parameter along its first dimension, its rows, into D pieces. All
@@ -136,7 +89,7 @@ for D in (8, 64, 512):
     print(f"GPT-2's embeddings and last norm on {D:3d} ranks: {found}")
 
 # %% [markdown]
-# ## 3 · Adam, sharded over four ranks
+# ## 2 · Adam, sharded over four ranks
 # **Difficulty** ●●●○○ · **30 minutes** · **Trains** ZeRO-1 on real ranks: a reduce-scatter, a step, an all-gather
 #
 # Write an Adam whose states are sharded, as in ZeRO-1. `parameters` are fp32 weights, the same on every rank. Before
@@ -227,7 +180,7 @@ check.zero_1_adam(Zero1Adam)
 # Optimizers that need whole matrices (Muon, Adafactor) are harder to shard.
 
 # %% [markdown]
-# ## 4 · A checkpoint that one process can read
+# ## 3 · A checkpoint that one process can read
 # **Difficulty** ●●●○○ · **20 minutes** · **Trains** getting whole tensors out of shards
 #
 # Collect a sharded model's weights and AdamW's states, whole, on rank 0. After `fully_shard`, each parameter and each
@@ -239,13 +192,13 @@ check.zero_1_adam(Zero1Adam)
 # too. It holds `weight` and exactly what the optimizer keeps for that weight, under AdamW's own names (`step`,
 # `exp_avg`, `exp_avg_sq`). The keys of `optimizer.state` are the weights themselves. A frozen weight is not among them,
 # so its entry holds only `weight`. All tensors are plain copies without a graph: training goes on, and must not change
-# them.
+# them. And all are in host memory: a model that needs shards does not fit one GPU whole.
 #
 # On the other ranks, return an empty dictionary. They may hold one whole weight and its states at a time. They must
 # free them before they gather the next.
 #
 # The check trains a small network on four processes. Some of them have no row of its smallest weights. Then one process
-# compares. From other cells, use only the imports. You may import and define more in your own cell.
+# compares. A simulated GPU shows where your tensors are. From other cells, use only the imports. You may import and define more in your own cell.
 
 
 # %%
@@ -255,9 +208,9 @@ def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     kept = {}
     for name, weight in model.named_parameters():
         for key, value in {"weight": weight, **optimizer.state.get(weight, {})}.items():
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            whole = value.full_tensor() if isinstance(value, DTensor) else value.clone()
             if dist.get_rank() == 0:
-                kept.setdefault(name, {})[key] = whole.detach().clone()
+                kept.setdefault(name, {})[key] = whole.detach().cpu()
     return kept
     ### END SOLUTION
 
@@ -279,7 +232,7 @@ check.checkpoint(checkpoint)
 # <details><summary>Hint 3: not everything is a shard</summary>
 #
 # Adam's `step` is a plain tensor of one number, and it keeps counting. Ask with `isinstance(value, DTensor)`, and copy
-# what you keep.
+# what you keep. `.cpu()` copies from a GPU. Of a tensor that is in host memory already, it returns the same one.
 #
 # </details>
 
@@ -291,7 +244,7 @@ check.checkpoint(checkpoint)
 # own version of your function is `get_model_state_dict` with `full_state_dict=True`.
 
 # %% [markdown]
-# ## 5 · Shard to fit
+# ## 4 · Shard to fit
 # **Difficulty** ●●●●○ · **20 minutes** · **Trains** choosing the units of `fully_shard` for any model
 #
 # Here is `fully_shard` in two lines, on a model with a large vocabulary and six blocks. At its peak, everything is

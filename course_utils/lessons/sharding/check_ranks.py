@@ -132,10 +132,10 @@ def network() -> nn.Sequential:
     return model
 
 
-def sharded() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+def sharded(device: str = "cpu") -> tuple[nn.Sequential, torch.optim.Optimizer]:
     """The network by `fully_shard`, and its optimizer."""
-    model = network()
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    model = network().to(device)
+    mesh = dist.init_device_mesh(device, (dist.get_world_size(),))
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
     return model, torch.optim.AdamW(model.parameters(), lr=RATE)

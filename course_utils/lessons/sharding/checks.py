@@ -9,56 +9,18 @@ from types import NoneType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from course_utils.interactive.feedback import alike, by_name, call, entries, exercise, expect, recognized, unit_slip
+from course_utils.interactive.feedback import alike, call, entries, exercise, expect, recognized
 from course_utils.lessons.shared.judging import told
 from course_utils.lessons.shared.on_ranks import expect_together, found_on_ranks
 from course_utils.measuring.on_gpu import on_gpu
 
 from .check_ranks import RANKS, RATE, SHAPES, Shapes, sharded, weights_of
 
-# ---------------------------------------------------------------------------------------------------- 09.1: rank_bytes
-BYTES_NAMES = ("N", "D", "stage", "weight", "gradient", "optimizer")
-BYTES_CASES = (
-    *((1000, 4, stage, 2, 2, 12) for stage in range(4)), (100_001, 32, 1, 2, 2, 12), (100_001, 32, 3, 2, 2, 12),
-    (64_000, 8, 1, 4, 4, 8), (64_000, 8, 2, 2, 4, 12), (64_000, 8, 3, 4, 2, 6))  # fmt: skip
-
-
-def bytes_right(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> float:
-    """Bytes of states on one rank: each stage divides one kind more by D."""
-    return sum(each * N / (D if stage >= first else 1) for first, each in ((3, weight), (2, gradient), (1, optimizer)))
-
-
-BYTES_MISTAKES = {
-    "This is one rank without sharding, whatever the stage.": lambda N, D, stage, w, g, K: (w + g + K) * N,
-    "You divide everything by D, whatever the stage.": lambda N, D, stage, w, g, K: (w + g + K) * N / D,
-    "You count 2 bytes each of weights and gradients.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, K),
-    "A stage also shards what the stages before it shard.": lambda N, D, stage, w, g, K: (
-        (w + g + K) * N - (0, K, g, w)[stage] * N * (D - 1) / D
-    ),
-    "You always count 2, 2 and 12 bytes.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, 12),
-    "This is the sum over all ranks. Return the bytes of one rank.": lambda N, D, *rest: D * bytes_right(N, D, *rest),
-    "At stage 3, weights are divided by D, too.": lambda N, D, stage, *rest: bytes_right(N, D, min(stage, 2), *rest),
-    "You shard one kind more than the stage does.": lambda N, D, stage, *rest: bytes_right(N, D, stage + 1, *rest),
-    "The order is off: weights are sharded last.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, K, g, w),
-}
-
-
-@exercise("09.1", "Each stage shards one kind more. Every rank keeps the rest whole.")
-def rank_bytes(answer: Any) -> None:
-    """`answer(N, D, stage, weight, gradient, optimizer)` is bytes of states on one rank."""
-    got = [float(call(answer, **by_name(BYTES_NAMES, case))) for case in BYTES_CASES]
-    slip, close = unit_slip(got[0], bytes_right(*BYTES_CASES[0])), partial(alike, tolerance=2e-3)
-    expect(not slip, f"Your bytes are {slip}")
-    off = next((case for one, case in zip(got, BYTES_CASES, strict=True) if not close([one], [bytes_right(*case)])), [])
-    given = ", ".join(f"{name} = {value:,}" for name, value in by_name(BYTES_NAMES, off).items()) if off else ""
-    otherwise = f"The bytes are off for {given}. Which of the three kinds does this stage divide by D?"
-    recognized(got, BYTES_CASES, bytes_right, BYTES_MISTAKES, otherwise, close)
-
-
-# ------------------------------------------------------------------------------------------------------- 09.2: padding
+# ------------------------------------------------------------------------------------------------------- 09.1: padding
 PADDING_CASES: tuple[tuple[Shapes, int], ...] = (
     ([(50257, 768), (768,)], 64), ([(250, 1000), (250,), (4001, 250), (250,)], 4), ([(3,)], 8),
     ([(10, 6), (7, 2)], 3), ([(64, 64)], 8), ([(10, 4, 3), (7, 2, 3, 5)], 4))  # fmt: skip
@@ -88,7 +50,7 @@ PADDING_MISTAKES = {
 }
 
 
-@exercise("09.2", "FSDP2 rounds up the rows of each parameter by itself.")
+@exercise("09.1", "FSDP2 rounds up the rows of each parameter by itself.")
 def padding(answer: Any) -> None:
     """`answer(shapes, D)` is a dictionary: shard (numbers of one rank's shard) and padding (in all shards)."""
     returned = [call(answer, shapes=list(shapes), D=D, returns=Mapping) for shapes, D in PADDING_CASES]
@@ -101,14 +63,14 @@ def padding(answer: Any) -> None:
         recognized(mine, PADDING_CASES, right, mistakes, otherwise, partial(alike, tolerance=1e-12))
 
 
-# ----------------------------------------------------------------------------------- 09.3: Zero1Adam, 09.4: checkpoint
+# ----------------------------------------------------------------------------------- 09.2: Zero1Adam, 09.3: checkpoint
 PROGRAM = "course_utils.lessons.sharding.check_ranks"
 STARTS = "The check starts four processes. This takes about ten seconds."
 UNEVEN = "The vector is not D slices. Did you pad weights and gradients? Are the arguments of the exchange in order?"
 STEP_HINTS = {"output tensor size": UNEVEN, "same size as output size": UNEVEN}
 
 
-@exercise("09.3", "Adam's exact steps, one exchange of each kind, and a quarter of the states on each rank.", STARTS)
+@exercise("09.2", "Adam's exact steps, one exchange of each kind, and a quarter of the states on each rank.", STARTS)
 def zero_1_adam(answer: Any) -> None:
     """`answer(parameters, lr)` has a `step()`: Adam, its states cut among the ranks."""
 
@@ -124,7 +86,7 @@ def zero_1_adam(answer: Any) -> None:
     found_on_ranks(PROGRAM, RANKS, "zero_1", answer)
 
 
-@exercise("09.4", "Rank 0 holds whole tensors that one process can read. Other ranks hold few at a time.", STARTS)
+@exercise("09.3", "Rank 0 holds whole tensors that one process can read. Other ranks hold few at a time.", STARTS)
 def checkpoint(answer: Any) -> None:
     """`answer(model, optimizer)` is a dictionary of whole tensors on rank 0, and empty elsewhere."""
 
@@ -137,9 +99,25 @@ def checkpoint(answer: Any) -> None:
 
     expect_together(one_call, RANKS)
     found_on_ranks(PROGRAM, RANKS, "checkpoint", answer)
+    gpu = (
+        "The numbers are right, but rank 0 keeps whole tensors on its GPU. A model that needs shards has no room there."
+    )
+    expect(_in_host_memory(answer), gpu)
 
 
-# -------------------------------------------------------------------------------------------------- 09.5: shard_to_fit
+def _in_host_memory(answer: Any) -> bool:
+    """True if all that `answer` returns on rank 0 of a simulated GPU is in the host's memory."""
+    with redirect_stdout(StringIO()), on_gpu(ranks=RANKS):
+        dist.init_process_group("nccl")
+        model, optimizer = sharded("cuda")
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+        optimizer.step()
+        found = call(answer, model, optimizer, returns=Mapping, may_change=(0, 1))
+        return all(value.device.type == "cpu" for entry in found.values() for value in entry.values())
+
+
+# -------------------------------------------------------------------------------------------------- 09.4: shard_to_fit
 CARDS, WIDE = 8, 256
 MOST = 8 * WIDE * WIDE + 8 * WIDE  # exactly a block's
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -203,7 +181,7 @@ def _by_the_rule(model: nn.Module, most: int, policy: MixedPrecisionPolicy) -> t
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-@exercise("09.5", "No unit is larger than necessary, so the peak stays near the size of the shards.")
+@exercise("09.4", "No unit is larger than necessary, so the peak stays near the size of the shards.")
 def shard_to_fit(answer: Any) -> None:
     """`answer(model, most, policy)` shards the model by units of at most `most` numbers, and is its optimizer."""
     formats, room = set[torch.dtype](), [0]
