@@ -461,8 +461,9 @@ for (name, ms), k in zip(times.milliseconds.items(), (1, 2, 4, 8), strict=False)
 # %% [markdown]
 # From two micro-batches on, half as many sequences take nearly as long. So arithmetic does not set the pace there. A
 # likely reason: the kernels of so small a micro-batch end before Python has launched the next ones, and the GPU waits.
-# Other programs used the CPU during this recording, which makes that worse. A larger model, or a slower card, loses
-# less. So do not take the factor over: time your own step.
+# Nothing else used the CPU during this recording. A larger model, or a slower card, loses less. So do not take the
+# factor over: time your own step. (Tokens per second by the size of a micro-batch: [more
+# recordings](../docs/evidence.md#memory-against-time).)
 
 # %% [markdown]
 # And the puzzle of lesson 01, GPT-2 XL with 32 sequences? One recipe adds up gradients in bf16, the other in fp32. Both
