@@ -326,7 +326,7 @@ recorded_times("attention")
 
 # %% [markdown]
 # Compare kernels at the right end only. From 512 to 16,384 tokens the arithmetic grows 32² times. The left end shows
-# how long a busy CPU takes to launch kernels: flash attention even takes longer at 512 tokens than at 1,024.
+# how long the CPU takes to launch kernels: flash attention even takes longer at 512 tokens than at 1,024.
 
 # %% [markdown]
 # ## What else changes the bill?
@@ -608,7 +608,7 @@ recorded_times("loss")
 # %% [markdown]
 # The recorded step grows by much more than its arithmetic. The log-softmax runs again, too, and waits for memory. Each
 # chunk makes a gradient of the whole head, V·h numbers, and adds it to the others. And more and shorter kernels are
-# launched, here from a busy CPU. This recording cannot say which share each has. Take few chunks.
+# launched. This recording cannot say which share each has. Take few chunks.
 
 # %% [markdown]
 # ## Twice the batch, twice the length

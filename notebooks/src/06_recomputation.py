@@ -703,15 +703,14 @@ from course_utils.lessons.recomputation.figures import pareto_front
 
 points = {name: (100 * (ms / none - 1), peaks[name]) for name, ms in times.milliseconds.items()}
 title = f"GPT-2 medium, recorded: the front in time is {', '.join(pareto_front(points))}"
-provenance = "recorded on NVIDIA H200 while other work used its host's CPU"
-pareto(points, title, cost="time added, in percent of the step's", provenance=provenance)
+pareto(points, title, cost="time added, in percent of the step's", provenance="recorded on NVIDIA H200")
 
 # %% [markdown]
-# **Full** costs less than a third: the head, the loss and the update do not run again. **Selective** computes less than
-# full and takes longer here. Its policy is Python, called for each operator, and the host's CPU was busy (see the
-# recording's note). Probably the GPU waited for Python. So do not take its place in this picture for a law: on a quiet
-# host, with longer kernels or under `torch.compile`, it can be another one (not recorded). **Offload** moves what it
-# saves over the PCIe bus twice. Compare its speed with the most that generation 5 can carry, 64 GB/s.
+# **Full**: the head, the loss and the update do not run again. **Selective** computes less than full and takes longer
+# here, although nothing else used the host's CPU. Its policy is Python, called for each operator, and the GPU probably
+# waits for it. Under `torch.compile` no policy runs during the step. There *selective* is nearly free, and *full* costs
+# more ([both recorded](../docs/evidence.md#memory-against-time)). **Offload** moves what it saves over the PCIe bus
+# twice. Compare its speed with the most that generation 5 can carry, 64 GB/s.
 
 # %% [markdown]
 # ## In your own script
