@@ -75,7 +75,7 @@ for name, setting in {"as it is": {}, "expandable segments": {"expandable_segmen
 # %% [markdown]
 # **The rule is a first test, for tensors and workspaces.** A run that passes it can still run out of memory, because
 # the allocator reserves more than tensors need. Before you rely on a plan, subtract the context from the room and
-# `replay` the step. An H200 tried 20 runs with less and less memory: [what the rule says, what the replay says, and what
+# `replay` the step. An H200 tried 20 runs with less and less memory: [the rule, the replay, and what
 # worked](../docs/evidence.md#the-smallest-card-that-works). In this lesson, *fits* means: by the rule.
 #
 # cuBLAS, which multiplies matrices, takes a part, too: torch gives it a [workspace](../docs/glossary.md#workspace) for

@@ -198,7 +198,8 @@ check.zero_1_adam(Zero1Adam)
 # free them before they gather the next.
 #
 # The check trains a small network on four processes. Some of them have no row of its smallest weights. Then one process
-# compares. A simulated GPU shows where your tensors are. From other cells, use only the imports. You may import and define more in your own cell.
+# compares. A simulated GPU shows where your tensors are. From other cells, use only the imports. You may import and
+# define more in your own cell.
 
 
 # %%

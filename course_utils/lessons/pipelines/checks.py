@@ -118,9 +118,7 @@ def _explain_cut(got: Cut, times: Any, states: Any, kept: Any, p: int, m: int, c
     ends = [0, *accumulate(got)]
     for stage, (a, b) in enumerate(pairwise(ends)):
         fits = fullest(sum(states[a:b]), sum(kept[a:b]), most_kept("1F1B", p, m, stage)) <= capacity
-        expect(
-            fits, f"{where} your stage {stage} does not fit: add its states, and what it keeps when fullest."
-        )
+        expect(fits, f"{where} your stage {stage} does not fit: add its states, and what it keeps when fullest.")
     fail(f"{where} your cut fits, but another one that fits has a faster slowest stage.")
 
 
