@@ -226,9 +226,9 @@ print(f"the longest is step {raw.argmax() + 1}; still {raw[999]:.2f} at step 1,0
 # | 4 | update | η: the length of a step; ε: an update is half as long where √v̂ equals ε |
 #
 # The mean of a quantity is its *first moment*, and the mean of its square its *second moment*. Adam estimates both of
-# the gradient, by m̂ and v̂: these are its two [moments](../docs/glossary.md#first-moment). The second is *uncentered*:
-# no mean is subtracted before squaring. So v̂ is not the variance, although many texts call it that. A gradient that never
-# changes has no variance, but v̂ is its square.
+# the gradient, by m̂ and v̂: these are its two [moments](../docs/glossary.md#first-moment). The second is
+# *uncentered*: no mean is subtracted before squaring. So v̂ is not the variance, although many texts call it that. A
+# gradient that never changes has no variance, but v̂ is its square.
 #
 # A larger β1 averages away more noise, and turns more slowly. A larger β2 notices a jump in size later. GPT-3 took β2 =
 # 0.95 ([Brown et al. 2020](https://arxiv.org/abs/2005.14165), appendix B). So did Llama 2, with ε = 10⁻⁵ ([Touvron et
