@@ -30,14 +30,15 @@ def keys(source: str, function: str) -> list[str]:
     return re.findall(CALL.format(function), source)
 
 
-def test_what_waits_does_so_between_its_guess_and_its_answer(cells: list[Any]) -> None:
+def test_what_waits_does_so_after_its_guess(cells: list[Any]) -> None:
+    """Also after the answer's own cell: a later one may show the same number again, as `compare` does."""
     code = [cell.source for cell in cells if cell.cell_type == "code"]
     asked, answered = ({key: number for number, source in enumerate(code) for key in keys(source, name)}
                        for name in ("predict", "reveal"))  # fmt: skip
     assert asked.keys() == answered.keys()
     for number, source in enumerate(code):
         for key in keys(source, "waits_for"):
-            assert asked[key] < number < answered[key], key
+            assert asked[key] < number, key
 
 
 def test_guesses_in_one_cell_say_what_they_ask(cells: list[Any]) -> None:

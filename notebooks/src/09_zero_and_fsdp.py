@@ -241,7 +241,6 @@ def sharded(dtype, reshard):
     import torch
     from torch import distributed as dist, nn
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     from course_utils.lessons.sharding.sent import SentBytes
 
     dist.init_process_group("gloo")
@@ -559,10 +558,9 @@ import torch
 from torch import distributed as dist, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-cuda = torch.cuda.is_available()
+device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 alone = {} if "RANK" in os.environ else {"rank": 0, "world_size": 1, "store": dist.HashStore()}
-dist.init_process_group("nccl" if cuda else "gloo", **alone)
-device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if cuda else "cpu"
+dist.init_process_group("gloo" if device == "cpu" else "nccl", **alone)
 model = nn.Sequential(*(nn.Linear(64, 64, device="meta") for _ in range(4)))  # your model: shapes without bytes
 for module in (*model, model):  # each layer is a unit, and so is what remains
     fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
