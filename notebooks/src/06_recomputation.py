@@ -706,11 +706,12 @@ title = f"GPT-2 medium, recorded: the front in time is {', '.join(pareto_front(p
 pareto(points, title, cost="time added, in percent of the step's", provenance="recorded on NVIDIA H200")
 
 # %% [markdown]
-# **Full**: the head, the loss and the update do not run again. **Selective** computes less than full and takes longer
-# here, although nothing else used the host's CPU. Its policy is Python, called for each operator, and the GPU probably
-# waits for it. Under `torch.compile` no policy runs during the step. There *selective* is nearly free, and *full* costs
-# more ([both recorded](../docs/evidence.md#memory-against-time)). **Offload** moves what it saves over the PCIe bus
-# twice. Compare its speed with the most that generation 5 can carry, 64 GB/s.
+# **Full** repeats less than a third of the arithmetic: the head, the loss and the update do not run again. Yet it
+# costs more than a third here. **Selective** computes less than full and takes longer, although nothing else used the
+# host's CPU. Its policy is Python, called for each operator, and the GPU probably waits for it. Under `torch.compile`
+# no policy runs during the step. There *selective* is nearly free, and *full* costs more ([both
+# recorded](../docs/evidence.md#memory-against-time)). **Offload** moves what it saves over the PCIe bus twice.
+# Compare its speed with the most that generation 5 can carry, 64 GB/s.
 
 # %% [markdown]
 # ## In your own script
