@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 VOCABULARY, POSITIONS = 50257, 1024
 SHAPES = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16)}  # blocks, width, heads
 
-KEPT = (  # what selective recomputation keeps: matrix products, and attention whichever kernel computes it
+KEPT = (  # what selective recomputation keeps: matrix products, and the results of every attention kernel
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
