@@ -1,4 +1,4 @@
-"""What every run of pytest over notebooks shares: a machine that nobody has used yet, and how long each lesson took.
+"""What every run of pytest over notebooks shares: a machine that nobody has used, and each lesson's time.
 
 It needs the extra `lab` alone: `pytest --nbval-lax notebooks/00_start_here.ipynb`.
 """
@@ -33,7 +33,8 @@ def _prepare_machine(config: pytest.Config) -> None:
     notebooks = importlib.import_module("course_utils.recording.notebooks")
     os.environ.update(notebooks.kernel_environment(Path(home.name)))
     if config.getoption("--nbval", default=False):
-        importlib.import_module("matplotlib.font_manager")  # or the first lesson says on stderr that it looks for fonts
+        # or the first lesson says on stderr that it looks for fonts
+        importlib.import_module("matplotlib.font_manager")
 
 
 class NotebookTimes:

@@ -1,6 +1,8 @@
-"""Account for every byte of a training step: estimate it from formulas, measure it in a step that really runs.
+"""Account for every byte of a training step: estimate it from formulas, measure it in a step that really
+runs.
 
-One noun, `TrainingRun`; two verbs, `estimate` and `measure`; one result to lay side by side, `MemoryBreakdown`.
+One noun, `TrainingRun`; two verbs, `estimate` and `measure`; one result to lay side by side,
+`MemoryBreakdown`.
 """
 
 import sys
@@ -8,7 +10,8 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-# The same as in __init__.pyi, which type checkers and editors read: nothing is imported before it is asked for.
+# The same as in __init__.pyi, which type checkers and editors read: nothing is imported before it is asked
+# for.
 _OFFERED = {
     "models": "TransformerConfig PRESETS",
     "gpus": "GPUS gpu",
@@ -41,7 +44,8 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name):
-    # Imported when first asked for: `import course_utils` starts no torch, and runs on a Python too old for the rest.
+    # Imported when first asked for: `import course_utils` starts no torch, and runs on a Python too old for
+    # the rest.
     if name not in _HOME:
         raise AttributeError("course_utils has no " + repr(name) + "; it offers " + ", ".join(__all__))
     value = getattr(import_module("." + _HOME[name], __name__), name)

@@ -1,4 +1,6 @@
-"""What `course_utils` offers, for type checkers and editors; `_OFFERED` in __init__.py has the same at run time."""
+"""What `course_utils` offers, for type checkers and editors; `_OFFERED` in __init__.py has the same at run
+time.
+"""
 
 from .allocator.counters import counted as counted
 from .allocator.memory_map import memory_map as memory_map

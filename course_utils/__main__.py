@@ -1,7 +1,7 @@
 """The front door: `python3 -m course_utils lab`, `test`, `doctor` and the rest.
 
-This file has to run on any Python that a machine may have, so that one too old gets a clear message: no annotations, no
-f-strings, nothing imported from the course before the check.
+This file has to run on any Python that a machine may have, so that one too old gets a clear message: no
+annotations, no f-strings, nothing imported from the course before the check.
 """
 
 import sys

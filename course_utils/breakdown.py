@@ -27,9 +27,9 @@ KINDS = tuple(KIND_NOTES)
 class MemoryBreakdown(Mapping[str, int]):
     """Bytes by kind at one moment of a training step: a flat, ordered, read-only mapping.
 
-    `parts` maps each kind to `int` bytes (kinds that are missing count zero), `phase` names the phase of the step
-    that the moment belongs to, `label` says what this is a breakdown of.
-    Raises ValueError for a kind that is not in `KINDS`, TypeError for a size that is not an int.
+    `parts` maps each kind to `int` bytes (kinds that are missing count zero), `phase` names the phase of the
+    step that the moment belongs to, `label` says what this is a breakdown of. Raises ValueError for a kind
+    that is not in `KINDS`, TypeError for a size that is not an int.
     """
 
     parts: Mapping[str, int] = field(compare=False)
@@ -51,7 +51,9 @@ class MemoryBreakdown(Mapping[str, int]):
         return sum(self._by_kind.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat row for JSON or a table: "label", "phase", "total", and the bytes of each kind under its name."""
+        """One flat row for JSON or a table: "label", "phase", "total", and the bytes of each kind under its
+        name.
+        """
         return {"label": self.label, "phase": self.phase, "total": self.total, **self}
 
     def to_json(self) -> str:
@@ -68,16 +70,24 @@ class MemoryBreakdown(Mapping[str, int]):
         return len(self._by_kind)
 
     def __str__(self) -> str:
-        shown, width = formatter(self.total), max(len(kind) for kind in KINDS)
-        rows = [f"{kind.replace('_', ' '):<{width}}  {shown(size):>12}" for kind, size in self.items() if size]
+        shown = formatter(self.total)
+        width = max(len(kind) for kind in KINDS)
+        rows = [
+            f"{kind.replace('_', ' '):<{width}}  {shown(size):>12}" for kind, size in self.items() if size
+        ]
         total = f"{'total':<{width}}  {shown(self.total):>12}"
         return "\n".join([*([self._title()] if self._title() else []), *rows, total])
 
     def _title(self) -> str:
-        return self.label if self.phase in self.label else ", ".join(filter(None, (self.label, f"in {self.phase}")))
+        return (
+            self.label
+            if self.phase in self.label
+            else ", ".join(filter(None, (self.label, f"in {self.phase}")))
+        )
 
     def _repr_html_(self) -> str:
-        shown, present = formatter(self.total), {kind: size for kind, size in self.items() if size}
+        shown = formatter(self.total)
+        present = {kind: size for kind, size in self.items() if size}
         rows = [(kind.replace("_", " "), shown(size)) for kind, size in present.items()]
         hints = [KIND_NOTES[kind] for kind in present]
         table = [*rows, ("total", shown(self.total))]

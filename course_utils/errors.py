@@ -1,4 +1,6 @@
-"""Errors that import without torch, and the refusal of an unknown name: what is known, and what was probably meant."""
+"""Errors that import without torch, and the refusal of an unknown name: what is known, and what was probably
+meant.
+"""
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
@@ -6,7 +8,9 @@ from typing import Any
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
-    """A ValueError to raise for `name`, which is no known `what`: lists the known ones and the nearest match."""
+    """A ValueError to raise for `name`, which is no known `what`: lists the known ones
+    and the nearest match.
+    """
     names = list(known)
     meant = nearest(str(name), names)
     hint = f": did you mean {meant!r}?" if meant else "."
@@ -24,9 +28,12 @@ def nearest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | Non
 
     `likeness`, from 0 to 1, is how much it has to.
     """
-    asked, bare = _bare(name), {_bare(known_name): known_name for known_name in known}
+    asked = _bare(name)
+    bare = {_bare(known_name): known_name for known_name in known}
     begins = [name for short, name in bare.items() if asked and short.startswith(asked)]
-    return next(iter(begins or (bare[short] for short in get_close_matches(asked, bare, n=1, cutoff=likeness))), None)
+    return next(
+        iter(begins or (bare[short] for short in get_close_matches(asked, bare, n=1, cutoff=likeness))), None
+    )
 
 
 def _bare(name: str) -> str:
@@ -39,11 +46,15 @@ class GpuOutOfMemory(RuntimeError):
 
 
 class StepError(RuntimeError):
-    """A step of a learner's own cannot be measured as it is; the message says in which line, and what to write."""
+    """A step of a learner's own cannot be measured as it is; the message says in which line, and what to
+    write.
+    """
 
 
 class ScriptError(RuntimeError):
-    """A script cannot be watched; the message says where and why, with its traceback if the error is its own."""
+    """A script cannot be watched; the message says where and why, with its traceback if
+    the error is its own.
+    """
 
 
 class SimulationUnavailable(RuntimeError):

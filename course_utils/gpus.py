@@ -1,7 +1,7 @@
 """GPUs by name: their memory, and the rates that a training step runs into.
 
-Memory is what the driver lists, and the capacity that a program then sees. Rates are the data sheets' peaks, which
-no program reaches: they serve to compare choices, not to promise times.
+Memory is what the driver lists, and the capacity that a program then sees. Rates are the data sheets' peaks,
+which no program reaches: they serve to compare choices, not to promise times.
 """
 
 import tomllib
@@ -14,16 +14,19 @@ from .units import GB, GiB, MiB, parse_bytes
 
 TERA = 10**12
 PCIE = {3: 15.75 * GB, 4: 31.5 * GB, 5: 63.0 * GB}
-"""Bytes per second of 16 lanes in one direction, by PCI Express version: 8, 16, 32 GT/s per lane, coded 128b/130b."""
+"""Bytes per second of 16 lanes in one direction, by PCI Express version: 8, 16, 32 GT/s per lane, coded
+128b/130b.
+"""
 
 
 @dataclass(frozen=True)
 class Rates:
     """A card's peak rates: FLOP/s (a multiply-add is two, without sparsity) and bytes/s.
 
-    `tensor` multiplies 16-bit matrices and adds in fp32, `tf32` matrices in tf32 (where the hardware has it, else it is
-    `fp32`), `fp32` is everything else. `memory` reads or writes the card's own memory; `link` goes to another GPU and
-    `host` to the host's memory, each in one direction. `source` is the document of the first four.
+    `tensor` multiplies 16-bit matrices and adds in fp32, `tf32` matrices in tf32 (where the hardware has it,
+    else it is `fp32`), `fp32` is everything else. `memory` reads or writes the card's own memory; `link` goes
+    to another GPU and `host` to the host's memory, each in one direction. `source` is the document of the
+    first four.
     """
 
     tensor: float
@@ -37,12 +40,13 @@ class Rates:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `memory` is in bytes, as the driver lists it (`nvidia-smi`, memory.total) before any program runs.
+    """A GPU. `memory` is in bytes, as the driver lists it (`nvidia-smi`, memory.total) before any program
+    runs.
 
-    `capability` is CUDA's compute capability: from 8.0 (Ampere) on the hardware computes in bf16 and torch has a
-    flash kernel. `usable` is the bytes that a CUDA program sees ("total capacity" in torch's
-    out-of-memory message): the driver has kept the rest; `usable_source` says who saw that. `rates` is None for a card
-    that is not in the catalog.
+    `capability` is CUDA's compute capability: from 8.0 (Ampere) on the hardware computes in bf16 and torch
+    has a flash kernel. `usable` is the bytes that a CUDA program sees ("total capacity" in torch's
+    out-of-memory message): the driver has kept the rest; `usable_source` says who saw that. `rates` is None
+    for a card that is not in the catalog.
     """
 
     name: str
@@ -75,7 +79,8 @@ def _catalog() -> Iterator[Gpu]:
     for name, card in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
         (major, minor), (gibibytes, issue) = card["capability"], card["seen"]
         rates = _rates(**card["rates"], source=card["source"])
-        usable, seen_in = int(gibibytes * GiB), f"https://github.com/{issue}"
+        usable = int(gibibytes * GiB)
+        seen_in = f"https://github.com/{issue}"
         yield Gpu(name, card["memory"] * MiB, (major, minor), usable, seen_in, rates)
 
 

@@ -1,4 +1,6 @@
-"""The result of `measure`: one run's memory over time, at its peak and at named moments, and its provenance."""
+"""The result of `measure`: one run's memory over time, at its peak and at named
+moments, and its provenance.
+"""
 
 import json
 import re
@@ -27,12 +29,13 @@ class Allocation:
     """One storage that a step allocated: what it was for, where it came from, when it lived.
 
     `bytes` is what the allocator takes (a multiple of 512); `born` and `died` count events in the timeline
-    (`died` is None for what was never freed); `step` is the training step (1 is the first, 0 the set-up). `module` is
-    the module that ran (of the network itself its class; outside of it the phase, "(loss)"); in backward, the one whose
-    backward it was; for weights and gradients the parameter's name, for states "exp_avg of" that name.
-    `line` is the line of code that made it, "model.py:42  x = self.up(x)"; in backward, the line of the forward. It is
-    "" where nothing is known of it, and two allocations are equal whatever it says, as code moves. `stream` is the CUDA
-    stream on which it was allocated; 0 is the default stream.
+    (`died` is None for what was never freed); `step` is the training step (1 is the first, 0 the set-up).
+    `module` is the module that ran (of the network itself its class; outside of it the phase, "(loss)"); in
+    backward, the one whose backward it was; for weights and gradients the parameter's name, for states
+    "exp_avg of" that name. `line` is the line of code that made it, "model.py:42  x = self.up(x)"; in
+    backward, the line of the forward. It is "" where nothing is known of it, and two allocations are equal
+    whatever it says, as code moves. `stream` is the CUDA stream on which it was allocated; 0 is the default
+    stream.
     """
 
     kind: str
@@ -79,7 +82,9 @@ class Timeline:
         return len(self.changes)
 
     def curves(self) -> dict[str, list[int]]:
-        """Bytes allocated by kind after each event: a list as long as the timeline for each kind that occurs."""
+        """Bytes allocated by kind after each event: a list as long as the timeline for
+        each kind that occurs.
+        """
         kinds = {kind for _, kind in self.changes}
         curves: dict[str, list[int]] = {kind: [] for kind in KINDS if kind in kinds}
         now = dict.fromkeys(curves, 0)
@@ -94,7 +99,9 @@ class Timeline:
         return list(accumulate(change for change, _ in self.changes))
 
     def step_peaks(self) -> dict[int, int]:
-        """The most bytes allocated at once within each step, by its number (1 is the first); without marks none."""
+        """The most bytes allocated at once within each step, by its number (1 is the first); without marks
+        none.
+        """
         return step_peaks(self.marks, self.totals())
 
 
@@ -132,10 +139,11 @@ class Provenance:
 class Measurement:
     """Memory of a training run that really executed.
 
-    `breakdown` is by kind at the peak of the last step; `phase_peaks` has the peak of each phase of that step.
-    `moments` names others: "end of forward", "after loss" and "end of backward" (last micro-batch of the last step),
-    and "end of step 1", "end of step 2", …. `counters` holds what the device itself reported ("allocated",
-    "reserved", "driver" and cuBLAS's "workspaces", in bytes); it is empty unless the run was live.
+    `breakdown` is by kind at the peak of the last step; `phase_peaks` has the peak of each phase of that
+    step. `moments` names others: "end of forward", "after loss" and "end of backward" (last micro-batch of
+    the last step), and "end of step 1", "end of step 2", …. `counters` holds what the device itself reported
+    ("allocated", "reserved", "driver" and cuBLAS's "workspaces", in bytes); it is empty unless the run was
+    live.
     """
 
     breakdown: MemoryBreakdown
@@ -177,8 +185,8 @@ class Measurement:
         return sorted(self.alive_at(self.peak_event), key=lambda item: -item.bytes)[:count]
 
     def explain(self, count: int = 10) -> "Explanation":
-        """The largest tensors at the peak, as a table of `count` rows: what they are for, which module and operation
-        made them, and in which line of code. Tensors of several layers that are alike share a row.
+        """The largest tensors at the peak, as a table of `count` rows: what they are for, which module and
+        operation made them, and in which line of code. Tensors of several layers that are alike share a row.
 
         Raises ValueError unless `count` is a whole number above 0.
         """
@@ -186,9 +194,11 @@ class Measurement:
         return explained(self.alive_at(self.peak_event), count, title)
 
     def to_dict(self) -> dict[str, Any]:
-        """The results as plain data, sizes in bytes: breakdowns as by `MemoryBreakdown.to_dict`, counters, provenance.
+        """The results as plain data, sizes in bytes: breakdowns as by `MemoryBreakdown.to_dict`, counters,
+        provenance.
 
-        Its tensors are `rows`, its curves `timeline.curves()`; `save_measurement` writes all, to be read again.
+        Its tensors are `rows`, its curves `timeline.curves()`; `save_measurement` writes all, to be read
+        again.
         """
         return {
             "peak": self.peak,
@@ -206,7 +216,8 @@ class Measurement:
         return json.dumps(self.to_dict())
 
     def rows(self) -> list[dict[str, Any]]:
-        """A flat row for each allocation that was kept, for `pandas.DataFrame(measured.rows())`: its fields, in bytes.
+        """A flat row for each allocation that was kept, for `pandas.DataFrame(measured.rows())`: its fields,
+        in bytes.
 
         "at_peak" says whether it is part of the peak, "provenance" where it was measured.
         """
@@ -229,9 +240,22 @@ class Measurement:
         return f"{size} at the peak, in {self.peak_phase} ({self.provenance})"
 
 
-# -------------------------------------------------------------------------------- the largest tensors at the peak
+# -------------------------------------------------------------------------------- the largest tensors at the
+# peak
 
-COLUMNS = ("count", "each", "together", "of peak", "kind", "module", "operation", "shape", "dtype", "made in", "line")
+COLUMNS = (
+    "count",
+    "each",
+    "together",
+    "of peak",
+    "kind",
+    "module",
+    "operation",
+    "shape",
+    "dtype",
+    "made in",
+    "line",
+)
 
 
 @dataclass(frozen=True)
@@ -256,9 +280,11 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The result of `Measurement.explain`: the largest groups of tensors at the peak (`rows`), and what is left out.
+    """The result of `Measurement.explain`: the largest groups of tensors at the peak (`rows`), and what is
+    left out.
 
-    `rest` counts the tensors that are not shown, `rest_bytes` is what they take, `peak` all that is allocated.
+    `rest` counts the tensors that are not shown, `rest_bytes` is what they take, `peak` all that is
+    allocated.
     """
 
     title: str
@@ -270,15 +296,27 @@ class Explanation:
     def _cells(self, row: Row) -> tuple[str, ...]:
         share = f"{100 * row.total / self.peak:.1f} %"
         return (
-            f"{row.count} ×", format_bytes(row.bytes), format_bytes(row.total), share, row.kind.replace("_", " "),
-            row.module, row.operation, str(row.shape), row.dtype, row.made_in, row.line,
-        )  # fmt: skip
+            f"{row.count} ×",
+            format_bytes(row.bytes),
+            format_bytes(row.total),
+            share,
+            row.kind.replace("_", " "),
+            row.module,
+            row.operation,
+            str(row.shape),
+            row.dtype,
+            row.made_in,
+            row.line,
+        )
 
     def _closing(self) -> str:
         if not self.rest:
             return "These are all the tensors at the peak."
         tensors = f"{self.rest:,} more tensor" + ("s" if self.rest > 1 else "")
-        return f"{tensors}: {format_bytes(self.rest_bytes)}, {100 * self.rest_bytes / self.peak:.1f} % of the peak."
+        return (
+            f"{tensors}: {format_bytes(self.rest_bytes)}, {100 * self.rest_bytes / self.peak:.1f} % of the"
+            " peak."
+        )
 
     def __repr__(self) -> str:
         table = aligned([COLUMNS, *map(self._cells, self.rows)], range(4, len(COLUMNS)))  # numbers come first
@@ -290,18 +328,32 @@ class Explanation:
 
 
 def explained(allocations: Iterable[Allocation], count: int, title: str) -> Explanation:
-    """The `count` groups of `allocations` that take most. Raises ValueError unless count is a whole number above 0."""
+    """The `count` groups of `allocations` that take most. Raises ValueError unless count is a whole number
+    above 0.
+    """
     how_many(count)
     groups: dict[tuple[object, ...], list[Allocation]] = {}
     for item in allocations:
-        alike = (item.kind, item.bytes, item.shape, item.dtype, item.operation, item.phase, item.step, item.line)
+        alike = (
+            item.kind,
+            item.bytes,
+            item.shape,
+            item.dtype,
+            item.operation,
+            item.phase,
+            item.step,
+            item.line,
+        )
         groups.setdefault((*alike, re.sub(r"\d+", "*", item.module)), []).append(item)
     rows = sorted((row_of(group) for group in groups.values()), key=lambda row: -row.total)
     left_out = rows[count:]
     return Explanation(
-        title, tuple(rows[:count]), sum(row.count for row in left_out), sum(row.total for row in left_out),
+        title,
+        tuple(rows[:count]),
+        sum(row.count for row in left_out),
+        sum(row.total for row in left_out),
         sum(row.total for row in rows),
-    )  # fmt: skip
+    )
 
 
 def how_many(count: int) -> int:
@@ -313,17 +365,28 @@ def how_many(count: int) -> int:
 
 def row_of(group: list[Allocation]) -> Row:
     """One row for allocations that differ in the numbers of their modules, and in the step, alone."""
-    first, steps = group[0], sorted({item.step for item in group})
+    first = group[0]
+    steps = sorted({item.step for item in group})
     names = {item.module for item in group}
     module = first.module if len(names) == 1 else _pattern(names)
     numbers = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
     made_in = f"{first.phase}, {numbers}" if any(steps) else "set-up"
     return Row(
-        len(group), first.bytes, first.kind, module, first.operation, first.shape, first.dtype, made_in, first.line
+        len(group),
+        first.bytes,
+        first.kind,
+        module,
+        first.operation,
+        first.shape,
+        first.dtype,
+        made_in,
+        first.line,
     )
 
 
 def _pattern(names: set[str]) -> str:
-    """One name for several that differ in numbers alone: blocks.*.mlp.0 for blocks.0.mlp.0 and blocks.1.mlp.0."""
+    """One name for several that differ in numbers alone: blocks.*.mlp.0 for blocks.0.mlp.0 and
+    blocks.1.mlp.0.
+    """
     parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=True)
     return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)

@@ -1,4 +1,6 @@
-"""A transformer described by a Hugging Face config.json, read with the standard library alone and without a network."""
+"""A transformer described by a Hugging Face config.json, read with the standard library alone and without a
+network.
+"""
 
 import json
 import sys
@@ -26,18 +28,20 @@ ROPE_THETA = {"mixtral": 1_000_000.0}
 """Where transformers takes another base of rotary angles than 10,000 when the file names none."""
 
 SLIDING_WINDOW = {"mistral": 4096, "qwen2": 4096}
-"""The window, in tokens, that transformers takes where the file does not speak of one: MistralConfig, Qwen2Config."""
+"""The window, in tokens, that transformers takes where the file does not speak of one: MistralConfig,
+Qwen2Config.
+"""
 
 
 def config_from_file(path: str | PathLike[str]) -> TransformerConfig:
     """The model that a config.json describes, named after its folder; `path` is the file's or the folder's.
 
-    Known are the model types of READERS, with the defaults that transformers has where a file is silent. Left aside is
-    what changes no byte of a training step: the scaling of rotary positions, quantization for inference, the cache of
-    keys and values. A warning says that attention is full here where a file has a sliding window shorter than its
-    longest sequence, and what is taken where dropout differs from place to place.
-    Raises ValueError that names the file and says what is wrong: missing, truncated, not JSON, of an unknown family,
-    without a size or with an impossible one, or of a kind that the course's network is not.
+    Known are the model types of READERS, with the defaults that transformers has where a file is silent. Left
+    aside is what changes no byte of a training step: the scaling of rotary positions, quantization for
+    inference, the cache of keys and values. A warning says that attention is full here where a file has a
+    sliding window shorter than its longest sequence, and what is taken where dropout differs from place to
+    place. Raises ValueError that names the file and says what is wrong: missing, truncated, not JSON, of an
+    unknown family, without a size or with an impossible one, or of a kind that the course's network is not.
     """
     file = Path(path)
     try:
@@ -63,7 +67,8 @@ def _file(path: Path) -> Path:
         return path
     near = _there(path.parent) if path.parent.is_dir() else f"; nor is there a folder {path.parent}"
     raise ValueError(
-        f"there is no such file or folder{near}. Nothing is downloaded: give the path of a config.json that is here"
+        f"there is no such file or folder{near}. Nothing is downloaded: give the path of a config.json that"
+        " is here"
     )
 
 
@@ -76,7 +81,9 @@ def _settings(file: Path) -> Settings:
     """The file's JSON object. Raises ValueError if it holds none."""
     size = file.stat().st_size
     if size > LARGEST_FILE:
-        raise ValueError(f"it has {size:,} bytes, where a config.json has some thousands: are these the weights?")
+        raise ValueError(
+            f"it has {size:,} bytes, where a config.json has some thousands: are these the weights?"
+        )
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -99,7 +106,11 @@ def _not_json(text: str, error: Exception) -> str:
     if not isinstance(error, json.JSONDecodeError):
         return f"it is not JSON that can be read: {error}"
     rest = text[error.pos :].strip()
-    if not rest or error.msg.startswith("Unterminated") or any(w.startswith(rest) for w in ("true", "false", "null")):
+    if (
+        not rest
+        or error.msg.startswith("Unterminated")
+        or any(w.startswith(rest) for w in ("true", "false", "null"))
+    ):
         return f"it ends in the middle, at line {error.lineno}: it was not written or copied completely"
     return f"it is not JSON: {error.msg}, at line {error.lineno}, column {error.colno}"
 
@@ -120,39 +131,53 @@ def _gpt2(name: str, settings: Settings) -> TransformerConfig:
     dropout = dropouts["resid_pdrop"]
     if any(value != dropout for value in dropouts.values()):
         said = ", ".join(f"{key} {value}" for key, value in dropouts.items())
-        _warn(name, f"dropout differs from place to place ({said}): {dropout}, the residual's, is taken everywhere")
-    return TransformerConfig(name, "gpt2", **sizes, dropout=dropout, tied=_flag(settings, "tie_word_embeddings", True))
+        _warn(
+            name,
+            f"dropout differs from place to place ({said}): {dropout}, the residual's, is taken everywhere",
+        )
+    return TransformerConfig(
+        name, "gpt2", **sizes, dropout=dropout, tied=_flag(settings, "tie_word_embeddings", True)
+    )
 
 
 def _llama(name: str, settings: Settings, **options: Any) -> TransformerConfig:
     """Llama's family; `options` are a relative's differences from Llama."""
     sizes = _sizes(settings, layers="num_hidden_layers", hidden="hidden_size", heads="num_attention_heads")
-    sizes |= _sizes(settings, vocab="vocab_size", max_positions="max_position_embeddings", ffn="intermediate_size")
+    sizes |= _sizes(
+        settings, vocab="vocab_size", max_positions="max_position_embeddings", ffn="intermediate_size"
+    )
     grouped = settings.get("num_key_value_heads") is not None
     sizes |= _sizes(settings, kv_heads="num_key_value_heads" if grouped else "num_attention_heads")
     _check_activation(settings, "hidden_act", SILU)
     _check_head_size(settings, sizes["hidden"], sizes["heads"])
     _warn_of_window(name, settings, sizes["max_positions"])
     if settings.get("attention_dropout"):
-        _warn(name, f"attention_dropout is {settings['attention_dropout']}: ignored, as Llama has no other dropout")
-    tied, theta = _flag(settings, "tie_word_embeddings", False), _rope_theta(settings)
+        _warn(
+            name,
+            f"attention_dropout is {settings['attention_dropout']}: ignored, as Llama has no other dropout",
+        )
+    tied = _flag(settings, "tie_word_embeddings", False)
+    theta = _rope_theta(settings)
     return TransformerConfig(name, "llama", **sizes, tied=tied, rope_theta=theta, **options)
 
 
 def _biased_llama(name: str, settings: Settings) -> TransformerConfig:
-    """Llama itself, which transformers can also give biases: on all matrices, where it can be one of the course's."""
+    """Llama itself, which transformers can also give biases: on all matrices, where it can be one of the
+    course's.
+    """
     bias = {key: _flag(settings, key, False) for key in ("attention_bias", "mlp_bias")}
     if bias["attention_bias"] != bias["mlp_bias"]:
         raise ValueError(
-            f"attention_bias is {bias['attention_bias']} and mlp_bias is {bias['mlp_bias']}: the course's blocks have "
-            "biases on all their matrices, on none, or (model_type qwen2) on those of q, k and v alone"
+            f"attention_bias is {bias['attention_bias']} and mlp_bias is {bias['mlp_bias']}: the course's"
+            " blocks have biases on all their matrices, on none, or (model_type qwen2) on those of q, k and"
+            " v alone"
         )
     return _llama(name, settings, bias=bias["attention_bias"])
 
 
 def _mistral(name: str, settings: Settings, **options: Any) -> TransformerConfig:
-    """Mistral's grouped queries have to be named: where the key is missing transformers takes 8, and for Qwen 32,
-    whatever the size.
+    """Mistral's grouped queries have to be named: where the key is missing transformers takes 8, and for Qwen
+    32, whatever the size.
     """
     _require(settings, ["num_key_value_heads"])
     return _llama(name, settings, **options)
@@ -160,7 +185,9 @@ def _mistral(name: str, settings: Settings, **options: Any) -> TransformerConfig
 
 def _mixtral(name: str, settings: Settings) -> TransformerConfig:
     return _mistral(
-        name, settings, **_sizes(settings, experts="num_local_experts", experts_per_token="num_experts_per_tok")
+        name,
+        settings,
+        **_sizes(settings, experts="num_local_experts", experts_per_token="num_experts_per_tok"),
     )
 
 
@@ -174,7 +201,9 @@ READERS = {"gpt2": _gpt2, "llama": _biased_llama, "mistral": _mistral, "mixtral"
 
 
 def _sizes(settings: Settings, **keys: str) -> Settings:
-    """Sizes under the course's names, from the file's. Raises ValueError for what is missing and what is no size."""
+    """Sizes under the course's names, from the file's. Raises ValueError for what is missing and what is no
+    size.
+    """
     _require(settings, keys.values())
     for key in keys.values():
         size = settings[key]
@@ -208,32 +237,39 @@ def _probability(settings: Settings, key: str, standard: float) -> float:
 def _check_activation(settings: Settings, key: str, known: tuple[str, ...]) -> None:
     function = settings.get(key, known[0])
     if function not in known:
-        raise ValueError(f"{key} is {function!r}: the course's network of this family has {' or '.join(known)}")
+        raise ValueError(
+            f"{key} is {function!r}: the course's network of this family has {' or '.join(known)}"
+        )
 
 
 def _check_head_size(settings: Settings, hidden: int, heads: int) -> None:
     size = settings.get("head_dim")
     if size is not None and (not isinstance(size, int) or size * heads != hidden):
         raise ValueError(
-            f"head_dim is {size!r}, but hidden_size / num_attention_heads is {hidden}/{heads} = {hidden / heads:g}: "
-            "the course's heads share the hidden size evenly"
+            f"head_dim is {size!r}, but hidden_size / num_attention_heads is {hidden}/{heads} ="
+            f" {hidden / heads:g}: the course's heads share the hidden size evenly"
         )
 
 
 def _warn_of_window(name: str, settings: Settings, longest: int) -> None:
-    """Warn where the model's own attention has a window: the course's is full. Qwen's is off unless it is used."""
+    """Warn where the model's own attention has a window: the course's is full. Qwen's is off unless it is
+    used.
+    """
     kind = settings["model_type"]
     window = settings.get("sliding_window", SLIDING_WINDOW.get(kind))
     if isinstance(window, int) and window < longest and settings.get("use_sliding_window", kind != "qwen2"):
         _warn(
             name,
-            f"sliding_window is {window:,}, but the course's attention is full: every token attends to all those before"
-            f" it, so that beyond {window:,} tokens a run takes more than the model's own attention would",
+            f"sliding_window is {window:,}, but the course's attention is full: every token attends to all"
+            f" those before it, so that beyond {window:,} tokens a run takes more than the model's own"
+            " attention would",
         )
 
 
 def _rope_theta(settings: Settings) -> Any:
-    """The base of rotary angles, which transformers 5 writes into rope_parameters; null means the usual one."""
+    """The base of rotary angles, which transformers 5 writes into rope_parameters; null
+    means the usual one.
+    """
     nested = settings.get("rope_parameters")
     places = [settings, nested] if isinstance(nested, dict) else [settings]
     said = [place["rope_theta"] for place in places if place.get("rope_theta") is not None]
@@ -242,9 +278,11 @@ def _rope_theta(settings: Settings) -> Any:
 
 def _warn(name: str, text: str) -> None:
     """Warn, naming the line outside the course that asked for the model."""
-    frame, level = sys._getframe(), 1
+    frame = sys._getframe()
+    level = 1
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == __package__:
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
+        level = level + 1
     warnings.warn(f"{name}: {text}", stacklevel=level)
 
 
@@ -252,8 +290,8 @@ def model_config(model: str | PathLike[str] | TransformerConfig) -> TransformerC
     """The config of a preset's name or of a Hugging Face config.json's path; a config is returned as it is.
 
     A string is a path if it ends in .json or has a separator in it ("./llama", "models/config.json").
-    Raises ValueError naming the known presets and the nearest, or what is wrong with the file; TypeError for anything
-    else.
+    Raises ValueError naming the known presets and the nearest, or what is wrong with the file; TypeError for
+    anything else.
     """
     if isinstance(model, TransformerConfig):
         return model
@@ -261,7 +299,8 @@ def model_config(model: str | PathLike[str] | TransformerConfig) -> TransformerC
         return config_from_file(model)
     if not isinstance(model, str):
         raise TypeError(
-            f"a model is a preset's name, the path of a config.json or a TransformerConfig, not {type(model).__name__}"
+            "a model is a preset's name, the path of a config.json or a TransformerConfig, not"
+            f" {type(model).__name__}"
         )
     check_known("model", model, PRESETS)
     return PRESETS[model]

@@ -14,12 +14,15 @@ FAMILIES = {
     "gpt2": {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "logits": "compute"},
     "llama": {"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "logits": "fp32"},
 }
-"""Defaults of each family. GPT-2's models make q, k and v by one matrix, Llama's by three. The loss reads logits as in
-nanoGPT (model.py), and as in Meta's Llama 3 (llama/model.py), transformers and torchtitan: docs/reference_code.md.
+"""Defaults of each family. GPT-2's models make q, k and v by one matrix, Llama's by three. The loss reads
+logits as in nanoGPT (model.py), and as in Meta's Llama 3 (llama/model.py), transformers and torchtitan:
+docs/reference_code.md.
 """
 
 LOGITS = ("fp32", "compute")
-"""Number formats of the logits that the loss reads: copied to fp32, or left in the type that the head computes in."""
+"""Number formats of the logits that the loss reads: copied to fp32, or left in the type that the head
+computes in.
+"""
 
 CHOICES = {
     "positions": ("learned", "rotary", "none"),
@@ -36,14 +39,14 @@ LARGEST = {"layers": 10_000, "vocab": 100_000_000, "max_positions": 1_000_000_00
 class TransformerConfig:
     """The sizes of a decoder-only transformer: V vocabulary, h hidden, L layers, a heads.
 
-    `family` "gpt2" has learned positions, LayerNorm, biases and a GELU MLP of 4h; "llama" has rotary positions,
-    RMSNorm, no biases, grouped queries (`kv_heads`) and a SwiGLU MLP of width `ffn`; each of these can be chosen anew.
-    `tied` says that the output head is the embedding; `logits`, one of LOGITS, what the loss reads; `unfused`, that
-    GELU and RMSNorm are single operations, not one kernel each, and that eager attention next to RMSNorm has an fp32
-    softmax: transformers' and Meta's code (docs/reference_code.md). `repeat_kv`: a fused kernel gets keys and values
-    repeated for every query head, as in Meta's. `fused_qkv`: one matrix makes q, k and v. With `experts`, each block
-    has that many MLPs and a token visits `experts_per_token` of them. Raises ValueError for sizes that make no
-    transformer.
+    `family` "gpt2" has learned positions, LayerNorm, biases and a GELU MLP of 4h; "llama" has rotary
+    positions, RMSNorm, no biases, grouped queries (`kv_heads`) and a SwiGLU MLP of width `ffn`; each of these
+    can be chosen anew. `tied` says that the output head is the embedding; `logits`, one of LOGITS, what the
+    loss reads; `unfused`, that GELU and RMSNorm are single operations, not one kernel each, and that eager
+    attention next to RMSNorm has an fp32 softmax: transformers' and Meta's code (docs/reference_code.md).
+    `repeat_kv`: a fused kernel gets keys and values repeated for every query head, as in Meta's. `fused_qkv`:
+    one matrix makes q, k and v. With `experts`, each block has that many MLPs and a token visits
+    `experts_per_token` of them. Raises ValueError for sizes that make no transformer.
     """
 
     name: str
@@ -80,7 +83,8 @@ class TransformerConfig:
         self._check_choices()
 
     def _fill_in(self) -> None:
-        usual = 4 * self.hidden if isinstance(self.hidden, int) else 0  # what is no size is refused below, by its name
+        # what is no size is refused below, by its name
+        usual = 4 * self.hidden if isinstance(self.hidden, int) else 0
         standard: dict[str, Any] = {"kv_heads": self.heads, "ffn": usual} | FAMILIES[self.family]
         for name, value in standard.items():
             given = getattr(self, name)
@@ -97,26 +101,38 @@ class TransformerConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{size} is {value!r}: it must be a whole number of at least 1")
             if value > LARGEST.get(size, 1_000_000):
-                raise ValueError(f"{size} is {value:,}: more than {LARGEST.get(size, 1_000_000):,} cannot be meant")
+                raise ValueError(
+                    f"{size} is {value:,}: more than {LARGEST.get(size, 1_000_000):,} cannot be meant"
+                )
         if self.hidden % self.heads:
-            raise ValueError(f"{self.heads} heads do not divide a hidden size of {self.hidden}: choose other heads")
+            raise ValueError(
+                f"{self.heads} heads do not divide a hidden size of {self.hidden}: choose other heads"
+            )
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.kv_heads} key and value heads do not divide {self.heads} query heads")
         chosen, experts = self.experts_per_token, self.experts
         if not isinstance(experts, int) or not isinstance(chosen, int) or not 0 <= chosen <= experts <= 1024:
-            raise ValueError(f"experts={experts!r}, experts_per_token={chosen!r}: a token visits some of at most 1,024")
+            raise ValueError(
+                f"experts={experts!r}, experts_per_token={chosen!r}: a token visits some of at most 1,024"
+            )
         if bool(experts) != bool(chosen) or experts == 1:
-            raise ValueError(f"experts={experts}, experts_per_token={chosen}: give both, from 2 experts on, or neither")
+            raise ValueError(
+                f"experts={experts}, experts_per_token={chosen}: give both, from 2 experts on, or neither"
+            )
 
     def _check_choices(self) -> None:
         for name, known in CHOICES.items():
             check_known(name, getattr(self, name), known)
         if self.positions == "rotary" and self.head_size % 2:
-            raise ValueError(f"heads of {self.head_size} elements: rotary positions turn pairs, so it must be even")
+            raise ValueError(
+                f"heads of {self.head_size} elements: rotary positions turn pairs, so it must be even"
+            )
         if not isinstance(self.dropout, (int, float)) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout!r}: a probability of at least 0 and below 1")
         if not isinstance(self.rope_theta, (int, float)) or not 1.0 < self.rope_theta <= sys.float_info.max:
-            raise ValueError(f"rope_theta is {self.rope_theta!r}: the base of rotary angles, a number above 1")
+            raise ValueError(
+                f"rope_theta is {self.rope_theta!r}: the base of rotary angles, a number above 1"
+            )
         for name in ("tied", "bias", "qkv_bias", "unfused", "repeat_kv", "fused_qkv"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it is True or False")
@@ -138,7 +154,9 @@ class TransformerConfig:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token uses: all of them, or with experts only those that it visits, and the router."""
+        """Parameters that one token uses: all of them, or with experts only those that it visits, and the
+        router.
+        """
         idle = self.experts - self.experts_per_token
         return self.parameters - self.layers * idle * sum(prod(shape) for shape in mlp_shapes(self).values())
 
@@ -149,7 +167,8 @@ Shapes = dict[str, tuple[int, ...]]
 @lru_cache(maxsize=256)
 def block_shapes(model: TransformerConfig) -> Shapes:
     """Shapes of one block's parameters, in the order in which the network registers them."""
-    h, mlp = model.hidden, mlp_shapes(model)
+    h = model.hidden
+    mlp = mlp_shapes(model)
     if model.experts:
         experts = {f"experts.{e}.{name}": shape for e in range(model.experts) for name, shape in mlp.items()}
         mlp = {"router.weight": (model.experts, h)} | experts
@@ -196,7 +215,9 @@ def mlp_shapes(model: TransformerConfig) -> Shapes:
 
 @lru_cache(maxsize=256)
 def outer_shapes(model: TransformerConfig) -> Shapes:
-    """Shapes of the parameters outside the blocks: embeddings, the final norm, the head where it is not tied."""
+    """Shapes of the parameters outside the blocks: embeddings, the final norm, the head
+    where it is not tied.
+    """
     V, h = model.vocab, model.hidden
     shapes: Shapes = {"embedding.weight": (V, h)}
     if model.positions == "learned":
@@ -209,9 +230,13 @@ def outer_shapes(model: TransformerConfig) -> Shapes:
 def parameter_shapes(model: TransformerConfig) -> Shapes:
     """Every parameter's name and shape, in the order of `named_parameters()` of the course's own network."""
     outer = outer_shapes(model)
-    before = {name: shape for name, shape in outer.items() if name in ("embedding.weight", "positions.weight")}
+    before = {
+        name: shape for name, shape in outer.items() if name in ("embedding.weight", "positions.weight")
+    }
     blocks = {
-        f"blocks.{layer}.{name}": shape for layer in range(model.layers) for name, shape in block_shapes(model).items()
+        f"blocks.{layer}.{name}": shape
+        for layer in range(model.layers)
+        for name, shape in block_shapes(model).items()
     }
     return before | blocks | {name: shape for name, shape in outer.items() if name not in before}
 

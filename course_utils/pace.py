@@ -1,6 +1,8 @@
-"""Show progress of slow work: one line after two seconds, removed when the work is done, so that no output stays.
+"""Show progress of slow work: one line after two seconds, removed when the work is done, so that no output
+stays.
 
-It is written where somebody waits: in a terminal, and in a notebook that a person runs, not nbclient or nbval.
+It is written where somebody waits: in a terminal, and in a notebook that a person runs, not nbclient or
+nbval.
 """
 
 import signal
@@ -21,13 +23,21 @@ def running_shell() -> Any:
 
 
 class Work:
-    """Slow work: what is being done, and how far it is. The outermost that runs speaks, what it calls is silent."""
+    """Slow work: what is being done, and how far it is. The outermost that runs speaks, what it calls is
+    silent.
+    """
 
     outermost: "Work | None" = None
 
     def __init__(self, words: str = "") -> None:
-        self.words, self.began, self.out, self.shown = words, time.monotonic(), _stream(), ""
-        self.due, self.done, self.took, self.stopped = self.began + AFTER_SECONDS, 0.0, 0.0, False
+        self.words = words
+        self.began = time.monotonic()
+        self.out = _stream()
+        self.shown = ""
+        self.due = self.began + AFTER_SECONDS
+        self.done = 0.0
+        self.took = 0.0
+        self.stopped = False
 
     def at(self, done: float, words: str) -> None:
         """Say which share is done, from 0 to 1, and what comes now."""
@@ -52,7 +62,8 @@ class Work:
     def show(self, line: str = "") -> None:
         """Put `line` in the place of the one that is shown; backspaces leave nothing behind in JupyterLab."""
         if line or self.shown:
-            back, self.shown = "\b" * len(self.shown), line
+            back = "\b" * len(self.shown)
+            self.shown = line
             self.out.write(f"{back}{' ' * len(back)}{back}{line}")
             self.out.flush()
             if sys.stdout in (self, self.out):
@@ -75,11 +86,13 @@ class Work:
 
 @contextmanager
 def working(words: str) -> Iterator[Work]:
-    """Inside, say what is being done. An interrupt ends it between two operations; its note says what was being done.
+    """Inside, say what is being done. An interrupt ends it between two operations; its note says what was
+    being done.
 
     In the middle of one, Python may lose an interrupt, or leave what it does half done.
     """
-    work, before = Work.outermost or Work(words), signal.getsignal(signal.SIGINT)
+    work = Work.outermost or Work(words)
+    before = signal.getsignal(signal.SIGINT)
     work.words = words
     if Work.outermost or current_thread() is not main_thread() or before != signal.default_int_handler:
         yield work

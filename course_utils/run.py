@@ -19,10 +19,10 @@ from .models import LOGITS, PRESETS, TransformerConfig, attention_shapes, mlp_sh
 class Precision:
     """A recipe of number formats: bytes an element, and who keeps an fp32 copy.
 
-    `weight` and `gradient` are bytes per parameter, `state` those of each of the optimizer's moments (`first_moment`
-    those of the first, where it differs); `compute` is the size of an element in matrix products; `autocast` names the
-    16-bit type that autocast computes in; `master` is the size of the optimizer's own copy of a weight, 0 if it keeps
-    none.
+    `weight` and `gradient` are bytes per parameter, `state` those of each of the optimizer's moments
+    (`first_moment` those of the first, where it differs); `compute` is the size of an element in matrix
+    products; `autocast` names the 16-bit type that autocast computes in; `master` is the size of the
+    optimizer's own copy of a weight, 0 if it keeps none.
     """
 
     name: str
@@ -42,17 +42,24 @@ PRECISIONS = {
     precision.name: precision
     for precision in (
         Precision("fp32", weight=4, gradient=4, compute=4),
-        Precision("tf32", weight=4, gradient=4, compute=4, tf32=True),  # fp32 in memory, 19 bits in matrix products
+        Precision(
+            "tf32", weight=4, gradient=4, compute=4, tf32=True
+        ),  # fp32 in memory, 19 bits in matrix products
         Precision("amp-bf16", weight=4, gradient=4, compute=2, autocast="bfloat16"),
         Precision("amp-fp16", weight=4, gradient=4, compute=2, autocast="float16", loss_scaling=True),
         Precision("bf16-master", weight=2, gradient=2, compute=2, dtype="bfloat16", master=4),
-        Precision("fp16-master", weight=2, gradient=2, compute=2, dtype="float16", master=4, loss_scaling=True),
+        Precision(
+            "fp16-master", weight=2, gradient=2, compute=2, dtype="float16", master=4, loss_scaling=True
+        ),
         Precision("bf16-master-fp32grad", weight=2, gradient=4, compute=2, dtype="bfloat16", master=4),
         Precision("bf16", weight=2, gradient=2, compute=2, dtype="bfloat16", state=2),
-        # Peng et al. 2023 (FP8-LM), and level O3 in the table of their MS-AMP's documentation ("Optimization Level"):
-        # fp8 weights, gradients and first moments, fp16 master weights and second moments, 1 + 1 + 2 + 1 + 2 = 7 bytes
-        # (their scales, one number a tensor, left out). States are accounted for; nothing here computes in fp8.
-        Precision("fp8", weight=1, gradient=1, compute=2, dtype="float8_e4m3fn", master=2, state=2, first_moment=1),
+        # Peng et al. 2023 (FP8-LM), and level O3 in the table of their MS-AMP's documentation ("Optimization
+        # Level"): fp8 weights, gradients and first moments, fp16 master weights and second moments, 1 + 1 + 2
+        # + 1 + 2 = 7 bytes (their scales, one number a tensor, left out). States are accounted for; nothing
+        # here computes in fp8.
+        Precision(
+            "fp8", weight=1, gradient=1, compute=2, dtype="float8_e4m3fn", master=2, state=2, first_moment=1
+        ),
     )
 }
 
@@ -72,7 +79,9 @@ class Optimizer:
 
 def _forced(algorithm: str) -> tuple[Optimizer, ...]:
     """The optimizer as torch would run it on CUDA, and with each implementation forced."""
-    forced = (Optimizer(f"{algorithm}-{how}", algorithm, how, forced=True) for how in ("loop", "foreach", "fused"))
+    forced = (
+        Optimizer(f"{algorithm}-{how}", algorithm, how, forced=True) for how in ("loop", "foreach", "fused")
+    )
     return Optimizer(algorithm, algorithm), *forced
 
 
@@ -95,9 +104,10 @@ ATTENTIONS = ("eager", "flash", "efficient", "cudnn")
 RECOMPUTES = ("none", "full", "selective", "selective-attention", "sqrt", "offload")
 """Kinds of recomputation in backward, next to "every-K", a checkpoint for every K blocks.
 
-"full" keeps each block's input; "sqrt" a checkpoint for every √L blocks; "selective" keeps matrix products and
-attention and computes the rest again; "selective-attention" computes the core of attention again and keeps the rest
-(Korthikanti et al. 2022, section 5); "offload" computes nothing again but keeps it all in host memory.
+"full" keeps each block's input; "sqrt" a checkpoint for every √L blocks; "selective" keeps matrix products
+and attention and computes the rest again; "selective-attention" computes the core of attention again and
+keeps the rest (Korthikanti et al. 2022, section 5); "offload" computes nothing again but keeps it all in host
+memory.
 """
 
 LORA_ALIASES = {"attention": ("qkv", "q", "k", "v", "out"), "mlp": ("gate", "up", "down")}
@@ -115,15 +125,15 @@ LARGEST = {"seq_len": 100_000_000, "global_batch": 1_000_000_000}
 class TrainingRun:
     """One training run as one of its ranks sees it: what `estimate` and `measure` take.
 
-    `model` is a preset's name, a `TransformerConfig` or the path of a Hugging Face config.json; `micro_batch` (b)
-    counts sequences of `seq_len` (s) tokens; `accumulation_steps` micro-batches make one step; `global_batch` may be
-    given instead. `world_size` ranks share the data, and with `zero_stage` 1 to 3 the optimizer states, the gradients
-    and the parameters too. `loss_chunks` cuts the tokens into as many pieces for the logits and the loss. `dropout`,
-    `logits` ("fp32", or "compute" for the type that the head computes in) and `unfused` (GELU and RMSNorm in single
-    operations: see `TransformerConfig`) override the model's own. With `lora_rank` only LoRA's factors on
-    `lora_targets` are trained, and the matrices of the blocks are stored in `frozen_bits`. `card`, a name of
-    `gpus.GPUS`, adds what cuBLAS keeps for itself there; left out, it is not counted. Raises ValueError for every
-    choice that is unknown, absurd or contradicts another.
+    `model` is a preset's name, a `TransformerConfig` or the path of a Hugging Face config.json; `micro_batch`
+    (b) counts sequences of `seq_len` (s) tokens; `accumulation_steps` micro-batches make one step;
+    `global_batch` may be given instead. `world_size` ranks share the data, and with `zero_stage` 1 to 3 the
+    optimizer states, the gradients and the parameters too. `loss_chunks` cuts the tokens into as many pieces
+    for the logits and the loss. `dropout`, `logits` ("fp32", or "compute" for the type that the head computes
+    in) and `unfused` (GELU and RMSNorm in single operations: see `TransformerConfig`) override the model's
+    own. With `lora_rank` only LoRA's factors on `lora_targets` are trained, and the matrices of the blocks
+    are stored in `frozen_bits`. `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself there; left
+    out, it is not counted. Raises ValueError for every choice that is unknown, absurd or contradicts another.
     """
 
     model: TransformerConfig
@@ -177,7 +187,8 @@ class TrainingRun:
     ) -> None:
         if logits is not None:
             check_known("logits", logits, LOGITS)
-        config, own = model_config(model), dict[str, Any](zip(OVERRIDES, (dropout, logits, unfused), strict=True))
+        config = model_config(model)
+        own = dict[str, Any](zip(OVERRIDES, (dropout, logits, unfused), strict=True))
         if overrides := {name: value for name, value in own.items() if value is not None}:
             config = dataclasses.replace(config, **overrides)
         sizes = {"micro_batch": micro_batch, "seq_len": seq_len, "world_size": world_size}
@@ -222,8 +233,8 @@ class TrainingRun:
         return blocks_per_checkpoint(self.recompute, self.model.layers)
 
     def replace(self, **changes: Any) -> "TrainingRun":
-        """A copy with some choices changed, checked anew. Raises ValueError like the constructor, and for unknown
-        fields.
+        """A copy with some choices changed, checked anew. Raises ValueError like the constructor, and for
+        unknown fields.
         """
         names = [field.name for field in fields(self)]
         for name in changes:
@@ -259,9 +270,13 @@ class TrainingRun:
 
     def __str__(self) -> str:
         parts = [
-            self.model.name, f"b={self.micro_batch}", f"s={self.seq_len:,}", self.precision.name, self.optimizer.name,
+            self.model.name,
+            f"b={self.micro_batch}",
+            f"s={self.seq_len:,}",
+            self.precision.name,
+            self.optimizer.name,
             f"{self.attention} attention",
-        ]  # fmt: skip
+        ]
         words = {"none": "", "offload": "activations offloaded"}
         parts += [words.get(self.recompute, f"{self.recompute} recomputation")]
         parts += [f"{self.accumulation_steps} micro-batches"] if self.accumulation_steps > 1 else []
@@ -277,13 +292,17 @@ class TrainingRun:
         chosen = {"dropout": f"dropout {self.model.dropout:g}", "logits": logits}
         chosen["unfused"] = "unfused GELU and RMSNorm" if self.model.unfused else "fused GELU and RMSNorm"
         parts += [chosen[name] for name in self._overrides()]
-        parts += [f"LoRA of rank {self.lora_rank} on {', '.join(self.lora_targets)}"] if self.lora_rank else []
+        parts += (
+            [f"LoRA of rank {self.lora_rank} on {', '.join(self.lora_targets)}"] if self.lora_rank else []
+        )
         parts += [f"frozen in {self.frozen_bits} bits"] if self.frozen_bits else []
         parts += [f"on {self.card}"] if self.card else []
         return " · ".join(part for part in parts if part)
 
     def _repr_html_(self) -> str:
-        """A card for a notebook: the choices, in bold where they are not the usual ones, and the line of code."""
+        """A card for a notebook: the choices, in bold where they are not the usual ones, and the line of
+        code.
+        """
         name, *told = str(self).split(" · ")
         told += ["1 rank"] * (self.world_size == 1) + ["no recomputation"] * (self.recompute == "none")
         told.insert(2, f"global batch {self.global_batch:,}")  # which follows from the others
@@ -307,7 +326,8 @@ def _check_attention(run: TrainingRun) -> None:
     model, precision, kernel = run.model, run.precision, run.attention
     if run.seq_len > model.max_positions:
         raise ValueError(
-            f"a sequence of {run.seq_len:,} tokens is longer than the {model.max_positions:,} positions of {model.name}"
+            f"a sequence of {run.seq_len:,} tokens is longer than the {model.max_positions:,} positions of"
+            f" {model.name}"
         )
     if kernel in ("flash", "cudnn") and precision.compute != 2:
         raise ValueError(
@@ -334,17 +354,25 @@ def _check_sharding(run: TrainingRun) -> None:
     if run.zero_stage and run.world_size == 1:
         raise ValueError(f"zero_stage={run.zero_stage} shards over ranks: set world_size to 2 or more")
     if run.bucket_view and (run.world_size == 1 or run.zero_stage > 1):
-        raise ValueError("bucket_view is DistributedDataParallel's: it needs world_size above 1 and zero_stage 0 or 1")
+        raise ValueError(
+            "bucket_view is DistributedDataParallel's: it needs world_size above 1 and zero_stage 0 or 1"
+        )
 
 
 def _check_parallel(run: TrainingRun) -> None:
     degree, model = run.tensor_parallel, run.model
     if run.sequence_parallel and degree == 1:
-        raise ValueError("sequence_parallel splits what tensor parallelism leaves whole: set tensor_parallel above 1")
+        raise ValueError(
+            "sequence_parallel splits what tensor parallelism leaves whole: set tensor_parallel above 1"
+        )
     if model.heads % degree or model.ffn % degree:
-        raise ValueError(f"tensor_parallel={degree} does not divide {model.heads} heads and an MLP of {model.ffn}")
+        raise ValueError(
+            f"tensor_parallel={degree} does not divide {model.heads} heads and an MLP of {model.ffn}"
+        )
     if run.sequence_parallel and run.seq_len % degree:
-        raise ValueError(f"tensor_parallel={degree} does not divide a sequence of {run.seq_len}, which it must split")
+        raise ValueError(
+            f"tensor_parallel={degree} does not divide a sequence of {run.seq_len}, which it must split"
+        )
 
 
 def _check_training(run: TrainingRun) -> None:
@@ -352,23 +380,32 @@ def _check_training(run: TrainingRun) -> None:
     if norm is not None and (
         isinstance(norm, bool) or not isinstance(norm, (int, float)) or not 0 < norm <= LARGEST_FLOAT
     ):
-        raise ValueError(f"clip_grad_norm is {norm!r}: the largest norm that gradients may have, a number above 0")
+        raise ValueError(
+            f"clip_grad_norm is {norm!r}: the largest norm that gradients may have, a number above 0"
+        )
     if run.loss_chunks > run.micro_batch * run.seq_len:
         raise ValueError(
-            f"loss_chunks={run.loss_chunks}: there are only {run.micro_batch * run.seq_len} tokens to cut into pieces"
+            f"loss_chunks={run.loss_chunks}: there are only {run.micro_batch * run.seq_len} tokens to cut"
+            " into pieces"
         )
 
 
 def _check_lora(run: TrainingRun) -> None:
     rank, bits = run.lora_rank, run.frozen_bits
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= run.model.hidden:
-        raise ValueError(f"lora_rank is {rank!r}: a whole number up to h = {run.model.hidden}; 0 trains every weight")
+        raise ValueError(
+            f"lora_rank is {rank!r}: a whole number up to h = {run.model.hidden}; 0 trains every weight"
+        )
     if isinstance(bits, float) or bits not in (None, 4, 8, 16):
-        raise ValueError(f"frozen_bits is {bits!r}: 16, 8 or 4; None leaves frozen weights in {run.precision.name}")
+        raise ValueError(
+            f"frozen_bits is {bits!r}: 16, 8 or 4; None leaves frozen weights in {run.precision.name}"
+        )
     if bits is not None and not rank:
         raise ValueError("frozen_bits says how frozen weights are stored: freeze them with lora_rank above 0")
     if bits is not None and run.precision.compute != 2:
-        raise ValueError(f"frozen_bits needs a 16-bit precision such as 'amp-bf16' or 'bf16', not {run.precision.name}")
+        raise ValueError(
+            f"frozen_bits needs a 16-bit precision such as 'amp-bf16' or 'bf16', not {run.precision.name}"
+        )
     if rank and run.precision.name == "fp8":
         raise ValueError("LoRA is not accounted for in fp8: choose a 16-bit precision")
     if rank and run.model.experts:
@@ -385,18 +422,22 @@ def _recompute(value: Any, layers: int) -> str:
 
 
 def _lora_targets(targets: Any, rank: Any, model: TransformerConfig) -> tuple[str, ...]:
-    """The names of the matrices that get LoRA's factors, in the order of the network; "attention" and "mlp" name
-    several, and nothing said means attention's.
+    """The names of the matrices that get LoRA's factors, in the order of the network; "attention" and "mlp"
+    name several, and nothing said means attention's.
     """
     if not rank:
         if targets:
-            raise ValueError(f"lora_targets={targets!r} without LoRA: set lora_rank above 0, or lora_targets=()")
+            raise ValueError(
+                f"lora_targets={targets!r} without LoRA: set lora_rank above 0, or lora_targets=()"
+            )
         return ()
     if targets and not isinstance(targets, (str, tuple, list)):
         raise ValueError(f"lora_targets is {targets!r}: a name, or several in a tuple, such as ('q', 'v')")
     asked = ("attention",) if not targets else (targets,) if isinstance(targets, str) else targets
     there = [
-        name.removesuffix(".weight") for name in [*attention_shapes(model), *mlp_shapes(model)] if "weight" in name
+        name.removesuffix(".weight")
+        for name in [*attention_shapes(model), *mlp_shapes(model)]
+        if "weight" in name
     ]
     for name in asked:
         check_known("LoRA target", name, [*there, *LORA_ALIASES])

@@ -7,34 +7,45 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
-KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
+KB = 10**3
+MB = 10**6
+GB = 10**9
+TB = 10**12
+KiB = 2**10
+MiB = 2**20
+GiB = 2**30
+TiB = 2**40
 
 UNITS = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB}
 """Bytes in each unit; the letter i means a power of two (IEC 80000-13)."""
 
 BLOCK = 512
-"""Bytes: CUDA's caching allocator hands out multiples of this (c10/cuda/CUDACachingAllocator, kMinBlockSize)."""
+"""Bytes: CUDA's caching allocator hands out multiples of this (c10/cuda/CUDACachingAllocator, kMinBlockSize).
+"""
 
 
 def round_up(size: int, multiple: int = BLOCK) -> int:
-    """The smallest multiple of `multiple` (bytes) that holds `size` bytes; what the allocator really takes."""
+    """The smallest multiple of `multiple` (bytes) that holds `size` bytes; what the
+    allocator really takes.
+    """
     return -(-size // multiple) * multiple
 
 
 def format_bytes(size: int, unit: str | None = None, digits: int | None = None) -> str:
     """`size` bytes for a reader, always with its unit: `format_bytes(3_115_222_400)` is "3.12 GB".
 
-    `unit` is one of `UNITS`; without it the largest decimal unit that leaves at least 1, when rounded, is taken.
-    `digits` counts decimals; without it three significant figures are shown, below 1 three decimals, of bytes none.
-    Raises ValueError for a unit that is not known.
+    `unit` is one of `UNITS`; without it the largest decimal unit that leaves at least 1, when rounded, is
+    taken. `digits` counts decimals; without it three significant figures are shown, below 1 three decimals,
+    of bytes none. Raises ValueError for a unit that is not known.
     """
     unit = unit or next((name for name in ("TB", "GB", "MB", "KB") if abs(size) >= 0.9995 * UNITS[name]), "B")
     if unit not in UNITS:
         raise ValueError(f"unknown unit {unit!r}; known: {', '.join(UNITS)}")
     amount = size / UNITS[unit]
     if digits is None:
-        digits = 0 if unit == "B" else next((n for n in (3, 2, 1) if abs(round(amount, n)) < 10 ** (3 - n)), 0)
+        digits = (
+            0 if unit == "B" else next((n for n in (3, 2, 1) if abs(round(amount, n)) < 10 ** (3 - n)), 0)
+        )
     return f"{amount:,.{digits}f} {unit}".replace("-", "−")
 
 
@@ -45,12 +56,16 @@ def binary(size: int) -> str:
 
 
 def format_signed(size: int) -> str:
-    """A difference in bytes as `format_bytes` has it, with its sign: "+120 MB"; "0" only where it is exactly that."""
+    """A difference in bytes as `format_bytes` has it, with its sign: "+120 MB"; "0" only where it is exactly
+    that.
+    """
     return "0" if size == 0 else f"{'+' if size > 0 else '−'}{format_bytes(abs(size))}"
 
 
 def plus_minus(number: float, digits: int = 0) -> str:
-    """A difference with its sign and so many decimals: "+1,024", "−19,968"; "0" only where it is exactly that."""
+    """A difference with its sign and so many decimals: "+1,024", "−19,968"; "0" only where it is exactly
+    that.
+    """
     return "0" if number == 0 else f"{number:+,.{digits}f}".replace("-", "−")
 
 
@@ -65,7 +80,8 @@ def each(shown: Callable[[Any], str], **values: Any) -> dict[str, str]:
 
 
 def formatter(total: int) -> Callable[[int], str]:
-    """A function that formats the parts of a total of so many bytes: all in one suitable unit, with three decimals.
+    """A function that formats the parts of a total of so many bytes: all in one suitable unit, with three
+    decimals.
 
     A table of them can be added up by eye: GB for totals of 1 GB and more, MB below, KB below 1 MB.
     """
@@ -85,39 +101,53 @@ def parse_bytes(text: str | int) -> int:
     unit = {name.lower(): name for name in UNITS}.get((match[2] or "B").lower()) if match else None
     amount = float(re.sub("[,_]", "", match[1])) * UNITS[unit] if match and unit else math.inf
     if amount == math.inf:
-        raise ValueError(f"{text!r} is not an amount of memory: write a number and a unit, such as '80 GB' or '16 GiB'")
+        raise ValueError(
+            f"{text!r} is not an amount of memory: write a number and a unit, such as '80 GB' or '16 GiB'"
+        )
     return round(amount)
 
 
-# --------------------------------------------------------------------------------------------------------- tables
-# Not `tabulate`: these modules need the standard library alone, as they run in a browser and before set-up, too.
+# ---------------------------------------------------------------------------------------------------------
+# tables Not `tabulate`: these modules need the standard library alone, as they run in a browser and before
+# set-up, too.
 
 Cells = Sequence[str]
 
 
 def aligned(rows: Iterable[Cells], words: int | range = 1) -> str:
-    """The rows below one another, two spaces between columns; the first `words` columns, or that range, begin in line.
+    """The rows below one another, two spaces between columns; the first `words` columns, or that range, begin
+    in line.
 
     The other columns end in line. All rows have as many cells. Raises ValueError otherwise.
     """
-    table, left = [tuple(row) for row in rows], range(words) if isinstance(words, int) else words
+    table = [tuple(row) for row in rows]
+    left = range(words) if isinstance(words, int) else words
     columns = [
-        [cell.ljust(max(map(len, column))) if index in left else cell.rjust(max(map(len, column))) for cell in column]
+        [
+            cell.ljust(max(map(len, column))) if index in left else cell.rjust(max(map(len, column)))
+            for cell in column
+        ]
         for index, column in enumerate(zip(*table, strict=True))
     ]
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
 def html_table(
-    rows: Iterable[Cells], words: int = 1, *, header: bool = True, totals: bool = False, caption: str = "",
+    rows: Iterable[Cells],
+    words: int = 1,
+    *,
+    header: bool = True,
+    totals: bool = False,
+    caption: str = "",
     hints: Sequence[str] = (),
-) -> str:  # fmt: skip
+) -> str:
     """The rows as an HTML table whose first `words` columns are aligned left.
 
-    The first row is a `header` unless that is False; with `totals` the last row is highlighted, too. `hints` are shown
-    when the pointer is on a row.
+    The first row is a `header` unless that is False; with `totals` the last row is highlighted, too. `hints`
+    are shown when the pointer is on a row.
     """
-    table, lines = list(rows), list[str]()
+    table = list(rows)
+    lines = list[str]()
     marked_rows = {*([0] if header else []), *([len(table) - 1] if totals else [])}
     for index, row in enumerate(table):
         tag = "th" if index in marked_rows else "td"
@@ -125,7 +155,9 @@ def html_table(
         right = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row[words:])
         hint = f" title='{escape(hints[index])}'" if index < len(hints) else ""
         lines.append(f"<tr{hint}>{left}{right}</tr>")
-    above = f"<caption style='text-align:left;white-space:nowrap'>{escape(caption)}</caption>" if caption else ""
+    above = (
+        f"<caption style='text-align:left;white-space:nowrap'>{escape(caption)}</caption>" if caption else ""
+    )
     return f"<table>{above}{''.join(lines)}</table>"
 
 

@@ -38,9 +38,8 @@ default_role = "code"
 
 html_theme = "furo"
 html_title = project
-html_baseurl = os.environ.get(
-    "COURSE_URL", ""
-)  # where the site will be: only whole addresses let others show its cards
+# where the site will be: only whole addresses let others show its cards
+html_baseurl = os.environ.get("COURSE_URL", "")
 html_copy_source = False
 html_domain_indices = False
 html_show_sourcelink = False

@@ -1,7 +1,8 @@
 """`python docs/pyodide.py FOLDER` copies Pyodide, which is Python for browsers, to a folder of the website.
 
-`docs/explorer/pyodide.json` names its package, its version and the SHA-256 of each file that a page needs. npm brings
-the package once, into `build`. Only a file with its listed checksum is kept, and each use compares it again.
+`docs/explorer/pyodide.json` names its package, its version and the SHA-256 of each file that a page needs.
+npm brings the package once, into `build`. Only a file with its listed checksum is kept, and each use compares
+it again.
 """
 
 import hashlib
@@ -15,7 +16,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LISTED = ROOT / "docs" / "explorer" / "pyodide.json"
-NO_NPM = "The explorer's page needs Pyodide, which npm brings, and npm is not here: install Node.js, which contains it."
+NO_NPM = (
+    "The explorer's page needs Pyodide, which npm brings, and npm is not here: install Node.js, which"
+    " contains it."
+)
 
 
 class NotBrought(Exception):
@@ -43,12 +47,22 @@ def files(listed: Path = LISTED, build: Path = ROOT / "build") -> list[Path]:
 
 
 def _fetch(package: str, checksums: dict[str, str], cache: Path) -> None:
-    """Put the listed files of a package into `cache`, each whole or not at all: another build may do the same."""
+    """Put the listed files of a package into `cache`, each whole or not at all: another build may do the
+    same.
+    """
     if (npm := shutil.which("npm")) is None:
         raise NotBrought(NO_NPM)
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
-        command = [npm, "pack", package, "--pack-destination", folder, "--fetch-retries=1", "--loglevel=error"]
+        command = [
+            npm,
+            "pack",
+            package,
+            "--pack-destination",
+            folder,
+            "--fetch-retries=1",
+            "--loglevel=error",
+        ]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         packed = next(Path(folder).glob("*.tgz"), None)
         if done.returncode or packed is None:

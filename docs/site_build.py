@@ -1,4 +1,6 @@
-"""What the website adds to Sphinx: formulas without a script, lessons that answer, the first page, cards to share."""
+"""What the website adds to Sphinx: formulas without a script, lessons that answer, the first page, cards to
+share.
+"""
 
 import ast
 import builtins
@@ -20,10 +22,20 @@ LIVE = ROOT / "docs" / "_live"
 
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 MODULES = (
-    "*.py", "*.toml", "estimating/**/*.py", "planning/*.py", "figures/*.*", "interactive/*.*", "allocator/*.py",
-    "lessons/__init__.py", "lessons/*/*.py", "lessons/*/*.toml",
-)  # fmt: skip
-LEFT_OUT = re.compile(r"/(checks|check_ranks|judging|on_ranks|language_model|texts|ddp_training|quiz_form|meter)\.py$")
+    "*.py",
+    "*.toml",
+    "estimating/**/*.py",
+    "planning/*.py",
+    "figures/*.*",
+    "interactive/*.*",
+    "allocator/*.py",
+    "lessons/__init__.py",
+    "lessons/*/*.py",
+    "lessons/*/*.toml",
+)
+LEFT_OUT = re.compile(
+    r"/(checks|check_ranks|judging|on_ranks|language_model|texts|ddp_training|quiz_form|meter)\.py$"
+)
 """Files of those folders that need torch or a notebook."""
 
 
@@ -51,7 +63,8 @@ def _formula(translator: Any, node: Any, display: str) -> None:
     from docutils.nodes import SkipNode
     from latex2mathml.converter import convert
 
-    made, block = convert(node.astext(), display=display), display == "block"
+    made = convert(node.astext(), display=display)
+    block = display == "block"
     translator.body.append(f'<div class="course-formula" tabindex="0">{made}</div>' if block else made)
     raise SkipNode
 
@@ -61,8 +74,11 @@ def _formula(translator: Any, node: Any, display: str) -> None:
 
 def find_live_cells(app: Any) -> None:
     """Try every cell with a widget in a Python that has no torch, as the browser's has none."""
-    cells = {name: code for path in sorted((Path(app.srcdir) / "notebooks").glob("*.ipynb"))
-             for name, code in slices(json.loads(path.read_text(encoding="utf-8"))).items()}  # fmt: skip
+    cells = {
+        name: code
+        for path in sorted((Path(app.srcdir) / "notebooks").glob("*.ipynb"))
+        for name, code in slices(json.loads(path.read_text(encoding="utf-8"))).items()
+    }
     app.course_live = {name: code for name, code in cells.items() if name in runnable(cells)}
 
 
@@ -78,7 +94,9 @@ def shows_widget(output: dict[str, Any]) -> bool:
 
 
 def slices(notebook: dict[str, Any]) -> dict[str, str]:
-    """By cell, for cells that show a widget: the statements that it needs, from the top of the notebook on."""
+    """By cell, for cells that show a widget: the statements that it needs, from the top
+    of the notebook on.
+    """
     before: list[ast.stmt] = []
     found = {}
     for cell in (cell for cell in notebook["cells"] if cell["cell_type"] == "code"):
@@ -94,7 +112,8 @@ def slices(notebook: dict[str, Any]) -> dict[str, str]:
 
 def needed(before: list[ast.stmt], shown: ast.stmt) -> list[ast.stmt]:
     """The statement with those before it that bind a name that it, or one of them, reads."""
-    kept, wanted = [shown], read_by(shown)
+    kept = [shown]
+    wanted = read_by(shown)
     for statement in reversed(before):
         if bound := bound_by(statement) & wanted:
             kept.insert(0, statement)
@@ -103,10 +122,15 @@ def needed(before: list[ast.stmt], shown: ast.stmt) -> list[ast.stmt]:
 
 
 def read_by(statement: ast.stmt) -> set[str]:
-    """The names that a statement asks of those before it; `x += 1` reads x, a comprehension's own names are its own."""
+    """The names that a statement asks of those before it; `x += 1` reads x, a comprehension's own names are
+    its own.
+    """
     read = {node.id for node in names(statement) if isinstance(node.ctx, ast.Load)}
-    changed = {node.target.id for node in ast.walk(statement)
-               if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)}  # fmt: skip
+    changed = {
+        node.target.id
+        for node in ast.walk(statement)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+    }
     return (read | changed) - set(dir(builtins)) - inner(statement)
 
 
@@ -125,7 +149,10 @@ def names(tree: ast.AST) -> list[ast.Name]:
 def inner(statement: ast.stmt) -> set[str]:
     """The names that comprehensions within a statement bind for themselves."""
     return {
-        name.id for node in ast.walk(statement) if isinstance(node, ast.comprehension) for name in names(node.target)
+        name.id
+        for node in ast.walk(statement)
+        if isinstance(node, ast.comprehension)
+        for name in names(node.target)
     }
 
 
@@ -161,9 +188,13 @@ def runnable(cells: dict[str, str]) -> dict[str, int]:
 
 
 def archive() -> bytes:
-    """The zip that pages unpack: the package's modules that need no torch, and what is for the browser alone."""
+    """The zip that pages unpack: the package's modules that need no torch, and what is
+    for the browser alone.
+    """
     package = ROOT / "course_utils"
-    paths = sorted({path for part in MODULES for path in package.glob(part) if not LEFT_OUT.search(path.as_posix())})
+    paths = sorted(
+        {path for part in MODULES for path in package.glob(part) if not LEFT_OUT.search(path.as_posix())}
+    )
     kept = io.BytesIO()
     with zipfile.ZipFile(kept, "w", zipfile.ZIP_DEFLATED) as target:
         for path in [*paths, *sorted(LIVE.glob("*.py"))]:
@@ -189,15 +220,22 @@ def prepare(app: Any, name: str, source: list[str]) -> None:
 
 def dressed(output: dict[str, Any], code: str | None) -> str:
     """An output's HTML with what the pages' script finds it by."""
-    stored, said = "".join(output["data"]["text/html"]), "".join(output["data"].get("text/plain", ""))
+    stored = "".join(output["data"]["text/html"])
+    said = "".join(output["data"].get("text/plain", ""))
     if re.match(r"Quiz of lesson \d+", said):
         return f"<div class='course-quiz'>{stored}</div>"
     if not shows_widget(output):
         return stored
     if code is None:
-        needs = "<p class='course-static'>This is a picture: its controls need PyTorch, and move in JupyterLab.</p>"
+        needs = (
+            "<p class='course-static'>This is a picture: its controls need PyTorch, and move in"
+            " JupyterLab.</p>"
+        )
         return f"<div>{stored}{needs}</div>"
-    return f"<div class='course-live' data-code='{html.escape(code)}'><div class='course-still'>{stored}</div></div>"
+    return (
+        f"<div class='course-live' data-code='{html.escape(code)}'><div"
+        f" class='course-still'>{stored}</div></div>"
+    )
 
 
 # The first page
@@ -213,8 +251,11 @@ def first_picture() -> str:
     page = first_page()
     offered = {control["name"]: control for control in json.loads(controls())}
     drawn = json.loads(page.draw(page.first()))
-    picture, look = drawn["picture"], "fits" if drawn["fits"] else "over"
-    scrolls = ' tabindex="0" role="group" aria-label="Memory at the peak"' if picture.startswith("<svg") else ""
+    picture = drawn["picture"]
+    look = "fits" if drawn["fits"] else "over"
+    scrolls = (
+        ' tabindex="0" role="group" aria-label="Memory at the peak"' if picture.startswith("<svg") else ""
+    )
     return (
         f'<div class="course-hero" data-first="{html.escape(page.first())}">'
         '<form class="course-fields" aria-label="A training run">'
@@ -245,7 +286,9 @@ def _field(control: dict[str, Any]) -> str:
         f'<option value="{html.escape(text)}"{chosen[text == control["first"]]}>{html.escape(shown)}</option>'
         for text, shown in control["options"]
     )
-    return f'<label>{html.escape(control["label"])}<select name="{control["name"]}">{options}</select></label>'
+    return (
+        f'<label>{html.escape(control["label"])}<select name="{control["name"]}">{options}</select></label>'
+    )
 
 
 # Cards for sharing, and the files that no page is made of
@@ -268,15 +311,24 @@ QUESTIONS = {
     "13": "Nine calculators answer one question. Who is right?",
     "14": "Will it fit? Can you predict the peak, and then be right?",
 }
-COURSE = "A course that accounts for every byte of a training step: guess, estimate, measure, explain the gap."
+COURSE = (
+    "A course that accounts for every byte of a training step: guess, estimate, measure, explain the gap."
+)
 
 
 def describe(app: Any, page: str, _: str, context: dict[str, Any], __: Any) -> None:
-    """Add what other sites show of a shared link: a title, a sentence and, where the address is known, a picture."""
+    """Add what other sites show of a shared link: a title, a sentence and, where the address is known, a
+    picture.
+    """
     number = re.match(r"(?:notebooks|exercises)/(\d\d[a-z]?)_", page)
     title = html.escape(re.sub(r"<[^>]+>", "", context.get("title", "")), quote=True)
     said = html.escape(QUESTIONS.get(number[1], COURSE) if number else COURSE)
-    tags = {"og:type": "article", "og:site_name": app.config.project, "og:title": title, "og:description": said}
+    tags = {
+        "og:type": "article",
+        "og:site_name": app.config.project,
+        "og:title": title,
+        "og:description": said,
+    }
     base = app.config.html_baseurl.rstrip("/")
     if base:
         card = number[1] if number and number[1] in QUESTIONS else "course"
@@ -298,7 +350,9 @@ def finish(app: Any, problem: Exception | None) -> None:
     draw_card(static / "cards" / "course.png", app.config.project, COURSE)
     for number, question in QUESTIONS.items():
         for path in (Path(app.srcdir) / "notebooks").glob(f"{number}_*.ipynb"):
-            first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]).partition("\n")[0]
+            first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]).partition(
+                "\n"
+            )[0]
             draw_card(static / "cards" / f"{number}.png", first.removeprefix("# "), question)
     for page in Path(app.outdir).rglob("*.html"):
         if page.relative_to(app.outdir).parts[0] != "explorer":
@@ -306,8 +360,12 @@ def finish(app: Any, problem: Exception | None) -> None:
 
 
 def reachable(page: str) -> str:
-    """The page with what Sphinx and its theme leave out: its headings' levels, and keys that scroll code and tables."""
-    page = page.replace('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">')
+    """The page with what Sphinx and its theme leave out: its headings' levels, and keys that scroll code and
+    tables.
+    """
+    page = page.replace(
+        '<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'
+    )
     return page.replace("<pre>", '<pre tabindex="0">').replace("<table>", '<table tabindex="0">')
 
 
@@ -323,9 +381,17 @@ def draw_card(target: Path, title: str, question: str) -> None:
     axes.set(xlim=(0, 1200), ylim=(0, 630))
     axes.set_axis_off()
     axes.text(70, 520, fill(title, 34), color="#B3BAC6", fontsize=24, va="top")
-    axes.text(70, 420, fill(question, 35), color="#FFFFFF", fontsize=32, va="top", linespacing=1.3, weight="bold")
+    axes.text(
+        70, 420, fill(question, 35), color="#FFFFFF", fontsize=32, va="top", linespacing=1.3, weight="bold"
+    )
     left = 70
-    for share, color in ((0.06, "#0072B2"), (0.03, "#56B4E9"), (0.12, "#E69F00"), (0.7, "#009E73"), (0.09, "#BBBBBB")):
+    for share, color in (
+        (0.06, "#0072B2"),
+        (0.03, "#56B4E9"),
+        (0.12, "#E69F00"),
+        (0.7, "#009E73"),
+        (0.09, "#BBBBBB"),
+    ):
         axes.barh(95, 1060 * share - 4, left=left, height=42, color=color)
         left += 1060 * share
     axes.text(70, 40, "Where Did the GPU Memory Go?", color="#B3BAC6", fontsize=16, va="center")

@@ -1,4 +1,6 @@
-"""JupyterLab in a real headless browser: start it, open a notebook, run every cell, look at what a learner sees."""
+"""JupyterLab in a real headless browser: start it, open a notebook, run every cell, look at what a learner
+sees.
+"""
 
 import json
 import os
@@ -35,13 +37,15 @@ SLIDER = '.jp-OutputArea [role="slider"], .jp-OutputArea input[type="range"]'
 
 OPEN = """async ([path, ownKernel]) => {
     const {commands, shell} = jupyterapp, {id, name} = shell.currentWidget.sessionContext.session.kernel;
-    const notebook = await commands.execute('docmanager:open', ownKernel ? {path} : {path, kernel: {id, name}});
+    const how = ownKernel ? {path} : {path, kernel: {id, name}};
+    const notebook = await commands.execute('docmanager:open', how);
     await Promise.all([notebook.revealed, notebook.sessionContext.ready]);
 }"""
 CLOSE = "() => [...jupyterapp.shell.widgets('main')].slice(1).forEach((opened) => opened.dispose())"
 RUN = """() => {
     window.courseRan = null;
-    jupyterapp.commands.execute('notebook:run-all-cells').catch(String).then((all) => { window.courseRan = [all]; });
+    jupyterapp.commands.execute('notebook:run-all-cells').catch(String)
+        .then((all) => { window.courseRan = [all]; });
 }"""
 RUN_CELL = """(index) => {
     const {content} = jupyterapp.shell.currentWidget;
@@ -75,7 +79,11 @@ def _lab_environment(scratch: Path) -> dict[str, str]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(settings))
     own = {"COURSE_HOME": "course", "IPYTHONDIR": "ipython", "JUPYTER_CONFIG_DIR": "config"}
-    own |= {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "open", "JUPYTER_RUNTIME_DIR": "run"}
+    own |= {
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "open",
+        "JUPYTER_RUNTIME_DIR": "run",
+    }
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     folders = {name: str(scratch / folder) for name, folder in own.items()}
     return {**os.environ, "COURSE_SOURCE": "simulated", "PYTHONPATH": path, **folders}
@@ -92,7 +100,9 @@ def browser_page(width: int = 1280, height: int = 900) -> Iterator[Page]:
     """An empty page of a headless browser. Without one the test is skipped, or fails where it is required."""
     executable = find_browser()
     if executable is None:
-        (pytest.fail if REQUIRED else pytest.skip)(f"no Chromium or Chrome (looked for {', '.join(BROWSERS)})")
+        (pytest.fail if REQUIRED else pytest.skip)(
+            f"no Chromium or Chrome (looked for {', '.join(BROWSERS)})"
+        )
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=executable, args=["--no-sandbox", "--no-proxy-server", "--disable-gpu"]
@@ -107,7 +117,9 @@ def browser_page(width: int = 1280, height: int = 900) -> Iterator[Page]:
 
 
 def open_notebook(page: Page, server: Server, notebook: str) -> None:
-    """Open `notebook` and wait until its kernel is connected and idle: a run asked for earlier is silently lost."""
+    """Open `notebook` and wait until its kernel is connected and idle: a run asked for earlier is silently
+    lost.
+    """
     page.goto(f"{server.address}/doc/tree/{notebook}?token={server.token}")
     page.locator(CODE_CELLS).first.wait_for()
     page.locator(".jp-StatusBar-Widget, #jp-main-statusbar").get_by_text(IDLE).first.wait_for()
@@ -115,9 +127,11 @@ def open_notebook(page: Page, server: Server, notebook: str) -> None:
 
 @contextmanager
 def opened(page: Page, notebook: str | None = None, own_kernel: bool = False) -> Iterator[None]:
-    """`notebook`, or what is opened meanwhile, in front of the first one and in its page, which took seconds to start.
+    """`notebook`, or what is opened meanwhile, in front of the first one and in its page, which took seconds
+    to start.
 
-    A named one shares the first one's kernel or starts its own. At the end all but the first are closed, saved or not.
+    A named one shares the first one's kernel or starts its own. At the end all but the first are closed,
+    saved or not.
     """
     try:
         if notebook:
@@ -134,7 +148,9 @@ def start_cell(page: Page, index: int) -> None:
 
 @contextmanager
 def processor_milliseconds(page: Page) -> Iterator[Callable[[], float]]:
-    """A function that says how much processor time the page's own thread has taken since: other work is not in it."""
+    """A function that says how much processor time the page's own thread has taken since: other work is not
+    in it.
+    """
 
     def seconds() -> float:
         metrics = session.send("Performance.getMetrics")["metrics"]
@@ -171,15 +187,16 @@ def picture(cell: Locator) -> str:
 def redraw_milliseconds(page: Page, slider: Locator, key: str) -> float:
     """Milliseconds from `key` on the focused `slider` to the first change of the picture in its cell.
 
-    The page's own clock is read, from the key event to the change of the document, so that the driver's overhead does
-    not count. Raises BrowserProblem when nothing changes within a minute.
+    The page's own clock is read, from the key event to the change of the document, so that the driver's
+    overhead does not count. Raises BrowserProblem when nothing changes within a minute.
     """
     cell = slider.locator("xpath=ancestor::*[contains(concat(' ', @class, ' '), ' jp-CodeCell ')][1]")
     area = cell.locator(".jp-OutputArea").first
     slider.focus()
     area.evaluate("""area => { window.courseRedraw = new Promise(done => {
         let pressed = null;
-        document.addEventListener('keydown', () => { pressed = performance.now(); }, {capture: true, once: true});
+        const press = () => { pressed = performance.now(); };
+        document.addEventListener('keydown', press, {capture: true, once: true});
         const watcher = new MutationObserver(changes => {
             const drawn = changes.some(change => change.target.closest?.('.widget-html-content, svg'));
             if (pressed !== null && drawn) { watcher.disconnect(); done(performance.now() - pressed); }
@@ -213,7 +230,10 @@ def _set_theme(page: Page, name: str) -> None:
 
 
 def violations(page: Page, within: str | None = None) -> list[tuple[str, list[str]]]:
-    """The rules of WCAG 2 A and AA that the page, or a part of it, breaks, as axe-core finds them, and where."""
-    options = {"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}  # what holds is counted, not listed
+    """The rules of WCAG 2 A and AA that the page, or a part of it, breaks, as axe-core
+    finds them, and where.
+    """
+    # what holds is counted, not listed
+    options = {"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}
     found = Axe().run(page, context=within, options=options).response["violations"]
     return [(rule["id"], [node["html"][:200] for node in rule["nodes"][:3]]) for rule in found]

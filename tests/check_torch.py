@@ -1,8 +1,9 @@
 """Does the course hold on another torch? `python3 -m course_utils check-torch VERSION` says so in one page.
 
-It makes an environment with that torch in `build/torch-VERSION`. There and on the torch in use it asks the same: can a
-GPU be simulated, what do the runs of `tests/test_builds.py` allocate, and of what does torch warn. Then it runs the
-quick suite on the other torch. Standard library alone, but for what the two interpreters execute.
+It makes an environment with that torch in `build/torch-VERSION`. There and on the torch in use it asks the
+same: can a GPU be simulated, what do the runs of `tests/test_builds.py` allocate, and of what does torch
+warn. Then it runs the quick suite on the other torch. Standard library alone, but for what the two
+interpreters execute.
 """
 
 import json
@@ -49,10 +50,11 @@ class Apart(environment.Home):
 
 
 def facts(names: Sequence[str] = ()) -> Facts:
-    """What this interpreter's torch answers; of the runs of test_builds those with these names, all without names.
+    """What this interpreter's torch answers; of the runs of test_builds those with these names, all without
+    names.
 
-    For each run its hash, its peak in bytes, and by operator the number of its allocations and their bytes; a run that
-    cannot be simulated has "error" instead. So are the operators that torch knows, and its warnings.
+    For each run its hash, its peak in bytes, and by operator the number of its allocations and their bytes; a
+    run that cannot be simulated has "error" instead. So are the operators that torch knows, and its warnings.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -65,9 +67,13 @@ def facts(names: Sequence[str] = ()) -> Facts:
     said = {warning_line(one.category, one.message, one.filename, one.lineno) for one in caught}
     operators = sorted({name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")})
     return {
-        "torch": torch.__version__, "can": can, "how": how, "runs": runs, "operators": operators,
+        "torch": torch.__version__,
+        "can": can,
+        "how": how,
+        "runs": runs,
+        "operators": operators,
         "warnings": sorted(filter(None, said)),
-    }  # fmt: skip
+    }
 
 
 def steps_of(run: Any) -> Facts:
@@ -76,9 +82,12 @@ def steps_of(run: Any) -> Facts:
 
     try:
         measured = test_builds.measure(run, "simulated")
-    except Exception as error:  # of any kind, as torch may change in any way: it is printed, and counts as a failure
+    except (
+        Exception
+    ) as error:  # of any kind, as torch may change in any way: it is printed, and counts as a failure
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
-    count, size = Counter[str](), Counter[str]()
+    count = Counter[str]()
+    size = Counter[str]()
     for item in measured.allocations:
         count[item.operation] += 1
         size[item.operation] += item.bytes
@@ -107,9 +116,11 @@ def own_environment(version: str, cuda: bool, place: Path) -> str:
 
     Raises SetupError with one sentence: no network, no such version, no disk.
     """
-    home, system = Apart(ROOT, place=place), platform.system()
+    home = Apart(ROOT, place=place)
+    system = platform.system()
     build = "cuda" if cuda and system != "Darwin" else "cpu"
-    wanted, made = [f"torch=={version}", *packages()], place / "made.json"
+    wanted = [f"torch=={version}", *packages()]
+    made = place / "made.json"
     memory = json.dumps([build, platform.python_version(), *wanted])
     if not (made.exists() and made.read_text(encoding="utf-8") == memory and home.python.exists()):
         place.mkdir(parents=True, exist_ok=True)
@@ -119,7 +130,9 @@ def own_environment(version: str, cuda: bool, place: Path) -> str:
         pins.write_text("".join(f"{name}=={pin}\n" for name, pin in others.items()), encoding="utf-8")
         sources = environment.torch_sources(system, build)
         for options in sources:
-            if environment.pip_install(home, wanted[0], [*options, wanted[0]], may_fail=options != sources[-1]):
+            if environment.pip_install(
+                home, wanted[0], [*options, wanted[0]], may_fail=options != sources[-1]
+            ):
                 break
         environment.pip_install(home, "the packages of the tests", ["--constraint", str(pins), *wanted])
         made.write_text(memory, encoding="utf-8")
@@ -133,33 +146,49 @@ def packages() -> list[str]:
 
 
 def asked(python: str, names: Sequence[str] = ()) -> Facts:
-    """The facts of another interpreter. Raises SetupError with the last line of its output if it gives none."""
+    """The facts of another interpreter. Raises SetupError with the last line of its
+    output if it gives none.
+    """
     command = [python, str(Path(__file__)), *names]
     done = subprocess.run(command, cwd=ROOT, env=variables(), capture_output=True, text=True, check=False)
     if done.returncode:
         last = "".join(done.stderr.strip().splitlines()[-1:])
-        raise environment.SetupError(f"{python} cannot run the course at all, so there is nothing to compare: {last}")
+        raise environment.SetupError(
+            f"{python} cannot run the course at all, so there is nothing to compare: {last}"
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def quick_suite(python: str, targets: Sequence[str], options: Sequence[str], log: Path) -> tuple[int, str]:
-    """Run pytest over the targets on an interpreter; returns its exit code and its output, which `log` keeps."""
+    """Run pytest over the targets on an interpreter; returns its exit code and its
+    output, which `log` keeps.
+    """
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-rfE", "--color=no", *options, *targets]
     done = subprocess.run(
-        command, cwd=ROOT, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        cwd=ROOT,
+        env=variables(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     log.write_text(done.stdout, encoding="utf-8")
     return done.returncode, done.stdout
 
 
 def without_pictures(options: Sequence[str], place: Path) -> list[str]:
-    """The options of pytest with one rule more for nbval, in a file of `place`: pictures name torch, so they differ."""
+    """The options of pytest with one rule more for nbval, in a file of `place`: pictures name torch, so they
+    differ.
+    """
     file = place / "nbval_sanitize.cfg"
     rules = (ROOT / options[options.index("--nbval-sanitize-with") + 1]).read_text(encoding="utf-8")
     file.write_text(
         f"{rules}\n[a picture names its torch]\nregex: base64,[\\w+/=]+\nreplace: base64,PICTURE\n", "utf-8"
     )
-    return [str(file) if before == "--nbval-sanitize-with" else one for before, one in pairwise(["", *options])]
+    return [
+        str(file) if before == "--nbval-sanitize-with" else one for before, one in pairwise(["", *options])
+    ]
 
 
 def variables() -> dict[str, str]:
@@ -171,11 +200,14 @@ def variables() -> dict[str, str]:
 # The page
 
 
-def page(before: Facts, now: Facts, suite: tuple[int, str], kept: Mapping[str, Mapping[str, str]]) -> tuple[bool, str]:
-    """Whether the course holds, and the page that says why: `before` is the torch in use, `now` the other one.
+def page(
+    before: Facts, now: Facts, suite: tuple[int, str], kept: Mapping[str, Mapping[str, str]]
+) -> tuple[bool, str]:
+    """Whether the course holds, and the page that says why: `before` is the torch in use, `now` the other
+    one.
 
-    A run holds if it allocates what was kept for that release (`kept`, from build_hashes.json); where nothing was, what
-    it allocates on the torch in use.
+    A run holds if it allocates what was kept for that release (`kept`, from build_hashes.json); where nothing
+    was, what it allocates on the torch in use.
     """
     release = ".".join(now["torch"].split(".")[:2])
     of_release = kept.get(release, {})
@@ -187,33 +219,46 @@ def page(before: Facts, now: Facts, suite: tuple[int, str], kept: Mapping[str, M
     verdicts = {
         "the simulated GPU": (now["can"], now["how"]),
         "what steps allocate": (
-            bool(expected) and not wrong, f"{len(expected) - len(wrong)} of {len(expected)} runs as {against}"
+            bool(expected) and not wrong,
+            f"{len(expected) - len(wrong)} of {len(expected)} runs as {against}",
         ),
         "the quick suite": (code == 0, summary(output, code)),
-    }  # fmt: skip
+    }
     broken = [name for name, (good, _) in verdicts.items() if not good]
     holds = "The course holds." if not broken else f"The course does not hold: {', '.join(broken)}."
     lines = [f"# The course on torch {now['torch']}", "", holds, "", "| | | |", "|---|---|---|"]
-    lines += [f"| {name} | {'holds' if good else '**fails**'} | {why} |" for name, (good, why) in verdicts.items()]
+    lines += [
+        f"| {name} | {'holds' if good else '**fails**'} | {why} |" for name, (good, why) in verdicts.items()
+    ]
     warned = re.findall(r"^ +(\S+:\d+): (\w*(?:Deprecation|Future)Warning: .*)$", output, re.MULTILINE)
     lines += ["", f"## What changed since torch {before['torch']}"]
     compared = f"{len(expected)} runs, {len(now['operators']):,} operators of torch, deprecations"
     lines += changes(before, now) or ["", f"Nothing that is compared here: {compared}."]
-    lines += some("Deprecations in the quick suite", sorted({f"{what} ({short(where)})" for where, what in warned}))
+    lines += some(
+        "Deprecations in the quick suite", sorted({f"{what} ({short(where)})" for where, what in warned})
+    )
     lines += some("Tests that fail", failed)
     lines += ["", "## Next", "", next_step(verdicts, release, bool(of_release))]
     return not broken, "\n".join(lines) + "\n"
 
 
 def summary(output: str, code: int) -> str:
-    """pytest's closing line without its decoration; the last line and the exit code of a suite that did not end."""
+    """pytest's closing line without its decoration; the last line and the exit code of a suite that did not
+    end.
+    """
     found = re.findall(r"^=+ (.*\d+ (?:passed|failed|error).*?) in [\d.:]+ ?s.*=+$", output, re.MULTILINE)
     return found[-1] if found else f"exit code {code}: {''.join(output.strip().splitlines()[-1:])[:160]}"
 
 
 def changes(before: Facts, now: Facts) -> list[str]:
-    """What differs between two torches, as lists of the page: runs, operators of steps and of torch, warnings."""
-    runs = [line for name, one in before["runs"].items() for line in differing(name, one, now["runs"].get(name, {}))]
+    """What differs between two torches, as lists of the page: runs, operators of steps and of torch,
+    warnings.
+    """
+    runs = [
+        line
+        for name, one in before["runs"].items()
+        for line in differing(name, one, now["runs"].get(name, {}))
+    ]
     old, new = (steps_operators(one) for one in (before, now))
     gone, come = (set(a["operators"]) - set(b["operators"]) for a, b in ((before, now), (now, before)))
     return [
@@ -227,7 +272,9 @@ def changes(before: Facts, now: Facts) -> list[str]:
 
 
 def differing(name: str, before: Facts, now: Facts) -> list[str]:
-    """One line for a run that differs: its peak, and the operators whose allocations do; none if it is the same."""
+    """One line for a run that differs: its peak, and the operators whose allocations do; none if it is the
+    same.
+    """
     if before.get("hash") == now.get("hash"):
         return []
     if "hash" not in before or "hash" not in now:
@@ -264,8 +311,8 @@ def next_step(verdicts: Mapping[str, tuple[bool, str]], release: str, kept: bool
         return "Begin with course_utils/measuring/simulated.py: it patches torch's tables by their layout."
     if not verdicts["what steps allocate"][0]:
         return (
-            "Look at each run above. If torch really allocates so, keep it with `tests/test_builds.py --write` on that "
-            "torch; else a recorder or an estimate misses an operator."
+            "Look at each run above. If torch really allocates so, keep it with `tests/test_builds.py"
+            " --write` on that torch; else a recorder or an estimate misses an operator."
         )
     if not verdicts["the quick suite"][0]:
         return "Look at the tests that fail; quick.txt next to this page has their whole output."
@@ -277,18 +324,22 @@ def next_step(verdicts: Mapping[str, tuple[bool, str]], release: str, kept: bool
 
 
 def run(chosen: Namespace) -> int:
-    """Make the environment, ask both torches, run the quick suite, print and save the page; 1 if anything fails.
+    """Make the environment, ask both torches, run the quick suite, print and save the page; 1 if anything
+    fails.
 
     Raises SetupError with one sentence if there is no such torch, no network, or another version at --python.
     """
     version = chosen.version.partition("+")[0]
     if not re.fullmatch(r"\d+\.\d+\.\d+(rc\d+)?", version):
-        raise environment.SetupError(f"{chosen.version!r} is no version of torch: write three numbers, as in 2.11.0.")
+        raise environment.SetupError(
+            f"{chosen.version!r} is no version of torch: write three numbers, as in 2.11.0."
+        )
     place = (chosen.folder or ROOT / "build" / f"torch-{version}{'-cuda' * chosen.cuda}").resolve()
     python = chosen.python or own_environment(version, chosen.cuda, place)
     place.mkdir(parents=True, exist_ok=True)
     print("Asking both torches …", flush=True)
-    now, before = asked(python), asked(sys.executable)
+    now = asked(python)
+    before = asked(sys.executable)
     if now["torch"].partition("+")[0] != version:
         raise environment.SetupError(f"{python} has torch {now['torch']}, not {version}: name that version.")
     print(f"Running the quick suite on torch {now['torch']} …", flush=True)

@@ -35,7 +35,8 @@ def every_check() -> dict[str, Check]:
 
 @dataclass(frozen=True)
 class Answers:
-    """What learners hand in for one exercise: right answers in several styles, and wrong ones with words of the hint.
+    """What learners hand in for one exercise: right answers in several styles, and wrong ones with words of
+    the hint.
 
     Written here as a learner would write them, never taken from the tables of the check that they judge.
     """
@@ -55,7 +56,8 @@ def hint(number: str, answer: Any) -> str:
 
 def written(lines: Sequence[str], name: str, known: dict[str, Any]) -> Any:
     """The function or class `name` of these lines; its source can be found, as that of a cell's function."""
-    source, found = "\n".join(lines), dict(known)
+    source = "\n".join(lines)
+    found = dict(known)
     file = f"<{name} {hash(source)}>"
     linecache.cache[file] = (len(source), None, [f"{line}\n" for line in lines], file)
     exec(compile(source, file, "exec"), found)
@@ -63,14 +65,18 @@ def written(lines: Sequence[str], name: str, known: dict[str, Any]) -> Any:
 
 
 class JudgedAnswers:
-    """The two tests of a lesson's answers. A class, so that they run with the fixtures of the file that inherits it."""
+    """The two tests of a lesson's answers. A class, so that they run with the fixtures of the file that
+    inherits it.
+    """
 
     answers: ClassVar[dict[str, Answers]]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         wrong = "wrong" in metafunc.fixturenames
         cases = {
-            f"{number}-{'wrong' if wrong else 'right'}-{place}": (number, *given) if wrong else (number, given)
+            f"{number}-{'wrong' if wrong else 'right'}-{place}": (number, *given)
+            if wrong
+            else (number, given)
             for number, one in self.answers.items()
             for place, given in enumerate(one.wrong if wrong else one.right, 1)
         }

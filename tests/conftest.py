@@ -11,7 +11,8 @@ import pytest
 from one_lesson import OneLesson
 
 LONGEST = ("test_browser.py", "test_site.py", "test_quality.py", "test_wheel.py")
-"""Files that take a minute or so. A worker that is free takes the next file: the last ones should be short."""
+"""Files that take a minute or so. A worker that is free takes the next file: the last ones should be short.
+"""
 
 
 FULL = os.environ.get("COURSE_FULL") == "1"
@@ -20,13 +21,17 @@ FULL = os.environ.get("COURSE_FULL") == "1"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--lesson", metavar="NN", help="only the tests of one lesson, as 05: its notebook, checks, quiz, texts"
+        "--lesson",
+        metavar="NN",
+        help="only the tests of one lesson, as 05: its notebook, checks, quiz, texts",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all tests are there: a third of collecting them was the search for cycles among them
-    config.addinivalue_line("markers", "sweep(most): so many of the parameter sets stand for all, which --full runs")
+    config.addinivalue_line(
+        "markers", "sweep(most): so many of the parameter sets stand for all, which --full runs"
+    )
     if number := config.getoption("--lesson"):
         config.pluginmanager.register(OneLesson(number), "course-one-lesson")
 
@@ -55,13 +60,17 @@ def some(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
 
 @pytest.fixture(autouse=True, scope="module")
 def what_is_there_need_not_be_searched() -> None:
-    """From each file on, `gc.collect()` looks through what that file made, not through thousands of other tests."""
+    """From each file on, `gc.collect()` looks through what that file made, not through thousands of other
+    tests.
+    """
     gc.freeze()
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A GPU that is not there, of 200 MB; a simulation is prepared before, as it looks for a GPU only once."""
+    """A GPU that is not there, of 200 MB; a simulation is prepared before, as it looks
+    for a GPU only once.
+    """
     from stand_in import stand_in
 
     from course_utils.measuring.simulated import availability

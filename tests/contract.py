@@ -19,7 +19,9 @@ LONGEST_CELL = 20
 MOST_UNCOMPARED = 0.25
 """Part of a lesson's code cells whose outputs nbval may leave uncompared."""
 
-MACHINE_PATH = re.compile(r"(?<![\w.~])(?:/(?:work|home|root|tmp|Users|mnt)/|/private/var/|[A-Z]:\\+Users)[\w.\\/-]*")
+MACHINE_PATH = re.compile(
+    r"(?<![\w.~])(?:/(?:work|home|root|tmp|Users|mnt)/|/private/var/|[A-Z]:\\+Users)[\w.\\/-]*"
+)
 MEMORY_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}")
 TABLE_RULE = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
 SENTENCE = re.compile(r"[A-Z0-9“\"].{14,}[.!?]", re.DOTALL)
@@ -114,7 +116,9 @@ def shows_something(source: str) -> bool:
 
 
 def called(statements: list[ast.stmt]) -> Iterator[str]:
-    """The names of the functions that these statements call when they run; what they only define is left out."""
+    """The names of the functions that these statements call when they run; what they
+    only define is left out.
+    """
     waiting: list[ast.AST] = list(statements)
     while waiting:
         node = waiting.pop()
@@ -148,20 +152,27 @@ def private_things(notebook: NotebookNode) -> Iterator[str]:
 def pictures(notebook: NotebookNode) -> Iterator[str]:
     """Every picture described by a sentence: those drawn by code and those shown by text."""
     for cell in notebook.cells:
-        alts = [match["alt"] for match in MARKDOWN_IMAGE.finditer(cell.source)] if cell.cell_type == "markdown" else []
+        alts = (
+            [match["alt"] for match in MARKDOWN_IMAGE.finditer(cell.source)]
+            if cell.cell_type == "markdown"
+            else []
+        )
         if cell.cell_type == "markdown":
             alts += [html_alt(match[0]) for match in HTML_IMAGE.finditer(cell.source)]
         for output in cell.get("outputs", ()):
             alts += output_alts(output)
         for alt in alts:
             if not SENTENCE.fullmatch(alt.strip()):
-                yield f"{cell.get('id')} shows a picture whose description is no sentence: {alt.strip()[:80]!r}"
+                yield (
+                    f"{cell.get('id')} shows a picture whose description is no sentence: {alt.strip()[:80]!r}"
+                )
 
 
 def output_alts(output: NotebookNode) -> list[str]:
     """The description of each picture in one output; empty for a picture without any."""
     data = output.get("data", {})
-    html = SCRIPT.sub("", str(data.get("text/html", "")))  # a script holds the narrow layout of the image before it
+    # a script holds the narrow layout of the image before it
+    html = SCRIPT.sub("", str(data.get("text/html", "")))
     alts = [html_alt(match[0]) for match in HTML_IMAGE.finditer(html)]
     if any(kind.startswith("image/") for kind in data):
         alts.append(str(data.get("text/plain", "")))
@@ -190,14 +201,21 @@ def tables(notebook: NotebookNode) -> Iterator[str]:
 
 
 def bullets(notebook: NotebookNode) -> Iterator[str]:
-    """Lists apart from the text above them: a line that wraps just before "+ S" becomes a bullet by accident."""
+    """Lists apart from the text above them: a line that wraps just before "+ S" becomes
+    a bullet by accident.
+    """
     for cell in markdown_cells(notebook):
         for line in lists_without_a_gap(cell.source):
-            yield f"{cell.get('id')} has text that Markdown makes a bullet; wrap elsewhere or leave a gap: {line}"
+            yield (
+                f"{cell.get('id')} has text that Markdown makes a bullet; wrap elsewhere or leave a gap:"
+                f" {line}"
+            )
 
 
 def lists_without_a_gap(text: str) -> Iterator[str]:
-    """The first line of each list in Markdown that follows a paragraph's last line; lists in lists are left out."""
+    """The first line of each list in Markdown that follows a paragraph's last line; lists in lists are left
+    out.
+    """
     depth, paragraph_end = 0, -1
     for token in MarkdownIt("commonmark").enable("table").parse(text):
         is_list = token.type in ("bullet_list_open", "ordered_list_open")
@@ -247,7 +265,10 @@ def comparison(notebook: NotebookNode) -> Iterator[str]:
     ignored = [cell.id for cell in cells if "nbval-ignore-output" in cell.metadata.get("tags", ())]
     ignored += [cell.id for cell in cells if "NBVAL_" in cell.source]
     if len(ignored) > MOST_UNCOMPARED * len(cells):
-        yield f"leaves the outputs of {len(ignored)} of {len(cells)} code cells uncompared: {', '.join(ignored)}"
+        yield (
+            f"leaves the outputs of {len(ignored)} of {len(cells)} code cells uncompared:"
+            f" {', '.join(ignored)}"
+        )
     for cell in cells:
         if {"nbval-skip", "raises-exception"}.intersection(cell.metadata.get("tags", ())):
             yield f"{cell.id} is not tested at all: nbval skips it, or passes whatever it raises"

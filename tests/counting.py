@@ -7,7 +7,8 @@ from collections.abc import Callable
 def calls(work: Callable[[], object]) -> int:
     """Calls of functions, Python's and C's, that `work()` makes in this thread.
 
-    A limit in a test is about twice what the code takes: room for another Python or torch, none for a loop too many.
+    A limit in a test is about twice what the code takes: room for another Python or torch, none for a loop
+    too many.
     """
     counted = 0
 

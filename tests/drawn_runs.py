@@ -1,7 +1,7 @@
 """Runs drawn by a seed from all choices of TrainingRun.
 
-`python tests/drawn_runs.py 1000000` compares a hundred of them, from that seed on, with simulations, as `benchmark`
-does with the frozen list; `--freeze` draws that list anew.
+`python tests/drawn_runs.py 1000000` compares a hundred of them, from that seed on, with simulations, as
+`benchmark` does with the frozen list; `--freeze` draws that list anew.
 """
 
 import json
@@ -20,7 +20,9 @@ from course_utils.models import LOGITS, PRESETS
 from course_utils.run import OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 
 WIDEST = 8192
-"""Presets with a larger hidden size than this are left out; so are the course's own tiny ones, which nobody trains."""
+"""Presets with a larger hidden size than this are left out; so are the course's own tiny ones, which nobody
+trains.
+"""
 
 MEASURED_OPTIMIZERS = [name for name in OPTIMIZERS if name not in ("adam8bit", "lion")]
 """Optimizers of torch. Of the others only the bytes are known; they are drawn less often, as is fp8."""
@@ -31,17 +33,21 @@ CARDS = list(GPUS)
 def random_choices(seed: int) -> Choices:
     """Choices for `run_of`, the same for the same seed, every choice of TrainingRun among them.
 
-    Models have published widths and few blocks, so that a simulation takes a fraction of a second. A TrainingRun knows
-    best which choices contradict each other: what it refuses is drawn again.
+    Models have published widths and few blocks, so that a simulation takes a fraction of a second. A
+    TrainingRun knows best which choices contradict each other: what it refuses is drawn again.
     """
     dice = random.Random(seed)
     while True:
         choices = {**_model(dice), **_sizes(dice), **_recipe(dice), **_ranks(dice), **_frozen_weights(dice)}
         with suppress(ValueError):
             run_of(choices)
-            choices |= _sometimes(random.Random(f"card {seed}"), 0.2, lambda: {"card": CARDS[seed % len(CARDS)]})
+            choices |= _sometimes(
+                random.Random(f"card {seed}"), 0.2, lambda: {"card": CARDS[seed % len(CARDS)]}
+            )
             choices |= _sometimes(random.Random(f"unfused {seed}"), 0.15, lambda: {"unfused": True})
-            return choices | _sometimes(random.Random(f"logits {seed}"), 0.25, lambda: {"logits": LOGITS[seed % 2]})
+            return choices | _sometimes(
+                random.Random(f"logits {seed}"), 0.25, lambda: {"logits": LOGITS[seed % 2]}
+            )
 
 
 def random_run(seed: int) -> TrainingRun:
@@ -55,7 +61,9 @@ def _sometimes(dice: random.Random, share: float, choices: Callable[[], Choices]
 
 def _model(dice: random.Random) -> Choices:
     """A preset's widths with one to four blocks, and now and then an option that its family does not have."""
-    presets = [name for name, model in PRESETS.items() if model.hidden <= WIDEST and not name.startswith("tiny-")]
+    presets = [
+        name for name, model in PRESETS.items() if model.hidden <= WIDEST and not name.startswith("tiny-")
+    ]
     preset = dice.choice(presets)
     changes: Choices = {"layers": dice.choice([1, 2, 2, 3, 4])}
     changes |= _sometimes(dice, 0.1, lambda: {"tied": not PRESETS[preset].tied})
@@ -109,7 +117,9 @@ def _ranks(dice: random.Random) -> Choices:
 
 
 def _frozen_weights(dice: random.Random) -> Choices:
-    """LoRA in one run of eight, on some of the matrices, the weights beneath it in 16, 8 or 4 bits or as they are."""
+    """LoRA in one run of eight, on some of the matrices, the weights beneath it in 16, 8 or 4 bits or as they
+    are.
+    """
     if dice.random() >= 0.125:
         return {}
     targets = dice.choice([["attention"], ["attention", "mlp"], ["mlp"], ["out"]])
@@ -120,7 +130,9 @@ def _frozen_weights(dice: random.Random) -> Choices:
 def freeze(first_seed: int = 0, count: int = 400) -> None:
     """Write the frozen list anew: for when TrainingRun has got new choices, and before they are compared."""
     lines = ",\n".join(json.dumps(random_choices(seed)) for seed in range(first_seed, first_seed + count))
-    FROZEN.write_text(f'{{"schema": 1, "first_seed": {first_seed}, "runs": [\n{lines}\n]}}\n', encoding="utf-8")
+    FROZEN.write_text(
+        f'{{"schema": 1, "first_seed": {first_seed}, "runs": [\n{lines}\n]}}\n', encoding="utf-8"
+    )
 
 
 def compare(seed: int, count: int = 100) -> None:

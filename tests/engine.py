@@ -60,7 +60,8 @@ class Operators(TorchDispatchMode):
 
     def __init__(self, weights: Collection[int] = ()) -> None:
         super().__init__()
-        self.weights, self.names = weights, list[str]()
+        self.weights = weights
+        self.names = list[str]()
         self.copies: list[torch.Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

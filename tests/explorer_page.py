@@ -43,7 +43,9 @@ def pyodide_module() -> Any:
 
 
 def need_pyodide() -> None:
-    """Skip where Pyodide cannot be fetched, unless COURSE_REQUIRE_BROWSER asks for all; a wrong checksum fails."""
+    """Skip where Pyodide cannot be fetched, unless COURSE_REQUIRE_BROWSER asks for all; a wrong checksum
+    fails.
+    """
     pyodide = pyodide_module()
     try:
         pyodide.files()
@@ -80,7 +82,9 @@ def opened(page: Page, address: str, seconds: float = 120) -> Page:
 
 
 def key_times(page: Page, control: str, key: str) -> tuple[float, float]:
-    """From `key` on a control to the painted picture: milliseconds of the clock, and of the page's processor time."""
+    """From `key` on a control to the painted picture: milliseconds of the clock, and of the page's processor
+    time.
+    """
     page.locator(f"#choice-{control}").focus()
     with processor_milliseconds(page) as spent:
         page.evaluate(REDRAWN)

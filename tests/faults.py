@@ -1,8 +1,10 @@
-"""Faults: each kind of work is killed at random moments, or its disk fills up. Is all that a learner wrote still there?
+"""Faults: each kind of work is killed at random moments, or its disk fills up. Is all that a learner wrote
+still there?
 
 `python tests/faults.py --times 100 kernel build grader disk` prints a line for each kind, then every
-fault. After each kill: nothing that was there before or was acknowledged is lost, no file is half of one, no process is
-left (and so no port: a port is held by a process), and the same work can go on. Linux only. About a second to ten each.
+fault. After each kill: nothing that was there before or was acknowledged is lost, no file is half of one, no
+process is left (and so no port: a port is held by a process), and the same work can go on. Linux only. About
+a second to ten each.
 """
 
 import argparse
@@ -46,13 +48,16 @@ TRACEBACK = "Traceback (most recent call last)"
 
 
 class Work:
-    """Something that is killed while it works in `folder`. `writes` are patterns of files to which it writes."""
+    """Something that is killed while it works in `folder`. `writes` are patterns of
+    files to which it writes.
+    """
 
     command: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.said = folder, folder / "said"
+        self.folder = folder
+        self.said = folder / "said"
         self.scratch = folder / "tmp"
         self.scratch.mkdir()
 
@@ -61,19 +66,31 @@ class Work:
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Begin; what it says goes to a file."""
-        environment = {**os.environ, "TMPDIR": str(self.scratch), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "TMPDIR": str(self.scratch),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
         with self.said.open("wb") as said:
             return subprocess.Popen(
-                [sys.executable, *self.command], cwd=self.folder, env=environment, stdin=subprocess.DEVNULL,
-                stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, *self.command],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def faults(self) -> Iterator[str]:
         """Sentences that say what is lost or half written, after a kill."""
         return iter(())
 
     def written(self) -> list[tuple[str, int]]:
-        """The files that it writes, with the time of each: another answer means that it has begun to write."""
+        """The files that it writes, with the time of each: another answer means that it
+        has begun to write.
+        """
         paths = [path for pattern in self.writes for path in self.folder.glob(pattern)]
         return sorted((str(path), path.stat().st_mtime_ns) for path in paths if path.exists())
 
@@ -86,7 +103,11 @@ class Build(Work):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         build = "from pathlib import Path; from course_utils.authoring.build import build_all"
-        self.command = ("-c", f"import sys; {build}; sys.exit(build_all(Path(sys.argv[1])))", str(folder / "course"))
+        self.command = (
+            "-c",
+            f"import sys; {build}; sys.exit(build_all(Path(sys.argv[1])))",
+            str(folder / "course"),
+        )
         write_source(folder / "course", "notebooks", LESSON)
         write_source(folder / "course", "solutions", SOLUTION)
         self.marks: list[str] = []
@@ -118,7 +139,15 @@ class Grader(Work):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.command = ("-m", "course_utils", "grade", str(folder / "class"), "--out", str(folder / "out"), "--here")
+        self.command = (
+            "-m",
+            "course_utils",
+            "grade",
+            str(folder / "class"),
+            "--out",
+            str(folder / "out"),
+            "--here",
+        )
         self.exercises = json.loads((ROOT / "exercises" / "04_counting_parameters.ipynb").read_text())
         self.handed_in: dict[Path, bytes] = {}
         for number in range(3):
@@ -136,7 +165,8 @@ class Grader(Work):
 
     def faults(self) -> Iterator[str]:
         yield from (f"{path} was changed" for path, was in self.handed_in.items() if path.read_bytes() != was)
-        table, page = self.folder / "out" / "grades.csv", self.folder / "out" / "class.html"
+        table = self.folder / "out" / "grades.csv"
+        page = self.folder / "out" / "class.html"
         if table.exists():
             with table.open(newline="") as file:
                 rows = list(csv.reader(file))
@@ -156,9 +186,12 @@ from course_utils.interactive.guesses import lock_guess
 acknowledged = os.open({said!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 for step in range(25):
     name = "{number}.%d" % step
-    mark_passed(name); os.write(acknowledged, f"exercise {{name}}\\n".encode())
-    lock_guess(name, step, "GB"); os.write(acknowledged, f"guess {{name}}\\n".encode())
-    mark_quiz(1000 * {number} + step, 1, 2); os.write(acknowledged, f"quiz {{1000 * {number} + step}}\\n".encode())
+    mark_passed(name)
+    os.write(acknowledged, f"exercise {{name}}\\n".encode())
+    lock_guess(name, step, "GB")
+    os.write(acknowledged, f"guess {{name}}\\n".encode())
+    mark_quiz(1000 * {number} + step, 1, 2)
+    os.write(acknowledged, f"quiz {{1000 * {number} + step}}\\n".encode())
 """
 
     def before(self, number: int) -> None:
@@ -207,7 +240,9 @@ KINDS: dict[str, type[Work]] = {"kernel": Kernel, "build": Build, "grader": Grad
 
 def killed(kind: str, times: int, seed: int) -> tuple[str, list[str]]:
     """Kill one kind of work so many times; what was done in a line, and what was found."""
-    dice, found, victims = random.Random(f"{kind} {seed}"), [], Counter[str]()
+    dice = random.Random(f"{kind} {seed}")
+    found = []
+    victims = Counter[str]()
     with tempfile.TemporaryDirectory(prefix="course-faults-", ignore_cleanup_errors=True) as home:
         work = KINDS[kind](Path(home))
         around = _strays()
@@ -221,7 +256,9 @@ def killed(kind: str, times: int, seed: int) -> tuple[str, list[str]]:
             if process.poll() != -signal.SIGKILL and TRACEBACK in work.said.read_text():
                 found.append(f"{kind} {number}: {work.said.read_text()[-600:]}")
             found += [f"{kind} {number}: {fault}" for fault in [*left_behind(), *_faults_of(work)]]
-            for folder in work.scratch.iterdir():  # who is killed cannot remove its own; the system does in the end
+            for (
+                folder
+            ) in work.scratch.iterdir():  # who is killed cannot remove its own; the system does in the end
                 shutil.rmtree(folder, ignore_errors=True)
         found += _unharmed(work, times + 1)[1]
         found += [f"{kind}: left in the repository: {path}" for path in _strays() - around]
@@ -240,7 +277,8 @@ def _unharmed(work: Work, number: int) -> tuple[float, list[str]]:
             time.sleep(0.02)
         process.kill()
     process.wait(timeout=300)
-    seconds, said = time.monotonic() - began, work.said.read_text()
+    seconds = time.monotonic() - began
+    said = work.said.read_text()
     wrong = [said[-600:]] if process.returncode and not isinstance(work, Kernel) else []
     return seconds, [f"unharmed: {fault}" for fault in [*wrong, *_faults_of(work), *left_behind()]]
 
@@ -257,7 +295,8 @@ def _wait(process: "subprocess.Popen[bytes]", work: Work, dice: random.Random, s
     """Until a moment in what the work takes; three times of ten until just after it has begun to write."""
     until = time.monotonic() + dice.uniform(0, seconds)
     if work.writes and dice.random() < 0.3:
-        before, until = work.written(), time.monotonic() + 3 * seconds
+        before = work.written()
+        until = time.monotonic() + 3 * seconds
         while work.written() == before and process.poll() is None and time.monotonic() < until:
             time.sleep(0.0005)
         until = time.monotonic() + dice.uniform(0, 0.02)
@@ -281,7 +320,9 @@ def _kill(process: "subprocess.Popen[bytes]", kind: str, dice: random.Random) ->
 
 
 def left_behind() -> list[str]:
-    """Sentences that name what still executes. This process adopts every orphan, whatever session it is in."""
+    """Sentences that name what still executes. This process adopts every orphan,
+    whatever session it is in.
+    """
     until = time.monotonic() + LATE_SECONDS
     while True:
         with suppress(ChildProcessError):
@@ -311,9 +352,13 @@ def _strays() -> set[Path]:
 
 def disk(times: int, seed: int) -> tuple[str, list[str]]:
     """Fill up the disk at random bytes while everything that is kept for a learner is written."""
-    dice, found, full = random.Random(f"disk {seed}"), [], Counter[str]()
+    dice = random.Random(f"disk {seed}")
+    found = []
+    full = Counter[str]()
     with tempfile.TemporaryDirectory(prefix="course-faults-", ignore_cleanup_errors=True) as folder:
-        fills = {"a limit of a file's size": _limited} | ({"a full tmpfs": _filled} if _mounted(Path(folder)) else {})
+        fills = {"a limit of a file's size": _limited} | (
+            {"a full tmpfs": _filled} if _mounted(Path(folder)) else {}
+        )
         for number in range(times):
             home = Path(folder) / str(number)
             home.mkdir()
@@ -325,7 +370,10 @@ def disk(times: int, seed: int) -> tuple[str, list[str]]:
                     for event in range(40):
                         try:
                             works[0](event)
-                        except (ValueError, OSError) as problem:  # and then it is tried once more, as a learner would
+                        except (
+                            ValueError,
+                            OSError,
+                        ) as problem:  # and then it is tried once more, as a learner would
                             full[f"{name}, {what}"] += 1
                             if not str(problem):
                                 found.append(f"disk {number}: {what} fails without words")
@@ -341,7 +389,10 @@ def disk(times: int, seed: int) -> tuple[str, list[str]]:
             shutil.rmtree(home)
         with suppress(OSError):
             walls._call("umount2", os.fsencode(folder), walls.DETACH)
-    return f"disk: {sum(full.values())} times full in {times} trials ({dict(full)}): {len(found)} faults", found
+    return (
+        f"disk: {sum(full.values())} times full in {times} trials ({dict(full)}): {len(found)} faults",
+        found,
+    )
 
 
 @contextmanager
@@ -357,7 +408,8 @@ def _limited(home: Path, room: int) -> Iterator[None]:
 @contextmanager
 def _filled(home: Path, room: int) -> Iterator[None]:
     """All but a few pages, as a file system in memory counts by them."""
-    ballast, free = home / "ballast", os.statvfs(home).f_bavail * os.statvfs(home).f_frsize
+    ballast = home / "ballast"
+    free = os.statvfs(home).f_bavail * os.statvfs(home).f_frsize
     ballast.write_bytes(bytes(max(0, free - room)))
     try:
         yield
@@ -366,8 +418,11 @@ def _filled(home: Path, room: int) -> Iterator[None]:
 
 
 def _mounted(folder: Path) -> bool:
-    """Put a small file system on the folder: as root, or in a namespace of this process's own where that is allowed."""
-    user, group = os.getuid(), os.getgid()
+    """Put a small file system on the folder: as root, or in a namespace of this process's own where that is
+    allowed.
+    """
+    user = os.getuid()
+    group = os.getgid()
     try:
         if user:
             walls._call("unshare", walls.NEW_USER | walls.NEW_MOUNTS)
@@ -389,10 +444,19 @@ Kept = tuple[Callable[[int], object], Callable[[list[int]], Iterator[str]]]
 
 def _keepers(home: Path) -> dict[str, Kept]:
     """Everything that the course keeps for a learner or a teacher."""
-    table, recording = home / "grades.csv", home / "gpu.jsonl"
+    table = home / "grades.csv"
+    recording = home / "gpu.jsonl"
     [draft] = drafts(home, write_source(home, "notebooks", LESSON))
     draft.target.parent.mkdir(exist_ok=True)
-    line = {"task": "", "kind": "", "status": "", "device": {"name": ""}, "torch": "", "date": "", "commit": ""}
+    line = {
+        "task": "",
+        "kind": "",
+        "status": "",
+        "device": {"name": ""},
+        "torch": "",
+        "date": "",
+        "commit": "",
+    }
 
     def graded(event: int) -> Graded:
         return Graded(str(event), "04", {"04.1": Outcome("passed", "x" * 400)}, "", 1.0)

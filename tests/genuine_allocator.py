@@ -1,6 +1,8 @@
-"""torch's own allocator, compiled, asked what it does on many traces without a GPU; its answers are kept as hashes.
+"""torch's own allocator, compiled, asked what it does on many traces without a GPU; its answers are kept as
+hashes.
 
-Under a CUDA build of torch and with g++, `python tests/genuine_allocator.py` asks it again and writes the hashes anew.
+Under a CUDA build of torch and with g++, `python tests/genuine_allocator.py` asks it again and writes the
+hashes anew.
 """
 
 import hashlib
@@ -25,18 +27,25 @@ ANSWERS = Path(__file__).with_suffix(".json")
 UNLIMITED = 2**50
 
 SETTINGS = (
-    "", "expandable_segments:True", "max_split_size_mb:24", "max_split_size_mb:32,max_non_split_rounding_mb:40",
-    "roundup_power2_divisions:4", "large_segment_size_mb:40",
-    "large_segment_size_mb:12", "expandable_segments:True,roundup_power2_divisions:8",
-    "expandable_segments:True,large_segment_size_mb:40", "expandable_segments:True,max_split_size_mb:24",
-)  # fmt: skip
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:24",
+    "max_split_size_mb:32,max_non_split_rounding_mb:40",
+    "roundup_power2_divisions:4",
+    "large_segment_size_mb:40",
+    "large_segment_size_mb:12",
+    "expandable_segments:True,roundup_power2_divisions:8",
+    "expandable_segments:True,large_segment_size_mb:40",
+    "expandable_segments:True,max_split_size_mb:24",
+)
 CAPACITIES = (UNLIMITED, 1000 * MiB, 300 * MiB, 151 * MiB)
 SEEDS = (0, 1)
 CASES = [f"{capacity} {seed} {text}".strip() for text, capacity, seed in product(SETTINGS, CAPACITIES, SEEDS)]
 
 DESCENDING = [case for case in CASES if case.split()[1:] in (["0"], ["1"], ["0", "max_split_size_mb:24"])]
-"""Asked a second time of a driver that puts each segment below the one before it. Equal free blocks are told apart by
-their address in torch 2.11, and by the age of their segment in 2.13, whose answers stay what they were.
+"""Asked a second time of a driver that puts each segment below the one before it. Equal free blocks are told
+apart by their address in torch 2.11, and by the age of their segment in 2.13, whose answers stay what they
+were.
 """
 
 Action = tuple[str, int, int]
@@ -51,7 +60,9 @@ def parts(case: str) -> tuple[int, int, str]:
 
 def trace(seed: int, length: int = 2500) -> list[Action]:
     """Allocations from 1 byte to 64 MiB, most of them of sizes that come back, and frees in any order."""
-    generator, live, actions = random.Random(seed), list[int](), list[Action]()
+    generator = random.Random(seed)
+    live = list[int]()
+    actions = list[Action]()
 
     def size() -> int:
         return int(2 ** (26 * generator.random()))
@@ -71,9 +82,13 @@ def trace(seed: int, length: int = 2500) -> list[Action]:
 
 
 def our_answers(case: str, descending: bool = False) -> list[str]:
-    """After each action: requested, allocated and reserved bytes, retries, calls of the driver, 1 if out of memory."""
+    """After each action: requested, allocated and reserved bytes, retries, calls of the driver, 1 if out of
+    memory.
+    """
     capacity, seed, text = parts(case)
-    allocator, live, answers = CachingAllocator(capacity, **settings(text)), dict[int, int](), list[str]()
+    allocator = CachingAllocator(capacity, **settings(text))
+    live = dict[int, int]()
+    answers = list[str]()
     lowest = FIRST_ADDRESS
     for action, name, size in trace(seed):
         failed = 0
@@ -110,24 +125,34 @@ def why_not() -> str:
 
 
 def _includes() -> list[Path]:
-    """Folders with CUDA's headers, as torch's CUDA wheels bring them; the compiler's are in another than the rest."""
+    """Folders with CUDA's headers, as torch's CUDA wheels bring them; the compiler's are in another than the
+    rest.
+    """
     site = Path(torch.__path__[0]).parent
     folders = {path.parent for path in site.glob("nvidia/*/include/cuda_runtime_api.h")}
     folders |= {path.parent.parent for path in site.glob("**/include/crt/host_defines.h")}
-    both = any((folder / "crt").is_dir() for folder in folders) and any("nvidia" in folder.parts for folder in folders)
+    both = any((folder / "crt").is_dir() for folder in folders) and any(
+        "nvidia" in folder.parts for folder in folders
+    )
     return sorted(folders) if both else []
 
 
 def compiled(folder: Path) -> Path:
     """The program that runs torch's own allocator, compiled into `folder`."""
-    home, program = Path(torch.__path__[0]), folder / "genuine_allocator"
-    (folder / "cuda_runtime.h").write_text("#include <cuda_runtime_api.h>\n")  # the rest of it is for CUDA's compiler
+    home = Path(torch.__path__[0])
+    program = folder / "genuine_allocator"
+    # the rest of it is for CUDA's compiler
+    (folder / "cuda_runtime.h").write_text("#include <cuda_runtime_api.h>\n")
     runtime = next(home.parent.glob("nvidia/*/lib/libcudart.so.*"))
     includes = [f"-I{path}" for path in (folder, *_includes(), home / "include")]
     source = Path(__file__).with_suffix(".cpp")
     libraries = [
-        f"-L{home / 'lib'}", "-lc10_cuda", "-lc10", str(runtime), f"-Wl,-rpath,{home / 'lib'}:{runtime.parent}",
-    ]  # fmt: skip
+        f"-L{home / 'lib'}",
+        "-lc10_cuda",
+        "-lc10",
+        str(runtime),
+        f"-Wl,-rpath,{home / 'lib'}:{runtime.parent}",
+    ]
     command = ["g++", "-std=c++20", "-w", "-rdynamic", *includes, str(source), "-o", str(program), *libraries]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return program
@@ -138,7 +163,9 @@ def genuine_answers(program: Path, case: str, descending: bool = False) -> list[
     capacity, seed, text = parts(case)
     environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
     environment |= {"PYTORCH_CUDA_ALLOC_CONF": text} if text else {}
-    lines = "".join(f"{' '.join(map(str, action)) if action[0] == 'a' else _short(action)}\n" for action in trace(seed))
+    lines = "".join(
+        f"{' '.join(map(str, action)) if action[0] == 'a' else _short(action)}\n" for action in trace(seed)
+    )
     command = [str(program), str(capacity), *(["descending"] if descending else [])]
     done = subprocess.run(command, input=lines, env=environment, check=True, capture_output=True, text=True)
     return done.stdout.splitlines()

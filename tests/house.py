@@ -46,11 +46,13 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imports(name: str) -> frozenset[str]:
-    """Modules that a module imports, at its top and within functions: ours as in `modules`, others by their full name.
+    """Modules that a module imports, at its top and within functions: ours as in `modules`, others by their
+    full name.
 
     A name that the package itself offers counts as the module that defines it.
     """
-    path, found = modules()[name], set()
+    path = modules()[name]
+    found = set()
     folder = ["course_utils", *path.relative_to(PACKAGE).parent.parts]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -73,7 +75,9 @@ def _defining(source: str, name: str) -> str:
 @cache
 def _offered() -> dict[str, str]:
     tree = ast.parse(modules()[""].read_text(encoding="utf-8"))
-    assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    assigned = {
+        ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)
+    }
     offered: dict[str, str] = ast.literal_eval(assigned["_OFFERED"])
     return {name: module for module, names in offered.items() for name in names.split()}
 
@@ -104,7 +108,11 @@ def circles() -> list[list[str]]:
             seen |= new
             waiting += new
         reached[name] = seen
-    groups = {frozenset({other for other in reached[n] if n in reached[other]}) for n in modules() if n in reached[n]}
+    groups = {
+        frozenset({other for other in reached[n] if n in reached[other]})
+        for n in modules()
+        if n in reached[n]
+    }
     return sorted(sorted(group) for group in groups)
 
 
@@ -126,12 +134,14 @@ def arrows() -> dict[str, set[str]]:
 
 def main() -> None:
     """Print the house from the top floor down."""
-    counted, leading = lines(), arrows()
+    counted = lines()
+    leading = arrows()
     for name in ("__main__", *FLOORS, *NOUNS):
         order = sorted(leading[name], key=(*FLOORS, *NOUNS, "").index)
         print(f"{name:12} {counted[name]:6,} lines -> {', '.join(filter(None, order))}")
     print(
-        f"{'together':12} {sum(counted.values()):6,} lines in {len(modules())} modules; circles: {circles() or 'none'}"
+        f"{'together':12} {sum(counted.values()):6,} lines in {len(modules())} modules; circles:"
+        f" {circles() or 'none'}"
     )
 
 

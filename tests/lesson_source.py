@@ -16,8 +16,8 @@ SOURCES = Path(__file__).resolve().parent.parent / "notebooks" / "src"
 
 @cache
 def names_from_cells(lesson: str, *parts: str) -> dict[str, Any]:
-    """The names that these code cells define: of each part of code, the one cell that contains it. They run in the
-    order given, and what they print is dropped.
+    """The names that these code cells define: of each part of code, the one cell that contains it. They run
+    in the order given, and what they print is dropped.
     """
     (source,) = SOURCES.glob(f"{lesson}_*.py")
     notebook: Any = jupytext.read(source, fmt="py:percent")

@@ -1,6 +1,8 @@
-"""A plugin for `test --lesson`: leaves out a grammar of web addresses that nbformat loads and no notebook needs.
+"""A plugin for `test --lesson`: leaves out a grammar of web addresses that nbformat loads and no notebook
+needs.
 
-jsonschema goes without where it is not installed. Building it takes a second or two, in each of pytest's processes.
+jsonschema goes without where it is not installed. Building it takes a second or two, in each of pytest's
+processes.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Mutants: a seeded sample of small faults, each put into a copy of the course; some test has to notice it.
 
-`python tests/mutants.py` prints which part of the faults was noticed (killed), and every fault that was not. It takes
-about an hour on two cores, needs `coverage`, and Linux or macOS. It is no part of the test suite.
+`python tests/mutants.py` prints which part of the faults was noticed (killed), and every fault that was not.
+It takes about an hour on two cores, needs `coverage`, and Linux or macOS. It is no part of the test suite.
 """
 
 import argparse
@@ -36,13 +36,23 @@ MUTATED = (
 )
 TESTS = (
     *("activations", "allocator*", "benchmark", "breakdown", "checks_in_common", "dashboard", "distributed"),
-    *("estimate", "explain", "feedback", "genuine_allocator", "gpu_tables", "holdings", "house", "language_model"),
+    *(
+        "estimate",
+        "explain",
+        "feedback",
+        "genuine_allocator",
+        "gpu_tables",
+        "holdings",
+        "house",
+        "language_model",
+    ),
     *("lesson_02_checks", "lesson_09_checks", "lesson_12_checks", "lessons_*", "lora", "memory_map"),
     *("model_files", "models", "networks", "optimizers", "pipelines", "planning", "published", "questions"),
     *("recompute", "run", "schedules", "sharding", "simulated", "snapshots", "states", "tape", "tracker"),
     *("update", "workspaces"),
 )
-"""Test files that reach the mutated lines in their own process. None needs a browser, a server or a notebook."""
+"""Test files that reach the mutated lines in their own process. None needs a browser, a server or a notebook.
+"""
 
 KILLED, SURVIVED, UNREACHED = "killed", "survived", "not reached"
 WANTED = 0.90
@@ -59,8 +69,21 @@ LOADED = ("coverage", "jupytext", "matplotlib.pyplot", "nbclient", "numpy", "tor
 MEMORY = 12 * 2**30
 """Bytes of addresses for one process, because endless loops tend to fill lists."""
 
-ARITHMETIC: dict[type[ast.AST], str] = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.Div: "*"}
-ARITHMETIC |= {ast.Mod: "//", ast.Pow: "*", ast.BitAnd: "|", ast.BitOr: "&", ast.LShift: ">>", ast.RShift: "<<"}
+ARITHMETIC: dict[type[ast.AST], str] = {
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "//",
+    ast.FloorDiv: "*",
+    ast.Div: "*",
+}
+ARITHMETIC |= {
+    ast.Mod: "//",
+    ast.Pow: "*",
+    ast.BitAnd: "|",
+    ast.BitOr: "&",
+    ast.LShift: ">>",
+    ast.RShift: "<<",
+}
 COMPARISONS: dict[type[ast.AST], tuple[str, str]] = {ast.Eq: ("==", "!="), ast.NotEq: ("!=", "==")}
 COMPARISONS |= {ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is")}
 COMPARISONS |= {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">")}
@@ -69,8 +92,12 @@ EXTREMES = {"min": "max", "max": "min"}
 
 
 def main() -> int:
-    """Sample mutants, run the tests that reach each, print what survived and the score; 1 if that is too low."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Sample mutants, run the tests that reach each, print what survived and the score;
+    1 if that is too low.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sample", type=int, default=400, help="how many mutants")
     parser.add_argument("--seed", type=int, default=16)
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
@@ -80,10 +107,16 @@ def main() -> int:
         importlib.import_module(module)
     with tempfile.TemporaryDirectory(prefix="course-mutants-") as folder:
         pristine, *copies = copies_of(ROOT, chosen.jobs + 1, Path(folder))
-        paths = sorted(str(path.relative_to(pristine)) for pattern in MUTATED for path in pristine.glob(pattern))
+        paths = sorted(
+            str(path.relative_to(pristine)) for pattern in MUTATED for path in pristine.glob(pattern)
+        )
         sites = [mutant for path in paths for mutant in Sites(path, (pristine / path).read_bytes())]
-        sampled = [one for one in sample(sites, chosen.sample, chosen.seed) if re.search(chosen.only, str(one))]
-        return report(Trial(Tests(reached(paths, pristine, copies), pristine), pristine, copies).judge(sampled))
+        sampled = [
+            one for one in sample(sites, chosen.sample, chosen.seed) if re.search(chosen.only, str(one))
+        ]
+        return report(
+            Trial(Tests(reached(paths, pristine, copies), pristine), pristine, copies).judge(sampled)
+        )
 
 
 def report(results: "Sequence[tuple[Mutant, str]]") -> int:
@@ -116,21 +149,27 @@ class Mutant:
     lines: range
     statement: range
     names: frozenset[str]
-    """What the statement binds, if it is executed on import: its tests are those that reach where these are used."""
+    """What the statement binds, if it is executed on import: its tests are those that reach where these are
+    used.
+    """
 
     def __str__(self) -> str:
         return f"{self.path}:{self.lines[0]} {self.scope}: {self.change}"
 
 
 def sample(mutants: Iterable[Mutant], size: int, seed: int) -> list[Mutant]:
-    """The `size` mutants whose hashes come first: a change of the code elsewhere leaves the others in the sample."""
+    """The `size` mutants whose hashes come first: a change of the code elsewhere leaves the others in the
+    sample.
+    """
     ranks: dict[str, Mutant] = {}
     times: Counter[tuple[str, str, str]] = Counter()
     for mutant in mutants:
         site = (mutant.path, mutant.scope, mutant.change)
         times[site] += 1
         ranks[hashlib.sha256(repr((seed, *site, times[site])).encode()).hexdigest()] = mutant
-    return sorted((ranks[rank] for rank in sorted(ranks)[:size]), key=lambda mutant: (mutant.path, mutant.start))
+    return sorted(
+        (ranks[rank] for rank in sorted(ranks)[:size]), key=lambda mutant: (mutant.path, mutant.start)
+    )
 
 
 class Sites:
@@ -148,7 +187,12 @@ class Sites:
 
     def _walk(self, node: Any, statement: Any, scope: str, on_import: bool) -> Iterator[Mutant]:
         match node:
-            case ast.Import() | ast.ImportFrom() | ast.Assign(targets=[ast.Name(id="__all__")]) | ast.JoinedStr():
+            case (
+                ast.Import()
+                | ast.ImportFrom()
+                | ast.Assign(targets=[ast.Name(id="__all__")])
+                | ast.JoinedStr()
+            ):
                 return  # Python 3.11 does not know where in the file the parts of an f-string are
             case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.Call(func=ast.Name(id="lru_cache")):
                 return  # how much is kept in a cache changes no result
@@ -217,7 +261,8 @@ class Sites:
         change = f"{' '.join(self.source[start:end].decode().split())}  →  {' '.join(text.split())}"
         body = getattr(statement, "body", [])
         header = max(statement.lineno, body[0].lineno - 1) if body else statement.end_lineno
-        last: Any = statement if on_import and isinstance(statement, ast.FunctionDef) else node  # a default's calls
+        # a default's calls
+        last: Any = statement if on_import and isinstance(statement, ast.FunctionDef) else node
         lines = range(node.lineno, last.end_lineno + 1)
         names: set[str] = set()
         if on_import and isinstance(statement, ast.ClassDef | ast.FunctionDef):
@@ -229,7 +274,9 @@ class Sites:
         return Mutant(self.path, scope, change, start, end, text, lines, whole, frozenset(names))
 
     def _span(self, node: Any) -> tuple[int, int]:
-        return self.offsets[node.lineno - 1] + node.col_offset, self.offsets[node.end_lineno - 1] + node.end_col_offset
+        return self.offsets[node.lineno - 1] + node.col_offset, self.offsets[
+            node.end_lineno - 1
+        ] + node.end_col_offset
 
     def _text(self, node: ast.AST) -> str:
         start, end = self._span(node)
@@ -241,7 +288,9 @@ class Sites:
 
 def reached(paths: Sequence[str], pristine: Path, copies: Sequence[Path]) -> list[dict[str, Any]]:
     """The seconds of each test of each test file, and the lines of `paths` that the tests reach."""
-    files = sorted(str(p.relative_to(pristine)) for name in TESTS for p in pristine.glob(f"tests/test_{name}.py"))
+    files = sorted(
+        str(p.relative_to(pristine)) for name in TESTS for p in pristine.glob(f"tests/test_{name}.py")
+    )
     answers = {file: pristine.parent / f"{Path(file).stem}.json" for file in files}
 
     def done(code: int, text: str, copy: Path, file: str) -> None:
@@ -250,7 +299,8 @@ def reached(paths: Sequence[str], pristine: Path, copies: Sequence[Path]) -> lis
         print(f"{file}: done", flush=True)
 
     run_all(
-        [Job(partial(record, file, paths, answers[file]), partial(done, file=file), 1800) for file in files], copies
+        [Job(partial(record, file, paths, answers[file]), partial(done, file=file), 1800) for file in files],
+        copies,
     )
     return [json.loads(answer.read_text(encoding="utf-8")) for answer in answers.values()]
 
@@ -320,11 +370,14 @@ class Tests:
         self.sources = {path: (pristine / path).read_text(encoding="utf-8").splitlines() for path in paths}
 
     def noticing(self, mutant: Mutant) -> list[str]:
-        """The tests to run: those that reach it first, then others of their files, which share fixtures and caches."""
+        """The tests to run: those that reach it first, then others of their files, which share fixtures and
+        caches.
+        """
         certain = self._reaching(mutant)
         files = {test.partition("::")[0] for test in certain}
         others = {test for test in self.seconds if test.partition("::")[0] in files} - certain
-        chosen, taken = [], 0.0
+        chosen = []
+        taken = 0.0
         for test in [*self._ordered(certain, mutant), *self._ordered(others, mutant)]:
             taken += self.seconds[test]
             if taken <= SECONDS:
@@ -344,7 +397,9 @@ class Tests:
         return set()
 
     def _ordered(self, tests: set[str], mutant: Mutant) -> list[str]:
-        """Those of the file's own tests first, then the quickest of each test file, then the second of each."""
+        """Those of the file's own tests first, then the quickest of each test file,
+        then the second of each.
+        """
         own = f"test_{Path(mutant.path).stem.removesuffix('_labs')}"
         turns: Counter[str] = Counter()
         ranked = []
@@ -374,7 +429,9 @@ class Trial:
             else:
                 self._decide(mutant, UNREACHED)
         files = sorted({test.partition("::")[0] for test in self.tests.seconds})
-        compiled = Job(partial(pytest.main, ["-q", "--collect-only", "-p", "no:cacheprovider", *files]), _control, 600)
+        compiled = Job(
+            partial(pytest.main, ["-q", "--collect-only", "-p", "no:cacheprovider", *files]), _control, 600
+        )
         run_all([compiled] * len(self.copies), self.copies)  # once, not once for each mutant
         run_all(self.jobs, self.copies)
         if killers := sorted(self.killers & self.tests.seconds.keys()):
@@ -383,7 +440,8 @@ class Trial:
         return self.results
 
     def _job(self, mutant: Mutant, tests: Sequence[str]) -> "Job":
-        limit = int(20 + 5 * sum(self.tests.seconds.get(test, 1) for test in tests))  # for endless loops alone
+        # for endless loops alone
+        limit = int(20 + 5 * sum(self.tests.seconds.get(test, 1) for test in tests))
         return Job(partial(self._run, mutant, tests), partial(self._ran, mutant, tests), limit)
 
     def _run(self, mutant: Mutant, tests: Sequence[str]) -> int:
@@ -398,7 +456,9 @@ class Trial:
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)
         if code in (5, 98, 99):
             raise SystemExit(f"{mutant}: exit status {code}\n{text[-2000:]}")
-        if code == 4 and not failed and any("[" in test for test in tests):  # the mutant changes names of parameters
+        if (
+            code == 4 and not failed and any("[" in test for test in tests)
+        ):  # the mutant changes names of parameters
             self.jobs.insert(0, self._job(mutant, [*dict.fromkeys(test.partition("[")[0] for test in tests)]))
         elif code:
             self._decide(mutant, KILLED, failed[1] if failed else f"exit status {code}")
@@ -438,11 +498,15 @@ def copies_of(root: Path, number: int, folder: Path) -> list[Path]:
 
 
 def run_all(jobs: list[Job], copies: Sequence[Path]) -> None:
-    """Run each job in a process of its own, one to a copy at a time. A job that is done may add others to the list."""
-    free, running = list(copies), dict[int, tuple[Job, Path, float]]()
+    """Run each job in a process of its own, one to a copy at a time. A job that is done may add others to the
+    list.
+    """
+    free = list(copies)
+    running = dict[int, tuple[Job, Path, float]]()
     while jobs or running:
         while jobs and free:
-            job, copy = jobs.pop(0), free.pop()
+            job = jobs.pop(0)
+            copy = free.pop()
             running[fork(job, copy)] = (job, copy, time.monotonic())
         time.sleep(0.05)
         for child, (job, copy, started) in list(running.items()):

@@ -1,4 +1,5 @@
-"""What a test needs from the extra `author`. Where only `lab` and `test` are installed, it is skipped and says why.
+"""What a test needs from the extra `author`. Where only `lab` and `test` are installed, it is skipped and
+says why.
 
 Nothing is skipped in the course's own environment, and where COURSE_REQUIRE_BROWSER=1 asks for every test.
 """

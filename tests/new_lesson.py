@@ -1,7 +1,9 @@
-"""Make every file that a new lesson needs: `python3 -m course_utils new-lesson 15 my_lesson --title "My lesson"`.
+"""Make every file that a new lesson needs:
+`python3 -m course_utils new-lesson 15 my_lesson --title "My lesson"`.
 
-The files are the skeletons of `docs/skeletons`, which build and pass their tests as they stand. What has to be written
-is marked YOURS in them; `tests/test_skeletons.py` lists the marks that are left. Standard library alone.
+The files are the skeletons of `docs/skeletons`, which build and pass their tests as they stand. What has to
+be written is marked YOURS in them; `tests/test_skeletons.py` lists the marks that are left. Standard library
+alone.
 """
 
 import keyword
@@ -44,7 +46,9 @@ class Lesson:
         return re.sub(r"(?<!\d)15(?!\d)", self.number, text)
 
     def files(self) -> dict[Path, str]:
-        """The new files, by their place below the root, and the skeleton of each; "" for the folder's own line."""
+        """The new files, by their place below the root, and the skeleton of each; "" for the folder's own
+        line.
+        """
         folder = Path("course_utils", "lessons", self.name)
         return {
             Path("notebooks", "src", f"{self.stem}.py"): "15_my_lesson.py",
@@ -58,7 +62,9 @@ class Lesson:
 
 
 def lesson(root: Path, number: str, name: str, title: str = "") -> Lesson:
-    """The lesson that is asked for. Raises WrongLesson for a number, name or title that is taken or malformed."""
+    """The lesson that is asked for. Raises WrongLesson for a number, name or title that is taken or
+    malformed.
+    """
     sources = sorted(root.glob("notebooks/src/[0-9]*.py"))
     following = f"{max(int(number_of(path)[:2]) for path in sources) + 1:02d}"
     if number.zfill(2) != following:
@@ -75,7 +81,9 @@ def lesson(root: Path, number: str, name: str, title: str = "") -> Lesson:
         raise WrongLesson(f"The name {name!r} is taken by {taken[0]}: choose another one.")
     title = title.strip() or name.replace("_", " ").capitalize()
     if set(title) & set('|[]"\\\n') or len(title) > 60:
-        raise WrongLesson(f'The title {title!r} has to be one line of up to 60 characters without | [ ] " or \\.')
+        raise WrongLesson(
+            f'The title {title!r} has to be one line of up to 60 characters without | [ ] " or \\.'
+        )
     return Lesson(following, name, title)
 
 
@@ -90,8 +98,9 @@ def make(root: Path, new: Lesson) -> list[Path]:
             f"{there[0]} is there already, and nothing is overwritten: move it away or choose another name."
         )
     shared: dict[Path, Callable[[str, Lesson], str]] = {
-        Path("README.md"): with_row, Path("solutions", "instructor.md"): with_notes,
-    }  # fmt: skip
+        Path("README.md"): with_row,
+        Path("solutions", "instructor.md"): with_notes,
+    }
     changed = {path: change(read(root / path), new) for path, change in shared.items()}
     notes = new.filled(read(root / SKELETONS / "15_my_notes.txt"))
     changed[Path("solutions", "instructor.md")] += notes
@@ -117,7 +126,8 @@ def with_row(readme: str, new: Lesson) -> str:
             "README.md has no table of lessons to add a row to: it needs rows that link notebooks/NN_name."
         )
     last = rows[-1]
-    stem, old = re.findall(r"notebooks/(\w+)\.ipynb", last)[0], re.findall(r"\[(\d\d[a-z]? [^\]]+)\]", last)[0]
+    stem = re.findall(r"notebooks/(\w+)\.ipynb", last)[0]
+    old = re.findall(r"\[(\d\d[a-z]? [^\]]+)\]", last)[0]
     cells = []
     for cell in last.strip("|").split("|"):
         if cell.strip().isdigit():
@@ -133,7 +143,9 @@ def with_notes(notes: str, new: Lesson) -> str:
     """The instructor's notes, to which the lesson's part can be added: they end in a lesson's part."""
     headings = re.findall(r"^## (.+)$", notes, re.MULTILINE)
     if not headings or not headings[-1].startswith("Lesson "):
-        raise WrongLesson("solutions/instructor.md does not end in a lesson's notes: move its last section up.")
+        raise WrongLesson(
+            "solutions/instructor.md does not end in a lesson's notes: move its last section up."
+        )
     return notes.rstrip("\n") + "\n"
 
 

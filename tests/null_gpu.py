@@ -1,4 +1,5 @@
-"""The course on a GPU that does nothing, for machines without one: torch's CUDA build over a stand-in for the driver.
+"""The course on a GPU that does nothing, for machines without one: torch's CUDA build over a stand-in for the
+driver.
 
 `python3 tests/null_gpu.py` makes an environment of its own (5 GB in `build/null_gpu`), compiles the stand-in
 (`tests/null_gpu/`), and runs live tests, recorder, demos, lessons and solutions on it. Standard library only.
@@ -53,7 +54,9 @@ NOTEBOOK = (
 
 @dataclass(frozen=True)
 class Check:
-    """One command: Python's arguments, the seconds that it may take, and how failures are found in its output."""
+    """One command: Python's arguments, the seconds that it may take, and how failures are found in its
+    output.
+    """
 
     name: str
     arguments: Sequence[str]
@@ -73,12 +76,24 @@ def checks(folder: Path) -> Iterator[Check]:
             yield Check(f"tests/{path.name}", command, 1200, failed_tests)
     for kind in RECORDED:
         out = folder / "recordings" / kind
-        command = ["-m", "course_utils", "record", "--minutes", "60", "--out", str(out), "--only", f"{kind}: "]
+        command = [
+            "-m",
+            "course_utils",
+            "record",
+            "--minutes",
+            "60",
+            "--out",
+            str(out),
+            "--only",
+            f"{kind}: ",
+        ]
         yield Check(f"recorder: {kind}", command, 3700, partial(failed_tasks, out))
     yield Check("demos", ["-m", "course_utils", "rehearse", "--here"], 900, failed_demos)
     for group in ("notebooks", "solutions"):
         for path in sorted((ROOT / group).glob("[0-9]*.ipynb")):
-            yield Check(f"{group}/{path.name}", ["-c", NOTEBOOK, str(path)], 1800, partial(failed_cells, path))
+            yield Check(
+                f"{group}/{path.name}", ["-c", NOTEBOOK, str(path)], 1800, partial(failed_cells, path)
+            )
 
 
 def failed_tests(output: str) -> list[str]:
@@ -94,7 +109,9 @@ def failed_tasks(folder: Path, output: str) -> list[str]:
 
 
 def wrong_in(line: dict[str, Any]) -> Iterator[str]:
-    """Faults in a recorder's line that would be faults on any GPU: none depends on a number of the null GPU."""
+    """Faults in a recorder's line that would be faults on any GPU: none depends on a
+    number of the null GPU.
+    """
     if line["status"] != "measured":
         yield f"{line['status']} {line['detail']}".strip()
     if not line["parts"].get("history", {}).get("exact", True):
@@ -111,9 +128,11 @@ def failed_demos(output: str) -> list[str]:
 
 
 def failed_cells(path: Path, output: str) -> list[str]:
-    """The cells of a notebook that failed, from the last line of the output; and whether none was live that should be.
+    """The cells of a notebook that failed, from the last line of the output; and whether none was live that
+    should be.
 
-    Those of a lesson that shows a simulated GPU where it is committed should. Some exercises simulate on purpose.
+    Those of a lesson that shows a simulated GPU where it is committed should. Some exercises simulate on
+    purpose.
     """
     last = "".join(output.splitlines()[-1:])
     if not last.startswith("{"):
@@ -128,7 +147,9 @@ def failed_cells(path: Path, output: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a check: failures that count, failures that `CANNOT` explains with their reasons, and its time."""
+    """The result of a check: failures that count, failures that `CANNOT` explains with their reasons, and its
+    time.
+    """
 
     name: str
     failures: list[str]
@@ -150,18 +171,26 @@ def perform(check: Check, python: str, environment: dict[str, str], logs: Path) 
         code = ended([python, *check.arguments], environment, check.seconds, stream.fileno())
     failures = judged(check, code, log.read_text(encoding="utf-8", errors="replace"))
     reasons = {
-        one: [why for what, why in CANNOT.items() if fnmatch.fnmatch(f"{check.name}: {one}", what)] for one in failures
+        one: [why for what, why in CANNOT.items() if fnmatch.fnmatch(f"{check.name}: {one}", what)]
+        for one in failures
     }
     explained = [f"{one} Why: {why[0]}" for one, why in reasons.items() if why]
-    return Result(check.name, [one for one, why in reasons.items() if not why], explained, time.monotonic() - start)
+    return Result(
+        check.name, [one for one, why in reasons.items() if not why], explained, time.monotonic() - start
+    )
 
 
 def ended(command: list[str], environment: dict[str, str], seconds: float, stream: int) -> int | None:
     """The exit code of a command; None if it was ended, with all its children, because its time was over."""
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=stream,
+        stderr=subprocess.STDOUT,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -184,7 +213,9 @@ def judged(check: Check, code: int | None, output: str) -> list[str]:
 
 
 def missing(site: Path) -> str:
-    """The missing part of that folder of packages to compile and use the stand-in; "" if nothing is missing."""
+    """The missing part of that folder of packages to compile and use the stand-in; ""
+    if nothing is missing.
+    """
     if not (site / "torch" / "lib" / "libc10_cuda.so").exists():
         return "this build of torch is not for CUDA"
     if shutil.which("g++") is None:
@@ -193,23 +224,34 @@ def missing(site: Path) -> str:
 
 
 def headers(site: Path) -> tuple[list[Path], list[Path]]:
-    """Folders with headers, as torch's wheels bring them: of CUDA's runtime, and of its compiler, which Triton has."""
+    """Folders with headers, as torch's wheels bring them: of CUDA's runtime, and of its compiler, which
+    Triton has.
+    """
     runtime = site.glob("nvidia/*/include/cuda_runtime_api.h")
     compiler = [
-        path for where in ("nvidia/*", "triton/backends/*") for path in site.glob(f"{where}/include/crt/host_defines.h")
+        path
+        for where in ("nvidia/*", "triton/backends/*")
+        for path in site.glob(f"{where}/include/crt/host_defines.h")
     ]
     return [path.parent for path in runtime], [path.parents[1] for path in compiler]
 
 
 def standing_in(site: Path, folder: Path) -> dict[str, str]:
-    """Compile the stand-in into `folder`; returns the environment in which a program finds it in place of a GPU."""
+    """Compile the stand-in into `folder`; returns the environment in which a program finds it in place of a
+    GPU.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libcuda.so.1"  # the driver's name, by which torch looks for it
     runtime, compiler = headers(site)
     folders = [f"-I{path}" for path in (*runtime, *compiler)]
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *folders]
     subprocess.run([*command, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(library)], check=True)
-    ours = {"LD_PRELOAD": str(library), "CUDA_MODULE_LOADING": "LAZY", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    ours = {
+        "LD_PRELOAD": str(library),
+        "CUDA_MODULE_LOADING": "LAZY",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
     ours["TORCH_CUDNN_SDPA_DEPRIORITIZED"] = "1"  # cuDNN finds no hardware: flash attention comes first
     return {name: value for name, value in os.environ.items() if name != "COURSE_SOURCE"} | ours
 
@@ -217,13 +259,21 @@ def standing_in(site: Path, folder: Path) -> dict[str, str]:
 def main(arguments: Sequence[str]) -> int:
     """Runs the checks; 1 if anything failed that `CANNOT` does not explain."""
     parser = argparse.ArgumentParser(prog="null_gpu.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("patterns", nargs="*", help="only checks whose name contains one of these, as in notebooks/03")
-    parser.add_argument("--python", help="use this Python, which has torch's CUDA build and the extras lab and test")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "null_gpu", help="where everything is put")
+    parser.add_argument(
+        "patterns", nargs="*", help="only checks whose name contains one of these, as in notebooks/03"
+    )
+    parser.add_argument(
+        "--python", help="use this Python, which has torch's CUDA build and the extras lab and test"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "null_gpu", help="where everything is put"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="checks at a time (2)")
     parser.add_argument("--list", action="store_true", help="print the names of the checks, and run none")
     options = parser.parse_args(arguments)
-    chosen = [one for one in checks(options.folder) if any(word in one.name for word in options.patterns or [""])]
+    chosen = [
+        one for one in checks(options.folder) if any(word in one.name for word in options.patterns or [""])
+    ]
     if options.list or not chosen:
         print("\n".join(one.name for one in chosen) or "No check has such a name: --list shows them all.")
         return 0 if chosen else 1
@@ -232,10 +282,15 @@ def main(arguments: Sequence[str]) -> int:
     except SetupError as error:
         sys.exit(str(error))
     ask = "import sysconfig; print(sysconfig.get_path('platlib'))"
-    site = Path(subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.strip())
+    site = Path(
+        subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+    )
     if reason := missing(site):
         sys.exit(f"{python}: {reason}.")
-    environment = standing_in(site, options.folder) | {"COURSE_HOME": str(options.folder / "home"), "COLUMNS": "400"}
+    environment = standing_in(site, options.folder) | {
+        "COURSE_HOME": str(options.folder / "home"),
+        "COLUMNS": "400",
+    }
     shutil.rmtree(options.folder / "recordings", ignore_errors=True)  # the recorder goes on where it stopped
     (options.folder / "logs").mkdir(exist_ok=True)
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -1,7 +1,8 @@
-"""Which tests are one lesson's: `python3 -m course_utils test --lesson 05` runs those alone, in a minute or two.
+"""Which tests are one lesson's: `python3 -m course_utils test --lesson 05` runs those alone, in a minute or
+two.
 
-They are its notebook under nbval, the tests of its checks and of its model code, and of the tests that judge every
-lesson the cases of this one.
+They are its notebook under nbval, the tests of its checks and of its model code, and of the tests that judge
+every lesson the cases of this one.
 """
 
 import re
@@ -20,11 +21,15 @@ EVERY_LESSON = (
 """Files of tests that judge every lesson: in a case for each, or in one case."""
 
 IN_ONE_CASE = (
-    "test_every_exercise_has_one_check", "test_every_lesson_that_has_exercises_shows_its_quiz",
-    "test_hints_that_notes_quote_are_those_of_the_checks", "test_minutes_are_those_of_the_headers_and_of_the_text",
-    "test_no_lesson_has_words_of_a_skeleton", "test_quiz_questions_that_notes_name_are_there",
-    "test_readme_links_every_lesson_with_its_minutes", "test_the_page_of_recipes_has_each_lessons_own",
-)  # fmt: skip
+    "test_every_exercise_has_one_check",
+    "test_every_lesson_that_has_exercises_shows_its_quiz",
+    "test_hints_that_notes_quote_are_those_of_the_checks",
+    "test_minutes_are_those_of_the_headers_and_of_the_text",
+    "test_no_lesson_has_words_of_a_skeleton",
+    "test_quiz_questions_that_notes_name_are_there",
+    "test_readme_links_every_lesson_with_its_minutes",
+    "test_the_page_of_recipes_has_each_lessons_own",
+)
 """Those in one case."""
 
 
@@ -47,12 +52,18 @@ class OneLesson:
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """True for a file without a test of this lesson, which is then not even read."""
-        if collection_path.is_dir() or collection_path == self.notebook or collection_path.stem in EVERY_LESSON:
+        if (
+            collection_path.is_dir()
+            or collection_path == self.notebook
+            or collection_path.stem in EVERY_LESSON
+        ):
             return None
         return None if collection_path.suffix != ".ipynb" and self.is_own(collection_path) else True
 
     def is_own(self, path: Path) -> bool:
-        """True for a file of tests of this lesson alone: its checks, or what its folder computes and draws."""
+        """True for a file of tests of this lesson alone: its checks, or what its folder
+        computes and draws.
+        """
         if path.stem.startswith("test_lessons_"):
             code = path.read_text(encoding="utf-8")
             return bool(re.search(rf"\blessons(\.| import .*\b){self.folder}\b", code))
@@ -65,7 +76,9 @@ class OneLesson:
 
     @pytest.hookimpl(optionalhook=True)  # for runs without pytest-xdist
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """A lesson's checks are most of its tests: each exercise goes to a worker that is free, not the whole file."""
+        """A lesson's checks are most of its tests: each exercise goes to a worker that is free, not the whole
+        file.
+        """
         from xdist.scheduler import LoadScopeScheduling
 
         class ByExercise(LoadScopeScheduling):
@@ -75,7 +88,9 @@ class OneLesson:
         return ByExercise(config, log)
 
     def is_case(self, item: pytest.Item) -> bool:
-        """True for a case of this lesson, by the number that its name has in brackets, and for a test of all in one."""
+        """True for a case of this lesson, by the number that its name has in brackets, and for a test of all
+        in one.
+        """
         short = self.number.lstrip("0")
         found = re.search(rf"\[(?:.*/)?0?{short}(?:[_.-].*)?\]$", item.name)
         return bool(found) or getattr(item, "originalname", item.name) in IN_ONE_CASE

@@ -1,7 +1,9 @@
-"""Check the English that readers see: `python3 tests/prose.py`, also part of `lint`. Exit status 1 if it finds some.
+"""Check the English that readers see: `python3 tests/prose.py`, also part of `lint`. Exit status 1 if it
+finds some.
 
-`--count` prints the findings by rule and the words of each lesson's text. Only what a machine can judge with few false
-alarms is a rule here: words with a plainer synonym, sentences over 35 words, and how docstrings begin.
+`--count` prints the findings by rule and the words of each lesson's text. Only what a machine can judge with
+few false alarms is a rule here: words with a plainer synonym, sentences over 35 words, and how docstrings
+begin.
 """
 
 import ast
@@ -17,9 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 35
 PREPOSITIONS = "of|in|into|from|with|by|for|on|at|to|through|under|within"
 COUNTED = (
-    "bytes|bits|numbers|tokens|words|steps|operations|messages|sequences|batches|(?:milli)?seconds|minutes|ms|entry"
+    "bytes|bits|numbers|tokens|words|steps|operations|messages|sequences|batches|"
+    "(?:milli)?seconds|minutes|ms|entry"
 )
-PER = "parameter|number|element|token|step|rank|row|head|block|layer|second|sequence|minute|cell|weight|GPU|card|lesson"
+PER = (
+    "parameter|number|element|token|step|rank|row|head|block|layer|second|sequence|minute|cell|weight|"
+    "GPU|card|lesson"
+)
 DEGREES = "longer|more|less|fewer|better|worse|faster|slower|larger|smaller|different|good"
 
 RULES = {
@@ -42,7 +48,7 @@ RULES = {
     rf"\b({COUNTED}) an? ({PER})\b": "per",
     rf"\b({PREPOSITIONS}) (which|whom)\b(?! X is free)[^?]*$": "two sentences",
     rf"(?<![Tt]here )\b(is|are) no (?!({DEGREES})\b)\w+": "is not a",
-}  # fmt: skip
+}
 """A pattern for a sentence, and what to write instead."""
 
 OPENING = re.compile(r"(What|Whether|How|Where|Which|When|Why|That|Of|Not|No|With|For|As|In|At|On|Into|By)\b")
@@ -51,9 +57,15 @@ CODE = re.compile(r"[<>{}\\=]|://|^\s*$|^--|\w\(|;\s*$|\brgb\b|\dpx")
 
 
 def prose_of_markdown(text: str) -> Iterator[tuple[int, str]]:
-    """Paragraphs, list items and cells of tables with their lines; code, formulas and quotations count as one word."""
-    text = re.sub(r"^(```|~~~|\$\$).*?^\1|<!--.*?-->|^---\n.*?^---$",
-                  lambda m: "\n" * m[0].count("\n"), text, flags=re.M | re.S)  # fmt: skip
+    """Paragraphs, list items and cells of tables with their lines; code, formulas and quotations count as one
+    word.
+    """
+    text = re.sub(
+        r"^(```|~~~|\$\$).*?^\1|<!--.*?-->|^---\n.*?^---$",
+        lambda m: "\n" * m[0].count("\n"),
+        text,
+        flags=re.M | re.S,
+    )
     text = re.sub(r"``.+?``|`[^`]+`|\$\$.+?\$\$|\$[^$\n]+\$", "X", text, flags=re.S)
     text = re.sub(r"!?\[([^]]*)\](\([^)]*\)|\[[^]]*\])?", r"\1", text)
     block: list[str] = []
@@ -73,7 +85,9 @@ def prose_of_markdown(text: str) -> Iterator[tuple[int, str]]:
 def sentences(text: str) -> Iterator[str]:
     """The sentences of a paragraph, what is quoted left out."""
     text = re.sub(
-        r"[\"“][^\"”]*[\"”]|(?<!\w)'[A-Z][^']{20,}'", "X", re.sub(r"[*_]{1,2}(?=\S)|(?<=\S)[*_]{1,2}", "", text)
+        r"[\"“][^\"”]*[\"”]|(?<!\w)'[A-Z][^']{20,}'",
+        "X",
+        re.sub(r"[*_]{1,2}(?=\S)|(?<=\S)[*_]{1,2}", "", text),
     )
     yield from (each.strip() for each in re.split(r"(?<=[.?!:])[)\"”]?\s+(?=\S)|\s·\s", text) if each.strip())
 
@@ -107,13 +121,16 @@ def strings_of_code(tree: ast.AST, docstrings: bool) -> Iterator[tuple[int, str]
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and (said := ast.get_docstring(node)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and (
+            said := ast.get_docstring(node)
+        ):
             yield node.body[0].lineno, said
 
 
 def markdown_cells(source: str) -> str:
     """The text of a notebook's source, code left out; each line stays where it is."""
-    lines, text = [], False
+    lines = []
+    text = False
     for line in source.splitlines():
         text = "[markdown]" in line if line.startswith("# %%") else text
         lines.append(re.sub("^# ?", "", line) if text and line.startswith("#") and line[:4] != "# %%" else "")
@@ -124,8 +141,12 @@ def paragraphs(path: Path) -> Iterator[tuple[int, str]]:
     """Everything in a file that a reader of the course sees, with its line."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".toml":
-        yield from ((0, said) for whole in texts_of_toml(tomllib.loads(text)) if " " in whole and not CODE.search(whole)
-                    for _, said in prose_of_markdown(whole))  # fmt: skip
+        yield from (
+            (0, said)
+            for whole in texts_of_toml(tomllib.loads(text))
+            if " " in whole and not CODE.search(whole)
+            for _, said in prose_of_markdown(whole)
+        )
     elif path.suffix == ".py":
         is_lesson = path.parent.name == "src"
         if is_lesson:
@@ -148,7 +169,11 @@ def problems(path: Path) -> Iterator[tuple[int, str, str]]:
     if path.suffix == ".py" and path.parent.name != "src":
         for line, said in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
             if OPENING.match(said):
-                yield line, "docstring", f"a docstring should begin with a verb or what is returned: {said[:60]}"
+                yield (
+                    line,
+                    "docstring",
+                    f"a docstring should begin with a verb or what is returned: {said[:60]}",
+                )
 
 
 def files() -> list[Path]:
@@ -156,7 +181,12 @@ def files() -> list[Path]:
     patterns = ("*.md", "docs/*.md", "solutions/*.md", "notebooks/src/*.py", "solutions/src/*.py",
                 "course_utils/**/*.toml", "course_utils/**/*.py", "docs/skeletons/*")  # fmt: skip
     return sorted(
-        {path for pattern in patterns for path in ROOT.glob(pattern) if path.suffix in (".md", ".py", ".toml")}
+        {
+            path
+            for pattern in patterns
+            for path in ROOT.glob(pattern)
+            if path.suffix in (".md", ".py", ".toml")
+        }
     )
 
 

@@ -1,7 +1,8 @@
-"""How the reference code of GPT-2, Llama 3, Mistral, Qwen and Mixtral differs from the course's networks, in bytes.
+"""How the reference code of GPT-2, Llama 3, Mistral, Qwen and Mixtral differs from the course's networks, in
+bytes.
 
-Each difference is a small change of the course's network, simulated next to the network as it is. Run this file to
-print the table of docs/reference_code.md.
+Each difference is a small change of the course's network, simulated next to the network as it is. Run this
+file to print the table of docs/reference_code.md.
 """
 
 import math
@@ -88,11 +89,12 @@ DIFFERENCES: dict[str, tuple[TrainingRun, Changes]] = {
     "one matrix for q, k and v": (LLAMA.replace(model=replace(LLAMA.model, fused_qkv=True)), {}),
     "rotation in fp32": (LLAMA, {f"{NETWORK}.rotate": rotate_complex}),
     "eager: mask added, softmax in fp32": (
-        LLAMA.replace(attention="eager", micro_batch=1), {f"{NETWORK}.eager_attention": eager_in_fp32},
+        LLAMA.replace(attention="eager", micro_batch=1),
+        {f"{NETWORK}.eager_attention": eager_in_fp32},
     ),
     "logits held by a name": (LLAMA, {f"{STEP}.loss_of": holding_loss}),
     "logits shifted in a copy": (LLAMA, {f"{STEP}.loss_of": shifted_loss}),
-}  # fmt: skip
+}
 
 
 def peaks(name: str, precision: str) -> tuple[int, int]:

@@ -28,12 +28,19 @@ class Server:
 
 @contextmanager
 def running(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[Server]:
-    """The JupyterLab that a command starts in a folder. Raises BrowserProblem if it does not answer in five minutes."""
+    """The JupyterLab that a command starts in a folder. Raises BrowserProblem if it does not answer in five
+    minutes.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     server = Server(f"http://127.0.0.1:{port}", secrets.token_hex(16), folder)
-    asked = ["--no-browser", f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={server.token}"]
+    asked = [
+        "--no-browser",
+        f"--port={port}",
+        "--ServerApp.port_retries=0",
+        f"--IdentityProvider.token={server.token}",
+    ]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([*command, *asked], cwd=folder, env=environment, stdout=log, stderr=log)
         try:

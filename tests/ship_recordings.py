@@ -29,7 +29,8 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
 def _runs() -> Iterator[TrainingRun]:
     # 00, 01 with its exercises, the puzzle in others, and 14
     puzzle = TrainingRun("gpt2-xl", 32, 1024, "bf16-master", "adamw-foreach", recompute="full")
-    in_pieces, one_gradient = {"micro_batch": 4, "accumulation_steps": 8}, puzzle.replace(optimizer="adamw")
+    in_pieces = {"micro_batch": 4, "accumulation_steps": 8}
+    one_gradient = puzzle.replace(optimizer="adamw")
     yield from (TrainingRun("gpt2", 8, 1024), puzzle, puzzle.replace(**in_pieces))
     yield from (one_gradient, one_gradient.replace(**in_pieces), one_gradient.replace(loss_chunks=8))
     yield from (one_gradient.replace(precision="amp-bf16"), one_gradient.replace(recompute="none"))
@@ -54,27 +55,43 @@ def _runs() -> Iterator[TrainingRun]:
     gpt2 = TrainingRun("gpt2", 4, 1024)
     yield from (gpt2, *(gpt2.replace(micro_batch=b, accumulation_steps=100 // b) for b in (1, 4, 20, 100)))
     # 09: FSDP2 as rank 0 of 64
-    yield TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3, loss_chunks=8)
+    yield TrainingRun(
+        "llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3, loss_chunks=8
+    )
     yield gpt_of_six_blocks(ranks=64)
     # 12: all weights trained, LoRA, and a small QLoRA step
-    gpt2, everywhere = TrainingRun("gpt2", 4, 512), ("attention", "mlp")
+    gpt2 = TrainingRun("gpt2", 4, 512)
+    everywhere = ("attention", "mlp")
     yield from (gpt2, gpt2.replace(lora_rank=8), gpt2.replace(lora_rank=8, lora_targets=everywhere))
-    yield TrainingRun("tiny-llama", 4, 256, "bf16", "adam8bit", recompute="full", lora_rank=16,
-                      lora_targets=everywhere, frozen_bits=4)  # fmt: skip
+    yield TrainingRun(
+        "tiny-llama",
+        4,
+        256,
+        "bf16",
+        "adam8bit",
+        recompute="full",
+        lora_rank=16,
+        lora_targets=everywhere,
+        frozen_bits=4,
+    )
     # 13: two models on which calculators disagree, and a GPT as one of their formulas means it
     yield from (TrainingRun("llama3.1-8b", 2, 8192), TrainingRun("gpt2-xl", 32, 1024))
     yield TrainingRun("gpt2", 8, 1024, "bf16-master", attention="eager")
 
 
 def replayed_runs() -> list[TrainingRun]:
-    """Those of lessons 10 and 14, recorded with all their allocations: they are sent through the allocator."""
+    """Those of lessons 10 and 14, recorded with all their allocations: they are sent
+    through the allocator.
+    """
     step = TrainingRun("gpt2", 8, 512)
     return [step, step.replace(loss_chunks=2), *(run for run in broken_runs().values() if run != step)]
 
 
 def main() -> None:
     """Simulate every run, and write the file."""
-    measured = {key(run, steps): measure(run, source="simulated", steps=steps) for run, steps in lesson_runs()}
+    measured = {
+        key(run, steps): measure(run, source="simulated", steps=steps) for run, steps in lesson_runs()
+    }
     text = save(measured, {key(run, 2) for run in replayed_runs()})
     (FOLDER / FILE).write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
 

@@ -20,7 +20,9 @@ Figures = dict[str, object]
 
 
 def small_runs() -> list[TrainingRun]:
-    """Runs of every kind of patch: kernels, loss scaling, Adafactor's norms, shards, recomputation, offloading."""
+    """Runs of every kind of patch: kernels, loss scaling, Adafactor's norms, shards, recomputation,
+    offloading.
+    """
     small = TrainingRun("gpt2", 1, 64)
     return [
         small,
@@ -63,7 +65,8 @@ class Soak:
 
     def run(self, tasks: int, seconds: float = float("inf")) -> list[str]:
         """Do the tasks; returns what was wrong."""
-        choose, end = random.Random(0), time.monotonic() + seconds
+        choose = random.Random(0)
+        end = time.monotonic() + seconds
         for _ in range(tasks):
             self._left.put((choose.randrange(len(self.runs)), choose.choice(list(TASKS))))
         workers = [threading.Thread(target=self._work, args=(end,)) for _ in range(self.threads)]
@@ -96,7 +99,10 @@ def main() -> int:
     runs = small_runs()
     soak = Soak(runs, [figures(run) for run in runs], options.threads)
     wrong = soak.run(1_000_000, 60 * options.minutes)
-    print(f"{options.threads} threads, {options.minutes:g} minutes: {dict(soak.done)}, {len(wrong)} figures wrong")
+    print(
+        f"{options.threads} threads, {options.minutes:g} minutes: {dict(soak.done)}, {len(wrong)} figures"
+        " wrong"
+    )
     print("\n".join(wrong[:20]))
     return 1 if wrong else 0
 

@@ -1,7 +1,9 @@
-"""Speed: estimates, imports, the Explorer. `python tests/speeds.py` prints both tables; it wants a quiet machine.
+"""Speed: estimates, imports, the Explorer. `python tests/speeds.py` prints both tables; it wants a quiet
+machine.
 
-Seconds are the processor's, which on an idle machine are those of the clock, and of several tries the best: what else
-runs on the machine can only slow a try down. What the browser adds to a redraw, tests/test_browser.py measures.
+Seconds are the processor's, which on an idle machine are those of the clock, and of several tries the best:
+what else runs on the machine can only slow a try down. What the browser adds to a redraw,
+tests/test_browser.py measures.
 """
 
 import asyncio
@@ -45,9 +47,12 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 def fresh_runs(model: str, count: int) -> list[TrainingRun]:
     """Runs that differ from each other, so that no cache answers for a whole one."""
-    kernels, recomputes = ("flash", "eager"), ("none", "full")
+    kernels = ("flash", "eager")
+    recomputes = ("none", "full")
     return [
-        TrainingRun(model, 1 + number // 4, 512, attention=kernels[number % 2], recompute=recomputes[number // 2 % 2])
+        TrainingRun(
+            model, 1 + number // 4, 512, attention=kernels[number % 2], recompute=recomputes[number // 2 % 2]
+        )
         for number in range(count)
     ]
 
@@ -77,7 +82,9 @@ sys.exit("torch" in sys.modules)
 
 
 def import_milliseconds() -> float:
-    """Milliseconds that importing the closed forms takes a fresh process. Raises RuntimeError if they load torch."""
+    """Milliseconds that importing the closed forms takes a fresh process. Raises RuntimeError if they load
+    torch.
+    """
     return float(_fresh_process(IMPORT))
 
 
@@ -92,7 +99,8 @@ def _fresh_process(code: str) -> str:
 
 def speed_table(quick: bool, report: Callable[[str], None]) -> Table:
     """Closed forms: what was measured, what is promised."""
-    tries, rows = 2 if quick else 3, list[tuple[Cell, ...]]()
+    tries = 2 if quick else 3
+    rows = list[tuple[Cell, ...]]()
     for model in ("gpt2-xl", "llama3-8b"):
         report(model)
         took = best(tries, partial(estimate_microseconds, model))
@@ -119,13 +127,28 @@ def row(what: str, measured: float, under: float) -> tuple[Cell, ...]:
 CASES: dict[str, dict[str, Any]] = {
     "GPT-2 XL on one card": {},
     "Llama-3 8B, LoRA on 4 bits": {"model": "llama3-8b", "trained": "lora-4", "gpu": "RTX4090-24GB"},
-    "Llama-3 8B, ZeRO-1 on 8 ranks": {"model": "llama3-8b", "world_size": 8, "zero_stage": 1, "gpu": "H100-80GB"},
-    "Llama-3 8B, ZeRO-3 on 8 ranks": {"model": "llama3-8b", "world_size": 8, "zero_stage": 3, "gpu": "H100-80GB"},
-    "Mixtral 8x7B, ZeRO-3 on 64 ranks": {
-        "model": "mixtral-8x7b", "world_size": 64, "zero_stage": 3, "recompute": "full", "gpu": "H100-80GB",
+    "Llama-3 8B, ZeRO-1 on 8 ranks": {
+        "model": "llama3-8b",
+        "world_size": 8,
+        "zero_stage": 1,
+        "gpu": "H100-80GB",
     },
-}  # fmt: skip
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # the values that the micro-batch's slider is moved through, each once in a round
+    "Llama-3 8B, ZeRO-3 on 8 ranks": {
+        "model": "llama3-8b",
+        "world_size": 8,
+        "zero_stage": 3,
+        "gpu": "H100-80GB",
+    },
+    "Mixtral 8x7B, ZeRO-3 on 64 ranks": {
+        "model": "mixtral-8x7b",
+        "world_size": 64,
+        "zero_stage": 3,
+        "recompute": "full",
+        "gpu": "H100-80GB",
+    },
+}
+# the values that the micro-batch's slider is moved through, each once in a round
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def explorer_table(quick: bool, report: Callable[[str], None]) -> Table:
@@ -135,7 +158,10 @@ def explorer_table(quick: bool, report: Callable[[str], None]) -> Table:
         report(name)
         rows.append((name, *_case(DEFAULTS | chosen, 1 if quick else 5)))
     slowest = max(row[2] for row in rows)
-    title = f"A redraw of the Explorer takes up to {slowest:.1f} ms of the kernel, of {REDRAW_MS} from key to picture"
+    title = (
+        f"A redraw of the Explorer takes up to {slowest:.1f} ms of the kernel, of {REDRAW_MS} from key to"
+        " picture"
+    )
     headings = ("case", "median, ms", "slowest, ms", "kB a message", "changes, ms")
     notes = (
         "median and slowest: the micro-batch's slider moved on; what the browser adds is not in it",
@@ -157,7 +183,9 @@ async def _moving(chosen: dict[str, Any], rounds: int) -> tuple[list[float], int
     """
     page = DashboardWidget(**chosen)
     slider = page.controls["micro_batch"]
-    sizes = [size for _ in range(rounds) for size in (*SIZES, *reversed(SIZES)) if size != chosen["micro_batch"]]
+    sizes = [
+        size for _ in range(rounds) for size in (*SIZES, *reversed(SIZES)) if size != chosen["micro_batch"]
+    ]
     moved = [1000 * seconds_of(lambda size=size: setattr(slider, "value", size)) for size in sizes]
     return moved, len((page.picture.value + page.words.value).encode())
 

@@ -19,11 +19,14 @@ from course_utils.measuring import live, own
 from course_utils.measuring.devices import Cuda
 from course_utils.units import GiB, MiB, round_up
 
-NAME, CAPABILITY = "a stand-in", (8, 0)
+NAME = "a stand-in"
+CAPABILITY = (8, 0)
 
 
 class LimitedMemory(TorchDispatchMode):
-    """Counts bytes of CPU tensors made inside; torch's error beyond `room`. Only a mode is told of all operators."""
+    """Counts bytes of CPU tensors made inside; torch's error beyond `room`. Only a mode is told of all
+    operators.
+    """
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -33,12 +36,17 @@ class LimitedMemory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor) and tensor.device.type == "cpu":
+            if (
+                isinstance(tensor, torch.Tensor)
+                and not isinstance(tensor, FakeTensor)
+                and tensor.device.type == "cpu"
+            ):
                 self._count(tensor.untyped_storage())
         return out
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, round_up(storage.nbytes())
+        key = storage._cdata
+        size = round_up(storage.nbytes())
         if key in self._live or not size:
             return
         if self.allocated + size > self.room:

@@ -1,4 +1,6 @@
-"""A step watched by nobody, by the course's tracker, by torch's MemTracker; `python tests/step_speed.py` times it."""
+"""A step watched by nobody, by the course's tracker, by torch's MemTracker; `python tests/step_speed.py`
+times it.
+"""
 
 import sys
 from collections.abc import Callable
@@ -51,7 +53,8 @@ def _memtracked(training: Any) -> float:
 
 
 def step_times(run: TrainingRun, tries: int) -> dict[str, float]:
-    """The best `step_seconds` for each watcher: of several tries, or of one for MemTracker, which takes so long.
+    """The best `step_seconds` for each watcher: of several tries, or of one for MemTracker, which takes so
+    long.
 
     Tracked and untracked steps alternate: a processor's clock changes from one second to the next.
     """

@@ -39,8 +39,8 @@ FAMILIES = {
 def saved_by(run: TrainingRun) -> tuple[Counter[int], Counter[int]]:
     """How many storages of each rounded size autograd keeps: for forward, and for the loss.
 
-    Weights, autocast's copies of them and the batch are there anyway and are left out; so is the efficient kernel's
-    random state, which every GPU has on the host.
+    Weights, autocast's copies of them and the batch are there anyway and are left out; so is the efficient
+    kernel's random state, which every GPU has on the host.
     """
     kept: dict[int, torch.Tensor] = {}
 
@@ -57,8 +57,14 @@ def saved_by(run: TrainingRun) -> tuple[Counter[int], Counter[int]]:
             logits = training.network(training.tokens)
             in_forward = set(kept)
             loss = loss_of(logits, training.targets, run.model.logits == "fp32")
-        known = weights | {storage_of(tensor) for tensor in (training.tokens, training.targets, *operators.copies)}
-        sizes = {key: round_up(tensor.untyped_storage().nbytes()) for key, tensor in kept.items() if key not in known}
+        known = weights | {
+            storage_of(tensor) for tensor in (training.tokens, training.targets, *operators.copies)
+        }
+        sizes = {
+            key: round_up(tensor.untyped_storage().nbytes())
+            for key, tensor in kept.items()
+            if key not in known
+        }
         assert loss.requires_grad
     forward = Counter(size for key, size in sizes.items() if key in in_forward)
     return forward, Counter(size for key, size in sizes.items() if key not in in_forward)
@@ -77,7 +83,9 @@ def test_every_tensor_that_autograd_saves_is_listed(family, precision, attention
     in_forward, in_loss = saved_by(run)
     listed = stem_saved(run) + run.model.layers * block_saved(run) + head_saved(run)
     assert sizes_of(listed) == in_forward
-    assert activation_bytes(run) == sum_bytes(listed) == sum(size * count for size, count in in_forward.items())
+    assert (
+        activation_bytes(run) == sum_bytes(listed) == sum(size * count for size, count in in_forward.items())
+    )
     assert sizes_of(loss_saved(run)) == in_loss
 
 
@@ -91,7 +99,8 @@ def test_saved_tensors_are_what_the_tracker_calls_activations(family, recipe, re
     assert measured.moments["end of forward"]["activations"] == activation_bytes(run)
     the_loss = BLOCK  # nothing saves it, but backward begins with it
     assert (
-        measured.moments["after loss"]["activations"] == activation_bytes(run) + sum_bytes(loss_saved(run)) + the_loss
+        measured.moments["after loss"]["activations"]
+        == activation_bytes(run) + sum_bytes(loss_saved(run)) + the_loss
     )
 
 

@@ -1,6 +1,7 @@
 """The caching allocator: cases worked out by hand, invariants on random traces, settings as torch reads them.
 
-That it rounds, splits, fits, retries and fails as torch's own allocator does is the subject of test_genuine_allocator.
+That it rounds, splits, fits, retries and fails as torch's own allocator does is the subject of
+test_genuine_allocator.
 """
 
 import json
@@ -52,7 +53,10 @@ def test_an_allocation_fails_with_40_percent_of_the_memory_free():
     assert error.free == 32 * MiB and error.free_share == 0.4
     assert (error.requested, error.attempted, error.largest_free) == (8 * MiB, 20 * MiB, 4 * MiB)
     said = str(error)
-    assert "Tried to allocate 20.00 MiB" in said and "total capacity of 80.00 MiB, of which 0 bytes is free" in said
+    assert (
+        "Tried to allocate 20.00 MiB" in said
+        and "total capacity of 80.00 MiB, of which 0 bytes is free" in said
+    )
     assert "48.00 MiB is allocated" in said and "32.00 MiB is reserved but unallocated" in said
     assert "40 % of the GPU" in said and "fragmented" in said
     with pytest.raises(OutOfMemory, match="fragmented"):  # as much as is free in all
@@ -87,10 +91,14 @@ def test_a_stream_is_served_from_its_own_blocks_and_out_of_memory_takes_those_of
 
 
 CHOICES: tuple[dict[str, Any], ...] = (
-    {}, {"capacity": 150 * MiB}, {"max_split_size_mb": 32, "capacity": 150 * MiB}, {"roundup_power2_divisions": 4},
-    {"expandable_segments": True}, {"expandable_segments": True, "capacity": 120 * MiB},
+    {},
+    {"capacity": 150 * MiB},
+    {"max_split_size_mb": 32, "capacity": 150 * MiB},
+    {"roundup_power2_divisions": 4},
+    {"expandable_segments": True},
+    {"expandable_segments": True, "capacity": 120 * MiB},
     {"expandable_segments": True, "max_split_size_mb": 24, "capacity": 120 * MiB},
-)  # fmt: skip
+)
 
 
 def check(allocator: CachingAllocator, live: dict[int, int]) -> None:
@@ -116,7 +124,8 @@ def check(allocator: CachingAllocator, live: dict[int, int]) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_lost_and_nothing_overlaps_on_random_traces(choices, seed):
     generator = random.Random(seed)
-    allocator, live = CachingAllocator(**choices), dict[int, int]()
+    allocator = CachingAllocator(**choices)
+    live = dict[int, int]()
     failures = 0
     for event in range(1500):
         if live and generator.random() < 0.48:
@@ -160,23 +169,38 @@ def test_nothing_is_freed_twice():
 
 
 GOOD = (
-    "expandable_segments:True", "expandable_segments:False", "max_split_size_mb:20",
-    "max_split_size_mb:128,expandable_segments:True", " max_split_size_mb : 128 , ", "large_segment_size_mb:11",
-    "large_segment_size_mb:40,max_split_size_mb:40", "max_non_split_rounding_mb:30", "roundup_power2_divisions:8",
-    "roundup_power2_divisions:1", "pinned_use_background_threads:True", "",
-)  # fmt: skip
+    "expandable_segments:True",
+    "expandable_segments:False",
+    "max_split_size_mb:20",
+    "max_split_size_mb:128,expandable_segments:True",
+    " max_split_size_mb : 128 , ",
+    "large_segment_size_mb:11",
+    "large_segment_size_mb:40,max_split_size_mb:40",
+    "max_non_split_rounding_mb:30",
+    "roundup_power2_divisions:8",
+    "roundup_power2_divisions:1",
+    "pinned_use_background_threads:True",
+    "",
+)
 BAD = (
-    "expandable_segments:true", "max_split_size_mb:19", "max_split_size_mb:x", "max_split_size_mb",
-    "large_segment_size_mb:10", "large_segment_size_mb:40,max_split_size_mb:30", "max_non_split_rounding_mb:10",
-    "roundup_power2_divisions:3", "roundup_power2_divisions:0",
-)  # fmt: skip
+    "expandable_segments:true",
+    "max_split_size_mb:19",
+    "max_split_size_mb:x",
+    "max_split_size_mb",
+    "large_segment_size_mb:10",
+    "large_segment_size_mb:40,max_split_size_mb:30",
+    "max_non_split_rounding_mb:10",
+    "roundup_power2_divisions:3",
+    "roundup_power2_divisions:0",
+)
 
 ASK_TORCH = """
 import json, sys, torch
 answers = {}
 for text in json.load(sys.stdin):
     try:
-        torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:20")  # torch keeps the last one otherwise
+        # torch keeps the last one otherwise
+        torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:20")
         torch._C._accelerator_setAllocatorSettings(text)
         answers[text] = True
     except (ValueError, RuntimeError):
@@ -185,10 +209,16 @@ print(json.dumps(answers))
 """
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_accelerator_setAllocatorSettings"), reason="this torch cannot be asked")
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_accelerator_setAllocatorSettings"), reason="this torch cannot be asked"
+)
 def test_settings_are_taken_and_refused_as_torch_does():
     done = subprocess.run(
-        [sys.executable, "-c", ASK_TORCH], input=json.dumps(GOOD + BAD), capture_output=True, text=True, check=True
+        [sys.executable, "-c", ASK_TORCH],
+        input=json.dumps(GOOD + BAD),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert json.loads(done.stdout) == dict.fromkeys(GOOD, True) | dict.fromkeys(BAD, False)
     for text in GOOD:
@@ -198,19 +228,32 @@ def test_settings_are_taken_and_refused_as_torch_does():
             settings(text)
 
 
-@pytest.mark.parametrize(("text", "choices"), [
-    ("expandable_segments:True,max_split_size_mb:128", {"expandable_segments": True, "max_split_size_mb": 128}),
-    ("roundup_power2_divisions:8", {"roundup_power2_divisions": 8}), ("backend:native", {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "choices"),
+    [
+        (
+            "expandable_segments:True,max_split_size_mb:128",
+            {"expandable_segments": True, "max_split_size_mb": 128},
+        ),
+        ("roundup_power2_divisions:8", {"roundup_power2_divisions": 8}),
+        ("backend:native", {}),
+    ],
+)
 def test_settings_become_choices(text, choices):
     assert settings(text) == choices
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("expandable_segment:True", "did you mean 'expandable_segments'"),
-    ("roundup_power2_divisions:[256:1,>:8]", "roundup_power2_divisions has '.256:1', which is not a whole number"),
-    ("backend:cudaMallocAsync", "unknown allocator setting 'backend'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("expandable_segment:True", "did you mean 'expandable_segments'"),
+        (
+            "roundup_power2_divisions:[256:1,>:8]",
+            "roundup_power2_divisions has '.256:1', which is not a whole number",
+        ),
+        ("backend:cudaMallocAsync", "unknown allocator setting 'backend'"),
+    ],
+)
 def test_settings_that_are_not_replayed_say_why(text, words):
     with pytest.raises(ValueError, match=words):
         settings(text)
@@ -218,7 +261,10 @@ def test_settings_that_are_not_replayed_say_why(text, words):
 
 @pytest.mark.parametrize(
     ("choices", "words"),
-    [({"expandable_segments": "yes"}, "expandable_segments is 'yes'"), ({"max_split_size_mb": 20.5}, "number of MiB")],
+    [
+        ({"expandable_segments": "yes"}, "expandable_segments is 'yes'"),
+        ({"max_split_size_mb": 20.5}, "number of MiB"),
+    ],
 )
 def test_a_choice_of_the_wrong_type_is_refused(choices, words):
     with pytest.raises(ValueError, match=words):

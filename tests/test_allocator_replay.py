@@ -1,4 +1,6 @@
-"""A run's allocations through the allocator: hand-made events, and measured steps whose totals must come out again."""
+"""A run's allocations through the allocator: hand-made events, and measured steps whose totals must come out
+again.
+"""
 
 import dataclasses
 from itertools import pairwise
@@ -28,8 +30,15 @@ def test_an_emptied_cache_is_an_event_of_its_own():
     replayed = replay([(40 * MiB, "a"), (-40 * MiB, "a"), EMPTY_CACHE, (12 * MiB, "b")])
     assert replayed.reserved == [40 * MiB, 40 * MiB, 0, 12 * MiB]
     actions = [entry["action"] for entry in snapshot_of(replayed)["device_traces"][0]]
-    assert actions == ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free", "segment_alloc",
-                       "alloc"]  # fmt: skip
+    assert actions == [
+        "segment_alloc",
+        "alloc",
+        "free_requested",
+        "free_completed",
+        "segment_free",
+        "segment_alloc",
+        "alloc",
+    ]
 
 
 def test_each_event_has_its_figures():
@@ -66,17 +75,24 @@ def test_blocks_are_as_they_were_at_an_event():
     (only,) = replayed.blocks_at(2)
     assert only.allocated == 0
     for event in (5, "peak", 1.0):
-        with pytest.raises(ValueError, match=f"event {event!r} does not exist: this replay has events 0 to 4"):
+        with pytest.raises(
+            ValueError, match=f"event {event!r} does not exist: this replay has events 0 to 4"
+        ):
             memory_map(replayed, event)  # pyrefly: ignore [bad-argument-type]
     empty = replay([])
     assert (empty.peak_allocated, empty.peak_event, empty.blocks_at()) == (0, 0, []) and repr(empty)
 
 
-@pytest.mark.parametrize(("events", "words"), [
-    ([(512, "a"), (512, "a")], "event 2 allocates 'a', which is allocated already"),
-    ([(-512, "a")], "event 1 is .-512, 'a'.: a free is minus the bytes"), ([(512, "a"), (-1024, "a")], "event 2"),
-    ([(0, "a")], "event 1"), ([(512, "a"), (0, "a")], "event 2 is .0, 'a'.: a free"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([(512, "a"), (512, "a")], "event 2 allocates 'a', which is allocated already"),
+        ([(-512, "a")], "event 1 is .-512, 'a'.: a free is minus the bytes"),
+        ([(512, "a"), (-1024, "a")], "event 2"),
+        ([(0, "a")], "event 1"),
+        ([(512, "a"), (0, "a")], "event 2 is .0, 'a'.: a free"),
+    ],
+)
 def test_events_are_checked(events, words):
     with pytest.raises(ValueError, match=words):
         replay(events)
@@ -140,7 +156,9 @@ def test_twice_as_many_events_take_twice_as_many_calls():
         events += [((index % 97 + 1) * 100_000, name) for index, name in enumerate(names)]
         events += [(-(index % 97 + 1) * 100_000, name) for index, name in enumerate(names)]
     assert len(replay(events)) == 40_000
-    assert calls(lambda: replay(events)) == pytest.approx(2 * calls(lambda: replay(events[:20_000])), rel=0.05)
+    assert calls(lambda: replay(events)) == pytest.approx(
+        2 * calls(lambda: replay(events[:20_000])), rel=0.05
+    )
 
 
 def test_capacity_may_be_a_text_and_choices_are_checked():
@@ -151,7 +169,9 @@ def test_capacity_may_be_a_text_and_choices_are_checked():
     for capacity in ("sixty", 60e6):
         with pytest.raises(ValueError, match=f"{capacity!r} is not an amount of memory"):
             replay(events, capacity)  # pyrefly: ignore [bad-argument-type]
-    with pytest.raises(ValueError, match="unknown allocator setting 'max_split': did you mean 'max_split_size_mb'"):
+    with pytest.raises(
+        ValueError, match="unknown allocator setting 'max_split': did you mean 'max_split_size_mb'"
+    ):
         replay(events, max_split=21)
 
 
@@ -160,24 +180,34 @@ def test_bytes_may_be_any_kind_of_whole_number():
     assert replay(numpys).reserved == replay(GROWING).reserved
 
 
-@pytest.mark.parametrize(("source", "said"), [
-    ("gpt2", "given a str: a measurement, a run, or"), (None, "given a NoneType: a measurement, a run, or"),
-    ({512: "a"}, "given a dict: a measurement, a run, or"),
-    ([512, -512], "512 is not an event, a pair of whole bytes and a name"),
-    ([(512, "a", 3)], "is not an event, a pair of"), ([(512.0, "a")], "is not an event, a pair of whole bytes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("gpt2", "given a str: a measurement, a run, or"),
+        (None, "given a NoneType: a measurement, a run, or"),
+        ({512: "a"}, "given a dict: a measurement, a run, or"),
+        ([512, -512], "512 is not an event, a pair of whole bytes and a name"),
+        ([(512, "a", 3)], "is not an event, a pair of"),
+        ([(512.0, "a")], "is not an event, a pair of whole bytes"),
+    ],
+)
 def test_what_cannot_be_replayed_is_refused_in_words(source, said):
     with pytest.raises(TypeError, match=said):
         replay(source)
 
 
-@pytest.mark.parametrize(("thing", "said"), [
-    (TrainingRun("gpt2"), r"given a TrainingRun: replay it first, measured or estimated"),
-    ([(512, "a")], r"given a list: give what replay\(measured\) returns"),
-])  # fmt: skip
-@pytest.mark.parametrize("use", [
-    memory_map, memory_map_page, lambda thing: save_snapshot(thing, "memory.pickle"),
-], ids=["memory_map", "memory_map_page", "save_snapshot"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("thing", "said"),
+    [
+        (TrainingRun("gpt2"), r"given a TrainingRun: replay it first, measured or estimated"),
+        ([(512, "a")], r"given a list: give what replay\(measured\) returns"),
+    ],
+)
+@pytest.mark.parametrize(
+    "use",
+    [memory_map, memory_map_page, lambda thing: save_snapshot(thing, "memory.pickle")],
+    ids=["memory_map", "memory_map_page", "save_snapshot"],
+)
 def test_what_takes_a_replay_says_how_to_get_one(use, thing, said):
     with pytest.raises(TypeError, match=said):
         use(thing)

@@ -1,7 +1,8 @@
-"""Bad input by the thousand: whatever is handed in is accepted, or refused by an error that names the mistake.
+"""Bad input by the thousand: whatever is handed in is accepted, or refused by an error that names the
+mistake.
 
-What is accepted keeps the course's invariants. A sample is drawn here, the same each time; with COURSE_FULL=1 it is
-50,000 inputs for the closed forms alone and 150 simulated runs, others each time.
+What is accepted keeps the course's invariants. A sample is drawn here, the same each time; with COURSE_FULL=1
+it is 50,000 inputs for the closed forms alone and 150 simulated runs, others each time.
 """
 
 import copy
@@ -47,22 +48,58 @@ ROOT = Path(__file__).resolve().parent.parent
 EXERCISES = ROOT / "exercises" / "06_recomputation.ipynb"
 
 ODD: tuple[Any, ...] = (
-    None, True, False, -1, 0, 1, 3, 7.5, 4.0, math.nan, math.inf, 10**7, 10**30, 10**400, "", "4", "fp32",
-    "none", "\ud800", "x" * 300, b"x", (), ("q",), [], [1], [[]], {}, {"a": 1}, set(), 1j, ..., object, print,
-)  # fmt: skip
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    3,
+    7.5,
+    4.0,
+    math.nan,
+    math.inf,
+    10**7,
+    10**30,
+    10**400,
+    "",
+    "4",
+    "fp32",
+    "none",
+    "\ud800",
+    "x" * 300,
+    b"x",
+    (),
+    ("q",),
+    [],
+    [1],
+    [[]],
+    {},
+    {"a": 1},
+    set(),
+    1j,
+    ...,
+    object,
+    print,
+)
 ODD_JSON = tuple(value for value in ODD if isinstance(value, str | int | float | list | dict | None))
 
 
 def many(sample: int, full: int) -> Any:
     """So many examples: the same each time, or with COURSE_FULL others."""
     return settings(
-        max_examples=full if FULL else sample, derandomize=not FULL, deadline=None, database=None,
+        max_examples=full if FULL else sample,
+        derandomize=not FULL,
+        deadline=None,
+        database=None,
         suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much),
-    )  # fmt: skip
+    )
 
 
 def names(message: str, *words: Any) -> bool:
-    """Whether a message has one of these in it: the name of a choice, or its value as a reader would write it."""
+    """Whether a message has one of these in it: the name of a choice, or its value as a reader would write
+    it.
+    """
     return any(word and word in message for word in words)
 
 
@@ -84,14 +121,22 @@ FLAGS = st.booleans()
 @st.composite
 def small_models(draw: Any) -> TransformerConfig:
     """A transformer of any family and sizes that need not be round."""
-    family, heads = draw(st.sampled_from(list(FAMILIES))), draw(st.integers(1, 6))
+    family = draw(st.sampled_from(list(FAMILIES)))
+    heads = draw(st.integers(1, 6))
     groups = [kv for kv in range(1, heads + 1) if heads % kv == 0]
     sizes: dict[str, Any] = {
-        "layers": draw(st.integers(1, 5)), "hidden": heads * draw(st.sampled_from([4, 8, 24, 64, 128, 256])),
-        "heads": heads, "vocab": draw(st.integers(2, 9000)), "max_positions": draw(st.sampled_from([64, 500, 4096])),
-        "kv_heads": draw(st.sampled_from(groups)), "ffn": draw(st.integers(1, 1500)), "tied": draw(FLAGS),
-        "bias": draw(FLAGS), "qkv_bias": draw(FLAGS), "dropout": draw(st.sampled_from([0.0, 0.1])),
-    }  # fmt: skip
+        "layers": draw(st.integers(1, 5)),
+        "hidden": heads * draw(st.sampled_from([4, 8, 24, 64, 128, 256])),
+        "heads": heads,
+        "vocab": draw(st.integers(2, 9000)),
+        "max_positions": draw(st.sampled_from([64, 500, 4096])),
+        "kv_heads": draw(st.sampled_from(groups)),
+        "ffn": draw(st.integers(1, 1500)),
+        "tied": draw(FLAGS),
+        "bias": draw(FLAGS),
+        "qkv_bias": draw(FLAGS),
+        "dropout": draw(st.sampled_from([0.0, 0.1])),
+    }
     sizes |= {name: draw(st.sampled_from(known)) for name, known in CHOICES.items() if draw(FLAGS)}
     if draw(st.integers(0, 4)) == 0:
         experts = draw(st.integers(2, 8))
@@ -115,7 +160,9 @@ CHOSEN: dict[str, st.SearchStrategy[Any]] = {
     "set_to_none": FLAGS,
     "loss_chunks": st.integers(1, 9),
     "lora_rank": st.integers(0, 9),
-    "lora_targets": st.sampled_from([(), "attention", "mlp", ("q", "v"), ("out", "mlp"), *LORA_ALIASES["mlp"]]),
+    "lora_targets": st.sampled_from(
+        [(), "attention", "mlp", ("q", "v"), ("out", "mlp"), *LORA_ALIASES["mlp"]]
+    ),
     "frozen_bits": st.sampled_from([None, 4, 8, 16]),
     "card": st.sampled_from(list(GPUS)),
     "dropout": st.floats(0, 0.99),
@@ -154,7 +201,9 @@ def test_a_run_is_refused_by_name_or_keeps_every_invariant(chosen: dict[str, Any
         values = [word for value in said.values() if len(str(value)) > 2 for word in spelled(value)]
         assert names(run, *chosen, *values, "small", "LoRA"), run
         return
-    assert eval(run.code(), {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig}) == run and str(run)
+    assert eval(
+        run.code(), {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig}
+    ) == run and str(run)
     try:
         peak = estimate(run)
     except ValueError as refused:
@@ -167,19 +216,25 @@ def keeps_invariants(run: TrainingRun, peak: MemoryBreakdown) -> None:
     """What holds of every estimate."""
     stages = moments(run)
     for name, stage in stages.items():
-        assert stage.total == sum(stage.values()) and all(size >= 0 for size in stage.values()), f"{name}: {stage}"
+        assert stage.total == sum(stage.values()) and all(size >= 0 for size in stage.values()), (
+            f"{name}: {stage}"
+        )
     assert peak.total == max(stage.total for stage in stages.values()) and set(peak) == set(KINDS)
-    # Two choices cut at sizes of their own, so that a larger batch can need less, as the simulation says too: offloaded
-    # is what has a certain size, and 6 tokens in 5 chunks of one size are 3 of 2, fewer than of 5 tokens.
+    # Two choices cut at sizes of their own, so that a larger batch can need less, as the simulation says too:
+    # offloaded is what has a certain size, and 6 tokens in 5 chunks of one size are 3 of 2, fewer than of 5
+    # tokens.
     if run.recompute != "offload" and run.micro_batch < 1_000_000:
         larger = run.replace(micro_batch=run.micro_batch + 1)
         needs_more = pieces(larger) < pieces(run) or estimate(larger).total >= peak.total
         assert needs_more, f"{larger} needs less than {run}"
-    # "selective" keeps what every matrix product gives, of which a frozen one under LoRA needs nothing otherwise.
+    # "selective" keeps what every matrix product gives, of which a frozen one under LoRA needs nothing
+    # otherwise.
     keeps_products = run.recompute == "selective" and run.lora_rank
     if run.recompute not in ("none", "offload") and not keeps_products:
         whole = moments(run.replace(recompute="none"))["end of forward"]
-        assert stages["end of forward"]["activations"] <= whole["activations"], f"{run} keeps more when recomputed"
+        assert stages["end of forward"]["activations"] <= whole["activations"], (
+            f"{run} keeps more when recomputed"
+        )
 
 
 def pieces(run: TrainingRun) -> int:
@@ -196,7 +251,11 @@ def test_an_odd_value_is_refused_by_its_name(chosen: dict[str, Any], name: str, 
     if isinstance(run, str):
         others = [other for other in chosen if other != name]
         contradiction = value in (0, 1, 3, 4.0, "fp32", "none", 10**7) and names(run, *others)
-        assert names(run, name, name.replace("_", " ").split()[0], *spelled(value)) or contradiction, (name, value, run)
+        assert names(run, name, name.replace("_", " ").split()[0], *spelled(value)) or contradiction, (
+            name,
+            value,
+            run,
+        )
         assert "unhashable" not in run, run
     else:
         assert str(run) and run.code()
@@ -205,7 +264,8 @@ def test_an_odd_value_is_refused_by_its_name(chosen: dict[str, Any], name: str, 
 @many(60, 6_000)
 @given(data=st.data(), sizes=small_models())
 def test_an_odd_size_of_a_model_is_refused_by_its_name(data: st.DataObject, sizes: TransformerConfig) -> None:
-    name, value = data.draw(st.sampled_from(list(vars(sizes)))), data.draw(st.sampled_from(ODD))
+    name = data.draw(st.sampled_from(list(vars(sizes))))
+    value = data.draw(st.sampled_from(ODD))
     try:
         model = TransformerConfig(**(vars(sizes) | {name: value}))
     except ValueError as refused:
@@ -229,8 +289,11 @@ def test_an_estimate_is_what_a_simulation_finds(seed: int) -> None:
 
 
 def broken(draw: Any, content: Any, most: int = 2) -> tuple[Any, set[str]]:
-    """A copy of JSON content in which values are odd, missing or elsewhere; and the keys where it was changed."""
-    content, touched = copy.deepcopy(content), set[str]()
+    """A copy of JSON content in which values are odd, missing or elsewhere; and the keys where it was
+    changed.
+    """
+    content = copy.deepcopy(content)
+    touched = set[str]()
     for _ in range(draw(st.integers(1, most))):
         place, last = content, ""
         for _ in range(draw(st.integers(0, 4))):
@@ -246,7 +309,8 @@ def broken(draw: Any, content: Any, most: int = 2) -> tuple[Any, set[str]]:
         if draw(st.integers(0, 3)) == 0:
             del place[where]
         else:
-            place[where] = copy.deepcopy(draw(st.sampled_from(ODD_JSON)))  # or the next change would be of the list
+            # or the next change would be of the list
+            place[where] = copy.deepcopy(draw(st.sampled_from(ODD_JSON)))
             touched.update(spelled(place[where]))
     return content, touched
 
@@ -267,27 +331,55 @@ def bytes_of(draw: Any, text: str) -> bytes:
 
 
 _LLAMA = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
-    "max_position_embeddings": 128, "intermediate_size": 96, "hidden_act": "silu", "rope_theta": 500000.0,
-    "tie_word_embeddings": False, "attention_dropout": 0.0, "head_dim": 16, "sliding_window": 4096,
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+    "intermediate_size": 96,
+    "hidden_act": "silu",
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "attention_dropout": 0.0,
+    "head_dim": 16,
+    "sliding_window": 4096,
+}
 CONFIGS: list[dict[str, Any]] = [
-    {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 128,
-     "n_inner": None, "activation_function": "gelu_new", "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1,
-     "add_cross_attention": False, "tie_word_embeddings": True},
-    {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "rope_parameters": {"rope_theta": 1e4}}
+    {
+        "model_type": "gpt2",
+        "n_layer": 2,
+        "n_embd": 64,
+        "n_head": 4,
+        "vocab_size": 100,
+        "n_positions": 128,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "resid_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "attn_pdrop": 0.1,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    {
+        "model_type": "llama",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_parameters": {"rope_theta": 1e4},
+    }
     | _LLAMA,
     {"model_type": "mistral", **_LLAMA},
     {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, **_LLAMA},
     {"model_type": "qwen2", "use_sliding_window": False, **_LLAMA},
-]  # fmt: skip
+]
 
 
 @many(100, 8_000)
 @given(data=st.data())
 def test_a_config_file_is_read_or_refused_by_name(data: st.DataObject, tmp_path_factory: Any) -> None:
     content, touched = broken(data.draw, data.draw(st.sampled_from(CONFIGS)), most=1)
-    raw, file = bytes_of(data.draw, json.dumps(content)), tmp_path_factory.getbasetemp() / "some-model.json"
+    raw = bytes_of(data.draw, json.dumps(content))
+    file = tmp_path_factory.getbasetemp() / "some-model.json"
     file.write_bytes(raw)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -296,7 +388,9 @@ def test_a_config_file_is_read_or_refused_by_name(data: st.DataObject, tmp_path_
         except ValueError as refused:
             assert str(refused).startswith(f"cannot read a model from {file}: ")
             if raw == json.dumps(content).encode():
-                related = {word for key in touched for word in (key, key.removeprefix("num_"), *key.split("_"))}
+                related = {
+                    word for key in touched for word in (key, key.removeprefix("num_"), *key.split("_"))
+                }
                 assert names(str(refused), *related, "hidden", "heads", "JSON"), (touched, str(refused))
             return
     run = TrainingRun(model, seq_len=1, attention="eager", precision="fp32")
@@ -310,14 +404,20 @@ def recording() -> dict[str, Any]:
     measured = to_json(thinned(simulate(run), points=12))
     measured["allocations"] = measured["allocations"][:4]
     return {
-        "task": key(run, 2), "kind": "run", "status": "measured", "torch": "2.13.0", "date": "2026-11-21",
-        "commit": "abc", "steps": 2, "detail": "",
+        "task": key(run, 2),
+        "kind": "run",
+        "status": "measured",
+        "torch": "2.13.0",
+        "date": "2026-11-21",
+        "commit": "abc",
+        "steps": 2,
+        "detail": "",
         "device": {"name": "NVIDIA H200", "capability": [9, 0], "memory": 1, "driver": "580"},
         "parts": {
             "counters": {"allocated": 5000, "reserved": 6000, "driver": 7000, "phases": {}},
             "measured": measured | {"losses": [8.5, 8.25]},
         },
-    }  # fmt: skip
+    }
 
 
 @many(100, 5_000)
@@ -351,7 +451,9 @@ def recording_peak() -> int:
 
 @many(60, 2_500)
 @given(data=st.data())
-def test_a_notebook_that_is_handed_in_is_graded_or_has_a_remark(data: st.DataObject, tmp_path_factory: Any) -> None:
+def test_a_notebook_that_is_handed_in_is_graded_or_has_a_remark(
+    data: st.DataObject, tmp_path_factory: Any
+) -> None:
     folder = tmp_path_factory.getbasetemp()
     handed_in = folder / "work.ipynb"
     content, _ = broken(data.draw, exercises(), most=4)
@@ -363,7 +465,10 @@ def test_a_notebook_that_is_handed_in_is_graded_or_has_a_remark(data: st.DataObj
     if graded.outcomes:
         assert graded.lesson == "06" and {one.state for one in graded.outcomes.values()} <= set(STATES)
     else:
-        assert graded.problem.startswith("cannot be read: ") and len(graded.problem) > len("cannot be read: ") + 8
+        assert (
+            graded.problem.startswith("cannot be read: ")
+            and len(graded.problem) > len("cannot be read: ") + 8
+        )
     write_table([graded], folder / "grades.csv")
     assert (folder / "grades.csv").read_text(encoding="utf-8").count("\n") == 1 + max(1, len(graded.outcomes))
     assert class_page([graded]).encode()
@@ -389,7 +494,9 @@ OFFERED = {control.name: control.values for control in CONTROLS}
 @many(60, 2_000)
 @given(data=st.data())
 def test_controls_show_a_run_or_say_why_not(data: st.DataObject) -> None:
-    chosen = {name: data.draw(st.sampled_from(values)) for name, values in OFFERED.items() if data.draw(FLAGS)}
+    chosen = {
+        name: data.draw(st.sampled_from(values)) for name, values in OFFERED.items() if data.draw(FLAGS)
+    }
     if data.draw(FLAGS):
         name = data.draw(st.sampled_from([*OFFERED, "batch", "", "\ud800"]))
         chosen[name] = data.draw(st.sampled_from(ODD))
@@ -406,11 +513,15 @@ def chosen_of(run: TrainingRun) -> dict[str, Any]:
     return {name: getattr(run, name) for name in vars(run)}
 
 
-TEXTS = st.one_of(st.text(max_size=12), st.sampled_from([*map(str, ODD[:8]), *OFFERED, "%ff", "a=b&c", "0" * 5000]))
+TEXTS = st.one_of(
+    st.text(max_size=12), st.sampled_from([*map(str, ODD[:8]), *OFFERED, "%ff", "a=b&c", "0" * 5000])
+)
 
 
 @many(40, 1_000)
-@given(fragment=st.dictionaries(st.one_of(st.sampled_from(list(OFFERED)), TEXTS), TEXTS, max_size=4), raw=TEXTS)
+@given(
+    fragment=st.dictionaries(st.one_of(st.sampled_from(list(OFFERED)), TEXTS), TEXTS, max_size=4), raw=TEXTS
+)
 def test_a_link_to_the_explorer_is_followed_as_far_as_it_can_be(fragment: dict[str, str], raw: str) -> None:
     for text in (raw, "#" + "&".join(f"{name}={value}" for name, value in fragment.items())):
         found = json.loads(linked(text))
@@ -424,7 +535,10 @@ def test_a_link_to_the_explorer_is_followed_as_far_as_it_can_be(fragment: dict[s
 
 STARTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "explorer": (explorer, {"model": "gpt2", "gpu": "T4-16GB", "micro_batch": 4, "precision": "amp-fp16"}),
-    "tensor slider": (tensor_slider, {"batch": 8, "sequence": 128, "hidden": 256, "dtype": next(iter(DTYPES))}),
+    "tensor slider": (
+        tensor_slider,
+        {"batch": 8, "sequence": 128, "hidden": 256, "dtype": next(iter(DTYPES))},
+    ),
     "model builder": (model_builder, {"start": "gpt2"}),
 }
 
@@ -433,7 +547,8 @@ STARTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 @given(data=st.data())
 def test_a_widget_begins_or_says_why_not(data: st.DataObject) -> None:
     start, first = STARTERS[data.draw(st.sampled_from(list(STARTERS)))]
-    name, value = data.draw(st.sampled_from(list(first))), data.draw(st.sampled_from(ODD))
+    name = data.draw(st.sampled_from(list(first)))
+    value = data.draw(st.sampled_from(ODD))
     try:
         widget = start(**(first | {name: value}))
     except (ValueError, TypeError) as refused:
@@ -445,7 +560,9 @@ def test_a_widget_begins_or_says_why_not(data: st.DataObject) -> None:
 
 
 @many(60, 1_000)
-@given(text=st.one_of(TEXTS, st.from_regex(r"[0-9]{1,400}[.,_]?[0-9]{0,4} ?(GB|GiB|kB|TB|B)?", fullmatch=True)))
+@given(
+    text=st.one_of(TEXTS, st.from_regex(r"[0-9]{1,400}[.,_]?[0-9]{0,4} ?(GB|GiB|kB|TB|B)?", fullmatch=True))
+)
 def test_an_amount_is_read_or_refused_in_its_own_words(text: str) -> None:
     for read in (parse_bytes, lambda text: parse_guess(text, "GB")):
         try:

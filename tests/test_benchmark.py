@@ -1,4 +1,6 @@
-"""The benchmark draws what it should, hides nothing, and tells right from wrong; a sample of its runs is right."""
+"""The benchmark draws what it should, hides nothing, and tells right from wrong; a sample of its runs is
+right.
+"""
 
 import contextlib
 import dataclasses
@@ -38,7 +40,18 @@ def test_a_seed_gives_the_same_run_again_and_every_choice_of_a_run_and_of_a_mode
     assert {run.optimizer.name for run in runs} == set(OPTIMIZERS)
     assert {run.attention for run in runs} == set(ATTENTIONS)
     assert {run.recompute for run in runs} >= {*RECOMPUTES, "every-2", "every-3"}
-    for option in ("family", "positions", "norm", "mlp", "bias", "qkv_bias", "tied", "experts", "kv_heads", *OVERRIDES):
+    for option in (
+        "family",
+        "positions",
+        "norm",
+        "mlp",
+        "bias",
+        "qkv_bias",
+        "tied",
+        "experts",
+        "kv_heads",
+        *OVERRIDES,
+    ):
         assert len({getattr(run.model, option) for run in runs}) > 1, f"{option} is the same in every model"
 
 
@@ -47,7 +60,9 @@ def test_freezing_writes_what_is_read_back(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "FROZEN", tmp_path / "runs.json")
     drawn_runs.freeze(first_seed=7, count=5)
     kept = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["runs"]
-    assert [draw.run_of(choices) for choices in kept] == [drawn_runs.random_run(seed) for seed in range(7, 12)]
+    assert [draw.run_of(choices) for choices in kept] == [
+        drawn_runs.random_run(seed) for seed in range(7, 12)
+    ]
     with pytest.raises(ValueError, match="'gpt9', which is not a preset"):
         draw.run_of({"preset": "gpt9", "micro_batch": 1})
 
@@ -69,7 +84,8 @@ def rebuilt(run: TrainingRun) -> TrainingRun:
 
 
 def test_at_least_300_runs_are_frozen_as_the_list_says_named_after_what_they_are():
-    kept, runs = json.loads(draw.FROZEN.read_text(encoding="utf-8"))["runs"], draw.frozen_runs()
+    kept = json.loads(draw.FROZEN.read_text(encoding="utf-8"))["runs"]
+    runs = draw.frozen_runs()
     assert len(set(runs)) == len(runs) >= 300
     for choices, run in zip(kept, runs, strict=True):
         assert rebuilt(run) == run
@@ -94,15 +110,21 @@ def test_nothing_but_names_depends_on_what_a_model_is_called():
 
 
 def measurable(run: TrainingRun) -> bool:
-    """Whether a simulated GPU can run it: fp8 and tensor parallelism have closed forms only, ranks their own tests."""
+    """Whether a simulated GPU can run it: fp8 and tensor parallelism have closed forms only, ranks their own
+    tests.
+    """
     return run.world_size == run.tensor_parallel == 1 and run.precision.name != "fp8"
 
 
-@pytest.mark.parametrize("number", [n for n, run in enumerate(draw.frozen_runs()) if measurable(run)][::STRIDE])
+@pytest.mark.parametrize(
+    "number", [n for n, run in enumerate(draw.frozen_runs()) if measurable(run)][::STRIDE]
+)
 def test_a_sample_of_the_frozen_runs_is_right(number):
     found = accuracy.outcome(number, draw.frozen_runs()[number])
     assert found.compared, found.refused or found.failed
-    assert found.right, f"{found.run}: {found.percent:+.3f} %, activations {found.activations:+,}, {found.kinds}"
+    assert found.right, (
+        f"{found.run}: {found.percent:+.3f} %, activations {found.activations:+,}, {found.kinds}"
+    )
 
 
 def test_an_outcome_says_what_was_refused_and_writes_down_what_broke(monkeypatch):
@@ -128,7 +150,12 @@ def test_a_wrong_estimate_is_not_right_nor_are_wrong_activations_where_the_peak_
 
 
 def test_the_tables_count_every_run_and_equal_refusals_together():
-    runs = [SMALL, SMALL.replace(precision="fp8"), SMALL.replace(world_size=2), SMALL.replace(world_size=2, seq_len=32)]
+    runs = [
+        SMALL,
+        SMALL.replace(precision="fp8"),
+        SMALL.replace(world_size=2),
+        SMALL.replace(world_size=2, seq_len=32),
+    ]
     summary, worst, closed = accuracy.accuracy_tables(runs, "a test", lambda _: None)
     counted = {row[0]: row[1] for row in summary.rows}
     assert [counted[name] for name in ("runs", "compared", "refused", "failed")] == [4, 1, 3, 0]
@@ -141,7 +168,10 @@ def test_the_tables_count_every_run_and_equal_refusals_together():
     ratio = estimate(SMALL, "formula").total / accuracy.measure(SMALL, "simulated").peak
     off = 100 * (ratio - 1)
     assert closed.rows[0][2:] == pytest.approx((abs(off), abs(off), off, 100 if off < 0 else 0, ratio, ratio))
-    assert any(note.startswith("Bias of the peak: signed median +0.0000 %, 0 % of the rows") for note in summary.notes)
+    assert any(
+        note.startswith("Bias of the peak: signed median +0.0000 %, 0 % of the rows")
+        for note in summary.notes
+    )
 
 
 def test_bias_tells_an_estimate_that_is_always_low_from_one_that_scatters():
@@ -158,13 +188,15 @@ def test_bias_tells_an_estimate_that_is_always_low_from_one_that_scatters():
 
 def test_published_formulas_are_off_by_what_they_leave_out_of_what_each_counts():
     run = TrainingRun(shallow(draw.PRESETS["gpt2"], 1), 2, 128, "bf16-master", attention="eager")
-    step, errors = simulate(run), {}
+    step = simulate(run)
+    errors = {}
     for formula in FORMULAS:
         with contextlib.suppress(ValueError):
             errors[formula.name] = 100 * (formula.bytes(run) / accuracy.truth_of(formula.counts, step) - 1)
     assert errors.keys() < {formula.name for formula in FORMULAS} and "accelerate" not in errors
     assert abs(errors["ZeRO: states"]) < 0.1  # sixteen bytes a parameter, but for rounding up to 512
-    assert errors["DeepSpeed ZeRO-2"] == pytest.approx(25, abs=0.1)  # twenty bytes, of which sixteen are there
+    # twenty bytes, of which sixteen are there
+    assert errors["DeepSpeed ZeRO-2"] == pytest.approx(25, abs=0.1)
     assert errors["ZeRO: 12hbsL"] < -30
     assert accuracy.truth_of("activations and loss", step) > accuracy.truth_of("activations", step)
     assert accuracy.truth_of("total", step) == step.peak
@@ -174,7 +206,12 @@ def test_published_formulas_are_off_by_what_they_leave_out_of_what_each_counts()
 
 
 TABLE = Table(
-    "a_name", "A title", ("what", "bytes", "%"), (("a | b", 1_234_567, 0.5), ("c", 12, -1.25)), ("a note",), "x"
+    "a_name",
+    "A title",
+    ("what", "bytes", "%"),
+    (("a | b", 1_234_567, 0.5), ("c", 12, -1.25)),
+    ("a note",),
+    "x",
 )
 
 
@@ -186,7 +223,9 @@ def test_the_explorers_table_times_every_case():
         assert 0 < median <= slowest and median < REDRAW_MS and size > 10 and changes > 0
 
 
-def test_the_command_prints_and_saves_a_table_that_says_date_machine_and_source(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_and_saves_a_table_that_says_date_machine_and_source(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setitem(MADE, "accuracy", lambda quick, report: [TABLE])
     assert main(["benchmark", "--here", "--table", "accuracy", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "a_name.md").read_text(encoding="utf-8")
@@ -225,7 +264,9 @@ def test_all_tables_are_made_or_those_that_are_named(monkeypatch):
     def maker(name):
         return lambda quick, say: made.append((name, quick)) or []
 
-    monkeypatch.setattr("course_utils.benchmark.all_tables.MADE", {name: maker(name) for name in benchmark.TABLES})
+    monkeypatch.setattr(
+        "course_utils.benchmark.all_tables.MADE", {name: maker(name) for name in benchmark.TABLES}
+    )
     assert main(["benchmark", "--here", "--quick"]) == 0
     assert made == [(name, True) for name in benchmark.TABLES]
     made.clear()

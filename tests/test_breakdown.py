@@ -8,7 +8,13 @@ from course_utils.breakdown import KIND_NOTES, KINDS, MemoryBreakdown
 from course_utils.measurement import Allocation, Mark, Measurement, Provenance, Timeline
 
 TIMELINE = Timeline(
-    [(1024, "parameters"), (512, "activations"), (512, "temporaries"), (-512, "temporaries"), (-512, "activations")],
+    [
+        (1024, "parameters"),
+        (512, "activations"),
+        (512, "temporaries"),
+        (-512, "temporaries"),
+        (-512, "activations"),
+    ],
     [Mark(1, 1, "forward"), Mark(3, 1, "backward")],
 )
 WEIGHT = Allocation("parameters", 1024, (256,), "float32", "set-up", "", "", 0, born=0, died=None)
@@ -17,7 +23,9 @@ BRIEF = Allocation("temporaries", 512, (90,), "float32", "mul", "mlp", "forward"
 
 
 def measurement(**changes) -> Measurement:
-    breakdown = MemoryBreakdown({"parameters": 1024, "activations": 512, "temporaries": 512}, "forward", "peak")
+    breakdown = MemoryBreakdown(
+        {"parameters": 1024, "activations": 512, "temporaries": 512}, "forward", "peak"
+    )
     provenance = Provenance("simulated", "simulated GPU", "2.13.0", "2026-01-01", "a note")
     whole = Measurement(breakdown, {}, TIMELINE, provenance, peak_event=3, allocations=(BRIEF, WEIGHT, KEPT))
     return dataclasses.replace(whole, **changes)
@@ -57,8 +65,10 @@ def test_shows_itself_in_a_terminal_and_in_a_notebook():
 def test_small_totals_are_shown_in_small_units():
     megabytes = MemoryBreakdown({"parameters": 2_500_000, "gradients": 512})
     assert [line.split()[-2:] for line in str(megabytes).splitlines()] == [
-        ["2.500", "MB"], ["0.001", "MB"], ["2.501", "MB"],
-    ]  # fmt: skip
+        ["2.500", "MB"],
+        ["0.001", "MB"],
+        ["2.501", "MB"],
+    ]
     assert "<td>2.500 MB</td>" in megabytes._repr_html_() and "<th>2.501 MB</th>" in megabytes._repr_html_()
     assert "1.536 KB" in str(MemoryBreakdown({"parameters": 1_536}))
     assert measurement().summary().startswith("2.05 KB at the peak")
@@ -66,7 +76,11 @@ def test_small_totals_are_shown_in_small_units():
 
 def test_curves_add_up_to_the_totals():
     curves = TIMELINE.curves()
-    assert curves == {"parameters": [1024] * 5, "activations": [0, 512, 512, 512, 0], "temporaries": [0, 0, 512, 0, 0]}
+    assert curves == {
+        "parameters": [1024] * 5,
+        "activations": [0, 512, 512, 512, 0],
+        "temporaries": [0, 0, 512, 0, 0],
+    }
     assert [sum(values) for values in zip(*curves.values(), strict=True)] == TIMELINE.totals()
 
 

@@ -28,16 +28,21 @@ THEMES = ("Light", "Dark")
 OUTPUTS = f"{browser.IN_FRONT} .jp-OutputArea"
 SLIDERS = ("explorer", "tensor_slider", "walker", "activation_map")
 CELLS = (
-    "from course_utils.interactive.widgets import explorer, tensor_slider\n"
-    "from course_utils.lessons.adam.widget import walker\n"
-    "from course_utils.lessons.activations.widget import activation_map",
+    (
+        "from course_utils.interactive.widgets import explorer, tensor_slider\n"
+        "from course_utils.lessons.adam.widget import walker\n"
+        "from course_utils.lessons.activations.widget import activation_map"
+    ),
     "explorer()",
     "tensor_slider()",
     "walker(beta2=0.99)",
     "activation_map()",
     "from course_utils.lessons import quiz\nquiz(1)",
     "from course_utils.interactive.explorer_widget import explore\nexplore()",
-    "from course_utils.lessons.recomputation.widget import schedule_player\nschedule_player('keep every k', 8, 2)",
+    (
+        "from course_utils.lessons.recomputation.widget import schedule_player\nschedule_player('keep every"
+        " k', 8, 2)"
+    ),
     "from course_utils.interactive.guesses import predict\npredict('98.a', unit='GB', asks='stored')",
 )
 
@@ -56,7 +61,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Server]
 def write(server: browser.Server, name: str, *cells: nbformat.NotebookNode) -> None:
     """Put a notebook of these cells into the folder that JupyterLab shows."""
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), server.folder / name)
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), server.folder / name
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +78,15 @@ def playground(server: browser.Server) -> Iterator[browser.Page]:
 
 def cell(page: browser.Page, source: str) -> browser.Locator:
     """The code cell that begins with `source`."""
-    return page.locator(browser.CODE_CELLS).nth(next(i for i, text in enumerate(CELLS) if text.startswith(source)))
+    return page.locator(browser.CODE_CELLS).nth(
+        next(i for i, text in enumerate(CELLS) if text.startswith(source))
+    )
 
 
 @pytest.mark.parametrize("source", [*SLIDERS, EXPLORER])
 def test_every_slider_moves_the_picture_by_key(playground: browser.Page, source: str) -> None:
-    sliders, took = cell(playground, source).locator(browser.SLIDER), list[float]()
+    sliders = cell(playground, source).locator(browser.SLIDER)
+    took = list[float]()
     sliders.nth(1).wait_for()
     for slider in sliders.all():
         before = browser.picture(cell(playground, source))
@@ -111,11 +121,14 @@ def run(code: browser.Locator) -> None:
 
 
 def test_a_quiz_is_taken_by_keyboard_and_answers_at_once(playground: browser.Page) -> None:
-    """Enter and the space bar choose, the focus stays, and the verdict is one that a screen reader announces."""
+    """Enter and the space bar choose, the focus stays, and the verdict is one that a
+    screen reader announces.
+    """
     cell_of_quiz = cell(playground, "from course_utils.lessons")
     question = quiz(1).questions[0]
     order = [choice.text for choice in question.choices]
-    buttons, said = cell_of_quiz.locator("button.course-choice"), cell_of_quiz.get_by_role("status")
+    buttons = cell_of_quiz.locator("button.course-choice")
+    said = cell_of_quiz.get_by_role("status")
     wrong = next(text for text in order if text != question.right.text)
     for text, key, words in ((wrong, "Enter", "Not quite."), (question.right.text, "Space", "Right.")):
         buttons.nth(order.index(text)).focus()
@@ -132,7 +145,9 @@ def test_a_quiz_is_taken_by_keyboard_and_answers_at_once(playground: browser.Pag
 
 
 def test_the_explorer_is_used_by_keyboard_alone(playground: browser.Page) -> None:
-    """Arrows move a slider, Tab goes on to the changes in the order of the page, Enter applies one, the focus stays."""
+    """Arrows move a slider, Tab goes on to the changes in the order of the page, Enter applies one, the focus
+    stays.
+    """
     page = cell(playground, EXPLORER)
     press, here = playground.keyboard.press, "document.activeElement.innerText"
     page.get_by_role("button", name="Start over").click()
@@ -173,7 +188,10 @@ SEEN += [(EXPLORER, (900, 800, False)), (EXPLORER, (390, 844, False))]
 
 @pytest.mark.parametrize(("source", "size"), SEEN, ids=str)
 def test_controls_and_picture_are_seen_together(
-    playground: browser.Page, window: Callable[[int, int, bool], None], source: str, size: tuple[int, int, bool]
+    playground: browser.Page,
+    window: Callable[[int, int, bool], None],
+    source: str,
+    size: tuple[int, int, bool],
 ) -> None:
     """Without scrolling: all controls and the first picture, in a narrow window the first control alone."""
     window(*size)
@@ -185,7 +203,10 @@ def test_controls_and_picture_are_seen_together(
     for part in (handles.first, handles.nth(last), widget.locator("svg:visible").first):
         box = part.bounding_box()
         assert panel and box and panel["y"] - 6 <= box["y"], part
-        assert box["y"] + box["height"] <= panel["y"] + panel["height"] + 1 and box["x"] + box["width"] <= size[0], box
+        assert (
+            box["y"] + box["height"] <= panel["y"] + panel["height"] + 1
+            and box["x"] + box["width"] <= size[0]
+        ), box
 
 
 def test_handles_of_sliders_say_what_they_set(playground: browser.Page) -> None:
@@ -195,9 +216,15 @@ def test_handles_of_sliders_say_what_they_set(playground: browser.Page) -> None:
     for key, value in (("", "32"), ("ArrowLeft", "16"), ("ArrowRight", "32")):
         if key:
             handle.press(key)
-        page.locator(f'.noUi-handle[aria-label="micro-batch"][aria-valuetext="{value}"]').wait_for(timeout=8_000)
+        page.locator(f'.noUi-handle[aria-label="micro-batch"][aria-valuetext="{value}"]').wait_for(
+            timeout=8_000
+        )
     for source in SLIDERS:
-        names = cell(playground, source).locator(".noUi-handle").evaluate_all("all => all.map(one => one.ariaLabel)")
+        names = (
+            cell(playground, source)
+            .locator(".noUi-handle")
+            .evaluate_all("all => all.map(one => one.ariaLabel)")
+        )
         assert names and all(names) and len(set(names)) == len(names)
 
 
@@ -217,7 +244,9 @@ def test_a_lessons_link_opens_the_glossary_at_its_term(playground: browser.Page)
         playground.locator(f'{browser.IN_FRONT} .jp-RenderedMarkdown a[href$="#gb-and-gib"]').first.click()
         term = playground.locator(".jp-MarkdownViewer h2", has_text="GB and GiB")
         term.wait_for()
-        place = "(term) => { const {top} = term.getBoundingClientRect(); return 0 < top && top < innerHeight; }"
+        place = (
+            "(term) => { const {top} = term.getBoundingClientRect(); return 0 < top && top < innerHeight; }"
+        )
         playground.wait_for_function(place, arg=term.element_handle())
 
 
@@ -237,7 +266,8 @@ def test_a_demo_takes_the_keyboard_and_goes_on_with_one_key_a_step(
             page.wait_for_function("document.activeElement.innerText === 'Next'")
         picture = page.locator(".course-demo img")
         picture.wait_for()
-        box, frame = picture.bounding_box(), page.locator("#jp-main-statusbar").bounding_box()
+        box = picture.bounding_box()
+        frame = page.locator("#jp-main-statusbar").bounding_box()
         assert box is not None and frame is not None and box["y"] + box["height"] <= frame["y"]
         assert browser.cell_errors(page) == []
 
@@ -250,9 +280,14 @@ def test_pictures_of_a_notebook_that_is_not_trusted_are_seen_and_described(
     server: browser.Server, playground: browser.Page
 ) -> None:
     """As in a fresh clone, where nothing has been run and JupyterLab shows only what cannot do harm."""
-    figures = [bars({"AdamW": 16_000_000_000}, "Adam costs double"), lines({"b": ([1, 2], [3, 4])}, "Up", "x", "GB")]
+    figures = [
+        bars({"AdamW": 16_000_000_000}, "Adam costs double"),
+        lines({"b": ([1, 2], [3, 4])}, "Up", "x", "GB"),
+    ]
     outputs = [nbformat.v4.new_output("execute_result", figure._repr_mimebundle_()) for figure in figures]
-    write(server, "stored.ipynb", *(nbformat.v4.new_code_cell("figure", outputs=[output]) for output in outputs))
+    write(
+        server, "stored.ipynb", *(nbformat.v4.new_code_cell("figure", outputs=[output]) for output in outputs)
+    )
     with browser.opened(playground, "stored.ipynb"):
         shown = playground.locator(f"{browser.IN_FRONT} .jp-OutputArea-output")
         shown.locator("img").nth(len(figures) - 1).wait_for()
@@ -260,7 +295,9 @@ def test_pictures_of_a_notebook_that_is_not_trusted_are_seen_and_described(
         assert shown.evaluate_all(PICTURES) == [[WIDE, figure.alt] for figure in figures]
 
 
-def test_the_largest_notebook_shows_all_its_cells_and_no_more_than_a_page_can_hold(playground: browser.Page) -> None:
+def test_the_largest_notebook_shows_all_its_cells_and_no_more_than_a_page_can_hold(
+    playground: browser.Page,
+) -> None:
     largest = max((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: path.stat().st_size)
     with browser.opened(playground, f"notebooks/{largest.name}"):
         playground.wait_for_function(browser.DRAWN, arg=len(read_notebook(largest).cells))
@@ -285,8 +322,10 @@ def test_guess_locked_in_the_first_lesson_is_laid_beside_its_answer(playground: 
     with browser.opened(playground, FIRST, own_kernel=True):
         browser.run_all(playground)
         code = playground.locator(browser.CODE_CELLS)
-        ask, answer = code.filter(has_text='predict("00.gib"'), code.filter(has_text='reveal("00.gib"')
-        field, figure = ask.get_by_placeholder("your guess in GB"), answer.locator("img, svg").first
+        ask = code.filter(has_text='predict("00.gib"')
+        answer = code.filter(has_text='reveal("00.gib"')
+        field = ask.get_by_placeholder("your guess in GB")
+        figure = answer.locator("img, svg").first
         answer.get_by_text("Show me").wait_for()
         assert not figure.is_visible() and not answer.get_by_text("It is 85.9 GB").is_visible()
         field.fill("eighty")
@@ -314,7 +353,9 @@ WAYS = [(speed, way) for speed in SPEEDS for way in ("Enter", "the button")]
 def test_a_guess_typed_while_a_cell_runs_is_stored_as_it_is_shown(
     server: browser.Server, playground: browser.Page
 ) -> None:
-    """At four speeds of typing, in milliseconds per key: the Enter key and clicks overtake what the field sends."""
+    """At four speeds of typing, in milliseconds per key: the Enter key and clicks overtake what the field
+    sends.
+    """
     sources = ["from course_utils.interactive.guesses import predict, stored_guesses"]
     sources += [f"predict('97.{number}')" for number in range(len(WAYS))]
     sources += [BUSY.format(f"go{number}") for number in range(len(WAYS))]
@@ -324,7 +365,8 @@ def test_a_guess_typed_while_a_cell_runs_is_stored_as_it_is_shown(
         code = playground.locator(browser.CODE_CELLS)
         browser.start_cell(playground, 0)
         for number, (speed, way) in enumerate(WAYS):
-            ask, busy = code.nth(1 + number), 1 + len(WAYS) + number
+            ask = code.nth(1 + number)
+            busy = 1 + len(WAYS) + number
             browser.start_cell(playground, 1 + number)
             browser.start_cell(playground, busy)
             code.nth(busy).get_by_text("[*]").wait_for()
@@ -335,7 +377,9 @@ def test_a_guess_typed_while_a_cell_runs_is_stored_as_it_is_shown(
             else:
                 ask.get_by_role("button", name="Lock it in").click()
             (server.folder / f"go{number}").touch()
-            ask.get_by_role("status").filter(has_text="Your guess is locked: 134.5 GB.").wait_for(timeout=60_000)
+            ask.get_by_role("status").filter(has_text="Your guess is locked: 134.5 GB.").wait_for(
+                timeout=60_000
+            )
             assert ask.get_by_role("alert").count() == 0, (speed, way)
         browser.start_cell(playground, len(sources))
         code.last.get_by_text(f"stored{' 134.5' * len(WAYS)}").wait_for(timeout=60_000)
@@ -345,15 +389,23 @@ def test_a_guess_is_made_taken_back_and_made_again_by_keyboard(
     server: browser.Server, playground: browser.Page
 ) -> None:
     """The keyboard stays in the cell: from its buttons, Shift and Enter run it and go on to the next one."""
-    sources = ("from course_utils.interactive.guesses import predict, reveal", "predict('96.a')", "reveal('96.a', 3e9)")
+    sources = (
+        "from course_utils.interactive.guesses import predict, reveal",
+        "predict('96.a')",
+        "reveal('96.a', 3e9)",
+    )
     write(server, "again.ipynb", *map(nbformat.v4.new_code_cell, sources))
     with browser.opened(playground, "again.ipynb"):
-        page, code = playground, playground.locator(browser.CODE_CELLS)
-        ask, answer = code.nth(1), code.nth(2)
+        page = playground
+        code = playground.locator(browser.CODE_CELLS)
+        ask = code.nth(1)
+        answer = code.nth(2)
         for index in (0, 1):
             browser.start_cell(page, index)
-        field, back = ask.get_by_placeholder("your guess in GB"), ask.get_by_role("button", name="Take it back")
-        here, status = "document.activeElement", ask.get_by_role("status")
+        field = ask.get_by_placeholder("your guess in GB")
+        back = ask.get_by_role("button", name="Take it back")
+        here = "document.activeElement"
+        status = ask.get_by_role("status")
         field.fill("two")
         field.press("Enter")
         ask.get_by_role("alert").filter(has_text="only the number").wait_for()
@@ -398,7 +450,9 @@ def test_show_me_opens_an_answer_and_its_neighbours_and_nothing_else(
     with browser.opened(playground, "guess.ipynb"):
         browser.run_all(playground)
         code = playground.locator(browser.CODE_CELLS)
-        shown = [code.filter(has_text=text).locator(".jp-OutputArea-output") for text in ("nearly", "given away")]
+        shown = [
+            code.filter(has_text=text).locator(".jp-OutputArea-output") for text in ("nearly", "given away")
+        ]
         nearly, given = (
             outputs.filter(has_text=text) for outputs, text in zip(shown, ("nearly", "given"), strict=True)
         )
@@ -427,7 +481,9 @@ def test_an_answer_is_folded_on_a_page_that_nbconvert_makes(
 
 
 def test_a_notebook_as_shipped_shows_no_answer_and_stays_unchanged(playground: browser.Page) -> None:
-    """Opened and not yet run, and not trusted: outputs that give an answer away are closed, nothing is to be saved."""
+    """Opened and not yet run, and not trusted: outputs that give an answer away are closed, nothing is to be
+    saved.
+    """
     with browser.opened(playground, FIRST):
         code = playground.locator(browser.CODE_CELLS)
         assert not code.filter(has_text='reveal("00.gib"').locator(".jp-OutputArea").is_visible()
@@ -441,13 +497,18 @@ def test_a_notebook_as_shipped_shows_no_answer_and_stays_unchanged(playground: b
 def test_a_check_that_passes_is_a_card_that_leads_to_the_next_exercise(
     server: browser.Server, playground: browser.Page
 ) -> None:
-    check = "from course_utils.interactive.feedback import exercise\nexercise('01.1', 'Well done.')(lambda: None)()"
+    check = (
+        "from course_utils.interactive.feedback import exercise\nexercise('01.1', 'Well done.')(lambda:"
+        " None)()"
+    )
     heading = nbformat.v4.new_markdown_cell('<span id="exercise-2"></span>\n\n## 2 · Weigh a training run')
     filler = nbformat.v4.new_markdown_cell("\n\n".join(["…"] * 60))
     write(server, "check.ipynb", nbformat.v4.new_code_cell(check), filler, heading)
     with browser.opened(playground, "check.ipynb"):
         browser.run_all(playground)
-        card = playground.locator(browser.CODE_CELLS).get_by_role("status").filter(has_text="✓ 01.1 Well done.")
+        card = (
+            playground.locator(browser.CODE_CELLS).get_by_role("status").filter(has_text="✓ 01.1 Well done.")
+        )
         card.get_by_role("link", name="01.2 · Weigh a training run").click()
         place = "(at) => { const {top} = at.getBoundingClientRect(); return 0 <= top && top < innerHeight; }"
         title = playground.get_by_role("heading", name="2 · Weigh a training run")
@@ -455,14 +516,19 @@ def test_a_check_that_passes_is_a_card_that_leads_to_the_next_exercise(
 
 
 @pytest.mark.parametrize(
-    ("kind", "opening", "name"), [("NotSolved", "Not solved yet.", "Light"), ("CheckFailed", "Not quite.", "Dark")]
+    ("kind", "opening", "name"),
+    [("NotSolved", "Not solved yet.", "Light"), ("CheckFailed", "Not quite.", "Dark")],
 )
 def test_what_a_check_says_is_a_quiet_card_and_stops_what_follows(
     server: browser.Server, playground: browser.Page, kind: str, opening: str, name: str
 ) -> None:
     """The cell fails as before: only the red line that says the same is not shown."""
-    raises = f"from course_utils.interactive.feedback import {kind}\nraise {kind}('Which copy is in `float32`?')"
-    write(server, f"{kind}.ipynb", *map(nbformat.v4.new_code_cell, ["print('first')", raises, "print('next')"]))
+    raises = (
+        f"from course_utils.interactive.feedback import {kind}\nraise {kind}('Which copy is in `float32`?')"
+    )
+    write(
+        server, f"{kind}.ipynb", *map(nbformat.v4.new_code_cell, ["print('first')", raises, "print('next')"])
+    )
     with browser.opened(playground, f"{kind}.ipynb", own_kernel=True), browser.theme(playground, name):
         browser.run_all(playground)
         first, told, following = playground.locator(browser.CODE_CELLS).all()
@@ -478,9 +544,13 @@ MISTAKES = {
     "from course_utils import TrainingRun, compare, estimate": "",
     'TrainingRun("gtp2")': "ValueError in line 1: unknown model 'gtp2': did you mean 'gpt2'?",
     'TrainingRun("gpt2", batch_size=8)': "TypeError in line 1: TrainingRun() has no batch_size: did you mean",
-    "estimate(run)": "NameError in line 1: run is not defined yet: run the cells above this one first, or check its",
+    "estimate(run)": (
+        "NameError in line 1: run is not defined yet: run the cells above this one first, or check its"
+    ),
     "checks.total_bytes(total_bytes)": "NameError in line 1: checks is not defined yet: run the cells above",
-    'compare(TrainingRun("gpt2"), source="gpu")': "ValueError in line 1: unknown source 'gpu': did you mean 'cpu'?",
+    'compare(TrainingRun("gpt2"), source="gpu")': (
+        "ValueError in line 1: unknown source 'gpu': did you mean 'cpu'?"
+    ),
 }
 
 
@@ -489,7 +559,9 @@ def test_a_learners_mistake_is_one_short_line_and_a_run_a_card(
 ) -> None:
     cells = [*MISTAKES, 'TrainingRun("gpt2-xl", micro_batch=32, recompute="full")']
     goes_on = {"tags": ["raises-exception"]}
-    write(server, "mistakes.ipynb", *(nbformat.v4.new_code_cell(source, metadata=goes_on) for source in cells))
+    write(
+        server, "mistakes.ipynb", *(nbformat.v4.new_code_cell(source, metadata=goes_on) for source in cells)
+    )
     with browser.opened(playground, "mistakes.ipynb", own_kernel=True):
         browser.run_all(playground)
         card = playground.locator(browser.CODE_CELLS).last.locator(".jp-RenderedHTML")

@@ -118,10 +118,14 @@ def test_building_again_changes_nothing(course: Path, capsys: pytest.CaptureFixt
 
 
 def test_exercise_has_the_gap_and_the_solution_the_answer(course: Path) -> None:
-    exercise, solution = (read_notebook(course / folder / "01_first.ipynb") for folder in ("exercises", "solutions"))
+    exercise, solution = (
+        read_notebook(course / folder / "01_first.ipynb") for folder in ("exercises", "solutions")
+    )
     gap = '    """Twice `size`."""\n    raise NotSolved("Return twice the size, in bytes.")'
     assert exercise.cells[2].source.endswith(gap)
-    assert exercise.cells[1].source.splitlines()[0] == "from course_utils.interactive.feedback import NotSolved"
+    assert (
+        exercise.cells[1].source.splitlines()[0] == "from course_utils.interactive.feedback import NotSolved"
+    )
     assert "return twice" in solution.cells[2].source
     assert "NotSolved" not in solution.cells[1].source
     assert solution.cells[5].outputs[0].data["text/plain"] == "42"
@@ -138,7 +142,9 @@ def test_exercise_has_the_gap_and_the_solution_the_answer(course: Path) -> None:
         ("nbval-ignore-output", "raises-exception", "01_first-03 differs"),
     ],
 )
-def test_check_reports_a_source_that_has_moved_on(course: Path, tmp_path: Path, old: str, new: str, says: str) -> None:
+def test_check_reports_a_source_that_has_moved_on(
+    course: Path, tmp_path: Path, old: str, new: str, says: str
+) -> None:
     target = tmp_path / "notebooks/01_first.ipynb"
     write_source(tmp_path, "notebooks", LESSON.replace(old, new))
     write_source(tmp_path, "solutions", SOLUTION)
@@ -147,12 +153,16 @@ def test_check_reports_a_source_that_has_moved_on(course: Path, tmp_path: Path, 
 
 
 def test_a_lesson_begins_and_ends_with_where_it_is_and_the_ways_on() -> None:
-    """Number, core path, exercises with their minutes, the lessons before and after; links that lead somewhere."""
-    lesson, exercises = (ROOT / folder / "src" / "06_recomputation.py" for folder in ("notebooks", "solutions"))
+    """Number, core path, exercises with their minutes, the lessons before and after; links that lead
+    somewhere.
+    """
+    lesson, exercises = (
+        ROOT / folder / "src" / "06_recomputation.py" for folder in ("notebooks", "solutions")
+    )
     way = frame(ROOT, lesson)
     assert (
-        f"**Lesson 06** of {max(LESSONS)} · core path · [4 exercises, 73 minutes](../exercises/06_recomputation.ipynb)"
-        in way
+        f"**Lesson 06** of {max(LESSONS)} · core path · [4 exercises, 73"
+        " minutes](../exercises/06_recomputation.ipynb)" in way
     )
     assert "[← 05 What does each operation keep?](05_activations.ipynb)" in way
     assert "[07 Gradient accumulation →](07_gradient_accumulation.ipynb)" in way
@@ -187,7 +197,9 @@ def test_text_alone_is_renewed_without_running_anything(course: Path, tmp_path: 
     assert after.cells[0].source.startswith("# A lesson, told anew") and check(tmp_path) == []
     assert after.cells[1:] == before.cells[1:] and after.cells[1].outputs and not is_edited(lesson)
     written = solved.read_bytes(), lesson.read_bytes()
-    write_source(tmp_path, "notebooks", LESSON.replace("# # A lesson", "# # Another").replace("6 * 7", "6 * 8"))
+    write_source(
+        tmp_path, "notebooks", LESSON.replace("# # A lesson", "# # Another").replace("6 * 7", "6 * 8")
+    )
     renew_text(tmp_path)
     assert (solved.read_bytes(), lesson.read_bytes()) == written and len(check(tmp_path)) == 2
     after.cells[0].source = "# Mine"
@@ -257,8 +269,12 @@ def a_notebook(code: str) -> nbformat.NotebookNode:
     return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
 
 
-def test_a_kernel_that_dies_before_it_is_ready_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import os, sys\nif 'ipykernel_launcher' in sys.orig_argv: os._exit(3)")
+def test_a_kernel_that_dies_before_it_is_ready_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif 'ipykernel_launcher' in sys.orig_argv: os._exit(3)"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(BuildError, match="before the first cell: Kernel died"):
         run(a_notebook("1"), tmp_path)
@@ -266,7 +282,10 @@ def test_a_kernel_that_dies_before_it_is_ready_is_said(tmp_path: Path, monkeypat
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is ipykernel that looks for its parent")
 def test_a_kernel_ends_with_the_build(tmp_path: Path) -> None:
-    asked = "import ctypes\nfound = ctypes.c_int()\nctypes.CDLL(None).prctl(2, ctypes.byref(found))\nprint(found.value)"
+    asked = (
+        "import ctypes\nfound = ctypes.c_int()\nctypes.CDLL(None).prctl(2,"
+        " ctypes.byref(found))\nprint(found.value)"
+    )
     assert run(a_notebook(asked), tmp_path).cells[0].outputs[0].text == "9\n"
 
 
@@ -309,7 +328,9 @@ def test_the_explorer_has_no_number_and_no_exercises(tmp_path: Path) -> None:
         find_sources(tmp_path)
 
 
-def test_unknown_lesson_is_refused_with_the_nearest_name(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_lesson_is_refused_with_the_nearest_name(
+    course: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert build_all(course, ["01_frist"]) == 1
     assert "did you mean '01_first'?" in capsys.readouterr().err
 
@@ -321,7 +342,11 @@ def test_lesson_may_be_named_in_several_ways(course: Path, name: str) -> None:
 
 def test_a_lesson_with_a_letter_is_another_one(tmp_path: Path) -> None:
     first, second = (write_source(tmp_path, "notebooks", LESSON, name) for name in ("07_first", "07b_second"))
-    assert [find_sources(tmp_path, names) for names in ([], ["07"], ["07b"])] == [[first, second], [first], [second]]
+    assert [find_sources(tmp_path, names) for names in ([], ["07"], ["07b"])] == [
+        [first, second],
+        [first],
+        [second],
+    ]
 
 
 def test_committed_notebooks_agree_with_their_sources() -> None:

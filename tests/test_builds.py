@@ -1,7 +1,7 @@
 """The simulated GPU is one and the same on every build of torch: what a step allocates, in order, as a hash.
 
-After a change of the networks or of the step, `python tests/test_builds.py --write` renews the hashes of this torch;
-`--report` prints them as JSON.
+After a change of the networks or of the step, `python tests/test_builds.py --write` renews the hashes of this
+torch; `--report` prints them as JSON.
 """
 
 import hashlib
@@ -35,7 +35,8 @@ OTHERS = "COURSE_OTHER_PYTHON"
 
 def build_runs() -> dict[str, TrainingRun]:
     """Runs of both families with every attention kernel, precision and kind of recomputation, by name."""
-    gpt, llama = changed("gpt2", layers=3), changed("llama3.2-1b", layers=3)
+    gpt = changed("gpt2", layers=3)
+    llama = changed("llama3.2-1b", layers=3)
 
     def run(model: Any, precision: str, attention: str, recompute: str = "none", **more: Any) -> TrainingRun:
         return TrainingRun(model, 4, 512, precision, attention=attention, recompute=recompute, **more)
@@ -76,7 +77,9 @@ def hash_of(allocations: Iterable[Allocation]) -> str:
 
 
 def hashes() -> dict[str, str]:
-    """The hash of each of `build_runs`, by name; of one that cannot be simulated, "none: " and what was raised."""
+    """The hash of each of `build_runs`, by name; of one that cannot be simulated, "none: " and what was
+    raised.
+    """
     found = {}
     for name, run in build_runs().items():
         try:
@@ -92,7 +95,9 @@ def release() -> str:
 
 
 def report() -> dict[str, Any]:
-    """The report that `python tests/test_builds.py --report` prints: torch's version, its simulation, the hashes."""
+    """The report that `python tests/test_builds.py --report` prints: torch's version, its simulation, the
+    hashes.
+    """
     return {"torch": metadata.version("torch"), "how": availability()[1], "hashes": hashes()}
 
 
@@ -105,7 +110,9 @@ def report_of(python: str) -> dict[str, Any]:
     """The report of another interpreter. Raises RuntimeError with the end of its output if it fails."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COURSE_SOURCE": "simulated"}
     command = [python, "-W", "ignore", __file__, "--report"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"{python} fails on the comparison of builds: {done.stderr.strip()[-500:]}")
     return json.loads(done.stdout)
@@ -122,10 +129,13 @@ def write() -> None:
 
 
 def told_apart(found: dict[str, str]) -> dict[str, str]:
-    """The hashes, without those of runs that give what an earlier one gives: what makes them differ was ignored."""
+    """The hashes, without those of runs that give what an earlier one gives: what makes them differ was
+    ignored.
+    """
     first = {value: name for name, value in reversed(found.items())}
     return {
-        n: v if first[v] == n or v.startswith("none") else f"none: the same as {first[v]}" for n, v in found.items()
+        n: v if first[v] == n or v.startswith("none") else f"none: the same as {first[v]}"
+        for n, v in found.items()
     }
 
 
@@ -153,7 +163,9 @@ def test_a_step_allocates_what_it_did_when_the_hashes_were_written(name):
 
 
 def test_every_run_has_a_hash_of_the_torch_that_is_pinned_and_of_each_other_that_is_kept():
-    pinned = re.search(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    pinned = re.search(
+        r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert pinned and pinned[1] in kept()
     for version, found in kept().items():
         assert hashed(found).keys() == build_runs().keys(), version
@@ -164,7 +176,9 @@ def test_a_choice_that_is_ignored_gets_no_hash():
     assert told_apart(found) == {"plain": "1f", "with a choice": "none: the same as plain", "another": "2e"}
 
 
-@pytest.mark.skipif(not other_interpreters(), reason=f"no other build to compare with: set {OTHERS} to interpreters")
+@pytest.mark.skipif(
+    not other_interpreters(), reason=f"no other build to compare with: set {OTHERS} to interpreters"
+)
 def test_other_builds_give_the_same_sequences():
     here = hashes()
     for python in other_interpreters():
@@ -179,4 +193,7 @@ if __name__ == "__main__":
     elif sys.argv[1:] == ["--write"]:
         write()
     else:
-        sys.exit("Run it through pytest, or with --write to renew the hashes of this torch, --report to print them.")
+        sys.exit(
+            "Run it through pytest, or with --write to renew the hashes of this torch, --report to print"
+            " them."
+        )

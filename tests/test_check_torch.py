@@ -1,4 +1,6 @@
-"""Does check-torch say what holds and what changed, and fail when something does? Everything here is offline."""
+"""Does check-torch say what holds and what changed, and fail when something does?
+Everything here is offline.
+"""
 
 import argparse
 import os
@@ -9,7 +11,16 @@ from pathlib import Path
 import check_torch
 import pytest
 import torch
-from check_torch import Facts, asked, own_environment, packages, page, quick_suite, warning_line, without_pictures
+from check_torch import (
+    Facts,
+    asked,
+    own_environment,
+    packages,
+    page,
+    quick_suite,
+    warning_line,
+    without_pictures,
+)
 
 from course_utils.cli.environment import SetupError, locked
 from course_utils.cli.maintain import TEST_OPTIONS, check_torch_options
@@ -19,11 +30,17 @@ PASSED = (0, "==== 3 passed in 1.00s ====\n")
 
 def facts_of(version: str, digest: str = "aa", size: int = 512, **more: object) -> Facts:
     """The answers of a torch with one run, whose matrix takes `size` bytes."""
-    runs = {"gpt": {"hash": digest, "peak": 10 * size, "operators": {"aten.mm": [2, size], "aten.add": [1, 512]}}}
+    runs = {
+        "gpt": {"hash": digest, "peak": 10 * size, "operators": {"aten.mm": [2, size], "aten.add": [1, 512]}}
+    }
     return {
-        "torch": version, "can": True, "how": "CPU build of torch", "runs": runs,
-        "operators": ["aten::add", "aten::mm"], "warnings": [],
-    } | more  # fmt: skip
+        "torch": version,
+        "can": True,
+        "how": "CPU build of torch",
+        "runs": runs,
+        "operators": ["aten::add", "aten::mm"],
+        "warnings": [],
+    } | more
 
 
 NOW = facts_of("2.13.0+cpu")
@@ -33,7 +50,10 @@ def test_a_torch_that_changes_nothing_holds() -> None:
     holds, text = page(NOW, facts_of("2.14.0+cpu"), PASSED, {})
     assert holds and text.startswith("# The course on torch 2.14.0+cpu\n\nThe course holds.\n")
     assert "| what steps allocate | holds | 1 of 1 runs as on torch 2.13.0+cpu |" in text
-    assert "| the quick suite | holds | 3 passed |" in text and "Nothing that is compared here: 1 runs, 2 oper" in text
+    assert (
+        "| the quick suite | holds | 3 passed |" in text
+        and "Nothing that is compared here: 1 runs, 2 oper" in text
+    )
     assert "Keep its hashes for 2.14" in text
 
 
@@ -57,10 +77,15 @@ def test_what_was_kept_for_a_release_is_what_it_is_held_to() -> None:
 
 
 def test_a_gpu_that_cannot_be_simulated_fails_with_its_reason() -> None:
-    other = facts_of("3.0.0", can=False, how="torch 3.0.0 is laid out in a way this course does not know", runs={})
+    other = facts_of(
+        "3.0.0", can=False, how="torch 3.0.0 is laid out in a way this course does not know", runs={}
+    )
     holds, text = page(NOW, other, PASSED, {})
     assert not holds and "does not hold: the simulated GPU, what steps allocate." in text
-    assert "| the simulated GPU | **fails** | torch 3.0.0 is laid out in a way" in text and "gpt: not simulated" in text
+    assert (
+        "| the simulated GPU | **fails** | torch 3.0.0 is laid out in a way" in text
+        and "gpt: not simulated" in text
+    )
     assert "Begin with course_utils/measuring/simulated.py" in text
 
 
@@ -85,7 +110,8 @@ def test_tests_that_fail_are_listed_and_a_suite_that_did_not_end_says_so() -> No
 
 
 def test_operators_and_deprecations_that_come_and_go_are_told() -> None:
-    before, now = deepcopy(NOW), facts_of("2.14.0")
+    before = deepcopy(NOW)
+    now = facts_of("2.14.0")
     before["operators"] += ["aten::qr"]
     now["operators"] += ["aten::new", "aten::newer"]
     del before["runs"]["gpt"]["operators"]["aten.mm"], now["runs"]["gpt"]["operators"]["aten.add"]
@@ -94,12 +120,15 @@ def test_operators_and_deprecations_that_come_and_go_are_told() -> None:
     suite = (0, "  /x/site-packages/torch/c.py:7: FutureWarning: soon gone\n= 1 passed in 2s =\n")
     text = page(before, now, suite, {})[1]
     for title, line in {
-        "Operators that steps call now": "aten.mm", "Operators that steps no longer call": "aten.add",
+        "Operators that steps call now": "aten.mm",
+        "Operators that steps no longer call": "aten.add",
         "Operators that torch no longer has (2 are new)": "aten::qr",
-        "Deprecations that this torch warns of, and the other did not": "DeprecationWarning: new (torch/a.py:3)",
+        "Deprecations that this torch warns of, and the other did not": (
+            "DeprecationWarning: new (torch/a.py:3)"
+        ),
         "Deprecations that it warns of no longer": "FutureWarning: old (torch/a.py:3)",
         "Deprecations in the quick suite": "FutureWarning: soon gone (torch/c.py:7)",
-    }.items():  # fmt: skip
+    }.items():
         assert f"**{title}:**\n\n- {line}\n" in text
     assert "both" not in text
 
@@ -112,7 +141,10 @@ def test_a_long_list_is_cut_and_counted() -> None:
 
 def test_only_deprecations_are_told_with_their_module() -> None:
     place = "/env/lib/python3.11/site-packages/torch/nn/functional.py"
-    assert warning_line(FutureWarning, "use\n sdpa", place, 7) == "FutureWarning: use sdpa (torch/nn/functional.py:7)"
+    assert (
+        warning_line(FutureWarning, "use\n sdpa", place, 7)
+        == "FutureWarning: use sdpa (torch/nn/functional.py:7)"
+    )
     assert warning_line(UserWarning, "no GPU", place, 7) == ""
     ours = str(check_torch.ROOT / "course_utils" / "run.py")
     assert warning_line(DeprecationWarning, "x", ours, 1) == "DeprecationWarning: x (course_utils/run.py:1)"
@@ -140,7 +172,9 @@ def test_an_interpreter_without_the_course_is_refused(tmp_path: Path) -> None:
 
 def test_the_suite_is_run_and_its_output_kept(tmp_path: Path) -> None:
     (tmp_path / "test_two.py").write_text("def test_a(): pass\ndef test_b(): assert 1 == 2\n")
-    code, output = quick_suite(sys.executable, [str(tmp_path)], ["--rootdir", str(tmp_path)], tmp_path / "quick.txt")
+    code, output = quick_suite(
+        sys.executable, [str(tmp_path)], ["--rootdir", str(tmp_path)], tmp_path / "quick.txt"
+    )
     holds, text = page(NOW, facts_of("2.14.0"), (code, output), {})
     assert not holds and "1 failed, 1 passed" in text and "test_b - assert 1 == 2" in text
     assert (tmp_path / "quick.txt").read_text() == output
@@ -179,8 +213,12 @@ def test_what_is_no_version_is_refused(version: str) -> None:
         check_torch.run(chosen(version))
 
 
-def test_where_pip_gets_no_answer_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real pip, with a proxy that nobody answers at. The interpreter of the tests stands for the environment's."""
+def test_where_pip_gets_no_answer_one_sentence_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real pip, with a proxy that nobody answers at. The interpreter of the tests stands for the
+    environment's.
+    """
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     for name, value in {"CONFIG_FILE": os.devnull, "PROXY": "http://127.0.0.1:9", "RETRIES": "1"}.items():
@@ -214,7 +252,9 @@ def test_an_environment_has_the_pins_of_all_but_torch_and_is_made_once(
     monkeypatch.setattr(check_torch.environment, "make_folder", made)
     monkeypatch.setattr(check_torch.environment, "pip_install", install)
     for _ in range(2):
-        assert own_environment("2.11.0", False, tmp_path) == str(check_torch.Apart(tmp_path, place=tmp_path).python)
+        assert own_environment("2.11.0", False, tmp_path) == str(
+            check_torch.Apart(tmp_path, place=tmp_path).python
+        )
     first, second = asked_for
     assert first[-1] == "torch==2.11.0" and second[:2] == ["--constraint", str(tmp_path / "constraints.txt")]
     assert second[2:] == ["torch==2.11.0", *packages()]

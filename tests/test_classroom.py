@@ -1,4 +1,6 @@
-"""Is a class graded fairly, whatever its notebooks do, and is the learners' copy of the course free of solutions?"""
+"""Is a class graded fairly, whatever its notebooks do, and is the learners' copy of the course free of
+solutions?
+"""
 
 import csv
 import io
@@ -60,7 +62,9 @@ for file in range(3, 64):
 for _ in range(100): print("x" * 1_000_000)
 x = [bytes(10**9) for _ in range(100)]
 """
-"""Patches the checks, leaves processes behind, writes nonsense to the results, prints without end, asks for 100 GB."""
+"""Patches the checks, leaves processes behind, writes nonsense to the results, prints without end, asks for
+100 GB.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +92,9 @@ def states(one: Graded) -> set[str]:
     return {outcome.state for outcome in one.outcomes.values()}
 
 
-def test_the_solutions_pass_everything_though_their_checks_are_gone_or_tampered_with(graded: dict[str, Graded]) -> None:
+def test_the_solutions_pass_everything_though_their_checks_are_gone_or_tampered_with(
+    graded: dict[str, Graded],
+) -> None:
     one = graded["solved"]
     count = len(check_cells(notebook()))
     assert count >= 4 and (one.passed, len(one.outcomes), one.problem) == (count, count, "")
@@ -102,7 +108,11 @@ def test_a_crash_costs_only_itself(graded: dict[str, Graded]) -> None:
 
 def test_patches_floods_and_greed_pass_nothing_and_leave_nothing(graded: dict[str, Graded]) -> None:
     assert states(graded["rude"]) == {"not solved"} and not graded["rude"].problem
-    left = [p for p in psutil.process_iter(["cmdline"]) if "time.sleep(987.25)" in " ".join(p.info["cmdline"] or [])]
+    left = [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if "time.sleep(987.25)" in " ".join(p.info["cmdline"] or [])
+    ]
     assert left == [] or (not sys.platform.startswith("linux") and len(left) == 1)
 
 
@@ -124,13 +134,22 @@ def test_every_exercise_notebook_has_its_checks() -> None:
         found = check_cells(notebook(path))
         numbers = [cell["exercise"] for cell in found.values()]
         assert numbers == [f"{path.name[:2]}.{number}" for number in range(1, len(numbers) + 1)]
-        unchecked = path.read_text(encoding="utf-8").count('"## Unchecked · ')  # a task that no program can judge
+        # a task that no program can judge
+        unchecked = path.read_text(encoding="utf-8").count('"## Unchecked · ')
         assert len(numbers) + unchecked >= 4 and unchecked <= 1
 
 
 CLASS = [
-    Graded("ada", "06", {"06.1": Outcome("passed"), "06.2": Outcome("not right", "=That <is> off.")}, "", 3.0),
-    Graded("bob", "06", {"06.1": Outcome("not reached"), "06.2": Outcome("not reached")}, "ended after 45 s", 45.0),
+    Graded(
+        "ada", "06", {"06.1": Outcome("passed"), "06.2": Outcome("not right", "=That <is> off.")}, "", 3.0
+    ),
+    Graded(
+        "bob",
+        "06",
+        {"06.1": Outcome("not reached"), "06.2": Outcome("not reached")},
+        "ended after 45 s",
+        45.0,
+    ),
     Graded("eve", "", {}, "cannot be read: it is empty", 0.0),
 ]
 
@@ -140,14 +159,30 @@ def test_the_table_has_a_row_for_each_exercise(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "grades.csv").open(encoding="utf-8")))
     assert len(rows) == 5
     assert rows[1] == {
-        "learner": "ada", "lesson": "06", "exercise": "06.2", "state": "not right", "said": "'=That <is> off.",
-        "problem": "", "seconds": "3", "file": "", "counts": "yes",
-    }  # fmt: skip
+        "learner": "ada",
+        "lesson": "06",
+        "exercise": "06.2",
+        "state": "not right",
+        "said": "'=That <is> off.",
+        "problem": "",
+        "seconds": "3",
+        "file": "",
+        "counts": "yes",
+    }
 
 
 def test_the_page_names_everybody_and_what_was_said() -> None:
     page = class_page(CLASS)
-    for words in ("ada", "bob", "eve", "1 of 2", "ended after 45 s", "That &lt;is&gt; off.", "it is empty", "1 ×"):
+    for words in (
+        "ada",
+        "bob",
+        "eve",
+        "1 of 2",
+        "ended after 45 s",
+        "That &lt;is&gt; off.",
+        "it is empty",
+        "1 ×",
+    ):
         assert words in page
     assert "http" not in page and "width=device-width" in page
 
@@ -233,7 +268,9 @@ def test_a_broken_archive_costs_only_its_own_notebook(tmp_path: Path) -> None:
 
 
 def test_of_two_notebooks_the_newer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grading, "grade_notebook", lambda path, learner, most: Graded(learner, "06", {}, "", 1.5))
+    monkeypatch.setattr(
+        grading, "grade_notebook", lambda path, learner, most: Graded(learner, "06", {}, "", 1.5)
+    )
     (tmp_path / "ada").mkdir(parents=True)
     for age, name in enumerate(("ada/second try", "ada/first", "bob")):
         path = tmp_path / f"{name}.ipynb"

@@ -1,4 +1,6 @@
-"""The Explorer's core: it shows what the closed forms say, offers what can be chosen, and refuses in words."""
+"""The Explorer's core: it shows what the closed forms say, offers what can be chosen,
+and refuses in words.
+"""
 
 import random
 import re
@@ -35,7 +37,8 @@ SHARDED = {"model": "llama3-8b", "micro_batch": 4, "seq_len": 4096, "world_size"
 
 def possible(count: int) -> list[dict[str, Any]]:
     """Choices drawn at random that can be estimated, half of them near the defaults."""
-    lots, found = random.Random(0), []
+    lots = random.Random(0)
+    found = []
     while len(found) < count:
         share = lots.choice((0.3, 1))
         chosen = {control.name: lots.choice(control.values) for control in CONTROLS if lots.random() < share}
@@ -57,8 +60,12 @@ def test_controls_are_flat_data_that_a_page_can_hold_in_its_address():
 
 @pytest.mark.parametrize("chosen", possible(24), ids=str)
 def test_it_shows_what_the_closed_forms_say(chosen: dict[str, Any]):
-    shown, said = dashboard(chosen), estimate(run_of(chosen))
-    assert shown.breakdown == said and (shown.breakdown.phase, shown.breakdown.label) == (said.phase, said.label)
+    shown = dashboard(chosen)
+    said = estimate(run_of(chosen))
+    assert shown.breakdown == said and (shown.breakdown.phase, shown.breakdown.label) == (
+        said.phase,
+        said.label,
+    )
     assert sum(map(int, re.findall(r'data-bytes="(\d+)"', shown.stack.svg))) == said.total
     columns = sum(map(int, re.findall(r'data-moment-bytes="(\d+)"', shown.timeline.svg)))
     assert columns == sum(moment.total for moment in moments(shown.run).values())
@@ -72,16 +79,25 @@ def test_it_shows_what_the_closed_forms_say(chosen: dict[str, Any]):
 
 @pytest.mark.parametrize(
     "chosen",
-    [{}, {"recompute": "full"}, {"gpu": "H200-141GB"}, SHARDED, SHARDED | {"precision": "bf16-master"}, *possible(4)],
+    [
+        {},
+        {"recompute": "full"},
+        {"gpu": "H200-141GB"},
+        SHARDED,
+        SHARDED | {"precision": "bf16-master"},
+        *possible(4),
+    ],
     ids=str,
 )
 def test_each_change_says_what_it_then_takes(chosen: dict[str, Any]):
-    before, seconds = complete(chosen), sum(step_seconds(run_of(chosen), card_of(chosen)).values())
+    before = complete(chosen)
+    seconds = sum(step_seconds(run_of(chosen), card_of(chosen)).values())
     changes = next_changes(chosen)
     assert len({change.words for change in changes}) == len(changes) <= 10
     for change in changes:
         assert complete(change.chosen) == change.chosen != before and change.words
-        run, card = run_of(change.chosen), card_of(change.chosen)
+        run = run_of(change.chosen)
+        card = card_of(change.chosen)
         assert change.peak == estimate(run).total and change.fits == (change.peak * SAFETY <= card.room)
         assert change.lost == pytest.approx(sum(step_seconds(run, card).values()) - seconds)
 
@@ -142,7 +158,8 @@ def test_sharding_brings_fsdps_mixed_precision_and_the_way_back_autocast():
 
 
 def test_the_best_plan_is_that_of_fit():
-    plan, best = best_plan({}), arrange(run_of({}), card_of({})).best
+    plan = best_plan({})
+    best = arrange(run_of({}), card_of({})).best
     assert plan is not None and best is not None
     assert run_of(plan.chosen) == best.run and plan.peak == best.peak and plan.fits
     assert best_plan({"model": "gpt3-175b", "micro_batch": 1}) is None
@@ -156,13 +173,19 @@ def test_close_is_not_said_to_fit_without_a_warning():
     assert "may fail" not in verdict_words(run, card.room + 1, card)
 
 
-@pytest.mark.parametrize(("chosen", "words"), [
-    ({"zero_stage": 3}, "set world_size to 2 or more"),
-    ({"seq_len": 2048}, "longer than the 1,024 positions of gpt2-xl"),
-    ({"trained": "lora-16", "world_size": 2}, "set lora_rank=0"),
-    ({"precision": "fp32"}, "flash kernel computes in 16 bits"), ({"model": "gpt5"}, "unknown model 'gpt5'"),
-    ({"micro_batch": 3}, "unknown micro-batch"), ({"color": 1}, "unknown control 'color'"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({"zero_stage": 3}, "set world_size to 2 or more"),
+        ({"seq_len": 2048}, "longer than the 1,024 positions of gpt2-xl"),
+        ({"trained": "lora-16", "world_size": 2}, "set lora_rank=0"),
+        ({"precision": "fp32"}, "flash kernel computes in 16 bits"),
+        ({"model": "gpt5"}, "unknown model 'gpt5'"),
+        ({"micro_batch": 3}, "unknown micro-batch"),
+        ({"color": 1}, "unknown control 'color'"),
+    ],
+    ids=str,
+)
 def test_what_cannot_be_is_refused_in_words(chosen: dict[str, Any], words: str):
     for call in (dashboard, next_changes, best_plan):
         with pytest.raises(ValueError, match=re.escape(words)):
@@ -188,7 +211,9 @@ def test_a_picture_takes_tens_of_thousands_of_calls_which_are_milliseconds():
     assert calls(lambda: next_changes({"micro_batch": 16})) < 80_000
 
 
-LIMITS = re.compile(r'<line x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)" [^>]*data-(?:capacity|nominal)')
+LIMITS = re.compile(
+    r'<line x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)" [^>]*data-(?:capacity|nominal)'
+)
 TEXTS = re.compile(r"<text ([^>]*)>([^<]*)</text>")
 
 
@@ -200,7 +225,9 @@ def crossed(svg: str) -> list[str]:
             look = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))
             if "transform" in look:
                 continue  # the name of the axis, outside of the plot
-            x, y, size = float(look["x"]), float(look["y"]), float(look["font-size"])
+            x = float(look["x"])
+            y = float(look["y"])
+            size = float(look["font-size"])
             width = text_width(unescape(words), size, look.get("font-weight") == "bold")
             x -= width * {"middle": 0.5, "end": 1.0}.get(look.get("text-anchor", ""), 0)
             if left < x + width and right > x and top < y + 0.2 * size and bottom > y - 0.74 * size:
@@ -209,7 +236,10 @@ def crossed(svg: str) -> list[str]:
 
 
 def test_no_line_runs_through_a_number_or_a_word():
-    for chosen in [*possible(250), *({"gpu": name, "micro_batch": size} for name in GPUS for size in (1, 4, 8, 32))]:
+    for chosen in [
+        *possible(250),
+        *({"gpu": name, "micro_batch": size} for name in GPUS for size in (1, 4, 8, 32)),
+    ]:
         shown = dashboard(chosen)
         for figure in (shown.stack, shown.timeline):
             for svg in filter(None, (figure.svg, figure.narrow)):

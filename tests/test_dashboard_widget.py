@@ -6,7 +6,15 @@ import re
 import pytest
 
 from course_utils.figures.canvas import below_one_another
-from course_utils.interactive.explorer import CONTROLS, DEFAULTS, MOST, best_plan, dashboard, next_changes, run_of
+from course_utils.interactive.explorer import (
+    CONTROLS,
+    DEFAULTS,
+    MOST,
+    best_plan,
+    dashboard,
+    next_changes,
+    run_of,
+)
 from course_utils.interactive.explorer_widget import DashboardWidget, explore
 
 
@@ -16,7 +24,8 @@ def offered(page: DashboardWidget) -> list[str]:
 
 
 def test_it_shows_the_dashboard_of_what_is_chosen():
-    page, said = explore(), dashboard({})
+    page = explore()
+    said = dashboard({})
     assert page.chosen == DEFAULTS and page.run == said.run and page.breakdown == said.breakdown
     assert page.gpu is said.card
     assert said.verdict in page.words.value and "user-select: all" in page.children[0].value
@@ -58,7 +67,8 @@ def test_what_contradicts_itself_is_explained_and_no_change_is_offered():
 
 
 def test_the_whole_can_be_arranged():
-    page, plan = explore(), best_plan({})
+    page = explore()
+    plan = best_plan({})
     assert plan is not None
     page._arrange(None)
     assert page.chosen == plan.chosen and plan.words in page.words.value

@@ -1,4 +1,6 @@
-"""Demos: sizes that follow the card, failures that are genuine, a rehearsal that runs them all, one key a step."""
+"""Demos: sizes that follow the card, failures that are genuine, a rehearsal that runs them all, one key a
+step.
+"""
 
 import asyncio
 import gc
@@ -80,7 +82,9 @@ def broken(stage: Stage) -> StepResult:
     raise RuntimeError("the projector is gone")
 
 
-BROKEN = Demo("Broken", "Nothing works.", (DemoStep("One", "", broken),), lambda stage: [Foreseen("a run", True)])
+BROKEN = Demo(
+    "Broken", "Nothing works.", (DemoStep("One", "", broken),), lambda stage: [Foreseen("a run", True)]
+)
 
 
 def test_what_does_not_go_as_told_is_said_and_the_command_fails(monkeypatch, capsys):
@@ -198,7 +202,9 @@ ASKED = "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4.00 GiB of w
 @pytest.fixture
 def meters(monkeypatch) -> Iterator[list[Meter]]:
     """The meters that a live stage has shown."""
-    monkeypatch.setattr(stages, "live_meter", lambda: Meter(lambda _: Reading(MB, 2 * MB), "live on a stand-in"))
+    monkeypatch.setattr(
+        stages, "live_meter", lambda: Meter(lambda _: Reading(MB, 2 * MB), "live on a stand-in")
+    )
     monkeypatch.setattr(devices, "Cuda", devices.Host)
     monkeypatch.setattr(live, "free_bytes", lambda: SMALL.memory)
     yield []
@@ -253,7 +259,10 @@ def test_the_program_that_leaves_holes_says_what_happened(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000 * MiB, 1200 * MiB))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
     fragmentation.main()
-    assert json.loads(capsys.readouterr().out)["message"] == "CUDA out of memory." and sum(asked[:4]) <= 1000 * MiB
+    assert (
+        json.loads(capsys.readouterr().out)["message"] == "CUDA out of memory."
+        and sum(asked[:4]) <= 1000 * MiB
+    )
 
 
 @pytest.mark.parametrize(("expandable", "message"), [(False, "CUDA out of memory."), (True, "")])

@@ -1,4 +1,6 @@
-"""Two measurements next to each other: every byte of the difference has an owner. And measurements in files."""
+"""Two measurements next to each other: every byte of the difference has an owner. And
+measurements in files.
+"""
 
 import dataclasses
 import gzip
@@ -36,10 +38,15 @@ def changed(path: Path, **changes: Any) -> None:
 
 
 def test_a_measurement_comes_back_whole_and_says_that_it_is_recorded(saved: Path) -> None:
-    whole, again = simulate(RUN), read_measurement(saved)
+    whole = simulate(RUN)
+    again = read_measurement(saved)
     assert again.allocations == whole.allocations and again.timeline == whole.timeline
     assert [item.line for item in again.allocations] == [item.line for item in whole.allocations]
-    assert (again.breakdown, again.moments, again.phase_peaks) == (whole.breakdown, whole.moments, whole.phase_peaks)
+    assert (again.breakdown, again.moments, again.phase_peaks) == (
+        whole.breakdown,
+        whole.moments,
+        whole.phase_peaks,
+    )
     assert replay(again).reserved == replay(whole).reserved
     assert str(again.provenance).startswith("recorded on a simulated GPU · torch 2.")
     assert read_measurement(save_measurement(again, saved)).provenance == again.provenance
@@ -88,7 +95,9 @@ def test_a_file_that_is_not_ours_is_never_overwritten(saved: Path, tmp_path: Pat
 )
 def test_a_damaged_file_is_refused_in_one_sentence(saved: Path, changes: dict[str, Any]) -> None:
     changed(saved, **changes)
-    with pytest.raises(ValueError, match=r"^before\.json\.gz is damaged \(\w+Error: .*\): measure and save again$"):
+    with pytest.raises(
+        ValueError, match=r"^before\.json\.gz is damaged \(\w+Error: .*\): measure and save again$"
+    ):
         read_measurement(saved)
 
 
@@ -113,18 +122,30 @@ WIDE = TrainingRun(tiny("gpt2", dropout=0.1), 16, 128, "bf16-master")
 @pytest.mark.parametrize(
     "change",
     [
-        {"micro_batch": 4}, {"attention": "eager"}, {"recompute": "full"}, {"optimizer": "sgd"}, {"lora_rank": 4},
-        {"model": tiny("gpt2", layers=3)}, {"model": tiny("llama")}, {"accumulation_steps": 3}, {"loss_chunks": 2},
+        {"micro_batch": 4},
+        {"attention": "eager"},
+        {"recompute": "full"},
+        {"optimizer": "sgd"},
+        {"lora_rank": 4},
+        {"model": tiny("gpt2", layers=3)},
+        {"model": tiny("llama")},
+        {"accumulation_steps": 3},
+        {"loss_chunks": 2},
     ],
     ids=str,
-)  # fmt: skip
-def test_the_rows_are_the_whole_difference_by_kind_too_and_change_their_sign_with_the_order(change: Any) -> None:
-    before, after = simulate(WIDE), simulate(WIDE.replace(**change))
-    found, back = difference(before, after), difference(after, before)
+)
+def test_the_rows_are_the_whole_difference_by_kind_too_and_change_their_sign_with_the_order(
+    change: Any,
+) -> None:
+    before = simulate(WIDE)
+    after = simulate(WIDE.replace(**change))
+    found = difference(before, after)
+    back = difference(after, before)
     assert sum(row.bytes for row in found.rows) == found.bytes == after.peak - before.peak != 0
     kinds = dict.fromkeys(KINDS, 0)
     for row in found.rows[:-1]:
-        was, now = row.was.total if row.was else 0, row.now.total if row.now else 0
+        was = row.was.total if row.was else 0
+        now = row.now.total if row.now else 0
         kinds[(row.now or row.was).kind] += row.bytes  # pyrefly: ignore [missing-attribute]
         assert row.bytes == now - was != 0
     assert {kind: size for kind, size in kinds.items() if size} == found.by_kind
@@ -149,10 +170,15 @@ def made(*tensors: Allocation, phase: str = "backward") -> Measurement:
     gone = dataclasses.replace(TENSOR, born=0, died=1)
     events = [(gone.bytes, gone.kind), (-gone.bytes, gone.kind)]
     alive = [dataclasses.replace(item, born=len(events) + number) for number, item in enumerate(tensors)]
-    timeline = Timeline([*events, *((item.bytes, item.kind) for item in alive)], [Mark(0, 1, phase), Mark(2, 2, phase)])
+    timeline = Timeline(
+        [*events, *((item.bytes, item.kind) for item in alive)], [Mark(0, 1, phase), Mark(2, 2, phase)]
+    )
     kinds = {item.kind: sum(other.bytes for other in alive if other.kind == item.kind) for item in alive}
-    peak, provenance = MemoryBreakdown(kinds, phase, "peak"), Provenance("simulated", "", "2.13.0", "2026-11-23")
-    return Measurement(peak, {}, timeline, provenance, len(timeline), [gone, *alive], phase_peaks={phase: peak})
+    peak = MemoryBreakdown(kinds, phase, "peak")
+    provenance = Provenance("simulated", "", "2.13.0", "2026-11-23")
+    return Measurement(
+        peak, {}, timeline, provenance, len(timeline), [gone, *alive], phase_peaks={phase: peak}
+    )
 
 
 TENSOR = Allocation(
@@ -191,7 +217,9 @@ def what(before: Measurement, after: Measurement) -> list[tuple[str, int, int]]:
     ],
     ids=str,
 )
-def test_a_tensor_is_known_again_where_code_moved_and_by_module_and_operation(changes: Any, expected: Any) -> None:
+def test_a_tensor_is_known_again_where_code_moved_and_by_module_and_operation(
+    changes: Any, expected: Any
+) -> None:
     changed = dataclasses.replace(TENSOR, **changes)
     assert what(made(OTHER, TENSOR), made(changed, OTHER)) == expected
 
@@ -199,7 +227,17 @@ def test_a_tensor_is_known_again_where_code_moved_and_by_module_and_operation(ch
 def test_of_what_changed_both_values_are_shown() -> None:
     doubled = dataclasses.replace(TENSOR, bytes=4096, dtype="float64", line="model.py:43  y = up(x)")
     found = difference(made(TENSOR), made(doubled))
-    cells = ["grew", "1 ×", "2.05 KB", "4.10 KB", "+2.05 KB", "activations", "blocks.0.mlp", "addmm", "(512,)"]
+    cells = [
+        "grew",
+        "1 ×",
+        "2.05 KB",
+        "4.10 KB",
+        "+2.05 KB",
+        "activations",
+        "blocks.0.mlp",
+        "addmm",
+        "(512,)",
+    ]
     cells += ["float32 → float64", "forward, step 2", "model.py:43", "y = up(x)"]
     assert re.split(r"  +", repr(found).splitlines()[2].strip()) == cells
 
@@ -207,30 +245,38 @@ def test_of_what_changed_both_values_are_shown() -> None:
 def test_graphs_of_earlier_steps_and_blocks_that_were_added_are_rows_of_their_own() -> None:
     earlier = [dataclasses.replace(TENSOR, step=step) for step in (1, 0, -1)]
     (row, _) = difference(made(TENSOR), made(*earlier, TENSOR)).rows
-    assert row.change == "came" and row.now and (row.now.count, row.now.made_in) == (3, "forward, steps -1 to 1")
+    assert (
+        row.change == "came" and row.now and (row.now.count, row.now.made_in) == (3, "forward, steps -1 to 1")
+    )
     blocks = [dataclasses.replace(TENSOR, module=f"blocks.{number}.mlp") for number in range(4)]
     (row, _) = difference(made(*blocks[:2]), made(*blocks)).rows
     assert row.now and (row.was, row.bytes, row.now.count, row.now.module) == (None, 4096, 2, "blocks.*.mlp")
 
 
 def test_tensors_that_another_module_makes_now_are_counted_and_not_listed() -> None:
-    found = difference(made(TENSOR, OTHER), made(dataclasses.replace(TENSOR, module="model.blocks.0.mlp"), OTHER))
+    found = difference(
+        made(TENSOR, OTHER), made(dataclasses.replace(TENSOR, module="model.blocks.0.mlp"), OTHER)
+    )
     assert found.elsewhere == 1 and len(found.rows) == 1
     assert "Not shown: 1 tensors that differ only in operation or module." in repr(found)
 
 
 def test_a_peak_that_moved_to_another_phase_is_said_first() -> None:
-    old, new = simulate(WIDE), simulate(WIDE.replace(micro_batch=1))
+    old = simulate(WIDE)
+    new = simulate(WIDE.replace(micro_batch=1))
     found = difference(old, new)
     assert (old.peak_phase, new.peak_phase) == ("backward", "optimizer")
     sizes = f"{format_bytes(old.peak)} → {format_bytes(new.phase_peaks['backward'].total)}"
     opening = repr(found).splitlines()[0]
-    assert opening.startswith("The peak moved from backward to optimizer") and opening.endswith(f"alone: {sizes}.")
+    assert opening.startswith("The peak moved from backward to optimizer") and opening.endswith(
+        f"alone: {sizes}."
+    )
     assert "two different moments" in found._repr_html_()
 
 
 def test_what_a_recording_does_not_hold_is_not_attributed_and_said() -> None:
-    whole, larger = simulate(RUN), simulate(RUN.replace(micro_batch=4))
+    whole = simulate(RUN)
+    larger = simulate(RUN.replace(micro_batch=4))
     at_peak = from_json(to_json(whole), "")
     assert difference(at_peak, larger).rows == difference(whole, larger).rows
     assert "Of before the allocations at the peak alone are kept" in repr(difference(at_peak, larger))
@@ -245,13 +291,17 @@ def test_what_a_recording_does_not_hold_is_not_attributed_and_said() -> None:
 
 
 def test_of_two_live_measurements_the_counters_are_compared_too() -> None:
-    before, after = (dataclasses.replace(simulate(run), counters={"allocated": simulate(run).peak + beyond})
-                     for run, beyond in ((RUN, 1000), (RUN.replace(micro_batch=4), 9000)))  # fmt: skip
+    before, after = (
+        dataclasses.replace(simulate(run), counters={"allocated": simulate(run).peak + beyond})
+        for run, beyond in ((RUN, 1000), (RUN.replace(micro_batch=4), 9000))
+    )
     assert "+8.00 KB beyond the tensors" in repr(difference(before, after))
 
 
 def test_it_draws_so_many_rows_and_code_does_not_become_markup() -> None:
-    found = difference(made(), made(dataclasses.replace(TENSOR, line="model.py:4  if a < b:"), OTHER), count=1)
+    found = difference(
+        made(), made(dataclasses.replace(TENSOR, line="model.py:4  if a < b:"), OTHER), count=1
+    )
     assert len(found.rows) == 3 and "Not shown: 1 more rows, +512 B." in repr(found)
     html = found._repr_html_()
     assert html.count("<tr>") == 3 and "a &lt; b" in html and "not attributed" in html and "head" not in html

@@ -1,6 +1,8 @@
-"""Real processes: what ranks report, how failures read, that none is left; and data parallelism as torch does it.
+"""Real processes: what ranks report, how failures read, that none is left; and data parallelism as torch does
+it.
 
-Every start of processes costs seconds: so tests share what they can. Nothing here may signal the test's own process.
+Every start of processes costs seconds: so tests share what they can. Nothing here may signal the test's own
+process.
 """
 
 import base64
@@ -53,8 +55,11 @@ def program(tmp_path):
 
 
 def left_behind(caller: int | None = None) -> list[psutil.Process]:
-    """Every process that still runs of those that `run_ranks` started for a caller (this process): ranks, torchrun."""
-    found, wanted = [], str(caller or os.getpid())
+    """Every process that still runs of those that `run_ranks` started for a caller (this process): ranks,
+    torchrun.
+    """
+    found = []
+    wanted = str(caller or os.getpid())
     for process in psutil.process_iter(["status"]):
         try:
             if process.info["status"] != psutil.STATUS_ZOMBIE and process.environ().get(CALLER) == wanted:
@@ -67,7 +72,8 @@ def left_behind(caller: int | None = None) -> list[psutil.Process]:
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     """After each test: no process, and this one still in the group and the session that it was in."""
-    group, session = os.getpgrp(), os.getsid(0)
+    group = os.getpgrp()
+    session = os.getsid(0)
     yield
     assert left_behind() == []
     assert (os.getpgrp(), os.getsid(0)) == (group, session)
@@ -76,7 +82,8 @@ def nothing_is_left():
 def ends_at_once():
     import torch.distributed as dist
 
-    groups, waited = dist.distributed_c10d, []
+    groups = dist.distributed_c10d
+    waited = []
     wait = groups._store_based_barrier
 
     def noted(*given):
@@ -103,9 +110,12 @@ def test_every_rank_reports_in_order(program, monkeypatch, forks):
         import os, sys
         from course_utils.ranks.worker import report
         assert __name__ == "__main__"
-        report({"rank": int(os.environ["RANK"]), "of": int(os.environ["WORLD_SIZE"]), "argument": sys.argv[1]})
+        rank, of = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        report({"rank": rank, "of": of, "argument": sys.argv[1]})
     """)
-    assert run_ranks(path, 3, ["hello"]) == [{"rank": rank, "of": 3, "argument": "hello"} for rank in range(3)]
+    assert run_ranks(path, 3, ["hello"]) == [
+        {"rank": rank, "of": 3, "argument": "hello"} for rank in range(3)
+    ]
 
 
 def sum_of_ranks(start: int, names: list[str]):
@@ -129,7 +139,8 @@ def test_a_function_runs_on_every_rank_and_shows_what_it_prints(capfd):
     lines: list[str] = []
     assert run_ranks(sum_of_ranks, 2, show=lines.append, start=10, names=["Ann", "Bob"]) == [[21]] * 2
     assert sorted(lines) == ["rank 0: Ann has 21", "rank 1: Bob has 21"]
-    assert capfd.readouterr() == ("", "")  # all else is silent, torchrun too: a notebook's outputs are compared
+    # all else is silent, torchrun too: a notebook's outputs are compared
+    assert capfd.readouterr() == ("", "")
 
 
 def visible_gpus():
@@ -166,13 +177,17 @@ def asks_for_a_gpu():
 
 
 def test_only_ranks_ask_cuda_for_gpus(tmp_path, monkeypatch):
-    """CUDA refuses every call of a process forked from one that has asked: of all ranks, had torchrun asked."""
+    """CUDA refuses every call of a process forked from one that has asked: of all
+    ranks, had torchrun asked.
+    """
     (tmp_path / "sitecustomize.py").write_text(ASKED)  # executed as each Python starts
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("ASKED", str(tmp_path / "asked.txt"))
     found = run_ranks(asks_for_a_gpu, 2)
     assert [answer for answer, _ in found] == [False, False]
-    assert {int(number) for number in (tmp_path / "asked.txt").read_text().split()} == {number for _, number in found}
+    assert {int(number) for number in (tmp_path / "asked.txt").read_text().split()} == {
+        number for _, number in found
+    }
 
 
 def holds_its_group_to_the_end():
@@ -204,7 +219,9 @@ def one_raises():
 
 def test_a_failing_rank_is_named_with_its_last_words_although_another_clings_on(monkeypatch):
     monkeypatch.setattr(distributed, "GRACE_SECONDS", 1.0)
-    with pytest.raises(RankFailed, match=r"(?s)rank 1 of one_raises\(\) failed.*ZeroDivisionError: on purpose") as info:
+    with pytest.raises(
+        RankFailed, match=r"(?s)rank 1 of one_raises\(\) failed.*ZeroDivisionError: on purpose"
+    ) as info:
         run_ranks(one_raises, 2)
     line = one_raises.__code__.co_firstlineno + 6
     assert f'File "one_raises.py", line {line}, in one_raises\n    raise Zero' in str(info.value)
@@ -221,23 +238,32 @@ def one_hangs():
 
 
 def test_a_time_out_names_who_had_not_finished_and_ends_every_process(monkeypatch):
-    ends, lines = distributed._should_end, []
+    ends = distributed._should_end
+    lines = []
 
     def time_is_up(folder: Path, deadline: float) -> bool:
         """As soon as there is all that this test wants to see, however slow the computer is."""
         return (len(lines) == 2 and (folder / "0.done").exists()) or ends(folder, deadline)
 
     monkeypatch.setattr(distributed, "_should_end", time_is_up)
-    with pytest.raises(RankFailed, match=r"the 2 ranks of one_hangs\(\) took more than 900 s and were ended") as info:
+    with pytest.raises(
+        RankFailed, match=r"the 2 ranks of one_hangs\(\) took more than 900 s and were ended"
+    ) as info:
         run_ranks(one_hangs, 2, timeout_seconds=900, show=lines.append)
     line = one_hangs.__code__.co_firstlineno + 6
-    for words in ("Not finished: rank 1.", f"rank 1 was at one_hangs.py, line {line}, in one_hangs. ", "hello from 1"):
+    for words in (
+        "Not finished: rank 1.",
+        f"rank 1 was at one_hangs.py, line {line}, in one_hangs. ",
+        "hello from 1",
+    ):
         assert words in str(info.value)
     assert "rank 0" not in str(info.value)
 
 
 def test_ranks_that_never_start_are_told_from_ranks_that_hang(monkeypatch):
-    monkeypatch.setattr(distributed, "_launcher", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(
+        distributed, "_launcher", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"]
+    )
     with pytest.raises(RankFailed, match="took more than 1 s and were ended before any had started"):
         run_ranks(one_hangs, 2, timeout_seconds=1)
 
@@ -256,7 +282,9 @@ def one_is_killed():
 
 
 def test_a_killed_rank_is_named_and_what_it_had_started_ends_too():
-    with pytest.raises(RankFailed, match=r"(?s)rank 1 of one_is_killed\(\) was killed by SIGKILL.*still here$"):
+    with pytest.raises(
+        RankFailed, match=r"(?s)rank 1 of one_is_killed\(\) was killed by SIGKILL.*still here$"
+    ):
         run_ranks(one_is_killed, 2)
 
 
@@ -348,11 +376,23 @@ def without_source():
         (Thing().method, {}, "is a method, not a plain function"),
         (print, {}, "not a plain function"),
         (functools.partial(sum_of_ranks, 1), {}, "a partial, not a plain function"),
-        (uses_what_it_does_not_import, {}, "uses Path, torch, which another process does not know: import or define"),
+        (
+            uses_what_it_does_not_import,
+            {},
+            "uses Path, torch, which another process does not know: import or define",
+        ),
         (without_source(), {}, r"the source of typed\(\) cannot be read"),
-        (sum_of_ranks, {"start": 1}, r"sum_of_ranks\(\) cannot be called with start: missing a required argument"),
+        (
+            sum_of_ranks,
+            {"start": 1},
+            r"sum_of_ranks\(\) cannot be called with start: missing a required argument",
+        ),
         (sum_of_ranks, {"start": 1, "names": [], "steps": 2}, "unexpected keyword argument 'steps'"),
-        (sum_of_ranks, {"start": torch.ones(1), "names": []}, "with start, names: Object of type Tensor is not JSON"),
+        (
+            sum_of_ranks,
+            {"start": torch.ones(1), "names": []},
+            "with start, names: Object of type Tensor is not JSON",
+        ),
     ],
 )
 def test_a_function_that_cannot_be_sent(function, keywords, words):
@@ -366,7 +406,9 @@ def test_a_closure_is_told_what_it_takes_along():
     def closure():
         return steps
 
-    with pytest.raises(TypeError, match=r"closure\(\) uses steps of the function around it.*pass steps as an argument"):
+    with pytest.raises(
+        TypeError, match=r"closure\(\) uses steps of the function around it.*pass steps as an argument"
+    ):
         run_ranks(closure, 2)
 
 
@@ -486,7 +528,9 @@ def follow_each(pickled: str):
     dist.init_process_group("gloo")
     found = []
     for run, steps in pickle.loads(base64.b64decode(pickled)):
-        measured = follow(ReplicatedTraining(run), ReplicaTracker("cpu"), steps, Provenance("cpu", "CPU", "", ""))
+        measured = follow(
+            ReplicatedTraining(run), ReplicaTracker("cpu"), steps, Provenance("cpu", "CPU", "", "")
+        )
         found.append((to_json(measured), list(measured.losses)))
     dist.destroy_process_group()
     return found
@@ -529,7 +573,8 @@ def test_buckets_are_those_that_the_reducer_makes():
 
 
 def test_as_views_of_buckets_gradients_are_there_once():
-    apart, views = measured(RUN), measured(RUN.replace(bucket_view=True))
+    apart = measured(RUN)
+    views = measured(RUN.replace(bucket_view=True))
     kept = [found.moments["end of backward"]["gradients"] for found in (apart, views)]
     assert apart.moments["end of step 2"]["communication"] == ddp_communication(RUN) > 0
     assert views.moments["end of backward"]["communication"] == 0
@@ -541,7 +586,8 @@ def test_as_views_of_buckets_gradients_are_there_once():
 @pytest.mark.parametrize("changes", PEAKS, ids=str)
 def test_the_estimated_peak_is_exact_but_for_step_counters(changes):
     run = large_vocabulary(changes)
-    found, truth = estimate(run), measured(run).breakdown
+    found = estimate(run)
+    truth = measured(run).breakdown
     counters = BLOCK * len(zero_1_shares(run.model, 2)[0] if run.zero_stage else parameter_shapes(run.model))
     off = {kind: found[kind] - truth[kind] for kind in KINDS if found[kind] != truth[kind]}
     assert off == {"optimizer_states": -counters} and found.phase == measured(run).peak_phase
@@ -550,7 +596,8 @@ def test_the_estimated_peak_is_exact_but_for_step_counters(changes):
 @pytest.mark.parametrize("changes", RECIPES, ids=str)
 def test_the_optimizers_step_is_exact_for_every_recipe_that_is_estimated(changes):
     run = RUN.replace(**changes)
-    expected, truth = moments(run)["optimizer step"], measured(run).phase_peaks["optimizer"]
+    expected = moments(run)["optimizer step"]
+    truth = measured(run).phase_peaks["optimizer"]
     off = {kind: truth[kind] - expected[kind] for kind in KINDS if truth[kind] != expected[kind]}
     names = list(zero_1_shares(run.model, 2)[0] if run.zero_stage else parameter_shapes(run.model))
     if run.optimizer.algorithm == "muon":
@@ -621,7 +668,10 @@ def gradients(run: TrainingRun, text: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"world_size": 9}, "Up to 8 run here; zero_stage=3 is simulated"), ({"loss_chunks": 2}, "loss_chunks=1")],
+    [
+        ({"world_size": 9}, "Up to 8 run here; zero_stage=3 is simulated"),
+        ({"loss_chunks": 2}, "loss_chunks=1"),
+    ],
 )
 def test_what_processes_are_not_covered_for(changes, words):
     with pytest.raises(ValueError, match=words):

@@ -1,4 +1,6 @@
-"""The estimate against steps that really run: equal to the byte, kind by kind, and not only where it is easy."""
+"""The estimate against steps that really run: equal to the byte, kind by kind, and not
+only where it is easy.
+"""
 
 import random
 
@@ -16,7 +18,8 @@ from course_utils.models import PRESETS, TransformerConfig
 from course_utils.run import TrainingRun
 from course_utils.units import GB, GiB
 
-GPT3, LLAMA3 = shallow(PRESETS["gpt2-xl"], 3), shallow(LLAMA, 3)
+GPT3 = shallow(PRESETS["gpt2-xl"], 3)
+LLAMA3 = shallow(LLAMA, 3)
 
 SAMPLE = [
     TrainingRun(GPT3, 4, 512, "amp-bf16", "adamw", "flash"),
@@ -47,7 +50,8 @@ def random_run(seed: int) -> TrainingRun:
     precision, attention = choose(RECIPES)
     return TrainingRun(
         shallow(
-            PRESETS[choose(["gpt2", "gpt2-medium", "llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b"])], choose([1, 2, 4])
+            PRESETS[choose(["gpt2", "gpt2-medium", "llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b"])],
+            choose([1, 2, 4]),
         ),
         micro_batch=choose([1, 2, 3, 8]),
         seq_len=choose([64, 100, 512, 1000]),
@@ -65,7 +69,8 @@ def differences(estimated: MemoryBreakdown, measured: MemoryBreakdown) -> dict[s
 
 def assert_exact(run: TrainingRun) -> None:
     """The peak, its phase, and the moments that both name."""
-    measured, expected = simulate(run), moments(run)
+    measured = simulate(run)
+    expected = moments(run)
     assert differences(estimate(run), measured.breakdown) == {}
     assert estimate(run).phase == measured.peak_phase
     for moment in ("end of forward", "after loss"):
@@ -95,7 +100,9 @@ TINY = [
     TrainingRun(tiny("gpt2"), 2, 32, "bf16-master-fp32grad", "adamw-loop"),
     TrainingRun(tiny("gpt2"), 2, 32, "amp-bf16", lora_rank=4, frozen_bits=8),
     TrainingRun(tiny("llama"), 2, 32, "amp-bf16", lora_rank=4, lora_targets="mlp", frozen_bits=4),
-    TrainingRun(tiny("llama"), 8, 128, "bf16", recompute="offload"),  # the MLP's tensors are large enough to go
+    TrainingRun(
+        tiny("llama"), 8, 128, "bf16", recompute="offload"
+    ),  # the MLP's tensors are large enough to go
     TrainingRun(tiny("llama", layers=7), 2, 32, recompute="every-2", loss_chunks=3),
     TrainingRun(tiny("gpt2", layers=8), 2, 32, recompute="every-3", loss_chunks=7),
     TrainingRun(tiny("gpt2", layers=2), 2, 32, recompute="every-2", loss_chunks=4),
@@ -105,7 +112,9 @@ TINY = [
     TrainingRun(tiny("llama"), 2, 32, "amp-bf16", unfused=True, accumulation_steps=2),
     TrainingRun(tiny("llama"), 2, 32, "bf16-master", recompute="full", unfused=True),
     TrainingRun(tiny("llama"), 2, 32, "bf16-master", attention="eager", unfused=True),
-    TrainingRun(tiny("llama"), 2, 32, "amp-fp16", attention="eager", recompute="selective-attention", unfused=True),
+    TrainingRun(
+        tiny("llama"), 2, 32, "amp-fp16", attention="eager", recompute="selective-attention", unfused=True
+    ),
     TrainingRun(tiny("llama"), 2, 32, "amp-fp16", lora_rank=4, frozen_bits=4, unfused=True),
     TrainingRun(tiny("llama"), 2, 32, "bf16", lora_rank=4, frozen_bits=16, unfused=True),
     TrainingRun(UNEVEN, 3, 11, "amp-bf16", unfused=True),
@@ -123,10 +132,14 @@ def test_small_runs_of_every_kind_are_exact(run):
 
 
 def test_until_torch_2_11_autocast_leaves_rmsnorm_in_16_bits(monkeypatch):
-    """What each torch's simulation of this run has at its peak; `test_small_runs_of_every_kind_are_exact` holds one."""
+    """What each torch's simulation of this run has at its peak; `test_small_runs_of_every_kind_are_exact`
+    holds one.
+    """
     run = next(run for run in TINY if run.frozen_bits == 4 and not run.model.unfused)
     for release, peak in (((2, 11), 3_224_064), ((2, 12), 3_488_256)):
-        monkeypatch.setattr("course_utils.estimating.exact.operations.installed_torch", lambda release=release: release)
+        monkeypatch.setattr(
+            "course_utils.estimating.exact.operations.installed_torch", lambda release=release: release
+        )
         compiled.cache_clear()
         assert estimate(run).total == peak
     compiled.cache_clear()
@@ -169,7 +182,9 @@ def test_depth_adds_the_same_for_every_layer(model: TransformerConfig, recompute
         run = TrainingRun(shallow(model, layers), 2, 256, recompute=recompute)
         return simulate(run), estimate(run)
 
-    (measured_3, estimated_3), (measured_6, estimated_6), (measured_12, estimated_12) = at(3), at(6), at(12)
+    (measured_3, estimated_3) = at(3)
+    (measured_6, estimated_6) = at(6)
+    (measured_12, estimated_12) = at(12)
     assert measured_12.peak_phase == measured_6.peak_phase == measured_3.peak_phase
     for kind in KINDS:
         measured_growth = measured_6.breakdown[kind] - measured_3.breakdown[kind]
@@ -245,7 +260,8 @@ def test_checkpoints_are_5_gb_and_the_flat_buffer_6():
 @pytest.mark.parametrize(
     ("precision", "kept", "highest"),
     [
-        # log-softmax 2 and its fp32 copy 4, then a gradient of 4; fp32: log-softmax 4, then two gradients of 4
+        # log-softmax 2 and its fp32 copy 4, then a gradient of 4; fp32: log-softmax 4, then two gradients of
+        # 4
         ("amp-bf16", 4 - (2 + 4), (4 + 4 + 4) - (2 + 4 + 4)),
         # log-softmax 2, then two gradients of 2
         ("bf16-master", 4 - 2, (4 + 4 + 4) - (2 + 2 + 2)),

@@ -1,4 +1,6 @@
-"""The table of the largest tensors at the peak: every byte in it, each tensor's line of code, and its groups."""
+"""The table of the largest tensors at the peak: every byte in it, each tensor's line of
+code, and its groups.
+"""
 
 import json
 import re
@@ -33,7 +35,8 @@ def test_all_rows_together_are_the_peak(source, recompute):
 
 def test_what_is_left_out_is_counted():
     measured = simulate(RUN)
-    few, all_of_them = measured.explain(2), measured.explain(EVERYTHING)
+    few = measured.explain(2)
+    all_of_them = measured.explain(EVERYTHING)
     assert few.rows == all_of_them.rows[:2]
     assert few.rest_bytes == measured.peak - sum(row.total for row in few.rows)
     assert few.rest == sum(row.count for row in all_of_them.rows[2:])
@@ -42,7 +45,9 @@ def test_what_is_left_out_is_counted():
 
 def test_layers_that_are_alike_share_a_row():
     rows = simulate(RUN).explain(EVERYTHING).rows
-    assert [row.count for row in rows if row.kind == "parameters" and row.module == "blocks.*.mlp.up.weight"] == [3]
+    assert [
+        row.count for row in rows if row.kind == "parameters" and row.module == "blocks.*.mlp.up.weight"
+    ] == [3]
     assert [row.count for row in rows if row.module == "embedding.weight" and row.kind == "parameters"] == [1]
 
 
@@ -170,7 +175,9 @@ def test_it_draws_itself_without_letting_code_become_markup():
 
 
 def test_the_measured_code_is_no_machinery():
-    assert all(map(is_machinery, (torch.nn.functional.__file__, torch.__file__, "<frozen importlib._bootstrap>")))
+    assert all(
+        map(is_machinery, (torch.nn.functional.__file__, torch.__file__, "<frozen importlib._bootstrap>"))
+    )
     assert not any(map(is_machinery, (pytest.__file__, __file__, "<stdin>")))
 
 

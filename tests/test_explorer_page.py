@@ -1,4 +1,6 @@
-"""The explorer's page: made of the course's own modules, right to the byte in a browser, quick, open to everybody."""
+"""The explorer's page: made of the course's own modules, right to the byte in a browser, quick, open to
+everybody.
+"""
 
 import hashlib
 import io
@@ -94,7 +96,9 @@ with tarfile.open(sys.argv[4] + "/pyodide-1.2.3.tgz", "w:gz") as archive:
 
 @pytest.fixture
 def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Fetches the file of PACKAGE with an npm that finds `content` under `name`, and nothing where it is None."""
+    """Fetches the file of PACKAGE with an npm that finds `content` under `name`, and nothing where it is
+    None.
+    """
     listed = tmp_path / "pyodide.json"
     listed.write_text(json.dumps(PACKAGE), encoding="utf-8")
 
@@ -121,7 +125,9 @@ def test_npm_brings_pyodide_once(fetched: Any, tmp_path: Path) -> None:
 def test_a_package_with_other_files_than_are_listed_is_refused(
     fetched: Any, tmp_path: Path, content: bytes, name: str
 ) -> None:
-    with pytest.raises(PYODIDE.Mismatch, match=r"^one\.mjs has the SHA-256 \w{64}, and pyodide\.json lists 7692c3ad"):
+    with pytest.raises(
+        PYODIDE.Mismatch, match=r"^one\.mjs has the SHA-256 \w{64}, and pyodide\.json lists 7692c3ad"
+    ):
         fetched(content, name)
     assert not list((tmp_path / "build").rglob("*.mjs"))
 
@@ -149,17 +155,25 @@ def test_without_npm_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest
 
 def test_a_site_without_pyodide_is_refused_in_its_words(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "pyodide.py").write_text("import sys; sys.exit('Pyodide is not here.')", encoding="utf-8")
+    (tmp_path / "docs" / "pyodide.py").write_text(
+        "import sys; sys.exit('Pyodide is not here.')", encoding="utf-8"
+    )
     with pytest.raises(BuildError, match=r"^Pyodide is not here\.$"):
         site.make(tmp_path / "site", tmp_path)
 
 
 def test_the_site_has_every_file_that_is_listed_and_their_licenses(folder: Path) -> None:
     listed = json.loads((folder / "pyodide.json").read_text(encoding="utf-8"))["files"]
-    assert {"pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json"} == set(
-        listed
-    )
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "pyodide").iterdir()}
+    assert {
+        "pyodide.mjs",
+        "pyodide.asm.mjs",
+        "pyodide.asm.wasm",
+        "python_stdlib.zip",
+        "pyodide-lock.json",
+    } == set(listed)
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "pyodide").iterdir()
+    }
     assert listed.items() <= found.items()
     assert {"README.md", "LICENSE-MPL-2.0.txt", "LICENSE-PSF-2.0.txt"} == set(found) - set(listed)
 
@@ -177,9 +191,13 @@ def test_the_archive_runs_by_itself(tmp_path: Path) -> None:
     """Unpacked, as the page does it: style sheets are next to the modules."""
     with zipfile.ZipFile(io.BytesIO(site.archive())) as packed:
         packed.extractall(tmp_path)
-    work = "from course_utils.interactive import explorer_page as page; print(page.draw('{}'), page.plan('{}'))"
+    work = (
+        "from course_utils.interactive import explorer_page as page; print(page.draw('{}'), page.plan('{}'))"
+    )
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {work}"
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    )
     assert '"stack"' in done.stdout
 
 
@@ -187,7 +205,9 @@ def test_every_choice_travels_as_text_and_back() -> None:
     for control in CONTROLS:
         read = [dashboard_page.values({control.name: str(value)})[control.name] for value in control.values]
         assert read == list(control.values)
-    assert all(dashboard_page.values(dashboard_page.texts(change.chosen)) for change in next_changes(DEFAULTS))
+    assert all(
+        dashboard_page.values(dashboard_page.texts(change.chosen)) for change in next_changes(DEFAULTS)
+    )
 
 
 def test_a_link_says_what_differs_and_is_read_again_but_for_what_is_not_offered() -> None:
@@ -198,15 +218,19 @@ def test_a_link_says_what_differs_and_is_read_again_but_for_what_is_not_offered(
     read = json.loads(dashboard_page.linked("micro_batch=33&gpu=&colour=red&seq_len=2048"))
     assert read["chosen"] == json.loads(FIRST) | {"seq_len": "2048"}
     assert [re.split("[:.] ", words)[0] for words in read["refused"]] == [
-        "unknown micro-batch '33'", "unknown GPU ''", "unknown control 'colour'"
-    ]  # fmt: skip
+        "unknown micro-batch '33'",
+        "unknown GPU ''",
+        "unknown control 'colour'",
+    ]
 
 
 # In a browser
 
 
 def test_the_browser_computes_the_same_to_the_byte(page: Page) -> None:
-    dice, runs, not_runs = random.Random(9), list[str](), list[str]()
+    dice = random.Random(9)
+    runs = list[str]()
+    not_runs = list[str]()
     sharded = [{"world_size": "8", "zero_stage": stage, "precision": "bf16"} for stage in "123"]
     while len(runs) < 63:
         drawn = {control.name: str(dice.choice(control.values)) for control in dice.sample(CONTROLS, 5)}
@@ -239,11 +263,16 @@ def test_controls_and_picture_are_seen_together(fresh: Page, size: tuple[int, in
     fresh.set_viewport_size({"width": size[0], "height": size[1]})
     try:
         for control in ("micro_batch", "seq_len"):
-            handle, drawn = fresh.locator(f"#choice-{control}"), fresh.locator("#stack")
+            handle = fresh.locator(f"#choice-{control}")
+            drawn = fresh.locator("#stack")
             handle.scroll_into_view_if_needed()
             boxes = [thing.bounding_box() for thing in (handle, drawn)]
-            assert all(box and box["y"] >= -1 and box["y"] + box["height"] <= size[1] + 1 for box in boxes), boxes
-            assert all(box and box["x"] >= 0 and box["x"] + box["width"] <= size[0] + 1 for box in boxes), boxes
+            assert all(box and box["y"] >= -1 and box["y"] + box["height"] <= size[1] + 1 for box in boxes), (
+                boxes
+            )
+            assert all(box and box["x"] >= 0 and box["x"] + box["width"] <= size[0] + 1 for box in boxes), (
+                boxes
+            )
     finally:
         fresh.set_viewport_size({"width": 1280, "height": 900})
 
@@ -263,15 +292,25 @@ def test_a_change_makes_itself(fresh: Page) -> None:
 def test_all_arrangements_are_looked_through_on_demand(fresh: Page) -> None:
     fresh.wait_for_function(READY)
     fresh.locator("#plan").click()
-    fresh.wait_for_function("document.getElementById('changes-words').textContent.startsWith('Of all')", timeout=90_000)
+    fresh.wait_for_function(
+        "document.getElementById('changes-words').textContent.startsWith('Of all')", timeout=90_000
+    )
     expected = json.loads(dashboard_page.plan(FIRST))
-    assert fresh.locator("#changes li button").first.inner_text().split("\n") == [expected["words"], expected["effect"]]
+    assert fresh.locator("#changes li button").first.inner_text().split("\n") == [
+        expected["words"],
+        expected["effect"],
+    ]
 
 
 def test_a_link_restores_what_was_chosen(fresh: Page) -> None:
-    fresh.evaluate("(hash) => { location.hash = hash; }", "model=gpt2&zero_stage=3&world_size=8&micro_batch=33")
+    fresh.evaluate(
+        "(hash) => { location.hash = hash; }", "model=gpt2&zero_stage=3&world_size=8&micro_batch=33"
+    )
     fresh.wait_for_function("explorer.chosen.model === 'gpt2'")
-    assert fresh.locator("#choice-zero_stage").input_value() == "3" and fresh.locator("#choice-zero_stage").is_visible()
+    assert (
+        fresh.locator("#choice-zero_stage").input_value() == "3"
+        and fresh.locator("#choice-zero_stage").is_visible()
+    )
     assert "unknown micro-batch '33'" in fresh.locator("#refused").inner_text()
     fresh.locator("#choice-seq_len").press("ArrowRight")
     assert not fresh.locator("#refused").is_visible()
@@ -281,7 +320,9 @@ def test_a_link_restores_what_was_chosen(fresh: Page) -> None:
 
 
 def test_impossible_choices_are_explained_and_the_last_picture_stays(fresh: Page) -> None:
-    fresh.locator("#controls details:not([open]) summary").evaluate_all("all => all.forEach(one => one.click())")
+    fresh.locator("#controls details:not([open]) summary").evaluate_all(
+        "all => all.forEach(one => one.click())"
+    )
     fresh.locator("#choice-zero_stage").press("End")
     assert verdict(fresh).startswith("Not possible:")
     assert verdict(fresh).removeprefix("Not possible: ") == (
@@ -339,5 +380,8 @@ def test_it_says_in_words_why_it_cannot_start(page: Page, address: str, folder: 
     assert context.browser
     silent = context.browser.new_context(java_script_enabled=False).new_page()
     silent.goto(address)
-    assert "needs JavaScript" in silent.locator("noscript").inner_text() and not silent.locator("#verdict").is_visible()
+    assert (
+        "needs JavaScript" in silent.locator("noscript").inner_text()
+        and not silent.locator("#verdict").is_visible()
+    )
     silent.context.close()

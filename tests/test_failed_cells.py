@@ -1,4 +1,6 @@
-"""Cells that fail: a learner's mistake is one line, all else keeps its traceback, and an interrupt leaves nothing."""
+"""Cells that fail: a learner's mistake is one line, all else keeps its traceback, and an interrupt leaves
+nothing.
+"""
 
 import os
 import re
@@ -43,36 +45,70 @@ def told(code: str, **names: Any) -> str | None:
     ("code", "line"),
     [
         ('TrainingRun("gtp2")', "ValueError in line 1: unknown model 'gtp2': did you mean 'gpt2'?"),
-        ('\n\nTrainingRun("gpt2", batch_size=8)', "TypeError in line 3: TrainingRun() has no batch_size: did you mean "
-         "micro_batch?"),
-        ('TrainingRun("gpt2").replace(zero=3)', "ValueError in line 1: unknown choice of a TrainingRun 'zero': did you "
-         "mean 'zero_stage'?"),
-        ("TrainingRun()", "TypeError in line 1: TrainingRun() missing 1 required positional argument: 'model'."),
+        (
+            '\n\nTrainingRun("gpt2", batch_size=8)',
+            "TypeError in line 3: TrainingRun() has no batch_size: did you mean micro_batch?",
+        ),
+        (
+            'TrainingRun("gpt2").replace(zero=3)',
+            "ValueError in line 1: unknown choice of a TrainingRun 'zero': did you mean 'zero_stage'?",
+        ),
+        (
+            "TrainingRun()",
+            "TypeError in line 1: TrainingRun() missing 1 required positional argument: 'model'.",
+        ),
         ("estimate(runs=3)", "TypeError in line 1: estimate() has no runs: did you mean run?"),
-        ("estimate(TrainingRun('gpt2'), 1, 2, 3)", "TypeError in line 1: estimate() takes from 1 to 2 positional "
-         "arguments but 4 were given."),
-        ("parse_bytes('5 GX')", "ValueError in line 1: '5 GX' is not an amount of memory: write a number and a unit, "
-         "such as '80 GB' or '16 GiB'."),
+        (
+            "estimate(TrainingRun('gpt2'), 1, 2, 3)",
+            "TypeError in line 1: estimate() takes from 1 to 2 positional arguments but 4 were given.",
+        ),
+        (
+            "parse_bytes('5 GX')",
+            "ValueError in line 1: '5 GX' is not an amount of memory: write a number and a unit, "
+            "such as '80 GB' or '16 GiB'.",
+        ),
         ("gpu('A1000')", "ValueError in line 1: unknown GPU 'A1000': did you mean 'A100-80GB'?"),
-        ("compare(TrainingRun('gpt2'), source='gpu')", "ValueError in line 1: unknown source 'gpu': did "
-         "you mean 'cpu'?"),
-        ("estimate('gpt2')", "TypeError in line 1: estimate takes a TrainingRun, not 'gpt2': write "
-         "estimate(TrainingRun(...))."),
-        ("from course_utils import TraningRun", "ImportError in line 1: cannot import name 'TraningRun' from "
-         "'course_utils': did you mean TrainingRun?"),
-        ("def make():\n    return TrainingRun('gtp2')\nmake()", "ValueError in line 2: unknown model 'gtp2': did you "
-         "mean 'gpt2'?"),
-        ("print(trained.peak)", "NameError in line 1: trained is not defined yet: run the cells above this one first, "
-         "or check its spelling."),
-        ("checks.two_moments(moments)", "NameError in line 1: checks is not defined yet: run the cells above this one "
-         "first, or check its spelling."),
-        ("TraningRun('gpt2')", "NameError in line 1: TraningRun is not defined yet: run the cells above this one "
-         "first, or write TrainingRun, if you mean that."),
-        ("del measure\n[measure for _ in 'a']", "NameError in line 2: measure is not defined yet: run the cells above "
-         "this one first, or `from course_utils import measure`."),
+        (
+            "compare(TrainingRun('gpt2'), source='gpu')",
+            "ValueError in line 1: unknown source 'gpu': did you mean 'cpu'?",
+        ),
+        (
+            "estimate('gpt2')",
+            "TypeError in line 1: estimate takes a TrainingRun, not 'gpt2': write "
+            "estimate(TrainingRun(...)).",
+        ),
+        (
+            "from course_utils import TraningRun",
+            "ImportError in line 1: cannot import name 'TraningRun' from "
+            "'course_utils': did you mean TrainingRun?",
+        ),
+        (
+            "def make():\n    return TrainingRun('gtp2')\nmake()",
+            "ValueError in line 2: unknown model 'gtp2': did you mean 'gpt2'?",
+        ),
+        (
+            "print(trained.peak)",
+            "NameError in line 1: trained is not defined yet: run the cells above this one first, "
+            "or check its spelling.",
+        ),
+        (
+            "checks.two_moments(moments)",
+            "NameError in line 1: checks is not defined yet: run the cells above this one "
+            "first, or check its spelling.",
+        ),
+        (
+            "TraningRun('gpt2')",
+            "NameError in line 1: TraningRun is not defined yet: run the cells above this one "
+            "first, or write TrainingRun, if you mean that.",
+        ),
+        (
+            "del measure\n[measure for _ in 'a']",
+            "NameError in line 2: measure is not defined yet: run the cells above "
+            "this one first, or `from course_utils import measure`.",
+        ),
         ("raise GpuOutOfMemory('x')", None),
     ],
-)  # fmt: skip
+)
 def test_a_learners_mistake_is_one_line(code: str, line: str | None) -> None:
     assert told(code) == (line and line + MORE)
 
@@ -101,7 +137,9 @@ def test_errors_of_the_courses_own_classes_are_one_line_through_any_library() ->
         "import torch\nwith on_gpu('1 MB'):\n    torch.ones(10_000_000, device='cuda')",
     ],
 )
-def test_what_goes_wrong_in_a_learners_own_code_keeps_its_traceback(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_in_a_learners_own_code_keeps_its_traceback(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COURSE_SOURCE", "simulated")
     names = {"on_gpu": course_utils.on_gpu} if "on_gpu" in code else {}
     assert told(code, **names) is None
@@ -143,7 +181,10 @@ def test_a_failing_cell_fails_for_whoever_runs_the_notebook() -> None:
     NotebookClient(notebook, timeout=1200, allow_errors=True).execute()
     outputs = [cell.outputs for cell in notebook.cells]
     [mistake], [asked], [measured], [own] = outputs[1:]
-    assert (mistake.output_type, mistake.ename) == ("error", "ValueError") and "Known: gpt2, " in mistake.evalue
+    assert (mistake.output_type, mistake.ename) == (
+        "error",
+        "ValueError",
+    ) and "Known: gpt2, " in mistake.evalue
     assert [plain(line) for line in mistake.traceback] == [told("TrainingRun('gtp2')")]
     shown = plain("\n".join(asked.traceback))
     assert "in check_known(what, name, known)" in shown and "Known: gpt2, " in shown
@@ -156,12 +197,22 @@ class Kernel:
 
     def __init__(self) -> None:
         start = str(Path(failed_cells.__file__).with_name("kernel_start.py"))
-        environment = {**os.environ, "PYTHONSTARTUP": start, "PYTHONPATH": str(ROOT), "COURSE_SOURCE": "simulated"}
+        environment = {
+            **os.environ,
+            "PYTHONSTARTUP": start,
+            "PYTHONPATH": str(ROOT),
+            "COURSE_SOURCE": "simulated",
+        }
         self.manager, self.client = start_new_kernel(env=environment)
 
     def run(self, code: str, when: Callable[[str], bool] = lambda _: False) -> tuple[str, str, str]:
-        """What a cell prints, its value, and its error; it is interrupted as soon as `when` is true of what it says."""
-        asked, printed, value, error = self.client.execute(code, allow_stdin=True), "", "", ""
+        """What a cell prints, its value, and its error; it is interrupted as soon as `when` is true of what
+        it says.
+        """
+        asked = self.client.execute(code, allow_stdin=True)
+        printed = ""
+        value = ""
+        error = ""
         interrupted = False
         while True:
             message = self.client.get_iopub_msg(timeout=300)
@@ -197,7 +248,9 @@ def read(printed: str) -> str:
 
 def test_a_name_of_a_cell_above_is_told_before_anything_is_imported(kernel: Kernel) -> None:
     error = kernel.run("run = TrainingRun('gpt2')")[2]
-    assert error.startswith("NameError in line 1: TrainingRun is not defined yet: run the cells above this one first")
+    assert error.startswith(
+        "NameError in line 1: TrainingRun is not defined yet: run the cells above this one first"
+    )
     assert kernel.run("[name for name in dir() if 'course' in name]")[1] == "[]"
 
 
@@ -227,7 +280,9 @@ def test_an_interrupt_is_one_line_and_the_next_call_works(kernel: Kernel) -> Non
     loop = "import torch\nwith on_gpu():\n    while True:\n        torch.ones(3, device='cuda')"
     error = kernel.run(loop, when=lambda said: "Running on" in said)[2]
     assert error.startswith("Interrupted in line 4, while running on the simulated GPU.")
-    assert "KeyboardInterrupt" in kernel.run("print('go', flush=True)\nwhile True: pass", when=lambda _: True)[2]
+    assert (
+        "KeyboardInterrupt" in kernel.run("print('go', flush=True)\nwhile True: pass", when=lambda _: True)[2]
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no ranks on Windows")
@@ -235,7 +290,9 @@ def test_interrupted_ranks_end(kernel: Kernel) -> None:
     kernel.run("import course_utils.pace as pace\npace.AFTER_SECONDS = pace.EVERY_SECONDS = 0.0")
     code = "from course_utils.ranks.launch import run_ranks\n"
     code += "def wait(seconds):\n    import time\n    time.sleep(seconds)\n"
-    error = kernel.run(f"{code}run_ranks(wait, 2, seconds=3600)", when=lambda said: "Running 2 ranks" in said)[2]
+    error = kernel.run(
+        f"{code}run_ranks(wait, 2, seconds=3600)", when=lambda said: "Running 2 ranks" in said
+    )[2]
     assert error.startswith("Interrupted in line 5, while running 2 ranks.")
     process = psutil.Process(int(kernel.run("import os\nos.getpid()")[1]))
     assert [one.cmdline() for one in process.children(recursive=True)] == []

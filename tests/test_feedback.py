@@ -62,7 +62,9 @@ def test_an_answer_leaves_what_it_was_given_as_it_was() -> None:
 
 
 def test_a_check_that_fails_holds_nothing_that_the_answer_had() -> None:
-    """A notebook keeps the last error, and torch 2.11's checkpoint its modes and hooks as long as its frame is kept."""
+    """A notebook keeps the last error, and torch 2.11's checkpoint its modes and hooks as long as its frame
+    is kept.
+    """
     held = []
 
     def answer() -> None:
@@ -98,9 +100,10 @@ def test_notebook_shows_one_line_and_no_traceback(tmp_path: Path) -> None:
     said = {
         "raise NotSolved('Look\\n  again.')": "Not solved yet. Look again.",
         "raise CheckFailed('Look.')": "Not quite. Look.",
-        "call(lambda size: size / 0, size=3)":
-            "Not quite. Called with size=3, your function raised ZeroDivisionError: division by zero",
-    }  # fmt: skip
+        "call(lambda size: size / 0, size=3)": (
+            "Not quite. Called with size=3, your function raised ZeroDivisionError: division by zero"
+        ),
+    }
     imports = "from course_utils.interactive.feedback import CheckFailed, NotSolved, call\n"
     cells = [new_code_cell(imports + code) for code in said]
     shown = run(new_notebook(cells=cells), tmp_path, allow_errors=True).cells
@@ -108,32 +111,70 @@ def test_notebook_shows_one_line_and_no_traceback(tmp_path: Path) -> None:
         card, error = cell.outputs
         assert error.output_type == "error" and error.traceback == [line]
         opening, message = line.split(". ", 1)
-        assert f"<b>{opening}.</b> {message}</div>" in card.data["text/html"] and card.data["text/plain"] == ""
+        assert (
+            f"<b>{opening}.</b> {message}</div>" in card.data["text/html"] and card.data["text/plain"] == ""
+        )
 
 
 LEAVES: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
-    "dtype": (lambda: torch.set_default_dtype(torch.bfloat16), lambda: torch.ones(1).dtype == torch.float32,
-              "default dtype was torch.bfloat16"),
-    "device": (lambda: torch.set_default_device("meta"), lambda: not torch.ones(1).is_meta,
-               "default device was meta"),
-    "absent device": (lambda: torch.set_default_device("cuda"), lambda: torch.ones(1).device.type == "cpu",
-                      "default device was "),
-    "grad mode": (lambda: torch.set_grad_enabled(False), lambda: (WEIGHT * 2).requires_grad, "grad mode was False"),
-    "a generator": (lambda: next(held(without_gradients())), lambda: (WEIGHT * 2).requires_grad, "grad mode was False"),
-    "inference": (lambda: held(torch.inference_mode()).__enter__(), lambda: not torch.ones(1).is_inference(),
-                  "inference mode was True"),
-    "autocast": (lambda: torch.set_autocast_enabled("cpu", True), lambda: (SQUARE @ SQUARE).dtype == torch.float32,
-                 "autocast on the CPU was True"),
-    "autocast GPU": (lambda: torch.set_autocast_enabled("cuda", True), lambda: not torch.is_autocast_enabled("cuda"),
-                     "autocast on the GPU was True"),
-    "anomaly": (lambda: torch.autograd.set_detect_anomaly(True), lambda: not torch.is_anomaly_enabled(),
-                "anomaly detection was True"),
-    "deterministic": (lambda: torch.use_deterministic_algorithms(True),
-                      lambda: not torch.are_deterministic_algorithms_enabled(), "deterministic mode was 2"),
-    "precision": (lambda: torch.set_float32_matmul_precision("medium"),
-                  lambda: torch.get_float32_matmul_precision() == "highest", "float32 matmul precision was medium"),
-}  # fmt: skip
-WEIGHT, SQUARE = torch.ones(1, requires_grad=True), torch.ones(2, 2)
+    "dtype": (
+        lambda: torch.set_default_dtype(torch.bfloat16),
+        lambda: torch.ones(1).dtype == torch.float32,
+        "default dtype was torch.bfloat16",
+    ),
+    "device": (
+        lambda: torch.set_default_device("meta"),
+        lambda: not torch.ones(1).is_meta,
+        "default device was meta",
+    ),
+    "absent device": (
+        lambda: torch.set_default_device("cuda"),
+        lambda: torch.ones(1).device.type == "cpu",
+        "default device was ",
+    ),
+    "grad mode": (
+        lambda: torch.set_grad_enabled(False),
+        lambda: (WEIGHT * 2).requires_grad,
+        "grad mode was False",
+    ),
+    "a generator": (
+        lambda: next(held(without_gradients())),
+        lambda: (WEIGHT * 2).requires_grad,
+        "grad mode was False",
+    ),
+    "inference": (
+        lambda: held(torch.inference_mode()).__enter__(),
+        lambda: not torch.ones(1).is_inference(),
+        "inference mode was True",
+    ),
+    "autocast": (
+        lambda: torch.set_autocast_enabled("cpu", True),
+        lambda: (SQUARE @ SQUARE).dtype == torch.float32,
+        "autocast on the CPU was True",
+    ),
+    "autocast GPU": (
+        lambda: torch.set_autocast_enabled("cuda", True),
+        lambda: not torch.is_autocast_enabled("cuda"),
+        "autocast on the GPU was True",
+    ),
+    "anomaly": (
+        lambda: torch.autograd.set_detect_anomaly(True),
+        lambda: not torch.is_anomaly_enabled(),
+        "anomaly detection was True",
+    ),
+    "deterministic": (
+        lambda: torch.use_deterministic_algorithms(True),
+        lambda: not torch.are_deterministic_algorithms_enabled(),
+        "deterministic mode was 2",
+    ),
+    "precision": (
+        lambda: torch.set_float32_matmul_precision("medium"),
+        lambda: torch.get_float32_matmul_precision() == "highest",
+        "float32 matmul precision was medium",
+    ),
+}
+WEIGHT = torch.ones(1, requires_grad=True)
+SQUARE = torch.ones(2, 2)
 
 
 def without_gradients() -> Iterator[None]:
@@ -161,7 +202,11 @@ def defaults() -> Iterator[None]:
 @pytest.mark.parametrize("wrong", [False, True])
 @pytest.mark.parametrize(("leave", "as_ever", "said"), LEAVES.values(), ids=LEAVES)
 def test_a_check_begins_and_ends_with_torchs_defaults_and_says_so(
-    leave: Callable[[], object], as_ever: Callable[[], bool], said: str, wrong: bool, capsys: pytest.CaptureFixture[str]
+    leave: Callable[[], object],
+    as_ever: Callable[[], bool],
+    said: str,
+    wrong: bool,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def check(answer: Any) -> None:
         assert as_ever(), "the check begins with torch's defaults"
@@ -178,10 +223,15 @@ def test_a_check_begins_and_ends_with_torchs_defaults_and_says_so(
         exercise("01.1", "")(check)(leave)
     after = capsys.readouterr().out
     assert as_ever() and after.startswith(f"Your answer left torch's settings changed: {said}")
-    assert "The check restored torch's defaults.\n" in before and "The check restored torch's defaults.\n" in after
+    assert (
+        "The check restored torch's defaults.\n" in before
+        and "The check restored torch's defaults.\n" in after
+    )
 
 
-def test_a_setting_that_a_with_around_the_check_holds_comes_back_after_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_that_a_with_around_the_check_holds_comes_back_after_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with torch.no_grad():
         exercise("01.1", "")(lambda: expect((WEIGHT * 2).requires_grad, "No gradients."))()
     assert torch.is_grad_enabled() and "grad mode was False" in capsys.readouterr().out
@@ -194,7 +244,10 @@ def test_a_setting_that_a_with_around_the_check_holds_comes_back_after_it(capsys
 def test_an_answer_that_ends_the_program_is_told_what_to_do_instead() -> None:
     for code in (None, 0, 1, "the end"):
         assert says(lambda code=code: call(lambda size: sys.exit(code), size=3)) == EXITS
-        assert says(lambda code=code: exercise("01.1", "")(lambda answer: answer())(lambda: sys.exit(code))) == EXITS
+        assert (
+            says(lambda code=code: exercise("01.1", "")(lambda answer: answer())(lambda: sys.exit(code)))
+            == EXITS
+        )
     assert "`return`" in EXITS
 
 
@@ -204,28 +257,37 @@ def test_right_answer_gets_one_friendly_line(capsys: pytest.CaptureFixture[str])
         expect(all(call(answer, size=size) == 2 * size for size in (2, 9, 70_000)), "Twice, please.")
 
     check(lambda size: size + size)
-    assert capsys.readouterr().out == "✓ 01.1 Doubled, and for every size.\n  Next: 01.2 Weigh a training run\n"
+    assert (
+        capsys.readouterr().out == "✓ 01.1 Doubled, and for every size.\n  Next: 01.2 Weigh a training run\n"
+    )
     with pytest.raises(CheckFailed):
         check(lambda size: size)
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(("answer", "message"), [
-    (3, "without parentheses"), (broken, "ZeroDivisionError"),
-    (lambda size: None, "does every path end in `return`?"),
-    (lambda size: "3 GB", "returned a text, but the exercise asks for a number"),
-    (lambda size: [size], "returned a list, but the exercise asks for a number"),
-    (lambda size: True, "returned True or False, but the exercise asks for a number"),
-    (lambda size: float("nan"), "not finite"), (lambda: 3, "should take (size)"),
-    (lambda amount: 3, "should take (size)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (3, "without parentheses"),
+        (broken, "ZeroDivisionError"),
+        (lambda size: None, "does every path end in `return`?"),
+        (lambda size: "3 GB", "returned a text, but the exercise asks for a number"),
+        (lambda size: [size], "returned a list, but the exercise asks for a number"),
+        (lambda size: True, "returned True or False, but the exercise asks for a number"),
+        (lambda size: float("nan"), "not finite"),
+        (lambda: 3, "should take (size)"),
+        (lambda amount: 3, "should take (size)"),
+    ],
+)
 def test_answers_that_are_no_answers_are_named(answer: Any, message: str) -> None:
     assert message in says(lambda: call(answer, size=3))
     long = says(lambda: call(lambda *_, **__: None, 7, size=10**6, unit="GB", rows=list(range(1000))))
     assert "Called with 7, size=1_000_000, unit='GB', rows=[0, 1" in long and len(long) < 200
 
 
-@pytest.mark.parametrize("three", [3, 3.0, np.int64(3), np.float32(3), np.array(3), torch.tensor(3), Fraction(3)])
+@pytest.mark.parametrize(
+    "three", [3, 3.0, np.int64(3), np.float32(3), np.array(3), torch.tensor(3), Fraction(3)]
+)
 @pytest.mark.parametrize("kind", [Real, int, (int, str)])
 def test_a_number_in_another_form_is_the_same_number(three: Any, kind: Any) -> None:
     got = call(lambda: three, returns=kind)
@@ -239,9 +301,13 @@ def test_other_forms_are_not_taken_for_what_they_are_not() -> None:
     tensor = torch.tensor(3.0)
     assert call(lambda: tensor, returns=torch.Tensor) is tensor
     assert "not finite" in says(lambda: call(lambda: np.float32("nan")))
-    assert "but the exercise asks for a whole number" in says(lambda: call(lambda: torch.tensor(3.5), returns=int))
+    assert "but the exercise asks for a whole number" in says(
+        lambda: call(lambda: torch.tensor(3.5), returns=int)
+    )
     assert "returned True or False" in says(lambda: call(lambda: np.bool_(True)))
-    assert "an array, but the exercise asks for a T" in says(lambda: call(lambda: np.ones(3), returns=torch.Tensor))
+    assert "an array, but the exercise asks for a T" in says(
+        lambda: call(lambda: np.ones(3), returns=torch.Tensor)
+    )
     assert call(lambda: np.bool_(True), returns=bool) is True
     assert call(lambda: np.float32("inf"), finite=False) == float("inf")
     assert "but the exercise asks for a number" in says(lambda: call(lambda: "inf", finite=False))
@@ -249,14 +315,19 @@ def test_other_forms_are_not_taken_for_what_they_are_not() -> None:
     assert "but the exercise asks for a text or a whole number" in says(lambda: of_kind(0.5, (str, int)))
 
 
-@pytest.mark.parametrize(("factor", "slip"), [
-    (2**30 / 10**9, "off by 1.074: GB where GiB was asked?"),
-    (10**9 / 2**30, "off by 0.931: GiB where GB was asked?"),
-    (2**20 / 10**6, "off by 1.049: MB where MiB was asked?"),
-    (8, "bits instead of bytes"), (1 / 8, "8 times too small"),
-    (10**9, "bytes where GB was asked?"), (2**30, "bytes where GiB was asked?"),
-    (1 / 10**6, "MB where bytes were asked?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("factor", "slip"),
+    [
+        (2**30 / 10**9, "off by 1.074: GB where GiB was asked?"),
+        (10**9 / 2**30, "off by 0.931: GiB where GB was asked?"),
+        (2**20 / 10**6, "off by 1.049: MB where MiB was asked?"),
+        (8, "bits instead of bytes"),
+        (1 / 8, "8 times too small"),
+        (10**9, "bytes where GB was asked?"),
+        (2**30, "bytes where GiB was asked?"),
+        (1 / 10**6, "MB where bytes were asked?"),
+    ],
+)
 def test_slips_of_units_are_recognized(factor: float, slip: str) -> None:
     message = unit_slip(SECRET * factor, SECRET)
     assert message is not None and slip in message
@@ -269,7 +340,9 @@ def test_slips_of_units_are_recognized(factor: float, slip: str) -> None:
 def test_none_is_an_answer_where_it_may_be_one() -> None:
     assert call(lambda size: None, size=3, returns=tuple | None) is None
     assert call(lambda size: [size, 1], size=3, returns=tuple | None) == (3, 1)
-    assert "the exercise asks for a text or None" in says(lambda: call(lambda size: size, size=3, returns=str | None))
+    assert "the exercise asks for a text or None" in says(
+        lambda: call(lambda size: size, size=3, returns=str | None)
+    )
     assert "should take (size)" in says(lambda: call(lambda: None, size=3, returns=Real | None))
 
 

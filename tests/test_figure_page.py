@@ -1,4 +1,6 @@
-"""Figures on a page, in a real browser: they follow its theme and its width, and read out what is pointed at."""
+"""Figures on a page, in a real browser: they follow its theme and its width, and read
+out what is pointed at.
+"""
 
 import io
 import os
@@ -70,12 +72,16 @@ def test_a_printed_figure_is_white(tab):
     tab.emulate_media(media="screen")
 
 
-@pytest.mark.parametrize(("width", "layout"), [(880, "wide"), (730, "wide"), (500, "narrow"), (390, "narrow")])
+@pytest.mark.parametrize(
+    ("width", "layout"), [(880, "wide"), (730, "wide"), (500, "narrow"), (390, "narrow")]
+)
 @pytest.mark.parametrize("figure", [STACK, STEPS], ids=["stack", "timeline"])
 def test_the_layout_that_fits_is_shown_with_letters_of_11_pixels_or_so(tab, figure, width, layout):
     show(tab, figure.html, width=width)
     assert tab.locator("img").count() == 0, "the script has put the picture in the place of the image"
-    assert tab.evaluate(f"{SHOWN}.map(svg => svg.getAttribute('class'))") == [f"course-figure course-{layout}"]
+    assert tab.evaluate(f"{SHOWN}.map(svg => svg.getAttribute('class'))") == [
+        f"course-figure course-{layout}"
+    ]
     assert tab.evaluate("document.documentElement.scrollWidth") <= width, "nothing is cut off"
     sizes = "[...svg.querySelectorAll('text')].map(text => parseFloat(getComputedStyle(text).fontSize))"
     scale = "svg.getBoundingClientRect().width / svg.viewBox.baseVal.width"
@@ -87,9 +93,11 @@ def test_every_stored_figure_has_a_layout_for_a_phone():
     outputs = [
         "".join(output["data"].get("text/html", ""))
         for path in committed_notebooks(ROOT)
-        for cell in read_notebook(path).cells if cell.cell_type == "code"
-        for output in cell.outputs if "data" in output
-    ]  # fmt: skip
+        for cell in read_notebook(path).cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if "data" in output
+    ]
     figures = [html for html in outputs if html.startswith("<img") and 'class="course-figure"' in html]
     assert len(figures) > 80
     assert [html[:100] for html in figures if '<script type="image/svg+xml">' not in html] == []

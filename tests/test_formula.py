@@ -1,4 +1,6 @@
-"""The closed form against the exact engine, which simulations confirm, and against the papers' own formulas."""
+"""The closed form against the exact engine, which simulations confirm, and against the
+papers' own formulas.
+"""
 
 import statistics
 from typing import Any
@@ -58,7 +60,8 @@ def test_what_lessons_teach_is_within_a_percent(model: str, recompute: str, atte
 
 def test_kinds_agree_at_the_peak_of_gpt2_xl() -> None:
     run = TrainingRun("gpt2-xl", micro_batch=32)
-    closed, exact = estimate(run, "formula"), estimate(run)
+    closed = estimate(run, "formula")
+    exact = estimate(run)
     assert (closed.phase, closed.label) == (exact.phase, exact.label)
     assert all(closed[kind] == pytest.approx(size, rel=1e-3, abs=1e6) for kind, size in exact.items())
 
@@ -72,7 +75,8 @@ def test_a_block_is_korthikantis_plus_the_norms_statistics() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16-master", "bf16"])
 def test_states_between_the_steps_agree(precision: str, optimizer: str) -> None:
     run = TrainingRun("gpt2", 1, 64, precision, optimizer, "efficient", set_to_none=False)
-    closed, exact = formula.states(run), moments(run)["end of step"]
+    closed = formula.states(run)
+    exact = moments(run)["end of step"]
     for kind, size in closed.items():
         assert size == pytest.approx(exact[kind], rel=5e-3, abs=1e6)
 
@@ -96,5 +100,7 @@ def test_what_is_not_covered_is_refused_by_name(choices: dict[str, Any], named: 
 
 
 def test_an_unknown_method_lists_what_there_is() -> None:
-    with pytest.raises(ValueError, match=r"unknown method 'formular'.*did you mean 'formula'.*Known: exact, formula"):
+    with pytest.raises(
+        ValueError, match=r"unknown method 'formular'.*did you mean 'formula'.*Known: exact, formula"
+    ):
         estimate(TrainingRun("gpt2"), method="formular")

@@ -1,4 +1,6 @@
-"""The commands as a new user types them: refusals in one sentence, a quick second start, JupyterLab that answers."""
+"""The commands as a new user types them: refusals in one sentence, a quick second start, JupyterLab that
+answers.
+"""
 
 import ast
 import inspect
@@ -104,14 +106,20 @@ def test_the_version_is_that_of_the_package():
 def test_the_console_script_is_the_same_under_its_own_name():
     (script, place), *others = PROJECT["scripts"].items()
     module, function = place.split(":")
-    assert (script, others) == (PROJECT["name"], []) and getattr(import_module(module), function) is front_door.main
-    begin = f"import sys; sys.argv[0] = '/somewhere/bin/{script}'; from {module} import main; sys.exit(main())"
+    assert (script, others) == (PROJECT["name"], []) and getattr(
+        import_module(module), function
+    ) is front_door.main
+    begin = (
+        f"import sys; sys.argv[0] = '/somewhere/bin/{script}'; from {module} import main; sys.exit(main())"
+    )
 
     def called(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*BARE, "-c", begin, *words], cwd=ROOT, capture_output=True, text=True)
 
     assert called("quiz", "--help").stdout.startswith(f"usage: {script} quiz ")
-    assert_refused(called("progress", "please"), f"progress does not take 'please'. See `{script} progress --help`.")
+    assert_refused(
+        called("progress", "please"), f"progress does not take 'please'. See `{script} progress --help`."
+    )
     assert called().stdout == course(python=BARE).stdout.replace("python3 -m course_utils", script)
 
 
@@ -120,7 +128,9 @@ def test_every_command_is_listed_and_none_that_does_not_work():
     assert done.returncode == 0
     listed = re.findall(r"^  (\w[\w-]*) +\w", done.stdout, re.MULTILINE)
     assert listed == list(front_door.COMMANDS) and {*LEARN, *TEACH, *MAINTAIN} <= {*listed}
-    groups = [re.findall(r"^  (\w[\w-]*) ", part, re.MULTILINE) for part in re.split(r"\nTo \w+:\n", done.stdout)]
+    groups = [
+        re.findall(r"^  (\w[\w-]*) ", part, re.MULTILINE) for part in re.split(r"\nTo \w+:\n", done.stdout)
+    ]
     assert [[], *map(list, front_door.GROUPS.values())] == groups
     assert [{*LEARN} <= {*groups[1]}, {*TEACH} <= {*groups[2]}, {*MAINTAIN} <= {*groups[3]}] == [True] * 3
     *first, last = [name for name, one in front_door.COMMANDS.items() if one.purpose]
@@ -134,7 +144,9 @@ def test_unknown_command_names_the_nearest(typed, meant):
     assert_refused(course(typed, python=BARE), f"did you mean {meant!r}?", "lab, doctor, estimate")
 
 
-@pytest.mark.parametrize("command", ["doctor", "lint", "progress", "rehearse", "fit", "release", "slides", "build"])
+@pytest.mark.parametrize(
+    "command", ["doctor", "lint", "progress", "rehearse", "fit", "release", "slides", "build"]
+)
 def test_an_unknown_option_is_refused_before_anything_is_set_up(command, capsys):
     required = {"fit": ["gpt2", "--gpu", "T4-16GB", "--global-batch", "8"], "release": ["x"]}
     assert front_door.main(["progress", "--here", "please"]) == 1
@@ -170,13 +182,22 @@ def test_help_says_what_each_option_does_with_the_standard_library_alone_and_mak
         assert len(told.split()) > 1 and told in said, action.dest
         after = said.partition(told)[2]
         is_option = action.option_strings and action.nargs != 0
-        assert not is_option or after.startswith(" (default: ") or re.search("default: |without|required", told), told
+        assert (
+            not is_option or after.startswith(" (default: ") or re.search("default: |without|required", told)
+        ), told
     options = re.findall(r"^  (?:-h, )?(--[\w-]+)", done.stdout, re.MULTILINE)
     assert options == [action.option_strings[-1] for action in listed if action.option_strings]
 
 
-PATHS = {"compare": ["gpt2"], "grade": ["class", "--out", "out"], "slides": ["05", "--out=out"], "build": ["--check"],
-         "site": ["--out", "out"], "benchmark": ["--out", "out"], "rehearse": ["--gpu", "T4-16GB"]}  # fmt: skip
+PATHS = {
+    "compare": ["gpt2"],
+    "grade": ["class", "--out", "out"],
+    "slides": ["05", "--out=out"],
+    "build": ["--check"],
+    "site": ["--out", "out"],
+    "benchmark": ["--out", "out"],
+    "rehearse": ["--gpu", "T4-16GB"],
+}
 
 
 @pytest.mark.parametrize(("name", "words"), PATHS.items())
@@ -210,7 +231,9 @@ def test_fit_prints_the_path_to_a_run_that_fits_and_refuses_in_one_line():
     done = course("fit", "gpt2-xl", "--gpu", "RTX5090-32GB", "--global-batch", "32", python=BARE)
     assert done.returncode == 0, done.stderr
     assert "as asked for" in done.stdout and "fits: TrainingRun('gpt2-xl'" in done.stdout
-    assert_refused(course("fit", "gpt2", "--gpu", "T5", "--global-batch", "8", python=BARE), "unknown GPU 'T5'")
+    assert_refused(
+        course("fit", "gpt2", "--gpu", "T5", "--global-batch", "8", python=BARE), "unknown GPU 'T5'"
+    )
     typed = ("fit", "gpt2", "--gpu", "T4-16GB", "--global-batch", "8", "--may-change", "loar")
     assert_refused(course(*typed, python=BARE), "did you mean 'lora'?")
 
@@ -225,7 +248,10 @@ def test_compare_prints_estimate_and_measurement_side_by_side():
 
 @pytest.mark.parametrize(
     "problem",
-    [GpuOutOfMemory("gpt2-xl does not fit this GPU."), SimulationUnavailable("a step fails:\nno such device.")],
+    [
+        GpuOutOfMemory("gpt2-xl does not fit this GPU."),
+        SimulationUnavailable("a step fails:\nno such device."),
+    ],
 )
 def test_compare_tells_in_one_line_what_cannot_be_measured(problem, monkeypatch, capsys):
     def refuse(run):
@@ -255,7 +281,16 @@ def test_help_lists_models_options_and_defaults(command, words):
     assert " --seq-len VALUE tokens per sequence (default: 1024) " in said
     assert " --bucket-view VALUE true if gradients are views of DDP's buckets (default: false) " in said
     words_of_help = set(re.split(r"[\s,]+|\.\s", done.stdout))
-    values = {*PRECISIONS, *OPTIMIZERS, *ATTENTIONS, *RECOMPUTES, "every-K", "config.json", "gpt2-xl", "tiny-gpt"}
+    values = {
+        *PRECISIONS,
+        *OPTIMIZERS,
+        *ATTENTIONS,
+        *RECOMPUTES,
+        "every-K",
+        "config.json",
+        "gpt2-xl",
+        "tiny-gpt",
+    }
     assert values <= words_of_help and "(default: amp-bf16)" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
 
@@ -263,7 +298,8 @@ def test_help_lists_models_options_and_defaults(command, words):
 # estimate
 
 
-NOT_OFFERED = ("model", "tensor_parallel", "sequence_parallel")  # no options: the last two no command supports
+# no options: the last two no command supports
+NOT_OFFERED = ("model", "tensor_parallel", "sequence_parallel")
 
 
 def typed_run(*words: str) -> TrainingRun:
@@ -282,7 +318,9 @@ def test_output_goes_through_a_narrow_encoding(encoding, monkeypatch):
     done = subprocess.run([*command, "doctor", "--here"], cwd=ROOT, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert "? estimates" in done.stdout.decode(encoding)
-    done = subprocess.run([*command, "estimate", "gpt\N{GREEK SMALL LETTER ALPHA}"], cwd=ROOT, capture_output=True)
+    done = subprocess.run(
+        [*command, "estimate", "gpt\N{GREEK SMALL LETTER ALPHA}"], cwd=ROOT, capture_output=True
+    )
     assert done.returncode == 1
     assert "gpt?" in done.stderr.decode(encoding)
 
@@ -315,18 +353,37 @@ def test_estimate_refuses_in_words(words, said):
 
 
 CHOSEN = TrainingRun(
-    "gpt2", 2, 512, "bf16-master", "adamw-foreach", "efficient", "every-2", 3, 4, 1, bucket_view=True,
-    clip_grad_norm=0.5, set_to_none=False, loss_chunks=7, lora_rank=8,
-    lora_targets=("qkv", "up"), frozen_bits=4, card="T4-16GB", dropout=0.25,
-    logits="fp32", unfused=True,
-)  # fmt: skip
+    "gpt2",
+    2,
+    512,
+    "bf16-master",
+    "adamw-foreach",
+    "efficient",
+    "every-2",
+    3,
+    4,
+    1,
+    bucket_view=True,
+    clip_grad_norm=0.5,
+    set_to_none=False,
+    loss_chunks=7,
+    lora_rank=8,
+    lora_targets=("qkv", "up"),
+    frozen_bits=4,
+    card="T4-16GB",
+    dropout=0.25,
+    logits="fp32",
+    unfused=True,
+)
 
 
 def test_every_choice_of_a_run_can_be_made_on_the_command_line():
     offered = inspect.signature(TrainingRun).parameters.keys() - {"global_batch", *OVERRIDES, *NOT_OFFERED}
     given = {name: getattr(CHOSEN, name) for name in offered}
     assert not [name for name, value in given.items() if value == getattr(TrainingRun("gpt2"), name)]
-    given |= {name: getattr(CHOSEN.model, name) for name in OVERRIDES} | {"lora_targets": ",".join(CHOSEN.lora_targets)}
+    given |= {name: getattr(CHOSEN.model, name) for name in OVERRIDES} | {
+        "lora_targets": ",".join(CHOSEN.lora_targets)
+    }
     words = [f"--{name.replace('_', '-')}={getattr(value, 'name', value)}" for name, value in given.items()]
     assert typed_run("gpt2", *words) == CHOSEN
 
@@ -361,9 +418,14 @@ def test_doctor_works_where_nothing_is_installed():
 
 def test_doctor_counts_the_recordings_and_those_of_real_gpus(monkeypatch):
     text = doctor.recorded_finding().text
-    assert text == f"{len(recorded.load())} runs on a simulated GPU, {len(recorded.newest('run'))} on NVIDIA H200"
+    assert (
+        text
+        == f"{len(recorded.load())} runs on a simulated GPU, {len(recorded.newest('run'))} on NVIDIA H200"
+    )
     monkeypatch.setattr(recorded, "load", lambda: {"one": {}, "two": {}})
-    monkeypatch.setattr(recorded, "newest", {"run": [SimpleNamespace(device=name) for name in "BAB"]}.__getitem__)
+    monkeypatch.setattr(
+        recorded, "newest", {"run": [SimpleNamespace(device=name) for name in "BAB"]}.__getitem__
+    )
     assert doctor.recorded_finding() == ("recorded", doctor.YES, "2 runs on a simulated GPU, 3 on A, B")
     monkeypatch.setattr(recorded, "newest", lambda kind: [])
     assert doctor.recorded_finding().text == "2 runs on a simulated GPU, none on a real GPU yet"
@@ -408,7 +470,11 @@ def test_doctor_says_what_a_gpu_can_do_or_that_it_does_not_answer():
 
 @pytest.mark.parametrize(
     ("cuda", "driver", "said"),
-    [(None, True, "set COURSE_TORCH=cuda"), ("13.0", True, "update the driver"), ("13.0", False, "no NVIDIA GPU")],
+    [
+        (None, True, "set COURSE_TORCH=cuda"),
+        ("13.0", True, "update the driver"),
+        ("13.0", False, "no NVIDIA GPU"),
+    ],
 )
 def test_doctor_says_why_there_is_no_gpu(cuda, driver, said):
     assert said in doctor.no_gpu(cuda, driver)
@@ -427,10 +493,14 @@ def test_doctor_shows_the_same_in_a_notebook_and_a_terminal():
 
 @pytest.fixture
 def set_up_course(tmp_path, monkeypatch) -> Path:
-    """A copy of the course whose environment is finished; its jupyterlab and pytest only say how they were called."""
+    """A copy of the course whose environment is finished; its jupyterlab and pytest only say how they were
+    called.
+    """
     for name in ("COURSE_TORCH", *commands.SAME_ANSWERS):
         monkeypatch.delenv(name, raising=False)
-    shutil.copytree(ROOT / "course_utils", tmp_path / "course_utils", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "course_utils", tmp_path / "course_utils", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in maintain.TEST_TARGETS:
@@ -470,7 +540,9 @@ def test_a_quick_test_takes_a_lesson_and_the_core_after_the_doctor_and_a_full_on
     *report, handed = course("test", "--quick", "-x", root=set_up_course).stdout.splitlines()
     assert any("Python" in line for line in report)
     arguments = json.loads(handed)[0]
-    assert arguments[-1] == "-x" and arguments[-1 - len(maintain.QUICK_TARGETS) : -1] == [*maintain.QUICK_TARGETS]
+    assert arguments[-1] == "-x" and arguments[-1 - len(maintain.QUICK_TARGETS) : -1] == [
+        *maintain.QUICK_TARGETS
+    ]
     assert all((ROOT / name).exists() for name in maintain.QUICK_TARGETS)
     arguments, _, variables = json.loads(course("test", root=set_up_course).stdout)
     assert arguments[-3:] == ["tests", "notebooks", "solutions"]
@@ -501,7 +573,11 @@ def test_paths_among_the_arguments_replace_everything(tmp_path):
 
 
 def test_windows_waits_for_what_it_starts():
-    command = [sys.executable, "-c", "import os; raise SystemExit(os.environ['COURSE_SOURCE'] == 'simulated' and 7)"]
+    command = [
+        sys.executable,
+        "-c",
+        "import os; raise SystemExit(os.environ['COURSE_SOURCE'] == 'simulated' and 7)",
+    ]
     assert commands.hand_over(command, commands.course_environment(commands.SAME_ANSWERS), "Windows") == 7
 
 
@@ -514,7 +590,9 @@ def test_lab_opens_the_first_lesson_without_news():
         with urllib.request.urlopen(f"{server.address}/?token={server.token}", timeout=300) as page:
             assert page.url.split("?")[0].endswith("/lab/tree/notebooks/00_start_here.ipynb")
         setting = "lab/api/settings/@jupyterlab/apputils-extension:notification"
-        with urllib.request.urlopen(f"{server.address}/{setting}?token={server.token}", timeout=300) as answer:
+        with urllib.request.urlopen(
+            f"{server.address}/{setting}?token={server.token}", timeout=300
+        ) as answer:
             properties = json.load(answer)["schema"]["properties"]
     assert properties["fetchNews"]["default"] == "false"
     assert properties["checkForUpdates"]["default"] is False
@@ -557,7 +635,8 @@ def test_figures_of_evidence_are_what_the_course_estimates_and_fit_their_gpu_or_
     peak = estimate(typed_run(*words.split())).total
     assert f"{peak / 1e9:.1f}" == figure and peak > GPUS["A100-80GB"].memory
 
-    cards, smallest = {"T4": "T4-16GB", "A100": "A100-80GB"}, ""
+    cards = {"T4": "T4-16GB", "A100": "A100-80GB"}
+    smallest = ""
     rows = [line for line in EVIDENCE.splitlines() if ESTIMATE.search(line)]
     assert len(rows) == 5
     for row in rows:

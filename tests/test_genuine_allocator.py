@@ -1,9 +1,20 @@
-"""Our allocator against torch's own, compiled: the same bytes, retries and failures after every action of 80 traces."""
+"""Our allocator against torch's own, compiled: the same bytes, retries and failures after every action of 80
+traces.
+"""
 
 import json
 
 import pytest
-from genuine_allocator import ANSWERS, CASES, DESCENDING, compiled, digest, genuine_answers, our_answers, why_not
+from genuine_allocator import (
+    ANSWERS,
+    CASES,
+    DESCENDING,
+    compiled,
+    digest,
+    genuine_answers,
+    our_answers,
+    why_not,
+)
 
 KEPT = json.loads(ANSWERS.read_text(encoding="utf-8"))
 

@@ -9,7 +9,9 @@ import pytest
 from course_utils.authoring.build import ROOT, committed_notebooks
 
 ENTRY = re.compile(
-    r'^<span id="([^"]+)"></span>\n\n## (.+)\n((?:.+\n)+)\n((?:Symbols? .+ · )?)\[lesson (\d\d[a-z]?)\]\((.+)\)$', re.M
+    r'^<span id="([^"]+)"></span>\n\n## (.+)\n((?:.+\n)+)\n((?:Symbols? .+ · )?)\[lesson'
+    r" (\d\d[a-z]?)\]\((.+)\)$",
+    re.M,
 )
 TEXT = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
 ENTRIES = {anchor: entry for anchor, *entry in ENTRY.findall(TEXT)}
@@ -19,13 +21,44 @@ LINK = re.compile(r"\((?:\.\./)?(?:docs/)?glossary\.md#([^)]+)\)")
 LESSONS = [path for path in committed_notebooks(ROOT, "notebooks") if path.name[:2].isdigit()]
 
 ORDINARY = {
-    *("bias", "block", "bucket", "calibration", "checkpoint", "context", "data-sheet rate", "embedding", "for-loop"),
-    *("fused", "gap", "gloo", "learned", "ledger", "nvlink", "peak", "plan", "quantization", "rank", "replica"),
+    *(
+        "bias",
+        "block",
+        "bucket",
+        "calibration",
+        "checkpoint",
+        "context",
+        "data-sheet rate",
+        "embedding",
+        "for-loop",
+    ),
+    *(
+        "fused",
+        "gap",
+        "gloo",
+        "learned",
+        "ledger",
+        "nvlink",
+        "peak",
+        "plan",
+        "quantization",
+        "rank",
+        "replica",
+    ),
     *("reserve", "run", "segment", "shard", "storage", "temporaries", "vocabulary"),
 }
 """Words that also mean something else, or that stand everywhere: linked in the lesson that teaches them."""
 
-FROM_THE_START = {"activations", "gradients", "adam", "adamw", "gib", "optimizer states", "simulated gpu", "provenance"}
+FROM_THE_START = {
+    "activations",
+    "gradients",
+    "adam",
+    "adamw",
+    "gib",
+    "optimizer states",
+    "simulated gpu",
+    "provenance",
+}
 """Terms that lessons 00 and 01 link and that every later lesson takes for known."""
 
 
@@ -65,7 +98,9 @@ def test_the_lesson_that_teaches_a_term_links_back_to_it(anchor: str) -> None:
         assert name in text + TEXT, f"{heading} has a symbol {name} that nobody uses"
 
 
-@pytest.mark.parametrize("path", [*LESSONS, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*LESSONS, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.stem
+)
 def test_every_link_leads_to_a_term(path: Path) -> None:
     text = markdown(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
     assert set(LINK.findall(text)) <= set(ENTRIES)
@@ -73,9 +108,12 @@ def test_every_link_leads_to_a_term(path: Path) -> None:
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_links_the_terms_that_it_uses(path: Path) -> None:
-    """Write `[term](../docs/glossary.md#anchor)` where the lesson first uses it; the anchor stands in the glossary."""
+    """Write `[term](../docs/glossary.md#anchor)` where the lesson first uses it; the anchor stands in the
+    glossary.
+    """
     text = markdown(path)
-    linked, words = set(LINK.findall(text)), prose(text)
+    linked = set(LINK.findall(text))
+    words = prose(text)
     missing = [
         f"#{anchor}"
         for anchor, (heading, *_) in ENTRIES.items()

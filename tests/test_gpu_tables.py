@@ -43,14 +43,32 @@ WORKSPACES = 3 * MiB
 
 def line(task: str, kind: str, parts: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """What `record` would have left of a task on a GPU that is made up."""
-    device = {"name": changes.pop("device", "NVIDIA H200"), "capability": [9, 0], "memory": 1, "driver": "580"}
+    device = {
+        "name": changes.pop("device", "NVIDIA H200"),
+        "capability": [9, 0],
+        "memory": 1,
+        "driver": "580",
+    }
     return {
-        "task": task, "kind": kind, "status": "measured", "device": device, "torch": "2.13.0+cu130",
-        "date": "2026-11-21", "commit": "abc", "steps": 2, "detail": "", "parts": parts,
-    } | changes  # fmt: skip
+        "task": task,
+        "kind": kind,
+        "status": "measured",
+        "device": device,
+        "torch": "2.13.0+cu130",
+        "date": "2026-11-21",
+        "commit": "abc",
+        "steps": 2,
+        "detail": "",
+        "parts": parts,
+    } | changes
 
 
-TENSORS = {"parameters": 400 * MB, "gradients": 300 * MB, "optimizer_states": 800 * MB, "activations": 500 * MB}
+TENSORS = {
+    "parameters": 400 * MB,
+    "gradients": 300 * MB,
+    "optimizer_states": 800 * MB,
+    "activations": 500 * MB,
+}
 BLOCKS = 100 * MB
 """What is made up here: the tensors at the peak, and what the allocator takes beyond them."""
 
@@ -59,10 +77,11 @@ KNOWN = 2000 * MB + BLOCKS + WORKSPACES
 
 
 def run_line(run: TrainingRun, off: float = 0.0, kinds_off: int = 0, **changes: Any) -> dict[str, Any]:
-    """A run whose counted peak is `off` percent above all that is named; its tracked activations are larger by
-    `kinds_off` bytes than the simulated ones, and its estimate lacks 20 MB of them.
+    """A run whose counted peak is `off` percent above all that is named; its tracked activations are larger
+    by `kinds_off` bytes than the simulated ones, and its estimate lacks 20 MB of them.
     """
-    counted, reserved = round(KNOWN * (1 + off / 100)), 3 * GB
+    counted = round(KNOWN * (1 + off / 100))
+    reserved = 3 * GB
     estimated = TENSORS | {"activations": 480 * MB}
     parts = {
         "counters": {"allocated": counted, "reserved": reserved, "phases": {"backward": counted, "clip": 5}},
@@ -70,10 +89,15 @@ def run_line(run: TrainingRun, off: float = 0.0, kinds_off: int = 0, **changes: 
         "estimate": {"total": 1980 * MB + WORKSPACES, "by_kind": estimated},
         "formula": {"total": 1970 * MB},
         "simulated": {
-            "breakdown": [TENSORS, "backward", "peak"], "allocated": KNOWN, "reserved": reserved + 15 * MB,
-            "phase_peaks": {"forward": [{"activations": 7}, "forward", ""], "backward": [TENSORS, "backward", ""]},
+            "breakdown": [TENSORS, "backward", "peak"],
+            "allocated": KNOWN,
+            "reserved": reserved + 15 * MB,
+            "phase_peaks": {
+                "forward": [{"activations": 7}, "forward", ""],
+                "backward": [TENSORS, "backward", ""],
+            },
         },
-    }  # fmt: skip
+    }
     return line(key(run, 2), "run", parts, **changes)
 
 
@@ -101,11 +125,16 @@ def test_differences_that_were_planted_are_found_with_their_sign(shipped: Any) -
     shipped(*(run_line(run, off) for run, off in zip(RUNS, (0.0, 1.0, -0.4), strict=True)))
     found = rows(gpu_tables(), "gpu")
     count, exact, signed, below, low, high, median, largest, _, kept = found["simulation and blocks"]
-    assert (count, exact) == (3, 1) and signed == pytest.approx(0.0, abs=1e-4) and below == pytest.approx(100 / 3)
+    assert (
+        (count, exact) == (3, 1)
+        and signed == pytest.approx(0.0, abs=1e-4)
+        and below == pytest.approx(100 / 3)
+    )
     assert (low, high) == pytest.approx((1 / 1.01, 1 / 0.996), abs=1e-6)
     assert median == pytest.approx(0.4016, abs=0.001) and largest == pytest.approx(0.990, abs=0.001)
     assert kept == "no: median"
-    # without blocks the simulation says too little by them, the estimate by 20 MB more, the closed form by 10 MB more
+    # without blocks the simulation says too little by them, the estimate by 20 MB more, the closed form by 10
+    # MB more
     for by, said in (("simulation", 2000), ("estimate", 1980), ("closed form", 1970)):
         assert found[by][2] == pytest.approx(100 * ((said * MB + WORKSPACES) / KNOWN - 1))
     assert found["reserved"][2] == pytest.approx(0.5) and found["reserved"][-1] == "yes"
@@ -114,14 +143,21 @@ def test_differences_that_were_planted_are_found_with_their_sign(shipped: Any) -
 def test_a_bound_that_is_not_kept_is_named(shipped: Any) -> None:
     shipped(*(run_line(run, off) for run, off in zip(RUNS, (0.1, 2.0, 0.1), strict=True)))
     assert rows(gpu_tables(), "gpu")["simulation and blocks"][-1] == "no: largest"
-    assert verdict((0.6, 1.6), (0.5, 1.5)) == "no: median and largest" and verdict((0.5, 1.5), (0.5, 1.5)) == "yes"
+    assert (
+        verdict((0.6, 1.6), (0.5, 1.5)) == "no: median and largest"
+        and verdict((0.5, 1.5), (0.5, 1.5)) == "yes"
+    )
     assert WANTED["simulation and blocks"] == (0.3, 1.0) and WANTED["reserved"][0] == 1.0
 
 
-def test_a_kind_that_is_off_is_named_and_phases_that_both_know_show_what_is_beyond_the_tensors(shipped: Any) -> None:
+def test_a_kind_that_is_off_is_named_and_phases_that_both_know_show_what_is_beyond_the_tensors(
+    shipped: Any,
+) -> None:
     shipped(run_line(RUNS[0], kinds_off=5120))
     table = next(table for table in gpu_tables() if table.name == "gpu_by_kind")
-    simulated, estimated = ({row[0]: row for row in table.rows if row[1] == by} for by in ("simulation", "estimate"))
+    simulated, estimated = (
+        {row[0]: row for row in table.rows if row[1] == by} for by in ("simulation", "estimate")
+    )
     assert list(simulated) == [kind for kind in KINDS if kind != "workspaces"]
     assert {kind for kind, row in simulated.items() if row[2] == 0} == {"activations"}
     assert {kind for kind, row in simulated.items() if row[3] == 1} == {"activations"}
@@ -154,7 +190,9 @@ def history_line(environment: dict[str, str], spoiled: bool = False) -> dict[str
     if spoiled:
         taken = next(entry for entry in snapshot["device_traces"][0] if entry["action"] == "segment_alloc")
         taken["size"] += 2 * MiB
-        next(part for part in snapshot["segments"] if part["address"] == taken["addr"])["total_size"] += 2 * MiB
+        next(part for part in snapshot["segments"] if part["address"] == taken["addr"])["total_size"] += (
+            2 * MiB
+        )
     part = {"history": packed(snapshot), "steps": [(len(replayed), replayed.reserved[-1])]}
     return line("history of a run, default settings", "history", {"history": part}, environment=environment)
 
@@ -194,7 +232,9 @@ def times_line(topic: str = "recomputation") -> dict[str, Any]:
     variants: list[dict[str, Any]] = [
         {"label": label, "step_ms": spread([time, time - 1, time + 1])} for label, time in STEPS.items()
     ]
-    return line(f"times of {topic}", "times", {"times": {"variants": [*variants, {"label": "x", "refused": "no x"}]}})
+    return line(
+        f"times of {topic}", "times", {"times": {"variants": [*variants, {"label": "x", "refused": "no x"}]}}
+    )
 
 
 def test_recorded_times_have_a_table_a_figure_and_words_with_their_spread(shipped: Any) -> None:
@@ -212,7 +252,11 @@ def test_recorded_times_have_a_table_a_figure_and_words_with_their_spread(shippe
 
 def kernels_line(seq_len: int, eager: float, flash: float) -> dict[str, Any]:
     kernels = [
-        {"kernel": name, "seq_len": seq_len, "milliseconds": {"forward": [ms, ms], "backward": [2 * ms, 2 * ms]}}
+        {
+            "kernel": name,
+            "seq_len": seq_len,
+            "milliseconds": {"forward": [ms, ms], "backward": [2 * ms, 2 * ms]},
+        }
         for name, ms in (("eager", eager), ("flash", flash))
     ]
     refused = {"kernel": "cudnn", "seq_len": seq_len, "refused": "RuntimeError: none"}
@@ -269,14 +313,22 @@ def test_lessons_say_what_passed_how_long_it_took_and_what_was_not_live(shipped:
     part = {"seconds": 41.5, "cells": 30, "live": 7, "not_live": ["needs 134.5 GB, a card has 15.0 GB free"]}
     shipped(
         line("live: notebooks/01.ipynb", "notebook", {"notebook": part}, device="NVIDIA H200 as T4-16GB"),
-        line("live: notebooks/02.ipynb", "notebook", {"notebook": part}, status="failed", detail="1 cells fail"),
+        line(
+            "live: notebooks/02.ipynb", "notebook", {"notebook": part}, status="failed", detail="1 cells fail"
+        ),
         line("out of memory in a cell with demo", "cells", {"cells": {"times": 100}}),
         line("live: notebooks/03.ipynb", "notebook", {"notebook": part}) | {"jobs": 3},
     )
     tables = gpu_live_tables()
     first, second, _ = tables[0].rows
     assert tables[0].notes == ("Other lessons and runs took memory of the same card at the same time.",)
-    assert first[1:6] == ("notebooks/01.ipynb", "all 30 cells", 41.5, 7, "needs 134.5 GB, a card has 15.0 GB free")
+    assert first[1:6] == (
+        "notebooks/01.ipynb",
+        "all 30 cells",
+        41.5,
+        7,
+        "needs 134.5 GB, a card has 15.0 GB free",
+    )
     assert second[2] == "failed" and second[-1] == "1 cells fail"
     assert tables[1].rows[0][1:4] == ("out of memory in a cell with demo", "measured", 100)
 
@@ -285,16 +337,22 @@ def test_the_page_says_that_it_waits_and_with_recordings_shows_them(shipped: Any
     shipped()
     tables = [table for made in GPU_TABLES.values() for table in made()]
     assert all("No recording of this kind from a real GPU exists yet" in table.markdown() for table in tables)
-    assert all("course_utils record --out" in table.markdown() and table.page() in gpu_page() for table in tables)
+    assert all(
+        "course_utils record --out" in table.markdown() and table.page() in gpu_page() for table in tables
+    )
     shipped(run_line(RUNS[0], 0.2), times_line())
     assert "simulation and blocks" in gpu_page() and gpu_page().count("exists yet") == 4
 
 
-def test_published_steps_are_compared_by_the_moment_that_was_published_and_the_readmes_come_first(shipped: Any) -> None:
+def test_published_steps_are_compared_by_the_moment_that_was_published_and_the_readmes_come_first(
+    shipped: Any,
+) -> None:
     live, ten = "rasbt-gpt124m-00-orig-live", "rasbt-gpt124m-00-orig"
     moments = {"start": [1, 1], "peak": [1000, 2000], "end": [100, 2000]}
     said = moments | {"peak": [990, 2020], "end": [100, 2000]}
-    parts = {f"said {name}": said for name in (live, ten)} | {f"counted {name}": moments for name in (live, ten)}
+    parts = {f"said {name}": said for name in (live, ten)} | {
+        f"counted {name}": moments for name in (live, ten)
+    }
     failed = {"said ao-vitb-adam-torch": said, "counted ao-vitb-adam-torch": {"error": "RuntimeError: none"}}
     shipped(line("published: x", "published", parts | failed))
     [table] = gpu_published_tables()
@@ -330,15 +388,23 @@ def test_the_shipped_recordings_keep_every_bound_that_is_wanted() -> None:
     assert list(found) == list(WANTED)
     kept = {by: row[-1] for by, row in found.items()}
     # The estimate has no blocks: with them it keeps its bounds (the next test)
-    assert kept == {"closed form": "", "estimate": "no: largest", "simulation": "", "simulation and blocks": "yes",
-                    "reserved": "yes"}  # fmt: skip
+    assert kept == {
+        "closed form": "",
+        "estimate": "no: largest",
+        "simulation": "",
+        "simulation and blocks": "yes",
+        "reserved": "yes",
+    }
     assert all(row[0] > 60 for row in found.values())
 
 
 def test_the_estimate_in_blocks_keeps_the_bounds_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The estimate's own allocations, sent through the allocator's model under the rules of the torch that recorded."""
+    """The estimate's own allocations, sent through the allocator's model under the rules of the torch that
+    recorded.
+    """
     monkeypatch.setattr(workspaces, "installed_torch", lambda: (2, 11))
-    allocated, reserved = [], []
+    allocated = []
+    reserved = []
     for item in [run for run in runs_on_gpus() if "TransformerConfig" not in run.recording.task][::3]:
         run: TrainingRun = eval(item.recording.task.rpartition(" steps=")[0], {"TrainingRun": TrainingRun})
         if not run.lora_rank:  # its estimate is not unrolled tensor by tensor
@@ -369,8 +435,12 @@ def test_the_page_of_evidence_says_what_the_recordings_say() -> None:
     assert f"an NVIDIA H200 ran {runs} of the course's own" in readme
     assert f"the simulation's median error is {middle:.3f} %, the largest {largest:.1f} %" in readme
     off = [row[-2] for row in gpu_published_tables()[0].rows]
-    assert f"ran {len(off)} of the published steps\n  again, {sum(not one for one in off)} of them to the byte" in text
-    assert all(exact == found["simulation"][0]
-               for name, by, exact, *_ in gpu_tables()[1].rows if by == "simulation")  # fmt: skip
+    assert (
+        f"ran {len(off)} of the published steps\n  again, {sum(not one for one in off)} of them to the byte"
+        in text
+    )
+    assert all(
+        exact == found["simulation"][0] for name, by, exact, *_ in gpu_tables()[1].rows if by == "simulation"
+    )
     assert all(row[2] == row[3] for row in gpu_allocator_tables()[0].rows)
     assert [row[3] for row in gpu_live_tables()[1].rows if row[3]] == 5 * [100]

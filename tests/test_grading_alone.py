@@ -139,13 +139,23 @@ def test_there_is_nothing_else_to_find(kind: str, tried: tuple[str, ...], tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as server:
         known = f"from pathlib import Path\nROOT, THEIRS = Path({str(ROOT)!r}), Path({str(tmp_path)!r})\n"
         known += f"PORT, GRADER = {server.getsockname()[1]}, {os.getpid()}\n"
-        sources = {"files": known + FILES, "writes": OUTSIDE, "network": NETWORK, "walls": WALLS, "grader": GRADER}
-        found, problem = run_alone(cells(**{name: sources[name] for name in tried}), CHECKS, Limits(), apart(kind))
+        sources = {
+            "files": known + FILES,
+            "writes": OUTSIDE,
+            "network": NETWORK,
+            "walls": WALLS,
+            "grader": GRADER,
+        }
+        found, problem = run_alone(
+            cells(**{name: sources[name] for name in tried}), CHECKS, Limits(), apart(kind)
+        )
     assert found == dict.fromkeys(tried, Outcome("passed")) and not problem
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
-@pytest.mark.skipif(not LINUX, reason="elsewhere a session of its own outlives its notebook, as the page says")
+@pytest.mark.skipif(
+    not LINUX, reason="elsewhere a session of its own outlives its notebook, as the page says"
+)
 def test_what_a_notebook_starts_ends_with_it(held: Isolation) -> None:
     found, problem = run_alone(cells(starts=OUTLIVES), CHECKS, Limits(), held)
     assert found == {"starts": Outcome("passed")} and not problem
@@ -198,7 +208,11 @@ def test_a_signal_without_a_name_and_too_many_bytes_are_remarks(held: Isolation)
 
 def test_where_there_are_no_walls_it_is_said() -> None:
     words = Isolation(ROOT, "", (), "it is Tuesday").words
-    assert "it is Tuesday" in words and "can find the solutions" in words and "leave files and processes" in words
+    assert (
+        "it is Tuesday" in words
+        and "can find the solutions" in words
+        and "leave files and processes" in words
+    )
     assert "behind walls" in Isolation(ROOT, "walls").words
     assert "fence" in Isolation(ROOT, "fence").words and "use the network" in Isolation(ROOT, "fence").words
 

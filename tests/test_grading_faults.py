@@ -38,12 +38,15 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grading, "run_alone", run)
 
 
-def zipped(contents: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED, mode: int = 0, month: int = 11) -> bytearray:
+def zipped(
+    contents: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED, mode: int = 0, month: int = 11
+) -> bytearray:
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w") as opened:
         for name, content in contents.items():
             entry = zipfile.ZipInfo(name, (2026, month, 21, 10, 0, 0))
-            entry.compress_type, entry.external_attr = method, mode << 16
+            entry.compress_type = method
+            entry.external_attr = mode << 16
             opened.writestr(entry, content)
     return bytearray(held.getvalue())
 
@@ -113,9 +116,12 @@ def test_what_is_unpacked_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = {one.file: one.problem for one in collected(tmp_path, tmp_path / "scratch")}
     assert found == {
         "ada/w.zip": "cannot be read: it holds more than 3 files",
-        "bob/w/a.ipynb": "", "bob/w/b.ipynb": "cannot be read: the notebooks in its archive are too large in total",
-        "eve/w/0.ipynb": "not graded: 2 newer ones are", "eve/w/1.ipynb": "", "eve/w/2.ipynb": "",
-    }  # fmt: skip
+        "bob/w/a.ipynb": "",
+        "bob/w/b.ipynb": "cannot be read: the notebooks in its archive are too large in total",
+        "eve/w/0.ipynb": "not graded: 2 newer ones are",
+        "eve/w/1.ipynb": "",
+        "eve/w/2.ipynb": "",
+    }
 
 
 def test_an_archive_in_moodles_is_opened_and_belongs_to_its_learner(tmp_path: Path) -> None:
@@ -132,8 +138,10 @@ def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "07.ipynb")
     (tmp_path / "08.ipynb").mkdir()
     assert [one.problem for one in grade(tmp_path)] == [
-        "cannot be read: it is a link", "cannot be read: it is not a file", "cannot be read: it is not a file"
-    ]  # fmt: skip
+        "cannot be read: it is a link",
+        "cannot be read: it is not a file",
+        "cannot be read: it is not a file",
+    ]
 
 
 def test_whatever_goes_wrong_is_a_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +158,9 @@ def test_notebooks_in_other_encodings_are_read(tmp_path: Path) -> None:
     (tmp_path / "bob.ipynb").write_bytes(EXERCISES.decode().encode("utf-16"))
     (tmp_path / "eve.ipynb").write_bytes(b'{"cells": "\xe9"}')
     ada, bob, eve = grade(tmp_path)
-    assert ada.lesson == bob.lesson == "06" and eve.problem.startswith("cannot be read: it is damaged (Unicode")
+    assert ada.lesson == bob.lesson == "06" and eve.problem.startswith(
+        "cannot be read: it is damaged (Unicode"
+    )
 
 
 def test_archives_with_faults_at_random_cost_only_themselves(tmp_path: Path) -> None:
@@ -193,11 +203,15 @@ def test_no_cell_is_a_formula(text: str, tmp_path: Path) -> None:
 
 
 def test_no_part_of_a_cell_is_a_formula_where_semicolons_separate(tmp_path: Path) -> None:
-    write_table([Graded("ada", "", {"": Outcome("error", "a; b;\t=1;-2; 3 - 2 = 1")}, "", 0.0)], tmp_path / "x.csv")
+    write_table(
+        [Graded("ada", "", {"": Outcome("error", "a; b;\t=1;-2; 3 - 2 = 1")}, "", 0.0)], tmp_path / "x.csv"
+    )
     assert "a; b;\t'=1;'-2; 3 - 2 = 1" in (tmp_path / "x.csv").read_text(encoding="utf-8")
 
 
-def test_names_cannot_write_to_the_terminal_nor_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_cannot_write_to_the_terminal_nor_stop_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "class.zip").write_bytes(zipped({"\x1b[31mŁuk\nasz/06.ipynb": EXERCISES}))
     said = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", said)

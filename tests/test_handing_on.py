@@ -1,4 +1,6 @@
-"""Results handed on: as plain data, as JSON, as rows for a table, and as a memory snapshot for torch's viewer."""
+"""Results handed on: as plain data, as JSON, as rows for a table, and as a memory snapshot for torch's
+viewer.
+"""
 
 import copy
 import json
@@ -18,7 +20,13 @@ RUN = TrainingRun(shallow(GPT, 2), micro_batch=2, seq_len=128, precision="amp-bf
 
 def test_a_breakdown_is_one_flat_row() -> None:
     found = MemoryBreakdown({"parameters": 512, "activations": 2**60}, "backward", "the peak").to_dict()
-    named = {"label": "the peak", "phase": "backward", "total": 512 + 2**60, "parameters": 512, "activations": 2**60}
+    named = {
+        "label": "the peak",
+        "phase": "backward",
+        "total": 512 + 2**60,
+        "parameters": 512,
+        "activations": 2**60,
+    }
     assert found == dict.fromkeys(KINDS, 0) | named
     assert list(found)[:3] == ["label", "phase", "total"] and tuple(found)[3:] == KINDS
 
@@ -27,17 +35,22 @@ def test_a_breakdown_is_one_flat_row() -> None:
 def test_json_comes_back_as_it_went_with_whole_bytes(of: str, tmp_path: Path) -> None:
     measured = simulate(RUN)
     results = {
-        "breakdown": lambda: estimate(RUN), "measurement": lambda: measured,
+        "breakdown": lambda: estimate(RUN),
+        "measurement": lambda: measured,
         "recorded": lambda: read_measurement(save_measurement(measured, tmp_path / "a.json.gz")),
         "comparison": lambda: compare(RUN, "simulated"),
         "what cannot be told": lambda: compare(RUN.replace(world_size=8, zero_stage=3), "simulated"),
-    }  # fmt: skip
+    }
     one = results[of]()
     assert json.loads(one.to_json()) == one.to_dict()
 
     def numbers(value: object) -> list[object]:
         inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        return [value] if isinstance(value, int | float) else [number for one in inside for number in numbers(one)]
+        return (
+            [value]
+            if isinstance(value, int | float)
+            else [number for one in inside for number in numbers(one)]
+        )
 
     found = numbers(one.to_dict())
     assert len(found) > 5 and all(type(number) is int for number in found)
@@ -50,22 +63,31 @@ def test_a_measurement_says_its_peak_its_moments_and_where_it_was_made() -> None
     assert sum(found["breakdown"][kind] for kind in KINDS) == found["breakdown"]["total"] == measured.peak
     assert found["moments"].keys() == measured.moments.keys() and "end of step 2" in found["moments"]
     assert max(phase["total"] for phase in found["phase_peaks"].values()) == measured.peak
-    assert found["provenance"]["source"] == "simulated" and found["provenance"]["text"] == str(measured.provenance)
+    assert found["provenance"]["source"] == "simulated" and found["provenance"]["text"] == str(
+        measured.provenance
+    )
     found["provenance"]["source"] = "changed"
     assert measured.provenance.source == "simulated"
 
 
 def test_rows_of_a_measurement_add_up_to_its_breakdown_and_are_flat() -> None:
     measured = simulate(RUN)
-    rows, at_peak = measured.rows(), Counter[str]()
+    rows = measured.rows()
+    at_peak = Counter[str]()
     for row in rows:
         at_peak[row["kind"]] += row["bytes"] * row["at_peak"]
     assert at_peak == Counter(dict(measured.breakdown)) and len(rows) == len(measured.allocations)
     assert all(row.keys() == rows[0].keys() for row in rows) and json.loads(json.dumps(rows)) == rows
     assert all(isinstance(cell, str | int | None) for row in rows for cell in row.values())
     assert {row["provenance"] for row in rows} == {str(measured.provenance)}
-    [up] = [row for row in rows if row["module"] == "blocks.1.mlp.up" and row["phase"] == "forward"
-            and row["step"] == 2 and row["operation"] == "addmm"]  # fmt: skip
+    [up] = [
+        row
+        for row in rows
+        if row["module"] == "blocks.1.mlp.up"
+        and row["phase"] == "forward"
+        and row["step"] == 2
+        and row["operation"] == "addmm"
+    ]
     assert (up["shape"], up["dtype"], up["bytes"]) == ("(256, 3072)", "bfloat16", 2 * 256 * 3072)
 
 
@@ -79,7 +101,10 @@ def test_rows_of_a_comparison_have_both_sides_and_their_difference() -> None:
         if any(pair):
             row = rows[name]
             assert (row["estimated"], row["simulated"], row["difference"]) == (*pair, pair[0] - pair[1])
-    assert list(rows)[-3:] == ["tensors", "allocator's counter", "reserved"] and "measured" not in rows["tensors"]
+    assert (
+        list(rows)[-3:] == ["tensors", "allocator's counter", "reserved"]
+        and "measured" not in rows["tensors"]
+    )
     assert rows["tensors"]["run"] == RUN.code() and rows["tensors"]["provenance"] == str(
         compared.measurement.provenance
     )

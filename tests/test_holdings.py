@@ -37,7 +37,8 @@ class Comparing(Tracker):
 
     def __init__(self, held: Holdings) -> None:
         super().__init__("cpu")
-        self.held, self.compared = held, list[tuple[dict[str, int], dict[str, int]]]()
+        self.held = held
+        self.compared = list[tuple[dict[str, int], dict[str, int]]]()
 
     def compare(self, *_: object) -> None:
         self.compared.append((counted(self.held), alive(self)))
@@ -84,10 +85,13 @@ def test_what_is_held_is_what_the_tracker_sees(choices):
 
 def test_gradients_are_counted_one_by_one_as_backward_fills_them():
     model = torch.nn.Sequential(*(torch.nn.Linear(10, 10, bias=False) for _ in range(4)))
-    held, sizes = Holdings(model, [torch.optim.SGD(model.parameters())]), []
+    held = Holdings(model, [torch.optim.SGD(model.parameters())])
+    sizes = []
     held.start()
     for weight in model.parameters():
-        weight.register_post_accumulate_grad_hook(lambda _: sizes.append(held.by_kind(ALLOCATED)["gradients"]))
+        weight.register_post_accumulate_grad_hook(
+            lambda _: sizes.append(held.by_kind(ALLOCATED)["gradients"])
+        )
     for _ in range(2):
         model.zero_grad()
         model(torch.ones(1, 10)).sum().backward()
@@ -97,7 +101,8 @@ def test_gradients_are_counted_one_by_one_as_backward_fills_them():
 def test_the_rest_is_activations_until_the_update_and_temporaries_in_it():
     model = torch.nn.Linear(10, 10)
     optimizer = torch.optim.SGD(model.parameters())
-    held, rest = Holdings(model, [optimizer]), []
+    held = Holdings(model, [optimizer])
+    rest = []
 
     def look(*_: object) -> None:
         kinds = held.by_kind(10_000)
@@ -114,7 +119,9 @@ def test_the_rest_is_activations_until_the_update_and_temporaries_in_it():
 
 
 def test_a_meter_that_has_ended_keeps_nothing_of_the_training_alive():
-    training = Training(TrainingRun("tiny-gpt", 1, 16, precision="fp32", attention="eager"), "cpu", simulated=False)
+    training = Training(
+        TrainingRun("tiny-gpt", 1, 16, precision="fp32", attention="eager"), "cpu", simulated=False
+    )
     with Meter(lambda _: Reading(ALLOCATED, ALLOCATED), "a stand-in") as meter:
         meter.follow(training.holdings())
         training.step(Unwatched())

@@ -1,4 +1,6 @@
-"""The order of the house: every import points down, none goes in a circle, and each folder needs what it may need."""
+"""The order of the house: every import points down, none goes in a circle, and each folder needs what it may
+need.
+"""
 
 import ast
 import subprocess
@@ -23,7 +25,9 @@ def test_imports_are_read_as_python_reads_them() -> None:
 def test_the_top_of_the_package_has_the_folders_and_the_nouns_alone() -> None:
     there = {path.stem for path in house.PACKAGE.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))}
     assert there == {*house.FLOORS, *house.NOUNS, "__init__", "__main__"}
-    assert not there & set(house._offered()), "an imported module would hide what the package offers by that name"
+    assert not there & set(house._offered()), (
+        "an imported module would hide what the package offers by that name"
+    )
 
 
 def test_every_import_points_down() -> None:
@@ -41,7 +45,9 @@ def test_no_imports_go_in_a_circle() -> None:
 
 
 def foreign(folders: tuple[str, ...]) -> set[str]:
-    """The packages outside of the standard library that modules in these folders import, and the course's own."""
+    """The packages outside of the standard library that modules in these folders import, and the course's
+    own.
+    """
     names = [name for name in house.modules() if house.place(name) in folders]
     assert {house.place(name) for name in names} == set(folders)
     others = {other.partition(".")[0] for name in names for other in house.imports(name) - house.ours(name)}
@@ -57,7 +63,9 @@ def test_measuring_runs_on_a_machine_with_torch_alone() -> None:
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=house.ROOT, capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=house.ROOT, capture_output=True, text=True, timeout=1200
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -89,13 +97,18 @@ def test_measuring_loads_no_notebook_libraries() -> None:
 
 
 def test_what_the_package_offers_is_there() -> None:
-    code = "import course_utils as c; print([n for n in c.__all__ if getattr(c, n) is None], dir(c) == c.__all__)"
+    code = (
+        "import course_utils as c; print([n for n in c.__all__ if getattr(c, n) is None], dir(c) =="
+        " c.__all__)"
+    )
     assert python(code).strip() == "[] True"
 
 
 def test_type_checkers_see_what_the_package_offers() -> None:
     typed = ast.parse((house.PACKAGE / "__init__.pyi").read_text(encoding="utf-8")).body
-    seen = {name.name: line.module for line in typed if isinstance(line, ast.ImportFrom) for name in line.names}
+    seen = {
+        name.name: line.module for line in typed if isinstance(line, ast.ImportFrom) for name in line.names
+    }
     assert seen == house._offered()
 
 

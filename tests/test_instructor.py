@@ -26,7 +26,9 @@ def notes_of(number: str) -> str:
 
 def sections_of(number: str) -> list[str]:
     notebook = json.loads((ROOT / "notebooks" / KNOWN[number].file).read_text(encoding="utf-8"))
-    text = "\n\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    text = "\n\n".join(
+        "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown"
+    )
     return re.findall(r"^## (.+)$", text, re.MULTILINE)
 
 
@@ -36,14 +38,18 @@ def test_a_lesson_has_each_part_once(number):
     assert [notes.count(part) for part in PARTS] == [1] * len(PARTS)
     wrong, ask, short, show = re.split("|".join(map(re.escape, PARTS)), notes)[1:]
     assert wrong.count("\n- ") >= 3 and ask.count("\n- *") >= 2
-    assert all(re.search(r"\?\*(?: |\n)+\w", question) for question in ask.split("\n- ")[1:]), "a question, its answer"
+    assert all(re.search(r"\?\*(?: |\n)+\w", question) for question in ask.split("\n- ")[1:]), (
+        "a question, its answer"
+    )
     assert len(short.split()) >= 10 and len(show.split("\n\n")[0].split()) >= 8
 
 
 @pytest.mark.parametrize("number", KNOWN)
 def test_minutes_by_section_are_of_this_lesson_and_add_up(number):
     rows = ROW.findall(notes_of(number))
-    assert [section for _, _, section, _ in rows] == sections_of(number), "renew the table in solutions/instructor.md"
+    assert [section for _, _, section, _ in rows] == sections_of(number), (
+        "renew the table in solutions/instructor.md"
+    )
     clock = 0
     for hour, minute, _, minutes in rows:
         assert 60 * int(hour) + int(minute) == clock
@@ -79,10 +85,16 @@ MADE_UP = {"changes 'values'": "Your function changes", "Right in GB": "Right in
 
 def test_hints_that_notes_quote_are_those_of_the_checks():
     lessons = ROOT / "course_utils/lessons"
-    paths = [*lessons.glob("*/*.py"), *lessons.glob("*/*.toml"), *(ROOT / "course_utils/interactive").glob("*.py")]
+    paths = [
+        *lessons.glob("*/*.py"),
+        *lessons.glob("*/*.toml"),
+        *(ROOT / "course_utils/interactive").glob("*.py"),
+    ]
     sources = [path.read_text(encoding="utf-8") for path in paths]
     said = re.sub(r"\s+", " ", re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources)))
     tables = re.findall(r"\| wrong answer \| hint \|\n\|---\|---\|\n((?:\|.*\n)+)", NOTES)
-    quoted = [words for table in tables for row in table.splitlines() for words in re.findall(r'"([^"]+)"', row)]
+    quoted = [
+        words for table in tables for row in table.splitlines() for words in re.findall(r'"([^"]+)"', row)
+    ]
     assert len(quoted) > 300
     assert [words for words in quoted if (MADE_UP.get(words) or words) not in said] == []

@@ -1,4 +1,6 @@
-"""How checks judge torch code: the gradients and bytes that `forward_backward` finds, and functions on real ranks."""
+"""How checks judge torch code: the gradients and bytes that `forward_backward` finds, and functions on real
+ranks.
+"""
 
 import sys
 from typing import Any
@@ -20,7 +22,8 @@ class Holds(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.hidden, ctx.more = x, [x * 2]
+        ctx.hidden = x
+        ctx.more = [x * 2]
         return x * 3
 
     @staticmethod
@@ -76,7 +79,12 @@ def test_what_cannot_go_backward_is_named(compute: Any, message: str) -> None:
 
 def test_equal_tensors_are_the_same_and_a_missing_gradient_is_only_itself() -> None:
     assert same([X, None], [X + 1e-7, None])
-    assert not same([X], [None]) and not same([X], [X, X]) and not same([X], [X[:1]]) and not same([X], [X + 0.1])
+    assert (
+        not same([X], [None])
+        and not same([X], [X, X])
+        and not same([X], [X[:1]])
+        and not same([X], [X + 0.1])
+    )
 
 
 def test_a_long_check_says_so_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +105,11 @@ def test_what_a_function_raises_on_a_rank_reaches_the_learner() -> None:
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("sys.exit(3)", EXITS), ("torch.set_default_dtype(torch.bfloat16)", None), ("torch.no_grad().__enter__()", None)],
+    [
+        ("sys.exit(3)", EXITS),
+        ("torch.set_default_dtype(torch.bfloat16)", None),
+        ("torch.no_grad().__enter__()", None),
+    ],
 )
 def test_a_function_that_ends_a_rank_or_leaves_a_setting_spoils_no_other(line: str, said: str | None) -> None:
     found = _outcome(lambda f: {"value": f()}, {"torch": torch, "sys": sys}, f"def f():\n    {line}", "f")

@@ -1,4 +1,6 @@
-"""Has each exercise its three hints, and each lesson its quiz? Where a check only says what is off, these help on."""
+"""Has each exercise its three hints, and each lesson its quiz? Where a check only says what is off, these
+help on.
+"""
 
 import json
 import re
@@ -31,7 +33,9 @@ def test_every_exercise_has_three_hints_that_are_closed_until_opened(path: Path)
 
 
 def test_every_lesson_that_has_exercises_shows_its_quiz() -> None:
-    numbers = sorted({int(path.name[:2]) for path in committed_notebooks(ROOT, "notebooks") if path.name[:1].isdigit()})
+    numbers = sorted(
+        {int(path.name[:2]) for path in committed_notebooks(ROOT, "notebooks") if path.name[:1].isdigit()}
+    )
     assert numbers[1:] == [int(path.name[:2]) for path in EXERCISES] == lessons_with_a_quiz() == [*LESSONS], (
         "00 has none"
     )

@@ -1,4 +1,6 @@
-"""The checks of lesson 01: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+"""The checks of lesson 01: right answers of every style pass, each planted wrong answer gets the hint it
+deserves.
+"""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +17,8 @@ from course_utils.lessons.one_step import checks as lesson_01
 
 RUN = lesson_01.FIT_RUN
 
-# --------------------------------------------------------------------------------------------------------- 01.1: peak
+# ---------------------------------------------------------------------------------------------------------
+# 01.1: peak
 
 
 def in_one_pass(tensors: Any) -> int:
@@ -24,8 +27,12 @@ def in_one_pass(tensors: Any) -> int:
     return max(accumulate(change for _, _, change in sorted(events)))
 
 
-def event_by_event(tensors: Any, alive: Callable[[float, int, float], bool] = lambda b, t, d: b <= t < d) -> float:
-    """The largest sum over the events of births, by an idea of who is alive; what never dies has an endless life."""
+def event_by_event(
+    tensors: Any, alive: Callable[[float, int, float], bool] = lambda b, t, d: b <= t < d
+) -> float:
+    """The largest sum over the events of births, by an idea of who is alive; what never dies has an endless
+    life.
+    """
     lives = [(size, born, float("inf") if died is None else died) for _, size, born, died in tensors]
     return max(sum(size for size, b, d in lives if alive(b, t, d)) for _, t, _ in lives)
 
@@ -45,9 +52,18 @@ PEAK = Answers(
     wrong=[
         (lambda tensors: sum(size for _, size, _, _ in tensors), "everything that ever lived"),
         (lambda tensors: max(size for _, size, _, _ in tensors), "the largest single tensor"),
-        (lambda tensors: sum(size for _, size, _, died in tensors if died is None), "is left after the last event"),
-        (lambda tensors: event_by_event(tensors, lambda b, t, d: b <= t <= d), "You count a tensor at the event"),
-        (lambda tensors: event_by_event(tensors, lambda b, t, d: b < t < d), "You do not count a tensor at the event"),
+        (
+            lambda tensors: sum(size for _, size, _, died in tensors if died is None),
+            "is left after the last event",
+        ),
+        (
+            lambda tensors: event_by_event(tensors, lambda b, t, d: b <= t <= d),
+            "You count a tensor at the event",
+        ),
+        (
+            lambda tensors: event_by_event(tensors, lambda b, t, d: b < t < d),
+            "You do not count a tensor at the event",
+        ),
         (lambda tensors: in_one_pass([life for life in tensors if life[3]]), "`died` is None are missing"),
         (forgets_none, "with None never dies: handle it before you compare."),
         (until_the_last_death, "You treat None as the last event"),
@@ -67,7 +83,8 @@ def test_peak_of_the_real_step_is_what_the_tracker_saw() -> None:
     assert in_one_pass(lives) == seen
 
 
-# -------------------------------------------------------------------------------------------------------- 01.2: weigh
+# --------------------------------------------------------------------------------------------------------
+# 01.2: weigh
 
 
 def in_full(tensor: torch.Tensor) -> int:
@@ -79,14 +96,23 @@ def weighing(*how: str, weights: Any = lambda model: model.parameters(), size: A
 
     def weigh(model: Any, optimizer: Any) -> dict[str, int]:
         updated = [p for group in optimizer.param_groups for p in group["params"]]
-        states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
+        states = [
+            one
+            for state in optimizer.state.values()
+            for one in state.values()
+            if isinstance(one, torch.Tensor)
+        ]
         own = list(model.parameters())
         kinds = {"weights": list(weights(model)), "master_weights": updated}
-        kinds["gradients"] = [p.grad for p in (own if "own gradients" in how else own + updated) if p.grad is not None]
+        kinds["gradients"] = [
+            p.grad for p in (own if "own gradients" in how else own + updated) if p.grad is not None
+        ]
         kinds["states"] = [one for one in states if one.ndim or "no counter" not in how]
-        seen, sizes = set[int](), {}
+        seen = set[int]()
+        sizes = {}
         for kind, tensors in kinds.items():
-            known, sizes[kind] = (set() if "again" in how else seen), 0
+            known = set() if "again" in how else seen
+            sizes[kind] = 0
             for tensor in tensors:
                 if (place := tensor.untyped_storage().data_ptr()) not in known or "each" in how:
                     sizes[kind] += size(tensor)
@@ -98,7 +124,9 @@ def weighing(*how: str, weights: Any = lambda model: model.parameters(), size: A
 
 def changed_kind(kind: str, size: Callable[[Any, Any, dict[str, int]], int]) -> Any:
     """The right answer but for one kind."""
-    return lambda model, optimizer: (found := weighing()(model, optimizer)) | {kind: size(model, optimizer, found)}
+    return lambda model, optimizer: (
+        (found := weighing()(model, optimizer)) | {kind: size(model, optimizer, found)}
+    )
 
 
 def by_identity(model: Any, optimizer: Any) -> dict[str, int]:
@@ -184,12 +212,21 @@ WEIGH = Answers(
         (changed_kind("master_weights", of_the_first_group), "in two groups. Where can you find them?"),
         (changed_kind("weights", weights_layer_by_layer), "two layers share one, which counts once"),
         (changed_kind("gradients", lambda m, _, found: found["weights"]), "Before the first backward"),
-        (changed_kind("gradients", lambda m, _, found: found["gradients"] and found["weights"]), "or frozen weights"),
-        (changed_kind("states", lambda m, _, found: found["states"] or 2 * found["weights"]), "Before the first step"),
+        (
+            changed_kind("gradients", lambda m, _, found: found["gradients"] and found["weights"]),
+            "or frozen weights",
+        ),
+        (
+            changed_kind("states", lambda m, _, found: found["states"] or 2 * found["weights"]),
+            "Before the first step",
+        ),
         (weighing(size=lambda tensor: tensor.nbytes), "All parameters are slices of one buffer"),
         (changed_kind("states", without_asking), "do you take 4 bytes"),
         (changed_kind("states", of_the_models_own), "You find no states"),
-        (weighing(weights=lambda model: [p for p in model.parameters() if p.requires_grad]), "Some weights are frozen"),
+        (
+            weighing(weights=lambda model: [p for p in model.parameters() if p.requires_grad]),
+            "Some weights are frozen",
+        ),
         (changed_kind("master_weights", lambda *_: 0), "fp32 copies of the weights, in two groups"),
         (weighing("own gradients"), "The fp32 copies have gradients of their own"),
         (by_identity, "makes no copy: it has the weight's own storage"),
@@ -199,14 +236,19 @@ WEIGH = Answers(
     ],
 )
 
-# ------------------------------------------------------------------------------------------ 01.3: largest_micro_batch
+# ------------------------------------------------------------------------------------------ 01.3:
+# largest_micro_batch
 
 
 @functools.cache
-def fits(card: str, global_batch: int, memory: Any = lambda card: gpu(card).room, together: bool = True) -> list[int]:
+def fits(
+    card: str, global_batch: int, memory: Any = lambda card: gpu(card).room, together: bool = True
+) -> list[int]:
     """Micro-batches that fit, found from the largest down; `together` with the others of their step."""
     sizes = [size for size in range(global_batch, 0, -1) if global_batch % size == 0]
-    runs = {size: RUN.replace(micro_batch=size, global_batch=global_batch if together else size) for size in sizes}
+    runs = {
+        size: RUN.replace(micro_batch=size, global_batch=global_batch if together else size) for size in sizes
+    }
     return [size for size, run in runs.items() if estimate(run).total <= memory(card)]
 
 
@@ -220,11 +262,15 @@ largest = pick()
 
 def of_any_size(card: str, global_batch: int) -> int:
     sizes = range(global_batch, 0, -1)
-    return next((size for size in sizes if estimate(RUN.replace(micro_batch=size)).total <= gpu(card).room), 0)
+    return next(
+        (size for size in sizes if estimate(RUN.replace(micro_batch=size)).total <= gpu(card).room), 0
+    )
 
 
 def up_to_64(card: str, global_batch: int) -> int:
-    return max([0, *(size for size in range(1, min(64, global_batch) + 1) if size in fits(card, global_batch))])
+    return max(
+        [0, *(size for size in range(1, min(64, global_batch) + 1) if size in fits(card, global_batch))]
+    )
 
 
 def skips_nothing(card: str, global_batch: int) -> int:
@@ -252,26 +298,35 @@ FITTING = Answers(
         (pick(min), "the smallest that fits"),
         (of_any_size, "does not divide the batch of"),
         (lambda card, global_batch: global_batch, "the whole batch, whether it fits or not"),
-        (lambda card, global_batch: global_batch // (largest(card, global_batch) or 99), "the number of micro-batches"),
+        (
+            lambda card, global_batch: global_batch // (largest(card, global_batch) or 99),
+            "the number of micro-batches",
+        ),
         (pick(lambda sizes: max({0, 1, 2, 4, 8, 16, 32, 64}.intersection(sizes))), "only powers of two"),
         (lambda card, global_batch: fits(card, global_batch)[0], "fails when nothing fits"),
         (pick(lambda sizes: sizes[0] / 3), "a whole number of sequences"),
         (pick(lambda sizes: sizes[0] or 1), "On T4-16GB your micro-batch for 32 needs more than"),
-        (lambda card, global_batch: 1 if card[0] == "V" else largest(card, global_batch), "a larger micro-batch fits"),
+        (
+            lambda card, global_batch: 1 if card[0] == "V" else largest(card, global_batch),
+            "a larger micro-batch fits",
+        ),
     ],
 )
 
-# -------------------------------------------------------------------------------------------------------- 01.4: train
+# --------------------------------------------------------------------------------------------------------
+# 01.4: train
 
 
 def loop(*how: str, divide: float | None = None, value: Callable[[list[Any]], Any] | None = None) -> Any:
-    """A loop that sends each loss, divided by `divide` (their number), backward at once, and returns their `value`.
+    """A loop that sends each loss, divided by `divide` (their number), backward at once, and returns their
+    `value`.
 
     It is right where `how` says nothing, "zero first" (and not last) or "numbers" (of losses, not tensors).
     """
 
     def train(model: Any, batches: Any, optimizer: Any) -> Any:
-        losses, outputs = [], []
+        losses = []
+        outputs = []
         if "zero first" in how:
             optimizer.zero_grad()
         for inputs, targets in batches:
@@ -330,7 +385,8 @@ def all_at_once(model: Any, batches: Any, optimizer: Any) -> float:
 
 def last_backward_alone(model: Any, batches: Any, optimizer: Any) -> float:
     """Adds up numbers, and goes backward once, from the last loss."""
-    total, loss = 0.0, torch.zeros(())
+    total = 0.0
+    loss = torch.zeros(())
     for inputs, targets in batches:
         loss = cross_entropy(model(inputs), targets) / len(batches)
         total += loss.item()
@@ -359,9 +415,15 @@ TRAIN = Answers(
         (loop(divide=6), "What else changes them?"),
         (loop(value=lambda losses: losses[-1].item()), "the last batch's loss"),
         (loop(value=lambda losses: sum(loss.item() for loss in losses)), "the sum of the losses"),
-        (loop(value=lambda losses: sum(loss.item() for loss in losses) / 6), "is not the mean of the batches' losses"),
+        (
+            loop(value=lambda losses: sum(loss.item() for loss in losses) / 6),
+            "is not the mean of the batches' losses",
+        ),
         (loop(value=lambda losses: sum(losses) / len(losses)), "a tensor with its graph, so your caller"),
-        (loop(value=lambda losses: torch.stack(losses).detach()), "Your answer is a Tensor, but the exercise asks"),
+        (
+            loop(value=lambda losses: torch.stack(losses).detach()),
+            "Your answer is a Tensor, but the exercise asks",
+        ),
     ],
 )
 
@@ -372,7 +434,9 @@ def test_memory_grows_only_where_graphs_wait_for_backward() -> None:
     assert len(leaking) == len(held) == 6  # five forward passes and the end
     assert min(later - earlier for earlier, later in pairwise(leaking[1:-1])) > 100_000
     assert len(set(held[1:-1])) == 1  # with gradients there, each pass begins like the one before
-    assert [later - earlier for earlier, later in pairwise(emptied[1:-1])] == [512] * 3, "a loss each, and no graph"
+    assert [later - earlier for earlier, later in pairwise(emptied[1:-1])] == [512] * 3, (
+        "a loss each, and no graph"
+    )
     assert leaking[-1] == held[-1] == held[0]
 
 

@@ -1,11 +1,14 @@
-"""The checks of lesson 02: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+"""The checks of lesson 02: right answers of every style pass, each planted wrong answer gets the hint it
+deserves.
+"""
 
 from typing import Any
 
 import torch
 from checking import Answers, JudgedAnswers, nothing
 
-# ------------------------------------------------------------------------------------------------ 02.1: adam_in_pieces
+# ------------------------------------------------------------------------------------------------ 02.1:
+# adam_in_pieces
 
 
 def one_adam_step(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float) -> None:
@@ -20,14 +23,18 @@ def lean_update(w: Any, m: Any, v: Any, step: int, rate: float) -> None:
 
 
 def in_pieces(
-    update: Any = lean_update, new_m: Any = lambda m, g: m.mul_(0.9).add_(g, alpha=0.1), whole: bool = False,
+    update: Any = lean_update,
+    new_m: Any = lambda m, g: m.mul_(0.9).add_(g, alpha=0.1),
+    whole: bool = False,
     cut: Any = lambda tensor, size: tensor.flatten().split(size),
-) -> Any:  # fmt: skip
+) -> Any:
     """An answer whose functions do not outlive their tensors."""
 
     def step(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
         size = weight.numel() if whole else size
-        for w, g, mean, square in zip(*(cut(tensor, size) for tensor in (weight, gradient, m, v)), strict=True):
+        for w, g, mean, square in zip(
+            *(cut(tensor, size) for tensor in (weight, gradient, m, v)), strict=True
+        ):
             new_m(mean, g)
             square.mul_(0.999).addcmul_(g, g, value=0.001)
             update(w, mean, square, step, rate)
@@ -37,7 +44,8 @@ def in_pieces(
 
 def by_index(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
     """With slices, and one buffer for all pieces."""
-    buffer, flat = torch.empty(size), [tensor.view(-1) for tensor in (weight, gradient, m, v)]
+    buffer = torch.empty(size)
+    flat = [tensor.view(-1) for tensor in (weight, gradient, m, v)]
     for first in range(0, weight.numel(), size):
         w, g, mean, square = (tensor[first : first + size] for tensor in flat)
         mean.lerp_(g, 0.1)
@@ -48,7 +56,9 @@ def by_index(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float,
 
 
 def without_del(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate: float, size: int) -> None:
-    for w, g, mean, square in zip(*(tensor.view(-1).split(size) for tensor in (weight, gradient, m, v)), strict=True):
+    for w, g, mean, square in zip(
+        *(tensor.view(-1).split(size) for tensor in (weight, gradient, m, v)), strict=True
+    ):
         mean.lerp_(g, 0.1)
         square.mul_(0.999).addcmul_(g, g, value=0.001)
         root = (square / (1 - 0.999**step)).sqrt_().add_(1e-8)
@@ -80,7 +90,9 @@ def in_the_gradient(weight: Any, gradient: Any, m: Any, v: Any, step: int, rate:
     """With no new number at all: the gradient's memory is taken for the root."""
     m.mul_(0.9).add_(gradient, alpha=0.1)
     v.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-    weight.addcdiv_(m, gradient.copy_(v).div_(1 - 0.999**step).sqrt_().add_(1e-8), value=-rate / (1 - 0.9**step))
+    weight.addcdiv_(
+        m, gradient.copy_(v).div_(1 - 0.999**step).sqrt_().add_(1e-8), value=-rate / (1 - 0.9**step)
+    )
 
 
 def decayed(weight: Any, rate: float, **given: Any) -> None:
@@ -100,7 +112,10 @@ ADAM_IN_PIECES = Answers(
         (lambda size, **given: one_adam_step(**given), "as many new numbers as the weight has"),
         (keeps_every_piece, "Do you keep pieces in a list?"),
         (in_pieces(cut=lambda tensor, size: tensor.split(size)), "Do you cut the flat tensor"),
-        (updating(lambda m, v, t: m / (1 - 0.9**t) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)), "more than one new tensor"),
+        (
+            updating(lambda m, v, t: m / (1 - 0.9**t) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)),
+            "more than one new tensor",
+        ),
         (without_del, "still hold the last one"),
         (in_pieces(cut=of_whole_pieces), "You leave out the last piece"),
         (in_pieces(cut=lambda tensor, size: tensor.clone().flatten().split(size)), "m has not changed"),
@@ -111,7 +126,10 @@ ADAM_IN_PIECES = Answers(
         (updating(lambda m, v, t: m / (v.sqrt() + 1e-8)), "You correct neither m nor v"),
         (updating(lambda m, v, t: m / (1 - 0.9**t) / (v.sqrt() + 1e-8)), "You correct m but not v"),
         (updating(lambda m, v, t: m / ((v / (1 - 0.999**t)).sqrt() + 1e-8)), "You correct v but not m"),
-        (updating(lambda m, v, t: m / (1 - 0.9**t) / (v / (1 - 0.999**t) + 1e-8).sqrt()), "Your ε is inside the root"),
+        (
+            updating(lambda m, v, t: m / (1 - 0.9**t) / (v / (1 - 0.999**t) + 1e-8).sqrt()),
+            "Your ε is inside the root",
+        ),
         (updating(lambda m, v, t: m / (1 - 0.9**t) / (v / (1 - 0.999**t)).sqrt()), "Your ε is missing"),
         (lambda rate, **given: in_pieces()(rate=-rate, **given), "goes up the slope"),
         (lambda rate, **given: in_pieces()(rate=1e-3, **given), "1e-3 whatever `rate` is"),
@@ -129,7 +147,8 @@ ADAM_IN_PIECES = Answers(
     ],
 )
 
-# ----------------------------------------------------------------------------------------------------- 02.2: lean_adam
+# ----------------------------------------------------------------------------------------------------- 02.2:
+# lean_adam
 
 
 class Design:
@@ -138,7 +157,8 @@ class Design:
     rate = 3e-3
 
     def __init__(self, parameters: Any) -> None:
-        self.parameters, self.steps = list(parameters), 0
+        self.parameters = list(parameters)
+        self.steps = 0
         self.state = [self.new(weight) for weight in self.parameters]
 
     def new(self, weight: torch.Tensor) -> torch.Tensor:
@@ -164,7 +184,8 @@ class Own(Design):
 
     def __init__(self, parameters: Any, rate: float = 1e-3) -> None:
         super().__init__(parameters)
-        self.rate, self.history = rate * self.faster, list[torch.Tensor]()
+        self.rate = rate * self.faster
+        self.history = list[torch.Tensor]()
 
     def new(self, weight: torch.Tensor) -> Any:
         return {}
@@ -172,7 +193,8 @@ class Own(Design):
     def one(self, weight: torch.Tensor, g: Any, state: Any) -> None:
         for name in ("m", "v", *self.keeps):
             state.setdefault(name, torch.zeros_like(weight, dtype=self.dtype))
-        m, v = state["m"].float(), state["v"].float()
+        m = state["m"].float()
+        v = state["v"].float()
         one_adam_step(weight, g, m, v, self.steps, self.rate)
         state["m"].copy_(m)
         state["v"].copy_(v)
@@ -196,7 +218,8 @@ class Hides:
     """All of Adam's states, kept by `place` and out of sight: by default on the weights."""
 
     def __init__(self, parameters: Any) -> None:
-        self.parameters, self.steps = list(parameters), 0
+        self.parameters = list(parameters)
+        self.steps = 0
         self.begin()
 
     def begin(self) -> None:
@@ -242,7 +265,11 @@ def fixed_rate(self: Any, weight: torch.Tensor, g: Any, state: Any) -> None:
 LEAN_ADAM = Answers(
     right=[
         Own,
-        own(after=lambda self, weight, state: state.update({name: value.clone() for name, value in state.items()})),
+        own(
+            after=lambda self, weight, state: state.update(
+                {name: value.clone() for name, value in state.items()}
+            )
+        ),
         own(after=lambda self, weight, state: setattr(weight, "data", weight.data.clone())),
         Hides,
         lambda parameters, rate: torch.optim.Adam(parameters, lr=rate, foreach=True),
@@ -253,7 +280,10 @@ LEAN_ADAM = Answers(
         (own(after=lambda self, weight, state: state.pop("m")), "4 bytes per parameter are too few"),
         (own(dtype=torch.bfloat16), "both m and v, in fp32"),
         (own(after=lambda self, _, state: state.update(v=state["v"].half())), "It keeps 6.0 bytes"),
-        (own(after=lambda self, weight, state: state.clear()), "It keeps 0.0 bytes per parameter from step to step"),
+        (
+            own(after=lambda self, weight, state: state.clear()),
+            "It keeps 0.0 bytes per parameter from step to step",
+        ),
         (lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate), "that is AdamW"),
         (own(after=lambda self, *_: setattr(self, "steps", self.steps + 1)), "What counts the steps"),
         (own(step=counting_each), "The memory is right. But how often per step"),
@@ -270,7 +300,8 @@ LEAN_ADAM = Answers(
     ],
 )
 
-# ------------------------------------------------------------------------------------------------------ 02.3: factored
+# ------------------------------------------------------------------------------------------------------ 02.3:
+# factored
 
 
 class RowAndColumn(torch.optim.Optimizer):
@@ -302,7 +333,8 @@ class RowAndColumn(torch.optim.Optimizer):
         return gradient**2 + 1e-30
 
     def direction(self, p: Any, state: dict[str, Any]) -> Any:
-        s, new = self.share(self.count(state)), self.squares(p.grad)
+        s = self.share(self.count(state))
+        new = self.squares(p.grad)
         parts = {"row": new.mean(1), "column": new.mean(0)} if self.is_matrix(p) else {"v": new}
         for name, part in parts.items():
             state[name] = part.clone() if name not in state else (1 - s) * state[name] + s * part
@@ -332,7 +364,8 @@ class Sums(RowAndColumn):
 
     def direction(self, p: Any, state: dict[str, Any]) -> Any:
         state.setdefault("t", torch.zeros(())).add_(1)
-        squares, axes = p.grad.square() + 1e-30, (1, 0) if p.ndim == 2 else ()
+        squares = p.grad.square() + 1e-30
+        axes = (1, 0) if p.ndim == 2 else ()
         new = [squares.sum(axis, keepdim=True) for axis in axes] or [squares]
         means = state.setdefault("means", [torch.zeros_like(one) for one in new])
         for mean, one in zip(means, new, strict=True):
@@ -429,7 +462,10 @@ FACTORED = Answers(
     right=[RowAndColumn, Sums, lambda parameters, lr=1e-3: RowAndColumn(parameters, lr)],
     wrong=[
         (WholeMean, "the mean of squares of a whole matrix"),
-        (factoring(v_of=lambda self, row, column: row[:, None].expand(-1, len(column))), "You use only the rows"),
+        (
+            factoring(v_of=lambda self, row, column: row[:, None].expand(-1, len(column))),
+            "You use only the rows",
+        ),
         (factoring(v_of=lambda self, row, column: torch.outer(row, column)), "is a fourth power"),
         (factoring(v_of=lambda self, row, column: row * column), "Rows and columns do not fit"),
         (factoring(root=lambda self, v: v), "its root has the gradient's size"),
@@ -462,12 +498,14 @@ FACTORED = Answers(
     ],
 )
 
-# -------------------------------------------------------------------------------------------------------- 02.4: frugal
+# --------------------------------------------------------------------------------------------------------
+# 02.4: frugal
 
 
 def in_bf16(self: Any, weight: torch.Tensor, g: Any, state: torch.Tensor) -> None:
     m, v = state.float()
-    m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+    m = 0.9 * m + 0.1 * g
+    v = 0.95 * v + 0.05 * g * g
     state.copy_(torch.stack([m, v]))
     weight.sub_(self.rate * m / (1 - 0.9**self.steps) / ((v / (1 - 0.95**self.steps)).sqrt() + 1e-12))
 
@@ -477,7 +515,9 @@ def on_the_weight(self: Any, weight: Any, g: Any, state: torch.Tensor) -> None:
     Design.one(self, weight, g, weight.v)
 
 
-BothInBf16 = own(Design, one=in_bf16, new=lambda self, weight: torch.zeros(2, *weight.shape, dtype=torch.bfloat16))
+BothInBf16 = own(
+    Design, one=in_bf16, new=lambda self, weight: torch.zeros(2, *weight.shape, dtype=torch.bfloat16)
+)
 OnTheWeights = own(Design, one=on_the_weight, new=lambda *_: torch.zeros(0))
 Signs = own(OnTheWeights, one=lambda self, weight, g, state: weight.sub_(torch.sign(g), alpha=5e-3))
 
@@ -496,7 +536,9 @@ class HidesAsParameters(Hides):
     """A state that calls itself a parameter is none of the model's."""
 
     def begin(self) -> None:
-        self.states = [[torch.nn.Parameter(torch.zeros_like(weight)) for _ in range(2)] for weight in self.parameters]
+        self.states = [
+            [torch.nn.Parameter(torch.zeros_like(weight)) for _ in range(2)] for weight in self.parameters
+        ]
 
     def moments(self, place: int) -> Any:
         return self.states[place]
@@ -520,7 +562,10 @@ FRUGAL = Answers(
     right=[Design, BothInBf16, OnTheWeights, Signs],
     wrong=[
         (lambda parameters: torch.optim.Adam(parameters, lr=3e-3), "the limit is 4.5"),
-        (own(Design, one=lambda self, weight, g, state: weight.sub_(0.3 * g)), "Does your step grow with the gradient"),
+        (
+            own(Design, one=lambda self, weight, g, state: weight.sub_(0.3 * g)),
+            "Does your step grow with the gradient",
+        ),
         (own(Design, rate=1e-5), "Try other rates"),
         (own(Design, step=nothing), "The weights do not change"),
         (Hides, "8.00 are on the weights, in a global or in a closure"),

@@ -1,4 +1,6 @@
-"""The checks of lesson 03: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+"""The checks of lesson 03: right answers of every style pass, each planted wrong answer gets the hint it
+deserves.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,7 +12,8 @@ import torch
 from checking import Answers, JudgedAnswers
 from torch.nn.utils import clip_grad_norm_
 
-# ------------------------------------------------------------------------------------------------------- 03.1: limits
+# -------------------------------------------------------------------------------------------------------
+# 03.1: limits
 
 
 def right_limits(e: int, m: int) -> tuple[float, float, float]:
@@ -38,7 +41,10 @@ LIMITS = Answers(
         (other(0, lambda e, m: 1 + 2.0**-m), "Your epsilon is off for e = 5, m = 10. It depends"),
         (other(1, lambda e, m: 65504.0), "Your largest number is off for e = 8, m = 7"),
         (other(1, lambda e, m: (2 - 2.0**-m) * 2.0**127), "Your bias is 127"),
-        (lambda e, m: (2.0**-m, right_limits(e, m)[2], right_limits(e, m)[1]), "The order is epsilon, largest"),
+        (
+            lambda e, m: (2.0**-m, right_limits(e, m)[2], right_limits(e, m)[1]),
+            "The order is epsilon, largest",
+        ),
         (other(1, lambda e, m: 2 * right_limits(e, m)[1]), "set aside for infinity"),
         (other(1, lambda e, m: 2.0 ** (2 ** (e - 1))), "*beyond* the largest"),
         (other(1, lambda e, m: 2.0 ** (2 ** (e - 1) - 1)), "a mantissa of zeros"),
@@ -49,7 +55,8 @@ LIMITS = Answers(
     ],
 )
 
-# ---------------------------------------------------------------------------------------------- 03.2: round_at_random
+# ---------------------------------------------------------------------------------------------- 03.2:
+# round_at_random
 
 
 def by_floor(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
@@ -91,7 +98,10 @@ ROUND_AT_RANDOM = Answers(
         (lambda values, step, u: torch.round(values / step) * step, "All results above zero are the same"),
         (lambda values, step, u: torch.floor(values / step + u), "Your results count steps"),
         (lambda values, step, u: values + (u - 0.5) * step, "Not all of your results are multiples"),
-        (lambda values, step, u: torch.round(values / step + u) * step, "On average your results are off above zero"),
+        (
+            lambda values, step, u: torch.round(values / step + u) * step,
+            "On average your results are off above zero",
+        ),
         (coin(lambda fraction: 0.5), "like a fair coin"),
         (coin(lambda fraction: 1 - fraction), "Reversed: the closer"),
         (coin(lambda fraction: fraction, torch.trunc), "Truncation goes up there"),
@@ -103,7 +113,8 @@ ROUND_AT_RANDOM = Answers(
     ],
 )
 
-# --------------------------------------------------------------------------------------------------- 03.3: exact_step
+# --------------------------------------------------------------------------------------------------- 03.3:
+# exact_step
 
 
 def halves(*mistakes: str, kept: list[torch.Tensor] = []) -> Any:  # noqa: B006
@@ -249,7 +260,10 @@ EXACT_STEP = Answers(
         (new_memory, "write into the memory that it has"),
         (watched_halves, "use torch.no_grad()"),
         (lambda weights, rests, update: None, "not called once for every weight"),
-        (lambda weights, rests, update: [halves()(weights, rests, update) for _ in range(2)], "Call it once for each"),
+        (
+            lambda weights, rests, update: [halves()(weights, rests, update) for _ in range(2)],
+            "Call it once for each",
+        ),
         (
             lambda weights, rests, update: update(weights[0].detach().float().view(-1, 1), weights[0].grad),
             "of the weight's shape",
@@ -257,7 +271,8 @@ EXACT_STEP = Answers(
     ],
 )
 
-# ---------------------------------------------------------------------------------------------------- 03.4: good_step
+# ---------------------------------------------------------------------------------------------------- 03.4:
+# good_step
 
 
 def step_with(*mistakes: str, factor: float = 1.0) -> Any:
@@ -267,14 +282,19 @@ def step_with(*mistakes: str, factor: float = 1.0) -> Any:
         (loss if "not scaled" in mistakes else loss * scale).backward()
         divisor = 1.0 if {"divides last", "never divides"} & {*mistakes} else scale / factor
         for weight, master in zip(weights, masters, strict=True):
-            wide, narrow = weight.grad.float() / divisor, (weight.grad / divisor).float()
+            wide = weight.grad.float() / divisor
+            narrow = (weight.grad / divisor).float()
             master.grad = narrow if "divides in fp16" in mistakes else wide
             weight.grad = weight.grad if "leaves weights'" in mistakes else None
         checked = masters[-1:] if "looks at the last" in mistakes else masters
         checked = masters[:1] if "looks at the first" in mistakes else checked
         finite = all(bool(master.grad.isfinite().all()) for master in checked)
-        finite = finite or ("looks for any" in mistakes and all(bool(one.grad.isfinite().any()) for one in masters))
-        finite = finite or ("looks for infinity" in mistakes and not any(bool(m.grad.isinf().any()) for m in masters))
+        finite = finite or (
+            "looks for any" in mistakes and all(bool(one.grad.isfinite().any()) for one in masters)
+        )
+        finite = finite or (
+            "looks for infinity" in mistakes and not any(bool(m.grad.isinf().any()) for m in masters)
+        )
         for master in masters if "steps on zeros" in mistakes and not finite else ():
             master.grad = torch.zeros_like(master)
         for group in [[master] for master in masters] if "clips each" in mistakes else [masters]:
@@ -302,8 +322,12 @@ def with_fp32_weights(weights: Any, masters: Any, optimizer: Any, loss: Any, sca
     return taken
 
 
-def clips_scaled(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float, none: bool = True) -> bool:
-    """Right as well: clips the scaled gradients at the scale. Without `none`, zeros are left in place of gradients."""
+def clips_scaled(
+    weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float, none: bool = True
+) -> bool:
+    """Right as well: clips the scaled gradients at the scale. Without `none`, zeros are left in place of
+    gradients.
+    """
     loss.mul(scale).backward()
     for place in range(len(weights)):
         masters[place].grad = weights[place].grad.to(torch.float32)
@@ -363,9 +387,7 @@ GOOD_STEP = Answers(
     ],
 )
 
-ANSWERS = {f"03.{n}": one for n, one in enumerate(
-    (LIMITS, ROUND_AT_RANDOM, EXACT_STEP, GOOD_STEP), 1
-)}  # fmt: skip
+ANSWERS = {f"03.{n}": one for n, one in enumerate((LIMITS, ROUND_AT_RANDOM, EXACT_STEP, GOOD_STEP), 1)}
 
 
 class TestAnswers(JudgedAnswers):

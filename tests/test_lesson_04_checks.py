@@ -1,4 +1,6 @@
-"""The checks of lesson 04: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+"""The checks of lesson 04: right answers of every style pass, each planted wrong answer gets the hint it
+deserves.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,16 +18,22 @@ from torch.nn import functional as F
 from course_utils.lessons.parameters import checks as lesson_04
 from course_utils.models import PRESETS, parameter_shapes
 
-# ------------------------------------------------------------------------------------------------------- 04.1: count
+# -------------------------------------------------------------------------------------------------------
+# 04.1: count
 
 Listing = Callable[[nn.Module], Iterable[torch.Tensor]]
 
 
 def counting(
-    trained: Listing = nn.Module.parameters, frozen: Listing = nn.Module.parameters, filtered: bool = True,
-    held: Listing = lambda network: [*network.parameters(), *network.buffers()], each: int = 0,
-) -> Any:  # fmt: skip
-    """Counts what a function lists as trained, as frozen and as held; right by default. `each`: bytes per number."""
+    trained: Listing = nn.Module.parameters,
+    frozen: Listing = nn.Module.parameters,
+    filtered: bool = True,
+    held: Listing = lambda network: [*network.parameters(), *network.buffers()],
+    each: int = 0,
+) -> Any:
+    """Counts what a function lists as trained, as frozen and as held; right by default. `each`: bytes per
+    number.
+    """
 
     def answer(build: Any) -> dict[str, int]:
         with torch.device("meta"):
@@ -43,7 +51,9 @@ def by_identity(build: Any) -> dict[str, float]:
     """Right as well: goes from module to module, and remembers which tensors it has seen."""
     before = torch.get_default_device()
     torch.set_default_device("meta")
-    network, seen, found = build(), set(), Counter()
+    network = build()
+    seen = set()
+    found = Counter()
     torch.set_default_device(None if before.type == "cpu" else before)
     for module in network.modules():
         for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -126,7 +136,8 @@ COUNT = Answers(
     ],
 )
 
-# ------------------------------------------------------------------------------------------------------- 04.2: block
+# -------------------------------------------------------------------------------------------------------
+# 04.2: block
 
 
 def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
@@ -136,15 +147,21 @@ def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 class Block(nn.Module):
     """A block in another style than the solution's, right as it is; subclasses have one mistake each."""
 
-    bias, norm, keys, causal, gate = False, nn.RMSNorm, "kv_heads", True, staticmethod(F.silu)
+    bias = False
+    norm = nn.RMSNorm
+    keys = "kv_heads"
+    causal = True
+    gate = staticmethod(F.silu)
 
     def __init__(self, h: int, heads: int, kv_heads: int, f: int) -> None:
         super().__init__()
         self.h, self.heads, self.kv_heads, self.f = h, heads, kv_heads, f
         k = h // heads * (heads if self.keys == "heads" else kv_heads)
         self.norm1, self.norm2 = self.norm(h), self.norm(h)
-        self.qkv, self.output = linear(h, h + 2 * k, self.bias), linear(h, h)
-        self.gate_up, self.down = linear(h, 2 * f), linear(f, h)
+        self.qkv = linear(h, h + 2 * k, self.bias)
+        self.output = linear(h, h)
+        self.gate_up = linear(h, 2 * f)
+        self.down = linear(f, h)
 
     def repeated(self, one: torch.Tensor) -> torch.Tensor:
         return one.repeat_interleave(self.heads // self.kv_heads, dim=2)
@@ -180,9 +197,12 @@ def block_with(**changed: Any) -> Any:
 
 def in_one_call(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Right as well: PyTorch's attention, and heads of queries in groups as a dimension of their own."""
-    width, group = self.h // self.heads, self.heads // self.kv_heads
+    width = self.h // self.heads
+    group = self.heads // self.kv_heads
     parts = self.qkv(x).unflatten(-1, (-1, width)).transpose(1, 2)
-    q, k, v = parts[:, : self.heads], parts[:, self.heads : -self.kv_heads], parts[:, -self.kv_heads :]
+    q = parts[:, : self.heads]
+    k = parts[:, self.heads : -self.kv_heads]
+    v = parts[:, -self.kv_heads :]
     q = q.unflatten(1, (self.kv_heads, group))
     y = F.scaled_dot_product_attention(q, k.unsqueeze(2), v.unsqueeze(2), is_causal=True)
     return self.output(y.flatten(1, 2).transpose(1, 2).flatten(2))
@@ -244,21 +264,34 @@ def with_norm1_twice(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 BLOCK = Answers(
-    right=[Block, block_with(attended=in_one_call), lambda h, heads, kv_heads, f: Block(h, heads, kv_heads, f)],
+    right=[
+        Block,
+        block_with(attended=in_one_call),
+        lambda h, heads, kv_heads, f: Block(h, heads, kv_heads, f),
+    ],
     wrong=[
         (block_with(bias=True), "a Llama has no biases"),
         (block_with(norm=nn.LayerNorm), "a Llama has no biases"),
         (block_with(keys="heads"), "How many heads does it make"),
         (block_with(causal=False), "A token sees the tokens after it"),
-        (block_with(repeated=lambda self, one: one.repeat(1, 1, self.heads // self.kv_heads, 1)), "Yours take turns"),
+        (
+            block_with(repeated=lambda self, one: one.repeat(1, 1, self.heads // self.kv_heads, 1)),
+            "Yours take turns",
+        ),
         (block_with(scores=lambda self, q, k: q @ k.mT), "The half with attention is off"),
         (block_with(attended=without_transpose), "without `transpose`"),
         (block_with(attended=exchanged), "Keys and values are exchanged"),
         (block_with(forward=with_norm1_twice), "The half with the MLP is off"),
-        (block_with(joined=lambda self, y: y.reshape(y.shape[0], y.shape[2], -1)), "You join heads in the wrong order"),
+        (
+            block_with(joined=lambda self, y: y.reshape(y.shape[0], y.shape[2], -1)),
+            "You join heads in the wrong order",
+        ),
         (block_with(gate=staticmethod(F.gelu)), "not GELU"),
         (block_with(gate=staticmethod(torch.tanh)), "The half with the MLP is off"),
-        (block_with(mlp=lambda self, x: self.down(swapped_gates(self.gate_up(x)))), "Gate and up are exchanged"),
+        (
+            block_with(mlp=lambda self, x: self.down(swapped_gates(self.gate_up(x)))),
+            "Gate and up are exchanged",
+        ),
         (Hurried, "from before attention"),
         (Forgetful, "where is the residual?"),
         (Bare, "The half with attention is off"),
@@ -276,13 +309,16 @@ def swapped_gates(both: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-# ----------------------------------------------------------------------------------------------------- 04.3: experts
+# ----------------------------------------------------------------------------------------------------- 04.3:
+# experts
 
 
 class Mlp(nn.Module):
     def __init__(self, h: int, f: int) -> None:
         super().__init__()
-        self.gate, self.up, self.down = linear(h, f), linear(h, f), linear(f, h)
+        self.gate = linear(h, f)
+        self.up = linear(h, f)
+        self.down = linear(f, h)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
@@ -293,7 +329,8 @@ class Experts(nn.Module):
 
     def __init__(self, h: int, f: int, E: int, chosen: int) -> None:
         super().__init__()
-        self.router, self.chosen = linear(h, E), chosen
+        self.router = linear(h, E)
+        self.chosen = chosen
         self.experts = nn.ModuleList(Mlp(h, f) for _ in range(E))
 
     def shared(self, top: torch.Tensor, scores: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
@@ -303,7 +340,8 @@ class Experts(nn.Module):
         tokens = x.reshape(-1, x.shape[-1])
         scores = self.router(tokens)
         top, where = scores.topk(self.chosen)
-        shares, pieces = self.shared(top, scores, where), []
+        shares = self.shared(top, scores, where)
+        pieces = []
         for place in range(self.chosen):
             one = torch.zeros_like(tokens)
             for number in where[:, place].unique():
@@ -418,7 +456,8 @@ EXPERTS = Answers(
     ],
 )
 
-# ------------------------------------------------------------------------------------------------- 04.4: read_shapes
+# ------------------------------------------------------------------------------------------------- 04.4:
+# read_shapes
 
 
 def read(shapes: Any) -> dict[str, Any]:
@@ -428,7 +467,9 @@ def read(shapes: Any) -> dict[str, Any]:
     L = (often[(h,)] - 1) // 2
     V = next(shape[0] for shape, times in often.items() if times < L and shape[1:] == (h,))
     f = next(shape[1] for shape, times in often.items() if len(shape) == 2 and shape[1] != h)
-    k = next((shape[0] for shape, times in often.items() if shape[1:] == (h,) and shape[0] not in (h, f, V)), h)
+    k = next(
+        (shape[0] for shape, times in often.items() if shape[1:] == (h,) and shape[0] not in (h, f, V)), h
+    )
     return {"hidden": h, "layers": L, "vocab": V, "ffn": f, "kv": k, "tied": often[(V, h)] == 1}
 
 
@@ -460,7 +501,9 @@ READ_SHAPES = Answers(
         (lambda shapes: read(shapes) | {"kv": shapes[0][0]}, "kv is off"),
         (lambda shapes: read(shapes) | {"kv": narrower(shapes)[0]}, "where keys are as wide as queries"),
         (
-            lambda shapes: read(shapes) | {"ffn": max(size for size, *_ in shapes if size != read(shapes)["vocab"])},
+            lambda shapes: (
+                read(shapes) | {"ffn": max(size for size, *_ in shapes if size != read(shapes)["vocab"])}
+            ),
             "f need not be the largest size",
         ),
     ],
@@ -487,9 +530,13 @@ class TestAnswers(JudgedAnswers):
 
 
 def test_no_hint_says_where_in_the_list_a_size_is_found() -> None:
-    """The count and the place of a shape are the method, which is the answer: a hint names what was believed."""
+    """The count and the place of a shape are the method, which is the answer: a hint
+    names what was believed.
+    """
     for hint_of_size in lesson_04.READ["sizes"].values():
-        assert not [words for words in ("once", "twice", "column", "row", "matrix of words") if words in hint_of_size]
+        assert not [
+            words for words in ("once", "twice", "column", "row", "matrix of words") if words in hint_of_size
+        ]
 
 
 def test_the_first_check_says_that_it_takes_a_while(capsys: pytest.CaptureFixture[str]) -> None:

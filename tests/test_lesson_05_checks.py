@@ -25,7 +25,11 @@ def asks_autograd(n: int) -> dict[str, int]:
 
 
 EXPRESSIONS = Answers(
-    right=[counting({}), asks_autograd, lambda n: dict(zip(RIGHT, np.array([2, 2, 4, 4, 2]) * n, strict=True))],
+    right=[
+        counting({}),
+        asks_autograd,
+        lambda n: dict(zip(RIGHT, np.array([2, 2, 4, 4, 2]) * n, strict=True)),
+    ],
     wrong=[
         (counting({TANH: 3}), "an addition needs neither of its terms. What does tanh need?"),
         (counting({TANH: 2}), "so its output is enough. What else did you count?"),
@@ -40,7 +44,7 @@ EXPRESSIONS = Answers(
         (counting({}, each=16), "tanh(x + y) is off"),
         (lambda n: counting({})(4096), "the same for every n"),
     ],
-)  # fmt: skip
+)
 
 
 def watching(model: Any, running: list[str]) -> list[Any]:
@@ -58,11 +62,15 @@ def kept(
     key: Any = lambda tensor: tensor.untyped_storage(),
     name: Any = lambda running: [running[-1]],
 ) -> Any:
-    """An answer, with another idea of a tensor's bytes, of what was there, of what is the same, and of whose it is."""
+    """An answer, with another idea of a tensor's bytes, of what was there, of what is the same, and of whose
+    it is.
+    """
 
     def answer(model: Any, x: Any) -> dict[str, int]:
         running: list[str] = []
-        seen, found, alive = {key(tensor) for tensor in known(model, x)}, {}, []
+        seen = {key(tensor) for tensor in known(model, x)}
+        found = {}
+        alive = []
 
         def keep(tensor: Any) -> Any:
             alive.append(tensor)
@@ -99,20 +107,28 @@ def kept_in_two_passes(model: Any, x: Any) -> Any:
         first.pop(tensor.untyped_storage(), None)
     assert out is not None
     return {
-        name: np.int64(sum(len(one) for one, of in first.items() if of == name)) for name, _ in model.named_modules()
+        name: np.int64(sum(len(one) for one, of in first.items() if of == name))
+        for name, _ in model.named_modules()
     }
 
 
 def each_tensor(model: Any, x: Any) -> Any:
     """Whatever is saved counts, unless it is in the storage of x, a parameter or a buffer."""
-    pairs, running = [], []
+    pairs = []
+    running = []
     known = {tensor.untyped_storage() for tensor in (x, *model.parameters(), *model.buffers())}
     handles = watching(model, running)
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: pairs.append((running[-1], one)) or one, lambda one: one):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda one: pairs.append((running[-1], one)) or one, lambda one: one
+    ):
         out = model(x)
     [handle.remove() for handle in handles]
     sizes = [(name, len(one.untyped_storage())) for name, one in pairs if one.untyped_storage() not in known]
-    return {name: sum(size for other, size in sizes if other == name) for name, _ in sizes} if out is not None else {}
+    return (
+        {name: sum(size for other, size in sizes if other == name) for name, _ in sizes}
+        if out is not None
+        else {}
+    )
 
 
 KEPT_BY_MODULE = Answers(
@@ -172,7 +188,8 @@ class Gate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Any, up: Any, rate: float) -> Any:
-        ctx.state, ctx.rate = torch.get_rng_state(), rate
+        ctx.state = torch.get_rng_state()
+        ctx.rate = rate
         ctx.save_for_backward(gate, up)
         return F.dropout(F.silu(gate) * up, rate)
 
@@ -238,11 +255,16 @@ def down_inside(block: Any, x: Any) -> Any:
 LEAN = Answers(
     right=[
         repaired(),
-        repaired(gated=lambda block, gate, up: Gate.apply(gate, up, block.rate * block.training),
-                 log=lambda block, y: block.log.append(y.abs().mean().item())),
-        repaired(norm=lambda block, x: F.layer_norm(
-            x, x.shape[-1:], block.norm.weight, block.norm.bias, block.norm.eps),
-                 branch=torch.add),
+        repaired(
+            gated=lambda block, gate, up: Gate.apply(gate, up, block.rate * block.training),
+            log=lambda block, y: block.log.append(y.abs().mean().item()),
+        ),
+        repaired(
+            norm=lambda block, x: F.layer_norm(
+                x, x.shape[-1:], block.norm.weight, block.norm.bias, block.norm.eps
+            ),
+            branch=torch.add,
+        ),
         down_inside,
     ],
     wrong=[
@@ -252,16 +274,25 @@ LEAN = Answers(
         (one_matrix, "The norm's tensors, or copies of weights?"),
         (repaired(norm=without_eps), "bias, eps)"),
         (repaired(gated=always_a_tenth), "at its rate"),
-        (repaired(log=lambda block, y: setattr(block, "log", [y.abs().mean().item()])), "`block.log` are gone"),
+        (
+            repaired(log=lambda block, y: setattr(block, "log", [y.abs().mean().item()])),
+            "`block.log` are gone",
+        ),
         (repaired(branch=lambda x, y: x.detach() + y), "by both paths?"),
         (repaired(log=lambda block, y: block.log.append(y.abs().mean())), "Your log holds a graph"),
         (repaired(log=lambda block, y: None), "Yours logs 0"),
         (repaired(log=lambda block, y: block.log.extend([y.mean().item()] * 2)), "Yours logs 2"),
-        (repaired(log=lambda block, y: block.log.append(y.mean().item())), "another number than the block does"),
+        (
+            repaired(log=lambda block, y: block.log.append(y.mean().item())),
+            "another number than the block does",
+        ),
         (all_again, "A matrix product runs a second time"),
         (logs_inside, "A matrix product runs a second time"),
         (repaired(gated=seeded_again), "Does the second forward drop the same?"),
-        (repaired(gated=lambda block, gate, up: again(lambda: F.dropout(F.silu(gate) * up, 0.1))), "nothing dropped"),
+        (
+            repaired(gated=lambda block, gate, up: again(lambda: F.dropout(F.silu(gate) * up, 0.1))),
+            "nothing dropped",
+        ),
         (repaired(gated=lambda block, gate, up: again(lambda: F.silu(gate) * up)), "only in training?"),
         (repaired(norm=lambda block, x: F.layer_norm(x, x.shape[-1:])), "Is the norm complete (weight"),
         (repaired(branch=lambda x, y: y), "(weight, bias, eps)? Is it SiLU, is x added"),
@@ -269,7 +300,7 @@ LEAN = Answers(
         (repaired(log=lambda block, y: block.log.append(str(y.abs().mean().item()))), "entry is a text"),
         (repaired(gated=lambda block, gate, up: gating(block, gate.detach(), up)), "by both paths?"),
     ],
-)  # fmt: skip
+)
 
 
 def in_steps(logits: Any) -> Any:
@@ -315,11 +346,15 @@ def loss_function(
 
 
 class InPieces(torch.autograd.Function):
-    """Sixteen rows at a time in fp32; the gradient is made in forward, in 16 bits, and is all that is kept."""
+    """Sixteen rows at a time in fp32; the gradient is made in forward, in 16 bits, and
+    is all that is kept.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Any, targets: Any) -> Any:
-        gradient, count, total = torch.empty_like(logits), (targets != -100).sum(), torch.zeros(())
+        gradient = torch.empty_like(logits)
+        count = (targets != -100).sum()
+        total = torch.zeros(())
         for rows in torch.arange(len(targets)).split(16):
             with torch.enable_grad():
                 piece = logits[rows].float().requires_grad_()
@@ -345,7 +380,8 @@ class WithIndex(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         logits, targets, sums = ctx.saved_tensors
-        gradient, rows = torch.zeros_like(logits), (targets != -100).nonzero()[:, 0]
+        gradient = torch.zeros_like(logits)
+        rows = (targets != -100).nonzero()[:, 0]
         for row in rows:
             p = (logits[row].float() - sums[row]).exp()
             p[targets[row]] -= 1
@@ -371,10 +407,13 @@ def over_the_logits(logits: Any, sums: Any) -> Any:
 
 def picked_too_late(logits: Any, targets: Any) -> Any:
     """Looks the target up where the row's largest number has gone already."""
-    z, rows = logits.float(), targets >= 0
+    z = logits.float()
+    rows = targets >= 0
     top = z.detach().amax(-1, keepdim=True)
     z = z - top
-    return (z.exp().sum(-1).log() + top[:, 0] - z.gather(-1, targets.clamp(min=0)[:, None])[:, 0])[rows].mean()
+    return (z.exp().sum(-1).log() + top[:, 0] - z.gather(-1, targets.clamp(min=0)[:, None])[:, 0])[
+        rows
+    ].mean()
 
 
 class WithMask(torch.autograd.Function):
@@ -382,7 +421,8 @@ class WithMask(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Any, targets: Any) -> Any:
-        keep, z = targets != -100, logits.float()
+        keep = targets != -100
+        z = logits.float()
         picked = z.gather(-1, targets.clamp(min=0)[:, None])
         sums = torch.logsumexp(z, -1, keepdim=True)
         ctx.save_for_backward(logits, targets, sums)
@@ -402,7 +442,8 @@ class TwoFp32(WithMask):
 
     @staticmethod
     def forward(ctx: Any, logits: Any, targets: Any) -> Any:
-        keep, sums = targets != -100, in_steps(logits)
+        keep = targets != -100
+        sums = in_steps(logits)
         ctx.save_for_backward(logits, targets, sums)
         return (sums - logits.gather(-1, targets.clamp(min=0)[:, None]).float())[keep].mean()
 
@@ -433,22 +474,40 @@ LEAN_LOSS = Answers(
         (lambda logits, targets: F.cross_entropy(logits.float(), targets), "as large as the fp32 copy"),
         (lambda logits, targets: F.cross_entropy(logits, targets), "computed in 16 bits"),
         (loss_by_checkpoint, "at one moment two fp32 tensors"),
-        (loss_function(log_sums=lambda logits: logits.float().logsumexp(-1, keepdim=True)), "`logsumexp` makes one"),
-        (loss_function(probabilities=lambda logits, sums: (logits - sums.to(logits.dtype)).exp_()), "in 16 bits"),
+        (
+            loss_function(log_sums=lambda logits: logits.float().logsumexp(-1, keepdim=True)),
+            "`logsumexp` makes one",
+        ),
+        (
+            loss_function(probabilities=lambda logits, sums: (logits - sums.to(logits.dtype)).exp_()),
+            "in 16 bits",
+        ),
         (
             loss_function(probabilities=lambda logits, sums: logits.log_softmax(-1).exp()),
             "its gradient is not. It is close",
         ),
-        (loss_function(probabilities=lambda logits, sums: (logits.float() - sums).exp()), "at one moment two fp32"),
+        (
+            loss_function(probabilities=lambda logits, sums: (logits.float() - sums).exp()),
+            "at one moment two fp32",
+        ),
         (loss_function(saving=lambda ctx, logits: ctx.save_for_backward(logits, logits.float())), "Backward"),
-        (loss_function(saving=lambda ctx, logits: setattr(ctx, "copy", logits.float())), "as large as the fp32 copy"),
+        (
+            loss_function(saving=lambda ctx, logits: setattr(ctx, "copy", logits.float())),
+            "as large as the fp32 copy",
+        ),
         (loss_function(backward=lambda p, weight, dloss: p * weight[:, None]), "Its sign is reversed"),
         (loss_function(backward=lambda p, weight, dloss: p * dloss), "one factor everywhere"),
         (loss_function(backward=lambda p, weight, dloss: p * dloss / len(weight)), "have a gradient of 0"),
-        (loss_function(probabilities=lambda logits, sums: torch.zeros_like(logits)), "It is softmax, minus 1"),
+        (
+            loss_function(probabilities=lambda logits, sums: torch.zeros_like(logits)),
+            "It is softmax, minus 1",
+        ),
         (loss_function(forward=lambda sums, picked, weight: (sums - picked).sum()), "A sum, not a mean?"),
         (loss_function(forward=lambda sums, picked, weight: (sums - picked)[:, 0]), "not a single number"),
-        (loss_function(weights=lambda targets: (targets >= 0) / len(targets)), "Average only tokens that count"),
+        (
+            loss_function(weights=lambda targets: (targets >= 0) / len(targets)),
+            "Average only tokens that count",
+        ),
         (loss_function(weights=all_places), "the loss is wrong"),
         (loss_function(places=lambda targets: targets), "A row has no entry -100"),
         (exponentials, "exp overflows, or you take the log of 0"),
@@ -457,7 +516,9 @@ LEAN_LOSS = Answers(
         (WithMask.apply, "`logsumexp` makes one inside"),
         (TwoFp32.apply, "Which operations can overwrite their input?"),
         (
-            loss_function(log_sums=lambda logits: logits.logsumexp(-1, keepdim=True), forward=in_sixteen_bits),
+            loss_function(
+                log_sums=lambda logits: logits.logsumexp(-1, keepdim=True), forward=in_sixteen_bits
+            ),
             "computed in 16 bits",
         ),
         (over_itself, "changes argument 1"),

@@ -51,7 +51,9 @@ MLP = Answers(
     right=[
         mlp(),
         mlp_by_hand,
-        lambda x, up, down: checkpoint(torch.nn.Sequential(torch.nn.GELU(), down), up(x), use_reentrant=False),
+        lambda x, up, down: checkpoint(
+            torch.nn.Sequential(torch.nn.GELU(), down), up(x), use_reentrant=False
+        ),
     ],
     wrong=[
         (lambda x, up, down: down(F.gelu(up(x))), "GELU's output is still kept"),
@@ -60,13 +62,15 @@ MLP = Answers(
         (mlp(whole=True), "You keep only x"),
         (mlp(whole=True, reentrant=True), "You keep only x"),
         (mlp(reentrant=True), "A matrix product runs again"),
-        (lambda x, up, down: down(checkpoint(lambda x: F.gelu(up(x)), x, use_reentrant=False)),
-         "A matrix product runs again"),
+        (
+            lambda x, up, down: down(checkpoint(lambda x: F.gelu(up(x)), x, use_reentrant=False)),
+            "A matrix product runs again",
+        ),
         (lambda x, up, down: down(F.relu(up(x))), "The output is not"),
         (lambda x, up, down: mlp()(x.detach(), up, down), "some gradient is not"),
         (lambda x, up, down: down(F.gelu(up(x))).detach(), "something cuts the graph"),
     ],
-)  # fmt: skip
+)
 
 
 def plain(blocks: Any, x: Any, k: int = 0) -> Any:
@@ -77,7 +81,9 @@ def plain(blocks: Any, x: Any, k: int = 0) -> Any:
 
 def grouped(blocks: Any, x: Any, k: int, preserve: bool = True, reentrant: bool = False) -> Any:
     for first in range(0, len(blocks), k):
-        x = checkpoint(plain, blocks[first : first + k], x, use_reentrant=reentrant, preserve_rng_state=preserve)
+        x = checkpoint(
+            plain, blocks[first : first + k], x, use_reentrant=reentrant, preserve_rng_state=preserve
+        )
     return x
 
 
@@ -138,7 +144,9 @@ def popping(blocks: Any, x: Any, k: int) -> Any:
 
 
 def by_pytorch(blocks: Any, x: Any, k: int) -> Any:
-    return checkpoint_sequential(torch.nn.Sequential(*blocks), math.ceil(len(blocks) / k), x, use_reentrant=False)
+    return checkpoint_sequential(
+        torch.nn.Sequential(*blocks), math.ceil(len(blocks) / k), x, use_reentrant=False
+    )
 
 
 def lets_x_require(blocks: Any, x: Any, k: int) -> Any:
@@ -162,8 +170,14 @@ IN_GROUPS = Answers(
         (lambda blocks, x, k: grouped([block.eval() for block in blocks], x, k), "in training mode"),
         (evenly, "in the wrong places"),
         (popping, "Work on a copy"),
-        (lambda blocks, x, k: grouped(blocks, x, k, reentrant=True), "No weight gets a gradient when x requires none"),
-        (lambda blocks, x, k: by_hand(reentrant())(blocks, x, k), "No weight gets a gradient when x requires none"),
+        (
+            lambda blocks, x, k: grouped(blocks, x, k, reentrant=True),
+            "No weight gets a gradient when x requires none",
+        ),
+        (
+            lambda blocks, x, k: by_hand(reentrant())(blocks, x, k),
+            "No weight gets a gradient when x requires none",
+        ),
     ],
 )
 
@@ -238,7 +252,9 @@ class OfAll:
 
 def in_the_first_run_alone(least: float) -> Any:
     def chosen(ctx: Any, *given: Any, **named: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.PREFER_RECOMPUTE if ctx.is_recompute else policy()(least)(ctx, *given, **named)
+        return (
+            CheckpointPolicy.PREFER_RECOMPUTE if ctx.is_recompute else policy()(least)(ctx, *given, **named)
+        )
 
     return chosen
 
@@ -250,7 +266,10 @@ WORTH = Answers(
         (policy(lambda left, right: left.shape[-1] / left.itemsize), "You count half the FLOPs"),
         (policy(lambda left, right: 2 * right.shape[-1] / left.itemsize), "the result's columns"),
         (policy(lambda left, right: left.shape[-1] / 2), "Ask the tensor"),
-        (policy(lambda left, right: 2 * left.shape[1] / left.itemsize), "In `bmm` the first size is the stack"),
+        (
+            policy(lambda left, right: 2 * left.shape[1] / left.itemsize),
+            "In `bmm` the first size is the stack",
+        ),
         (policy(intensity), "without those of left and right"),
         (policy(lambda left, right: 2 * left.shape[-1] / left.itemsize + 0.25), "You keep some products"),
         (policy(above=True), "*At least* includes the bound"),
@@ -261,9 +280,15 @@ WORTH = Answers(
         (policy(names="mm addmm"), "they come as `bmm`"),
         (policy(names="mm bmm"), "it comes as `addmm`"),
         (policy(lambda left, right: 2 * left.shape[0] / left.itemsize), "You keep some products"),
-        (lambda least: lambda ctx, op, *args, **named: bool(args[0].nothing), "With your policy, the network raised"),
+        (
+            lambda least: lambda ctx, op, *args, **named: bool(args[0].nothing),
+            "With your policy, the network raised",
+        ),
         (lambda least: None, "your function returned nothing"),
-        (lambda least: lambda ctx, op, *args: policy()(least)(ctx, op, *args), "a change of format with `dtype=…`"),
+        (
+            lambda least: lambda ctx, op, *args: policy()(least)(ctx, op, *args),
+            "a change of format with `dtype=…`",
+        ),
         (whatever_multiplies, "You keep some products"),
         (policy(lambda left, right: 2 * left.shape[-1] // left.itemsize), "You keep some products"),
         (OfAll, "With two in use"),
@@ -280,9 +305,14 @@ def state_of(x: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def restored(
-    x: Any, state: Any, cpu: bool = True, gpu: bool = True, autocast: bool = True, put_back: bool = True,
+    x: Any,
+    state: Any,
+    cpu: bool = True,
+    gpu: bool = True,
+    autocast: bool = True,
+    put_back: bool = True,
     only_if_on: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     on_cpu, on_gpu, dtype, enabled = state
     devices = [x.device] if x.is_cuda else []
     with ExitStack() as stack:
@@ -336,12 +366,16 @@ def with_hooks(again_each_time: bool = False, graph: bool = True) -> Any:
     """An answer with placeholders, as PyTorch's own without a second entry into autograd."""
 
     def answer(function: Any, *inputs: Any) -> Any:
-        state, numbers, made = state_of(inputs[0]), count(), {}
+        state = state_of(inputs[0])
+        numbers = count()
+        made = {}
 
         def unpack(number: int) -> Any:
             if again_each_time or number not in made:
                 kept: list[Any] = []
-                hooks = saved_tensors_hooks(lambda tensor: kept.append(tensor.detach()), lambda nothing: nothing)
+                hooks = saved_tensors_hooks(
+                    lambda tensor: kept.append(tensor.detach()), lambda nothing: nothing
+                )
                 with restored(inputs[0], state), torch.set_grad_enabled(graph), hooks:
                     function(*inputs)
                 if not kept:
@@ -358,7 +392,8 @@ def with_hooks(again_each_time: bool = False, graph: bool = True) -> Any:
 def with_all_devices(function: Any, *inputs: Any) -> Any:
     """PyTorch's helpers for states, and those of all GPUs; inputs that need no gradient stay outside."""
     kind = inputs[0].device.type
-    on_cpu, devices = torch.get_rng_state(), get_device_states(*inputs)
+    on_cpu = torch.get_rng_state()
+    devices = get_device_states(*inputs)
     options = {"dtype": torch.get_autocast_dtype(kind), "enabled": torch.is_autocast_enabled(kind)}
 
     class Again(torch.autograd.Function):
@@ -504,9 +539,15 @@ OWN_CHECKPOINT = Answers(
     right=[with_hooks(), reentrant(), with_all_devices],
     wrong=[
         (lambda function, *inputs: function(*inputs), "Backward never runs the function again"),
-        (lambda function, *inputs: checkpoint(function, *inputs, use_reentrant=False), "That is PyTorch's checkpoint"),
+        (
+            lambda function, *inputs: checkpoint(function, *inputs, use_reentrant=False),
+            "That is PyTorch's checkpoint",
+        ),
         (lambda function, *inputs: function(*inputs) + 1, "The output is not what the function returns"),
-        (lambda function, *inputs: with_hooks()(function, *[x.detach() for x in inputs]), "No gradient reaches x"),
+        (
+            lambda function, *inputs: with_hooks()(function, *[x.detach() for x in inputs]),
+            "No gradient reaches x",
+        ),
         (reentrant(accumulate=False), "A weight that the function uses gets no gradient"),
         (reentrant(detach=False), "continues into the operations that made the inputs"),
         (reentrant(ids=True), "Token ids are whole numbers"),

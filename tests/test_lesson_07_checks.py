@@ -49,7 +49,9 @@ def streaming(
         for tokens, targets in loader:
             loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction=reduction)
             loss.backward()
-            total, count, waiting = total + number(loss), count + counts(targets), waiting + 1
+            total = total + number(loss)
+            count = count + counts(targets)
+            waiting = waiting + 1
             if waiting == k:
                 finish()
         if waiting and last:
@@ -62,15 +64,20 @@ def streaming(
 
 def by_shares(model: Any, optimizer: Any, loader: Parts, k: int) -> list[Any]:
     """Means, weighed back to sums; gradients divided all at once; losses as tensors without a graph."""
-    losses, loader = [], iter(loader)
+    losses = []
+    loader = iter(loader)
     for first in loader:
-        group, first, total, count = chain([first], islice(loader, k - 1)), None, torch.zeros(()).double(), 0
+        group = chain([first], islice(loader, k - 1))
+        first = None
+        total = torch.zeros(()).double()
+        count = 0
         for tokens, targets in group:
             real = targets != -100
             if real.any():
                 loss = cross_entropy(model(tokens)[real], targets[real]) * real.sum()
                 loss.backward()
-                total, count = total + loss.detach(), count + real.sum()
+                total = total + loss.detach()
+                count = count + real.sum()
         grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
         if count:
             torch._foreach_div_(grads, float(count))
@@ -81,9 +88,12 @@ def by_shares(model: Any, optimizer: Any, loader: Parts, k: int) -> list[Any]:
     return losses
 
 
-def in_groups(model: Any, optimizer: Any, loader: Parts, k: int, graphs: bool = False, keep: bool = False) -> list[Any]:
+def in_groups(
+    model: Any, optimizer: Any, loader: Parts, k: int, graphs: bool = False, keep: bool = False
+) -> list[Any]:
     """Looks at a whole group first; or keeps all its graphs."""
-    losses, loader = [], iter(loader)
+    losses = []
+    loader = iter(loader)
     while group := list(islice(loader, k)):
         count = sum(int((targets != -100).sum()) for _, targets in group)
         waiting = []
@@ -103,12 +113,17 @@ def in_groups(model: Any, optimizer: Any, loader: Parts, k: int, graphs: bool = 
 
 def graphs_wait(model: Any, optimizer: Any, loader: Parts, k: int) -> list[float]:
     """Takes one micro-batch at a time, and goes backward once for each group."""
-    losses, loader, size = [], iter(loader), k
+    losses = []
+    loader = iter(loader)
+    size = k
     while size:
-        total, count, size = torch.zeros(()).double(), 0, 0
+        total = torch.zeros(()).double()
+        count = 0
+        size = 0
         for tokens, targets in islice(loader, k):
             total = total + cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
-            count, size = count + (targets != -100).sum().item(), size + 1
+            count = count + (targets != -100).sum().item()
+            size = size + 1
         if count:
             (total / count).backward()
             optimizer.step()
@@ -140,7 +155,8 @@ def last_left_over(model: Any, optimizer: Any, loader: Parts, k: int) -> list[fl
     for number, (tokens, targets) in enumerate(loader, 1):
         loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
         loss.backward()
-        total, count = total + loss.item(), count + int((targets != -100).sum())
+        total = total + loss.item()
+        count = count + int((targets != -100).sum())
         if number % k == 0:
             model.table.grad /= count
             optimizer.step()
@@ -163,7 +179,9 @@ def cleared_each_time(model: Any, optimizer: Any, loader: Parts, k: int) -> list
         count = sum(int((targets != -100).sum()) for _, targets in group)
         for tokens, targets in group:
             optimizer.zero_grad()
-            (cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum") / count).backward()
+            (
+                cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum") / count
+            ).backward()
         optimizer.step()
         losses.append(0.0)
     return losses
@@ -207,7 +225,9 @@ def rest_unguarded(model: Any, optimizer: Any, loader: Parts, k: int) -> list[fl
     for tokens, targets in loader:
         loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
         loss.backward()
-        total, count, waiting = total + loss.item(), count + int((targets != -100).sum()), waiting + 1
+        total = total + loss.item()
+        count = count + int((targets != -100).sum())
+        waiting = waiting + 1
         if waiting == k:
             if count:
                 finish()
@@ -234,7 +254,9 @@ def cleared_by_steps(model: Any, optimizer: Any, loader: Parts, k: int) -> list[
     for tokens, targets in loader:
         loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
         loss.backward()
-        total, count, waiting = total + loss.item(), count + int((targets != -100).sum()), waiting + 1
+        total = total + loss.item()
+        count = count + int((targets != -100).sum())
+        waiting = waiting + 1
         if waiting == k:
             finish()
             total, count, waiting = 0.0, 0, 0
@@ -316,7 +338,9 @@ def hooks(
     """A closure for each weight; right by default."""
 
     def add_up(weights: list[Any], masters: list[Any]) -> Any:
-        kept, handles, newest = [], [], {}
+        kept = []
+        handles = []
+        newest = {}
         for weight, master in zip(weights, masters, strict=True):
             if not weight.requires_grad and not all_weights:
                 continue
@@ -381,7 +405,8 @@ def before_it_is_added(weights: list[Any], masters: list[Any]) -> list[Any]:
 
 def all_at_the_end(weights: list[Any], masters: list[Any]) -> list[Any]:
     """Waits for the gradient that is the last one in backward."""
-    handles, waiting = [], []
+    handles = []
+    waiting = []
 
     def add(weight: Any) -> None:
         waiting.append((weight, weight.grad))
@@ -470,10 +495,14 @@ def measuring(
     removes: bool = True,
     ends: Callable[[Any], None] = lambda model: None,
 ) -> Any:
-    """Hooks that add up squares for each micro-batch; right by default. Undivided, it divides `.grad` at the end."""
+    """Hooks that add up squares for each micro-batch; right by default. Undivided, it divides `.grad` at the
+    end.
+    """
 
     def measure_noise(model: Any, parts: list[Any]) -> tuple[float, float]:
-        k, b, each = len(parts), len(parts[0][0]), []
+        k = len(parts)
+        b = len(parts[0][0])
+        each = []
         weights = [one for one in model.parameters() if one.requires_grad]
 
         def hook(gradient: Any) -> None:
@@ -504,7 +533,9 @@ def measuring(
 
 def by_difference(model: Any, parts: list[Any]) -> tuple[float, float]:
     """Each gradient is the difference of `.grad`, of which it keeps a copy."""
-    k, b, squares = len(parts), len(parts[0][0]), 0.0
+    k = len(parts)
+    b = len(parts[0][0])
+    squares = 0.0
     before: dict[Any, Any] = {}
     for part in parts:
         (mean_loss(model, part) / k).backward()
@@ -519,7 +550,8 @@ def by_difference(model: Any, parts: list[Any]) -> tuple[float, float]:
 
 def by_norms(model: Any, parts: list[Any]) -> Any:
     """After each weight's accumulation, by vector norms; solves the two equations by matrix."""
-    k, b = len(parts), len(parts[0][0])
+    k = len(parts)
+    b = len(parts[0][0])
     squares = torch.zeros((), dtype=torch.float64)
 
     def look(gradient: Any) -> None:
@@ -537,9 +569,15 @@ def by_norms(model: Any, parts: list[Any]) -> Any:
     return tuple(numpy.linalg.solve([[1, 1 / b], [1, 1 / b / k]], [squares.item(), long.item()]))
 
 
-def as_variance(model: Any, parts: list[Any], of_sums: bool = False, naive: bool = False) -> tuple[float, float]:
-    """The variance of the micro-batches' gradients, or of the sums so far; or without the noise in their mean."""
-    k, b, total = len(parts), len(parts[0][0]), []
+def as_variance(
+    model: Any, parts: list[Any], of_sums: bool = False, naive: bool = False
+) -> tuple[float, float]:
+    """The variance of the micro-batches' gradients, or of the sums so far; or without the noise in their
+    mean.
+    """
+    k = len(parts)
+    b = len(parts[0][0])
+    total = []
 
     def after(weight: Any) -> None:
         total.append(weight.grad.square().sum().item())
@@ -554,7 +592,8 @@ def as_variance(model: Any, parts: list[Any], of_sums: bool = False, naive: bool
         (mean_loss(model, part) / k).backward()
     for handle in handles:
         handle.remove()
-    short, long = k * sum(total), sum(w.grad.square().sum().item() for w in model.parameters() if w.grad is not None)
+    short = k * sum(total)
+    long = sum(w.grad.square().sum().item() for w in model.parameters() if w.grad is not None)
     noise = b * (short - long)
     return (long, noise) if naive else (long - noise / b / (k - 1), noise * k / (k - 1))
 
@@ -663,7 +702,10 @@ RATE = Answers(
         (warmed(after=lambda rate, peak, part: rate), "Some rate is off"),
         (warmed(sgd=lambda k: 1, adam=lambda k: 1), "Your rate never changes"),
         (lambda step, warm, rate, k, optimizer: rate / k, "Some rate is off"),
-        (warmed(adam=math.log2), "Some rate is off"),  # log₂ 16 is √16: a k for which the two agree would let it pass
+        (
+            warmed(adam=math.log2),
+            "Some rate is off",
+        ),  # log₂ 16 is √16: a k for which the two agree would let it pass
         (warmed(sgd=lambda k: 32), "Some rate is off"),
         (warmed(part=lambda step, warm: step / 500), "Some rate is off"),
     ],

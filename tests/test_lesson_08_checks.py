@@ -19,13 +19,18 @@ from course_utils.lessons.shared.on_ranks import outcomes
 
 
 def by_steps(D: int, S: int) -> dict[str, float]:
-    part, steps = S / D, range(D - 1)
+    part = S / D
+    steps = range(D - 1)
     return {"server": D * (S + S), "naive": len(steps) * S, "ring": part * len(steps) + part * len(steps)}
 
 
 def arrow_by_arrow(D: int, S: int) -> dict[str, float]:
     others = range(1, D)
-    return {"ring": sum(S / D for _ in others) * 2, "naive": sum(S for _ in others), "server": sum([S + S] * D)}
+    return {
+        "ring": sum(S / D for _ in others) * 2,
+        "naive": sum(S for _ in others),
+        "server": sum([S + S] * D),
+    }
 
 
 def with_one(name: str, formula: Callable[[int, int], float]) -> Any:
@@ -58,7 +63,8 @@ TRAFFIC = Answers(
 
 def ring_right(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
     for step in range(2 * (ranks - 1)):
-        leaves, comes = (rank - step) % ranks, (rank - step - 1) % ranks
+        leaves = (rank - step) % ranks
+        comes = (rank - step - 1) % ranks
         send(parts[leaves], (rank + 1) % ranks)
         arrived = receive((rank - 1) % ranks)
         parts[comes] = parts[comes] + arrived if step < ranks - 1 else arrived
@@ -79,7 +85,8 @@ def in_two_loops(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> 
 
 
 def by_a_list(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    mine, order = list(parts), [(rank - step) % ranks for step in range(2 * ranks - 1)]
+    mine = list(parts)
+    order = [(rank - step) % ranks for step in range(2 * ranks - 1)]
     for step in range(2 * ranks - 2):
         send(mine[order[step]], (rank + 1) % ranks)
         arrived = receive((rank - 1) % ranks)
@@ -88,12 +95,16 @@ def by_a_list(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any
 
 
 def ring_of(steps: Callable[[int], int], added: int = 1, moves: int = 1, more: int = 0) -> Any:
-    """A ring of other steps, which adds in `added` halves; a part that `moves` on with each, `more` messages."""
+    """A ring of other steps, which adds in `added` halves; a part that `moves` on with
+    each, `more` messages.
+    """
 
     def answer(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-        right, left = (rank + 1) % ranks, (rank - 1) % ranks
+        right = (rank + 1) % ranks
+        left = (rank - 1) % ranks
         for step in range(steps(ranks)):
-            leaves, comes = (rank - step * moves) % ranks, (rank - (step + 1) * moves) % ranks
+            leaves = (rank - step * moves) % ranks
+            comes = (rank - (step + 1) * moves) % ranks
             send(parts[leaves], right)
             parts[comes] = receive(left) + (parts[comes] if step < added * (ranks - 1) else 0)
         for _ in range(more):
@@ -114,7 +125,8 @@ def around(joined: bool) -> Any:
     """Every part whole: D−1 rounds, in which all that came from the left is added and handed on."""
 
     def answer(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-        passing, sums = [torch.stack(parts)] if joined else list(parts), torch.stack(parts)
+        passing = [torch.stack(parts)] if joined else list(parts)
+        sums = torch.stack(parts)
         for _ in range(ranks - 1):
             for piece in passing:
                 send(piece, (rank + 1) % ranks)
@@ -167,18 +179,26 @@ RING = Answers(
         (ring_of(lambda D: 2 * D - 2 - (D > 2)), "Which part leaves first in the second"),
         (in_another_order, "not in their original order"),
         (by_torch, "not with `dist`"),
-        (lambda parts, rank, ranks, send, receive: send(parts[0], (rank + 1) % ranks).wait(), "`send` returns nothing"),
+        (
+            lambda parts, rank, ranks, send, receive: send(parts[0], (rank + 1) % ranks).wait(),
+            "`send` returns nothing",
+        ),
         (lambda parts, rank, ranks, send, receive: receive(parts[0], rank), "takes one argument"),
         (in_means, "divided by the number of ranks"),
         (ring_of(lambda D: 2 * D - 2, more=1), "never received"),
         (ring_of(lambda D: D - 1, moves=0), "no part is a complete sum"),
         (to_everybody, "this is not a ring"),
-        (lambda parts, rank, ranks, send, receive: send(parts[rank], rank + 1) or parts, "closes with `% ranks`"),
+        (
+            lambda parts, rank, ranks, send, receive: send(parts[rank], rank + 1) or parts,
+            "closes with `% ranks`",
+        ),
         (lambda parts, rank, ranks, send, receive: send(parts, (rank + 1) % ranks), "not a list"),
         (around(joined=False), "a rank sends 12 messages"),
         (around(joined=True), "larger than a part"),
-        (lambda parts, rank, ranks, send, receive: receive(rank - 1 if rank else ranks - 1),
-         "Deadlock: rank 0 waits for a message from rank 3"),
+        (
+            lambda parts, rank, ranks, send, receive: receive(rank - 1 if rank else ranks - 1),
+            "Deadlock: rank 0 waits for a message from rank 3",
+        ),
         (lambda parts, rank, ranks, send, receive: receive(9), "There is no rank 9 to receive from"),
         (lambda parts, rank, ranks, send, receive: parts[:1], "all 4 parts"),
         (lambda parts, rank, ranks, send, receive: [1] * ranks, "One of your parts is"),
@@ -186,13 +206,17 @@ RING = Answers(
         (in_one_box, "but not on real ranks: do you keep anything outside"),
         (with_a_helper, "your function raised NameError: name 'in_two_loops'"),
     ],
-)  # fmt: skip
+)
 
 
 def backward_of(
-    factor: str = "D / tokens", own: Sequence[str] = (), returned: str = "mean.item() / tokens.item()",
-    reduction: str = "sum", model: str = "model", counted: str = "(targets != -100).sum()",
-) -> Any:  # fmt: skip
+    factor: str = "D / tokens",
+    own: Sequence[str] = (),
+    returned: str = "mean.item() / tokens.item()",
+    reduction: str = "sum",
+    model: str = "model",
+    counted: str = "(targets != -100).sum()",
+) -> Any:
     lines = [
         "def backward(model, inputs, targets):",
         f"    own = tokens = {counted}",
@@ -219,8 +243,11 @@ def means_weighted(model: Any, inputs: Any, targets: Any) -> Any:
 
 
 def gradients_weighted(model: Any, inputs: Any, targets: Any) -> float:
-    logits, found = model(inputs), targets != -100
-    both = torch.stack([found.sum(), F.cross_entropy(logits[found], targets[found], reduction="sum").detach()])
+    logits = model(inputs)
+    found = targets != -100
+    both = torch.stack(
+        [found.sum(), F.cross_entropy(logits[found], targets[found], reduction="sum").detach()]
+    )
     cross_entropy(logits[found], targets[found], reduction="sum").backward()
     dist.all_reduce(both)
     for weight in model.parameters():
@@ -347,7 +374,10 @@ def joined(model: Any, optimizer: Any, micro_batches: Any) -> None:
 MENDED_STEP = Answers(
     right=[step_of(), two_blocks, step_of(loss="mse_loss(model(x), y)", end=(MEAN, STEP, CLEAR))],
     wrong=[
-        (step_of(loss="mse_loss(model.module(x), y) / len(micro_batches)"), "DDP exchanges no gradient at all"),
+        (
+            step_of(loss="mse_loss(model.module(x), y) / len(micro_batches)"),
+            "DDP exchanges no gradient at all",
+        ),
         (step_of(waits="True"), "DDP exchanges no gradient at all"),
         (step_of(waits="True", end=[BY_HAND, STEP, CLEAR]), "DDP exchanges no gradient at all"),
         (step_of(waits="(index + 1) % 4"), "With some numbers of micro-batches"),
@@ -370,15 +400,27 @@ MENDED_STEP = Answers(
 MODEL = "model = DistributedDataParallel(body.append(nn.Linear(8, 1)))"
 SAMPLER, EPOCH = "sampler = DistributedSampler(data)", "sampler.set_epoch(epoch)"
 SHARED = ("dist.all_reduce(total)", "losses.append(total.item() / seen / dist.get_world_size())")
-KNOWN = {"torch": torch, "nn": torch.nn, "dist": dist, "DistributedDataParallel": DistributedDataParallel,
-         "DataLoader": DataLoader, "DistributedSampler": DistributedSampler, "mse_loss": mse_loss}  # fmt: skip
+KNOWN = {
+    "torch": torch,
+    "nn": torch.nn,
+    "dist": dist,
+    "DistributedDataParallel": DistributedDataParallel,
+    "DataLoader": DataLoader,
+    "DistributedSampler": DistributedSampler,
+    "mse_loss": mse_loss,
+}
 
 
 def training_of(
-    start: Sequence[str] = (MODEL,), sampler: str = SAMPLER, order: str = EPOCH, forward: str = "model(x)",
-    loader: str = "DataLoader(data, batch, sampler=sampler)", logged: Sequence[str] = SHARED,
-    optimizer: str = "torch.optim.SGD(model.parameters(), lr=0.1)", result: str = "model, losses",
-) -> Any:  # fmt: skip
+    start: Sequence[str] = (MODEL,),
+    sampler: str = SAMPLER,
+    order: str = EPOCH,
+    forward: str = "model(x)",
+    loader: str = "DataLoader(data, batch, sampler=sampler)",
+    logged: Sequence[str] = SHARED,
+    optimizer: str = "torch.optim.SGD(model.parameters(), lr=0.1)",
+    result: str = "model, losses",
+) -> Any:
     """A training on all ranks with some of its lines in another way."""
     lines = [
         "def train(body, data, epochs, batch):",
@@ -402,15 +444,19 @@ def training_of(
 
 def by_indices(body: Any, data: Any, epochs: int, batch: int) -> Any:
     """Without a sampler: one order for all, and every third of it."""
-    D, rank = dist.get_world_size(), dist.get_rank()
+    D = dist.get_world_size()
+    rank = dist.get_rank()
     model = DistributedDataParallel(nn.Sequential(*body, nn.Linear(8, 1)))
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
     for epoch in range(epochs):
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(epoch)).tolist()
         mine = (order + order[: -len(order) % D])[rank::D]
         total = []
         for at in range(0, len(mine), batch):
-            x, y = (torch.stack(column) for column in zip(*(data[i] for i in mine[at : at + batch]), strict=True))
+            x, y = (
+                torch.stack(column) for column in zip(*(data[i] for i in mine[at : at + batch]), strict=True)
+            )
             model.zero_grad()
             loss = mse_loss(model(x), y)
             loss.backward()
@@ -428,15 +474,34 @@ FIXED_TRAINING = Answers(
     right=[training_of(), by_indices, training_of(start=("torch.manual_seed(1)", MODEL))],
     wrong=[
         (training_of(start=LATE), "Ranks start with different weights"),
-        (training_of(start=("torch.manual_seed(0)", "body[0] = nn.Linear(8, 8)", *LATE)), "Are all weights in DDP"),
-        (training_of(sampler="", order="", loader="DataLoader(data, batch, shuffle=True)"), "more than all samples"),
-        (training_of(sampler="torch.manual_seed(0)", order="", loader="DataLoader(data, batch, shuffle=True)"),
-         "more than all samples"),
+        (
+            training_of(start=("torch.manual_seed(0)", "body[0] = nn.Linear(8, 8)", *LATE)),
+            "Are all weights in DDP",
+        ),
+        (
+            training_of(sampler="", order="", loader="DataLoader(data, batch, shuffle=True)"),
+            "more than all samples",
+        ),
+        (
+            training_of(
+                sampler="torch.manual_seed(0)", order="", loader="DataLoader(data, batch, shuffle=True)"
+            ),
+            "more than all samples",
+        ),
         (training_of(order=""), "the same order"),
         (training_of(sampler="sampler = DistributedSampler(data, shuffle=False)"), "the same order"),
-        (training_of(sampler="sampler = DistributedSampler(data, seed=dist.get_rank())"), "never drawn in an epoch"),
-        (training_of(sampler="sampler = DistributedSampler(data, drop_last=True)"), "never drawn in an epoch"),
-        (training_of(loader="DataLoader(data, batch, sampler=sampler, drop_last=True)"), "never drawn in an epoch"),
+        (
+            training_of(sampler="sampler = DistributedSampler(data, seed=dist.get_rank())"),
+            "never drawn in an epoch",
+        ),
+        (
+            training_of(sampler="sampler = DistributedSampler(data, drop_last=True)"),
+            "never drawn in an epoch",
+        ),
+        (
+            training_of(loader="DataLoader(data, batch, sampler=sampler, drop_last=True)"),
+            "never drawn in an epoch",
+        ),
         (training_of(loader="DataLoader(data, batch // 3, sampler=sampler)"), "at once than `batch`"),
         (training_of(loader="DataLoader(data, batch * 3, sampler=sampler)"), "at once than `batch`"),
         (training_of(forward="model(x)", logged=["losses.append(loss.item())"]), "losses of its own samples"),
@@ -447,15 +512,21 @@ FIXED_TRAINING = Answers(
         (training_of(result="model.module, losses"), "is not the model in DDP"),
         (training_of(logged=[SHARED[0], "losses.append(total.item() / seen / 3)"]), "Right on three ranks"),
         (training_of(logged=["losses.append(total.item() / seen)"]), "losses of its own samples"),
-        (training_of(logged=[SHARED[0], "losses.append(total.item() / seen)"]), "D times too large on D ranks"),
+        (
+            training_of(logged=[SHARED[0], "losses.append(total.item() / seen)"]),
+            "D times too large on D ranks",
+        ),
         (training_of(logged=[SHARED[0], "losses.append(total.item())"]), "not the mean over all"),
         (training_of(logged=[]), "one loss for each epoch"),
-        (training_of(logged=["[model(x) for x, y in DataLoader(data, 2, sampler=sampler)]"]), "only its own, once"),
+        (
+            training_of(logged=["[model(x) for x, y in DataLoader(data, 2, sampler=sampler)]"]),
+            "only its own, once",
+        ),
         (training_of(start=["model = DistributedDataParallel(body)"]), "where is the new head?"),
         (training_of(result="model"), "a DistributedDataParallel, but the exercise asks"),
         (training_of(result="model, losses, 1"), "Return two things"),
     ],
-)  # fmt: skip
+)
 
 
 def _real(answers: Answers) -> list[Any]:
@@ -466,7 +537,9 @@ def _real(answers: Answers) -> list[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def tried() -> None:
-    """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the checks."""
+    """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the
+    checks.
+    """
     rings = [("ring", ring) for ring in (*RING.right, with_a_helper, in_one_box)]
     judged = {"step": MENDED_STEP, "tokens": TOKEN_BACKWARD, "train": FIXED_TRAINING}
     others = [(judge, one) for judge, all_ in judged.items() for one in (*all_.right, *_real(all_))]

@@ -35,9 +35,16 @@ def row_by_row(shapes: Any, D: int) -> dict[str, int]:
 
 def by_matrices(shapes: Any, D: int) -> dict[str, int]:
     """Whole matrices of numbers, padded with rows."""
-    cut = [torch.nn.functional.pad(torch.ones(s).flatten(1) if s[1:] else torch.ones(s)[:, None], (0, 0, 0, -s[0] % D))
-           for s in shapes]  # fmt: skip
-    return {"shard": sum(one.numel() for one in cut) // D, "padding": sum(int((one == 0).sum()) for one in cut)}
+    cut = [
+        torch.nn.functional.pad(
+            torch.ones(s).flatten(1) if s[1:] else torch.ones(s)[:, None], (0, 0, 0, -s[0] % D)
+        )
+        for s in shapes
+    ]
+    return {
+        "shard": sum(one.numel() for one in cut) // D,
+        "padding": sum(int((one == 0).sum()) for one in cut),
+    }
 
 
 def total(shapes: Any) -> int:
@@ -56,20 +63,35 @@ PADDING = Answers(
     right=[by_chunks, row_by_row, by_matrices],
     wrong=[
         (with_shard(lambda shapes, D: total(shapes) // D), "no rank owns the last numbers"),
-        (with_shard(lambda shapes, D: sum(s[0] // D * math.prod(s[1:]) for s in shapes)), "no rank owns the last rows"),
+        (
+            with_shard(lambda shapes, D: sum(s[0] // D * math.prod(s[1:]) for s in shapes)),
+            "no rank owns the last rows",
+        ),
         (with_shard(lambda shapes, D: total(shapes) / D), "a fraction"),
-        (with_shard(lambda shapes, D: sum(-(-math.prod(s) // D) for s in shapes)), "You share out single numbers"),
+        (
+            with_shard(lambda shapes, D: sum(-(-math.prod(s) // D) for s in shapes)),
+            "You share out single numbers",
+        ),
         (with_shard(lambda shapes, D: -(-total(shapes) // D)), "one flat piece"),
         (with_shard(lambda shapes, D: sum(-(-s[0] // D) for s in shapes)), "You count rows"),
         (with_shard(lambda shapes, D: D * row_by_row(shapes, D)["shard"]), "This is the sum over all shards"),
-        (with_shard(lambda shapes, D: row_by_row(shapes[:1], D)["shard"]), "`shard` is off for [(50257, 768), (768,)]"),
-        (with_shard(lambda shapes, D: sum((s[0] // D + 1) * math.prod(s[1:]) for s in shapes)), "on 64 ranks"),
+        (
+            with_shard(lambda shapes, D: row_by_row(shapes[:1], D)["shard"]),
+            "`shard` is off for [(50257, 768), (768,)]",
+        ),
+        (
+            with_shard(lambda shapes, D: sum((s[0] // D + 1) * math.prod(s[1:]) for s in shapes)),
+            "on 64 ranks",
+        ),
         (lambda shapes, D: row_by_row([shape[:2] for shape in shapes], D), "how long is a row"),
-        (with_padding(lambda shapes, D: D * row_by_row(shapes, D)["shard"]), "counts all numbers in all shards"),
+        (
+            with_padding(lambda shapes, D: D * row_by_row(shapes, D)["shard"]),
+            "counts all numbers in all shards",
+        ),
         (with_padding(lambda shapes, D: row_by_row(shapes, D)["padding"] / D), "This is 1/D of the padding"),
         (with_padding(lambda shapes, D: sum(-s[0] % D for s in shapes)), "`padding` is off for [(50257"),
     ],
-)  # fmt: skip
+)
 
 
 def zero_of(
@@ -110,11 +132,14 @@ class ByHand:
     """Adam's own formula, lists of pieces, weights changed in place."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
-        self.weights, self.lr, self.t = list(parameters), lr, 0
+        self.weights = list(parameters)
+        self.lr = lr
+        self.t = 0
         self.m, self.v = torch.zeros(2, self.cut(self.weights)[0].numel())
 
     def cut(self, tensors: Any) -> Any:
-        flat, D = torch.cat([one.detach().reshape(-1) for one in tensors]), dist.get_world_size()
+        flat = torch.cat([one.detach().reshape(-1) for one in tensors])
+        D = dist.get_world_size()
         flat = torch.cat([flat, flat.new_zeros(-len(flat) % D)])
         return [piece.contiguous() for piece in flat.chunk(D)]
 
@@ -151,27 +176,47 @@ class WithAHelper:
 
 OWN = "self.own.grad = gradients.chunk(4)[dist.get_rank()].clone()"
 ALL = f"dist.all_reduce(gradients); {OWN}"
-ADDED = "self.own.grad /= dist.get_world_size(); self.sum = self.sum + self.own.grad; self.own.grad = self.sum"
-TWICE = "half = self.own[: len(self.own) // 2].clone(); dist.all_gather([half.clone() for _ in range(4)], half)"
+ADDED = (
+    "self.own.grad /= dist.get_world_size(); self.sum = self.sum + self.own.grad; self.own.grad = self.sum"
+)
+TWICE = (
+    "half = self.own[: len(self.own) // 2].clone(); dist.all_gather([half.clone() for _ in range(4)], half)"
+)
 ZERO_1_ADAM = Answers(
-    right=[zero_of(), ByHand, zero_of(own="torch.nn.Parameter(padded(parameters).chunk(4)[dist.get_rank()].clone())")],
+    right=[
+        zero_of(),
+        ByHand,
+        zero_of(own="torch.nn.Parameter(padded(parameters).chunk(4)[dist.get_rank()].clone())"),
+    ],
     wrong=[
         (zero_of(mean="pass"), "You step with the sum"),
         (zero_of(reduce=OWN, mean="pass"), "Each rank steps with only its own gradients"),
         (zero_of(back="pass"), "The weights do not change"),
-        (zero_of(first="self.adam = torch.optim.Adam([self.own], lr=self.lr)"), "Only the first step is right"),
+        (
+            zero_of(first="self.adam = torch.optim.Adam([self.own], lr=self.lr)"),
+            "Only the first step is right",
+        ),
         (zero_of(reduce=ALL), "an all-reduce sends every rank all sums"),
         (zero_of(adam="torch.optim.Adam([self.own])"), "You leave out the learning rate"),
         (zero_of(mean="self.own.grad /= dist.get_world_size() ** 2"), "You take the mean twice"),
         (zero_of(extra="dist.broadcast(whole, 0)"), "Two kinds of exchange are enough"),
-        (zero_of(gradients="torch.cat([weight.grad.flatten() for weight in self.parameters])"), "Did you pad weights"),
+        (
+            zero_of(gradients="torch.cat([weight.grad.flatten() for weight in self.parameters])"),
+            "Did you pad weights",
+        ),
         (zero_of(first="self.sum = getattr(self, 'sum', 0)", mean=ADDED), "Is an old gradient still there"),
         (zero_of(first=TWICE), "make each exchange only once"),
         (zero_of(own="padded(parameters).chunk(4)[dist.get_rank()]"), "keeps more than its own slice"),
         (zero_of(back="self.last = gradients; vector_to_parameters(whole, self.parameters)"), "keeps more"),
-        (zero_of(gather="dist.get_rank() or dist.all_gather_into_tensor(whole, self.own)"), "the same exchanges"),
+        (
+            zero_of(gather="dist.get_rank() or dist.all_gather_into_tensor(whole, self.own)"),
+            "the same exchanges",
+        ),
         (zero_of(adam="torch.optim.RMSprop([self.own], lr=lr)"), "The first step is not Adam's"),
-        (zero_of(adam="torch.optim.AdamW([self.own], lr=lr, weight_decay=0.1)"), "The first step is not Adam's"),
+        (
+            zero_of(adam="torch.optim.AdamW([self.own], lr=lr, weight_decay=0.1)"),
+            "The first step is not Adam's",
+        ),
         (zero_of(reduce="dist.reduce_scatter_tensor(gradients, self.own.grad)"), "of the exchange in order"),
         (WithAHelper, "raised NameError: name 'ByHand'"),
         (lambda parameters, lr: 1, "Pass the class itself"),
@@ -182,8 +227,10 @@ ZERO_1_ADAM = Answers(
 def gathering(
     value: str = "value.full_tensor() if isinstance(value, DTensor) else value",
     copied: str = "whole.detach().clone().cpu()",
-    states: str = "optimizer.state.get(weight, {})", who: str = "dist.get_rank() == 0", end: str = "kept",
-) -> Any:  # fmt: skip
+    states: str = "optimizer.state.get(weight, {})",
+    who: str = "dist.get_rank() == 0",
+    end: str = "kept",
+) -> Any:
     lines = [
         "def checkpoint(model, optimizer, kept=None):",
         "    kept = {}",
@@ -204,7 +251,10 @@ def by_torch(model: Any, optimizer: Any) -> Any:
     found: Any = get_state_dict(model, optimizer, options=options)
     weights, states = found
     return {
-        name: {"weight": weight.clone(), **{key: one.clone() for key, one in states["state"].get(name, {}).items()}}
+        name: {
+            "weight": weight.clone(),
+            **{key: one.clone() for key, one in states["state"].get(name, {}).items()},
+        }
         for name, weight in weights.items()
     }
 
@@ -228,7 +278,9 @@ def without_a_graph(model: Any, optimizer: Any) -> Any:
     found: dict = {}
     for name, weight in model.named_parameters():
         kept = {"weight": weight, **optimizer.state.get(weight, {})}
-        whole = {key: one.full_tensor() if isinstance(one, DTensor) else one.clone() for key, one in kept.items()}
+        whole = {
+            key: one.full_tensor() if isinstance(one, DTensor) else one.clone() for key, one in kept.items()
+        }
         if dist.get_rank() == 0:
             found[name] = {key: one.cpu() for key, one in whole.items()}
     return found
@@ -287,11 +339,22 @@ CHECKPOINT = Answers(
         (gathering(copied="whole.detach().cpu()"), "is it a copy"),
         (gathering(copied="whole.detach().clone()"), "keeps whole tensors on its GPU"),
         (gathering(states="{}"), "has no exp_avg and no exp_avg_sq and no step"),
-        (gathering(end="[1] if dist.get_rank() == 0 else {}"), "a list, but the exercise asks for a dictionary"),
-        (gathering(end="{name.split('.')[0]: one for name, one in kept.items()}"), "is not the name of a parameter"),
-        (gathering(states="(optimizer.state.get(weight) or {'step': torch.zeros(())})"), "does not keep for it"),
         (
-            gathering(end="{} if dist.get_rank() else {name: kept[name] for name in kept if name != '0.weight'}"),
+            gathering(end="[1] if dist.get_rank() == 0 else {}"),
+            "a list, but the exercise asks for a dictionary",
+        ),
+        (
+            gathering(end="{name.split('.')[0]: one for name, one in kept.items()}"),
+            "is not the name of a parameter",
+        ),
+        (
+            gathering(states="(optimizer.state.get(weight) or {'step': torch.zeros(())})"),
+            "does not keep for it",
+        ),
+        (
+            gathering(
+                end="{} if dist.get_rank() else {name: kept[name] for name in kept if name != '0.weight'}"
+            ),
             "Under '0.weight', return a dictionary",
         ),
         (all_weights_first, "many whole tensors at once"),
@@ -312,7 +375,8 @@ def from_the_inside(model: Any, most: int, policy: Any) -> Any:
 
 
 def by_a_list(model: Any, most: int, policy: Any) -> Any:
-    units, waiting = [], [model]
+    units = []
+    waiting = [model]
     while waiting:
         one = waiting.pop()
         numbers = total([weight.shape for weight in one.parameters()])
@@ -326,7 +390,9 @@ def by_a_list(model: Any, most: int, policy: Any) -> Any:
 
 
 def sharding(
-    few: Callable[[Any, int], bool] = lambda module, most: total([one.shape for one in module.parameters()]) <= most,
+    few: Callable[[Any, int], bool] = lambda module, most: (
+        total([one.shape for one in module.parameters()]) <= most
+    ),
     unit: Callable[[Any, Any], bool] = lambda module, model: not isinstance(module, nn.ModuleList),
     early: bool = False,
     **choices: Any,
@@ -420,29 +486,47 @@ SHARD_TO_FIT = Answers(
         (sharding(few=lambda module, most: True), "A unit gathers more than `most` numbers"),
         (one_level, "A unit gathers more than `most` numbers"),
         (sharding(few=lambda module, most: False, unit=layers_alone), "Your units are too small"),
-        (sharding(unit=lambda module, model: module is not model and not isinstance(module, nn.ModuleList)),
-         "The model itself is not a unit"),
+        (
+            sharding(
+                unit=lambda module, model: module is not model and not isinstance(module, nn.ModuleList)
+            ),
+            "The model itself is not a unit",
+        ),
         (sharding(unit=lambda module, model: not own_parameters(module)), "has parameters of its own"),
-        (lambda *given: torch.optim.AdamW(sharding()(*given).param_groups[0]["params"], lr=1e-2), "rate of 1e-3"),
+        (
+            lambda *given: torch.optim.AdamW(sharding()(*given).param_groups[0]["params"], lr=1e-2),
+            "rate of 1e-3",
+        ),
         (sharding(early=True), "steps weights that the model no longer has"),
         (sharding(mp_policy=MixedPrecisionPolicy()), "gathered in fp32"),
         (sharding(reshard_after_forward=False), "the peak is too high"),
         (sharding(unit=lambda module, model: True), "your function raised"),
-        (sharding(few=lambda module, most: total([one.shape for one in module.parameters()]) < most), "are too small"),
+        (
+            sharding(few=lambda module, most: total([one.shape for one in module.parameters()]) < most),
+            "are too small",
+        ),
         (sharding(few=at_most(1.05)), "A unit gathers more than `most` numbers"),
-        (sharding(unit=lambda module, model: not isinstance(module, nn.LayerNorm | nn.ModuleList)), "What does the"),
+        (
+            sharding(unit=lambda module, model: not isinstance(module, nn.LayerNorm | nn.ModuleList)),
+            "What does the",
+        ),
         (items_alone, "A unit gathers more than `most` numbers"),
         (with_siblings, "Several parts share one unit"),
         (two_rates, "a learning rate of 1e-3"),
         (outer_first, "is a part sharded after the module that contains it?"),
-        (lambda model, most, policy: fully_shard(model, mp_policy=policy), "but the exercise asks for an Optimizer"),
+        (
+            lambda model, most, policy: fully_shard(model, mp_policy=policy),
+            "but the exercise asks for an Optimizer",
+        ),
     ],
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tried() -> None:
-    """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the checks."""
+    """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the
+    checks.
+    """
     own = (
         "Pass the class itself",
         "the same exchanges",

@@ -25,10 +25,13 @@ def training(
     steps: int = 2,
     keep: bool = False,
 ) -> Any:
-    """A learner's loop, with another counter, without a reset, with other steps, or with all models in a list."""
+    """A learner's loop, with another counter, without a reset, with other steps, or with all models in a
+    list.
+    """
 
     def answer(make: Any, draw: Any, batches: list[int]) -> dict[int, Any]:
-        found, kept = {}, list[Any]()
+        found = {}
+        kept = list[Any]()
         for batch in batches:
             model = make()
             optimizer = torch.optim.AdamW(model.parameters())
@@ -124,7 +127,8 @@ def extra_alone(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
 
 def with_losses(make: Any, draw: Any, batches: list[int]) -> dict[int, int]:
     """Keeps every loss, as one does for a plot."""
-    found, losses = {}, []
+    found = {}
+    losses = []
     for batch in batches:
         model = make()
         optimizer = torch.optim.AdamW(model.parameters())
@@ -178,14 +182,19 @@ PEAKS = Answers(
 
 
 def test_the_planted_report_does_not_move_and_the_true_one_does() -> None:
-    planted, allocated = lesson_10.planted_report(), process().replayed.allocated
+    planted = lesson_10.planted_report()
+    allocated = process().replayed.allocated
     true = {label: max(allocated[first:last]) for label, (first, last) in process().spans.items()}
     assert len(set(planted.values())) == 1
     assert list(true.values()) == sorted(set(true.values()), reverse=True) and true["32"] > 4 * true["4"]
 
 
-def filled(size: float, keep: Callable[[int], bool], late: float = 0.0, share: float = 0.0, over: int = 1) -> Any:
-    """Tensors of `size` MiB fill the GPU, those stay that `keep` names; `late` MiB or a `share` of it come last."""
+def filled(
+    size: float, keep: Callable[[int], bool], late: float = 0.0, share: float = 0.0, over: int = 1
+) -> Any:
+    """Tensors of `size` MiB fill the GPU, those stay that `keep` names; `late` MiB or a `share` of it come
+    last.
+    """
 
     def answer(capacity: int) -> list[tuple[int, str]]:
         bytes_ = int(size * MiB)
@@ -208,7 +217,10 @@ FRAGMENTED = Answers(
     wrong=[
         (filled(4, lambda index: index % 2 == 0, late=4), "everything fits"),
         (filled(4, lambda index: index % 10 > 0, late=8), "not more than half"),
-        (filled(4, lambda index: index % 5 in (0, 2, 4), late=8), "not more than half"),  # the lesson's pattern
+        (
+            filled(4, lambda index: index % 5 in (0, 2, 4), late=8),
+            "not more than half",
+        ),  # the lesson's pattern
         (filled(4, lambda index: index % 2 == 0, late=8), "not more than half"),
         (filled(4, lambda index: index % 2 == 0, share=1), "for more than all that is free"),
         (filled(4, lambda index: index % 2 == 0, late=8, over=2), "before the last request"),
@@ -266,7 +278,9 @@ def in_one_buffer(model: Any, documents: list[Any]) -> list[Any]:
 
 @torch.no_grad()
 def replaced(model: Any, documents: list[Any]) -> list[Any]:
-    features = [torch.empty(len(tokens), model[-1].out_features, device=tokens.device) for tokens in documents]
+    features = [
+        torch.empty(len(tokens), model[-1].out_features, device=tokens.device) for tokens in documents
+    ]
     rooms = list(features)
     for at, tokens in enumerate(documents):
         features[at] = model(tokens)
@@ -386,8 +400,11 @@ EMBED = Answers(
 def living(content: Any) -> list[tuple[str, str, int]]:
     """Module, moment and bytes of each living block."""
     blocks = [block for segment in content["segments"] for block in segment["blocks"]]
-    return [(block["frames"][0]["filename"], block["frames"][1]["filename"], block["size"])
-            for block in blocks if block["state"] == "active_allocated"]  # fmt: skip
+    return [
+        (block["frames"][0]["filename"], block["frames"][1]["filename"], block["size"])
+        for block in blocks
+        if block["state"] == "active_allocated"
+    ]
 
 
 def by_counting(snapshot: Any) -> str | None:
@@ -407,8 +424,10 @@ def by_forwards(snapshot: Any) -> str | None:
 
 
 def in_every_step(snapshot: Any) -> str | None:
-    made = [{made_by for made_by, when, _ in living(snapshot) if when.startswith(f"step {step} ")}
-            for step in (1, 2, 3, 4, 5)]  # fmt: skip
+    made = [
+        {made_by for made_by, when, _ in living(snapshot) if when.startswith(f"step {step} ")}
+        for step in (1, 2, 3, 4, 5)
+    ]
     return next(iter(set.intersection(*made)), None)
 
 
@@ -456,7 +475,10 @@ LEAK = Answers(
         (where_something_leaks(lambda snapshot: "exp_avg of last.bias"), "made in one step"),
         (where_something_leaks(largest), "made in one step"),
         (where_something_leaks(first_of_step_3), "made in one step"),
-        (lambda snapshot: None if by_counting(snapshot) == "last" else by_counting(snapshot), "You find nothing"),
+        (
+            lambda snapshot: None if by_counting(snapshot) == "last" else by_counting(snapshot),
+            "You find nothing",
+        ),
         (where_something_leaks(lambda snapshot: f"addmm in {by_counting(snapshot)}"), "is not the module"),
         (lambda snapshot: "last", "whatever the snapshot says"),
     ],
@@ -465,14 +487,23 @@ LEAK = Answers(
 
 def test_the_example_is_a_snapshot_of_five_steps() -> None:
     steps = {when.split()[1] for _, when, _ in living(lesson_10.example_snapshot())}
-    assert steps == {"0", "1", "2", "3", "4", "5"} and [by_counting(snapshot(module)) for module in LEAKS] == [*LEAKS]
+    assert steps == {"0", "1", "2", "3", "4", "5"} and [
+        by_counting(snapshot(module)) for module in LEAKS
+    ] == [*LEAKS]
 
 
 class Plain:
-    """An allocator as a learner writes one, from lists of [size, name]; each class below has a mistake of its own."""
+    """An allocator as a learner writes one, from lists of [size, name]; each class below has a mistake of its
+    own.
+    """
 
-    least_small, least_large = 1, MiB + 1  # a rest of so many bytes is split off
-    step, shared, alone, limit = 2 * MiB, 20 * MiB, 10 * MiB, MiB
+    # a rest of so many bytes is split off
+    least_small = 1
+    least_large = MiB + 1
+    step = 2 * MiB
+    shared = 20 * MiB
+    alone = 10 * MiB
+    limit = MiB
 
     def __init__(self) -> None:
         self.segments: list[list[list[Any]]] = []
@@ -578,7 +609,8 @@ class ByAddress:
         for other in list(self.free_blocks):
             if other[1] == segment and other[2] + other[0] == offset:
                 self.free_blocks.remove(other)
-                size, offset = size + other[0], other[2]
+                size = size + other[0]
+                offset = other[2]
             elif other[1] == segment and offset + size == other[2]:
                 self.free_blocks.remove(other)
                 size += other[0]
@@ -589,7 +621,8 @@ class ThePolicy:
     """By the course's own allocator, as one who has found it."""
 
     def __init__(self) -> None:
-        self.allocator, self.addresses = CachingAllocator(), dict[Any, int]()
+        self.allocator = CachingAllocator()
+        self.addresses = dict[Any, int]()
 
     allocated = property(lambda self: float(self.allocator.allocated))
     reserved = property(lambda self: self.allocator.reserved)
@@ -649,7 +682,8 @@ def one_or_the_other(self: Any, blocks: Any, at: int) -> None:
 
 def by_request(self: Any, name: Any, size: int) -> None:
     """Chooses the segment by the request, not by what it is rounded to."""
-    shared, self.alone = self.alone, 0 if size >= 10 * MiB else 10 * MiB + 512
+    shared = self.alone
+    self.alone = 0 if size >= 10 * MiB else 10 * MiB + 512
     Plain.allocate(self, name, size)
     self.alone = shared
 
@@ -685,7 +719,8 @@ class Lost(Plain):
     """Appends to a list that nobody keeps, as `pool = self.small + self.large` is."""
 
     def allocate(self, name: Any, size: int) -> None:
-        segments, self.segments = self.segments, list(self.segments)
+        segments = self.segments
+        self.segments = list(self.segments)
         super().allocate(name, size)
         self.segments = segments
         self.pools = self.pools[: len(segments)]
@@ -702,16 +737,29 @@ ALLOCATOR = Answers(
         (mistaken(choose=largest_first), "Best fit, not first fit"),
         (mistaken(choose=lambda self, free: free[-1]), "Best fit, not the newest"),
         (mistaken(fitting=first_segment_that_has_one), "searches every segment"),
-        (mistaken(choose=lambda self, free: min(free[::-1], key=lambda one: one[0])), "Of several equally small free"),
-        (mistaken(usable=lambda self, small: Plain.usable(self, small)[::-1]), "use the one in the oldest segment"),
+        (
+            mistaken(choose=lambda self, free: min(free[::-1], key=lambda one: one[0])),
+            "Of several equally small free",
+        ),
+        (
+            mistaken(usable=lambda self, small: Plain.usable(self, small)[::-1]),
+            "use the one in the oldest segment",
+        ),
         (NewestInFront, "use the one in the oldest segment"),
         (mistaken(allocate=rest_in_front), "split the rest off *behind* your block"),
         (mistaken(left=around_the_end), "You join blocks that are not neighbors"),
         (Lost, "After a request nothing is reserved"),
         (mistaken(join=never_joins), "You never join"),
         (mistaken(left=never_joins), "the free neighbor before"),
-        (mistaken(right=never_joins, left=lambda self, blocks, at: at and blocks[at - 1][1] is None
-                  and Plain.right(self, blocks, at - 1)), "the free neighbor behind"),
+        (
+            mistaken(
+                right=never_joins,
+                left=lambda self, blocks, at: (
+                    at and blocks[at - 1][1] is None and Plain.right(self, blocks, at - 1)
+                ),
+            ),
+            "the free neighbor behind",
+        ),
         (mistaken(join=one_or_the_other), "all three become one"),
         (AcrossSegments, "You join across segments"),
         (mistaken(least_large=10**18, least_small=10**18), "You never split"),
@@ -719,19 +767,37 @@ ALLOCATOR = Answers(
         (mistaken(least_large=512), "You always split"),
         (mistaken(least_large=10**18), "You never split in the large pool"),
         (mistaken(is_small=lambda self, size: not self.segments or size <= MiB), "compare them with `is`"),
-        (mistaken(segment=lambda self, size: 2 * MiB if size <= MiB else -(-size // (20 * MiB)) * 20 * MiB),
-         "From 10 MiB on, a segment is the request"),
+        (
+            mistaken(
+                segment=lambda self, size: 2 * MiB if size <= MiB else -(-size // (20 * MiB)) * 20 * MiB
+            ),
+            "From 10 MiB on, a segment is the request",
+        ),
         (mistaken(free=forgets), "A freed block stays in its segment"),
-        (type("First", (), {name: what for name, what in vars(Plain).items() if name != "free"}),
-         "Now write the half that frees"),
-        (type("Split", (), {name: what for name, what in vars(Plain).items() if name != "free"}
-              | {"least_large": 512}), "You always split"),
+        (
+            type("First", (), {name: what for name, what in vars(Plain).items() if name != "free"}),
+            "Now write the half that frees",
+        ),
+        (
+            type(
+                "Split",
+                (),
+                {name: what for name, what in vars(Plain).items() if name != "free"} | {"least_large": 512},
+            ),
+            "You always split",
+        ),
         (mistaken(least_large=MiB), "A rest of exactly 1 MiB"),
         (mistaken(least_large=2 * MiB), "a rest of more than 1 MiB is split off"),
         (mistaken(rounded=lambda self, size: size), "You do not round up"),
-        (mistaken(rounded=lambda self, size: (size // 512 + 1) * 512), "A multiple of 512 bytes stays as it is"),
+        (
+            mistaken(rounded=lambda self, size: (size // 512 + 1) * 512),
+            "A multiple of 512 bytes stays as it is",
+        ),
         (mistaken(segment=lambda self, size: size), "small blocks share 2 MiB"),
-        (mistaken(segment=lambda self, size: 20 * MiB if size < 10 * MiB else size), "small blocks share 2 MiB"),
+        (
+            mistaken(segment=lambda self, size: 20 * MiB if size < 10 * MiB else size),
+            "small blocks share 2 MiB",
+        ),
         (mistaken(alone=0), "blocks under 10 MiB share"),
         (mistaken(is_small=lambda self, size: size < MiB), "exactly 1 MiB is small"),
         (mistaken(allocate=by_request), "You choose by the requested size"),
@@ -741,14 +807,24 @@ ALLOCATOR = Answers(
         (mistaken(free=never_free), "You do not reuse freed blocks"),
         (GivesBack, "You give memory back"),
         (mistaken(usable=lambda self, small: self.segments), "takes no block of the large pool"),
-        (mistaken(usable=lambda self, small: [blocks for blocks, pool in zip(self.segments, self.pools, strict=True)
-                                              if pool or not small]), "takes no block of the small pool"),
+        (
+            mistaken(
+                usable=lambda self, small: [
+                    blocks
+                    for blocks, pool in zip(self.segments, self.pools, strict=True)
+                    if pool or not small
+                ]
+            ),
+            "takes no block of the small pool",
+        ),
         (mistaken(free=lambda self, name: self.lost), "raised AttributeError"),
         (type("Half", (), {"__init__": Plain.__init__}), "Your allocator has no `allocate`"),
-        (mistaken(segment=lambda self, size: 40 * MiB if size > 31 * MiB else Plain.segment(self, size)),
-         "of a longer trace"),
+        (
+            mistaken(segment=lambda self, size: 40 * MiB if size > 31 * MiB else Plain.segment(self, size)),
+            "of a longer trace",
+        ),
     ],
-)  # fmt: skip
+)
 
 
 ANSWERS = {"10.1": PEAKS, "10.2": FRAGMENTED, "10.3": EMBED, "10.4": LEAK, "10.5": ALLOCATOR}

@@ -35,7 +35,9 @@ def trying_all(
     worst: Callable[[Any], float] = max,
     otherwise: Any = None,
 ) -> Any:
-    """Every choice of positive numbers of layers, with other bytes for a stage, or another goal than its time."""
+    """Every choice of positive numbers of layers, with other bytes for a stage, or another goal than its
+    time.
+    """
 
     def answer(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> Any:
         best = (float("inf"), otherwise)
@@ -43,7 +45,9 @@ def trying_all(
             if sum(counts) != len(times):
                 continue
             spans = spans_of(counts)
-            full = [size(sum(states[a:b]), sum(kept[a:b]), keeps(p, m, at)) for at, (a, b) in enumerate(spans)]
+            full = [
+                size(sum(states[a:b]), sum(kept[a:b]), keeps(p, m, at)) for at, (a, b) in enumerate(spans)
+            ]
             time = worst([sum(times[a:b]) for a, b in spans])
             if max(full) <= capacity and time < best[0]:
                 best = (time, list(counts))
@@ -81,7 +85,8 @@ def by_simulation(times: Any, states: Any, kept: Any, p: int, m: int, capacity: 
                 for ends in open_cuts
                 for end in range(ends[-1] + 1, len(times) + 1)
                 if sum(times[ends[-1] : end]) <= limit
-                and sum(states[ends[-1] : end]) + pipeline.most_kept(stage) * sum(kept[ends[-1] : end]) <= capacity
+                and sum(states[ends[-1] : end]) + pipeline.most_kept(stage) * sum(kept[ends[-1] : end])
+                <= capacity
             ]
         done = [ends for ends in open_cuts if ends[-1] == len(times)]
         if done:
@@ -91,7 +96,8 @@ def by_simulation(times: Any, states: Any, kept: Any, p: int, m: int, capacity: 
 
 def until_average(times: Any, states: Any, kept: Any, p: int, m: int, capacity: int) -> list[int]:
     """Closes a stage when it has its share of the time."""
-    counts, time = [0], 0
+    counts = [0]
+    time = 0
     for place, one in enumerate(times):
         left = len(times) - place
         if counts[-1] and len(counts) < p and (time >= sum(times) / p or left == p - len(counts)):
@@ -180,7 +186,9 @@ def with_ahead(ahead: Callable[[int, int, int], int]) -> Any:
 
 def by_counting(p: int, m: int, stage: int) -> list[str]:
     """Forward while fewer are kept than may be, else backward."""
-    works, forward, backward = [], 0, 0
+    works = []
+    forward = 0
+    backward = 0
     while backward < m:
         if forward < m and forward - backward < p - stage:
             works.append(f"F{forward}")
@@ -193,18 +201,25 @@ def by_counting(p: int, m: int, stage: int) -> list[str]:
 
 def forwards_first(p: int, m: int, stage: int) -> list[str]:
     """The right number at first, then all the other forwards."""
-    ahead, forwards, backwards = min(m, p - stage), [f"F{n}" for n in range(m)], [f"B{n}" for n in range(m)]
+    ahead = min(m, p - stage)
+    forwards = [f"F{n}" for n in range(m)]
+    backwards = [f"B{n}" for n in range(m)]
     return [*forwards[:ahead], "B0", *forwards[ahead:], *backwards[1:]]
 
 
 def last_in_first_out(p: int, m: int, stage: int) -> list[str]:
     """Backwards of the micro-batches that are kept at the end come in the order of a stack."""
-    works, tail = by_counting(p, m, stage), min(m, p - stage)
+    works = by_counting(p, m, stage)
+    tail = min(m, p - stage)
     return [*works[:-tail], *works[-tail:][::-1]]
 
 
 ORDER = Answers(
-    right=[with_ahead(as_many_as_needed), by_counting, lambda p, m, stage: tuple(simulate("1F1B", p, m).order(stage))],
+    right=[
+        with_ahead(as_many_as_needed),
+        by_counting,
+        lambda p, m, stage: tuple(simulate("1F1B", p, m).order(stage)),
+    ],
     wrong=[
         (with_ahead(lambda p, m, s: m), "that is GPipe"),
         (with_ahead(lambda p, m, s: min(m, s + 1)), "Too few forwards"),
@@ -216,8 +231,14 @@ ORDER = Answers(
         (lambda p, m, stage: 2 * by_counting(p, m, stage), "F0 occurs more than once"),
         (lambda p, m, stage: by_counting(p, m, stage)[:-1], "B5 is missing"),
         (lambda p, m, stage: by_counting(p, m, stage)[::-1], "before its own forward"),
-        (lambda p, m, stage: [work[0] + str(int(work[1:]) + 1) for work in by_counting(p, m, stage)], "there is no F6"),
-        (lambda p, m, stage: [(work[0], int(work[1:])) for work in by_counting(p, m, stage)], "list of strings"),
+        (
+            lambda p, m, stage: [work[0] + str(int(work[1:]) + 1) for work in by_counting(p, m, stage)],
+            "there is no F6",
+        ),
+        (
+            lambda p, m, stage: [(work[0], int(work[1:])) for work in by_counting(p, m, stage)],
+            "list of strings",
+        ),
     ],
 )
 
@@ -261,7 +282,8 @@ def with_helpers(layers: Any, rank: Any, data: Any, send: Any, receive: Any) -> 
             backward()
         backward()
         return None
-    numbers, total = sum(target.numel() for target in data), 0.0
+    numbers = sum(target.numel() for target in data)
+    total = 0.0
     for target in data:
         x = receive([len(target), layers[0].weight.shape[1]])
         x.requires_grad = True
@@ -471,7 +493,10 @@ TWO_STAGES = Answers(
     wrong=[
         (stages_with(scale=lambda part, data: 1.0), "as if it were the complete batch's"),
         (stages_with(scale=lambda part, data: 1 / len(data)), "also the smaller one"),
-        (stages_with(scale=lambda part, data: 1 / sum(map(len, data))), "gradients are not the complete batch's"),
+        (
+            stages_with(scale=lambda part, data: 1 / sum(map(len, data))),
+            "gradients are not the complete batch's",
+        ),
         (stages_with(scale=lambda part, data: 3 * len(part) / sum(map(len, data))), "a sum over the columns"),
         (stages_with(before=lambda layers: layers.zero_grad()), "Does each micro-batch add its own"),
         (stages_with(gradient=lambda x: x), "what you send is not a gradient of the input"),
@@ -500,7 +525,9 @@ TWO_STAGES = Answers(
 
 @pytest.fixture(scope="module", autouse=True)
 def tried() -> None:
-    """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the checks."""
+    """All that reach real ranks, by the same processes: a start takes seconds. Outcomes are kept for the
+    checks.
+    """
     outcomes(PROGRAM, 2, [("step", step) for step in (*TWO_STAGES.right, only_here, only_rank_1_here)])
 
 
@@ -631,7 +658,10 @@ PARALLEL_MLP = Answers(
         (mlp(add=in_place), "autograd does not see that"),
         (mlp(add=Halved.apply), "something else than this rank's part of x's gradient"),
         (mlp(share=GivesNothing.apply), "no gradient reaches x"),
-        (lambda *given: mlp()(*given[:4], 2 * given[4] - given[4].detach(), given[5]), "gradient of down_bias is not"),
+        (
+            lambda *given: mlp()(*given[:4], 2 * given[4] - given[4].detach(), given[5]),
+            "gradient of down_bias is not",
+        ),
         (lambda *given: F.gelu(F.linear(*given[:3])) @ given[3].T + given[4], "0 × in forward and 0 ×"),
         (lambda *given: mlp()(given[0].detach(), *given[1:]), "1 × in forward and 0 ×"),
         (lambda *given: mlp()(*given[:4], given[4].detach(), given[5]), "no gradient reaches down_bias"),

@@ -16,13 +16,19 @@ class Lora(nn.Module):
 
     def __init__(self, base: nn.Linear, r: int, alpha: float, dropout: float = 0.0) -> None:
         super().__init__()
-        self.base, self.scale, self.merged = base.requires_grad_(False), alpha / r, False
+        self.base = base.requires_grad_(False)
+        self.scale = alpha / r
+        self.merged = False
         self.A = nn.Parameter(torch.randn(r, base.in_features) / base.in_features**0.5)
         self.B = nn.Parameter(torch.zeros(base.out_features, r))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) if self.merged else self.base(x) + self.scale * (self.dropout(x) @ self.A.T) @ self.B.T
+        return (
+            self.base(x)
+            if self.merged
+            else self.base(x) + self.scale * (self.dropout(x) @ self.A.T) @ self.B.T
+        )
 
     @torch.no_grad()
     def merge(self) -> None:
@@ -96,7 +102,8 @@ def with_a_copy(layer: Any) -> None:
 
 def a_new_weight(layer: Any) -> None:
     merged = (layer.base.weight + layer.scale * layer.B @ layer.A).detach()
-    layer.base.weight, layer.merged = nn.Parameter(merged, requires_grad=False), True
+    layer.base.weight = nn.Parameter(merged, requires_grad=False)
+    layer.merged = True
 
 
 def with_a_graph(layer: Any) -> None:
@@ -195,19 +202,39 @@ LORA_LINEAR = Answers(
         (forward_of(lambda layer, x: -thin(layer, layer.dropout(x))), "You subtract the adapter"),
         (forward_of(lambda layer, x: 0 * x[..., :1]), "The adapter is missing"),
         (forward_of(lambda layer, x: thin(layer, x) - layer.base.bias * layer.B.any()), "bias is missing"),
-        (lora(forward=lambda self, x: thin(self, x) + (0 * self.base(x) if self.B.any() else self.base(x))),
-         "The frozen layer is missing"),
-        (lora(forward=lambda self, x: self.base(x) * (self.scale if self.B.any() else 1) + thin(self, x)),
-         "You scale the frozen layer"),
-        (forward_of(lambda layer, x: thin(layer, F.dropout(x, layer.dropout.p))), "In eval mode numbers are still"),
+        (
+            lora(
+                forward=lambda self, x: thin(self, x) + (0 * self.base(x) if self.B.any() else self.base(x))
+            ),
+            "The frozen layer is missing",
+        ),
+        (
+            lora(forward=lambda self, x: self.base(x) * (self.scale if self.B.any() else 1) + thin(self, x)),
+            "You scale the frozen layer",
+        ),
+        (
+            forward_of(lambda layer, x: thin(layer, F.dropout(x, layer.dropout.p))),
+            "In eval mode numbers are still",
+        ),
         (forward_of(thin), "In training mode nothing is dropped"),
-        (lora(forward=lambda self, x: self.base(x := self.dropout(x)) + (0 if self.merged else thin(self, x))),
-         "Dropout is only for the adapter's input"),
-        (forward_of(lambda layer, x: layer.scale * layer.dropout(x @ layer.A.T) @ layer.B.T), "Dropout comes before A"),
+        (
+            lora(
+                forward=lambda self, x: (
+                    self.base(x := self.dropout(x)) + (0 if self.merged else thin(self, x))
+                )
+            ),
+            "Dropout is only for the adapter's input",
+        ),
+        (
+            forward_of(lambda layer, x: layer.scale * layer.dropout(x @ layer.A.T) @ layer.B.T),
+            "Dropout comes before A",
+        ),
         (forward_of(lambda layer, x: layer.dropout(thin(layer, x))), "off in training mode"),
         (forward_of(dense), "in which order do you multiply"),
-        (lora(forward=lambda self, x: Lora.forward(self, x) + 0 * x.square().exp().mean(-1, keepdim=True)),
-         "Forward keeps more than its input"),
+        (
+            lora(forward=lambda self, x: Lora.forward(self, x) + 0 * x.square().exp().mean(-1, keepdim=True)),
+            "Forward keeps more than its input",
+        ),
         (FreezesNothing, "bias gets a gradient"),
         (RandomB, "B is zero at first"),
         (OfItsOwn, "another base layer than the one"),
@@ -218,33 +245,68 @@ LORA_LINEAR = Answers(
         (lora(without_scale), "merge() leaves out the scale"),
         (lora(only_noted), "W is what it was before"),
         (lora(plus_equals), "What is `no_grad` for"),
-        (lora(lambda self: (Lora.merge(self), self.base.requires_grad_(True))), "W requires a gradient. It is frozen"),
+        (
+            lora(lambda self: (Lora.merge(self), self.base.requires_grad_(True))),
+            "W requires a gradient. It is frozen",
+        ),
         (lora(lambda self: (self.eval(), Lora.merge(self), self.train())), "turns training mode on"),
-        (lora(lambda self: (setattr(self.dropout, "p", 0.0), Lora.merge(self))), "In training mode nothing is dropped"),
-        (lora(lambda self: (Lora.merge(self), self.B.data.zero_()), lambda self: self.merged and 1 / 0), "raised"),
+        (
+            lora(lambda self: (setattr(self.dropout, "p", 0.0), Lora.merge(self))),
+            "In training mode nothing is dropped",
+        ),
+        (
+            lora(lambda self: (Lora.merge(self), self.B.data.zero_()), lambda self: self.merged and 1 / 0),
+            "raised",
+        ),
         (lora(with_b_put_away, with_b_put_back), "After unmerge(), the adapter's part is missing"),
-        (lora(forward=lambda self, x: x @ self.base.weight.T + self.base.bias + (0 if self.merged else
-              thin(self, self.dropout(x)))), "your function raised TypeError"),
+        (
+            lora(
+                forward=lambda self, x: (
+                    x @ self.base.weight.T
+                    + self.base.bias
+                    + (0 if self.merged else thin(self, self.dropout(x)))
+                )
+            ),
+            "your function raised TypeError",
+        ),
         (lora(without_what_drops), "is not W + scale·B·A"),
         (lora(dropping_some), "W + scale·B·A, whatever dropout is"),
-        (lora(lambda self: None if self.training and self.dropout.p else Lora.merge(self)), "W is what it was before"),
+        (
+            lora(lambda self: None if self.training and self.dropout.p else Lora.merge(self)),
+            "W is what it was before",
+        ),
         (lora(forward=dense_in_eval), "a matrix as large as W"),
         (lora(forward=lambda self, x: x @ self.base.weight.T), "layer's bias is missing"),
         (lora(in_eval_mode), "turns training mode off"),
         (lora(unmerge=lambda self: (Lora.unmerge(self), self.eval())), "unmerge() turns training mode off"),
-        (lora(forward=lambda self, x: self.base(self.dropout(x)) if self.merged else Lora.forward(self, x)),
-         "a merged layer still drops"),
-        (lora(forward=lambda self, x: self.base(x) if self.merged
-              else self.base(x) + (self.scale * self.B @ self.A @ self.dropout(x).mT).mT), "a matrix as large as W"),
+        (
+            lora(
+                forward=lambda self, x: self.base(self.dropout(x)) if self.merged else Lora.forward(self, x)
+            ),
+            "a merged layer still drops",
+        ),
+        (
+            lora(
+                forward=lambda self, x: (
+                    self.base(x)
+                    if self.merged
+                    else self.base(x) + (self.scale * self.B @ self.A @ self.dropout(x).mT).mT
+                )
+            ),
+            "a matrix as large as W",
+        ),
         (Lora(nn.Linear(3, 2), 1, 1.0), "Give the class, not a layer"),
-        (lora(forward=lambda self, x: self.base(x) + thin(self, self.dropout(x))), "should use only the frozen layer"),
+        (
+            lora(forward=lambda self, x: self.base(x) + thin(self, self.dropout(x))),
+            "should use only the frozen layer",
+        ),
         (lora(unmerge=lambda self: setattr(self, "merged", False)), "is not what it was before merge"),
         (lora(unmerge=taking_always), "After unmerge() twice, W is not"),
         (lora(unmerge=still_noted), "After unmerge() twice, W is not"),
         (lora(forward=lambda self, x: self.base(x)[0]), "the new layer's output is not"),
         (lambda base, r, alpha, dropout: base, "keep the names that were given"),
     ],
-)  # fmt: skip
+)
 
 
 class Packed:
@@ -295,7 +357,8 @@ class WithATable(Packed):
     """By `repeat_interleave`, and a sign that a comparison finds."""
 
     def unpack(self) -> torch.Tensor:
-        count, four = self.shape.numel(), torch.stack([self.packed // 16, self.packed % 16], 1).flatten().float()
+        count = self.shape.numel()
+        four = torch.stack([self.packed // 16, self.packed % 16], 1).flatten().float()
         values = torch.where(four > 7, four - 16, four)[:count]
         return (values * self.scales.flatten().repeat_interleave(self.block)[:count]).reshape(self.shape)
 
@@ -396,17 +459,42 @@ class Padded(Packed):
 PACKED = Answers(
     right=[Packed, WithAnOffset, WithATable, AsModule],
     wrong=[
-        (packed(codes=lambda self: torch.stack((self.packed // 16, self.packed % 16), 1).int()), "Negative codes come"),
+        (
+            packed(codes=lambda self: torch.stack((self.packed // 16, self.packed % 16), 1).int()),
+            "Negative codes come",
+        ),
         (packed(codes=lambda self: Packed.codes(self).flip(1)), "are swapped"),
-        (packed(scale=lambda self, rows: rows.abs().amax().expand(len(rows), 1).clone() / 7), "share one scale"),
+        (
+            packed(scale=lambda self, rows: rows.abs().amax().expand(len(rows), 1).clone() / 7),
+            "share one scale",
+        ),
         (packed(scale=lambda self, rows: rows.abs().amax() / 7), "That is too little"),
-        (packed(scale=lambda self, rows: rows.amax(dim=1, keepdim=True) / 7), "its largest *magnitude* below"),
-        (packed(scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 8,
-                code=lambda self, x: x.round().clamp(-8, 7)), "Is its scale that magnitude over 7"),
-        (packed(scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 7.5,
-                code=lambda self, x: x.round().clamp(-7, 7)), "Is its scale that magnitude over 7"),
-        (packed(pack=lambda self, pairs: pairs[:, 0] * 16 + pairs[:, 1]), "other number in their byte is below zero"),
-        (packed(pack=lambda self, pairs: pairs[:, 0] << 4 | pairs[:, 1]), "other number in their byte is below zero"),
+        (
+            packed(scale=lambda self, rows: rows.amax(dim=1, keepdim=True) / 7),
+            "its largest *magnitude* below",
+        ),
+        (
+            packed(
+                scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 8,
+                code=lambda self, x: x.round().clamp(-8, 7),
+            ),
+            "Is its scale that magnitude over 7",
+        ),
+        (
+            packed(
+                scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 7.5,
+                code=lambda self, x: x.round().clamp(-7, 7),
+            ),
+            "Is its scale that magnitude over 7",
+        ),
+        (
+            packed(pack=lambda self, pairs: pairs[:, 0] * 16 + pairs[:, 1]),
+            "other number in their byte is below zero",
+        ),
+        (
+            packed(pack=lambda self, pairs: pairs[:, 0] << 4 | pairs[:, 1]),
+            "other number in their byte is below zero",
+        ),
         (packed(code=lambda self, x: (x.round() * 1.0).to(torch.uint8)), "A negative float becomes a uint8"),
         (packed(scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True) / 8), "7 is the largest code"),
         (packed(code=lambda self, x: x.floor()), "to the *nearest* code"),
@@ -416,27 +504,53 @@ PACKED = Answers(
         (Remembering, "more bytes than were held"),
         (packed(code=lambda self, x: x.trunc()), "round to the *nearest* code"),
         (packed(guard=lambda self, scales: scales), "you divide 0 by 0"),
-        (packed(pack=lambda self, pairs: pairs.flatten(), codes=lambda self: self.packed), "A code has a whole byte"),
+        (
+            packed(pack=lambda self, pairs: pairs.flatten(), codes=lambda self: self.packed),
+            "A code has a whole byte",
+        ),
         (Keeping, "The original numbers are among them"),
         (Listed, "Numbers are held in a list"),
-        (holding(lambda self: {"packed": self.packed.tolist()},
-                 codes=lambda self: Packed.codes(packed_of(torch.tensor(self.packed, dtype=torch.uint8)))),
-         "Numbers are held in a list"),
-        (holding(lambda self: {"packed": self.packed.numpy().copy()},
-                 codes=lambda self: Packed.codes(packed_of(torch.from_numpy(self.packed)))), "an array"),
-        (holding(lambda self: {"packed": bytes(self.packed.tolist())},
-                 codes=lambda self: Packed.codes(packed_of(torch.tensor(list(self.packed), dtype=torch.uint8)))),
-         "or bytes"),
+        (
+            holding(
+                lambda self: {"packed": self.packed.tolist()},
+                codes=lambda self: Packed.codes(packed_of(torch.tensor(self.packed, dtype=torch.uint8))),
+            ),
+            "Numbers are held in a list",
+        ),
+        (
+            holding(
+                lambda self: {"packed": self.packed.numpy().copy()},
+                codes=lambda self: Packed.codes(packed_of(torch.from_numpy(self.packed))),
+            ),
+            "an array",
+        ),
+        (
+            holding(
+                lambda self: {"packed": bytes(self.packed.tolist())},
+                codes=lambda self: Packed.codes(
+                    packed_of(torch.tensor(list(self.packed), dtype=torch.uint8))
+                ),
+            ),
+            "or bytes",
+        ),
         (holding(lambda self: {"table": torch.arange(16.0)}), "float32 (16,). What is neither"),
         (holding(lambda self: {"size": torch.tensor(self.shape)}), "int64 (2,). What is neither"),
-        (holding(lambda self: {"wide": self.scales.repeat_interleave(self.block)}), "float32 (128,). What is neither"),
-        (holding(lambda self: {"scales": torch.cat((self.scales, self.scales))[:len(self.scales)]}),
-         "the rest of a sliced tensor"),
+        (
+            holding(lambda self: {"wide": self.scales.repeat_interleave(self.block)}),
+            "float32 (128,). What is neither",
+        ),
+        (
+            holding(lambda self: {"scales": torch.cat((self.scales, self.scales))[: len(self.scales)]}),
+            "the rest of a sliced tensor",
+        ),
         (packed(unpack=lambda self: Packed.unpack(self).bfloat16()), "come back as torch.bfloat16"),
         (packed(unpack=lambda self: Packed.unpack(self).to(torch.int8)), "come back as torch.int8"),
         (packed(guard=lambda self, scales: scales + 1e-8), "A block of tiny numbers"),
         (packed(guard=lambda self, scales: scales.clamp_min(1e-6)), "A block of tiny numbers"),
-        (packed(scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True).clamp_min(1e-6) / 7), "of tiny numbers"),
+        (
+            packed(scale=lambda self, rows: rows.abs().amax(dim=1, keepdim=True).clamp_min(1e-6) / 7),
+            "of tiny numbers",
+        ),
         (packed(unpack=spoiling), "A second unpack()"),
         (ByView, "A transposed tensor has no flat view"),
         (Padded, "Some are for padding"),
@@ -445,7 +559,7 @@ PACKED = Answers(
         (packed(unpack=lambda self: None), "returned nothing"),
         (lambda values, block: (values, block), "has no `unpack`"),
     ],
-)  # fmt: skip
+)
 
 
 class KeepsNothing(torch.autograd.Function):
@@ -535,35 +649,65 @@ def by_checkpoint(x: torch.Tensor, packed: Any, bias: Any) -> torch.Tensor:
 PRODUCT = Answers(
     right=[KeepsNothing.apply, by_shapes, in_a_closure],
     wrong=[
-        (lambda x, packed, bias: F.linear(x, packed.unpack().to(x.dtype), bias), "W is kept for backward, unpacked"),
+        (
+            lambda x, packed, bias: F.linear(x, packed.unpack().to(x.dtype), bias),
+            "W is kept for backward, unpacked",
+        ),
         (KeepsW.apply, "W is kept for backward, unpacked"),
         (in_the_matrix, "W is kept for backward, unpacked"),
         (KeepsX.apply, "x is kept for backward"),
         (by_checkpoint, "x is kept for backward"),
         (lambda x, packed, bias: KeepsNothing.apply(x, packed, None), "The bias is missing"),
-        (lambda x, packed, bias: KeepsNothing.apply(x.float(), packed, None if bias is None else bias.float()),
-         "but the output is not: the unpacked W is fp32"),
+        (
+            lambda x, packed, bias: KeepsNothing.apply(
+                x.float(), packed, None if bias is None else bias.float()
+            ),
+            "but the output is not: the unpacked W is fp32",
+        ),
         (lambda x, packed, bias: 2 * KeepsNothing.apply(x, packed, bias), "The output is not x·Wᵀ"),
         (lambda x, packed, bias: KeepsNothing.apply(x, packed, bias).flatten(), "another shape than x·Wᵀ"),
         (lambda x, packed, bias: KeepsNothing.apply(x.detach(), packed, bias), "something cuts the graph"),
-        (backwards(lambda ctx, gradient: gradient @ ctx.packed.unpack()), "Backward through your output raised"),
-        (backwards(lambda ctx, gradient: (gradient @ ctx.packed.unpack().T, None, None)), "Backward through your"),
-        (backwards(lambda ctx, gradient: (2 * gradient @ ctx.packed.unpack(), None, None)), "is not the output's"),
+        (
+            backwards(lambda ctx, gradient: gradient @ ctx.packed.unpack()),
+            "Backward through your output raised",
+        ),
+        (
+            backwards(lambda ctx, gradient: (gradient @ ctx.packed.unpack().T, None, None)),
+            "Backward through your",
+        ),
+        (
+            backwards(lambda ctx, gradient: (2 * gradient @ ctx.packed.unpack(), None, None)),
+            "is not the output's",
+        ),
         (backwards(lambda ctx, gradient: (None, None, None)), "No gradient reaches x"),
-        (backwards(lambda ctx, gradient: (gradient @ ctx.packed.unpack().to(gradient.dtype), None, gradient[0])),
-         "Backward returns None for all but x"),
+        (
+            backwards(
+                lambda ctx, gradient: (gradient @ ctx.packed.unpack().to(gradient.dtype), None, gradient[0])
+            ),
+            "Backward returns None for all but x",
+        ),
         (KeepsOutput.apply, "The output is kept for backward"),
-        (backwards(lambda ctx, gradient: (gradient @ ctx.packed.unpack() + 0 * ctx.packed.unpack()[:1], None, None)),
-         "is unpacked 3 times"),
+        (
+            backwards(
+                lambda ctx, gradient: (
+                    gradient @ ctx.packed.unpack() + 0 * ctx.packed.unpack()[:1],
+                    None,
+                    None,
+                )
+            ),
+            "is unpacked 3 times",
+        ),
     ],
-)  # fmt: skip
+)
 
 
 def test_a_failure_names_the_case_without_its_numbers() -> None:
     def shapeless(x: torch.Tensor, packed: Any, bias: Any) -> None:
         raise ValueError("shapes")
 
-    assert "a tensor of (5, 64) in float32, W of (48, 64) in four bits, a tensor of (48,)" in hint("12.3", shapeless)
+    assert "a tensor of (5, 64) in float32, W of (48, 64) in four bits, a tensor of (48,)" in hint(
+        "12.3", shapeless
+    )
 
 
 def per_token(
@@ -628,11 +772,17 @@ PRODUCT8 = Answers(
         (per_token(levels=7), "Some number is off"),
         (per_token(least=0.0), "a token may be all zeros"),
         (per_token(least=1e-6), "A tiny token comes out wrong"),
-        (per_token(most=lambda x: x.abs().max(dim=-1, keepdim=True).values + 1e-5), "A tiny token comes out wrong"),
+        (
+            per_token(most=lambda x: x.abs().max(dim=-1, keepdim=True).values + 1e-5),
+            "A tiny token comes out wrong",
+        ),
         (per_token(rows=lambda scale: scale), "raised"),
         (lambda *given: per_token()(*given).bfloat16(), "You return torch.bfloat16"),
         (lambda *given: per_token()(*given).flatten(0, -2), "give (2, 3, 6), not"),
-        (lambda x, codes, scale: per_token(tokens=lambda e: 1, rows=lambda s: 1)(x, codes, scale), "torch.int32"),
+        (
+            lambda x, codes, scale: per_token(tokens=lambda e: 1, rows=lambda s: 1)(x, codes, scale),
+            "torch.int32",
+        ),
     ],
 )
 

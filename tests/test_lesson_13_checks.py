@@ -9,10 +9,19 @@ from torch.nn import functional as F
 
 
 def moments(
-    steps: int = 2, without: bool = True, reset: str = "first", early: bool = False, zero: bool = True,
-    drop: bool = True, hold: bool = False, late: bool = False, after: bool = False, counter: str = "memory_allocated",
-    unit: float = 1, targets: bool = False,
-) -> Any:  # fmt: skip
+    steps: int = 2,
+    without: bool = True,
+    reset: str = "first",
+    early: bool = False,
+    zero: bool = True,
+    drop: bool = True,
+    hold: bool = False,
+    late: bool = False,
+    after: bool = False,
+    counter: str = "memory_allocated",
+    unit: float = 1,
+    targets: bool = False,
+) -> Any:
     """A referee, with one habit of its own."""
     lasting: dict[str, Any] = {}
 
@@ -81,7 +90,8 @@ def with_a_function(make_model: Any, make_batch: Any) -> dict[str, int]:
 
 def forgets_the_batch(make_model: Any, make_batch: Any) -> dict[str, int]:
     """Makes the batch in a function that forgets it."""
-    before, found = torch.cuda.memory_allocated(), {}
+    before = torch.cuda.memory_allocated()
+    found = {}
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -130,8 +140,14 @@ REFEREE = Answers(
         (moments(unit=1e-6), "MB where bytes"),
         (lambda make_model, make_batch: {"begin": 1, "forward": 2, "peak": 3}, "has no 'backward'"),
         (lambda make_model, make_batch: dict.fromkeys(MOMENTS, 10**6), "is too little"),
-        (lambda make_model, make_batch: make_model()(make_batch()[0]).sum().item(), "your function raised StepError"),
-        (lambda make_model, make_batch: make_model(), "Called with a function, a function, your function returned"),
+        (
+            lambda make_model, make_batch: make_model()(make_batch()[0]).sum().item(),
+            "your function raised StepError",
+        ),
+        (
+            lambda make_model, make_batch: make_model(),
+            "Called with a function, a function, your function returned",
+        ),
         (lambda make_model: {}, "keep its first line"),
     ],
 )
@@ -164,7 +180,8 @@ class Discards(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers, self.last = nn.ModuleList(nn.Linear(512, 512) for _ in range(8)), nn.Linear(512, 512)
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(8))
+        self.last = nn.Linear(512, 512)
 
     def forward(self, x: Any) -> Any:
         for layer in self.layers:
@@ -197,8 +214,10 @@ BREAKS = Answers(
         broken(),
         broken(layers=lambda: (OneBias(), torch.randn(1024, 512))),
         broken(batch=on_the_gpu, gradients=lambda: deep(24, 1024, 2048)),
-        broken(batch=lambda: (nn.Sequential(nn.Embedding(10**6, 16), nn.Flatten()), torch.arange(2**18)),
-               layers=lambda: (nn.Sequential(*[Shift(1) for _ in range(9)]), torch.randn(2**20))),
+        broken(
+            batch=lambda: (nn.Sequential(nn.Embedding(10**6, 16), nn.Flatten()), torch.arange(2**18)),
+            layers=lambda: (nn.Sequential(*[Shift(1) for _ in range(9)]), torch.randn(2**20)),
+        ),
     ],
     wrong=[
         (broken(batch=lambda: deep(4, 64, 8192)), "What does not grow with the batch?"),
@@ -207,12 +226,25 @@ BREAKS = Answers(
         (broken(batch=lambda: (nn.Linear(512, 512), torch.randn(10**6))[:1]), "should return a pair"),
         (broken(batch=lambda: nn.Linear(4096, 4096)), "but the exercise asks for a tuple"),
         (broken(layers=lambda: (torch.randn(512, 512), nn.Linear(512, 512))), "should return a pair"),
-        (broken(layers=lambda: (Shift(1024), torch.randn(1024, 1024))), "x and the output are kept in any case"),
+        (
+            broken(layers=lambda: (Shift(1024), torch.randn(1024, 1024))),
+            "x and the output are kept in any case",
+        ),
         (broken(layers=lambda: deep(6)), "that are kept only once, or not at all"),
-        (broken(layers=lambda: (nn.LayerNorm(1024), torch.randn(1024, 1024))), "Which bytes does a layer read that"),
-        (broken(layers=lambda: (Discards(), torch.randn(512, 512))), "gets no gradient. Use it, or freeze it"),
-        (broken(layers=lambda: (nn.Sequential(nn.ReLU(), nn.GELU()), torch.randn(512, 512).requires_grad_())),
-         "layers: no parameter of your model learns"),
+        (
+            broken(layers=lambda: (nn.LayerNorm(1024), torch.randn(1024, 1024))),
+            "Which bytes does a layer read that",
+        ),
+        (
+            broken(layers=lambda: (Discards(), torch.randn(512, 512))),
+            "gets no gradient. Use it, or freeze it",
+        ),
+        (
+            broken(
+                layers=lambda: (nn.Sequential(nn.ReLU(), nn.GELU()), torch.randn(512, 512).requires_grad_())
+            ),
+            "layers: no parameter of your model learns",
+        ),
         (broken(gradients=lambda: deep(4, 512, 512)), "Then the optimizer adds temporaries"),
         (broken(gradients=lambda: deep(8, 64, 8192)), "yours are too small to matter"),
         (broken(gradients=BROKEN["batch"]), "Then the optimizer adds temporaries"),
@@ -220,11 +252,12 @@ BREAKS = Answers(
         (lambda: {"batch": BROKEN["batch"]}, "has no 'layers' and no 'gradients'"),
         (lambda: list(BROKEN.values()), "but the exercise asks for a dictionary"),
     ],
-)  # fmt: skip
+)
 
 
 def tensor_by_tensor(h: int, kv: int, ffn: int, a: int) -> int:
-    fp32, bf16 = [h, 1, h, 1, a], [h] * 4 + [kv, kv] + [ffn] * 4
+    fp32 = [h, 1, h, 1, a]
+    bf16 = [h] * 4 + [kv, kv] + [ffn] * 4
     return 4 * sum(fp32) + 2 * sum(bf16)
 
 
@@ -254,7 +287,10 @@ BYTES_A_TOKEN = Answers(
         (tally(wide=True), "With grouped queries they have kv numbers"),
         (tally(statistic=0), "The norms' statistics are missing"),
         (tally(kernel=0), "number for each head is missing"),
-        (lambda h, kv, ffn, a: 2 * (h + 1) + 2 * h + 2 * (h + kv) + a + 4 * ffn, "You count elements, not bytes"),
+        (
+            lambda h, kv, ffn, a: 2 * (h + 1) + 2 * h + 2 * (h + kv) + a + 4 * ffn,
+            "You count elements, not bytes",
+        ),
         (lambda h, kv, ffn, a: 34 * h, "The part with h is off"),
         (lambda h, kv, ffn, a: 8 * tally()(h, kv, ffn, a), "8 times too large"),
     ],

@@ -141,7 +141,8 @@ def stores_errors(build: Build, start: int) -> int | None:
 def from_below(build: Build, start: int) -> int | None:
     best, size = None, 1
     while size <= start and fits(build, size):
-        best, size = size, 2 * size
+        best = size
+        size = 2 * size
         gc.collect()
     return best
 
@@ -250,10 +251,14 @@ def fitting(
                 x = model.embedding(tokens)
                 for block in model.blocks:
                     x = checkpoint(block, x, use_reentrant=False) if blocks else block(x)
-                x, y = x.flatten(0, 1), targets.flatten()
+                x = x.flatten(0, 1)
+                y = targets.flatten()
                 pieces = list(zip(x.split(chunk or len(x)), y.split(chunk or len(x)), strict=True))
                 loss = torch.stack(
-                    [loss_of(*one) if waits else checkpoint(loss_of, *one, use_reentrant=False) for one in pieces]
+                    [
+                        loss_of(*one) if waits else checkpoint(loss_of, *one, use_reentrant=False)
+                        for one in pieces
+                    ]
                 ).sum()
                 loss = loss / (len(pieces) if mean else divide(batch[1]))
             loss.backward()
@@ -271,13 +276,16 @@ def fitting(
 
 
 def in_two_parts(model: Any, optimizer: Any, batch: Any) -> None:
-    """The head's pieces go backward one by one into a detached input, without recomputation; then the rest does."""
+    """The head's pieces go backward one by one into a detached input, without recomputation; then the rest
+    does.
+    """
     for tokens, targets in zip(*(part.split(2) for part in batch), strict=True):
         with torch.autocast(tokens.device.type, torch.bfloat16):
             x = model.embedding(tokens)
             for block in model.blocks:
                 x = block(x)
-        cut, y = x.detach().requires_grad_(), targets.flatten()
+        cut = x.detach().requires_grad_()
+        y = targets.flatten()
         for first in range(0, len(y), 100):
             with torch.autocast(tokens.device.type, torch.bfloat16):
                 logits = model.head(cut.flatten(0, 1)[first : first + 100])
@@ -301,7 +309,8 @@ def along_sequences(model: Any, optimizer: Any, batch: Any) -> None:
 def dropping_the_rest(model: Any, optimizer: Any, batch: Any) -> None:
     tokens, targets = batch
     with torch.autocast(tokens.device.type, torch.bfloat16):
-        logits, y = model(tokens).flatten(0, 1), targets.flatten()
+        logits = model(tokens).flatten(0, 1)
+        y = targets.flatten()
         pieces = [slice(256 * i, 256 * (i + 1)) for i in range(len(y) // 256)]
         loss = sum(cross_entropy(logits[one], y[one], reduction="sum") for one in pieces) / y.numel()
     loss.backward()
@@ -379,7 +388,10 @@ FITTING = Answers(
         (partial(head_in, torch.float32), "mm in float32"),
         (partial(head_in, torch.float16), "in float16"),
         (wrapping, "its modules are wrapped"),
-        (lambda model, optimizer, batch: fitting()(model.bfloat16(), optimizer, batch), "its weights are in another"),
+        (
+            lambda model, optimizer, batch: fitting()(model.bfloat16(), optimizer, batch),
+            "its weights are in another",
+        ),
         (fitting(chunk=40, waits=True), "Must they, or can you compute them again"),
         (lambda model, optimizer, batch: None, "0 optimizer steps"),
         (lambda model, optimizer, batch: optimizer.step(), "no gradient"),
@@ -388,7 +400,15 @@ FITTING = Answers(
 
 
 ON_V100 = TrainingRun(
-    "gpt2-large", 12, 1024, "amp-fp16", "adamw-fused", "efficient", "every-2", accumulation_steps=4, loss_chunks=8
+    "gpt2-large",
+    12,
+    1024,
+    "amp-fp16",
+    "adamw-fused",
+    "efficient",
+    "every-2",
+    accumulation_steps=4,
+    loss_chunks=8,
 )
 
 
@@ -432,8 +452,12 @@ CLUES: dict[str, Callable[[Any], bool]] = {
     "fragmentation": lambda seen: seen.free > seen.requested and seen.free_share > 0.2,
     "states": lambda seen: seen.phase == "optimizer" and seen.alive["optimizer_states"] < 8 * seen.parameters,
     "update": lambda seen: seen.phase == "optimizer",
-    "loss": lambda seen: seen.vocab and seen.requested // (seen.micro_batch * seen.seq_len * seen.vocab) in (2, 4),
-    "attention": lambda seen: seen.heads and seen.requested % (seen.micro_batch * seen.heads * seen.seq_len**2) == 0,
+    "loss": lambda seen: (
+        seen.vocab and seen.requested // (seen.micro_batch * seen.seq_len * seen.vocab) in (2, 4)
+    ),
+    "attention": lambda seen: (
+        seen.heads and seen.requested % (seen.micro_batch * seen.heads * seen.seq_len**2) == 0
+    ),
 }
 
 
@@ -457,20 +481,32 @@ def by_phase(seen: Any) -> str:
         complete = seen.alive["optimizer_states"] / seen.parameters >= 8
         return "update" if complete else "states"
     tokens = seen.micro_batch * seen.seq_len
-    scores, logits = tokens * seen.seq_len * seen.heads, tokens * seen.vocab
+    scores = tokens * seen.seq_len * seen.heads
+    logits = tokens * seen.vocab
     if logits and any(abs(seen.requested / logits - n) < 0.01 for n in (2, 4)):
         return "loss"
     return "attention" if scores and seen.requested / scores in (1, 2, 4) else "activations"
 
 
 DIAGNOSE = Answers(
-    right=[detective(), by_phase, detective(["fragmentation", "graphs", "states", "update", "loss", "attention"])],
+    right=[
+        detective(),
+        by_phase,
+        detective(["fragmentation", "graphs", "states", "update", "loss", "attention"]),
+    ],
     wrong=[
-        (detective(["states", "update", "graphs", "fragmentation", "attention", "loss"]), "You blame the last request"),
+        (
+            detective(["states", "update", "graphs", "fragmentation", "attention", "loss"]),
+            "You blame the last request",
+        ),
         (detective(graphs=lambda seen: seen.step >= 3), "Not every later failure is a leak"),
         (detective(graphs=lambda seen: seen.heads == 0), "Not every later failure is a leak"),
-        (detective(attention=lambda seen: seen.requested == 4 * seen.micro_batch * seen.heads * seen.seq_len**2),
-         "How large was the request"),
+        (
+            detective(
+                attention=lambda seen: seen.requested == 4 * seen.micro_batch * seen.heads * seen.seq_len**2
+            ),
+            "How large was the request",
+        ),
         (detective(fragmentation=lambda seen: seen.free > seen.requested), "Less is crumbs"),
         (detective(states=lambda seen: seen.phase == "optimizer"), "Are the states complete"),
         (without("states"), "Were its states complete"),
@@ -479,19 +515,31 @@ DIAGNOSE = Answers(
         (without("fragmentation"), "You miss fragmentation"),
         (detective(fragmentation=lambda seen: seen.free_share > 0.2), "Was it more than the request"),
         (detective(fragmentation=lambda seen: seen.phase == "backward"), "The cause was not 'fragmentation'"),
-        (detective(graphs=lambda seen: sorted(seen.step_starts)[0] < seen.step_starts[-1]), "Does the third begin"),
+        (
+            detective(graphs=lambda seen: sorted(seen.step_starts)[0] < seen.step_starts[-1]),
+            "Does the third begin",
+        ),
         (detective(["attention", *CLUES]), "The cause was not 'attention'"),
-        (detective(attention=lambda seen: seen.requested > seen.micro_batch * seen.heads * seen.seq_len**2 > 0),
-         "Is it a whole multiple"),
+        (
+            detective(
+                attention=lambda seen: seen.requested > seen.micro_batch * seen.heads * seen.seq_len**2 > 0
+            ),
+            "Is it a whole multiple",
+        ),
         (detective(attention=lambda seen: seen.heads), "Is it a whole multiple"),
         (detective(["loss"], loss=lambda seen: seen.requested % seen.vocab == 0), "raised ZeroDivisionError"),
-        (detective(loss=lambda seen: seen.requested == 2 * seen.micro_batch * seen.seq_len * seen.vocab),
-         "How large was the request"),
+        (
+            detective(loss=lambda seen: seen.requested == 2 * seen.micro_batch * seen.seq_len * seen.vocab),
+            "How large was the request",
+        ),
         (detective(graphs=lambda seen: seen.step > 1), "Not every later failure is a leak"),
         (lambda seen: max(seen.alive, key=lambda kind: seen.alive[kind]), "not one of activations"),
-        (lambda seen: "weights" if seen.phase == "loss" else detective()(seen), "The cause was not 'weights'"),
+        (
+            lambda seen: "weights" if seen.phase == "loss" else detective()(seen),
+            "The cause was not 'weights'",
+        ),
     ],
-)  # fmt: skip
+)
 
 
 def test_hidden_cases_are_of_every_cause_that_can_be_told() -> None:

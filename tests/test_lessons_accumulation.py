@@ -1,4 +1,6 @@
-"""Own code of lessons 07 and 07b: paths of θ, noise from two batches, rates, published batches, the figure."""
+"""Own code of lessons 07 and 07b: paths of θ, noise from two batches, rates, published
+batches, the figure.
+"""
 
 import json
 import math
@@ -29,9 +31,11 @@ def length(walked: Sequence[mb.Point]) -> float:
 
 def test_a_path_by_groups_is_the_large_batchs_and_small_steps_wander() -> None:
     fit = mb.LineFit()
-    large, grouped = mb.path(fit, 0.5, 100, 4), mb.path(fit, 0.5, 4, 4, group=25)
+    large = mb.path(fit, 0.5, 100, 4)
+    grouped = mb.path(fit, 0.5, 4, 4, group=25)
     assert torch.allclose(torch.tensor(large), torch.tensor(grouped), atol=1e-12)
-    each, slow = mb.path(fit, 0.5, 4, 4), mb.path(fit, 0.02, 4, 4)
+    each = mb.path(fit, 0.5, 4, 4)
+    slow = mb.path(fit, 0.02, 4, 4)
     assert len(each) == 101 and length(each) > 2 * length(large)
     assert math.dist(slow[-1], large[-1]) < 0.15 * math.dist(mb.START, large[-1])
     with pytest.raises(ValueError, match="do not divide into steps"):
@@ -45,7 +49,8 @@ def test_the_best_line_has_no_slope_left_and_contours_are_level() -> None:
         return (theta[0] + theta[1] * fit.x - fit.y).square().mean().item()
 
     assert mb.slope(fit.best(), fit.moments()) == pytest.approx((0, 0), abs=1e-12)
-    least, start = loss(fit.best()), loss(mb.START)
+    least = loss(fit.best())
+    start = loss(mb.START)
     heights = [loss(point) for point in contour(fit, mb.START, 0.5)]
     assert heights == pytest.approx([least + 0.5 * (start - least)] * len(heights))
 
@@ -73,14 +78,22 @@ def test_the_puzzle_in_single_sequences_fits_no_card_of_24_gb_once_cuda_has_its_
     run = TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full", accumulation_steps=32)
     peak = estimate(run).total
     assert all(gpu(card).room - peak < 300e6 for card in ("RTX3090-24GB", "RTX4090-24GB", "L4-24GB"))
-    in_fp32 = estimate(run.replace(precision="bf16-master-fp32grad", micro_batch=4, accumulation_steps=8)).total
+    in_fp32 = estimate(
+        run.replace(precision="bf16-master-fp32grad", micro_batch=4, accumulation_steps=8)
+    ).total
     assert in_fp32 + 300e6 < gpu("RTX5090-32GB").room and round(in_fp32 / 1e9, 1) == 29.9
 
 
 def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
     fit = mb.LineFit()
-    shown = theta_paths(fit, {"all": mb.path(fit, 0.5, 100, 3), "each": mb.path(fit, 0.5, 4, 1)}, "It wanders")
-    assert shown.alt.startswith("It wanders. ") and "each: 25 steps" in shown.alt and 'data-steps="3"' in shown.svg
+    shown = theta_paths(
+        fit, {"all": mb.path(fit, 0.5, 100, 3), "each": mb.path(fit, 0.5, 4, 1)}, "It wanders"
+    )
+    assert (
+        shown.alt.startswith("It wanders. ")
+        and "each: 25 steps" in shown.alt
+        and 'data-steps="3"' in shown.svg
+    )
 
 
 def test_the_explorer_walks_as_its_controls_say() -> None:
@@ -100,7 +113,10 @@ def test_the_explorer_says_what_is_not_possible_and_what_leaves_the_picture() ->
     shown = theta_explorer(1, 1, 1.5)
     assert "leaves the picture" in shown.picture.value and "nan" not in shown.picture.value
     shown.controls["size"].value, shown.controls["group"].value = 50, 50
-    assert "Not possible" in shown.picture.value and "do not divide into steps of 50 micro-batches" in shown.message
+    assert (
+        "Not possible" in shown.picture.value
+        and "do not divide into steps of 50 micro-batches" in shown.message
+    )
     assert repr(theta_explorer()) == repr(shown) == shown.invitation
 
 
@@ -135,7 +151,9 @@ def shown_bars(beginning: str) -> list[float]:
 
 
 def test_each_rule_holds_at_its_own_rate_in_the_stored_figures() -> None:
-    """A rule keeps up where its bar is within 2 points of the small batch's; without it a bar is well above."""
+    """A rule keeps up where its bar is within 2 points of the small batch's; without it
+    a bar is well above.
+    """
     small, unscaled, root, warmed, sudden = shown_bars("SGD: with k and a warm-up")
     assert abs(warmed - small) < 2 < root - small < unscaled - small < sudden - small
     small, unscaled, sudden, root, linear = shown_bars("Adam: with √k and a warm-up")

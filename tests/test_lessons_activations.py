@@ -24,7 +24,9 @@ HOOKS = ("s, b, h = 1024", "layer = nn.LayerNorm(h)", "def kept_by(")
 BLOCK = (*HOOKS, "def eager(", "class Block(", "s, b, h, a = 512", "def flash(", "class SwiGLU(")
 
 
-@pytest.mark.parametrize(("kernel", "rate", "mlp"), [*product(KERNELS, (0.1, 0.0), ["gelu"]), ("flash", 0.1, "swiglu")])
+@pytest.mark.parametrize(
+    ("kernel", "rate", "mlp"), [*product(KERNELS, (0.1, 0.0), ["gelu"]), ("flash", 0.1, "swiglu")]
+)
 def test_the_lessons_block_keeps_each_tensor_of_the_estimate(kernel: str, rate: float, mlp: str) -> None:
     names = names_from_cells("05", *BLOCK)
     model = replace(PRESETS["gpt2"], dropout=rate, mlp=mlp, ffn=2048 if mlp == "swiglu" else 3072)
@@ -35,17 +37,20 @@ def test_the_lessons_block_keeps_each_tensor_of_the_estimate(kernel: str, rate: 
         x = torch.randn(2, 64, 768, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         kept = names["kept_by"](block.to("cuda", torch.bfloat16), x)
     wanted = block_saved(TrainingRun(model, 2, 64, "bf16-master", attention=kernel))
-    assert sorted(tensor.untyped_storage().nbytes() for tensor in kept) == sorted(item.size for item in wanted)
+    assert sorted(tensor.untyped_storage().nbytes() for tensor in kept) == sorted(
+        item.size for item in wanted
+    )
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 8])
 def test_the_lessons_loss_in_chunks_is_the_networks(chunks: int) -> None:
     torch.manual_seed(0)
     features = torch.randn(50, 16, dtype=torch.float64, requires_grad=True)
-    head, targets = torch.nn.Linear(16, 40, bias=False, dtype=torch.float64), torch.randint(40, (50,))
-    mine = names_from_cells("05", *HOOKS, "def chunked_loss(head, features, targets, chunks):")["chunked_loss"](
-        head, features, targets, chunks
-    )
+    head = torch.nn.Linear(16, 40, bias=False, dtype=torch.float64)
+    targets = torch.randint(40, (50,))
+    mine = names_from_cells("05", *HOOKS, "def chunked_loss(head, features, targets, chunks):")[
+        "chunked_loss"
+    ](head, features, targets, chunks)
     theirs = chunked_loss(features[None], head, targets[None], chunks)
     plain = torch.nn.functional.cross_entropy(head(features), targets)
     wanted = torch.autograd.grad(plain, [features, head.weight])
@@ -69,7 +74,9 @@ def test_the_map_has_every_cell_that_the_model_takes_and_a_line(model: str, card
     run = TrainingRun(model)
     figure = heat_map(run, gpu(card), (4, 512))
     cells = [int(size) for size in re.findall(r'data-bytes="(\d+)"', figure.svg)]
-    assert len(cells) == len(BATCHES) * len(lengths(run)) and max(lengths(run)) == min(2**15, run.model.max_positions)
+    assert len(cells) == len(BATCHES) * len(lengths(run)) and max(lengths(run)) == min(
+        2**15, run.model.max_positions
+    )
     one = run.replace(micro_batch=BATCHES[0], seq_len=lengths(run)[0])
     assert cells[0] == kept_bytes(one) == activation_bytes(one) + sum_bytes(loss_saved(one))
     assert figure.svg.count("data-limit") == 1
@@ -102,7 +109,9 @@ def test_the_map_follows_its_sliders_at_once() -> None:
     assert calls(another_model) < 120_000, "two controls, tens of milliseconds each"
     assert shown.run == TrainingRun("llama3.2-1b", 4, 512, "amp-bf16", attention="eager")
     assert (
-        shown.picture.value != before and shown.figure and "No step of llama3.2-1b fits on T4-16GB" in shown.figure.alt
+        shown.picture.value != before
+        and shown.figure
+        and "No step of llama3.2-1b fits on T4-16GB" in shown.figure.alt
     )
     assert "run this cell" in repr(shown) and gpu("T4-16GB").name in shown.figure.svg
 
@@ -138,8 +147,13 @@ def test_the_sliders_of_the_map_are_in_order() -> None:
 def test_the_recipe_decides_whether_a_small_llama_takes_over_50_gb() -> None:
     run = TrainingRun("llama3.2-1b", 1, 4096)
     recipes = [*product(("fp32", "amp-bf16", "bf16-master"), ("eager", "efficient")), ("amp-bf16", "flash")]
-    peaks = {(one, kernel): estimate(run.replace(precision=one, attention=kernel)).total for one, kernel in recipes}
-    assert {recipe for recipe, peak in peaks.items() if peak > 50e9} == {("fp32", "eager"), ("amp-bf16", "eager")}
+    peaks = {
+        (one, kernel): estimate(run.replace(precision=one, attention=kernel)).total for one, kernel in recipes
+    }
+    assert {recipe for recipe, peak in peaks.items() if peak > 50e9} == {
+        ("fp32", "eager"),
+        ("amp-bf16", "eager"),
+    }
 
 
 def test_the_answer_about_the_map_is_that_of_its_controls() -> None:

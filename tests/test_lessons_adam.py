@@ -1,4 +1,6 @@
-"""Lesson 02's own code: the valley and its walks, the rules and the optimizer of its cells, figures and the walker."""
+"""Lesson 02's own code: the valley and its walks, the rules and the optimizer of its cells, figures and the
+walker.
+"""
 
 import functools
 import math
@@ -30,9 +32,12 @@ def test_each_rule_of_the_lesson_walks_as_torchs_optimizer_does(rule: str) -> No
 def test_the_lessons_adamw_equals_torchs_in_double_and_makes_its_states_in_the_first_step() -> None:
     made = names_from_cells("02", "def walk(", "def adam(", "class HandAdamW")["HandAdamW"]
     dice = torch.Generator().manual_seed(0)
-    ours = [torch.nn.Parameter(torch.randn(size, generator=dice, dtype=torch.float64)) for size in ((4, 3), (5,))]
+    ours = [
+        torch.nn.Parameter(torch.randn(size, generator=dice, dtype=torch.float64)) for size in ((4, 3), (5,))
+    ]
     theirs = [torch.nn.Parameter(weight.detach().clone()) for weight in ours]
-    mine, official = made(ours, 0.01), torch.optim.AdamW(theirs, lr=0.01)
+    mine = made(ours, 0.01)
+    official = torch.optim.AdamW(theirs, lr=0.01)
     assert kept_bytes(mine) == kept_bytes(official) == 0
     for _ in range(100):
         for one, other in zip(ours, theirs, strict=True):
@@ -42,7 +47,8 @@ def test_the_lessons_adamw_equals_torchs_in_double_and_makes_its_states_in_the_f
         official.step()
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
-    assert kept_bytes(mine) == 2 * 8 * 17 == kept_bytes(official) - 2 * 4  # which has a counter for each tensor, too
+    # which has a counter for each tensor, too
+    assert kept_bytes(mine) == 2 * 8 * 17 == kept_bytes(official) - 2 * 4
 
 
 def test_the_slope_is_the_losss_derivative() -> None:
@@ -105,7 +111,8 @@ def test_the_second_steps_peak_is_higher_by_the_states_and_one_workspace() -> No
     with on_gpu():
         model = gpt(layers=2).to("cuda")
         N = sum(p.numel() for p in model.parameters())
-        optimizer, tokens = torch.optim.AdamW(model.parameters()), torch.zeros(8, 512, dtype=torch.long, device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        tokens = torch.zeros(8, 512, dtype=torch.long, device="cuda")
         for _ in range(3):
             torch.cuda.reset_peak_memory_stats()
             with torch.autocast("cuda", torch.bfloat16):
@@ -114,7 +121,8 @@ def test_the_second_steps_peak_is_higher_by_the_states_and_one_workspace() -> No
             optimizer.step()
             optimizer.zero_grad()
             requested.append(torch.cuda.memory_stats()["requested_bytes.all.peak"])
-    assert requested[1] - requested[0] == 8 * N + (2 * 4096 + 8 * 16) * 1024  # torch's own choice: ":4096:2:16:8"
+    # torch's own choice: ":4096:2:16:8"
+    assert requested[1] - requested[0] == 8 * N + (2 * 4096 + 8 * 16) * 1024
     assert requested[2] == requested[1]
 
 
@@ -125,7 +133,8 @@ def fullest(precision: str, optimizer: str) -> int:
 
 
 def test_an_optimizers_name_means_what_the_lesson_says_in_each_recipe() -> None:
-    N, largest = 124_439_808, 50_257 * 768
+    N = 124_439_808
+    largest = 50_257 * 768
     for precision in ("fp32", "amp-bf16"):
         counters = 148 * 512  # fused keeps each tensor's t on the GPU
         fused = fullest(precision, "adamw-fused") - counters

@@ -1,4 +1,6 @@
-"""Lesson 13's account: answers and measurements are cut so that nothing is lost; errata compute what they claim."""
+"""Lesson 13's account: answers and measurements are cut so that nothing is lost; errata compute what they
+claim.
+"""
 
 import dataclasses
 import re
@@ -16,7 +18,15 @@ from course_utils.benchmark.judged import COUNTS, ESTIMATE, FORM, OURS, SIMULATE
 from course_utils.figures.canvas import text_width
 from course_utils.interactive.course_files import number_of, numbered
 from course_utils.lessons.calculators import calculators, errata
-from course_utils.lessons.calculators.calculators import CALCULATORS, COMPONENTS, OUTSIDE, SCORES, STATES, TERMS, Truth
+from course_utils.lessons.calculators.calculators import (
+    CALCULATORS,
+    COMPONENTS,
+    OUTSIDE,
+    SCORES,
+    STATES,
+    TERMS,
+    Truth,
+)
 from course_utils.lessons.calculators.errata import ERRATA
 from course_utils.lessons.calculators.figures import corrected, gap_map, side_by_side, strips
 from course_utils.lessons.calculators.widget import mender
@@ -99,7 +109,9 @@ def test_every_tensor_at_the_peak_belongs_to_one_component(
 
 
 def test_eager_scores_are_found_by_their_shape() -> None:
-    """Under autocast: fp32 of softmax, its 16-bit copy, the mask; q and k of 64 tokens are squares, too, and none."""
+    """Under autocast: fp32 of softmax, its 16-bit copy, the mask; q and k of 64 tokens are squares, too, and
+    none.
+    """
     for s in (64, 256):
         run = TrainingRun(changed("gpt2", layers=2), 16, s, attention="eager")
         a, b, L = run.model.heads, run.micro_batch, run.model.layers
@@ -121,7 +133,9 @@ def test_a_recording_that_keeps_only_what_is_alive_at_the_peak_is_enough(
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("one", CALCULATORS, ids=lambda one: one.name)
-def test_eight_terms_add_up_to_the_whole_gap(one: calculators.Calculator, name: str, real: dict[str, Truth]) -> None:
+def test_eight_terms_add_up_to_the_whole_gap(
+    one: calculators.Calculator, name: str, real: dict[str, Truth]
+) -> None:
     run, truth = SMALL[name], real[name]
     found = calculators.gaps(one.name, run, truth)
     assert list(found) == [term.name for term in TERMS]
@@ -131,11 +145,15 @@ def test_eight_terms_add_up_to_the_whole_gap(one: calculators.Calculator, name: 
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_closed_form_is_off_by_vectors_and_rounding_alone(name: str, steps: dict[str, Measurement]) -> None:
+def test_the_closed_form_is_off_by_vectors_and_rounding_alone(
+    name: str, steps: dict[str, Measurement]
+) -> None:
     run = SMALL[name]
     formula, counted, measured = calculators.sides(run, steps[name])
     assert counted == measured
-    h, sb, tensors = run.model.hidden, run.seq_len * run.micro_batch, len(steps[name].allocations)
+    h = run.model.hidden
+    sb = run.seq_len * run.micro_batch
+    tensors = len(steps[name].allocations)
     mask_and_positions = sb * h + 8 * run.seq_len * run.model.head_size + 16 * sb
     for part, size in formula.items():
         assert 0 <= measured[part] - size <= mask_and_positions + BLOCK * tensors, part
@@ -149,7 +167,9 @@ def test_the_closed_form_refuses_what_it_does_not_describe() -> None:
             calculators.autocast_formula(SMALL["GPT-2"].replace(**change))
 
 
-def test_what_lies_outside_the_blocks_is_listed(steps: dict[str, Measurement], real: dict[str, Truth]) -> None:
+def test_what_lies_outside_the_blocks_is_listed(
+    steps: dict[str, Measurement], real: dict[str, Truth]
+) -> None:
     found = calculators.outside_blocks(steps["GPT-2"])
     assert sum(found.values()) == real["GPT-2"].parts[OUTSIDE]
     assert any(name.startswith("(loss): _log_softmax") for name in found)
@@ -157,12 +177,17 @@ def test_what_lies_outside_the_blocks_is_listed(steps: dict[str, Measurement], r
 
 def test_figures_say_every_number_and_draw_the_bytes(real: dict[str, Truth]) -> None:
     names = [one.name for one in CALCULATORS]
-    panels = {model: {name: calculators.calculator(name).parts(run) for name in names} for model, run in SMALL.items()}
+    panels = {
+        model: {name: calculators.calculator(name).parts(run) for name in names}
+        for model, run in SMALL.items()
+    }
     peaks = {model: truth.peak for model, truth in real.items()}
     figure = side_by_side(panels, "Nine answers", peaks)
     assert all(name in figure.alt for name in names) and figure.svg.count("data-peak") == 2
     table = {name: calculators.gaps(name, SMALL["Llama"], real["Llama"]) for name in names}
-    cells = [int(size) for size in re.findall(r'data-bytes="(-?\d+)"', gap_map(table, peaks["Llama"], "Gaps").svg)]
+    cells = [
+        int(size) for size in re.findall(r'data-bytes="(-?\d+)"', gap_map(table, peaks["Llama"], "Gaps").svg)
+    ]
     assert cells == [size for found in table.values() for size in (*found.values(), sum(found.values()))]
 
 
@@ -173,8 +198,10 @@ def test_the_peak_is_named_at_its_line_by_what_it_is_and_no_label_stands_on_it(s
     line = float(re.findall(r'<line x1="([\d.]+)"[^>]*data-peak', svg)[0])
     names = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*>measured', svg)]
     assert len(names) == 1 and abs(line - names[0]) < 60
-    labels = [(float(x), text_width(words, 12, bold=True))
-              for x, words in re.findall(r'<text x="([\d.]+)"[^>]*>(\d+ GB)<', svg)]  # fmt: skip
+    labels = [
+        (float(x), text_width(words, 12, bold=True))
+        for x, words in re.findall(r'<text x="([\d.]+)"[^>]*>(\d+ GB)<', svg)
+    ]
     assert len(labels) == 2 and not any(x <= line <= x + width for x, width in labels)
 
 
@@ -209,8 +236,11 @@ def test_each_lesson_names_the_claims_that_it_corrects() -> None:
     for source in sorted((errata.ROOT / "notebooks" / "src").glob("[01]*.py")):
         number = number_of(source)
         named = re.search(r"corrects claims? ([\d, and]+) of\W+\[what", source.read_text(encoding="utf-8"))
-        here = [str(one) for one, erratum in enumerate(ERRATA, 1) if erratum.lesson == number and number != "13"]
-        assert re.findall(r"\d+", named[1] if named else "") == here, source.name  # lesson 13 shows the whole list
+        here = [
+            str(one) for one, erratum in enumerate(ERRATA, 1) if erratum.lesson == number and number != "13"
+        ]
+        # lesson 13 shows the whole list
+        assert re.findall(r"\d+", named[1] if named else "") == here, source.name
 
 
 def test_claims_differ_and_each_has_a_lesson_and_numbers() -> None:
@@ -230,7 +260,9 @@ def test_claims_differ_and_each_has_a_lesson_and_numbers() -> None:
         "Selective recomputation costs 2.7 % more": ("2.69 %", "0.90 %", "0.45 %"),
         "Selective recomputation saves up to 70 %": ("70 %", "82 %"),
         "Llama-3 8B keeps 97 GB of activations at 4,096 tokens, 17 GB with": (
-            "97.0 GiB = 104.2 GB", "17.0 GiB = 18.3 GB"),
+            "97.0 GiB = 104.2 GB",
+            "17.0 GiB = 18.3 GB",
+        ),
         "With full recomputation it keeps 1 GB": ("1.0 GiB = 1.07 GB", "3.0 GiB"),
         "A 1B model takes 16 GB": ("9.1 GB = 25.1 GB", "1.24 · 10⁹", "19.8 GB"),
         "The states of an 8B model": ("128.5 GB",),
@@ -249,7 +281,7 @@ def test_claims_differ_and_each_has_a_lesson_and_numbers() -> None:
         "Parameters with larger gradients": ("1.00, 1.00, 1.00",),
         "Training in fp8 needs": ("1 of first moment, 2 of second",),
     }.items(),
-)  # fmt: skip
+)
 def test_evidence_comes_out_at_what_the_sources_print(claim: str, numbers: tuple[str, ...]) -> None:
     (found,) = (one.evidence for one in ERRATA if one.claim.startswith(claim))
     assert all(number in found for number in numbers), found
@@ -269,7 +301,11 @@ def test_the_table_draws_all_of_them() -> None:
 
 
 def test_autocast_keeps_a_16_bit_log_softmax(steps: dict[str, Measurement]) -> None:
-    kept = [tensor for tensor in steps["GPT-2"].allocations if tensor.operation == "_log_softmax" and tensor.step == 2]
+    kept = [
+        tensor
+        for tensor in steps["GPT-2"].allocations
+        if tensor.operation == "_log_softmax" and tensor.step == 2
+    ]
     assert [tensor.dtype for tensor in kept] == ["bfloat16"]
 
 
@@ -287,8 +323,11 @@ def test_a_calculator_answers_a_row_by_the_row_s_run_or_refuses_it_and_gives_non
     """On 28 rows nine calculators give 49 answers; more where rows are added."""
     given = 0
     for row in JUDGED.values():
-        run, said = run_of(row), answers_to(row)
-        assert said[SIMULATED] == row.said.of(row) and said.keys() <= {one.name for one in CALCULATORS} | {*OURS}
+        run = run_of(row)
+        said = answers_to(row)
+        assert said[SIMULATED] == row.said.of(row) and said.keys() <= {one.name for one in CALCULATORS} | {
+            *OURS
+        }
         for one in CALCULATORS:
             if one.name in said:
                 assert said[one.name] == one.total(run) and one.counts == COUNTS[row.moment]
@@ -300,7 +339,9 @@ def test_a_calculator_answers_a_row_by_the_row_s_run_or_refuses_it_and_gives_non
 
 
 def test_an_answer_comes_out_by_hand() -> None:
-    """16 bytes a parameter, ZeRO's 12·h·b·s·L numbers of 2 bytes; of states alone the 16 bytes of fp32 Adam."""
+    """16 bytes a parameter, ZeRO's 12·h·b·s·L numbers of 2 bytes; of states alone the
+    16 bytes of fp32 Adam.
+    """
     row = JUDGED["cs336-shibuki-2.7b-bf16-train-step-ctx512"]
     N = 32 * (4 * 2560**2 + 3 * 2560 * 10240 + 2 * 2560) + 2560 + 2 * 10_000 * 2560
     assert answers_to(row)["ZeRO"] == 16 * N + 24 * 2560 * 4 * 512 * 32
@@ -327,7 +368,13 @@ def test_a_run_has_as_many_parameters_as_the_row_s_own_network() -> None:
 
 def test_parts_of_a_step_first_peaks_and_unknown_options_are_nobody_s() -> None:
     row = JUDGED["cs336-shibuki-2.7b-bf16-train-step-ctx512"]
-    for option in ({"inference": True}, {"update": False}, {"shard": [0, 2]}, {"steps": 1}, {"never heard of": 1}):
+    for option in (
+        {"inference": True},
+        {"update": False},
+        {"shard": [0, 2]},
+        {"steps": 1},
+        {"never heard of": 1},
+    ):
         assert answers_to(dataclasses.replace(row, how=row.how | option)) == {}, option
     assert answers_to(dataclasses.replace(row, family="basics_transformer.attention")) == {}
     assert (
@@ -339,19 +386,26 @@ def test_parts_of_a_step_first_peaks_and_unknown_options_are_nobody_s() -> None:
 
 
 def test_our_estimate_answers_what_the_row_s_counter_is() -> None:
-    """Unsplit blocks are in the allocator's counter, free pieces in what is reserved; not of several ranks."""
+    """Unsplit blocks are in the allocator's counter, free pieces in what is reserved;
+    not of several ranks.
+    """
     row = JUDGED["cs336-shibuki-2.7b-bf16-train-step-ctx512"]
-    allocated, reserved = (answers_to(dataclasses.replace(row, counter=name)) for name in ("allocated", "reserved"))
+    allocated, reserved = (
+        answers_to(dataclasses.replace(row, counter=name)) for name in ("allocated", "reserved")
+    )
     assert allocated[FORM] == reserved[FORM] < allocated[ESTIMATE] * 1.01 < reserved[ESTIMATE]
-    assert [ESTIMATE in answers_to(JUDGED[f"titan-pr165-fsdp2-ac-{which}"]) for which in ("active", "reserved")] == [
-        True, False,
-    ]  # fmt: skip
+    assert [
+        ESTIMATE in answers_to(JUDGED[f"titan-pr165-fsdp2-ac-{which}"]) for which in ("active", "reserved")
+    ] == [True, False]
 
 
 def test_what_the_lesson_says_of_the_judgment_holds() -> None:
     off = {name: [abs(100 * (ratio - 1)) for ratio in found.values()] for name, found in ratios().items()}
     assert max(off["accelerate"]) < 5 and min(off["ZeRO"]) < 1 < 10 < max(off["ZeRO"])
-    assert [percent < 1 for percent in sorted(off["Megatron-LM"])] == [True, *[False] * (len(off["Megatron-LM"]) - 1)]
+    assert [percent < 1 for percent in sorted(off["Megatron-LM"])] == [
+        True,
+        *[False] * (len(off["Megatron-LM"]) - 1),
+    ]
     assert min(sorted(off["Megatron-LM"])[1:]) > 10
     assert max(off[FORM]) > 20 and max(off[ESTIMATE]) > 20 and max(off[SIMULATED]) < 5
     own_gelu = JUDGED["rasbt-gpt124m-00-orig"]
@@ -362,7 +416,11 @@ def test_what_the_lesson_says_of_the_judgment_holds() -> None:
 def test_a_strip_has_a_dot_for_each_answer_and_a_ring_where_asked() -> None:
     figure = strips({"one": {"a": 0.5, "b": 2.0}, "other": {}}, "Two answers", "from a test", {"b"})
     assert [float(ratio) for ratio in re.findall(r'data-ratio="([\d.]+)"', figure.svg)] == [0.5, 2.0]
-    assert figure.svg.count("<title>b</title>") == 1 and "one −50.0 to +100.0 %; other no answer" in figure.alt
+    assert (
+        figure.svg.count("<title>b</title>") == 1 and "one −50.0 to +100.0 %; other no answer" in figure.alt
+    )
     xs = [float(x) for x in re.findall(r'<rect x="([\d.]+)"[^>]*data-ratio', figure.svg)]
     zero = float(re.findall(r'<text x="([\d.]+)"[^>]*>0 %', figure.svg)[0])
-    assert xs[0] + 5 == pytest.approx(2 * zero - xs[1] - 5, abs=0.2), "half and double are as far from the truth"
+    assert xs[0] + 5 == pytest.approx(2 * zero - xs[1] - 5, abs=0.2), (
+        "half and double are as far from the truth"
+    )

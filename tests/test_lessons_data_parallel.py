@@ -16,7 +16,8 @@ from course_utils.lessons.data_parallelism.threads import in_processes, in_threa
 from course_utils.lessons.data_parallelism.widget import ring_player
 from course_utils.ranks.launch import run_ranks
 
-RANKS, GRADIENTS = 3, 6 * (512 * 512 + 512) * 4
+RANKS = 3
+GRADIENTS = 6 * (512 * 512 + 512) * 4
 
 
 def on_each_rank() -> dict[str, Any]:
@@ -70,7 +71,9 @@ def test_ranks_say_where_they_ran(found: list[dict[str, Any]]) -> None:
         assert gpu == "3 processes each on its own GPU (NCCL)"
 
 
-def test_a_traced_step_has_its_buckets_in_order_and_some_before_backward_ends(found: list[dict[str, Any]]) -> None:
+def test_a_traced_step_has_its_buckets_in_order_and_some_before_backward_ends(
+    found: list[dict[str, Any]],
+) -> None:
     step = found[0]["many"]
     ready = [bucket["ready"] for bucket in step["buckets"]]
     assert len(ready) > 1 and ready == sorted(ready)
@@ -135,7 +138,10 @@ def test_a_ring_is_drawn_step_by_step() -> None:
 
 def test_the_player_follows_its_slider_and_its_button() -> None:
     player = ring_player(RING, step=2)
-    assert "Step 2 of 4" in player.picture.value and repr(player) == "A ring to step through: run this cell to play it."
+    assert (
+        "Step 2 of 4" in player.picture.value
+        and repr(player) == "A ring to step through: run this cell to play it."
+    )
     player.controls["step"].value = 4
     assert "9 of 9 parts" in player.picture.value
     player.play.value = 1
@@ -155,7 +161,8 @@ def replicas(kept_back: Sequence[str], seed: int) -> tuple[float, float]:
     """The largest difference of a weight, and the mean loss on all samples, as in lesson 08."""
     torch.manual_seed(seed)
     first = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
-    inputs, classes = torch.randn(24, 16), torch.randint(4, (24,))
+    inputs = torch.randn(24, 16)
+    classes = torch.randint(4, (24,))
     models = [copy.deepcopy(first) for _ in range(3)]
     parts = list(zip(models, inputs.tensor_split(3), classes.tensor_split(3), strict=True))
     for _ in range(30):
@@ -178,13 +185,22 @@ def replicas(kept_back: Sequence[str], seed: int) -> tuple[float, float]:
 @pytest.mark.parametrize("seed", range(3))
 def test_one_forgotten_bias_drives_replicas_apart_and_hardly_shows_in_the_loss(seed: int) -> None:
     everything = ["0.weight", "0.bias", "2.weight", "2.bias"]
-    (together, right), (apart, hidden), (alone, wrong) = (replicas(kept, seed) for kept in ([], ["2.bias"], everything))
+    (together, right), (apart, hidden), (alone, wrong) = (
+        replicas(kept, seed) for kept in ([], ["2.bias"], everything)
+    )
     assert together == 0 and min(apart, alone) > 0.5
-    assert right < hidden < 1.25 * right < 2 * right < wrong and abs(wrong - torch.tensor(4.0).log().item()) < 0.3
+    assert (
+        right < hidden < 1.25 * right < 2 * right < wrong
+        and abs(wrong - torch.tensor(4.0).log().item()) < 0.3
+    )
 
 
 def step(*buckets: tuple[float, float]) -> dict[str, Any]:
-    return {"forward": 0.1, "end": 0.35, "buckets": [{"ready": ready, "done": done} for ready, done in buckets]}
+    return {
+        "forward": 0.1,
+        "end": 0.35,
+        "buckets": [{"ready": ready, "done": done} for ready, done in buckets],
+    }
 
 
 def test_pictures_of_steps_and_bands_say_their_numbers() -> None:
@@ -194,5 +210,7 @@ def test_pictures_of_steps_and_bands_say_their_numbers() -> None:
     figure = figures.band_figure({"model": band}, {10: 5.0}, "A title", "bytes", "µs", log_y=True)
     assert "measured is 5 at 10; model goes from 2 at 1 to 4 at 100" in figure.alt
     assert figure.svg.count("PolyCollection") == 1
-    unsure = figures.band_figure({"model": {1.0: (-3.0, 2.0, 7.0)}}, {10: 5.0}, "A title", "bytes", "µs", log_y=True)
+    unsure = figures.band_figure(
+        {"model": {1.0: (-3.0, 2.0, 7.0)}}, {10: 5.0}, "A title", "bytes", "µs", log_y=True
+    )
     assert "measured is 5 at 10" in unsure.alt

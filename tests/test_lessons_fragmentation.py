@@ -34,9 +34,17 @@ def test_what_is_no_trace_is_refused_in_words(text: str, words: str):
 def test_the_rules_show_each_rule_and_every_event_has_its_reason():
     told = reasons(replay(trace_of(RULES)))
     assert len(told) == len(RULES.split())
-    for words in ("the driver gives 20 MiB", "the driver gives 2 MiB", "the driver gives 14 MiB", "best fit",
-                  "which it fills", "stay free behind it", "too small for a block", "joined with free neighbors",
-                  "whole segment is empty"):  # fmt: skip
+    for words in (
+        "the driver gives 20 MiB",
+        "the driver gives 2 MiB",
+        "the driver gives 14 MiB",
+        "best fit",
+        "which it fills",
+        "stay free behind it",
+        "too small for a block",
+        "joined with free neighbors",
+        "whole segment is empty",
+    ):
         assert any(words in line for line in told), words
     assert "a free block of 16 MiB is there, and 12 MiB stay free" in told[1]
     assert "joined" not in told[5] and "joined" in told[8]
@@ -60,7 +68,9 @@ def test_runs_in_one_process_share_an_allocator_that_keeps_its_cache():
     assert process.replayed.allocated[first - 1] == 0  # the first run has ended
     assert max(allocated[first:last]) < max(allocated[:first])
     assert min(reserved[first:last]) == max(reserved[:first])
-    assert process.replayed.requested[-1] == 0 and max(process.replayed.requested) == max(replay(large).requested)
+    assert process.replayed.requested[-1] == 0 and max(process.replayed.requested) == max(
+        replay(large).requested
+    )
 
 
 def blocks_in(figure: Any) -> list[str]:
@@ -98,7 +108,8 @@ def test_the_player_takes_another_trace_and_another_gpu():
 
 
 @pytest.mark.parametrize(
-    ("trace", "words"), [("a", "is not an event"), ("", "no requests"), ("a=100", "the first request already fails")]
+    ("trace", "words"),
+    [("a", "is not an event"), ("", "no requests"), ("a=100", "the first request already fails")],
 )
 def test_the_player_explains_what_it_cannot_play(trace: str, words: str):
     player = allocator_player()
@@ -120,14 +131,22 @@ def test_sizes_are_spelled_in_the_allocators_units():
 
 
 def test_the_run_that_fails_does_so_where_and_why_the_lesson_says():
-    """GPT-2 on a card of 6 GiB: the gradient of the fp32 log-probabilities finds two holes, both too small."""
+    """GPT-2 on a card of 6 GiB: the gradient of the fp32 log-probabilities finds two
+    holes, both too small.
+    """
     measured = simulate(TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16"))
     logits = 8 * 512 * 50257
-    large = [(item.operation, item.bytes) for item in measured.allocations if item.step == 1 and item.bytes > 300 * MiB]
+    large = [
+        (item.operation, item.bytes)
+        for item in measured.allocations
+        if item.step == 1 and item.bytes > 300 * MiB
+    ]
     assert large[:2] == [("mm", 2 * logits), ("_log_softmax", 2 * logits)]
     assert large[2:4] == [("_to_copy", 4 * logits), ("nll_loss_backward", 4 * logits)]
     tight = replay(measured, "6 GiB")
-    failure, at, free = tight.failure, tight.failed_at, []
+    failure = tight.failure
+    at = tight.failed_at
+    free = []
     assert failure is not None and at is not None and tight.moment(at) == "step 2, backward"
     assert failure.requested == 4 * logits
     assert failure.attempted - (failure.capacity - failure.reserved) == 4 * MiB

@@ -27,10 +27,13 @@ def test_the_second_text_is_written_in_the_first_ones_characters() -> None:
 
 
 def test_mean_loss_is_that_of_every_whole_window() -> None:
-    model, text = language_model(), corpus()[:100]
+    model = language_model()
+    text = corpus()[:100]
     tokens = encode(text)
-    windows = [nn.functional.cross_entropy(model(tokens[None, k : k + 32])[0], tokens[k + 1 : k + 33])
-               for k in (0, 32, 64)]  # fmt: skip
+    windows = [
+        nn.functional.cross_entropy(model(tokens[None, k : k + 32])[0], tokens[k + 1 : k + 33])
+        for k in (0, 32, 64)
+    ]
     assert mean_loss(model, text) == pytest.approx(torch.stack(windows).mean().item(), rel=1e-5)
 
 
@@ -41,7 +44,8 @@ def test_lora_takes_two_units_of_work_and_the_formula_knows() -> None:
     for rank, targets in ((0, ()), (1, ("attention", "mlp"))):
         adapted = run.replace(lora_rank=rank, lora_targets=targets)
         with torch.device("meta"):
-            network, tokens = network_for(adapted), torch.zeros(1, 64, dtype=torch.long)
+            network = network_for(adapted)
+            tokens = torch.zeros(1, 64, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
             network(tokens).sum().backward()
         units.append(counter.get_total_flops())
@@ -51,8 +55,12 @@ def test_lora_takes_two_units_of_work_and_the_formula_knows() -> None:
 
 def test_the_picture_of_lora_is_to_scale_andcounts() -> None:
     figure = lora_picture(4096, 2048, 64)
-    sides = {name: (float(width), float(height)) for width, height, name in
-             re.findall(r'width="([\d.]+)" height="([\d.]+)"[^>]*data-name="([^"]+)"', figure.svg)}  # fmt: skip
+    sides = {
+        name: (float(width), float(height))
+        for width, height, name in re.findall(
+            r'width="([\d.]+)" height="([\d.]+)"[^>]*data-name="([^"]+)"', figure.svg
+        )
+    }
     assert sides["W, frozen"] == (90.0, 180.0)
     assert sides["B, zero at first"] == (pytest.approx(2.8, abs=0.1), 180.0)
     assert sides["A, Gaussian"] == (90.0, pytest.approx(2.8, abs=0.1))
@@ -60,15 +68,21 @@ def test_the_picture_of_lora_is_to_scale_andcounts() -> None:
 
 
 def test_a_code_is_drawn_stroke_by_stroke() -> None:
-    figure = code_picture([-1.0, 0.0, 0.1, 1.0], {"three": (-1.0, 0.0, 1.0), "two": (-1.0, 1.0)}, "Few values")
+    figure = code_picture(
+        [-1.0, 0.0, 0.1, 1.0], {"three": (-1.0, 0.0, 1.0), "two": (-1.0, 1.0)}, "Few values"
+    )
     assert figure.svg.count("data-code=") == 5 and "three: 3 values" in figure.alt
 
 
 def test_the_controls_draw_what_they_say() -> None:
     from course_utils.lessons.lora.widget import lora_explorer
 
-    shown = lora_explorer("llama3-8b", micro_batch=1, seq_len=512, precision="bf16", lora_rank=16, frozen_bits=4)
-    assert f"{estimate(shown.run).total / 1e9:.1f} GB" in shown.picture.value and "Fits" in shown.picture.value
+    shown = lora_explorer(
+        "llama3-8b", micro_batch=1, seq_len=512, precision="bf16", lora_rank=16, frozen_bits=4
+    )
+    assert (
+        f"{estimate(shown.run).total / 1e9:.1f} GB" in shown.picture.value and "Fits" in shown.picture.value
+    )
     four = estimate(shown.run).total
     shown.controls["frozen_bits"].value = 16
     assert estimate(shown.run).total > four + 10**10
@@ -98,26 +112,34 @@ def test_the_lessons_own_layers_store_what_the_courses_do() -> None:
     for part in ("class Lora(nn.Module)", "nf4 = ", "class Nf4Linear"):
         exec(next(code for code in cells(SOURCES / "12_lora_and_quantization.py") if part in code), lesson)
     torch.manual_seed(0)
-    linear, x = nn.Linear(128, 16), torch.randn(4, 128)
+    linear = nn.Linear(128, 16)
+    x = torch.randn(4, 128)
     frozen = FrozenLinear(linear, 4, torch.float32, nf4_pairs(torch.float32, torch.device("cpu")))
     four = lesson["Nf4Linear"](linear)
     assert torch.allclose(lesson["nf4"], torch.tensor(nf4_code()), atol=1e-6)
     assert torch.allclose(four(x), nn.functional.linear(x, frozen.dense_weight(), linear.bias), atol=1e-5)
     assert four.packed.nbytes == frozen.weight.nbytes
-    ours, theirs = lesson["Lora"](linear, 4, 4), LoraLinear(linear, 4, torch.float32)
+    ours = lesson["Lora"](linear, 4, 4)
+    theirs = LoraLinear(linear, 4, torch.float32)
     nn.init.normal_(ours.B)
     theirs.load_state_dict(ours.state_dict())
     assert torch.allclose(ours(x), theirs(x), atol=1e-5)
 
 
 def test_with_a_fixed_alpha_a_first_step_shrinks_with_the_root_of_the_rank() -> None:
-    """What the lesson says of alpha/r and of alpha/√r, with its own layer: 16 times the rank, a quarter of the step."""
+    """What the lesson says of alpha/r and of alpha/√r, with its own layer: 16 times the rank, a quarter of
+    the step.
+    """
     lesson: dict[str, Any] = {"torch": torch, "nn": nn}
     exec(
-        next(code for code in cells(SOURCES / "12_lora_and_quantization.py") if "class Lora(nn.Module)" in code), lesson
+        next(
+            code for code in cells(SOURCES / "12_lora_and_quantization.py") if "class Lora(nn.Module)" in code
+        ),
+        lesson,
     )
     torch.manual_seed(0)
-    x, moved = torch.randn(256, 1024), dict[tuple[int, float], float]()
+    x = torch.randn(256, 1024)
+    moved = dict[tuple[int, float], float]()
     for r in (4, 64):
         for power in (1.0, 0.5):
             layer = lesson["Lora"](nn.Linear(1024, 64), r, 16)

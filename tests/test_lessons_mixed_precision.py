@@ -1,4 +1,6 @@
-"""Lesson 03's figures, its account of bytes, the bit-flipper; and what its texts say of PyTorch's arithmetic."""
+"""Lesson 03's figures, its account of bytes, the bit-flipper; and what its texts say of
+PyTorch's arithmetic.
+"""
 
 import re
 from typing import Any
@@ -21,21 +23,34 @@ def test_the_histogram_counts_what_is_lost() -> None:
     scaled = histogram_figure(torch.tensor([2.0**-30, 2.0**-20]), "Nothing is lost.", scale=2**12)
     assert "0 % of the gradients times 4,096" in scaled.alt
     assert sum(int(count) for count in re.findall(r"<title>(\d+) of 2\^", figure.svg)) == 4
-    just_lost, just_kept = 2.0**-25, 2.0**-25 * (1 + 2**-10)  # half of the smallest number is rounded to even: to 0
+    # half of the smallest number is rounded to even: to 0
+    just_lost = 2.0**-25
+    just_kept = 2.0**-25 * (1 + 2**-10)
     assert encode("fp16", just_lost) == 0 and encode("fp16", just_kept) == 1
     assert "fp16 turns 50 %" in histogram_figure(torch.tensor([just_lost, just_kept]), "Half is lost.").alt
 
 
 def test_the_flow_names_every_step() -> None:
     figure = flow_figure("Sums are fp32.")
-    names = ("input x", "weights W", "output y", "dL/dy", "dL/dW", "dL/dx", "fp32 gradients", "master weights")
+    names = (
+        "input x",
+        "weights W",
+        "output y",
+        "dL/dy",
+        "dL/dW",
+        "dL/dx",
+        "fp32 gradients",
+        "master weights",
+    )
     assert all(name in figure.alt for name in names)
     assert figure.svg.count('Z"') == figure.narrow.count('Z"') == 15, "an arrow without a head"
 
 
 def test_products_of_a_layer_are_added_in_fp32_and_rounded_once_as_the_flow_says() -> None:
     dice = torch.Generator().manual_seed(0)
-    dy, x, W = (torch.randint(-16, 17, shape, generator=dice).bfloat16() for shape in ((512, 8), (512, 6), (8, 6)))
+    dy, x, W = (
+        torch.randint(-16, 17, shape, generator=dice).bfloat16() for shape in ((512, 8), (512, 6), (8, 6))
+    )
     for one, other in ((x, W.T), (dy.T, x), (dy, W)):
         exact = one.float() @ other.float()  # whole numbers: nothing of the sum is rounded
         assert torch.equal(one @ other, exact.bfloat16())
@@ -67,7 +82,12 @@ def test_convolutions_run_in_16_bits_under_autocast_and_norms_powers_and_softmax
     with on_gpu():
         x = torch.randn(2, 8, 8, device="cuda")
         layers = [nn.Conv1d(8, 8, 3).to("cuda"), nn.Linear(8, 8).to("cuda"), lambda x: x @ x]
-        wide = [nn.LayerNorm(8).to("cuda"), nn.Softmax(-1), lambda x: x.pow(2), lambda x: nn.functional.mse_loss(x, x)]
+        wide = [
+            nn.LayerNorm(8).to("cuda"),
+            nn.Softmax(-1),
+            lambda x: x.pow(2),
+            lambda x: nn.functional.mse_loss(x, x),
+        ]
         with torch.autocast("cuda", torch.bfloat16):
             assert all(layer(x).dtype == torch.bfloat16 for layer in layers)
             assert all(layer(x.bfloat16()).dtype == torch.float32 for layer in wide)
@@ -82,7 +102,9 @@ def test_sgd_in_fp16_alone_learns_as_in_fp32_where_adam_does_not() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for tokens, targets in batches(30, seed=0):
             with HalfProducts():
-                loss = torch.nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
+                loss = torch.nn.functional.cross_entropy(
+                    model(tokens).float().flatten(0, 1), targets.flatten()
+                )
             ends.setdefault(dtype, []).append(loss.item())
             loss.backward()
             optimizer.step()
@@ -102,7 +124,8 @@ def test_only_what_is_stored_in_fp16_overflows() -> None:
             assert kernel(large, large.shape).abs().max() == 1
         assert large.norm().isfinite()
     assert (60 * row).pow(2).mean().isinf(), "the squares are stored on the way"
-    up_and_down = torch.tensor([60.0] * 2048 + [-60.0] * 2048).half()  # 122,880 halfway, which fp16 does not have
+    # 122,880 halfway, which fp16 does not have
+    up_and_down = torch.tensor([60.0] * 2048 + [-60.0] * 2048).half()
     assert up_and_down.sum() == 0 and up_and_down.cumsum(0).max().isinf(), "kernels add up in fp32"
 
 
@@ -151,14 +174,19 @@ RUN = TrainingRun("tiny-gpt", micro_batch=2, seq_len=64, attention="eager")
 def test_bytes_that_stay_are_those_of_the_closed_forms(precision: str) -> None:
     run = RUN.replace(precision=precision)
     assert formats.estimated_states(run) == formats.measured_states(measure(run, source="simulated"))
-    assert formats.per_parameter({"parameters": 20, "gradients": 40, "optimizer_states": 120}, 10) == "2 + 4 + 12 = 18"
+    assert (
+        formats.per_parameter({"parameters": 20, "gradients": 40, "optimizer_states": 120}, 10)
+        == "2 + 4 + 12 = 18"
+    )
 
 
 def test_fp16_needs_its_scaler_and_bf16_its_masters_at_a_low_rate() -> None:
     lesson: dict[str, Any] = {}
     for part in ("import cross_entropy", "def train_in_fp16(", "def train("):
         exec(
-            "import torch\nfrom course_utils.lessons.shared.language_model import language_model\n" + cell(part), lesson
+            "import torch\nfrom course_utils.lessons.shared.language_model import language_model\n"
+            + cell(part),
+            lesson,
         )
     scaled, alone = (
         lesson["train_in_fp16"](torch.amp.GradScaler("cpu", enabled=on), steps=60)[0] for on in (True, False)
@@ -168,7 +196,11 @@ def test_fp16_needs_its_scaler_and_bf16_its_masters_at_a_low_rate() -> None:
     for masters in (False, True):
         model = language_model(seed=0).bfloat16()
         first = [weight.detach().clone() for weight in model.parameters()]
-        held = [weight.detach().float() for weight in model.parameters()] if masters else list(model.parameters())
+        held = (
+            [weight.detach().float() for weight in model.parameters()]
+            if masters
+            else list(model.parameters())
+        )
         lesson["train"](model, held, rate=1e-5, steps=40)
         same = sum(int((now == old).sum()) for now, old in zip(model.parameters(), first, strict=True))
         moved[masters] = 1 - same / sum(weight.numel() for weight in first)

@@ -7,9 +7,21 @@ from itertools import pairwise
 import pytest
 import torch
 
-from course_utils.lessons.precision.number_formats import FORMATS, bits_figure, decode, encode, number_format, rounded
+from course_utils.lessons.precision.number_formats import (
+    FORMATS,
+    bits_figure,
+    decode,
+    encode,
+    number_format,
+    rounded,
+)
 
-OURS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
+OURS = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8-e4m3": torch.float8_e4m3fn,
+    "fp8-e5m2": torch.float8_e5m2,
+}
 VIEWS = {1: torch.uint8, 2: torch.int16}
 
 
@@ -28,16 +40,24 @@ def same(one: float, other: float) -> bool:
 def test_every_pattern_is_the_number_that_torch_reads(name: str) -> None:
     numbers = torchs_numbers(name)
     assert all(same(decode(name, pattern), number) for pattern, number in enumerate(numbers))
-    assert all(encode(name, number) == pattern for pattern, number in enumerate(numbers) if math.isfinite(number))
+    assert all(
+        encode(name, number) == pattern for pattern, number in enumerate(numbers) if math.isfinite(number)
+    )
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_rounding_is_torchs(name: str) -> None:
-    """Random numbers of all magnitudes, and every midpoint of two neighbors, which is where rounding goes wrong."""
+    """Random numbers of all magnitudes, and every midpoint of two neighbors, which is where rounding goes
+    wrong.
+    """
     form = FORMATS[name]
     dice = torch.Generator().manual_seed(0)
-    powers = torch.empty(2000, dtype=torch.float64).uniform_(-48, math.log2(form.largest) - 0.1, generator=dice)
-    finite = sorted({number for number in torchs_numbers(name) if math.isfinite(number)})[:: max(1, form.bits**2 // 80)]
+    powers = torch.empty(2000, dtype=torch.float64).uniform_(
+        -48, math.log2(form.largest) - 0.1, generator=dice
+    )
+    finite = sorted({number for number in torchs_numbers(name) if math.isfinite(number)})[
+        :: max(1, form.bits**2 // 80)
+    ]
     middles = [(one + other) / 2 for one, other in pairwise(finite)]
     values = [*torch.exp2(powers).tolist(), *middles]
     wanted = torch.tensor(values, dtype=torch.float32).to(OURS[name]).double().tolist()
@@ -47,7 +67,8 @@ def test_rounding_is_torchs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fp32", *OURS])
 def test_limits_are_torchs(name: str) -> None:
-    form, known = FORMATS[name], torch.finfo(OURS.get(name, torch.float32))
+    form = FORMATS[name]
+    known = torch.finfo(OURS.get(name, torch.float32))
     assert (form.largest, form.smallest_normal, form.epsilon) == (known.max, known.smallest_normal, known.eps)
     assert form.smallest == form.smallest_normal * form.epsilon
 
@@ -55,7 +76,9 @@ def test_limits_are_torchs(name: str) -> None:
 def test_fp32_agrees_bit_for_bit() -> None:
     values = torch.tensor([0.0, -0.0, 1.0, 0.1, -3.14159, 1e-42, 3.4e38, 2.0**-149])
     patterns = values.view(torch.int32).tolist()
-    assert [encode("fp32", value) for value in values.tolist()] == [pattern & 0xFFFFFFFF for pattern in patterns]
+    assert [encode("fp32", value) for value in values.tolist()] == [
+        pattern & 0xFFFFFFFF for pattern in patterns
+    ]
 
 
 def test_beyond_the_largest() -> None:

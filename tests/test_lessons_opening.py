@@ -1,4 +1,6 @@
-"""Lesson 01's verdicts: which recipe fits the card, what the first step's peak is made of, where activations win."""
+"""Lesson 01's verdicts: which recipe fits the card, what the first step's peak is made of, where activations
+win.
+"""
 
 from dataclasses import replace
 from math import prod
@@ -33,12 +35,16 @@ def test_cutting_the_loss_twice_does_not_replace_upcasting_one_by_one():
 
 
 def test_under_autocast_a_context_decides():
-    left = [room_left(precision="amp-bf16", optimizer="adamw", loss_chunks=chunks) for chunks in (1, 8, 16, 32)]
+    left = [
+        room_left(precision="amp-bf16", optimizer="adamw", loss_chunks=chunks) for chunks in (1, 8, 16, 32)
+    ]
     assert left[0] < left[1] < 0 < left[2] < left[3] < 10**9
 
 
 def test_autocasts_states_are_smaller_its_activations_are_larger_and_it_fits_in_8_micro_batches():
-    master, autocast = (moments(PUZZLE.replace(precision=name))["after loss"] for name in ("bf16-master", "amp-bf16"))
+    master, autocast = (
+        moments(PUZZLE.replace(precision=name))["after loss"] for name in ("bf16-master", "amp-bf16")
+    )
     weights, wider = (one["parameters"] + one["optimizer_states"] for one in (master, autocast))
     assert master["gradients"] == autocast["gradients"] == 0 and weights > wider + 3 * 10**9
     assert autocast["activations"] > master["activations"] + 8 * 10**9
@@ -58,12 +64,17 @@ def test_of_all_phases_only_forward_stays_below_what_a_program_gets():
 
 
 def test_half_of_the_optimizers_temporaries_are_square_roots_which_fused_does_without():
-    at = {how: moments(PUZZLE.replace(optimizer=f"adamw-{how}"))["optimizer step"] for how in ("foreach", "fused")}
+    at = {
+        how: moments(PUZZLE.replace(optimizer=f"adamw-{how}"))["optimizer step"]
+        for how in ("foreach", "fused")
+    }
     N = PUZZLE.model.parameters
     assert at["foreach"]["temporaries"] == pytest.approx(8 * N, rel=1e-4)
     assert at["fused"]["temporaries"] < N
     left = [room_left(optimizer=name, **CUT_LOSS[1]) for name in ("adamw", "adamw-fused")]
-    assert abs(left[0] - left[1]) < 10**6, "where one gradient is copied at a time, fused changes next to nothing"
+    assert abs(left[0] - left[1]) < 10**6, (
+        "where one gradient is copied at a time, fused changes next to nothing"
+    )
 
 
 BYTES_PER_LOGIT = (
@@ -98,7 +109,9 @@ LAYERS = (("none", "flash", 2.0, 2.5), ("none", "eager", 6.0, 7.0), ("full", "fl
 
 @pytest.mark.parametrize(("recompute", "attention", "least", "most"), LAYERS)
 def test_one_more_layer_adds_gigabytes_only_where_everything_is_kept(recompute, attention, least, most):
-    shown = layer_slider(TrainingRun("gpt2-xl", 32, 1024, "bf16-master", attention=attention, recompute=recompute))
+    shown = layer_slider(
+        TrainingRun("gpt2-xl", 32, 1024, "bf16-master", attention=attention, recompute=recompute)
+    )
     shallow, deep = shown.runs
     assert deep.model.layers == shallow.model.layers + 1 == 49
     more = shown.more
@@ -151,7 +164,9 @@ def test_whether_states_are_most_of_the_memory_depends_on_the_tokens_and_on_reco
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("attention", ["flash", "eager"])
 @pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master"])
-def test_the_estimate_names_every_byte_whatever_precision_kernel_and_recomputation(precision, attention, recompute):
+def test_the_estimate_names_every_byte_whatever_precision_kernel_and_recomputation(
+    precision, attention, recompute
+):
     three_blocks = replace(PUZZLE.model, layers=3)
     run = TrainingRun(three_blocks, 32, 1024, precision, attention=attention, recompute=recompute)
     assert estimate(run).total == measure(run, source="simulated").peak

@@ -1,4 +1,6 @@
-"""Lesson 04's counts: its modules hold as many parameters as the published models, and its pictures show all."""
+"""Lesson 04's counts: its modules hold as many parameters as the published models, and
+its pictures show all.
+"""
 
 import json
 import re
@@ -18,7 +20,19 @@ from course_utils.lessons.parameters.widget import model_builder
 from course_utils.models import PRESETS, TransformerConfig
 
 ODD = TransformerConfig(
-    "odd", "llama", 3, 48, 6, 97, 50, kv_heads=2, ffn=100, positions="learned", norm="layernorm", bias=True, tied=False
+    "odd",
+    "llama",
+    3,
+    48,
+    6,
+    97,
+    50,
+    kv_heads=2,
+    ffn=100,
+    positions="learned",
+    norm="layernorm",
+    bias=True,
+    tied=False,
 )
 PLAIN = replace(PRESETS["tiny-gpt"], name="plain", bias=False, qkv_bias=False)
 MODELS = [*PRESETS.values(), ODD, PLAIN]
@@ -69,9 +83,12 @@ def test_all_four_rows_of_the_paper_fit_the_first_gpts_words_and_few_others() ->
 def test_experts_multiply_a_token_with_a_quarter_of_what_is_stored() -> None:
     """By hand: 2 FLOPs per number, of all but the words, which are looked up."""
     V, h, L, k, f = 32000, 4096, 32, 1024, 14336
-    attention, expert = 2 * h * h + 2 * h * k, 3 * f * h
+    attention = 2 * h * h + 2 * h * k
+    expert = 3 * f * h
     dense, sparse = (2 * (L * (attention + n * expert + 2 * h + 8 * h) + V * h + h) for n in (8, 2))
-    text = (Path(__file__).resolve().parent.parent / "notebooks/04_counting_parameters.ipynb").read_text("utf-8")
+    text = (Path(__file__).resolve().parent.parent / "notebooks/04_counting_parameters.ipynb").read_text(
+        "utf-8"
+    )
     assert f"dense {dense / 1e9:.1f} · 10⁹, Mixtral {sparse / 1e9:.1f} · 10⁹" in text
     assert f"{dense / sparse:.2f} times fewer" in text
 
@@ -79,9 +96,12 @@ def test_experts_multiply_a_token_with_a_quarter_of_what_is_stored() -> None:
 def test_nothing_before_their_guess_tells_how_many_parameters_the_experts_have():
     path = Path(__file__).resolve().parent.parent / "notebooks/04_counting_parameters.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    guess = next(number for number, cell in enumerate(cells) if 'predict("04.experts"' in "".join(cell["source"]))
+    guess = next(
+        number for number, cell in enumerate(cells) if 'predict("04.experts"' in "".join(cell["source"])
+    )
     model = PRESETS["mixtral-8x7b"]
-    before, after = json.dumps(cells[:guess]), json.dumps(cells[guess:])
+    before = json.dumps(cells[:guess])
+    after = json.dumps(cells[guess:])
     for count in (model.parameters, model.active_parameters):
         assert spelled(count).removesuffix(" B") in after
         assert not [text for text in (f"{count:,}", spelled(count)) if text in before]
@@ -103,7 +123,13 @@ def test_bars_are_equally_wide_and_cut_in_proportion():
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(7, "7"), (1_234, "1.23 K"), (124_439_808, "124 M"), (999_700_000, "1.00 B"), (46_702_792_704, "46.7 B")],
+    [
+        (7, "7"),
+        (1_234, "1.23 K"),
+        (124_439_808, "124 M"),
+        (999_700_000, "1.00 B"),
+        (46_702_792_704, "46.7 B"),
+    ],
 )
 def test_counts_are_spelled_as_people_say_them(count, words):
     assert spelled(count) == words
@@ -119,8 +145,17 @@ def test_the_builder_begins_with_a_preset_to_the_unit(name):
 
 def test_moving_a_control_builds_another_model():
     shown = model_builder("llama3-8b")
-    for name, value in (("family", "gpt2"), ("layers", 4), ("hidden", 2048), ("vocab", 256), ("tied", "tied"),
-                        ("ffn", "4"), ("group", 1), ("heads", 16), ("experts", 8)):  # fmt: skip
+    for name, value in (
+        ("family", "gpt2"),
+        ("layers", 4),
+        ("hidden", 2048),
+        ("vocab", 256),
+        ("tied", "tied"),
+        ("ffn", "4"),
+        ("group", 1),
+        ("heads", 16),
+        ("experts", 8),
+    ):
         before, picture = shown.model, shown.picture.value
         shown.controls[name].value = value
         assert (shown.model != before and shown.picture.value != picture) or name == "heads", name
@@ -145,8 +180,10 @@ def test_the_quiz_counts_as_the_modules_do():
     block, tied, wide, grouped, experts = (question.right.text for question in quiz(4).questions)
     cells = names_from_cells("04", "class GPT", "class Llama")
     with torch.device("meta"):
-        small, one = cells["GPT"](), nn.TransformerEncoderLayer(1600, 25, 6400)
-        full, now = cells["Block"](4096, 4096, 14336), cells["Block"](4096, 1024, 14336)
+        small = cells["GPT"]()
+        one = nn.TransformerEncoderLayer(1600, 25, 6400)
+        full = cells["Block"](4096, 4096, 14336)
+        now = cells["Block"](4096, 1024, 14336)
     assert block == f"{100 * (size(one.linear1) + size(one.linear2)) / size(one):.0f} %"
     saved = sum(tensor.numel() for tensor in small.state_dict().values())
     assert tied == f"{saved / 1e6:.0f} million and {size(small) / 1e6:.0f} million"

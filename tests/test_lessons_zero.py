@@ -33,7 +33,8 @@ def test_gathered_terms_are_the_measured_communication(precision: str) -> None:
 
 
 def test_hiding_takes_as_long_as_it_computes() -> None:
-    rates, N = gpu("A100-80GB").rates, 7e9
+    rates = gpu("A100-80GB").rates
+    N = 7e9
     assert rates is not None
     tokens = tokens_to_hide(6, rates.tensor, rates.link)
     assert 6 * N * tokens / rates.tensor == pytest.approx(6 * N / rates.link)
@@ -54,7 +55,8 @@ def test_sliders_follow_ranks_and_stage() -> None:
 
 def test_sent_bytes_are_those_of_the_paper_by_kind() -> None:
     with pretended(0, 4), SentBytes() as sent:
-        whole, own = torch.zeros(40), torch.zeros(10)
+        whole = torch.zeros(40)
+        own = torch.zeros(10)
         dist.all_reduce(whole)
         dist.reduce_scatter_tensor(own, whole)
         dist.all_gather_into_tensor(whole, own)
@@ -65,11 +67,14 @@ def test_sent_bytes_are_those_of_the_paper_by_kind() -> None:
 def test_only_torch_s_own_stage_1_of_llama_3_8b_does_not_fit_40_gb() -> None:
     """Its buckets and its uneven shares are the reason, as lesson 09 says."""
     card = gpu("A100-40GB")
-    run = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=1, loss_chunks=8)
+    run = TrainingRun(
+        "llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=1, loss_chunks=8
+    )
     peaks = [estimate(run.replace(world_size=ranks)).total for ranks in (64, 1024)]
     assert min(peaks) > card.room
     views = run.replace(bucket_view=True)
-    uneven, even = rank_0_states(views)["optimizer_states"], formula(views)["optimizer_states"]
+    uneven = rank_0_states(views)["optimizer_states"]
+    even = formula(views)["optimizer_states"]
     assert estimate(views).total > card.room > estimate(views).total - uneven + even
 
 

@@ -13,7 +13,14 @@ from engine import tiny
 from course_utils import compare, estimate, measure
 from course_utils.gpus import Gpu
 from course_utils.measuring import choose_source, live
-from course_utils.measuring.live import KERNELS, GpuOutOfMemory, KernelRefused, memory_released, only_kernel, release
+from course_utils.measuring.live import (
+    KERNELS,
+    GpuOutOfMemory,
+    KernelRefused,
+    memory_released,
+    only_kernel,
+    release,
+)
 from course_utils.measuring.tracebacks import let_go
 from course_utils.planning.twin import SAFETY, fits, largest_micro_batch, not_built, twin, unsupported
 from course_utils.run import ATTENTIONS, TrainingRun
@@ -25,10 +32,11 @@ SMALL = TrainingRun("gpt2", 2, 256)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 MESSAGE = (
-    "CUDA out of memory. Tried to allocate 9.38 GiB. GPU 0 has a total capacity of 31.73 GiB of which 1.25 GiB is "
-    "free. Process 4711 has 30.48 GiB memory in use. Of the allocated memory 29.90 GiB is allocated by PyTorch, and "
-    "12.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management"
+    "CUDA out of memory. Tried to allocate 9.38 GiB. GPU 0 has a total capacity of 31.73 GiB of which 1.25"
+    " GiB is free. Process 4711 has 30.48 GiB memory in use. Of the allocated memory 29.90 GiB is allocated"
+    " by PyTorch, and 12.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is"
+    " large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See"
+    " documentation for Memory Management"
 )
 """torch's message on a card of 32 GB (c10/cuda/CUDACachingAllocator.cpp)."""
 
@@ -133,7 +141,9 @@ def test_live_on_an_old_gpu_is_refused_by_name(with_card):
 
 
 TINY = TrainingRun(tiny("llama"), 2, 32, "fp32", attention="eager")
-NO_IMAGE = "CUDA error: no kernel image is available for execution on the device\nSearch for `cudaErrorNoKernelImage"
+NO_IMAGE = (
+    "CUDA error: no kernel image is available for execution on the device\nSearch for `cudaErrorNoKernelImage"
+)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +174,10 @@ def test_a_gpu_executes_what_torch_was_built_for(capability, architectures):
 )
 def test_a_gpu_that_torch_was_not_built_for_is_named(capability, architectures):
     reason = not_built(capability, architectures)
-    assert f"built for {', '.join(architectures)}, and this GPU has compute capability {capability[0]}." in reason
+    assert (
+        f"built for {', '.join(architectures)}, and this GPU has compute capability {capability[0]}."
+        in reason
+    )
 
 
 def cannot(monkeypatch, error: Exception) -> None:
@@ -179,16 +192,26 @@ def cannot(monkeypatch, error: Exception) -> None:
 FAILURES = pytest.mark.parametrize(
     ("error", "expected", "words"),
     [
-        (torch.OutOfMemoryError(MESSAGE), GpuOutOfMemory, "It asked for 9.38 GiB more when 1.25 GiB was free"),
+        (
+            torch.OutOfMemoryError(MESSAGE),
+            GpuOutOfMemory,
+            "It asked for 9.38 GiB more when 1.25 GiB was free",
+        ),
         (RuntimeError(NO_IMAGE), KernelRefused, "has no code for this a stand-in (compute capability 8.0)"),
-        (RuntimeError("No available kernel. Aborting execution."), KernelRefused, "has no eager kernel on this GPU"),
+        (
+            RuntimeError("No available kernel. Aborting execution."),
+            KernelRefused,
+            "has no eager kernel on this GPU",
+        ),
     ],
     ids=["memory", "architecture", "kernel"],
 )
 
 
 @FAILURES
-def test_auto_simulates_what_the_gpu_turns_out_not_to_do_and_says_why(card, monkeypatch, error, expected, words):
+def test_auto_simulates_what_the_gpu_turns_out_not_to_do_and_says_why(
+    card, monkeypatch, error, expected, words
+):
     cannot(monkeypatch, error)
     measured = measure(TINY)
     assert measured.source == "simulated" and measured.peak == measure(TINY, "simulated").peak
@@ -304,7 +327,9 @@ def test_a_run_that_is_interrupted_lets_go_of_its_memory_and_keeps_its_traceback
 
 
 def test_a_traceback_is_let_go_while_the_garbage_collector_calls_back():
-    """Its callback is a function, too, that is entered in the midst; no function of the traceback is ever run."""
+    """Its callback is a function, too, that is entered in the midst; no function of the traceback is ever
+    run.
+    """
     entered: list[int] = []
 
     def failing(number: int) -> None:
@@ -341,7 +366,8 @@ def test_without_an_error_what_only_a_cycle_keeps_is_released_and_what_somebody_
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-loop", "adamw-fused", "momentum"])
 def test_live_kinds_equal_the_simulated_ones(family, optimizer):
     run = TrainingRun(tiny(family, hidden=512, vocab=8192), 4, 128, "fp32", optimizer, "eager")
-    live, simulated = measure(run, "live"), measure(run, "simulated")
+    live = measure(run, "live")
+    simulated = measure(run, "simulated")
     assert live.breakdown == simulated.breakdown
     assert live.moments == simulated.moments
     assert live.source == "live" and torch.cuda.get_device_name() in str(live.provenance)
@@ -371,7 +397,9 @@ def test_a_gpu_that_is_too_small_is_left_as_it_was():
     assert measure(TrainingRun(tiny("llama"), 1, 32, "fp32", attention="eager"), "live").peak > 0
 
 
-@pytest.mark.parametrize("words", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"])
+@pytest.mark.parametrize(
+    "words", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"]
+)
 def test_libraries_that_get_no_memory_count_as_out_of_memory(words):
     with pytest.raises(GpuOutOfMemory), memory_released(XL, lambda: GB):
         raise RuntimeError(words)
@@ -383,7 +411,10 @@ def test_other_errors_are_not_taken_for_out_of_memory():
 
 
 def test_advice_never_offers_what_has_just_failed():
-    with pytest.raises(GpuOutOfMemory) as caught, memory_released(XL.replace(recompute="full"), lambda: 200 * GB):
+    with (
+        pytest.raises(GpuOutOfMemory) as caught,
+        memory_released(XL.replace(recompute="full"), lambda: 200 * GB),
+    ):
         raise torch.OutOfMemoryError("Out of it.")
     assert "micro_batch=31 would fit" in str(caught.value) and "recompute='full'" not in str(caught.value)
 
@@ -418,7 +449,9 @@ def test_a_twin_of_a_cudnn_run_takes_a_kernel_that_is_there(capability):
 def test_a_kernel_that_torch_refuses_is_named_with_what_it_was_given():
     run = TrainingRun("gpt2", 2, 256, attention="cudnn")
     q = torch.ones(1, 2, 8, 16)
-    refused = pytest.raises(ValueError, match=r"no cudnn kernel on this GPU for heads of 64 elements with dropout 0\.1")
+    refused = pytest.raises(
+        ValueError, match=r"no cudnn kernel on this GPU for heads of 64 elements with dropout 0\.1"
+    )
     with refused, only_kernel(run):
         torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
 

@@ -1,4 +1,6 @@
-"""Out of memory on purpose in every kind of cell, notebooks executed live, a GPU as a smaller card, by stand-ins."""
+"""Out of memory on purpose in every kind of cell, notebooks executed live, a GPU as a smaller card, by
+stand-ins.
+"""
 
 import json
 import os
@@ -36,7 +38,9 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False
+    )
 
 
 LOOP = """
@@ -67,7 +71,9 @@ def test_memory_is_back_and_the_kernel_works_after_every_failure(often):
 
 
 def test_a_cell_that_keeps_its_memory_is_found_out():
-    spoiled = "from course_utils.interactive import failed_cells\nfailed_cells.give_back = lambda result: None\n"
+    spoiled = (
+        "from course_utils.interactive import failed_cells\nfailed_cells.give_back = lambda result: None\n"
+    )
     done = python(spoiled + LOOP % json.dumps([["plain torch", 1, 150 * MB]]))
     assert done.returncode == 1 and "bytes are left by a cell with plain torch" in done.stderr
 
@@ -131,9 +137,13 @@ def large_gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Card("NVIDIA H200", 9, 0, 141 * GB))
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda _: Card("NVIDIA H200", 9, 0, 141 * GB)
+        )
         monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda *_: fraction[0])
-        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share: fraction.__setitem__(0, share))
+        monkeypatch.setattr(
+            torch.cuda, "set_per_process_memory_fraction", lambda share: fraction.__setitem__(0, share)
+        )
         monkeypatch.delenv("COURSE_SOURCE", raising=False)
         yield memory
 
@@ -142,7 +152,8 @@ def test_a_gpu_that_stands_for_a_t4_has_its_memory_and_lacks_what_it_lacks(large
     run = TrainingRun("gpt2", 8, 1024)
     assert choose_source(run) == ("live", "") and this_gpu().memory == 141 * GB
     as_card("T4-16GB")
-    here, old = this_gpu(), run.replace(precision="amp-fp16", attention="efficient")
+    here = this_gpu()
+    old = run.replace(precision="amp-fp16", attention="efficient")
     assert here.memory == pytest.approx(GPUS["T4-16GB"].room, abs=1) and here.capability == (7, 5)
     assert "does not compute in bf16" in choose_source(run)[1] and choose_source(old) == ("live", "")
     assert "NVIDIA H200 as T4-16GB has" in choose_source(old.replace(micro_batch=64))[1]
@@ -162,7 +173,9 @@ def test_an_amount_stands_for_a_card_of_this_generation_but_for_no_larger_one(la
     assert this_gpu().memory == pytest.approx(16 * GB, abs=1) and this_gpu().capability == (9, 0)
 
 
-@pytest.mark.parametrize(("given", "said"), [("T5-16GB", "unknown GPU"), ("16 potatoes", "not an amount of memory")])
+@pytest.mark.parametrize(
+    ("given", "said"), [("T5-16GB", "unknown GPU"), ("16 potatoes", "not an amount of memory")]
+)
 def test_a_card_that_nobody_knows_is_refused_before_anything_starts(given, said):
     with pytest.raises(RecordingError, match=said):
         card_option(given)

@@ -22,7 +22,8 @@ class Counters:
     """Stands in for a GPU's counters: memory that a loop fills, and the peak counter beside it."""
 
     def __init__(self, before: int = 0, peak: int = 0) -> None:
-        self.allocated, self.peak = before, max(before, peak)
+        self.allocated = before
+        self.peak = max(before, peak)
         self.threads: set[str] = set()
         self.broken = False
 
@@ -91,7 +92,9 @@ def test_the_end_of_a_cell_ends_it_even_if_the_cell_was_interrupted():
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     try:
         meter = shell.user_ns["meter"] = meter_of(Counters())
-        done = shell.run_cell("meter.start()\nwas_running = meter.running\nraise KeyboardInterrupt", silent=False)
+        done = shell.run_cell(
+            "meter.start()\nwas_running = meter.running\nraise KeyboardInterrupt", silent=False
+        )
         assert isinstance(done.error_in_exec, KeyboardInterrupt) and shell.user_ns["was_running"]
         assert not meter.running
         assert meter._cell_ended not in shell.events.callbacks["post_run_cell"]
@@ -141,21 +144,29 @@ def card(monkeypatch) -> None:
 
 
 def test_reading_calls_nothing_of_torch_cuda_but_the_counters(card, monkeypatch):
-    """Whatever could launch, record or wait is a function or a class of torch.cuda: each of the others fails here."""
+    """Whatever could launch, record or wait is a function or a class of torch.cuda: each of the others fails
+    here.
+    """
     meter = live_meter()
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the meter must not touch the stream")
 
     counters = {"memory_stats_as_nested_dict", "mem_get_info"}
-    others = [name for name in dir(torch.cuda) if callable(getattr(torch.cuda, name)) and name not in counters]
-    assert {"synchronize", "Event", "Stream", "current_stream", "empty_cache", "memory_snapshot"} <= set(others)
+    others = [
+        name for name in dir(torch.cuda) if callable(getattr(torch.cuda, name)) and name not in counters
+    ]
+    assert {"synchronize", "Event", "Stream", "current_stream", "empty_cache", "memory_snapshot"} <= set(
+        others
+    )
     for name in others:
         monkeypatch.setattr(torch.cuda, name, refuse)
     with meter:
         until(lambda: len(meter.samples) > 5)
     sample = meter.samples[-1]
-    assert (sample.allocated, sample.reserved, sample.driver) == (3 * GB, 6 * GB, 9 * GB) and calls(meter._sample) < 30
+    assert (sample.allocated, sample.reserved, sample.driver) == (3 * GB, 6 * GB, 9 * GB) and calls(
+        meter._sample
+    ) < 30
     assert meter.capacity == 16 * GB and "live on Tesla T4" in meter.source
 
 
@@ -167,8 +178,11 @@ def test_with_a_model_and_its_optimizer_the_memory_is_shown_by_kind(card):
         model(torch.ones(1, 100)).sum().backward()
     weights = round_up(4 * 100 * 100) + round_up(4 * 100)
     assert meter.samples[0].kinds == {
-        "parameters": weights, "gradients": 0, "optimizer_states": 0, "activations": 3 * GB - weights
-    }  # fmt: skip
+        "parameters": weights,
+        "gradients": 0,
+        "optimizer_states": 0,
+        "activations": 3 * GB - weights,
+    }
     assert meter.samples[-1].kinds["gradients"] == weights
     assert "weights, gradients and states are known" in meter.figure().alt
 
@@ -201,7 +215,8 @@ def test_a_replay_shows_every_phase_and_ends_by_itself(measured):
 
 
 def test_a_replays_end_is_the_measurements(measured):
-    played, replayed = Playback(measured, 10.0), replay(measured)
+    played = Playback(measured, 10.0)
+    replayed = replay(measured)
     last = played.read(10.0)
     assert last is not None and played.read(10.1) is None
     assert (last.peak, last.reserved, last.driver) == (max(replayed.allocated), replayed.reserved[-1], None)
@@ -227,14 +242,23 @@ def test_the_picture_draws_the_kinds_and_says_the_rest_in_words():
     figure = meter_figure(samples, [MeterMark(0.5, "backward")], 16 * GB, 6 * GB, "", "a stand-in", "seconds")
     drawn = re.findall(r'data-kind="(\w+)" data-bytes="(\d+)"', figure.svg)
     assert {kind: int(size) for kind, size in drawn} == kinds
-    for said in ("3.00 GB allocated now, 6.00 GB at the peak", "4.00 GB reserved", "5.00 GB taken", "backward"):
+    for said in (
+        "3.00 GB allocated now, 6.00 GB at the peak",
+        "4.00 GB reserved",
+        "5.00 GB taken",
+        "backward",
+    ):
         assert said in figure.alt
 
 
 def test_thinning_keeps_the_highest_and_the_last():
     samples = [Reading(10 * GB if t == 4321 else t, 0, seconds=float(t)) for t in range(12_000)]
     kept = thinned(samples)
-    assert len(kept) <= MOST_POINTS and max(sample.allocated for sample in kept) == 10 * GB and kept[-1] == samples[-1]
+    assert (
+        len(kept) <= MOST_POINTS
+        and max(sample.allocated for sample in kept) == 10 * GB
+        and kept[-1] == samples[-1]
+    )
 
 
 def test_twelve_thousand_readings_are_drawn_small_and_with_few_calls_each():
@@ -247,7 +271,9 @@ def test_twelve_thousand_readings_are_drawn_small_and_with_few_calls_each():
 
 
 def test_the_stages_letters_are_larger_and_stay_in_the_picture():
-    samples = [Reading(3 * GB, 0, 4 * GB, 5 * GB, dict.fromkeys(KINDS, GB // 2), seconds=t / 10) for t in range(30)]
+    samples = [
+        Reading(3 * GB, 0, 4 * GB, 5 * GB, dict.fromkeys(KINDS, GB // 2), seconds=t / 10) for t in range(30)
+    ]
     drawn = meter_figure(samples, [MeterMark(0.5, "backward")], 16 * GB, 6 * GB, "", "", "seconds", STAGE).svg
     labels = re.findall(rf'<text x="{STAGE.right + 8:g}" [^>]*font-size="([0-9.]+)"[^>]*>([^<]+)<', drawn)
     assert len(labels) == len(KINDS) + 4  # allocated, reserved, the driver's and the GPU's

@@ -18,7 +18,12 @@ MATRICES = {"gpt2": ("qkv", "out", "up", "down"), "llama": ("q", "k", "v", "out"
 
 
 def run_with(family: str, targets: Any = ("attention", "mlp"), **changes: Any) -> TrainingRun:
-    choices: dict[str, Any] = {"precision": "fp32", "attention": "eager", "lora_rank": 4, "lora_targets": targets}
+    choices: dict[str, Any] = {
+        "precision": "fp32",
+        "attention": "eager",
+        "lora_rank": 4,
+        "lora_targets": targets,
+    }
     return TrainingRun(tiny(family, dropout=0.0), 2, 32, **(choices | changes))
 
 
@@ -91,7 +96,9 @@ def test_merged_equals_unmerged_beside_a_quantized_weight(bits):
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 def test_it_learns_and_nothing_else_moves(precision, bits, recompute):
     torch.manual_seed(0)
-    run = run_with("llama", precision=precision, frozen_bits=bits, optimizer="adamw-loop", recompute=recompute)
+    run = run_with(
+        "llama", precision=precision, frozen_bits=bits, optimizer="adamw-loop", recompute=recompute
+    )
     training = Training(run, "cpu", simulated=False)
     before = training.network.state_dict().items()
     frozen = {name: tensor.clone() for name, tensor in before if name.rsplit(".", 1)[1] not in ("A", "B")}
@@ -111,7 +118,9 @@ def test_it_simulates_and_keeps_gradients_and_states_of_the_factors_alone(model,
     run = dense.replace(lora_rank=8, lora_targets=("attention", "mlp"), frozen_bits=bits)
     end = simulate(run).moments["end of backward"]
     with torch.device("meta"):
-        weights = [weight for layer in lora_layers(network_for(run)).values() for weight in (layer.A, layer.B)]
+        weights = [
+            weight for layer in lora_layers(network_for(run)).values() for weight in (layer.A, layer.B)
+        ]
     assert end["gradients"] == sum(round_up(run.precision.gradient * weight.numel()) for weight in weights)
     assert end["activations"] == 0 and end["temporaries"] == 0
     whole = simulate(dense).moments["end of backward"]["parameters"]
@@ -120,9 +129,14 @@ def test_it_simulates_and_keeps_gradients_and_states_of_the_factors_alone(model,
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_activations_under_lora_leave_out_the_inputs_of_frozen_products(bits):
-    """What a weight's gradient needs is kept for the factor A instead, where there is one: here only for q and v."""
-    run = TrainingRun(shallow(LLAMA, 2), 2, 128, "bf16", lora_rank=8, lora_targets=("q", "v"), frozen_bits=bits)
+    """What a weight's gradient needs is kept for the factor A instead, where there is one: here only for q
+    and v.
+    """
+    run = TrainingRun(
+        shallow(LLAMA, 2), 2, 128, "bf16", lora_rank=8, lora_targets=("q", "v"), frozen_bits=bits
+    )
     with_lora = simulate(run).moments["end of forward"]["activations"]
     dense = simulate(TrainingRun(run.model, 2, 128, "bf16")).moments["end of forward"]["activations"]
-    of_down_and_up = 2 * 2 * 128 * (run.model.ffn + run.model.hidden)  # no longer kept by those products of a block
+    # no longer kept by those products of a block
+    of_down_and_up = 2 * 2 * 128 * (run.model.ffn + run.model.hidden)
     assert dense - with_lora > of_down_and_up

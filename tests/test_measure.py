@@ -34,7 +34,11 @@ def test_unknown_source_names_the_nearest():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"attention": "flash", "precision": "amp-bf16"}, {"attention": "efficient"}, {"precision": "bf16-master"}],
+    [
+        {"attention": "flash", "precision": "amp-bf16"},
+        {"attention": "efficient"},
+        {"precision": "bf16-master"},
+    ],
 )
 def test_on_the_cpu_only_what_a_gpu_does_too(changes):
     with pytest.raises(ValueError, match=r"precision='fp32' with attention='eager' .* simulate it instead"):
@@ -44,14 +48,18 @@ def test_on_the_cpu_only_what_a_gpu_does_too(changes):
 def test_too_large_for_a_laptop_says_how_large_and_what_to_choose():
     run = TrainingRun("gpt2-medium", 1, 128, "fp32", attention="eager")
     needed = estimate(run).total / GB
-    with pytest.raises(ValueError, match=rf"needs about {needed:.1f} GB of host memory; .* up to 4 GB: .*'tiny-gpt'"):
+    with pytest.raises(
+        ValueError, match=rf"needs about {needed:.1f} GB of host memory; .* up to 4 GB: .*'tiny-gpt'"
+    ):
         measure(run, "cpu")
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_every_step_has_its_phases_in_order(steps):
     marks = simulate(RUN, steps).timeline.marks
-    assert [(mark.step, mark.phase) for mark in marks] == [(s, phase) for s in range(1, steps + 1) for phase in PHASES]
+    assert [(mark.step, mark.phase) for mark in marks] == [
+        (s, phase) for s in range(1, steps + 1) for phase in PHASES
+    ]
     assert [mark.event for mark in marks] == sorted(mark.event for mark in marks)
 
 
@@ -149,7 +157,9 @@ def test_a_comparison_names_what_is_off():
     off = dataclasses.replace(estimate(RUN), parts=parts)
     compared = Comparison(RUN, off, simulate(RUN))
     assert compared.differences["activations"] == 5120
-    assert "+5,120 bytes are left" in compared.explanation() and "activations (+5,120)" in compared.explanation()
+    assert (
+        "+5,120 bytes are left" in compared.explanation() and "activations (+5,120)" in compared.explanation()
+    )
     assert compared.ratio > 1
 
 
@@ -165,7 +175,10 @@ def test_a_comparison_tells_scratch_from_blocks_that_were_not_split():
     assert rounded > 0
     counted = dataclasses.replace(measured, counters={"allocated": measured.peak + rounded + 1_000_000})
     said = Comparison(run, estimate(run), counted).explanation()
-    assert f"{rounded:+,} bytes are rounding to blocks that were not split, +1,000,000 bytes scratch space" in said
+    assert (
+        f"{rounded:+,} bytes are rounding to blocks that were not split, +1,000,000 bytes scratch space"
+        in said
+    )
 
 
 def test_a_comparison_does_not_guess_how_blocks_were_rounded(monkeypatch):
@@ -179,7 +192,9 @@ def test_a_comparison_does_not_guess_how_blocks_were_rounded(monkeypatch):
 
 @pytest.fixture
 def no_simulation(monkeypatch):
-    monkeypatch.setattr("course_utils.measuring.simulated.availability", lambda: (False, "on this platform it cannot"))
+    monkeypatch.setattr(
+        "course_utils.measuring.simulated.availability", lambda: (False, "on this platform it cannot")
+    )
     monkeypatch.setenv("COURSE_SOURCE", "auto")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     return monkeypatch
@@ -199,7 +214,9 @@ def test_shipped_recordings_equal_the_estimate():
     shipped = recorded.load()
     assert shipped
     for name in shipped:
-        run = eval(name.partition(" steps=")[0], {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig})
+        run = eval(
+            name.partition(" steps=")[0], {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig}
+        )
         assert dict(recorded.from_json(shipped[name], "").breakdown) == dict(estimate(run)), name
 
 
@@ -222,4 +239,7 @@ def test_a_run_says_its_own_attention():
 
 
 def test_a_first_step_alone_is_said_to_be_one():
-    assert "Only the first step was simulated" in compare(TrainingRun("tiny-gpt", 1, 16), "simulated", 1).explanation()
+    assert (
+        "Only the first step was simulated"
+        in compare(TrainingRun("tiny-gpt", 1, 16), "simulated", 1).explanation()
+    )

@@ -1,4 +1,6 @@
-"""The memory map: every byte is drawn where it lies, it is told in words, and the page shows every event by itself."""
+"""The memory map: every byte is drawn where it lies, it is told in words, and the page shows every event by
+itself.
+"""
 
 import json
 import os
@@ -28,7 +30,9 @@ HOLES = [
     *[(-4 * MiB, index) for index in range(20) if index % 5 in (1, 3)],
     (8 * MiB, "late"),
 ]
-"""Four segments of five tensors, of which the second and fourth are freed: 40 % is free, and 8 MiB do not fit."""
+"""Four segments of five tensors, of which the second and fourth are freed: 40 % is free, and 8 MiB do not
+fit.
+"""
 
 
 def drawn(figure: Figure) -> dict[str, float]:
@@ -153,7 +157,8 @@ def test_the_page_needs_nothing_else(replayed, tmp_path):
 
 def test_the_still_picture_has_the_same_stretches_as_paths(replayed):
     svg = memory_map(replayed).svg
-    pixels, drawn = defaultdict[str, float](float), defaultdict[str, float](float)
+    pixels = defaultdict[str, float](float)
+    drawn = defaultdict[str, float](float)
     for rect in ElementTree.fromstring(svg).iter(f"{SVG}rect"):
         if "data-look" in rect.attrib and "stroke" not in rect.attrib:
             pixels[rect.attrib["fill"]] += float(rect.attrib["width"])
@@ -186,7 +191,8 @@ def chromium() -> Iterator[Any]:
 
 def opened(chromium: Any, path: Path) -> tuple[Any, list[str]]:
     """The page in a browser, and everything that it complained of or asked the network for."""
-    page, trouble = chromium.context.new_page(), []
+    page = chromium.context.new_page()
+    trouble = []
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.on("request", lambda request: request.url.startswith("file:") or trouble.append(request.url))
     page.goto(path.as_uri())
@@ -195,7 +201,8 @@ def opened(chromium: Any, path: Path) -> tuple[Any, list[str]]:
 
 def test_arrow_keys_step_through_the_events(chromium, replayed, tmp_path):
     page, trouble = opened(chromium, memory_map_page(replayed).save(tmp_path / "map.html"))
-    status, slider = page.locator("#status"), page.locator("#event")
+    status = page.locator("#status")
+    slider = page.locator("#event")
     assert status.inner_text().startswith(f"Event {replayed.peak_event:,} of {len(replayed):,} (step 2, ")
     before = page.evaluate("map.toDataURL()")
     slider.focus()
@@ -222,7 +229,10 @@ def test_the_page_reads_its_short_data_in_full(chromium, replayed, tmp_path):
     assert {(kind, text) for kind, text in there["labels"]} == {
         (
             item.kind,
-            f"{item.operation} in {item.module or 'the network'}, {'×'.join(map(str, item.shape))} {item.dtype}",
+            (
+                f"{item.operation} in {item.module or 'the network'}, {'×'.join(map(str, item.shape))}"
+                f" {item.dtype}"
+            ),
         )
         for item in replayed.allocations
     }
@@ -233,7 +243,9 @@ def test_the_page_reads_its_short_data_in_full(chromium, replayed, tmp_path):
 def test_in_a_frame_that_had_no_size_the_map_is_drawn_when_it_gets_one(chromium, replayed, tmp_path):
     bundle = memory_map_page(replayed)._repr_mimebundle_()
     notebook = tmp_path / "notebook.html"
-    notebook.write_text(f"<div id='output' style='display:none'>{bundle['text/html']}</div>", encoding="utf-8")
+    notebook.write_text(
+        f"<div id='output' style='display:none'>{bundle['text/html']}</div>", encoding="utf-8"
+    )
     page, trouble = opened(chromium, notebook)
     page.evaluate("document.getElementById('output').style.display = 'block'")
     frame = page.frames[1]

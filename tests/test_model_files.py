@@ -11,17 +11,31 @@ from course_utils.model_files import LARGEST_FILE, config_from_file, model_confi
 from course_utils.models import PRESETS, TransformerConfig
 from course_utils.run import TrainingRun
 
-GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "vocab_size": 50257,
+    "n_positions": 1024,
+}
 
 
 def llama_like(kind: str, preset: str, **more: Any) -> dict[str, Any]:
     """What the released config.json of such a model says of its sizes."""
     model = PRESETS[preset]
     return {
-        "model_type": kind, "num_hidden_layers": model.layers, "hidden_size": model.hidden, "hidden_act": "silu",
-        "num_attention_heads": model.heads, "num_key_value_heads": model.kv_heads, "intermediate_size": model.ffn,
-        "vocab_size": model.vocab, "max_position_embeddings": model.max_positions, "rope_theta": model.rope_theta,
-    } | more  # fmt: skip
+        "model_type": kind,
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "hidden_act": "silu",
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "intermediate_size": model.ffn,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.max_positions,
+        "rope_theta": model.rope_theta,
+    } | more
 
 
 LLAMA = llama_like("llama", "llama3-8b")
@@ -32,7 +46,9 @@ RELEASED = {
         "llama", "llama3.2-1b", tie_word_embeddings=True, head_dim=64, rope_scaling={"factor": 8}
     ),
     "mistral-7b": llama_like("mistral", "mistral-7b", sliding_window=None),
-    "mixtral-8x7b": llama_like("mixtral", "mixtral-8x7b", num_local_experts=8, num_experts_per_tok=2, head_dim=None),
+    "mixtral-8x7b": llama_like(
+        "mixtral", "mixtral-8x7b", num_local_experts=8, num_experts_per_tok=2, head_dim=None
+    ),
     "qwen2.5-0.5b": llama_like("qwen2", "qwen2.5-0.5b", tie_word_embeddings=True, use_sliding_window=False),
     "qwen2.5-7b": llama_like("qwen2", "qwen2.5-7b", tie_word_embeddings=False, attention_dropout=0.0),
 }
@@ -106,7 +122,9 @@ def test_what_a_file_leaves_out_is_as_in_transformers(tmp_path, settings, expect
 
 def test_dropout_that_differs_is_said(tmp_path):
     with pytest.warns(UserWarning, match=r"embd_pdrop 0\.0, .*: 0\.2, the residual's, is taken everywhere"):
-        model = config_from_file(write(tmp_path, GPT2 | {"resid_pdrop": 0.2, "embd_pdrop": 0.0, "attn_pdrop": 0.2}))
+        model = config_from_file(
+            write(tmp_path, GPT2 | {"resid_pdrop": 0.2, "embd_pdrop": 0.0, "attn_pdrop": 0.2})
+        )
     assert model.dropout == 0.2
     with pytest.warns(UserWarning, match=r"attention_dropout is 0\.1: ignored"):
         assert config_from_file(write(tmp_path, LLAMA | {"attention_dropout": 0.1})).dropout == 0.0
@@ -116,14 +134,18 @@ def test_a_sliding_window_is_said_to_be_left_aside(tmp_path):
     windowed = RELEASED["mistral-7b"] | {"sliding_window": 4096}
     for settings in (windowed, without(windowed, "sliding_window")):  # without, transformers takes 4,096
         path = write(tmp_path, settings)
-        with pytest.warns(UserWarning, match=r"sliding_window is 4,096, but the course's attention is full") as said:
+        with pytest.warns(
+            UserWarning, match=r"sliding_window is 4,096, but the course's attention is full"
+        ) as said:
             assert TrainingRun(path).model.max_positions == 32_768
         assert said[0].filename == __file__
 
 
 @pytest.mark.parametrize("command", [["estimate"], ["fit", "--gpu", "H100-80GB", "--global-batch", "1"]])
 def test_a_command_warns_without_a_line_of_code(tmp_path, command, capsys):
-    path = write(tmp_path / "windowed", RELEASED["mistral-7b"] | {"sliding_window": 512, "num_hidden_layers": 1})
+    path = write(
+        tmp_path / "windowed", RELEASED["mistral-7b"] | {"sliding_window": 512, "num_hidden_layers": 1}
+    )
     assert main([*command, str(path)]) == 0
     said = capsys.readouterr().err
     assert said.startswith("windowed: sliding_window is 512, ") and said.count("\n") == 1
@@ -139,7 +161,9 @@ def test_a_command_warns_without_a_line_of_code(tmp_path, command, capsys):
     ],
 )
 def test_a_window_that_cuts_nothing_is_no_matter(tmp_path, more, recwarn):
-    config_from_file(write(tmp_path, llama_like("qwen2", "qwen2.5-7b", max_position_embeddings=32_768) | more))
+    config_from_file(
+        write(tmp_path, llama_like("qwen2", "qwen2.5-7b", max_position_embeddings=32_768) | more)
+    )
     assert not recwarn.list
 
 
@@ -154,7 +178,10 @@ def refused(path: Any, *said: str) -> None:
 def test_what_is_not_there_is_said(tmp_path):
     write(tmp_path / "llama", LLAMA)
     refused(
-        tmp_path / "llama" / "settings.json", "no such file or folder", "there is config.json", "Nothing is downloaded"
+        tmp_path / "llama" / "settings.json",
+        "no such file or folder",
+        "there is config.json",
+        "Nothing is downloaded",
     )
     refused(tmp_path / "elsewhere" / "config.json", "nor is there a folder")
     refused(tmp_path, "the folder has no config.json")
@@ -203,7 +230,10 @@ def test_weights_are_not_taken_for_a_config(tmp_path):
     ("settings", "said"),
     [
         ({}, "unknown model_type None"),
-        (LLAMA | {"model_type": "llama2"}, "unknown model_type 'llama2': did you mean 'llama'? Known: gpt2, llama,"),
+        (
+            LLAMA | {"model_type": "llama2"},
+            "unknown model_type 'llama2': did you mean 'llama'? Known: gpt2, llama,",
+        ),
         (LLAMA | {"model_type": ["llama"]}, "unknown model_type ['llama']"),
         (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0: it must be a whole number of at least 1"),
         (LLAMA | {"hidden_size": 4096.0}, "hidden_size is 4096.0"),

@@ -52,7 +52,9 @@ def test_names_shapes_and_order_are_those_of_the_network(name):
 
 
 def test_the_loss_reads_logits_as_in_each_familys_reference_code():
-    """nanoGPT's are 16-bit; Meta's Llama 3, and transformers' Mistral, Mixtral and Qwen, are copied to fp32."""
+    """nanoGPT's are 16-bit; Meta's Llama 3, and transformers' Mistral, Mixtral and
+    Qwen, are copied to fp32.
+    """
     for name, model in PRESETS.items():
         assert model.logits == ("compute" if "gpt" in name else "fp32"), name
     assert dataclasses.replace(PRESETS["gpt2"], logits="fp32").parameters == PRESETS["gpt2"].parameters
@@ -102,10 +104,17 @@ def test_config_of_a_name_and_of_a_config():
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("gpt2xl", "gpt2-xl"), ("GPT2-XL", "gpt2-xl"), ("llama-3-8b", "llama3-8b"), ("tinyllama", "tinyllama-1.1b")],
+    [
+        ("gpt2xl", "gpt2-xl"),
+        ("GPT2-XL", "gpt2-xl"),
+        ("llama-3-8b", "llama3-8b"),
+        ("tinyllama", "tinyllama-1.1b"),
+    ],
 )
 def test_unknown_model_names_the_nearest(name, nearest):
-    with pytest.raises(ValueError, match=f"unknown model '{name}': did you mean '{nearest}'.*Known: .*gpt3-175b"):
+    with pytest.raises(
+        ValueError, match=f"unknown model '{name}': did you mean '{nearest}'.*Known: .*gpt3-175b"
+    ):
         model_config(name)
     with pytest.raises(ValueError, match=r"unknown model 'qqqq'\. Known: gpt2, "):
         model_config("qqqq")

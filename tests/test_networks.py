@@ -1,4 +1,6 @@
-"""The networks: parameters, arithmetic against a plain reading of the formulas, experts, frozen weights, the loss."""
+"""The networks: parameters, arithmetic against a plain reading of the formulas, experts, frozen weights, the
+loss.
+"""
 
 import dataclasses
 import itertools
@@ -20,7 +22,15 @@ from course_utils.models import TransformerConfig, parameter_count, parameter_sh
 from course_utils.networks import Transformer, build_network, chunked_loss, loss_of
 from course_utils.networks.attention import rotation
 from course_utils.networks.experts import Experts
-from course_utils.networks.frozen import FrozenLinear, freeze, nf4_code, nf4_pairs, quantize_nf4, quantize_rows, unpack
+from course_utils.networks.frozen import (
+    FrozenLinear,
+    freeze,
+    nf4_code,
+    nf4_pairs,
+    quantize_nf4,
+    quantize_rows,
+    unpack,
+)
 from course_utils.run import TrainingRun
 from course_utils.units import round_up
 
@@ -39,7 +49,14 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 
 def small(**options: Any) -> TransformerConfig:
     """A model of one block whose sizes all differ, so that no two can be exchanged unnoticed."""
-    sizes: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 4, "ffn": 48, "vocab": 61, "max_positions": 24}
+    sizes: dict[str, Any] = {
+        "layers": 1,
+        "hidden": 32,
+        "heads": 4,
+        "ffn": 48,
+        "vocab": 61,
+        "max_positions": 24,
+    }
     sizes["family"] = "llama"
     if options.get("experts"):
         sizes["experts_per_token"] = 2
@@ -51,7 +68,9 @@ MIXED = {
     "gpt2, grouped and rotary": small(family="gpt2", kv_heads=2, positions="rotary", layers=2),
     "gpt2 without biases": small(family="gpt2", bias=False, layers=2),
     "llama": small(kv_heads=2, layers=2, tied=False),
-    "llama with learned positions": small(positions="learned", norm="layernorm", mlp="gelu", bias=True, kv_heads=1),
+    "llama with learned positions": small(
+        positions="learned", norm="layernorm", mlp="gelu", bias=True, kv_heads=1
+    ),
     "qwen": small(kv_heads=2, qkv_bias=True),
     "no positions": small(positions="none", qkv_bias=True, mlp="gelu"),
 }
@@ -110,7 +129,9 @@ def plain_norm(model: TransformerConfig, w: dict[str, Tensor], name: str, x: Ten
         epsilon = torch.finfo(torch.float32).eps  # torch's own, where RMSNorm is given none
         return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * w[f"{name}.weight"]
     x = x - x.mean(-1, keepdim=True)
-    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"] + w.get(f"{name}.bias", 0.0)
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"] + w.get(
+        f"{name}.bias", 0.0
+    )
 
 
 def plain_linear(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -127,7 +148,8 @@ def plain_mlp(model: TransformerConfig, w: dict[str, Tensor], x: Tensor) -> Tens
 
 
 def plain_attention(model: TransformerConfig, w: dict[str, Tensor], x: Tensor) -> Tensor:
-    d, widths = model.head_size, [model.hidden, model.kv, model.kv]
+    d = model.head_size
+    widths = [model.hidden, model.kv, model.kv]
     if model.fused_qkv:
         q, k, v = plain_linear(w, "attention.qkv", x).split(widths, -1)
     else:
@@ -136,9 +158,12 @@ def plain_attention(model: TransformerConfig, w: dict[str, Tensor], x: Tensor) -
     outputs = []
     for head in range(model.heads):
         group = head // (model.heads // model.kv_heads)
-        one_q, one_k, one_v = q[..., head * d :][..., :d], k[..., group * d :][..., :d], v[..., group * d :][..., :d]
+        one_q = q[..., head * d :][..., :d]
+        one_k = k[..., group * d :][..., :d]
+        one_v = v[..., group * d :][..., :d]
         if model.positions == "rotary":
-            one_q, one_k = plain_rotary(model, one_q), plain_rotary(model, one_k)
+            one_q = plain_rotary(model, one_q)
+            one_k = plain_rotary(model, one_k)
         scores = (one_q @ one_k.transpose(1, 2) / math.sqrt(d)).masked_fill(~seen, -math.inf)
         outputs.append(scores.softmax(-1) @ one_v)
     return plain_linear(w, "attention.out", torch.cat(outputs, -1))
@@ -161,7 +186,9 @@ def test_logits_are_what_the_formulas_say(name, attention):
     network = seeded(model, attention)
     torch.testing.assert_close(network(tokens).double(), plain(network, tokens), rtol=2e-4, atol=2e-4)
     features = network.features(tokens)
-    assert features.shape == (*tokens.shape, model.hidden) and torch.equal(network.head(features), network(tokens))
+    assert features.shape == (*tokens.shape, model.hidden) and torch.equal(
+        network.head(features), network(tokens)
+    )
 
 
 @pytest.mark.parametrize("name", MIXED)
@@ -180,24 +207,28 @@ def test_recomputation_changes_no_gradient(name):
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_both_families_drop_at_four_places(name):
     model = dataclasses.replace(MIXED[name], dropout=0.5, layers=1)
-    network, dropped = seeded(model), list[Any]()
+    network = seeded(model)
+    dropped = list[Any]()
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "dropout", lambda x, p: (dropped.append((tuple(x.shape), p)), x)[1])
         network(some_tokens(model, 2, 5))
-    stream, scores = (2, 5, model.hidden), (2, model.heads, 5, 5)
+    stream = (2, 5, model.hidden)
+    scores = (2, model.heads, 5, 5)
     assert dropped == [(stream, 0.5), (scores, 0.5), (stream, 0.5), (stream, 0.5)]
 
 
 def test_dropout_is_of_the_fused_kernels_too():
     model = dataclasses.replace(MIXED["llama"], dropout=0.9)
     network = seeded(model, "efficient")
-    x, by = torch.randn(1, 8, 32), rotation(torch.zeros(1, 8), model.head_size, 1e4, torch.float32)
+    x = torch.randn(1, 8, 32)
+    by = rotation(torch.zeros(1, 8), model.head_size, 1e4, torch.float32)
     attention = attention_of(network)
     attention.out = torch.nn.Identity()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "dropout", lambda x, p: x)
         torch.manual_seed(1)
-        first, second = attention(x, by, None), attention(x, by, None)
+        first = attention(x, by, None)
+        second = attention(x, by, None)
     assert not torch.equal(first, second)
 
 
@@ -210,22 +241,29 @@ def test_where_the_router_itself_is_balanced_the_experts_are_a_mixture_as_publis
     with torch.no_grad():
         experts.router.weight.zero_()
         experts.router.weight[:, :4] = torch.eye(4)
-        first = torch.arange(20).view(2, 10) % 4  # each expert is five tokens' first choice and five others' second
+        # each expert is five tokens' first choice and five others' second
+        first = torch.arange(20).view(2, 10) % 4
         x[..., :4] = 3 * F.one_hot(first, 4) + 2 * F.one_hot((first + 1) % 4, 4)
-    chances, mixed = (x @ experts.router.weight.T).softmax(-1), torch.zeros_like(x)
+    chances = (x @ experts.router.weight.T).softmax(-1)
+    mixed = torch.zeros_like(x)
     for b, s in itertools.product(range(2), range(10)):
         best, chosen = chances[b, s].topk(2)
-        parts = [weight * experts.experts[int(e)](x[b, s]) for weight, e in zip(best / best.sum(), chosen, strict=True)]
+        parts = [
+            weight * experts.experts[int(e)](x[b, s])
+            for weight, e in zip(best / best.sum(), chosen, strict=True)
+        ]
         mixed[b, s] = sum(parts)
     torch.testing.assert_close(experts(x), mixed)
 
 
 @pytest.mark.parametrize(("tokens", "pieces"), [(8, [4, 4, 4, 4]), (5, [3, 3, 2, 2]), (1, [1, 1, 0, 0])])
 def test_every_expert_gets_the_same_number_of_tokens(tokens, pieces):
-    experts, seen = Experts(MOE), []
+    experts = Experts(MOE)
+    seen = []
     for expert in experts.experts:
         expert.register_forward_pre_hook(lambda _, arguments: seen.append(len(arguments[0])))
-    x = torch.randn(1, 1, MOE.hidden).expand(1, tokens, -1)  # a real router would send every one of these to the same
+    # a real router would send every one of these to the same
+    x = torch.randn(1, 1, MOE.hidden).expand(1, tokens, -1)
     experts(x)
     assert seen == pieces
 
@@ -250,7 +288,8 @@ def test_experts_are_simulated_in_every_recipe(precision, attention, recompute):
 def test_a_step_on_the_cpu_is_the_simulated_one():
     model = tiny("gpt2", experts=4, experts_per_token=2, kv_heads=2, mlp="swiglu")
     run = TrainingRun(model, 2, 48, "fp32", attention="eager")
-    on_cpu, simulated = measure(run, "cpu"), simulate(run)
+    on_cpu = measure(run, "cpu")
+    simulated = simulate(run)
     assert len(on_cpu.losses) == 2 and all(math.isfinite(loss) for loss in on_cpu.losses)
     for kind in ("parameters", "activations", "temporaries"):
         assert on_cpu.moments["end of forward"][kind] == simulated.moments["end of forward"][kind] > 0
@@ -260,10 +299,23 @@ def test_a_step_on_the_cpu_is_the_simulated_one():
 
 # Dettmers et al. 2023 (QLoRA), appendix E
 PUBLISHED = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
 
 
 def frozen(bits: int, n_out: int = 48, n_in: int = 128, dtype: torch.dtype = torch.float32) -> FrozenLinear:
@@ -315,7 +367,8 @@ def test_nf4_takes_the_nearest_of_its_values():
 
 
 def test_values_of_the_code_itself_and_zeros_come_back_exactly():
-    code, pairs = torch.tensor(nf4_code()), nf4_pairs(torch.float32, torch.device("cpu"))
+    code = torch.tensor(nf4_code())
+    pairs = nf4_pairs(torch.float32, torch.device("cpu"))
     linear = nn.Linear(64, 2, bias=False)
     linear.weight.data = torch.stack((code.repeat(4) * 0.5, code.flip(0).repeat(4) * 4))
     assert torch.equal(FrozenLinear(linear, 4, torch.float32, pairs).dense_weight(), linear.weight)
@@ -333,9 +386,12 @@ def test_a_size_that_is_no_multiple_of_64_is_filled_up():
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_output_and_gradient_are_those_of_the_dense_weight_and_autograd_keeps_neither_input_nor_weight(bits):
-    layer, kept = frozen(bits), list[torch.Tensor]()
+    layer = frozen(bits)
+    kept = list[torch.Tensor]()
     x = torch.randn(2, 5, 128, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
+    ):
         y = layer(x)
     assert not kept
     assert torch.equal(y, F.linear(x, layer.dense_weight(), layer.bias))
@@ -354,7 +410,9 @@ def test_a_frozen_network_is_16_bit_but_for_its_blocks_matrices(family, bits):
     assert network.head.weight is network.embedding.weight
     few = {buffer.dtype for name, buffer in network.named_buffers() if name.endswith("weight")}
     assert few == {16: set(), 8: {torch.int8}, 4: {torch.uint8}}[bits]
-    assert len({id(buffer) for name, buffer in network.named_buffers() if name.endswith("pairs")}) == (bits == 4)
+    assert len({id(buffer) for name, buffer in network.named_buffers() if name.endswith("pairs")}) == (
+        bits == 4
+    )
     tokens = torch.randint(512, (1, 8))
     assert network(tokens).shape == (1, 8, 512)
 
@@ -396,7 +454,11 @@ def test_pieces_cost_one_more_product_with_the_head(chunks):
     counted = []
     for pieces in (1, chunks):
         with FlopCounterMode(display=False) as counter:
-            loss = chunked_loss(features, head, targets, pieces) if pieces > 1 else loss_of(head(features), targets)
+            loss = (
+                chunked_loss(features, head, targets, pieces)
+                if pieces > 1
+                else loss_of(head(features), targets)
+            )
             loss.backward()
         counted.append(counter.get_total_flops())
     run = TrainingRun(tiny("gpt2", hidden=16, vocab=50), 2, 24, loss_chunks=chunks, attention="eager")
@@ -417,7 +479,10 @@ def test_upcast_logits_lose_nothing_after_the_head(chunks):
         )
         errors.append(abs(loss.item() - exact.item()))
         assert loss.dtype == (torch.float32 if upcast else torch.bfloat16)
-        assert all(gradient.dtype == torch.bfloat16 for gradient in torch.autograd.grad(loss, [features, head.weight]))
+        assert all(
+            gradient.dtype == torch.bfloat16
+            for gradient in torch.autograd.grad(loss, [features, head.weight])
+        )
     assert errors[0] < 1e-6 < 1e-4 < errors[1]
 
 
@@ -432,7 +497,8 @@ def test_a_last_piece_that_is_smaller_counts_for_less():
 
 def test_half_precision_does_not_overflow():
     features, _, _ = features_head_targets()
-    wide = features.detach().half().repeat(64, 8, 1)  # 24,576 tokens: their losses add up to more than fp16 can hold
+    # 24,576 tokens: their losses add up to more than fp16 can hold
+    wide = features.detach().half().repeat(64, 8, 1)
     targets = torch.zeros(wide.shape[:2], dtype=torch.long)
     loss = chunked_loss(wide, lambda x: 4 * x, targets, 64)
     assert torch.isfinite(loss)

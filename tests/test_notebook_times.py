@@ -1,4 +1,6 @@
-"""Notebooks under the course's own conftest: their times are listed, their outputs compared, by pytest in a process."""
+"""Notebooks under the course's own conftest: their times are listed, their outputs compared, by pytest in a
+process.
+"""
 
 import json
 import os
@@ -28,7 +30,9 @@ def lesson(*sources: str, text: str = "", **course: object) -> nbformat.Notebook
 
 
 ASK = "import os; print(os.environ['COURSE_SOURCE'])"
-FRESH = "from course_utils.interactive.guesses import stored_guesses; print(stored_guesses(), 'torch 2.13.0+cpu')"
+FRESH = (
+    "from course_utils.interactive.guesses import stored_guesses; print(stored_guesses(), 'torch 2.13.0+cpu')"
+)
 NOTEBOOKS = {
     "01_slow": lesson("import time; time.sleep(1.2)", "x = 1", budget_seconds=0.5),
     "02_granted": lesson("x = 1", budget_seconds=1000),
@@ -59,12 +63,17 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_lessons_are_timed_and_none_fails_for_its_time(said: str) -> None:
-    rows = [line.split() for line in said.partition("slowest notebooks")[2].splitlines() if ".ipynb" in line][:5]
+    rows = [line.split() for line in said.partition("slowest notebooks")[2].splitlines() if ".ipynb" in line][
+        :5
+    ]
     assert sorted(row[5] for row in rows) == [f"notebooks/{name}.ipynb" for name in list(NOTEBOOKS)[:5]]
     seconds = [float(row[0]) for row in rows]
     assert seconds == sorted(seconds, reverse=True) and seconds[-1] > 0
     words = {row[5]: row[6:] for row in rows}
-    assert words["notebooks/01_slow.ipynb"] == ["over", "its", "budget"] and not words["notebooks/02_granted.ipynb"]
+    assert (
+        words["notebooks/01_slow.ipynb"] == ["over", "its", "budget"]
+        and not words["notebooks/02_granted.ipynb"]
+    )
 
 
 def test_only_other_bytes_fail_though_torch_versions_may_differ_and_copies_are_left_out(said: str) -> None:
@@ -79,18 +88,34 @@ def test_plain_nbval_finds_a_machine_that_nobody_has_used(tmp_path: Path) -> Non
         (tmp_path / name).mkdir()
     shutil.copy(TESTS / "nbval_sanitize.cfg", tmp_path / "tests")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    asked = lesson(f"{ASK.removesuffix(')')}, os.environ['OMP_NUM_THREADS'])", FRESH, text="{} torch 2.11.0+cu130\n")
+    asked = lesson(
+        f"{ASK.removesuffix(')')}, os.environ['OMP_NUM_THREADS'])", FRESH, text="{} torch 2.11.0+cu130\n"
+    )
     asked.cells[0].outputs = [new_output("stream", name="stdout", text="simulated 1\n")]
-    asked.metadata["kernelspec"] = {"name": "a-kernel-of-nobody", "display_name": "Nobody", "language": "python"}
+    asked.metadata["kernelspec"] = {
+        "name": "a-kernel-of-nobody",
+        "display_name": "Nobody",
+        "language": "python",
+    }
     nbformat.write(asked, tmp_path / "notebooks" / "01_asked.ipynb")
     guess = {"guess": "01.mine", "value": 1.0, "unit": "GB", "day": "2026-11-26"}
     (tmp_path / "progress.jsonl").write_text(f"{json.dumps(guess)}\n")
     (tmp_path / "start.py").write_text("print('Good morning')\n")
     own = {"COURSE_SOURCE": "recorded", "COURSE_HOME": str(tmp_path), "OMP_NUM_THREADS": "7"}
-    environment = os.environ | own | {"PYTHONPATH": str(TESTS.parent), "PYTHONSTARTUP": str(tmp_path / "start.py")}
+    environment = (
+        os.environ | own | {"PYTHONPATH": str(TESTS.parent), "PYTHONSTARTUP": str(tmp_path / "start.py")}
+    )
 
     def told(*options: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "notebooks/01_asked.ipynb"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            *options,
+            "notebooks/01_asked.ipynb",
+        ]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
 
     sanitized = f"--nbval-sanitize-with={tmp_path / 'tests' / 'nbval_sanitize.cfg'}"

@@ -66,7 +66,9 @@ def test_unsolved_exercise_invites_once_for_each_check(path: Path) -> None:
     """Every cell that checks ends in one line of NotSolved; no other cell fails."""
     notebook = run(read_notebook(path), path.parent, allow_errors=True)
     checks = [cell.id for cell in code_cells(notebook) if CHECK_CALL.search(cell.source)]
-    errors = [(cell.id, one) for cell in code_cells(notebook) for one in cell.outputs if one.output_type == "error"]
+    errors = [
+        (cell.id, one) for cell in code_cells(notebook) for one in cell.outputs if one.output_type == "error"
+    ]
     assert [cell for cell, _ in errors] == checks != []
     for _, error in errors:
         assert error.ename == "NotSolved" and len(error.traceback) == 1 and "\n" not in error.traceback[0]
@@ -74,7 +76,10 @@ def test_unsolved_exercise_invites_once_for_each_check(path: Path) -> None:
 
 # What the contract notices
 
-SVG = '<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="Weights take three of four gigabytes."></svg>'
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="Weights take three of four'
+    ' gigabytes."></svg>'
+)
 PICTURE = {"image/svg+xml": SVG, "text/plain": "Weights take three of four gigabytes."}
 CLOSE = "> **Remember** Count.\n> **Breaks when** you don't.\n> **Cheat-sheet line** 16 bytes."
 PATH = Path("notebooks/01_first.ipynb")
@@ -87,8 +92,12 @@ def good_lesson() -> NotebookNode:
             "# A lesson\n**30 minutes.** You should know what a tensor is.\n\n![A stack of bytes.](a.svg)"
             "\n\n| claim | truth |\n|---|---|\n| 41 GB | 37 GB |"
         ),
-        new_code_cell("predict('01.peak')", outputs=[new_output("display_data", {"text/plain": "Your guess."})]),
-        new_code_cell("reveal('01.peak', 3)", outputs=[new_output("display_data", {"text/plain": "It is 3 GB."})]),
+        new_code_cell(
+            "predict('01.peak')", outputs=[new_output("display_data", {"text/plain": "Your guess."})]
+        ),
+        new_code_cell(
+            "reveal('01.peak', 3)", outputs=[new_output("display_data", {"text/plain": "It is 3 GB."})]
+        ),
         new_code_cell("stack(rows)", outputs=[new_output("execute_result", PICTURE, execution_count=3)]),
         new_code_cell("x = 1"),
         new_markdown_cell("[The exercise](../exercises/01_first.ipynb)"),
@@ -133,7 +142,10 @@ SPOILED: dict[str, tuple[Callable[[NotebookNode], object], str]] = {
         set_item(4, "outputs", [new_output("stream", name="stderr", text="careful")]),
         "01_first-05 writes to stderr",
     ),
-    "error": (set_item(4, "outputs", [new_output("error", ename="KeyError", evalue="x")]), "ends in KeyError"),
+    "error": (
+        set_item(4, "outputs", [new_output("error", ename="KeyError", evalue="x")]),
+        "ends in KeyError",
+    ),
     "home": (output_of(1, **{"text/plain": "see /home/me/x.py"}), "a machine's path: /home/me/x.py"),
     "temporary": (output_of(1, **{"text/html": "<p>/tmp/run-1</p>"}), "a machine's path: /tmp/run-1"),
     "Windows": (source_of(4, "x = 1", "x = 'C:\\\\Users\\\\me'"), "a machine's path: C:"),

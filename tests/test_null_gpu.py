@@ -1,4 +1,6 @@
-"""The command that runs the course on a GPU that does nothing, and one live step on it where it can be built."""
+"""The command that runs the course on a GPU that does nothing, and one live step on it
+where it can be built.
+"""
 
 import json
 import subprocess
@@ -25,7 +27,8 @@ from course_utils.recording.tasks import recording_list
 SITE = Path(sysconfig.get_path("platlib"))
 
 PYTEST = (
-    "..F\n= short test summary info =\nFAILED tests/test_x.py::test_y - assert 1 == 2\nERROR tests/test_z.py\n2 failed"
+    "..F\n= short test summary info =\nFAILED tests/test_x.py::test_y - assert 1 == 2\nERROR"
+    " tests/test_z.py\n2 failed"
 )
 OPERATIONS = [{"operation": "gelu", "scratch": 0}, {"operation": "linear", "scratch": -4}]
 TASKS = [
@@ -35,7 +38,8 @@ TASKS = [
     {"task": "four", "status": "measured", "detail": "", "parts": {"scratch": {"operations": OPERATIONS}}},
 ]
 DEMOS = (
-    "  1. Start: 1.0 s. fine\n\nThese steps do not do what the demos announce:\n  one: it is\n     broken\n  two: too\n"
+    "  1. Start: 1.0 s. fine\n\nThese steps do not do what the demos announce:\n  one: it is\n     broken\n "
+    " two: too\n"
 )
 
 
@@ -67,11 +71,15 @@ def test_what_does_not_go_as_the_demos_say_is_one_line_each():
         ("solutions", "peak (simulated GPU · torch 2.13.0)", 0, ["x: KeyError"]),
     ],
 )
-def test_a_notebook_names_cells_that_failed_and_says_if_none_was_live(tmp_path, folder, committed, live, failures):
+def test_a_notebook_names_cells_that_failed_and_says_if_none_was_live(
+    tmp_path, folder, committed, live, failures
+):
     path = tmp_path / folder / "lesson.ipynb"
     path.parent.mkdir()
     path.write_text(committed, encoding="utf-8")
-    assert failed_cells(path, "a warning\n" + json.dumps({"failed": ["x: KeyError"], "live": live})) == failures
+    assert (
+        failed_cells(path, "a warning\n" + json.dumps({"failed": ["x: KeyError"], "live": live})) == failures
+    )
 
 
 def performed(tmp_path: Path, code: str, seconds: float = 60.0) -> null_gpu.Result:
@@ -96,7 +104,9 @@ def test_a_check_fails_for_what_it_prints_and_for_its_exit_code(tmp_path, code, 
 
 def test_only_what_the_null_gpu_cannot_do_is_explained_away(tmp_path, monkeypatch):
     monkeypatch.setattr(null_gpu, "CANNOT", {"a check: x - nan*": "It has no numbers."})
-    result = performed(tmp_path, "print('FAILED x - nan is not 1'); print('FAILED y - nan'); raise SystemExit(1)")
+    result = performed(
+        tmp_path, "print('FAILED x - nan is not 1'); print('FAILED y - nan'); raise SystemExit(1)"
+    )
     assert result.failures == ["y - nan"]
     assert result.explained == ["x - nan is not 1 Why: It has no numbers."]
 
@@ -145,7 +155,9 @@ def environment(tmp_path_factory):
 
 def on_it(environment: dict[str, str], **knobs: str) -> dict[str, object]:
     code = [sys.executable, "-c", ON_IT]
-    done = subprocess.run(code, env=environment | knobs, capture_output=True, text=True, timeout=1200, check=False)
+    done = subprocess.run(
+        code, env=environment | knobs, capture_output=True, text=True, timeout=1200, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

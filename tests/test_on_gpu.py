@@ -1,4 +1,6 @@
-"""Plain torch code on "cuda" without a GPU: it runs, its memory is counted, and torch is as it was afterwards."""
+"""Plain torch code on "cuda" without a GPU: it runs, its memory is counted, and torch is as it was
+afterwards.
+"""
 
 from contextlib import nullcontext
 
@@ -43,7 +45,8 @@ def test_objects_live_on_from_block_to_block_and_each_byte_is_counted():
         x = torch.randn(256, 512, device="cuda")
         trained(model, optimizer, x)
         workspaces = torch.cuda.memory_allocated() - 3 * 4 * N - x.nbytes
-        before, _ = torch.cuda.memory_allocated(), torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        _ = torch.cuda.reset_peak_memory_stats()
         trained(model, optimizer, x)
         assert torch.cuda.memory_allocated() == before < torch.cuda.max_memory_allocated()
         assert torch.cuda.memory_reserved() >= torch.cuda.max_memory_allocated()
@@ -64,7 +67,8 @@ def test_the_peak_is_that_of_a_measurement_of_the_same_step():
         nn.Linear(8, 8, device="cuda")(torch.ones(2, 8, device="cuda", requires_grad=True)).sum().backward()
         start = torch.cuda.memory_allocated()  # with cuBLAS's workspaces
         model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).to("cuda")
-        optimizer, x = torch.optim.AdamW(model.parameters()), torch.ones(32, 64, device="cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.ones(32, 64, device="cuda")
         trained(model, optimizer, x)
         torch.cuda.reset_peak_memory_stats()
         trained(model, optimizer, x)
@@ -74,9 +78,13 @@ def test_the_peak_is_that_of_a_measurement_of_the_same_step():
 @pytest.mark.parametrize("end", [None, ValueError("of one's own"), KeyboardInterrupt()])
 def test_torch_is_untouched_outside(end):
     owners = [(owner, name) for owner, name, _ in answers(Memory(list))] + [
-        (torch, "compile"), (torch, "load"), (torch.cuda.memory, "_snapshot"), (torch.Tensor, "__repr__"),
-        (torch.distributed, "init_process_group"), (torch.utils, "swap_tensors"),
-    ]  # fmt: skip
+        (torch, "compile"),
+        (torch, "load"),
+        (torch.cuda.memory, "_snapshot"),
+        (torch.Tensor, "__repr__"),
+        (torch.distributed, "init_process_group"),
+        (torch.utils, "swap_tensors"),
+    ]
     before = [getattr(owner, name) for owner, name in owners]
     with pytest.raises(type(end)) if end else nullcontext(), on_gpu():
         torch.set_default_device("cuda")
@@ -112,7 +120,8 @@ VALUES = {
 def test_what_a_simulated_gpu_cannot_say_gets_one_sentence(code):
     outside = nn.Linear(8, 8)
     with on_gpu():
-        model, x = nn.Linear(8, 8, device="cuda"), torch.randn(2, 8, device="cuda")
+        model = nn.Linear(8, 8, device="cuda")
+        x = torch.randn(2, 8, device="cuda")
         loss = model(x).sum()
     names = globals() | locals() | {"TrainingRun": TrainingRun}
     with pytest.raises((StepError, PermissionError)) as caught, on_gpu():
@@ -139,7 +148,9 @@ def test_small_values_that_come_from_the_host_are_known():
 def test_it_runs_out_of_memory_where_one_says_and_goes_on_after_that():
     kept = []
     with on_gpu(100 * MiB):
-        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 20\.00 MiB"):
+        with pytest.raises(
+            torch.cuda.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 20\.00 MiB"
+        ):
             while True:
                 kept.append(torch.empty(20 * MiB, dtype=torch.uint8, device="cuda"))
         assert len(kept) == 5 and torch.cuda.memory_allocated() == 20 * MiB * len(kept)
@@ -172,8 +183,11 @@ def test_a_snapshot_holds_what_happened_since_it_was_asked_for(tmp_path):
     snapshot = read_snapshot(tmp_path / "one.pickle")
     trace = [entry for entry in snapshot["device_traces"][0] if not entry["action"].startswith("segment")]
     assert [(entry["action"], entry["size"]) for entry in trace] == [
-        ("alloc", 3 * MiB), ("alloc", 3 * MiB), ("free_requested", 3 * MiB), ("free_completed", 3 * MiB),
-    ]  # fmt: skip
+        ("alloc", 3 * MiB),
+        ("alloc", 3 * MiB),
+        ("free_requested", 3 * MiB),
+        ("free_completed", 3 * MiB),
+    ]
     assert trace[1]["frames"][-1]["name"] == "y = x + x"
     with pytest.raises(ValueError, match="does not start with the program's first allocation"):
         compare_with_gpu(snapshot)
@@ -213,7 +227,8 @@ def test_checkpoint_hooks_and_a_loss_scaler_run_as_they_are():
     seen = []
     with on_gpu():
         model = nn.Sequential(nn.Linear(64, 64), nn.GELU()).to("cuda")
-        optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        scaler = torch.amp.GradScaler("cuda")
         pack = lambda tensor: seen.append(tensor.nbytes) or tensor  # noqa: E731
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             loss = checkpoint(model, torch.randn(8, 64, device="cuda"), use_reentrant=False).sum()
@@ -262,11 +277,13 @@ def test_a_card_and_a_simulation_count_the_same(monkeypatch):
             with on_gpu():
                 start = torch.cuda.memory_allocated()
                 model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).to("cuda")
-                optimizer, x = torch.optim.AdamW(model.parameters()), torch.ones(256, 512, device="cuda")
+                optimizer = torch.optim.AdamW(model.parameters())
+                x = torch.ones(256, 512, device="cuda")
                 trained(model, optimizer, x)
                 torch.cuda.reset_peak_memory_stats()
                 trained(model, optimizer, x)
-                now, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+                now = torch.cuda.memory_allocated()
+                most = torch.cuda.max_memory_allocated()
                 found.append((now - start, most - start))
                 del model, optimizer, x
         return found[1]

@@ -17,7 +17,11 @@ TESTS = ROOT / "tests"
 def read_by(number: str) -> set[str]:
     """The files of tests and notebooks that pytest would read for a lesson."""
     lesson = OneLesson(number)
-    paths = [*TESTS.glob("test_*.py"), *(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "solutions").glob("*.ipynb")]
+    paths = [
+        *TESTS.glob("test_*.py"),
+        *(ROOT / "notebooks").glob("*.ipynb"),
+        *(ROOT / "solutions").glob("*.ipynb"),
+    ]
     return {str(path.relative_to(ROOT)) for path in paths if not lesson.pytest_ignore_collect(path)}
 
 
@@ -29,7 +33,11 @@ EVERY = {f"tests/{name}.py" for name in EVERY_LESSON}
     [
         (
             "05",
-            {"tests/test_lesson_05_checks.py", "tests/test_lessons_activations.py", "notebooks/05_activations.ipynb"},
+            {
+                "tests/test_lesson_05_checks.py",
+                "tests/test_lessons_activations.py",
+                "notebooks/05_activations.ipynb",
+            },
         ),
         ("2", {"tests/test_lesson_02_checks.py", "tests/test_lessons_adam.py", "notebooks/02_adam.ipynb"}),
         ("07b", {"tests/test_lessons_accumulation.py", "notebooks/07b_large_batches.ipynb"}),
@@ -66,10 +74,14 @@ def test_cases_of_a_lesson_are_told_by_its_number() -> None:
 
 
 def test_others_are_deselected_in_the_files_of_every_lesson_alone() -> None:
-    mine, other = item("test_x[05]"), item("test_x[06]")
+    mine = item("test_x[05]")
+    other = item("test_x[06]")
     own: Any = SimpleNamespace(name="test_y", path=TESTS / "test_lesson_05_checks.py")
-    items, left_out = [mine, other, own], []
-    config: Any = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items)))
+    items = [mine, other, own]
+    left_out = []
+    config: Any = SimpleNamespace(
+        hook=SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    )
     OneLesson("05").pytest_collection_modifyitems(config, items)
     assert items == [mine, own] and left_out == [other]
 
@@ -83,7 +95,11 @@ def test_an_exercise_stays_on_one_worker_and_so_do_a_notebook_and_a_file_without
         f"{checks}::TestAnswers::test_x[05.2-right-1]"
     )
     assert scope("notebooks/05_activations.ipynb::Cell 0") == scope("notebooks/05_activations.ipynb::Cell 1")
-    assert scope("tests/test_quizzes.py::test_x[05]") == scope("tests/test_quizzes.py::test_y") != scope(f"{checks}::z")
+    assert (
+        scope("tests/test_quizzes.py::test_x[05]")
+        == scope("tests/test_quizzes.py::test_y")
+        != scope(f"{checks}::z")
+    )
 
 
 def test_what_a_lessons_tests_leave_out_is_not_loaded_and_nbformat_works_without() -> None:
@@ -105,10 +121,22 @@ def test_what_judges_all_lessons_in_one_case_is_there() -> None:
 def test_every_file_that_goes_through_the_lessons_is_among_them() -> None:
     """Others of that kind take minutes or judge no lesson's words; each is left out for a reason."""
     elsewhere = {
-        "test_browser", "test_site", "test_site_live", "test_figure_page", "test_recordings", "test_searching",
-        "test_build", "test_elsewhere", "test_progress", "test_one_lesson", "test_wheel", "test_classroom",
-        "test_quality", "test_lessons_calculators", "test_repository",
-    }  # fmt: skip
+        "test_browser",
+        "test_site",
+        "test_site_live",
+        "test_figure_page",
+        "test_recordings",
+        "test_searching",
+        "test_build",
+        "test_elsewhere",
+        "test_progress",
+        "test_one_lesson",
+        "test_wheel",
+        "test_classroom",
+        "test_quality",
+        "test_lessons_calculators",
+        "test_repository",
+    }
     found = {
         path.stem
         for path in TESTS.glob("test_*.py")

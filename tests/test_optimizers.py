@@ -1,4 +1,6 @@
-"""The optimizers and precisions train: on the CPU, with real numbers, and the same whether they are watched or not."""
+"""The optimizers and precisions train: on the CPU, with real numbers, and the same whether they are watched
+or not.
+"""
 
 import pytest
 import torch
@@ -58,7 +60,8 @@ def test_lions_second_step_follows_its_momentum():
     optimizer = Lion([weight], rate=0.1, weight_decay=0.0)
     weight.grad = torch.tensor([1.0, 1.0])
     optimizer.step()
-    weight.grad = torch.tensor([-0.01, -1.0])  # 0.9 · 0.01 − 0.1 · 0.01 is positive, 0.9 · 0.01 − 0.1 · 1 negative
+    # 0.9 · 0.01 − 0.1 · 0.01 is positive, 0.9 · 0.01 − 0.1 · 1 negative
+    weight.grad = torch.tensor([-0.01, -1.0])
     optimizer.step()
     assert torch.allclose(weight.detach(), torch.tensor([-0.2, 0.0]))
 
@@ -73,7 +76,8 @@ def test_codebooks_have_256_values_in_order():
 
 def test_eight_bits_keep_a_moment_to_a_hundredth_of_its_blocks_largest():
     moment = torch.randn(40, 256) * 10.0 ** torch.arange(-20, 20).unsqueeze(1)
-    codes, scales = torch.zeros(40, 256, dtype=torch.uint8), torch.zeros(40, 1)
+    codes = torch.zeros(40, 256, dtype=torch.uint8)
+    scales = torch.zeros(40, 1)
     _encode(moment.clone(), codes, scales, make_codebooks("cpu").signed)
     error = (_decode(codes, scales, make_codebooks("cpu").signed) - moment).abs()
     assert bool((error <= 0.0075 * moment.abs().amax(dim=1, keepdim=True)).all())
@@ -82,8 +86,10 @@ def test_eight_bits_keep_a_moment_to_a_hundredth_of_its_blocks_largest():
 @pytest.mark.parametrize("shape", [(64, 65), (100, 1000), (63, 65)], ids=str)
 def test_the_8_bit_adam_follows_adam(shape):
     torch.manual_seed(0)
-    start, target = torch.randn(shape), torch.randn(shape)
-    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    start = torch.randn(shape)
+    target = torch.randn(shape)
+    ours = nn.Parameter(start.clone())
+    theirs = nn.Parameter(start.clone())
     eight = Adam8bit([ours], rate=1e-2)
     full = torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0.01)
     for _ in range(30):
@@ -98,7 +104,8 @@ def test_the_8_bit_adam_follows_adam(shape):
 
 def test_a_large_parameter_is_updated_piece_by_piece_as_if_at_once(monkeypatch):
     torch.manual_seed(0)
-    start, gradient = torch.randn(100, 100), torch.randn(100, 100)
+    start = torch.randn(100, 100)
+    gradient = torch.randn(100, 100)
     results = []
     for piece in (2**24, 1024):
         monkeypatch.setattr("course_utils.measuring.optimizers.PIECE_8BIT", piece)
@@ -125,7 +132,8 @@ def test_a_step_that_overflows_is_left_out_and_halves_the_scale():
     step(training, 3)
     scaler, optimizer = training.scaler, training.optimizer
     assert scaler is not None and isinstance(optimizer, MasterOptimizer)
-    before, scale = weights(training), scaler.get_scale()
+    before = weights(training)
+    scale = scaler.get_scale()
     for weight in optimizer.weights:
         weight.grad = torch.full_like(weight, float("inf") if weight is optimizer.weights[-1] else 1.0)
     training._update()
@@ -163,7 +171,9 @@ def test_main_gradients_add_in_fp32_what_bf16_would_lose():
 def test_tf32_is_allowed_within_the_step_alone(monkeypatch):
     training = on_cpu(ON_CPU.replace(precision="tf32"))
     seen = []
-    monkeypatch.setattr(training, "_forward_and_backward", lambda _: seen.append(torch.backends.cuda.matmul.allow_tf32))
+    monkeypatch.setattr(
+        training, "_forward_and_backward", lambda _: seen.append(torch.backends.cuda.matmul.allow_tf32)
+    )
     step(training)
     assert seen == [True] and not torch.backends.cuda.matmul.allow_tf32
 
@@ -213,7 +223,8 @@ def test_scaled_gradients_are_clipped_as_if_they_were_not():
 @pytest.mark.parametrize("precision", ["fp32", *MASTERS])
 def test_gradients_that_are_not_set_to_none_are_zero(precision):
     run = ON_CPU.replace(precision=precision, set_to_none=False)
-    training, other = on_cpu(run), on_cpu(run.replace(set_to_none=True))
+    training = on_cpu(run)
+    other = on_cpu(run.replace(set_to_none=True))
     step(training, 2)
     step(other, 2)
     for owner in training.gradient_owners():

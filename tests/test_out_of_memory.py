@@ -18,64 +18,68 @@ from course_utils.units import GiB, KiB, MiB
 ROOT = Path(__file__).resolve().parents[1]
 
 ADVICE = (
-    " If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
-    "avoid fragmentation.  See documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html)"
+    " If reserved but unallocated memory is large try setting"
+    " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory"
+    " Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html)"
 )
 NEW = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of 15.83 GiB "
-    "of which 182.46 MiB is free. Including non-PyTorch memory, this process has 15.65 GiB memory in use. Of the "
-    "allocated memory 15.07 GiB is allocated by PyTorch, and 2.88 MiB is reserved by PyTorch but unallocated." + ADVICE
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of"
+    " 15.83 GiB of which 182.46 MiB is free. Including non-PyTorch memory, this process has 15.65 GiB memory"
+    " in use. Of the allocated memory 15.07 GiB is allocated by PyTorch, and 2.88 MiB is reserved by PyTorch"
+    " but unallocated." + ADVICE
 )
 OTHERS = (
-    "CUDA out of memory. Tried to allocate 576.00 MiB. GPU 0 has a total capacity of 31.36 GiB of which 370.69 MiB is "
-    "free. Process 16335 has 20.34 GiB memory in use. Process 16336 has 5.00 GiB memory in use. Including non-PyTorch "
-    "memory, this process has 5.55 GiB memory in use. Of the allocated memory 4.89 GiB is allocated by PyTorch, and "
-    "77.08 MiB is reserved by PyTorch but unallocated." + ADVICE
+    "CUDA out of memory. Tried to allocate 576.00 MiB. GPU 0 has a total capacity of 31.36 GiB of which"
+    " 370.69 MiB is free. Process 16335 has 20.34 GiB memory in use. Process 16336 has 5.00 GiB memory in"
+    " use. Including non-PyTorch memory, this process has 5.55 GiB memory in use. Of the allocated memory"
+    " 4.89 GiB is allocated by PyTorch, and 77.08 MiB is reserved by PyTorch but unallocated." + ADVICE
 )
 CONTAINER = (  # torch 2.1 to 2.2 in a container: its own process by a number, and "capacty"
-    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacty of 14.75 "
-    "GiB of which 1.66 GiB is free. Process 414660 has 13.09 GiB memory in use. Of the allocated memory 10.09 GiB is "
-    "allocated by PyTorch, and 1.92 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
-    "large try setting max_split_size_mb to avoid fragmentation.  See documentation for Memory Management and PYTORCH_"
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacty"
+    " of 14.75 GiB of which 1.66 GiB is free. Process 414660 has 13.09 GiB memory in use. Of the allocated"
+    " memory 10.09 GiB is allocated by PyTorch, and 1.92 GiB is reserved by PyTorch but unallocated. If"
+    " reserved but unallocated memory is large try setting max_split_size_mb to avoid fragmentation.  See"
+    " documentation for Memory Management and PYTORCH_"
 )
 GRAPHS = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 23.64 "
-    "GiB of which 1.00 MiB is free. Including non-PyTorch memory, this process has 23.63 GiB memory in use. Of the "
-    "allocated memory 22.50 GiB is allocated by PyTorch, with 1.25 GiB allocated in private pools (e.g., CUDA Graphs), "
-    "and 31.80 MiB is reserved by PyTorch but unallocated." + ADVICE
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of"
+    " 23.64 GiB of which 1.00 MiB is free. Including non-PyTorch memory, this process has 23.63 GiB memory in"
+    " use. Of the allocated memory 22.50 GiB is allocated by PyTorch, with 1.25 GiB allocated in private"
+    " pools (e.g., CUDA Graphs), and 31.80 MiB is reserved by PyTorch but unallocated." + ADVICE
 )
 FRACTION = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 15.83 "
-    "GiB of which 8.25 GiB is free. 7.92 GiB allowed; Of the allocated memory 7.00 GiB is allocated by PyTorch, and 0 "
-    "bytes is reserved by PyTorch but unallocated." + ADVICE
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of"
+    " 15.83 GiB of which 8.25 GiB is free. 7.92 GiB allowed; Of the allocated memory 7.00 GiB is allocated by"
+    " PyTorch, and 0 bytes is reserved by PyTorch but unallocated." + ADVICE
 )
 WINDOWS = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 768.00 MiB. GPU 0 has a total capacity of 31.84 GiB "
-    "of which 0 bytes is free. Process 77 has 17179869184.00 GiB memory in use. Including non-PyTorch memory, this "
-    "process has 17179869184.00 GiB memory in use. Of the allocated memory 52.93 GiB is allocated by PyTorch, and "
-    "32.88 MiB is reserved by PyTorch but unallocated." + ADVICE
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 768.00 MiB. GPU 0 has a total capacity of"
+    " 31.84 GiB of which 0 bytes is free. Process 77 has 17179869184.00 GiB memory in use. Including"
+    " non-PyTorch memory, this process has 17179869184.00 GiB memory in use. Of the allocated memory 52.93"
+    " GiB is allocated by PyTorch, and 32.88 MiB is reserved by PyTorch but unallocated." + ADVICE
 )
 OLD = (  # torch 1.4 to 2.0
-    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.78 GiB total capacity; 14.56 GiB already "
-    "allocated; 14.44 MiB free; 15.06 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try "
-    "setting max_split_size_mb to avoid fragmentation."
+    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.78 GiB total capacity; 14.56"
+    " GiB already allocated; 14.44 MiB free; 15.06 GiB reserved in total by PyTorch) If reserved memory is >>"
+    " allocated memory try setting max_split_size_mb to avoid fragmentation."
 )
 OLDEST = (  # torch 1.0 to 1.3
-    "RuntimeError: CUDA out of memory. Tried to allocate 49.00 MiB (GPU 0; 3.95 GiB total capacity; 2.43 GiB already "
-    "allocated; 17.81 MiB free; 81.24 MiB cached)"
+    "RuntimeError: CUDA out of memory. Tried to allocate 49.00 MiB (GPU 0; 3.95 GiB total capacity; 2.43 GiB"
+    " already allocated; 17.81 MiB free; 81.24 MiB cached)"
 )
 AMD = (
-    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 978.00 MiB. GPU 0 has a total capacity of 15.98 GiB "
-    "of which 630.00 MiB is free. Of the allocated memory 0 bytes is allocated by PyTorch, and 0 bytes is reserved by "
-    "PyTorch but unallocated."
+    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 978.00 MiB. GPU 0 has a total capacity of"
+    " 15.98 GiB of which 630.00 MiB is free. Of the allocated memory 0 bytes is allocated by PyTorch, and 0"
+    " bytes is reserved by PyTorch but unallocated."
 )
 APPLE = (
-    "RuntimeError: MPS backend out of memory (MPS allocated: 17.25 GB, other allocations: 512.00 MB, max allowed: "
-    "18.00 GB). Tried to allocate 320.00 MB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable it"
+    "RuntimeError: MPS backend out of memory (MPS allocated: 17.25 GB, other allocations: 512.00 MB, max"
+    " allowed: 18.00 GB). Tried to allocate 320.00 MB on private pool. Use"
+    " PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable it"
 )
 CPU = (
-    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
-    "to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory:"
+    " you tried to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
 )
 NO_SIZES = "torch.AcceleratorError: CUDA error: out of memory"
 
@@ -89,13 +93,31 @@ def mib(amount: float) -> int:
 
 
 READ = {
-    "torch 2.11": (NEW, mib(256), gib(15.83), mib(182.46), {"allocated": gib(15.07), "cached": mib(2.88), "others": 0}),
+    "torch 2.11": (
+        NEW,
+        mib(256),
+        gib(15.83),
+        mib(182.46),
+        {"allocated": gib(15.07), "cached": mib(2.88), "others": 0},
+    ),
     "others": (OTHERS, mib(576), gib(31.36), mib(370.69), {"allocated": gib(4.89), "others": gib(25.34)}),
     "container": (CONTAINER, gib(1.95), gib(14.75), gib(1.66), {"cached": gib(1.92), "others": 0}),
-    "graphs": (GRAPHS, mib(2), gib(23.64), mib(1), {"allocated": gib(22.5), "pools": gib(1.25), "cached": mib(31.8)}),
+    "graphs": (
+        GRAPHS,
+        mib(2),
+        gib(23.64),
+        mib(1),
+        {"allocated": gib(22.5), "pools": gib(1.25), "cached": mib(31.8)},
+    ),
     "fraction": (FRACTION, gib(1), gib(15.83), gib(8.25), {"allowed": gib(7.92), "cached": 0}),
     "Windows": (WINDOWS, mib(768), gib(31.84), 0, {"allocated": gib(52.93), "others": 0}),
-    "torch 1.13": (OLD, mib(20), gib(15.78), mib(14.44), {"allocated": gib(14.56), "cached": gib(15.06) - gib(14.56)}),
+    "torch 1.13": (
+        OLD,
+        mib(20),
+        gib(15.78),
+        mib(14.44),
+        {"allocated": gib(14.56), "cached": gib(15.06) - gib(14.56)},
+    ),
     "torch 1.2": (OLDEST, mib(49), gib(3.95), mib(17.81), {"allocated": gib(2.43), "cached": mib(81.24)}),
     "AMD": (AMD, mib(978), gib(15.98), mib(630), {"allocated": 0}),
     "Apple": (APPLE, 320 * MiB, 18 * GiB, 256 * MiB, {"allocated": gib(17.25), "others": 0}),
@@ -120,7 +142,8 @@ def test_the_rest_of_the_card_is_what_nobody_names():
     parts = parse(OTHERS).parts
     assert parts["rest"] == gib(31.36) - mib(370.69) - gib(25.34) - gib(4.89) - mib(77.08)
     assert parse(GRAPHS).parts["tensors"] == gib(22.5) - gib(1.25)
-    assert parse(NEW.split(" Including")[0]).parts == {}  # a message cut off here does not say what holds the card
+    # a message cut off here does not say what holds the card
+    assert parse(NEW.split(" Including")[0]).parts == {}
 
 
 def test_a_card_that_lends_memory_says_so():
@@ -132,7 +155,12 @@ def test_a_card_that_lends_memory_says_so():
 def in_traceback(*lines: str, message: str = NEW) -> str:
     """A traceback whose innermost lines these are, as torch 2.11 wrote it on a CUDA build."""
     return "\n".join(
-        ["Traceback (most recent call last):", '  File "/home/me/train.py", line 47, in <module>', *lines, message]
+        [
+            "Traceback (most recent call last):",
+            '  File "/home/me/train.py", line 47, in <module>',
+            *lines,
+            message,
+        ]
     )
 
 
@@ -163,7 +191,10 @@ FOREACH = in_traceback(
 BACKWARD = (
     "    loss.backward()",
     TORCH + 'autograd/graph.py", line 869, in _engine_run_backward',
-    "    return Variable._execution_engine.run_backward(  # Calls into the C++ engine to run the backward pass",
+    (
+        "    return Variable._execution_engine.run_backward(  # Calls into the C++ engine to run the backward"
+        " pass"
+    ),
 )
 LARGE = NEW.replace("256.00 MiB", "4.00 GiB")
 SOFTMAX = ("    scores = scores.softmax(-1)",)
@@ -185,36 +216,62 @@ CAUSES = {
     "loss": [in_traceback("    loss = F.cross_entropy(logits, targets)"), in_traceback(*LOGITS)],
     "attention": [
         in_traceback(*CALL, *SOFTMAX),
-        in_traceback(*CALL, "    attn_output_weights = torch.bmm(q_scaled, k.transpose(-2, -1))", message=LARGE),
+        in_traceback(
+            *CALL, "    attn_output_weights = torch.bmm(q_scaled, k.transpose(-2, -1))", message=LARGE
+        ),
     ],
     "tensor": [LARGE, in_traceback(*BACKWARD, message=LARGE)],
     "backward": [in_traceback(*BACKWARD), in_traceback(*BACKWARD, "    return block(x)", *LINEAR)],
     "forward": [in_traceback("    logits = model(x)", *CALL, *LINEAR)],
     "evaluation": [in_traceback(*EVALUATION)],
-    "load": [in_traceback("    net.to(device)", TORCH + 'nn/modules/module.py", line 1370, in convert', "    t.to(")],
-    "gather": [in_traceback(*CALL, TORCH + 'distributed/fsdp/_fully_shard/_fsdp_param.py", line 9, in unshard')],
+    "load": [
+        in_traceback(
+            "    net.to(device)", TORCH + 'nn/modules/module.py", line 1370, in convert', "    t.to("
+        )
+    ],
+    "gather": [
+        in_traceback(*CALL, TORCH + 'distributed/fsdp/_fully_shard/_fsdp_param.py", line 9, in unshard')
+    ],
     "grew": [
         "step 2350 loss 0.27\n" + in_traceback(*BACKWARD),
         " 23%|██▎   | 2350/9999 [19:05<1:02:10, 2.05it/s]" + in_traceback(*BACKWARD),
         "iteration: 12\n" + NEW,
     ],
-    "full": [NEW, OLD, GRAPHS, WINDOWS, APPLE, "CUDA out of memory", "step 2\n" + NEW,
-             "Loading checkpoint shards: 100%|███| 8/8 [00:49<00:00]\n" + NEW, "Resuming from step 5000\n" + NEW],
+    "full": [
+        NEW,
+        OLD,
+        GRAPHS,
+        WINDOWS,
+        APPLE,
+        "CUDA out of memory",
+        "step 2\n" + NEW,
+        "Loading checkpoint shards: 100%|███| 8/8 [00:49<00:00]\n" + NEW,
+        "Resuming from step 5000\n" + NEW,
+    ],
     "driver": [NO_SIZES],
     "cublas": ["RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"],
-    "nccl": ["NCCL error in: ProcessGroupNCCL.cpp:1, unhandled\nLast error:\nFailed to CUDA calloc async 2432 bytes"],
+    "nccl": [
+        "NCCL error in: ProcessGroupNCCL.cpp:1, unhandled\nLast error:\nFailed to CUDA calloc async 2432"
+        " bytes"
+    ],
     "host": [
         CPU,
         CPU.replace("can't allocate", "not enough"),
-        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape (10, 10)",
+        (
+            "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape"
+            " (10, 10)"
+        ),
         "Loading checkpoint shards: 50%\nKilled",
         "/var/spool/slurm_script: line 35: 2368403 Killed                  python train.py",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=123456.batch.",
-        "torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 0 (pid: 382608)",
+        (
+            "torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 0 (pid:"
+            " 382608)"
+        ),
         "command terminated with exit code 137",
         "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("cause, text", [(cause, text) for cause, texts in CAUSES.items() for text in texts])
@@ -222,14 +279,26 @@ def test_the_cause_is_that_of_the_message(cause, text):
     found = diagnose(parse(text))
     assert found.cause == cause, found.because
     told = str(found)
-    assert re.search(r"What was full\n  \S.*\n\nLikely cause\n  \S.*\n\nThree changes\n  1\. \S", told, re.DOTALL)
+    assert re.search(
+        r"What was full\n  \S.*\n\nLikely cause\n  \S.*\n\nThree changes\n  1\. \S", told, re.DOTALL
+    )
     assert len(re.findall(r"^  [123]\. \S.*  lesson \d\d: \S", told, re.MULTILINE)) == 3
     assert "{" not in told and max(map(len, told.splitlines())) <= 120
 
 
 def made(*lines: str, **sizes: float) -> str:
-    """The cause found for a card of 100 GiB that is full but for 1 GiB, with these sizes in GiB and this traceback."""
-    said = {"total": 100, "free": 1, "requested": 2, "allocated": 98, "cached": 0, "pools": 0, "others": 0} | sizes
+    """The cause found for a card of 100 GiB that is full but for 1 GiB, with these sizes in GiB and this
+    traceback.
+    """
+    said = {
+        "total": 100,
+        "free": 1,
+        "requested": 2,
+        "allocated": 98,
+        "cached": 0,
+        "pools": 0,
+        "others": 0,
+    } | sizes
     return diagnose(OutOfMemory("gpu", "", {name: gib(size) for name, size in said.items()}, lines)).cause
 
 
@@ -240,7 +309,10 @@ def test_shares_of_the_card_decide():
     assert made(cached=6, allocated=92, requested=8) == "full"  # not even in one piece
     assert made(allocated=89) == "full" and made(allocated=87) == "outside"  # 10 % and a context
     assert made(requested=9) == "full" and made(requested=11) == "tensor"
-    assert made("loss.backward()", requested=9) == "backward" and made("loss.backward()", requested=11) == "tensor"
+    assert (
+        made("loss.backward()", requested=9) == "backward"
+        and made("loss.backward()", requested=11) == "tensor"
+    )
     assert made("in forward", requested=24) == "forward" and made("in forward", requested=26) == "tensor"
     assert made("x = scores", requested=1) == "attention" and made("x = scores", requested=90) == "attention"
     assert made(allowed=50, free=40, allocated=49) == "allowed" and made(allowed=50, free=1) == "full"
@@ -261,25 +333,52 @@ def test_every_lesson_that_is_named_is_there_by_its_title():
     assert TEXTS["lessons"].items() <= titles.items()
     assert {lesson for lesson, _ in TEXTS["changes"].values()} == TEXTS["lessons"].keys()
     told = " ".join(cause["text"] for cause in TEXTS["causes"].values())
-    assert set(re.findall(r"\b(\d\d)\b", " ".join(re.findall(r"\(lessons? [\d, ]+\)", told)))) <= titles.keys()
+    assert (
+        set(re.findall(r"\b(\d\d)\b", " ".join(re.findall(r"\(lessons? [\d, ]+\)", told)))) <= titles.keys()
+    )
 
 
-@pytest.mark.parametrize("change, word", [
-    ("expandable", "expandable_segments"), ("flash", "scaled_dot_product_attention"), ("chunks", "chunked_loss"),
-    ("fused", "fused=True"), ("adam8bit", "adam8bit"), ("accumulate", ".backward()"), ("recompute", "utils.checkpoint"),
-    ("shard", "fully_shard("), ("policy", "MixedPrecisionPolicy("), ("meta", '"meta"'), ("no_grad", "torch.no_grad()"),
-    ("offload", "save_on_cpu"), ("history", "_record_memory_history"), ("lora", "LoraLinear"), ("smi", "nvidia-smi"),
-    ("longest", "longest batch"), ("detach", "a leak in it"), ("autocast", "torch.autocast("), ("fit", "fit("),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, word",
+    [
+        ("expandable", "expandable_segments"),
+        ("flash", "scaled_dot_product_attention"),
+        ("chunks", "chunked_loss"),
+        ("fused", "fused=True"),
+        ("adam8bit", "adam8bit"),
+        ("accumulate", ".backward()"),
+        ("recompute", "utils.checkpoint"),
+        ("shard", "fully_shard("),
+        ("policy", "MixedPrecisionPolicy("),
+        ("meta", '"meta"'),
+        ("no_grad", "torch.no_grad()"),
+        ("offload", "save_on_cpu"),
+        ("history", "_record_memory_history"),
+        ("lora", "LoraLinear"),
+        ("smi", "nvidia-smi"),
+        ("longest", "longest batch"),
+        ("detach", "a leak in it"),
+        ("autocast", "torch.autocast("),
+        ("fit", "fit("),
+    ],
+)
 def test_a_lesson_has_what_it_is_named_for(change, word):
     source = next((ROOT / "notebooks" / "src").glob(f"{TEXTS['changes'][change][0]}_*.py"))
     assert word in re.sub(r"\s*\n#\s*", " ", source.read_text(encoding="utf-8"))
 
 
 def test_the_last_message_of_a_log_counts_but_not_a_shorter_copy_of_it():
-    log = f"{NEW}\nRuntimeError: CUDA out of memory. Tried to allocate 256.00 MiB.\nCUDA out of memory, giving up"
+    log = (
+        f"{NEW}\nRuntimeError: CUDA out of memory. Tried to allocate 256.00 MiB.\nCUDA out of memory,"
+        " giving up"
+    )
     assert parse(log).sizes == parse(NEW).sizes
-    assert parse(log.partition("\n")[2]).sizes == {"requested": mib(256), "cached": 0, "pools": 0, "others": 0}
+    assert parse(log.partition("\n")[2]).sizes == {
+        "requested": mib(256),
+        "cached": 0,
+        "pools": 0,
+        "others": 0,
+    }
     assert diagnose(parse(log.partition("\n")[2])).cause == "full"
 
 
@@ -346,23 +445,45 @@ def test_the_readme_shows_a_genuine_answer():
     assert f"```text\n{diagnose(parse(STATES))}\n```" in readme
 
 
-# ------------------------------------------------------------------------------------------------- what is no message
+# ------------------------------------------------------------------------------------------------- what is no
+# message
 
 
-@pytest.mark.parametrize("text, said", [
-    ("", "No out-of-memory message found"),
-    ("RuntimeError: mat1 and mat2 shapes cannot be multiplied", "No out-of-memory message found"),
-    ("XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8B.", "Only messages of PyTorch"),
-    ("ResourceExhaustedError: OOM when allocating tensor with shape[64,1024]", "Only messages of PyTorch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("", "No out-of-memory message found"),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied", "No out-of-memory message found"),
+        (
+            "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8B.",
+            "Only messages of PyTorch",
+        ),
+        (
+            "ResourceExhaustedError: OOM when allocating tensor with shape[64,1024]",
+            "Only messages of PyTorch",
+        ),
+    ],
+)
 def test_other_texts_are_refused_in_one_sentence_with_an_example(text, said):
-    with pytest.raises(ValueError, match=f"^{said}.* as (?:in )?'CUDA out of memory. Tried to allocate 2.00 GiB"):
+    with pytest.raises(
+        ValueError, match=f"^{said}.* as (?:in )?'CUDA out of memory. Tried to allocate 2.00 GiB"
+    ):
         parse(text)
 
 
-PIECES = [*re.split(r"(?<=[.;]) ", " ".join(text for text, *_ in READ.values())), *STATES.splitlines(), CPU, NO_SIZES,
-          "CUDA out of memory. ", "Tried to allocate ", "0 bytes", "9" * 400 + ".5 GiB", "step ",
-          "{total}", "Killed"]  # fmt: skip
+PIECES = [
+    *re.split(r"(?<=[.;]) ", " ".join(text for text, *_ in READ.values())),
+    *STATES.splitlines(),
+    CPU,
+    NO_SIZES,
+    "CUDA out of memory. ",
+    "Tried to allocate ",
+    "0 bytes",
+    "9" * 400 + ".5 GiB",
+    "step ",
+    "{total}",
+    "Killed",
+]
 
 
 def accepted(text: str) -> Diagnosis | None:
@@ -380,7 +501,10 @@ def accepted(text: str) -> Diagnosis | None:
 
 
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=20)), max_size=12).map("\n".join))
-@example("CUDA out of memory. GPU 0 has a total capacity of 16 GiB of which 1 MiB is free. 15 GiB reserved in total")
+@example(
+    "CUDA out of memory. GPU 0 has a total capacity of 16 GiB of which 1 MiB is free. 15 GiB reserved in"
+    " total"
+)
 def test_any_text_is_accepted_or_refused_in_one_line(text):
     accepted(text)
 
@@ -395,10 +519,11 @@ def test_a_message_that_was_cut_off_is_read_as_far_as_it_goes(text, end):
 def test_torch_s_own_sizes_come_back(sizes):
     total, free, other, process, allocated, cached = sizes
     text = (
-        f"CUDA out of memory. Tried to allocate {as_torch(cached)}. GPU 0 has a total capacity of {as_torch(total)} of "
-        f"which {as_torch(free)} is free. Process 7 has {as_torch(other)} memory in use. Including non-PyTorch memory, "
-        f"this process has {as_torch(process)} memory in use. Of the allocated memory {as_torch(allocated)} is "
-        f"allocated by PyTorch, and {as_torch(cached)} is reserved by PyTorch but unallocated."
+        f"CUDA out of memory. Tried to allocate {as_torch(cached)}. GPU 0 has a total capacity of"
+        f" {as_torch(total)} of which {as_torch(free)} is free. Process 7 has {as_torch(other)} memory in"
+        f" use. Including non-PyTorch memory, this process has {as_torch(process)} memory in use. Of the"
+        f" allocated memory {as_torch(allocated)} is allocated by PyTorch, and {as_torch(cached)} is reserved"
+        " by PyTorch but unallocated."
     )
     found = accepted(text)
     assert found is not None
@@ -414,7 +539,8 @@ def as_torch(size: int) -> str:
     return f"{size} bytes"
 
 
-# ---------------------------------------------------------------------------------------------------------- the command
+# ----------------------------------------------------------------------------------------------------------
+# the command
 
 
 def answered(*arguments: str) -> int:
@@ -458,15 +584,20 @@ def test_the_end_of_a_long_log_is_read(tmp_path, capsys):
 
 
 def test_a_log_that_is_not_there_is_an_error_that_names_it():
-    with pytest.raises(ValueError, match=r"^There is no file 'nothing\.log': name a log, or give a message's words"):
+    with pytest.raises(
+        ValueError, match=r"^There is no file 'nothing\.log': name a log, or give a message's words"
+    ):
         answered("nothing.log")
 
 
-# ------------------------------------------------------------------------------------------------- a real out of memory
+# ------------------------------------------------------------------------------------------------- a real out
+# of memory
 
 
 def test_what_the_simulated_gpu_raises_is_understood(monkeypatch):
-    """The optimizer's states of a model whose weights and gradients fit; its bytes are the allocator's own."""
+    """The optimizer's states of a model whose weights and gradients fit; its bytes are
+    the allocator's own.
+    """
     torch = pytest.importorskip("torch")
     from course_utils.measuring import on_gpu as cards
 
@@ -475,13 +606,17 @@ def test_what_the_simulated_gpu_raises_is_understood(monkeypatch):
     monkeypatch.setattr(cards, "_card", lambda: card)
     weights = 9 * 64 * MiB
     with pytest.raises(torch.OutOfMemoryError) as raised, cards.on_gpu("1.5 GiB"):
-        model = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096, bias=False, device="cuda") for _ in range(9)])
+        model = torch.nn.Sequential(
+            *[torch.nn.Linear(4096, 4096, bias=False, device="cuda") for _ in range(9)]
+        )
         model(torch.randn(8, 4096, device="cuda")).sum().backward()
         torch.optim.AdamW(model.parameters()).step()
     found = diagnose(parse("".join(traceback.format_exception(raised.value))))
     assert found.cause == "states" and "exp_avg" in found.because
     assert found.failure.sizes["total"] == 1536 * MiB and found.failure.sizes["requested"] == 64 * MiB
-    assert 2 * weights < found.failure.sizes["allocated"] < 1536 * MiB and found.failure.parts["free"] < 64 * MiB
+    assert (
+        2 * weights < found.failure.sizes["allocated"] < 1536 * MiB and found.failure.parts["free"] < 64 * MiB
+    )
 
 
 def test_a_message_can_be_made_by_hand():

@@ -1,4 +1,6 @@
-"""A step of a learner's own: what it takes, that nothing is changed by it, and what is said when it goes wrong."""
+"""A step of a learner's own: what it takes, that nothing is changed by it, and what is said when it goes
+wrong.
+"""
 
 import copy
 import gc
@@ -49,7 +51,8 @@ class Classifier(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.cells, self.head = nn.LSTM(32, 64, num_layers=2, batch_first=True), nn.Linear(64, 10)
+        self.cells = nn.LSTM(32, 64, num_layers=2, batch_first=True)
+        self.head = nn.Linear(64, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.cells(x)[0][:, -1])
@@ -101,8 +104,12 @@ def course_parts(run: TrainingRun) -> dict[str, Any]:
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 @pytest.mark.sweep(3)
-def test_the_courses_network_in_ones_own_step_gives_the_courses_measurement(family, recompute, accumulation_steps):
-    """Phases are only noticed here, and named there; weights were made on the CPU here, and on the device there."""
+def test_the_courses_network_in_ones_own_step_gives_the_courses_measurement(
+    family, recompute, accumulation_steps
+):
+    """Phases are only noticed here, and named there; weights were made on the CPU here, and on the device
+    there.
+    """
     run = TrainingRun(tiny(family), 2, 64, recompute=recompute, accumulation_steps=accumulation_steps)
 
     def loss_from(model, batch):
@@ -118,10 +125,8 @@ def test_the_courses_network_in_ones_own_step_gives_the_courses_measurement(fami
         optimizer.step()
         optimizer.zero_grad()
 
-    own, course = (
-        measure(step=step, source="simulated", attention="flash", **course_parts(run)),
-        measure(run, "simulated"),
-    )
+    own = measure(step=step, source="simulated", attention="flash", **course_parts(run))
+    course = measure(run, "simulated")
     assert own.breakdown == course.breakdown and own.peak_phase == course.peak_phase
     assert own.phase_peaks == course.phase_peaks
     for name, moment in course.moments.items():
@@ -147,7 +152,9 @@ def test_any_model_has_its_phases_and_its_kinds(kind, source):
     assert left["optimizer_states"] == 2 * sum(round_up(p.nbytes) for p in model.parameters()) + counters
     assert left["inputs"] == sum(round_up(tensor.nbytes) for tensor in parts["batch"])
     assert left["activations"] == left["gradients"] == 0 < measured.moments["end of forward"]["activations"]
-    assert measured.moments["end of backward"]["gradients"] == sum(round_up(p.nbytes) for p in model.parameters())
+    assert measured.moments["end of backward"]["gradients"] == sum(
+        round_up(p.nbytes) for p in model.parameters()
+    )
     assert measured.peak == sum(item.bytes for item in measured.alive_at(measured.peak_event))
     by_cells = (kind, source) == ("recurrent", "simulated")
     # nothing leaks; no value is read but the optimizer's own, which is known
@@ -155,7 +162,9 @@ def test_any_model_has_its_phases_and_its_kinds(kind, source):
 
 
 def test_losses_are_real_on_the_cpu_and_there_are_none_in_a_simulation():
-    on_cpu, simulated = (measure(step=train_step, source=source, steps=6, **made()) for source in ("cpu", "simulated"))
+    on_cpu, simulated = (
+        measure(step=train_step, source=source, steps=6, **made()) for source in ("cpu", "simulated")
+    )
     assert len(on_cpu.losses) == 6 and on_cpu.losses[-1] < on_cpu.losses[0] == pytest.approx(2.3, abs=0.5)
     assert simulated.losses == []
 
@@ -171,7 +180,9 @@ def test_gradients_may_be_zeroed_first_or_between_and_clipped(source):
 
     measured = measure(step=step, source=source, **made())
     assert phases(measured) == ["forward", "zero_grad", "forward", "loss", "backward", "optimizer"]
-    assert measured.moments["end of step 2"]["gradients"] == measured.moments["end of backward"]["gradients"] > 0
+    assert (
+        measured.moments["end of step 2"]["gradients"] == measured.moments["end of backward"]["gradients"] > 0
+    )
 
 
 @EVERYWHERE
@@ -231,7 +242,9 @@ def test_a_scheduler_in_the_batch_follows_the_copy_of_the_optimizer(source):
 
     parts["batch"] = (parts["batch"], scheduler)
     measured = measure(step=step, source=source, **parts)
-    assert measured.peak > 0 and parts["optimizer"].param_groups[0]["lr"] == 1e-3 and scheduler.last_epoch == 0
+    assert (
+        measured.peak > 0 and parts["optimizer"].param_groups[0]["lr"] == 1e-3 and scheduler.last_epoch == 0
+    )
 
 
 def test_attention_of_16_bits_is_flash_and_of_32_efficient():
@@ -242,7 +255,12 @@ def test_attention_of_16_bits_is_flash_and_of_32_efficient():
                 loss = F.scaled_dot_product_attention(q, q, q, **choices.pop("how", {})).float().sum()
             loss.backward()
 
-        given = {"model": nn.Linear(64, 64), "batch": torch.randn(2, 8, 64), "steps": 1, "source": "simulated"}
+        given = {
+            "model": nn.Linear(64, 64),
+            "batch": torch.randn(2, 8, 64),
+            "steps": 1,
+            "source": "simulated",
+        }
         measured = measure(step=step, attention=choices.pop("attention", "auto"), **given)
         return {item.operation for item in measured.allocations if "dot_product" in item.operation}
 
@@ -292,9 +310,11 @@ def raising(model, optimizer, batch):
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("step", [train_step, raising])
 def test_training_goes_on_as_if_nothing_had_been_measured(kind, source, step):
-    untouched, measured_between = made(kind), made(kind)
+    untouched = made(kind)
+    measured_between = made(kind)
     assert_same(trained(untouched), trained(measured_between))
-    before, random = snapshot(measured_between), torch.get_rng_state()
+    before = snapshot(measured_between)
+    random = torch.get_rng_state()
     ids = [id(parameter) for parameter in measured_between["model"].parameters()]
     try:
         measure(step=step, source=source, **measured_between)
@@ -311,7 +331,8 @@ def test_a_model_with_states_and_gradients_takes_them_along():
     train_step(**parts)
     F.cross_entropy(parts["model"](parts["batch"][0]), parts["batch"][1]).backward()
     measured = measure(step=train_step, source="simulated", steps=1, **parts)
-    assert "placeholder" not in str(measured.provenance)  # the optimizer reads its count of steps, which is known
+    # the optimizer reads its count of steps, which is known
+    assert "placeholder" not in str(measured.provenance)
     at_start = list(measured.alive_at(measured.timeline.marks[0].event))
     held = sum(round_up(p.nbytes) for p in parts["model"].parameters())
     assert sum(item.bytes for item in at_start if item.kind == "optimizer_states") == 2 * held
@@ -412,7 +433,8 @@ def test_a_model_of_which_nothing_is_trained_needs_no_optimizer(source):
 
     parts = frozen(made()) | {"optimizer": None}
     measured = measure(step=forward, source=source, **parts)
-    x, wide = parts["batch"][0], parts["model"](parts["batch"][0])
+    x = parts["batch"][0]
+    wide = parts["model"](parts["batch"][0])
     assert measured.peak_phase == "forward" and "had no backward" in measured.provenance.note
     assert measured.breakdown["activations"] == 0 and measured.breakdown["temporaries"] >= wide.nbytes
     assert measured.moments["end of step 2"].total == measured.peak - measured.breakdown["temporaries"]
@@ -427,7 +449,8 @@ def test_without_no_grad_a_forward_keeps_what_a_backward_would_need(source):
 
     parts = made() | {"optimizer": None}
     peaks = [
-        measure(step=forward, source=source, **parts | {"batch": (parts["batch"][0], on)}).peak for on in (False, True)
+        measure(step=forward, source=source, **parts | {"batch": (parts["batch"][0], on)}).peak
+        for on in (False, True)
     ]
     assert peaks[0] < peaks[1]
 
@@ -456,14 +479,19 @@ def test_a_scaler_that_torch_switched_off_is_named():
     with pytest.warns(UserWarning) if not torch.cuda.is_available() else nullcontext():
         off = torch.amp.GradScaler("cuda", enabled=not torch.cuda.is_available())
     notes = [
-        measure(step=scaled, source="simulated", **parts | {"batch": (*parts["batch"], scaler)}).provenance.note
+        measure(
+            step=scaled, source="simulated", **parts | {"batch": (*parts["batch"], scaler)}
+        ).provenance.note
         for scaler in (off, torch.amp.GradScaler("cpu"))
     ]
     assert ["the GradScaler is off" in note for note in notes] == [True, False]
 
 
 def test_a_card_adds_its_workspaces():
-    peaks = {card: measure(step=train_step, card=card, source="simulated", **made()) for card in (None, "H100-80GB")}
+    peaks = {
+        card: measure(step=train_step, card=card, source="simulated", **made())
+        for card in (None, "H100-80GB")
+    }
     workspaces = peaks["H100-80GB"].breakdown["workspaces"]
     with_a_bias = 2**20 if installed_torch() < (2, 12) else 0
     assert workspaces == 2 * 32 * 2**20 + with_a_bias == peaks["H100-80GB"].peak - peaks[None].peak
@@ -498,7 +526,10 @@ def test_a_tensor_on_the_wrong_device_is_named_with_its_line(where):
     with pytest.raises(StepError) as caught:
         measure(step=step, source="simulated", **parts)
     said = str(caught.value)
-    assert said.startswith("test_own.py:") and "train_step(model, optimizer, (batch[0] + shift, batch[1]))" in said
+    assert (
+        said.startswith("test_own.py:")
+        and "train_step(model, optimizer, (batch[0] + shift, batch[1]))" in said
+    )
     assert "add got tensors on different devices: (8, 64) on cuda and (64,) on cpu" in said
     assert "batch=…" in said and "device=x.device" in said and "buffer" in said
     assert measure(step=step, source="cpu", **parts).peak > 0
@@ -558,7 +589,11 @@ class Lazy(nn.Module):
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"step": 3}, TypeError, r"step is 3, which cannot be called: write it as def step\(model, optimizer, batch\)"),
+        (
+            {"step": 3},
+            TypeError,
+            r"step is 3, which cannot be called: write it as def step\(model, optimizer, batch\)",
+        ),
         ({"step": lambda: None}, TypeError, r"\(\) cannot be called as .*\(model, optimizer, batch\)"),
         ({"step": lambda model, optimizer: None}, TypeError, "too many positional arguments"),
         (
@@ -568,9 +603,17 @@ class Lazy(nn.Module):
         ),
         ({"model": "gpt2"}, TypeError, "model is a str, not a torch.nn.Module"),
         ({"model": nn.Linear(64, 10)}, ValueError, "the AdamW updates no parameter of this model"),
-        ({"model": Lazy(), "optimizer": None}, ValueError, "layer.weight has no shape yet: run the model once"),
+        (
+            {"model": Lazy(), "optimizer": None},
+            ValueError,
+            "layer.weight has no shape yet: run the model once",
+        ),
         ({"optimizer": 1e-3}, TypeError, "optimizer is a float, not a torch.optim.Optimizer"),
-        ({"batch": (pair for pair in ())}, ValueError, r"batch is a generator that cannot be .*next\(iter\(loader\)\)"),
+        (
+            {"batch": (pair for pair in ())},
+            ValueError,
+            r"batch is a generator that cannot be .*next\(iter\(loader\)\)",
+        ),
         ({"source": "recorded"}, ValueError, "a step of your own is never recorded"),
         ({"source": "simulation"}, ValueError, "did you mean 'simulated'"),
         ({"attention": "flesh"}, ValueError, "did you mean 'flash'"),
@@ -622,17 +665,28 @@ def test_a_sparse_gradient_is_named_with_its_line(source):
     with pytest.raises(
         StepError, match=r"model\(x\).*makes a tensor of layout torch.sparse_coo.*leave out sparse=True"
     ):
-        measure(step=train_step, model=model, optimizer=torch.optim.SGD(model.parameters()), batch=batch, source=source)
+        measure(
+            step=train_step,
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters()),
+            batch=batch,
+            source=source,
+        )
 
 
 def test_what_torch_cannot_simulate_is_named_with_its_line():
-    """Neither torch 2.13 nor 2.15 has a rule of shapes for the backward of this loss; a GRU got one in 2.15."""
+    """Neither torch 2.13 nor 2.15 has a rule of shapes for the backward of this loss; a
+    GRU got one in 2.15.
+    """
     parts = made() | {"optimizer": None}
 
     def step(model, batch):
         F.multi_margin_loss(model(batch[0]), batch[1]).backward()
 
-    words = r"multi_margin_loss\(model\(batch\[0\]\).*multi_margin_loss_backward cannot be simulated.*source='cpu'"
+    words = (
+        r"multi_margin_loss\(model\(batch\[0\]\).*multi_margin_loss_backward cannot be"
+        r" simulated.*source='cpu'"
+    )
     with pytest.raises(StepError, match=words):
         measure(step=step, source="simulated", **parts)
     assert measure(step=step, source="cpu", **parts).peak > 0
@@ -701,9 +755,21 @@ def test_a_step_that_fails_when_it_is_counted_leaves_nothing_either(card):
 CANNOT = pytest.mark.parametrize(
     ("failure", "expected", "words"),
     [
-        (torch.OutOfMemoryError("Out of it. Sorry."), GpuOutOfMemory, "your step does not fit this GPU. Out of it"),
-        (RuntimeError("No available kernel. Aborting."), KernelRefused, "has no attention kernel on this GPU for what"),
-        (RuntimeError("CUDA error: no kernel image is available"), KernelRefused, "has no code for this a stand-in"),
+        (
+            torch.OutOfMemoryError("Out of it. Sorry."),
+            GpuOutOfMemory,
+            "your step does not fit this GPU. Out of it",
+        ),
+        (
+            RuntimeError("No available kernel. Aborting."),
+            KernelRefused,
+            "has no attention kernel on this GPU for what",
+        ),
+        (
+            RuntimeError("CUDA error: no kernel image is available"),
+            KernelRefused,
+            "has no code for this a stand-in",
+        ),
     ],
     ids=["memory", "kernel", "architecture"],
 )
@@ -744,7 +810,9 @@ def test_what_can_neither_be_simulated_nor_run_says_both(card, failure, expected
     with pytest.raises(expected, match=re.escape(words)) as caught:
         measure(step=step, **made())
     assert "Nor can it be simulated: test_own.py:" in str(caught.value)
-    assert "has a shape but no values" in str(caught.value) and "source='simulated' tells" not in str(caught.value)
+    assert "has a shape but no values" in str(caught.value) and "source='simulated' tells" not in str(
+        caught.value
+    )
 
 
 def fails_in_step(model, optimizer, batch):
@@ -794,8 +862,12 @@ ENDS = pytest.mark.parametrize(
 
 
 def left_by(step: Any, source: str, allocated: Any, times: int) -> tuple[set[int], str]:
-    """Bytes that each of many failures leaves while all their exceptions are kept, and the last traceback as text."""
-    parts, kept, left = made(), [], set()
+    """Bytes that each of many failures leaves while all their exceptions are kept, and the last traceback as
+    text.
+    """
+    parts = made()
+    kept = []
+    left = set()
     gc.collect()
     before = allocated()
     for _ in range(times):

@@ -24,7 +24,9 @@ SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 4, 9, 16)]
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_does_all_works_once_each_after_what_it_needs_and_keeps_the_closed_form(schedule, size):
+def test_every_schedule_does_all_works_once_each_after_what_it_needs_and_keeps_the_closed_form(
+    schedule, size
+):
     p, m = size
     pipeline = simulate(schedule, p, m)
     done = {(work.kind, work.stage, work.micro): work for work in pipeline.works}
@@ -103,20 +105,30 @@ def test_one_stage_has_all_states_and_all_kept_activations():
 
 
 def test_recomputation_keeps_checkpoints_and_one_block():
-    none, full = (stage_memory(XL.replace(recompute=how), "1F1B", 4, 8, 1)["activations"] for how in ("none", "full"))
-    block, checkpoint = none // 3 // 12, 2 * 1024 * 4 * 1600
-    assert full == (3 * 12 - 1) * checkpoint + block, "the checkpoint of the block that runs again is its input"
+    none, full = (
+        stage_memory(XL.replace(recompute=how), "1F1B", 4, 8, 1)["activations"] for how in ("none", "full")
+    )
+    block = none // 3 // 12
+    checkpoint = 2 * 1024 * 4 * 1600
+    assert full == (3 * 12 - 1) * checkpoint + block, (
+        "the checkpoint of the block that runs again is its input"
+    )
     with pytest.raises(ValueError, match="'none' or 'full'"):
         stage_memory(XL.replace(recompute="selective"), "1F1B", 4, 8, 1)
 
 
 @pytest.mark.parametrize("m", [1, 8, 32])
 def test_gpipe_that_recomputes_its_stages_keeps_boundaries_and_one_micro_batch(m):
-    """Huang et al. 2019, section 2.3: N + L/K · N/M, the boundaries of N samples and one micro-batch of L/K layers."""
+    """Huang et al. 2019, section 2.3: N + L/K · N/M, the boundaries of N samples and one micro-batch of L/K
+    layers.
+    """
     own = stage_memory(XL.replace(recompute="every-12"), "GPipe", 4, m, 1)["activations"]
-    boundary, one = 2 * 1024 * 4 * 1600, stage_memory(XL, "GPipe", 4, 1, 1)["activations"]
+    boundary = 2 * 1024 * 4 * 1600
+    one = stage_memory(XL, "GPipe", 4, 1, 1)["activations"]
     assert own == (m - 1) * boundary + one
-    assert own == stage_memory(XL.replace(recompute="every-20"), "GPipe", 4, m, 1)["activations"], "no longer than it"
+    assert own == stage_memory(XL.replace(recompute="every-20"), "GPipe", 4, m, 1)["activations"], (
+        "no longer than it"
+    )
     every_1, full = (stage_memory(XL.replace(recompute=how), "GPipe", 4, m, 1) for how in ("every-1", "full"))
     assert every_1 == full
 
@@ -134,7 +146,9 @@ def test_pipedream_pays_for_versions():
     assert stage_memory(XL, "1F1B", 4, 8, 0)["weight_copies"] == 0
 
 
-@pytest.mark.parametrize(("stages", "stage", "words"), [(49, 0, "cannot be cut"), (4, 4, "count from 0 to 3")])
+@pytest.mark.parametrize(
+    ("stages", "stage", "words"), [(49, 0, "cannot be cut"), (4, 4, "count from 0 to 3")]
+)
 def test_stages_that_cannot_be(stages, stage, words):
     with pytest.raises(ValueError, match=words):
         parameters_of(XL.model, stages, stage)
@@ -155,7 +169,9 @@ def test_replicas_take_16_bytes_a_parameter():
 @pytest.mark.parametrize("micro_batch", [1, 4, 8])
 @pytest.mark.parametrize("stage", range(4))
 def test_a_plans_messages_are_those_of_step_time(stage: int, micro_batch: int):
-    """For the same run in 16 bits throughout; with tensor parallelism each rank has its part of every matrix."""
+    """For the same run in 16 bits throughout; with tensor parallelism each rank has its
+    part of every matrix.
+    """
     run = LLAMA.replace(micro_batch=micro_batch, precision="bf16")
     same = run.replace(world_size=64, zero_stage=stage, global_batch=512)
     found = account(run, CLUSTER, Plan(64, stage=stage), 512)
@@ -172,14 +188,19 @@ def test_what_cannot_hide_is_waited_for():
         assert s["data"] + s["pipeline"] <= one.overlapped
     slow = Cluster(CLUSTER.gpu, 8, 8, 1e9)
     found = account(LLAMA, slow, Plan(64, stage=3), 512)
-    assert found.overlapped == pytest.approx(found.seconds["data"]) and found.overlapped > found.seconds["compute"]
+    assert (
+        found.overlapped == pytest.approx(found.seconds["data"])
+        and found.overlapped > found.seconds["compute"]
+    )
 
 
 def test_tensor_parallelism_talks_within_a_node_and_pipelines_between():
     found = account(LLAMA, CLUSTER, Plan(1, tensor=8, pipeline=8), 512)
     h, L, t = LLAMA.model.hidden, LLAMA.model.layers, 8
     stream = 2 * 4096 * h
-    assert found.seconds["tensor"] == pytest.approx(512 * L / 8 * 6 * 2 * (t - 1) / t * stream / 450e9, rel=1e-6)
+    assert found.seconds["tensor"] == pytest.approx(
+        512 * L / 8 * 6 * 2 * (t - 1) / t * stream / 450e9, rel=1e-6
+    )
     assert found.seconds["pipeline"] == pytest.approx(2 * 512 * stream / t / 50e9, rel=1e-6)
     assert found.idle == bubble(8, 512)
     alone = account(LLAMA, Cluster(gpu("H100-80GB"), 1, 8, 50e9), Plan(2, pipeline=4), 512)
@@ -196,7 +217,9 @@ def test_the_cheapest_plan_fits_and_no_other_that_fits_is_quicker():
 
 
 @pytest.mark.parametrize(
-    "plan", [Plan(8), Plan(4, 16), Plan(2, 1, 32), Plan(64), Plan(8, 1, 8, stage=3), Plan(1, 8, 8, stage=1)], ids=str
+    "plan",
+    [Plan(8), Plan(4, 16), Plan(2, 1, 32), Plan(64), Plan(8, 1, 8, stage=3), Plan(1, 8, 8, stage=1)],
+    ids=str,
 )
 def test_plans_that_cannot_be(plan):
     with pytest.raises(ValueError, match=f"{plan} does not divide"):

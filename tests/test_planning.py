@@ -10,7 +10,13 @@ from counting import calls
 from course_utils import GPUS, TrainingRun, estimate, fit, moments
 from course_utils.estimating.published import korthikanti_model_flops
 from course_utils.estimating.states import gradient_bytes, parameter_bytes
-from course_utils.estimating.step_time import communicated, lost_seconds, model_flops, recomputed_flops, step_seconds
+from course_utils.estimating.step_time import (
+    communicated,
+    lost_seconds,
+    model_flops,
+    recomputed_flops,
+    step_seconds,
+)
 from course_utils.gpus import Gpu, Rates
 from course_utils.models import TransformerConfig, outer_shapes
 from course_utils.planning.fit import FREE, FSDP_POLICY, Plan, arrange, precision_at
@@ -28,8 +34,12 @@ def test_nothing_that_fits_loses_less(batch: int, memory: int) -> None:
     plan = arrange(start, card)
     sizes = [size for size in range(1, batch + 1) if batch % size == 0]
     free = product(sizes, FREE["recompute"], FREE["implementation"], FREE["loss_chunks"])
-    runs = [start.replace(micro_batch=b, global_batch=batch, recompute=policy, optimizer=f"adamw-{how}", loss_chunks=n)
-            for b, policy, how, n in free]  # fmt: skip
+    runs = [
+        start.replace(
+            micro_batch=b, global_batch=batch, recompute=policy, optimizer=f"adamw-{how}", loss_chunks=n
+        )
+        for b, policy, how, n in free
+    ]
     lost = [lost_seconds(run, card) for run in runs if estimate(run).total * SAFETY <= card.room]
     assert plan.best is not None
     assert plan.best.lost == pytest.approx(min(lost))
@@ -38,7 +48,9 @@ def test_nothing_that_fits_loses_less(batch: int, memory: int) -> None:
 
 
 def test_each_card_gets_the_fastest_kernel_that_runs_there() -> None:
-    """The efficient kernel keeps 1,024 bytes a layer less, but nobody should leave the faster flash kernel for that."""
+    """The efficient kernel keeps 1,024 bytes a layer less, but nobody should leave the faster flash kernel
+    for that.
+    """
     run = TrainingRun("gpt2", 8)
     assert {plan.run.attention for plan in arrange(run, RTX5090).tried} == {"flash"}
     old = arrange(run.replace(precision="amp-fp16", attention="efficient"), GPUS["V100-16GB"]).tried
@@ -66,8 +78,10 @@ def test_what_cannot_fit_says_what_is_nearest() -> None:
 
 
 def test_what_changes_the_training_is_tried_only_if_allowed() -> None:
-    lora, pure = (fit("llama3-8b", "H100-80GB", global_batch=4, may_change=(name,)).best
-                  for name in ("lora", "pure-bf16"))  # fmt: skip
+    lora, pure = (
+        fit("llama3-8b", "H100-80GB", global_batch=4, may_change=(name,)).best
+        for name in ("lora", "pure-bf16")
+    )
     assert lora is not None and lora.run.lora_rank
     assert pure is not None and pure.run.precision.name == "bf16"
 
@@ -90,14 +104,25 @@ def test_whole_weights_keep_their_recipe_unless_it_may_change() -> None:
         found = {(one.run.zero_stage > 1, one.run.precision.name) for one in plan.tried}
         assert {name for sharded, name in found if not sharded} <= names
         assert {name for sharded, name in found if sharded} <= {"bf16-master"}
-    assert [precision_at(stage, "bf16-master", 3) for stage in range(4)] == ["amp-bf16"] * 2 + ["bf16-master"] * 2
+    assert [precision_at(stage, "bf16-master", 3) for stage in range(4)] == ["amp-bf16"] * 2 + [
+        "bf16-master"
+    ] * 2
     assert precision_at(1, "bf16-master", 0) == precision_at(3, "bf16-master", 0) == "bf16-master"
 
 
 def test_the_policy_keeps_no_copy_of_the_weights() -> None:
-    run = TrainingRun("llama3-8b", 8, 4096, recompute="full", optimizer="adamw-fused", loss_chunks=8, world_size=8,
-                      zero_stage=3)  # fmt: skip
-    autocast, policy = estimate(run), estimate(run.replace(precision=FSDP_POLICY["amp-bf16"]))
+    run = TrainingRun(
+        "llama3-8b",
+        8,
+        4096,
+        recompute="full",
+        optimizer="adamw-fused",
+        loss_chunks=8,
+        world_size=8,
+        zero_stage=3,
+    )
+    autocast = estimate(run)
+    policy = estimate(run.replace(precision=FSDP_POLICY["amp-bf16"]))
     copied = run.model.parameters - run.model.hidden * run.model.vocab  # no product takes the embedding
     assert autocast["weight_copies"] == pytest.approx(2 * copied, rel=0.01)
     assert policy["weight_copies"] == 0 and autocast.total - policy.total > autocast["weight_copies"]
@@ -120,7 +145,10 @@ def test_a_thousand_configurations_take_a_few_hundred_calls_each() -> None:
         ({"global_batch": 0}, "global_batch is "),
         ({"world_size": 0}, "world_size is "),
         ({"card": None}, "unknown GPU None"),
-        ({"card": "A100-80GB", "world_size": 2, "lora_rank": 4}, "several ranks are estimated only without LoRA"),
+        (
+            {"card": "A100-80GB", "world_size": 2, "lora_rank": 4},
+            "several ranks are estimated only without LoRA",
+        ),
         ({"may_change": ("loar",)}, "did you mean 'lora'"),
         ({"card": Gpu("some card", 8 * GB, (9, 0))}, "no rates are known of some card"),
     ],
@@ -135,7 +163,8 @@ def test_flops_are_the_papers() -> None:
     run = TrainingRun("gpt3-175b", micro_batch=2, seq_len=2048)
     assert model_flops(run) == korthikanti_model_flops(run)
     core = run.replace(recompute="selective-attention")
-    assert recomputed_flops(core) == 2 * 96 * 2 * 2 * 2048**2 * 12288  # two products of 2·b·s²·h in each block
+    # two products of 2·b·s²·h in each block
+    assert recomputed_flops(core) == 2 * 96 * 2 * 2 * 2048**2 * 12288
     blocks = model_flops(run) - 6 * 2 * 2048 * run.model.hidden * run.model.vocab
     assert recomputed_flops(run.replace(recompute="full")) == blocks // 3
     assert recomputed_flops(run) == recomputed_flops(run.replace(recompute="offload")) == 0
@@ -155,12 +184,16 @@ def test_communication_is_the_papers() -> None:
 
 @pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master", "bf16"])
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_fsdp_sends_what_is_charged(precision: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp_sends_what_is_charged(
+    precision: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The genuine fully_shard on simulated ranks: the bytes of every collective that it starts."""
     from course_utils.measuring.sharded import ShardTracker, measure_sharded
 
-    whole = {"_allgather_base_": 0, "_reduce_scatter_base_": 1}  # which of the two tensors has all ranks' parts
-    sent, follow = dict.fromkeys(whole, 0), ShardTracker.__torch_dispatch__
+    # which of the two tensors has all ranks' parts
+    whole = {"_allgather_base_": 0, "_reduce_scatter_base_": 1}
+    sent = dict.fromkeys(whole, 0)
+    follow = ShardTracker.__torch_dispatch__
 
     def count(self: ShardTracker, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("c10d::")
@@ -172,7 +205,8 @@ def test_fsdp_sends_what_is_charged(precision: str, micro_batches: int, monkeypa
     model = TransformerConfig("small", "gpt2", layers=3, hidden=256, heads=4, vocab=512, max_positions=64)
     run = TrainingRun(model, 2, 64, precision, world_size=4, zero_stage=3, accumulation_steps=micro_batches)
     measure_sharded(run, 1, "")
-    outside = sum(prod(shape) for shape in outer_shapes(model).values())  # gathered once: they stay until backward
+    # gathered once: they stay until backward
+    outside = sum(prod(shape) for shape in outer_shapes(model).values())
     kept = micro_batches * outside * run.precision.weight * 3 / 4
     assert sum(sent.values()) == pytest.approx(communicated(run) - kept, rel=1e-3)
 
@@ -195,13 +229,18 @@ UNIT_RATES = Gpu("a card", 1, (9, 0), rates=Rates(2.0, 3.0, 5.0, 7.0, 11.0, 13.0
     ("changes", "bytes_each"),
     [
         ({}, 2 * 4 + (4 + 2) + 4),  # read twice; read and written as a copy of 16 bits; the gradients written
-        ({"accumulation_steps": 2}, 2 * (2 * 4 + (4 + 2) + 3 * 4)),  # where gradients add up, read, read and written
+        (
+            {"accumulation_steps": 2},
+            2 * (2 * 4 + (4 + 2) + 3 * 4),
+        ),  # where gradients add up, read, read and written
         ({"precision": "fp32", "attention": "efficient"}, 2 * 4 + 4),
         ({"precision": "bf16-master"}, 2 * 2 + 2),
     ],
     ids=str,
 )
-def test_weights_are_read_copied_and_their_gradients_written(changes: dict[str, Any], bytes_each: int) -> None:
+def test_weights_are_read_copied_and_their_gradients_written(
+    changes: dict[str, Any], bytes_each: int
+) -> None:
     run = MEDIUM.replace(**changes)
     moved = step_seconds(run, UNIT_RATES)["weights"] * 7
     assert moved == pytest.approx(bytes_each * run.model.parameters, rel=1e-3)
@@ -227,7 +266,9 @@ def test_frozen_matrices_of_few_bits_are_written_and_read_in_16_in_each_pass(bit
     ],
     ids=str,
 )
-def test_the_optimizer_reads_and_writes_weights_and_states(changes: dict[str, Any], bytes_each: float) -> None:
+def test_the_optimizer_reads_and_writes_weights_and_states(
+    changes: dict[str, Any], bytes_each: float
+) -> None:
     run = MEDIUM.replace(**changes)
     moved = step_seconds(run, UNIT_RATES)["optimizer"] * 7
     assert moved == pytest.approx(bytes_each * run.model.parameters, rel=2e-3)
@@ -235,23 +276,31 @@ def test_the_optimizer_reads_and_writes_weights_and_states(changes: dict[str, An
 
 def test_activations_are_written_and_read_and_what_is_recomputed_written_again() -> None:
     run = MEDIUM.replace(accumulation_steps=2)
-    kept, recomputed, selective = (moments(MEDIUM.replace(recompute=how))["end of forward"]["activations"]
-                                   for how in ("none", "full", "selective-attention"))  # fmt: skip
+    kept, recomputed, selective = (
+        moments(MEDIUM.replace(recompute=how))["end of forward"]["activations"]
+        for how in ("none", "full", "selective-attention")
+    )
     made_again = {"none": 0, "offload": 0, "full": kept - recomputed, "selective-attention": kept - selective}
     for how, again in made_again.items():
         seconds = step_seconds(run.replace(recompute=how), UNIT_RATES)
         assert seconds["activations"] == pytest.approx(2 * (2 * kept + again) / 7, rel=1e-2), how
-        assert seconds["offload"] == pytest.approx(2 * 2 * kept / 13 if how == "offload" else 0, rel=1e-2), how
+        assert seconds["offload"] == pytest.approx(2 * 2 * kept / 13 if how == "offload" else 0, rel=1e-2), (
+            how
+        )
 
 
 @pytest.mark.parametrize(("precision", "speed"), [("fp32", 5), ("tf32", 3), ("amp-bf16", 2), ("bf16", 2)])
 def test_flops_take_the_rate_of_their_format(precision: str, speed: int) -> None:
-    run = MEDIUM.replace(precision=precision, attention="efficient", recompute="full", accumulation_steps=2,
-                         loss_chunks=4)  # fmt: skip
-    seconds, again = step_seconds(run, UNIT_RATES), 2 * 1024 * 4 * 1024 * 50257
+    run = MEDIUM.replace(
+        precision=precision, attention="efficient", recompute="full", accumulation_steps=2, loss_chunks=4
+    )
+    seconds = step_seconds(run, UNIT_RATES)
+    again = 2 * 1024 * 4 * 1024 * 50257
     assert seconds["model"] == pytest.approx(2 * korthikanti_model_flops(run) / speed)
     assert seconds["recomputation"] == pytest.approx(2 * (recomputed_flops(run) + again) / speed)
-    assert lost_seconds(run, UNIT_RATES) == pytest.approx(sum(seconds.values()) - 2 * korthikanti_model_flops(run) / 2)
+    assert lost_seconds(run, UNIT_RATES) == pytest.approx(
+        sum(seconds.values()) - 2 * korthikanti_model_flops(run) / 2
+    )
 
 
 @pytest.mark.parametrize("card", GPUS.values(), ids=GPUS)

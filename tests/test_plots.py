@@ -20,7 +20,18 @@ from course_utils.authoring.pages import gpt2_xl_stack
 from course_utils.breakdown import KINDS, MemoryBreakdown
 from course_utils.figures import COLOURS, Figure, Segment
 from course_utils.figures.axes import OVER, UNDER
-from course_utils.figures.canvas import NARROW, WIDE, Canvas, contrast, ink_on, number, spread, text_width, ticks, wrap
+from course_utils.figures.canvas import (
+    NARROW,
+    WIDE,
+    Canvas,
+    contrast,
+    ink_on,
+    number,
+    spread,
+    text_width,
+    ticks,
+    wrap,
+)
 from course_utils.figures.curves import LINE_COLOURS
 from course_utils.figures.themes import DARK, THIN, UNREAD, themed
 from course_utils.figures.timelines import MOST_POINTS, TIMELINE_ORDER, thin
@@ -32,9 +43,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SVG = "{http://www.w3.org/2000/svg}"
 
 NONE = MemoryBreakdown(
-    {"parameters": 6 * GB, "weight_copies": 3 * GB, "optimizer_states": 12 * GB, "activations": 109 * GB}, "backward"
+    {"parameters": 6 * GB, "weight_copies": 3 * GB, "optimizer_states": 12 * GB, "activations": 109 * GB},
+    "backward",
 )
-FULL = MemoryBreakdown({"parameters": 6 * GB, "optimizer_states": 12 * GB, "activations": 20 * GB, "inputs": 524_288})
+FULL = MemoryBreakdown(
+    {"parameters": 6 * GB, "optimizer_states": 12 * GB, "activations": 20 * GB, "inputs": 524_288}
+)
 
 
 def shapes(figure: Figure, tag: str, attribute: str = "") -> list[ElementTree.Element]:
@@ -57,7 +71,11 @@ def training(steps: int = 2, layers: int = 6, operations: int = 8) -> Measuremen
     marks: list[Mark] = []
     for step in range(1, steps + 1):
         marks.append(Mark(len(changes), step, "forward"))
-        changes += [(25 * MB, "activations"), (40 * MB, "temporaries"), (-40 * MB, "temporaries")] * layers * operations
+        changes += (
+            [(25 * MB, "activations"), (40 * MB, "temporaries"), (-40 * MB, "temporaries")]
+            * layers
+            * operations
+        )
         marks.append(Mark(len(changes), step, "loss"))
         changes += [(900 * MB, "activations"), (700 * MB, "temporaries"), (-700 * MB, "temporaries")]
         marks.append(Mark(len(changes), step, "backward"))
@@ -74,10 +92,13 @@ def training(steps: int = 2, layers: int = 6, operations: int = 8) -> Measuremen
     at_peak = {kind: curve[peak - 1] for kind, curve in timeline.curves().items()}
     breakdown = MemoryBreakdown(at_peak, [mark.phase for mark in marks if mark.event < peak][-1])
     origin = Provenance("simulated", "fake", "2.13.0", "2026-11-21")
-    return Measurement(breakdown, moments={}, phase_peaks={}, timeline=timeline, provenance=origin, peak_event=peak)
+    return Measurement(
+        breakdown, moments={}, phase_peaks={}, timeline=timeline, provenance=origin, peak_event=peak
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- color
+# ----------------------------------------------------------------------------------------------------
+# color
 
 # Machado, Oliveira and Fernandes 2009: what full protanopia, deuteranopia and tritanopia make of linear RGB.
 VISION = {
@@ -112,13 +133,17 @@ def test_every_kind_has_a_color_of_its_own():
 def test_colors_are_told_apart_with_every_vision(vision):
     for (one, first), (other, second) in combinations(COLOURS.items(), 2):
         if {one, other} != {"cached", "free"}:  # hatched and plain
-            assert dist(lab(first, vision), lab(second, vision)) > 14, f"{one} looks like {other} with {vision}"
+            assert dist(lab(first, vision), lab(second, vision)) > 14, (
+                f"{one} looks like {other} with {vision}"
+            )
 
 
 @pytest.mark.parametrize("order", [KINDS, TIMELINE_ORDER[:3]])
 def test_neighbors_differ_in_grey_print(order):
     for one, other in pairwise(order):
-        assert abs(lab(COLOURS[one], "normal")[0] - lab(COLOURS[other], "normal")[0]) > 9, f"{one} next to {other}"
+        assert abs(lab(COLOURS[one], "normal")[0] - lab(COLOURS[other], "normal")[0]) > 9, (
+            f"{one} next to {other}"
+        )
 
 
 def test_text_on_every_color_and_on_paper_is_readable():
@@ -146,15 +171,18 @@ def test_the_dark_theme_is_as_readable():
         assert contrast(THIN.get(color) or dark(color), PAPER) >= 4.5, color
     assert contrast(dark(plots.RULE), PAPER) >= 3
 
-    assert all(contrast(dark(ink_on(fill)), dark(fill)) >= 4.5 for fill in ("#FFFFFF", "#FBE3B5", "#F2F2F2", "#332288"))
+    assert all(
+        contrast(dark(ink_on(fill)), dark(fill)) >= 4.5
+        for fill in ("#FFFFFF", "#FBE3B5", "#F2F2F2", "#332288")
+    )
 
 
 @pytest.mark.parametrize("vision", VISION)
 def test_the_dark_colors_are_told_apart_with_every_vision(vision):
     for (one, first), (other, second) in combinations(COLOURS.items(), 2):
-        assert {one, other} == {"cached", "free"} or dist(lab(dark(first), vision), lab(dark(second), vision)) > 14, (
-            f"{one} looks like {other} with {vision}"
-        )
+        assert {one, other} == {"cached", "free"} or dist(
+            lab(dark(first), vision), lab(dark(second), vision)
+        ) > 14, f"{one} looks like {other} with {vision}"
 
 
 def test_a_themed_figure_replaces_its_colors_on_a_dark_page_alone():
@@ -164,18 +192,21 @@ def test_a_themed_figure_replaces_its_colors_on_a_dark_page_alone():
     style = svg.partition("<style>")[2].partition("</style>")[0]
     assert f'.course-figure [fill="#111111"]{{fill:light-dark(#111111,{DARK["#111111"]})}}' in style
     assert "#662200" not in style, "no color that the figure does not have"
-    assert svg.replace(f"<style>{style}</style>", "").replace(' class="course-figure course-wide"', "") == re.sub(
-        "<desc>.*</desc>", "", figure.svg
-    )
+    assert svg.replace(f"<style>{style}</style>", "").replace(
+        ' class="course-figure course-wide"', ""
+    ) == re.sub("<desc>.*</desc>", "", figure.svg)
     lines = themed(plots.lines({"one": ([1, 2], [3, 4])}, "Lines", "x", "y").svg)
     assert '[style*="stroke: #0072b2"]{stroke:light-dark(#0072B2,#56B4E9)!important}' in lines
 
 
-# ---------------------------------------------------------------------------------------------------------------- stack
+# ----------------------------------------------------------------------------------------------------
+# stack
 
 
 def test_a_stack_draws_every_byte_to_scale():
-    figure = plots.stack({"none": NONE, "full": FULL}, "Only full recomputation fits", capacity=GPUS["A100-80GB"])
+    figure = plots.stack(
+        {"none": NONE, "full": FULL}, "Only full recomputation fits", capacity=GPUS["A100-80GB"]
+    )
     drawn = shapes(figure, "rect", "data-bytes")
     assert sum(int(bar.attrib["data-bytes"]) for bar in drawn) == NONE.total + FULL.total
     scale = sum(at(bar, "width") for bar in drawn) / (NONE.total + FULL.total)
@@ -190,9 +221,15 @@ def test_a_stack_draws_every_byte_to_scale():
 def test_a_stack_takes_kinds_in_their_order_and_segments_in_theirs():
     figure = plots.stack({"": {"temporaries": 3, "free": 5, "parameters": 2, "cached": 4}}, "Order", unit="B")
     assert [bar.attrib["data-kind"] for bar in shapes(figure, "rect", "data-kind")][-4:] == [
-        "parameters", "temporaries", "cached", "free",
-    ]  # fmt: skip
-    row = [Segment("fp32 momentum", 6 * GB, "optimizer_states"), Segment("fp16 parameters", 3 * GB, "parameters")]
+        "parameters",
+        "temporaries",
+        "cached",
+        "free",
+    ]
+    row = [
+        Segment("fp32 momentum", 6 * GB, "optimizer_states"),
+        Segment("fp16 parameters", 3 * GB, "parameters"),
+    ]
     figure = plots.stack({"the slides": row}, "Named parts")
     assert [int(bar.attrib["data-bytes"]) for bar in shapes(figure, "rect", "data-bytes")] == [6 * GB, 3 * GB]
     assert "fp32 momentum" in " ".join(texts(figure))
@@ -216,7 +253,9 @@ CROSSED = {
 def test_the_capacity_line_runs_through_no_words(name):
     row = {kind: round(size * GB) for kind, size in CROSSED[name].items()}
     figure = plots.stack({"": row}, "Where the line is crossed", capacity=round(34.2 * GB))
-    assert {f"{size:.1f}" for size in CROSSED[name].values()} <= set(texts(figure)), "each part has its amount"
+    assert {f"{size:.1f}" for size in CROSSED[name].values()} <= set(texts(figure)), (
+        "each part has its amount"
+    )
     pieces = shapes(figure, "line", "data-capacity")
     assert len(pieces) == 1 or name == "through a narrow part", "a gap only where a text has no other place"
     near = [text for text in shapes(figure, "text") if 0 < at(text, "y") - at(pieces[0], "y1") < 60]
@@ -224,26 +263,32 @@ def test_the_capacity_line_runs_through_no_words(name):
     for text in shapes(figure, "text"):
         left, right = extent(text)
         for line in pieces:
-            above, below = at(text, "y") <= at(line, "y1"), at(text, "y") - 9 >= at(line, "y2")
+            above = at(text, "y") <= at(line, "y1")
+            below = at(text, "y") - 9 >= at(line, "y2")
             assert above or below or not left < at(line, "x1") < right, text.text
 
 
 def extent(text: ElementTree.Element) -> tuple[float, float]:
     """Left and right end of a text, in pixels, at the widest."""
-    width, x = text_width(text.text or "", at(text, "font-size"), "font-weight" in text.attrib), at(text, "x")
+    width = text_width(text.text or "", at(text, "font-size"), "font-weight" in text.attrib)
+    x = at(text, "x")
     left = {"end": x - width, "middle": x - width / 2}.get(text.attrib.get("text-anchor", ""), x)
     return left, left + width
 
 
 def test_no_text_of_a_stack_leaves_the_picture():
-    rows = {"a label so long that it has to be broken into lines " * 2: {"parameters": 2_114 * GB}, "small": FULL}
+    rows = {
+        "a label so long that it has to be broken into lines " * 2: {"parameters": 2_114 * GB},
+        "small": FULL,
+    }
     figure = plots.stack(rows, "Wide " * 60, capacity=34 * GB, provenance="simulated GPU " * 20)
     for text in shapes(figure, "text"):
         left, right = extent(text)
         assert left >= -1 and right <= WIDE + 1, text.text
 
 
-# ------------------------------------------------------------------------------------------------------------- timeline
+# ----------------------------------------------------------------------------------------------------
+# timeline
 
 
 def test_the_timeline_names_its_peak_and_draws_it_exactly():
@@ -252,13 +297,19 @@ def test_the_timeline_names_its_peak_and_draws_it_exactly():
     (marker,) = shapes(figure, "path", "data-peak")
     assert int(marker.attrib["data-peak"]) == run.peak == max(run.timeline.totals())
     assert f"peak {run.peak / GB:.2f} GB in loss, step 2" in texts(figure)
-    painted = [area.attrib["data-kind"] for area in shapes(figure, "path", "data-kind")]  # each shows its own band
-    assert painted == [kind for kind in reversed(TIMELINE_ORDER) if kind in painted] and painted[-1] == "parameters"
+    # each shows its own band
+    painted = [area.attrib["data-kind"] for area in shapes(figure, "path", "data-kind")]
+    assert (
+        painted == [kind for kind in reversed(TIMELINE_ORDER) if kind in painted]
+        and painted[-1] == "parameters"
+    )
     points = outline(figure)
     highest = max(y for _, y in points)
     assert highest == pytest.approx(y_of(figure, 0) - y_of(figure, run.peak), abs=0.2)
     at_peak = [x for x, y in points if y == highest]
-    assert max(at_peak) - min(at_peak) >= 3.9, "the event of the peak is as wide as can be seen, and not higher"
+    assert max(at_peak) - min(at_peak) >= 3.9, (
+        "the event of the peak is as wide as can be seen, and not higher"
+    )
     named = {"forward", "backward", "step 1", "step 2", "activations", "parameters", "optimizer states"}
     assert named <= set(texts(plots.timeline(run, "Named")))
 
@@ -267,15 +318,19 @@ def outline(figure: Figure) -> list[tuple[float, float]]:
     """The points of a timeline's uppermost edge, in pixels to the right and up from the axis."""
     area = shapes(figure, "path", "data-kind")[0].attrib["d"]
     steps = [int(number) for number in re.findall(r"-?\d+", area)]
-    xs, ys = accumulate(steps[::2]), accumulate(steps[1::2])
+    xs = accumulate(steps[::2])
+    ys = accumulate(steps[1::2])
     return [(x / 10, y / 100) for x, y in zip(xs, ys, strict=True)]
 
 
 def y_of(figure: Figure, size: float) -> float:
     """Where the figure's own axis puts `size` bytes: read from two of its labels."""
     ends = [text for text in shapes(figure, "text") if text.attrib.get("text-anchor") == "end"]
-    labels = {float(end.text or ""): at(end, "y") - 4 for end in ends if re.fullmatch(r"[\d.]+", end.text or "")}
-    low, high = min(labels), max(labels)
+    labels = {
+        float(end.text or ""): at(end, "y") - 4 for end in ends if re.fullmatch(r"[\d.]+", end.text or "")
+    }
+    low = min(labels)
+    high = max(labels)
     return labels[low] + (labels[high] - labels[low]) * (size / GB - low) / (high - low)
 
 
@@ -306,7 +361,10 @@ def test_letters_pin_moments_to_the_axis():
     starts = {line.attrib["data-phase"]: at(line, "x1") for line in shapes(figure, "line", "data-phase")}
     assert starts["backward"] - starts["loss"] >= 25, "three events long, and still wide enough to see"
     pins = {pin.attrib["data-letter"]: at(pin, "x") + 9 for pin in shapes(figure, "rect", "data-letter")}
-    assert pins == {"A": pytest.approx(starts["forward"], abs=0.2), "B": pytest.approx(starts["loss"], abs=0.2)}
+    assert pins == {
+        "A": pytest.approx(starts["forward"], abs=0.2),
+        "B": pytest.approx(starts["loss"], abs=0.2),
+    }
     assert {"A", "B", "loss"} <= set(texts(figure))
     axis = next(at(text, "y") for text in shapes(figure, "text") if text.text == "0")
     lowest = max(at(pin, "y") + 18 for pin in shapes(figure, "rect", "data-letter"))
@@ -333,14 +391,18 @@ def test_a_long_timeline_is_drawn_quickly_and_small():
     assert len(plots.timeline(run, "Long").svg.encode()) < 200_000
 
 
-# --------------------------------------------------------------------------------------------------------------- others
+# ----------------------------------------------------------------------------------------------------
+# others
 
 
 def test_estimate_and_measurement_side_by_side_with_signed_differences():
     run = training()
     parts = dict(run.breakdown) | {"activations": run.breakdown["activations"] + 100 * MB, "temporaries": 0}
     figure = plots.compare_bars(MemoryBreakdown(parts), run, "Two differences")
-    drawn = [sum(at(bar, name) for bar in shapes(figure, "rect", name)) for name in ("data-estimated", "data-measured")]
+    drawn = [
+        sum(at(bar, name) for bar in shapes(figure, "rect", name))
+        for name in ("data-estimated", "data-measured")
+    ]
     assert drawn == [sum(parts.values()), run.peak]
     assert {"+0.100 GB", "−0.700 GB", "−100 %", "0", "−0.600 GB"} <= set(texts(figure))
     assert {run.word, str(run.provenance)} <= set(
@@ -348,7 +410,9 @@ def test_estimate_and_measurement_side_by_side_with_signed_differences():
     ) and f"{format_bytes(run.peak, 'GB', 3)} {run.word}" in figure.alt
 
 
-@pytest.mark.parametrize(("source", "word"), [("live", "measured"), ("cpu", "measured"), ("simulated", "simulated")])
+@pytest.mark.parametrize(
+    ("source", "word"), [("live", "measured"), ("cpu", "measured"), ("simulated", "simulated")]
+)
 def test_bytes_are_called_measured_only_where_a_device_was_there(source, word):
     run = training()
     run = replace(run, provenance=replace(run.provenance, source=source))
@@ -383,7 +447,11 @@ def test_lines_are_named_at_their_ends():
 
 @pytest.mark.parametrize(
     ("line", "log", "said"),
-    [(None, False, "0 lines"), (([1, 2], [1]), False, "2 x values and 1 y"), (([0, 2], [1, 2]), True, "logarithmic")],
+    [
+        (None, False, "0 lines"),
+        (([1, 2], [1]), False, "2 x values and 1 y"),
+        (([0, 2], [1, 2]), True, "logarithmic"),
+    ],
 )
 def test_lines_that_cannot_be_drawn_are_refused(line, log, said):
     with pytest.raises(ValueError, match=said):
@@ -399,7 +467,9 @@ def test_circles_are_not_joined():
 
 @pytest.mark.parametrize(("ys", "side"), [([20, 15, 10], None), ([74, 30, 10], "end")])
 def test_a_levels_name_hides_no_line(ys: list[float], side: str | None):
-    figure = plots.lines({"falling": ([1, 2, 3], ys), "high": ([1, 2, 3], [90] * 3)}, "t", "x", "y", level=("card", 70))
+    figure = plots.lines(
+        {"falling": ([1, 2, 3], ys), "high": ([1, 2, 3], [90] * 3)}, "t", "x", "y", level=("card", 70)
+    )
     (name,) = (text for text in shapes(figure, "text") if text.text == "card")
     found = re.search("text-anchor: (end)", name.attrib["style"])
     assert (found and found[1]) == side
@@ -407,10 +477,15 @@ def test_a_levels_name_hides_no_line(ys: list[float], side: str | None):
 
 def test_lines_are_drawn_where_their_values_are():
     figure = plots.lines({"one": ([1, 2, 4], [30, 60, 120])}, "To scale", "x", "y", log_x=True)
-    (line,) = (shape for shape in shapes(figure, "path") if "stroke: #0072b2" in shape.attrib["style"].lower())
+    (line,) = (
+        shape for shape in shapes(figure, "path") if "stroke: #0072b2" in shape.attrib["style"].lower()
+    )
     numbers = [float(number) for number in re.findall(r"-?[\d.]+", line.attrib["d"])]
-    across, down = numbers[::2], numbers[1::2]
-    assert across[1] - across[0] == pytest.approx(across[2] - across[1]), "doubling is one step on a logarithmic axis"
+    across = numbers[::2]
+    down = numbers[1::2]
+    assert across[1] - across[0] == pytest.approx(across[2] - across[1]), (
+        "doubling is one step on a logarithmic axis"
+    )
     assert down[1] - down[2] == pytest.approx(2 * (down[0] - down[1]))
     labels = {text.text: at(text, "x") for text in shapes(figure, "text")}
     assert [labels[name] for name in ("1", "2", "4")] == pytest.approx(across)
@@ -421,7 +496,9 @@ def test_lines_leave_matplotlib_as_it_was_and_do_not_heed_its_settings():
 
     series = {"one": ([1, 2], [3, 4])}
     plain = plots.lines(series, "Settings", "x", "y").svg
-    with matplotlib.rc_context({"font.size": 30, "axes.grid": True, "lines.marker": "s", "svg.fonttype": "path"}):
+    with matplotlib.rc_context(
+        {"font.size": 30, "axes.grid": True, "lines.marker": "s", "svg.fonttype": "path"}
+    ):
         before = dict(matplotlib.rcParams)
         assert plots.lines(series, "Settings", "x", "y").svg == plain
         assert dict(matplotlib.rcParams) == before
@@ -435,25 +512,35 @@ print(figures.lines({'one': ([1, 2], [3, 4])}, 'New', 'x', 'y').svg)
 assert 'matplotlib.pyplot' not in sys.modules
 """
     fresh = {**os.environ, "MPLCONFIGDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=fresh)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=fresh
+    )
     assert done.stderr == ""
     assert done.stdout.strip() == plots.lines({"one": ([1, 2], [3, 4])}, "New", "x", "y").svg
 
 
 def elements(svg: str) -> list[tuple[str, dict[str, str], str]]:
     """Everything in a picture but its theme and its description."""
-    found = [one for one in ElementTree.fromstring(svg).iter() if one.tag not in (f"{SVG}style", f"{SVG}desc")]
+    found = [
+        one for one in ElementTree.fromstring(svg).iter() if one.tag not in (f"{SVG}style", f"{SVG}desc")
+    ]
     looks = [{name: value for name, value in one.attrib.items() if name != "class"} for one in found]
-    return [(one.tag, look, " ".join((one.text or "").split())) for one, look in zip(found, looks, strict=True)]
+    return [
+        (one.tag, look, " ".join((one.text or "").split())) for one, look in zip(found, looks, strict=True)
+    ]
 
 
 def every_figure() -> dict[str, Figure]:
     return {
-        "stack": plots.stack({"none": NONE, "full": FULL}, "Only <full> & nothing else fits", capacity=80 * GB),
+        "stack": plots.stack(
+            {"none": NONE, "full": FULL}, "Only <full> & nothing else fits", capacity=80 * GB
+        ),
         "timeline": plots.timeline(training(), "The loss owns the peak", capacity=16 * GB),
         "compare": plots.compare_bars(NONE, training(), "Far apart"),
         "bars": plots.bars({"AdamW": 16 * GB, "SGD": 8 * GB}, "Adam costs double"),
-        "lines": plots.lines({"eager": ([1, 2], [3, 4])}, "Rising", "sequences", "GB", log_x=True, log_y=True),
+        "lines": plots.lines(
+            {"eager": ([1, 2], [3, 4])}, "Rising", "sequences", "GB", log_x=True, log_y=True
+        ),
     }
 
 
@@ -477,7 +564,9 @@ def test_every_figure_says_in_words_what_it_shows_is_the_same_each_time_and_need
     assert repr(figure) == figure.alt
     assert figure.svg == every_figure()[name].svg
     for svg in (figure.svg, figure.narrow):
-        assert not re.search(r'<style|<script|url\(|href="[^#]|<image', svg), "it would reach out, or be dropped"
+        assert not re.search(r'<style|<script|url\(|href="[^#]|<image', svg), (
+            "it would reach out, or be dropped"
+        )
     assert shapes(figure, "rect")[0].attrib["fill"] == "#FFFFFF"
     assert not re.search(r"https?://(?!www.w3.org)", figure.html + figure.inline)
 
@@ -488,10 +577,14 @@ def test_the_narrow_layout_has_the_same_content_and_no_small_or_cut_text(name):
     narrow = Figure(figure.narrow, figure.alt)
     assert ElementTree.fromstring(narrow.svg).attrib["viewBox"].startswith(f"0 0 {NARROW} ")
     for data in ("data-bytes", "data-value", "data-peak", "data-capacity"):
-        wide, other = ([shape.attrib[data] for shape in ElementTree.fromstring(svg).iter() if data in shape.attrib]
-                       for svg in (figure.svg, figure.narrow))  # fmt: skip
+        wide, other = (
+            [shape.attrib[data] for shape in ElementTree.fromstring(svg).iter() if data in shape.attrib]
+            for svg in (figure.svg, figure.narrow)
+        )
         if data == "data-capacity":
-            wide, other = set(wide), set(other)  # a line has gaps where words are
+            # a line has gaps where words are
+            wide = set(wide)
+            other = set(other)
         assert sorted(wide) == sorted(other) or name == "compare", data
     for text in shapes(narrow, "text", "font-size"):
         left, right = extent(text)
@@ -526,10 +619,20 @@ def test_the_front_picture_shows_the_estimates_beside_a_card_of_32_gb():
     drawn = sum(at(bar, "data-bytes") for bar in shapes(figure, "rect", "data-bytes"))
     assert drawn == sum(estimate(run.replace(**way)).total for way in ways)
     verdicts = {text for text in texts(figure) if text.endswith((" free", " too much"))}
-    assert verdicts == {"7.4 GB free", "4.9 GB free", "2.8 GB too much", "11.6 GB too much", "100.3 GB too much"}
-    (alt,) = re.findall(r"!\[([^\]]+)\]\(docs/images/gpt2-xl-stack\.svg\)", (ROOT / "README.md").read_text("utf-8"))
+    assert verdicts == {
+        "7.4 GB free",
+        "4.9 GB free",
+        "2.8 GB too much",
+        "11.6 GB too much",
+        "100.3 GB too much",
+    }
+    (alt,) = re.findall(
+        r"!\[([^\]]+)\]\(docs/images/gpt2-xl-stack\.svg\)", (ROOT / "README.md").read_text("utf-8")
+    )
     totals = dict.fromkeys(text for text in texts(figure) if re.fullmatch(r"\d+\.\d GB", text))
-    assert len(totals) == 5 and re.findall(r"\d+\.\d GB", alt) == list(totals), "the description says each total"
+    assert len(totals) == 5 and re.findall(r"\d+\.\d GB", alt) == list(totals), (
+        "the description says each total"
+    )
 
 
 def test_drawing_helpers():
@@ -545,7 +648,15 @@ def test_drawing_helpers():
         assert 10 <= x + right <= x <= 47 and 20 <= y <= y + down <= 32
 
 
-NUMBERS = {0: "0", 1e-5: "10⁻⁵", -3e-6: "−3·10⁻⁶", 2.5e-7: "2.5·10⁻⁷", 0.0001: "0.0001", 0.25: "0.25", 65536: "65,536"}
+NUMBERS = {
+    0: "0",
+    1e-5: "10⁻⁵",
+    -3e-6: "−3·10⁻⁶",
+    2.5e-7: "2.5·10⁻⁷",
+    0.0001: "0.0001",
+    0.25: "0.25",
+    65536: "65,536",
+}
 
 
 @pytest.mark.parametrize(("value", "shown"), NUMBERS.items())

@@ -1,4 +1,6 @@
-"""The way out to matplotlib: Axes hold the numbers that were given, in their colors, and can be restyled and saved."""
+"""The way out to matplotlib: Axes hold the numbers that were given, in their colors, and can be restyled and
+saved.
+"""
 
 import sys
 from typing import Any
@@ -32,7 +34,10 @@ def ax() -> Any:  # matplotlib's own hints do not say what its artists hold
 def bars_of(ax: Any) -> list[tuple[int, float, float, str]]:
     """Row (0 is on top), left end, length and color of each bar that has a length."""
     found = [(bar, to_hex(bar.get_facecolor()).upper()) for bar in ax.patches if bar.get_width()]
-    return [(round(bar.get_y() + bar.get_height() / 2), bar.get_x(), bar.get_width(), color) for bar, color in found]
+    return [
+        (round(bar.get_y() + bar.get_height() / 2), bar.get_x(), bar.get_width(), color)
+        for bar, color in found
+    ]
 
 
 def rows_of(ax: Any) -> list[str]:
@@ -74,9 +79,9 @@ def test_named_parts_and_the_allocators_free_memory_are_seen_on_paper(ax: Any) -
 
 
 def test_bars_have_their_values_and_one_is_set_off(ax: Any) -> None:
-    plots.bars({"flash": GB, "eager": 2 * GB, "gradients": 3 * GB}, "Kept", kind="activations", highlight="eager").plot(
-        ax
-    )
+    plots.bars(
+        {"flash": GB, "eager": 2 * GB, "gradients": 3 * GB}, "Kept", kind="activations", highlight="eager"
+    ).plot(ax)
     colors = [COLOURS[kind] for kind in ("temporaries", "activations", "gradients")]
     assert bars_of(ax) == [(0, 0, 1, colors[0]), (1, 0, 2, colors[1]), (2, 0, 3, colors[2])]
     assert words_in(ax) == ["1.00 GB", "2.00 GB", "3.00 GB"] and legend_of(ax) == []
@@ -89,13 +94,17 @@ def test_estimate_and_measurement_are_pairs_of_bars(ax: Any) -> None:
     run = training()
     parts = dict(run.breakdown) | {"activations": run.breakdown["activations"] + 100 * MB, "temporaries": 0}
     plots.compare_bars(MemoryBreakdown(parts), run, "Two differences").plot(ax)
-    lengths = {round(bar.get_y() + bar.get_height() / 2, 2): bar.get_width() for bar in ax.patches if bar.get_width()}
+    lengths = {
+        round(bar.get_y() + bar.get_height() / 2, 2): bar.get_width() for bar in ax.patches if bar.get_width()
+    }
     drawn = [name.replace(" ", "_") for name in rows_of(ax)]
     assert drawn == ["parameters", "optimizer_states", "activations", "temporaries"]
     for place, kind in enumerate(drawn):
         pair = [lengths.get(round(place + side, 2), 0) for side in (-0.19, 0.19)]
         assert pair == [parts[kind] / GB, run.breakdown[kind] / GB]
-    assert {"+0.100 GB +4.8 %", "−0.700 GB −100 %", "0"} <= set(words_in(ax)) and str(run.provenance) in words_in(ax)
+    assert {"+0.100 GB +4.8 %", "−0.700 GB −100 %", "0"} <= set(words_in(ax)) and str(
+        run.provenance
+    ) in words_in(ax)
     assert legend_of(ax) == ["estimated 3.460 GB", "simulated 4.060 GB"]
 
 
@@ -118,7 +127,8 @@ def test_a_timeline_has_each_kinds_bytes_after_each_event(ax: Any) -> None:
     ]
     first = next(mark.event for mark in run.timeline.marks if mark.step == 2)
     assert ax.get_xlim() == (first, len(run.timeline))
-    totals, top = run.timeline.totals(), ax.collections[-1]
+    totals = run.timeline.totals()
+    top = ax.collections[-1]
     peak = max(vertex[1] for vertex in top.get_paths()[0].vertices)
     assert peak == pytest.approx(run.peak / GB)
     assert upper_edge(top, 300) == pytest.approx(max(totals[298], totals[299]) / GB)
@@ -145,10 +155,18 @@ def test_lines_have_their_points_their_colors_and_their_scales(ax: Any) -> None:
         assert to_hex(line.get_markeredgecolor() if name == "flash" else line.get_color()).upper() == color
         assert line.get_clip_on(), "a learner may zoom in"
     assert ax.lines[2].get_linestyle() == "None", "what was measured here and there is not joined"
-    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "linear") and ax.get_ylim()[0] == 0 < 32 < ax.get_ylim()[1]
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("sequences", "GB") and legend_of(ax)[1:] == ["eager", "flash"]
-    assert ax.lines[3].get_ydata() == [32, 32] and "32 GB card" in words_in(ax) and len(ax.collections) == 1  # the band
-    assert ax.xaxis.get_major_formatter()(65536) == "65,536" and ax.xaxis.get_major_formatter()(1e-5) == "10⁻⁵"
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "linear") and ax.get_ylim()[
+        0
+    ] == 0 < 32 < ax.get_ylim()[1]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("sequences", "GB") and legend_of(ax)[1:] == [
+        "eager",
+        "flash",
+    ]
+    # the band
+    assert ax.lines[3].get_ydata() == [32, 32] and "32 GB card" in words_in(ax) and len(ax.collections) == 1
+    assert (
+        ax.xaxis.get_major_formatter()(65536) == "65,536" and ax.xaxis.get_major_formatter()(1e-5) == "10⁻⁵"
+    )
 
 
 def test_the_step_in_columns_is_a_stack_of_its_moments(ax: Any) -> None:
@@ -164,7 +182,8 @@ def test_the_step_in_columns_is_a_stack_of_its_moments(ax: Any) -> None:
 def test_every_form_is_saved_as_png_and_pdf_on_white_and_leaves_nothing_behind(name: str, tmp_path) -> None:
     figure = every_figure()[name]
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "savefig.facecolor": "red"}):
-        before, open_before = dict(matplotlib.rcParams), pyplot.get_fignums()
+        before = dict(matplotlib.rcParams)
+        open_before = pyplot.get_fignums()
         paths = [figure.save(str(tmp_path / f"figure{ending}")) for ending in (".png", ".pdf", ".svg")]
         assert dict(matplotlib.rcParams) == before and pyplot.get_fignums() == open_before
     assert [path.read_bytes()[:4] for path in paths] == [b"\x89PNG", b"%PDF", b"<svg"]
@@ -172,7 +191,9 @@ def test_every_form_is_saved_as_png_and_pdf_on_white_and_leaves_nothing_behind(n
     picture = pyplot.imread(paths[0])
     assert picture.shape[:2] == (1000, 2000)
     assert all((picture[row, column] == 1).all() for row in (0, -1) for column in (0, -1))
-    assert picture[:, :, :3].min() < 0.2 and (picture[0] == 1).all(), "drawn, and nothing is cut off at the top"
+    assert picture[:, :, :3].min() < 0.2 and (picture[0] == 1).all(), (
+        "drawn, and nothing is cut off at the top"
+    )
 
 
 def test_a_new_figure_is_shown_by_a_notebook_and_restyled_by_a_learner(tmp_path) -> None:
@@ -180,7 +201,10 @@ def test_a_new_figure_is_shown_by_a_notebook_and_restyled_by_a_learner(tmp_path)
         ax: Any = every_figure()["stack"].plot()
     try:
         assert ax.figure.number in pyplot.get_fignums() and ax.title.get_fontsize() == pytest.approx(14.4)
-        assert ax.get_title() == "Only <full> & nothing else fits" and to_hex(ax.figure.get_facecolor()) == "#ffffff"
+        assert (
+            ax.get_title() == "Only <full> & nothing else fits"
+            and to_hex(ax.figure.get_facecolor()) == "#ffffff"
+        )
         ax.set_title("My own conclusion")
         ax.figure.set_size_inches(5, 3)
         ax.figure.savefig(tmp_path / "mine.png", dpi=100)
@@ -221,12 +245,16 @@ def test_what_cannot_be_drawn_by_matplotlib_says_so(tmp_path, monkeypatch) -> No
     figure = every_figure()["bars"]
     for other in (Figure("<svg>", "by hand"), below_one_another([figure, figure], "Two")):
         for use in (lambda one: one.plot(), lambda one: one.save(tmp_path / "one.png")):
-            with pytest.raises(ValueError, match=r"drawn by the course alone, not by matplotlib: save it as \.svg"):
+            with pytest.raises(
+                ValueError, match=r"drawn by the course alone, not by matplotlib: save it as \.svg"
+            ):
                 use(other)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib", None)
         for use in (lambda: figure.plot(), lambda: figure.save(tmp_path / "one.pdf")):
-            with pytest.raises(ImportError, match="matplotlib, which is missing: run `python3 -m pip install mat"):
+            with pytest.raises(
+                ImportError, match="matplotlib, which is missing: run `python3 -m pip install mat"
+            ):
                 use()
         assert figure.save(tmp_path / "one.svg").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"one.svg"}

@@ -44,8 +44,13 @@ def test_a_check_that_passes_is_remembered_once(home: Path) -> None:
 def test_another_process_sees_it_and_a_newer_course_reads_it(home: Path) -> None:
     mark_passed("06.1")
     with (home / FILE).open("a") as lines:
-        lines.write(json.dumps({"seen": "a kind of event to come", "day": "2030-01-01", "course": "9.9"}) + "\n")
-    code = "from course_utils.interactive.progress import mark_passed, passed; mark_passed('06.2'); print(*passed())"
+        lines.write(
+            json.dumps({"seen": "a kind of event to come", "day": "2030-01-01", "course": "9.9"}) + "\n"
+        )
+    code = (
+        "from course_utils.interactive.progress import mark_passed, passed; mark_passed('06.2');"
+        " print(*passed())"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["06.1", "06.2"]
     assert list(passed()) == ["06.1", "06.2"]
@@ -58,7 +63,11 @@ def test_an_answer_is_right_even_if_it_cannot_be_remembered(
     monkeypatch.setenv("COURSE_HOME", str(tmp_path / "file" / "course"))
     check(42)
     said = capsys.readouterr().out
-    assert said.startswith("✓ 06.1 Well done.") and "progress cannot be kept in" in said and "COURSE_HOME" in said
+    assert (
+        said.startswith("✓ 06.1 Well done.")
+        and "progress cannot be kept in" in said
+        and "COURSE_HOME" in said
+    )
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"passed": "06.1"}', '{"day": "x"}', "\udcff"])
@@ -75,7 +84,8 @@ def test_a_damaged_line_costs_itself_alone_and_is_named(home: Path, line: str) -
 def test_half_a_line_does_not_spoil_the_next_one(home: Path) -> None:
     mark_passed("06.1")
     with (home / FILE).open("a") as lines:
-        lines.write('\n{"passed": "06.2", "da')  # an empty line of two kernels; and here the machine went down
+        # an empty line of two kernels; and here the machine went down
+        lines.write('\n{"passed": "06.2", "da')
     mark_passed("06.3")
     assert list(passed()) == ["06.1", "06.3"] and str(progress()).count("cannot be read") == 1
     (home / FILE).unlink()
@@ -86,14 +96,19 @@ def test_half_a_line_does_not_spoil_the_next_one(home: Path) -> None:
 
 def test_two_kernels_that_write_at_once_lose_nothing(home: Path) -> None:
     code = "import sys; from course_utils.interactive import guesses, progress; kernel = sys.argv[1];"
-    code += "[(progress.mark_passed(f'{kernel}.{n}'), guesses.lock_guess(f'{kernel}.{n}', n, '')) for n in range(150)]"
+    code += (
+        "[(progress.mark_passed(f'{kernel}.{n}'), guesses.lock_guess(f'{kernel}.{n}', n, '')) for n in"
+        " range(150)]"
+    )
     both = [subprocess.Popen([sys.executable, "-c", code, name], cwd=ROOT) for name in ("01", "02")]
     assert [kernel.wait(timeout=1200) for kernel in both] == [0, 0]
     assert len(passed()) == len(stored_guesses()) == 300 and "cannot be read" not in str(progress())
 
 
 def test_a_course_that_was_moved_or_upgraded_finds_it_again(tmp_path: Path) -> None:
-    """The file knows exercises by number alone: a folder's name, a new title and a dropped exercise do not matter."""
+    """The file knows exercises by number alone: a folder's name, a new title and a dropped exercise do not
+    matter.
+    """
     mark_passed("06.1")
     mark_passed("06.9")
     for name, title in (("course", "The cost"), ("renamed elsewhere", "The cost, told anew")):
@@ -112,7 +127,9 @@ def test_what_was_kept_before_lesson_07_was_split_still_counts(home: Path) -> No
     kept += [{"guess": "07.noise", "value": 8, "unit": "sequences"}]
     (home / FILE).write_text("".join(json.dumps({**one, "day": "2026-01-01"}) + "\n" for one in kept))
     (lesson,) = (one for one in progress().lessons if one.number == 7)
-    assert list(lesson.passed) == ["07.4"] and lesson.score == (5, 5) and "cannot be read" not in str(progress())
+    assert (
+        list(lesson.passed) == ["07.4"] and lesson.score == (5, 5) and "cannot be read" not in str(progress())
+    )
     source = (ROOT / "notebooks" / "src" / "07b_large_batches.py").read_text(encoding="utf-8")
     assert stored_guesses()["07.noise"].value == 8 and 'predict("07.noise"' in source
 
@@ -125,7 +142,12 @@ def test_the_page_shows_what_is_done_and_what_is_next() -> None:
     lesson = shown.lessons[5]
     assert lesson.next.startswith("06.2 ") and lesson.score == (5, 5)
     for text in (str(shown), shown._repr_html_()):
-        assert "5 of 5 at the first try" in text and "1 of " in text and "not taken" in text and lesson.next in text
+        assert (
+            "5 of 5 at the first try" in text
+            and "1 of " in text
+            and "not taken" in text
+            and lesson.next in text
+        )
     assert shown._repr_html_().startswith("<table>")
 
 

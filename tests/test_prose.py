@@ -53,7 +53,9 @@ def test_plain_sentences_code_and_quotations_pass(tmp_path):
 
 def test_a_long_sentence_is_found_in_text_lists_tables_and_cells(tmp_path):
     long = " ".join(["word"] * 36) + "."
-    assert [rule for _, rule, _ in found(tmp_path, f"{long}\n\n- {long}\n\n| {long} | short |\n")] == ["long"] * 3
+    assert [rule for _, rule, _ in found(tmp_path, f"{long}\n\n- {long}\n\n| {long} | short |\n")] == [
+        "long"
+    ] * 3
     assert found(tmp_path, " ".join(["word"] * 35) + ".") == []
     (tmp_path / "src").mkdir()
     cells = f"# %% [markdown]\n# {long}\n\n# %%\n# {long}\nprint('{long}')\n"

@@ -69,12 +69,16 @@ def test_megatron_counts_neither_positions_nor_biases_and_pads_the_vocabulary():
 
 
 def test_megatron_s_two_formulas():
-    sbh, V = XL.micro_batch * 1024 * XL.model.hidden, 50304
+    sbh = XL.micro_batch * 1024 * XL.model.hidden
+    V = 50304
     plain = published.megatron_parts(XL)["activations"]
     rest = 9 * XL.micro_batch * 1024
-    assert plain == pytest.approx(1.05 * (48 * 34 * sbh + sbh + 2 * sbh + 2 * sbh * V / 1600 + rest), rel=1e-6)
+    assert plain == pytest.approx(
+        1.05 * (48 * 34 * sbh + sbh + 2 * sbh + 2 * sbh * V / 1600 + rest), rel=1e-6
+    )
     run = GPT3.replace(tensor_parallel=8, sequence_parallel=True, recompute="selective-attention")
-    padded, sbh = 51200, 2048 * 12288
+    padded = 51200
+    sbh = 2048 * 12288
     split = 96 * (10 + 24 / 8) * sbh + 8 * 2048 + sbh + 2 * sbh + 2 * 2048 * padded / 8
     assert published.megatron_parts(GPT3.replace(tensor_parallel=8))["activations"] == int(1.05 * split)
     whole = 2048 * (34 * 12288 * 96 + 8 + 12288 + 4 * (12288 + padded))
@@ -82,7 +86,8 @@ def test_megatron_s_two_formulas():
 
 
 def test_megatron_s_distributed_optimizer():
-    N, run = published.megatron_parameter_count(XL), XL.replace(world_size=4, zero_stage=1)
+    N = published.megatron_parameter_count(XL)
+    run = XL.replace(world_size=4, zero_stage=1)
     assert published.megatron_parts(XL)["weights and optimizer"] == 18 * N
     assert published.megatron_parts(run)["weights and optimizer"] == 6 * N + 12 * N // 4
 
@@ -102,11 +107,16 @@ def test_the_cookbook_s_checkpointing_is_selective():
 
 def test_the_cookbook_counts_16_bit_activations_even_in_fp32():
     both = [published.cookbook_parts(XL.replace(precision=name)) for name in ("fp32", "bf16-master")]
-    assert both[0]["activations"] == both[1]["activations"] and both[0]["parameters"] == 2 * both[1]["parameters"]
+    assert (
+        both[0]["activations"] == both[1]["activations"]
+        and both[0]["parameters"] == 2 * both[1]["parameters"]
+    )
 
 
 def test_llm_analysis_differs_from_korthikanti_in_norms_and_masks():
-    """Norms' inputs in fp32 are 4 · s·b·h more, the MLP's dropout mask 1 less, and no mask of the scores 1 · a·s²·b."""
+    """Norms' inputs in fp32 are 4 · s·b·h more, the MLP's dropout mask 1 less, and no mask of the scores 1 ·
+    a·s²·b.
+    """
     s, b, h, a, L, V = 1024, XL.micro_batch, XL.model.hidden, XL.model.heads, XL.model.layers, XL.model.vocab
     block = published.korthikanti_block_bytes(XL) + (4 - 1) * s * b * h - a * s * s * b
     assert published.llm_analysis_parts(XL)["activations"] == L * block + 2 * s * b * V + 4 * s * b * h
@@ -114,12 +124,15 @@ def test_llm_analysis_differs_from_korthikanti_in_norms_and_masks():
 
 def test_the_playbook_s_llama():
     """97, 17 and 1 GiB: s = 4,096, b = 1."""
-    gib = [published.playbook_parts(LLAMA.replace(recompute=policy))["activations"] / GiB for policy in POLICIES]
+    gib = [
+        published.playbook_parts(LLAMA.replace(recompute=policy))["activations"] / GiB for policy in POLICIES
+    ]
     assert gib == pytest.approx([97, 17, 1], abs=0.05)
 
 
 def test_the_playbook_s_figure_splits_the_scores_or_not():
-    run, scores = GPT3.replace(tensor_parallel=8), 96 * 5 * 96 * 2048**2
+    run = GPT3.replace(tensor_parallel=8)
+    scores = 96 * 5 * 96 * 2048**2
     runs = (GPT3, run, run.replace(sequence_parallel=True))
     whole, split, sequence = (published.playbook_figure_parts(one)["activations"] for one in runs)
     assert sequence - scores == pytest.approx((whole - scores) / 8, rel=1e-6)
@@ -127,12 +140,16 @@ def test_the_playbook_s_figure_splits_the_scores_or_not():
 
 
 def test_the_playbook_s_figure_of_a_gpt_on_one_rank_is_korthikanti_s():
-    outer, (s, b, h, a, L) = published.korthikanti_outer_bytes(XL), (1024, 4, 1600, 25, 48)
-    blocks = [published.playbook_figure_parts(XL.replace(recompute=policy))["activations"] - outer
-              for policy in POLICIES]  # fmt: skip
+    outer = published.korthikanti_outer_bytes(XL)
+    (s, b, h, a, L) = (1024, 4, 1600, 25, 48)
+    blocks = [
+        published.playbook_figure_parts(XL.replace(recompute=policy))["activations"] - outer
+        for policy in POLICIES
+    ]
     assert blocks == [L * published.korthikanti_block_bytes(XL), 34 * s * b * h * L, 2 * s * b * h * L]
     in_fp32 = published.playbook_figure_parts(XL.replace(precision="fp32"))["activations"]
-    # Of 34 bytes 32 are of numbers, 2 of masks; so are 2 + 2 of 5 of the scores, and 4 of 5 outside but the logits.
+    # Of 34 bytes 32 are of numbers, 2 of masks; so are 2 + 2 of 5 of the scores, and 4 of 5 outside but the
+    # logits.
     assert in_fp32 == L * s * b * (66 * h + 9 * a * s) + 9 * s * b * h + 4 * s * b * XL.model.vocab
 
 
@@ -158,23 +175,42 @@ def test_the_playbook_s_text_counts_16_bytes_a_parameter_or_20(precision, gradie
     assert list(parts.values())[:3] == [2 * N, gradients * N, 12 * N]
 
 
-@pytest.mark.parametrize("parts", [published.zero_run_state_bytes, published.cookbook_parts,
-                                   published.llm_analysis_parts, published.playbook_figure_parts])  # fmt: skip
+@pytest.mark.parametrize(
+    "parts",
+    [
+        published.zero_run_state_bytes,
+        published.cookbook_parts,
+        published.llm_analysis_parts,
+        published.playbook_figure_parts,
+    ],
+)
 @pytest.mark.parametrize("stage", range(4))
 def test_each_stage_of_zero_shards_one_kind_more(parts, stage):
-    whole, found = parts(XL), parts(XL.replace(world_size=4, zero_stage=stage))
+    whole = parts(XL)
+    found = parts(XL.replace(world_size=4, zero_stage=stage))
     for place, kind in enumerate(("optimizer_states", "gradients", "parameters")):
         assert found[kind] == whole[kind] // (4 if place < stage else 1), kind
 
 
 @pytest.mark.parametrize(("stage", "elements"), [(0, 0), (1, 5e8), (2, 5e8), (3, 15e8)])
 def test_the_cookbook_s_buckets(stage, elements):
-    assert published.cookbook_parts(XL.replace(world_size=4, zero_stage=stage))["communication"] == 2 * elements
+    assert (
+        published.cookbook_parts(XL.replace(world_size=4, zero_stage=stage))["communication"] == 2 * elements
+    )
 
 
-@pytest.mark.parametrize("name", ["korthikanti_outer_bytes", "korthikanti_model_flops", "korthikanti_hardware_flops",
-                                  "checkpoints_bytes", "cookbook_parts", "llm_analysis_parts",
-                                  "playbook_parts"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "korthikanti_outer_bytes",
+        "korthikanti_model_flops",
+        "korthikanti_hardware_flops",
+        "checkpoints_bytes",
+        "cookbook_parts",
+        "llm_analysis_parts",
+        "playbook_parts",
+    ],
+)
 def test_three_sequences_are_three_times_one(name):
     found = [getattr(published, name)(XL.replace(micro_batch=b)) for b in (1, 3)]
     one, three = (size["activations"] if isinstance(size, dict) else size for size in found)
@@ -184,8 +220,9 @@ def test_three_sequences_are_three_times_one(name):
 def test_llm_analysis_knows_flash_attention_and_both_recomputations():
     s, b, h, a, L = 1024, 4, 1600, 25, 48
     changes = ({}, {"attention": "flash"}, {"recompute": "selective-attention"}, {"recompute": "full"})
-    eager, flash, selective, full = (published.llm_analysis_parts(XL.replace(**change))["activations"]
-                                     for change in changes)  # fmt: skip
+    eager, flash, selective, full = (
+        published.llm_analysis_parts(XL.replace(**change))["activations"] for change in changes
+    )
     assert eager - selective == L * 4 * a * s * s * b
     assert flash - selective == L * (4 * s * b * h + 8 * a * s * b)
     assert full == L * 2 * s * b * h + 2 * s * b * XL.model.vocab + 4 * s * b * h
@@ -194,7 +231,9 @@ def test_llm_analysis_knows_flash_attention_and_both_recomputations():
 def test_deepspeed_s_own_examples():
     """T5 of 2,851 million parameters on 8 GPUs: 15.93 and 6.09 of what its documentation calls GB."""
     assert published.deepspeed_zero2_bytes(2_851_000_000, 8) / GiB == pytest.approx(15.93, abs=0.005)
-    assert published.deepspeed_zero3_bytes(2_851_000_000, 32_000_000, 8) / GiB == pytest.approx(6.09, abs=0.005)
+    assert published.deepspeed_zero3_bytes(2_851_000_000, 32_000_000, 8) / GiB == pytest.approx(
+        6.09, abs=0.005
+    )
 
 
 def test_the_largest_layer():
@@ -237,7 +276,8 @@ def test_what_a_source_says_nothing_of_is_refused(formula, changes):
 
 
 def test_deepspeed_s_estimate_of_a_run():
-    N, run = XL.model.parameters, XL.replace(world_size=4, zero_stage=2)
+    N = XL.model.parameters
+    run = XL.replace(world_size=4, zero_stage=2)
     assert published.deepspeed_zero2_run_bytes(run) == 4 * N + 16 * N // 4
     assert published.deepspeed_zero3_run_bytes(run.replace(zero_stage=3)) == 4 * 50257 * 1600 + 18 * N // 4
 
@@ -266,6 +306,8 @@ def test_what_no_formula_covers_is_refused_by_name(formula, changes, words):
 @pytest.mark.parametrize("formula", FORMULAS, ids=lambda formula: formula.name)
 def test_a_formula_gives_whole_bytes_that_grow_with_the_model(formula):
     precision = "amp-bf16" if formula.name == "accelerate" else "bf16-master"
-    small, large = (formula.bytes(XL.replace(model=name, precision=precision)) for name in ("gpt2", "gpt2-xl"))
+    small, large = (
+        formula.bytes(XL.replace(model=name, precision=precision)) for name in ("gpt2", "gpt2-xl")
+    )
     assert type(small) is int and 0 < small < large
     assert formula.counts in ("states", "activations", "activations and loss", "total") and formula.source

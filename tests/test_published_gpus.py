@@ -24,12 +24,16 @@ def test_every_module_of_families_is_listed():
 
 def test_the_counters_are_met():
     """Wanted: over certain rows a median of 0.00 %, and at most 0.5 %; reserved on one GPU 0.3 % and 1 %."""
-    errors = [abs(percent(row, row.said)) for row in answered_rows() if row.certain and row.counter == "allocated"]
+    errors = [
+        abs(percent(row, row.said)) for row in answered_rows() if row.certain and row.counter == "allocated"
+    ]
     assert len(errors) > 60 and statistics.median(errors) < 0.005 and max(errors) < 0.5
 
 
 def test_a_row_keeps_figure_configuration_and_citation_and_each_id_is_its_own():
     rows = answered_rows()
-    assert len({row.id for row in rows}) == len(rows) and all(row.source and row.printed and row.gpu for row in rows)
+    assert len({row.id for row in rows}) == len(rows) and all(
+        row.source and row.printed and row.gpu for row in rows
+    )
     unexplained = [row.id for row in rows if abs(percent(row, row.said)) > 1 and not row.gap]
     assert not unexplained

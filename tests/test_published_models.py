@@ -1,4 +1,6 @@
-"""Published steps of language, vision and quantized models: what was frozen of them, and that it is said again."""
+"""Published steps of language, vision and quantized models: what was frozen of them, and that it is said
+again.
+"""
 
 import pytest
 
@@ -11,7 +13,12 @@ WANTED = {"allocated": 0.5, "reserved": 1.0, "driver": 1.0}
 """Percent within which a row is that has no reason given for its difference."""
 
 FAST = ("litgpt-lora-StableLMAlpha-3B-mb1", "rasbt-gpt124m-07-sdpa", "pt-tutorial-vitl16-adam-foreach")
-FAST += ("litgpt-lora-phi-1.5-1.3B-nf4-dq", "fms-mistral7b-qlora-bs4", "ao-vitb-adam8bit-bnb", "ao-vith-adam4bit-ao")
+FAST += (
+    "litgpt-lora-phi-1.5-1.3B-nf4-dq",
+    "fms-mistral7b-qlora-bs4",
+    "ao-vitb-adam8bit-bnb",
+    "ao-vith-adam4bit-ao",
+)
 
 
 @pytest.mark.parametrize("name", ROWS)

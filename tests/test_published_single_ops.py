@@ -1,4 +1,6 @@
-"""Published figures of single operations and of CS336's transformer: what is frozen holds, and is said again."""
+"""Published figures of single operations and of CS336's transformer: what is frozen
+holds, and is said again.
+"""
 
 import pytest
 
@@ -19,7 +21,9 @@ QUICK = [
 
 def test_every_row_that_is_known_is_within_bounds_or_has_its_reason():
     off = {row.id: percent(row, row.said) for row in ROWS if row.certain}
-    unexplained = [row.id for row in ROWS if row.certain and abs(off[row.id]) > ALLOWED[row.counter] and not row.gap]
+    unexplained = [
+        row.id for row in ROWS if row.certain and abs(off[row.id]) > ALLOWED[row.counter] and not row.gap
+    ]
     assert unexplained == [] and len(off) > 60
 
 

@@ -70,7 +70,10 @@ def test_no_notebook_and_no_cell_is_too_large():
 
 
 def test_a_large_notebook_and_a_large_cell_are_found(tmp_path):
-    cells = [{"id": f"x-{number}", "outputs": [{"text": size * "x"}]} for number, size in enumerate((149_000, 151_000))]
+    cells = [
+        {"id": f"x-{number}", "outputs": [{"text": size * "x"}]}
+        for number, size in enumerate((149_000, 151_000))
+    ]
     path = tmp_path / "01_x.ipynb"
     path.write_text(json.dumps({"cells": cells}))
     assert too_large(path) == ["the outputs of x-1 have 151,022 bytes"]

@@ -36,7 +36,9 @@ def test_what_needs_a_real_gpu_says_so_with_the_line(name):
     with asked(), pytest.raises(StepError) as caught:
         getattr(torch.cuda, name)()
     said = str(caught.value)
-    assert said.startswith("test_questions.py:") and f"no answer to torch.cuda.{name}(). Leave this out" in said
+    assert (
+        said.startswith("test_questions.py:") and f"no answer to torch.cuda.{name}(). Leave this out" in said
+    )
 
 
 def test_the_card_says_what_it_is():
@@ -62,7 +64,8 @@ def test_streams_events_and_random_numbers_do_nothing():
     with asked():
         torch.cuda.manual_seed_all(3)
         torch.cuda.set_rng_state(torch.cuda.get_rng_state())
-        side, event = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)
+        side = torch.cuda.Stream()
+        event = torch.cuda.Event(enable_timing=True)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.device(0), torch.cuda.stream(side), torch.cuda.nvtx.range("a part"):
             x = torch.ones(4, device="cuda")
@@ -77,7 +80,8 @@ def test_streams_events_and_random_numbers_do_nothing():
 
 
 def test_memory_is_what_the_allocator_makes_of_what_has_been_counted_so_far():
-    events, MiB = [(1024, "a")], 1 << 20
+    events = [(1024, "a")]
+    MiB = 1 << 20
     with asked(lambda: events):
         assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated("cuda") == 1024
         events += [(4096, "b"), (-4096, "b")]
@@ -88,7 +92,10 @@ def test_memory_is_what_the_allocator_makes_of_what_has_been_counted_so_far():
         assert torch.cuda.memory_reserved() == 2 * MiB  # the first segment of the small pool
         assert torch.cuda.mem_get_info() == (CARD.room - 2 * MiB, CARD.room)
         said = torch.cuda.memory_stats()
-        assert said["allocated_bytes.all.peak"] == 1536 and said["inactive_split_bytes.all.current"] == 2 * MiB - 1536
+        assert (
+            said["allocated_bytes.all.peak"] == 1536
+            and said["inactive_split_bytes.all.current"] == 2 * MiB - 1536
+        )
         assert said["requested_bytes.all.current"] == said["requested_bytes.all.peak"] == 1536
         events += [(-1024, "a"), (-512, "c")]
         torch.cuda.empty_cache()
@@ -111,7 +118,11 @@ def test_an_event_that_is_taken_back_leaves_an_earlier_empty_cache():
     events += [(2048, second := ["b"]), (2048, ["c"])]
     assert memory.followed().allocator.reserved == 2 * 2**20
     events[3:] = [(-2048, second)]
-    assert (memory.followed().allocator.allocated, memory.allocator.reserved, memory.emptied) == (0, 2 * 2**20, [2])
+    assert (memory.followed().allocator.allocated, memory.allocator.reserved, memory.emptied) == (
+        0,
+        2 * 2**20,
+        [2],
+    )
     assert len(memory.allocator.driver_calls) == 3
 
 
@@ -122,7 +133,9 @@ def test_the_same_is_made_as_before(optimizer):
     def kinds() -> tuple[str, list[tuple[Any, ...]]]:
         model = torch.nn.Linear(4, 4, device="cuda")
         used = optimizer(model.parameters())
-        loss = F.mse_loss(model(torch.tensor([[1.0, 2, 3, 4]], device="cuda")), torch.ones(1, 4, device="cuda"))
+        loss = F.mse_loss(
+            model(torch.tensor([[1.0, 2, 3, 4]], device="cuda")), torch.ones(1, 4, device="cuda")
+        )
         loss.backward()
         used.step()
         kept = [value for state in used.state.values() for value in state.values() if value is not None]
@@ -139,7 +152,8 @@ def test_another_thread_gets_what_torch_says():
     def said() -> list[Any]:
         return [torch.cuda.is_available(), torch.cuda.device_count(), type(torch.cuda.device(0))]
 
-    before, heard = said(), []
+    before = said()
+    heard = []
     with asked():
         other = threading.Thread(target=lambda: heard.extend(said()))
         other.start()

@@ -1,4 +1,6 @@
-"""Quizzes: computed answers that follow the engine, one right choice, explanations that keep it to themselves."""
+"""Quizzes: computed answers that follow the engine, one right choice, explanations that keep it to
+themselves.
+"""
 
 import importlib
 import io
@@ -24,30 +26,42 @@ from course_utils.units import format_bytes
 SMALL = Quiz(
     7,
     (
-        Question("One <b> or `two`?", Choice("two", "Because."), (Choice("one", "Add."), Choice("three", "Less."))),
-        Question("Four?", Choice("four", "Yes."), (Choice("five", "Too many."), Choice("six", "Far too many."))),
+        Question(
+            "One <b> or `two`?", Choice("two", "Because."), (Choice("one", "Add."), Choice("three", "Less."))
+        ),
+        Question(
+            "Four?", Choice("four", "Yes."), (Choice("five", "Too many."), Choice("six", "Far too many."))
+        ),
     ),
 )
-QUESTIONS = [pytest.param(question, id=f"{n:02d}.{i + 1}") for n in lessons() for i, question in
-             enumerate(quiz(n).questions)]  # fmt: skip
+QUESTIONS = [
+    pytest.param(question, id=f"{n:02d}.{i + 1}")
+    for n in lessons()
+    for i, question in enumerate(quiz(n).questions)
+]
 
 
 def named(question: Question, text: str) -> Choice:
     return next(choice for choice in question.choices if choice.text == text)
 
 
-# ----------------------------------------------------------------------------------------------- what is asked
+# ----------------------------------------------------------------------------------------------- what is
+# asked
 
 
 @pytest.mark.parametrize("lesson", lessons())
-def test_a_quiz_has_three_to_six_questions_and_its_right_choices_stand_in_different_places(lesson: int) -> None:
+def test_a_quiz_has_three_to_six_questions_and_its_right_choices_stand_in_different_places(
+    lesson: int,
+) -> None:
     questions = quiz(lesson).questions
     assert 3 <= len(questions) <= 6
     assert len({question.choices.index(question.right) for question in questions}) > 1
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_question_has_one_right_choice_and_explains_the_others_without_giving_it_away(question: Question) -> None:
+def test_a_question_has_one_right_choice_and_explains_the_others_without_giving_it_away(
+    question: Question,
+) -> None:
     texts = [choice.text for choice in question.choices]
     assert 3 <= len(texts) == len(set(texts)) <= len(LETTERS) and question.right.why
     number = re.match(r"[\d.,]+", question.right.text)
@@ -63,7 +77,9 @@ def test_each_number_of_a_quiz_stands_in_its_words(lesson: int) -> None:
     tables = tomllib.loads((folder / "quiz.toml").read_text(encoding="utf-8"))
     computed = dict(importlib.import_module(f"course_utils.lessons.{LESSONS[lesson]}.quiz").numbers())
     named = {name: set(re.findall(r"{(\w+)[:}]", str(table))) for name, table in tables.items()}
-    assert {name: set(numbers) for name, numbers in computed.items()} == {name: of for name, of in named.items() if of}
+    assert {name: set(numbers) for name, numbers in computed.items()} == {
+        name: of for name, of in named.items() if of
+    }
 
 
 def test_words_without_their_number_are_refused(tmp_path: Path) -> None:
@@ -77,7 +93,11 @@ def test_words_without_their_number_are_refused(tmp_path: Path) -> None:
 
 def test_choices_keep_their_places_when_only_numbers_change() -> None:
     first, second = (
-        Question(f"How many are {n} and {n}?", Choice(str(2 * n), "a"), (Choice(str(n), "b"), Choice(str(n * n), "c")))
+        Question(
+            f"How many are {n} and {n}?",
+            Choice(str(2 * n), "a"),
+            (Choice(str(n), "b"), Choice(str(n * n), "c")),
+        )
         for n in (5, 7)
     )
     assert [first.choices.index(first.right)] == [second.choices.index(second.right)]
@@ -89,20 +109,27 @@ def test_an_unknown_lesson_is_refused_with_those_that_are_known() -> None:
         quiz(99)
 
 
-# ----------------------------------------------------------------------- right, by another way than the quiz's own
+# ----------------------------------------------------------------------- right, by another way than the
+# quiz's own
 
 LARGE, MEDIUM, LLAMA = (PRESETS[name] for name in ("gpt2-large", "gpt2-medium", "tinyllama-1.1b"))
 COPY = 2 * (12 * MEDIUM.layers * MEDIUM.hidden**2 + MEDIUM.vocab * MEDIUM.hidden)
 """Bytes of 16-bit copies of every matrix of a block, 12·h², and of the tied head, V·h."""
 
 BY_HAND = {
-    (1, 0): gb(16 * LARGE.parameters), (1, 1): gb(12 * LLAMA.parameters),
-    (1, 2): format_bytes(2 * 1024 * 4 * LARGE.hidden, "MB", 1), (1, 4): "activations",
-    (2, 0): gb(8 * MEDIUM.parameters), (2, 1): f"{(1 - 0.9) / sqrt(1 - 0.999):.3g}·η",
-    (2, 2): "Lion", (2, 3): gb(4 * MEDIUM.parameters),
-    (2, 4): f"{2 + 12 + 4 + 4} bytes", (3, 2): gb(16 * MEDIUM.parameters + COPY),
-    (3, 3): f"{2 + 4 + 12} bytes", (3, 4): f"{2 * (34 - 2) + 2}·s·b·h",
-}  # fmt: skip
+    (1, 0): gb(16 * LARGE.parameters),
+    (1, 1): gb(12 * LLAMA.parameters),
+    (1, 2): format_bytes(2 * 1024 * 4 * LARGE.hidden, "MB", 1),
+    (1, 4): "activations",
+    (2, 0): gb(8 * MEDIUM.parameters),
+    (2, 1): f"{(1 - 0.9) / sqrt(1 - 0.999):.3g}·η",
+    (2, 2): "Lion",
+    (2, 3): gb(4 * MEDIUM.parameters),
+    (2, 4): f"{2 + 12 + 4 + 4} bytes",
+    (3, 2): gb(16 * MEDIUM.parameters + COPY),
+    (3, 3): f"{2 + 4 + 12} bytes",
+    (3, 4): f"{2 * (34 - 2) + 2}·s·b·h",
+}
 """Only activations shrink with the micro-batch; Lion keeps one number per parameter; masks do not double."""
 
 
@@ -139,7 +166,8 @@ def test_score_counts_first_tries_alone() -> None:
     attempt.choose(1, second.right)
     assert attempt.finished and attempt.first_tries == [False, True]
     assert attempt.score == "All solved, 1 of 2 at the first try. Repeat question 1 another day."
-    perfect, poor = Attempt(SMALL), Attempt(SMALL)
+    perfect = Attempt(SMALL)
+    poor = Attempt(SMALL)
     for number, question in enumerate(SMALL.questions):
         perfect.choose(number, question.right)
         poor.choose(number, question.wrong[0])
@@ -157,7 +185,9 @@ def test_buttons_answer_at_once_and_can_be_pressed_again() -> None:
     heading = next(child for child in form.children if "role='heading'" in getattr(child, "value", ""))
     assert "<b>1.</b> One &lt;b&gt; or <code>two</code>?" in heading.value
     button(form, 0, "one").click()
-    assert button(form, 0, "one").description == "✗ one" and "Not quite. Add. Try again." in form.said[0].value
+    assert (
+        button(form, 0, "one").description == "✗ one" and "Not quite. Add. Try again." in form.said[0].value
+    )
     assert "role='status'" in form.said[0].value and form.said[1].value == ""
     button(form, 0, "two").click()
     assert button(form, 0, "two").description == "✓ two" and "Right. Because." in form.said[0].value
@@ -166,7 +196,9 @@ def test_buttons_answer_at_once_and_can_be_pressed_again() -> None:
     assert "1 of 2 at the first try. Repeat question 1" in form.score.value
     assert not any(button.disabled for buttons in form.buttons for button in buttons)
     form.restart.click()
-    assert [button.description for button in form.buttons[0]] == [choice.text for choice in SMALL.questions[0].choices]
+    assert [button.description for button in form.buttons[0]] == [
+        choice.text for choice in SMALL.questions[0].choices
+    ]
     assert form.said[0].value == "" and "0 of 2 questions solved." in form.score.value
     assert form.restart.layout.display == "none"
 
@@ -193,7 +225,11 @@ def test_the_command_asks_a_lesson_and_refuses_what_is_none(capsys: pytest.Captu
         patch.setattr("sys.stdin", io.StringIO())
         assert front_door.main(["quiz", "2"]) == 0
     assert capsys.readouterr().out.startswith("Quiz of lesson 02")
-    for arguments, words in ((["99"], "choose from 1, 2"), ([], "required: LESSON"), (["one"], "invalid int value")):
+    for arguments, words in (
+        (["99"], "choose from 1, 2"),
+        ([], "required: LESSON"),
+        (["one"], "invalid int value"),
+    ):
         assert front_door.main(["quiz", *arguments]) == 1
         assert words in capsys.readouterr().err
 
@@ -219,9 +255,12 @@ def test_what_is_printed_holds_no_secret_and_is_the_same_each_time(lesson: int) 
 
 def test_questions_need_the_standard_library_alone() -> None:
     code = (
-        "import sys; from course_utils.lessons import lessons, quiz; print(*(str(quiz(n)) for n in lessons()));"
-        "assert not {'torch', 'numpy', 'ipywidgets', 'IPython'} & set(sys.modules), 'too much is imported'"
+        "import sys; from course_utils.lessons import lessons, quiz; print(*(str(quiz(n)) for n in"
+        " lessons()));assert not {'torch', 'numpy', 'ipywidgets', 'IPython'} & set(sys.modules), 'too much is"
+        " imported'"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=1200
+    )
     assert done.returncode == 0, done.stderr
     assert "Quiz of lesson 03" in done.stdout

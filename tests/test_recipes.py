@@ -1,4 +1,6 @@
-"""Does each lesson end in code of one's own that runs, with torch's calls in the open and a line to change?"""
+"""Does each lesson end in code of one's own that runs, with torch's calls in the open
+and a line to change?
+"""
 
 import ast
 import gc
@@ -49,7 +51,9 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     monkeypatch.chdir(folder)
     yield folder
-    if dist.is_available() and dist.is_initialized():  # by code that failed: later tests begin without its group
+    if (
+        dist.is_available() and dist.is_initialized()
+    ):  # by code that failed: later tests begin without its group
         dist.destroy_process_group()
 
 
@@ -58,7 +62,8 @@ def executed(codes: list[str], folder: Path) -> None:
     names = {"__name__": "__main__"}
     for number, code in enumerate(codes):
         name = f"<{folder}: cell {number}>"
-        linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name  # as IPython does, for getsource
+        # as IPython does, for getsource
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         exec(compile(code, name, "exec"), names)
     assert not (dist.is_available() and dist.is_initialized()) and not list(folder.iterdir())
 
@@ -70,9 +75,14 @@ def test_a_lesson_ends_in_code_of_ones_own(path: Path, alone: Path) -> None:
     executed([first], alone)
 
 
-def test_a_wrapped_model_goes_before_the_group_that_it_uses(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the group ends while Python holds its lock, and one of its threads may be waiting for that: for ever."""
-    left, destroy = list[int](), dist.destroy_process_group
+def test_a_wrapped_model_goes_before_the_group_that_it_uses(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the group ends while Python holds its lock, and one of its threads may be waiting for that: for
+    ever.
+    """
+    left = list[int]()
+    destroy = dist.destroy_process_group
 
     def destroying() -> None:
         left.append(sum(type(one) is DistributedDataParallel for one in gc.get_objects()))
@@ -119,7 +129,8 @@ def _controls_alone(code: str) -> bool:
 
 def test_the_page_of_recipes_has_each_lessons_own() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert page == recipes(ROOT) and page.count("\n## ") == len(LESSONS) + 1  # the last is a figure of one's own
+    # the last is a figure of one's own
+    assert page == recipes(ROOT) and page.count("\n## ") == len(LESSONS) + 1
     for path in LESSONS:
         assert f"```python\n{own(path)[0]}\n```" in page and f"notebooks/{path.stem}.ipynb)" in page
     said = re.findall(r"\n## [^\n]+\n\n(.+?)\n\n```python\n", page, re.DOTALL)
@@ -132,20 +143,29 @@ def test_the_last_recipe_saves_a_figure_and_a_restyled_one(alone: Path) -> None:
     [code] = re.findall(r"```python\n(.+?)```", OWN_FIGURE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(code, "own figure", "exec"), names)
-    plain, restyled = alone / "gpt2-xl.png", alone / "gpt2-xl-restyled.pdf"
+    plain = alone / "gpt2-xl.png"
+    restyled = alone / "gpt2-xl-restyled.pdf"
     assert plain.read_bytes()[:4] == b"\x89PNG" and restyled.read_bytes()[:4] == b"%PDF"
-    room, (kept, recomputed) = gpu("RTX4090-24GB").memory, (row.total for row in names["rows"].values())
+    room = gpu("RTX4090-24GB").memory
+    (kept, recomputed) = (row.total for row in names["rows"].values())
     assert room < recomputed < kept, "what its title says"
     assert names["ax"].get_title().startswith("Recomputation alone is not enough for 24 GB")
     pyplot.close(names["ax"].figure)
 
 
-def test_the_plain_code_of_the_tour_prints_what_it_says(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plain_code_of_the_tour_prints_what_it_says(
+    alone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = re.findall(
-        r"```python\n(import torch\n.+?)```", (ROOT / "docs" / "commands.md").read_text(encoding="utf-8"), re.DOTALL
+        r"```python\n(import torch\n.+?)```",
+        (ROOT / "docs" / "commands.md").read_text(encoding="utf-8"),
+        re.DOTALL,
     )[0]
-    with_layer_freed = code.replace("{torch.cuda.memory_allocated():,}", "{torch.cuda.memory_allocated() - before:,}")
+    with_layer_freed = code.replace(
+        "{torch.cuda.memory_allocated():,}", "{torch.cuda.memory_allocated() - before:,}"
+    )
     executed(
-        [with_layer_freed.replace("    layer =", "    before = torch.cuda.memory_allocated()\n    layer =")], alone
+        [with_layer_freed.replace("    layer =", "    before = torch.cuda.memory_allocated()\n    layer =")],
+        alone,
     )
     assert re.findall(r"# ([\d,]+ bytes)\n", code)[0] in capsys.readouterr().out.splitlines()

@@ -17,7 +17,9 @@ from course_utils.run import RECOMPUTES, TrainingRun
 from course_utils.units import round_up
 
 KINDS = [*RECOMPUTES[1:], "every-2", "every-3", "every-5"]
-DEEP = {family: tiny(family, layers=5, dropout=0.1 if family == "gpt2" else 0.0) for family in ("gpt2", "llama")}
+DEEP = {
+    family: tiny(family, layers=5, dropout=0.1 if family == "gpt2" else 0.0) for family in ("gpt2", "llama")
+}
 
 
 @pytest.fixture
@@ -31,7 +33,9 @@ def gradients(run: TrainingRun, autocast: bool = False) -> dict[str, torch.Tenso
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         logits = training.network(training.tokens)
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), training.targets.flatten()).backward()
-    return {name: weight.grad for name, weight in training.network.named_parameters() if weight.grad is not None}
+    return {
+        name: weight.grad for name, weight in training.network.named_parameters() if weight.grad is not None
+    }
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -39,9 +43,12 @@ def gradients(run: TrainingRun, autocast: bool = False) -> dict[str, torch.Tenso
 @pytest.mark.parametrize("family", DEEP)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sweep(20)
-def test_gradients_are_the_same_to_the_bit_with_dropout(kind, family, attention, autocast, offload_everything):
+def test_gradients_are_the_same_to_the_bit_with_dropout(
+    kind, family, attention, autocast, offload_everything
+):
     run = TrainingRun(DEEP[family], 2, 64, "fp32", attention=attention)
-    expected, found = gradients(run, autocast), gradients(run.replace(recompute=kind), autocast)
+    expected = gradients(run, autocast)
+    found = gradients(run.replace(recompute=kind), autocast)
     assert found.keys() == expected.keys() and expected
     for name, gradient in expected.items():
         assert torch.equal(found[name], gradient), name
@@ -71,12 +78,17 @@ def operators_of(run: TrainingRun) -> list[str]:
 
 @pytest.mark.parametrize(("precision", "attention"), [("amp-bf16", "flash"), ("bf16-master", "eager")])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize(("kind", "checkpoints"), [("every-2", 3), ("every-3", 2), ("sqrt", 3), ("every-5", 1)])
+@pytest.mark.parametrize(
+    ("kind", "checkpoints"), [("every-2", 3), ("every-3", 2), ("sqrt", 3), ("every-5", 1)]
+)
 @pytest.mark.sweep(5)
 def test_one_stream_is_kept_for_each_group_of_blocks(family, kind, checkpoints, precision, attention):
     run = TrainingRun(model(family), 2, 128, precision, attention=attention, recompute="full")
     stream = round_up((4 if precision.startswith("amp") else 2) * 2 * 128 * run.model.hidden)
-    assert activations(run) - activations(run.replace(recompute=kind)) == (run.model.layers - checkpoints) * stream
+    assert (
+        activations(run) - activations(run.replace(recompute=kind))
+        == (run.model.layers - checkpoints) * stream
+    )
 
 
 @pytest.mark.parametrize("attention", ["flash", "efficient"])
@@ -106,7 +118,8 @@ def test_selective_with_attention_written_out_keeps_its_two_products(family):
 )
 def test_selective_attention_keeps_nothing_of_size_s_by_s(family, precision):
     run = TrainingRun(model(family), 2, 256, precision, attention="eager")
-    everything, selective = simulate(run), simulate(run.replace(recompute="selective-attention"))
+    everything = simulate(run)
+    selective = simulate(run.replace(recompute="selective-attention"))
 
     def square(allocations: list[Allocation]) -> list[Allocation]:
         return [item for item in allocations if item.shape[-2:] == (256, 256) and item.kind == "activations"]
@@ -114,7 +127,9 @@ def test_selective_attention_keeps_nothing_of_size_s_by_s(family, precision):
     assert square(kept(everything)) and not square(kept(selective))
     core = sum(item.bytes for item in square(kept(everything)))
     assert activations(run) - selective.moments["end of forward"]["activations"] >= core
-    again = [item for item in square(list(selective.allocations)) if (item.step, item.phase) == (2, "backward")]
+    again = [
+        item for item in square(list(selective.allocations)) if (item.step, item.phase) == (2, "backward")
+    ]
     assert sum(item.bytes for item in again) == core
 
 
@@ -131,7 +146,8 @@ def test_selective_attention_runs_a_fused_kernel_twice_and_keeps_none_of_its_res
 @pytest.mark.parametrize("kind", ["full", "every-2", "selective"])
 def test_dropout_runs_once_more_for_each_recomputed_block_on_a_simulated_gpu(kind):
     run = TrainingRun(dataclasses.replace(model("gpt2"), dropout=0.1), 2, 128)
-    in_blocks = 2 * run.model.layers  # after attention's output and after the MLP's; a fused kernel drops for itself
+    # after attention's output and after the MLP's; a fused kernel drops for itself
+    in_blocks = 2 * run.model.layers
     assert operators_of(run).count("native_dropout") == in_blocks + 1
     assert operators_of(run.replace(recompute=kind)).count("native_dropout") == 2 * in_blocks + 1
 
@@ -142,7 +158,8 @@ def test_offload_leaves_small_tensors_and_the_last_stream(family, precision):
     run = TrainingRun(model(family), 2, 512, precision, recompute="offload")
     measured = simulate(run)
     stays = [item for item in kept(measured) if item.bytes >= recompute.SMALLEST_TO_OFFLOAD]
-    assert [item.operation for item in stays] == ["add"]  # the input of the final norm, which is no block's affair
+    # the input of the final norm, which is no block's affair
+    assert [item.operation for item in stays] == ["add"]
     back = [item for item in measured.allocations if item.phase == "backward" and item.operation == "empty"]
     assert back and {item.kind for item in back} == {"activations"}
     assert all(item.died is not None for item in back)
@@ -151,11 +168,16 @@ def test_offload_leaves_small_tensors_and_the_last_stream(family, precision):
 def test_offloaded_activations_come_back_complete():
     """What left is what comes back: each storage once, or again where a second operator needs it later."""
     run = TrainingRun(model("gpt2"), 2, 512, "bf16-master", recompute="none")
-    before = Counter(item.bytes for item in kept(simulate(run)) if item.bytes >= recompute.SMALLEST_TO_OFFLOAD)
+    before = Counter(
+        item.bytes for item in kept(simulate(run)) if item.bytes >= recompute.SMALLEST_TO_OFFLOAD
+    )
     measured = simulate(run.replace(recompute="offload"))
     empty = (2, "backward", "empty")
-    back = Counter(item.bytes for item in measured.allocations if (item.step, item.phase, item.operation) == empty)
-    assert before - back <= Counter({round_up(2 * 2 * 512 * run.model.hidden): 1})  # the last stream never left
+    back = Counter(
+        item.bytes for item in measured.allocations if (item.step, item.phase, item.operation) == empty
+    )
+    # the last stream never left
+    assert before - back <= Counter({round_up(2 * 2 * 512 * run.model.hidden): 1})
 
 
 def test_a_storage_saved_several_times_travels_once(offload_everything):
@@ -203,7 +225,8 @@ def test_weights_and_what_blocks_share_stay_on_the_device(offload_everything):
 
 def test_autocasts_copies_of_weights_are_not_offloaded():
     run = TrainingRun(model("llama"), 2, 512, "amp-bf16")
-    standard, offloaded = simulate(run), simulate(run.replace(recompute="offload"))
+    standard = simulate(run)
+    offloaded = simulate(run.replace(recompute="offload"))
     moment = "end of forward"
     assert standard.moments[moment]["weight_copies"] == offloaded.moments[moment]["weight_copies"] > 0
 
@@ -219,7 +242,9 @@ LORA = {"lora_rank": 4, "lora_targets": ("attention", "mlp")}
 )
 @pytest.mark.sweep(7)
 def test_every_allocation_is_seen_in_order(choices, accumulation_steps, offload_everything):
-    """A policy of selective checkpoints is a dispatch mode too, but none that is there when gradients are joined."""
+    """A policy of selective checkpoints is a dispatch mode too, but none that is there when gradients are
+    joined.
+    """
     run = cpu_run("llama", accumulation_steps=accumulation_steps)
     run = run.replace(model=dataclasses.replace(run.model, layers=3), **choices)
     assert tracker_events(run) == allocator_events(run)

@@ -49,7 +49,10 @@ def counters(**new: Any) -> Callable[[Content], Any]:
 
 
 FAULTS: dict[str, tuple[Callable[[Content], Any], str]] = {
-    "a task that is not in the list": (lambda c: c.update(task="TrainingRun('gpt9') steps=2"), "version's list"),
+    "a task that is not in the list": (
+        lambda c: c.update(task="TrainingRun('gpt9') steps=2"),
+        "version's list",
+    ),
     "a task of another kind": (lambda c: c.update(kind="history"), "version's list"),
     "an unknown status": (lambda c: c.update(status="splendid"), "version's list"),
     "a torch that is no version": (lambda c: c.update(torch="new"), "its torch is 'new'"),
@@ -60,23 +63,36 @@ FAULTS: dict[str, tuple[Callable[[Content], Any], str]] = {
     "a card without memory": (lambda c: c["device"].update(memory="lots"), "no memory in bytes"),
     "negative bytes": (counters(driver=-1), "'counters' holds a value that is not a whole number of bytes"),
     "bytes with a fraction": (lambda c: c["parts"]["estimate"].update(total=1.5), "'estimate' holds a value"),
-    "bytes that are true": (lambda c: c["parts"]["simulated"].update(allocated=True), "'simulated' holds a value"),
+    "bytes that are true": (
+        lambda c: c["parts"]["simulated"].update(allocated=True),
+        "'simulated' holds a value",
+    ),
     "no number at all": (lambda c: c["parts"].update(times={"step_ms": float("nan")}), "not finite"),
     "more allocated than reserved": (counters(reserved=1), "more allocated than reserved"),
     "more reserved than there is": (counters(reserved=10**12), "than the card's 150,109,880,320 bytes"),
     "published pairs that descend": (
-        lambda c: c["parts"].update({"counted x": {"start": [0, 0], "peak": [2, 1]}}), "'counted x' has more",
+        lambda c: c["parts"].update({"counted x": {"start": [0, 0], "peak": [2, 1]}}),
+        "'counted x' has more",
     ),
-    "an unknown kind of memory": (lambda c: c["parts"]["measured"].update(breakdown=[{"gold": 1}, "", ""]), "damaged"),
+    "an unknown kind of memory": (
+        lambda c: c["parts"]["measured"].update(breakdown=[{"gold": 1}, "", ""]),
+        "damaged",
+    ),
     "no counters": (lambda c: c["parts"].pop("counters"), "damaged"),
     "parts that are numbers": (lambda c: c["parts"].update(counters=5), "damaged"),
     "a rehearsal": (lambda c: c.update(rehearsal=True), "is a rehearsal"),
-    "a home folder": (lambda c: c.update(detail="no file /home/ada/x.py"), "a path may be in 'no file /home/ada/x.py'"),
+    "a home folder": (
+        lambda c: c.update(detail="no file /home/ada/x.py"),
+        "a path may be in 'no file /home/ada/x.py'",
+    ),
     "a folder of Windows": (lambda c: c.update(detail=r"in C:\Users\ada"), "a path may be in"),
     "a path as a key": (lambda c: c["parts"].update({"said /data/secret/x": {}}), "a path may be in"),
     "an address": (lambda c: c.update(detail="ask ada@example.org"), "an e-mail address may be in"),
-    "a machine": (lambda c: c.update(detail="at 10.1.2.3 and http://box.corp/x"), "a network address may be in"),
-}  # fmt: skip
+    "a machine": (
+        lambda c: c.update(detail="at 10.1.2.3 and http://box.corp/x"),
+        "a network address may be in",
+    ),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -164,10 +180,16 @@ def test_a_machine_without_nvidia_smi_has_no_driver_to_name(tmp_path):
 def test_a_simulation_far_from_the_counter_is_shown_and_not_refused(tmp_path):
     far = changed(lambda c: c["parts"]["simulated"].update(allocated=2 * c["parts"]["counters"]["allocated"]))
     page, problems = verify(written(tmp_path / "gpu.jsonl", far))
-    assert problems == [] and "1 differ by more than 5%" in page and "+100.0% allocated in TrainingRun('gpt2'" in page
+    assert (
+        problems == []
+        and "1 differ by more than 5%" in page
+        and "+100.0% allocated in TrainingRun('gpt2'" in page
+    )
 
 
-def test_the_names_of_this_machine_and_user_are_looked_for_and_torchs_own_pages_are_public(tmp_path, monkeypatch):
+def test_the_names_of_this_machine_and_user_are_looked_for_and_torchs_own_pages_are_public(
+    tmp_path, monkeypatch
+):
     said = "see https://docs.pytorch.org/docs/stable/notes/cuda.html on wonderbox"
     file = written(tmp_path / "gpu.jsonl", changed(lambda c: c.update(detail=said)))
     assert verify(file)[1] == [] and said in verify(file)[0]

@@ -1,4 +1,6 @@
-"""The command `record`: no hang, crash or Ctrl-C may cost more than the task that it hits. No test needs a GPU."""
+"""The command `record`: no hang, crash or Ctrl-C may cost more than the task that it hits. No test needs a
+GPU.
+"""
 
 import json
 import os
@@ -67,10 +69,14 @@ def task(name: str = "a task", seconds: float = 60.0) -> Task:
     return Task(name, "context", "a test", seconds=seconds)
 
 
-def recorded(tmp_path: Path, code: str, *tasks: Task, seconds: float = 120.0) -> tuple[list[dict[str, Any]], int]:
+def recorded(
+    tmp_path: Path, code: str, *tasks: Task, seconds: float = 120.0
+) -> tuple[list[dict[str, Any]], int]:
     """The content of the file after `tasks`, and how many were left."""
     file = tmp_path / "gpu.jsonl"
-    left = recorder.record(tasks or (task(),), file, H200, time.monotonic() + seconds, python(code), lambda _: None)
+    left = recorder.record(
+        tasks or (task(),), file, H200, time.monotonic() + seconds, python(code), lambda _: None
+    )
     return [line.content for line in read_lines(file)] if file.exists() else [], left
 
 
@@ -96,11 +102,19 @@ def test_a_result_says_where_it_is_from_and_how_it_went(tmp_path):
     [
         ("os.kill(os.getpid(), 11)", "crashed", "ended by SIGSEGV"),
         ("os.kill(os.getpid(), 9)", "crashed", "ended by SIGKILL"),
-        ("print('one'); print('CUDA says no', file=sys.stderr); sys.exit(3)", "crashed", "exit code 3; CUDA says no"),
+        (
+            "print('one'); print('CUDA says no', file=sys.stderr); sys.exit(3)",
+            "crashed",
+            "exit code 3; CUDA says no",
+        ),
         ("send(part='error', error='KeyError: 1'); sys.exit(1)", "failed", "KeyError: 1"),
         ("send(part='out_of_memory', message='too large')", "out of memory", ""),
         ("send(part='refused', message='no such kernel')", "refused", "no such kernel"),
-        ("import faulthandler; faulthandler.dump_traceback_later(0.1, exit=True); time.sleep(60)", "timed out", ""),
+        (
+            "import faulthandler; faulthandler.dump_traceback_later(0.1, exit=True); time.sleep(60)",
+            "timed out",
+            "",
+        ),
     ],
 )
 def test_however_a_task_ends_it_is_recorded_and_the_next_is_done(tmp_path, code, status, detail):
@@ -113,9 +127,9 @@ def test_however_a_task_ends_it_is_recorded_and_the_next_is_done(tmp_path, code,
 
 def test_a_task_that_hangs_is_ended_with_all_that_it_started_and_what_it_had_is_kept(tmp_path):
     code = (
-        "import subprocess\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
-        "send(part='first', child=child.pid)\nopen(results, 'a').write('{\"part\": \"half')\ntime.sleep(60)"
+        "import subprocess\nchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " start_new_session=True)\nsend(part='first', child=child.pid)\nopen(results, 'a').write('{\"part\":"
+        " \"half')\ntime.sleep(60)"
     )
     [line], _ = recorded(tmp_path, code, task(seconds=3))
     assert (line["status"], line["detail"]) == ("timed out", "after 3 s")
@@ -133,7 +147,9 @@ def alive(process: int) -> bool:
 
 
 def test_time_is_kept_and_a_task_that_was_cut_short_is_no_failure(tmp_path):
-    """Cut short by the recorder's own end, before the task's limit of a minute and the ten that it would sleep."""
+    """Cut short by the recorder's own end, before the task's limit of a minute and the ten that it would
+    sleep.
+    """
     lines, left = recorded(tmp_path, "time.sleep(600)", task("one"), task("two"), task("three"), seconds=12)
     assert left == 3 and [line["status"] for line in lines] == ["cut short"]  # the first is to be done again
     assert recorded(tmp_path / "no time", "send(part='x')", seconds=5) == ([], 1)
@@ -172,11 +188,18 @@ def test_tasks_share_the_gpu_as_far_as_its_memory_goes_and_in_their_order(tmp_pa
     first, second, *later = sorted(found.values(), key=lambda turn: turn["given"])
     assert not all(overlap(third, first) and overlap(third, second) for third in later)
     for moment in (turn["given"] for turn in found.values()):
-        assert sum(needs[name] for name, turn in found.items() if turn["given"] <= moment < turn["ended"]) <= 100 * GB
+        assert (
+            sum(needs[name] for name, turn in found.items() if turn["given"] <= moment < turn["ended"])
+            <= 100 * GB
+        )
 
 
 def test_a_task_that_has_to_be_alone_is_and_one_that_is_larger_than_the_gpu_still_has_its_turn(tmp_path):
-    tasks = Task("one", "context", ""), Task("alone", "times", "", alone=True), Task("large", "run", "", needs=GB)
+    tasks = (
+        Task("one", "context", ""),
+        Task("alone", "times", "", alone=True),
+        Task("large", "run", "", needs=GB),
+    )
     found = turns_of(tmp_path, MB, *tasks)
     assert not found["alone"]["shared"] and found["one"]["shared"]
     assert not any(overlap(found["alone"], found[name]) for name in ("one", "large"))
@@ -204,7 +227,8 @@ def test_a_task_s_time_does_not_pass_while_it_waits_for_its_turn(tmp_path):
 HANG = """
 import subprocess
 send(part="x")
-if os.path.exists({pids!r}):  # the second task hangs, and so does a process that it has started in another session
+# the second task hangs, and so does a process that it has started in another session
+if os.path.exists({pids!r}):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     open({pids!r}, "w").write(f"{{os.getpid()}} {{child.pid}} end")
     time.sleep(600)
@@ -225,8 +249,8 @@ sys.exit(front_door.main(['record', '--rehearse', '--out', {out!r}, '--minutes',
 
 
 def recorder_stopped_within_its_second_task(out: Path, number: int) -> tuple[int, list[str], list[int]]:
-    """Start a recorder, send it a signal while its second task hangs; returns its exit code, what it wrote to stdout
-    and stderr, and the processes of that task.
+    """Start a recorder, send it a signal while its second task hangs; returns its exit code, what it wrote to
+    stdout and stderr, and the processes of that task.
     """
     pids = out / "pids"
     code = RECORDER.format(code=HANG.format(pids=str(pids)), out=str(out))
@@ -254,9 +278,13 @@ def ended(process: int) -> bool:
     return False
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can outlive a recorder that is killed")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere a process can outlive a recorder that is killed"
+)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_however_a_recorder_ends_its_task_ends_with_it_and_a_later_call_does_the_rest(tmp_path, number, monkeypatch):
+def test_however_a_recorder_ends_its_task_ends_with_it_and_a_later_call_does_the_rest(
+    tmp_path, number, monkeypatch
+):
     code, (told, errors), processes = recorder_stopped_within_its_second_task(tmp_path, number)
     assert (code, errors) == ((-9, "") if number == signal.SIGKILL else (130, "\nStopped.\n"))
     assert "    measured\n[2/5, " in told  # what was said is not lost with the process
@@ -283,7 +311,14 @@ def test_however_a_recorder_ends_its_task_ends_with_it_and_a_later_call_does_the
 
 
 def a_line(**changes: Any) -> dict[str, Any]:
-    content = {"task": "t", "kind": "run", "status": "measured", "date": "2026-11-21", "steps": 2, "parts": {}}
+    content = {
+        "task": "t",
+        "kind": "run",
+        "status": "measured",
+        "date": "2026-11-21",
+        "steps": 2,
+        "parts": {},
+    }
     return {**H200, **content, **changes}
 
 
@@ -304,7 +339,9 @@ def test_a_half_written_last_line_is_cut_off_and_nothing_else(file):
     assert repair(file) == "" and file.read_bytes() == whole
 
 
-def test_a_last_line_gets_the_line_feed_that_it_lacks_and_a_file_that_is_empty_or_not_there_needs_nothing(file):
+def test_a_last_line_gets_the_line_feed_that_it_lacks_and_a_file_that_is_empty_or_not_there_needs_nothing(
+    file,
+):
     whole = file.read_bytes()
     file.write_bytes(whole[:-1])
     assert "line feed" in repair(file) and file.read_bytes() == whole
@@ -364,13 +401,20 @@ def test_an_old_gpu_is_spared_what_it_lacks():
 def test_a_later_call_goes_on_where_the_last_one_ended_for_this_device_torch_and_commit():
     tasks = [run_task(SMALL.replace(micro_batch=b), "") for b in (1, 2, 3, 4)]
     done, failed, oom, untried = (item.name for item in tasks)
-    there = lines(a_line(task=done), a_line(task=failed, status="crashed"), a_line(task=oom, status="out of memory"))
+    there = lines(
+        a_line(task=done), a_line(task=failed, status="crashed"), a_line(task=oom, status="out of memory")
+    )
     assert plan(tasks[:1], on_card(100 * GB), lines(a_line(task=done, status="refused")), "abc") == []
     left = plan(tasks, on_card(100 * GB), there, "abc")
     assert [item.name for item in left] == [untried, failed]
     for changed in ({"commit": "xyz"}, {"torch": "2.14"}, {"device": {"name": "NVIDIA A100"}}):
         others = lines(*({**line.content, **changed} for line in there))
-        assert [item.name for item in plan(tasks, on_card(100 * GB), others, "abc")] == [done, failed, oom, untried]
+        assert [item.name for item in plan(tasks, on_card(100 * GB), others, "abc")] == [
+            done,
+            failed,
+            oom,
+            untried,
+        ]
 
 
 def test_what_fails_again_and_again_is_left_alone_and_what_was_cut_short_is_no_failure():
@@ -405,7 +449,8 @@ def test_the_list_covers_every_choice_once():
     for name in ("clip_grad_norm", "lora_rank", "loss_chunks", "accumulation_steps", "set_to_none", "model"):
         assert len({getattr(run, name) for run in runs}) > 1
     assert any(run.model.experts for run in runs) and all(run.world_size == 1 for run in runs)
-    order, named = [item.name for item in tasks], [item.name for item in everything()]
+    order = [item.name for item in tasks]
+    named = [item.name for item in everything()]
     assert len(order) < len(named) and order == sorted(order, key=named.index)  # each where it is named first
 
 
@@ -422,7 +467,8 @@ def test_the_listing_says_what_each_task_takes_and_on_a_gpu_what_fits_it():
     head, columns, *rows = listing(recording_list(), Gpu("Tesla T4", 15 * GB, (7, 5))).splitlines()
     assert head == "Tesla T4, 15.0 GB free:" and columns.split() == ["peak", "fits", "task"]
     for item, row in zip(recording_list(), rows, strict=True):
-        said, able = row.partition(item.name)[0], not item.obstacle(15 * GB, (7, 5))
+        said = row.partition(item.name)[0]
+        able = not item.obstacle(15 * GB, (7, 5))
         assert said.split()[-1] == ("yes" if able else "no")
 
 
@@ -446,7 +492,9 @@ def record(*arguments: str, path: Path | None = None, bare: bool = False) -> sub
     environment = {**os.environ, "PYTHONPATH": str(path)} if path else dict(os.environ)
     start = [sys.executable, "-S", "-E"] if bare else [sys.executable]
     command = [*start, "-m", "course_utils", "record", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False
+    )
 
 
 def test_the_list_needs_no_torch():
@@ -487,7 +535,16 @@ def test_without_a_gpu_it_says_so_and_leaves_nothing(tmp_path):
 
 
 def test_it_records_where_there_is_neither_jupyter_nor_a_widget_and_goes_on_where_it_ended(tmp_path):
-    absent = ("IPython", "ipywidgets", "jupyterlab", "jupyter_client", "nbformat", "matplotlib", "pytest", "jupytext")
+    absent = (
+        "IPython",
+        "ipywidgets",
+        "jupyterlab",
+        "jupyter_client",
+        "nbformat",
+        "matplotlib",
+        "pytest",
+        "jupytext",
+    )
     blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in absent)
     (tmp_path / "sitecustomize.py").write_text(f"import sys\n{blocked}")
     arguments = ("--rehearse", "--out", str(tmp_path / "out"), "--minutes", "3", "--only", "recompute")
@@ -511,7 +568,8 @@ class Scripted(Host):
     has_history = True
 
     def __init__(self, allocated: list[int] | None = None, peaks: list[int] | None = None) -> None:
-        self.told_allocated, self.told_peaks = iter(allocated or []), iter(peaks or [])
+        self.told_allocated = iter(allocated or [])
+        self.told_peaks = iter(peaks or [])
 
     def allocated(self) -> int:
         return next(self.told_allocated, 0)
@@ -527,8 +585,9 @@ class Scripted(Host):
         return GB
 
 
-def test_peaks_are_those_of_the_last_step_without_what_was_there_before_and_micro_batches_count_to_their_phase():
-    # Before each phase its predecessor's peak is read: nothing before "forward", then five phases, the last at the end.
+def test_peaks_are_those_of_the_last_step_and_micro_batches_count_to_their_phase():
+    # Before each phase its predecessor's peak is read: nothing before "forward", then five phases, the last
+    # at the end.
     device = Scripted(peaks=[0, 900, 900, 900, 900, 900, 0, 50, 60, 90, 80, 40])
     counted = count_peaks(ready(SMALL, device)[0].step, device, steps=2, before=(10, 30))
     phases = {"forward": 40, "loss": 50, "backward": 80, "optimizer": 70, "zero_grad": 30}
@@ -553,7 +612,9 @@ def parts_of(item: Task, device: Host) -> dict[str, dict[str, Any]]:
 def test_a_run_is_counted_tracked_estimated_and_simulated():
     parts = parts_of(rehearsal_list()[0], Host())
     simulated = simulate(SMALL)
-    assert parts["simulated"]["breakdown"][0] == {kind: size for kind, size in simulated.breakdown.items() if size}
+    assert parts["simulated"]["breakdown"][0] == {
+        kind: size for kind, size in simulated.breakdown.items() if size
+    }
     assert parts["simulated"]["reserved"] == replay(simulated).peak_reserved > simulated.peak
     assert parts["estimate"]["total"] == sum(parts["estimate"]["by_kind"].values()) > 0
     assert parts["formula"]["total"] == pytest.approx(parts["estimate"]["total"], rel=0.01)
@@ -586,7 +647,9 @@ def test_the_drivers_counter_is_left_out_where_others_use_the_gpu():
         assert ("driver" in sent["counters"]) is not shared and "allocated" in sent["counters"]
 
 
-def test_a_published_step_is_simulated_for_this_card_first_and_then_counted_and_an_error_is_of_its_row(monkeypatch):
+def test_a_published_step_is_simulated_for_this_card_first_and_then_counted_and_an_error_is_of_its_row(
+    monkeypatch,
+):
     rows = [row for row in published_rows() if row.family == "single_ops.softmax"]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     counted = {"start": [0, 0], "peak": [5, 6], "end": [1, 6]}
@@ -595,8 +658,12 @@ def test_a_published_step_is_simulated_for_this_card_first_and_then_counted_and_
     monkeypatch.setattr(counting, "family_of", lambda *_, live: next(steps))
     parts = parts_of(Task("published: x", "published", "", topic=",".join(row.id for row in rows)), Host())
     assert list(parts) == [f"{what} {row.id}" for what in ("said", "counted") for row in rows]
-    assert "out of memory" in parts[f"counted {rows[0].id}"]["error"] and parts[f"counted {rows[1].id}"] == counted
-    assert parts[f"said {rows[0].id}"]["peak"] == list(rows[0].said[1:])  # no product: the card has no part in it
+    assert (
+        "out of memory" in parts[f"counted {rows[0].id}"]["error"]
+        and parts[f"counted {rows[1].id}"] == counted
+    )
+    # no product: the card has no part in it
+    assert parts[f"said {rows[0].id}"]["peak"] == list(rows[0].said[1:])
     assert callable(family_of(rows[0].family))
 
 
@@ -612,7 +679,9 @@ def test_the_gpus_figures_stay_where_the_simulation_fails(monkeypatch):
     fail = fails(RuntimeError("hasPrimaryContext expects a valid device index"))
     monkeypatch.setattr(recording_work, "trace_simulated", fail)
     parts = parts_of(rehearsal_list()[0], Host())
-    assert parts["simulated"] == {"unavailable": "RuntimeError: hasPrimaryContext expects a valid device index"}
+    assert parts["simulated"] == {
+        "unavailable": "RuntimeError: hasPrimaryContext expects a valid device index"
+    }
     assert parts["measured"]["breakdown"] and recorder.judged(parts, 0, "") == ("measured", "")
 
 
@@ -632,9 +701,13 @@ def test_a_task_that_failed_ends_nothing_else_later(tmp_path):
         "print(main(sys.argv[1:])); time.sleep(4); print('alive')"
     )
     arguments = ["--results", str(tmp_path / "parts"), "--seconds", "3", "--rehearse", "--task", "unknown"]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout.split()) == (0, ["1", "alive"]), done.stderr
-    assert recorder.read_parts(tmp_path / "parts") == {"error": {"error": "ValueError: there is no task 'unknown'"}}
+    assert recorder.read_parts(tmp_path / "parts") == {
+        "error": {"error": "ValueError: there is no task 'unknown'"}
+    }
 
 
 # What no simulation sees
@@ -646,7 +719,9 @@ def test_a_context_is_what_a_second_program_adds_whatever_else_runs():
 
 
 class Late(Host):
-    """A device that counts freed tensors until another thread has let go of them: one at each wait, all in the end."""
+    """A device that counts freed tensors until another thread has let go of them: one at each wait, all in
+    the end.
+    """
 
     def __init__(self, count: int, falls: list[int]) -> None:
         self.count, self.falls, self.waited = count, falls, 0
@@ -677,9 +752,14 @@ def test_a_counter_that_falls_late_is_read_when_it_has_fallen_and_given_up_if_it
 
 def test_workspaces_are_what_stays_when_the_tensors_are_gone():
     before, mm, addmm, bmm, single, backward = 100, 900, 900, 900, 950, 1750
-    late = [value for held in (before, mm, addmm, bmm, single, backward) for value in (held + 4096, held, held)]
+    late = [
+        value for held in (before, mm, addmm, bmm, single, backward) for value in (held + 4096, held, held)
+    ]
     found = workspace_bytes(Scripted(allocated=late))
-    assert found == {"kept_after": {"mm": 800, "addmm": 0, "bmm": 0, "fp32 mm": 50, "backward": 800}, "together": 1650}
+    assert found == {
+        "kept_after": {"mm": 800, "addmm": 0, "bmm": 0, "fp32 mm": 50, "backward": 800},
+        "together": 1650,
+    }
 
 
 DOUBLE = Prepared("double", lambda: torch.ones(1000), lambda x: (x + x) * 2)  # two tensors of 4,096 bytes
@@ -697,8 +777,12 @@ def test_scratch_waits_for_tensors_that_are_freed_late_and_is_never_negative(mon
     monkeypatch.setattr(hardware, "prepared_operations", lambda _: [DOUBLE, DOUBLE])
     negative, fine = scratch_bytes(Scripted(allocated=[1000] * 4, peaks=[1000, 1000 + 8192]))
     assert set(negative) == {"operation", "unsettled"} and fine["scratch"] == 0
-    assert "peak of 0 bytes and the tensors alone take 8,192: scratch cannot be negative" in negative["unsettled"]
-    device = Late(12_582_912 + 1000, [12_582_912])  # the warm-up's tensor is still there when its result has come back
+    assert (
+        "peak of 0 bytes and the tensors alone take 8,192: scratch cannot be negative"
+        in negative["unsettled"]
+    )
+    # the warm-up's tensor is still there when its result has come back
+    device = Late(12_582_912 + 1000, [12_582_912])
     monkeypatch.setattr(hardware.time, "sleep", device.wait)
     assert scratch_bytes(device)[0]["scratch"] == 512
 
@@ -720,7 +804,9 @@ def test_every_operation_runs_and_its_backward_frees_before_it_peaks():
 def test_attention_alone_is_timed_by_kernel_and_says_which_is_not_there():
     found = {item["kernel"]: item for item in kernel_times(Host(), 64, repetitions=2)}
     assert list(found) == [*ATTENTIONS, "math"] and found["math"]["milliseconds"]
-    assert len(found["eager"]["milliseconds"]["forward"]) == len(found["eager"]["milliseconds"]["backward"]) == 2
+    assert (
+        len(found["eager"]["milliseconds"]["forward"]) == len(found["eager"]["milliseconds"]["backward"]) == 2
+    )
     assert found["cudnn"]["refused"].startswith("RuntimeError: No ")
 
 
@@ -755,11 +841,19 @@ def test_memory_that_runs_out_within_a_history_is_recorded(monkeypatch):
 
 
 def test_a_gpus_counters_follow_what_torch_allocates(card):
-    """On a card of 200 MB whose tensors are the CPU's: each question is asked where the answer is known beforehand."""
+    """On a card of 200 MB whose tensors are the CPU's: each question is asked where the answer is known
+    beforehand.
+    """
     gpu = Cuda()
-    free, taken = gpu.free(), gpu.allocated()
-    first, second = torch.ones(5 * MiB // 4), torch.ones(10 * MiB // 4)
-    assert gpu.allocated() - taken == 15 * MiB and free - gpu.free() == 15 * MiB and gpu.in_use() == gpu.allocated()
+    free = gpu.free()
+    taken = gpu.allocated()
+    first = torch.ones(5 * MiB // 4)
+    second = torch.ones(10 * MiB // 4)
+    assert (
+        gpu.allocated() - taken == 15 * MiB
+        and free - gpu.free() == 15 * MiB
+        and gpu.in_use() == gpu.allocated()
+    )
     del second
     assert gpu.allocated() - taken == 5 * MiB and gpu.peaks()[0] - taken == 15 * MiB
     gpu.reset_peaks()
@@ -777,7 +871,9 @@ def test_a_gpus_facts_are_its_name_capability_memory_and_driver(monkeypatch):
 
 
 def test_a_driver_that_says_nothing_has_no_version(monkeypatch):
-    answers = iter([subprocess.CompletedProcess([], 0, "580.1\n580.1\n"), subprocess.CompletedProcess([], 9, "x")])
+    answers = iter(
+        [subprocess.CompletedProcess([], 0, "580.1\n580.1\n"), subprocess.CompletedProcess([], 9, "x")]
+    )
     monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: next(answers))
     assert [devices.driver_version(), devices.driver_version()] == ["580.1", ""]
 
@@ -802,12 +898,19 @@ def test_each_variant_is_timed_with_its_spread(monkeypatch):
 def test_a_history_is_kept_and_says_what_was_reserved_at_each_steps_end():
     found = parts_of(Task("history", "history", "", SMALL), Host())["history"]
     compared, [(at, counted)] = compare_with_gpu(unpacked(found["history"])), found["steps"]
-    assert compared.exact and found["exact"] and counted == compared.real[at - 1] > 0 and at == len(compared.real)
+    assert (
+        compared.exact
+        and found["exact"]
+        and counted == compared.real[at - 1] > 0
+        and at == len(compared.real)
+    )
 
 
 def test_at_least_ten_histories_fit_a_card_of_40_gb_under_both_settings():
     settings = [dict(item.environment) for item in recording_list() if item.kind == "history"]
-    fitting = [item for item in recording_list() if item.kind == "history" and not item.obstacle(40 * GB, (8, 0))]
+    fitting = [
+        item for item in recording_list() if item.kind == "history" and not item.obstacle(40 * GB, (8, 0))
+    ]
     assert len(fitting) == len(settings) >= 20
     assert sum(not found for found in settings) == sum(bool(found) for found in settings) >= 10
 
@@ -825,7 +928,14 @@ def test_what_executes_cells_waits_where_jupyter_is_not_there(monkeypatch, tmp_p
 
 def test_every_kind_of_task_is_rehearsed_but_those_that_need_a_card():
     listed = {item.kind for item in recording_list()}
-    assert listed - {item.kind for item in rehearsal_list()} == {"context", "scratch", "cells", "demos", "published"}
+    assert listed - {item.kind for item in rehearsal_list()} == {
+        "context",
+        "scratch",
+        "cells",
+        "demos",
+        "published",
+    }
     assert {item.topic for item in recording_list() if item.kind == "notebook"} >= {
-        "notebooks/05_activations.ipynb", "solutions/05_activations.ipynb",
-    }  # fmt: skip
+        "notebooks/05_activations.ipynb",
+        "solutions/05_activations.ipynb",
+    }

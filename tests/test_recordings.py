@@ -1,4 +1,6 @@
-"""Recordings: lessons run from the shipped ones alone, those of real GPUs are read without a guess, and refusals."""
+"""Recordings: lessons run from the shipped ones alone, those of real GPUs are read without a guess, and
+refusals.
+"""
 
 import gzip
 import lzma
@@ -34,16 +36,29 @@ WITHOUT_BLOCKS = (
 
 
 @pytest.mark.parametrize("source", LESSONS)
-def test_a_lesson_measures_no_run_by_simulation_where_recordings_are_shipped(source: Path, tmp_path: Path) -> None:
-    environment = os.environ | {"COURSE_SOURCE": "recorded", "COURSE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+def test_a_lesson_measures_no_run_by_simulation_where_recordings_are_shipped(
+    source: Path, tmp_path: Path
+) -> None:
+    environment = os.environ | {
+        "COURSE_SOURCE": "recorded",
+        "COURSE_HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+    }
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_BLOCKS, source], env=environment, capture_output=True, text=True, timeout=1200
+        [sys.executable, "-c", WITHOUT_BLOCKS, source],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     here = done.stdout.replace("recorded on a simulated GPU · torch", "")
-    of_scripts = r"\(simulated GPU · torch .+ taken, .+|→ simulated GPU · torch .+"  # which `watch` runs, and compares
+    of_scripts = (
+        r"\(simulated GPU · torch .+ taken, .+|→ simulated GPU · torch .+"  # which `watch` runs, and compares
+    )
     measured = re.sub(of_scripts, "", here)
-    assert "simulated GPU · torch" not in measured  # where a lesson says where it measured, it was a recording
+    # where a lesson says where it measured, it was a recording
+    assert "simulated GPU · torch" not in measured
 
 
 def test_every_shipped_recording_is_of_a_run_that_a_lesson_measures() -> None:
@@ -76,7 +91,9 @@ def test_a_thinned_measurement_has_the_same_peak_kinds_and_phases(points: int) -
     short = thinned(whole, points)
     assert short.breakdown == whole.breakdown and short.moments == whole.moments
     at_peak = {kind: curve[short.peak_event - 1] for kind, curve in short.timeline.curves().items()}
-    assert {kind: size for kind, size in at_peak.items() if size} == {k: v for k, v in whole.breakdown.items() if v}
+    assert {kind: size for kind, size in at_peak.items() if size} == {
+        k: v for k, v in whole.breakdown.items() if v
+    }
     assert max(short.timeline.totals()) == max(whole.timeline.totals())
     assert short.timeline.totals()[-1] == whole.timeline.totals()[-1]
     assert short.timeline.step_peaks()[2] == whole.timeline.step_peaks()[2] == whole.peak
@@ -90,19 +107,27 @@ def test_at_the_beginning_of_each_phase_a_thinned_timeline_says_what_the_whole_o
     whole = simulate(RUN)
     short = thinned(whole, 20)
     assert len(short.timeline) < len(whole.timeline) / 3
-    totals, thin = [0, *whole.timeline.totals()], [0, *short.timeline.totals()]
+    totals = [0, *whole.timeline.totals()]
+    thin = [0, *short.timeline.totals()]
     for before, after in zip(whole.timeline.marks, short.timeline.marks, strict=True):
         assert thin[after.event] == totals[before.event]
 
     assert [item.bytes for item in short.largest(30)] == [item.bytes for item in whole.largest(30)]
-    assert len(list(short.alive_at(short.peak_event))) == min(150, len(list(whole.alive_at(whole.peak_event))))
+    assert len(list(short.alive_at(short.peak_event))) == min(
+        150, len(list(whole.alive_at(whole.peak_event)))
+    )
 
 
 def line(run: TrainingRun = RUN, **changes: Any) -> dict[str, Any]:
     """The line that a GPU of this name would have left, by a simulation's figures."""
     counters = {"allocated": 5000, "reserved": 6000, "driver": 7000, "phases": {}}
     measured = to_json(thinned(simulate(RUN))) | {"losses": [8.5, 8.25]}
-    device = {"name": changes.pop("device", "NVIDIA H200"), "capability": [9, 0], "memory": 1, "driver": "580"}
+    device = {
+        "name": changes.pop("device", "NVIDIA H200"),
+        "capability": [9, 0],
+        "memory": 1,
+        "driver": "580",
+    }
     content = {
         "task": key(run, 2), "kind": "run", "status": "measured", "device": device, "torch": "2.13.0+cu130",
         "date": "2026-11-21", "commit": "abc", "steps": 2, "detail": "",

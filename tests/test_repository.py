@@ -55,7 +55,9 @@ def test_every_address_follows_from_the_repositorys() -> None:
 def test_the_citation_names_the_version_the_title_and_the_authors_of_the_project() -> None:
     assert CITATION["version"] == PROJECT["version"] and str(CITATION["date-released"]) >= "2026-11-26"
     assert f"{CITATION['title']}." == PROJECT["description"]
-    assert [author["name"] for author in CITATION["authors"]] == [author["name"] for author in PROJECT["authors"]]
+    assert [author["name"] for author in CITATION["authors"]] == [
+        author["name"] for author in PROJECT["authors"]
+    ]
     assert CITATION["keywords"] == PROJECT["keywords"]
 
 
@@ -85,12 +87,20 @@ SCHEMAS = {
 
 
 def check(schema: str, *files: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "check_jsonschema", f"--builtin-schema=vendor.{schema}", *map(str, files)]
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        f"--builtin-schema=vendor.{schema}",
+        *map(str, files),
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_files_for_github_follow_its_schemas_and_another_field_would_be_noticed(schema: str, tmp_path: Path) -> None:
+def test_files_for_github_follow_its_schemas_and_another_field_would_be_noticed(
+    schema: str, tmp_path: Path
+) -> None:
     files = [ROOT / name for name in SCHEMAS[schema]]
     done = check(schema, *files)
     assert done.returncode == 0, done.stdout
@@ -112,16 +122,25 @@ def commands(name: str) -> list[str]:
     """Every line that a workflow's jobs run."""
     jobs = workflow(name)["jobs"].values()
     runs = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
-    matrix = workflow(name)["jobs"].get("test", {}).get("strategy", {}).get("matrix", {"command": [], "include": []})
+    matrix = (
+        workflow(name)["jobs"]
+        .get("test", {})
+        .get("strategy", {})
+        .get("matrix", {"command": [], "include": []})
+    )
     runs += [*matrix["command"], *(one["command"] for one in matrix["include"])]
     return [line for run in runs for line in run.replace("\\\n", "").splitlines()]
 
 
 def test_workflows_run_what_everybody_runs() -> None:
     lines = commands("tests.yml")
-    assert ".ci/run" in lines and "python -m course_utils test" in lines, "Linux through .ci/run, macOS in full"
+    assert ".ci/run" in lines and "python -m course_utils test" in lines, (
+        "Linux through .ci/run, macOS in full"
+    )
     assert "python -m course_utils lint" in lines and "python -m course_utils build --check" in lines
-    said = re.findall(r"(?:-m course_utils|where-did-the-memory-go) ([a-z]+)", "\n".join(lines + commands("site.yml")))
+    said = re.findall(
+        r"(?:-m course_utils|where-did-the-memory-go) ([a-z]+)", "\n".join(lines + commands("site.yml"))
+    )
     assert set(said) - {"start", "python"} <= set(COMMANDS)
     matrix = workflow("tests.yml")["jobs"]["test"]["strategy"]["matrix"]
     assert {one["os"] for one in matrix["include"]} == {"macos-latest", "windows-latest"}
@@ -135,7 +154,9 @@ def test_what_workflows_run_is_read_by_bash() -> None:
         for job in workflow(name)["jobs"].values():
             for step in job["steps"]:
                 text = re.sub(r"\$\{\{.*?\}\}", "x", step.get("run", ""))
-                assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0, text
+                assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0, (
+                    text
+                )
 
 
 def test_workflows_may_only_read_unless_a_job_publishes_and_none_runs_for_ever() -> None:
@@ -144,15 +165,21 @@ def test_workflows_may_only_read_unless_a_job_publishes_and_none_runs_for_ever()
         assert content["permissions"] == {"contents": "read"} and "concurrency" in content
         for job in content["jobs"].values():
             assert 0 < job["timeout-minutes"] <= 90
-            assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
-    writing = {name: job["permissions"] for name, job in workflow("site.yml")["jobs"].items() if "permissions" in job}
+            assert all(
+                re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step
+            )
+    writing = {
+        name: job["permissions"] for name, job in workflow("site.yml")["jobs"].items() if "permissions" in job
+    }
     assert writing == {"deploy": {"pages": "write", "id-token": "write"}, "colab": {"contents": "write"}}
     assert not any("permissions" in job for job in workflow("tests.yml")["jobs"].values())
 
 
 def test_a_workflow_that_never_ran_says_so() -> None:
     for name in ("tests.yml", "site.yml"):
-        assert read(f".github/workflows/{name}").startswith("# Never executed so far: "), "or change CONTRIBUTING too"
+        assert read(f".github/workflows/{name}").startswith("# Never executed so far: "), (
+            "or change CONTRIBUTING too"
+        )
         assert f"`{name}`" in read("CONTRIBUTING.md")
     assert "have never been executed" in " ".join(read("CONTRIBUTING.md").split())
 
@@ -184,7 +211,10 @@ def test_the_branch_that_colab_opens_gets_the_copies_alone_each_time(tmp_path: P
     for name in ("00", "01"):
         (tmp_path / "copies" / f"{name}.ipynb").write_text("{}")
         bash(f"git clone -q -b main --depth 1 file://{tmp_path}/origin.git {name} && cd {name}\n{publish}")
-    assert bash(f"cd origin.git && git ls-tree -r --name-only {COLAB_BRANCH}").split() == ["00.ipynb", "01.ipynb"]
+    assert bash(f"cd origin.git && git ls-tree -r --name-only {COLAB_BRANCH}").split() == [
+        "00.ipynb",
+        "01.ipynb",
+    ]
     assert bash(f"cd origin.git && git rev-list --count {COLAB_BRANCH}").strip() == "1"
     assert bash("cd origin.git && git ls-tree --name-only main").split() == ["file"]
 
@@ -199,8 +229,13 @@ def test_the_table_has_a_row_and_two_links_for_each_lesson_and_is_what_build_mak
     owner_and_name = ADDRESS.removeprefix("https://github.com/")
     for path in numbered(ROOT / "notebooks"):
         (row,) = [line for line in table.splitlines() if f"](notebooks/{path.name})" in line]
-        assert f"https://colab.research.google.com/github/{owner_and_name}/blob/colab/notebooks/{path.name})" in row
-        assert f"Fgithub.com%2F{owner_and_name.replace('/', '%2F')}/main?labpath=notebooks%2F{path.name})" in row
+        assert (
+            f"https://colab.research.google.com/github/{owner_and_name}/blob/colab/notebooks/{path.name})"
+            in row
+        )
+        assert (
+            f"Fgithub.com%2F{owner_and_name.replace('/', '%2F')}/main?labpath=notebooks%2F{path.name})" in row
+        )
     assert (
         table.count("](docs/images/colab.svg)")
         == table.count("](docs/images/binder.svg)")
@@ -222,9 +257,13 @@ def small(tmp_path: Path, *lessons: str) -> Path:
 def test_the_table_follows_lessons_and_the_address_and_keeps_what_one_finds_out(tmp_path: Path) -> None:
     root = small(tmp_path, "02")
     project = root / "pyproject.toml"
-    project.write_text(project.read_text(encoding="utf-8").replace(ADDRESS, "https://github.com/you/there"), "utf-8")
+    project.write_text(
+        project.read_text(encoding="utf-8").replace(ADDRESS, "https://github.com/you/there"), "utf-8"
+    )
     file = root / README
-    file.write_text(file.read_text(encoding="utf-8").replace("why the optimizer outweighs the model", "why"), "utf-8")
+    file.write_text(
+        file.read_text(encoding="utf-8").replace("why the optimizer outweighs the model", "why"), "utf-8"
+    )
     made = readme(root)
     rows = made.partition(TABLE[0])[2].partition(TABLE[1])[0].strip().splitlines()
     assert len(rows) == 3 and rows[2].startswith("| [02 Adam](notebooks/02_adam.ipynb) | why | 60 | [![")

@@ -76,7 +76,10 @@ def test_words_for_a_run_say_what_is_unusual():
         ({"accumulation_steps": 2}, "2 micro-batches"),
         ({"world_size": 4, "zero_stage": 1}, "4 ranks · ZeRO-1"),
         ({"tensor_parallel": 5}, "tensor parallel 5"),
-        ({"tensor_parallel": 5, "sequence_parallel": True, "seq_len": 1020}, "tensor parallel 5 · sequence parallel"),
+        (
+            {"tensor_parallel": 5, "sequence_parallel": True, "seq_len": 1020},
+            "tensor parallel 5 · sequence parallel",
+        ),
         ({"world_size": 2, "bucket_view": True}, "2 ranks · gradients as bucket views"),
         ({"clip_grad_norm": 1.0}, "gradients clipped at 1"),
         ({"set_to_none": False}, "gradients zeroed, not freed"),
@@ -104,11 +107,16 @@ def test_code_names_only_what_differs_from_the_defaults():
     assert RUN.replace(clip_grad_norm=1.0, dropout=0.5).code() == (
         "TrainingRun('gpt2-xl', micro_batch=32, seq_len=1024, clip_grad_norm=1.0, dropout=0.5)"
     )
-    assert TrainingRun("llama3-8b", logits="fp32").code() == "TrainingRun('llama3-8b', micro_batch=1, seq_len=1024)"
+    assert (
+        TrainingRun("llama3-8b", logits="fp32").code()
+        == "TrainingRun('llama3-8b', micro_batch=1, seq_len=1024)"
+    )
     assert TrainingRun("llama3-8b", logits="compute").code().endswith("seq_len=1024, logits='compute')")
 
 
-@pytest.mark.parametrize("size", ["micro_batch", "seq_len", "accumulation_steps", "world_size", "global_batch"])
+@pytest.mark.parametrize(
+    "size", ["micro_batch", "seq_len", "accumulation_steps", "world_size", "global_batch"]
+)
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -142,7 +150,9 @@ def test_impossible_sizes_are_refused(size: str, value: Any, said: str):
 )
 def test_unknown_choices_name_the_nearest_and_all_known(choice, value, nearest):
     choices: dict[str, Any] = {"model": "gpt2"} | {choice: value}
-    with pytest.raises(ValueError, match=f"unknown {choice} '{value}': did you mean '{nearest}'.*Known: .*{nearest}"):
+    with pytest.raises(
+        ValueError, match=f"unknown {choice} '{value}': did you mean '{nearest}'.*Known: .*{nearest}"
+    ):
         TrainingRun(**choices)
 
 
@@ -157,20 +167,28 @@ def test_what_resembles_nothing_gets_the_list_alone(choice, value):
 def test_gpus_are_found_in_any_case(name):
     assert gpu(name) is gpu(name.lower()) is GPUS[name]
     assert GPUS[name].memory > 14 * 2**30
-    assert GPUS[name].has_bf16 != (name in ("T4-16GB", "V100-16GB", "V100-32GB")), "Ampere and newer have bf16"
+    assert GPUS[name].has_bf16 != (name in ("T4-16GB", "V100-16GB", "V100-32GB")), (
+        "Ampere and newer have bf16"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "nearest"), [("A100-80", "A100-80GB"), ("a100", "A100-40GB"), ("rtx 4090", "RTX4090-24GB")]
 )
 def test_unknown_gpu_names_the_nearest(name, nearest):
-    with pytest.raises(ValueError, match=f"unknown GPU '{name}': did you mean '{nearest}'.*Known: .*H200-141GB"):
+    with pytest.raises(
+        ValueError, match=f"unknown GPU '{name}': did you mean '{nearest}'.*Known: .*H200-141GB"
+    ):
         gpu(name)
 
 
 @pytest.mark.parametrize(
     ("hidden", "heads", "attention", "said"),
-    [(768, 1, "flash", "up to 256"), (60, 4, "flash", "multiples of 8"), (60, 4, "efficient", "multiples of 8")],
+    [
+        (768, 1, "flash", "up to 256"),
+        (60, 4, "flash", "multiples of 8"),
+        (60, 4, "efficient", "multiples of 8"),
+    ],
 )
 def test_heads_that_a_kernel_cannot_take_are_refused(hidden, heads, attention, said):
     model = TransformerConfig("m", "gpt2", 2, hidden, heads, vocab=300, max_positions=128)
@@ -192,7 +210,10 @@ def test_a_changed_dropout_is_shown_and_its_own_is_not():
         ({"batch": 4}, "unknown choice of a TrainingRun 'batch'"),
         ({"microbatch": 4}, "did you mean 'micro_batch'"),
         ({"seq_len": 1025}, "1,025 tokens is longer than the 1,024 positions of gpt2-xl"),
-        ({"precision": "fp32"}, "flash kernel computes in 16 bits only, not in fp32: choose attention='efficient'"),
+        (
+            {"precision": "fp32"},
+            "flash kernel computes in 16 bits only, not in fp32: choose attention='efficient'",
+        ),
         ({"micro_batch": 4, "world_size": 2, "global_batch": 10}, r"global batch of 10 .* 4 · 2 = 8"),
         ({"accumulation_steps": 2, "global_batch": 64}, "not both"),
         ({"global_batch": 10**9}, "accumulation_steps is .* cannot be meant"),
@@ -222,7 +243,10 @@ def test_a_changed_dropout_is_shown_and_its_own_is_not():
         ({"lora_rank": True}, "lora_rank is True"),
         ({"lora_rank": 4, "frozen_bits": 5}, "frozen_bits is 5"),
         ({"frozen_bits": 8}, "freeze them with lora_rank above 0"),
-        ({"lora_rank": 4, "frozen_bits": 8, "precision": "fp32", "attention": "eager"}, "needs a 16-bit precision"),
+        (
+            {"lora_rank": 4, "frozen_bits": 8, "precision": "fp32", "attention": "eager"},
+            "needs a 16-bit precision",
+        ),
         ({"lora_rank": 4, "precision": "fp8"}, "not accounted for in fp8"),
         ({"lora_rank": 4, "model": "mixtral-8x7b"}, "mixture of experts is not covered"),
         ({"lora_rank": 4, "lora_targets": "head"}, "unknown LoRA target 'head'"),
@@ -258,10 +282,19 @@ def test_what_is_just_possible_is_accepted(changes):
 
 
 def test_a_run_shows_itself_as_a_card_with_what_is_unusual_in_bold() -> None:
-    usual, unusual = TrainingRun("gpt2"), TrainingRun("gpt2", 4, world_size=8, zero_stage=2, recompute="full")
+    usual = TrainingRun("gpt2")
+    unusual = TrainingRun("gpt2", 4, world_size=8, zero_stage=2, recompute="full")
     shown = usual._repr_html_()
     assert re.findall("<b>(.*?)</b>", shown) == ["gpt2"] and escape(usual.code()) in shown
-    for words in ("124,439,808 parameters", "b=1", "s=1,024", "global batch 1", "1 rank", "amp-bf16", "adamw"):
+    for words in (
+        "124,439,808 parameters",
+        "b=1",
+        "s=1,024",
+        "global batch 1",
+        "1 rank",
+        "amp-bf16",
+        "adamw",
+    ):
         assert words in shown
     assert "flash attention" in shown and "no recomputation" in shown
     shown = unusual._repr_html_()

@@ -1,4 +1,6 @@
-"""Lesson 06's schedules against their closed forms, policies against counted FLOPs, and the checkpoint by hand."""
+"""Lesson 06's schedules against their closed forms, policies against counted FLOPs, and the checkpoint by
+hand.
+"""
 
 import warnings
 from dataclasses import replace
@@ -45,9 +47,13 @@ def test_schedules_cost_what_their_formulas_say(nodes: int) -> None:
         assert schedule.forwards == 2 * nodes
 
 
-@pytest.mark.parametrize("schedule", [keep_all(9), keep_none(9), keep_every(9, 4)], ids=lambda item: item.name)
+@pytest.mark.parametrize(
+    "schedule", [keep_all(9), keep_none(9), keep_every(9, 4)], ids=lambda item: item.name
+)
 def test_backward_finds_what_it_needs(schedule: Schedule) -> None:
-    """b runs from last to first, each with its value there; f runs from a checkpoint or after its neighbor."""
+    """b runs from last to first, each with its value there; f runs from a checkpoint or
+    after its neighbor.
+    """
     backward = [tick for tick in schedule.ticks if tick.kind == "b"]
     assert [tick.node for tick in backward] == list(range(schedule.nodes, 0, -1))
     assert all(tick.node in tick.kept for tick in backward)
@@ -94,7 +100,8 @@ def test_player_refuses_what_it_cannot_show() -> None:
 
 def counted_flops(run: TrainingRun) -> tuple[int, int]:
     """FLOPs of matrix products in forward and in backward, as the course's network runs on the CPU."""
-    network, tokens = build_network(run.model, run.attention, run.recompute), torch.zeros(2, 32, dtype=torch.int64)
+    network = build_network(run.model, run.attention, run.recompute)
+    tokens = torch.zeros(2, 32, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         loss = network(tokens).square().mean()
         forward = counter.get_total_flops()
@@ -141,7 +148,9 @@ XL = TrainingRun("gpt2-xl", 32, 1024, "bf16-master")
 @pytest.mark.parametrize(("chunks", "best"), [(1, 4), (8, 2)])
 def test_the_best_number_of_blocks_depends_on_the_loss(chunks: int, best: int) -> None:
     """Without the loss's three tensors it is the formula's, √(L/c) with c = 17."""
-    peaks = {k: estimate(XL.replace(recompute=f"every-{k}", loss_chunks=chunks)).total for k in (1, 2, 3, 4, 6, 8)}
+    peaks = {
+        k: estimate(XL.replace(recompute=f"every-{k}", loss_chunks=chunks)).total for k in (1, 2, 3, 4, 6, 8)
+    }
     assert min(peaks, key=lambda k: peaks[k]) == best
     assert chunks == 1 or best == best_interval(48, 17)
 
@@ -180,16 +189,22 @@ def test_the_naive_checkpoint_fails_where_the_lesson_says_and_pytorchs_does_not(
     case: tuple[float, bool], off: bool
 ) -> None:
     names = names_from_cells("06", *BY_HAND)
-    gradients, right = names["gradients"], names["gradients"](names["keep_everything"], *case)
+    gradients = names["gradients"]
+    right = names["gradients"](names["keep_everything"], *case)
     for call, wrong in ((names["Recomputed"].apply, off), (partial(checkpoint, use_reentrant=True), False)):
-        same = all(torch.equal(mine, other) for mine, other in zip(gradients(call, *case), right, strict=True))
+        same = all(
+            torch.equal(mine, other) for mine, other in zip(gradients(call, *case), right, strict=True)
+        )
         assert same is not wrong
 
 
 @pytest.mark.parametrize(("variant", "again"), [(True, 2), (False, 1)])
 def test_only_the_variant_that_is_not_reentrant_stops_early(variant: bool, again: int) -> None:
-    """Of the two products of the lesson's block, backward needs the input of both, and nobody the second's output."""
-    names, flops = names_from_cells("06", *BY_HAND), []
+    """Of the two products of the lesson's block, backward needs the input of both, and nobody the second's
+    output.
+    """
+    names = names_from_cells("06", *BY_HAND)
+    flops = []
     for run in (names["keep_everything"], partial(checkpoint, use_reentrant=variant)):
         with FlopCounterMode(display=False) as counter:
             names["gradients"](run, 0.5, False)
@@ -208,8 +223,11 @@ def test_the_reentrant_variant_loses_gradients_when_no_input_requires_one() -> N
 
 @pytest.mark.parametrize("card", ["A100-80GB", "H100-80GB"])
 def test_offloaded_copies_take_longer_than_the_steps_arithmetic_over_pcie(card: str) -> None:
-    """What lesson 06 says of GPT-2 XL, and that over NVLink-C2C they fit into a forward at 54 % of the peak."""
-    run, rates = TrainingRun("gpt2-xl", 32, 1024, "bf16-master"), gpu(card).rates
+    """What lesson 06 says of GPT-2 XL, and that over NVLink-C2C they fit into a forward
+    at 54 % of the peak.
+    """
+    run = TrainingRun("gpt2-xl", 32, 1024, "bf16-master")
+    rates = gpu(card).rates
     assert rates is not None
     moved = estimate(run)["activations"] - estimate(run.replace(recompute="offload"))["activations"]
     arithmetic = step_seconds(run, gpu(card))["model"]

@@ -105,7 +105,9 @@ def test_nothing_found_says_what_to_ask(asked: str, words: str) -> None:
     assert "<ol>" not in findings._repr_html_()
 
 
-def test_links_lead_from_the_notebooks_folder_to_files_cells_and_headings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_lead_from_the_notebooks_folder_to_files_cells_and_headings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(ROOT / "notebooks")
     shown = find("reserved memory")._repr_html_()
     links = [unquote(unescape(link)) for link in re.findall(r"<a href='([^']*)'>", shown)]
@@ -131,7 +133,10 @@ def test_the_command_needs_python_alone(capsys: pytest.CaptureFixture[str]) -> N
     command = [sys.executable, "-S", "-E", "-m", "course_utils", "find", "--here", "reserved", "memory"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[2] == "glossary: Allocated and reserved" and "docs/glossary.md" in done.stdout
+    assert (
+        done.stdout.splitlines()[2] == "glossary: Allocated and reserved"
+        and "docs/glossary.md" in done.stdout
+    )
     assert main(["find", "fragmentatn"]) == 1 and "did you mean 'fragmentation'?" in capsys.readouterr().err
     assert main(["find", " ?!"]) == 1 and "name what to look for" in capsys.readouterr().err
     assert main(["find", "--help"]) == 0 and "Solutions are not searched" in capsys.readouterr().out

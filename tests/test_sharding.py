@@ -104,7 +104,8 @@ def test_an_unknown_stage_is_refused(stage):
 def test_buckets_are_those_of_torch(model, caps):
     shapes = list(reversed(parameter_shapes(model).values()))
     tensors = [torch.empty(shape, device="meta") for shape in shapes]
-    dense, order = [False] * len(tensors), list(range(len(tensors)))
+    dense = [False] * len(tensors)
+    order = list(range(len(tensors)))
     indices, _ = distributed_c10d._compute_bucket_assignment_by_size(tensors, list(caps), dense, order)
     theirs = [sum(4 * prod(shapes[index]) for index in bucket) for bucket in indices]
     assert sorted(theirs) == sorted(ddp_buckets([4 * prod(shape) for shape in shapes], caps))
@@ -113,7 +114,9 @@ def test_buckets_are_those_of_torch(model, caps):
 def test_all_buckets_together_are_all_gradients():
     run = TrainingRun(GPT, precision="fp32", attention="eager", world_size=4)
     for rebuilt in (True, False):
-        assert 0 <= sum(bucket_sizes(run, rebuilt)) - 4 * GPT.parameters < 512 * len(bucket_sizes(run, rebuilt))
+        assert (
+            0 <= sum(bucket_sizes(run, rebuilt)) - 4 * GPT.parameters < 512 * len(bucket_sizes(run, rebuilt))
+        )
     assert len(bucket_sizes(run, rebuilt=False)) == 1 < len(bucket_sizes(run))
 
 
@@ -145,7 +148,9 @@ def test_states_of_rank_0_are_exact(changes):
     run = RUN.replace(**changes)
     found = simulate(run)
     before_step = found.moments["end of backward"]
-    assert {kind: before_step[kind] for kind in ("parameters", "gradients", "optimizer_states")} == rank_0_states(run)
+    assert {
+        kind: before_step[kind] for kind in ("parameters", "gradients", "optimizer_states")
+    } == rank_0_states(run)
     assert before_step["communication"] == before_step["temporaries"] == before_step["activations"] == 0
     assert dict(found.moments["end of step 1"]) == dict(found.moments["end of step 2"])
 
@@ -153,29 +158,50 @@ def test_states_of_rank_0_are_exact(changes):
 def test_provenance_says_whose_memory_it_is():
     assert "rank 0 of 8 simulated ranks" in str(simulate(RUN).provenance)
     assert simulate(RUN).source == "simulated"
-    assert "the fp32 shards are the master weights" in str(simulate(RUN.replace(precision="bf16-master")).provenance)
+    assert "the fp32 shards are the master weights" in str(
+        simulate(RUN.replace(precision="bf16-master")).provenance
+    )
     assert "2 of 3 micro-batches" in str(simulate(RUN.replace(accumulation_steps=3)).provenance)
 
 
 @pytest.mark.parametrize("changes", [SHARDED[2], SHARDED[3], SHARDED[0], SHARDED[5]], ids=str)
 def test_activations_are_those_of_one_rank(changes):
-    """Sharding states changes nothing of what forward keeps, but for copies that autocast makes of padded weights."""
+    """Sharding states changes nothing of what forward keeps, but for copies that autocast makes of padded
+    weights.
+    """
     run = RUN.replace(**changes)
     alone = simulate(run.replace(world_size=1, zero_stage=0))
-    assert simulate(run).moments["end of forward"]["activations"] == alone.moments["end of forward"]["activations"]
+    assert (
+        simulate(run).moments["end of forward"]["activations"]
+        == alone.moments["end of forward"]["activations"]
+    )
 
 
-LARGE_VOCABULARY = {"model": tiny("llama", layers=2, vocab=20_000), "micro_batch": 1, "seq_len": 8, "recompute": "full"}
+LARGE_VOCABULARY = {
+    "model": tiny("llama", layers=2, vocab=20_000),
+    "micro_batch": 1,
+    "seq_len": 8,
+    "recompute": "full",
+}
 """Fullest at the end of backward, where the loss and its gradient still are."""
 
 ESTIMATED = [
     *SHARDED,
-    *({**LARGE_VOCABULARY, "precision": recipe, "world_size": 2} for recipe in ("bf16-master", "fp16-master")),
+    *(
+        {**LARGE_VOCABULARY, "precision": recipe, "world_size": 2}
+        for recipe in ("bf16-master", "fp16-master")
+    ),
     {"model": tiny("llama", layers=4), "micro_batch": 8, "recompute": "full", "precision": "bf16-master"},
     {"model": tiny("gpt2", layers=5), "optimizer": "adamw-loop", "clip_grad_norm": 1.0, "seq_len": 8},
     {"model": tiny("gpt2", layers=3), "micro_batch": 8, "recompute": "selective-attention", "loss_chunks": 4},
     {"model": shallow(GPT, 4), "micro_batch": 1, "seq_len": 512},
-    {"model": tiny("llama", layers=3), "precision": "bf16-master", "world_size": 2, "zero_stage": 2, "seq_len": 128},
+    {
+        "model": tiny("llama", layers=3),
+        "precision": "bf16-master",
+        "world_size": 2,
+        "zero_stage": 2,
+        "seq_len": 128,
+    },
     {"model": shallow(GPT, 3), "seq_len": 512, "precision": "bf16-master", "zero_stage": 2, "world_size": 7},
 ]
 
@@ -184,7 +210,8 @@ ESTIMATED = [
 @pytest.mark.sweep(12)
 def test_the_peak_is_exact(changes):
     run = RUN.replace(**changes)
-    expected, found = estimate(run), simulate(run)
+    expected = estimate(run)
+    found = simulate(run)
     assert dict(expected) == dict(found.breakdown)
     assert expected.phase == found.peak_phase
     for phase, highest in found.phase_peaks.items():
@@ -203,7 +230,9 @@ def test_what_the_peak_is_not_estimated_for(changes, words):
 
 def test_a_later_share_of_gradients_is_communication_until_it_is_added():
     found = simulate(RUN.replace(accumulation_steps=2))
-    shares = [a for a in found.allocations if a.bytes == fsdp_groups(RUN)[1].reduce_output and a.phase == "backward"]
+    shares = [
+        a for a in found.allocations if a.bytes == fsdp_groups(RUN)[1].reduce_output and a.phase == "backward"
+    ]
     assert {a.kind for a in shares} == {"gradients", "communication"}
     blocks, steps = RUN.model.layers, 2
     assert len(shares) == 2 * blocks * steps  # of each micro-batch, block and step
@@ -211,11 +240,14 @@ def test_a_later_share_of_gradients_is_communication_until_it_is_added():
 
 
 def test_gathered_and_reduced_buffers_are_on_streams_of_their_own(tmp_path):
-    """FSDP2's streams, in the order in which it makes them: copy-in and gather in one, all-gather, reduce-scatter."""
+    """FSDP2's streams, in the order in which it makes them: copy-in and gather in one, all-gather,
+    reduce-scatter.
+    """
     found = simulate(RUN)
     by_stream = {stream: [a for a in found.allocations if a.stream == stream] for stream in (0, 1, 2, 3)}
     assert sum(map(len, by_stream.values())) == len(found.allocations)
-    gathered, reduced = fsdp_groups(RUN)[1].gather_output, fsdp_groups(RUN)[1].reduce_output
+    gathered = fsdp_groups(RUN)[1].gather_output
+    reduced = fsdp_groups(RUN)[1].reduce_output
     assert {a.bytes for a in by_stream[1]} >= {gathered} and not by_stream[2]
     assert {a.kind for a in by_stream[1]} == {"communication"}
     assert reduced in {a.bytes for a in by_stream[3]} and {a.kind for a in by_stream[3]} == {"gradients"}
@@ -231,9 +263,9 @@ def test_a_recording_keeps_streams_where_they_are_not_the_default():
     found = simulate(RUN)
     kept = to_json(found, whole=True)
     assert from_json(kept, "").allocations == list(found.allocations)
-    assert {len(row) for row, item in zip(kept["allocations"], found.allocations, strict=True) if not item.stream} == {
-        len(FIELDS) - 1
-    }
+    assert {
+        len(row) for row, item in zip(kept["allocations"], found.allocations, strict=True) if not item.stream
+    } == {len(FIELDS) - 1}
 
 
 def test_what_a_dtensor_plans_is_not_there():
@@ -269,7 +301,9 @@ def test_padding_is_counted():
     run = RUN.replace(world_size=100, precision="fp32", attention="eager")
     block = fsdp_groups(run)[1]
     assert 3 in block.shards
-    assert block.unsharded > sum(round_up(4 * prod(shape)) for shape in parameter_shapes(run.model).values()) / 4
+    assert (
+        block.unsharded > sum(round_up(4 * prod(shape)) for shape in parameter_shapes(run.model).values()) / 4
+    )
 
 
 # What is refused, and what is left behind
@@ -286,7 +320,9 @@ def test_what_fsdp_is_not_covered_for(changes, words):
 
 @pytest.mark.parametrize(("stage", "source"), [(0, "simulated"), (1, "auto"), (3, "cpu"), (2, "live")])
 def test_the_error_names_what_works(stage, source):
-    with pytest.raises(ValueError, match=r"zero_stage 2 and 3 .* source='simulated', 0 and 1 .* source='cpu'"):
+    with pytest.raises(
+        ValueError, match=r"zero_stage 2 and 3 .* source='simulated', 0 and 1 .* source='cpu'"
+    ):
         measure(RUN.replace(zero_stage=stage), source)
 
 
@@ -335,21 +371,29 @@ def test_korthikantis_table():
         korthikanti(recompute="sqrt")
 
 
-@pytest.mark.parametrize("model", [PRESETS["gpt3-175b"], PRESETS["llama3-8b"], tiny("gpt2"), tiny("llama")], ids=str)
+@pytest.mark.parametrize(
+    "model", [PRESETS["gpt3-175b"], PRESETS["llama3-8b"], tiny("gpt2"), tiny("llama")], ids=str
+)
 def test_ranks_have_everything_between_them(model):
     for ranks in (1, 2):
         vocabulary = -(-model.vocab // ranks) * ranks - model.vocab
         padding = vocabulary * model.hidden * (1 if model.tied else 2)
         shapes = megatron.rank_shapes(model, ranks)
-        replicated = sum(prod(shape) for name, shape in shapes.items() if shape == parameter_shapes(model)[name])
+        replicated = sum(
+            prod(shape) for name, shape in shapes.items() if shape == parameter_shapes(model)[name]
+        )
         total = ranks * sum(map(prod, shapes.values()))
         assert total == model.parameters + padding + (ranks - 1) * (replicated if ranks > 1 else 0)
 
 
 def test_replicated_are_norms_positions_and_biases_after_a_sum():
     model = tiny("gpt2")
-    h, L, whole = model.hidden, model.layers, parameter_shapes(model)
-    replicated = sum(prod(shape) for name, shape in megatron.rank_shapes(model, 2).items() if shape == whole[name])
+    h = model.hidden
+    L = model.layers
+    whole = parameter_shapes(model)
+    replicated = sum(
+        prod(shape) for name, shape in megatron.rank_shapes(model, 2).items() if shape == whole[name]
+    )
     assert replicated == L * (4 * h + 2 * h) + 2 * h + model.max_positions * h
 
 
@@ -366,7 +410,11 @@ def test_ranks_that_do_not_divide_are_refused():
         ("gpt3-175b", {"attention": "eager", "lora_rank": 8, "tensor_parallel": 1}, "LoRA"),
         ("gpt3-175b", {"attention": "eager", "dropout": 0.0}, "without dropout"),
         ("llama3-8b", {"attention": "eager"}, "a gated MLP"),
-        (dataclasses.replace(GPT, kv_heads=4), {"attention": "eager", "tensor_parallel": 2}, "grouped queries"),
+        (
+            dataclasses.replace(GPT, kv_heads=4),
+            {"attention": "eager", "tensor_parallel": 2},
+            "grouped queries",
+        ),
         (dataclasses.replace(GPT, ffn=1024), {"attention": "eager", "tensor_parallel": 2}, "an MLP of 1024"),
     ],
     ids=str,
@@ -390,16 +438,23 @@ def test_elements_that_ranks_do_not_divide_are_rounded_up():
     assert megatron.block_activation_bytes(run) == 10 * 3 * h + -(-split // 4)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp-fp16", "bf16-master", "bf16-master-fp32grad", "bf16", "fp8"])
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "adamw-fused", "adafactor", "adam8bit", "muon"])
+@pytest.mark.parametrize(
+    "precision", ["fp32", "amp-fp16", "bf16-master", "bf16-master-fp32grad", "bf16", "fp8"]
+)
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "momentum", "adamw", "adamw-fused", "adafactor", "adam8bit", "muon"]
+)
 def test_one_tensor_parallel_rank_keeps_what_one_rank_keeps(precision, optimizer):
     run = TrainingRun(tiny("llama"), 2, 64, precision, optimizer, attention="eager")
     assert {kind: rank_states(run)[kind] for kind in rank_0_states(run)} == rank_0_states(run)
 
 
 def test_a_tensor_parallel_rank_keeps_sixteen_bytes_a_parameter_of_its_own():
-    run = TrainingRun("gpt3-175b", 1, 2048, "bf16-master", attention="eager", tensor_parallel=8, sequence_parallel=True)
-    found, N = rank_states(run), sum(map(prod, megatron.rank_shapes(run.model, 8).values()))
+    run = TrainingRun(
+        "gpt3-175b", 1, 2048, "bf16-master", attention="eager", tensor_parallel=8, sequence_parallel=True
+    )
+    found = rank_states(run)
+    N = sum(map(prod, megatron.rank_shapes(run.model, 8).values()))
     states = found["parameters"] + found["gradients"] + found["optimizer_states"]
     assert 0 <= states - 16 * N < 5 * 512 * len(parameter_shapes(run.model))
     assert found["activations"] == 96 * 2048 * 12288 * (34 + 80) // 8
@@ -408,9 +463,13 @@ def test_a_tensor_parallel_rank_keeps_sixteen_bytes_a_parameter_of_its_own():
 
 
 def test_states_come_without_activations_where_none_are_covered_and_say_so():
-    found = rank_states(TrainingRun("llama3-70b", 1, 4096, "bf16-master", attention="flash", tensor_parallel=8))
+    found = rank_states(
+        TrainingRun("llama3-70b", 1, 4096, "bf16-master", attention="flash", tensor_parallel=8)
+    )
     assert found["activations"] == 0 < found["optimizer_states"] == 6 * found["parameters"]
-    assert "8 tensor-parallel ranks, without activations: " in found.label and "the flash kernel" in found.label
+    assert (
+        "8 tensor-parallel ranks, without activations: " in found.label and "the flash kernel" in found.label
+    )
 
 
 def test_tensor_parallelism_beside_something_else_is_refused():

@@ -17,7 +17,9 @@ from course_utils.run import TrainingRun
 
 
 def saved_within(attention: str, work: Any) -> tuple[list[torch.Tensor], list[str]]:
-    """Distinct storages that autograd saves while `work()` runs on the simulated GPU, and the operators that ran."""
+    """Distinct storages that autograd saves while `work()` runs on the simulated GPU, and the operators that
+    ran.
+    """
     kept: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,9 +103,9 @@ def test_rms_norm_is_one_operator_that_keeps_one_number_a_token(dtype):
 
     given: list[torch.Tensor] = []
     kept, operators = saved_within("flash", work)
-    assert [name for name in operators if name.startswith(("_fused", "rms", "pow", "mean", "mul", "rsqrt"))] == [
-        "_fused_rms_norm"
-    ]
+    assert [
+        name for name in operators if name.startswith(("_fused", "rms", "pow", "mean", "mul", "rsqrt"))
+    ] == ["_fused_rms_norm"]
     (statistic,) = [tensor for tensor in kept if all(tensor is not one for one in given)]
     assert (tuple(statistic.shape), statistic.dtype) == ((2, 48, 1), torch.float32)
 
@@ -123,7 +125,9 @@ FUSED = {kernel: f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("model", [shallow(GPT, 2), shallow(LLAMA, 2)], ids=lambda model: model.name)
 def test_the_chosen_attention_runs_and_no_other(model, recompute, attention):
-    names = operators_of_a_step(TrainingRun(model, 1, 32, "bf16-master", attention=attention, recompute=recompute))
+    names = operators_of_a_step(
+        TrainingRun(model, 1, 32, "bf16-master", attention=attention, recompute=recompute)
+    )
     forwards = model.layers * (2 if recompute == "full" else 1)
     for kind, operator in FUSED.items():
         assert names.count(operator) == (forwards if kind == attention else 0)
@@ -140,7 +144,8 @@ def test_grouped_keys_stay_narrow_in_flash_and_are_repeated_for_the_efficient_ke
         return sorted(tensor.numel() for tensor in kept if tensor.numel() >= 2 * 2 * 48 * 16)
 
     sizes = {kernel: sizes_kept(kernel) for kernel in FUSED}
-    wide, narrow = 2 * 4 * 48 * 16, 2 * 2 * 48 * 16
+    wide = 2 * 4 * 48 * 16
+    narrow = 2 * 2 * 48 * 16
     grouped = [narrow, narrow, wide, wide]
     assert sizes == {"flash": grouped, "efficient": [wide, wide, wide, wide], "cudnn": grouped}
 
@@ -148,8 +153,12 @@ def test_grouped_keys_stay_narrow_in_flash_and_are_repeated_for_the_efficient_ke
 @pytest.mark.parametrize("model", [shallow(GPT, 2), shallow(LLAMA, 2)], ids=lambda model: model.name)
 @pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master", "amp-fp16"])
 def test_cudnn_keeps_what_flash_keeps(model, precision):
-    """Output, logsumexp, seed and offset: what differs between the two is the scratch inside, which no one sees."""
-    flash, cudnn = (simulate(TrainingRun(model, 2, 64, precision, attention=kernel)) for kernel in ("flash", "cudnn"))
+    """Output, logsumexp, seed and offset: what differs between the two is the scratch inside, which no one
+    sees.
+    """
+    flash, cudnn = (
+        simulate(TrainingRun(model, 2, 64, precision, attention=kernel)) for kernel in ("flash", "cudnn")
+    )
     assert cudnn.moments["end of forward"] == flash.moments["end of forward"]
     assert cudnn.peak == flash.peak
 

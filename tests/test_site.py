@@ -23,15 +23,22 @@ need("furo", "latex2mathml", "myst_nb", "sphinx")
 HEAVIEST = 2_000_000
 LOADED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
 LOOKED_AT = [
-    "docs/index.html", "notebooks/02_adam.html", "exercises/06_recomputation.html",
-    *(pytest.param(f"{folder}/*.html", marks=pytest.mark.sweep(0)) for folder in ("docs", "notebooks", "exercises")),
-]  # fmt: skip
+    "docs/index.html",
+    "notebooks/02_adam.html",
+    "exercises/06_recomputation.html",
+    *(
+        pytest.param(f"{folder}/*.html", marks=pytest.mark.sweep(0))
+        for folder in ("docs", "notebooks", "exercises")
+    ),
+]
 """The pages that a real browser looks at; all of them take minutes."""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The website; making it fails for any warning of Sphinx, such as a link or an anchor that leads nowhere."""
+    """The website; making it fails for any warning of Sphinx, such as a link or an
+    anchor that leads nowhere.
+    """
     need_pyodide()
     return make(tmp_path_factory.mktemp("site") / "pages")
 
@@ -73,7 +80,9 @@ def test_every_lesson_and_its_exercises_have_a_page(site: Path) -> None:
     assert "docs/index.html" in (site / "index.html").read_text(encoding="utf-8")
 
 
-def test_no_page_loads_anything_from_elsewhere_or_is_heavy_with_all_that_it_loads(read: dict[Path, Read]) -> None:
+def test_no_page_loads_anything_from_elsewhere_or_is_heavy_with_all_that_it_loads(
+    read: dict[Path, Read],
+) -> None:
     for path, page in read.items():
         assert [address for address in page.loads if re.match(r"(https?:)?//", address)] == [], path.name
         files = {
@@ -84,7 +93,8 @@ def test_no_page_loads_anything_from_elsewhere_or_is_heavy_with_all_that_it_load
 
 
 def test_no_link_within_the_site_leads_nowhere(read: dict[Path, Read]) -> None:
-    broken, followed = [], 0
+    broken = []
+    followed = 0
     for path, page in read.items():
         for link in page.links:
             target, _, name = link.partition("#")
@@ -135,7 +145,11 @@ def test_every_table_has_headers_and_no_page_names_this_machine(site: Path) -> N
 
 
 def test_the_websites_own_search_finds_words_and_terms_without_a_network(site: Path, tab: Page) -> None:
-    where = {"reserved": "docs/glossary", "Expandable segments": "docs/glossary", "checkpoint": "notebooks/06"}
+    where = {
+        "reserved": "docs/glossary",
+        "Expandable segments": "docs/glossary",
+        "checkpoint": "notebooks/06",
+    }
     for asked, page in where.items():
         tab.goto(f"{(site / 'search.html').as_uri()}?q={asked}")
         tab.locator(f'#search-results a[href^="{page}"]').first.wait_for()
@@ -162,6 +176,8 @@ def test_the_cheat_sheet_has_the_lessons_own_lines(tmp_path: Path) -> None:
     assert len(sheet.entries) == len(numbered(ROOT / "notebooks"))
     assert all(entry.line in sheet.markdown for entry in sheet.entries)
     (tmp_path / "notebooks").mkdir()
-    (tmp_path / "notebooks" / "01_x.ipynb").write_text('{"cells": [{"cell_type": "markdown", "source": "# 01 · X"}]}')
+    (tmp_path / "notebooks" / "01_x.ipynb").write_text(
+        '{"cells": [{"cell_type": "markdown", "source": "# 01 · X"}]}'
+    )
     with pytest.raises(ValueError, match=r"01_x\.ipynb lacks .*Remember"):
         cheat_sheet(tmp_path)

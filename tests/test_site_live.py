@@ -1,4 +1,6 @@
-"""Do the website's pages answer: guesses, quizzes, sliders, the first page's explorer, formulas, cards for sharing?"""
+"""Do the website's pages answer: guesses, quizzes, sliders, the first page's explorer, formulas, cards for
+sharing?
+"""
 
 import ast
 import importlib
@@ -34,12 +36,23 @@ DOCS = ROOT / "docs"
 LIGHT = 2_000_000
 ADDRESS = "https://example.org/course"
 LIVE = {"00", "01", "02", "03", "04", "05", "06", "07", "09", "10", "11", "12", "explorer"}
-STATIC = {"07b": "a generator of torch", "08": "real processes", "13": "measured steps", "14": "measured steps"}
+STATIC = {
+    "07b": "a generator of torch",
+    "08": "real processes",
+    "13": "measured steps",
+    "14": "measured steps",
+}
 """Where a lesson has a widget: those that move on the website, and what the others wait for."""
 
-ASKED = "<p class='course-ask' data-guess='06.x' data-unit='GB'>Your guess, in GB: run this cell and type it in.</p>"
+ASKED = (
+    "<p class='course-ask' data-guess='06.x' data-unit='GB'>Your guess, in GB: run this cell and type it"
+    " in.</p>"
+)
 INSIDE = "<summary>Show me, or lock a guess first</summary><p>It is 8.0 GB.</p>"
-ANSWER = f"{FOLD}<details class='course-answer' data-guess='06.x' data-unit='GB' data-actual='8e9'>{INSIDE}</details>"
+ANSWER = (
+    f"{FOLD}<details class='course-answer' data-guess='06.x' data-unit='GB'"
+    f" data-actual='8e9'>{INSIDE}</details>"
+)
 
 
 def hand_made() -> Any:
@@ -53,7 +66,10 @@ def hand_made() -> Any:
         new_output("stream", name="stdout", text="it is printed: 8\n"),
         new_output("display_data", {"text/html": ANSWER, "text/plain": "It is 8.0 GB."}),
     ]
-    words = "# 99 · A page\n\nInline $34 \\cdot s b h$ and\n\n$$ \\frac{5 a s}{h} + 34 $$\n\nA card of $300 or $400."
+    words = (
+        "# 99 · A page\n\nInline $34 \\cdot s b h$ and\n\n$$ \\frac{5 a s}{h} + 34 $$\n\nA card of $300 or"
+        " $400."
+    )
     cells = [new_markdown_cell(words), new_code_cell("predict('06.x')"), new_code_cell("reveal('06.x', 8e9)")]
     for cell, outputs in zip(cells[1:], ([new_output("display_data", asked)], shown), strict=True):
         cell.outputs, cell.execution_count = outputs, 1
@@ -62,9 +78,12 @@ def hand_made() -> Any:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site of four pages: the first, one made by hand, a lesson with sliders and a quiz, and the explorer's."""
+    """A site of four pages: the first, one made by hand, a lesson with sliders and a quiz, and the
+    explorer's.
+    """
     need_pyodide()
-    stage, out = tmp_path_factory.mktemp("stage"), tmp_path_factory.mktemp("out") / "site"
+    stage = tmp_path_factory.mktemp("stage")
+    out = tmp_path_factory.mktemp("out") / "site"
     shutil.copytree(DOCS / "_static", stage / "docs" / "_static")
     shutil.copytree(DOCS / "_extra", stage / "docs" / "_extra")
     for name in ("conf.py", "site_build.py"):
@@ -75,7 +94,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy2(ROOT / "notebooks" / f"{name}.ipynb", stage / "notebooks")
     tree = "```{toctree}\n../notebooks/06_recomputation\n../notebooks/explorer\n../notebooks/99_page\n```\n"
     (stage / "docs" / "index.md").write_text(f"# Home\n\n<!-- the explorer -->\n\n{tree}", encoding="utf-8")
-    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", "-c", str(stage / "docs"), str(stage), str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-b",
+        "html",
+        "-c",
+        str(stage / "docs"),
+        str(stage),
+        str(out),
+    ]
     environment = os.environ | {"COURSE_ROOT": str(ROOT), "COURSE_URL": ADDRESS}
     subprocess.run(command, env=environment, check=True, capture_output=True)
     site.make_explorer(out / site.EXPLORER)
@@ -115,7 +145,8 @@ def clean(page: Page) -> None:
 
 def test_a_guess_is_locked_with_the_keyboard_alone_and_opens_its_answer(tab: Page, address: str) -> None:
     tab.goto(f"{address}notebooks/99_page.html")
-    said, answer = tab.locator(".course-told"), tab.locator("details.course-answer")
+    said = tab.locator(".course-told")
+    answer = tab.locator("details.course-answer")
     printed = tab.get_by_text("it is printed: 8")
     assert not printed.is_visible()
     clean(tab)
@@ -172,14 +203,14 @@ def test_a_quiz_counts_with_the_keyboard_alone(tab: Page, address: str) -> None:
 
 
 def _questions(page: Page) -> list[list[tuple[int, bool]]]:
-    """For each question, the place of each choice among all and whether it is right, read from its verdict."""
+    """For each question, the place of each choice among all and whether it is right,
+    read from its verdict.
+    """
     verdicts = page.locator(".course-quiz details > p").all_text_contents()
-    texts = page.locator(".course-quiz details").evaluate_all(
-        """found => found.map((one) => {
+    texts = page.locator(".course-quiz details").evaluate_all("""found => found.map((one) => {
             while (one.matches('details')) one = one.previousElementSibling;
             return one.textContent;
-        })"""
-    )
+        })""")
     questions: dict[str, list[tuple[int, bool]]] = {}
     for place, (text, said) in enumerate(zip(texts, verdicts, strict=True)):
         questions.setdefault(text, []).append((place, said.startswith("Right.")))
@@ -214,10 +245,13 @@ def test_the_explorer_of_the_lessons_is_live_too_and_says_what_to_change(tab: Pa
     live = tab.locator(".course-moves")
     live.get_by_text("What to change next: press a button to apply it").wait_for()
     code = live.locator(".course-verdict code")
-    first, offered = code.inner_text(), live.locator(".course-changes button").first.inner_text()
+    first = code.inner_text()
+    offered = live.locator(".course-changes button").first.inner_text()
     live.get_by_label(re.compile("^micro-batch *[0-9]")).fill("9")  # the last of its steps
     live.get_by_text("micro_batch=512").first.wait_for()
-    changed = "(before) => document.querySelector('.course-moves .course-changes button').innerText !== before"
+    changed = (
+        "(before) => document.querySelector('.course-moves .course-changes button').innerText !== before"
+    )
     tab.wait_for_function(changed, arg=offered)  # what to change next comes later, and moves what is below it
     live.get_by_role("button", name="Start over").press("Enter")
     live.get_by_text(first, exact=True).wait_for()
@@ -238,15 +272,21 @@ def build() -> ModuleType:
 def slices(build: ModuleType) -> dict[str, str]:
     """By cell with a widget, the code that the website would run."""
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    return {name: code for path in paths if path.stem != "demos"
-            for name, code in build.slices(json.loads(path.read_text(encoding="utf-8"))).items()}  # fmt: skip
+    return {
+        name: code
+        for path in paths
+        if path.stem != "demos"
+        for name, code in build.slices(json.loads(path.read_text(encoding="utf-8"))).items()
+    }
 
 
 def number(cell: str) -> str:
     return re.split("[_-]", cell)[0]
 
 
-def test_each_widget_moves_on_the_website_or_is_known_not_to(build: ModuleType, slices: dict[str, str]) -> None:
+def test_each_widget_moves_on_the_website_or_is_known_not_to(
+    build: ModuleType, slices: dict[str, str]
+) -> None:
     live = build.runnable(slices)
     assert {number(cell) for cell in live} == LIVE
     assert {number(cell) for cell in slices if cell not in live} == set(STATIC)
@@ -285,7 +325,9 @@ for name, code in json.load(sys.stdin).items():
     drawn[name].append(len(seen))
 print(json.dumps(drawn))
 """
-"""Shows each cell's widget, gives its controls their values, presses its buttons; counts how often it looked new."""
+"""Shows each cell's widget, gives its controls their values, presses its buttons; counts how often it looked
+new.
+"""
 
 
 def test_every_control_of_every_live_widget_moves_and_begins_as_in_a_notebook(
@@ -315,16 +357,27 @@ def test_a_slice_has_what_its_cell_reads_and_nothing_else(build: ModuleType) -> 
         "!ls",
         "d = a.f(b)\nshow(d, [z for z in d])",
     )
-    shown = new_output("execute_result", {"text/html": "x", "text/plain": "A thing: run this cell to use it."})
+    shown = new_output(
+        "execute_result", {"text/html": "x", "text/plain": "A thing: run this cell to use it."}
+    )
     cells = [new_code_cell(source) for source in sources]
     cells[-1].outputs = [shown]
     [code] = build.slices(new_notebook(cells=cells)).values()
-    assert code.splitlines() == ["import a", "b = 1", "c = 2", "b += c", "d = a.f(b)", "show(d, [z for z in d])"]
+    assert code.splitlines() == [
+        "import a",
+        "b = 1",
+        "c = 2",
+        "b += c",
+        "d = a.f(b)",
+        "show(d, [z for z in d])",
+    ]
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("rate", "angle"), [(0.05, 0.0), (0.5, 30.0)])
-def test_the_stand_in_for_torch_walks_as_torch_does(rule: str, rate: float, angle: float, tmp_path: Path) -> None:
+def test_the_stand_in_for_torch_walks_as_torch_does(
+    rule: str, rate: float, angle: float, tmp_path: Path
+) -> None:
     asked = f"json.dumps(trajectory({rule!r}, {rate}, 60, beta1=0.8, valley=Valley(25.0, {angle})))"
     code = "import sys, json\nsys.path[:0] = sys.argv[1:]\nfrom course_utils.lessons.adam.by_hand import *"
     command = [sys.executable, "-I", "-c", f"{code}\nprint({asked})", str(DOCS / "_live"), str(ROOT)]
@@ -336,7 +389,9 @@ def test_the_stand_in_for_torch_walks_as_torch_does(rule: str, rate: float, angl
 # The first page
 
 
-def test_the_first_page_shows_a_picture_before_anything_is_touched_and_then_answers(tab: Page, address: str) -> None:
+def test_the_first_page_shows_a_picture_before_anything_is_touched_and_then_answers(
+    tab: Page, address: str
+) -> None:
     answers: list[Any] = []
     tab.on("response", lambda answer: answers.append(answer))
     tab.goto(f"{address}docs/index.html", wait_until="networkidle")
@@ -350,7 +405,9 @@ def test_the_first_page_shows_a_picture_before_anything_is_touched_and_then_answ
     tab.wait_for_function("document.querySelector('.course-verdict').dataset.state === 'fits'")
     chosen["micro_batch"] = "1"
     assert _told(tab) == _drawn(chosen)
-    assert (tab.locator(".course-all").get_attribute("href") or "").endswith("/explorer/index.html#micro_batch=1")
+    assert (tab.locator(".course-all").get_attribute("href") or "").endswith(
+        "/explorer/index.html#micro_batch=1"
+    )
     clean(tab)
 
 
@@ -370,11 +427,15 @@ def test_pages_follow_the_theme(tab: Page, address: str) -> None:
         tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         look = "(one) => [getComputedStyle(one).backgroundColor, getComputedStyle(one).color].join()"
         seen.add(tab.locator(".course-guess").evaluate(look))
-        assert tab.locator(".course-guess").evaluate("(one) => getComputedStyle(one).transitionDuration") == "0s"
+        assert (
+            tab.locator(".course-guess").evaluate("(one) => getComputedStyle(one).transitionDuration") == "0s"
+        )
     assert len(seen) == 2
 
 
-@pytest.mark.parametrize("page", ["docs/index.html", "notebooks/99_page.html", "notebooks/06_recomputation.html"])
+@pytest.mark.parametrize(
+    "page", ["docs/index.html", "notebooks/99_page.html", "notebooks/06_recomputation.html"]
+)
 def test_nothing_is_cut_off_on_a_phone(tab: Page, address: str, page: str) -> None:
     tab.set_viewport_size({"width": 390, "height": 844})
     tab.goto(address + page)

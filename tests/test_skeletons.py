@@ -41,7 +41,9 @@ def python(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(root), str(root / "tests")])
     environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "300", "COURSE_FULL": "0"}
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=3600, check=False)
+    return subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=3600, check=False
+    )
 
 
 def test_a_new_lesson_builds_as_it_stands_and_its_checks_are_judged(tmp_path: Path) -> None:
@@ -53,21 +55,31 @@ def test_a_new_lesson_builds_as_it_stands_and_its_checks_are_judged(tmp_path: Pa
     shutil.copy(ROOT / "pyproject.toml", root)  # by which the package knows that it is in a clone
     make(root, NEW)
     code = (
-        "import sys; from pathlib import Path; from course_utils.authoring.build import build;"
-        f"[build(Path('.').resolve(), Path(f'{{f}}/src/{NEW.stem}.py').resolve()) for f in ('notebooks', 'solutions')]"
+        "import sys; from pathlib import Path; from course_utils.authoring.build import"
+        f" build;[build(Path('.').resolve(), Path(f'{{f}}/src/{NEW.stem}.py').resolve()) for f in"
+        " ('notebooks', 'solutions')]"
     )
     done = python(root, "-c", code)
     assert done.returncode == 0, done.stderr
     (known,) = syllabi.lessons(root).values()
     assert (known.title, known.minutes, known.exercises) == ("High tide", 30, {1: 10})
-    solved, unsolved = (read_notebook(root / name / f"{NEW.stem}.ipynb") for name in ("solutions", "exercises"))
+    solved, unsolved = (
+        read_notebook(root / name / f"{NEW.stem}.ipynb") for name in ("solutions", "exercises")
+    )
     shown = [output.get("data", {}) for cell in solved.cells for output in cell.get("outputs", [])]
     assert any(data.get("text/plain", "").startswith(f"✓ {NEW.number}.1") for data in shown)
-    assert "NotSolved" in str(unsolved) and "BEGIN SOLUTION" not in str(unsolved) and "**Why.**" not in str(unsolved)
+    assert (
+        "NotSolved" in str(unsolved)
+        and "BEGIN SOLUTION" not in str(unsolved)
+        and "**Why.**" not in str(unsolved)
+    )
     kinds = [slide.kind for slide in slides(read_notebook(root / "notebooks" / f"{NEW.stem}.ipynb"))]
     assert {"title", "question", "answer", "gap", "figure", "table", "closing"} <= set(kinds)
-    judged = python(root, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/test_lesson_{NEW.number}_checks.py")
-    assert re.search(r"^10 passed", judged.stdout, re.MULTILINE), judged.stdout  # three right answers, seven wrong ones
+    judged = python(
+        root, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/test_lesson_{NEW.number}_checks.py"
+    )
+    # three right answers, seven wrong ones
+    assert re.search(r"^10 passed", judged.stdout, re.MULTILINE), judged.stdout
 
 
 @pytest.mark.sweep(0)
@@ -84,9 +96,10 @@ def test_what_judges_lessons_asks_a_new_one_for_content_alone(tmp_path: Path) ->
     done = python(root, "-m", "pytest", "-rf", *sanitized, "--lesson", NEW.number, "tests", "notebooks")
     failed = re.findall(r"^FAILED \S+::(\w+)\S* - (.*)$", done.stdout, re.MULTILINE)
     assert dict(failed).keys() == {
-        "test_no_lesson_has_words_of_a_skeleton", "test_every_exercise_has_three_hints_that_are_closed_until_opened",
+        "test_no_lesson_has_words_of_a_skeleton",
+        "test_every_exercise_has_three_hints_that_are_closed_until_opened",
         "test_minutes_are_those_of_the_headers_and_of_the_text",
-    }, done.stdout  # fmt: skip
+    }, done.stdout
     assert all("of at least 4 exercises" in said or "places" in said for _, said in failed), failed
 
 
@@ -104,9 +117,14 @@ def test_every_file_is_made_and_named_with_what_is_left_to_say(
     changed = {path.relative_to(root).as_posix() for path in before if after[path] != before[path]}
     folder = "course_utils/lessons/tides"
     assert made == {
-        f"notebooks/src/{NEW.stem}.py", f"solutions/src/{NEW.stem}.py", f"{folder}/__init__.py", f"{folder}/checks.py",
-        f"{folder}/quiz.py", f"{folder}/quiz.toml", f"tests/test_lesson_{NEW.number}_checks.py",
-    } and changed == set(SHARED)  # fmt: skip
+        f"notebooks/src/{NEW.stem}.py",
+        f"solutions/src/{NEW.stem}.py",
+        f"{folder}/__init__.py",
+        f"{folder}/checks.py",
+        f"{folder}/quiz.py",
+        f"{folder}/quiz.toml",
+        f"tests/test_lesson_{NEW.number}_checks.py",
+    } and changed == set(SHARED)
     assert all(name in said for name in made | changed) and f"course_utils build {NEW.number}" in said
     own = "".join((root / name).read_text(encoding="utf-8") for name in made)
     assert set(re.findall(r"(?<!\d)15(?!\d)|[Mm]y.lesson", own)) <= {NEW.number}
@@ -136,7 +154,9 @@ def test_every_file_is_made_and_named_with_what_is_left_to_say(
         (NEW.number, "tides", "x" * 61, "up to 60 characters"),
     ],
 )
-def test_what_is_taken_or_malformed_is_refused_in_one_sentence(number: str, name: str, title: str, words: str) -> None:
+def test_what_is_taken_or_malformed_is_refused_in_one_sentence(
+    number: str, name: str, title: str, words: str
+) -> None:
     with pytest.raises(WrongLesson) as refused:
         lesson(ROOT, number, name, title)
     assert words in str(refused.value) and str(refused.value).count(". ") == 0
@@ -154,18 +174,21 @@ def test_nothing_is_written_where_something_is_in_the_way(tmp_path: Path, spoil:
     else:
         (root / spoil).write_text("## Other\n")
     before = contents(root)
-    with pytest.raises(WrongLesson, match=r"overwritten|no table of lessons|does not end in a lesson's notes"):
+    with pytest.raises(
+        WrongLesson, match=r"overwritten|no table of lessons|does not end in a lesson's notes"
+    ):
         make(root, NEW)
     assert contents(root) == before
 
 
 def test_a_row_is_like_the_last_one_with_badges_too() -> None:
     badge = (
-        "| [14 Fit?](notebooks/14_fit.ipynb) | how it fits | [![Try](b.svg)](https://x/notebooks/14_fit.ipynb) | 60 |"
+        "| [14 Fit?](notebooks/14_fit.ipynb) | how it fits |"
+        " [![Try](b.svg)](https://x/notebooks/14_fit.ipynb) | 60 |"
     )
     row = with_row(f"a\n{badge}\n\nb\n", NEW).splitlines()[2]
-    assert row == (
-        f"| [{NEW.number} High tide](notebooks/{NEW.stem}.ipynb) | {MARK}: what one finds out | "
+    assert (
+        row == f"| [{NEW.number} High tide](notebooks/{NEW.stem}.ipynb) | {MARK}: what one finds out | "
         f"[![Try](b.svg)](https://x/notebooks/{NEW.stem}.ipynb) | 30 |"
     )
 

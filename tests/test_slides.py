@@ -45,8 +45,11 @@ def test_every_picture_of_the_lesson_is_on_a_slide_and_one_of_sliders_says_so(le
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     drawn = [image for output in outputs for image in re.findall(r"<img\b[^>]*>", _html(output))]
     assert [step.body.partition("<p")[0] for step in steps if step.kind == "figure"] == drawn
-    controls = [output for output in outputs if "<img" in _html(output)
-                and ": run this cell to" in "".join(output["data"].get("text/plain", ""))]  # fmt: skip
+    controls = [
+        output
+        for output in outputs
+        if "<img" in _html(output) and ": run this cell to" in "".join(output["data"].get("text/plain", ""))
+    ]
     assert sum("A picture: the controls move" in step.body for step in steps) == len(controls)
 
 
@@ -57,7 +60,9 @@ def _html(output: dict) -> str:
 def test_a_page_fetches_nothing():
     for path in LESSONS:
         text = page(path)
-        assert not re.search(r"""<(img|script|link|iframe)\b[^>]*\s(src|href)=["'](?!data:)""", text), path.name
+        assert not re.search(r"""<(img|script|link|iframe)\b[^>]*\s(src|href)=["'](?!data:)""", text), (
+            path.name
+        )
         assert "{{" not in text and "@import" not in text, path.name
 
 
@@ -75,7 +80,9 @@ def shown(html: str) -> dict:
 
 def steps_of(*cells: dict) -> list[Slide]:
     """The slides of a lesson of one minute, but for its title."""
-    title, *steps = slides({"cells": [text("# 99 · Title\n\nWhy?"), *cells], "metadata": {"course": {"minutes": 1}}})
+    title, *steps = slides(
+        {"cells": [text("# 99 · Title\n\nWhy?"), *cells], "metadata": {"course": {"minutes": 1}}}
+    )
     assert title.body == "<h1>99 · Title</h1><p class='small'>1 minutes</p><p>Why?</p>\n"
     return steps
 
@@ -95,19 +102,34 @@ def test_tags_choose_what_a_text_shows_and_a_heading_has_no_table_of_its_own():
     plain = text(f"## C\n{table}\n\n## D\nMore.")
     steps = steps_of(asks, gap, text("Nothing."), closing, plain)
     assert [(step.kind, step.section) for step in steps] == [
-        ("question", "A"), ("gap", "A"), ("table", "B"), ("closing", "B"), ("question", "C"), ("table", "C"),
-    ]  # fmt: skip
+        ("question", "A"),
+        ("gap", "A"),
+        ("table", "B"),
+        ("closing", "B"),
+        ("question", "C"),
+        ("table", "C"),
+    ]
     bodies = [re.sub(r"<[^>]+>|\n", "", step.body) for step in steps]
-    assert bodies == ["AYour guess. How far?", "The gap is small.", "ab12", "Remember aBreaks when b", "C", "ab12"]
+    assert bodies == [
+        "AYour guess. How far?",
+        "The gap is small.",
+        "ab12",
+        "Remember aBreaks when b",
+        "C",
+        "ab12",
+    ]
     assert steps[1].notes[1] == "Nothing."
 
 
 def test_an_answer_stands_under_the_guess_that_it_answers():
     far, near = (text(f"## A\nSo far. **Your guess.** How {what}?", "question") for what in ("far", "near"))
     answer = shown(
-        "<style>p</style><details class='course-answer'><summary>Show me</summary><p>It is 1 km.</p></details>"
+        "<style>p</style><details class='course-answer'><summary>Show me</summary><p>It is 1"
+        " km.</p></details>"
     )
-    *_, last = steps_of(far, code('predict("99.a")'), near, code('predict("99.b")'), code('reveal("99.a", 1)', answer))
+    *_, last = steps_of(
+        far, code('predict("99.a")'), near, code('predict("99.b")'), code('reveal("99.a", 1)', answer)
+    )
     assert (last.kind, "How far?" in last.body, "How near?" in last.body) == ("answer", True, False)
     assert "It is 1 km.<" in last.body
 
@@ -115,10 +137,15 @@ def test_an_answer_stands_under_the_guess_that_it_answers():
 def test_what_a_guess_starts_from_is_on_its_slide_and_each_answer_has_one():
     far = text("## A\n**Your guess.** How far, and how near?", "question")
     given = code('predict("99.a")\npredict("99.b")', {"name": "stdout", "text": ["s < 3\n"]})
-    answers = code('reveal("99.a", 1)\nreveal("99.b", 2)', *(shown(f"<p>It is {number} km.</p>") for number in (1, 2)))
+    answers = code(
+        'reveal("99.a", 1)\nreveal("99.b", 2)', *(shown(f"<p>It is {number} km.</p>") for number in (1, 2))
+    )
     question, *said = steps_of(far, given, answers)
     assert "s &lt; 3" in question.body and question.notes[-1].count("s < 3") == 1
-    assert [re.findall("How far, and how near.|It is .", one.body)[1] for one in said] == ["It is 1", "It is 2"]
+    assert [re.findall("How far, and how near.|It is .", one.body)[1] for one in said] == [
+        "It is 1",
+        "It is 2",
+    ]
 
 
 def test_the_command_writes_the_lessons_named(tmp_path, capsys):

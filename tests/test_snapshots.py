@@ -67,10 +67,11 @@ def test_streams_do_not_share_blocks(replayed):
 
 
 def tied_history(first: int, second: int) -> dict[str, Any]:
-    """A history in which two free blocks of 8 MiB tie: the one at the lower address is used, as torch's allocator does.
+    """A history in which two free blocks of 8 MiB tie: the one at the lower address is used, as torch's
+    allocator does.
 
-    Two segments of 20 MiB lie at `first` and `second`, each with two tensors of 8 MiB. The first tensor of both is
-    freed, and another of 8 MiB comes. Where it lies decides whether 16 MiB have room later.
+    Two segments of 20 MiB lie at `first` and `second`, each with two tensors of 8 MiB. The first tensor of
+    both is freed, and another of 8 MiB comes. Where it lies decides whether 16 MiB have room later.
     """
     low = min(first, second)
     other = first + second - low
@@ -80,7 +81,9 @@ def tied_history(first: int, second: int) -> dict[str, Any]:
         ("free_completed", first, 8), ("free_completed", second, 8), ("alloc", low, 8),
         ("free_completed", other + 8 * MiB, 8), ("alloc", other, 16),
     ]  # fmt: skip
-    trace = [{"action": action, "addr": addr, "size": mib * MiB, "stream": 0} for action, addr, mib in actions]
+    trace = [
+        {"action": action, "addr": addr, "size": mib * MiB, "stream": 0} for action, addr, mib in actions
+    ]
     return {"segments": [{"device": 0, "total_size": 20 * MiB}] * 2, "device_traces": [trace]}
 
 
@@ -107,7 +110,9 @@ def test_a_history_that_was_cut_off_is_refused(replayed):
     snapshot = snapshot_of(replayed)
     late = copy.deepcopy(snapshot)
     del late["device_traces"][0][:2]
-    with pytest.raises(ValueError, match="does not start with the program's first allocation: it accounts for"):
+    with pytest.raises(
+        ValueError, match="does not start with the program's first allocation: it accounts for"
+    ):
         compare_with_gpu(late)
     freed = next(e for e in snapshot["device_traces"][0] if e["action"] == "free_completed")
     orphan = copy.deepcopy(snapshot)
@@ -138,7 +143,8 @@ class Malice:
 
 
 def test_a_pickle_that_asks_for_anything_is_refused_and_runs_nothing(tmp_path):
-    path, target = tmp_path / "a.pickle", tmp_path / "written"
+    path = tmp_path / "a.pickle"
+    target = tmp_path / "written"
     inside = {"segments": [Malice(target)], "device_traces": []}
     for content in (Malice(target), inside, {"segments": [], "device_traces": [], "path": Path("x")}):
         path.write_bytes(pickle.dumps(content))
@@ -149,12 +155,16 @@ def test_a_pickle_that_asks_for_anything_is_refused_and_runs_nothing(tmp_path):
     assert target.exists(), "the command that the test refuses would have worked"
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    (b"", "not a memory snapshot, or it is damaged"), (b"PK\x03\x04", "not a memory snapshot, or it is damaged"),
-    (pickle.dumps({"segments": [], "device_traces": []})[:-3], "or it is damaged"),
-    (pickle.dumps([1, 2]), "two lists, 'segments' and 'device_traces'"),
-    (pickle.dumps({"segments": [], "device_traces": 5}), "two lists, 'segments' and 'device_traces'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "not a memory snapshot, or it is damaged"),
+        (b"PK\x03\x04", "not a memory snapshot, or it is damaged"),
+        (pickle.dumps({"segments": [], "device_traces": []})[:-3], "or it is damaged"),
+        (pickle.dumps([1, 2]), "two lists, 'segments' and 'device_traces'"),
+        (pickle.dumps({"segments": [], "device_traces": 5}), "two lists, 'segments' and 'device_traces'"),
+    ],
+)
 def test_what_is_no_snapshot_is_refused_in_words(content, words, tmp_path):
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(content)
@@ -177,7 +187,9 @@ def test_torch_sums_up_lists_compares_and_draws(replayed, capsys):
     assert f"total_reserved: {_memory_viz.Bytes(replayed.reserved[-1])}" in report
     assert f"total_allocated: {_memory_viz.Bytes(replayed.requested[-1])}" in report
     report = _memory_viz.trace(snapshot)
-    assert report.count("cudaMalloc(") == sum(call.action == "segment_alloc" for call in replayed.driver_calls)
+    assert report.count("cudaMalloc(") == sum(
+        call.action == "segment_alloc" for call in replayed.driver_calls
+    )
     assert report.count("\ndel ") == sum(request.bytes < 0 for request in replayed.requests)
     _memory_viz.compare(snapshot["segments"][:2], snapshot["segments"], format_flamegraph=unchanged)
     assert "only_before = []" in capsys.readouterr().out
@@ -187,7 +199,10 @@ def test_torch_sums_up_lists_compares_and_draws(replayed, capsys):
 
 def as_the_viewer_draws(snapshot: dict[str, Any]) -> list[int]:
     """Bytes that torch's page draws as active after each entry: what it cannot see begin was there before."""
-    trace, known, before, changes = snapshot["device_traces"][0], set[int](), 0, list[int]()
+    trace = snapshot["device_traces"][0]
+    known = set[int]()
+    before = 0
+    changes = list[int]()
     for entry in trace:
         if entry["action"] == "alloc":
             known.add(entry["addr"])
@@ -203,10 +218,14 @@ def as_the_viewer_draws(snapshot: dict[str, Any]) -> list[int]:
     return list(accumulate(changes, initial=before))[1:]
 
 
-def test_a_history_may_begin_with_a_step_and_leave_out_small_tensors_and_the_state_stays_what_it_is(tmp_path, capsys):
+def test_a_history_may_begin_with_a_step_and_leave_out_small_tensors_and_the_state_stays_what_it_is(
+    tmp_path, capsys
+):
     measured = simulate(RUN)
-    ours, begins = replay(measured), next(mark.event for mark in measured.timeline.marks if mark.step == 2)
-    whole, later = snapshot_of(ours), read_snapshot(save_snapshot(ours, tmp_path / "later.pickle", since=2))
+    ours = replay(measured)
+    begins = next(mark.event for mark in measured.timeline.marks if mark.step == 2)
+    whole = snapshot_of(ours)
+    later = read_snapshot(save_snapshot(ours, tmp_path / "later.pickle", since=2))
     assert as_the_viewer_draws(whole) == list(ours.requested)
     assert as_the_viewer_draws(later) == list(ours.requested[begins:])
     said = capsys.readouterr().out
@@ -214,7 +233,11 @@ def test_a_history_may_begin_with_a_step_and_leave_out_small_tensors_and_the_sta
     large = snapshot_of(ours, least="100 KB")
     assert later["segments"] == large["segments"] == whole["segments"]
     shown = as_the_viewer_draws(large)
-    assert len(shown) < len(ours) and shown[-1] == ours.requested[-1] and 0 <= max(ours.requested) - max(shown) < 10**6
+    assert (
+        len(shown) < len(ours)
+        and shown[-1] == ours.requested[-1]
+        and 0 <= max(ours.requested) - max(shown) < 10**6
+    )
     freed = [entry["size"] for entry in large["device_traces"][0] if entry["action"] == "free_completed"]
     assert min(freed) >= 100_000 > min(-size for size, _ in measured.timeline.changes if size < 0)
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot, _memory_viz.trace, _memory_viz.segsum):
@@ -224,7 +247,9 @@ def test_a_history_may_begin_with_a_step_and_leave_out_small_tensors_and_the_sta
             compare_with_gpu(part)
 
 
-@pytest.mark.parametrize(("since", "words"), [(3, "has steps 1 to 2"), (-1, "has steps 1 to 2"), ("2", "has steps")])
+@pytest.mark.parametrize(
+    ("since", "words"), [(3, "has steps 1 to 2"), (-1, "has steps 1 to 2"), ("2", "has steps")]
+)
 def test_a_step_that_is_not_there_is_refused(replayed, since, words):
     with pytest.raises(ValueError, match=f"since={since!r}: this replay {words}"):
         snapshot_of(replayed, since)
@@ -239,7 +264,9 @@ def test_what_would_crash_a_browser_is_refused_and_not_written(replayed, tmp_pat
     monkeypatch.setattr(snapshots, "MOST", path.stat().st_size)
     save_snapshot(replayed, path)
     monkeypatch.setattr(snapshots, "MOST", path.stat().st_size - 1)
-    with pytest.raises(ValueError, match=r"b\.pickle would take .*, and above 1 GB browsers crash: leave out"):
+    with pytest.raises(
+        ValueError, match=r"b\.pickle would take .*, and above 1 GB browsers crash: leave out"
+    ):
         save_snapshot(replayed, tmp_path / "b.pickle")
     assert not (tmp_path / "b.pickle").exists()
 
@@ -257,8 +284,14 @@ def test_torchs_page_knows_every_opcode_and_each_line_of_code_is_a_frame(replaye
     found = {opcode.name: argument for opcode, argument, _ in pickletools.genops(path.read_bytes())}
     assert set(found) <= set(VIEWERS_OPCODES.split()) and found["PROTO"] == 4
     entries = read_snapshot(path)["device_traces"][0]
-    (entry,) = (one for one in entries if one["action"] == "alloc" and "blocks.1.mlp.up" in str(one)
-                and "step 2 forward" in str(one) and one["frames"][0]["name"] == "addmm")  # fmt: skip
+    (entry,) = (
+        one
+        for one in entries
+        if one["action"] == "alloc"
+        and "blocks.1.mlp.up" in str(one)
+        and "step 2 forward" in str(one)
+        and one["frames"][0]["name"] == "addmm"
+    )
     made_by, kind, line = entry["frames"]
     assert made_by == {"name": "addmm", "filename": "blocks.1.mlp.up", "line": 0}
     assert kind == {"name": "activations", "filename": "step 2 forward", "line": 0}

@@ -1,6 +1,8 @@
-"""Promises about work and memory, held by counts of calls and modules: the same on a quiet machine and on a busy one.
+"""Promises about work and memory, held by counts of calls and modules: the same on a quiet machine and on a
+busy one.
 
-What the seconds are, tests/speeds.py and tests/step_speed.py show, which run alone; the latter compares with a peer.
+What the seconds are, tests/speeds.py and tests/step_speed.py show, which run alone; the latter compares with
+a peer.
 """
 
 import json
@@ -82,13 +84,15 @@ def test_closed_forms_that_load_torch_are_refused(monkeypatch):
 
 @SIMULATED
 def test_tracking_adds_a_fraction_to_a_step_and_torch_s_own_tracker_more_than_the_step_itself(monkeypatch):
-    """The benchmark's steps, with calls for seconds, the second of two tries, which finds the first one's shapes.
+    """The benchmark's steps, with calls for seconds, the second of two tries, which finds the first one's
+    shapes.
 
     MemTracker adds more the more modules there are.
     """
     monkeypatch.setattr(step_speed, "seconds_of", calls)
     shorter, longer = (
-        step_speed.step_times(TrainingRun(changed("gpt2", layers=layers), 2, 128), tries=2) for layers in (2, 4)
+        step_speed.step_times(TrainingRun(changed("gpt2", layers=layers), 2, 128), tries=2)
+        for layers in (2, 4)
     )
     for counted in (shorter, longer):
         assert counted["nobody"] < counted["tracker"] < 1.4 * counted["nobody"]
@@ -97,8 +101,8 @@ def test_tracking_adds_a_fraction_to_a_step_and_torch_s_own_tracker_more_than_th
 
 
 def first_step(run: TrainingRun) -> dict[str, int]:
-    """The highest point of its backward, by estimate: the moments are made in the first optimizer step, so until then
-    there are the master weights alone.
+    """The highest point of its backward, by estimate: the moments are made in the first optimizer step, so
+    until then there are the master weights alone.
     """
     return dict(moments(run)["backward of the loss"]) | {"optimizer_states": tensors_bytes(run.model, 4)}
 
@@ -112,7 +116,8 @@ def test_one_step_of_llama3_70b_s_blocks_is_as_estimated():
 @SIMULATED
 @pytest.mark.sweep(0)  # half a minute
 def test_one_step_of_llama3_70b_is_simulated_in_full_and_as_estimated():
-    found, run = json.loads(speed._fresh_process(DEEP)), DEEP_RUN
+    found = json.loads(speed._fresh_process(DEEP))
+    run = DEEP_RUN
     assert found["rss"] < DEEP_BYTES and found["backward"] == first_step(run)
     assert estimate(run) == moments(run)["backward of the loss"]  # which is the peak of later steps
 

@@ -1,4 +1,6 @@
-"""`start` without a wheel: what it refuses, what it leaves behind, and how a started course is found again."""
+"""`start` without a wheel: what it refuses, what it leaves behind, and how a started
+course is found again.
+"""
 
 import argparse
 import stat
@@ -48,7 +50,9 @@ def test_what_is_copied_can_be_written_to_and_is_found_from_below(shipped: Path,
     assert started_course(tmp_path) is None
 
 
-def test_a_copy_that_fails_leaves_nothing(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_fails_leaves_nothing(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def copy(source: Path, target: Path) -> None:
         if source.name.startswith("00"):
             raise OSError(28, "No space left on device")

@@ -1,4 +1,6 @@
-"""What stays from step to step, to the byte: the optimizers' own tensors, every precision's, and what LoRA leaves."""
+"""What stays from step to step, to the byte: the optimizers' own tensors, every precision's, and what LoRA
+leaves.
+"""
 
 from math import prod
 
@@ -67,7 +69,9 @@ def test_states_are_the_optimizers_own_tensors(model, optimizer, precision, atte
     ],
 )
 def test_recipes_differ_in_where_adams_bytes_lie(precision, bytes_each):
-    assert states_run("gpt2-xl", precision) == pytest.approx(bytes_each * PRESETS["gpt2-xl"].parameters, rel=1e-3)
+    assert states_run("gpt2-xl", precision) == pytest.approx(
+        bytes_each * PRESETS["gpt2-xl"].parameters, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,14 +92,19 @@ def test_adafactor_keeps_next_to_nothing():
     ("shape", "rows", "columns"), [((6, 8), 6, 8), ((4, 6, 8), 4 * 6, 4 * 8)], ids=["matrix", "experts"]
 )
 def test_adafactor_keeps_a_row_and_a_column_of_each_matrix(shape, rows, columns):
-    assert state_sizes(PRECISIONS["fp32"], OPTIMIZERS["adafactor"], "weight", shape) == (4 * rows, 4 * columns)
+    assert state_sizes(PRECISIONS["fp32"], OPTIMIZERS["adafactor"], "weight", shape) == (
+        4 * rows,
+        4 * columns,
+    )
     assert state_sizes(PRECISIONS["fp32"], OPTIMIZERS["adafactor"], "bias", shape[:1]) == (4 * shape[0],)
 
 
 def test_muon_keeps_4_bytes_of_the_blocks_matrices_and_8_of_the_rest():
     run = TrainingRun("gpt2-xl", optimizer="muon")
     shapes = parameter_shapes(run.model)
-    hidden = sum(prod(shape) for name, shape in shapes.items() if name.startswith("blocks") and len(shape) == 2)
+    hidden = sum(
+        prod(shape) for name, shape in shapes.items() if name.startswith("blocks") and len(shape) == 2
+    )
     expected = 4 * hidden + 8 * (run.model.parameters - hidden)
     assert optimizer_state_bytes(run) == pytest.approx(expected, rel=1e-3)
 
@@ -137,7 +146,9 @@ def test_lora_trains_two_thin_factors_for_each_target():
     assert trained.tensors == 4 * layers and trained.parameters == layers * 8 * (h + 3 * h + h + h)
     assert gradient_bytes(run) == trained.bytes(2)
     assert optimizer_state_bytes(run) == 2 * trained.bytes(2)
-    assert parameter_bytes(run) == parameter_bytes(run.replace(lora_rank=0, lora_targets=())) + trained.bytes(2)
+    assert parameter_bytes(run) == parameter_bytes(run.replace(lora_rank=0, lora_targets=())) + trained.bytes(
+        2
+    )
 
 
 def test_everything_is_trained_without_lora():
@@ -152,9 +163,15 @@ def test_frozen_matrices_take_their_bits_and_their_scales(bits, bytes_each):
     assert frozen_matrix_bytes((4096, 4096), bits) == pytest.approx(bytes_each * 4096**2, rel=1e-3)
     assert frozen_matrix_bytes((3, 5), bits) == {16: 512, 8: 1024, 4: 1024}[bits]
     run = TrainingRun("llama3-8b", precision="bf16", lora_rank=16, frozen_bits=bits)
-    matrices = [shape for name, shape in parameter_shapes(run.model).items() if "blocks" in name and len(shape) == 2]
+    matrices = [
+        shape for name, shape in parameter_shapes(run.model).items() if "blocks" in name and len(shape) == 2
+    ]
     in_blocks = sum(frozen_matrix_bytes(shape, bits) for shape in matrices)
-    others = [shape for name, shape in parameter_shapes(run.model).items() if "blocks" not in name or len(shape) == 1]
+    others = [
+        shape
+        for name, shape in parameter_shapes(run.model).items()
+        if "blocks" not in name or len(shape) == 1
+    ]
     table = PAIRS_4BIT if bits == 4 else 0
     outside = sum(round_up(2 * prod(shape)) for shape in others)
     assert parameter_bytes(run) == in_blocks + outside + table + trainable_shapes(run).bytes(2)

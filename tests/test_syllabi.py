@@ -61,16 +61,22 @@ def test_nothing_comes_before_what_it_needs():
             else:
                 assert needs(lesson) <= taught, f"{way}: lesson {lesson} before what it needs"
                 taught.add(lesson)
-    assert all(needed < number for number in KNOWN for needed in needs(number)), "alone, lessons come by number"
+    assert all(needed < number for number in KNOWN for needed in needs(number)), (
+        "alone, lessons come by number"
+    )
 
 
 CORE_DAY = next(day for day in syllabi.DAYS if "core path" in day.title)
 
 
 def test_the_core_path_takes_ten_hours_and_is_the_same_wherever_it_is_stated():
-    assert tuple(dict.fromkeys(lesson for lesson, rest in CORE_DAY.items if not isinstance(rest, int))) == CORE
+    assert (
+        tuple(dict.fromkeys(lesson for lesson, rest in CORE_DAY.items if not isinstance(rest, int))) == CORE
+    )
     assert CORE_DAY.minutes == 10 * 60
-    stated = re.compile(r"core path\b[^.]*?(?:\bten\b[^.]*?)?\bhours?\b[^.:]*?:? ([\d, \n#and]+\d)", re.IGNORECASE)
+    stated = re.compile(
+        r"core path\b[^.]*?(?:\bten\b[^.]*?)?\bhours?\b[^.:]*?:? ([\d, \n#and]+\d)", re.IGNORECASE
+    )
     for page in ("README.md", "notebooks/src/00_start_here.py"):
         said = stated.search((ROOT / page).read_text(encoding="utf-8"))
         assert said and tuple(re.findall(r"\d\d", said[1])) == CORE, page

@@ -39,7 +39,9 @@ SEQUENCES = [
     TrainingRun("tiny-gpt", 2, 64, lora_rank=4, logits="fp32"),
     TrainingRun("tiny-gpt", 2, 64, "fp16-master", loss_chunks=3, logits="fp32"),
     TrainingRun("tiny-gpt", 2, 64, lora_rank=4, lora_targets="mlp", frozen_bits=4, recompute="full"),
-    TrainingRun(tiny("gpt2", layers=1, experts=4, experts_per_token=2), 2, 64, "bf16-master", recompute="full"),
+    TrainingRun(
+        tiny("gpt2", layers=1, experts=4, experts_per_token=2), 2, 64, "bf16-master", recompute="full"
+    ),
 ]
 
 
@@ -86,21 +88,40 @@ def any_model(choose) -> TransformerConfig:
     heads = choose([4, 8])
     experts = choose([{}, {}, {"experts": 4, "experts_per_token": 2}])
     return TransformerConfig(
-        "any", choose(["gpt2", "llama"]), choose([1, 2, 3, 5]), 256, heads, choose([1000, 8192]), 512,
-        kv_heads=choose([heads, heads // 2]), ffn=choose([0, 1000]), dropout=choose([0.0, 0.1]),
-        tied=choose([True, False]), positions=choose(["learned", "rotary", "none"]),
-        norm=choose(["layernorm", "rmsnorm"]), mlp=choose(["gelu", "swiglu"]), bias=choose([True, False]),
-        qkv_bias=choose([True, False]), logits=choose(["fp32", "compute"]), **experts,
-    )  # fmt: skip
+        "any",
+        choose(["gpt2", "llama"]),
+        choose([1, 2, 3, 5]),
+        256,
+        heads,
+        choose([1000, 8192]),
+        512,
+        kv_heads=choose([heads, heads // 2]),
+        ffn=choose([0, 1000]),
+        dropout=choose([0.0, 0.1]),
+        tied=choose([True, False]),
+        positions=choose(["learned", "rotary", "none"]),
+        norm=choose(["layernorm", "rmsnorm"]),
+        mlp=choose(["gelu", "swiglu"]),
+        bias=choose([True, False]),
+        qkv_bias=choose([True, False]),
+        logits=choose(["fp32", "compute"]),
+        **experts,
+    )
 
 
 def any_choices(choose) -> dict:
-    lora = {"lora_rank": 4, "lora_targets": choose(["attention", "mlp"]), "frozen_bits": choose([None, 16, 8, 4])}
+    lora = {
+        "lora_rank": 4,
+        "lora_targets": choose(["attention", "mlp"]),
+        "frozen_bits": choose([None, 16, 8, 4]),
+    }
     return {
         "precision": choose(["fp32", "amp-bf16", "amp-fp16", "bf16-master", "bf16", "bf16-master-fp32grad"]),
         "attention": choose(["eager", "flash", "efficient", "cudnn"]),
         "optimizer": choose(["adamw", "sgd", "adamw-fused", "adamw-loop"]),
-        "recompute": choose(["none", "full", "selective", "selective-attention", "sqrt", "every-2", "offload"]),
+        "recompute": choose(
+            ["none", "full", "selective", "selective-attention", "sqrt", "every-2", "offload"]
+        ),
         "accumulation_steps": choose([1, 1, 2]),
         "loss_chunks": choose([1, 1, 3, 5]),
         "set_to_none": choose([True, True, False]),
@@ -112,7 +133,8 @@ def any_choices(choose) -> dict:
 @pytest.mark.sweep(8)
 def test_any_model_and_any_run_is_exact(seed):
     run = anything(seed)
-    measured, expected = simulate(run), moments(run)
+    measured = simulate(run)
+    expected = moments(run)
     assert differences(estimate(run), measured.breakdown) == {}, run.code()
     assert differences(expected["end of forward"], measured.moments["end of forward"]) == {}, run.code()
 
@@ -121,7 +143,8 @@ def test_eager_attention_of_one_head_copies_no_factors():
     """So narrow that q, k and v by one matrix are another number of blocks than each by itself."""
     model = TransformerConfig("one head", "gpt2", 2, 8, 1, 31, 256, dropout=0.1)
     run = TrainingRun(model, 2, 100, "bf16", "sgd", "eager")
-    measured, expected = simulate(run), moments(run)
+    measured = simulate(run)
+    expected = moments(run)
     assert differences(expected["end of forward"], measured.moments["end of forward"]) == {}
     for phase in ("forward", "loss", "backward"):
         highest = max(moment.total for moment in expected.values() if moment.phase == phase)
@@ -138,10 +161,15 @@ def differences(estimated, measured) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("layers", "blocks", "groups"),
     [
-        (48, 1, (1, 1, 1)), (48, 7, (3, 3, 3)), (2, 1, (1, 1)), (5, 4, (3, 1)), (6, 3, (3, 3)), (1, 1, (1,)),
+        (48, 1, (1, 1, 1)),
+        (48, 7, (3, 3, 3)),
+        (2, 1, (1, 1)),
+        (5, 4, (3, 1)),
+        (6, 3, (3, 3)),
+        (1, 1, (1,)),
         (7, 2, (2, 2, 1)),
     ],
-)  # fmt: skip
+)
 def test_groups_of_a_tape(layers, blocks, groups):
     assert groups_of(layers, blocks) == groups
 
@@ -173,12 +201,15 @@ def test_symbols_are_the_numbers_of_a_run():
     """Llama 3 8B: 32 heads of 128 elements, 8 heads of keys and of values."""
     found = symbols(TrainingRun("llama3-8b", 2, 100, "amp-bf16"))
     expected = {"kv": 1024, "kv/2": 512, "h": 4096, "h/2": 2048, "d": 128, "d/2": 64, "qkv": 4096 + 2048}
-    expected |= {"sb": 200, "s32": 128, "c": 2, "r": 4} | {name: int(name) for name in found if name.isdecimal()}
+    expected |= {"sb": 200, "s32": 128, "c": 2, "r": 4} | {
+        name: int(name) for name in found if name.isdecimal()
+    }
     assert {name: found[name] for name in expected} == expected
 
 
 def test_runs_that_differ_in_numbers_alone_share_a_program():
-    small, large = TrainingRun("gpt2", 2, 128), TrainingRun("gpt2-xl", 32, 1024)
+    small = TrainingRun("gpt2", 2, 128)
+    large = TrainingRun("gpt2-xl", 32, 1024)
     assert compiled(structure(small)) is compiled(structure(large))
     assert compiled(structure(small)) is not compiled(structure(small.replace(attention="eager")))
 
@@ -217,7 +248,9 @@ def made(owner: Owner, size: str, *_: Tensor) -> Tensor:
 
 
 def test_an_operation_releases_what_it_made_and_the_values_that_it_was_passed():
-    """As in y = g(f()): f's result is freed when g has returned; a variable is freed when the function returns."""
+    """As in y = g(f()): f's result is freed when g has returned; a variable is freed when the function
+    returns.
+    """
 
     @operation
     def function(owner: Owner) -> Tensor:
@@ -230,7 +263,15 @@ def test_an_operation_releases_what_it_made_and_the_values_that_it_was_passed():
     out = function(owner)
     freed = [size for size, sign in sizes(owner.tape) if sign < 0]
     assert Counter(freed) == Counter(
-        ["1·scratch of x", "1·scratch of value", "1·value", "1·scratch of y", "1·scratch of out", "1·x", "1·y"]
+        [
+            "1·scratch of x",
+            "1·scratch of value",
+            "1·value",
+            "1·scratch of y",
+            "1·scratch of out",
+            "1·x",
+            "1·y",
+        ]
     )
     assert out.storage.holders == 1
 
@@ -269,7 +310,8 @@ def test_gradients_that_meet_are_added_in_place_unless_one_is_a_view_or_somebody
             return [Gradient(made, "4·n", view)]
 
         leaf = tape.leaf("4", "n", lambda gradient: others.append(gradient.storage.retain()))
-        x, y = tape.tensor("4", "x"), tape.tensor("4", "y")
+        x = tape.tensor("4", "x")
+        y = tape.tensor("4", "y")
         for out in (x, y):
             tape.apply(out, [leaf], backward)
         top = tape.tensor("4", "1")
@@ -285,14 +327,16 @@ def test_gradients_that_meet_are_added_in_place_unless_one_is_a_view_or_somebody
 
 def test_what_no_gradient_needs_is_not_kept():
     tape = Tape()
-    x, out = tape.tensor("4", "x"), tape.tensor("4", "x")
+    x = tape.tensor("4", "x")
+    out = tape.tensor("4", "x")
     tape.apply(out, [x], lambda _: [None], [Saving(x, "f", "input", "gradient")])
     assert out.edge is None and tape.ledger == {} and x.storage.holders == 1
 
 
 def test_an_input_is_kept_before_an_operation_only_where_backward_comes():
     tape = Tape()
-    leaf, x = tape.leaf("4", "n", lambda _: None), tape.tensor("4", "x")
+    leaf = tape.leaf("4", "n", lambda _: None)
+    x = tape.tensor("4", "x")
     saving = [Saving(x, "f", "input", "gradient")]
     assert tape.save([x], saving) == []
     tape.grad_enabled = False
@@ -305,15 +349,19 @@ def test_an_input_is_kept_before_an_operation_only_where_backward_comes():
 def test_a_type_that_stays_copies_nothing():
     step = Step(structure(TrainingRun("gpt2")))
     x = step.tape.tensor("4", "sb·E")
-    same, copy = typed(step, x, "c", changes=False), typed(step, x, "c", changes=True)
+    same = typed(step, x, "c", changes=False)
+    copy = typed(step, x, "c", changes=True)
     assert same.storage is x.storage is not copy.storage
     assert same.size == copy.size == "c·sb·E"
 
 
 def test_a_router_s_quotient_makes_three_tensors_on_the_way_to_its_gradients():
-    """d(x/y) = dx/y − (x/y)/y · dy: the quotient, that over y, and minus the gradient; y's is summed in the end."""
+    """d(x/y) = dx/y − (x/y)/y · dy: the quotient, that over y, and minus the gradient; y's is summed in the
+    end.
+    """
     step = Step(structure(TrainingRun("gpt2")))
-    x, y = step.tape.leaf("4", "sb·K", lambda _: None), step.tape.leaf("4", "sb", lambda _: None)
+    x = step.tape.leaf("4", "sb·K", lambda _: None)
+    y = step.tape.leaf("4", "sb", lambda _: None)
     quotient = shares_of(step, x, y)
     step.tape.events.clear()
     step.tape.backward(quotient, step.tape.gradient("4·sb·K"))

@@ -1,4 +1,6 @@
-"""Guesses that are kept, ledgers that add up, and a list of what autograd keeps that agrees with arithmetic."""
+"""Guesses that are kept, ledgers that add up, and a list of what autograd keeps that
+agrees with arithmetic.
+"""
 
 import subprocess
 import sys
@@ -76,13 +78,18 @@ def test_guesses_that_cannot_be_kept_are_refused_and_the_field_says_so(
         predict("01.peak", guess=41)
     form = Prediction("01.peak", "GB").form()
     lock(form, "41")
-    assert "COURSE_HOME" in form.answer.value and form.button.description == "Lock it in"  # another folder, another try
+    # another folder, another try
+    assert "COURSE_HOME" in form.answer.value and form.button.description == "Lock it in"
 
 
-@pytest.mark.parametrize(("platform", "variable", "base"), [
-    ("linux", "XDG_STATE_HOME", ".local/state"), ("darwin", "HOME", "Library/Application Support"),
-    ("win32", "LOCALAPPDATA", "AppData/Local"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("platform", "variable", "base"),
+    [
+        ("linux", "XDG_STATE_HOME", ".local/state"),
+        ("darwin", "HOME", "Library/Application Support"),
+        ("win32", "LOCALAPPDATA", "AppData/Local"),
+    ],
+)
 def test_guesses_live_where_the_system_keeps_such_things(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, variable: str, base: str
 ) -> None:
@@ -97,9 +104,17 @@ def test_guesses_live_where_the_system_keeps_such_things(
 
 
 NUMBERS = {
-    "41": 41, " 41.5 GB ": 41.5, "41,5": 41.5, "3,3": 3.3, "1,0001": 1.0001, "0,125": 0.125, "1.000": 1, "1_000": 1000,
-    "0.25GB": 0.25, ".5": 0.5,
-}  # fmt: skip
+    "41": 41,
+    " 41.5 GB ": 41.5,
+    "41,5": 41.5,
+    "3,3": 3.3,
+    "1,0001": 1.0001,
+    "0,125": 0.125,
+    "1.000": 1,
+    "1_000": 1000,
+    "0.25GB": 0.25,
+    ".5": 0.5,
+}
 
 
 @pytest.mark.parametrize(("text", "value"), NUMBERS.items())
@@ -107,10 +122,13 @@ def test_numbers_are_read_as_people_write_them(text: str, value: float) -> None:
     assert parse_guess(text, "GB") == value
 
 
-NO_NUMBERS = dict.fromkeys(["", "a lot", "41 GiB", "-3", "1e", "4 1", "9" * 400, "inf", "nan"], "only the number") | {
-    "1,000": "can mean two numbers: write 1000 or 1.0", "134,500 GB": "write 134500 or 134.5",
+NO_NUMBERS = dict.fromkeys(
+    ["", "a lot", "41 GiB", "-3", "1e", "4 1", "9" * 400, "inf", "nan"], "only the number"
+) | {
+    "1,000": "can mean two numbers: write 1000 or 1.0",
+    "134,500 GB": "write 134500 or 134.5",
     "1_234,500": "1234500 or 1234.5",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "words"), NO_NUMBERS.items())
@@ -121,9 +139,12 @@ def test_other_texts_are_refused(text: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "asked", "refusal", "locked"),
-    [("GB", "your guess in GB", "Write your guess in GB, only the number.", "41 GB"),
-     ("", "your guess", "Write only a number.", "41"), ("of two", "your guess of two", "only the number", "41 of")],
-)  # fmt: skip
+    [
+        ("GB", "your guess in GB", "Write your guess in GB, only the number.", "41 GB"),
+        ("", "your guess", "Write only a number.", "41"),
+        ("of two", "your guess of two", "only the number", "41 of"),
+    ],
+)
 def test_field_stores_what_is_typed_once_the_button_is_pressed(
     unit: str, asked: str, refusal: str, locked: str
 ) -> None:
@@ -142,7 +163,9 @@ def test_field_stores_what_is_typed_once_the_button_is_pressed(
 
 
 def lock(form: GuessForm, shown: str, enter: bool = False) -> None:
-    """Press the button or Enter, and answer the form's question for the text as a page does that shows `shown`."""
+    """Press the button or Enter, and answer the form's question for the text as a page does that shows
+    `shown`.
+    """
     custom = {"data": {"method": "custom", "content": {"event": "submit"}}}
     form.field._handle_msg({"content": custom, "buffers": []}) if enter else form.button.click()
     form.told.value = shown
@@ -165,7 +188,11 @@ def test_a_page_is_asked_with_each_click_and_heard_once() -> None:
     first = form.link
     form.button.click()  # the page was opened anew, and has not answered
     second = form.link
-    assert first.comm is None and second.source == (form.field, "value") and second.target == (form.told, "value")
+    assert (
+        first.comm is None
+        and second.source == (form.field, "value")
+        and second.target == (form.told, "value")
+    )
     form.told.value = "41"
     assert form.link is None and second.comm is None, "a link that stays would store each key"
     form.take_back()
@@ -219,10 +246,22 @@ def test_a_stored_guess_is_spelled_in_full() -> None:
     assert str(lock_guess("01.peak", 1_234_567.25, "GB")) == "1,234,567.25 GB"
 
 
-@pytest.mark.parametrize(("typed", "unit"), [
-    ("", "GB"), (" ", "GB"), ("4", "GB"), ("41.", "GB"), ("41,", "GB"), ("41 ", "GB"), ("41 G", "GB"), ("41 GB", "GB"),
-    ("1.5 of", "of two"), (".", ""), ("41 billi", "billion"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "unit"),
+    [
+        ("", "GB"),
+        (" ", "GB"),
+        ("4", "GB"),
+        ("41.", "GB"),
+        ("41,", "GB"),
+        ("41 ", "GB"),
+        ("41 G", "GB"),
+        ("41 GB", "GB"),
+        ("1.5 of", "of two"),
+        (".", ""),
+        ("41 billi", "billion"),
+    ],
+)
 def test_a_guess_that_may_become_right_is_left_in_peace(typed: str, unit: str) -> None:
     assert guesses.problem_of(typed, unit) == ""
 
@@ -234,14 +273,19 @@ def test_a_guess_that_cannot_become_right_is_answered_while_it_is_typed(typed: s
 
 def test_two_guesses_in_a_cell_are_told_apart() -> None:
     assert Prediction("04.experts", "billion", "stored").form().field.description == "stored"
-    assert repr(Prediction("04.experts", "billion", "stored")) == (
-        "Your guess (stored), in billion: run this cell and type it in."
+    assert (
+        repr(Prediction("04.experts", "billion", "stored"))
+        == "Your guess (stored), in billion: run this cell and type it in."
     )
 
 
 def test_field_has_a_text_that_is_the_same_on_each_run() -> None:
     bundles = [Prediction("01.peak", "GB")._repr_mimebundle_() for _ in range(2)]
-    assert bundles[0]["text/plain"] == bundles[1]["text/plain"] == "Your guess, in GB: run this cell and type it in."
+    assert (
+        bundles[0]["text/plain"]
+        == bundles[1]["text/plain"]
+        == "Your guess, in GB: run this cell and type it in."
+    )
     assert "application/vnd.jupyter.widget-view+json" in bundles[0]
     lock_guess("01.peak", 41, "GB")
     locked = Prediction("01.peak", "GB")._repr_mimebundle_()
@@ -266,15 +310,25 @@ def test_predict_and_reveal_speak_in_a_terminal(capsys: pytest.CaptureFixture[st
     ]
 
 
-@pytest.mark.parametrize(("guess", "unit", "actual", "said"), [
-    (100, "GB", 100 * GB, "spot on"), (104, "GB", 100 * GB, "spot on"), (120, "GB", 100 * GB, "20 % too much"),
-    (80, "GB", 100 * GB, "20 % too little"), (350, "GB", 100 * GB, "3.5 times too much"),
-    (0, "GB", 5 * GB, "one of the two is zero"), (0, "GB", 0, "right"),
-    (30, "%", 33.3, "You said 30 %, it is 33.3 %: 10 % too little."),
-    (255, "", 256, "You said 255, it is 256: spot on, within 5 %."), (None, "GiB", 2**30, "It is 1.0 GiB."),
-    (None, "B", 512, "It is 512 B."),
-])  # fmt: skip
-def test_verdict_says_how_far_off_the_guess_was(guess: float | None, unit: str, actual: float, said: str) -> None:
+@pytest.mark.parametrize(
+    ("guess", "unit", "actual", "said"),
+    [
+        (100, "GB", 100 * GB, "spot on"),
+        (104, "GB", 100 * GB, "spot on"),
+        (120, "GB", 100 * GB, "20 % too much"),
+        (80, "GB", 100 * GB, "20 % too little"),
+        (350, "GB", 100 * GB, "3.5 times too much"),
+        (0, "GB", 5 * GB, "one of the two is zero"),
+        (0, "GB", 0, "right"),
+        (30, "%", 33.3, "You said 30 %, it is 33.3 %: 10 % too little."),
+        (255, "", 256, "You said 255, it is 256: spot on, within 5 %."),
+        (None, "GiB", 2**30, "It is 1.0 GiB."),
+        (None, "B", 512, "It is 512 B."),
+    ],
+)
+def test_verdict_says_how_far_off_the_guess_was(
+    guess: float | None, unit: str, actual: float, said: str
+) -> None:
     made = Guess(guess, unit, "2026-11-21") if guess is not None else None
     revelation = Revelation(actual, made, unit)
     assert said in repr(revelation) and said in revelation._repr_html_()
@@ -298,7 +352,9 @@ def test_what_is_folded_unfolds_when_the_guess_is_locked(tmp_path: Path) -> None
     before = run(new_notebook(cells=[*map(new_code_cell, (waits, answer))]), tmp_path).cells
     after = run(new_notebook(cells=[*map(new_code_cell, (waits, answer, lock))]), tmp_path).cells
     folded = "<details class='course-answer' data-guess='01.peak'"
-    assert folded in before[0].outputs[1].data["text/html"] and folded in before[1].outputs[0].data["text/html"]
+    assert (
+        folded in before[0].outputs[1].data["text/html"] and folded in before[1].outputs[0].data["text/html"]
+    )
     assert after[0].outputs[1].data["text/html"] == "" and "gives it away" in after[0].outputs[0].text
     assert "3.3 times too little" in after[1].outputs[0].data["text/html"]
     assert "details" not in after[1].outputs[0].data["text/html"]
@@ -306,7 +362,9 @@ def test_what_is_folded_unfolds_when_the_guess_is_locked(tmp_path: Path) -> None
 
 def test_an_answer_is_closed_in_the_notebook_that_is_shipped(tmp_path: Path) -> None:
     """JupyterLab drops the style that folds an answer's neighbours until the notebook is run."""
-    notebook = run(new_notebook(cells=[*map(new_code_cell, CELLS.split("---\n")[:2]), new_code_cell("1")]), tmp_path)
+    notebook = run(
+        new_notebook(cells=[*map(new_code_cell, CELLS.split("---\n")[:2]), new_code_cell("1")]), tmp_path
+    )
     fold_answers(notebook)
     hidden = [cell.metadata.get("jupyter", {}).get("outputs_hidden", False) for cell in notebook.cells]
     assert hidden == [True, True, False]
@@ -316,10 +374,14 @@ def test_an_answer_is_closed_in_the_notebook_that_is_shipped(tmp_path: Path) -> 
 def test_the_script_that_reads_figures_out_is_left_to_the_first_and_to_the_first_that_is_seen() -> None:
     """A folded output runs no script before it is opened."""
     html = bars({"AdamW": 16, "SGD": 8}, "Adam costs double").html
-    cells = [new_code_cell("figure", outputs=[new_output("display_data", {"text/html": html})]) for _ in range(5)]
+    cells = [
+        new_code_cell("figure", outputs=[new_output("display_data", {"text/html": html})]) for _ in range(5)
+    ]
     for folded in (cells[0], cells[1], cells[3]):
         folded.metadata["jupyter"] = {"outputs_hidden": True}
-    share_script(new_notebook(cells=[new_code_cell("print(1)", outputs=[new_output("stream", text="1")]), *cells]))
+    share_script(
+        new_notebook(cells=[new_code_cell("print(1)", outputs=[new_output("stream", text="1")]), *cells])
+    )
     stored = [cell.outputs[0].data["text/html"] for cell in cells]
     assert html.count(READING) == 1
     assert [text == html for text in stored] == [True, False, True, False, False]
@@ -354,11 +416,16 @@ assert shell.custom_exceptions == (OSError,), "another library's way to show err
 
 
 def test_ledger_sums_exactly() -> None:
-    book = ledger({"weights": 6 * GB, "moments": 12 * GB}, {"weights": 6 * GB, "moments": 12 * GB + 512, "other": 8})
+    book = ledger(
+        {"weights": 6 * GB, "moments": 12 * GB}, {"weights": 6 * GB, "moments": 12 * GB + 512, "other": 8}
+    )
     assert [row[1:3] for row in book.rows] == [
-        ("estimate", "measured"), ("6.000 GB", "6.000 GB"), ("12.000 GB", "12.000 GB"), ("–", "0.000 GB"),
+        ("estimate", "measured"),
+        ("6.000 GB", "6.000 GB"),
+        ("12.000 GB", "12.000 GB"),
+        ("–", "0.000 GB"),
         ("18.000 GB", "18.000 GB"),
-    ]  # fmt: skip
+    ]
     assert [row[3] for row in book.rows[1:]] == ["0", "−512 B", "–", "−520 B"]
 
 
@@ -401,14 +468,18 @@ def test_tensors_may_be_given_and_tuples_returned() -> None:
 
 
 def test_simulated_gpu_keeps_what_its_kernels_keep() -> None:
-    """On CUDA a bf16 LayerNorm keeps its statistics in fp32, and dropout a mask of one byte; on the CPU neither."""
+    """On CUDA a bf16 LayerNorm keeps its statistics in fp32, and dropout a mask of one byte; on the CPU
+    neither.
+    """
     layer = nn.Sequential(nn.LayerNorm(16), nn.Dropout(0.1))
     cpu, gpu = (
-        [(s.dtype, s.bytes) for s in saved_by(layer, (2, 3, 16), dtype="bf16", device=d)] for d in ("cpu", "gpu")
+        [(s.dtype, s.bytes) for s in saved_by(layer, (2, 3, 16), dtype="bf16", device=d)]
+        for d in ("cpu", "gpu")
     )
     assert gpu == [("bf16", 2 * 96), ("fp32", 4 * 6), ("fp32", 4 * 6), ("bool", 96)]
     assert cpu == [("bf16", 2 * 96), ("bf16", 2 * 6), ("bf16", 2 * 6), ("bf16", 2 * 96)]
-    (linear,) = saved_by(nn.Linear(1600, 4), (32, 1_000_000, 1600), dtype="bf16", device="gpu")  # 100 GB, were it real
+    # 100 GB, were it real
+    (linear,) = saved_by(nn.Linear(1600, 4), (32, 1_000_000, 1600), dtype="bf16", device="gpu")
     assert linear.bytes == 32 * 1_000_000 * 1600 * 2
 
 

@@ -21,9 +21,20 @@ from course_utils.measuring.simulated import simulated_gpu
 from course_utils.run import TrainingRun
 
 PLACES = (
-    torch, torch.cuda, torch.autograd, torch.nn.functional, torch.amp.GradScaler, torch.UntypedStorage, FakeTensor,
-    torch_optimizer, amp, ShardingPropagator, sys, torch.accelerator, torch.cuda.memory,
-)  # fmt: skip
+    torch,
+    torch.cuda,
+    torch.autograd,
+    torch.nn.functional,
+    torch.amp.GradScaler,
+    torch.UntypedStorage,
+    FakeTensor,
+    torch_optimizer,
+    amp,
+    ShardingPropagator,
+    sys,
+    torch.accelerator,
+    torch.cuda.memory,
+)
 """Everything in which a simulation changes a name."""
 
 SMALL = TrainingRun("tiny-gpt", 2, 32)
@@ -82,7 +93,8 @@ def test_two_simulations_at_once_give_what_each_gives_alone():
 
 
 def test_the_second_simulation_begins_when_the_first_has_ended():
-    inside, outside = threading.Event(), threading.Event()
+    inside = threading.Event()
+    outside = threading.Event()
     order: list[str] = []
 
     def first() -> None:
@@ -135,7 +147,8 @@ def test_a_step_of_ones_own_leaves_torch_as_it_was(source, fails):
         if fails:
             raise RuntimeError("on purpose")
 
-    model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    model = torch.nn.Linear(4, 4)
+    x = torch.ones(2, 4)
     with nothing_changed(), pytest.raises(RuntimeError, match="on purpose") if fails else nullcontext():
         measure(step=step, model=model, optimizer=torch.optim.SGD(model.parameters()), batch=x, source=source)
 

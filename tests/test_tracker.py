@@ -95,13 +95,21 @@ def test_every_allocation_of_a_llama_is_seen_in_order(tied, recompute, accumulat
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.sweep(2)
 def test_every_allocation_of_a_gpt_is_seen_but_scratch_within_one_cpu_kernel(tied, recompute):
-    """The CPU's backward of LayerNorm adds up its weights' gradients in two rows a thread, and frees them at once."""
+    """The CPU's backward of LayerNorm adds up its weights' gradients in two rows a thread, and frees them at
+    once.
+    """
     run = cpu_run("gpt2", tied=tied, recompute=recompute)
     scratch = round_up(4 * 2 * torch.get_num_threads() * run.model.hidden)
-    real, seen = allocator_events(run), tracker_events(run)
-    left, unseen = list(seen), []
+    real = allocator_events(run)
+    seen = tracker_events(run)
+    left = list(seen)
+    unseen = []
     for size in real:
-        if left and left[0] == size and not (abs(size) == scratch and unseen and unseen[-1] == -size == scratch):
+        if (
+            left
+            and left[0] == size
+            and not (abs(size) == scratch and unseen and unseen[-1] == -size == scratch)
+        ):
             left.pop(0)
         else:
             unseen.append(size)
@@ -115,7 +123,9 @@ def test_every_allocation_of_a_gpt_is_seen_but_scratch_within_one_cpu_kernel(tie
 
 
 class Encoder(torch.nn.Module):
-    """Attention of torch's own, a module that is called twice, operators in place, views, a slice that is written."""
+    """Attention of torch's own, a module that is called twice, operators in place, views, a slice that is
+    written.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +176,8 @@ OTHERS = {
 def steps_of_another(kind: str) -> Callable[[], None]:
     torch.manual_seed(0)
     make, shape = OTHERS[kind]
-    model, x = make(), torch.randn(shape)
+    model = make()
+    x = torch.randn(shape)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
 
     def step() -> None:
@@ -194,7 +205,9 @@ def test_of_any_other_model_every_allocation_is_seen_and_so_is_its_peak(kind):
     scratch = Counter(real) - Counter(seen)
     assert all(count == scratch[-size] for size, count in scratch.items())
     difference = max(accumulate(real)) - max(accumulate(seen))
-    if kind == "pictures":  # the library that computes convolutions on a CPU puts its factors in another order first
+    if (
+        kind == "pictures"
+    ):  # the library that computes convolutions on a CPU puts its factors in another order first
         assert 0 <= difference <= sum(size for size in scratch if size > 0)
     else:
         assert difference == 0
@@ -219,7 +232,8 @@ class Gradients(Unwatched):
     """Copies every gradient when backward is done."""
 
     def __init__(self, network: torch.nn.Module) -> None:
-        self.network, self.copies = network, list[torch.Tensor]()
+        self.network = network
+        self.copies = list[torch.Tensor]()
 
     @contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:
@@ -254,7 +268,9 @@ def assert_same_training(first: Any, second: Any) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(
-    "choices", [{"tied": True}, {"recompute": "full", "accumulation_steps": 2}, {"optimizer": "adafactor"}], ids=str
+    "choices",
+    [{"tied": True}, {"recompute": "full", "accumulation_steps": 2}, {"optimizer": "adafactor"}],
+    ids=str,
 )
 def test_watching_changes_no_bit_of_a_training(family, choices):
     run = cpu_run(family, **choices)
@@ -341,10 +357,20 @@ def test_a_storage_that_is_resized_is_freed_and_allocated_anew():
         torch.add(torch.ones(2000), 1, out=grown.resize_(0))
     blocks_of = {size: round_up(size) for size in (400, 4000, 8000)}
     assert [size for size, _ in tracker.events] == [
-        blocks_of[4000], -blocks_of[4000], blocks_of[4000], -blocks_of[4000], blocks_of[8000], -blocks_of[8000],
-        blocks_of[400], -blocks_of[400], blocks_of[4000], blocks_of[8000], -blocks_of[4000], blocks_of[8000],
+        blocks_of[4000],
+        -blocks_of[4000],
+        blocks_of[4000],
+        -blocks_of[4000],
+        blocks_of[8000],
         -blocks_of[8000],
-    ]  # fmt: skip
+        blocks_of[400],
+        -blocks_of[400],
+        blocks_of[4000],
+        blocks_of[8000],
+        -blocks_of[4000],
+        blocks_of[8000],
+        -blocks_of[8000],
+    ]
     assert [item.kind for item in tracker.allocations()[:3]] == ["parameters"] * 3
     assert tracker.at(len(tracker.events)).total == blocks_of[8000]
 
@@ -364,7 +390,9 @@ def test_an_operator_that_raises_is_remembered():
         torch.mm(torch.ones(3, 4), torch.ones(5, 6))
     failure = tracker.failure
     assert failure is not None and failure.error == id(caught.value) and failure.operation == "mm"
-    assert failure.tensors == (((3, 4), "cpu"), ((5, 6), "cpu")) and "torch.mm(torch.ones(3, 4)" in failure.line
+    assert (
+        failure.tensors == (((3, 4), "cpu"), ((5, 6), "cpu")) and "torch.mm(torch.ones(3, 4)" in failure.line
+    )
 
 
 def test_other_devices_are_not_counted():
@@ -385,7 +413,8 @@ def test_recomputed_tensors_are_activations_that_live_in_backward():
 
 def end_of_forward(run: TrainingRun) -> tuple[MemoryBreakdown, MemoryBreakdown]:
     """On the CPU, and on the simulated GPU."""
-    on_cpu, simulated = measure(run, "cpu"), measure(run, "simulated")
+    on_cpu = measure(run, "cpu")
+    simulated = measure(run, "simulated")
     return on_cpu.moments["end of forward"], simulated.moments["end of forward"]
 
 
@@ -400,7 +429,8 @@ def test_without_dropout_a_gpt_keeps_the_same_on_cpu_and_gpu():
 def test_dropout_masks_are_as_wide_as_their_tensors_on_the_cpu():
     run = cpu_run("gpt2")
     on_cpu, simulated = end_of_forward(run)
-    tokens, scores = run.micro_batch * run.seq_len, run.micro_batch * run.model.heads * run.seq_len**2
+    tokens = run.micro_batch * run.seq_len
+    scores = run.micro_batch * run.model.heads * run.seq_len**2
     dropped = tokens * run.model.hidden + run.model.layers * (2 * tokens * run.model.hidden + scores)
     assert on_cpu["activations"] - simulated["activations"] == (4 - 1) * dropped
 
@@ -441,7 +471,10 @@ WITH_SCRATCH: dict[str, tuple[Callable[[], list[torch.Tensor]], Callable[..., to
         lambda: [half(16, 256, 8), half(256), half(256)],
         lambda x, w, b: torch.nn.functional.group_norm(x, 64, w, b),
     ),
-    "group norm without weights": (lambda: [half(16, 256, 8)], lambda x: torch.nn.functional.group_norm(x, 64)),
+    "group norm without weights": (
+        lambda: [half(16, 256, 8)],
+        lambda x: torch.nn.functional.group_norm(x, 64),
+    ),
 }
 
 

@@ -18,7 +18,9 @@ from course_utils.units import (
 )
 
 
-@pytest.mark.parametrize(("size", "rounded"), [(0, 0), (1, 512), (511, 512), (512, 512), (513, 1024), (10**12, 10**12)])
+@pytest.mark.parametrize(
+    ("size", "rounded"), [(0, 0), (1, 512), (511, 512), (512, 512), (513, 1024), (10**12, 10**12)]
+)
 def test_rounds_up_to_the_allocators_blocks(size, rounded):
     assert round_up(size) == rounded
     assert round_up(33, 32) == 64
@@ -73,7 +75,19 @@ def test_parses_what_people_write(text, size):
     assert parse_bytes(text) == size
 
 
-NO_AMOUNTS = ("", "GB", "eighty GB", "80 GBs", "80 G B", "-3 GB", "1e9", "1,5 GB", "12,34 GB", "1__000", "9" * 400)
+NO_AMOUNTS = (
+    "",
+    "GB",
+    "eighty GB",
+    "80 GBs",
+    "80 G B",
+    "-3 GB",
+    "1e9",
+    "1,5 GB",
+    "12,34 GB",
+    "1__000",
+    "9" * 400,
+)
 
 
 @pytest.mark.parametrize("text", [*NO_AMOUNTS, -1, True, 1.5, None])
@@ -108,8 +122,16 @@ ROWS = (("", "GB"), ("weights & more", "3.1"), ("total", "12.0"))
 
 
 def test_words_begin_in_line_and_numbers_end_in_line() -> None:
-    assert aligned(ROWS).splitlines() == ["                  GB", "weights & more   3.1", "total           12.0"]
-    assert aligned(ROWS, words=2).splitlines() == ["                GB", "weights & more  3.1", "total           12.0"]
+    assert aligned(ROWS).splitlines() == [
+        "                  GB",
+        "weights & more   3.1",
+        "total           12.0",
+    ]
+    assert aligned(ROWS, words=2).splitlines() == [
+        "                GB",
+        "weights & more  3.1",
+        "total           12.0",
+    ]
     with pytest.raises(ValueError, match="shorter"):
         aligned([("a", "b"), ("c",)])
 

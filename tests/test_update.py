@@ -1,4 +1,6 @@
-"""The optimizer's phase, and clipping's: what really runs on a simulated GPU against the walks, kind by kind."""
+"""The optimizer's phase, and clipping's: what really runs on a simulated GPU against
+the walks, kind by kind.
+"""
 
 from typing import Any
 
@@ -37,16 +39,21 @@ ALL = [tiny_run(precision, optimizer) for precision in MEASURED for optimizer in
 
 
 def name(run: TrainingRun) -> str:
-    how = f"{'clip-' if run.clip_grad_norm else ''}{'' if run.set_to_none else 'zeroed-'}{run.accumulation_steps}"
+    clipped = "clip-" if run.clip_grad_norm else ""
+    zeroed = "" if run.set_to_none else "zeroed-"
+    how = f"{clipped}{zeroed}{run.accumulation_steps}"
     lora = f"-lora-{run.frozen_bits}" if run.lora_rank else ""
     return f"{run.precision.name}-{run.optimizer.name}-{run.model.family}-{how}{lora}"
 
 
 def highest_in(measured: Measurement, phase: str) -> dict[str, int]:
-    """Bytes by kind where a phase of the second step stands highest, the moment at which it begins included."""
+    """Bytes by kind where a phase of the second step stands highest, the moment at
+    which it begins included.
+    """
     marks = measured.timeline.marks
     at = next(index for index, mark in enumerate(marks) if (mark.step, mark.phase) == (2, phase))
-    totals, curves = measured.timeline.totals(), measured.timeline.curves()
+    totals = measured.timeline.totals()
+    curves = measured.timeline.curves()
     event = max(range(marks[at].event - 1, marks[at + 1].event), key=lambda index: totals[index])
     return {kind: curves[kind][event] if kind in curves else 0 for kind in KINDS}
 
@@ -57,8 +64,16 @@ def plus(standing: dict[str, int], added: dict[str, int]) -> dict[str, int]:
 
 LORA = [
     TrainingRun(
-        tiny(family, hidden=64, heads=2), 1, 16, precision, optimizer, "eager", lora_rank=4, lora_targets=targets,
-        frozen_bits=bits, clip_grad_norm=1.0,
+        tiny(family, hidden=64, heads=2),
+        1,
+        16,
+        precision,
+        optimizer,
+        "eager",
+        lora_rank=4,
+        lora_targets=targets,
+        frozen_bits=bits,
+        clip_grad_norm=1.0,
     )
     for family, precision, optimizer, targets, bits in (
         ("gpt2", "fp32", "adafactor", "attention", None),
@@ -68,7 +83,7 @@ LORA = [
         ("llama", "bf16", "muon", "mlp", 16),
         ("llama", "fp16-master", "adamw-loop", ("q", "v"), 8),
     )
-]  # fmt: skip
+]
 """Of which only LoRA's factors step; what is frozen counts among the parameters."""
 
 
@@ -76,7 +91,8 @@ LORA = [
 @pytest.mark.sweep(25)
 def test_states_and_the_step_are_exact(run):
     measured = simulate(run)
-    standing, left = dict(measured.moments["end of backward"]), measured.moments["end of step 2"]
+    standing = dict(measured.moments["end of backward"])
+    left = measured.moments["end of step 2"]
     assert standing["gradients"] == gradient_bytes(run)
     assert left["parameters"] == parameter_bytes(run)
     assert left["optimizer_states"] == optimizer_state_bytes(run)
@@ -90,7 +106,9 @@ def test_states_and_the_step_are_exact(run):
 
 
 def test_every_variation_meets_every_precision_and_optimizer():
-    assert {(run.precision.name, run.clip_grad_norm) for run in ALL} == {(p, c) for p in MEASURED for c in (None, 1.0)}
+    assert {(run.precision.name, run.clip_grad_norm) for run in ALL} == {
+        (p, c) for p in MEASURED for c in (None, 1.0)
+    }
     assert {(run.optimizer.name, run.model.family) for run in ALL} == {
         (o, f) for o in STEPPERS for f in ("gpt2", "llama")
     }
@@ -98,7 +116,8 @@ def test_every_variation_meets_every_precision_and_optimizer():
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "adam8bit", "muon", "adamw-loop"])
 def test_the_step_is_exact_where_the_vocabulary_is_large(optimizer):
-    model = tiny("gpt2", vocab=300_000, layers=1)  # 77 million elements: more than the 8-bit Adam updates at once
+    # 77 million elements: more than the 8-bit Adam updates at once
+    model = tiny("gpt2", vocab=300_000, layers=1)
     run = TrainingRun(model, 1, 16, "bf16-master", optimizer, "eager")
     measured = simulate(run)
     standing = dict(measured.moments["end of backward"])
@@ -130,14 +149,18 @@ def test_foreach_adds_4_bytes_a_parameter_and_fused_nothing():
 def test_muon_starts_from_the_update_itself_if_that_is_in_bf16(element, copies):
     """One step: X·Xᵀ and its polynomial, each 2 bytes times the shorter side squared, and the next X."""
     walk = newton_schulz(512, 1024, element, steps=1)
-    x, gram = 2 * 512 * 1024, 2 * 512 * 512
+    x = 2 * 512 * 1024
+    gram = 2 * 512 * 512
     assert highest(walk) == {"temporaries": copies * x + 2 * gram + x}
     assert net(walk) == {"temporaries": x - element * 512 * 1024}
 
 
 def test_the_8_bit_adam_updates_2_to_the_24_elements_at_once():
-    """Three fp32 tensors of them at most; a scale for each 256. Fewer than 4,096 elements take one fp32 tensor."""
-    large, small = adam8bit_loop([("large", (300_000, 256))], 4), adam8bit_loop([("small", (4095,))], 4)
+    """Three fp32 tensors of them at most; a scale for each 256. Fewer than 4,096 elements take one fp32
+    tensor.
+    """
+    large = adam8bit_loop([("large", (300_000, 256))], 4)
+    small = adam8bit_loop([("small", (4095,))], 4)
     assert highest(large) == {"temporaries": 3 * 4 * 2**24} and highest(small) == {"temporaries": 4 * 4096}
     assert make(4 * 2**24 // 256) in large and net([*large, *small]) == {"temporaries": 0}
 

@@ -11,7 +11,9 @@ from course_utils.authoring.sources import PAGES
 from course_utils.interactive.course_files import ROOT
 
 SOURCES = sorted(
-    path for path in (ROOT / "notebooks" / "src").glob("*.py") if "predict(" in path.read_text(encoding="utf-8")
+    path
+    for path in (ROOT / "notebooks" / "src").glob("*.py")
+    if "predict(" in path.read_text(encoding="utf-8")
 )
 ANSWER = re.compile(r"It is (?P<number>[\d.,]+)(?P<unit>[^.]*)\.")
 CALL = r'\b{}\(\s*"([^"]+)"'
@@ -33,8 +35,10 @@ def keys(source: str, function: str) -> list[str]:
 def test_what_waits_does_so_after_its_guess(cells: list[Any]) -> None:
     """Also after the answer's own cell: a later one may show the same number again, as `compare` does."""
     code = [cell.source for cell in cells if cell.cell_type == "code"]
-    asked, answered = ({key: number for number, source in enumerate(code) for key in keys(source, name)}
-                       for name in ("predict", "reveal"))  # fmt: skip
+    asked, answered = (
+        {key: number for number, source in enumerate(code) for key in keys(source, name)}
+        for name in ("predict", "reveal")
+    )
     assert asked.keys() == answered.keys()
     for number, source in enumerate(code):
         for key in keys(source, "waits_for"):
@@ -43,13 +47,21 @@ def test_what_waits_does_so_after_its_guess(cells: list[Any]) -> None:
 
 def test_guesses_in_one_cell_say_what_they_ask(cells: list[Any]) -> None:
     for cell in cells:
-        asked = re.findall(r"^ *predict\(.*\)$", cell.source, re.MULTILINE) if cell.cell_type == "code" else []
+        asked = (
+            re.findall(r"^ *predict\(.*\)$", cell.source, re.MULTILINE) if cell.cell_type == "code" else []
+        )
         labels = [re.search(r'asks="([^"]{1,20})"', call) for call in asked]
-        assert len(asked) < 2 or (all(labels) and len({label[1] for label in labels if label}) == len(asked)), asked
+        assert len(asked) < 2 or (
+            all(labels) and len({label[1] for label in labels if label}) == len(asked)
+        ), asked
 
 
-def test_nothing_says_the_answer_before_it_is_asked_for(request: pytest.FixtureRequest, cells: list[Any]) -> None:
-    """An answer's own number, in a text or an output that does not wait, between the question and the answer."""
+def test_nothing_says_the_answer_before_it_is_asked_for(
+    request: pytest.FixtureRequest, cells: list[Any]
+) -> None:
+    """An answer's own number, in a text or an output that does not wait, between the
+    question and the answer.
+    """
     path = (ROOT / "notebooks" / request.node.callspec.id).with_suffix(".ipynb")
     built = json.loads(path.read_text(encoding="utf-8"))["cells"]
     assert len(built) == len(cells) + (path.stem not in PAGES)  # the ways on, which the build adds
@@ -60,13 +72,18 @@ def test_nothing_says_the_answer_before_it_is_asked_for(request: pytest.FixtureR
         said = ANSWER.findall(seen[number])
         for key, (answer, unit) in zip(keys(source, "reveal"), said, strict=True):
             plain = re.compile(rf"(?<![\d.,]){re.escape(answer + unit)}(?!\w)")
-            told = [text for text, code in list(zip(seen, sources, strict=True))[asked[key] : number]
-                    if plain.search(text) and not keys(code, "waits_for")]  # fmt: skip
+            told = [
+                text
+                for text, code in list(zip(seen, sources, strict=True))[asked[key] : number]
+                if plain.search(text) and not keys(code, "waits_for")
+            ]
             assert not told or key in GIVEN, f"{key} is {answer}{unit}: {told[0][:200]}"
 
 
 def _seen(cell: dict[str, Any]) -> str:
-    """What is read without opening anything: a text, or what outputs print, say and describe their pictures by."""
+    """What is read without opening anything: a text, or what outputs print, say and describe their pictures
+    by.
+    """
     if cell["cell_type"] == "markdown":
         return "".join(cell["source"])
     texts = []
@@ -78,7 +95,9 @@ def _seen(cell: dict[str, Any]) -> str:
 
 
 def test_formulas_are_plain_and_where_they_are_set(cells: list[Any]) -> None:
-    """Commands that MathJax and MathML know both; none in headings, tables and the lines that pages of text collect."""
+    """Commands that MathJax and MathML know both; none in headings, tables and the lines that pages of text
+    collect.
+    """
     for cell in cells:
         if cell.cell_type != "markdown":
             continue

@@ -1,4 +1,6 @@
-"""A script that is watched as it is: what it takes, what it may not do, and that nothing of its folder is changed."""
+"""A script that is watched as it is: what it takes, what it may not do, and that nothing of its folder is
+changed.
+"""
 
 import os
 import re
@@ -86,7 +88,8 @@ def test_two_optimizers_take_two_steps_each():
 def test_a_discriminator_may_step_more_often(written):
     critic = "critic = nn.Linear(8, 1).cuda()\nother = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
     critics = (
-        "    for _ in range(3):\n        critic(torch.randn(4, 8).cuda()).sum().backward()\n        other.step()\n"
+        "    for _ in range(3):\n        critic(torch.randn(4, 8).cuda()).sum().backward()\n       "
+        " other.step()\n"
     )
     measured = watch_script(written(f"{SET_UP}{critic}for number in range(5):\n{critics}    step()\n"))
     assert "the last one 3 of SGD and 1 of AdamW" in measured.provenance.note
@@ -101,7 +104,9 @@ def test_an_optimizer_that_never_steps_is_not_waited_for(written):
 def test_nanogpt_s_way():
     measured = watch_script(SCRIPTS / "nanogpt.py", ["2", "2", "32", "16", "2", "3"])
     note = measured.provenance.note
-    embeddings = [item for item in measured.allocations if item.shape == (50304, 32) and item.kind == "parameters"]
+    embeddings = [
+        item for item in measured.allocations if item.shape == (50304, 32) and item.kind == "parameters"
+    ]
     assert len(embeddings) == 1, "tied weights are one tensor"
     assert "torch.compile is skipped" in note and "train.bin" in note and "ckpt.pt" in note
     assert {"weight_copies", "inputs"} <= {item.kind for item in measured.allocations}
@@ -112,10 +117,23 @@ def test_litgpt_s_way():
     layers, width, vocab = 2, 64, 32_000
     measured = watch_script(SCRIPTS / "litgpt.py", [str(layers), "2", str(width), "32", "2"])
     ffn = 8 * width // 3
-    matrices = [(vocab, width)] * 2 + [(width,)] + [
-        shape for _ in range(layers)
-        for shape in ((width,), (width,), (3 * width, width), (width, width), (ffn, width), (ffn, width), (width, ffn))
-    ]  # fmt: skip
+    matrices = (
+        [(vocab, width)] * 2
+        + [(width,)]
+        + [
+            shape
+            for _ in range(layers)
+            for shape in (
+                (width,),
+                (width,),
+                (3 * width, width),
+                (width, width),
+                (ffn, width),
+                (ffn, width),
+                (width, ffn),
+            )
+        ]
+    )
     buffers = 2 * round_up(32 * 32 * 2)  # cosines and sines, of all positions and of a head's elements
     expected = sum(round_up(2 * torch.Size(shape).numel()) for shape in matrices) + buffers
     assert measured.moments["end of step 2"]["parameters"] == expected
@@ -235,7 +253,10 @@ REFUSED = {
         "import urllib.request\nurllib.request.urlopen('http://example.com')\n",
         r"train.py:2 .*asks the network for example.com",
     ),
-    "a second GPU": (f"{SET_UP}model.to('cuda:1')\n", r"train.py:13  model.to\('cuda:1'\): 'cuda:1' does not exist"),
+    "a second GPU": (
+        f"{SET_UP}model.to('cuda:1')\n",
+        r"train.py:13  model.to\('cuda:1'\): 'cuda:1' does not exist",
+    ),
     "another device": (f"{SET_UP}torch.cuda.set_device(1)\n", r"train.py:13 .*one GPU is simulated"),
     "shapes by values": (
         f"{SET_UP}x = torch.randn(4, device='cuda')\nx[x > 0]\n",
@@ -246,16 +267,21 @@ REFUSED = {
         "train.py:13 .*tests values on the GPU",
     ),
     "a kernel of its own": (
-        f"{SET_UP}library = torch.library.Library('watched', 'DEF')\nlibrary.define('f(Tensor x) -> Tensor')\n"
-        "library.impl('f', lambda x: x, 'CPU')\ntorch.ops.watched.f(torch.randn(3, device='cuda'))\n",
+        (
+            f"{SET_UP}library = torch.library.Library('watched', 'DEF')\nlibrary.define('f(Tensor x) ->"
+            " Tensor')\nlibrary.impl('f', lambda x: x, 'CPU')\ntorch.ops.watched.f(torch.randn(3,"
+            " device='cuda'))\n"
+        ),
         r"train.py:16 .*watched.f cannot be simulated",
     ),
     "an unfused kernel": (
-        f"{SET_UP}from torch.nn.attention.flex_attention import flex_attention\n"
-        "q = torch.randn(1, 1, 128, 64, device='cuda')\nflex_attention(q, q, q)\n",
+        (
+            f"{SET_UP}from torch.nn.attention.flex_attention import flex_attention\n"
+            "q = torch.randn(1, 1, 128, 64, device='cuda')\nflex_attention(q, q, q)\n"
+        ),
         r"train.py:15 .*cannot be simulated",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
@@ -362,7 +388,9 @@ def test_what_would_help_helps_as_much_in_the_changed_script(written, what, befo
 def test_cards_are_told_by_reserved_memory(written):
     measured = watch_script(written(TRAINED))
     lines = list(cards(measured, 15 * GB, 100 * GB))
-    assert lines[0].startswith("Fits: H200") and "A100-80GB" in lines[1] and "returns what it caches" in lines[1]
+    assert (
+        lines[0].startswith("Fits: H200") and "A100-80GB" in lines[1] and "returns what it caches" in lines[1]
+    )
     assert "T4-16GB (by " in lines[2]
     assert sum(name in line for name in GPUS for line in lines[:3]) >= len(GPUS)
     assert "max_memory_reserved" in report(measured)
@@ -371,7 +399,9 @@ def test_cards_are_told_by_reserved_memory(written):
 def course(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     run = [sys.executable, "-m", "course_utils", "watch", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(
+        run, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
 
 
 def test_a_script_may_ask_for_a_snapshot_and_a_summary(written):
@@ -393,17 +423,24 @@ def test_the_command_line(written, tmp_path):
     written("import nothing_of_that_name\n")
     done = course("train.py", folder=tmp_path)
     assert done.returncode == 1 and not done.stdout
-    assert done.stderr.startswith("train.py:1  import nothing_of_that_name: the script itself fails: ModuleNotFound")
+    assert done.stderr.startswith(
+        "train.py:1  import nothing_of_that_name: the script itself fails: ModuleNotFound"
+    )
     assert "course_utils" not in done.stderr
 
 
 def test_the_table_of_scripts_has_a_scripts_peaks_or_the_sentence_that_says_why_not(written, monkeypatch):
-    name, tensors, allocated, reserved, seconds, said = watched_scripts.watched(sys.executable, written(TRAINED))
+    name, tensors, allocated, reserved, seconds, said = watched_scripts.watched(
+        sys.executable, written(TRAINED)
+    )
     assert name == "train.py" and seconds > 0 and said.startswith("2 steps taken, the last one 1 of AdamW")
     measured = watch_script(written(TRAINED))
     assert tensors == f"{measured.peak / GB:.3f}" <= allocated <= reserved
     failed = watched_scripts.watched(sys.executable, written("import nothing_of_that_name\n"), "--lr 3")
-    assert failed[:4] == ("train.py --lr 3", "-", "-", "-") and "No module named 'nothing_of_that_name'" in failed[-1]
+    assert (
+        failed[:4] == ("train.py --lr 3", "-", "-", "-")
+        and "No module named 'nothing_of_that_name'" in failed[-1]
+    )
     monkeypatch.setattr(watched_scripts, "LIMIT", 0.01)
     assert watched_scripts.watched(sys.executable, written(TRAINED))[-1].startswith("stopped: ")
 
@@ -417,4 +454,7 @@ def test_the_table_of_scripts_names_the_libraries(monkeypatch):
     table = watched_scripts.scripts_table(lambda _: None)
     assert {path.name for _, path, _ in asked} == {path.name for path in SCRIPTS.glob("*.py")}
     assert len(table.rows) == len(asked) == 18 + len(watched_scripts.MODELS)
-    assert f"torch {torch.__version__.partition('+')[0]}" in table.notes[0] and watched_scripts.PYTHON in table.notes[0]
+    assert (
+        f"torch {torch.__version__.partition('+')[0]}" in table.notes[0]
+        and watched_scripts.PYTHON in table.notes[0]
+    )

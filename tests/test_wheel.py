@@ -1,4 +1,5 @@
-"""The wheel, installed outside the repository: in an environment with nothing else, and in one that has the rest.
+"""The wheel, installed outside the repository: in an environment with nothing else, and in one that has the
+rest.
 
 The second sees this environment's packages, but not its editable installation of the course.
 """
@@ -37,14 +38,38 @@ NOT_SHIPPED = (
     "/_live",
 )
 EXERCISES = [
-    anchor for path in (ROOT / "exercises").glob("*.ipynb")
+    anchor
+    for path in (ROOT / "exercises").glob("*.ipynb")
     for anchor in re.findall(r"id=..exercise-\d+", path.read_text(encoding="utf-8"))
-]  # fmt: skip
+]
 TRIED = {
-    "start", "lab", "test", "doctor", "estimate", "compare", "fit", "watch", "oom", "quiz", "progress", "find",
-    "rehearse", "release", "grade", "nbgrader", "colab", "links", "slides", "record", "benchmark", "lint", "build",
-    "site", "new-lesson", "check-torch",
-}  # fmt: skip
+    "start",
+    "lab",
+    "test",
+    "doctor",
+    "estimate",
+    "compare",
+    "fit",
+    "watch",
+    "oom",
+    "quiz",
+    "progress",
+    "find",
+    "rehearse",
+    "release",
+    "grade",
+    "nbgrader",
+    "colab",
+    "links",
+    "slides",
+    "record",
+    "benchmark",
+    "lint",
+    "build",
+    "site",
+    "new-lesson",
+    "check-torch",
+}
 
 
 class Installed(NamedTuple):
@@ -56,9 +81,14 @@ class Installed(NamedTuple):
     def python_says(self, *words: str, folder: Path | None = None, code: int = 0) -> str:
         """What this environment's Python prints; both streams if something else than 0 is expected."""
         done = subprocess.run(
-            [str(self.python), *words], cwd=folder or self.folder, env=self.variables(), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
+            [str(self.python), *words],
+            cwd=folder or self.folder,
+            env=self.variables(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr * bool(code)
 
@@ -67,7 +97,9 @@ class Installed(NamedTuple):
 
     def variables(self) -> dict[str, str]:
         """This process's environment without the course of the repository."""
-        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COURSE_SOURCE")}
+        kept = {
+            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COURSE_SOURCE")
+        }
         return kept | {"COURSE_HOME": str(self.folder / "home"), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -88,7 +120,8 @@ def install(wheel: Path, folder: Path, packages: str = "") -> Installed:
     python = folder / "environment" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     options = ["--no-index", "--no-deps", "--no-compile", "--quiet"]
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", *options, str(wheel)]
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # a clone there is no reason
+    # a clone there is no reason
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(command, check=True, timeout=600, env=alone)  # for pip to install nothing
     if packages:
         (next((folder / "environment").glob("[lL]ib*/**/site-packages")) / "others.pth").write_text(packages)
@@ -122,16 +155,22 @@ def test_the_wheel_holds_the_course_and_not_its_sources(wheel: Path) -> None:
             name for name in names if name.startswith(f"course_utils/course/{folder}/") and "ipynb" in name
         }
     assert not [name for name in names if any(part in name for part in NOT_SHIPPED)]
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"course_utils", "where_did_the_memory_go"}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {
+        "course_utils",
+        "where_did_the_memory_go",
+    }
 
 
 def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     build = "import sys; from hatchling.build import build_sdist; print(build_sdist(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
     with tarfile.open(tmp_path / done.stdout.split()[-1]) as archive:
         archive.extractall(tmp_path, filter="data")
     again = build_wheel(next(path for path in tmp_path.iterdir() if path.is_dir()), tmp_path)
-    one, other = zipfile.ZipFile(wheel), zipfile.ZipFile(again)
+    one = zipfile.ZipFile(wheel)
+    other = zipfile.ZipFile(again)
     assert {file.filename: file.CRC for file in one.infolist()} == {
         file.filename: file.CRC for file in other.infolist()
     }
@@ -144,7 +183,9 @@ def test_alone_it_estimates_fits_searches_and_reports(bare: Installed) -> None:
     assert "optimizer states" in bare.course("estimate", "gpt2")
     assert "fits: TrainingRun(" in bare.course("fit", "gpt2", "--gpu", "T4-16GB", "--global-batch", "8")
     assert "docs/glossary.md" in bare.course("find", "reserved", "memory")
-    assert "lesson 06: Recomputation" in bare.course("oom", "CUDA out of memory. Tried to allocate 20.00 MiB.")
+    assert "lesson 06: Recomputation" in bare.course(
+        "oom", "CUDA out of memory. Tried to allocate 20.00 MiB."
+    )
     assert re.search(rf"^0 of {len(EXERCISES)} exercises passed", bare.course("progress"), re.MULTILINE)
     assert 'pip install "where-did-the-memory-go[lab]"' in bare.course("doctor")
     assert "recorded" in bare.course("doctor") and not [*bare.folder.iterdir()], "nothing is written"
@@ -183,8 +224,12 @@ def test_what_needs_the_repository_says_so(full: Installed, started: Path, comma
     assert "needs a clone of the course's repository" in said and len(said.splitlines()) == 1
 
 
-def test_a_course_starts_in_a_new_folder_and_never_over_another(full: Installed, started: Path, tmp_path: Path) -> None:
-    assert (started / "exercises" / "02_adam.ipynb").read_bytes() == (ROOT / "exercises/02_adam.ipynb").read_bytes()
+def test_a_course_starts_in_a_new_folder_and_never_over_another(
+    full: Installed, started: Path, tmp_path: Path
+) -> None:
+    assert (started / "exercises" / "02_adam.ipynb").read_bytes() == (
+        ROOT / "exercises/02_adam.ipynb"
+    ).read_bytes()
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
     assert "is not empty" in full.course("start", str(tmp_path), code=1)
@@ -209,8 +254,9 @@ def test_commands_that_compute_work_there(full: Installed, started: Path) -> Non
     assert "live: notebooks/02_adam.ipynb" in full.course("record", "--list", folder=started)
     script = started / "train.py"
     script.write_text(
-        "import torch\nmodel = torch.nn.Linear(8, 8, device='cuda')\noptimizer = torch.optim.SGD(model.parameters())\n"
-        "for _ in range(3):\n    model(torch.ones(4, 8, device='cuda')).sum().backward()\n    optimizer.step()\n"
+        "import torch\nmodel = torch.nn.Linear(8, 8, device='cuda')\noptimizer ="
+        " torch.optim.SGD(model.parameters())\nfor _ in range(3):\n    model(torch.ones(4, 8,"
+        " device='cuda')).sum().backward()\n    optimizer.step()\n"
     )
     assert "parameters" in full.course("watch", "train.py", folder=started)
     assert "0 of 5 questions solved" in full.course("quiz", "1", folder=started)
@@ -219,13 +265,17 @@ def test_commands_that_compute_work_there(full: Installed, started: Path) -> Non
 def test_commands_of_teachers_work_there(full: Installed, started: Path, tmp_path: Path) -> None:
     assert "02_adam" in full.course("links", "--repository", "https://example.org/course.git", folder=started)
     assert "14 assignments" in full.course("nbgrader", str(tmp_path / "nbgrader"), folder=started)
-    assert "05_activations.html" in full.course("slides", "05", "--out", str(tmp_path / "slides"), folder=started)
+    assert "05_activations.html" in full.course(
+        "slides", "05", "--out", str(tmp_path / "slides"), folder=started
+    )
     full.course("colab", str(tmp_path / "colab"), folder=started)
     names = set(zipfile.ZipFile(tmp_path / "colab" / "course.zip").namelist())
     assert {"course_utils/cli/start.py", "pyproject.toml", "exercises/02_adam.ipynb"} <= names
     assert not [name for name in names if "solutions" in name or "course_utils/course" in name]
     full.course("release", str(tmp_path / "release"), folder=started)
-    released = sorted(path.relative_to(tmp_path / "release").as_posix() for path in (tmp_path / "release").rglob("*"))
+    released = sorted(
+        path.relative_to(tmp_path / "release").as_posix() for path in (tmp_path / "release").rglob("*")
+    )
     assert set(released) == {name.rstrip("/") for name in names} - {""}
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "13_who_is_right.ipynb").write_bytes(
@@ -251,10 +301,14 @@ print(isolation().kind, [found[cell["exercise"]].state for cell in cells])
 def test_behind_walls_a_graded_notebook_sees_no_solutions_of_the_folder_or_the_wheel(
     full: Installed, started: Path
 ) -> None:
-    """A notebook sees the packages that PYTHONPATH names; those of the fixture's .pth lie outside its environment."""
+    """A notebook sees the packages that PYTHONPATH names; those of the fixture's .pth lie outside its
+    environment.
+    """
     own = full.variables() | {"PYTHONPATH": sysconfig.get_path("purelib")}
     command = [str(full.python), "-c", PROBE]
-    done = subprocess.run(command, cwd=started, env=own, capture_output=True, text=True, check=True, timeout=600)
+    done = subprocess.run(
+        command, cwd=started, env=own, capture_output=True, text=True, check=True, timeout=600
+    )
     kind, _, states = done.stdout.partition(" ")
     if kind != "walls":
         pytest.skip("no walls here: grade says that notebooks can find the solutions")
@@ -263,13 +317,18 @@ def test_behind_walls_a_graded_notebook_sees_no_solutions_of_the_folder_or_the_w
 
 def test_a_notebook_is_tested_there_apart_from_the_learner(full: Installed, started: Path) -> None:
     """Its outputs are compared; no guess of the learner's is seen, and the torch version may differ."""
-    code = "from course_utils.interactive.guesses import stored_guesses; print(stored_guesses(), 'torch 2.13.0+cpu')"
+    code = (
+        "from course_utils.interactive.guesses import stored_guesses; print(stored_guesses(), 'torch"
+        " 2.13.0+cpu')"
+    )
     right = new_output("stream", name="stdout", text="{} torch 2.11.0\n")
     cell = new_code_cell(code, id="one", execution_count=1, outputs=[right])
     nbformat.write(new_notebook(cells=[cell]), started / "notebooks" / "98_right.ipynb")
     cell.outputs = [new_output("stream", name="stdout", text="{'guess': 1}\n")]
     nbformat.write(new_notebook(cells=[cell]), started / "notebooks" / "99_wrong.ipynb")
-    lock = "from course_utils.interactive.guesses import lock_guess, stored_guesses; lock_guess('mine', 1, 'GB')"
+    lock = (
+        "from course_utils.interactive.guesses import lock_guess, stored_guesses; lock_guess('mine', 1, 'GB')"
+    )
     assert "mine" in full.python_says("-c", f"{lock}; print(stored_guesses())")
     said = full.course(
         "test", "-n", "0", "notebooks/98_right.ipynb", "notebooks/99_wrong.ipynb", folder=started, code=1

@@ -43,7 +43,9 @@ def test_every_control_changes_the_run_or_the_card():
             continue  # GPT-2 has 1,024 positions: see the test of refusals
         values = [option[1] if isinstance(option, tuple) else option for option in control.options]
         before = (shown.run, shown.gpu)
-        control.value = next(value for value in values if value != control.value and value not in ("fp32", "tf32"))
+        control.value = next(
+            value for value in values if value != control.value and value not in ("fp32", "tf32")
+        )
         assert (shown.run, shown.gpu) != before, name
 
 
@@ -52,7 +54,12 @@ def test_the_verdict_is_in_words():
     assert "<b>✗ Does not fit a V100-32GB by" in said and "no bf16 and no flash kernel" in said
     assert "no flash" not in explorer(gpu="V100-32GB", precision="fp32", attention="eager").message
     said = explorer("gpt2", micro_batch=1, gpu="A100-80GB").message
-    assert "<b>✓ Fits an A100-80GB" in said and "to spare" in said and "no bf16" not in said and "color" not in said
+    assert (
+        "<b>✓ Fits an A100-80GB" in said
+        and "to spare" in said
+        and "no bf16" not in said
+        and "color" not in said
+    )
     card = gpu("A100-80GB")
     assert fit_words(card.room + 3_100_000_000, card) == "does not fit an A100-80GB by 3.10 GB"
     assert fit_words(card.room, card) == "fits an A100-80GB with 0.00 GB to spare"
@@ -61,8 +68,14 @@ def test_the_verdict_is_in_words():
 def test_what_fits_is_judged_by_what_a_program_gets_of_a_card():
     """The driver lists more: a run between the two fits no program."""
     card = gpu("RTX4090-24GB")
-    shown = explorer("gpt2-xl", micro_batch=1, accumulation_steps=32, precision="bf16-master", recompute="full",
-                     gpu=card.name)  # fmt: skip
+    shown = explorer(
+        "gpt2-xl",
+        micro_batch=1,
+        accumulation_steps=32,
+        precision="bf16-master",
+        recompute="full",
+        gpu=card.name,
+    )
     assert card.room < shown.breakdown.total <= card.memory
     assert shown.message.startswith("<b>✗ Does not fit an RTX4090-24GB by")
 
@@ -84,7 +97,9 @@ def test_redrawing_takes_thousands_of_calls():
     for name in ("micro_batch", "accumulation_steps"):
         shown.controls[name].value = 2  # the formulas of this kind of run are compiled
         for value in CONTROL[name].values:
-            assert calls(lambda name=name, value=value: setattr(shown.controls[name], "value", value)) < 15_000
+            assert (
+                calls(lambda name=name, value=value: setattr(shown.controls[name], "value", value)) < 15_000
+            )
 
 
 def test_the_tensor_slider_counts_bytes():
@@ -94,23 +109,36 @@ def test_the_tensor_slider_counts_bytes():
     assert shown.bytes == 2 * GiB == drawn_bytes(shown.picture.value)
 
 
-@pytest.mark.parametrize(("make", "name", "value", "words"), [
-    (explorer, "model", "gpt2-xxl", "gpt2-xxl"), (explorer, "gpu", "V1000", "V1000"),
-    (tensor_slider, "dtype", "int3", "int3"), (tensor_slider, "batch", 0, "batch is 0: it must be a whole number"),
-    (tensor_slider, "sequence", True, "sequence is True"), (tensor_slider, "hidden", 1.5, "hidden is 1.5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "name", "value", "words"),
+    [
+        (explorer, "model", "gpt2-xxl", "gpt2-xxl"),
+        (explorer, "gpu", "V1000", "V1000"),
+        (tensor_slider, "dtype", "int3", "int3"),
+        (tensor_slider, "batch", 0, "batch is 0: it must be a whole number"),
+        (tensor_slider, "sequence", True, "sequence is True"),
+        (tensor_slider, "hidden", 1.5, "hidden is 1.5"),
+    ],
+)
 def test_the_first_choices_are_checked_at_once(make: Any, name: str, value: Any, words: str):
     with pytest.raises(ValueError, match=words):
         make(**{name: value})
 
 
 def test_a_notebook_with_sliders_gives_the_same_outputs_each_time():
-    cells = ("from course_utils.interactive.widgets import explorer, tensor_slider", "explorer()", "tensor_slider()")
+    cells = (
+        "from course_utils.interactive.widgets import explorer, tensor_slider",
+        "explorer()",
+        "tensor_slider()",
+    )
     first = widgets_shown(*cells)
     assert len(first) == 2 and first == widgets_shown(*cells)
     for shown in (explorer(), tensor_slider()):
         assert all(control.description for control in shown.controls.values())
         assert "role='status'" in shown.picture.value and 'role="img"' in shown.picture.value
         stored = shown._repr_mimebundle_()
-        assert "run this cell" in stored["text/plain"] and repr(shown) == shown.invitation == stored["text/plain"]
+        assert (
+            "run this cell" in stored["text/plain"]
+            and repr(shown) == shown.invitation == stored["text/plain"]
+        )
         assert stored["text/html"].startswith("<img alt=")

@@ -1,4 +1,6 @@
-"""cuBLAS's workspaces: torch's rule, and that estimate and simulation count them alike where a run names its card."""
+"""cuBLAS's workspaces: torch's rule, and that estimate and simulation count them alike where a run names its
+card.
+"""
 
 from typing import Any
 
@@ -25,12 +27,29 @@ USUAL = 8192 * KiB + 128 * KiB
 TINY = TrainingRun("tiny-gpt", 1, 32)
 
 COUNTED = {
-    (2, 11): {(7, 0): USUAL, (7, 5): USUAL, (8, 0): USUAL, (8, 6): USUAL, (8, 9): USUAL, (9, 0): 32 * MiB,
-              (10, 0): USUAL, (12, 0): USUAL},
+    (2, 11): {
+        (7, 0): USUAL,
+        (7, 5): USUAL,
+        (8, 0): USUAL,
+        (8, 6): USUAL,
+        (8, 9): USUAL,
+        (9, 0): 32 * MiB,
+        (10, 0): USUAL,
+        (12, 0): USUAL,
+    },
     (2, 12): {(8, 0): USUAL, (9, 0): 32 * MiB, (10, 0): 32 * MiB, (12, 0): 32 * MiB},
-    (2, 13): {(8, 0): USUAL, (9, 0): 32 * MiB, (10, 0): 32 * MiB, (10, 3): 32 * MiB, (11, 0): USUAL, (12, 0): 32 * MiB},
-}  # fmt: skip
-"""What each release's own counters said after one matrix product, when it was asked as a card of that capability."""
+    (2, 13): {
+        (8, 0): USUAL,
+        (9, 0): 32 * MiB,
+        (10, 0): 32 * MiB,
+        (10, 3): 32 * MiB,
+        (11, 0): USUAL,
+        (12, 0): 32 * MiB,
+    },
+}
+"""What each release's own counters said after one matrix product, when it was asked as a card of that
+capability.
+"""
 
 
 @pytest.fixture
@@ -50,7 +69,9 @@ def told(monkeypatch):
 @pytest.mark.parametrize("release", COUNTED)
 def test_the_rule_is_what_torch_took(release):
     for capability, size in COUNTED[release].items():
-        assert workspaces_of(capability, release) == Workspaces(size, MiB if release == (2, 11) else 0), capability
+        assert workspaces_of(capability, release) == Workspaces(size, MiB if release == (2, 11) else 0), (
+            capability
+        )
 
 
 @pytest.mark.parametrize(("release", "times"), [((2, 8), 2), ((2, 9), 1), ((2, 12), 0)])
@@ -59,7 +80,12 @@ def test_products_with_a_bias_took_a_workspace_each_until_torch_2_8_then_one_unt
         model(x).sum().backward()
 
     two = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
-    how: Any = {"source": "simulated", "steps": 1, "attention": "auto", "workspaces": workspaces_of((8, 0), release)}
+    how: Any = {
+        "source": "simulated",
+        "steps": 1,
+        "attention": "auto",
+        "workspaces": workspaces_of((8, 0), release),
+    }
     measured = measure_own(step, two, None, torch.empty(4, 8), **how)
     taken = [item for item in measured.allocations if item.bytes == MiB]
     assert len(taken) == times
@@ -73,12 +99,16 @@ def test_every_card_of_the_catalog_has_workspaces():
 
 def test_a_run_without_a_card_has_none():
     assert (
-        workspace_bytes(TINY) == estimate(TINY)["workspaces"] == measure(TINY, "simulated").breakdown["workspaces"] == 0
+        workspace_bytes(TINY)
+        == estimate(TINY)["workspaces"]
+        == measure(TINY, "simulated").breakdown["workspaces"]
+        == 0
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [(":4096:2:16:8", USUAL), (":16:8", 128 * KiB), (":4096:8", 32 * MiB), ("nonsense", USUAL)]
+    ("text", "size"),
+    [(":4096:2:16:8", USUAL), (":16:8", 128 * KiB), (":4096:8", 32 * MiB), ("nonsense", USUAL)],
 )
 def test_the_variable_is_read_as_torch_reads_it(told, text, size):
     told(text)
@@ -124,7 +154,9 @@ def test_they_are_taken_in_the_first_step_and_stay(monkeypatch):
         ("forward", 1, USUAL, None),
         ("backward", 1, USUAL, None),
     ]
-    assert {moment["workspaces"] for moment in moments(TINY.replace(card="A100-40GB")).values()} == {2 * USUAL}
+    assert {moment["workspaces"] for moment in moments(TINY.replace(card="A100-40GB")).values()} == {
+        2 * USUAL
+    }
 
 
 def test_an_unknown_card_is_refused_with_the_nearest():
@@ -134,7 +166,11 @@ def test_an_unknown_card_is_refused_with_the_nearest():
 
 def test_a_card_is_named_wherever_the_run_is():
     run = TINY.replace(card="rtx4090-24gb")
-    assert run.card == "RTX4090-24GB" and str(run).endswith("on RTX4090-24GB") and "card='RTX4090-24GB'" in run.code()
+    assert (
+        run.card == "RTX4090-24GB"
+        and str(run).endswith("on RTX4090-24GB")
+        and "card='RTX4090-24GB'" in run.code()
+    )
 
 
 def test_the_installed_torch_decides():

@@ -1,8 +1,8 @@
 """How much of each lesson's code is torch's own: `python3 tests/torch_statements.py`.
 
-A statement counts if it calls torch, a module, an optimizer or a method of a tensor. Imports, printing, questions to
-the learner, docstrings and the headers of definitions and of `with on_gpu():` are no statements here. What a name
-stands for follows from what was assigned to it.
+A statement counts if it calls torch, a module, an optimizer or a method of a tensor. Imports, printing,
+questions to the learner, docstrings and the headers of definitions and of `with on_gpu():` are no statements
+here. What a name stands for follows from what was assigned to it.
 """
 
 import ast
@@ -76,8 +76,13 @@ class Statements:
                     self.known.add(argument.arg)
         if isinstance(node, ast.ClassDef) and any(map(self.of_torch, node.bases)):
             self.known |= {node.name, "self"}
-            self.known |= {argument.arg for each in ast.walk(node) if isinstance(each, ast.FunctionDef)
-                           for argument in each.args.args if each.name == "forward"}  # fmt: skip
+            self.known |= {
+                argument.arg
+                for each in ast.walk(node)
+                if isinstance(each, ast.FunctionDef)
+                for argument in each.args.args
+                if each.name == "forward"
+            }
 
     def read(self, statements: list[ast.stmt]) -> None:
         for node in statements:
@@ -118,7 +123,9 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
 
 
 def _prints(node: ast.stmt) -> bool:
-    """True for a docstring, for what only prints or asks the learner, and for the header of a block on the GPU."""
+    """True for a docstring, for what only prints or asks the learner, and for the header of a block on the
+    GPU.
+    """
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
     if isinstance(node, ast.With):
@@ -141,7 +148,9 @@ def words(path: Path) -> int:
     parts = re.split(r"(?m)^# %%(.*)$", path.read_text())
     text = " ".join(body for mark, body in zip(parts[1::2], parts[2::2], strict=True) if "[markdown]" in mark)
     return len(
-        re.findall(r"[^\W_]+(?:['’.,-][^\W_]+)*", re.sub(r"\]\([^)]*\)|^# ?|```.*?```", " ", text, flags=re.M | re.S))
+        re.findall(
+            r"[^\W_]+(?:['’.,-][^\W_]+)*", re.sub(r"\]\([^)]*\)|^# ?|```.*?```", " ", text, flags=re.M | re.S)
+        )
     )
 
 
@@ -149,12 +158,16 @@ def counted(path: Path) -> tuple[int, int]:
     """A lesson's statements, and how many of them call torch."""
     found = Statements()
     for cell in cells(path):
-        found.read(ast.parse("\n".join(line for line in cell.splitlines() if not line.startswith(("%", "!")))).body)
+        found.read(
+            ast.parse("\n".join(line for line in cell.splitlines() if not line.startswith(("%", "!")))).body
+        )
     return found.all, found.torch
 
 
 def main() -> None:
-    print(f"{'lesson':40} {'minutes':>7} {'words':>6} {'cells':>5} {'statements':>10} {'torch':>5} {'share':>6}")
+    print(
+        f"{'lesson':40} {'minutes':>7} {'words':>6} {'cells':>5} {'statements':>10} {'torch':>5} {'share':>6}"
+    )
     for path in sorted(Path(sys.argv[1] if len(sys.argv) > 1 else SOURCES).glob("[01]*.py")):
         everything, torch = counted(path)
         minutes = re.search(r"minutes: (\d+)", path.read_text())

@@ -1,7 +1,7 @@
 """Training scripts in the style of well-known libraries, run as they are under `watch`: one row each.
 
-`python tests/watched_scripts.py` prints the table: three minutes, with the libraries. COURSE_SCRIPTS_PYTHON names the
-Python that has them.
+`python tests/watched_scripts.py` prints the table: three minutes, with the libraries. COURSE_SCRIPTS_PYTHON
+names the Python that has them.
 """
 
 import os
@@ -22,10 +22,23 @@ from course_utils.units import GB  # noqa: E402
 
 SCRIPTS = ROOT / "tests" / "scripts"
 MODELS = (
-    "gpt2", "llama", "qwen3", "mistral", "phi3", "gpt-neox", "opt", "gemma2", "bloom", "mamba 32", "t5", "vit",
-    "whisper", "mixtral",
-)  # fmt: skip
-"""Arguments of hugging_face.py: a model, and tokens if not 512. Mamba's reference code is a loop over tokens."""
+    "gpt2",
+    "llama",
+    "qwen3",
+    "mistral",
+    "phi3",
+    "gpt-neox",
+    "opt",
+    "gemma2",
+    "bloom",
+    "mamba 32",
+    "t5",
+    "vit",
+    "whisper",
+    "mixtral",
+)
+"""Arguments of hugging_face.py: a model, and tokens if not 512. Mamba's reference code is a loop over tokens.
+"""
 
 LIBRARIES = ("torch", "transformers", "accelerate", "lightning", "timm", "peft", "diffusers", "torchvision")
 VERSIONS = """import importlib.metadata as m, sys
@@ -51,7 +64,9 @@ def scripts_table(report: Callable[[str], None]) -> Table:
     versions = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     headings = ("script", "tensors, GB", "allocated, GB", "reserved, GB", "seconds", "what `watch` said")
     notes = (f"Libraries: {versions}. Another Python that has them is named by {PYTHON}.",)
-    return Table("scripts", "Training scripts as they are, two steps each", headings, tuple(rows), notes, "simulated")
+    return Table(
+        "scripts", "Training scripts as they are, two steps each", headings, tuple(rows), notes, "simulated"
+    )
 
 
 def watched(python: str, path: Path, arguments: str = "") -> tuple[str, str, str, str, float, str]:
@@ -64,10 +79,19 @@ def watched(python: str, path: Path, arguments: str = "") -> tuple[str, str, str
         try:
             ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
         except subprocess.TimeoutExpired:
-            return name, "-", "-", "-", float(LIMIT), f"stopped: it had not taken two steps after {LIMIT} seconds"
+            return (
+                name,
+                "-",
+                "-",
+                "-",
+                float(LIMIT),
+                f"stopped: it had not taken two steps after {LIMIT} seconds",
+            )
         seconds = time.monotonic() - began
         if ended.returncode:
-            said = [line for line in ended.stderr.splitlines() if line.startswith(path.name)] or [ended.stderr.strip()]
+            said = [line for line in ended.stderr.splitlines() if line.startswith(path.name)] or [
+                ended.stderr.strip()
+            ]
             return name, "-", "-", "-", seconds, said[-1]
         measured = read_measurement(kept)
     replayed = replay(measured)

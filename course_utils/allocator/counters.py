@@ -1,4 +1,6 @@
-"""Predict a GPU's own counters for a run: the sum of tensors, then what torch counts and reserves beyond it."""
+"""Predict a GPU's own counters for a run: the sum of tensors, then what torch counts
+and reserves beyond it.
+"""
 
 from dataclasses import dataclass
 
@@ -13,9 +15,9 @@ from .replay import replay
 class Counted:
     """The counters at the last step's peak, term by term, in bytes.
 
-    `tensors` is the sum of all tensors; `workspaces` what cuBLAS keeps (where a card is named, or on a GPU); `unsplit`
-    what blocks are larger than the tensors in them; `scratch` what a GPU counted inside kernels, 0 where there is none.
-    `reserved` is what the allocator took from the driver, over the whole run.
+    `tensors` is the sum of all tensors; `workspaces` what cuBLAS keeps (where a card is named, or on a GPU);
+    `unsplit` what blocks are larger than the tensors in them; `scratch` what a GPU counted inside kernels, 0
+    where there is none. `reserved` is what the allocator took from the driver, over the whole run.
     """
 
     tensors: int
@@ -53,8 +55,8 @@ class Counted:
 def counted(source: Measurement | TrainingRun) -> Counted:
     """The counters of a measurement, or of a run's estimate: its allocations are sent through the allocator.
 
-    A live measurement's are the GPU's own, and what no rule explains of them is `scratch`. Raises ValueError and
-    TypeError as `replay` does.
+    A live measurement's are the GPU's own, and what no rule explains of them is `scratch`. Raises ValueError
+    and TypeError as `replay` does.
     """
     replayed = replay(source)
     begins = {mark.step: mark.event for mark in reversed(replayed.marks)}
@@ -63,7 +65,8 @@ def counted(source: Measurement | TrainingRun) -> Counted:
     if not isinstance(source, Measurement):
         workspaces = workspace_bytes(source)
         return Counted(peak - workspaces, workspaces, unsplit, 0, replayed.peak_reserved, replayed.provenance)
-    tensors, workspaces = source.peak - source.breakdown["workspaces"], source.breakdown["workspaces"]
+    tensors = source.peak - source.breakdown["workspaces"]
+    workspaces = source.breakdown["workspaces"]
     if "allocated" not in source.counters:
         return Counted(tensors, workspaces, unsplit, 0, replayed.peak_reserved, replayed.provenance)
     kept = max(workspaces, source.counters.get("workspaces", 0))

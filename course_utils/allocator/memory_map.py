@@ -33,11 +33,12 @@ HATCHES = {STUCK: "#A8071A", WHOLE: "#B5B5B5"}
 
 @reflowing
 def memory_map(replayed: Replay, event: int | None = None, title: str | None = None) -> Figure:
-    """The memory at `event` (without it: at the peak, or where memory ran out), by address from left to right.
+    """The memory at `event` (without it: at the peak, or where memory ran out), by address from left to
+    right.
 
-    Rows follow each other like lines of text. Colors are the kinds of memory; hatched is free: red where a tensor in
-    the same segment keeps it from being given back, grey where nothing does. Raises ValueError for an event that the
-    replay has not reached, and where nothing is reserved, TypeError for what is no replay.
+    Rows follow each other like lines of text. Colors are the kinds of memory; hatched is free: red where a
+    tensor in the same segment keeps it from being given back, grey where nothing does. Raises ValueError for
+    an event that the replay has not reached, and where nothing is reserved, TypeError for what is no replay.
     """
     check_replay(replayed)
     event = telling_event(replayed) if event is None else event
@@ -79,7 +80,9 @@ def bytes_in_a_row(segments: Sequence[int], total: int) -> int:
 
 
 def conclusion(replayed: Replay, event: int) -> str:
-    """A sentence on how much is reserved after `event`, how much is in use, and how much is stuck between tensors."""
+    """A sentence on how much is reserved after `event`, how much is in use, and how much is stuck between
+    tensors.
+    """
     at = event - 1
     reserved, stuck = replayed.reserved[at], replayed.stuck[at]
     unit = "GB" if reserved >= GB else "MB"
@@ -124,7 +127,9 @@ def _spans(segments: Iterable[MemorySegment], capacity: int | None) -> Iterator[
 
 
 def _looks(block: MemoryBlock) -> Iterator[tuple[int, str]]:
-    """A block's bytes by how they look: a free one may be stuck at both ends of the pages that could be given back."""
+    """A block's bytes by how they look: a free one may be stuck at both ends of the pages that could be given
+    back.
+    """
     if block.is_allocated:
         yield block.bytes, block.kind or UNKNOWN
         return
@@ -143,43 +148,61 @@ def _tip(block: MemoryBlock, look: str, size: int) -> str:
 
 
 def _merged(spans: Iterable[_Span], least: float) -> Iterator[_Span]:
-    """The same stretch; of neighbors narrower than `least` bytes, those that begin in the same `least` are joined."""
+    """The same stretch; of neighbors narrower than `least` bytes, those that begin in the same `least` are
+    joined.
+    """
 
     def place(span: _Span) -> float:
         return span.start // least if span.bytes < least else -1 - span.start
 
     for _, alike in groupby(spans, place):
-        crowd, by_look = list(alike), Counter[str]()
+        crowd = list(alike)
+        by_look = Counter[str]()
         for span in crowd:
             by_look[span.look] += span.bytes
-        most, size = by_look.most_common(1)[0][0], by_look.total()
+        most = by_look.most_common(1)[0][0]
+        size = by_look.total()
         tip = f"{len(crowd)} blocks, most of them {LOOKS[most]}: {format_bytes(size)}"
         yield _Span(crowd[0].start, size, most, tip, crowd[0].begins_segment) if len(crowd) > 1 else crowd[0]
 
 
 def _draw(canvas: Canvas, span: _Span, top: float, row_bytes: int, unit: str) -> None:
     for row in range(span.start // row_bytes, (span.end - 1) // row_bytes + 1):
-        first, last = max(span.start, row * row_bytes), min(span.end, (row + 1) * row_bytes)
+        first = max(span.start, row * row_bytes)
+        last = min(span.end, (row + 1) * row_bytes)
         one = (canvas.width - 2 * MARGIN) / row_bytes  # pixels of a byte
-        left, width = MARGIN + one * (first - row * row_bytes), one * (last - first)
-        y, tip = top + ROW_STEP * row, span.tip if width >= WORTH_A_TIP else ""
+        left = MARGIN + one * (first - row * row_bytes)
+        width = one * (last - first)
+        y = top + ROW_STEP * row
+        tip = span.tip if width >= WORTH_A_TIP else ""
         _fill(canvas, left, y, width, ROW_HEIGHT, span.look, tip, data_look=span.look, stroke_width=0.5)
         if first > span.start:
             continue
         if width >= 3:
             ink, reach = (INK, 3) if span.begins_segment else ("#FFFFFF", 0)
             canvas.line(left, y - reach, left, y + ROW_HEIGHT + reach, ink, stroke_width=0.8)
-        size, fill = format_bytes(span.bytes, unit, 2), FILLS[span.look]
+        size = format_bytes(span.bytes, unit, 2)
+        fill = FILLS[span.look]
         name = "free" if span.look in (STUCK, WHOLE) else LOOKS[span.look]
         shown = next((text for text in (f"{name} {size}", size) if text_width(text, 11) + 8 <= width), "")
         if shown:
-            canvas.halo_text(left + width / 2, y + 16, shown, 11, fill, fill=ink_on(fill), text_anchor="middle")
+            canvas.halo_text(
+                left + width / 2, y + 16, shown, 11, fill, fill=ink_on(fill), text_anchor="middle"
+            )
 
 
 def _fill(
-    canvas: Canvas, x: float, y: float, width: float, height: float, look: str, tip: str = "", *,
-    stroke_width: float, **more: str,
-) -> None:  # fmt: skip
+    canvas: Canvas,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    look: str,
+    tip: str = "",
+    *,
+    stroke_width: float,
+    **more: str,
+) -> None:
     outline = {"stroke": RULE, "stroke_width": stroke_width} if look in (STUCK, WHOLE, BEYOND) else {}
     canvas.rect(x, y, width, height, FILLS[look], tip, **more, **outline)
     if look in HATCHES and width >= 2:

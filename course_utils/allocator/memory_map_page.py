@@ -26,7 +26,9 @@ TEMPLATE = Path(__file__).with_name("memory_map_page.html").read_text(encoding="
 
 @dataclass(frozen=True)
 class Page:
-    """A whole HTML document and its description, with a still picture for notebook viewers that run no scripts."""
+    """A whole HTML document and its description, with a still picture for notebook viewers that run no
+    scripts.
+    """
 
     html: str = field(repr=False)
     alt: str
@@ -60,7 +62,9 @@ SEAM = re.compile(r'<line x1="(.+?)" y1="(.+?)" x2=".+?" y2="(.+?)" stroke="(.+?
 
 
 def without_tips(svg: str) -> str:
-    """A map with one path for all stretches of a color: a third of the text. An image shows no tips anyway."""
+    """A map with one path for all stretches of a color: a third of the text. An image
+    shows no tips anyway.
+    """
     paths = defaultdict[str, str](str)
     for x, y, width, height, fill in STRETCH.findall(svg):
         paths[f'fill="{fill}"'] += f"M{x} {y}h{width}v{height}h-{width}z"
@@ -71,17 +75,22 @@ def without_tips(svg: str) -> str:
 
 
 def memory_map_page(replayed: Replay) -> Page:
-    """A page that steps through the memory map event by event with a slider; it needs no network and no kernel.
+    """A page that steps through the memory map event by event with a slider; it needs no network and no
+    kernel.
 
-    In a notebook it shows itself; `.save("map.html")` writes it. Raises ValueError for a replay without events,
-    TypeError for what is no replay.
+    In a notebook it shows itself; `.save("map.html")` writes it. Raises ValueError for a replay without
+    events, TypeError for what is no replay.
     """
     check_replay(replayed)
     if not len(replayed):
         raise ValueError("this replay holds no events, so there is nothing to step through")
-    title, still, data = conclusion(replayed, telling_event(replayed)), memory_map(replayed), page_data(replayed)
+    title = conclusion(replayed, telling_event(replayed))
+    still = memory_map(replayed)
+    data = page_data(replayed)
     left_out = data["left_out"]
-    few = f"{left_out:,} tensors of at most {format_bytes(data['smallest'])} are not drawn" if left_out else ""
+    few = (
+        f"{left_out:,} tensors of at most {format_bytes(data['smallest'])} are not drawn" if left_out else ""
+    )
     note = " · ".join(filter(None, (few, replayed.provenance)))
     text = json.dumps(short(data), separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
     alt = f"{title}. A map of the memory with a slider over {len(replayed):,} events. {still.alt}"
@@ -90,14 +99,18 @@ def memory_map_page(replayed: Replay) -> Page:
 
 
 def page_data(replayed: Replay) -> dict[str, Any]:
-    """The data for the page's script. Places and sizes count 512-byte units, events count from 0 (nothing yet).
+    """The data for the page's script. Places and sizes count 512-byte units, events count from 0 (nothing
+    yet).
 
-    `ranges` (what the driver takes back as one: a segment, or a page) and `blocks` are rows of place, size, first event
-    and last event at which they are there; a block goes on with the number of its label, which is numbers of `parts`.
+    `ranges` (what the driver takes back as one: a segment, or a page) and `blocks` are rows of place, size,
+    first event and last event at which they are there; a block goes on with the number of its label, which is
+    numbers of `parts`.
     """
-    playback, events = Playback(replayed.capacity, replayed.choices), len(replayed)
+    playback = Playback(replayed.capacity, replayed.choices)
+    events = len(replayed)
     allocator = playback.allocator
-    ranges, blocks = _Lives(events), _Lives(events)
+    ranges = _Lives(events)
+    blocks = _Lives(events)
     for event, request in enumerate(replayed.requests[:events], start=1):
         known = len(allocator.driver_calls)
         address = playback.perform(request)
@@ -121,15 +134,25 @@ def page_data(replayed: Replay) -> dict[str, Any]:
     labels: dict[tuple[str, ...], int] = {}
     parts: dict[str, int] = {}
     return {
-        "events": events, "total": total, "row": bytes_in_a_row([size // BLOCK for size in sizes.values()], total),
-        "start": replayed.peak_event, "ranges": [placed(row) for row in ranges.rows],
-        "blocks": [[*placed(row), labels.setdefault(_description(replayed, row[4]), len(labels))] for row in drawn],
-        "labels": [[parts.setdefault(part, len(parts)) for part in label] for label in labels], "parts": list(parts),
-        "left_out": len(blocks.rows) - len(drawn), "smallest": drawn[-1][1] if drawn else 0,
-        "allocated": _steps(replayed.allocated), "reserved": _steps(replayed.reserved),
+        "events": events,
+        "total": total,
+        "row": bytes_in_a_row([size // BLOCK for size in sizes.values()], total),
+        "start": replayed.peak_event,
+        "ranges": [placed(row) for row in ranges.rows],
+        "blocks": [
+            [*placed(row), labels.setdefault(_description(replayed, row[4]), len(labels))] for row in drawn
+        ],
+        "labels": [[parts.setdefault(part, len(parts)) for part in label] for label in labels],
+        "parts": list(parts),
+        "left_out": len(blocks.rows) - len(drawn),
+        "smallest": drawn[-1][1] if drawn else 0,
+        "allocated": _steps(replayed.allocated),
+        "reserved": _steps(replayed.reserved),
         "marks": [[mark.event, f"step {mark.step}, {words(mark.phase)}"] for mark in replayed.marks],
-        "failure": replayed.message, "fills": FILLS, "hatches": HATCHES,
-    }  # fmt: skip
+        "failure": replayed.message,
+        "fills": FILLS,
+        "hatches": HATCHES,
+    }
 
 
 def short(data: dict[str, Any]) -> dict[str, Any]:
@@ -139,18 +162,23 @@ def short(data: dict[str, Any]) -> dict[str, Any]:
     blocks = sorted(data["blocks"], key=lambda row: row[2])
     steps = [now[2] - before[2] for before, now in pairwise([[0, 0, 0], *blocks])]
     return data | {
-        "sizes": sizes, "allocated": [number[abs(step)] * (1 if step > 0 else -1) for step in data["allocated"]],
-        "blocks": [[place, number[size], step, died - born, label]
-                   for step, (place, size, born, died, label) in zip(steps, blocks, strict=True)],
+        "sizes": sizes,
+        "allocated": [number[abs(step)] * (1 if step > 0 else -1) for step in data["allocated"]],
+        "blocks": [
+            [place, number[size], step, died - born, label]
+            for step, (place, size, born, died, label) in zip(steps, blocks, strict=True)
+        ],
         "reserved": [[event, step] for event, step in enumerate(data["reserved"], start=1) if step],
-    }  # fmt: skip
+    }
 
 
 class _Lives:
     """Rows of address, bytes, first event, last event and name of what was there."""
 
     def __init__(self, events: int) -> None:
-        self.events, self.rows, self._there = events, list[list[Any]](), dict[int, list[Any]]()
+        self.events = events
+        self.rows = list[list[Any]]()
+        self._there = dict[int, list[Any]]()
 
     def follow(self, address: int, size: int, event: int, name: Any = None) -> None:
         """Note that `size` bytes are there from this event on, or with 0 no longer."""

@@ -1,8 +1,8 @@
 """The policy of torch's caching allocator, in plain Python: where each tensor's bytes would lie on a GPU.
 
 One GPU; sizes are bytes. It follows `malloc`, `free_block` and `release_cached_blocks` of
-c10/cuda/CUDACachingAllocator.cpp in torch 2.13: tests/genuine_allocator.py compiles that code and compares thousands of
-allocations, byte for byte. `replay` sends the allocations of a whole training step through it.
+c10/cuda/CUDACachingAllocator.cpp in torch 2.13: tests/genuine_allocator.py compiles that code and compares
+thousands of allocations, byte for byte. `replay` sends the allocations of a whole training step through it.
 """
 
 from bisect import bisect_left, insort
@@ -26,10 +26,12 @@ ADDRESS_SPACE = 16 * TiB  # addresses of an expandable segment where no capacity
 
 
 class OutOfMemory(RuntimeError):
-    """The allocator found no room, not even after giving back all that it could. Sizes in bytes, as it failed.
+    """The allocator found no room, not even after giving back all that it could. Sizes in bytes, as it
+    failed.
 
-    `requested` is what was asked for, `attempted` what that came to, rounded up to what the driver hands out. `free`
-    is all that holds no tensor, at the driver or reserved; `free_share` that as a share of the capacity, from 0 to 1.
+    `requested` is what was asked for, `attempted` what that came to, rounded up to what the driver hands out.
+    `free` is all that holds no tensor, at the driver or reserved; `free_share` that as a share of the
+    capacity, from 0 to 1.
     """
 
     def __init__(self, requested: int, attempted: int, allocator: "CachingAllocator") -> None:
@@ -40,16 +42,15 @@ class OutOfMemory(RuntimeError):
         self.free = self.capacity - self.allocated
         self.free_share = self.free / self.capacity
         told = (
-            f"out of GPU memory (in a replay). Tried to allocate {binary(attempted)}. "
-            f"The GPU has a total capacity of {binary(self.capacity)}, "
-            f"of which {binary(self.capacity - self.reserved)} is free. "
-            f"{binary(self.allocated)} is allocated to tensors, and {binary(allocator.cached)} is reserved but "
-            f"unallocated, its largest piece {binary(self.largest_free)}."
+            f"out of GPU memory (in a replay). Tried to allocate {binary(attempted)}. The GPU has a total"
+            f" capacity of {binary(self.capacity)}, of which {binary(self.capacity - self.reserved)} is free."
+            f" {binary(self.allocated)} is allocated to tensors, and {binary(allocator.cached)} is reserved"
+            f" but unallocated, its largest piece {binary(self.largest_free)}."
         )
         if self.free >= requested:
             told += (
-                f" In all {percent(self.free_share)} of the GPU holds no tensor, which would be enough in one piece: "
-                "the memory is fragmented, and expandable_segments:True may help."
+                f" In all {percent(self.free_share)} of the GPU holds no tensor, which would be enough in one"
+                " piece: the memory is fragmented, and expandable_segments:True may help."
             )
         super().__init__(told)
 
@@ -66,7 +67,9 @@ class DriverCall:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A range of addresses within a segment: allocated, free (and no neighbor of another free one), or not mapped."""
+    """A range of addresses within a segment: allocated, free (and no neighbor of another free one), or not
+    mapped.
+    """
 
     address: int
     size: int
@@ -88,7 +91,9 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one pool of one stream, found by size; equal sizes by address (BlockComparatorSize)."""
+    """The free blocks of one pool of one stream, found by size; equal sizes by address
+    (BlockComparatorSize).
+    """
 
     def __init__(self, small: bool, page: int, stream: int = 0) -> None:
         self.small, self.page, self.stream = small, page, stream
@@ -123,22 +128,26 @@ class CachingAllocator:
     """torch's caching allocator without a GPU.
 
     `capacity` is what the driver can give (bytes; None for no limit); the other choices are those of an
-    `AllocatorSettings`, and raise ValueError like it. After each call `allocated` (bytes in blocks that hold a tensor)
-    and `reserved` (bytes taken from the driver) are current; `driver_calls` lists what the driver was asked, `retries`
-    counts allocations that had to give cached memory back. Each CUDA stream that allocates has its own free blocks,
-    and no other stream is served from them; out of memory, those of all streams are given back.
+    `AllocatorSettings`, and raise ValueError like it. After each call `allocated` (bytes in blocks that hold
+    a tensor) and `reserved` (bytes taken from the driver) are current; `driver_calls` lists what the driver
+    was asked, `retries` counts allocations that had to give cached memory back. Each CUDA stream that
+    allocates has its own free blocks, and no other stream is served from them; out of memory, those of all
+    streams are given back.
 
-    `offered` takes (bytes, address) of segments as a GPU's driver placed them: the next new segments of those sizes lie
-    there, any other follows the last. Of equal free blocks, the one at the lowest address is used (torch 2.13: one of
-    the oldest segment, the same where nothing is offered).
+    `offered` takes (bytes, address) of segments as a GPU's driver placed them: the next new segments of those
+    sizes lie there, any other follows the last. Of equal free blocks, the one at the lowest address is used
+    (torch 2.13: one of the oldest segment, the same where nothing is offered).
     """
 
     def __init__(self, capacity: int | None = None, **choices: Any) -> None:
         if capacity is not None and (type(capacity) is not int or capacity < 1):
-            raise ValueError(f"capacity is {capacity!r}: it takes whole bytes, at least 1, or None for no limit")
+            raise ValueError(
+                f"capacity is {capacity!r}: it takes whole bytes, at least 1, or None for no limit"
+            )
         self.capacity = capacity
         self.settings = AllocatorSettings(**choices)
-        self.pages = {True: SMALL_SEGMENT, False: self.settings.large_segment}  # by whether the pool is the small one
+        # by whether the pool is the small one
+        self.pages = {True: SMALL_SEGMENT, False: self.settings.large_segment}
         self._pools: dict[tuple[bool, int], Pool] = {}
         self.allocated = self.requested = self.reserved = self.retries = 0
         self.driver_calls: list[DriverCall] = []
@@ -148,15 +157,20 @@ class CachingAllocator:
         self._next_address = FIRST_ADDRESS
 
     def malloc(self, size: int, stream: int = 0) -> int:
-        """The address of a block for `size` bytes on a stream. Raises OutOfMemory if the GPU has no room for it."""
+        """The address of a block for `size` bytes on a stream. Raises OutOfMemory if the GPU has no room for
+        it.
+        """
         if type(size) is not int or size < 1:
-            raise ValueError(f"size is {size!r}: an allocation takes at least 1 byte (torch skips empty tensors)")
+            raise ValueError(
+                f"size is {size!r}: an allocation takes at least 1 byte (torch skips empty tensors)"
+            )
         rounded = self.round_size(size)
         pool = self._pool(rounded <= SMALL_REQUEST, stream)
         block = self._best_fit(pool, rounded) or self._new_block(pool, rounded)
         if block is None:
             raise OutOfMemory(size, self.segment_size(rounded), self)
-        rest, limit = block.size - rounded, self.settings.max_split_size
+        rest = block.size - rounded
+        limit = self.settings.max_split_size
         if block.pool.small or self.settings.expandable_segments:
             splits = rest >= BLOCK
         else:
@@ -173,10 +187,14 @@ class CachingAllocator:
         return block.address
 
     def free(self, address: int) -> None:
-        """Return a block to its pool, joined with free neighbors. ValueError for an address at which there is none."""
+        """Return a block to its pool, joined with free neighbors. ValueError for an address at which there is
+        none.
+        """
         block = self._live.pop(address, None)
         if block is None:
-            raise ValueError(f"nothing is allocated at address {address}: free what malloc returned, only once")
+            raise ValueError(
+                f"nothing is allocated at address {address}: free what malloc returned, only once"
+            )
         self.allocated -= block.size
         self.requested -= block.requested
         block.allocated, block.requested = False, 0
@@ -184,7 +202,9 @@ class CachingAllocator:
         block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Give every segment without an allocation back to the driver (expandable: every page without one)."""
+        """Give every segment without an allocation back to the driver (expandable:
+        every page without one).
+        """
         for _, pool in sorted(self._pools.items()):
             for block in [pool.free[address] for _, address in pool.by_size]:
                 if block.expandable:
@@ -204,7 +224,9 @@ class CachingAllocator:
 
     @property
     def stuck(self) -> int:
-        """Free bytes that cannot be given back, because something is allocated in the same segment (or page)."""
+        """Free bytes that cannot be given back, because something is allocated in the
+        same segment (or page).
+        """
         return self.cached - self.releasable
 
     @property
@@ -217,7 +239,9 @@ class CachingAllocator:
         return self._live[address].size
 
     def segments(self) -> list[list[Block]]:
-        """The blocks of each segment by address; each unbroken mapped range of an expandable segment counts as one."""
+        """The blocks of each segment by address; each unbroken mapped range of an expandable segment counts
+        as one.
+        """
         runs: list[list[Block]] = []
         free = (block for pool in self._pools.values() for block in pool.free.values())
         for block in sorted([*self._live.values(), *free], key=lambda block: block.address):
@@ -227,7 +251,9 @@ class CachingAllocator:
         return runs
 
     def round_size(self, size: int) -> int:
-        """Bytes that a request of `size` takes: a multiple of 512, or the next of the power of two's divisions."""
+        """Bytes that a request of `size` takes: a multiple of 512, or the next of the power of two's
+        divisions.
+        """
         divisions = self.settings.roundup_power2_divisions or 0
         if divisions > 1 and size > BLOCK * divisions:
             return round_up(size, (1 << size.bit_length() - 1) // divisions)
@@ -246,7 +272,9 @@ class CachingAllocator:
         return self._pools[key]
 
     def _best_fit(self, pool: Pool, rounded: int) -> Block | None:
-        """The smallest free block that holds `rounded` bytes, taken out of its pool; None if there is none to use."""
+        """The smallest free block that holds `rounded` bytes, taken out of its pool; None if there is none to
+        use.
+        """
         candidates = pool.from_size(rounded)
         best = next(candidates, None)
         if best is None:
@@ -265,7 +293,9 @@ class CachingAllocator:
         return best
 
     def _new_block(self, pool: Pool, rounded: int) -> Block | None:
-        """A block in new memory: at once, or after giving back the blocks that suffice, or all that can be."""
+        """A block in new memory: at once, or after giving back the blocks that suffice,
+        or all that can be.
+        """
         block = self._grow(pool, rounded)
         if block is None and self._release_oversized(pool, rounded):
             block = self._grow(pool, rounded)
@@ -300,8 +330,11 @@ class CachingAllocator:
     def _offered_address(self, size: int) -> int | None:
         """The address that is offered for a segment of `size` bytes and not taken; None without one."""
         for offer in self.offered:
-            start, end = offer[1], offer[1] + size
-            if offer[0] == size and not any(start < theirs and other < end for other, theirs in self._ends.items()):
+            start = offer[1]
+            end = offer[1] + size
+            if offer[0] == size and not any(
+                start < theirs and other < end for other, theirs in self._ends.items()
+            ):
                 self.offered.remove(offer)
                 return start
         return None
@@ -316,11 +349,13 @@ class CachingAllocator:
         self._call("segment_free", block)
 
     def _release_oversized(self, pool: Pool, rounded: int) -> bool:
-        """Return the smallest unsplit block that holds the request (`max_split_size_mb`), else the largest ones
-        first until together they do (release_available_cached_blocks). False if they do not.
+        """Return the smallest unsplit block that holds the request (`max_split_size_mb`), else the largest
+        ones first until together they do (release_available_cached_blocks). False if they do not.
         """
         limit = self.settings.max_split_size
-        if limit is None or self.settings.expandable_segments:  # whose blocks are no segments, to be given back whole
+        if (
+            limit is None or self.settings.expandable_segments
+        ):  # whose blocks are no segments, to be given back whole
             return False
         wanted = max(rounded, limit)
         single = next(pool.from_size(wanted), None)
@@ -335,7 +370,9 @@ class CachingAllocator:
         return released >= wanted
 
     def _join(self, block: Block) -> None:
-        """Add the neighbors that are free, and mapped alike, to a block that is in no pool (try_merge_blocks)."""
+        """Add the neighbors that are free, and mapped alike, to a block that is in no pool
+        (try_merge_blocks).
+        """
         for neighbor in (block.previous, block.next):
             if neighbor is None or neighbor.allocated or neighbor.mapped != block.mapped:
                 continue
@@ -367,7 +404,9 @@ class CachingAllocator:
         return block
 
     def _expandable_room(self, pool: Pool, rounded: int) -> Block:
-        """The first of the free and unmapped neighbors that have room together; else a new segment (unmapped)."""
+        """The first of the free and unmapped neighbors that have room together; else a new segment
+        (unmapped).
+        """
         block: Block | None
         for address in sorted(pool.unmapped):
             first = pool.unmapped[address]
@@ -375,7 +414,8 @@ class CachingAllocator:
                 first = first.previous
             room, block = 0, first
             while block is not None and not block.allocated and room < rounded:
-                room, block = room + block.size, block.next
+                room = room + block.size
+                block = block.next
             if room >= rounded:
                 return first
         # 1 1/8 of the GPU, as torch: some pages at the front may be given back and mapped again at the end.
@@ -402,8 +442,11 @@ class CachingAllocator:
         return True
 
     def _unmap(self, block: Block) -> None:
-        """Give the pages that lie wholly in a free block back to the driver; what is left of it stays free."""
-        pool, (first, last) = block.pool, releasable_range(block)
+        """Give the pages that lie wholly in a free block back to the driver; what is
+        left of it stays free.
+        """
+        pool = block.pool
+        first, last = releasable_range(block)
         if first == last:
             return
         pool.take(block)
@@ -415,7 +458,9 @@ class CachingAllocator:
             after = Block(last, block.end - last, pool, True)
             _link(block, after, block.next)
             pool.add(after)
-        block.address, block.size, block.mapped = first, last - first, False
+        block.address = first
+        block.size = last - first
+        block.mapped = False
         self._call("segment_unmap", block)
         self._join(block)
         if block.is_whole_segment:
@@ -433,15 +478,20 @@ def _link(before: Block | None, block: Block, after: Block | None) -> None:
 
 
 def _growable_size(block: Block) -> int:
-    """Bytes that a free block of an expandable segment has or can get: best fit spares the one that can still grow."""
+    """Bytes that a free block of an expandable segment has or can get: best fit spares the one that can still
+    grow.
+    """
     following = block.next
     return block.size + (following.size if following is not None and not following.mapped else 0)
 
 
 def releasable_range(block: Block) -> tuple[int, int]:
-    """From where to where a free block could be given back now, as a segment or pages; for none twice its address."""
+    """From where to where a free block could be given back now, as a segment or pages; for none twice its
+    address.
+    """
     if block.expandable:
         page = block.pool.page
-        first, last = round_up(block.address, page), block.end // page * page
+        first = round_up(block.address, page)
+        last = block.end // page * page
         return (first, last) if first < last else (block.address, block.address)
     return block.address, block.end if block.is_whole_segment else block.address

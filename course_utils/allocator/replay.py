@@ -1,4 +1,6 @@
-"""A training step's allocations sent through the caching allocator: what it reserves, and where every tensor lies."""
+"""A training step's allocations sent through the caching allocator: what it reserves, and where every tensor
+lies.
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +21,9 @@ EMPTY_CACHE = (0, "empty_cache")
 
 
 class Request(NamedTuple):
-    """One event: `bytes` allocated (positive) on a stream or freed (negative), under a `name` the same for both."""
+    """One event: `bytes` allocated (positive) on a stream or freed (negative), under a `name` the same for
+    both.
+    """
 
     bytes: int
     name: Any
@@ -30,8 +34,9 @@ class Request(NamedTuple):
 class MemoryBlock:
     """A block at some event: its address, its bytes, and what lies in it.
 
-    `kind` is the kind of memory, "free" for a free block, "" where the events did not say. `requested` are the bytes
-    that were asked for. Of a free block, `releasable` are the addresses between which it could be given back.
+    `kind` is the kind of memory, "free" for a free block, "" where the events did not say. `requested` are
+    the bytes that were asked for. Of a free block, `releasable` are the addresses between which it could be
+    given back.
     """
 
     address: int
@@ -50,7 +55,9 @@ class MemoryBlock:
 
 @dataclass(frozen=True)
 class MemorySegment:
-    """An unbroken range of memory that the allocator holds for a stream, and its blocks in order of their addresses."""
+    """An unbroken range of memory that the allocator holds for a stream, and its blocks in order of their
+    addresses.
+    """
 
     address: int
     bytes: int
@@ -69,10 +76,11 @@ class MemorySegment:
 class Replay:
     """The allocator's figures for a run's allocations. Every list has one value for each event, in bytes.
 
-    `requested`: what the tensors asked for; `allocated`: the blocks that hold them (torch.cuda.memory_allocated);
-    `reserved`: what was taken from the driver (torch.cuda.memory_reserved); `stuck`: free, but in the same segment as
-    something that is allocated; `largest_free`: the largest free block. Where the GPU was too small, the lists end
-    before the event that failed, and `failure` is the error.
+    `requested`: what the tensors asked for; `allocated`: the blocks that hold them
+    (torch.cuda.memory_allocated); `reserved`: what was taken from the driver (torch.cuda.memory_reserved);
+    `stuck`: free, but in the same segment as something that is allocated; `largest_free`: the largest free
+    block. Where the GPU was too small, the lists end before the event that failed, and `failure` is the
+    error.
     """
 
     requests: Sequence[Request] = field(repr=False)
@@ -124,11 +132,15 @@ class Replay:
         return "" if self.failure is None else str(self.failure)
 
     def step_peaks(self) -> dict[int, int]:
-        """The most bytes in allocated blocks within each step, by its number; needs the marks of a measurement."""
+        """The most bytes in allocated blocks within each step, by its number; needs the marks of a
+        measurement.
+        """
         return step_peaks(self.marks, self.allocated)
 
     def moment(self, event: int) -> str:
-        """The place of `event` in the training: "step 2, backward"; "set-up" before the first one, "" without marks."""
+        """The place of `event` in the training: "step 2, backward"; "set-up" before the first one, "" without
+        marks.
+        """
         index = bisect_right([mark.event for mark in self.marks], event - 1) - 1
         if index < 0:
             return "set-up" if self.marks else ""
@@ -150,7 +162,9 @@ class Replay:
             size = sum(block.size for block in (first, *others))
             described = [self._block(block, run) for block in (first, *others)]
             pool = first.pool
-            found.append(MemorySegment(first.address, size, pool.small, first.expandable, described, pool.stream))
+            found.append(
+                MemorySegment(first.address, size, pool.small, first.expandable, described, pool.stream)
+            )
         return found
 
     def _block(self, block: Block, run: "Playback") -> MemoryBlock:
@@ -158,13 +172,19 @@ class Replay:
             return MemoryBlock(block.address, block.size, "free", releasable=releasable_range(block))
         name = run.names[block.address]
         known = self.allocations[name] if self.allocations else None
-        return MemoryBlock(block.address, block.size, known.kind if known else "", block.requested, name, known)
+        return MemoryBlock(
+            block.address, block.size, known.kind if known else "", block.requested, name, known
+        )
 
     def __repr__(self) -> str:
-        return "\n".join([*(f"{name:<28}{value}" for name, value in self._rows()), *filter(None, [self.message])])
+        return "\n".join(
+            [*(f"{name:<28}{value}" for name, value in self._rows()), *filter(None, [self.message])]
+        )
 
     def _repr_html_(self) -> str:
-        return html_table(self._rows(), header=False) + (f"<p>{escape(self.message)}</p>" if self.failure else "")
+        return html_table(self._rows(), header=False) + (
+            f"<p>{escape(self.message)}</p>" if self.failure else ""
+        )
 
     def _rows(self) -> list[tuple[str, str]]:
         at = self.peak_event - 1
@@ -185,31 +205,39 @@ class Replay:
 
 
 def replay(
-    source: Measurement | TrainingRun | Iterable[tuple[int, Any]], capacity: int | str | None = None, **choices: Any
+    source: Measurement | TrainingRun | Iterable[tuple[int, Any]],
+    capacity: int | str | None = None,
+    **choices: Any,
 ) -> Replay:
     """Send every allocation and free of `source` through a `CachingAllocator` and note what happens.
 
-    `source` is a measurement that knows all its allocations, a run, whose estimate is then unrolled tensor by tensor
-    (no torch is needed), or events: (bytes, name) pairs, positive to allocate and negative to free under one name, and
-    (0, "empty_cache").
-    `capacity` is the GPU's memory for tensors, in bytes or as in "60 MB"; the others are those of `AllocatorSettings`:
-    `replay(measured, gpu("V100-32GB").memory, expandable_segments=True)`. A GPU that is too small ends the replay: see
-    `failed_at` and `message`. Raises ValueError for a measurement that has kept only part of its allocations, for a run
-    whose estimate cannot be unrolled, for events that free what is not there, and for an unknown choice; TypeError for
-    anything else.
+    `source` is a measurement that knows all its allocations, a run, whose estimate is then unrolled tensor by
+    tensor (no torch is needed), or events: (bytes, name) pairs, positive to allocate and negative to free
+    under one name, and (0, "empty_cache"). `capacity` is the GPU's memory for tensors, in bytes or as in "60
+    MB"; the others are those of `AllocatorSettings`:
+    `replay(measured, gpu("V100-32GB").memory, expandable_segments=True)`. A GPU that is too small ends the
+    replay: see `failed_at` and `message`. Raises ValueError for a measurement that has kept only part of its
+    allocations, for a run whose estimate cannot be unrolled, for events that free what is not there, and for
+    an unknown choice; TypeError for anything else.
     """
     check_names(choices)
     capacity = None if capacity is None else parse_bytes(capacity)
-    measured, marks, provenance = None, list[Mark](), ""
+    measured = None
+    marks = list[Mark]()
+    provenance = ""
     if isinstance(source, Measurement):
-        measured, requests, marks = source, requests_of(source), list(source.timeline.marks)
+        measured = source
+        requests = requests_of(source)
+        marks = list(source.timeline.marks)
         provenance = str(source.provenance)
     elif isinstance(source, TrainingRun):
         events, marks = unrolled(source)
-        requests, provenance = [Request(*event) for event in events], "estimate"
+        requests = [Request(*event) for event in events]
+        provenance = "estimate"
     else:
         requests = _checked(source)
-    run, failure = Playback(capacity, choices), None
+    run = Playback(capacity, choices)
+    failure = None
     try:
         for request in requests:
             run.perform(request)
@@ -236,7 +264,9 @@ def check_replay(replayed: Any) -> None:
         return
     how = {
         "Measurement": "replay it first: replayed = replay(measured)",
-        "TrainingRun": "replay it first, measured or estimated: replayed = replay(measure(run)), or replay(run)",
+        "TrainingRun": (
+            "replay it first, measured or estimated: replayed = replay(measure(run)), or replay(run)"
+        ),
     }
     kind = type(replayed).__name__
     known = how.get(kind, "give what replay(measured) returns")
@@ -275,14 +305,17 @@ class Playback:
 
 
 def requests_of(measured: Measurement) -> list[Request]:
-    """Every event with the number of its allocation. Raises ValueError unless a measurement kept all allocations."""
+    """Every event with the number of its allocation. Raises ValueError unless a measurement kept all
+    allocations.
+    """
     events = _events_of(measured)
     missing = events.count(None)
     if missing:
         raise ValueError(
-            f"this measurement ({measured.provenance}) does not say which allocation begins or ends at {missing:,} of "
-            f"its {len(events):,} events, so they cannot be replayed. Recorded measurements keep only what was alive "
-            "at the peak: measure the run with source='simulated' (or 'live') and replay that."
+            f"this measurement ({measured.provenance}) does not say which allocation begins or ends at"
+            f" {missing:,} of its {len(events):,} events, so they cannot be replayed. Recorded measurements"
+            " keep only what was alive at the peak: measure the run with source='simulated' (or 'live') and"
+            " replay that."
         )
     return [event for event in events if event is not None]
 
@@ -304,7 +337,9 @@ def _events_of(measured: Measurement) -> list[Request | None]:
 
 
 def _checked(events: Any) -> list[Request]:
-    """The events, if they can be replayed. Raises TypeError and ValueError, saying what to hand over instead."""
+    """The events, if they can be replayed. Raises TypeError and ValueError, saying what
+    to hand over instead.
+    """
     if not isinstance(events, Iterable) or isinstance(events, (str, bytes, Mapping)):
         how = "a measurement, a run, or (bytes, name) pairs"
         raise TypeError(f"replay takes what a step allocated, and was given a {type(events).__name__}: {how}")
@@ -312,17 +347,23 @@ def _checked(events: Any) -> list[Request]:
     live: dict[Any, int] = {}
     for number, event in enumerate(events, start=1):
         if not isinstance(event, Sequence) or len(event) != 2 or not isinstance(event[0], Integral):
-            raise TypeError(f"{event!r} is not an event, a pair of whole bytes and a name such as (1024, 'weights')")
-        size, name = int(event[0]), event[1]
+            raise TypeError(
+                f"{event!r} is not an event, a pair of whole bytes and a name such as (1024, 'weights')"
+            )
+        size = int(event[0])
+        name = event[1]
         requests.append(Request(size, name))
         if (size, name) == EMPTY_CACHE:
             continue
         if size > 0:
             if name in live:
-                raise ValueError(f"event {number} allocates {name!r}, which is allocated already: free it first")
+                raise ValueError(
+                    f"event {number} allocates {name!r}, which is allocated already: free it first"
+                )
             live[name] = size
         elif live.pop(name, 0) != -size or size == 0:
             raise ValueError(
-                f"event {number} is ({size}, {name!r}): a free is minus the bytes that {name!r} was allocated with"
+                f"event {number} is ({size}, {name!r}): a free is minus the bytes that {name!r} was allocated"
+                " with"
             )
     return requests

@@ -1,4 +1,5 @@
-"""The options of PYTORCH_CUDA_ALLOC_CONF that choose the caching allocator's policy, read as torch reads them.
+"""The options of PYTORCH_CUDA_ALLOC_CONF that choose the caching allocator's policy, read as torch reads
+them.
 
 Source of every limit: c10/core/AllocatorConfig of torch 2.13; a test asks torch itself.
 """
@@ -17,9 +18,10 @@ LARGE_SEGMENT_MB = 20  # MiB (torch writes MB): requests of 1 to 10 MiB share bu
 class AllocatorSettings:
     """The policy's choices; sizes in MiB, as in torch, whose names end in `_mb` nevertheless.
 
-    `max_split_size_mb`: larger blocks are never split, and serve large requests only. `roundup_power2_divisions`: round
-    sizes up to this many steps between powers of two. `max_non_split_rounding_mb`: how much larger than the request an
-    unsplittable block may be. Raises ValueError for values that torch refuses too.
+    `max_split_size_mb`: larger blocks are never split, and serve large requests only.
+    `roundup_power2_divisions`: round sizes up to this many steps between powers of two.
+    `max_non_split_rounding_mb`: how much larger than the request an unsplittable block may be. Raises
+    ValueError for values that torch refuses too.
     """
 
     expandable_segments: bool = False
@@ -31,7 +33,8 @@ class AllocatorSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.expandable_segments, bool):
             raise ValueError(f"expandable_segments is {self.expandable_segments!r}: it is True or False")
-        _check_size("large_segment_size_mb", self.large_segment_size_mb, 11)  # a request of 10 gets one of its own
+        # a request of 10 gets one of its own
+        _check_size("large_segment_size_mb", self.large_segment_size_mb, 11)
         for name in ("max_split_size_mb", "max_non_split_rounding_mb"):
             if getattr(self, name) is not None:
                 _check_size(name, getattr(self, name), self.large_segment_size_mb)
@@ -41,7 +44,9 @@ class AllocatorSettings:
 
     @property
     def large_segment(self) -> int:
-        """Bytes of the segments that requests of 1 to 10 MiB share, and of an expandable segment's large pages."""
+        """Bytes of the segments that requests of 1 to 10 MiB share, and of an expandable segment's large
+        pages.
+        """
         return self.large_segment_size_mb * MiB
 
     @property
@@ -52,7 +57,11 @@ class AllocatorSettings:
     @property
     def max_non_split_rounding(self) -> int:
         """Bytes by which an unsplittable block may exceed the request that it serves."""
-        return self.large_segment if self.max_non_split_rounding_mb is None else self.max_non_split_rounding_mb * MiB
+        return (
+            self.large_segment
+            if self.max_non_split_rounding_mb is None
+            else self.max_non_split_rounding_mb * MiB
+        )
 
 
 EXAMPLES = {
@@ -74,8 +83,9 @@ def check_names(names: Iterable[str]) -> None:
 def settings(text: str) -> dict[str, Any]:
     """The choices of an `AllocatorSettings` that a value of PYTORCH_CUDA_ALLOC_CONF makes.
 
-    `replay(measured, **settings("expandable_segments:True,max_split_size_mb:128"))` takes them. Raises ValueError for
-    a name that a replay does not follow (with the nearest that it does), and for a value that torch refuses.
+    `replay(measured, **settings("expandable_segments:True,max_split_size_mb:128"))` takes them. Raises
+    ValueError for a name that a replay does not follow (with the nearest that it does), and for a value that
+    torch refuses.
     """
     found: dict[str, Any] = {}
     for part in filter(None, "".join(text.split()).split(",")):
@@ -93,7 +103,9 @@ def settings(text: str) -> dict[str, Any]:
 def _value(name: str, text: str) -> Any:
     if name == "expandable_segments":
         if text not in ("True", "False"):
-            raise ValueError(f"expandable_segments is {text!r}: torch takes True or False, with a capital letter")
+            raise ValueError(
+                f"expandable_segments is {text!r}: torch takes True or False, with a capital letter"
+            )
         return text == "True"
     if not text.isdecimal():
         raise ValueError(f"{name} has {text!r}, which is not a whole number: write {name}:{EXAMPLES[name]}")

@@ -1,4 +1,5 @@
-"""torch's memory snapshots: a real GPU's history replayed through our allocator, and our replays written for torch.
+"""torch's memory snapshots: a real GPU's history replayed through our allocator, and our replays written for
+torch.
 
 A snapshot is what `torch.cuda.memory._dump_snapshot(path)` writes after `_record_memory_history()`, and what
 https://pytorch.org/memory_viz and `torch.cuda._memory_viz` read.
@@ -54,7 +55,8 @@ class Agreement:
         return next((number for number, gap in enumerate(self.differences, start=1) if gap), None)
 
     def __repr__(self) -> str:
-        peak, ours = max(self.real, default=0), max(self.replayed, default=0)
+        peak = max(self.real, default=0)
+        ours = max(self.replayed, default=0)
         compared = f"{len(self.real):,} moments, {self.allocations:,} allocations"
         peaks = f"most reserved {format_bytes(peak, 'GB', 3)}, replayed {format_bytes(ours, 'GB', 3)}"
         if self.exact:
@@ -66,12 +68,14 @@ class Agreement:
 def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
     """Replay the history in a snapshot under the settings that it names, and compare what is reserved.
 
-    The history must begin before the first tensor: call `_record_memory_history(max_entries=…)` first, with room for
-    all entries. Where the GPU gave memory back (`empty_cache()`, or a failed allocation), so does the replay. Raises
-    ValueError for a history that is missing or cut off, and for memory pools of CUDA graphs.
+    The history must begin before the first tensor: call `_record_memory_history(max_entries=…)` first, with
+    room for all entries. Where the GPU gave memory back (`empty_cache()`, or a failed allocation), so does
+    the replay. Raises ValueError for a history that is missing or cut off, and for memory pools of CUDA
+    graphs.
 
-    Of equal free blocks torch 2.11 uses the one at the lowest address, and torch 2.13 one of the oldest segment. So
-    segments lie where the driver placed them or in the order in which they came: the order that differs less.
+    Of equal free blocks torch 2.11 uses the one at the lowest address, and torch 2.13 one of the oldest
+    segment. So segments lie where the driver placed them or in the order in which they came: the order that
+    differs less.
     """
     history, held = _history(snapshot, device)
     choices = _choices(snapshot)
@@ -84,11 +88,17 @@ def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
 
 def _follow(history: list[dict[str, Any]], held: int, choices: dict[str, Any], as_placed: bool) -> Agreement:
     """Do what the GPU's allocator did."""
-    allocator, live = CachingAllocator(**choices), dict[Any, int]()
+    allocator = CachingAllocator(**choices)
+    live = dict[Any, int]()
     offered: list[tuple[int, int]] = []  # segments that the GPU took for the allocation that follows
-    real, replayed, reserved, allocations, before = list[int](), list[int](), 0, 0, ""
+    real = list[int]()
+    replayed = list[int]()
+    reserved = 0
+    allocations = 0
+    before = ""
     for entry in history:
-        action, address = entry["action"], entry.get("addr")
+        action = entry["action"]
+        address = entry.get("addr")
         if action in TAKEN:
             reserved += TAKEN[action] * entry["size"]
             if as_placed and action == "segment_alloc" and address is not None:  # older recordings have none
@@ -97,7 +107,8 @@ def _follow(history: list[dict[str, Any]], held: int, choices: dict[str, Any], a
                 allocator.empty_cache()
         elif action in ("alloc", "free_completed"):
             if action == "alloc":
-                allocations, allocator.offered = allocations + 1, offered
+                allocations = allocations + 1
+                allocator.offered = offered
                 live[address] = allocator.malloc(entry["size"], entry["stream"])
             elif address in live:
                 allocator.free(live.pop(address))
@@ -122,11 +133,14 @@ def _cut_off(evidence: str) -> str:
 def _history(snapshot: Mapping[str, Any], device: int) -> tuple[list[dict[str, Any]], int]:
     """Every entry of the GPU's history, and the bytes that it holds now."""
     if snapshot.get("left_out"):
-        raise ValueError(f"this snapshot is incomplete, so its history cannot be replayed: {snapshot['left_out']}")
+        raise ValueError(
+            f"this snapshot is incomplete, so its history cannot be replayed: {snapshot['left_out']}"
+        )
     traces = snapshot["device_traces"]
     if not 0 <= device < len(traces) or not traces[device]:
         raise ValueError(
-            f"this snapshot holds no history of GPU {device}: call torch.cuda.memory._record_memory_history() first"
+            f"this snapshot holds no history of GPU {device}: call torch.cuda.memory._record_memory_history()"
+            " first"
         )
     segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
     for segment in segments:
@@ -139,7 +153,9 @@ def _history(snapshot: Mapping[str, Any], device: int) -> tuple[list[dict[str, A
 
 
 def _choices(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings under which the GPU's allocator ran: the text that was set, or the values that were in force."""
+    """The settings under which the GPU's allocator ran: the text that was set, or the values that were in
+    force.
+    """
     told = snapshot.get("allocator_settings", {})
     if told.get("PYTORCH_CUDA_ALLOC_CONF"):
         return settings(told["PYTORCH_CUDA_ALLOC_CONF"])
@@ -160,12 +176,18 @@ def read_snapshot(path: str | Path) -> dict[str, Any]:
         content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
     except FileNotFoundError:
         raise ValueError(f"there is no file {path.name!r} to read a snapshot from") from None
-    except Exception as error:  # a damaged pickle can fail in any way: with IndexError, KeyError, UnicodeDecodeError, …
+    except (
+        Exception
+    ) as error:  # a damaged pickle can fail in any way: with IndexError, KeyError, UnicodeDecodeError, …
         problem = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path.name} is not a memory snapshot, or it is damaged ({problem})") from None
-    parts = [content.get(name) for name in ("segments", "device_traces")] if isinstance(content, dict) else [None]
+    parts = (
+        [content.get(name) for name in ("segments", "device_traces")] if isinstance(content, dict) else [None]
+    )
     if not all(isinstance(part, list) for part in parts):
-        raise ValueError(f"{path.name} holds no memory snapshot: that has two lists, 'segments' and 'device_traces'")
+        raise ValueError(
+            f"{path.name} holds no memory snapshot: that has two lists, 'segments' and 'device_traces'"
+        )
     return content
 
 
@@ -174,7 +196,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise pickle.UnpicklingError(
-            f"it asks for {module_name}.{global_name}, which a memory snapshot never needs. The file was not opened"
+            f"it asks for {module_name}.{global_name}, which a memory snapshot never needs. The file was not"
+            " opened"
         )
 
 
@@ -182,11 +205,13 @@ Frames = Callable[[Allocation | None, Any], list[dict[str, Any]]]
 
 
 def snapshot_of(replayed: Replay, since: int = 0, least: int | str = 0) -> dict[str, Any]:
-    """A snapshot such as `torch.cuda.memory._snapshot()` returns: the state at the end of a replay, and its history.
+    """A snapshot such as `torch.cuda.memory._snapshot()` returns: the state at the end of a replay, and its
+    history.
 
-    The history begins with step `since`, and lacks tensors of fewer than `least` bytes (512, or "1 MB") that come and
-    go in it; "left_out" says how many. In the place of Python's stack, each entry has the tensor's operation and
-    module, its kind and phase, and the line of code. Raises ValueError for a step that the replay does not have.
+    The history begins with step `since`, and lacks tensors of fewer than `least` bytes (512, or "1 MB") that
+    come and go in it; "left_out" says how many. In the place of Python's stack, each entry has the tensor's
+    operation and module, its kind and phase, and the line of code. Raises ValueError for a step that the
+    replay does not have.
     """
     start = _begin(replayed, since)
     small = _passing(replayed.requests[: len(replayed)], start, parse_bytes(least))
@@ -199,7 +224,9 @@ def snapshot_of(replayed: Replay, since: int = 0, least: int | str = 0) -> dict[
 
 def snapshot_from(replayed: Replay, start: int, left_out: Collection[int] = ()) -> dict[str, Any]:
     """The state at the end of a replay, and its history after `start` events, without those in `left_out`."""
-    settings_text = ",".join(f"{name}:{value}" for name, value in replayed.choices.items() if value is not None)
+    settings_text = ",".join(
+        f"{name}:{value}" for name, value in replayed.choices.items() if value is not None
+    )
     frames = _shared_frames()
     return {
         "segments": [_segment(segment, frames) for segment in replayed.blocks_at(len(replayed))],
@@ -212,11 +239,14 @@ def snapshot_from(replayed: Replay, start: int, left_out: Collection[int] = ()) 
     }
 
 
-def save_snapshot(replayed: Replay | Measurement, path: str | Path, since: int = 0, least: int | str = 0) -> Path:
+def save_snapshot(
+    replayed: Replay | Measurement, path: str | Path, since: int = 0, least: int | str = 0
+) -> Path:
     """Write `snapshot_of(replayed, since, least)` to `path`, print what it leaves out, and return that path.
 
-    A measurement is replayed first, on a GPU with room for all. Raises ValueError unless the path ends in .pickle, for
-    more than 1 GB, which crashes browsers, and for a measurement that `replay` refuses; TypeError for anything else.
+    A measurement is replayed first, on a GPU with room for all. Raises ValueError unless the path ends in
+    .pickle, for more than 1 GB, which crashes browsers, and for a measurement that `replay` refuses;
+    TypeError for anything else.
     """
     if isinstance(replayed, Measurement):
         replayed = replay(replayed)
@@ -231,12 +261,16 @@ def save_snapshot(replayed: Replay | Measurement, path: str | Path, since: int =
 
 
 def write_snapshot(snapshot: Mapping[str, Any], path: str | Path) -> Path:
-    """Write a snapshot to `path`, and return that. Raises ValueError for more than 1 GB, which crashes browsers."""
+    """Write a snapshot to `path`, and return that. Raises ValueError for more than 1 GB, which crashes
+    browsers.
+    """
     path = Path(path)
     content = pickle.dumps(snapshot, protocol=4)  # torch's viewer shows nothing for 5
     if len(content) > MOST:
         small = "leave out earlier steps and small tensors, as in since=2, least='1 MB'"
-        raise ValueError(f"{path.name} would take {format_bytes(len(content))}, and above 1 GB browsers crash: {small}")
+        raise ValueError(
+            f"{path.name} would take {format_bytes(len(content))}, and above 1 GB browsers crash: {small}"
+        )
     path.write_bytes(content)
     return path
 
@@ -252,7 +286,8 @@ def _begin(replayed: Replay, since: int) -> int:
 
 def _passing(requests: Sequence[Request], start: int, least: int) -> set[int]:
     """The numbers of the events, from `start` on, of tensors below `least` bytes that come and go there."""
-    born, found = dict[Any, int](), set[int]()
+    born = dict[Any, int]()
+    found = set[int]()
     for number, request in enumerate(requests[start:], start):
         if request.bytes > 0:
             born[request.name] = number
@@ -287,18 +322,24 @@ def _segment(segment: MemorySegment, frames: Frames) -> dict[str, Any]:
     }
 
 
-def _entries(replayed: Replay, start: int, small: Collection[int], frames: Frames) -> Iterator[dict[str, Any]]:
+def _entries(
+    replayed: Replay, start: int, small: Collection[int], frames: Frames
+) -> Iterator[dict[str, Any]]:
     """Entries after `start` events, except those in `small`; segments from the driver are all included."""
-    playback, clock = Playback(replayed.capacity, replayed.choices), count()
+    playback = Playback(replayed.capacity, replayed.choices)
+    clock = count()
     calls = playback.allocator.driver_calls
     for number, request in enumerate(replayed.requests[: len(replayed)]):
-        done, address = len(calls), playback.perform(request)
+        done = len(calls)
+        address = playback.perform(request)
         if number < start:
             continue
         allocation = replayed.allocations[request.name] if replayed.allocations and request.bytes else None
         known = {"stream": request.stream, "frames": frames(allocation, request.name), "user_metadata": ""}
         entries = [(call.action, call.address, call.bytes) for call in calls[done:]]
-        actions = ("alloc",) if request.bytes > 0 else ("free_requested", "free_completed") if request.bytes else ()
+        actions = (
+            ("alloc",) if request.bytes > 0 else ("free_requested", "free_completed") if request.bytes else ()
+        )
         entries += [(action, address, abs(request.bytes)) for action in actions if number not in small]
         for action, place, size in entries:
             yield {"action": action, "addr": place, "size": size, **known, "time_us": next(clock)}
@@ -309,7 +350,9 @@ def _entries(replayed: Replay, start: int, small: Collection[int], frames: Frame
 
 
 def _shared_frames() -> Frames:
-    """A function that gives the origin of a tensor in the form of a stack; equal ones are the same list, saved once."""
+    """A function that gives the origin of a tensor in the form of a stack; equal ones are the same list,
+    saved once.
+    """
     made: dict[Any, list[dict[str, Any]]] = {}
 
     def frames(allocation: Allocation | None, name: Any) -> list[dict[str, Any]]:
@@ -321,6 +364,8 @@ def _shared_frames() -> Frames:
             if line := re.match(r"(.+?):(\d+)(?:  (.*))?$", allocation.line, re.DOTALL):
                 places.append((line[3] or "", line[1], int(line[2])))
         key = tuple(places)
-        return made.setdefault(key, [dict(zip(("name", "filename", "line"), place, strict=True)) for place in places])
+        return made.setdefault(
+            key, [dict(zip(("name", "filename", "line"), place, strict=True)) for place in places]
+        )
 
     return frames

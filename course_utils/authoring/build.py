@@ -1,4 +1,6 @@
-"""`python -m course_utils build`: make notebooks, exercises and solutions from their sources, or compare them."""
+"""`python -m course_utils build`: make notebooks, exercises and solutions from their sources, or compare
+them.
+"""
 
 import shutil
 import sys
@@ -21,7 +23,8 @@ from .sources import THIS_MACHINE, differences, drafts, find_sources, fingerprin
 def build_all(root: Path = ROOT, names: Sequence[str] = (), only_check: bool = False) -> int:
     """Build all lessons and pages, or the lessons named; with `only_check`, write nothing and compare.
 
-    Returns 1, with words on stderr, when a source is wrong, a cell fails or something differs from its source.
+    Returns 1, with words on stderr, when a source is wrong, a cell fails or something differs from its
+    source.
     """
     try:
         if only_check:
@@ -47,12 +50,16 @@ def build(root: Path, source: Path) -> None:
     planned = drafts(root, source)
     for draft in planned:
         draft.target.parent.mkdir(exist_ok=True)
-    finished = [run(draft.notebook, draft.target.parent) if draft.execute else draft.notebook for draft in planned]
+    finished = [
+        run(draft.notebook, draft.target.parent) if draft.execute else draft.notebook for draft in planned
+    ]
     for draft, notebook in zip(planned, finished, strict=True):
         for cell in notebook.cells:
             for output in cell.get("outputs", ()):
                 if output.get("name") == "stderr":
-                    raise BuildError(f"{draft.target.name}: {cell_name(cell)} writes to stderr:\n{output['text']}")
+                    raise BuildError(
+                        f"{draft.target.name}: {cell_name(cell)} writes to stderr:\n{output['text']}"
+                    )
     for draft, notebook in zip(planned, finished, strict=True):
         fold_answers(notebook)
         forget_machine(notebook)
@@ -65,10 +72,13 @@ def build(root: Path, source: Path) -> None:
 
 
 def renew_text(root: Path) -> None:
-    """Renew notebooks that differ from their source in Markdown alone, as links to other lessons. Nothing is run."""
+    """Renew notebooks that differ from their source in Markdown alone, as links to other lessons. Nothing is
+    run.
+    """
     for draft in [draft for source in find_sources(root) for draft in drafts(root, source)]:
         if draft.target.exists() and not is_edited(draft.target):
-            stored, cells = read_notebook(draft.target), draft.notebook.cells
+            stored = read_notebook(draft.target)
+            cells = draft.notebook.cells
             ran = {cell.id: cell for cell in stored.cells if cell.cell_type == "code"}
             changed = {line.removesuffix(" differs") for line in differences(draft, stored)}
             if (
@@ -81,12 +91,16 @@ def renew_text(root: Path) -> None:
 
 
 def fold_answers(notebook: NotebookNode) -> None:
-    """Close the outputs of cells with a folded answer: JupyterLab takes `guesses.FOLD` out until a cell is run.
+    """Close the outputs of cells with a folded answer: JupyterLab takes `guesses.FOLD` out until a cell is
+    run.
 
     The answer comes first, as JupyterLab shows a line of the first output that it has closed.
     """
     for cell in notebook.cells:
-        answers = ["course-answer" in output.get("data", {}).get("text/html", "") for output in cell.get("outputs", ())]
+        answers = [
+            "course-answer" in output.get("data", {}).get("text/html", "")
+            for output in cell.get("outputs", ())
+        ]
         if any(answers):
             cell.outputs.insert(0, cell.outputs.pop(answers.index(True)))
             cell.metadata.setdefault("jupyter", NotebookNode()).outputs_hidden = True
@@ -122,12 +136,16 @@ def is_edited(target: Path) -> bool:
     try:
         notebook = read_notebook(target)
         return notebook.metadata.course.cells_sha256 != fingerprint(notebook.cells)
-    except Exception:  # of any kind: half written, or not a notebook that a build made, so nothing that it may replace
+    except (
+        Exception
+    ):  # of any kind: half written, or not a notebook that a build made, so nothing that it may replace
         return True
 
 
 def save_edited(target: Path) -> Path | None:
-    """Copy an edited notebook next to itself under a dated name; returns the copy, None if nothing is to be saved."""
+    """Copy an edited notebook next to itself under a dated name; returns the copy, None if nothing is to be
+    saved.
+    """
     if not target.exists() or not is_edited(target):
         return None
     copy = target.with_name(f"{target.stem}{EDITED}{datetime.now():%Y-%m-%d-%H%M%S}.ipynb")
@@ -135,7 +153,9 @@ def save_edited(target: Path) -> Path | None:
 
 
 def committed_notebooks(root: Path, *folders: str) -> list[Path]:
-    """The notebooks that builds made in `folders` (all three without), in order; copies of edited ones left out."""
+    """The notebooks that builds made in `folders` (all three without), in order; copies of edited ones left
+    out.
+    """
     wanted = folders or ("notebooks", "exercises", "solutions")
     return sorted(path for folder in wanted for path in notebooks(root / folder))
 

@@ -22,9 +22,9 @@ from ..recording.notebooks import BuildError
 
 HEAD = """# On real GPUs
 
-What this course claims, next to what GPUs counted and how long they took. The tables are made from the recordings in
-`course_utils/measuring/recordings` whenever the course is built. [How they are recorded](gpu.md) takes a quarter of
-an hour on a large NVIDIA GPU.
+What this course claims, next to what GPUs counted and how long they took. The tables are made from the
+recordings in `course_utils/measuring/recordings` whenever the course is built.
+[How they are recorded](gpu.md) takes a quarter of an hour on a large NVIDIA GPU.
 """
 
 README = Path("README.md")
@@ -32,8 +32,9 @@ TABLE = ("<!-- lessons: `build` makes this table, but for its second column -->"
 
 RECIPES = """# Recipes
 
-Plain PyTorch to paste into a training script of your own: the last piece of code of each lesson, without this course's
-helpers. Each runs unchanged, and on the CPU as well unless it says that it needs CUDA. The tests run them all.
+Plain PyTorch to paste into a training script of your own: the last piece of code of each lesson, without this
+course's helpers. Each runs unchanged, and on the CPU as well unless it says that it needs CUDA. The tests run
+them all.
 """
 
 OWN_FIGURE = Path(__file__).with_name("own_figure.md")
@@ -56,19 +57,25 @@ def _pages(root: Path) -> dict[Path, str]:
     """The text of each page. BuildError for a lesson that lacks what a page takes from it."""
     try:
         there = {page: made for page, (_, made) in PAGES.items() if (root / page).parent.exists()}
-        return {page: made(root) for page, made in there.items() if made is not readme or (root / page).exists()}
+        return {
+            page: made(root) for page, made in there.items() if made is not readme or (root / page).exists()
+        }
     except ValueError as problem:
         raise BuildError(str(problem)) from problem
 
 
 def gpu_page() -> str:
-    """Results of real GPUs as Markdown, the same whenever and wherever it is made from the same recordings."""
+    """Results of real GPUs as Markdown, the same whenever and wherever it is made from
+    the same recordings.
+    """
     tables = [table for made in GPU_TABLES.values() for table in made()]
     return "\n".join([HEAD, *(f"{table.page()}\n" for table in tables)])
 
 
 def recipes(root: Path) -> str:
-    """Each lesson's section "In your own script": its text, and its first cell of code; last, a figure of one's own."""
+    """Each lesson's section "In your own script": its text, and its first cell of code; last, a figure of
+    one's own.
+    """
     parts = [RECIPES]
     for path in numbered(root / "notebooks"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -76,34 +83,47 @@ def recipes(root: Path) -> str:
         for said, code in pairwise("".join(cell["source"]) for cell in cells):
             _, heading, words = said.partition("## In your own script\n")
             if heading:
-                words = re.sub(r"\]\((?=\w+\.ipynb)", "](../notebooks/", words.strip().replace("](../docs/", "]("))
+                words = re.sub(
+                    r"\]\((?=\w+\.ipynb)", "](../notebooks/", words.strip().replace("](../docs/", "](")
+                )
                 more = f"From [lesson {number_of(path)}](../notebooks/{path.name})."
                 parts.append(f"#{title}\n\n{words} {more}\n\n```python\n{code}\n```\n")
     return "\n".join([*parts, OWN_FIGURE.read_text(encoding="utf-8")])
 
 
 def readme(root: Path) -> str:
-    """README with its table of lessons made anew, but for what one finds out. ValueError for a lesson without a row."""
+    """README with its table of lessons made anew, but for what one finds out. ValueError for a lesson without
+    a row.
+    """
     text = (root / README).read_text(encoding="utf-8")
     kept = dict(re.findall(r"^\| \[(\w+) [^|]+\| ([^|]+) \|", text, re.MULTILINE))
-    address = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    address = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"][
+        "Repository"
+    ]
     rows = ["| lesson | you find out | minutes | in a browser |", "|---|---|---|---|"]
     for number, lesson in syllabi.lessons(root).items():
         if number not in kept:
-            raise ValueError(f"README.md needs a row `| [{number} …](…) | what one finds out | |` for {lesson.file}")
+            raise ValueError(
+                f"README.md needs a row `| [{number} …](…) | what one finds out | |` for {lesson.file}"
+            )
         file = f"notebooks/{lesson.file}"
-        colab, binder = link(file, address, COLAB_BRANCH, colab=True), link(file, address, "main")
+        colab = link(file, address, COLAB_BRANCH, colab=True)
+        binder = link(file, address, "main")
         badges = f"[![Open lesson {number} in Colab](docs/images/colab.svg)]({colab}) "
         badges += f"[![Open lesson {number} in Binder](docs/images/binder.svg)]({binder})"
         rows.append(f"| [{number} {lesson.title}]({file}) | {kept[number]} | {lesson.minutes} | {badges} |")
-    made, count = re.subn(f"(?<={TABLE[0]}\n).*(?=\n{TABLE[1]})", lambda _: "\n".join(rows), text, flags=re.DOTALL)
+    made, count = re.subn(
+        f"(?<={TABLE[0]}\n).*(?=\n{TABLE[1]})", lambda _: "\n".join(rows), text, flags=re.DOTALL
+    )
     if count != 1:
         raise ValueError(f"README.md needs its table of lessons between {' and '.join(TABLE)}")
     return made
 
 
 def gpt2_xl_stack() -> Figure:
-    """GPT-2 XL's training step of 32 sequences of 1,024 tokens at its peak, five ways, next to a card of 32 GB."""
+    """GPT-2 XL's training step of 32 sequences of 1,024 tokens at its peak, five ways, next to a card of 32
+    GB.
+    """
     card = gpu("RTX5090-32GB")
     run = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="amp-bf16")
     recomputed = run.replace(recompute="full")

@@ -1,4 +1,6 @@
-"""`python -m course_utils site`: the website, made of what is in the repository. Only Pyodide needs a network, once."""
+"""`python -m course_utils site`: the website, made of what is in the repository. Only Pyodide needs a
+network, once.
+"""
 
 import io
 import os
@@ -45,7 +47,8 @@ def run(chosen: Namespace) -> int:
 
 
 def make(out: Path, root: Path = ROOT, url: str = "") -> Path:
-    """Lay out the sources and run Sphinx, warnings being errors; returns `out`. Raises BuildError with its words.
+    """Lay out the sources and run Sphinx, warnings being errors; returns `out`. Raises BuildError with its
+    words.
 
     `url` is where the pages will be. The explorer comes first: without Pyodide nobody should wait for Sphinx.
     """
@@ -65,7 +68,9 @@ def make(out: Path, root: Path = ROOT, url: str = "") -> Path:
 def lay_out(stage: Path, root: Path = ROOT) -> None:
     """Copy what becomes pages and what they link to, in the repository's own layout, so that links hold."""
     shutil.copytree(root / "docs", stage / "docs", ignore=shutil.ignore_patterns(EXPLORER, "__pycache__"))
-    shutil.copytree(root / "course_utils", stage / "course_utils", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        root / "course_utils", stage / "course_utils", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in PAGES:
         shutil.copy2(root / name, stage / name)
     for folder in ("notebooks", "exercises"):
@@ -78,7 +83,8 @@ def lay_out(stage: Path, root: Path = ROOT) -> None:
 
 
 def make_explorer(out: Path, root: Path = ROOT) -> Path:
-    """Put the explorer's page, Pyodide and an archive of the modules that it needs into `out`, for any static host.
+    """Put the explorer's page, Pyodide and an archive of the modules that it needs into `out`, for any static
+    host.
 
     Raises BuildError, which says why, where Pyodide cannot be had.
     """
@@ -92,7 +98,9 @@ def make_explorer(out: Path, root: Path = ROOT) -> Path:
 
 
 def archive(root: Path = ROOT) -> bytes:
-    """A zip of the page's modules, the same bytes everywhere: stored, as packing differs and servers pack anyway."""
+    """A zip of the page's modules, the same bytes everywhere: stored, as packing differs and servers pack
+    anyway.
+    """
     kept = io.BytesIO()
     with zipfile.ZipFile(kept, "w", zipfile.ZIP_STORED) as target:
         for path in sorted({path for part in MODULES for path in (root / "course_utils").glob(part)}):

@@ -1,7 +1,7 @@
 """`python3 -m course_utils slides 05 --out slides`: a lesson as slides, from the notebook as it was executed.
 
-A slide is one step of the lesson: a question, what a cell drew, an answer, the gap. Tags of cells, which `sources`
-adds, say which text is which. The lesson's whole prose goes with them, as notes for the speaker.
+A slide is one step of the lesson: a question, what a cell drew, an answer, the gap. Tags of cells, which
+`sources` adds, say which text is which. The lesson's whole prose goes with them, as notes for the speaker.
 """
 
 import html
@@ -30,7 +30,9 @@ ANSWER = re.compile(r"<p>(It is .+?)</p>(?:</details>|$)", re.DOTALL)
 PART = re.compile(r"(?P<row><tr\b.*?</tr>)|<caption\b.*?</caption>", re.DOTALL)
 SENTENCE_END = re.compile(r"(?<=[.?!:])\s+(?=[A-Z“*`])")
 INVITATION = ": run this cell to "
-"""Part of the stored text of something with controls, as "Explorer of training runs: run this cell to use it"."""
+"""Part of the stored text of something with controls, as "Explorer of training runs: run this cell to use
+it".
+"""
 
 LONGEST = 300
 """Characters of prose on a slide; at least one sentence is shown, however long. The rest is in the notes."""
@@ -52,12 +54,16 @@ class Slide:
 def run(chosen: Namespace) -> int:
     """Write the slides of the lessons named, or of all."""
     for path in write(chosen.out, chosen.lessons):
-        print(f"{path}: open it in a browser. Space or → goes on, N shows the notes, S opens them in a window.")
+        print(
+            f"{path}: open it in a browser. Space or → goes on, N shows the notes, S opens them in a window."
+        )
     return 0
 
 
 def write(out: Path, lessons: Iterable[str] = (), root: Path = ROOT) -> list[Path]:
-    """Write a page of slides per lesson to `out` and return their paths. ValueError for a lesson that is not there."""
+    """Write a page of slides per lesson to `out` and return their paths. ValueError for a lesson that is not
+    there.
+    """
     known = {number_of(path): path for path in numbered(root / "notebooks")}
     wanted = [name.zfill(2) for name in lessons] or list(known)
     if missing := [name for name in wanted if name not in known]:
@@ -70,10 +76,13 @@ def write(out: Path, lessons: Iterable[str] = (), root: Path = ROOT) -> list[Pat
 
 
 def page(notebook: Path) -> str:
-    """The slides of a lesson as one page of HTML, with its pictures, style and script inside: it needs no network."""
+    """The slides of a lesson as one page of HTML, with its pictures, style and script inside: it needs no
+    network.
+    """
     content = json.loads(notebook.read_text(encoding="utf-8"))
     first, *_ = "".join(content["cells"][0]["source"]).splitlines()
-    title, made = html.escape(first[2:]), slides(content)
+    title = html.escape(first[2:])
+    made = slides(content)
     shown = []
     for number, slide in enumerate(made, start=1):
         above = title if slide.kind == "title" else f"{title} — {html.escape(slide.section)}"
@@ -83,11 +92,15 @@ def page(notebook: Path) -> str:
             f'<header>{above}</header><div class="body">{slide.body}</div>'
             f'<footer>{number} / {len(made)}</footer><aside class="notes">{notes}</aside></section>'
         )
-    return PAGE.read_text(encoding="utf-8").replace("{{TITLE}}", title).replace("{{SLIDES}}", "\n".join(shown))
+    return (
+        PAGE.read_text(encoding="utf-8").replace("{{TITLE}}", title).replace("{{SLIDES}}", "\n".join(shown))
+    )
 
 
 def slides(notebook: dict[str, Any]) -> list[Slide]:
-    """The steps of a lesson in its own order. Every cell of text is in the notes of one of them, and of one only."""
+    """The steps of a lesson in its own order. Every cell of text is in the notes of one of them, and of one
+    only.
+    """
     title, *cells = notebook["cells"]
     first = "".join(title["source"])
     minutes = f"<p class='small'>{notebook['metadata']['course']['minutes']} minutes</p>"
@@ -103,9 +116,13 @@ def slides(notebook: dict[str, Any]) -> list[Slide]:
             added = list(_from_text(cell, source, section))
             (added or made)[0 if added else -1].notes.append(source)
         else:
-            predicted, revealed = (re.findall(rf'\b{name}\(\s*"([^"]+)"', source) for name in ("predict", "reveal"))
+            predicted, revealed = (
+                re.findall(rf'\b{name}\(\s*"([^"]+)"', source) for name in ("predict", "reveal")
+            )
             asked |= dict.fromkeys(predicted, MARKDOWN.render(guess))
-            printed = "".join("".join(one["text"]) for one in cell["outputs"] if one.get("name") == "stdout").rstrip()
+            printed = "".join(
+                "".join(one["text"]) for one in cell["outputs"] if one.get("name") == "stdout"
+            ).rstrip()
             if predicted and made[-1].kind == "question":
                 made[-1].body += _given(printed.splitlines())
             made[-1].notes += [f"Printed:\n\n```\n{printed}\n```"] * bool(printed)
@@ -115,8 +132,11 @@ def slides(notebook: dict[str, Any]) -> list[Slide]:
 
 
 def _from_text(cell: dict[str, Any], source: str, section: str) -> Iterator[Slide]:
-    """The slides of a cell of text: its heading or the guess that it asks for, tables, the gap, what to remember."""
-    blocks, tags = _blocks(source), cell["metadata"].get("tags", ())
+    """The slides of a cell of text: its heading or the guess that it asks for, tables, the gap, what to
+    remember.
+    """
+    blocks = _blocks(source)
+    tags = cell["metadata"].get("tags", ())
     bold = [text for kind, text in blocks if kind == "bold"]
     if "question" in tags or (source.startswith("## ") and "closing" not in tags):
         heading = next((text for kind, text in blocks if kind == "heading"), section)
@@ -134,12 +154,17 @@ def _from_text(cell: dict[str, Any], source: str, section: str) -> Iterator[Slid
 
 
 def _blocks(source: str) -> list[tuple[str, str]]:
-    """The parts of a Markdown text: "heading", "table", "text", and "bold" for a paragraph that begins bold."""
-    lines, found = source.splitlines(), []
+    """The parts of a Markdown text: "heading", "table", "text", and "bold" for a
+    paragraph that begins bold.
+    """
+    lines = source.splitlines()
+    found = []
     for token in MARKDOWN.parse(source):
         if token.level == 0 and token.map:
             text = "\n".join(lines[slice(*token.map)])
-            kind = {"heading_open": "heading", "table_open": "table", "paragraph_open": "text"}.get(token.type, "other")
+            kind = {"heading_open": "heading", "table_open": "table", "paragraph_open": "text"}.get(
+                token.type, "other"
+            )
             found.append(("bold" if kind == "text" and text.startswith("**") else kind, text))
     return found
 
@@ -161,9 +186,12 @@ def _from_outputs(cell: dict[str, Any], section: str, questions: Iterator[str]) 
 
 
 def _pieces(table: str) -> list[str]:
-    """A table in HTML, cut into as many as slides need: each has the caption, the header and some of the rows."""
+    """A table in HTML, cut into as many as slides need: each has the caption, the header and some of the
+    rows.
+    """
     parts = list(PART.finditer(table))
-    rows, caption = [part[0] for part in parts if part["row"]], "".join(part[0] for part in parts if not part["row"])
+    rows = [part[0] for part in parts if part["row"]]
+    caption = "".join(part[0] for part in parts if not part["row"])
     head = rows.pop(0) if "<td" not in rows[0] else ""
     pieces: list[list[str]] = [[]]
     for row in rows:
@@ -171,7 +199,9 @@ def _pieces(table: str) -> list[str]:
         if pieces[-1] and (len(pieces[-1]) == MOST_ROWS or characters > MOST_CHARACTERS):
             pieces.append([])
         pieces[-1].append(row)
-    return [f"<table>{caption}<thead>{head}</thead><tbody>{''.join(piece)}</tbody></table>" for piece in pieces]
+    return [
+        f"<table>{caption}<thead>{head}</thead><tbody>{''.join(piece)}</tbody></table>" for piece in pieces
+    ]
 
 
 def _given(lines: Sequence[str]) -> str:

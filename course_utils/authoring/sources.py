@@ -32,15 +32,20 @@ FOLDED_CODE = "hide-input"
 """The tag of cells whose code only draws: JupyterLab and the website fold it."""
 
 FRAME = "border-left:6px solid #0072b2;padding:2px 14px"
-"""The look of what a lesson begins and ends with: JupyterLab leaves it also where a notebook is not trusted."""
+"""The look of what a lesson begins and ends with: JupyterLab leaves it also where a notebook is not trusted.
+"""
 
 SLIDE_TAGS = {"question": "**Your guess", "gap": "\n**The gap", "closing": "\n**Cheat-sheet line**"}
-"""Tags of a lesson's Markdown cells that its slides are made by, and the words in a cell that give it the tag."""
+"""Tags of a lesson's Markdown cells that its slides are made by, and the words in a cell that give it the
+tag.
+"""
 
 SOLUTION = re.compile(
-    r"^([ \t]*)### BEGIN SOLUTION\b[ \t:]*(.*?)[ \t]*\n(?:(?!.*SOLUTION).*\n)*[ \t]*### END SOLUTION[ \t]*$", re.M
+    r"^([ \t]*)### BEGIN SOLUTION\b[ \t:]*(.*?)[ \t]*\n(?:(?!.*SOLUTION).*\n)*[ \t]*### END SOLUTION[ \t]*$",
+    re.M,
 )
-"""A solution with its marks, each alone on its line: the indentation, and the words that stand in its place."""
+"""A solution with its marks, each alone on its line: the indentation, and the words that stand in its place.
+"""
 
 
 class Draft(NamedTuple):
@@ -52,7 +57,8 @@ class Draft(NamedTuple):
 
 
 def find_sources(root: Path, names: Iterable[str] = ()) -> list[Path]:
-    """Every source below `root` in the order of lessons, or those of the lessons named ("01", "01_name", a path).
+    """Every source below `root` in the order of lessons, or those of the lessons named ("01", "01_name", a
+    path).
 
     Raises BuildError for a name that no source has, and for a source whose own name does not fit.
     """
@@ -99,15 +105,18 @@ def drafts(root: Path, source: Path) -> list[Draft]:
 
 
 def frame(root: Path, source: Path) -> str:
-    """The lines that a lesson or its exercises begin and end with: where they are in the course, and the ways on.
+    """The lines that a lesson or its exercises begin and end with: where they are in the course, and the ways
+    on.
 
     Empty for a page that is no lesson.
     """
     lessons = {number_of(path): path for path in sorted((root / "notebooks" / "src").glob("[0-9]*.py"))}
-    number, in_lessons = number_of(source), source.parts[-3] == "notebooks"
+    number = number_of(source)
+    in_lessons = source.parts[-3] == "notebooks"
     if number not in lessons:
         return ""
-    order, last = list(lessons), max(lessons)[:2].lstrip("0")
+    order = list(lessons)
+    last = max(lessons)[:2].lstrip("0")
     here = order.index(number)
     if in_lessons:
         where = [f"**Lesson {number}** of {last}", "core path" if number in CORE else "beyond the core path"]
@@ -117,7 +126,10 @@ def frame(root: Path, source: Path) -> str:
         where = [f"**Exercises** of [lesson {number}](../notebooks/{lessons[number].stem}.ipynb)"]
     ways = [("← {}", here - 1)] * (here > 0) + [("{} →", here + 1)] * (here + 1 < len(order))
     to = "" if in_lessons else "../notebooks/"
-    around = [f"[{form.format(_title(lessons[order[at]]))}]({to}{lessons[order[at]].stem}.ipynb)" for form, at in ways]
+    around = [
+        f"[{form.format(_title(lessons[order[at]]))}]({to}{lessons[order[at]].stem}.ipynb)"
+        for form, at in ways
+    ]
     return f'<div style="{FRAME}">\n\n{" · ".join([*where, *around])}\n\n</div>'
 
 
@@ -135,13 +147,16 @@ def _exercises(solutions: Path) -> str:
 
 
 def _read(source: Path) -> tuple[list[NotebookNode], Mapping[str, Any]]:
-    """The cells of a source, their ids and metadata the same on every machine, and the settings in its header."""
+    """The cells of a source, their ids and metadata the same on every machine, and the settings in its
+    header.
+    """
     notebook: Any = jupytext.read(source, fmt="py:percent")
     for position, cell in enumerate(notebook.cells, start=1):
         is_text = cell.cell_type == "markdown" and source.parts[-3] == "notebooks"
         added = [tag for tag, words in SLIDE_TAGS.items() if is_text and words in f"\n{cell.source}"]
         tags = [*cell.metadata.get("tags", ()), *added]
-        cell.id, cell.metadata = f"{source.stem}-{position:02d}", NotebookNode(tags=tags) if tags else NotebookNode()
+        cell.id = f"{source.stem}-{position:02d}"
+        cell.metadata = NotebookNode(tags=tags) if tags else NotebookNode()
         if FOLDED_CODE in tags:
             cell.metadata.jupyter = NotebookNode(source_hidden=True)
     if not notebook.cells:
@@ -163,18 +178,27 @@ def fingerprint(cells: Iterable[NotebookNode]) -> str:
 
 def _unsolved(origin: Path, cells: list[NotebookNode]) -> list[NotebookNode]:
     """The cells of the exercise: solutions taken out, an invitation in their place, NotSolved imported."""
-    kept = [deepcopy(cell) for cell in cells if not ONLY_IN_SOLUTIONS.intersection(cell.metadata.get("tags", ()))]
-    code, solved = [cell for cell in kept if cell.cell_type == "code"], 0
+    kept = [
+        deepcopy(cell) for cell in cells if not ONLY_IN_SOLUTIONS.intersection(cell.metadata.get("tags", ()))
+    ]
+    code = [cell for cell in kept if cell.cell_type == "code"]
+    solved = 0
     for cell in code:
         cell.source, count = SOLUTION.subn(_invitation, cell.source)
         solved += count
         if "SOLUTION" in cell.source:
-            raise BuildError(f"{origin}: cell {cell.id} has a marker without its partner, or not on its own line")
+            raise BuildError(
+                f"{origin}: cell {cell.id} has a marker without its partner, or not on its own line"
+            )
     if not solved:
-        raise BuildError(f"{origin}: nothing to solve; put ### BEGIN SOLUTION and ### END SOLUTION around the answers")
+        raise BuildError(
+            f"{origin}: nothing to solve; put ### BEGIN SOLUTION and ### END SOLUTION around the answers"
+        )
     lines = code[0].source.splitlines()
     if NOT_SOLVED_IMPORT not in lines:
-        lines.insert(next((i for i, line in enumerate(lines) if CHECKS_IMPORT.match(line)), 0), NOT_SOLVED_IMPORT)
+        lines.insert(
+            next((i for i, line in enumerate(lines) if CHECKS_IMPORT.match(line)), 0), NOT_SOLVED_IMPORT
+        )
     code[0].source = "\n".join(lines)
     return kept
 
@@ -197,4 +221,9 @@ def differences(draft: Draft, stored: NotebookNode) -> list[str]:
 
 
 def _editable(cell: NotebookNode) -> tuple[str, str, str, list[str]]:
-    return cell.get("id", "a cell without an id"), cell["cell_type"], cell["source"], cell["metadata"].get("tags", [])
+    return (
+        cell.get("id", "a cell without an id"),
+        cell["cell_type"],
+        cell["source"],
+        cell["metadata"].get("tags", []),
+    )

@@ -8,7 +8,8 @@ from ..errors import unknown
 from ..interactive.course_files import HAS_FOLDER, ROOT
 from .tables import TABLES
 
-OUT = (ROOT if HAS_FOLDER else Path()) / "build" / "benchmark"  # the default folder for tables; git ignores it
+# the default folder for tables; git ignores it
+OUT = (ROOT if HAS_FOLDER else Path()) / "build" / "benchmark"
 
 
 def options(parser: ArgumentParser) -> None:
@@ -33,7 +34,9 @@ def run(chosen: Namespace) -> int:
     from .all_tables import MADE
 
     for name in chosen.table or TABLES:
-        for table in MADE[name](chosen.quick, lambda text, name=name: print(f"{name}: {text}", file=sys.stderr)):
+        for table in MADE[name](
+            chosen.quick, lambda text, name=name: print(f"{name}: {text}", file=sys.stderr)
+        ):
             table.save(chosen.out)
             print(f"{table.markdown()}\n", flush=True)
     print(f"Saved in {chosen.out}")

@@ -14,7 +14,9 @@ from ..run import TrainingRun
 from .draw import frozen_runs
 from .tables import BIAS_HEADINGS, Cell, Table, bias_of
 
-AT_MOST_PERCENT, LOOSER_PERCENT = 0.5, 2.0  # the promised error of a peak; the looser for FSDP2, offloading, clipping
+# the promised error of a peak; the looser for FSDP2, offloading, clipping
+AT_MOST_PERCENT = 0.5
+LOOSER_PERCENT = 2.0
 
 WORST = 20  # rows of the table of runs that are furthest off
 
@@ -23,9 +25,9 @@ WORST = 20  # rows of the table of runs that are furthest off
 class Comparison:
     """The result for one run: its estimate and its simulation, or why one of them is missing.
 
-    `refused` is the sentence with which `estimate` or `measure` declined the run, `failed` what one of them raised that
-    it should not have. `activations` is estimate minus simulation at the end of forward in bytes, `kinds` the same at
-    the peak by kind.
+    `refused` is the sentence with which `estimate` or `measure` declined the run, `failed` what one of them
+    raised that it should not have. `activations` is estimate minus simulation at the end of forward in bytes,
+    `kinds` the same at the peak by kind.
     """
 
     number: int
@@ -51,7 +53,9 @@ class Comparison:
     @property
     def loose(self) -> bool:
         """True for a run for which the course promises less."""
-        return self.run.zero_stage > 0 or self.run.recompute == "offload" or self.run.clip_grad_norm is not None
+        return (
+            self.run.zero_stage > 0 or self.run.recompute == "offload" or self.run.clip_grad_norm is not None
+        )
 
     @property
     def right(self) -> bool:
@@ -61,7 +65,9 @@ class Comparison:
 
 
 def outcome(number: int, run: TrainingRun) -> Comparison:
-    """Estimate and simulate one run. Whatever either raises is written down, so that no run is dropped silently."""
+    """Estimate and simulate one run. Whatever either raises is written down, so that no run is dropped
+    silently.
+    """
     asked = "estimate"
     try:
         found = estimate(run)
@@ -73,10 +79,14 @@ def outcome(number: int, run: TrainingRun) -> Comparison:
     except Exception as error:
         return Comparison(number, run, failed=f"{asked}: {type(error).__name__}: {_one_line(error)}")
     return Comparison(
-        number, run, estimated=found.total, simulated=truth.peak, phases=(found.phase, truth.peak_phase),
+        number,
+        run,
+        estimated=found.total,
+        simulated=truth.peak,
+        phases=(found.phase, truth.peak_phase),
         activations=expected - truth.moments["end of forward"]["activations"],
         kinds={kind: found[kind] - truth.breakdown[kind] for kind in KINDS},
-    )  # fmt: skip
+    )
 
 
 def _one_line(error: Exception) -> str:
@@ -104,30 +114,51 @@ def _summary(outcomes: Sequence[Comparison], source: str) -> Table:
         ("compared", len(compared)),
         ("refused", sum(bool(one.refused) for one in outcomes)),
         ("failed", sum(bool(one.failed) for one in outcomes)),
-        ("activations at the end of forward exact to the byte", sum(one.activations == 0 for one in compared)),
+        (
+            "activations at the end of forward exact to the byte",
+            sum(one.activations == 0 for one in compared),
+        ),
         ("peak exact to the byte", sum(one.estimated == one.simulated for one in compared)),
-        ("as near as promised (activations exact, peak within its bound)", sum(one.right for one in compared)),
+        (
+            "as near as promised (activations exact, peak within its bound)",
+            sum(one.right for one in compared),
+        ),
     ]
-    notes = [f"Error of the peak: median {statistics.median(off):.4f} %, maximum {off[-1]:.4f} %."] if off else []
-    notes += [f"Bias of the peak: {bias_of(one.estimated / one.simulated for one in compared)}."] if off else []
+    notes = (
+        [f"Error of the peak: median {statistics.median(off):.4f} %, maximum {off[-1]:.4f} %."] if off else []
+    )
+    notes += (
+        [f"Bias of the peak: {bias_of(one.estimated / one.simulated for one in compared)}."] if off else []
+    )
     notes += [f"Bound: {AT_MOST_PERCENT} %; with ZeRO, offloading or clipping {LOOSER_PERCENT} %."]
     reasons = Counter(one.refused or one.failed for one in outcomes if not one.compared)
     notes += [f"Not compared, {count}: {reason}" for reason, count in reasons.most_common()]
-    return Table("accuracy", "Estimate against simulation", ("", "runs of them"), tuple(rows), tuple(notes), source)
+    return Table(
+        "accuracy", "Estimate against simulation", ("", "runs of them"), tuple(rows), tuple(notes), source
+    )
 
 
 def _worst(outcomes: Sequence[Comparison], source: str) -> Table:
     wrong = [one for one in outcomes if one.compared and (one.estimated != one.simulated or one.activations)]
     wrong.sort(key=lambda one: -max(abs(one.percent), 100 * abs(one.activations) / one.simulated))
     rows = tuple(
-        (one.number, str(one.run), one.percent, one.estimated - one.simulated, one.activations, " / ".join(one.phases))
+        (
+            one.number,
+            str(one.run),
+            one.percent,
+            one.estimated - one.simulated,
+            one.activations,
+            " / ".join(one.phases),
+        )
         for one in wrong[:WORST]
     )
     headings = ("run", "what", "peak, %", "peak, bytes", "activations, bytes", "phase: estimated / simulated")
     exact = sum(one.compared for one in outcomes) - len(wrong)
     notes = (f"Not listed: {exact} runs whose peak and activations are exact to the byte.",)
     nothing = ("none", "every run that was compared is exact", "", "", "", "")
-    return Table("accuracy_worst", "The runs with the largest errors", headings, rows or (nothing,), notes, source)
+    return Table(
+        "accuracy_worst", "The runs with the largest errors", headings, rows or (nothing,), notes, source
+    )
 
 
 def _formula(outcomes: Sequence[Comparison], source: str) -> Table:
@@ -142,9 +173,14 @@ def _formula(outcomes: Sequence[Comparison], source: str) -> Table:
             uncovered += 1
     rows = tuple((name, *_errors(found)) for name, found in ratios.items() if found)
     notes = [f"No run with {name} was compared." for name, found in ratios.items() if not found]
-    notes += [f"Not covered by the closed form: {uncovered} runs.", "Errors are in percent of the simulated peak."]
+    notes += [
+        f"Not covered by the closed form: {uncovered} runs.",
+        "Errors are in percent of the simulated peak.",
+    ]
     headings = ("closed form", *ERRORS)
-    return Table("accuracy_formula", "The closed form against simulation", headings, rows, tuple(notes), source)
+    return Table(
+        "accuracy_formula", "The closed form against simulation", headings, rows, tuple(notes), source
+    )
 
 
 ERRORS = ("runs", "median, %", "maximum, %", *BIAS_HEADINGS)

@@ -16,14 +16,18 @@ Choices = dict[str, Any]
 
 
 def run_of(choices: Choices) -> TrainingRun:
-    """The run of a mapping of choices: "preset" and "changes" for the model, the others as TrainingRun spells them.
+    """The run of a mapping of choices: "preset" and "changes" for the model, the others as TrainingRun spells
+    them.
 
     Raises ValueError for a preset that is not known, and like TrainingRun.
     """
     rest = dict(choices)
-    preset, changes = rest.pop("preset"), rest.pop("changes", {})
+    preset = rest.pop("preset")
+    changes = rest.pop("changes", {})
     if preset not in PRESETS:
-        raise ValueError(f"a frozen run is of {preset!r}, which is not a preset. Known presets: {', '.join(PRESETS)}")
+        raise ValueError(
+            f"a frozen run is of {preset!r}, which is not a preset. Known presets: {', '.join(PRESETS)}"
+        )
     if "lora_targets" in rest:
         rest["lora_targets"] = tuple(rest["lora_targets"])
     return TrainingRun(changed(preset, **changes), **rest)
@@ -36,7 +40,9 @@ def frozen_runs() -> tuple[TrainingRun, ...]:
 
 
 def changed(preset: str, **changes: Any) -> TransformerConfig:
-    """A preset with some choices changed, and named after what differs, so that nobody takes it for the preset."""
+    """A preset with some choices changed, and named after what differs, so that nobody takes it for the
+    preset.
+    """
     model = PRESETS[preset]
     differing = {choice: value for choice, value in changes.items() if value != getattr(model, choice)}
     words = (

@@ -1,6 +1,8 @@
-"""Tables of what real GPUs recorded: estimate and simulation against the device's own counters, times, live lessons.
+"""Tables of what real GPUs recorded: estimate and simulation against the device's own counters, times, live
+lessons.
 
-Estimate and simulation were recorded with the measurement, so that nothing could be fitted to the result afterwards.
+Estimate and simulation were recorded with the measurement, so that nothing could be fitted to the result
+afterwards.
 """
 
 import math
@@ -18,8 +20,10 @@ from ..recording.published import TEN, published_rows
 from ..recording.tasks import EXPANDABLE
 from .tables import BIAS_HEADINGS, TABLES, Cell, Table, bias_of
 
-NONE_YET = """No recording of this kind from a real GPU exists yet. On a machine with one: `python3 -m course_utils \
-record --out course_utils/measuring/recordings --minutes 30` (docs/gpu.md)."""
+NONE_YET = (
+    "No recording of this kind from a real GPU exists yet. On a machine with one: `python3 -m course_utils "
+    "record --out course_utils/measuring/recordings --minutes 30` (docs/gpu.md)."
+)
 
 TITLES = {name: table["title"] for name, table in TABLES.items() if "title" in table}
 
@@ -31,16 +35,18 @@ WANTED = {
     "simulation and blocks": (0.3, 1.0),
     "reserved": (1.0, math.inf),
 }
-"""Percent of what the GPU counted: what the median and the largest error may be, as set before any GPU was asked.
-"reserved" is the simulation's, of max_memory_reserved; all others are of max_memory_allocated."""
+"""Percent of what the GPU counted: what the median and the largest error may be, as set before any GPU was
+asked. "reserved" is the simulation's, of max_memory_reserved; all others are of max_memory_allocated.
+"""
 
 
 @dataclass(frozen=True)
 class RunOnGpu:
-    """One run on a GPU, in bytes: what was `said` before by each of `WANTED`, and what the GPU then `counted`.
+    """One run on a GPU, in bytes: what was `said` before by each of `WANTED`, and what the GPU then
+    `counted`.
 
-    `kinds` are the three breakdowns by kind at their peaks: tracked on the GPU, estimated, simulated. `phases` is the
-    peak in each phase: counted and simulated.
+    `kinds` are the three breakdowns by kind at their peaks: tracked on the GPU, estimated, simulated.
+    `phases` is the peak in each phase: counted and simulated.
     """
 
     recording: Recording
@@ -97,7 +103,9 @@ def gpu_tables() -> list[Table]:
 
 
 def devices(items: Sequence[Recording]) -> str:
-    return "; ".join(sorted({f"{item.device}, torch {item.line.content['torch']}, {item.date}" for item in items}))
+    return "; ".join(
+        sorted({f"{item.device}, torch {item.line.content['torch']}, {item.date}" for item in items})
+    )
 
 
 def _summary(runs: Sequence[RunOnGpu]) -> Table:
@@ -113,35 +121,50 @@ def _summary(runs: Sequence[RunOnGpu]) -> Table:
         rows.append((by, len(covered), exact, *bias, *found, wanted, wanted and verdict(found, bounds)))
     headings = ("peak by", "runs", "to the byte", *BIAS_HEADINGS, "median, %", "largest, %", "wanted", "kept")
     notes = (
-        "Predicted before the run, in percent of what the GPU counted in the last step, without the tracker: "
-        "max_memory_reserved in the last row, max_memory_allocated in the others.",
-        "Every row includes cuBLAS's workspaces. The allocator's blocks can be larger than their tensors. The estimate "
-        "counts tensors only: where it misses its bound, blocks are the reason.",
+        (
+            "Predicted before the run, in percent of what the GPU counted in the last step, without the"
+            " tracker: max_memory_reserved in the last row, max_memory_allocated in the others."
+        ),
+        (
+            "Every row includes cuBLAS's workspaces. The allocator's blocks can be larger than their tensors."
+            " The estimate counts tensors only: where it misses its bound, blocks are the reason."
+        ),
     )
     return Table("gpu", TITLES["gpu"], headings, tuple(rows), notes, devices([run.recording for run in runs]))
 
 
 def verdict(found: tuple[float, float], wanted: tuple[float, float]) -> str:
     """ "yes", or which of the two bounds, median and largest, is not kept."""
-    broken = [name for name, one, bound in zip(("median", "largest"), found, wanted, strict=True) if one > bound]
+    broken = [
+        name for name, one, bound in zip(("median", "largest"), found, wanted, strict=True) if one > bound
+    ]
     return "no: " + " and ".join(broken) if broken else "yes"
 
 
 def _by_kind(runs: Sequence[RunOnGpu]) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for kind in (kind for kind in KINDS if kind != "workspaces"):  # no tensor of the program's: nothing tracks them
+    for kind in (
+        kind for kind in KINDS if kind != "workspaces"
+    ):  # no tensor of the program's: nothing tracks them
         for by in ("estimate", "simulation"):
             gaps = [run.kinds[by].get(kind, 0) - run.kinds["tracked"].get(kind, 0) for run in runs]
             shares = [100 * gap / run.allocated for gap, run in zip(gaps, runs, strict=True)]
             counts = sum(not gap for gap in gaps), sum(gap < 0 for gap in gaps)
             rows.append((kind, by, *counts, statistics.median(shares), min(shares), max(shares)))
     headings = ("kind of memory", "by", "exact", "below the truth", "median, % of peak", "lowest", "highest")
-    note = f"Predicted minus tracked on the GPU, at the peak of {len(runs)} runs, in percent of the counted peak."
-    return Table("gpu_by_kind", "Signed error of each kind of memory, on a GPU", headings, tuple(rows), (note,))
+    note = (
+        f"Predicted minus tracked on the GPU, at the peak of {len(runs)} runs, in percent of the counted"
+        " peak."
+    )
+    return Table(
+        "gpu_by_kind", "Signed error of each kind of memory, on a GPU", headings, tuple(rows), (note,)
+    )
 
 
 def _by_phase(runs: Sequence[RunOnGpu]) -> Table:
-    """Bytes that the GPU counted in each phase beyond the simulated tensors: an unnamed term would show here."""
+    """Bytes that the GPU counted in each phase beyond the simulated tensors: an unnamed
+    term would show here.
+    """
     rows: list[tuple[Cell, ...]] = []
     for phase in dict.fromkeys(name for run in runs for name in run.phases):
         both = (run.phases[phase] for run in runs if phase in run.phases)
@@ -150,7 +173,10 @@ def _by_phase(runs: Sequence[RunOnGpu]) -> Table:
     headings = ("phase", "runs", "median, bytes", "least", "most")
     notes = (
         "Counted minus simulated peak of each phase: blocks, the kernels' scratch, and an unexplained rest.",
-        "zero_grad only frees. The GPU's peak is from before it frees the first gradient, the simulation's from after.",
+        (
+            "zero_grad only frees. The GPU's peak is from before it frees the first gradient, the"
+            " simulation's from after."
+        ),
     )
     return Table("gpu_by_phase", "What a GPU counts beyond the tensors", headings, tuple(rows), notes)
 
@@ -159,11 +185,13 @@ def _each(runs: Sequence[RunOnGpu]) -> Table:
     by = "simulation and blocks"
     rows = tuple(
         (
-            run.recording.task.removesuffix(" steps=2"), run.allocated,
-            *(run.percent(one) if one in run.said else "" for one in WANTED), run.allocated - run.said[by],
+            run.recording.task.removesuffix(" steps=2"),
+            run.allocated,
+            *(run.percent(one) if one in run.said else "" for one in WANTED),
+            run.allocated - run.said[by],
         )
         for run in sorted(runs, key=lambda run: -abs(run.percent(by)))
-    )  # fmt: skip
+    )
     headings = ("run", "counted, bytes", *(f"{one}, %" for one in WANTED), "left, bytes")
     return Table("gpu_runs", "Each recorded run, the largest error first", headings, rows)
 
@@ -172,28 +200,40 @@ def _each(runs: Sequence[RunOnGpu]) -> Table:
 
 
 def gpu_hardware_tables() -> list[Table]:
-    """Bytes of a GPU that are in no tensor: its context, cuBLAS's workspaces, and what kernels take while they run."""
+    """Bytes of a GPU that are in no tensor: its context, cuBLAS's workspaces, and what kernels take while
+    they run.
+    """
     rows: list[tuple[Cell, ...]] = []
     for item in newest("context"):
         rows.append((item.device, "context, before the first tensor", item.parts["context"]["context"]))
     for item in newest("workspaces"):
-        rows.append((item.device, "cuBLAS's workspaces, of both threads", item.parts["workspaces"]["together"]))
+        rows.append(
+            (item.device, "cuBLAS's workspaces, of both threads", item.parts["workspaces"]["together"])
+        )
     for item in newest("scratch"):
         found = item.parts["scratch"]["operations"]
-        rows += [(item.device, f"scratch: {one['operation']}", one["scratch"]) for one in found if one.get("scratch")]
-    headings, notes = ("GPU", "what", "bytes"), ("Operations at GPT-2's sizes; those without scratch are left out.",)
+        rows += [
+            (item.device, f"scratch: {one['operation']}", one["scratch"])
+            for one in found
+            if one.get("scratch")
+        ]
+    headings = ("GPU", "what", "bytes")
+    notes = ("Operations at GPT-2's sizes; those without scratch are left out.",)
     source = devices(newest("scratch"))
-    return [Table("gpu-hardware", TITLES["gpu-hardware"], headings, tuple(rows), notes, source)] if rows else []
+    return (
+        [Table("gpu-hardware", TITLES["gpu-hardware"], headings, tuple(rows), notes, source)] if rows else []
+    )
 
 
 # The allocator's model
 
 
 def gpu_allocator_tables() -> list[Table]:
-    """The table of histories, replayed now: at how many moments the replay reserves as the GPU did, and the gap.
+    """The table of histories, replayed now: at how many moments the replay reserves as the GPU did, and the
+    gap.
 
-    "steps equal" are the training steps at whose ends counter, history and replay say the same. Raises ValueError for
-    a damaged history.
+    "steps equal" are the training steps at whose ends counter, history and replay say the same. Raises
+    ValueError for a damaged history.
     """
     rows: list[tuple[Cell, ...]] = []
     for item in newest("history"):
@@ -201,14 +241,19 @@ def gpu_allocator_tables() -> list[Table]:
         name = item.task.removeprefix("history of ").rpartition(", ")[0]
         settings = "expandable segments" if item.line.content["environment"] == EXPANDABLE else "default"
         equal = sum(not gap for gap in found.differences)
-        steps = [now == found.real[at - 1] == found.replayed[at - 1] for at, now in item.parts["history"]["steps"]]
-        most, gap = max(found.real, default=0), found.largest_difference
+        steps = [
+            now == found.real[at - 1] == found.replayed[at - 1] for at, now in item.parts["history"]["steps"]
+        ]
+        most = max(found.real, default=0)
+        gap = found.largest_difference
         rows.append((name, settings, len(found.real), equal, f"{sum(steps)} of {len(steps)}", most, gap))
     if not rows:
         return []
     headings = ("run", "settings", "moments", "equal", "steps equal", "most reserved", "largest difference")
     exact = {settings: [row[2] == row[3] for row in rows if row[1] == settings] for _, settings, *_ in rows}
-    notes = tuple(f"{name}: {sum(one)} of {len(one)} histories equal throughout" for name, one in exact.items())
+    notes = tuple(
+        f"{name}: {sum(one)} of {len(one)} histories equal throughout" for name, one in exact.items()
+    )
     source = devices(newest("history"))
     return [Table("gpu-allocator", TITLES["gpu-allocator"], headings, tuple(rows), notes, source)]
 
@@ -217,10 +262,11 @@ def gpu_allocator_tables() -> list[Table]:
 
 
 def gpu_published_tables() -> list[Table]:
-    """Each published step that was run on a GPU here: published, simulated for this card, and what this card counted.
+    """Each published step that was run on a GPU here: published, simulated for this card, and what this card
+    counted.
 
-    By moment, as the row has it (the peak, for what forward kept); published figures are of other cards and releases
-    of torch.
+    By moment, as the row has it (the peak, for what forward kept); published figures are of other cards and
+    releases of torch.
     """
     rows: list[tuple[Cell, ...]] = []
     failed: list[str] = []
@@ -232,25 +278,47 @@ def gpu_published_tables() -> list[Table]:
                 failed.append(f"Not counted: {name}. {counted['error']}.")
             if name == part or "error" in counted:
                 continue
-            row, said = known[name], item.parts[f"said {name}"]
+            row = known[name]
+            said = item.parts[f"said {name}"]
             moment = row.moment if row.moment in counted else "peak"
             here, simulated = (found[moment] for found in (counted, said))
-            error = [100 * (ours / theirs - 1) if theirs else 0.0 for ours, theirs in zip(simulated, here, strict=True)]
-            rows.append((name, row.gpu.partition(" (")[0], row.printed, row.counter, simulated[0], *here, *error))
+            error = [
+                100 * (ours / theirs - 1) if theirs else 0.0
+                for ours, theirs in zip(simulated, here, strict=True)
+            ]
+            rows.append(
+                (name, row.gpu.partition(" (")[0], row.printed, row.counter, simulated[0], *here, *error)
+            )
     if not rows:
         return []
     rows.sort(key=lambda row: (row[0] not in TEN, -abs(float(row[-2]))))
     off = [abs(float(row[-2])) for row in rows]
-    headings = ("step", "published on", "published", "counter", "simulated here", "allocated here", "reserved here",
-                "allocated, %", "reserved, %")  # fmt: skip
-    exact, middle, most = sum(not one for one in off), statistics.median(off), max(off)
-    notes = (
-        f"{len(rows)} steps. For {exact} of them the simulation equals the card's count to the byte. "
-        f"Median error {middle:.3f} %, largest {most:.2f} %.",
-        "BERT's steps are simulated as on torch 1.10, without cuBLAS's workspaces. Vision transformers have a "
-        "convolution, and torch's code does not say how much cuDNN takes for it.",
+    headings = (
+        "step",
+        "published on",
+        "published",
+        "counter",
+        "simulated here",
+        "allocated here",
+        "reserved here",
+        "allocated, %",
+        "reserved, %",
     )
-    notes, source = (*notes, *failed), devices(newest("published"))
+    exact = sum(not one for one in off)
+    middle = statistics.median(off)
+    most = max(off)
+    notes = (
+        (
+            f"{len(rows)} steps. For {exact} of them the simulation equals the card's count to the byte. "
+            f"Median error {middle:.3f} %, largest {most:.2f} %."
+        ),
+        (
+            "BERT's steps are simulated as on torch 1.10, without cuBLAS's workspaces. Vision transformers"
+            " have a convolution, and torch's code does not say how much cuDNN takes for it."
+        ),
+    )
+    notes = (*notes, *failed)
+    source = devices(newest("published"))
     return [Table("gpu-published", TITLES["gpu-published"], headings, tuple(rows), notes, source)]
 
 
@@ -258,7 +326,9 @@ def gpu_published_tables() -> list[Table]:
 
 
 def gpu_times_tables() -> list[Table]:
-    """Each comparison's variants on each GPU: median and quartiles of a step, repetitions, ratio to the first."""
+    """Each comparison's variants on each GPU: median and quartiles of a step, repetitions, ratio to the
+    first.
+    """
     found = newest("times")
     rows: list[tuple[Cell, ...]] = []
     for item in found:
@@ -271,17 +341,25 @@ def gpu_times_tables() -> list[Table]:
             step = variant["step_ms"]
             first = first or step["median"]
             quartiles = f"{step['q1']:,.2f} to {step['q3']:,.2f}"
-            rows.append((*named, f"{step['median']:,.2f}", quartiles, step["n"], f"{step['median'] / first:.3f}"))
+            rows.append(
+                (*named, f"{step['median']:,.2f}", quartiles, step["n"], f"{step['median'] / first:.3f}")
+            )
     headings = ("GPU", "comparison", "variant", "median, ms", "quartiles, ms", "repetitions", "to the first")
     notes = tuple(dict.fromkeys(filter(None, (item.busy for item in found))))
-    return [Table("gpu-times", TITLES["gpu-times"], headings, tuple(rows), notes, devices(found))] if rows else []
+    return (
+        [Table("gpu-times", TITLES["gpu-times"], headings, tuple(rows), notes, devices(found))]
+        if rows
+        else []
+    )
 
 
 # Lessons executed live
 
 
 def gpu_live_tables() -> list[Table]:
-    """Each notebook with its seconds and what failed; each kind of cell that ran out of memory, and how often."""
+    """Each notebook with its seconds and what failed; each kind of cell that ran out of memory, and how
+    often.
+    """
     tables = []
     found = attempts("notebook")
     told = "Other lessons and runs took memory of the same card at the same time."
@@ -309,7 +387,10 @@ def _cell(item: Recording) -> tuple[Cell, ...]:
 
 def _tables(name: str, made: Callable[[], list[Table]], *_: object) -> list[Table]:
     tables = made() or [Table(name, TITLES[name], (), (), (NONE_YET,))]
-    return [replace(one, notes=(f"Recorded on {one.source}.", *one.notes)) if one.source else one for one in tables]
+    return [
+        replace(one, notes=(f"Recorded on {one.source}.", *one.notes)) if one.source else one
+        for one in tables
+    ]
 
 
 MAKERS = (

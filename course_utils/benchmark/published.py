@@ -12,7 +12,9 @@ MUCH = 1.0
 
 
 def tables(quick: bool, report: Callable[[str], None]) -> list[Table]:
-    """The summary by counter, then every row: run anew, and compared with what was frozen; `quick` one of a family."""
+    """The summary by counter, then every row: run anew, and compared with what was frozen; `quick` one of a
+    family.
+    """
     everything = published_rows()
     covered = [row for row in everything if row.family]
     rows = list({row.family: row for row in covered}.values()) if quick else covered
@@ -33,7 +35,9 @@ def summary(rows: Sequence[Row], answers: dict[str, Said], notes: Sequence[str] 
     for certain in (True, False):
         for counter in COUNTERS:
             ratios = [
-                answers[row.id].of(row) / row.bytes for row in rows if (row.certain, row.counter) == (certain, counter)
+                answers[row.id].of(row) / row.bytes
+                for row in rows
+                if (row.certain, row.counter) == (certain, counter)
             ]
             if ratios:
                 worst = max(abs(100 * (ratio - 1)) for ratio in ratios)
@@ -60,18 +64,31 @@ def ten_rows() -> Table:
         repository, _, commit = place.partition("@")
         source = f"`{repository}@{commit[:9]}` {Path(path).name}".strip()
         lines.append(
-            (row.id, row.gpu.partition(" (")[0], row.counter, row.printed, counted, ours, f"{off:+.2f} %", source)
+            (
+                row.id,
+                row.gpu.partition(" (")[0],
+                row.counter,
+                row.printed,
+                counted,
+                ours,
+                f"{off:+.2f} %",
+                source,
+            )
         )
     headings = ("what was run", "GPU", "counter", "published", "in GB", "ours", "error", "source")
     return Table("ten-rows", "Counted by GPUs elsewhere, and simulated", headings, tuple(lines))
 
 
 def each(rows: Sequence[Row], answers: dict[str, Said]) -> Table:
-    """Each row, the furthest off first; a difference beyond `MUCH` has its reason, or is said to have none yet."""
+    """Each row, the furthest off first; a difference beyond `MUCH` has its reason, or is said to have none
+    yet.
+    """
     lines: list[tuple[Cell, ...]] = []
     for row in sorted(rows, key=lambda row: -abs(percent(row, answers[row.id]))):
         off = percent(row, answers[row.id])
         reason = row.gap or ("not understood" if abs(off) > MUCH else "")
-        lines.append((row.id, row.gpu, row.counter, row.printed, answers[row.id].of(row), off, reason, row.source))
+        lines.append(
+            (row.id, row.gpu, row.counter, row.printed, answers[row.id].of(row), off, reason, row.source)
+        )
     headings = ("row", "GPU", "counter", "published", "ours, bytes", "error, %", "why", "source")
     return Table("published-gpus-rows", "Each published figure", headings, tuple(lines))

@@ -10,7 +10,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-TABLES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TABLES: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
 """The benchmark's tables by name: what each `shows`, and the `title` of those from recordings."""
 
 Cell = str | int | float
@@ -20,7 +22,9 @@ BIAS_HEADINGS = ("signed median, %", "below the truth, %", "minimum ratio", "max
 
 
 class Bias(NamedTuple):
-    """The direction of errors: their signed median and the rows below the truth, in percent; the extreme ratios."""
+    """The direction of errors: their signed median and the rows below the truth, in percent; the extreme
+    ratios.
+    """
 
     median: float
     below: float
@@ -35,7 +39,8 @@ class Bias(NamedTuple):
 def bias_of(ratios: Iterable[float]) -> Bias:
     """The bias of answers, given as answer / truth of each row. Raises ValueError without a row.
 
-    The cells of a table: `(*bias_of(ratios),)` under `BIAS_HEADINGS`. An answer equal to the truth is not below it.
+    The cells of a table: `(*bias_of(ratios),)` under `BIAS_HEADINGS`. An answer equal to the truth is not
+    below it.
     """
     from statistics import median  # not above: every command of the course reads the names of tables
 
@@ -72,8 +77,12 @@ class Table:
         if not self.rows:
             return [*self.notes]
         shown = [tuple(_shown(cell) for cell in row) for row in self.rows]
-        widths = [max(len(row[column]) for row in [self.headings, *shown]) for column in range(len(self.headings))]
-        numbers = [all(isinstance(row[column], (int, float)) for row in self.rows) for column in range(len(widths))]
+        widths = [
+            max(len(row[column]) for row in [self.headings, *shown]) for column in range(len(self.headings))
+        ]
+        numbers = [
+            all(isinstance(row[column], (int, float)) for row in self.rows) for column in range(len(widths))
+        ]
         lines = [_line(row, widths, numbers) for row in [self.headings, *shown]]
         rule = "|".join(
             ["", *(f"{'-' * (w + 1)}{':' if n else '-'}" for w, n in zip(widths, numbers, strict=True)), ""]

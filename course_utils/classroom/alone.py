@@ -1,7 +1,7 @@
 """Run a notebook's cells alone: in the learners' copy of the course, which has no solutions, and kept apart.
 
-docs/classroom.md says what code can still do that was written for the purpose: behind walls, within a fence, or where
-the system has neither. Walls are taken where there are any; else the fence, if there is one.
+docs/classroom.md says what code can still do that was written for the purpose: behind walls, within a fence,
+or where the system has neither. Walls are taken where there are any; else the fence, if there is one.
 """
 
 import atexit
@@ -38,15 +38,23 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/sys", "
 """Folders of programs and libraries that a Python may need."""
 
 OF_WINDOWS = (
-    "SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "NUMBER_OF_PROCESSORS", "PROCESSOR_ARCHITECTURE",
-)  # fmt: skip
+    "SYSTEMROOT",
+    "SYSTEMDRIVE",
+    "WINDIR",
+    "COMSPEC",
+    "PATHEXT",
+    "NUMBER_OF_PROCESSORS",
+    "PROCESSOR_ARCHITECTURE",
+)
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", *OF_WINDOWS)
 """The variables of the grader's environment that a notebook gets. Others hold tokens and addresses."""
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """The learners' course, what keeps notebooks apart ("walls", "fence", ""), what is shown, why not more."""
+    """The learners' course, what keeps notebooks apart ("walls", "fence", ""), what is
+    shown, why not more.
+    """
 
     course: Path
     kind: str
@@ -69,7 +77,8 @@ def isolation() -> Isolation:
     atexit.register(shutil.rmtree, course.parent, ignore_errors=True)
     release(course)
     compileall.compile_dir(course / "course_utils", quiet=2)
-    shown, problem = tuple(map(str, _shown(course))), f"{sys.platform} has no such thing"
+    shown = tuple(map(str, _shown(course)))
+    problem = f"{sys.platform} has no such thing"
     for kind in ("walls", "fence") if sys.platform == "linux" else ():
         tried = Isolation(course, kind, shown, problem)
         if kind == "fence" and any(one.is_relative_to(path) for one in HIDDEN for path in shown):
@@ -77,7 +86,9 @@ def isolation() -> Isolation:
         elif not (why := _probe(tried)):
             return tried
         else:
-            problem = why.removeprefix(REFUSED) if kind == "walls" else f"{problem}; {why.removeprefix(REFUSED)}"
+            problem = (
+                why.removeprefix(REFUSED) if kind == "walls" else f"{problem}; {why.removeprefix(REFUSED)}"
+            )
     bare = Isolation(course, "", (), problem)
     if problem := _probe(bare):
         raise ValueError(f"no notebook can be graded here, not even one that only imports torch: {problem}")
@@ -97,20 +108,36 @@ def run_alone(
 ) -> tuple[dict[str, Outcome], str]:
     """Run a notebook; returns the outcomes of its checks, and why it ended early, if it did."""
     holder = tempfile.TemporaryDirectory(prefix="course-grading-", ignore_cleanup_errors=True)
-    with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as results:
+    with (
+        tempfile.TemporaryFile() as task,
+        tempfile.TemporaryFile() as report,
+        tempfile.TemporaryFile() as results,
+    ):
         home = Path(holder.name).resolve()
-        asked = {"cells": cells, "checks": checks, "home": str(home), "limits": limits._asdict(), "grader": os.getpid()}
+        asked = {
+            "cells": cells,
+            "checks": checks,
+            "home": str(home),
+            "limits": limits._asdict(),
+            "grader": os.getpid(),
+        }
         asked |= {"kind": isolation.kind, "shown": isolation.shown, "hidden": list(map(str, HIDDEN))}
         task.write(json.dumps(asked).encode())
         task.seek(0)
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "course_utils.classroom.keeper"], cwd=home,
-            env=environment(home, isolation.course), stdin=task, stdout=report, stderr=results,
+            [sys.executable, "-m", "course_utils.classroom.keeper"],
+            cwd=home,
+            env=environment(home, isolation.course),
+            stdin=task,
+            stdout=report,
+            stderr=results,
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             keeper.wait(timeout=limits.clock + LATE_SECONDS)
-            problem = "" if keeper.returncode == 0 else f"ended together with its keeper (code {keeper.returncode})"
+            problem = (
+                "" if keeper.returncode == 0 else f"ended together with its keeper (code {keeper.returncode})"
+            )
         except subprocess.TimeoutExpired:
             problem = f"could not be ended in {LATE_SECONDS:g} s"
         finally:
@@ -138,7 +165,9 @@ def environment(home: Path, course: Path) -> dict[str, str]:
 
 
 def _added_paths() -> list[Path]:
-    """Folders of packages that this Python was told of by PYTHONPATH, or has for this user; not those of the course."""
+    """Folders of packages that this Python was told of by PYTHONPATH, or has for this user; not those of the
+    course.
+    """
     named = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), site.getusersitepackages()]
     found = [Path(name).resolve() for name in named if name in sys.path and Path(name).is_dir()]
     in_course = [path for path in found if ROOT.is_relative_to(path) or path.is_relative_to(ROOT)]
@@ -161,7 +190,9 @@ def _outcomes(results: str) -> dict[str, Outcome]:
     for line in results.split("\n")[:-1]:
         with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
             entry = json.loads(line)
-            exercise, state, said = entry["exercise"], entry["state"], printable(entry["said"])
+            exercise = entry["exercise"]
+            state = entry["state"]
+            said = printable(entry["said"])
             if isinstance(exercise, str) and state in STATES:
                 found[exercise] = Outcome(state, said)
     return found

@@ -1,7 +1,8 @@
-"""Find the learner of each notebook, in folders and archives as a class, Moodle, Canvas or nbgrader leave them.
+"""Find the learner of each notebook, in folders and archives as a class, Moodle, Canvas or nbgrader leave
+them.
 
-docs/classroom.md has a table of these layouts. Each may be an archive (.zip), and a learner's folder may hold one. An
-archive in a learner's archive is not opened.
+docs/classroom.md has a table of these layouts. Each may be an archive (.zip), and a learner's folder may hold
+one. An archive in a learner's archive is not opened.
 """
 
 import os
@@ -25,7 +26,8 @@ LESSON = re.compile(r"(lesson|assignment)?[ _-]*\d\d?([ _-].*)?", re.IGNORECASE)
 """A folder that is called after a lesson is nobody's."""
 
 LARGEST = 50 * MB  # of a notebook, or of a learner's archive: one that is larger is not read
-MOST_FILES, MOST_BYTES = 10_000, 200 * MB
+MOST_FILES = 10_000
+MOST_BYTES = 200 * MB
 """Limits of an archive that one learner made: the files that it may list, and the bytes unpacked from it."""
 
 NOBODYS = frozenset({".ipynb_checkpoints", "__MACOSX"})
@@ -34,8 +36,8 @@ BLOCK = 4096
 
 
 class Submission(NamedTuple):
-    """One notebook: its learner (until all are found, a path to find the learner by, if not `file`), its name where it
-    was handed in, where it lies, its time in seconds, and why it cannot be read, if so.
+    """One notebook: its learner (until all are found, a path to find the learner by, if not `file`), its name
+    where it was handed in, where it lies, its time in seconds, and why it cannot be read, if so.
     """
 
     learner: str
@@ -48,7 +50,8 @@ class Submission(NamedTuple):
 def collected(place: Path, scratch: Path) -> list[Submission]:
     """Every notebook in a folder or an archive, by name; archives are unpacked below `scratch`.
 
-    What cannot be read has a `problem`. ValueError if `place` is no folder nor archive that opens, or has no notebook.
+    What cannot be read has a `problem`. ValueError if `place` is no folder nor archive that opens, or has no
+    notebook.
     """
     if place.is_dir():
         found = list(_in_folder(place, scratch))
@@ -58,14 +61,18 @@ def collected(place: Path, scratch: Path) -> list[Submission]:
         try:
             found = list(_in_archive(place, PurePosixPath(), scratch / "0", False, levels=1))
         except Exception as error:  # of any kind: zipfile and its decompressors promise none
-            raise ValueError(f"{place} cannot be unpacked: {problem_of(error)}. Download it again.") from error
+            raise ValueError(
+                f"{place} cannot be unpacked: {problem_of(error)}. Download it again."
+            ) from error
     if not found:
         raise ValueError(f"there is no notebook in {place}")
     return _few_each(_named(sorted(found, key=lambda one: one.file)))
 
 
 def _named(found: Sequence[Submission]) -> list[Submission]:
-    """The submissions with their learners, looked for below a folder that holds all of them and is no learner's."""
+    """The submissions with their learners, looked for below a folder that holds all of them and is no
+    learner's.
+    """
     parts = [PurePosixPath(one.learner or one.file).parts for one in found]
     around = len({one[0] for one in parts}) == 1 and all(len(one) > 2 for one in parts)
     below = around and len({one[1] for one in parts if not LESSON.fullmatch(one[1])}) > 1
@@ -74,12 +81,16 @@ def _named(found: Sequence[Submission]) -> list[Submission]:
 
 
 def _few_each(found: Sequence[Submission]) -> list[Submission]:
-    """The same, but of a learner with too many notebooks only the newest are graded: each takes its minutes."""
+    """The same, but of a learner with too many notebooks only the newest are graded:
+    each takes its minutes.
+    """
     kept: list[Submission] = []
     counted: Counter[str] = Counter()
     for one in sorted(found, key=lambda one: (one.time, one.file), reverse=True):
         counted[one.learner] += 1
-        too_many = "" if counted[one.learner] <= MOST_NOTEBOOKS else f"not graded: {MOST_NOTEBOOKS} newer ones are"
+        too_many = (
+            "" if counted[one.learner] <= MOST_NOTEBOOKS else f"not graded: {MOST_NOTEBOOKS} newer ones are"
+        )
         kept.append(one._replace(problem=one.problem or too_many))
     return sorted(kept, key=lambda one: one.file)
 
@@ -87,7 +98,9 @@ def _few_each(found: Sequence[Submission]) -> list[Submission]:
 def _in_folder(folder: Path, scratch: Path) -> Iterator[Submission]:
     unread: list[OSError] = []
     walked = os.walk(folder, onerror=unread.append)
-    for count, path in enumerate(sorted(Path(place, name) for place, *names in walked for name in chain(*names))):
+    for count, path in enumerate(
+        sorted(Path(place, name) for place, *names in walked for name in chain(*names))
+    ):
         name = PurePosixPath(path.relative_to(folder).as_posix())
         if _kind(name):
             try:
@@ -107,7 +120,9 @@ def _unread(name: PurePosixPath, path: Path, error: Exception, time: float = 0.0
 
 
 def _refuse(mode: int, size: int) -> None:
-    """Raises ValueError for what is not read. A link may lead to the solutions or to another learner's work."""
+    """Raises ValueError for what is not read. A link may lead to the solutions or to
+    another learner's work.
+    """
     if not stat.S_ISREG(mode):
         raise ValueError("it is a link" if stat.S_ISLNK(mode) else "it is not a file")
     if size > LARGEST:
@@ -122,7 +137,8 @@ def _found(name: PurePosixPath, path: Path, time: float, scratch: Path, levels: 
     if _kind(name) == ".ipynb":
         yield Submission("", printable(str(name)), path, time)
         return
-    inside, of_canvas = name.with_suffix(""), CANVAS.fullmatch(name.stem)
+    inside = name.with_suffix("")
+    of_canvas = CANVAS.fullmatch(name.stem)
     is_learners = bool(of_canvas) or any(not LESSON.fullmatch(folder) for folder in name.parts[:-1])
     try:
         if not levels:
@@ -140,9 +156,11 @@ def _found(name: PurePosixPath, path: Path, time: float, scratch: Path, levels: 
 def _in_archive(
     archive: Path, inside: PurePosixPath, scratch: Path, is_learners: bool, levels: int
 ) -> Iterator[Submission]:
-    """The notebooks of an archive, unpacked under numbers: a name in it decides nothing about where a file goes.
+    """The notebooks of an archive, unpacked under numbers: a name in it decides nothing about where a file
+    goes.
 
-    Archives in it are opened if `levels` is not 0. May raise anything if the archive's list of files is damaged.
+    Archives in it are opened if `levels` is not 0. May raise anything if the archive's list of files is
+    damaged.
     """
     scratch.mkdir(parents=True)
     left = shutil.disk_usage(scratch).free // 2
@@ -180,7 +198,9 @@ def problem_of(error: Exception) -> str:
         return "it is protected by a password"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return printable(str(error) if type(error) is ValueError else f"it is damaged ({type(error).__name__}: {error})")
+    return printable(
+        str(error) if type(error) is ValueError else f"it is damaged ({type(error).__name__}: {error})"
+    )
 
 
 def _time(entry: zipfile.ZipInfo) -> float:
@@ -192,7 +212,9 @@ def _time(entry: zipfile.ZipInfo) -> float:
 
 
 def _kind(name: PurePosixPath) -> str:
-    """ ".ipynb" or ".zip" for a file that somebody handed in; "" for others, checkpoints, and files that macOS adds."""
+    """ ".ipynb" or ".zip" for a file that somebody handed in; "" for others, checkpoints, and files that
+    macOS adds.
+    """
     suffix = name.suffix.lower()
     return suffix if suffix in (".ipynb", ".zip") and not NOBODYS & set(name.parts) else ""
 

@@ -1,8 +1,8 @@
 """The course on other platforms: notebooks for Google Colab, exercises for nbgrader, links that open lessons.
 
 docs/classroom.md says how each is used. Links have the forms of nbgitpuller's link generator
-(https://nbgitpuller.readthedocs.io), of Binder's for any git repository (https://mybinder.readthedocs.io, "v2/git") and
-of Colab's for one on GitHub.
+(https://nbgitpuller.readthedocs.io), of Binder's for any git repository (https://mybinder.readthedocs.io,
+"v2/git") and of Colab's for one on GitHub.
 """
 
 import json
@@ -25,11 +25,14 @@ COLAB_BRANCH = "colab"  # Where .github/workflows/site.yml publishes the copies 
 GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4", "provenance": []}}
 """Metadata of a notebook in Colab when "T4 GPU" is chosen as the runtime's type."""
 
-SET_UP, CONFIG = Path(__file__).with_name("colab_set_up.txt"), Path(__file__).with_name("nbgrader_config.txt")
-"""Code of the cell that fetches the course in Colab, with `CLONE` or `UNPACK` in it, and nbgrader's settings."""
+SET_UP = Path(__file__).with_name("colab_set_up.txt")
+CONFIG = Path(__file__).with_name("nbgrader_config.txt")
+"""Code of the cell that fetches the course in Colab, with `CLONE` or `UNPACK` in it, and nbgrader's settings.
+"""
 
 CLONE = "    !git clone --quiet --depth 1 --branch {branch} {repository} {{COURSE}}"
-UNPACK = """    assert os.path.exists("course.zip"), "Upload course.zip first: the folder at the left, then the arrow."
+UNPACK = """    said = "Upload course.zip first: the folder at the left, then the arrow."
+    assert os.path.exists("course.zip"), said
     import shutil
 
     shutil.unpack_archive("course.zip", COURSE)"""
@@ -38,8 +41,8 @@ UNPACK = """    assert os.path.exists("course.zip"), "Upload course.zip first: t
 def colab_copies(folder: Path, repository: str | None, branch: str = "main") -> list[Path]:
     """Write a copy of each notebook and exercise to `folder`, which must be new; returns the copies.
 
-    With None for the repository, course.zip is written next to them, without solutions. Raises ValueError if something
-    is there already, and for an address with what a shell would not take as one word.
+    With None for the repository, course.zip is written next to them, without solutions. Raises ValueError if
+    something is there already, and for an address with what a shell would not take as one word.
     """
     refuse_used(folder)
     for word in () if repository is None else (repository, branch):
@@ -49,8 +52,15 @@ def colab_copies(folder: Path, repository: str | None, branch: str = "main") -> 
     copies = []
     for name in FOLDERS:
         for path in numbered(ROOT / name):
-            cell = {"cell_type": "code", "id": "colab-set-up", "metadata": {}, "outputs": [], "execution_count": None}
-            notebook, cell["source"] = _read(path), SET_UP.read_text(encoding="utf-8").format(fetch=fetch, folder=name)
+            cell = {
+                "cell_type": "code",
+                "id": "colab-set-up",
+                "metadata": {},
+                "outputs": [],
+                "execution_count": None,
+            }
+            notebook = _read(path)
+            cell["source"] = SET_UP.read_text(encoding="utf-8").format(fetch=fetch, folder=name)
             notebook["cells"].insert(_first_code(notebook["cells"]), cell)
             notebook["metadata"] |= GPU
             copies.append(_write(notebook, folder / name / path.name))
@@ -62,7 +72,9 @@ def colab_copies(folder: Path, repository: str | None, branch: str = "main") -> 
 
 
 def nbgrader_source(folder: Path) -> list[Path]:
-    """Write nbgrader's settings and one assignment a lesson to `folder`, which must be new; returns the assignments."""
+    """Write nbgrader's settings and one assignment a lesson to `folder`, which must be new; returns the
+    assignments.
+    """
     refuse_used(folder)
     assignments = [
         _write(_assignment(_read(path)), folder / "source" / path.stem / path.name)
@@ -74,7 +86,11 @@ def nbgrader_source(folder: Path) -> list[Path]:
 
 def _assignment(solutions: dict[str, Any]) -> dict[str, Any]:
     """A lesson's solutions, marked as nbgrader wants them, without outputs and what is for teachers alone."""
-    kept = [cell for cell in solutions["cells"] if not ONLY_IN_SOLUTIONS.intersection(cell["metadata"].get("tags", ()))]
+    kept = [
+        cell
+        for cell in solutions["cells"]
+        if not ONLY_IN_SOLUTIONS.intersection(cell["metadata"].get("tags", ()))
+    ]
     checks = check_cells({**solutions, "cells": kept})
     cells = [_marked(cell, cell["id"] in checks) for cell in kept]
     first = cells[_first_code(cells)]
@@ -110,8 +126,9 @@ def _first_code(cells: Sequence[dict[str, Any]]) -> int:
 
 
 def link(notebook: str, repository: str, branch: str, hub: str = "", colab: bool = False) -> str:
-    """A link that opens a notebook of a repository on a JupyterHub, where nbgitpuller fetches or renews the course, in
-    Colab, or on Binder, which builds the course's image. ValueError for Colab if the repository is not on GitHub.
+    """A link that opens a notebook of a repository on a JupyterHub, where nbgitpuller fetches or renews the
+    course, in Colab, or on Binder, which builds the course's image. ValueError for Colab if the repository is
+    not on GitHub.
     """
     place = urlsplit(repository)
     if hub:
@@ -137,7 +154,9 @@ def colab(chosen: Namespace) -> int:
 def nbgrader(chosen: Namespace) -> int:
     """`nbgrader FOLDER`: prints what was written."""
     written = nbgrader_source(chosen.folder)
-    print(f"{len(written)} assignments in {chosen.folder / 'source'}. There: nbgrader generate_assignment NAME")
+    print(
+        f"{len(written)} assignments in {chosen.folder / 'source'}. There: nbgrader generate_assignment NAME"
+    )
     return 0
 
 

@@ -13,7 +13,14 @@ from unicodedata import category
 from ..interactive.keeping import write_whole
 from ..units import html_table
 
-STATES = {"passed": "✓", "not solved": "·", "not right": "✗", "error": "!", "not checked": "?", "not reached": "–"}
+STATES = {
+    "passed": "✓",
+    "not solved": "·",
+    "not right": "✗",
+    "error": "!",
+    "not checked": "?",
+    "not reached": "–",
+}
 """The states of an exercise, each with its sign on the page of the class."""
 
 FORMULA = tuple("=+-@＝＋－＠")
@@ -35,8 +42,8 @@ class Outcome(NamedTuple):
 class Graded(NamedTuple):
     """One notebook: its learner and lesson, and the outcomes of its exercises.
 
-    `problem` says why the notebook could not be read or was ended, or is "". `file` is its path in what was handed in;
-    `counts` is False if the same learner handed in a newer one of the same lesson.
+    `problem` says why the notebook could not be read or was ended, or is "". `file` is its path in what was
+    handed in; `counts` is False if the same learner handed in a newer one of the same lesson.
     """
 
     learner: str
@@ -54,26 +61,40 @@ class Graded(NamedTuple):
 
 
 def write_table(graded: Iterable[Graded], path: Path) -> None:
-    """Write a row for each notebook and exercise; `counts` is "no" where a newer notebook counts in its place."""
+    """Write a row for each notebook and exercise; `counts` is "no" where a newer notebook counts in its
+    place.
+    """
     text = StringIO()
     rows = csv.writer(text)
     rows.writerow(["learner", "lesson", "exercise", "state", "said", "problem", "seconds", "file", "counts"])
     for one in graded:
         for exercise, outcome in (one.outcomes or {"": Outcome("")}).items():
-            row = [one.learner, one.lesson, exercise, outcome.state, outcome.said, one.problem, f"{one.seconds:.0f}"]
+            row = [
+                one.learner,
+                one.lesson,
+                exercise,
+                outcome.state,
+                outcome.said,
+                one.problem,
+                f"{one.seconds:.0f}",
+            ]
             rows.writerow(map(_plain, [*row, one.file, "yes" if one.counts else "no"]))
     write_whole(path, text.getvalue(), newline="")
 
 
 def _plain(text: str) -> str:
-    """Text that no spreadsheet takes for a formula, whatever blanks come first, and wherever it splits a line."""
+    """Text that no spreadsheet takes for a formula, whatever blanks come first, and wherever it splits a
+    line.
+    """
     inner = INNER_FORMULA.sub(r"\1'\2", text)
     first = next((letter for letter in text if letter.isprintable() and not letter.isspace()), "")
     return f"'{inner}" if first in FORMULA or text.startswith(("\t", "\r", "\n")) else inner
 
 
 def printable(text: str) -> str:
-    """Text as one line that any file and terminal takes: no control characters, no lone surrogates, not too long."""
+    """Text as one line that any file and terminal takes: no control characters, no lone surrogates, not too
+    long.
+    """
     cleaned = "".join(" " if category(letter) in ("Cc", "Cs", "Zl", "Zp") else letter for letter in text)
     shortened = " ".join(cleaned.split())
     return shortened if len(shortened) <= LONGEST else f"{shortened[:LONGEST]}…"
@@ -83,9 +104,13 @@ STYLE = Path(__file__).with_name("class_page.css").read_text(encoding="utf-8")
 
 
 def class_page(graded: Sequence[Graded], isolation: str = "") -> str:
-    """A page of HTML that needs no network: a table a lesson, the commonest messages, what kept the notebooks apart."""
+    """A page of HTML that needs no network: a table a lesson, the commonest messages, what kept the notebooks
+    apart.
+    """
     lessons = sorted({one.lesson for one in graded if one.counts and one.lesson})
-    parts = [_lesson(lesson, [one for one in graded if one.counts and one.lesson == lesson]) for lesson in lessons]
+    parts = [
+        _lesson(lesson, [one for one in graded if one.counts and one.lesson == lesson]) for lesson in lessons
+    ]
     older = [f"{one.file}: {one.passed} of {len(one.outcomes)}" for one in graded if not one.counts]
     unread = [f"{one.file or one.learner}: {one.problem}" for one in graded if not one.lesson]
     parts += _items("h2", "Not counted: their learners handed in newer ones", older)
@@ -98,13 +123,17 @@ def class_page(graded: Sequence[Graded], isolation: str = "") -> str:
 
 
 def _items(tag: str, title: str, items: Sequence[str]) -> list[str]:
-    return [f"<{tag}>{title}</{tag}><ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"] * bool(items)
+    return [f"<{tag}>{title}</{tag}><ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"] * bool(
+        items
+    )
 
 
 def _lesson(lesson: str, graded: Sequence[Graded]) -> str:
     """One lesson's table, and below it the commonest messages of its checks: what to talk about in class."""
     exercises = list(dict.fromkeys(name for one in graded for name in one.outcomes))
-    rows, shares, said = [["learner", *exercises, "passed", "remarks"]], [], []
+    rows = [["learner", *exercises, "passed", "remarks"]]
+    shares = []
+    said = []
     for one in sorted(graded, key=lambda one: (-one.passed, one.learner)):
         signs = [f"{STATES[state]} {state}" for state in (one.outcomes[name].state for name in exercises)]
         rows.append([one.learner, *signs, f"{one.passed} of {len(one.outcomes)}", one.problem])
@@ -115,4 +144,6 @@ def _lesson(lesson: str, graded: Sequence[Graded]) -> str:
         said += [f"{name}, {count} ×: {words}" for words, count in common]
     table = html_table([*rows, ["passed by", *shares, "", ""]], words=len(rows[0]), totals=True)
     wide = f"<div class='wide' role='region' aria-label='Lesson {lesson}' tabindex='0'>{table}</div>"
-    return "".join([f"<h2>Lesson {lesson}</h2>{wide}", *_items("h3", "What the checks said most often", said)])
+    return "".join(
+        [f"<h2>Lesson {lesson}</h2>{wide}", *_items("h3", "What the checks said most often", said)]
+    )

@@ -1,8 +1,9 @@
-"""Collect and grade a folder of notebooks: each alone in a process with limits, a table and a page for the class.
+"""Collect and grade a folder of notebooks: each alone in a process with limits, a table and a page for the
+class.
 
-A notebook that crashes, hangs, fills memory or its folder, cannot be read, or leaves processes behind costs only
-itself: it gets a remark. docs/classroom.md says what code written to do harm can do on which system. Nowhere does
-anything keep such code from reporting its own checks as passed.
+A notebook that crashes, hangs, fills memory or its folder, cannot be read, or leaves processes behind costs
+only itself: it gets a remark. docs/classroom.md says what code written to do harm can do on which system.
+Nowhere does anything keep such code from reporting its own checks as passed.
 """
 
 import json
@@ -29,9 +30,11 @@ DEFAULTS = Limits()
 
 
 def grade(place: Path, most: Limits = DEFAULTS, jobs: int = 2) -> list[Graded]:
-    """Grade every notebook in a folder or an archive, `jobs` at a time, and print a line for each that is done.
+    """Grade every notebook in a folder or an archive, `jobs` at a time, and print a line for each that is
+    done.
 
-    Whatever is wrong with a submission becomes its `problem`. Raises ValueError as `collected` and `isolation` do.
+    Whatever is wrong with a submission becomes its `problem`. Raises ValueError as `collected` and
+    `isolation` do.
     """
     with TemporaryDirectory(prefix="course-collected-") as scratch:
         found = collected(place, Path(scratch))
@@ -46,7 +49,10 @@ def grade(place: Path, most: Limits = DEFAULTS, jobs: int = 2) -> list[Graded]:
                     graded = graded._replace(problem=f"cannot be graded: {problem_of(error)}")
             graded = graded._replace(file=submission.file)
             count = f"{graded.passed} of {len(graded.outcomes)}" if graded.outcomes else "nothing"
-            print(f"{graded.learner}: {count} passed{f' ({graded.problem})' if graded.problem else ''}", flush=True)
+            print(
+                f"{graded.learner}: {count} passed{f' ({graded.problem})' if graded.problem else ''}",
+                flush=True,
+            )
             return graded
 
         with ThreadPoolExecutor(jobs) as pool:
@@ -54,12 +60,18 @@ def grade(place: Path, most: Limits = DEFAULTS, jobs: int = 2) -> list[Graded]:
 
 
 def _counted(found: Sequence[Submission], graded: Sequence[Graded]) -> list[Graded]:
-    """The same, in which of a learner's notebooks of one lesson only the newest counts; of equally old, the last."""
+    """The same, in which of a learner's notebooks of one lesson only the newest counts; of equally old, the
+    last.
+    """
     latest: dict[tuple[str, str], tuple[float, str]] = {}
     for submission, one in zip(found, graded, strict=True):
-        key, age = (one.learner, one.lesson), (submission.time, one.file)
+        key = (one.learner, one.lesson)
+        age = (submission.time, one.file)
         latest[key] = max(latest.get(key, age), age)
-    return [one._replace(counts=not one.lesson or latest[one.learner, one.lesson][1] == one.file) for one in graded]
+    return [
+        one._replace(counts=not one.lesson or latest[one.learner, one.lesson][1] == one.file)
+        for one in graded
+    ]
 
 
 def grade_notebook(path: Path, learner: str, most: Limits = DEFAULTS) -> Graded:
@@ -102,7 +114,9 @@ def reference_of(submitted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _likeness(submitted: dict[str, Any], reference: dict[str, Any]) -> int:
-    """Number of the reference's cells in the submission, by id; without ids, number of its checks, by source."""
+    """Number of the reference's cells in the submission, by id; without ids, number of
+    its checks, by source.
+    """
     ids = {_id(cell) for cell in submitted["cells"]}
     by_id = sum(cell["id"] in ids for cell in reference["cells"])
     sources = {"".join(cell["source"]).strip() for cell in submitted["cells"]}
@@ -137,8 +151,11 @@ def merged(submitted: dict[str, Any], reference: dict[str, Any]) -> list[dict[st
 
 
 def check_cells(reference: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """The cells of an exercise notebook that call a check, by id, each with the number of its exercise ("06.1")."""
-    found, exercise = {}, ""
+    """The cells of an exercise notebook that call a check, by id, each with the number of its exercise
+    ("06.1").
+    """
+    found = {}
+    exercise = ""
     for cell in reference["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown" and (heading := HEADING.search(source)):

@@ -1,7 +1,8 @@
-"""Keep one notebook that is graded: start its worker, behind walls where there are any, and end all that it started.
+"""Keep one notebook that is graded: start its worker, behind walls where there are any, and end all that it
+started.
 
-Run as `python -m course_utils.classroom.keeper`, with the task on stdin. Prints why the notebook did not end by itself
-and well, or nothing. The worker's results go to stderr, which is a file of the grader's.
+Run as `python -m course_utils.classroom.keeper`, with the task on stdin. Prints why the notebook did not end
+by itself and well, or nothing. The worker's results go to stderr, which is a file of the grader's.
 """
 
 import json
@@ -20,18 +21,22 @@ from ..units import GB, MB
 REFUSED = "not graded: the system refused to keep it apart: "
 POLL_SECONDS = 0.25
 DISK_MARGIN = 1.25
-"""Size of the file system behind walls per byte that a notebook may write: the remark comes before the error."""
+"""Size of the file system behind walls per byte that a notebook may write: the remark comes before the error.
+"""
 
 BLOCK = 512
 NOT_FENCED = 77
 """The worker's exit code if it could not put up its fence; it has run nothing then."""
 
 MOST_PROCESSES = 1000
-"""Processes and threads behind walls, for the kernels that count them there (Linux 5.14, and not for root)."""
+"""Processes and threads behind walls, for the kernels that count them there (Linux 5.14, and not for root).
+"""
 
 
 class Limits(NamedTuple):
-    """Limits of one notebook: seconds of the processor, bytes of addresses for each process, bytes of files."""
+    """Limits of one notebook: seconds of the processor, bytes of addresses for each
+    process, bytes of files.
+    """
 
     seconds: float = 300.0
     memory: int = 12 * GB  # torch alone maps several GB and uses few
@@ -46,17 +51,23 @@ class Limits(NamedTuple):
 def main() -> int:
     task = json.load(sys.stdin)
     os.lseek(0, 0, os.SEEK_SET)  # the worker reads the same file
-    home, limits, is_walled = Path(task["home"]), Limits(**task["limits"]), task["kind"] == "walls"
+    home = Path(task["home"])
+    limits = Limits(**task["limits"])
+    is_walled = task["kind"] == "walls"
     if sys.platform == "linux":
         prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)  # however the grader ends
         if os.getppid() != task["grader"]:
             return 1
         try:
-            _prepare(home, limits, task["shown"] if is_walled else [], [Path(path) for path in task["hidden"]])
+            _prepare(
+                home, limits, task["shown"] if is_walled else [], [Path(path) for path in task["hidden"]]
+            )
         except OSError as error:
             print(f"{REFUSED}{error.strerror}", flush=True)
             return 0
-    if not is_walled:  # within walls the kernel ends everything with the first process there, which no signal reaches
+    if (
+        not is_walled
+    ):  # within walls the kernel ends everything with the first process there, which no signal reaches
         signal.signal(signal.SIGTERM, stop)
     (home / "work").mkdir()
     print(_keep(home, limits, is_walled), flush=True)
@@ -64,12 +75,15 @@ def main() -> int:
 
 
 def _prepare(home: Path, limits: Limits, shown: list[str], hidden: list[Path]) -> None:
-    """Raise walls, if something is to be shown behind them; in any case become the parent of every orphan (Linux)."""
+    """Raise walls, if something is to be shown behind them; in any case become the parent of every orphan
+    (Linux).
+    """
     import resource
 
     from .walls import SET_DUMPABLE, enter
 
-    Path("/proc/self/oom_score_adj").write_text("1000")  # who is short of memory ends a notebook, not the grader
+    # who is short of memory ends a notebook, not the grader
+    Path("/proc/self/oom_score_adj").write_text("1000")
     if shown:
         enter([Path(path) for path in shown], hidden, home, int(limits.disk * DISK_MARGIN))
         resource.setrlimit(resource.RLIMIT_NPROC, (MOST_PROCESSES, MOST_PROCESSES))
@@ -80,9 +94,13 @@ def _prepare(home: Path, limits: Limits, shown: list[str], hidden: list[Path]) -
 def _keep(home: Path, limits: Limits, is_walled: bool) -> str:
     """Run the worker to its end; returns why it was ended, or ended badly, or ""."""
     worker = subprocess.Popen(
-        [sys.executable, "-m", "course_utils.classroom.worker"], cwd=home / "work", stdin=0, stdout=2,
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "course_utils.classroom.worker"],
+        cwd=home / "work",
+        stdin=0,
+        stdout=2,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     end = time.monotonic() + limits.clock
     try:
         while time.monotonic() <= end:
@@ -101,7 +119,10 @@ def ended(code: int, limits: Limits) -> str:
     if code == NOT_FENCED:
         return f"{REFUSED}there is no Landlock"
     if code in (-getattr(signal, "SIGXCPU", 0), -getattr(signal, "SIGKILL", 0)) and code:
-        return f"ended by a signal: more than {limits.seconds:g} s of the processor, too much memory, or its own doing"
+        return (
+            f"ended by a signal: more than {limits.seconds:g} s of the processor, too much memory, or its own"
+            " doing"
+        )
     if code >= 0:
         return f"ended itself with code {code}" if code else ""
     return f"crashed ({next((one.name for one in signal.Signals if one == -code), f'signal {-code}')})"
@@ -116,12 +137,17 @@ def _wrote_too_much(home: Path, limits: Limits, is_walled: bool) -> str:
             used = folder_bytes(home)
     except OSError as error:  # a folder without permissions, or deeper than a path can be long
         return f"ended: what it wrote cannot be counted ({error.strerror})"
-    return f"ended: it wrote more than {limits.disk // MB} MB of files, or too many" if used > limits.disk else ""
+    return (
+        f"ended: it wrote more than {limits.disk // MB} MB of files, or too many"
+        if used > limits.disk
+        else ""
+    )
 
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of the files below a folder, holes left out, and a block for each of them. Raises OSError."""
-    total, folders = 0, [str(folder)]
+    total = 0
+    folders = [str(folder)]
     while folders:
         with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
             for entry in entries:
@@ -134,7 +160,9 @@ def folder_bytes(folder: Path) -> int:
 
 
 def _end(worker: "subprocess.Popen[bytes]") -> None:
-    """End the worker and all that it started: its session everywhere but on Windows; on Linux every descendant."""
+    """End the worker and all that it started: its session everywhere but on Windows; on Linux every
+    descendant.
+    """
     if sys.platform == "win32":
         worker.kill()
         worker.wait()

@@ -1,4 +1,6 @@
-"""A copy of the course for learners: everything but solutions, their sources and the tests that hold answers."""
+"""A copy of the course for learners: everything but solutions, their sources and the
+tests that hold answers.
+"""
 
 import shutil
 from argparse import Namespace
@@ -19,17 +21,26 @@ LEFT_OUT = ("__pycache__", "*.pyc", ".ipynb_checkpoints", f"*{EDITED}*", "src", 
 def release(target: Path, root: Path = ROOT) -> list[Path]:
     """Copy the course to `target`; returns what was copied, by name.
 
-    Raises ValueError if something is there already, if it lies within what is copied, or if an exercise is solved.
+    Raises ValueError if something is there already, if it lies within what is copied, or if an exercise is
+    solved.
     """
     refuse_used(target)
-    if any(target.resolve().is_relative_to(path.resolve()) for path in (*(root / name for name in FOLDERS), PACKAGE)):
+    if any(
+        target.resolve().is_relative_to(path.resolve())
+        for path in (*(root / name for name in FOLDERS), PACKAGE)
+    ):
         raise ValueError(f"{target} is inside a folder that is copied: choose another")
     for notebook in notebooks(root / "exercises"):
         text = notebook.read_text(encoding="utf-8")
         if any(mark in text for mark in ANSWERS):
-            raise ValueError(f"{notebook.name} holds a solution: build it again, python3 -m course_utils build")
+            raise ValueError(
+                f"{notebook.name} holds a solution: build it again, python3 -m course_utils build"
+            )
     target.mkdir(parents=True, exist_ok=True)
-    sources = {name: root / name if (root / name).exists() else SHIPPED / name for name in (*FOLDERS, *FILES, *TESTING)}
+    sources = {
+        name: root / name if (root / name).exists() else SHIPPED / name
+        for name in (*FOLDERS, *FILES, *TESTING)
+    }
     for name in FOLDERS:
         shutil.copytree(sources[name], target / name, ignore=shutil.ignore_patterns(*LEFT_OUT))
     shutil.copytree(PACKAGE, target / "course_utils", ignore=shutil.ignore_patterns(*LEFT_OUT, "course"))

@@ -24,11 +24,15 @@ class Lesson(NamedTuple):
 
 
 Item = tuple[str, tuple[int, ...] | int]
-"""A lesson's number with some of its exercises, or none for the lesson itself; or something else and its minutes."""
+"""A lesson's number with some of its exercises, or none for the lesson itself; or something else and its
+minutes.
+"""
 
 
 class Day(NamedTuple):
-    """A syllabus, or a day of one: its title, the minutes that there are, why it is cut so, and its pieces in order."""
+    """A syllabus, or a day of one: its title, the minutes that there are, why it is cut so, and its pieces in
+    order.
+    """
 
     title: str
     minutes: int
@@ -47,12 +51,15 @@ DAYS = tuple(_days())
 
 def lessons(root: Path = ROOT) -> dict[str, Lesson]:
     """Every lesson by number, "07" or "07b". ValueError for one that does not state its title and minutes."""
-    return {number_of(path): _read(path, root / "exercises" / path.name) for path in numbered(root / "notebooks")}
+    return {
+        number_of(path): _read(path, root / "exercises" / path.name) for path in numbered(root / "notebooks")
+    }
 
 
 def _read(path: Path, exercises: Path) -> Lesson:
     text = text_of(path)
-    title, minutes = TITLE.search(text), MINUTES.search(text)
+    title = TITLE.search(text)
+    minutes = MINUTES.search(text)
     if title is None or minutes is None:
         raise ValueError(f"{path.name} does not state its title, or its minutes in bold")
     found = EXERCISE.findall(text_of(exercises)) if exercises.exists() else []
@@ -73,35 +80,46 @@ def described(item: Item, known: dict[str, Lesson]) -> tuple[str, int]:
 
 
 def page(root: Path = ROOT) -> str:
-    """The page of the website. ValueError for a lesson without its minutes; KeyError for one that is not there."""
+    """The page of the website. ValueError for a lesson without its minutes; KeyError for one that is not
+    there.
+    """
     known = lessons(root)
     parts = ["# Syllabi", INTRODUCTION, *(_day(day, known) for day in DAYS), _alone(known)]
     return "\n\n".join(parts) + "\n"
 
 
-INTRODUCTION = """Minutes are those that lessons and exercises state themselves. They are reasoned, from the length
-of the text and what its cells take; no class has been timed yet. Lunch is not counted. For a class, [set the machines
-up beforehand](classroom.md)."""
+INTRODUCTION = """Minutes are those that lessons and exercises state themselves. They are reasoned, from the
+length of the text and what its cells take; no class has been timed yet. Lunch is not counted. For a class,
+[set the machines up beforehand](classroom.md)."""
 
 
 def _day(day: Day, known: dict[str, Lesson]) -> str:
-    rows, clock = [], 0
+    rows = []
+    clock = 0
     for words, minutes in (described(item, known) for item in day.items):
         rows.append(f"| {clock // 60}:{clock % 60:02d} | {words} | {minutes} |")
         clock += minutes
-    table = ["| from | what | minutes |", "|---|---|---|", *rows, f"| {clock // 60}:{clock % 60:02d} | end | |"]
+    table = [
+        "| from | what | minutes |",
+        "|---|---|---|",
+        *rows,
+        f"| {clock // 60}:{clock % 60:02d} | end | |",
+    ]
     return "\n".join([f"## {day.title}", day.why, "", *table])
 
 
 def _alone(known: dict[str, Lesson]) -> str:
     practice = {number: sum(lesson.exercises.values()) for number, lesson in known.items()}
     rows = [
-        f"| [{number} · {lesson.title}](../notebooks/{lesson.file}) | {lesson.minutes} | {practice[number] or ''} |"
+        f"| [{number} · {lesson.title}](../notebooks/{lesson.file}) | {lesson.minutes} |"
+        f" {practice[number] or ''} |"
         for number, lesson in known.items()
     ]
     total = f"| all | {sum(lesson.minutes for lesson in known.values())} | {sum(practice.values())} |"
     words = (
-        "In order, a lesson on one evening and its exercises on the next. In a hurry, take the core path above; the "
-        "lessons say at the top what they need."
+        "In order, a lesson on one evening and its exercises on the next. In a hurry, take the core path"
+        " above; the lessons say at the top what they need."
     )
-    return "\n".join(["## Alone", words, "", "| lesson | minutes | its exercises |", "|---|---|---|", *rows, total])
+    return "\n".join(
+        ["## Alone", words, "", "| lesson | minutes | its exercises |", "|---|---|---|", *rows, total]
+    )

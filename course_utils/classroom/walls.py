@@ -1,12 +1,12 @@
 """Walls or a fence around a notebook that is graded, on Linux, without root.
 
-Walls are namespaces. A process behind them has a file system in memory, of limited size: the system's programs, this
-Python and the learners' copy of the course, all read-only, and a home. It has no network but its own loopback. It sees
-and signals only the processes that it started, and they end with it: the kernel ends a PID namespace with its first
-process.
+Walls are namespaces. A process behind them has a file system in memory, of limited size: the system's
+programs, this Python and the learners' copy of the course, all read-only, and a home. It has no network but
+its own loopback. It sees and signals only the processes that it started, and they end with it: the kernel
+ends a PID namespace with its first process.
 
-A fence is Landlock (Linux 5.13): the process, and all that it starts, can open only what it is shown, write only below
-its home, and, from Linux 6.12 on, signal only what it started. The network stays open.
+A fence is Landlock (Linux 5.13): the process, and all that it starts, can open only what it is shown, write
+only below its home, and, from Linux 6.12 on, signal only what it started. The network stays open.
 
 Numbers are those of linux/sched.h, mount.h, prctl.h and landlock.h.
 """
@@ -25,7 +25,13 @@ from pathlib import Path
 from ..ranks.guard import SET_PARENT_DEATH_SIGNAL, prctl
 
 NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PIDS, NEW_NETWORK = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-READ_ONLY, NO_SET_ID, NO_DEVICES, REMOUNT, BIND, AND_BELOW, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+READ_ONLY = 1
+NO_SET_ID = 2
+NO_DEVICES = 4
+REMOUNT = 32
+BIND = 4096
+AND_BELOW = 16384
+PRIVATE = 1 << 18
 DETACH = 2
 KEPT_FLAGS = {2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
 """Flags of a mount for statvfs, and for mount: a read-only view has to keep those of its source."""
@@ -48,13 +54,16 @@ SIGNALS_SINCE, SCOPE_SIGNALS, NETWORK_SINCE = 6, 2, 4
 
 
 def enter(shown: Sequence[Path], hidden: Sequence[Path], home: Path, size: int) -> None:
-    """Go on behind walls, in a child of this process. The process itself waits for it and ends with its exit code.
+    """Go on behind walls, in a child of this process. The process itself waits for it and ends with its exit
+    code.
 
-    Below the new root is what is `shown`, but of what lies within a `hidden` folder only what is `shown` by name.
-    `home`, an empty folder, is the one place for files, of `size` bytes with everything else that is written.
-    Raises OSError where the system does not allow it.
+    Below the new root is what is `shown`, but of what lies within a `hidden` folder only what is `shown` by
+    name. `home`, an empty folder, is the one place for files, of `size` bytes with everything else that is
+    written. Raises OSError where the system does not allow it.
     """
-    user, group, parent = os.getuid(), os.getgid(), os.getppid()
+    user = os.getuid()
+    group = os.getgid()
+    parent = os.getppid()
     _call("unshare", NEW_USER | NEW_MOUNTS | NEW_PIDS | NEW_IPC | NEW_NETWORK)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
@@ -83,9 +92,13 @@ def _call(name: str, *arguments: object) -> int:
 
 def _mount(source: Path | str, target: Path, kind: str | None, flags: int, options: str = "") -> None:
     _call(
-        "mount", os.fsencode(source), os.fsencode(target), kind and kind.encode(), ctypes.c_ulong(flags),
+        "mount",
+        os.fsencode(source),
+        os.fsencode(target),
+        kind and kind.encode(),
+        ctypes.c_ulong(flags),
         options.encode(),
-    )  # fmt: skip
+    )
 
 
 def _furnish(shown: Sequence[Path], hidden: Sequence[Path], home: Path, size: int) -> None:
@@ -105,7 +118,8 @@ def _furnish(shown: Sequence[Path], hidden: Sequence[Path], home: Path, size: in
                 _show(path, root)
     (root / "proc").mkdir()
     _mount("proc", root / "proc", "proc", NO_SET_ID | NO_DEVICES)
-    (root / "proc" / "sys" / "user" / "max_user_namespaces").write_text("0")  # in one more, it had every privilege
+    # in one more, it had every privilege
+    (root / "proc" / "sys" / "user" / "max_user_namespaces").write_text("0")
     (root / "dev").mkdir()
     for name in DEVICES:
         (root / "dev" / name).touch()
@@ -119,12 +133,16 @@ def _furnish(shown: Sequence[Path], hidden: Sequence[Path], home: Path, size: in
 
 
 def _show(path: Path, root: Path) -> None:
-    """Make `path` visible below `root`, read-only; a link as a link, and nothing that is there already, or nowhere."""
+    """Make `path` visible below `root`, read-only; a link as a link, and nothing that is there already, or
+    nowhere.
+    """
     target = root / path.relative_to("/")
     if target.exists() or not path.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_symlink() and (root / path.resolve().relative_to("/")).exists():  # /bin is a part of /usr by now
+    if (
+        path.is_symlink() and (root / path.resolve().relative_to("/")).exists()
+    ):  # /bin is a part of /usr by now
         target.symlink_to(path.resolve())
         return
     if path.is_dir():
@@ -146,7 +164,9 @@ def _give_up_privileges() -> None:
 
 
 def enclose(shown: Iterable[Path], home: Path) -> None:
-    """Put up a fence: what is `shown` can be read, files below `home` used, no others. OSError without Landlock."""
+    """Put up a fence: what is `shown` can be read, files below `home` used, no others. OSError without
+    Landlock.
+    """
     version = _call("syscall", CREATE_RULESET, None, 0, ASK_VERSION)
     every = (1 << max(count for since, count in RIGHTS.items() if since <= version)) - 1
     sizes = [every] + [0] * (version >= NETWORK_SINCE) + [SCOPE_SIGNALS] * (version >= SIGNALS_SINCE)

@@ -1,7 +1,9 @@
-"""Run one notebook that is graded: `keeper` starts this, with the task on stdin and a file for the results as stdout.
+"""Run one notebook that is graded: `keeper` starts this, with the task on stdin and a file for the results as
+stdout.
 
-The learner's cells run one after another as in a notebook. Each check cell is the course's own, not the learner's copy
-of it, with the functions of the checks put back to what they were before the learner's code ran.
+The learner's cells run one after another as in a notebook. Each check cell is the course's own, not the
+learner's copy of it, with the functions of the checks put back to what they were before the learner's code
+ran.
 """
 
 import contextlib
@@ -42,7 +44,8 @@ def main() -> int:
 
 
 def limit(memory: int, seconds: float) -> None:
-    """Let the system end this process, or refuse it, beyond these bytes of memory, this processor time, 100 MB a file.
+    """Let the system end this process, or refuse it, beyond these bytes of memory, this processor time, 100
+    MB a file.
 
     Windows has no such limits: there only the time-out of the process that started it holds.
     """
@@ -87,11 +90,17 @@ def outcome(error: BaseException | None, said: str) -> tuple[str, str]:
     words = " ".join(str(error).split())
     if isinstance(error, NotSolved):
         return "not solved", words
-    return ("not right", words) if isinstance(error, CheckFailed) else ("error", f"{type(error).__name__}: {words}")
+    return (
+        ("not right", words)
+        if isinstance(error, CheckFailed)
+        else ("error", f"{type(error).__name__}: {words}")
+    )
 
 
 class Shortened(io.StringIO):
-    """Keeps the first characters, as many as a person would read, so that endless printing fills no memory."""
+    """Keeps the first characters, as many as a person would read, so that endless
+    printing fills no memory.
+    """
 
     def write(self, text: str, /) -> int:
         if self.tell() < 10_000:

@@ -19,18 +19,22 @@ from ..interactive.course_files import HAS_FOLDER, IS_CLONE, ROOT, SHIPPED, pyth
 from .environment import NAME, Home, SetupError, interpreter
 
 SAME_ANSWERS = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Environment variables with which notebooks print the same everywhere: simulated measurements, one thread a kernel."""
+"""Environment variables with which notebooks print the same everywhere: simulated measurements, one thread a
+kernel.
+"""
 
 NEED_A_CLONE = ("lint", "build", "site")  # they work on the repository itself
 
 
 class Command(NamedTuple):
-    """One command: `options` adds its arguments to a parser, `run` executes what was parsed and returns an exit code.
+    """One command: `options` adds its arguments to a parser, `run` executes what was parsed and returns an
+    exit code.
 
-    Between the two, a command with a `purpose` ("torch", "lab", "test", "author": the extra that it needs) enters the
-    course's environment, with `variables`, and makes it first if need be: wrong options are refused before that.
-    `options` needs the standard library alone. With `parser.set_defaults` it can ask for `others`, the words that the
-    parser does not know, and for `examine`, which is called with what was parsed before the environment is entered.
+    Between the two, a command with a `purpose` ("torch", "lab", "test", "author": the extra that it needs)
+    enters the course's environment, with `variables`, and makes it first if need be: wrong options are
+    refused before that. `options` needs the standard library alone. With `parser.set_defaults` it can ask for
+    `others`, the words that the parser does not know, and for `examine`, which is called with what was parsed
+    before the environment is entered.
     """
 
     summary: str
@@ -51,7 +55,9 @@ class Help(ArgumentDefaultsHelpFormatter):
         super().__init__(prog, max_help_position=28, width=100)
 
     def _get_help_string(self, action: Action) -> str | None:
-        says_nothing = action.default in (None, "", ()) or action.nargs == 0 or "(default" in (action.help or "")
+        says_nothing = (
+            action.default in (None, "", ()) or action.nargs == 0 or "(default" in (action.help or "")
+        )
         return action.help if says_nothing else super()._get_help_string(action)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
@@ -94,9 +100,13 @@ def later(module: str, function: str = "run") -> Callable[[Namespace], int]:
 
 
 def enter(name: str, command: Command, arguments: Sequence[str]) -> None:
-    """Continue as the same command in the environment of its purpose. Returns only if this process is in it already."""
+    """Continue as the same command in the environment of its purpose. Returns only if this process is in it
+    already.
+    """
     if name in NEED_A_CLONE and not IS_CLONE:
-        raise SetupError(f"`{name}` needs a clone of the course's repository, but this is a wheel: run it in a clone.")
+        raise SetupError(
+            f"`{name}` needs a clone of the course's repository, but this is a wheel: run it in a clone."
+        )
     python = interpreter(Home(SHIPPED), command.purpose, here="--here" in arguments)
     if not is_current(python):
         rest = [word for word in arguments if word != "--here"]
@@ -116,13 +126,17 @@ def course_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
 def refuse_outside_a_course(name: str) -> None:
     """SetupError where there is only the wheel's own copy of the course, to which nothing may write."""
     if not HAS_FOLDER:
-        raise SetupError(f"No course here: copy it with `{NAME} start FOLDER`, then run `{name}` in that folder.")
+        raise SetupError(
+            f"No course here: copy it with `{NAME} start FOLDER`, then run `{name}` in that folder."
+        )
 
 
 def hand_over(
     command: list[str], environment: Mapping[str, str], system: str = platform.system(), folder: Path = ROOT
 ) -> int:
-    """Replace this process by `command` in a folder; Windows cannot: there, run it and return its exit code."""
+    """Replace this process by `command` in a folder; Windows cannot: there, run it and
+    return its exit code.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     if system != "Windows":

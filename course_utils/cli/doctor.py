@@ -41,8 +41,10 @@ class DoctorReport:
         return "\n\n".join(map("\n".join, parts))
 
     def _repr_html_(self) -> str:
-        tables = [[("", title, ""), *((verdict, name, text) for name, verdict, text in part)]
-                  for title, part in self.sections.items()]  # fmt: skip
+        tables = [
+            [("", title, ""), *((verdict, name, text) for name, verdict, text in part)]
+            for title, part in self.sections.items()
+        ]
         return "".join(html_table(rows, words=3) for rows in tables)
 
 
@@ -79,7 +81,9 @@ def load_torch() -> tuple[ModuleType | None, str]:
 def python_finding() -> Finding:
     own = Path(sys.prefix).name == ".venv" and (Path(sys.prefix) / "course-setup.json").exists()
     whose = "the course's own environment" if own else "not the environment that the course makes"
-    return Finding("Python", NOTE, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {whose}")
+    return Finding(
+        "Python", NOTE, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {whose}"
+    )
 
 
 def torch_finding(torch: ModuleType | None, problem: str) -> Finding:
@@ -97,7 +101,9 @@ def gpu_findings(torch: ModuleType) -> tuple[Finding, ...]:
 
 
 def no_gpu(cuda: str | None, driver: bool) -> str:
-    """The reason that torch, built for that version of CUDA or for none, has no GPU, and what to do about it."""
+    """The reason that torch, built for that version of CUDA or for none, has no GPU,
+    and what to do about it.
+    """
     if driver and not cuda:
         remedy = f"set COURSE_TORCH=cuda and run `{INSTALL}`" if IS_CLONE else "install torch's CUDA build"
         return f"a driver, but torch is built for the CPU: {remedy}"
@@ -136,7 +142,11 @@ def course_findings(torch: bool, live: bool, simulated: tuple[bool, str]) -> tup
     return (
         Finding("estimates", YES, "computed from formulas, for any model and GPU"),
         Finding("simulated GPU", YES if simulated[0] else NO, simulated[1]),
-        Finding("traced on the CPU", YES if torch else NO, "small models, really trained" if torch else "needs torch"),
+        Finding(
+            "traced on the CPU",
+            YES if torch else NO,
+            "small models, really trained" if torch else "needs torch",
+        ),
         Finding("live on a GPU", YES if live else NO, here),
         recorded_finding(),
     )
@@ -147,7 +157,8 @@ def recorded_finding() -> Finding:
     from ..measuring.recorded import load, newest
 
     try:
-        simulated, measured = len(load()), newest("run")
+        simulated = len(load())
+        measured = newest("run")
     except (OSError, EOFError, ValueError) as problem:  # absent, cut short, or of another version
         return Finding("recorded", NO, f"cannot be read: {problem}")
     gpus = ", ".join(sorted({recording.device for recording in measured}))

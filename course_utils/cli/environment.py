@@ -25,13 +25,15 @@ from ..interactive.keeping import write_whole
 NAME = "where-did-the-memory-go"
 
 SET_UP_WITH = {"torch": "lab", "lab": "lab", "test": "author", "author": "author"}
-"""For each purpose, the extra of pyproject.toml that set-up installs. The purpose itself is the extra that a command
-needs where it runs in another Python; each extra contains those before it.
+"""For each purpose, the extra of pyproject.toml that set-up installs. The purpose itself is the extra that a
+command needs where it runs in another Python; each extra contains those before it.
 """
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
-"""PyTorch's own wheel indexes: elsewhere the Linux wheel is the CUDA build, and the Windows wheel the CPU build."""
+"""PyTorch's own wheel indexes: elsewhere the Linux wheel is the CUDA build, and the Windows wheel the CPU
+build.
+"""
 
 OFFLINE = re.compile("connection broken by|Could not fetch URL|ConnectionResetError|ReadTimeoutError")
 FULL = re.compile("No space left on device|not enough space on the disk")
@@ -72,8 +74,8 @@ class Home:
 def interpreter(home: Home, purpose: str, here: bool = False) -> Path:
     """The Python to run the course with for a purpose (a key of SET_UP_WITH), after setting it up if need be.
 
-    With `here`, with a wheel, and in a `.venv` that the user made, it is the current one if that has what is needed.
-    Raises SetupError when it cannot be.
+    With `here`, with a wheel, and in a `.venv` that the user made, it is the current one if that has what is
+    needed. Raises SetupError when it cannot be.
     """
     memory = remembered(home)
     if here or not IS_CLONE or (not memory and Path(sys.prefix).resolve() == home.folder.resolve()):
@@ -118,7 +120,8 @@ def fingerprint(home: Home, choice: str) -> str:
 def foundations(home: Home, choice: str) -> dict[str, str]:
     """The basis of an environment: when one of these changes it is made anew, not just brought up to date."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return {"python": python, "torch": choice, "root": str(home.root), "layout": "1"}  # the way in which it is made
+    # the way in which it is made
+    return {"python": python, "torch": choice, "root": str(home.root), "layout": "1"}
 
 
 def remembered(home: Home) -> dict[str, str]:
@@ -140,11 +143,15 @@ def remember(home: Home, **facts: str) -> None:
 
 
 def torch_choice(system: str, asked: str = "", before: str = "") -> str:
-    """The build, "cpu" or "cuda": what COURSE_TORCH asks for, else what is there already, else what the machine has."""
+    """The build, "cpu" or "cuda": what COURSE_TORCH asks for, else what is there already, else what the
+    machine has.
+    """
     asked = asked.strip().lower()
     builds = ("cpu",) if system == "Darwin" else ("cpu", "cuda")
     if asked and asked not in builds:
-        raise SetupError(f"COURSE_TORCH is {asked!r}: here it may be {' or '.join(builds)}, or leave it unset.")
+        raise SetupError(
+            f"COURSE_TORCH is {asked!r}: here it may be {' or '.join(builds)}, or leave it unset."
+        )
     return asked or before or ("cuda" if nvidia_driver(system) else "cpu")
 
 
@@ -159,8 +166,9 @@ def nvidia_driver(system: str = platform.system()) -> bool:
 def torch_sources(system: str, choice: str) -> list[list[str]]:
     """pip's options for the places to get torch from, best first.
 
-    PyTorch's own index gives torch alone (`--no-deps`): the packages that torch needs come with all the others. Where
-    the package index would do as well, it is asked briefly, with one retry; the CUDA build for Windows is nowhere else.
+    PyTorch's own index gives torch alone (`--no-deps`): the packages that torch needs come with all the
+    others. Where the package index would do as well, it is asked briefly, with one retry; the CUDA build for
+    Windows is nowhere else.
     """
     if (system, choice) == ("Linux", "cpu"):
         return [["--no-deps", "--timeout", "10", "--retries", "1", "--index-url", CPU_INDEX], []]
@@ -171,7 +179,9 @@ def torch_sources(system: str, choice: str) -> list[list[str]]:
 
 
 def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> None:
-    """Make the environment or bring it up to date. Raises SetupError; what an error leaves behind is not trusted."""
+    """Make the environment or bring it up to date. Raises SetupError; what an error leaves behind is not
+    trusted.
+    """
     if home.folder.exists() and not memory:
         raise SetupError(
             f"{home.folder} is not the course's own: move it away, {AGAIN}, or use your own Python: --here."
@@ -184,7 +194,8 @@ def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> Non
         if not current:
             make_folder(home, marks)
         remember(home, **marks, state="unfinished")
-        torch, sources = f"torch=={locked(home.root)['torch']}", torch_sources(home.system, choice)
+        torch = f"torch=={locked(home.root)['torch']}"
+        sources = torch_sources(home.system, choice)
         for options in sources:
             if pip_install(home, torch, [*options, torch], may_fail=options != sources[-1]):
                 break
@@ -193,27 +204,33 @@ def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> Non
         remember(home, **marks, state="ready", key=fingerprint(home, choice))
     except PermissionError as problem:
         raise SetupError(
-            f"You may not write to {problem.filename}: clone the course into a folder of your own, {AGAIN}, or use a "
-            "Python of yours that has its packages: --here."
+            f"You may not write to {problem.filename}: clone the course into a folder of your own, {AGAIN},"
+            " or use a Python of yours that has its packages: --here."
         ) from None
     except OSError as problem:
         raise SetupError(f"Setting up {home.folder} failed ({problem}): fix this, {AGAIN}.") from None
 
 
 def make_folder(home: Home, marks: dict[str, str]) -> None:
-    """An empty environment, in place of whatever an earlier set-up left. Raises SetupError without the venv module."""
+    """An empty environment, in place of whatever an earlier set-up left. Raises SetupError without the venv
+    module.
+    """
     print(f"Making the course's own Python environment in {home.folder}", flush=True)
     if home.folder.exists():
         shutil.rmtree(home.folder)
     home.folder.mkdir()
     remember(home, **marks, state="unfinished")
-    base_python = getattr(sys, "_base_executable", "") or sys.executable  # this one may just have been removed
-    made = subprocess.run([base_python, "-m", "venv", str(home.folder)], capture_output=True, text=True, check=False)
+    # this one may just have been removed
+    base_python = getattr(sys, "_base_executable", "") or sys.executable
+    made = subprocess.run(
+        [base_python, "-m", "venv", str(home.folder)], capture_output=True, text=True, check=False
+    )
     if made.returncode:
         said = (made.stderr.strip() or made.stdout.strip()).splitlines()
         raise SetupError(
-            f"`{base_python} -m venv` failed ({said[-1] if said else 'silently'}): on Debian or Ubuntu run `sudo apt "
-            f"install python3-venv`; elsewhere install Python from python.org, which has it; {AGAIN}."
+            f"`{base_python} -m venv` failed ({said[-1] if said else 'silently'}): on Debian or Ubuntu run"
+            " `sudo apt install python3-venv`; elsewhere install Python from python.org, which has it;"
+            f" {AGAIN}."
         )
 
 
@@ -234,18 +251,26 @@ def pip_install(home: Home, what: str, arguments: Sequence[str], may_fail: bool 
 
 def run_pip(home: Home, arguments: Sequence[str]) -> tuple[int, str]:
     """Exit code and output. On a terminal, the latest thing that pip does is shown in one line."""
-    visible, lines = sys.stdout.isatty(), list[str]()
+    visible = sys.stdout.isatty()
+    lines = list[str]()
     command = [str(home.python), "-m", "pip", *arguments]
     with home.log.open("a", encoding="utf-8") as log:
         log.write(f"\n$ {' '.join(command)}\n")
         pip = subprocess.Popen(
-            command, cwd=home.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+            command,
+            cwd=home.root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
         )
         with pip:
             for line in pip.stdout or ():
                 lines.append(line)
                 log.write(line)
-                if visible and line.lstrip().startswith(("Collecting", "Downloading", "Installing", "Building")):
+                if visible and line.lstrip().startswith(
+                    ("Collecting", "Downloading", "Installing", "Building")
+                ):
                     print(f"\r\033[K  {line.strip()[:100]}", end="", flush=True)
     if visible:
         print("\r\033[K", end="", flush=True)
@@ -257,7 +282,10 @@ def explain_failure(said: str, what: str, log: Path) -> str:
     if FULL.search(said):
         return f"The disk is full, so {what} could not be installed: make room, {AGAIN}."
     if "ProxyError" in said:
-        return f"The proxy did not answer, so {what} could not be installed: correct HTTPS_PROXY or unset it, {AGAIN}."
+        return (
+            f"The proxy did not answer, so {what} could not be installed: correct HTTPS_PROXY or unset it,"
+            f" {AGAIN}."
+        )
     if OFFLINE.search(said):
         return (
             f"No network: the package index did not answer, so {what} could not be installed; "
@@ -265,7 +293,9 @@ def explain_failure(said: str, what: str, log: Path) -> str:
         )
     if "No matching distribution found" in said:
         machine = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-        return f"There is no build of {what} for {machine}: use Python 3.11 to 3.14 on a 64-bit system, {AGAIN}."
+        return (
+            f"There is no build of {what} for {machine}: use Python 3.11 to 3.14 on a 64-bit system, {AGAIN}."
+        )
     errors = [line for line in said.splitlines() if line.startswith("ERROR:")]
     return f"pip could not install {what}: {errors[-1] if errors else 'see'} (all of it is in {log})."
 
@@ -282,7 +312,9 @@ def locked(root: Path) -> dict[str, str]:
 
 def requirements(root: Path, purpose: str) -> dict[str, str]:
     """The packages that a purpose needs, as pyproject.toml lists them: the name and its oldest version."""
-    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
     needed: dict[str, str] = {}
     for item in extras[purpose]:
         contained = re.fullmatch(rf"{NAME}\[(\w+)\]", item)

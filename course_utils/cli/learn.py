@@ -26,7 +26,9 @@ JUPYTERLAB = (
     f"--LabApp.app_settings_dir={Path(__file__).resolve().parent / 'jupyterlab_settings'}",
     "--ServerApp.contents_manager_class=course_utils.cli.contents.CourseContents",
 )
-"""No question about news, no check for updates, room for the names of files, no notebook changed by being opened."""
+"""No question about news, no check for updates, room for the names of files, no notebook changed by being
+opened.
+"""
 
 MODEL = f"one of {', '.join(PRESETS)}, or the path of a Hugging Face config.json"
 
@@ -38,11 +40,18 @@ CLOSED_FORMS_ONLY = (
 RUN_OPTIONS: dict[str, list[str]] = tomllib.loads(
     Path(__file__).with_name("run_options.toml").read_text(encoding="utf-8")
 )
-"""Each option of a run: what its value is, one of `KINDS`, and what it chooses. Its default is TrainingRun's."""
+"""Each option of a run: what its value is, one of `KINDS`, and what it chooses. Its default is TrainingRun's.
+"""
 
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (int, float, str, bool, tuple)}
-KNOWN = {"precisions": PRECISIONS, "optimizers": OPTIMIZERS, "attentions": ATTENTIONS, "recomputes": RECOMPUTES,
-         "cards": GPUS, "formats": LOGITS}  # fmt: skip
+KNOWN = {
+    "precisions": PRECISIONS,
+    "optimizers": OPTIMIZERS,
+    "attentions": ATTENTIONS,
+    "recomputes": RECOMPUTES,
+    "cards": GPUS,
+    "formats": LOGITS,
+}
 
 
 def lab_options(parser: ArgumentParser) -> None:
@@ -82,7 +91,8 @@ def run_options(parser: ArgumentParser) -> None:
     for name, (called, told) in RUN_OPTIONS.items():
         kind, default = KINDS[called], parameters[name].default
         shown = str(default).lower() if kind is bool and default is not None else default
-        value, option = partial(_value, kind, default is None), f"--{name.replace('_', '-')}"
+        value = partial(_value, kind, default is None)
+        option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=value, metavar="VALUE", default=shown, help=told.format(**known))
     parser.set_defaults(examine=training_run)
 
@@ -90,13 +100,15 @@ def run_options(parser: ArgumentParser) -> None:
 def _value(kind: type, optional: bool, text: str) -> Any:
     """`text` as a value of that kind, or as it is where it is none.
 
-    TrainingRun says what is wrong with it better than argparse's own `type` and `choices` would: with what is allowed,
-    and the nearest name.
+    TrainingRun says what is wrong with it better than argparse's own `type` and `choices` would: with what is
+    allowed, and the nearest name.
     """
     if optional and text.lower() == "none":
         return None
     if kind in (bool, tuple):
-        return {"true": True, "false": False}.get(text.lower(), text) if kind is bool else tuple(text.split(","))
+        return (
+            {"true": True, "false": False}.get(text.lower(), text) if kind is bool else tuple(text.split(","))
+        )
     with suppress(ValueError):
         return kind(text)
     return text
@@ -134,7 +146,9 @@ def fit_options(parser: ArgumentParser) -> None:
 
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("--gpu", metavar="GPU", required=True, help=f"required, one of {', '.join(GPUS)}")
-    parser.add_argument("--global-batch", type=int, required=True, help="required, sequences per optimizer step")
+    parser.add_argument(
+        "--global-batch", type=int, required=True, help="required, sequences per optimizer step"
+    )
     parser.add_argument("--seq-len", type=int, default=1024, help="tokens per sequence")
     parser.add_argument("--world-size", type=int, default=1, help="number of such GPUs")
     changes = f"separated by commas: {', '.join(MAY_CHANGE)}; without it, nothing that changes results"
@@ -155,16 +169,23 @@ def watch_options(parser: ArgumentParser) -> None:
     """The script, its arguments, and where to run it; what stands after the script's name is the script's."""
     parser.description = "Run a training script of yours, unchanged, for two steps on a simulated GPU."
     sources = ("simulated", "live", "auto")
-    parser.add_argument("--source", choices=sources, default="simulated", help="live: on the GPU of this machine")
-    parser.add_argument("--save", metavar="FILE", type=Path, help="save the measurement here (default: nowhere)")
-    parser.add_argument("--against", metavar="FILE", type=Path, help="a saved one to compare with (default: none)")
+    parser.add_argument(
+        "--source", choices=sources, default="simulated", help="live: on the GPU of this machine"
+    )
+    parser.add_argument(
+        "--save", metavar="FILE", type=Path, help="save the measurement here (default: nowhere)"
+    )
+    parser.add_argument(
+        "--against", metavar="FILE", type=Path, help="a saved one to compare with (default: none)"
+    )
     parser.add_argument("script", help="a Python file")
     parser.add_argument("arguments", nargs=REMAINDER, help="the script's own")
 
 
 def watch(chosen: Namespace) -> int:
-    """Print where a script's memory goes. It runs in this Python, which has what it imports; handlers that it left to
-    the end of the process do not run, as they might write."""
+    """Print where a script's memory goes. It runs in this Python, which has what it imports; handlers that it
+    left to the end of the process do not run, as they might write.
+    """
     if find_spec("torch") is None:
         raise SetupError(f"{sys.executable} has no torch: use the Python that your script runs with")
     from ..errors import ScriptError
@@ -194,7 +215,9 @@ def quiz_options(parser: ArgumentParser) -> None:
     from ..lessons import lessons
 
     known = ", ".join(map(str, lessons()))
-    parser.add_argument("lesson", type=int, choices=lessons(), metavar="LESSON", help=f"its number: one of {known}")
+    parser.add_argument(
+        "lesson", type=int, choices=lessons(), metavar="LESSON", help=f"its number: one of {known}"
+    )
 
 
 def quiz(chosen: Namespace) -> int:
@@ -238,11 +261,21 @@ COMMANDS = {
     "start": Command("copy the course out of the installed package: start FOLDER", start.options, start.run),
     "lab": Command("open the course in JupyterLab (options go to JupyterLab)", lab_options, lab, "lab"),
     "doctor": Command("report what this machine can do", no_options, doctor),
-    "estimate": Command("estimate a run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", run_options, estimate),
-    "compare": Command("estimate, measure, show both: compare gpt2-xl --recompute full", run_options, compare, "torch"),
-    "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit_options, fit),
-    "watch": Command("watch an unchanged training script's memory: watch train.py --batch 8", watch_options, watch),
-    "oom": Command("explain an out-of-memory message, pasted or in a log", out_of_memory.options, out_of_memory.run),
+    "estimate": Command(
+        "estimate a run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", run_options, estimate
+    ),
+    "compare": Command(
+        "estimate, measure, show both: compare gpt2-xl --recompute full", run_options, compare, "torch"
+    ),
+    "fit": Command(
+        "make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit_options, fit
+    ),
+    "watch": Command(
+        "watch an unchanged training script's memory: watch train.py --batch 8", watch_options, watch
+    ),
+    "oom": Command(
+        "explain an out-of-memory message, pasted or in a log", out_of_memory.options, out_of_memory.run
+    ),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz_options, quiz),
     "progress": Command("show which exercises and quizzes you have done", no_options, progress),
     "find": Command("search lessons, glossary and docs: find reserved memory", find_options, find),

@@ -67,7 +67,9 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
-    """Parse the arguments into `command` and its options. Without any, and for `help`, print the help and exit."""
+    """Parse the arguments into `command` and its options. Without any, and for `help`, print the help and
+    exit.
+    """
     name, *rest = arguments or ["help"]
     if name == "help":
         name, *rest = [*rest, "--help"]
@@ -88,7 +90,9 @@ def everything() -> tuple[Parser, dict[str, Parser]]:
     called = SCRIPT if Path(sys.argv[0]).stem == SCRIPT else "python3 -m course_utils"
     usage = "%(prog)s COMMAND [options]; COMMAND --help lists them"
     parser = Parser(prog=called, usage=usage, description=COURSE, epilog=listing())
-    parser.add_argument("--version", action="version", version=f"{SCRIPT} {__version__}", help="show it and exit")
+    parser.add_argument(
+        "--version", action="version", version=f"{SCRIPT} {__version__}", help="show it and exit"
+    )
     added = parser.add_subparsers(dest="command", metavar="COMMAND", prog=called, help=SUPPRESS)
     for name, command in COMMANDS.items():
         own = added.add_parser(name, description=f"{command.summary[:1].upper()}{command.summary[1:]}.")
@@ -105,7 +109,9 @@ def listing() -> str:
     lines = []
     for title, commands in GROUPS.items():
         lines += [f"{title}:", *(f"  {name:<11} {command.summary}" for name, command in commands.items()), ""]
-    return "\n".join(lines) + (
-        f"\n{', '.join(first)} and {last} make the course's own environment in .venv when they first need it; "
-        "with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses torch's build."
+    return (
+        "\n".join(lines)
+        + f"\n{', '.join(first)} and {last} make the course's own environment in .venv when they first need"
+        " it; with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses torch's"
+        " build."
     )

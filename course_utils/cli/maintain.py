@@ -10,18 +10,27 @@ from pathlib import Path
 
 from .. import benchmark
 from ..interactive.course_files import ROOT
-from .command import SAME_ANSWERS, Command, course_environment, hand_over, later, no_options, refuse_outside_a_course
+from .command import (
+    SAME_ANSWERS,
+    Command,
+    course_environment,
+    hand_over,
+    later,
+    no_options,
+    refuse_outside_a_course,
+)
 from .environment import SetupError
 
 TEST_TARGETS = ("tests", "notebooks", "solutions")
-# A worker that dies ends the run: pytest-xdist's replacement would start its file again, and may wait for ever. A cell
-# may take ten times what the longest one takes: the limit is for those that hang.
+# A worker that dies ends the run: pytest-xdist's replacement would start its file again, and may wait for
+# ever. A cell may take ten times what the longest one takes: the limit is for those that hang.
 TEST_OPTIONS = (
     "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0", "--nbval",
     "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=600",
 )  # fmt: skip
 
-LIGHT = ("-p", "tests.light_imports", "-p", "no:hypothesispytest")  # for a lesson's tests: seconds in each process
+# for a lesson's tests: seconds in each process
+LIGHT = ("-p", "tests.light_imports", "-p", "no:hypothesispytest")
 
 WORKFLOWS = (".github/workflows/tests.yml", ".github/workflows/site.yml")
 
@@ -35,7 +44,9 @@ QUICK_TARGETS = (
 def test_options(parser: ArgumentParser) -> None:
     parser.set_defaults(others=[])
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="the doctor's report, one lesson and the engine's core")
+    size.add_argument(
+        "--quick", action="store_true", help="the doctor's report, one lesson and the engine's core"
+    )
     size.add_argument("--full", action="store_true", help="every parameter set of every sweep")
     size.add_argument("--lesson", metavar="NN", help="one lesson's tests; without it, all of them")
 
@@ -44,7 +55,9 @@ def test(chosen: Namespace) -> int:
     """Run pytest over tests and notebooks, or over the paths among its options."""
     refuse_outside_a_course("test")
     if chosen.lesson and not (ROOT / "tests" / "conftest.py").exists():
-        raise SetupError("`test --lesson` needs a clone of the course's repository, because the wheel has no tests.")
+        raise SetupError(
+            "`test --lesson` needs a clone of the course's repository, because the wheel has no tests."
+        )
     environment = course_environment(SAME_ANSWERS | {"COURSE_FULL": str(int(chosen.full))})
     run = [sys.executable, "-m"]
     if chosen.quick:
@@ -63,7 +76,9 @@ def test_targets(root: Path, arguments: Sequence[str]) -> list[str]:
 
 
 def lint(_: Namespace) -> int:
-    """Run formatter, linter, type checker and spelling checker over the repository; 1 if any of them objects."""
+    """Run formatter, linter, type checker and spelling checker over the repository; 1
+    if any of them objects.
+    """
     failed = []
     for name, command in checks(Path(sys.executable)):
         print(f"{name} …", flush=True)
@@ -82,17 +97,24 @@ def checks(python: Path) -> list[tuple[str, list[str]]]:
         ("pyrefly", [*run, "pyrefly", "check", "--python-interpreter-path", str(python)]),
         ("codespell", [*run, "codespell_lib"]),
         ("plain English", [str(python), "tests/prose.py"]),
-        ("workflows", [*run, "check_jsonschema", "-q", "--builtin-schema=vendor.github-workflows", *WORKFLOWS]),
+        (
+            "workflows",
+            [*run, "check_jsonschema", "-q", "--builtin-schema=vendor.github-workflows", *WORKFLOWS],
+        ),
     ]
 
 
 def build_options(parser: ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", help="lessons to build, such as 01 or 01_name; without any, all lessons")
+    parser.add_argument(
+        "names", nargs="*", help="lessons to build, such as 01 or 01_name; without any, all lessons"
+    )
     parser.add_argument("--check", action="store_true", help="only compare cells with sources; write nothing")
 
 
 def build(chosen: Namespace) -> int:
-    """Build lessons, or compare them with their sources; 1 if a source is wrong, a cell fails or something differs."""
+    """Build lessons, or compare them with their sources; 1 if a source is wrong, a cell fails or something
+    differs.
+    """
     from ..authoring.build import build_all
 
     return build_all(ROOT, chosen.names, only_check=chosen.check)
@@ -102,24 +124,39 @@ def site_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=ROOT / "site", help="folder for the pages (default: the course's site)"
     )
-    parser.add_argument("--url", default="", help="the site's address; without it, shared links show no preview card")
-    parser.add_argument("--explorer", action="store_true", help="only the explorer's page, in its subfolder explorer")
+    parser.add_argument(
+        "--url", default="", help="the site's address; without it, shared links show no preview card"
+    )
+    parser.add_argument(
+        "--explorer", action="store_true", help="only the explorer's page, in its subfolder explorer"
+    )
 
 
 def record_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--out", type=Path, help="folder for the recordings, one file per GPU; without it, nothing is recorded")
+    add(
+        "--out",
+        type=Path,
+        help="folder for the recordings, one file per GPU; without it, nothing is recorded",
+    )
     add("--minutes", type=float, default=30.0, help="stop after this many minutes")
     add("--jobs", type=int, default=1, help="most tasks to run at a time, as the GPU's memory allows")
     add("--list", action="store_true", help="print what would be recorded, and record nothing")
     add("--verify", type=Path, metavar="FILE", help="only check a file that `record` wrote (default: none)")
     add("--only", default="", metavar="WORDS", help="tasks whose name or kind contains this (default: all)")
-    add("--as-card", default="", metavar="CARD", help="smaller card to imitate, T4-16GB or '16 GB' (default: none)")
+    add(
+        "--as-card",
+        default="",
+        metavar="CARD",
+        help="smaller card to imitate, T4-16GB or '16 GB' (default: none)",
+    )
     add("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")
 
 
 def record(chosen: Namespace) -> int:
-    """Record the course's runs on the GPU of this machine. Makes no environment: this Python needs torch alone."""
+    """Record the course's runs on the GPU of this machine. Makes no environment: this Python needs torch
+    alone.
+    """
     from ..recording import recorder
 
     try:
@@ -145,21 +182,31 @@ def of_clone(file: str, chosen: Namespace) -> int:
     """Run the command that a file of `tests/` has. SetupError where there is no such file."""
     folder = ROOT / "tests"
     if not (folder / f"{file}.py").exists():
-        raise SetupError("This command needs a clone of the course's repository: it is part of the folder tests.")
+        raise SetupError(
+            "This command needs a clone of the course's repository: it is part of the folder tests."
+        )
     sys.path.append(str(folder))
     return import_module(file).run(chosen)
 
 
 COMMANDS = {
-    "test": Command("run tests and notebooks (other options and paths go to pytest)", test_options, test, "test"),
+    "test": Command(
+        "run tests and notebooks (other options and paths go to pytest)", test_options, test, "test"
+    ),
     "lint": Command("check format, style, types and spelling", no_options, lint, "author"),
-    "build": Command("build the notebooks from their sources (--check: only compare)", build_options, build, "test"),
+    "build": Command(
+        "build the notebooks from their sources (--check: only compare)", build_options, build, "test"
+    ),
     "new-lesson": Command(
         "make a new lesson's files: 15 my_lesson", new_lesson_options, partial(of_clone, "new_lesson")
     ),
-    "check-torch": Command("try another torch: 2.15.0", check_torch_options, partial(of_clone, "check_torch"), "test"),
+    "check-torch": Command(
+        "try another torch: 2.15.0", check_torch_options, partial(of_clone, "check_torch"), "test"
+    ),
     "site": Command("make the website: site --out site", site_options, later("authoring.site"), "author"),
-    "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record_options, record),
+    "record": Command(
+        "record the course's runs on this GPU: record --out DIR --minutes 30", record_options, record
+    ),
     "benchmark": Command(
         "report how accurate the engine is (--quick)", benchmark.options, benchmark.run, "torch", SAME_ANSWERS
     ),

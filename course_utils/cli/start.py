@@ -8,7 +8,8 @@ from ..classroom.release import FILES, PAGES, refuse_used
 from ..interactive.course_files import IS_CLONE, SHIPPED
 from .environment import NAME, SetupError
 
-FOR_A_CLONE = {*FILES, ".binder"} - {*PAGES}  # what installs the package: the wheel holds it for `release` alone
+# what installs the package: the wheel holds it for `release` alone
+FOR_A_CLONE = {*FILES, ".binder"} - {*PAGES}
 PYTEST = "[pytest]\n# With this file here pytest finds conftest.py, which keeps your guesses out of a run.\n"
 
 
@@ -30,7 +31,9 @@ def run(chosen: Namespace) -> int:
 
 
 def copy_course(source: Path, folder: Path) -> None:
-    """Copy a wheel's course to a new or empty folder, with none of its permissions: they may forbid to write."""
+    """Copy a wheel's course to a new or empty folder, with none of its permissions:
+    they may forbid to write.
+    """
     refuse_used(folder)
     try:
         for path in sorted(source.rglob("*")):

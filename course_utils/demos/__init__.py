@@ -1,4 +1,5 @@
-"""Demos for a lecture, each a list of steps, sized as fractions of the GPU that is there: `demo("out-of-memory")`.
+"""Demos for a lecture, each a list of steps, sized as fractions of the GPU that is there:
+`demo("out-of-memory")`.
 
 Without a GPU everything runs on a simulated T4 and says so. `rehearse` runs every demo beforehand.
 """
@@ -33,7 +34,9 @@ COLUMNS = 110
 
 
 def demo(name: str, stage: Stage | None = None) -> "DemoWidget":
-    """The demo in large type, one key (space, Enter) a step. ValueError, with the known demos, for another name."""
+    """The demo in large type, one key (space, Enter) a step. ValueError, with the known demos, for another
+    name.
+    """
     from .show import DemoWidget
 
     check_known("demo", name, DEMOS)
@@ -51,14 +54,18 @@ class Rehearsal:
         return "\n".join(self.lines)
 
 
-def rehearse(stage: Stage | None = None, gpu_name: str = "", say: Callable[[str], None] | None = None) -> Rehearsal:
-    """Runs every demo as it will run on this machine, and says what happened: sizes, seconds, what fails on purpose.
+def rehearse(
+    stage: Stage | None = None, gpu_name: str = "", say: Callable[[str], None] | None = None
+) -> Rehearsal:
+    """Runs every demo as it will run on this machine, and says what happened: sizes, seconds, what fails on
+    purpose.
 
-    With `gpu_name` nothing runs: it says by estimate what would happen on that card. `say` is told each line as soon as
-    it is known. Raises ValueError for a card that is not in the catalog.
+    With `gpu_name` nothing runs: it says by estimate what would happen on that card. `say` is told each line
+    as soon as it is known. Raises ValueError for a card that is not in the catalog.
     """
     stage = Stage(gpu(gpu_name), live=False) if gpu_name else stage or Stage.here()
-    lines, problems = list[str](), list[str]()
+    lines = list[str]()
+    problems = list[str]()
 
     def add(line: str, indent: str = "", further: str = "") -> None:
         lines.append(fill(line, COLUMNS, initial_indent=indent, subsequent_indent=further))
@@ -78,14 +85,21 @@ def rehearse(stage: Stage | None = None, gpu_name: str = "", say: Callable[[str]
             add(said.words, "  ", "     ")
             if not said.as_told:
                 problems.append(f"{name}: {said.words}")
-    add("These steps do not do what the demos announce:" if problems else "Every demo does what it announces.", "\n")
+    add(
+        "These steps do not do what the demos announce:"
+        if problems
+        else "Every demo does what it announces.",
+        "\n",
+    )
     for problem in problems:
         add(problem, "  ", "     ")
     return Rehearsal(tuple(lines), tuple(problems))
 
 
 def _said(one: Demo, stage: Stage, run: bool) -> Iterator[Foreseen]:
-    """The forecast of a demo, then each of its steps when it has been performed, so that it is said at once."""
+    """The forecast of a demo, then each of its steps when it has been performed, so
+    that it is said at once.
+    """
     try:
         yield from (Foreseen(f"· {said.words}", said.as_told) for said in one.foresee(stage))
     except ValueError as problem:  # no size suits this card

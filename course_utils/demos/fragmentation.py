@@ -1,7 +1,8 @@
 """Demo: out of memory with half of the memory free, and the setting that helps.
 
-Large tensors come and go, long-lived ones move into their places, and a large one comes back. On a GPU they are real,
-in a process of its own for each setting. The pictures are the allocator's policy replayed with the same sizes.
+Large tensors come and go, long-lived ones move into their places, and a large one comes back. On a GPU they
+are real, in a process of its own for each setting. The pictures are the allocator's policy replayed with the
+same sizes.
 """
 
 import json
@@ -19,9 +20,11 @@ from .stage import Foreseen, Stage, StepResult, in_words
 from .stage_figures import stage_segments
 
 ACTIVATION, STATE, LATE = 0.23, 0.12, 0.2
-"""Shares of the GPU's free memory: four activations, four states that come when those have gone, one more activation.
+"""Shares of the GPU's free memory: four activations, four states that come when those have gone, one more
+activation.
 
-Two states do not fit into the place of one activation, so each takes one and leaves a hole of nearly half of it.
+Two states do not fit into the place of one activation, so each takes one and leaves a hole of nearly half of
+it.
 """
 
 COUNT = 4
@@ -35,7 +38,9 @@ CURE = (
 
 
 def trace(room: int) -> list[tuple[int, str]]:
-    """Bytes, negative where they are freed, and a tensor's name, for a GPU with `room` free: the last come too late."""
+    """Bytes, negative where they are freed, and a tensor's name, for a GPU with `room` free: the last come
+    too late.
+    """
     activation, state, late = (int(share * room) // PAGE * PAGE for share in (ACTIVATION, STATE, LATE))
     if not state:
         raise ValueError(f"no demo fits {room:,} bytes: free some of the GPU's memory")
@@ -45,7 +50,9 @@ def trace(room: int) -> list[tuple[int, str]]:
 
 
 def play(room: int, allocate: Callable[[int], Any]) -> None:
-    """Allocate and free as `trace` says. Raises what `allocate` raises; tensors that live are freed with the rest."""
+    """Allocate and free as `trace` says. Raises what `allocate` raises; tensors that live are freed with the
+    rest.
+    """
     held: dict[str, Any] = {}
     for size, name in trace(room):
         if size > 0:
@@ -67,16 +74,22 @@ def main() -> None:
 
 
 def in_another_process(expandable: bool) -> dict[str, str]:
-    """The `message` and `source` that `main` prints in a process with this setting; RuntimeError if that fails."""
+    """The `message` and `source` that `main` prints in a process with this setting; RuntimeError if that
+    fails.
+    """
     from ..measuring.live import release
 
     release(None)  # what this process has cached is room that the other one needs
     environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_VARIABLES}
     environment["PYTORCH_CUDA_ALLOC_CONF"] = f"expandable_segments:{expandable}"
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
     if done.returncode:
-        raise RuntimeError(f"the program with the tensors ended with {done.returncode}: {done.stderr[-300:].strip()}")
+        raise RuntimeError(
+            f"the program with the tensors ended with {done.returncode}: {done.stderr[-300:].strip()}"
+        )
     return json.loads(done.stdout)
 
 
@@ -88,8 +101,8 @@ def question(stage: Stage) -> str:
     events = trace(stage.card.room)
     activation, state, late = (format_bytes(events[index][0]) for index in (0, -2, -1))
     return (
-        f"On {stage.words}, {COUNT} activations of {activation} come and go. Then {COUNT} of Adam's states of {state} "
-        f"come, and stay. Now the next activation wants {late}. Is there room?"
+        f"On {stage.words}, {COUNT} activations of {activation} come and go. Then {COUNT} of Adam's states of"
+        f" {state} come, and stay. Now the next activation wants {late}. Is there room?"
     )
 
 
@@ -98,7 +111,9 @@ def failure(stage: Stage) -> str:
         return str(_failure_of(replayed(stage, expandable=False), stage))
     said = in_another_process(expandable=False)["message"]
     if not said:
-        raise RuntimeError("the request should have failed but succeeded: PyTorch's allocator has another policy here")
+        raise RuntimeError(
+            "the request should have failed but succeeded: PyTorch's allocator has another policy here"
+        )
     return said.split(" If reserved")[0]
 
 
@@ -118,7 +133,8 @@ def holes(stage: Stage) -> StepResult:
 
 
 def expandable_segments(stage: Stage) -> StepResult:
-    found, said = replayed(stage, expandable=True), {"message": "", "source": "the allocator's policy, replayed"}
+    found = replayed(stage, expandable=True)
+    said = {"message": "", "source": "the allocator's policy, replayed"}
     if stage.live:
         said = in_another_process(expandable=True)
     if found.failure is not None or said["message"]:
@@ -129,12 +145,18 @@ def expandable_segments(stage: Stage) -> StepResult:
 
 
 def foresee(stage: Stage) -> list[Foreseen]:
-    plain, expandable = replayed(stage, expandable=False), replayed(stage, expandable=True)
+    plain = replayed(stage, expandable=False)
+    expandable = replayed(stage, expandable=True)
     free = f" with {percent(plain.failure.free_share)} free" if plain.failure else ""
     return [
-        Foreseen(f"{format_bytes(plain.requests[-1].bytes)} more than fit in one piece, on purpose{free}", bool(free)),
+        Foreseen(
+            f"{format_bytes(plain.requests[-1].bytes)} more than fit in one piece, on purpose{free}",
+            bool(free),
+        ),
         Foreseen("the same tensors in expandable segments fit", expandable.failure is None),
     ]
 
 
-FRAGMENTATION = in_words("fragmentation", (question, failure, holes, lambda _: CURE, expandable_segments), foresee)
+FRAGMENTATION = in_words(
+    "fragmentation", (question, failure, holes, lambda _: CURE, expandable_segments), foresee
+)

@@ -1,4 +1,5 @@
-"""The demos that try training runs on the card, or estimate them, one step at a time; see also `fragmentation`.
+"""The demos that try training runs on the card, or estimate them, one step at a time; see also
+`fragmentation`.
 
 scenes.toml has their titles and words.
 """
@@ -16,7 +17,11 @@ from .stage_figures import stage_bars
 
 
 def _drawn(
-    stage: Stage, words: str, runs: Mapping[str, TrainingRun], title: str, notes: Mapping[str, str] | None = None
+    stage: Stage,
+    words: str,
+    runs: Mapping[str, TrainingRun],
+    title: str,
+    notes: Mapping[str, str] | None = None,
 ) -> StepResult:
     rows = {name: estimate(run) for name, run in runs.items()}
     return StepResult(words, figure=stage_bars(rows, title, stage.card.room, notes or {}))
@@ -79,7 +84,8 @@ def _too_large(stage: Stage) -> StepResult:
 
 
 def _what_fits(stage: Stage) -> str:
-    large, small = stage.too_large(), _six_tenths(stage)
+    large = stage.too_large()
+    small = _six_tenths(stage)
     each = (estimate(large).total - estimate(small).total) // (large.micro_batch - small.micro_batch)
     return (
         f"Each sequence costs {format_bytes(each)}. {large.micro_batch} did not fit. "
@@ -108,7 +114,11 @@ def _optimizer_question(stage: Stage) -> str:
 
 
 def _optimizer_prediction(stage: Stage) -> StepResult:
-    runs = {"SGD": _sgd(stage), "momentum": _sgd(stage).replace(optimizer="momentum"), "AdamW": _six_tenths(stage)}
+    runs = {
+        "SGD": _sgd(stage),
+        "momentum": _sgd(stage).replace(optimizer="momentum"),
+        "AdamW": _six_tenths(stage),
+    }
     more = estimate(runs["AdamW"]).total - estimate(runs["SGD"]).total
     title = f"AdamW takes {format_bytes(more)} more than SGD, by estimate"
     return _drawn(stage, "Momentum keeps one number per parameter, Adam keeps two.", runs, title)
@@ -117,8 +127,8 @@ def _optimizer_prediction(stage: Stage) -> StepResult:
 def _first_step(stage: Stage) -> str:
     peaks = stage.outcome_of(_six_tenths(stage)).step_peaks
     return (
-        f"AdamW's first step peaked at {format_bytes(peaks[0])}, later ones at {format_bytes(peaks[-1])}. A batch that "
-        "passes one step may still fail in the second: always try two."
+        f"AdamW's first step peaked at {format_bytes(peaks[0])}, later ones at {format_bytes(peaks[-1])}. A"
+        " batch that passes one step may still fail in the second: always try two."
     )
 
 
@@ -135,7 +145,9 @@ POLICIES = {"all kept": "none", "selective": "selective", "full": "full"}
 
 
 def _under(policy: str) -> Callable[[Stage], TrainingRun]:
-    """A run mostly of activations. Its loss is in pieces: logits, which no policy touches, would hide the blocks."""
+    """A run mostly of activations. Its loss is in pieces: logits, which no policy touches, would hide the
+    blocks.
+    """
     return lambda stage: stage.run_of(0.7, states=0.2, loss_chunks=8).replace(recompute=policy)
 
 
@@ -153,8 +165,12 @@ def _recompute_question(stage: Stage) -> str:
 def _recompute_prediction(stage: Stage) -> StepResult:
     runs = _recomputing(stage)
     notes = {name: _price_of(run) for name, run in runs.items()}
-    title = f"Full recomputation needs {percent(1 - _share(runs['full'], runs['all kept']))} less, by estimate"
-    words = "The forward pass is a third of a step's arithmetic. Recomputation runs the blocks' part of it twice."
+    title = (
+        f"Full recomputation needs {percent(1 - _share(runs['full'], runs['all kept']))} less, by estimate"
+    )
+    words = (
+        "The forward pass is a third of a step's arithmetic. Recomputation runs the blocks' part of it twice."
+    )
     return _drawn(stage, words, runs, title, notes)
 
 
@@ -170,11 +186,14 @@ def _price_of(run: TrainingRun, seconds: float | None = None, first: float | Non
 def _price(stage: Stage) -> StepResult:
     runs = _recomputing(stage)
     made = {name: stage.outcome_of(run) for name, run in runs.items()}
-    word, first = WORDS["live" if stage.live else "simulated"], made["all kept"]
+    word = WORDS["live" if stage.live else "simulated"]
+    first = made["all kept"]
     prices = {name: _price_of(runs[name], one.step_seconds, first.step_seconds) for name, one in made.items()}
     notes = {name: f"{format_bytes(one.peak)} {word}, {prices[name]}" for name, one in made.items()}
     title = f"{percent(1 - made['full'].peak / first.peak)} less memory, for one more forward pass"
-    told = "timed on this GPU" if stage.live else "without a GPU no time is measured, the arithmetic is counted"
+    told = (
+        "timed on this GPU" if stage.live else "without a GPU no time is measured, the arithmetic is counted"
+    )
     return _drawn(stage, f"Memory for time: {told}.", runs, title, notes)
 
 
@@ -210,7 +229,8 @@ def _batch_question(stage: Stage) -> str:
 
 
 def _batch_prediction(stage: Stage) -> StepResult:
-    whole, parts = _large(stage), _in_parts(stage)
+    whole = _large(stage)
+    parts = _in_parts(stage)
     title = f"{percent(_share(parts, whole))} of the memory, not {percent(1 / PARTS)}, by estimate"
     return _drawn(stage, "Which kinds did not shrink?", {"at once": whole, f"in {PARTS} parts": parts}, title)
 
@@ -232,7 +252,8 @@ ACCUMULATION = in_words(
 )
 
 
-# ZeRO's three stages for a model whose states no single card holds: estimates alone, as the other cards are not here
+# ZeRO's three stages for a model whose states no single card holds: estimates alone, as the other cards are
+# not here
 
 RANKS = (8, 16, 32, 64)
 STAGES = {"replicas": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}
@@ -241,13 +262,16 @@ STAGES = {"replicas": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}
 def _sharded(stage: Stage) -> dict[str, TrainingRun]:
     """The run at each of ZeRO's stages, on as few cards as the third needs, or on the most of `RANKS`.
 
-    One sequence of the smallest dense model whose 16 bytes per parameter are more than the card holds. Its precision is
-    ZeRO's own, 2 + 2 + 12 bytes: autocast would keep a whole 16-bit copy of the weights on each card.
+    One sequence of the smallest dense model whose 16 bytes per parameter are more than the card holds. Its
+    precision is ZeRO's own, 2 + 2 + 12 bytes: autocast would keep a whole 16-bit copy of the weights on each
+    card.
     """
     large = (one for one in PRESETS.values() if not one.experts and 16 * one.parameters > stage.card.room)
     model = min(large, key=lambda one: one.parameters)
     precision, attention = ("bf16-master", "flash") if stage.card.has_bf16 else ("fp16-master", "efficient")
-    base = TrainingRun(model, 1, min(512, model.max_positions), precision, attention=attention, recompute="full")
+    base = TrainingRun(
+        model, 1, min(512, model.max_positions), precision, attention=attention, recompute="full"
+    )
     third = (base.replace(world_size=ranks, zero_stage=3) for ranks in RANKS)
     ranks = next((run.world_size for run in third if fits(run, stage.card.room)), RANKS[-1])
     return {name: base.replace(world_size=ranks, zero_stage=number) for name, number in STAGES.items()}
@@ -263,7 +287,8 @@ def _cards_question(stage: Stage) -> str:
 
 def _replicas(stage: Stage) -> StepResult:
     run = _sharded(stage)["replicas"]
-    few, many = RANKS[0], run.world_size * 8
+    few = RANKS[0]
+    many = run.world_size * 8
     runs = {f"{ranks} cards": run.replace(world_size=ranks) for ranks in (few, many)}
     title = f"Estimated: a replica is as large on {many} cards as on {few}"
     return _drawn(stage, "Each card holds everything. What does not have to exist twice?", runs, title)
@@ -273,13 +298,19 @@ def _stages(stage: Stage) -> StepResult:
     runs = _sharded(stage)
     ranks = runs["ZeRO-3"].world_size
     fitting = [name for name, run in runs.items() if fits(run, stage.card.room)]
-    words = f"The bytes of one of {ranks} cards, by estimate. Nothing was measured, because these cards are not here."
+    words = (
+        f"The bytes of one of {ranks} cards, by estimate. Nothing was measured, because these cards are not"
+        " here."
+    )
     return _drawn(stage, words, runs, f"On {ranks} cards {sentence(fitting)} fit, by estimate")
 
 
 SHARDING = in_words(
     "sharding",
     (_cards_question, _replicas, _stages),
-    lambda stage: [stage.foresee(_sharded(stage)["replicas"], fails=True), stage.foresee(_sharded(stage)["ZeRO-3"])],
+    lambda stage: [
+        stage.foresee(_sharded(stage)["replicas"], fails=True),
+        stage.foresee(_sharded(stage)["ZeRO-3"]),
+    ],
     runs=False,
 )

@@ -1,7 +1,7 @@
 """A demo on the screen: large type, one key a step, the meter or a picture below.
 
-JupyterLab hands presses of buttons to a second thread of the kernel, which no interrupt reaches. So steps run on the
-kernel's own: interrupting the kernel ends a step, and cells wait for it.
+JupyterLab hands presses of buttons to a second thread of the kernel, which no interrupt reaches. So steps run
+on the kernel's own: interrupting the kernel ends a step, and cells wait for it.
 """
 
 import signal
@@ -19,25 +19,33 @@ from ..figures.meters import STAGE
 from ..interactive.meter import Meter
 from .stage import Demo, DemoStep, Stage
 
-TITLE, TEXT = "font-size:30px;margin:0 0 0 12px;line-height:44px", "font-size:22px;line-height:1.35;margin:8px 0 0"
+TITLE = "font-size:30px;margin:0 0 0 12px;line-height:44px"
+TEXT = "font-size:22px;line-height:1.35;margin:8px 0 0"
 
 LOOK = f"<style>\n{Path(__file__).with_name('show.css').read_text(encoding='utf-8')}</style>"
-"""A picture takes a little more than half of the window's height, so that text and picture are seen at once."""
+"""A picture takes a little more than half of the window's height, so that text and picture are seen at once.
+"""
 
 LONG = 120  # letters: more than that leave no room for the step's own words and a picture
-UNTIL_SHOWN = 0.5  # seconds after which the button takes the keyboard's focus: before that it is not on the page
+UNTIL_SHOWN = (
+    0.5  # seconds after which the button takes the keyboard's focus: before that it is not on the page
+)
 
 
 class DemoWidget(ipywidgets.VBox):
     """The demo on a page. Inherits because only a widget can be shown as one.
 
-    `pages` were shown so far: title, text and picture, the demo's own first; `shown` is the current one's number.
+    `pages` were shown so far: title, text and picture, the demo's own first; `shown` is the current one's
+    number.
     """
 
     def __init__(self, demo: Demo, stage: Stage) -> None:
         self.demo, self.stage = demo, stage
-        self.heading, self.page, self.picture = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.VBox()
-        self.back, self.button = _button("Back", "6em"), _button("Start", "9em")
+        self.heading = ipywidgets.HTML()
+        self.page = ipywidgets.HTML()
+        self.picture = ipywidgets.VBox()
+        self.back = _button("Back", "6em")
+        self.button = _button("Start", "9em")
         self.loop: AbstractEventLoop | None = None
         self.button.on_click(lambda _: self._pressed(self.go_on))
         self.back.on_click(lambda _: self._pressed(lambda: self._turn_to(max(0, self.shown - 1))))
@@ -49,7 +57,9 @@ class DemoWidget(ipywidgets.VBox):
         self._begin()
 
     def go_on(self) -> None:
-        """Show the next page, or run the next step where there is none yet; after the last one, begin again."""
+        """Show the next page, or run the next step where there is none yet; after the
+        last one, begin again.
+        """
         if self.shown + 1 < len(self.pages):
             self._turn_to(self.shown + 1)
         elif self.shown == len(self.demo.steps):
@@ -58,7 +68,9 @@ class DemoWidget(ipywidgets.VBox):
             self._run(self.demo.steps[self.shown])
 
     def _pressed(self, action: Callable[[], None]) -> None:
-        """Act on the kernel's thread, with buttons off: a key pressed meanwhile does not count for the next step."""
+        """Act on the kernel's thread, with buttons off: a key pressed meanwhile does not count for the next
+        step.
+        """
         self.button.disabled = self.back.disabled = True
         if self.loop is None or threading.current_thread() is threading.main_thread():
             self._act(action)
@@ -108,7 +120,8 @@ class DemoWidget(ipywidgets.VBox):
         self.button.description = "Again" if last else "Next" if number else "Start"
 
     def _write(self, title: str, text: str) -> None:
-        self.heading.value, self.page.value = f"<h2 style='{TITLE}'>{escape(title)}</h2>", text
+        self.heading.value = f"<h2 style='{TITLE}'>{escape(title)}</h2>"
+        self.page.value = text
 
     def _show_meter(self, meter: Meter) -> None:
         meter.look = STAGE

@@ -1,4 +1,6 @@
-"""The machine that a demo runs on: its GPU or a simulated one, sizes that suit it, and how a run is tried there."""
+"""The machine that a demo runs on: its GPU or a simulated one, sizes that suit it, and how a run is tried
+there.
+"""
 
 import time
 import tomllib
@@ -25,16 +27,21 @@ if TYPE_CHECKING:
 
 SCENES = tomllib.loads(Path(__file__).with_name("scenes.toml").read_text(encoding="utf-8"))
 
-STATES_SHARE = 0.4  # of the GPU's memory: what weights, gradients and Adam's states may take at 16 bytes per parameter
+STATES_SHARE = (
+    0.4  # of the GPU's memory: what weights, gradients and Adam's states may take at 16 bytes per parameter
+)
 MOST_SEQUENCES = 4096
 LIVE_STEPS = 6
-WARM_UP_STEPS = 2  # of the live steps, which are not timed: kernels are chosen and memory is asked for in them
+WARM_UP_STEPS = (
+    2  # of the live steps, which are not timed: kernels are chosen and memory is asked for in them
+)
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step: `words` to show, and a `figure` in the meter's place if there is one. Of a run that was
-    tried: the bytes of its `peak`, the seconds of a step if timed, and the most bytes allocated up to each step's end.
+    """The result of a step: `words` to show, and a `figure` in the meter's place if there is one. Of a run
+    that was tried: the bytes of its `peak`, the seconds of a step if timed, and the most bytes allocated up
+    to each step's end.
     """
 
     words: str
@@ -45,7 +52,9 @@ class StepResult:
 
 
 class DemoStep(NamedTuple):
-    """One step of a demo: its title and words on the screen, what its key runs, and True if that fails on purpose."""
+    """One step of a demo: its title and words on the screen, what its key runs, and True if that fails on
+    purpose.
+    """
 
     title: str
     words: str
@@ -61,7 +70,9 @@ class Foreseen(NamedTuple):
 
 
 class Demo(NamedTuple):
-    """A demo: its title, what it shows in a sentence, its steps, what is foreseen of them, and if it runs anything."""
+    """A demo: its title, what it shows in a sentence, its steps, what is foreseen of them, and if it runs
+    anything.
+    """
 
     title: str
     shows: str
@@ -76,7 +87,9 @@ def in_words(
     foresee: Callable[["Stage"], list[Foreseen]],
     runs: bool = True,
 ) -> Demo:
-    """The demo of that name in scenes.toml, with what each of its steps runs. ValueError if these are not as many."""
+    """The demo of that name in scenes.toml, with what each of its steps runs. ValueError if these are not as
+    many.
+    """
     words = SCENES[name]
     told = ((title, text, "fails" in more) for title, text, *more in words["steps"])
     steps = (DemoStep(title, text, run, fails) for (title, text, fails), run in zip(told, each, strict=True))
@@ -98,7 +111,8 @@ class MarkedPhases(Unwatched):
 class Stage:
     """A card, `live` if it is really there, and where its meter is shown (nowhere in a rehearsal).
 
-    A simulated run that is shown is played back in `reading_seconds`; what was `tried` is kept for later steps.
+    A simulated run that is shown is played back in `reading_seconds`; what was `tried` is kept for later
+    steps.
     """
 
     card: Gpu
@@ -117,21 +131,25 @@ class Stage:
     @property
     def words(self) -> str:
         """Its name: "a simulated T4-16GB, 16.1 GB"."""
-        return f"{'' if self.live else 'a simulated '}{self.card.name}, {format_bytes(self.card.room, 'GB', 1)}"
+        return (
+            f"{'' if self.live else 'a simulated '}{self.card.name}, {format_bytes(self.card.room, 'GB', 1)}"
+        )
 
     def perform(self, step: DemoStep) -> StepResult:
         outcome = step.run(self)
         return StepResult(outcome) if isinstance(outcome, str) else outcome
 
     def run_of(self, share: float, states: float = STATES_SHARE, **choices: Any) -> TrainingRun:
-        """A run whose peak is estimated at just under `share` of the card, of the largest model whose weights,
-        gradients and states take no more than `states` of it; `choices` are TrainingRun's. ValueError where not one
-        sequence fits.
+        """A run whose peak is estimated at just under `share` of the card, of the largest model whose
+        weights, gradients and states take no more than `states` of it; `choices` are TrainingRun's.
+        ValueError where not one sequence fits.
         """
         models = [model for model in PRESETS.values() if model.family == "gpt2" and not model.experts]
         small = [model for model in models if 16 * model.parameters <= states * self.card.room]
         model = max(small, key=lambda model: model.parameters, default=PRESETS["tiny-gpt"])
-        older: dict[str, Any] = {} if self.card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
+        older: dict[str, Any] = (
+            {} if self.card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
+        )
         run = TrainingRun(model, MOST_SEQUENCES, min(512, model.max_positions), **older | choices)
         count = largest_micro_batch(run, round(share * self.card.room))
         if not count:
@@ -144,15 +162,20 @@ class Stage:
 
     def foresee(self, run: TrainingRun, fails: bool = False) -> Foreseen:
         """The estimate for a run that is meant to fit this card, or meant to fail there."""
-        need, room = estimate(run).total, self.card.room
+        need = estimate(run).total
+        room = self.card.room
         reason = unsupported(run, self.card.capability)
         as_told = not reason and (need > room if fails else fits(run, room))
         told = "is too large, on purpose" if fails else "fits"
         told = told if as_told else reason or f"was meant to be one that {told}, and is not"
-        return Foreseen(f"{run}: {format_bytes(need)} by estimate, {percent(need / room)} of the card, {told}", as_told)
+        return Foreseen(
+            f"{run}: {format_bytes(need)} by estimate, {percent(need / room)} of the card, {told}", as_told
+        )
 
     def attempt(self, run: TrainingRun) -> StepResult:
-        """Trains a few steps. Raises GpuOutOfMemory (live) or OutOfMemory (the allocator's replay) if too large."""
+        """Trains a few steps. Raises GpuOutOfMemory (live) or OutOfMemory (the allocator's replay) if too
+        large.
+        """
         self.tried[run] = self._live(run) if self.live else self._simulated(run)
         return self.tried[run]
 
@@ -165,7 +188,9 @@ class Stage:
             self.attempt(run)
         except (GpuOutOfMemory, OutOfMemory) as failure:
             return str(failure)
-        raise RuntimeError(f"{run} should have been too large but fits {self.words}: there is nothing to show")
+        raise RuntimeError(
+            f"{run} should have been too large but fits {self.words}: there is nothing to show"
+        )
 
     def _simulated(self, run: TrainingRun) -> StepResult:
         measured = measure(run, "simulated")
@@ -199,12 +224,15 @@ class Stage:
 
 
 def _trained(run: TrainingRun, device: "Device", meter: Meter) -> tuple[float, tuple[int, ...]]:
-    """Seconds of a step, and the most allocated up to each step's end. The meter's end frees all that it makes."""
+    """Seconds of a step, and the most allocated up to each step's end. The meter's end frees all that it
+    makes.
+    """
     from ..measuring.live import ready
 
     training, _ = ready(run, device)
     meter.follow(training.holdings())
-    ends, peaks = [], []
+    ends = []
+    peaks = []
     for _ in range(LIVE_STEPS):
         training.step(MarkedPhases(meter))
         device.synchronize()

@@ -12,7 +12,9 @@ TYPE = 20.0  # pixels of the letters; the course's other pictures have 12
 BAR, STEP = 40.0, 62.0
 
 
-def stage_bars(rows: Mapping[str, MemoryBreakdown], title: str, room: int, notes: Mapping[str, str]) -> Figure:
+def stage_bars(
+    rows: Mapping[str, MemoryBreakdown], title: str, room: int, notes: Mapping[str, str]
+) -> Figure:
     """Breakdowns as bars with notes below them, and a line at `room`, the bytes of the GPU's memory."""
     canvas = Canvas()
     lines = wrap(title, 24, WIDTH - 2 * MARGIN, bold=True)
@@ -32,25 +34,34 @@ def stage_bars(rows: Mapping[str, MemoryBreakdown], title: str, room: int, notes
     canvas.halo_text(x - 6, bottom + 8, f"GPU {format_bytes(room)}", 17, fill=OVER, text_anchor="end")
     shown = [kind for kind in COLOURS if any(row.get(kind, 0) > row.total / 50 for row in rows.values())]
     entries = [(kind, words(kind)) for kind in shown]
-    end = legend(canvas, entries, bottom + 16, lambda x, y, a, kind: draw_swatch(canvas, x, y, a, a, kind), scale=1.5)
+    end = legend(
+        canvas, entries, bottom + 16, lambda x, y, a, kind: draw_swatch(canvas, x, y, a, a, kind), scale=1.5
+    )
     told = "; ".join(_row_told(label, row, notes.get(label, "")) for label, row in rows.items())
     alt = f"{title}. {told}. The GPU has {format_bytes(room)}."
     return Figure(canvas.svg(end + 8, title, alt), alt)
 
 
-def _row(canvas: Canvas, label: str, row: MemoryBreakdown, y: float, left: float, scale: float, room: int) -> None:
+def _row(
+    canvas: Canvas, label: str, row: MemoryBreakdown, y: float, left: float, scale: float, room: int
+) -> None:
     canvas.text(left - 12, y + BAR / 2 + 7, label, TYPE, text_anchor="end")
-    x, unit = left, "GB" if row.total >= GB else "MB"
+    x = left
+    unit = "GB" if row.total >= GB else "MB"
     for part in segments_of(row):
         tip = f"{part.name}: {format_bytes(part.size)}"
-        draw_swatch(canvas, x, y, part.size * scale, BAR, part.kind, tip, data_kind=part.kind, data_bytes=part.size)
+        draw_swatch(
+            canvas, x, y, part.size * scale, BAR, part.kind, tip, data_kind=part.kind, data_bytes=part.size
+        )
         shown = amount(part.size, unit, digits_for(part.size, unit))
         if text_width(shown, 17) + 8 <= part.size * scale:
-            ink, middle = ink_on(COLOURS[part.kind]), x + part.size * scale / 2
+            ink = ink_on(COLOURS[part.kind])
+            middle = x + part.size * scale / 2
             canvas.text(middle, y + BAR / 2 + 6, shown, 17, ink, text_anchor="middle")
         x += part.size * scale
     color = OVER if row.total > room else INK
-    total, line = format_bytes(row.total), left + room * scale
+    total = format_bytes(row.total)
+    line = left + room * scale
     if x < line < x + 18 + text_width(total, TYPE, bold=True):
         x = line  # or the line of the GPU's memory would cross the number
     canvas.halo_text(x + 10, y + BAR / 2 + 7, total, TYPE, fill=color, font_weight="bold")
@@ -63,12 +74,16 @@ def _row_told(label: str, row: MemoryBreakdown, note: str) -> str:
 
 
 def stage_segments(segments: Sequence[MemorySegment], title: str, room: int) -> Figure:
-    """The allocator's segments as bars, free parts hatched; at last what the driver has of `room`, the GPU's bytes."""
-    canvas, left = Canvas(), MARGIN + text_width("with the driver", TYPE) + 12
+    """The allocator's segments as bars, free parts hatched; at last what the driver has of `room`, the GPU's
+    bytes.
+    """
+    canvas = Canvas()
+    left = MARGIN + text_width("with the driver", TYPE) + 12
     canvas.text(MARGIN, 32, title, 24, font_weight="bold")
     unused = room - sum(segment.bytes for segment in segments)
     scale = (WIDTH - MARGIN - left) / max(unused, *(segment.bytes for segment in segments))
-    told, y = list[str](), 56.0
+    told = list[str]()
+    y = 56.0
     for number, segment in enumerate(segments, start=1):
         canvas.text(left - 12, y + BAR / 2 + 7, f"segment {number}", TYPE, text_anchor="end")
         for block in segment.blocks:
@@ -83,14 +98,17 @@ def stage_segments(segments: Sequence[MemorySegment], title: str, room: int) -> 
 
 
 def _block(canvas: Canvas, x: float, y: float, block: MemoryBlock, scale: float) -> None:
-    width, kind = block.bytes * scale, "optimizer_states" if str(block.name).startswith("state") else "activations"
+    width = block.bytes * scale
+    kind = "optimizer_states" if str(block.name).startswith("state") else "activations"
     fill = COLOURS[kind] if block.is_allocated else "#FFFFFF"
     canvas.rect(x, y, width, BAR, fill, stroke=INK, stroke_width=1.5, data_block=block.name or "free")
     if not block.is_allocated:
         canvas.hatch(x, y, width, BAR, OVER, gap=10)
     name = _name(block)
     if text_width(name, TYPE) + 12 <= width:
-        canvas.halo_text(x + width / 2, y + BAR / 2 + 7, name, TYPE, fill, fill=ink_on(fill), text_anchor="middle")
+        canvas.halo_text(
+            x + width / 2, y + BAR / 2 + 7, name, TYPE, fill, fill=ink_on(fill), text_anchor="middle"
+        )
 
 
 def _name(block: MemoryBlock) -> str:

@@ -1,15 +1,15 @@
 """The closed form of a training step's memory: plain arithmetic that a reader follows with a pencil.
 
-Symbols: N parameters, V vocabulary, h hidden size, L blocks, a heads, k width of keys, f width of the MLP, s tokens of
-a sequence, b sequences, t = b·s, D ranks. Bytes per element: c of matrix products, r of the residual stream. The peak
-is the largest of a few moments of the step; all sizes are in bytes. Lesson 05 has the activations as a table, lesson 14
-the moments.
+Symbols: N parameters, V vocabulary, h hidden size, L blocks, a heads, k width of keys, f width of the MLP, s
+tokens of a sequence, b sequences, t = b·s, D ranks. Bytes per element: c of matrix products, r of the
+residual stream. The peak is the largest of a few moments of the step; all sizes are in bytes. Lesson 05 has
+the activations as a table, lesson 14 the moments.
 
-On one rank, over the benchmark's frozen runs of GPT-2's and Llama's families, the peak is within 0.01 % of the
-simulated one at the median and 1.1 % at most (`python3 -m course_utils benchmark --table accuracy`). On several ranks
-it is within 5 % for deep models and 13 % for models of 2 to 4 blocks, where FSDP2's buffers overlap in ways that are
-left out; of runs that are not in the list, one of 3 blocks on 64 ranks was 34 % too high. LoRA, experts, offloading,
-fp8, unfused GELU and RMSNorm, and tensor parallelism are not covered.
+On one rank, over the benchmark's frozen runs of GPT-2's and Llama's families, the peak is within 0.01 % of
+the simulated one at the median and 1.1 % at most (`python3 -m course_utils benchmark --table accuracy`). On
+several ranks it is within 5 % for deep models and 13 % for models of 2 to 4 blocks, where FSDP2's buffers
+overlap in ways that are left out; of runs that are not in the list, one of 3 blocks on 64 ranks was 34 % too
+high. LoRA, experts, offloading, fp8, unfused GELU and RMSNorm, and tensor parallelism are not covered.
 """
 
 from dataclasses import replace
@@ -26,18 +26,23 @@ Bytes = dict[str, int]
 
 
 def estimate(run: TrainingRun) -> MemoryBreakdown:
-    """Bytes by kind at the peak, the largest of the moments. Raises ValueError for a run that is not covered."""
+    """Bytes by kind at the peak, the largest of the moments. Raises ValueError for a
+    run that is not covered.
+    """
     return max(moments(run).values(), key=lambda moment: moment.total)
 
 
-# -------------------------------------------------------------------------- states: what persists from step to step
+# -------------------------------------------------------------------------- states: what persists from step
+# to step
 
 
 def states(run: TrainingRun) -> Bytes:
-    """Weights, gradients and optimizer states of rank 0: (w + g + K)·N, where K is the master weights and the moments.
+    """Weights, gradients and optimizer states of rank 0: (w + g + K)·N, where K is the master weights and the
+    moments.
 
-    Rajbhandari et al. 2020 (ZeRO), sections 3.1 and 5: stages 1, 2 and 3 divide K, then g, then w by D. FSDP2 shards
-    all three in stages 2 and 3, and its shards are the master weights; ZeRO-1 gives each rank whole tensors.
+    Rajbhandari et al. 2020 (ZeRO), sections 3.1 and 5: stages 1, 2 and 3 divide K, then g, then w by D. FSDP2
+    shards all three in stages 2 and 3, and its shards are the master weights; ZeRO-1 gives each rank whole
+    tensors.
     """
     N, D, p = run.model.parameters, run.world_size, run.precision
     moments = p.state * moment_numbers(run)
@@ -50,11 +55,12 @@ def states(run: TrainingRun) -> Bytes:
 
 
 def moment_numbers(run: TrainingRun) -> int:
-    """Numbers that the optimizer keeps: 2N for Adam (Kingma and Ba 2015), N for momentum and Lion (Chen et al. 2023).
+    """Numbers that the optimizer keeps: 2N for Adam (Kingma and Ba 2015), N for momentum and Lion (Chen et
+    al. 2023).
 
-    Adafactor keeps the rows and columns of a matrix (Shazeer and Stern 2018), Muon one number for each weight of the
-    blocks' matrices and two for all others (Jordan et al. 2024), 8-bit Adam two bytes for each weight and two fp32
-    scales for 256 of them (Dettmers et al. 2022).
+    Adafactor keeps the rows and columns of a matrix (Shazeer and Stern 2018), Muon one number for each weight
+    of the blocks' matrices and two for all others (Jordan et al. 2024), 8-bit Adam two bytes for each weight
+    and two fp32 scales for 256 of them (Dettmers et al. 2022).
     """
     N = run.model.parameters
     match run.optimizer.algorithm:
@@ -72,14 +78,19 @@ def moment_numbers(run: TrainingRun) -> int:
 
 
 def update_bytes(run: TrainingRun) -> int:
-    """Temporaries of the optimizer step. Fused: none. Foreach: a tensor for each parameter, 4N in fp32. For-loop: two
-    for one parameter at a time. With master weights one parameter at a time, its gradient copied to fp32 first.
+    """Temporaries of the optimizer step. Fused: none. Foreach: a tensor for each parameter, 4N in fp32.
+    For-loop: two for one parameter at a time. With master weights one parameter at a time, its gradient
+    copied to fp32 first.
     """
-    p, how, D = run.precision, run.optimizer.implementation, run.world_size if run.zero_stage else 1
+    p = run.precision
+    how = run.optimizer.implementation
+    D = run.world_size if run.zero_stage else 1
     if run.zero_stage >= 2 and p.master:
         p = replace(p, weight=p.master, master=0)
     tensors = 0 if how == "fused" else 1 if how == "foreach" else 2
-    tensors = {"sgd": 0, "momentum": 0, "lion": 1, "adafactor": 1, "adam8bit": 3}.get(run.optimizer.algorithm, tensors)
+    tensors = {"sgd": 0, "momentum": 0, "lion": 1, "adafactor": 1, "adam8bit": 3}.get(
+        run.optimizer.algorithm, tensors
+    )
     elements = largest(run) // (D if run.zero_stage >= 2 else 1)  # FSDP2 cuts each parameter, ZeRO-1 none
     if how == "foreach" and (run.optimizer.forced or not p.master):
         elements = max(run.model.parameters // D, elements)
@@ -94,18 +105,25 @@ def update_bytes(run: TrainingRun) -> int:
     return new + upcast - freed
 
 
-# ------------------------------------------------------------ activations: what forward keeps for backward, per block
+# ------------------------------------------------------------ activations: what forward keeps for backward,
+# per block
 
 
 def block(run: TrainingRun) -> int:
-    """One block: in 16 bits s·b·h·(34 + 5·a·s/h) for GPT-2 (Korthikanti et al. 2022, table 2), plus norms' statistics.
+    """One block: in 16 bits s·b·h·(34 + 5·a·s/h) for GPT-2 (Korthikanti et al. 2022, table 2), plus norms'
+    statistics.
 
-    Two norms keep their inputs; the projection to q, k and v, attention's output and the MLP keep theirs, and under
-    autocast each of their matrices its own 16-bit copy; two dropouts keep a byte per element.
+    Two norms keep their inputs; the projection to q, k and v, attention's output and the MLP keep theirs, and
+    under autocast each of their matrices its own 16-bit copy; two dropouts keep a byte per element.
     """
-    m, t, c, r = run.model, run.micro_batch * run.seq_len, run.precision.compute, residual(run)
+    m = run.model
+    t = run.micro_batch * run.seq_len
+    c = run.precision.compute
+    r = residual(run)
     norms = 2 * t * (r * m.hidden + statistics(run))
-    matrices = (1 if m.fused_qkv else 3) + 1 + (2 if m.mlp == "swiglu" else 1) if run.precision.autocast else 3
+    matrices = (
+        (1 if m.fused_qkv else 3) + 1 + (2 if m.mlp == "swiglu" else 1) if run.precision.autocast else 3
+    )
     inputs = matrices * c * t * m.hidden
     masks = 2 * t * m.hidden if m.dropout else 0
     return norms + inputs + masks + sum(attention(run).values()) + mlp(run)
@@ -114,11 +132,14 @@ def block(run: TrainingRun) -> int:
 def attention(run: TrainingRun) -> Bytes:
     """Attention between its projections: q, k, v, and what comes of the scores.
 
-    Fused kernels keep one fp32 logsumexp per row and head (Dao et al. 2022). Eager attention keeps the softmax, the
-    dropout mask and the weights after dropout: 5·a·s²·b in 16 bits (Korthikanti et al. 2022, section 4.1), 7·a·s²·b
-    under autocast, whose softmax is in fp32.
+    Fused kernels keep one fp32 logsumexp per row and head (Dao et al. 2022). Eager attention keeps the
+    softmax, the dropout mask and the weights after dropout: 5·a·s²·b in 16 bits (Korthikanti et al. 2022,
+    section 4.1), 7·a·s²·b under autocast, whose softmax is in fp32.
     """
-    m, t, c, r = run.model, run.micro_batch * run.seq_len, run.precision.compute, residual(run)
+    m = run.model
+    t = run.micro_batch * run.seq_len
+    c = run.precision.compute
+    r = residual(run)
     repeated = run.attention in ("eager", "efficient") or m.repeat_kv  # keys and values, for every query head
     qkv = c * t * (3 * m.hidden if repeated else m.hidden + 2 * m.kv)
     if run.attention != "eager":
@@ -128,16 +149,19 @@ def attention(run: TrainingRun) -> Bytes:
 
 
 def mlp(run: TrainingRun) -> int:
-    """GELU keeps two tensors of width f, SwiGLU four: its gate before and after SiLU, up, and their product."""
+    """GELU keeps two tensors of width f, SwiGLU four: its gate before and after SiLU,
+    up, and their product.
+    """
     tensors = 4 if run.model.mlp == "swiglu" else 2
     return tensors * run.precision.compute * run.micro_batch * run.seq_len * run.model.ffn
 
 
 def all_blocks(run: TrainingRun) -> int:
-    """L blocks, or the input of every K-th (Chen et al. 2016); with "selective" also the results of matrix products;
-    with "selective-attention" all but attention's core (Korthikanti et al. 2022, section 5).
+    """L blocks, or the input of every K-th (Chen et al. 2016); with "selective" also the results of matrix
+    products; with "selective-attention" all but attention's core (Korthikanti et al. 2022, section 5).
     """
-    m, K = run.model, blocks_together(run)
+    m = run.model
+    K = blocks_together(run)
     if K:
         checkpoint = residual(run) * run.micro_batch * run.seq_len * m.hidden
         return -(-m.layers // K) * checkpoint + m.layers * products(run)
@@ -150,17 +174,23 @@ def blocks_together(run: TrainingRun) -> int:
 
 
 def products(run: TrainingRun) -> int:
-    """Bytes that "selective" keeps of a block in addition to its input: results of matrix products and of attention."""
+    """Bytes that "selective" keeps of a block in addition to its input: results of matrix products and of
+    attention.
+    """
     if run.recompute != "selective":
         return 0
-    m, t, c = run.model, run.micro_batch * run.seq_len, run.precision.compute
+    m = run.model
+    t = run.micro_batch * run.seq_len
+    c = run.precision.compute
     wide = (2 if m.mlp == "swiglu" else 1) * m.ffn
     scores = c * t * m.heads * run.seq_len if run.attention == "eager" else 4 * t * m.heads
     return c * t * (4 * m.hidden + 2 * m.kv + wide) + scores
 
 
 def recomputed_core(run: TrainingRun) -> int:
-    """Bytes that "selective-attention" does not keep of a block: attention without q, k and v as projected."""
+    """Bytes that "selective-attention" does not keep of a block: attention without q, k
+    and v as projected.
+    """
     if run.recompute != "selective-attention":
         return 0
     kept = run.precision.compute * run.micro_batch * run.seq_len * (run.model.hidden + 2 * run.model.kv)
@@ -168,8 +198,13 @@ def recomputed_core(run: TrainingRun) -> int:
 
 
 def outside_blocks(run: TrainingRun) -> int:
-    """The embedding's dropout mask, the inputs of the last norm and of the head, and what all blocks share."""
-    m, s, t, c = run.model, run.seq_len, run.micro_batch * run.seq_len, run.precision.compute
+    """The embedding's dropout mask, the inputs of the last norm and of the head, and
+    what all blocks share.
+    """
+    m = run.model
+    s = run.seq_len
+    t = run.micro_batch * run.seq_len
+    c = run.precision.compute
     positions = 2 * c * s * m.head_size if m.positions == "rotary" else 8 * s
     mask = s * s if run.attention == "eager" else 0
     dropout = t * m.hidden if m.dropout else 0
@@ -187,21 +222,28 @@ def statistics(run: TrainingRun) -> int:
 
 
 def weight_copies(run: TrainingRun) -> tuple[int, int]:
-    """Bytes of the 16-bit copies that autocast keeps until backward: of one block's matrices, and of the head."""
+    """Bytes of the 16-bit copies that autocast keeps until backward: of one block's matrices, and of the
+    head.
+    """
     c = run.precision.compute if run.precision.autocast else 0
     return c * block_matrices(run), c * run.model.vocab * run.model.hidden
 
 
-# ------------------------------------------------------------------------------------------- the moments of a step
+# ------------------------------------------------------------------------------------------- the moments of a
+# step
 
 
 def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
-    """Bytes by kind at the moments at which memory may peak, by name. Raises ValueError for a run not covered."""
+    """Bytes by kind at the moments at which memory may peak, by name. Raises ValueError for a run not
+    covered.
+    """
     check(run)
     full = states(run) | {"inputs": 16 * run.micro_batch * run.seq_len, "workspaces": workspace_bytes(run)}
     if run.world_size > 1 and run.zero_stage < 2 and not run.bucket_view:
-        full["communication"] = run.precision.gradient * run.model.parameters  # DistributedDataParallel's buckets
-    there = run.accumulates or run.bucket_view  # gradients of the micro-batch before, or the buckets that hold them
+        # DistributedDataParallel's buckets
+        full["communication"] = run.precision.gradient * run.model.parameters
+    # gradients of the micro-batch before, or the buckets that hold them
+    there = run.accumulates or run.bucket_view
     start = full if there else full | {"gradients": 0}
     if run.zero_stage >= 2:
         return sharded_moments(run, start, full)
@@ -213,22 +255,31 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
 
 
 def loss_moments(run: TrainingRun) -> list[tuple[str, Bytes]]:
-    """The t·V logits: c bytes each, as much for their log-softmax, under autocast 4 more for its fp32 copy; in
-    backward twice the loss's type for gradients. Upcast logits are copied to 4 bytes each and their log-softmax is of
-    4, too. A loss in n chunks has t·V/n at a time, and sums the head's gradient.
+    """The t·V logits: c bytes each, as much for their log-softmax, under autocast 4 more for its fp32 copy;
+    in backward twice the loss's type for gradients. Upcast logits are copied to 4 bytes each and their
+    log-softmax is of 4, too. A loss in n chunks has t·V/n at a time, and sums the head's gradient.
     """
-    m, t, n, c = run.model, run.micro_batch * run.seq_len, run.loss_chunks, run.precision.compute
-    logits, Vh, autocast = t * m.vocab // n, m.vocab * m.hidden, bool(run.precision.autocast)
+    m = run.model
+    t = run.micro_batch * run.seq_len
+    n = run.loss_chunks
+    c = run.precision.compute
+    logits = t * m.vocab // n
+    Vh = m.vocab * m.hidden
+    autocast = bool(run.precision.autocast)
     block_copies, head_copy = weight_copies(run)
     all_copies = m.layers * block_copies
     held = 0 if blocks_together(run) else all_copies  # recomputed blocks cast their weights again
-    kept, upcast = all_blocks(run) + outside_blocks(run), m.logits == "fp32" and c == 2
+    kept = all_blocks(run) + outside_blocks(run)
+    upcast = m.logits == "fp32" and c == 2
     softmax = (4 if upcast else c + 4 * autocast) * logits
     read = (4 * upcast + c * (n == 1 or not upcast)) * logits  # a piece's own are freed once it is copied
     head = {"weight_copies": held + head_copy, "activations": kept}
     gradients = (8 if upcast else 4 if autocast else 2 * c) * logits + (c * Vh if n > 1 else 0)
     found = [
-        ("loss", {"weight_copies": all_copies + head_copy, "activations": kept + softmax, "temporaries": read}),
+        (
+            "loss",
+            {"weight_copies": all_copies + head_copy, "activations": kept + softmax, "temporaries": read},
+        ),
         ("backward of the loss", head | {"activations": kept + softmax, "temporaries": gradients}),
     ]
     if n > 1:
@@ -240,20 +291,34 @@ def loss_moments(run: TrainingRun) -> list[tuple[str, Bytes]]:
 
 
 def block_moments(run: TrainingRun, there: bool) -> list[tuple[str, Bytes]]:
-    """Backward of the last block, when all activations are kept, and of the first, when nearly all gradients are
-    there; each within the MLP and within attention. A recomputed block keeps everything during its own backward.
+    """Backward of the last block, when all activations are kept, and of the first, when nearly all gradients
+    are there; each within the MLP and within attention. A recomputed block keeps everything during its own
+    backward.
     """
-    m, p, K, L = run.model, run.precision, blocks_together(run), run.model.layers
-    block_copies, own, Vh = weight_copies(run)[0], block_weights(run), m.vocab * m.hidden
+    m = run.model
+    p = run.precision
+    K = blocks_together(run)
+    L = run.model.layers
+    block_copies = weight_copies(run)[0]
+    own = block_weights(run)
+    Vh = m.vocab * m.hidden
     checkpoint = residual(run) * run.micro_batch * run.seq_len * m.hidden
-    last, first = ((L - 1) % K + 1, min(K, L)) if K else (1, 1)  # blocks under the last checkpoint, and the first
+    # blocks under the last checkpoint, and the first
+    last, first = ((L - 1) % K + 1, min(K, L)) if K else (1, 1)
     ends = (
         ("last", last, all_blocks(run), L * block_copies, 0),
-        ("first", first, checkpoint + products(run) if K else all_blocks(run) // L, block_copies, (L - first) * own),
+        (
+            "first",
+            first,
+            checkpoint + products(run) if K else all_blocks(run) // L,
+            block_copies,
+            (L - first) * own,
+        ),
     )
     waiting = p.compute * Vh if there and m.tied and not p.autocast else 0  # the head's, for the embedding's
     tops = {"MLP": mlp_backward(run, there), "attention": attention_backward(run, there)}
-    # of the products kept, those that backward needs count in `block`; the outputs of attention and of the MLP do not
+    # of the products kept, those that backward needs count in `block`; the outputs of attention and of the
+    # MLP do not
     found_again = max(0, products(run) - 2 * p.compute * run.micro_batch * run.seq_len * m.hidden)
     found = []
     for (which, together, kept, copies, done), (part, top) in product(ends, tops.items()):
@@ -268,11 +333,14 @@ def block_moments(run: TrainingRun, there: bool) -> list[tuple[str, Bytes]]:
 
 
 def mlp_backward(run: TrainingRun, there: bool) -> int:
-    """Added when backward has passed the MLP's last matrix: the gradients of the residual stream, of the wide tensor
-    (for SwiGLU of both its factors, when their product is gone) and of the matrix.
+    """Added when backward has passed the MLP's last matrix: the gradients of the residual stream, of the wide
+    tensor (for SwiGLU of both its factors, when their product is gone) and of the matrix.
     """
-    m, t, c = run.model, run.micro_batch * run.seq_len, run.precision.compute
-    wide, matrix = c * t * m.ffn, m.hidden * m.ffn
+    m = run.model
+    t = run.micro_batch * run.seq_len
+    c = run.precision.compute
+    wide = c * t * m.ffn
+    matrix = m.hidden * m.ffn
     narrow = c * t * m.hidden if m.dropout or run.precision.autocast else 0
     down = narrow + wide + c * matrix
     factors = 2 * wide + (0 if there else run.precision.gradient * matrix) if m.mlp == "swiglu" else 0
@@ -280,22 +348,31 @@ def mlp_backward(run: TrainingRun, there: bool) -> int:
 
 
 def attention_backward(run: TrainingRun, there: bool) -> int:
-    """The same within attention, where softmax's backward has its output, two gradients and a product, all in its type:
-    the MLP's activations are gone, the gradients of its matrices and of attention's output have arrived.
+    """The same within attention, where softmax's backward has its output, two gradients and a product, all in
+    its type: the MLP's activations are gone, the gradients of its matrices and of attention's output have
+    arrived.
     """
-    m, t, c, r = run.model, run.micro_batch * run.seq_len, run.precision.compute, residual(run)
+    m = run.model
+    t = run.micro_batch * run.seq_len
+    c = run.precision.compute
+    r = residual(run)
     gone = mlp(run) + t * ((r + c) * m.hidden + statistics(run) + (m.hidden if m.dropout else 0))
     matrices = (3 if m.mlp == "swiglu" else 2) * m.hidden * m.ffn + m.hidden**2
     arrived = 0 if there else run.precision.gradient * matrices
-    core, added = attention(run), r * t * m.hidden + recomputed_core(run) + arrived - gone
+    core = attention(run)
+    added = r * t * m.hidden + recomputed_core(run) + arrived - gone
     if run.attention != "eager":
         return added + core["qkv"]
-    scores, given = t * m.heads * run.seq_len, c if run.precision.autocast == "float16" else r  # fp16 is not cast back
+    # fp16 is not cast back
+    scores = t * m.heads * run.seq_len
+    given = c if run.precision.autocast == "float16" else r
     return added + max(c * scores, (3 * r + given) * scores - core["scores"])
 
 
 def embedding_backward(run: TrainingRun) -> int:
-    """The embedding's gradient is dense; a tied one meets the head's, in a third tensor unless autocast cast that."""
+    """The embedding's gradient is dense; a tied one meets the head's, in a third tensor unless autocast cast
+    that.
+    """
     m, p = run.model, run.precision
     tensors = m.tied + run.accumulates + (m.tied and not p.autocast and run.loss_chunks == 1)
     upcast = p.gradient > p.weight and not run.accumulates  # into the fp32 gradient, which counts already
@@ -305,10 +382,15 @@ def embedding_backward(run: TrainingRun) -> int:
 
 def sharded_moments(run: TrainingRun, start: Bytes, full: Bytes) -> dict[str, MemoryBreakdown]:
     """FSDP2's whole weights: those outside the blocks all the time; of the blocks, the one that runs and
-    the next (stage 2: all). Whole gradients are summed in the shards' type, then scattered (Zhao et al. 2023).
+    the next (stage 2: all). Whole gradients are summed in the shards' type, then scattered (Zhao et al.
+    2023).
     """
-    m, p, own, stage_2 = run.model, run.precision, block_weights(run), run.zero_stage == 2
-    stored, outer = p.master or p.weight, m.parameters - m.layers * own
+    m = run.model
+    p = run.precision
+    own = block_weights(run)
+    stage_2 = run.zero_stage == 2
+    stored = p.master or p.weight
+    outer = m.parameters - m.layers * own
     whole = p.weight * (m.parameters if stage_2 else outer)
     found = {name: plus(name, start, parts | {"communication": whole}) for name, parts in loss_moments(run)}
     for name, parts in block_moments(run, True):
@@ -320,14 +402,20 @@ def sharded_moments(run: TrainingRun, start: Bytes, full: Bytes) -> dict[str, Me
     stem = {"communication": whole + p.weight * own if stage_2 else 2 * p.weight * (outer + own)}
     scattered = {"communication": stored * outer, "gradients": p.weight * (outer + own)}
     update = {"temporaries": update_bytes(run)}
-    others = {"stem": (start, stem), "backward of the embedding": (full, scattered), "optimizer step": (full, update)}
+    others = {
+        "stem": (start, stem),
+        "backward of the embedding": (full, scattered),
+        "optimizer step": (full, update),
+    }
     return found | {name: plus(name, there, parts) for name, (there, parts) in others.items()}
 
 
 def plus(name: str, start: Bytes, parts: Bytes) -> MemoryBreakdown:
     """A moment: what was there, and what it adds."""
     phase = next((phase for phase in ("backward", "optimizer", "loss") if phase in name), "backward")
-    return MemoryBreakdown({kind: start.get(kind, 0) + parts.get(kind, 0) for kind in start | parts}, phase, name)
+    return MemoryBreakdown(
+        {kind: start.get(kind, 0) + parts.get(kind, 0) for kind in start | parts}, phase, name
+    )
 
 
 def largest(run: TrainingRun) -> int:

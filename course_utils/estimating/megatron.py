@@ -1,10 +1,12 @@
-"""Tensor and sequence parallelism as Megatron-LM cuts a transformer, in closed forms only: nothing here is measured.
+"""Tensor and sequence parallelism as Megatron-LM cuts a transformer, in closed forms only: nothing here is
+measured.
 
 `rank_states` answers for a run.
 
-t ranks share each block: the matrices that fan out (q, k, v, gate, up) are cut along their outputs, those that gather
-(out, down) along their inputs, embedding and head along the vocabulary. What a rank needs whole it keeps whole: norms,
-positions, routers, and the biases that are added once, after the all-reduce (Shoeybi et al. 2019, section 3).
+t ranks share each block: the matrices that fan out (q, k, v, gate, up) are cut along their outputs, those
+that gather (out, down) along their inputs, embedding and head along the vocabulary. What a rank needs whole
+it keeps whole: norms, positions, routers, and the biases that are added once, after the all-reduce (Shoeybi
+et al. 2019, section 3).
 """
 
 from math import prod
@@ -21,16 +23,20 @@ CUT_INPUTS = ("out", "down")
 
 
 def rank_states(run: TrainingRun) -> MemoryBreakdown:
-    """Bytes that one of `run.tensor_parallel` ranks keeps: weights, gradients, optimizer states, and activations.
+    """Bytes that one of `run.tensor_parallel` ranks keeps: weights, gradients, optimizer states, and
+    activations.
 
-    The states are those of `rank_shapes`, each tensor rounded up to 512, in the run's precision, with its optimizer.
-    The activations are the blocks' alone, as `activation_bytes` has them; where it covers no such run they are left
-    out, and the label says why. Raises ValueError for LoRA, for data-parallel ranks besides, and for ranks that do not
-    divide the model.
+    The states are those of `rank_shapes`, each tensor rounded up to 512, in the run's precision, with its
+    optimizer. The activations are the blocks' alone, as `activation_bytes` has them; where it covers no such
+    run they are left out, and the label says why. Raises ValueError for LoRA, for data-parallel ranks
+    besides, and for ranks that do not divide the model.
     """
     if run.lora_rank or run.world_size > 1:
-        raise ValueError("tensor parallelism is covered without LoRA, on one replica: set lora_rank=0, world_size=1")
-    shapes, precision = rank_shapes(run.model, run.tensor_parallel), run.precision
+        raise ValueError(
+            "tensor parallelism is covered without LoRA, on one replica: set lora_rank=0, world_size=1"
+        )
+    shapes = rank_shapes(run.model, run.tensor_parallel)
+    precision = run.precision
     parts = {
         "parameters": sum(round_up(precision.weight * prod(shape)) for shape in shapes.values()),
         "gradients": sum(round_up(precision.gradient * prod(shape)) for shape in shapes.values()),
@@ -39,7 +45,9 @@ def rank_states(run: TrainingRun) -> MemoryBreakdown:
     whose = f"one of {run.tensor_parallel} tensor-parallel ranks"
     try:
         parts["activations"] = activation_bytes(run)
-    except ValueError as refusal:  # an answer without activations is still one, and its label says what it lacks
+    except (
+        ValueError
+    ) as refusal:  # an answer without activations is still one, and its label says what it lacks
         return MemoryBreakdown(parts, label=f"{whose}, without activations: {refusal}")
     return MemoryBreakdown(parts, label=f"{whose}, with its blocks' activations")
 
@@ -47,8 +55,8 @@ def rank_states(run: TrainingRun) -> MemoryBreakdown:
 def rank_shapes(model: TransformerConfig, ranks: int) -> Shapes:
     """The shapes of one rank's parts of the parameters, by name; what is replicated is whole.
 
-    The vocabulary is padded until the ranks divide it. Raises ValueError where the ranks do not divide the heads, the
-    heads of keys and values, or the width of the MLP.
+    The vocabulary is padded until the ranks divide it. Raises ValueError where the ranks do not divide the
+    heads, the heads of keys and values, or the width of the MLP.
     """
     _check_degree(model, ranks)
     return {name: rank_shape(name, shape, ranks) for name, shape in parameter_shapes(model).items()}
@@ -74,15 +82,19 @@ def _check_degree(model: TransformerConfig, ranks: int) -> None:
 
 
 def block_activation_bytes(run: TrainingRun) -> int:
-    """Bytes that one block keeps on each of t ranks: `published.korthikanti_parallel_block_bytes`, where it is right.
+    """Bytes that one block keeps on each of t ranks: `published.korthikanti_parallel_block_bytes`, where it
+    is right.
 
-    Korthikanti et al. 2022, table 2, counts 16-bit activations of a GPT with eager attention. Raises ValueError, naming
-    it, for what that does not cover: fp32, LoRA, a fused kernel (whose scores are not kept) unless attention or all is
-    recomputed, an MLP that is gated or not 4h wide, grouped queries, no dropout, and other kinds of recomputation.
+    Korthikanti et al. 2022, table 2, counts 16-bit activations of a GPT with eager attention. Raises
+    ValueError, naming it, for what that does not cover: fp32, LoRA, a fused kernel (whose scores are not
+    kept) unless attention or all is recomputed, an MLP that is gated or not 4h wide, grouped queries, no
+    dropout, and other kinds of recomputation.
     """
-    model, keeps_core = run.model, run.recompute == "none"
+    model = run.model
+    keeps_core = run.recompute == "none"
     uncovered = {
-        f"the {run.attention} kernel, which keeps no scores: choose 'eager'": run.attention != "eager" and keeps_core,
+        f"the {run.attention} kernel, which keeps no scores: choose 'eager'": run.attention != "eager"
+        and keeps_core,
         "a gated MLP": model.mlp == "swiglu",
         f"an MLP of {model.ffn}, which is not 4 · {model.hidden}": model.ffn != 4 * model.hidden,
         "grouped queries": model.kv_heads != model.heads,
@@ -94,7 +106,8 @@ def block_activation_bytes(run: TrainingRun) -> int:
 
 
 def activation_bytes(run: TrainingRun) -> int:
-    """The same for all L blocks: s·b·h·L/t · (34 + 5as/h) with sequence parallelism, 34·s·b·h·L/t if selective too.
+    """The same for all L blocks: s·b·h·L/t · (34 + 5as/h) with sequence parallelism, 34·s·b·h·L/t if
+    selective too.
 
     What is outside the blocks is left out, as in the paper's total. Raises like `block_activation_bytes`.
     """

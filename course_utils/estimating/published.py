@@ -1,8 +1,9 @@
-"""The field's published formulas, each as its source has it: for lessons and the benchmark to compare with the course's
-own, never tuned to it.
+"""The field's published formulas, each as its source has it: for lessons and the benchmark to compare with
+the course's own, never tuned to it.
 
-A formula that takes a run returns bytes, or a mapping of parts to bytes, and raises ValueError for runs of which its
-source says nothing. What a source leaves out is said in the docstring; `FORMULAS` lists what the benchmark compares.
+A formula that takes a run returns bytes, or a mapping of parts to bytes, and raises ValueError for runs of
+which its source says nothing. What a source leaves out is said in the docstring; `FORMULAS` lists what the
+benchmark compares.
 """
 
 from collections.abc import Callable
@@ -17,20 +18,27 @@ Parts = dict[str, int]
 
 
 def _refuse(formula: str, *reasons: tuple[object, str]) -> None:
-    """Raise ValueError for the first of the reasons, each a condition and the choice that it describes, that holds."""
+    """Raise ValueError for the first of the reasons, each a condition and the choice that it describes, that
+    holds.
+    """
     for holds, choice in reasons:
         if holds:
             raise ValueError(f"{formula} does not cover {choice}")
 
 
 def _refuse_what_none_covers(formula: str, run: TrainingRun) -> None:
-    """Refuse what no formula here covers: LoRA, a chunked loss, offloading, fp8, optimizers without Adam's moments."""
+    """Refuse what no formula here covers: LoRA, a chunked loss, offloading, fp8, optimizers without Adam's
+    moments.
+    """
     _refuse(
         formula,
         (run.lora_rank, "LoRA"),
         (run.loss_chunks > 1, "a loss in chunks"),
         (run.recompute == "offload", "activations that are offloaded"),
-        (run.recompute in ("sqrt", "selective") or run.recompute.startswith("every"), f"{run.recompute} recomputation"),
+        (
+            run.recompute in ("sqrt", "selective") or run.recompute.startswith("every"),
+            f"{run.recompute} recomputation",
+        ),
         (run.precision.name in ("fp8", "bf16"), f"the {run.precision.name} recipe"),
         (run.optimizer.algorithm not in ("adam", "adamw"), f"the {run.optimizer.algorithm} optimizer"),
         (run.model.experts, "a mixture of experts"),
@@ -42,7 +50,9 @@ def _refuse_fp32(formula: str, run: TrainingRun) -> None:
 
 
 def _states(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> Parts:
-    """Bytes of states at these bytes per parameter: stage 1 shards the optimizer's, 2 the gradients, 3 the weights."""
+    """Bytes of states at these bytes per parameter: stage 1 shards the optimizer's, 2 the gradients, 3 the
+    weights.
+    """
     return {
         "parameters": weight * N // (D if stage == 3 else 1),
         "gradients": gradient * N // (D if stage >= 2 else 1),
@@ -54,7 +64,8 @@ def _states(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: i
 
 
 def zero_state_bytes(parameters: int, optimizer_bytes: int = 12) -> dict[str, int]:
-    """Bytes of fp16 weights, fp16 gradients and K·Ψ of optimizer states: 2Ψ + 2Ψ + KΨ, K = 12 for mixed-precision Adam.
+    """Bytes of fp16 weights, fp16 gradients and K·Ψ of optimizer states: 2Ψ + 2Ψ + KΨ, K = 12 for
+    mixed-precision Adam.
 
     Rajbhandari et al. 2020 (ZeRO), section 3.1: fp32 weights, momentum and variance are 4Ψ each.
     """
@@ -71,14 +82,16 @@ def zero_state_bytes(parameters: int, optimizer_bytes: int = 12) -> dict[str, in
 def zero_sharded_state_bytes(parameters: int, stage: int, ranks: int, optimizer_bytes: int = 12) -> Parts:
     """Bytes of one rank's states: 4Ψ + KΨ/D, 2Ψ + (2 + K)Ψ/D and (4 + K)Ψ/D for stages 1, 2 and 3 of D ranks.
 
-    ZeRO, section 5 and table 1, which has 31.4, 16.6 and 1.9 GB for 7.5 billion parameters on 64 ranks. It leaves out
-    what is gathered for a moment, buckets, and the padding of shards.
+    ZeRO, section 5 and table 1, which has 31.4, 16.6 and 1.9 GB for 7.5 billion parameters on 64 ranks. It
+    leaves out what is gathered for a moment, buckets, and the padding of shards.
     """
     return _states(parameters, ranks, stage, 2, 2, optimizer_bytes)
 
 
 def zero_run_state_bytes(run: TrainingRun) -> Parts:
-    """The same for a run in 16-bit. Autocast keeps fp32 weights and gradients: 16 bytes too, but in other parts."""
+    """The same for a run in 16-bit. Autocast keeps fp32 weights and gradients: 16 bytes too, but in other
+    parts.
+    """
     _refuse_what_none_covers("ZeRO", run)
     _refuse_fp32("ZeRO", run)
     _refuse("ZeRO", (run.tensor_parallel > 1, "tensor parallelism in these formulas"))
@@ -86,19 +99,25 @@ def zero_run_state_bytes(run: TrainingRun) -> Parts:
 
 
 def zero_activation_bytes(run: TrainingRun) -> int:
-    """Bytes in 16-bit of a GPT-2-like model's 12 · h · b · s · L activations (ZeRO, section 3.2, footnote 3)."""
+    """Bytes in 16-bit of a GPT-2-like model's 12 · h · b · s · L activations (ZeRO,
+    section 3.2, footnote 3).
+    """
     return 2 * 12 * run.model.hidden * run.micro_batch * run.seq_len * run.model.layers
 
 
 def zero_checkpointed_bytes(run: TrainingRun) -> int:
-    """Bytes left with checkpointing, "the square root of the total": the total over √L (ZeRO, section 3.2)."""
+    """Bytes left with checkpointing, "the square root of the total": the total over √L
+    (ZeRO, section 3.2).
+    """
     return round(zero_activation_bytes(run) / sqrt(run.model.layers))
 
 
 def zero_bytes(run: TrainingRun) -> Parts:
-    """Bytes of states and activations as ZeRO's section 3 adds them up for GPT-2 XL: with recomputation, total over √L.
+    """Bytes of states and activations as ZeRO's section 3 adds them up for GPT-2 XL: with recomputation,
+    total over √L.
 
-    It leaves out the logits and the loss, the kernel that attention runs on, and all of section 3.2's buffers.
+    It leaves out the logits and the loss, the kernel that attention runs on, and all of section 3.2's
+    buffers.
     """
     _refuse("ZeRO", (run.recompute == "selective-attention", "selective recomputation"))
     states = zero_run_state_bytes(run)
@@ -131,12 +150,13 @@ def checkpoints_bytes(run: TrainingRun, element: int = 2) -> int:
 def korthikanti_parallel_block_bytes(run: TrainingRun) -> int:
     """Bytes that one block keeps on one of t tensor-parallel ranks (Korthikanti et al. 2022, table 2).
 
-    Sections 4.1 and 4.2 derive it. Of 34·s·b·h, tensor parallelism splits 24 and leaves 10 whole, as the norms, their
-    dropout and the inputs of both halves are on every rank; sequence parallelism splits those too. Selective
-    recomputation drops the term in s² (section 5), full recomputation keeps the block's input, which nobody splits.
-    What t does not divide is rounded up. Every model counts as a GPT, with a GELU MLP of 4h, dropout and no grouped
-    queries, and every kernel as eager: so others use this formula, and `megatron.block_activation_bytes`, which answers
-    for a run, refuses those. Raises ValueError for what no formula here covers, and for fp32.
+    Sections 4.1 and 4.2 derive it. Of 34·s·b·h, tensor parallelism splits 24 and leaves 10 whole, as the
+    norms, their dropout and the inputs of both halves are on every rank; sequence parallelism splits those
+    too. Selective recomputation drops the term in s² (section 5), full recomputation keeps the block's input,
+    which nobody splits. What t does not divide is rounded up. Every model counts as a GPT, with a GELU MLP of
+    4h, dropout and no grouped queries, and every kernel as eager: so others use this formula, and
+    `megatron.block_activation_bytes`, which answers for a run, refuses those. Raises ValueError for what no
+    formula here covers, and for fp32.
     """
     _refuse_what_none_covers("Korthikanti et al.", run)
     _refuse_fp32("Korthikanti et al.", run)
@@ -151,8 +171,8 @@ def korthikanti_parallel_block_bytes(run: TrainingRun) -> int:
 def korthikanti_outer_bytes(run: TrainingRun) -> int:
     """Bytes kept outside the blocks: (s·b·h + 4·s·b·h·(1 + V/h)) / t (Korthikanti et al. 2022, section 4.3).
 
-    One byte for the dropout of the embeddings, two each for the inputs of the last norm and of the head, four for the
-    logits in fp32.
+    One byte for the dropout of the embeddings, two each for the inputs of the last norm and of the head, four
+    for the logits in fp32.
     """
     s, b, h, V, t = run.seq_len, run.micro_batch, run.model.hidden, run.model.vocab, run.tensor_parallel
     return (s * b * h + 4 * s * b * h + 4 * s * b * V) // t
@@ -165,7 +185,8 @@ def korthikanti_parts(run: TrainingRun) -> Parts:
 
 
 def korthikanti_model_flops(run: TrainingRun) -> int:
-    """FLOPs of one micro-batch, forward and backward: 72·b·L·s·h²·(1 + s/6h + V/12hL) (Korthikanti et al., eq. 7).
+    """FLOPs of one micro-batch, forward and backward: 72·b·L·s·h²·(1 + s/6h + V/12hL) (Korthikanti et al.,
+    eq. 7).
 
     Matrix products alone, of an MLP of 4h without a gate, and attention as if it were not causal.
     """
@@ -176,7 +197,8 @@ def korthikanti_model_flops(run: TrainingRun) -> int:
 def korthikanti_hardware_flops(run: TrainingRun) -> int:
     """The same with selective recomputation: s/3h in place of s/6h (Korthikanti et al. 2022, eq. 8).
 
-    This adds three forward passes of the attention core where one is run again: see `step_time.recomputed_flops`.
+    This adds three forward passes of the attention core where one is run again: see
+    `step_time.recomputed_flops`.
     """
     s, b, h, L = run.seq_len, run.micro_batch, run.model.hidden, run.model.layers
     return korthikanti_model_flops(run) + 12 * b * L * s * s * h
@@ -200,18 +222,25 @@ def megatron_parameter_count(run: TrainingRun) -> int:
 
 
 def megatron_parts(run: TrainingRun) -> Parts:
-    """Bytes that Megatron-LM reports before training: 18 a parameter, 6 + 12/D with its distributed optimizer.
+    """Bytes that Megatron-LM reports before training: 18 a parameter, 6 + 12/D with its distributed
+    optimizer.
 
-    Megatron-LM, theoretical_memory_usage.py: bf16 weights, fp32 gradients, fp32 weights and Adam's moments. Of the
-    activations there are two formulas. With sequence parallelism and selective recomputation: s·b·h·(18 + 4·ffn/h) a
-    block, with the embedding and the loss all divided by t. Otherwise s·b·h·(10 + 24/t) a block, the logits in 16-bit,
-    and 5 % on top. Neither has the term in s²; full recomputation and the gradients' dtype change nothing.
+    Megatron-LM, theoretical_memory_usage.py: bf16 weights, fp32 gradients, fp32 weights and Adam's moments.
+    Of the activations there are two formulas. With sequence parallelism and selective recomputation:
+    s·b·h·(18 + 4·ffn/h) a block, with the embedding and the loss all divided by t. Otherwise s·b·h·(10 +
+    24/t) a block, the logits in 16-bit, and 5 % on top. Neither has the term in s²; full recomputation and
+    the gradients' dtype change nothing.
     """
     _refuse_what_none_covers("Megatron-LM's report", run)
     _refuse_fp32("Megatron-LM's report", run)
-    _refuse("Megatron-LM's report", (run.zero_stage > 1, f"ZeRO-{run.zero_stage}"), (run.recompute == "full", "full"))
+    _refuse(
+        "Megatron-LM's report",
+        (run.zero_stage > 1, f"ZeRO-{run.zero_stage}"),
+        (run.recompute == "full", "full"),
+    )
     sharded = run.zero_stage == 1
-    N, D = megatron_parameter_count(run), run.world_size
+    N = megatron_parameter_count(run)
+    D = run.world_size
     states = 6 * N + 12 * N // D if sharded else 18 * N
     return {"weights and optimizer": states, "activations": _megatron_activation_bytes(run)}
 
@@ -231,29 +260,39 @@ def _megatron_activation_bytes(run: TrainingRun) -> int:
 
 
 def cookbook_parameter_count(run: TrainingRun) -> int:
-    """Parameters as EleutherAI's cookbook counts them: two embeddings, tied or not, s positions, no biases but norms'.
+    """Parameters as EleutherAI's cookbook counts them: two embeddings, tied or not, s positions, no biases
+    but norms'.
 
-    EleutherAI cookbook, calc_transformer_mem.py, calc_mem. Three matrices in a SwiGLU MLP have to be asked for.
+    EleutherAI cookbook, calc_transformer_mem.py, calc_mem. Three matrices in a SwiGLU MLP have to be asked
+    for.
     """
     model = run.model
     h, L, ffn = model.hidden, model.layers, model.ffn
     matrices = 3 if model.mlp == "swiglu" else 2
     return (
-        2 * model.vocab * h + h * run.seq_len + 8 * h * L + 2 * h + 2 * L * h * (h + model.kv) + matrices * L * h * ffn
+        2 * model.vocab * h
+        + h * run.seq_len
+        + 8 * h * L
+        + 2 * h
+        + 2 * L * h * (h + model.kv)
+        + matrices * L * h * ffn
     )
 
 
 def cookbook_parts(run: TrainingRun) -> Parts:
-    """Bytes on one GPU as EleutherAI's cookbook has them: weights in 16-bit, fp32 gradients, 12 bytes of optimizer.
+    """Bytes on one GPU as EleutherAI's cookbook has them: weights in 16-bit, fp32 gradients, 12 bytes of
+    optimizer.
 
-    EleutherAI cookbook, calc_transformer_mem.py, calc_mem, at its default settings. Without checkpointing activations
-    are s·b·h·L·(34 + 5·a·s/h), eager whatever the kernel, 16-bit even in fp32; with checkpointing 34·s·b·h·L, which is
-    Korthikanti's selective row. Logits and loss are not in it. ZeRO adds 5·10⁸ elements for its buckets, stage 3
-    another 10⁹ for what is gathered.
+    EleutherAI cookbook, calc_transformer_mem.py, calc_mem, at its default settings. Without checkpointing
+    activations are s·b·h·L·(34 + 5·a·s/h), eager whatever the kernel, 16-bit even in fp32; with checkpointing
+    34·s·b·h·L, which is Korthikanti's selective row. Logits and loss are not in it. ZeRO adds 5·10⁸ elements
+    for its buckets, stage 3 another 10⁹ for what is gathered.
     """
     formula = "EleutherAI's cookbook"
     _refuse_what_none_covers(formula, run)
-    _refuse(formula, (run.tensor_parallel > 1, "tensor parallelism without pipeline stages, as the course has it"))
+    _refuse(
+        formula, (run.tensor_parallel > 1, "tensor parallelism without pipeline stages, as the course has it")
+    )
     stage, element = run.zero_stage, run.precision.compute
     s, b, h, L, a = run.seq_len, run.micro_batch, run.model.hidden, run.model.layers, run.model.heads
     scores = 5 * a * s * s * b * L if run.recompute == "none" else 0
@@ -267,24 +306,32 @@ def cookbook_parts(run: TrainingRun) -> Parts:
 
 
 def llm_analysis_parts(run: TrainingRun) -> Parts:
-    """Bytes on one GPU as llm-analysis adds them: weights in 16-bit, fp32 gradients, 12 bytes of optimizer a parameter.
+    """Bytes on one GPU as llm-analysis adds them: weights in 16-bit, fp32 gradients, 12 bytes of optimizer a
+    parameter.
 
-    llm-analysis, analysis.py, LLMAnalysis.get_activation_memory_per_layer and training, at its default settings (flash
-    attention has a formula of its own; dropout after attention alone; the inputs of both norms in fp32). A gated MLP
-    counts as two matrices. Of the loss it has the logits in 16-bit. N is here the exact count.
+    llm-analysis, analysis.py, LLMAnalysis.get_activation_memory_per_layer and training, at its default
+    settings (flash attention has a formula of its own; dropout after attention alone; the inputs of both
+    norms in fp32). A gated MLP counts as two matrices. Of the loss it has the logits in 16-bit. N is here the
+    exact count.
     """
     formula = "llm-analysis"
     _refuse_what_none_covers(formula, run)
     _refuse_fp32(formula, run)
     _refuse(formula, (run.tensor_parallel > 1, "tensor parallelism as the course has it"))
-    sb, h, L, V = run.seq_len * run.micro_batch, run.model.hidden, run.model.layers, run.model.vocab
+    sb = run.seq_len * run.micro_batch
+    h = run.model.hidden
+    L = run.model.layers
+    V = run.model.vocab
     activations = L * _llm_analysis_block_bytes(run) + 2 * sb * V + 4 * sb * h
     states = _states(run.model.parameters, run.world_size, run.zero_stage, 2, 4, 12)
     return states | {"activations": activations}
 
 
 def _llm_analysis_block_bytes(run: TrainingRun) -> int:
-    sb, h, a, ffn = run.seq_len * run.micro_batch, run.model.hidden, run.model.heads, run.model.ffn
+    sb = run.seq_len * run.micro_batch
+    h = run.model.hidden
+    a = run.model.heads
+    ffn = run.model.ffn
     if run.recompute == "full":
         return 2 * sb * h
     core = 4 * a * run.seq_len * sb if run.attention == "eager" else 2 * (2 * sb * h + 4 * a * sb)
@@ -299,10 +346,12 @@ def _llm_analysis_block_bytes(run: TrainingRun) -> int:
 
 
 def playbook_parts(run: TrainingRun) -> Parts:
-    """Bytes by the Ultra-Scale Playbook's text: N = hV + L(12h² + 13h) + 2h, 16 bytes per parameter of states.
+    """Bytes by the Ultra-Scale Playbook's text: N = hV + L(12h² + 13h) + 2h, 16 bytes per parameter of
+    states.
 
     Its sections on weights, gradients and optimizer states (20 bytes with fp32 gradients) and on activations:
-    Korthikanti's 34 + 5·a·s/h for every model and kernel; recomputation is Korthikanti's too. No logits, no loss.
+    Korthikanti's 34 + 5·a·s/h for every model and kernel; recomputation is Korthikanti's too. No logits, no
+    loss.
     """
     formula = "the Ultra-Scale Playbook"
     _refuse_what_none_covers(formula, run)
@@ -323,10 +372,12 @@ def playbook_parts(run: TrainingRun) -> Parts:
 
 
 def playbook_figure_parts(run: TrainingRun) -> Parts:
-    """Bytes by the interactive memory figure of the Ultra-Scale Playbook (its Space's src/memory.js), which has more.
+    """Bytes by the interactive memory figure of the Ultra-Scale Playbook (its Space's src/memory.js), which
+    has more.
 
-    GELU and SwiGLU apart, t and sequence parallelism, the embedding's dropout, the last norm, the head and the logits
-    in fp32. SwiGLU counts as four ffn-wide tensors; N is still GPT-2's 12h² + 13h a block, with s positions.
+    GELU and SwiGLU apart, t and sequence parallelism, the embedding's dropout, the last norm, the head and
+    the logits in fp32. SwiGLU counts as four ffn-wide tensors; N is still GPT-2's 12h² + 13h a block, with s
+    positions.
     """
     formula = "the Ultra-Scale Playbook's figure"
     _refuse_what_none_covers(formula, run)
@@ -338,7 +389,11 @@ def playbook_figure_parts(run: TrainingRun) -> Parts:
 
 def _playbook_figure_activation_bytes(run: TrainingRun) -> int:
     model, c, t = run.model, run.precision.compute, run.tensor_parallel
-    s, sb, h, a, ffn = run.seq_len, run.seq_len * run.micro_batch, model.hidden, model.heads, model.ffn
+    s = run.seq_len
+    sb = run.seq_len * run.micro_batch
+    h = model.hidden
+    a = model.heads
+    ffn = model.ffn
     split = t if run.sequence_parallel else 1
     outer = sb * h // split + 2 * c * sb * h // split + 4 * sb * model.vocab // split
     if run.recompute == "full":
@@ -365,7 +420,8 @@ def deepspeed_zero2_bytes(parameters: int, ranks: int) -> int:
 
 
 def deepspeed_zero3_bytes(parameters: int, largest_layer_parameters: int, ranks: int) -> int:
-    """Bytes of model states under ZeRO-3 without offloading: 18N/D, and 4 bytes per parameter of the largest layer.
+    """Bytes of model states under ZeRO-3 without offloading: 18N/D, and 4 bytes per parameter of the largest
+    layer.
 
     DeepSpeed's documentation, "Memory Requirements" (estimate_zero3_model_states_mem_needs).
     """
@@ -385,7 +441,9 @@ def deepspeed_zero3_run_bytes(run: TrainingRun) -> int:
 
 
 def largest_layer(run: TrainingRun) -> int:
-    """Parameters of the module that owns the most: of a linear layer its matrix and bias, or the embedding."""
+    """Parameters of the module that owns the most: of a linear layer its matrix and
+    bias, or the embedding.
+    """
     layers: dict[str, int] = {}
     for name, shape in [*block_shapes(run.model).items(), *outer_shapes(run.model).items()]:
         module = name.rpartition(".")[0]
@@ -410,8 +468,9 @@ def _refuse_deepspeed(run: TrainingRun, stage: int) -> None:
 def accelerate_stages(run: TrainingRun) -> Parts:
     """Bytes at four stages of training with Adam: in fp32 the step takes four times the model, 16N.
 
-    accelerate, commands/estimate.py, estimate_training_usage: with 16-bit autocast, gradients are fp32 and 16-bit,
-    optimizer states two times the model, and the step has nothing but those. Activations are in none of them.
+    accelerate, commands/estimate.py, estimate_training_usage: with 16-bit autocast, gradients are fp32 and
+    16-bit, optimizer states two times the model, and the step has nothing but those. Activations are in none
+    of them.
     """
     formula = "accelerate estimate-memory"
     _refuse_what_none_covers(formula, run)
@@ -427,7 +486,9 @@ def accelerate_stages(run: TrainingRun) -> Parts:
 
 
 def accelerate_bytes(run: TrainingRun) -> int:
-    """Bytes that `accelerate estimate-memory` prints for training: the largest of its stages, which are not added."""
+    """Bytes that `accelerate estimate-memory` prints for training: the largest of its stages, which are not
+    added.
+    """
     return max(accelerate_stages(run).values())
 
 
@@ -438,8 +499,8 @@ def accelerate_bytes(run: TrainingRun) -> int:
 class Formula:
     """One published formula: what its authors call it, what it counts, its source, how it is computed.
 
-    `counts` is "states" (weights, gradients, optimizer states), "activations" (kept when forward ends), "activations
-    and loss" (kept when the loss is there), or "total" (the peak of a step).
+    `counts` is "states" (weights, gradients, optimizer states), "activations" (kept when forward ends),
+    "activations and loss" (kept when the loss is there), or "total" (the peak of a step).
     """
 
     name: str
@@ -454,7 +515,9 @@ def _total(parts: Callable[[TrainingRun], Parts]) -> Callable[[TrainingRun], int
 
 FORMULAS = (
     Formula("ZeRO: states", "states", "Rajbhandari et al. 2020, section 3.1", _total(zero_run_state_bytes)),
-    Formula("ZeRO: 12hbsL", "activations", "the same, section 3.2", lambda run: zero_bytes(run)["activations"]),
+    Formula(
+        "ZeRO: 12hbsL", "activations", "the same, section 3.2", lambda run: zero_bytes(run)["activations"]
+    ),
     Formula("ZeRO: all", "total", "the same, section 3", _total(zero_bytes)),
     Formula(
         "Korthikanti: blocks",
@@ -467,7 +530,9 @@ FORMULAS = (
     Formula("EleutherAI cookbook", "total", "calc_transformer_mem.py", _total(cookbook_parts)),
     Formula("llm-analysis", "total", "analysis.py", _total(llm_analysis_parts)),
     Formula("Ultra-Scale Playbook: text", "total", "Tazi et al. 2025", _total(playbook_parts)),
-    Formula("Ultra-Scale Playbook: figure", "total", "the same, src/memory.js", _total(playbook_figure_parts)),
+    Formula(
+        "Ultra-Scale Playbook: figure", "total", "the same, src/memory.js", _total(playbook_figure_parts)
+    ),
     Formula("DeepSpeed ZeRO-2", "states", "Memory Requirements", deepspeed_zero2_run_bytes),
     Formula("DeepSpeed ZeRO-3", "states", "Memory Requirements", deepspeed_zero3_run_bytes),
     Formula("accelerate", "total", "accelerate estimate-memory", accelerate_bytes),

@@ -1,7 +1,8 @@
 """One rank of many: what it keeps of the states, what it sends, and the buffers that sharding needs on top.
 
-ZeRO's stages in its own formulas (Rajbhandari et al. 2020), then what torch really allocates: DistributedDataParallel's
-buckets, ZeroRedundancyOptimizer's shares, and FSDP2's shards and the buffers that come and go around each block.
+ZeRO's stages in its own formulas (Rajbhandari et al. 2020), then what torch really allocates:
+DistributedDataParallel's buckets, ZeroRedundancyOptimizer's shares, and FSDP2's shards and the buffers that
+come and go around each block.
 """
 
 import dataclasses
@@ -21,19 +22,23 @@ from .states import gradient_bytes, optimizer_state_bytes, parameter_bytes, stat
 
 Shape = tuple[int, ...]
 
-FIRST_BUCKET, BUCKET = 1 * MiB, 25 * MiB
-"""DistributedDataParallel's caps: the first bucket is small, so that communication starts early; then 25 MiB."""
+FIRST_BUCKET = 1 * MiB
+BUCKET = 25 * MiB
+"""DistributedDataParallel's caps: the first bucket is small, so that communication starts early; then 25 MiB.
+"""
 
 
 # ZeRO in its own formulas
 
 
 def zero_bytes(parameters: int, ranks: int, stage: int, optimizer_bytes: int = 12) -> int:
-    """Bytes of states that each of `ranks` keeps: Ψ = `parameters` in 16-bit, their gradients, K = `optimizer_bytes`.
+    """Bytes of states that each of `ranks` keeps: Ψ = `parameters` in 16-bit, their gradients, K =
+    `optimizer_bytes`.
 
     (2+2+K)Ψ without sharding; stage 1 shards the optimizer's states, 4Ψ + KΨ/D; stage 2 the gradients too,
-    2Ψ + (2+K)Ψ/D; stage 3 all, (4+K)Ψ/D (Rajbhandari et al. 2020, sections 5.1 to 5.3 and figure 1). A share that does
-    not come out even is rounded up. Raises ValueError for a stage that is not 0, 1, 2 or 3, or for no rank at all.
+    2Ψ + (2+K)Ψ/D; stage 3 all, (4+K)Ψ/D (Rajbhandari et al. 2020, sections 5.1 to 5.3 and figure 1). A share
+    that does not come out even is rounded up. Raises ValueError for a stage that is not 0, 1, 2 or 3, or for
+    no rank at all.
     """
     _check_ranks(ranks)
     sharded = _of_stage(stage, (0, optimizer_bytes, 2 + optimizer_bytes, 4 + optimizer_bytes))
@@ -42,11 +47,12 @@ def zero_bytes(parameters: int, ranks: int, stage: int, optimizer_bytes: int = 1
 
 
 def zero_communication_elements(parameters: int, stage: int) -> int:
-    """Elements that each rank sends in a step: 2Ψ for plain data parallelism, stage 1 and stage 2, 3Ψ for stage 3.
+    """Elements that each rank sends in a step: 2Ψ for plain data parallelism, stage 1 and stage 2, 3Ψ for
+    stage 3.
 
-    An all-reduce is a reduce-scatter and an all-gather of Ψ each; stage 3 gathers the parameters twice, for forward and
-    for backward (Rajbhandari et al. 2020, section 7). The factor (D−1)/D of a ring is left out, as the paper does.
-    Raises ValueError for a stage that is not 0, 1, 2 or 3.
+    An all-reduce is a reduce-scatter and an all-gather of Ψ each; stage 3 gathers the parameters twice, for
+    forward and for backward (Rajbhandari et al. 2020, section 7). The factor (D−1)/D of a ring is left out,
+    as the paper does. Raises ValueError for a stage that is not 0, 1, 2 or 3.
     """
     return _of_stage(stage, (2, 2, 2, 3)) * parameters
 
@@ -54,14 +60,16 @@ def zero_communication_elements(parameters: int, stage: int) -> int:
 def reduce_scatter_bytes(size: int, ranks: int) -> int:
     """Bytes that each rank sends so that each ends with one share of the sum of `size` bytes: (D−1)/D · size.
 
-    In a ring, in D−1 steps of one share, rounded up (Patarasuk and Yuan 2009). Raises ValueError for no rank at all.
+    In a ring, in D−1 steps of one share, rounded up (Patarasuk and Yuan 2009). Raises ValueError for no rank
+    at all.
     """
     _check_ranks(ranks)
     return (ranks - 1) * -(-size // ranks)
 
 
 def all_gather_bytes(size: int, ranks: int) -> int:
-    """Bytes that each rank sends so that each ends with all of `size` bytes, of which it had one share: (D−1)/D · size.
+    """Bytes that each rank sends so that each ends with all of `size` bytes, of which it had one share:
+    (D−1)/D · size.
 
     Raises like `reduce_scatter_bytes`.
     """
@@ -69,7 +77,8 @@ def all_gather_bytes(size: int, ranks: int) -> int:
 
 
 def all_reduce_bytes(size: int, ranks: int) -> int:
-    """Bytes that each rank sends so that each ends with the sum: 2(D−1)/D · size, a reduce-scatter and an all-gather.
+    """Bytes that each rank sends so that each ends with the sum: 2(D−1)/D · size, a reduce-scatter and an
+    all-gather.
 
     Raises like `reduce_scatter_bytes`.
     """
@@ -91,19 +100,21 @@ def _check_ranks(ranks: int) -> None:
 
 
 def rank_0_states(run: TrainingRun) -> Totals:
-    """Bytes of parameters, gradients and optimizer states of rank 0 of `run`, between backward and the optimizer step.
+    """Bytes of parameters, gradients and optimizer states of rank 0 of `run`, between backward and the
+    optimizer step.
 
-    Each tensor is rounded up to 512. Stage 0 is one rank's; stage 1 shares out whole tensors; stages 2 and 3 are FSDP2,
-    which keeps no whole parameter between steps, whatever the stage: they differ within the step. Buckets and gathered
-    parameters are not states: see `ddp_communication` and `fsdp_hooks`. Raises ValueError for a run that torch cannot
-    shard like this (see `check_fsdp`).
+    Each tensor is rounded up to 512. Stage 0 is one rank's; stage 1 shares out whole tensors; stages 2 and 3
+    are FSDP2, which keeps no whole parameter between steps, whatever the stage: they differ within the step.
+    Buckets and gathered parameters are not states: see `ddp_communication` and `fsdp_hooks`. Raises
+    ValueError for a run that torch cannot shard like this (see `check_fsdp`).
     """
     if run.zero_stage < 2:
         share = (run.model, run.world_size, run.precision, run.optimizer)
         states = _zero_1_optimizer_bytes(*share) if run.zero_stage else optimizer_state_bytes(run)
         gradients = sum(bucket_sizes(run)) if run.bucket_view else gradient_bytes(run)
         return {"parameters": parameter_bytes(run), "gradients": gradients, "optimizer_states": states}
-    (outer, block), layers = fsdp_groups(run)[:2], run.model.layers
+    (outer, block) = fsdp_groups(run)[:2]
+    layers = run.model.layers
     return {
         "parameters": outer.parameter_bytes + layers * block.parameter_bytes,
         "gradients": outer.gradient_bytes + layers * block.gradient_bytes,
@@ -115,12 +126,14 @@ def rank_0_states(run: TrainingRun) -> Totals:
 
 
 def ddp_buckets(tensors: Iterable[int], caps: Sequence[int] = (FIRST_BUCKET, BUCKET)) -> list[int]:
-    """Bytes of each bucket that the reducer makes of gradients of these many bytes, in the order in which they come.
+    """Bytes of each bucket that the reducer makes of gradients of these many bytes, in the order in which
+    they come.
 
     A bucket is closed by the gradient that brings it to its cap, so it may be larger (torch's
     compute_bucket_assignment_by_size); the last cap holds for all further buckets.
     """
-    buckets, filled = [], 0
+    buckets = []
+    filled = 0
     for size in tensors:
         filled += size
         if filled >= caps[min(len(buckets), len(caps) - 1)]:
@@ -132,8 +145,9 @@ def ddp_buckets(tensors: Iterable[int], caps: Sequence[int] = (FIRST_BUCKET, BUC
 def bucket_sizes(run: TrainingRun, rebuilt: bool = True) -> list[int]:
     """Bytes of each of DistributedDataParallel's buckets for `run`, each rounded up to 512.
 
-    In the first step there is one bucket for all; then they are `rebuilt` in the order in which gradients came, which
-    is the reverse of the network's but for a tied embedding, whose gradient is complete last either way.
+    In the first step there is one bucket for all; then they are `rebuilt` in the order in which gradients
+    came, which is the reverse of the network's but for a tied embedding, whose gradient is complete last
+    either way.
     """
     return list(_bucket_sizes(run.model, run.precision.gradient, rebuilt))
 
@@ -146,7 +160,8 @@ def _bucket_sizes(model: TransformerConfig, element: int, rebuilt: bool) -> tupl
 
 
 def ddp_communication(run: TrainingRun) -> int:
-    """Bytes of communication buckets besides the gradients, from the first step to the last: as much again as these.
+    """Bytes of communication buckets besides the gradients, from the first step to the last: as much again as
+    these.
 
     With `bucket_view` the gradients are views of the buckets, and nothing is there twice.
     """
@@ -171,7 +186,9 @@ def zero_1_shares(model: TransformerConfig, ranks: int) -> Sequence[Mapping[str,
 
 
 @lru_cache(maxsize=256)
-def _zero_1_optimizer_bytes(model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer) -> int:
+def _zero_1_optimizer_bytes(
+    model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer
+) -> int:
     return states_of(precision, optimizer, zero_1_shares(model, ranks)[0])
 
 
@@ -190,16 +207,20 @@ def check_fsdp(run: TrainingRun) -> None:
             f"not with {run.optimizer.name}, which looks at whole tensors or at blocks of them"
         )
     if run.tensor_parallel > 1 or run.lora_rank:
-        raise ValueError("FSDP2 is covered without LoRA and tensor parallelism: set lora_rank=0, tensor_parallel=1")
+        raise ValueError(
+            "FSDP2 is covered without LoRA and tensor parallelism: set lora_rank=0, tensor_parallel=1"
+        )
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Parameters that FSDP2 gathers and reduces together (a block, or all outside the blocks), in bytes on rank 0.
+    """Parameters that FSDP2 gathers and reduces together (a block, or all outside the blocks), in bytes on
+    rank 0.
 
-    Each parameter of so many `elements` is cut along its first dimension into D pieces of as many rows, the last ones
-    padded: `shards` are the elements of rank 0's pieces, so D times as many are gathered. Bytes an element: `stored` in
-    a shard, `gathered_as` where computing, `gradient` as backward makes it, `reduced_as` in the sum of gradients.
+    Each parameter of so many `elements` is cut along its first dimension into D pieces of as many rows, the
+    last ones padded: `shards` are the elements of rank 0's pieces, so D times as many are gathered. Bytes an
+    element: `stored` in a shard, `gathered_as` where computing, `gradient` as backward makes it, `reduced_as`
+    in the sum of gradients.
     """
 
     elements: tuple[int, ...]
@@ -217,13 +238,15 @@ class Gathered:
 
     @cached_property
     def gradient_bytes(self) -> int:
-        """The gradients' shards: views of the one flat tensor that the reduce-scatter wrote, or of its copy."""
+        """The gradients' shards: views of the one flat tensor that the reduce-scatter
+        wrote, or of its copy.
+        """
         return round_up(self.stored * sum(self.shards))
 
     @cached_property
     def gather_input(self) -> int:
-        """Rank 0's flat contribution in another number format than its shards'; without one it goes straight into the
-        output.
+        """Rank 0's flat contribution in another number format than its shards'; without one it goes straight
+        into the output.
         """
         return round_up(self.gathered_as * sum(self.shards)) if self.gathered_as != self.stored else 0
 
@@ -234,7 +257,9 @@ class Gathered:
 
     @cached_property
     def unsharded(self) -> int:
-        """The parameters as the block computes with them, each copied out of that buffer into a tensor of its own."""
+        """The parameters as the block computes with them, each copied out of that buffer into a tensor of its
+        own.
+        """
         return sum(self.whole(self.gathered_as))
 
     def whole(self, element: int) -> list[int]:
@@ -253,7 +278,9 @@ class Gathered:
 
 
 def fsdp_groups(run: TrainingRun) -> tuple[Gathered, ...]:
-    """Groups that FSDP2 gathers: the parameters outside the blocks, then each block. Raises like `check_fsdp`."""
+    """Groups that FSDP2 gathers: the parameters outside the blocks, then each block. Raises like
+    `check_fsdp`.
+    """
     check_fsdp(run)
     outer, block = _groups(run.model, run.world_size, run.precision)
     return (outer, *[block] * run.model.layers)
@@ -280,8 +307,12 @@ def shard_shape(shape: Shape, ranks: int) -> Shape:
 
 
 @lru_cache(maxsize=256)
-def _fsdp_optimizer_bytes(model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer) -> int:
-    """Bytes of the optimizer's states of rank 0's shards; the fp32 shards are themselves the master weights."""
+def _fsdp_optimizer_bytes(
+    model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer
+) -> int:
+    """Bytes of the optimizer's states of rank 0's shards; the fp32 shards are
+    themselves the master weights.
+    """
     precision = dataclasses.replace(precision, master=0)
     outer, block = (
         {name: shard_shape(shape, ranks) for name, shape in shapes.items()}
@@ -296,8 +327,8 @@ COMMUNICATION = "communication"
 class Hooks(NamedTuple):
     """Allocations and frees of FSDP2 around the parts of a network, in their order through one micro-batch.
 
-    Of blocks, those after the first, or before the last, are alike. Whole gradients appear within backward, as the
-    layers' own; what frees them is here.
+    Of blocks, those after the first, or before the last, are alike. Whole gradients appear within backward,
+    as the layers' own; what frees them is here.
     """
 
     before_stem: Walk
@@ -316,11 +347,11 @@ class Hooks(NamedTuple):
 def fsdp_hooks(run: TrainingRun) -> Hooks:
     """FSDP2's allocations around each part of a network of at least two blocks. Raises like `check_fsdp`.
 
-    Forward: a group's flat buffer stays until the next group's parameters have been copied out, so that copying
-    overlaps with gathering; for a moment two flat buffers and the parameters are there. Backward: it goes at once, but
-    the next block's parameters are gathered already. The whole gradients' flat copy stays until the next block's
-    backward is done or, at the end, until the last is reduced. Stage 2 gathers once, before forward, and frees after
-    backward.
+    Forward: a group's flat buffer stays until the next group's parameters have been copied out, so that
+    copying overlaps with gathering; for a moment two flat buffers and the parameters are there. Backward: it
+    goes at once, but the next block's parameters are gathered already. The whole gradients' flat copy stays
+    until the next block's backward is done or, at the end, until the last is reduced. Stage 2 gathers once,
+    before forward, and frees after backward.
     """
     outer, block = fsdp_groups(run)[:2]
     return _hooks(outer, block, run.zero_stage == 3, not run.accumulates)
@@ -349,7 +380,9 @@ def _hooks(outer: Gathered, block: Gathered, stage_3: bool, first: bool) -> Hook
 
 
 def gather(group: Gathered) -> Walk:
-    """All ranks' shards arrive in one flat buffer; in another format than the shards', rank 0's are copied first."""
+    """All ranks' shards arrive in one flat buffer; in another format than the shards', rank 0's are copied
+    first.
+    """
     if not group.gather_input:
         return [make(group.gather_output, COMMUNICATION)]
     sent = group.gather_input
@@ -367,10 +400,11 @@ def reshard(group: Gathered) -> Walk:
 
 
 def reduce_scatter(group: Gathered, first: bool) -> Walk:
-    """The whole gradients are copied into one flat buffer, which stays, and go; rank 0's share of the sum arrives.
+    """The whole gradients are copied into one flat buffer, which stays, and go; rank 0's share of the sum
+    arrives.
 
-    The last gradient goes when all is done. The `first` share becomes the gradients' shards; a later one is added to
-    them, and goes.
+    The last gradient goes when all is done. The `first` share becomes the gradients' shards; a later one is
+    added to them, and goes.
     """
     share = make(group.reduce_output, "gradients" if first else COMMUNICATION)
     *freed, last = [free(group.gradient * elements, "gradients") for elements in group.elements]

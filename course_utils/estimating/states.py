@@ -26,8 +26,8 @@ PAIRS_4BIT = 2 * 256 * 2
 
 
 class Trainable(NamedTuple):
-    """The parameters that are trained, by name and shape, in the order of the network: those of one block stand for
-    those of all `layers`.
+    """The parameters that are trained, by name and shape, in the order of the network: those of one block
+    stand for those of all `layers`.
     """
 
     before: Shapes
@@ -47,23 +47,30 @@ class Trainable(NamedTuple):
 
     def bytes(self, element: int, multiple: int = BLOCK) -> int:
         """Bytes of one tensor for each at `element` bytes an element, each rounded up."""
-        outside = sum(round_up(element * prod(shape), multiple) for shape in (self.before | self.after).values())
-        return outside + self.layers * sum(round_up(element * prod(shape), multiple) for shape in self.block.values())
+        outside = sum(
+            round_up(element * prod(shape), multiple) for shape in (self.before | self.after).values()
+        )
+        return outside + self.layers * sum(
+            round_up(element * prod(shape), multiple) for shape in self.block.values()
+        )
 
 
 @lru_cache(maxsize=256)
 def trainable(model: TransformerConfig, rank: int, targets: tuple[str, ...]) -> Trainable:
-    """The parameters that a run trains: all at rank 0, else LoRA's two factors of each matrix that is a target.
+    """The parameters that a run trains: all at rank 0, else LoRA's two factors of each matrix that is a
+    target.
 
-    W becomes W + B·A with A (r, n_in) and B (n_out, r) (Hu et al. 2022, section 4.1). Blocks' names begin with
-    "blocks.".
+    W becomes W + B·A with A (r, n_in) and B (n_out, r) (Hu et al. 2022, section 4.1). Blocks' names begin
+    with "blocks.".
     """
     block = block_shapes(model)
     if rank:
         matrices: Shapes = {
             name: shape for name, shape in block.items() if name.split(".")[-2] in targets and len(shape) == 2
         }
-        return Trainable({}, {f"blocks.{name}": s for name, s in _factors(matrices, rank).items()}, model.layers, {})
+        return Trainable(
+            {}, {f"blocks.{name}": s for name, s in _factors(matrices, rank).items()}, model.layers, {}
+        )
     outer = outer_shapes(model)
     before = {name: shape for name, shape in outer.items() if name.startswith(("embedding", "positions"))}
     after = {name: shape for name, shape in outer.items() if name not in before}
@@ -80,7 +87,9 @@ def _factors(matrices: Shapes, rank: int) -> Shapes:
 
 @lru_cache(maxsize=1024)
 def tensors_bytes(model: TransformerConfig, element: int) -> int:
-    """Bytes of one tensor per parameter tensor of `model` at `element` bytes an element, each rounded up to 512."""
+    """Bytes of one tensor per parameter tensor of `model` at `element` bytes an element, each rounded up to
+    512.
+    """
     return trainable(model, 0, ()).bytes(element)
 
 
@@ -88,7 +97,8 @@ def tensors_bytes(model: TransformerConfig, element: int) -> int:
 
 
 def parameter_bytes(run: TrainingRun) -> int:
-    """Bytes of the weights that forward and backward use: 4N in fp32 and under autocast, 2N with master weights.
+    """Bytes of the weights that forward and backward use: 4N in fp32 and under autocast, 2N with master
+    weights.
 
     With LoRA, its factors and what is frozen.
     """
@@ -103,14 +113,16 @@ def _parameter_bytes(
     if not rank:
         return everything
     matrices = [shape for shape in block_shapes(model).values() if len(shape) == 2]
-    saved = sum(round_up(2 * prod(shape)) - frozen_matrix_bytes(shape, bits) for shape in matrices) if bits else 0
+    saved = (
+        sum(round_up(2 * prod(shape)) - frozen_matrix_bytes(shape, bits) for shape in matrices) if bits else 0
+    )
     table = round_up(PAIRS_4BIT) if bits == 4 else 0
     return everything - model.layers * saved + table + trainable(model, rank, targets).bytes(element)
 
 
 def frozen_matrix_bytes(shape: tuple[int, ...], bits: int) -> int:
-    """Bytes of a frozen matrix: 16 bits an element; 8, and an fp32 scale a row; 4, and an fp32 scale for 64 elements,
-    of which the last may be filled up.
+    """Bytes of a frozen matrix: 16 bits an element; 8, and an fp32 scale a row; 4, and an fp32 scale for 64
+    elements, of which the last may be filled up.
 
     QLoRA's 4-bit storage before its scales are quantized again (Dettmers et al. 2023, section 3).
     """
@@ -124,7 +136,9 @@ def frozen_matrix_bytes(shape: tuple[int, ...], bits: int) -> int:
 
 
 def gradient_bytes(run: TrainingRun) -> int:
-    """Bytes of all gradients: one element a trained parameter, in the type of the weights, or fp32 main gradients."""
+    """Bytes of all gradients: one element a trained parameter, in the type of the weights, or fp32 main
+    gradients.
+    """
     return _trainable_bytes(run.model, run.lora_rank, run.lora_targets, run.precision.gradient)
 
 
@@ -139,8 +153,8 @@ def _trainable_bytes(model: TransformerConfig, rank: int, targets: tuple[str, ..
 def optimizer_state_bytes(run: TrainingRun) -> int:
     """Bytes of the optimizer's states: 8N for Adam's two moments in fp32 (Kingma and Ba 2015, algorithm 1).
 
-    Master weights add 4N: ZeRO's K = 12 (Rajbhandari et al. 2020, section 3.1). A loss scaler keeps two numbers on the
-    GPU, a block of 512 bytes each.
+    Master weights add 4N: ZeRO's K = 12 (Rajbhandari et al. 2020, section 3.1). A loss scaler keeps two
+    numbers on the GPU, a block of 512 bytes each.
     """
     return _state_bytes(run.model, run.lora_rank, run.lora_targets, run.precision.name, run.optimizer.name)
 
@@ -156,8 +170,8 @@ def _state_bytes(
 
 
 def states_of(precision: Precision, optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Bytes that the optimizer keeps for parameters of these names and shapes, with what is there once: the tables of
-    the 8-bit Adam, and a loss scaler's two numbers.
+    """Bytes that the optimizer keeps for parameters of these names and shapes, with what is there once: the
+    tables of the 8-bit Adam, and a loss scaler's two numbers.
     """
     tables = CODEBOOKS_8BIT if optimizer.algorithm == "adam8bit" else ()
     once = sum(map(round_up, tables)) + (2 * BLOCK if precision.loss_scaling else 0)
@@ -170,15 +184,20 @@ def tensors_states(precision: Precision, optimizer: Optimizer, shapes: Mapping[s
     return sum(round_up(size) for sizes in kept for size in sizes)
 
 
-def state_sizes(precision: Precision, optimizer: Optimizer, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Bytes of each tensor that the optimizer keeps of one parameter, its master weight first; before rounding.
+def state_sizes(
+    precision: Precision, optimizer: Optimizer, name: str, shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Bytes of each tensor that the optimizer keeps of one parameter, its master weight first; before
+    rounding.
 
-    Momentum and Lion (Chen et al. 2023) keep one number a parameter; Adam two, and when fused its step counter on the
-    GPU; Adafactor a row and a column of a matrix (Shazeer and Stern 2018); Muon one for the blocks' matrices, and
-    Adam's two for the rest (Jordan et al. 2024); the 8-bit Adam two bytes, and a scale for each block of either moment.
+    Momentum and Lion (Chen et al. 2023) keep one number a parameter; Adam two, and when fused its step
+    counter on the GPU; Adafactor a row and a column of a matrix (Shazeer and Stern 2018); Muon one for the
+    blocks' matrices, and Adam's two for the rest (Jordan et al. 2024); the 8-bit Adam two bytes, and a scale
+    for each block of either moment.
     """
     elements = prod(shape)
-    first, second = (precision.first_moment or precision.state) * elements, precision.state * elements
+    first = (precision.first_moment or precision.state) * elements
+    second = precision.state * elements
     master = (precision.master * elements,) if precision.master else ()
     match optimizer.algorithm:
         case "sgd":
@@ -202,7 +221,8 @@ def is_hidden_matrix(name: str, shape: tuple[int, ...]) -> bool:
 def _factored(shape: tuple[int, ...], element: int) -> tuple[int, ...]:
     if len(shape) == 1:
         return (element * shape[0],)
-    rows, columns = prod(shape[:-1]), prod(shape[:-2]) * shape[-1]
+    rows = prod(shape[:-1])
+    columns = prod(shape[:-2]) * shape[-1]
     return (element * rows, element * columns)
 
 

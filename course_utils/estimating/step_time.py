@@ -1,8 +1,8 @@
 """A lower bound of a step's time, term by term: to rank configurations by the time that their saving costs.
 
-Every term is work divided by a peak rate of the card's data sheet, and the terms are added as if nothing overlapped: no
-promise of a time, but the same yardstick for every choice. What is counted is said in each function; launches of
-kernels, norms' arithmetic and waiting are not.
+Every term is work divided by a peak rate of the card's data sheet, and the terms are added as if nothing
+overlapped: no promise of a time, but the same yardstick for every choice. What is counted is said in each
+function; launches of kernels, norms' arithmetic and waiting are not.
 """
 
 from functools import lru_cache
@@ -18,9 +18,9 @@ from .states import gradient_bytes, optimizer_state_bytes, parameter_bytes, tens
 ADAM_PASSES = {"fused": 7, "foreach": 20, "loop": 20}
 """Numbers read and written for each parameter by a step of torch's AdamW in fp32.
 
-Fused: it reads the weight, the gradient and both moments, and writes all but the gradient. Operator by operator
-(`_multi_tensor_adamw`): decay 2, lerp of the first moment 3, scaling the second 2, addcmul 3, root 2, bias 2, epsilon
-2, addcdiv 4.
+Fused: it reads the weight, the gradient and both moments, and writes all but the gradient. Operator by
+operator (`_multi_tensor_adamw`): decay 2, lerp of the first moment 3, scaling the second 2, addcmul 3, root
+2, bias 2, epsilon 2, addcdiv 4.
 """
 
 
@@ -53,18 +53,21 @@ def lost_seconds(run: TrainingRun, card: Gpu) -> float:
 
 
 def model_flops(run: TrainingRun) -> int:
-    """FLOPs of one micro-batch, forward and backward: matrix products alone, attention as if it were not causal.
+    """FLOPs of one micro-batch, forward and backward: matrix products alone, attention as if it were not
+    causal.
 
-    Two for each weight and token in forward, and four in backward; with frozen weights (LoRA) backward takes only
-    those for its input. For a GPT this is Korthikanti et al. 2022, eq. 7; LoRA's factors are left out.
+    Two for each weight and token in forward, and four in backward; with frozen weights (LoRA) backward takes
+    only those for its input. For a GPT this is Korthikanti et al. 2022, eq. 7; LoRA's factors are left out.
     """
-    matrices = run.model.layers * _block_matrices(run.model) + run.model.hidden * run.model.vocab  # and the head
+    # and the head
+    matrices = run.model.layers * _block_matrices(run.model) + run.model.hidden * run.model.vocab
     forward = matrices * 2 * run.micro_batch * run.seq_len
     return forward * (2 if run.lora_rank else 3) + 3 * _core_flops(run)
 
 
 def recomputed_flops(run: TrainingRun) -> int:
-    """FLOPs of one micro-batch's recomputation: the blocks' forward once more, or the core of attention's alone.
+    """FLOPs of one micro-batch's recomputation: the blocks' forward once more, or the core of attention's
+    alone.
 
     "selective" recomputes no matrix product and "offload" nothing: 0.
     """
@@ -72,18 +75,25 @@ def recomputed_flops(run: TrainingRun) -> int:
         return _core_flops(run)
     if not run.blocks_per_checkpoint:
         return 0
-    return _block_matrices(run.model) * run.model.layers * 2 * run.micro_batch * run.seq_len + _core_flops(run)
+    return _block_matrices(run.model) * run.model.layers * 2 * run.micro_batch * run.seq_len + _core_flops(
+        run
+    )
 
 
 def chunked_loss_flops(run: TrainingRun) -> int:
-    """FLOPs that a loss in chunks adds to one micro-batch: one more product with the head, 2·s·b·h·V; else 0."""
-    return 2 * run.seq_len * run.micro_batch * run.model.hidden * run.model.vocab if run.loss_chunks > 1 else 0
+    """FLOPs that a loss in chunks adds to one micro-batch: one more product with the
+    head, 2·s·b·h·V; else 0.
+    """
+    return (
+        2 * run.seq_len * run.micro_batch * run.model.hidden * run.model.vocab if run.loss_chunks > 1 else 0
+    )
 
 
 def communicated(run: TrainingRun) -> int:
     """Bytes that one rank sends in a step: `data_parallel_bytes` of its weights and gradients.
 
-    FSDP2 (stages 2 and 3) sums gradients in the format of its shards: in fp32 where these are the master weights.
+    FSDP2 (stages 2 and 3) sums gradients in the format of its shards: in fp32 where these are the master
+    weights.
     """
     whole = alone(run)
     summed = run.precision.master or run.precision.weight
@@ -97,9 +107,10 @@ def data_parallel_bytes(weights: int, gradients: int, ranks: int, stage: int, mi
     """Bytes that one of `ranks` sends in a step, for so many bytes of weights and of gradients.
 
     Whole gradients are all-reduced once a step (no_sync). Sharded ones (stages 2 and 3) are reduced in each
-    micro-batch: no rank has room to add up whole ones. Stage 3 gathers the weights twice a micro-batch, for forward and
-    for backward, stage 2 once a step (in FSDP2 with `set_reshard_after_backward(False)` until the last micro-batch,
-    else once a micro-batch). With one micro-batch that is 2Ψ, and 3Ψ for stage 3 (Rajbhandari et al. 2020, section 7).
+    micro-batch: no rank has room to add up whole ones. Stage 3 gathers the weights twice a micro-batch, for
+    forward and for backward, stage 2 once a step (in FSDP2 with `set_reshard_after_backward(False)` until the
+    last micro-batch, else once a micro-batch). With one micro-batch that is 2Ψ, and 3Ψ for stage 3
+    (Rajbhandari et al. 2020, section 7).
     """
     if stage < 2:
         return all_reduce_bytes(gradients, ranks)
@@ -121,27 +132,34 @@ def _core_flops(run: TrainingRun) -> int:
 
 
 def _activation_traffic(run: TrainingRun) -> int:
-    """Bytes of activations written in forward, read in backward, and written again where they are recomputed."""
+    """Bytes of activations written in forward, read in backward, and written again
+    where they are recomputed.
+    """
     whole = _plain(run, "none")
     again = 0 if run.recompute in ("none", "offload") else max(0, whole - _plain(run, run.recompute))
     return 2 * whole + again
 
 
 def _plain(run: TrainingRun, recompute: str) -> int:
-    """Bytes of activations at the end of one micro-batch's forward pass on one rank, with this recomputation."""
+    """Bytes of activations at the end of one micro-batch's forward pass on one rank,
+    with this recomputation.
+    """
     return _activations(run.model, run.micro_batch, run.seq_len, run.precision.name, run.attention, recompute)
 
 
 @lru_cache(maxsize=4096)
-def _activations(model: TransformerConfig, b: int, s: int, precision: str, attention: str, recompute: str) -> int:
+def _activations(
+    model: TransformerConfig, b: int, s: int, precision: str, attention: str, recompute: str
+) -> int:
     return activation_bytes(TrainingRun(model, b, s, precision, attention=attention, recompute=recompute))
 
 
 def _weight_traffic(run: TrainingRun) -> int:
-    """Bytes of weights read in forward and in backward, copied for autocast or out of fewer bits, and of gradients
-    written or added to, for one micro-batch.
+    """Bytes of weights read in forward and in backward, copied for autocast or out of fewer bits, and of
+    gradients written or added to, for one micro-batch.
     """
-    weights, gradients = parameter_bytes(alone(run)), gradient_bytes(alone(run))
+    weights = parameter_bytes(alone(run))
+    gradients = gradient_bytes(alone(run))
     copies = weights + weights // 2 if run.precision.autocast and not run.lora_rank else 0
     if run.frozen_bits in (4, 8):  # each pass writes the matrix in 16 bits, and reads it
         copies += 2 * (2 + 2) * run.model.layers * _block_matrices(run.model)
@@ -151,10 +169,12 @@ def _weight_traffic(run: TrainingRun) -> int:
 def _optimizer_traffic(run: TrainingRun) -> int:
     """Bytes that the optimizer's step reads and writes on one rank, once a step.
 
-    Adam and AdamW by torch's operators (`ADAM_PASSES`), others as if each read and wrote weights and states once.
+    Adam and AdamW by torch's operators (`ADAM_PASSES`), others as if each read and wrote weights and states
+    once.
     """
     whole = alone(run)
-    states, gradients = optimizer_state_bytes(whole), gradient_bytes(whole)
+    states = optimizer_state_bytes(whole)
+    gradients = gradient_bytes(whole)
     trained = gradients if run.lora_rank else parameter_bytes(whole)
     moved = 2 * (trained + states) + gradients
     if run.optimizer.algorithm in ("adam", "adamw"):

@@ -1,8 +1,10 @@
-"""cuBLAS's workspaces: memory that torch takes for each thread that multiplies matrices, and keeps to the end.
+"""cuBLAS's workspaces: memory that torch takes for each thread that multiplies matrices, and keeps to the
+end.
 
-torch's rule (`parseChosenWorkspaceSize` and `parseCUDABlasLtWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp),
-and what torch 2.11 and 2.13 took by their own counters when asked as a card of each capability. Forward runs on one
-thread and backward on autograd's own, so a training step has two.
+torch's rule (`parseChosenWorkspaceSize` and `parseCUDABlasLtWorkspaceSize` in
+aten/src/ATen/cuda/CublasHandlePool.cpp), and what torch 2.11 and 2.13 took by their own counters when asked
+as a card of each capability. Forward runs on one thread and backward on autograd's own, so a training step
+has two.
 """
 
 import os
@@ -21,11 +23,13 @@ VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 NEWEST = (2, 13)
 """The release of torch whose rule holds where no torch is installed."""
 
-LARGE, USUAL = 32 * MiB, 8192 * KiB + 128 * KiB
+LARGE = 32 * MiB
+USUAL = 8192 * KiB + 128 * KiB
 
 
 class Workspaces(NamedTuple):
-    """Bytes that one thread keeps: `cublas` from its first matrix product on, `lt` from the first that adds a bias.
+    """Bytes that one thread keeps: `cublas` from its first matrix product on, `lt` from the first that adds a
+    bias.
 
     `lt_each` are bytes that each product with a bias takes while it runs.
     """
@@ -36,12 +40,12 @@ class Workspaces(NamedTuple):
 
 
 def workspaces_of(capability: tuple[int, int], torch: tuple[int, int] | None = None) -> Workspaces:
-    """Bytes that a thread keeps on a GPU of this compute capability under this release of torch (by default the
-    installed one).
+    """Bytes that a thread keeps on a GPU of this compute capability under this release of torch (by default
+    the installed one).
 
-    Hopper has 32 MiB, and from torch 2.12 on Blackwell too; every other 8.125 MiB. Until torch 2.11 a product with a
-    bias had 1 MiB of its own, which is kept from torch 2.9 on (pytorch's pull request 156495). CUBLAS_WORKSPACE_CONFIG
-    goes before.
+    Hopper has 32 MiB, and from torch 2.12 on Blackwell too; every other 8.125 MiB. Until torch 2.11 a product
+    with a bias had 1 MiB of its own, which is kept from torch 2.9 on (pytorch's pull request 156495).
+    CUBLAS_WORKSPACE_CONFIG goes before.
     """
     release = torch or installed_torch()
     is_newer = release >= (2, 12)
@@ -53,7 +57,9 @@ def workspaces_of(capability: tuple[int, int], torch: tuple[int, int] | None = N
 
 @cache
 def asked_for() -> int | None:
-    """Bytes that CUBLAS_WORKSPACE_CONFIG asks for; None if it is not set. It is read once, as torch reads it."""
+    """Bytes that CUBLAS_WORKSPACE_CONFIG asks for; None if it is not set. It is read
+    once, as torch reads it.
+    """
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get(VARIABLE, ""))
     return sum(int(size) * int(count) * KiB for size, count in pairs) if pairs else None
 

@@ -1,4 +1,5 @@
-"""The course's figures: colors fixed once for each kind of memory, a title that states the conclusion, alt text always.
+"""The course's figures: colors fixed once for each kind of memory, a title that states the conclusion, alt
+text always.
 
 Each function returns a `Figure`. Sizes are bytes; `unit` says how to print them.
 """
@@ -32,7 +33,21 @@ from .axes import (
     stop,
     words,
 )
-from .canvas import INK, MARGIN, QUIET, RULE, WIDE, Canvas, Figure, ink_on, number, reflowing, text_width, ticks, wrap
+from .canvas import (
+    INK,
+    MARGIN,
+    QUIET,
+    RULE,
+    WIDE,
+    Canvas,
+    Figure,
+    ink_on,
+    number,
+    reflowing,
+    text_width,
+    ticks,
+    wrap,
+)
 from .curves import lines
 from .plotting import Bar, Chart, draw_rows
 from .timelines import timeline
@@ -58,11 +73,12 @@ def stack(
     values_in_legend: bool = False,
     alt: str | None = None,
 ) -> Figure:
-    """Horizontal bars stacked by kind, one for each row by its label, with their totals and a GPU's capacity marked.
+    """Horizontal bars stacked by kind, one for each row by its label, with their totals and a GPU's capacity
+    marked.
 
-    A row is a breakdown (any mapping from kinds to bytes), a measurement, or a list of `Segment`s. `capacity` is bytes
-    or a `Gpu`; `nominal` bytes, where they are not the capacity, get a dashed line of their own. Raises ValueError
-    without any row.
+    A row is a breakdown (any mapping from kinds to bytes), a measurement, or a list of `Segment`s. `capacity`
+    is bytes or a `Gpu`; `nominal` bytes, where they are not the capacity, get a dashed line of their own.
+    Raises ValueError without any row.
     """
     if not rows:
         raise ValueError("a stack needs at least one row")
@@ -70,16 +86,24 @@ def stack(
     limit, limit_name = named_capacity(capacity, capacity_label, unit)
     totals = {label: sum(part.size for part in parts) for label, parts in named.items()}
     largest = max([*totals.values(), limit or 0])
-    canvas, digits = Canvas(), digits_for(largest, unit)
+    canvas = Canvas()
+    digits = digits_for(largest, unit)
     draw = _Stack(canvas, unit, digits, limit, totals, max(largest, nominal or 0))
     y = canvas.title(title)
-    if values_in_legend or not all(draw.name_lines(*spot) for parts in named.values() for spot in draw.spots(parts)):
-        parts = [part for row in named.values() for part in row if values_in_legend or draw.width(part.size) >= 0.5]
+    if values_in_legend or not all(
+        draw.name_lines(*spot) for parts in named.values() for spot in draw.spots(parts)
+    ):
+        parts = [
+            part for row in named.values() for part in row if values_in_legend or draw.width(part.size) >= 0.5
+        ]
         y = draw_legend(canvas, parts, y + 6, unit, digits, values_in_legend)
     limit_lines = wrap(limit_name, 12, canvas.width - 2 * MARGIN - 12, bold=True)
     top = y + (16 + 14 * len(limit_lines) if limit else 14)
     steps = [GAP + BAR_HEIGHT + LINE * len(draw.heading(label)) for label in named]
-    tops = [top + step - GAP - BAR_HEIGHT for step, top in zip(steps, accumulate(steps, initial=top), strict=False)]
+    tops = [
+        top + step - GAP - BAR_HEIGHT
+        for step, top in zip(steps, accumulate(steps, initial=top), strict=False)
+    ]
     bottom = tops[-1] + BAR_HEIGHT + 8
     draw.axis(top - 6, bottom)
     for (label, parts), y in zip(named.items(), tops, strict=True):
@@ -120,7 +144,9 @@ class _Stack:
     def left(self) -> float:
         if self.canvas.narrow:
             return MARGIN
-        widest = max((text_width(line, 13) for label in self.totals for line in wrap(label, 13, 190)), default=0)
+        widest = max(
+            (text_width(line, 13) for label in self.totals for line in wrap(label, 13, 190)), default=0
+        )
         return MARGIN + (widest + 12 if widest else 0)
 
     @cached_property
@@ -131,9 +157,12 @@ class _Stack:
         ends += [text_width(self.verdict(total), 11) for total in self.totals.values()] if self.limit else []
         return self.canvas.width - 12 - max(ends)
 
-    def onto(self, rows: Mapping[str, Sequence[Segment]], nominal: int | None, limit_name: str, ax: "Axes") -> None:
+    def onto(
+        self, rows: Mapping[str, Sequence[Segment]], nominal: int | None, limit_name: str, ax: "Axes"
+    ) -> None:
         """The same bars by matplotlib."""
-        one, bars = UNITS[self.unit], list[Bar]()
+        one = UNITS[self.unit]
+        bars = list[Bar]()
         for place, (label, row) in enumerate(rows.items()):
             pieces = [(part.name, part.size / one, _look(part.kind)) for part in row]
             bars.append((place, 0.7, pieces, self.summary(label, "\n")))
@@ -168,7 +197,9 @@ class _Stack:
         return zip(parts, map(self.x, accumulate((part.size for part in parts), initial=0)), strict=False)
 
     def spots(self, parts: Sequence[Segment]) -> Iterator[tuple[Segment, float, float]]:
-        """Each segment, and the ends in pixels of the room for its label: the wider side where the line crosses it."""
+        """Each segment, and the ends in pixels of the room for its label: the wider side where the line
+        crosses it.
+        """
         for part, left in self.placed(parts):
             right = left + self.width(part.size)
             if self.limit is not None and left < (line := self.x(self.limit)) < right:
@@ -206,42 +237,59 @@ class _Stack:
                 self.canvas.line(x, y, x, y + BAR_HEIGHT, "#FFFFFF", stroke_width=1)
 
     def limit_line(self, limit: int, name: Sequence[str], top: float, bottom: float) -> None:
-        x, half = self.x(limit), max(text_width(line, 12, bold=True) for line in name) / 2
+        x = self.x(limit)
+        half = max(text_width(line, 12, bold=True) for line in name) / 2
         draw_limit(self.canvas, x, top, x, bottom, limit)
         x = min(max(x, MARGIN + half), self.canvas.width - MARGIN - half)
         for index, line in enumerate(reversed(name)):
-            self.canvas.text(x, top - 6 - 14 * index, line, 12, OVER, text_anchor="middle", font_weight="bold")
+            self.canvas.text(
+                x, top - 6 - 14 * index, line, 12, OVER, text_anchor="middle", font_weight="bold"
+            )
 
     def labels_inside(self, parts: Sequence[Segment], y: float) -> None:
         for (part, left, right), (_, x) in zip(self.spots(parts), self.placed(parts), strict=True):
-            fill, shown = COLOURS[part.kind], amount(part.size, self.unit, self.digits)
-            ink, width, center = ink_on(fill), text_width(shown, 12) + 4, (left + right) / 2
+            fill = COLOURS[part.kind]
+            shown = amount(part.size, self.unit, self.digits)
+            ink = ink_on(fill)
+            width = text_width(shown, 12) + 4
+            center = (left + right) / 2
             if width <= right - left:
                 names = self.name_lines(part, left, right)
                 first = y + (19 if len(names) == 1 else 14)
                 for index, line in enumerate(names):
                     self.canvas.text(center, first + 12 * index, line, 11, ink, text_anchor="middle")
-                place, bold = (first + 12 * len(names) + 4, "bold") if names else (y + BAR_HEIGHT / 2 + 4.5, None)
+                place, bold = (
+                    (first + 12 * len(names) + 4, "bold") if names else (y + BAR_HEIGHT / 2 + 4.5, None)
+                )
                 size = 13 if names else 12
                 self.canvas.text(center, place, shown, size, ink, text_anchor="middle", font_weight=bold)
             elif width <= self.width(part.size):  # no side of the line has room: write over it
                 center = x + self.width(part.size) / 2
-                self.canvas.halo_text(center, y + BAR_HEIGHT / 2 + 4.5, shown, 12, fill, fill=ink, text_anchor="middle")
+                self.canvas.halo_text(
+                    center, y + BAR_HEIGHT / 2 + 4.5, shown, 12, fill, fill=ink, text_anchor="middle"
+                )
 
     def total(self, label: str, y: float) -> None:
-        """The total at the end of its bar, or beyond the capacity's line if that would run through the words."""
+        """The total at the end of its bar, or beyond the capacity's line if that would
+        run through the words.
+        """
         total = self.totals[label]
         if self.canvas.narrow:
             for index, line in enumerate(reversed(self.heading(label))):
                 self.canvas.halo_text(MARGIN, y - 6 - LINE * index, line, 13)
-            look = {"fill": INK if self.limit is None else OVER if total > self.limit else UNDER, "font_weight": "bold"}
+            look = {
+                "fill": INK if self.limit is None else OVER if total > self.limit else UNDER,
+                "font_weight": "bold",
+            }
             self.canvas.halo_text(self.right, y - 6, self.summary(label), 13, text_anchor="end", **look)
             return
-        x, shown = self.x(total) + 8, self.shown(total)
+        x = self.x(total) + 8
+        shown = self.shown(total)
         if self.limit is None:
             self.canvas.halo_text(x, y + BAR_HEIGHT / 2 + 5, shown, 14, font_weight="bold")
             return
-        verdict, line = self.verdict(total), self.x(self.limit)
+        verdict = self.verdict(total)
+        line = self.x(self.limit)
         width = max(text_width(shown, 14, bold=True), text_width(verdict, 11))
         if x - CLEAR - 2 <= line <= x + width + CLEAR:
             x = line + 8
@@ -251,29 +299,38 @@ class _Stack:
     def told(self, label: str, parts: Sequence[Segment], total: int) -> str:
         """A bar in the description: its total, its largest kind, whether it fits."""
         largest = max(parts, key=lambda part: part.size, default=None)
-        most = f", most of it {largest.name} ({amount(largest.size, self.unit, self.digits)})" if largest else ""
+        most = (
+            f", most of it {largest.name} ({amount(largest.size, self.unit, self.digits)})" if largest else ""
+        )
         fits = f", {self.verdict(total)}" if self.limit else ""
         return f"{label + ': ' if label else ''}{self.shown(total)}{most}{fits}"
 
 
 @reflowing
-def compare_bars(estimated: Mapping[str, int], measured: Measurement, title: str, *, unit: str = "GB") -> Figure:
-    """Estimate and measurement side by side, a pair of bars for each kind; differences are estimate minus measurement.
+def compare_bars(
+    estimated: Mapping[str, int], measured: Measurement, title: str, *, unit: str = "GB"
+) -> Figure:
+    """Estimate and measurement side by side, a pair of bars for each kind; differences are estimate minus
+    measurement.
 
-    The measurement is called what it was: measured, simulated or recorded. Kinds that are zero in both are left out.
+    The measurement is called what it was: measured, simulated or recorded. Kinds that are zero in both are
+    left out.
     """
     word = measured.word
     pairs = {kind: (estimated.get(kind, 0), measured.breakdown[kind]) for kind in KINDS}
     pairs = {kind: pair for kind, pair in pairs.items() if any(pair)}
     totals = (sum(pair[0] for pair in pairs.values()), sum(pair[1] for pair in pairs.values()))
     digits = digits_for(max(totals), unit) + 1
-    told = "; ".join(f"{words(k)} {' and '.join(amount(s, unit, digits) for s in pair)}" for k, pair in pairs.items())
+    told = "; ".join(
+        f"{words(k)} {' and '.join(amount(s, unit, digits) for s in pair)}" for k, pair in pairs.items()
+    )
     both = [format_bytes(total, unit, digits) for total in totals]
     alt = (
-        f"{stop(title)} Estimated and {word}, in {unit}: {told}. In total {both[0]} estimated and {both[1]} {word}, "
-        f"a difference of {signed(totals[0] - totals[1], unit, digits)}."
+        f"{stop(title)} Estimated and {word}, in {unit}: {told}. In total {both[0]} estimated and {both[1]}"
+        f" {word}, a difference of {signed(totals[0] - totals[1], unit, digits)}."
     )
-    canvas, hatched = Canvas(), {"edgecolor": INK, "hatch": "///"}
+    canvas = Canvas()
+    hatched = {"edgecolor": INK, "hatch": "///"}
     legend = [
         (f"estimated {both[0]}", 0, {"color": "#FFFFFF", **hatched}),
         (f"{word} {both[1]}", 0, {"color": "#6B6B6B"}),
@@ -286,9 +343,14 @@ def compare_bars(estimated: Mapping[str, int], measured: Measurement, title: str
         bars.append((place + 0.19, 0.36, [("", other, {"color": COLOURS[kind]})], gap))
     onto = partial(draw_rows, names=[*map(words, pairs)], bars=bars, xlabel=axis_label(unit))
     if canvas.narrow:  # no room for columns
-        two = {name: {k: pair[side] for k, pair in pairs.items()} for side, name in enumerate(("estimated", word))}
+        two = {
+            name: {k: pair[side] for k, pair in pairs.items()}
+            for side, name in enumerate(("estimated", word))
+        }
         note = ", ".join(f"{words(kind)} {signed(a - b, unit, digits)}" for kind, (a, b) in pairs.items())
-        return stack(two, title, unit=unit, provenance=f"estimated − {word}: {note} · {measured.provenance}", alt=alt)
+        return stack(
+            two, title, unit=unit, provenance=f"estimated − {word}: {note} · {measured.provenance}", alt=alt
+        )
     scale = 175 / max([1, *(size for pair in pairs.values() for size in pair)])
     top = canvas.title(title) + 22
     _ledger_head(canvas, top, word)
@@ -320,10 +382,13 @@ def _ledger_head(canvas: Canvas, y: float, word: str) -> None:
 
 
 def _ledger_row(canvas: Canvas, kind: str, pair: tuple[int, int], y: float, scale: float, word: str) -> None:
-    color, (estimated, measured) = COLOURS[kind], (scale * size for size in pair)
+    color = COLOURS[kind]
+    estimated, measured = (scale * size for size in pair)
     outline = color if kind == "weight_copies" else INK
     canvas.text(140, y + 23, words(kind), 13, text_anchor="end")
-    canvas.rect(150, y + 5, estimated, 12, "#FFFFFF", stroke=outline, stroke_width=0.8, data_estimated=pair[0])
+    canvas.rect(
+        150, y + 5, estimated, 12, "#FFFFFF", stroke=outline, stroke_width=0.8, data_estimated=pair[0]
+    )
     tip = f"{words(kind)}, estimated: {format_bytes(pair[0])}"
     canvas.rect(150, y + 5, estimated, 12, color, tip, fill_opacity=0.35)
     canvas.hatch(150, y + 5, estimated, 12, outline)
@@ -370,9 +435,9 @@ def bars(
 ) -> Figure:
     """One horizontal bar for each value, its value at its end.
 
-    Values are bytes where `unit` is one of bytes ("GB", "MiB"); otherwise plain numbers in that unit ("ms", "%").
-    A bar named after a kind of memory gets that kind's color, all others that of `kind`; `highlight` names a bar to
-    set off. Raises ValueError for negative values.
+    Values are bytes where `unit` is one of bytes ("GB", "MiB"); otherwise plain numbers in that unit ("ms",
+    "%"). A bar named after a kind of memory gets that kind's color, all others that of `kind`; `highlight`
+    names a bar to set off. Raises ValueError for negative values.
     """
     if not values or any(value < 0 for value in values.values()):
         raise ValueError("bars need at least one value, and none below zero")
@@ -389,17 +454,27 @@ def bars(
     left = float(MARGIN) if above else MARGIN + 12 + max(text_width(name, 13) for name in named.values())
     room = canvas.width - left - MARGIN - 14 - max(text_width(text, 13, bold=True) for text in shown.values())
     for index, (name, value) in enumerate(values.items()):
-        y, width = top + above + step * index, room * value / one / (largest or 1)
-        canvas.text(left if above else left - 10, y - 6 if above else y + 18, named[name], 13,
-                    text_anchor=None if above else "end")  # fmt: skip
+        y = top + above + step * index
+        width = room * value / one / (largest or 1)
+        canvas.text(
+            left if above else left - 10,
+            y - 6 if above else y + 18,
+            named[name],
+            13,
+            text_anchor=None if above else "end",
+        )
         canvas.rect(left, y, width, 26, colors[name], f"{named[name]}: {shown[name]}", data_value=value)
         canvas.text(left + width + 8, y + 18, shown[name], 13, font_weight="bold")
     bottom = top + step * len(values)
     canvas.line(left, top - 4, left, bottom - 4, RULE)
     alt = f"{stop(title)} Bars: {'; '.join(f'{name} {text}' for name, text in shown.items())}."
     end = canvas.note(provenance, bottom + 16)
-    rows = [(place, 0.7, [("", value / one, {"color": colors[name]})], shown[name])
-            for place, (name, value) in enumerate(values.items())]  # fmt: skip
+    rows = [
+        (place, 0.7, [("", value / one, {"color": colors[name]})], shown[name])
+        for place, (name, value) in enumerate(values.items())
+    ]
     xlabel = axis_label(unit) if unit in UNITS else unit
     onto = partial(draw_rows, names=[*named.values()], bars=rows, xlabel=xlabel)
-    return Figure(canvas.svg(end - (2 if provenance else 8), title, alt), alt, chart=Chart(title, provenance, onto))
+    return Figure(
+        canvas.svg(end - (2 if provenance else 8), title, alt), alt, chart=Chart(title, provenance, onto)
+    )

@@ -21,17 +21,25 @@ COLOURS = {
     "cached": "#E9E9E9",
     "free": "#FFFFFF",
 }
-"""One color for each kind of memory, after Okabe and Ito's palette; `cached` and `free` belong to the allocator.
+"""One color for each kind of memory, after Okabe and Ito's palette; `cached` and `free` belong to the
+allocator.
 
-Told apart with each kind of color blindness, and neighbors in a stack by their lightness alone, as in grey print.
+Told apart with each kind of color blindness, and neighbors in a stack by their lightness alone, as in grey
+print.
 """
 
 OVER, UNDER = "#A8071A", "#00624A"
 
 UNIT_NOTES = {
-    "KB": "1 KB = 10³ bytes", "MB": "1 MB = 10⁶ bytes", "GB": "1 GB = 10⁹ bytes", "TB": "1 TB = 10¹² bytes",
-    "KiB": "1 KiB = 2¹⁰ bytes", "MiB": "1 MiB = 2²⁰ bytes", "GiB": "1 GiB = 2³⁰ bytes", "TiB": "1 TiB = 2⁴⁰ bytes",
-}  # fmt: skip
+    "KB": "1 KB = 10³ bytes",
+    "MB": "1 MB = 10⁶ bytes",
+    "GB": "1 GB = 10⁹ bytes",
+    "TB": "1 TB = 10¹² bytes",
+    "KiB": "1 KiB = 2¹⁰ bytes",
+    "MiB": "1 MiB = 2²⁰ bytes",
+    "GiB": "1 GiB = 2³⁰ bytes",
+    "TiB": "1 TiB = 2⁴⁰ bytes",
+}
 
 
 def axis_label(unit: str) -> str:
@@ -41,7 +49,9 @@ def axis_label(unit: str) -> str:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a stack under a name of its own ("fp32 momentum"), `size` bytes, in the color of its `kind`."""
+    """A part of a stack under a name of its own ("fp32 momentum"), `size` bytes, in the
+    color of its `kind`.
+    """
 
     name: str
     size: int
@@ -91,15 +101,25 @@ def amount_with_unit(size: int, unit: str, digits: int) -> str:
 
 
 def draw_legend(
-    canvas: Canvas, parts: Sequence[Segment], y: float, unit: str, digits: int, values: bool, left: float = MARGIN
+    canvas: Canvas,
+    parts: Sequence[Segment],
+    y: float,
+    unit: str,
+    digits: int,
+    values: bool,
+    left: float = MARGIN,
 ) -> float:
-    """Draws a swatch for each kind with the names of its parts, and their sizes with `values`; returns the y below."""
+    """Draws a swatch for each kind with the names of its parts, and their sizes with `values`; returns the y
+    below.
+    """
     names: dict[str, dict[str, None]] = {}
     for part in sorted(parts, key=lambda part: list(COLOURS).index(part.kind)):
         shown = f"{part.name} {amount_with_unit(part.size, unit, digits)}" if values else part.name
         names.setdefault(part.kind, {})[shown] = None
     entries = ((kind, ", ".join(shown)) for kind, shown in names.items())
-    return legend(canvas, entries, y, lambda x, y, size, kind: draw_swatch(canvas, x, y, size, size, kind), left)
+    return legend(
+        canvas, entries, y, lambda x, y, size, kind: draw_swatch(canvas, x, y, size, size, kind), left
+    )
 
 
 def legend(
@@ -111,13 +131,17 @@ def legend(
     scale: float = 1,
     quiet: Collection[str] = (),
 ) -> float:
-    """Draws swatches with words, breaking lines as needed; returns the y below. `swatch` takes x, y, size, entry."""
-    x, baseline = float(left), y + 12 * scale
+    """Draws swatches with words, breaking lines as needed; returns the y below. `swatch` takes x, y, size,
+    entry.
+    """
+    x = float(left)
+    baseline = y + 12 * scale
     for name, words in entries:
         lines = wrap(words, 12 * scale, canvas.width - left - 28 * scale)
         wide = 28 * scale + max(text_width(line, 12 * scale) for line in lines)
         if x + wide > canvas.width and x > left:
-            x, baseline = float(left), baseline + 19 * scale
+            x = float(left)
+            baseline = baseline + 19 * scale
         swatch(x, baseline - 10 * scale, 12 * scale, name)
         for index, line in enumerate(lines):
             baseline += 15 * scale * (index > 0)
@@ -137,7 +161,8 @@ def draw_swatch(
 
 def draw_limit(canvas: Canvas, x1: float, y1: float, x2: float, y2: float, limit: int) -> None:
     """The line of what a program gets of a GPU, around the texts that are drawn already."""
-    edge, line = {"stroke": "#FFFFFF", "stroke_width": 5}, {"stroke": OVER, "stroke_width": 2, "data_capacity": limit}
+    edge = {"stroke": "#FFFFFF", "stroke_width": 5}
+    line = {"stroke": OVER, "stroke_width": 2, "data_capacity": limit}
     canvas.line_around_texts(x1, y1, x2, y2, edge, line)
 
 
@@ -177,7 +202,10 @@ class Plot:
 
 def largest_kinds(sizes: Mapping[str, int], count: int = 4) -> list[str]:
     """The kinds that take most, largest first; none that takes nothing."""
-    return [kind for size, kind in sorted(((size, kind) for kind, size in sizes.items() if size), reverse=True)[:count]]
+    return [
+        kind
+        for size, kind in sorted(((size, kind) for kind, size in sizes.items() if size), reverse=True)[:count]
+    ]
 
 
 def stop(title: str) -> str:

@@ -1,6 +1,7 @@
 """A picture with its description, and what draws most of the course's pictures: SVG written by hand.
 
-A slider has 50 ms from key to picture, and a plotting library takes several times that. `lines` is left to matplotlib.
+A slider has 50 ms from key to picture, and a plotting library takes several times that. `lines` is left to
+matplotlib.
 """
 
 import re
@@ -30,9 +31,10 @@ FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 class Figure:
     """A picture (`svg`) and its description (`alt`) for those who do not see it.
 
-    A notebook holds the SVG inside an HTML `<img>` whose `alt` is the description. JupyterLab shows that also where the
-    notebook is not trusted, as in a fresh clone, and so does GitHub; both take `<svg>` out of HTML. `narrow` is
-    the layout for a phone or a small window, where there is one, and `chart` the `plotting.Chart`, if it has one.
+    A notebook holds the SVG inside an HTML `<img>` whose `alt` is the description. JupyterLab shows that also
+    where the notebook is not trusted, as in a fresh clone, and so does GitHub; both take `<svg>` out of HTML.
+    `narrow` is the layout for a phone or a small window, where there is one, and `chart` the
+    `plotting.Chart`, if it has one.
     """
 
     svg: str = field(repr=False)
@@ -59,12 +61,14 @@ class Figure:
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """The same data drawn by matplotlib on `ax`, or on the Axes of a new figure: to restyle as you like.
 
-        Returns the Axes. Raises ValueError for a picture that only the course draws, ImportError without matplotlib.
+        Returns the Axes. Raises ValueError for a picture that only the course draws, ImportError without
+        matplotlib.
         """
         return self._charted.plot(ax)
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture to `path` and return that path: .svg as lessons show it, .png and .pdf drawn by matplotlib.
+        """Write the picture to `path` and return that path: .svg as lessons show it, .png and .pdf drawn by
+        matplotlib.
 
         Raises ValueError for another ending, and for .png and .pdf where `plot` raises.
         """
@@ -74,7 +78,9 @@ class Figure:
         elif path.suffix in (".png", ".pdf"):
             self._charted.save(path)
         else:
-            raise ValueError(f"{path.name!r} must end in .svg, .png or .pdf: a figure is saved as one of these")
+            raise ValueError(
+                f"{path.name!r} must end in .svg, .png or .pdf: a figure is saved as one of these"
+            )
         return path
 
     @property
@@ -108,7 +114,8 @@ def reflowing(draw: Callable[Given, Any]) -> Callable[Given, Any]:
 class Canvas:
     """Collects shapes, in pixels from the top left corner, and joins them into an SVG.
 
-    Every look is an attribute of its own element: style sheets do not survive the sanitizers of notebook viewers.
+    Every look is an attribute of its own element: style sheets do not survive the sanitizers of notebook
+    viewers.
     """
 
     def __init__(self) -> None:
@@ -117,7 +124,9 @@ class Canvas:
         self.width = asked_width.get() or WIDTH
         self.narrow = self.width == NARROW
 
-    def rect(self, x: float, y: float, width: float, height: float, fill: str, tip: str = "", **more: Any) -> None:
+    def rect(
+        self, x: float, y: float, width: float, height: float, fill: str, tip: str = "", **more: Any
+    ) -> None:
         """A rectangle; `tip` shows when the pointer rests on it."""
         attributes = attribute_text({"x": x, "y": y, "width": width, "height": height, "fill": fill, **more})
         self.shapes.append(f"<rect {attributes}{f'><title>{escape(tip)}</title></rect>' if tip else '/>'}")
@@ -126,8 +135,12 @@ class Canvas:
         attributes = attribute_text({"x1": x1, "y1": y1, "x2": x2, "y2": y2, "stroke": stroke, **more})
         self.shapes.append(f"<line {attributes}/>")
 
-    def line_around_texts(self, x1: float, y1: float, x2: float, y2: float, *looks: Mapping[str, Any]) -> None:
-        """A level or upright line in each of `looks`, with a gap where it would run through a text drawn so far."""
+    def line_around_texts(
+        self, x1: float, y1: float, x2: float, y2: float, *looks: Mapping[str, Any]
+    ) -> None:
+        """A level or upright line in each of `looks`, with a gap where it would run through a text drawn so
+        far.
+        """
         upright = int(x1 == x2)
         at, start, end = (x1, y1, y2) if upright else (y1, x1, x2)
         crossed = [box for box in self.boxes if box[1 - upright] - 1.5 < at < box[3 - upright] + 1.5]
@@ -151,22 +164,30 @@ class Canvas:
         self.boxes.append((left, y - 0.77 * size, left + width, y + 0.23 * size))
         self.shapes.append(f"<text {attributes}>{escape(words, quote=False)}</text>")
 
-    def halo_text(self, x: float, y: float, words: str, size: float = 12, halo: str = "#FFFFFF", **more: Any) -> None:
+    def halo_text(
+        self, x: float, y: float, words: str, size: float = 12, halo: str = "#FFFFFF", **more: Any
+    ) -> None:
         """Text with an outline in the color of its background, readable over anything."""
         look = {"stroke": halo, "stroke_width": 4, "stroke_linejoin": "round", "paint_order": "stroke"}
         self.text(x, y, words, size, **look, **more)
 
     def upright(self, x: float, y: float, words: str) -> None:
         """Words that read from bottom to top, their middle at (x, y): what a vertical axis shows."""
-        self.text(x, y, words, 12, QUIET, text_anchor="middle", transform=f"rotate(-90 {short(x)} {short(y)})")
+        self.text(
+            x, y, words, 12, QUIET, text_anchor="middle", transform=f"rotate(-90 {short(x)} {short(y)})"
+        )
 
     def hatch(self, x: float, y: float, width: float, height: float, stroke: str, gap: float = 6) -> None:
         """Diagonal strokes inside a rectangle (drawn, as sanitizers drop patterns)."""
         strokes = ""
         for k in range(1, ceil((width + height) / gap)):
-            reach = k * gap  # the stroke joins the points whose distances from the top left corner add up to this
-            start, end = min(reach, width), max(0.0, reach - height)
-            strokes += f"M{short(x + start)} {short(y + reach - start)}l{short(end - start)} {short(start - end)}"
+            # the stroke joins the points whose distances from the top left corner add up to this
+            reach = k * gap
+            start = min(reach, width)
+            end = max(0.0, reach - height)
+            strokes += (
+                f"M{short(x + start)} {short(y + reach - start)}l{short(end - start)} {short(start - end)}"
+            )
         if strokes:
             self.path(strokes, stroke=stroke, stroke_width=1, fill="none")
 
@@ -185,7 +206,9 @@ class Canvas:
         return y + 14 * len(lines)
 
     def figure(self, bottom: float, title: str, alt: str, provenance: str, chart: Any = None) -> Figure:
-        """The whole as a figure with an axis at `bottom`, room for its numbers and label, and the small print."""
+        """The whole as a figure with an axis at `bottom`, room for its numbers and label, and the small
+        print.
+        """
         end = self.note(provenance, bottom + 62)
         return Figure(self.svg(end - (2 if provenance else 10), title, alt), alt, chart=chart)
 
@@ -197,22 +220,30 @@ def framed(shapes: str, width: float, height: float, title: str, alt: str, **mor
     """An SVG of `shapes` on white, with its name and description inside."""
     frame = {"width": width, "height": height, "viewBox": f"0 0 {width} {short(height)}"}
     look = {"font_family": FONT, "style": SCALES_DOWN, **more}
-    head = attribute_text({"xmlns": "http://www.w3.org/2000/svg", **frame, "role": "img", "aria-label": alt, **look})
+    head = attribute_text(
+        {"xmlns": "http://www.w3.org/2000/svg", **frame, "role": "img", "aria-label": alt, **look}
+    )
     names = f"<title>{escape(title, quote=False)}</title><desc>{escape(alt, quote=False)}</desc>"
     paper = f'<rect width="{width}" height="{short(height)}" fill="#FFFFFF"/>'
     return "\n".join([f"<svg {head}>", names, paper, shapes, "</svg>"])
 
 
 def below_one_another(figures: Sequence[Figure], title: str) -> Figure:
-    """Several of the course's figures as one, from top to bottom; its description is theirs, one after another."""
-    alt, joined = " ".join(figure.alt for figure in figures), []
+    """Several of the course's figures as one, from top to bottom; its description is theirs, one after
+    another.
+    """
+    alt = " ".join(figure.alt for figure in figures)
+    joined = []
     for pictures in ([figure.svg for figure in figures], [figure.narrow for figure in figures]):
-        placed, widest, y = [], 0, 0.0
+        placed = []
+        widest = 0
+        y = 0.0
         for picture in filter(None, pictures):
             inner = re.sub(r' role="img" aria-label="[^"]*"', "", picture, count=1)  # the whole has both
             placed.append(inner.replace(f'style="{SCALES_DOWN}"', f'y="{short(y)}"', 1))
             width, height = re.findall(r'viewBox="0 0 (\d+) ([\d.]+)"', picture)[0]
-            widest, y = max(widest, int(width)), y + float(height)
+            widest = max(widest, int(width))
+            y = y + float(height)
         joined.append(framed("\n".join(placed), widest, y, title, alt) if all(pictures) else "")
     return Figure(joined[0], alt, joined[1])
 
@@ -234,7 +265,9 @@ def short(value: Any) -> str:
     return "0" if text == "-0" else text
 
 
-SLIM, THIN, BROAD = set("ijl.,:;'|!I"), set('ft()[]{}/\\- r"'), set("mwMW%@—")
+SLIM = set("ijl.,:;'|!I")
+THIN = set('ft()[]{}/\\- r"')
+BROAD = set("mwMW%@—")
 
 
 @lru_cache(maxsize=4096)
@@ -278,8 +311,13 @@ def ink_on(fill: str) -> str:
     def is_light(color: str) -> bool:
         return contrast(INK, color) > contrast("#FFFFFF", color)
 
-    light, light_in_dark = is_light(fill), is_light(DARK.get(fill, fill))
-    return (ON_LIGHT if light_in_dark else ON_DARKENED) if light else (ON_LIGHTENED if light_in_dark else ON_DARK)
+    light = is_light(fill)
+    light_in_dark = is_light(DARK.get(fill, fill))
+    return (
+        (ON_LIGHT if light_in_dark else ON_DARKENED)
+        if light
+        else (ON_LIGHTENED if light_in_dark else ON_DARK)
+    )
 
 
 def ticks(low: float, high: float, count: int = 7) -> list[float]:
@@ -293,8 +331,11 @@ def ticks(low: float, high: float, count: int = 7) -> list[float]:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions near the `wanted` ones, in the same order, at least `gap` apart, within `low` to `high` if they fit."""
-    order, placed = sorted(range(len(wanted)), key=wanted.__getitem__), [*wanted]
+    """Positions near the `wanted` ones, in the same order, at least `gap` apart, within `low` to `high` if
+    they fit.
+    """
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    placed = [*wanted]
     for index in order:
         placed[index] = max(placed[index], low)
         low = placed[index] + gap
@@ -309,7 +350,9 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(value: float) -> str:
-    """A number for an axis: thousands with commas, no needless decimals, 10⁻⁵ for what would need too many zeros."""
+    """A number for an axis: thousands with commas, no needless decimals, 10⁻⁵ for what would need too many
+    zeros.
+    """
     if value == int(value):
         return f"{value:,.0f}".replace("-", "−")
     if abs(value) >= SMALLEST_IN_DECIMALS:

@@ -8,7 +8,21 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .axes import OVER, stop
-from .canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, framed, number, reflowing, spread, text_width, wrap
+from .canvas import (
+    GRID,
+    INK,
+    MARGIN,
+    QUIET,
+    RULE,
+    Canvas,
+    Figure,
+    framed,
+    number,
+    reflowing,
+    spread,
+    text_width,
+    wrap,
+)
 from .plotting import LAYOUT_FONT, Chart, finish, look
 
 if TYPE_CHECKING:
@@ -24,14 +38,21 @@ PLOT_HEIGHT = 290
 
 FRAME = {"stroke_linejoin": "round", "xmlns:xlink": "http://www.w3.org/1999/xlink"}
 NEEDLESS = re.compile(
-    r' id="(text|line2d|[xy]tick|patch|axes|figure|legend|matplotlib)[^"]*"| transform="rotate\(-0 [^"]*\)"|<!--.*?-->'
+    r' id="(text|line2d|[xy]tick|patch|axes|figure|legend|matplotlib)[^"]*"| transform="rotate\(-0'
+    r' [^"]*\)"|<!--.*?-->'
 )
 NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
 LEGEND: dict[str, Any] = {
-    "loc": "lower left", "frameon": False, "borderpad": 0, "borderaxespad": 0, "labelspacing": 0.3, "handlelength": 3,
-    "labelcolor": "linecolor", "prop": {"size": 12.5, "weight": "bold"},
-}  # fmt: skip
+    "loc": "lower left",
+    "frameon": False,
+    "borderpad": 0,
+    "borderaxespad": 0,
+    "labelspacing": 0.3,
+    "handlelength": 3,
+    "labelcolor": "linecolor",
+    "prop": {"size": 12.5, "weight": "bold"},
+}
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
@@ -52,17 +73,20 @@ def lines(
     provenance: str = "",
     alt: str | None = None,
 ) -> Figure:
-    """One line for each series (its x values and its y values), named at its end; units belong into the labels.
+    """One line for each series (its x values and its y values), named at its end; units belong into the
+    labels.
 
-    `level` draws a named horizontal line, such as a capacity. The series named in `circles` are not joined: they were
-    measured here and there, and nobody knows what lies between. `bands` are lower and upper values to shade around the
-    series of that name. Raises ValueError for empty or unequal series, for more than there are colors, and for values
-    that a logarithmic axis cannot show.
+    `level` draws a named horizontal line, such as a capacity. The series named in `circles` are not joined:
+    they were measured here and there, and nobody knows what lies between. `bands` are lower and upper values
+    to shade around the series of that name. Raises ValueError for empty or unequal series, for more than
+    there are colors, and for values that a logarithmic axis cannot show.
     """
     _check_series(series, log_x, log_y)
     canvas = Canvas()
-    width, room = canvas.width, canvas.width - 2 * MARGIN
-    heading, small_print = wrap(title, 16.5, room, bold=True), wrap(provenance, 11, room)
+    width = canvas.width
+    room = canvas.width - 2 * MARGIN
+    heading = wrap(title, 16.5, room, bold=True)
+    small_print = wrap(provenance, 11, room)
     names = {name: wrap(name, 12.5, room - 44, bold=True) for name in series} if canvas.narrow else {}
     top = 49 + 21 * len(heading) + 17 * sum(map(len, names.values()))
     height = top + PLOT_HEIGHT + (60 + 14 * len(small_print) if provenance else 52)
@@ -70,7 +94,8 @@ def lines(
     with look():
         from matplotlib.figure import Figure as Drawing
 
-        drawing = Drawing(figsize=(width / 72, height / 72), dpi=72, facecolor="none")  # one point is one pixel of ours
+        # one point is one pixel of ours
+        drawing = Drawing(figsize=(width / 72, height / 72), dpi=72, facecolor="none")
         more = [y for pair in bands.values() for side in pair for y in side] + ([level[1]] if level else [])
         axes = _axes(drawing, series, more, log_x, log_y, top)
         marks(axes)
@@ -83,7 +108,9 @@ def lines(
     ends = "; ".join(_ends(name, *line) for name, line in series.items())
     alt = alt or f"{stop(title)} Lines of {ylabel} against {xlabel}: {ends}."
     onto = partial(_onto, marks=marks, series=series, more=more, labels=(xlabel, ylabel), logs=(log_x, log_y))
-    return Figure(framed(shapes, width, height, title, alt, **FRAME), alt, chart=Chart(title, provenance, onto))
+    return Figure(
+        framed(shapes, width, height, title, alt, **FRAME), alt, chart=Chart(title, provenance, onto)
+    )
 
 
 def _marks(
@@ -103,11 +130,18 @@ def _marks(
 
 
 def _onto(
-    axes: "Axes", marks: Callable[["Axes"], None], series: Series, more: Sequence[float], labels: tuple[str, str],
+    axes: "Axes",
+    marks: Callable[["Axes"], None],
+    series: Series,
+    more: Sequence[float],
+    labels: tuple[str, str],
     logs: tuple[bool, bool],
-) -> None:  # fmt: skip
+) -> None:
     """The same lines on Axes of a learner's own, who may zoom in."""
-    values = [[x for xs, _ in series.values() for x in xs], [*(y for _, ys in series.values() for y in ys), *more]]
+    values = [
+        [x for xs, _ in series.values() for x in xs],
+        [*(y for _, ys in series.values() for y in ys), *more],
+    ]
     for name, log, found in zip("xy", logs, values, strict=True):
         low, high = _range(found, log, from_zero=name == "y")
         if log:
@@ -131,21 +165,31 @@ def _ends(name: str, xs: Sequence[float], ys: Sequence[float]) -> str:
 
 def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
     if not series or len(series) > len(LINE_COLOURS):
-        raise ValueError(f"{len(series)} lines: a figure shows 1 to {len(LINE_COLOURS)} that can be told apart")
+        raise ValueError(
+            f"{len(series)} lines: a figure shows 1 to {len(LINE_COLOURS)} that can be told apart"
+        )
     for name, (xs, ys) in series.items():
         if len(xs) != len(ys) or not xs:
-            raise ValueError(f"{name!r} has {len(xs)} x values and {len(ys)} y values: they go in pairs, at least one")
+            raise ValueError(
+                f"{name!r} has {len(xs)} x values and {len(ys)} y values: they go in pairs, at least one"
+            )
         if (log_x and min(xs) <= 0) or (log_y and min(ys) <= 0):
-            raise ValueError(f"{name!r} has a value that is not above zero, which a logarithmic axis cannot show")
+            raise ValueError(
+                f"{name!r} has a value that is not above zero, which a logarithmic axis cannot show"
+            )
 
 
-def _axes(drawing: "Drawing", series: Series, more: Sequence[float], log_x: bool, log_y: bool, top: float) -> "Axes":
+def _axes(
+    drawing: "Drawing", series: Series, more: Sequence[float], log_x: bool, log_y: bool, top: float
+) -> "Axes":
     xs = [x for line, _ in series.values() for x in line]
     ys = [*(y for _, line in series.values() for y in line), *more]
-    ends, (low, high) = _range(xs, log_x, from_zero=False), _range(ys, log_y, from_zero=True)
+    ends = _range(xs, log_x, from_zero=False)
+    low, high = _range(ys, log_y, from_zero=True)
     heights = _ticks(low, high, log_y)
     left = 40 + max(text_width(number(tick), 12) for tick in heights)
-    width, height = 72 * drawing.get_figwidth(), 72 * drawing.get_figheight()
+    width = 72 * drawing.get_figwidth()
+    height = 72 * drawing.get_figheight()
     names = 0.0 if Canvas().narrow else max(text_width(name, 12.5, bold=True) for name in series)
     right = width - MARGIN - 12 - names
     box = (left / width, 1 - (top + PLOT_HEIGHT) / height, (right - left) / width, PLOT_HEIGHT / height)
@@ -164,7 +208,8 @@ def _axes(drawing: "Drawing", series: Series, more: Sequence[float], log_x: bool
 
 
 def _range(values: Sequence[float], log: bool, from_zero: bool) -> tuple[float, float]:
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if log:
         return low, high if high > low else low * 10
     low = min(0.0, low) if from_zero else low
@@ -173,7 +218,9 @@ def _range(values: Sequence[float], log: bool, from_zero: bool) -> tuple[float, 
 
 
 def _ticks(low: float, high: float, log: bool) -> list[float]:
-    """Round numbers; on a logarithmic axis powers of two where the range is small, powers of ten where it is large."""
+    """Round numbers; on a logarithmic axis powers of two where the range is small, powers of ten where it is
+    large.
+    """
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     powers = LogLocator(base=2 if high / low <= 2**10 else 10, numticks=12) if log else None
@@ -200,13 +247,25 @@ def _x(axes: "Axes", value: float) -> float:
     return float(axes.transData.transform((value, axes.get_ylim()[0]))[0])
 
 
-def _draw(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int, markers: bool, joined: bool) -> None:
+def _draw(
+    axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int, markers: bool, joined: bool
+) -> None:
     color = LINE_COLOURS[index]
     if not joined:
-        look = {"markersize": 10, "markerfacecolor": "#FFFFFF", "markeredgecolor": color, "markeredgewidth": 2.2}
+        look = {
+            "markersize": 10,
+            "markerfacecolor": "#FFFFFF",
+            "markeredgecolor": color,
+            "markeredgewidth": 2.2,
+        }
         axes.plot(*line, "o", clip_on=False, zorder=4, **look)
         return
-    dots: dict[str, Any] = {"marker": "o", "markersize": 7, "markeredgecolor": "#FFFFFF", "markeredgewidth": 1}
+    dots: dict[str, Any] = {
+        "marker": "o",
+        "markersize": 7,
+        "markeredgecolor": "#FFFFFF",
+        "markeredgewidth": 1,
+    }
     shown = dots if markers and len(line[0]) <= 40 else {}
     dashes = DASHES[index]  # in pixels; matplotlib counts in line widths
     style = (0, tuple(length / 2.2 for length in dashes)) if dashes else "-"
@@ -214,7 +273,9 @@ def _draw(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: in
 
 
 def _draw_level(axes: "Axes", series: Series, name: str, value: float) -> None:
-    """A horizontal line with its name at the left above it, or at the right where that would hide a series."""
+    """A horizontal line with its name at the left above it, or at the right where that
+    would hide a series.
+    """
     axes.axhline(value, color=OVER, linewidth=1.6, linestyle=(0, (2, 2)), clip_on=False)
     paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5}
     style = {"color": OVER, "fontweight": "bold", "va": "baseline", "bbox": paper, "zorder": 4}
@@ -234,10 +295,16 @@ def _hides(axes: "Axes", series: Series, words: "Annotation") -> bool:
 
 
 def _write(
-    drawing: "Drawing", axes: "Axes", heading: Sequence[str], small_print: Sequence[str], labels: tuple[str, str],
-    series: Series, top: float,
-) -> None:  # fmt: skip
-    width, bottom = 72 * drawing.get_figwidth(), top + PLOT_HEIGHT
+    drawing: "Drawing",
+    axes: "Axes",
+    heading: Sequence[str],
+    small_print: Sequence[str],
+    labels: tuple[str, str],
+    series: Series,
+    top: float,
+) -> None:
+    width = 72 * drawing.get_figwidth()
+    bottom = top + PLOT_HEIGHT
     height = 72 * drawing.get_figheight()
     left, right = (_x(axes, value) for value in axes.get_xlim())
 
@@ -252,8 +319,11 @@ def _write(
         put(width - MARGIN, bottom + 62 + 14 * index, line, 11, ha="right")
     last = [max(zip(xs, ys, strict=True), key=lambda point: point[0]) for xs, ys in series.values()]
     ends = [tuple(map(float, axes.transData.transform(point))) for point in last]
-    alone = {name for name, (x, _), (xs, _) in zip(series, ends, series.values(), strict=True)
-             if len(xs) == 1 and x < right - 1}  # fmt: skip
+    alone = {
+        name
+        for name, (x, _), (xs, _) in zip(series, ends, series.values(), strict=True)
+        if len(xs) == 1 and x < right - 1
+    }
     at_right = {name: height - y for name, (_, y) in zip(series, ends, strict=True) if name not in alone}
     heights = dict(zip(at_right, spread([*at_right.values()], 17, top, bottom), strict=True))
     for index, (name, (x, y)) in enumerate(zip(series, ends, strict=True)):
@@ -262,7 +332,9 @@ def _write(
 
 
 def _shapes(drawing: "Drawing") -> str:
-    """The shapes that matplotlib draws, without its frame, its font, and its style sheet, which would reach beyond."""
+    """The shapes that matplotlib draws, without its frame, its font, and its style sheet, which would reach
+    beyond.
+    """
     page = StringIO()
     drawing.savefig(page, format="svg", metadata=NO_METADATA)
     [inside] = re.findall(r"<svg[^>]*>(.*)</svg>", page.getvalue(), re.DOTALL)

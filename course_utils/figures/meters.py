@@ -6,7 +6,21 @@ from typing import NamedTuple
 
 from ..units import GB, format_bytes
 from .axes import COLOURS, OVER, Plot, amount, digits_for, largest_kinds, words
-from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, sentence, short, spread, text_width, ticks
+from .canvas import (
+    INK,
+    MARGIN,
+    QUIET,
+    RULE,
+    WIDTH,
+    Canvas,
+    Figure,
+    number,
+    sentence,
+    short,
+    spread,
+    text_width,
+    ticks,
+)
 
 MOST_POINTS = 240
 SHORTEST = 2.0  # seconds that the axis covers at least
@@ -16,7 +30,8 @@ SHORTEST = 2.0  # seconds that the axis covers at least
 class Reading:
     """Bytes read `seconds` after the start. `peak` is the most allocated since its counter was last reset.
 
-    `driver` is what all programs on the GPU have taken together; it and `reserved` are None where they are unknown.
+    `driver` is what all programs on the GPU have taken together; it and `reserved` are None where they are
+    unknown.
     """
 
     allocated: int
@@ -71,21 +86,25 @@ def meter_figure(
     axis: str,
     look: Look = PAGE,
 ) -> Figure:
-    """Allocated bytes over time (by kind where that is known), with what is reserved, what the driver says, the phases.
+    """Allocated bytes over time (by kind where that is known), with what is reserved, what the driver says,
+    the phases.
 
     `about` comes before the peak ("at least " where it was only sampled). Raises ValueError without samples.
     """
     if not samples:
         raise ValueError("there is nothing to draw: the meter has not read anything yet")
-    last, unit = samples[-1], "GB" if max(peak, capacity or 0) >= GB else "MB"
+    last = samples[-1]
+    unit = "GB" if max(peak, capacity or 0) >= GB else "MB"
     title = f"{_shown(last.allocated, unit)} allocated now, {about}{_shown(peak, unit)} at the peak"
     highest = max([peak, capacity or 0, *(max(s.reserved or 0, s.driver or 0) for s in samples)])
-    canvas, kept = Canvas(), thinned(samples)
+    canvas = Canvas()
+    kept = thinned(samples)
     scale = _Scale(canvas, *look[:4], 1.06 * max(1, highest), look, max(SHORTEST, last.seconds))
     canvas.text(MARGIN, 11.5 + look.title, title, look.title, font_weight="bold")
     scale.value_axis(unit, size=look.text)
     for tick in ticks(0, scale.latest, 8):
-        x, y = scale.x(tick), look.bottom + 6 + look.text
+        x = scale.x(tick)
+        y = look.bottom + 6 + look.text
         canvas.text(x, y, number(tick), look.text, QUIET, text_anchor="middle")
     canvas.text(look.left - 8, look.top - 6, unit, look.text, QUIET, text_anchor="end")
     canvas.text(look.left, look.bottom + 12 + 2 * look.text, axis, look.text, QUIET)
@@ -103,7 +122,9 @@ def meter_figure(
 
 
 def thinned(samples: Sequence[Reading]) -> list[Reading]:
-    """Thin out to `MOST_POINTS` samples: the highest of each stretch and the last of all, so that no peak is lost."""
+    """Thin out to `MOST_POINTS` samples: the highest of each stretch and the last of all, so that no peak is
+    lost.
+    """
     stretch = max(1, -(-(len(samples) - 1) // (MOST_POINTS - 1)))
     groups = [samples[start : start + stretch] for start in range(0, len(samples) - 1, stretch)]
     return [*(max(group, key=lambda sample: sample.allocated) for group in groups), samples[-1]]
@@ -115,7 +136,8 @@ def _shown(size: int, unit: str) -> str:
 
 def _areas(samples: Sequence[Reading], scale: _Scale) -> None:
     known = [kind for kind in COLOURS if any(sample.kinds.get(kind) for sample in samples)]
-    floor, allocated = [0] * len(samples), [sample.allocated for sample in samples]
+    floor = [0] * len(samples)
+    allocated = [sample.allocated for sample in samples]
     for kind in known:
         top = [low + sample.kinds.get(kind, 0) for low, sample in zip(floor, samples, strict=True)]
         _area(samples, scale, floor, top, COLOURS[kind], kind)
@@ -133,7 +155,9 @@ def _area(
     scale.canvas.path(f"M{path}Z", fill=fill, data_kind=name, data_bytes=high[-1] - low[-1])
 
 
-def _line(samples: Sequence[Reading], scale: _Scale, sizes: Sequence[int | None], dashes: str | None = None) -> None:
+def _line(
+    samples: Sequence[Reading], scale: _Scale, sizes: Sequence[int | None], dashes: str | None = None
+) -> None:
     if known := _points(samples, scale, sizes):
         look = {"fill": "none", "stroke": INK, "stroke_width": 1.5, "stroke_dasharray": dashes}
         scale.canvas.path("M" + "L".join(known), **look)
@@ -147,7 +171,8 @@ def _points(samples: Sequence[Reading], scale: _Scale, sizes: Sequence[int | Non
 def _marks(marks: Sequence[MeterMark], scale: _Scale) -> None:
     look, free, canvas = scale.look, scale.look.left, scale.canvas
     for mark in marks:
-        x, wide = scale.x(min(mark.seconds, scale.latest)), text_width(mark.words, look.mark)
+        x = scale.x(min(mark.seconds, scale.latest))
+        wide = text_width(mark.words, look.mark)
         canvas.line(x, look.top, x, look.bottom, RULE, stroke_width=1, data_mark=mark.words)
         if x >= free and x + wide <= look.right:
             canvas.halo_text(x + 3, look.top - 6, words(mark.words), look.mark)
@@ -165,7 +190,11 @@ def _labels(last: Reading, capacity: int | None, scale: _Scale, unit: str) -> No
             shown = amount(size, unit, digits_for(size, unit))
             wanted.append((scale.y(floor + size / 2), f"{words(kind)} {shown}", INK))
         floor += size
-    for name, size in (("allocated", last.allocated), ("reserved – –", last.reserved), ("driver ····", last.driver)):
+    for name, size in (
+        ("allocated", last.allocated),
+        ("reserved – –", last.reserved),
+        ("driver ····", last.driver),
+    ):
         if size is not None:
             wanted.append((scale.y(size), f"{name} {_shown(size, unit)}", INK))
     if capacity:

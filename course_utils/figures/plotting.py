@@ -25,7 +25,8 @@ DOTS = 200  # of a saved PNG, per inch
 EVENTS = "allocations and frees, in order"
 
 Bar = tuple[float, float, Sequence[tuple[str, float, Mapping[str, Any]]], str]
-"""The place and height of a bar in rows, its pieces (name, length, how barh draws it), and words at its end."""
+"""The place and height of a bar in rows, its pieces (name, length, how barh draws it), and words at its end.
+"""
 
 Limit = tuple[str, float, str]  # its name, its place, the style of its line
 Span = tuple[int, int, str, bool]  # its start and end, its name, and whether it is a phase rather than a step
@@ -35,11 +36,13 @@ Span = tuple[int, int, str, bool]  # its start and end, its name, and whether it
 def look(styled: bool = True) -> Iterator[None]:
     """matplotlib with our look and nothing of the learner's own settings, which are as before afterwards.
 
-    Its log is silent meanwhile: the first import of all says on stderr, and so in a lesson, that it looks for fonts.
-    Raises ImportError where it is not installed.
+    Its log is silent meanwhile: the first import of all says on stderr, and so in a lesson, that it looks for
+    fonts. Raises ImportError where it is not installed.
     """
     if find_spec("matplotlib") is None:
-        raise ImportError("this is drawn by matplotlib, which is missing: run `python3 -m pip install matplotlib`")
+        raise ImportError(
+            "this is drawn by matplotlib, which is missing: run `python3 -m pip install matplotlib`"
+        )
     log = logging.getLogger("matplotlib")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -54,7 +57,9 @@ def look(styled: bool = True) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure's parts for matplotlib: its title, its small print, and the function that draws its data on Axes."""
+    """A figure's parts for matplotlib: its title, its small print, and the function that draws its data on
+    Axes.
+    """
 
     title: str
     provenance: str
@@ -74,7 +79,9 @@ class Chart:
             ax.set_title(fill(self.title, 64))
             if self.provenance:
                 small = {"fontsize": 8, "color": QUIET, "ha": "right", "va": "top"}
-                ax.annotate(fill(self.provenance, 130), (1, 0), (0, -46), "axes fraction", "offset points", **small)
+                ax.annotate(
+                    fill(self.provenance, 130), (1, 0), (0, -46), "axes fraction", "offset points", **small
+                )
         return ax
 
     def save(self, path: Path) -> None:
@@ -87,17 +94,23 @@ class Chart:
             drawing.savefig(path, dpi=DOTS)
 
 
-def draw_rows(ax: "Axes", names: Sequence[str], bars: Iterable[Bar], xlabel: str, limits: Sequence[Limit] = ()) -> None:
+def draw_rows(
+    ax: "Axes", names: Sequence[str], bars: Iterable[Bar], xlabel: str, limits: Sequence[Limit] = ()
+) -> None:
     """Horizontal bars next to their names, the first on top, and the limits as lines through them."""
-    reach, longest = max((limit for _, limit, _ in limits), default=0.0), 0
+    reach = max((limit for _, limit, _ in limits), default=0.0)
+    longest = 0
     paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1}
     for place, height, pieces, end in bars:
         left = 0.0
         for name, length, style in pieces:
             ax.barh(place, length, height, left, label=name, linewidth=0.8, **style)
             left += length
-        ax.annotate(end, (left, place), (6, 0), textcoords="offset points", va="center", fontsize=10, bbox=paper)
-        reach, longest = max(reach, left), max([longest, *map(len, end.split("\n"))])
+        ax.annotate(
+            end, (left, place), (6, 0), textcoords="offset points", va="center", fontsize=10, bbox=paper
+        )
+        reach = max(reach, left)
+        longest = max([longest, *map(len, end.split("\n"))])
     for name, value, style in limits:
         ax.axvline(value, color=OVER, linestyle=style, linewidth=2 if name else 1, label=name)
     ax.set(xlim=(0, (1.05 + 0.014 * longest) * reach or 1), ylim=(len(names) - 0.4, -0.6), xlabel=xlabel)
@@ -106,9 +119,14 @@ def draw_rows(ax: "Axes", names: Sequence[str], bars: Iterable[Bar], xlabel: str
 
 
 def draw_areas(
-    ax: "Axes", counts: range, curves: Mapping[str, tuple[Sequence[float], str]], spans: Iterable[Span],
-    notes: Iterable[tuple[str, int, float]], ylabel: str, limits: Sequence[Limit],
-) -> None:  # fmt: skip
+    ax: "Axes",
+    counts: range,
+    curves: Mapping[str, tuple[Sequence[float], str]],
+    spans: Iterable[Span],
+    notes: Iterable[tuple[str, int, float]],
+    ylabel: str,
+    limits: Sequence[Limit],
+) -> None:
     """Areas as steps over the event `counts`, the first lowest: `curves` are values by name, and their color.
 
     `spans` are named at the top where there is room, `notes` are words with an arrow to their x and y.
@@ -134,12 +152,16 @@ def draw_areas(
 
 
 def finish(ax: "Axes", across: Literal["x", "y"], **place: Any) -> None:
-    """Grid lines, numbers as the course writes them, and a legend: areas as they lie on one another, bars, lines."""
+    """Grid lines, numbers as the course writes them, and a legend: areas as they lie on one another, bars,
+    lines.
+    """
     ax.grid(axis=across)
     ax.set_axisbelow(True)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(lambda value, _: number(float(f"{value:.10g}")))
-    drawn = {fill(str(one.get_label()), 26): one for one in [*ax.collections[::-1], *ax.containers, *ax.lines]}
+    drawn = {
+        fill(str(one.get_label()), 26): one for one in [*ax.collections[::-1], *ax.containers, *ax.lines]
+    }
     named = {name: one for name, one in drawn.items() if name and not name.startswith("_")}
     if named:
         place = place or {"loc": "upper left", "bbox_to_anchor": (1, 1)}

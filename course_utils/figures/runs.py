@@ -32,14 +32,23 @@ UNIT = "GB"
 
 
 def peak_stack(run: TrainingRun, breakdown: MemoryBreakdown, card: Gpu, verdict: str) -> Figure:
-    """The run's peak by kind, with a line at what a program gets of the GPU; `verdict` continues "It …" in the alt."""
+    """The run's peak by kind, with a line at what a program gets of the GPU; `verdict` continues "It …" in
+    the alt.
+    """
     title = peak_title(run, breakdown)
-    parts = ", ".join(f"{words(kind)} {amount_with_unit(size, UNIT, 2)}" for kind, size in breakdown.items() if size)
+    parts = ", ".join(
+        f"{words(kind)} {amount_with_unit(size, UNIT, 2)}" for kind, size in breakdown.items() if size
+    )
     return stack(
-        {"": breakdown}, title, capacity=card.room, capacity_label=told_name(card), nominal=card.memory,
-        provenance=f"estimated from formulas · {NOT_COUNTED}", values_in_legend=True,
+        {"": breakdown},
+        title,
+        capacity=card.room,
+        capacity_label=told_name(card),
+        nominal=card.memory,
+        provenance=f"estimated from formulas · {NOT_COUNTED}",
+        values_in_legend=True,
         alt=f"Estimate for {title}. It {verdict}. {run}: {parts}.",
-    )  # fmt: skip
+    )
 
 
 def peak_title(run: TrainingRun, breakdown: MemoryBreakdown) -> str:
@@ -67,7 +76,8 @@ LABELS = {
 }  # fmt: skip
 """The label under a column, below the name of its phase; others go without "backward of the"."""
 
-FAR = 5  # a card of more than so many times the peak is not drawn: the columns would be too small to be told apart
+# a card of more than so many times the peak is not drawn: the columns would be too small to be told apart
+FAR = 5
 
 PHASES = {"zero_grad": "", "clip": "clipping"}
 
@@ -88,7 +98,8 @@ class _Columns(Plot):
 
 @reflowing
 def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
-    """The moments of a step, as `moments(run)` gives them, as columns stacked by kind, with the card's line through.
+    """The moments of a step, as `moments(run)` gives them, as columns stacked by kind, with the card's line
+    through.
 
     The end of a step comes first: it is how the next one begins. Raises ValueError without moments.
     """
@@ -97,23 +108,30 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
     rows = in_order(moments)
     peak = max(range(len(rows)), key=lambda index: rows[index].total)
     highest = rows[peak].total
-    digits, largest = digits_for(highest, UNIT), max(rows[peak], key=lambda kind: rows[peak][kind])
+    digits = digits_for(highest, UNIT)
+    largest = max(rows[peak], key=lambda kind: rows[peak][kind])
     share = percent(rows[peak][largest] / max(1, highest))
     title = f"The step is highest at {place_words(rows[peak])}, and {share} of that are {words(largest)}"
-    stacks = [[Segment(words(kind), moment[kind], kind) for kind in TIMELINE_ORDER if moment[kind]] for moment in rows]
+    stacks = [
+        [Segment(words(kind), moment[kind], kind) for kind in TIMELINE_ORDER if moment[kind]]
+        for moment in rows
+    ]
     canvas = Canvas()
     reach = card.memory if card.memory <= FAR * highest else 0
     if canvas.narrow:  # no room for columns
         bars = dict(zip(map(place_words, rows), stacks, strict=True))
         line = (card.room, told_name(card), card.memory) if reach else (None, "", None)
         return stack(bars, title, capacity=line[0], capacity_label=line[1], nominal=line[2])
-    y = draw_legend(canvas, [part for parts in stacks for part in parts], canvas.title(title) + 6, UNIT, 0, False)
+    y = draw_legend(
+        canvas, [part for parts in stacks for part in parts], canvas.title(title) + 6, UNIT, 0, False
+    )
     if reach:  # the lines are named above the plot, where no column can cover the words
         canvas.line(MARGIN, y + 14, MARGIN + 24, y + 14, OVER, stroke_width=2)
         canvas.text(MARGIN + 32, y + 18, told_name(card), 12, OVER, font_weight="bold")
     else:
         canvas.text(MARGIN, y + 18, f"{told_name(card).removesuffix(' (dashed)')}, far above", 12, OVER)
-    top, largest = y + 72, round(1.12 * max(highest, reach, 1))
+    top = y + 72
+    largest = round(1.12 * max(highest, reach, 1))
     columns = _Columns(canvas, 66.0, canvas.width - 22.0, top, top + PLOT_HEIGHT, largest, len(rows))
     columns.value_axis(UNIT)
     canvas.upright(20, (columns.top + columns.bottom) / 2, f"{UNIT} (10⁹ bytes)")
@@ -134,13 +152,17 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
 
 
 def in_order(moments: Mapping[str, MemoryBreakdown]) -> list[MemoryBreakdown]:
-    """The moments in the order in which they are drawn: from the beginning of a step, which is the last one's end."""
+    """The moments in the order in which they are drawn: from the beginning of a step, which is the last one's
+    end.
+    """
     last = [moments["end of step"]] if "end of step" in moments else []
     return last + [moment for name, moment in moments.items() if name != "end of step"]
 
 
 def place_words(peak: MemoryBreakdown) -> str:
-    """The place in the step of a moment of `moments(run)`: "the backward of the loss", "the optimizer step"."""
+    """The place in the step of a moment of `moments(run)`: "the backward of the loss",
+    "the optimizer step".
+    """
     names = {"forward": "forward", "after loss": "the end of the loss", "clipping": "clipping"}
     return names.get(peak.label, f"the {peak.label}")
 
@@ -148,9 +170,12 @@ def place_words(peak: MemoryBreakdown) -> str:
 def _column(columns: _Columns, index: int, name: str, parts: Sequence[Segment], digits: int) -> str:
     """Draws a moment's kinds on top of one another; returns the path of the borders between them."""
     width = min(0.74 * columns.slot, 56)
-    x, below, borders = columns.center(index) - width / 2, 0, ""
+    x = columns.center(index) - width / 2
+    below = 0
+    borders = ""
     for part in parts:
-        y, height = columns.y(below + part.size), PLOT_HEIGHT * part.size / columns.largest
+        y = columns.y(below + part.size)
+        height = PLOT_HEIGHT * part.size / columns.largest
         tip = f"{name} · {part.name}: {format_bytes(part.size, UNIT, max(2, digits))}"
         look = {"data_kind": part.kind, "data_moment_bytes": part.size}
         columns.canvas.rect(x, y, width, height, COLOURS[part.kind], tip, **look)
@@ -160,12 +185,18 @@ def _column(columns: _Columns, index: int, name: str, parts: Sequence[Segment], 
     return borders
 
 
-def _column_total(columns: _Columns, index: int, total: int, digits: int, is_peak: bool, is_over: bool) -> None:
-    x, y = columns.center(index), columns.y(total)
-    shown, size = amount(total, UNIT, digits), 11.0
+def _column_total(
+    columns: _Columns, index: int, total: int, digits: int, is_peak: bool, is_over: bool
+) -> None:
+    x = columns.center(index)
+    y = columns.y(total)
+    shown = amount(total, UNIT, digits)
+    size = 11.0
     if is_peak:
         draw_peak(columns.canvas, x, y, total)
-        shown, size, y = f"peak {format_bytes(total, UNIT, digits)}", 13.0, y - 9
+        shown = f"peak {format_bytes(total, UNIT, digits)}"
+        size = 13.0
+        y = y - 9
     half = text_width(shown, size, bold=is_peak) / 2
     x = min(max(x, columns.left + half), columns.canvas.width - 6 - half)
     look = {"fill": OVER if is_over else INK, "font_weight": "bold" if is_peak else None}
@@ -173,16 +204,21 @@ def _column_total(columns: _Columns, index: int, total: int, digits: int, is_pea
 
 
 def _column_names(columns: _Columns, rows: Sequence[MemoryBreakdown]) -> int:
-    """Writes the names below the columns and the phases above; returns how many lines the longest name takes."""
+    """Writes the names below the columns and the phases above; returns how many lines
+    the longest name takes.
+    """
     canvas = columns.canvas
     names = [LABELS.get(moment.label, moment.label.removeprefix("backward of the ")) for moment in rows]
     wrapped = [wrap(name, 11.5, columns.slot - 2) for name in names]
     for index, lines in enumerate(wrapped):
         for line, text in enumerate(lines):
-            canvas.text(columns.center(index), columns.bottom + 16 + 14 * line, text, 11.5, text_anchor="middle")
+            canvas.text(
+                columns.center(index), columns.bottom + 16 + 14 * line, text, 11.5, text_anchor="middle"
+            )
     for phase, members in groupby(range(len(rows)), lambda index: rows[index].phase):
         inside = list(members)
-        left, right = columns.center(inside[0]) - columns.slot / 2, columns.center(inside[-1]) + columns.slot / 2
+        left = columns.center(inside[0]) - columns.slot / 2
+        right = columns.center(inside[-1]) + columns.slot / 2
         if inside[0]:
             canvas.line(left, columns.top - 30, left, columns.bottom, "#C9C9C9", data_phase=phase)
         name = PHASES.get(phase, words(phase))
@@ -190,12 +226,17 @@ def _column_names(columns: _Columns, rows: Sequence[MemoryBreakdown]) -> int:
     return max(map(len, wrapped))
 
 
-def _step_alt(rows: Sequence[MemoryBreakdown], peak: MemoryBreakdown, card: Gpu, title: str, digits: int) -> str:
+def _step_alt(
+    rows: Sequence[MemoryBreakdown], peak: MemoryBreakdown, card: Gpu, title: str, digits: int
+) -> str:
     told = sentence(f"{place_words(moment)} {amount(moment.total, UNIT, digits)}" for moment in rows)
-    parts = sentence(f"{words(kind)} {amount_with_unit(peak[kind], UNIT, digits)}" for kind in largest_kinds(peak))
-    room, above = format_bytes(card.room, UNIT, digits), sum(moment.total > card.room for moment in rows)
+    parts = sentence(
+        f"{words(kind)} {amount_with_unit(peak[kind], UNIT, digits)}" for kind in largest_kinds(peak)
+    )
+    room = format_bytes(card.room, UNIT, digits)
+    above = sum(moment.total > card.room for moment in rows)
     rise = f"{above or 'none'} of the {len(rows)} columns {'rises' if above == 1 else 'rise'} above that"
     return (
-        f"{title}. Columns stacked by kind of memory, in {UNIT}: {told}. At the peak: {parts}. A program gets {room} "
-        f"of {named(card)}; {rise}."
+        f"{title}. Columns stacked by kind of memory, in {UNIT}: {told}. At the peak: {parts}. A program gets"
+        f" {room} of {named(card)}; {rise}."
     )

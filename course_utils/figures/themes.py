@@ -1,7 +1,8 @@
-"""The dark theme of the figures: the same meaning in colors for a dark page, and what a page needs to show a figure.
+"""The dark theme of the figures: the same meaning in colors for a dark page, and what a page needs to show a
+figure.
 
-A figure is drawn in the light colors. A style sheet that it carries replaces each of them where the `color-scheme` of
-its page is dark: JupyterLab and the website set that, and browsers hand it on to an image.
+A figure is drawn in the light colors. A style sheet that it carries replaces each of them where the
+`color-scheme` of its page is dark: JupyterLab and the website set that, and browsers hand it on to an image.
 """
 
 import json
@@ -11,9 +12,11 @@ from html import escape
 from importlib.resources import files
 from urllib.parse import quote
 
-HERE = files(__name__.rpartition(".")[0])  # a folder, or a part of the archive that the explorer's page imports from
+# a folder, or a part of the archive that the explorer's page imports from
+HERE = files(__name__.rpartition(".")[0])
 ON_DARK, ON_LIGHT, ON_DARKENED, ON_LIGHTENED = "#FFFFFE", "#111110", "#111112", "#FFFFFC"
-"""Inks of words on a color: for dark and light ones, and for those that the dark theme darkens or lightens."""
+"""Inks of words on a color: for dark and light ones, and for those that the dark theme darkens or lightens.
+"""
 
 DARK: dict[str, str] = json.loads(HERE.joinpath("dark.json").read_text(encoding="utf-8"))
 """The dark theme's color for each light one that differs there; all others stay."""
@@ -25,7 +28,9 @@ UNREAD = re.compile(
     r' data-(?!kind|phase|peak|knots|one|unit|digits|scale|top|high)[a-z-]+="[^"]*"|<text [^>]*></text>\n'
     r'| stroke-width="1"(?=[ />])|(?<=role="img") aria-label="[^"]*"'
 )
-"""What a notebook does without: what tests read, empty texts, a line's usual width, what the image's `alt` says."""
+"""What a notebook does without: what tests read, empty texts, a line's usual width, what the image's `alt`
+says.
+"""
 
 PLAIN = " !$'()*+,-./:;=?@[]^_`{|}~"
 """What stays as it is in the address of an image."""
@@ -46,33 +51,49 @@ READING = f"<script>{part('reading.js')}</script>"
 
 
 def themed(svg: str, layout: str = "", colored: str | None = None) -> str:
-    """The SVG with a dark page's style sheet for the colors in `colored`; its description is in its label alone."""
+    """The SVG with a dark page's style sheet for the colors in `colored`; its description is in its label
+    alone.
+    """
     rules = {}
     for name, sign, color in sorted(set(COLOR.findall(svg if colored is None else colored))):
-        light, drawn = color.upper(), sign != '="'
+        light = color.upper()
+        drawn = sign != '="'
         dark = (drawn and THIN.get(light)) or DARK.get(light)
         if dark and dark != light:
-            where, force = (f'[style*="{name}: {color}"]', "!important") if drawn else (f'[{name}="{color}"]', "")
+            where, force = (
+                (f'[style*="{name}: {color}"]', "!important") if drawn else (f'[{name}="{color}"]', "")
+            )
             rules[f".course-figure {where}{{{name}:light-dark({light},{dark}){force}}}"] = None
-    style = f"<style>svg.course-figure:root{{color-scheme:light dark}}{''.join(rules)}</style>" if rules else ""
+    style = (
+        f"<style>svg.course-figure:root{{color-scheme:light dark}}{''.join(rules)}</style>" if rules else ""
+    )
     head, end, rest = re.sub("<desc>.*?</desc>", "", svg).partition(">")
     return f'{head} class="course-figure{layout and f" course-{layout}"}"{end}{style}{rest}'
 
 
 def stored(svg: str, layout: str, colored: str) -> str:
-    """The SVG as a notebook holds it: themed, without what is unread, on one line, with quotes that JSON leaves."""
+    """The SVG as a notebook holds it: themed, without what is unread, on one line, with quotes that JSON
+    leaves.
+    """
     drawn = themed(UNREAD.sub("", svg), layout, colored).replace("'", "&#39;")
     return drawn.replace('"', "'").replace("\n", " ")
 
 
 def image(svg: str, alt: str, narrow: str = "") -> str:
-    """An HTML `<img>`, which every viewer of notebooks shows; its colors serve the `narrow` layout next to it, too."""
+    """An HTML `<img>`, which every viewer of notebooks shows; its colors serve the `narrow` layout next to
+    it, too.
+    """
     data = quote(stored(svg, "wide", svg + narrow), safe=PLAIN)
-    return f'<img alt="{escape(alt)}" class="course-figure" style="max-width:100%" src="data:image/svg+xml,{data}">'
+    return (
+        f'<img alt="{escape(alt)}" class="course-figure" style="max-width:100%"'
+        f' src="data:image/svg+xml,{data}">'
+    )
 
 
 def as_image(svg: str, narrow: str, alt: str) -> str:
-    """HTML for a notebook: the image, and scripts that put `in_page`'s picture in its place and read it out."""
+    """HTML for a notebook: the image, and scripts that put `in_page`'s picture in its
+    place and read it out.
+    """
     other = narrow and f'<script type="image/svg+xml">{stored(narrow, "narrow", "")}</script>'
     dress = f"<style>{part('figure.css')}</style><script>{part('figure.js')}</script>"
     return f"{image(svg, alt, narrow)}{other}{dress}{READING}"
@@ -81,8 +102,11 @@ def as_image(svg: str, narrow: str, alt: str) -> str:
 def in_page(svg: str, narrow: str) -> str:
     """HTML for a page or widget: the layout that fits is shown, and the script comes with the first touch."""
     layouts = themed(svg, "wide") + (themed(narrow, "narrow") if narrow else "")
-    kind, wake = "course-picture" + (" course-reflows" if narrow else ""), part("reading.js", attribute=True)
+    kind = "course-picture" + (" course-reflows" if narrow else "")
+    wake = part("reading.js", attribute=True)
     said = '<div class="course-said" role="status"></div>'
-    begin = f'<div class="{kind}" tabindex="0" role="group" aria-label="Figure: arrow keys read out its parts"'
+    begin = (
+        f'<div class="{kind}" tabindex="0" role="group" aria-label="Figure: arrow keys read out its parts"'
+    )
     scripts = f'onpointerenter="{wake}" onfocus="this.onpointerenter()"'
     return f"<style>{part('figure.css')}</style>{begin} {scripts}>{layouts}{said}</div>"

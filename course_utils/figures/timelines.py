@@ -43,8 +43,10 @@ PLOT_HEIGHT = 300.0
 PEAK = 4.0  # pixels that the peak gets at least, though it last for one event of thousands
 NARROWEST = 32.0  # pixels that each phase gets at least, where a third of the width suffices for that
 PHASE_WORDS = {
-    "forward": ("forward", "fwd"), "backward": ("backward", "bwd"), "optimizer": ("optimizer", "optim.", "opt"),
-}  # fmt: skip
+    "forward": ("forward", "fwd"),
+    "backward": ("backward", "bwd"),
+    "optimizer": ("optimizer", "optim.", "opt"),
+}
 
 
 @reflowing
@@ -58,10 +60,12 @@ def timeline(
     capacity_label: str = "",
     letters: Mapping[str, int] | None = None,
 ) -> Figure:
-    """Memory by kind after each allocation and free, with the phases of each step and the peak named in the picture.
+    """Memory by kind after each allocation and free, with the phases of each step and the peak named in the
+    picture.
 
-    `steps` picks training steps (1 is the first); without it everything is shown, set-up included. `letters` names
-    moments, by how many events have happened, with a pin on the axis. Raises ValueError for what was not measured.
+    `steps` picks training steps (1 is the first); without it everything is shown, set-up included. `letters`
+    names moments, by how many events have happened, with a pin on the axis. Raises ValueError for what was
+    not measured.
     """
     first, last = _window(measurement, steps)
     curves = {kind: [0, *curve] for kind, curve in measurement.timeline.curves().items()}
@@ -71,7 +75,8 @@ def timeline(
     if not first <= peak <= last or totals[peak] < max(totals[first : last + 1]):
         peak = max(range(first, last + 1), key=totals.__getitem__)
     canvas = Canvas()
-    left, right = (52.0 if canvas.narrow else 66.0), canvas.width - 26.0
+    left = 52.0 if canvas.narrow else 66.0
+    right = canvas.width - 26.0
     keep = [peak, min(peak + 1, last), *(mark.event for mark in measurement.timeline.marks)]
     kept = thin(totals, first, last, keep, MOST_POINTS // 2 if canvas.narrow else MOST_POINTS)
     limit, limit_name = named_capacity(capacity, capacity_label, unit)
@@ -79,7 +84,20 @@ def timeline(
     knots = _knots(measurement, first, last, left, right)
     seen = _widened(knots, peak, last)
     view = _View(
-        canvas, left, right, 0.0, PLOT_HEIGHT, largest, measurement, first, last, seen, unit, curves, kept, peak
+        canvas,
+        left,
+        right,
+        0.0,
+        PLOT_HEIGHT,
+        largest,
+        measurement,
+        first,
+        last,
+        seen,
+        unit,
+        curves,
+        kept,
+        peak,
     )
     top = view.head(title)
     view = replace(view, top=top, bottom=top + PLOT_HEIGHT)
@@ -103,9 +121,10 @@ def timeline(
 class _View(Plot):
     """Draws a timeline from the `first` event count shown to the `last`: event counts to x, bytes to y.
 
-    `knots` maps counts to x: evenly within a phase, but with room for every phase, as the loss is a few events long and
-    often the peak. `curves` are bytes by kind from the bottom up; element k is what is allocated when k events have
-    happened. `kept` are the counts that are drawn; what is allocated at the `peak` is drawn until the next event.
+    `knots` maps counts to x: evenly within a phase, but with room for every phase, as the loss is a few
+    events long and often the peak. `curves` are bytes by kind from the bottom up; element k is what is
+    allocated when k events have happened. `kept` are the counts that are drawn; what is allocated at the
+    `peak` is drawn until the next event.
     """
 
     measurement: Measurement
@@ -119,26 +138,44 @@ class _View(Plot):
 
     def x(self, count: int) -> float:
         index = min(max(1, bisect_left(self.knots, (count, 0.0))), len(self.knots) - 1)
-        (start, left), (end, right) = self.knots[index - 1], self.knots[index]
+        start, left = self.knots[index - 1]
+        end, right = self.knots[index]
         return left + (right - left) * (count - start) / max(1, end - start)
 
     def spans(self, name: Callable[[Mark], Name]) -> list[tuple[int, int, Name]]:
         return _spans(self.measurement, self.first, self.last, name)
 
     def head(self, title: str) -> float:
-        """Draws title and, for areas too small for a name inside, a legend; returns the y where the plot begins."""
-        y, places = self.canvas.title(title), self.places()
+        """Draws title and, for areas too small for a name inside, a legend; returns the y where the plot
+        begins.
+        """
+        y = self.canvas.title(title)
+        places = self.places()
         tallest = {kind: max(curve[count] for count in self.kept) for kind, curve in self.curves.items()}
-        small = [kind for kind, size in tallest.items() if places[kind] is None and PLOT_HEIGHT * size >= self.largest]
+        small = [
+            kind
+            for kind, size in tallest.items()
+            if places[kind] is None and PLOT_HEIGHT * size >= self.largest
+        ]
         parts = [Segment(words(kind), 1, kind) for kind in small]
-        return 48 + (draw_legend(self.canvas, parts, y + 6, self.unit, 0, values=False, left=self.left) if small else y)
+        return 48 + (
+            draw_legend(self.canvas, parts, y + 6, self.unit, 0, values=False, left=self.left) if small else y
+        )
 
     def onto(self, notes: Mapping[str, int], limits: Sequence[tuple[str, float, str]], ax: "Axes") -> None:
         """The same areas by matplotlib; each of the `notes` is at an event count."""
-        shown, one, curves = range(self.first, self.last + 1), UNITS[self.unit], self.curves
-        areas = {words(kind): ([curve[at] / one for at in shown], COLOURS[kind]) for kind, curve in curves.items()}
-        spans = [(start, end, phase, True) for start, end, (_, phase) in self.spans(lambda m: (m.step, m.phase))]
-        spans += [(start, end, step_name(step), False) for start, end, step in self.spans(lambda mark: mark.step)]
+        shown = range(self.first, self.last + 1)
+        one = UNITS[self.unit]
+        curves = self.curves
+        areas = {
+            words(kind): ([curve[at] / one for at in shown], COLOURS[kind]) for kind, curve in curves.items()
+        }
+        spans = [
+            (start, end, phase, True) for start, end, (_, phase) in self.spans(lambda m: (m.step, m.phase))
+        ]
+        spans += [
+            (start, end, step_name(step), False) for start, end, step in self.spans(lambda mark: mark.step)
+        ]
         places = [(name, at, sum(curve[at] for curve in curves.values()) / one) for name, at in notes.items()]
         draw_areas(ax, shown, areas, spans, places, f"{self.unit} allocated", limits)
 
@@ -153,8 +190,12 @@ class _View(Plot):
             self.canvas.line(self.x(count), self.bottom, self.x(count), self.bottom + 5, RULE)
             self.canvas.text(self.x(count), self.bottom + 20, number(count), 12, QUIET, text_anchor="middle")
         label = f"{EVENTS}{'' if self.canvas.narrow else ' (short phases drawn wider)'}"
-        self.canvas.text((self.left + self.right) / 2, self.bottom + 40, label, 12, QUIET, text_anchor="middle")
-        self.canvas.upright(14 if self.canvas.narrow else 20, (self.top + self.bottom) / 2, f"{self.unit} allocated")
+        self.canvas.text(
+            (self.left + self.right) / 2, self.bottom + 40, label, 12, QUIET, text_anchor="middle"
+        )
+        self.canvas.upright(
+            14 if self.canvas.narrow else 20, (self.top + self.bottom) / 2, f"{self.unit} allocated"
+        )
 
     def phases(self) -> None:
         for start, end, (_, phase) in self.spans(lambda mark: (mark.step, mark.phase)):
@@ -163,9 +204,18 @@ class _View(Plot):
             self.span(start, end, (step_name(step), f"{step}" if step else ""), 23, 12, INK, "#7A7A7A")
 
     def span(
-        self, start: int, end: int, names: Sequence[str], above: int, size: int, ink: str, rule: str, **more: str
+        self,
+        start: int,
+        end: int,
+        names: Sequence[str],
+        above: int,
+        size: int,
+        ink: str,
+        rule: str,
+        **more: str,
     ) -> None:
-        left, right = self.x(start), self.x(end)
+        left = self.x(start)
+        right = self.x(end)
         self.canvas.line(left, self.top - above - (11 if size == 11 else 13), left, self.bottom, rule, **more)
         shown = next((name for name in names if text_width(name, 11) <= right - left), "")
         bold = None if size == 11 else "bold"
@@ -174,16 +224,24 @@ class _View(Plot):
 
     def edges(self) -> dict[str, list[int]]:
         """The upper edge of each kind's area, in bytes, at the counts that are drawn."""
-        edges, below = {}, [0] * len(self.kept)
+        edges = {}
+        below = [0] * len(self.kept)
         for kind, curve in self.curves.items():
             below = edges[kind] = [low + curve[count] for low, count in zip(below, self.kept, strict=True)]
         return edges
 
     def areas(self) -> None:
-        """Draws each area down to the axis, the topmost first, so that the next covers all but its band; then names."""
-        one, digits = UNITS[self.unit], digits_for(round(self.largest), self.unit) + 1
+        """Draws each area down to the axis, the topmost first, so that the next covers all but its band; then
+        names.
+        """
+        one = UNITS[self.unit]
+        digits = digits_for(round(self.largest), self.unit) + 1
         told = {"one": one, "unit": self.unit, "digits": digits, "scale": self.largest / PLOT_HEIGHT / 100}
-        told |= {"top": short(self.top), "high": short(PLOT_HEIGHT), "knots": [[n, round(x, 1)] for n, x in self.knots]}
+        told |= {
+            "top": short(self.top),
+            "high": short(PLOT_HEIGHT),
+            "knots": [[n, round(x, 1)] for n, x in self.knots],
+        }
         data = " ".join(f'data-{name}="{value}"' for name, value in told.items())
         self.canvas.shapes.append(f'<g transform="matrix(.1 0 0 -.01 0 {short(self.bottom)})" {data}>')
         for kind, edge in reversed(self.edges().items()):
@@ -198,21 +256,30 @@ class _View(Plot):
                 self.canvas.text(place[0], place[1] + 4, words(kind), 12.5, **look)
 
     def area(self, edge: Sequence[int]) -> str:
-        """The outline of an area as steps: in tenths of a pixel to the right, in hundredths from the axis up."""
+        """The outline of an area as steps: in tenths of a pixel to the right, in
+        hundredths from the axis up.
+        """
         points = []
         for count, size in zip(self.kept, edge, strict=True):
             height = round(100 * PLOT_HEIGHT * size / self.largest)
             points.append((round(10 * self.x(count)), height))
             if count == self.peak < self.last:
                 points.append((round(10 * self.x(count + 1)), height))
-        inner = [b for a, b, c in zip(points, points[1:], points[2:], strict=False) if not a[1] == b[1] == c[1]]
+        inner = [
+            b for a, b, c in zip(points, points[1:], points[2:], strict=False) if not a[1] == b[1] == c[1]
+        ]
         outline = [(points[0][0], 0), points[0], *inner, points[-1], (points[-1][0], 0)]
-        steps = (f"{x - before}{' ' * (y >= under)}{y - under}" for (before, under), (x, y) in pairwise(outline))
+        steps = (
+            f"{x - before}{' ' * (y >= under)}{y - under}" for (before, under), (x, y) in pairwise(outline)
+        )
         return f"m{outline[0][0]} 0l{' '.join(steps)}z"
 
     def places(self) -> dict[str, tuple[float, float] | None]:
-        """The center of the roomiest spot for each area's name, in pixels, or None where no spot is high enough."""
-        xs, places = [self.x(count) for count in self.kept], {}
+        """The center of the roomiest spot for each area's name, in pixels, or None where no spot is high
+        enough.
+        """
+        xs = [self.x(count) for count in self.kept]
+        places = {}
         low = [self.y(0)] * len(xs)
         for kind, edge in self.edges().items():
             high = [self.y(size) for size in edge]
@@ -221,12 +288,16 @@ class _View(Plot):
         return places
 
     def name_peak(self, size: int, limit: tuple[float, float] | None) -> None:
-        """Marks and names the peak, clear of the capacity's line: `limit` is its y and the x where its name ends."""
+        """Marks and names the peak, clear of the capacity's line: `limit` is its y and the x where its name
+        ends.
+        """
         label = self.told_peak(size)
         x = (self.x(self.peak) + self.x(min(self.peak + 1, self.last))) / 2
-        half, y = text_width(label, 13, bold=True) / 2, self.y(size)
+        half = text_width(label, 13, bold=True) / 2
+        y = self.y(size)
         draw_peak(self.canvas, x, y, size)
-        middle, base = min(max(x, self.left + half), self.right - half), y - 13
+        middle = min(max(x, self.left + half), self.right - half)
+        base = y - 13
         if limit and base - 14 < limit[0] < base + 5 and middle - half > limit[1]:
             base = limit[0] - 7
         self.canvas.halo_text(middle, base, label, 13, text_anchor="middle", font_weight="bold")
@@ -236,17 +307,22 @@ class _View(Plot):
         for letter, count in letters.items():
             if not self.first <= count <= self.last:
                 raise ValueError(f"{letter} is at event {count}; shown are {self.first} to {self.last}")
-            x, y = self.x(count), self.y(totals[count]) - 6
+            x = self.x(count)
+            y = self.y(totals[count]) - 6
             self.canvas.line(x, self.bottom, x, y, "#FFFFFF", stroke_width=4)
             self.canvas.line(x, self.bottom, x, y, INK, stroke_width=1.5, stroke_dasharray="4 3")
-            self.canvas.rect(x - 9, y - 18, 18, 18, "#FFFFFF", rx=9, stroke=INK, stroke_width=1.5, data_letter=letter)
+            self.canvas.rect(
+                x - 9, y - 18, 18, 18, "#FFFFFF", rx=9, stroke=INK, stroke_width=1.5, data_letter=letter
+            )
             self.canvas.text(x, y - 4.5, letter, 12, text_anchor="middle", font_weight="bold")
 
     def told_peak(self, size: int) -> str:
         return f"peak {format_bytes(size, self.unit, digits_for(size, self.unit))}{self.where(self.peak)}"
 
     def where(self, count: int) -> str:
-        """The phase of the event that reached the peak: " in loss, step 2"; the step only where several are shown."""
+        """The phase of the event that reached the peak: " in loss, step 2"; the step only where several are
+        shown.
+        """
         before = [mark for mark in self.measurement.timeline.marks if mark.event < count]
         if not before:
             return " in set-up"
@@ -257,11 +333,13 @@ class _View(Plot):
     def alt(self, title: str, totals: Sequence[int], peak: int) -> str:
         digits = digits_for(totals[peak], self.unit)
         at_peak = {kind: curve[peak] for kind, curve in self.curves.items()}
-        parts = sentence(f"{words(kind)} {amount(at_peak[kind], self.unit, digits)}" for kind in largest_kinds(at_peak))
+        parts = sentence(
+            f"{words(kind)} {amount(at_peak[kind], self.unit, digits)}" for kind in largest_kinds(at_peak)
+        )
         return (
-            f"{stop(title)} Areas by kind of memory over {self.last - self.first:,} allocations and frees. The peak is "
-            f"{self.told_peak(totals[peak]).removeprefix('peak ')}: {parts}. "
-            f"It ends at {format_bytes(totals[self.last], self.unit, digits)}. {self.measurement.provenance}."
+            f"{stop(title)} Areas by kind of memory over {self.last - self.first:,} allocations and frees."
+            f" The peak is {self.told_peak(totals[peak]).removeprefix('peak ')}: {parts}. It ends at"
+            f" {format_bytes(totals[self.last], self.unit, digits)}. {self.measurement.provenance}."
         )
 
 
@@ -271,7 +349,8 @@ def step_name(step: int) -> str:
 
 def _window(measurement: Measurement, steps: Sequence[int] | None) -> tuple[int, int]:
     """Numbers of events that have happened at the beginning and at the end of what is shown."""
-    marks, events = measurement.timeline.marks, len(measurement.timeline)
+    marks = measurement.timeline.marks
+    events = len(measurement.timeline)
     if not events:
         raise ValueError("this timeline holds no events, so there is nothing to draw")
     if steps is None:
@@ -284,7 +363,9 @@ def _window(measurement: Measurement, steps: Sequence[int] | None) -> tuple[int,
     return first, min(after, default=events)
 
 
-def _knots(measurement: Measurement, first: int, last: int, left: float, right: float) -> list[tuple[int, float]]:
+def _knots(
+    measurement: Measurement, first: int, last: int, left: float, right: float
+) -> list[tuple[int, float]]:
     spans = _spans(measurement, first, last, lambda mark: (mark.step, mark.phase))
     counts = sorted({first, *(start for start, _, _ in spans), last})
     shares = [end - start for start, end in pairwise(counts)]
@@ -312,19 +393,25 @@ def _widened(knots: list[tuple[int, float]], peak: int, last: int) -> list[tuple
 def _spans(
     measurement: Measurement, first: int, last: int, name: Callable[[Mark], Name]
 ) -> list[tuple[int, int, Name]]:
-    """Start and end of each named stretch between two counts; what comes before the first mark has no name."""
+    """Start and end of each named stretch between two counts; what comes before the
+    first mark has no name.
+    """
     marks = sorted(measurement.timeline.marks, key=lambda mark: mark.event)
     starts = [(next(members).event, called) for called, members in groupby(marks, name)]
     ends = [*(start for start, _ in starts[1:]), len(measurement.timeline)]
-    stretches = [(max(start, first), min(end, last), called) for (start, called), end in zip(starts, ends, strict=True)]
+    stretches = [
+        (max(start, first), min(end, last), called) for (start, called), end in zip(starts, ends, strict=True)
+    ]
     return [stretch for stretch in stretches if stretch[0] < stretch[1]]
 
 
-def thin(totals: Sequence[int], first: int, last: int, keep: Sequence[int], most: int = MOST_POINTS) -> list[int]:
+def thin(
+    totals: Sequence[int], first: int, last: int, keep: Sequence[int], most: int = MOST_POINTS
+) -> list[int]:
     """Event counts from `first` to `last`: at most `most` of them, or as many as `keep` has.
 
-    In each of many equal stretches the highest and the lowest point survive, so no peak is lost or lowered; the ends
-    and the counts in `keep` always survive.
+    In each of many equal stretches the highest and the lowest point survive, so no peak is lost or lowered;
+    the ends and the counts in `keep` always survive.
     """
     fixed = {first, last, *(count for count in keep if first <= count <= last)}
     if last - first + 1 <= most:
@@ -340,11 +427,14 @@ def thin(totals: Sequence[int], first: int, last: int, keep: Sequence[int], most
 def _roomiest(
     xs: Sequence[float], low: Sequence[float], high: Sequence[float], width: float
 ) -> tuple[float, float] | None:
-    """The center of the best place for a box of `width` and a line's height between two edges, in pixels downward."""
+    """The center of the best place for a box of `width` and a line's height between two edges, in pixels
+    downward.
+    """
     best = (16.0, None)
     for start in range(int(xs[0]), int(xs[-1] - width), 4):
         inside = slice(max(0, bisect_left(xs, start) - 1), bisect_left(xs, start + width) + 1)
-        floor, roof = min(low[inside]), max(high[inside])
+        floor = min(low[inside])
+        roof = max(high[inside])
         if floor - roof > best[0]:
             best = (floor - roof, (start + width / 2, (floor + roof) / 2))
     return best[1]

@@ -23,7 +23,9 @@ from ..units import format_bytes, percent
 
 @dataclass(frozen=True)
 class Control:
-    """Something to choose: `options` are (text, value), a whole number or a string; "steps" go from few to many."""
+    """Something to choose: `options` are (text, value), a whole number or a string; "steps" go from few to
+    many.
+    """
 
     name: str
     label: str
@@ -68,7 +70,13 @@ CONTROLS: tuple[Control, ...] = (
     Control("gpu", "GPU", tuple((name, name) for name in GPUS), "choice", CARD),
     _choice("precision", "precision", TRAINING, *PRECISIONS),
     _choice("optimizer", "optimizer", TRAINING, *OPTIMIZERS),
-    Control("trained", "trained", tuple((words, name) for name, (words, *_) in TRAINED.items()), "choice", TRAINING),
+    Control(
+        "trained",
+        "trained",
+        tuple((words, name) for name, (words, *_) in TRAINED.items()),
+        "choice",
+        TRAINING,
+    ),
     _choice("attention", "attention", TRAINING, *ATTENTIONS),
     _choice("recompute", "recompute", TRAINING, *RECOMPUTE),
     _steps("loss_chunks", "chunks of the loss", TRAINING, 0, 5),
@@ -76,20 +84,37 @@ CONTROLS: tuple[Control, ...] = (
     Control("clip_grad_norm", "clip gradients", (("no", 0), ("at norm 1", 1)), "choice", TRAINING),
     _steps("world_size", "ranks (GPUs)", RANKS, 0, 10),
     Control("zero_stage", "ZeRO shards", tuple((text, i) for i, text in enumerate(STAGES)), "steps", RANKS),
-    Control("bucket_view", "gradients", (("next to the buckets", 0), ("views of the buckets", 1)), "choice", RANKS),
+    Control(
+        "bucket_view", "gradients", (("next to the buckets", 0), ("views of the buckets", 1)), "choice", RANKS
+    ),
 )
 CONTROL = {control.name: control for control in CONTROLS}
 
 DEFAULTS: dict[str, Any] = {
-    "model": "gpt2-xl", "micro_batch": 32, "accumulation_steps": 1, "seq_len": 1024, "gpu": "RTX5090-32GB",
-    "precision": "amp-bf16", "optimizer": "adamw", "trained": "all", "attention": "flash", "recompute": "none",
-    "loss_chunks": 1, "logits": "family", "clip_grad_norm": 0, "world_size": 1, "zero_stage": 0, "bucket_view": 0,
-}  # fmt: skip
+    "model": "gpt2-xl",
+    "micro_batch": 32,
+    "accumulation_steps": 1,
+    "seq_len": 1024,
+    "gpu": "RTX5090-32GB",
+    "precision": "amp-bf16",
+    "optimizer": "adamw",
+    "trained": "all",
+    "attention": "flash",
+    "recompute": "none",
+    "loss_chunks": 1,
+    "logits": "family",
+    "clip_grad_norm": 0,
+    "world_size": 1,
+    "zero_stage": 0,
+    "bucket_view": 0,
+}
 """The puzzle that the course opens with."""
 
 
 class Dashboard(NamedTuple):
-    """All that is shown of one choice: the run and the card, two pictures, sentences, and a line of Python."""
+    """All that is shown of one choice: the run and the card, two pictures, sentences,
+    and a line of Python.
+    """
 
     run: TrainingRun
     card: Gpu
@@ -108,19 +133,25 @@ class Dashboard(NamedTuple):
 
 def dashboard(chosen: Mapping[str, Any]) -> Dashboard:
     """Draw a choice; what it lacks is as in `DEFAULTS`. ValueError for unknown and contradicting ones."""
-    run, card = run_of(chosen), card_of(chosen)
+    run = run_of(chosen)
+    card = card_of(chosen)
     of_step = moments(run)
     breakdown = max(of_step.values(), key=lambda moment: moment.total)
     stack = peak_stack(run, breakdown, card, fit_words(breakdown.total, card))
     verdict = verdict_words(run, breakdown.total, card)
-    phase = f"The peak comes {'in' if breakdown.label in ('forward', 'clipping') else 'at'} {place_words(breakdown)}."
+    phase = (
+        f"The peak comes {'in' if breakdown.label in ('forward', 'clipping') else 'at'}"
+        f" {place_words(breakdown)}."
+    )
     title = peak_title(run, breakdown)
     code = f"from course_utils import TrainingRun, estimate; estimate(run := {run.code()})"
     return Dashboard(run, card, breakdown, stack, step_columns(of_step, card), title, verdict, phase, code)
 
 
 def verdict_words(run: TrainingRun, total: int, card: Gpu) -> str:
-    """Say if a run that peaks at `total` bytes fits the card, with a warning where it is close, and what it lacks."""
+    """Say if a run that peaks at `total` bytes fits the card, with a warning where it is close, and what it
+    lacks.
+    """
     said = fit_words(total, card)
     said = f"{said[0].upper()}{said[1:]}."
     if total <= card.room < total * SAFETY:
@@ -156,8 +187,9 @@ def card_of(chosen: Mapping[str, Any]) -> Gpu:
 
 
 class Suggestion(NamedTuple):
-    """A change of one choice: what is `chosen` after it, the run's `peak` then (bytes), by how many seconds per step
-    becomes longer (`lost`, see `step_time`), and True if what is learned stays the same but for rounding.
+    """A change of one choice: what is `chosen` after it, the run's `peak` then (bytes), by how many seconds
+    per step becomes longer (`lost`, see `step_time`), and True if what is learned stays the same but for
+    rounding.
     """
 
     words: str
@@ -183,9 +215,10 @@ WORTH_WHILE = 0.001  # of the step: so much a change that makes a run faster has
 
 
 def next_changes(chosen: Mapping[str, Any]) -> tuple[Suggestion, ...]:
-    """Single changes worth trying, best first: what makes the run fit (with `twin.SAFETY` in reserve, as for `fit`),
-    the same training first, by the time that it loses; then what lowers it most. Of a run that fits already: what makes
-    it faster; of one that asks for what the card lacks: what it can run. Raises ValueError like `dashboard`.
+    """Single changes worth trying, best first: what makes the run fit (with `twin.SAFETY` in reserve, as for
+    `fit`), the same training first, by the time that it loses; then what lowers it most. Of a run that fits
+    already: what makes it faster; of one that asks for what the card lacks: what it can run. Raises
+    ValueError like `dashboard`.
     """
     now = _Choice(complete(chosen))
     options = list(now.changes())
@@ -193,15 +226,19 @@ def next_changes(chosen: Mapping[str, Any]) -> tuple[Suggestion, ...]:
         return tuple(sorted(options, key=lambda change: (not change.fits, change.lost))[:MOST])
     if now.fits:
         least = -now.seconds * WORTH_WHILE
-        options = [change for change in options if change.fits and change.same_training and change.lost < least]
-    fitting = sorted((change for change in options if change.fits), key=lambda one: (not one.same_training, one.lost))
+        options = [
+            change for change in options if change.fits and change.same_training and change.lost < least
+        ]
+    fitting = sorted(
+        (change for change in options if change.fits), key=lambda one: (not one.same_training, one.lost)
+    )
     lowering = [change for change in options if not change.fits and change.peak <= LOWERS * now.peak]
     return tuple((fitting + sorted(lowering, key=lambda change: change.peak))[:MOST])
 
 
 def best_plan(chosen: Mapping[str, Any]) -> Suggestion | None:
-    """The arrangement of the same training that fits and loses least time, several choices changed at once; None if
-    none fits, or if it is best as it is. May take a second. Raises ValueError like `dashboard`.
+    """The arrangement of the same training that fits and loses least time, several choices changed at once;
+    None if none fits, or if it is best as it is. May take a second. Raises ValueError like `dashboard`.
     """
     now = _Choice(complete(chosen))
     best = arrange(run_of(chosen), now.card).best
@@ -224,7 +261,8 @@ class _Choice:
     """One choice, what it needs and how long a step takes: other choices are compared with it."""
 
     def __init__(self, chosen: dict[str, Any]) -> None:
-        self.chosen, self.card = chosen, card_of(chosen)
+        self.chosen = chosen
+        self.card = card_of(chosen)
         run = run_of(chosen)
         self.peak = estimate(run).total
         self.refused = unsupported(run, self.card.capability)
@@ -243,13 +281,16 @@ class _Choice:
             peak = estimate(run).total
         except ValueError:
             return None
-        fits, lost = peak * SAFETY <= card.room, sum(step_seconds(run, card).values()) - self.seconds
+        fits = peak * SAFETY <= card.room
+        lost = sum(step_seconds(run, card).values()) - self.seconds
         formats = (self.chosen["precision"], _formats(self.chosen, after["zero_stage"])["precision"])
         same = _learned(self.chosen) == _learned(after) and after["precision"] in formats
         return Suggestion(_spelled(different, after), after, peak, fits, lost, same)
 
     def changes(self) -> Iterator[Suggestion]:
-        """Every change of one choice that is possible; of sizes and cards the one that goes just far enough."""
+        """Every change of one choice that is possible; of sizes and cards the one that
+        goes just far enough.
+        """
         alternatives = [[different] for different in _single(self.chosen, self.card)]
         for row in [*alternatives, *_rows(self.chosen, self.card, self.fits)]:
             found = None
@@ -275,9 +316,13 @@ def _single(chosen: Mapping[str, Any], card: Gpu) -> Iterator[dict[str, Any]]:
         yield from ({"optimizer": f"{algorithm}-{how}"} for how in FREE["implementation"])
     if chosen["world_size"] > 1:
         yield from ({"bucket_view": int(value)} for value in FREE["bucket_view"])
-        yield from ({"zero_stage": stage, "bucket_view": 0} | _formats(chosen, stage) for stage in FREE["zero_stage"])
+        yield from (
+            {"zero_stage": stage, "bucket_view": 0} | _formats(chosen, stage) for stage in FREE["zero_stage"]
+        )
     for name in ("precision", "pure-bf16", "optimizer"):
-        yield from (dict(change) for change in MAY_CHANGE[name] if change != _formats(chosen, chosen["zero_stage"]))
+        yield from (
+            dict(change) for change in MAY_CHANGE[name] if change != _formats(chosen, chosen["zero_stage"])
+        )
     yield from ({"trained": name} for name in TRAINED)
 
 
@@ -287,12 +332,14 @@ def _formats(chosen: Mapping[str, Any], stage: int) -> dict[str, Any]:
 
 
 def _rows(chosen: Mapping[str, Any], card: Gpu, fits: bool) -> Iterator[list[dict[str, Any]]]:
-    """Sizes in order, from the nearest: micro-batches of one global batch, which grow for a run that fits, else they
-    shrink; for what does not fit ranks and cards, too.
+    """Sizes in order, from the nearest: micro-batches of one global batch, which grow for a run that fits,
+    else they shrink; for what does not fit ranks and cards, too.
     """
     sizes, steps = CONTROL["micro_batch"].values, CONTROL["accumulation_steps"].values
     batch = chosen["micro_batch"] * chosen["accumulation_steps"]
-    others = [size for size in sizes if (size > chosen["micro_batch"]) == fits and size != chosen["micro_batch"]]
+    others = [
+        size for size in sizes if (size > chosen["micro_batch"]) == fits and size != chosen["micro_batch"]
+    ]
     pairs = [(size, batch // size) for size in others if batch % size == 0 and batch // size in steps]
     row = [{"micro_batch": size, "accumulation_steps": count} for size, count in pairs]
     yield row if fits else row[::-1]
@@ -300,12 +347,16 @@ def _rows(chosen: Mapping[str, Any], card: Gpu, fits: bool) -> Iterator[list[dic
         more = [ranks for ranks in CONTROL["world_size"].values if ranks > chosen["world_size"]]
         divided = [ranks for ranks in more if batch * chosen["world_size"] % ranks == 0]
         yield [_on_ranks(chosen, ranks) for ranks in (more if chosen["zero_stage"] else divided)]
-        larger = sorted((other for other in GPUS.values() if other.room > card.room), key=lambda other: other.room)
+        larger = sorted(
+            (other for other in GPUS.values() if other.room > card.room), key=lambda other: other.room
+        )
         yield [{"gpu": other.name} for other in larger]
 
 
 def _on_ranks(chosen: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    times, steps, size = ranks // chosen["world_size"], chosen["accumulation_steps"], chosen["micro_batch"]
+    times = ranks // chosen["world_size"]
+    steps = chosen["accumulation_steps"]
+    size = chosen["micro_batch"]
     fewer = gcd(times, steps)
     smaller = gcd(times // fewer, size)
     return {"world_size": ranks, "accumulation_steps": steps // fewer, "micro_batch": size // smaller}
@@ -325,7 +376,9 @@ def _spelled(different: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     several = f"{number(count)} micro-batches" if count > 1 else "one micro-batch"
     words = {
         "zero_stage": f"ZeRO-{after['zero_stage']}" if after["zero_stage"] else "nothing sharded",
-        "precision": f"FSDP2's mixed precision ({after['precision']})" if policy else f"precision {after['precision']}",
+        "precision": (
+            f"FSDP2's mixed precision ({after['precision']})" if policy else f"precision {after['precision']}"
+        ),
         "gpu": f"{named(GPUS[after['gpu']])} instead",
         "world_size": f"{number(after['world_size'])} ranks",
         "micro_batch": f"{several} of {number(after['micro_batch'])}",

@@ -1,4 +1,5 @@
-"""The dashboard for a web page: JSON in, JSON out, so that the page's script holds no rule and no figure of its own.
+"""The dashboard for a web page: JSON in, JSON out, so that the page's script holds no rule and no figure of
+its own.
 
 Runs under Pyodide, with closed forms alone. Choices are passed as text, by control: `{"seq_len": "1024"}`.
 """
@@ -11,12 +12,25 @@ from urllib.parse import parse_qsl, urlencode
 
 from ..figures.axes import words
 from ..units import format_bytes
-from .explorer import CONTROL, CONTROLS, DEFAULTS, GROUPS, Suggestion, best_plan, complete, dashboard, next_changes
+from .explorer import (
+    CONTROL,
+    CONTROLS,
+    DEFAULTS,
+    GROUPS,
+    Suggestion,
+    best_plan,
+    complete,
+    dashboard,
+    next_changes,
+)
 
 
 def controls() -> str:
-    """The controls in order: name, label, kind, group, the options as pairs of text and words, and the first choice."""
-    first, found = texts(DEFAULTS), []
+    """The controls in order: name, label, kind, group, the options as pairs of text and words, and the first
+    choice.
+    """
+    first = texts(DEFAULTS)
+    found = []
     for control in CONTROLS:
         options = [[str(value), shown] for shown, value in control.options]
         found.append(asdict(control) | {"options": options, "first": first[control.name]})
@@ -37,13 +51,20 @@ def draw(chosen: str) -> str:
     total = drawn.breakdown.total
     sizes = [(kind, size) for kind, size in [*drawn.breakdown.items(), ("total", total)] if size]
     content = {"title": drawn.title, "verdict": drawn.verdict, "fits": drawn.fits, "phase": drawn.peak_phase}
-    content |= {"code": drawn.code, "stack": drawn.stack.inline, "timeline": drawn.timeline.inline, "total": total}
+    content |= {
+        "code": drawn.code,
+        "stack": drawn.stack.inline,
+        "timeline": drawn.timeline.inline,
+        "total": total,
+    }
     content |= {"rows": [[words(kind), f"{size:,}", format_bytes(size, "GB", 2)] for kind, size in sizes]}
     return json.dumps(content, ensure_ascii=False)
 
 
 def changes(chosen: str) -> str:
-    """The changes to try next: words, effect, and choices after each. Nothing for choices that make no run."""
+    """The changes to try next: words, effect, and choices after each. Nothing for
+    choices that make no run.
+    """
     try:
         found = next_changes(values(json.loads(chosen)))
     except ValueError:  # `draw` has said why
@@ -52,7 +73,9 @@ def changes(chosen: str) -> str:
 
 
 def plan(chosen: str) -> str:
-    """The arrangement that fits and loses least time, as one of `changes`, or null where none fits. Takes seconds."""
+    """The arrangement that fits and loses least time, as one of `changes`, or null where none fits. Takes
+    seconds.
+    """
     try:
         best = best_plan(values(json.loads(chosen)))
     except ValueError:  # the card can run none of them
@@ -67,8 +90,11 @@ def link(chosen: str) -> str:
 
 
 def linked(fragment: str) -> str:
-    """The choices that a link asks for, and in `refused` a sentence for each that this page does not offer."""
-    chosen, refused = texts(DEFAULTS), []
+    """The choices that a link asks for, and in `refused` a sentence for each that this
+    page does not offer.
+    """
+    chosen = texts(DEFAULTS)
+    refused = []
     for name, text in parse_qsl(fragment.removeprefix("#"), keep_blank_values=True):
         try:
             complete(values({name: text}))
@@ -85,7 +111,9 @@ def texts(chosen: Mapping[str, Any]) -> dict[str, str]:
 
 def values(chosen: Mapping[str, str]) -> dict[str, Any]:
     """Choices as `dashboard` takes them; it refuses what no control offers, which stays as it is."""
-    offered = {name: {str(value): value for value in CONTROL[name].values} for name in chosen if name in CONTROL}
+    offered = {
+        name: {str(value): value for value in CONTROL[name].values} for name in chosen if name in CONTROL
+    }
     return {name: offered.get(name, {}).get(text, text) for name, text in chosen.items()}
 
 

@@ -1,5 +1,5 @@
-"""The Explorer in a notebook: all choices of a training run, and what to change next as buttons. Only notebooks import
-this module.
+"""The Explorer in a notebook: all choices of a training run, and what to change next as buttons. Only
+notebooks import this module.
 """
 
 import asyncio
@@ -21,8 +21,9 @@ PAUSE = 0.12  # seconds without input after which it is weighed what to change n
 class DashboardWidget(Explorer):
     """The Explorer: controls for a training run and a GPU, its peak, its step, and what to change next.
 
-    `chosen` are values of `explorer.CONTROLS` to begin with, the rest is the course's puzzle. In the next cell, `.run`
-    and `.breakdown` are what has been chosen, `.changes` are what the buttons offer. ValueError for an impossible run.
+    `chosen` are values of `explorer.CONTROLS` to begin with, the rest is the course's puzzle. In the next
+    cell, `.run` and `.breakdown` are what has been chosen, `.changes` are what the buttons offer. ValueError
+    for an impossible run.
     """
 
     invitation = "The Explorer: run this cell to use its controls."
@@ -35,7 +36,9 @@ class DashboardWidget(Explorer):
         self._waiting: asyncio.TimerHandle | None = None
         self._applying = False
         self.now: core.Dashboard | None = None
-        self.words, self.heading, self.step = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
+        self.words = ipywidgets.HTML()
+        self.heading = ipywidgets.HTML()
+        self.step = ipywidgets.HTML()
         press = lambda index: lambda _: self.choose(self.changes[index].chosen)  # noqa: E731
         self.buttons = [_button("", press(index)) for index in range(core.MOST)]
         super().__init__(core.run_of(chosen), self.begin["gpu"])
@@ -48,7 +51,9 @@ class DashboardWidget(Explorer):
         groups = [part for name in core.GROUPS for part in self._group(name)]
         controls = ipywidgets.Box(groups).add_class("course-controls")
         seen = ipywidgets.VBox([self.words, self.picture]).add_class("course-seen")
-        columns = ipywidgets.Box([controls, seen, self.step.add_class("course-step")]).add_class("course-columns")
+        columns = ipywidgets.Box([controls, seen, self.step.add_class("course-step")]).add_class(
+            "course-columns"
+        )
         changes = ipywidgets.Box(self.buttons).add_class("course-changes")
         arrange = _button("Arrange it for me (about a second)", self._arrange)
         reset = _button("Start over", lambda _: self.choose(self.begin))
@@ -58,7 +63,8 @@ class DashboardWidget(Explorer):
     def _group(self, name: str) -> tuple[ipywidgets.Button, ipywidgets.VBox]:
         """A button that folds a group of controls, and the group; those of several GPUs begin folded."""
         members = [self.controls[control.name] for control in core.CONTROLS if control.group == name]
-        group, button = ipywidgets.VBox(members), wide_button(name, "course-change").add_class("course-group")
+        group = ipywidgets.VBox(members)
+        button = wide_button(name, "course-change").add_class("course-group")
 
         def fold(_: object, folded: bool | None = None) -> None:
             folded = group.layout.display != "none" if folded is None else folded
@@ -100,7 +106,9 @@ class DashboardWidget(Explorer):
         self.now = None  # and stays so where the choices are refused
         self.now = now = core.dashboard(self.chosen)
         look, mark = ("course-fits", "✓") if now.fits else ("", "✗")
-        said = f"<b>{mark} {escape(now.verdict)}</b> {escape(now.peak_phase)}<br><code>{escape(now.code)}</code>"
+        said = (
+            f"<b>{mark} {escape(now.verdict)}</b> {escape(now.peak_phase)}<br><code>{escape(now.code)}</code>"
+        )
         figure = below_one_another([now.stack, now.timeline], now.title)
         return figure, f"<div class='course-verdict {look}'>{said}</div>"
 

@@ -1,8 +1,9 @@
-"""Show how a cell failed: a check's message as a card, a learner's mistake as one line, all else with its traceback.
+"""Show how a cell failed: a check's message as a card, a learner's mistake as one line, all else with its
+traceback.
 
-`%tb` shows the traceback of the former. A fault of the course, and what fails in a learner's own code, keep theirs.
-A cell that ran out of GPU memory gives it back, too. IPython keeps the last traceback, whose frames keep every tensor:
-else a cell of plain torch that fails leaves the GPU full until the kernel is started anew.
+`%tb` shows the traceback of the former. A fault of the course, and what fails in a learner's own code, keep
+theirs. A cell that ran out of GPU memory gives it back, too. IPython keeps the last traceback, whose frames
+keep every tensor: else a cell of plain torch that fails leaves the GPU full until the kernel is started anew.
 """
 
 import builtins
@@ -34,7 +35,9 @@ def watch_cells() -> None:
             shell.set_custom_exc((Exception, KeyboardInterrupt), _show)
 
 
-def _show(shell: Any, kind: type, error: BaseException, traceback: TracebackType, tb_offset: int | None = None) -> None:
+def _show(
+    shell: Any, kind: type, error: BaseException, traceback: TracebackType, tb_offset: int | None = None
+) -> None:
     line = None
     with suppress(Exception):  # what cannot be told in one line is shown in full
         line = one_line(error, shell.user_ns)
@@ -49,15 +52,22 @@ def _show(shell: Any, kind: type, error: BaseException, traceback: TracebackType
 
 def one_line(error: BaseException, names: Mapping[str, Any]) -> str | None:
     """The line for a learner's mistake in a cell whose global names are `names`; None for any other error."""
-    entries, entry = list[TracebackType](), error.__traceback__
+    entries = list[TracebackType]()
+    entry = error.__traceback__
     while entry := entry and entry.tb_next:  # the first is IPython's
         entries.append(entry)
     own = [index for index, one in enumerate(entries) if one.tb_frame.f_globals is names]
     if not own or hasattr(error, "_render_traceback_"):
         return None
-    line, within, bold = entries[own[-1]].tb_lineno, entries[own[-1] + 1 :], "\x1b[1m{}\x1b[0m in line {}"
+    line = entries[own[-1]].tb_lineno
+    within = entries[own[-1] + 1 :]
+    bold = "\x1b[1m{}\x1b[0m in line {}"
     if isinstance(error, KeyboardInterrupt):
-        ours = f"in {within[0].tb_frame.f_code.co_name}()" if within and "course_utils" in _packages(within[:1]) else ""
+        ours = (
+            f"in {within[0].tb_frame.f_code.co_name}()"
+            if within and "course_utils" in _packages(within[:1])
+            else ""
+        )
         doing = next(iter(getattr(error, "__notes__", [])), ours)
         return None if not doing else f"{bold.format('Interrupted', line)}, {doing}. Nothing is left running."
     said = _raised(error, entries) if within else _mistaken(error, entries, names)
@@ -70,7 +80,9 @@ def _packages(entries: list[TracebackType]) -> set[str]:
 
 
 def _raised(error: BaseException, entries: list[TracebackType]) -> str | None:
-    """The words of an exception that the course raised by `raise`: any of its own, or in a call from the cell."""
+    """The words of an exception that the course raised by `raise`: any of its own, or in a call from the
+    cell.
+    """
     code, instruction = entries[-1].tb_frame.f_code, entries[-1].tb_lasti
     if _packages(entries[-1:]) != {"course_utils"} or code.co_code[instruction] != RAISE:
         return None
@@ -81,7 +93,9 @@ def _raised(error: BaseException, entries: list[TracebackType]) -> str | None:
 
 def _mistaken(error: Any, entries: list[TracebackType], names: Mapping[str, Any]) -> str | None:
     """The mistake in a line of the cell: a name that is not defined, or one that the course does not have."""
-    said, name, offered = str(error), str(getattr(error, "name", "")), sys.modules["course_utils"].__all__
+    said = str(error)
+    name = str(getattr(error, "name", ""))
+    offered = sys.modules["course_utils"].__all__
     if isinstance(error, ImportError) and name.startswith("course_utils"):
         meant = nearest(said.partition("'")[2].partition("'")[0], offered)
         return said.partition(" (")[0] + (f": did you mean {meant}?" if meant else "")
@@ -94,7 +108,8 @@ def _mistaken(error: Any, entries: list[TracebackType], names: Mapping[str, Any]
     called: Any = attrgetter(call[1])(SimpleNamespace(**names)) if call and type(error) is TypeError else None
     if not call or not getattr(called, "__module__", "").startswith("course_utils"):
         return None
-    name, takes = call[1].removesuffix(".__init__"), inspect.signature(called).parameters
+    name = call[1].removesuffix(".__init__")
+    takes = inspect.signature(called).parameters
     meant = nearest(call[2], takes) if call[2] else None
     hint = f"did you mean {meant}?" if meant else f"it takes {', '.join(takes)}"
     return f"{name}() has no {call[2]}: {hint}" if call[2] else said.replace(call[1], name, 1)

@@ -1,4 +1,6 @@
-"""Feedback of checks: an invitation, a misconception named, or one friendly line; never the expected value."""
+"""Feedback of checks: an invitation, a misconception named, or one friendly line; never
+the expected value.
+"""
 
 import functools
 import inspect
@@ -24,13 +26,16 @@ HIDE_ERROR = (
     "<style>.jp-OutputArea-child:has(.course-told)+.jp-OutputArea-child,"
     ".output_area:has(.course-told)+.output_area,#output-body>:has(.course-told)+*{display:none!important}</style>"
 )
-"""Hides the error that follows a card and says the same: in JupyterLab, in both of nbconvert's pages, in Colab."""
+"""Hides the error that follows a card and says the same: in JupyterLab, in both of nbconvert's pages, in
+Colab.
+"""
 
 
 class _OneLine(Exception):
     """An exception that a notebook shows as a card without a traceback: its message is for the learner.
 
-    It stays an error: the cell fails, and "Run All" stops. Where a page drops style sheets, a line follows the card.
+    It stays an error: the cell fails, and "Run All" stops. Where a page drops style sheets, a line follows
+    the card.
     """
 
     opening, color = "", ""
@@ -62,8 +67,11 @@ class CheckFailed(_OneLine):
     opening, color = "Not quite.", "#d55e00"
 
 
-def exercise(number: str, praise: str, first: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function that returns when an answer is right into a check that says so and remembers its `exercise`.
+def exercise(
+    number: str, praise: str, first: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function that returns when an answer is right into a check that says so and remembers its
+    `exercise`.
 
     A check that takes more than five seconds says `first` what it does and about how long that takes.
     """
@@ -89,11 +97,14 @@ def exercise(number: str, praise: str, first: str = "") -> Callable[[Callable[..
 
 
 def _run(check: Callable[..., None], answers: Sequence[Any]) -> None:
-    """Run a check. What it raises holds nothing, and CheckFailed takes the place of the end of the program."""
+    """Run a check. What it raises holds nothing, and CheckFailed takes the place of the
+    end of the program.
+    """
     try:
         check(*answers)
     except (Exception, SystemExit) as error:
-        from ..measuring.tracebacks import let_go  # the website's pages, which check nothing, have no such part
+        # the website's pages, which check nothing, have no such part
+        from ..measuring.tracebacks import let_go
 
         let_go(error)  # else it holds tensors, and the modes and hooks that torch 2.11's checkpoint leaves on
         if isinstance(error, SystemExit):
@@ -142,15 +153,19 @@ def call(
     hints: Mapping[str, str] = {},
     **named: Any,
 ) -> Any:
-    """The result of the function `answer` for these arguments; its own NotSolved and CheckFailed pass through.
+    """The result of the function `answer` for these arguments; its own NotSolved and CheckFailed pass
+    through.
 
-    Raises CheckFailed when `answer` is no function, does not take these arguments, raises (`hints` maps a part of the
-    error's text to what is said instead), changes a list, dictionary or tensor that is not in `may_change` by its name
-    or position, or returns something that is no `returns`, or a number that is not `finite`. Where None is an answer,
-    too, and no forgotten return, `returns` is a union with None.
+    Raises CheckFailed when `answer` is no function, does not take these arguments, raises (`hints` maps a
+    part of the error's text to what is said instead), changes a list, dictionary or tensor that is not in
+    `may_change` by its name or position, or returns something that is no `returns`, or a number that is not
+    `finite`. Where None is an answer, too, and no forgotten return, `returns` is a union with None.
     """
     kind = _kind_name(type(answer))
-    expect(callable(answer), f"Hand over the function or class itself, not {kind}. Write its name without parentheses.")
+    expect(
+        callable(answer),
+        f"Hand over the function or class itself, not {kind}. Write its name without parentheses.",
+    )
     _expect_signature(answer, arguments, named)
     given = {**dict(enumerate(arguments)), **named}
     guarded = {key: (value, _copied(value)) for key, value in given.items() if key not in may_change}
@@ -166,7 +181,10 @@ def call(
         raise CheckFailed(next((hint for part, hint in hints.items() if part in problem), raised)) from error
     for key, (now, before) in guarded.items():
         name = repr(key) if isinstance(key, str) else f"argument {key + 1}"
-        expect(_same(now, before), f"Your function changes {name}, but its caller still needs it. Work on a copy.")
+        expect(
+            _same(now, before),
+            f"Your function changes {name}, but its caller still needs it. Work on a copy.",
+        )
     return of_kind(value, returns, _opening(answer, arguments, named), finite=finite)
 
 
@@ -175,7 +193,9 @@ def by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
 
 
 def call_for_effect(answer: Any, *arguments: Any, **named: Any) -> None:
-    """Call the learner's function for what it does: what it returns, or that it returns nothing, plays no part."""
+    """Call the learner's function for what it does: what it returns, or that it returns nothing, plays no
+    part.
+    """
     everything = (*range(len(arguments)), *named)
     call(answer, *arguments, returns=(object, NoneType), finite=False, may_change=everything, **named)
 
@@ -201,13 +221,16 @@ def _same(now: Any, before: Any) -> bool:
 
 
 def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is", *, finite: bool = True) -> Any:
-    """`value` as one of `kinds` (True is no number), also from another form. Raises CheckFailed saying what it is
-    instead, and for a number that is not finite unless `finite` is False.
+    """`value` as one of `kinds` (True is no number), also from another form. Raises CheckFailed saying what
+    it is instead, and for a number that is not finite unless `finite` is False.
     """
     allowed: tuple[Any, ...] = kinds if isinstance(kinds, tuple) else get_args(kinds) or (kinds,)
     expect(value is not None or NoneType in allowed, f"{opening} nothing: does every path end in `return`?")
-    given, value = value, in_other_form(value, allowed)
-    right = isinstance(value, allowed) and (bool in allowed or object in allowed or not isinstance(value, bool))
+    given = value
+    value = in_other_form(value, allowed)
+    right = isinstance(value, allowed) and (
+        bool in allowed or object in allowed or not isinstance(value, bool)
+    )
     names = " or ".join(map(_kind_name, allowed))
     kind = type(given if isinstance(value, list) else value)
     expect(right, f"{opening} {_kind_name(kind)}, but the exercise asks for {names}.")
@@ -217,7 +240,9 @@ def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is", *, finite
 
 
 def entries(got: Mapping[str, Any], names: Sequence[str], kinds: Kinds = Real) -> dict[str, Any]:
-    """A learner's dictionary with these names alone. CheckFailed for one that it lacks, and a value of no such kind."""
+    """A learner's dictionary with these names alone. CheckFailed for one that it lacks, and a value of no
+    such kind.
+    """
     missing = [name for name in names if name not in got]
     expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
     return {name: of_kind(got[name], kinds, f"{name} is") for name in names}
@@ -225,11 +250,15 @@ def entries(got: Mapping[str, Any], names: Sequence[str], kinds: Kinds = Real) -
 
 def alike(got: Iterable[float], wanted: Iterable[float], tolerance: float = 1e-6) -> bool:
     """True if two lists of numbers are equal in pairs, to a part of `tolerance`; next to 0, to 10⁻¹²."""
-    return all(math.isclose(*pair, rel_tol=tolerance, abs_tol=1e-12) for pair in zip(got, wanted, strict=True))
+    return all(
+        math.isclose(*pair, rel_tol=tolerance, abs_tol=1e-12) for pair in zip(got, wanted, strict=True)
+    )
 
 
 Mistakes = Mapping[str, Callable[..., Any]]
-"""The one shape of all tables of mistakes: what is said to a learner, and the function that is wrong in this way."""
+"""The one shape of all tables of mistakes: what is said to a learner, and the function that is wrong in this
+way.
+"""
 
 
 def recognized(
@@ -255,7 +284,9 @@ def recognized(
 
 
 def in_other_form(value: Any, kinds: tuple[type, ...]) -> Any:
-    """`value` as one of `kinds` where it only looks different: out of an array or a tensor, whole, or as a tuple."""
+    """`value` as one of `kinds` where it only looks different: out of an array or a tensor, whole, or as a
+    tuple.
+    """
     if hasattr(value, "tolist") and (not isinstance(value, kinds) or type(value).__module__ == "numpy"):
         value = value.tolist()  # without axes it is a number
     if isinstance(value, list) and tuple in kinds and list not in kinds:
@@ -292,7 +323,9 @@ def divisors(number: int) -> list[int]:
 
 
 def handed(measurement: Measurement) -> Measurement:
-    """Return a copy to hand to a learner's function, whose changes to its lists do not reach `measurement`."""
+    """Return a copy to hand to a learner's function, whose changes to its lists do not
+    reach `measurement`.
+    """
     timeline = Timeline(list(measurement.timeline.changes), list(measurement.timeline.marks))
     return replace(measurement, moments=dict(measurement.moments), timeline=timeline)
 
@@ -303,11 +336,17 @@ def _expect_signature(answer: Any, arguments: tuple[Any, ...], named: Mapping[st
             inspect.signature(answer).bind(*arguments, **named)
         except TypeError as error:
             wanted = ", ".join([*("a value" for _ in arguments), *named])
-            raise CheckFailed(f"Your function should take ({wanted}): keep its first line unchanged.") from error
+            raise CheckFailed(
+                f"Your function should take ({wanted}): keep its first line unchanged."
+            ) from error
 
 
-def _opening(answer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any], verb: str = "returned") -> str:
-    texts = [_short(value) for value in arguments] + [f"{name}={_short(value)}" for name, value in named.items()]
+def _opening(
+    answer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any], verb: str = "returned"
+) -> str:
+    texts = [_short(value) for value in arguments] + [
+        f"{name}={_short(value)}" for name, value in named.items()
+    ]
     who = f"{answer.__name__}()" if inspect.ismethod(answer) else "function"
     return f"Called with {', '.join(texts) or 'no arguments'}, your {who} {verb}"
 
@@ -329,6 +368,12 @@ def _short(value: Any) -> str:
 
 def _kind_name(kind: type) -> str:
     names = {Real: "a number", int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
-    names |= {list: "a list", dict: "a dictionary", tuple: "a tuple", Mapping: "a dictionary", NoneType: "None"}
+    names |= {
+        list: "a list",
+        dict: "a dictionary",
+        tuple: "a tuple",
+        Mapping: "a dictionary",
+        NoneType: "None",
+    }
     name = {"ndarray": "array"}.get(kind.__name__, kind.__name__)
     return names.get(kind, f"a{'n' * (name[0] in 'aAEIOU')} {name}")

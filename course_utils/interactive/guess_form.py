@@ -13,22 +13,26 @@ NOT_TOLD = "not told yet"
 class GuessForm(ipywidgets.VBox):
     """A field and a button that stores its text. Inherits because only a widget can be shown as one.
 
-    The kernel may know less of a text than the page. ipywidgets sends one change of a field, then waits until the
-    kernel has handled it before it sends the rest. The Enter key and clicks do not wait, so they overtake the rest.
-    Both therefore ask the page for the text, and only the page's answer is stored: it holds the request and the text.
+    The kernel may know less of a text than the page. ipywidgets sends one change of a field, then waits until
+    the kernel has handled it before it sends the rest. The Enter key and clicks do not wait, so they overtake
+    the rest. Both therefore ask the page for the text, and only the page's answer is stored: it holds the
+    request and the text.
 
     The field and its button are never disabled: else the keyboard would drop out of the cell.
     """
 
     def __init__(self, ask: Any, text: str = "") -> None:
         self.ask = ask
-        asked, label = ask.placeholder, ask.asks or "Guess"
+        asked = ask.placeholder
+        label = ask.asks or "Guess"
         wide = {"width": f"{max(18, 10 + (len(asked) + len(label)) // 2)}em"}
         look = {"layout": wide, "style": {"description_width": "initial"}}
         self.text = text
         self.field = ipywidgets.Text(text, placeholder=asked, description=label, **look)
-        self.button, self.back = ipywidgets.Button(), ipywidgets.Button(description="Take it back")
-        self.answer, self.told = ipywidgets.HTML(), ipywidgets.Text(value=NOT_TOLD)
+        self.button = ipywidgets.Button()
+        self.back = ipywidgets.Button(description="Take it back")
+        self.answer = ipywidgets.HTML()
+        self.told = ipywidgets.Text(value=NOT_TOLD)
         self.link: Any = None
         self.field.observe(lambda change: self.show(change.new), names="value")
         self.field.on_msg(self._key)

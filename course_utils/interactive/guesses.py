@@ -1,7 +1,7 @@
 """A learner's guess: stored before the answer is shown, then drawn next to it.
 
-Until then the answer, and with it all that its cell shows, is folded: see `FOLD`. A guess can be taken back until its
-answer has been shown.
+Until then the answer, and with it all that its cell shows, is folded: see `FOLD`. A guess can be taken back
+until its answer has been shown.
 """
 
 import html
@@ -22,8 +22,9 @@ FOLD = (
     "<style>:is(.jp-OutputArea,.output_wrapper>.output,.cell_output,#output-body):has(details.course-answer:not([open]))"
     ">:not(:has(details.course-answer)){display:none}</style>"
 )
-"""While an answer is folded, the other outputs of its cell are not shown: in JupyterLab, in both of nbconvert's pages,
-on the website, in Colab (by its outputs' structure). A viewer that drops style sheets folds the answer alone.
+"""While an answer is folded, the other outputs of its cell are not shown: in JupyterLab, in both of
+nbconvert's pages, on the website, in Colab (by its outputs' structure). A viewer that drops style sheets
+folds the answer alone.
 """
 
 NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:[.,][0-9]+)?|[.,][0-9]+)\s*")
@@ -58,14 +59,18 @@ def stored_guesses() -> dict[str, Guess]:
 
 
 def lock_guess(key: str, value: float, unit: str) -> Guess:
-    """Store a guess and return it; the first one stays. ValueError, saying what to do, where it cannot be kept."""
+    """Store a guess and return it; the first one stays. ValueError, saying what to do, where it cannot be
+    kept.
+    """
     if key not in stored_guesses():
         remember(guess=key, value=value, unit=unit)
     return stored_guesses()[key]  # another kernel's, if that was first
 
 
 def shown_answers() -> set[str]:
-    """Keys of the stored guesses whose answer has been shown since. Raises ValueError like `stored_guesses`."""
+    """Keys of the stored guesses whose answer has been shown since. Raises ValueError
+    like `stored_guesses`.
+    """
     shown = set[str]()
     for event in remembered()[0]:
         shown |= {event["answered"]} if "answered" in event else set()
@@ -74,7 +79,9 @@ def shown_answers() -> set[str]:
 
 
 def mark_shown(key: str) -> None:
-    """Remember that an answer was shown: from then on the guess stored under `key`, if there is one, stays."""
+    """Remember that an answer was shown: from then on the guess stored under `key`, if
+    there is one, stays.
+    """
     if key in stored_guesses() and key not in shown_answers():
         with suppress(ValueError):  # what cannot be remembered is shown all the same
             remember(answered=key)
@@ -92,11 +99,13 @@ def forget_guess(key: str) -> None:
 def parse_guess(text: str, unit: str) -> float:
     """The number in "41", "41.5", "41,5" or, with the unit asked for, "41 GB". ValueError says what is taken.
 
-    "1,000" is refused, being a thousand to some and one to others: a locked guess should not rest on a reading.
+    "1,000" is refused, being a thousand to some and one to others: a locked guess should not rest on a
+    reading.
     """
     match = NUMBER.fullmatch(text.strip().removesuffix(unit))
     if match and THOUSANDS_OR_DECIMALS.fullmatch(match[1]):
-        thousands, decimals = match[1].replace(",", "").replace("_", ""), match[1].replace(",", ".")
+        thousands = match[1].replace(",", "").replace("_", "")
+        decimals = match[1].replace(",", ".")
         raise ValueError(f"{match[1]} can mean two numbers: write {thousands} or {float(decimals)}.")
     guess = float(match[1].replace("_", "").replace(",", ".")) if match else math.inf
     if guess == math.inf:  # no number, or one of hundreds of digits
@@ -131,12 +140,15 @@ class Prediction:
         return f"{asked}: run this cell and type it in."
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """A field where there is a kernel, and the same text everywhere; a page can make a field of its own of it."""
+        """A field where there is a kernel, and the same text everywhere; a page can make a field of its own
+        of it.
+        """
         guess = stored_guesses().get(self.key)
         if guess and self.key in shown_answers():
             return {"text/html": _locked(guess), "text/plain": repr(self)}
         asked = f"<p class='course-ask' {_data(self.key, self.unit)}>{html.escape(repr(self))}</p>"
-        form, written = self.form(f"{guess.value:.12g}" if guess else ""), _locked(guess) if guess else asked
+        form = self.form(f"{guess.value:.12g}" if guess else "")
+        written = _locked(guess) if guess else asked
         return {**form._repr_mimebundle_(), "text/html": written, "text/plain": repr(self)}
 
     def form(self, text: str = "") -> Any:
@@ -152,7 +164,9 @@ class Prediction:
         return f"your guess {_in(self.unit)}".strip()
 
     def store(self, text: str) -> None:
-        """Store the number in this text, unless a guess is stored. ValueError for no number, or where it cannot be."""
+        """Store the number in this text, unless a guess is stored. ValueError for no number, or where it
+        cannot be.
+        """
         guess = lock_guess(self.key, parse_guess(text, self.unit), self.unit)
         folded = _SHOWN.pop(self.key, ())
         for handle, thing in folded:
@@ -169,7 +183,8 @@ class Prediction:
     def about(self, text: str) -> "About":
         """Say what is stored, and what is wrong with the text that is in the field."""
         try:
-            guess, final = stored_guesses().get(self.key), self.key in shown_answers()
+            guess = stored_guesses().get(self.key)
+            final = self.key in shown_answers()
         except ValueError as unreadable:
             return About(problem=str(unreadable))
         if guess is None:
@@ -179,7 +194,9 @@ class Prediction:
 
 
 class About(NamedTuple):
-    """The words under a field for a guess: the locked guess as HTML, whether it is final, and what is wrong."""
+    """The words under a field for a guess: the locked guess as HTML, whether it is
+    final, and what is wrong.
+    """
 
     locked: str = ""
     final: bool = False
@@ -197,7 +214,9 @@ def _data(key: str, unit: str, actual: float | None = None) -> str:
 
 
 def problem_of(text: str, unit: str) -> str:
-    """The objection of `parse_guess` to a text that is being typed, or "" while more letters could make it right."""
+    """The objection of `parse_guess` to a text that is being typed, or "" while more letters could make it
+    right.
+    """
     endings = ("0", *(unit[start:] for start in range(len(unit) + 1)))
     said = ""
     for ending in reversed(endings) if text.strip() else ():
@@ -228,9 +247,11 @@ def _locked(guess: Guess) -> str:
 
 
 def reveal(key: str, actual: float, unit: str | None = None) -> None:
-    """Show the guess stored under `key` next to `actual` (bytes, or in `unit`; a guess's own unit counts, else GB).
+    """Show the guess stored under `key` next to `actual` (bytes, or in `unit`; a guess's own unit counts,
+    else GB).
 
-    Without a guess the answer is folded, with all else that the cell shows, until the learner makes one or opens it.
+    Without a guess the answer is folded, with all else that the cell shows, until the learner makes one or
+    opens it.
     """
     guess = stored_guesses().get(key)
     if guess:
@@ -279,7 +300,9 @@ class Waiting:
 
 @dataclass(frozen=True, repr=False)
 class Revelation:
-    """A guess next to the answer: `actual` in bytes where the unit is one of memory, `guess` None if none was made."""
+    """A guess next to the answer: `actual` in bytes where the unit is one of memory, `guess` None if none was
+    made.
+    """
 
     actual: float
     guess: Guess | None

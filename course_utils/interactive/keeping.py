@@ -1,7 +1,8 @@
 """The learner's folder, which never leaves this machine, and safe ways to write there.
 
-What is to be remembered is one line of JSON, appended to one file: two notebooks can write at once, nothing is ever
-overwritten, and a newer course reads what an older one wrote. A line that cannot be read costs itself alone.
+What is to be remembered is one line of JSON, appended to one file: two notebooks can write at once, nothing
+is ever overwritten, and a newer course reads what an older one wrote. A line that cannot be read costs itself
+alone.
 """
 
 import json
@@ -17,7 +18,9 @@ from .. import __version__
 
 
 def course_home() -> Path:
-    """The folder on this machine where a learner's guesses and progress are kept; `COURSE_HOME` names another."""
+    """The folder on this machine where a learner's guesses and progress are kept; `COURSE_HOME` names
+    another.
+    """
     if os.environ.get("COURSE_HOME"):
         return Path(os.environ["COURSE_HOME"])
     if sys.platform == "win32":
@@ -42,15 +45,19 @@ def remember(**event: Any) -> None:
         with file.open("ab+") as lines:
             lines.seek(max(0, lines.seek(0, os.SEEK_END) - 1))
             complete = lines.read(1) in (b"", b"\n")  # half a line would take the next one down with it
-            lines.write(line if complete else b"\n" + line)  # in one piece, so that two kernels cannot mix theirs
+            # in one piece, so that two kernels cannot mix theirs
+            lines.write(line if complete else b"\n" + line)
 
 
 def remembered() -> tuple[list[dict[str, Any]], list[str]]:
-    """All events, oldest first, and a sentence for each line that cannot be read. Raises ValueError like `remember`."""
+    """All events, oldest first, and a sentence for each line that cannot be read. Raises ValueError like
+    `remember`.
+    """
     file = progress_file()
     with clear_problems():
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-    events, damaged = [], []
+    events = []
+    damaged = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             if line:  # two kernels that both saw half a line leave an empty one
@@ -74,7 +81,9 @@ def clear_problems() -> Iterator[None]:
 
 
 def write_whole(file: Path, text: str, newline: str = "\n") -> None:
-    """Write a file in which a reader finds what was there before, or this: never half, and no less on a full disk."""
+    """Write a file in which a reader finds what was there before, or this: never half, and no less on a full
+    disk.
+    """
     scratch = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         with scratch.open("w", encoding="utf-8", newline=newline) as written:

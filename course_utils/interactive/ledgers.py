@@ -18,12 +18,15 @@ def ledger(
     unit: str | None = None,
     columns: tuple[str, str] = ("estimate", "measured"),
 ) -> Table:
-    """A table of named bytes with what was measured, row by row in the order of `estimate`, and a row of totals.
+    """A table of named bytes with what was measured, row by row in the order of `estimate`, and a row of
+    totals.
 
-    Each side is a mapping from name to bytes, or what `saved_by` returns. `unit` is the largest that the total fills
-    unless given. The third column is the first minus the second. Raises ValueError for a unit that is not known.
+    Each side is a mapping from name to bytes, or what `saved_by` returns. `unit` is the largest that the
+    total fills unless given. The third column is the first minus the second. Raises ValueError for a unit
+    that is not known.
     """
-    left, right = _as_mapping(estimate), _as_mapping(measured or {})
+    left = _as_mapping(estimate)
+    right = _as_mapping(measured or {})
     names = [*left, *(name for name in right if name not in left)]
     totals = sum(left.values()), sum(right.values())
     shown_in = unit or next((name for name in ("GB", "MB", "KB") if max(totals) >= UNITS[name]), "B")
@@ -31,8 +34,13 @@ def ledger(
     def spelled(size: int | None) -> str:
         return "–" if size is None else format_bytes(size, shown_in, 0 if shown_in == "B" else 3)
 
-    rows: list[tuple[str, ...]] = [("", *columns, " − ".join(columns)) if measured is not None else ("", "bytes")]
-    for name, one, other in [*((name, left.get(name), right.get(name)) for name in names), ("total", *totals)]:
+    rows: list[tuple[str, ...]] = [
+        ("", *columns, " − ".join(columns)) if measured is not None else ("", "bytes")
+    ]
+    for name, one, other in [
+        *((name, left.get(name), right.get(name)) for name in names),
+        ("total", *totals),
+    ]:
         difference = "–" if one is None or other is None else format_signed(one - other)
         called = name.replace("_", " ") if name in KINDS else name
         rows.append((called, spelled(one), *((spelled(other), difference) if measured is not None else ())))

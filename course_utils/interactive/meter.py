@@ -1,8 +1,9 @@
 """A meter for demos: a GPU's memory drawn while a training loop runs, or a simulated run's at reading speed.
 
-Of torch.cuda its thread calls `memory_stats_as_nested_dict` and `mem_get_info` alone, which read counters: they launch
-nothing, record nothing in a stream and wait for no kernel. It takes the interpreter's lock for less than a millisecond
-20 times per second, and, where the picture is shown, for less than 50 ms 4 times per second.
+Of torch.cuda its thread calls `memory_stats_as_nested_dict` and `mem_get_info` alone, which read counters:
+they launch nothing, record nothing in a stream and wait for no kernel. It takes the interpreter's lock for
+less than a millisecond 20 times per second, and, where the picture is shown, for less than 50 ms 4 times per
+second.
 """
 
 import threading
@@ -31,7 +32,8 @@ UNCOUNTED = "weights, gradients and states are known; the rest is activations, o
 
 
 class Playback:
-    """A measured run played back in `seconds`. Every phase gets some of the time, or the loss would be over at once.
+    """A measured run played back in `seconds`. Every phase gets some of the time, or the loss would be over
+    at once.
 
     A `capacity` (bytes) may end the run as it would end on such a GPU: see `replayed.failure`.
     """
@@ -40,13 +42,17 @@ class Playback:
         if not seconds > 0:
             raise ValueError(f"seconds is {seconds!r}: how long the replay takes, more than 0")
         self.replayed = replay(measured, capacity)
-        self._source, self._capacity = f"{measured.provenance} · replayed", capacity
-        self._curves, self._marks = measured.timeline.curves(), measured.timeline.marks
-        self._peaks, self._seconds = list(accumulate(self.replayed.allocated, max)), seconds
+        self._source = f"{measured.provenance} · replayed"
+        self._capacity = capacity
+        self._curves = measured.timeline.curves()
+        self._marks = measured.timeline.marks
+        self._peaks = list(accumulate(self.replayed.allocated, max))
+        self._seconds = seconds
         events = len(self.replayed)
         self._starts = [*sorted({0, *(mark.event for mark in self._marks if mark.event < events)}), events]
         lengths = [end - start for start, end in pairwise(self._starts)]
-        shares = (0.5 / len(lengths) + 0.5 * length / max(1, events) for length in lengths)  # equal, and by events
+        # equal, and by events
+        shares = (0.5 / len(lengths) + 0.5 * length / max(1, events) for length in lengths)
         self._times = [0.0, *(seconds * done for done in accumulate(shares))]
 
     def meter(self) -> "Meter":
@@ -56,7 +62,8 @@ class Playback:
         if seconds > self._seconds or not self._peaks:
             return None
         index = min(bisect_right(self._times, seconds) - 1, len(self._times) - 2)
-        (begin, end), (first, last) = self._times[index : index + 2], self._starts[index : index + 2]
+        begin, end = self._times[index : index + 2]
+        first, last = self._starts[index : index + 2]
         at = max(1, first + round(min(1.0, (seconds - begin) / (end - begin)) * (last - first))) - 1
         begun = [mark.phase for mark in self._marks if mark.event <= at]
         allocated, reserved = self.replayed.allocated[at], self.replayed.reserved[at]
@@ -67,15 +74,20 @@ class Playback:
 class Meter:
     """Calls `read` every 50 ms from `start` to `stop`, or in a `with` block, and draws what it returns.
 
-    `read` gets the seconds since the start, and returns None when there is no more to come; `source` says what is read.
-    `mark("backward")` names a phase. Readings miss what happens between two of them; `peak` is the counter's own
-    wherever that is of this time alone. `look` may be `figures.meters.STAGE`, for text that a lecture room can read.
+    `read` gets the seconds since the start, and returns None when there is no more to come; `source` says
+    what is read. `mark("backward")` names a phase. Readings miss what happens between two of them; `peak` is
+    the counter's own wherever that is of this time alone. `look` may be `figures.meters.STAGE`, for text that
+    a lecture room can read.
     """
 
     look = PAGE
 
     def __init__(
-        self, read: Callable[[float], Reading | None], source: str, capacity: int | None = None, axis: str = "seconds"
+        self,
+        read: Callable[[float], Reading | None],
+        source: str,
+        capacity: int | None = None,
+        axis: str = "seconds",
     ) -> None:
         self.read, self.source, self.capacity, self.axis = read, source, capacity, axis
         self.samples: list[Reading] = []
@@ -89,8 +101,11 @@ class Meter:
         self._thread: threading.Thread | None = None
 
     def follow(self, held: "Holdings") -> "Meter":
-        """Color the memory by what a training holds, to the meter's end; call it on the thread that trains."""
-        self._held, self._note = held, f" · {UNCOUNTED}"
+        """Color the memory by what a training holds, to the meter's end; call it on the
+        thread that trains.
+        """
+        self._held = held
+        self._note = f" · {UNCOUNTED}"
         if self.running:
             held.start()
         return self
@@ -113,7 +128,9 @@ class Meter:
         self.stop()
 
     def stop(self) -> None:
-        """End, with a last reading and picture; nothing to do if it has ended. Raises what a reading had raised."""
+        """End, with a last reading and picture; nothing to do if it has ended. Raises what a reading had
+        raised.
+        """
         if self._thread is None:
             return
         running = not self._ended.is_set()
@@ -183,12 +200,16 @@ class Meter:
 
     @property
     def peak(self) -> int:
-        """The most bytes allocated: by the counter, or at least by the readings. ValueError before the start."""
+        """The most bytes allocated: by the counter, or at least by the readings.
+        ValueError before the start.
+        """
         return self.samples[-1].peak if self.peak_is_exact else max(one.allocated for one in self.samples)
 
     @property
     def peak_is_exact(self) -> bool:
-        """True if `peak` is the counter's own: not where the counter still shows something higher from before."""
+        """True if `peak` is the counter's own: not where the counter still shows something higher from
+        before.
+        """
         if not self.samples:
             raise ValueError("this meter has not read anything yet: start it first")
         first, last = self.samples[0], self.samples[-1]
@@ -196,8 +217,11 @@ class Meter:
 
     def figure(self) -> Figure:
         """The memory so far, as a picture. ValueError before the start."""
-        peak, about = self.peak, "" if self.peak_is_exact else "at least "
-        samples, marks = list(self.samples), list(self.marks)  # as the thread goes on
+        peak = self.peak
+        about = "" if self.peak_is_exact else "at least "
+        # as the thread goes on
+        samples = list(self.samples)
+        marks = list(self.marks)
         source = f"{self.source}{self._note}"
         return meter_figure(samples, marks, self.capacity, peak, about, source, self.axis, self.look)
 
@@ -226,23 +250,28 @@ class Meter:
         return self.figure().alt if self.samples else f"A meter that has not been started: {self.source}"
 
 
-def live_meter(model: "torch.nn.Module | None" = None, optimizer: "torch.optim.Optimizer | None" = None) -> Meter:
+def live_meter(
+    model: "torch.nn.Module | None" = None, optimizer: "torch.optim.Optimizer | None" = None
+) -> Meter:
     """A meter of the current CUDA GPU, by kind of memory with a `model` and its `optimizer`.
 
-    Weights, gradients and states are counted; all else is activations, or temporaries while the optimizer updates.
-    Raises ValueError, saying what works instead, where there is no GPU and where one of the two is missing.
+    Weights, gradients and states are counted; all else is activations, or temporaries while the optimizer
+    updates. Raises ValueError, saying what works instead, where there is no GPU and where one of the two is
+    missing.
     """
     import torch
 
     if not torch.cuda.is_available():
         raise ValueError(
-            "there is no CUDA GPU to read here: replay_meter(measure(run)) shows a simulated run at reading speed"
+            "there is no CUDA GPU to read here: replay_meter(measure(run)) shows a simulated run at reading"
+            " speed"
         )
     gpu = torch.cuda.current_device()  # each thread has a current device of its own
     stats_of, free_and_total = torch.cuda.memory_stats_as_nested_dict, torch.cuda.mem_get_info
 
     def read(_: float) -> Reading:
-        stats, (free, total) = stats_of(gpu), free_and_total(gpu)
+        stats = stats_of(gpu)
+        free, total = free_and_total(gpu)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         return Reading(allocated["current"], allocated["peak"], reserved["current"], total - free)
 
@@ -259,5 +288,7 @@ def live_meter(model: "torch.nn.Module | None" = None, optimizer: "torch.optim.O
 
 
 def replay_meter(measured: Measurement, seconds: float = 20.0, capacity: int | None = None) -> Meter:
-    """A meter that plays a measured run back in `seconds`; it ends by itself. `capacity` is the GPU's, in bytes."""
+    """A meter that plays a measured run back in `seconds`; it ends by itself. `capacity` is the GPU's, in
+    bytes.
+    """
     return Playback(measured, seconds, capacity).meter()

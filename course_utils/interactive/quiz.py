@@ -1,4 +1,6 @@
-"""Quizzes: questions with one right choice, an explanation for every choice, and an attempt that keeps score."""
+"""Quizzes: questions with one right choice, an explanation for every choice, and an
+attempt that keeps score.
+"""
 
 import random
 import re
@@ -43,7 +45,8 @@ Numbers = tuple[str, Mapping[str, Any]]
 def worded(words: Path, numbers: Iterable[Numbers]) -> tuple[Question, ...]:
     """The questions of a TOML file in its order, with their numbers; KeyError for braces without a number.
 
-    Each question is a table: its `text`, the `right` choice and why it is right, and each `wrong` one and why.
+    Each question is a table: its `text`, the `right` choice and why it is right, and each `wrong` one and
+    why.
     """
     known = dict(numbers)
     tables = tomllib.loads(words.read_text(encoding="utf-8"))
@@ -55,7 +58,9 @@ def _question(table: Mapping[str, Any], numbers: Mapping[str, Any]) -> Question:
         return [" ".join(text.split()).format_map(numbers) for text in texts]
 
     (text,) = filled([table["text"]])
-    return Question(text, Choice(*filled(table["right"])), tuple(Choice(*filled(answer)) for answer in table["wrong"]))
+    return Question(
+        text, Choice(*filled(table["right"])), tuple(Choice(*filled(answer)) for answer in table["wrong"])
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +79,9 @@ class Quiz:
 
     def __str__(self) -> str:
         """The questions with their choices, for a terminal; which one is right stays unsaid."""
-        return "\n\n".join([self.title, *(_spelled(*numbered) for numbered in enumerate(self.questions, start=1))])
+        return "\n\n".join(
+            [self.title, *(_spelled(*numbered) for numbered in enumerate(self.questions, start=1))]
+        )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """Buttons where there is a kernel, choices that unfold where there is none, always the same text."""
@@ -103,7 +110,9 @@ def gb(size: int) -> str:
 
 
 class Attempt:
-    """One learner's way through a quiz. A question counts for the score if its first choice was the right one."""
+    """One learner's way through a quiz. A question counts for the score if its first choice was the right
+    one.
+    """
 
     def __init__(self, quiz: Quiz) -> None:
         self.quiz = quiz
@@ -147,7 +156,9 @@ def verdict(question: Question, choice: Choice) -> str:
 
 
 def ask(quiz: Quiz) -> Attempt:
-    """Put a quiz in a terminal, question by question until each is solved or the input ends; returns the attempt."""
+    """Put a quiz in a terminal, question by question until each is solved or the input ends; returns the
+    attempt.
+    """
     attempt = Attempt(quiz)
     print(quiz.title)
     try:
@@ -155,7 +166,9 @@ def ask(quiz: Quiz) -> Attempt:
             print(f"\n{_spelled(number + 1, question)}")
             known: dict[str, Choice] = dict(zip(LETTERS, question.choices, strict=False))
             while not attempt.solved(number):
-                choice = known.get(input(f"Your choice (a to {max(known)}): ").strip().lower().removesuffix(")"))
+                choice = known.get(
+                    input(f"Your choice (a to {max(known)}): ").strip().lower().removesuffix(")")
+                )
                 print(attempt.choose(number, choice) if choice else f"Type a letter from a to {max(known)}.")
     except EOFError:
         print()
@@ -164,5 +177,7 @@ def ask(quiz: Quiz) -> Attempt:
 
 
 def _spelled(number: int, question: Question) -> str:
-    choices = [f"   {letter}) {choice.text}" for letter, choice in zip(LETTERS, question.choices, strict=False)]
+    choices = [
+        f"   {letter}) {choice.text}" for letter, choice in zip(LETTERS, question.choices, strict=False)
+    ]
     return "\n".join([f"{number}. {question.text}", *choices])

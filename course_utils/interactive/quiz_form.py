@@ -12,14 +12,17 @@ HEADING = "role='heading' aria-level='4'"
 
 
 class QuizForm(ipywidgets.VBox):
-    """Questions one under the other, a button for each choice. Inherits because only a widget can be shown as one."""
+    """Questions one under the other, a button for each choice. Inherits because only a widget can be shown as
+    one.
+    """
 
     def __init__(self, quiz: Any) -> None:
         self.quiz = quiz
         self.buttons: list[list[ipywidgets.Button]] = []
         self.said: list[ipywidgets.HTML] = []
         parts = [part for number in range(len(quiz.questions)) for part in self._question(number)]
-        self.score, self.restart = ipywidgets.HTML(), wide_button("Start over", "course-choice")
+        self.score = ipywidgets.HTML()
+        self.restart = wide_button("Start over", "course-choice")
         self.restart.on_click(self._start_over)
         self._start_over()
         style = ipywidgets.HTML(f"<style>{read('widgets.css')}</style>", layout={"display": "none"})
@@ -38,13 +41,18 @@ class QuizForm(ipywidgets.VBox):
         return [heading, *buttons, self.said[-1]]
 
     def _choose(self, number: int, button: ipywidgets.Button, choice: Any) -> None:
-        """Say at once what is right or wrong with a choice; the button stays enabled, so that the keyboard keeps it."""
-        before, words = self.attempt.finished, self.attempt.choose(number, choice)
+        """Say at once what is right or wrong with a choice; the button stays enabled, so that the keyboard
+        keeps it.
+        """
+        before = self.attempt.finished
+        words = self.attempt.choose(number, choice)
         right = choice == self.quiz.questions[number].right
         mark, look = ("✓", "course-right") if right else ("✗", "course-wrong")
         button.description = f"{mark} {choice.text}"
         button.add_class(look)
-        self.said[number].value = f"<div class='course-text course-said {look}' role='status'>{marked(words)}</div>"
+        self.said[
+            number
+        ].value = f"<div class='course-text course-said {look}' role='status'>{marked(words)}</div>"
         self._show_score()
         if self.attempt.finished and not before:
             tries = self.attempt.first_tries
@@ -63,7 +71,9 @@ class QuizForm(ipywidgets.VBox):
         self._show_score()
 
     def _show_score(self) -> None:
-        self.score.value = f"<div class='course-text course-question' role='status'><b>{self.attempt.score}</b></div>"
+        self.score.value = (
+            f"<div class='course-text course-question' role='status'><b>{self.attempt.score}</b></div>"
+        )
         self.restart.layout.display = "" if any(self.attempt.chosen) else "none"
 
     def __repr__(self) -> str:

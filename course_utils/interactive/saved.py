@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Saved:
-    """One storage that autograd keeps for backward: which operation keeps it, its shape, its dtype, its bytes."""
+    """One storage that autograd keeps for backward: which operation keeps it, its shape, its dtype, its
+    bytes.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -24,14 +26,18 @@ DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bflo
 
 
 def saved_by(
-    operation: Callable[..., Any], *inputs: "Sequence[int] | torch.Tensor", dtype: str = "fp32", device: str = "cpu"
+    operation: Callable[..., Any],
+    *inputs: "Sequence[int] | torch.Tensor",
+    dtype: str = "fp32",
+    device: str = "cpu",
 ) -> list[Saved]:
-    """Run `operation` (a module or a function) and list each storage that autograd keeps for backward, once each.
+    """Run `operation` (a module or a function) and list each storage that autograd keeps for backward, once
+    each.
 
-    `inputs` are tensors, or shapes of random tensors of `dtype` that need gradients; a module runs with its weights in
-    `dtype`, which are left out. `device` is "cpu", or "gpu" for a simulated one, whose kernels may keep other things
-    (statistics in fp32).
-    Raises ValueError for an unknown dtype or device; SimulationUnavailable where no GPU can be simulated.
+    `inputs` are tensors, or shapes of random tensors of `dtype` that need gradients; a module runs with its
+    weights in `dtype`, which are left out. `device` is "cpu", or "gpu" for a simulated one, whose kernels may
+    keep other things (statistics in fp32). Raises ValueError for an unknown dtype or device;
+    SimulationUnavailable where no GPU can be simulated.
     """
     for value, known, what in ((dtype, DTYPES, "dtype"), (device, ("cpu", "gpu"), "device")):
         check_known(what, value, known)
@@ -59,9 +65,14 @@ def _saved_now(
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     weights = {name: _moved(tensor, dtype, device) for name, tensor in state.items()}
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = torch.func.functional_call(module, weights, tensors) if module is operation else operation(*tensors)
+        result = (
+            torch.func.functional_call(module, weights, tensors)
+            if module is operation
+            else operation(*tensors)
+        )
     own = set(map(_storage, weights.values()))
-    labels, short = _labels(result), {f"torch.{long}": name for name, long in DTYPES.items()}
+    labels = _labels(result)
+    short = {f"torch.{long}": name for name, long in DTYPES.items()}
     return [
         Saved(
             labels.get(key, "saved"),
@@ -79,14 +90,17 @@ def _tensor(item: "Sequence[int] | torch.Tensor", dtype: str, device: str) -> "t
 
     if isinstance(item, torch.Tensor):
         return _moved(item, None, device)
-    shape, kind = tuple(item), getattr(torch, DTYPES[dtype])
+    shape = tuple(item)
+    kind = getattr(torch, DTYPES[dtype])
     if device == "gpu":
         return torch.empty(shape, dtype=kind, device="cuda", requires_grad=True)
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(kind).requires_grad_()
 
 
 def _moved(tensor: "torch.Tensor", dtype: str | None, device: str) -> "torch.Tensor":
-    """`tensor` in `dtype` (None, or one that holds no fractions, keeps its own) on the CPU or on the simulated GPU."""
+    """`tensor` in `dtype` (None, or one that holds no fractions, keeps its own) on the CPU or on the
+    simulated GPU.
+    """
     import torch
 
     kind = getattr(torch, DTYPES[dtype]) if dtype and tensor.is_floating_point() else tensor.dtype
@@ -100,7 +114,9 @@ def _storage(tensor: "torch.Tensor") -> int:
 
 
 def _labels(result: Any) -> dict[int, str]:
-    """A name for each storage kept: the operation in whose backward it is used first, and what it is there."""
+    """A name for each storage kept: the operation in whose backward it is used first,
+    and what it is there.
+    """
     labels: dict[int, str] = {}
     outputs = result if isinstance(result, tuple | list) else [result]
     waiting: list[Any] = [getattr(output, "grad_fn", None) for output in outputs]

@@ -1,4 +1,6 @@
-"""Torch's global settings: back to its defaults around each check. Import this only where torch is imported anyway."""
+"""Torch's global settings: back to its defaults around each check. Import this only where torch is imported
+anyway.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -51,13 +53,27 @@ SETTINGS = (
     Setting("default dtype", torch.float32, torch.get_default_dtype, torch.set_default_dtype),
     Setting("default device", "cpu", _default_device, lambda _: torch.set_default_device(None)),
     Setting("inference mode", False, torch.is_inference_mode_enabled, _set_inference_mode),
-    Setting("grad mode", True, torch.is_grad_enabled, torch.set_grad_enabled),  # after inference mode, which sets it
-    Setting("autocast on the CPU", False, partial(torch.is_autocast_enabled, "cpu"),
-            partial(torch.set_autocast_enabled, "cpu")),
-    Setting("autocast on the GPU", False, partial(torch.is_autocast_enabled, "cuda"),
-            partial(torch.set_autocast_enabled, "cuda")),
+    Setting(
+        "grad mode", True, torch.is_grad_enabled, torch.set_grad_enabled
+    ),  # after inference mode, which sets it
+    Setting(
+        "autocast on the CPU",
+        False,
+        partial(torch.is_autocast_enabled, "cpu"),
+        partial(torch.set_autocast_enabled, "cpu"),
+    ),
+    Setting(
+        "autocast on the GPU",
+        False,
+        partial(torch.is_autocast_enabled, "cuda"),
+        partial(torch.set_autocast_enabled, "cuda"),
+    ),
     Setting("anomaly detection", False, torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     Setting("deterministic mode", 0, torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    Setting("float32 matmul precision", "highest", torch.get_float32_matmul_precision,
-            torch.set_float32_matmul_precision),
-)  # fmt: skip
+    Setting(
+        "float32 matmul precision",
+        "highest",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+)

@@ -1,6 +1,8 @@
-"""Sliders for lessons: the Explorer of training runs, and the bytes of one tensor. Only notebooks import this.
+"""Sliders for lessons: the Explorer of training runs, and the bytes of one tensor. Only notebooks import
+this.
 
-Pictures are strings set into an HTML widget: unlike `interact` and `Output`, that leaves stored outputs as they were.
+Pictures are strings set into an HTML widget: unlike `interact` and `Output`, that leaves stored outputs as
+they were.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,14 +22,18 @@ from ..planning.twin import fit_words, lacks
 from ..units import GB, GiB, format_bytes
 from .explorer import CONTROL, Control
 
-DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}  # bytes of one element
-STYLE, LAYOUT = {"description_width": "104px"}, {"width": "auto"}  # explorer.css has the widths
+# bytes of one element
+DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}
+# explorer.css has the widths
+STYLE = {"description_width": "104px"}
+LAYOUT = {"width": "auto"}
 
 
 def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) -> "Explorer":
     """Controls for a training run, and a picture of its estimated memory with a GPU's capacity.
 
-    `choices` are those of a `TrainingRun` to begin with, and raise its ValueErrors; `.run` is what has been chosen.
+    `choices` are those of a `TrainingRun` to begin with, and raise its ValueErrors; `.run` is what has been
+    chosen.
     """
     first: dict[str, Any] = {"micro_batch": 32} | choices
     return Explorer(TrainingRun(model, **first), gpu)
@@ -43,7 +49,9 @@ def wide_button(text: str, look: str) -> ipywidgets.Button:
 
 
 class Explorable(ipywidgets.VBox):
-    """Controls above a picture. Inherits because only a widget can be shown as one; subclasses define `redraw`."""
+    """Controls above a picture. Inherits because only a widget can be shown as one; subclasses define
+    `redraw`.
+    """
 
     invitation = ""
     redraw: Callable[[], tuple[Figure, str]]
@@ -64,17 +72,25 @@ class Explorable(ipywidgets.VBox):
         return [ipywidgets.Box([*self.controls.values()]).add_class("course-grid"), self.picture]
 
     def update(self, change: object = None) -> None:
-        """Draws what the controls say. An impossible combination is explained, and the last picture stays, greyed."""
+        """Draws what the controls say. An impossible combination is explained, and the last picture stays,
+        greyed.
+        """
         try:
             self.figure, self.message = self.redraw()
             role, look, drawn = "status", "", self.figure.inline
         except ValueError as error:
             self.message = f"<b>✗ Not possible:</b> {escape(str(error))}."
-            role, look, drawn = "alert", " style='opacity:0.25'", self.figure.inline if self.figure else ""
-        self.show(f"<div role='{role}' style='line-height:1.6'>{self.message}</div>", f"<div{look}>{drawn}</div>")
+            role = "alert"
+            look = " style='opacity:0.25'"
+            drawn = self.figure.inline if self.figure else ""
+        self.show(
+            f"<div role='{role}' style='line-height:1.6'>{self.message}</div>", f"<div{look}>{drawn}</div>"
+        )
 
     def show(self, said: str, drawn: str) -> None:
-        """Sets words and picture, as HTML, in one message, so that they never contradict each other on the page."""
+        """Sets words and picture, as HTML, in one message, so that they never contradict each other on the
+        page.
+        """
         self.picture.value = f"{said}{drawn}"
 
     def __repr__(self) -> str:
@@ -90,8 +106,8 @@ class Explorable(ipywidgets.VBox):
 class Explorer(Explorable):
     """Choices of a training run as controls, and its estimate in a picture.
 
-    `names` are the controls to offer, of `explorer.CONTROLS` or of `own`: a lesson's own widgets by choice of a
-    `TrainingRun`. `.run` and `.gpu` are what has been chosen, `.breakdown` is the estimate at the peak.
+    `names` are the controls to offer, of `explorer.CONTROLS` or of `own`: a lesson's own widgets by choice of
+    a `TrainingRun`. `.run` and `.gpu` are what has been chosen, `.breakdown` is the estimate at the peak.
     """
 
     invitation = "Explorer of training runs: run this cell to use its sliders."
@@ -101,11 +117,14 @@ class Explorer(Explorable):
     )  # fmt: skip
 
     def __init__(self, run: TrainingRun, card: str, own: Mapping[str, Any] | None = None) -> None:
-        self.first, self.card, own = run, gpu(card), own or {}
+        self.first = run
+        self.card = gpu(card)
+        own = own or {}
         super().__init__({name: own.get(name) or self._widget(CONTROL[name]) for name in self.names})
 
     def _widget(self, control: Control) -> ipywidgets.Widget:
-        options, value = list(control.options), self.begins_with(control.name)
+        options = list(control.options)
+        value = self.begins_with(control.name)
         if value not in control.values:
             options.append((str(value), value))
         if control.kind == "steps":
@@ -128,7 +147,9 @@ class Explorer(Explorable):
 
     @property
     def run(self) -> TrainingRun:
-        """The run that has been chosen. Raises ValueError, saying why, where the choices contradict each other."""
+        """The run that has been chosen. Raises ValueError, saying why, where the choices contradict each
+        other.
+        """
         chosen = {name: value for name, value in self.chosen.items() if name != "gpu"}
         if chosen.get("model") == self.first.model.name:
             chosen["model"] = self.first.model  # a configuration of the learner's own is known by no name
@@ -157,7 +178,9 @@ def code_html(run: TrainingRun) -> str:
 
 
 class TensorSlider(Explorable):
-    """Controls for one tensor, and its `.bytes` next to 1 GB and 1 GiB. ValueError for a shape that no tensor has."""
+    """Controls for one tensor, and its `.bytes` next to 1 GB and 1 GiB. ValueError for a shape that no tensor
+    has.
+    """
 
     invitation = "Sliders for the bytes of one tensor: run this cell to use them."
 
@@ -199,7 +222,8 @@ tensor_slider = TensorSlider
 
 @reflowing
 def tensor_figure(size: int, title: str) -> Figure:
-    canvas, largest = Canvas(), max(size, round(1.15 * GiB))
+    canvas = Canvas()
+    largest = max(size, round(1.15 * GiB))
     scale = (canvas.width - 2 * MARGIN - 40) / largest
     top = canvas.title(title) + 34
     for tick in ticks(0, largest / GB, 4 if canvas.narrow else 7):
@@ -221,7 +245,9 @@ def dropdown(description: str, options: Iterable[Any], value: Any) -> ipywidgets
     choices = [option if isinstance(option, tuple) else (str(option), option) for option in options]
     if value not in (chosen for _, chosen in choices):
         choices.append((str(value), value))
-    return ipywidgets.Dropdown(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)
+    return ipywidgets.Dropdown(
+        options=choices, value=value, description=description, style=STYLE, layout=LAYOUT
+    )
 
 
 def slider(
@@ -229,4 +255,6 @@ def slider(
 ) -> ipywidgets.SelectionSlider:
     """A slider over these numbers and, if it is not one of them, the one to begin with, in rising order."""
     choices = [(spelled(option), option) for option in sorted({*options, value})]
-    return ipywidgets.SelectionSlider(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)
+    return ipywidgets.SelectionSlider(
+        options=choices, value=value, description=description, style=STYLE, layout=LAYOUT
+    )

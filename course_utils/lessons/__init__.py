@@ -1,4 +1,6 @@
-"""One folder a lesson: its model code, figures, widget, checks and quiz; `shared` has what several lessons use."""
+"""One folder a lesson: its model code, figures, widget, checks and quiz; `shared` has what several lessons
+use.
+"""
 
 from importlib import import_module
 from pathlib import Path
@@ -13,9 +15,9 @@ __all__ = ["lessons", "quiz"]
 def quiz(lesson: int) -> Quiz:
     """The quiz of a lesson, by its number: in a notebook it draws itself, and `ask` puts it in a terminal.
 
-    Its words are `lessons/FOLDER/quiz.toml`, their numbers are computed by `quiz.py` next to it, without torch; drawing
-    it in a notebook needs ipywidgets.
-    Raises ValueError for a lesson that has no quiz; the message lists those that have one.
+    Its words are `lessons/FOLDER/quiz.toml`, their numbers are computed by `quiz.py` next to it, without
+    torch; drawing it in a notebook needs ipywidgets. Raises ValueError for a lesson that has no quiz; the
+    message lists those that have one.
     """
     if lesson not in lessons():
         raise unknown("quiz", lesson, map(str, lessons()))

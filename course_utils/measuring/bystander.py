@@ -1,6 +1,7 @@
 """Running somebody's script as a bystander: nothing of theirs is written or deleted, no process, no network.
 
-What Python writes goes to a temporary folder, from where it is read again. An audit hook stops all that gets around it.
+What Python writes goes to a temporary folder, from where it is read again. An audit hook stops all that gets
+around it.
 """
 
 import builtins
@@ -28,14 +29,34 @@ READING = ("stat", "lstat", "listdir", "scandir", "access", "readlink")
 CHANGING = ("mkdir", "chmod", "chown", "utime", "truncate", "mkfifo")
 DELETING = ("remove", "unlink", "rmdir")
 RENAMING = ("rename", "replace")
-PROCESSES = ("os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec", "os.spawn", "subprocess.Popen")
+PROCESSES = (
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.system",
+    "os.exec",
+    "os.spawn",
+    "subprocess.Popen",
+)
 NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
-AUDITED = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.link", "os.symlink"}
+AUDITED = {
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.mkdir",
+    "os.truncate",
+    "os.chmod",
+    "os.link",
+    "os.symlink",
+}
 DEVICES = ("/dev/", "/proc/self/")
 SAFETENSORS = ("save_file", "serialize_file")
 
-AVAILABLE, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
-KEPT_FREE = 0.1  # Part of the host's free memory that a script may not take, or the machine would begin to swap
+AVAILABLE = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup/memory.max")
+KEPT_FREE = (
+    0.1  # Part of the host's free memory that a script may not take, or the machine would begin to swap
+)
 
 
 class NotAllowed(PermissionError):
@@ -74,7 +95,8 @@ class Elsewhere:
         """The path to write to; with not `whole`, what is there already is copied first."""
         if self.is_own(path):
             return path
-        shadow, there = self.shadow(path), self.exists(path)
+        shadow = self.shadow(path)
+        there = self.exists(path)
         if self.exists(os.path.dirname(os.path.abspath(os.fsdecode(path)))):
             self.mkdir(os.path.dirname(shadow), exist_ok=True)
         if there and not self.exists(shadow) and not whole:
@@ -116,7 +138,9 @@ class Elsewhere:
         return users
 
     def replacements(self) -> Iterator[tuple[Any, str, Any]]:
-        """Each function of Python's that reads, writes or deletes by a path: its owner, its name, what replaces it."""
+        """Each function of Python's that reads, writes or deletes by a path: its owner, its name, what
+        replaces it.
+        """
         for owner, original in ((builtins, builtins.open), (io, builtins.open), (os, os.open)):
             yield owner, "open", partial(self.open, original)
         ways = {self.read: READING, self.change: CHANGING, self.delete: DELETING, self.rename: RENAMING}
@@ -134,16 +158,22 @@ class Elsewhere:
             _refuse(f"starts a process ({event}), but only one can be watched")
         if event in NETWORK and not (event == "socket.connect" and isinstance(args[1], (str, bytes))):
             where = args[0] if event != "socket.connect" else args[1][0]
-            _refuse(f"asks the network for {where!s:.80}, closed while a script is watched: download it before")
+            _refuse(
+                f"asks the network for {where!s:.80}, closed while a script is watched: download it before"
+            )
         writes = event == "open" and isinstance(args[2], int) and args[2] & WRITES
-        in_folder = event in ("os.remove", "os.rmdir", "os.mkdir") and args[-1] >= 0  # of rmtree, which was let in
+        # of rmtree, which was let in
+        in_folder = event in ("os.remove", "os.rmdir", "os.mkdir") and args[-1] >= 0
         named = isinstance(args[0] if args else None, (str, bytes))
         if (writes or event in AUDITED) and named and not in_folder and not self.is_own(args[0]):
             _refuse(f"would change {os.fsdecode(args[0])!r}, but a watched script must not change your files")
 
     def notes(self) -> Iterator[str]:
         """Sentences about files that were written or deleted elsewhere."""
-        for paths, what in ((self.written, "written to a temporary folder, now deleted"), (self.kept, "not deleted")):
+        for paths, what in (
+            (self.written, "written to a temporary folder, now deleted"),
+            (self.kept, "not deleted"),
+        ):
             if paths:
                 more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
                 yield f"{what}: {', '.join(list(paths)[:3])}{more}"
@@ -189,7 +219,9 @@ def free_bytes() -> int | None:
     """Bytes of host memory that can be taken before the machine swaps; None where the system does not say."""
     if not AVAILABLE.exists():
         return None
-    free = next(int(line.split()[1]) * 1024 for line in AVAILABLE.read_text().splitlines() if "MemAvailable" in line)
+    free = next(
+        int(line.split()[1]) * 1024 for line in AVAILABLE.read_text().splitlines() if "MemAvailable" in line
+    )
     limit = CGROUP.read_text().strip() if CGROUP.exists() else "max"
     return free if limit == "max" else min(free, int(limit))
 

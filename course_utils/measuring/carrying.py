@@ -1,4 +1,6 @@
-"""Carrying a learner's model, optimizer and batch over to a device: a copy, with a stand-in for each tensor."""
+"""Carrying a learner's model, optimizer and batch over to a device: a copy, with a
+stand-in for each tensor.
+"""
 
 import copy
 import inspect
@@ -25,7 +27,9 @@ CHANGING = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
 
 @dataclass(frozen=True)
 class OwnStep:
-    """A step with what it works on, as handed over or as carried to a device; `workspaces` are cuBLAS's, if counted."""
+    """A step with what it works on, as handed over or as carried to a device; `workspaces` are cuBLAS's, if
+    counted.
+    """
 
     step: Callable[..., Any]
     model: torch.nn.Module
@@ -48,7 +52,9 @@ class OwnStep:
         return self.step(*self.arguments)
 
     def named_states(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The optimizers' tensors, as in ("exp_avg of head.weight", tensor), or ("exp_avg", …) of no parameter."""
+        """The optimizers' tensors, as in ("exp_avg of head.weight", tensor), or ("exp_avg", …) of no
+        parameter.
+        """
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for optimizer in self.optimizers:
             for name, value in named_states_of(optimizer, names):
@@ -87,8 +93,9 @@ def _check_model(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             raise ValueError(
-                f"{f'part {name} of the model' if name else 'the model'} is compiled, and then other tensors are kept "
-                "than your code makes: hand over a model on which neither torch.compile nor .compile() was called"
+                f"{f'part {name} of the model' if name else 'the model'} is compiled, and then other tensors"
+                " are kept than your code makes: hand over a model on which neither torch.compile nor"
+                " .compile() was called"
             )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
@@ -96,7 +103,9 @@ def _check_model(model: torch.nn.Module) -> None:
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         if tensor.layout is not torch.strided or not plain:
             kind = tensor.layout if tensor.layout is not torch.strided else type(tensor).__name__
-            raise ValueError(f"{name} is a {kind}: only ordinary, dense tensors are carried over to the device")
+            raise ValueError(
+                f"{name} is a {kind}: only ordinary, dense tensors are carried over to the device"
+            )
 
 
 def _check_signature(own: OwnStep) -> None:
@@ -108,13 +117,15 @@ def _check_signature(own: OwnStep) -> None:
     except TypeError as error:
         name = getattr(own.step, "__name__", "step")
         raise TypeError(
-            f"{name}{signature} cannot be called as {name}({', '.join(names)}) ({error}): it is given copies to work "
-            "on, in this order, of what measure(…) was given"
+            f"{name}{signature} cannot be called as {name}({', '.join(names)}) ({error}): it is given copies"
+            " to work on, in this order, of what measure(…) was given"
         ) from None
 
 
 def _check_outside(step: Callable[..., Any]) -> None:
-    """Raise ValueError for a step that would change what it was not given: a scheduler, a scaler, an optimizer."""
+    """Raise ValueError for a step that would change what it was not given: a scheduler, a scaler, an
+    optimizer.
+    """
     if not inspect.isfunction(step):  # of a method or a callable object nobody knows what it uses
         return
     used = {name: step.__globals__.get(name) for name in globals_used(step.__code__)}
@@ -124,13 +135,15 @@ def _check_outside(step: Callable[..., Any]) -> None:
     for name, thing in used.items():
         if isinstance(thing, CHANGING):
             raise ValueError(
-                f"{step.__name__} uses {name}, {_short(thing)} from outside, which measuring would change. Hand it "
-                f"over too, as in batch=(x, y, {name}), and use the argument instead"
+                f"{step.__name__} uses {name}, {_short(thing)} from outside, which measuring would change."
+                f" Hand it over too, as in batch=(x, y, {name}), and use the argument instead"
             )
 
 
 def carried_over(own: OwnStep, device: str, simulated: bool) -> OwnStep:
-    """A copy of `own` on `device`; what the model holds neither as parameter nor as buffer stays, as with .to()."""
+    """A copy of `own` on `device`; what the model holds neither as parameter nor as buffer stays, as with
+    .to().
+    """
     memo: dict[int, Any] = {}
     for tensor, stays in _to_carry(own):
         if id(tensor) not in memo:
@@ -152,12 +165,20 @@ def _copied(name: str, thing: Any, memo: dict[int, Any]) -> Any:
     except torch.OutOfMemoryError:
         raise
     except (TypeError, RuntimeError) as error:
-        how = "batch=next(iter(loader))" if name == "batch" else "a model that keeps no tensor of an earlier step"
-        raise ValueError(f"{name} is {_short(thing)} that cannot be copied ({error}): hand over {how}") from error
+        how = (
+            "batch=next(iter(loader))"
+            if name == "batch"
+            else "a model that keeps no tensor of an earlier step"
+        )
+        raise ValueError(
+            f"{name} is {_short(thing)} that cannot be copied ({error}): hand over {how}"
+        ) from error
 
 
 def _to_carry(own: OwnStep) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Each tensor that goes along, and whether it stays on the CPU, as torch's optimizers count their steps there."""
+    """Each tensor that goes along, and whether it stays on the CPU, as torch's optimizers count their steps
+    there.
+    """
     yield from ((tensor, False) for tensor in tensors_in(own.model, set()))
     for optimizer in own.optimizers:
         for group in optimizer.param_groups:
@@ -172,13 +193,19 @@ def _to_carry(own: OwnStep) -> Iterator[tuple[torch.Tensor, bool]]:
 
 def tensors_in(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     """Every tensor in containers, objects, modules (parameters and buffers) and optimizers, each once."""
-    if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type(None), type)) or inspect.isroutine(thing):
+    if (
+        id(thing) in seen
+        or isinstance(thing, (str, bytes, int, float, type(None), type))
+        or inspect.isroutine(thing)
+    ):
         return
     seen.add(id(thing))
     if isinstance(thing, torch.Tensor):
         yield thing
         return
-    if isinstance(thing, torch.nn.Module):  # in the order of Module._apply, by which .to("cuda") carries them over
+    if isinstance(
+        thing, torch.nn.Module
+    ):  # in the order of Module._apply, by which .to("cuda") carries them over
         inner: Any = [*thing.children(), *thing._parameters.values(), *thing._buffers.values()]
     elif isinstance(thing, torch.optim.Optimizer):
         inner = [*_parameters_of(thing), thing.state]
@@ -191,7 +218,8 @@ def tensors_in(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
 
 
 def _attributes(thing: Any) -> list[Any]:
-    names = [*getattr(thing, "__dict__", {}), *getattr(type(thing), "__slots__", ())]  # a dataclass may have slots
+    # a dataclass may have slots
+    names = [*getattr(thing, "__dict__", {}), *getattr(type(thing), "__slots__", ())]
     return [getattr(thing, name) for name in names if hasattr(thing, name)]
 
 
@@ -222,7 +250,9 @@ def _stand_in(tensor: torch.Tensor, device: str, simulated: bool) -> torch.Tenso
 
 
 def _copied_optimizer(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) -> torch.optim.Optimizer:
-    """A copy with all attributes (torch keeps three), but without a scheduler's `step`, which steps the original."""
+    """A copy with all attributes (torch keeps three), but without a scheduler's `step`, which steps the
+    original.
+    """
     made = optimizer.__class__.__new__(optimizer.__class__)
     memo[id(optimizer)] = made
     kept = {name: value for name, value in vars(optimizer).items() if name != "step"}
@@ -233,7 +263,9 @@ def _copied_optimizer(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) ->
 
 
 def _scheduled_step(optimizer: weakref.ref[torch.optim.Optimizer]) -> Callable[..., Any]:
-    """`step` of the optimizer as torch's schedulers want it: marked as theirs, and noting that it was called."""
+    """`step` of the optimizer as torch's schedulers want it: marked as theirs, and
+    noting that it was called.
+    """
 
     def step(*args: Any, **kwargs: Any) -> Any:
         made = optimizer()

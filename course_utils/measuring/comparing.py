@@ -22,8 +22,8 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables that set the policy of torch's allocator."""
 
 ON_THE_CPU = (
-    "A CPU differs from a GPU in three ways: dropout masks take 4 bytes per element, RMSNorm keeps a normalized copy, "
-    "and AdamW's step counters are in the same memory."
+    "A CPU differs from a GPU in three ways: dropout masks take 4 bytes per element, RMSNorm keeps a"
+    " normalized copy, and AdamW's step counters are in the same memory."
 )
 
 
@@ -56,15 +56,21 @@ class Comparison:
     def rows(self) -> list[dict[str, Any]]:
         """A flat row, in bytes, for each kind that occurs, their sum, and the allocator's two counters.
 
-        "estimated", the word for what was measured ("measured", "simulated", "recorded"), and their "difference" are
-        None where they cannot be told. `pandas.DataFrame(compare(run).rows())` takes them.
+        "estimated", the word for what was measured ("measured", "simulated", "recorded"), and their
+        "difference" are None where they cannot be told. `pandas.DataFrame(compare(run).rows())` takes them.
         """
-        word, origin = self.measurement.word, {"run": self.run.code(), "provenance": str(self.measurement.provenance)}
+        word = self.measurement.word
+        origin = {"run": self.run.code(), "provenance": str(self.measurement.provenance)}
         return [
-            {"name": name, "estimated": one, word: other, **origin,
-             "difference": None if one is None or other is None else one - other}
+            {
+                "name": name,
+                "estimated": one,
+                word: other,
+                **origin,
+                "difference": None if one is None or other is None else one - other,
+            }
             for name, one, other in self._sizes()
-        ]  # fmt: skip
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """The run as code, its estimate, its measurement and their `rows`, as plain data; sizes in bytes."""
@@ -77,7 +83,9 @@ class Comparison:
 
     def _sizes(self) -> list[tuple[str, int | None, int | None]]:
         found, truth, counters = self.estimate, self.measurement.breakdown, self.counters
-        kinds = [(kind.replace("_", " "), found[kind], truth[kind]) for kind in KINDS if found[kind] or truth[kind]]
+        kinds = [
+            (kind.replace("_", " "), found[kind], truth[kind]) for kind in KINDS if found[kind] or truth[kind]
+        ]
         one, other = counters
         both = [
             ("allocator's counter", one.allocated if one else None, other.allocated if other else None),
@@ -88,7 +96,9 @@ class Comparison:
     def _cells(self) -> Iterator[tuple[str, str, str, str]]:
         shown = self._formatter()
         for name, found, truth in self._sizes():
-            gap = "" if found is None or truth is None else plus_minus(found - truth) + " B" * (found != truth)
+            gap = (
+                "" if found is None or truth is None else plus_minus(found - truth) + " B" * (found != truth)
+            )
             one, other = ("not told" if size is None else shown(size) for size in (found, truth))
             yield name, one, other, gap
 
@@ -105,7 +115,10 @@ class Comparison:
                 f"most of it in {kind.replace('_', ' ')} ({plus_minus(self.differences[kind])})."
             )
         if max((mark.step for mark in measured.timeline.marks), default=0) == 1:
-            text += f" Only the first step was {measured.word}, at whose beginning there are no optimizer states yet."
+            text += (
+                f" Only the first step was {measured.word}, at whose beginning there are no optimizer states"
+                " yet."
+            )
         if measured.source == "cpu":
             text += f" {ON_THE_CPU}"
         if "allocated" not in counters:
@@ -116,15 +129,22 @@ class Comparison:
         return f"{text} The GPU itself counted {self._formatter()(counters['allocated'])}: {named}{beyond}."
 
     def _beyond_the_tensors(self, beyond: int) -> str:
-        """Name what torch counts beyond the tensors; a replay under the default policy separates two kinds."""
+        """Name what torch counts beyond the tensors; a replay under the default policy
+        separates two kinds.
+        """
         scratch, rounding = "scratch space inside kernels", "rounding to blocks that were not split"
-        if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES) and can_be_replayed(self.measurement):
+        if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES) and can_be_replayed(
+            self.measurement
+        ):
             peaks = replay(self.measurement).step_peaks()
             rounded = peaks[max(peaks)] - self.measurement.peak
             if 0 == rounded <= beyond:
                 return f"{plus_minus(beyond)} bytes are {scratch}"
             if rounded <= beyond:
-                return f"{plus_minus(rounded)} bytes are {rounding}, {plus_minus(beyond - rounded)} bytes {scratch}"
+                return (
+                    f"{plus_minus(rounded)} bytes are {rounding}, {plus_minus(beyond - rounded)} bytes"
+                    f" {scratch}"
+                )
         return f"{plus_minus(beyond)} bytes are {rounding} and {scratch}"
 
     def _formatter(self) -> Callable[[int], str]:
@@ -133,16 +153,21 @@ class Comparison:
     def __repr__(self) -> str:
         word = self.measurement.word
         lines = [f"{'':20}{'estimate':>12}{word:>12}{f'estimate − {word}':>22}"]
-        lines += [f"{name:20}{found:>12}{truth:>12}{gap:>22}".rstrip() for name, found, truth, gap in self._cells()]
+        lines += [
+            f"{name:20}{found:>12}{truth:>12}{gap:>22}".rstrip() for name, found, truth, gap in self._cells()
+        ]
         return "\n".join([str(self.run), *lines, self.explanation(), str(self.measurement.provenance)])
 
     def _repr_html_(self) -> str:
         word = self.measurement.word
         rows = [("", "estimate", word, f"estimate − {word}"), *self._cells()]
-        notes = f"<p>{escape(self.explanation())}<br><small>{escape(str(self.measurement.provenance))}</small></p>"
+        provenance = escape(str(self.measurement.provenance))
+        notes = f"<p>{escape(self.explanation())}<br><small>{provenance}</small></p>"
         return f"{html_table(rows, caption=str(self.run))}{notes}"
 
 
 def compare(run: TrainingRun, source: str = "auto", steps: int = 2) -> Comparison:
-    """Estimate and measure `run`; the result shows the signed difference of each kind. Raises like `measure`."""
+    """Estimate and measure `run`; the result shows the signed difference of each kind.
+    Raises like `measure`.
+    """
     return Comparison(run, estimate(run), measure(run, source, steps))

@@ -1,4 +1,6 @@
-"""Counters and clocks of a step that nothing tracks: the device's own peak in each phase, and each phase's time."""
+"""Counters and clocks of a step that nothing tracks: the device's own peak in each phase, and each phase's
+time.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +25,9 @@ class Unwatched:
 
 
 class PeaksByPhase(Unwatched):
-    """Asks the device for its peaks at the end of each phase; what happens between two phases counts to the earlier."""
+    """Asks the device for its peaks at the end of each phase; what happens between two phases counts to the
+    earlier.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device, self.reserved = device, 0
@@ -69,8 +73,9 @@ def count_peaks(
 ) -> dict[str, Any]:
     """The device's counters in the last of `steps` steps, in bytes.
 
-    "allocated" and "reserved" are peaks without what was there `before` (allocated, reserved), "phases" the peak
-    allocated in each phase, "driver" what is in use on the whole device after the step, by every program.
+    "allocated" and "reserved" are peaks without what was there `before` (allocated, reserved), "phases" the
+    peak allocated in each phase, "driver" what is in use on the whole device after the step, by every
+    program.
     """
     watch = PeaksByPhase(device)
     for _ in range(steps):
@@ -88,7 +93,9 @@ def count_peaks(
     }
 
 
-def time_calls(call: Callable[[], object], device: Device, most: int = 10, seconds: float = 8.0) -> list[float]:
+def time_calls(
+    call: Callable[[], object], device: Device, most: int = 10, seconds: float = 8.0
+) -> list[float]:
     """Milliseconds of each call on the device: at least 3 calls, then up to `most` within `seconds`."""
     times: list[float] = []
     end = time.monotonic() + seconds

@@ -1,4 +1,5 @@
-"""DistributedDataParallel and ZeRO-1 on real processes of the CPU, each tracked: its reducer wants real gradients.
+"""DistributedDataParallel and ZeRO-1 on real processes of the CPU, each tracked: its reducer wants real
+gradients.
 
 Run as a module by `course_utils.ranks.launch`, once for each rank.
 """
@@ -32,7 +33,9 @@ MOST_PROCESSES = 8
 
 
 def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
-    """`steps` steps of `run` on as many processes of the CPU; rank 0's memory, the peak that of the last step."""
+    """`steps` steps of `run` on as many processes of the CPU; rank 0's memory, the peak that of the last
+    step.
+    """
     check_data_parallel(run)
     content = base64.b64encode(pickle.dumps((run, steps))).decode()
     found = run_ranks(__name__, run.world_size, [content])[0]
@@ -48,7 +51,9 @@ def check_data_parallel(run: TrainingRun) -> None:
             "zero_stage=3 is simulated for any number of ranks"
         )
     if run.loss_chunks > 1 or run.lora_rank:
-        raise ValueError("several processes run without LoRA and a chunked loss: set lora_rank=0, loss_chunks=1")
+        raise ValueError(
+            "several processes run without LoRA and a chunked loss: set lora_rank=0, loss_chunks=1"
+        )
 
 
 class MastersOfShares(MasterOptimizer):
@@ -72,7 +77,9 @@ class MastersOfShares(MasterOptimizer):
 
 
 class ReplicatedTraining(Training):
-    """The training step of `run` on one of several ranks: the same weights as on all, and its own part of the batch."""
+    """The training step of `run` on one of several ranks: the same weights as on all, and its own part of the
+    batch.
+    """
 
     # It is called as the network in it is.
     network: DistributedDataParallel  # pyrefly: ignore [bad-override-mutable-attribute]
@@ -80,9 +87,11 @@ class ReplicatedTraining(Training):
     def __init__(self, run: TrainingRun) -> None:
         torch.manual_seed(SEED)
         super().__init__(run, "cpu", simulated=False)
-        rank, b = dist.get_rank(), run.micro_batch
+        rank = dist.get_rank()
+        b = run.micro_batch
         mine = whole_batch(run)[rank * b : (rank + 1) * b]
-        self.tokens, self.targets = mine[:, :-1].clone(), mine[:, 1:].clone()
+        self.tokens = mine[:, :-1].clone()
+        self.targets = mine[:, 1:].clone()
 
     def _network(self) -> Transformer:
         replica = DistributedDataParallel(super()._network(), gradient_as_bucket_view=self.run.bucket_view)
@@ -91,7 +100,11 @@ class ReplicatedTraining(Training):
     def _optimizer(self) -> torch.optim.Optimizer | MasterOptimizer:
         named = list(self.network.module.named_parameters())
         if self.run.precision.master:
-            return MastersOfShares(self.run, named) if self.run.zero_stage else MasterOptimizer(self.run, named, False)
+            return (
+                MastersOfShares(self.run, named)
+                if self.run.zero_stage
+                else MasterOptimizer(self.run, named, False)
+            )
         if not self.run.zero_stage:
             return make_optimizer(self.run.optimizer, named)
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -124,7 +137,9 @@ class ReplicatedTraining(Training):
 def whole_batch(run: TrainingRun) -> torch.Tensor:
     """Token ids (world_size · b, s + 1), the same on every rank: each takes b sequences of them."""
     generator = torch.Generator().manual_seed(SEED)
-    return torch.randint(run.model.vocab, (run.world_size * run.micro_batch, run.seq_len + 1), generator=generator)
+    return torch.randint(
+        run.model.vocab, (run.world_size * run.micro_batch, run.seq_len + 1), generator=generator
+    )
 
 
 class ReplicaTracker(Tracker):

@@ -19,7 +19,9 @@ class Cuda:
     has_history = True
 
     def facts(self) -> dict[str, Any]:
-        """Name, capability, memory and driver of the GPU, and the versions of CUDA and cuDNN that torch brings."""
+        """Name, capability, memory and driver of the GPU, and the versions of CUDA and cuDNN that torch
+        brings.
+        """
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         device = {
             "name": name_here(properties.name),
@@ -28,14 +30,20 @@ class Cuda:
             "driver": driver_version(),
         }
         limited = {"as_card": IMITATED[0].name} if IMITATED else {}
-        return {"device": device | limited, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        return {
+            "device": device | limited,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
 
     def capability(self) -> tuple[int, int]:
         """CUDA's compute capability; that of the card which this GPU imitates where that is lower."""
         return capability_here(torch.cuda.get_device_capability())
 
     def free(self) -> int:
-        """Bytes that a new tensor could get, of what is free, cached, and allowed by a limit of this process."""
+        """Bytes that a new tensor could get, of what is free, cached, and allowed by a
+        limit of this process.
+        """
         allocated = torch.cuda.memory_allocated()
         there = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
         if not torch.cuda.is_initialized():  # a limit can only be set once CUDA is in use
@@ -46,7 +54,8 @@ class Cuda:
     def release(self) -> None:
         """Give back what nothing uses, the libraries' workspaces too."""
         gc.collect()
-        torch._C._cuda_clearCublasWorkspaces()  # they stay in torch's allocator from the first matrix product on
+        # they stay in torch's allocator from the first matrix product on
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
@@ -85,15 +94,19 @@ IMITATED: list[Gpu] = []  # The card that this process imitates, if any
 
 
 def as_card(name: str) -> Gpu:
-    """From now on this process has no more of its GPU than the card `name` would have: memory, and what it computes.
+    """From now on this process has no more of its GPU than the card `name` would have: memory, and what it
+    computes.
 
-    `name` is of the catalog ("T4-16GB") or an amount ("16 GB"). torch's allocator gets no more than that card's
-    `room`, and what needs a newer card is refused. ValueError for an unknown name, or if the GPU is smaller.
+    `name` is of the catalog ("T4-16GB") or an amount ("16 GB"). torch's allocator gets no more than that
+    card's `room`, and what needs a newer card is refused. ValueError for an unknown name, or if the GPU is
+    smaller.
     """
     here = torch.cuda.get_device_properties(torch.cuda.current_device())
     card = card_named(name, (here.major, here.minor))
     if card.room > here.total_memory:
-        raise ValueError(f"{here.name} has {here.total_memory:,} bytes: it cannot imitate {card.name}, which has more")
+        raise ValueError(
+            f"{here.name} has {here.total_memory:,} bytes: it cannot imitate {card.name}, which has more"
+        )
     torch.cuda.set_per_process_memory_fraction(card.room / here.total_memory)
     IMITATED[:] = [card]
     return card
@@ -144,7 +157,9 @@ class Host:
 
 
 Device = Cuda | Host
-"""A device that steps run on. Sizes are in bytes; those of `peaks` and `in_use` are what the device itself says."""
+"""A device that steps run on. Sizes are in bytes; those of `peaks` and `in_use` are what the device itself
+says.
+"""
 
 
 def driver_version() -> str:

@@ -14,26 +14,46 @@ from ..breakdown import KINDS
 from ..measurement import Allocation, Measurement, Row, how_many, row_of
 from ..units import aligned, format_bytes, format_signed, html_table
 
-COLUMNS = ("change", "count", "each before", "each after", "of peak", "kind", "module", "operation", "shape", "dtype",
-           "made in", "line")  # fmt: skip
+COLUMNS = (
+    "change",
+    "count",
+    "each before",
+    "each after",
+    "of peak",
+    "kind",
+    "module",
+    "operation",
+    "shape",
+    "dtype",
+    "made in",
+    "line",
+)
 
 SAME = "kind operation shape dtype bytes"
 RUNGS = (
-    f"{SAME} module phase age line", f"{SAME} module phase age", f"{SAME} pattern phase age", f"{SAME} pattern",
-    "kind operation dtype module phase age line", "kind operation dtype pattern phase age", "kind operation pattern",
-    "kind module shape dtype bytes", SAME,
-)  # fmt: skip
-"""How tensors of two measurements are paired: each line in turn says what has to agree, for those that are left.
+    f"{SAME} module phase age line",
+    f"{SAME} module phase age",
+    f"{SAME} pattern phase age",
+    f"{SAME} pattern",
+    "kind operation dtype module phase age line",
+    "kind operation dtype pattern phase age",
+    "kind operation pattern",
+    "kind module shape dtype bytes",
+    SAME,
+)
+"""How tensors of two measurements are paired: each line in turn says what has to agree, for those that are
+left.
 
-So code may move, and blocks may be added, before a tensor counts as another; then its bytes may differ, where module
-and operation agree; last of all its operation or its module may. `pattern` is the module without its numbers, `age` the
-step in which it was made, counted back from that of the peak.
+So code may move, and blocks may be added, before a tensor counts as another; then its bytes may differ, where
+module and operation agree; last of all its operation or its module may. `pattern` is the module without its
+numbers, `age` the step in which it was made, counted back from that of the peak.
 """
 
 
 @dataclass(frozen=True)
 class Change:
-    """Tensors alike as they `was` at the first peak and are `now` at the second, None if they were at one peak alone.
+    """Tensors alike as they `was` at the first peak and are `now` at the second, None if they were at one
+    peak alone.
 
     `bytes` is what they did to the peak, signed. Without both it is the rest, which no known tensor explains.
     """
@@ -55,17 +75,20 @@ class Change:
             return [self.change, "", "", "", format_signed(self.bytes), *[""] * (len(COLUMNS) - 5)]
         row = rows[-1]
         sizes = [format_bytes(one.bytes) if one else "–" for one in (self.was, self.now)]
-        both = (" → ".join(dict.fromkeys(str(getattr(one, name)) for one in rows)) for name in ("shape", "dtype"))
+        both = (
+            " → ".join(dict.fromkeys(str(getattr(one, name)) for one in rows)) for name in ("shape", "dtype")
+        )
         words = [row.kind.replace("_", " "), row.module, row.operation, *both, row.made_in, row.line]
         return [self.change, f"{row.count} ×", *sizes, format_signed(self.bytes), *words]
 
 
 @dataclass(frozen=True, repr=False)
 class Difference:
-    """The result of `difference`: `rows` that sum exactly to the difference of the two peaks, the largest first.
+    """The result of `difference`: `rows` that sum exactly to the difference of the two peaks, the largest
+    first.
 
-    The last row is what no tensor of the two explains, 0 where all allocations are known. `elsewhere` counts tensors
-    that are alike in all but operation or module. `count` rows are shown.
+    The last row is what no tensor of the two explains, 0 where all allocations are known. `elsewhere` counts
+    tensors that are alike in all but operation or module. `count` rows are shown.
     """
 
     before: Measurement
@@ -86,13 +109,17 @@ class Difference:
         return {kind: size for kind, size in changes.items() if size}
 
     def _opening(self) -> str:
-        both, old = (self.before, self.after), self.before.peak_phase
+        both = (self.before, self.after)
+        old = self.before.peak_phase
         peaks = " → ".join(f"{format_bytes(item.peak)} in {item.peak_phase}" for item in both)
         origins = " → ".join(dict.fromkeys(str(replace(item.provenance, note="")) for item in both))
         title = f"{format_signed(self.bytes)} at the peak: {peaks} ({origins})"
         if old == self.after.peak_phase:
             return title
-        moved = f"The peak moved from {old} to {self.after.peak_phase}, so these are tensors of two different moments."
+        moved = (
+            f"The peak moved from {old} to {self.after.peak_phase}, so these are tensors of two different"
+            " moments."
+        )
         if all(old in item.phase_peaks for item in both):
             there = " → ".join(format_bytes(item.phase_peaks[old].total) for item in both)
             moved += f" The peak of {old} alone: {there}."
@@ -102,9 +129,13 @@ class Difference:
         return [[*COLUMNS], *(row._cells() for row in [*self.rows[:-1][: self.count], self.rows[-1]])]
 
     def _closing(self) -> str:
-        said, left_out = list[str](), self.rows[self.count : -1]
+        said = list[str]()
+        left_out = self.rows[self.count : -1]
         if left_out:
-            said.append(f"Not shown: {len(left_out):,} more rows, {format_signed(sum(row.bytes for row in left_out))}.")
+            said.append(
+                f"Not shown: {len(left_out):,} more rows,"
+                f" {format_signed(sum(row.bytes for row in left_out))}."
+            )
         if len(self.rows) == 1 and not self.bytes:
             said.append("The same tensors exist at both peaks.")
         if self.elsewhere:
@@ -116,11 +147,15 @@ class Difference:
             if not can_be_replayed(item):
                 small = f", without small ones ({format_bytes(_unknown(item))})" if _unknown(item) else ""
                 said.append(f"Of {name} the allocations at the peak alone are kept{small}.")
-        counted = [item.counters["allocated"] for item in (self.before, self.after) if "allocated" in item.counters]
+        counted = [
+            item.counters["allocated"] for item in (self.before, self.after) if "allocated" in item.counters
+        ]
         if len(counted) == 2:
             change = counted[1] - counted[0]
             beyond = format_signed(change - self.bytes)
-            said.append(f"The GPU's own counter differs by {format_signed(change)}: {beyond} beyond the tensors.")
+            said.append(
+                f"The GPU's own counter differs by {format_signed(change)}: {beyond} beyond the tensors."
+            )
         return " ".join(said)
 
     def __repr__(self) -> str:
@@ -132,15 +167,19 @@ class Difference:
 
 
 def difference(before: Measurement, after: Measurement, count: int = 20) -> Difference:
-    """The tensors that came, went, grew or shrank between the peaks of two measurements, by module and line of code.
+    """The tensors that came, went, grew or shrank between the peaks of two measurements, by module and line
+    of code.
 
-    Any two can be compared: simulated, live, on the CPU, recorded, of runs or of your own step. `count` is how many
-    rows are shown. Raises TypeError for what is no measurement, ValueError for a count that is no whole number above 0.
+    Any two can be compared: simulated, live, on the CPU, recorded, of runs or of your own step. `count` is
+    how many rows are shown. Raises TypeError for what is no measurement, ValueError for a count that is no
+    whole number above 0.
     """
     for item in (before, after):
         if not isinstance(item, Measurement):
             kind = type(item).__name__
-            raise TypeError(f"difference takes two measurements, and was given a {kind}: measure(…) makes one")
+            raise TypeError(
+                f"difference takes two measurements, and was given a {kind}: measure(…) makes one"
+            )
     how_many(count)
     pairs, elsewhere = _paired(_tensors(before), _tensors(after))
     rows = sorted(_rows(pairs), key=lambda row: -abs(row.bytes))
@@ -168,11 +207,15 @@ def _tensors(measured: Measurement) -> list[Tensor]:
 
 
 def _paired(old: list[Tensor], new: list[Tensor]) -> tuple[list[Pair], int]:
-    """Pairs of tensors whose bytes differ, None in the place of one that is missing; how many the last rungs pair."""
-    pairs, unpaired = list[Pair](), list[int]()
+    """Pairs of tensors whose bytes differ, None in the place of one that is missing; how many the last rungs
+    pair.
+    """
+    pairs = list[Pair]()
+    unpaired = list[int]()
     for rung in map(str.split, RUNGS):
         unpaired.append(len(new))
-        waiting, still = defaultdict[tuple[Any, ...], deque[Tensor]](deque), list[Tensor]()
+        waiting = defaultdict[tuple[Any, ...], deque[Tensor]](deque)
+        still = list[Tensor]()
         for tensor in sorted(old, key=_largest_first):
             waiting[tuple(map(tensor.get, rung))].append(tensor)
         for tensor in sorted(new, key=_largest_first):
@@ -181,7 +224,8 @@ def _paired(old: list[Tensor], new: list[Tensor]) -> tuple[list[Pair], int]:
                 still.append(tensor)
             elif (other := others.popleft())["bytes"] != tensor["bytes"]:
                 pairs.append((other["item"], tensor["item"]))
-        old, new = list(chain(*waiting.values())), still
+        old = list(chain(*waiting.values()))
+        new = still
     pairs += [(tensor["item"], None) for tensor in old] + [(None, tensor["item"]) for tensor in new]
     return pairs, unpaired[-2] - len(new)
 

@@ -1,4 +1,6 @@
-"""Bytes that a training holds by kind, counted without watching its operations: cheap enough for a loop on a stage."""
+"""Bytes that a training holds by kind, counted without watching its operations: cheap enough for a loop on a
+stage.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -11,11 +13,13 @@ from .optimizers import named_states_of
 
 
 class Holdings:
-    """The bytes of a network's weights, of their gradients and of the optimizer's states, as a training goes on.
+    """The bytes of a network's weights, of their gradients and of the optimizer's states, as a training goes
+    on.
 
-    They are counted on the training's own threads, so that any thread may ask `by_kind`. An update begins with the
-    first of `optimizers` and ends with the last. `states` lists what they keep, where that is more than their `state`,
-    and `gradient_owners` whose `.grad` backward fills, where those are not the trained weights, in the same order.
+    They are counted on the training's own threads, so that any thread may ask `by_kind`. An update begins
+    with the first of `optimizers` and ends with the last. `states` lists what they keep, where that is more
+    than their `state`, and `gradient_owners` whose `.grad` backward fills, where those are not the trained
+    weights, in the same order.
     """
 
     def __init__(
@@ -25,7 +29,9 @@ class Holdings:
         states: Callable[[], Iterable[tuple[str, Any]]] | None = None,
         gradient_owners: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        self._network, self._optimizers, self._weights = network, optimizers, list(network.parameters())
+        self._network = network
+        self._optimizers = optimizers
+        self._weights = list(network.parameters())
         self._states = states or (lambda: chain(*(named_states_of(one, {}) for one in optimizers)))
         trained = [weight for weight in self._weights if weight.requires_grad]
         owners = trained if gradient_owners is None else gradient_owners
@@ -52,7 +58,9 @@ class Holdings:
         self._hooks = []
 
     def count(self, *_: Any) -> None:
-        """Count everything anew. For the thread that trains: another could meet a gradient that is being replaced."""
+        """Count everything anew. For the thread that trains: another could meet a gradient that is being
+        replaced.
+        """
         self._gradients = {weight: _bytes([owner.grad]) for weight, owner in self._owners.items()}
         kept = (one for _, one in self._states() if isinstance(one, torch.Tensor))
         self._held = {
@@ -62,9 +70,14 @@ class Holdings:
         }
 
     def by_kind(self, allocated: int) -> dict[str, int]:
-        """So many allocated bytes by kind, as last counted; the rest is activations, or in an update temporaries."""
+        """So many allocated bytes by kind, as last counted; the rest is activations, or in an update
+        temporaries.
+        """
         held = self._held
-        return {**held, "temporaries" if self._updating else "activations": max(0, allocated - sum(held.values()))}
+        return {
+            **held,
+            "temporaries" if self._updating else "activations": max(0, allocated - sum(held.values())),
+        }
 
     def _called(self, *_: Any) -> None:
         self._updating = self._filling = False

@@ -1,4 +1,6 @@
-"""Measuring on a real CUDA GPU: its own counters without the tracker, the kinds with it, safe when memory runs out."""
+"""Measuring on a real CUDA GPU: its own counters without the tracker, the kinds with it, safe when memory
+runs out.
+"""
 
 import gc
 import re
@@ -28,8 +30,9 @@ KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 
-# Words of torch's and the driver's errors: the one kernel that is allowed cannot do what is asked; torch was not built
-# for this GPU; there is simply no GPU, where any other words mean that something is broken; memory has run out
+# Words of torch's and the driver's errors: the one kernel that is allowed cannot do what is asked; torch was
+# not built for this GPU; there is simply no GPU, where any other words mean that something is broken; memory
+# has run out
 NO_KERNEL = ("No available kernel", "No viable backend")
 NO_CODE = "no kernel image is available"
 NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
@@ -41,7 +44,9 @@ class KernelRefused(ValueError):
 
 
 def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
-    """The run on the current CUDA GPU. Raises ValueError if it lacks what the run needs, GpuOutOfMemory if small."""
+    """The run on the current CUDA GPU. Raises ValueError if it lacks what the run needs, GpuOutOfMemory if
+    small.
+    """
     demand_gpu()
     reason = unsupported(run, Cuda().capability())
     if reason:
@@ -63,7 +68,9 @@ def this_gpu() -> Gpu:
 
 
 def usable_gpu() -> tuple[Gpu | None, str]:
-    """The current CUDA GPU, or None and why this torch cannot use it; the reason is "" where there is no GPU."""
+    """The current CUDA GPU, or None and why this torch cannot use it; the reason is ""
+    where there is no GPU.
+    """
     try:
         if not torch.cuda.is_available():
             if torch.version.cuda:
@@ -78,7 +85,9 @@ def usable_gpu() -> tuple[Gpu | None, str]:
 
 
 def architectures() -> list[str]:
-    """Architectures that this torch was built for, as in ["sm_80", "sm_90"]; none where it was not built with CUDA."""
+    """Architectures that this torch was built for, as in ["sm_80", "sm_90"]; none where it was not built with
+    CUDA.
+    """
     return torch.cuda.get_arch_list() if torch.version.cuda else []
 
 
@@ -99,8 +108,9 @@ def memory_released(run: TrainingRun, free: Callable[[], int]) -> AbstractContex
 def released(advice: Callable[[str], str], otherwise: str = "") -> Iterator[None]:
     """However what is inside ends, keep nothing that it had allocated.
 
-    Raises GpuOutOfMemory where memory ran out, with `advice` on what was asked for, and KernelRefused, ending in
-    `otherwise`, where torch has no code for this GPU. Every other exception passes, and keeps no tensor alive.
+    Raises GpuOutOfMemory where memory ran out, with `advice` on what was asked for, and KernelRefused, ending
+    in `otherwise`, where torch has no code for this GPU. Every other exception passes, and keeps no tensor
+    alive.
     """
     try:
         yield
@@ -110,10 +120,12 @@ def released(advice: Callable[[str], str], otherwise: str = "") -> Iterator[None
             with suppress(RuntimeError):  # a GPU that has failed fails again here: the first error says how
                 release(None)
             if isinstance(error, RuntimeError) and NO_CODE in str(error):
-                name, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+                name = torch.cuda.get_device_name()
+                major, minor = torch.cuda.get_device_capability()
                 raise KernelRefused(
-                    f"torch {torch.__version__} has no code for this {name} (compute capability {major}.{minor}); it "
-                    f"was built for {', '.join(architectures())}: install a build of torch that names it{otherwise}"
+                    f"torch {torch.__version__} has no code for this {name} (compute capability"
+                    f" {major}.{minor}); it was built for {', '.join(architectures())}: install a build of"
+                    f" torch that names it{otherwise}"
                 ) from error
             raise
         asked = _asked_for(str(error))
@@ -132,7 +144,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release(error: BaseException | None) -> None:
-    """Give memory back: what an exception keeps, what only cycles keep, and what torch has cached of a GPU."""
+    """Give memory back: what an exception keeps, what only cycles keep, and what torch
+    has cached of a GPU.
+    """
     for each in chain(error) if error is not None else []:
         emptied(each.__traceback__)
         each.__traceback__ = None
@@ -143,7 +157,9 @@ def release(error: BaseException | None) -> None:
 
 
 def empty_queue() -> None:
-    """Run a backward of nothing: until the next one on this thread, autograd's queue keeps what a failed one left."""
+    """Run a backward of nothing: until the next one on this thread, autograd's queue keeps what a failed one
+    left.
+    """
     torch.ones((), requires_grad=True).backward()
 
 
@@ -167,7 +183,9 @@ def _advice(run: TrainingRun, asked: str, free: int) -> str:
 
 
 def ready(run: TrainingRun, device: Device) -> tuple[Training, tuple[int, int]]:
-    """The run's training on `device`, nothing stepped yet, and the bytes allocated and reserved before it was built."""
+    """The run's training on `device`, nothing stepped yet, and the bytes allocated and reserved before it was
+    built.
+    """
     device.release()
     torch.manual_seed(SEED)
     before = device.allocated(), device.reserved()
@@ -177,7 +195,9 @@ def ready(run: TrainingRun, device: Device) -> tuple[Training, tuple[int, int]]:
 
 
 def counters(set_up: Callable[[], Callable[[Phases], object]], steps: int) -> dict[str, int]:
-    """The GPU's counters in bytes in the last of `steps` steps; `set_up` returns the step in frames that end here."""
+    """The GPU's counters in bytes in the last of `steps` steps; `set_up` returns the step in frames that end
+    here.
+    """
     release(None)
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     counted = count_peaks(set_up(), Cuda(), steps, before)
@@ -197,18 +217,25 @@ def traced(run: TrainingRun, steps: int, device: str, provenance: Provenance) ->
 
 @contextmanager
 def only_kernel(run: TrainingRun) -> Iterator[None]:
-    """Allow only the chosen kernel, so that none replaces it silently. Raises KernelRefused where torch refuses it."""
+    """Allow only the chosen kernel, so that none replaces it silently. Raises KernelRefused where torch
+    refuses it.
+    """
     asked = (
         f"{run.attention} kernel on this GPU for heads of {run.model.head_size} elements with dropout "
         f"{run.model.dropout:g}: choose another attention"
     )
-    with sdpa_kernel(KERNELS[run.attention]) if run.attention in KERNELS else nullcontext(), refusals_told(asked):
+    with (
+        sdpa_kernel(KERNELS[run.attention]) if run.attention in KERNELS else nullcontext(),
+        refusals_told(asked),
+    ):
         yield
 
 
 @contextmanager
 def refusals_told(asked: str) -> Iterator[None]:
-    """Raise KernelRefused, "torch … has no" and then `asked`, where torch refuses every attention kernel allowed."""
+    """Raise KernelRefused, "torch … has no" and then `asked`, where torch refuses every attention kernel
+    allowed.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -23,8 +23,8 @@ TYPES = WHOLE_NUMBERS | {"shape": list, "died": (int, type(None))}  # the others
 def save_measurement(measured: Measurement, path: str | Path) -> Path:
     """Write a measurement with all its allocations to `path` and return that path.
 
-    A file of an earlier measurement is replaced. Raises ValueError, and writes nothing, where any other file is at
-    `path`; TypeError for what is no measurement.
+    A file of an earlier measurement is replaced. Raises ValueError, and writes nothing, where any other file
+    is at `path`; TypeError for what is no measurement.
     """
     if not isinstance(measured, Measurement):
         raise TypeError(f"only a measurement can be saved here, but this is a {type(measured).__name__}")
@@ -35,16 +35,24 @@ def save_measurement(measured: Measurement, path: str | Path) -> Path:
         try:
             _content(path)
         except ValueError as error:
-            raise ValueError(f"nothing was written: {error}. Choose another name, or delete that file") from None
-    more = {"note": measured.provenance.note, "losses": list(measured.losses), "counters": dict(measured.counters)}
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")  # an earlier file stays whole until this one is
+            raise ValueError(
+                f"nothing was written: {error}. Choose another name, or delete that file"
+            ) from None
+    more = {
+        "note": measured.provenance.note,
+        "losses": list(measured.losses),
+        "counters": dict(measured.counters),
+    }
+    # an earlier file stays whole until this one is
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     partial.write_bytes(gzip.compress(text_of({KEY: to_json(measured, whole=True) | more}), mtime=0))
     partial.replace(path)
     return path
 
 
 def read_measurement(path: str | Path) -> Measurement:
-    """The measurement in a file that `save_measurement` wrote; its source is "recorded", with device and date.
+    """The measurement in a file that `save_measurement` wrote; its source is "recorded", with device and
+    date.
 
     Raises ValueError for a file that is missing, damaged, of another schema, or anything else.
     """
@@ -60,20 +68,28 @@ def read_measurement(path: str | Path) -> Measurement:
         found = replace(from_json(content, ""), provenance=origin)
         found.timeline.curves(), found.largest()  # what they add up has to be numbers
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path.name} is damaged ({type(error).__name__}: {error}): measure and save again") from None
+        raise ValueError(
+            f"{path.name} is damaged ({type(error).__name__}: {error}): measure and save again"
+        ) from None
     return found
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """The content of a measurement file. Raises ValueError for any other, with a sentence that has no full stop."""
+    """The content of a measurement file. Raises ValueError for any other, with a sentence that has no full
+    stop.
+    """
     if not path.is_file():
         raise ValueError(f"{str(path)!r} does not exist or is not a file")
     try:
         content = json.loads(gzip.decompress(path.read_bytes()))
     except (EOFError, OSError, RecursionError, ValueError, zlib.error) as error:
-        raise ValueError(f"{path.name} holds no measurement, or it is damaged ({type(error).__name__})") from None
+        raise ValueError(
+            f"{path.name} holds no measurement, or it is damaged ({type(error).__name__})"
+        ) from None
     if not isinstance(content, dict) or not isinstance(content.get(KEY), dict):
         raise ValueError(f"{path.name} holds no measurement: save one with save_measurement(measured, path)")
     if content.get("schema") != SCHEMA:
-        raise ValueError(f"{path.name} has schema {content.get('schema')!r}, this course reads {SCHEMA}: save it again")
+        raise ValueError(
+            f"{path.name} has schema {content.get('schema')!r}, this course reads {SCHEMA}: save it again"
+        )
     return content[KEY]

@@ -1,4 +1,6 @@
-"""torch's counters of a GPU's memory, for what a tracker sees: its allocations go through torch's caching allocator."""
+"""torch's counters of a GPU's memory, for what a tracker sees: its allocations go through torch's caching
+allocator.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +16,9 @@ CARD = replace(gpu("A100-80GB"), name="simulated GPU")  # It has every kernel th
 
 
 class Memory:
-    """The counters after the events so far: (bytes, storage) for an allocation, (−bytes, storage) for a free."""
+    """The counters after the events so far: (bytes, storage) for an allocation,
+    (−bytes, storage) for a free.
+    """
 
     def __init__(self, events: Callable[[], Sequence[tuple[int, Any]]]) -> None:
         self._events, self._since = events, 0
@@ -39,7 +43,9 @@ class Memory:
         Raises torch.OutOfMemoryError, with torch's own words, for the allocation that finds no room.
         """
         events = self._events()
-        if self._done and (len(events) < len(self._done) or events[len(self._done) - 1] is not self._done[-1]):
+        if self._done and (
+            len(events) < len(self._done) or events[len(self._done) - 1] is not self._done[-1]
+        ):
             self._begin()  # the tracker took an event back
         for event in events[len(self._done) : certain]:
             self._follow(*event)
@@ -126,8 +132,8 @@ class Memory:
 def _as_torch_says_it(error: OutOfMemory) -> str:
     free = max(0, error.capacity - error.reserved)
     return (
-        f"CUDA out of memory. Tried to allocate {binary(error.attempted)}. GPU 0 (simulated) has a total capacity of "
-        f"{binary(error.capacity)} of which {binary(free)} is free. Of the allocated memory {binary(error.allocated)} "
-        f"is allocated by PyTorch, and {binary(error.reserved - error.allocated)} is reserved by PyTorch but "
-        "unallocated."
+        f"CUDA out of memory. Tried to allocate {binary(error.attempted)}. GPU 0 (simulated) has a total"
+        f" capacity of {binary(error.capacity)} of which {binary(free)} is free. Of the allocated memory"
+        f" {binary(error.allocated)} is allocated by PyTorch, and {binary(error.reserved - error.allocated)}"
+        " is reserved by PyTorch but unallocated."
     )

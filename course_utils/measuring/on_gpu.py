@@ -1,4 +1,6 @@
-"""Plain torch code on "cuda": on the card where there is one, else on a simulated GPU whose tensors live on."""
+"""Plain torch code on "cuda": on the card where there is one, else on a simulated GPU
+whose tensors live on.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,7 +36,9 @@ from .sources import forced_source
 from .tracing import provenance_of
 from .tracker import Storage, Tracker
 
-NO_VALUE = "a simulated GPU has shapes, but no values: what needs them runs on the CPU, or where there is a GPU"
+NO_VALUE = (
+    "a simulated GPU has shapes, but no values: what needs them runs on the CPU, or where there is a GPU"
+)
 ELSEWHERE = "Run this on the CPU, or where there is a GPU"
 ANYWHERE = (ASK_DEVICE, torch.ops.aten.detach.default)  # What is asked of a tensor that is only looked at
 
@@ -43,15 +47,16 @@ ANYWHERE = (ASK_DEVICE, torch.ops.aten.detach.default)  # What is asked of a ten
 def on_gpu(memory: int | str | None = None, ranks: int = 1) -> Iterator[None]:
     """Inside, `device="cuda"` is this machine's GPU, or a simulated one where there is none; prints which.
 
-    Plain torch code runs there: modules, autocast, checkpoints, optimizers, hooks. Tensors live on from one block (or
-    cell) to the next. torch.cuda answers: memory_allocated, max_memory_allocated, memory_reserved, memory_stats,
-    mem_get_info, memory._snapshot and so on. `memory`, in bytes or as in "16 GB", is where torch.OutOfMemoryError is
-    raised; without it a simulated GPU has no limit. With `ranks` over 1 this is rank 0 of so many simulated ones, for
-    FSDP2, always simulated, and nothing lives on after the block. Afterwards torch is as it was.
+    Plain torch code runs there: modules, autocast, checkpoints, optimizers, hooks. Tensors live on from one
+    block (or cell) to the next. torch.cuda answers: memory_allocated, max_memory_allocated, memory_reserved,
+    memory_stats, mem_get_info, memory._snapshot and so on. `memory`, in bytes or as in "16 GB", is where
+    torch.OutOfMemoryError is raised; without it a simulated GPU has no limit. With `ranks` over 1 this is
+    rank 0 of so many simulated ones, for FSDP2, always simulated, and nothing lives on after the block.
+    Afterwards torch is as it was.
 
-    Raises StepError, with the line, for what a simulated GPU cannot say, such as the value of a loss; ValueError for
-    a memory or ranks that are none; SimulationUnavailable where no GPU can be simulated. COURSE_SOURCE=simulated (or
-    live) settles which it is.
+    Raises StepError, with the line, for what a simulated GPU cannot say, such as the value of a loss;
+    ValueError for a memory or ranks that are none; SimulationUnavailable where no GPU can be simulated.
+    COURSE_SOURCE=simulated (or live) settles which it is.
     """
     if type(ranks) is not int or ranks < 1:
         raise ValueError(f"ranks is {ranks!r}: a whole number of GPUs, 1 or more")
@@ -128,7 +133,8 @@ class _Card:
     """A simulated GPU that goes on from block to block: its fake mode, what lives on it, and its memory."""
 
     def __init__(self, tracker: Tracker) -> None:
-        self.tracker, self.mode = tracker, _LastingMode(**CHOICES)
+        self.tracker = tracker
+        self.mode = _LastingMode(**CHOICES)
         self.memory = Memory(lambda: tracker.events)
         self.recorded_from: int | None = None
 
@@ -164,7 +170,9 @@ class _Card:
             yield
 
     def check_room(self) -> None:
-        """Send what is certain through the allocator. Raises torch.OutOfMemoryError where it finds no room."""
+        """Send what is certain through the allocator. Raises torch.OutOfMemoryError
+        where it finds no room.
+        """
         events = self.tracker.events
         self.memory.followed(len(events) - (self.tracker._join is not None))
 
@@ -224,8 +232,11 @@ class _NoValues(HostValues):
 
     def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) is torch.nn.Parameter and not tensor.is_meta:
-            place, advice = described(calling_place()[0]), "make the model inside a block `with on_gpu():`"
-            raise StepError(f"{place}: a weight of the host has values, and a simulated GPU holds none: {advice}")
+            place = described(calling_place()[0])
+            advice = "make the model inside a block `with on_gpu():`"
+            raise StepError(
+                f"{place}: a weight of the host has values, and a simulated GPU holds none: {advice}"
+            )
         return super()._let_in(tensor)
 
     def _values(self, tensor: FakeTensor) -> torch.Tensor:
@@ -240,7 +251,8 @@ def _shown(tensor: FakeTensor, **_: Any) -> str:
         if value is not None:
             return f"{str(value.detach())[:-1]}, device='{tensor.fake_device}')"
     return (
-        f"tensor(…, shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.fake_device}': no values here)"
+        f"tensor(…, shape={tuple(tensor.shape)}, dtype={tensor.dtype}, device='{tensor.fake_device}': no"
+        " values here)"
     )
 
 

@@ -1,4 +1,6 @@
-"""The optimizers that a TrainingRun can name: torch's own where torch has them, else the course's short versions."""
+"""The optimizers that a TrainingRun can name: torch's own where torch has them, else the course's short
+versions.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -18,9 +20,14 @@ LEARNING_RATES = {"sgd": 1e-2, "momentum": 1e-2, "lion": 1e-4, "adafactor": 1e-2
 """Rates at which the course's small models learn; every other optimizer takes 3e-4."""
 
 
-def make_optimizer(choice: Optimizer, named: Named, codebooks: "Codebooks | None" = None) -> torch.optim.Optimizer:
-    """An optimizer of the named parameters as `choice` says; `codebooks` are the 8-bit one's, made if not given."""
-    tensors, rate = [tensor for _, tensor in named], LEARNING_RATES.get(choice.algorithm, 3e-4)
+def make_optimizer(
+    choice: Optimizer, named: Named, codebooks: "Codebooks | None" = None
+) -> torch.optim.Optimizer:
+    """An optimizer of the named parameters as `choice` says; `codebooks` are the 8-bit one's, made if not
+    given.
+    """
+    tensors = [tensor for _, tensor in named]
+    rate = LEARNING_RATES.get(choice.algorithm, 3e-4)
     way = choice.implementation
     how: dict[str, Any] = {"fused": True} if way == "fused" else {"foreach": way == "foreach"}
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
@@ -37,7 +44,8 @@ def make_optimizer(choice: Optimizer, named: Named, codebooks: "Codebooks | None
 
 
 def named_states_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[tuple[str, Any]]:
-    """("exp_avg of head.weight", tensor) for all that an optimizer keeps; `names` has parameters' names by `id`.
+    """("exp_avg of head.weight", tensor) for all that an optimizer keeps; `names` has parameters' names by
+    `id`.
 
     What it keeps of a weight without a name is ("exp_avg", tensor).
     """
@@ -52,7 +60,9 @@ def named_states_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) 
 
 
 class SimulableAdafactor(torch.optim.Adafactor):
-    """torch's Adafactor (Shazeer and Stern 2018), which reads norms on the host: on fake tensors they count as 1."""
+    """torch's Adafactor (Shazeer and Stern 2018), which reads norms on the host: on fake tensors they count
+    as 1.
+    """
 
     def step(self, closure: Any = None) -> Any:
         with on_this_thread(FakeTensor, "item", lambda _: 1.0):
@@ -60,7 +70,9 @@ class SimulableAdafactor(torch.optim.Adafactor):
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for the blocks' matrices, AdamW for everything else, as its author uses it (Jordan et al. 2024)."""
+    """Muon for the blocks' matrices, AdamW for everything else, as its author uses it
+    (Jordan et al. 2024).
+    """
 
     def __init__(self, named: Named, rate: float) -> None:
         hidden = [tensor for name, tensor in named if is_hidden_matrix(name, tuple(tensor.shape))]
@@ -83,7 +95,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
 class Lion(torch.optim.Optimizer):
     """Lion: the sign of an interpolated momentum, one state a parameter (Chen et al. 2023, algorithm 2)."""
 
-    def __init__(self, tensors: Iterable[torch.nn.Parameter], rate: float = 1e-4, weight_decay: float = 0.01) -> None:
+    def __init__(
+        self, tensors: Iterable[torch.nn.Parameter], rate: float = 1e-4, weight_decay: float = 0.01
+    ) -> None:
         super().__init__(tensors, {"lr": rate, "betas": (0.9, 0.99), "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -131,18 +145,23 @@ def _codebook(signed: bool, device: torch.device | str) -> Codebook:
         steps = 2**exponent if signed else 2 ** (exponent + 1)
         middles = (0.1 + 0.9 * (step + 0.5) / steps for step in range(steps))
         values += [
-            sign * 10.0 ** (exponent - 6) * middle for middle in middles for sign in ((1, -1) if signed else (1,))
+            sign * 10.0 ** (exponent - 6) * middle
+            for middle in middles
+            for sign in ((1, -1) if signed else (1,))
         ]
     values.sort()
     borders = [(low + high) / 2 for low, high in pairwise(values)]
-    return Codebook(*(torch.tensor(numbers, dtype=torch.float32, device=device) for numbers in (values, borders)))
+    return Codebook(
+        *(torch.tensor(numbers, dtype=torch.float32, device=device) for numbers in (values, borders))
+    )
 
 
 class Adam8bit(torch.optim.Optimizer):
     """AdamW whose moments are 8-bit codes with one fp32 scale a block (Dettmers et al. 2022).
 
-    Blocks have 256 elements, as in bitsandbytes (the paper's have 2,048); parameters of fewer than 4,096 elements keep
-    fp32 moments. Large tensors are updated piece by piece, as a fused kernel needs no memory of its own.
+    Blocks have 256 elements, as in bitsandbytes (the paper's have 2,048); parameters of fewer than 4,096
+    elements keep fp32 moments. Large tensors are updated piece by piece, as a fused kernel needs no memory of
+    its own.
     """
 
     def __init__(
@@ -167,18 +186,26 @@ class Adam8bit(torch.optim.Optimizer):
         if weight.numel() < SMALL_8BIT:
             _adam(weight, gradient, (state["first"], state["second"]), state["step"], group)
             return
-        flat, gradient = weight.view(-1), gradient.view(-1)
+        flat = weight.view(-1)
+        gradient = gradient.view(-1)
         for start in range(0, weight.numel(), PIECE_8BIT):
             blocks = slice(start // BLOCK_8BIT, (start + PIECE_8BIT) // BLOCK_8BIT)
             piece = slice(start, start + PIECE_8BIT)
             self._step_piece(flat[piece], gradient[piece], blocks, state, group)
 
     def _step_piece(
-        self, weight: torch.Tensor, gradient: torch.Tensor, blocks: slice, state: dict[str, Any], group: dict[str, Any]
+        self,
+        weight: torch.Tensor,
+        gradient: torch.Tensor,
+        blocks: slice,
+        state: dict[str, Any],
+        group: dict[str, Any],
     ) -> None:
         first = _decode(state["first"][blocks], state["first_scale"][blocks], self.codebooks.signed)
         second = _decode(state["second"][blocks], state["second_scale"][blocks], self.codebooks.unsigned)
-        flat_first, flat_second = first.view(-1), second.view(-1)  # the last block may be padded
+        # the last block may be padded
+        flat_first = first.view(-1)
+        flat_second = second.view(-1)
         count = weight.numel()
         _adam(weight, gradient, (flat_first[:count], flat_second[:count]), state["step"], group)
         _encode(first, state["first"][blocks], state["first_scale"][blocks], self.codebooks.signed)
@@ -186,17 +213,24 @@ class Adam8bit(torch.optim.Optimizer):
 
 
 def _zero_moments(weight: torch.Tensor) -> dict[str, Any]:
-    """Both moments of a parameter, all zero, and the number of steps, a plain int: fp32, or codes and scales."""
+    """Both moments of a parameter, all zero, and the number of steps, a plain int:
+    fp32, or codes and scales.
+    """
     if weight.numel() < SMALL_8BIT:
-        return {"step": 0} | {moment: torch.zeros_like(weight, dtype=torch.float32) for moment in ("first", "second")}
-    state, blocks = dict[str, Any](step=0), -(-weight.numel() // BLOCK_8BIT)
+        return {"step": 0} | {
+            moment: torch.zeros_like(weight, dtype=torch.float32) for moment in ("first", "second")
+        }
+    state = dict[str, Any](step=0)
+    blocks = -(-weight.numel() // BLOCK_8BIT)
     for moment in ("first", "second"):
         state[moment] = torch.zeros(blocks, BLOCK_8BIT, dtype=torch.uint8, device=weight.device)
         state[f"{moment}_scale"] = torch.zeros(blocks, 1, dtype=torch.float32, device=weight.device)
     return state
 
 
-def _adam(weight: torch.Tensor, gradient: torch.Tensor, moments: Moments, step: int, group: dict[str, Any]) -> None:
+def _adam(
+    weight: torch.Tensor, gradient: torch.Tensor, moments: Moments, step: int, group: dict[str, Any]
+) -> None:
     """Update the moments and the weight in place (Kingma and Ba 2015, algorithm 1)."""
     (first, second), (beta1, beta2) = moments, group["betas"]
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)

@@ -1,6 +1,7 @@
 """Measuring a step of your own: any model, any training step, on a GPU, a simulated GPU or the CPU.
 
-The step works on copies, in which each tensor has a stand-in on the device: what was handed over stays as it was.
+The step works on copies, in which each tensor has a stand-in on the device: what was handed over stays as it
+was.
 """
 
 import gc
@@ -33,37 +34,50 @@ from .tracing import SEED, measurement_of, own_random_numbers, provenance_of
 from .tracker import Failure, Tracker
 from .watching import PLACEHOLDER, Watch
 
-CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}  # The type of device that each source puts stand-ins on
+# The type of device that each source puts stand-ins on
+CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}
 CELL_BY_CELL = (
-    "recurrent layers run cell by cell here; on a GPU cuDNN does them in one kernel, with a reserve of its own"
+    "recurrent layers run cell by cell here; on a GPU cuDNN does them in one kernel, with a reserve of"
+    " its own"
 )
 ANY_KERNEL = "attention kernel on this GPU for what your step asks: allow more of them in its sdpa_kernel(…)"
 NOT_IN_STEP = "Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
 NO_UPDATE = "the step never called optimizer.step(): nothing was updated, and no optimizer states were made"
 SCALER_IS_OFF = (
-    "the GradScaler is off, as torch switches one off that is made where there is no GPU: nothing was scaled here; "
-    'GradScaler("cuda", …) made inside the step is on'
+    "the GradScaler is off, as torch switches one off that is made where there is no GPU: nothing was scaled"
+    ' here; GradScaler("cuda", …) made inside the step is on'
 )
 
 
 def measure_own(
-    step: Any, model: Any, optimizer: Any, batch: Any, *, source: str, steps: int, attention: str,
+    step: Any,
+    model: Any,
+    optimizer: Any,
+    batch: Any,
+    *,
+    source: str,
+    steps: int,
+    attention: str,
     workspaces: Workspaces | None = None,
-) -> Measurement:  # fmt: skip
+) -> Measurement:
     """Run `step(model, optimizer, batch)` `steps` times and return where each byte went; see `measure`.
 
     `workspaces` are cuBLAS's, for each thread.
     """
     own = replace(checked(step, model, optimizer, batch), workspaces=workspaces)
     if source == "recorded":
-        raise ValueError("a step of your own is never recorded: choose source='simulated', 'cpu', 'live' or 'auto'")
+        raise ValueError(
+            "a step of your own is never recorded: choose source='simulated', 'cpu', 'live' or 'auto'"
+        )
     if source == "auto":
         return _auto(own, steps, attention)
     return _measured(own, source, steps, attention)
 
 
 def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
-    """Live where a GPU is there and the simulation fits it; else the simulation, or where there is none, the CPU."""
+    """Live where a GPU is there and the simulation fits it; else the simulation, or where there is none, the
+    CPU.
+    """
     works, how = availability()
     card, broken = live.usable_gpu()
     if card is None:
@@ -72,12 +86,15 @@ def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
     simulated = None
     try:
         simulated = _measured(own, "simulated", steps, attention)
-    except RuntimeError as error:  # no simulation here, a StepError, or an operator that torch cannot simulate
+    except (
+        RuntimeError
+    ) as error:  # no simulation here, a StepError, or an operator that torch cannot simulate
         how = str(error)
     if simulated is None:
         return _live(own, steps, f"not simulated first: {how}", f". Nor can it be simulated: {how}")
     if simulated.peak * SAFETY > card.memory:
-        needs, free = format_bytes(simulated.peak, "GB", 1), format_bytes(card.memory, "GB", 1)
+        needs = format_bytes(simulated.peak, "GB", 1)
+        free = format_bytes(card.memory, "GB", 1)
         return _noted(simulated, f"not live: needs {needs}, {card.name} has {free} free")
     try:
         return _live(own, steps)
@@ -101,7 +118,9 @@ def _measured(own: OwnStep, source: str, steps: int, attention: str, *notes: str
 
 
 def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Measurement:
-    """Kinds from a pass with the tracker, the device's counters from one without it, each on a copy of its own."""
+    """Kinds from a pass with the tracker, the device's counters from one without it, each on a copy of its
+    own.
+    """
     live.demand_gpu()
 
     def set_up() -> Callable[[Any], object]:
@@ -111,7 +130,10 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
 
     def advice(asked: str) -> str:
         free = format_bytes(live.free_bytes(), "GB", 1)
-        return f"your step does not fit this GPU. {asked}. {free} is free now that its memory is released{otherwise}"
+        return (
+            f"your step does not fit this GPU. {asked}. {free} is free now that its memory is"
+            f" released{otherwise}"
+        )
 
     with live.released(advice, otherwise), live.refusals_told(ANY_KERNEL + otherwise), own_random_numbers():
         with torch.autograd.set_multithreading_enabled(False):  # the tracker sees operators on its own thread
@@ -120,8 +142,10 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
 
 
 def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
-    device, simulated = CALLED[provenance.source], provenance.source == "simulated"
-    losses, ends = list[float](), list[int]()
+    device = CALLED[provenance.source]
+    simulated = provenance.source == "simulated"
+    losses = list[float]()
+    ends = list[int]()
     with ExitStack() as stack:
         pace = stack.enter_context(working("copying your model"))
         work = carried_over(own, device, simulated)
@@ -131,7 +155,9 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         watch = stack.enter_context(Watch(tracker, work, simulated))
         for number in range(1, steps + 1):
             watch.begin_step(number)
-            pace.at((number - 1) / steps, f"{'simulating' if simulated else 'tracing'} step {number} of {steps}")
+            pace.at(
+                (number - 1) / steps, f"{'simulating' if simulated else 'tracing'} step {number} of {steps}"
+            )
             with errors_told(tracker, "the simulated GPU" if simulated else f"device {device!r}"):
                 result = work.advance()
             losses += [] if simulated else _values(result)
@@ -150,11 +176,16 @@ def _values(result: Any) -> list[float]:
 
 
 def _notes(measured: Measurement, own: OwnStep, placeholders: bool) -> Iterator[str]:
-    if measured.source == "simulated" and any(isinstance(part, torch.nn.RNNBase) for part in own.model.modules()):
+    if measured.source == "simulated" and any(
+        isinstance(part, torch.nn.RNNBase) for part in own.model.modules()
+    ):
         yield CELL_BY_CELL
     phases = {mark.phase for mark in measured.timeline.marks}
     if "backward" not in phases:
-        yield "the step had no backward: what forward keeps is kept for nothing, unless it ran under torch.no_grad()"
+        yield (
+            "the step had no backward: what forward keeps is kept for nothing, unless it ran under"
+            " torch.no_grad()"
+        )
     elif own.optimizers and "optimizer" not in phases:
         yield NO_UPDATE
     scalers = (leaf for leaf in tree_leaves(own.batch) if isinstance(leaf, torch.amp.GradScaler))
@@ -201,19 +232,22 @@ def _message(error: Exception, failure: Failure | None, where: str, instead: str
     if failure is None or failure.error != id(error):
         return None
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-        what = "this reads" if failure.operation == "_local_scalar_dense" else f"{failure.operation} depends on"
+        what = (
+            "this reads" if failure.operation == "_local_scalar_dense" else f"{failure.operation} depends on"
+        )
         none = "the values of a tensor, and a simulated tensor has a shape but no values"
         return f"{failure.line}: {what} {none}. {instead}"
     if isinstance(error, UnsupportedOperatorException):
         return (
-            f"{failure.line}: {failure.operation} cannot be simulated, as torch can tell what it makes only by running "
-            f"it. {instead}"
+            f"{failure.line}: {failure.operation} cannot be simulated, as torch can tell what it makes only"
+            f" by running it. {instead}"
         )
     devices = {device for shape, device in failure.tensors if shape}
     if len(devices) < 2:
         return None
     given = " and ".join(f"{shape} on {device}" for shape, device in failure.tensors)
     return (
-        f"{failure.line}: {failure.operation} got tensors on different devices: {given}. The model is on {where}: make "
-        "the other tensor with device=x.device, register it as a buffer of the model, or hand it over in batch=…"
+        f"{failure.line}: {failure.operation} got tensors on different devices: {given}. The model is on"
+        f" {where}: make the other tensor with device=x.device, register it as a buffer of the model, or hand"
+        " it over in batch=…"
     )

@@ -1,4 +1,5 @@
-"""The line of code that made a tensor: that of the innermost frame that is neither torch's nor the measuring's own.
+"""The line of code that made a tensor: that of the innermost frame that is neither torch's nor the
+measuring's own.
 
 A backward runs no code of the model, so what it makes is shown with the line of the forward operation.
 """
@@ -36,7 +37,9 @@ def is_machinery(filename: str) -> bool:
 
 
 def calling_place() -> tuple[Place | None, bool]:
-    """The innermost place in the measured code, in backward in code inside it alone, and whether this is backward."""
+    """The innermost place in the measured code, in backward in code inside it alone, and whether this is
+    backward.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -1,6 +1,7 @@
 """Answers of a simulated GPU when a step calls functions of `torch.cuda` or `torch.accelerator`.
 
-Functions that ask, wait, give back a cache or begin another stream are answered; usual others raise StepError.
+Functions that ask, wait, give back a cache or begin another stream are answered; usual others raise
+StepError.
 """
 
 import threading
@@ -22,10 +23,23 @@ from .places import calling_place, described
 INSTEAD = "Leave this out of the step, or measure it with source='live' on a GPU"
 
 REFUSED = (
-    "can_device_access_peer", "clock_rate", "device_memory_used", "graph", "host_memory_stats", "list_gpu_processes",
-    "make_graphed_callables", "memory_snapshot", "memory_stats_as_nested_dict", "memory_summary", "memory_usage",
-    "power_draw", "set_per_process_memory_fraction", "temperature", "use_mem_pool", "utilization",
-)  # fmt: skip
+    "can_device_access_peer",
+    "clock_rate",
+    "device_memory_used",
+    "graph",
+    "host_memory_stats",
+    "list_gpu_processes",
+    "make_graphed_callables",
+    "memory_snapshot",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
+    "memory_usage",
+    "power_draw",
+    "set_per_process_memory_fraction",
+    "temperature",
+    "use_mem_pool",
+    "utilization",
+)
 """Functions of torch.cuda that need the hardware, its driver, or an allocator that hands its memory out."""
 
 NAMES_OF_ACCELERATOR = {
@@ -71,11 +85,18 @@ def answers(memory: Memory) -> list[tuple[Any, str, Any]]:
         (fake_tensor, {} if torch.cuda.is_available() else {"init_gpu_context": _nothing}),
         (fake_tensor.log, {"disabled": True}),  # else a wrong shape writes a page before its error
     ]
-    return [(owner, name, answer) for owner, those in found for name, answer in those.items() if hasattr(owner, name)]
+    return [
+        (owner, name, answer)
+        for owner, those in found
+        for name, answer in those.items()
+        if hasattr(owner, name)
+    ]
 
 
 def class_of_this_thread(original: Any, answer: type) -> type:
-    """A class that makes `answer` on this thread, on others `original`; what either has made is of this class."""
+    """A class that makes `answer` on this thread, on others `original`; what either has made is of this
+    class.
+    """
     here = threading.get_ident()
 
     class Chosen(type):
@@ -113,7 +134,9 @@ def _of_one(answer: Callable[..., Any], device: Any = None) -> Any:
 
 def check_device(device: Any) -> None:
     """Raise StepError for a device that is neither None nor the simulated GPU."""
-    asked = torch.device("cuda", max(device, 0)) if isinstance(device, int) else torch.device(device or "cuda")
+    asked = (
+        torch.device("cuda", max(device, 0)) if isinstance(device, int) else torch.device(device or "cuda")
+    )
     if asked.type != "cuda" or asked.index not in (None, 0):
         raise StepError(_where(f"{device!r} does not exist: only one GPU is simulated, cuda:0"))
 
@@ -133,13 +156,15 @@ class SimulatedStream(nullcontext):
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         super().__init__(self)
         check_device(device)
-        self.device, self.priority = torch.device("cuda", 0), priority
+        self.device = torch.device("cuda", 0)
+        self.priority = priority
         self.stream_id = self.cuda_stream = self.device_index = 0
 
     def record_event(self, event: Any = None) -> Any:
         return event or SimulatedEvent()
 
-    query, is_capturing = _always(True), _always(False)
+    query = _always(True)
+    is_capturing = _always(False)
     synchronize = wait_event = wait_stream = _nothing
 
 
@@ -157,12 +182,18 @@ class SimulatedEvent:
 
 
 PROPERTIES = SimpleNamespace(
-    name=CARD.name, total_memory=CARD.room, warp_size=32, major=CARD.capability[0], minor=CARD.capability[1],
+    name=CARD.name,
+    total_memory=CARD.room,
+    warp_size=32,
+    major=CARD.capability[0],
+    minor=CARD.capability[1],
     multi_processor_count=108,
-)  # fmt: skip
+)
 SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
 OF_CARD: dict[str, Any] = {
-    **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported", "is_tf32_supported"), _always(True)),
+    **dict.fromkeys(
+        ("is_available", "is_initialized", "is_bf16_supported", "is_tf32_supported"), _always(True)
+    ),
     "get_device_name": partial(_of_one, _always(CARD.name)),
     "get_device_capability": partial(_of_one, _always(CARD.capability)),
     "get_device_properties": partial(_of_one, _always(PROPERTIES)),

@@ -1,4 +1,6 @@
-"""torch's FakeTensorMode, which finds what it has worked out before in less time: half of a simulated step was that."""
+"""torch's FakeTensorMode, which finds what it has worked out before in less time: half of a simulated step
+was that.
+"""
 
 from typing import Any
 
@@ -16,10 +18,11 @@ PLAIN = (int, float, bool, type(None), torch.dtype, torch.device, torch.layout, 
 
 
 class QuickFakeMode(FakeTensorMode):
-    """A FakeTensorMode whose cache has shorter keys. Inherits because torch takes the key from a method of the mode.
+    """A FakeTensorMode whose cache has shorter keys. Inherits because torch takes the key from a method of
+    the mode.
 
-    Torch's key for a tensor has 17 entries; here it has those that a dense tensor can differ in. What Adam asks once
-    for each parameter is answered in short. To be removed when torch's own is as quick.
+    Torch's key for a tensor has 17 entries; here it has those that a dense tensor can differ in. What Adam
+    asks once for each parameter is answered in short. To be removed when torch's own is as quick.
     """
 
     def __init__(self, **choices: Any) -> None:
@@ -45,7 +48,13 @@ class QuickFakeMode(FakeTensorMode):
     # pyrefly: ignore [bad-override]: up to torch 2.13 the operator stands before its arguments
     def _get_output_tensor_from_cache_entry(self, state: Any, entry: Any, key: Any, *rest: Any) -> Any:
         known, args = entry.metadata, rest[-1]
-        if known is None or known.layout is not torch.strided or known.is_conj or known.is_neg or self.shape_env:
+        if (
+            known is None
+            or known.layout is not torch.strided
+            or known.is_conj
+            or known.is_neg
+            or self.shape_env
+        ):
             return super()._get_output_tensor_from_cache_entry(state, entry, key, *rest)
         with in_kernel_invocation_manager(self):
             empty = torch.empty_strided(
@@ -57,7 +66,9 @@ class QuickFakeMode(FakeTensorMode):
         return self._faked(empty, known.device)
 
     def _faked(self, empty: torch.Tensor, device: torch.device) -> FakeTensor:
-        """FakeTensor(self, empty, device), with the attributes of the first one that was made for this device."""
+        """FakeTensor(self, empty, device), with the attributes of the first one that was made for this
+        device.
+        """
         if device not in self._attributes:
             self._attributes[device] = dict(vars(FakeTensor(self, empty, device)))
         made = torch.Tensor._make_subclass(
@@ -98,7 +109,15 @@ def device_of(tensor: FakeTensor) -> torch.device:
 def _of(tensor: FakeTensor) -> tuple[object, ...]:
     """All that a dense tensor without symbolic sizes can differ in."""
     return (
-        tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.storage_offset(),
-        tensor.untyped_storage().nbytes(), tensor.requires_grad, tensor.is_quantized, tensor.is_conj(),
-        tensor.is_neg(), tensor.is_inference(),
-    )  # fmt: skip
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.device,
+        tensor.storage_offset(),
+        tensor.untyped_storage().nbytes(),
+        tensor.requires_grad,
+        tensor.is_quantized,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        tensor.is_inference(),
+    )

@@ -1,6 +1,8 @@
-"""Shipped results: real GPUs' recordings, and simulated runs for platforms that cannot simulate; exact matches only.
+"""Shipped results: real GPUs' recordings, and simulated runs for platforms that cannot simulate; exact
+matches only.
 
-`simulated.json.xz` is written by `python tests/ship_recordings.py`, each `*.jsonl.xz` by `record` on a GPU, and xz.
+`simulated.json.xz` is written by `python tests/ship_recordings.py`, each `*.jsonl.xz` by `record` on a GPU,
+and xz.
 """
 
 from bisect import bisect_right
@@ -20,7 +22,9 @@ from .recording_file import AS, FOLDER, MEASURED, SETTLED, SIMULATED_GPU, Line, 
 FILE = "simulated.json.xz"
 
 POINTS, MOST_ALLOCATIONS = 300, 150
-"""A thinned measurement keeps about so many moments of the timeline, and so many of the allocations at the peak."""
+"""A thinned measurement keeps about so many moments of the timeline, and so many of the allocations at the
+peak.
+"""
 
 FIELDS = tuple(field.name for field in fields(Allocation))
 """As a recording keeps them; the last one, the stream, only where it is not 0."""
@@ -28,7 +32,9 @@ FIELDS = tuple(field.name for field in fields(Allocation))
 
 @dataclass(frozen=True)
 class Recording:
-    """One result from a real GPU, as `record` wrote it; `task` of a run is its code and its number of steps."""
+    """One result from a real GPU, as `record` wrote it; `task` of a run is its code and
+    its number of steps.
+    """
 
     line: Line
     task: str
@@ -39,7 +45,9 @@ class Recording:
     parts: dict[str, Any]
 
     def measurement(self, note: str = "") -> Measurement:
-        """A run's recording as `measure` returns it. ValueError if it was no run, ran out of memory or is damaged."""
+        """A run's recording as `measure` returns it. ValueError if it was no run, ran out of memory or is
+        damaged.
+        """
         content = self.line.content
         if self.status != MEASURED:
             why = self.parts.get("out_of_memory", {}).get("message") or content.get("detail", "")
@@ -48,7 +56,9 @@ class Recording:
             measured = from_json({"provenance": ["", "", "", ""], **self.parts["measured"]}, note)
             counted = self.parts["counters"]  # without the driver's counter where other tasks were on the GPU
             counters = {
-                key: counted[key] for key in ("allocated", "reserved", "driver") if key != "driver" or key in counted
+                key: counted[key]
+                for key in ("allocated", "reserved", "driver")
+                if key != "driver" or key in counted
             }
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{self.line.place} is damaged: {type(error).__name__}: {error}") from error
@@ -66,8 +76,8 @@ class Recording:
         if not others:
             return ""
         return (
-            f"No other task used the GPU, but up to {others} others used the CPU. Steps that start many short kernels, "
-            "or compute on the CPU between them, may be slower than they are alone."
+            f"No other task used the GPU, but up to {others} others used the CPU. Steps that start many short"
+            " kernels, or compute on the CPU between them, may be slower than they are alone."
         )
 
     def __str__(self) -> str:
@@ -85,17 +95,23 @@ def recordings(device: str | None = None) -> tuple[Recording, ...]:
 
 
 def newest(kind: str) -> tuple[Recording, ...]:
-    """The newest measured result of each task of a kind on each GPU, without GPUs that imitated smaller cards."""
+    """The newest measured result of each task of a kind on each GPU, without GPUs that imitated smaller
+    cards.
+    """
     return _newest_each(item for item in recordings() if item.kind == kind and item.status == MEASURED)
 
 
 def attempts(kind: str) -> tuple[Recording, ...]:
-    """The newest result of each task of a kind, however it ended, also of GPUs that imitated smaller cards."""
+    """The newest result of each task of a kind, however it ended, also of GPUs that
+    imitated smaller cards.
+    """
     return _newest_each(item for item in _gpu_recordings() if item.kind == kind)
 
 
 def _newest_each(items: Iterable[Recording]) -> tuple[Recording, ...]:
-    return tuple({(item.device, item.task): item for item in sorted(items, key=lambda item: item.date)}.values())
+    return tuple(
+        {(item.device, item.task): item for item in sorted(items, key=lambda item: item.date)}.values()
+    )
 
 
 def key(run: TrainingRun, steps: int) -> str:
@@ -104,16 +120,19 @@ def key(run: TrainingRun, steps: int) -> str:
 
 
 def find(run: TrainingRun, steps: int, note: str = "", device: str | None = None) -> Measurement:
-    """The recording of exactly this run from the GPU whose name contains `device`, "simulated GPU" for a simulation.
+    """The recording of exactly this run from the GPU whose name contains `device`, "simulated GPU" for a
+    simulation.
 
-    Without `device` a real GPU comes before a simulation. Raises ValueError, listing what is recorded, if there is no
-    such recording, and naming the GPUs if there are several.
+    Without `device` a real GPU comes before a simulation. Raises ValueError, listing what is recorded, if
+    there is no such recording, and naming the GPUs if there are several.
     """
     name = key(run, steps)
     real = [item for item in recordings(device) if item.task == name and item.status in SETTLED]
     devices = sorted({recording.device for recording in real})
     if len(devices) > 1:
-        raise ValueError(f"{name} is recorded on {', '.join(devices)}: choose one, as in device={devices[0]!r}")
+        raise ValueError(
+            f"{name} is recorded on {', '.join(devices)}: choose one, as in device={devices[0]!r}"
+        )
     if real:
         return _newest_each(real)[0].measurement(note)
     simulated = load()
@@ -130,14 +149,20 @@ def _gpu_recordings() -> tuple[Recording, ...]:
 
 
 def read_folder(folder: Path) -> tuple[Recording, ...]:
-    """Every result in a folder's `*.jsonl`, plain or compressed. ValueError naming file and line for no GPU's."""
-    return tuple(read_recording(line) for path in sorted(folder.glob("*.jsonl*")) for line in read_lines(path))
+    """Every result in a folder's `*.jsonl`, plain or compressed. ValueError naming file and line for no
+    GPU's.
+    """
+    return tuple(
+        read_recording(line) for path in sorted(folder.glob("*.jsonl*")) for line in read_lines(path)
+    )
 
 
 def read_recording(line: Line) -> Recording:
     """The recording in a line. ValueError for a rehearsal, which was never on a GPU."""
     if line.content.get("rehearsal"):
-        raise ValueError(f"{line.place} is a rehearsal on a CPU, not a recording of a GPU: move the file away")
+        raise ValueError(
+            f"{line.place} is a rehearsal on a CPU, not a recording of a GPU: move the file away"
+        )
     content = {name: line.content[name] for name in ("task", "kind", "date", "status", "parts")}
     return Recording(line, device=line.device, **content)
 
@@ -148,12 +173,16 @@ def load() -> dict[str, Any]:
 
 
 def save(measurements: dict[str, Measurement], whole: Container[str] = ()) -> bytes:
-    """The text of a recordings file that holds these measurements by key; those in `whole` can be replayed."""
+    """The text of a recordings file that holds these measurements by key; those in
+    `whole` can be replayed.
+    """
     return text_of({"runs": {name: to_json(item, name in whole) for name, item in measurements.items()}})
 
 
 def to_json(measured: Measurement, whole: bool = False) -> dict[str, Any]:
-    """A measurement as JSON: everything, but unless it is to be `whole`, only the allocations alive at the peak."""
+    """A measurement as JSON: everything, but unless it is to be `whole`, only the allocations alive at the
+    peak.
+    """
     origin = measured.provenance
     return {
         "provenance": [origin.source, origin.device, origin.torch, origin.date],
@@ -174,7 +203,8 @@ def from_json(content: dict[str, Any], note: str) -> Measurement:
     source, _, torch_version, date = content["provenance"]
     allocations = [Allocation(*values) for values in content["allocations"]]  # older recordings have no line
     allocations = [replace(item, shape=tuple(item.shape)) for item in allocations]
-    changes, marks = [(size, kind) for size, kind in content["changes"]], [Mark(*mark) for mark in content["marks"]]
+    changes = [(size, kind) for size, kind in content["changes"]]
+    marks = [Mark(*mark) for mark in content["marks"]]
     return Measurement(
         breakdown=MemoryBreakdown(*content["breakdown"]),
         moments={name: MemoryBreakdown(*moment) for name, moment in content["moments"].items()},
@@ -193,12 +223,15 @@ def _breakdown_to_json(moment: MemoryBreakdown) -> list[Any]:
 
 
 def thinned(measured: Measurement, points: int = POINTS) -> Measurement:
-    """The same measurement with a timeline of about `points` moments, and the largest allocations at its peak alone.
+    """The same measurement with a timeline of about `points` moments, and the largest allocations at its peak
+    alone.
 
-    Kept are the peak, the beginning of each phase and the highest moment of each stretch between; at each of them every
-    kind has its true bytes. What led from one to the next becomes one change for each kind, what was freed first.
+    Kept are the peak, the beginning of each phase and the highest moment of each stretch between; at each of
+    them every kind has its true bytes. What led from one to the next becomes one change for each kind, what
+    was freed first.
     """
-    kept, changes = _moments_kept(measured, points), list[tuple[int, str]]()
+    kept = _moments_kept(measured, points)
+    changes = list[tuple[int, str]]()
     ends = [0]  # how many changes there are at each moment that is kept
     for before, moment in pairwise(kept):
         sums: Counter[str] = Counter()
@@ -220,7 +253,9 @@ def thinned(measured: Measurement, points: int = POINTS) -> Measurement:
 
 
 def _moments_kept(measured: Measurement, points: int) -> list[int]:
-    """Event counts: 0, the peak, the end, where phases begin, and the highest of each of `points` stretches."""
+    """Event counts: 0, the peak, the end, where phases begin, and the highest of each
+    of `points` stretches.
+    """
     totals = measured.timeline.totals()
     stretch = max(1, -(-len(totals) // points))
     highest = {

@@ -1,4 +1,5 @@
-"""Recordings as JSON lines: one object a line, appended as it comes; only a half-written last line is removed.
+"""Recordings as JSON lines: one object a line, appended as it comes; only a half-written last line is
+removed.
 
 Standard library only: the recorder holds no GPU memory of its own.
 """
@@ -32,10 +33,14 @@ NO_XZ = "shipped recordings need lzma, but this Python was built without it: use
 
 
 def unpacked(name: str) -> dict[str, Any]:
-    """The content of a shipped `.json.xz`. Raises ValueError for one of another schema, and where Python lacks lzma."""
+    """The content of a shipped `.json.xz`. Raises ValueError for one of another schema, and where Python
+    lacks lzma.
+    """
     content = json.loads(_expanded(FOLDER / name))
     if content.get("schema") != SCHEMA:
-        raise ValueError(f"{name} has schema {content.get('schema')!r}; this version of the course reads {SCHEMA}")
+        raise ValueError(
+            f"{name} has schema {content.get('schema')!r}; this version of the course reads {SCHEMA}"
+        )
     return content
 
 
@@ -108,11 +113,12 @@ def _checked(raw: bytes, place: str) -> dict[str, Any]:
 
 
 def repair(path: Path) -> str:
-    """Make a file ready for the next line; returns a sentence that says what was done, "" if nothing had to be.
+    """Make a file ready for the next line; returns a sentence that says what was done, "" if nothing had to
+    be.
 
-    A last line without its line feed was being written when the machine stopped: a whole one gets its line feed, half
-    a one is cut off. A copy that may only be read can be written to afterwards. ValueError, naming the line, if another
-    line is broken: then this is not a file to append to.
+    A last line without its line feed was being written when the machine stopped: a whole one gets its line
+    feed, half a one is cut off. A copy that may only be read can be written to afterwards. ValueError, naming
+    the line, if another line is broken: then this is not a file to append to.
     """
     if not path.exists():
         return ""
@@ -134,7 +140,9 @@ def repair(path: Path) -> str:
 
 
 def append(path: Path, content: dict[str, Any]) -> None:
-    """Add one result, all of it or nothing that a later call could not repair, and see it written to the disk."""
+    """Add one result, all of it or nothing that a later call could not repair, and see it written to the
+    disk.
+    """
     line = json.dumps({"schema": SCHEMA, **content}, separators=(",", ":"), ensure_ascii=False) + "\n"
     with path.open("ab") as file:
         file.write(line.encode())

@@ -1,4 +1,6 @@
-"""Following a script as it is: models, optimizers and steps are noticed as they appear, data on the host stays real."""
+"""Following a script as it is: models, optimizers and steps are noticed as they appear, data on the host
+stays real.
+"""
 
 import gc
 from collections import Counter
@@ -20,17 +22,24 @@ from .patches import on_this_thread
 from .tracker import Tracker
 from .watching import Watch
 
-PATIENCE = 16  # Steps of one optimizer after which another one, that was made and never stepped, is waited for no more
+# Steps of one optimizer after which another one, that was made and never stepped, is waited for no more
+PATIENCE = 16
 
 
 class Finished(BaseException):
-    """Ends a script that has taken its steps. Not an Exception, so that no handler of the script's stops it."""
+    """Ends a script that has taken its steps. Not an Exception, so that no handler of
+    the script's stops it.
+    """
 
 
 class ScriptWatch(Watch):
-    """Tells the tracker the phases of a script's steps; calls `finish` with each step's end when there are enough."""
+    """Tells the tracker the phases of a script's steps; calls `finish` with each step's end when there are
+    enough.
+    """
 
-    def __init__(self, tracker: Tracker, steps: int, simulated: bool, finish: Callable[[list[int]], None]) -> None:
+    def __init__(
+        self, tracker: Tracker, steps: int, simulated: bool, finish: Callable[[list[int]], None]
+    ) -> None:
         super().__init__(tracker, OwnStep(lambda: None, torch.nn.Module()), simulated)
         self.steps, self.finish = steps, finish
         self.ends: list[int] = []
@@ -79,7 +88,9 @@ class ScriptWatch(Watch):
         self._leave_module()
 
     def _discover(self, root: torch.nn.Module) -> None:
-        """Name a model's modules, and bind its weights, buffers and gradients, when it or a part of it is first met."""
+        """Name a model's modules, and bind its weights, buffers and gradients, when it or a part of it is
+        first met.
+        """
         kind = type(root).__name__
         for path, module in root.named_modules():
             if self._names.setdefault(id(module), f"{kind}.{path}" if path else kind):
@@ -114,11 +125,15 @@ class ScriptWatch(Watch):
         for one in self._optimizers.values():
             names = {id(weight): self._weights.get(id(weight), "a weight") for weight in one.state}
             for name, kept in named_states_of(one, names):
-                yield from ((name, tensor) for tensor in tree_leaves(kept) if isinstance(tensor, torch.Tensor))
+                yield from (
+                    (name, tensor) for tensor in tree_leaves(kept) if isinstance(tensor, torch.Tensor)
+                )
 
     def end_step(self) -> None:
         """One step of the training is over: note where it ended; with the last of them, end the script."""
-        stepped = (type(self._optimizers[one]).__name__ for one, times in self.stepped.items() for _ in range(times))
+        stepped = (
+            type(self._optimizers[one]).__name__ for one, times in self.stepped.items() for _ in range(times)
+        )
         self.taken.append(Counter(stepped))
         self._optimizers = {one: self._optimizers[one] for one in self.stepped}  # the others never step
         self.stepped.clear()

@@ -41,15 +41,19 @@ from .watching import PLACEHOLDER
 
 STEPS = 2
 OF_MEMORY = torch.cuda.memory
-HISTORY = ((torch.cuda, "memory_summary"), (OF_MEMORY, "_record_memory_history"), (OF_MEMORY, "_dump_snapshot"))
+HISTORY = (
+    (torch.cuda, "memory_summary"),
+    (OF_MEMORY, "_record_memory_history"),
+    (OF_MEMORY, "_dump_snapshot"),
+)
 
 
 def watch_script(path: str | Path, arguments: Sequence[str] = (), source: str = "simulated") -> Measurement:
     """Run a training script until each of its optimizers has stepped twice, and return where each byte went.
 
-    Nothing of the user's is written or deleted, and the network is closed. What the script prints goes to stderr.
-    Raises ScriptError, with the line, for a script that fails, trains nothing or cannot be followed, ValueError for a
-    path that is no script's, SimulationUnavailable where no GPU can be simulated.
+    Nothing of the user's is written or deleted, and the network is closed. What the script prints goes to
+    stderr. Raises ScriptError, with the line, for a script that fails, trains nothing or cannot be followed,
+    ValueError for a path that is no script's, SimulationUnavailable where no GPU can be simulated.
     """
     path = _checked(path)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -99,7 +103,9 @@ def _checked(path: str | Path) -> Path:
     try:
         compile(path.read_bytes(), str(path), "exec")
     except (SyntaxError, ValueError) as error:
-        line = f":{error.lineno}  {error.text.strip()}" if isinstance(error, SyntaxError) and error.text else ""
+        line = (
+            f":{error.lineno}  {error.text.strip()}" if isinstance(error, SyntaxError) and error.text else ""
+        )
         said = error.msg if isinstance(error, SyntaxError) else error
         raise ScriptError(f"{path.name}{line}: this interpreter cannot read it as Python: {said}") from None
     return path
@@ -133,7 +139,8 @@ def _execute(path: Path, arguments: Sequence[str], watch: ScriptWatch) -> None:
 
 
 def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
-    """One sentence on what a script cannot do here, with its line; for an error of its own, its traceback as well.
+    """One sentence on what a script cannot do here, with its line; for an error of its own, its traceback as
+    well.
 
     The line is the innermost one of the script's own files that the exception went through.
     """
@@ -145,12 +152,23 @@ def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
             said = str(each).partition(": ")[2] or str(each)
             return f"{line}: {said}"
         if isinstance(each, MemoryError) or "can't allocate memory" in str(each):
-            return f"{line}: ran out of host memory: tensors on the CPU are real here, only GPU tensors are simulated"
+            return (
+                f"{line}: ran out of host memory: tensors on the CPU are real here, only GPU tensors are"
+                " simulated"
+            )
         operation = failure.operation if failure else "this"
         if isinstance(each, DataDependentOutputException | DynamicOutputShapeException):
-            return f"{line}: {operation} needs the values of its input, but a simulated GPU has only shapes, no values"
-        if isinstance(each, UnsupportedOperatorException) or "no rule registered for HigherOrderOperator" in str(each):
-            return f"{line}: {operation} cannot be simulated: torch can tell what this kernel makes only by running it"
+            return (
+                f"{line}: {operation} needs the values of its input, but a simulated GPU has only shapes, no"
+                " values"
+            )
+        if isinstance(
+            each, UnsupportedOperatorException
+        ) or "no rule registered for HigherOrderOperator" in str(each):
+            return (
+                f"{line}: {operation} cannot be simulated: torch can tell what this kernel makes only by"
+                " running it"
+            )
         if any("triton" in frame.filename for frame in traceback.extract_tb(each.__traceback__)[-3:]):
             return f"{line}: runs its own triton kernel, which needs a real GPU"
     said = traceback.format_exception_only(error)[-1].strip()
@@ -160,7 +178,9 @@ def _sentence(error: BaseException, path: Path, failure: Failure | None) -> str:
 
 @contextmanager
 def replaced(notes: dict[str, None], simulated: bool) -> Iterator[None]:
-    """Inside, what plain torch code cannot use here is replaced, which adds to `notes`; torch's defaults return."""
+    """Inside, what plain torch code cannot use here is replaced, which adds to `notes`; torch's defaults
+    return.
+    """
     with ExitStack() as stack:
         for owner, name, replacement in _replacements(notes, simulated):
             stack.enter_context(mock.patch.object(owner, name, replacement))
@@ -171,7 +191,9 @@ def replaced(notes: dict[str, None], simulated: bool) -> Iterator[None]:
 
 
 def _replacements(notes: dict[str, None], simulated: bool) -> Iterator[tuple[Any, str, Any]]:
-    """Replacements for what a watched script cannot use: owner, name, and a function that also adds to the notes."""
+    """Replacements for what a watched script cannot use: owner, name, and a function that also adds to the
+    notes.
+    """
     loader = torch.utils.data.DataLoader
     yield loader, "__init__", partialmethod(_make_loader, notes, loader.__init__)
     yield torch.distributed, "init_process_group", _one_process
@@ -193,7 +215,9 @@ def _make_loader(loader: Any, notes: dict[str, None], make: Any, *args: Any, **k
 
 
 def _eager(notes: dict[str, None], model: Any = None, **_: Any) -> Any:
-    notes.setdefault("torch.compile is skipped: the step runs eagerly and keeps other tensors than a compiled step")
+    notes.setdefault(
+        "torch.compile is skipped: the step runs eagerly and keeps other tensors than a compiled step"
+    )
     return model if model is not None else lambda function: function
 
 
@@ -222,7 +246,14 @@ class HostGenerator(torch.Generator):
         return super().__new__(cls, "cpu")  # pyrefly: ignore [bad-argument-count]
 
 
-WORKERS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout")
+WORKERS = (
+    "num_workers",
+    "pin_memory",
+    "persistent_workers",
+    "prefetch_factor",
+    "multiprocessing_context",
+    "timeout",
+)
 
 
 def _steps(watch: ScriptWatch, values: HostValues) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """FSDP2 as one rank of many sees it: rank 0 of any number of simulated ranks, in one process without a GPU.
 
-torch's fake process group sends nothing, but each buffer of the genuine `fully_shard` is allocated when it would be,
-on the stream on which it would be. FSDP1 cannot be simulated: it compares addresses of storages, and its frees wait for
-other streams (`record_stream`).
+torch's fake process group sends nothing, but each buffer of the genuine `fully_shard` is allocated when it
+would be, on the stream on which it would be. FSDP1 cannot be simulated: it compares addresses of storages,
+and its frees wait for other streams (`record_stream`).
 """
 
 import sys
@@ -33,12 +33,14 @@ aten = torch.ops.aten
 
 @lru_cache(maxsize=16)
 def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
-    """`steps` steps of `run` as FSDP2 on rank 0 of `run.world_size` simulated ranks; the peak is that of the last.
+    """`steps` steps of `run` as FSDP2 on rank 0 of `run.world_size` simulated ranks; the peak is that of the
+    last.
 
-    zero_stage 3 frees parameters after a block's forward and gathers them again for its backward; zero_stage 2 keeps
-    them in between. Gathered parameters and the buffers of collectives are "communication". With bf16-master the shards
-    are fp32 and serve as master weights: bf16 is gathered, gradients are summed in fp32. Raises ValueError for a run
-    that FSDP2 is not covered for, SimulationUnavailable where torch cannot simulate it.
+    zero_stage 3 frees parameters after a block's forward and gathers them again for its backward; zero_stage
+    2 keeps them in between. Gathered parameters and the buffers of collectives are "communication". With
+    bf16-master the shards are fp32 and serve as master weights: bf16 is gathered, gradients are summed in
+    fp32. Raises ValueError for a run that FSDP2 is not covered for, SimulationUnavailable where torch cannot
+    simulate it.
     """
     check_fsdp(run)
     shown, fewer = shortened(run)
@@ -46,15 +48,26 @@ def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
     if run.precision.master:
         notes.append("the fp32 shards are the master weights, and gradients are also fp32 shards")
     provenance = provenance_of("simulated", *notes)
-    with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention), cycles_left_alone(), quick_plans():
-        return follow(ShardedTraining(shown, mesh), ShardTracker("cuda", workspaces_on(run.card)), steps, provenance)
+    with (
+        simulated_ranks(run.world_size) as mesh,
+        simulated_gpu(run.attention),
+        cycles_left_alone(),
+        quick_plans(),
+    ):
+        return follow(
+            ShardedTraining(shown, mesh), ShardTracker("cuda", workspaces_on(run.card)), steps, provenance
+        )
 
 
 def quick_plans() -> Any:
-    """Inside, a DTensor's plan asks for no kind of shard that FSDP2 never makes: in torch 2.13 that takes n² time."""
+    """Inside, a DTensor's plan asks for no kind of shard that FSDP2 never makes: in torch 2.13 that takes n²
+    time.
+    """
     from torch.distributed.tensor import _sharding_prop
 
-    return mock.patch.object(_sharding_prop, "_propagate_use_strided_shard_flag", lambda *_: None, create=True)
+    return mock.patch.object(
+        _sharding_prop, "_propagate_use_strided_shard_flag", lambda *_: None, create=True
+    )
 
 
 @contextmanager
@@ -64,7 +77,8 @@ def simulated_ranks(ranks: int) -> Iterator[Any]:
 
     with ONE_AT_A_TIME, ExitStack() as stack:
         stack.enter_context(own_streams())
-        stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))  # a group puts its rank before errors
+        # a group puts its rank before errors
+        stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))
         dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
         stack.callback(dist.destroy_process_group)
         # before any fake mode is entered: a mesh reads the values of its tensor of ranks
@@ -115,7 +129,9 @@ STREAMS: dict[str, Any] = {
 
 
 class ShardedTraining(Training):
-    """The training step of `run` with its network sharded over `mesh`: each block by itself, then all that is left."""
+    """The training step of `run` with its network sharded over `mesh`: each block by itself, then all that is
+    left.
+    """
 
     def __init__(self, run: TrainingRun, mesh: Any) -> None:
         self.mesh = mesh
@@ -124,7 +140,8 @@ class ShardedTraining(Training):
     def _network(self) -> Transformer:
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-        run, (network, policy) = self.run, self._whole()
+        run = self.run
+        (network, policy) = self._whole()
         for block in network.blocks:
             fully_shard(block, mesh=self.mesh, mp_policy=policy, reshard_after_forward=run.zero_stage == 3)
         fully_shard(network, mesh=self.mesh, mp_policy=policy)  # these parameters stay until their backward
@@ -133,10 +150,13 @@ class ShardedTraining(Training):
         return network
 
     def _whole(self) -> tuple[Transformer, Any]:
-        """The network before anything of it is sharded, and in which formats FSDP2 is to gather and to reduce."""
+        """The network before anything of it is sharded, and in which formats FSDP2 is to gather and to
+        reduce.
+        """
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
-        run, low = self.run, getattr(torch, self.run.precision.dtype)
+        run = self.run
+        low = getattr(torch, self.run.precision.dtype)
         policy = MixedPrecisionPolicy(low, torch.float32) if run.precision.master else MixedPrecisionPolicy()
         with torch.device(self.device), default_dtype(torch.float32 if run.precision.master else low):
             return build_network(run.model, run.attention, run.recompute), policy
@@ -149,14 +169,18 @@ PLAN = "_propagate_tensor_meta_non_cached"  # by which torch's ShardingPropagato
 
 
 class ShardTracker(Tracker):
-    """Knows FSDP2's buffers by the operators that fill and empty them; leaves out the tensors of DTensors' plans."""
+    """Knows FSDP2's buffers by the operators that fill and empty them; leaves out the tensors of DTensors'
+    plans.
+    """
 
     def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
         from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
         super().__init__(device, workspaces)
         self._planning = False
-        self._plans = on_this_thread(ShardingPropagator, PLAN, partial(self._plan, getattr(ShardingPropagator, PLAN)))
+        self._plans = on_this_thread(
+            ShardingPropagator, PLAN, partial(self._plan, getattr(ShardingPropagator, PLAN))
+        )
 
     def _storage(self, key: int, size: int, shape: tuple[int, ...], dtype: str, operation: str) -> Storage:
         made = super()._storage(key, size, shape, dtype, operation)
@@ -187,8 +211,14 @@ class ShardTracker(Tracker):
         elif func.namespace == "c10d" and "reduce_scatter" in func._schema.name:
             self.bind("communication", [args[0]])  # the share of rank 0, until it becomes its gradients
         elif func is aten._to_copy.default and (self.phase in FORWARD or self._recomputing):
-            source, copy = self._known(args[0]), self._known(out)
-            if source is not None and copy is not None and source.bound == "communication" and source is not copy:
+            source = self._known(args[0])
+            copy = self._known(out)
+            if (
+                source is not None
+                and copy is not None
+                and source.bound == "communication"
+                and source is not copy
+            ):
                 copy.bound = "weight_copies"  # autocast's, of a gathered weight
         return out
 

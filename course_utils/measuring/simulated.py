@@ -1,13 +1,16 @@
-"""A GPU that is not there: the genuine eager step on fake CUDA tensors, dispatched and freed as on a real one.
+"""A GPU that is not there: the genuine eager step on fake CUDA tensors, dispatched and freed as on a real
+one.
 
-torch's FakeTensorMode gives tensors that have a shape, a dtype and the device "cuda", but no memory. Three things keep
-it from working without a GPU, and this file fixes each:
+torch's FakeTensorMode gives tensors that have a shape, a dtype and the device "cuda", but no memory. Three
+things keep it from working without a GPU, and this file fixes each:
 
-1. The CPU build has no device guard for CUDA, and its CUDA hooks say that CUDA was not built, so backward refuses.
+1. The CPU build has no device guard for CUDA, and its CUDA hooks say that CUDA was not built, so backward
+refuses.
 2. A CUDA build without a GPU has both, but backward asks the hooks for a device's context.
 3. The CPU build lacks three CUDA kernels whose operators it then takes apart; on a GPU each is one kernel.
 
-To be removed when FakeTensorMode supports backward on "cuda" without a GPU (pytorch's pull requests 160532, 163187).
+To be removed when FakeTensorMode supports backward on "cuda" without a GPU (pytorch's pull requests 160532,
+163187).
 """
 
 import contextlib
@@ -29,7 +32,8 @@ from ..errors import SimulationUnavailable, StepError
 from .patches import ONE_AT_A_TIME, on_this_thread
 from .quick_fake import QuickFakeMode
 
-CHOICES = {"allow_fallback_kernels": False}  # of a fake mode: they would run on a real device, with real memory
+# of a fake mode: they would run on a real device, with real memory
+CHOICES = {"allow_fallback_kernels": False}
 CUDA, META = 1, 14  # c10::DeviceType
 GUARD_TYPE, GUARD_DEVICE_COUNT = 0, 15
 """Slots of c10::impl::DeviceGuardImplInterface's table of virtual functions, in the order of its header."""
@@ -52,12 +56,16 @@ def _availability() -> tuple[bool, str]:
 
 
 def self_test() -> str:
-    """Run a small step on the simulated GPU; returns which build that was on. Raises SimulationUnavailable."""
+    """Run a small step on the simulated GPU; returns which build that was on. Raises
+    SimulationUnavailable.
+    """
     how = _enable()
     try:
         gradient = _gradient_of_a_small_step()
     except RuntimeError as error:  # of a build that this file does not fix, which misses its device
-        raise SimulationUnavailable(f"a simulated step fails on torch {torch.__version__}: {error}") from error
+        raise SimulationUnavailable(
+            f"a simulated step fails on torch {torch.__version__}: {error}"
+        ) from error
     if gradient is None or gradient.shape != (4, 8) or gradient.device.type != "cuda":
         raise SimulationUnavailable(f"a simulated backward gave no gradient on torch {torch.__version__}")
     return how
@@ -77,8 +85,8 @@ def _enable() -> str:
         return "fake tensors next to a real GPU"
     if sys.platform == "win32":
         raise SimulationUnavailable(
-            "simulating a GPU needs Linux or macOS, as torch's libraries are laid out differently on Windows: open the "
-            "course in WSL2 (`wsl --install`)"
+            "simulating a GPU needs Linux or macOS, as torch's libraries are laid out differently on Windows:"
+            " open the course in WSL2 (`wsl --install`)"
         )
     try:
         if torch.backends.cuda.is_built():
@@ -86,7 +94,10 @@ def _enable() -> str:
             return "CUDA build of torch without a GPU"
         _register_device_guard()
         _patch_hooks(
-            {HOOKS_IS_BUILT: _address(_library("torch_cpu")._ZN2at7Context9hasOpenMPEv), HOOKS_HAS_CONTEXT: None}
+            {
+                HOOKS_IS_BUILT: _address(_library("torch_cpu")._ZN2at7Context9hasOpenMPEv),
+                HOOKS_HAS_CONTEXT: None,
+            }
         )
     except (AttributeError, OSError, ValueError) as error:
         raise SimulationUnavailable(
@@ -97,7 +108,9 @@ def _enable() -> str:
 
 
 def _keep_for_ever(thing: Any) -> None:
-    """Never free `thing`: torch's libraries use it until the process is gone, longer than Python's own objects live."""
+    """Never free `thing`: torch's libraries use it until the process is gone, longer than Python's own
+    objects live.
+    """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
@@ -117,7 +130,9 @@ def _answer_no(result: Any, *arguments: Any) -> int:
 
 
 def _table_with(instance: int, changes: dict[int, int], slots: int) -> int:
-    """A copy of `instance`'s table of virtual functions, changed; returns where they begin, behind two other words."""
+    """A copy of `instance`'s table of virtual functions, changed; returns where they begin, behind two other
+    words.
+    """
     functions = ctypes.cast(instance, ctypes.POINTER(ctypes.c_void_p))[0]
     words = (ctypes.c_void_p * (slots + 2)).from_address(functions - 2 * ctypes.sizeof(ctypes.c_void_p))
     copy = (ctypes.c_void_p * (slots + 2))(*words)
@@ -128,7 +143,9 @@ def _table_with(instance: int, changes: dict[int, int], slots: int) -> int:
 
 
 def _register_device_guard() -> None:
-    """Give CUDA the no-op guard that torch makes where one counts no devices: a copy of the `meta` device's is lent."""
+    """Give CUDA the no-op guard that torch makes where one counts no devices: a copy of the `meta` device's
+    is lent.
+    """
     c10 = _library("c10")
     table = (ctypes.c_void_p * 32).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
     functions = ctypes.cast(table[META], ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[0]
@@ -138,14 +155,19 @@ def _register_device_guard() -> None:
 
     if ask(GUARD_TYPE) != META or ask(GUARD_DEVICE_COUNT) != 1:
         raise SimulationUnavailable(f"torch {torch.__version__} lays out its device guards in an unknown way")
-    lent = ctypes.c_void_p(_table_with(table[META], {GUARD_DEVICE_COUNT: _answer_no(ctypes.c_int8)}, slots=32))
+    lent = ctypes.c_void_p(
+        _table_with(table[META], {GUARD_DEVICE_COUNT: _answer_no(ctypes.c_int8)}, slots=32)
+    )
     _keep_for_ever(lent)
     register = c10._ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE
-    register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
+    register.argtypes = [ctypes.c_int8, ctypes.c_void_p]
+    register.restype = None
     register(CUDA, ctypes.addressof(lent))
     torch._C._ensureCUDADeviceGuardSet()
     if table[CUDA] == ctypes.addressof(lent):
-        raise SimulationUnavailable(f"torch {torch.__version__} did not replace the lent device guard by its own")
+        raise SimulationUnavailable(
+            f"torch {torch.__version__} did not replace the lent device guard by its own"
+        )
 
 
 def _patch_hooks(changes: dict[int, int | None]) -> None:
@@ -153,11 +175,15 @@ def _patch_hooks(changes: dict[int, int | None]) -> None:
     get = _library("torch_cpu")._ZN2at6detail12getCUDAHooksEv
     get.restype = ctypes.c_void_p
     hooks = get()
-    functions = ctypes.cast(ctypes.cast(hooks, ctypes.POINTER(ctypes.c_void_p))[0], ctypes.POINTER(ctypes.c_void_p))
+    functions = ctypes.cast(
+        ctypes.cast(hooks, ctypes.POINTER(ctypes.c_void_p))[0], ctypes.POINTER(ctypes.c_void_p)
+    )
     is_built = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(functions[HOOKS_IS_BUILT])(hooks)
     if is_built != torch.backends.cuda.is_built():
         raise SimulationUnavailable(f"torch {torch.__version__} lays out its CUDA hooks in an unknown way")
-    answers = {slot: functions[HOOKS_IS_BUILT] if answer is None else answer for slot, answer in changes.items()}
+    answers = {
+        slot: functions[HOOKS_IS_BUILT] if answer is None else answer for slot, answer in changes.items()
+    }
     if HOOKS_IS_BUILT in changes and not _library("torch_cpu")._ZN2at7Context9hasOpenMPEv() & 1:
         raise SimulationUnavailable("this torch is built without OpenMP, which the simulated GPU needs")
     ctypes.cast(hooks, ctypes.POINTER(ctypes.c_void_p))[0] = _table_with(hooks, answers, slots=96)
@@ -167,7 +193,9 @@ def _register_missing_kernels() -> None:
     """Output shapes of the three CUDA kernels that the CPU build of torch 2.13 lacks, under the CUDA key."""
     half = (torch.float16, torch.bfloat16)
 
-    def rms_norm(x: torch.Tensor, shape: Any, weight: Any = None, eps: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def rms_norm(
+        x: torch.Tensor, shape: Any, weight: Any = None, eps: Any = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
         return torch.empty_like(x), x.new_empty(rows, dtype=torch.float32 if x.dtype in half else x.dtype)
 
@@ -180,7 +208,8 @@ def _register_missing_kernels() -> None:
 
 @contextlib.contextmanager
 def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator[None]:
-    """Inside, every tensor on "cuda" is fake, of `mode` or a new one, and `attention` is the kernel that runs.
+    """Inside, every tensor on "cuda" is fake, of `mode` or a new one, and `attention` is the kernel that
+    runs.
 
     Raises SimulationUnavailable.
     """
@@ -192,14 +221,20 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator
         # Autocast and GradScaler switch themselves off where CUDA is not there.
         enter(on_this_thread(amp, "amp_definitely_not_available", lambda: False))
         enter(on_this_thread(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
-        # GradScaler reads on the host whether gradients are finite; fake ones have no value, so it always steps.
-        enter(on_this_thread(torch.amp.GradScaler, "_maybe_opt_step", lambda _, one, __, *a, **k: one.step(*a, **k)))
+        # GradScaler reads on the host whether gradients are finite; fake ones have no value, so it always
+        # steps.
+        enter(
+            on_this_thread(
+                torch.amp.GradScaler, "_maybe_opt_step", lambda _, one, __, *a, **k: one.step(*a, **k)
+            )
+        )
         attend = _attention_as_torch_chooses if attention == "auto" else partial(_attention, attention)
         enter(on_this_thread(torch.nn.functional, "scaled_dot_product_attention", attend))
         # foreach=None looks at the exact type of the parameters, which is FakeTensor here.
         supported = [*torch_optimizer._foreach_supported_types, FakeTensor]
         enter(mock.patch.object(torch_optimizer, "_foreach_supported_types", supported))
-        # A CUDA build asks cuDNN, and cuDNN the driver, how to run an LSTM; the CPU build runs it cell by cell.
+        # A CUDA build asks cuDNN, and cuDNN the driver, how to run an LSTM; the CPU build runs it cell by
+        # cell.
         stack.callback(setattr, torch.backends.cudnn, "enabled", torch.backends.cudnn.enabled)
         torch.backends.cudnn.enabled = False
         enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit
@@ -208,16 +243,26 @@ def simulated_gpu(attention: str, mode: QuickFakeMode | None = None) -> Iterator
 
 
 def _attention(
-    kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """`scaled_dot_product_attention` that calls one kernel: on fake tensors torch would fall back to plain mathematics.
+    kernel: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`scaled_dot_product_attention` that calls one kernel: on fake tensors torch would fall back to plain
+    mathematics.
 
-    Patched as a function, not by a TorchFunctionMode, which is off during backward: recomputation would differ.
+    Patched as a function, not by a TorchFunctionMode, which is off during backward: recomputation would
+    differ.
     """
     if torch.is_autocast_enabled("cuda"):  # the whole is on autocast's 16-bit list, its parts are not
         q, k, v = (tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (q, k, v))
-    aten, needs_gradient = torch.ops.aten, torch.is_grad_enabled() and q.requires_grad
+    aten = torch.ops.aten
+    needs_gradient = torch.is_grad_enabled() and q.requires_grad
     if kernel == "flash":
         return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
     masked = (q, k, v, attn_mask, needs_gradient, dropout_p, is_causal)
@@ -229,15 +274,27 @@ def _attention(
 
 
 def _attention_as_torch_chooses(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """The flash kernel where it can run (16 bits, no mask, heads of up to 256 elements), else the efficient one."""
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """The flash kernel where it can run (16 bits, no mask, heads of up to 256 elements), else the efficient
+    one.
+    """
     autocast = torch.is_autocast_enabled("cuda")
     dtype = torch.get_autocast_dtype("cuda") if autocast else q.dtype
     flash = dtype in (torch.float16, torch.bfloat16) and attn_mask is None and q.size(-1) <= 256
-    if attn_mask is not None and attn_mask.dtype == torch.bool:  # the kernel adds it, so it becomes 0 and -inf
-        attn_mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
+    if (
+        attn_mask is not None and attn_mask.dtype == torch.bool
+    ):  # the kernel adds it, so it becomes 0 and -inf
+        attn_mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill_(
+            attn_mask.logical_not(), float("-inf")
+        )
     if enable_gqa and not flash:
         k, v = (tensor.repeat_interleave(q.size(-3) // tensor.size(-3), -3) for tensor in (k, v))
         enable_gqa = False

@@ -21,8 +21,11 @@ SOURCES = ("auto", "live", "simulated", "cpu", "recorded")
 
 OWN_ATTENTIONS = ("auto", "flash", "efficient")
 MOST_STEPS = 1000
-BALANCED = "balanced experts: each computes b·s·k/E pairs of a token and a choice, a real router's load differs"
-CPU_LIMIT = 4 * GB  # Larger runs are not traced on the CPU: they would take minutes, and memory that a laptop needs
+BALANCED = (
+    "balanced experts: each computes b·s·k/E pairs of a token and a choice, a real router's load differs"
+)
+# Larger runs are not traced on the CPU: they would take minutes, and memory that a laptop needs
+CPU_LIMIT = 4 * GB
 
 
 def measure(
@@ -40,20 +43,21 @@ def measure(
 ) -> Measurement:
     """Run `steps` training steps of `run` and return where each byte went; the peak is that of the last step.
 
-    `source` is "live" (a CUDA GPU), "simulated" (a GPU that is not there), "cpu" (small models), "recorded" (shipped
-    results; `device`, part of a GPU's name, picks one of several), or "auto": live where a GPU is there and the run is
-    predicted to fit it, else simulated, and the provenance says why. If the GPU then runs out of memory or refuses a
-    kernel, "auto" simulates, too. The environment variable COURSE_SOURCE settles "auto". Raises ValueError for what a
-    source cannot do and, live, GpuOutOfMemory for a run that is too large: memory is then released.
+    `source` is "live" (a CUDA GPU), "simulated" (a GPU that is not there), "cpu" (small models), "recorded"
+    (shipped results; `device`, part of a GPU's name, picks one of several), or "auto": live where a GPU is
+    there and the run is predicted to fit it, else simulated, and the provenance says why. If the GPU then
+    runs out of memory or refuses a kernel, "auto" simulates, too. The environment variable COURSE_SOURCE
+    settles "auto". Raises ValueError for what a source cannot do and, live, GpuOutOfMemory for a run that is
+    too large: memory is then released.
 
     A model and a step of your own: `measure(step=step, model=model, optimizer=optimizer, batch=(x, y))` calls
-    `step(model, optimizer, batch)` with copies on the device, so yours are left as they are. An optimizer, or a list of
-    them, and a batch of any form may be left out, and are then not passed; a scheduler or a loss scaler goes into the
-    batch, as using it changes it. Phases are noticed; the step may return its loss. `attention` says which kernel
-    `scaled_dot_product_attention` is on a simulated GPU: "flash", "efficient" or "auto", flash wherever it can run;
-    `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself there. Without an optimizer the step may be a
-    forward alone, and gradients may come from `torch.autograd.grad`.
-    Raises StepError for a step that cannot be measured; others pass as they are.
+    `step(model, optimizer, batch)` with copies on the device, so yours are left as they are. An optimizer, or
+    a list of them, and a batch of any form may be left out, and are then not passed; a scheduler or a loss
+    scaler goes into the batch, as using it changes it. Phases are noticed; the step may return its loss.
+    `attention` says which kernel `scaled_dot_product_attention` is on a simulated GPU: "flash", "efficient"
+    or "auto", flash wherever it can run; `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself
+    there. Without an optimizer the step may be a forward alone, and gradients may come from
+    `torch.autograd.grad`. Raises StepError for a step that cannot be measured; others pass as they are.
     """
     own = {"step": step, "model": model, "optimizer": optimizer, "batch": batch}
     check_known("attention", attention, OWN_ATTENTIONS)
@@ -62,14 +66,18 @@ def measure(
         usual = "2 is usual, as the first has no states yet"
         raise ValueError(f"steps is {steps!r}: a whole number from 1 to {MOST_STEPS}; {usual}")
     if device is not None and source != "recorded":
-        raise ValueError(f"device={device!r} picks a recording: it goes with source='recorded', not {source!r}")
+        raise ValueError(
+            f"device={device!r} picks a recording: it goes with source='recorded', not {source!r}"
+        )
     chosen = forced_source() if source == "auto" else source
     if run is None and step is not None and model is not None:
         if (source, chosen) == ("auto", "recorded"):
             chosen = "simulated"  # COURSE_SOURCE has no recording of one's own step
         kept = workspaces_on(None if card is None else gpu(card).name)
         how: dict[str, Any] = {"source": chosen, "steps": steps, "attention": attention, "workspaces": kept}
-        with working("getting ready"):  # an interrupt in the middle of an import would leave modules half made
+        with working(
+            "getting ready"
+        ):  # an interrupt in the middle of an import would leave modules half made
             from .own import measure_own
 
             return measure_own(step, model, optimizer, batch, **how)
@@ -88,23 +96,28 @@ def measure(
 
 
 def _measurable(run: Any, given: list[str]) -> TrainingRun:
-    """`run` itself. TypeError if it is no run or has something `given` with it, ValueError if no source measures it."""
+    """`run` itself. TypeError if it is no run or has something `given` with it, ValueError if no source
+    measures it.
+    """
     if not isinstance(run, TrainingRun):
         raise TypeError(
             "measure takes a TrainingRun, measure(run), or a step of your own with the model that it trains, "
             "measure(step=step, model=model, optimizer=optimizer, batch=batch)"
         )
     if given:
-        raise TypeError(f"a TrainingRun says everything that measure needs: leave out {', '.join(given)}, or the run")
+        raise TypeError(
+            f"a TrainingRun says everything that measure needs: leave out {', '.join(given)}, or the run"
+        )
     if run.precision.name == "fp8":
         raise ValueError(
-            "fp8 is not measured: torch by itself trains nothing in fp8, libraries such as MS-AMP do; estimate(run) "
-            "accounts for its states; choose precision='bf16-master' to measure the nearest recipe"
+            "fp8 is not measured: torch by itself trains nothing in fp8, libraries such as MS-AMP do;"
+            " estimate(run) accounts for its states; choose precision='bf16-master' to measure the nearest"
+            " recipe"
         )
     if run.tensor_parallel > 1:
         raise ValueError(
-            "tensor parallelism has closed forms only: course_utils.rank_states(run) says what one rank keeps; "
-            "or set tensor_parallel=1"
+            "tensor parallelism has closed forms only: course_utils.rank_states(run) says what one rank"
+            " keeps; or set tensor_parallel=1"
         )
     return run
 
@@ -121,7 +134,8 @@ def choose_source(run: TrainingRun) -> tuple[str, str]:
         return "simulated", reason
     reason = unsupported(run, card.capability)
     if not reason and not fits(run, card.memory):
-        asked, there = format_bytes(estimate(run).total, "GB", 1), format_bytes(card.memory, "GB", 1)
+        asked = format_bytes(estimate(run).total, "GB", 1)
+        there = format_bytes(card.memory, "GB", 1)
         reason = f"needs {asked}, {card.name} has {there} free"
     return ("simulated", reason) if reason else ("live", "")
 
@@ -149,9 +163,9 @@ def _source_of_ranks(run: TrainingRun, source: str) -> str:
     if run.zero_stage >= 2 and source in ("auto", "simulated"):
         return "simulated"
     raise ValueError(
-        f"{run.world_size} ranks with zero_stage={run.zero_stage} cannot be measured with source={source!r}: "
-        "zero_stage 2 and 3 (FSDP2) work with source='simulated', 0 and 1 (DistributedDataParallel, whose reducer "
-        "wants real gradients) with source='cpu' and a small model in fp32 with eager attention"
+        f"{run.world_size} ranks with zero_stage={run.zero_stage} cannot be measured with source={source!r}:"
+        " zero_stage 2 and 3 (FSDP2) work with source='simulated', 0 and 1 (DistributedDataParallel, whose"
+        " reducer wants real gradients) with source='cpu' and a small model in fp32 with eager attention"
     )
 
 
@@ -191,14 +205,16 @@ def _simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
 def _cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
     if run.precision.name != "fp32" or run.attention != "eager":
         raise ValueError(
-            f"on the CPU the course runs precision='fp32' with attention='eager' only; this run has "
-            f"{run.precision.name} and {run.attention}, whose CPU kernels keep quite other tensors: simulate it instead"
+            "on the CPU the course runs precision='fp32' with attention='eager' only; this run has"
+            f" {run.precision.name} and {run.attention}, whose CPU kernels keep quite other tensors: simulate"
+            " it instead"
         )
     needed = run.world_size * estimate(run.replace(world_size=1, zero_stage=0, bucket_view=False)).total
     if needed > CPU_LIMIT:
         raise ValueError(
-            f"{run} needs about {format_bytes(needed, 'GB', 1)} of host memory; on the CPU the course runs up to "
-            f"{format_bytes(CPU_LIMIT, 'GB', 0)}: choose a smaller model such as 'tiny-gpt', or simulate it"
+            f"{run} needs about {format_bytes(needed, 'GB', 1)} of host memory; on the CPU the course runs up"
+            f" to {format_bytes(CPU_LIMIT, 'GB', 0)}: choose a smaller model such as 'tiny-gpt', or"
+            " simulate it"
         )
     if run.world_size > 1:
         from .data_parallel import measure_data_parallel

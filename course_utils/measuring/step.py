@@ -12,7 +12,9 @@ from .holdings import Holdings
 from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
 
 LOSS_SCALE = 2.0**12
-"""First factor of the loss. With torch's 65,536, beyond fp16's largest number, the first update would be skipped."""
+"""First factor of the loss. With torch's 65,536, beyond fp16's largest number, the first update would be
+skipped.
+"""
 
 
 class Phases(Protocol):
@@ -26,20 +28,24 @@ class Phases(Protocol):
 
 
 class MasterOptimizer:
-    """An optimizer on fp32 master weights for a 16-bit network: ZeRO's 2 + 2 + 4 + 4 + 4 bytes each with AdamW.
+    """An optimizer on fp32 master weights for a 16-bit network: ZeRO's 2 + 2 + 4 + 4 + 4 bytes each with
+    AdamW.
 
-    One gradient is upcast at a time, or all of them first where foreach was asked for. Where gradients are fp32 too,
-    backward adds each to its main gradient at once and lets the 16-bit one go, as Megatron-LM does.
+    One gradient is upcast at a time, or all of them first where foreach was asked for. Where gradients are
+    fp32 too, backward adds each to its main gradient at once and lets the 16-bit one go, as Megatron-LM does.
     """
 
-    _step_supports_amp_scaling = True  # torch.amp.GradScaler then looks for overflows and leaves unscaling to us
+    _step_supports_amp_scaling = (
+        True  # torch.amp.GradScaler then looks for overflows and leaves unscaling to us
+    )
     grad_scale: torch.Tensor  # set by the scaler for one step, then deleted, as for torch's fused optimizers
     found_inf: torch.Tensor
 
     def __init__(self, run: TrainingRun, named: Named, simulated: bool) -> None:
         choice, self.run, self.simulated = run.optimizer, run, simulated
         self.main_gradients = run.precision.gradient > run.precision.weight
-        names, self.weights = [name for name, _ in named], [weight for _, weight in named]
+        names = [name for name, _ in named]
+        self.weights = [weight for _, weight in named]
         self.masters = [torch.nn.Parameter(weight.detach().float()) for weight in self.weights]
         self.param_groups = [{"params": self.weights}]
         everything = list(zip(names, self.weights, self.masters, strict=True))
@@ -47,11 +53,14 @@ class MasterOptimizer:
         self.groups = [everything] if all_at_once else [[one] for one in everything]
         codebooks = make_codebooks(self.weights[0].device) if choice.algorithm == "adam8bit" else None
         self.optimizers = [
-            make_optimizer(choice, [(name, master) for name, _, master in group], codebooks) for group in self.groups
+            make_optimizer(choice, [(name, master) for name, _, master in group], codebooks)
+            for group in self.groups
         ]
         if self.main_gradients:
             for weight, master in zip(self.weights, self.masters, strict=True):
-                weight.register_post_accumulate_grad_hook(lambda weight, master=master: _add_in_fp32(weight, master))
+                weight.register_post_accumulate_grad_hook(
+                    lambda weight, master=master: _add_in_fp32(weight, master)
+                )
 
     def step(self) -> None:
         """Update masters and weights, or nothing where the loss scaler found a gradient that overflowed."""
@@ -90,7 +99,9 @@ class MasterOptimizer:
 
     def named_states(self, names: Mapping[int, str]) -> list[tuple[str, Any]]:
         """Every tensor that it owns: master weights and what the optimizer keeps of each."""
-        of = {id(master): names[id(weight)] for weight, master in zip(self.weights, self.masters, strict=True)}
+        of = {
+            id(master): names[id(weight)] for weight, master in zip(self.weights, self.masters, strict=True)
+        }
         kept = [state for optimizer in self.optimizers for state in named_states_of(optimizer, of)]
         return [*((f"master of {of[id(master)]}", master) for master in self.masters), *kept]
 
@@ -105,13 +116,17 @@ def _add_in_fp32(weight: torch.Tensor, master: torch.Tensor) -> None:
 
 
 def clip(owners: list[torch.nn.Parameter], largest: float, scale: torch.Tensor | None = None) -> None:
-    """Scale gradients to a common norm of at most `largest` (Pascanu et al. 2013), in fp32 where they are scaled."""
+    """Scale gradients to a common norm of at most `largest` (Pascanu et al. 2013), in fp32 where they are
+    scaled.
+    """
     if scale is None:
         torch.nn.utils.clip_grad_norm_(owners, largest, foreach=True)
         return
     gradients = [owner.grad for owner in owners if owner.grad is not None]
     norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients])
-    torch.nn.utils.clip_grads_with_norm_(owners, largest, torch.linalg.vector_norm(norms).div_(scale), foreach=True)
+    torch.nn.utils.clip_grads_with_norm_(
+        owners, largest, torch.linalg.vector_norm(norms).div_(scale), foreach=True
+    )
 
 
 class Training:
@@ -122,10 +137,13 @@ class Training:
         self.losses: list[float] = []
         self.network = self._network()
         self.optimizer = self._optimizer()
-        self.scaler = torch.amp.GradScaler(device, init_scale=LOSS_SCALE) if run.precision.loss_scaling else None
+        self.scaler = (
+            torch.amp.GradScaler(device, init_scale=LOSS_SCALE) if run.precision.loss_scaling else None
+        )
         shape = (run.micro_batch, run.seq_len + 1)
         text = torch.randint(run.model.vocab, shape, device=device)
-        self.tokens, self.targets = text[:, :-1].clone(), text[:, 1:].clone()
+        self.tokens = text[:, :-1].clone()
+        self.targets = text[:, 1:].clone()
 
     def _network(self) -> Transformer:
         with torch.device(self.device):
@@ -143,10 +161,16 @@ class Training:
         return self.scaler is not None and not self.simulated and self.scaler.get_scale() < LOSS_SCALE
 
     def named_states(self) -> list[tuple[str, Any]]:
-        """Tensors that optimizer and loss scaler keep from step to step, each once: ("exp_avg of head.weight", …)."""
-        own, scaler = self._optimizer_states(), self.scaler
+        """Tensors that optimizer and loss scaler keep from step to step, each once: ("exp_avg of
+        head.weight", …).
+        """
+        own = self._optimizer_states()
+        scaler = self.scaler
         if scaler is not None:
-            own += [("loss scale", scaler._scale), ("steps since the loss scale changed", scaler._growth_tracker)]
+            own += [
+                ("loss scale", scaler._scale),
+                ("steps since the loss scale changed", scaler._growth_tracker),
+            ]
         return list({id(tensor): (name, tensor) for name, tensor in own}.values())
 
     def _optimizer_states(self) -> list[tuple[str, Any]]:
@@ -156,7 +180,9 @@ class Training:
         return named_states_of(self.optimizer, names)
 
     def gradient_owners(self) -> list[torch.nn.Parameter]:
-        """The tensors whose `.grad` backward fills: trained weights, or their masters where gradients are fp32."""
+        """The tensors whose `.grad` backward fills: trained weights, or their masters where gradients are
+        fp32.
+        """
         if isinstance(self.optimizer, MasterOptimizer):
             return self.optimizer.gradient_owners
         return [weight for weight in self.network.parameters() if weight.requires_grad]
@@ -195,7 +221,8 @@ class Training:
             self.losses.append(loss.item() * self.run.accumulation_steps)
 
     def _loss(self, tracker: Phases) -> torch.Tensor:
-        chunks, upcast = self.run.loss_chunks, self.run.model.logits == "fp32"
+        chunks = self.run.loss_chunks
+        upcast = self.run.model.logits == "fp32"
         with self.autocast():
             with tracker.in_phase("forward"):
                 out = self.network(self.tokens) if chunks == 1 else self.network.features(self.tokens)
@@ -223,13 +250,17 @@ class Training:
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Inside, where `allowed`, fp32 matrix products on the GPU round their factors to tf32; then all is as it was."""
+    """Inside, where `allowed`, fp32 matrix products on the GPU round their factors to tf32; then all is as it
+    was.
+    """
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
     if not allowed or before == "tf32":
         yield
         return
-    matmul.allow_tf32 = True  # sets what torch's older settings say as well: it refuses to compute where they differ
+    matmul.allow_tf32 = (
+        True  # sets what torch's older settings say as well: it refuses to compute where they differ
+    )
     try:
         yield
     finally:

@@ -1,5 +1,5 @@
-"""A traceback that can be read and holds nothing. A notebook keeps the last exception, each frame of its traceback what
-it worked on: every tensor of a step that failed.
+"""A traceback that can be read and holds nothing. A notebook keeps the last exception, each frame of its
+traceback what it worked on: every tensor of a step that failed.
 """
 
 import sys
@@ -8,7 +8,9 @@ from types import CellType, CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
 EndedFrame = tuple[CodeType, dict[str, Any], int, int]
-"""The place where a frame has ended, all that a traceback shows of it: code, globals, last instruction and line."""
+"""The place where a frame has ended, all that a traceback shows of it: code, globals, last instruction and
+line.
+"""
 
 
 class _Stopped(Exception):
@@ -18,8 +20,9 @@ class _Stopped(Exception):
 def let_go(error: BaseException) -> None:
     """Let an exception keep nothing alive; its traceback still shows every line.
 
-    A frame also holds its function, and the function what it closes over: so frames that have ended are replaced by
-    empty ones of the same code. Entries of those that still execute stay, as `contextlib` puts them back.
+    A frame also holds its function, and the function what it closes over: so frames that have ended are
+    replaced by empty ones of the same code. Entries of those that still execute stay, as `contextlib` puts
+    them back.
     """
     for each in chain(error):
         parts = emptied(each.__traceback__)
@@ -40,7 +43,8 @@ def chain(error: BaseException) -> list[BaseException]:
 
 
 def emptied(traceback: TracebackType | None) -> list[TracebackType | EndedFrame]:
-    """A traceback's entries whose frames still execute, cut loose; the others' frames are cleared and described.
+    """A traceback's entries whose frames still execute, cut loose; the others' frames are cleared and
+    described.
 
     No frame is made in here: it would hold this one, and with it what is replaced.
     """
@@ -49,7 +53,8 @@ def emptied(traceback: TracebackType | None) -> list[TracebackType | EndedFrame]
         frame, following = traceback.tb_frame, traceback.tb_next
         try:
             frame.clear()
-            _ = frame.f_locals  # up to Python 3.12 a look at it (IPython takes one) left a copy: renewed, it is empty
+            # up to Python 3.12 a look at it (IPython takes one) left a copy: renewed, it is empty
+            _ = frame.f_locals
             parts.append((frame.f_code, frame.f_globals, traceback.tb_lasti, traceback.tb_lineno))
         except RuntimeError:  # it still executes
             parts.append(traceback)
@@ -59,7 +64,9 @@ def emptied(traceback: TracebackType | None) -> list[TracebackType | EndedFrame]
 
 
 def _entry(code: CodeType, namespace: dict[str, Any], instruction: int, line: int) -> TracebackType:
-    """An entry whose frame is of this code and holds nothing: its function is stopped before its first line."""
+    """An entry whose frame is of this code and holds nothing: its function is stopped
+    before its first line.
+    """
     frames: list[FrameType] = []
 
     def stop(frame: FrameType, *_: Any) -> None:

@@ -40,7 +40,9 @@ def trace_simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
 
 
 def shortened(run: TrainingRun) -> tuple[TrainingRun, str]:
-    """The run with at most two micro-batches, as later ones do what the second did, and the note that says so."""
+    """The run with at most two micro-batches, as later ones do what the second did, and the note that says
+    so.
+    """
     if run.accumulation_steps <= 2:
         return run, ""
     note = f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second"
@@ -49,7 +51,9 @@ def shortened(run: TrainingRun) -> tuple[TrainingRun, str]:
 
 @contextmanager
 def cycles_left_alone() -> Iterator[None]:
-    """Inside, Python searches for no cycles of references, in which no tensor of the course's own steps is."""
+    """Inside, Python searches for no cycles of references, in which no tensor of the
+    course's own steps is.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -67,7 +71,9 @@ def trace_on_cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
 
 @contextmanager
 def own_random_numbers() -> Iterator[None]:
-    """Inside, torch's random numbers begin at the course's seed; then they go on as if nothing had happened."""
+    """Inside, torch's random numbers begin at the course's seed; then they go on as if
+    nothing had happened.
+    """
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with ONE_AT_A_TIME, torch.random.fork_rng(devices=gpus, device_type="cuda"):
         torch.default_generator.manual_seed(SEED)
@@ -83,7 +89,9 @@ def trace(run: TrainingRun, device: str, steps: int, provenance: Provenance) -> 
 
 
 def _workspaces(run: TrainingRun, source: str) -> Workspaces | None:
-    """cuBLAS's workspaces per thread, on the run's card or the GPU that is there; None if the run names no card."""
+    """cuBLAS's workspaces per thread, on the run's card or the GPU that is there; None if the run names no
+    card.
+    """
     if run.card and source == "live":
         return workspaces_of(torch.cuda.get_device_capability())
     return workspaces_on(run.card) if source == "simulated" else None
@@ -105,15 +113,22 @@ def follow(training: Training, tracker: Tracker, steps: int, provenance: Provena
     return measurement_of(tracker, ends, training.losses, provenance)
 
 
-def measurement_of(tracker: Tracker, ends: list[int], losses: list[float], provenance: Provenance) -> Measurement:
+def measurement_of(
+    tracker: Tracker, ends: list[int], losses: list[float], provenance: Provenance
+) -> Measurement:
     """The measurement of the steps that ended at these event counts."""
     last_step = ends[-2] if len(ends) > 1 else 0
     peak = tracker.peak_event(since=last_step)
     return Measurement(
-        breakdown=tracker.at(peak, "peak"), moments=_moments(tracker, ends), timeline=tracker.timeline(),
-        provenance=provenance, peak_event=peak, allocations=tracker.allocations(), losses=losses,
+        breakdown=tracker.at(peak, "peak"),
+        moments=_moments(tracker, ends),
+        timeline=tracker.timeline(),
+        provenance=provenance,
+        peak_event=peak,
+        allocations=tracker.allocations(),
+        losses=losses,
         phase_peaks=tracker.phase_peaks(last_step),
-    )  # fmt: skip
+    )
 
 
 def _moments(tracker: Tracker, ends: list[int]) -> dict[str, MemoryBreakdown]:
@@ -133,7 +148,8 @@ def _moments(tracker: Tracker, ends: list[int]) -> dict[str, MemoryBreakdown]:
 
 def provenance_of(source: str, *notes: str) -> Provenance:
     """The provenance of what is measured now; of the notes those that are not empty."""
-    note, today = "; ".join(filter(None, notes)), date.today().isoformat()
+    note = "; ".join(filter(None, notes))
+    today = date.today().isoformat()
     if source == "live":
         return Provenance(source, name_here(torch.cuda.get_device_name()), torch.__version__, today, note)
     return Provenance(source, DEVICES[source], torch_release(), today, note)

@@ -1,7 +1,9 @@
-"""Every storage's birth and death during a genuine eager step, by kind: the same on a GPU, a simulated GPU and the CPU.
+"""Every storage's birth and death during a genuine eager step, by kind: the same on a GPU, a simulated GPU
+and the CPU.
 
-A dispatch mode sees each operator's outputs; a weak reference on each new storage sees it die. What a storage was
-*for* follows from what it was bound to (a parameter, its `.grad`, an optimizer's state, an input) and when it died.
+A dispatch mode sees each operator's outputs; a weak reference on each new storage sees it die. What a storage
+was *for* follows from what it was bound to (a parameter, its `.grad`, an optimizer's state, an input) and
+when it died.
 """
 
 import weakref
@@ -39,10 +41,13 @@ aten = torch.ops.aten
 newest_node = torch.autograd._get_sequence_nr
 
 INTO_A_COPY = frozenset({aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default})
-"""Operators that autograd does in place, unless a dispatch mode watches: then it copies the first argument."""
+"""Operators that autograd does in place, unless a dispatch mode watches: then it copies the first argument.
+"""
 
 ON_THE_HOST = {aten._scaled_dot_product_efficient_attention.default: (2, 3)}
-"""Results that are on the host on every GPU, though a simulated kernel says otherwise: the state of random numbers."""
+"""Results that are on the host on every GPU, though a simulated kernel says otherwise: the state of random
+numbers.
+"""
 
 CONTIGUOUS_GRADIENT = frozenset(
     {
@@ -59,7 +64,9 @@ FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
 PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 FUSED_BACKWARDS = {FLASH_BACKWARD, aten._scaled_dot_product_efficient_attention_backward.default}
 NOT_EXPANDED = PRODUCTS | FUSED_BACKWARDS
-"""CUDA kernels that first copy what was expanded, as the gradient of a sum is; any order of dimensions will do."""
+"""CUDA kernels that first copy what was expanded, as the gradient of a sum is; any order of dimensions will
+do.
+"""
 
 BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default})
 """Products that may take one matrix for a whole batch: cuBLAS takes a stride of 0 from one to the next."""
@@ -71,11 +78,15 @@ Scratch = list[tuple[tuple[int, ...], torch.dtype]]
 
 
 def _softmax_scratch(gradient: torch.Tensor, output: torch.Tensor, *_: Any) -> Scratch:
-    """Backward of softmax begins with the product of both (`softmax_backward_cuda_out` in cuda/SoftMax.cu)."""
+    """Backward of softmax begins with the product of both (`softmax_backward_cuda_out`
+    in cuda/SoftMax.cu).
+    """
     return [(tuple(output.shape), torch.promote_types(gradient.dtype, output.dtype))]
 
 
-def _group_norm_scratch(x: Any, weight: Any, bias: Any, batch: int, C: int, size: int, groups: int, _: Any) -> Scratch:
+def _group_norm_scratch(
+    x: Any, weight: Any, bias: Any, batch: int, C: int, size: int, groups: int, _: Any
+) -> Scratch:
     """A factor and a summand per channel, and for 16 bits moments in 32 (`GroupNormKernelImplInternal`)."""
     exact = torch.float32 if x.dtype.itemsize == 2 else x.dtype
     channels = 0 if size == 1 or (weight is None and bias is None) else 2
@@ -97,7 +108,8 @@ SCRATCH: dict[Any, Callable[..., Scratch]] = {
     aten.native_group_norm_backward.default: _group_norm_backward_scratch,
     aten.logsumexp.default: lambda x, *_: [(tuple(x.shape), x.dtype)],  # x less its maxima (ReduceOps.cpp)
 }
-"""What CUDA kernels take while they run, by their arguments; paths are those in torch's aten/src/ATen/native."""
+"""What CUDA kernels take while they run, by their arguments; paths are those in torch's aten/src/ATen/native.
+"""
 
 SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys() | SCRATCH.keys()
 """For most operators one look is enough."""
@@ -105,12 +117,15 @@ SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys() 
 States = Callable[[], Iterable[tuple[str, Any]]]
 """Lists an optimizer's tensors by name, as in ("exp_avg of head.weight", tensor)."""
 
-FORWARD = ("forward", "loss")  # Phases of one pass through the network: what outlives both was kept for backward
+# Phases of one pass through the network: what outlives both was kept for backward
+FORWARD = ("forward", "loss")
 
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """One storage from birth to death; `born` and `died` are serial numbers of events, set by `_number_events`."""
+    """One storage from birth to death; `born` and `died` are serial numbers of events, set by
+    `_number_events`.
+    """
 
     key: int
     bytes: int
@@ -143,7 +158,9 @@ SHARED = attrgetter(*(field.name for field in fields(Allocation) if field.name n
 
 @dataclass(frozen=True)
 class Failure:
-    """An operator that raised: which error (its identity), which tensors it was given as (shape, device), and where."""
+    """An operator that raised: which error (its identity), which tensors it was given as (shape, device), and
+    where.
+    """
 
     error: int
     operation: str
@@ -152,7 +169,9 @@ class Failure:
 
 
 class Tracker(TorchDispatchMode):
-    """Tracks the storages of one device type while it is entered, and cuBLAS's `workspaces`, once for each thread."""
+    """Tracks the storages of one device type while it is entered, and cuBLAS's `workspaces`, once for each
+    thread.
+    """
 
     def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
         super().__init__()
@@ -165,7 +184,9 @@ class Tracker(TorchDispatchMode):
         self.marks: list[Mark] = []
         self.phase, self.step, self.micro_batch = "", 0, 0
         self._live: dict[int, tuple[Storage, weakref.ref]] = {}
-        self._recomputation, self._recomputing, self._recomputing_for = 0, False, (-1, -1)
+        self._recomputation = 0
+        self._recomputing = False
+        self._recomputing_for = (-1, -1)
         self._modules: list[str] = [""]
         self._hooks: list[Any] = []
         self._join: tuple[Storage, Storage] | None = None
@@ -193,7 +214,9 @@ class Tracker(TorchDispatchMode):
             return NotImplemented
         if Work.outermost:
             Work.outermost.go_on()
-        if func is not aten.detach.default:  # a checkpoint's second forward packs what it saves with gradients off
+        if (
+            func is not aten.detach.default
+        ):  # a checkpoint's second forward packs what it saves with gradients off
             self._notice_recomputation()
         self._notice_place()
         special = func in SPECIAL
@@ -231,7 +254,8 @@ class Tracker(TorchDispatchMode):
         if func in CONTIGUOUS_GRADIENT and not args[0].is_contiguous():
             copied = [args[0]]
         elif func in NOT_EXPANDED:
-            first = 1 if func in BATCHED else 0  # prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp
+            # prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp
+            first = 1 if func in BATCHED else 0
             copied = [one for one in args if isinstance(one, torch.Tensor) and _is_expanded(one, first)]
         taken = [(one.nbytes, tuple(one.shape), one.dtype) for one in copied] if copied else []
         if func in SCRATCH:
@@ -242,7 +266,9 @@ class Tracker(TorchDispatchMode):
             return []
         return [self._write_down(size, shape, _name(dtype), _operation(func)) for size, shape, dtype in taken]
 
-    def _write_down(self, size: int, shape: tuple[int, ...], dtype: str, operation: str, bound: str = "") -> Storage:
+    def _write_down(
+        self, size: int, shape: tuple[int, ...], dtype: str, operation: str, bound: str = ""
+    ) -> Storage:
         """Note memory that is taken inside a kernel, so that no tensor shows it."""
         made = self._storage(0, size, shape, dtype, operation)
         made.kept, made.bound = False, bound
@@ -259,7 +285,9 @@ class Tracker(TorchDispatchMode):
                 self._write_down(size, (size,), "uint8", name, "workspaces")
 
     def _notice_recomputation(self) -> None:
-        """The autograd engine runs with gradients off; a checkpoint inside turns them on to run its forward again."""
+        """The autograd engine runs with gradients off; a checkpoint inside turns them on to run its forward
+        again.
+        """
         recomputing = self._runs_forward_in_backward()
         if recomputing and not self._recomputing:
             node = torch._C._current_autograd_node()
@@ -274,31 +302,41 @@ class Tracker(TorchDispatchMode):
         return in_engine and (torch.is_grad_enabled() or self._modules[-1] != "")
 
     def _notice_place(self) -> None:
-        """Note line and module of this operator, in backward those of its forward, whose node has the newest number."""
+        """Note line and module of this operator, in backward those of its forward, whose node has the newest
+        number.
+        """
         self._place, in_engine = calling_place()
-        self._module = self._modules[-1] or self._running()  # the first part again spares most operators a call
+        # the first part again spares most operators a call
+        self._module = self._modules[-1] or self._running()
         if in_engine:
             node = torch._C._current_autograd_node()
-            self._place, self._module = self._made.get(node._sequence_nr() if node else -1, (None, self._module))
+            self._place, self._module = self._made.get(
+                node._sequence_nr() if node else -1, (None, self._module)
+            )
         else:
             self._made.setdefault(newest_node() - 1, (self._place, self._module))
 
     def _running(self) -> str:
-        """The innermost module that runs; outside of all modules the phase in parentheses, "" in the set-up."""
+        """The innermost module that runs; outside of all modules the phase in
+        parentheses, "" in the set-up.
+        """
         return self._modules[-1] or (f"({self.phase})" if self.phase else "")
 
     def _see(self, tensor: torch.Tensor, func: Any = None) -> Storage | None:
-        """The Storage just born with this tensor; None if it is a view of a known one, empty, or on another device."""
+        """The Storage just born with this tensor; None if it is a view of a known one, empty, or on another
+        device.
+        """
         if _device(tensor) != self.device:
             return None
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError as error:
             raise StepError(
-                f"{described(self._place)}: {_operation(func)} makes a tensor of layout {tensor.layout}, and only "
-                "dense ones are measured: for an embedding leave out sparse=True"
+                f"{described(self._place)}: {_operation(func)} makes a tensor of layout {tensor.layout}, and"
+                " only dense ones are measured: for an embedding leave out sparse=True"
             ) from error
-        known, size = self._live.get(storage._cdata), storage.nbytes()
+        known = self._live.get(storage._cdata)
+        size = storage.nbytes()
         if (known is not None and known[0].exact == size) or storage._cdata in self._left_out:
             return None
         if known is not None:  # resized in place: what was there is gone
@@ -308,7 +346,8 @@ class Tracker(TorchDispatchMode):
     def _born(
         self, storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: str, operation: str
     ) -> Storage | None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if size == 0:
             return None
         born = self._storage(key, size, shape, dtype, operation)
@@ -317,16 +356,27 @@ class Tracker(TorchDispatchMode):
 
     def _storage(self, key: int, size: int, shape: tuple[int, ...], dtype: str, operation: str) -> Storage:
         made = Storage(
-            key=key, bytes=round_up(size), exact=size, shape=shape, dtype=dtype, operation=operation,
-            module=self._module, phase=self.phase, step=self.step, micro_batch=self.micro_batch,
-            recomputation=self._recomputation if self._recomputing else 0, place=self._place,
-        )  # fmt: skip
+            key=key,
+            bytes=round_up(size),
+            exact=size,
+            shape=shape,
+            dtype=dtype,
+            operation=operation,
+            module=self._module,
+            phase=self.phase,
+            step=self.step,
+            micro_batch=self.micro_batch,
+            recomputation=self._recomputation if self._recomputing else 0,
+            place=self._place,
+        )
         self.storages.append(made)
         self.events.append((made.bytes, made))
         return made
 
     def _following_resize(self) -> Callable[[torch.UntypedStorage, int], Any]:
-        """`UntypedStorage.resize_`, followed: it is no operator, and FSDP2 frees and fills its buffers with it."""
+        """`UntypedStorage.resize_`, followed: it is no operator, and FSDP2 frees and fills its buffers with
+        it.
+        """
         resize = torch.UntypedStorage.resize_
         freed: dict[int, Storage] = {}
 
@@ -362,7 +412,9 @@ class Tracker(TorchDispatchMode):
         if storage.recomputation:
             recomputing = self._recomputing or self._runs_forward_in_backward()
             return not (recomputing and storage.recomputation == self._recomputation)
-        return not (self.phase in FORWARD and (self.step, self.micro_batch) == (storage.step, storage.micro_batch))
+        return not (
+            self.phase in FORWARD and (self.step, self.micro_batch) == (storage.step, storage.micro_batch)
+        )
 
     def _recognize(self, func: Any, args: Any, newest: Storage) -> None:
         """Recognize, by the operator, autocast's copy of a weight, and two gradients being joined."""
@@ -382,7 +434,8 @@ class Tracker(TorchDispatchMode):
             self._join = source, newest
 
     def _undo_join(self, old: Storage, new: Storage) -> None:
-        """Undo an effect of the observer: without a dispatch mode autograd adds two gradients in place of the older.
+        """Undo an effect of the observer: without a dispatch mode autograd adds two gradients in place of the
+        older.
 
         Condition of removal: torch's `InputBuffer::accumulate` no longer looks at the dispatch modes.
         """
@@ -390,7 +443,8 @@ class Tracker(TorchDispatchMode):
         del self.events[last_index(self.events, (new.bytes, new))]
         del self.storages[last_index(self.storages, new)]
         _, reference = self._live.pop(new.key)
-        self._live[new.key], old.key = (old, reference), new.key
+        self._live[new.key] = (old, reference)
+        old.key = new.key
 
     def _known(self, tensor: torch.Tensor) -> Storage | None:
         if _device(tensor) != self.device:
@@ -399,7 +453,9 @@ class Tracker(TorchDispatchMode):
         return found[0] if found else None
 
     def bind(self, kind: str, tensors: Iterable[Any], name: str = "") -> None:
-        """Say that these tensors' storages are of `kind`, whenever they were born, and which parameter they are of."""
+        """Say that these tensors' storages are of `kind`, whenever they were born, and which parameter they
+        are of.
+        """
         for tensor in tensors:
             for part in _parts(tensor):
                 self._see(part)
@@ -408,7 +464,9 @@ class Tracker(TorchDispatchMode):
                     storage.bound, storage.module = kind, name or storage.module
 
     def watch(self, network: torch.nn.Module, states: States) -> None:
-        """Follow a network's parameters, gradients and modules; `states` lists the optimizer's tensors when asked."""
+        """Follow a network's parameters, gradients and modules; `states` lists the optimizer's tensors when
+        asked.
+        """
         self._states = states
         for name, parameter in network.named_parameters():
             self.bind("parameters", [parameter], name)
@@ -420,8 +478,12 @@ class Tracker(TorchDispatchMode):
         self.bind_states()
         for path, module in network.named_modules():
             name = path or type(network).__name__
-            self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name)))
-            self._hooks.append(module.register_forward_hook(lambda *_: self._modules.pop() and None, always_call=True))
+            self._hooks.append(
+                module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name))
+            )
+            self._hooks.append(
+                module.register_forward_hook(lambda *_: self._modules.pop() and None, always_call=True)
+            )
 
     def bind_states(self) -> None:
         """Bind the optimizer's tensors, at the end of its step."""
@@ -437,7 +499,9 @@ class Tracker(TorchDispatchMode):
     in_phase = begin
 
     def _number_events(self) -> None:
-        """Write down when each storage was born and died; not before, as Python may free one between any two lines."""
+        """Write down when each storage was born and died; not before, as Python may free one between any two
+        lines.
+        """
         for index, (size, storage) in enumerate(self.events):
             if size > 0:
                 storage.born = index
@@ -480,7 +544,8 @@ class Tracker(TorchDispatchMode):
         for index, (size, _) in enumerate(self.events):
             now += size
             if index >= since and now > peak:
-                peak, event = now, index + 1
+                peak = now
+                event = index + 1
         return event
 
     def phase_peaks(self, since: int) -> dict[str, MemoryBreakdown]:
@@ -507,15 +572,18 @@ class Tracker(TorchDispatchMode):
         """Every storage, in order of birth."""
         self._number_events()
         line_of = cache(described)  # many storages are of one place
-        return [Allocation(*SHARED(item), line=line_of(item.place), stream=item.stream) for item in self.storages]
+        return [
+            Allocation(*SHARED(item), line=line_of(item.place), stream=item.stream) for item in self.storages
+        ]
 
 
 def flash_scratch(q: torch.Tensor, k: torch.Tensor) -> list[int]:
     """Bytes of the tensors that the backward of flash attention needs for itself, in their order.
 
-    For q (b, a, s, d): a number in fp32 for each row and the gradient of q in fp32, both with s in whole tiles of 128
-    and d in whole ones of 32, or of 64 beyond 128; where keys and values are shared by groups, their gradients for
-    every head (mha_bwd in torch's aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp).
+    For q (b, a, s, d): a number in fp32 for each row and the gradient of q in fp32, both with s in whole
+    tiles of 128 and d in whole ones of 32, or of 64 beyond 128; where keys and values are shared by groups,
+    their gradients for every head (mha_bwd in torch's
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp).
     """
     b, a, s, d = q.shape
     rows = 4 * b * a * round_up(s, 128)
@@ -525,7 +593,9 @@ def flash_scratch(q: torch.Tensor, k: torch.Tensor) -> list[int]:
 
 @cache
 def has_made_of_others(kinds: tuple[type, ...]) -> bool:
-    """True if tensors of one of these classes, as a DTensor, turn each operator into some on tensors that they hold."""
+    """True if tensors of one of these classes, as a DTensor, turn each operator into some on tensors that
+    they hold.
+    """
     return any(issubclass(kind, torch.Tensor) and is_traceable_wrapper_subclass_type(kind) for kind in kinds)
 
 
@@ -555,12 +625,16 @@ def last_index(items: list[Any], wanted: Any) -> int:
 
 def _failure(error: Exception, func: Any, given: Any, place: Place | None) -> Failure:
     """Describe the arguments of an operator that raised, without keeping a tensor alive."""
-    tensors = tuple((tuple(leaf.shape), _device(leaf)) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
+    tensors = tuple(
+        (tuple(leaf.shape), _device(leaf)) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)
+    )
     return Failure(id(error), _operation(func), tensors, described(place))
 
 
 def _device(tensor: torch.Tensor) -> str:
-    """The type of a tensor's device. A fake tensor's `.device` is an operator of its own, which costs a dispatch."""
+    """The type of a tensor's device. A fake tensor's `.device` is an operator of its own, which costs a
+    dispatch.
+    """
     return (tensor.fake_device if type(tensor) is FakeTensor else tensor.device).type
 
 

@@ -19,7 +19,8 @@ from .tracker import ASK_DEVICE, Tracker, has_made_of_others
 PLACEHOLDER = 1.0  # The value of a simulated loss.item(): finite, and safe to divide by
 
 READ_VALUE = torch.ops.aten._local_scalar_dense.default
-NEW_CONSTANT = torch.ops.aten.lift_fresh.default  # by which torch.tensor(…) hands its numbers over, known ones
+# by which torch.tensor(…) hands its numbers over, known ones
+NEW_CONSTANT = torch.ops.aten.lift_fresh.default
 
 
 class Watch(TorchDispatchMode):
@@ -79,9 +80,9 @@ class Watch(TorchDispatchMode):
         forward_alone = self._called and not self._had_backward and not self.work.optimizers
         if not (self._has_gradient or self._asked_for_gradients or forward_alone):
             raise StepError(
-                "the step gave no gradient to any parameter of the model that it was called with. It must call "
-                "loss.backward() on a loss of that model, not of one with the same name outside. To measure only a "
-                "forward, leave out the optimizer"
+                "the step gave no gradient to any parameter of the model that it was called with. It must"
+                " call loss.backward() on a loss of that model, not of one with the same name outside. To"
+                " measure only a forward, leave out the optimizer"
             )
 
     def _note_gradient(self, _: torch.Tensor) -> None:
@@ -169,14 +170,17 @@ class Watch(TorchDispatchMode):
             return PLACEHOLDER
 
     def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A simulated tensor for a real one that the step found outside, so that .to("cuda") works on it as usual."""
+        """A simulated tensor for a real one that the step found outside, so that .to("cuda") works on it as
+        usual.
+        """
         if not _is_outside(tensor):
             return tensor
         if tensor.requires_grad:
             place, _ = calling_place()
             raise StepError(
-                f"{described(place)}: uses a weight of shape {tuple(tensor.shape)} that is not of the model that the "
-                "step was called with. The step works on copies: use its arguments, not the objects outside of it"
+                f"{described(place)}: uses a weight of shape {tuple(tensor.shape)} that is not of the model"
+                " that the step was called with. The step works on copies: use its arguments, not the"
+                " objects outside of it"
             )
         return self._fake.from_tensor(tensor)
 
@@ -193,6 +197,6 @@ def formatted(tensor: torch.Tensor, how: str) -> str:
 def _no_numpy(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
     place, _unused = calling_place()
     raise StepError(
-        f"{described(place)}: numpy needs the values of a tensor, and a simulated tensor has a shape but no values. "
-        "Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
+        f"{described(place)}: numpy needs the values of a tensor, and a simulated tensor has a shape but no"
+        " values. Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
     )

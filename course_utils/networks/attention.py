@@ -1,4 +1,6 @@
-"""Causal attention of (b, a, s, h/a) heads: rotary positions, and the kernel, written out or one of torch's own."""
+"""Causal attention of (b, a, s, h/a) heads: rotary positions, and the kernel, written out or one of torch's
+own.
+"""
 
 import math
 
@@ -9,8 +11,11 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 def rotation(tokens: torch.Tensor, head_size: int, theta: float, dtype: torch.dtype) -> Rotation:
-    """Cosine and sine (s, h/a) of every position's angles (Su et al. 2021), computed in fp32 and kept in `dtype`."""
-    s, device = tokens.size(1), tokens.device
+    """Cosine and sine (s, h/a) of every position's angles (Su et al. 2021), computed in fp32 and kept in
+    `dtype`.
+    """
+    s = tokens.size(1)
+    device = tokens.device
     pairs = torch.arange(0, head_size, 2, device=device, dtype=torch.float32) / head_size
     angles = torch.outer(torch.arange(s, device=device, dtype=torch.float32), theta**-pairs)
     angles = torch.cat((angles, angles), dim=-1)
@@ -31,7 +36,12 @@ def causal_mask(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def eager_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, dropout: float, upcast: bool = False
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    dropout: float,
+    upcast: bool = False,
 ) -> torch.Tensor:
     """softmax(q·kᵀ/√d)·v with every s×s intermediate made for real; grouped keys and values are repeated.
 
@@ -48,7 +58,9 @@ def eager_attention(
 def fused_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str, dropout: float, repeat: bool = False
 ) -> torch.Tensor:
-    """The same in one kernel, which writes no s×s matrix; the efficient one wants keys and values repeated."""
+    """The same in one kernel, which writes no s×s matrix; the efficient one wants keys
+    and values repeated.
+    """
     if repeat or kernel == "efficient":
         k, v = full_width(q, k, v)
     grouped = q.size(1) != k.size(1)

@@ -13,13 +13,17 @@ from .unfused import unfused_gelu
 class MLP(nn.Module):
     """Two matrices around a GELU (GPT-2), or three around a gate, SwiGLU (Shazeer 2020; Llama).
 
-    `forward` takes (…, h) and returns (…, h), passing through a width of `model.ffn`; `dropout` is of its output.
+    `forward` takes (…, h) and returns (…, h), passing through a width of `model.ffn`; `dropout` is of its
+    output.
     """
 
     def __init__(self, model: TransformerConfig, dropout: float) -> None:
         super().__init__()
-        h, ffn, bias = model.hidden, model.ffn, bool(model.bias)
-        self.dropout, self.gated = dropout, model.mlp == "swiglu"
+        h = model.hidden
+        ffn = model.ffn
+        bias = bool(model.bias)
+        self.dropout = dropout
+        self.gated = model.mlp == "swiglu"
         self.gelu = unfused_gelu if model.unfused else partial(F.gelu, approximate="tanh")
         if self.gated:
             self.gate = nn.Linear(h, ffn, bias=bias)
@@ -34,14 +38,16 @@ class MLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """E MLPs and a router (Jiang et al. 2024, Mixtral): (b, s, h) to the sum of each token's k experts, weighted.
+    """E MLPs and a router (Jiang et al. 2024, Mixtral): (b, s, h) to the sum of each token's k experts,
+    weighted.
 
-    The load is balanced by force, so that no shape depends on the data: the (token, choice) pairs are sorted by the
-    expert that was chosen and cut into E equal pieces of b·s·k/E, rounded. A pair near a cut is computed by a neighbour
-    of the expert that it asked for; a real router would send more to some experts and fewer to others.
+    The load is balanced by force, so that no shape depends on the data: the (token, choice) pairs are sorted
+    by the expert that was chosen and cut into E equal pieces of b·s·k/E, rounded. A pair near a cut is
+    computed by a neighbour of the expert that it asked for; a real router would send more to some experts and
+    fewer to others.
 
-    For backward it keeps, in addition to what each expert keeps of its piece, the probabilities, choices and weights,
-    the indices, and each expert's weighted output, although `index_add_` needs only its shape.
+    For backward it keeps, in addition to what each expert keeps of its piece, the probabilities, choices and
+    weights, the indices, and each expert's weighted output, although `index_add_` needs only its shape.
     """
 
     def __init__(self, model: TransformerConfig) -> None:

@@ -1,8 +1,9 @@
-"""Frozen weights stored in 16, 8 or 4 bits, and made 16-bit again for each product, in forward and in backward.
+"""Frozen weights stored in 16, 8 or 4 bits, and made 16-bit again for each product, in forward and in
+backward.
 
-Eight bits: whole numbers from −127 to 127 and one fp32 scale for each output row (absmax; Dettmers et al. 2022,
-"LLM.int8()"). Four bits: NF4 (Dettmers et al. 2023, QLoRA): the nearest of 16 values for each number, two to a byte,
-and one fp32 scale, the largest magnitude, for each block of 64 numbers.
+Eight bits: whole numbers from −127 to 127 and one fp32 scale for each output row (absmax; Dettmers et al.
+2022, "LLM.int8()"). Four bits: NF4 (Dettmers et al. 2023, QLoRA): the nearest of 16 values for each number,
+two to a byte, and one fp32 scale, the largest magnitude, for each block of 64 numbers.
 """
 
 from functools import lru_cache
@@ -18,10 +19,11 @@ NF4_BLOCK = 64  # Numbers that share one scale
 
 @lru_cache(maxsize=1)
 def nf4_code() -> tuple[float, ...]:
-    """NF4's 16 values from −1 to 1: quantiles of the normal distribution, evenly spaced in probability, over the last.
+    """NF4's 16 values from −1 to 1: quantiles of the normal distribution, evenly spaced in probability, over
+    the last.
 
-    Eight probabilities from δ to ½ and nine from ½ to 1 − δ share the ½, so that zero is exact; δ is the mean of 1/32
-    and 1/30 (Dettmers et al. 2023, section 3, as Yoshida 2023 writes it out).
+    Eight probabilities from δ to ½ and nine from ½ to 1 − δ share the ½, so that zero is exact; δ is the mean
+    of 1/32 and 1/30 (Dettmers et al. 2023, section 3, as Yoshida 2023 writes it out).
     """
     end = (1 / 32 + 1 / 30) / 2
     below = [end + (0.5 - end) * step / 7 for step in range(8)]
@@ -37,7 +39,9 @@ def quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(uint8, two codes to a byte, and fp32 scales, one for 64 numbers); the last block is filled up with zeros."""
+    """(uint8, two codes to a byte, and fp32 scales, one for 64 numbers); the last block is filled up with
+    zeros.
+    """
     flat = weight.float().flatten()
     blocks = F.pad(flat, (0, -flat.numel() % NF4_BLOCK)).view(-1, NF4_BLOCK)
     scale = blocks.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
@@ -47,7 +51,9 @@ def quantize_nf4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:
-    """Whole numbers below 16, an even count of them, two to a byte; the first of each two is the higher half."""
+    """Whole numbers below 16, an even count of them, two to a byte; the first of each
+    two is the higher half.
+    """
     first, second = codes.to(torch.uint8).view(-1, 2).unbind(dim=1)
     return first * 16 + second
 
@@ -66,15 +72,18 @@ def nf4_pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 class FrozenLinear(nn.Module):
     """A linear layer that does not learn, its weight in 8 or 4 bits.
 
-    Buffers: `weight` (int8, or uint8 with two codes to a byte) and `scale` (fp32); with 4 bits also `pairs`, the values
-    of each byte, one tensor for all layers. `dtype` is what it computes in.
+    Buffers: `weight` (int8, or uint8 with two codes to a byte) and `scale` (fp32); with 4 bits also `pairs`,
+    the values of each byte, one tensor for all layers. `dtype` is what it computes in.
     """
 
-    def __init__(self, linear: nn.Linear, bits: int, dtype: torch.dtype, pairs: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, linear: nn.Linear, bits: int, dtype: torch.dtype, pairs: torch.Tensor | None = None
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, dtype
         stored, scale = (quantize_rows if bits == 8 else quantize_nf4)(linear.weight.detach())
-        self.weight, self.scale = nn.Buffer(stored), nn.Buffer(scale)
+        self.weight = nn.Buffer(stored)
+        self.scale = nn.Buffer(scale)
         self.pairs: torch.Tensor | None
         self.register_buffer("pairs", pairs)
         self.bias = None if linear.bias is None else _frozen(linear.bias, dtype)
@@ -86,7 +95,9 @@ class FrozenLinear(nn.Module):
         """The weight (n_out, n_in) of the stored numbers, in `dtype`."""
         if self.pairs is None:
             return self.weight.to(self.dtype).mul_(self.scale.unsqueeze(1))
-        values = self.pairs.index_select(0, self.weight.int()).view(-1, NF4_BLOCK).mul_(self.scale.unsqueeze(1))
+        values = (
+            self.pairs.index_select(0, self.weight.int()).view(-1, NF4_BLOCK).mul_(self.scale.unsqueeze(1))
+        )
         count = self.out_features * self.in_features
         return values.flatten()[:count].view(self.out_features, self.in_features)
 
@@ -106,7 +117,9 @@ class _Product(torch.autograd.Function):
 
 
 def freeze(network: nn.Module, bits: int, dtype: torch.dtype) -> None:
-    """Freeze `network`: the blocks' matrices in `bits` (16, 8 or 4), all else in the 16-bit `dtype` of the products."""
+    """Freeze `network`: the blocks' matrices in `bits` (16, 8 or 4), all else in the 16-bit `dtype` of the
+    products.
+    """
     modules = network.get_submodule("blocks").modules()
     layers = [(module, name, layer) for module in modules for name, layer in module.named_children()]
     pairs = nf4_pairs(dtype, next(network.parameters()).device) if bits == 4 else None

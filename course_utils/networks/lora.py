@@ -1,4 +1,6 @@
-"""LoRA (Hu et al. 2022): each chosen weight is frozen, and a product of two thin matrices is trained next to it."""
+"""LoRA (Hu et al. 2022): each chosen weight is frozen, and a product of two thin matrices is trained next to
+it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +39,9 @@ def add_lora(network: nn.Module, rank: int, targets: Sequence[str], dtype: torch
     """
     network.requires_grad_(False)
     blocks = network.get_submodule("blocks").children()
-    halves = [half for block in blocks for half in (block.get_submodule("attention"), block.get_submodule("mlp"))]
+    halves = [
+        half for block in blocks for half in (block.get_submodule("attention"), block.get_submodule("mlp"))
+    ]
     for target, half in product(targets, halves):
         if hasattr(half, target):
             setattr(half, target, LoraLinear(getattr(half, target), rank, dtype))

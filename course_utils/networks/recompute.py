@@ -25,16 +25,23 @@ KEPT = [
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
 ]
-"""Operators whose results "selective" keeps, needed in backward or not: nearly all of a block's arithmetic."""
+"""Operators whose results "selective" keeps, needed in backward or not: nearly all of a block's arithmetic.
+"""
 
 SMALLEST_TO_OFFLOAD = 2**20
 """Bytes. Below this a copy is all latency: norms' statistics, logsumexp, the state of random numbers stay."""
 
 
-def run_blocks(blocks: Iterable[nn.Module], x: torch.Tensor, shared: tuple[Any, ...], recompute: str) -> torch.Tensor:
-    """The output of all blocks, each called as `block(x, *shared)`, keeping for backward what `recompute` says."""
+def run_blocks(
+    blocks: Iterable[nn.Module], x: torch.Tensor, shared: tuple[Any, ...], recompute: str
+) -> torch.Tensor:
+    """The output of all blocks, each called as `block(x, *shared)`, keeping for backward what `recompute`
+    says.
+    """
     if recompute == "offload":
-        matrices = {tuple(weight.shape) for block in blocks for weight in block.parameters() if weight.dim() == 2}
+        matrices = {
+            tuple(weight.shape) for block in blocks for weight in block.parameters() if weight.dim() == 2
+        }
         with Offloading(_resident(blocks, shared), matrices):
             return _in_turn(blocks, x, *shared)
     if recompute == "selective":
@@ -52,7 +59,9 @@ def run_blocks(blocks: Iterable[nn.Module], x: torch.Tensor, shared: tuple[Any, 
 
 
 def attention_core(core: Callable[..., torch.Tensor], recompute: str, *arguments: Any) -> torch.Tensor:
-    """`core(*arguments)`; with "selective-attention" only q, k, v are kept (Korthikanti et al. 2022, section 5)."""
+    """`core(*arguments)`; with "selective-attention" only q, k, v are kept (Korthikanti et al. 2022, section
+    5).
+    """
     if recompute == "selective-attention":
         return checkpoint(core, *arguments, use_reentrant=False)
     return core(*arguments)
@@ -67,10 +76,11 @@ def _in_turn(blocks: Iterable[nn.Module], x: torch.Tensor, *shared: Any) -> torc
 class Offloading(torch.autograd.graph.saved_tensors_hooks):
     """Inside, what autograd saves is copied to host memory, and back when backward asks for it.
 
-    The copies are of whole storages, and a storage that is saved several times travels to the host once: q, k and v of
-    one matrix product, say. Gradients are the same to the bit. These stay on the device: `resident` storages, the
-    weights and what all blocks share; autocast's 16-bit copies of weights, known as transposed matrices of one of
-    `weight_shapes`, which it holds until forward has ended; and storages smaller than SMALLEST_TO_OFFLOAD.
+    The copies are of whole storages, and a storage that is saved several times travels to the host once: q, k
+    and v of one matrix product, say. Gradients are the same to the bit. These stay on the device: `resident`
+    storages, the weights and what all blocks share; autocast's 16-bit copies of weights, known as transposed
+    matrices of one of `weight_shapes`, which it holds until forward has ended; and storages smaller than
+    SMALLEST_TO_OFFLOAD.
     """
 
     def __init__(self, resident: set[int], weight_shapes: set[tuple[int, ...]]) -> None:
@@ -84,7 +94,8 @@ class Offloading(torch.autograd.graph.saved_tensors_hooks):
         if key in self.resident or storage.nbytes() < SMALLEST_TO_OFFLOAD or self._is_weight_copy(tensor):
             return tensor
         if key not in self.travelled:
-            forget = ref(storage, lambda _, key=key: self.travelled.pop(key))  # the next of this address is another
+            # the next of this address is another
+            forget = ref(storage, lambda _, key=key: self.travelled.pop(key))
             self.travelled[key] = HostCopy(tensor), forget
         return Traveller(self.travelled[key][0], tensor)
 
@@ -113,7 +124,9 @@ class HostCopy:
         self.back: ref[torch.UntypedStorage] | None = None
 
     def on_device(self) -> torch.Tensor:
-        """The whole storage on its device again: a new copy, or the one that another saved tensor is still using."""
+        """The whole storage on its device again: a new copy, or the one that another saved tensor is still
+        using.
+        """
         there = self.back() if self.back is not None else None
         if there is not None:
             return _tensor_on(there, torch.empty(0, dtype=self.host.dtype, device=self.device))

@@ -1,8 +1,8 @@
 """One decoder-only transformer for every option of TransformerConfig.
 
-With the options of its family it is GPT-2 (Radford et al. 2019): learned positions, LayerNorm before each half of a
-block, biases everywhere, GELU, a tied head; or Llama (Touvron et al. 2023; Grattafiori et al. 2024): rotary positions,
-RMSNorm, grouped queries, SwiGLU, no biases.
+With the options of its family it is GPT-2 (Radford et al. 2019): learned positions, LayerNorm before each
+half of a block, biases everywhere, GELU, a tied head; or Llama (Touvron et al. 2023; Grattafiori et al.
+2024): rotary positions, RMSNorm, grouped queries, SwiGLU, no biases.
 """
 
 from functools import partial
@@ -54,7 +54,9 @@ class Transformer(nn.Module):
         return F.dropout(x, self.model.dropout)
 
     def shared(self, tokens: torch.Tensor, x: torch.Tensor) -> tuple[Rotation | None, torch.Tensor | None]:
-        """Arguments of every block next to its input: the rotation of positions, and the mask of eager attention."""
+        """Arguments of every block next to its input: the rotation of positions, and the mask of eager
+        attention.
+        """
         by = None
         if self.model.positions == "rotary":
             device = x.device.type  # cosines in fp32 would make q and k fp32 where autocast is on
@@ -64,7 +66,9 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP or a mixture of them, each on a normed copy of the residual stream that it adds to."""
+    """Attention, then an MLP or a mixture of them, each on a normed copy of the residual stream that it adds
+    to.
+    """
 
     def __init__(self, model: TransformerConfig, kernel: str, recompute: str = "none") -> None:
         super().__init__()
@@ -79,7 +83,9 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention of a heads, whose keys and values may be shared by groups of them (Ainslie et al. 2023)."""
+    """Causal attention of a heads, whose keys and values may be shared by groups of them (Ainslie et al.
+    2023).
+    """
 
     def __init__(self, model: TransformerConfig, kernel: str, recompute: str = "none") -> None:
         super().__init__()
@@ -87,7 +93,9 @@ class Attention(nn.Module):
         self.kernel, self.dropout, self.head_size = kernel, model.dropout, model.head_size
         eager = partial(eager_attention, upcast=model.unfused and model.norm == "rmsnorm")
         self.core = eager if kernel == "eager" else partial(fused_attention, repeat=model.repeat_kv)
-        h, kv, bias = model.hidden, model.kv, bool(model.qkv_bias)
+        h = model.hidden
+        kv = model.kv
+        bias = bool(model.qkv_bias)
         self.widths = [h, kv, kv]
         self.fused = model.fused_qkv
         if self.fused:
@@ -102,18 +110,23 @@ class Attention(nn.Module):
         b, s, h = x.shape
         q, k, v = (part.view(b, s, -1, self.head_size).transpose(1, 2) for part in self.project(x))
         if by is not None:
-            q, k = rotate(q, by), rotate(k, by)
+            q = rotate(q, by)
+            k = rotate(k, by)
         how = self.kernel if mask is None else mask
         y = attention_core(self.core, self.recompute, q, k, v, how, self.dropout)
         return F.dropout(self.out(y.transpose(1, 2).reshape(b, s, h)), self.dropout)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Queries (b, s, h), keys and values (b, s, kv): views of one product where one matrix makes all three."""
+        """Queries (b, s, h), keys and values (b, s, kv): views of one product where one matrix makes all
+        three.
+        """
         return self.qkv(x).split(self.widths, dim=2) if self.fused else (self.q(x), self.k(x), self.v(x))
 
 
 def norm(model: TransformerConfig) -> nn.Module:
-    """The model's norm of h elements; torch's RMSNorm has a weight only, its LayerNorm a bias where the model has."""
+    """The model's norm of h elements; torch's RMSNorm has a weight only, its LayerNorm a bias where the model
+    has.
+    """
     if model.norm == "layernorm":
         return nn.LayerNorm(model.hidden, bias=bool(model.bias))
     return UnfusedRMSNorm(model.hidden) if model.unfused else nn.RMSNorm(model.hidden)

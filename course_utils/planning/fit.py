@@ -1,4 +1,6 @@
-"""Make a training run fit a GPU: `fit` looks through the choices for the one that loses least time, and says how."""
+"""Make a training run fit a GPU: `fit` looks through the choices for the one that loses least time, and says
+how.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,11 +31,12 @@ FREE = {
 """Choices that leave the training what it is: the same numbers but for rounding and the order of sums."""
 
 FSDP_POLICY = {"amp-bf16": "bf16-master", "amp-fp16": "fp16-master"}
-"""FSDP2's mixed-precision policy in place of autocast, wherever the weights are sharded (ZeRO stages 2 and 3).
+"""FSDP2's mixed-precision policy in place of autocast, wherever the weights are sharded (ZeRO stages 2 and
+3).
 
-Shards, sums of gradients and optimizer states are fp32 with either, so the training stays what it is but for rounding.
-The policy rounds more than autocast does: norms and the residual stream are in 16 bits, too. On whole weights
-"bf16-master" is another training, as it adds up gradients in 16 bits.
+Shards, sums of gradients and optimizer states are fp32 with either, so the training stays what it is but for
+rounding. The policy rounds more than autocast does: norms and the residual stream are in 16 bits, too. On
+whole weights "bf16-master" is another training, as it adds up gradients in 16 bits.
 """
 
 MAY_CHANGE: dict[str, tuple[dict[str, Any], ...]] = {
@@ -47,7 +50,9 @@ MAY_CHANGE: dict[str, tuple[dict[str, Any], ...]] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration: its run, the bytes of its estimated peak, the seconds a step loses; on a path, what changed."""
+    """A configuration: its run, the bytes of its estimated peak, the seconds a step loses; on a path, what
+    changed.
+    """
 
     run: TrainingRun
     peak: int
@@ -61,8 +66,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of `fit`: `best` is None if nothing fits. `tried` are all estimated configurations; `covered` counts
-    those that were decided, some because a smaller one of their kind was already too large.
+    """The result of `fit`: `best` is None if nothing fits. `tried` are all estimated configurations;
+    `covered` counts those that were decided, some because a smaller one of their kind was already too large.
     """
 
     start: TrainingRun
@@ -78,13 +83,22 @@ class Plan:
 
     @cached_property
     def path(self) -> tuple[Candidate, ...]:
-        """From the run as it was asked for to the best (or the nearest), one choice at a time, the cheapest first."""
+        """From the run as it was asked for to the best (or the nearest), one choice at a time, the cheapest
+        first.
+        """
         return tuple(_path(self.start, (self.best or self.nearest).run, self.card))
 
     def __str__(self) -> str:
-        room = f"{self.card.name} gives a program {format_bytes(self.card.room)}; {percent(SAFETY - 1)} stay in reserve"
+        room = (
+            f"{self.card.name} gives a program {format_bytes(self.card.room)}; {percent(SAFETY - 1)} stay in"
+            " reserve"
+        )
         rows = [f"{format_bytes(step.peak):>9}  {step.lost:7.2f} s lost  {step.what}" for step in self.path]
-        verdict = f"fits: {self.best.run.code()}" if self.best else f"nothing fits; smallest: {self.nearest.run.code()}"
+        verdict = (
+            f"fits: {self.best.run.code()}"
+            if self.best
+            else f"nothing fits; smallest: {self.nearest.run.code()}"
+        )
         return "\n".join([f"{room}. {self.covered:,} configurations were compared:", *rows, verdict])
 
 
@@ -100,12 +114,12 @@ def fit(
 ) -> Plan:
     """The configuration of this training that fits the card and loses least time, and the path to it.
 
-    The training is `global_batch` sequences of `seq_len` tokens per step, on `world_size` such cards. Searched are the
-    micro-batch and the choices of `FREE`, on several ranks with `FSDP_POLICY` in place of autocast; with `may_change`
-    also those of `MAY_CHANGE`. `choices` are TrainingRun's, for the run to start from (autocast in bf16, or fp16 on
-    cards older than Ampere). A configuration fits if its estimate and a reserve of 5 % do (`twin.SAFETY` says
-    what that leaves out). Times are `step_time`'s.
-    Raises ValueError like TrainingRun, and for a card whose rates are unknown.
+    The training is `global_batch` sequences of `seq_len` tokens per step, on `world_size` such cards.
+    Searched are the micro-batch and the choices of `FREE`, on several ranks with `FSDP_POLICY` in place of
+    autocast; with `may_change` also those of `MAY_CHANGE`. `choices` are TrainingRun's, for the run to start
+    from (autocast in bf16, or fp16 on cards older than Ampere). A configuration fits if its estimate and a
+    reserve of 5 % do (`twin.SAFETY` says what that leaves out). Times are `step_time`'s. Raises ValueError
+    like TrainingRun, and for a card whose rates are unknown.
     """
     card = card if isinstance(card, Gpu) else gpu(card)
     check_size("global_batch", global_batch)
@@ -113,16 +127,20 @@ def fit(
     if global_batch % world_size:
         raise ValueError(f"a global batch of {global_batch} cannot be shared equally by {world_size} ranks")
     older: dict[str, Any] = {} if card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
-    start = TrainingRun(model, global_batch // world_size, seq_len, world_size=world_size, **(older | choices))
+    start = TrainingRun(
+        model, global_batch // world_size, seq_len, world_size=world_size, **(older | choices)
+    )
     return arrange(start, card, may_change)
 
 
 def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan:
-    """`fit` for a run that is there already: the same model, tokens, global batch and ranks, arranged to fit `card`.
+    """`fit` for a run that is there already: the same model, tokens, global batch and ranks, arranged to fit
+    `card`.
 
-    Branch and bound: for each set of choices the largest micro-batch that fits is found by bisection, as memory grows
-    and the time lost shrinks with it; a set that would lose more than the best even with the largest is not looked at.
-    Raises ValueError for a change that is not known, and like `estimate` for runs that no estimate covers.
+    Branch and bound: for each set of choices the largest micro-batch that fits is found by bisection, as
+    memory grows and the time lost shrinks with it; a set that would lose more than the best even with the
+    largest is not looked at. Raises ValueError for a change that is not known, and like `estimate` for runs
+    that no estimate covers.
     """
     check(run)
     for name in may_change:
@@ -133,7 +151,8 @@ def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan
     if not shapes:
         raise ValueError(f"{named(card)} can run none of these choices: {unsupported(run, card.capability)}")
     bounds = sorted((lost_seconds(_resized(shape, sizes[-1]), card), i) for i, shape in enumerate(shapes))
-    best, tried = None, []
+    best = None
+    tried = []
     for bound, i in bounds:
         if best is None or bound < best.lost:
             found = _largest_that_fits(shapes[i], sizes, card, tried)
@@ -148,7 +167,8 @@ def _shapes(run: TrainingRun, card: Gpu, may_change: Sequence[str]) -> Iterator[
     """Every set of choices that the card can run, with a micro-batch of one sequence."""
     run = _resized(run, 1)
     changes = [{}, *(change for name in may_change for change in MAY_CHANGE[name])]
-    kernels = (*FREE["attention"], run.attention)  # the fastest first; the run's own for heads that neither takes
+    # the fastest first; the run's own for heads that neither takes
+    kernels = (*FREE["attention"], run.attention)
     free = product(changes, FREE["recompute"], FREE["loss_chunks"], _shardings(run))
     for change, recompute, chunks, sharding in free:
         if change and change.items() <= sharding.items():
@@ -156,8 +176,12 @@ def _shapes(run: TrainingRun, card: Gpu, may_change: Sequence[str]) -> Iterator[
         chosen: dict[str, Any] = {"recompute": recompute, "loss_chunks": chunks} | sharding | change
         algorithm = chosen.get("optimizer", run.optimizer.algorithm)
         has_several = algorithm in ("adam", "adamw")
-        for optimizer in [f"{algorithm}-{how}" for how in FREE["implementation"]] if has_several else [algorithm]:
-            found = (_possible(run, chosen | {"optimizer": optimizer, "attention": kernel}) for kernel in kernels)
+        for optimizer in (
+            [f"{algorithm}-{how}" for how in FREE["implementation"]] if has_several else [algorithm]
+        ):
+            found = (
+                _possible(run, chosen | {"optimizer": optimizer, "attention": kernel}) for kernel in kernels
+            )
             yield from [shape for shape in found if shape and not unsupported(shape, card.capability)][:1]
 
 
@@ -179,7 +203,9 @@ def _shardings(run: TrainingRun) -> list[dict[str, Any]]:
 
 
 def precision_at(stage: int, name: str, before: int) -> str:
-    """The recipe that learns at ZeRO's `stage` what `name` learned at stage `before`: `FSDP_POLICY` or autocast."""
+    """The recipe that learns at ZeRO's `stage` what `name` learned at stage `before`: `FSDP_POLICY` or
+    autocast.
+    """
     if stage > 1:
         return FSDP_POLICY.get(name, name)
     autocast = {policy: name for name, policy in FSDP_POLICY.items()}
@@ -191,11 +217,17 @@ def _resized(run: TrainingRun, micro_batch: int) -> TrainingRun:
     return run.replace(micro_batch=micro_batch, global_batch=run.global_batch)
 
 
-def _largest_that_fits(shape: TrainingRun, sizes: list[int], card: Gpu, tried: list[Candidate]) -> Candidate | None:
-    """The largest of `sizes` for which `shape` fits; None if none does. What is estimated is added to `tried`."""
+def _largest_that_fits(
+    shape: TrainingRun, sizes: list[int], card: Gpu, tried: list[Candidate]
+) -> Candidate | None:
+    """The largest of `sizes` for which `shape` fits; None if none does. What is estimated is added to
+    `tried`.
+    """
     if _floor(shape) * SAFETY > card.room:
         return None
-    best, low, high = None, 0, len(sizes) - 1
+    best = None
+    low = 0
+    high = len(sizes) - 1
     middle = 0  # the smallest first: most sets of choices that do not fit are known by it
     while low <= high:
         candidate = _estimated(_resized(shape, sizes[middle]), card)
@@ -203,7 +235,8 @@ def _largest_that_fits(shape: TrainingRun, sizes: list[int], card: Gpu, tried: l
             return None
         tried.append(candidate)
         if candidate.fits(card):
-            best, low = candidate, middle + 1
+            best = candidate
+            low = middle + 1
         else:
             high = middle - 1
         middle = (low + high + 1) // 2
@@ -226,7 +259,9 @@ def _floor(run: TrainingRun) -> int:
 
 
 def _path(start: TrainingRun, target: TrainingRun, card: Gpu) -> Iterator[Candidate]:
-    """One group of choices after another: first what costs no time, then what saves most bytes for a second lost."""
+    """One group of choices after another: first what costs no time, then what saves most bytes for a second
+    lost.
+    """
     now = Candidate(start, estimate(start).total, lost_seconds(start, card), "as asked for")
     yield now
     left = _differences(start, target)
@@ -240,29 +275,44 @@ def _path(start: TrainingRun, target: TrainingRun, card: Gpu) -> Iterator[Candid
 
 def _worth(now: Candidate, then: Candidate) -> tuple[bool, float]:
     """The rank of a change: those that lose no time come first, the others by bytes saved per second lost."""
-    saved, lost = now.peak - then.peak, then.lost - now.lost
+    saved = now.peak - then.peak
+    lost = then.lost - now.lost
     return (lost <= 0 and saved >= 0, saved if lost <= 0 else saved / lost)
 
 
 def _differences(start: TrainingRun, target: TrainingRun) -> dict[str, dict[str, Any]]:
     """Descriptions of the changes from one run to the other, and the choices that make them."""
-    before = f"{start.accumulation_steps} of {start.micro_batch}" if start.accumulation_steps > 1 else "all at once"
+    before = (
+        f"{start.accumulation_steps} of {start.micro_batch}"
+        if start.accumulation_steps > 1
+        else "all at once"
+    )
     follows = target.precision.name == precision_at(target.zero_stage, start.precision.name, start.zero_stage)
-    policy = " in FSDP2's mixed precision" if start.precision != target.precision and target.zero_stage > 1 else ""
+    policy = (
+        " in FSDP2's mixed precision" if start.precision != target.precision and target.zero_stage > 1 else ""
+    )
     views = "gradients as views of the buckets" if target.bucket_view else "none"
     groups = {
-        f"micro-batches: {target.accumulation_steps} of {target.micro_batch} instead of {before}":
-            ("micro_batch", "accumulation_steps"),
+        f"micro-batches: {target.accumulation_steps} of {target.micro_batch} instead of {before}": (
+            "micro_batch",
+            "accumulation_steps",
+        ),
         f"precision: {target.precision.name}": () if follows else ("precision",),
         f"optimizer: {target.optimizer.name}": ("optimizer",),
         f"attention: {target.attention}": ("attention",),
         f"recomputation: {target.recompute}": ("recompute",),
         f"chunks of the loss: {target.loss_chunks}": ("loss_chunks",),
-        f"sharding: {f'ZeRO-{target.zero_stage}{policy}' if target.zero_stage else views}":
-            ("zero_stage", "bucket_view", *(("precision",) if follows else ())),
-        f"LoRA: rank {target.lora_rank}, frozen weights in {target.frozen_bits} bits":
-            ("lora_rank", "lora_targets", "frozen_bits"),
-    }  # fmt: skip
+        f"sharding: {f'ZeRO-{target.zero_stage}{policy}' if target.zero_stage else views}": (
+            "zero_stage",
+            "bucket_view",
+            *(("precision",) if follows else ()),
+        ),
+        f"LoRA: rank {target.lora_rank}, frozen weights in {target.frozen_bits} bits": (
+            "lora_rank",
+            "lora_targets",
+            "frozen_bits",
+        ),
+    }
     return {
         what: {name: getattr(target, name) for name in names}
         for what, names in groups.items()

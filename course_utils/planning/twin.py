@@ -9,9 +9,11 @@ from ..run import TrainingRun
 from ..units import format_bytes
 
 SAFETY = 1.05
-"""A run counts as fitting if 1.05 times its estimate does. The reserve covers workspaces, kernels' scratch, rounding.
+"""A run counts as fitting if 1.05 times its estimate does. The reserve covers workspaces, kernels' scratch,
+rounding.
 
-It does not cover the holes between the allocator's blocks, nor CUDA's context. A run that passes can run out of memory.
+It does not cover the holes between the allocator's blocks, nor CUDA's context. A run that passes can run out
+of memory.
 """
 
 NEWEST_CUDNN = (12, 1)  # the newest compute capability that torch's cuDNN attention takes
@@ -24,13 +26,19 @@ def fits(run: TrainingRun, memory: int) -> bool:
 
 def largest_micro_batch(run: TrainingRun, memory: int) -> int:
     """The largest micro-batch, up to the run's own, that fits `memory` bytes; 0 if none does."""
-    return bisect_left(range(1, run.micro_batch + 1), True, key=lambda b: not fits(run.replace(micro_batch=b), memory))
+    return bisect_left(
+        range(1, run.micro_batch + 1), True, key=lambda b: not fits(run.replace(micro_batch=b), memory)
+    )
 
 
 def fit_words(total: int, card: Gpu) -> str:
     """Text that says if `total` bytes fit a GPU, and by how much: "does not fit a V100-32GB by 3.10 GB"."""
     gap = format_bytes(abs(card.room - total), "GB", 2)
-    return f"does not fit {named(card)} by {gap}" if total > card.room else f"fits {named(card)} with {gap} to spare"
+    return (
+        f"does not fit {named(card)} by {gap}"
+        if total > card.room
+        else f"fits {named(card)} with {gap} to spare"
+    )
 
 
 def named(card: Gpu) -> str:
@@ -48,8 +56,8 @@ def lacks(run: TrainingRun, card: Gpu) -> str:
 def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
     """The reason that a GPU of this compute capability cannot run `run`, or "" if it can.
 
-    NVIDIA Ampere (8.0) brought bf16 and tf32. torch's flash and cuDNN kernels need it too, and the latter is refused
-    beyond 12.1 (`check_cudnn_hardware_support` in torch's sdp_utils.cpp).
+    NVIDIA Ampere (8.0) brought bf16 and tf32. torch's flash and cuDNN kernels need it too, and the latter is
+    refused beyond 12.1 (`check_cudnn_hardware_support` in torch's sdp_utils.cpp).
     """
     this = f"this GPU (compute capability {capability[0]}.{capability[1]})"
     if run.attention == "cudnn" and capability > NEWEST_CUDNN:
@@ -62,23 +70,28 @@ def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
     if run.precision.tf32:
         return f"{older} and does not compute in tf32: choose precision='fp32'"
     if run.attention in ("flash", "cudnn"):
-        return f"{older}, and torch has no {run.attention} kernel for it: choose attention='efficient' or 'eager'"
+        return (
+            f"{older}, and torch has no {run.attention} kernel for it: choose attention='efficient' or"
+            " 'eager'"
+        )
     return ""
 
 
 def not_built(capability: tuple[int, int], architectures: list[str]) -> str:
-    """The reason that a torch built for `architectures` has no code for a GPU of this capability, or "" if it has.
+    """The reason that a torch built for `architectures` has no code for a GPU of this capability, or "" if it
+    has.
 
-    `architectures` is what `torch.cuda.get_arch_list()` returns; an empty list says nothing. Machine code ("sm_86")
-    executes on GPUs of its major version from its minor version on, PTX ("compute_86") on any newer one, too (CUDA C++
-    Programming Guide, compute capabilities).
+    `architectures` is what `torch.cuda.get_arch_list()` returns; an empty list says nothing. Machine code
+    ("sm_86") executes on GPUs of its major version from its minor version on, PTX ("compute_86") on any newer
+    one, too (CUDA C++ Programming Guide, compute capabilities).
     """
     for name in architectures:
         kind, _, digits = name.partition("_")
         built = divmod(int(digits.rstrip("af")), 10)
         if built <= capability and (kind == "compute" or built[0] == capability[0]):
             return ""
-    this, built_for = f"{capability[0]}.{capability[1]}", ", ".join(architectures)
+    this = f"{capability[0]}.{capability[1]}"
+    built_for = ", ".join(architectures)
     why = f"this torch was built for {built_for}, and this GPU has compute capability {this}"
     return f"{why}: install a build of torch that names it" if architectures else ""
 
@@ -86,15 +99,18 @@ def not_built(capability: tuple[int, int], architectures: list[str]) -> str:
 def twin(run: TrainingRun, card: Gpu) -> TrainingRun:
     """The run itself if `card` can run it, else its nearest twin that the card can: the same step, smaller.
 
-    An older card gets fp16 under autocast and the efficient kernel. The micro-batch shrinks as far as it must; only
-    then does a smaller preset of the same family take the model's place. Raises ValueError if not even that fits.
+    An older card gets fp16 under autocast and the efficient kernel. The micro-batch shrinks as far as it
+    must; only then does a smaller preset of the same family take the model's place. Raises ValueError if not
+    even that fits.
     """
     if run.attention == "cudnn" and card.capability > NEWEST_CUDNN:
         run = run.replace(attention="flash")
     if unsupported(run, card.capability):
         kernel = "efficient" if run.attention in ("flash", "cudnn") else run.attention
         run = run.replace(precision="amp-fp16", attention=kernel)
-    family, experts = run.model.family, (0, run.model.experts)  # a run of a model without experts never gets them
+    # a run of a model without experts never gets them
+    family = run.model.family
+    experts = (0, run.model.experts)
     smaller = [model for model in PRESETS.values() if model.family == family and model.experts in experts]
     for model in sorted([run.model, *smaller], key=lambda model: -model.parameters):
         if model.parameters <= run.model.parameters and run.seq_len <= model.max_positions:
@@ -102,4 +118,6 @@ def twin(run: TrainingRun, card: Gpu) -> TrainingRun:
             micro_batch = largest_micro_batch(candidate, card.memory)
             if micro_batch:
                 return candidate.replace(micro_batch=micro_batch)
-    raise ValueError(f"no smaller twin of {run} fits {named(card)} of {card.memory:,} bytes: shorten its sequences")
+    raise ValueError(
+        f"no smaller twin of {run} fits {named(card)} of {card.memory:,} bytes: shorten its sequences"
+    )

@@ -1,4 +1,6 @@
-"""A function made ready to be called in other processes: by its name where it can be imported, else by its source."""
+"""A function made ready to be called in other processes: by its name where it can be imported, else by its
+source.
+"""
 
 import builtins
 import dis
@@ -16,9 +18,9 @@ HOW = "write it with def, at the top level of a cell or a file"
 def packed(function: Callable[..., Any], keywords: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The place of `function` for another process, and its arguments, as JSON can hold them.
 
-    A package's function is imported by its name. The source of any other is written to a file of its own in `folder`,
-    with the functions of the same notebook or module that it calls.
-    Raises TypeError for what is no plain function, needs more than its source, or cannot be called with `keywords`.
+    A package's function is imported by its name. The source of any other is written to a file of its own in
+    `folder`, with the functions of the same notebook or module that it calls. Raises TypeError for what is no
+    plain function, needs more than its source, or cannot be called with `keywords`.
     """
     if not inspect.isfunction(function):
         raise TypeError(f"{function!r} is a {type(function).__name__}, not a plain function: {HOW}")
@@ -28,8 +30,8 @@ def packed(function: Callable[..., Any], keywords: dict[str, Any], folder: Path)
         json.dumps(keywords)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{name}() cannot be called with {', '.join(keywords) or 'nothing'}: {error}. Send numbers, strings, lists "
-            "or dictionaries, and make the rest of them there."
+            f"{name}() cannot be called with {', '.join(keywords) or 'nothing'}: {error}. Send numbers,"
+            " strings, lists or dictionaries, and make the rest of them there."
         ) from None
     if "." in (function.__module__ or "") and function.__qualname__ == name != "<lambda>":
         return {"file": "", "module": function.__module__, "name": name, "keywords": keywords}
@@ -39,7 +41,9 @@ def packed(function: Callable[..., Any], keywords: dict[str, Any], folder: Path)
 
 
 def _source(function: Any) -> str:
-    """The text of a file that defines `function` and the functions next to it that it calls, and nothing else."""
+    """The text of a file that defines `function` and the functions next to it that it calls, and nothing
+    else.
+    """
     needed = [function]
     for one in needed:
         needed += [other for other in _called(one) if other not in needed]
@@ -48,18 +52,24 @@ def _source(function: Any) -> str:
 
 
 def _called(function: Any) -> list[Any]:
-    """The functions of the same module that `function` uses. Raises TypeError for all else that it would need."""
+    """The functions of the same module that `function` uses. Raises TypeError for all else that it would
+    need.
+    """
     name = function.__name__
     if name == "<lambda>":
         raise TypeError(f"a lambda cannot be sent to another process: {HOW}")
     if function.__closure__:
         kept = ", ".join(function.__code__.co_freevars)
-        raise TypeError(f"{name}() uses {kept} of the function around it: {HOW}, and pass {kept} as an argument")
+        raise TypeError(
+            f"{name}() uses {kept} of the function around it: {HOW}, and pass {kept} as an argument"
+        )
     foreign = sorted(globals_used(function.__code__) - {name} - set(dir(builtins)))
     own = [function.__globals__.get(used) for used in foreign]
     own = [one for one in own if inspect.isfunction(one) and one.__module__ == function.__module__]
     if names := ", ".join(used for used in foreign if function.__globals__.get(used) not in own):
-        raise TypeError(f"{name}() uses {names}, which another process does not know: import or define it inside")
+        raise TypeError(
+            f"{name}() uses {names}, which another process does not know: import or define it inside"
+        )
     return own
 
 

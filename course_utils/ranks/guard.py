@@ -1,8 +1,9 @@
 """Start a program and let nothing that it starts outlive it, nor the process that asked for it (Linux).
 
-Run as `python guard.py PARENT PROGRAM …`; PARENT is the number of the process that asks. The recorder runs its tasks
-this way. A process left over would go on holding the GPU, and a notebook's kernel has a session of its own, which no
-signal to a process group reaches. Standard library only, and no module of the course: it starts in milliseconds.
+Run as `python guard.py PARENT PROGRAM …`; PARENT is the number of the process that asks. The recorder runs
+its tasks this way. A process left over would go on holding the GPU, and a notebook's kernel has a session of
+its own, which no signal to a process group reaches. Standard library only, and no module of the course: it
+starts in milliseconds.
 """
 
 import ctypes
@@ -17,9 +18,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
-"""From linux/prctl.h: a signal for this process when its parent ends; orphans below become its own children."""
+"""From linux/prctl.h: a signal for this process when its parent ends; orphans below become its own children.
+"""
 
-END_SECONDS = 4.0  # Seconds in which what was killed has to be gone: a driver that hangs can hold a process longer
+END_SECONDS = (
+    4.0  # Seconds in which what was killed has to be gone: a driver that hangs can hold a process longer
+)
 
 
 def main(parent: int, program: Sequence[str]) -> int:
@@ -63,7 +67,9 @@ def end_by(number: int) -> int:
 
 
 def end_children() -> None:
-    """Kill the children of this process until there are none: those of a child that ended have become its own."""
+    """Kill the children of this process until there are none: those of a child that ended have become its
+    own.
+    """
     end = time.monotonic() + END_SECONDS
     while time.monotonic() < end:
         try:

@@ -1,7 +1,8 @@
 """Real processes from a notebook: a program run by torchrun as several ranks, and what each of them reports.
 
-A process that has used torch cannot be forked, nor a notebook's function pickled: so a program is a file, a module, or
-the source of a function, and results are JSON. No process outlives the call; see `worker` for the other side.
+A process that has used torch cannot be forked, nor a notebook's function pickled: so a program is a file, a
+module, or the source of a function, and results are JSON. No process outlives the call; see `worker` for the
+other side.
 """
 
 import json
@@ -26,14 +27,21 @@ LAST_LINES = 12
 LONGEST_LINE = 500  # Characters of a line that a message repeats; a rank may print a whole tensor in one
 TAIL_BYTES = 100_000  # Of a file, as much as its last lines can be in; a rank may have printed gigabytes
 POLL_SECONDS = 0.05
-GRACE_SECONDS = 5.0  # From a rank's failure to the end of all others; torchrun alone would wait 30 seconds for them
+GRACE_SECONDS = (
+    5.0  # From a rank's failure to the end of all others; torchrun alone would wait 30 seconds for them
+)
 HOST = "127.0.0.1"
-FORKS = sys.platform == "linux"  # True where torchrun loads torch once for all ranks, which then start in half the time
-BY_WHOM = "by a person, by this computer because it ran out of memory (use fewer or smaller ranks), or by a crash"
+# True where torchrun loads torch once for all ranks, which then start in half the time
+FORKS = sys.platform == "linux"
+BY_WHOM = (
+    "by a person, by this computer because it ran out of memory (use fewer or smaller ranks), or by a crash"
+)
 
 
 class RankFailed(RuntimeError):
-    """A rank failed, left no result, or they all took too long. Every process has ended; the message has its words."""
+    """A rank failed, left no result, or they all took too long. Every process has ended; the message has its
+    words.
+    """
 
 
 class RanksUnavailable(RuntimeError):
@@ -51,14 +59,14 @@ def run_ranks(
 ) -> list[Any]:
     """Run `program` on several ranks; returns their results, by rank.
 
-    `program` is the path of a Python file or the name of a module, which get `arguments` and call `report(result)`, or
-    a function, of a notebook too, which gets `keywords` that JSON can hold, imports what it needs by itself, finds no
-    GPU, and whose value is its result. They run under torchrun, one thread a rank. `show` is called with each line
-    that a rank prints, as it comes (`show=print`).
+    `program` is the path of a Python file or the name of a module, which get `arguments` and call
+    `report(result)`, or a function, of a notebook too, which gets `keywords` that JSON can hold, imports what
+    it needs by itself, finds no GPU, and whose value is its result. They run under torchrun, one thread a
+    rank. `show` is called with each line that a rank prints, as it comes (`show=print`).
 
-    Raises ValueError or TypeError for a program, arguments or a number of ranks that cannot be, RanksUnavailable where
-    none can start, RankFailed with the last lines of the rank that failed first, or of those that had not finished
-    in time. No process is left in any case, nor when interrupted.
+    Raises ValueError or TypeError for a program, arguments or a number of ranks that cannot be,
+    RanksUnavailable where none can start, RankFailed with the last lines of the rank that failed first, or of
+    those that had not finished in time. No process is left in any case, nor when interrupted.
     """
     if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= MOST_RANKS:
         raise ValueError(f"world_size is {world_size!r}: a number of processes from 1 to {MOST_RANKS}")
@@ -72,28 +80,34 @@ def run_ranks(
         with working(f"starting {world_size} ranks") as work:
             code = _run(command, folder, time.monotonic() + timeout_seconds, show, work)
         _check(code, Ranks(folder, called, world_size, timeout_seconds))
-        return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world_size)]
+        return [
+            json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world_size)
+        ]
 
 
 def why_no_ranks() -> str:
     """The reason that no ranks can start here, and what to do; empty if they can."""
     if sys.platform == "win32":
         return (
-            "torchrun's processes do not run reliably on Windows. Open this course in WSL2 (`wsl --install`, then "
-            "clone it there), or look at the stored outputs."
+            "torchrun's processes do not run reliably on Windows. Open this course in WSL2 (`wsl --install`,"
+            " then clone it there), or look at the stored outputs."
         )
     try:
         with socket.socket() as probe:
             probe.bind((HOST, 0))
     except OSError as error:
-        return f"this computer opens no port at {HOST}, and ranks need one to find each other: {error.strerror}"
+        return (
+            f"this computer opens no port at {HOST}, and ranks need one to find each other: {error.strerror}"
+        )
     return ""
 
 
 def _words(
     program: str | Path | Callable[..., Any], arguments: Sequence[str], keywords: dict[str, Any], folder: Path
 ) -> tuple[str, list[str]]:
-    """The program's name, and torchrun's words for it. `course_utils.ranks.worker` runs it, and keeps watch."""
+    """The program's name, and torchrun's words for it. `course_utils.ranks.worker` runs
+    it, and keeps watch.
+    """
     worker = ["-m", "course_utils.ranks.worker"]
     if callable(program):
         if arguments:
@@ -102,7 +116,9 @@ def _words(
         path.write_text(json.dumps(packed(program, keywords, folder)), encoding="utf-8")
         return f"{program.__name__}()", [*worker, "function", str(path)]
     if keywords:
-        raise ValueError(f"{program} is not a function: give its arguments as strings, not {', '.join(keywords)}=")
+        raise ValueError(
+            f"{program} is not a function: give its arguments as strings, not {', '.join(keywords)}="
+        )
     is_file = Path(program).suffix == ".py"
     if is_file and not Path(program).is_file():
         raise ValueError(f"there is no program {program}")
@@ -129,17 +145,25 @@ def _environment(folder: Path) -> dict[str, str]:
 def _run(
     command: list[str], folder: Path, deadline: float, show: Callable[[str], Any] | None, work: Work
 ) -> int | None:
-    """The launcher's exit code; None if it took too long. It writes to a file and has a session of its own."""
+    """The launcher's exit code; None if it took too long. It writes to a file and has a
+    session of its own.
+    """
     read: dict[Path, int] = {}
     with (folder / "launcher.log").open("wb") as said:
         launcher = subprocess.Popen(
-            command, env=_environment(folder), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
+            command,
+            env=_environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-        )  # fmt: skip
+        )
     try:
         while launcher.poll() is None and not _should_end(folder, deadline):
             _show(folder, read, show)
-            work.at(0.0, work.words.replace("starting", "running") if any(folder.glob("*.pid")) else work.words)
+            work.at(
+                0.0, work.words.replace("starting", "running") if any(folder.glob("*.pid")) else work.words
+            )
             time.sleep(POLL_SECONDS)
         if any(folder.glob("*.error")):
             return 1
@@ -166,7 +190,9 @@ def _ask_where(folder: Path) -> None:
 
 
 def _end(launcher: subprocess.Popen[bytes], folder: Path) -> None:
-    """End the launcher and every rank, with all processes that ranks have started: within seconds, or give up."""
+    """End the launcher and every rank, with all processes that ranks have started: within seconds, or give
+    up.
+    """
     if launcher.poll() is None:
         launcher.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
@@ -181,13 +207,17 @@ def _end(launcher: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def _kill_ranks(folder: Path) -> bool:
-    """Kill each rank's process group, and say whether any was there. torchrun gives each rank a session of its own."""
+    """Kill each rank's process group, and say whether any was there. torchrun gives each rank a session of
+    its own.
+    """
     groups = {int(path.read_text()) for path in folder.glob("*.pid")} - {0, 1, os.getpgrp()}
     return sum(_signal(os.killpg, group, signal.SIGKILL) for group in groups) > 0
 
 
 def _signal(send: Callable[[int, int], None], target: int, number: int) -> bool:
-    """True if there was anything to send a signal to; macOS says PermissionError of processes that have ended."""
+    """True if there was anything to send a signal to; macOS says PermissionError of processes that have
+    ended.
+    """
     try:
         send(target, number)
     except (ProcessLookupError, PermissionError):
@@ -195,8 +225,12 @@ def _signal(send: Callable[[int, int], None], target: int, number: int) -> bool:
     return True
 
 
-def _show(folder: Path, read: dict[Path, int], show: Callable[[str], Any] | None, ended: bool = False) -> None:
-    """Show each line that a rank has printed after the bytes `read` of its file; at the end an unfinished one too."""
+def _show(
+    folder: Path, read: dict[Path, int], show: Callable[[str], Any] | None, ended: bool = False
+) -> None:
+    """Show each line that a rank has printed after the bytes `read` of its file; at the end an unfinished one
+    too.
+    """
     if show is None:
         return
     for path in sorted(folder.glob("logs/*/attempt_0/*/stdout.log")):
@@ -231,7 +265,8 @@ class Ranks(NamedTuple):
             return file.read().decode(errors="replace").replace(f"{self.folder}{os.sep}", "")
 
     def words(self, rank: int) -> str:
-        logs = sorted(self.folder.glob(f"logs/*/attempt_*/{rank}/std*.log"), reverse=True)  # first stdout, then stderr
+        # first stdout, then stderr
+        logs = sorted(self.folder.glob(f"logs/*/attempt_*/{rank}/std*.log"), reverse=True)
         return _last_lines("".join(self.read(str(log.relative_to(self.folder))) for log in logs))
 
 
@@ -245,7 +280,10 @@ def _check(code: int | None, ranks: Ranks) -> None:
 
 
 def _too_long(ranks: Ranks) -> str:
-    took = f"the {ranks.world_size} ranks of {ranks.program} took more than {ranks.timeout_seconds:g} s and were ended"
+    took = (
+        f"the {ranks.world_size} ranks of {ranks.program} took more than {ranks.timeout_seconds:g} s and were"
+        " ended"
+    )
     unfinished = ranks.missing("done")
     if len(ranks.missing("pid")) == ranks.world_size:
         advice = "Give them more time, or see what torchrun says:"
@@ -253,15 +291,24 @@ def _too_long(ranks: Ranks) -> str:
     lines = [took + f". Not finished: {', '.join(f'rank {rank}' for rank in unfinished) or 'threads'}."]
     for rank in unfinished:
         where = program_lines(ranks.read(f"{rank}.where"))
-        lines.append(f"rank {rank} {'was at ' + where if where else 'reported nothing'}. {_said(ranks.words(rank))}")
-    lines.append("If it waits for another rank: do all ranks make the same calls, in the same order? If not: allow it ")
+        lines.append(
+            f"rank {rank} {'was at ' + where if where else 'reported nothing'}. {_said(ranks.words(rank))}"
+        )
+    lines.append(
+        "If it waits for another rank: do all ranks make the same calls, in the same order? If not: allow it "
+    )
     return "\n".join(lines) + "more, by timeout_seconds."
 
 
 def _failure(code: int, ranks: Ranks) -> str:
-    """Name the rank that failed first, with its last lines; or the launcher that was killed, ending all ranks."""
+    """Name the rank that failed first, with its last lines; or the launcher that was killed, ending all
+    ranks.
+    """
     if code < 0:
-        return f"torchrun, which runs the ranks of {ranks.program}, was killed by {signal_name(-code)}: {BY_WHOM}"
+        return (
+            f"torchrun, which runs the ranks of {ranks.program}, was killed by {signal_name(-code)}:"
+            f" {BY_WHOM}"
+        )
     said = ranks.read("launcher.log")
     found = re.findall(r"^ +rank *: (\d+) .*?^ +exitcode *: (-?\d+)", said, re.DOTALL | re.MULTILINE)
     codes = {int(rank): int(code) for rank, code in found}
@@ -279,7 +326,11 @@ def _failure(code: int, ranks: Ranks) -> str:
 
 def signal_name(number: int) -> str:
     """The name of a signal, "signal 99" for one that has none here."""
-    return signal.Signals(number).name if number in {known.value for known in signal.Signals} else f"signal {number}"
+    return (
+        signal.Signals(number).name
+        if number in {known.value for known in signal.Signals}
+        else f"signal {number}"
+    )
 
 
 def _said(words: str) -> str:

@@ -1,8 +1,9 @@
 """The side of a rank: run one program, leave word of how it went, and never outlive the one who asked for it.
 
-Run by torchrun as `python -m course_utils.ranks.worker (file|module|function) NAME [ARGUMENTS]`; with `torchrun …` it
-is torchrun itself. In the folder that `RESULTS` names, a rank leaves RANK.pid when it starts, RANK.done when its
-program has ended well, RANK.error with the traceback when it has not, and, asked by SIGUSR1, RANK.where.
+Run by torchrun as `python -m course_utils.ranks.worker (file|module|function) NAME [ARGUMENTS]`; with
+`torchrun …` it is torchrun itself. In the folder that `RESULTS` names, a rank leaves RANK.pid when it starts,
+RANK.done when its program has ended well, RANK.error with the traceback when it has not, and, asked by
+SIGUSR1, RANK.where.
 """
 
 import __future__
@@ -29,15 +30,21 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 RESULTS = "COURSE_RANK_RESULTS"  # Environment variable with the folder in which each rank leaves its result
-CALLER = "COURSE_RANK_CALLER"  # Environment variable with the process id of the caller, who waits for the results
+CALLER = (
+    "COURSE_RANK_CALLER"  # Environment variable with the process id of the caller, who waits for the results
+)
 WATCH_SECONDS = 0.5
 
 
 def report(result: Any) -> None:
-    """Hand back this rank's result, anything that JSON can hold. Raises RuntimeError outside of `run_ranks`."""
+    """Hand back this rank's result, anything that JSON can hold. Raises RuntimeError
+    outside of `run_ranks`.
+    """
     folder = os.environ.get(RESULTS)
     if folder is None:
-        raise RuntimeError("nobody waits for this report: start this program with course_utils.ranks.launch.run_ranks")
+        raise RuntimeError(
+            "nobody waits for this report: start this program with course_utils.ranks.launch.run_ranks"
+        )
     leave(Path(folder, f"{os.environ['RANK']}.json"), json.dumps(result))
 
 
@@ -57,24 +64,32 @@ def report_on_gloo(program: Callable[[], Any], timeout_seconds: float = 1800.0) 
 
 
 def _hide_gpus() -> None:
-    """Let CUDA find no GPU: optimizers and meshes start it wherever there is one, though all tensors are on the CPU."""
+    """Let CUDA find no GPU: optimizers and meshes start it wherever there is one, though all tensors are on
+    the CPU.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def torchrun() -> None:
-    """Be torchrun, but fork each rank, on Linux alone: a Python that it starts anew takes seconds to load torch."""
+    """Be torchrun, but fork each rank, on Linux alone: a Python that it starts anew takes seconds to load
+    torch.
+    """
     gc.disable()
     import torch
     from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
+        SubprocessHandler,
+    )
 
     function = "".join(path.read_text(encoding="utf-8") for path in Path(os.environ[RESULTS]).glob("*.py"))
     if not function or re.search("optim|Parallel|fully_shard", function):
         import torch._dynamo  # or each rank would load it by itself
-    gc.freeze()  # or Python searches all this for cycles, as it loads and again as it ends: more than a second
+    # or Python searches all this for cycles, as it loads and again as it ends: more than a second
+    gc.freeze()
     gc.enable()
     SubprocessHandler._popen = _fork  # pyrefly: ignore [bad-assignment]
-    # torchrun asks for GPUs, to bind ranks to the cores next to them. CUDA then refuses every call of a forked rank.
+    # torchrun asks for GPUs, to bind ranks to the cores next to them. CUDA then refuses every call of a
+    # forked rank.
     os.register_at_fork(after_in_child=partial(setattr, torch.cuda, "is_available", torch.cuda.is_available))
     torch.cuda.is_available = lambda: False
     run.main(sys.argv[2:])
@@ -82,16 +97,21 @@ def torchrun() -> None:
 
 def _fork(handler: Any, words: Sequence[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        words, env=environment, stdout=handler._stdout, stderr=handler._stderr, start_new_session=True,
+        words,
+        env=environment,
+        stdout=handler._stdout,
+        stderr=handler._stderr,
+        start_new_session=True,
         preexec_fn=lambda: _be_a_rank(list(words), environment),
-    )  # fmt: skip
+    )
 
 
 def _be_a_rank(words: list[str], environment: dict[str, str]) -> NoReturn:  # pyrefly: ignore [bad-return]
     """Do as a new Python would with these words, in a process that was forked from torchrun."""
     code = 1
     try:
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # torchrun's sockets, and the pipe by which it waits for `exec`
+        # torchrun's sockets, and the pipe by which it waits for `exec`
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         os.environ.clear()
         os.environ.update(environment)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # torchrun's own
@@ -119,7 +139,8 @@ def _keep_groups() -> None:
     import torch.distributed as dist
 
     groups: Any = dist.distributed_c10d
-    destroy, kept = dist.destroy_process_group, list[Any]()
+    destroy = dist.destroy_process_group
+    kept = list[Any]()
 
     def destroying(group: Any = None) -> None:
         kept.extend(groups._world.pg_map)
@@ -129,7 +150,8 @@ def _keep_groups() -> None:
 
 
 def main() -> None:
-    folder, rank = Path(os.environ[RESULTS]), os.environ["RANK"]
+    folder = Path(os.environ[RESULTS])
+    rank = os.environ["RANK"]
     leave(folder / f"{rank}.pid", str(os.getpid()))
     where = (folder / f"{rank}.where").open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=where, all_threads=True)
@@ -157,9 +179,10 @@ def program_lines(where: str) -> str:
     ours = [
         f"{Path(file).name}, line {line}, in {name}"
         for file, line, name in frames
-        if "site-packages" not in file and not file.startswith((sys.base_prefix, "<frozen"))
+        if "site-packages" not in file
+        and not file.startswith((sys.base_prefix, "<frozen"))
         and Path(file) != Path(__file__)
-    ]  # fmt: skip
+    ]
     return ", called from ".join(ours[:2])
 
 
@@ -178,8 +201,10 @@ def _call(function: dict[str, Any]) -> None:
     _hide_gpus()
     if function["file"]:
         found: dict[str, Any] = {"__name__": "rank_function"}
-        source, flags = Path(function["file"]).read_text(encoding="utf-8"), __future__.annotations.compiler_flag
-        exec(compile(source, function["file"], "exec", flags=flags), found)  # types in its signature are left as text
+        source = Path(function["file"]).read_text(encoding="utf-8")
+        flags = __future__.annotations.compiler_flag
+        # types in its signature are left as text
+        exec(compile(source, function["file"], "exec", flags=flags), found)
     else:
         found = vars(importlib.import_module(function["module"]))
     report(found[function["name"]](**function["keywords"]))

@@ -1,4 +1,6 @@
-"""Running out of memory on purpose in each kind of cell, many times: is the memory back, does the next cell work?"""
+"""Running out of memory on purpose in each kind of cell, many times: is the memory back, does the next cell
+work?
+"""
 
 import gc
 import tomllib
@@ -25,13 +27,14 @@ CODE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf
 def run_out(kind: str, device: Device, times: int) -> dict[str, Any]:
     """Run a failing cell of this kind `times` times in a row, and after each a cell that works.
 
-    Returns how often, and for the last time the bytes that were allocated before and after. RuntimeError as soon as a
-    cell fails otherwise, or not at all, keeps a byte, or leaves a kernel that does not work.
+    Returns how often, and for the last time the bytes that were allocated before and after. RuntimeError as
+    soon as a cell fails otherwise, or not at all, keeps a byte, or leaves a kernel that does not work.
     """
     shell = prepared_shell(device)
     device.release()
     gc.freeze()  # what is there now need not be looked through again and again
-    before, after = device.allocated(), 0
+    before = device.allocated()
+    after = 0
     for number in range(1, times + 1):
         failing_cell(shell, kind)
         working_cell(shell)

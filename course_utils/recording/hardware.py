@@ -1,4 +1,6 @@
-"""Measurements on the GPU itself that no simulation can make: the context, workspaces, kernels' scratch, times."""
+"""Measurements on the GPU itself that no simulation can make: the context, workspaces, kernels' scratch,
+times.
+"""
 
 import subprocess
 import sys
@@ -21,7 +23,9 @@ from ..run import ATTENTIONS
 ALONE = {**KERNELS, "math": SDPBackend.MATH}
 """Backends of torch's attention: its kernels, and operator by operator, as where it has none."""
 
-SECOND_PROGRAM = "import torch; torch.cuda.init(); free, total = torch.cuda.mem_get_info(); print(total - free)"
+SECOND_PROGRAM = (
+    "import torch; torch.cuda.init(); free, total = torch.cuda.mem_get_info(); print(total - free)"
+)
 """A program that does nothing but make a context, and says what the driver then counts."""
 
 
@@ -47,7 +51,9 @@ def _in_use_seen_by_another() -> int:
     return int(done.stdout)
 
 
-MOST_READINGS, BETWEEN = 200, 0.01  # Readings until a counter that still changes is given up, and seconds between two
+# Readings until a counter that still changes is given up, and seconds between two
+MOST_READINGS = 200
+BETWEEN = 0.01
 
 
 class Unsettled(RuntimeError):
@@ -67,14 +73,16 @@ def settled_bytes(device: Device) -> int:
         if now == before:
             return now
         before = now
-    raise Unsettled(f"the bytes allocated still change after {MOST_READINGS} readings; another thread is still running")
+    raise Unsettled(
+        f"the bytes allocated still change after {MOST_READINGS} readings; another thread is still running"
+    )
 
 
 def workspace_bytes(device: Device) -> dict[str, Any]:
     """Bytes that stay allocated after a matrix product whose tensors are gone, by operation.
 
-    torch gives cuBLAS a workspace for each handle and stream, and keeps it. Autograd's own thread has a handle of its
-    own, so that a backward pass may add one. All of them together are the last figure.
+    torch gives cuBLAS a workspace for each handle and stream, and keeps it. Autograd's own thread has a
+    handle of its own, so that a backward pass may add one. All of them together are the last figure.
     """
     x, weight = _normal(device.kind, (1024, 1024), (1024, 1024))
     bias = torch.randn(1024, device=device.kind, dtype=torch.float16)
@@ -91,7 +99,8 @@ def workspace_bytes(device: Device) -> dict[str, Any]:
     for name, operation in operations.items():
         operation()
         now = settled_bytes(device)
-        kept[name], held = now - held, now
+        kept[name] = now - held
+        held = now
     return {"kept_after": kept, "together": held - before}
 
 
@@ -105,7 +114,9 @@ class Prepared(NamedTuple):
 
 
 def scratch_bytes(device: Device) -> list[dict[str, Any]]:
-    """Measure each operation by itself: the device's peak in bytes, the tracker's, and the difference, its scratch."""
+    """Measure each operation by itself: the device's peak in bytes, the tracker's, and the difference, its
+    scratch.
+    """
     return [_scratch_of(item, device) for item in prepared_operations(device.kind)]
 
 
@@ -117,8 +128,9 @@ def _scratch_of(item: Prepared, device: Device) -> dict[str, Any]:
             tracked = _tracked_peak(item, device)
         if counted < tracked:
             raise Unsettled(
-                f"the device counted a peak of {counted:,} bytes and the tensors alone take {tracked:,}: scratch "
-                "cannot be negative, so one of the counters was read while another thread changed it"
+                f"the device counted a peak of {counted:,} bytes and the tensors alone take {tracked:,}:"
+                " scratch cannot be negative, so one of the counters was read while another thread"
+                " changed it"
             )
         return {"operation": item.name, "counted": counted, "tracked": tracked, "scratch": counted - tracked}
     except RuntimeError as error:
@@ -143,7 +155,8 @@ def _tracked_peak(item: Prepared, device: Device) -> int:
         start = len(tracker.events)
         result = item.run(given)
         del result
-    before, peak = tracker.at(start).total, tracker.at(tracker.peak_event(since=start)).total
+    before = tracker.at(start).total
+    peak = tracker.at(tracker.peak_event(since=start)).total
     return max(0, peak - before)
 
 
@@ -153,14 +166,19 @@ def kernel_alone(kernel: str) -> AbstractContextManager[Any]:
 
 
 def prepared_operations(device: str) -> list[Prepared]:
-    """The operations of a training step one by one, at GPT-2's sizes: b=8, s=1024, h=768, 16 bits unless said."""
-    rows, hidden, vocab = 8 * 1024, 768, 50257
+    """The operations of a training step one by one, at GPT-2's sizes: b=8, s=1024, h=768, 16 bits unless
+    said.
+    """
+    rows = 8 * 1024
+    hidden = 768
+    vocab = 50257
     normal = partial(_normal, device)
 
     def tokens() -> torch.Tensor:
         return torch.randint(vocab, (rows,), device=device)
 
-    x, vector = (rows, hidden), (hidden,)
+    x = (rows, hidden)
+    vector = (hidden,)
     makers: list[tuple[str, Callable[[], tuple[Any, ...]], Callable[..., torch.Tensor]]] = [
         ("linear", lambda: normal(x, (hidden, hidden), vector), F.linear),
         ("layer_norm", lambda: normal(x, vector, vector), lambda x, w, b: F.layer_norm(x, (hidden,), w, b)),
@@ -168,7 +186,11 @@ def prepared_operations(device: str) -> list[Prepared]:
         ("gelu", lambda: normal(x), F.gelu),
         ("dropout", lambda: normal(x), lambda x: F.dropout(x, 0.1)),
         ("embedding", lambda: (tokens(), *normal((vocab, hidden))), F.embedding),
-        ("cross_entropy", lambda: (*normal((rows, vocab)), tokens()), lambda x, y: F.cross_entropy(x.float(), y)),
+        (
+            "cross_entropy",
+            lambda: (*normal((rows, vocab)), tokens()),
+            lambda x, y: F.cross_entropy(x.float(), y),
+        ),
     ]
     found = [operation for maker in makers for operation in _both_ways(*maker)]
     for kernel in KERNELS:
@@ -200,7 +222,9 @@ def attention_inputs(device: str, seq_len: int) -> tuple[torch.Tensor, ...]:
 
 
 def _normal(device: str, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.randn(shape, device=device, dtype=torch.float16, requires_grad=True) for shape in shapes)
+    return tuple(
+        torch.randn(shape, device=device, dtype=torch.float16, requires_grad=True) for shape in shapes
+    )
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -227,7 +251,9 @@ def kernel_times(device: Device, seq_len: int, repetitions: int = 10) -> list[di
     return found
 
 
-def _forward_and_backward(device: Device, kernel: str, seq_len: int, repetitions: int) -> dict[str, list[float]]:
+def _forward_and_backward(
+    device: Device, kernel: str, seq_len: int, repetitions: int
+) -> dict[str, list[float]]:
     attend = eager_attention if kernel == "eager" else causal_attention
     given = attention_inputs(device.kind, seq_len)
     times: dict[str, list[float]] = {"forward": [], "backward": []}
@@ -247,7 +273,9 @@ def _forward_and_backward(device: Device, kernel: str, seq_len: int, repetitions
 
 
 def why_not(error: RuntimeError) -> str:
-    """The kind of an error: "out_of_memory", "unsettled" (counters moved), "refused" (the GPU cannot do it)."""
+    """The kind of an error: "out_of_memory", "unsettled" (counters moved), "refused"
+    (the GPU cannot do it).
+    """
     if isinstance(error, Unsettled):
         return "unsettled"
     return "out_of_memory" if is_out_of_memory(error) else "refused"

@@ -12,7 +12,9 @@ SEGMENT = ("device", "total_size", "segment_pool_id")
 
 
 def packed(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """The history of the first GPU in a snapshot: a list for each of `ENTRY`, the segments and the settings."""
+    """The history of the first GPU in a snapshot: a list for each of `ENTRY`, the
+    segments and the settings.
+    """
     entries = [entry for entry in snapshot["device_traces"][0] if entry["action"] in ACTIONS]
     return {
         "allocator_settings": snapshot.get("allocator_settings", {}),
@@ -22,7 +24,9 @@ def packed(snapshot: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unpacked(content: Any) -> dict[str, Any]:
-    """The snapshot that `packed` read, as far as `compare_with_gpu` needs it. ValueError for a damaged history."""
+    """The snapshot that `packed` read, as far as `compare_with_gpu` needs it. ValueError for a damaged
+    history.
+    """
     try:
         rows = zip(*content["entries"], strict=True)
         return {**content, "device_traces": [[dict(zip(ENTRY, row, strict=True)) for row in rows]]}

@@ -1,4 +1,6 @@
-"""Notebooks executed in a fresh kernel, as on a machine that nobody has used yet; lessons also live on a GPU."""
+"""Notebooks executed in a fresh kernel, as on a machine that nobody has used yet;
+lessons also live on a GPU.
+"""
 
 import atexit
 import os
@@ -23,7 +25,8 @@ CELL_SECONDS = 300
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 LIVE = re.compile(r"live on [^·\n]+ · torch")
-"""The words of a measurement that was made on a GPU here; `doctor` has a row "live on a GPU", which is none."""
+"""The words of a measurement that was made on a GPU here; `doctor` has a row "live on a GPU", which is none.
+"""
 
 NOT_LIVE = re.compile(r"needs [\d.]+ \w+, .+? has [\d.]+ \w+ free|this GPU \(compute capability[^<\n]*")
 """The reasons for a simulation although there is a GPU."""
@@ -43,8 +46,9 @@ def read_notebook(path: Path) -> NotebookNode:
 def execute_live(path: Path, as_card: str = "", source: str = "auto") -> dict[str, Any]:
     """Execute a notebook, `source` deciding where "auto" measures. Nothing is written.
 
-    Returns its seconds, how many cells ran, in how many a measurement was live, the reasons why others were not, and
-    the cells that failed. With `as_card` its kernel first takes no more of the GPU than that card has.
+    Returns its seconds, how many cells ran, in how many a measurement was live, the reasons why others were
+    not, and the cells that failed. With `as_card` its kernel first takes no more of the GPU than that card
+    has.
     """
     notebook = read_notebook(path)
     if as_card:
@@ -83,20 +87,30 @@ def problems(cell: NotebookNode) -> list[str]:
 
 
 def kernel_environment(home: Path) -> dict[str, str]:
-    """Variables under which lessons give the same outputs everywhere: to be added to the environment of a kernel.
+    """Variables under which lessons give the same outputs everywhere: to be added to the environment of a
+    kernel.
 
     The GPU is simulated, no guess has been made yet (`home` replaces the learner's own folder), one thread
     computes, and sets are ordered alike.
     """
-    fixed = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    fixed = {
+        "COURSE_SOURCE": "simulated",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+    }
     fixed |= {"PYTHONPATH": python_path(), "PYTHONSTARTUP": ""}  # `lab` has a start-up file for its kernels
     return fixed | {"COURSE_HOME": str(home / "course"), "IPYTHONDIR": str(home / "ipython")}
 
 
 def run(
-    notebook: NotebookNode, folder: Path, allow_errors: bool = False, environment: Mapping[str, str] | None = None
+    notebook: NotebookNode,
+    folder: Path,
+    allow_errors: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> NotebookNode:
-    """Execute `notebook` in place with `folder` as its working directory and return it, its metadata as they were.
+    """Execute `notebook` in place with `folder` as its working directory and return it, its metadata as they
+    were.
 
     `environment` changes variables of the kernel. Raises BuildError naming the first cell that fails, unless
     `allow_errors`.
@@ -104,19 +118,32 @@ def run(
     metadata = notebook.metadata.copy()
     for cell in notebook.cells:  # what an earlier execution left would say of a cell that it has been reached
         if cell.cell_type == "code":
-            cell.execution_count, cell.outputs = None, []
+            cell.execution_count = None
+            cell.outputs = []
     with tempfile.TemporaryDirectory(prefix="course-build-", ignore_cleanup_errors=True) as home:
         client = NotebookClient(
-            notebook, timeout=CELL_SECONDS, kernel_name="python3", allow_errors=allow_errors, record_timing=False,
-            store_widget_state=False, coalesce_streams=True, resources={"metadata": {"path": str(folder)}},
-            shutdown_kernel="immediate",  # what it holds is not wanted any more, and to end by itself takes a second
+            notebook,
+            timeout=CELL_SECONDS,
+            kernel_name="python3",
+            allow_errors=allow_errors,
+            record_timing=False,
+            store_widget_state=False,
+            coalesce_streams=True,
+            resources={"metadata": {"path": str(folder)}},
+            # what it holds is not wanted any more, and to end by itself takes a second
+            shutdown_kernel="immediate",
             extra_arguments=["--log-level=ERROR"],  # or each kernel warns about its connection
-        )  # fmt: skip
+        )
         try:
             variables = {**os.environ, **kernel_environment(Path(home)), **(environment or {})}
             client.execute(env=variables, **_ends_with_this_process())
-        except (CellExecutionError, CellTimeoutError, RuntimeError) as error:  # the last: a kernel died, or never began
-            atexit.unregister(client._cleanup_kernel)  # nbclient leaves it, and it fails, after one that never began
+        except (
+            CellExecutionError,
+            CellTimeoutError,
+            RuntimeError,
+        ) as error:  # the last: a kernel died, or never began
+            # nbclient leaves it, and it fails, after one that never began
+            atexit.unregister(client._cleanup_kernel)
             raise BuildError(f"{_place(notebook)}: {error}") from error
     notebook.metadata = metadata  # the kernel's own version would differ between machines
     for cell in notebook.cells:  # a widget's view names a model that is gone, by an id that is new each time
@@ -128,8 +155,8 @@ def run(
 def _ends_with_this_process() -> dict[str, Any]:
     """Options that start a kernel so that it ends when this process is killed (Linux).
 
-    ipykernel looks for its parent only when it is up; one that has lost it by then waits for ever, unless process 1
-    has adopted it, which in a desktop's session is another one.
+    ipykernel looks for its parent only when it is up; one that has lost it by then waits for ever, unless
+    process 1 has adopted it, which in a desktop's session is another one.
     """
     if sys.platform != "linux":
         return {}
@@ -144,7 +171,9 @@ def _ends_with_this_process() -> dict[str, Any]:
 
 
 def _place(notebook: NotebookNode) -> str:
-    started = [cell for cell in notebook.cells if cell.cell_type == "code" and (cell.execution_count or cell.outputs)]
+    started = [
+        cell for cell in notebook.cells if cell.cell_type == "code" and (cell.execution_count or cell.outputs)
+    ]
     return cell_name(started[-1]) if started else "before the first cell"
 
 

@@ -1,9 +1,11 @@
-"""The command `record`: the course's list of runs on the GPU that is here, within a given time whatever happens.
+"""The command `record`: the course's list of runs on the GPU that is here, within a given time whatever
+happens.
 
-Each task runs in a process of its own with its own time limit, so that a hang, a crash or an error that CUDA cannot
-recover from ends that task alone. Every process of a task ends with the task, and with this process however that ends.
-This process uses no torch and holds no GPU memory. Several tasks can be at work at once: each asks for its turn on the
-GPU when it has done what needs none, and gets it when what it needs of the memory is not promised to another.
+Each task runs in a process of its own with its own time limit, so that a hang, a crash or an error that CUDA
+cannot recover from ends that task alone. Every process of a task ends with the task, and with this process
+however that ends. This process uses no torch and holds no GPU memory. Several tasks can be at work at once:
+each asks for its turn on the GPU when it has done what needs none, and gets it when what it needs of the
+memory is not promised to another.
 """
 
 import hashlib
@@ -44,7 +46,9 @@ Command = Callable[[Task, Path, float], list[str]]
 FACTS_SECONDS = 120.0
 SHORTEST = 10.0  # Seconds: with less than this left, no further task is begun
 BETWEEN = 0.05  # Seconds between two looks at what is at work
-GRACE = 5.0  # Seconds in which a process that was killed has to be gone; a driver that hangs can hold it longer
+GRACE = (
+    5.0  # Seconds in which a process that was killed has to be gone; a driver that hangs can hold it longer
+)
 
 say_now = partial(print, flush=True)
 """Print, and let it be seen also if this process is killed next: a pipe would keep it back."""
@@ -65,7 +69,9 @@ class TaskResult(NamedTuple):
 
 @dataclass
 class Running:
-    """A task at work in a process of its own, its files in `folder`; its `limit` counts `since` it had its turn."""
+    """A task at work in a process of its own, its files in `folder`; its `limit` counts `since` it had its
+    turn.
+    """
 
     task: Task
     process: subprocess.Popen[bytes]
@@ -84,7 +90,8 @@ class Running:
 
     def give_turn(self, shared: bool) -> None:
         """Let it use the GPU; its time counts from now on."""
-        self.has_turn, self.since = True, time.monotonic()
+        self.has_turn = True
+        self.since = time.monotonic()
         turns.give(self.file(turns.GIVEN), shared)
 
     def finish(self, killed: bool = False) -> TaskResult:
@@ -99,18 +106,28 @@ class Running:
         return TaskResult(parts, status, detail, round(time.monotonic() - self.begun, 1))
 
     def is_over(self) -> bool:
-        return self.process.poll() is not None or (not self.waits and time.monotonic() > self.since + self.limit)
+        return self.process.poll() is not None or (
+            not self.waits and time.monotonic() > self.since + self.limit
+        )
 
 
 def record(
-    tasks: Sequence[Task], file: Path, origin: dict[str, Any], deadline: float, command: Command,
-    say: Callable[[str], None], jobs: int = 1, memory: int = 0,
-) -> int:  # fmt: skip
+    tasks: Sequence[Task],
+    file: Path,
+    origin: dict[str, Any],
+    deadline: float,
+    command: Command,
+    say: Callable[[str], None],
+    jobs: int = 1,
+    memory: int = 0,
+) -> int:
     """Append each task's result to `file` until all are done or time is up; returns how many are left.
 
     `jobs` tasks are at work at a time, those that have their turn within `memory` bytes of the GPU.
     """
-    waiting, running, cut = list(tasks), list[Running](), 0
+    waiting = list(tasks)
+    running = list[Running]()
+    cut = 0
     try:
         while running or (waiting and deadline - time.monotonic() >= SHORTEST):
             while waiting and len(running) < jobs and (left := deadline - time.monotonic()) >= SHORTEST:
@@ -124,7 +141,9 @@ def record(
                 outcome = each.finish(killed=each.process.poll() is None)
                 if outcome.status == recording_file.TIMED_OUT and is_late:
                     cut += 1
-                    outcome = outcome._replace(status=recording_file.CUT_SHORT, detail="the given time was over")
+                    outcome = outcome._replace(
+                        status=recording_file.CUT_SHORT, detail="the given time was over"
+                    )
                 recording_file.append(file, {**origin, **about(each.task), **outcome._asdict()})
                 named = f"{each.task.name}: " if jobs > 1 else ""
                 say(f"    {named}{outcome.status}{f': {outcome.detail}' if outcome.detail else ''}")
@@ -141,7 +160,9 @@ def about(task: Task) -> dict[str, Any]:
 
 
 def give_turns(running: Sequence[Running], memory: int, shared: bool) -> None:
-    """Let those that wait use the GPU, in their order, as long as none needs it for itself or more than is left."""
+    """Let those that wait use the GPU, in their order, as long as none needs it for itself or more than is
+    left.
+    """
     using = [each for each in running if each.has_turn]
     for each in [each for each in running if each.waits]:
         taken = sum(other.task.room for other in using)
@@ -193,7 +214,9 @@ def begin(command: Command, task: Task, seconds: float, takes_turns: bool = Fals
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all that it has started; one that the driver does not let go is left to the system."""
+    """End the process and all that it has started; one that the driver does not let go
+    is left to the system.
+    """
     process.terminate()  # its guard ends every process below it, in whatever session
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=GRACE if sys.platform == "linux" else 0)
@@ -242,22 +265,28 @@ def judged(parts: dict[str, Any], code: int | None, errors: str) -> tuple[str, s
 
 
 def device_facts(command: Command, seconds: float) -> dict[str, Any]:
-    """Facts about the GPU and torch, from a process of its own. RecordingError if there is none to record on."""
+    """Facts about the GPU and torch, from a process of its own. RecordingError if there
+    is none to record on.
+    """
     outcome = run_process(command, Task(FACTS, FACTS, ""), seconds)
     if outcome.status != recording_file.MEASURED:
         raise RecordingError(
-            f"There is no GPU to record on: {outcome.detail or outcome.status}. --list shows what would be recorded, "
-            "and --rehearse tries it on the CPU."
+            f"There is no GPU to record on: {outcome.detail or outcome.status}. --list shows what would be"
+            " recorded, and --rehearse tries it on the CPU."
         )
     return outcome.parts[FACTS]
 
 
 def commit() -> str:
-    """The commit of the course's code, with a hash of the code itself where it was changed or git is not there."""
+    """The commit of the course's code, with a hash of the code itself where it was changed or git is not
+    there.
+    """
     options = {"cwd": PACKAGE, "capture_output": True, "text": True, "check": True, "timeout": 20}
     try:
         head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **options).stdout.strip()
-        changed = subprocess.run(["git", "status", "--porcelain", "--", "*.py", "*.toml"], **options).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--", "*.py", "*.toml"], **options
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return f"code {code_hash()}"
     return f"{head} changed, code {code_hash()}" if changed else head
@@ -278,19 +307,25 @@ def chosen(tasks: Sequence[Task], words: str) -> list[Task]:
     return found
 
 
-def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[recording_file.Line], commit: str) -> list[Task]:
+def plan(
+    tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[recording_file.Line], commit: str
+) -> list[Task]:
     """The tasks still to be done on this GPU: untried ones, then failed ones."""
     free, (major, minor) = found["free"], found["device"]["capability"]
     origin = (found["device"]["name"], found["torch"], commit)
     before: dict[str, list[str]] = {}
     for line in lines:
         status = line.content["status"]
-        if line.origin == origin and status != recording_file.CUT_SHORT:  # that was the time's fault, not the task's
+        if (
+            line.origin == origin and status != recording_file.CUT_SHORT
+        ):  # that was the time's fault, not the task's
             before.setdefault(line.content["task"], []).append(status)
 
     def is_open(task: Task) -> bool:
         tries = before.get(task.name, [])
-        return len(tries) < recording_file.MOST_TRIES and not any(status in recording_file.SETTLED for status in tries)
+        return len(tries) < recording_file.MOST_TRIES and not any(
+            status in recording_file.SETTLED for status in tries
+        )
 
     possible = (task for task in tasks if found.get("rehearsal") or not task.obstacle(free, (major, minor)))
     return sorted(filter(is_open, possible), key=lambda task: len(before.get(task.name, [])))
@@ -306,7 +341,9 @@ def run(options: Namespace, say: Callable[[str], None] = say_now) -> int:
         say(page)
         return 1 if problems else 0
     if not options.list and options.out is None:
-        raise RecordingError("record needs --out and a folder for its results, or --list, or --verify and a file.")
+        raise RecordingError(
+            "record needs --out and a folder for its results, or --list, or --verify and a file."
+        )
     if not 0 < options.minutes < 10_000:
         raise RecordingError(f"--minutes is {options.minutes:g}: give a time limit, such as --minutes 30.")
     if options.jobs < 1:
@@ -332,7 +369,8 @@ def _record(options: Namespace, tasks: Sequence[Task], say: Callable[[str], None
     command = work_command(options.rehearse, options.as_card)
     found = device_facts(command, min(FACTS_SECONDS, 60 * options.minutes))
     slug = re.sub(r"[^a-z0-9]+", "-", found["device"]["name"].lower()).strip("-") or "gpu"
-    code, file = commit(), options.out / f"{'rehearsal' if options.rehearse else slug}.jsonl"
+    code = commit()
+    file = options.out / f"{'rehearsal' if options.rehearse else slug}.jsonl"
     options.out.mkdir(parents=True, exist_ok=True)
     repaired = recording_file.repair(file)
     if repaired:
@@ -340,13 +378,26 @@ def _record(options: Namespace, tasks: Sequence[Task], say: Callable[[str], None
     absent = [name for name in NOTEBOOK_PACKAGES if util.find_spec(name) is None]
     possible = [task for task in tasks if not (absent and task.needs_notebooks)]
     if len(possible) < len(tasks):
-        say(f"{len(tasks) - len(possible)} tasks execute cells and wait for {', '.join(absent)}: see docs/gpu.md.")
+        say(
+            f"{len(tasks) - len(possible)} tasks execute cells and wait for {', '.join(absent)}: see"
+            " docs/gpu.md."
+        )
     to_do = plan(possible, found, recording_file.read_lines(file) if file.exists() else [], code)
     free = format_bytes(found["free"], "GB", 1)
-    say(f"{found['device']['name']}, {free} free, torch {found['torch']}: {len(to_do)} of {len(tasks)} tasks to do.")
-    origin = {name: value for name, value in found.items() if name != "free"} | {"commit": code, "jobs": options.jobs}
+    say(
+        f"{found['device']['name']}, {free} free, torch {found['torch']}: {len(to_do)} of {len(tasks)} tasks"
+        " to do."
+    )
+    origin = {name: value for name, value in found.items() if name != "free"} | {
+        "commit": code,
+        "jobs": options.jobs,
+    }
     left = record(to_do, file, origin, deadline, command, say, options.jobs, found["free"])
-    then = f"{left} tasks are left: run the same command again." if left else "Nothing is left to do on this GPU."
+    then = (
+        f"{left} tasks are left: run the same command again."
+        if left
+        else "Nothing is left to do on this GPU."
+    )
     say(f"Recorded in {file}. {then}")
     return 0
 
@@ -363,7 +414,9 @@ def listing(tasks: Sequence[Task], card: Gpu | None) -> str:
 
 
 def card_here(ask: Callable[..., Any] = subprocess.run) -> Gpu | None:
-    """The first GPU that nvidia-smi names, its memory being what is free on it now; None where there is none."""
+    """The first GPU that nvidia-smi names, its memory being what is free on it now;
+    None where there is none.
+    """
     options = ["--query-gpu=name,memory.free,compute_cap", "--format=csv,noheader,nounits"]
     try:
         done = ask(["nvidia-smi", *options], capture_output=True, text=True, timeout=20, check=False)

@@ -1,5 +1,5 @@
-"""The tasks of `record`, the most important first: training runs for every choice of the course, figures that only
-hardware shows, and the lessons themselves.
+"""The tasks of `record`, the most important first: training runs for every choice of the course, figures that
+only hardware shows, and the lessons themselves.
 """
 
 import dataclasses
@@ -35,24 +35,29 @@ COMPARISONS = ("recomputation", "precision", "optimizer", "accumulation", "loss"
 MOST_SEQUENCES = 8  # Sequences in a comparison's batch on a card with room enough; a smaller card halves it
 
 TIMES_OUT_OF_MEMORY = 100  # Each kind of cell runs out of memory so often in a row
-LESSON_SECONDS = 60.0  # A lesson's budget where its own metadata state none, as in `course: {budget_seconds: 90}`
+LESSON_SECONDS = (
+    60.0  # A lesson's budget where its own metadata state none, as in `course: {budget_seconds: 90}`
+)
 
-NOTEBOOK = 45 * GB  # Kept for a lesson next to others: on an H200 one took 44 GB, and demos, which fill a card, 72 GB
+# Kept for a lesson next to others: on an H200 one took 44 GB, and demos, which fill a card, 72 GB
+NOTEBOOK = 45 * GB
 
 LIVE_FACTOR = 3.0
-"""A lesson may take so many times its budget on a GPU: the budget is for a simulation, and here it trains, too."""
+"""A lesson may take so many times its budget on a GPU: the budget is for a simulation, and here it trains,
+too.
+"""
 
 
 @dataclass(frozen=True)
 class Task:
     """One thing to record, in a process of its own that may take `seconds`; `environment` is set for it.
 
-    `kind` says how it is done: "run" trains as `run` says, "history" keeps and replays its allocator's history,
-    "kernels" runs attention alone for sequences of `seq_len` tokens, "times" compares the variants of `topic`,
-    "context", "workspaces" and "scratch" measure what no simulation sees. "cells" runs out of memory in cells of the
-    kind `topic`, "notebook" executes the notebook of that path, "demos" rehearses the demos, "published" runs the
-    published steps whose rows `topic` names. One that does not train as `run` says `needs` so many bytes; one that has
-    to be `alone` shares the GPU with no other.
+    `kind` says how it is done: "run" trains as `run` says, "history" keeps and replays its allocator's
+    history, "kernels" runs attention alone for sequences of `seq_len` tokens, "times" compares the variants
+    of `topic`, "context", "workspaces" and "scratch" measure what no simulation sees. "cells" runs out of
+    memory in cells of the kind `topic`, "notebook" executes the notebook of that path, "demos" rehearses the
+    demos, "published" runs the published steps whose rows `topic` names. One that does not train as `run`
+    says `needs` so many bytes; one that has to be `alone` shares the GPU with no other.
     """
 
     name: str
@@ -97,7 +102,9 @@ ON_ONE_GPU = 36 * GB  # Published rows of at most so many bytes are counted one 
 
 
 def published_tasks() -> Iterator[Task]:
-    """Published steps of one rank: small ones together, large ones and the shown ones alone. None without the code."""
+    """Published steps of one rank: small ones together, large ones and the shown ones alone. None without the
+    code.
+    """
     rows = [row for row in published_rows() if row.family and not row.family.startswith("sharded_models")]
     runs = {(row.family, json.dumps(row.how)): row for row in reversed(rows)}  # the first of each run
     rows = [row for row in rows if row.id in TEN or row in runs.values()] if PUBLISHED_STEPS.exists() else []
@@ -107,18 +114,26 @@ def published_tasks() -> Iterator[Task]:
         of_kind = [row for row in rows if row not in large and row.family.startswith(file)]
         of_kind = [row for row in of_kind if row.expandable == expandable]
         for number, start in enumerate(range(0, len(of_kind), SMALL_ROWS), start=1):
-            yield published_task(f"{file}{', expandable' * expandable} {number}", of_kind[start : start + SMALL_ROWS])
+            yield published_task(
+                f"{file}{', expandable' * expandable} {number}", of_kind[start : start + SMALL_ROWS]
+            )
     yield from (published_task(row.id, [row]) for row in large)
 
 
 def published_task(name: str, rows: Sequence[Row]) -> Task:
     """One process counts these rows, whose segments are alike; it needs what the largest reserves."""
-    needs, topic = max(row.said.reserved for row in rows), ",".join(row.id for row in rows)
+    needs = max(row.said.reserved for row in rows)
+    topic = ",".join(row.id for row in rows)
     environment = EXPANDABLE if rows[0].expandable else {}
     return Task(
-        f"published: {name}", "published", "counted elsewhere", topic=topic, needs=needs, environment=environment,
+        f"published: {name}",
+        "published",
+        "counted elsewhere",
+        topic=topic,
+        needs=needs,
+        environment=environment,
         seconds=300.0,
-    )  # fmt: skip
+    )
 
 
 def history_task(run: TrainingRun, environment: Mapping[str, str]) -> Task:
@@ -152,7 +167,9 @@ STARTS = {
 
 
 def training_runs(group: str) -> Iterator[Task]:
-    """The training runs of a group of runs.toml, in order. KeyError for a group, or a start, that is not there."""
+    """The training runs of a group of runs.toml, in order. KeyError for a group, or a start, that is not
+    there.
+    """
     return (run_task(run, **told) for run, told in _rows(group))
 
 
@@ -161,7 +178,10 @@ def _rows(group: str) -> Iterator[tuple[TrainingRun, dict[str, Any]]]:
     for row in tomllib.loads(Path(__file__).with_name("runs.toml").read_text(encoding="utf-8"))[group]:
         told = {name: row.pop(name) for name in ("why", "alone") if name in row}
         start = STARTS[row.pop("of")]
-        yield start.replace(**{name: tuple(it) if isinstance(it, list) else it for name, it in row.items()}), told
+        yield (
+            start.replace(**{name: tuple(it) if isinstance(it, list) else it for name, it in row.items()}),
+            told,
+        )
 
 
 def everything() -> Iterator[Task]:
@@ -184,7 +204,9 @@ def everything() -> Iterator[Task]:
     # Running out of memory on purpose, and the demos
     for kind in CELLS:
         why = f"out of memory {TIMES_OUT_OF_MEMORY} times in a row"
-        yield Task(f"out of memory in a cell with {kind}", "cells", why, topic=kind, seconds=400.0, needs=2 * GB)
+        yield Task(
+            f"out of memory in a cell with {kind}", "cells", why, topic=kind, seconds=400.0, needs=2 * GB
+        )
     yield from training_runs("quick")
     # The allocator's histories, the lessons, the smaller published steps
     for environment in ({}, EXPANDABLE):
@@ -197,7 +219,9 @@ def everything() -> Iterator[Task]:
 
 
 def history_runs() -> tuple[TrainingRun, ...]:
-    """The runs whose allocator histories are kept, the same under default settings and with expandable segments."""
+    """The runs whose allocator histories are kept, the same under default settings and with expandable
+    segments.
+    """
     return tuple(run for run, _ in _rows("histories"))
 
 
@@ -206,7 +230,9 @@ def lessons(folder: str) -> Iterator[Task]:
     for path in numbered(ROOT / folder):
         name = f"{folder}/{path.name}"
         seconds = LIVE_FACTOR * budget(path)
-        yield Task(f"live: {name}", "notebook", "the lesson, live", topic=name, seconds=seconds, needs=NOTEBOOK)
+        yield Task(
+            f"live: {name}", "notebook", "the lesson, live", topic=name, seconds=seconds, needs=NOTEBOOK
+        )
 
 
 def budget(notebook: Path) -> float:
@@ -221,10 +247,17 @@ def kernels_task(seq_len: int) -> Task:
 
 
 def rehearsal_list() -> tuple[Task, ...]:
-    """Small tasks of the kinds that a CPU can do, in seconds, to try the machinery: they pass through the same code."""
+    """Small tasks of the kinds that a CPU can do, in seconds, to try the machinery: they pass through the
+    same code.
+    """
     gpt = TrainingRun("tiny-gpt", 2, 64, "fp32", attention="eager")
     llama = TrainingRun("tiny-llama", 1, 64, "fp32", attention="eager", clip_grad_norm=1.0)
-    runs = (gpt, gpt.replace(recompute="full"), llama, llama.replace(optimizer="adamw-loop", accumulation_steps=2))
+    runs = (
+        gpt,
+        gpt.replace(recompute="full"),
+        llama,
+        llama.replace(optimizer="adamw-loop", accumulation_steps=2),
+    )
     others = (
         Task("workspaces", "workspaces", "a rehearsal"),
         Task("attention alone at s=64", "kernels", "a rehearsal", seq_len=64),
@@ -241,7 +274,8 @@ def rehearsal_list() -> tuple[Task, ...]:
 
 def variants(topic: str, batch: int) -> dict[str, TrainingRun]:
     """The runs of a comparison by label, for a batch of so many sequences."""
-    small, medium = TrainingRun("gpt2", batch, 1024), TrainingRun("gpt2-medium", batch, 1024)
+    small = TrainingRun("gpt2", batch, 1024)
+    medium = TrainingRun("gpt2-medium", batch, 1024)
     fused = small.replace(attention="efficient")  # the one fused kernel that takes fp32, too
     if topic == "recomputation":
         return {name: medium.replace(recompute=name) for name in ("none", "selective", "offload", "full")}
@@ -250,16 +284,19 @@ def variants(topic: str, batch: int) -> dict[str, TrainingRun]:
     if topic == "optimizer":
         return {name: medium.replace(optimizer=f"adamw-{name}") for name in ("loop", "foreach", "fused")}
     if topic == "loss":
-        return {f"{chunks} piece{'s'[: chunks > 1]}": small.replace(loss_chunks=chunks) for chunks in (1, 8, 32)}
+        return {
+            f"{chunks} piece{'s'[: chunks > 1]}": small.replace(loss_chunks=chunks) for chunks in (1, 8, 32)
+        }
     counts = {"one batch": 1} | {f"{count} micro-batches": count for count in (2, 4, 8) if count <= batch}
     return {name: small.replace(micro_batch=batch // n, accumulation_steps=n) for name, n in counts.items()}
 
 
 def sized(topic: str, free: int, capability: tuple[int, int]) -> dict[str, TrainingRun | str]:
-    """The variants of a comparison as a GPU with `free` bytes can train them; a reason for each that it cannot compute.
+    """The variants of a comparison as a GPU with `free` bytes can train them; a reason for each that it
+    cannot compute.
 
-    An older card gets fp16 and the efficient kernel, as `twin` has it, except where precisions are compared. Raises
-    ValueError for a card on which not even a single sequence fits.
+    An older card gets fp16 and the efficient kernel, as `twin` has it, except where precisions are compared.
+    Raises ValueError for a card on which not even a single sequence fits.
     """
     batch = MOST_SEQUENCES
     while batch:
@@ -267,7 +304,9 @@ def sized(topic: str, free: int, capability: tuple[int, int]) -> dict[str, Train
         if all(fits(run, free) for run in runs.values() if isinstance(run, TrainingRun)):
             return runs
         batch //= 2
-    raise ValueError(f"the comparison of {topic} does not fit {free:,} bytes, not even one sequence at a time")
+    raise ValueError(
+        f"the comparison of {topic} does not fit {free:,} bytes, not even one sequence at a time"
+    )
 
 
 def _supported(topic: str, run: TrainingRun, capability: tuple[int, int]) -> TrainingRun | str:

@@ -1,4 +1,6 @@
-"""`record --verify FILE`: checks a file of recordings before it is taken in. It reads JSON alone, never a pickle."""
+"""`record --verify FILE`: checks a file of recordings before it is taken in. It reads JSON alone, never a
+pickle.
+"""
 
 import gzip
 import io
@@ -19,16 +21,32 @@ from ..units import MB
 from .histories import ACTIONS, unpacked
 from .tasks import recording_list
 
-MOST_FILE, MOST_UNPACKED, MOST_LINES = 20 * MB, 200 * MB, 2_000
+MOST_FILE = 20 * MB
+MOST_UNPACKED = 200 * MB
+MOST_LINES = 2_000
 PLAUSIBLE = 0.05  # A person looks at a counter that its simulation misses by a larger share
 LISTED, WIDEST = 12, 150  # Items of a list on the page, and letters of each
 
-BYTES = ("counters", "estimate", "formula", "simulated", "context", "workspaces", "scratch", "cells", "said", "counted")
+BYTES = (
+    "counters",
+    "estimate",
+    "formula",
+    "simulated",
+    "context",
+    "workspaces",
+    "scratch",
+    "cells",
+    "said",
+    "counted",
+)
 """Parts of a result, by the first word of their name, in which every number is bytes or a count."""
 
 TEXTS = ("notebook", "demos", "out_of_memory", "refused")  # Parts that hold sentences
 
-SHAPES = {"torch": r"\d+\.\d+\.\S+", "commit": r"[0-9a-f]{7,40}( changed, code [0-9a-f]{12})?|code [0-9a-f]{12}"}
+SHAPES = {
+    "torch": r"\d+\.\d+\.\S+",
+    "commit": r"[0-9a-f]{7,40}( changed, code [0-9a-f]{12})?|code [0-9a-f]{12}",
+}
 SHAPES |= {"driver": r"(\d+(\.\d+)+)?", "date": r"\d{4}-\d\d-\d\d"}
 
 PUBLIC = r"https?://[\w.]*\b(pytorch\.org|nvidia\.com)/\S*"  # Pages that torch's messages name
@@ -40,15 +58,21 @@ PRIVATE = {
 
 
 def verify(path: Path, names: Collection[str] = ()) -> tuple[str, list[str]]:
-    """A page about a file, and the reasons not to take it in, a sentence each; none of `names` may be in its text."""
+    """A page about a file, and the reasons not to take it in, a sentence each; none of `names` may be in its
+    text.
+    """
     try:
         lines = _read(path)
     except (OSError, EOFError, ValueError, RecursionError) as problem:
         return f"{path.name} cannot be read: {problem}", [str(problem)]
     kinds = {task.name: task.kind for task in recording_list()}
     problems = [f"{line.place}: {said}" for line in lines for said in _problems(line, kinds, names)]
-    settled = Counter((*line.origin, line.content["task"]) for line in lines if line.content["status"] in SETTLED)
-    problems += [f"{task[-1]!r} is settled {count} times, not once" for task, count in settled.items() if count > 1]
+    settled = Counter(
+        (*line.origin, line.content["task"]) for line in lines if line.content["status"] in SETTLED
+    )
+    problems += [
+        f"{task[-1]!r} is settled {count} times, not once" for task, count in settled.items() if count > 1
+    ]
     if len(cards := {str({**line.content["device"], "driver": ""}) for line in lines}) > 1:
         problems.append(f"it holds results of {len(cards)} cards: `record` writes a file for each")
     return _page([line.content for line in lines], len(kinds), problems), problems
@@ -62,13 +86,17 @@ def names_here() -> set[str]:
 
 def _read(path: Path) -> list[Line]:
     if not path.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")):
-        raise ValueError(f"{path.name} is not a recording: its name must end in .jsonl, .jsonl.gz or .jsonl.xz")
+        raise ValueError(
+            f"{path.name} is not a recording: its name must end in .jsonl, .jsonl.gz or .jsonl.xz"
+        )
     if path.stat().st_size > MOST_FILE:
         raise ValueError(f"{path.name} is too large: a recording has at most {MOST_FILE:,} bytes")
     content = path.read_bytes()
     content = content if path.suffix == ".jsonl" else _decompressed(content, path.suffix)
     if not content.endswith(b"\n") or content.count(b"\n") > MOST_LINES:
-        raise ValueError(f"{path.name} is empty, cut off within its last line, or longer than {MOST_LINES:,} lines")
+        raise ValueError(
+            f"{path.name} is empty, cut off within its last line, or longer than {MOST_LINES:,} lines"
+        )
     return parse_lines(path, content)
 
 
@@ -87,7 +115,10 @@ def _problems(line: Line, kinds: dict[str, str], names: Collection[str]) -> Iter
     content, device = line.content, line.content["device"]
     try:
         if kinds.get(content["task"]) != content["kind"] or content["status"] not in STATUSES:
-            yield f"{content['task']!r} ({content['kind']}, {content['status']}) is not in this version's list of tasks"
+            yield (
+                f"{content['task']!r} ({content['kind']}, {content['status']}) is not in this version's list"
+                " of tasks"
+            )
         for name, shape in SHAPES.items():
             if not re.fullmatch(shape, (device if name == "driver" else content)[name]):
                 yield f"its {name} is {content.get(name)!r}, which is invalid"
@@ -113,7 +144,10 @@ def _wrong_parts(parts: dict[str, Any], memory: int) -> Iterator[str]:
         counted = list(part.values()) if name.startswith("counted ") else []
         counted += [[part["allocated"], part["reserved"]]] if name == "counters" else []
         if not all(allocated <= reserved <= memory for allocated, reserved in counted):
-            yield f"part {name!r} has more allocated than reserved, or more reserved than the card's {memory:,} bytes"
+            yield (
+                f"part {name!r} has more allocated than reserved, or more reserved than the card's {memory:,}"
+                " bytes"
+            )
         if name == "history":
             (entries,) = unpacked(part["history"])["device_traces"]
             if not all(entry["action"] in ACTIONS and _is_size(entry["size"]) for entry in entries):
@@ -147,27 +181,38 @@ def _private(content: Any, names: Collection[str]) -> Iterator[str]:
 
 
 def _page(contents: Sequence[dict[str, Any]], known: int, problems: Sequence[str]) -> str:
-    """A summary of the file, and what a person should check: counters far from their simulation, and free text."""
+    """A summary of the file, and what a person should check: counters far from their simulation, and free
+    text.
+    """
     counts = Counter(f"{content['kind']} {content['status']}" for content in contents)
     made = [{"driver": content["device"].get("driver")} | content for content in contents]
     gaps = [gap for content in contents for gap in _gaps(content)]
     apart = [f"{share:+.1%} {name}" for share, name in gaps if abs(share) > PLAUSIBLE]
-    held = [part for content in contents for part in (content.get("detail"), *map(content["parts"].get, TEXTS))]
+    held = [
+        part for content in contents for part in (content.get("detail"), *map(content["parts"].get, TEXTS))
+    ]
     texts = sorted({leaf for leaf in _leaves(held) if isinstance(leaf, str) and " " in leaf})
     lines = [
         str(contents[0]["device"]),
         *(f"{name}: {', '.join(sorted({str(each[name]) or 'unknown' for each in made}))}" for name in SHAPES),
-        f"{len(contents)} results of {len({each['task'] for each in contents})} tasks; this version has {known}",
+        (
+            f"{len(contents)} results of {len({each['task'] for each in contents})} tasks; this version has"
+            f" {known}"
+        ),
         ", ".join(f"{count} {name}" for name, count in counts.items()),
         f"{len(gaps)} counters next to their simulation; {len(apart)} differ by more than {PLAUSIBLE:.0%}",
     ]
     verdict = f"Problems: {len(problems)}. {'Do not take it in:' if problems else 'It can be taken in.'}"
     lists = (apart, [f"Texts, for a person to read: {len(texts)}"], texts, [verdict], problems)
-    return "\n".join([*lines, *(" ".join(item.split())[:WIDEST] for items in lists for item in items[:LISTED])])
+    return "\n".join(
+        [*lines, *(" ".join(item.split())[:WIDEST] for items in lists for item in items[:LISTED])]
+    )
 
 
 def _gaps(content: dict[str, Any]) -> Iterator[tuple[float, str]]:
-    """Simulated minus counted as a share of the counted bytes, and of what, for each counter that has both."""
+    """Simulated minus counted as a share of the counted bytes, and of what, for each
+    counter that has both.
+    """
     parts = (content["parts"].get(name) for name in ("simulated", "counters"))
     simulated, counted = (part if isinstance(part, dict) else {} for part in parts)
     for name in ("allocated", "reserved"):

@@ -33,7 +33,17 @@ from ..run import TrainingRun
 from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, workspace_bytes
 from .histories import packed, unpacked
 from .published import counting
-from .tasks import FACTS, STEPS, TIMES_OUT_OF_MEMORY, Task, recording_list, rehearsal_list, sized, spread, variants
+from .tasks import (
+    FACTS,
+    STEPS,
+    TIMES_OUT_OF_MEMORY,
+    Task,
+    recording_list,
+    rehearsal_list,
+    sized,
+    spread,
+    variants,
+)
 from .turns import await_turn
 
 OLDEST_TORCH = "2.11"
@@ -84,9 +94,13 @@ def find(name: str, rehearse: bool = False) -> Task:
 
 
 def facts(device: Device) -> dict[str, Any]:
-    """The origin that every line of a recording names, and the bytes free. RuntimeError if none can be made here."""
+    """The origin that every line of a recording names, and the bytes free. RuntimeError if none can be made
+    here.
+    """
     if torch.__version__ < OLDEST_TORCH:
-        raise RuntimeError(f"torch {OLDEST_TORCH} or newer is needed in {sys.executable}, not {torch.__version__}")
+        raise RuntimeError(
+            f"torch {OLDEST_TORCH} or newer is needed in {sys.executable}, not {torch.__version__}"
+        )
     if device.kind == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(f"torch {torch.__version__} can use no CUDA GPU here")
     about = {"torch": torch.__version__, "python": platform.python_version(), "free": device.free()}
@@ -94,7 +108,9 @@ def facts(device: Device) -> dict[str, Any]:
 
 
 def perform(task: Task, device: Device, send: Send, seconds: float = 0.0) -> None:
-    """Do one task and send each of its parts as soon as it is there; `seconds` are counted from its turn on the GPU."""
+    """Do one task and send each of its parts as soon as it is there; `seconds` are counted from its turn on
+    the GPU.
+    """
     if task.kind == "run" and task.run is not None:
         send_said(task.run, device, send)
     elif task.kind == "published":
@@ -112,7 +128,9 @@ def perform(task: Task, device: Device, send: Send, seconds: float = 0.0) -> Non
         "times": lambda: {"variants": variant_times(task.topic, device)},
     }
     if task.run is not None:
-        record_history(task.run, device, send) if task.kind == "history" else record_run(task.run, device, send, shared)
+        record_history(task.run, device, send) if task.kind == "history" else record_run(
+            task.run, device, send, shared
+        )
     elif task.kind == "published":
         counting.send_counted(task.topic, send)
     elif task.needs_notebooks:
@@ -144,18 +162,26 @@ def run_lesson(task: Task, device: Device, send: Send) -> None:
 
 
 def run_demos(task: Task, device: Device, send: Send) -> None:
-    """Part "demos": the result of `rehearse`. RuntimeError, after it was sent, if a demo does not go as it says."""
+    """Part "demos": the result of `rehearse`. RuntimeError, after it was sent, if a demo does not go as it
+    says.
+    """
     from ..demos import rehearse
 
     found = rehearse()
     send("demos", text=str(found), problems=list(found.problems))
     if found.problems:
-        raise RuntimeError(f"{len(found.problems)} steps do not do as announced, the first: {found.problems[0]}")
+        raise RuntimeError(
+            f"{len(found.problems)} steps do not do as announced, the first: {found.problems[0]}"
+        )
 
 
 def variant_times(topic: str, device: Device) -> list[dict[str, Any]]:
     """Time each variant of a comparison: milliseconds per step with their spread, or why there are none."""
-    runs = sized(topic, device.free(), device.capability()) if device.kind == "cuda" else rehearsed_variants(topic)
+    runs = (
+        sized(topic, device.free(), device.capability())
+        if device.kind == "cuda"
+        else rehearsed_variants(topic)
+    )
     return [{"label": label, **_step_time(run, device)} for label, run in runs.items()]
 
 
@@ -172,7 +198,9 @@ def _step_time(run: TrainingRun | str, device: Device) -> dict[str, Any]:
         training, _ = ready(run, device)
         for _ in range(STEPS):
             training.step(Unwatched())
-        return {"step_ms": spread(time_calls(lambda: training.step(Unwatched()), device, most=20, seconds=6.0))}
+        return {
+            "step_ms": spread(time_calls(lambda: training.step(Unwatched()), device, most=20, seconds=6.0))
+        }
 
 
 @contextmanager
@@ -187,9 +215,9 @@ def out_of_memory_sent(device: Device, send: Send) -> Iterator[None]:
 def record_run(run: TrainingRun, device: Device, send: Send, shared: bool = False) -> None:
     """Parts "counters" without the tracker, and "measured" with it.
 
-    Where memory runs out, "out_of_memory" takes the place of what is then missing, and "refused" where torch has not
-    the kernel that the run asks for. Where the GPU is `shared`, the driver's counter has other programs' bytes, and is
-    left out.
+    Where memory runs out, "out_of_memory" takes the place of what is then missing, and "refused" where torch
+    has not the kernel that the run asks for. Where the GPU is `shared`, the driver's counter has other
+    programs' bytes, and is left out.
     """
     try:
         with out_of_memory_sent(device, send):
@@ -197,10 +225,15 @@ def record_run(run: TrainingRun, device: Device, send: Send, shared: bool = Fals
             with memory_released(run, device.free), only_kernel(run):
                 training, before = ready(run, device)
                 found = count_peaks(training.step, device, STEPS, before)
-                send("counters", **{name: value for name, value in found.items() if not (shared and name == "driver")})
+                send(
+                    "counters",
+                    **{name: value for name, value in found.items() if not (shared and name == "driver")},
+                )
                 del training
             with memory_released(run, device.free):
-                found = traced(run, STEPS, device.kind, provenance_of("cpu" if device.kind == "cpu" else "live"))
+                found = traced(
+                    run, STEPS, device.kind, provenance_of("cpu" if device.kind == "cpu" else "live")
+                )
             send("measured", **to_json(thinned(found)), losses=list(found.losses))
     except KernelRefused as error:
         send("refused", message=str(error))
@@ -209,8 +242,8 @@ def record_run(run: TrainingRun, device: Device, send: Send, shared: bool = Fals
 def send_said(run: TrainingRun, device: Device, send: Send) -> None:
     """Predict a run before the GPU runs it: parts "estimate", "formula" where it has one, and "simulated".
 
-    On a GPU of the catalog's compute capabilities cuBLAS's workspaces are counted in. The simulation is under the same
-    torch; "allocated" and "reserved" are what the allocator's policy makes of it.
+    On a GPU of the catalog's compute capabilities cuBLAS's workspaces are counted in. The simulation is under
+    the same torch; "allocated" and "reserved" are what the allocator's policy makes of it.
     """
     card = next((name for name, gpu in GPUS.items() if gpu.capability == device.capability()), None)
     run = run.replace(card=card)
@@ -231,7 +264,8 @@ def send_said(run: TrainingRun, device: Device, send: Send) -> None:
 
 
 def record_history(run: TrainingRun, device: Device, send: Send) -> None:
-    """Part "history": the allocator's history of a run from its first tensor on, and whether its replay is "exact".
+    """Part "history": the allocator's history of a run from its first tensor on, and whether its replay is
+    "exact".
 
     "steps" says for each step after how many allocations and frees it ended, and the bytes then reserved.
     """

@@ -1,6 +1,7 @@
 """Answer the website's script: draw and change a lesson's widgets, and judge guesses.
 
-Text in, JSON out. The rules are the course's own: `parse_guess` and `Revelation` of its guesses, its lessons' widgets.
+Text in, JSON out. The rules are the course's own: `parse_guess` and `Revelation` of its guesses, its lessons'
+widgets.
 """
 
 import ast
@@ -61,7 +62,8 @@ def kind(widget: Any) -> str:
 
 def set_value(number: int, value: str) -> None:
     """Set a widget's value, given as JSON: for a selection, the place of the option."""
-    widget, given = ipywidgets.WIDGETS[number], json.loads(value)
+    widget = ipywidgets.WIDGETS[number]
+    given = json.loads(value)
     widget.value = widget.options[given][1] if hasattr(widget, "options") else given
 
 

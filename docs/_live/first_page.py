@@ -8,7 +8,9 @@ from course_utils.interactive.explorer_page import link, texts, values
 
 
 def draw(chosen: str) -> str:
-    """The verdict on a run, its picture, and its link to the explorer; or in `refused` why the choice is not a run."""
+    """The verdict on a run, its picture, and its link to the explorer; or in `refused` why the choice is not
+    a run.
+    """
     try:
         drawn = dashboard(values(json.loads(chosen)))
     except ValueError as problem:

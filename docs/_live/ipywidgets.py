@@ -1,7 +1,9 @@
-"""The part of ipywidgets that the lessons use, for the website: values, options and who watches them, without a kernel.
+"""The part of ipywidgets that the lessons use, for the website: values, options and who watches them, without
+a kernel.
 
-Lessons' widgets inherit from these classes in the browser and stay as they are. `CHANGED` has the numbers of the
-widgets whose look is out of date, and `tell` is called when the first one comes in; `course_page` draws them.
+Lessons' widgets inherit from these classes in the browser and stay as they are. `CHANGED` has the numbers of
+the widgets whose look is out of date, and `tell` is called when the first one comes in; `course_page` draws
+them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +36,9 @@ class Bag:
 
 
 class Widget:
-    """A value with watchers. `traits` are what it has, with their first values; `order` those that come by place."""
+    """A value with watchers. `traits` are what it has, with their first values; `order` those that come by
+    place.
+    """
 
     traits: ClassVar[dict[str, Any]] = {}
     order: ClassVar[tuple[str, ...]] = ("value",)
@@ -54,11 +58,14 @@ class Widget:
         given = {**dict(zip(self.order, placed, strict=False)), **named}
         for name in ("layout", "style"):
             vars(self)[name] = Bag(self, given.pop(name, None))
-        for name in sorted(given, key=lambda name: name == "value"):  # last, as it depends on options and limits
+        for name in sorted(
+            given, key=lambda name: name == "value"
+        ):  # last, as it depends on options and limits
             setattr(self, name, given[name])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        before, value = vars(self).get(name), self.valid(name, value)
+        before = vars(self).get(name)
+        value = self.valid(name, value)
         vars(self)[name] = value
         if name in self.all_traits and (type(before) is not type(value) or before != value):
             self.outdated()

@@ -1,7 +1,8 @@
-"""Three of PyTorch's optimizers for a handful of numbers, so that lesson 02's valley can be walked on the website.
+"""Three of PyTorch's optimizers for a handful of numbers, so that lesson 02's valley can be walked on the
+website.
 
-This is not PyTorch: it has what that picture needs, by PyTorch's formulas, and a test compares every walk with
-PyTorch's. What asks for more fails here and stays a picture.
+This is not PyTorch: it has what that picture needs, by PyTorch's formulas, and a test compares every walk
+with PyTorch's. What asks for more fails here and stays a picture.
 """
 
 from collections.abc import Iterable
@@ -31,7 +32,10 @@ class Optimizer:
     """One step of a rule for every number; what it keeps from step to step is in `kept`, by number."""
 
     def __init__(self, places: Iterable[Tensor], lr: float, **options: Any) -> None:
-        self.places, self.lr, self.steps, self.options = list(places), lr, 0, options
+        self.places = list(places)
+        self.lr = lr
+        self.steps = 0
+        self.options = options
         self.kept = [[(0.0, 0.0) for _ in place.values] for place in self.places]
 
     def step(self) -> None:
@@ -44,13 +48,17 @@ class Optimizer:
 
 
 class SGD(Optimizer):
-    def move(self, slope: float, m: float, v: float, momentum: float = 0.0) -> tuple[float, tuple[float, float]]:
+    def move(
+        self, slope: float, m: float, v: float, momentum: float = 0.0
+    ) -> tuple[float, tuple[float, float]]:
         m = momentum * m + slope
         return self.lr * m, (m, v)
 
 
 class RMSprop(Optimizer):
-    def move(self, slope: float, m: float, v: float, alpha: float = 0.99) -> tuple[float, tuple[float, float]]:
+    def move(
+        self, slope: float, m: float, v: float, alpha: float = 0.99
+    ) -> tuple[float, tuple[float, float]]:
         v = alpha * v + (1 - alpha) * slope * slope
         return self.lr * slope / (sqrt(v) + 1e-8), (m, v)
 
@@ -59,8 +67,10 @@ class Adam(Optimizer):
     def move(
         self, slope: float, m: float, v: float, betas: tuple[float, float] = (0.9, 0.999)
     ) -> tuple[float, tuple[float, float]]:
-        m, v = m + (1 - betas[0]) * (slope - m), betas[1] * v + (1 - betas[1]) * slope * slope
-        first, second = 1 - betas[0] ** self.steps, 1 - betas[1] ** self.steps
+        m = m + (1 - betas[0]) * (slope - m)
+        v = betas[1] * v + (1 - betas[1]) * slope * slope
+        first = 1 - betas[0] ** self.steps
+        second = 1 - betas[1] ** self.steps
         return self.lr / first * m / (sqrt(v) / sqrt(second) + 1e-8), (m, v)
 
 

@@ -1,4 +1,6 @@
-"""Test the checks of lesson 15: right answers of every style pass, and each planted wrong answer gets its own hint."""
+"""Test the checks of lesson 15: right answers of every style pass, and each planted wrong answer
+gets its own hint.
+"""
 
 import torch
 from checking import Answers, JudgedAnswers
@@ -13,17 +15,26 @@ def by_token(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.outer(out, inward) for out, inward in pairs]).sum(0)
 
 
-WEIGHT_GRADIENT = Answers(  # YOURS: at least three right answers and six wrong ones for each exercise
-    right=[by_einsum, by_token, lambda x, dy: (dy.double().transpose(1, 2) @ x.double()).sum(0)],
-    wrong=[
-        (lambda x, dy: by_einsum(x, dy).T, "The shape is transposed"),
-        (lambda x, dy: dy.transpose(1, 2) @ x, "W has two dimensions"),
-        (lambda x, dy: by_einsum(x, dy) / (x.size(0) * x.size(1)), "You averaged over all tokens"),
-        (lambda x, dy: dy[0].T @ x[0], "Your gradient has only the first sequence"),
-        (lambda x, dy: dy[:, -1].T @ x[:, -1], "Your gradient has only the last token"),
-        (lambda x, dy: by_einsum(x, dy) * 2, "Your gradient is twice too large"),
-        (lambda x, dy: by_einsum(x, dy) + 1, "the values are not"),
-    ],
+WEIGHT_GRADIENT = (
+    Answers(  # YOURS: at least three right answers and six wrong ones for each exercise
+        right=[
+            by_einsum,
+            by_token,
+            lambda x, dy: (dy.double().transpose(1, 2) @ x.double()).sum(0),
+        ],
+        wrong=[
+            (lambda x, dy: by_einsum(x, dy).T, "The shape is transposed"),
+            (lambda x, dy: dy.transpose(1, 2) @ x, "W has two dimensions"),
+            (
+                lambda x, dy: by_einsum(x, dy) / (x.size(0) * x.size(1)),
+                "You averaged over all tokens",
+            ),
+            (lambda x, dy: dy[0].T @ x[0], "Your gradient has only the first sequence"),
+            (lambda x, dy: dy[:, -1].T @ x[:, -1], "Your gradient has only the last token"),
+            (lambda x, dy: by_einsum(x, dy) * 2, "Your gradient is twice too large"),
+            (lambda x, dy: by_einsum(x, dy) + 1, "the values are not"),
+        ],
+    )
 )
 
 ANSWERS = {"15.1": WEIGHT_GRADIENT}

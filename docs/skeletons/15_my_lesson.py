@@ -39,7 +39,9 @@ compare(run)
 reveal("15.first", estimate(run).total)
 
 # %%
-runs = {f"{sequences} sequences": estimate(run.replace(micro_batch=sequences)) for sequences in (4, 8)}
+runs = {
+    f"{sequences} sequences": estimate(run.replace(micro_batch=sequences)) for sequences in (4, 8)
+}
 stack(runs, "YOURS: the figure's conclusion, as a sentence.", provenance="estimated from formulas")
 
 # %% [markdown]

@@ -59,7 +59,9 @@ from course_utils.figures import bars
 from course_utils.units import GB, GiB, format_bytes
 
 reveal("00.gib", 80 * GiB)
-bars({"80 GB": 80 * GB, "80 GiB": 80 * GiB}, f"A GiB is {100 * (GiB / GB - 1):.1f} % more than a GB")
+bars(
+    {"80 GB": 80 * GB, "80 GiB": 80 * GiB}, f"A GiB is {100 * (GiB / GB - 1):.1f} % more than a GB"
+)
 
 # %% [markdown]
 # This can decide whether a run fits, so every number here says which it is in. The last two lines are what the drivers
@@ -70,10 +72,16 @@ from course_utils import gpu, parse_bytes
 
 for text in ("80 GB", "80 GiB", "24 GiB"):
     size = parse_bytes(text)
-    print(f"{text:>14s} = {size:>14,} bytes = {format_bytes(size, 'GB')} = {format_bytes(size, 'GiB')}")
+    print(
+        f"{text:>14s} = {size:>14,} bytes = {format_bytes(size, 'GB')} = "
+        f"{format_bytes(size, 'GiB')}"
+    )
 for name in ("A100-80GB", "H100-80GB"):
     size = gpu(name).memory
-    print(f"{name:>14s} = {size:>14,} bytes = {format_bytes(size, 'GB')} = {format_bytes(size, 'GiB')}")
+    print(
+        f"{name:>14s} = {size:>14,} bytes = {format_bytes(size, 'GB')} = "
+        f"{format_bytes(size, 'GiB')}"
+    )
 
 # %% [markdown]
 # ## One tensor's bytes
@@ -236,8 +244,15 @@ trained
 
 # %%
 real = trained.measurement
-counters = [item for item in real.alive_at(real.peak_event) if item.kind == "optimizer_states" and item.shape == ()]
-print(f"{len(counters)} optimizer states with one number each: {sum(item.bytes for item in counters):,} bytes")
+counters = [
+    item
+    for item in real.alive_at(real.peak_event)
+    if item.kind == "optimizer_states" and item.shape == ()
+]
+print(
+    f"{len(counters)} optimizer states with one number each: "
+    f"{sum(item.bytes for item in counters):,} bytes"
+)
 
 # %% [markdown]
 # These are the step counters of Adam, the optimizer: one per parameter tensor. (The course counts blocks of 512 bytes

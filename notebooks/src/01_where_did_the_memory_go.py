@@ -95,7 +95,10 @@ with on_gpu():
         optimizer.step()  # + Adam's states, in the first step only
         optimizer.zero_grad()  # − gradients
         left, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-        print(f"step {number}: {kept / 1e6:.1f} MB after forward, {left / 1e6:.1f} MB left, peak {peak / 1e6:.1f} MB")
+        print(
+            f"step {number}: {kept / 1e6:.1f} MB after forward, {left / 1e6:.1f} MB left, "
+            f"peak {peak / 1e6:.1f} MB"
+        )
 
 # %% [markdown]
 # What is left after a step? **Estimate**: the weights, Adam's two states, and the batch.
@@ -103,8 +106,15 @@ with on_gpu():
 # %%
 with on_gpu():
     weights = sum(weight.nbytes for weight in model.parameters())
-    states = sum(state[name].nbytes for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
-print(f"weights {weights / 1e6:.1f} MB, Adam's states {states / 1e6:.1f} MB, batch {x.nbytes / 1e6:.1f} MB")
+    states = sum(
+        state[name].nbytes
+        for state in optimizer.state.values()
+        for name in ("exp_avg", "exp_avg_sq")
+    )
+print(
+    f"weights {weights / 1e6:.1f} MB, Adam's states {states / 1e6:.1f} MB, batch "
+    f"{x.nbytes / 1e6:.1f} MB"
+)
 gap = weights + states + x.nbytes - left
 print(f"the gap: {plus_minus(gap)} bytes, 512 for the loss and 2 times {(-gap - 512) // 2:,}")
 
@@ -152,7 +162,10 @@ measure(step=train_step, model=mine, optimizer=adamw, batch=batch, card="A100-80
 from course_utils import TrainingRun
 
 small = TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024)
-print(f"weights, gradients, Adam's two states, 4 bytes each: {format_bytes(16 * small.model.parameters, 'GB', 1)}")
+print(
+    "weights, gradients, Adam's two states, 4 bytes each: "
+    f"{format_bytes(16 * small.model.parameters, 'GB', 1)}"
+)
 predict("01.first_step", asks="first step")
 predict("01.second_step", asks="second step")
 predict("01.left", asks="left afterwards")
@@ -174,7 +187,10 @@ peaks, word = four_steps.timeline.step_peaks(), four_steps.word
 for number in (1, 2, 3, 4):
     print(f"step {number}: {word} peak {peaks[number]:,} bytes")
 estimated = 20 * small.model.parameters + 2 * 8 * small.micro_batch * small.seq_len
-print(f"20 bytes · N, plus tokens and targets of 8 bytes: {estimated:,}, the gap {plus_minus(estimated - peaks[1])}")
+print(
+    f"20 bytes · N, plus tokens and targets of 8 bytes: {estimated:,}, the gap "
+    f"{plus_minus(estimated - peaks[1])}"
+)
 reveal("01.first_step", peaks[1])
 reveal("01.second_step", peaks[2])
 reveal("01.left", four_steps.moments["end of step 4"].total)
@@ -227,7 +243,11 @@ with on_gpu():
     zero = torch.zeros((), device="cuda", requires_grad=True)
     linear = nn.Linear(h, h, bias=False, device="cuda", dtype=torch.bfloat16)
     gelu = nn.GELU()  # change this
-    for name, operation in {"linear": linear, "GELU": gelu, "residual addition": lambda x: x + x}.items():
+    for name, operation in {
+        "linear": linear,
+        "GELU": gelu,
+        "residual addition": lambda x: x + x,
+    }.items():
         before = torch.cuda.memory_allocated()
         y = operation(torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16) + zero)
         kept = (torch.cuda.memory_allocated() - before - y.nbytes) // b
@@ -283,11 +303,17 @@ reveal("01.states", each * N)
 from course_utils.interactive.ledgers import show_ledger
 
 waits_for("01.states")
-puzzle = TrainingRun("gpt2-xl", micro_batch=32, precision="bf16-master", optimizer="adamw-foreach", recompute="full")
+puzzle = TrainingRun(
+    "gpt2-xl", micro_batch=32, precision="bf16-master", optimizer="adamw-foreach", recompute="full"
+)
 step = measure(puzzle)
 print(puzzle)
 claimed = {"parameters": 2 * N, "gradients": 2 * N, "optimizer_states": 12 * N}
-show_ledger(claimed, {kind: step.moments["end of backward"][kind] for kind in claimed}, columns=("estimate", step.word))
+show_ledger(
+    claimed,
+    {kind: step.moments["end of backward"][kind] for kind in claimed},
+    columns=("estimate", step.word),
+)
 print(step.provenance)
 
 # %% [markdown]
@@ -304,7 +330,10 @@ waits_for("01.puzzle")
 for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "recompute": "full"}):
     at_peak = estimate(TrainingRun("gpt2-xl", precision="bf16-master", **changes))
     part = sum(at_peak[kind] for kind in claimed) / at_peak.total
-    print(f"{changes}: states, weights and gradients are {part:.0%} of {format_bytes(at_peak.total, 'GB', 1)}")
+    print(
+        f"{changes}: states, weights and gradients are {part:.0%} of "
+        f"{format_bytes(at_peak.total, 'GB', 1)}"
+    )
 
 # %% [markdown]
 # That depends on how many tokens are on the GPU at once, and on what is recomputed.
@@ -318,9 +347,19 @@ for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "re
 from course_utils.figures import stack
 
 waits_for("01.puzzle")
-slides = {"parameters": 3, "gradients": 3, "optimizer_states": 18, "activations": 8, "temporaries": 6, "cached": 3}
+slides = {
+    "parameters": 3,
+    "gradients": 3,
+    "optimizer_states": 18,
+    "activations": 8,
+    "temporaries": 6,
+    "cached": 3,
+}
 rows = {"the slides' parts": {kind: size * 10**9 for kind, size in slides.items()}}
-rows |= {f"peak of {name}": step.phase_peaks[name] for name in ("forward", "loss", "backward", "optimizer")}
+rows |= {
+    f"peak of {name}": step.phase_peaks[name]
+    for name in ("forward", "loss", "backward", "optimizer")
+}
 title = f"Activations never meet the fp32 buffer: 41 GB on paper, {format_bytes(step.peak, 'GB', 0)} in the step"
 line = f"{card.name}: a program gets {format_bytes(card.room, 'GB', 1)}"
 stack(rows, title, capacity=card.room, capacity_label=line, provenance=str(step.provenance))
@@ -332,7 +371,10 @@ stack(rows, title, capacity=card.room, capacity_label=line, provenance=str(step.
 
 # %%
 for item in step.largest(3):  # change this
-    print(f"{format_bytes(item.bytes, 'GB', 2)}  {item.kind:12s} {item.dtype} {item.shape} from {item.operation}")
+    print(
+        f"{format_bytes(item.bytes, 'GB', 2)}  {item.kind:12s} {item.dtype} {item.shape} "
+        f"from {item.operation}"
+    )
 
 # %% [markdown]
 # The loss does, with three tensors of s·b·V numbers, one per token and word of the vocabulary:
@@ -351,7 +393,9 @@ real = measure(puzzle, source="recorded", device="NVIDIA H200")
 print(f"{format_bytes(real.counters['allocated'], 'GB', 2)} allocated, {real.provenance}")
 print(f"{format_bytes(real.counters['allocated'] - step.peak, 'MB', 0)} more than the tensors")
 extra = step.phase_peaks["optimizer"]["temporaries"]
-print(f"optimizer: {format_bytes(extra, 'GB', 1)} of temporaries, {extra / N:.1f} bytes per parameter")
+print(
+    f"optimizer: {format_bytes(extra, 'GB', 1)} of temporaries, {extra / N:.1f} bytes per parameter"
+)
 
 # %% [markdown]
 # A larger, real card took this very step (lines 2 and 3). Its `max_memory_allocated()` includes cuBLAS's workspaces
@@ -364,7 +408,8 @@ print(f"optimizer: {format_bytes(extra, 'GB', 1)} of temporaries, {extra / N:.1f
 
 # %%
 with on_gpu():
-    gradients = [torch.zeros(4096, 4096, dtype=torch.bfloat16, device="cuda") for _ in range(24)]  # change this
+    # change this
+    gradients = [torch.zeros(4096, 4096, dtype=torch.bfloat16, device="cuda") for _ in range(24)]
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     copies = [gradient.float() for gradient in gradients]
@@ -392,7 +437,8 @@ print(f"all at once: {at_once / 1e6:,.1f} MB; one by one: {one_by_one / 1e6:,.1f
 #   ever exists (lesson 05).
 
 # %%
-one_gradient, in_pieces = {"optimizer": "adamw"}, {"micro_batch": 4, "accumulation_steps": 8}  # change this
+# change this
+one_gradient, in_pieces = ({"optimizer": "adamw"}, {"micro_batch": 4, "accumulation_steps": 8})
 choices = {
     "the puzzle": puzzle,
     "one gradient at a time": puzzle.replace(**one_gradient),
@@ -419,7 +465,10 @@ waits_for("01.puzzle")
 for name in ("one gradient at a time", "autocast"):
     weights = ran[name].breakdown["parameters"] + ran[name].breakdown["optimizer_states"]
     kept = ran[name].breakdown["activations"]
-    print(f"{name}: weights and states {format_bytes(weights, 'GB', 1)}, activations {format_bytes(kept, 'GB', 1)}")
+    print(
+        f"{name}: weights and states {format_bytes(weights, 'GB', 1)}, activations "
+        f"{format_bytes(kept, 'GB', 1)}"
+    )
 chunks, both = choices["one gradient, loss in 8 chunks"], choices["both"]
 others = {
     "loss in 8 chunks, eager attention": chunks.replace(attention="eager"),
@@ -444,7 +493,9 @@ for name, run in others.items():
 
 # %%
 for name, run in choices.items():
-    closed, exact, truth = estimate(run, method="formula").total, estimate(run).total, ran[name].peak
+    closed = estimate(run, method="formula").total
+    exact = estimate(run).total
+    truth = ran[name].peak
     off, gap = plus_minus(100 * (closed / truth - 1), 3), plus_minus(exact - truth)
     print(f"{name:30s} closed form {off} %, exact engine {gap} bytes")
 
@@ -543,8 +594,12 @@ def train(steps=3):
         optimizer.step()
         optimizer.zero_grad()
         if device == "cuda":
-            allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-            print(f"step {number}: {allocated / 1e9:.3f} GB allocated, {reserved / 1e9:.3f} GB reserved")
+            allocated = torch.cuda.max_memory_allocated()
+            reserved = torch.cuda.max_memory_reserved()
+            print(
+                f"step {number}: {allocated / 1e9:.3f} GB allocated, "
+                f"{reserved / 1e9:.3f} GB reserved"
+            )
 
 
 # %% [markdown]

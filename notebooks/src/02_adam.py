@@ -146,7 +146,9 @@ walks(four, "Momentum is the fastest here, and Adam is no faster than tuned grad
 
 # %%
 for rule in rates:
-    once, louder = (rule(torch.tensor([g]), torch.zeros(1), torch.zeros(1), 1) for g in (1.0, 1000.0))
+    once, louder = (
+        rule(torch.tensor([g]), torch.zeros(1), torch.zeros(1), 1) for g in (1.0, 1000.0)
+    )
     print(f"{rule.__name__:17s} the first update is {(louder / once).item():7,.1f} times as long")
 
 # %% [markdown]
@@ -163,7 +165,10 @@ for noise in (0, 1, 10):
     for t, dice in enumerate(torch.randn(2000), 1):
         walked += adam((1 + noise * dice) * sizes, m, v, t).abs()
     shown = ", ".join(f"{length:.2f}" for length in (walked / 2000).tolist())
-    print(f"noise {noise:2d} times the mean: mean update at gradients of 0.001, 1 and 1,000: {shown} learning rates")
+    print(
+        f"noise {noise:2d} times the mean: mean update at gradients of 0.001, 1 and 1,000: "
+        f"{shown} learning rates"
+    )
 
 # %% [markdown]
 # The updates are equally long. *Noise* shortens an update: opposite signs cancel in m, but their squares add up in v.
@@ -195,12 +200,18 @@ raw = (1 - beta1**t) / (1 - beta2**t).sqrt()
 lines(
     {"without": (t.tolist(), raw.tolist()), "with": (t.tolist(), torch.ones_like(raw).tolist())},
     "Without bias correction the first updates have the wrong length",
-    "step", "length of the update, in learning rates", log_x=True, markers=False,
-)  # fmt: skip
+    "step",
+    "length of the update, in learning rates",
+    log_x=True,
+    markers=False,
+)
 
 # %%
 reveal("02.bias", raw[(raw - 1).abs().argmax()].item(), unit="learning rates")
-print(f"step 1 by hand: (1 − β1) / √(1 − β2) = {(1 - beta1) / (1 - beta2) ** 0.5:.2f}; in the figure: {raw[0]:.2f}")
+print(
+    f"step 1 by hand: (1 − β1) / √(1 − β2) = {(1 - beta1) / (1 - beta2) ** 0.5:.2f}; in "
+    f"the figure: {raw[0]:.2f}"
+)
 print(f"the longest is step {raw.argmax() + 1}; still {raw[999]:.2f} at step 1,000")
 
 # %% [markdown]
@@ -254,7 +265,9 @@ for g, length in zip(gradients.tolist(), lengths.tolist(), strict=True):
 class HandAdamW(torch.optim.Optimizer):
     """AdamW with two states per parameter, made when the first step needs them."""
 
-    def __init__(self, parameters, lr: float = 1e-3, eps: float = 1e-8, decay: float = 0.01) -> None:
+    def __init__(
+        self, parameters, lr: float = 1e-3, eps: float = 1e-8, decay: float = 0.01
+    ) -> None:
         super().__init__(parameters, {"lr": lr, "eps": eps, "decay": decay})
 
     @torch.no_grad()
@@ -266,7 +279,10 @@ class HandAdamW(torch.optim.Optimizer):
                     state.update(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
                 state["t"] += 1
                 p.mul_(1 - group["lr"] * group["decay"])
-                p.sub_(adam(p.grad, state["m"], state["v"], state["t"], eps=group["eps"]), alpha=group["lr"])
+                p.sub_(
+                    adam(p.grad, state["m"], state["v"], state["t"], eps=group["eps"]),
+                    alpha=group["lr"],
+                )
 
 
 # %% [markdown]
@@ -282,7 +298,9 @@ class GPT(nn.Module):
         super().__init__()
         self.words, self.positions = nn.Embedding(vocab, hidden), nn.Embedding(positions, hidden)
         options = {"dropout": 0, "activation": "gelu", "batch_first": True, "norm_first": True}
-        blocks = (nn.TransformerEncoderLayer(hidden, heads, 4 * hidden, **options) for _ in range(layers))
+        blocks = (
+            nn.TransformerEncoderLayer(hidden, heads, 4 * hidden, **options) for _ in range(layers)
+        )
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(hidden)
         nn.init.normal_(self.words.weight, std=0.02)
@@ -329,10 +347,14 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 100) 
 
 settings = {"lr": 1e-3, "eps": 1e-8}  # change this
 ours, theirs = small_model(), small_model()
-hand, official = HandAdamW(ours.parameters(), **settings), torch.optim.AdamW(theirs.parameters(), **settings)
+hand = HandAdamW(ours.parameters(), **settings)
+official = torch.optim.AdamW(theirs.parameters(), **settings)
 losses, their_losses = train(ours, hand), train(theirs, official)
 print(f"loss: {losses[0]:.1f} in the first step, {losses[-1]:.1f} in the last")
-print(f"largest difference between the two trainings' losses: {(losses - their_losses).abs().max():.4f}, expected 0")
+print(
+    "largest difference between the two trainings' losses: "
+    f"{(losses - their_losses).abs().max():.4f}, expected 0"
+)
 
 # %% [markdown]
 # Do all *weights* agree as well?
@@ -343,7 +365,9 @@ apart = {name: (one - other).detach().abs() for (name, one), other in pairs}
 biases = apart["blocks.0.self_attn.in_proj_bias"].chunk(3)
 for name, difference in zip(("queries", "keys", "values"), biases, strict=True):
     print(f"first block, biases of the {name}: {difference.max():.6f}")
-others = max(difference.max().item() for name, difference in apart.items() if "in_proj_bias" not in name)
+others = max(
+    difference.max().item() for name, difference in apart.items() if "in_proj_bias" not in name
+)
 print(f"all weights except these biases: {others:.6f}")
 
 # %% [markdown]
@@ -355,10 +379,17 @@ print(f"all weights except these biases: {others:.6f}")
 
 # %%
 for name, tensor in official.state[theirs.words.weight].items():
-    print(f"{name:10s} {tuple(tensor.shape)!s:9s} {tensor.dtype} on the {tensor.device}: {tensor.nbytes:6,} bytes")
+    print(
+        f"{name:10s} {tuple(tensor.shape)!s:9s} {tensor.dtype} on the {tensor.device}: "
+        f"{tensor.nbytes:6,} bytes"
+    )
 kept = sum(tensor.nbytes for state in official.state.values() for tensor in state.values())
 print(f"all states: {kept:,} bytes; 8 bytes per parameter minus that: {8 * n - kept:,}")
-reveal("02.small", sum(state["m"].nbytes + state["v"].nbytes for state in hand.state.values()), unit="KB")
+reveal(
+    "02.small",
+    sum(state["m"].nbytes + state["v"].nbytes for state in hand.state.values()),
+    unit="KB",
+)
 
 # %% [markdown]
 # *exp_avg* is m, *exp_avg_sq* is v: 8 bytes per parameter. `step` is t, a counter per tensor: 4 bytes on the *CPU*.
@@ -393,12 +424,17 @@ with on_gpu():
         optimizer.zero_grad()
         peaks.append(torch.cuda.max_memory_allocated())
         requested.append(torch.cuda.memory_stats()["requested_bytes.all.peak"])
-        print(f"step {step}: peak {peaks[-1]:,} bytes, afterwards {torch.cuda.memory_allocated():,}")
+        print(
+            f"step {step}: peak {peaks[-1]:,} bytes, afterwards {torch.cuda.memory_allocated():,}"
+        )
 
 # %%
 more, more_requested = peaks[1] - peaks[0], requested[1] - requested[0]
 print(f"N = {N:,}; the gap, 8·N minus what step 2 has more than step 1: {8 * N - more:,} bytes")
-print(f"in two parts: requested {8 * N - more_requested:+,}, remainders of blocks {more_requested - more:+,}")
+print(
+    f"in two parts: requested {8 * N - more_requested:+,}, remainders of blocks "
+    f"{more_requested - more:+,}"
+)
 reveal("02.second_step", more, unit="MB")
 
 # %% [markdown]
@@ -422,7 +458,10 @@ from course_utils.figures import timeline
 three_steps = measure(TrainingRun("gpt2", micro_batch=8, seq_len=512), steps=3)
 one, two, _ = three_steps.timeline.step_peaks().values()
 print(f"the gap, 8·N minus what step 2 has more than step 1: {8 * N - (two - one):,} bytes")
-timeline(three_steps, "The two states appear at the end of step 1, and the peak rises by exactly their size")
+timeline(
+    three_steps,
+    "The two states appear at the end of step 1, and the peak rises by exactly their size",
+)
 
 # %% [markdown]
 # ## What other optimizers keep
@@ -463,7 +502,9 @@ with on_gpu():
     rest = [p for name, p in model.named_parameters() if p.ndim == 1 or "blocks" not in name]
     states = {"sgd": kept_after_a_step(torch.optim.SGD(weights, lr=0.1))}
     states["momentum"] = kept_after_a_step(torch.optim.SGD(weights, lr=0.1, momentum=0.9))
-    states["muon"] = kept_after_a_step(torch.optim.Muon(matrices)) + kept_after_a_step(torch.optim.AdamW(rest))
+    states["muon"] = kept_after_a_step(torch.optim.Muon(matrices)) + kept_after_a_step(
+        torch.optim.AdamW(rest)
+    )
     states["adamw"] = kept_after_a_step(torch.optim.AdamW(weights, amsgrad=False))  # change this
 print(", ".join(f"{name} {size / N:.2f}" for name, size in states.items()), "bytes per parameter")
 
@@ -487,7 +528,13 @@ for name, size in states.items():
 per_parameter = {name: size / N for name, size in sorted(states.items(), key=lambda one: one[1])}
 title = "Adam keeps 8 bytes per parameter; most others keep half of that or less"
 reveal("02.muon", per_parameter["muon"], unit="bytes")
-bars(per_parameter, title, unit="bytes per parameter", kind="optimizer_states", provenance=str(measured.provenance))
+bars(
+    per_parameter,
+    title,
+    unit="bytes per parameter",
+    kind="optimizer_states",
+    provenance=str(measured.provenance),
+)
 
 # %% [markdown]
 # Muon is between 4 and 8 bytes, because AdamW handles the embeddings.
@@ -514,7 +561,8 @@ def comes_and_goes(**way) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-ways = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}  # change this
+# change this
+ways = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 with on_gpu():
     came = {name: comes_and_goes(**way) for name, way in ways.items()}
 print(", ".join(f"{name} {size / N:.2f}" for name, size in came.items()), "bytes per parameter")
@@ -558,18 +606,29 @@ predict("02.upcast", unit="bytes")
 
 # %%
 waits_for("02.upcast")
-paper = {"weights": 2, "gradients in fp32": 4, "master weights": 4, "m and v": 8, "foreach's tensors": 4}
+paper = {
+    "weights": 2,
+    "gradients in fp32": 4,
+    "master weights": 4,
+    "m and v": 8,
+    "foreach's tensors": 4,
+}
 print(" + ".join(f"{size} ({name})" for name, size in paper.items()), "=", sum(paper.values()))
 
 
 # %%
 def fullest_moment(at_once: bool) -> float:
-    """Return bytes per parameter, with gradients copied to fp32 all at once, or each just before its update."""
+    """Return bytes per parameter, with gradients copied to fp32 all at once, or each just before
+    its update.
+    """
     start = torch.cuda.memory_allocated()
     half = GPT().to("cuda", torch.bfloat16)
     pairs = [(p, p.detach().float()) for p in half.parameters()]
     groups = [pairs] if at_once else [[pair] for pair in pairs]
-    optimizers = [torch.optim.AdamW([master for _, master in group], foreach=True) for group in groups]  # change this
+    # change this
+    optimizers = [
+        torch.optim.AdamW([master for _, master in group], foreach=True) for group in groups
+    ]
     for _ in range(2):
         for p in half.parameters():
             p.grad = torch.zeros_like(p)  # as backward leaves it
@@ -604,7 +663,10 @@ for precision in ("amp-bf16", "bf16-master"):
     for optimizer in ("adamw", "adamw-foreach", "adamw-fused"):  # change this
         run = TrainingRun("gpt2", seq_len=128, precision=precision, optimizer=optimizer)
         peak = moments(run)["optimizer step"].total
-        print(f"{precision:11s} {optimizer:13s} {peak / N:5.2f} bytes per parameter in the optimizer step, estimated")
+        print(
+            f"{precision:11s} {optimizer:13s} {peak / N:5.2f} bytes per parameter in the "
+            "optimizer step, estimated"
+        )
 
 # %% [markdown]
 # So compare two recipes only if the optimizer goes the same way in both.
@@ -627,14 +689,28 @@ from course_utils import format_bytes
 from course_utils.estimating.published import zero_state_bytes
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 
-choices = {"bf16-master": ("adamw", "momentum", "adafactor"), "fp32": ("adamw",), "bf16": ("adamw",)}  # change this
+# change this
+choices = {
+    "bf16-master": ("adamw", "momentum", "adafactor"),
+    "fp32": ("adamw",),
+    "bf16": ("adamw",),
+}
 for precision, optimizers in choices.items():
     for name in optimizers:
         run = xl.replace(precision=precision, optimizer=name)
-        sizes = [size(run) / run.model.parameters for size in (parameter_bytes, gradient_bytes, optimizer_state_bytes)]
-        print(f"{precision:11s} {name:9s} weights {sizes[0]:.0f}, gradients {sizes[1]:.0f}, K = {sizes[2]:5.2f}")
+        sizes = [
+            size(run) / run.model.parameters
+            for size in (parameter_bytes, gradient_bytes, optimizer_state_bytes)
+        ]
+        print(
+            f"{precision:11s} {name:9s} weights {sizes[0]:.0f}, gradients {sizes[1]:.0f}, "
+            f"K = {sizes[2]:5.2f}"
+        )
 reveal("02.xl", sum(zero_state_bytes(xl.model.parameters).values()))
-print(f"with 1.5 billion parameters, as ZeRO rounds: {format_bytes(sum(zero_state_bytes(1_500_000_000).values()))}")
+print(
+    "with 1.5 billion parameters, as ZeRO rounds: "
+    f"{format_bytes(sum(zero_state_bytes(1_500_000_000).values()))}"
+)
 
 # %% [markdown]
 # fp32 Adam keeps 4 + 4 + 8 and mixed-precision Adam 2 + 2 + 12: both are 16. The master copy costs what the 16-bit

@@ -51,8 +51,11 @@ value = 1.0  # change this
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     limits, here = torch.finfo(dtype), torch.tensor(value, dtype=dtype)
     after = torch.nextafter(here, torch.tensor(limits.max, dtype=dtype))
-    print(f"{dtype!s:14} {here.item():.5g} is followed by {after.item():.8g}; epsilon {limits.eps:.2g}, "
-          f"largest {limits.max:.5g}, smallest {limits.smallest_normal * limits.eps:.2g}")  # fmt: skip
+    print(
+        f"{dtype!s:14} {here.item():.5g} is followed by {after.item():.8g}; "
+        f"epsilon {limits.eps:.2g}, "
+        f"largest {limits.max:.5g}, smallest {limits.smallest_normal * limits.eps:.2g}"
+    )
 reveal("03.next", 1000 * torch.finfo(torch.bfloat16).eps, unit="thousandths")
 
 # %% [markdown]
@@ -84,7 +87,10 @@ fp32, fp16, bf16 = torch.tensor(1.0), torch.tensor(1.0).half(), torch.tensor(1.0
 for _ in range(1000):
     fp32, fp16, bf16 = fp32 + update, fp16 + update, bf16 + update
 for weight in (fp32, fp16, bf16):
-    print(f"{weight.dtype}: moved by {1000 * (weight.item() - 1):.1f} thousandths, {1e6 * update:g} on paper")
+    print(
+        f"{weight.dtype}: moved by {1000 * (weight.item() - 1):.1f} thousandths, "
+        f"{1e6 * update:g} on paper"
+    )
 reveal("03.moved", 1000 * (bf16.item() - 1), unit="thousandths")
 
 # %% [markdown]
@@ -112,8 +118,14 @@ master, stored = torch.ones(1), torch.ones(10_000).bfloat16()
 for _ in range(1000):
     master = master + 1e-4
     stored = round_stochastically(stored.float() + 1e-4)
-print(f"expected 1.1, between bf16's 1.094 and 1.102; the master's bf16 copy is {master.bfloat16().item():.3f}")
-print(f"10,000 weights rounded at random: mean {stored.float().mean():.3f}, from {stored.min()} to {stored.max()}")
+print(
+    "expected 1.1, between bf16's 1.094 and 1.102; the master's bf16 copy is "
+    f"{master.bfloat16().item():.3f}"
+)
+print(
+    f"10,000 weights rounded at random: mean {stored.float().mean():.3f}, from "
+    f"{stored.min()} to {stored.max()}"
+)
 
 # %% [markdown]
 # How many weights does this affect? Adam's updates are about as large as its learning rate, and smaller where gradients
@@ -123,13 +135,20 @@ print(f"10,000 weights rounded at random: mean {stored.float().mean():.3f}, from
 # %%
 from course_utils.lessons.shared.language_model import language_model
 
-weights = torch.cat([weight.flatten() for weight in language_model(seed=0).parameters() if weight.dim() == 2])
+weights = torch.cat(
+    [weight.flatten() for weight in language_model(seed=0).parameters() if weight.dim() == 2]
+)
 for rate in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5):
     unmoved = {}
     for dtype in (torch.float16, torch.bfloat16):
         rounded = weights.to(dtype)
-        unmoved[dtype] = (rounded + torch.tensor(rate, dtype=dtype) == rounded).float().mean().item()
-    print(f"rate {rate:.0e}:", ", ".join(f"{share:4.0%} unmoved in {dtype}" for dtype, share in unmoved.items()))
+        unmoved[dtype] = (
+            (rounded + torch.tensor(rate, dtype=dtype) == rounded).float().mean().item()
+        )
+    print(
+        f"rate {rate:.0e}:",
+        ", ".join(f"{share:4.0%} unmoved in {dtype}" for dtype, share in unmoved.items()),
+    )
 
 # %% [markdown]
 # Pure bf16 works while the learning rate is high. As it decays, most of the network freezes.
@@ -162,7 +181,10 @@ gradients = gradients[gradients != 0]
 # **Your guess.** What percentage of the gradients does fp16 turn into 0?
 
 # %% tags=["nbval-ignore-output"]
-print(f"before the division, half of the gradients are larger than 2^{gradients.abs().median().log2():.0f}")
+print(
+    "before the division, half of the gradients are larger than "
+    f"2^{gradients.abs().median().log2():.0f}"
+)
 predict("03.lost", unit="%")
 
 # %% tags=["nbval-ignore-output"]
@@ -171,7 +193,9 @@ from course_utils.lessons.precision.figures import histogram_figure
 divided = gradients / 4096
 lost = (divided.half() == 0).float().mean().item()
 reveal("03.lost", 100 * lost, unit="%")
-histogram_figure(divided, "In fp16 the red gradients become 0, and the pale ones keep only few digits")
+histogram_figure(
+    divided, "In fp16 the red gradients become 0, and the pale ones keep only few digits"
+)
 
 # %% [markdown]
 # fp16 has room only at the other end. So multiply the *loss*: by the chain rule, every gradient is multiplied too.
@@ -209,10 +233,18 @@ reveal("03.square", numbers[overflows].min().item(), unit="")
 from torch.nn.functional import layer_norm, rms_norm
 
 x = 5 * torch.tensor([1.0, -1.0]).repeat(2048).half()  # change this
-print(f"sum of squares {x.double().square().sum():,.0f}; largest fp16 number {torch.finfo(torch.float16).max:,.0f}")
+print(
+    f"sum of squares {x.double().square().sum():,.0f}; largest fp16 number "
+    f"{torch.finfo(torch.float16).max:,.0f}"
+)
 print("x.square().sum()", x.square().sum().item(), "· x @ x", (x @ x).item())
 print("x.pow(2).mean() ", x.pow(2).mean().item(), "· x.norm()", x.norm().item())
-print("rms_norm", rms_norm(x, x.shape).max().item(), "· layer_norm", layer_norm(x, x.shape).max().item())
+print(
+    "rms_norm",
+    rms_norm(x, x.shape).max().item(),
+    "· layer_norm",
+    layer_norm(x, x.shape).max().item(),
+)
 
 # %% [markdown]
 # At 5, only the sum of squares overflows, in both spellings. PyTorch's sums and norms add fp16 numbers in fp32
@@ -237,7 +269,10 @@ for gradient in (1.0, 1.0, 1.0, 1.0, inf, inf, 1.0, 1.0, 1.0):  # change this
     scaler.step(optimizer)  # divides the gradient by the scale; takes no step if it is not finite
     scaler.update()
     optimizer.zero_grad()
-    print(f"gradient {gradient}: the weight is {weight.item():.1f}, the next scale {scaler.get_scale():,.0f}")
+    print(
+        f"gradient {gradient}: the weight is {weight.item():.1f}, the next scale "
+        f"{scaler.get_scale():,.0f}"
+    )
 
 # %% [markdown]
 # Now a real training in fp16: [autocast](../docs/glossary.md#autocast) around forward, the scaler around backward and
@@ -267,9 +302,19 @@ def train_in_fp16(scaler, rate=3e-3, steps=100):
 # %% tags=["nbval-ignore-output"]
 losses, scales = train_in_fp16(torch.amp.GradScaler("cpu", growth_interval=5))
 skipped = (torch.tensor(scales).diff() < 0).sum()
-print(f"loss {losses[0]:.2f} at the start, {losses[-1]:.2f} at the end; {skipped} of 100 steps skipped")
-lines({"loss scale": (range(100), scales)}, "The scale climbs until a gradient overflows", "step", "loss scale",
-      log_y=True, markers=False, provenance="trained on this CPU")  # fmt: skip
+print(
+    f"loss {losses[0]:.2f} at the start, {losses[-1]:.2f} at the end; {skipped} "
+    "of 100 steps skipped"
+)
+lines(
+    {"loss scale": (range(100), scales)},
+    "The scale climbs until a gradient overflows",
+    "step",
+    "loss scale",
+    log_y=True,
+    markers=False,
+    provenance="trained on this CPU",
+)
 
 # %% [markdown]
 # ## Five trainings
@@ -312,7 +357,9 @@ def train(model, masters, rate=3e-3, steps=100, seed=0):
 from course_utils import plus_minus
 
 waits_for("03.trained")
-fp32, bf16, mixed = language_model(seed=0), language_model(seed=0).bfloat16(), language_model(seed=0).bfloat16()
+fp32 = language_model(seed=0)
+bf16 = language_model(seed=0).bfloat16()
+mixed = language_model(seed=0).bfloat16()
 ended = {
     "fp32": train(fp32, list(fp32.parameters())),
     "fp16, no scaling": train_in_fp16(torch.amp.GradScaler("cpu", enabled=False))[0],
@@ -350,15 +397,27 @@ from course_utils.lessons.shared.language_model import mean_loss
 waits_for("03.late")
 trained, unmoved, rate = language_model(seed=0), {}, 1e-5  # change this
 train(trained, list(trained.parameters()), steps=200)
-for name, dtype in (("fp32", torch.float32), ("bf16 alone", torch.bfloat16), ("bf16, fp32 master", torch.bfloat16)):
+for name, dtype in (
+    ("fp32", torch.float32),
+    ("bf16 alone", torch.bfloat16),
+    ("bf16, fp32 master", torch.bfloat16),
+):
     model = deepcopy(trained).to(dtype)
-    masters = [w.detach().float() for w in model.parameters()] if "master" in name else list(model.parameters())
-    before, old = mean_loss(deepcopy(model).float()), torch.cat([w.detach().flatten() for w in model.parameters()])
+    masters = (
+        [w.detach().float() for w in model.parameters()]
+        if "master" in name
+        else list(model.parameters())
+    )
+    before = mean_loss(deepcopy(model).float())
+    old = torch.cat([w.detach().flatten() for w in model.parameters()])
     train(model, masters, rate, seed=1)
     same = torch.cat([w.detach().flatten() for w in model.parameters()]) == old
     unmoved[name] = same.float().mean().item()
     gained = 1000 * (before - mean_loss(model.float()))
-    print(f"{name:18s} {unmoved[name]:4.0%} of the weights unmoved, {gained:5.1f} thousandths of a nat gained")
+    print(
+        f"{name:18s} {unmoved[name]:4.0%} of the weights unmoved, {gained:5.1f} "
+        "thousandths of a nat gained"
+    )
 
 # %%
 reveal("03.late", round(100 * unmoved["bf16 alone"], -1), unit="%")
@@ -431,7 +490,10 @@ total, ones = torch.zeros((), dtype=dtype), torch.ones(1, 4096, dtype=dtype)
 for one in ones.flatten():
     total = total + one
 print(f"one by one: {total.item()}; a matrix product of the same ones: {(ones @ ones.T).item()}")
-print("partial sums in bf16 allowed on a GPU:", torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction)
+print(
+    "partial sums in bf16 allowed on a GPU:",
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+)
 reveal("03.ones", total.item(), unit="")
 
 # %% [markdown]
@@ -569,8 +631,14 @@ recipes = ("fp32", "amp-bf16", "bf16-master", "bf16-master-fp32grad", "bf16")
 steps = {name: measure(base.replace(precision=name)) for name in recipes}
 kept = {name: step.moments["end of forward"]["activations"] for name, step in steps.items()}
 for name in recipes[:3]:
-    print(f"{name:12s} {kept[name] / 1e6:6.1f} MB of activations, {kept[name] / kept['fp32']:.0%} of fp32's")
-print(f"weight copies under autocast: {steps['amp-bf16'].moments['end of forward']['weight_copies'] / 1e6:.1f} MB")
+    print(
+        f"{name:12s} {kept[name] / 1e6:6.1f} MB of activations, "
+        f"{kept[name] / kept['fp32']:.0%} of fp32's"
+    )
+print(
+    "weight copies under autocast: "
+    f"{steps['amp-bf16'].moments['end of forward']['weight_copies'] / 1e6:.1f} MB"
+)
 reveal("03.autocast", 100 * kept["amp-bf16"] / kept["fp32"], unit="% of fp32's")
 
 # %% [markdown]
@@ -605,7 +673,11 @@ with on_gpu():
 
 # %% tags=["hide-input"]
 from course_utils.figures import stack
-from course_utils.lessons.precision.formats_in_a_step import estimated_states, measured_states, per_parameter
+from course_utils.lessons.precision.formats_in_a_step import (
+    estimated_states,
+    measured_states,
+    per_parameter,
+)
 
 waits_for("03.xl")
 N = base.model.parameters
@@ -613,7 +685,9 @@ print(f"{'bytes per parameter':22s} {'estimated':18s} {steps['fp32'].word}")
 for name, step in steps.items():
     formula, found = estimated_states(base.replace(precision=name)), measured_states(step)
     gap = plus_minus(sum(formula.values()) - sum(found.values()))
-    print(f"{name:22s} {per_parameter(formula, N):18s} {per_parameter(found, N):18s} gap {gap} bytes")
+    print(
+        f"{name:22s} {per_parameter(formula, N):18s} {per_parameter(found, N):18s} gap {gap} bytes"
+    )
 
 # %%
 xl = TrainingRun("gpt2-xl", attention="efficient")  # fp32 has no flash kernel
@@ -665,7 +739,10 @@ scale = torch.finfo(torch.float8_e4m3fn).max / gradient.abs().max()
 plain = gradient.to(torch.float8_e4m3fn).float()
 fitted = (gradient * scale).to(torch.float8_e4m3fn).float() / scale
 for name, stored in (("as they are", plain), ("scaled", fitted)):
-    print(f"{name:12s} error {(stored - gradient).norm() / gradient.norm():.0%} of the gradients' norm")
+    print(
+        f"{name:12s} error {(stored - gradient).norm() / gradient.norm():.0%} of "
+        "the gradients' norm"
+    )
 
 # %% [markdown]
 # One of this course's sources says that fp8 training keeps its optimizer states in 16 bits or more. Does it?

@@ -66,7 +66,10 @@ for name, parameter in model.named_parameters():
     parts[name.split(".")[0]] += parameter.numel()
 for part, count in parts.items():
     print(f"{part:10s} {count:12,}  {count / parts.total():6.1%}")
-print(f"all        {parts.total():12,}; V·h minus the modules' table: {plus_minus(50257 * 768 - parts['words'])}")
+print(
+    f"all        {parts.total():12,}; V·h minus the modules' table: "
+    f"{plus_minus(50257 * 768 - parts['words'])}"
+)
 reveal("04.embedding", 100 * parts["words"] / parts.total(), unit="%")
 
 # %% [markdown]
@@ -152,15 +155,26 @@ def gpt(V: int, P: int, h: int, L: int) -> int:
     return h * V + L * (12 * h**2 + 13 * h) + 2 * h + h * P
 
 
-paper = {(768, 12): (117, 124), (1024, 24): (345, 355), (1280, 36): (762, 774), (1600, 48): (1542, 1558)}
+paper = {
+    (768, 12): (117, 124),
+    (1024, 24): (345, 355),
+    (1280, 36): (762, 774),
+    (1600, 48): (1542, 1558),
+}
 for (h, L), (said, today) in paper.items():
     with torch.device("meta"):
         counted = sum(parameter.numel() for parameter in GPT(h=h, L=L, heads=1).parameters())
     N = gpt(50257, 1024, h, L)
     gap = plus_minus(N - counted)
-    print(f"N = {N:13,}, minus the modules' count: {gap}; paper {said:5,} M, called today {today:5,} M")
+    print(
+        f"N = {N:13,}, minus the modules' count: {gap}; paper {said:5,} M, called "
+        f"today {today:5,} M"
+    )
 reveal("04.paper", N / 1e6 - said, unit="million")
-print(f"without hP, the lecture's formula misses {N - gpt(50257, 0, h, L):,} parameters of the largest")
+print(
+    f"without hP, the lecture's formula misses {N - gpt(50257, 0, h, L):,} "
+    "parameters of the largest"
+)
 
 # %% [markdown]
 # The paper is wrong in all four sizes. Since August 2019, a footnote in the README of OpenAI's
@@ -170,7 +184,10 @@ print(f"without hP, the lecture's formula misses {N - gpt(50257, 0, h, L):,} par
 # %%
 old = 40_478  # change this
 for (h, L), (said, _) in paper.items():
-    print(f"h = {h:5,}, L = {L}: with {old:,} words {gpt(old, 1024, h, L) / 1e6:8.2f} M, the paper says {said:5,} M")
+    print(
+        f"h = {h:5,}, L = {L}: with {old:,} words {gpt(old, 1024, h, L) / 1e6:8.2f} M, the "
+        f"paper says {said:5,} M"
+    )
 
 # %% [markdown]
 # All four rows round to the paper's counts. Four independent mistakes would not. Whether it happened this way, only
@@ -205,11 +222,15 @@ reveal("04.tied", (saved - listed) / 1e6, unit="million")
 # %%
 names = [name for name, _ in xl.named_parameters(remove_duplicate=False)]
 second = set(names) - {name for name, _ in xl.named_parameters()}
-print(f"{len(names)} names, {len(list(xl.parameters()))} tensors; second names: {', '.join(second)}")
+print(
+    f"{len(names)} names, {len(list(xl.parameters()))} tensors; second names: {', '.join(second)}"
+)
 saved_small = GPT(V=100, P=8, h=32, L=1, heads=1).state_dict()
 addresses = Counter(tensor.data_ptr() for tensor in saved_small.values())
 shared = [name for name, tensor in saved_small.items() if addresses[tensor.data_ptr()] > 1]
-print(f"{len(saved_small)} names, {len(addresses)} addresses; sharing an address: {', '.join(shared)}")
+print(
+    f"{len(saved_small)} names, {len(addresses)} addresses; sharing an address: {', '.join(shared)}"
+)
 
 # %% [markdown]
 # **Buffers** also go to the GPU and into the state dict, but have no gradient and no states. Some versions of GPT-2
@@ -254,14 +275,21 @@ from course_utils.figures import lines
 
 def errors(V: int, tables: int) -> tuple[list[float], list[float]]:
     """N in millions, and the error in percent of 12Lh² plus `tables` tables of words."""
-    ladder = [(gpt(V, 1024, h, h // 64), 12 * h // 64 * h**2 + tables * V * h) for h in (2**i for i in range(8, 14))]
+    ladder = [
+        (gpt(V, 1024, h, h // 64), 12 * h // 64 * h**2 + tables * V * h)
+        for h in (2**i for i in range(8, 14))
+    ]
     return [N / 1e6 for N, _ in ladder], [100 * (rule / N - 1) for N, rule in ladder]
 
 
 curves = {"12Lh², V = 50,257": errors(50257, 0), "12Lh², V = 128,256": errors(128256, 0)}
 title = "12·L·h² leaves out the words: useless below 100 million parameters, good above 10 billion"
 lines(
-    curves | {"12Lh² + Vh": errors(50257, 1)}, title, "N, millions of parameters", "rule minus N, in % of N", log_x=True
+    curves | {"12Lh² + Vh": errors(50257, 1)},
+    title,
+    "N, millions of parameters",
+    "rule minus N, in % of N",
+    log_x=True,
 )
 
 # %% [markdown]
@@ -326,7 +354,9 @@ class Block(nn.Module):
 class Llama(nn.Module):
     def __init__(self, V: int, h: int, L: int, k: int, f: int, qkv_bias: bool = False) -> None:
         super().__init__()
-        self.words, self.head, self.norm = nn.Embedding(V, h), nn.Linear(h, V, bias=False), nn.RMSNorm(h)
+        self.words = nn.Embedding(V, h)
+        self.head = nn.Linear(h, V, bias=False)
+        self.norm = nn.RMSNorm(h)
         self.blocks = nn.ModuleList(Block(h, k, f, qkv_bias) for _ in range(L))
 
 
@@ -335,13 +365,18 @@ with torch.device("meta"):
     llama = Llama(V, h, L, k, f)  # change this
 parts = Counter()
 for name, parameter in llama.named_parameters():
-    parts[".".join(word for word in name.split(".")[:-1] if not word.isdigit())] += parameter.numel()
+    parts[".".join(word for word in name.split(".")[:-1] if not word.isdigit())] += (
+        parameter.numel()
+    )
 formulas = {"words": V * h, "head": V * h, "norm": h, "blocks.norm1": L * h, "blocks.norm2": L * h}
 formulas |= dict.fromkeys(("blocks.queries", "blocks.output"), L * h**2)
 formulas |= dict.fromkeys(("blocks.keys", "blocks.values"), L * h * k)
 formulas |= dict.fromkeys(("blocks.mlp.gate", "blocks.mlp.up", "blocks.mlp.down"), L * f * h)
 for part, count in parts.items():
-    print(f"{part:16s} {formulas[part]:13,} by formula, minus the modules': {plus_minus(formulas[part] - count)}")
+    print(
+        f"{part:16s} {formulas[part]:13,} by formula, minus the modules': "
+        f"{plus_minus(formulas[part] - count)}"
+    )
 N = sum(formulas.values())
 print(f"{'N':16s} {N:13,} by formula, minus the modules': {plus_minus(N - parts.total())}")
 
@@ -362,7 +397,10 @@ for name, size in total_size.items():
     with torch.device("meta"):
         network = Llama(one.vocab, one.hidden, one.layers, one.kv, one.ffn, bool(one.qkv_bias))
     N = sum(parameter.numel() for parameter in network.parameters())
-    print(f"{name:12s} our modules {N:14,}   checkpoint {size // 2:14,}   difference {plus_minus(N - size // 2)}")
+    print(
+        f"{name:12s} our modules {N:14,}   checkpoint {size // 2:14,}   difference "
+        f"{plus_minus(N - size // 2)}"
+    )
 
 # %% [markdown]
 # All agree, though one of the four models has biases on its queries, keys and values. And 12·L·h²?
@@ -371,9 +409,14 @@ for name, size in total_size.items():
 for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama3-70b"):
     one = PRESETS[name]
     with torch.device("meta"):
-        block = sum(parameter.numel() for parameter in Block(one.hidden, one.kv, one.ffn).parameters())
+        block = sum(
+            parameter.numel() for parameter in Block(one.hidden, one.kv, one.ffn).parameters()
+        )
     rule = 12 * one.layers * one.hidden**2 / one.parameters - 1
-    print(f"{name:14s} a block is {block / one.hidden**2:5.2f} h², 12Lh² is off by {plus_minus(100 * rule, 1):>5} %")
+    print(
+        f"{name:14s} a block is {block / one.hidden**2:5.2f} h², 12Lh² is off by "
+        f"{plus_minus(100 * rule, 1):>5} %"
+    )
 
 # %% [markdown]
 # Two models are within 2 %, by luck: too many parameters in one place make up for too few in another. For Llama, take
@@ -413,10 +456,18 @@ with torch.device("meta"):
         experts = nn.ModuleList(swiglu(h, f) for _ in range(E))
         block.mlp = nn.ModuleDict({"router": nn.Linear(h, E, bias=False), "experts": experts})
 counted = sum(parameter.numel() for parameter in mixtral.parameters())
-in_experts = sum(parameter.numel() for name, parameter in mixtral.named_parameters() if ".experts." in name)
+in_experts = sum(
+    parameter.numel() for name, parameter in mixtral.named_parameters() if ".experts." in name
+)
 used = counted - in_experts * (E - chosen) // E
-print(f"formula minus modules: stored {plus_minus(stored - counted)}, active {plus_minus(active - used)}")
-print(f"stored, minus half of the released checkpoint's bytes: {plus_minus(stored - 93_405_585_408 // 2)}")
+print(
+    f"formula minus modules: stored {plus_minus(stored - counted)}, active "
+    f"{plus_minus(active - used)}"
+)
+print(
+    "stored, minus half of the released checkpoint's bytes: "
+    f"{plus_minus(stored - 93_405_585_408 // 2)}"
+)
 reveal("04.experts", stored / 1e9, unit="billion")
 reveal("04.active", active / 1e9, unit="billion")
 
@@ -448,8 +499,12 @@ print(f"{dense / sparse:.2f} times fewer, at the same 16·N = {16 * stored / 1e9
 from course_utils.lessons.parameters.counting import parts_of
 from course_utils.lessons.parameters.figures import shares
 
-shown = ("gpt2", "gpt2-xl", "gpt3-175b", "llama3.2-1b", "llama3-8b", "llama3-70b", "mixtral-8x7b")  # change this
-shares({name: parts_of(name) for name in shown}, "In each family, the larger the model, the more of it is MLP")
+# change this
+shown = ("gpt2", "gpt2-xl", "gpt3-175b", "llama3.2-1b", "llama3-8b", "llama3-70b", "mixtral-8x7b")
+shares(
+    {name: parts_of(name) for name in shown},
+    "In each family, the larger the model, the more of it is MLP",
+)
 
 # %% [markdown]
 # ## From N to bytes
@@ -523,7 +578,10 @@ from collections import Counter
 
 from torch import nn
 
-model = nn.ModuleDict({"words": nn.Embedding(50257, 768), "head": nn.Linear(768, 50257, bias=False)})  # or your own
+# or your own
+model = nn.ModuleDict(
+    {"words": nn.Embedding(50257, 768), "head": nn.Linear(768, 50257, bias=False)}
+)
 model["block"] = nn.TransformerEncoderLayer(768, 12, batch_first=True)
 model["head"].weight = model["words"].weight
 
@@ -536,7 +594,10 @@ for module, count in counts.items():
     print(f"{module:20s} {count:12,} {count / counts.total():7.1%} {sizes[module]:14,} bytes")
 every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
 tied = sorted(every - {name for name, _ in model.named_parameters()})
-print(f"{counts.total():,} parameters; tied: {tied}; buffers: {sum(b.nbytes for b in model.buffers()):,} bytes")
+print(
+    f"{counts.total():,} parameters; tied: {tied}; buffers: "
+    f"{sum(b.nbytes for b in model.buffers()):,} bytes"
+)
 
 # %% [markdown]
 # ## Take home

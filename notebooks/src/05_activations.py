@@ -110,7 +110,8 @@ from course_utils.interactive.ledgers import show_ledger
 
 with on_gpu():
     y = torch.randn_like(x, requires_grad=True)
-    matrix, norm = nn.Linear(h, h).to("cuda", torch.bfloat16), nn.LayerNorm(h).to("cuda", torch.bfloat16)
+    matrix = nn.Linear(h, h).to("cuda", torch.bfloat16)
+    norm = nn.LayerNorm(h).to("cuda", torch.bfloat16)
     kept = {
         "addition": kept_by(torch.add, x, y), "division by a number": kept_by(torch.div, x, 8),
         "linear layer": kept_by(matrix, x), "GELU": kept_by(F.gelu, x),
@@ -137,7 +138,10 @@ p = x.softmax(-1)
 dp = torch.randn_like(p)
 p.backward(dp)
 by_hand = p * (dp - (p * dp).sum(-1, keepdim=True))
-print(f"largest gradient {x.grad.abs().max():.4f}, largest difference {(by_hand - x.grad).abs().max():.4f}")
+print(
+    f"largest gradient {x.grad.abs().max():.4f}, largest difference "
+    f"{(by_hand - x.grad).abs().max():.4f}"
+)
 
 # %% [markdown]
 # ### What LayerNorm computes
@@ -163,7 +167,10 @@ mean, root = x.mean(-1, keepdim=True), (x.var(-1, correction=0, keepdim=True) + 
 normal, g = (x - mean) / root, gain * dy
 dx = (g - g.mean(-1, keepdim=True) - normal * (g * normal).mean(-1, keepdim=True)) / root
 for name, mine, torchs in [("dL/dx", dx, x.grad), ("dL/dγ", (normal * dy).sum(0), gain.grad)]:
-    print(f"{name}: largest {torchs.abs().max():.4f}, largest difference {(mine - torchs).abs().max():.4f}")
+    print(
+        f"{name}: largest {torchs.abs().max():.4f}, largest difference "
+        f"{(mine - torchs).abs().max():.4f}"
+    )
 
 # %% [markdown]
 # ## An MLP with another nonlinearity
@@ -175,7 +182,9 @@ for name, mine, torchs in [("dL/dx", dx, x.grad), ("dL/dγ", (normal * dy).sum(0
 # %%
 with on_gpu():
     narrow = torch.randn(b, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h)).to("cuda", torch.bfloat16)
+    mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h)).to(
+        "cuda", torch.bfloat16
+    )
     with_gelu = size(kept_by(mlp, narrow))
 print(f"with GELU: {format_bytes(with_gelu, 'MB')}, that is 2·s·b·h + 2 · 2·s·b·4h")
 predict("05.relu", unit="MB")
@@ -228,7 +237,10 @@ class Block(nn.Module):
 
 # %%
 s, b, h, a = 512, 2, 768, 12
-print(f"h = {h}, a = {a}: with s = {s}, one s×s matrix in each head is a·s/h = {a * s / h:g} numbers per s·b·h")
+print(
+    f"h = {h}, a = {a}: with s = {s}, one s×s matrix in each head is a·s/h = "
+    f"{a * s / h:g} numbers per s·b·h"
+)
 predict("05.block", unit="s·b·h")
 
 # %%
@@ -255,7 +267,10 @@ print(f"hooks: {by_hooks:,} bytes; memory_allocated() grew by {grown:,}")
 from course_utils.interactive.saved import saved_by
 
 for item in saved_by(Block(h, a, eager), (b, s, h), dtype="bf16", device="gpu"):
-    print(f"{item.name:34s} {item.shape!s:18s} {item.dtype:5s} {item.bytes / (s * b * h):7.3f} · s·b·h")
+    print(
+        f"{item.name:34s} {item.shape!s:18s} {item.dtype:5s} "
+        f"{item.bytes / (s * b * h):7.3f} · s·b·h"
+    )
 
 # %% [markdown]
 # ### The formula, term by term
@@ -278,7 +293,10 @@ terms = {
     "5·a·s²·b: softmax's output 2, its mask 1, dropout's result 2": 5 * a * s * s * b,
 }
 show_ledger(terms, {"all that hooks found": by_hooks}, unit="MB", columns=("estimate", "by hooks"))
-print(f"left over: {by_hooks - sum(terms.values()):,} bytes; 2 norms, 2 fp32 numbers per token: {16 * s * b:,}")
+print(
+    f"left over: {by_hooks - sum(terms.values()):,} bytes; 2 norms, 2 fp32 numbers per "
+    f"token: {16 * s * b:,}"
+)
 
 # %% [markdown]
 # **The gap** is the norms' statistics, 16 bytes per token.
@@ -303,9 +321,15 @@ def flash(q, k, v, rate):
 tokens = 512  # change this
 with on_gpu():
     x = torch.randn(b, tokens, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    sizes = {one.__name__: size(kept_by(Block(h, a, one).to("cuda", torch.bfloat16), x)) for one in (eager, flash)}
+    sizes = {
+        one.__name__: size(kept_by(Block(h, a, one).to("cuda", torch.bfloat16), x))
+        for one in (eager, flash)
+    }
 for name, kept_bytes in sizes.items():
-    print(f"{name:5s} attention: {kept_bytes:>10,} bytes, {kept_bytes / (tokens * b * h):6.3f} · s·b·h")
+    print(
+        f"{name:5s} attention: {kept_bytes:>10,} bytes, "
+        f"{kept_bytes / (tokens * b * h):6.3f} · s·b·h"
+    )
 reveal("05.flash", sizes["flash"] / (tokens * b * h), unit="s·b·h")
 wanted_flash = sizes["eager"] - 5 * a * tokens**2 * b + 4 * a * tokens * b + 24
 print(f"eager − 5·a·s²·b + 4·a·s·b + 24: {wanted_flash:,} bytes")
@@ -341,7 +365,9 @@ predict("05.swiglu", unit="s·b·h")
 class SwiGLU(nn.Module):
     def __init__(self, h, ffn):
         super().__init__()
-        self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False) for sizes in ((h, ffn), (h, ffn), (ffn, h)))
+        self.gate, self.up, self.down = (
+            nn.Linear(*sizes, bias=False) for sizes in ((h, ffn), (h, ffn), (ffn, h))
+        )
 
     def forward(self, x):
         return self.down(F.silu(self.gate(x)) * self.up(x))
@@ -364,10 +390,20 @@ with on_gpu():
         "flash, RMSNorm": Block(h, a, flash, norm=nn.RMSNorm),
         "flash, SwiGLU of 8/3·h": Block(h, a, flash, SwiGLU(h, 8 * h // 3)),  # change this
     }  # fmt: skip
-    per_unit = {name: size(kept_by(one.to("cuda", torch.bfloat16), x)) / x.numel() for name, one in variants.items()}
+    per_unit = {
+        name: size(kept_by(one.to("cuda", torch.bfloat16), x)) / x.numel()
+        for name, one in variants.items()
+    }
 reveal("05.swiglu", list(per_unit.values())[-1], unit="s·b·h")
 title = "Eager attention costs a block the most memory, a written-out GELU comes second"
-bars(per_unit, title, unit="s·b·h", kind="activations", highlight="eager", provenance="found by hooks, s = 512")
+bars(
+    per_unit,
+    title,
+    unit="s·b·h",
+    kind="activations",
+    highlight="eager",
+    provenance="found by hooks, s = 512",
+)
 
 # %% [markdown]
 # Row by row:
@@ -385,7 +421,12 @@ bars(per_unit, title, unit="s·b·h", kind="activations", highlight="eager", pro
 # %%
 from dataclasses import replace
 
-from course_utils.estimating.exact.activations import activation_bytes, block_bytes, block_saved, sum_bytes
+from course_utils.estimating.exact.activations import (
+    activation_bytes,
+    block_bytes,
+    block_saved,
+    sum_bytes,
+)
 
 gpt2 = TrainingRun("gpt2", micro_batch=b, seq_len=s, precision="bf16-master")
 changed = {
@@ -405,7 +446,9 @@ for name, run in changed.items():
 
 # %%
 class FusedSwiGLU(torch.autograd.Function):
-    """Compute SiLU(gate) · up as one operation that keeps only its inputs, and SiLU again in backward."""
+    """Compute SiLU(gate) · up as one operation that keeps only its inputs, and SiLU again in
+    backward.
+    """
 
     @staticmethod
     def forward(ctx, gate, up):
@@ -464,13 +507,19 @@ with on_gpu():
             loss_of(logits, targets, upcast).backward()
             logits.grad = None
         kept, most = keeps[autocast, upcast], (torch.cuda.max_memory_allocated() - before) / number
-        print(f"autocast {autocast!s:5}, fp32 copy {upcast!s:5}: bytes per logit {kept:.2f} kept, {most:.2f} at peak")
+        print(
+            f"autocast {autocast!s:5}, fp32 copy {upcast!s:5}: bytes per logit {kept:.2f} "
+            f"kept, {most:.2f} at peak"
+        )
 
 # %%
 by_loss, one_block = keeps[True, True] * number, block_bytes(llama1b)
 reveal("05.loss", by_loss)
 print(f"estimate 4·s·b·V − by hooks: {4 * number - by_loss:,.0f} bytes, the targets and a sum")
-print(f"the loss keeps {by_loss / one_block:.1f} times as much as one of {llama1b.model.layers} blocks")
+print(
+    f"the loss keeps {by_loss / one_block:.1f} times as much as one of "
+    f"{llama1b.model.layers} blocks"
+)
 
 # %% [markdown]
 # The first row is Llama's loss. It keeps the [log-softmax](../docs/glossary.md#log-softmax) in fp32, but neither the
@@ -495,16 +544,21 @@ print(f"the loss keeps {by_loss / one_block:.1f} times as much as one of {llama1
 
 # %%
 def outside(h, a, L, V, s, flash=False):
-    """The share of all activations that embeddings, last norm, head and loss keep, by the paper's formulas."""
+    """The share of all activations that embeddings, last norm, head and loss keep, by the paper's
+    formulas.
+    """
     ends, blocks = 1 + 4 * (1 + V / h), L * (34 + (0 if flash else 5 * a * s / h))
     return ends / (ends + blocks)
 
 
 models = [PRESETS[name] for name in ("gpt3-175b", "gpt2-xl", "llama3.2-1b")]
-letters = {model.name: (model.hidden, model.heads, model.layers, model.vocab, 1024) for model in models}
+letters = {
+    model.name: (model.hidden, model.heads, model.layers, model.vocab, 1024) for model in models
+}
 for name, of_model in {"22B": (6144, 64, 48, 51200, 2048), **letters}.items():
     print(
-        f"{name:12s} s = {of_model[-1]:,}: {outside(*of_model):7.2%} eager, {outside(*of_model, flash=True):7.2%} flash"
+        f"{name:12s} s = {of_model[-1]:,}: {outside(*of_model):7.2%} eager, "
+        f"{outside(*of_model, flash=True):7.2%} flash"
     )
 
 # %% [markdown]
@@ -553,7 +607,9 @@ whole, chunked = F.cross_entropy(head(features), targets), chunked_loss(head, fe
 print(f"loss {whole.item():.4f} in one piece, {chunked.item():.4f} in 8 chunks")
 slopes = [torch.autograd.grad(loss, [features, head.weight]) for loss in (whole, chunked)]
 for name, one, other in zip(("features", "head"), *slopes, strict=True):
-    print(f"gradient of {name}: norm {one.norm():.4f}, of the difference {(one - other).norm():.4f}")
+    print(
+        f"gradient of {name}: norm {one.norm():.4f}, of the difference {(one - other).norm():.4f}"
+    )
 
 # %%
 chunks, peaks = 8, []  # change this
@@ -564,7 +620,11 @@ with on_gpu():
     for count in (1, chunks):
         features.grad = head.weight.grad = None
         torch.cuda.reset_peak_memory_stats()
-        loss = chunked_loss(head, features, targets, count) if count > 1 else F.cross_entropy(head(features), targets)
+        loss = (
+            chunked_loss(head, features, targets, count)
+            if count > 1
+            else F.cross_entropy(head(features), targets)
+        )
         loss.backward()
         peaks.append(torch.cuda.max_memory_allocated())
     del features, head, targets, loss
@@ -587,7 +647,10 @@ closed = {
 show_ledger(closed, {"the peak falls by": falls}, columns=("estimate", "by counter"))
 for run in (xl.replace(recompute="full", loss_chunks=count) for count in (1, 8)):
     peak = format_bytes(estimate(run).total, "GB", 1)
-    print(f"a step with full recomputation, loss_chunks={run.loss_chunks}: {peak} at the peak, estimated")
+    print(
+        f"a step with full recomputation, loss_chunks={run.loss_chunks}: {peak} at "
+        "the peak, estimated"
+    )
 
 # %% [markdown]
 # **The gap**, less than a thousandth, is the allocator's: it rounds large requests up and leaves small remainders.
@@ -634,11 +697,16 @@ with on_gpu():
             x = torch.randn(4, s, h, device="cuda", dtype=torch.bfloat16, requires_grad=True)
             curves[attention.__name__].append(size(kept_by(block, x)))
 for s, kept_bytes in list(zip(lengths, curves["eager"], strict=True))[-3:]:
-    print(f"s = {s}: estimate − by hooks: {plus_minus(4 * s * (34 * h + 5 * a * s + 16) - kept_bytes)} bytes")
+    print(
+        f"s = {s}: estimate − by hooks: "
+        f"{plus_minus(4 * s * (34 * h + 5 * a * s + 16) - kept_bytes)} bytes"
+    )
 reveal("05.double", curves["eager"][3] / curves["eager"][1], unit="times")
 
 # %%
-series = {name: (lengths, [kept_bytes / 1e6 for kept_bytes in curve]) for name, curve in curves.items()}
+series = {
+    name: (lengths, [kept_bytes / 1e6 for kept_bytes in curve]) for name, curve in curves.items()
+}
 title = "Eager attention's curve bends upward with s², flash attention's stays a straight line"
 lines(series, title, "sequence length s, b = 4", "MB kept by a block", provenance="found by hooks")
 
@@ -658,9 +726,16 @@ predict("05.llama", unit="GiB")
 
 # %%
 from course_utils.estimating.exact.activations import loss_saved
-from course_utils.estimating.published import checkpoints_bytes, korthikanti_activation_bytes, korthikanti_block_bytes
+from course_utils.estimating.published import (
+    checkpoints_bytes,
+    korthikanti_activation_bytes,
+    korthikanti_block_bytes,
+)
 
-llama = TrainingRun("llama3-8b", micro_batch=1, seq_len=4096, precision="bf16-master", attention="eager")  # change this
+# change this
+llama = TrainingRun(
+    "llama3-8b", micro_batch=1, seq_len=4096, precision="bf16-master", attention="eager"
+)
 s, b, h, L = llama.seq_len, llama.micro_batch, llama.model.hidden, llama.model.layers
 lecture = {
     "all: L·s·b·h·(34 + 5·a·s/h)": korthikanti_activation_bytes(llama),
@@ -672,7 +747,10 @@ lecture = {
 a, long = llama.model.heads, 16_384
 lecture["all, at s = 16,384"] = L * long * b * (34 * h + 5 * a * long)
 for name, kept_bytes in lecture.items():
-    print(f"{name:38s} {format_bytes(kept_bytes, 'GiB', 1):>12s} = {format_bytes(kept_bytes, 'GB', 1)}")
+    print(
+        f"{name:38s} {format_bytes(kept_bytes, 'GiB', 1):>12s} = "
+        f"{format_bytes(kept_bytes, 'GB', 1)}"
+    )
 
 # %% [markdown]
 # The lecture's numbers are all here, but in GiB, and by the formula of a *GPT* with eager attention. Its "up to 1,500
@@ -692,7 +770,14 @@ kinds = {
     f"a Llama with flash attention, {real.word}": real.moments["end of forward"]["activations"],
 }
 title = "A real Llama keeps a fifth of the lecture's figure, without recomputing anything"
-bars(kinds, title, unit="GiB", kind="activations", highlight=list(kinds)[-1], provenance=str(real.provenance))
+bars(
+    kinds,
+    title,
+    unit="GiB",
+    kind="activations",
+    highlight=list(kinds)[-1],
+    provenance=str(real.provenance),
+)
 
 # %%
 reveal("05.llama", kinds[f"a Llama with flash attention, {real.word}"], unit="GiB")
@@ -709,7 +794,8 @@ for item in block_saved(with_flash):
 
 # %%
 billion = TrainingRun("llama3.2-1b", micro_batch=1, seq_len=8192, precision="bf16-master")
-half, kept_1b = billion.replace(seq_len=4096), 34 * 8192 * billion.model.hidden * billion.model.layers
+half = billion.replace(seq_len=4096)
+kept_1b = 34 * 8192 * billion.model.hidden * billion.model.layers
 sums = {
     "s = 4,096: 16 bytes · 10⁹ and GPT's formula": 16 * 10**9 + korthikanti_activation_bytes(half),
     "s = 8,192: 16 bytes · 10⁹ and 34·s·b·h·L": 16 * 10**9 + kept_1b,
@@ -752,7 +838,13 @@ three = {
     f"{eager_step.word}, eager": eager_step.moments["end of forward"]["activations"],
 }
 title = "Neither flash nor eager attention keeps ZeRO's sixty gigabytes"
-bars(three, title, kind="activations", highlight="ZeRO: 12·h·b·s·L", provenance=str(flash_step.provenance))
+bars(
+    three,
+    title,
+    kind="activations",
+    highlight="ZeRO: 12·h·b·s·L",
+    provenance=str(flash_step.provenance),
+)
 
 # %% [markdown]
 # One choice of tensors from the ledger gives exactly ZeRO's 24 bytes. What is missing? Add terms to `mine` and run the
@@ -762,9 +854,15 @@ bars(three, title, kind="activations", highlight="ZeRO: 12·h·b·s·L", provena
 reveal("05.sixty", kept_flash - zero_activation_bytes(xl))
 s, b, h, a, L = xl.seq_len, xl.micro_batch, xl.model.hidden, xl.model.heads, xl.model.layers
 unit, token = s * b * h * L, s * b
-zero_terms = {"inputs of four matrices": 14 * unit, "queries, keys, values": 6 * unit, "inputs of two norms": 4 * unit}
+zero_terms = {
+    "inputs of four matrices": 14 * unit,
+    "queries, keys, values": 6 * unit,
+    "inputs of two norms": 4 * unit,
+}
 mine = {"your term": 0 * unit}  # change this
-show_ledger(zero_terms | mine, {"with flash attention": kept_flash}, columns=("estimate", flash_step.word))
+show_ledger(
+    zero_terms | mine, {"with flash attention": kept_flash}, columns=("estimate", flash_step.word)
+)
 
 # %% [markdown]
 # Did you find them all?
@@ -777,7 +875,11 @@ missing = {
     "flash's logsumexp": 4 * a * token * L,
     "outside the blocks": sum_bytes(stem_saved(xl) + head_saved(xl)),
 }
-show_ledger(zero_terms | missing, {"with flash attention": kept_flash}, columns=("estimate", flash_step.word))
+show_ledger(
+    zero_terms | missing,
+    {"with flash attention": kept_flash},
+    columns=("estimate", flash_step.word),
+)
 rest = kept_flash - sum((zero_terms | missing).values())
 print(f"left over: {rest:,} bytes = {L} layers × 2 blocks of 512 bytes for the random state")
 
@@ -825,12 +927,16 @@ def chunked_loss(head, features, targets, chunks=8, ignore=-100):
         return F.cross_entropy(head(piece).float(), wanted, reduction="sum", ignore_index=ignore)
 
     pieces = zip(features.chunk(chunks), targets.chunk(chunks), strict=True)
-    return sum(checkpoint(part, *piece, use_reentrant=False) for piece in pieces) / (targets != ignore).sum()
+    return (
+        sum(checkpoint(part, *piece, use_reentrant=False) for piece in pieces)
+        / (targets != ignore).sum()
+    )
 
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 head = torch.nn.Linear(64, 50_000, bias=False, device=device)  # in your script, the model's own
-features = torch.randn(1024, 64, device=device, requires_grad=True)  # the last block's output, after its norm
+# the last block's output, after its norm
+features = torch.randn(1024, 64, device=device, requires_grad=True)
 loss = chunked_loss(head, features, torch.randint(50_000, (1024,), device=device))
 loss.backward()
 

@@ -57,7 +57,10 @@ from course_utils.lessons.recomputation.schedules import keep_every, keep_none
 n = 48  # change this
 none = keep_none(n)
 print(f"formula: {n} + {n}·{n + 1}/2 = {n + n * (n + 1) // 2:,} runs; counted: {none.forwards:,}")
-print(f"at most {none.memory} values kept; if b costs two f, {(none.forwards + 2 * n) / (3 * n):.1f} times the work")
+print(
+    f"at most {none.memory} values kept; if b costs two f, "
+    f"{(none.forwards + 2 * n) / (3 * n):.1f} times the work"
+)
 reveal("06.none", none.forwards, unit="runs")
 
 # %% [markdown]
@@ -90,14 +93,22 @@ from course_utils.lessons.recomputation.schedules import best_interval, memory_e
 waits_for("06.k")
 ks = [1, 2, 4, 8, 16, 32, 64]
 lines(
-    {"total": (ks, [keep_every(64, k).memory for k in ks]), "checkpoints": (ks, [64 / k for k in ks]),
-     "stretch": (ks, ks)},
+    {
+        "total": (ks, [keep_every(64, k).memory for k in ks]),
+        "checkpoints": (ks, [64 / k for k in ks]),
+        "stretch": (ks, ks),
+    },
     f"Memory is lowest where both parts are equal, at k = √64 = {best_interval(64)}",
-    "k, nodes per checkpoint", "values kept at most", log_x=True,
-)  # fmt: skip
+    "k, nodes per checkpoint",
+    "values kept at most",
+    log_x=True,
+)
 
 # %%
-print(f"runs of f: {keep_every(64, 8).forwards} = 2·64, and the same for every k: {keep_every(64, 2).forwards}")
+print(
+    f"runs of f: {keep_every(64, 8).forwards} = 2·64, and the same for every k: "
+    f"{keep_every(64, 2).forwards}"
+)
 print(f"values kept at most: {keep_every(64, 8).memory} = 2·√64")
 reveal("06.k", best_interval(64), unit="nodes")
 
@@ -139,7 +150,9 @@ class Block(nn.Module):
     def forward(self, x):
         b, s, h = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(b, s, 3 * self.a, -1).transpose(1, 2).chunk(3, 1)
-        x = x + F.dropout(self.out(self.attention(q, k, v, self.rate).transpose(1, 2).reshape(b, s, h)), self.rate)
+        x = x + F.dropout(
+            self.out(self.attention(q, k, v, self.rate).transpose(1, 2).reshape(b, s, h)), self.rate
+        )
         return x + F.dropout(self.mlp(self.norm2(x)), self.rate)
 
 
@@ -149,11 +162,21 @@ class Block(nn.Module):
 # what the block keeps.)
 
 # %%
-from course_utils import PRESETS, TrainingRun, estimate, format_bytes, gpu, measure, on_gpu, plus_minus
+from course_utils import (
+    PRESETS,
+    TrainingRun,
+    estimate,
+    format_bytes,
+    gpu,
+    measure,
+    on_gpu,
+    plus_minus,
+)
 
 with on_gpu():
     block = Block(1600, 25).to("cuda", torch.bfloat16)
-    x = torch.randn(32, 1024, 1600, device="cuda", dtype=torch.bfloat16, requires_grad=True)  # change this
+    # change this
+    x = torch.randn(32, 1024, 1600, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     block(x)  # the first product allocates cuBLAS's workspace, which persists
     before = torch.cuda.memory_allocated()
     y = block(x)
@@ -187,8 +210,11 @@ lines(
         "(L/k + c·k) checkpoints": (ks, [checkpoint_gb * memory_every(L, k, c) for k in ks]),
     },
     f"Loss in one piece: the peak is lowest with {best} blocks per checkpoint, √48 ≈ 7 is too many",
-    "k, blocks per checkpoint", "GB", log_x=True, provenance="estimated from formulas",
-)  # fmt: skip
+    "k, blocks per checkpoint",
+    "GB",
+    log_x=True,
+    provenance="estimated from formulas",
+)
 
 # %%
 print(f"the formula is lowest at k = {best_interval(L, c)}, near √(L/c) = {(L / c) ** 0.5:.1f}")
@@ -249,14 +275,20 @@ def show(name, call):
     loss.backward()
     gpt.zero_grad()
     peak = torch.cuda.max_memory_allocated()
-    print(f"{name:22s} {format_bytes(kept, 'GB', 2)} after the loss, {format_bytes(peak, 'GB', 2)} at the peak")
+    print(
+        f"{name:22s} {format_bytes(kept, 'GB', 2)} after the loss, "
+        f"{format_bytes(peak, 'GB', 2)} at the peak"
+    )
     return peak
 
 
 with on_gpu():
     gpt = GPT(layers=12, h=768, a=12, V=50257).to("cuda", torch.bfloat16)
     N = sum(parameter.numel() for parameter in gpt.parameters())
-    print(f"{N:,} parameters, {N / PRESETS['gpt2'].parameters - 1:.0%} more than GPT-2 with its tied head")
+    print(
+        f"{N:,} parameters, {N / PRESETS['gpt2'].parameters - 1:.0%} more than "
+        "GPT-2 with its tied head"
+    )
     batch = torch.randint(50257, (8, 1024), device="cuda")
     loss_of(gpt, batch, keep_everything).backward()  # so that cuBLAS has allocated its workspaces
     gpt.zero_grad()
@@ -294,7 +326,9 @@ reveal("06.full", full)
 # %%
 def in_stretches(model, k):
     """The model's blocks, with k consecutive blocks joined into one."""
-    return nn.ModuleList(nn.Sequential(*model.blocks[i : i + k]) for i in range(0, len(model.blocks), k))
+    return nn.ModuleList(
+        nn.Sequential(*model.blocks[i : i + k]) for i in range(0, len(model.blocks), k)
+    )
 
 
 with on_gpu():
@@ -320,7 +354,8 @@ ATTENTION = [
     aten._scaled_dot_product_cudnn_attention.default,
 ]
 KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default, *ATTENTION]
-selective = partial(again, context_fn=partial(create_selective_checkpoint_contexts, KEPT))  # change this
+# change this
+selective = partial(again, context_fn=partial(create_selective_checkpoint_contexts, KEPT))
 with on_gpu():
     show("selective", selective)
 
@@ -355,13 +390,20 @@ from course_utils.figures import stack
 gpt2 = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="bf16-master")
 policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
 steps = {name: measure(gpt2.replace(recompute=name)) for name in policies}
-stack(steps, "Recomputation removes most activations; the states stay", provenance=str(steps["none"].provenance))
+stack(
+    steps,
+    "Recomputation removes most activations; the states stay",
+    provenance=str(steps["none"].provenance),
+)
 
 # %%
 for name, real in steps.items():
     gap = plus_minus(estimate(gpt2.replace(recompute=name)).total - real.peak)
     kept = format_bytes(real.moments["after loss"]["activations"], "GB", 2)
-    print(f"{name:20s} peak {format_bytes(real.peak, 'GB', 2)}, estimate − {real.word}: {gap} bytes; kept {kept}")
+    print(
+        f"{name:20s} peak {format_bytes(real.peak, 'GB', 2)}, estimate − {real.word}: "
+        f"{gap} bytes; kept {kept}"
+    )
 for name in ("none", "selective-attention"):
     peak = estimate(gpt2.replace(recompute=name, attention="eager")).total
     print(f"{name:20s} with eager attention: {format_bytes(peak, 'GB', 2)} at the peak, estimated")
@@ -392,7 +434,9 @@ timeline(steps["full"], "Backward has one tooth for each of the 12 blocks", step
 
 # %%
 def eager(q, k, v, rate):
-    mask = torch.full((q.shape[-2], q.shape[-2]), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+    mask = torch.full(
+        (q.shape[-2], q.shape[-2]), float("-inf"), dtype=q.dtype, device=q.device
+    ).triu(1)
     return F.dropout(((q / q.shape[-1] ** 0.5) @ k.mT + mask).softmax(-1), rate) @ v
 
 
@@ -425,7 +469,7 @@ def flops(model, call):
 forward, backward = flops(small, keep_everything)
 whole = forward + backward
 print(f"counted: forward {forward:,}, backward {backward:,}: {backward / forward:g} times forward")
-print(f"eq. 7 − counted: {plus_minus(72 * b * L * s * h * h + 12 * b * L * s * s * h + 6 * b * s * h * V - whole)}")
+print(f"eq. 7 − counted: {plus_minus(published - whole)}")
 
 
 # %%
@@ -463,14 +507,22 @@ for name, (one, call, wanted) in ways.items():
 predict("06.core", unit="%")
 
 # %%
-sizes = {"22B": (48, 6144, 64), "GPT-3": (96, 12_288, 96), "MT-NLG 530B": (105, 20_480, 128), "1T": (128, 25_600, 160)}
+sizes = {
+    "22B": (48, 6144, 64),
+    "GPT-3": (96, 12_288, 96),
+    "MT-NLG 530B": (105, 20_480, 128),
+    "1T": (128, 25_600, 160),
+}
 s, V = 2048, 51_200  # change this
 added = {}
 for name, (L, h, a) in sizes.items():
     step = 72 * L * s * h * h * (1 + s / (6 * h) + V / (12 * h * L))  # eq. 7, one sequence
-    paper, added[name] = 12 * L * s * s * h / step, 4 * L * s * s * h / step  # eq. 8 − eq. 7; two products
+    # eq. 8 − eq. 7; two products
+    paper, added[name] = (12 * L * s * s * h / step, 4 * L * s * s * h / step)
     saves = 5 * a * s / h / (34 + 5 * a * s / h)
-    print(f"{name:12s} saves {saves:.0%}; eq. 8 adds {paper:.1%}, two products add {added[name]:.2%}")
+    print(
+        f"{name:12s} saves {saves:.0%}; eq. 8 adds {paper:.1%}, two products add {added[name]:.2%}"
+    )
 reveal("06.core", 100 * added["GPT-3"], unit="%")
 long, h, a = 4096, 4096, 32  # the lecture's example, Llama-3 8B with its 97 and 17 GB
 print(f"{'Llama-3 8B':12s} saves {5 * a * long / h / (34 + 5 * a * long / h):.0%} at s = {long:,}")
@@ -493,7 +545,10 @@ from course_utils.lessons.recomputation.policies import added_percent
 
 step = xl.replace(loss_chunks=1)  # change this
 names = ("none", "selective", "full", f"every-{best}", "sqrt")
-points = {name: (added_percent(run := step.replace(recompute=name)), estimate(run).total) for name in names}
+points = {
+    name: (added_percent(run := step.replace(recompute=name)), estimate(run).total)
+    for name in names
+}
 lowest = min(points, key=lambda name: points[name][1])
 title = f"GPT-2 XL, loss_chunks={step.loss_chunks}: the peak is lowest with recompute={lowest}"
 pareto(points, title, provenance="estimated peaks, FLOPs of matrix products by formula")
@@ -522,8 +577,15 @@ for what, size in {"all activations": moved, "only checkpoints": checkpoints}.it
     print(f"{what}: {format_bytes(size, 'GB', 1)} go to the host and come back in every step")
     for name, (card, rate) in links.items():
         copy, forward = size / rate, step_seconds(xl, card)["model"] / 3
-        speed = "even at the card's peak" if copy <= forward else f"at {forward / copy:.0%} of the peak or slower"
-        print(f"  {name:13s} one way {copy:.2f} s, forward at the peak {forward:.2f} s: it hides {speed}")
+        speed = (
+            "even at the card's peak"
+            if copy <= forward
+            else f"at {forward / copy:.0%} of the peak or slower"
+        )
+        print(
+            f"  {name:13s} one way {copy:.2f} s, forward at the peak {forward:.2f} "
+            f"s: it hides {speed}"
+        )
 
 # %% [markdown]
 # Over PCIe, the copies of *all* activations cannot hide behind forward: real trainings reach about half of the peak
@@ -545,7 +607,12 @@ for what, size in {"all activations": moved, "only checkpoints": checkpoints}.it
 predict("06.percent", unit="%")
 
 # %%
-from course_utils.estimating.exact.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
+from course_utils.estimating.exact.activations import (
+    activation_bytes,
+    block_bytes,
+    loss_saved,
+    sum_bytes,
+)
 
 waits_for("06.percent")
 full = xl.replace(recompute="full")  # change this
@@ -568,7 +635,10 @@ before, after = activation_bytes(xl), activation_bytes(xl.replace(recompute="ful
 reveal("06.percent", 100 * (1 - after / before), unit="%")
 for name in ("none", "selective", "full"):
     kept = activation_bytes(xl.replace(recompute=name))
-    print(f"{name:10s} keeps {format_bytes(kept, 'GB', 1):>8s} at forward's end, {kept / before:4.0%} of everything")
+    print(
+        f"{name:10s} keeps {format_bytes(kept, 'GB', 1):>8s} at forward's end, "
+        f"{kept / before:4.0%} of everything"
+    )
 
 # %% [markdown]
 # 60/√48 and 8–9 GB are close to what exists after the loss: checkpoints and
@@ -624,14 +694,17 @@ variants = {
     "use_reentrant=False": again,
     "the same, random state not restored": partial(again, preserve_rng_state=False),
 }
-cases = {"in fp32": (0.0, False), "with dropout": (0.5, False), "with autocast": (0.0, True)}  # change this
+# change this
+cases = {"in fp32": (0.0, False), "with dropout": (0.5, False), "with autocast": (0.0, True)}
 for words, case in cases.items():
     right = gradients(keep_everything, *case)
     print(words)
     for name, call in variants.items():
         with FlopCounterMode(display=False) as counter:
             found = gradients(call, *case)
-        off = max((one - other).norm() / one.norm() for one, other in zip(right, found, strict=True))
+        off = max(
+            (one - other).norm() / one.norm() for one, other in zip(right, found, strict=True)
+        )
         print(f"  {name:35s} {counter.get_total_flops():,} FLOPs, off by {off:.1%}")
 
 # %% [markdown]
@@ -690,11 +763,18 @@ times
 
 # %%
 medium, none = TrainingRun("gpt2-medium", micro_batch=8, seq_len=1024), times.milliseconds["none"]
-peaks = {name: measure(medium.replace(recompute=name), source="recorded", device="NVIDIA H200").counters["allocated"]
-         for name in times.milliseconds}  # fmt: skip
+peaks = {
+    name: measure(medium.replace(recompute=name), source="recorded", device="NVIDIA H200").counters[
+        "allocated"
+    ]
+    for name in times.milliseconds
+}
 for name, peak in peaks.items():
     saved, longer = peaks["none"] - peak, times.milliseconds[name] - none
-    print(f"{name:9s} {peak / 1e9:5.2f} GB allocated, {saved / 1e9:4.2f} GB less, {longer:5.1f} ms more")
+    print(
+        f"{name:9s} {peak / 1e9:5.2f} GB allocated, {saved / 1e9:4.2f} GB less, "
+        f"{longer:5.1f} ms more"
+    )
 moved, took = 2 * (peaks["none"] - peaks["offload"]), times.milliseconds["offload"] - none
 print(f"offload: {moved / 1e9:.1f} GB to the host and back, {moved / took / 1e6:.0f} GB/s")
 
@@ -703,7 +783,9 @@ from course_utils.lessons.recomputation.figures import pareto_front
 
 points = {name: (100 * (ms / none - 1), peaks[name]) for name, ms in times.milliseconds.items()}
 title = f"GPT-2 medium, recorded: the front in time is {', '.join(pareto_front(points))}"
-pareto(points, title, cost="time added, in percent of the step's", provenance="recorded on NVIDIA H200")
+pareto(
+    points, title, cost="time added, in percent of the step's", provenance="recorded on NVIDIA H200"
+)
 
 # %% [markdown]
 # **Full** repeats less than a third of the arithmetic: the head, the loss and the update do not run again. Yet it

@@ -38,7 +38,10 @@ predict("07.tokens", unit="thousand tokens")
 # %%
 batch = torch.zeros(400, 1024, dtype=torch.int64)  # token ids
 parts = batch.split(16)  # change this
-print(f"{len(parts)} micro-batches, {len(parts[0])} sequences in the first, {len(parts[-1])} in the last")
+print(
+    f"{len(parts)} micro-batches, {len(parts[0])} sequences in the first, "
+    f"{len(parts[-1])} in the last"
+)
 print(f"400 sequences · 1,024 = {batch.numel():,} tokens")
 reveal("07.tokens", batch.numel() / 1000, unit="thousand tokens")
 
@@ -74,7 +77,8 @@ def gradient(model):
 
 
 model, k = language_model(), 25  # change this
-parts = list(batches(k, 4))  # k micro-batches of 4 sequences: token ids, and the ids that follow them
+# k micro-batches of 4 sequences: token ids, and the ids that follow them
+parts = list(batches(k, 4))
 
 # %%
 tokens, targets = map(torch.cat, zip(*parts, strict=True))
@@ -114,9 +118,13 @@ reveal("07.factor", round(factor.item(), 3), unit="times")
 from torch import nn
 
 with on_gpu():
-    block = nn.TransformerEncoderLayer(768, 12, dim_feedforward=3072, batch_first=True, norm_first=True)
+    block = nn.TransformerEncoderLayer(
+        768, 12, dim_feedforward=3072, batch_first=True, norm_first=True
+    )
     blocks = nn.TransformerEncoder(block, 6, enable_nested_tensor=False)
-    network = nn.Sequential(nn.Embedding(50257, 768), blocks, nn.Linear(768, 50257, bias=False)).to("cuda")
+    network = nn.Sequential(nn.Embedding(50257, 768), blocks, nn.Linear(768, 50257, bias=False)).to(
+        "cuda"
+    )
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     N = sum(weight.numel() for weight in network.parameters())
     print(f"{N:,} parameters, {torch.cuda.memory_allocated() / 1e9:.2f} GB allocated")
@@ -212,7 +220,10 @@ ten, k = list(batches(10, 4)), 4  # change this
 reference = moved(large_batches, ten, k)
 for loop in (common_loop, right_loop):
     off = (moved(loop, ten, k) - reference).norm() / reference.norm()
-    print(f"{loop.__name__:11} ends {off:6.1%} off (100% is how far the large batches move the weights)")
+    print(
+        f"{loop.__name__:11} ends {off:6.1%} off (100% is how far the large "
+        "batches move the weights)"
+    )
 
 # %% [markdown]
 # The last group is divided by *its own* number. Change k to 5. Which bug is left, and how far off is the common loop
@@ -246,7 +257,9 @@ predict("07.weight", unit="times")
 
 # %%
 padded = []
-for (tokens, targets), length in zip(ten, torch.linspace(4, 32, 10).int(), strict=True):  # change this
+for (tokens, targets), length in zip(
+    ten, torch.linspace(4, 32, 10).int(), strict=True
+):  # change this
     padding = torch.arange(32) >= length
     padded.append((tokens, targets.masked_fill(padding, -100)))
 counts = [(targets != -100).sum().item() for _, targets in padded]
@@ -313,9 +326,13 @@ def accumulate(k, always):
     distributed.init_process_group("gloo")
     model, sent = nn.parallel.DistributedDataParallel(language_model()), []
     model.register_comm_hook(sent, counted)
-    for number, (tokens, targets) in enumerate(list(batches(2 * k, 4))[distributed.get_rank() :: 2], 1):
+    for number, (tokens, targets) in enumerate(
+        list(batches(2 * k, 4))[distributed.get_rank() :: 2], 1
+    ):
         with nullcontext() if always or number == k else model.no_sync():
-            (nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) / k).backward()
+            (
+                nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) / k
+            ).backward()
     distributed.destroy_process_group()
     return sum(sent), [weight.grad.flatten().tolist() for weight in model.parameters()]
 
@@ -390,7 +407,10 @@ peaks = {b: estimate(one) for b, one in by_size.items()}
 found = {b: measure(by_size[b]) for b in (1, 4, 20, 100)}  # change this
 for b, one in found.items():
     gap = peaks[b].total - one.peak
-    print(f"{100 // b:3d} × {b:3d}: {format_bytes(one.peak, 'GB', 2)}, estimate − {one.word}: {plus_minus(gap)} bytes")
+    print(
+        f"{100 // b:3d} × {b:3d}: {format_bytes(one.peak, 'GB', 2)}, estimate − {one.word}: "
+        f"{plus_minus(gap)} bytes"
+    )
 reveal("07.memory", found[4].peak)
 
 # %% tags=["hide-input"]
@@ -404,10 +424,14 @@ lines(
     },
     f"Cutting the batch of 100 lowers the peak from {format_bytes(peaks[100].total, 'GB', 1)} to "
     f"{format_bytes(peaks[1].total, 'GB', 1)}",
-    "number of micro-batches", "peak, GB", log_x=True, log_y=True,
-    level=("usable on a T4", gpu("T4-16GB").room / 1e9), circles=[word],
+    "number of micro-batches",
+    "peak, GB",
+    log_x=True,
+    log_y=True,
+    level=("usable on a T4", gpu("T4-16GB").room / 1e9),
+    circles=[word],
     provenance=str(found[100].provenance),
-)  # fmt: skip
+)
 
 # %% [markdown]
 # **The gap** of 0 bytes says that the course's estimate and its simulation agree: both count the tensors of the same
@@ -418,9 +442,14 @@ lines(
 run = TrainingRun("gpt2-xl", 4, 1024, "bf16-master", recompute="full", accumulation_steps=8)
 real = measure(run, source="recorded", device="NVIDIA H200")
 gap = estimate(run).total - real.peak
-print(f"tensors at the peak, {real.provenance}: {real.peak:,} bytes; estimate − {real.word}: {plus_minus(gap)}")
-print(f"its allocator counted {format_bytes(real.counters['allocated'] - real.peak, 'MB', 0)} more, "
-      f"and reserved {format_bytes(real.counters['reserved'], 'GB', 1)}")  # fmt: skip
+print(
+    f"tensors at the peak, {real.provenance}: {real.peak:,} bytes; estimate − "
+    f"{real.word}: {plus_minus(gap)}"
+)
+print(
+    f"its allocator counted {format_bytes(real.counters['allocated'] - real.peak, 'MB', 0)} more, "
+    f"and reserved {format_bytes(real.counters['reserved'], 'GB', 1)}"
+)
 
 # %% [markdown]
 # The GPU had the same tensors. Its allocator counts more: workspaces, and blocks that are larger than their tensors. It
@@ -473,10 +502,19 @@ for (name, ms), k in zip(times.milliseconds.items(), (1, 2, 4, 8), strict=False)
 xl = TrainingRun("gpt2-xl", 32, 1024, precision="bf16-master", recompute="full")
 recipes = (xl, xl.replace(precision="bf16-master-fp32grad"))
 for k in (1, 2, 4, 8, 16, 32):
-    both = [estimate(run.replace(micro_batch=32 // k, accumulation_steps=k)).total / 1e9 for run in recipes]
-    print(f"{k:2d} × {32 // k:2d}: {both[0]:5.1f} GB with bf16 gradients, {both[1]:5.1f} GB with fp32 gradients")
+    both = [
+        estimate(run.replace(micro_batch=32 // k, accumulation_steps=k)).total / 1e9
+        for run in recipes
+    ]
+    print(
+        f"{k:2d} × {32 // k:2d}: {both[0]:5.1f} GB with bf16 gradients, {both[1]:5.1f} "
+        "GB with fp32 gradients"
+    )
 for card in ("RTX5090-32GB", "RTX3090-24GB", "RTX4090-24GB", "L4-24GB"):
-    print(f"{card:12s} has {gpu(card).room / 1e9:.2f} GB for 32 × 1 with bf16 gradients, {both[0]:.2f} GB")
+    print(
+        f"{card:12s} has {gpu(card).room / 1e9:.2f} GB for 32 × 1 with bf16 "
+        f"gradients, {both[0]:.2f} GB"
+    )
 
 # %% [markdown]
 # As 8 micro-batches of 4, the step fits a 32 GB card even with fp32 gradients, so take them. Each further cut saves
@@ -522,7 +560,9 @@ for first in range(0, len(loader), k):
     optimizer.zero_grad(set_to_none=True)
     for inputs, targets in group:
         with torch.autocast(device, torch.bfloat16):
-            loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device)) / len(group)
+            loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device)) / len(
+                group
+            )
         loss.backward()
     length = nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)  # once, on the sum
     optimizer.step()

@@ -58,7 +58,11 @@ paths = {
     "a step on each 4, rate / 25": walk(size=4, rate=0.5 / 25),  # change this
 }
 reveal("07.steps", len(paths["a step on each 4, same rate"]) - 1, unit="steps")
-theta_paths(fit, paths, "Small steps at the same rate wander; at 1/25 of the rate they follow the large batch")
+theta_paths(
+    fit,
+    paths,
+    "Small steps at the same rate wander; at 1/25 of the rate they follow the large batch",
+)
 
 # %% [markdown]
 # At the same rate, many small steps reach the minimum sooner. Then they jump around it, because each sees only 4
@@ -111,14 +115,17 @@ def mean_loss(model, chosen):
 
 def sequence_gradients(model):
     losses = (mean_loss(model, slice(number, number + 1)) for number in range(256))
-    return torch.stack([flat(torch.autograd.grad(loss, list(model.parameters()))) for loss in losses])
+    return torch.stack(
+        [flat(torch.autograd.grad(loss, list(model.parameters()))) for loss in losses]
+    )
 
 
 # %%
 def signal_and_noise(each):
     G = each.mean(0)
     noise = (each - G).square().sum() / (len(each) - 1)  # tr(Σ)
-    return G.square().sum() - noise / len(each), noise  # |G|², without the noise that 256 sequences leave in G
+    # |G|², without the noise that 256 sequences leave in G
+    return G.square().sum() - noise / len(each), noise
 
 
 each = sequence_gradients(language_model(seed=0))
@@ -127,7 +134,10 @@ lengths = {}
 for B in (1, 2, 4, 8, 16, 32):  # change this
     of_batches = each.view(256 // B, B, -1).mean(1)
     lengths[B] = of_batches.square().sum(1).mean()
-    print(f"B = {B:2d}: |G|² + tr(Σ)/B = {signal + noise / B:5.2f}, mean over batches {lengths[B]:5.2f}")
+    print(
+        f"B = {B:2d}: |G|² + tr(Σ)/B = {signal + noise / B:5.2f}, mean over "
+        f"batches {lengths[B]:5.2f}"
+    )
 
 # %% [markdown]
 # **The gap** is chance: few batches of 32 fit into 256 sequences. Add 128 to the sizes. How large is the gap there, and
@@ -140,8 +150,14 @@ for B in (1, 2, 4, 8, 16, 32):  # change this
 small, large = 2, 32
 equations = torch.tensor([[1, 1 / small], [1, 1 / large]])
 by_two = torch.linalg.solve(equations, torch.stack([lengths[small], lengths[large]]))
-print(f"from every sequence: |G|² = {signal:.1f}, tr(Σ) = {noise:.1f}, noise scale {noise / signal:.1f}")
-print(f"from B = 2 and 32:   |G|² = {by_two[0]:.1f}, tr(Σ) = {by_two[1]:.1f}, scale {by_two[1] / by_two[0]:.1f}")
+print(
+    f"from every sequence: |G|² = {signal:.1f}, tr(Σ) = {noise:.1f}, noise scale "
+    f"{noise / signal:.1f}"
+)
+print(
+    f"from B = 2 and 32:   |G|² = {by_two[0]:.1f}, tr(Σ) = {by_two[1]:.1f}, scale "
+    f"{by_two[1] / by_two[0]:.1f}"
+)
 
 # %% [markdown]
 # With random weights the noise scale is tiny: all sequences agree on what to learn first, which characters are
@@ -153,12 +169,16 @@ print(f"from B = 2 and 32:   |G|² = {by_two[0]:.1f}, tr(Σ) = {by_two[1]:.1f}, 
 predict("07.noise", unit="sequences")
 
 # %%
-trained = {steps: train_language_model(steps=steps).model for steps in (20, 300)}  # AdamW, lr=3e-3, seed 0
+# AdamW, lr=3e-3, seed 0
+trained = {steps: train_language_model(steps=steps).model for steps in (20, 300)}
 gradients = {steps: sequence_gradients(model) for steps, model in trained.items()}
 for steps, each in gradients.items():
     signal, noise = signal_and_noise(each)
     near = [2 ** value.log2().round().item() for value in (signal, noise, noise / signal)]
-    print(f"after {steps:3d} steps: |G|² near {near[0]:g}, tr(Σ) near {near[1]:g}, noise scale near {near[2]:g}")
+    print(
+        f"after {steps:3d} steps: |G|² near {near[0]:g}, tr(Σ) near {near[1]:g}, noise "
+        f"scale near {near[2]:g}"
+    )
 reveal("07.noise", near[2], unit="sequences")
 
 # %% [markdown]
@@ -212,7 +232,10 @@ for steps in (20, 300):
 ratios = 2.0 ** torch.arange(-3, 4)  # change this
 steps, examples = 1 + 1 / ratios, 1 + ratios
 for row in torch.stack([ratios, steps, examples]).T.tolist():
-    print("B = {:5.3f} · B_noise: {:5.3f} times the fewest steps, {:5.3f} times the fewest examples".format(*row))
+    print(
+        "B = {:5.3f} · B_noise: {:5.3f} times the fewest steps, {:5.3f} times "
+        "the fewest examples".format(*row)
+    )
 
 # %% [markdown]
 # B = B_noise is the [critical batch size](../docs/glossary.md#critical-batch-size). Below it, twice the batch nearly
@@ -234,11 +257,16 @@ losses = torch.tensor([1.98, 1.77, 1.58])
 theirs = torch.tensor([32.0, 64.0, 128.0])  # million tokens, MiniMax-01, from these losses on
 kaplan = 200 / losses ** (1 / 0.21)  # change this
 for row in torch.stack([losses, kaplan, theirs]).T.tolist():
-    print("loss {:.2f}: Kaplan et al. {:4.1f} million tokens, MiniMax-01 {:3.0f} million".format(*row))
+    print(
+        "loss {:.2f}: Kaplan et al. {:4.1f} million tokens, MiniMax-01 {:3.0f} million".format(*row)
+    )
 line = torch.stack([torch.ones(3), losses.log()], dim=1)
 fitted = torch.linalg.lstsq(line, theirs.log()[:, None]).solution
 for name, alpha in (("Kaplan et al.", 0.21), ("MiniMax-01", -1 / fitted[1].item())):
-    print(f"{name:13s} α_B = {alpha:.2f}: the batch doubles whenever the loss falls by {1 - 2**-alpha:.0%}")
+    print(
+        f"{name:13s} α_B = {alpha:.2f}: the batch doubles whenever the loss falls by "
+        f"{1 - 2**-alpha:.0%}"
+    )
 
 # %% [markdown]
 # The constants differ, because a loss per token depends on text and tokenizer. So fit your own. (Which α_B makes
@@ -258,7 +286,10 @@ ends = torch.tensor([0.0, 69.0, 790.0, 4700.0])  # billion tokens
 steps = ends.diff() * 1000 / torch.tensor([16.0, 32.0, 64.0])
 misread = torch.tensor([0.0, 69.0, 690.0, 4700.0]).diff() * 1000 / torch.tensor([16.0, 32.0, 64.0])
 print("steps at 16, 32 and 64 million tokens:", steps.round().int().tolist())
-print(f"with 690 billion instead of 790, as in a lecture: {plus_minus(misread.sum() - steps.sum())} steps")
+print(
+    "with 690 billion instead of 790, as in a lecture: "
+    f"{plus_minus(misread.sum() - steps.sum())} steps"
+)
 reveal("07.ramp", round(steps.sum().item() / 1000, 1), unit="thousand steps")
 
 # %% [markdown]
@@ -284,7 +315,10 @@ for B in (1, 4, 16, 64):  # change this
         m.lerp_(gradient, 1 - 0.9)
         v.lerp_(gradient.square(), 1 - 0.99)
     step = m / v.sqrt()
-    print(f"B = {B:2d}: a step's length {step.square().mean().sqrt():.3f}, its part along G {step.mean():.3f}")
+    print(
+        f"B = {B:2d}: a step's length {step.square().mean().sqrt():.3f}, its part "
+        f"along G {step.mean():.3f}"
+    )
 
 # %% [markdown]
 # So the useful part grows by √k on its own, and the rate adds the other √k. Granziol et al. argue for this from random
@@ -348,7 +382,9 @@ def classifier(seed):
     for layer in layers:
         torch.nn.init.normal_(layer.weight, std=1.3 * (2 / layer.in_features) ** 0.5)
         torch.nn.init.zeros_(layer.bias)
-    return torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.ReLU())][:-1])
+    return torch.nn.Sequential(
+        *[part for layer in layers for part in (layer, torch.nn.ReLU())][:-1]
+    )
 
 
 # %%
@@ -356,11 +392,15 @@ from torch.optim.lr_scheduler import ChainedScheduler, MultiStepLR
 
 
 def test_error(batch, rate, warm_from=None, make=torch.optim.SGD, seed=0, **options):
-    """Percent wrong after 10 epochs. The warm-up takes 3; the rate drops to 1/10 after 5 and again after 8."""
+    """Percent wrong after 10 epochs. The warm-up takes 3; the rate drops to 1/10 after 5 and again
+    after 8.
+    """
     model, steps = classifier(seed), 8192 // batch
     optimizer = make(model.parameters(), lr=rate, **options)
     warm_up = LinearLR(optimizer, start_factor=(warm_from or rate) / rate, total_iters=3 * steps)
-    schedule = ChainedScheduler([warm_up, MultiStepLR(optimizer, [5 * steps, 8 * steps], gamma=0.1)])
+    schedule = ChainedScheduler(
+        [warm_up, MultiStepLR(optimizer, [5 * steps, 8 * steps], gamma=0.1)]
+    )
     for epoch in range(10):
         order = torch.randperm(8192, generator=torch.Generator().manual_seed(epoch))
         for chosen in order.split(batch):
@@ -385,9 +425,13 @@ settings = {
     f"{k}n, {k}·η, no warm-up": (k * n, eta * k),
 }
 errors = {name: test_error(*setting, momentum=0.9) for name, setting in settings.items()}
-bars(errors, "SGD: with k and a warm-up the large batch keeps up; unscaled, with √k or without warm-up it does not",
-     unit="%",
-     provenance=f"test error after 10 epochs; SGD, n = {n}, η = {eta}, seed 0; trained on the CPU")  # fmt: skip
+bars(
+    errors,
+    "SGD: with k and a warm-up the large batch keeps up; unscaled, with √k or "
+    "without warm-up it does not",
+    unit="%",
+    provenance=f"test error after 10 epochs; SGD, n = {n}, η = {eta}, seed 0; trained on the CPU",
+)
 
 # %% [markdown]
 # The shape is that of Goyal et al.'s table. SGD has [momentum](../docs/glossary.md#momentum) here.
@@ -397,7 +441,10 @@ bars(errors, "SGD: with k and a warm-up the large batch keeps up; unscaled, with
 # %% tags=["nbval-ignore-output"]
 names = "n, η", f"{k}n, {k}·η, warm-up"
 for part in (1 / 4, 4):  # change this
-    errors_at = [test_error(n, part * eta, momentum=0.9), test_error(k * n, part * k * eta, part * eta, momentum=0.9)]
+    errors_at = [
+        test_error(n, part * eta, momentum=0.9),
+        test_error(k * n, part * k * eta, part * eta, momentum=0.9),
+    ]
     for name, error in zip(names, errors_at, strict=True):
         print(f"{name} at {part:4} times that rate: {error:4.1f} %, against {errors[name]:4.1f} %")
 
@@ -417,8 +464,12 @@ settings = {
     f"{k}n, {k}·η, warm-up": (k * n, eta * k, eta),
 }
 by_adam = {name: test_error(*setting, make=Adam) for name, setting in settings.items()}
-bars(by_adam, "Adam: with √k and a warm-up the large batch keeps up; with k it fails even with one", unit="%",
-     provenance=f"test error after 10 epochs; Adam, n = {n}, η = {eta}, seed 0; trained on the CPU")  # fmt: skip
+bars(
+    by_adam,
+    "Adam: with √k and a warm-up the large batch keeps up; with k it fails even with one",
+    unit="%",
+    provenance=f"test error after 10 epochs; Adam, n = {n}, η = {eta}, seed 0; trained on the CPU",
+)
 
 # %% [markdown]
 # √k is not a law either. Change η to 0.006: from a rate below the best one, k with a warm-up works as well. One seed
@@ -443,7 +494,9 @@ for _ in range(50):
     optimizer.zero_grad()
     for number in range(k):
         x = torch.randn(b, 20)  # your data: a micro-batch of b examples
-        loss = nn.functional.cross_entropy(model(x.to(device)), (x @ truth).argmax(1).to(device)) / k
+        loss = (
+            nn.functional.cross_entropy(model(x.to(device)), (x @ truth).argmax(1).to(device)) / k
+        )
         loss.backward()
         if number == 0:
             short += k**2 * sum(weight.grad.square().sum().item() for weight in model.parameters())

@@ -42,7 +42,10 @@ shared = xl.replace(accumulation_steps=2, world_size=8)  # change this
 states = rank_0_states(shared)
 b, k, D = shared.micro_batch, shared.accumulation_steps, shared.world_size
 print({kind.replace("_", " "): format_bytes(size, "GB", 1) for kind, size in states.items()})
-print(f"{b} · {k} · {D} = {shared.global_batch} sequences per step, {shared.global_batch * shared.seq_len:,} tokens")
+print(
+    f"{b} · {k} · {D} = {shared.global_batch} sequences per step, "
+    f"{shared.global_batch * shared.seq_len:,} tokens"
+)
 reveal("08.states", sum(states.values()))
 
 # %% [markdown]
@@ -67,14 +70,19 @@ def train():
     import torch.distributed as dist
     from torch import nn
 
-    dist.init_process_group("gloo")  # torchrun gave each process its rank and the address of the others
+    # torchrun gave each process its rank and the address of the others
+    dist.init_process_group("gloo")
     rank, D = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     inputs, classes = torch.randn(24, 16), torch.randint(4, (24,))
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)))
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for step in range(4):
-        loss = nn.functional.cross_entropy(model(inputs.tensor_split(D)[rank]), classes.tensor_split(D)[rank])
+        loss = nn.functional.cross_entropy(
+            model(inputs.tensor_split(D)[rank]), classes.tensor_split(D)[rank]
+        )
         loss.backward()  # also averages the gradients of all ranks
         optimizer.step()
         optimizer.zero_grad()
@@ -100,7 +108,9 @@ def torchrun(program, ranks):
         script = Path(folder, "script.py")
         script.write_text(f"{inspect.getsource(program)}\n{program.__name__}()\n", encoding="utf-8")
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        done = subprocess.run([sys.executable, *command, str(ranks), script], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, *command, str(ranks), script], capture_output=True, text=True
+        )
     print(f"processes: {ranks}", done.stdout or done.stderr, sep="\n")
 
 
@@ -137,7 +147,10 @@ def gradient(x, y):
 
 # %%
 ranks = 3  # change this
-parts = [gradient(x, y) for x, y in zip(inputs.tensor_split(ranks), classes.tensor_split(ranks), strict=True)]
+parts = [
+    gradient(x, y)
+    for x, y in zip(inputs.tensor_split(ranks), classes.tensor_split(ranks), strict=True)
+]
 whole = gradient(inputs, classes)
 for name, found in {"the mean of all parts": sum(parts) / ranks, "G1 alone": parts[0]}.items():
     off = (found - whole).abs().max() / whole.abs().max()
@@ -174,7 +187,8 @@ def drift(kept_back):
                 dist.all_reduce(weight.grad.div_(D))
         optimizer.step()
         path.append(nn.utils.parameters_to_vector(model.parameters()).tolist())
-    return path, nn.functional.cross_entropy(model(inputs), classes).item()  # the loss on all 24 samples
+    # the loss on all 24 samples
+    return path, nn.functional.cross_entropy(model(inputs), classes).item()
 
 
 # %% [markdown]
@@ -213,13 +227,18 @@ waits_for("08.drift")
 lines(
     {f"shared: {name}": (list(range(1, 31)), values.tolist()) for name, values in apart.items()},
     "One forgotten bias is enough: the replicas drift apart",
-    "step", "largest difference of a weight", markers=False,
+    "step",
+    "largest difference of a weight",
+    markers=False,
     provenance="measured: 3 processes on the CPU that ran this cell (gloo)",
-)  # fmt: skip
+)
 
 # %%
 for name, values in apart.items():
-    print(f"shared: {name:14s} largest difference {values[-1]:.2f}, mean loss on all samples {losses[name]:.3f}")
+    print(
+        f"shared: {name:14s} largest difference {values[-1]:.2f}, mean loss on all "
+        f"samples {losses[name]:.3f}"
+    )
 print(f"(four classes by chance: a loss of {torch.tensor(4.0).log():.3f})")
 shared, left_out, nothing = losses.values()
 reveal("08.drift", round(100 * (left_out / shared - 1)), unit="%")
@@ -265,7 +284,8 @@ def ring():
 
     dist.init_process_group("gloo")
     me, D = dist.get_rank(), dist.get_world_size()
-    tensor = torch.full((120_000,), 10**me, dtype=torch.int32)  # 1, 10, 100, …: each digit shows one contribution
+    # 1, 10, 100, …: each digit shows one contribution
+    tensor = torch.full((120_000,), 10**me, dtype=torch.int32)
     parts, sent = tensor.tensor_split(D), 0  # views: adding to a part adds to the tensor
     held = [[part[0].item() for part in parts]]
     for step in range(D - 1):
@@ -296,7 +316,10 @@ found = run_ranks(ring, world_size=D)
 estimated, counted = (D - 1) * S // D, found[0]["sent"]
 gap = plus_minus(estimated - counted)
 print(f"first half: estimated {estimated:,} bytes, sent {counted:,}; the gap {gap} bytes")
-print(f"rank 0's parts: {found[0]['held'][0]}, half way {found[0]['held'][-1]}, at the end {found[0]['end']}")
+print(
+    f"rank 0's parts: {found[0]['held'][0]}, half way {found[0]['held'][-1]}, at the "
+    f"end {found[0]['end']}"
+)
 reveal("08.ring", 2 * counted, unit="KB")
 
 # %% [markdown]
@@ -321,8 +344,10 @@ from course_utils.estimating.sharding import all_reduce_bytes
 gradient_size = 4 * xl.model.parameters
 for D in (2, 8, 64):
     naive, ring_sends = (D - 1) * gradient_size, all_reduce_bytes(gradient_size, D)
-    print(f"GPT-2 XL's fp32 gradients on {D:2d} ranks: naive {format_bytes(naive, 'GB', 1):>8s}, "
-          f"ring {format_bytes(ring_sends, 'GB', 1):>7s}")  # fmt: skip
+    print(
+        f"GPT-2 XL's fp32 gradients on {D:2d} ranks: naive {format_bytes(naive, 'GB', 1):>8s}, "
+        f"ring {format_bytes(ring_sends, 'GB', 1):>7s}"
+    )
 
 # %% [markdown]
 # No exchange among ranks alone needs fewer bytes. A switch that adds can halve them: with [NVLink
@@ -355,13 +380,19 @@ def buckets(views, mib):
         return allreduce_hook(group, bucket)
 
     network = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
-    model = nn.parallel.DistributedDataParallel(network, bucket_cap_mb=mib, gradient_as_bucket_view=views)
+    model = nn.parallel.DistributedDataParallel(
+        network, bucket_cap_mb=mib, gradient_as_bucket_view=views
+    )
     model.register_comm_hook(None, hook)
     for _ in range(2):  # after the first step, DDP arranges its buckets again
         seen = []
         model(torch.randn(8, 512)).square().mean().backward()
     places = {buffer.untyped_storage().data_ptr() for buffer in seen}
-    outside = [w.grad.nbytes for w in model.parameters() if w.grad.untyped_storage().data_ptr() not in places]
+    outside = [
+        w.grad.nbytes
+        for w in model.parameters()
+        if w.grad.untyped_storage().data_ptr() not in places
+    ]
     return {"buckets": [buffer.nbytes for buffer in seen], "gradients outside": sum(outside)}
 
 
@@ -377,8 +408,11 @@ mib = 2  # change this
 for views, found in zip((False, True), run_ranks(both_ways, world_size=2, mib=mib)[0], strict=True):
     total, estimated = sum(found["buckets"]), 12 * 513 * 512 * 4
     gap = plus_minus(estimated - total)
-    print(f"views {views!s:5}: {len(found['buckets'])} buckets, {total:,} bytes, the gap {gap} bytes; "
-          f"gradients outside of buckets {found['gradients outside']:,} bytes")  # fmt: skip
+    print(
+        f"views {views!s:5}: {len(found['buckets'])} buckets, {total:,} bytes, "
+        f"the gap {gap} bytes; "
+        f"gradients outside of buckets {found['gradients outside']:,} bytes"
+    )
 kept = estimate(xl.replace(world_size=8))["communication"]
 reveal("08.buckets", kept)
 
@@ -389,11 +423,16 @@ reveal("08.buckets", kept)
 # %%
 from course_utils.figures import stack
 
-columns = {"one GPU": xl, "DDP, 8 GPUs": xl.replace(world_size=8),
-           "DDP, gradients as views": xl.replace(world_size=8, bucket_view=True)}  # fmt: skip
-stack({name: estimate(run) for name, run in columns.items()},
-      "DDP holds the gradients twice, unless they are views of its buckets",
-      provenance="GPT-2 XL, b = 4, full recomputation, autocast; estimated")  # fmt: skip
+columns = {
+    "one GPU": xl,
+    "DDP, 8 GPUs": xl.replace(world_size=8),
+    "DDP, gradients as views": xl.replace(world_size=8, bucket_view=True),
+}
+stack(
+    {name: estimate(run) for name, run in columns.items()},
+    "DDP holds the gradients twice, unless they are views of its buckets",
+    provenance="GPT-2 XL, b = 4, full recomputation, autocast; estimated",
+)
 
 # %% [markdown]
 # The [ZeRO](../docs/glossary.md#zero) paper has a buffer of the same size for another reason: one flat fp32 copy of
@@ -434,10 +473,17 @@ reveal("08.overlap", 100 * len(early) / len(step["buckets"]), unit="%")
 # %% tags=["nbval-ignore-output"]
 from course_utils.lessons.data_parallelism.figures import overlap_figure
 
-exposed = {name: 1000 * (trained[0][name]["end"] - trained[0]["none"]["end"]) for name in ("many", "one")}
+exposed = {
+    name: 1000 * (trained[0][name]["end"] - trained[0]["none"]["end"]) for name in ("many", "one")
+}
 overlap_figure(
-    {"many buckets": trained[0]["many"], "one bucket": trained[0]["one"], "no exchange": trained[0]["none"]},
-    f"The exchange adds {exposed['many']:.0f} ms to a step with many buckets, {exposed['one']:.0f} ms with one",
+    {
+        "many buckets": trained[0]["many"],
+        "one bucket": trained[0]["one"],
+        "no exchange": trained[0]["none"],
+    },
+    f"The exchange adds {exposed['many']:.0f} ms to a step with many buckets, "
+    f"{exposed['one']:.0f} ms with one",
     f"measured: rank 0 of {trained[0]['where']}",
 )
 
@@ -475,12 +521,15 @@ def accumulate(k, waits):
         return allreduce_hook(group, bucket)
 
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(512, 512) for _ in range(12))))
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
+    )
     model.register_comm_hook(None, hook)
     micro_batches, sent = torch.randn(2, 8, 512)[dist.get_rank()].chunk(k), []
     for index, x in enumerate(micro_batches):
         with model.no_sync() if waits and index < len(micro_batches) - 1 else nullcontext():
-            ((model(x) - x).square().mean() / len(micro_batches)).backward()  # forward must be inside, too
+            # forward must be inside, too
+            ((model(x) - x).square().mean() / len(micro_batches)).backward()
     return sum(sent), nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
 
 
@@ -494,8 +543,14 @@ def each_and_once(k):
 
 k = 4  # change this
 (each, norm), (once, same) = run_ranks(each_and_once, world_size=2, k=k)[0]
-print(f"each micro-batch: {format_bytes(each, 'MB', 1)} handed over to be reduced; the gradient's norm is {norm:.5f}")
-print(f"no_sync:          {format_bytes(once, 'MB', 1)} handed over to be reduced; the gradient's norm is {same:.5f}")
+print(
+    f"each micro-batch: {format_bytes(each, 'MB', 1)} handed over to be reduced; the "
+    f"gradient's norm is {norm:.5f}"
+)
+print(
+    f"no_sync:          {format_bytes(once, 'MB', 1)} handed over to be reduced; the "
+    f"gradient's norm is {same:.5f}"
+)
 reveal("08.no_sync", each / once, unit="times")
 
 # %% [markdown]
@@ -512,7 +567,10 @@ views = xl.replace(world_size=8, bucket_view=True)
 for count, to_none in ((1, True), (2, True), (2, False)):  # change this
     peak = estimate(views.replace(accumulation_steps=count, set_to_none=to_none))
     total, held = (format_bytes(size, "GB", 1) for size in (peak.total, peak["gradients"]))
-    print(f"micro-batches {count}, set_to_none={to_none!s:5}: {total} at the peak ({peak.label}), gradients {held}")
+    print(
+        f"micro-batches {count}, set_to_none={to_none!s:5}: {total} at the peak "
+        f"({peak.label}), gradients {held}"
+    )
 
 # %% [markdown]
 # So with views *and* accumulation, clear with `set_to_none=False`. (Does a third micro-batch cost more than the
@@ -547,7 +605,8 @@ network = nn.Sequential(*(nn.Linear(512, 512) for _ in range(12)))
 weights = sum(weight.nbytes for weight in network.parameters())
 for _ in range(10):
     inputs = torch.randn(64, 512).tensor_split(D)  # scatter
-    replicas = [network, *(copy.deepcopy(network) for _ in range(D - 1))]  # replicate: to each other GPU
+    # replicate: to each other GPU
+    replicas = [network, *(copy.deepcopy(network) for _ in range(D - 1))]
     outputs = [replica(x) for replica, x in zip(replicas, inputs, strict=True)]  # parallel apply
     torch.cat(outputs).mean().backward()  # gather
     copied += sum(weight.nbytes for replica in replicas[1:] for weight in replica.parameters())
@@ -570,10 +629,18 @@ reveal("08.replicate", copied, unit="MB")
 from course_utils.figures import bars
 from course_utils.lessons.data_parallelism.threads import in_processes, in_threads
 
-milliseconds = {"1 thread": 1000 * in_threads(1), "2 threads": 1000 * in_threads(2),
-                "1 process": 1000 * in_processes(1), "2 processes": 1000 * in_processes(2)}  # fmt: skip
-bars(milliseconds, "Two threads take turns; two processes run at the same time, if cores are free", unit="ms",
-     provenance="measured: each runs the same loop, best of 5, on the CPU that ran this cell")  # fmt: skip
+milliseconds = {
+    "1 thread": 1000 * in_threads(1),
+    "2 threads": 1000 * in_threads(2),
+    "1 process": 1000 * in_processes(1),
+    "2 processes": 1000 * in_processes(2),
+}
+bars(
+    milliseconds,
+    "Two threads take turns; two processes run at the same time, if cores are free",
+    unit="ms",
+    provenance="measured: each runs the same loop, best of 5, on the CPU that ran this cell",
+)
 
 # %% [markdown]
 # More cores help the processes, never the threads. (Are your two processes no faster? Then your cores were busy: run
@@ -606,12 +673,16 @@ def ping(most):
                 work = dist.isend(message, 1 - me) if sender == me else dist.irecv(message, 1 - me)
                 work.wait()
             times[size].append((perf_counter() - began) / 2)
-    return [[size, seconds[3:]] for size, seconds in times.items()]  # without the first three: warm-up
+    # without the first three: warm-up
+    return [[size, seconds[3:]] for size, seconds in times.items()]
 
 
 # %%
 timed = run_ranks(ping, world_size=2, most=12)[0]  # change this
-print(f"{len(timed)} sizes from {timed[0][0]} to {timed[-1][0]:,} bytes, {len(timed[0][1])} messages each")
+print(
+    f"{len(timed)} sizes from {timed[0][0]} to {timed[-1][0]:,} bytes, "
+    f"{len(timed[0][1])} messages each"
+)
 
 # %% [markdown]
 # Fit a line to the medians by least squares, with errors relative to the line, so that small messages count as much
@@ -628,9 +699,13 @@ link = fit_link(timed)
 band_figure(
     {"α + β·n": {size: tuple(1e6 * s for s in link.message(size)) for size, _ in timed}},
     {size: 1e6 * median(times) for size, times in timed},
-    f"A message costs {1e6 * link.alpha:.0f} µs to start, then it moves {1 / link.beta / 1e9:.1f} GB per second",
-    "bytes of the message", "µs", log_y=True, provenance="dots: medians measured between 2 processes (gloo)",
-)  # fmt: skip
+    f"A message costs {1e6 * link.alpha:.0f} µs to start, then it moves "
+    f"{1 / link.beta / 1e9:.1f} GB per second",
+    "bytes of the message",
+    "µs",
+    log_y=True,
+    provenance="dots: medians measured between 2 processes (gloo)",
+)
 
 # %% [markdown]
 # A ring needs 2(D−1) messages of S/D bytes, one after the other:
@@ -643,7 +718,10 @@ band_figure(
 # %% tags=["nbval-ignore-output"]
 step, size = trained[0]["none"], trained[0]["gradients"]
 compute, behind = step["end"], step["end"] - step["forward"]
-print(f"a rank computes {1000 * compute:.0f} ms per step and has S = {format_bytes(size, 'MB', 1)} of gradients")
+print(
+    f"a rank computes {1000 * compute:.0f} ms per step and has S = "
+    f"{format_bytes(size, 'MB', 1)} of gradients"
+)
 print(f"α = {1e6 * link.alpha:.0f} µs per message, β·S = {1000 * link.beta * size:.1f} ms")
 
 # %% [markdown]
@@ -660,13 +738,20 @@ percent = {
     name: [100 * link.efficiency(size, D, compute, hidden)[1] for D in ranks]
     for name, hidden in {"nothing hidden": 0.0, "hidden in backward": behind}.items()
 }
-real, plain = 100 * compute / trained[0]["one"]["end"], dict(zip(ranks, percent["nothing hidden"], strict=True))
+real = 100 * compute / trained[0]["one"]["end"]
+plain = dict(zip(ranks, percent["nothing hidden"], strict=True))
 lines(
     {name: (ranks, values) for name, values in percent.items()} | {"measured": ([2], [real])},
-    f"If only messages cost time, nothing hidden: {plain[64]:.0f} % on 64 ranks, {plain[1024]:.0f} % on 1,024",
-    "ranks D", "efficiency in %", log_x=True, markers=False, circles=["measured"],
-    provenance="closed form with α and β of messages between 2 processes; circle: measured with one bucket on 2",
-)  # fmt: skip
+    f"If only messages cost time, nothing hidden: {plain[64]:.0f} % on 64 ranks, "
+    f"{plain[1024]:.0f} % on 1,024",
+    "ranks D",
+    "efficiency in %",
+    log_x=True,
+    markers=False,
+    circles=["measured"],
+    provenance="closed form with α and β of messages between 2 processes; circle: measured "
+    "with one bucket on 2",
+)
 
 # %% tags=["nbval-ignore-output"]
 print(f"2 ranks: estimated {plain[2]:.0f} %, measured {real:.0f} %")
@@ -685,10 +770,21 @@ reveal("08.efficiency", round(plain[1024]), unit="%")
 # Between machines:
 
 # %%
-gigabits = {"Ethernet, 10 Gbit/s": 10, "Ethernet, 100 Gbit/s": 100, "InfiniBand NDR, 400 Gbit/s": 400}
-seconds = {name: all_reduce_bytes(gradient_size, 64) * 8 / (1e9 * speed) for name, speed in gigabits.items()}
-bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient_size, 'GB', 1)} of gradients need a fast network",
-     unit="s", provenance="closed form: 2(D−1)/D · bytes over the link's data-sheet rate, in each step")  # fmt: skip
+gigabits = {
+    "Ethernet, 10 Gbit/s": 10,
+    "Ethernet, 100 Gbit/s": 100,
+    "InfiniBand NDR, 400 Gbit/s": 400,
+}
+seconds = {
+    name: all_reduce_bytes(gradient_size, 64) * 8 / (1e9 * speed)
+    for name, speed in gigabits.items()
+}
+bars(
+    seconds,
+    f"GPT-2 XL on 64 ranks: {format_bytes(gradient_size, 'GB', 1)} of gradients need a fast network",
+    unit="s",
+    provenance="closed form: 2(D−1)/D · bytes over the link's data-sheet rate, in each step",
+)
 
 # %% [markdown]
 # 16-bit gradients halve the time, `no_sync` divides it by k, and overlap hides it if backward is long enough.
@@ -736,9 +832,12 @@ dist.init_process_group("nccl" if cuda else "gloo", **alone)
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
 if cuda:
     torch.cuda.set_device(device)
-model = nn.parallel.DistributedDataParallel(nn.Linear(64, 4).to(device), gradient_as_bucket_view=True)
+model = nn.parallel.DistributedDataParallel(
+    nn.Linear(64, 4).to(device), gradient_as_bucket_view=True
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-x = torch.randn(8, 64, device=device)  # this rank's part of your batch: let a DistributedSampler choose it
+# this rank's part of your batch: let a DistributedSampler choose it
+x = torch.randn(8, 64, device=device)
 model(x).square().mean().backward()  # the gradients are the mean over all ranks
 optimizer.step()
 optimizer.zero_grad()

@@ -52,9 +52,13 @@ from course_utils.lessons.sharding.zero import cut_three_ways
 for stage, formula in enumerate(("4Ψ + 12Ψ", "4Ψ + 12Ψ/D", "2Ψ + 14Ψ/D", "16Ψ/D")):
     print(f"stage {stage}: {formula:11s} = {zero_bytes(N, D, stage) / 1e9:.4g} GB")
 reveal("09.stage3", zero_bytes(N, D, 3))
-stack(cut_three_ways(N, D), f"Sharding over {D} ranks cuts {16 * N / 1e9:.0f} GB to {zero_bytes(N, D, 3) / 1e9:.1f} GB",
-      capacity=32_000_000_000, capacity_label="a GPU of 32 GB",
-      provenance="formulas of Rajbhandari et al. 2020, section 5")  # fmt: skip
+stack(
+    cut_three_ways(N, D),
+    f"Sharding over {D} ranks cuts {16 * N / 1e9:.0f} GB to {zero_bytes(N, D, 3) / 1e9:.1f} GB",
+    capacity=32_000_000_000,
+    capacity_label="a GPU of 32 GB",
+    provenance="formulas of Rajbhandari et al. 2020, section 5",
+)
 
 # %% [markdown]
 # Figure 1 in [Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054) shows these numbers, rounded. More ranks
@@ -133,12 +137,22 @@ for stage in (3, 2):
     with on_gpu(ranks=D):
         dist.init_process_group("nccl")
         kept[stage] = two_steps(reshard=stage == 3)
-estimated = {"built": 4 * psi // D, "after backward": 16 * psi // D, "after the step": 12 * psi // D}
+estimated = {
+    "built": 4 * psi // D,
+    "after backward": 16 * psi // D,
+    "after the step": 12 * psi // D,
+}
 for moment, size in estimated.items():
     at_3, at_2 = (kept[stage][moment] for stage in (3, 2))
     gap = plus_minus(size - at_3)
-    print(f"{moment:14s} stage 3: estimated {size:,}, simulated {at_3:,}, the gap {gap}; stage 2: {at_2:,}")
-print("peak of forward and backward, stages 3 and 2:", *(f"{kept[stage]['peak']:,}" for stage in (3, 2)))
+    print(
+        f"{moment:14s} stage 3: estimated {size:,}, simulated {at_3:,}, the gap "
+        f"{gap}; stage 2: {at_2:,}"
+    )
+print(
+    "peak of forward and backward, stages 3 and 2:",
+    *(f"{kept[stage]['peak']:,}" for stage in (3, 2)),
+)
 reveal("09.real", kept[2]["after backward"], unit="MB")
 
 # %% [markdown]
@@ -159,7 +173,10 @@ with on_gpu(ranks=8):
     for name, weight in layer.named_parameters():
         shard = weight.to_local()
         rows, own = len(weight), len(shard)
-        print(f"{name}: rank 0 has {own} of {rows} rows; 8 · {own} − {rows} = {8 * own - rows} rows of padding")
+        print(
+            f"{name}: rank 0 has {own} of {rows} rows; 8 · {own} − {rows} = "
+            f"{8 * own - rows} rows of padding"
+        )
 
 # %% [markdown]
 # (How many rows of padding does `nn.Linear(250, 1001)` get? And a bias of 3 numbers on 64 ranks?)
@@ -247,7 +264,8 @@ def sharded(dtype, reshard):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(250, 1001), nn.GELU(), nn.Linear(1001, 250))
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))  # the default is this machine's GPUs, if it has any
+    # the default is this machine's GPUs, if it has any
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     x = torch.randn(8, 250).chunk(dist.get_world_size())[dist.get_rank()]
@@ -293,7 +311,10 @@ for name, ranks, function, choices in (
     found = run_ranks(function, world_size=ranks, **choices)
     before, after = torch.tensor([losses for losses, _ in found]).mean(0)
     per_number[name] = {kind: round(size / numbers, 1) for kind, size in found[0][1].items()}
-    print(f"{name:13s} loss {before:.3f}, after a step {after:.3f}; bytes per parameter: {per_number[name]}")
+    print(
+        f"{name:13s} loss {before:.3f}, after a step {after:.3f}; bytes per "
+        f"parameter: {per_number[name]}"
+    )
 ddp = per_number["stage 1"]["all-reduce"]  # what plain data parallelism sends
 reveal("09.price", sum(per_number["stage 3"].values()) / ddp, unit="times")
 
@@ -322,7 +343,16 @@ reveal("09.price", sum(per_number["stage 3"].values()) / ddp, unit="times")
 from course_utils import TrainingRun, estimate, format_bytes, measure
 from course_utils.lessons.sharding.zero import formula
 
-llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3, loss_chunks=8)
+llama = TrainingRun(
+    "llama3-8b",
+    1,
+    4096,
+    "bf16-master",
+    recompute="full",
+    world_size=64,
+    zero_stage=3,
+    loss_chunks=8,
+)
 print(f"16Ψ/D = {format_bytes(sum(formula(llama).values()), 'GB', 2)}")
 predict("09.peak", unit="GB")
 
@@ -333,15 +363,25 @@ predict("09.peak", unit="GB")
 waits_for("09.peak")
 rank = measure(llama)
 rows = {"ZeRO's formula": formula(llama), f"peak, {rank.word}": rank.breakdown}
-stack(rows, f"Gathered weights raise the peak to {rank.peak / sum(formula(llama).values()):.1f} times ZeRO's formula",
-      provenance=str(rank.provenance))  # fmt: skip
+stack(
+    rows,
+    "Gathered weights raise the peak to "
+    f"{rank.peak / sum(formula(llama).values()):.1f} times ZeRO's formula",
+    provenance=str(rank.provenance),
+)
 
 # %%
 from course_utils.lessons.sharding.zero import gathered_terms
 
 reveal("09.peak", rank.peak)
-print(f"estimated − {rank.word}: {plus_minus(estimate(llama).total - rank.peak)} bytes (both are the course's own)")
-print(f"the gap, ZeRO's formula − {rank.word}: {plus_minus(sum(formula(llama).values()) - rank.peak)} bytes, of it")
+print(
+    f"estimated − {rank.word}: {plus_minus(estimate(llama).total - rank.peak)} bytes "
+    "(both are the course's own)"
+)
+print(
+    f"the gap, ZeRO's formula − {rank.word}: "
+    f"{plus_minus(sum(formula(llama).values()) - rank.peak)} bytes, of it"
+)
 for name, size in gathered_terms(llama).items():
     print(f"    {name:34s} {format_bytes(size, 'GB', 2):>8s}")
 together, communication = sum(gathered_terms(llama).values()), rank.breakdown["communication"]
@@ -355,7 +395,9 @@ print(f"    together {together:,} bytes; {rank.word} communication {communicatio
 # %%
 for D in (8, 32, 128, 512):  # change this
     run = llama.replace(world_size=D)
-    states, peak = (format_bytes(size, "GB", 1) for size in (sum(formula(run).values()), estimate(run).total))
+    states, peak = (
+        format_bytes(size, "GB", 1) for size in (sum(formula(run).values()), estimate(run).total)
+    )
     print(f"{D:3d} ranks: 16Ψ/D = {states:>7s}, estimated peak {peak:>7s}")
 
 # %% [markdown]
@@ -382,7 +424,10 @@ def peak_with_words(apart, words=32_000):  # change this
 for apart in (False, True):
     with on_gpu(ranks=64):
         peak = peak_with_words(apart)
-    print(f"embedding and head {'as two units' if apart else 'in the outermost unit'}: peak {peak / 1e6:.0f} MB")
+    print(
+        f"embedding and head {'as two units' if apart else 'in the outermost unit'}: "
+        f"peak {peak / 1e6:.0f} MB"
+    )
 
 # %% [markdown]
 # ## Four knobs and their bytes
@@ -413,15 +458,21 @@ def peak_of(policy=bf16, reshard=True, ahead=1, whole=False, autocast=False):
 # %%
 with on_gpu(ranks=64):
     one_by_one = peak_of()
-print(f"16Ψ/D = {16 * psi / 64 / 1e6:.0f} MB; peak of forward and backward {one_by_one / 1e6:.0f} MB")
+print(
+    f"16Ψ/D = {16 * psi / 64 / 1e6:.0f} MB; peak of forward and backward {one_by_one / 1e6:.0f} MB"
+)
 predict("09.unit", unit="MB")
 
 # %%
 import gc
 
 fp32 = MixedPrecisionPolicy()
-knobs = {"no reshard (stage 2)": {"reshard": False}, "one unit": {"whole": True},
-         "all in fp32": {"policy": fp32}, "autocast": {"policy": fp32, "autocast": True}}  # fmt: skip
+knobs = {
+    "no reshard (stage 2)": {"reshard": False},
+    "one unit": {"whole": True},
+    "all in fp32": {"policy": fp32},
+    "autocast": {"policy": fp32, "autocast": True},
+}
 knobs["more prefetch"] = {"ahead": 2}  # change this
 peaks = {}
 with on_gpu(ranks=64):
@@ -452,7 +503,12 @@ from course_utils.figures import timeline
 from course_utils.lessons.sharding.zero import gpt_of_six_blocks
 
 comb = measure(gpt_of_six_blocks(ranks=64))
-timeline(comb, "Each of the 6 blocks is gathered and freed twice, in forward and in backward", unit="MB", steps=[2])
+timeline(
+    comb,
+    "Each of the 6 blocks is gathered and freed twice, in forward and in backward",
+    unit="MB",
+    steps=[2],
+)
 
 # %% [markdown]
 # ## Try it
@@ -469,10 +525,16 @@ from course_utils import gpu
 
 card = gpu("A100-40GB")  # change this
 for stage in (1, 2, 3):
-    peaks = {D: estimate(llama.replace(world_size=D, zero_stage=stage)).total for D in (2, 4, 8, 16, 32, 64, 128, 1024)}
+    peaks = {
+        D: estimate(llama.replace(world_size=D, zero_stage=stage)).total
+        for D in (2, 4, 8, 16, 32, 64, 128, 1024)
+    }
     enough = [D for D, peak in peaks.items() if peak <= card.room]
     said = f"fits from {enough[0]} ranks on" if enough else "does not fit, even on 1,024 ranks"
-    print(f"PyTorch's stage {stage}: Llama-3 8B {said}; on 64 ranks it needs {format_bytes(peaks[64], 'GB', 1)}")
+    print(
+        f"PyTorch's stage {stage}: Llama-3 8B {said}; on 64 ranks it needs "
+        f"{format_bytes(peaks[64], 'GB', 1)}"
+    )
 
 # %% [markdown]
 # (Predict the three lines for an "A100-80GB", then for an "RTX4080-16GB".)
@@ -489,7 +551,9 @@ views = stage_1.replace(bucket_view=True)
 uneven, even = rank_0_states(views)["optimizer_states"], formula(views)["optimizer_states"]
 print(f"PyTorch's defaults {format_bytes(estimate(stage_1).total, 'GB', 1)}")
 print(f"gradients as views of the buckets {format_bytes(estimate(views).total, 'GB', 1)}")
-print(f"and even shares of the states {format_bytes(estimate(views).total - uneven + even, 'GB', 1)}")
+print(
+    f"and even shares of the states {format_bytes(estimate(views).total - uneven + even, 'GB', 1)}"
+)
 print(f"an {card.name} gives a program {format_bytes(card.room, 'GB', 1)}")
 
 # %% [markdown]
@@ -522,8 +586,12 @@ ways = {
     "stage 3 over 100 Gbit/s": tokens_to_hide(3 * 2, rates.tensor, 100e9 / 8),
 }
 reveal("09.tokens", ways["stage 3 over NVLink"], unit="tokens")
-bars(ways, "On a slower link, each rank needs more tokens to hide the sending", unit="tokens",
-     provenance="closed form at data-sheet rates; real GPUs and real links are slower")  # fmt: skip
+bars(
+    ways,
+    "On a slower link, each rank needs more tokens to hide the sending",
+    unit="tokens",
+    provenance="closed form at data-sheet rates; real GPUs and real links are slower",
+)
 
 # %% [markdown]
 # Computing and sending take equally long at
@@ -561,17 +629,27 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 alone = {} if "RANK" in os.environ else {"rank": 0, "world_size": 1, "store": dist.HashStore()}
 dist.init_process_group("gloo" if device == "cpu" else "nccl", **alone)
-model = nn.Sequential(*(nn.Linear(64, 64, device="meta") for _ in range(4)))  # your model: shapes without bytes
+# your model: shapes without bytes
+model = nn.Sequential(*(nn.Linear(64, 64, device="meta") for _ in range(4)))
 for module in (*model, model):  # each layer is a unit, and so is what remains
-    fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    fully_shard(
+        module,
+        mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    )
 model.to_empty(device=device)  # allocates the shards alone
 torch.manual_seed(dist.get_rank())  # each rank draws the numbers of its own rows
 for weight in model.parameters():
     nn.init.normal_(weight.to_local(), std=0.02)  # or load a checkpoint here
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # after sharding: it steps the shards
-model(torch.randn(8, 64, device=device)).float().square().mean().backward()  # this rank's part of your batch
+model(
+    torch.randn(8, 64, device=device)
+).float().square().mean().backward()  # this rank's part of your batch
 optimizer.step()
-print(sum(weight.to_local().nbytes for weight in model.parameters()), "bytes of weights on rank", dist.get_rank())
+print(
+    sum(weight.to_local().nbytes for weight in model.parameters()),
+    "bytes of weights on rank",
+    dist.get_rank(),
+)
 dist.destroy_process_group()
 
 # %% [markdown]

@@ -58,12 +58,17 @@ from course_utils.models import parameter_shapes
 
 name = "gpt2"  # change this
 with on_gpu():
-    weights = [nn.Parameter(torch.empty(shape, device="cuda")) for shape in parameter_shapes(PRESETS[name]).values()]
+    weights = [
+        nn.Parameter(torch.empty(shape, device="cuda"))
+        for shape in parameter_shapes(PRESETS[name]).values()
+    ]
     gradients = [torch.zeros_like(weight) for weight in weights]
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
     n = sum(weight.numel() for weight in weights)
-    print(f"N = {n:,}; weights and gradients, 8·N: {torch.cuda.memory_allocated():,} bytes allocated")
+    print(
+        f"N = {n:,}; weights and gradients, 8·N: {torch.cuda.memory_allocated():,} bytes allocated"
+    )
 
 # %% [markdown]
 # How much does an operation need for itself? Reset the peak, run it, read the peak:
@@ -98,7 +103,10 @@ print(f"the norm of the norms:     {lean:,} bytes\nclip_grad_norm_:           {t
 # %%
 torch.manual_seed(0)
 some = [torch.randn(size) for size in (1_000, 250, 4_000)]
-print(f"flat: {torch.cat(some).norm():.3f}, norm of norms: {torch.stack([g.norm() for g in some]).norm():.3f}")
+print(
+    f"flat: {torch.cat(some).norm():.3f}, norm of norms: "
+    f"{torch.stack([g.norm() for g in some]).norm():.3f}"
+)
 
 # %% [markdown]
 # ## Who makes such a buffer today?
@@ -108,12 +116,19 @@ print(f"flat: {torch.cat(some).norm():.3f}, norm of norms: {torch.stack([g.norm(
 # %%
 with on_gpu():
     largest = max(weight.numel() for weight in weights)
-    for way, formula in (({"foreach": False}, 8 * largest), ({"foreach": True}, 4 * n), ({"fused": True}, 0)):
+    for way, formula in (
+        ({"foreach": False}, 8 * largest),
+        ({"foreach": True}, 4 * n),
+        ({"fused": True}, 0),
+    ):
         optimizer = torch.optim.AdamW(weights, lr=1e-4, amsgrad=False, **way)  # change this
         optimizer.step()  # the first step makes the states, 8·N bytes
         found = extra(optimizer.step)
-        print(f"{way!s:18s} {found:11,} bytes, {found / n:.2f} per parameter; estimated {formula:11,}, "
-              f"the gap {plus_minus(formula - found)}")  # fmt: skip
+        print(
+            f"{way!s:18s} {found:11,} bytes, {found / n:.2f} per parameter; "
+            f"estimated {formula:11,}, "
+            f"the gap {plus_minus(formula - found)}"
+        )
         del optimizer
 
 # %% [markdown]
@@ -138,7 +153,10 @@ with on_gpu():
         optimizer.zero_grad()
 
     master_step()  # the first step makes the states
-    print(f"fp32 copies of all gradients, then foreach: {extra(master_step) / n:.1f} bytes per parameter")
+    print(
+        f"fp32 copies of all gradients, then foreach: {extra(master_step) / n:.1f} "
+        "bytes per parameter"
+    )
     optimizer = halves = None
 
 # %% [markdown]
@@ -181,7 +199,10 @@ with on_gpu():
     print(f"after empty_cache():                    {torch.cuda.memory_reserved() / MiB:,.0f} MiB")
     three = [torch.empty(4 * MiB, dtype=torch.uint8, device="cuda") for _ in range(3)]
     taken = torch.cuda.memory_reserved()
-    print(f"three tensors: {torch.cuda.memory_allocated() / MiB:.0f} MiB allocated, {taken / MiB:.0f} MiB reserved")
+    print(
+        f"three tensors: {torch.cuda.memory_allocated() / MiB:.0f} MiB allocated, "
+        f"{taken / MiB:.0f} MiB reserved"
+    )
     del three
 reveal("10.three", taken, unit="MiB")
 
@@ -229,7 +250,12 @@ try:
         tensors = [tensor for tensor, life in zip(tensors, lives, strict=True) if life == "L"]
         for segment in torch.cuda.memory._snapshot()["segments"]:
             marks = {"active_allocated": "████", "inactive": "····"}
-            print("".join(marks[block["state"]] * (block["size"] // (4 * MiB)) for block in segment["blocks"]))
+            print(
+                "".join(
+                    marks[block["state"]] * (block["size"] // (4 * MiB))
+                    for block in segment["blocks"]
+                )
+            )
         late = torch.empty(8 * MiB, dtype=torch.uint8, device="cuda")
         print("8 MiB more: there is room")
 except torch.OutOfMemoryError as error:
@@ -275,7 +301,9 @@ run = TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16")  # c
 
 
 def train_step(model, optimizer, tokens):
-    with torch.autocast("cuda", torch.bfloat16):  # the targets are not shifted: only sizes matter here
+    with torch.autocast(
+        "cuda", torch.bfloat16
+    ):  # the targets are not shifted: only sizes matter here
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
     loss.backward()
     optimizer.step()
@@ -296,7 +324,12 @@ with on_gpu():
         train_step(model, optimizer, tokens)
         peak, stats = torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()
         print(f"step {number}: peak {format_bytes(peak, 'GB', 3)}, after the step:")
-        for counter in ("requested_bytes", "allocated_bytes", "reserved_bytes", "inactive_split_bytes"):
+        for counter in (
+            "requested_bytes",
+            "allocated_bytes",
+            "reserved_bytes",
+            "inactive_split_bytes",
+        ):
             print(f"    {counter:21s} {format_bytes(stats[f'{counter}.all.current'], 'GB', 3)}")
     free, total = torch.cuda.mem_get_info()
     print(f"the driver has handed out {format_bytes(total - free, 'GB', 3)}")
@@ -340,9 +373,19 @@ run = TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16")
 measured = measure(run)
 replayed = replay(measured)
 print(f"reserved after step 2, {measured.word}: {format_bytes(replayed.reserved[-1], 'GB', 3)}")
-print(f"replayed − your loop: {plus_minus(replayed.reserved[-1] - stats['reserved_bytes.all.current'])} bytes")
+print(
+    "replayed − your loop: "
+    f"{plus_minus(replayed.reserved[-1] - stats['reserved_bytes.all.current'])} bytes"
+)
 title = "Allocated memory falls after each step, reserved memory never does"
-lines(curves(replayed), title, "allocations and frees so far", "GB", markers=False, provenance=replayed.provenance)
+lines(
+    curves(replayed),
+    title,
+    "allocations and frees so far",
+    "GB",
+    markers=False,
+    provenance=replayed.provenance,
+)
 
 # %% [markdown]
 # Your loop has one segment of 20 MiB more, for cuBLAS's workspaces. A replay has it if the run names its card:
@@ -372,7 +415,8 @@ with on_gpu("6 GiB"):  # change this
             snapshots[f"after step {number}"] = torch.cuda.memory._snapshot()
     except torch.OutOfMemoryError as error:
         print(error)
-        snapshots["out of memory"] = torch.cuda.memory._snapshot()  # before the failed step's tensors are freed
+        # before the failed step's tensors are freed
+        snapshots["out of memory"] = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(enabled=None)
 
 # %% [markdown]
@@ -383,14 +427,22 @@ with on_gpu("6 GiB"):  # change this
 waits_for("10.largest")
 for moment, snapshot in snapshots.items():
     used = [segment for segment in snapshot["segments"] if segment["active_size"]]
-    used.sort(key=lambda segment: segment["active_size"] - segment["total_size"])  # the most free first
+    # the most free first
+    used.sort(key=lambda segment: segment["active_size"] - segment["total_size"])
     for segment in used[:2]:
         free = max(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
         tensors = [block for block in segment["blocks"] if block["state"] == "active_allocated"]
         kept = max(tensors, key=lambda block: block["size"])
-        own = [one["name"] for one in kept["frames"] if one["line"] and "site-packages" not in one["filename"]]
-        print(f"{moment}: a segment of {segment['total_size'] / MiB:.0f} MiB has a hole of {free / MiB:.0f}, "
-              f"next to {kept['size'] / MiB:.0f} MiB from {own[0][:28] if own else 'torch'}")  # fmt: skip
+        own = [
+            one["name"]
+            for one in kept["frames"]
+            if one["line"] and "site-packages" not in one["filename"]
+        ]
+        print(
+            f"{moment}: a segment of {segment['total_size'] / MiB:.0f} MiB has a hole "
+            f"of {free / MiB:.0f}, "
+            f"next to {kept['size'] / MiB:.0f} MiB from {own[0][:28] if own else 'torch'}"
+        )
 
 # %% [markdown]
 # In step 1, the two segments of 394 MiB held the [logits](../docs/glossary.md#logits) and the log-probabilities in
@@ -419,14 +471,22 @@ memory_map_page(tight)
 
 # %%
 failed = tight.failure
-print(f"fails in {tight.moment(tight.failed_at)}; {format_bytes(failed.free, 'GB', 2)} free, {failed.free_share:.0%}")
+print(
+    f"fails in {tight.moment(tight.failed_at)}; {format_bytes(failed.free, 'GB', 2)} free, "
+    f"{failed.free_share:.0%}"
+)
 driver = failed.capacity - failed.reserved
-print(f"largest hole {format_bytes(failed.largest_free, 'GB', 3)}, left at the driver {format_bytes(driver, 'GB', 3)}: "
-      f"{(failed.attempted - driver) / MiB:.0f} MiB too few")  # fmt: skip
+print(
+    f"largest hole {format_bytes(failed.largest_free, 'GB', 3)}, left at the driver "
+    f"{format_bytes(driver, 'GB', 3)}: "
+    f"{(failed.attempted - driver) / MiB:.0f} MiB too few"
+)
 reveal("10.largest", max(failed.largest_free, driver))
 rest = replayed.peak_reserved - max(replayed.requested)
-print(f"without a limit: tensors at the peak {format_bytes(max(replayed.requested), 'GB', 3)}, "
-      f"reserved {format_bytes(rest, 'GB', 3)} more, {rest / max(replayed.requested):.0%}")  # fmt: skip
+print(
+    f"without a limit: tensors at the peak {format_bytes(max(replayed.requested), 'GB', 3)}, "
+    f"reserved {format_bytes(rest, 'GB', 3)} more, {rest / max(replayed.requested):.0%}"
+)
 
 # %% [markdown]
 # In your loop, the driver had even less: cuBLAS's workspaces have a segment of 20 MiB there. And the replay swaps two
@@ -539,7 +599,10 @@ with on_gpu(pinned + round(1.3 * needed)):
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
     reserved_for(rising)
     retries = torch.cuda.memory_stats()["num_alloc_retries"] - retries
-print(f"on a card with 1.3 times what the longest batch needs: {retries} retries in {len(rising)} steps")
+print(
+    f"on a card with 1.3 times what the longest batch needs: {retries} retries in "
+    f"{len(rising)} steps"
+)
 reveal("10.lengths", reserved, unit="MB")
 
 # %% [markdown]
@@ -575,7 +638,8 @@ predict("10.leak", unit="MB")
 # %%
 waits_for("10.leak")
 with on_gpu():
-    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")  # before the first tensor
+    # before the first tensor
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
     model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batch = torch.randn(1024, 512, device="cuda")
@@ -608,7 +672,11 @@ print(f"{len(trace)} entries; {len(alive)} blocks are alive")
 # %%
 made = {}
 for entry in alive.values():
-    own = [frame for frame in entry["frames"] if frame["line"] and "site-packages" not in frame["filename"]]
+    own = [
+        frame
+        for frame in entry["frames"]
+        if frame["line"] and "site-packages" not in frame["filename"]
+    ]
     line = f"line {own[0]['line']}: {own[0]['name']}" if own else "not by your code"
     made.setdefault(line, []).append(entry["size"])
 for line, sizes in sorted(made.items(), key=lambda item: -sum(item[1])):

@@ -35,7 +35,10 @@ first, last = nn.Sequential(*layers[:cut]).to(two[0]), nn.Sequential(*layers[cut
 between = first(torch.randn(32, 256).to(two[0]))
 last(between.to(two[1])).square().mean().backward()  # and back again, by autograd
 for name, half in (("first", first), ("last", last)):
-    print(f"{name}: {sum(weight.nbytes for weight in half.parameters()):,} bytes of weights, and as many of gradients")
+    print(
+        f"{name}: {sum(weight.nbytes for weight in half.parameters()):,} bytes of weights, "
+        "and as many of gradients"
+    )
 print(f"across the cut: {between.nbytes:,} bytes, and a gradient of the same size on the way back")
 
 # %% [markdown]
@@ -60,7 +63,10 @@ naive = simulate("naive", stages=4, micro_batches=8)
 pipeline_figure(naive)
 
 # %%
-print(f"formula: 1/p = {1 / naive.stages:.0%}; in the schedule each stage works {1 - naive.idle:.0%} of the time")
+print(
+    f"formula: 1/p = {1 / naive.stages:.0%}; in the schedule each stage works "
+    f"{1 - naive.idle:.0%} of the time"
+)
 reveal("11.naive", 100 * (1 - naive.idle), unit="%")
 
 # %% [markdown]
@@ -99,9 +105,14 @@ from course_utils.lessons.pipelines.schedules import bubble, micro_batches_for
 
 for p, m in ((2, 4), (4, 8), (4, 27), (8, 64), (16, 64)):  # change this
     gap = bubble(p, m) - simulate("GPipe", p, m).idle
-    print(f"p = {p:2d}, m = {m:2d}: formula {bubble(p, m):6.2%}, formula − simulated {abs(gap):.2%}")
+    print(
+        f"p = {p:2d}, m = {m:2d}: formula {bubble(p, m):6.2%}, formula − simulated {abs(gap):.2%}"
+    )
 enough = micro_batches_for(4, 0.10)
-print(f"at most 10 % with 4 stages: m = {enough}. GPipe's own rule, m = 4·p, leaves {bubble(4, 16):.0%}")
+print(
+    f"at most 10 % with 4 stages: m = {enough}. GPipe's own rule, m = 4·p, leaves "
+    f"{bubble(4, 16):.0%}"
+)
 reveal("11.micro", enough, unit="micro-batches")
 
 # %% [markdown]
@@ -109,7 +120,12 @@ reveal("11.micro", enough, unit="micro-batches")
 
 # %%
 slow = simulate("GPipe", stages=4, micro_batches=8, slow={1: 1.5})
-pipeline_figure(slow, f"One stage takes 1.5 times as long: stages wait {slow.idle:.0%} of the time".replace("%", " %"))
+pipeline_figure(
+    slow,
+    f"One stage takes 1.5 times as long: stages wait {slow.idle:.0%} of the time".replace(
+        "%", " %"
+    ),
+)
 
 # %% [markdown]
 # So cut by time, not by number of layers: the last stage also has the head. PipeDream (below) times each layer, and
@@ -135,7 +151,9 @@ pipeline_figure(one_one)
 gpipe = simulate("GPipe", stages=4, micro_batches=one_one.micro_batches)
 print("stage  GPipe keeps  1F1B keeps  p − stage")
 for stage in range(4):
-    print(f"{stage:5d}  {gpipe.most_kept(stage):11d}  {one_one.most_kept(stage):10d}  {4 - stage:9d}")
+    print(
+        f"{stage:5d}  {gpipe.most_kept(stage):11d}  {one_one.most_kept(stage):10d}  {4 - stage:9d}"
+    )
 print(f"idle: GPipe {gpipe.idle:.1%}, 1F1B {one_one.idle:.1%}")
 reveal("11.kept", one_one.most_kept(0), unit="micro-batches")
 
@@ -151,11 +169,17 @@ from course_utils.figures import stack
 from course_utils.lessons.pipelines.memory import stage_memory
 
 run = TrainingRun("gpt2-xl", micro_batch=4, seq_len=1024, precision="bf16-master")
-rows = {f"{name}, stage {stage}": stage_memory(run, name, 4, 8, stage)
-        for name in ("GPipe", "1F1B") for stage in range(4)}  # fmt: skip
+rows = {
+    f"{name}, stage {stage}": stage_memory(run, name, 4, 8, stage)
+    for name in ("GPipe", "1F1B")
+    for stage in range(4)
+}
 rows["one device"] = stage_memory(run, "1F1B", 1, 8, 0)
-stack(rows, "1F1B keeps half of GPipe's activations on the first stage, an eighth on the last",
-      provenance="estimated: states and kept activations")  # fmt: skip
+stack(
+    rows,
+    "1F1B keeps half of GPipe's activations on the first stage, an eighth on the last",
+    provenance="estimated: states and kept activations",
+)
 
 # %% [markdown]
 # One device that cuts its batch in the same way needs 36.1 GB. Under 1F1B, the fullest of four needs half of that, not
@@ -168,7 +192,12 @@ stack(rows, "1F1B keeps half of GPipe's activations on the first stage, an eight
 # [recompute](../docs/glossary.md#activation-recomputation) the rest in backward (section 2.3).
 
 # %%
-for name, recompute in (("GPipe", "none"), ("GPipe", "every-12"), ("1F1B", "none"), ("1F1B", "every-12")):
+for name, recompute in (
+    ("GPipe", "none"),
+    ("GPipe", "every-12"),
+    ("1F1B", "none"),
+    ("1F1B", "every-12"),
+):
     kept = stage_memory(run.replace(recompute=recompute), name, 4, 8, 0)["activations"]
     how = "recomputes its 12 blocks" if recompute != "none" else "keeps everything"
     print(f"{name:5s} the first stage {how:24s} {format_bytes(kept, 'GB', 1):>7s} of activations")
@@ -236,16 +265,26 @@ def late_descent(rate, late, updates):
 print("late  largest rate that settles   |w| after 2,000 updates: 2 % below it, 2 % above it")
 for late in (0, 1, 3, 7):
     largest = 2 * torch.tensor(late * torch.pi / (2 * late + 1)).cos().item()
-    below, above = (late_descent(factor * largest, late, 2000)[-50:].abs().max() for factor in (0.98, 1.02))
+    below, above = (
+        late_descent(factor * largest, late, 2000)[-50:].abs().max() for factor in (0.98, 1.02)
+    )
     print(f"{late:4d}  2·cos(d·π/(2d + 1)) = {largest:.2f} {below:31.0e} {above:14.0e}")
 
 # %%
 from course_utils.figures import lines
 
 rate = 0.4  # change this
-lines({f"{late} late": (list(range(41)), late_descent(rate, late, 40).tolist()) for late in (0, 1, 3)},
-      f"The later the gradient, the more w swings (learning rate {rate})",
-      "updates", "w", markers=False, provenance="computed: w ← w − rate · w(d updates ago)")  # fmt: skip
+lines(
+    {
+        f"{late} late": (list(range(41)), late_descent(rate, late, 40).tolist())
+        for late in (0, 1, 3)
+    },
+    f"The later the gradient, the more w swings (learning rate {rate})",
+    "updates",
+    "w",
+    markers=False,
+    provenance="computed: w ← w − rate · w(d updates ago)",
+)
 
 # %% [markdown]
 # The later the gradient, the smaller the learning rate must be (formula: Levin and May 1976). Change the rate to 0.5:
@@ -310,7 +349,9 @@ def backward(x, y, rank, ranks, pause):
 
 # %%
 def do_works(order, layers, batches, targets, rank, ranks, pause):
-    """Execute F0, F1, B0, … in this order; return the loss and the largest number of micro-batches kept at once."""
+    """Execute F0, F1, B0, … in this order; return the loss and the largest number of micro-batches
+    kept at once.
+    """
     from torch.nn.functional import mse_loss
 
     kept, messages, most, loss = {}, [], 0, 0.0
@@ -332,7 +373,9 @@ def do_works(order, layers, batches, targets, rank, ranks, pause):
 
 # %%
 def one_stage(schedules, pause):
-    """One rank's step under each schedule: loss, gradient norm over all ranks, most kept, and seconds."""
+    """One rank's step under each schedule: loss, gradient norm over all ranks, most kept, and
+    seconds.
+    """
     import time
     import torch
     import torch.distributed as dist
@@ -341,10 +384,13 @@ def one_stage(schedules, pause):
     rank, ranks, found = dist.get_rank(), dist.get_world_size(), {}
     for name, orders in (("warm-up", schedules["GPipe"]), *schedules.items()):
         layers, data, target = part(rank, ranks)
-        m, wait = len(orders[rank]) // 2, 0.0 if name == "warm-up" else pause  # first messages are slow
+        # first messages are slow
+        m, wait = (len(orders[rank]) // 2, 0.0 if name == "warm-up" else pause)
         dist.barrier()  # all ranks start together
         start = time.monotonic()
-        loss, most = do_works(orders[rank], layers, data.chunk(m), target.chunk(m), rank, ranks, wait)
+        loss, most = do_works(
+            orders[rank], layers, data.chunk(m), target.chunk(m), rank, ranks, wait
+        )
         took = time.monotonic() - start
         square = torch.stack([weight.grad.square().sum() for weight in layers.parameters()]).sum()
         dist.all_reduce(square)
@@ -364,7 +410,9 @@ predict("11.time", unit="ms")
 from course_utils.ranks.launch import run_ranks, why_no_ranks
 
 p, m, pause = 4, 8, 0.05  # change this
-schedules = {name: [simulate(name, p, m).order(stage) for stage in range(p)] for name in ("GPipe", "1F1B")}
+schedules = {
+    name: [simulate(name, p, m).order(stage) for stage in range(p)] for name in ("GPipe", "1F1B")
+}
 ranks = [] if why_no_ranks() else run_ranks(one_stage, p, schedules=schedules, pause=pause)
 print(why_no_ranks() or f"{len(ranks)} processes have trained one step under each schedule")
 print("what the second stage does under 1F1B:", *schedules["1F1B"][1])
@@ -382,8 +430,11 @@ print(f"one process: loss {loss.item():.5f}, norm of all gradients {norm.item():
 for name in schedules if ranks else ():
     losses, norms, most, _ = zip(*(rank[name] for rank in ranks), strict=True)
     simulated = [simulate(name, p, m).most_kept(stage) for stage in range(p)]
-    print(f"{name:5s}        loss {losses[-1]:.5f}, norm of all gradients {norms[0]:.5f}; micro-batches kept "
-          f"{list(most)}, simulated {simulated}")  # fmt: skip
+    print(
+        f"{name:5s}        loss {losses[-1]:.5f}, norm of all gradients "
+        f"{norms[0]:.5f}; micro-batches kept "
+        f"{list(most)}, simulated {simulated}"
+    )
 
 # %% [markdown]
 # A synchronous pipeline approximates nothing. Its times vary with your machine:
@@ -391,8 +442,11 @@ for name in schedules if ranks else ():
 # %% tags=["nbval-ignore-output"]
 for name in schedules if ranks else ():
     took, formula = max(rank[name][3] for rank in ranks), (m + p - 1) * 3 * pause
-    print(f"{name:5s} formula (m + p − 1)·3·pause = {1e3 * formula:.0f} ms, measured {1e3 * took:.0f} ms, "
-          f"the gap {plus_minus(1e3 * (formula - took))} ms")  # fmt: skip
+    print(
+        f"{name:5s} formula (m + p − 1)·3·pause = {1e3 * formula:.0f} ms, measured "
+        f"{1e3 * took:.0f} ms, "
+        f"the gap {plus_minus(1e3 * (formula - took))} ms"
+    )
 
 # %% [markdown]
 # The gap: sending takes time, and processes wake up late, more so on a busy machine. Both schedules have the same
@@ -431,7 +485,9 @@ def torchs_stage(m):
 m = 8  # change this
 last_stage = {} if why_no_ranks() else run_ranks(torchs_stage, 2, m=m)[-1]
 for name, losses in last_stage.items():
-    print(f"{name}, two processes: {len(losses)} losses, their mean {sum(losses) / len(losses):.5f}")
+    print(
+        f"{name}, two processes: {len(losses)} losses, their mean {sum(losses) / len(losses):.5f}"
+    )
 
 # %% [markdown]
 # Two stages of four layers give the same loss. Change m to 4: how many losses, and which mean?
@@ -449,7 +505,11 @@ def parallel_mlp(h):
     import torch
     import torch.distributed as dist
     from torch import nn
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     dist.init_process_group("gloo")
     rank, t = dist.get_rank(), dist.get_world_size()
@@ -461,7 +521,9 @@ def parallel_mlp(h):
     y = (hidden @ down.T).detach()  # a part of the sum
     dist.all_reduce(y)
     whole = mlp(x)
-    parallelize_module(mlp, dist.init_device_mesh("cpu", (t,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    parallelize_module(
+        mlp, dist.init_device_mesh("cpu", (t,)), {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    )
     found = [hidden.nbytes, *(outcome.norm().item() for outcome in (whole, y, mlp(x)))]
     dist.destroy_process_group()
     return found
@@ -470,7 +532,10 @@ def parallel_mlp(h):
 # %%
 t = 2  # change this
 bytes_kept, *norms = [0] if why_no_ranks() else run_ranks(parallel_mlp, t, h=64)[0]
-print(f"t = {t}: each rank keeps {bytes_kept:,} bytes between the matrices, 8 · 4 · 64 · 4 / t = {8192 // t:,}")
+print(
+    f"t = {t}: each rank keeps {bytes_kept:,} bytes between the matrices, 8 · 4 · 64 · "
+    f"4 / t = {8192 // t:,}"
+)
 for name, norm in zip(("complete MLP", "cut by hand", "cut by torch"), norms, strict=False):
     print(f"{name:13s} norm of the output {norm:.4f}")
 
@@ -502,10 +567,18 @@ for t in (2, 4, 8, 16):
     formula = (10 + 24 / t + 5 * a * s / (h * t)) * s * h * gpt3.model.layers
     counted = activation_bytes(gpt3.replace(tensor_parallel=t))
     factor = activation_bytes(gpt3) / counted
-    print(f"t = {t:2d}: {format_bytes(counted, 'GB', 1):>8s}, formula − code: {plus_minus(formula - counted)} bytes; "
-          f"{factor:.1f} times less, {t} with sequence parallelism; each rank sends {4 * 2 * (t - 1) / t:.1f}·s·b·h "
-          "numbers per block")  # fmt: skip
-reveal("09.tensor", activation_bytes(gpt3) / activation_bytes(gpt3.replace(tensor_parallel=8)), unit="times")
+    print(
+        f"t = {t:2d}: {format_bytes(counted, 'GB', 1):>8s}, formula − code: "
+        f"{plus_minus(formula - counted)} bytes; "
+        f"{factor:.1f} times less, {t} with sequence parallelism; each rank sends "
+        f"{4 * 2 * (t - 1) / t:.1f}·s·b·h "
+        "numbers per block"
+    )
+reveal(
+    "09.tensor",
+    activation_bytes(gpt3) / activation_bytes(gpt3.replace(tensor_parallel=8)),
+    unit="times",
+)
 
 # %% [markdown]
 # The factor stays below t because the 10 is not divided. Messages differ, too: ZeRO sends weights, the same bytes for
@@ -532,7 +605,9 @@ predict("11.plan", unit="%")
 from course_utils.lessons.pipelines.plans import Cluster, cheapest
 
 waits_for("11.plan")
-llama = TrainingRun("llama3-70b", micro_batch=1, seq_len=4096, precision="bf16-master", recompute="full")
+llama = TrainingRun(
+    "llama3-70b", micro_batch=1, seq_len=4096, precision="bf16-master", recompute="full"
+)
 cluster = Cluster(gpu("H100-80GB"), nodes=8, per_node=8, network=50e9)  # change this
 wanted = {
     "only ZeRO-1": lambda plan: plan.tensor == plan.pipeline == 1 and plan.stage == 1,
@@ -541,20 +616,28 @@ wanted = {
     "tensor and pipeline": lambda plan: plan.tensor > 1 and plan.pipeline > 1 and plan.stage == 0,
     "pipeline and data": lambda plan: plan.tensor == 1 and plan.pipeline > 1,
 }
-print(f"{'':20s} {'best that fits':38s} {'GB':>5s} {'idle':>5s} {'messages':>9s} {'in turn':>8s} {'hidden':>7s}")
+print(
+    f"{'':20s} {'best that fits':38s} {'GB':>5s} {'idle':>5s} {'messages':>9s} "
+    f"{'in turn':>8s} {'hidden':>7s}"
+)
 for name, allowed in wanted.items():
     best = cheapest(llama, cluster, 512, allowed)
     if best is None:
         print(f"{name:20s} none")
         continue
-    print(f"{name:20s} {f'{best.plan}, b = {best.micro_batch}':38s} {best.memory / 1e9:5.1f} {best.idle:5.0%} "
-          f"{best.messages:8.1f}s {best.total:7.1f}s {best.overlapped:6.1f}s")  # fmt: skip
+    print(
+        f"{name:20s} {f'{best.plan}, b = {best.micro_batch}':38s} "
+        f"{best.memory / 1e9:5.1f} {best.idle:5.0%} "
+        f"{best.messages:8.1f}s {best.total:7.1f}s {best.overlapped:6.1f}s"
+    )
 
 # %%
 in_turn = cheapest(llama, cluster, 512, lambda plan: True)
 hidden = cheapest(llama, cluster, 512, lambda plan: True, overlapped=True)
 for words, best in (("no message hides", in_turn), ("all hide that can", hidden)):
-    print(f"fastest if {words}: {f'{best.plan}, b = {best.micro_batch}' if best else 'nothing fits'}")
+    print(
+        f"fastest if {words}: {f'{best.plan}, b = {best.micro_batch}' if best else 'nothing fits'}"
+    )
 if in_turn:
     reveal("11.plan", 100 * (in_turn.total / in_turn.seconds["compute"] - 1), unit="%")
 
@@ -583,8 +666,11 @@ if in_turn:
 
 # %%
 gpu_seconds, rate = 7.0e6 * 3600, gpu("H100-80GB").rates.tensor
-print(f"MFU {6 * llama.model.parameters * 15e12 / (gpu_seconds * rate):.0%}; a step like ours on 64 such GPUs takes "
-      f"{gpu_seconds / 15e12 * 512 * 4096 / 64:.0f} s")  # fmt: skip
+print(
+    f"MFU {6 * llama.model.parameters * 15e12 / (gpu_seconds * rate):.0%}; a step like ours "
+    "on 64 such GPUs takes "
+    f"{gpu_seconds / 15e12 * 512 * 4096 / 64:.0f} s"
+)
 
 # %% [markdown]
 # That step is longer than any in the table: no kernel reaches the data-sheet rate, sequences grew longer late in that
@@ -620,7 +706,8 @@ class CutInTwo(nn.Module):
 devices = ("cuda:0", "cuda:1") if torch.cuda.device_count() > 1 else ("cpu", "cpu")
 model = CutInTwo(nn.Linear(64, 256), nn.Linear(256, 8), devices)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-loss = model(torch.randn(32, 64)).square().mean()  # targets, if there are any, belong on the last device
+# targets, if there are any, belong on the last device
+loss = model(torch.randn(32, 64)).square().mean()
 loss.backward()
 optimizer.step()
 print([f"{weight.shape} on {weight.device}" for weight in model.parameters()])

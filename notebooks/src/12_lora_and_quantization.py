@@ -56,7 +56,10 @@ for r in (2, 4, 8, 16, 32, 64):
         A, B = torch.empty(r, n_in), torch.empty(n_out, r)
         learn += llama.layers * (A.numel() + B.numel())
     share[r] = 100 * learn / llama.parameters
-    print(f"r = {r:2d}: {learn:11,} numbers, {share[r]:.3f} % of N, at most {format_bytes(16 * learn, 'MB', 0):>7s}")
+    print(
+        f"r = {r:2d}: {learn:11,} numbers, {share[r]:.3f} % of N, at most "
+        f"{format_bytes(16 * learn, 'MB', 0):>7s}"
+    )
 reveal("12.percent", share[16], unit="%")
 
 # %% [markdown]
@@ -93,13 +96,19 @@ class Lora(nn.Module):
 torch.manual_seed(0)
 base, x = nn.Linear(64, 48), torch.randn(10, 64)
 layer = Lora(base, r=4, alpha=8)  # change this
-print(f"before the first step: {(layer(x) - base(x)).abs().max():.5f} away from the old layer, expected 0")
+print(
+    f"before the first step: {(layer(x) - base(x)).abs().max():.5f} away from the "
+    "old layer, expected 0"
+)
 
 nn.init.normal_(layer.B)  # as if B had learned something
 merged = base.weight + layer.scale * layer.B @ layer.A
 off = (layer(x) - nn.functional.linear(x, merged, base.bias)).abs().max()
 print(f"merged into one weight: {off:.4f} away from the two paths, expected 0")
-print("rank of the difference:", torch.linalg.matrix_rank((merged - base.weight).detach(), rtol=1e-4).item())
+print(
+    "rank of the difference:",
+    torch.linalg.matrix_rank((merged - base.weight).detach(), rtol=1e-4).item(),
+)
 
 # %% [markdown]
 # *Merging* replaces W by W + B·A·alpha/r, of the same size. So LoRA costs nothing after training. Change r to 64: which
@@ -119,16 +128,27 @@ predict("12.factors", unit="of two")
 # Lecture slides write ΔW = A·Bᵀ, with B zero and on the *input's* side. Measure four ways to start:
 
 # %%
-starts = {"paper: B·A, B zero": (0, 1), "slides: A·Bᵀ, B zero": (1, 0), "both zero": (0, 0), "both Gaussian": (1, 1)}
+starts = {
+    "paper: B·A, B zero": (0, 1),
+    "slides: A·Bᵀ, B zero": (1, 0),
+    "both zero": (0, 0),
+    "both Gaussian": (1, 1),
+}
 G, sizes = torch.randn(48, 64), {}
 for name, (out_side, in_side) in starts.items():
-    left = (out_side * torch.randn(48, 4)).requires_grad_()  # on the output side: the paper's B, the slides' A
-    right = (in_side * torch.randn(4, 64)).requires_grad_()  # on the input side: the paper's A, the slides' Bᵀ
+    left = (
+        out_side * torch.randn(48, 4)
+    ).requires_grad_()  # on the output side: the paper's B, the slides' A
+    right = (
+        in_side * torch.randn(4, 64)
+    ).requires_grad_()  # on the input side: the paper's A, the slides' Bᵀ
     difference = left @ right
     (G * difference).sum().backward()
     sizes[name] = [left.grad.norm().item(), right.grad.norm().item()]
-    print(f"{name:21s} |ΔW| {difference.norm():4.0f}, gradients: output side {sizes[name][0]:4.0f}, "
-          f"input side {sizes[name][1]:4.0f}")  # fmt: skip
+    print(
+        f"{name:21s} |ΔW| {difference.norm():4.0f}, gradients: output side {sizes[name][0]:4.0f}, "
+        f"input side {sizes[name][1]:4.0f}"
+    )
 reveal("12.factors", sum(size > 0 for size in sizes["paper: B·A, B zero"]), unit="of two")
 
 # %% [markdown]
@@ -170,14 +190,18 @@ with on_gpu():
         layers = nn.Sequential(*[nn.Linear(2048, 2048, device="cuda") for _ in range(4)])
         if name == "LoRA":
             add_lora(layers, r, alpha=r)
-        optimizer = torch.optim.AdamW([weight for weight in layers.parameters() if weight.requires_grad], lr=1e-4)
+        optimizer = torch.optim.AdamW(
+            [weight for weight in layers.parameters() if weight.requires_grad], lr=1e-4
+        )
         weights, loss = torch.cuda.memory_allocated() - empty, layers(x).square().mean()
         kept = torch.cuda.memory_allocated() - empty - weights
         loss.backward()
         optimizer.step()
         held = torch.cuda.memory_allocated() - empty - weights
-        print(f"{name:11s} weights {weights / 1e6:.0f} MB, activations {kept / 1e6:.0f} MB, "
-              f"gradients and states {held / 1e6:.0f} MB")  # fmt: skip
+        print(
+            f"{name:11s} weights {weights / 1e6:.0f} MB, activations {kept / 1e6:.0f} MB, "
+            f"gradients and states {held / 1e6:.0f} MB"
+        )
         del layers, optimizer, loss
 
 # %% [markdown]
@@ -202,8 +226,11 @@ stack(measured, "LoRA removes the optimizer states; the activations stay", prove
 kept = {name: one.moments["after loss"]["activations"] for name, one in measured.items()}
 for name, run in runs.items():
     peak = measured[name].peak
-    print(f"{name:21s} activations {format_bytes(kept[name], 'MB', 0)}, peak {format_bytes(peak, 'GB', 2)}, "
-          f"estimate − {measured[name].word}: {plus_minus(estimate(run).total - peak)} bytes")  # fmt: skip
+    print(
+        f"{name:21s} activations {format_bytes(kept[name], 'MB', 0)}, peak "
+        f"{format_bytes(peak, 'GB', 2)}, "
+        f"estimate − {measured[name].word}: {plus_minus(estimate(run).total - peak)} bytes"
+    )
 reveal("12.activations", 100 * (1 - kept["LoRA on all matrices"] / kept["all weights"]), unit="%")
 
 # %% [markdown]
@@ -240,16 +267,26 @@ rank = 8  # change this
 for b, s in ((1, 128), (4, 512), (32, 1024)):
     run = full.replace(micro_batch=b, seq_len=s)
     whole, thin = estimate(run).total, estimate(run.replace(lora_rank=rank)).total
-    print(f"GPT-2, {b:2d} × {s:5,} tokens: all weights {whole / 1e9:5.2f} GB, LoRA {thin / 1e9:5.2f} GB: "
-          f"{whole / thin:.1f} times less")  # fmt: skip
+    print(
+        f"GPT-2, {b:2d} × {s:5,} tokens: all weights {whole / 1e9:5.2f} GB, LoRA "
+        f"{thin / 1e9:5.2f} GB: "
+        f"{whole / thin:.1f} times less"
+    )
 
 # %% [markdown]
 # The paper's abstract says three times less, *for GPT-3*: 1.2 TB against 350 GB (section 4.2). What could those be?
 
 # %%
 gpt3 = PRESETS["gpt3-175b"].parameters
-for recipe, each in {"only 16-bit weights": 2, "all four in 16 bits": 8, "with fp32 copy and moments": 16}.items():
-    print(f"{recipe:26s} {each:2d} bytes: {each * gpt3 / 1e9:5,.0f} GB = {each * gpt3 / 2**40:.2f} TiB")
+for recipe, each in {
+    "only 16-bit weights": 2,
+    "all four in 16 bits": 8,
+    "with fp32 copy and moments": 16,
+}.items():
+    print(
+        f"{recipe:26s} {each:2d} bytes: {each * gpt3 / 1e9:5,.0f} GB = "
+        f"{each * gpt3 / 2**40:.2f} TiB"
+    )
 
 # %% [markdown]
 # 350 GB is the 16-bit weights alone. 1.2 TB is near weights, gradients and Adam's states in 16 bits, if TB means TiB.
@@ -285,8 +322,12 @@ for rank in (0, 8, 64):
     with FlopCounterMode(display=False) as backward:
         loss.backward()
     flops[rank] = forward.get_total_flops(), backward.get_total_flops()
-    ahead, back = (count / flops[0][0] for count in flops[rank])  # units: one forward of the plain model
-    print(f"rank {rank:2d}: forward {ahead:.2f}, backward {back:.2f}, together {ahead + back:.2f} units")
+    # units: one forward of the plain model
+    ahead, back = (count / flops[0][0] for count in flops[rank])
+    print(
+        f"rank {rank:2d}: forward {ahead:.2f}, backward {back:.2f}, together "
+        f"{ahead + back:.2f} units"
+    )
 reveal("12.flops", 100 * (1 - sum(flops[8]) / sum(flops[0])), unit="%")
 
 # %% [markdown]
@@ -313,7 +354,9 @@ from course_utils.lessons.shared.language_model import batches, corpus, language
 
 
 def train(model, text, rate, steps=100, after_step=None):
-    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=rate)
+    optimizer = torch.optim.AdamW(
+        [weight for weight in model.parameters() if weight.requires_grad], lr=rate
+    )
     if after_step:
         optimizer.register_step_post_hook(after_step)
     for tokens, targets in batches(steps, seed=0, text=text):
@@ -343,14 +386,22 @@ def fine_tune(rank, rate, base=pretrained):
 
 # %% tags=["nbval-ignore-output"]
 waits_for("12.won")
-tuned = {rank: fine_tune(rank, rate) for rank, rate in ((0, 3e-3), (2, 1e-2), (8, 1e-2), (32, 1e-2))}  # change this
-new, old = ({rank: mean_loss(one, text) for rank, one in tuned.items()} for text in (sonnets(), corpus()))
+# change this
+tuned = {
+    rank: fine_tune(rank, rate) for rank, rate in ((0, 3e-3), (2, 1e-2), (8, 1e-2), (32, 1e-2))
+}
+new, old = (
+    {rank: mean_loss(one, text) for rank, one in tuned.items()} for text in (sonnets(), corpus())
+)
 won = {rank: 100 * (before["new"] - new[rank]) / (before["new"] - new[0]) for rank in tuned}
 for rank, one in tuned.items():
     learn = sum(weight.numel() for weight in one.parameters() if weight.requires_grad)
     forgot = 100 * (old[rank] - before["old"]) / (old[0] - before["old"])
-    print(f"rank {rank:2d}: {learn:7,} numbers learn; sonnets {new[rank]:.2f}, {won[rank]:3.0f} % of the gain with "
-          f"all weights; harbor {old[rank]:.2f}, {forgot:3.0f} % of the forgetting")  # fmt: skip
+    print(
+        f"rank {rank:2d}: {learn:7,} numbers learn; sonnets {new[rank]:.2f}, "
+        f"{won[rank]:3.0f} % of the gain with "
+        f"all weights; harbor {old[rank]:.2f}, {forgot:3.0f} % of the forgetting"
+    )
 
 # %%
 reveal("12.won", round(won[8], -1), unit="%")
@@ -366,7 +417,10 @@ reveal("12.won", round(won[8], -1), unit="%")
 print(f"η·√(r/n_in) for rank 8, 64 inputs: {(8 / 64) ** 0.5:.2f} · η")
 for rank, rates in ((0, (1e-3, 3e-3, 1e-2)), (8, (3e-3, 1e-2, 3e-2))):
     losses = {rate: mean_loss(fine_tune(rank, rate), sonnets()) for rate in rates}
-    print(f"rank {rank}:", ", ".join(f"{loss:.2f} at a rate of {rate:g}" for rate, loss in losses.items()))
+    print(
+        f"rank {rank}:",
+        ", ".join(f"{loss:.2f} at a rate of {rate:g}" for rate, loss in losses.items()),
+    )
 
 # %% [markdown]
 # And with a fixed alpha, as Hu et al. have it? Then the first step moves ΔW by
@@ -389,8 +443,10 @@ for r in (4, 16, 64, 256):  # change this
         optimizer.step()
         moved.append((scale * layer.B @ layer.A).square().mean().sqrt().item())
     expected = eta * alpha / (r * 1024) ** 0.5
-    print(f"r = {r:3d}: ΔW moves by {moved[0]:.1e} with alpha/r, expected {expected:.1e}; "
-          f"by {moved[1]:.1e} with alpha/√r, expected {eta * alpha / 1024**0.5:.1e}")  # fmt: skip
+    print(
+        f"r = {r:3d}: ΔW moves by {moved[0]:.1e} with alpha/r, expected {expected:.1e}; "
+        f"by {moved[1]:.1e} with alpha/√r, expected {eta * alpha / 1024**0.5:.1e}"
+    )
 
 # %% [markdown]
 # So with alpha/r, a new rank needs a new learning rate after all. (At large ranks, the entries of the sum are no longer
@@ -407,9 +463,14 @@ with torch.no_grad():
             if isinstance(layer, Lora):
                 layer.base.weight += layer.scale * layer.B @ layer.A
                 setattr(parent, name, layer.base)
-count = [sum(weight.numel() for weight in one.parameters()) for one in (pretrained, tuned[8], plain)]
+count = [
+    sum(weight.numel() for weight in one.parameters()) for one in (pretrained, tuned[8], plain)
+]
 print("parameters of the model, with LoRA, merged:", *count)
-print(f"loss on the sonnets, merged minus LoRA: {abs(mean_loss(plain, sonnets()) - new[8]):.3f}, expected 0")
+print(
+    "loss on the sonnets, merged minus LoRA: "
+    f"{abs(mean_loss(plain, sonnets()) - new[8]):.3f}, expected 0"
+)
 
 # %% [markdown]
 # ## Round to a grid
@@ -456,9 +517,12 @@ group = 32  # change this
 for bits in (2, 3, 4, 5, 6, 8):
     step = weight.abs().max() / (2 ** (bits - 1) - 1)
     expected = 100 * step / 12**0.5 / weight.square().mean().sqrt()
-    print(f"{bits} bits: {error(weight, absmax(weight, bits)):5.1f} % with one scale, {expected:5.1f} % expected, "
-          f"{error(weight, absmax(weight, bits, 64)):5.1f} % by row, "
-          f"{error(weight, absmax(weight, bits, group)):5.1f} % by blocks of {group}")  # fmt: skip
+    print(
+        f"{bits} bits: {error(weight, absmax(weight, bits)):5.1f} % with one scale, "
+        f"{expected:5.1f} % expected, "
+        f"{error(weight, absmax(weight, bits, 64)):5.1f} % by row, "
+        f"{error(weight, absmax(weight, bits, group)):5.1f} % by blocks of {group}"
+    )
 
 # %%
 four_bits, eight_bits = error(weight, absmax(weight, 4)), error(weight, absmax(weight, 8))
@@ -502,7 +566,8 @@ with on_gpu():
     before_it = torch.cuda.memory_allocated()
     in_int8 = Int8Linear(linear)
     print(
-        f"in bf16 {linear.weight.nbytes / 1e6:.2f} MB, in int8 {(torch.cuda.memory_allocated() - before_it) / 1e6:.2f}"
+        f"in bf16 {linear.weight.nbytes / 1e6:.2f} MB, in int8 "
+        f"{(torch.cuda.memory_allocated() - before_it) / 1e6:.2f}"
     )
 
 # %% [markdown]
@@ -514,10 +579,15 @@ from torch.utils.checkpoint import checkpoint
 
 with on_gpu():
     x = torch.randn(512, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    for name, run in {"plain": in_int8, "checkpoint": lambda x: checkpoint(in_int8, x, use_reentrant=False)}.items():
+    for name, run in {
+        "plain": in_int8,
+        "checkpoint": lambda x: checkpoint(in_int8, x, use_reentrant=False),
+    }.items():
         before_it = torch.cuda.memory_allocated()
         y = run(x)
-        print(f"{name:10s} keeps {(torch.cuda.memory_allocated() - before_it - y.nbytes) / 1e6:.1f} MB for backward")
+        print(
+            f"{name:10s} keeps {(torch.cuda.memory_allocated() - before_it - y.nbytes) / 1e6:.1f} MB for backward"
+        )
         del y
 
 # %% [markdown]
@@ -540,8 +610,11 @@ for bits in (4, 8):
     one, other = error(activation, absmax(activation, bits)), error(activation, (codes - z) * scale)
     step = activation.abs().max() / (2 ** (bits - 1) - 1)
     small = (activation.abs() < step / 2).float().mean().item()
-    print(f"{bits} bits: error {one:.1f} % with absmax, {other:.1f} % with a zero point: {one / other:.1f} times less; "
-          f"{small:.0%} of the numbers are within half an absmax step of zero")  # fmt: skip
+    print(
+        f"{bits} bits: error {one:.1f} % with absmax, {other:.1f} % with a zero point: "
+        f"{one / other:.1f} times less; "
+        f"{small:.0%} of the numbers are within half an absmax step of zero"
+    )
 
 # %% [markdown]
 # With 4 bits, it is worth less. Most numbers lie within half an absmax step of zero and become zero. Their error is
@@ -554,7 +627,9 @@ for bits in (4, 8):
 # 2023](https://arxiv.org/abs/2305.14314), section 3).
 
 # %%
-end = (1 / 32 + 1 / 30) / 2  # half a step from the end: the mean of 1/32 (16 values) and 1/30 (15 values)
+end = (
+    1 / 32 + 1 / 30
+) / 2  # half a step from the end: the mean of 1/32 (16 values) and 1/30 (15 values)
 below, above = torch.linspace(end, 0.5, 8), torch.linspace(0.5, 1 - end, 9)[1:]
 quantiles = torch.special.ndtri(torch.cat([below, above]))
 nf4 = quantiles / quantiles[-1]
@@ -565,9 +640,12 @@ from course_utils.lessons.lora.figures import code_picture
 
 blocks = weight.reshape(-1, 64)
 scaled = (blocks / blocks.abs().amax(dim=1, keepdim=True)).flatten().tolist()
-code_picture(scaled, {"absmax, 4 bits": [k / 7 for k in range(-7, 8)], "NF4": nf4.tolist()},
-             "NF4 puts its values where the weights are",
-             provenance="a matrix of a model trained on this CPU, in blocks of 64")  # fmt: skip
+code_picture(
+    scaled,
+    {"absmax, 4 bits": [k / 7 for k in range(-7, 8)], "NF4": nf4.tolist()},
+    "NF4 puts its values where the weights are",
+    provenance="a matrix of a model trained on this CPU, in blocks of 64",
+)
 
 # %% [markdown]
 # **Your guess.** Same [blocks of 64](../docs/glossary.md#block-wise-quantization), same bits: by how many percent is
@@ -635,7 +713,10 @@ linear, x = nn.Linear(256, 128), torch.randn(10, 256)
 four, rounded = Nf4Linear(linear), nearest(linear.weight.detach(), nf4)
 off = (four(x) - nn.functional.linear(x, rounded, linear.bias)).abs().max()
 print(f"packed and unpacked: {off:.4f} away from the rounded weight's output, expected 0")
-print(f"{8 * (four.packed.nbytes + four.scale.nbytes) / linear.weight.numel():.2f} bits per number, expected 4.50")
+print(
+    f"{8 * (four.packed.nbytes + four.scale.nbytes) / linear.weight.numel():.2f} bits per "
+    "number, expected 4.50"
+)
 
 # %% [markdown]
 # ## After training
@@ -665,7 +746,10 @@ for bits in (8, 6, 5, 4, 3, 2):
     by_row = mean_loss(rounded_model(lambda w, bits=bits: absmax(w, bits, w.shape[1])), corpus())
     in_blocks = mean_loss(rounded_model(lambda w, bits=bits: absmax(w, bits, group)), corpus())
     risen[bits] = 100 * (by_row / start - 1)
-    print(f"{bits} bits: loss up {risen[bits]:5.1f} % by row, {100 * (in_blocks / start - 1):5.1f} % by {group}")
+    print(
+        f"{bits} bits: loss up {risen[bits]:5.1f} % by row, "
+        f"{100 * (in_blocks / start - 1):5.1f} % by {group}"
+    )
 
 # %%
 reveal("12.enough", min(bits for bits, percent in risen.items() if percent < 2), unit="bits")
@@ -710,7 +794,9 @@ for bits in (8, 6, 4):
     fixed = 100 * (read(corpus(), round_inputs) / start - 1)
     dynamic = True
     per_token = 100 * (read(corpus(), round_inputs) / start - 1)
-    print(f"8-bit weights, {bits}-bit inputs: loss up {fixed:.1f} % static, {per_token:.1f} % dynamic")
+    print(
+        f"8-bit weights, {bits}-bit inputs: loss up {fixed:.1f} % static, {per_token:.1f} % dynamic"
+    )
 
 # %% [markdown]
 # With one fixed scale for all tokens, inputs are harder to round than weights. A scale per token costs a maximum at run
@@ -750,8 +836,15 @@ predict("12.split", unit="%")
 for bits in (2, 3, 4, 6):  # change this
     two, one = error(weight, split(weight, bits)), error(weight, split(weight, bits, bases=1))
     by_row = error(weight, absmax(weight, bits, 64))
-    print(f"{bits} bits: error {two:4.1f} % in two bases, {one:4.1f} % in one, {by_row:4.1f} % with absmax by row")
-reveal("12.split", 100 * error(weight, split(weight, 4)) / error(weight, absmax(weight, 4, 64)), unit="%")
+    print(
+        f"{bits} bits: error {two:4.1f} % in two bases, {one:4.1f} % in one, "
+        f"{by_row:4.1f} % with absmax by row"
+    )
+reveal(
+    "12.split",
+    100 * error(weight, split(weight, 4)) / error(weight, absmax(weight, 4, 64)),
+    unit="%",
+)
 
 # %% [markdown]
 # The second basis lowers the error. With two bits, the factors are far better than a grid. With three they are level.
@@ -779,7 +872,11 @@ learner = language_model(seed=0)
 optimizer = train(learner, corpus(), rate=3e-3)
 adam_ends = mean_loss(learner, corpus())
 v = torch.cat(
-    [state["exp_avg_sq"].flatten() for state in optimizer.state.values() if state["exp_avg_sq"].numel() >= 4096]
+    [
+        state["exp_avg_sq"].flatten()
+        for state in optimizer.state.values()
+        if state["exp_avg_sq"].numel() >= 4096
+    ]
 )
 zeros = {}
 for name, code in {"evenly spaced": torch.arange(256) / 255, "by powers of ten": powers}.items():
@@ -818,7 +915,9 @@ xl = TrainingRun("gpt2-xl", 1, 512, "bf16-master", recompute="full")
 for name, expected in (("adamw", 4 + 4 + 4), ("adam8bit", 4 + 1 + 1 + 2 * 4 / 256)):
     states = estimate(xl.replace(optimizer=name))["optimizer_states"]
     each = states / xl.model.parameters
-    print(f"{name:8s} {states / 1e9:.1f} GB, {each:.3f} bytes per parameter, expected {expected:.3f}")
+    print(
+        f"{name:8s} {states / 1e9:.1f} GB, {each:.3f} bytes per parameter, expected {expected:.3f}"
+    )
 
 # %% [markdown]
 # The rest of the gap: as in bitsandbytes, tensors under 4,096 numbers (biases and norms) keep their moments in fp32.
@@ -834,10 +933,16 @@ with on_gpu():
     empty = torch.cuda.memory_allocated()
     layer = Lora(nn.Linear(4096, 4096, device="cuda", dtype=torch.bfloat16), r, alpha=r)
     factors = layer.A.nbytes + layer.B.nbytes
-    print(f"frozen in bf16: {(torch.cuda.memory_allocated() - empty) / 1e6:.2f} MB, factors {factors / 1e6:.2f}")
+    print(
+        f"frozen in bf16: {(torch.cuda.memory_allocated() - empty) / 1e6:.2f} MB, "
+        f"factors {factors / 1e6:.2f}"
+    )
     layer.base = Nf4Linear(layer.base)
     held = torch.cuda.memory_allocated() - empty
-    print(f"frozen in NF4:  {held / 1e6:.2f} MB, expected {(0.5625 * 4096**2 + factors) / 1e6:.2f} plus the bias")
+    print(
+        f"frozen in NF4:  {held / 1e6:.2f} MB, expected "
+        f"{(0.5625 * 4096**2 + factors) / 1e6:.2f} plus the bias"
+    )
 
 # %% [markdown]
 # **Your guess.** A Llama with 65 billion parameters, rank 64 on all matrices, one sequence of 512 tokens: what is the
@@ -856,20 +961,48 @@ predict("12.qlora", unit="GB")
 from course_utils.models import TransformerConfig
 
 waits_for("12.qlora")
-big = TransformerConfig("llama-65b", "llama", layers=80, hidden=8192, heads=64, vocab=32000, max_positions=2048,
-                        ffn=22016, tied=False)  # fmt: skip
-qlora = TrainingRun(big, 1, 512, "bf16", recompute="full", lora_rank=64, lora_targets=("attention", "mlp"),
-                    frozen_bits=4)  # fmt: skip
-rows = {"LoRA, 16 bits": qlora.replace(frozen_bits=16), "8 bits": qlora.replace(frozen_bits=8), "QLoRA": qlora,
-        "with 8-bit Adam": qlora.replace(optimizer="adam8bit")}  # fmt: skip
+big = TransformerConfig(
+    "llama-65b",
+    "llama",
+    layers=80,
+    hidden=8192,
+    heads=64,
+    vocab=32000,
+    max_positions=2048,
+    ffn=22016,
+    tied=False,
+)
+qlora = TrainingRun(
+    big,
+    1,
+    512,
+    "bf16",
+    recompute="full",
+    lora_rank=64,
+    lora_targets=("attention", "mlp"),
+    frozen_bits=4,
+)
+rows = {
+    "LoRA, 16 bits": qlora.replace(frozen_bits=16),
+    "8 bits": qlora.replace(frozen_bits=8),
+    "QLoRA": qlora,
+    "with 8-bit Adam": qlora.replace(optimizer="adam8bit"),
+}
 cards = {"RTX A6000": round(47.54 * 2**30), "L40": round(44.40 * 2**30)}
 smallest = min(cards.values())
-stack({name: estimate(run) for name, run in rows.items()}, "65 billion parameters fit a 48 GB card only in 4 bits",
-      capacity=smallest, capacity_label=f"L40: {format_bytes(smallest, 'GB', 1)}",
-      provenance="estimated from formulas")  # fmt: skip
+stack(
+    {name: estimate(run) for name, run in rows.items()},
+    "65 billion parameters fit a 48 GB card only in 4 bits",
+    capacity=smallest,
+    capacity_label=f"L40: {format_bytes(smallest, 'GB', 1)}",
+    provenance="estimated from formulas",
+)
 
 # %%
-print(f"{big.parameters / 1e9:.1f} billion · (2 + 2 + 8) bytes = {12 * big.parameters / 1e9:.0f} GB: the paper's 780")
+print(
+    f"{big.parameters / 1e9:.1f} billion · (2 + 2 + 8) bytes = "
+    f"{12 * big.parameters / 1e9:.0f} GB: the paper's 780"
+)
 for b, s in ((1, 512), (1, 2048), (8, 512), (16, 512)):
     peak = estimate(qlora.replace(micro_batch=b, seq_len=s)).total
     fits = " and ".join(name for name, room in cards.items() if peak <= room) or "neither"
@@ -883,9 +1016,23 @@ reveal("12.qlora", estimate(qlora).total)
 # %%
 from course_utils.figures import compare_bars
 
-small = TrainingRun("tiny-llama", 4, 256, "bf16", recompute="full", lora_rank=16, lora_targets=("attention", "mlp"),
-                    frozen_bits=4, optimizer="adam8bit")  # fmt: skip
-compare_bars(estimate(small), measure(small), "A small QLoRA step, estimated and simulated: no gap", unit="MB")
+small = TrainingRun(
+    "tiny-llama",
+    4,
+    256,
+    "bf16",
+    recompute="full",
+    lora_rank=16,
+    lora_targets=("attention", "mlp"),
+    frozen_bits=4,
+    optimizer="adam8bit",
+)
+compare_bars(
+    estimate(small),
+    measure(small),
+    "A small QLoRA step, estimated and simulated: no gap",
+    unit="MB",
+)
 
 # %% [markdown]
 # **Your guess.** Rank 8 learns the sonnets again, but the language model's blocks are in NF4. What percentage of its
@@ -896,7 +1043,10 @@ predict("12.beside", unit="%")
 
 # %% tags=["nbval-ignore-output"]
 bases = {"NF4": lambda w: nearest(w, nf4), "2 bits by row": lambda w: absmax(w, 2, w.shape[1])}
-now = {name: mean_loss(fine_tune(8, 1e-2, rounded_model(way)), sonnets()) for name, way in bases.items()}
+now = {
+    name: mean_loss(fine_tune(8, 1e-2, rounded_model(way)), sonnets())
+    for name, way in bases.items()
+}
 part = {name: 100 * (before["new"] - loss) / (before["new"] - new[8]) for name, loss in now.items()}
 for name, percent in part.items():
     print(f"rank 8 on {name}: loss {now[name]:.2f}, {percent:.0f} % of its gain on exact weights")
@@ -911,7 +1061,15 @@ reveal("12.beside", part["NF4"], unit="%")
 # %%
 from course_utils.lessons.lora.widget import lora_explorer
 
-lora_explorer("llama3-8b", micro_batch=1, seq_len=1024, precision="bf16", lora_rank=16, frozen_bits=4, recompute="full")
+lora_explorer(
+    "llama3-8b",
+    micro_batch=1,
+    seq_len=1024,
+    precision="bf16",
+    lora_rank=16,
+    frozen_bits=4,
+    recompute="full",
+)
 
 # %% [markdown]
 # ## In your own script
@@ -926,7 +1084,9 @@ class LoraLinear(nn.Module):
     def __init__(self, base, r=8, alpha=16):
         super().__init__()
         self.base, self.scale = base, alpha / r
-        self.A = nn.Parameter(base.weight.new_empty(r, base.in_features).normal_(std=base.in_features**-0.5))
+        self.A = nn.Parameter(
+            base.weight.new_empty(r, base.in_features).normal_(std=base.in_features**-0.5)
+        )
         self.B = nn.Parameter(base.weight.new_zeros(base.out_features, r))
 
     def forward(self, x):
@@ -938,7 +1098,10 @@ for parent in list(model.modules()):
     for name in [name for name, layer in parent.named_children() if isinstance(layer, nn.Linear)]:
         setattr(parent, name, LoraLinear(getattr(parent, name)))
 optimizer = optim.AdamW(model.parameters(), lr=1e-3)
-print("trained parameters:", sum(weight.numel() for weight in model.parameters() if weight.requires_grad))
+print(
+    "trained parameters:",
+    sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
+)
 
 # %% [markdown]
 # ## Five questions

@@ -47,7 +47,10 @@ from course_utils.lessons.calculators.calculators import answers, calculator, sp
 waits_for("13.fold")
 runs = {"Llama 3.1 8B": llama, "GPT-2 XL": xl}
 order = [name for part in ("states", "activations", "a step") for name in answers(llama, part)]
-panels = {model: {calculator(name).label: calculator(name).parts(run) for name in order} for model, run in runs.items()}
+panels = {
+    model: {calculator(name).label: calculator(name).parts(run) for name in order}
+    for model, run in runs.items()
+}
 side_by_side(panels, "Six public answers to one question, three to a part of it: no two agree")
 
 # %%
@@ -55,8 +58,11 @@ reveal("13.fold", spread(llama, "a step"), unit="times")
 for model, run in runs.items():
     for who, counts in {"six": "a step", "all nine": ""}.items():
         low, *_, high = answers(run, counts).values()
-        print(f"{model}, {who:8s}: {format_bytes(low, 'GB', 1):>7s} to {format_bytes(high, 'GB', 1)}: "
-              f"{spread(run, counts):.1f} times")  # fmt: skip
+        print(
+            f"{model}, {who:8s}: {format_bytes(low, 'GB', 1):>7s} to "
+            f"{format_bytes(high, 'GB', 1)}: "
+            f"{spread(run, counts):.1f} times"
+        )
 
 # %% [markdown]
 # The factor of all nine mixes parts and sums. That of the six is real disagreement. Its main cause is hatched in the
@@ -67,12 +73,17 @@ for model, run in runs.items():
 from course_utils.figures import lines
 
 batches = [1, 2, 4, 8]
-spreads = {model: (batches, [spread(run.replace(micro_batch=b), "a step") for b in batches])
-           for model, run in runs.items()}  # fmt: skip
+spreads = {
+    model: (batches, [spread(run.replace(micro_batch=b), "a step") for b in batches])
+    for model, run in runs.items()
+}
 lines(
-    spreads, "The larger the micro-batch, the further apart the six answers are",
-    "sequences in the micro-batch", "largest answer / smallest answer", log_x=True,
-)  # fmt: skip
+    spreads,
+    "The larger the micro-batch, the further apart the six answers are",
+    "sequences in the micro-batch",
+    "largest answer / smallest answer",
+    log_x=True,
+)
 
 # %% [markdown]
 # **What was each made for?**
@@ -101,7 +112,10 @@ waits_for("13.within")
 measured = {model: measure(run) for model, run in runs.items()}
 real = {model: truth(measurement) for model, measurement in measured.items()}
 for model, measurement in measured.items():
-    print(f"{model}: {format_bytes(measurement.peak, 'GB', 1)} in {measurement.peak_phase} ({measurement.provenance})")
+    print(
+        f"{model}: {format_bytes(measurement.peak, 'GB', 1)} in {measurement.peak_phase} "
+        f"({measurement.provenance})"
+    )
 
 # %% tags=["hide-input"]
 waits_for("13.within")
@@ -115,7 +129,11 @@ side_by_side(with_truth, title, peaks, real["GPT-2 XL"].provenance, word)
 from course_utils.lessons.calculators.calculators import percent_off
 
 near = {
-    model: [name for name, size in answers(run, "a step").items() if abs(percent_off(size, real[model].peak)) <= 10]
+    model: [
+        name
+        for name, size in answers(run, "a step").items()
+        if abs(percent_off(size, real[model].peak)) <= 10
+    ]
     for model, run in runs.items()
 }
 reveal("13.within", len(near["Llama 3.1 8B"]), unit="calculators")
@@ -162,7 +180,10 @@ reveal("13.cancel", sum(map(abs, parts.values())))
 for name, found in table.items():
     error = calculator(name).total(xl) - real["GPT-2 XL"].peak
     wrong = sum(map(abs, found.values())) / abs(error)
-    print(f"{name:29s} sum of terms − error: {sum(found.values()) - error} bytes; errors of parts / error: {wrong:.1f}")
+    print(
+        f"{name:29s} sum of terms − error: {sum(found.values()) - error} bytes; errors of "
+        f"parts / error: {wrong:.1f}"
+    )
 
 # %% [markdown]
 # **The gap.** llm-analysis counts gradients in full, though none exist at the peak, and slightly too much in the
@@ -194,15 +215,26 @@ from course_utils.lessons.calculators.calculators import largest_gap
 waits_for("13.zero")
 worst = largest_gap("ZeRO", llama, real["Llama 3.1 8B"])
 lacks = -gaps("ZeRO", llama, real["Llama 3.1 8B"])[worst]
-title = "ZeRO with every term corrected: it lacked activations of the blocks, the loss and the copies"
-corrected("ZeRO", [term.name for term in TERMS], llama, real["Llama 3.1 8B"], title, real["Llama 3.1 8B"].provenance)
+title = (
+    "ZeRO with every term corrected: it lacked activations of the blocks, the loss and the copies"
+)
+corrected(
+    "ZeRO",
+    [term.name for term in TERMS],
+    llama,
+    real["Llama 3.1 8B"],
+    title,
+    real["Llama 3.1 8B"].provenance,
+)
 
 # %%
 print(f"largest term: {worst}")
 reveal("13.zero", lacks)
 h, kv, f = llama.model.hidden, llama.model.kv, llama.model.ffn
-print(f"ZeRO: 24·h = {24 * h:,} bytes per token and block; under autocast a Llama keeps "
-      f"22·h + 4·kv + 8·ffn = {22 * h + 4 * kv + 8 * f:,}")  # fmt: skip
+print(
+    f"ZeRO: 24·h = {24 * h:,} bytes per token and block; under autocast a Llama keeps "
+    f"22·h + 4·kv + 8·ffn = {22 * h + 4 * kv + 8 * f:,}"
+)
 
 # %% [markdown]
 # **The gap** of each, its largest term, and what remains when you correct only that term:
@@ -211,7 +243,9 @@ print(f"ZeRO: 24·h = {24 * h:,} bytes per token and block; under autocast a Lla
 from course_utils.lessons.calculators.calculators import add_back
 
 found = {name: gaps(name, llama, real["Llama 3.1 8B"]) for name in order}
-title = f"Llama 3.1 8B, answer minus {word} peak in GB: one column explains the four highest answers"
+title = (
+    f"Llama 3.1 8B, answer minus {word} peak in GB: one column explains the four highest answers"
+)
 gap_map(found, real["Llama 3.1 8B"].peak, title, provenance=real["Llama 3.1 8B"].provenance)
 
 # %% tags=["hide-input"]
@@ -220,7 +254,10 @@ for name in order:
     term = largest_gap(name, llama, real["Llama 3.1 8B"])
     before = percent_off(calculator(name).total(llama), peak)
     after = percent_off(add_back(name, [term], llama, real["Llama 3.1 8B"]), peak)
-    print(f"{name:29s} {plus_minus(before, 1):>7} %; with {term} corrected {plus_minus(after, 1):>6} %")
+    print(
+        f"{name:29s} {plus_minus(before, 1):>7} %; with {term} corrected "
+        f"{plus_minus(after, 1):>6} %"
+    )
 
 # %% [markdown]
 # Read the columns, too. *Gradients at the peak*: nearly every calculator adds up the largest value of each kind, but
@@ -243,13 +280,20 @@ from course_utils.estimating.published import FORMULAS
 
 step = measure(home)
 by_name = {formula.name: formula for formula in FORMULAS}
-off = {name: percent_off(formula.bytes(home), truth_of(formula.counts, step))
-       for name, formula in by_name.items() if name != "accelerate"}  # it takes only fp32 weights  # fmt: skip
+# it takes only fp32 weights
+off = {
+    name: percent_off(formula.bytes(home), truth_of(formula.counts, step))
+    for name, formula in by_name.items()
+    if name != "accelerate"
+}
 reveal("13.home", abs(off["Korthikanti: all"]), unit="%")
 s, b, V = home.seq_len, home.micro_batch, home.model.vocab
 counted = truth_of("activations and loss", step)
 print(f"its blocks only: {plus_minus(off['Korthikanti: blocks'], 2)} %")
-print(f"its fp32 logits take 4·s·b·V, the step keeps 2·s·b·V: {plus_minus(200 * s * b * V / counted, 1)} %")
+print(
+    "its fp32 logits take 4·s·b·V, the step keeps 2·s·b·V: "
+    f"{plus_minus(200 * s * b * V / counted, 1)} %"
+)
 
 # %% [markdown]
 # **The gap.** The blocks are right to a fraction of a percent. The rest is the loss: the formula has fp32
@@ -278,10 +322,21 @@ predict("13.gib", unit="GB")
 from course_utils.estimating.published import deepspeed_zero2_bytes
 
 size = deepspeed_zero2_bytes(2_851_000_000, ranks=8)
-print(f"4N + 16N/8 = {size:,} bytes = {format_bytes(size, 'GB', 2)} = {format_bytes(size, 'GiB', 2)}")
+print(
+    f"4N + 16N/8 = {size:,} bytes = {format_bytes(size, 'GB', 2)} = {format_bytes(size, 'GiB', 2)}"
+)
 reveal("13.gib", size)
-for unit, factor in {"KiB": 2**10 / 1e3, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e9, "TiB": 2**40 / 1e12}.items():
-    print(f"{unit} read as {unit.replace('i', '')}: {1 - 1 / factor:.1%} too little".replace("%", " %"))
+for unit, factor in {
+    "KiB": 2**10 / 1e3,
+    "MiB": 2**20 / 1e6,
+    "GiB": 2**30 / 1e9,
+    "TiB": 2**40 / 1e12,
+}.items():
+    print(
+        f"{unit} read as {unit.replace('i', '')}: {1 - 1 / factor:.1%} too little".replace(
+            "%", " %"
+        )
+    )
 
 # %% [markdown]
 # **The difference** is one letter, the i, and it grows with the prefix.
@@ -323,7 +378,10 @@ reveal("13.ledger", missing, unit="MB")
 for name, size in outside_blocks(measured["GPT-2 XL"]).items():
     print(f"{name:42s} {size:15,} bytes")
 for model, run in runs.items():
-    print(f"{model}: the course's estimate − {word} = {plus_minus(estimate(run).total - real[model].peak)} bytes")
+    print(
+        f"{model}: the course's estimate − {word} = "
+        f"{plus_minus(estimate(run).total - real[model].peak)} bytes"
+    )
 
 # %% [markdown]
 # **The gap** for GPT-2 XL is the mask of the dropout after the embedding, one byte per number, and the last norm's
@@ -353,12 +411,17 @@ predict("13.cards", unit="%")
 waits_for("13.cards")
 sorted_errors = {}
 for counter in ("allocated", "reserved"):
-    found = sorted(percent(row, row.said) for row in answered_rows() if row.counter == counter and row.certain)
+    found = sorted(
+        percent(row, row.said) for row in answered_rows() if row.counter == counter and row.certain
+    )
     sorted_errors[counter] = (list(range(1, len(found) + 1)), found)
 lines(
-    sorted_errors, "The simulation is within 0.1 % of most published counters",
-    "published figures, by error", "simulated − measured, %", provenance="measured on others' GPUs, cited below",
-)  # fmt: skip
+    sorted_errors,
+    "The simulation is within 0.1 % of most published counters",
+    "published figures, by error",
+    "simulated − measured, %",
+    provenance="measured on others' GPUs, cited below",
+)
 
 # %%
 from course_utils.benchmark.published import frozen_summary
@@ -393,16 +456,28 @@ from course_utils.lessons.calculators.figures import strips
 
 waits_for("13.formulas")
 rings = [row.id for row in answered_rows() if row.counter != "allocated"]
-strips(judged, "Formulas miss the card, ours too; simulating the same code hardly does",
-       "measured on others' GPUs; a ring is reserved memory, which no sum of tensors includes", rings)  # fmt: skip
+strips(
+    judged,
+    "Formulas miss the card, ours too; simulating the same code hardly does",
+    "measured on others' GPUs; a ring is reserved memory, which no sum of tensors includes",
+    rings,
+)
 
 # %%
 from course_utils.benchmark.tables import BIAS_HEADINGS, Table, bias_of
 
-off = [abs(percent_off(ratio, 1)) for name, found in judged.items() if name not in OURS for ratio in found.values()]
+off = [
+    abs(percent_off(ratio, 1))
+    for name, found in judged.items()
+    if name not in OURS
+    for ratio in found.values()
+]
 reveal("13.formulas", median(off), unit="%")
 print(f"At the top of this lesson, the nine answers were {spread(llama):.0f} times apart.")
-table = [(name, len(found), *(bias_of(found.values()) if found else ("–",) * 4)) for name, found in judged.items()]
+table = [
+    (name, len(found), *(bias_of(found.values()) if found else ("–",) * 4))
+    for name, found in judged.items()
+]
 Table("judged", "Answer / measured", ("calculator", "rows answered", *BIAS_HEADINGS), tuple(table))
 
 # %% [markdown]

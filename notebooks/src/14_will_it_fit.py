@@ -44,7 +44,10 @@ catalog()
 a100 = gpu("A100-80GB")
 reveal("14.room", a100.room)
 kept = a100.memory - a100.room
-print(f"driver lists {format_bytes(a100.memory, 'GB', 1)}, a program does not get {format_bytes(kept, 'GB', 1)} of it")
+print(
+    f"driver lists {format_bytes(a100.memory, 'GB', 1)}, a program does not get "
+    f"{format_bytes(kept, 'GB', 1)} of it"
+)
 
 # %% [markdown]
 # **Two causes** pull in opposite directions. Memory cells come in GiB, 7 % larger than GB, and the driver keeps some
@@ -66,11 +69,17 @@ from course_utils.planning.twin import SAFETY
 gpt2, tensors = TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16"), 6 * 2**30
 peak, step = estimate(gpt2).total, measure(gpt2)
 sizes = [format_bytes(round(size), "GB", 2) for size in (peak * SAFETY, tensors)]
-print(f"by the rule it {'fits' if peak * SAFETY <= tensors else 'does not fit'}: {sizes[0]} of {sizes[1]}")
+print(
+    f"by the rule it {'fits' if peak * SAFETY <= tensors else 'does not fit'}: "
+    f"{sizes[0]} of {sizes[1]}"
+)
 for name, setting in {"as it is": {}, "expandable segments": {"expandable_segments": True}}.items():
     reserved = replay(step, **setting).peak_reserved
     ends = "out of memory" if replay(step, tensors, **setting).failure else "fits"
-    print(f"{name:20s} reserves {format_bytes(reserved, 'GB', 2)}, {reserved / peak:.2f} times the peak: {ends}")
+    print(
+        f"{name:20s} reserves {format_bytes(reserved, 'GB', 2)}, {reserved / peak:.2f} "
+        f"times the peak: {ends}"
+    )
 
 # %% [markdown]
 # **The rule is a first test, for tensors and workspaces.** A run that passes it can still run out of memory, because
@@ -108,7 +117,9 @@ with on_gpu():
     x = torch.randn(512, 512, device="cuda")  # change this
     before = torch.cuda.memory_allocated()
     y = x @ x
-    print(f"{torch.cuda.memory_allocated() - before - y.nbytes:,} bytes: the workspace of this thread")
+    print(
+        f"{torch.cuda.memory_allocated() - before - y.nbytes:,} bytes: the workspace of this thread"
+    )
 
 # %% [markdown]
 # Run the cell again with another size: what does it print, and why? (The workspace is there already.) Workspaces matter
@@ -133,7 +144,9 @@ from course_utils.lessons.plans.plans import plan_figure
 
 waits_for("14.micro")
 plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, seq_len=1024)
-plan_figure(plan, "It trains on 32 GB, with small micro-batches and only cheap operations recomputed")
+plan_figure(
+    plan, "It trains on 32 GB, with small micro-batches and only cheap operations recomputed"
+)
 
 # %% [markdown]
 # Many more configurations need no estimate: where two sequences at once do not fit, four do not either. Of the dots
@@ -162,7 +175,10 @@ print(f"{'seconds of a step':20s} {'the plan':>9s} {'full, 4 at a time':>18s}")
 plans = [step_seconds(run, plan.card) for run in (plan.best.run, full)]
 for cause in plans[0]:
     print(f"{cause:20s} {plans[0][cause]:9.3f} {plans[1][cause]:18.3f}")
-print(f"peaks: {format_bytes(plan.best.peak, 'GB', 1)} and {format_bytes(estimate(full).total, 'GB', 1)}")
+print(
+    f"peaks: {format_bytes(plan.best.peak, 'GB', 1)} and "
+    f"{format_bytes(estimate(full).total, 'GB', 1)}"
+)
 
 # %% [markdown]
 # Running all blocks again costs arithmetic. Reading the weights sixteen times costs bandwidth, and the card has plenty.
@@ -214,7 +230,9 @@ ways = {
     "32 at once, the loss in one piece": puzzle,
     "32 at once, the loss in 8 chunks": puzzle.replace(loss_chunks=8),
     "… and a checkpoint for every 2 blocks": puzzle.replace(loss_chunks=8, recompute="every-2"),
-    "8 micro-batches of 4, the loss in one piece": puzzle.replace(micro_batch=4, accumulation_steps=8),
+    "8 micro-batches of 4, the loss in one piece": puzzle.replace(
+        micro_batch=4, accumulation_steps=8
+    ),
 }
 for name, way in ways.items():
     found = []
@@ -247,7 +265,10 @@ for name, way in ways.items():
 single = best.replace(micro_batch=1, global_batch=32)
 model = single.model
 print(single.code())
-print(f"N = {model.parameters:,}, L = {model.layers}, h = {model.hidden}, a = {model.heads}, V = {model.vocab:,}")
+print(
+    f"N = {model.parameters:,}, L = {model.layers}, h = {model.hidden}, a = "
+    f"{model.heads}, V = {model.vocab:,}"
+)
 predict("14.peak")
 
 # %% [markdown]
@@ -260,8 +281,13 @@ from course_utils.figures import timeline
 waits_for("14.peak")
 measured = measure(single)
 grade("14.peak", measured.peak, measured.word)
-timeline(measured, "The second step peaks where the blocks' activations meet gradients and states", steps=[2],
-         capacity=room, capacity_label=f"what a program gets: {format_bytes(room, 'GB', 1)}")  # fmt: skip
+timeline(
+    measured,
+    "The second step peaks where the blocks' activations meet gradients and states",
+    steps=[2],
+    capacity=room,
+    capacity_label=f"what a program gets: {format_bytes(room, 'GB', 1)}",
+)
 
 # %%
 from course_utils.figures import compare_bars
@@ -293,12 +319,18 @@ waits_for("14.one")
 eight_b = {"model": "llama3-8b", "card": "H100-80GB", "global_batch": 8, "seq_len": 4096}
 alone = fit(**eight_b)
 verdict = "It fits" if alone.best else "Nothing fits"
-plan_figure(alone, f"{verdict}: the lowest of {len(alone.tried)} estimates needs "
-            f"{format_bytes(alone.nearest.peak, 'GB', 0)}")  # fmt: skip
+plan_figure(
+    alone,
+    f"{verdict}: the lowest of {len(alone.tried)} estimates needs "
+    f"{format_bytes(alone.nearest.peak, 'GB', 0)}",
+)
 
 # %%
 reveal("14.one", alone.nearest.peak)
-print(f"16·N = {format_bytes(16 * alone.start.model.parameters, 'GB', 1)}: no choice on that list changes it")
+print(
+    f"16·N = {format_bytes(16 * alone.start.model.parameters, 'GB', 1)}: no choice on "
+    "that list changes it"
+)
 
 # %% [markdown]
 # So the training itself has to change. Give one permission at a time:
@@ -306,19 +338,35 @@ print(f"16·N = {format_bytes(16 * alone.start.model.parameters, 'GB', 1)}: no c
 # %%
 from course_utils.figures import stack
 
-words = {"precision": "master weights", "pure-bf16": "all in bf16", "optimizer": "Adafactor", "lora": "LoRA"}
+words = {
+    "precision": "master weights",
+    "pure-bf16": "all in bf16",
+    "optimizer": "Adafactor",
+    "lora": "LoRA",
+}
 allowed = {name: fit(**eight_b, may_change=(name,)) for name in words}
 chosen = {name: found.best or found.nearest for name, found in allowed.items()}
-yes, no = ([words[name] for name, found in allowed.items() if bool(found.best) is fits] for fits in (True, False))
+yes, no = (
+    [words[name] for name, found in allowed.items() if bool(found.best) is fits]
+    for fits in (True, False)
+)
 title = f"One change at a time: {', '.join(yes)} fit; {', '.join(no)} do not"
 shown = {words[name]: estimate(one.run) for name, one in chosen.items()}
-stack(shown, title, capacity=round(alone.card.room / SAFETY), capacity_label="the card, less 5 %",
-      provenance="estimated: the fastest plan that fits, else the smallest")  # fmt: skip
+stack(
+    shown,
+    title,
+    capacity=round(alone.card.room / SAFETY),
+    capacity_label="the card, less 5 %",
+    provenance="estimated: the fastest plan that fits, else the smallest",
+)
 
 # %%
 for name, one in chosen.items():
-    print(f"{words[name]:14s} {'fits' if allowed[name].best else 'does not fit'}, {one.lost:.2f} s lost per step\n"
-          f"{'':14s} {one.run.code()}")  # fmt: skip
+    print(
+        f"{words[name]:14s} {'fits' if allowed[name].best else 'does not fit'}, "
+        f"{one.lost:.2f} s lost per step\n"
+        f"{'':14s} {one.run.code()}"
+    )
 
 # %% [markdown]
 # Each has a price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) rounds small updates away ([lesson
@@ -339,7 +387,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 def after_forward(**options):
     with on_gpu(ranks=8):
-        network = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(16))).to("cuda")
+        network = torch.nn.Sequential(
+            *(torch.nn.Linear(4096, 4096, bias=False) for _ in range(16))
+        ).to("cuda")
         for part in (*network, network):
             fully_shard(part, **options)
         shards = torch.cuda.memory_allocated()
@@ -380,7 +430,9 @@ began = process_time()
 eight = fit("llama3-8b", "H100-80GB", global_batch=64, seq_len=4096, world_size=8)
 took, run = process_time() - began, eight.best.run
 plan_figure(
-    eight, f"On eight cards it fits: ZeRO-{run.zero_stage}, FSDP2's policy, {run.micro_batch} sequences at once"
+    eight,
+    f"On eight cards it fits: ZeRO-{run.zero_stage}, FSDP2's policy, "
+    f"{run.micro_batch} sequences at once",
 )
 
 # %%
@@ -388,15 +440,23 @@ waits_for("14.eight")
 path_table(eight)
 
 # %% tags=["nbval-ignore-output"]
-print(f"{eight.covered:,} configurations, decided by {len(eight.tried)} estimates in {took:.2f} s of processor time")
+print(
+    f"{eight.covered:,} configurations, decided by {len(eight.tried)} estimates in "
+    f"{took:.2f} s of processor time"
+)
 
 # %%
 reveal("14.eight", eight.best.peak)
 N, D = run.model.parameters, run.world_size
-print(f"16·N/D = {format_bytes(16 * N // D, 'GB', 1)} of the {format_bytes(eight.best.peak, 'GB', 1)}")
+print(
+    f"16·N/D = {format_bytes(16 * N // D, 'GB', 1)} of the {format_bytes(eight.best.peak, 'GB', 1)}"
+)
 
 # %% tags=["hide-input"]
-plans = {"the plan": run, "8 at once, recomputed": run.replace(micro_batch=8, accumulation_steps=1, recompute="full")}
+plans = {
+    "the plan": run,
+    "8 at once, recomputed": run.replace(micro_batch=8, accumulation_steps=1, recompute="full"),
+}
 recipes = {"FSDP2's policy": "bf16-master", "autocast": "amp-bf16"}
 rows = {
     f"{name}, {words}": estimate(chosen.replace(precision=recipe))
@@ -404,8 +464,13 @@ rows = {
     for words, recipe in recipes.items()
 }
 copies = format_bytes(rows["the plan, autocast"]["weight_copies"], "GB", 0)
-stack(rows, f"Autocast keeps {copies} of weight copies on each card; FSDP2's policy keeps none",
-      capacity=eight.card.room, capacity_label="what a program gets", provenance="estimated")  # fmt: skip
+stack(
+    rows,
+    f"Autocast keeps {copies} of weight copies on each card; FSDP2's policy keeps none",
+    capacity=eight.card.room,
+    capacity_label="what a program gets",
+    provenance="estimated",
+)
 
 # %% [markdown]
 # **The rest of the peak**, beyond 16·N/D, is a choice. `fit` fills the card with activations: under ZeRO-3 every
@@ -428,13 +493,20 @@ predict("14.t4", unit="million parameters")
 
 # %%
 waits_for("14.t4")
-found = {name: fit(name, "T4-16GB", global_batch=32) for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
+found = {
+    name: fit(name, "T4-16GB", global_batch=32)
+    for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+}
 fits = [name for name, one in found.items() if one.best]
 rows = {name: estimate((one.best or one.nearest).run) for name, one in found.items()}
 room = gpu("T4-16GB").room
-stack(rows, f"A T4 gives a program {format_bytes(room, 'GB', 1)} and trains up to {fits[-1]}",
-      capacity=round(room / SAFETY), capacity_label="the T4, less 5 %",
-      provenance="estimated: the fastest plan that fits, else the smallest")  # fmt: skip
+stack(
+    rows,
+    f"A T4 gives a program {format_bytes(room, 'GB', 1)} and trains up to {fits[-1]}",
+    capacity=round(room / SAFETY),
+    capacity_label="the T4, less 5 %",
+    provenance="estimated: the fastest plan that fits, else the smallest",
+)
 
 # %%
 reveal("14.t4", round(found[fits[-1]].start.model.parameters / 1e6), unit="million parameters")
@@ -465,7 +537,10 @@ predict("14.request", unit="bytes")
 seen = first.evidence
 tokens = seen.micro_batch * seen.seq_len
 reveal("14.request", seen.requested / (tokens * seen.vocab), unit="bytes")
-print(f"{format_bytes(seen.requested, 'GiB', 2)} = 4 bytes · {tokens:,} tokens · {seen.vocab:,} vocabulary entries")
+print(
+    f"{format_bytes(seen.requested, 'GiB', 2)} = 4 bytes · {tokens:,} tokens · "
+    f"{seen.vocab:,} vocabulary entries"
+)
 
 # %% [markdown]
 # So divide the request by what you know. Other clues:

@@ -87,7 +87,13 @@ predict("explorer.ranks", unit="GPUs")
 from course_utils import format_bytes
 from course_utils.interactive.explorer import dashboard
 
-llama = {"model": "llama3-8b", "micro_batch": 1, "seq_len": 4096, "recompute": "full", "gpu": "A100-40GB"}
+llama = {
+    "model": "llama3-8b",
+    "micro_batch": 1,
+    "seq_len": 4096,
+    "recompute": "full",
+    "gpu": "A100-40GB",
+}
 llama |= {"zero_stage": 3, "precision": "bf16-master", "loss_chunks": 8}
 peaks = {ranks: dashboard(llama | {"world_size": ranks}) for ranks in (2, 4, 8, 16, 32, 64)}
 reveal("explorer.ranks", min(ranks for ranks, shown in peaks.items() if shown.fits), "GPUs")
@@ -110,8 +116,10 @@ explore(**llama, world_size=8)
 for ranks, shown in peaks.items():
     other = dashboard(llama | {"world_size": ranks, "precision": "amp-bf16"})
     copies = format_bytes(other.breakdown["weight_copies"], "GB", 1)
-    print(f"{ranks:>3} GPUs: {format_bytes(shown.breakdown.total, 'GB', 1):>7}, "
-          f"under autocast {format_bytes(other.breakdown.total, 'GB', 1):>7}, copies {copies}")  # fmt: skip
+    print(
+        f"{ranks:>3} GPUs: {format_bytes(shown.breakdown.total, 'GB', 1):>7}, "
+        f"under autocast {format_bytes(other.breakdown.total, 'GB', 1):>7}, copies {copies}"
+    )
 
 # %% [markdown]
 # ## Three: your own

@@ -50,7 +50,11 @@ def peak(tensors) -> int:
 
     ### BEGIN SOLUTION Return the largest sum of bytes that are alive at the same time.
     def alive(event):
-        return sum(size for _, size, born, died in tensors if born <= event and (died is None or event < died))
+        return sum(
+            size
+            for _, size, born, died in tensors
+            if born <= event and (died is None or event < died)
+        )
 
     return max(alive(born) for _, _, born, _ in tensors)
     ### END SOLUTION
@@ -184,8 +188,13 @@ for dtype in (torch.float32, torch.bfloat16):
         after_step = weigh(model, optimizer)
         optimizer.zero_grad()
     for moment, held in {"backward": after_backward, "step": after_step}.items():
-        parts = ", ".join(f"{kind.replace('_', ' ')} {size / weight.numel():.0f}" for kind, size in held.items())
-        print(f"{dtype}, after the {moment}: {parts}, together {sum(held.values()) / weight.numel():.2f} bytes")
+        parts = ", ".join(
+            f"{kind.replace('_', ' ')} {size / weight.numel():.0f}" for kind, size in held.items()
+        )
+        print(
+            f"{dtype}, after the {moment}: {parts}, together "
+            f"{sum(held.values()) / weight.numel():.2f} bytes"
+        )
 
 # %% [markdown]
 # ## 3 · Make it fit
@@ -208,7 +217,9 @@ print(f"on a V100-32GB, a program gets {format_bytes(gpu('V100-32GB').room, 'GB'
 
 # %%
 def largest_micro_batch(card: str, global_batch: int) -> int:
-    """Return the largest micro-batch that divides global_batch and fits the card by estimate, in sequences; else 0."""
+    """Return the largest micro-batch that divides global_batch and fits the card by estimate, in
+    sequences; else 0.
+    """
     ### BEGIN SOLUTION Return a number of sequences.
     fitting = [0]
     for micro_batch in range(1, global_batch + 1):
@@ -259,12 +270,20 @@ print(f"on a V100-32GB, a program gets {format_bytes(gpu('V100-32GB').room, 'GB'
 for size in (1, 4, 8, 16, 32):
     alone = estimate(RUN.replace(micro_batch=size))
     among = estimate(RUN.replace(micro_batch=size, global_batch=32))
-    print(f"micro-batch {size:2d}: {format_bytes(alone.total, 'GB', 1)} on its own, "
-          f"{format_bytes(among.total, 'GB', 1)} as one of {32 // size}, peak in {among.phase}")  # fmt: skip
-print(f"largest that fits: {largest_micro_batch('V100-32GB', 32)} of 32, {largest_micro_batch('V100-32GB', 40)} of 40")
+    print(
+        f"micro-batch {size:2d}: {format_bytes(alone.total, 'GB', 1)} on its own, "
+        f"{format_bytes(among.total, 'GB', 1)} as one of {32 // size}, peak in {among.phase}"
+    )
+print(
+    f"largest that fits: {largest_micro_batch('V100-32GB', 32)} of 32, "
+    f"{largest_micro_batch('V100-32GB', 40)} of 40"
+)
 smallest, tight = estimate(RUN.replace(micro_batch=1, global_batch=32)).total, gpu("RTX3090-24GB")
 left = format_bytes(tight.room - smallest)
-print(f"{tight.name}: {largest_micro_batch(tight.name, 32)} of 32 leaves {left} of what a program gets")
+print(
+    f"{tight.name}: {largest_micro_batch(tight.name, 32)} of 32 leaves {left} of "
+    "what a program gets"
+)
 
 # %% [markdown]
 # ## 4 · Find the leak
@@ -310,7 +329,9 @@ lines(
 
 # %%
 def train(model, batches, optimizer) -> float:
-    """Take one step on the mean loss of all batches, with one batch's activations at a time; return that mean."""
+    """Take one step on the mean loss of all batches, with one batch's activations at a time; return
+    that mean.
+    """
     ### BEGIN SOLUTION Return the mean loss as a plain number.
     total = 0.0
     for inputs, targets in batches:
@@ -370,7 +391,10 @@ def adds_up_graphs(model, batches, optimizer) -> float:
 
 for loop in (leaky_train, train, adds_up_graphs):
     second, *_, sixth, over = check.memory_while_training(loop, batches=6)[1:]
-    print(f"{loop.__name__:15s} batch 2 begins at {second:,} bytes, batch 6 at {sixth:,}, after the step {over:,}")
+    print(
+        f"{loop.__name__:15s} batch 2 begins at {second:,} bytes, batch 6 at {sixth:,}, "
+        f"after the step {over:,}"
+    )
 
 # %% [markdown]
 # **Optional: the figure in a report of your own.** `plot` hands a figure of this course to matplotlib, with the same

@@ -37,7 +37,9 @@ from course_utils.lessons.precision import checks as check
 
 # %%
 def limits(e: int, m: int) -> tuple[float, float, float]:
-    """Return epsilon, the largest finite and the smallest normal number of a format with e and m bits."""
+    """Return epsilon, the largest finite and the smallest normal number of a format with e and m
+    bits.
+    """
     ### BEGIN SOLUTION Return three numbers: epsilon, largest, smallest normal.
     bias = 2 ** (e - 1) - 1
     epsilon = 2.0**-m
@@ -73,7 +75,10 @@ check.limits(limits)
 
 # %% tags=["solution"]
 for name, bits in {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10), "fp8 E5M2": (5, 2)}.items():
-    print(f"{name:9s} epsilon {limits(*bits)[0]:.3g}, largest {limits(*bits)[1]:.5g}, smallest {limits(*bits)[2]:.3g}")
+    print(
+        f"{name:9s} epsilon {limits(*bits)[0]:.3g}, largest {limits(*bits)[1]:.5g}, smallest "
+        f"{limits(*bits)[2]:.3g}"
+    )
 
 # %% [markdown]
 # ## 2 · Right on average
@@ -139,7 +144,9 @@ print("bf16 holds every one of them exactly:", torch.equal(weight, weight.bfloat
 
 # %%
 masters = torch.tensor([1.1, -1.1, 0.7])
-for master, rounded in zip(masters.view(torch.int32), masters.bfloat16().float().view(torch.int32), strict=True):
+for master, rounded in zip(
+    masters.view(torch.int32), masters.bfloat16().float().view(torch.int32), strict=True
+):
     for bits in (master, rounded):
         text = f"{bits.item() & 0xFFFFFFFF:032b}"
         print(text[:16], text[16:])
@@ -165,7 +172,9 @@ for master, rounded in zip(masters.view(torch.int32), masters.bfloat16().float()
 
 # %%
 def exact_step(weights: list[torch.Tensor], rests: list[torch.Tensor], update) -> None:
-    """Update fp32 masters, stored as bf16 weights and int16 rests, one after the other, in place."""
+    """Update fp32 masters, stored as bf16 weights and int16 rests, one after
+    the other, in place.
+    """
     ### BEGIN SOLUTION Change weights and rests in place; return nothing.
     for weight, rest in zip(weights, rests, strict=True):
         upper = weight.detach().view(torch.int16)  # the weight's own memory
@@ -217,10 +226,17 @@ for _ in range(1000):
         weight.grad = torch.full_like(weight, -0.1)
         master.sub_(weight.grad, alpha=1e-3)
     exact_step(weights, rests, lambda master, gradient: master.sub_(gradient, alpha=1e-3))
-joined = (weights[0].detach().view(torch.int16).int() << 16 | rests[0].int() & 0xFFFF).view(torch.float32)
-split, whole = (sum(tensor.nbytes for tensor in tensors) for tensors in (weights + rests, weights + masters))
+joined = (weights[0].detach().view(torch.int16).int() << 16 | rests[0].int() & 0xFFFF).view(
+    torch.float32
+)
+split, whole = (
+    sum(tensor.nbytes for tensor in tensors) for tensors in (weights + rests, weights + masters)
+)
 print(f"weights and rests {split:,} bytes, weights and masters {whole:,}")
-print(f"after 1,000 steps of 0.0001: the weight {weights[0][0].item():.4f}, its master {joined[0].item():.7f}")
+print(
+    f"after 1,000 steps of 0.0001: the weight {weights[0][0].item():.4f}, its master "
+    f"{joined[0].item():.7f}"
+)
 print("every bit as in fp32:", torch.equal(joined, masters[0]))
 
 # %% [markdown]

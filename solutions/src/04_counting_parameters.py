@@ -46,7 +46,10 @@ class Tricky(nn.Module):
         self.register_buffer("mask", torch.ones(16, 16, dtype=torch.bool).tril(), persistent=False)
 
 
-print(f"{sum(tensor.numel() for tensor in Tricky().state_dict().values()):,} numbers in the state dict")
+print(
+    f"{sum(tensor.numel() for tensor in Tricky().state_dict().values()):,} "
+    "numbers in the state dict"
+)
 
 # %% [markdown]
 # Make a network without allocating any of it, and count it. `count(build)` gets a function without arguments that makes
@@ -61,14 +64,18 @@ print(f"{sum(tensor.numel() for tensor in Tricky().state_dict().values()):,} num
 
 # %%
 def count(build) -> dict[str, int]:
-    """Return numbers trained and frozen, and bytes, of the network that `build()` makes, without allocating it."""
+    """Return numbers trained and frozen, and bytes, of the network that `build()` makes, without
+    allocating it.
+    """
     ### BEGIN SOLUTION Return a dictionary with the three keys.
     with torch.device("meta"):
         network = build()
     numbers = {True: 0, False: 0}
     for parameter in network.parameters():
         numbers[parameter.requires_grad] += parameter.numel()
-    size = sum(tensor.nbytes for tensors in (network.parameters(), network.buffers()) for tensor in tensors)
+    size = sum(
+        tensor.nbytes for tensors in (network.parameters(), network.buffers()) for tensor in tensors
+    )
     return {"trained": numbers[True], "frozen": numbers[False], "bytes": size}
     ### END SOLUTION
 
@@ -104,7 +111,10 @@ check.count(count)
 
 # %% tags=["solution"]
 print(count(Tricky))
-print("GPT-3's shape:", count(lambda: nn.ModuleList(nn.TransformerEncoderLayer(12_288, 96, 49_152) for _ in range(96))))
+print(
+    "GPT-3's shape:",
+    count(lambda: nn.ModuleList(nn.TransformerEncoderLayer(12_288, 96, 49_152) for _ in range(96))),
+)
 
 # %% [markdown]
 # ## 2 · Build the block
@@ -137,20 +147,29 @@ print("GPT-3's shape:", count(lambda: nn.ModuleList(nn.TransformerEncoderLayer(1
 
 # %%
 class Block(nn.Module):
-    """One block of a Llama, without positions: attention and MLP, each after a norm, each added to its input."""
+    """One block of a Llama, without positions: attention and MLP, each after a norm, each added to
+    its input.
+    """
 
     def __init__(self, h: int, heads: int, kv_heads: int, f: int) -> None:
         super().__init__()
         ### BEGIN SOLUTION Make the six modules.
         self.heads, self.width = (heads, kv_heads, kv_heads), h // heads
-        self.norm1, self.norm2, self.output = nn.RMSNorm(h), nn.RMSNorm(h), nn.Linear(h, h, bias=False)
+        self.norm1 = nn.RMSNorm(h)
+        self.norm2 = nn.RMSNorm(h)
+        self.output = nn.Linear(h, h, bias=False)
         self.qkv = nn.Linear(h, sum(self.heads) * self.width, bias=False)
         self.gate_up, self.down = nn.Linear(h, 2 * f, bias=False), nn.Linear(f, h, bias=False)
         ### END SOLUTION
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ### BEGIN SOLUTION Return a tensor of the shape of x.
-        parts = self.qkv(self.norm1(x)).unflatten(-1, (-1, self.width)).transpose(1, 2).split(self.heads, dim=1)
+        parts = (
+            self.qkv(self.norm1(x))
+            .unflatten(-1, (-1, self.width))
+            .transpose(1, 2)
+            .split(self.heads, dim=1)
+        )
         y = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
         x = x + self.output(y.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
@@ -191,8 +210,13 @@ check.block(Block)
 llama = PRESETS["llama3-8b"]
 h, k, f = llama.hidden, llama.kv, llama.ffn
 with torch.device("meta"):
-    counted = sum(parameter.numel() for parameter in Block(h, llama.heads, llama.kv_heads, f).parameters())
-print(f"a block of Llama-3 8B: {counted:,}, by the closed form {2 * h * h + 2 * h * k + 3 * f * h + 2 * h:,}")
+    counted = sum(
+        parameter.numel() for parameter in Block(h, llama.heads, llama.kv_heads, f).parameters()
+    )
+print(
+    f"a block of Llama-3 8B: {counted:,}, by the closed form "
+    f"{2 * h * h + 2 * h * k + 3 * f * h + 2 * h:,}"
+)
 
 # %% [markdown]
 # ## 3 · Experts
@@ -293,7 +317,10 @@ for kind in (Wasteful, Experts):
         expert.register_forward_hook(lambda _, inputs, output: rows.append(len(inputs[0])))
     network(torch.randn(100, 64))
     stored = sum(parameter.numel() for parameter in network.parameters())
-    print(f"{kind.__name__:8s} stores {stored:,} parameters, its experts compute {sum(rows)} rows for 100 tokens")
+    print(
+        f"{kind.__name__:8s} stores {stored:,} parameters, its experts compute "
+        f"{sum(rows)} rows for 100 tokens"
+    )
     rows.clear()
 
 # %% [markdown]
@@ -315,7 +342,9 @@ print(len(shapes), "tensors:", sorted(set(shapes)))
 
 # %%
 def read_shapes(shapes) -> dict:
-    """Return hidden, layers, vocab, ffn, kv and tied of the Llama whose tensors have these shapes."""
+    """Return hidden, layers, vocab, ffn, kv and tied of the Llama whose
+    tensors have these shapes.
+    """
     ### BEGIN SOLUTION Return a dictionary with the six keys.
     hidden = next(shape[0] for shape in shapes if len(shape) == 1)
     layers = (sum(len(shape) == 1 for shape in shapes) - 1) // 2
@@ -324,8 +353,14 @@ def read_shapes(shapes) -> dict:
     words = [size for size in set(rows) if rows.count(size) % layers]
     others = [size for size in set(rows) if size not in (hidden, ffn, *words)]
     kv = others[0] if others else hidden
-    return {"hidden": hidden, "layers": layers, "vocab": words[0], "ffn": ffn, "kv": kv,
-            "tied": rows.count(words[0]) == 1}  # fmt: skip
+    return {
+        "hidden": hidden,
+        "layers": layers,
+        "vocab": words[0],
+        "ffn": ffn,
+        "kv": kv,
+        "tied": rows.count(words[0]) == 1,
+    }
     ### END SOLUTION
 
 
@@ -359,10 +394,8 @@ check.read_shapes(read_shapes)
 # %% tags=["solution"]
 print(read_shapes(shapes))
 h, L, V, k, f = 8, 3, 11, 4, 20
-counted, closed = (
-    sum(torch.Size(shape).numel() for shape in shapes),
-    L * (2 * h * h + 2 * h * k + 3 * f * h + 2 * h) + h,
-)
+counted = sum(torch.Size(shape).numel() for shape in shapes)
+closed = L * (2 * h * h + 2 * h * k + 3 * f * h + 2 * h) + h
 print(f"{counted:,} parameters counted, by the closed form {2 * V * h + closed:,}")
 
 # %% [markdown]

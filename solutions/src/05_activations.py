@@ -90,7 +90,10 @@ n = 4096
 by_hand = saved_by(check.EXPRESSIONS["x * sigmoid(x)"], (n,), (n,), dtype="bf16")
 built_in = saved_by(nn.SiLU(), (n,), dtype="bf16")
 for name, kept in {"by hand": by_hand, "built in": built_in}.items():
-    print(f"SiLU {name} keeps {sum(item.bytes for item in kept):,} bytes (autograd was asked, on the CPU)")
+    print(
+        f"SiLU {name} keeps {sum(item.bytes for item in kept):,} bytes (autograd "
+        "was asked, on the CPU)"
+    )
 
 # %% [markdown]
 # ## 2 · Which module keeps it?
@@ -145,7 +148,10 @@ def kept_by_module(model: nn.Module, x: torch.Tensor) -> dict[str, int]:
             kept[running[-1]] = kept.get(running[-1], 0) + storage.nbytes()
         return tensor
 
-    with names_running(model) as running, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with (
+        names_running(model) as running,
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
         model(x)
     return kept
     ### END SOLUTION
@@ -185,7 +191,10 @@ layer = nn.TransformerEncoderLayer(64, 4, dim_feedforward=256, batch_first=True)
 sizes = kept_by_module(layer, torch.randn(8, 32, 64, requires_grad=True))
 print("kept for backward, on the CPU:")
 for name, size in sorted(sizes.items(), key=lambda pair: -pair[1]):
-    print(f"{name or 'the layer itself':20s} {size:>9,} bytes, {size / (4 * 8 * 32 * 64):5.2f} · s·b·h numbers in fp32")
+    print(
+        f"{name or 'the layer itself':20s} {size:>9,} bytes, {size / (4 * 8 * 32 * 64):5.2f} "
+        "· s·b·h numbers in fp32"
+    )
 
 # %% [markdown]
 # ## 3 · Keeps too much
@@ -212,7 +221,10 @@ print(getsource(check.Wasteful))
 h, ffn, x = 64, 256, torch.randn(100, 64)
 block = check.Wasteful(h, ffn)
 kept = forward_backward(block, [x], block.parameters()).kept  # for 100 tokens, 4 bytes per number
-print(f"it keeps {kept // 400:,} numbers per token, where 2·h + 3·ffn is {2 * h + 3 * ffn:,} (traced on the CPU)")
+print(
+    f"it keeps {kept // 400:,} numbers per token, where 2·h + 3·ffn is "
+    f"{2 * h + 3 * ffn:,} (traced on the CPU)"
+)
 
 
 # %%
@@ -307,7 +319,9 @@ print(per_logit(lambda logits, targets: F.cross_entropy(logits.float(), targets)
 
 # %%
 class LeanLoss(torch.autograd.Function):
-    """The mean cross-entropy in fp32 of bf16 logits, keeping two bytes per logit and a few numbers per token."""
+    """The mean cross-entropy in fp32 of bf16 logits, keeping two bytes per logit and a few numbers
+    per token.
+    """
 
     @staticmethod
     def forward(ctx, logits, targets):
@@ -323,7 +337,12 @@ class LeanLoss(torch.autograd.Function):
     def backward(ctx, dloss):
         ### BEGIN SOLUTION Return the gradient of the logits, and None for the targets.
         logits, targets, sums, weight = ctx.saved_tensors
-        p = logits.float().sub_(sums).exp_().scatter_add_(-1, targets.clamp(min=0)[:, None], -torch.ones_like(sums))
+        p = (
+            logits.float()
+            .sub_(sums)
+            .exp_()
+            .scatter_add_(-1, targets.clamp(min=0)[:, None], -torch.ones_like(sums))
+        )
         return p.mul_(dloss * weight[:, None]).to(logits.dtype), None
         ### END SOLUTION
 

@@ -27,7 +27,11 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from course_utils import format_bytes
 from course_utils.lessons.recomputation import checks as check
@@ -193,7 +197,9 @@ checkpoint(block, torch.randn(32, 64), use_reentrant=False, context_fn=contexts)
 
 # %%
 def worth(least: float):
-    """A policy that keeps products of at least `least` FLOPs per byte of their result, and nothing else."""
+    """A policy that keeps products of at least `least` FLOPs per byte of their result, and nothing
+    else.
+    """
 
     ### BEGIN SOLUTION Return a function policy(ctx, op, *args, **named).
     def policy(ctx, op, *args, **named):
@@ -271,7 +277,9 @@ for least in (0, 33, 129):
 
 # %%
 def states_of(x: torch.Tensor):
-    """Return a context's maker: inside `with states_of(x)():`, random states and autocast are those of now."""
+    """Return a context's maker: inside `with states_of(x)():`, random states and autocast are those
+    of now.
+    """
     ### BEGIN SOLUTION Return a function; or solve it all in the next cell.
     kind, gpus = x.device.type, [x.device] if x.is_cuda else []
     dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
@@ -298,7 +306,9 @@ def own_checkpoint(function, *inputs):
     def unpack(place):
         if place not in again:
             made = []
-            noting = saved_tensors_hooks(lambda tensor: made.append(tensor.detach()), lambda _: None)
+            noting = saved_tensors_hooks(
+                lambda tensor: made.append(tensor.detach()), lambda _: None
+            )
             with as_they_were(), torch.enable_grad(), noting:
                 function(*inputs)
             again.update(enumerate(made))

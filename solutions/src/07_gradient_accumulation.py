@@ -41,7 +41,9 @@ from course_utils.lessons.shared.language_model import batches, language_model
 # %%
 logits, padding = torch.zeros(8, 5), torch.full((8,), -100)
 for reduction in ("mean", "sum"):
-    print(f"{reduction} over no token: {cross_entropy(logits, padding, reduction=reduction).item()}")
+    print(
+        f"{reduction} over no token: {cross_entropy(logits, padding, reduction=reduction).item()}"
+    )
 
 # %% [markdown]
 # Write one pass over `loader` that takes one optimizer step for every k micro-batches.
@@ -60,7 +62,9 @@ for reduction in ("mean", "sum"):
 
 # %%
 def train_pass(model, optimizer, loader, k: int) -> list[float]:
-    """Step once for every k micro-batches of a stream, on the mean over all their tokens; return these means."""
+    """Step once for every k micro-batches of a stream, on the mean over all their tokens; return
+    these means.
+    """
     ### BEGIN SOLUTION Return a list with one number for each step.
     stream, losses, size = iter(loader), [], k
     while size:
@@ -68,7 +72,9 @@ def train_pass(model, optimizer, loader, k: int) -> list[float]:
         for tokens, targets in islice(stream, k):
             loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
             loss.backward()
-            total, count, size = total + loss.item(), count + (targets != -100).sum().item(), size + 1
+            total = total + loss.item()
+            count = count + (targets != -100).sum().item()
+            size = size + 1
         if count:
             for weight in model.parameters():
                 if weight.grad is not None:
@@ -124,7 +130,9 @@ for gradient in each:
     in_16_bits += gradient
 exact = each.double().sum(0)
 off = {"bf16": in_16_bits, "fp32": each.float().sum(0)}
-print({name: f"{((one - exact).norm() / exact.norm()).item():.2%} off" for name, one in off.items()})
+print(
+    {name: f"{((one - exact).norm() / exact.norm()).item():.2%} off" for name, one in off.items()}
+)
 
 # %% [markdown]
 # Write a function that makes backward add up gradients in fp32: in the `.grad` of the fp32 [master
@@ -147,7 +155,9 @@ print({name: f"{((one - exact).norm() / exact.norm()).item():.2%} off" for name,
 
 # %%
 def add_up_in_fp32(weights: list[torch.Tensor], masters: list[torch.Tensor]) -> list:
-    """Make backward add gradients to the fp32 `masters` from now on; return the handles of the hooks."""
+    """Make backward add gradients to the fp32 `masters` from now on; return the handles of the
+    hooks.
+    """
 
     ### BEGIN SOLUTION Return a list of handles.
     pairs = [pair for pair in zip(weights, masters, strict=True) if pair[0].requires_grad]
@@ -159,7 +169,9 @@ def add_up_in_fp32(weights: list[torch.Tensor], masters: list[torch.Tensor]) -> 
             master.grad += weight.grad
         weight.grad = None
 
-    return [weight.register_post_accumulate_grad_hook(partial(add, master)) for weight, master in pairs]
+    return [
+        weight.register_post_accumulate_grad_hook(partial(add, master)) for weight, master in pairs
+    ]
     ### END SOLUTION
 
 
@@ -199,7 +211,9 @@ from course_utils import on_gpu
 
 with on_gpu():
     for hooked in (False, True):
-        layers = [torch.nn.Linear(2048, 2048, bias=False).to("cuda", torch.bfloat16) for _ in range(8)]
+        layers = [
+            torch.nn.Linear(2048, 2048, bias=False).to("cuda", torch.bfloat16) for _ in range(8)
+        ]
         weights = [layer.weight for layer in layers]
         masters = [weight.detach().float() for weight in weights]
         handles = add_up_in_fp32(weights, masters) if hooked else []
@@ -208,7 +222,9 @@ with on_gpu():
         for x in torch.randn(2, 8, 2048, device="cuda", dtype=torch.bfloat16):
             torch.nn.Sequential(*layers)(x).sum().backward()
             for weight, master in zip(weights, masters, strict=True) if not hooked else ():
-                master.grad = weight.grad.float() if master.grad is None else master.grad + weight.grad
+                master.grad = (
+                    weight.grad.float() if master.grad is None else master.grad + weight.grad
+                )
                 weight.grad = None
         peak = (torch.cuda.max_memory_allocated() - before) / 1e6
         print(f"{'in hooks' if hooked else 'after backward':15} {peak:.0f} MB more at the peak")
@@ -310,7 +326,9 @@ print(f"random weights, 20 × 8 micro-batches of 4: noise scale near {noise / si
 
 # %%
 def rate_at(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    """Return the learning rate at `step`, for a batch k times as large as the one that learns with `rate`."""
+    """Return the learning rate at `step`, for a batch k times as large as the one that learns with
+    `rate`.
+    """
     ### BEGIN SOLUTION Return the rate of this step.
     peak = rate * (k if optimizer == "sgd" else sqrt(k))
     return peak if step >= warm else rate + (peak - rate) * step / warm

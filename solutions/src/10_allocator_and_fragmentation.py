@@ -58,7 +58,9 @@ print({batch: format_bytes(size, "MB", 1) for batch, size in check.planted_repor
 
 # %%
 def peaks(make, draw, batches: list[int]) -> dict[int, int]:
-    """Peak bytes for each batch size, each in a training of its own: a new model, AdamW, two steps."""
+    """Peak bytes for each batch size, each in a training of its own: a new
+    model, AdamW, two steps.
+    """
     ### BEGIN SOLUTION Return a dictionary from batch to bytes.
     found = {}
     for batch in batches:
@@ -129,11 +131,14 @@ print({batch: format_bytes(size, "MB", 0) for batch, size in found.items()})
 
 # %%
 def fragmented(capacity: int) -> list[tuple[int, str]]:
-    """Return events. The last one, a request, fails on a GPU of `capacity` bytes with more than half free."""
+    """Return events. The last one, a request, fails on a GPU of `capacity` bytes with more than
+    half free.
+    """
     ### BEGIN SOLUTION Return a list of (bytes, name) pairs.
     size, count = 4 * MiB, capacity // (4 * MiB)
     made = [(size, f"t{index}") for index in range(count)]
-    freed = [(-size, f"t{index}") for index in range(count) if index % 5 != 0]  # one stays in each segment
+    # one stays in each segment
+    freed = [(-size, f"t{index}") for index in range(count) if index % 5 != 0]
     return [*made, *freed, (4 * size + MiB, "late")]
     ### END SOLUTION
 
@@ -168,7 +173,9 @@ check.fragmented(fragmented)
 # %% tags=["solution"]
 broken = replay(fragmented(80 * MiB), 80 * MiB)
 share = 100 * broken.failure.free_share
-segments_figure(broken, title=f"{share:.0f} % of the GPU is free, and no hole is larger than 16 MiB")
+segments_figure(
+    broken, title=f"{share:.0f} % of the GPU is free, and no hole is larger than 16 MiB"
+)
 
 # %% [markdown]
 # ## 3 · Cure it by order
@@ -212,7 +219,9 @@ with on_gpu("680 MiB"):
 # %%
 @torch.no_grad()
 def embed(model: nn.Sequential, documents: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return each document's features in the order of `documents`, made in an order that fits the card."""
+    """Return each document's features in the order of `documents`, made in an order that fits the
+    card.
+    """
     ### BEGIN SOLUTION Return a list of tensors.
     features = [None] * len(documents)
     for at in sorted(range(len(documents)), key=lambda at: len(documents[at]), reverse=True):
@@ -257,7 +266,9 @@ check.embed(embed)
 with on_gpu("680 MiB"):
     torch.cuda.empty_cache()
     features = embed(model, documents)
-    print(f"{len(features)} tensors; {format_bytes(torch.cuda.memory_reserved(), 'MiB', 0)} reserved")
+    print(
+        f"{len(features)} tensors; {format_bytes(torch.cuda.memory_reserved(), 'MiB', 0)} reserved"
+    )
 
 # %% [markdown]
 # ## 4 · Find the leak
@@ -353,7 +364,12 @@ class Memory:
 
     @property
     def allocated(self):
-        return sum(block.size for segment in self.small + self.large for block in segment if block.name is not None)
+        return sum(
+            block.size
+            for segment in self.small + self.large
+            for block in segment
+            if block.name is not None
+        )
 
 
 # %% [markdown]
@@ -380,9 +396,20 @@ class HalfAnAllocator(Memory):
         size = -(-size // 512) * 512
         small = size <= MiB
         pool = self.small if small else self.large
-        free = [(block, segment) for segment in pool for block in segment if block.name is None and block.size >= size]
+        free = [
+            (block, segment)
+            for segment in pool
+            for block in segment
+            if block.name is None and block.size >= size
+        ]
         if not free:
-            taken = 2 * MiB if small else 20 * MiB if size < 10 * MiB else -(-size // (2 * MiB)) * 2 * MiB
+            taken = (
+                2 * MiB
+                if small
+                else 20 * MiB
+                if size < 10 * MiB
+                else -(-size // (2 * MiB)) * 2 * MiB
+            )
             pool.append([Block(taken)])
             free = [(pool[-1][0], pool[-1])]
         block, segment = min(free, key=lambda pair: pair[0].size)
@@ -454,6 +481,9 @@ events, memory = check.random_requests(seed=3), Allocator()
 for size, name in events:
     memory.allocate(name, size) if size > 0 else memory.free(name)
 theirs = replay(events)
-print(f"after {len(events):,} events: {memory.allocated:,} bytes allocated, {memory.reserved:,} reserved")
+print(
+    f"after {len(events):,} events: {memory.allocated:,} bytes allocated, "
+    f"{memory.reserved:,} reserved"
+)
 apart = theirs.allocated[-1] - memory.allocated, theirs.reserved[-1] - memory.reserved
 print(f"replay − yours: {apart[0]} and {apart[1]} bytes")

@@ -55,14 +55,17 @@ from course_utils.lessons.pipelines.schedules import simulate
 
 
 # %%
-def cut(times: list[int], states: list[int], kept: list[int], p: int, m: int, capacity: int) -> list[int] | None:
+def cut(
+    times: list[int], states: list[int], kept: list[int], p: int, m: int, capacity: int
+) -> list[int] | None:
     """Layers per stage, of the fastest cut whose stages all fit under 1F1B; None if no cut fits."""
     ### BEGIN SOLUTION Return a list of p numbers, or None.
     best, least = None, float("inf")
     for inner in combinations(range(1, len(times)), p - 1):
         stages = list(pairwise([0, *inner, len(times)]))
         fits = all(
-            sum(states[a:b]) + min(m, p - stage) * sum(kept[a:b]) <= capacity for stage, (a, b) in enumerate(stages)
+            sum(states[a:b]) + min(m, p - stage) * sum(kept[a:b]) <= capacity
+            for stage, (a, b) in enumerate(stages)
         )
         slowest = max(sum(times[a:b]) for a, b in stages)
         if fits and slowest < least:
@@ -117,7 +120,9 @@ for capacity in (40, 17):
 
 # %%
 def order(p: int, m: int, stage: int) -> list[str]:
-    """The order of one stage (from 0) of p under 1F1B with m micro-batches: F0 is a forward, B0 a backward, …"""
+    """The order of one stage (from 0) of p under 1F1B with m micro-batches: F0 is a forward, B0 a
+    backward, …
+    """
     ### BEGIN SOLUTION Return a list of 2·m strings.
     ahead = min(m, p - stage)
     works = [f"F{micro}" for micro in range(ahead)]
@@ -372,11 +377,15 @@ with on_gpu():
     F.linear(x[:1], x[:1])  # the first product allocates cuBLAS's workspace
     for t in (1, 2, 4, 8):
         up, down = (
-            torch.randn(shape, device="cuda", requires_grad=True) for shape in ((4 * h // t, h), (h, 4 * h // t))
+            torch.randn(shape, device="cuda", requires_grad=True)
+            for shape in ((4 * h // t, h), (h, 4 * h // t))
         )
         biases = torch.randn(4 * h // t, device="cuda"), torch.randn(h, device="cuda")
         before = torch.cuda.memory_allocated()
         y = parallel_mlp(x, up, biases[0], down, biases[1], lambda tensor: None)
         kept = torch.cuda.memory_allocated() - before - y.nbytes
-        print(f"t = {t}: {kept / 1e6:6.1f} MB kept between x and y, {2 * 4096 * 4 * h * 4 / t / 1e6:.1f} expected")
+        print(
+            f"t = {t}: {kept / 1e6:6.1f} MB kept between x and y, "
+            f"{2 * 4096 * 4 * h * 4 / t / 1e6:.1f} expected"
+        )
         del y

@@ -155,7 +155,12 @@ print(f"to save: {sum(weight.nbytes for weight in adapter.values()):,} bytes, W 
 # %%
 codes = torch.tensor([3, -5], dtype=torch.int8)
 print("the lower four bits:", (codes & 15).tolist(), "and 16 times as much:", (codes * 16).tolist())
-print("the same bytes, unsigned:", codes.view(torch.uint8).tolist(), "shifted by four:", (codes >> 4).tolist())
+print(
+    "the same bytes, unsigned:",
+    codes.view(torch.uint8).tolist(),
+    "shifted by four:",
+    (codes >> 4).tolist(),
+)
 print("padded:", F.pad(codes, (0, 2)).tolist())
 
 
@@ -217,8 +222,12 @@ torch.manual_seed(0)
 values = torch.randn(1000, 1001)
 for block in (8, 64, 1024):
     small = Packed(values, block)
-    bits, off = 8 * (small.packed.nbytes + small.scales.nbytes) / values.numel(), (small.unpack() - values).square()
-    print(f"blocks of {block:5,}: {bits:.2f} bits per number, error {100 * off.mean().sqrt():.0f} % of the spread")
+    bits = 8 * (small.packed.nbytes + small.scales.nbytes) / values.numel()
+    off = (small.unpack() - values).square()
+    print(
+        f"blocks of {block:5,}: {bits:.2f} bits per number, error "
+        f"{100 * off.mean().sqrt():.0f} % of the spread"
+    )
 
 # %% [markdown]
 # ## 3 · A product that keeps four bits
@@ -230,7 +239,10 @@ for block in (8, 64, 1024):
 # %%
 stored = check.FourBits(torch.randn(256, 512))  # a matrix in NF4; unpack() returns it in fp32
 y = torch.randn(8, 512, requires_grad=True) @ stored.unpack().T
-print(f"kept, on the CPU: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: {256 * 512 // 2:,} plus the scales")
+print(
+    f"kept, on the CPU: {y.grad_fn._saved_mat2.nbytes:,} bytes; in four bits: "
+    f"{256 * 512 // 2:,} plus the scales"
+)
 
 # %% [markdown]
 # `checkpoint` avoids that, but it keeps x. (The lesson's measurement did not show that, because x existed before.)
@@ -311,7 +323,9 @@ with on_gpu():
     for name, run in (("plain", plain), ("product", lambda x: product(x, packed, None))):
         before = torch.cuda.memory_allocated()
         y = run(x)
-        print(f"{name:8s} keeps {(torch.cuda.memory_allocated() - before - y.nbytes) / 1e6:.1f} MB for backward")
+        print(
+            f"{name:8s} keeps {(torch.cuda.memory_allocated() - before - y.nbytes) / 1e6:.1f} MB for backward"
+        )
         del y
 
 # %% [markdown]

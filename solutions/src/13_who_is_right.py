@@ -53,7 +53,9 @@ from course_utils.lessons.calculators import checks as check
 
 # %%
 def referee(make_model, make_batch) -> dict[str, int]:
-    """Bytes that a training needs on the GPU at four moments of a step that is like all later ones."""
+    """Bytes that a training needs on the GPU at four moments of a step that
+    is like all later ones.
+    """
     ### BEGIN SOLUTION Return a dictionary with the keys begin, forward, backward and peak.
     before, found = torch.cuda.memory_allocated(), {}
     model = make_model()
@@ -107,15 +109,27 @@ check.referee(referee)
 
 # %% tags=["solution"]
 def batch_of(tokens, width):
-    return lambda: (torch.randn(tokens, width, device="cuda"), torch.randint(width, (tokens,), device="cuda"))
+    return lambda: (
+        torch.randn(tokens, width, device="cuda"),
+        torch.randint(width, (tokens,), device="cuda"),
+    )
 
 
 with on_gpu():
-    nn.Linear(1, 1, device="cuda")(torch.ones(1, 1, device="cuda")).backward()  # makes cuBLAS's workspaces, which stay
+    # makes cuBLAS's workspaces, which stay
+    nn.Linear(1, 1, device="cuda")(torch.ones(1, 1, device="cuda")).backward()
     for width, tokens in ((2048, 8), (2048, 8192)):
-        found = referee(lambda width=width: nn.Linear(width, width, device="cuda"), batch_of(tokens, width))
-        print(f"{tokens:5,} tokens, 16 bytes per parameter: {format_bytes(16 * (width + 1) * width, 'MB')}")
-        print("             " + ", ".join(f"{moment} {format_bytes(size, 'MB')}" for moment, size in found.items()))
+        found = referee(
+            lambda width=width: nn.Linear(width, width, device="cuda"), batch_of(tokens, width)
+        )
+        print(
+            f"{tokens:5,} tokens, 16 bytes per parameter: "
+            f"{format_bytes(16 * (width + 1) * width, 'MB')}"
+        )
+        print(
+            "             "
+            + ", ".join(f"{moment} {format_bytes(size, 'MB')}" for moment, size in found.items())
+        )
 
 # %% [markdown]
 # ## 2 · Find where it breaks
@@ -146,10 +160,22 @@ def look(make):
     """Print what each of the three rules says about a model."""
     with on_gpu():
         step, double = check.second_step(make, "model"), check.second_step(make, "model", times=2)
-    print(f"batch: doubling it takes {double.peak / step.peak:.2f} times the memory (broken: at most 1.2)")
-    print(f"layers: forward keeps {step.kept / step.inputs:.2f} bytes per byte that they read (broken: at most 0.5)")
-    print(f"gradients: the peak is {step.above:.2f} times their bytes above the end of forward (broken: below 0.5)")
-    print(f"           they are {step.gradients / step.kept:.2f} of what forward keeps (needed: over 0.1)")
+    print(
+        f"batch: doubling it takes {double.peak / step.peak:.2f} times the memory "
+        "(broken: at most 1.2)"
+    )
+    print(
+        f"layers: forward keeps {step.kept / step.inputs:.2f} bytes per byte that they read "
+        "(broken: at most 0.5)"
+    )
+    print(
+        f"gradients: the peak is {step.above:.2f} times their bytes above the end of "
+        "forward (broken: below 0.5)"
+    )
+    print(
+        f"           they are {step.gradients / step.kept:.2f} of what forward "
+        "keeps (needed: over 0.1)"
+    )
 
 
 look(mlp)
@@ -170,7 +196,10 @@ def breaks() -> dict:
 
     return {
         "batch": lambda: mlp(layers=2, width=4096, tokens=64),
-        "layers": lambda: (nn.Sequential(*[Shift(1024) for _ in range(6)]), torch.randn(1024, 1024)),
+        "layers": lambda: (
+            nn.Sequential(*[Shift(1024) for _ in range(6)]),
+            torch.randn(1024, 1024),
+        ),
         "gradients": lambda: mlp(layers=32, width=512, tokens=1024),
     }
     ### END SOLUTION
@@ -253,7 +282,8 @@ def bytes_a_token(h: int, kv: int, ffn: int, a: int) -> int:
     ### BEGIN SOLUTION Return a whole number of bytes.
     norms = 2 * (4 * h + 4)  # the fp32 residual stream, and one fp32 statistic
     copies = 2 * 2 * h  # one for qkv, one for gate_up
-    attention = 2 * h + 2 * kv + 2 * kv + 2 * h + 4 * a  # q, k, v, the output, and one fp32 number per head
+    # q, k, v, the output, and one fp32 number per head
+    attention = 2 * h + 2 * kv + 2 * kv + 2 * h + 4 * a
     mlp = 4 * 2 * ffn  # gate and up, SiLU's result, and the product
     return norms + copies + attention + mlp
     ### END SOLUTION
@@ -300,7 +330,8 @@ def requested():
 model, tokens = TrainingRun("llama3.1-8b").model, 4096
 sizes = model.hidden, model.kv, model.ffn, model.heads
 with on_gpu():
-    nn.Linear(1, 1, device="cuda")(torch.ones(1, 1, device="cuda")).backward()  # makes cuBLAS's workspaces, which stay
+    # makes cuBLAS's workspaces, which stay
+    nn.Linear(1, 1, device="cuda")(torch.ones(1, 1, device="cuda")).backward()
     block = FusedBlock(*sizes).to("cuda")
     copies = 2 * sum(weight.numel() for weight in block.parameters() if weight.ndim == 2)
     before = requested()
@@ -309,7 +340,10 @@ with on_gpu():
         y = block(x)
     kept = requested() - before - y.nbytes - copies
 more = f"{kept % tokens:,} bytes for all tokens together"
-print(f"Llama 3.1 8B, fused: {bytes_a_token(*sizes):,} bytes per token; simulated {kept // tokens:,}, and {more}")
+print(
+    f"Llama 3.1 8B, fused: {bytes_a_token(*sizes):,} bytes per token; simulated "
+    f"{kept // tokens:,}, and {more}"
+)
 print(f"not fused: {bytes_a_token(*sizes) + 6 * model.hidden:,}")
 
 # %% [markdown]
@@ -334,7 +368,9 @@ print(f"not fused: {bytes_a_token(*sizes) + 6 * model.hidden:,}")
 
 # %%
 def erratum() -> dict:
-    """A claim that does not hold, with evidence: the keys are claim, source, said, evidence and lesson."""
+    """A claim that does not hold, with evidence: the keys are claim, source, said, evidence and
+    lesson.
+    """
 
     ### BEGIN SOLUTION Return a dictionary with these five keys.
     def gradients_in_gb() -> float:

@@ -143,7 +143,9 @@ def peak_of(step):
     model = check.SmallTransformer()
     batch = [torch.zeros(8, 512, dtype=torch.long) for _ in range(2)]  # token ids and targets
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    return measure(step=step, model=model, optimizer=optimizer, batch=batch, source="simulated").peak
+    return measure(
+        step=step, model=model, optimizer=optimizer, batch=batch, source="simulated"
+    ).peak
 
 
 N = sum(weight.numel() for weight in check.SmallTransformer().parameters())
@@ -177,7 +179,10 @@ def fitting_step(model, optimizer, batch) -> None:
         for block in model.blocks:
             x = checkpoint(block, x, use_reentrant=False)
         pieces = zip(x.flatten(0, 1).split(128), targets.flatten().split(128), strict=True)
-        loss = sum(checkpoint(loss_of, *piece, use_reentrant=False) for piece in pieces) / targets.numel()
+        loss = (
+            sum(checkpoint(loss_of, *piece, use_reentrant=False) for piece in pieces)
+            / targets.numel()
+        )
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -229,13 +234,20 @@ print(f"the fitting step's simulated peak: {format_bytes(peak_of(fitting_step), 
 
 # %%
 def shown(run):
-    """The run's peak, and the seconds that a step loses, by cause; the model's own arithmetic is not a loss."""
-    causes = ", ".join(f"{cause} {lost:.2f}" for cause, lost in step_seconds(run, card).items() if cause != "model")
+    """The run's peak, and the seconds that a step loses, by cause; the model's own arithmetic is
+    not a loss.
+    """
+    causes = ", ".join(
+        f"{cause} {lost:.2f}" for cause, lost in step_seconds(run, card).items() if cause != "model"
+    )
     return f"{format_bytes(estimate(run).total, 'GB', 2)}, {lost_seconds(run, card):.2f} s lost: {causes}"
 
 
 card = gpu("V100-16GB")
-print(f"room with the reserve: {format_bytes(round(card.room / SAFETY), 'GB', 2)}; bf16: {card.has_bf16}")
+print(
+    f"room with the reserve: {format_bytes(round(card.room / SAFETY), 'GB', 2)}; "
+    f"bf16: {card.has_bf16}"
+)
 start = TrainingRun("gpt2-large", 48, 1024, "amp-fp16", attention="efficient")
 print(f"all at once: {shown(start)}")
 
@@ -281,7 +293,10 @@ check.on_a_v100(on_a_v100)
 
 # %% tags=["solution"]
 print(fit("gpt2-large", "V100-16GB", global_batch=48))
-print("with 16 chunks:", shown(on_a_v100().replace(micro_batch=16, accumulation_steps=3, loss_chunks=16)))
+print(
+    "with 16 chunks:",
+    shown(on_a_v100().replace(micro_batch=16, accumulation_steps=3, loss_chunks=16)),
+)
 
 # %% [markdown]
 # ## 4 · Diagnose

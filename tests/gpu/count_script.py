@@ -1,8 +1,9 @@
 """A training script as it is, counted by a real GPU: python count_script.py HISTORY SCRIPT [ARGUMENTS …]
 
-Prints one JSON line for each of the first three training steps: the most bytes allocated and reserved since the
-script began, and what is allocated when the step ends. A training step is over when each optimizer that steps at all
-has stepped (`watch` counts the same way). HISTORY is a file for the allocator's events up to the end of step 2, or -.
+Prints one JSON line for each of the first three training steps: the most bytes allocated and reserved since
+the script began, and what is allocated when the step ends. A training step is over when each optimizer that
+steps at all has stepped (`watch` counts the same way). HISTORY is a file for the allocator's events up to the
+end of step 2, or -.
 """
 
 import json

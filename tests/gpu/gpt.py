@@ -1,4 +1,6 @@
-"""GPT-2 and its training step in plain PyTorch, with the choices whose memory and time `in_turn.py` counts."""
+"""GPT-2 and its training step in plain PyTorch, with the choices whose memory and time
+`in_turn.py` counts.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +28,9 @@ KEPT = (  # what selective recomputation keeps: matrix products, and the results
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to train. `recompute`: none, full, every-K, selective, offload (blocks' inputs), offload-all."""
+    """One way to train. `recompute`: none, full, every-K, selective, offload (blocks'
+    inputs), offload-all.
+    """
 
     model: str = "gpt2"
     micro_batch: int = 16
@@ -71,7 +75,9 @@ class Gpt(nn.Module):
         self.choice = choice
         self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(POSITIONS, width)
         blocks = [Block(width, heads) for _ in range(count)]
-        together = int(choice.recompute.removeprefix("every-")) if choice.recompute.startswith("every-") else 1
+        together = (
+            int(choice.recompute.removeprefix("every-")) if choice.recompute.startswith("every-") else 1
+        )
         starts = range(0, count, together)
         self.parts = nn.ModuleList(nn.Sequential(*blocks[start : start + together]) for start in starts)
         self.norm = nn.LayerNorm(width)
@@ -92,7 +98,9 @@ class Gpt(nn.Module):
         return checkpoint(part, x, use_reentrant=False)
 
     def offloaded(self) -> AbstractContextManager[Any]:
-        """To the host: all that blocks keep for backward, or, under checkpoints, the inputs of blocks alone."""
+        """To the host: all that blocks keep for backward, or, under checkpoints, the
+        inputs of blocks alone.
+        """
         if self.choice.recompute not in ("offload", "offload-all"):
             return nullcontext()
         return torch.autograd.graph.save_on_cpu(pin_memory=True)
@@ -100,7 +108,9 @@ class Gpt(nn.Module):
     def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self.choice.loss_chunks == 1:
             return self.part_of_loss(x, targets) / targets.numel()
-        parts = zip(x.chunk(self.choice.loss_chunks, 1), targets.chunk(self.choice.loss_chunks, 1), strict=True)
+        parts = zip(
+            x.chunk(self.choice.loss_chunks, 1), targets.chunk(self.choice.loss_chunks, 1), strict=True
+        )
         total = torch.zeros((), device=x.device)
         for part in parts:
             total = total + checkpoint(self.part_of_loss, *part, use_reentrant=False)
@@ -116,7 +126,9 @@ def kept_or_recomputed(_: Any, operator: Any, *arguments: Any, **options: Any) -
 
 
 class Training:
-    """A model, its optimizer, and `step`, which returns the bytes allocated when the first forward has ended."""
+    """A model, its optimizer, and `step`, which returns the bytes allocated when the
+    first forward has ended.
+    """
 
     def __init__(self, choice: Choice) -> None:
         self.choice = choice

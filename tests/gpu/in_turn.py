@@ -2,8 +2,9 @@
 
     python tests/gpu/in_turn.py OUT.jsonl [--only front|batches|stages] [--seconds 200] [--at-once 9] [--tiny]
 
-A compiled step takes half a minute to compile. So a group of processes, one for each case, compiles at the same time;
-when the last is ready, each measures in turn while the others sleep. One JSON line per case, as it comes.
+A compiled step takes half a minute to compile. So a group of processes, one for each case, compiles at the
+same time; when the last is ready, each measures in turn while the others sleep. One JSON line per case, as it
+comes.
 """
 
 import argparse
@@ -31,7 +32,9 @@ def front() -> list[Choice]:
     """Recomputation: policies without the compiler and with it, and the compiler's own budget."""
     found = [PLAIN]
     found += [replace(PLAIN, recompute=policy) for policy in POLICIES[1:]]
-    found += [replace(PLAIN, loss_chunks=8, recompute=policy) for policy in ("none", "full", "every-3", "selective")]
+    found += [
+        replace(PLAIN, loss_chunks=8, recompute=policy) for policy in ("none", "full", "every-3", "selective")
+    ]
     for how in ("model", "blocks"):
         found += [replace(PLAIN, compiled=how, recompute=policy) for policy in ("none", "full", "selective")]
     budgets = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
@@ -141,7 +144,9 @@ def measured(training: Training) -> dict[str, object]:
 
 
 def group(name: str, shares: list[list[Choice]], out: Path, end: float) -> None:
-    """A process for each share of the cases: all prepare their first case at the same time, then measure in turn."""
+    """A process for each share of the cases: all prepare their first case at the same time, then measure in
+    turn.
+    """
     context = multiprocessing.get_context("spawn")
     started = []
     for choices in shares:
@@ -166,7 +171,14 @@ def group(name: str, shares: list[list[Choice]], out: Path, end: float) -> None:
 def write(out: Path, row: dict[str, object]) -> None:
     with out.open("a") as file:
         file.write(json.dumps(row) + "\n")
-    print(row["group"], row["label"], row.get("peak_allocated"), row.get("step_ms"), row.get("failed", ""), flush=True)
+    print(
+        row["group"],
+        row["label"],
+        row.get("peak_allocated"),
+        row.get("step_ms"),
+        row.get("failed", ""),
+        flush=True,
+    )
 
 
 def heard(ours: Connection, process: BaseProcess, end: float) -> dict[str, object]:
@@ -193,9 +205,8 @@ def main() -> None:
     for name in [options.only] if options.only else list(GROUPS):
         cases = [choice for choice in GROUPS[name]() if bool(choice.compiled) == options.compiled]
         cases = cases[:2] if options.tiny else cases
-        shares = (
-            [[choice] for choice in cases] if options.compiled else [cases]
-        )  # nothing to wait for without compiling
+        # nothing to wait for without compiling
+        shares = [[choice] for choice in cases] if options.compiled else [cases]
         for start in range(0, len(shares), options.at_once):
             if time.monotonic() < end:
                 group(name, shares[start : start + options.at_once], options.out, end)

@@ -3,10 +3,11 @@
     python tests/gpu/near_the_limit.py OUT.jsonl [NUMBER] [--gigabytes 60] [--seconds 200]
     python tests/gpu/near_the_limit.py OUT.jsonl --replay
 
-A memory fraction makes the GPU as small as wanted: torch's allocator then gets no more bytes than that. The run takes
-three steps on smaller and smaller cards until it runs out of memory. Every try begins with an empty allocator, and one
-JSON line says which sizes worked. What a card's driver and context take is not in it. NUMBER chooses one of RUNS;
-without it, each of them has a process of its own, as many at a time as fit the gigabytes.
+A memory fraction makes the GPU as small as wanted: torch's allocator then gets no more bytes than that. The
+run takes three steps on smaller and smaller cards until it runs out of memory. Every try begins with an empty
+allocator, and one JSON line says which sizes worked. What a card's driver and context take is not in it.
+NUMBER chooses one of RUNS; without it, each of them has a process of its own, as many at a time as fit the
+gigabytes.
 """
 
 import argparse
@@ -122,7 +123,9 @@ def smallest(run: TrainingRun) -> dict[str, object]:
 
 
 def replayed(run: TrainingRun, card: str = "H200-141GB") -> int:
-    """The same size as the course predicts it: three simulated steps, replayed through the allocator's policy."""
+    """The same size as the course predicts it: three simulated steps, replayed through the allocator's
+    policy.
+    """
     from course_utils.allocator.replay import replay
     from course_utils.measuring.tracing import trace_simulated
 

@@ -1,9 +1,11 @@
-"""Training scripts as they are: what `watch` predicts, and what this GPU counts. One JSON line per script, as it comes.
+"""Training scripts as they are: what `watch` predicts, and what this GPU counts. One JSON line per script, as
+it comes.
 
     python tests/gpu/scripts_as_they_are.py OUT.jsonl [HISTORIES_FOLDER] [--only TEXT] [--seconds 240]
 
-A script is predicted before the GPU executes it. Both run in processes of their own: predictions on the CPU with no GPU
-visible, counts next to each other as far as the GPU's memory allows. Each process has its own counters.
+A script is predicted before the GPU executes it. Both run in processes of their own: predictions on the CPU
+with no GPU visible, counts next to each other as far as the GPU's memory allows. Each process has its own
+counters.
 """
 
 import argparse
@@ -31,7 +33,14 @@ HUGGING_FACE = {  # the model, and the GB that it needs for weights, gradients a
     "llama": 78, "phi3": 45, "gemma2": 35, "bloom": 10, "opt": 4, "gpt2": 4, "mamba 32": 4, "t5": 4, "vit": 3,
     "whisper": 3,
 }  # fmt: skip
-NEEDS = {"litgpt": 25, "peft_lora": 15, "unet": 25, "diffusers_text_to_image": 30, "nanogpt": 15, "detection": 15}
+NEEDS = {
+    "litgpt": 25,
+    "peft_lora": 15,
+    "unet": 25,
+    "diffusers_text_to_image": 30,
+    "nanogpt": 15,
+    "detection": 15,
+}
 COMMON = 8  # GB for a script that is not named above
 
 PREDICT = """
@@ -65,13 +74,17 @@ def reason(done: subprocess.CompletedProcess[str]) -> str:
     return lines[-1][:300] if lines else f"exit code {done.returncode}"
 
 
-def executed(command: list[str], environment: dict[str, str], seconds: float) -> tuple[list[dict], str, float]:
+def executed(
+    command: list[str], environment: dict[str, str], seconds: float
+) -> tuple[list[dict], str, float]:
     """The JSON lines that a command prints, why it failed ("" if it did not), and its seconds."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         told = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", **environment}
         try:
-            done = subprocess.run(command, cwd=folder, env=told, capture_output=True, text=True, timeout=seconds)
+            done = subprocess.run(
+                command, cwd=folder, env=told, capture_output=True, text=True, timeout=seconds
+            )
         except subprocess.TimeoutExpired as late:
             printed = (late.stdout or b"").decode(errors="replace")
             return last_json(printed), f"stopped after {seconds:.0f} s", time.monotonic() - began
@@ -99,17 +112,35 @@ def main() -> None:
     def one(case: tuple[Path, list[str], dict[str, str], float]) -> None:
         path, arguments, environment, needed = case
         name = " ".join([path.name, *arguments, *(f"{key}={value}" for key, value in environment.items())])
-        row: dict[str, Any] = {"script": name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()[:16], **about}
+        row: dict[str, Any] = {
+            "script": name,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest()[:16],
+            **about,
+        }
         hidden = {"CUDA_VISIBLE_DEVICES": "", **environment}
         left = end - time.monotonic()
-        found, failed, took = executed([sys.executable, "-c", PREDICT, str(path), *arguments], hidden, min(150, left))
-        row |= {"predicted": found[-1] if found else None, "not_predicted": failed, "predicted_in": round(took, 1)}
+        found, failed, took = executed(
+            [sys.executable, "-c", PREDICT, str(path), *arguments], hidden, min(150, left)
+        )
+        row |= {
+            "predicted": found[-1] if found else None,
+            "not_predicted": failed,
+            "predicted_in": round(took, 1),
+        }
         if not options.predict_only:
             needed = room.take(needed)
             history = "-"
             if options.histories:
-                history = str(options.histories.resolve() / (name.replace(" ", "_").replace("=", "_") + ".json.xz"))
-            counter = [sys.executable, str(Path(__file__).with_name("count_script.py")), history, str(path), *arguments]
+                history = str(
+                    options.histories.resolve() / (name.replace(" ", "_").replace("=", "_") + ".json.xz")
+                )
+            counter = [
+                sys.executable,
+                str(Path(__file__).with_name("count_script.py")),
+                history,
+                str(path),
+                *arguments,
+            ]
             left = max(5.0, end - time.monotonic())
             rows, failed, took = executed(counter, environment, min(150, left))
             room.give(needed)
@@ -139,7 +170,9 @@ def device(absent: bool) -> dict[str, object]:
     if absent:
         return {}
     ask = "import torch; p = torch.cuda.get_device_properties(0); print(p.name, p.total_memory, sep='|')"
-    name, memory = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True).stdout.strip().split("|")
+    name, memory = (
+        subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True).stdout.strip().split("|")
+    )
     return {"device": name, "memory": int(memory)}
 
 

@@ -26,7 +26,9 @@ RESERVE = 1.05  # the rule of thumb that the table of limits judges
 
 WHY = {
     "nanogpt.py": "compiled on the card; predicted as an eager step",
-    "multi_query.py": "one key head for 16 query heads: the card took the math kernel, the prediction a fused one",
+    "multi_query.py": (
+        "one key head for 16 query heads: the card took the math kernel, the prediction a fused one"
+    ),
     "unet.py": "fp32 convolutions: cuDNN's workspaces are not predicted",
     "gradient_penalty.py": "not explained yet: predicted too high",
     "hugging_face.py t5": "not explained yet: attention with a learned bias",
@@ -134,10 +136,12 @@ def scripts() -> list[str]:
     return [
         *paragraph(f"""
             `watch` predicted {len(judged)} scripts that are not compiled, each before the card executed it.
-            The median error of bytes allocated is {median(allocated):.1f} %, and {close_allocated} scripts are
-            within 2.5 %. Of bytes reserved it is {median(reserved):.1f} %, and {close_reserved} are within 3 %.
+            The median error of bytes allocated is {median(allocated):.1f} %, and {close_allocated} scripts
+            are within 2.5 %.
+            Of bytes reserved it is {median(reserved):.1f} %, and {close_reserved} are within 3 %.
             A script is counted from its beginning to the end of its second step. Peaks in GB.
-            `watch` predicts for an A100. A Hopper card's workspaces are {missing_workspaces() / 1e6:.1f} MB larger;
+            `watch` predicts for an A100.
+            A Hopper card's workspaces are {missing_workspaces() / 1e6:.1f} MB larger;
             with them the median error of bytes allocated is {median(with_workspaces):.1f} %.
         """),
         "",
@@ -189,7 +193,10 @@ def limits() -> list[str]:
         "",
         *table(headings, cells),
         "",
-        f"({origin(rows[0])}; replayed with torch {rows[0]['replayed']['torch']}; `tests/gpu/near_the_limit.py`)",
+        (
+            f"({origin(rows[0])}; replayed with torch {rows[0]['replayed']['torch']};"
+            " `tests/gpu/near_the_limit.py`)"
+        ),
     ]
 
 
@@ -218,12 +225,25 @@ def peak_and_time(row: Row | None) -> tuple[str, str]:
     if row is None:
         return "not recorded", ""
     spread = row["step_ms"]
-    return gigabytes(row["peak_allocated"], 2), f"{spread['median']:.1f} ({spread['q1']:.1f}–{spread['q3']:.1f})"
+    return (
+        gigabytes(row["peak_allocated"], 2),
+        f"{spread['median']:.1f} ({spread['q1']:.1f}–{spread['q3']:.1f})",
+    )
 
 
 def front() -> list[str]:
     rows = rows_of("turns")
-    policies = ("none", "full", "every-2", "every-3", "every-4", "every-6", "selective", "offload", "offload-all")
+    policies = (
+        "none",
+        "full",
+        "every-2",
+        "every-3",
+        "every-4",
+        "every-6",
+        "selective",
+        "offload",
+        "offload-all",
+    )
     headings = (
         "recomputation",
         "eager",
@@ -245,14 +265,18 @@ def front() -> list[str]:
     plain, compiled = (found(rows, recompute="selective", **way) for way in (ways[0], ways[3]))
     base, fast = found(rows), found(rows, compiled="model")
     assert plain and compiled and base and fast
-    slower = [percent(a["step_ms"]["median"], b["step_ms"]["median"]) for a, b in ((plain, base), (compiled, fast))]
+    slower = [
+        percent(a["step_ms"]["median"], b["step_ms"]["median"]) for a, b in ((plain, base), (compiled, fast))
+    ]
     return [
         *paragraph(f"""
-            GPT-2 with 16 sequences of 1,024 tokens, bf16 by autocast, flash attention, fused AdamW. Peaks in GB.
+            GPT-2 with 16 sequences of 1,024 tokens, bf16 by autocast, flash attention, fused AdamW.
+            Peaks in GB.
             Milliseconds per step as median and quartiles, while the processor did nothing else.
-            *selective* keeps matrix products and attention. It makes an eager step {slower[0]:.0f} % longer and
-            a compiled one {slower[1]:.0f} %. The arithmetic is the same, so most of the difference is not
-            arithmetic. *offload* sends the inputs of blocks to the host, *offload-all* all that blocks keep.
+            *selective* keeps matrix products and attention.
+            It makes an eager step {slower[0]:.0f} % longer and a compiled one {slower[1]:.0f} %.
+            The arithmetic is the same, so most of the difference is not arithmetic.
+            *offload* sends the inputs of blocks to the host, *offload-all* all that blocks keep.
         """),
         "",
         *table(headings, cells),
@@ -275,7 +299,9 @@ def batches() -> list[str]:
             for r in pair
         ]
         split = found(rows, micro_batch=b, micro_batches=64 // b)
-        cells.append((str(b), *texts[0], *texts[1], f"{split['step_ms']['median']:.0f}" if split else "not recorded"))
+        cells.append(
+            (str(b), *texts[0], *texts[1], f"{split['step_ms']['median']:.0f}" if split else "not recorded")
+        )
     few, many = found(rows, micro_batch=8), found(rows, micro_batch=64)
     assert few and many
     gain = percent(many["tokens_per_second"], few["tokens_per_second"])
@@ -283,7 +309,8 @@ def batches() -> list[str]:
     headings = ("micro-batch", "eager, GB", "tokens/s", "compiled, GB", "tokens/s", "64 sequences, eager, ms")
     return [
         *paragraph(f"""
-            The same GPT-2 by the size of its micro-batch. A step of 4 sequences takes about as long as a step of 1:
+            The same GPT-2 by the size of its micro-batch.
+            A step of 4 sequences takes about as long as a step of 1:
             probably the card waits for its kernels to be launched. From 8 to 64 sequences, tokens per second
             grow by {gain:.0f} %, and the peak is {larger:.1f} times as high.
         """),
@@ -318,7 +345,10 @@ def filled(page: str) -> str:
         begin, end = f"<!-- gpu:{name} -->", f"<!-- /gpu:{name} -->"
         text = "\n".join(section())
         page, count = re.subn(
-            f"{begin}.*?{end}", lambda _, text=text, b=begin, e=end: f"{b}\n{text}\n{e}", page, flags=re.DOTALL
+            f"{begin}.*?{end}",
+            lambda _, text=text, b=begin, e=end: f"{b}\n{text}\n{e}",
+            page,
+            flags=re.DOTALL,
         )
         if count != 1:
             raise ValueError(f"{begin} … {end} stands {count} times in the page, not once")

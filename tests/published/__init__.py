@@ -1,1 +1,3 @@
-"""The published steps, each written anew in plain torch: `course_utils.recording.published` has the figures."""
+"""The published steps, each written anew in plain torch:
+`course_utils.recording.published` has the figures.
+"""

@@ -1,4 +1,6 @@
-"""The transformer of Stanford's CS336 and its attention, by single operations, as students' scripts run them."""
+"""The transformer of Stanford's CS336 and its attention, by single operations, as
+students' scripts run them.
+"""
 
 import math
 from typing import Any
@@ -12,7 +14,8 @@ from course_utils.measurement import Measurement
 
 from .running import leaf, measured, script
 
-VOCAB, SIZES = 10_000, {"xl": (1600, 6400, 48, 25), "2.7b": (2560, 10240, 32, 32)}
+VOCAB = 10_000
+SIZES = {"xl": (1600, 6400, 48, 25), "2.7b": (2560, 10240, 32, 32)}
 """Tokens; hidden size, feed-forward size, layers and heads by the course's names."""
 
 
@@ -34,7 +37,8 @@ def rotated(x: torch.Tensor, tables: torch.Tensor, positions: torch.Tensor) -> t
     """Rotary positions of neighbouring pairs, whose cosines and sines are gathered anew."""
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = tables[:, positions]
-    a, b = cos * first - sin * second, sin * first + cos * second
+    a = cos * first - sin * second
+    b = sin * first + cos * second
     return torch.cat([a.unsqueeze(-1), b.unsqueeze(-1)], -1).flatten(-2)
 
 
@@ -45,7 +49,9 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return exponentials / torch.sum(exponentials, dim=-1, keepdim=True)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
     """Attention by single operations."""
     scores = torch.einsum("...qd,...kd->...qk", q, k) / math.sqrt(k.shape[-1])
     if mask is not None:
@@ -58,7 +64,8 @@ def self_attention(x: torch.Tensor, weights: Any, heads: int, tables: torch.Tens
     """Causal attention; positions and mask are made in each layer."""
     q, k, v = (linear(x, weight).unflatten(-1, (heads, -1)).transpose(1, 2) for weight in weights[:3])
     positions, place = (torch.arange(x.shape[1], device=x.device) for _ in range(2))
-    q, k = rotated(q, tables, positions), rotated(k, tables, positions)
+    q = rotated(q, tables, positions)
+    k = rotated(k, tables, positions)
     mask = place[:, None] >= place
     mixed = attend(q, k, v, mask)
     mixed = mixed.transpose(1, 2).flatten(2).contiguous()
@@ -76,7 +83,8 @@ class Layer(nn.Module):
     def __init__(self, h: int, ffn: int, heads: int) -> None:
         super().__init__()
         shapes = [(h, h)] * 4 + [(ffn, h), (h, ffn), (ffn, h), (h,), (h,)]
-        self.weights, self.heads = nn.ParameterList(torch.empty(shape) for shape in shapes), heads
+        self.weights = nn.ParameterList(torch.empty(shape) for shape in shapes)
+        self.heads = heads
 
     def forward(self, x: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
         *projections, gate, down, up, norm1, norm2 = self.weights
@@ -96,10 +104,12 @@ class Transformer(nn.Module):
         self.first = nn.ParameterList([torch.empty(VOCAB, h)])
         self.register_buffer("tables", torch.empty(2, T, h // heads // 2))
         self.layers = nn.ModuleList(Layer(h, ffn, heads) for _ in range(layers))
-        self.last = nn.ParameterList([torch.empty(h), torch.empty(VOCAB, h)])  # order decides which blocks are split
+        # order decides which blocks are split
+        self.last = nn.ParameterList([torch.empty(h), torch.empty(VOCAB, h)])
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        # In embedding[ids, :] the colon was a slice of its own until torch 2.8 (pytorch's pull request 157528)
+        # In embedding[ids, :] the colon was a slice of its own until torch 2.8 (pytorch's pull request
+        # 157528)
         x = torch.ops.aten.slice(self.first[0], 1)[ids]
         for layer in self.layers:
             x = layer(x, self.tables)
@@ -123,13 +133,22 @@ class OwnAdamW(torch.optim.Optimizer):
 
 
 def train(
-    workspaces: Workspaces, size: str, T: int, batch: int = 4, steps: int = 2, autocast: bool = False,
-    inference: bool = False, update: bool = True, shard: tuple[int, int] = (0, 1), named: int = 0,
-) -> Measurement:  # fmt: skip
-    """A training step. Ranks of data parallelism sum gradients in place, and NCCL's buffers are elsewhere: as one GPU.
+    workspaces: Workspaces,
+    size: str,
+    T: int,
+    batch: int = 4,
+    steps: int = 2,
+    autocast: bool = False,
+    inference: bool = False,
+    update: bool = True,
+    shard: tuple[int, int] = (0, 1),
+    named: int = 0,
+) -> Measurement:
+    """A training step. Ranks of data parallelism sum gradients in place, and NCCL's buffers are elsewhere: as
+    one GPU.
 
-    With `update` the optimizer steps, on each parameter of a `shard` (first, every). Of loss and logits the first
-    `named` keep their names.
+    With `update` the optimizer steps, on each parameter of a `shard` (first, every). Of loss and logits the
+    first `named` keep their names.
     """
     names: list[Any] = []
 
@@ -149,14 +168,17 @@ def train(
             optimizer.step()
 
     with torch.device("meta"):
-        model, given = Transformer(size, T), tuple(torch.zeros(batch, T, dtype=torch.int64) for _ in range(2))
+        model = Transformer(size, T)
+        given = tuple(torch.zeros(batch, T, dtype=torch.int64) for _ in range(2))
     optimizer = None if inference else OwnAdamW(list(model.parameters())[shard[0] :: shard[1]], {})
     return measured(infer if inference else step, model, optimizer, given, workspaces, steps)
 
 
 @script
 def attention(T: int, size: int, then: str = "") -> Any:
-    """Attention of eight sequences in fp32, and backward; `then` "forward", a "graph" that stays, or "graph, both"."""
+    """Attention of eight sequences in fp32, and backward; `then` "forward", a "graph" that stays, or "graph,
+    both".
+    """
     q, k, v = (leaf(8, T, size) for _ in range(3))
     names: list[Any] = []
 

@@ -29,7 +29,8 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return ((x * cos) + (turned * sin)).type_as(x)
 
 
-# ------------------------------------------------------------------------------------------------------- litgpt, LoRA
+# -------------------------------------------------------------------------------------------------------
+# litgpt, LoRA
 
 
 class UpcastRMSNorm(nn.Module):
@@ -73,10 +74,13 @@ class LitBlock(nn.Module):
     def __init__(self, kind: str, h: int, a: int, f: int, rotary: float) -> None:
         super().__init__()
         llama = kind == "llama"
-        self.kind, self.heads, self.turned = kind, a, int(rotary * h // a)
+        self.kind = kind
+        self.heads = a
+        self.turned = int(rotary * h // a)
         norm = UpcastRMSNorm if llama else nn.LayerNorm
         self.norm_1 = norm(h)
-        self.qkv, self.proj = QueryValueLora(h, not llama), nn.Linear(h, h, not llama)
+        self.qkv = QueryValueLora(h, not llama)
+        self.proj = nn.Linear(h, h, not llama)
         self.norm_2 = nn.Identity() if kind == "phi" else norm(h)
         self.fc_1 = nn.Linear(h, f, not llama)
         self.fc_2 = nn.Linear(h, f, False) if llama else nn.Identity()
@@ -95,7 +99,8 @@ class LitBlock(nn.Module):
         qkv = self.qkv(x).view(b, s, self.heads, 3, -1).permute(0, 2, 3, 1, 4)
         q, k, v = (part.reshape(b, self.heads, s, -1) for part in qkv.split((1, 1, 1), 2))
         n = self.turned
-        q_turned, k_turned = rotated(q[..., :n], cos, sin), rotated(k[..., :n], cos, sin)
+        q_turned = rotated(q[..., :n], cos, sin)
+        k_turned = rotated(k[..., :n], cos, sin)
         q = torch.cat((q_turned, q[..., n:]), -1)
         k = torch.cat((k_turned, k[..., n:]), -1)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -104,12 +109,15 @@ class LitBlock(nn.Module):
     def mlp(self, x: Tensor) -> Tensor:
         if self.kind != "llama":
             return self.out(F.gelu(self.fc_1(x), approximate="tanh" if self.kind == "phi" else "none"))
-        gate, up = self.fc_1(x), self.fc_2(x)
+        gate = self.fc_1(x)
+        up = self.fc_2(x)
         return self.out(F.silu(gate) * up)
 
 
 class LitGPT(nn.Module):
-    """litgpt's model, where only LoRA's matrices are trained; the head gives logits in chunks of 128 positions."""
+    """litgpt's model, where only LoRA's matrices are trained; the head gives logits in chunks of 128
+    positions.
+    """
 
     def __init__(self, kind: str, L: int, h: int, a: int, f: int, V: int, s: int, rotary: float) -> None:
         super().__init__()
@@ -138,7 +146,9 @@ def litgpt_lora(workspaces: Workspaces, batch: int, s: int, **size: Any) -> Meas
 
 
 def lora_iteration(workspaces: Workspaces, model: LitGPT, batch: int, s: int) -> Measurement:
-    """The first iteration, whose batch is the longest: no optimizer states yet. Lightning returns fp32 logits."""
+    """The first iteration, whose batch is the longest: no optimizer states yet. Lightning returns fp32
+    logits.
+    """
 
     def step(model: Any, ids: Tensor) -> None:
         logits = model(ids)
@@ -146,7 +156,9 @@ def lora_iteration(workspaces: Workspaces, model: LitGPT, batch: int, s: int) ->
         logits[-1] = logits[-1][..., :-1, :]
         parts = [part.reshape(-1, part.size(-1)) for part in logits]
         targets = [part.reshape(-1) for part in ids[..., 1:].split(128, 1)]
-        losses = [F.cross_entropy(part, of, reduction="none") for part, of in zip(parts, targets, strict=True)]
+        losses = [
+            F.cross_entropy(part, of, reduction="none") for part, of in zip(parts, targets, strict=True)
+        ]
         del parts, targets
         loss = torch.cat(losses).mean()
         del losses
@@ -155,7 +167,8 @@ def lora_iteration(workspaces: Workspaces, model: LitGPT, batch: int, s: int) ->
     return measured(step, model, batch=tokens(batch, s), workspaces=workspaces, steps=1)
 
 
-# ---------------------------------------------------------------------------------------- GPT-2 from scratch, in stages
+# ---------------------------------------------------------------------------------------- GPT-2 from scratch,
+# in stages
 
 
 class OwnLayerNorm(nn.Module):
@@ -163,7 +176,8 @@ class OwnLayerNorm(nn.Module):
 
     def __init__(self, h: int) -> None:
         super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.empty(h)), nn.Parameter(torch.empty(h))
+        self.scale = nn.Parameter(torch.empty(h))
+        self.shift = nn.Parameter(torch.empty(h))
 
     def forward(self, x: Tensor) -> Tensor:
         mean = x.mean(-1, keepdim=True)
@@ -197,9 +211,13 @@ class ScratchAttention(nn.Module):
         b, s, h = x.shape
         if self.stage >= 7:
             q, k, v = self.qkv(x).view(b, s, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1 if self.training else 0.0, is_causal=True)
+            y = F.scaled_dot_product_attention(
+                q, k, v, dropout_p=0.1 if self.training else 0.0, is_causal=True
+            )
             return self.proj(y.transpose(1, 2).contiguous().view(b, s, h))
-        k, q, v = self.key(x), self.query(x), self.value(x)
+        k = self.key(x)
+        q = self.query(x)
+        v = self.value(x)
         k, q, v = (each.view(b, s, self.heads, -1).transpose(1, 2) for each in (k, q, v))
         scores = q @ k.transpose(2, 3)
         mask = self.mask if self.stage == 0 else torch.triu(torch.ones(s, s, device=x.device), diagonal=1)
@@ -219,7 +237,8 @@ class ScratchBlock(nn.Module):
         self.attention = ScratchAttention(h, a, s, stage)
         gelu = OwnGELU() if stage < 6 else nn.GELU(approximate="tanh")
         self.mlp = nn.Sequential(nn.Linear(h, 4 * h), gelu, nn.Linear(4 * h, h))
-        self.norm_1, self.norm_2 = norm(h), norm(h)
+        self.norm_1 = norm(h)
+        self.norm_2 = norm(h)
 
     def forward(self, x: Tensor) -> Tensor:
         for norm, branch in ((self.norm_1, self.attention), (self.norm_2, self.mlp)):
@@ -236,7 +255,8 @@ class ScratchGPT(nn.Module):
 
     def __init__(self, L: int, h: int, a: int, V: int, s: int, stage: int) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(V, h), nn.Embedding(s, h)
+        self.tokens = nn.Embedding(V, h)
+        self.positions = nn.Embedding(s, h)
         self.blocks = nn.Sequential(*(ScratchBlock(h, a, s, stage) for _ in range(L)))
         self.norm = OwnLayerNorm(h) if stage < 6 else nn.LayerNorm(h)
         self.head = nn.Linear(h, V, bias=False)
@@ -252,8 +272,8 @@ class ScratchGPT(nn.Module):
 
 
 def scratch_gpt(workspaces: Workspaces, stage: int, batch: int, s: int, **size: Any) -> Measurement:
-    """A step, an evaluation of two batches, and a second step; the stages: 1 mask made in each call, 3 fused AdamW,
-    5 weights in bf16, 6 torch's norm and GELU, 7 torch's attention.
+    """A step, an evaluation of two batches, and a second step; the stages: 1 mask made in each call, 3 fused
+    AdamW, 5 weights in bf16, 6 torch's norm and GELU, 7 torch's attention.
     """
     with torch.device("meta"):
         model = ScratchGPT(stage=stage, s=s, **size).to(torch.float32 if stage < 5 else torch.bfloat16)
@@ -279,7 +299,8 @@ def scratch_gpt(workspaces: Workspaces, stage: int, batch: int, s: int, **size: 
     return measured(step, model, optimizer, tokens(batch, s), workspaces)
 
 
-# ------------------------------------------------------------------------------------------------- PEFT's comparison
+# ------------------------------------------------------------------------------------------------- PEFT's
+# comparison
 
 
 class Llama3B(nn.Module):
@@ -287,10 +308,13 @@ class Llama3B(nn.Module):
 
     def __init__(self, rank: int) -> None:
         super().__init__()
-        half, h = {"dtype": torch.bfloat16}, 3072
+        half = {"dtype": torch.bfloat16}
+        h = 3072
         shapes = [(h, h), (1024, h), (1024, h), (h, h), (8192, h), (8192, h), (h, 8192), (h,), (h,)] * 28
         shapes += [(128256, h), (h,)]
-        self.weights = nn.ParameterList(nn.Parameter(torch.empty(shape, **half), rank == 0) for shape in shapes)
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.empty(shape, **half), rank == 0) for shape in shapes
+        )
         lora = [(rank, h), (h, rank), (rank, h), (1024, rank)] * 28 if rank else []
         self.lora = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in lora)
 
@@ -301,7 +325,9 @@ class Llama3B(nn.Module):
 
 
 def peft_state(workspaces: Workspaces, rank: int, batch: int, s: int) -> Measurement:
-    """What is left after AdamW's step, gradients and outputs included; two threads' workspaces are among it."""
+    """What is left after AdamW's step, gradients and outputs included; two threads'
+    workspaces are among it.
+    """
     with torch.device("meta"):
         model = Llama3B(rank)
     trained = [one for one in model.parameters() if one.requires_grad]
@@ -320,7 +346,8 @@ def peft_state(workspaces: Workspaces, rank: int, batch: int, s: int) -> Measure
     return measured(step, model, torch.optim.AdamW(trained), workspaces=workspaces)
 
 
-# ------------------------------------------------------------------------------- BERT by transformers' Trainer of 2022
+# ------------------------------------------------------------------------------- BERT by transformers'
+# Trainer of 2022
 
 
 class EarlierSoftmax(torch.autograd.Function):
@@ -346,7 +373,8 @@ class BertLayer(nn.Module):
         self.heads = a
         self.query, self.key, self.value, self.proj = (nn.Linear(h, h) for _ in range(4))
         self.norm_1 = nn.LayerNorm(h)
-        self.up, self.down = nn.Linear(h, f), nn.Linear(f, h)
+        self.up = nn.Linear(h, f)
+        self.down = nn.Linear(f, h)
         self.norm_2 = nn.LayerNorm(h)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -380,10 +408,14 @@ class Bert(nn.Module):
 
     def __init__(self, L: int, h: int, a: int, f: int, V: int, recompute: bool) -> None:
         super().__init__()
-        self.words, self.positions, self.types = nn.Embedding(V, h, 0), nn.Embedding(512, h), nn.Embedding(2, h)
-        self.norm, self.recompute = nn.LayerNorm(h), recompute
+        self.words = nn.Embedding(V, h, 0)
+        self.positions = nn.Embedding(512, h)
+        self.types = nn.Embedding(2, h)
+        self.norm = nn.LayerNorm(h)
+        self.recompute = recompute
         self.layers = nn.ModuleList(BertLayer(h, a, f) for _ in range(L))
-        self.pooler, self.classifier = nn.Linear(h, h), nn.Linear(h, 2)
+        self.pooler = nn.Linear(h, h)
+        self.classifier = nn.Linear(h, 2)
         for name in ("places", "kinds"):
             self.register_buffer(name, tokens(1, 512))
 
@@ -397,7 +429,8 @@ class Bert(nn.Module):
         return F.cross_entropy(self.classifier(F.dropout(pooled, 0.1)), labels)
 
     def embedded(self, ids: Tensor) -> Tensor:
-        words, types = self.words(ids), self.types(self.kinds.expand(ids.shape))
+        words = self.words(ids)
+        types = self.types(self.kinds.expand(ids.shape))
         x = words + types
         positions = self.positions(self.places)
         x += positions
@@ -426,7 +459,8 @@ class Adafactor(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self) -> None:  # pyrefly: ignore [bad-override]
         for p in self.param_groups[0]["params"]:
-            state, matrix = self.state[p], p.dim() > 1
+            state = self.state[p]
+            matrix = p.dim() > 1
             if not state:
                 kept = ("row", "column") if matrix else ("all",)
                 state |= {name: p.new_zeros(p.shape[name == "column"]) for name in kept}
@@ -447,12 +481,20 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def fine_tuned_bert(
-    _: Workspaces, batch: int, accumulate: int = 1, recompute: bool = False, mixed: bool = False,
-    adafactor: bool = False, updates: int = 4, **size: Any,
-) -> Measurement:  # fmt: skip
-    """Several updates, whose gradients are clipped, and then set to zero. cuBLAS's workspaces were its own in 2022.
+    _: Workspaces,
+    batch: int,
+    accumulate: int = 1,
+    recompute: bool = False,
+    mixed: bool = False,
+    adafactor: bool = False,
+    updates: int = 4,
+    **size: Any,
+) -> Measurement:
+    """Several updates, whose gradients are clipped, and then set to zero. cuBLAS's workspaces were its own in
+    2022.
 
-    Biases and norms come last for the optimizer, as they have no weight decay. With `mixed` it is fp16 and a scaler.
+    Biases and norms come last for the optimizer, as they have no weight decay. With `mixed` it is fp16 and a
+    scaler.
     """
     with torch.device("meta"):
         model = Bert(recompute=recompute, **size)
@@ -461,7 +503,9 @@ def fine_tuned_bert(
         groups["norm" in name or "bias" in name].append(parameter)
 
     def backward(model: Any, scaler: Any) -> None:
-        ids, labels = (torch.zeros(shape, dtype=torch.int64, device="cuda") for shape in ((batch, 512), (batch,)))
+        ids, labels = (
+            torch.zeros(shape, dtype=torch.int64, device="cuda") for shape in ((batch, 512), (batch,))
+        )
         with torch.autocast("cuda", torch.float16, enabled=mixed):
             loss = model(ids, labels)
         scaler.scale(loss / accumulate if accumulate > 1 else loss).backward()

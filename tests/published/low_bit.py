@@ -16,7 +16,8 @@ from course_utils.measurement import Measurement
 from .language_models import LitGPT, lora_iteration, rotated, tokens
 from .running import measured
 
-# -------------------------------------------------------------------------------------- weights of 4 bits: bitsandbytes
+# -------------------------------------------------------------------------------------- weights of 4 bits:
+# bitsandbytes
 
 
 class QuantizedProduct(torch.autograd.Function):
@@ -25,7 +26,8 @@ class QuantizedProduct(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, layer: Any) -> Any:
         context.layer = layer
-        context.kept = x if layer.keeps_input and context.needs_input_grad[0] else None  # as long as the graph lives
+        # as long as the graph lives
+        context.kept = x if layer.keeps_input and context.needs_input_grad[0] else None
         return F.linear(x, layer.unpacked().to(x.dtype), layer.bias)
 
     @staticmethod
@@ -34,16 +36,21 @@ class QuantizedProduct(torch.autograd.Function):
 
 
 class QuantizedLinear(nn.Module):
-    """A frozen linear layer of 4 bits per weight and a maximum per 64 weights in fp32, or in 8 bits if `double`.
+    """A frozen linear layer of 4 bits per weight and a maximum per 64 weights in fp32, or in 8 bits if
+    `double`.
 
-    Weights are unpacked to `dtype`, from which they were packed; the product is in bf16. bitsandbytes 0.41 also kept
-    each input until the graph was gone, 0.43 does not: autograd/_functions.py (MatMul4Bit) and functional.py
-    (quantize_4bit, dequantize_4bit) in https://github.com/bitsandbytes-foundation/bitsandbytes/tree/0.41.1/bitsandbytes.
+    Weights are unpacked to `dtype`, from which they were packed; the product is in bf16. bitsandbytes 0.41
+    also kept each input until the graph was gone, 0.43 does not: autograd/_functions.py (MatMul4Bit) and
+    functional.py (quantize_4bit, dequantize_4bit) in
+    https://github.com/bitsandbytes-foundation/bitsandbytes/tree/0.41.1/bitsandbytes.
     """
 
     def __init__(self, linear: nn.Linear, double: bool, dtype: torch.dtype, keeps_input: bool) -> None:
         super().__init__()
-        self.shape, self.packs_twice, self.dtype, self.keeps_input = linear.weight.shape, double, dtype, keeps_input
+        self.shape = linear.weight.shape
+        self.packs_twice = double
+        self.dtype = dtype
+        self.keeps_input = keeps_input
         weights = linear.weight.numel()
         blocks = math.ceil(weights / 64)
         self.register_buffer("packed", torch.empty(weights // 2, 1, dtype=torch.uint8))
@@ -77,14 +84,17 @@ def replaced(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
 
 
 def litgpt_qlora(workspaces: Workspaces, double: bool, batch: int, s: int, **size: Any) -> Measurement:
-    """litgpt's first LoRA iteration; the head and every other linear layer is quantized, by Lightning from fp16."""
+    """litgpt's first LoRA iteration; the head and every other linear layer is quantized, by Lightning from
+    fp16.
+    """
     with torch.device("meta"):
         model = LitGPT(s=s, **size)
         replaced(model, partial(QuantizedLinear, double=double, dtype=torch.float16, keeps_input=True))
     return lora_iteration(workspaces, model, batch, s)
 
 
-# ------------------------------------------------------------------------------------------ QLoRA: Hugging Face, PEFT
+# ------------------------------------------------------------------------------------------ QLoRA: Hugging
+# Face, PEFT
 
 
 class LoraLinear(nn.Module):
@@ -94,7 +104,8 @@ class LoraLinear(nn.Module):
         super().__init__()
         across, out = linear.in_features, linear.out_features
         self.base = QuantizedLinear(linear, True, linear.weight.dtype, False) if double else linear
-        self.down, self.up = nn.Linear(across, rank, bias=False), nn.Linear(rank, out, bias=False)
+        self.down = nn.Linear(across, rank, bias=False)
+        self.up = nn.Linear(rank, out, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         result = self.base(x)
@@ -122,16 +133,23 @@ class HfBlock(nn.Module):
 
     def __init__(self, h: int, a: int, kv: int, f: int) -> None:
         super().__init__()
-        linear, self.width = partial(nn.Linear, bias=False), h // a
-        self.attention = nn.ModuleList([linear(h, h), *(linear(h, kv * h // a) for _ in range(2)), linear(h, h)])
-        self.gate, self.up, self.down = linear(h, f), linear(h, f), linear(f, h)
-        self.norm_1, self.norm_2 = HfNorm(h), HfNorm(h)
+        linear = partial(nn.Linear, bias=False)
+        self.width = h // a
+        self.attention = nn.ModuleList(
+            [linear(h, h), *(linear(h, kv * h // a) for _ in range(2)), linear(h, h)]
+        )
+        self.gate = linear(h, f)
+        self.up = linear(h, f)
+        self.down = linear(f, h)
+        self.norm_1 = HfNorm(h)
+        self.norm_2 = HfNorm(h)
 
     def attended(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         b, s, _ = x.shape
         to_q, to_k, to_v, proj = self.attention
         q, k, v = (one(x).view(b, s, -1, self.width).transpose(1, 2) for one in (to_q, to_k, to_v))
-        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        q = rotated(q, cos, sin)
+        k = rotated(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return proj(y.transpose(1, 2).reshape(b, s, -1))
 
@@ -142,19 +160,32 @@ class HfBlock(nn.Module):
 
 
 class HfLlama(nn.Module):
-    """Hugging Face's Llama or Mistral in bf16, each block recomputed in backward; without `rank` all is trained.
+    """Hugging Face's Llama or Mistral in bf16, each block recomputed in backward; without `rank` all is
+    trained.
 
-    With it, q, k, v and the output projection have LoRA; if `double`, all layers but the head are quantized. If TRL
-    casts the norms' weights to fp32 (`wide`), norms give fp32, and so does every quantized layer after them.
+    With it, q, k, v and the output projection have LoRA; if `double`, all layers but the head are quantized.
+    If TRL casts the norms' weights to fp32 (`wide`), norms give fp32, and so does every quantized layer after
+    them.
     """
 
     def __init__(
-        self, L: int, h: int, a: int, kv: int, f: int, V: int, rank: int = 0, double: bool = False, wide: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        L: int,
+        h: int,
+        a: int,
+        kv: int,
+        f: int,
+        V: int,
+        rank: int = 0,
+        double: bool = False,
+        wide: bool = False,
+    ) -> None:
         super().__init__()
-        self.embedding, self.head = nn.Embedding(V, h), nn.Linear(h, V, bias=False)
+        self.embedding = nn.Embedding(V, h)
+        self.head = nn.Linear(h, V, bias=False)
         self.blocks = nn.ModuleList(HfBlock(h, a, kv, f) for _ in range(L))
-        self.norm, self.width = HfNorm(h), h // a
+        self.norm = HfNorm(h)
+        self.width = h // a
         self.to(torch.bfloat16).requires_grad_(not rank)
         for part in self.modules():
             if wide and isinstance(part, HfNorm):
@@ -173,7 +204,9 @@ class HfLlama(nn.Module):
         x = self.embedding(ids)
         if not x.requires_grad:
             x.requires_grad_()
-        cos, sin = (torch.empty(1, ids.size(1), self.width, dtype=x.dtype, device=ids.device) for _ in range(2))
+        cos, sin = (
+            torch.empty(1, ids.size(1), self.width, dtype=x.dtype, device=ids.device) for _ in range(2)
+        )
         for block in self.blocks:
             x = checkpoint(block, x, cos, sin, use_reentrant=True, preserve_rng_state=False)
         x = self.norm(x)
@@ -184,7 +217,8 @@ class HfLlama(nn.Module):
 def hf_loss(logits: Tensor, ids: Tensor) -> Tensor:
     """The loss on fp32 logits; those of all positions but the last are copied."""
     wide = logits.float()
-    shifted, labels = wide[..., :-1, :].contiguous(), ids[..., 1:].contiguous()
+    shifted = wide[..., :-1, :].contiguous()
+    labels = ids[..., 1:].contiguous()
     return F.cross_entropy(shifted.view(-1, shifted.size(-1)), labels.view(-1))
 
 
@@ -204,15 +238,17 @@ def hf_step(workspaces: Workspaces, batch: int, s: int, mixed: bool = False, **s
     return measured(step, model, torch.optim.AdamW(trained), [tokens(batch, s) for _ in range(3)], workspaces)
 
 
-# ------------------------------------------------------------------------------------------- optimizer states of 8 bits
+# ------------------------------------------------------------------------------------------- optimizer states
+# of 8 bits
 
 
 class BlockwiseAdam(torch.optim.Optimizer):
     """Adam whose two states have `bits` per element, and an fp32 scale for each `block` of elements.
 
-    Below 4,096 elements states are in fp32; torchao (`whole`) keeps tensors of broken blocks in fp32 too. bitsandbytes
-    has two tables in all, torchao two per parameter and its step. bitsandbytes' kernel updates in place; what torchao's
-    compiled step allocates for a moment, a few tensors of one parameter at most, is left out.
+    Below 4,096 elements states are in fp32; torchao (`whole`) keeps tensors of broken blocks in fp32 too.
+    bitsandbytes has two tables in all, torchao two per parameter and its step. bitsandbytes' kernel updates
+    in place; what torchao's compiled step allocates for a moment, a few tensors of one parameter at most, is
+    left out.
     https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.43.1/bitsandbytes/optim/optimizer.py,
     https://github.com/pytorch/ao/blob/56d46a28/torchao/prototype/low_bit_optim/subclass_8bit.py
     """
@@ -232,7 +268,8 @@ class BlockwiseAdam(torch.optim.Optimizer):
 
     def new_state(self, weight: Tensor) -> dict[str, Tensor]:
         """The states of one parameter."""
-        elements, device = weight.numel(), weight.device
+        elements = weight.numel()
+        device = weight.device
         broken = self.whole and elements % self.block
         state = {"step": torch.zeros((), device=device)} if self.whole else {}
         if elements < 4096 or broken:
@@ -253,8 +290,10 @@ class TimmBlock(nn.Module):
     def __init__(self, h: int, a: int) -> None:
         super().__init__()
         self.heads = a
-        self.norm_1, self.norm_2 = nn.LayerNorm(h), nn.LayerNorm(h)
-        self.qkv, self.proj = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.norm_1 = nn.LayerNorm(h)
+        self.norm_2 = nn.LayerNorm(h)
+        self.qkv = nn.Linear(h, 3 * h)
+        self.proj = nn.Linear(h, h)
         self.mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
 
     def attention(self, x: Tensor) -> Tensor:
@@ -274,10 +313,13 @@ class TimmVit(nn.Module):
 
     def __init__(self, L: int, h: int, a: int, patch: int) -> None:
         super().__init__()
-        self.token, self.positions = (nn.Parameter(torch.empty(1, n, h)) for n in (1, (224 // patch) ** 2 + 1))
+        self.token, self.positions = (
+            nn.Parameter(torch.empty(1, n, h)) for n in (1, (224 // patch) ** 2 + 1)
+        )
         self.patches = nn.Conv2d(3, h, patch, patch)
         self.blocks = nn.Sequential(*(TimmBlock(h, a) for _ in range(L)))
-        self.norm, self.head = nn.LayerNorm(h), nn.Linear(h, 45)
+        self.norm = nn.LayerNorm(h)
+        self.head = nn.Linear(h, 45)
 
     def embedded(self, images: Tensor) -> Tensor:
         x = self.patches(images)
@@ -294,7 +336,9 @@ class TimmVit(nn.Module):
 def torchao_vit(
     workspaces: Workspaces, optimizer: str, batch: int, block: int = 2048, bits: int = 8, **size: Any
 ) -> Measurement:
-    """A step of torchao's benchmark of optimizers in bf16 autocast: "torch", "fused", "bitsandbytes" or "torchao"."""
+    """A step of torchao's benchmark of optimizers in bf16 autocast: "torch", "fused", "bitsandbytes" or
+    "torchao".
+    """
     with torch.device("meta"):
         model = TimmVit(**size)
     weights = list(model.parameters())

@@ -1,4 +1,6 @@
-"""How the families' steps are run: on the simulated GPU, their models made without memory, or on a GPU that is here."""
+"""How the families' steps are run: on the simulated GPU, their models made without memory, or on a GPU that
+is here.
+"""
 
 from collections.abc import Callable
 from functools import partial, wraps
@@ -21,13 +23,23 @@ NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 
 
 def measured(
-    step: Callable[..., Any], model: torch.nn.Module, optimizer: Any = None, batch: Any = None,
-    workspaces: Workspaces | None = None, steps: int = 2, attention: str = "auto",
-) -> Measurement:  # fmt: skip
+    step: Callable[..., Any],
+    model: torch.nn.Module,
+    optimizer: Any = None,
+    batch: Any = None,
+    workspaces: Workspaces | None = None,
+    steps: int = 2,
+    attention: str = "auto",
+) -> Measurement:
     """The last of `steps` simulated steps. Models are best made under `torch.device("meta")`."""
     if LIVE:
         return counted(step, model, optimizer, batch, steps)
-    how: dict[str, Any] = {"source": "simulated", "steps": steps, "attention": attention, "workspaces": workspaces}
+    how: dict[str, Any] = {
+        "source": "simulated",
+        "steps": steps,
+        "attention": attention,
+        "workspaces": workspaces,
+    }
     return measure_own(step, model, optimizer, batch, **how)
 
 
@@ -36,7 +48,8 @@ def counted(step: Callable[..., Any], model: Any, optimizer: Any, batch: Any, st
 
     Weights and data are zeros: no size depends on a value.
     """
-    device, found = Cuda(), {}
+    device = Cuda()
+    found = {}
     device.release()
     before = device.allocated(), device.reserved()
 
@@ -44,7 +57,8 @@ def counted(step: Callable[..., Any], model: Any, optimizer: Any, batch: Any, st
         device.synchronize()
         found[moment] = [counter - there for counter, there in zip(counters, before, strict=True)]
 
-    work = carried_over(checked(step, model, optimizer, batch), "cuda", simulated=True)  # laid out, not copied
+    # laid out, not copied
+    work = carried_over(checked(step, model, optimizer, batch), "cuda", simulated=True)
     with torch.no_grad():
         for tensor in tensors_in(work.arguments, set()):
             tensor.zero_()
@@ -59,7 +73,9 @@ def counted(step: Callable[..., Any], model: Any, optimizer: Any, batch: Any, st
 
 
 def script(make: Callable[..., Callable[[], Any]]) -> Callable[..., Measurement]:
-    """Measure the second call of what `make` returns; with `products` both threads have cuBLAS's workspace anyway."""
+    """Measure the second call of what `make` returns; with `products` both threads have cuBLAS's workspace
+    anyway.
+    """
 
     @wraps(make)
     def measure(workspaces: Workspaces, products: bool = False, **how: Any) -> Measurement:
@@ -79,7 +95,9 @@ def script(make: Callable[..., Callable[[], Any]]) -> Callable[..., Measurement]
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32, wants_gradient: bool = True) -> torch.Tensor:
     """A tensor of a script."""
-    return (torch.zeros if LIVE else torch.empty)(shape, dtype=dtype, device="cuda", requires_grad=wants_gradient)
+    return (torch.zeros if LIVE else torch.empty)(
+        shape, dtype=dtype, device="cuda", requires_grad=wants_gradient
+    )
 
 
 data = partial(leaf, wants_gradient=False)

@@ -55,7 +55,10 @@ def selective() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-ATTENTION = (aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default)
+ATTENTION = (
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+)
 
 
 class Block(nn.Module):
@@ -63,10 +66,19 @@ class Block(nn.Module):
 
     def __init__(self, d: int, heads: int, kv_heads: int, ffn: int, recompute: str) -> None:
         super().__init__()
-        linear, self.width = partial(nn.Linear, bias=False), d // heads
-        self.wq, self.wk, self.wv = linear(d, d), linear(d, kv_heads * self.width), linear(d, kv_heads * self.width)
-        self.wo, self.w1, self.w2, self.w3 = linear(d, d), linear(d, ffn), linear(ffn, d), linear(d, ffn)
-        self.before_attention, self.before_ffn = Norm(d), Norm(d)
+        linear = partial(nn.Linear, bias=False)
+        self.width = d // heads
+        self.wq, self.wk, self.wv = (
+            linear(d, d),
+            linear(d, kv_heads * self.width),
+            linear(d, kv_heads * self.width),
+        )
+        self.wo = linear(d, d)
+        self.w1 = linear(d, ffn)
+        self.w2 = linear(ffn, d)
+        self.w3 = linear(d, ffn)
+        self.before_attention = Norm(d)
+        self.before_ffn = Norm(d)
         self.recompute = recompute
 
     def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
@@ -82,7 +94,8 @@ class Block(nn.Module):
     def attention(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         b, s, _ = x.shape
         q, k, v = (linear(x).view(b, s, -1, self.width) for linear in (self.wq, self.wk, self.wv))
-        q, k = rotated(q, rotations), rotated(k, rotations)
+        q = rotated(q, rotations)
+        k = rotated(k, rotations)
         groups = q.size(2) // k.size(2)
         if groups > 1:
             k, v = (y.unsqueeze(3).expand(-1, -1, -1, groups, -1).reshape(q.shape) for y in (k, v))
@@ -101,16 +114,26 @@ class Llama(nn.Module):
     """
 
     def __init__(
-        self, L: int, d: int, heads: int, kv_heads: int, ffn: int, V: int, positions: int, recompute: Sequence[str],
+        self,
+        L: int,
+        d: int,
+        heads: int,
+        kv_heads: int,
+        ffn: int,
+        V: int,
+        positions: int,
+        recompute: Sequence[str],
         upcast: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(V, d)
         self.register_buffer("rotations", torch.empty(positions, d // heads // 2, dtype=torch.complex64))
         self.blocks = nn.ModuleList(
             Block(d, heads, kv_heads, ffn, recompute[number % len(recompute)]) for number in range(L)
         )
-        self.norm, self.head, self.upcast = Norm(d), nn.Linear(d, V, bias=False), upcast
+        self.norm = Norm(d)
+        self.head = nn.Linear(d, V, bias=False)
+        self.upcast = upcast
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         h = self.embedding(tokens)
@@ -131,9 +154,14 @@ class TitanTraining:
     skipped_an_update = False
 
     def __init__(self, network: Llama, b: int, s: int, V: int, implementation: str, chunks: int) -> None:
-        self.network, self.chunks, self.losses = network, chunks, []
-        foreach, fused = implementation == "foreach", implementation == "fused"
-        self.optimizer = torch.optim.AdamW(network.parameters(), weight_decay=0.1, foreach=foreach, fused=fused)
+        self.network = network
+        self.chunks = chunks
+        self.losses = []
+        foreach = implementation == "foreach"
+        fused = implementation == "fused"
+        self.optimizer = torch.optim.AdamW(
+            network.parameters(), weight_decay=0.1, foreach=foreach, fused=fused
+        )
         self.tokens, self.targets = (torch.randint(V, (b, s), device="cuda") for _ in range(2))
         self.logits: torch.Tensor | None = None
 
@@ -167,11 +195,26 @@ class TitanTraining:
 
 
 def titan(
-    workspaces: Workspaces, ranks: int, b: int, s: int, L: int, d: int, heads: int, kv_heads: int, ffn: int, V: int,
-    positions: int, recompute: Sequence[str], upcast: bool = False, stay: int = 1, implementation: str = "foreach",
-    chunks: int = 1, steps: int = 2,
-) -> Measurement:  # fmt: skip
-    """The last of `steps` steps; FSDP2 shards each block, then the rest, gathers bf16 and reduces fp32 gradients.
+    workspaces: Workspaces,
+    ranks: int,
+    b: int,
+    s: int,
+    L: int,
+    d: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    V: int,
+    positions: int,
+    recompute: Sequence[str],
+    upcast: bool = False,
+    stay: int = 1,
+    implementation: str = "foreach",
+    chunks: int = 1,
+    steps: int = 2,
+) -> Measurement:
+    """The last of `steps` steps; FSDP2 shards each block, then the rest, gathers bf16 and reduces fp32
+    gradients.
 
     The last `stay` blocks stay gathered after their forward.
     """
@@ -179,7 +222,9 @@ def titan(
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
     class EarlyReduceScatter(DefaultReduceScatter):
-        """As FSDP2's `foreach_reduce_scatter` of March 2024, whose input was on the same stream as its output."""
+        """As FSDP2's `foreach_reduce_scatter` of March 2024, whose input was on the same stream as its
+        output.
+        """
 
         def allocate(self, *size: Any, **how: Any) -> torch.Tensor:
             root: Any = network
@@ -203,9 +248,11 @@ def titan(
 
 
 class Replica(nn.Module):
-    """Linear layers as DistributedDataParallel holds them before its first backward: all gradients have one bucket.
+    """Linear layers as DistributedDataParallel holds them before its first backward: all gradients have one
+    bucket.
 
-    Its reducer cannot be simulated, so the bucket is a buffer of their sizes (`bucket_sizes` in estimating.sharding).
+    Its reducer cannot be simulated, so the bucket is a buffer of their sizes (`bucket_sizes` in
+    estimating.sharding).
     """
 
     def __init__(self, layers: int, width: int) -> None:
@@ -214,11 +261,13 @@ class Replica(nn.Module):
         self.register_buffer("bucket", torch.empty(sum(weight.numel() for weight in self.parameters())))
 
 
-def replicated(_: Workspaces, layers: int, width: int, b: int, ranks: int = 1, update: bool = True) -> Measurement:
+def replicated(
+    _: Workspaces, layers: int, width: int, b: int, ranks: int = 1, update: bool = True
+) -> Measurement:
     """The first step of Linear layers under DistributedDataParallel, with Adam as a loop over parameters.
 
-    The optimizer steps the weights that ZeroRedundancyOptimizer leaves to rank 0 of `ranks`. No workspaces: until 2022,
-    cuBLAS had its own, which torch's allocator did not count.
+    The optimizer steps the weights that ZeroRedundancyOptimizer leaves to rank 0 of `ranks`. No workspaces:
+    until 2022, cuBLAS had its own, which torch's allocator did not count.
     """
     with torch.device("meta"):
         network = Replica(layers, width)

@@ -1,8 +1,8 @@
 """Single operations and small modules, repeated as Liger-Kernel's benchmark scripts repeat them.
 
-A script calls an iteration ten times and reports the median of its highest points: gradients of the one before are
-there, and new ones are added. Each function here makes what lives in the process and returns an iteration. Modules of
-the kernel that was compared live too: hence more weights than are used.
+A script calls an iteration ten times and reports the median of its highest points: gradients of the one
+before are there, and new ones are added. Each function here makes what lives in the process and returns an
+iteration. Modules of the kernel that was compared live too: hence more weights than are used.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,9 @@ from .running import data, leaf, script
 BF16, FP32, INT64 = torch.bfloat16, torch.float32, torch.int64
 
 
-def full(forward: Callable[[], Any], gradient: Any = None, retain: bool = False, loss: Any = None) -> Callable[[], Any]:
+def full(
+    forward: Callable[[], Any], gradient: Any = None, retain: bool = False, loss: Any = None
+) -> Callable[[], Any]:
     """Forward, and backward of the output or a `loss` of it; a `gradient` is made of the output."""
 
     def iteration() -> None:
@@ -30,14 +32,16 @@ def full(forward: Callable[[], Any], gradient: Any = None, retain: bool = False,
 def cross_entropy(V: int, tokens: int, h: int = 0) -> Any:
     """Cross-entropy of fp32 logits; with `h` of an output layer's in 16 bits."""
     weights = [leaf(V, h, dtype=BF16) for _ in range(2)] if h else []
-    x, targets = leaf(tokens, h, dtype=BF16) if h else leaf(tokens, V), data(tokens, dtype=INT64)
+    x = leaf(tokens, h, dtype=BF16) if h else leaf(tokens, V)
+    targets = data(tokens, dtype=INT64)
     return full(lambda: F.cross_entropy(F.linear(x, weights[0]) if h else x, targets))
 
 
 @script
 def kl_divergence(V: int, tokens: int) -> Any:
     """Kullback-Leibler divergence in fp32, from probabilities that were made once from logits."""
-    given, target = torch.log_softmax(leaf(tokens, V), -1), data(tokens, V)
+    given = torch.log_softmax(leaf(tokens, V), -1)
+    target = data(tokens, V)
     return full(lambda: F.kl_div(given, target, reduction="batchmean"), retain=True)
 
 
@@ -45,7 +49,9 @@ def kl_divergence(V: int, tokens: int) -> Any:
 def norm(shape: list[int], groups: int = 0) -> Any:
     """LayerNorm, or GroupNorm with `groups`, in fp32, and backward from a gradient that lives already."""
     channels = shape[1 if groups else -1]
-    weights, x, dy = [leaf(channels) for _ in range(4)], leaf(*shape), data(*shape)
+    weights = [leaf(channels) for _ in range(4)]
+    x = leaf(*shape)
+    dy = data(*shape)
 
     def forward() -> torch.Tensor:
         if groups:
@@ -66,7 +72,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @script
 def llama_rms_norm(rows: int, h: int, added: bool = False) -> Any:
     """Llama's RMSNorm by an fp32 weight: of 16 bits, or in fp32 of a sum that is a result too (`added`)."""
-    weights, dtype = [leaf(h) for _ in range(4 if added else 2)], FP32 if added else BF16
+    weights = [leaf(h) for _ in range(4 if added else 2)]
+    dtype = FP32 if added else BF16
     x, *residual = (leaf(rows, h, dtype=dtype) for _ in range(1 + added))
     gradients = [data(rows, h, dtype=dtype) for _ in range(1 + added)]
 
@@ -81,7 +88,8 @@ def llama_rms_norm(rows: int, h: int, added: bool = False) -> Any:
 @script
 def fused_rms_norm(rows: int, h: int) -> Any:
     """torch's RMSNorm in 16 bits, and backward of the sum of what it gives."""
-    layer, x = torch.nn.RMSNorm(h, eps=1e-6, device="cuda", dtype=BF16), leaf(rows, 1, h, dtype=BF16)
+    layer = torch.nn.RMSNorm(h, eps=1e-6, device="cuda", dtype=BF16)
+    x = leaf(rows, 1, h, dtype=BF16)
     return full(lambda: layer(x), loss=torch.sum)
 
 
@@ -107,16 +115,21 @@ def swiglu_of_halves(rows: int, batch: int, ffn: int) -> Any:
 
 def rotate_half(x: torch.Tensor) -> torch.Tensor:
     """The second half with its sign changed, then the first."""
-    first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    first = x[..., : x.shape[-1] // 2]
+    second = x[..., x.shape[-1] // 2 :]
     return torch.cat((-second, first), -1)
 
 
 @script
 def rope(h: int, T: int) -> Any:
-    """Rotary positions of 32 query and 8 key heads in 16 bits, by tables that were made by a product of matrices."""
+    """Rotary positions of 32 query and 8 key heads in 16 bits, by tables that were made by a product of
+    matrices.
+    """
     q, k = (leaf(1, T, heads, h // 32, dtype=BF16).transpose(1, 2) for heads in (32, 8))
-    gradients, rest = [torch.randn_like(one) for one in (q, k)], (data(1, T, dtype=INT64), data(h // 64))
-    cos, sin = data(1, 1, T, h // 32, dtype=BF16), data(1, 1, T, h // 32, dtype=BF16)
+    gradients = [torch.randn_like(one) for one in (q, k)]
+    rest = (data(1, T, dtype=INT64), data(h // 64))
+    cos = data(1, 1, T, h // 32, dtype=BF16)
+    sin = data(1, 1, T, h // 32, dtype=BF16)
     _ = data(1, 1) @ data(1, 1)  # the tables of cosines and sines come from a product
 
     def iteration() -> None:
@@ -137,6 +150,7 @@ def gated_mlp(batch: int, T: int, h: int, ffn: int, activation: str, mode: str =
         return F.linear(act(F.linear(x, gate)) * F.linear(x, up), down)
 
     if mode == "backward":
-        y, dy = forward(), torch.randn_like(x)
+        y = forward()
+        dy = torch.randn_like(x)
         return lambda: y.backward(dy, retain_graph=True)
     return forward if mode == "forward" else full(forward, torch.randn_like, retain=True)

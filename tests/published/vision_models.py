@@ -16,10 +16,12 @@ from .running import measured
 
 
 class EarlierFlash(torch.autograd.Function):
-    """What flash attention keeps and takes before torch 2.2, for up to 256 positions in 16 bits; it computes nothing.
+    """What flash attention keeps and takes before torch 2.2, for up to 256 positions in 16 bits; it computes
+    nothing.
 
-    In its copies of q, k, v and in its output each sequence's positions lie together (fmha_api.cpp and attention.cu in
-    torch's aten/src/ATen/native/transformers/cuda); later outputs lie as q does, and are not copied again.
+    In its copies of q, k, v and in its output each sequence's positions lie together (fmha_api.cpp and
+    attention.cu in torch's aten/src/ATen/native/transformers/cuda); later outputs lie as q does, and are not
+    copied again.
     """
 
     @staticmethod
@@ -47,7 +49,8 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, h: int, a: int, f: int) -> None:
         super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(h, eps=1e-6), nn.LayerNorm(h, eps=1e-6)
+        self.norm_1 = nn.LayerNorm(h, eps=1e-6)
+        self.norm_2 = nn.LayerNorm(h, eps=1e-6)
         self.attention = nn.MultiheadAttention(h, a, batch_first=True)
         self.mlp = nn.Sequential(nn.Linear(h, f), nn.GELU(), nn.Linear(f, h))
 
@@ -66,9 +69,11 @@ class VisionTransformer(nn.Module):
     def __init__(self, L: int, h: int, a: int, f: int, classes: int) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, h, 16, 16)
-        self.token, self.positions = nn.Parameter(torch.empty(1, 1, h)), nn.Parameter(torch.empty(1, 14 * 14 + 1, h))
+        self.token = nn.Parameter(torch.empty(1, 1, h))
+        self.positions = nn.Parameter(torch.empty(1, 14 * 14 + 1, h))
         self.blocks = nn.Sequential(*(EncoderBlock(h, a, f) for _ in range(L)))
-        self.norm, self.head = nn.LayerNorm(h, eps=1e-6), nn.Linear(h, classes)
+        self.norm = nn.LayerNorm(h, eps=1e-6)
+        self.head = nn.Linear(h, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         n = images.size(0)
@@ -107,16 +112,24 @@ class EarlierAdam(torch.optim.Optimizer):
 
 
 def fine_tuned_vit(
-    workspaces: Workspaces, batch: int, precision: str = "fp32", fabric: bool = True, accumulate: int = 1,
+    workspaces: Workspaces,
+    batch: int,
+    precision: str = "fp32",
+    fabric: bool = True,
+    accumulate: int = 1,
     optimizer: str = "Adam",
-) -> Measurement:  # fmt: skip
-    """Batches of an epoch, with an update after the first and then after each `accumulate`; at last an evaluation.
+) -> Measurement:
+    """Batches of an epoch, with an update after the first and then after each `accumulate`; at last an
+    evaluation.
 
-    Without accumulation the gradients of the last step live until after the next forward. Fabric loads a batch before
-    the last one is gone, and returns fp32. `precision` is "fp32", "fp16-mixed" (autocast and a scaler) or "bf16" (all).
+    Without accumulation the gradients of the last step live until after the next forward. Fabric loads a
+    batch before the last one is gone, and returns fp32. `precision` is "fp32", "fp16-mixed" (autocast and a
+    scaler) or "bf16" (all).
     """
     with torch.device("meta"):
-        model = VisionTransformer(classes=10, **VIT_L).to(torch.bfloat16 if precision == "bf16" else torch.float32)
+        model = VisionTransformer(classes=10, **VIT_L).to(
+            torch.bfloat16 if precision == "bf16" else torch.float32
+        )
     updates = {"Adam": EarlierAdam, "SGD": torch.optim.SGD}[optimizer](model.parameters(), lr=5e-5)
     mixed = precision == "fp16-mixed"
 
@@ -149,7 +162,9 @@ def fine_tuned_vit(
         with patch.object(F, "scaled_dot_product_attention", earlier_attention):
             step(model, optimizer)
 
-    return measured(step if precision == "fp32" else earlier_step, model, updates, workspaces=workspaces, steps=1)
+    return measured(
+        step if precision == "fp32" else earlier_step, model, updates, workspaces=workspaces, steps=1
+    )
 
 
 def summed_vit(workspaces: Workspaces) -> Measurement:

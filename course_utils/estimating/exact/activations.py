@@ -1,15 +1,16 @@
-"""The tensors that forward keeps for backward, one by one: the sum is the formula, the list is the explanation.
+"""The tensors that forward keeps for backward, one by one: the sum is the formula, the list is the
+explanation.
 
-The lists are read off the tape of a step that keeps everything (`network.py`). In 16-bit, with GPT-2's eager attention,
-a block's is s·b·h·(34 + 5·a·s/h) bytes (Korthikanti et al. 2022, table 2), plus the norms' statistics.
+The lists are read off the tape of a step that keeps everything (`network.py`). In 16-bit, with GPT-2's eager
+attention, a block's is s·b·h·(34 + 5·a·s/h) bytes (Korthikanti et al. 2022, table 2), plus the norms'
+statistics.
 """
 
 from math import prod
 from typing import NamedTuple
 
-from course_utils.run import TrainingRun
-from course_utils.units import round_up
-
+from ...run import TrainingRun
+from ...units import round_up
 from .program import Reading, compiled
 from .structure import structure, symbols
 from .tape import HEAD, LOSS, STEM, Place
@@ -31,7 +32,9 @@ class Saved(NamedTuple):
 
 
 def stem_saved(run: TrainingRun) -> list[Saved]:
-    """Kept once: by embeddings and positions, and what all blocks share (rotary angles, eager attention's mask)."""
+    """Kept once: by embeddings and positions, and what all blocks share (rotary angles, eager attention's
+    mask).
+    """
     own = set(_kept(run, Place("block", 1)))
     return [*_kept(run, STEM), *(item for item in _kept(run, Place("block")) if item not in own)]
 
@@ -52,7 +55,9 @@ def head_saved(run: TrainingRun) -> list[Saved]:
 
 
 def loss_saved(run: TrainingRun) -> list[Saved]:
-    """Kept by cross-entropy: log-softmax in the logits' type, which autocast copies to fp32 for the loss itself."""
+    """Kept by cross-entropy: log-softmax in the logits' type, which autocast copies to fp32 for the loss
+    itself.
+    """
     return _kept(run, LOSS)
 
 
@@ -79,7 +84,13 @@ def _kept(run: TrainingRun, place: Place) -> list[Saved]:
     # without recomputation, of two blocks: one that comes first and one that does not
     everything = structure(run)._replace(recompute="none", groups=(1, 1), numbers=(), chunks=1)
     return [
-        Saved(kept.operation, kept.name, prod(numbers[symbol] for symbol in kept.size.split("·")), kept.why, kept.size)
+        Saved(
+            kept.operation,
+            kept.name,
+            prod(numbers[symbol] for symbol in kept.size.split("·")),
+            kept.why,
+            kept.size,
+        )
         for where, kept in compiled(everything).kept
         if where == place
     ]

@@ -1,7 +1,8 @@
-"""Causal attention, as `networks/transformer.py` and `networks/attention.py` run it: written out, or in one kernel.
+"""Causal attention, as `networks/transformer.py` and `networks/attention.py` run it: written out, or in one
+kernel.
 
-What it keeps for backward is what the `Saving`s here name: `fused_attention` for a kernel; `matrix_product`, `masked`,
-`softmax` and `dropout` for `eager_attention`. The last two, and `copied`, are in `operations.py`.
+What it keeps for backward is what the `Saving`s here name: `fused_attention` for a kernel; `matrix_product`,
+`masked`, `softmax` and `dropout` for `eager_attention`. The last two, and `copied`, are in `operations.py`.
 """
 
 from . import operations as ops
@@ -25,7 +26,8 @@ class Attention(Module):
 
     @operation
     def __call__(self, x: Tensor, shared: Shared) -> Tensor:
-        step, made = self.step, [make(x) for make in self.inputs]
+        step = self.step
+        made = [make(x) for make in self.inputs]
         parts = ops.split(step, made[0], ["sb·h", "sb·kv", "sb·kv"]) if self.structure.fused_qkv else made
         q, k, v = (heads_apart(step, part, number) for number, part in enumerate(parts))
         if self.structure.positions == "rotary":
@@ -36,10 +38,11 @@ class Attention(Module):
 
 
 def heads_apart(step: Step, x: Tensor, number: int) -> Tensor:
-    """q, k or v (`number`), (b, s, h) as (b, a, s, d): its gradient is copied unless it comes in the order of x.
+    """q, k or v (`number`), (b, s, h) as (b, a, s, d): its gradient is copied unless it comes in the order of
+    x.
 
-    It does from a fused kernel, unless the repetition of keys and values is summed on the way; of eager attention it
-    does for kᵀ alone, unless it was rotated.
+    It does from a fused kernel, unless the repetition of keys and values is summed on the way; of eager
+    attention it does for kᵀ alone, unless it was rotated.
     """
     shape = step.structure
     summed = shape.repeats and shape.grouped and number > 0
@@ -48,20 +51,25 @@ def heads_apart(step: Step, x: Tensor, number: int) -> Tensor:
 
 
 def heads_joined(step: Step, y: Tensor) -> Tensor:
-    """(b, a, s, d) as (b, s, h): a fused kernel has it in this order already, a matrix product has to be copied."""
+    """(b, a, s, d) as (b, s, h): a fused kernel has it in this order already, a matrix product has to be
+    copied.
+    """
     return ops.copied(step, y) if step.structure.attention == "eager" else ops.view(step, y)
 
 
 @operation
 def rotated(step: Step, q: Tensor, k: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
-    """Rotary positions: a head times the cosine, plus its halves swapped, the second negated, times the sine."""
+    """Rotary positions: a head times the cosine, plus its halves swapped, the second
+    negated, times the sine.
+    """
     return rotate(step, q, shared, "h"), rotate(step, k, shared, "kv")
 
 
 @operation
 def rotate(step: Step, x: Tensor, shared: Shared, width: str) -> Tensor:
     """All heads of queries or of keys, `width` elements per token, rotated."""
-    (first, second), (cosine, sine) = ops.split(step, x, [f"sb·{width}/2"] * 2), shared[:2]
+    (first, second) = ops.split(step, x, [f"sb·{width}/2"] * 2)
+    (cosine, sine) = shared[:2]
     names = ("tensor", "cosine and sine")
     straight = ops.multiply(step, x, cosine, "rotary positions", names)
     swapped = ops.join(step, ops.scaled(step, second), first, x.shape)
@@ -75,7 +83,9 @@ def full_width(step: Step, x: Tensor) -> Tensor:
 
 def attention_core(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Shared) -> Tensor:
     """From q·kᵀ to weights·v, under a checkpoint of its own where that is what is run again."""
-    core, arguments = (eager_attention, mask) if step.structure.attention == "eager" else (fused_attention, [])
+    core, arguments = (
+        (eager_attention, mask) if step.structure.attention == "eager" else (fused_attention, [])
+    )
     if step.structure.recompute == "selective-attention":
         return checkpoint(step, core, step, q, k, v, *arguments)
     return core(step, q, k, v, *arguments)
@@ -83,12 +93,14 @@ def attention_core(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Shared) ->
 
 @operation
 def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One kernel: it saves q, k, v, its output, one fp32 logsumexp per row, and its random numbers' state (Dao et al.
-    2022). Flash and cuDNN can take grouped keys and values as they are; the efficient kernel pads rows to 32.
+    """One kernel: it saves q, k, v, its output, one fp32 logsumexp per row, and its random numbers' state
+    (Dao et al. 2022). Flash and cuDNN can take grouped keys and values as they are; the efficient kernel pads
+    rows to 32.
     """
     kernel, tape = step.structure.attention, step.tape
     if step.structure.repeats:
-        k, v = full_width(step, k), full_width(step, v)
+        k = full_width(step, k)
+        v = full_width(step, v)
     out = step.product("c", "sb·h")
     rows = "b·a·s32" if kernel == "efficient" else "b·a·s"
     random = "drop the same again" if step.structure.dropout else "nothing: there is no dropout"
@@ -103,7 +115,8 @@ def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if kernel != "efficient":  # whose random state is on the host
         saving.append(Saving(step.product("16", "1"), "attention", "random seed", random))
         saving.append(Saving(step.product("8", "1"), "attention", "random offset", random))
-    sizes, scratch = [q.size, k.size, v.size], flash_scratch(step) if kernel == "flash" else []
+    sizes = [q.size, k.size, v.size]
+    scratch = flash_scratch(step) if kernel == "flash" else []
 
     def backward(_: list[Gradient]) -> list[Gradient | None]:
         gradients: list[Gradient | None] = [tape.gradient(size) for size in sizes]
@@ -116,9 +129,9 @@ def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def flash_scratch(step: Step) -> list[str]:
-    """Tensors of the flash kernel's backward that are gone when it returns: a number for each row, the gradient of q
-    in fp32, and of shared keys and values the gradients for every head; rows and heads in whole tiles (mha_bwd in
-    torch's flash_api.cpp).
+    """Tensors of the flash kernel's backward that are gone when it returns: a number for each row, the
+    gradient of q in fp32, and of shared keys and values the gradients for every head; rows and heads in whole
+    tiles (mha_bwd in torch's flash_api.cpp).
     """
     shared = step.structure.grouped and not step.structure.repeats
     return ["4·b·a·s128", "4·b·a·s128·d32", *(["c·sb·h"] * 2 if shared else [])]
@@ -126,19 +139,26 @@ def flash_scratch(step: Step) -> list[str]:
 
 @operation
 def eager_attention(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√d)·v written out: 5·a·s²·b bytes in 16-bit with dropout (Korthikanti et al. 2022, section 4.1)."""
+    """softmax(q·kᵀ/√d)·v written out: 5·a·s²·b bytes in 16-bit with dropout (Korthikanti et al. 2022, section
+    4.1).
+    """
     shape, hold = step.structure, step.tape.hold
-    k, v = hold(full_width(step, k)), hold(full_width(step, v))
+    k = hold(full_width(step, k))
+    v = hold(full_width(step, v))
     products = matrix_product(step, as_factor(step, q), as_factor(step, k, shape.grouped), "b·a·s·s", "q·kᵀ")
     scores = hold(masked(step, ops.scaled(step, products), mask))
     upcast = shape.unfused and shape.norm == "rmsnorm" and (shape.autocast or shape.narrow)
     element = "4" if upcast else step.wide
-    if (shape.autocast or upcast) and not shape.loss_scaling:  # CUDA's softmax of fp16 writes fp32 itself (SoftMax.cpp)
+    if (
+        shape.autocast or upcast
+    ) and not shape.loss_scaling:  # CUDA's softmax of fp16 writes fp32 itself (SoftMax.cpp)
         scores = ops.cast(step, scores, element)
     softmax = ops.softmax(step, scores, "softmax", "attention weights", element)
     softmax = ops.cast(step, softmax, "c") if upcast else softmax
     weights = hold(ops.dropout(step, softmax, "attention weights"))
-    out = matrix_product(step, as_factor(step, weights, True), as_factor(step, v, shape.grouped), "sb·h", "weights·v")
+    out = matrix_product(
+        step, as_factor(step, weights, True), as_factor(step, v, shape.grouped), "sb·h", "weights·v"
+    )
     return ops.view(step, out) if shape.factors_are_views else ops.relaid(step, out)
 
 
@@ -162,8 +182,8 @@ def matrix_product(step: Step, x: Tensor, y: Tensor, shape: str, name: str) -> T
 
 
 def as_factor(step: Step, x: Tensor, in_order: bool = False) -> Tensor:
-    """A factor of a batched product: in 16 bits under autocast; copied, unless it is `in_order` or the batch is of one
-    sequence or one head.
+    """A factor of a batched product: in 16 bits under autocast; copied, unless it is `in_order` or the batch
+    is of one sequence or one head.
     """
     x = ops.lowered(step, x)
     return ops.view(step, x) if in_order or step.structure.factors_are_views else ops.copied(step, x)

@@ -1,7 +1,8 @@
-"""A mixture of experts as `networks/experts.py` runs it: a router, and E MLPs that each take an equal share of tokens.
+"""A mixture of experts as `networks/experts.py` runs it: a router, and E MLPs that each take an equal share
+of tokens.
 
-Every expert computes b·s·k/E (token, choice) pairs: `e` of them in the first experts where that is no whole number,
-`f` in the rest. K stands for k, the number of experts that a token visits.
+Every expert computes b·s·k/E (token, choice) pairs: `e` of them in the first experts where that is no whole
+number, `f` in the rest. K stands for k, the number of experts that a token visits.
 """
 
 from .layers import MLP, Linear
@@ -25,9 +26,11 @@ class Experts(Module):
         tokens = tape.hold(view(step, x))
         weights, _ = map(tape.hold, self.route(tokens))
         order = tape.hold(argsort(step))
-        y, token = tape.tensor(step.wide, "sb·h"), None
+        y = tape.tensor(step.wide, "sb·h")
+        token = None
         for expert, share in zip(self.experts, self.shares, strict=True):
-            before, token = token, tape.hold(tape.tensor("8", share))
+            before = token
+            token = tape.hold(tape.tensor("8", share))
             if before:
                 tape.drop(before)
             given = expert(picked(step, tokens, token, f"{share}·h", "tokens of an expert"))
@@ -37,7 +40,9 @@ class Experts(Module):
 
     @operation
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of a token's choices, and these: softmax over all experts, the k largest over their sum."""
+        """The weights of a token's choices, and these: softmax over all experts, the k largest over their
+        sum.
+        """
         step, hold, narrow = self.step, self.tape.hold, self.structure.narrow
         fp32 = typed(step, self.router(tokens), "4", narrow or self.structure.autocast)
         chances = hold(softmax(step, fp32, "router", "probabilities"))
@@ -60,7 +65,8 @@ def typed(step: Step, x: Tensor, element: str, changes: bool) -> Tensor:
 @operation
 def largest_of(step: Step, x: Tensor) -> tuple[Tensor, Tensor]:
     """The k largest, and which they are. That is saved, for a gradient that is zero elsewhere."""
-    out, which = step.tape.tensor("4", "sb·K"), step.tape.tensor("8", "sb·K")
+    out = step.tape.tensor("4", "sb·K")
+    which = step.tape.tensor("8", "sb·K")
     return new_gradients(step, out, [x], [Saving(which, "router", "choices", "where gradients go")]), which
 
 
@@ -94,7 +100,8 @@ def shares_of(step: Step, x: Tensor, by: Tensor) -> Tensor:
 @operation
 def argsort(step: Step) -> Tensor:
     """The order of all pairs by expert; sorting makes the sorted pairs too."""
-    _, order = step.tape.tensor("8", "sb·K"), step.tape.tensor("8", "sb·K")
+    _ = step.tape.tensor("8", "sb·K")
+    order = step.tape.tensor("8", "sb·K")
     return order
 
 
@@ -110,7 +117,8 @@ def weighted(step: Step, x: Tensor, weights: Tensor) -> Tensor:
     """Each row of x times its weight, in the wider type."""
     tape = step.tape
     out = tape.tensor(weights.element, x.shape)
-    size, becomes = out.size, ["" if x.element == weights.element else x.size, weights.size]
+    size = out.size
+    becomes = ["" if x.element == weights.element else x.size, weights.size]
     saving = [
         Saving(x, "experts", "output", "gradient of its weight"),
         Saving(weights, "experts", "weights", "gradient of the output"),
@@ -121,7 +129,9 @@ def weighted(step: Step, x: Tensor, weights: Tensor) -> Tensor:
 
 @operation
 def added_at(step: Step, y: Tensor, where: Tensor, rows: Tensor) -> Tensor:
-    """`y.index_add_`: y is the same storage; it saves what it adds, for a second derivative that nobody asks for."""
+    """`y.index_add_`: y is the same storage; it saves what it adds, for a second derivative that nobody asks
+    for.
+    """
     tape, size = step.tape, rows.size
     out = tape.view(y)
     saving = [

@@ -15,7 +15,9 @@ class Linear(Module):
         self.bias = Weight(step, n_out) if bias else None
         self.quantized = bool(target) and step.structure.frozen_bits in (4, 8)
         adapted = target in step.structure.lora
-        self.factors = [Weight(step, shape, adapter=True) for shape in (f"{n_in}·R", f"R·{n_out}")] if adapted else []
+        self.factors = (
+            [Weight(step, shape, adapter=True) for shape in (f"{n_in}·R", f"R·{n_out}")] if adapted else []
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.adapted(x) if self.factors else self.base(x)
@@ -41,7 +43,8 @@ class Norm(Module):
     def __init__(self, step: Step, name: str) -> None:
         super().__init__(step)
         both = step.structure.norm == "layernorm" and step.structure.bias
-        self.name, self.weights = name, [Weight(step, "h") for _ in range(2 if both else 1)]
+        self.name = name
+        self.weights = [Weight(step, "h") for _ in range(2 if both else 1)]
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.structure.unfused and self.structure.norm == "rmsnorm":
@@ -50,7 +53,9 @@ class Norm(Module):
 
 
 class MLP(Module):
-    """GELU: 19·s·b·h bytes in 16-bit (Korthikanti et al. 2022, section 4.1). SwiGLU keeps four wide tensors."""
+    """GELU: 19·s·b·h bytes in 16-bit (Korthikanti et al. 2022, section 4.1). SwiGLU
+    keeps four wide tensors.
+    """
 
     def __init__(self, step: Step, expert: bool = False) -> None:
         super().__init__(step)
@@ -68,7 +73,9 @@ class MLP(Module):
         else:
             up = self.up(x)
             wide = (
-                unfused_gelu(step, up) if step.structure.unfused else pointwise(step, up, "gelu", "derivative of GELU")
+                unfused_gelu(step, up)
+                if step.structure.unfused
+                else pointwise(step, up, "gelu", "derivative of GELU")
             )
         out = self.down(wide)
         return out if self.expert else dropout(step, out, "mlp output")

@@ -8,7 +8,9 @@ from .tape import LOSS, Place, Saving, Tensor, operation
 
 @operation
 def cross_entropy(step: Step, logits: Tensor) -> Tensor:
-    """Log-softmax in the logits' type, which autocast copies to fp32 for the loss itself unless it is that already."""
+    """Log-softmax in the logits' type, which autocast copies to fp32 for the loss itself unless it is that
+    already.
+    """
     output = keeps_output(step, logits, "log-softmax", "output", "gradient of the logits")
     likelihoods = step.tape.hold(output)
     copied = step.structure.autocast and not step.structure.upcast_logits
@@ -23,7 +25,8 @@ def as_read(step: Step, logits: Tensor) -> Tensor:
 @operation
 def negative_likelihood(step: Step, likelihoods: Tensor) -> Tensor:
     """The mean over the tokens; saves what it read and the number of tokens."""
-    out, count = step.tape.tensor("4", "1"), step.tape.tensor("4", "1")
+    out = step.tape.tensor("4", "1")
+    count = step.tape.tensor("4", "1")
     saving = [
         Saving(likelihoods, "loss", "log-softmax", "gradient of the loss"),
         Saving(count, "loss", "weight of all tokens", "mean"),
@@ -35,7 +38,8 @@ def negative_likelihood(step: Step, likelihoods: Tensor) -> Tensor:
 def scaled_up(step: Step, loss: Tensor) -> Tensor:
     """The loss times the fp32 scale of a loss scaler; a 16-bit loss gets its gradient back in 16 bits."""
     in_fp32 = step.structure.autocast or step.structure.upcast_logits
-    tape, becomes = step.tape, "" if in_fp32 else "c·1"
+    tape = step.tape
+    becomes = "" if in_fp32 else "c·1"
     out = tape.tensor("4", "1")
     tape.apply(out, [loss], lambda _: [tape.gradient("4·1", becomes=becomes)])
     return out

@@ -1,9 +1,10 @@
-"""The network and the training step of `networks/transformer.py` and `measuring/step.py`, operation by operation.
+"""The network and the training step of `networks/transformer.py` and `measuring/step.py`, operation by
+operation.
 
-This folder mirrors `networks/`, whose modules torch runs, in their names and in the order of their operations:
-`network` is `transformer`, `layers` has `mlp` and the linear layers of `lora` and `frozen`, `recomputation` is
-`recompute`, and `attention`, `experts` and `loss` are themselves. A change there needs the same change here;
-tests/test_tape.py compares the two allocation by allocation.
+This folder mirrors `networks/`, whose modules torch runs, in their names and in the order of their
+operations: `network` is `transformer`, `layers` has `mlp` and the linear layers of `lora` and `frozen`,
+`recomputation` is `recompute`, and `attention`, `experts` and `loss` are themselves. A change there needs the
+same change here; tests/test_tape.py compares the two allocation by allocation.
 """
 
 from .attention import Attention, Shared
@@ -21,7 +22,8 @@ class Block(Module):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
-        self.norm1, self.attention = Norm(step, "norm1"), Attention(step)
+        self.norm1 = Norm(step, "norm1")
+        self.attention = Attention(step)
         self.norm2 = Norm(step, "norm2")
         self.mlp = Experts(step) if step.structure.experts else MLP(step)
 
@@ -36,7 +38,8 @@ class Network(Module):
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
-        self.embedding, self.positions = Weight(step, "V·h"), Weight(step, "P·h")
+        self.embedding = Weight(step, "V·h")
+        self.positions = Weight(step, "P·h")
         self.groups = [[Block(step) for _ in range(size)] for size in self.structure.groups]
         self.norm = Norm(step, "final norm")
         self.head = Linear(step, "head", "h", "V", bias=False)
@@ -107,7 +110,8 @@ def shared_by_blocks(step: Step) -> Shared:
 @operation
 def causal_mask(step: Step) -> Tensor:
     """One byte per pair of tokens: all of them first, then those above the diagonal."""
-    _, above = step.tape.tensor("1", "s·s"), step.tape.tensor("1", "s·s")
+    _ = step.tape.tensor("1", "s·s")
+    above = step.tape.tensor("1", "s·s")
     return above
 
 

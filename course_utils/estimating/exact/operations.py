@@ -1,4 +1,5 @@
-"""The operations of a transformer as autograd sees them: what they allocate, save for backward, allocate in backward.
+"""The operations of a transformer as autograd sees them: what they allocate, save for backward, allocate in
+backward.
 
 Each function stands for one of torch's and saves what that function's derivative needs
 (torch/tools/autograd/derivatives.yaml). `Step` holds what they share within one step.
@@ -13,10 +14,13 @@ from .tape import Gradient, Saving, Storage, Tape, Tensor, operation
 
 
 class Step:
-    """One training step on its tape: its structure, autocast's cache of weights, what selective recomputation keeps."""
+    """One training step on its tape: its structure, autocast's cache of weights, what selective recomputation
+    keeps.
+    """
 
     def __init__(self, structure: Structure) -> None:
-        self.tape, self.structure = Tape(), structure
+        self.tape = Tape()
+        self.structure = structure
         self.wide = "r" if structure.autocast else "c"  # the type of weights and of the residual stream
         self.copies: dict[Weight, Tensor] = {}
         self.kept_products: list[Storage] | None = None
@@ -25,14 +29,17 @@ class Step:
     @contextmanager
     def autocast(self) -> Iterator[None]:
         """Inside, weights are cast once; the copies that no node saved are freed at the end."""
-        before, self.copies = self.copies, {}
+        before = self.copies
+        self.copies = {}
         yield
         for copy in self.copies.values():
             copy.storage.release()
         self.copies = before
 
     def product(self, element: str, shape: str) -> Tensor:
-        """The result of a matrix product or of attention: what selective recomputation keeps, and then finds again."""
+        """The result of a matrix product or of attention: what selective recomputation keeps, and then finds
+        again.
+        """
         if self.found_products:
             return self.tape.tensor(element, shape, storage=self.found_products.pop(0))
         made = self.tape.tensor(element, shape)
@@ -42,7 +49,9 @@ class Step:
 
 
 class Module:
-    """A part of the network with weights. Its `__call__` mirrors the `forward` of the module in `networks/`."""
+    """A part of the network with weights. Its `__call__` mirrors the `forward` of the
+    module in `networks/`.
+    """
 
     def __init__(self, step: Step) -> None:
         self.step, self.tape, self.structure = step, step.tape, step.structure
@@ -63,8 +72,9 @@ class Weight(Module):
     def use(self) -> Tensor:
         """The weight as an operation's input.
 
-        The gradient that earlier micro-batches left besides the buckets is counted here, at the weight's first use, as
-        part of the block that uses it. It is freed when the last micro-batch's is added and copied to its bucket.
+        The gradient that earlier micro-batches left besides the buckets is counted here, at the weight's
+        first use, as part of the block that uses it. It is freed when the last micro-batch's is added and
+        copied to its bucket.
         """
         if self.structure.unsynchronized and not self.used:
             self.gradient = self.tape.make(self.leaf.size, "gradients")
@@ -74,24 +84,31 @@ class Weight(Module):
     def accumulate(self, gradient: Gradient) -> None:
         """Take the first micro-batch's gradient as it is; add any later one to it."""
         before, self.gradient = self.gradient, None
-        if self.structure.copied_to_buckets or not (self.structure.accumulates or self.structure.main_gradients):
+        if self.structure.copied_to_buckets or not (
+            self.structure.accumulates or self.structure.main_gradients
+        ):
             gradient.storage.kind = "gradients"
         if not self.structure.accumulates:
             main = self.structure.main_gradients  # copied to fp32 at once; the 16-bit one is freed
-            self.gradient = self.tape.make(f"4·{self.shape}", "gradients") if main else gradient.storage.retain()
+            self.gradient = (
+                self.tape.make(f"4·{self.shape}", "gradients") if main else gradient.storage.retain()
+            )
         if before is not None:
             before.release()
 
 
 def new_gradients(step: Step, out: Tensor, inputs: Sequence[Tensor], saving: Iterable[Saving] = ()) -> Tensor:
     """`out`, the result of an operation whose backward allocates a gradient for each input that needs one."""
-    tape, sizes = step.tape, [x.size if x.edge else "" for x in inputs]
+    tape = step.tape
+    sizes = [x.size if x.edge else "" for x in inputs]
     tape.apply(out, inputs, lambda _: [tape.gradient(size) if size else None for size in sizes], saving)
     return out
 
 
 def way_back(step: Step, out: Tensor, x: Tensor, sizes: Sequence[str], saving: Saving) -> Tensor:
-    """`out`, the result of an operation whose backward makes tensors of these `sizes` for the gradient of x."""
+    """`out`, the result of an operation whose backward makes tensors of these `sizes`
+    for the gradient of x.
+    """
     tape, size = step.tape, x.size
 
     def backward(_: list[Gradient]) -> list[Gradient | None]:
@@ -106,8 +123,8 @@ def way_back(step: Step, out: Tensor, x: Tensor, sizes: Sequence[str], saving: S
 
 
 def same_gradient(step: Step, out: Tensor, inputs: Sequence[Tensor], view: bool = False) -> Tensor:
-    """`out`, the result of an operation whose backward passes its gradient on: as a `view`, or in each input's size,
-    cast to its type or summed over what was repeated.
+    """`out`, the result of an operation whose backward passes its gradient on: as a `view`, or in each
+    input's size, cast to its type or summed over what was repeated.
     """
     sizes = ["" if view or x.size == out.size else x.size for x in inputs]
     step.tape.apply(out, inputs, lambda came: [came[0].again(view, size) for size in sizes])
@@ -122,7 +139,9 @@ def view(step: Step, x: Tensor) -> Tensor:
 
 @operation
 def relaid(step: Step, x: Tensor) -> Tensor:
-    """A view that splits or joins heads: its gradient comes in another order of memory and has to be copied."""
+    """A view that splits or joins heads: its gradient comes in another order of memory
+    and has to be copied.
+    """
     return new_gradients(step, step.tape.view(x), [x])
 
 
@@ -144,7 +163,9 @@ def lowered(step: Step, x: Tensor) -> Tensor:
 
 
 def weight_as_used(step: Step, weight: Weight) -> Tensor:
-    """A weight as matrix products take it: autocast casts it once for all its uses, but only if it is trained."""
+    """A weight as matrix products take it: autocast casts it once for all its uses, but only if it is
+    trained.
+    """
     leaf = weight.use()
     if not step.structure.autocast or weight.element == "c":
         return leaf
@@ -158,14 +179,20 @@ def weight_as_used(step: Step, weight: Weight) -> Tensor:
 
 
 @operation
-def linear(step: Step, x: Tensor, n_in: str, n_out: str, weight: Weight, bias: Weight | None, name: str) -> Tensor:
+def linear(
+    step: Step, x: Tensor, n_in: str, n_out: str, weight: Weight, bias: Weight | None, name: str
+) -> Tensor:
     """y = x·Wᵀ + bias: dL/dW needs x, dL/dx needs W, dL/dbias is dL/dy summed over the tokens."""
-    tape, tokens = step.tape, x.shape.removesuffix(f"·{n_in}")
-    bias_used = [weight_as_used(step, bias)] if bias else []  # C++ evaluates arguments from the last to the first
+    tape = step.tape
+    tokens = x.shape.removesuffix(f"·{n_in}")
+    # C++ evaluates arguments from the last to the first
+    bias_used = [weight_as_used(step, bias)] if bias else []
     matrix = weight_as_used(step, weight)
     x_used = lowered(step, x)
     turned = transposed(step, matrix)
-    x_size, matrix_size, bias_size = x_used.size, turned.size, f"c·{n_out}"
+    x_size = x_used.size
+    matrix_size = turned.size
+    bias_size = f"c·{n_out}"
     x_edge, matrix_edge = x_used.edge, turned.edge
     input_name = "input" if x_used is x else "input, cast to 16-bit"
     saving = [Saving(x_used, name, input_name, "gradient of its weights")] if matrix_edge else []
@@ -175,7 +202,8 @@ def linear(step: Step, x: Tensor, n_in: str, n_out: str, weight: Weight, bias: W
     out = step.product("c", f"{tokens}·{n_out}")
 
     def backward(gradients: list[Gradient]) -> list[Gradient | None]:
-        # torch computes them in the alphabetical order of its names: mat1 and mat2 with a bias, else mat2 and self
+        # torch computes them in the alphabetical order of its names: mat1 and mat2 with a bias, else mat2 and
+        # self
         of_all_tokens = tokens == "sb"  # its gradient is a view, (b, s, …), of that matrix
         first = tape.gradient(x_size, of_all_tokens) if x_edge and bias else None
         for_matrix = tape.gradient(matrix_size) if matrix_edge else None
@@ -188,11 +216,15 @@ def linear(step: Step, x: Tensor, n_in: str, n_out: str, weight: Weight, bias: W
 
 @operation
 def frozen_linear(step: Step, x: Tensor, n_in: str, n_out: str) -> Tensor:
-    """A product with a weight stored in 8 or 4 bits: made 16-bit for it in forward and in backward, kept in neither."""
-    tape, tokens = step.tape, x.shape.removesuffix(f"·{n_in}")
+    """A product with a weight stored in 8 or 4 bits: made 16-bit for it in forward and in backward, kept in
+    neither.
+    """
+    tape = step.tape
+    tokens = x.shape.removesuffix(f"·{n_in}")
     x = lowered(step, x)
     dense = dequantized(step, n_in, n_out)
-    out, x_size = step.product("c", f"{tokens}·{n_out}"), x.size
+    out = step.product("c", f"{tokens}·{n_out}")
+    x_size = x.size
     dense.release()
 
     def backward(_: list[Gradient]) -> list[Gradient | None]:
@@ -216,11 +248,14 @@ def dequantized(step: Step, n_in: str, n_out: str) -> Storage:
 
 @operation
 def norm(step: Step, x: Tensor, weights: list[Weight], name: str) -> Tensor:
-    """LayerNorm or RMSNorm, one kernel each: its input and fp32 statistics, one or two numbers per token, are saved.
+    """LayerNorm or RMSNorm, one kernel each: its input and fp32 statistics, one or two numbers per token, are
+    saved.
 
-    Autocast computes both in fp32, frozen 16-bit weights or not; RMSNorm from torch 2.12 on (pytorch's issue 188955).
+    Autocast computes both in fp32, frozen 16-bit weights or not; RMSNorm from torch 2.12 on (pytorch's issue
+    188955).
     """
-    tape, centered = step.tape, step.structure.norm == "layernorm"
+    tape = step.tape
+    centered = step.structure.norm == "layernorm"
     used = [weight.use() for weight in weights]
     if step.structure.autocast and x.element == "c" and (centered or installed_torch() >= (2, 12)):
         used = [cast(step, leaf, "r", "weight_copies") for leaf in reversed(used)][::-1]
@@ -238,7 +273,8 @@ def dropout(step: Step, x: Tensor, where: str) -> Tensor:
     """Saves one byte per element that says what was dropped; where nothing is dropped, nothing happens."""
     if not step.structure.dropout:
         return x
-    out, mask = step.tape.tensor(x.element, x.shape), step.tape.tensor("1", x.shape)
+    out = step.tape.tensor(x.element, x.shape)
+    mask = step.tape.tensor("1", x.shape)
     return new_gradients(step, out, [x], [Saving(mask, where, "dropout mask", "drop the same again")])
 
 
@@ -278,17 +314,21 @@ def keeps_output(step: Step, x: Tensor, name: str, what: str, why: str) -> Tenso
 
 @operation
 def multiply(step: Step, x: Tensor, y: Tensor, name: str, names: tuple[str, str]) -> Tensor:
-    """x · y, element by element, in the wider type and the longer shape: the gradient of each needs the other, and is
-    cast or summed for what is narrower or shorter.
+    """x · y, element by element, in the wider type and the longer shape: the gradient of each needs the
+    other, and is cast or summed for what is narrower or shorter.
     """
-    tape, widest = step.tape, max((x.element, y.element), key="cr4".index)
+    tape = step.tape
+    widest = max((x.element, y.element), key="cr4".index)
     out = tape.tensor(widest, max(x.shape, y.shape, key=len))
     saving = [Saving(x, name, names[0], f"gradient of {names[1]}")] if y.edge else []
     saving += [Saving(y, name, names[1], f"gradient of {names[0]}")] if x.edge else []
-    whole, sizes = out.size, [one.size if one.edge else "" for one in (x, y)]
+    whole = out.size
+    sizes = [one.size if one.edge else "" for one in (x, y)]
 
     def backward(_: list[Gradient]) -> list[Gradient | None]:
-        return [tape.gradient(whole, becomes="" if size == whole else size) if size else None for size in sizes]
+        return [
+            tape.gradient(whole, becomes="" if size == whole else size) if size else None for size in sizes
+        ]
 
     tape.apply(out, [x, y], backward, saving)
     return out
@@ -311,5 +351,7 @@ def join(step: Step, first: Tensor, second: Tensor, shape: str) -> Tensor:
 
 @operation
 def copied(step: Step, x: Tensor, shape: str = "") -> Tensor:
-    """A copy in another layout, whose gradient is passed on, or of repeated elements, whose gradients are summed."""
+    """A copy in another layout, whose gradient is passed on, or of repeated elements, whose gradients are
+    summed.
+    """
     return same_gradient(step, step.tape.tensor(x.element, shape or x.shape), [x])

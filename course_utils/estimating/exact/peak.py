@@ -1,9 +1,10 @@
-"""The peak is the largest of a few moments of the step. Each is stated here; the largest wins and says which it was."""
+"""The peak is the largest of a few moments of the step. Each is stated here; the largest wins and says which
+it was.
+"""
 
-from course_utils.breakdown import MemoryBreakdown
-from course_utils.run import TrainingRun
-from course_utils.units import round_up
-
+from ...breakdown import MemoryBreakdown
+from ...run import TrainingRun
+from ...units import round_up
 from ..sharding import ddp_communication, rank_0_states
 from ..states import gradient_bytes
 from ..workspaces import workspace_bytes
@@ -13,7 +14,9 @@ from .update import clipping, optimizer_step
 from .walk import Totals, plus
 
 NOT_REDUCED = ("bf16-master-fp32grad", "fp8")
-"""Recipes for which torch has no data parallelism with whole gradients; libraries that have it lay out their own."""
+"""Recipes for which torch has no data parallelism with whole gradients; libraries that have it lay out their
+own.
+"""
 
 
 def estimate(run: TrainingRun) -> MemoryBreakdown:
@@ -21,7 +24,8 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
     check(run)
     if run.zero_stage >= 2:
         return max(moments(run).values(), key=lambda moment: moment.total)
-    reading, full = Reading(run), persistent(run)
+    reading = Reading(run)
+    full = persistent(run)
     start = _before_forward(run, full)
     top, visit = reading.highest()
     after = max(_after_backward(run, full).values(), key=lambda moment: moment.total)
@@ -59,9 +63,9 @@ def check(run: TrainingRun) -> None:
         raise ValueError("several ranks are estimated only without LoRA: set lora_rank=0 or world_size=1")
     if run.world_size > 1 and run.zero_stage < 2 and run.precision.name in NOT_REDUCED:
         raise ValueError(
-            f"{run.precision.name} with zero_stage={run.zero_stage} on several ranks is not estimated: torch's "
-            "DistributedDataParallel reduces gradients in the format of the weights, and none in fp8; "
-            "choose precision='bf16-master'"
+            f"{run.precision.name} with zero_stage={run.zero_stage} on several ranks is not estimated:"
+            " torch's DistributedDataParallel reduces gradients in the format of the weights, and none in"
+            " fp8; choose precision='bf16-master'"
         )
     if run.tensor_parallel > 1:
         raise ValueError(
@@ -73,7 +77,8 @@ def check(run: TrainingRun) -> None:
 def persistent(run: TrainingRun) -> Totals:
     """Bytes by kind on rank 0 between backward and the optimizer's step, when all gradients are there.
 
-    Gradients that are views of DistributedDataParallel's buckets are in them; else the buckets are there, too.
+    Gradients that are views of DistributedDataParallel's buckets are in them; else the buckets are there,
+    too.
     """
     states = rank_0_states(run)
     states["inputs"] = 2 * round_up(8 * run.seq_len * run.micro_batch)  # token ids and targets, int64
@@ -86,8 +91,8 @@ def persistent(run: TrainingRun) -> Totals:
 def _before_forward(run: TrainingRun, full: Totals) -> Totals:
     """Bytes by kind when the micro-batch that needs most begins, the gradients of those before it included.
 
-    Of three or more micro-batches with gradients as views of buckets it is not the last, in which the gradients that
-    no_sync left besides the buckets are freed one by one.
+    Of three or more micro-batches with gradients as views of buckets it is not the last, in which the
+    gradients that no_sync left besides the buckets are freed one by one.
     """
     if not run.accumulates:
         return full | {"gradients": 0}
@@ -96,7 +101,9 @@ def _before_forward(run: TrainingRun, full: Totals) -> Totals:
 
 
 def _after_backward(run: TrainingRun, full: Totals) -> dict[str, MemoryBreakdown]:
-    """Clipping and the optimizer's step, from what they add at most, and what is left when the step has ended."""
+    """Clipping and the optimizer's step, from what they add at most, and what is left when the step has
+    ended.
+    """
     clip = {"clipping": clipping(run)} if run.clip_grad_norm is not None else {}
     added = fsdp_updates(run) if run.zero_stage >= 2 else clip | {"optimizer step": optimizer_step(run)}
     phases = {"clipping": "clip", "optimizer step": "optimizer"}

@@ -1,7 +1,7 @@
 """A step's tape cut into pieces, whose middle ones repeat, and read with a run's numbers.
 
-What one block allocates and frees is the same for each, so through equal blocks memory runs along a straight line: only
-its two ends have to be looked at, and a deep model takes no longer than a shallow one.
+What one block allocates and frees is the same for each, so through equal blocks memory runs along a straight
+line: only its two ends have to be looked at, and a deep model takes no longer than a shallow one.
 """
 
 from collections import Counter
@@ -12,9 +12,8 @@ from itertools import accumulate, groupby
 from math import prod
 from typing import NamedTuple
 
-from course_utils.run import TrainingRun
-from course_utils.units import round_up
-
+from ...run import TrainingRun
+from ...units import round_up
 from .network import tape_of
 from .structure import Structure, structure, symbols
 from .tape import END, Kept, Place, Storage
@@ -57,8 +56,8 @@ class Piece(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A piece to be looked at or, as one of `passed_over`, to be counted for all of them but the two looked at; a group
-    that is passed over has all `blocks` of its own.
+    """A piece to be looked at or, as one of `passed_over`, to be counted for all of them but the two looked
+    at; a group that is passed over has all `blocks` of its own.
     """
 
     piece: int
@@ -67,7 +66,9 @@ class Visit(NamedTuple):
 
     def times(self, counts: dict[Repeat, int]) -> int:
         """The number of times that the piece comes here."""
-        return prod(counts[each] - 2 for each in self.passed_over) * prod(counts[each] for each in self.blocks)
+        return prod(counts[each] - 2 for each in self.passed_over) * prod(
+            counts[each] for each in self.blocks
+        )
 
 
 class Size(NamedTuple):
@@ -78,7 +79,8 @@ class Size(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A structure's pieces, in which order and how often they come, the formulas of their sizes, and the ledger.
+    """A structure's pieces, in which order and how often they come, the formulas of their sizes, and the
+    ledger.
 
     Blocks that do the same share their events, which are read once.
     """
@@ -97,7 +99,9 @@ def compiled(shape: Structure) -> Program:
     sizes: dict[tuple[str, Repeats], int] = {}
     known: dict[Events, int] = {}
     pieces = []
-    for mark, end in zip(tape.marks, [*(mark.event for mark in tape.marks[1:]), len(tape.events)], strict=True):
+    for mark, end in zip(
+        tape.marks, [*(mark.event for mark in tape.marks[1:]), len(tape.events)], strict=True
+    ):
         events = _events(tape.events[mark.event : end], mark.place, shape, sizes)
         pieces.append(Piece(mark.phase, mark.place, known.setdefault(events, len(known))))
     visits = tuple(_schedule(pieces, shape))
@@ -108,19 +112,24 @@ def compiled(shape: Structure) -> Program:
 def _events(
     events: list[tuple[Storage, int]], here: Place, shape: Structure, sizes: dict[tuple[str, Repeats], int]
 ) -> Events:
-    """The events with their sizes numbered. What was allocated in a block that stands for many may be freed at once
-    with what the block before has made, as autocast's copies of weights are: then that of all of them is freed.
+    """The events with their sizes numbered. What was allocated in a block that stands for many may be freed
+    at once with what the block before has made, as autocast's copies of weights are: then that of all of them
+    is freed.
     """
     elsewhere = {_origin(storage) for storage, sign in events if sign < 0 and storage.place != here}
-    changes, kinds = [], []
+    changes = []
+    kinds = []
     left: Counter[tuple[str, int]] = Counter()
     for storage, sign in events:
         repeats = _freed_at_once(storage, shape, elsewhere) if sign < 0 and storage.place != here else ()
-        number, kind = sizes.setdefault((storage.size, repeats), len(sizes)), storage.settled()
+        number = sizes.setdefault((storage.size, repeats), len(sizes))
+        kind = storage.settled()
         changes.append(number if sign > 0 else ~number)
         kinds.append(kind)
         left[kind, number] += sign
-    return Events(tuple(changes), tuple(kinds), tuple((*what, count) for what, count in left.items() if count))
+    return Events(
+        tuple(changes), tuple(kinds), tuple((*what, count) for what, count in left.items() if count)
+    )
 
 
 Origin = tuple[str, str, bool, Place]
@@ -140,9 +149,11 @@ def _freed_at_once(storage: Storage, shape: Structure, freed: set[Origin]) -> Re
 
 
 def _group_repeats(place: Place, shape: Structure) -> Repeats:
-    """The repetition that a group of blocks, or a piece of the loss, shows: the second of three groups or four pieces.
+    """The repetition that a group of blocks, or a piece of the loss, shows: the second of three groups or
+    four pieces.
 
-    Pieces are four, as the first two gradients of the head's weights that meet are added in another way than the rest.
+    Pieces are four, as the first two gradients of the head's weights that meet are added in another way than
+    the rest.
     """
     if place.part == "block" and place.group == 1 and len(shape.groups) == 3:
         return (Repeat.GROUPS,)
@@ -163,7 +174,9 @@ def _schedule(pieces: list[Piece], shape: Structure) -> Iterator[Visit]:
         group = list(_schedule_blocks(pieces, numbers, shape))
         yield from group
         if repeats := _group_repeats(pieces[numbers[0]].place, shape):
-            yield from (Visit(number, repeats, _block_repeats(pieces[number].place, shape)) for number in numbers)
+            yield from (
+                Visit(number, repeats, _block_repeats(pieces[number].place, shape)) for number in numbers
+            )
             yield from group
 
 
@@ -178,8 +191,11 @@ def _schedule_blocks(pieces: list[Piece], numbers: list[int], shape: Structure) 
 
 @lru_cache(maxsize=1024)
 def _counts(layers: int, size: int, pieces: int) -> dict[Repeat, int]:
-    """The number that the tape shows one for, of `layers` blocks in groups of `size` and of `pieces` of the loss."""
-    groups, rest = -(-layers // size), layers % size or size
+    """The number that the tape shows one for, of `layers` blocks in groups of `size` and of `pieces` of the
+    loss.
+    """
+    groups = -(-layers // size)
+    rest = layers % size or size
     return {
         Repeat.GROUPS: groups - 2,
         Repeat.BLOCKS: size - 2,
@@ -200,18 +216,26 @@ class Reading:
             for repeat in size.repeats:
                 sizes[number] *= counts[repeat]
         self.signed = [*sizes, *(-size for size in reversed(sizes))]  # so that ~index finds the negative
-        self.curves = [list(accumulate(map(self.signed.__getitem__, each.changes))) for each in self.program.events]
+        self.curves = [
+            list(accumulate(map(self.signed.__getitem__, each.changes))) for each in self.program.events
+        ]
         self.pieces = [self.program.pieces[visit.piece] for visit in self.program.visits]
         self.times = [visit.times(counts) if visit.passed_over else 1 for visit in self.program.visits]
-        self.last_group = max(piece.place.group for piece in self.program.pieces if piece.place.part == "block")
+        self.last_group = max(
+            piece.place.group for piece in self.program.pieces if piece.place.part == "block"
+        )
 
     def highest(self) -> tuple[int, int]:
         """The largest total, and the number of the visit that has it."""
-        nets, tops = [curve[-1] if curve else 0 for curve in self.curves], [max(c, default=0) for c in self.curves]
+        nets = [curve[-1] if curve else 0 for curve in self.curves]
+        tops = [max(c, default=0) for c in self.curves]
         now, top, best = 0, 0, 0
-        for number, (visit, piece, times) in enumerate(zip(self.program.visits, self.pieces, self.times, strict=True)):
+        for number, (visit, piece, times) in enumerate(
+            zip(self.program.visits, self.pieces, self.times, strict=True)
+        ):
             if not visit.passed_over and now + tops[piece.events] > top:
-                top, best = now + tops[piece.events], number
+                top = now + tops[piece.events]
+                best = number
             now += times * nets[piece.events]
         return top, best
 
@@ -231,7 +255,9 @@ class Reading:
     def visits(self) -> list[int]:
         """The numbers of the visits that are looked at, in order."""
         visits = enumerate(self.program.visits)
-        return [number for number, visit in visits if not visit.passed_over and self.pieces[number].place != END]
+        return [
+            number for number, visit in visits if not visit.passed_over and self.pieces[number].place != END
+        ]
 
     def _after(self, number: int, events: int) -> Totals:
         parts: Totals = {}

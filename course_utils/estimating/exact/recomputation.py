@@ -1,8 +1,9 @@
-"""Checkpoints and offloading on a tape: backward runs again, or fetches back, tensors that forward did not keep.
+"""Checkpoints and offloading on a tape: backward runs again, or fetches back, tensors that forward did not
+keep.
 
-As torch.utils.checkpoint does it without reentrance: in the first forward nothing is kept but the inputs; the first
-tensor that backward asks for runs the function again, as far as the last tensor that is needed, and each tensor is
-handed out once.
+As torch.utils.checkpoint does it without reentrance: in the first forward nothing is kept but the inputs; the
+first tensor that backward asks for runs the function again, as far as the last tensor that is needed, and
+each tensor is handed out once.
 """
 
 from collections.abc import Callable
@@ -27,10 +28,13 @@ class _Stop(Exception):
 class Frame:
     """A checkpoint: the function, its inputs, and what has been computed again but not yet asked for.
 
-    It holds its inputs, and the products that it keeps, until the last of the tensors that it stands for is released.
+    It holds its inputs, and the products that it keeps, until the last of the tensors that it stands for is
+    released.
     """
 
-    def __init__(self, step: Step, function: Function, arguments: tuple[Any, ...], keep_products: bool) -> None:
+    def __init__(
+        self, step: Step, function: Function, arguments: tuple[Any, ...], keep_products: bool
+    ) -> None:
         self.step, self.function, self.arguments = step, function, arguments
         self.place = step.tape.place
         self.held = [tensor.storage.retain() for tensor in tensors_in(arguments)]
@@ -75,7 +79,9 @@ class Frame:
 
 @operation
 def checkpoint(step: Step, function: Function, *arguments: Any, keep_products: bool = False) -> Tensor:
-    """`function(*arguments)`, to be run again in backward; `keep_products` keeps matrix products and attention."""
+    """`function(*arguments)`, to be run again in backward; `keep_products` keeps matrix products and
+    attention.
+    """
     frame = Frame(step, function, arguments, keep_products)
     step.kept_products = frame.products
     with step.tape.packing(frame.pack):
@@ -86,10 +92,13 @@ def checkpoint(step: Step, function: Function, *arguments: Any, keep_products: b
 
 
 class Offloading:
-    """Saved tensors in host memory: each storage is copied there once, and is back for as long as backward uses it."""
+    """Saved tensors in host memory: each storage is copied there once, and is back for as long as backward
+    uses it.
+    """
 
     def __init__(self, step: Step, resident: list[Tensor]) -> None:
-        self.step, self.resident = step, {tensor.storage for tensor in resident}
+        self.step = step
+        self.resident = {tensor.storage for tensor in resident}
         self.numbers = dict(step.structure.numbers)
         self.back: dict[Storage, Storage] = {}
 

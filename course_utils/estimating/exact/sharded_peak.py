@@ -1,14 +1,15 @@
-"""FSDP2's rank 0: the moments of one rank's step with the buffers around each part of it, and updates of shards."""
+"""FSDP2's rank 0: the moments of one rank's step with the buffers around each part of it, and updates of
+shards.
+"""
 
 import dataclasses
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from course_utils.breakdown import MemoryBreakdown
-from course_utils.models import Shapes, TransformerConfig
-from course_utils.run import OPTIMIZERS, Optimizer, Precision, TrainingRun
-
+from ...breakdown import MemoryBreakdown
+from ...models import Shapes, TransformerConfig
+from ...run import OPTIMIZERS, Optimizer, Precision, TrainingRun
 from ..sharding import Hooks, fsdp_hooks, shard_shape
 from ..states import Trainable, trainable
 from .program import Reading, named
@@ -18,13 +19,17 @@ from .walk import Totals, Walk, highest, highest_and_net, plus
 
 
 def fsdp_moments(run: TrainingRun, start: Totals) -> dict[str, MemoryBreakdown]:
-    """Bytes by kind at the highest point of each part of forward and backward of rank 0, in their order, by name.
+    """Bytes by kind at the highest point of each part of forward and backward of rank 0, in their order, by
+    name.
 
-    `start` is there when the step begins. Raises ValueError for a run that FSDP2 is not covered for, for a model of one
-    block, and where one checkpoint covers several blocks, which FSDP2 then gathers once more each.
+    `start` is there when the step begins. Raises ValueError for a run that FSDP2 is not covered for, for a
+    model of one block, and where one checkpoint covers several blocks, which FSDP2 then gathers once more
+    each.
     """
     _check(run)
-    reading, found, now = Reading(_alone(run)), dict[str, MemoryBreakdown](), dict(start)
+    reading = Reading(_alone(run))
+    found = dict[str, MemoryBreakdown]()
+    now = dict(start)
     for stretch in _with_hooks(reading, fsdp_hooks(run)):
         phase, name = named(stretch.phase, stretch.place, reading.last_group)
         if phase == "loss":
@@ -51,14 +56,18 @@ def _check(run: TrainingRun) -> None:
 
 
 def _alone(run: TrainingRun) -> TrainingRun:
-    """One rank whose every micro-batch is like rank 0's: gradients are new each time, and no masters are apart."""
+    """One rank whose every micro-batch is like rank 0's: gradients are new each time, and no masters are
+    apart.
+    """
     precision = "bf16-master" if run.precision.name == "bf16-master-fp32grad" else run.precision
-    return run.replace(world_size=1, zero_stage=0, accumulation_steps=1, set_to_none=True, precision=precision)
+    return run.replace(
+        world_size=1, zero_stage=0, accumulation_steps=1, set_to_none=True, precision=precision
+    )
 
 
 class Stretch(NamedTuple):
-    """Pieces of the tape that belong together, looked at if they come once: with recomputation, a block's forward and
-    then its backward.
+    """Pieces of the tape that belong together, looked at if they come once: with recomputation, a block's
+    forward and then its backward.
     """
 
     phase: str
@@ -70,13 +79,15 @@ class Stretch(NamedTuple):
 def _with_hooks(reading: Reading, hooks: Hooks) -> Iterator[Stretch]:
     """The step's stretches in order, each with what FSDP2 does before and after it.
 
-    The last reduction is autograd's final callback: the loss, its gradient and, where losses are scaled, the scaled one
-    are still there.
+    The last reduction is autograd's final callback: the loss, its gradient and, where losses are scaled, the
+    scaled one are still there.
     """
-    stretches, parts = list(_stretches(reading)), dict[tuple[str, str], list[int]]()
+    stretches = list(_stretches(reading))
+    parts = dict[tuple[str, str], list[int]]()
     for number, stretch in enumerate(stretches):
         parts.setdefault((stretch.phase, stretch.place.part), []).append(number)
-    forward, backward = parts["forward", "block"], parts["backward", "block"]
+    forward = parts["forward", "block"]
+    backward = parts["backward", "block"]
     before = dict.fromkeys(forward, hooks.before_block) | dict.fromkeys(backward, hooks.before_block_backward)
     before[forward[0]] = hooks.before_first_block
     before[backward[-1]] = hooks.before_first_block_backward
@@ -92,10 +103,15 @@ def _with_hooks(reading: Reading, hooks: Hooks) -> Iterator[Stretch]:
 
 def _stretches(reading: Reading) -> Iterator[Stretch]:
     """The tape's pieces in order; those of one block's backward, whose numbers ascend, as one."""
-    stretch, last = Stretch("", END, [], 1), -1
+    stretch = Stretch("", END, [], 1)
+    last = -1
     for visit, piece, times in zip(reading.program.visits, reading.pieces, reading.times, strict=True):
         phase = "backward" if piece.phase == "recompute" else piece.phase
-        if last >= visit.piece or (stretch.phase, stretch.place, stretch.times) != (phase, piece.place, times):
+        if last >= visit.piece or (stretch.phase, stretch.place, stretch.times) != (
+            phase,
+            piece.place,
+            times,
+        ):
             if stretch.phase:
                 yield stretch
             stretch = Stretch(phase, piece.place, [], times)
@@ -105,16 +121,24 @@ def _stretches(reading: Reading) -> Iterator[Stretch]:
 
 
 def fsdp_updates(run: TrainingRun) -> dict[str, Totals]:
-    """Bytes by kind that clipping, if gradients are clipped, and the optimizer's step add at their highest points."""
+    """Bytes by kind that clipping, if gradients are clipped, and the optimizer's step add at their highest
+    points.
+    """
     clips = run.clip_grad_norm is not None
     return _update_tops(run.model, run.world_size, run.precision, run.optimizer, run.set_to_none, clips)
 
 
 @lru_cache(maxsize=256)
 def _update_tops(
-    model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer, set_to_none: bool, clips: bool
+    model: TransformerConfig,
+    ranks: int,
+    precision: Precision,
+    optimizer: Optimizer,
+    set_to_none: bool,
+    clips: bool,
 ) -> dict[str, Totals]:
-    stored, shards = precision.master or precision.weight, _shards(model, ranks)
+    stored = precision.master or precision.weight
+    shards = _shards(model, ranks)
     sharded = dataclasses.replace(precision, weight=stored, gradient=stored, master=0)
     unscaled = scaler_walk(sharded, OPTIMIZERS["sgd"], clips=False)
     clipping = {"clipping": highest([*unscaled, *clip_walk(shards.tensors, stored)])} if clips else {}

@@ -3,12 +3,14 @@
 from functools import lru_cache
 from typing import NamedTuple
 
-from course_utils.run import TrainingRun
-from course_utils.units import round_up
+from ...run import TrainingRun
+from ...units import round_up
 
 
 class Structure(NamedTuple):
-    """Runs of equal structure do the same operations, on tensors of other sizes. Equal structures share one tape."""
+    """Runs of equal structure do the same operations, on tensors of other sizes. Equal structures share one
+    tape.
+    """
 
     norm: str
     mlp: str
@@ -38,7 +40,9 @@ class Structure(NamedTuple):
     lora: tuple[str, ...]
     frozen_bits: int
     groups: tuple[int, ...]  # blocks under each checkpoint: see `groups_of`
-    numbers: tuple[tuple[str, int], ...] = ()  # the run's symbols where the tape needs them: to offload what is large
+    numbers: tuple[
+        tuple[str, int], ...
+    ] = ()  # the run's symbols where the tape needs them: to offload what is large
 
 
 def structure(run: TrainingRun) -> Structure:
@@ -80,7 +84,8 @@ def structure(run: TrainingRun) -> Structure:
 
 @lru_cache(maxsize=1024)
 def groups_of(layers: int, blocks: int) -> tuple[int, ...]:
-    """The number of blocks of each group of a tape: at most three groups of at most three, as the middle repeats.
+    """The number of blocks of each group of a tape: at most three groups of at most three, as the middle
+    repeats.
 
     >>> groups_of(48, 1), groups_of(48, 7), groups_of(2, 1)
     ((1, 1, 1), (3, 3, 3), (1, 1))
@@ -99,7 +104,9 @@ def pieces_of_loss(run: TrainingRun) -> tuple[int, int, int]:
 
 
 def pairs_of_experts(run: TrainingRun) -> tuple[int, int]:
-    """The number of experts that get one pair more than the rest, and of (token, choice) pairs of each of the rest."""
+    """The number of experts that get one pair more than the rest, and of (token, choice) pairs of each of the
+    rest.
+    """
     if not run.model.experts:
         return 0, 0
     share, larger = divmod(run.micro_batch * run.seq_len * run.model.experts_per_token, run.model.experts)
@@ -109,20 +116,46 @@ def pairs_of_experts(run: TrainingRun) -> tuple[int, int]:
 def symbols(run: TrainingRun) -> dict[str, int]:
     """The numbers behind the symbols of a tape's formulas.
 
-    s, b, h, a, V as in the formulas; d = h/a; kv, ffn, qkv are widths; P positions; `c` is bytes per element of matrix
-    products, `r` of the residual stream and the weights: under autocast r = 4 and c = 2. t is the tokens of a piece of
-    the loss, u those of the last; an expert computes f tokens, or e.
+    s, b, h, a, V as in the formulas; d = h/a; kv, ffn, qkv are widths; P positions; `c` is bytes per element
+    of matrix products, `r` of the residual stream and the weights: under autocast r = 4 and c = 2. t is the
+    tokens of a piece of the loss, u those of the last; an expert computes f tokens, or e.
     """
     model, precision, s, b = run.model, run.precision, run.seq_len, run.micro_batch
     d, kv = model.head_size, model.kv
     pieces, t, u = pieces_of_loss(run)
     share = pairs_of_experts(run)[1]
     return {
-        "1": 1, "2": 2, "3": 3, "4": 4, "8": 8, "16": 16,
-        "c": precision.compute, "r": 4 if precision.autocast else precision.compute,
-        "s": s, "b": b, "sb": s * b, "h": model.hidden, "a": model.heads, "d": d, "d/2": d // 2, "kv": kv,
-        "kv/2": kv // 2, "h/2": model.hidden // 2, "qkv": model.hidden + 2 * kv, "ffn": model.ffn,
-        "V": model.vocab, "P": model.max_positions, "s32": round_up(s, 32), "s128": round_up(s, 128),
-        "d32": round_up(d, 32 if d <= 128 else 64), "R": run.lora_rank, "pieces": pieces, "t": t, "u": u,
-        "E": model.experts, "K": model.experts_per_token, "f": share, "e": share + 1,
-    }  # fmt: skip
+        "1": 1,
+        "2": 2,
+        "3": 3,
+        "4": 4,
+        "8": 8,
+        "16": 16,
+        "c": precision.compute,
+        "r": 4 if precision.autocast else precision.compute,
+        "s": s,
+        "b": b,
+        "sb": s * b,
+        "h": model.hidden,
+        "a": model.heads,
+        "d": d,
+        "d/2": d // 2,
+        "kv": kv,
+        "kv/2": kv // 2,
+        "h/2": model.hidden // 2,
+        "qkv": model.hidden + 2 * kv,
+        "ffn": model.ffn,
+        "V": model.vocab,
+        "P": model.max_positions,
+        "s32": round_up(s, 32),
+        "s128": round_up(s, 128),
+        "d32": round_up(d, 32 if d <= 128 else 64),
+        "R": run.lora_rank,
+        "pieces": pieces,
+        "t": t,
+        "u": u,
+        "E": model.experts,
+        "K": model.experts_per_token,
+        "f": share,
+        "e": share + 1,
+    }

@@ -1,17 +1,19 @@
-"""A small model of autograd that counts bytes: what a training step allocates and frees, in order, without torch.
+"""A small model of autograd that counts bytes: what a training step allocates and frees, in order, without
+torch.
 
-A step is described operation by operation (`operations.py`): what each allocates, what it saves for backward, what its
-backward allocates. The tape adds the rest as torch does (torch/csrc/autograd: engine.cpp, input_buffer.cpp,
-saved_variable.cpp): backward runs the newest node that is ready, and a gradient is added in place to the one that waits
-unless somebody else holds that too.
+A step is described operation by operation (`operations.py`): what each allocates, what it saves for backward,
+what its backward allocates. The tape adds the rest as torch does (torch/csrc/autograd: engine.cpp,
+input_buffer.cpp, saved_variable.cpp): backward runs the newest node that is ready, and a gradient is added in
+place to the one that waits unless somebody else holds that too.
 
 Lifetimes are explicit. A storage counts its holders, and is freed when the last of them releases it:
-- a function holds the tensors that it makes until it returns (`operation`), as Python's variables and expressions do;
+- a function holds the tensors that it makes until it returns (`operation`), as Python's variables and
+  expressions do;
 - a node holds the tensors that it saved until its backward has run;
 - a gradient holds its storage until it has been added up or handed to its weight.
 
-Sizes are formulas, not numbers ("c·sb·h": bytes per element, tokens, hidden size), so one tape serves every run that
-differs in numbers alone.
+Sizes are formulas, not numbers ("c·sb·h": bytes per element, tokens, hidden size), so one tape serves every
+run that differs in numbers alone.
 """
 
 import heapq
@@ -29,8 +31,8 @@ LAST = 1 << 60
 
 
 class Place(NamedTuple):
-    """A part of the network. Of blocks: which group of them, as one checkpoint has several, and which in that group; of
-    the loss's pieces: which (`group`). END is where backward has ended.
+    """A part of the network. Of blocks: which group of them, as one checkpoint has several, and which in that
+    group; of the loss's pieces: which (`group`). END is where backward has ended.
     """
 
     part: Literal["stem", "block", "head", "loss", "piece", "end"]
@@ -38,7 +40,10 @@ class Place(NamedTuple):
     block: int = 0
 
 
-STEM, HEAD, LOSS, END = Place("stem"), Place("head"), Place("loss"), Place("end")
+STEM = Place("stem")
+HEAD = Place("head")
+LOSS = Place("loss")
+END = Place("end")
 
 
 class Mark(NamedTuple):
@@ -53,8 +58,8 @@ class Mark(NamedTuple):
 class Storage:
     """Bytes on the device, with a count of their holders: one at first. The last to release them frees them.
 
-    `recomputation` is the number of the second forward that made them, or 0; `kept` is True if they outlived the pass
-    that made them.
+    `recomputation` is the number of the second forward that made them, or 0; `kept` is True if they outlived
+    the pass that made them.
     """
 
     tape: "Tape"
@@ -82,7 +87,9 @@ class Storage:
             self.tape.free(self)
 
     def settled(self) -> str:
-        """Its kind of memory: what it was bound to, else an activation if it outlived the forward that made it."""
+        """Its kind of memory: what it was bound to, else an activation if it outlived the forward that made
+        it.
+        """
         if self.kind:
             return self.kind
         made_by_forward = self.phase in FORWARD or self.recomputation
@@ -111,7 +118,9 @@ class Edge(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """A tensor of `shape` elements ("sb·h") of `element` bytes each ("c", "r", "4"); no `edge`, no gradient."""
+    """A tensor of `shape` elements ("sb·h") of `element` bytes each ("c", "r", "4"); no
+    `edge`, no gradient.
+    """
 
     element: str
     shape: str
@@ -125,8 +134,8 @@ class Tensor:
 
 
 class Gradient(NamedTuple):
-    """A gradient on its way. torch adds to a view only out of place; `becomes` is the size in which it arrives where
-    it has to be summed or cast for its tensor.
+    """A gradient on its way. torch adds to a view only out of place; `becomes` is the size in which it
+    arrives where it has to be summed or cast for its tensor.
     """
 
     storage: Storage
@@ -144,11 +153,15 @@ Backward = Callable[[list[Gradient]], Sequence[Gradient | None]]
 
 
 class Node:
-    """An operation in autograd's graph: what it saved, what its backward does, and where those gradients go."""
+    """An operation in autograd's graph: what it saved, what its backward does, and
+    where those gradients go.
+    """
 
     __slots__ = ("backward", "edges", "gradients", "place", "saved", "serial")
 
-    def __init__(self, serial: int, place: Place | None, backward: Backward, edges: list[Edge | None]) -> None:
+    def __init__(
+        self, serial: int, place: Place | None, backward: Backward, edges: list[Edge | None]
+    ) -> None:
         self.serial, self.place, self.backward, self.edges = serial, place, backward, edges
         self.saved: list[Saved] = []
         self.gradients: dict[int, Gradient] = {}
@@ -185,7 +198,9 @@ class Tape:
         self._serial = 0
         self._parameters = Storage(self, "", "", 0, STEM, "parameters")
         self._pack: Callable[[Storage], Saved] | None = None
-        self.scope: dict[Tensor, bool] = {}  # what the function that runs has made: True if it holds it as a variable
+        self.scope: dict[
+            Tensor, bool
+        ] = {}  # what the function that runs has made: True if it holds it as a variable
 
     # Memory
 
@@ -253,7 +268,9 @@ class Tape:
     # Autograd's graph
 
     def leaf(self, element: str, shape: str, accumulate: Callable[[Gradient], None] | None) -> Tensor:
-        """A weight, which is there anyway: `accumulate` gets its gradient when all that use it have given theirs."""
+        """A weight, which is there anyway: `accumulate` gets its gradient when all that use it have given
+        theirs.
+        """
         weight = Tensor(element, shape, self._parameters)
         if accumulate is not None:
 
@@ -265,9 +282,13 @@ class Tape:
         return weight
 
     def apply(
-        self, out: Tensor | list[Tensor], inputs: Sequence[Tensor], backward: Backward,
-        saving: Iterable[Saving] = (), saved: Iterable[Saved] = (),
-    ) -> None:  # fmt: skip
+        self,
+        out: Tensor | list[Tensor],
+        inputs: Sequence[Tensor],
+        backward: Backward,
+        saving: Iterable[Saving] = (),
+        saved: Iterable[Saved] = (),
+    ) -> None:
         """Make `out` the result of an operation on `inputs`, whose gradients `backward` gives in their order.
 
         If any input needs a gradient, it saves what `saving` names, besides what it `saved` before it ran.
@@ -291,8 +312,12 @@ class Tape:
         storage = item.tensor.storage
         if self._pack is not None:
             return self._pack(storage)
-        if not storage.kind:  # one line per storage; parts of it that the same operation keeps are named together
-            place, line = self.ledger.get(storage, (self.place, Kept(item.operation, "", storage.size, item.why)))
+        if (
+            not storage.kind
+        ):  # one line per storage; parts of it that the same operation keeps are named together
+            place, line = self.ledger.get(
+                storage, (self.place, Kept(item.operation, "", storage.size, item.why))
+            )
             if line.operation == item.operation and item.name not in line.name:
                 line = line._replace(name=", ".join(filter(None, (line.name, item.name))))
             self.ledger[storage] = place, line
@@ -310,7 +335,8 @@ class Tape:
         assert root.edge is not None, "backward begins where something needs a gradient"
         self.grad_enabled = False
         first = root.edge.node
-        waiting, pushed = _dependencies(first), 0
+        waiting = _dependencies(first)
+        pushed = 0
         first.gradients[root.edge.output] = gradient
         ready = [(-first.serial, pushed, first)]
         while ready:
@@ -326,7 +352,9 @@ class Tape:
                     heapq.heappush(ready, (-edge.node.serial, pushed, edge.node))
 
     def _run(self, node: Node) -> list[tuple[Edge, Gradient | None]]:
-        """Run a node's backward: its gradients with where they go, cast and summed; then what it saved is released."""
+        """Run a node's backward: its gradients with where they go, cast and summed; then what it saved is
+        released.
+        """
         gradients = [node.gradients[output] for output in sorted(node.gradients)]
         unpacked = [saved.unpack() for saved in node.saved]
         results = node.backward(gradients)
@@ -338,7 +366,8 @@ class Tape:
             if result is not None and edge is None:
                 result.storage.release()
             elif result is not None and result.becomes:
-                before, result = result, self.gradient(result.becomes)
+                before = result
+                result = self.gradient(result.becomes)
                 before.storage.release()
             if edge is not None:
                 pairs.append((edge, result))
@@ -346,11 +375,15 @@ class Tape:
             saved.release()
         for gradient in gradients:
             gradient.storage.release()
-        node.edges, node.saved, node.gradients = [], [], {}
+        node.edges = []
+        node.saved = []
+        node.gradients = {}
         return pairs
 
     def _add(self, edge: Edge, new: Gradient) -> None:
-        """Add a gradient to the one that waits, in place unless that is a view or somebody else holds it too."""
+        """Add a gradient to the one that waits, in place unless that is a view or
+        somebody else holds it too.
+        """
         waiting = edge.node.gradients
         old = waiting.setdefault(edge.output, new)
         if old is new:
@@ -364,9 +397,9 @@ class Tape:
 def operation(function: Function) -> Function:
     """Mark a function, or a module's call, that mirrors one of torch's: its first argument has the tape.
 
-    Its tensors live as Python's do. When it returns, or is stopped, what it made is released but for what it returns. A
-    value that is passed straight into another operation is released when that returns; `Tape.hold` makes it a variable,
-    which lives until the function returns.
+    Its tensors live as Python's do. When it returns, or is stopped, what it made is released but for what it
+    returns. A value that is passed straight into another operation is released when that returns; `Tape.hold`
+    makes it a variable, which lives until the function returns.
     """
 
     @wraps(function)
@@ -404,7 +437,8 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 def _dependencies(root: Node) -> dict[Node, int]:
     """The number of gradients that each node waits for."""
     counts: dict[Node, int] = {}
-    seen, stack = {root}, [root]
+    seen = {root}
+    stack = [root]
     while stack:
         for target, _ in filter(None, stack.pop().edges):
             counts[target] = counts.get(target, 0) + 1

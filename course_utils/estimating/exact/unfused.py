@@ -1,6 +1,17 @@
 """GELU and RMSNorm in single operations, as `networks/unfused.py` has them."""
 
-from .operations import Step, Weight, add, cast, keeps_output, multiply, new_gradients, same_gradient, scaled, way_back
+from .operations import (
+    Step,
+    Weight,
+    add,
+    cast,
+    keeps_output,
+    multiply,
+    new_gradients,
+    same_gradient,
+    scaled,
+    way_back,
+)
 from .tape import Saving, Tensor, operation
 
 
@@ -25,14 +36,18 @@ def unfused_norm(step: Step, x: Tensor, weight: Weight, name: str) -> Tensor:
     narrow = is_narrow(step, x)
     wide = step.tape.hold(cast(step, x, "4")) if narrow else x
     square = step.tape.hold(mean(step, power(step, wide, name)))
-    normed = multiply(step, wide, inverse_root(step, shifted(step, square), name), name, ("input", "inverse root"))
+    normed = multiply(
+        step, wide, inverse_root(step, shifted(step, square), name), name, ("input", "inverse root")
+    )
     used = cast(step, normed, x.element) if narrow else normed
     return multiply(step, weight.use(), used, name, ("weight", "normed input"))
 
 
 @operation
 def power(step: Step, x: Tensor, name: str) -> Tensor:
-    """x to a power n: saves x. Backward is n·xⁿ⁻¹ times the gradient, with two tensors on the way (pow_backward)."""
+    """x to a power n: saves x. Backward is n·xⁿ⁻¹ times the gradient, with two tensors on the way
+    (pow_backward).
+    """
     out = step.tape.tensor(x.element, x.shape)
     return way_back(step, out, x, [x.size] * 2, Saving(x, name, "input", "derivative of a power"))
 

@@ -1,7 +1,7 @@
 """A run unrolled: every tensor that it allocates, one after another, so that an allocator can place them.
 
-The engine reads a tape of at most three blocks, as all others do the same. An allocator must see them all: what it
-reserves depends on the order of everything that came before.
+The engine reads a tape of at most three blocks, as all others do the same. An allocator must see them all:
+what it reserves depends on the order of everything that came before.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,10 +9,9 @@ from functools import cache
 from math import prod
 from typing import NamedTuple
 
-from course_utils.measurement import Mark
-from course_utils.run import TrainingRun
-from course_utils.units import round_up
-
+from ...measurement import Mark
+from ...run import TrainingRun
+from ...units import round_up
 from ..states import CODEBOOKS_8BIT, Trainable, state_sizes, trainable
 from ..workspaces import workspaces_on
 from .network import tape_of
@@ -27,17 +26,18 @@ Event = tuple[int, int]
 
 
 def unrolled(run: TrainingRun, steps: int = 2) -> tuple[list[Event], list[Mark]]:
-    """The allocations and frees of a run from its set-up through `steps` steps, in order, and where each phase begins.
+    """The allocations and frees of a run from its set-up through `steps` steps, in order, and where each
+    phase begins.
 
-    Two micro-batches stand for all, as in a simulation; single numbers, as norms and loss scales, are left out. Raises
-    ValueError for what `estimate` does not cover, for several ranks, and for LoRA, whose frozen weights are not listed
-    one by one.
+    Two micro-batches stand for all, as in a simulation; single numbers, as norms and loss scales, are left
+    out. Raises ValueError for what `estimate` does not cover, for several ranks, and for LoRA, whose frozen
+    weights are not listed one by one.
     """
     check(run)
     if run.world_size > 1 or run.lora_rank or run.precision.name == "fp8":
         raise ValueError(
-            "the estimate of LoRA, of several ranks or of fp8 is not unrolled tensor by tensor: replay a measurement, "
-            "replay(measure(run))"
+            "the estimate of LoRA, of several ranks or of fp8 is not unrolled tensor by tensor: replay a"
+            " measurement, replay(measure(run))"
         )
     work = _Unrolling(run)
     for step in range(1, steps + 1):
@@ -48,8 +48,8 @@ def unrolled(run: TrainingRun, steps: int = 2) -> tuple[list[Event], list[Mark]]
 
 
 class _Pass(NamedTuple):
-    """Forward and backward of a micro-batch: bytes, or ~index of the tensor that is freed; the indices of gradients;
-    where backward begins.
+    """Forward and backward of a micro-batch: bytes, or ~index of the tensor that is freed; the indices of
+    gradients; where backward begins.
     """
 
     changes: list[int]
@@ -58,10 +58,13 @@ class _Pass(NamedTuple):
 
 
 def _pass_of(run: TrainingRun, adds: bool) -> _Pass:
-    size, layers = run.blocks_per_checkpoint or 1, run.model.layers
+    size = run.blocks_per_checkpoint or 1
+    layers = run.model.layers
     groups = (*[size] * (layers // size), *([layers % size] if layers % size else []))
     tape = tape_of(structure(run)._replace(groups=groups, chunks=pieces_of_loss(run)[0], accumulates=adds))
-    numbers, made, changes = symbols(run), dict[Storage, int](), list[int]()
+    numbers = symbols(run)
+    made = dict[Storage, int]()
+    changes = list[int]()
     for storage, sign in tape.events:
         if sign > 0:
             made[storage] = len(changes)
@@ -73,12 +76,18 @@ def _pass_of(run: TrainingRun, adds: bool) -> _Pass:
 
 
 class _Unrolling:
-    """A run on its way: the events so far, and the gradients that are there, as (bytes, number) in order of birth."""
+    """A run on its way: the events so far, and the gradients that are there, as (bytes, number) in order of
+    birth.
+    """
 
     def __init__(self, run: TrainingRun) -> None:
-        self.run, self.events, self.marks = run, list[Event](), list[Mark]()
+        self.run = run
+        self.events = list[Event]()
+        self.marks = list[Mark]()
         self.gradients: list[Event] = []
-        self._pass_of, self._count, self._with_workspaces = cache(_pass_of), 0, set[str]()
+        self._pass_of = cache(_pass_of)
+        self._count = 0
+        self._with_workspaces = set[str]()
         trained = trainable(run.model, 0, ())
         layers = range(trained.layers)
         blocks = {f"{name} {layer}": shape for layer in layers for name, shape in trained.block.items()}
@@ -93,7 +102,8 @@ class _Unrolling:
 
     def forward_and_backward(self, step: int, adds: bool) -> None:
         """One micro-batch, whose gradients `adds` to those that are there."""
-        once, made = self._pass_of(self.run, adds), dict[int, Event]()
+        once = self._pass_of(self.run, adds)
+        made = dict[int, Event]()
         self._begin(step, "forward")
         for event, change in enumerate(once.changes):
             if event == once.backward:
@@ -106,7 +116,8 @@ class _Unrolling:
 
     def update(self, step: int) -> None:
         """The optimizer's step, which makes its states when it is the first; then gradients are freed."""
-        run, first = self.run, step == 1
+        run = self.run
+        first = step == 1
         self._begin(step, "optimizer")
         all_at_once = run.optimizer.forced and run.optimizer.implementation == "foreach"
         if run.precision.master and not all_at_once:
@@ -123,7 +134,9 @@ class _Unrolling:
             self.gradients = []
 
     def _together(self) -> Walk:
-        """The update of all parameters by one optimizer: foreach makes what it needs for all of them first."""
+        """The update of all parameters by one optimizer: foreach makes what it needs
+        for all of them first.
+        """
         run = self.run
         if run.optimizer.implementation != "foreach" or run.optimizer.algorithm in IN_PLACE:
             return plain_walk(run.precision, run.optimizer, Trainable(self.shapes, {}, 0, {}))
@@ -132,7 +145,8 @@ class _Unrolling:
 
     def _upcasts(self) -> Walk:
         """All gradients in fp32 for the master weights, one after another."""
-        run, walk = self.run, list[tuple[str, int]]()
+        run = self.run
+        walk = list[tuple[str, int]]()
         if run.precision.gradient < run.precision.master:
             for elements in map(prod, self.shapes.values()):
                 walk += [("temporaries", run.precision.master * elements)]
@@ -141,12 +155,16 @@ class _Unrolling:
 
     def _states(self, shapes: Mapping[str, tuple[int, ...]], first: bool) -> Walk:
         masters = 1 if self.run.precision.master else 0  # they are there from the beginning
-        kept = (state_sizes(self.run.precision, self.run.optimizer, *one)[masters:] for one in shapes.items() if first)
+        kept = (
+            state_sizes(self.run.precision, self.run.optimizer, *one)[masters:]
+            for one in shapes.items()
+            if first
+        )
         return [("optimizer_states", size) for sizes in kept for size in sizes]
 
     def _walk(self, walk: Walk) -> None:
-        """Changes without names: what is freed is the newest of its size, of gradients too, as backward goes from the
-        last parameter to the first. What is left of them in the end is freed.
+        """Changes without names: what is freed is the newest of its size, of gradients too, as backward goes
+        from the last parameter to the first. What is left of them in the end is freed.
         """
         made: list[Event] = []
         for kind, size in walk:

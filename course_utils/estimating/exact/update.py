@@ -1,4 +1,5 @@
-"""Allocations and frees when gradients are clipped and when the optimizer steps, in the order of torch's algorithms.
+"""Allocations and frees when gradients are clipped and when the optimizer steps, in the order of torch's
+algorithms.
 
 Every walk is over shapes, so a part of the parameters, such as one rank's, can be walked like the whole.
 """
@@ -8,9 +9,8 @@ from functools import lru_cache
 from itertools import chain
 from math import prod
 
-from course_utils.models import TransformerConfig
-from course_utils.run import OPTIMIZERS, PRECISIONS, Optimizer, Precision, TrainingRun
-
+from ...models import TransformerConfig
+from ...run import OPTIMIZERS, PRECISIONS, Optimizer, Precision, TrainingRun
 from ..sharding import zero_1_shares
 from ..states import BLOCK_8BIT, PIECE_8BIT, SMALL_8BIT, Trainable, is_hidden_matrix, trainable
 from .walk import Change, Totals, Walk, free, highest, make, net
@@ -23,14 +23,17 @@ IN_PLACE = ("sgd", "momentum")
 
 
 def optimizer_step(run: TrainingRun) -> Totals:
-    """Signed bytes by kind that the step adds at its highest point; with ZeRO-1, to step the parameters of rank 0.
+    """Signed bytes by kind that the step adds at its highest point; with ZeRO-1, to step the parameters of
+    rank 0.
 
-    foreach makes one tensor for each parameter, 4N bytes in fp32; the for-loop makes two for one parameter at a time;
-    fused makes none; momentum works in place. Master weights take their gradients in fp32: one at a time, or all at
-    once. The memory that fp8's own kernels need is not known, and counts as nothing.
+    foreach makes one tensor for each parameter, 4N bytes in fp32; the for-loop makes two for one parameter at
+    a time; fused makes none; momentum works in place. Master weights take their gradients in fp32: one at a
+    time, or all at once. The memory that fp8's own kernels need is not known, and counts as nothing.
     """
-    frees = run.set_to_none and not run.bucket_view  # as a view, a gradient set to None leaves its bucket where it is
-    names, ranks = (run.precision.name, run.optimizer.name), run.world_size if run.zero_stage == 1 else 1
+    # as a view, a gradient set to None leaves its bucket where it is
+    frees = run.set_to_none and not run.bucket_view
+    names = (run.precision.name, run.optimizer.name)
+    ranks = run.world_size if run.zero_stage == 1 else 1
     clips = run.clip_grad_norm is not None
     return dict(_optimizer_step(run.model, run.lora_rank, run.lora_targets, ranks, names, frees, clips))
 
@@ -47,15 +50,28 @@ def clipping(run: TrainingRun) -> Totals:
 
 @lru_cache(maxsize=1024)
 def _optimizer_step(
-    model: TransformerConfig, rank: int, targets: tuple[str, ...], ranks: int, names: tuple[str, str],
-    set_to_none: bool, clips: bool,
-) -> Totals:  # fmt: skip
-    """The step with this precision and optimizer (`names`), by LoRA's rank and targets, on one of so many `ranks`."""
-    share = Trainable(dict(zero_1_shares(model, ranks)[0]), {}, 0, {}) if ranks > 1 else trainable(model, rank, targets)
+    model: TransformerConfig,
+    rank: int,
+    targets: tuple[str, ...],
+    ranks: int,
+    names: tuple[str, str],
+    set_to_none: bool,
+    clips: bool,
+) -> Totals:
+    """The step with this precision and optimizer (`names`), by LoRA's rank and targets, on one of so many
+    `ranks`.
+    """
+    share = (
+        Trainable(dict(zero_1_shares(model, ranks)[0]), {}, 0, {})
+        if ranks > 1
+        else trainable(model, rank, targets)
+    )
     return step_on(PRECISIONS[names[0]], OPTIMIZERS[names[1]], share, set_to_none, clips)
 
 
-def step_on(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool, clips: bool) -> Totals:
+def step_on(
+    precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool, clips: bool
+) -> Totals:
     """Signed bytes by kind that the step adds at its highest point if it steps only these parameters."""
     if precision.name == "fp8":
         return {}
@@ -78,8 +94,8 @@ def plain_walk(precision: Precision, optimizer: Optimizer, trained: Trainable) -
 
 
 def master_walk(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool) -> Walk:
-    """The step on fp32 masters: gradient to fp32, the 16-bit one freed, the update's own tensors, the fp32 gradient
-    freed.
+    """The step on fp32 masters: gradient to fp32, the 16-bit one freed, the update's own tensors, the fp32
+    gradient freed.
 
     Main gradients are fp32 before it begins. If 16-bit gradients are not set to none, they stay.
     """
@@ -113,7 +129,8 @@ def _alone(optimizer: Optimizer, name: str, shape: tuple[int, ...]) -> Walk:
     return LOOPS[optimizer.algorithm]([(name, shape)], 4)
 
 
-# One algorithm after another, parameter by parameter. What a variable holds is freed when it gets its next value.
+# One algorithm after another, parameter by parameter. What a variable holds is freed when it gets its next
+# value.
 
 
 def adam_loop(tensors: Tensors, element: int) -> Walk:
@@ -134,8 +151,8 @@ def lion_loop(tensors: Tensors, element: int) -> Walk:
 
 
 def adafactor_loop(tensors: Tensors, element: int) -> Walk:
-    """A matrix's variance is the product of its row and its column, as large as the matrix, and becomes the update;
-    the one before it is freed only then. A vector's gradient is squared, and its variance copied.
+    """A matrix's variance is the product of its row and its column, as large as the matrix, and becomes the
+    update; the one before it is freed only then. A vector's gradient is squared, and its variance copied.
     """
     walk: Walk = []
     row = column = square = update = 0
@@ -143,8 +160,17 @@ def adafactor_loop(tensors: Tensors, element: int) -> Walk:
         size = element * prod(shape)
         walk += [make(element), free(element)]  # the weight's norm
         if len(shape) > 1:
-            rows, columns = size // shape[-1], size // shape[-2]
-            walk += [make(rows), free(row), make(columns), free(column), make(size), make(element), free(element)]
+            rows = size // shape[-1]
+            columns = size // shape[-2]
+            walk += [
+                make(rows),
+                free(row),
+                make(columns),
+                free(column),
+                make(size),
+                make(element),
+                free(element),
+            ]
             row, column = rows, columns
         else:
             walk += [make(size), free(square), make(size)]
@@ -166,11 +192,14 @@ def muon_loop(tensors: Tensors, element: int) -> Walk:
 
 
 def newton_schulz(rows: int, columns: int, element: int, steps: int = 5) -> Walk:
-    """Orthogonalize an update of `element` bytes per element, which is freed in the end; its result, in bf16, stays.
+    """Orthogonalize an update of `element` bytes per element, which is freed in the end; its result, in bf16,
+    stays.
 
-    Each step makes X·Xᵀ, a polynomial of it, and the next X (Jordan et al. 2024); as new ones come the last are freed.
+    Each step makes X·Xᵀ, a polynomial of it, and the next X (Jordan et al. 2024); as new ones come the last
+    are freed.
     """
-    x, gram = 2 * rows * columns, 2 * min(rows, columns) ** 2
+    x = 2 * rows * columns
+    gram = 2 * min(rows, columns) ** 2
     copied = element != 2  # an update in bf16 is the first X itself
     walk = [make(x)] if copied else []
     walk += [make(2), make(2), free(2), free(2)]  # its norm
@@ -194,10 +223,20 @@ def adam8bit_loop(tensors: Tensors, element: int) -> Walk:
 def adam8bit_piece(elements: int) -> Walk:
     """Codes to indices to fp32 for both moments; Adam's root; then each moment's scale and its new codes."""
     blocks = -(-elements // BLOCK_8BIT)
-    moment, scales = 4 * BLOCK_8BIT * blocks, 4 * blocks
+    moment = 4 * BLOCK_8BIT * blocks
+    scales = 4 * blocks
     decode = [make(moment), make(moment), free(moment)]
     encode = [make(scales), free(scales), make(moment), free(moment)]
-    return [*decode, *decode, make(4 * elements), free(4 * elements), *encode, *encode, free(moment), free(moment)]
+    return [
+        *decode,
+        *decode,
+        make(4 * elements),
+        free(4 * elements),
+        *encode,
+        *encode,
+        free(moment),
+        free(moment),
+    ]
 
 
 LOOPS: dict[str, Callable[[Tensors, int], Walk]] = {
@@ -214,10 +253,11 @@ LOOPS: dict[str, Callable[[Tensors, int], Walk]] = {
 
 
 def scaler_walk(precision: Precision, optimizer: Optimizer, clips: bool) -> Walk:
-    """A loss scaler's numbers before the step, a block for each; the one that says if a gradient overflowed stays.
+    """A loss scaler's numbers before the step, a block for each; the one that says if a gradient overflowed
+    stays.
 
-    Fused steps and master weights take the scale instead of unscaled gradients. Where gradients are clipped they were
-    unscaled before.
+    Fused steps and master weights take the scale instead of unscaled gradients. Where gradients are clipped
+    they were unscaled before.
     """
     if not precision.loss_scaling:
         return []
@@ -231,9 +271,14 @@ def scaler_walk(precision: Precision, optimizer: Optimizer, clips: bool) -> Walk
 
 @lru_cache(maxsize=1024)
 def _clipping(model: TransformerConfig, rank: int, targets: tuple[str, ...], precision_name: str) -> Totals:
-    precision, count = PRECISIONS[precision_name], trainable(model, rank, targets).tensors
+    precision = PRECISIONS[precision_name]
+    count = trainable(model, rank, targets).tensors
     scaled = precision.loss_scaling and bool(precision.master)
-    unscaled = scaler_walk(precision, OPTIMIZERS["sgd"], clips=False) if precision.loss_scaling and not scaled else []
+    unscaled = (
+        scaler_walk(precision, OPTIMIZERS["sgd"], clips=False)
+        if precision.loss_scaling and not scaled
+        else []
+    )
     return highest([*unscaled, *clip_walk(count, 4 if scaled else precision.gradient, keeps_norms=scaled)])
 
 
@@ -242,7 +287,8 @@ def clip_walk(count: int, element: int, keeps_norms: bool = False) -> Walk:
 
     The scratch space of the GPU's own kernel is not among it.
     """
-    norms, together = [make(element)] * count, make(element * count)
+    norms = [make(element)] * count
+    together = make(element * count)
     gone = [free(element)] * count
     end = [] if keeps_norms else [free(element * count)]
     total = [*gone, make(element)] if keeps_norms else [make(element), *gone]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from course_utils.units import round_up
+from ...units import round_up
 
 
 class Change(NamedTuple):
@@ -27,7 +27,9 @@ def highest(walk: Sequence[tuple[str, int]]) -> Totals:
 
 
 def highest_and_net(walk: Sequence[tuple[str, int]]) -> tuple[Totals, Totals]:
-    """Bytes by kind at the first highest point of a walk, none if that is its start, and those that all of it adds."""
+    """Bytes by kind at the first highest point of a walk, none if that is its start, and those that all of it
+    adds.
+    """
     heights = list(accumulate(size for _, size in walk))
     top = max(heights, default=0)
     ends = heights.index(top) + 1 if top > 0 else 0

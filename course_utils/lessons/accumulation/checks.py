@@ -9,40 +9,54 @@ from typing import Any
 import torch
 from torch import nn
 
-from course_utils.interactive.feedback import Mistakes, alike, call, exercise, expect, fail, of_kind, recognized
-from course_utils.lessons.shared.judging import forward_backward, same, seeded
-from course_utils.lessons.shared.language_model import batches, language_model, vocabulary
-from course_utils.measuring.tracker import Tracker
-
+from ...interactive.feedback import Mistakes, alike, call, exercise, expect, fail, of_kind, recognized
+from ...measuring.tracker import Tracker
+from ..shared.judging import forward_backward, same, seeded
+from ..shared.language_model import batches, language_model, vocabulary
 from .micro_batches import IGNORED, MicroBatch, mean_loss
 
-# ----------------------------------------------------------------------------------------------------- 07.1: train_pass
+# ----------------------------------------------------------------------------------------------------- 07.1:
+# train_pass
 WORDS = 7
-STREAMS: dict[str, tuple[tuple[int, ...], int]] = {  # real tokens of each micro-batch, and how many make a group
-    "lengths that differ": ((4, 60, 17, 33, 9, 28, 71, 12, 40, 6), 4), "one incomplete group": ((50, 7, 21), 8),
-    "a micro-batch of padding": ((0, 40, 25, 11, 30, 0, 19), 3), "an empty loader": ((), 4),
-    "a group of padding": ((20, 31, 0, 0, 45), 2), "padding at the end": ((20, 31, 9, 0), 3),
+# real tokens of each micro-batch, and how many make a group
+STREAMS: dict[str, tuple[tuple[int, ...], int]] = {
+    "lengths that differ": ((4, 60, 17, 33, 9, 28, 71, 12, 40, 6), 4),
+    "one incomplete group": ((50, 7, 21), 8),
+    "a micro-batch of padding": ((0, 40, 25, 11, 30, 0, 19), 3),
+    "an empty loader": ((), 4),
+    "a group of padding": ((20, 31, 0, 0, 45), 2),
+    "padding at the end": ((20, 31, 9, 0), 3),
     "a group of padding at the end": ((20, 31, 0, 0), 2),
-}  # fmt: skip
+}
 Weigh = Callable[[MicroBatch, Sequence[MicroBatch], int], float]  # a micro-batch's weight in its group, and k
 
 
 def micro_batch(real: int) -> MicroBatch:
     """Token ids and targets of three sequences, of which `real` tokens count and the rest is padding."""
-    length, dice = real // 2 + 4, torch.Generator().manual_seed(real)
+    length = real // 2 + 4
+    dice = torch.Generator().manual_seed(real)
     tokens, targets = torch.randint(WORDS, (2, 3, length), generator=dice)
     return tokens, targets.masked_fill(real <= torch.arange(3 * length).reshape(length, 3).T, IGNORED)
 
 
 class Bigrams(nn.Module):
-    """A model with one table, in fp64, whose dropout depends on the micro-batch alone; it notes what is alive."""
+    """A model with one table, in fp64, whose dropout depends on the micro-batch alone; it notes what is
+    alive.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.linspace(-1, 1, WORDS * WORDS, dtype=torch.float64).reshape(WORDS, WORDS))
+        self.table = nn.Parameter(
+            torch.linspace(-1, 1, WORDS * WORDS, dtype=torch.float64).reshape(WORDS, WORDS)
+        )
         self.unused = nn.Parameter(torch.ones(3))
         self.handed: list[weakref.ref[torch.Tensor]] = []
-        self.alive, self.steps, self.begins, self.dirty, self.used, self.ahead = 0, 0, False, False, True, False
+        self.alive = 0
+        self.steps = 0
+        self.begins = False
+        self.dirty = False
+        self.used = True
+        self.ahead = False
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         self.alive = max(self.alive, sum(one() is not None for one in self.handed))
@@ -84,10 +98,17 @@ def _share(part: MicroBatch, group: Sequence[MicroBatch], _: int) -> float:
 
 
 def looking_ahead(
-    model: Bigrams, optimizer: torch.optim.Optimizer, loader: Iterator[MicroBatch], k: int, weigh: Weigh = _share
+    model: Bigrams,
+    optimizer: torch.optim.Optimizer,
+    loader: Iterator[MicroBatch],
+    k: int,
+    weigh: Weigh = _share,
 ) -> list[float]:
-    """A pass that knows all its micro-batches beforehand, and multiplies each mean loss by its weight in its group."""
-    losses, parts = [], list(loader)
+    """A pass that knows all its micro-batches beforehand, and multiplies each mean loss by its weight in its
+    group.
+    """
+    losses = []
+    parts = list(loader)
     for group in (parts[first : first + k] for first in range(0, len(parts), k)):
         if real_tokens(*group):
             weighed = [mean_loss(model, part) * weigh(part, group, k) for part in group if real_tokens(part)]
@@ -101,17 +122,24 @@ def looking_ahead(
 
 PASS_MISTAKES: dict[str, tuple[Weigh, ...]] = {  # what learners make of a micro-batch's weight, by their hint
     "The parameters have not moved: who calls `optimizer.step()`?": (lambda *_: 0,),
-    "You take a mean of means: a token of a short micro-batch counts more than one of a long micro-batch.":
-        (lambda part, group, k: 1 / len(group), lambda part, group, k: 1 / k),
-    "You add up losses and never divide: your step grows with the number of tokens.":
-        (lambda part, *_: real_tokens(part), lambda *_: 1),
-    "You divide by padding, too. How many tokens have a target?":
-        (lambda part, group, _: real_tokens(part) / sum(y.numel() for _, y in group),),
-    "You divide by the number of micro-batches. How many tokens are in this sum?":
-        (lambda part, group, _: real_tokens(part) / len(group),),
-    "You call zero_grad within a group: that throws away the sum so far.":
-        (lambda part, group, k: _share(part, group, k) * (part is group[-1]),),
-}  # fmt: skip
+    "You take a mean of means: a token of a short micro-batch counts more than one of a long micro-batch.": (
+        lambda part, group, k: 1 / len(group),
+        lambda part, group, k: 1 / k,
+    ),
+    "You add up losses and never divide: your step grows with the number of tokens.": (
+        lambda part, *_: real_tokens(part),
+        lambda *_: 1,
+    ),
+    "You divide by padding, too. How many tokens have a target?": (
+        lambda part, group, _: real_tokens(part) / sum(y.numel() for _, y in group),
+    ),
+    "You divide by the number of micro-batches. How many tokens are in this sum?": (
+        lambda part, group, _: real_tokens(part) / len(group),
+    ),
+    "You call zero_grad within a group: that throws away the sum so far.": (
+        lambda part, group, k: _share(part, group, k) * (part is group[-1]),
+    ),
+}
 STREAM = "The loader is a stream: it hands out one micro-batch at a time, and cannot say how many there are."
 UNUSED = {"'NoneType'": "A weight that no loss has used has no gradient: its `.grad` is None."}
 PASS_HINTS = {"has no len()": STREAM, "not subscriptable": STREAM, **UNUSED}
@@ -123,11 +151,14 @@ PASS_HINTS = {"has no len()": STREAM, "not subscriptable": STREAM, **UNUSED}
     "Seven streams run, with two epochs each: this takes up to ten seconds.",
 )
 def train_pass(answer: Any) -> None:
-    """`answer(model, optimizer, loader, k)` takes a step per k micro-batches and returns each step's mean loss."""
+    """`answer(model, optimizer, loader, k)` takes a step per k micro-batches and returns each step's mean
+    loss.
+    """
     asked = partial(call, answer, returns=(list, tuple), may_change=range(4), hints=PASS_HINTS)
     held = 0
     for name, (counts, k) in STREAMS.items():
-        (model, losses, _), (right, means, _) = passed(asked, counts, k), passed(looking_ahead, counts, k)
+        model, losses, _ = passed(asked, counts, k)
+        right, means, _ = passed(looking_ahead, counts, k)
         nan = "NaN in the weights. A mean over no token at all is 0/0: where do you divide?"
         expect(not model.table.isnan().any(), f"With {name}: {nan}")
         moved = "You step on a group without real tokens. With momentum, even zeros move the weights."
@@ -142,11 +173,19 @@ def train_pass(answer: Any) -> None:
             for message, weighs in PASS_MISTAKES.items():
                 tables = [passed(partial(looking_ahead, weigh=weigh), counts, k)[0].table for weigh in weighs]
                 expect(not any(same([table], [model.table]) for table in tables), message)
-            fail(f"With {name}: the weights end elsewhere. Do you step on the mean over all real tokens of the group?")
+            fail(
+                f"With {name}: the weights end elsewhere. Do you step on the mean over all real tokens of the"
+                " group?"
+            )
         for one in losses:
-            expect(not getattr(one, "requires_grad", False), "You return a loss with its graph: use `.item()`.")
+            expect(
+                not getattr(one, "requires_grad", False), "You return a loss with its graph: use `.item()`."
+            )
         mine = [float(of_kind(one, Real, "In your list there is")) for one in losses]
-        expect(alike(mine, means), f"With {name}: a loss that you return is not the mean per real token of its step.")
+        expect(
+            alike(mine, means),
+            f"With {name}: a loss that you return is not the mean per real token of its step.",
+        )
         clean = all(weight.grad is None for weight in model.parameters())
         expect(clean, f"With {name}: some `.grad` is not None after the pass. Who clears it?")
         held = max(held, model.alive, 3 * model.ahead)
@@ -156,7 +195,8 @@ def train_pass(answer: Any) -> None:
     expect(held <= 2, "You hold several micro-batches at a time: finish one before you take the next.")
 
 
-# ------------------------------------------------------------------------------------------------- 07.2: add_up_in_fp32
+# ------------------------------------------------------------------------------------------------- 07.2:
+# add_up_in_fp32
 Gradients = list[Any]  # of each weight a tensor, or None
 
 
@@ -171,22 +211,39 @@ def tower(width: int) -> nn.Sequential:
 
 
 def added(each: Sequence[Gradients], add: Callable[..., Any] = torch.add) -> Gradients:
-    """The sums of several lists of gradients, by a function that adds one of bf16 to what there is in fp32."""
-    return [None if first is None else reduce(add, more, first.float()) for first, *more in zip(*each, strict=True)]
+    """The sums of several lists of gradients, by a function that adds one of bf16 to
+    what there is in fp32.
+    """
+    return [
+        None if first is None else reduce(add, more, first.float())
+        for first, *more in zip(*each, strict=True)
+    ]
 
 
 SUM_MISTAKES: Mistakes = {  # how a gradient is added to what there is
-    "Only the last micro-batch is left in the masters: add to `.grad`, do not replace it.": lambda _, new: new.float(),
-    "The sum is rounded to bf16: in which format do you add?": lambda total, new: (total.bfloat16() + new).float(),
+    "Only the last micro-batch is left in the masters: add to `.grad`, do not replace it.": lambda _, new: (
+        new.float()
+    ),
+    "The sum is rounded to bf16: in which format do you add?": (
+        lambda total, new: (total.bfloat16() + new).float()
+    ),
 }
-FROZEN = {"hook on a tensor that doesn": "A frozen weight takes no hook, because it gets no gradient: leave it out."}
+FROZEN = {
+    "hook on a tensor that doesn": "A frozen weight takes no hook, because it gets no gradient: leave it out."
+}
 SUM_HINTS = {
     **FROZEN,
-    **dict.fromkeys(("different type", "dtype"), "A master's `.grad` must be fp32, like the master, not bf16."),
-    "size": "A gradient goes to another weight's master. Which value does your loop variable have when the hook runs? "
-    "Or does a frozen weight shift your pairs?",
-    "'NoneType'": "Your hook finds None. A master's `.grad` is None until its first gradient, and after zero_grad. Or "
-    "do you read another weight, because your loop variable has its last value when the hook runs?",
+    **dict.fromkeys(
+        ("different type", "dtype"), "A master's `.grad` must be fp32, like the master, not bf16."
+    ),
+    "size": (
+        "A gradient goes to another weight's master. Which value does your loop variable have when the hook"
+        " runs? Or does a frozen weight shift your pairs?"
+    ),
+    "'NoneType'": (
+        "Your hook finds None. A master's `.grad` is None until its first gradient, and after zero_grad. Or "
+        "do you read another weight, because your loop variable has its last value when the hook runs?"
+    ),
 }
 
 
@@ -195,12 +252,15 @@ def add_up_in_fp32(answer: Any) -> None:
     """`answer(weights, masters)` adds each weight's gradient to its master's as soon as it is complete."""
     for width, steps in ((8, 16), (5, 1), (64, 3)):
         model = tower(width)
-        weights, masters = list(model.parameters()), [one.detach().float() for one in model.parameters()]
+        weights = list(model.parameters())
+        masters = [one.detach().float() for one in model.parameters()]
         with seeded(steps):
             inputs = list(torch.randn(steps, 2, width).bfloat16())
         usual = [forward_backward(model, [x], weights) for x in inputs]
         model.zero_grad()
-        handles = call(answer, list(weights), list(masters), returns=(list, tuple), hints=SUM_HINTS, may_change=(0, 1))
+        handles = call(
+            answer, list(weights), list(masters), returns=(list, tuple), hints=SUM_HINTS, may_change=(0, 1)
+        )
         for when in ("", "After zero_grad: "):
             for master in masters:
                 expect(when or master.grad is None, "A master has a gradient before any backward.")
@@ -209,8 +269,11 @@ def add_up_in_fp32(answer: Any) -> None:
             held = any(one is not None for ran in rans for one in ran.gradients[1:])
             expect(not held, "Weights still hold their gradient after backward: both copies stay in memory.")
             _expect_sums([master.grad for master in masters], [ran.gradients[1:] for ran in usual], when)
-        sums = sum(4 * weight.numel() for weight in weights)  # instead of which `usual` has all gradients in bf16
-        late = "Gradients in bf16 wait until backward ends. What still refers to a gradient after you added it?"
+        # instead of which `usual` has all gradients in bf16
+        sums = sum(4 * weight.numel() for weight in weights)
+        late = (
+            "Gradients in bf16 wait until backward ends. What still refers to a gradient after you added it?"
+        )
         expect(rans[0].peak < usual[0].peak + sums - 8 * width * width, late)
         for handle in handles:
             expect(hasattr(handle, "remove"), "Return the handles that you get from registering.")
@@ -231,28 +294,37 @@ def _expect_sums(got: Gradients, each: Sequence[Gradients], when: str) -> None:
     expect(nobody, f"{when}No master has a gradient.")
     missing = any(mine is None and wanted is not None for mine, wanted in zip(got, right, strict=True))
     expect(not missing, SUM_HINTS["size"])
-    expect(not any(nobody), f"{when}A weight got no gradient, but its master has one: an optimizer would decay it.")
+    expect(
+        not any(nobody),
+        f"{when}A weight got no gradient, but its master has one: an optimizer would decay it.",
+    )
     for message, add in SUM_MISTAKES.items():
         expect(not same(got, added(each, add), 1e-6), f"{when}{message}")
     fail(f"{when}Some sum is off. Is each gradient added once, and unchanged, to its own weight's master?")
 
 
-# -------------------------------------------------------------------------------------------------- 07.3: measure_noise
-NOISE_CASES = ((4, 2, 1), (2, 1, 1), (6, 3, 1), (1, 2, 3))  # different micro-batches, sequences in each, times repeated
+# -------------------------------------------------------------------------------------------------- 07.3:
+# measure_noise
+# different micro-batches, sequences in each, times repeated
+NOISE_CASES = ((4, 2, 1), (2, 1, 1), (6, 3, 1), (1, 2, 3))
 
 
 def small_gpt() -> nn.Module:
     """A small GPT in fp64, with one weight that nobody uses and one that is frozen."""
     model = language_model(layers=1, hidden=32).double()
-    model.unused, model.frozen = (nn.Parameter(torch.ones(3), requires_grad=learns) for learns in (True, False))
+    model.unused, model.frozen = (
+        nn.Parameter(torch.ones(3), requires_grad=learns) for learns in (True, False)
+    )
     return model
 
 
 def opposed() -> list[MicroBatch]:
-    """Two micro-batches whose gradients nearly cancel, so that the estimate of |G|² is negative: the same sequence many
-    times, followed by each character of one half of the vocabulary, then by each of the other half.
+    """Two micro-batches whose gradients nearly cancel, so that the estimate of |G|² is negative: the same
+    sequence many times, followed by each character of one half of the vocabulary, then by each of the other
+    half.
     """
-    (tokens, _), half = next(batches(1, 1, 8)), len(vocabulary()) // 2
+    tokens, _ = next(batches(1, 1, 8))
+    half = len(vocabulary()) // 2
     targets = torch.arange(half)[:, None].expand(half, 8)
     return [(tokens.expand(half, 8), targets), (tokens.expand(half, 8), targets + half)]
 
@@ -276,47 +348,70 @@ def _scaled(power: int) -> Callable[..., tuple[float, float]]:
     return lambda b, s, q, _: noise_right(b, [one * len(s) ** power for one in s], q)
 
 
-NOISE_MISTAKES: Mistakes = {  # of sequences in a micro-batch, and squared lengths: of each gradient, their mean, sums
+# of sequences in a micro-batch, and squared lengths: of each gradient, their mean, sums
+NOISE_MISTAKES: Mistakes = {
     "You measure gradients of loss / k. How long is the gradient of a micro-batch's own loss?": _scaled(-2),
-    "A squared length changes with the square of a factor. By which factor do you divide each loss?": _scaled(-1),
-    "`len` of a pair is 2. How many sequences does a micro-batch have?": lambda b, s, q, _: noise_right(2, s, q),
-    "Return |G|² and tr(Σ) themselves, not their ratio, the noise scale.":
-        lambda b, s, q, _: (noise_right(b, s, q)[0], noise_right(b, s, q)[1] / noise_right(b, s, q)[0]),
+    "A squared length changes with the square of a factor. By which factor do you divide each loss?": _scaled(
+        -1
+    ),
+    "`len` of a pair is 2. How many sequences does a micro-batch have?": lambda b, s, q, _: noise_right(
+        2, s, q
+    ),
+    "Return |G|² and tr(Σ) themselves, not their ratio, the noise scale.": lambda b, s, q, _: (
+        noise_right(b, s, q)[0],
+        noise_right(b, s, q)[1] / noise_right(b, s, q)[0],
+    ),
     "You add up the micro-batches' squared lengths. The equation has their mean.": _scaled(1),
-    "`register_post_accumulate_grad_hook` runs after the adding, so it finds sums. Which hook runs before?":
-        lambda b, s, q, sums: noise_right(b, sums, q),
-    "You look at only the first micro-batch. The others say as much.":
-        lambda b, s, q, _: noise_right(b, s[:1] * len(s), q),
-    "Your |G|² is the squared length of the mean of k gradients: a little noise is still in it.":
-        lambda b, s, q, _: (q, noise_right(b, s, q)[1]),
-    "You take the mean of k gradients for G. The formula has noise for k·b sequences, too.":
-        lambda b, s, q, _: (q, b * (sum(s) / len(s) - q)),
-    "Your tr(Σ) is the noise of a micro-batch's gradient. Return the noise of one sequence.":
-        lambda b, s, q, _: noise_right(1, s, q),
-    "Your two numbers are in the wrong order: first |G|², then tr(Σ).": lambda *case: noise_right(*case)[::-1],
-    "Your |G|² never falls below 0. Cut off like this, the estimate is too large on average.":
-        lambda *case: (max(noise_right(*case)[0], 0.0), noise_right(*case)[1]),
-}  # fmt: skip
+    "`register_post_accumulate_grad_hook` runs after the adding, so it finds sums. Which hook runs before?": (
+        lambda b, s, q, sums: noise_right(b, sums, q)
+    ),
+    "You look at only the first micro-batch. The others say as much.": lambda b, s, q, _: noise_right(
+        b, s[:1] * len(s), q
+    ),
+    "Your |G|² is the squared length of the mean of k gradients: a little noise is still in it.": (
+        lambda b, s, q, _: (q, noise_right(b, s, q)[1])
+    ),
+    "You take the mean of k gradients for G. The formula has noise for k·b sequences, too.": (
+        lambda b, s, q, _: (q, b * (sum(s) / len(s) - q))
+    ),
+    "Your tr(Σ) is the noise of a micro-batch's gradient. Return the noise of one sequence.": (
+        lambda b, s, q, _: noise_right(1, s, q)
+    ),
+    "Your two numbers are in the wrong order: first |G|², then tr(Σ).": lambda *case: noise_right(*case)[
+        ::-1
+    ],
+    "Your |G|² never falls below 0. Cut off like this, the estimate is too large on average.": lambda *case: (
+        max(noise_right(*case)[0], 0.0),
+        noise_right(*case)[1],
+    ),
+}
 NOISE_HINTS = FROZEN | UNUSED
-NOISE_HINTS["the size of value"] = "Your hook returns something, and that replaces the gradient. Let it return nothing."
+NOISE_HINTS["the size of value"] = (
+    "Your hook returns something, and that replaces the gradient. Let it return nothing."
+)
 
 
 @exercise("07.3", "Every micro-batch counts, and no gradient was copied.")
 def measure_noise(answer: Any) -> None:
     """`answer(model, parts)` is (|G|², tr(Σ)), and leaves the mean's gradient in `.grad`."""
-    got, known = [], []
+    got = []
+    known = []
     drawn = [(b, list(batches(different, b)) * times) for different, b, times in NOISE_CASES]
     for b, parts in [*drawn, (len(vocabulary()) // 2, opposed())]:
         model = small_gpt()
         weights = [weight for weight in model.parameters() if weight.requires_grad]
-        each = [list(torch.autograd.grad(mean_loss(model, part), weights, allow_unused=True)) for part in parts]
+        each = [
+            list(torch.autograd.grad(mean_loss(model, part), weights, allow_unused=True)) for part in parts
+        ]
         pair = call(answer, model=model, parts=parts, returns=tuple, hints=NOISE_HINTS)
         expect(len(pair) == 2, "Return two numbers: |G|² and tr(Σ).")
         got.append([float(of_kind(value, Real, "In your pair there is")) for value in pair])
         sums = [squared(added(each[:number])) for number in range(1, len(each) + 1)]
         known.append((b, list(map(squared, each)), squared(mean_of(each)), sums))
         left = [weight.grad for weight in model.parameters() if weight.requires_grad]
-        expect(any(one is not None for one in left), "Nothing is left in `.grad`: how should the optimizer step?")
+        expect(
+            any(one is not None for one in left), "Nothing is left in `.grad`: how should the optimizer step?"
+        )
         if not same(left, mean_of(each)):
             alone = any(same(left, mean_of(each[-1:], scale)) for scale in (1, 1 / len(each)))
             expect(not alone, "Only the last micro-batch is left in `.grad`: who cleared the others?")
@@ -324,11 +419,14 @@ def measure_noise(answer: Any) -> None:
             expect(not long, "The sum of k gradients is left in `.grad`, k times too long for a step.")
             fail("`.grad` is not the gradient of the mean over all micro-batches.")
         expect(not hooked(model), "Your hooks are still on the weights, and run in every later backward.")
-    otherwise = "Your two numbers are off. Write |G|² + tr(Σ)/B for a micro-batch and for all of them, and solve."
+    otherwise = (
+        "Your two numbers are off. Write |G|² + tr(Σ)/B for a micro-batch and for all of them, and solve."
+    )
     recognized(got, known, noise_right, NOISE_MISTAKES, otherwise, _close)
     peaks = []
     for loop in (accumulated, answer):
-        model, parts = small_gpt(), list(batches(4, 2))
+        model = small_gpt()
+        parts = list(batches(4, 2))
         with Tracker("cpu") as tracker:
             loop(model, parts)
         peaks.append(tracker.at(tracker.peak_event()).total)
@@ -338,7 +436,8 @@ def measure_noise(answer: Any) -> None:
 
 def _close(mine: Sequence[Any], right: Sequence[Any]) -> bool:
     """True to 0.01 % of the larger one: either may be a small difference of large numbers."""
-    found, wanted = torch.tensor(mine), torch.tensor(right)
+    found = torch.tensor(mine)
+    wanted = torch.tensor(right)
     return bool(((found - wanted).abs() <= 1e-4 * wanted.abs().amax(1, keepdim=True)).all())
 
 
@@ -347,35 +446,49 @@ def accumulated(model: nn.Module, parts: Sequence[MicroBatch]) -> None:
         (mean_loss(model, part) / len(parts)).backward()
 
 
-# ----------------------------------------------------------------------------------------------------------- 07.4: rate
+# ----------------------------------------------------------------------------------------------------
+# 07.4: rate
 RATE_CASES = (
-    *((step, 500, 0.1, 32, "sgd") for step in (0, 250, 500, 900)), (10, 40, 0.02, 4, "sgd"),
+    *((step, 500, 0.1, 32, "sgd") for step in (0, 250, 500, 900)),
+    (10, 40, 0.02, 4, "sgd"),
     *((step, 200, 3e-4, 36, "adam") for step in (0, 50, 201)),
-)  # fmt: skip
+)
 
 
 def rate_right(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    """k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol 2022), after a straight line from `rate`."""
+    """k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol 2022), after a straight line from
+    `rate`.
+    """
     peak = rate * {"sgd": k, "adam": k**0.5}[optimizer]
     return peak if step >= warm else rate + (peak - rate) * step / warm
 
 
 RATE_MISTAKES: Mistakes = {
-    "You scale by k for Adam, too. Its rule is different.": lambda t, w, r, k, o: rate_right(t, w, r, k, "sgd"),
+    "You scale by k for Adam, too. Its rule is different.": lambda t, w, r, k, o: rate_right(
+        t, w, r, k, "sgd"
+    ),
     "You scale by √k for SGD, too. Its rule is linear.": lambda t, w, r, k, o: rate_right(t, w, r, k, "adam"),
-    "The two rules are swapped.":
-        lambda t, w, r, k, o: rate_right(t, w, r, k, "sgd" if o == "adam" else "adam"),
-    "You start from zero, not from the small batch's rate.":
-        lambda t, w, r, k, o: rate_right(w, w, r, k, o) * min(1, t / w),
-    "There is no warm-up: your rate is at its peak from the first step.": lambda t, *case: rate_right(10**6, *case),
-    "Your rate still grows after the warm-up.": lambda t, w, r, k, o: r + (rate_right(w, w, r, k, o) - r) * t / w,
+    "The two rules are swapped.": lambda t, w, r, k, o: rate_right(
+        t, w, r, k, "sgd" if o == "adam" else "adam"
+    ),
+    "You start from zero, not from the small batch's rate.": lambda t, w, r, k, o: (
+        rate_right(w, w, r, k, o) * min(1, t / w)
+    ),
+    "There is no warm-up: your rate is at its peak from the first step.": lambda t, *case: rate_right(
+        10**6, *case
+    ),
+    "Your rate still grows after the warm-up.": lambda t, w, r, k, o: (
+        r + (rate_right(w, w, r, k, o) - r) * t / w
+    ),
     "Your rate never changes: where do you use k?": lambda t, w, r, k, o: r,
-}  # fmt: skip
+}
 
 
 @exercise("07.4", "Linear or √k, and gently at first.")
 def rate(answer: Any) -> None:
-    """`answer(step, warm, rate, k, optimizer)` is the learning rate of a step for a batch k times as large."""
+    """`answer(step, warm, rate, k, optimizer)` is the learning rate of a step for a
+    batch k times as large.
+    """
     got = [call(answer, step=t, warm=w, rate=r, k=k, optimizer=o) for t, w, r, k, o in RATE_CASES]
     otherwise = "Some rate is off: what is it at step 0, what from step `warm` on, and what halfway between?"
     recognized(got, RATE_CASES, rate_right, RATE_MISTAKES, otherwise)

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from course_utils.figures.axes import stop
-from course_utils.figures.canvas import MARGIN, Canvas, Figure, reflowing
-
+from ...figures.axes import stop
+from ...figures.canvas import MARGIN, Canvas, Figure, reflowing
 from ..adam.figures import Frame, draw_walk
 from .micro_batches import START, LineFit, Point
 
@@ -39,8 +38,10 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
 
 def contour(fit: LineFit, through: Point, part: float) -> list[Point]:
     """The closed line on which the loss is above its minimum by `part` of what it is at `through`."""
-    (b, c, _, _), (x, y) = fit.moments(), fit.best()
-    across, up = through[0] - x, through[1] - y
+    (b, c, _, _) = fit.moments()
+    (x, y) = fit.best()
+    across = through[0] - x
+    up = through[1] - y
     radius = math.sqrt(part * (across**2 + 2 * b * across * up + c * up**2))
     below = math.sqrt(c - b * b)  # Cholesky: (p + b·q)² + below²·q² = radius²
     turns = (2 * math.pi * step / 72 for step in range(73))

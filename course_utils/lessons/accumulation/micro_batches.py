@@ -14,11 +14,15 @@ POINTS = 100
 def mean_loss(model: torch.nn.Module, part: MicroBatch) -> torch.Tensor:
     """The mean cross-entropy over the tokens that count."""
     tokens, targets = part
-    return torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    return torch.nn.functional.cross_entropy(
+        model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED
+    )
 
 
 class LineFit:
-    """Fitting y = θ₀ + θ₁·x to 100 noisy points: a loss with two parameters, so that its path can be drawn."""
+    """Fitting y = θ₀ + θ₁·x to 100 noisy points: a loss with two parameters, so that
+    its path can be drawn.
+    """
 
     def __init__(self) -> None:
         dice = torch.Generator().manual_seed(0)
@@ -44,10 +48,13 @@ def slope(theta: Point, moments: Sequence[float]) -> Point:
 
 
 def path(fit: LineFit, rate: float, size: int, passes: int, group: int = 1) -> list[Point]:
-    """The path of θ: micro-batches of `size` points in order, a step along the mean of each `group`, or ValueError."""
+    """The path of θ: micro-batches of `size` points in order, a step along the mean of each `group`, or
+    ValueError.
+    """
     if POINTS % (size * group):
         raise ValueError(f"{POINTS} points do not divide into steps of {group} micro-batches of {size}")
-    walked, parts = [START], [fit.moments(slice(start, start + size)) for start in range(0, POINTS, size)]
+    walked = [START]
+    parts = [fit.moments(slice(start, start + size)) for start in range(0, POINTS, size)]
     for first in [*range(0, len(parts), group)] * passes:
         slopes = [slope(walked[-1], part) for part in parts[first : first + group]]
         step = [sum(part) / group for part in zip(*slopes, strict=True)]

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from functools import partial
 
-from course_utils import TrainingRun, estimate, format_bytes
-from course_utils.interactive.quiz import Numbers
-from course_utils.units import each
+from ... import TrainingRun, estimate, format_bytes
+from ...interactive.quiz import Numbers
+from ...units import each
 
 RUN = TrainingRun("gpt2", 4, 1024, accumulation_steps=25)
 _mb, _gb = (partial(format_bytes, unit=unit, digits=digits) for unit, digits in (("MB", 0), ("GB", 2)))
@@ -13,7 +13,10 @@ _mb, _gb = (partial(format_bytes, unit=unit, digits=digits) for unit, digits in 
 
 def numbers() -> Iterator[Numbers]:
     count, k = 103, 8
-    yield "last_group", {"count": count, "k": k, "groups": -(-count // k), "whole": count // k, "rest": count % k}
+    yield (
+        "last_group",
+        {"count": count, "k": k, "groups": -(-count // k), "whole": count // k, "rest": count % k},
+    )
     short, long = 100, 700
     shares = {"share": short / (short + long), "half": 1 / 2, "other": long / (short + long)}
     yield "a_long_sequence", {"short": short, "long": long, "ratio": short / long} | shares

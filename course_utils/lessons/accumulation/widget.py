@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 from itertools import takewhile
 
-from course_utils.figures.canvas import Figure
-from course_utils.interactive.feedback import divisors
-from course_utils.interactive.widgets import Explorable, slider
-
+from ...figures.canvas import Figure
+from ...interactive.feedback import divisors
+from ...interactive.widgets import Explorable, slider
 from .figures import theta_paths
 from .micro_batches import POINTS, START, LineFit, Point, path
 
@@ -15,7 +14,8 @@ FAR = 2.0  # a path ends in the picture where it is this many times as far from 
 
 
 class ThetaExplorer(Explorable):
-    """Controls for a path of θ: points in a micro-batch, micro-batches in a step, learning rate, passes over the data.
+    """Controls for a path of θ: points in a micro-batch, micro-batches in a step, learning rate, passes over
+    the data.
 
     In the next cell, `.path` is what has been chosen.
     """
@@ -27,7 +27,9 @@ class ThetaExplorer(Explorable):
         controls = {
             "size": slider("micro-batch", divisors(POINTS), size),
             "group": slider("micro-batches", divisors(POINTS), group),
-            "rate": slider("learning rate", (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5), rate, "{:g}".format),
+            "rate": slider(
+                "learning rate", (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5), rate, "{:g}".format
+            ),
             "passes": slider("passes", (1, 2, 4, 8), 8),
         }
         super().__init__(controls)
@@ -40,8 +42,10 @@ class ThetaExplorer(Explorable):
 
     def redraw(self) -> tuple[Figure, str]:
         size, group, rate, passes = (control.value for control in self.controls.values())
-        chosen, large = self.path, path(self.fit, rate, POINTS, passes)
-        near, off = self._near(chosen), math.dist(chosen[-1], self.fit.best())
+        chosen = self.path
+        large = path(self.fit, rate, POINTS, passes)
+        near = self._near(chosen)
+        off = math.dist(chosen[-1], self.fit.best())
         ending = "and it leaves the picture" if len(near) < len(chosen) else f"{off:.2f} from the minimum"
         name = f"{group} × {size} points per step"
         title = f"{name}, rate {rate:g}: {len(chosen) - 1:,} steps, {ending}"

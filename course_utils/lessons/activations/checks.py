@@ -13,15 +13,17 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course_utils import SimulationUnavailable, StepError
-from course_utils.interactive.feedback import call, entries, exercise, expect, of_kind
-from course_utils.interactive.saved import saved_by
-from course_utils.measuring.on_gpu import on_new_gpu
-
+from ... import SimulationUnavailable, StepError
+from ...interactive.feedback import call, entries, exercise, expect, of_kind
+from ...interactive.saved import saved_by
+from ...measuring.on_gpu import on_new_gpu
 from ..shared.judging import counted, forward_backward, same, seeded
 
-# ---------------------------------------------------------------------------------------------------- 05.1: expressions
-EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {  # that the lesson has not shown, of two tensors of one shape
+# ---------------------------------------------------------------------------------------------------- 05.1:
+# expressions
+EXPRESSIONS: dict[
+    str, Callable[..., torch.Tensor]
+] = {  # that the lesson has not shown, of two tensors of one shape
     "tanh(x + y)": lambda x, y: torch.tanh(x + y),
     "relu(x) ** 2": lambda x, y: torch.relu(x) ** 2,
     "x * sigmoid(x)": lambda x, y: x * torch.sigmoid(x),
@@ -50,7 +52,8 @@ def expressions(answer: Any) -> None:
             expect(size == wanted, off)
 
 
-# ------------------------------------------------------------------------------------------------ 05.2: kept_by_module
+# ------------------------------------------------------------------------------------------------ 05.2:
+# kept_by_module
 
 
 class Heads(nn.Module):
@@ -71,7 +74,9 @@ class Gated(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.act, self.down = nn.Linear(8, 32), nn.SiLU(), nn.Linear(32, 8, bias=False)
+        self.up = nn.Linear(8, 32)
+        self.act = nn.SiLU()
+        self.down = nn.Linear(32, 8, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = self.up(x)
@@ -80,11 +85,15 @@ class Gated(nn.Module):
 
 def kept_cases() -> Mapping[str, nn.Module]:
     """Modules to ask, by what a message calls them; the input of each is (2, 5, 8)."""
-    deep: OrderedDict[str, nn.Module] = OrderedDict(heads=Heads(), mlp=nn.Sequential(Gated(), nn.Dropout(0.3)))
+    deep: OrderedDict[str, nn.Module] = OrderedDict(
+        heads=Heads(), mlp=nn.Sequential(Gated(), nn.Dropout(0.3))
+    )
     twice = nn.Linear(8, 8)
     return {
         "attention and an MLP, nested": nn.Sequential(deep),
-        "an MLP with ReLU": nn.Sequential(nn.Linear(8, 32), nn.ReLU(inplace=True), nn.Linear(32, 8), nn.Dropout(0.5)),
+        "an MLP with ReLU": nn.Sequential(
+            nn.Linear(8, 32), nn.ReLU(inplace=True), nn.Linear(32, 8), nn.Dropout(0.5)
+        ),
         "one layer used twice": nn.Sequential(twice, nn.Tanh(), twice),
         "a module that keeps nothing": nn.Sequential(nn.Identity(), nn.Flatten()),
         "a model that computes between its children": Gated(),
@@ -92,12 +101,23 @@ def kept_cases() -> Mapping[str, nn.Module]:
 
 
 def kept_ledger(
-    model: nn.Module, x: torch.Tensor, counts: Any = (), each: bool = False, views: bool = False, place: Any = -1
+    model: nn.Module,
+    x: torch.Tensor,
+    counts: Any = (),
+    each: bool = False,
+    views: bool = False,
+    place: Any = -1,
 ) -> dict[str, int]:
-    """Bytes that forward keeps by module. Options are mistakes: what is counted, how often, how far, for which."""
+    """Bytes that forward keeps by module. Options are mistakes: what is counted, how often, how far, for
+    which.
+    """
     there = {"x": [x], "parameters": model.parameters(), "buffers": model.buffers()}
-    seen = {tensor.untyped_storage() for kind, known in there.items() if kind not in counts for tensor in known}
-    kept, running, handles = Counter[str](), list[str](), list[Any]()
+    seen = {
+        tensor.untyped_storage() for kind, known in there.items() if kind not in counts for tensor in known
+    }
+    kept = Counter[str]()
+    running = list[str]()
+    handles = list[Any]()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -120,8 +140,13 @@ def kept_ledger(
 KEPT_MISTAKES: Mapping[str, Mapping[str, Any]] = {
     "you count some storages more than once: two operations may keep one storage.": {"each": True},
     "you count the bytes of a view. It keeps its complete storage in memory.": {"views": True},
-    "you count each view, with its own bytes. Count the storage behind it, once.": {"each": True, "views": True},
-    "you count parameters, too. A transposed view still has the parameter's storage.": {"counts": ["parameters"]},
+    "you count each view, with its own bytes. Count the storage behind it, once.": {
+        "each": True,
+        "views": True,
+    },
+    "you count parameters, too. A transposed view still has the parameter's storage.": {
+        "counts": ["parameters"]
+    },
     "you count x, too, which existed before.": {"counts": ["x"]},
     "you count a buffer, too. It persists anyway, like a parameter.": {"counts": ["buffers"]},
     "you count what existed before: x, parameters and buffers.": {"counts": ["x", "parameters", "buffers"]},
@@ -137,8 +162,13 @@ def kept_by_module(answer: Any) -> None:
     for what, model in kept_cases().items():
         with seeded():
             x = torch.randn(2, 5, 8, requires_grad=True)
-            wanted, found = kept_ledger(model, x), call(answer, model, x, returns=Mapping)
-            got = {name: size for name in found if (size := of_kind(found[name], int, f"With {what}, {name!r} is"))}
+            wanted = kept_ledger(model, x)
+            found = call(answer, model, x, returns=Mapping)
+            got = {
+                name: size
+                for name in found
+                if (size := of_kind(found[name], int, f"With {what}, {name!r} is"))
+            }
             for message, mistake in KEPT_MISTAKES.items():
                 expect(got == wanted or got != kept_ledger(model, x, **mistake), f"With {what}, {message}")
         strangers = sorted(map(repr, {*got} - {*dict(model.named_modules())}))
@@ -146,14 +176,23 @@ def kept_by_module(answer: Any) -> None:
         off = next((name for name, _ in model.named_modules() if got.get(name, 0) != wanted.get(name, 0)), "")
         more, less = "too much. Does a storage count twice, or one from before?", "too little. Do you add up?"
         way = more if got.get(off, 0) > wanted.get(off, 0) else less if off in got else "nothing."
-        expect(got == wanted or sum(got.values()) != sum(wanted.values()), f"With {what}, the sum is right, names are "
-               "not. Which module's forward runs when a storage is kept for the first time?")  # fmt: skip
-        expect(got == wanted, f"With {what}, {off!r} has {way} What is saved first while its own forward runs?")
+        expect(
+            got == wanted or sum(got.values()) != sum(wanted.values()),
+            f"With {what}, the sum is right, names are "
+            "not. Which module's forward runs when a storage is kept for the first time?",
+        )
+        expect(
+            got == wanted, f"With {what}, {off!r} has {way} What is saved first while its own forward runs?"
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------- 05.3: lean
-LEAN_CASES = ((200, 16, 256, False, 1e-2), (200, 16, 256, True, 1e-5), (1, 8, 200, True, 1e-5))  # …, training, eps
-AROUND, STATE = 4 * 8, 5056  # bytes on top: per token, a norm's statistics; once, a state of the CPU's random numbers
+# ----------------------------------------------------------------------------------------------------------
+# 05.3: lean
+# …, training, eps
+LEAN_CASES = ((200, 16, 256, False, 1e-2), (200, 16, 256, True, 1e-5), (1, 8, 200, True, 1e-5))
+# bytes on top: per token, a norm's statistics; once, a state of the CPU's random numbers
+AROUND = 4 * 8
+STATE = 5056
 
 
 class Wasteful(nn.Module):
@@ -161,39 +200,60 @@ class Wasteful(nn.Module):
 
     def __init__(self, h: int, ffn: int, rate: float = 0.1) -> None:
         super().__init__()
-        self.norm, self.rate = nn.LayerNorm(h), rate
+        self.norm = nn.LayerNorm(h)
+        self.rate = rate
         self.log: list[Any] = []
-        self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False) for sizes in ((h, ffn), (h, ffn), (ffn, h)))
+        self.gate, self.up, self.down = (
+            nn.Linear(*sizes, bias=False) for sizes in ((h, ffn), (h, ffn), (ffn, h))
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         centered = x - x.mean(-1, keepdim=True)
         normal = centered / (centered.square().mean(-1, keepdim=True) + self.norm.eps).sqrt()
         normal = self.norm.weight * normal + self.norm.bias
-        gate, up = self.gate(normal), self.up(normal)
+        gate = self.gate(normal)
+        up = self.up(normal)
         y = self.down(F.dropout(gate * torch.sigmoid(gate) * up, self.rate, self.training))
         self.log.append(y.abs().mean())
         return x + y
 
 
-@exercise("05.3", "Same output, gradients and log, each product once, and nothing kept that is cheap to compute.")
+@exercise(
+    "05.3", "Same output, gradients and log, each product once, and nothing kept that is cheap to compute."
+)
 def lean(answer: Any) -> None:
     """`answer(block, x)` is what `block(x)` is, and keeps 2·h + 3·ffn numbers per token."""
     for tokens, h, ffn, training, eps in LEAN_CASES:
         with seeded(h):
-            block, x = Wasteful(h, ffn, 0.3).train(training), torch.randn(tokens, h) + 1
+            block = Wasteful(h, ffn, 0.3).train(training)
+            x = torch.randn(tokens, h) + 1
             block.norm.eps = eps
             nn.init.normal_(block.norm.weight), nn.init.normal_(block.norm.bias)
-        (wanted, least), log = counted(block, [x], block.parameters()), block.log
+        wanted, least = counted(block, [x], block.parameters())
+        log = block.log
         block.log = [0.5]
         run = partial(call, answer, block, returns=torch.Tensor)
-        (got, work), mine = counted(run, [x], block.parameters()), list(block.log)
+        got, work = counted(run, [x], block.parameters())
+        mine = list(block.log)
         mode = "In training" if training else "With `block.eval()`"
-        close, another = same([got.output], [wanted.output], 1e-4), f"{mode}, the output differs."
-        expect(close or not training, f"{another} Does it drop what the block drops, at its rate, only in training?")
-        expect(close, f"{another} Is the norm complete (weight, bias, eps)? Is it SiLU, is x added, nothing dropped?")
+        close = same([got.output], [wanted.output], 1e-4)
+        another = f"{mode}, the output differs."
+        expect(
+            close or not training,
+            f"{another} Does it drop what the block drops, at its rate, only in training?",
+        )
+        expect(
+            close,
+            f"{another} Is the norm complete (weight, bias, eps)? Is it SiLU, is x added, nothing dropped?",
+        )
         slopes = same(got.gradients, wanted.gradients, 1e-3)
-        why = "Does the second forward drop the same?" if training else "Does x reach the output by both paths?"
-        expect(slopes, f"{mode}, the output is right, but a gradient is not. {why} Do you keep everything in fp32?")
+        why = (
+            "Does the second forward drop the same?" if training else "Does x reach the output by both paths?"
+        )
+        expect(
+            slopes,
+            f"{mode}, the output is right, but a gradient is not. {why} Do you keep everything in fp32?",
+        )
         expect(mine[:1] == [0.5], "The old entries of `block.log` are gone. Append to it.")
         expect(len(mine) == 2, f"A step must log one number. Yours logs {len(mine) - 1}.")
         if isinstance(mine[1], torch.Tensor):
@@ -205,11 +265,16 @@ def lean(answer: Any) -> None:
         expect(abs(logged - log[0].item()) < 1e-4, "You log another number than the block does.")
         expect(work <= least, "A matrix product runs a second time. Run only cheap operations again.")
         over = (got.kept - STATE - tokens * (4 * (2 * h + 3 * ffn) + AROUND)) / tokens / 4
-        expect(over < ffn / 2, "You keep one wide tensor too many. What can you compute again from gate and up?")
-        expect(over <= 0, "You keep too much besides the wide tensors. The norm's tensors, or copies of weights?")
+        expect(
+            over < ffn / 2, "You keep one wide tensor too many. What can you compute again from gate and up?"
+        )
+        expect(
+            over <= 0, "You keep too much besides the wide tensors. The norm's tensors, or copies of weights?"
+        )
 
 
-# ------------------------------------------------------------------------------------------------------ 05.4: LeanLoss
+# ------------------------------------------------------------------------------------------------------ 05.4:
+# LeanLoss
 
 
 def plain_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -218,16 +283,21 @@ def plain_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def peaks(loss: Callable[..., torch.Tensor]) -> tuple[float, float]:
-    """Bytes per logit at the peaks of forward and backward on a simulated GPU, the logits' own two included."""
+    """Bytes per logit at the peaks of forward and backward on a simulated GPU, the
+    logits' own two included.
+    """
     with on_new_gpu(), torch.device("cuda"):
         logits = torch.randn(256, 2**21, dtype=torch.bfloat16, requires_grad=True)
-        output, forward = loss(logits, torch.randint(2**21, (256,))), torch.cuda.max_memory_allocated()
+        output = loss(logits, torch.randint(2**21, (256,)))
+        forward = torch.cuda.max_memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         output.backward()
         return forward / logits.numel(), torch.cuda.max_memory_allocated() / logits.numel()
 
 
-def _loss_case(tokens: int, without: Any = (), factor: float = 4, more: float = 0, vocabulary: int = 9) -> list[Any]:
+def _loss_case(
+    tokens: int, without: Any = (), factor: float = 4, more: float = 0, vocabulary: int = 9
+) -> list[Any]:
     with seeded(tokens):
         targets = torch.randint(vocabulary, (tokens,))
         targets[list(without)] = -100
@@ -238,21 +308,32 @@ def _slip(mine: Any, slope: Any) -> str:
     if torch.allclose(mine.double(), slope.double(), 0.01, 1e-6):
         return ""
     if same([mine], [slope], 0.03):
-        return "It is close, but computed in 16 bits. Compute it from an fp32 copy; only the result is 16-bit."
+        return (
+            "It is close, but computed in 16 bits. Compute it from an fp32 copy; only the result is 16-bit."
+        )
     if same([-mine], [slope], 4e-3):
         return "Its sign is reversed. Do you multiply by the incoming gradient?"
     if ((mine != 0).any(-1) != (slope != 0).any(-1)).any():
         return "Rows with target -100 must have a gradient of 0."
     if same([mine * (slope.float().norm() / mine.float().norm())], [slope], 4e-3):
         return "It is off by one factor everywhere: the loss is a mean."
-    return "It is softmax, minus 1 at the target, over the number of tokens that count, times the incoming gradient."
+    return (
+        "It is softmax, minus 1 at the target, over the number of tokens that count, times the incoming"
+        " gradient."
+    )
 
 
-@exercise("05.4", "Loss and gradient are in fp32, with two bytes per logit kept, and at most eight at any moment.")
+@exercise(
+    "05.4", "Loss and gradient are in fp32, with two bytes per logit kept, and at most eight at any moment."
+)
 def lean_loss(answer: Any) -> None:
     """`answer` is an `autograd.Function` whose `apply(logits, targets)` is the mean loss in fp32."""
     run = getattr(answer, "apply", answer)
-    hints = {"out of bounds": "A row has no entry -100. Look up another entry for that target, and do not count it."}
+    hints = {
+        "out of bounds": (
+            "A row has no entry -100. Look up another entry for that target, and do not count it."
+        )
+    }
     for what, case in {
         "With 6 tokens": _loss_case(6),
         "With one token": _loss_case(1),
@@ -262,32 +343,56 @@ def lean_loss(answer: Any) -> None:
     }.items():
         handed = list[torch.Tensor]()
 
-        def one_number(*given: torch.Tensor, what: str = what, handed: list[torch.Tensor] = handed) -> torch.Tensor:
+        def one_number(
+            *given: torch.Tensor, what: str = what, handed: list[torch.Tensor] = handed
+        ) -> torch.Tensor:
             handed.append(given[0].detach())
             loss = call(run, *given, returns=torch.Tensor, hints=hints)
-            expect(loss.shape == (), f"{what}, your loss is not a single number. Return the mean over tokens.")
-            endless = f"{what}, your loss is {loss.item()}. exp overflows, or you take the log of 0: see hint 3."
+            expect(
+                loss.shape == (), f"{what}, your loss is not a single number. Return the mean over tokens."
+            )
+            endless = (
+                f"{what}, your loss is {loss.item()}. exp overflows, or you take the log of 0: see hint 3."
+            )
             expect(loss.isfinite(), endless)
             return loss
 
-        wanted, got = forward_backward(plain_loss, case), forward_backward(one_number, case)
-        more, (logits, targets) = float(got.output / wanted.output), case
+        wanted = forward_backward(plain_loss, case)
+        got = forward_backward(one_number, case)
+        more = float(got.output / wanted.output)
+        logits, targets = case
         tops = logits.amax(-1)[targets >= 0].float().mean()
         moved = same([got.output - tops], [wanted.output], 1e-2)
         expect(not moved, f"{what}, the loss is wrong. Is z still unchanged where you look up the target?")
-        why = " A sum, not a mean?" if more > 1.5 else " Average only tokens that count." if 0 < more < 0.95 else ""
+        why = (
+            " A sum, not a mean?"
+            if more > 1.5
+            else " Average only tokens that count."
+            if 0 < more < 0.95
+            else ""
+        )
         expect(same([got.output], [wanted.output], 1e-2), f"{what}, the loss is wrong.{why}")
         exact = got.output.dtype == torch.float32 and same([got.output], [wanted.output], 1e-4)
         expect(exact, f"{what}, the loss is close, but computed in 16 bits. Compute with an fp32 copy.")
         (mine, *_), (slope, *_) = got.gradients, wanted.gradients
-        expect(mine is not None, f"{what}, the logits get no gradient. backward must return it first, then None.")
+        expect(
+            mine is not None, f"{what}, the logits get no gradient. backward must return it first, then None."
+        )
         slip = _slip(mine, slope)
         expect(not slip, f"{what}, the loss is right, but its gradient is not. {slip}")
-        expect(torch.equal(handed[0], logits), f"{what}, backward overwrites the logits. Others may still need them.")
-    got, number = forward_backward(run, _loss_case(64, (5,), vocabulary=4096)), 64 * 4096
-    expect(got.kept < 3.9 * number, "What you keep is as large as the fp32 copy. What can you recompute from 16 bits?")
+        expect(
+            torch.equal(handed[0], logits),
+            f"{what}, backward overwrites the logits. Others may still need them.",
+        )
+    got = forward_backward(run, _loss_case(64, (5,), vocabulary=4096))
+    number = 64 * 4096
+    expect(
+        got.kept < 3.9 * number,
+        "What you keep is as large as the fp32 copy. What can you recompute from 16 bits?",
+    )
     expect(got.kept <= 2 * number + 48 * 64, "Besides 16 bits per logit, keep only a few numbers per token.")
-    wide, inside = "at one moment two fp32 tensors of the logits' size exist.", _Inside()
+    wide = "at one moment two fp32 tensors of the logits' size exist."
+    inside = _Inside()
     try:
         forward, backward = peaks(run)
     except (StepError, SimulationUnavailable) as error:
@@ -296,11 +401,16 @@ def lean_loss(answer: Any) -> None:
             backward = forward_backward(run, _loss_case(64, (5,), vocabulary=4096)).peak / number
         forward = 2 + 2 * inside.most / number
     expect(forward <= 8.5, f"You keep little, but in forward {wide} `logsumexp` makes one inside.")
-    expect(backward <= 8.5, f"You keep little, but in backward {wide} Which operations can overwrite their input?")
+    expect(
+        backward <= 8.5,
+        f"You keep little, but in backward {wide} Which operations can overwrite their input?",
+    )
 
 
 class _Inside(TorchDispatchMode):
-    """Notes the most bytes that logsumexp was given: it takes as many inside, which a trace on the CPU does not see."""
+    """Notes the most bytes that logsumexp was given: it takes as many inside, which a trace on the CPU does
+    not see.
+    """
 
     most = 0
 

@@ -5,17 +5,38 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import ceil, log
 
-from course_utils import TrainingRun, estimate
-from course_utils.estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
-from course_utils.figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, ink_on, number, reflowing
-from course_utils.gpus import Gpu
-from course_utils.units import UNITS, format_bytes
+from ... import TrainingRun, estimate
+from ...estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
+from ...figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, ink_on, number, reflowing
+from ...gpus import Gpu
+from ...units import UNITS, format_bytes
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-SEQUENCES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
+SEQUENCES = (
+    128,
+    192,
+    256,
+    384,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    3072,
+    4096,
+    6144,
+    8192,
+    12288,
+    16384,
+    24576,
+    32768,
+)
 Point = tuple[int, int]  # b and s
-LIGHT, DARK, FRAME = (0xF2, 0xFA, 0xF7), (0x00, 0x4D, 0x3A), "#B3261E"
-LEFT, CELL_HEIGHT = MARGIN + 46.0, 23
+LIGHT = (0xF2, 0xFA, 0xF7)
+DARK = (0x00, 0x4D, 0x3A)
+FRAME = "#B3261E"
+LEFT = MARGIN + 46.0
+CELL_HEIGHT = 23
 
 
 def kept_bytes(run: TrainingRun) -> int:
@@ -44,22 +65,31 @@ def limits(run: TrainingRun, memory: int) -> Sequence[int]:
 
 @reflowing
 def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
-    """Bytes that forward and loss of `run` keep at many (b, s), and a line above which the whole step no longer fits.
+    """Bytes that forward and loss of `run` keep at many (b, s), and a line above which the whole step no
+    longer fits.
 
-    The line compares the step's estimated peak with what a program gets of the card. The cell `at` (b, s) is framed.
+    The line compares the step's estimated peak with what a program gets of the card. The cell `at` (b, s) is
+    framed.
     """
     run = run.replace(micro_batch=1, seq_len=SEQUENCES[0])
-    columns, sizes, fitting = lengths(run), cells(run), limits(run, card.room)
-    title, canvas = _title(run, card, columns, fitting), Canvas()
+    columns = lengths(run)
+    sizes = cells(run)
+    fitting = limits(run, card.room)
+    title = _title(run, card, columns, fitting)
+    canvas = Canvas()
     top = canvas.title(title) + 24
     right = canvas.width - MARGIN
-    bottom, width = top + CELL_HEIGHT * len(BATCHES), (right - LEFT) / len(columns)
+    bottom = top + CELL_HEIGHT * len(BATCHES)
+    width = (right - LEFT) / len(columns)
     canvas.text(MARGIN, top - 8, "GB of activations; below the line, the whole step fits", 12, QUIET)
     xs = {s: LEFT + width * column for column, s in enumerate(columns)}
     ys = {b: bottom - CELL_HEIGHT * (row + 1) for row, b in enumerate(BATCHES)}
-    low, high = log(min(sizes.values())), log(max(sizes.values()))
+    low = log(min(sizes.values()))
+    high = log(max(sizes.values()))
     for (b, s), size in sizes.items():
-        x, y, part = xs[s], ys[b], (log(size) - low) / (high - low)
+        x = xs[s]
+        y = ys[b]
+        part = (log(size) - low) / (high - low)
         color = "#" + "".join(f"{round(a + (z - a) * part):02X}" for a, z in zip(LIGHT, DARK, strict=True))
         tip = f"b = {b}, s = {s:,}: {format_bytes(size, 'GB', 2)}"
         canvas.rect(x, y, width, CELL_HEIGHT, color, tip, data_bytes=size)
@@ -72,7 +102,9 @@ def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
         canvas.text(LEFT - 8, y + 16, number(b), 12, QUIET, text_anchor="end")
     for s, x in [*xs.items()][:: ceil(45 / width)]:
         canvas.text(x + width / 2, bottom + 17, number(s), 11, QUIET, text_anchor="middle")
-    canvas.text((LEFT + right) / 2, bottom + 36, "sequence length s (tokens)", 12, QUIET, text_anchor="middle")
+    canvas.text(
+        (LEFT + right) / 2, bottom + 36, "sequence length s (tokens)", 12, QUIET, text_anchor="middle"
+    )
     canvas.upright(MARGIN + 8, (top + bottom) / 2, "micro-batch b")
     stairs = [(column + end, count) for column, count in enumerate(fitting) for end in (0, 1)]
     path = "L".join(f"{LEFT + width * end:.1f} {bottom - CELL_HEIGHT * count:.1f}" for end, count in stairs)
@@ -81,9 +113,13 @@ def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
     room = format_bytes(card.room, "GB", 1)
     note = f"estimated from formulas · {card.name}: a program gets {room} · {run.attention} attention"
     end = canvas.note(f"{note}, recompute {run.recompute}, {run.precision.name}", bottom + 58)
-    line = ", ".join(f"{BATCHES[n - 1] if n else 'none'} at {s:,}" for s, n in zip(columns, fitting, strict=True))
+    line = ", ".join(
+        f"{BATCHES[n - 1] if n else 'none'} at {s:,}" for s, n in zip(columns, fitting, strict=True)
+    )
     smallest, largest = (format_bytes(choose(sizes.values()), "GB", 2) for choose in (min, max))
-    alt = f"{title}. A heat map of {smallest} to {largest} of activations. Largest b that fits: {line} tokens."
+    alt = (
+        f"{title}. A heat map of {smallest} to {largest} of activations. Largest b that fits: {line} tokens."
+    )
     return Figure(canvas.svg(end + 2, title, alt), alt)
 
 

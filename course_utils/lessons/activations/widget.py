@@ -5,31 +5,38 @@ from typing import Any
 
 import ipywidgets
 
-from course_utils import GPUS, PRESETS, TrainingRun, estimate, format_bytes
-from course_utils import gpu as known_gpu
-from course_utils.figures.canvas import Figure
-from course_utils.gpus import Gpu
-from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown, slider
-from course_utils.planning.twin import fit_words
-
+from ... import GPUS, PRESETS, TrainingRun, estimate, format_bytes
+from ... import gpu as known_gpu
+from ...figures.canvas import Figure
+from ...gpus import Gpu
+from ...interactive.widgets import LAYOUT, STYLE, Explorable, dropdown, slider
+from ...planning.twin import fit_words
 from .heat_map import BATCHES, SEQUENCES, heat_map, kept_bytes
 
-MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "llama3-8b")  # by their parameters
+# by their parameters
+MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "llama3-8b")
 
 
 class ActivationMap(Explorable):
-    """Sliders for model, GPU and a cell of the map, choices for the kernel and the recipe, and their heat map.
+    """Sliders for model, GPU and a cell of the map, choices for the kernel and the recipe, and their heat
+    map.
 
     `choices` are the first ones of a `TrainingRun`; in the next cell, `.run` is what you chose. Raises
-    ValueError like `TrainingRun` if they are impossible, and for a `micro_batch` or `seq_len` that the map lacks.
+    ValueError like `TrainingRun` if they are impossible, and for a `micro_batch` or `seq_len` that the map
+    lacks.
     """
 
     invitation = "Heat map of activations over b and s: run this cell to use its sliders."
 
     def __init__(
-        self, model: str = "llama3.2-1b", *, gpu: str = "A100-80GB", micro_batch: int = 4, seq_len: int = 2048,
+        self,
+        model: str = "llama3.2-1b",
+        *,
+        gpu: str = "A100-80GB",
+        micro_batch: int = 4,
+        seq_len: int = 2048,
         **choices: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         for value, known, name in ((micro_batch, BATCHES, "micro_batch"), (seq_len, SEQUENCES, "seq_len")):
             if value not in known:
                 raise ValueError(f"{name} is {value}; the map has {', '.join(map(str, known))}")
@@ -54,7 +61,9 @@ class ActivationMap(Explorable):
 
     @property
     def run(self) -> TrainingRun:
-        """The run at the cell looked at, at most as long as the model takes. ValueError where choices contradict."""
+        """The run at the cell looked at, at most as long as the model takes. ValueError where choices
+        contradict.
+        """
         chosen = {name: control.value for name, control in self.controls.items() if name != "gpu"}
         model = PRESETS[chosen.pop("model")]
         chosen["seq_len"] = max(s for s in SEQUENCES if s <= min(chosen["seq_len"], model.max_positions))
@@ -62,7 +71,8 @@ class ActivationMap(Explorable):
 
     def redraw(self) -> tuple[Figure, str]:
         run = self.run
-        step, asked = estimate(run), self.controls["seq_len"].value
+        step = estimate(run)
+        asked = self.controls["seq_len"].value
         shorter = f"{run.model.name} has fewer than {asked:,} positions, so: " if asked > run.seq_len else ""
         message = (
             f"{shorter}{run.micro_batch} × {run.seq_len:,} tokens: forward and loss keep "

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from course_utils.errors import check_known
+from ...errors import check_known
 
 Point = tuple[float, float]
 START: Point = (-10.0, 2.0)  # far out along the valley and up one wall, in its own axes
@@ -29,7 +29,8 @@ class Valley(NamedTuple):
 
 
 def _rotate(point: Point, degrees: float) -> Point:
-    (x, y), turn = point, math.radians(degrees)
+    (x, y) = point
+    turn = math.radians(degrees)
     return x * math.cos(turn) - y * math.sin(turn), x * math.sin(turn) + y * math.cos(turn)
 
 
@@ -42,7 +43,13 @@ RULES: dict[str, Callable[[list[torch.Tensor], float, float, float], torch.optim
 
 
 def trajectory(
-    rule: str, rate: float, steps: int = 100, *, beta1: float = 0.9, beta2: float = 0.999, valley: Valley | None = None
+    rule: str,
+    rate: float,
+    steps: int = 100,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    valley: Valley | None = None,
 ) -> list[Point]:
     """Return the places that an optimizer of `RULES` visits, the start first; fewer if it leaves for good.
 
@@ -50,7 +57,9 @@ def trajectory(
     """
     check_known("optimizer", rule, RULES)
     if not (rate > 0 and 0 <= beta1 < 1 and 0 <= beta2 < 1):
-        raise ValueError(f"learning rate {rate}, β1 {beta1}, β2 {beta2}: η must be above 0, β at least 0 and below 1")
+        raise ValueError(
+            f"learning rate {rate}, β1 {beta1}, β2 {beta2}: η must be above 0, β at least 0 and below 1"
+        )
     valley = valley or Valley()
     path = [valley.turned(START)]
     place = torch.tensor(path[0], dtype=torch.float64, requires_grad=True)
@@ -66,20 +75,25 @@ def trajectory(
 
 
 def steps_needed(path: Sequence[Point]) -> int | None:
-    """Return the steps until a walk stays within 1 % of its first distance from the minimum; None if never."""
+    """Return the steps until a walk stays within 1 % of its first distance from the
+    minimum; None if never.
+    """
     goal = 0.01 * math.hypot(*path[0]) * (1 + 1e-9)  # up to the last bits of rounding
     outside = [step for step, point in enumerate(path) if math.hypot(*point) > goal]
     return outside[-1] + 1 if outside and outside[-1] + 1 < len(path) else None
 
 
 def kept_bytes(optimizer: Any) -> int:
-    """Return all bytes that an optimizer, PyTorch's or your own, keeps apart from parameters and gradients."""
+    """Return all bytes that an optimizer, PyTorch's or your own, keeps apart from
+    parameters and gradients.
+    """
     return sum(tensor.untyped_storage().nbytes() for tensor in kept_tensors(optimizer))
 
 
 def kept_tensors(optimizer: Any) -> list[torch.Tensor]:
     """Return the tensors that an optimizer keeps apart from parameters and gradients, one per storage."""
-    from course_utils.measuring.carrying import tensors_in  # needs all of torch; the website's walks have less
+    # needs all of torch; the website's walks have less
+    from ...measuring.carrying import tensors_in
 
     found = list(tensors_in(vars(optimizer), set()))
     gradients = [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]

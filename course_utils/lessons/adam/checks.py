@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from course_utils.interactive.feedback import Mistakes, call_for_effect, exercise, expect, fail, recognized
-from course_utils.measuring.tracker import Tracker
-
+from ...interactive.feedback import Mistakes, call_for_effect, exercise, expect, fail, recognized
+from ...measuring.tracker import Tracker
 from ..shared.judging import alive, same, told
 from ..shared.language_model import language_model, train_language_model
 from .by_hand import kept_bytes, kept_tensors
@@ -20,27 +19,39 @@ from .by_hand import kept_bytes, kept_tensors
 RAISED = "In training, your optimizer raised"
 
 
-# ------------------------------------------------------------------------------------------------ 02.1: adam_in_pieces
-def _update(m: torch.Tensor, v: torch.Tensor, t: int, *_: Any, corrected: str = "mv", eps: Any = (0, 1e-8)) -> Any:
-    """Adam's update in learning rates (Kingma and Ba 2015, algorithm 1), with the means of `corrected` corrected."""
-    m, v = m / (1 - 0.9**t if "m" in corrected else 1), v / (1 - 0.999**t if "v" in corrected else 1)
+# ------------------------------------------------------------------------------------------------ 02.1:
+# adam_in_pieces
+def _update(
+    m: torch.Tensor, v: torch.Tensor, t: int, *_: Any, corrected: str = "mv", eps: Any = (0, 1e-8)
+) -> Any:
+    """Adam's update in learning rates (Kingma and Ba 2015, algorithm 1), with the means of `corrected`
+    corrected.
+    """
+    m = m / (1 - 0.9**t if "m" in corrected else 1)
+    v = v / (1 - 0.999**t if "v" in corrected else 1)
     return m / ((v + eps[0]).sqrt() + eps[1])
 
 
-PIECES = (((5, 3), 4), ((3,), 7), ((1,), 1), ((64, 50), 512))  # a weight's shape, and how many numbers a piece has
+# a weight's shape, and how many numbers a piece has
+PIECES = (((5, 3), 4), ((3,), 7), ((1,), 1), ((64, 50), 512))
 STEP_MISTAKES: Mistakes = {
-    "You correct neither m nor v: both began at zero, so the first steps have the wrong length.":
-        partial(_update, corrected=""),
+    "You correct neither m nor v: both began at zero, so the first steps have the wrong length.": partial(
+        _update, corrected=""
+    ),
     "You correct m but not v: both began at zero.": partial(_update, corrected="m"),
     "You correct v but not m: both began at zero.": partial(_update, corrected="v"),
     "Your ε is inside the root. It belongs outside: √v̂ + ε.": partial(_update, eps=(1e-8, 0)),
     "Your ε is missing: the small gradients here get too long a step.": partial(_update, eps=(0, 0)),
-    "You add ε before you correct v: √v̂ + ε.": lambda m, v, t, _: _update(m, (v.sqrt() + 1e-8) ** 2, t, eps=(0, 0)),
+    "You add ε before you correct v: √v̂ + ε.": lambda m, v, t, _: _update(
+        m, (v.sqrt() + 1e-8) ** 2, t, eps=(0, 0)
+    ),
     "The weight goes up the slope: subtract the step.": lambda m, v, t, _: -_update(m, v, t),
-    "The weight shrinks, too: that is AdamW's decay.": lambda m, v, t, weight: _update(m, v, t) + 0.01 * weight,
+    "The weight shrinks, too: that is AdamW's decay.": lambda m, v, t, weight: (
+        _update(m, v, t) + 0.01 * weight
+    ),
     "Your learning rate is 1e-3 whatever `rate` is.": lambda m, v, t, _: _update(m, v, t) / 10,
     "You always correct as in step 1: use `step`.": lambda m, v, t, _: _update(m, v, 1),
-}  # fmt: skip
+}
 
 
 def _means(gradient: torch.Tensor, m: torch.Tensor, v: torch.Tensor, **_: Any) -> None:
@@ -50,17 +61,29 @@ def _means(gradient: torch.Tensor, m: torch.Tensor, v: torch.Tensor, **_: Any) -
 
 @exercise("02.1", "Adam up to rounding, and never more new numbers than one piece has.")
 def adam_in_pieces(answer: Any) -> None:
-    """`answer(weight, gradient, m, v, step, rate, size)` updates weight, m and v, with `size` new numbers at once."""
+    """`answer(weight, gradient, m, v, step, rate, size)` updates weight, m and v, with `size` new numbers at
+    once.
+    """
     for shape, size in PIECES:
-        (got, most), (right, _) = _walk(answer, shape, size), _walk(_means, shape, size)
+        got, most = _walk(answer, shape, size)
+        right, _ = _walk(_means, shape, size)
         for index, name in ((1, "m"), (2, "v"), (0, "weight")):
-            before, after = got[0, index], got[-1, index]
-            expect(after.isfinite().all(), f"{name} holds numbers that are not finite: what do you divide by?")
-            place = f"{name} has not changed. `{name} = …` makes a new tensor: use methods that end in _, such as mul_."
+            before = got[0, index]
+            after = got[-1, index]
+            expect(
+                after.isfinite().all(), f"{name} holds numbers that are not finite: what do you divide by?"
+            )
+            place = (
+                f"{name} has not changed. `{name} = …` makes a new tensor: use methods that end in _, such as"
+                " mul_."
+            )
             expect(not torch.equal(before, after), place)
             left_out = (rest := math.prod(shape) % size) and torch.equal(before[-rest:], after[-rest:])
             expect(not left_out, "You leave out the last piece, which has fewer numbers than the others.")
-            mean = f"{name} is off: it keeps β of itself, takes 1 − β of the new value, and is not corrected in place."
+            mean = (
+                f"{name} is off: it keeps β of itself, takes 1 − β of the new value, and is not corrected in"
+                " place."
+            )
             expect(name == "weight" or torch.allclose(got[:, index], right[:, index], 1e-3, 1e-20), mean)
         still = torch.equal(got[0, 0], got[1, 0])
         expect(not still, "In the first step the weight does not change. Update m and v before the weight.")
@@ -68,29 +91,46 @@ def adam_in_pieces(answer: Any) -> None:
         otherwise = "m and v are right, the weight is not: compare its line with the one above, part by part."
         moved = [*-got[:, 0].diff(dim=0) / 0.01]
         recognized(moved, cases, _update, STEP_MISTAKES, otherwise, partial(same, tolerance=1e-3))
-    whole = "You hold as many new numbers as the weight has. Do you cut the flat tensor? Do you keep pieces in a list?"
+    whole = (
+        "You hold as many new numbers as the weight has. Do you cut the flat tensor? Do you keep pieces in a"
+        " list?"
+    )
     expect(most < got[0, 0].nbytes, whole)
-    more = "You hold more than one new tensor of a piece's size. Does an expression make several? Or does the name in "
-    expect(most <= 4 * size + 512, f"{more}your loop still hold the last one while the next is made?")  # and a number
+    more = (
+        "You hold more than one new tensor of a piece's size. Does an expression make several? Or does the"
+        " name in "
+    )
+    # and a number
+    expect(most <= 4 * size + 512, f"{more}your loop still hold the last one while the next is made?")
 
 
 def _walk(step: Any, shape: tuple[int, ...], size: int) -> tuple[torch.Tensor, int]:
-    """Weight, m and v, flat, before and after each of three steps, and the most bytes that were new in one."""
-    weight, m, v = torch.linspace(1, 2, math.prod(shape)).reshape(shape), torch.zeros(shape), torch.zeros(shape)
-    dice, states, most = torch.Generator().manual_seed(2), [torch.stack([weight, m, v]).flatten(1)], 0
+    """Weight, m and v, flat, before and after each of three steps, and the most bytes
+    that were new in one.
+    """
+    weight = torch.linspace(1, 2, math.prod(shape)).reshape(shape)
+    m = torch.zeros(shape)
+    v = torch.zeros(shape)
+    dice = torch.Generator().manual_seed(2)
+    states = [torch.stack([weight, m, v]).flatten(1)]
+    most = 0
     for number in range(1, 4):
         gradient = 1e-6 * torch.randn(shape, generator=dice)
-        given, before = {"weight": weight, "gradient": gradient, "m": m, "v": v}, gradient.clone()
+        given = {"weight": weight, "gradient": gradient, "m": m, "v": v}
+        before = gradient.clone()
         with torch.no_grad(), Tracker("cpu") as tracker:
             tracker.bind("parameters", given.values())
             call_for_effect(step, **given, step=number, rate=0.01, size=size)
-        expect(torch.equal(gradient, before), "You change the gradient. Only read it: make a new tensor instead.")
+        expect(
+            torch.equal(gradient, before), "You change the gradient. Only read it: make a new tensor instead."
+        )
         most = max(most, *alive(tracker))
         states.append(torch.stack([weight, m, v]).flatten(1))
     return torch.stack(states), most
 
 
-# ----------------------------------------------------------------------------- 02.2 to 02.4: an optimizer in training
+# ----------------------------------------------------------------------------- 02.2 to 02.4: an optimizer in
+# training
 class Trial(NamedTuple):
     """The result of a short training with somebody's optimizer."""
 
@@ -103,13 +143,16 @@ class Trial(NamedTuple):
     diverged: bool  # a weight or the loss is not finite
 
     def __repr__(self) -> str:
-        return f"{self.kept:,} bytes kept for {self.parameters:,} parameters; the last loss was {self.final:.3f}"
+        return (
+            f"{self.kept:,} bytes kept for {self.parameters:,} parameters; the last loss was {self.final:.3f}"
+        )
 
 
 def trial(make: Callable[..., Any], steps: int = 4, louder: float = 1.0, traced: bool = True) -> Trial:
     """Train a small character model with the optimizer of `make(parameters, rate)` or `make(parameters)`.
 
-    Gradients are `louder` times as large, as if the loss were. Untraced is twice as fast, but misses hidden bytes.
+    Gradients are `louder` times as large, as if the loss were. Untraced is twice as fast, but misses hidden
+    bytes.
     """
     model = language_model(1, 32)
     weights = list(model.parameters())
@@ -117,7 +160,10 @@ def trial(make: Callable[..., Any], steps: int = 4, louder: float = 1.0, traced:
         weight.register_hook(lambda gradient: gradient * louder)
     with Tracker("cpu") if traced else nullcontext() as tracker:
         optimizer = make(weights, 3e-3) if "rate" in inspect.signature(make).parameters else make(weights)
-        expect(hasattr(optimizer, "step"), "What you pass to the check makes nothing with a `step()`: pass the class.")
+        expect(
+            hasattr(optimizer, "step"),
+            "What you pass to the check makes nothing with a `step()`: pass the class.",
+        )
         final = train_language_model(lambda _: optimizer, steps=steps, model=model).final
         if tracker:
             tracker.bind("parameters", weights)  # now: an optimizer may give them new storages
@@ -131,18 +177,26 @@ def _tried(answer: Any, hints: Mapping[str, str] = {}, **how: Any) -> Trial:
     expect(callable(answer), "Pass the class itself: its name, without parentheses.")
     with told(RAISED, hints):
         got = trial(answer, **how)
-    moved = any(not torch.equal(*pair) for pair in zip(got.weights, language_model(1, 32).parameters(), strict=True))
-    expect(moved, "The weights do not change. Change them in place, as weight.sub_(…) does, under torch.no_grad().")
+    moved = any(
+        not torch.equal(*pair) for pair in zip(got.weights, language_model(1, 32).parameters(), strict=True)
+    )
+    expect(
+        moved,
+        "The weights do not change. Change them in place, as weight.sub_(…) does, under torch.no_grad().",
+    )
     return got
 
 
 def _expect_clean(got: Trial) -> None:
     expect(not got.diverged, "The weights are not finite any more: what do you divide by?")
     graphs = any(tensor.grad_fn is not None for tensor in kept_tensors(got.optimizer))
-    expect(not graphs, "A state still has its graph, which keeps more alive each step: put step under no_grad.")
+    expect(
+        not graphs, "A state still has its graph, which keeps more alive each step: put step under no_grad."
+    )
 
 
-# ----------------------------------------------------------------------------------------------------- 02.2: lean_adam
+# ----------------------------------------------------------------------------------------------------- 02.2:
+# lean_adam
 class _ByHand:
     """Adam, or with other options a mistaken one; `each` counts a step for each tensor."""
 
@@ -161,7 +215,10 @@ class _ByHand:
 
 LEAN_BYTES = {
     4: "4 bytes per parameter are too few: Adam needs both m and v, in fp32, from one step to the next.",
-    12: "You keep three numbers per parameter. Which of them can you compute from the others when you need it?",
+    12: (
+        "You keep three numbers per parameter. Which of them can you compute from the others when you"
+        " need it?"
+    ),
     16: "You still keep four numbers per parameter. Ask about each: does the *next* step read it?",
 }
 LEAN_MISTAKES: Mistakes = {
@@ -176,52 +233,80 @@ LEAN_MISTAKES: Mistakes = {
 @exercise("02.2", "Only two states per parameter, and the weights are those of plain Adam.")
 def lean_adam(answer: Any) -> None:
     """`answer(parameters, rate)` makes a plain Adam with a `step()` and 8 bytes per parameter."""
-    got, right = _tried(answer, steps=4), trial(lambda weights, rate: torch.optim.Adam(weights, rate, foreach=False))
+    got = _tried(answer, steps=4)
+    right = trial(lambda weights, rate: torch.optim.Adam(weights, rate, foreach=False))
     _expect_clean(got)
     per = got.kept / got.parameters
     otherwise = f"It keeps {per:.1f} bytes per parameter from step to step. Which tensors are they?"
     expect(abs(per - 8) < 0.5, LEAN_BYTES.get(round(per), otherwise))
     adamw = trial(lambda weights, rate: torch.optim.AdamW(weights, rate, foreach=False))
-    mine, plain, decayed = (torch.cat([w.double().flatten() for w in one.weights]) for one in (got, right, adamw))
+    mine, plain, decayed = (
+        torch.cat([w.double().flatten() for w in one.weights]) for one in (got, right, adamw)
+    )
     shrinking = (mine - decayed).square().sum() < 0.1 * (mine - plain).square().sum()
-    expect(not shrinking, "The memory is right. But your weights shrink: that is AdamW. Adam has no weight decay.")
+    expect(
+        not shrinking,
+        "The memory is right. But your weights shrink: that is AdamW. Adam has no weight decay.",
+    )
     if not same(got.weights, right.weights, 1e-4):
         for message, mistaken in LEAN_MISTAKES.items():
             expect(not same(got.weights, trial(mistaken).weights, 1e-4), f"The memory is right. {message}")
-        fail("The memory is right, but the weights are not Adam's. Compare each line with its formula. What counts the "
-             "steps, and how often?")  # fmt: skip
+        fail(
+            "The memory is right, but the weights are not Adam's. Compare each line with its formula. What"
+            " counts the steps, and how often?"
+        )
 
 
-# ------------------------------------------------------------------------------------------------------ 02.3: factored
+# ------------------------------------------------------------------------------------------------------ 02.3:
+# factored
 OTHER_SHAPES = "Only a matrix has rows and columns. For every other shape, v is the mean of squares itself."
 FACTORED = (  # a parameter's shape, its steps without a gradient, and the message if it is off
-    ((5, 3), (), "The update of a matrix is off. Compare one entry of v by hand, after one step and after two."),
+    (
+        (5, 3),
+        (),
+        "The update of a matrix is off. Compare one entry of v by hand, after one step and after two.",
+    ),
     ((3, 4), (2,), "t counts a parameter's own updates. In a step without a gradient it does not change."),
     ((4,), (), OTHER_SHAPES),
     ((2, 3, 2), (), OTHER_SHAPES),
-    ((1, 6), (3,), 'Use the learning rate of each group, `group["lr"]`: one group has a learning rate of its own.'),
+    (
+        (1, 6),
+        (3,),
+        'Use the learning rate of each group, `group["lr"]`: one group has a learning rate of its own.',
+    ),
 )
 FACTORED_MISTAKES: Mapping[str, Mapping[str, Any]] = {
     "You keep the mean of squares of a whole matrix. Keep only a row and a column.": {"v_of": lambda v: v},
-    "You use only the rows: then all columns of v are equal.": {"v_of": lambda v: v.mean(1, True).expand_as(v)},
-    "A product of two means of squares is a fourth power: divide one of them by its mean.":
-        {"v_of": lambda v: v.mean(1, True) * v.mean(0, True)},
+    "You use only the rows: then all columns of v are equal.": {
+        "v_of": lambda v: v.mean(1, True).expand_as(v)
+    },
+    "A product of two means of squares is a fourth power: divide one of them by its mean.": {
+        "v_of": lambda v: v.mean(1, True) * v.mean(0, True)
+    },
     "v is a mean of *squares*: its root has the gradient's size.": {"root": lambda v: v},
-    "There is an ε in your denominator. The 10⁻³⁰ in the means is enough.": {"root": lambda v: v.sqrt() + 1e-8},
+    "There is an ε in your denominator. The 10⁻³⁰ in the means is enough.": {
+        "root": lambda v: v.sqrt() + 1e-8
+    },
     "The parameters go up the slope: θ ← θ − lr · g/√v.": {"root": lambda v: -v.sqrt()},
-    "You keep only the squares of the last gradient. The means keep 1 − s of themselves.": {"share": lambda t: 1},
-}  # fmt: skip
+    "You keep only the squares of the last gradient. The means keep 1 − s of themselves.": {
+        "share": lambda t: 1
+    },
+}
 FACTORED_HINTS = {
     "'NoneType'": "A parameter without a gradient has None in `.grad`: do not change it or its state.",
     "Dimension out of range": OTHER_SHAPES,
-    "must match the size of tensor": "Rows and columns do not fit: one has a mean per row, the other per column.",
-}  # fmt: skip
+    "must match the size of tensor": (
+        "Rows and columns do not fit: one has a mean per row, the other per column."
+    ),
+}
 
 
 def _walked(gradients: Sequence[torch.Tensor], rate: float, **how: Any) -> Any:
     """The way of a parameter by the root of a factored v (Shazeer and Stern 2018, algorithm 4)."""
-    share, v_of = how.get("share", lambda t: t**-0.8), lambda v: v.mean(1, True) / v.mean() * v.mean(0, True)
-    mean, way = torch.zeros(()), torch.zeros(())
+    share = how.get("share", lambda t: t**-0.8)
+    v_of = lambda v: v.mean(1, True) / v.mean() * v.mean(0, True)
+    mean = torch.zeros(())
+    way = torch.zeros(())
     for t, gradient in enumerate(gradients, 1):
         mean = mean + share(t) * (gradient.square() + 1e-30 - mean)  # its rows' means are the means of rows
         v = how.get("v_of", v_of)(mean) if mean.ndim == 2 else mean
@@ -231,10 +316,13 @@ def _walked(gradients: Sequence[torch.Tensor], rate: float, **how: Any) -> Any:
 
 def _updated(make: Any, reload: bool = False) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
     """Return the change of each parameter of `FACTORED` in four steps from one, and its gradients."""
-    dice, weights = torch.Generator().manual_seed(4), [torch.ones(shape) for shape, _, _ in FACTORED]
+    dice = torch.Generator().manual_seed(4)
+    weights = [torch.ones(shape) for shape, _, _ in FACTORED]
     given: list[list[torch.Tensor]] = [[] for _ in weights]
     optimizer: Any = None
-    stays = "Parameters after one without a gradient are not updated: go on with the next, as `continue` does."
+    stays = (
+        "Parameters after one without a gradient are not updated: go on with the next, as `continue` does."
+    )
     moved = "`p.data = …` gives the parameter new memory, and its views keep the old: change it in place."
     for step in range(1, 5):
         if step == 1 or (step == 3 and reload):
@@ -244,7 +332,8 @@ def _updated(make: Any, reload: bool = False) -> tuple[list[torch.Tensor], list[
             if saved:
                 optimizer.load_state_dict(saved)
         for weight, gradients, (shape, without, _) in zip(weights, given, FACTORED, strict=True):
-            drawn = 1e-8 * torch.randn(shape, generator=dice) * (shape != (1, 6) or step > 1)  # zeros at first
+            # zeros at first
+            drawn = 1e-8 * torch.randn(shape, generator=dice) * (shape != (1, 6) or step > 1)
             weight.grad = None if step in without else drawn.clone()
             gradients += [] if step in without else [drawn]
         before = [(weight, weight.data_ptr(), weight.detach().clone()) for weight in weights]
@@ -266,9 +355,12 @@ def factored(answer: Any) -> None:
     theirs = "Your class does not make a torch.optim.Optimizer: keep its first lines as they were."
     expect(isinstance(begun.optimizer, torch.optim.Optimizer), theirs)
     with told(RAISED, FACTORED_HINTS):
-        (got, given), (loaded, _) = _updated(answer), _updated(answer, reload=True)
-    zero = ("A weight is not finite after a first gradient of zeros. Is 10⁻³⁰ in each mean? Then row · column is "
-            "10⁻⁶⁰, which is 0 in fp32: divide first.")  # fmt: skip
+        got, given = _updated(answer)
+        loaded, _ = _updated(answer, reload=True)
+    zero = (
+        "A weight is not finite after a first gradient of zeros. Is 10⁻³⁰ in each mean? Then row · column is "
+        "10⁻⁶⁰, which is 0 in fp32: divide first."
+    )
     rates = [*[begun.optimizer.defaults.get("lr", 0)] * (len(got) - 1), 0.1]
     for weight, gradients, rate, (_, _, message) in zip(got, given, rates, FACTORED, strict=True):
         if not same([weight], [_walked(gradients, rate)]):
@@ -278,29 +370,43 @@ def factored(answer: Any) -> None:
             fail(message)
     tried = _tried(answer, steps=60, hints=FACTORED_HINTS)
     _expect_clean(tried)
-    most = sum(4 * (sum(one.shape) if one.ndim == 2 else one.numel()) + 8 for one in tried.weights)  # 8 for its t
+    # 8 for its t
+    most = sum(4 * (sum(one.shape) if one.ndim == 2 else one.numel()) + 8 for one in tried.weights)
     per = f"{tried.kept / tried.parameters:.2f} bytes per parameter"
-    expect(tried.kept <= most, f"It keeps {per}: more than a row and a column per matrix. What else do you keep?")
+    expect(
+        tried.kept <= most, f"It keeps {per}: more than a row and a column per matrix. What else do you keep?"
+    )
     other = "After `load_state_dict()` it continues differently: what do you keep outside of `self.state`?"
     expect(same(got, loaded), other)
     print(f"{per} (traced on the CPU), and a loss of {tried.final:.2f} after 60 steps")
 
 
-# -------------------------------------------------------------------------------------------------------- 02.4: frugal
+# --------------------------------------------------------------------------------------------------------
+# 02.4: frugal
 @exercise("02.4", "It learns, whatever the size of the loss, with little more than half of Adam's bytes.")
 def frugal(answer: Any) -> None:
-    """`answer(parameters)` makes an optimizer of your own design: few bytes, any size of the loss, and it learns."""
+    """`answer(parameters)` makes an optimizer of your own design: few bytes, any size of the loss, and it
+    learns.
+    """
     most, best = 4.5, 2.8  # bytes per parameter, loss
     got = _tried(answer, steps=60)
     _expect_clean(got)
-    per, hidden = got.kept / got.parameters, got.hidden / got.parameters
+    per = got.kept / got.parameters
+    hidden = got.hidden / got.parameters
     outside = f" {hidden:.2f} are on the weights, in a global or in a closure: they count too."
-    many = f"It keeps {per:.2f} bytes per parameter, but the limit is {most}.{outside if hidden > 0.1 else ''}"
+    many = (
+        f"It keeps {per:.2f} bytes per parameter, but the limit is {most}.{outside if hidden > 0.1 else ''}"
+    )
     expect(per <= most, many)
     loud = _tried(answer, steps=60, louder=1024.0, traced=False)  # for its loss alone
-    follows = ("With a loss 1,024 times as large it trains differently. Does your step grow with the gradient? "
-               "Or does a state leave the range of its format?")  # fmt: skip
+    follows = (
+        "With a loss 1,024 times as large it trains differently. Does your step grow with the gradient? "
+        "Or does a state leave the range of its format?"
+    )
     expect(not loud.diverged and abs(loud.final - got.final) < 0.15, follows)
-    poor = f"After 60 steps the loss is {got.final:.3f}, but the limit is {best}. Try other rates, or another design."
+    poor = (
+        f"After 60 steps the loss is {got.final:.3f}, but the limit is {best}. Try other rates, or another"
+        " design."
+    )
     expect(got.final <= best, poor)
     print(f"{per:.2f} bytes per parameter (traced on the CPU)")

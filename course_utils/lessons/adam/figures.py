@@ -4,9 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from course_utils.figures.axes import stop
-from course_utils.figures.canvas import MARGIN, QUIET, RULE, Canvas, Figure, attribute_text, reflowing, short
-
+from ...figures.axes import stop
+from ...figures.canvas import MARGIN, QUIET, RULE, Canvas, Figure, attribute_text, reflowing, short
 from .by_hand import START, Point, Valley, steps_needed
 
 VALLEY = Valley()
@@ -15,7 +14,9 @@ WALK, WALL, GOAL = "#B34700", "#B9CBD6", "#00624A"
 
 
 class Frame(NamedTuple):
-    """A window on the map: pixels of its corner and size, the map's point at its lower left, pixels a unit."""
+    """A window on the map: pixels of its corner and size, the map's point at its lower
+    left, pixels a unit.
+    """
 
     x: float
     y: float
@@ -31,17 +32,22 @@ class Frame(NamedTuple):
 
 
 def frame_of(valley: Valley, x: float, y: float, width: float, height: float) -> Frame:
-    """Return a window of at most these pixels, at one scale: it shows the start, the floor, and as far across it."""
+    """Return a window of at most these pixels, at one scale: it shows the start, the floor, and as far across
+    it.
+    """
     xs, ys = zip(valley.turned(START), valley.turned((START[0], -START[1])), strict=True)
-    left, low = min(*xs, 0) - 1.2, min(*ys, -2.4) - 0.6
-    across, up = max(*xs, 0) + 3.4 - left, max(*ys, 2.4) + 0.6 - low
+    left = min(*xs, 0) - 1.2
+    low = min(*ys, -2.4) - 0.6
+    across = max(*xs, 0) + 3.4 - left
+    up = max(*ys, 2.4) + 0.6 - low
     scale = min(width / across, height / up)
     return Frame(x, y, width, scale * up, (left - (width / scale - across) / 2, low), scale)
 
 
 @reflowing
 def walks(paths: Mapping[str, Sequence[Point]], title: str, valley: Valley = VALLEY) -> Figure:
-    """Draw walks down one valley from above, two panels in a row, each with its name and the steps that it needed.
+    """Draw walks down one valley from above, two panels in a row, each with its name and the steps that it
+    needed.
 
     Dots are steps; a walk that leaves the picture is cut at its border.
     """
@@ -71,9 +77,15 @@ def outcome(path: Sequence[Point]) -> str:
 
 
 def draw_walk(
-    canvas: Canvas, frame: Frame, rings: Iterable[Sequence[Point]], path: Sequence[Point], goal: Point = (0.0, 0.0)
+    canvas: Canvas,
+    frame: Frame,
+    rings: Iterable[Sequence[Point]],
+    path: Sequence[Point],
+    goal: Point = (0.0, 0.0),
 ) -> None:
-    """Draw contour lines, the walk, its start and the minimum inside a window, which cuts off what is beyond."""
+    """Draw contour lines, the walk, its start and the minimum inside a window, which
+    cuts off what is beyond.
+    """
     canvas.rect(frame.x, frame.y, frame.width, frame.height, "#FFFFFF", stroke=RULE, stroke_width=0.8)
     window = {"x": frame.x, "y": frame.y, "width": frame.width, "height": frame.height}
     canvas.shapes.append(f'<svg {attribute_text(window)} viewBox="{" ".join(map(short, window.values()))}">')
@@ -81,7 +93,11 @@ def draw_walk(
         canvas.path(_line(frame, ring), fill="none", stroke=WALL, stroke_width=1)
     canvas.path(_line(frame, path), fill="none", stroke=WALK, stroke_width=1.6, stroke_linejoin="round")
     canvas.path(
-        _line(frame, path, "h0m"), stroke=WALK, stroke_width=4.8, stroke_linecap="round", data_steps=len(path) - 1
+        _line(frame, path, "h0m"),
+        stroke=WALK,
+        stroke_width=4.8,
+        stroke_linecap="round",
+        data_steps=len(path) - 1,
     )
     x, y = frame.place(goal)
     canvas.path(f"M{short(x - 6)} {short(y)}h12M{short(x)} {short(y - 6)}v12", stroke=GOAL, stroke_width=2)
@@ -98,8 +114,11 @@ def contours(valley: Valley) -> list[list[Point]]:
 
 
 def _line(frame: Frame, points: Iterable[Point], link: str = "l") -> str:
-    """The points as steps of at least half a pixel, which is half as long as their places; "h0m" makes them dots."""
-    steps, at = [], (0.0, 0.0)
+    """The points as steps of at least half a pixel, which is half as long as their places; "h0m" makes them
+    dots.
+    """
+    steps = []
+    at = (0.0, 0.0)
     for x, y in map(frame.place, points):
         if (step := (round(x - at[0], 1), round(y - at[1], 1))) and abs(step[0]) + abs(step[1]) >= 0.5:
             steps.append(f"{step[0]:g} {step[1]:g}")

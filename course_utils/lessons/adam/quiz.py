@@ -3,24 +3,27 @@
 from collections.abc import Iterator
 from math import sqrt
 
-from course_utils import TrainingRun, moments
-from course_utils.estimating.exact.update import optimizer_step
-from course_utils.estimating.published import zero_state_bytes
-from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
-from course_utils.interactive.quiz import Numbers, gb
-from course_utils.units import each
+from ... import TrainingRun, moments
+from ...estimating.exact.update import optimizer_step
+from ...estimating.published import zero_state_bytes
+from ...estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
+from ...interactive.quiz import Numbers, gb
+from ...units import each
 
 MODEL = "gpt2-medium"
 
 
 def numbers() -> Iterator[Numbers]:
     run = TrainingRun(MODEL, precision="fp32", optimizer="adamw", attention="efficient")
-    N, states = run.model.parameters, optimizer_state_bytes(run)
+    N = run.model.parameters
+    states = optimizer_state_bytes(run)
     everything = states + parameter_bytes(run) + gradient_bytes(run)
     # Kingma and Ba 2015, algorithm 1
     yield "two_states", {"N": N} | each(gb, states=states, one=states // 2, everything=everything)
     beta1, beta2 = 0.9, 0.999
-    mean, square = 1 - beta1, 1 - beta2  # after one step from zero, in units of g and of g²
+    # after one step from zero, in units of g and of g²
+    mean = 1 - beta1
+    square = 1 - beta2
     # too long, not too short (Kingma and Ba 2015, section 3)
     updates = each("{:.3g}·η".format, both=mean / sqrt(square), mean=mean, reverse=sqrt(square) / mean)
     yield "first_update", {"beta1": beta1, "beta2": beta2} | updates
@@ -28,5 +31,6 @@ def numbers() -> Iterator[Numbers]:
     made, one_by_one = (optimizer_step(one)["temporaries"] for one in (run, loop))
     yield "foreach", {"N": N} | each(gb, made=made, loop=one_by_one, states=optimizer_state_bytes(run))
     run = TrainingRun(MODEL, precision="bf16-master", optimizer="adamw-foreach")
-    peak, rest = round(moments(run)["optimizer step"].total / N), round(sum(zero_state_bytes(N).values()) / N)
+    peak = round(moments(run)["optimizer step"].total / N)
+    rest = round(sum(zero_state_bytes(N).values()) / N)
     yield "upcast_at_once", {"peak": peak, "rest": rest, "no_foreach": peak - 4, "not_freed": peak + 2}

@@ -2,9 +2,8 @@
 
 from html import escape
 
-from course_utils.figures.canvas import Figure
-from course_utils.interactive.widgets import Explorable, dropdown, slider
-
+from ...figures.canvas import Figure
+from ...interactive.widgets import Explorable, dropdown, slider
 from .by_hand import RULES, Point, Valley, trajectory
 from .figures import outcome, walks
 
@@ -22,12 +21,16 @@ class Walker(Explorable):
 
     invitation = "Sliders for a walk down the valley: run this cell to use them."
 
-    def __init__(self, optimizer: str = "Adam", rate: float = 0.5, beta1: float = 0.9, beta2: float = 0.999) -> None:
+    def __init__(
+        self, optimizer: str = "Adam", rate: float = 0.5, beta1: float = 0.9, beta2: float = 0.999
+    ) -> None:
         trajectory(optimizer, rate, 1, beta1=beta1, beta2=beta2)
         controls = {
             "optimizer": dropdown("optimizer", RULES, optimizer),
             "rate": slider("learning rate η", RATES, rate, "{:g}".format),
-            "beta1": slider("β1 (of m)", (0.0, 0.2, 0.45, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99), beta1, "{:g}".format),
+            "beta1": slider(
+                "β1 (of m)", (0.0, 0.2, 0.45, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99), beta1, "{:g}".format
+            ),
             "beta2": slider("β2 (of v)", (0.0, 0.5, 0.9, 0.95, 0.99, 0.999), beta2, "{:g}".format),
             "steepness": slider("steepness", (1.0, 4.0, 25.0, 100.0, 400.0), 25.0),
             "angle": slider("turned by °", (0.0, 15.0, 30.0, 45.0), 0.0),
@@ -42,7 +45,9 @@ class Walker(Explorable):
     @property
     def path(self) -> list[Point]:
         """The chosen walk, at most 200 steps."""
-        rule, rate, beta1, beta2 = (self.controls[name].value for name in ("optimizer", "rate", "beta1", "beta2"))
+        rule, rate, beta1, beta2 = (
+            self.controls[name].value for name in ("optimizer", "rate", "beta1", "beta2")
+        )
         return trajectory(rule, rate, 200, beta1=beta1, beta2=beta2, valley=self.valley)
 
     def redraw(self) -> tuple[Figure, str]:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from course_utils import TrainingRun, TransformerConfig, measure
-from course_utils.allocator.replay import replay, requests_of
-from course_utils.allocator.snapshots import snapshot_of
-from course_utils.interactive.feedback import (
+from ... import TrainingRun, TransformerConfig, measure
+from ...allocator.replay import replay, requests_of
+from ...allocator.snapshots import snapshot_of
+from ...interactive.feedback import (
     CheckFailed,
     Mistakes,
     call,
@@ -28,30 +28,42 @@ from course_utils.interactive.feedback import (
     recognized,
     unit_slip,
 )
-from course_utils.lessons.shared.judging import same, seeded
-from course_utils.measuring.on_gpu import on_new_gpu
-from course_utils.units import MiB
-
+from ...measuring.on_gpu import on_new_gpu
+from ...units import MiB
+from ..shared.judging import same, seeded
 from .traces import Process, in_one_process, trace_of
 
-# ---------------------------------------------------------------------------------------------------------- 10.1: peaks
+# ----------------------------------------------------------------------------------------------------------
+# 10.1: peaks
 PEAK, FLAT = "peak allocated", "max_memory_allocated, never reset"
 AFTER, KEPT = "memory_allocated after the step", "memory_reserved after the step"
 SMALL = TransformerConfig("small", "gpt2", 2, hidden=128, heads=4, vocab=4000, max_positions=128)
 
 TRAININGS: tuple[tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor], tuple[int, ...]], ...] = (
-    (lambda: nn.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 512)).to("cuda"),
-     lambda batch: torch.randn(batch, 512, device="cuda"), (8192, 4096, 2048)),
-    (lambda: nn.Sequential(nn.Embedding(8000, 256), nn.Linear(256, 8000)).to("cuda"),
-     lambda batch: torch.randint(8000, (batch,), device="cuda"), (1024, 8192, 4096)),
-    (lambda: nn.Linear(2048, 2048).to("cuda"), lambda batch: torch.randn(batch, 2048, device="cuda"), (16384,)),
-)  # fmt: skip
+    (
+        lambda: nn.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 512)).to("cuda"),
+        lambda batch: torch.randn(batch, 512, device="cuda"),
+        (8192, 4096, 2048),
+    ),
+    (
+        lambda: nn.Sequential(nn.Embedding(8000, 256), nn.Linear(256, 8000)).to("cuda"),
+        lambda batch: torch.randint(8000, (batch,), device="cuda"),
+        (1024, 8192, 4096),
+    ),
+    (
+        lambda: nn.Linear(2048, 2048).to("cuda"),
+        lambda batch: torch.randn(batch, 2048, device="cuda"),
+        (16384,),
+    ),
+)
 """What makes a model, what draws a batch of that size, and the batch sizes: falling, mixed, and one alone."""
 
 
 @cache
 def counted(number: int, batches: tuple[int, ...], keep: str = "") -> dict[str, dict[int, int]]:
-    """Every counter's report of one of TRAININGS with these batch sizes in one process; `keep` is what never goes."""
+    """Every counter's report of one of TRAININGS with these batch sizes in one process; `keep` is what never
+    goes.
+    """
     make, draw, _ = TRAININGS[number]
     found: dict[str, dict[int, int]] = defaultdict(dict)
     kept: list[Any] = []
@@ -72,15 +84,24 @@ def counted(number: int, batches: tuple[int, ...], keep: str = "") -> dict[str, 
                 optimizer.step()
                 optimizer.zero_grad()
                 found[counter][batch] = torch.cuda.max_memory_allocated()
-            found["extra"][batch], found["difference"][batch] = (found[PEAK][batch] - size for size in (before, left))
+            found["extra"][batch], found["difference"][batch] = (
+                found[PEAK][batch] - size for size in (before, left)
+            )
             found[FLAT][batch] = max(found[PEAK].values())
-            found[AFTER][batch], found[KEPT][batch] = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+            found[AFTER][batch], found[KEPT][batch] = (
+                torch.cuda.memory_allocated(),
+                torch.cuda.memory_reserved(),
+            )
     return found
 
 
 def _read(counter: str, keep: str = "", alone: bool = False) -> Callable[[int, int], int]:
-    """A counter by training and batch size, where all of its trainings share a process or each is `alone` in one."""
-    return lambda number, batch: counted(number, (batch,) if alone else TRAININGS[number][-1], keep)[counter][batch]
+    """A counter by training and batch size, where all of its trainings share a process or each is `alone` in
+    one.
+    """
+    return lambda number, batch: counted(number, (batch,) if alone else TRAININGS[number][-1], keep)[counter][
+        batch
+    ]
 
 
 PEAK_MISTAKES: Mistakes = {
@@ -88,31 +109,44 @@ PEAK_MISTAKES: Mistakes = {
     "This is what is left after a training: weights and states. When was memory fullest?": _read(AFTER),
     "This is `reserved`, which keeps what earlier trainings took. Which counter counts tensors?": _read(KEPT),
     "Earlier trainings are still in memory: what holds a model and its states?": _read(PEAK, keep="models"),
-    "Weights of earlier trainings are still there: a loss that you keep holds its graph.": _read(PEAK, keep="losses"),
-    "This is the first step's peak: Adam makes its states at the end. The second step has them.": _read("one step"),
+    "Weights of earlier trainings are still there: a loss that you keep holds its graph.": _read(
+        PEAK, keep="losses"
+    ),
+    "This is the first step's peak: Adam makes its states at the end. The second step has them.": _read(
+        "one step"
+    ),
     "You subtract what was there before. Weights and states belong to a training's peak.": _read("extra"),
-    "Later batches are short by cuBLAS's workspaces: return the maximum, not a difference.": _read("difference"),
+    "Later batches are short by cuBLAS's workspaces: return the maximum, not a difference.": _read(
+        "difference"
+    ),
 }
 
 
 @exercise("10.1", "Each batch size has its own peak: you read the right counter, and reset it each time.")
 def peaks(answer: Any) -> None:
     """`answer(make, draw, batches)` maps each batch size to the peak of a training of its own."""
-    mine, cases, output = list[float](), list[tuple[int, int]](), list[int]()
+    mine = list[float]()
+    cases = list[tuple[int, int]]()
+    output = list[int]()
     for number, (make, draw, batches) in enumerate(TRAININGS):
         with on_new_gpu():
             made = count()
             making = lambda make=make, made=made: make() if next(made) >= 0 else None  # noqa: E731
             got = call(answer, make=making, draw=draw, batches=list(batches), returns=Mapping)
             output += [make()(draw(batch)).nbytes for batch in batches]
-        expect(str not in map(type, got), "Your dictionary's keys are texts: use the batch sizes, whole numbers.")
+        expect(
+            str not in map(type, got), "Your dictionary's keys are texts: use the batch sizes, whole numbers."
+        )
         mine += entries(got, list[Any](batches)).values()
-        expect(next(made) >= len(batches), "You train one model for all batch sizes. Each one needs a new model.")
+        expect(
+            next(made) >= len(batches), "You train one model for all batch sizes. Each one needs a new model."
+        )
         cases += [(number, batch) for batch in batches]
     right = _read(PEAK, alone=True)
 
     def close(got: Sequence[float], wanted: Sequence[float]) -> bool:
-        # Blocks depend on what is cached. And a loop that names output or loss may keep two outputs more at its peak
+        # Blocks depend on what is cached. And a loop that names output or loss may keep two outputs more at
+        # its peak
         spans = zip(got, wanted, output, strict=True)
         return all(0.98 * least <= one <= 1.02 * least + 2 * more for one, least, more in spans)
 
@@ -121,12 +155,17 @@ def peaks(answer: Any) -> None:
         expect(not slip, slip or "")
         segments = all(one % (2 * MiB) == 0 for one in mine)
         expect(not segments, "These are whole segments: `reserved`. Which counter counts tensors?")
-        fail("Some peak is off. Take two steps of a new model, with exactly that loss, and read the most allocated.")
+        fail(
+            "Some peak is off. Take two steps of a new model, with exactly that loss, and read the most"
+            " allocated."
+        )
 
 
 @cache
 def process() -> Process:
-    """A small GPT trained with one batch size after the other in one process, on the CPU, through one allocator."""
+    """A small GPT trained with one batch size after the other in one process, on the CPU, through one
+    allocator.
+    """
     runs = {str(batch): TrainingRun(SMALL, batch, 64, "fp32", attention="eager") for batch in (32, 16, 8, 4)}
     return in_one_process({label: measure(run, source="cpu") for label, run in runs.items()})
 
@@ -137,7 +176,8 @@ def planted_report() -> dict[str, int]:
     return {label: max(allocated[:last]) for label, (_, last) in process().spans.items()}
 
 
-# ----------------------------------------------------------------------------------------------------- 10.2: fragmented
+# ----------------------------------------------------------------------------------------------------- 10.2:
+# fragmented
 @exercise("10.2", "Out of memory with over half free: you can build it, so you can recognize it.")
 def fragmented(answer: Any) -> None:
     """`answer(capacity)` is a list of events; the last, a request, fails with more than half free."""
@@ -148,26 +188,48 @@ def fragmented(answer: Any) -> None:
             result = replay(events, capacity)
         except (TypeError, ValueError) as error:
             fail(f"Your events do not work for a GPU of {capacity // MiB} MiB: {error}")
-        gpu, failure = f"On a GPU of {capacity // MiB} MiB", result.failure
+        gpu = f"On a GPU of {capacity // MiB} MiB"
+        failure = result.failure
         if failure is None:
-            fail(f"{gpu} everything fits, even the last request. Which hole took it? Or did a segment without a tensor "
-                 "go back to the driver?")  # fmt: skip
+            fail(
+                f"{gpu} everything fits, even the last request. Which hole took it? Or did a segment without"
+                " a tensor go back to the driver?"
+            )
         at = len(result) + 1
         expect(at == len(events), f"{gpu} memory runs out before the last request, at event {at}.")
-        expect(failure.requested <= failure.free, f"{gpu} the last request asks for more than all that is free.")
-        expect(failure.free_share > 0.50, f"{gpu} it fails, but not more than half is free then. Leave larger holes.")
-        expect(failure.requested < failure.free, f"{gpu} the last request asks for all that is free. Ask for less.")
+        expect(
+            failure.requested <= failure.free, f"{gpu} the last request asks for more than all that is free."
+        )
+        expect(
+            failure.free_share > 0.50,
+            f"{gpu} it fails, but not more than half is free then. Leave larger holes.",
+        )
+        expect(
+            failure.requested < failure.free,
+            f"{gpu} the last request asks for all that is free. Ask for less.",
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------- 10.3: embed
+# ----------------------------------------------------------------------------------------------------------
+# 10.3: embed
 UP_AND_DOWN = (*range(2000, 5301, 220), *range(5200, 1899, -220))
-CORPORA = ((range(2000, 5301, 300), 680 * MiB), (range(5504, 4095, -128), 860 * MiB), (UP_AND_DOWN, 1200 * MiB))
-"""Lengths of documents, rising, falling and both, and a GPU's memory: for all features and one document's forward."""
+CORPORA = (
+    (range(2000, 5301, 300), 680 * MiB),
+    (range(5504, 4095, -128), 860 * MiB),
+    (UP_AND_DOWN, 1200 * MiB),
+)
+"""Lengths of documents, rising, falling and both, and a GPU's memory: for all features and one document's
+forward.
+"""
 FEATURES, WHOLE = 2048, "Call the model once for each document, with the whole document and no other."
 
 
-def corpus(lengths: Sequence[int], device: str, width: int = 8, features: int = 6) -> tuple[nn.Module, list[Any]]:
-    """A small encoder, `width` numbers for each token inside and `features` in the end, and documents to encode."""
+def corpus(
+    lengths: Sequence[int], device: str, width: int = 8, features: int = 6
+) -> tuple[nn.Module, list[Any]]:
+    """A small encoder, `width` numbers for each token inside and `features` in the end, and documents to
+    encode.
+    """
     model = nn.Sequential(nn.Embedding(1000, width), nn.GELU(), nn.Linear(width, features)).to(device)
     return model, [torch.randint(1000, (length,), device=device) for length in lengths]
 
@@ -177,11 +239,14 @@ def embed(answer: Any) -> None:
     """`answer(model, documents)` lists each document's features, made in an order that fits the card."""
     _check_features(answer)
     for lengths, memory in CORPORA:
-        seen, found = list[tuple[int, int]](), list[Any]()  # tokens of each forward and what was there; each result
+        # tokens of each forward and what was there; each result
+        seen = list[tuple[int, int]]()
+        found = list[Any]()
         with on_new_gpu(memory):
             model, given = corpus(lengths, "cuda", 4096, FEATURES)
             now = torch.cuda.memory_allocated
-            start, each = now(), 4 * FEATURES
+            start = now()
+            each = 4 * FEATURES
             model.register_forward_pre_hook(lambda _, x, seen=seen, now=now: seen.append((len(x[0]), now())))
             try:
                 got = call(answer, model, given, returns=(list, tuple), may_change=(0, 1))
@@ -208,38 +273,73 @@ def _check_features(answer: Any) -> None:
         tensors = len(got) == len(given) and all(isinstance(one, torch.Tensor) for one in got)
         expect(tensors, "Return a list with one tensor of features for each document.")
         graph = any(one.requires_grad for one in got)
-        expect(not graph, "Your features carry a graph, which keeps the model's activations: leave `no_grad` in place.")
+        expect(
+            not graph,
+            "Your features carry a graph, which keeps the model's activations: leave `no_grad` in place.",
+        )
         expect(all(one.dtype == torch.float32 for one in got), "Return the features in fp32.")
         moved = not same(got, right) and all(any(same([one], [other]) for one in got) for other in right)
-        expect(not moved, "The features are right, but in the order that you made them. Return the documents' order.")
-        expect(same(got, right) or not same(got, right, 1e-2), "Your features are rounded: what is in 16 bits?")
-        expect(same(got, right), "Some features belong to another document: two documents may have the same length.")
+        expect(
+            not moved,
+            "The features are right, but in the order that you made them. Return the documents' order.",
+        )
+        expect(
+            same(got, right) or not same(got, right, 1e-2), "Your features are rounded: what is in 16 bits?"
+        )
+        expect(
+            same(got, right),
+            "Some features belong to another document: two documents may have the same length.",
+        )
 
 
 def _explain(tokens: list[int], lengths: Sequence[int], made_room: float) -> None:
-    """Say why memory ran out, by the order of the forwards, and the part of the features that room was made for."""
+    """Say why memory ran out, by the order of the forwards, and the part of the features that room was made
+    for.
+    """
     expect(not Counter(tokens) - Counter(lengths), WHOLE)
-    expect(made_room < 1.1, "You make more room than all features need. Each document has a length of its own.")
-    expect(made_room < 1, "You make room for all features. Are they copied there, or does `features[i] = …` replace?")
-    rising, given = tokens == sorted(tokens), lengths[0] < lengths[-1]
-    as_they_come = lengths is UP_AND_DOWN and tuple(tokens) in (lengths[: len(tokens)], lengths[::-1][: len(tokens)])
+    expect(
+        made_room < 1.1, "You make more room than all features need. Each document has a length of its own."
+    )
+    expect(
+        made_room < 1,
+        "You make room for all features. Are they copied there, or does `features[i] = …` replace?",
+    )
+    rising = tokens == sorted(tokens)
+    given = lengths[0] < lengths[-1]
+    as_they_come = lengths is UP_AND_DOWN and tuple(tokens) in (
+        lengths[: len(tokens)],
+        lengths[::-1][: len(tokens)],
+    )
     expect(not as_they_come, "Out of memory where lengths first rise, then fall: you rely on their order.")
-    expect(rising, "Out of memory, but not from short to long: what else stays on the card, or is copied in the end?")
+    expect(
+        rising,
+        "Out of memory, but not from short to long: what else stays on the card, or is copied in the end?",
+    )
     expect(given, "Out of memory where documents come from long to short: you rely on their order.")
-    fail("Out of memory. From short to long, features lie in segments that are too small for the next document. "
-         "Neither `del` nor `empty_cache` gives back a segment with a tensor in it.")  # fmt: skip
+    fail(
+        "Out of memory. From short to long, features lie in segments that are too small for the next"
+        " document. Neither `del` nor `empty_cache` gives back a segment with a tensor in it."
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------- 10.4: leak
+# -----------------------------------------------------------------------------------------------------------
+# 10.4: leak
 @cache
 def snapshot(leak: str | None) -> dict[str, Any]:
-    """Five steps, traced on the CPU, as a snapshot such as `read_snapshot` gives. They keep what `leak` makes ("first"
-    in three of the five), and step 3 alone a decoy's tensors.
+    """Five steps, traced on the CPU, as a snapshot such as `read_snapshot` gives. They keep what `leak` makes
+    ("first" in three of the five), and step 3 alone a decoy's tensors.
     """
     with seeded(10):
-        layers: dict[str, nn.Module] = {"first": nn.Linear(96, 640), "act": nn.GELU(), "last": nn.Linear(640, 48)}
-        model, x = nn.Sequential(OrderedDict(layers)), torch.randn(512, 96)
-    optimizer, numbers, kept = torch.optim.AdamW(model.parameters()), count(1), list[torch.Tensor]()
+        layers: dict[str, nn.Module] = {
+            "first": nn.Linear(96, 640),
+            "act": nn.GELU(),
+            "last": nn.Linear(640, 48),
+        }
+        model = nn.Sequential(OrderedDict(layers))
+        x = torch.randn(512, 96)
+    optimizer = torch.optim.AdamW(model.parameters())
+    numbers = count(1)
+    kept = list[torch.Tensor]()
 
     def step(model: Any, optimizer: Any, x: torch.Tensor) -> None:
         optimizer.zero_grad()
@@ -255,7 +355,9 @@ def snapshot(leak: str | None) -> dict[str, Any]:
         if leak == "last" or (leak == "first" and number in (2, 4, 5)):
             kept.append({"first": hidden, "last": output}[leak].detach())
 
-    return snapshot_of(replay(measure(step=step, model=model, optimizer=optimizer, batch=x, steps=5, source="cpu")))
+    return snapshot_of(
+        replay(measure(step=step, model=model, optimizer=optimizer, batch=x, steps=5, source="cpu"))
+    )
 
 
 LEAKS: tuple[str | None, ...] = ("last", None, "first")
@@ -268,29 +370,45 @@ def leak(answer: Any) -> None:
     """`answer(snapshot)` is the module whose tensors pile up, or None."""
     got = [call(answer, snapshot=snapshot(module), returns=str | None) for module in LEAKS]
     parameter = next((mine for mine in got if mine and "." in mine and " of " not in mine), "")
-    expect(not parameter, f"You name {parameter!r}, which is not a module. It was made in the set-up, step 0, and its "
-           "gradient in step 5. Which steps count?")  # fmt: skip
+    expect(
+        not parameter,
+        f"You name {parameter!r}, which is not a module. It was made in the set-up, step 0, and its "
+        "gradient in step 5. Which steps count?",
+    )
     expect(len(set(got)) > 1, "You give the same answer, whatever the snapshot says. The hidden ones differ.")
     wrong = [(mine, module) for mine, module in zip(got, LEAKS, strict=True) if mine != module]
     leaks = None not in [module for _, module in wrong]
-    expect(leaks, "You find a leak where there is none. How many steps make a leak's blocks? Step 0 is the set-up.")
+    expect(
+        leaks,
+        "You find a leak where there is none. How many steps make a leak's blocks? Step 0 is the set-up.",
+    )
     for mine, module in wrong:
         blocks = [block for segment in snapshot(module)["segments"] for block in segment["blocks"]]
         living = {block["frames"][0]["filename"] for block in blocks if block["state"] == "active_allocated"}
-        expect(mine, "You find nothing, but something piles up: count the steps of each module's living blocks.")
-        expect(mine in living, f"{mine!r} is not the module of a living block. Its name is in frames[0]['filename'].")
+        expect(
+            mine, "You find nothing, but something piles up: count the steps of each module's living blocks."
+        )
+        expect(
+            mine in living,
+            f"{mine!r} is not the module of a living block. Its name is in frames[0]['filename'].",
+        )
         fail("The tensors that you name were made in one step and kept. Which are made in several?")
 
 
-# ------------------------------------------------------------------------------------------------------ 10.5: allocator
+# ------------------------------------------------------------------------------------------------------ 10.5:
+# allocator
 Rule = tuple[str, str, list[str]]
-"""What is said where that counter (without one: any) is off in *all* of these traces, for the lesson's player."""
+"""What is said where that counter (without one: any) is off in *all* of these traces, for the lesson's
+player.
+"""
 RULES: list[Rule] = tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))["rules"]
 
 
 def random_requests(seed: int, events: int = 3000, most: int = 40) -> list[tuple[int, str]]:
     """Allocations of small, middling and large sizes, and frees, of up to `most` tensors at a time."""
-    random, live, made = Random(seed), list[tuple[int, str]](), list[tuple[int, str]]()
+    random = Random(seed)
+    live = list[tuple[int, str]]()
+    made = list[tuple[int, str]]()
     for number in range(events):
         if len(live) > random.randrange(most):
             size, name = live.pop(random.randrange(len(live)))
@@ -303,23 +421,34 @@ def random_requests(seed: int, events: int = 3000, most: int = 40) -> list[tuple
 
 
 def first_off(answer: Any, events: Sequence[tuple[int, Any]]) -> tuple[int, str] | None:
-    """The number of the first event after which allocated or reserved is off, and the counter's name; else None."""
-    memory, right = call(answer, returns=object), replay(events)
+    """The number of the first event after which allocated or reserved is off, and the counter's name; else
+    None.
+    """
+    memory = call(answer, returns=object)
+    right = replay(events)
     for index, (size, name) in enumerate(events):
         for method in ("allocate", *["free"] * (size < 0), "allocated", "reserved"):
             expect(hasattr(memory, method), f"Your allocator has no `{method}`.")
         call_for_effect(*((memory.allocate, name, size) if size > 0 else (memory.free, name)))
         lost = size > 0 and memory.reserved == 0
-        expect(not lost, "After a request nothing is reserved: is your new segment in `self.small` or `self.large`?")
+        expect(
+            not lost,
+            "After a request nothing is reserved: is your new segment in `self.small` or `self.large`?",
+        )
         for counter in ("allocated", "reserved"):
             if of_kind(getattr(memory, counter), int, f"{counter} is") != getattr(right, counter)[index]:
                 return index + 1, counter
     return None
 
 
-@exercise("10.5", "Every rule, a real training, thousands of events: your allocator matches PyTorch's, byte for byte.")
+@exercise(
+    "10.5",
+    "Every rule, a real training, thousands of events: your allocator matches PyTorch's, byte for byte.",
+)
 def allocator(answer: Any) -> None:
-    """`answer()` is an allocator: `allocate(name, size)`, `free(name)`, and the counters `allocated` and `reserved`."""
+    """`answer()` is an allocator: `allocate(name, size)`, `free(name)`, and the counters `allocated` and
+    `reserved`.
+    """
     half = isinstance(answer, type) and not hasattr(answer, "free")
     rules = [rule for rule in RULES if not (half and "-" in "".join(rule[-1]))]
     traces = {trace: trace_of(trace) for _, _, those in rules for trace in those}
@@ -332,5 +461,8 @@ def allocator(answer: Any) -> None:
     step = requests_of(measure(TrainingRun(SMALL, 8, 64, "fp32", attention="eager"), source="cpu"))
     for events in ([(size, f"t{name}") for size, name, _ in step], random_requests(1), random_requests(2)):
         one = first_off(answer, events)
-        words = "Each rule alone is right, but `{1}` is off after event {0} of a longer trace. Which rules meet there?"
+        words = (
+            "Each rule alone is right, but `{1}` is off after event {0} of a longer trace. Which rules meet"
+            " there?"
+        )
         expect(one is None, words.format(*one or (0, "")))

@@ -1,29 +1,40 @@
-"""Lesson 10: small traces to replay, the allocator's reasons at each event, and several runs in one process."""
+"""Lesson 10: small traces to replay, the allocator's reasons at each event, and several
+runs in one process.
+"""
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from course_utils.allocator.policy import TAKEN, Block, CachingAllocator, DriverCall
-from course_utils.allocator.replay import Playback, Replay, Request, check_replay, replay, requests_of
-from course_utils.measurement import Measurement
-from course_utils.units import BLOCK, GB, GiB, KiB, MiB
+from ...allocator.policy import TAKEN, Block, CachingAllocator, DriverCall
+from ...allocator.replay import Playback, Replay, Request, check_replay, replay, requests_of
+from ...measurement import Measurement
+from ...units import BLOCK, GB, GiB, KiB, MiB
 
 SIZES = {"K": KiB, "": MiB, "M": MiB}
 TOKEN = re.compile(r"(?P<name>\w+)=(?P<size>[0-9]*\.?[0-9]+)(?P<unit>[KM]?)|-(?P<freed>\w+)")
-RULES = "a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13"  # a trace: each rule of the allocator shows once
+RULES = (  # a trace: each rule of the allocator shows once
+    "a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13"
+)
 
 
 def trace_of(text: str) -> list[tuple[int, str]]:
-    """Events from a text: "a=4 b=512K -a" allocates 4 MiB and 512 KiB and frees the first. ValueError for no trace."""
-    events, live = list[tuple[int, str]](), dict[str, int]()
+    """Events from a text: "a=4 b=512K -a" allocates 4 MiB and 512 KiB and frees the first. ValueError for no
+    trace.
+    """
+    events = list[tuple[int, str]]()
+    live = dict[str, int]()
     for token in text.split():
         if (match := TOKEN.fullmatch(token)) is None:
-            raise ValueError(f"{token!r} is not an event: write a=4 to allocate 4 MiB, b=512K for KiB, -a to free")
+            raise ValueError(
+                f"{token!r} is not an event: write a=4 to allocate 4 MiB, b=512K for KiB, -a to free"
+            )
         name = match["name"] or match["freed"]
         if (name in live) != bool(match["freed"]):
-            raise ValueError(f"{token!r}: {name!r} is {'allocated already' if name in live else 'not allocated'}")
+            raise ValueError(
+                f"{token!r}: {name!r} is {'allocated already' if name in live else 'not allocated'}"
+            )
         if match["freed"]:
             events.append((-live.pop(name), name))
         else:
@@ -35,12 +46,17 @@ def trace_of(text: str) -> list[tuple[int, str]]:
 def reasons(replayed: Replay) -> list[str]:
     """One sentence for each event that succeeded: the allocator's action and its rule."""
     playback = Playback(replayed.capacity, replayed.choices)
-    allocator, told = playback.allocator, list[str]()
+    allocator = playback.allocator
+    told = list[str]()
     for request in replayed.requests[: len(replayed)]:
-        free = {block.address: block.size for run in allocator.segments() for block in run if not block.allocated}
+        free = {
+            block.address: block.size for run in allocator.segments() for block in run if not block.allocated
+        }
         calls = len(allocator.driver_calls)
         address = playback.perform(request)
-        block = next(block for run in allocator.segments() for block in run if block.address <= address < block.end)
+        block = next(
+            block for run in allocator.segments() for block in run if block.address <= address < block.end
+        )
         if request.bytes < 0:
             told.append(_freed(request, block, allocator))
             continue
@@ -57,7 +73,8 @@ def _from_driver(calls: Sequence[DriverCall]) -> str:
 
 
 def _rest(block: Block) -> str:
-    rest, after = block.size - block.requested, block.next
+    rest = block.size - block.requested
+    after = block.next
     if rest >= BLOCK:
         return f", which is not split: a rest of {spelled(rest)} is too small for a block of its own"
     if after is not None and after.mapped and not after.allocated:
@@ -67,8 +84,13 @@ def _rest(block: Block) -> str:
 
 def _freed(request: Request, block: Block, allocator: CachingAllocator) -> str:
     if block.is_whole_segment:
-        return f"{request.name} is freed. Its whole segment is empty now, and is kept: the driver gets nothing back."
-    joined = " and joined with free neighbors" if block.size - allocator.round_size(-request.bytes) > MiB else ""
+        return (
+            f"{request.name} is freed. Its whole segment is empty now, and is kept: the driver gets nothing"
+            " back."
+        )
+    joined = (
+        " and joined with free neighbors" if block.size - allocator.round_size(-request.bytes) > MiB else ""
+    )
     return f"{request.name} is freed{joined}: now a block of {spelled(block.size)} is free, and is kept."
 
 
@@ -81,17 +103,23 @@ def spelled(size: int) -> str:
 
 @dataclass(frozen=True)
 class Process:
-    """Several runs in one process; `spans` has each one's (first, last), for `replayed.allocated[first:last]`."""
+    """Several runs in one process; `spans` has each one's (first, last), for
+    `replayed.allocated[first:last]`.
+    """
 
     replayed: Replay
     spans: Mapping[str, tuple[int, int]] = field(repr=False)
 
 
 def in_one_process(runs: Mapping[str, Measurement]) -> Process:
-    """The runs in order, each one's tensors freed when it ends, through one allocator that keeps its cache."""
-    events, spans = list[tuple[int, object]](), dict[str, tuple[int, int]]()
+    """The runs in order, each one's tensors freed when it ends, through one allocator
+    that keeps its cache.
+    """
+    events = list[tuple[int, object]]()
+    spans = dict[str, tuple[int, int]]()
     for label, measured in runs.items():
-        first, live = len(events), Counter[int]()
+        first = len(events)
+        live = Counter[int]()
         for size, name, _ in requests_of(measured):
             live[name] += size
             events.append((size, (label, name)))
@@ -107,4 +135,7 @@ def curves(replayed: Replay, points: int = 400) -> dict[str, tuple[list[float], 
     starts = range(0, len(replayed), step)
     at = [float(min(start + step, len(replayed))) for start in starts]
     named = {"reserved": replayed.reserved, "allocated": replayed.allocated}
-    return {name: (at, [max(curve[start : start + step]) / GB for start in starts]) for name, curve in named.items()}
+    return {
+        name: (at, [max(curve[start : start + step]) / GB for start in starts])
+        for name, curve in named.items()
+    }

@@ -1,4 +1,6 @@
-"""An allocator to play with: requests as text, a slider over them, and what it did at each. For notebooks only."""
+"""An allocator to play with: requests as text, a slider over them, and what it did at each. For notebooks
+only.
+"""
 
 from contextlib import suppress
 from html import escape
@@ -6,11 +8,10 @@ from typing import Any
 
 import ipywidgets
 
-from course_utils.allocator.replay import Replay, replay
-from course_utils.figures.canvas import Figure
-from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
-from course_utils.units import MiB
-
+from ...allocator.replay import Replay, replay
+from ...figures.canvas import Figure
+from ...interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
+from ...units import MiB
 from .figures import segments_figure
 from .traces import RULES, reasons, trace_of
 
@@ -21,8 +22,8 @@ SEGMENTS = {"segments of a fixed size": False, "expandable segments": True}
 class AllocatorPlayer(Explorable):
     """Go through `trace` ("a=4 b=512K -a": MiB, KiB, free) event by event, or type another.
 
-    Begins at `event`, at the last where it is None. In the next cell, `.replayed` is the replay of what has been typed.
-    Raises ValueError for a trace that is none.
+    Begins at `event`, at the last where it is None. In the next cell, `.replayed` is the replay of what has
+    been typed. Raises ValueError for a trace that is none.
     """
 
     invitation = "An allocator to play with: run this cell to step through its events."
@@ -31,9 +32,13 @@ class AllocatorPlayer(Explorable):
         wide = {"width": "868px", "max_width": "100%"}
         most = len(trace_of(trace))
         controls = {
-            "trace": ipywidgets.Text(trace, description="requests", continuous_update=False, style=STYLE, layout=wide),
+            "trace": ipywidgets.Text(
+                trace, description="requests", continuous_update=False, style=STYLE, layout=wide
+            ),
             "segments": dropdown("memory in", SEGMENTS, next(iter(SEGMENTS))),
-            "event": ipywidgets.IntSlider(event or most, 1, most, description="event", style=STYLE, layout=LAYOUT),
+            "event": ipywidgets.IntSlider(
+                event or most, 1, most, description="event", style=STYLE, layout=LAYOUT
+            ),
             "gpu": dropdown("the GPU has", CAPACITIES, next(iter(CAPACITIES))),
         }
         super().__init__(controls)

@@ -1,4 +1,5 @@
-"""Lesson 13: public calculators of training memory (`estimating.published`), and what separates each from a step.
+"""Lesson 13: public calculators of training memory (`estimating.published`), and what separates each from a
+step.
 
 Answers and peaks are cut into the same components: their difference is a sum of named terms, to the byte.
 """
@@ -9,14 +10,17 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from course_utils.errors import check_known
-from course_utils.estimating import formula, published
-from course_utils.measurement import Allocation, Measurement
-from course_utils.run import TrainingRun
-from course_utils.units import Table, format_bytes, format_signed
+from ...errors import check_known
+from ...estimating import formula, published
+from ...measurement import Allocation, Measurement
+from ...run import TrainingRun
+from ...units import Table, format_bytes, format_signed
 
 Parts = dict[str, int]
-STATES, SCORES, BLOCKS, OUTSIDE = "states", "attention scores", "rest of the blocks", "embedding, logits, loss"
+STATES = "states"
+SCORES = "attention scores"
+BLOCKS = "rest of the blocks"
+OUTSIDE = "embedding, logits, loss"
 COPIES, PASSING = "weight copies", "temporaries, inputs"
 COMPONENTS = (STATES, SCORES, BLOCKS, OUTSIDE, COPIES, PASSING)
 """The parts of every answer and every measurement: all of it, nothing twice."""
@@ -27,9 +31,9 @@ KINDS = {"parameters": STATES, "gradients": STATES, "optimizer_states": STATES, 
 class Calculator(NamedTuple):
     """One public formula or tool: its purpose, its source, and how its answer is cut.
 
-    `formula` names its entry in `published.FORMULAS`; `counted` is its own number of parameters N; `states`, `scores`
-    (eager attention's s×s matrices) and `outside` (the blocks) are its bytes for these. `counts` is "a step", or the
-    part of it that it is about: "states", "activations".
+    `formula` names its entry in `published.FORMULAS`; `counted` is its own number of parameters N; `states`,
+    `scores` (eager attention's s×s matrices) and `outside` (the blocks) are its bytes for these. `counts` is
+    "a step", or the part of it that it is about: "states", "activations".
     """
 
     name: str
@@ -53,7 +57,9 @@ class Calculator(NamedTuple):
 
     def parts(self, run: TrainingRun) -> Parts:
         """The same cut into `COMPONENTS`; none of these calculators knows of weight copies or temporaries."""
-        states, scores, outside = self.states(run), self.scores(run), self.outside(run)
+        states = self.states(run)
+        scores = self.scores(run)
+        outside = self.outside(run)
         blocks = self.total(run) - states - scores - outside
         return {STATES: states, SCORES: scores, BLOCKS: blocks, OUTSIDE: outside, COPIES: 0, PASSING: 0}
 
@@ -64,8 +70,17 @@ def _states_of(parts: Callable[[TrainingRun], Parts]) -> Callable[[TrainingRun],
 
 
 def _scores(run: TrainingRun, each: int = 5) -> int:
-    """5·a·s²·b in every block, for any kernel (Korthikanti et al. 2022, eq. 1); none where it is recomputed."""
-    return each * run.model.heads * run.seq_len**2 * run.micro_batch * run.model.layers * (run.recompute == "none")
+    """5·a·s²·b in every block, for any kernel (Korthikanti et al. 2022, eq. 1); none
+    where it is recomputed.
+    """
+    return (
+        each
+        * run.model.heads
+        * run.seq_len**2
+        * run.micro_batch
+        * run.model.layers
+        * (run.recompute == "none")
+    )
 
 
 def _megatron_outside(run: TrainingRun) -> int:
@@ -75,39 +90,93 @@ def _megatron_outside(run: TrainingRun) -> int:
 
 
 def _figure_outside(run: TrainingRun) -> int:
-    sb, h, c = run.seq_len * run.micro_batch, run.model.hidden, run.precision.compute
+    sb = run.seq_len * run.micro_batch
+    h = run.model.hidden
+    c = run.precision.compute
     return sb * h + 2 * c * sb * h + 4 * sb * run.model.vocab
 
 
 CALCULATORS = (
-    Calculator("accelerate", "accelerate", "the size of a checkpoint, and what loading and Adam add to it",
-               "Hugging Face accelerate, commands/estimate.py", published.accelerate_bytes, counts="states"),
-    Calculator("ZeRO", "ZeRO: all", "showing where the memory goes, to shard it", "Rajbhandari et al. 2020, section 3",
-               _states_of(published.zero_bytes)),
-    Calculator("DeepSpeed ZeRO-2", "DeepSpeed ZeRO-2", "model states under ZeRO, explicitly without activations",
-               "DeepSpeed's documentation, Memory Requirements", published.deepspeed_zero2_run_bytes, counts="states"),
-    Calculator("Megatron-LM", "Megatron-LM", "a line in the log before training starts",
-               "Megatron-LM, theoretical_memory_usage.py", _states_of(published.megatron_parts),
-               published.megatron_parameter_count, outside=_megatron_outside),
-    Calculator("llm-analysis", "llm-analysis", "latency and memory of many configurations without running one",
-               "llm-analysis, analysis.py", _states_of(published.llm_analysis_parts),
-               scores=lambda run: _scores(run, 4) * (run.attention == "eager"),
-               outside=lambda run: run.seq_len * run.micro_batch * (2 * run.model.vocab + 4 * run.model.hidden)),
-    Calculator("Korthikanti et al.", "Korthikanti: all", "activations of GPTs in 2022, to recompute fewer of them",
-               "Korthikanti et al. 2022, sections 4.1 and 4.3", lambda run: 0, scores=_scores,
-               outside=published.korthikanti_outer_bytes, counts="activations"),
-    Calculator("Ultra-Scale Playbook, text", "Ultra-Scale Playbook: text", "teaching the formulas of a GPT",
-               "Tazi et al. 2025", _states_of(published.playbook_parts),
-               lambda run: published.playbook_parts(run)["parameters"] // 2, _scores),
-    Calculator("Ultra-Scale Playbook, figure", "Ultra-Scale Playbook: figure",
-               "trying the Playbook's settings in a browser", "Tazi et al. 2025, src/memory.js",
-               _states_of(published.playbook_figure_parts),
-               lambda run: published.playbook_figure_parts(run)["parameters"] // run.precision.compute,
-               _scores, _figure_outside),
-    Calculator("EleutherAI cookbook", "EleutherAI cookbook", "planning GPT-NeoX trainings on a cluster",
-               "EleutherAI cookbook, calc_transformer_mem.py", _states_of(published.cookbook_parts),
-               published.cookbook_parameter_count, _scores),
-)  # fmt: skip
+    Calculator(
+        "accelerate",
+        "accelerate",
+        "the size of a checkpoint, and what loading and Adam add to it",
+        "Hugging Face accelerate, commands/estimate.py",
+        published.accelerate_bytes,
+        counts="states",
+    ),
+    Calculator(
+        "ZeRO",
+        "ZeRO: all",
+        "showing where the memory goes, to shard it",
+        "Rajbhandari et al. 2020, section 3",
+        _states_of(published.zero_bytes),
+    ),
+    Calculator(
+        "DeepSpeed ZeRO-2",
+        "DeepSpeed ZeRO-2",
+        "model states under ZeRO, explicitly without activations",
+        "DeepSpeed's documentation, Memory Requirements",
+        published.deepspeed_zero2_run_bytes,
+        counts="states",
+    ),
+    Calculator(
+        "Megatron-LM",
+        "Megatron-LM",
+        "a line in the log before training starts",
+        "Megatron-LM, theoretical_memory_usage.py",
+        _states_of(published.megatron_parts),
+        published.megatron_parameter_count,
+        outside=_megatron_outside,
+    ),
+    Calculator(
+        "llm-analysis",
+        "llm-analysis",
+        "latency and memory of many configurations without running one",
+        "llm-analysis, analysis.py",
+        _states_of(published.llm_analysis_parts),
+        scores=lambda run: _scores(run, 4) * (run.attention == "eager"),
+        outside=lambda run: run.seq_len * run.micro_batch * (2 * run.model.vocab + 4 * run.model.hidden),
+    ),
+    Calculator(
+        "Korthikanti et al.",
+        "Korthikanti: all",
+        "activations of GPTs in 2022, to recompute fewer of them",
+        "Korthikanti et al. 2022, sections 4.1 and 4.3",
+        lambda run: 0,
+        scores=_scores,
+        outside=published.korthikanti_outer_bytes,
+        counts="activations",
+    ),
+    Calculator(
+        "Ultra-Scale Playbook, text",
+        "Ultra-Scale Playbook: text",
+        "teaching the formulas of a GPT",
+        "Tazi et al. 2025",
+        _states_of(published.playbook_parts),
+        lambda run: published.playbook_parts(run)["parameters"] // 2,
+        _scores,
+    ),
+    Calculator(
+        "Ultra-Scale Playbook, figure",
+        "Ultra-Scale Playbook: figure",
+        "trying the Playbook's settings in a browser",
+        "Tazi et al. 2025, src/memory.js",
+        _states_of(published.playbook_figure_parts),
+        lambda run: published.playbook_figure_parts(run)["parameters"] // run.precision.compute,
+        _scores,
+        _figure_outside,
+    ),
+    Calculator(
+        "EleutherAI cookbook",
+        "EleutherAI cookbook",
+        "planning GPT-NeoX trainings on a cluster",
+        "EleutherAI cookbook, calc_transformer_mem.py",
+        _states_of(published.cookbook_parts),
+        published.cookbook_parameter_count,
+        _scores,
+    ),
+)
 
 
 def calculator(name: str) -> Calculator:
@@ -118,7 +187,9 @@ def calculator(name: str) -> Calculator:
 
 
 def answers(run: TrainingRun, counts: str = "") -> Parts:
-    """Total of every calculator for a run, in bytes, smallest first; only of those that count `counts`, if given."""
+    """Total of every calculator for a run, in bytes, smallest first; only of those that count `counts`, if
+    given.
+    """
     said = {one.name: one.total(run) for one in CALCULATORS if counts in ("", one.counts)}
     return {name: said[name] for name in sorted(said, key=said.__getitem__)}
 
@@ -191,7 +262,9 @@ TERMS = (
     Term("weight copies", "autocast keeps a 16-bit copy of the weights"),
     Term("temporaries", "the gradient of the loss, which exists only for a moment: at the peak"),
 )
-"""The closed list. For every calculator and every run the eight add up to answer minus the step's peak, to the byte."""
+"""The closed list. For every calculator and every run the eight add up to answer minus the step's peak, to
+the byte.
+"""
 
 
 def gaps(name: str, run: TrainingRun, real: Truth) -> Parts:
@@ -222,19 +295,36 @@ def percent_off(said: int, peak: int) -> float:
 
 
 def autocast_formula(run: TrainingRun) -> Parts:
-    """The peak of a bf16-autocast step with a flash kernel as a closed form, by component: bytes before any rounding.
+    """The peak of a bf16-autocast step with a flash kernel as a closed form, by component: bytes before any
+    rounding.
 
-    At the start of the loss's backward: 4 + 8 bytes per parameter, what blocks keep, 6·s·b·V of the loss (4 of fp32
-    logits), 4·s·b·V of its gradient (8), and the copies of matrices. Norms' weights and biases' copies are left out, so
-    the residual has a name. Raises ValueError for runs that it does not describe.
+    At the start of the loss's backward: 4 + 8 bytes per parameter, what blocks keep, 6·s·b·V of the loss (4
+    of fp32 logits), 4·s·b·V of its gradient (8), and the copies of matrices. Norms' weights and biases'
+    copies are left out, so the residual has a name. Raises ValueError for runs that it does not describe.
     """
-    if run.precision.name != "amp-bf16" or run.attention != "flash" or run.recompute != "none" or run.world_size > 1:
-        raise ValueError("this closed form is for bf16 autocast with flash attention, nothing recomputed, on one GPU")
-    sb, h, V = run.seq_len * run.micro_batch, run.model.hidden, run.model.vocab
+    if (
+        run.precision.name != "amp-bf16"
+        or run.attention != "flash"
+        or run.recompute != "none"
+        or run.world_size > 1
+    ):
+        raise ValueError(
+            "this closed form is for bf16 autocast with flash attention, nothing recomputed, on one GPU"
+        )
+    sb = run.seq_len * run.micro_batch
+    h = run.model.hidden
+    V = run.model.vocab
     block_copies, head_copy = formula.weight_copies(run)
     copies = run.model.layers * block_copies + head_copy
     kept, passing = (4, 8) if run.model.logits == "fp32" else (6, 4)
-    sizes = (12 * run.model.parameters, 0, formula.all_blocks(run), sb * (6 * h + kept * V), copies, passing * sb * V)
+    sizes = (
+        12 * run.model.parameters,
+        0,
+        formula.all_blocks(run),
+        sb * (6 * h + kept * V),
+        copies,
+        passing * sb * V,
+    )
     return dict(zip(COMPONENTS, sizes, strict=True))
 
 
@@ -243,7 +333,8 @@ def sides(run: TrainingRun, measured: Measurement) -> list[Parts]:
 
     A breakdown has one entry for all activations, so those components are joined.
     """
-    there, accounts = measured.breakdown, []
+    there = measured.breakdown
+    accounts = []
     for parts in (autocast_formula(run), counted_at_peak(measured)):
         activations = parts[SCORES] + parts[BLOCKS] + parts[OUTSIDE]
         accounts.append((parts[STATES], activations, parts[COPIES], parts[PASSING]))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils.interactive.feedback import (
+from ...interactive.feedback import (
     Mistakes,
     alike,
     call,
@@ -19,26 +19,36 @@ from course_utils.interactive.feedback import (
     recognized,
     unit_slip,
 )
-from course_utils.measuring.on_gpu import on_new_gpu
+from ...measuring.on_gpu import on_new_gpu
 
-# ------------------------------------------------------------------------------------------------------ 13.1: referee
+# ------------------------------------------------------------------------------------------------------ 13.1:
+# referee
 MOMENTS = ("begin", "forward", "backward", "peak")
 REFEREE_MISTAKES: Mistakes = {
-    "You read the first step, which begins without Adam's states. Later steps are different.": lambda one: one.first,
-    "You also count what was on the GPU before your function was called.":
-        lambda one: [size + one.base for size in one.later],
-    "Your peak counts what was on the GPU before your function was called.":
-        lambda one: [*one.later[:3], one.later[3] + one.base],
-    "Your peak is from before the step: the counter keeps the maximum until it is reset.":
-        lambda one: [*one.later[:3], one.most - one.base],
-    "Your peak is the peak up to the end of backward. The optimizer's step has temporaries, too.":
-        lambda one: [*one.later[:3], one.until_backward],
-}  # fmt: skip
+    "You read the first step, which begins without Adam's states. Later steps are different.": lambda one: (
+        one.first
+    ),
+    "You also count what was on the GPU before your function was called.": lambda one: [
+        size + one.base for size in one.later
+    ],
+    "Your peak counts what was on the GPU before your function was called.": lambda one: [
+        *one.later[:3],
+        one.later[3] + one.base,
+    ],
+    "Your peak is from before the step: the counter keeps the maximum until it is reset.": lambda one: [
+        *one.later[:3],
+        one.most - one.base,
+    ],
+    "Your peak is the peak up to the end of backward. The optimizer's step "
+    "has temporaries, too.": lambda one: [*one.later[:3], one.until_backward],
+}
 
 
 def _batch(rows: int, width: int, classes: int, of: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs, chosen from `of` times as many, and targets."""
-    return torch.randn(of, rows, width, device="cuda")[0].clone(), torch.randint(classes, (rows,), device="cuda")
+    return torch.randn(of, rows, width, device="cuda")[0].clone(), torch.randint(
+        classes, (rows,), device="cuda"
+    )
 
 
 def _mlp() -> nn.Module:
@@ -61,8 +71,8 @@ TRAININGS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.
 
 
 class Readings(NamedTuple):
-    """Bytes at MOMENTS of a first and a second step, the second's peak until its backward was through, its gradients,
-    and what was on the GPU before, at last (`base`) and at most.
+    """Bytes at MOMENTS of a first and a second step, the second's peak until its backward was through, its
+    gradients, and what was on the GPU before, at last (`base`) and at most.
     """
 
     first: list[int]
@@ -75,7 +85,8 @@ class Readings(NamedTuple):
 
 def readings(make_model: Callable[[], nn.Module], make_batch: Callable[[], Any]) -> Readings:
     """Readings of two steps of a training on the current GPU."""
-    base, model = torch.cuda.memory_allocated(), make_model()
+    base = torch.cuda.memory_allocated()
+    model = make_model()
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> tuple[list[int], int, int]:
@@ -96,7 +107,9 @@ def readings(make_model: Callable[[], nn.Module], make_batch: Callable[[], Any])
 
 
 def _near(got: Sequence[Any], wanted: Sequence[Any]) -> bool:
-    """True if all readings are the same to 2 % of the peak; that forgives blocks that are larger than their tensor."""
+    """True if all readings are the same to 2 % of the peak; that forgives blocks that are larger than their
+    tensor.
+    """
     pairs = zip(got, wanted, strict=True)
     return all(abs(mine - right) <= 0.02 * b[3] for a, b in pairs for mine, right in zip(a, b, strict=True))
 
@@ -104,18 +117,22 @@ def _near(got: Sequence[Any], wanted: Sequence[Any]) -> bool:
 @exercise("13.1", "Four moments of a step that is like all later ones, whatever was on the card before.")
 def referee(answer: Any) -> None:
     """`answer(make_model, make_batch)` is a dictionary: bytes at MOMENTS."""
-    expected, got = list[Readings](), list[list[float]]()
+    expected = list[Readings]()
+    got = list[list[float]]()
     with on_new_gpu():
         readings(*TRAININGS["a small MLP, 4,096 tokens"])  # makes cuBLAS's workspaces
         for make in TRAININGS.values():
             torch.cuda.empty_cache()
             one = readings(*make)
-            held = torch.empty(40 * 2**20, dtype=torch.uint8, device="cuda")  # stays; and a GB is there for a moment:
+            # stays; and a GB is there for a moment:
+            held = torch.empty(40 * 2**20, dtype=torch.uint8, device="cuda")
             torch.empty(2**30, dtype=torch.uint8, device="cuda")
             most = torch.cuda.max_memory_allocated()
             torch.cuda.empty_cache()
             expected.append(one._replace(base=torch.cuda.memory_allocated(), most=most))
-            got.append([float(size) for size in entries(call(answer, *make, returns=Mapping), MOMENTS).values()])
+            got.append(
+                [float(size) for size in entries(call(answer, *make, returns=Mapping), MOMENTS).values()]
+            )
             del held
     slip = unit_slip(got[0][0], expected[0].later[0])
     expect(slip is None, f"Your bytes are {slip}")
@@ -123,7 +140,9 @@ def referee(answer: Any) -> None:
         return
     more = "too much. Which of your variables hold a tensor then?"
     few = "too little. Before which lines do you read and reset the counters?"
-    gone = "too little. The batch is gone by then. It and the loss must keep their names until the step is over."
+    gone = (
+        "too little. The batch is gone by then. It and the loss must keep their names until the step is over."
+    )
     for what, mine, one in zip(TRAININGS, got, expected, strict=True):
         stay = abs(mine[0] - one.later[0] - one.gradients) <= 0.02 * one.later[3]
         expect(not stay, "Gradients are still there when your next step begins.")
@@ -133,12 +152,13 @@ def referee(answer: Any) -> None:
             expect(abs(reading - right) <= 0.02 * one.later[3], f"With {what}, {name!r} is {off}")
 
 
-# ------------------------------------------------------------------------------------------------------- 13.2: breaks
+# ----------------------------------------------------------------------------------------------------
+# 13.2: breaks
 
 
 class Step(NamedTuple):
-    """Bytes of a second step: inputs of its layers with parameters, what forward keeps, gradients, the peak, and how
-    far that is above the end of forward, in gradients.
+    """Bytes of a second step: inputs of its layers with parameters, what forward keeps, gradients, the peak,
+    and how far that is above the end of forward, in gradients.
     """
 
     inputs: int
@@ -149,16 +169,28 @@ class Step(NamedTuple):
 
 
 def second_step(make: Any, name: str, times: int = 1) -> Step:
-    """Two steps of a learner's model on `times` its input, and what the second takes; cuBLAS's workspaces aside."""
-    nn.Linear(1, 1, device="cuda")(torch.ones(1, 1, device="cuda")).backward()  # makes the workspaces, which stay
-    base, inputs, pair = torch.cuda.memory_allocated(), list[int](), call(make, returns=tuple)
+    """Two steps of a learner's model on `times` its input, and what the second takes; cuBLAS's workspaces
+    aside.
+    """
+    # makes the workspaces, which stay
+    nn.Linear(1, 1, device="cuda")(torch.ones(1, 1, device="cuda")).backward()
+    base = torch.cuda.memory_allocated()
+    inputs = list[int]()
+    pair = call(make, returns=tuple)
     right = len(pair) == 2 and isinstance(pair[0], nn.Module) and isinstance(pair[1], torch.Tensor)
     expect(right, f"{name}: your function should return a pair, a module and a tensor.")
-    model, x = pair[0].to("cuda"), torch.cat([pair[1].to("cuda")] * times)
-    expect(x.nbytes >= 10**6, f"{name}: your input is smaller than 1 MB. At that size, blocks of 512 bytes decide.")
+    model = pair[0].to("cuda")
+    x = torch.cat([pair[1].to("cuda")] * times)
+    expect(
+        x.nbytes >= 10**6,
+        f"{name}: your input is smaller than 1 MB. At that size, blocks of 512 bytes decide.",
+    )
     learning = [weight for weight in model.parameters() if weight.requires_grad]
     expect(learning, f"{name}: no parameter of your model learns.")
-    optimizer, begin, kept, gradients = torch.optim.AdamW(learning), 0, 0, 0
+    optimizer = torch.optim.AdamW(learning)
+    begin = 0
+    kept = 0
+    gradients = 0
     for layer in model.modules():
         if list(layer.parameters(recurse=False)):
             layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].nbytes))
@@ -176,7 +208,9 @@ def second_step(make: Any, name: str, times: int = 1) -> Step:
         optimizer.step()
         optimizer.zero_grad()
     peak = torch.cuda.max_memory_allocated()
-    return Step(sum(inputs), kept + x.nbytes, gradients, peak - base, (peak - begin - kept) / max(1, gradients))
+    return Step(
+        sum(inputs), kept + x.nbytes, gradients, peak - base, (peak - begin - kept) / max(1, gradients)
+    )
 
 
 @exercise("13.2", "Three rules, and for each one a model that it was not made for.")
@@ -186,42 +220,63 @@ def breaks(answer: Any) -> None:
     with on_new_gpu():
         once, layers, one = (second_step(made[name], name) for name in made)
         more = second_step(made["batch"], "batch", times=2).peak / once.peak
-    expect(more <= 1.2, f"batch: twice the batch takes {more:.2f} times the memory. What does not grow with the batch?")
+    expect(
+        more <= 1.2,
+        f"batch: twice the batch takes {more:.2f} times the memory. What does not grow with the batch?",
+    )
     part = layers.kept / max(1, layers.inputs)
-    expect(part <= 0.5, f"layers: forward keeps {part:.2f} bytes per byte that its layers read. Which bytes does a "
-           "layer read that are kept only once, or not at all? And x and the output are kept in any case.")  # fmt: skip
+    expect(
+        part <= 0.5,
+        f"layers: forward keeps {part:.2f} bytes per byte that its layers read. Which bytes does a "
+        "layer read that are kept only once, or not at all? And x and the output are kept in any case.",
+    )
     few = "gradients: yours are too small to matter. Take more parameters, or less input."
     expect(one.gradients > one.kept / 10, few)
-    expect(one.above < 0.5, f"gradients: the peak is {one.above:.2f} times their bytes above the end of forward. In "
-           "backward, activations disappear as gradients appear. Then the optimizer adds temporaries.")  # fmt: skip
+    expect(
+        one.above < 0.5,
+        f"gradients: the peak is {one.above:.2f} times their bytes above the end of forward. In "
+        "backward, activations disappear as gradients appear. Then the optimizer adds temporaries.",
+    )
 
 
-# ------------------------------------------------------------------------------------------------- 13.3: bytes_a_token
+# ------------------------------------------------------------------------------------------------- 13.3:
+# bytes_a_token
 TOKEN_CASES = ((4096, 1024, 14336, 32), (2048, 512, 8192, 32), (3584, 512, 18944, 28), (1000, 1000, 2700, 10))
 
 
-def _token(h: int = 16, kv: int = 4, ffn: int = 8, a: int = 4, one: int = 8) -> Callable[[int, int, int, int], int]:
+def _token(
+    h: int = 16, kv: int = 4, ffn: int = 8, a: int = 4, one: int = 8
+) -> Callable[[int, int, int, int], int]:
     """An answer: so many bytes for each of h, kv, ffn and a, and so many more."""
     return lambda *sizes: one + sum(size * each for size, each in zip(sizes, (h, kv, ffn, a), strict=True))
 
 
 token_right = _token()
 TOKEN_MISTAKES: Mistakes = {
-    "You have the lesson's 22·h, where five matrices make a copy. How many read a norm's output here?": _token(h=22),
+    "You have the lesson's 22·h, where five matrices make a copy. How many read a norm's output here?": (
+        _token(h=22)
+    ),
     "4·h is missing. The norms' inputs are fp32, and each of two matrices makes a 16-bit copy.": _token(h=12),
     "2·h is missing: queries, or attention's output?": _token(h=14),
-    "Your copies are as wide as the matrix's output. A copy is as wide as its input.": _token(h=14, kv=8, ffn=12),
-    "Your keys and values are as wide as the queries. With grouped queries they have kv numbers.": _token(h=20, kv=0),
+    "Your copies are as wide as the matrix's output. A copy is as wide as its input.": _token(
+        h=14, kv=8, ffn=12
+    ),
+    "Your keys and values are as wide as the queries. With grouped queries they have kv numbers.": _token(
+        h=20, kv=0
+    ),
     "The norms' statistics are missing: one fp32 number per token for each of two norms.": _token(one=0),
     "The flash kernel's fp32 number for each head is missing.": _token(a=0),
-    "You count elements, not bytes. Which elements have 2 bytes, which 4?": _token(h=6, kv=2, ffn=4, a=1, one=2),
+    "You count elements, not bytes. Which elements have 2 bytes, which 4?": _token(
+        h=6, kv=2, ffn=4, a=1, one=2
+    ),
 }
 
 
 @exercise("13.3", "Every byte is found, and autocast keeps more of them than most texts say.")
 def bytes_a_token(answer: Any) -> None:
     """`answer(h, kv, ffn, a)` is what a block with fused matrices keeps for one token under autocast."""
-    got, first = [call(answer, *case) for case in TOKEN_CASES], TOKEN_CASES[0]
+    got = [call(answer, *case) for case in TOKEN_CASES]
+    first = TOKEN_CASES[0]
     if recognized(got, TOKEN_CASES, token_right, TOKEN_MISTAKES):
         return
     slip = unit_slip(got[0], token_right(*first))
@@ -229,5 +284,7 @@ def bytes_a_token(answer: Any) -> None:
     for place, letter in enumerate(("h", "kv", "ffn", "a")):  # the sum is linear in each
         more = tuple(size + 64 * (other == place) for other, size in enumerate(first))
         right = call(answer, *more) - call(answer, *first) == token_right(*more) - token_right(*first)
-        expect(right, f"The part with {letter} is off. How many tensors have that width, and in which format?")
+        expect(
+            right, f"The part with {letter} is off. How many tensors have that width, and in which format?"
+        )
     fail("The constant part is off. What is kept once per token, whatever the sizes?")

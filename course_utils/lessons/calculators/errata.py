@@ -1,7 +1,8 @@
-"""Errors of the sources, as docs/errata.md has them: each claim, its source, the correction, and computed evidence.
+"""Errors of the sources, as docs/errata.md has them: each claim, its source, the correction, and computed
+evidence.
 
-Their words are in errata.toml; a claim is quoted or shortened, its date or version named where the text has one.
-Nothing here needs torch.
+Their words are in errata.toml; a claim is quoted or shortened, its date or version named where the text has
+one. Nothing here needs torch.
 """
 
 import tomllib
@@ -13,14 +14,13 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from course_utils import CachingAllocator, TrainingRun, gpu
-from course_utils.estimating import estimate, moments, published
-from course_utils.estimating.exact.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
-from course_utils.estimating.step_time import recomputed_flops
-from course_utils.interactive.course_files import ROOT, number_of, numbered
-from course_utils.models import PRESETS, parameter_count
-from course_utils.units import GB, MiB, each, format_bytes, html_table, percent
-
+from ... import CachingAllocator, TrainingRun, gpu
+from ...estimating import estimate, moments, published
+from ...estimating.exact.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
+from ...estimating.step_time import recomputed_flops
+from ...interactive.course_files import ROOT, number_of, numbered
+from ...models import PRESETS, parameter_count
+from ...units import GB, MiB, each, format_bytes, html_table, percent
 from ..accumulation.published_batches import GOYAL, GOYAL_CAPTION, RAMP, batch_at
 from ..accumulation.published_batches import published as goyal
 from ..parameters.counting import GPT2_PAPER
@@ -38,7 +38,9 @@ CARD = gpu("RTX5090-32GB")
 
 @dataclass(frozen=True)
 class Erratum:
-    """One claim that is wrong or imprecise: its source, the lesson about it, the correction, one line of numbers."""
+    """One claim that is wrong or imprecise: its source, the lesson about it, the correction, one line of
+    numbers.
+    """
 
     claim: str
     source: str
@@ -56,7 +58,8 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield "puzzle_fits", each(_peak, **runs) | {"room": _gb(CARD.room)}
 
     # fp16 weights and gradients, three fp32 states, activations, a buffer, fragmentation
-    listed, there = (3, 3, 6, 6, 6, 8, 6, 3), estimate(FULL)
+    listed = (3, 3, 6, 6, 6, 8, 6, 3)
+    there = estimate(FULL)
     parts = {"parts": " + ".join(map(str, listed)), "sum": sum(listed)}
     sizes = {"activations": there["activations"], "temporaries": there["temporaries"], "peak": there.total}
     yield "puzzle_does_not_fit", parts | each(_gb, states=states_of(there), **sizes)
@@ -64,18 +67,23 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     flash, eager = (activation_bytes(XL.replace(attention=kernel)) for kernel in ("flash", "eager"))
     yield "twelve_tensors", each(_gb, formula=published.zero_activation_bytes(XL), flash=flash, eager=eager)
 
-    root, checkpoints = published.zero_checkpointed_bytes(FULL), published.checkpoints_bytes(FULL)
-    live, softmax = checkpoints + block_bytes(FULL), sum_bytes(loss_saved(FULL))
+    root = published.zero_checkpointed_bytes(FULL)
+    checkpoints = published.checkpoints_bytes(FULL)
+    live = checkpoints + block_bytes(FULL)
+    softmax = sum_bytes(loss_saved(FULL))
     sizes = each(_gb, root=root, checkpoints=checkpoints, live=live, softmax=softmax)
     yield "square_root", sizes | {"rest": _gb(there["activations"], digits=2)}
 
-    full_flash, full_eager = (activation_bytes(FULL.replace(attention=kernel)) for kernel in ("flash", "eager"))
+    full_flash, full_eager = (
+        activation_bytes(FULL.replace(attention=kernel)) for kernel in ("flash", "eager")
+    )
     yield "half_of_activations", each(percent, flash=1 - full_flash / flash, eager=1 - full_eager / eager)
 
     shares = {}
     for short, name in {"gpt2": "gpt2", "xl": "gpt2-xl", "gpt3": "gpt3-175b"}.items():
         s, h, L, V = 1024, PRESETS[name].hidden, PRESETS[name].layers, PRESETS[name].vocab
-        blocks, head = L * (24 * h * h + 4 * s * h), 2 * h * V
+        blocks = L * (24 * h * h + 4 * s * h)
+        head = 2 * h * V
         shares[short] = percent(blocks / (3 * (blocks + head)), 1)
     yield "a_third_more_time", shares
 
@@ -89,18 +97,24 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield "seventy_percent", each(percent, gpt3=saved[0], llama=saved[1])
 
     eager = LLAMA.replace(attention="eager")
-    said, selective = published.korthikanti_activation_bytes(eager), _selective(LLAMA)
-    sizes = each(_gib, said=said, selective=selective, eager=activation_bytes(eager), flash=activation_bytes(LLAMA))
+    said = published.korthikanti_activation_bytes(eager)
+    selective = _selective(LLAMA)
+    sizes = each(
+        _gib, said=said, selective=selective, eager=activation_bytes(eager), flash=activation_bytes(LLAMA)
+    )
     yield "ninety_seven_gb", sizes | each(_gb, said_gb=said, selective_gb=selective)
 
     full = LLAMA.replace(recompute="full")
-    there, checkpoints = estimate(full), published.checkpoints_bytes(full)
-    live, both = published.korthikanti_block_bytes(full), there["activations"] + there["temporaries"]
+    there = estimate(full)
+    checkpoints = published.checkpoints_bytes(full)
+    live = published.korthikanti_block_bytes(full)
+    both = there["activations"] + there["temporaries"]
     sizes = each(_gib, checkpoints=checkpoints, live=live, there=both)
     yield "one_gb", sizes | {"checkpoints_gb": _gb(checkpoints, digits=2)}
 
     run = TrainingRun("llama3.2-1b", 1, 8192, "bf16-master")
-    kept, N = _selective(run), run.model.parameters
+    kept = _selective(run)
+    N = run.model.parameters
     sizes = each(_gb, kept=kept, together=16 * GB + kept, states=16 * N)
     yield "one_billion", sizes | {"billions": N / 1e9, "peak": _peak(run)}
 
@@ -110,14 +124,17 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     begin, end = (step[name]["activations"] for name in ("end of forward", "optimizer step"))
     yield "until_the_step", {"begin": _gb(begin), "end": format_bytes(end)}
 
-    foreach, fused = (moments(autocast.replace(optimizer=f"adamw-{how}"))["optimizer step"]["temporaries"]
-                      for how in ("foreach", "fused"))  # fmt: skip
+    foreach, fused = (
+        moments(autocast.replace(optimizer=f"adamw-{how}"))["optimizer step"]["temporaries"]
+        for how in ("foreach", "fused")
+    )
     peaks = each(_peak, peak=autocast, in_16=autocast.replace(loss_chunks=16))
     yield "residual", {"foreach": _gb(foreach), "fused": format_bytes(fused)} | peaks
 
     yield "four_million_tokens", {"tokens": 400 * 1024}
 
-    mixtral, eight = PRESETS["mixtral-8x7b"], 8 * PRESETS["mistral-7b"].parameters
+    mixtral = PRESETS["mixtral-8x7b"]
+    eight = 8 * PRESETS["mistral-7b"].parameters
     counts = {"all": mixtral.parameters, "active": mixtral.active_parameters, "eight": eight}
     yield "eight_times_seven", {name: count / 1e9 for name, count in counts.items()}
 
@@ -132,17 +149,24 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     first = next(n for n in range(1, 300) if n * n > largest)
     yield "overflow", {"square": 255 * 255, "largest": largest, "first": first}
 
-    log_softmax, copy = (one.size // (XL.seq_len * XL.micro_batch * XL.model.vocab)
-                         for one in loss_saved(XL.replace(precision="amp-bf16"))[:2])  # fmt: skip
+    log_softmax, copy = (
+        one.size // (XL.seq_len * XL.micro_batch * XL.model.vocab)
+        for one in loss_saved(XL.replace(precision="amp-bf16"))[:2]
+    )
     yield "float32_loss", {"log_softmax": log_softmax, "copy": copy}
 
-    small, xl, vocab = PRESETS["gpt2"], PRESETS["gpt2-xl"], 40_478  # GPT-1's: 40,000 merges and 478 characters
-    gpt1 = [parameter_count(replace(model, vocab=vocab)) for model in (small, xl)]  # (Radford et al. 2018, section 4.1)
+    # GPT-1's: 40,000 merges and 478 characters
+    small = PRESETS["gpt2"]
+    xl = PRESETS["gpt2-xl"]
+    vocab = 40_478
+    # (Radford et al. 2018, section 4.1)
+    gpt1 = [parameter_count(replace(model, vocab=vocab)) for model in (small, xl)]
     counts = {"small": small.parameters, "xl": xl.parameters, "small_gpt1": gpt1[0], "xl_gpt1": gpt1[1]}
     papers = {"small_paper": GPT2_PAPER["gpt2"], "xl_paper": GPT2_PAPER["gpt2-xl"]}
     yield "gpt2_sizes", {"vocab": vocab} | papers | {name: count / 1e6 for name, count in counts.items()}
 
-    allocator, asked = CachingAllocator(), 12 * MiB - MiB // 2
+    allocator = CachingAllocator()
+    asked = 12 * MiB - MiB // 2
     allocator.free(allocator.malloc(12 * MiB))
     allocator.malloc(asked)
     yield "rounded_up", {"asked": asked / MiB, "allocated": allocator.allocated / MiB}
@@ -160,18 +184,29 @@ def _numbers() -> Iterator[tuple[str, Mapping[str, Any]]]:
     steps = {"one": estimate(XL.replace(micro_batch=1)), "many": estimate(XL), "full": estimate(FULL)}
     yield "mostly_states", {name: percent(states_of(there) / there.total) for name, there in steps.items()}
 
-    on, off = ["torchtitan"], ["PyTorch", "DeepSpeed", "transformers", "Megatron-LM"]  # lesson 06 names the sources
-    yield "on_by_default", {"number": len(on), "all": len(on + off), "on": ", ".join(on), "off": ", ".join(off)}
+    # lesson 06 names the sources
+    on = ["torchtitan"]
+    off = ["PyTorch", "DeepSpeed", "transformers", "Megatron-LM"]
+    yield (
+        "on_by_default",
+        {"number": len(on), "all": len(on + off), "on": ", ".join(on), "off": ", ".join(off)},
+    )
 
     h, a, L, V, s = 6144, 64, 48, 51_200, 2048
-    ends, blocks = 1 + 4 * (1 + V / h), L * (34 + 5 * a * s / h)
+    ends = 1 + 4 * (1 + V / h)
+    blocks = L * (34 + 5 * a * s / h)
     yield "outside_blocks", {"share": percent(ends / (ends + blocks), 2)}
 
     runs = {"few": TrainingRun("gpt2", 1, 128), "many": TrainingRun("gpt2", 32, 1024)}
-    ratios = {name: estimate(run).total / estimate(run.replace(lora_rank=8)).total for name, run in runs.items()}
+    ratios = {
+        name: estimate(run).total / estimate(run.replace(lora_rank=8)).total for name, run in runs.items()
+    }
     yield "lora", ratios | {"weights": _gb(2 * GPT3.model.parameters)}
 
-    yield "smaller_updates", {"lengths": ", ".join(f"{_adam_update(gradient):.2f}" for gradient in (0.001, 1, 1000))}
+    yield (
+        "smaller_updates",
+        {"lengths": ", ".join(f"{_adam_update(gradient):.2f}" for gradient in (0.001, 1, 1000))},
+    )
 
     fp8 = TrainingRun("gpt2-xl", precision="fp8").precision
     yield "fp8_states", {"first": fp8.first_moment, "second": fp8.state, "master": fp8.master}
@@ -184,7 +219,8 @@ def _adam_update(gradient: float, steps: int = 100) -> float:
     for _ in range(steps):
         m = beta1 * m + (1 - beta1) * gradient
         v = beta2 * v + (1 - beta2) * gradient**2
-    mean, square = m / (1 - beta1**steps), v / (1 - beta2**steps)
+    mean = m / (1 - beta1**steps)
+    square = v / (1 - beta2**steps)
     return mean / (sqrt(square) + epsilon)
 
 
@@ -199,7 +235,9 @@ def _selective(run: TrainingRun) -> int:
 def _errata() -> Iterator[Erratum]:
     """All of them, in the order of errata.toml."""
     numbers = dict(_numbers())
-    for name, texts in tomllib.loads(Path(__file__).with_name("errata.toml").read_text(encoding="utf-8")).items():
+    for name, texts in tomllib.loads(
+        Path(__file__).with_name("errata.toml").read_text(encoding="utf-8")
+    ).items():
         words = {key: " ".join(text.split()) for key, text in texts.items()}
         yield Erratum(**words | {"evidence": words["evidence"].format_map(numbers[name])})
 
@@ -225,7 +263,14 @@ def page() -> str:
     parts = [Path(__file__).with_name("errata_page.txt").read_text(encoding="utf-8")]
     for number, one in enumerate(ERRATA, start=1):
         more = f"**More:** [lesson {one.lesson}](../notebooks/{lessons[one.lesson]})."
-        lines = (f"**Where:** {one.source}.", f"**What is right:** {one.right}", f"**Computed:** {one.evidence}.", more)
-        wrapped = "\n\n".join(fill(line, 120, break_long_words=False, break_on_hyphens=False) for line in lines)
+        lines = (
+            f"**Where:** {one.source}.",
+            f"**What is right:** {one.right}",
+            f"**Computed:** {one.evidence}.",
+            more,
+        )
+        wrapped = "\n\n".join(
+            fill(line, 120, break_long_words=False, break_on_hyphens=False) for line in lines
+        )
         parts.append(f'<span id="erratum-{number}"></span>\n\n## {number} · “{one.claim}”\n{wrapped}\n')
     return "\n".join(parts)

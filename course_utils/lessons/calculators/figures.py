@@ -1,13 +1,14 @@
-"""Lesson 13's figures: every calculator's answer next to the others, and one answer corrected term by term."""
+"""Lesson 13's figures: every calculator's answer next to the others, and one answer
+corrected term by term.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from math import log
 
-from course_utils import TrainingRun, format_bytes, plus_minus
-from course_utils.figures import signed, signed_percent
-from course_utils.figures.axes import OVER, draw_swatch, legend, stop
-from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, reflowing, text_width
-
+from ... import TrainingRun, format_bytes, plus_minus
+from ...figures import signed, signed_percent
+from ...figures.axes import OVER, draw_swatch, legend, stop
+from ...figures.canvas import GRID, INK, MARGIN, QUIET, RULE, Canvas, Figure, reflowing, text_width
 from .calculators import BLOCKS, COPIES, OUTSIDE, PASSING, SCORES, STATES, Truth, calculator, gaps
 
 KIND_OF = dict.fromkeys((BLOCKS, SCORES, OUTSIDE), "activations")
@@ -27,17 +28,24 @@ Panel = Mapping[str, Mapping[str, int]]
 
 @reflowing
 def side_by_side(
-    panels: Mapping[str, Panel], title: str, peaks: Mapping[str, int] | None = None, provenance: str = "",
+    panels: Mapping[str, Panel],
+    title: str,
+    peaks: Mapping[str, int] | None = None,
+    provenance: str = "",
     word: str = "simulated",
-) -> Figure:  # fmt: skip
+) -> Figure:
     """A panel for each model: a bar for each calculator, cut into components; all panels name the same rows.
 
-    With `peaks`, a step's bytes by panel, a line marks each, and every bar says how far off it is; `word` names those
-    bytes.
+    With `peaks`, a step's bytes by panel, a line marks each, and every bar says how far off it is; `word`
+    names those bytes.
     """
     rows = list(next(iter(panels.values())))
-    canvas, peaks, told = Canvas(), peaks or {}, []
-    left, top = _named_rows(canvas, rows, _legend(canvas, canvas.title(title) + 8) + (56 if peaks else 40), ROW, 17)
+    canvas = Canvas()
+    peaks = peaks or {}
+    told = []
+    left, top = _named_rows(
+        canvas, rows, _legend(canvas, canvas.title(title) + 8) + (56 if peaks else 40), ROW, 17
+    )
     width = (canvas.width - MARGIN - left - 24 * (len(panels) - 1)) / len(panels)
     for index, (name, panel) in enumerate(panels.items()):
         if canvas.narrow:  # one below the other
@@ -46,7 +54,9 @@ def side_by_side(
             _panel(canvas, name, panel, left, top, canvas.width - MARGIN - left, peaks.get(name), word)
         else:
             _panel(canvas, name, panel, left + index * (width + 24), top, width, peaks.get(name), word)
-        totals = "; ".join(f"{row} {format_bytes(sum(parts.values()), 'GB', 0)}" for row, parts in panel.items())
+        totals = "; ".join(
+            f"{row} {format_bytes(sum(parts.values()), 'GB', 0)}" for row, parts in panel.items()
+        )
         peak = f" {word.capitalize()}: {format_bytes(peaks[name], 'GB', 0)}." if peaks else ""
         told.append(f"{name}: {totals}.{peak}")
     alt = f"{stop(title)} Bars by calculator. {' '.join(told)}"
@@ -60,7 +70,9 @@ def _figure(canvas: Canvas, y: float, title: str, alt: str, provenance: str) -> 
 def _named_rows(
     canvas: Canvas, names: Sequence[str], top: float, height: float, down: float, bold: Collection[int] = ()
 ) -> tuple[float, float]:
-    """Writes the rows' names, each `down` pixels below its row's top; returns where the rows begin: x and y."""
+    """Writes the rows' names, each `down` pixels below its row's top; returns where the
+    rows begin: x and y.
+    """
     left = MARGIN + 12 + max(text_width(name, 13) for name in names)
     for index, name in enumerate(names):
         weight = "bold" if index in bold else None
@@ -78,7 +90,14 @@ def _legend(canvas: Canvas, y: float) -> float:
 
 
 def _panel(
-    canvas: Canvas, name: str, panel: Panel, left: float, top: float, width: float, peak: int | None, word: str
+    canvas: Canvas,
+    name: str,
+    panel: Panel,
+    left: float,
+    top: float,
+    width: float,
+    peak: int | None,
+    word: str,
 ) -> None:
     """One model's bars, each with its total, and the line of its step's peak."""
     totals = {row: sum(parts.values()) for row, parts in panel.items()}
@@ -91,7 +110,8 @@ def _panel(
         said = f"{word} {format_bytes(peak, 'GB', 0)}"
         _peak_line(canvas, left + peak * scale, top - 4, bottom, peak, said, left, left + width, top - 10)
     for index, (row, x) in enumerate(zip(panel, ends, strict=True)):
-        y, total = top + ROW * index, format_bytes(totals[row], "GB", 0)
+        y = top + ROW * index
+        total = format_bytes(totals[row], "GB", 0)
         at = _label_x(x, total, 12, left + (peak or 0) * scale)
         canvas.halo_text(at, y + (12 if peak else 17), total, 12, font_weight="bold")
         if peak and (off := totals[row] - peak):
@@ -99,16 +119,28 @@ def _panel(
 
 
 def _peak_line(
-    canvas: Canvas, x: float, top: float, bottom: float, peak: int, said: str, left: float, right: float, y: float
+    canvas: Canvas,
+    x: float,
+    top: float,
+    bottom: float,
+    peak: int,
+    said: str,
+    left: float,
+    right: float,
+    y: float,
 ) -> None:
     """The line of a step's peak, and its bytes above it, at y, between left and right."""
     canvas.line(x, top, x, bottom, OVER, stroke_width=2, data_peak=peak)
     half = text_width(said, 12, bold=True) / 2
-    canvas.text(min(max(x, left + half), right - half), y, said, 12, OVER, text_anchor="middle", font_weight="bold")
+    canvas.text(
+        min(max(x, left + half), right - half), y, said, 12, OVER, text_anchor="middle", font_weight="bold"
+    )
 
 
 def _label_x(end: float, words: str, size: float, line: float) -> float:
-    """x of the label of a bar that ends at `end`: to the right of the peak's line where it would cross that."""
+    """x of the label of a bar that ends at `end`: to the right of the peak's line where
+    it would cross that.
+    """
     return line + 7 if end <= line < end + 12 + text_width(words, size, bold=True) else end + 7
 
 
@@ -129,7 +161,8 @@ def _bar(canvas: Canvas, parts: Mapping[str, int], left: float, y: float, scale:
 def corrected(
     name: str, terms: Sequence[str], run: TrainingRun, real: Truth, title: str, provenance: str = ""
 ) -> Figure:
-    """One calculator's answer, the chosen terms added back one after the other, and the result next to the truth.
+    """One calculator's answer, the chosen terms added back one after the other, and the result next to the
+    truth.
 
     Each row begins where the last one ended. Raises ValueError for an unknown calculator.
     """
@@ -138,17 +171,25 @@ def corrected(
         if term in terms:
             rows.append((term, rows[-1][2], rows[-1][2] - gap))
     rows.append(("it would say" if len(rows) > 1 else "it says", 0, rows[-1][2]))
-    canvas, ends, peak = Canvas(), (0, len(rows) - 1), real.peak
+    canvas = Canvas()
+    ends = (0, len(rows) - 1)
+    peak = real.peak
     left, top = _named_rows(canvas, [row[0] for row in rows], canvas.title(title) + 34, 32, 16, bold=ends)
     scale = (canvas.width - MARGIN - 120 - left) / max(peak, *(max(row[1:]) for row in rows))
-    bottom, told = top + 32 * len(rows), []
+    bottom = top + 32 * len(rows)
+    told = []
     canvas.line(left, top - 6, left, bottom, RULE)
-    line, said = left + peak * scale, format_bytes(peak, "GB", 1)
-    _peak_line(canvas, line, top - 8, bottom, peak, f"{real.word} {said}", MARGIN, canvas.width - MARGIN, top - 13)
+    line = left + peak * scale
+    said = format_bytes(peak, "GB", 1)
+    _peak_line(
+        canvas, line, top - 8, bottom, peak, f"{real.word} {said}", MARGIN, canvas.width - MARGIN, top - 13
+    )
     for index, (label, start, end) in enumerate(rows):
-        y, is_whole = top + 32 * index, index in ends
+        y = top + 32 * index
+        is_whole = index in ends
         fill = "#6B6B6B" if is_whole else SHORT if end > start else OVER
-        x, width = left + min(start, end) * scale, abs(end - start) * scale
+        x = left + min(start, end) * scale
+        width = abs(end - start) * scale
         canvas.rect(x, y, max(width, 1.0), 22, fill, data_from=start, data_to=end)
         if not is_whole:
             canvas.line(left + end * scale, y, left + end * scale, y + 32, INK, stroke_width=1)
@@ -165,11 +206,15 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
 
     `table` maps calculators to signed bytes by term.
     """
-    canvas, terms, told = Canvas(), list(next(iter(table.values()))), []
-    heads = canvas.title(title) + 16 + max(text_width(name, 12) for name in terms)  # where their upright names end
+    canvas = Canvas()
+    terms = list(next(iter(table.values())))
+    told = []
+    # where their upright names end
+    heads = canvas.title(title) + 16 + max(text_width(name, 12) for name in terms)
     height = 50 if canvas.narrow else 30
     if canvas.narrow:  # a calculator's name stands above its row
-        left, top = float(MARGIN), heads + 26
+        left = float(MARGIN)
+        top = heads + 26
         for row, name in enumerate(table):
             canvas.text(left, top + height * row - 5, name, 13)
     else:
@@ -179,8 +224,11 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
         canvas.upright(left + width * (column + 0.5) + 4, heads - text_width(name, 12) / 2, name)
     for row, (name, found) in enumerate(table.items()):
         for column, size in enumerate([*found.values(), sum(found.values())]):
-            x, y, fill = left + width * column, top + height * row, OVER if size > 0 else SHORT
-            cell, deep = (x + 1, y + 1, width - 2, 28), 0.5 * min(1.0, abs(size) / peak) ** 0.5
+            x = left + width * column
+            y = top + height * row
+            fill = OVER if size > 0 else SHORT
+            cell = (x + 1, y + 1, width - 2, 28)
+            deep = 0.5 * min(1.0, abs(size) / peak) ** 0.5
             canvas.rect(*cell, fill, fill_opacity=deep, stroke=GRID, data_bytes=size)
             shown = "0" if abs(size) < 5e7 else f"{'+' if size > 0 else '−'}{abs(size) / 1e9:.1f}"
             canvas.text(x + width / 2, y + 19, shown, 11, text_anchor="middle")
@@ -191,23 +239,39 @@ def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, prove
 
 
 @reflowing
-def strips(ratios: Mapping[str, Mapping[str, float]], title: str, provenance: str, rings: Collection[str]) -> Figure:
-    """Dots in a line for each name, at answer / truth on a logarithmic axis; rings where the key is in `rings`."""
-    canvas, told, every = Canvas(), [], [ratio for found in ratios.values() for ratio in found.values()]
+def strips(
+    ratios: Mapping[str, Mapping[str, float]], title: str, provenance: str, rings: Collection[str]
+) -> Figure:
+    """Dots in a line for each name, at answer / truth on a logarithmic axis; rings where the key is in
+    `rings`.
+    """
+    canvas = Canvas()
+    told = []
+    every = [ratio for found in ratios.values() for ratio in found.values()]
     left, top = _named_rows(canvas, list(ratios), canvas.title(title) + 8, 26, 18)
-    bottom, scale = top + 26 * len(ratios), (canvas.width - MARGIN - 24 - left) / log(max(every) / min(every))
-    marks = [ratio for ratio in (0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0) if min(every) <= ratio <= max(every)]
+    bottom = top + 26 * len(ratios)
+    scale = (canvas.width - MARGIN - 24 - left) / log(max(every) / min(every))
+    marks = [
+        ratio for ratio in (0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0) if min(every) <= ratio <= max(every)
+    ]
     place = {ratio: left + 12 + log(ratio / min(every)) * scale for ratio in (*every, *marks)}
     for ratio in marks:
         canvas.line(place[ratio], top, place[ratio], bottom, RULE if ratio == 1 else GRID)
-        canvas.text(place[ratio], bottom + 16, f"{plus_minus(100 * (ratio - 1))} %", 12, QUIET, text_anchor="middle")
+        canvas.text(
+            place[ratio], bottom + 16, f"{plus_minus(100 * (ratio - 1))} %", 12, QUIET, text_anchor="middle"
+        )
     for row, (name, found) in enumerate(ratios.items()):
         errors = [100 * (ratio - 1) for ratio in found.values()]
         told.append(
-            f"{name} {plus_minus(min(errors), 1)} to {plus_minus(max(errors), 1)} %" if errors else f"{name} no answer"
+            f"{name} {plus_minus(min(errors), 1)} to {plus_minus(max(errors), 1)} %"
+            if errors
+            else f"{name} no answer"
         )
         for key, ratio in found.items():
-            color, spot = OVER if ratio > 1 else SHORT, (place[ratio] - 5, top + 26 * row + 8, 10, 10)
-            canvas.rect(*spot, "#FFFFFF" if key in rings else color, key, rx=5, stroke=color, data_ratio=ratio)
+            color = OVER if ratio > 1 else SHORT
+            spot = (place[ratio] - 5, top + 26 * row + 8, 10, 10)
+            canvas.rect(
+                *spot, "#FFFFFF" if key in rings else color, key, rx=5, stroke=color, data_ratio=ratio
+            )
     alt = f"{stop(title)} Errors of answers, {'; '.join(told)}."
     return _figure(canvas, bottom + 36, title, alt, provenance)

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from course_utils.interactive.quiz import Numbers, gb
-from course_utils.run import TrainingRun
-from course_utils.units import GB, GiB, each, format_bytes, plus_minus
-
+from ...interactive.quiz import Numbers, gb
+from ...run import TrainingRun
+from ...units import GB, GiB, each, format_bytes, plus_minus
 from .calculators import COPIES, autocast_formula
 
 LLAMA = TrainingRun("llama3.1-8b", 1, 8192)
@@ -22,9 +21,14 @@ def numbers() -> Iterator[Numbers]:
     ways = {"other_way": 80 * GB / GiB, "thousands": 80 * 1.024}
     yield "unit", each(gb, right=80 * GiB, same=80 * GB) | ways
     states, blocks, loss = 6, 5, -10
-    total, grown, loss_alone = states + blocks + loss, states + 2 * (blocks + loss), states + blocks + 2 * loss
+    total = states + blocks + loss
+    grown = states + 2 * (blocks + loss)
+    loss_alone = states + blocks + 2 * loss
     known = {"states": states, "blocks": blocks, "missing": -loss, "total": total}
-    yield "by_chance", known | each(plus_minus, grown=grown, same=total, doubled=2 * total, loss_alone=loss_alone)
+    yield (
+        "by_chance",
+        known | each(plus_minus, grown=grown, same=total, doubled=2 * total, loss_alone=loss_alone),
+    )
     kept = autocast_formula(XL)[COPIES]
     share = format_bytes(kept // XL.model.layers, "GB", 2)
     yield "copies", each(gb, copies=kept, none=0, fp32=2 * kept) | {"block": share}

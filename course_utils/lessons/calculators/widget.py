@@ -1,15 +1,16 @@
-"""A calculator to correct by hand: tick the terms that it has wrong, and watch its answer move. For notebooks only."""
+"""A calculator to correct by hand: tick the terms that it has wrong, and watch its answer move. For notebooks
+only.
+"""
 
 from collections.abc import Mapping
 from html import escape
 
 import ipywidgets
 
-from course_utils.figures import signed_percent
-from course_utils.figures.canvas import Figure
-from course_utils.interactive.widgets import Explorable, dropdown
-from course_utils.run import TrainingRun
-
+from ...figures import signed_percent
+from ...figures.canvas import Figure
+from ...interactive.widgets import Explorable, dropdown
+from ...run import TrainingRun
 from .calculators import CALCULATORS, TERMS, Truth, add_back, calculator, gaps
 from .figures import corrected
 
@@ -26,9 +27,13 @@ class Mender(Explorable):
     def __init__(self, cases: Mapping[str, tuple[TrainingRun, Truth]], name: str = "ZeRO") -> None:
         self.cases = cases
         calculators = dropdown("calculator", [one.name for one in CALCULATORS], calculator(name).name)
-        boxes = {term.name: ipywidgets.Checkbox(False, description=term.name, tooltip=term.why, indent=False)
-                 for term in TERMS}  # fmt: skip
-        super().__init__({"calculator": calculators, "model": dropdown("model", cases, next(iter(cases))), **boxes})
+        boxes = {
+            term.name: ipywidgets.Checkbox(False, description=term.name, tooltip=term.why, indent=False)
+            for term in TERMS
+        }
+        super().__init__(
+            {"calculator": calculators, "model": dropdown("model", cases, next(iter(cases))), **boxes}
+        )
 
     @property
     def terms(self) -> list[str]:
@@ -38,12 +43,15 @@ class Mender(Explorable):
     def redraw(self) -> tuple[Figure, str]:
         """The answer, corrected step by step, and its error now."""
         name, model = self.controls["calculator"].value, self.controls["model"].value
-        one, (run, real) = calculator(name), self.cases[model]
-        said, now = one.total(run), add_back(name, self.terms, run, real)
+        one = calculator(name)
+        (run, real) = self.cases[model]
+        said = one.total(run)
+        now = add_back(name, self.terms, run, real)
         before, after = (signed_percent(size - real.peak, real.peak) for size in (said, now))
         after = "exact" if now == real.peak else after
         title = f"{name}, {model}: {before}, with {len(self.terms)} of {len(TERMS)} terms corrected {after}"
-        rank, found = "", gaps(name, run, real)
+        rank = ""
+        found = gaps(name, run, real)
         if len(self.terms) == 1:
             larger = sum(abs(size) > abs(found[self.terms[0]]) for size in found.values())
             rank = f"By size, this term is number {larger + 1} of the eight."

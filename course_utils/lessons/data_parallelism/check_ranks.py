@@ -14,8 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from course_utils.lessons.shared.on_ranks import report_judged, sending
-
+from ..shared.on_ranks import report_judged, sending
 from .ddp_training import Trace
 
 STEPS, RATE, WIDTH, SEQUENCES = 3, 0.1, 8, 2
@@ -25,9 +24,17 @@ TOKENS = ([3, 12, 6], [10, 1, 4], [7, 0, 5])  # of each rank: once one has none
 SAMPLES = (24, 23)  # a multiple of the ranks, and not
 EPOCHS, BATCH = 2, 5  # the last batch of each rank's 8 samples is smaller
 NAMES = {  # that a learner's function may use
-    "torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "nullcontext": nullcontext,
-    "dist": dist, "cross_entropy": functional.cross_entropy, "DistributedDataParallel": DistributedDataParallel,
-    "DataLoader": DataLoader, "DistributedSampler": DistributedSampler}  # fmt: skip
+    "torch": torch,
+    "nn": nn,
+    "F": functional,
+    "mse_loss": functional.mse_loss,
+    "nullcontext": nullcontext,
+    "dist": dist,
+    "cross_entropy": functional.cross_entropy,
+    "DistributedDataParallel": DistributedDataParallel,
+    "DataLoader": DataLoader,
+    "DistributedSampler": DistributedSampler,
+}
 
 
 def network() -> nn.Module:
@@ -38,21 +45,26 @@ def network() -> nn.Module:
 
 def micro_batches(rank: int, step: int, count: int) -> list[tuple[torch.Tensor, ...]]:
     """Inputs and targets of one rank in one step: other numbers on every rank."""
-    drawn = torch.randn(count, 2, SEQUENCES, WIDTH, generator=torch.Generator().manual_seed(1000 * rank + step))
+    drawn = torch.randn(
+        count, 2, SEQUENCES, WIDTH, generator=torch.Generator().manual_seed(1000 * rank + step)
+    )
     return [pair.unbind() for pair in drawn]
 
 
 def trained(step: Any, count: int) -> dict[str, Any]:
-    """A few optimizer steps of `count` micro-batches: how far the ranks are `apart` after each, and `off` one process
-    with the whole batch, how often gradients were `exchanged` in a step, and the most sequences that went forward
-    before a backward (`at_once`).
+    """A few optimizer steps of `count` micro-batches: how far the ranks are `apart` after each, and `off` one
+    process with the whole batch, how often gradients were `exchanged` in a step, and the most sequences that
+    went forward before a backward (`at_once`).
     """
-    model, trace = DistributedDataParallel(network()), Trace(torch.device("cpu"))
+    model = DistributedDataParallel(network())
+    trace = Trace(torch.device("cpu"))
     model.register_comm_hook(None, trace.hook)
     forward = [0]  # sequences since the last backward
     model.module.register_forward_pre_hook(lambda _, inputs: forward.append(forward[-1] + len(inputs[0])))
     next(model.parameters()).register_hook(lambda _: forward.append(0))
-    optimizer, apart, off = torch.optim.SGD(model.parameters(), lr=RATE), [], []
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    apart = []
+    off = []
     ranks = range(dist.get_world_size())
     of_all = ([micro_batches(rank, number, count) for rank in ranks] for number in range(STEPS))
     large = ([torch.cat(tensors) for tensors in zip(*chain(*batches), strict=True)] for batches in of_all)
@@ -64,7 +76,9 @@ def trained(step: Any, count: int) -> dict[str, Any]:
     return {"apart": apart, "off": off, "exchanged": exchanged, "at_once": max(forward)}
 
 
-def after_steps(model: nn.Module, batches: Iterable[Sequence[torch.Tensor]]) -> Iterator[tuple[float, torch.Tensor]]:
+def after_steps(
+    model: nn.Module, batches: Iterable[Sequence[torch.Tensor]]
+) -> Iterator[tuple[float, torch.Tensor]]:
     """The loss of each batch (inputs, targets) in one process, and all weights after its step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for inputs, targets in batches:
@@ -81,7 +95,8 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 def distance(model: nn.Module) -> float:
     """The largest difference of any weight between any two ranks."""
-    highest, lowest = weights(model), weights(model)
+    highest = weights(model)
+    lowest = weights(model)
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
     dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
     return (highest - lowest).max().item()
@@ -109,10 +124,15 @@ class DryModel(nn.Linear):
 
 
 def token_gradients(backward: Any, counts: list[int]) -> dict[str, Any]:
-    """The gradient that a learner's `backward` leaves on this rank with its number of tokens, and what it returns."""
-    rank, model = dist.get_rank(), DistributedDataParallel(reader())
+    """The gradient that a learner's `backward` leaves on this rank with its number of tokens, and what it
+    returns.
+    """
+    rank = dist.get_rank()
+    model = DistributedDataParallel(reader())
     loss = float(backward(model, *texts(rank, counts[rank])))
-    gradients = [weight.new_zeros(()) if weight.grad is None else weight.grad for weight in model.parameters()]
+    gradients = [
+        weight.new_zeros(()) if weight.grad is None else weight.grad for weight in model.parameters()
+    ]
     return {"loss": loss, "gradient": torch.cat([one.flatten() for one in gradients]).tolist()}
 
 
@@ -128,10 +148,13 @@ def body() -> nn.Sequential:
 
 
 def followed(train: Any, count: int) -> dict[str, Any]:
-    """Follow a training on `count` samples: how far the ranks were apart at the `start` and `end`, the samples that
-    each epoch draws on all ranks, how far weights are `off` one process with the same batches, and losses.
+    """Follow a training on `count` samples: how far the ranks were apart at the `start` and `end`, the
+    samples that each epoch draws on all ranks, how far weights are `off` one process with the same batches,
+    and losses.
     """
-    (x, y), first, drawn = samples(count).tensors, list[Any](), list[list[int]]()
+    x, y = samples(count).tensors
+    first = list[Any]()
+    drawn = list[list[int]]()
 
     def note(module: nn.Module, given: Any) -> None:
         if isinstance(module, DistributedDataParallel):
@@ -148,26 +171,41 @@ def followed(train: Any, count: int) -> dict[str, Any]:
     batches = [list(chain.from_iterable(step)) for step in zip(*everybody, strict=True)]
     single = copy.deepcopy(model.module)
     single.load_state_dict(first[0])
-    start, steps = distance(single), list(after_steps(single, ((x[batch], y[batch]) for batch in batches)))
+    start = distance(single)
+    steps = list(after_steps(single, ((x[batch], y[batch]) for batch in batches)))
     means = [loss for (loss, _), batch in zip(steps, batches, strict=True) for _ in batch]
     epochs, means = (torch.tensor(list(one)).reshape(EPOCHS, -1) for one in (chain(*batches), means))
     off = (steps[-1][1] - weights(model)).abs().max().item()
-    return {"ddp": True, "called": True, "start": start, "end": distance(model), "off": off, "epochs": epochs.tolist(),
-            "sizes": list(map(len, drawn)), "head": len(single(x).flatten()) == count, "means": means.mean(1).tolist(),
-            "losses": list(map(float, losses))}  # fmt: skip
+    return {
+        "ddp": True,
+        "called": True,
+        "start": start,
+        "end": distance(model),
+        "off": off,
+        "epochs": epochs.tolist(),
+        "sizes": list(map(len, drawn)),
+        "head": len(single(x).flatten()) == count,
+        "means": means.mean(1).tolist(),
+        "losses": list(map(float, losses)),
+    }
 
 
 def reduced(ring: Any) -> bool:
     """True if a learner's `ring` adds up all parts by torch's own isend and recv."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
 
     def receive(source: int) -> torch.Tensor:
         dist.recv(arrived := torch.empty(5), source)
         return arrived
 
     with sending() as send:
-        found = ring([torch.full((5,), float(10**rank + part)) for part in range(ranks)], rank, ranks, send, receive)
-    return [part.tolist() for part in found] == [[sum(10**r + part for r in range(ranks))] * 5 for part in range(ranks)]
+        found = ring(
+            [torch.full((5,), float(10**rank + part)) for part in range(ranks)], rank, ranks, send, receive
+        )
+    return [part.tolist() for part in found] == [
+        [sum(10**r + part for r in range(ranks))] * 5 for part in range(ranks)
+    ]
 
 
 JUDGES = {

@@ -1,4 +1,5 @@
-"""Data-parallel training of a small network: on GPUs (NCCL) where each rank of a machine can have its own, or on CPUs.
+"""Data-parallel training of a small network: on GPUs (NCCL) where each rank of a machine can have its own, or
+on CPUs.
 
     torchrun --standalone --nproc-per-node=2 -m course_utils.lessons.data_parallelism.ddp_training
 
@@ -17,18 +18,21 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils.measuring import forced_source
-from course_utils.measuring.devices import Cuda, Host
-from course_utils.ranks.launch import RESULTS
-from course_utils.ranks.worker import report
+from ...measuring import forced_source
+from ...measuring.devices import Cuda, Host
+from ...ranks.launch import RESULTS
+from ...ranks.worker import report
 
 LAYERS, WIDTH, SAMPLES = 12, 512, 256
 BUCKET_MB, WARM_UP, TIMED = 2.0, 2, 5
 
 
 def why_on_cpus() -> str:
-    """The reason why ranks run on the CPU; "" where each has its own GPU. NCCL refuses two ranks on one GPU."""
-    source, ranks = forced_source(), int(os.environ["LOCAL_WORLD_SIZE"])
+    """The reason why ranks run on the CPU; "" where each has its own GPU. NCCL refuses
+    two ranks on one GPU.
+    """
+    source = forced_source()
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if source not in ("auto", "live"):
         return f"COURSE_SOURCE is {source}"
@@ -36,7 +40,9 @@ def why_on_cpus() -> str:
 
 
 def device_of_rank() -> torch.device:
-    """This rank's own GPU where each rank of this machine can have one and COURSE_SOURCE allows it, else the CPU."""
+    """This rank's own GPU where each rank of this machine can have one and COURSE_SOURCE allows it, else the
+    CPU.
+    """
     if why_on_cpus():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -51,15 +57,21 @@ def where(device: torch.device) -> str:
 
 
 def network(device: torch.device) -> nn.Sequential:
-    """Twelve equal layers: other weights on each rank, until DistributedDataParallel sends rank 0's to all."""
+    """Twelve equal layers: other weights on each rank, until DistributedDataParallel
+    sends rank 0's to all.
+    """
     torch.manual_seed(dist.get_rank())
-    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS))).to(device)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS))).to(
+        device
+    )
 
 
 class Trace:
-    """A DDP communication hook that averages as DDP does by itself, and notes each bucket: bytes, ready, done.
+    """A DDP communication hook that averages as DDP does by itself, and notes each bucket: bytes, ready,
+    done.
 
-    On a GPU, times are those of CUDA events, in the order of its own work; `since_begin` turns them into seconds.
+    On a GPU, times are those of CUDA events, in the order of its own work; `since_begin` turns them into
+    seconds.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,7 +87,9 @@ class Trace:
         return self.clock.milliseconds(self.zero, stamp) / 1000
 
     def hook(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The mean of a bucket over all ranks; called by DDP as soon as all gradients of the bucket are there."""
+        """The mean of a bucket over all ranks; called by DDP as soon as all gradients of the bucket are
+        there.
+        """
         noted = {"size": bucket.buffer().nbytes, "ready": self.clock.stamp()}
         self.buckets.append(noted)
         work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
@@ -88,9 +102,12 @@ class Trace:
         return work.get_future().then(note_the_end)
 
 
-def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized: bool = True) -> dict[str, Any]:
+def traced_step(
+    device: torch.device, bucket_mb: float = BUCKET_MB, synchronized: bool = True
+) -> dict[str, Any]:
     """The median of a few steps: seconds until forward and backward ended, and its buckets."""
-    model, trace = DistributedDataParallel(network(device), bucket_cap_mb=bucket_mb), Trace(device)
+    model = DistributedDataParallel(network(device), bucket_cap_mb=bucket_mb)
+    trace = Trace(device)
     model.register_comm_hook(None, trace.hook)
     batch = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(dist.get_rank())).to(device)
     steps: list[dict[str, Any]] = []
@@ -103,7 +120,9 @@ def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized
             loss.backward()
         end = trace.clock.stamp()
         trace.clock.synchronize()
-        buckets = [noted | {at: trace.since_begin(noted[at]) for at in ("ready", "done")} for noted in trace.buckets]
+        buckets = [
+            noted | {at: trace.since_begin(noted[at]) for at in ("ready", "done")} for noted in trace.buckets
+        ]
         times = {"forward": trace.since_begin(forward), "end": trace.since_begin(end)}
         steps.append(times | {"buckets": buckets})
         model.zero_grad()
@@ -111,7 +130,9 @@ def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized
 
 
 def one_rank(device: torch.device, bucket_mb: float = BUCKET_MB) -> dict[str, Any]:
-    """This rank's steps with buckets of `bucket_mb`, with one for all and with none; bytes of all `gradients`."""
+    """This rank's steps with buckets of `bucket_mb`, with one for all and with none; bytes of all
+    `gradients`.
+    """
     return {
         "where": where(device),
         "many": traced_step(device, bucket_mb),

@@ -1,13 +1,14 @@
-"""Pictures of lesson 08: a server's four steps, a ring at one of its steps, buckets in time, a model and its band."""
+"""Pictures of lesson 08: a server's four steps, a ring at one of its steps, buckets in time, a model and its
+band.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import hypot
 from typing import Any
 
-from course_utils.figures import COLOURS, Figure, lines
-from course_utils.figures.axes import stop, ticks
-from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, ink_on, reflowing, sentence, text_width, wrap
-
+from ...figures import COLOURS, Figure, lines
+from ...figures.axes import stop, ticks
+from ...figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, ink_on, reflowing, sentence, text_width, wrap
 from .links import Band
 
 SENT, CELL = COLOURS["communication"], 40.0
@@ -29,18 +30,29 @@ def server_figure(workers: int = 3) -> Figure:
     columns, step = (2, 238) if canvas.narrow else (4, 0)
     across = (canvas.width - 2 * MARGIN) / columns
     wide = across - 14
-    pitch, side = wide / workers, min(46.0, wide / workers - 8)
+    pitch = wide / workers
+    side = min(46.0, wide / workers - 8)
     first = canvas.title(title) + 26
     for index, (name, what) in enumerate(SERVER_STEPS):
-        x, top = MARGIN + across * (index % columns), first + step * (index // columns)
+        x = MARGIN + across * (index % columns)
+        top = first + step * (index // columns)
         canvas.text(x, top, name, 13, font_weight="bold")
         for line, part in enumerate(wrap(what, 11, wide)):
             canvas.text(x, top + 184 + 14 * line, part, 11, QUIET)
-        _box(canvas, x + wide / 2, top + 22, 76, "server", COLOURS["optimizer_states"] if index == 2 else "#FFFFFF")
+        _box(
+            canvas,
+            x + wide / 2,
+            top + 22,
+            76,
+            "server",
+            COLOURS["optimizer_states"] if index == 2 else "#FFFFFF",
+        )
         for worker in range(workers):
-            middle, fill = x + pitch * (worker + 0.5), COLOURS["gradients"] if index == 0 else "#FFFFFF"
+            middle = x + pitch * (worker + 0.5)
+            fill = COLOURS["gradients"] if index == 0 else "#FFFFFF"
             _box(canvas, middle, top + 130, side, f"G{worker + 1}" if index < 2 else "θ", fill)
-            below, above = (middle, top + 126), (x + wide / 2 + (worker - (workers - 1) / 2) * 18, top + 58)
+            below = (middle, top + 126)
+            above = (x + wide / 2 + (worker - (workers - 1) / 2) * 18, top + 58)
             if index == 1:
                 _arrow(canvas, *below, *above, SENT)
             elif index == 3:
@@ -57,7 +69,8 @@ def _box(canvas: Canvas, center: float, y: float, wide: float, words: str, fill:
 
 def _arrow(canvas: Canvas, x1: float, y1: float, x2: float, y2: float, color: str) -> None:
     length = hypot(x2 - x1, y2 - y1)
-    ux, uy = (x2 - x1) / length, (y2 - y1) / length
+    ux = (x2 - x1) / length
+    uy = (y2 - y1) / length
     canvas.line(x1, y1, x2 - 6 * ux, y2 - 6 * uy, color, stroke_width=2.2)
     corners = [(x2, y2), *((x2 - 9 * ux - turn * uy, y2 - 9 * uy + turn * ux) for turn in (4.5, -4.5))]
     canvas.path(f"M{'L'.join(f'{x:.1f} {y:.1f}' for x, y in corners)}Z", fill=color)
@@ -69,12 +82,14 @@ def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figur
 
     `recorded` has the parts of each rank after each step. ValueError for a step that was not recorded.
     """
-    ranks, last = len(recorded), 2 * (len(recorded) - 1)
+    ranks = len(recorded)
+    last = 2 * (len(recorded) - 1)
     if not 0 <= step < len(recorded[0]):
         raise ValueError(f"step {step}: this ring has steps 0 to {len(recorded[0]) - 1}")
     held = [parts[step] for parts in recorded]
     sent = [(rank, (rank - step + 1) % ranks, (rank + 1) % ranks) for rank in range(ranks if step else 0)]
-    title, canvas = f"Before the first step: {ranks} ranks, each with {ranks} parts of its own", Canvas()
+    title = f"Before the first step: {ranks} ranks, each with {ranks} parts of its own"
+    canvas = Canvas()
     if step:
         half = "adding up" if step < ranks else "handing out"
         whole = sum(value == int("1" * ranks) for parts in held for value in parts)
@@ -87,23 +102,32 @@ def ring_figure(recorded: Sequence[Sequence[Sequence[int]]], step: int) -> Figur
         middle = MARGIN + pitch * (rank + 0.5)
         canvas.text(middle, top, f"rank {rank}", 13, font_weight="bold", text_anchor="middle")
         for part, value in enumerate(parts):
-            y, count = top + 12 + CELL * part, str(value).count("1")
+            y = top + 12 + CELL * part
+            count = str(value).count("1")
             fill = GREENS[-1] if count == ranks else GREENS[min(count, len(GREENS) - 2)]
-            canvas.rect(middle - wide / 2, y, wide, CELL - 6, fill, stroke=RULE, stroke_width=1, data_sum=value)
+            canvas.rect(
+                middle - wide / 2, y, wide, CELL - 6, fill, stroke=RULE, stroke_width=1, data_sum=value
+            )
             canvas.text(middle, y + 22, f"{value:0{ranks}d}", digits, ink_on(fill), text_anchor="middle")
     for sender, part, receiver in sent:
-        y, left = top + 29 + CELL * part, MARGIN + pitch * (sender + 0.5) + wide / 2 + 3
+        y = top + 29 + CELL * part
+        left = MARGIN + pitch * (sender + 0.5) + wide / 2 + 3
         right = MARGIN + pitch * (receiver + 0.5) - wide / 2 - 3
         if left > right:  # the last rank's message leaves the picture and comes in again
             _arrow(canvas, left, y, canvas.width - MARGIN + 12, y, SENT)
             left = MARGIN - 12
         _arrow(canvas, left, y, right, y, SENT)
     bottom = top + 12 + CELL * ranks
-    said = "Each rank began with one digit of its own, 1, 10, 100 and so on: the digits say whose numbers are in a sum."
+    said = (
+        "Each rank began with one digit of its own, 1, 10, 100 and so on: the digits say whose numbers are in"
+        " a sum."
+    )
     for line in wrap(said, 12, canvas.width - 2 * MARGIN):
         bottom += 18
         canvas.text(MARGIN, bottom + 6, line, 12, QUIET)
-    arrows = ", ".join(f"rank {sender} sends part {part} to rank {receiver}" for sender, part, receiver in sent)
+    arrows = ", ".join(
+        f"rank {sender} sends part {part} to rank {receiver}" for sender, part, receiver in sent
+    )
     sums = "; ".join(f"rank {rank} holds {sentence(map(str, parts))}" for rank, parts in enumerate(held))
     alt = f"{stop(title)} R{arrows[1:]}. Then {sums}." if arrows else f"{stop(title)} R{sums[1:]}."
     return Figure(canvas.svg(bottom + 20, title, alt), alt)
@@ -116,9 +140,11 @@ def overlap_figure(steps: Mapping[str, Mapping[str, Any]], title: str, provenanc
     `steps` maps names to the steps that `ddp_training` reports.
     """
     canvas = Canvas()
-    left, right = 90.0 if canvas.narrow else 150.0, canvas.width - MARGIN
+    left = 90.0 if canvas.narrow else 150.0
+    right = canvas.width - MARGIN
     above = 20 if canvas.narrow else 0  # where there is no room for a step's name at its left
-    y, most = canvas.title(title) + 30, max(step["end"] for step in steps.values())
+    y = canvas.title(title) + 30
+    most = max(step["end"] for step in steps.values())
     scale = (right - left) / most
     for name, step in steps.items():
         y = _one_step(canvas, name, step, y + above, left, scale)
@@ -132,7 +158,9 @@ def overlap_figure(steps: Mapping[str, Mapping[str, Any]], title: str, provenanc
     return canvas.figure(y, title, f"{stop(title)} {told[0].upper()}{told[1:]}.", provenance)
 
 
-def _one_step(canvas: Canvas, name: str, step: Mapping[str, Any], y: float, left: float, scale: float) -> float:
+def _one_step(
+    canvas: Canvas, name: str, step: Mapping[str, Any], y: float, left: float, scale: float
+) -> float:
     """Draws forward and backward on one line, buckets below; returns the y below them."""
     computed = max((bucket["ready"] for bucket in step["buckets"]), default=step["end"])
     canvas.text(MARGIN, y - 8 if canvas.narrow else y + 17, name, 13, font_weight="bold")
@@ -140,34 +168,51 @@ def _one_step(canvas: Canvas, name: str, step: Mapping[str, Any], y: float, left
         ("forward", 0.0, step["forward"], COLOURS["activations"]),
         ("backward", step["forward"], computed, COLOURS["gradients"]),
     ):
-        x, wide = left + start * scale, (end - start) * scale
+        x = left + start * scale
+        wide = (end - start) * scale
         canvas.rect(x, y, wide, 24, color)
         if text_width(label, 12) + 6 < wide:
             canvas.text(x + wide / 2, y + 16, label, 12, ink_on(color), text_anchor="middle")
     for row, bucket in enumerate(step["buckets"], 1):
-        x, wide = left + bucket["ready"] * scale, (bucket["done"] - bucket["ready"]) * scale
+        x = left + bucket["ready"] * scale
+        wide = (bucket["done"] - bucket["ready"]) * scale
         canvas.rect(x, y + 15 + 15 * row, max(1.5, wide), 11, SENT)
         canvas.text(x - 5, y + 24.5 + 15 * row, f"bucket {row}", 10.5, QUIET, text_anchor="end")
-    end, bottom = left + step["end"] * scale, y + 34 + 15 * len(step["buckets"])
+    end = left + step["end"] * scale
+    bottom = y + 34 + 15 * len(step["buckets"])
     canvas.line(end, y - 4, end, bottom - 4, INK, stroke_width=1.5, stroke_dasharray="3 3")
-    canvas.halo_text(end - 4, bottom + 8, f"{1000 * step['end']:.0f} ms", 12, text_anchor="end", font_weight="bold")
+    canvas.halo_text(
+        end - 4, bottom + 8, f"{1000 * step['end']:.0f} ms", 12, text_anchor="end", font_weight="bold"
+    )
     return bottom + 26
 
 
 def _step_told(step: Mapping[str, Any]) -> str:
     spans = ", ".join(f"{1000 * b['ready']:.0f} to {1000 * b['done']:.0f}" for b in step["buckets"])
     reduced = f"buckets on their way from {spans} ms" if spans else "nothing exchanged"
-    return f"forward ends at {1000 * step['forward']:.0f} ms, backward at {1000 * step['end']:.0f} ms, {reduced}"
+    return (
+        f"forward ends at {1000 * step['forward']:.0f} ms, backward at {1000 * step['end']:.0f} ms, {reduced}"
+    )
 
 
 def band_figure(
-    bands: Mapping[str, Mapping[float, Band]], dots: Mapping[float, float], title: str, xlabel: str, ylabel: str, *,
-    log_y: bool = False, provenance: str = "",
-) -> Figure:  # fmt: skip
+    bands: Mapping[str, Mapping[float, Band]],
+    dots: Mapping[float, float],
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    *,
+    log_y: bool = False,
+    provenance: str = "",
+) -> Figure:
     """Lines with bands of uncertainty, x on a logarithmic axis, and measured dots."""
     columns = {name: list(zip(*band.values(), strict=True)) for name, band in bands.items()}
-    floor = min((value for low, _, _ in columns.values() for value in low if value > 0), default=min(dots.values()))
-    drawn: dict[str, tuple[Sequence[float], Sequence[float]]] = {"measured": (list(dots), list(dots.values()))}
+    floor = min(
+        (value for low, _, _ in columns.values() for value in low if value > 0), default=min(dots.values())
+    )
+    drawn: dict[str, tuple[Sequence[float], Sequence[float]]] = {
+        "measured": (list(dots), list(dots.values()))
+    }
     drawn |= {name: (list(bands[name]), expected) for name, (_, expected, _) in columns.items()}
     ranges = {name: ([max(floor, value) for value in low], high) for name, (low, _, high) in columns.items()}
     look = {"log_x": True, "log_y": log_y, "markers": False, "circles": ["measured"], "bands": ranges}

@@ -1,11 +1,15 @@
-"""Time of a message, α + β·n seconds for n bytes (Hockney 1994): fitted to measured times, extrapolated to rings."""
+"""Time of a message, α + β·n seconds for n bytes (Hockney 1994): fitted to measured times, extrapolated to
+rings.
+"""
 
 from collections.abc import Sequence
 from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-STANDARD_ERRORS = 2  # half a band's width: about 95 % if errors were normal, which on a busy machine they hardly are
+STANDARD_ERRORS = (
+    2  # half a band's width: about 95 % if errors were normal, which on a busy machine they hardly are
+)
 Band = tuple[float, float, float]  # lowest, expected and highest value
 
 
@@ -23,15 +27,20 @@ class Link(NamedTuple):
         return self._band(1.0, size)
 
     def all_reduce(self, size: float, ranks: int) -> Band:
-        """Seconds of a ring all-reduce of `size` bytes: 2(D−1) messages one after the other, of size/D bytes each."""
+        """Seconds of a ring all-reduce of `size` bytes: 2(D−1) messages one after the other, of size/D bytes
+        each.
+        """
         return self._band(2 * (ranks - 1), 2 * (ranks - 1) / ranks * size)
 
     def efficiency(self, size: float, ranks: int, compute: float, hidden: float = 0.0) -> Band:
-        """Throughput of `ranks` over as many times one rank's: each computes for `compute` s, then they all-reduce.
+        """Throughput of `ranks` over as many times one rank's: each computes for `compute` s, then they
+        all-reduce.
 
         `hidden` seconds of the all-reduce cost nothing, as something else is computed meanwhile.
         """
-        low, expected, high = (compute / (compute + max(0.0, s - hidden)) for s in self.all_reduce(size, ranks))
+        low, expected, high = (
+            compute / (compute + max(0.0, s - hidden)) for s in self.all_reduce(size, ranks)
+        )
         return high, expected, low
 
     def _band(self, messages: float, size: float) -> Band:
@@ -42,10 +51,12 @@ class Link(NamedTuple):
 
 
 def fit_link(measured: Sequence[tuple[float, Sequence[float]]]) -> Link:
-    """The link whose α + β·n is closest to the medians of measured times, given as (bytes, seconds of each try).
+    """The link whose α + β·n is closest to the medians of measured times, given as (bytes, seconds of each
+    try).
 
-    Least squares of errors relative to the line, or the largest message alone would decide: weighted by the line found
-    before, until it converges. Raises ValueError for fewer than three different sizes, which leave no uncertainty.
+    Least squares of errors relative to the line, or the largest message alone would decide: weighted by the
+    line found before, until it converges. Raises ValueError for fewer than three different sizes, which leave
+    no uncertainty.
     """
     if len({size for size, _ in measured}) < 3:
         raise ValueError("a link is fitted to three different sizes or more")
@@ -59,10 +70,17 @@ def fit_link(measured: Sequence[tuple[float, Sequence[float]]]) -> Link:
 
 
 def _weighted(points: Sequence[tuple[float, float]], expected: Sequence[float]) -> Link:
-    rows = [(1 / scale, size / scale, seconds / scale) for (size, seconds), scale in zip(points, expected, strict=True)]
-    w, wx, wxx = sum(one**2 for one, _, _ in rows), sum(one * x for one, x, _ in rows), sum(x**2 for _, x, _ in rows)
-    wy, wxy = sum(one * y for one, _, y in rows), sum(x * y for _, x, y in rows)
+    rows = [
+        (1 / scale, size / scale, seconds / scale)
+        for (size, seconds), scale in zip(points, expected, strict=True)
+    ]
+    w = sum(one**2 for one, _, _ in rows)
+    wx = sum(one * x for one, x, _ in rows)
+    wxx = sum(x**2 for _, x, _ in rows)
+    wy = sum(one * y for one, _, y in rows)
+    wxy = sum(x * y for _, x, y in rows)
     determinant = w * wxx - wx * wx
-    alpha, beta = (wxx * wy - wx * wxy) / determinant, (w * wxy - wx * wy) / determinant
+    alpha = (wxx * wy - wx * wxy) / determinant
+    beta = (w * wxy - wx * wy) / determinant
     noise = sum((y - alpha * one - beta * x) ** 2 for one, x, y in rows) / (len(rows) - 2)
     return Link(alpha, beta, noise * wxx / determinant, noise * w / determinant, -noise * wx / determinant)

@@ -3,17 +3,18 @@
 from collections.abc import Iterator
 from functools import partial
 
-from course_utils import TrainingRun, estimate, format_bytes
-from course_utils.estimating.sharding import all_reduce_bytes, bucket_sizes, rank_0_states
-from course_utils.interactive.quiz import Numbers, gb
-from course_utils.units import each
+from ... import TrainingRun, estimate, format_bytes
+from ...estimating.sharding import all_reduce_bytes, bucket_sizes, rank_0_states
+from ...interactive.quiz import Numbers, gb
+from ...units import each
 
 RUN = TrainingRun("gpt2-medium", 4, 1024, "amp-bf16", world_size=8)
 _mb, _gb = (partial(format_bytes, unit=unit, digits=digits) for unit, digits in (("MB", 0), ("GB", 2)))
 
 
 def numbers() -> Iterator[Numbers]:
-    whole, D = sum(rank_0_states(RUN).values()), RUN.world_size
+    whole = sum(rank_0_states(RUN).values())
+    D = RUN.world_size
     parts = each(gb, replica=whole, shared=whole // D, no_gradients=whole * 3 // 4, no_moments=whole // 2)
     yield "states_of_a_rank", {"D": D} | parts
     ranks, size = 5, 200_000_000
@@ -23,7 +24,10 @@ def numbers() -> Iterator[Numbers]:
     held = estimate(RUN)["communication"]
     yield "buckets", each(_gb, buckets=held, largest=max(bucket_sizes(RUN)), half=held // 2, share=held // D)
     k, size = 8, 300_000_000
-    yield "what_no_sync_saves", {"k": k} | each(_mb, saved=(k - 1) * size, all=k * size, last=size, part=size // k)
+    yield (
+        "what_no_sync_saves",
+        {"k": k} | each(_mb, saved=(k - 1) * size, all=k * size, last=size, part=size // k),
+    )
     few, many = 8, 64
     factors = {"ranks": many // few, "messages": many * (many - 1) / (few * (few - 1))}
     yield "steps_of_a_ring", {"few": few, "many": many, "ring": (many - 1) / (few - 1)} | factors

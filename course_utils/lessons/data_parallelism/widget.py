@@ -4,23 +4,26 @@ from collections.abc import Sequence
 
 import ipywidgets
 
-from course_utils.figures.canvas import Figure
-from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable
-
+from ...figures.canvas import Figure
+from ...interactive.widgets import LAYOUT, STYLE, Explorable
 from .figures import ring_figure
 
 
 class RingPlayer(Explorable):
-    """The parts of each rank after each step of a ring, from `step` on. ValueError for a step not recorded."""
+    """The parts of each rank after each step of a ring, from `step` on. ValueError for
+    a step not recorded.
+    """
 
     invitation = "A ring to step through: run this cell to play it."
 
     def __init__(self, recorded: Sequence[Sequence[Sequence[int]]], step: int = 1) -> None:
         ring_figure(recorded, step)  # refuses a step that is not there: a slider would silently move it
-        self.recorded, last = recorded, len(recorded[0]) - 1
+        self.recorded = recorded
+        last = len(recorded[0]) - 1
         slider = ipywidgets.IntSlider(step, 0, last, description="step", style=STYLE, layout=LAYOUT)
         super().__init__({"step": slider})
-        self.play = ipywidgets.Play(min=0, max=last, value=0, interval=1200, description="play")  # ms for a step
+        # ms for a step
+        self.play = ipywidgets.Play(min=0, max=last, value=0, interval=1200, description="play")
         self.play.observe(lambda change: slider.set_trait("value", change["new"]), names="value")
         self.children = (self.play, *self.children)
 

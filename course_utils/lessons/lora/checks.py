@@ -1,4 +1,6 @@
-"""Checks of the exercises of lesson 12, "LoRA and quantization": each names the misconception, never the answer."""
+"""Checks of the exercises of lesson 12, "LoRA and quantization": each names the misconception, never the
+answer.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,11 +12,12 @@ from torch.nn.functional import dropout, linear, pad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from course_utils.interactive.feedback import Mistakes, call, exercise, expect, recognized
-from course_utils.lessons.shared.judging import forward_backward, held_after, same, seeded
-from course_utils.networks.frozen import FrozenLinear, nf4_pairs
+from ...interactive.feedback import Mistakes, call, exercise, expect, recognized
+from ...networks.frozen import FrozenLinear, nf4_pairs
+from ..shared.judging import forward_backward, held_after, same, seeded
 
-# ---------------------------------------------------------------------------------------------------- 12.1: lora_linear
+# ---------------------------------------------------------------------------------------------------- 12.1:
+# lora_linear
 N_IN, N_OUT, RANK, ALPHA = 64, 48, 3, 4.5
 SLACK = 4 * (2 * RANK * (N_IN + N_OUT) + N_IN)  # bytes of factors that are scaled or copied: far less than W
 GRAPH = "merge() gives W a graph, which keeps all its inputs. What is `no_grad` for?"
@@ -29,11 +32,13 @@ LORA_MISTAKES: Mistakes = {
 }
 MASKED_MISTAKES: Mistakes = {  # what drops is seeded as in `forward_backward`
     "In training mode nothing is dropped.": lambda x, *weights: _lora_right(x, *weights),
-    "You also drop from the frozen layer's input. Dropout is only for the adapter's input.":
-        seeded()(lambda x, *weights: _lora_right(dropout(x, 0.5), *weights)),
-    "You drop from x·Aᵀ. Dropout comes before A.":
-        seeded()(lambda x, W, b, A, B: linear(x, W, b) + ALPHA / RANK * dropout(x @ A.T, 0.5) @ B.T),
-}  # fmt: skip
+    "You also drop from the frozen layer's input. Dropout is only for the adapter's input.": seeded()(
+        lambda x, *weights: _lora_right(dropout(x, 0.5), *weights)
+    ),
+    "You drop from x·Aᵀ. Dropout comes before A.": seeded()(
+        lambda x, W, b, A, B: linear(x, W, b) + ALPHA / RANK * dropout(x @ A.T, 0.5) @ B.T
+    ),
+}
 
 
 def _thin(x: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
@@ -46,34 +51,47 @@ def _lora_right(x: torch.Tensor, W: Any, bias: Any, A: Any, B: Any, p: float = 0
 
 @exercise("12.1", "It trains only thin factors, merges and unmerges, without a copy of W.")
 def lora_linear(answer: Any) -> None:
-    """`answer(base, r, alpha, dropout)` is a layer with `merge` and `unmerge` that keeps nothing of W's size."""
+    """`answer(base, r, alpha, dropout)` is a layer with `merge` and `unmerge` that
+    keeps nothing of W's size.
+    """
     expect(not isinstance(answer, nn.Module), "Give the class, not a layer: its name, without parentheses.")
     for rows, p, bias in (((10,), 0.0, True), ((3, 4), 0.5, True), ((1,), 0.0, False)):
         with seeded():
             base = nn.Linear(N_IN, N_OUT, bias)
             layer = call(answer, base, RANK, ALPHA, p, returns=nn.Module)
-            x, learned = torch.randn(*rows, N_IN), torch.randn(N_OUT, RANK)
+            x = torch.randn(*rows, N_IN)
+            learned = torch.randn(N_OUT, RANK)
         lacks = [name for name in ("base", "A", "B", "merge", "unmerge") if not hasattr(layer, name)]
         expect(not lacks, f"Your layer has no {' and no '.join(lacks)}: keep the names that were given.")
         expect(layer.base is base, "Your layer uses another base layer than the one that it was given.")
         weights = base.weight, base.bias, layer.A, layer.B
         at_first = [call(layer.eval(), x, returns=torch.Tensor)]
         not_old = "B is zero at first, yet the new layer's output is not the old one's."
-        recognized(at_first, [(x, *weights)], lambda x, W, b, *_: linear(x, W, b), LORA_MISTAKES, not_old, same)
+        recognized(
+            at_first, [(x, *weights)], lambda x, W, b, *_: linear(x, W, b), LORA_MISTAKES, not_old, same
+        )
         layer.B.data.copy_(learned)
         _expect_trains(layer, x, p, weights)
         for training in (True, False):
             _expect_merges(layer, x, training)
-        expect(same([layer.B], [learned]), "B has changed after merge() and unmerge(). It is what you train, and save.")
+        expect(
+            same([layer.B], [learned]),
+            "B has changed after merge() and unmerge(). It is what you train, and save.",
+        )
         _expect_trains(layer, x, p, weights)
 
 
 def _expect_trains(layer: Any, x: torch.Tensor, p: float, weights: Any) -> None:
     run = partial(call, layer.eval(), returns=torch.Tensor)
-    expect(same([run(x)], [run(x)]), "In eval mode numbers are still dropped: use the layer's own `self.dropout`.")
+    expect(
+        same([run(x)], [run(x)]),
+        "In eval mode numbers are still dropped: use the layer's own `self.dropout`.",
+    )
     _expect_like(run, x, 0.0, weights, LORA_MISTAKES, "The output is off in eval mode.")
     layer.train()
-    _expect_like(run, x, p, weights, MASKED_MISTAKES, "It is off in training mode. Is dropout applied once, to x?")
+    _expect_like(
+        run, x, p, weights, MASKED_MISTAKES, "It is off in training mode. Is dropout applied once, to x?"
+    )
 
 
 def _expect_like(run: Any, x: torch.Tensor, p: float, weights: Any, mistakes: Mistakes, off: str) -> None:
@@ -93,8 +111,12 @@ def _expect_like(run: Any, x: torch.Tensor, p: float, weights: Any, mistakes: Mi
 
 
 def _expect_merges(layer: Any, x: torch.Tensor, training: bool) -> None:
-    """Merge and unmerge twice each, first in this mode, then in the other one, where nothing should change."""
-    W, before, apart = layer.base.weight, layer.base.weight.clone(), layer.eval()(x).detach()
+    """Merge and unmerge twice each, first in this mode, then in the other one, where
+    nothing should change.
+    """
+    W = layer.base.weight
+    before = layer.base.weight.clone()
+    apart = layer.eval()(x).detach()
     merged = before + ALPHA / RANK * layer.B.detach() @ layer.A.detach()
     for calls, mode in {"merge()": training, "merge() twice": not training}.items():
         _expect_in_place(layer, layer.merge, calls, mode)
@@ -113,23 +135,31 @@ def _expect_merges(layer: Any, x: torch.Tensor, training: bool) -> None:
         _expect_in_place(layer, layer.unmerge, calls, mode)
         expect(same([W], [before], 1e-4), f"After {calls}, W is not what it was before merge().")
     found = call(layer.eval(), x, returns=torch.Tensor)
-    expect(same([found], [apart], 1e-4) and found.requires_grad, "After unmerge(), the adapter's part is missing.")
+    expect(
+        same([found], [apart], 1e-4) and found.requires_grad,
+        "After unmerge(), the adapter's part is missing.",
+    )
 
 
 def _expect_in_place(layer: Any, method: Any, name: str, mode: bool) -> None:
     layer.train(mode)
     hints = {"Cannot assign non-leaf": GRAPH, "a leaf Variable that requires grad": GRAPH}
-    _, held = held_after(partial(call, method, returns=object | None, finite=False, hints=hints), layer.parameters())
+    _, held = held_after(
+        partial(call, method, returns=object | None, finite=False, hints=hints), layer.parameters()
+    )
     expect(held < N_IN * N_OUT, f"{name} leaves {held:,} more bytes than before: W's copy, a new W, or B·A.")
     kept = all(module.training is mode for module in layer.modules())
     expect(kept, f"{name} turns training mode {'off' if mode else 'on'}. Leave that to the caller.")
 
 
-# --------------------------------------------------------------------------------------------------------- 12.2: packed
+# ----------------------------------------------------------------------------------------------------
+# 12.2: packed
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def packed_right(values: torch.Tensor, block: int, read: Change = torch.clone, levels: int = 7) -> torch.Tensor:
+def packed_right(
+    values: torch.Tensor, block: int, read: Change = torch.clone, levels: int = 7
+) -> torch.Tensor:
     """Values after absmax in 4 bits. Its largest code is `levels`; `read` changes what unpacking finds."""
     count = values.numel()
     rows = pad(values.flatten(), (0, -count % block)).view(-1, block)
@@ -144,23 +174,32 @@ def _by_pairs(change: Change, codes: torch.Tensor) -> torch.Tensor:
 
 
 PACKED_MISTAKES: Mistakes = {
-    "Negative codes come back as large positive ones: the upper half of 0 to 15 means numbers below zero.":
-        partial(packed_right, read=lambda codes: codes % 16),
-    "All numbers share one scale. Each block has its own.": lambda values, block: packed_right(values, values.numel()),
-    "In four bits, 7 is the largest code. 8 is read as −8: which scale gives the largest magnitude a 7?":
-        partial(packed_right, levels=8, read=lambda codes: torch.where(codes > 7, codes - 16, codes)),
-    "Codes go from −7 to 7: the largest magnitude must get the largest code.": partial(packed_right, levels=8),
+    "Negative codes come back as large positive ones: the upper half of 0 to 15 means numbers below zero.": (
+        partial(packed_right, read=lambda codes: codes % 16)
+    ),
+    "All numbers share one scale. Each block has its own.": lambda values, block: packed_right(
+        values, values.numel()
+    ),
+    "In four bits, 7 is the largest code. 8 is read as −8: which scale gives the largest magnitude a 7?": (
+        partial(packed_right, levels=8, read=lambda codes: torch.where(codes > 7, codes - 16, codes))
+    ),
+    "Codes go from −7 to 7: the largest magnitude must get the largest code.": partial(
+        packed_right, levels=8
+    ),
     "The two numbers of each byte are swapped.": partial(packed_right, read=partial(_by_pairs, torch.fliplr)),
-    "Codes come back in another order. Which two share a byte, and how do you flatten the pairs again?":
-        partial(packed_right, read=partial(_by_pairs, torch.t)),
-}  # fmt: skip
+    "Codes come back in another order. Which two share a byte, and how do you "
+    "flatten the pairs again?": partial(packed_right, read=partial(_by_pairs, torch.t)),
+}
 
 
 class Conversions(TorchDispatchMode):
-    """Notices conversions to integers whose result differs between processors: of a nan, and of −1.0 to a uint8."""
+    """Notices conversions to integers whose result differs between processors: of a nan, and of −1.0 to a
+    uint8.
+    """
 
     nan = negative = False
-    conversions = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)  # .to(torch.int8), codes[i] = …
+    # .to(torch.int8), codes[i] = …
+    conversions = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -174,33 +213,64 @@ class Conversions(TorchDispatchMode):
 @exercise("12.2", "Half a byte per number, four bytes per block, and no error above half a step.")
 def packed(answer: Any) -> None:
     """`answer(values, block)` holds 4-bit codes and scales; `unpack()` makes values of them."""
-    dice, found = torch.Generator().manual_seed(4), []
+    dice = torch.Generator().manual_seed(4)
+    found = []
     uneven = torch.randn(4, 32, generator=dice) * torch.logspace(-3, 1, 128).view(4, 32)
     zeros = torch.cat((torch.zeros(16), torch.randn(16, generator=dice)))
-    below, few = -torch.rand(7, 5, generator=dice), torch.randn(5, 5, generator=dice)
-    # Values and the size of a block: whole bytes, an odd number, cut blocks, zeros, one transposed, tiny ones.
-    cases = [(uneven, 32), (below, 16), (zeros, 16), (few, 5), (torch.tensor([-3.0]), 64), (uneven[1:, :5], 4)]
+    below = -torch.rand(7, 5, generator=dice)
+    few = torch.randn(5, 5, generator=dice)
+    # Values and the size of a block: whole bytes, an odd number, cut blocks, zeros, one transposed, tiny
+    # ones.
+    cases = [
+        (uneven, 32),
+        (below, 16),
+        (zeros, 16),
+        (few, 5),
+        (torch.tensor([-3.0]), 64),
+        (uneven[1:, :5], 4),
+    ]
     cases += [(uneven[1:, :5].T, 4), (torch.tensor([1e-7, -7e-7, 3e-7, 0.0]), 4)]
-    hints = {"view size is not compatible": "A transposed tensor has no flat view: `flatten` and `reshape` copy it."}
+    hints = {
+        "view size is not compatible": (
+            "A transposed tensor has no flat view: `flatten` and `reshape` copy it."
+        )
+    }
     for case, block in cases:
         with Conversions() as seen:
             made, held = held_after(lambda: call(answer, case.clone(), block, returns=object, hints=hints))  # noqa: B023
         expect(not seen.nan, "In a block of zeros you divide 0 by 0. Keep zeros out of the divisor.")
-        expect(not seen.negative, "A negative float becomes a uint8: the result depends on the CPU. Use int8 first.")
+        expect(
+            not seen.negative,
+            "A negative float becomes a uint8: the result depends on the CPU. Use int8 first.",
+        )
         expect(hasattr(made, "unpack"), "What you return has no `unpack`.")
         got = call(made.unpack, returns=torch.Tensor).clone()
-        expect(got.shape == case.shape, f"{case.numel()} numbers come back in another shape than they went in.")
+        expect(
+            got.shape == case.shape, f"{case.numel()} numbers come back in another shape than they went in."
+        )
         expect(got.dtype == torch.float32, f"The values come back as {got.dtype}, not as fp32.")
-        expect(bool(torch.isfinite(got).all()), "Some number comes back as nan or infinity: do you divide 0 by 0?")
+        expect(
+            bool(torch.isfinite(got).all()),
+            "Some number comes back as nan or infinity: do you divide 0 by 0?",
+        )
         _expect_small(made, held, case, block)
         again = call(made.unpack, returns=torch.Tensor)
-        expect(same([got], [again], 0), "A second unpack() returns other values: the first one changes what you store.")
+        expect(
+            same([got], [again], 0),
+            "A second unpack() returns other values: the first one changes what you store.",
+        )
         more = held_after(partial(_used, answer, case, block))[1] - held
-        expect(more <= 0, f"unpack() leaves {more:,} more bytes than were held. Compute the values again each time.")
+        expect(
+            more <= 0,
+            f"unpack() leaves {more:,} more bytes than were held. Compute the values again each time.",
+        )
         found.append(got)
     close = partial(same, tolerance=1e-4)
     recognized(found[:-1], cases[:-1], packed_right, PACKED_MISTAKES, _slip(found, cases), close)
-    tiny = "A block of tiny numbers comes back wrong: you add to the scale, or clamp it at, more than it is itself."
+    tiny = (
+        "A block of tiny numbers comes back wrong: you add to the scale, or clamp it at, more than it is"
+        " itself."
+    )
     expect(same([1e7 * found[-1]], [1e7 * packed_right(*cases[-1])], 1e-4), tiny)
 
 
@@ -218,44 +288,78 @@ def _slip(found: list[torch.Tensor], cases: list[tuple[torch.Tensor, int]]) -> s
         return "A transposed tensor comes back in another order: its rows are not contiguous in memory."
     wrong = [(abs(got - right) > 1e-4, right) for got, right, *_ in off]
     if not any(bool((far & (right >= 0)).any()) for far, right in wrong):
-        return "Only numbers below zero come back wrong: is it the sign, or the upper four bits of a negative number?"
-    if not any(bool((far.flatten() & (_by_pairs(torch.fliplr, right.flatten()) >= 0)).any()) for far, right in wrong):
-        return "Numbers are off where the other number in their byte is below zero: its upper four bits are ones."
+        return (
+            "Only numbers below zero come back wrong: is it the sign, or the upper four bits of a negative"
+            " number?"
+        )
+    if not any(
+        bool((far.flatten() & (_by_pairs(torch.fliplr, right.flatten()) >= 0)).any()) for far, right in wrong
+    ):
+        return (
+            "Numbers are off where the other number in their byte is below zero: its upper four bits are"
+            " ones."
+        )
     step = partial(packed_right, read=torch.ones_like)
     if all(bool((abs(got - case) <= 1.01 * step(case, block)).all()) for got, _, case, block in off):
-        ends = [(step(case, block) * 6.5 < abs(right)) & (abs(got - right) < 0.95 * step(case, block)) & far
-                for (got, right, case, block), (far, _) in zip(off, wrong, strict=True)]  # fmt: skip
+        ends = [
+            (step(case, block) * 6.5 < abs(right)) & (abs(got - right) < 0.95 * step(case, block)) & far
+            for (got, right, case, block), (far, _) in zip(off, wrong, strict=True)
+        ]
         largest = "The largest magnitude of a block does not come back. Is its scale that magnitude over 7?"
         expect(not any(bool(end.any()) for end in ends), largest)
-        return "Numbers are less than a step off, but some by more than half a step: round to the *nearest* code."
-    return ("Some numbers come back wrong. Try two blocks of four, one with its largest *magnitude* below zero and one "
-            "above. Print the codes before and after packing.")  # fmt: skip
+        return (
+            "Numbers are less than a step off, but some by more than half a step: round to the *nearest*"
+            " code."
+        )
+    return (
+        "Some numbers come back wrong. Try two blocks of four, one with its largest *magnitude* below zero"
+        " and one above. Print the codes before and after packing."
+    )
 
 
 def _expect_small(made: Any, held: int, case: torch.Tensor, block: int) -> None:
-    """CheckFailed unless `made` holds the codes and the scales of `case`, and nothing else; names what is too much."""
-    count, leaves = case.numel(), tree_leaves(getattr(made, "__dict__", {}))
-    codes, wanted = -(-count // 2), -(-count // 2) + 4 * -(-count // block)
+    """CheckFailed unless `made` holds the codes and the scales of `case`, and nothing else; names what is too
+    much.
+    """
+    count = case.numel()
+    leaves = tree_leaves(getattr(made, "__dict__", {}))
+    codes = -(-count // 2)
+    wanted = -(-count // 2) + 4 * -(-count // block)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    size = sum(len(x) if isinstance(x, bytes) else getattr(x, "nbytes", 1) for x in leaves if not torch.is_tensor(x))
+    size = sum(
+        len(x) if isinstance(x, bytes) else getattr(x, "nbytes", 1) for x in leaves if not torch.is_tensor(x)
+    )
     expect(size < 40, "Numbers are held in a list, an array or bytes. Use tensors, which move with a model.")
     names = ", ".join(f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in tensors)
-    where = f"{count} numbers in blocks of {block}: {held:,} bytes are held, in {names or 'no tensor that is found'}."
+    where = (
+        f"{count} numbers in blocks of {block}: {held:,} bytes are held, in"
+        f" {names or 'no tensor that is found'}."
+    )
     expect(held >= wanted, f"{where} That is too little: half a byte per number, and fp32 scales.")
     whole = [x.flatten() for x in tensors if x.numel() >= count > 3 and held > wanted]
-    expect(not any(same([x], [case.flatten()]) for x in whole), f"{where} The original numbers are among them.")
-    expect(all(x.is_floating_point() for x in whole), f"{where} A code has a whole byte or more. Two should share one.")
-    fill = [x for x in tensors if x.untyped_storage().nbytes() > x.nbytes or x.dtype.itemsize * codes < x.numel()]
+    expect(
+        not any(same([x], [case.flatten()]) for x in whole), f"{where} The original numbers are among them."
+    )
+    expect(
+        all(x.is_floating_point() for x in whole),
+        f"{where} A code has a whole byte or more. Two should share one.",
+    )
+    fill = [
+        x for x in tensors if x.untyped_storage().nbytes() > x.nbytes or x.dtype.itemsize * codes < x.numel()
+    ]
     expect(not fill or held == wanted, f"{where} Some are for padding, or for the rest of a sliced tensor.")
     expect(held == wanted, f"{where} What is neither two codes per byte nor one fp32 scale per block?")
 
 
-# -------------------------------------------------------------------------------------------------------- 12.3: product
+# ----------------------------------------------------------------------------------------------------
+# 12.3: product
 PRODUCT_CASES = (((5, 64), 48, torch.float32), ((2, 3, 32), 64, torch.bfloat16), ((1, 128), 1, torch.float32))
 
 
 class FourBits:
-    """A matrix in NF4, `shape` (n_out, n_in); `unpack()` makes it in fp32, and counts in `times` how often."""
+    """A matrix in NF4, `shape` (n_out, n_in); `unpack()` makes it in fp32, and counts
+    in `times` how often.
+    """
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.shape, self.times = weight.shape, 0
@@ -275,13 +379,19 @@ class FourBits:
 @exercise("12.3", "Nothing is kept between forward and backward: both unpack W from its four bits.")
 def product(answer: Any) -> None:
     """`answer(x, packed, bias)` is x·Wᵀ + bias, differentiable in x, and keeps neither x nor W."""
-    hints = {"different than None": "Backward returns None for all but x: the bias is frozen, `packed` not a tensor."}
+    hints = {
+        "different than None": (
+            "Backward returns None for all but x: the bias is frozen, `packed` not a tensor."
+        )
+    }
     for shape, n_out, dtype in PRODUCT_CASES:
         with seeded():
-            x, bias = torch.randn(shape).to(dtype), torch.randn(n_out).to(dtype)
+            x = torch.randn(shape).to(dtype)
+            bias = torch.randn(n_out).to(dtype)
             packed = FourBits(torch.randn(n_out, shape[-1]))
         tolerance = 1e-5 if dtype == torch.float32 else 0.03
-        dense, there = packed.unpack().to(dtype), [*packed.stored, bias]
+        dense = packed.unpack().to(dtype)
+        there = [*packed.stored, bias]
         for b in (bias, None):
             packed.times, run = 0, partial(call, answer, returns=torch.Tensor)
             got = forward_backward(lambda x: run(x, packed, b), [x], there, hints=hints)  # noqa: B023
@@ -292,15 +402,22 @@ def product(answer: Any) -> None:
             expect(same([got.output], [right.output], tolerance), "The output is not x·Wᵀ + bias.")
             expect(got.gradients[0] is not None, "No gradient reaches x.")
             expect(got.kept < dense.numel(), "W is kept for backward, unpacked. Four bits should be enough.")
-            expect(same(got.gradients, right.gradients, tolerance), "The gradient of x is not the output's times W.")
+            expect(
+                same(got.gradients, right.gradients, tolerance),
+                "The gradient of x is not the output's times W.",
+            )
             expect(got.kept < x.nbytes, "x is kept for backward. Who needs it, if W does not learn?")
             expect(got.kept == 0, f"{got.kept:,} bytes are kept for backward that nobody needs.")
-            expect(packed.times == 2, f"W is unpacked {packed.times} times, not once in forward and once in backward.")
+            expect(
+                packed.times == 2,
+                f"W is unpacked {packed.times} times, not once in forward and once in backward.",
+            )
             alone = forward_backward(lambda x: run(x, packed, b).clone(), [x], there)  # noqa: B023
             expect(alone.kept == 0, "The output is kept for backward, which needs only W.")
 
 
-# ------------------------------------------------------------------------------------------------------ 12.4: product8
+# ------------------------------------------------------------------------------------------------------ 12.4:
+# product8
 def product8_right(
     x: torch.Tensor,
     codes: torch.Tensor,
@@ -312,7 +429,9 @@ def product8_right(
     token_scale: Change = torch.clone,
     row_scale: Change = torch.clone,
 ) -> torch.Tensor:
-    """x·Wᵀ from 8-bit codes, one scale per token and per row of W; each choice of it may be made in another way."""
+    """x·Wᵀ from 8-bit codes, one scale per token and per row of W; each choice of it may be made in another
+    way.
+    """
     each = most(x) / levels
     rounded = nearest(x / torch.where(each == 0, 1.0, each)).clamp(-127, 127)
     return added(rounded.double() @ codes.double().T).float() * token_scale(each) * row_scale(scale.T)
@@ -321,36 +440,51 @@ def product8_right(
 PRODUCT8_MISTAKES: Mistakes = {
     "You round nothing: that is the product with x itself.": lambda x, codes, scale: x @ (codes * scale).T,
     "All tokens share one scale. Each has its own.": partial(product8_right, most=lambda x: x.abs().amax()),
-    "Your scales are those of channels: the largest over all tokens. A token's is along the last dimension.": partial(
-        product8_right, most=lambda x: x.abs().flatten(0, -2).amax(dim=0), token_scale=lambda each: each.mean()
+    "Your scales are those of channels: the largest over all tokens. A token's is "
+    "along the last dimension.": partial(
+        product8_right,
+        most=lambda x: x.abs().flatten(0, -2).amax(dim=0),
+        token_scale=lambda each: each.mean(),
     ),
     "You leave out the tokens' scales.": partial(product8_right, token_scale=torch.ones_like),
     "You leave out the scales of W's rows.": partial(product8_right, row_scale=torch.ones_like),
-    "You leave out both scales.": partial(product8_right, token_scale=torch.ones_like, row_scale=torch.ones_like),
-    "You divide by the tokens' scales. To round, divide; afterwards, multiply.":
-        partial(product8_right, token_scale=lambda each: torch.where(each == 0, 0.0, 1 / each)),
-    "The largest code is 127: which scale gives a token's largest magnitude that code?":
-        partial(product8_right, levels=128),
+    "You leave out both scales.": partial(
+        product8_right, token_scale=torch.ones_like, row_scale=torch.ones_like
+    ),
+    "You divide by the tokens' scales. To round, divide; afterwards, multiply.": partial(
+        product8_right, token_scale=lambda each: torch.where(each == 0, 0.0, 1 / each)
+    ),
+    "The largest code is 127: which scale gives a token's largest magnitude that code?": partial(
+        product8_right, levels=128
+    ),
     "You cut off the digits. Round to the *nearest* code.": partial(product8_right, nearest=torch.trunc),
     "You round down. Round to the *nearest* code.": partial(product8_right, nearest=torch.floor),
-    "Your sums overflow: a sum of products of codes does not fit into int8.":
-        partial(product8_right, added=lambda sums: (sums + 128) % 256 - 128),
-}  # fmt: skip
+    "Your sums overflow: a sum of products of codes does not fit into int8.": partial(
+        product8_right, added=lambda sums: (sums + 128) % 256 - 128
+    ),
+}
 
 
 @exercise("12.4", "Codes times codes, and both scales after the sum.")
 def product8(answer: Any) -> None:
-    """`answer(x, codes, scale)` is x·Wᵀ from int8 codes of both, with a scale per token computed at run time."""
-    dice, got, cases = torch.Generator().manual_seed(8), [], []
+    """`answer(x, codes, scale)` is x·Wᵀ from int8 codes of both, with a scale per token
+    computed at run time.
+    """
+    dice = torch.Generator().manual_seed(8)
+    got = []
+    cases = []
     for *tokens, n_in, n_out in ((5, 64, 48), (2, 3, 32, 6), (4, 7, 4), (1, 300, 3)):
         x = torch.randn(*tokens, n_in, generator=dice)
         x *= torch.logspace(0, 2, tokens[-1]).unsqueeze(-1)  # tokens of very different size
         x[..., 0, :] = -x[..., 0, :].abs()
         codes = torch.randint(-127, 128, (n_out, n_in), generator=dice).to(torch.int8)
         cases.append((x, codes, 0.001 + torch.rand(n_out, 1, generator=dice)))
-    zeros, tiny = torch.zeros(3, 16), 1e-7 * torch.randn(2, 16, generator=dice)
+    zeros = torch.zeros(3, 16)
+    tiny = 1e-7 * torch.randn(2, 16, generator=dice)
     zeros[1] = torch.randn(16, generator=dice)
-    _, codes, scale = cases[2][0], cases[0][1][:, :16], cases[0][2]
+    _ = cases[2][0]
+    codes = cases[0][1][:, :16]
+    scale = cases[0][2]
     cases.append((zeros, codes, scale))
     for case in [*cases, (tiny, codes, scale)]:
         x, codes, scale = case
@@ -359,13 +493,17 @@ def product8(answer: Any) -> None:
         expect(not seen.nan, "You divide 0 by 0: a token may be all zeros. Keep zeros out of the divisor.")
         wanted = (*x.shape[:-1], len(codes))
         expect(found.dtype == torch.float32, f"You return {found.dtype}. After the scales, it is fp32.")
-        expect(found.shape == wanted, f"x of {tuple(x.shape)} and W of {tuple(codes.shape)} give {wanted}, not "
-               f"{tuple(found.shape)}.")  # fmt: skip
+        expect(
+            found.shape == wanted,
+            f"x of {tuple(x.shape)} and W of {tuple(codes.shape)} give {wanted}, not {tuple(found.shape)}.",
+        )
         expect(bool(found.isfinite().all()), "Some number is nan or infinity: a token may be all zeros.")
         got.append(found)
     *got, small = got
     otherwise = "Some number is off. Print each token's codes: does its largest *magnitude* get 127 or −127?"
     recognized(got, cases, product8_right, PRODUCT8_MISTAKES, otherwise, partial(same, tolerance=1e-4))
     right = product8_right(tiny, codes, scale)
-    clamped = "A tiny token comes out wrong: what you add to its scale, or clamp it at, is larger than the scale."
+    clamped = (
+        "A tiny token comes out wrong: what you add to its scale, or clamp it at, is larger than the scale."
+    )
     expect(same([1e7 * small], [1e7 * right], 1e-4), clamped)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from course_utils.figures.axes import COLOURS, stop
-from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, number, reflowing, text_width
+from ...figures.axes import COLOURS, stop
+from ...figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, number, reflowing, text_width
 
 WEIGHTS = COLOURS["parameters"]  # of all three matrices; the frozen one is hatched
 
@@ -13,11 +13,19 @@ WEIGHTS = COLOURS["parameters"]  # of all three matrices; the frozen one is hatc
 @reflowing
 def lora_picture(n_out: int, n_in: int, rank: int) -> Figure:
     """W (n_out, n_in), B (n_out, r) and A (r, n_in), all to one scale."""
-    whole, thin = n_out * n_in, rank * (n_out + n_in)
-    title = f"Rank {rank} on a matrix of {n_out:,} × {n_in:,}: {100 * thin / whole:.2g} % of its numbers learn"
-    canvas, one = Canvas(), 180.0 / max(n_out, n_in)  # `one` is the pixels of a number
-    height, width, thick = n_out * one, n_in * one, max(2.0, rank * one)
-    top, left = canvas.title(title) + 40, (canvas.width - width) / 2 if canvas.narrow else 60.0
+    whole = n_out * n_in
+    thin = rank * (n_out + n_in)
+    title = (
+        f"Rank {rank} on a matrix of {n_out:,} × {n_in:,}: {100 * thin / whole:.2g} % of its numbers learn"
+    )
+    # `one` is the pixels of a number
+    canvas = Canvas()
+    one = 180.0 / max(n_out, n_in)
+    height = n_out * one
+    width = n_in * one
+    thick = max(2.0, rank * one)
+    top = canvas.title(title) + 40
+    left = (canvas.width - width) / 2 if canvas.narrow else 60.0
     start = 100.0 if canvas.narrow else left + width + 118
     _matrix(canvas, (left, top, width, height), "W, frozen", f"{whole:,} numbers", frozen=True)
     top += height + 74 if canvas.narrow else 0
@@ -25,12 +33,20 @@ def lora_picture(n_out: int, n_in: int, rank: int) -> Figure:
     _matrix(canvas, (start, top, thick, height), "B, zero at first", f"{n_out * rank:,} numbers")
     canvas.text(start + thick + 43, top + height / 2 + 8, "·", 28, text_anchor="middle")
     _matrix(canvas, (start + thick + 90, top, width, thick), "A, Gaussian", f"{n_in * rank:,} numbers")
-    alt = f"{stop(title)} Drawn to scale: the frozen matrix W, hatched, with {whole:,} numbers, plus B times A. "
-    alt += f"B is a thin column, zero at first; A is a thin row, Gaussian at first. Together {thin:,} numbers learn."
+    alt = (
+        f"{stop(title)} Drawn to scale: the frozen matrix W, hatched, with {whole:,} numbers, plus B"
+        " times A. "
+    )
+    alt += (
+        f"B is a thin column, zero at first; A is a thin row, Gaussian at first. Together {thin:,} numbers"
+        " learn."
+    )
     return Figure(canvas.svg(top + height + 40, title, alt), alt)
 
 
-def _matrix(canvas: Canvas, box: tuple[float, float, float, float], name: str, size: str, frozen: bool = False) -> None:
+def _matrix(
+    canvas: Canvas, box: tuple[float, float, float, float], name: str, size: str, frozen: bool = False
+) -> None:
     x, y, width, height = box
     canvas.rect(*box, "#FFFFFF" if frozen else WEIGHTS, stroke=INK, stroke_width=0.8, data_name=name)
     if frozen:
@@ -43,8 +59,11 @@ def _matrix(canvas: Canvas, box: tuple[float, float, float, float], name: str, s
 def code_picture(
     values: Sequence[float], codes: Mapping[str, Sequence[float]], title: str, provenance: str = ""
 ) -> Figure:
-    """A histogram of `values` between −1 and 1, and under it each code's values as strokes on the same axis."""
-    canvas, bins = Canvas(), 48
+    """A histogram of `values` between −1 and 1, and under it each code's values as
+    strokes on the same axis.
+    """
+    canvas = Canvas()
+    bins = 48
     bottom = canvas.title(title) + 134
     left = MARGIN + 12 + max(text_width(name, 13) for name in codes)
     room = canvas.width - MARGIN - 20 - left
@@ -63,5 +82,8 @@ def code_picture(
     for x, y, words in (*marks, (left + room / 2, end + 32, "weight / its block's largest magnitude")):
         canvas.text(x, y, words, 12, QUIET, text_anchor="middle")
     told = "; ".join(f"{name}: {len(code)} values" for name, code in codes.items())
-    alt = f"{stop(title)} A histogram of weights peaks at zero. Strokes on its axis mark each code's values. {told}."
+    alt = (
+        f"{stop(title)} A histogram of weights peaks at zero. Strokes on its axis mark each code's values."
+        f" {told}."
+    )
     return Figure(canvas.svg(canvas.note(provenance, end + 52), title, alt), alt)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from functools import partial
 
-from course_utils import TrainingRun, estimate
-from course_utils.estimating.states import frozen_matrix_bytes, trainable
-from course_utils.interactive.quiz import Numbers, gb
-from course_utils.units import each, format_bytes, percent
+from ... import TrainingRun, estimate
+from ...estimating.states import frozen_matrix_bytes, trainable
+from ...interactive.quiz import Numbers, gb
+from ...units import each, format_bytes, percent
 
 RUN = TrainingRun("gpt2", 4, 512, lora_rank=8, lora_targets=("attention", "mlp"))
 _mb = partial(format_bytes, unit="MB", digits=1)
@@ -24,13 +24,29 @@ def numbers() -> Iterator[Numbers]:
     yield "activations", each(percent, **saved, parameters=frozen, learning=learning)
     few, many = 4, 8
     before, after = (2 ** (bits - 1) - 1 for bits in (few, many))
-    factors = {"factor": after / before, "ratio": many // few, "added": many - few, "squared": (after / before) ** 2}
+    factors = {
+        "factor": after / before,
+        "ratio": many // few,
+        "added": many - few,
+        "squared": (after / before) ** 2,
+    }
     yield "one_more_bit", {"few": few, "many": many, "before": before, "after": after} | factors
     rows, columns = shape = (14336, 4096)
-    stored, elements = frozen_matrix_bytes(shape, 4), rows * columns
+    stored = frozen_matrix_bytes(shape, 4)
+    elements = rows * columns
     sizes = each(_mb, nf4=stored, codes=elements // 2, bytes=4 * elements, half=2 * elements)
     yield "four_bits", {"rows": rows, "columns": columns} | sizes
-    run = TrainingRun("llama3-8b", 1, 1024, "bf16", recompute="full", lora_rank=16, lora_targets=("attention", "mlp"),
-                      frozen_bits=4)  # fmt: skip
-    N, peak, in_16_bits = run.model.parameters, estimate(run).total, estimate(run.replace(frozen_bits=16)).total
+    run = TrainingRun(
+        "llama3-8b",
+        1,
+        1024,
+        "bf16",
+        recompute="full",
+        lora_rank=16,
+        lora_targets=("attention", "mlp"),
+        frozen_bits=4,
+    )
+    N = run.model.parameters
+    peak = estimate(run).total
+    in_16_bits = estimate(run.replace(frozen_bits=16)).total
     yield "the_account", each(gb, peak=peak, half_a_byte=N // 2, in_16_bits=in_16_bits, states=16 * N)

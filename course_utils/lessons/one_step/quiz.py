@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from functools import partial
 
-from course_utils import PRESETS, TrainingRun, moments
-from course_utils.estimating.exact.activations import block_saved
-from course_utils.estimating.published import zero_state_bytes
-from course_utils.interactive.quiz import Numbers, gb
-from course_utils.units import UNITS, each, format_bytes
+from ... import PRESETS, TrainingRun, moments
+from ...estimating.exact.activations import block_saved
+from ...estimating.published import zero_state_bytes
+from ...interactive.quiz import Numbers, gb
+from ...units import UNITS, each, format_bytes
 
 _mb = partial(format_bytes, unit="MB", digits=1)
 _tenths = partial(round, ndigits=-8)  # as it is shown, so that what a learner adds up is what a choice says
@@ -17,7 +17,8 @@ def numbers() -> Iterator[Numbers]:
     # Sixteen bytes per parameter (Rajbhandari et al. 2020, section 3.1).
     N = PRESETS["gpt2-large"].parameters
     parts = zero_state_bytes(N)
-    total, optimizer = sum(parts.values()), sum(size for name, size in parts.items() if "fp32" in name)
+    total = sum(parts.values())
+    optimizer = sum(size for name, size in parts.items() if "fp32" in name)
     sizes = each(gb, total=total, optimizer=optimizer, model=total - optimizer)
     yield "states", {"N": N, "gib": total / UNITS["GiB"]} | sizes
     run = TrainingRun("tinyllama-1.1b", micro_batch=2, seq_len=1024)
@@ -37,6 +38,7 @@ def numbers() -> Iterator[Numbers]:
     stays = _tenths(by_name["end of step"].total)
     activations = _tenths(by_name["end of forward"]["activations"])
     gradients = _tenths(max(moment["gradients"] for moment in by_name.values()))
-    more, less = max(activations, gradients), min(activations, gradients)
+    more = max(activations, gradients)
+    less = min(activations, gradients)
     sums = each(gb, larger=stays + more, sum=stays + more + less, lower=stays + less, without=more)
     yield "never_at_once", each(gb, stays=stays, activations=activations, gradients=gradients) | sums

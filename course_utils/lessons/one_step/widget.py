@@ -1,14 +1,16 @@
-"""A slider over layers: what one more layer adds to the estimated peak of a step. Only notebooks import this module."""
+"""A slider over layers: what one more layer adds to the estimated peak of a step. Only notebooks import this
+module.
+"""
 
 from dataclasses import replace
 
 import ipywidgets
 
-from course_utils import TrainingRun, estimate, format_bytes
-from course_utils.figures import stack
-from course_utils.figures.axes import words
-from course_utils.figures.canvas import Figure
-from course_utils.interactive.widgets import LAYOUT, STYLE, Explorer
+from ... import TrainingRun, estimate, format_bytes
+from ...figures import stack
+from ...figures.axes import words
+from ...figures.canvas import Figure
+from ...interactive.widgets import LAYOUT, STYLE, Explorer
 
 MOST = 96
 CARD = "RTX5090-32GB"
@@ -17,7 +19,8 @@ CARD = "RTX5090-32GB"
 class LayerSlider(Explorer):
     """Controls for layers, recomputation and attention, and the peak of a step with one more layer.
 
-    In the next cell, `.more` is what the layer adds. ValueError for a run with more layers than the slider has.
+    In the next cell, `.more` is what the layer adds. ValueError for a run with more layers than the slider
+    has.
     """
 
     invitation = "A slider over layers: run this cell to use it."
@@ -48,7 +51,8 @@ class LayerSlider(Explorer):
     def redraw(self) -> tuple[Figure, str]:
         """Both runs as bars, and what the layer adds, by kind."""
         shallow, deep = self.runs
-        before, after = estimate(shallow), estimate(deep)
+        before = estimate(shallow)
+        after = estimate(deep)
         added = format_bytes(after.total - before.total, "GB", 2)
         figure = stack(
             {f"L = {shallow.model.layers}": before, f"L = {deep.model.layers}": after},

@@ -3,18 +3,21 @@
 from collections import Counter
 from math import prod
 
-from course_utils.model_files import model_config
-from course_utils.models import TransformerConfig, block_shapes, outer_shapes
+from ...model_files import model_config
+from ...models import TransformerConfig, block_shapes, outer_shapes
 
 PARTS = {
     "embedding": "embedding", "positions": "positions", "attention": "attention",
     "mlp": "MLP", "norm": "norms", "head": "head",
 }  # fmt: skip
-"""How the names of the network's tensors begin, and what those parameters belong to, in the order of the figure."""
+"""How the names of the network's tensors begin, and what those parameters belong to, in the order of the
+figure.
+"""
 
 
 def parts_of(model: str | TransformerConfig) -> dict[str, int]:
-    """Return parameters by what they belong to: embedding, positions, attention, MLP (all experts), norms, head.
+    """Return parameters by what they belong to: embedding, positions, attention, MLP (all experts), norms,
+    head.
 
     Biases are counted with their matrices, a router with the experts.
     """
@@ -22,7 +25,9 @@ def parts_of(model: str | TransformerConfig) -> dict[str, int]:
     found: Counter[str] = Counter()
     for shapes, times in ((outer_shapes(model), 1), (block_shapes(model), model.layers)):
         for name, shape in shapes.items():
-            found[next(part for start, part in PARTS.items() if name.startswith(start))] += times * prod(shape)
+            found[next(part for start, part in PARTS.items() if name.startswith(start))] += times * prod(
+                shape
+            )
     return {part: found[part] for part in PARTS.values() if part in found}
 
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
-from course_utils.figures.axes import legend, stop
-from course_utils.figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on, reflowing, text_width
+from ...figures.axes import legend, stop
+from ...figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on, reflowing, text_width
 
-PART_COLOURS = {  # after Paul Tol's muted palette; none is a kind of memory's color, since all of these are parameters
+# after Paul Tol's muted palette; none is a kind of memory's color, since all of these are parameters
+PART_COLOURS = {
     "embedding": "#882255", "positions": "#DDCC77", "attention": "#8CCBC1",
     "MLP": "#332288", "norms": "#117733", "head": "#D98A96",
 }  # fmt: skip
@@ -17,23 +18,45 @@ def shares(models: Mapping[str, Mapping[str, int]], title: str) -> Figure:
     """Draw one bar for each model, 100 % wide and cut into its parts."""
     canvas = Canvas()
     entries = [(name, name) for name in PART_COLOURS if any(name in parts for parts in models.values())]
-    top = legend(canvas, entries, canvas.title(title) + 13,
-                 lambda x, y, size, name: canvas.rect(x, y, size, size, PART_COLOURS[name])) - 18  # fmt: skip
+    top = (
+        legend(
+            canvas,
+            entries,
+            canvas.title(title) + 13,
+            lambda x, y, size, name: canvas.rect(x, y, size, size, PART_COLOURS[name]),
+        )
+        - 18
+    )
     totals = {name: sum(parts.values()) for name, parts in models.items()}
     left = MARGIN + 10 + max(text_width(name, 13) for name in models)
-    right = canvas.width - MARGIN - 10 - max(text_width(spelled(count), 13, bold=True) for count in totals.values())
+    right = (
+        canvas.width
+        - MARGIN
+        - 10
+        - max(text_width(spelled(count), 13, bold=True) for count in totals.values())
+    )
     told = []
     for index, (name, parts) in enumerate(models.items()):
-        x, y = left, top + TOP + STEP * index
+        x = left
+        y = top + TOP + STEP * index
         canvas.text(left - 10, y + 24, name, 13, text_anchor="end")
         for part, count in parts.items():
-            share, fill = percent(count, totals[name]), PART_COLOURS[part]
+            share = percent(count, totals[name])
+            fill = PART_COLOURS[part]
             width = (right - left) / totals[name] * count
             canvas.rect(
-                x, y, width, BAR, fill, f"{name and f'{name} · '}{part}: {count:,} ({share})", data_parameters=count
+                x,
+                y,
+                width,
+                BAR,
+                fill,
+                f"{name and f'{name} · '}{part}: {count:,} ({share})",
+                data_parameters=count,
             )
             if text_width(share, 12, bold=True) + 8 <= width:
-                canvas.text(x + width / 2, y + 24, share, 12, ink_on(fill), text_anchor="middle", font_weight="bold")
+                canvas.text(
+                    x + width / 2, y + 24, share, 12, ink_on(fill), text_anchor="middle", font_weight="bold"
+                )
             x += width
         canvas.text(right + 10, y + 24, spelled(totals[name]), 13, font_weight="bold")
         shown = ", ".join(f"{part} {percent(count, totals[name])}" for part, count in parts.items())

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from functools import partial
 from math import prod
 
-from course_utils.interactive.quiz import Numbers
-from course_utils.models import PRESETS, block_shapes, mlp_shapes
-from course_utils.units import each, format_bytes, percent
+from ...interactive.quiz import Numbers
+from ...models import PRESETS, block_shapes, mlp_shapes
+from ...units import each, format_bytes, percent
 
 _gb = partial(format_bytes, unit="GB", digits=0)
 
@@ -16,7 +16,8 @@ def numbers() -> Iterator[Numbers]:
     block, mlp = (sum(map(prod, shapes_of(model).values())) for shapes_of in (block_shapes, mlp_shapes))
     yield "one_block", each(percent, mlp=mlp / block, attention=1 - mlp / block, one=4 / 8, three=8 / 11)
     model = PRESETS["gpt2"]
-    words, N = model.vocab * model.hidden, model.parameters
+    words = model.vocab * model.hidden
+    N = model.parameters
     yield "tied_head", {"doubled": (N + words) / 1e6, "once": N / 1e6, "missing": (N - words) / 1e6}
     blocks = 12 * model.layers * model.hidden**2
     grown = (2 * words + 4 * blocks) / (words + blocks)
@@ -26,5 +27,10 @@ def numbers() -> Iterator[Numbers]:
     parts = each(percent, two=shrunk * 2 / 4, both=shrunk, one=shrunk / 4, three=shrunk * 3 / 4)
     yield "grouped_queries", {"heads": model.heads, "kv_heads": model.kv_heads} | parts
     model, dense = PRESETS["mixtral-8x7b"], PRESETS["mistral-7b"]
-    every, active, eight = model.parameters, model.active_parameters, 8 * dense.parameters
-    yield "states_of_experts", each(_gb, all=16 * every, active=16 * active, models=16 * eight, weights=2 * every)
+    every = model.parameters
+    active = model.active_parameters
+    eight = 8 * dense.parameters
+    yield (
+        "states_of_experts",
+        each(_gb, all=16 * every, active=16 * active, models=16 * eight, weights=2 * every),
+    )

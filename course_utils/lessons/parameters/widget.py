@@ -2,22 +2,41 @@
 
 from fractions import Fraction
 
-from course_utils import TransformerConfig, format_bytes
-from course_utils.figures.canvas import Figure
-from course_utils.interactive.widgets import Explorable, dropdown, slider
-from course_utils.model_files import model_config
-
+from ... import TransformerConfig, format_bytes
+from ...figures.canvas import Figure
+from ...interactive.widgets import Explorable, dropdown, slider
+from ...model_files import model_config
 from .counting import parts_of
 from .figures import percent, shares, spelled
 
 LAYERS = (1, 2, 4, 6, 8, 12, 16, 22, 24, 28, 32, 36, 48, 64, 80, 96, 128)
-HIDDEN_SIZES = (128, 256, 512, 768, 1024, 1280, 1600, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 12288, 16384)
+HIDDEN_SIZES = (
+    128,
+    256,
+    512,
+    768,
+    1024,
+    1280,
+    1600,
+    2048,
+    2560,
+    3072,
+    3584,
+    4096,
+    5120,
+    6144,
+    8192,
+    12288,
+    16384,
+)
 VOCABULARIES = (256, 1000, 4096, 16000, 32000, 50257, 65536, 100_000, 128_256, 152_064, 200_000, 256_000)
-MLP_WIDTHS = ("8/3", "2.75", "3", "3.5", "4", "5.5")  # of h; 8/3 makes SwiGLU's 3 matrices as large as GELU's 2 at 4
+# of h; 8/3 makes SwiGLU's 3 matrices as large as GELU's 2 at 4
+MLP_WIDTHS = ("8/3", "2.75", "3", "3.5", "4", "5.5")
 
 
 class ModelBuilder(Explorable):
-    """Controls for the sizes of a transformer, and a picture of its parameters; `.model` is what has been built.
+    """Controls for the sizes of a transformer, and a picture of its parameters; `.model` is what has been
+    built.
 
     It begins with a preset; ValueError for one that is not known.
     """
@@ -26,7 +45,9 @@ class ModelBuilder(Explorable):
 
     def __init__(self, start: str = "gpt2") -> None:
         self.first = model = model_config(start)
-        width = next((text for text in MLP_WIDTHS if _of_hidden(text, model.hidden) == model.ffn), str(model.ffn))
+        width = next(
+            (text for text in MLP_WIDTHS if _of_hidden(text, model.hidden) == model.ffn), str(model.ffn)
+        )
         controls = {
             "family": dropdown("family", ("gpt2", "llama"), model.family),
             "tied": dropdown("head", ("tied", "untied"), "tied" if model.tied else "untied"),
@@ -34,7 +55,9 @@ class ModelBuilder(Explorable):
             "vocab": slider("vocabulary V", VOCABULARIES, model.vocab),
             "hidden": slider("hidden h", HIDDEN_SIZES, model.hidden),
             "ffn": dropdown("MLP width / h", MLP_WIDTHS, width),
-            "heads": slider("heads a", (1, 2, 4, 8, 12, 16, 20, 24, 25, 28, 32, 40, 48, 64, 96, 128), model.heads),
+            "heads": slider(
+                "heads a", (1, 2, 4, 8, 12, 16, 20, 24, 25, 28, 32, 40, 48, 64, 96, 128), model.heads
+            ),
             "experts": slider("experts", (1, 2, 4, 8, 16, 32, 64, 128), model.experts or 1),
             "group": slider("queries per key", (1, 2, 4, 7, 8, 16, 32), model.heads // model.kv_heads),
         }
@@ -44,7 +67,8 @@ class ModelBuilder(Explorable):
     def model(self) -> TransformerConfig:
         """The transformer that has been chosen. Raises ValueError for sizes that make none."""
         chosen = {name: control.value for name, control in self.controls.items()}
-        experts, group = chosen.pop("experts"), chosen.pop("group")
+        experts = chosen.pop("experts")
+        group = chosen.pop("group")
         if chosen["heads"] % group:
             raise ValueError(f"{chosen['heads']} query heads do not come in groups of {group}")
         chosen |= {"kv_heads": chosen["heads"] // group, "max_positions": self.first.max_positions}
@@ -57,15 +81,20 @@ class ModelBuilder(Explorable):
 
     def redraw(self) -> tuple[Figure, str]:
         """Return the model's parts as a bar, and its count next to what 12Lh² would say."""
-        model, parts = self.model, parts_of(self.model)
-        N, rule = model.parameters, 12 * model.layers * model.hidden**2
+        model = self.model
+        parts = parts_of(self.model)
+        N = model.parameters
+        rule = 12 * model.layers * model.hidden**2
         largest = max(parts, key=parts.__getitem__)
         where = largest if largest in ("attention", "positions", "norms") else f"the {largest}"
         title = f"{spelled(N)} parameters, {percent(parts[largest], N)} of them in {where}"
         active = f"; a token uses {model.active_parameters:,} of them" if model.experts else ""
-        states, off = format_bytes(16 * N, "GB", 1), f"{100 * (rule / N - 1):+.1f} % off".replace("-", "−")
+        states = format_bytes(16 * N, "GB", 1)
+        off = f"{100 * (rule / N - 1):+.1f} % off".replace("-", "−")
         message = f"<b>N = {N:,}</b>{active}. 12·L·h² gives {rule:,}: {off}."
-        message += f"<br>Training with Adam takes 16 bytes per parameter: {states} of weights, gradients and states."
+        message += (
+            f"<br>Training with Adam takes 16 bytes per parameter: {states} of weights, gradients and states."
+        )
         return shares({"": parts}, title), message
 
 
@@ -73,6 +102,8 @@ model_builder = ModelBuilder
 
 
 def _of_hidden(width: str, hidden: int) -> int:
-    """A width in numbers of a token: "8/3" and the like are factors of `hidden`, numbers from 64 on are not."""
+    """A width in numbers of a token: "8/3" and the like are factors of `hidden`,
+    numbers from 64 on are not.
+    """
     factor = Fraction(width)
     return round(factor * hidden) if factor < 64 else round(factor)

@@ -1,4 +1,6 @@
-"""Two stages, and what a step of them should do; as a program that `checks` starts, a judge on two real ranks."""
+"""Two stages, and what a step of them should do; as a program that `checks` starts, a judge on two real
+ranks.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,12 +12,19 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
-from course_utils.lessons.shared.judging import seeded
-from course_utils.lessons.shared.on_ranks import report_judged, sending
+from ..shared.judging import seeded
+from ..shared.on_ranks import report_judged, sending
 
 SIZES = ((3, 1, 4, 2), (4,), (1, 1, 1), (2, 5))  # rows of each micro-batch
-NAMES = {"torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "dist": dist, "deque": deque,
-         "get_gradient_edge": get_gradient_edge}  # fmt: skip
+NAMES = {
+    "torch": torch,
+    "nn": nn,
+    "F": functional,
+    "mse_loss": functional.mse_loss,
+    "dist": dist,
+    "deque": deque,
+    "get_gradient_edge": get_gradient_edge,
+}
 
 
 def stages() -> list[nn.Sequential]:
@@ -34,24 +43,29 @@ def batch(sizes: Sequence[int]) -> list[list[torch.Tensor]]:
 
 def of_whole(sizes: Sequence[int]) -> tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]:
     """Messages that each stage gets from the other, and its gradients, for the complete batch at once."""
-    (first, last), (x, target) = stages(), batch(sizes)
+    first, last = stages()
+    x, target = batch(sizes)
     between = first(torch.cat(x))
     between.retain_grad()
     functional.mse_loss(last(between), torch.cat(target)).backward()
     messages = [list(tensor.detach().split(list(sizes))) for tensor in (between.grad, between)]
-    return messages, [[cast(torch.Tensor, weight.grad) for weight in stage.parameters()] for stage in (first, last)]
+    return messages, [
+        [cast(torch.Tensor, weight.grad) for weight in stage.parameters()] for stage in (first, last)
+    ]
 
 
 def difference(step: Any) -> dict[str, float]:
     """The largest difference of this rank's gradients from the complete batch's, over all `SIZES`."""
-    rank, off = dist.get_rank(), 0.0
+    rank = dist.get_rank()
+    off = 0.0
 
     def receive(shape: Any) -> torch.Tensor:
         dist.recv(arrived := torch.empty(shape), 1 - rank)
         return arrived
 
     for sizes in SIZES:
-        mine, data = stages()[rank], batch(sizes)[rank]
+        mine = stages()[rank]
+        data = batch(sizes)[rank]
         with sending() as send:
             step(mine, rank, data, lambda tensor: send(tensor, 1 - rank), receive)
         for weight, right in zip(mine.parameters(), of_whole(sizes)[1][rank], strict=True):

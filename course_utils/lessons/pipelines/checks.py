@@ -13,17 +13,18 @@ from typing import Any, cast
 import torch
 from torch.nn.functional import gelu, linear, mse_loss
 
-from course_utils.interactive.feedback import Mistakes, call, exercise, expect, fail, of_kind, recognized
-from course_utils.lessons.shared.judging import Ran, forward_backward, same, seeded
-from course_utils.lessons.shared.on_ranks import found_on_ranks
-
+from ...interactive.feedback import Mistakes, call, exercise, expect, fail, of_kind, recognized
+from ..shared.judging import Ran, forward_backward, same, seeded
+from ..shared.on_ranks import found_on_ranks
 from .check_ranks import SIZES, batch, of_whole, stages
 from .schedules import most_kept, simulate
 
-# ----------------------------------------------------------------------------------------------------------- 11.1: cut
+# -----------------------------------------------------------------------------------------------------------
+# 11.1: cut
 Cut = list[int] | None
 
-CUT_CASES = (  # each layer's times, states and kept activations; p, m, capacity; one cut is the fastest, or none fits
+# each layer's times, states and kept activations; p, m, capacity; one cut is the fastest, or none fits
+CUT_CASES = (
     ((3, 4, 9, 4, 4, 2, 2), (5, 5, 4, 4, 6, 7, 5), (2, 2, 2, 4, 3, 1, 3), 3, 6, 28),
     ((4, 4, 6, 3, 7, 6, 2, 7), (3, 6, 7, 6, 9, 7, 4, 9), (4, 2, 1, 3, 1, 3, 4, 1), 4, 8, 32),
     ((9, 7, 5, 4, 4, 8, 3, 4), (8, 7, 4, 2, 8, 6, 4, 9), (2, 4, 4, 3, 4, 3, 3, 4), 4, 2, 31),
@@ -53,11 +54,15 @@ def best_cut(
     size: Callable[[int, int, int], int] = fullest,
     by_time: bool = True,
 ) -> Cut:
-    """Layers per stage: of all cuts that fit, the one with the best slowest (or fullest) stage. None if none fits."""
+    """Layers per stage: of all cuts that fit, the one with the best slowest (or fullest) stage. None if none
+    fits.
+    """
     found = []
     for inner in combinations(range(1, len(times)), p - 1):
         spans = list(pairwise((0, *inner, len(times))))
-        full = max(size(sum(states[a:b]), sum(kept[a:b]), keeps(p, m, stage)) for stage, (a, b) in enumerate(spans))
+        full = max(
+            size(sum(states[a:b]), sum(kept[a:b]), keeps(p, m, stage)) for stage, (a, b) in enumerate(spans)
+        )
         slowest = max(sum(times[a:b]) for a, b in spans)
         if full <= capacity:
             found.append((slowest if by_time else full, [b - a for a, b in spans]))
@@ -76,20 +81,34 @@ def _keeping(keeps: Callable[[int, int, int], int]) -> Callable[..., Cut]:
 CUT_MISTAKES: Mistakes = {
     "You cut by time alone, and some stage does not fit.": partial(best_cut, size=lambda *_: 0),
     "You give each stage the same number of layers. Layers differ in time and bytes.": _equal_layers,
-    "You count one micro-batch per stage. How many does it keep at its fullest?": _keeping(lambda p, m, stage: 1),
+    "You count one micro-batch per stage. How many does it keep at its fullest?": _keeping(
+        lambda p, m, stage: 1
+    ),
     "You let every stage keep all micro-batches. That is GPipe.": _keeping(lambda p, m, stage: m),
-    "You let every stage keep as many as the first. Later stages keep fewer.": _keeping(lambda p, m, _: min(m, p)),
-    "No stage keeps more micro-batches than there are: m may be small.": _keeping(lambda p, m, stage: p - stage),
-    "Reversed: the first stage keeps the most, the last stage only one.": _keeping(lambda p, m, at: min(m, at + 1)),
-    "You count one micro-batch too many: stages count from 0.": _keeping(lambda p, m, stage: min(m, p - stage + 1)),
-    "You count one too few: the micro-batch in its forward is kept, too.": _keeping(lambda p, m, s: min(m, p - s - 1)),
-    "You count the states once per micro-batch. A stage has them once.":
-        partial(best_cut, size=lambda states, kept, count: count * (states + kept)),
+    "You let every stage keep as many as the first. Later stages keep fewer.": _keeping(
+        lambda p, m, _: min(m, p)
+    ),
+    "No stage keeps more micro-batches than there are: m may be small.": _keeping(
+        lambda p, m, stage: p - stage
+    ),
+    "Reversed: the first stage keeps the most, the last stage only one.": _keeping(
+        lambda p, m, at: min(m, at + 1)
+    ),
+    "You count one micro-batch too many: stages count from 0.": _keeping(
+        lambda p, m, stage: min(m, p - stage + 1)
+    ),
+    "You count one too few: the micro-batch in its forward is kept, too.": _keeping(
+        lambda p, m, s: min(m, p - s - 1)
+    ),
+    "You count the states once per micro-batch. A stage has them once.": partial(
+        best_cut, size=lambda states, kept, count: count * (states + kept)
+    ),
     "You leave out the states.": partial(best_cut, size=lambda states, kept, count: count * kept),
     "You leave out the activations.": partial(best_cut, size=lambda states, kept, count: states),
-    "You make the fullest stage as small as possible. It must only fit: choose by time.":
-        partial(best_cut, by_time=False),
-}  # fmt: skip
+    "You make the fullest stage as small as possible. It must only fit: choose by time.": partial(
+        best_cut, by_time=False
+    ),
+}
 
 
 @exercise("11.1", "Every stage fits, and none is slower than it must be.")
@@ -104,10 +123,15 @@ def cut(answer: Any) -> None:
             got = [of_kind(count, int, "A stage's number of layers is") for count in got]
             expect(len(got) == p, f"{p} stages were asked for. Your list has {len(got)} numbers.")
             expect(min(got) > 0, "Some stage has no layer.")
-            expect(sum(got) == len(times), f"Your stages have {sum(got)} layers in all, the model has {len(times)}.")
+            expect(
+                sum(got) == len(times),
+                f"Your stages have {sum(got)} layers in all, the model has {len(times)}.",
+            )
         mine.append(got)
     if not recognized(mine, CUT_CASES, best_cut, CUT_MISTAKES, same=operator.eq):
-        got, case = next((got, case) for got, case in zip(mine, CUT_CASES, strict=True) if got != best_cut(*case))
+        got, case = next(
+            (got, case) for got, case in zip(mine, CUT_CASES, strict=True) if got != best_cut(*case)
+        )
         _explain_cut(got, *case)
 
 
@@ -118,17 +142,21 @@ def _explain_cut(got: Cut, times: Any, states: Any, kept: Any, p: int, m: int, c
     ends = [0, *accumulate(got)]
     for stage, (a, b) in enumerate(pairwise(ends)):
         fits = fullest(sum(states[a:b]), sum(kept[a:b]), most_kept("1F1B", p, m, stage)) <= capacity
-        expect(fits, f"{where} your stage {stage} does not fit: add its states, and what it keeps when fullest.")
+        expect(
+            fits, f"{where} your stage {stage} does not fit: add its states, and what it keeps when fullest."
+        )
     fail(f"{where} your cut fits, but another one that fits has a faster slowest stage.")
 
 
-# --------------------------------------------------------------------------------------------------------- 11.2: order
+# ---------------------------------------------------------------------------------------------------------
+# 11.2: order
 @exercise("11.2", "PyTorch's Schedule1F1B uses the same order.")
 def order(answer: Any) -> None:
     """`answer(p, m, stage)` is the list of a stage's works under 1F1B."""
     for p, m, stage in ((4, 6, 0), (4, 6, 1), (4, 6, 3), (4, 2, 0), (1, 3, 0), (3, 8, 1)):
         got = list(call(answer, p=p, m=m, stage=stage, returns=(list, tuple)))
-        right, where = simulate("1F1B", p, m).order(stage), f"Stage {stage} of {p}, {m} micro-batches"
+        right = simulate("1F1B", p, m).order(stage)
+        where = f"Stage {stage} of {p}, {m} micro-batches"
         expect(all(isinstance(work, str) for work in got), "Return a list of strings such as F0 and B0.")
         odd = [work for work in got if not re.fullmatch(r"[FB](0|[1-9]\d*)", work)]
         expect(not odd, f"{where}: {odd[:1]} is neither a forward nor a backward. Write F0, B0, and so on.")
@@ -138,25 +166,38 @@ def order(answer: Any) -> None:
         for work in Counter(right) - Counter(got):
             fail(f"{where}: {work} is missing.")
         # From here on, the right words, perhaps in another order.
-        ahead, mine = (next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got))
+        ahead, mine = (
+            next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got)
+        )
         early = [work for work in got if work[0] == "B" and got.index(work) < got.index(f"F{work[1:]}")]
         backwards, in_order = ([work for work in works if work[0] == "B"] for works in (got, right))
         expect(not early, "A backward comes before its own forward.")
-        expect(not mine == m != ahead, "All forwards come first: that is GPipe. How many may this stage keep?")
+        expect(
+            not mine == m != ahead, "All forwards come first: that is GPipe. How many may this stage keep?"
+        )
         expect(mine >= ahead, "Too few forwards at first: the later stages would wait for input.")
-        expect(mine <= ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs.")
+        expect(
+            mine <= ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs."
+        )
         expect(backwards == in_order, "Backwards come in the order of the micro-batches, as forwards do.")
         alternate = "The start is right. After it, backward and forward alternate until no forward is left."
         expect(got == right, alternate)
 
 
-# ----------------------------------------------------------------------------------------------------- 11.3: two_stages
+# ----------------------------------------------------------------------------------------------------- 11.3:
+# two_stages
 PROGRAM = "course_utils.lessons.pipelines.check_ranks"
 STARTS = "First the check plays the other stage. Then two processes start, which takes about five seconds."
 SCALES: dict[str, Callable[[int, Sequence[int]], float]] = {
-    "You count each micro-batch's loss as if it were the complete batch's: whose mean is it?": lambda rows, sizes: 1.0,
-    "You count each micro-batch 1/m, also the smaller one. How many rows has it?": lambda rows, sizes: 1 / len(sizes),
-    "mse_loss is a mean over all numbers. Yours is a sum over the columns.": lambda rows, sizes: 3 * rows / sum(sizes),
+    "You count each micro-batch's loss as if it were the complete batch's: whose mean is it?": (
+        lambda rows, sizes: 1.0
+    ),
+    "You count each micro-batch 1/m, also the smaller one. How many rows has it?": lambda rows, sizes: (
+        1 / len(sizes)
+    ),
+    "mse_loss is a mean over all numbers. Yours is a sum over the columns.": lambda rows, sizes: (
+        3 * rows / sum(sizes)
+    ),
 }
 
 
@@ -167,28 +208,41 @@ def two_stages(answer: Any) -> None:
         for rank in (1, 0):
             _play(answer, rank, sizes)
     off = max(found["off"] for found in found_on_ranks(PROGRAM, 2, "step", answer))
-    expect(off < 1e-4, "It is right in one process, but not on real ranks. Do you keep anything outside of it?")
+    expect(
+        off < 1e-4, "It is right in one process, but not on real ranks. Do you keep anything outside of it?"
+    )
 
 
 def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
     """Be the other stage for one step, and judge the messages, the gradients, and what is kept meanwhile."""
-    mine, data, (messages, gradients) = stages()[rank], batch(sizes)[rank], of_whole(sizes)
-    sent, taken = list[torch.Tensor](), list[torch.Tensor]()
+    mine = stages()[rank]
+    data = batch(sizes)[rank]
+    messages, gradients = of_whole(sizes)
+    sent = list[torch.Tensor]()
+    taken = list[torch.Tensor]()
     # Storages within the stage; and for each micro-batch, of what it passed on or was handed, and of copies.
-    hidden, passed = list[Any](), list[list[Any]]()
-    kept, late = list[int](), list[bool]()
+    hidden = list[Any]()
+    passed = list[list[Any]]()
+    kept = list[int]()
+    late = list[bool]()
     mine[1].register_forward_hook(lambda _, __, y: hidden.append(weakref.ref(y.untyped_storage())))
     mine[1].register_forward_hook(lambda *_: kept.append(sum(map(_alive, hidden))))
     if rank == 0:
         mine[-1].register_forward_hook(lambda _, __, y: passed.append([weakref.ref(y.untyped_storage())]))
     else:
         mine[0].register_forward_pre_hook(lambda _, x: passed[-1].append(weakref.ref(x[0].untyped_storage())))
-    stage, m = f"Stage {rank}, micro-batches of {', '.join(map(str, sizes))} rows:", len(sizes)
+    stage = f"Stage {rank}, micro-batches of {', '.join(map(str, sizes))} rows:"
+    m = len(sizes)
 
     def send(tensor: torch.Tensor) -> None:
-        expect(tensor is not None, f"{stage} you send None. Is that x.grad, where x does not require a gradient?")
+        expect(
+            tensor is not None, f"{stage} you send None. Is that x.grad, where x does not require a gradient?"
+        )
         sent.append(of_kind(tensor, torch.Tensor, f"{stage} what you send is").detach().clone())
-        expect(tensor.dtype == torch.float32, f"{stage} you send {tensor.dtype}, but the other rank expects fp32.")
+        expect(
+            tensor.dtype == torch.float32,
+            f"{stage} you send {tensor.dtype}, but the other rank expects fp32.",
+        )
         for latest in passed[-1:] if rank == 0 else ():
             latest.append(weakref.ref(tensor.untyped_storage()))
 
@@ -198,13 +252,23 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
         waits = rank == 0 and len(sent) <= len(taken)
         expect(not waits, f"{stage} you wait forever: for a gradient whose output you have not sent yet.")
         soon = rank == 0 and len(sent) < min(m, len(taken) + 2)
-        expect(not soon, f"{stage} it waits after each micro-batch, and so does the other stage: send one more first.")
+        expect(
+            not soon,
+            f"{stage} it waits after each micro-batch, and so does the other stage: send one more first.",
+        )
         early = rank == 1 and len(taken) > len(sent) + 1
-        expect(not early, f"{stage} you wait for a third input before you send the first gradient. Stage 0 goes two "
-               "micro-batches ahead, then waits for you. Both wait forever.")  # fmt: skip
+        expect(
+            not early,
+            f"{stage} you wait for a third input before you send the first gradient. Stage 0 goes two "
+            "micro-batches ahead, then waits for you. Both wait forever.",
+        )
         taken.append(messages[rank][len(taken)].clone())
-        shape, given = tuple(shape), taken[-1].clone()
-        order = f"{stage} you wait for {shape}, and another shape comes. Do you wait in the order of the micro-batches?"
+        shape = tuple(shape)
+        given = taken[-1].clone()
+        order = (
+            f"{stage} you wait for {shape}, and another shape comes. Do you wait in the order of the"
+            " micro-batches?"
+        )
         expect(shape == given.shape, order)
         if rank == 1:
             passed.append([weakref.ref(given.untyped_storage())])
@@ -212,9 +276,17 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
 
     before = [weight.detach().clone() for weight in mine.parameters()]
     call(answer, mine, rank, data, send, receive, returns=(object, NoneType), finite=False)
-    expect(same(list(mine.parameters()), before), f"{stage} weights have changed. Leave only gradients: no optimizer.")
-    expect(len(taken) == m, f"{stage} you leave messages of the other stage unread. There is one per micro-batch.")
-    expect(len(sent) == m, f"{stage} you send {len(sent)} tensors. The other stage expects one per micro-batch.")
+    expect(
+        same(list(mine.parameters()), before),
+        f"{stage} weights have changed. Leave only gradients: no optimizer.",
+    )
+    expect(
+        len(taken) == m,
+        f"{stage} you leave messages of the other stage unread. There is one per micro-batch.",
+    )
+    expect(
+        len(sent) == m, f"{stage} you send {len(sent)} tensors. The other stage expects one per micro-batch."
+    )
     found = [weight.grad for weight in mine.parameters()]
     if not same(found, gradients[rank]):
         for message, scale in SCALES.items() if rank == 1 else ():
@@ -223,8 +295,14 @@ def _play(answer: Any, rank: int, sizes: Sequence[int]) -> None:
     way = ("an output", "a gradient of the input")[rank]
     expect(same(sent, messages[1 - rank]), f"{stage} what you send is not {way}, micro-batch by micro-batch.")
     most = max(kept)
-    expect(most <= 2 - rank, f"{stage} it keeps {most} micro-batches at once. Under 1F1B it goes backward sooner.")
-    held = ("an output older than the last one sent. Who holds y?", "an input older than the last. Who holds x?")[rank]
+    expect(
+        most <= 2 - rank,
+        f"{stage} it keeps {most} micro-batches at once. Under 1F1B it goes backward sooner.",
+    )
+    held = (
+        "an output older than the last one sent. Who holds y?",
+        "an input older than the last. Who holds x?",
+    )[rank]
     expect(not any(late), f"Stage {rank} still has {held}")
 
 
@@ -242,22 +320,30 @@ def _scaled(sizes: Sequence[int], scale: Callable[[int, Sequence[int]], float]) 
     return [cast(torch.Tensor, weight.grad) for weight in last.parameters()]
 
 
-# --------------------------------------------------------------------------------------------------- 11.4: parallel_mlp
+# --------------------------------------------------------------------------------------------------- 11.4:
+# parallel_mlp
 @exercise("11.4", "One message forward, one backward, and every gradient is the complete MLP's.")
 def parallel_mlp(answer: Any) -> None:
-    """`answer(x, up, up_bias, down, down_bias, all_reduce)` is the whole MLP's output, computed by one rank of it."""
+    """`answer(x, up, up_bias, down, down_bias, all_reduce)` is the whole MLP's output, computed by one rank
+    of it.
+    """
     for t, rank, shape in ((2, 0, (5, 8)), (4, 2, (3, 8)), (2, 1, (1, 4)), (1, 0, (3, 4))):
         with seeded():
             h = shape[-1]
-            x, up, up_bias = torch.randn(shape), torch.randn(4 * h, h), torch.randn(4 * h)
-            down, down_bias = torch.randn(h, 4 * h), torch.randn(h)
+            x = torch.randn(shape)
+            up = torch.randn(4 * h, h)
+            up_bias = torch.randn(4 * h)
+            down = torch.randn(h, 4 * h)
+            down_bias = torch.randn(h)
         parts = list(zip(up.chunk(t), up_bias.chunk(t), down.chunk(t, dim=1), strict=True))
         whole = forward_backward(_mlp, [x, up, up_bias, down, down_bias])
-        each, sums = [forward_backward(_mlp, [x, *part]) for part in parts], list[bool]()
+        each = [forward_backward(_mlp, [x, *part]) for part in parts]
+        sums = list[bool]()
         wanted = [whole.gradients[0], *each[rank].gradients[1:], whole.gradients[4]]
         all_reduce = partial(_all_reduce, each, rank, down_bias, sums)
         run = lambda *given: call(answer, *given, all_reduce, returns=torch.Tensor)  # noqa: B023, E731
-        got, where = forward_backward(run, [x, *parts[rank], down_bias]), f"With {t} rank{'s' * (t > 1)},"
+        got = forward_backward(run, [x, *parts[rank], down_bias])
+        where = f"With {t} rank{'s' * (t > 1)},"
         often = f"{where} you sum {sums.count(False)} × in forward and {sums.count(True)} × in backward."
         expect(sorted(sums) == [False, True], f"{often} Where is there only a part?")
         expect(same([got.output], [whole.output], 1e-4), f"{where} the output is not the complete MLP's.")
@@ -284,15 +370,26 @@ def _all_reduce(each: Sequence[Ran], rank: int, bias: torch.Tensor, sums: list[b
     parts = [cast(torch.Tensor, one.gradients[0]) if backward else one.output for one in each]
     way = f"In {'backward' if backward else 'forward'} you sum"
     of_kind(tensor, torch.Tensor, f"{way} what is")
-    expect(tensor.shape == parts[0].shape, f"{way} {tuple(tensor.shape)}. What has every rank only a part of?")
+    expect(
+        tensor.shape == parts[0].shape, f"{way} {tuple(tensor.shape)}. What has every rank only a part of?"
+    )
     seen = tensor.requires_grad and torch.is_grad_enabled()
-    expect(not seen, f"{way} a tensor of autograd's graph in place, and autograd does not see that. Use `Summed`.")
+    expect(
+        not seen,
+        f"{way} a tensor of autograd's graph in place, and autograd does not see that. Use `Summed`.",
+    )
     if not same([tensor], [parts[rank]], 1e-4):
-        expect(not backward, f"{way} something else than this rank's part of x's gradient. If every rank has the "
-               "complete gradient, pass it on unchanged: the sum is t times too large.")  # fmt: skip
+        expect(
+            not backward,
+            f"{way} something else than this rank's part of x's gradient. If every rank has the "
+            "complete gradient, pass it on unchanged: the sum is t times too large.",
+        )
         biased = same([tensor], [parts[rank] + bias], 1e-4)
         expect(not biased, f"{way} the bias, too: t ranks add it t times.")
-        fail(f"{way} something else than this rank's part of the output. Is the part itself off: its bias, its GELU?")
+        fail(
+            f"{way} something else than this rank's part of the output. Is the part itself off: its bias, its"
+            " GELU?"
+        )
     sums.append(backward)
     with torch.no_grad():
         tensor.copy_(torch.stack(parts).sum(0))

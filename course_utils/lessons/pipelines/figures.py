@@ -3,22 +3,25 @@
 from itertools import groupby, pairwise
 from typing import Any
 
-from course_utils.figures import COLOURS, Figure
-from course_utils.figures.axes import legend, stop
-from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, Canvas, ink_on, number, reflowing, text_width, ticks
-
+from ...figures import COLOURS, Figure
+from ...figures.axes import legend, stop
+from ...figures.canvas import GRID, MARGIN, QUIET, RULE, Canvas, ink_on, number, reflowing, text_width, ticks
 from .schedules import FORWARD, Pipeline
 
 COLOUR = {"F": COLOURS["activations"], "B": COLOURS["gradients"]}
 WORDS = {"F": "forward", "B": "backward"}
-ROW, MEMORY_ROW, LEFT = 26.0, 30.0, MARGIN + 66.0
+ROW = 26.0
+MEMORY_ROW = 30.0
+LEFT = MARGIN + 66.0
 
 
 @reflowing
 def pipeline_figure(pipeline: Pipeline, title: str = "") -> Figure:
     """Each stage's works over time, and under them the micro-batches that it keeps."""
-    canvas, title = Canvas(), title or pipeline_title(pipeline)
-    top, numbered = canvas.title(title), pipeline.schedule != "naive"
+    canvas = Canvas()
+    title = title or pipeline_title(pipeline)
+    top = canvas.title(title)
+    numbered = pipeline.schedule != "naive"
     top = _legend(canvas, top + 16, numbered)
     scale = (canvas.width - MARGIN - 96 - LEFT) / pipeline.span
     bottom = _works(canvas, pipeline, top + 12, scale, numbered)
@@ -26,7 +29,10 @@ def pipeline_figure(pipeline: Pipeline, title: str = "") -> Figure:
     bottom = _memory(canvas, pipeline, bottom + 62, scale)
     kept = ", ".join(str(pipeline.most_kept(stage)) for stage in range(pipeline.stages))
     alt = f"{stop(title)} {pipeline.micro_batches} micro-batches on {pipeline.stages} stages take "
-    alt += f"{number(pipeline.span)} units. Micro-batches kept at most, from the first stage to the last: {kept}."
+    alt += (
+        f"{number(pipeline.span)} units. Micro-batches kept at most, from the first stage to the last:"
+        f" {kept}."
+    )
     return Figure(canvas.svg(bottom + 8, title, alt), alt)
 
 
@@ -42,10 +48,14 @@ def pipeline_title(pipeline: Pipeline) -> str:
 def _legend(canvas: Canvas, y: float, numbered: bool) -> float:
     """A box is of one micro-batch where it is `numbered`, else of the whole batch."""
     whose = "micro-batch in the box" if numbered else "whole batch"
-    looks: dict[str, dict[str, Any]] = {f"{WORDS[kind]} of the {whose}": {"fill": COLOUR[kind]} for kind in WORDS}
+    looks: dict[str, dict[str, Any]] = {
+        f"{WORDS[kind]} of the {whose}": {"fill": COLOUR[kind]} for kind in WORDS
+    }
     looks["waiting"] = {"fill": "#FFFFFF", "stroke": RULE, "stroke_width": 1}
     entries = zip(looks, looks, strict=True)
-    return legend(canvas, entries, y - 12, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words]))
+    return legend(
+        canvas, entries, y - 12, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words])
+    )
 
 
 def _works(canvas: Canvas, pipeline: Pipeline, top: float, scale: float, numbered: bool) -> float:
@@ -55,8 +65,11 @@ def _works(canvas: Canvas, pipeline: Pipeline, top: float, scale: float, numbere
         canvas.text(LEFT - 8, y + 17, f"stage {stage}", 12, text_anchor="end")
         canvas.rect(LEFT, y, pipeline.span * scale, ROW, "#FFFFFF", stroke=GRID, stroke_width=1)
         for work in pipeline.of_stage(stage):
-            x, width = LEFT + work.start * scale, (work.end - work.start) * scale
-            canvas.rect(x, y, max(width - 0.8, 0.4), ROW, COLOUR[work.kind], data_work=f"{work.kind}{work.micro}")
+            x = LEFT + work.start * scale
+            width = (work.end - work.start) * scale
+            canvas.rect(
+                x, y, max(width - 0.8, 0.4), ROW, COLOUR[work.kind], data_work=f"{work.kind}{work.micro}"
+            )
             label = str(work.micro) if numbered else WORDS[work.kind]
             if text_width(label, 11) + 2 <= width:
                 canvas.text(x + width / 2, y + 17, label, 11, ink_on(COLOUR[work.kind]), text_anchor="middle")
@@ -84,7 +97,9 @@ def _memory(canvas: Canvas, pipeline: Pipeline, top: float, scale: float) -> flo
             height = count / most * MEMORY_ROW
             canvas.rect(LEFT + start * scale, base - height, (end - start) * scale, height, COLOUR[FORWARD])
         canvas.line(LEFT, base, LEFT + pipeline.span * scale, base, RULE)
-        words = f"at most {pipeline.most_kept(stage)}" + (f" and {pipeline.versions(stage)}" if keeps_versions else "")
+        words = f"at most {pipeline.most_kept(stage)}" + (
+            f" and {pipeline.versions(stage)}" if keeps_versions else ""
+        )
         canvas.text(LEFT + pipeline.span * scale + 8, base - 6, words, 12)
     return top + 12 + pipeline.stages * (MEMORY_ROW + 4) + 8
 

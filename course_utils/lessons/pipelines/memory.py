@@ -1,19 +1,22 @@
-"""Memory of one stage of a pipeline: the states of its layers, and activations of the micro-batches in flight."""
+"""Memory of one stage of a pipeline: the states of its layers, and activations of the micro-batches in
+flight.
+"""
 
 from functools import lru_cache
 from math import prod
 
-from course_utils import MemoryBreakdown, TrainingRun
-from course_utils.estimating.exact.activations import block_saved, head_saved, loss_saved, stem_saved, sum_bytes
-from course_utils.estimating.states import states_of
-from course_utils.models import Shapes, TransformerConfig, parameter_shapes
-from course_utils.units import round_up
-
+from ... import MemoryBreakdown, TrainingRun
+from ...estimating.exact.activations import block_saved, head_saved, loss_saved, stem_saved, sum_bytes
+from ...estimating.states import states_of
+from ...models import Shapes, TransformerConfig, parameter_shapes
+from ...units import round_up
 from .schedules import most_kept
 
 
 def blocks_of(layers: int, stages: int, stage: int) -> range:
-    """The blocks of one stage: as many as of any other, or one more in the first stages. ValueError for too many."""
+    """The blocks of one stage: as many as of any other, or one more in the first stages. ValueError for too
+    many.
+    """
     if not 1 <= stages <= layers:
         raise ValueError(f"{layers} blocks cannot be cut into {stages} stages")
     if stage not in range(stages):
@@ -24,8 +27,11 @@ def blocks_of(layers: int, stages: int, stage: int) -> range:
 
 
 def stage_shapes(model: TransformerConfig, stages: int, stage: int) -> Shapes:
-    """The parameters of one stage, by name and shape; a tied head is in the first and the last, as in Megatron-LM."""
-    blocks, last = blocks_of(model.layers, stages, stage), stages - 1
+    """The parameters of one stage, by name and shape; a tied head is in the first and the last, as in
+    Megatron-LM.
+    """
+    blocks = blocks_of(model.layers, stages, stage)
+    last = stages - 1
     owners = {"embedding": {0, last} if model.tied else {0}, "positions": {0}}
 
     def mine(place: str, layer: str) -> bool:
@@ -40,23 +46,34 @@ def parameters_of(model: TransformerConfig, stages: int, stage: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def stage_memory(run: TrainingRun, schedule: str, stages: int, micro_batches: int, stage: int) -> MemoryBreakdown:
-    """Bytes of one stage when it keeps the most micro-batches: its states, and all that forward keeps for backward.
+def stage_memory(
+    run: TrainingRun, schedule: str, stages: int, micro_batches: int, stage: int
+) -> MemoryBreakdown:
+    """Bytes of one stage when it keeps the most micro-batches: its states, and all that forward keeps for
+    backward.
 
-    Transients of backward and of the optimizer are not counted. With whole blocks recomputed, K of them from one
-    checkpoint ("full": 1), one stretch has all of its activations at a time, on the last stage after the loss and head
-    have freed theirs. PipeDream's versions of the weights beyond the first are `weight_copies`. Raises ValueError for
-    another kind of recomputation, and for sizes that cannot be.
+    Transients of backward and of the optimizer are not counted. With whole blocks recomputed, K of them from
+    one checkpoint ("full": 1), one stretch has all of its activations at a time, on the last stage after the
+    loss and head have freed theirs. PipeDream's versions of the weights beyond the first are `weight_copies`.
+    Raises ValueError for another kind of recomputation, and for sizes that cannot be.
     """
     if not run.blocks_per_checkpoint and run.recompute != "none":
-        raise ValueError(f"recompute={run.recompute!r}: a stage is counted with 'none' or 'full', or 'every-K' blocks")
-    shapes, kept = stage_shapes(run.model, stages, stage), most_kept(schedule, stages, micro_batches, stage)
+        raise ValueError(
+            f"recompute={run.recompute!r}: a stage is counted with 'none' or 'full', or 'every-K' blocks"
+        )
+    shapes = stage_shapes(run.model, stages, stage)
+    kept = most_kept(schedule, stages, micro_batches, stage)
     weights = sum(round_up(run.precision.weight * prod(shape)) for shape in shapes.values())
-    blocks, saved = len(blocks_of(run.model.layers, stages, stage)), block_saved(run)
-    own, again, checkpoint = blocks * sum_bytes(saved), 0, saved[0].bytes  # a block's input comes first
+    blocks = len(blocks_of(run.model.layers, stages, stage))
+    saved = block_saved(run)
+    # a block's input comes first
+    own = blocks * sum_bytes(saved)
+    again = 0
+    checkpoint = saved[0].bytes
     if run.blocks_per_checkpoint:
         together = min(run.blocks_per_checkpoint, blocks)
-        own, again = -(-blocks // together) * checkpoint, together * sum_bytes(saved) - checkpoint
+        own = -(-blocks // together) * checkpoint
+        again = together * sum_bytes(saved) - checkpoint
     stem = sum_bytes(stem_saved(run)) if stage == 0 else 0
     end = sum_bytes([*head_saved(run), *loss_saved(run)]) if stage == stages - 1 else 0
     parts = {

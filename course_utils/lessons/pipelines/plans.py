@@ -1,7 +1,8 @@
 """Plans of parallelism for a given model on a given cluster: memory, messages and idling of each, by formula.
 
-Ranks are laid out as Megatron-LM does by default: tensor parallelism innermost, then data, then pipeline. A group that
-fits into one node talks over the GPUs' own links, any other over the network. Times are at the data sheets' peak rates.
+Ranks are laid out as Megatron-LM does by default: tensor parallelism innermost, then data, then pipeline. A
+group that fits into one node talks over the GPUs' own links, any other over the network. Times are at the
+data sheets' peak rates.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,13 +10,12 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from course_utils.estimating.sharding import all_reduce_bytes, zero_bytes
-from course_utils.estimating.step_time import data_parallel_bytes
-from course_utils.gpus import Gpu
-from course_utils.interactive.feedback import divisors
-from course_utils.models import block_shapes
-from course_utils.run import TrainingRun
-
+from ...estimating.sharding import all_reduce_bytes, zero_bytes
+from ...estimating.step_time import data_parallel_bytes
+from ...gpus import Gpu
+from ...interactive.feedback import divisors
+from ...models import block_shapes
+from ...run import TrainingRun
 from .memory import parameters_of, stage_memory
 from .schedules import bubble
 
@@ -23,7 +23,9 @@ ELEMENT = 2  # bytes of a weight, a gradient and an activation that is sent, as 
 
 
 class Cluster(NamedTuple):
-    """`nodes` machines of `per_node` GPUs of one kind; `network` is each GPU's bytes/s to other nodes, one way."""
+    """`nodes` machines of `per_node` GPUs of one kind; `network` is each GPU's bytes/s to other nodes, one
+    way.
+    """
 
     gpu: Gpu
     nodes: int
@@ -49,8 +51,8 @@ class Plan(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Costs of a plan: bytes on the fullest GPU, the part of the time that it idles, and seconds of a step: compute,
-    bubble, and the messages of tensor, data and pipeline parallelism.
+    """Costs of a plan: bytes on the fullest GPU, the part of the time that it idles, and seconds of a step:
+    compute, bubble, and the messages of tensor, data and pipeline parallelism.
     """
 
     plan: Plan
@@ -66,7 +68,9 @@ class Account(NamedTuple):
 
     @property
     def overlapped(self) -> float:
-        """Seconds at best: data's and pipeline's messages hidden behind arithmetic, tensor parallelism's not."""
+        """Seconds at best: data's and pipeline's messages hidden behind arithmetic,
+        tensor parallelism's not.
+        """
         alone = self.seconds["compute"] + self.seconds["bubble"] + self.seconds["tensor"]
         return max(alone, self.seconds["data"] + self.seconds["pipeline"])
 
@@ -77,9 +81,13 @@ class Account(NamedTuple):
 
 
 def account(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -> Account:
-    """The account of one plan for steps of `global_batch` sequences. Raises ValueError unless the plan `divides`."""
+    """The account of one plan for steps of `global_batch` sequences. Raises ValueError unless the plan
+    `divides`.
+    """
     if not divides(run, cluster, plan, global_batch):
-        raise ValueError(f"{plan} does not divide the model, a batch of {global_batch} or {cluster.gpus} GPUs")
+        raise ValueError(
+            f"{plan} does not divide the model, a batch of {global_batch} or {cluster.gpus} GPUs"
+        )
     if cluster.gpu.rates is None:
         raise ValueError(f"{cluster.gpu.name}: its rates are not known")
     micro_batches = global_batch // (plan.data * run.micro_batch)
@@ -93,7 +101,9 @@ def account(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -
 
 
 def plans(run: TrainingRun, cluster: Cluster, global_batch: int) -> Iterator[Account]:
-    """The accounts of all plans that divide model, batch and cluster, with micro-batches of 1, 2, 4 and 8 sequences."""
+    """The accounts of all plans that divide model, batch and cluster, with micro-batches of 1, 2, 4 and 8
+    sequences.
+    """
     for tensor, micro_batch in product(divisors(cluster.per_node), (1, 2, 4, 8)):
         sized = run.replace(micro_batch=micro_batch)
         for pipeline, stage in product(divisors(cluster.gpus // tensor), (0, 1, 2, 3)):
@@ -103,21 +113,34 @@ def plans(run: TrainingRun, cluster: Cluster, global_batch: int) -> Iterator[Acc
 
 
 def cheapest(
-    run: TrainingRun, cluster: Cluster, global_batch: int, allowed: Callable[[Plan], bool], overlapped: bool = False
+    run: TrainingRun,
+    cluster: Cluster,
+    global_batch: int,
+    allowed: Callable[[Plan], bool],
+    overlapped: bool = False,
 ) -> Account | None:
-    """The plan `allowed` that fits the cards in the fewest seconds, `overlapped` or not, and bytes; None if none."""
-    found = (one for one in plans(run, cluster, global_batch) if allowed(one.plan) and one.memory <= cluster.gpu.room)
+    """The plan `allowed` that fits the cards in the fewest seconds, `overlapped` or not, and bytes; None if
+    none.
+    """
+    found = (
+        one
+        for one in plans(run, cluster, global_batch)
+        if allowed(one.plan) and one.memory <= cluster.gpu.room
+    )
     order = lambda one: (round(one.overlapped, 6) if overlapped else 0, round(one.total, 6), one.memory)  # noqa: E731
     return min(found, key=order, default=None)
 
 
 def memory(run: TrainingRun, plan: Plan, micro_batches: int) -> int:
-    """Bytes on the fullest GPU: 16 a parameter, sharded as ZeRO has it, and kept activations; on the last stage the two
-    tensors of s·b·V numbers that the loss's backward makes, with ZeRO's stage 3 the block that is gathered.
+    """Bytes on the fullest GPU: 16 a parameter, sharded as ZeRO has it, and kept activations; on the last
+    stage the two tensors of s·b·V numbers that the loss's backward makes, with ZeRO's stage 3 the block that
+    is gathered.
 
-    Tensor parallelism with sequence parallelism divides all of it by t (Korthikanti et al. 2022, section 4.2.2).
+    Tensor parallelism with sequence parallelism divides all of it by t (Korthikanti et al. 2022, section
+    4.2.2).
     """
-    p, found = plan.pipeline, list[int]()
+    p = plan.pipeline
+    found = list[int]()
     logit = 4 if run.model.logits == "fp32" else ELEMENT
     gathered = ELEMENT * sum(map(prod, block_shapes(run.model).values())) if plan.stage == 3 else 0
     for stage in {0, p // 2, p - 1}:
@@ -129,7 +152,9 @@ def memory(run: TrainingRun, plan: Plan, micro_batches: int) -> int:
 
 
 def step_flops(run: TrainingRun, sequences: int) -> float:
-    """6·N for each token (Kaplan et al. 2020, section 2.1) and 12·s·h·L for attention; a third more if recomputed."""
+    """6·N for each token (Kaplan et al. 2020, section 2.1) and 12·s·h·L for attention; a third more if
+    recomputed.
+    """
     s, h, L = run.seq_len, run.model.hidden, run.model.layers
     step = sequences * s * (6 * run.model.active_parameters + 12 * s * h * L)
     return step * 4 / 3 if run.recompute == "full" else step
@@ -142,16 +167,24 @@ def divides(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -
         plan.data * t * p == cluster.gpus
         and not (model.kv_heads % t or model.heads % t or model.ffn % t or model.layers % p)
         and global_batch % (plan.data * run.micro_batch) == 0
-        and plan.stage <= (0 if plan.data == 1 else 1 if p > 1 else 3)  # not for every micro-batch of a pipeline
+        and plan.stage
+        <= (0 if plan.data == 1 else 1 if p > 1 else 3)  # not for every micro-batch of a pipeline
     )
 
 
 def _messages(run: TrainingRun, plan: Plan, micro_batches: int) -> dict[str, tuple[float, int]]:
     """Bytes of the busiest GPU's messages and the span of ranks that they cross, by what they are for."""
     passed = ELEMENT * run.seq_len * run.micro_batch * run.model.hidden
-    joins = 6 if run.recompute == "full" else 4  # a block's all-reduces: 2 forward, 2 backward, 2 if run again
-    tensor = micro_batches * (run.model.layers // plan.pipeline) * joins * all_reduce_bytes(passed, plan.tensor)
+    # a block's all-reduces: 2 forward, 2 backward, 2 if run again
+    joins = 6 if run.recompute == "full" else 4
+    tensor = (
+        micro_batches * (run.model.layers // plan.pipeline) * joins * all_reduce_bytes(passed, plan.tensor)
+    )
     weights = ELEMENT * parameters_of(run.model, plan.pipeline, 0) // plan.tensor
     data = data_parallel_bytes(weights, weights, plan.data, plan.stage, micro_batches)
     pipeline = 2 * micro_batches * passed // plan.tensor if plan.pipeline > 1 else 0
-    return {"tensor": (tensor, plan.tensor), "data": (data, plan.tensor * plan.data), "pipeline": (pipeline, 10**9)}
+    return {
+        "tensor": (tensor, plan.tensor),
+        "data": (data, plan.tensor * plan.data),
+        "pipeline": (pipeline, 10**9),
+    }

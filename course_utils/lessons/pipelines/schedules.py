@@ -1,9 +1,11 @@
-"""Simulate a model cut into p stages, and m micro-batches sent through it: who works, who waits, who keeps what.
+"""Simulate a model cut into p stages, and m micro-batches sent through it: who works, who waits, who keeps
+what.
 
-Each stage does its works in an order, each as soon as what it needs has arrived: naive (the whole batch at once),
-GPipe (Huang et al. 2019: all forwards, then all backwards), 1F1B (Narayanan et al. 2021, section 2.2: one forward, one
-backward, and a flush at the end), and PipeDream (Narayanan et al. 2019: without a flush, weights updated after every
-backward). A unit of time is one forward of one micro-batch on one stage; sending takes none.
+Each stage does its works in an order, each as soon as what it needs has arrived: naive (the whole batch at
+once), GPipe (Huang et al. 2019: all forwards, then all backwards), 1F1B (Narayanan et al. 2021, section 2.2:
+one forward, one backward, and a flush at the end), and PipeDream (Narayanan et al. 2019: without a flush,
+weights updated after every backward). A unit of time is one forward of one micro-batch on one stage; sending
+takes none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from course_utils.errors import check_known
+from ...errors import check_known
 
 FORWARD, BACKWARD = "F", "B"
 SCHEDULES = ("naive", "GPipe", "1F1B", "PipeDream")
@@ -20,7 +22,8 @@ MOST_STAGES, MOST_MICRO_BATCHES = 64, 512
 
 @dataclass(frozen=True)
 class Work:
-    """A forward ("F") or a backward ("B") of one micro-batch (−1: of all at once) on one stage; both count from 0.
+    """A forward ("F") or a backward ("B") of one micro-batch (−1: of all at once) on one stage; both count
+    from 0.
 
     `version` counts the updates that its forward sees, `late` those between that forward and this backward.
     """
@@ -62,10 +65,15 @@ class Pipeline:
         return [f"{work.kind}{work.micro}" for work in self.of_stage(stage)]
 
     def kept(self, stage: int) -> list[tuple[float, int]]:
-        """(time, micro-batches whose activations the stage keeps from then on): one more as a forward begins."""
+        """(time, micro-batches whose activations the stage keeps from then on): one
+        more as a forward begins.
+        """
         size = self.micro_batches if self.schedule == "naive" else 1
-        changes = [(work.start, size) if work.kind == FORWARD else (work.end, -size) for work in self.of_stage(stage)]
-        times, steps = zip(*sorted(changes), strict=True)  # what is freed at a moment is free for what begins in it
+        changes = [
+            (work.start, size) if work.kind == FORWARD else (work.end, -size) for work in self.of_stage(stage)
+        ]
+        # what is freed at a moment is free for what begins in it
+        times, steps = zip(*sorted(changes), strict=True)
         return list(zip((0.0, *times), accumulate(steps, initial=0), strict=True))
 
     def most_kept(self, stage: int) -> int:
@@ -73,7 +81,9 @@ class Pipeline:
         return max(count for _, count in self.kept(stage))
 
     def versions(self, stage: int) -> int:
-        """Copies of its weights that the stage keeps at most: one for each version that a backward still needs."""
+        """Copies of its weights that the stage keeps at most: one for each version that a backward still
+        needs.
+        """
         forwards = {work.micro: work for work in self.of_stage(stage) if work.kind == FORWARD}
         backwards = {work.micro: work for work in self.of_stage(stage) if work.kind == BACKWARD}
         return max(
@@ -82,20 +92,30 @@ class Pipeline:
         )
 
     def late(self, stage: int) -> int:
-        """Updates between a micro-batch's forward and its own update, at most: the staleness of its gradient."""
+        """Updates between a micro-batch's forward and its own update, at most: the
+        staleness of its gradient.
+        """
         return max(work.late for work in self.of_stage(stage))
 
 
 def simulate(
-    schedule: str, stages: int, micro_batches: int, *, backward: float = 2.0, slow: Mapping[int, float] | None = None
+    schedule: str,
+    stages: int,
+    micro_batches: int,
+    *,
+    backward: float = 2.0,
+    slow: Mapping[int, float] | None = None,
 ) -> Pipeline:
     """One batch of m micro-batches through p stages; PipeDream's run without an end, cut after m.
 
-    A backward takes `backward` units; `slow` says how many times as long a stage takes for its work (1 unless named).
-    Raises ValueError for an unknown schedule, and for sizes below 1 or too large to draw.
+    A backward takes `backward` units; `slow` says how many times as long a stage takes for its work (1 unless
+    named). Raises ValueError for an unknown schedule, and for sizes below 1 or too large to draw.
     """
     check_known("schedule", schedule, SCHEDULES)
-    for name, value, most in (("stages", stages, MOST_STAGES), ("micro_batches", micro_batches, MOST_MICRO_BATCHES)):
+    for name, value, most in (
+        ("stages", stages, MOST_STAGES),
+        ("micro_batches", micro_batches, MOST_MICRO_BATCHES),
+    ):
         if value not in range(1, most + 1):
             raise ValueError(f"{name} is {value!r}: a whole number from 1 to {most}")
     size = micro_batches if schedule == "naive" else 1
@@ -116,12 +136,16 @@ def order(schedule: str, stages: int, micro_batches: int, stage: int) -> list[tu
 
 
 def bubble(stages: int, micro_batches: int) -> float:
-    """The part of the time that a stage waits, GPipe and 1F1B alike: (p − 1)/(m + p − 1) (Huang et al. 2019, 2.3)."""
+    """The part of the time that a stage waits, GPipe and 1F1B alike: (p − 1)/(m + p − 1) (Huang et al. 2019,
+    2.3).
+    """
     return (stages - 1) / (micro_batches + stages - 1)
 
 
 def most_kept(schedule: str, stages: int, micro_batches: int, stage: int) -> int:
-    """Micro-batches whose activations a stage keeps at most: all m, or no more than the stages from it to the end."""
+    """Micro-batches whose activations a stage keeps at most: all m, or no more than the stages from it to the
+    end.
+    """
     return micro_batches if schedule in ("naive", "GPipe") else min(micro_batches, stages - stage)
 
 
@@ -133,18 +157,21 @@ def micro_batches_for(stages: int, most_idle: float) -> int:
 def _run(orders: list[list[tuple[str, int]]], units: list[dict[str, float]], updates: bool) -> list[Work]:
     """Let every stage do its works as early as its order and the others' results allow."""
     done: dict[tuple[str, int, int], Work] = {}
-    free, nexts = [0.0] * len(orders), [0] * len(orders)
+    free = [0.0] * len(orders)
+    nexts = [0] * len(orders)
     while len(done) < sum(map(len, orders)):
         for stage, works in enumerate(orders):
             while nexts[stage] < len(works):
                 kind, micro = works[nexts[stage]]
-                sender = stage - 1 if kind == FORWARD else stage + 1  # whose result it takes: none at either end
+                # whose result it takes: none at either end
+                sender = stage - 1 if kind == FORWARD else stage + 1
                 needed = done.get((kind, sender, micro))
                 if sender in range(len(orders)) and not needed:
                     break
                 start = max(needed.end if needed else 0.0, free[stage])
                 updated = sum(earlier == BACKWARD for earlier, _ in works[: nexts[stage]]) if updates else 0
                 seen = done[FORWARD, stage, micro].version if kind == BACKWARD else updated
-                free[stage], nexts[stage] = start + units[stage][kind], nexts[stage] + 1
+                free[stage] = start + units[stage][kind]
+                nexts[stage] = nexts[stage] + 1
                 done[kind, stage, micro] = Work(kind, stage, micro, start, free[stage], seen, updated - seen)
     return sorted(done.values(), key=lambda work: (work.start, work.stage))

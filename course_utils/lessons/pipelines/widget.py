@@ -1,27 +1,37 @@
-"""A pipeline with controls: schedule, stages, micro-batches, and how long a backward takes. For notebooks only."""
+"""A pipeline with controls: schedule, stages, micro-batches, and how long a backward takes. For notebooks
+only.
+"""
 
 import ipywidgets
 
-from course_utils.figures.canvas import Figure, number
-from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
-
+from ...figures.canvas import Figure, number
+from ...interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
 from .figures import pipeline_figure
 from .schedules import SCHEDULES, Pipeline, bubble, simulate
 
 
 class PipelinePlayer(Explorable):
-    """A batch on its way through a pipeline, with controls; in the next cell, `.pipeline` is what has been chosen."""
+    """A batch on its way through a pipeline, with controls; in the next cell, `.pipeline` is what has been
+    chosen.
+    """
 
     invitation = "A pipeline to drive: run this cell to use its sliders."
 
     def __init__(self, schedule: str = "GPipe", stages: int = 4, micro_batches: int = 8) -> None:
         simulate(schedule, stages, micro_batches)  # refuses what cannot be
         sliders = {
-            name: ipywidgets.IntSlider(min=1, max=most, value=value, description=words, style=STYLE, layout=LAYOUT)
+            name: ipywidgets.IntSlider(
+                min=1, max=most, value=value, description=words, style=STYLE, layout=LAYOUT
+            )
             for name, most, value, words in (
                 ("stages", 8, stages, "stages"),
                 ("backward", 4, 2, "backward takes"),
-                ("micro_batches", 24, micro_batches, "micro-batches"),  # more cannot be told apart in the picture
+                (
+                    "micro_batches",
+                    24,
+                    micro_batches,
+                    "micro-batches",
+                ),  # more cannot be told apart in the picture
             )
         }
         super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
@@ -35,9 +45,11 @@ class PipelinePlayer(Explorable):
     def redraw(self) -> tuple[Figure, str]:
         """The pipeline, and its bubble next to the formula's."""
         pipeline = self.pipeline
-        formula, words = bubble(pipeline.stages, pipeline.micro_batches), "(p − 1)/(m + p − 1)"
+        formula = bubble(pipeline.stages, pipeline.micro_batches)
+        words = "(p − 1)/(m + p − 1)"
         if pipeline.schedule == "naive":
-            formula, words = 1 - 1 / pipeline.stages, "1 − 1/p"
+            formula = 1 - 1 / pipeline.stages
+            words = "1 − 1/p"
         message = f"{number(pipeline.span)} units, idle {pipeline.idle:.1%}; {words} = {formula:.1%}"
         return pipeline_figure(pipeline), message.replace("%", " %")
 

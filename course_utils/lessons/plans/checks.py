@@ -12,32 +12,40 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from course_utils import GPUS, TrainingRun, arrange, estimate, measure
-from course_utils.estimating.step_time import lost_seconds
-from course_utils.interactive.feedback import call, call_for_effect, exercise, expect, fail
-from course_utils.lessons.shared.judging import same, seeded
-from course_utils.measuring.on_gpu import on_new_gpu
-from course_utils.planning.twin import SAFETY, unsupported
-from course_utils.units import MB, MiB, format_bytes
-
+from ... import GPUS, TrainingRun, arrange, estimate, measure
+from ...estimating.step_time import lost_seconds
+from ...interactive.feedback import call, call_for_effect, exercise, expect, fail
+from ...measuring.on_gpu import on_new_gpu
+from ...planning.twin import SAFETY, unsupported
+from ...units import MB, MiB, format_bytes
+from ..shared.judging import same, seeded
 from .detective import CAUSES, Evidence, broken
 
-# ------------------------------------------------------------------------------------------ 14.1: largest_micro_batch
+# ------------------------------------------------------------------------------------------ 14.1:
+# largest_micro_batch
 SEARCHES = ((64, 330, 32), (100, 370, 50), (48, 900, 48), (3, 25, None), (128, 330, 32))
-"""First size, MB on the card, and the largest size that fits. 128: each refers to itself. 3: none can be built."""
+"""First size, MB on the card, and the largest size that fits. 128: each refers to itself. 3: none can be
+built.
+"""
 
 WORKSPACES = 20 * MB  # cuBLAS keeps two, which take less
 
 
 class Trainings:
-    """Builds trainings on the GPU, and notes for which sizes, and what was alive there when each one began."""
+    """Builds trainings on the GPU, and notes for which sizes, and what was alive there
+    when each one began.
+    """
 
     def __init__(self, cycle: bool = False, error: Exception | None = None) -> None:
         self.cycle, self.error = cycle, error
-        self.sizes, self.alive = list[Any](), list[int]()
+        self.sizes = list[Any]()
+        self.alive = list[int]()
 
     def build(self, size: Any) -> Callable[[], None]:
-        expect(type(size) is int and size > 0, f"You build a training for {size} sequences. Where must halving end?")
+        expect(
+            type(size) is int and size > 0,
+            f"You build a training for {size} sequences. Where must halving end?",
+        )
         expect(size not in self.sizes, f"You build a training for {size} sequences twice.")
         self.sizes.append(size)
         self.alive.append(torch.cuda.memory_allocated() - WORKSPACES)
@@ -93,9 +101,15 @@ def largest_micro_batch(answer: Any) -> None:
             left = torch.cuda.memory_allocated() - WORKSPACES
         card = f"From {start} on a card of {room} MB:"
         cycle = "the training refers to itself. What frees such a cycle once names and error are gone?"
-        held = "an attempt is still alive when the next begins. Who refers to it: a name, or an error's traceback?"
+        held = (
+            "an attempt is still alive when the next begins. Who refers to it: a name, or an error's"
+            " traceback?"
+        )
         expect(max(trainings.alive, default=0) <= 0, f"{card} {cycle if start == 128 else held}")
-        expect(left <= 0, f"{card} a training is still alive after you return. Which name outlives your function?")
+        expect(
+            left <= 0,
+            f"{card} a training is still alive after you return. Which name outlives your function?",
+        )
         states = "the first step fits, but the second would not. When do the optimizer's states appear?"
         expect(not (right and got == 2 * right), f"{card} {states}")
         expect(right or got is None, f"{card} not even one sequence fits. In that case return None.")
@@ -103,18 +117,25 @@ def largest_micro_batch(answer: Any) -> None:
         expect(trainings.sizes == sizes, f"{card} try start, then half of it, then half of that, down to 1.")
         expect(got == right, f"{card} you do not return the size that ran.")
     with small_card(900):
-        others = ValueError("no such data"), RuntimeError("no such shape"), RuntimeError("the host is out of memory")
+        others = (
+            ValueError("no such data"),
+            RuntimeError("no such shape"),
+            RuntimeError("the host is out of memory"),
+        )
         for error in others:
             kind = f"A step raises {type(error).__name__}: “{error}”, and"
             try:
                 answer(Trainings(error=error).build, 4)
             except Exception as raised:
-                expect(raised is error, f"{kind} you raise {type(raised).__name__} instead. Let the error pass.")
+                expect(
+                    raised is error, f"{kind} you raise {type(raised).__name__} instead. Let the error pass."
+                )
             else:
                 fail(f"{kind} you go on. Which type of error means that the GPU is full?")
 
 
-# ------------------------------------------------------------------------------------------------- 14.2: fitting_step
+# ------------------------------------------------------------------------------------------------- 14.2:
+# fitting_step
 BOUND = 160 * MB
 FORMATS = {"mm": "bfloat16", "addmm": "bfloat16", "bmm": "bfloat16", "nll_loss_forward": "float32"}
 """Those under autocast: of products, and of what `cross_entropy` adds up, as its log-softmax is not."""
@@ -128,7 +149,8 @@ class SmallTransformer(nn.Module):
         super().__init__()
         how: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": True}
         blocks = (nn.TransformerEncoderLayer(hidden, 4, 4 * hidden, **how) for _ in range(layers))
-        self.embedding, self.blocks = nn.Embedding(vocab, hidden), nn.ModuleList(blocks)
+        self.embedding = nn.Embedding(vocab, hidden)
+        self.blocks = nn.ModuleList(blocks)
         self.head = nn.Linear(hidden, vocab, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -138,7 +160,9 @@ class SmallTransformer(nn.Module):
         return self.head(x)
 
 
-def plain_step(model: SmallTransformer, optimizer: torch.optim.Optimizer, batch: Sequence[torch.Tensor]) -> None:
+def plain_step(
+    model: SmallTransformer, optimizer: torch.optim.Optimizer, batch: Sequence[torch.Tensor]
+) -> None:
     tokens, targets = batch
     with torch.autocast(tokens.device.type, torch.bfloat16):
         loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
@@ -147,18 +171,23 @@ def plain_step(model: SmallTransformer, optimizer: torch.optim.Optimizer, batch:
     optimizer.zero_grad()
 
 
-def stepped(step: Callable[..., object], b: int, s: int) -> tuple[list[list[Any]], SmallTransformer, list[int]]:
-    """The gradients with which the optimizer steps, each time, the model, and how many tokens of a sequence its first
-    block sees; in fp64, which autocast leaves alone.
+def stepped(
+    step: Callable[..., object], b: int, s: int
+) -> tuple[list[list[Any]], SmallTransformer, list[int]]:
+    """The gradients with which the optimizer steps, each time, the model, and how many tokens of a sequence
+    its first block sees; in fp64, which autocast leaves alone.
     """
     with seeded():
         model = SmallTransformer(11, 8, 2).double()
         batch = tuple(torch.randint(11, (2, b, s)))
-    found, lengths = list[list[Any]](), list[int]()
+    found = list[list[Any]]()
+    lengths = list[int]()
     model.blocks[0].register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(
-        lambda *_: found.append([None if one.grad is None else one.grad.clone() for one in model.parameters()])
+        lambda *_: found.append(
+            [None if one.grad is None else one.grad.clone() for one in model.parameters()]
+        )
     )
     for _ in range(2):
         step(model, optimizer, batch)
@@ -183,10 +212,15 @@ def fitting_step(answer: Any) -> None:
     for b, s in ((7, 307), (5, 13), (1, 1)):
         got, model, lengths = stepped(asked, b, s)
         as_it_was = _parts(model) == _parts(SmallTransformer(11, 8, 2).double())
-        expect(as_it_was, "Your step changes the model: its modules are wrapped, or its weights are in another format.")
+        expect(
+            as_it_was,
+            "Your step changes the model: its modules are wrapped, or its weights are in another format.",
+        )
         sizes = f"With {b} sequences of {s}:"
         expect(len(got) == 2, f"{sizes} {len(got) / 2:g} optimizer steps for one batch. Take exactly one.")
-        cut = f"{sizes} blocks see {min(lengths, default=s)} tokens of a sequence. What does a token attend to?"
+        cut = (
+            f"{sizes} blocks see {min(lengths, default=s)} tokens of a sequence. What does a token attend to?"
+        )
         expect(min(lengths, default=s) >= s, cut)
         _expect_gradients(got, plain_gradients(b, s), sizes)
     kept = any(one.grad is not None for one in model.parameters())
@@ -195,15 +229,25 @@ def fitting_step(answer: Any) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     found = measure(step=asked, model=model, optimizer=optimizer, batch=batch, source="simulated")
     made = {(one.operation, one.dtype) for one in found.allocations if one.operation in FORMATS}
-    where = ", ".join(f"{operation} in {dtype}" for operation, dtype in sorted(made) if dtype != FORMATS[operation])
+    where = ", ".join(
+        f"{operation} in {dtype}" for operation, dtype in sorted(made) if dtype != FORMATS[operation]
+    )
     expect(not where, f"You compute something outside bf16 autocast, which is another recipe: {where}.")
     if found.peak > BOUND:
         logits = [one.bytes for one in found.alive_at(found.peak_event) if one.shape[-1:] == (8000,)]
-        why = "The blocks' activations fill it. Of how many sequences, and must all of them wait for backward?"
+        why = (
+            "The blocks' activations fill it. Of how many sequences, and must all of them wait for backward?"
+        )
         if max(logits, default=0) > 9 * MB:
-            why = "Logits are among the largest tensors there. For how many tokens at a time do you compute them?"
+            why = (
+                "Logits are among the largest tensors there. For how many tokens at a time do you compute"
+                " them?"
+            )
         elif sum(logits) > 20 * MB:
-            why = "All pieces of the loss keep their logits for backward. Must they, or can you compute them again?"
+            why = (
+                "All pieces of the loss keep their logits for backward. Must they, or can you compute them"
+                " again?"
+            )
         elif kept:
             why = "Gradients are alive in forward. How long do you need those of the last step?"
         over = f"{format_bytes(found.peak - BOUND, 'MB', 0)} too high, in {found.peak_phase}"
@@ -218,14 +262,18 @@ def _expect_gradients(got: list[list[Any]], right: list[list[Any]], sizes: str) 
     mine, wanted = (torch.cat([one.flatten() for one in ones]) for ones in (got[0], right[0]))
     straight = torch.cosine_similarity(mine, wanted, dim=0) > 1 - 1e-9
     by = (mine.norm() / wanted.norm()).item()
-    expect(not straight, f"{sizes} the gradient is {by:.3g} times as long as plain_step's. What do you divide by?")
+    expect(
+        not straight,
+        f"{sizes} the gradient is {by:.3g} times as long as plain_step's. What do you divide by?",
+    )
     fail(
         f"{sizes} some tokens count more than others, or not at all. Are all pieces equally long? "
         "Do their gradients add up?"
     )
 
 
-# ------------------------------------------------------------------------------------------------------ 14.3: on_a_v100
+# ------------------------------------------------------------------------------------------------------ 14.3:
+# on_a_v100
 V100 = GPUS["V100-16GB"]
 ASKED = TrainingRun("gpt2-large", 48, 1024, "amp-fp16", attention="efficient")
 
@@ -238,7 +286,9 @@ def on_a_v100(answer: Any) -> None:
     expect(run.seq_len == ASKED.seq_len, "You change the length of the sequences. Keep it.")
     expect(run.world_size == run.tensor_parallel == 1, "You use several GPUs. There is only one V100.")
     learned = f"{run.micro_batch} × {run.accumulation_steps} is another batch, and another training"
-    expect(run.global_batch == ASKED.global_batch, f"{learned}. Keep {ASKED.global_batch} sequences per step.")
+    expect(
+        run.global_batch == ASKED.global_batch, f"{learned}. Keep {ASKED.global_batch} sequences per step."
+    )
     refused = unsupported(run, V100.capability)
     expect(not refused, f"A V100 cannot run that: {refused}.")
     expect(run.precision.name == "amp-fp16", f"{run.precision.name} is another recipe. Keep autocast.")
@@ -251,12 +301,18 @@ def on_a_v100(answer: Any) -> None:
     over = format_bytes(peak - round(V100.room / SAFETY), "GB", 2)
     expect(peak * SAFETY <= V100.room, f"Your plan needs {over} more than the card's room with the reserve.")
     share = lost_seconds(run, V100) / arrange(ASKED, V100).path[-1].lost
-    expect(share <= 1.1, f"Your plan fits, but loses {share:.2f} times the time of `fit`'s plan. What costs most?")
+    expect(
+        share <= 1.1,
+        f"Your plan fits, but loses {share:.2f} times the time of `fit`'s plan. What costs most?",
+    )
 
 
-# ----------------------------------------------------------------------------------------------------- 14.4: diagnose
+# ----------------------------------------------------------------------------------------------------- 14.4:
+# diagnose
 HIDDEN = tomllib.loads(Path(__file__).with_name("hidden.toml").read_text(encoding="utf-8"))
-BROKEN: tuple[tuple[str, str, int], ...] = tuple((cause, run, size * MiB) for cause, run, size in HIDDEN["cases"])
+BROKEN: tuple[tuple[str, str, int], ...] = tuple(
+    (cause, run, size * MiB) for cause, run, size in HIDDEN["cases"]
+)
 """Each hidden case: its cause, the run, and its card's memory for tensors."""
 RUNS_FIRST = "The check first simulates eight runs, unless it has them already: 10 to 30 seconds."
 
@@ -264,15 +320,23 @@ RUNS_FIRST = "The check first simulates eight runs, unless it has them already: 
 @exercise("14.4", "All twenty broken runs, each for the right reason.", first=RUNS_FIRST)
 def diagnose(answer: Any) -> None:
     """`answer(seen)` is the name of the cause."""
-    seen, got = list[Evidence](), list[str]()
-    for _, name, capacity in BROKEN:  # one by one: an answer that raises is told so before all runs are simulated
+    seen = list[Evidence]()
+    got = list[str]()
+    for (
+        _,
+        name,
+        capacity,
+    ) in BROKEN:  # one by one: an answer that raises is told so before all runs are simulated
         seen.append(broken(name, capacity).evidence)
         got.append(call(answer, seen[-1], returns=str))
     unknown = {*got} - {*CAUSES}
     expect(not unknown, f"You return {', '.join(map(repr, unknown))}, not one of {', '.join(CAUSES)}.")
-    wrong = [(one, cause, mine) for one, (cause, *_), mine in zip(seen, BROKEN, got, strict=True) if mine != cause]
+    wrong = [
+        (one, cause, mine) for one, (cause, *_), mine in zip(seen, BROKEN, got, strict=True) if mine != cause
+    ]
     for mistake in HIDDEN["mistakes"] if wrong else ():
-        causes, named = mistake.get("causes", CAUSES), mistake.get("named", CAUSES)
+        causes = mistake.get("causes", CAUSES)
+        named = mistake.get("named", CAUSES)
         expect(not all(cause in causes and mine in named for _, cause, mine in wrong), mistake["says"])
     for one, _, mine in wrong:
         where = f"{one.when}, a request of {format_bytes(one.requested)}"

@@ -1,6 +1,7 @@
 """Lesson 14's detective: six runs that ran out of memory, each with what a victim would see of it.
 
-A simulated step's allocations go through the allocator's replay on a card that is too small, until it finds no room.
+A simulated step's allocations go through the allocator's replay on a card that is too small, until it finds
+no room.
 """
 
 import tomllib
@@ -13,22 +14,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from course_utils import MemoryBreakdown, TrainingRun, measure, replay
-from course_utils.measurement import Measurement, Timeline
-from course_utils.measuring.simulated import availability
-from course_utils.units import GiB, MiB
+from ... import MemoryBreakdown, TrainingRun, measure, replay
+from ...measurement import Measurement, Timeline
+from ...measuring.simulated import availability
+from ...units import GiB, MiB
 
 WORDS = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))
-CAUSES: dict[str, str] = {name: words["is"] for name, words in WORDS.items()}  # of death, by the name to answer with
+# of death, by the name to answer with
+CAUSES: dict[str, str] = {name: words["is"] for name, words in WORDS.items()}
 
 
 @dataclass(frozen=True)
 class Evidence:
     """The evidence on a run that is out of memory: sizes in bytes at the moment when it failed.
 
-    `requested` found no room, `free` held no tensor (`free_share` of the card), `largest_free` is the largest piece of
-    it that was reserved. `alive` has the bytes of each kind of memory then, `step_starts` all that was allocated when
-    each step began. `heads` and `vocab` are 0 for a model without.
+    `requested` found no room, `free` held no tensor (`free_share` of the card), `largest_free` is the largest
+    piece of it that was reserved. `alive` has the bytes of each kind of memory then, `step_starts` all that
+    was allocated when each step began. `heads` and `vocab` are 0 for a model without.
     """
 
     step: int
@@ -52,7 +54,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Case:
-    """A broken run: what its owner says of it, the message, the evidence, and the timeline up to the failure."""
+    """A broken run: what its owner says of it, the message, the evidence, and the
+    timeline up to the failure.
+    """
 
     told: str
     message: str
@@ -69,7 +73,9 @@ def broken_runs() -> dict[str, TrainingRun]:
         "attention": gpt2.replace(micro_batch=4, attention="eager"),
         "fragmentation": gpt2.replace(micro_batch=8, seq_len=512),
         "activations": gpt2,
-        "short sequences": gpt2.replace(micro_batch=40, seq_len=320),  # requests above b·a·s², no multiples of it
+        "short sequences": gpt2.replace(
+            micro_batch=40, seq_len=320
+        ),  # requests above b·a·s², no multiples of it
     }
 
 
@@ -78,7 +84,8 @@ ORDER = (  # the six cases: the run, and the memory for tensors on its card
     ("fragmentation", 6 * GiB), ("activations", 6 * GiB),
 )  # fmt: skip
 WIDTH, LAYERS = 512, 6
-PROGRAMS = {"graphs": 1024, "graphs of few rows": 256, "a long batch": 16 * 1024}  # rows of the batch that is too much
+# rows of the batch that is too much
+PROGRAMS = {"graphs": 1024, "graphs of few rows": 256, "a long batch": 16 * 1024}
 
 
 def case(number: int) -> Case:
@@ -91,24 +98,34 @@ def case(number: int) -> Case:
 @cache
 def broken(name: str, capacity: int) -> Case:
     """The run of that name on a card with `capacity` bytes for tensors, which are too few for it."""
-    run, measured = broken_runs().get(name), _measured(name)
+    run = broken_runs().get(name)
+    measured = _measured(name)
     replayed = replay(measured, capacity)
-    failure, end = replayed.failure, len(replayed)
+    failure = replayed.failure
+    end = len(replayed)
     assert failure is not None, "it fits"
     marks = [mark for mark in measured.timeline.marks if mark.event <= end]
     starts = {mark.step: replayed.allocated[mark.event - 1] for mark in reversed(marks)}
     alive = MemoryBreakdown({kind: curve[end - 1] for kind, curve in measured.timeline.curves().items()})
     if run is None:
-        rows, size = PROGRAMS[name], f"{LAYERS} layers, {PROGRAMS[name]:,} rows of {WIDTH} numbers"
+        rows = PROGRAMS[name]
+        size = f"{LAYERS} layers, {PROGRAMS[name]:,} rows of {WIDTH} numbers"
         told = f"“A plain network of {size}, fp32, AdamW. The first steps worked.”"
         sizes = [LAYERS * (WIDTH + 1) * WIDTH, rows, 1, 0, 0]
     else:
         told = f"“{run.model.name}, {run.micro_batch} × {run.seq_len:,} tokens, autocast in bf16, AdamW.”"
         sizes = [run.model.parameters, run.micro_batch, run.seq_len, run.model.heads, run.model.vocab]
     evidence = Evidence(
-        marks[-1].step, marks[-1].phase, failure.requested, failure.free, failure.free_share, failure.largest_free,
-        alive, tuple(starts[step] for step in sorted(starts)), *sizes,
-    )  # fmt: skip
+        marks[-1].step,
+        marks[-1].phase,
+        failure.requested,
+        failure.free,
+        failure.free_share,
+        failure.largest_free,
+        alive,
+        tuple(starts[step] for step in sorted(starts)),
+        *sizes,
+    )
     return Case(told, replayed.message, evidence, until_failure(measured, end))
 
 
@@ -116,9 +133,11 @@ def broken(name: str, capacity: int) -> Case:
 def _measured(name: str) -> Measurement:
     if name not in PROGRAMS:
         return measure(broken_runs()[name], source="simulated")
-    model, source = perceptron(), "simulated" if availability()[0] else "cpu"
+    model = perceptron()
+    source = "simulated" if availability()[0] else "cpu"
     step, rows = (lengthening(), 1024) if name == "a long batch" else (leaking(), PROGRAMS[name])
-    optimizer, batch = torch.optim.AdamW(model.parameters()), torch.zeros(rows, WIDTH)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.zeros(rows, WIDTH)
     return measure(step=step, model=model, optimizer=optimizer, batch=batch, source=source, steps=8)
 
 
@@ -128,10 +147,21 @@ def until_failure(measured: Measurement, events: int) -> Measurement:
     line = Timeline(measured.timeline.changes[:events], marks)
     totals = line.totals()
     peak = totals.index(max(totals)) + 1
-    at_peak = MemoryBreakdown({kind: curve[peak - 1] for kind, curve in line.curves().items()}, marks[-1].phase)
+    at_peak = MemoryBreakdown(
+        {kind: curve[peak - 1] for kind, curve in line.curves().items()}, marks[-1].phase
+    )
     quiet = replace(measured.provenance, note="")  # a note may say what grows, and in which line
-    return replace(measured, breakdown=at_peak, moments={}, timeline=line, peak_event=peak, allocations=(), losses=(),
-                   phase_peaks={}, provenance=quiet)  # fmt: skip
+    return replace(
+        measured,
+        breakdown=at_peak,
+        moments={},
+        timeline=line,
+        peak_event=peak,
+        allocations=(),
+        losses=(),
+        phase_peaks={},
+        provenance=quiet,
+    )
 
 
 def perceptron() -> nn.Sequential:
@@ -153,7 +183,9 @@ def leaking() -> Any:
 def lengthening() -> Any:
     """A training step whose fourth batch is 16 times as long."""
     steps = count(1)
-    return lambda model, optimizer, batch: trained(model, optimizer, batch.repeat(16, 1) if next(steps) == 4 else batch)
+    return lambda model, optimizer, batch: trained(
+        model, optimizer, batch.repeat(16, 1) if next(steps) == 4 else batch
+    )
 
 
 def trained(model: Any, optimizer: Any, batch: Any) -> Any:

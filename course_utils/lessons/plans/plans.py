@@ -1,19 +1,21 @@
-"""Lesson 14: results of `fit` as a figure and as a table, the catalog of cards, and the grade of a prediction."""
+"""Lesson 14: results of `fit` as a figure and as a table, the catalog of cards, and the grade of a
+prediction.
+"""
 
 from collections.abc import Callable, Sequence
 from html import escape
 from math import log
 from typing import NamedTuple
 
-from course_utils.figures import signed
-from course_utils.figures.axes import OVER, legend, stop
-from course_utils.figures.canvas import MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, reflowing, text_width, wrap
-from course_utils.gpus import GPUS
-from course_utils.interactive.guesses import Guess, mark_shown, stored_guesses
-from course_utils.interactive.ledgers import show
-from course_utils.planning.fit import Plan
-from course_utils.planning.twin import SAFETY
-from course_utils.units import GB, Table, format_bytes, percent
+from ...figures import signed
+from ...figures.axes import OVER, legend, stop
+from ...figures.canvas import MARGIN, QUIET, RULE, Canvas, Figure, ink_on, number, reflowing, text_width, wrap
+from ...gpus import GPUS
+from ...interactive.guesses import Guess, mark_shown, stored_guesses
+from ...interactive.ledgers import show
+from ...planning.fit import Plan
+from ...planning.twin import SAFETY
+from ...units import GB, Table, format_bytes, percent
 
 TOO_LARGE, FITS, PATH = "#BDBDBD", "#009E73", "#0072B2"
 LEGEND = {TOO_LARGE: "too large", FITS: "fits", PATH: "the path, in the order of the table"}
@@ -28,11 +30,21 @@ GRADES = (  # the largest relative error of each grade, the grade, and words for
 
 @reflowing
 def plan_figure(plan: Plan, title: str) -> Figure:
-    """Every configuration that `fit` estimated: seconds lost against bytes at the peak, the card's line, the path."""
-    canvas, limit, everything = Canvas(), plan.card.room / SAFETY, (*plan.tried, *plan.path)
-    top = 30 + legend(canvas, LEGEND.items(), canvas.title(title) + 4,
-                      lambda x, y, _, color: _dot(canvas, x + 6, y + 6, 5, color))  # fmt: skip
-    bottom, left, right = top + HEIGHT, 50.0 if canvas.narrow else 72.0, canvas.width - MARGIN - 16.0
+    """Every configuration that `fit` estimated: seconds lost against bytes at the peak, the card's line, the
+    path.
+    """
+    canvas = Canvas()
+    limit = plan.card.room / SAFETY
+    everything = (*plan.tried, *plan.path)
+    top = 30 + legend(
+        canvas,
+        LEGEND.items(),
+        canvas.title(title) + 4,
+        lambda x, y, _, color: _dot(canvas, x + 6, y + 6, 5, color),
+    )
+    bottom = top + HEIGHT
+    left = 50.0 if canvas.narrow else 72.0
+    right = canvas.width - MARGIN - 16.0
     written = left  # up to here, ticks of the horizontal axis have their numbers
     x = _logarithmic([one.lost for one in everything], 1.1, left, right)
     y = _logarithmic([limit, *(one.peak for one in everything)], 1.15, bottom, top)
@@ -49,22 +61,37 @@ def plan_figure(plan: Plan, title: str) -> Figure:
     canvas.text(MARGIN, top - 14, "estimated peak in GB", 12, QUIET)
     canvas.text((left + right) / 2, bottom + 42, "seconds lost per step", 12, QUIET, text_anchor="middle")
     for candidate in sorted(plan.tried, key=lambda one: one.fits(plan.card)):
-        _dot(canvas, x(candidate.lost), y(candidate.peak), 3.5, FITS if candidate.fits(plan.card) else TOO_LARGE)
+        _dot(
+            canvas,
+            x(candidate.lost),
+            y(candidate.peak),
+            3.5,
+            FITS if candidate.fits(plan.card) else TOO_LARGE,
+        )
     name = f"{plan.card.name} less {percent(SAFETY - 1)} in reserve: {format_bytes(round(limit), 'GB', 1)}"
     canvas.line(left, y(limit), right, y(limit), OVER, stroke_width=1.8, data_limit=round(limit))
     for index, line in enumerate(reversed(wrap(name.replace("%", " %"), 12, right - left, bold=True))):
         canvas.halo_text(left + 4, y(limit) - 7 - 15 * index, line, 12, fill=OVER, font_weight="bold")
     _path(canvas, [(x(step.lost), y(step.peak)) for step in plan.path])
-    note = f"{len(plan.tried)} estimated, {plan.covered:,} decided; times at data-sheet rates, without overlap"
-    steps = "; ".join(f"{index} {step.what}: {format_bytes(step.peak, 'GB', 1)}, {step.lost:.2f} seconds lost"
-                      for index, step in enumerate(plan.path))  # fmt: skip
+    note = (
+        f"{len(plan.tried)} estimated, {plan.covered:,} decided; times at data-sheet rates, without overlap"
+    )
+    steps = "; ".join(
+        f"{index} {step.what}: {format_bytes(step.peak, 'GB', 1)}, {step.lost:.2f} seconds lost"
+        for index, step in enumerate(plan.path)
+    )
     fitting = f"{sum(one.fits(plan.card) for one in plan.tried)} of them fit {plan.card.name}"
-    return canvas.figure(bottom, title, f"{stop(title)} {len(plan.tried)} dots, {fitting}. The path: {steps}.", note)
+    return canvas.figure(
+        bottom, title, f"{stop(title)} {len(plan.tried)} dots, {fitting}. The path: {steps}.", note
+    )
 
 
 def _logarithmic(values: Sequence[float], room: float, start: float, end: float) -> Callable[[float], float]:
-    """The pixel of a value on an axis from `start` to `end` with all `values`, and a factor of `room` at both ends."""
-    low, high = log(min(values) / room), log(max(values) * room)
+    """The pixel of a value on an axis from `start` to `end` with all `values`, and a factor of `room` at both
+    ends.
+    """
+    low = log(min(values) / room)
+    high = log(max(values) * room)
     return lambda value: start + (end - start) * (log(value) - low) / (high - low)
 
 
@@ -74,10 +101,14 @@ def _dot(canvas: Canvas, x: float, y: float, radius: float, color: str) -> None:
 
 def _path(canvas: Canvas, places: Sequence[tuple[float, float]]) -> None:
     """A line through the places, and their numbers; places that are close share a mark."""
-    canvas.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places), fill="none", stroke=PATH, stroke_width=2.2)
+    canvas.path(
+        "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places), fill="none", stroke=PATH, stroke_width=2.2
+    )
     numbers: dict[tuple[int, int], list[str]] = {}
     for index, (x, y) in enumerate(places):
-        near = next((key for key in numbers if abs(key[0] - x) < 17 and abs(key[1] - y) < 17), (round(x), round(y)))
+        near = next(
+            (key for key in numbers if abs(key[0] - x) < 17 and abs(key[1] - y) < 17), (round(x), round(y))
+        )
         numbers.setdefault(near, []).append(str(index))
     for (x, y), names in numbers.items():
         words = ", ".join(names)
@@ -87,12 +118,17 @@ def _path(canvas: Canvas, places: Sequence[tuple[float, float]]) -> None:
 
 
 def path_table(plan: Plan) -> Table:
-    """The expert's path: each choice, by how much the peak moves, what is lost, and whether the run fits then."""
-    rows, before = [("choice", "peak", "change", "lost per step", "fits")], plan.path[0]
+    """The expert's path: each choice, by how much the peak moves, what is lost, and whether the run fits
+    then.
+    """
+    rows = [("choice", "peak", "change", "lost per step", "fits")]
+    before = plan.path[0]
     for index, step in enumerate(plan.path):
         by = signed(step.peak - before.peak, "GB", 1) if index else ""
         fits = "yes" if step.fits(plan.card) else "no"
-        rows.append((f"{index} · {step.what}", format_bytes(step.peak, "GB", 1), by, f"{step.lost:.2f} s", fits))
+        rows.append(
+            (f"{index} · {step.what}", format_bytes(step.peak, "GB", 1), by, f"{step.lost:.2f} s", fits)
+        )
         before = step
     return Table(rows)
 
@@ -104,13 +140,16 @@ def catalog() -> Table:
         assert card.rates is not None  # the catalog has the rates of each; a test says so
         told = format_bytes(card.usable, "GiB", 2) if card.usable else "unknown"
         seen = card.usable_source.removeprefix("https://github.com/") or "–"
-        memory, rate = f"{card.rates.memory / 1e9:,.0f}", f"{card.rates.tensor / 1e12:,.0f}"
+        memory = f"{card.rates.memory / 1e9:,.0f}"
+        rate = f"{card.rates.tensor / 1e12:,.0f}"
         rows.append((card.name, format_bytes(card.memory, "GiB", 2), told, memory, rate, seen))
     return Table(rows)
 
 
 class Graded(NamedTuple):
-    """A locked prediction, judged by its error: `guess` minus `actual` bytes, which are `word`: "simulated"."""
+    """A locked prediction, judged by its error: `guess` minus `actual` bytes, which are
+    `word`: "simulated".
+    """
 
     actual: int
     guess: Guess | None
@@ -130,6 +169,8 @@ class Graded(NamedTuple):
 
 
 def grade(key: str, actual: int, word: str) -> None:
-    """Show the grade of the prediction locked under `key`, against `actual` bytes; `word` is a measurement's own."""
+    """Show the grade of the prediction locked under `key`, against `actual` bytes; `word` is a measurement's
+    own.
+    """
     mark_shown(key)
     show(Graded(actual, stored_guesses().get(key), word))

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from functools import partial
 
-from course_utils import TrainingRun, estimate, gpu
-from course_utils.interactive.quiz import Numbers, gb
-from course_utils.planning.twin import SAFETY
-from course_utils.units import GB, GiB, each, format_bytes
+from ... import TrainingRun, estimate, gpu
+from ...interactive.quiz import Numbers, gb
+from ...planning.twin import SAFETY
+from ...units import GB, GiB, each, format_bytes
 
 XL = TrainingRun("gpt2-xl", 32, 1024)
 _gb, _mib = (partial(format_bytes, unit=unit, digits=0) for unit in ("GB", "MiB"))
@@ -14,7 +14,8 @@ _gb, _mib = (partial(format_bytes, unit=unit, digits=0) for unit in ("GB", "MiB"
 
 def numbers() -> Iterator[Numbers]:
     card = gpu("A100-80GB")
-    room, memory = round(card.room / SAFETY), round(80 * GiB / SAFETY)
+    room = round(card.room / SAFETY)
+    memory = round(80 * GiB / SAFETY)
     yield "room", each(gb, room=room, card=card.room, label=80 * GB, memory=memory)
     runs = XL, XL.replace(micro_batch=4, accumulation_steps=8), XL.replace(micro_batch=4)
     whole, parts, one = (estimate(run).total for run in runs)
@@ -22,8 +23,11 @@ def numbers() -> Iterator[Numbers]:
     N = TrainingRun("llama3-8b").model.parameters
     yield "untouched", each(_gb, floor=16 * N, weights=2 * N, no_gradients=12 * N, copies=18 * N)
     b, s, a, h, V = 4, 1024, 12, 768, 50257
-    sizes = each(_mib, scores=4 * b * a * s * s, logits=2 * b * s * V, wide=8 * b * s * h, input=4 * b * s * h)
+    sizes = each(
+        _mib, scores=4 * b * a * s * s, logits=2 * b * s * V, wide=8 * b * s * h, input=4 * b * s * h
+    )
     yield "request", {"b": b, "s": s, "a": a, "h": h, "V": V} | sizes
-    capacity, asked = 6 * GiB, 20 * 2**20
+    capacity = 6 * GiB
+    asked = 20 * 2**20
     sizes = each(_mib, asked=asked, crumbs=capacity // 50)
     yield "crumbs", {"capacity": format_bytes(capacity, "GiB", 0)} | sizes

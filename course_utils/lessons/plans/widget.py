@@ -2,15 +2,16 @@
 
 from html import escape
 
-from course_utils.figures import timeline
-from course_utils.figures.canvas import Figure
-from course_utils.interactive.widgets import Explorable, dropdown
-
+from ...figures import timeline
+from ...figures.canvas import Figure
+from ...interactive.widgets import Explorable, dropdown
 from .detective import CAUSES, ORDER, WORDS, Case, case
 
 
 class Detective(Explorable):
-    """The six cases with their evidence, and a list of causes to choose from; `.solved` are those got right."""
+    """The six cases with their evidence, and a list of causes to choose from; `.solved`
+    are those got right.
+    """
 
     invitation = "Six runs that ran out of memory: run this cell to diagnose them."
 
@@ -29,7 +30,9 @@ class Detective(Explorable):
         if number != self.shown:  # a new case begins without a diagnosis
             self.shown = number
             self.controls["cause"].value = ""
-        found, cause, verdict = case(number), self.controls["cause"].value, ""
+        found = case(number)
+        cause = self.controls["cause"].value
+        verdict = ""
         if cause == ORDER[number - 1][0]:
             self.solved |= {number}
             verdict = f"<b>✓ Yes: {escape(CAUSES[cause])}.</b> "

@@ -1,4 +1,6 @@
-"""Lesson 03's own drawings: gradients as a histogram with fp16's floor, and the data flow of a 16-bit training step."""
+"""Lesson 03's own drawings: gradients as a histogram with fp16's floor, and the data flow of a 16-bit
+training step.
+"""
 
 import tomllib
 from collections.abc import Sequence
@@ -6,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from course_utils.figures.axes import OVER, legend, stop
-from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, reflowing
-from course_utils.units import percent
+from ...figures.axes import OVER, legend, stop
+from ...figures.canvas import INK, MARGIN, QUIET, RULE, Canvas, Figure, reflowing
+from ...units import percent
 
 
 @reflowing
@@ -24,7 +26,8 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
     bottom = top + 190
     sizes = torch.log2(gradients.abs() * scale).floor()
     counts = {power: int((sizes == power).sum()) for power in range(LOWEST, HIGHEST)}
-    colors = {-25: OVER, -14: "#8FD0F7", 16: "#0072B2", HIGHEST: "#E69F00"}  # by what fp16 makes of such numbers
+    # by what fp16 makes of such numbers
+    colors = {-25: OVER, -14: "#8FD0F7", 16: "#0072B2", HIGHEST: "#E69F00"}
     for power, count in counts.items():
         height = 180 * count / max(*counts.values(), 1)
         color = next(color for end, color in colors.items() if power < end)
@@ -35,7 +38,11 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
         canvas.line(at(power), bottom, at(power), bottom + 4, RULE)
     for power in (-25, -14, 16):
         canvas.line(at(power), top - 14, at(power), bottom, INK, stroke_width=1.2, stroke_dasharray="5 3")
-    limits = {"zero in fp16": (-25, "end", -6), "subnormal": (-19.5, "middle", 0), "normal in fp16": (-14, "start", 6)}
+    limits = {
+        "zero in fp16": (-25, "end", -6),
+        "subnormal": (-19.5, "middle", 0),
+        "normal in fp16": (-14, "start", 6),
+    }
     for name, (power, anchor, aside) in limits.items():
         y = top - 20 if canvas.narrow and anchor == "middle" else top - 4
         canvas.text(at(power) + aside, y, name, 12, text_anchor=anchor)
@@ -66,18 +73,20 @@ def flow_figure(title: str) -> Figure:
     colors = {HALF: "bf16 in memory", SINGLE: "fp32, in memory or inside the matrix unit"}
     look = {"stroke": RULE, "stroke_width": 0.7}
     y = canvas.title(title) + 6
-    top = 10 + legend(canvas, colors.items(), y, lambda x, y, size, color: canvas.rect(x, y, size, size, color, **look))
+    top = 10 + legend(
+        canvas, colors.items(), y, lambda x, y, size, color: canvas.rect(x, y, size, size, color, **look)
+    )
     for words, form, *places in FLOW["boxes"]:
         x, y = places[canvas.narrow]
         _box(canvas, x, top + y, words, HALF if form == "bf16" else SINGLE)
     for corners in FLOW["arrows"]["narrow" if canvas.narrow else "wide"]:
         _arrow(canvas, [(x, top + y) for x, y in corners])
     alt = (
-        f"{stop(title)} Forward: input x and weights W, both bf16, are multiplied, summed in fp32 and rounded to the "
-        "bf16 output y. Backward: the bf16 gradient dL/dy makes two products in the same way, each rounded to bf16. "
-        "With x it gives dL/dW, which is added to the fp32 gradients. With W it gives dL/dx, which goes to the layer "
-        "below. Adam reads the fp32 gradients, keeps m and v in fp32 and updates the fp32 master weights, which are "
-        "rounded to bf16 and become W of the next step."
+        f"{stop(title)} Forward: input x and weights W, both bf16, are multiplied, summed in fp32 and rounded"
+        " to the bf16 output y. Backward: the bf16 gradient dL/dy makes two products in the same way, each"
+        " rounded to bf16. With x it gives dL/dW, which is added to the fp32 gradients. With W it gives"
+        " dL/dx, which goes to the layer below. Adam reads the fp32 gradients, keeps m and v in fp32 and"
+        " updates the fp32 master weights, which are rounded to bf16 and become W of the next step."
     )
     return Figure(canvas.svg(top + (600 if canvas.narrow else 376), title, alt), alt)
 
@@ -95,8 +104,11 @@ def _box(canvas: Canvas, x: float, y: float, words: str, color: str) -> None:
 
 
 def _arrow(canvas: Canvas, corners: Sequence[tuple[float, float]]) -> None:
-    canvas.path("M" + "L".join(f"{x:.0f} {y:.0f}" for x, y in corners), stroke=INK, stroke_width=1.3, fill="none")
+    canvas.path(
+        "M" + "L".join(f"{x:.0f} {y:.0f}" for x, y in corners), stroke=INK, stroke_width=1.3, fill="none"
+    )
     (x0, y0), (x, y) = corners[-2], corners[-1]
-    dx, dy = (x > x0) - (x < x0), (y > y0) - (y < y0)
+    dx = (x > x0) - (x < x0)
+    dy = (y > y0) - (y < y0)
     sides = "L".join(f"{x - 8 * dx - side * dy:.0f} {y - 8 * dy - side * dx:.0f}" for side in (4, -4))
     canvas.path(f"M{x:.0f} {y:.0f}L{sides}Z", fill=INK)

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 
-from course_utils import Measurement, TrainingRun
-from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
+from ... import Measurement, TrainingRun
+from ...estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 
 STATES = ("parameters", "gradients", "optimizer_states")
 
 
 def estimated_states(run: TrainingRun) -> dict[str, int]:
     """Return the bytes of parameters, gradients and optimizer states from the course's closed forms."""
-    return dict(zip(STATES, (parameter_bytes(run), gradient_bytes(run), optimizer_state_bytes(run)), strict=True))
+    return dict(
+        zip(STATES, (parameter_bytes(run), gradient_bytes(run), optimizer_state_bytes(run)), strict=True)
+    )
 
 
 def measured_states(measured: Measurement) -> dict[str, int]:

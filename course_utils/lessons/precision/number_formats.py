@@ -1,23 +1,24 @@
 """Floating-point formats bit by bit: numbers encoded and decoded exactly, and drawn.
 
-A pattern is the integer that a number's bits make, sign first. A normal number is (−1)^s · 2^(E − bias) · (1 + M/2^m),
-E and M being the exponent's and the mantissa's bits; with E = 0 it is *subnormal*, (−1)^s · 2^(1 − bias) · M/2^m
-(IEEE 754-2019, section 3.4). Every number of these formats is a Python float too.
+A pattern is the integer that a number's bits make, sign first. A normal number is (−1)^s · 2^(E − bias) · (1
++ M/2^m), E and M being the exponent's and the mantissa's bits; with E = 0 it is *subnormal*, (−1)^s · 2^(1 −
+bias) · M/2^m (IEEE 754-2019, section 3.4). Every number of these formats is a Python float too.
 """
 
 from math import copysign, frexp, inf, isnan, ldexp, nan
 from typing import NamedTuple
 
-from course_utils.errors import unknown
-from course_utils.figures.axes import legend, stop
-from course_utils.figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on, reflowing
+from ...errors import unknown
+from ...figures.axes import legend, stop
+from ...figures.canvas import MARGIN, RULE, Canvas, Figure, ink_on, reflowing
 
 
 class NumberFormat(NamedTuple):
     """A format of a sign, `exponent` and `mantissa` bits, which takes `bytes` in memory.
 
-    If it is `infinite`, its largest exponent stands for infinity and NaN, as in IEEE 754. fp8 E4M3 gives it to
-    numbers, and keeps one pattern for NaN (Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1).
+    If it is `infinite`, its largest exponent stands for infinity and NaN, as in IEEE 754. fp8 E4M3 gives it
+    to numbers, and keeps one pattern for NaN (Micikevicius et al. 2022, "FP8 Formats for Deep Learning",
+    table 1).
     """
 
     name: str
@@ -67,17 +68,30 @@ class NumberFormat(NamedTuple):
         return pattern >> (self.bits - 1), magnitude >> self.mantissa, magnitude & (2**self.mantissa - 1)
 
 
-FORMATS = {one.name: one for one in (  # the formats of training, by name
-    NumberFormat("fp32", 8, 23, 4),
-    NumberFormat("tf32", 8, 10, 4),  # what Ampere's matrix units read of an fp32 number; memory holds all 32 bits
-    NumberFormat("bf16", 8, 7, 2), NumberFormat("fp16", 5, 10, 2),
-    NumberFormat("fp8-e4m3", 4, 3, 1, infinite=False), NumberFormat("fp8-e5m2", 5, 2, 1),
-)}  # fmt: skip
-SIGN, EXPONENT, MANTISSA, UNUSED = "#D55E00", "#E69F00", "#8FD0F7", "#F2F2F2"  # colors of fields, and of bits not read
+FORMATS = {
+    one.name: one
+    for one in (  # the formats of training, by name
+        NumberFormat("fp32", 8, 23, 4),
+        NumberFormat(
+            "tf32", 8, 10, 4
+        ),  # what Ampere's matrix units read of an fp32 number; memory holds all 32 bits
+        NumberFormat("bf16", 8, 7, 2),
+        NumberFormat("fp16", 5, 10, 2),
+        NumberFormat("fp8-e4m3", 4, 3, 1, infinite=False),
+        NumberFormat("fp8-e5m2", 5, 2, 1),
+    )
+}
+# colors of fields, and of bits not read
+SIGN = "#D55E00"
+EXPONENT = "#E69F00"
+MANTISSA = "#8FD0F7"
+UNUSED = "#F2F2F2"
 
 
 def number_format(name: str | NumberFormat) -> NumberFormat:
-    """Return the format of that name, or the one that is given. Raises ValueError for a name that is not known."""
+    """Return the format of that name, or the one that is given. Raises ValueError for a name that is not
+    known.
+    """
     if isinstance(name, str) and name not in FORMATS:
         raise unknown("number format", name, FORMATS)
     return FORMATS[name] if isinstance(name, str) else name
@@ -120,10 +134,17 @@ def spelled(value: float, digits: int = 7) -> str:
 def bits_figure(value: float, title: str) -> Figure:
     """Draw `value` in each format, a row of bits each, with the number that is really stored."""
     canvas = Canvas()
-    names = {SIGN: "sign", EXPONENT: "exponent: range", MANTISSA: "mantissa: precision", UNUSED: "stored, not read"}
+    names = {
+        SIGN: "sign",
+        EXPONENT: "exponent: range",
+        MANTISSA: "mantissa: precision",
+        UNUSED: "stored, not read",
+    }
     look = {"stroke": RULE, "stroke_width": 0.5}
     y = canvas.title(title) + 4
-    y = 10 + legend(canvas, names.items(), y, lambda x, y, size, color: canvas.rect(x, y, size, size, color, **look))
+    y = 10 + legend(
+        canvas, names.items(), y, lambda x, y, size, color: canvas.rect(x, y, size, size, color, **look)
+    )
     stored = {name: spelled(rounded(name, value), 10) for name in FORMATS}  # fp32's tenth is not 0.1
     for name, form in FORMATS.items():
         y += 22 if canvas.narrow else 0  # where words are above their bits, not beside them
@@ -139,7 +160,9 @@ def bits_figure(value: float, title: str) -> Figure:
 
 
 def draw_bits(canvas: Canvas, form: NumberFormat, pattern: int, x: float, y: float, cell: float) -> float:
-    """Draw a pattern's bits, colored by field, and what is stored unread; returns the x at their right end."""
+    """Draw a pattern's bits, colored by field, and what is stored unread; returns the x
+    at their right end.
+    """
     stored = max(form.bits, 8 * form.bytes)
     for index in range(stored):
         color = field_color(form, index)

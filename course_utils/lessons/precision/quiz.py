@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from course_utils import TrainingRun, moments
-from course_utils.estimating.exact.activations import block_bytes
-from course_utils.interactive.quiz import Numbers, gb
-from course_utils.units import each
-
+from ... import TrainingRun, moments
+from ...estimating.exact.activations import block_bytes
+from ...interactive.quiz import Numbers, gb
+from ...units import each
 from .formats_in_a_step import estimated_states
 from .number_formats import FORMATS, rounded
 
@@ -25,14 +24,20 @@ def numbers() -> Iterator[Numbers]:
     yield "smallest_scale", {"scale": scale, "half": scale // 2, "normal": normal, "begin": 2**16}
     run = TrainingRun(MODEL, precision="amp-bf16")
     weights, gradients, states = estimated_states(run).values()
-    fp32, copies = weights + gradients + states, moments(run)["after loss"]["weight_copies"]
+    fp32 = weights + gradients + states
+    copies = moments(run)["after loss"]["weight_copies"]
     half = (weights + gradients) // 2 + states
     sizes = each(gb, account=fp32 + copies, fp32=fp32, half=half, twice=fp32 + 2 * copies)
     yield "autocast_account", {"N": run.model.parameters} | sizes
     run = TrainingRun(MODEL, precision="bf16-master-fp32grad")
-    weights, gradients, states = (round(size / run.model.parameters) for size in estimated_states(run).values())
-    half_gradients = round(estimated_states(run.replace(precision="bf16-master"))["gradients"] / run.model.parameters)
-    zero, total = weights + half_gradients + states, weights + gradients + states
+    weights, gradients, states = (
+        round(size / run.model.parameters) for size in estimated_states(run).values()
+    )
+    half_gradients = round(
+        estimated_states(run.replace(precision="bf16-master"))["gradients"] / run.model.parameters
+    )
+    zero = weights + half_gradients + states
+    total = weights + gradients + states
     yield "main_gradients", {"sum": total, "zero": zero, "twice": total + half_gradients, "optimizer": states}
     run = TrainingRun(MODEL, precision="bf16-master", attention="efficient")
     token = run.seq_len * run.micro_batch * run.model.hidden

@@ -7,20 +7,23 @@ from typing import Any
 
 import ipywidgets
 
-from course_utils.figures.axes import stop
-from course_utils.figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, reflowing, wrap
-from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
-
+from ...figures.axes import stop
+from ...figures.canvas import INK, MARGIN, QUIET, Canvas, Figure, reflowing, wrap
+from ...interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
 from .number_formats import FORMATS, NumberFormat, decode, draw_bits, encode, field_color, rounded, spelled
 
 
 class BitFlipper(Explorable):
-    """Buttons for the bits of one number, a field for its value and a choice of formats, which round it again."""
+    """Buttons for the bits of one number, a field for its value and a choice of formats, which round it
+    again.
+    """
 
     invitation = "Bits to flip: run this cell to use them."
 
     def __init__(self, form: str = "bf16", value: float = 1.0) -> None:
-        self.asked, self.pattern, self.busy = float(value), encode(form, value), False
+        self.asked = float(value)
+        self.pattern = encode(form, value)
+        self.busy = False
         self.form = FORMATS[form]
         self.bits = [ipywidgets.ToggleButton(layout={"width": "26px", "padding": "0"}) for _ in range(32)]
         for bit in self.bits:
@@ -59,7 +62,9 @@ class BitFlipper(Explorable):
         self.set_buttons(typed)
 
     def set_buttons(self, typed: str) -> None:
-        """Set the buttons and the field to what has been chosen, then draw; nothing of this counts as pressing."""
+        """Set the buttons and the field to what has been chosen, then draw; nothing of this counts as
+        pressing.
+        """
         self.busy = True
         self.controls["number"].value = typed
         for index, bit in enumerate(self.bits):
@@ -73,7 +78,9 @@ class BitFlipper(Explorable):
         super().update()
 
     def redraw(self) -> tuple[Figure, str]:
-        """Return the bits with their sum, and the numbers on either side. Raises ValueError for what is no number."""
+        """Return the bits with their sum, and the numbers on either side. Raises ValueError for what is no
+        number.
+        """
         typed = self.controls["number"].value
         try:
             float(typed or 0)
@@ -97,17 +104,23 @@ def bit_name(form: NumberFormat, index: int) -> str:
 def sum_of(form: NumberFormat, pattern: int) -> str:
     """Return a pattern's number as the formula has it: "+ 2^(127 − 127) · (1 + 26/128)"."""
     sign, exponent, mantissa = form.fields(pattern)
-    plus, whole = "−" if sign else "+", 2**form.mantissa
+    plus = "−" if sign else "+"
+    whole = 2**form.mantissa
     if pattern & (2 ** (form.bits - 1) - 1) > form.largest_pattern:
         return f"{plus}: the largest exponent is set aside for infinity and NaN" if form.infinite else "NaN"
     if exponent == 0:
-        return f"{plus} 2^(1 − {form.bias}) · {mantissa:,}/{whole:,}, a subnormal number" if mantissa else f"{plus} 0"
+        return (
+            f"{plus} 2^(1 − {form.bias}) · {mantissa:,}/{whole:,}, a subnormal number"
+            if mantissa
+            else f"{plus} 0"
+        )
     return f"{plus} 2^({exponent} − {form.bias}) · (1 + {mantissa:,}/{whole:,})"
 
 
 def neighbors(form: NumberFormat, pattern: int) -> str:
     """Return the next numbers toward and away from zero as text."""
-    sign, magnitude = pattern >> (form.bits - 1) << (form.bits - 1), pattern & (2 ** (form.bits - 1) - 1)
+    sign = pattern >> (form.bits - 1) << (form.bits - 1)
+    magnitude = pattern & (2 ** (form.bits - 1) - 1)
     if magnitude > form.largest_pattern:
         return f"The largest finite number of {form.name} is {spelled(form.largest)}."
     toward = f"Next toward zero: {spelled(decode(form, sign | (magnitude - 1)))}. " if magnitude else ""
@@ -117,10 +130,12 @@ def neighbors(form: NumberFormat, pattern: int) -> str:
 @reflowing
 def flipped_figure(form: NumberFormat, pattern: int, asked: float) -> Figure:
     """Draw one number's bits, large, with its sum below."""
-    canvas, value = Canvas(), decode(form, pattern)
+    canvas = Canvas()
+    value = decode(form, pattern)
     nearest = "" if asked == rounded(form, asked) or isnan(asked) else f", the nearest to {spelled(asked)}"
     title = f"In {form.name}: {spelled(value)}{nearest}"
-    top, room = canvas.title(title) + 12, canvas.width - 2 * MARGIN
+    top = canvas.title(title) + 12
+    room = canvas.width - 2 * MARGIN
     draw_bits(canvas, form, pattern, MARGIN, top, min(40.0, room / max(form.bits, 8 * form.bytes)))
     told = [f"{name} {spelled(getattr(form, name))}" for name in ("epsilon", "largest", "smallest")]
     told = ["not a number"] if isnan(value) else told if canvas.narrow else [" · ".join(told)]

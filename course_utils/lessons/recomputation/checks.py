@@ -14,37 +14,51 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from course_utils import SimulationUnavailable
-from course_utils.interactive.feedback import call, exercise, expect, recognized
-from course_utils.lessons.shared.judging import Ran, counted, forward_backward, held_after, same, seeded, told
-from course_utils.measuring.on_gpu import on_new_gpu
+from ... import SimulationUnavailable
+from ...interactive.feedback import call, exercise, expect, recognized
+from ...measuring.on_gpu import on_new_gpu
+from ..shared.judging import Ran, counted, forward_backward, held_after, same, seeded, told
 
 
-# ------------------------------------------------------------------------------------------------------------ 06.1: mlp
+# ------------------------------------------------------------------------------------------------------------
+# 06.1: mlp
 @exercise("06.1", "The output of the cheap operation is not kept, and no product runs again.")
 def mlp(answer: Any) -> None:
     """`answer(x, up, down)` is down(gelu(up(x))), keeps x and up's output, and runs no product again."""
     for tokens, h in ((256, 32), (64, 64), (1, 48)):
         with seeded():
-            x, layers = torch.randn(tokens, h), {"up": nn.Linear(h, 4 * h), "down": nn.Linear(4 * h, h)}
-        ways = (lambda x, up, down: down(nn.functional.gelu(up(x))), partial(call, answer, returns=torch.Tensor))
+            x = torch.randn(tokens, h)
+            layers = {"up": nn.Linear(h, 4 * h), "down": nn.Linear(4 * h, h)}
+        ways = (
+            lambda x, up, down: down(nn.functional.gelu(up(x))),
+            partial(call, answer, returns=torch.Tensor),
+        )
         weights = [weight for layer in layers.values() for weight in layer.parameters()]
         (right, once), (got, flops) = (counted(partial(way, **layers), [x], weights) for way in ways)
         expect(same([got.output], [right.output]), "The output is not down(gelu(up(x))).")
         expect(same(got.gradients, right.gradients), "The output is right, but some gradient is not.")
         expect(got.kept > 2 * x.nbytes, "You keep only x, so `up` runs again. Keep its output, too.")
-        who = ("GELU's output is still kept. Which operation needs it in backward: GELU, or the product after it? "
-               "(Or does a function of yours refer to it?)")  # fmt: skip
+        who = (
+            "GELU's output is still kept. Which operation needs it in backward: GELU, or the product after"
+            " it? (Or does a function of yours refer to it?)"
+        )
         expect(got.kept <= 5 * x.nbytes, who)  # x, and up's output of 4h
-        again = "A matrix product runs again. Is `up` in what you checkpoint? Or does your variant not stop early?"
+        again = (
+            "A matrix product runs again. Is `up` in what you checkpoint? Or does your variant not stop"
+            " early?"
+        )
         expect(flops <= once, again)
 
 
-# ------------------------------------------------------------------------------------------------------ 06.2: in_groups
-GROUPS, WIDTH = ((6, 2), (7, 3), (5, 1), (4, 4)), 16  # number of blocks, and how many of them share a checkpoint
+# ------------------------------------------------------------------------------------------------------ 06.2:
+# in_groups number of blocks, and how many of them share a checkpoint
+GROUPS = ((6, 2), (7, 3), (5, 1), (4, 4))
+WIDTH = 16
 LOOP_OVER = "Your function runs again after the loop has ended. What do its variables refer to then?"
 OTHER = f"Backward ran something other than forward. {LOOP_OVER}"
-FROZEN = "No weight gets a gradient when x requires none, as after a frozen embedding. Which variant does that?"
+FROZEN = (
+    "No weight gets a gradient when x requires none, as after a frozen embedding. Which variant does that?"
+)
 HINTS = {"Recomputed values": OTHER, "different number of tensors": OTHER, "None of the inputs have": FROZEN}
 
 
@@ -68,7 +82,9 @@ def groups_right(blocks: list[Noted], x: Any, k: int) -> Any:
 
 
 def _in_groups(answer: Callable[..., Any], count: int, k: int, dropout: float = 0.0) -> tuple[Ran, list[int]]:
-    """Forward and backward through `answer(blocks, x, k)`, and what ran, in order. With dropout x needs no gradient."""
+    """Forward and backward through `answer(blocks, x, k)`, and what ran, in order. With dropout x needs no
+    gradient.
+    """
     runs: list[int] = []
     with seeded(count):
         blocks = [Noted(number, runs, dropout) for number in range(count)]
@@ -76,7 +92,10 @@ def _in_groups(answer: Callable[..., Any], count: int, k: int, dropout: float = 
     def compute(x: torch.Tensor) -> torch.Tensor:
         given = x.detach() if dropout else x
         output = call(answer, blocks, given, k, returns=torch.Tensor, hints=HINTS)
-        expect(not (dropout and given.requires_grad), "You made x require a gradient. Its caller did not want that.")
+        expect(
+            not (dropout and given.requires_grad),
+            "You made x require a gradient. Its caller did not want that.",
+        )
         expect(output.requires_grad or not dropout, FROZEN)
         return output
 
@@ -88,26 +107,41 @@ def _in_groups(answer: Callable[..., Any], count: int, k: int, dropout: float = 
 def in_groups(answer: Any) -> None:
     """`answer(blocks, x, k)` runs x through all blocks, recomputing them in groups of k."""
     for count, k in GROUPS:
-        (right, order), (got, runs) = _in_groups(groups_right, count, k), _in_groups(answer, count, k)
+        right, order = _in_groups(groups_right, count, k)
+        got, runs = _in_groups(answer, count, k)
         where = f"With {count} blocks and k = {k}, "
-        output = "The output is not what the blocks compute one after the other. Does each block run, in order?"
+        output = (
+            "The output is not what the blocks compute one after the other. Does each block run, in order?"
+        )
         expect(same([got.output], [right.output]), output)
         expect(got.gradients[0] is not None, "No gradient reaches x. What cuts the graph?")
         expect(len(runs) != count, "Nothing runs again: every block keeps everything. Where is `checkpoint`?")
-        expect(len(runs) >= 2 * count, "Some blocks run again, others do not. Every group must, even the last one, "
-               "which `checkpoint_sequential` leaves out.")  # fmt: skip
-        expect(same(got.gradients, right.gradients), f"The output is right, but the gradients are not. {LOOP_OVER}")
+        expect(
+            len(runs) >= 2 * count,
+            "Some blocks run again, others do not. Every group must, even the last one, "
+            "which `checkpoint_sequential` leaves out.",
+        )
+        expect(
+            same(got.gradients, right.gradients),
+            f"The output is right, but the gradients are not. {LOOP_OVER}",
+        )
         expect(0 <= got.kept - right.kept < 64, f"{where}you do not keep one checkpoint for each group of k.")
-        expect(runs == order, f"{where}checkpoints are in the wrong places. Only the last group is smaller than k.")
+        expect(
+            runs == order,
+            f"{where}checkpoints are in the wrong places. Only the last group is smaller than k.",
+        )
     ways = (answer, lambda blocks, x, _: nn.Sequential(*blocks)(x))
     (got, _), (kept, _) = (_in_groups(way, *GROUPS[0], dropout=0.5) for way in ways)
     output = "With dropout, your output differs. Seed nothing, and leave the blocks in training mode."
     expect(same([got.output], [kept.output]), output)
-    masks = "With dropout, the second forward draws other masks than the first. What restores the random state?"
+    masks = (
+        "With dropout, the second forward draws other masks than the first. What restores the random state?"
+    )
     expect(same(got.gradients, kept.gradients), masks)
 
 
-# ---------------------------------------------------------------------------------------------------------- 06.3: worth
+# ----------------------------------------------------------------------------------------------------------
+# 06.3: worth
 WORTH_CASES = list(product((0, 24, 31.2, 31.8, 32, 32.1, 63, 100, 256, 999), (torch.float32, torch.bfloat16)))
 SAVES = (True, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)  # torch takes all of them
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
@@ -121,13 +155,15 @@ def _policy(least: float, worth: Any = None, products: Any = PRODUCTS, keep: Any
 def _kept_by(policy_for: Callable[..., Any], least: float, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes that a small network keeps under `policy_for(least)`, and the FLOPs of all its products."""
     with seeded():
-        wide, narrow = nn.Linear(63, 256, dtype=dtype), nn.Linear(256, 32, bias=False, dtype=dtype)
+        wide = nn.Linear(63, 256, dtype=dtype)
+        narrow = nn.Linear(256, 32, bias=False, dtype=dtype)
         x = torch.randn(4, 16, 63).to(dtype)
 
     def network(x: torch.Tensor) -> torch.Tensor:
         h = wide(x)
         y = narrow(nn.functional.gelu(h) * h.sigmoid()) + x[..., :32]
-        return torch.tanh((y @ y.mT).softmax(-1) @ y)  # stacks of products, with inner dimensions of 32 and 16
+        # stacks of products, with inner dimensions of 32 and 16
+        return torch.tanh((y @ y.mT).softmax(-1) @ y)
 
     contexts = partial(create_selective_checkpoint_contexts, policy_for(least))
     run = partial(checkpoint, network, use_reentrant=False, context_fn=contexts)
@@ -137,87 +173,136 @@ def _kept_by(policy_for: Callable[..., Any], least: float, dtype: torch.dtype) -
 
 
 WRONG_POLICIES: dict[str, dict[str, Any]] = {
-    "Compare FLOPs per *byte*: how many bytes has a number here?":
-        {"worth": lambda left, _: 2 * left.shape[-1]},
-    "A number has 4 bytes in fp32 and 2 in 16 bits. Ask the tensor.": {"worth": lambda left, _: left.shape[-1] / 2},
-    "In `bmm` the first size is the stack. The inner dimension is left's last size.":
-        {"worth": lambda left, _: 2 * left.shape[1] / left.itemsize},
-    "Count only the bytes of the *result*, without those of left and right.":
-        {"worth": lambda left, right: 2 / left.itemsize / sum(1 / n for n in (*left.shape[-2:], right.shape[-1]))},
-    "You count half the FLOPs. A multiplication and an addition are two.":
-        {"worth": lambda left, _: left.shape[-1] / left.itemsize},
-    "You count the result's columns. How many multiplications does *one* of its numbers take?":
-        {"worth": lambda left, right: 2 * right.shape[-1] / left.itemsize},
-    "You require more FLOPs per byte than `least`. *At least* includes the bound itself.": {"keep": operator.gt},
+    "Compare FLOPs per *byte*: how many bytes has a number here?": {
+        "worth": lambda left, _: 2 * left.shape[-1]
+    },
+    "A number has 4 bytes in fp32 and 2 in 16 bits. Ask the tensor.": {
+        "worth": lambda left, _: left.shape[-1] / 2
+    },
+    "In `bmm` the first size is the stack. The inner dimension is left's last size.": {
+        "worth": lambda left, _: 2 * left.shape[1] / left.itemsize
+    },
+    "Count only the bytes of the *result*, without those of left and right.": {
+        "worth": lambda left, right: (
+            2 / left.itemsize / sum(1 / n for n in (*left.shape[-2:], right.shape[-1]))
+        )
+    },
+    "You count half the FLOPs. A multiplication and an addition are two.": {
+        "worth": lambda left, _: left.shape[-1] / left.itemsize
+    },
+    "You count the result's columns. How many multiplications does *one* of its numbers take?": {
+        "worth": lambda left, right: 2 * right.shape[-1] / left.itemsize
+    },
+    "You require more FLOPs per byte than `least`. *At least* includes the bound itself.": {
+        "keep": operator.gt
+    },
     "You keep every product, whatever it is worth.": {"keep": lambda *_: True},
     "Nothing is kept: everything runs again. What does your policy return?": {"products": ()},
     "Attention's products are missing: they come as `bmm`.": {"products": PRODUCTS[:2]},
     "A linear layer with a bias is missing: it comes as `addmm`.": {"products": PRODUCTS[::2]},
-}  # fmt: skip
+}
 # A learner tries again: what the right policy and the wrong ones keep is computed once.
 KEPT_RIGHT = cache(partial(_kept_by, _policy))
-WORTH_MISTAKES = {says: cache(partial(_kept_by, partial(_policy, **wrong))) for says, wrong in WRONG_POLICIES.items()}
+WORTH_MISTAKES = {
+    says: cache(partial(_kept_by, partial(_policy, **wrong))) for says, wrong in WRONG_POLICIES.items()
+}
 
 
 @exercise("06.3", "Long inner dimensions first: they cost the most to run again, and no more to keep.")
 def worth(answer: Any) -> None:
-    """`answer(least)` is a policy that keeps a product which costs at least `least` FLOPs per byte of its result."""
+    """`answer(least)` is a policy that keeps a product which costs at least `least` FLOPs per byte of its
+    result.
+    """
     got = [_kept_by(partial(call, answer, returns=object), *case) for case in WORTH_CASES]
-    both, aten, x = [answer(least) for least in (0, 999)], torch.ops.aten, torch.zeros(4, 4)
+    both = [answer(least) for least in (0, 999)]
+    aten = torch.ops.aten
+    x = torch.zeros(4, 4)
     runs = [SimpleNamespace(is_recompute=again) for again in (False, True)]
     with told("For a product, or for a change of format with `dtype=…`, your policy raised"):
         first, second = ([policy(run, aten.mm.default, x, x) in SAVES for policy in both] for run in runs)
-        changes = [policy(run, aten._to_copy.default, x, dtype=torch.bfloat16) for policy in both for run in runs]
-    expect(first == second, "In the second run a policy returns something else for a product than in the first.")
-    otherwise = "You keep some products that should run again, or the reverse. Print `op` and its FLOPs per byte."
+        changes = [
+            policy(run, aten._to_copy.default, x, dtype=torch.bfloat16) for policy in both for run in runs
+        ]
+    expect(
+        first == second, "In the second run a policy returns something else for a product than in the first."
+    )
+    otherwise = (
+        "You keep some products that should run again, or the reverse. Print `op` and its FLOPs per byte."
+    )
     recognized(got, WORTH_CASES, KEPT_RIGHT, WORTH_MISTAKES, otherwise, operator.eq)
     expect(first == [True, False], "With two in use, a policy follows the bound of the other.")
     expect(not any(change in SAVES for change in changes), "A policy keeps the result of a change of format.")
 
 
-# ------------------------------------------------------------------------------------------------- 06.4: own_checkpoint
+# ------------------------------------------------------------------------------------------------- 06.4:
+# own_checkpoint
 TOO_FAR = "Backward of the second run continues into the operations that made the inputs. Where must it end?"
 PUT_BACK = "After backward, your caller gets other random numbers. Restore the state that you found."
-FORMATS = "The second run has another autocast than the first. Was it on in the first run, and in which dtype?"
+FORMATS = (
+    "The second run has another autocast than the first. Was it on in the first run, and in which dtype?"
+)
 OWN_HINTS = {
     "have the same dtype": FORMATS,
     "require gradients": "Token ids are whole numbers and take no gradient. Which inputs required one?",
-    "incorrect number of gradients": "A Function's backward returns one item per argument of its forward, some None.",
+    "incorrect number of gradients": (
+        "A Function's backward returns one item per argument of its forward, some None."
+    ),
     "a second time": TOO_FAR,
-    "KeyError": "The second run keeps fewer tensors than the first. Is autograd on, and does x require a gradient?",
-    "IndexError": "The second run keeps other tensors than the first. Autograd is off in backward. Do you turn it on?",
-    "does not require grad and does not have a grad_fn": "The second run has no graph: autograd is off in backward.",
+    "KeyError": (
+        "The second run keeps fewer tensors than the first. Is autograd on, and does x require a gradient?"
+    ),
+    "IndexError": (
+        "The second run keeps other tensors than the first. Autograd is off in backward. Do you turn it on?"
+    ),
+    "does not require grad and does not have a grad_fn": (
+        "The second run has no graph: autograd is off in backward."
+    ),
 }
 INPUTS = torch.arange(256) % 10, torch.linspace(-1, 1, 256 * 32).reshape(256, 32), torch.linspace(0, 1, 32)
 
 
 def _noting(dropout: float = 0.0) -> tuple[Callable[..., torch.Tensor], list[torch.Tensor], list[Any]]:
-    """A function of token ids, x and a gate, its weights, and the list in which it notes autocast when it runs."""
+    """A function of token ids, x and a gate, its weights, and the list in which it notes autocast when it
+    runs.
+    """
     notes: list[Any] = []
     with seeded():
-        table, up, down = nn.Embedding(10, 32), nn.Linear(32, 128), nn.Linear(128, 32)
+        table = nn.Embedding(10, 32)
+        up = nn.Linear(32, 128)
+        down = nn.Linear(128, 32)
 
     def function(tokens: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         callers = {frame.f_globals.get("__name__") for frame, _ in walk_stack(None)}
-        expect("torch.utils.checkpoint" not in callers, "That is PyTorch's checkpoint. This time, write your own.")
+        expect(
+            "torch.utils.checkpoint" not in callers,
+            "That is PyTorch's checkpoint. This time, write your own.",
+        )
         notes.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"))
         return x + gate * nn.functional.dropout(down(nn.functional.gelu(up(x + table(tokens)))), dropout)
 
     return function, list(nn.ModuleList([table, up, down]).parameters()), notes
 
 
-def _own(answer: Any, dropout: float = 0, times: int = 1, seed: int = 0, dtype: Any = None) -> tuple[Ran, Any, Any]:
-    """One forward and backward through `times` checkpoints, what each run noted, and random numbers afterwards."""
+def _own(
+    answer: Any, dropout: float = 0, times: int = 1, seed: int = 0, dtype: Any = None
+) -> tuple[Ran, Any, Any]:
+    """One forward and backward through `times` checkpoints, what each run noted, and random numbers
+    afterwards.
+    """
     function, weights, notes = _noting(dropout)
     after: list[torch.Tensor] = []
 
     def compute(tokens: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        x.register_hook(lambda _: after.append(torch.rand(2)))  # when backward has come through all checkpoints
+        # when backward has come through all checkpoints
+        x.register_hook(lambda _: after.append(torch.rand(2)))
         gate = gate.detach()
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
             for _ in range(times):
                 x = call(answer, function, tokens, x, gate, returns=torch.Tensor, hints=OWN_HINTS)
-        expect(not gate.requires_grad, "You make an input of your caller require a gradient. Work on a detached one.")
+        expect(
+            not gate.requires_grad,
+            "You make an input of your caller require a gradient. Work on a detached one.",
+        )
         return x
 
     return forward_backward(compute, INPUTS, weights, seed, OWN_HINTS), notes, after
@@ -227,9 +312,14 @@ def _expect_like_direct(answer: Any, otherwise: str, **options: Any) -> tuple[Ra
     """Raise CheckFailed unless output, gradients and later random numbers are those without a checkpoint."""
     got, notes, after = _own(answer, **options)
     right, _, later = _own(lambda function, *inputs: function(*inputs), **options)
-    output = "The output is not what the function returns. Do you leave the first run as it is, random numbers too?"
+    output = (
+        "The output is not what the function returns. Do you leave the first run as it is, random numbers"
+        " too?"
+    )
     expect(same([got.output], [right.output]), output)
-    expect(len(notes) > options.get("times", 1), "Backward never runs the function again: everything is kept.")
+    expect(
+        len(notes) > options.get("times", 1), "Backward never runs the function again: everything is kept."
+    )
     expect(got.gradients[1] is not None, "No gradient reaches x. What does your backward return for it?")
     missing = "A weight that the function uses gets no gradient. It is not an input. Who goes backward to it?"
     expect(all(gradient is not None for gradient in got.gradients[len(INPUTS) :]), missing)
@@ -240,15 +330,25 @@ def _expect_like_direct(answer: Any, otherwise: str, **options: Any) -> tuple[Ra
     return got, notes
 
 
-@exercise("06.4", "It keeps only its inputs, and runs the same forward again, with the same masks and formats.")
+@exercise(
+    "06.4", "It keeps only its inputs, and runs the same forward again, with the same masks and formats."
+)
 def own_checkpoint(answer: Any) -> None:
     """`answer(function, *inputs)` is function(*inputs), which backward runs again from the inputs."""
     got, notes = _expect_like_direct(answer, "Gradients are off, even without dropout and autocast.")
-    expect(len(notes) == 2, "The function runs more than twice. Once in forward and once in backward is enough.")
+    expect(
+        len(notes) == 2, "The function runs more than twice. Once in forward and once in backward is enough."
+    )
     most = sum(tensor.nbytes for tensor in INPUTS) + 2**14  # with random states
-    expect(got.kept <= most, "You keep more than the inputs for backward. What still holds tensors of the first run?")
+    expect(
+        got.kept <= most,
+        "You keep more than the inputs for backward. What still holds tensors of the first run?",
+    )
     _expect_like_direct(answer, f"With two in a row, gradients are off. {TOO_FAR}", times=2)
-    masks = "With dropout, gradients are off: the second run draws other masks. Which state did the first run have?"
+    masks = (
+        "With dropout, gradients are off: the second run draws other masks. Which state did the first run"
+        " have?"
+    )
     for seed in (0, 1):
         _expect_like_direct(answer, masks, dropout=0.5, times=2, seed=seed)
     for dtype in (torch.bfloat16, torch.float16):
@@ -259,10 +359,14 @@ def own_checkpoint(answer: Any) -> None:
 
 def _expect_inputs_alone(answer: Any) -> None:
     """Check inputs that the caller still holds, with a backward under autocast; then under `no_grad`."""
-    (function, weights, notes), (tokens, x, gate) = _noting(), (one.clone() for one in INPUTS)
+    function, weights, notes = _noting()
+    tokens, x, gate = (one.clone() for one in INPUTS)
     run = partial(answer, function, tokens, x.requires_grad_(), gate)  # `call` would hand over copies
     output, held = held_after(run, weights)
-    expect(held <= output.nbytes + 2**14, "You keep copies of the inputs. Your caller has the inputs: keep those.")
+    expect(
+        held <= output.nbytes + 2**14,
+        "You keep copies of the inputs. Your caller has the inputs: keep those.",
+    )
     with torch.autocast("cpu", torch.bfloat16), told("Backward under autocast raised", OWN_HINTS):
         output.backward(torch.ones_like(output))
     expect(len(set(notes)) == 1, FORMATS)
@@ -270,13 +374,19 @@ def _expect_inputs_alone(answer: Any) -> None:
     notes.clear()
     with torch.no_grad():
         output, held = held_after(run, weights)
-    expect(not output.requires_grad and len(notes) == 1, "Under no_grad, run the function once, and make no graph.")
-    expect(held <= output.nbytes + 2**14, "Under no_grad you keep something, although there will be no backward.")
+    expect(
+        not output.requires_grad and len(notes) == 1,
+        "Under no_grad, run the function once, and make no graph.",
+    )
+    expect(
+        held <= output.nbytes + 2**14, "Under no_grad you keep something, although there will be no backward."
+    )
 
 
 def _expect_gpus_state(answer: Any) -> None:
     """Check "cuda" with a stand-in for its generator: its state is a tensor's size, the CPU's is its seed."""
-    states, found = [3], []
+    states = [3]
+    found = []
 
     def get(*_: Any) -> torch.Tensor:
         return torch.zeros(16 + states[-1], dtype=torch.uint8, device="cpu")
@@ -291,7 +401,13 @@ def _expect_gpus_state(answer: Any) -> None:
     generator["set_rng_state"] = lambda state, *_: states.append(len(state) - 16)
     generator["set_rng_state_all"] = lambda of_all: generator["set_rng_state"](*of_all)
     stand_in = partial(mock.patch.multiple, **generator)
-    with suppress(SimulationUnavailable), seeded(), on_new_gpu(), stand_in(torch.cuda), stand_in(torch.cuda.random):
+    with (
+        suppress(SimulationUnavailable),
+        seeded(),
+        on_new_gpu(),
+        stand_in(torch.cuda),
+        stand_in(torch.cuda.random),
+    ):
         x = torch.ones(4, 4, device="cuda", requires_grad=True)
         with torch.autocast("cuda", torch.bfloat16):
             y = call(answer, function, x, returns=torch.Tensor, may_change=(1,))
@@ -305,5 +421,8 @@ def _expect_gpus_state(answer: Any) -> None:
         expect(found[0][1] == found[-1][1], numbers)
         both = "With inputs on a GPU, the second run draws other numbers on the CPU. Restore both states."
         expect(found[0][0] == found[-1][0], both)
-        expect(found[0] == found[-1], 'On a GPU, the second run is outside of autocast. Its device type is "cuda".')
+        expect(
+            found[0] == found[-1],
+            'On a GPU, the second run is outside of autocast. Its device type is "cuda".',
+        )
         expect(states[-1] == after == 9, f"With inputs on a GPU: {PUT_BACK}")

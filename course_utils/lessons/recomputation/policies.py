@@ -1,7 +1,7 @@
 """Arithmetic that a policy of recomputation costs, in percent of the step's."""
 
-from course_utils import TrainingRun
-from course_utils.estimating.step_time import model_flops, recomputed_flops
+from ... import TrainingRun
+from ...estimating.step_time import model_flops, recomputed_flops
 
 
 def added_percent(run: TrainingRun) -> float:

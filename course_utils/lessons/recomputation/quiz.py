@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from functools import partial
 from math import isqrt
 
-from course_utils import TrainingRun, estimate
-from course_utils.estimating.exact.activations import block_bytes, block_input
-from course_utils.estimating.published import checkpoints_bytes, zero_activation_bytes, zero_checkpointed_bytes
-from course_utils.interactive.quiz import Numbers, gb
-from course_utils.units import each, format_bytes, percent
+from ... import TrainingRun, estimate
+from ...estimating.exact.activations import block_bytes, block_input
+from ...estimating.published import checkpoints_bytes, zero_activation_bytes, zero_checkpointed_bytes
+from ...interactive.quiz import Numbers, gb
+from ...units import each, format_bytes, percent
 
 RUN = TrainingRun("gpt2-xl", 32, 1024, recompute="full")
 
@@ -18,14 +18,18 @@ def numbers() -> Iterator[Numbers]:
     k = isqrt(n)
     yield "square_root", {"n": n, "k": k, "alive": n // k + k, "second": n // 2 + 2}
     forward, backward = 1, 2
-    third, new_total = forward / (forward + backward), forward / (2 * forward + backward)
+    third = forward / (forward + backward)
+    new_total = forward / (2 * forward + backward)
     yield "a_third_more", each(percent, third=third, half=forward / backward, whole=1.0, new_total=new_total)
     run = TrainingRun("gpt2-xl", 32, 1000, attention="eager")
-    kept, zero, everything = checkpoints_bytes(run), zero_checkpointed_bytes(run), zero_activation_bytes(run)
+    kept = checkpoints_bytes(run)
+    zero = zero_checkpointed_bytes(run)
+    everything = zero_activation_bytes(run)
     sizes = each(gb, checkpoints=kept, zero=zero, everything=everything, block=kept // run.model.layers)
     yield "where_8_gb_come_from", sizes
     keep = RUN.replace(recompute="none")
-    live, stream = block_bytes(keep), block_input(keep).bytes
+    live = block_bytes(keep)
+    stream = block_input(keep).bytes
     sizes = {"live": live, "stream": stream, "inside": live - 2 * stream, "blocks": live * keep.model.layers}
     yield "what_stays_alive", each(partial(format_bytes, unit="GB", digits=2), **sizes)
     states = sum(estimate(RUN)[kind] for kind in ("parameters", "gradients", "optimizer_states"))

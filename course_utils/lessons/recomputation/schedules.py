@@ -1,14 +1,15 @@
-"""Three ways to run a chain of n nodes forward and backward: keep all, keep none, keep every k-th (Chen et al. 2016).
+"""Three ways to run a chain of n nodes forward and backward: keep all, keep none, keep every k-th (Chen et
+al. 2016).
 
-Each node f leaves one value behind, which its backward b needs, and hands another to the next node. A checkpoint is a
-node's input, kept so that the chain can be run again from there. Both count as one. The value that passes from node to
-node and the gradient on its way back exist in every schedule and are not counted.
+Each node f leaves one value behind, which its backward b needs, and hands another to the next node. A
+checkpoint is a node's input, kept so that the chain can be run again from there. Both count as one. The value
+that passes from node to node and the gradient on its way back exist in every schedule and are not counted.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from course_utils.interactive.feedback import divisors
+from ...interactive.feedback import divisors
 
 
 class Tick(NamedTuple):
@@ -56,7 +57,9 @@ def keep_all(nodes: int) -> Schedule:
 
 
 def keep_none(nodes: int) -> Schedule:
-    """Only the chain's input is kept, and before each b all up to its f runs again: 2 values, n + n(n+1)/2 runs."""
+    """Only the chain's input is kept, and before each b all up to its f runs again: 2 values, n + n(n+1)/2
+    runs.
+    """
     ticks = [Tick("f", node, False, (1,), ()) for node in range(1, nodes + 1)]
     for node in range(nodes, 0, -1):
         ticks += [Tick("f", other, True, (1,), ()) for other in range(1, node)]
@@ -65,7 +68,9 @@ def keep_none(nodes: int) -> Schedule:
 
 
 def keep_every(nodes: int, k: int) -> Schedule:
-    """Every k-th node's input is kept, and each stretch of k nodes runs again: n/k + k values, 2n runs of f."""
+    """Every k-th node's input is kept, and each stretch of k nodes runs again: n/k + k
+    values, 2n runs of f.
+    """
     ticks = [Tick("f", node, False, tuple(range(1, node + 1, k)), ()) for node in range(1, nodes + 1)]
     for start in reversed(range(1, nodes + 1, k)):
         ticks += _stretch(tuple(range(1, start + 1, k)), start, min(start + k - 1, nodes), again=True)
@@ -82,8 +87,9 @@ def _stretch(checkpoints: tuple[int, ...], first: int, last: int, again: bool) -
 def memory_every(nodes: int, k: int, inside: float = 1) -> float:
     """Memory, in checkpoints, when every k-th input of `nodes` is kept: n/k + c·k where k divides n.
 
-    c = `inside` is what one node keeps for its backward, counted in checkpoints: 1 in the plain chain (Chen et al.
-    2016, section 4). Where k does not divide n, the last stretch is short, and the fuller of the two moments counts.
+    c = `inside` is what one node keeps for its backward, counted in checkpoints: 1 in the plain chain (Chen
+    et al. 2016, section 4). Where k does not divide n, the last stretch is short, and the fuller of the two
+    moments counts.
     """
     whole, rest = divmod(nodes, k)
     full = whole + inside * k if whole else 0
@@ -91,5 +97,7 @@ def memory_every(nodes: int, k: int, inside: float = 1) -> float:
 
 
 def best_interval(nodes: int, inside: float = 1) -> int:
-    """The k with the least memory among those that divide `nodes`, the smallest where several tie: near √(n/c)."""
+    """The k with the least memory among those that divide `nodes`, the smallest where several tie: near
+    √(n/c).
+    """
     return min(divisors(nodes), key=lambda k: memory_every(nodes, k, inside))

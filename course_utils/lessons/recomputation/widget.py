@@ -1,18 +1,20 @@
-"""A schedule to step through: controls for the chain, a slider and a play button for its ticks. For notebooks only."""
+"""A schedule to step through: controls for the chain, a slider and a play button for its ticks. For notebooks
+only.
+"""
 
 from functools import partial
 from typing import Any
 
 import ipywidgets
 
-from course_utils.errors import check_known
-from course_utils.figures.canvas import Figure
-from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
-
+from ...errors import check_known
+from ...figures.canvas import Figure
+from ...interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
 from .figures import schedule_figure
 from .schedules import Schedule, keep_all, keep_every, keep_none
 
-EVERY, KEEP = "keep every k", {"keep all": keep_all, "keep none": keep_none}
+EVERY = "keep every k"
+KEEP = {"keep all": keep_all, "keep none": keep_none}
 SCHEDULES = (*KEEP, EVERY)
 MOST = 24  # nodes that can be distinguished in the picture
 
@@ -20,19 +22,24 @@ MOST = 24  # nodes that can be distinguished in the picture
 class SchedulePlayer(Explorable):
     """A chain under one of the three schedules, tick by tick, with controls for n and k.
 
-    Begins at `tick`, or at the last. In the next cell, `.schedule` is what has been chosen. Raises ValueError for an
-    unknown schedule, and for sizes too large for a picture.
+    Begins at `tick`, or at the last. In the next cell, `.schedule` is what has been chosen. Raises ValueError
+    for an unknown schedule, and for sizes too large for a picture.
     """
 
     invitation = "A chain to step through: run this cell to play it."
 
-    def __init__(self, schedule: str = "keep all", nodes: int = 8, k: int = 3, tick: int | None = None) -> None:
+    def __init__(
+        self, schedule: str = "keep all", nodes: int = 8, k: int = 3, tick: int | None = None
+    ) -> None:
         check_known("schedule", schedule, SCHEDULES)
         if not (2 <= nodes <= MOST and 1 <= k <= MOST):
             raise ValueError(f"nodes is {nodes} and k is {k}: choose at most {MOST}")
         slider = partial(ipywidgets.IntSlider, style=STYLE, layout=LAYOUT)
         sliders = {"n": slider(nodes, 2, MOST, description="nodes n")}
-        sliders |= {"k": slider(k, 1, MOST, description="keep every k"), "tick": slider(1, 1, 1, description="tick")}
+        sliders |= {
+            "k": slider(k, 1, MOST, description="keep every k"),
+            "tick": slider(1, 1, 1, description="tick"),
+        }
         self.play = ipywidgets.Play(min=1, value=1, interval=400, description="play")  # milliseconds a tick
         self.play.observe(lambda change: sliders["tick"].set_trait("value", change["new"]), names="value")
         super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
@@ -48,7 +55,8 @@ class SchedulePlayer(Explorable):
     def update(self, change: Any = None) -> None:
         """Draw; a new chain begins at its end, which has its totals. k can be moved only where it counts."""
         self.controls["k"].disabled = self.controls["schedule"].value != EVERY
-        slider, most = self.controls["tick"], len(self.schedule.ticks)
+        slider = self.controls["tick"]
+        most = len(self.schedule.ticks)
         if slider.max != most:
             with slider.hold_trait_notifications():
                 slider.max, slider.value = most, most
@@ -58,10 +66,13 @@ class SchedulePlayer(Explorable):
     def redraw(self) -> tuple[Figure, str]:
         schedule, at = self.schedule, self.controls["tick"].value
         done = schedule.ticks[:at]
-        forward, again = sum(tick.kind == "f" for tick in done), sum(tick.again for tick in done)
+        forward = sum(tick.kind == "f" for tick in done)
+        again = sum(tick.again for tick in done)
         now = done[-1].words.replace("again", "<b>again</b>")
         work = f"{forward} run{'s' * (forward != 1)} of f ({again} repeated) and {len(done) - forward} of b."
-        return schedule_figure(schedule, at), f"Tick {at} of {len(schedule.ticks)}: {now}. Work so far: {work}"
+        return schedule_figure(
+            schedule, at
+        ), f"Tick {at} of {len(schedule.ticks)}: {now}. Work so far: {work}"
 
 
 schedule_player = SchedulePlayer

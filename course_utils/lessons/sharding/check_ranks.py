@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import functional
 
-from course_utils.interactive.feedback import expect
-from course_utils.lessons.shared.judging import alive
-from course_utils.lessons.shared.on_ranks import report_judged
-from course_utils.measuring.tracker import Tracker
+from ...interactive.feedback import expect
+from ...measuring.tracker import Tracker
+from ..shared.judging import alive
+from ..shared.on_ranks import report_judged
 
 RANKS, STEPS, RATE = 4, 3, 0.01
 LARGEST = 4 * 33 * 33  # bytes of the largest weight in `network`
@@ -33,8 +33,16 @@ def padded(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return functional.pad(vector, (0, -len(vector) % dist.get_world_size()))
 
 
-NAMES = {"torch": torch, "nn": nn, "dist": dist, "DTensor": DTensor, "pad": functional.pad, "padded": padded,
-         "vector_to_parameters": nn.utils.vector_to_parameters}  # that a learner's function may use # fmt: skip
+# that a learner's function may use
+NAMES = {
+    "torch": torch,
+    "nn": nn,
+    "dist": dist,
+    "DTensor": DTensor,
+    "pad": functional.pad,
+    "padded": padded,
+    "vector_to_parameters": nn.utils.vector_to_parameters,
+}
 Shapes = Sequence[tuple[int, ...]]
 
 
@@ -48,7 +56,9 @@ def gradients_of(shapes: Shapes, rank: int, step: int) -> list[torch.Tensor]:
 
 
 def by_adam(shapes: Shapes, ranks: Sequence[int], factor: float, lr: float = RATE) -> Iterator[torch.Tensor]:
-    """All weights after each step of one process with Adam, on the sum of these ranks' gradients times a factor."""
+    """All weights after each step of one process with Adam, on the sum of these ranks' gradients times a
+    factor.
+    """
     weights = weights_of(shapes)
     optimizer = torch.optim.Adam(weights, lr=lr)
     for step in range(STEPS):
@@ -65,9 +75,14 @@ def enough_for(shapes: Shapes) -> int:
 
 
 def taken(answer: Any, shapes: Shapes) -> tuple[list[torch.Tensor], Counter[str], int]:
-    """Weights after each step of a learner's optimizer, its exchanges, and bytes that it keeps next to the weights."""
-    weights, rank = weights_of(shapes), dist.get_rank()
-    given, after, sent = [weight.untyped_storage() for weight in weights], list[list[float]](), Counter[str]()
+    """Weights after each step of a learner's optimizer, its exchanges, and bytes that it keeps next to the
+    weights.
+    """
+    weights = weights_of(shapes)
+    rank = dist.get_rank()
+    given = [weight.untyped_storage() for weight in weights]
+    after = list[list[float]]()
+    sent = Counter[str]()
     gradients = [gradients_of(shapes, rank, step) for step in range(STEPS)]
     with Tracker("cpu") as tracker:
         tracker.bind("parameters", weights)
@@ -92,39 +107,73 @@ def taken(answer: Any, shapes: Shapes) -> tuple[list[torch.Tensor], Counter[str]
 
 
 def judge_zero_1(answer: Any) -> dict[str, Any]:
-    """Expect a learner's optimizer to take Adam's steps on the mean of all ranks' gradients, and to keep a slice."""
-    everybody, close = range(RANKS), partial(torch.allclose, rtol=0, atol=1e-6)
+    """Expect a learner's optimizer to take Adam's steps on the mean of all ranks' gradients, and to keep a
+    slice.
+    """
+    everybody = range(RANKS)
+    close = partial(torch.allclose, rtol=0, atol=1e-6)
     for shapes, (after, sent, kept) in [(shapes, taken(answer, shapes)) for shapes in SHAPES]:
         size = -(-sum(map(prod, shapes)) // RANKS)
         right, (summed, *_) = list(by_adam(shapes, everybody, 1 / RANKS)), by_adam(shapes, everybody, 1.0)
-        own = torch.cat([next(by_adam(shapes, [rank], 1.0))[rank * size : (rank + 1) * size] for rank in everybody])
-        default, twice = next(by_adam(shapes, everybody, 1 / RANKS, 1e-3)), next(by_adam(shapes, everybody, RANKS**-2))
+        own = torch.cat(
+            [next(by_adam(shapes, [rank], 1.0))[rank * size : (rank + 1) * size] for rank in everybody]
+        )
+        default = next(by_adam(shapes, everybody, 1 / RANKS, 1e-3))
+        twice = next(by_adam(shapes, everybody, RANKS**-2))
         before = nn.utils.parameters_to_vector(weights_of(shapes))
         reduced = sum(n for name, n in sent.items() if "reduce" in name and "scatter" not in name)
-        scattered, gathered = (sum(n for name, n in sent.items() if part in name) for part in ("scatter", "gather"))
+        scattered, gathered = (
+            sum(n for name, n in sent.items() if part in name) for part in ("scatter", "gather")
+        )
         stay = "The weights do not change. Does the slice have a `.grad`? Which line puts new weights back?"
         for holds, message in (
             (not close(after[0], before), stay),
-            (not close(after[0], summed), "You step with the sum of all gradients. Data parallelism takes the mean."),
-            (not close(after[0], own), "Each rank steps with only its own gradients. Which exchange adds them up?"),
+            (
+                not close(after[0], summed),
+                "You step with the sum of all gradients. Data parallelism takes the mean.",
+            ),
+            (
+                not close(after[0], own),
+                "Each rank steps with only its own gradients. Which exchange adds them up?",
+            ),
             (not close(after[0], default), "You leave out the learning rate."),
             (not close(after[0], twice), "You take the mean twice."),
-            (close(after[0], right[0]), "The first step is not Adam's. Follow one number to its slice and back."),
+            (
+                close(after[0], right[0]),
+                "The first step is not Adam's. Follow one number to its slice and back.",
+            ),
             (
                 close(after[-1], right[-1]),
-                "Only the first step is right. What must Adam keep from step to step? Is an old gradient still there?",
+                (
+                    "Only the first step is right. What must Adam keep from step to step? Is an old gradient"
+                    " still there?"
+                ),
             ),
-            (not reduced, "The numbers are right. But an all-reduce sends every rank all sums: a slice is enough."),
-            (scattered + gathered == sum(sent.values()), "The numbers are right. Two kinds of exchange are enough."),
-            (scattered == gathered == STEPS, "The numbers are right. In a step, make each exchange only once."),
-            (kept <= enough_for(shapes), "The numbers are right. But a rank keeps more than its own slice needs."),
+            (
+                not reduced,
+                "The numbers are right. But an all-reduce sends every rank all sums: a slice is enough.",
+            ),
+            (
+                scattered + gathered == sum(sent.values()),
+                "The numbers are right. Two kinds of exchange are enough.",
+            ),
+            (
+                scattered == gathered == STEPS,
+                "The numbers are right. In a step, make each exchange only once.",
+            ),
+            (
+                kept <= enough_for(shapes),
+                "The numbers are right. But a rank keeps more than its own slice needs.",
+            ),
         ):
             expect(holds, message)
     return {}
 
 
 def network() -> nn.Sequential:
-    """Layers whose rows four ranks cannot share evenly; a bias of three numbers, and one that does not learn."""
+    """Layers whose rows four ranks cannot share evenly; a bias of three numbers, and
+    one that does not learn.
+    """
     torch.manual_seed(0)
     inner = (layer for _ in range(5) for layer in (nn.Linear(33, 33), nn.Tanh()))
     model = nn.Sequential(*inner, nn.Linear(33, 3))
@@ -150,7 +199,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def judge_checkpoint(answer: Any) -> dict[str, Any]:
-    """Expect on rank 0 the whole tensors of one process, which further steps leave alone, and nothing elsewhere."""
+    """Expect on rank 0 the whole tensors of one process, which further steps leave alone, and nothing
+    elsewhere.
+    """
     model, optimizer = sharded()
     train(model, optimizer)
     states = [one for kept in optimizer.state.values() for one in kept.values()]
@@ -170,15 +221,23 @@ def judge_checkpoint(answer: Any) -> dict[str, Any]:
     alone = torch.optim.AdamW(single.parameters(), lr=RATE)
     train(single, alone)
     for name, weight in single.named_parameters():
-        mine, wanted = found.get(name), {"weight": weight.detach(), **alone.state[weight]}
+        mine = found.get(name)
+        wanted = {"weight": weight.detach(), **alone.state[weight]}
         asked = f"Under {name!r}, return a dictionary: the weight, and what Adam keeps for it."
         expect(isinstance(mine, dict), asked)
-        missing, more = wanted.keys() - mine.keys(), mine.keys() - wanted.keys()
+        missing = wanted.keys() - mine.keys()
+        more = mine.keys() - wanted.keys()
         expect(not missing, f"{name!r} has no {' and no '.join(sorted(missing))}.")
-        expect(not more, f"{name!r} has {' and '.join(map(str, more))}, which the optimizer does not keep for it.")
+        expect(
+            not more,
+            f"{name!r} has {' and '.join(map(str, more))}, which the optimizer does not keep for it.",
+        )
         for key, right in wanted.items():
-            value, what = mine[key], f"{key!r} of {name!r}"
-            expect(type(value) is torch.Tensor, f"{what} is not a plain tensor. Which type can one process read?")
+            value = mine[key]
+            what = f"{key!r} of {name!r}"
+            expect(
+                type(value) is torch.Tensor, f"{what} is not a plain tensor. Which type can one process read?"
+            )
             expect(not value.requires_grad, f"{what} still carries a graph: use `detach`.")
             expect(value.shape == right.shape, f"{what} is not whole.")
             later = "changed after your function returned: is it a copy, or does the next step write to it?"

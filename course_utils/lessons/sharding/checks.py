@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from course_utils.interactive.feedback import alike, call, entries, exercise, expect, recognized
-from course_utils.lessons.shared.judging import told
-from course_utils.lessons.shared.on_ranks import expect_together, found_on_ranks
-from course_utils.measuring.on_gpu import on_gpu
-
+from ...interactive.feedback import alike, call, entries, exercise, expect, recognized
+from ...measuring.on_gpu import on_gpu
+from ..shared.judging import told
+from ..shared.on_ranks import expect_together, found_on_ranks
 from .check_ranks import RANKS, RATE, SHAPES, Shapes, sharded, weights_of
 
-# ------------------------------------------------------------------------------------------------------- 09.1: padding
+# -------------------------------------------------------------------------------------------------------
+# 09.1: padding
 PADDING_CASES: tuple[tuple[Shapes, int], ...] = (
     ([(50257, 768), (768,)], 64), ([(250, 1000), (250,), (4001, 250), (250,)], 4), ([(3,)], 8),
     ([(10, 6), (7, 2)], 3), ([(64, 64)], 8), ([(10, 4, 3), (7, 2, 3, 5)], 4))  # fmt: skip
@@ -37,22 +37,36 @@ _padding = _summed(lambda s, D: -s[0] % D * prod(s[1:]))
 SHARD_MISTAKES = {
     "You round down: then no rank owns the last numbers.": lambda shapes, D: _all(shapes, D) // D,
     "You round down: then no rank owns the last rows.": _summed(lambda s, D: s[0] // D * prod(s[1:])),
-    "An even share of the numbers can be a fraction. FSDP2 shards whole rows.": lambda shapes, D: _all(shapes, D) / D,
+    "An even share of the numbers can be a fraction. FSDP2 shards whole rows.": lambda shapes, D: (
+        _all(shapes, D) / D
+    ),
     "You share out single numbers. FSDP2 shards whole rows.": _summed(lambda s, D: -(-prod(s) // D)),
-    "You shard all parameters as one flat piece. FSDP2 shards each one.": lambda shapes, D: -(-_all(shapes, D) // D),
-    "You count rows. Count numbers: the other dimensions say how many a row has.": _summed(lambda s, D: -(-s[0] // D)),
-    "A parameter can have over two dimensions: how long is a row?": _summed(lambda s, D: -(-s[0] // D) * prod(s[1:2])),
-    "This is the sum over all shards. Return the numbers of one rank.": lambda shapes, D: D * _shard(shapes, D),
+    "You shard all parameters as one flat piece. FSDP2 shards each one.": lambda shapes, D: (
+        -(-_all(shapes, D) // D)
+    ),
+    "You count rows. Count numbers: the other dimensions say how many a row has.": _summed(
+        lambda s, D: -(-s[0] // D)
+    ),
+    "A parameter can have over two dimensions: how long is a row?": _summed(
+        lambda s, D: -(-s[0] // D) * prod(s[1:2])
+    ),
+    "This is the sum over all shards. Return the numbers of one rank.": lambda shapes, D: (
+        D * _shard(shapes, D)
+    ),
 }
 PADDING_MISTAKES = {
     "This counts all numbers in all shards, not only the padding.": lambda shapes, D: D * _shard(shapes, D),
-    "This is 1/D of the padding. Return the padding of all shards.": lambda shapes, D: _padding(shapes, D) / D,
+    "This is 1/D of the padding. Return the padding of all shards.": lambda shapes, D: (
+        _padding(shapes, D) / D
+    ),
 }
 
 
 @exercise("09.1", "FSDP2 rounds up the rows of each parameter by itself.")
 def padding(answer: Any) -> None:
-    """`answer(shapes, D)` is a dictionary: shard (numbers of one rank's shard) and padding (in all shards)."""
+    """`answer(shapes, D)` is a dictionary: shard (numbers of one rank's shard) and
+    padding (in all shards).
+    """
     returned = [call(answer, shapes=list(shapes), D=D, returns=Mapping) for shapes, D in PADDING_CASES]
     got = [entries(one, ("shard", "padding")) for one in returned]
     for name, right, mistakes in (("shard", _shard, SHARD_MISTAKES), ("padding", _padding, PADDING_MISTAKES)):
@@ -63,14 +77,20 @@ def padding(answer: Any) -> None:
         recognized(mine, PADDING_CASES, right, mistakes, otherwise, partial(alike, tolerance=1e-12))
 
 
-# ----------------------------------------------------------------------------------- 09.2: Zero1Adam, 09.3: checkpoint
+# ----------------------------------------------------------------------------------- 09.2: Zero1Adam, 09.3:
+# checkpoint
 PROGRAM = "course_utils.lessons.sharding.check_ranks"
 STARTS = "The check starts four processes. This takes about ten seconds."
-UNEVEN = "The vector is not D slices. Did you pad weights and gradients? Are the arguments of the exchange in order?"
+UNEVEN = (
+    "The vector is not D slices. Did you pad weights and gradients? Are the arguments of the exchange in"
+    " order?"
+)
 STEP_HINTS = {"output tensor size": UNEVEN, "same size as output size": UNEVEN}
 
 
-@exercise("09.2", "Adam's exact steps, one exchange of each kind, and a quarter of the states on each rank.", STARTS)
+@exercise(
+    "09.2", "Adam's exact steps, one exchange of each kind, and a quarter of the states on each rank.", STARTS
+)
 def zero_1_adam(answer: Any) -> None:
     """`answer(parameters, lr)` has a `step()`: Adam, its states cut among the ranks."""
 
@@ -86,7 +106,9 @@ def zero_1_adam(answer: Any) -> None:
     found_on_ranks(PROGRAM, RANKS, "zero_1", answer)
 
 
-@exercise("09.3", "Rank 0 holds whole tensors that one process can read. Other ranks hold few at a time.", STARTS)
+@exercise(
+    "09.3", "Rank 0 holds whole tensors that one process can read. Other ranks hold few at a time.", STARTS
+)
 def checkpoint(answer: Any) -> None:
     """`answer(model, optimizer)` is a dictionary of whole tensors on rank 0, and empty elsewhere."""
 
@@ -100,7 +122,8 @@ def checkpoint(answer: Any) -> None:
     expect_together(one_call, RANKS)
     found_on_ranks(PROGRAM, RANKS, "checkpoint", answer)
     gpu = (
-        "The numbers are right, but rank 0 keeps whole tensors on its GPU. A model that needs shards has no room there."
+        "The numbers are right, but rank 0 keeps whole tensors on its GPU. A model that needs shards has no"
+        " room there."
     )
     expect(_in_host_memory(answer), gpu)
 
@@ -117,18 +140,22 @@ def _in_host_memory(answer: Any) -> bool:
         return all(value.device.type == "cpu" for entry in found.values() for value in entry.values())
 
 
-# -------------------------------------------------------------------------------------------------- 09.4: shard_to_fit
+# -------------------------------------------------------------------------------------------------- 09.4:
+# shard_to_fit
 CARDS, WIDE = 8, 256
 MOST = 8 * WIDE * WIDE + 8 * WIDE  # exactly a block's
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 class Block(nn.Module):
-    """The sum of what some experts make of the same tokens; with one of them, a plain block. A gate is its own."""
+    """The sum of what some experts make of the same tokens; with one of them, a plain block. A gate is its
+    own.
+    """
 
     def __init__(self, experts: int, inner: int) -> None:
         super().__init__()
-        self.norm, self.gate = nn.LayerNorm(WIDE), nn.Parameter(torch.ones(WIDE))
+        self.norm = nn.LayerNorm(WIDE)
+        self.gate = nn.Parameter(torch.ones(WIDE))
         layers = [(nn.Linear(WIDE, inner), nn.GELU(), nn.Linear(inner, WIDE)) for _ in range(experts)]
         self.experts = nn.ModuleList(nn.Sequential(*three) for three in layers)
 
@@ -142,14 +169,24 @@ MODELS = {  # blocks, experts in each, how wide these are, and words
 }  # fmt: skip
 
 
-def peak_of(shard: Any, name: str = "six blocks", look: Callable[[nn.Module, Any], None] = lambda *_: None) -> int:
-    """Peak bytes of one step of that model on rank 0 of 8 simulated ranks, after `shard(model, most, policy)`."""
+def peak_of(
+    shard: Any, name: str = "six blocks", look: Callable[[nn.Module, Any], None] = lambda *_: None
+) -> int:
+    """Peak bytes of one step of that model on rank 0 of 8 simulated ranks, after
+    `shard(model, most, policy)`.
+    """
     blocks, experts, inner, words = MODELS[name]
     with redirect_stdout(StringIO()), on_gpu(ranks=CARDS):
         middle = nn.Sequential(*(Block(experts, inner) for _ in range(blocks)))
         model = nn.Sequential(nn.Embedding(words, WIDE), middle, nn.Linear(WIDE, words)).to("cuda")
-        hints = {"Invariant encountered": "FSDP2 loses weights: is a part sharded after the module that contains it?"}
-        optimizer = call(shard, model, MOST, POLICY, returns=torch.optim.Optimizer, may_change=(0,), hints=hints)
+        hints = {
+            "Invariant encountered": (
+                "FSDP2 loses weights: is a part sharded after the module that contains it?"
+            )
+        }
+        optimizer = call(
+            shard, model, MOST, POLICY, returns=torch.optim.Optimizer, may_change=(0,), hints=hints
+        )
         look(model, optimizer)
         torch.cuda.reset_peak_memory_stats()
         with told("A step of the model that you sharded raised"):
@@ -173,8 +210,9 @@ def _units(part: nn.Module) -> Iterator[nn.Module]:
 
 
 def _by_the_rule(model: nn.Module, most: int, policy: MixedPrecisionPolicy) -> torch.optim.Optimizer:
-    """A right answer. Its peak counts only in torch 2.11, where it is above the room: the first backward of a norm
-    that is called twice has no gradients yet, and does not free the last reduce-scatter's input. In 2.13 it does.
+    """A right answer. Its peak counts only in torch 2.11, where it is above the room: the first backward of a
+    norm that is called twice has no gradients yet, and does not free the last reduce-scatter's input. In 2.13
+    it does.
     """
     for part in list(_units(model)):
         fully_shard(part, mp_policy=policy)
@@ -183,13 +221,21 @@ def _by_the_rule(model: nn.Module, most: int, policy: MixedPrecisionPolicy) -> t
 
 @exercise("09.4", "No unit is larger than necessary, so the peak stays near the size of the shards.")
 def shard_to_fit(answer: Any) -> None:
-    """`answer(model, most, policy)` shards the model by units of at most `most` numbers, and is its optimizer."""
-    formats, room = set[torch.dtype](), [0]
+    """`answer(model, most, policy)` shards the model by units of at most `most` numbers, and is its
+    optimizer.
+    """
+    formats = set[torch.dtype]()
+    room = [0]
 
     def look(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        expect(isinstance(model, FSDPModule), "The model itself is not a unit. What shards weights outside its parts?")
+        expect(
+            isinstance(model, FSDPModule),
+            "The model itself is not a unit. What shards weights outside its parts?",
+        )
         stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-        old = "The optimizer steps weights that the model no longer has: `fully_shard` replaces the parameters."
+        old = (
+            "The optimizer steps weights that the model no longer has: `fully_shard` replaces the parameters."
+        )
         expect(stepped == set(map(id, model.parameters())), old)
         rates = {group["lr"] for group in optimizer.param_groups}
         adamw = isinstance(optimizer, torch.optim.AdamW) and rates == {1e-3}
@@ -198,20 +244,30 @@ def shard_to_fit(answer: Any) -> None:
         for part in filter(_numbers, model.modules()):
             parts = [one for one in part.modules() if one is not part]
             units = [one for one in parts if isinstance(one, FSDPModule)]
-            fine = "Your units are too small: a part of at most `most` numbers is one unit, without units inside."
+            fine = (
+                "Your units are too small: a part of at most `most` numbers is one unit, without units"
+                " inside."
+            )
             expect(not units or _numbers(part) > MOST, fine)
             if isinstance(part, FSDPModule):
                 largest = max(largest, _numbers(part, units))
-                large = "A unit gathers more than `most` numbers, although it has parts. Do its parts have parts, too?"
+                large = (
+                    "A unit gathers more than `most` numbers, although it has parts. Do its parts have parts,"
+                    " too?"
+                )
                 expect(_numbers(part, units) <= MOST or not parts, large)
             own = parts and _numbers(part) > MOST and list(part.parameters(recurse=False))
-            left = "A part that you split has parameters of its own, and no unit takes them: make it a unit, too."
+            left = (
+                "A part that you split has parameters of its own, and no unit takes them: make it a unit,"
+                " too."
+            )
             expect(not own or isinstance(part, FSDPModule), left)
             if not parts:
                 part.register_forward_pre_hook(lambda part, _: formats.add(next(part.parameters()).dtype))
         cut = list(_units(model))
         for name, part in model.named_modules():
-            made, asked = isinstance(part, FSDPModule), part in cut
+            made = isinstance(part, FSDPModule)
+            asked = part in cut
             kind = "is a unit" if made else "is not a unit"
             many = f"{name or 'The model'} has {_numbers(part):,} numbers and {kind}. What does the rule say?"
             empty = not _numbers(part, [one for one in part.modules() if one is not part and one in cut])
@@ -223,6 +279,11 @@ def shard_to_fit(answer: Any) -> None:
 
     for name in MODELS:
         peak = peak_of(answer, name, look)
-        expect(formats == {POLICY.param_dtype}, "Some weights are gathered in fp32. Does every unit have the policy?")
+        expect(
+            formats == {POLICY.param_dtype},
+            "Some weights are gathered in fp32. Does every unit have the policy?",
+        )
         near = peak <= room[-1] or peak <= peak_of(_by_the_rule, name)
-        expect(near, "The units are right, but the peak is too high. What stays whole from forward to backward?")
+        expect(
+            near, "The units are right, but the peak is too high. What stays whole from forward to backward?"
+        )

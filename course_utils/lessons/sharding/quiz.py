@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from functools import partial
 
-from course_utils import TrainingRun, format_bytes
-from course_utils.estimating.sharding import fsdp_groups, shard_shape, zero_bytes, zero_communication_elements
-from course_utils.interactive.quiz import Numbers, gb
-from course_utils.units import each
+from ... import TrainingRun, format_bytes
+from ...estimating.sharding import fsdp_groups, shard_shape, zero_bytes, zero_communication_elements
+from ...interactive.quiz import Numbers, gb
+from ...units import each
 
 N, D = 7_500_000_000, 64
 LLAMA = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=D, zero_stage=3)
@@ -16,12 +16,16 @@ def numbers() -> Iterator[Numbers]:
     floors = each(partial(format_bytes, unit="GB", digits=0), stage_2=2 * N, stage_1=4 * N, divided=14 * N)
     yield "the_floor", {"billions": N / 1e9, "D": D, "stage_3": gb(zero_bytes(N, D, 3))} | floors
     plain, three = (zero_communication_elements(N, stage) for stage in (0, 3))
-    yield "half_as_much_again", {"more": 100 * (three / plain - 1), "all_reduce": 100 * (three / N - 1), "D": D}
+    yield (
+        "half_as_much_again",
+        {"more": 100 * (three / plain - 1), "all_reduce": 100 * (three / N - 1), "D": D},
+    )
     rows, columns, ranks = 50, 3, 8
     padding = ranks * shard_shape((rows, columns), ranks)[0] * columns - rows * columns
     counts = {"padding": padding, "single": -rows * columns % ranks, "padded_rows": padding // columns}
     yield "padded_rows", {"rows": rows, "columns": columns, "ranks": ranks} | counts
-    (outer, block), whole = fsdp_groups(LLAMA)[:2], 2 * LLAMA.model.parameters
+    (outer, block) = fsdp_groups(LLAMA)[:2]
+    whole = 2 * LLAMA.model.parameters
     sizes = {"outer": outer.unsharded, "block": block.unsharded, "model": whole, "shard": whole // D}
     yield "the_largest_unit", {"D": D} | each(partial(format_bytes, unit="GB", digits=2), **sizes)
     paper = plain // N

@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class SentBytes(TorchDispatchMode):
     """Counts, in `by_kind`, the bytes that each rank sends inside the context, as the ZeRO paper counts them.
 
-    An all-gather and a reduce-scatter send the whole tensor, an all-reduce sends it twice, a broadcast once. The factor
-    (D−1)/D of a ring is left out, as in the paper.
+    An all-gather and a reduce-scatter send the whole tensor, an all-reduce sends it twice, a broadcast once.
+    The factor (D−1)/D of a ring is left out, as in the paper.
     """
 
     def __init__(self) -> None:

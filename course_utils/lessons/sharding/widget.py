@@ -1,38 +1,45 @@
-"""The Explorer with ranks and ZeRO's stage, and what is left on each GPU. Only notebooks import this module."""
+"""The Explorer with ranks and ZeRO's stage, and what is left on each GPU. Only
+notebooks import this module.
+"""
 
 from typing import Any
 
-from course_utils import TrainingRun, format_bytes
-from course_utils.figures import stack
-from course_utils.figures.axes import segments_of
-from course_utils.figures.canvas import Figure, number
-from course_utils.figures.runs import told_name
-from course_utils.interactive.widgets import Explorer, code_html, verdict_html
-from course_utils.model_files import model_config
-
+from ... import TrainingRun, format_bytes
+from ...figures import stack
+from ...figures.axes import segments_of
+from ...figures.canvas import Figure, number
+from ...figures.runs import told_name
+from ...interactive.widgets import Explorer, code_html, verdict_html
+from ...model_files import model_config
 from .zero import formula
 
 
 class ShardSliders(Explorer):
     """Controls for ranks, stage, model, GPU and micro-batch, and a picture of what one rank needs.
 
-    `choices` are those of a `TrainingRun` to begin with. In the next cell, `.run` and `.gpu` are what has been chosen.
-    Raises ValueError like `TrainingRun` if the first choices are impossible.
+    `choices` are those of a `TrainingRun` to begin with. In the next cell, `.run` and `.gpu` are what has
+    been chosen. Raises ValueError like `TrainingRun` if the first choices are impossible.
     """
 
     invitation = "Sliders over ranks and stage: run this cell to use them."
     names = ("world_size", "zero_stage", "model", "gpu", "micro_batch", "precision", "recompute")
 
     def __init__(
-        self, model: str = "llama3-8b", ranks: int = 8, stage: int = 3, *, gpu: str = "A100-80GB", **choices: Any
+        self,
+        model: str = "llama3-8b",
+        ranks: int = 8,
+        stage: int = 3,
+        *,
+        gpu: str = "A100-80GB",
+        **choices: Any,
     ) -> None:
         first: dict[str, Any] = {"micro_batch": 1, "precision": "bf16-master", "recompute": "full"} | choices
         super().__init__(TrainingRun(model, world_size=ranks, zero_stage=stage, **first), gpu)
 
     @property
     def run(self) -> TrainingRun:
-        """The run that has been chosen, its sequences no longer than the model can read, its attention one that the
-        precision allows. Raises ValueError, saying why, where choices contradict each other.
+        """The run that has been chosen, its sequences no longer than the model can read, its attention one
+        that the precision allows. Raises ValueError, saying why, where choices contradict each other.
         """
         chosen = {name: value for name, value in self.chosen.items() if name != "gpu"}
         chosen["model"] = model_config(chosen["model"])
@@ -42,18 +49,27 @@ class ShardSliders(Explorer):
         return self.first.replace(**chosen)
 
     def redraw(self) -> tuple[Figure, str]:
-        """ZeRO's formula above, the estimated peak of the whole step below, and the GPU's line through both."""
+        """ZeRO's formula above, the estimated peak of the whole step below, and the
+        GPU's line through both.
+        """
         run, card, peak = self.run, self.gpu, self.breakdown
-        states, stage = formula(run), run.zero_stage
+        states = formula(run)
+        stage = run.zero_stage
         left, whole = (format_bytes(size, "GB", 1) for size in (sum(states.values()), peak.total))
-        title = f"Stage {stage} on {number(run.world_size)} ranks: {left} by ZeRO's formula, but {whole} at the peak"
+        title = (
+            f"Stage {stage} on {number(run.world_size)} ranks: {left} by ZeRO's formula, but {whole} at the"
+            " peak"
+        )
         how = "DistributedDataParallel" if stage < 2 else "FSDP2"
         note = f"ZeRO's formula with K = 12 · peak estimated for {how}, in {peak.label}"
         line = told_name(card).removesuffix(" (dashed)")
         rows = {"formula": segments_of(states), "whole step": segments_of(peak)}
         figure = stack(rows, title, capacity=card.room, capacity_label=line, provenance=note)
         tokens = f"{run.world_size * run.micro_batch * run.seq_len:,} tokens at a time"
-        return figure, f"{verdict_html(peak.total, card)} All ranks together process {tokens}.{code_html(run)}"
+        return (
+            figure,
+            f"{verdict_html(peak.total, card)} All ranks together process {tokens}.{code_html(run)}",
+        )
 
 
 shard_sliders = ShardSliders

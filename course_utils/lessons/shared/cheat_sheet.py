@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from course_utils.interactive.course_files import ROOT, numbered, text_of
-from course_utils.units import html_table
+from ...interactive.course_files import ROOT, numbered, text_of
+from ...units import html_table
 
 PARTS = ("Remember", "Breaks when", "Cheat-sheet line")
 
@@ -30,7 +30,10 @@ class CheatSheet:
     @property
     def markdown(self) -> str:
         """The page for the website."""
-        parts = ["# Cheat sheet", "One entry per lesson, in the lesson's own words. Print it: it needs two pages."]
+        parts = [
+            "# Cheat sheet",
+            "One entry per lesson, in the lesson's own words. Print it: it needs two pages.",
+        ]
         for entry in self.entries:
             parts += [f'<span id="lesson-{entry.number}"></span>', f"## {entry.number} · {entry.title}"]
             parts += [f"**{entry.line}**", entry.remember, f"*Breaks when* {entry.breaks}"]
@@ -45,14 +48,18 @@ class CheatSheet:
 
 
 def cheat_sheet(root: Path = ROOT) -> CheatSheet:
-    """The cheat sheet of the lessons in `root`/notebooks. ValueError for a lesson without one of its lines."""
+    """The cheat sheet of the lessons in `root`/notebooks. ValueError for a lesson
+    without one of its lines.
+    """
     return CheatSheet(tuple(map(_entry, numbered(root / "notebooks"))))
 
 
 def _entry(path: Path) -> Entry:
     text = text_of(path)
     title = re.search(r"^# (\d\d[a-z]?) · (.+)$", text, re.MULTILINE)
-    found = [re.search(rf"^\*\*{part}\*\* (.+?)(?:\n\s*\n|\Z)", text, re.MULTILINE | re.DOTALL) for part in PARTS]
+    found = [
+        re.search(rf"^\*\*{part}\*\* (.+?)(?:\n\s*\n|\Z)", text, re.MULTILINE | re.DOTALL) for part in PARTS
+    ]
     if title is None or not all(found):
         raise ValueError(f"{path.name} lacks its title or one of {', '.join(PARTS)}")
     said = [re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", " ".join(match[1].split())) for match in found if match]

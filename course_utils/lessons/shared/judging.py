@@ -1,4 +1,6 @@
-"""Torch code of learners, judged by running it: what it returns, its gradients, and the bytes it keeps for backward."""
+"""Torch code of learners, judged by running it: what it returns, its gradients, and the bytes it keeps for
+backward.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from course_utils.interactive.feedback import CheckFailed, NotSolved, expect
-from course_utils.measuring.tracker import Tracker
+from ...interactive.feedback import CheckFailed, NotSolved, expect
+from ...measuring.tracker import Tracker
 
 
 @contextmanager
@@ -21,7 +23,9 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 
 class Ran(NamedTuple):
-    """One forward and backward: the output, gradients of inputs and weights, bytes kept between, and the peak."""
+    """One forward and backward: the output, gradients of inputs and weights, bytes kept between, and the
+    peak.
+    """
 
     output: torch.Tensor
     gradients: list[torch.Tensor | None]
@@ -38,10 +42,11 @@ def forward_backward(
 ) -> Ran:
     """Run `compute` on copies of `inputs`, and backward from its output, traced on the CPU.
 
-    Inputs are what earlier operations made: they count as kept if something keeps them for backward. `weights` count
-    as nothing. `kept` counts every storage that is alive after forward, wherever it is held, without the output's own;
-    `peak` the most at any moment. Backward begins with a gradient that differs from element to element.
-    Raises CheckFailed for an output that is no tensor or has no graph, and for whatever backward raises, as in `told`.
+    Inputs are what earlier operations made: they count as kept if something keeps them for backward.
+    `weights` count as nothing. `kept` counts every storage that is alive after forward, wherever it is held,
+    without the output's own; `peak` the most at any moment. Backward begins with a gradient that differs from
+    element to element. Raises CheckFailed for an output that is no tensor or has no graph, and for whatever
+    backward raises, as in `told`.
     """
     leaves = [tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
     weights = list(weights)
@@ -51,18 +56,26 @@ def forward_backward(
         tracker.bind("parameters", weights)
         output = compute(*[leaf.clone() for leaf in leaves])
         expect(isinstance(output, torch.Tensor), f"Your output is a {type(output).__name__}, not one tensor.")
-        cut = "No gradient can flow from your output: something cuts the graph (`detach`, `no_grad`, `.data`)."
+        cut = (
+            "No gradient can flow from your output: something cuts the graph (`detach`, `no_grad`, `.data`)."
+        )
         expect(output.requires_grad, cut)
         kept = alive(tracker)[-1] - output.untyped_storage().nbytes()
-        start = torch.linspace(-1, 2, output.numel(), dtype=torch.float64).reshape(output.shape).to(output.dtype)
-        with told("Backward through your output raised", hints):  # its own backward, or what forward left for it
+        start = (
+            torch.linspace(-1, 2, output.numel(), dtype=torch.float64).reshape(output.shape).to(output.dtype)
+        )
+        with told(
+            "Backward through your output raised", hints
+        ):  # its own backward, or what forward left for it
             output.backward(start)
     gradients = [tensor.grad for tensor in (*leaves, *weights)]
     return Ran(output.detach(), gradients, kept, max(alive(tracker)))
 
 
 def held_after(work: Callable[[], Any], weights: Iterable[torch.Tensor] = ()) -> tuple[Any, int]:
-    """The result of `work()`, and the bytes on the CPU that are alive after it but were not before; `weights` were."""
+    """The result of `work()`, and the bytes on the CPU that are alive after it but were not before; `weights`
+    were.
+    """
     with Tracker("cpu") as tracker:
         tracker.bind("parameters", list(weights))
         made = work()
@@ -71,8 +84,8 @@ def held_after(work: Callable[[], Any], weights: Iterable[torch.Tensor] = ()) ->
 
 @contextmanager
 def told(what: str, hints: Mapping[str, str] = {}) -> Iterator[None]:
-    """Inside, what a learner's code raises becomes CheckFailed: after `what`, as in "Your step raised", or with the
-    first of `hints` (a part of the error's text, and what is said instead) that fits.
+    """Inside, what a learner's code raises becomes CheckFailed: after `what`, as in "Your step raised", or
+    with the first of `hints` (a part of the error's text, and what is said instead) that fits.
     """
     try:
         yield
@@ -93,19 +106,29 @@ def counted(
 
 
 def alive(tracker: Tracker) -> list[int]:
-    """The bytes of all tensors but parameters after each event, to the byte: without a GPU's blocks of 512."""
+    """The bytes of all tensors but parameters after each event, to the byte: without a
+    GPU's blocks of 512.
+    """
     changes = [(size, storage) for size, storage in tracker.events if storage.kind != "parameters"]
-    return list(accumulate((storage.exact if size > 0 else -storage.exact for size, storage in changes), initial=0))
+    return list(
+        accumulate((storage.exact if size > 0 else -storage.exact for size, storage in changes), initial=0)
+    )
 
 
-def same(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None], tolerance: float = 1e-5) -> bool:
-    """True if two lists hold the same tensors, up to rounding; None, where no gradient has come, is only itself."""
+def same(
+    one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None], tolerance: float = 1e-5
+) -> bool:
+    """True if two lists hold the same tensors, up to rounding; None, where no gradient has come, is only
+    itself.
+    """
     if len(one) != len(other):
         return False
     for mine, right in zip(one, other, strict=True):
         if mine is None or right is None:
             if mine is not right:
                 return False
-        elif mine.shape != right.shape or not torch.allclose(mine.double(), right.double(), tolerance, tolerance):
+        elif mine.shape != right.shape or not torch.allclose(
+            mine.double(), right.double(), tolerance, tolerance
+        ):
             return False
     return True

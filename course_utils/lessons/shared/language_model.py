@@ -1,4 +1,6 @@
-"""A character-level language model small enough to train on a CPU in a second or two, and a text to train it on."""
+"""A character-level language model small enough to train on a CPU in a second or two, and a text to train it
+on.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,9 +12,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.overrides import TorchFunctionMode
 
-from course_utils.models import TransformerConfig
-from course_utils.networks import Transformer, build_network, default_dtype
-from course_utils.pace import steps_of
+from ...models import TransformerConfig
+from ...networks import Transformer, build_network, default_dtype
+from ...pace import steps_of
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 ADAMW = partial(torch.optim.AdamW, lr=3e-3)  # a rate at which this model learns well in 100 steps
@@ -45,15 +47,20 @@ def vocabulary() -> str:
 
 
 def encode(text: str) -> torch.Tensor:
-    """Token ids of `text`, one for each character. Raises ValueError for one that the corpus does not have."""
+    """Token ids of `text`, one for each character. Raises ValueError for one that the
+    corpus does not have.
+    """
     return torch.tensor([vocabulary().index(character) for character in text])
 
 
 def batches(
     steps: int, micro_batch: int = 16, seq_len: int = 32, seed: int = 0, text: str | None = None
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield, per step, the token ids of random windows of the text and the ids that follow them, each (b, s)."""
-    tokens, dice = encode(corpus() if text is None else text), torch.Generator().manual_seed(seed)
+    """Yield, per step, the token ids of random windows of the text and the ids that
+    follow them, each (b, s).
+    """
+    tokens = encode(corpus() if text is None else text)
+    dice = torch.Generator().manual_seed(seed)
     for _ in steps_of(steps, "training"):
         starts = torch.randint(len(tokens) - seq_len, (micro_batch, 1), generator=dice)
         windows = tokens[starts + torch.arange(seq_len + 1)]
@@ -62,7 +69,9 @@ def batches(
 
 def language_model(layers: int = 2, hidden: int = 64, *, seed: int = 0) -> Transformer:
     """GPT-2's design at a toy's size, over characters; the same `seed` gives the same weights."""
-    config = TransformerConfig("characters", "gpt2", layers, hidden, 4, vocab=len(vocabulary()), max_positions=128)
+    config = TransformerConfig(
+        "characters", "gpt2", layers, hidden, 4, vocab=len(vocabulary()), max_positions=128
+    )
     with torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
         torch.manual_seed(seed)
         return build_network(config, "eager")
@@ -74,9 +83,12 @@ def train_language_model(
     *,
     model: Transformer | None = None,
 ) -> Training:
-    """Train the character model on the CPU in fp32, about 4 ms per step; `optimizer` makes one of its parameters."""
+    """Train the character model on the CPU in fp32, about 4 ms per step; `optimizer` makes one of its
+    parameters.
+    """
     model = model or language_model()
-    stepper, done = optimizer(list(model.parameters())), Training([], model)
+    stepper = optimizer(list(model.parameters()))
+    done = Training([], model)
     for tokens, targets in batches(steps):
         loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
         loss.backward()
@@ -87,19 +99,24 @@ def train_language_model(
 
 
 def mean_loss(model: torch.nn.Module, text: str | None = None, seq_len: int = 32) -> float:
-    """The mean loss over a text, the course's by default, in windows of `seq_len` characters; the rest is left out."""
+    """The mean loss over a text, the course's by default, in windows of `seq_len` characters; the rest is
+    left out.
+    """
     tokens = encode(corpus() if text is None else text)
     count = (len(tokens) - 1) // seq_len * seq_len
-    inputs, targets = tokens[:count].view(-1, seq_len), tokens[1 : count + 1]
+    inputs = tokens[:count].view(-1, seq_len)
+    targets = tokens[1 : count + 1]
     with torch.no_grad():
         return cross_entropy(model(inputs).flatten(0, 1), targets).item()
 
 
 class HalfProducts(TorchFunctionMode):
-    """Products of fp16 matrices as tensor cores make them: multiplied, added up in fp32, rounded to fp16 once.
+    """Products of fp16 matrices as tensor cores make them: multiplied, added up in fp32, rounded to fp16
+    once.
 
-    CPUs without fp16 instructions take ten times as long for torch's own. Backward's products run in fp32 too, and each
-    gradient is rounded where forward's operand was widened. Under autocast to fp16, fp32 operands are rounded first.
+    CPUs without fp16 instructions take ten times as long for torch's own. Backward's products run in fp32
+    too, and each gradient is rounded where forward's operand was widened. Under autocast to fp16, fp32
+    operands are rounded first.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

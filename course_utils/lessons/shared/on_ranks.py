@@ -1,4 +1,6 @@
-"""Learners' functions on real processes: checks send their text, and a judge on each rank finds out what they do."""
+"""Learners' functions on real processes: checks send their text, and a judge on each rank finds out what they
+do.
+"""
 
 import __future__
 
@@ -19,23 +21,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_utils.interactive.feedback import EXITS, CheckFailed, expect
-from course_utils.interactive.torch_settings import restore_defaults
-from course_utils.ranks.launch import RankFailed, run_ranks
-from course_utils.ranks.worker import report_on_gloo
+from ...interactive.feedback import EXITS, CheckFailed, expect
+from ...interactive.torch_settings import restore_defaults
+from ...ranks.launch import RankFailed, run_ranks
+from ...ranks.worker import report_on_gloo
 
 STANDSTILL_SECONDS = 60.0  # for which an exchange waits, if some rank does not take part in it
 WAITED = "On real ranks, your function waits for another rank that sends nothing, or has ended: for ever."
 _outcomes: dict[tuple[str, int, str, str, str], list[dict[str, Any]]] = {}  # starting processes takes seconds
 
 
-def outcomes(program: str, ranks: int, functions: Iterable[tuple[str, Callable[..., Any]]]) -> list[list[dict]]:
+def outcomes(
+    program: str, ranks: int, functions: Iterable[tuple[str, Callable[..., Any]]]
+) -> list[list[dict]]:
     """The findings of the module `program`, which calls `report_judged`, on each function, rank by rank.
 
     Functions come with the name of their judge; the same processes run all of them. An outcome is the judge's
-    dictionary, or {"said": what the learner should read} where the judge expected in vain, when no exchange is to come
-    any more, or the function raised. Raises CheckFailed for a function without a text to send to the ranks, and for one
-    that ends a process or never ends.
+    dictionary, or {"said": what the learner should read} where the judge expected in vain, when no exchange
+    is to come any more, or the function raised. Raises CheckFailed for a function without a text to send to
+    the ranks, and for one that ends a process or never ends.
     """
     wanted = [(program, ranks, judge, *_source_of(function)) for judge, function in functions]
     new = [function for function in dict.fromkeys(wanted) if function not in _outcomes]
@@ -51,25 +55,32 @@ def outcomes(program: str, ranks: int, functions: Iterable[tuple[str, Callable[.
     return [_outcomes[function] for function in wanted]
 
 
-def found_on_ranks(program: str, ranks: int, judge: str, function: Callable[..., Any]) -> list[dict[str, Any]]:
-    """The outcomes of one learner's function, by rank. Raises CheckFailed with what one of them has to say."""
+def found_on_ranks(
+    program: str, ranks: int, judge: str, function: Callable[..., Any]
+) -> list[dict[str, Any]]:
+    """The outcomes of one learner's function, by rank. Raises CheckFailed with what one
+    of them has to say.
+    """
     (found,) = outcomes(program, ranks, [(judge, function)])
-    said = sorted(
-        (one["said"] for one in found if "said" in one), key=lambda text: text == WAITED
-    )  # others wait for one that raised
+    # others wait for one that raised
+    said = sorted((one["said"] for one in found if "said" in one), key=lambda text: text == WAITED)
     expect(not said, next(iter(said), ""))
     return found
 
 
 @contextmanager
 def pretended(rank: int, ranks: int) -> Iterator[None]:
-    """Inside, this process is one of `ranks` ranks whose exchanges send nothing, as torch's own tests have it.
+    """Inside, this process is one of `ranks` ranks whose exchanges send nothing, as torch's own tests have
+    it.
 
-    For what a function does by itself: it runs at once, and no exchange waits. Raises CheckFailed if a group is open.
+    For what a function does by itself: it runs at once, and no exchange waits. Raises CheckFailed if a group
+    is open.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    open_group = "A process group is open in this notebook. Call `torch.distributed.destroy_process_group()` first."
+    open_group = (
+        "A process group is open in this notebook. Call `torch.distributed.destroy_process_group()` first."
+    )
     expect(not dist.is_initialized(), open_group)
     hook = sys.excepthook  # a group puts its rank before errors
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
@@ -90,14 +101,17 @@ def expect_together(run: Callable[[], Any], ranks: int) -> None:
             warnings.simplefilter("ignore")  # new versions of torch have new names for exchanges
             run()
         counts.append(sent.get_comm_counts())
-    apart = "Rank 0 and the last rank do not make the same exchanges. Real ranks would wait for each other for ever."
+    apart = (
+        "Rank 0 and the last rank do not make the same exchanges. Real ranks would wait for each other for"
+        " ever."
+    )
     expect(counts[0] == counts[1], apart)
 
 
 @contextmanager
 def sending() -> Iterator[Callable[[torch.Tensor, int], None]]:
-    """Gives a function that sends a copy of a tensor to a rank and returns at once. What is on its way at the end of
-    the context is waited for.
+    """Gives a function that sends a copy of a tensor to a rank and returns at once. What is on its way at the
+    end of the context is waited for.
     """
     works = list[Any]()
 
@@ -113,11 +127,15 @@ def sending() -> Iterator[Callable[[torch.Tensor, int], None]]:
 def report_judged(judges: Mapping[str, Callable[[Any], dict[str, Any]]], names: Mapping[str, Any]) -> None:
     """Be a rank that hands back the outcomes; a learner's function may use `names` without importing them."""
     functions = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    report_on_gloo(lambda: [_outcome(judges[judge], names, *function) for judge, *function in functions],
-                   STANDSTILL_SECONDS)  # fmt: skip
+    report_on_gloo(
+        lambda: [_outcome(judges[judge], names, *function) for judge, *function in functions],
+        STANDSTILL_SECONDS,
+    )
 
 
-def _outcome(judge: Callable[[Any], dict[str, Any]], names: Mapping[str, Any], source: str, name: str) -> dict:
+def _outcome(
+    judge: Callable[[Any], dict[str, Any]], names: Mapping[str, Any], source: str, name: str
+) -> dict:
     namespace = dict(names)
     try:
         exec(compile(source, "<your function>", "exec", __future__.annotations.compiler_flag), namespace)
@@ -129,7 +147,9 @@ def _outcome(judge: Callable[[Any], dict[str, Any]], names: Mapping[str, Any], s
     except Exception as error:  # a learner's code may raise anything; the check reports it
         if "gloo" in str(error):
             return {"said": WAITED}
-        missing = " (Of other cells, real ranks know the imports alone.)" if isinstance(error, NameError) else ""
+        missing = (
+            " (Of other cells, real ranks know the imports alone.)" if isinstance(error, NameError) else ""
+        )
         return {"said": f"On real ranks, your function raised {type(error).__name__}: {error}{missing}"}
     finally:
         restore_defaults()  # the next function runs in the same process
@@ -141,14 +161,18 @@ def _source_of(function: Callable[..., Any]) -> tuple[str, str]:
         file = next(one.__code__.co_filename for one in own if inspect.isfunction(one))
         source = textwrap.dedent(inspect.getsource(function)) if Path(file).is_file() else _definitions(file)
     except (OSError, TypeError, StopIteration, SyntaxError) as error:
-        raise CheckFailed("The text of your function cannot be found: define it in a cell, with `def`.") from error
+        raise CheckFailed(
+            "The text of your function cannot be found: define it in a cell, with `def`."
+        ) from error
     defined = re.search(rf"^(def|class) {function.__name__}\b", source, re.MULTILINE)
     expect(defined, "Define your function in a cell, with `def`: its text goes to other processes.")
     return source, function.__name__
 
 
 def _definitions(cell: str) -> str:
-    """The imports and definitions of a notebook's cell, and nothing else: helpers go along, calls of checks do not."""
+    """The imports and definitions of a notebook's cell, and nothing else: helpers go along, calls of checks
+    do not.
+    """
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     body = ast.parse("".join(linecache.getlines(cell))).body
     return ast.unparse(ast.Module([one for one in body if isinstance(one, kinds) or _is_constant(one)], []))

@@ -1,14 +1,16 @@
-"""Times on GPUs for lessons: figures from recordings, and where there are none, the command that records them."""
+"""Times on GPUs for lessons: figures from recordings, and where there are none, the command that records
+them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from course_utils.errors import check_known
-from course_utils.figures import bars, lines
-from course_utils.figures.canvas import Figure
-from course_utils.measuring.recorded import Recording, newest
-from course_utils.recording.tasks import COMPARISONS, spread
+from ...errors import check_known
+from ...figures import bars, lines
+from ...figures.canvas import Figure
+from ...measuring.recorded import Recording, newest
+from ...recording.tasks import COMPARISONS, spread
 
 TOPICS = (*COMPARISONS, "attention")
 
@@ -35,11 +37,14 @@ class RecordedTimes:
 
 
 def recorded_times(topic: str) -> RecordedTimes:
-    """A topic's times on every GPU that has them recorded. Raises ValueError for one that is not in `TOPICS`."""
+    """A topic's times on every GPU that has them recorded. Raises ValueError for one
+    that is not in `TOPICS`.
+    """
     check_known("topic", topic, TOPICS)
     medians: dict[str, float] = {}
     if topic == "attention":
-        pattern, by_device = "attention alone", dict[str, list[Recording]]()
+        pattern = "attention alone"
+        by_device = dict[str, list[Recording]]()
         for item in newest("kernels"):
             by_device.setdefault(item.device, []).append(item)
         drawn = [_by_length(device, items) for device, items in by_device.items()]
@@ -51,7 +56,9 @@ def recorded_times(topic: str) -> RecordedTimes:
     if drawn:
         figures, words = zip(*drawn, strict=True)
         return RecordedTimes(figures, "\n".join(words), milliseconds=medians)
-    waiting = f"Times on a GPU ({topic}): none are recorded yet, and none are invented here. On a machine with one:"
+    waiting = (
+        f"Times on a GPU ({topic}): none are recorded yet, and none are invented here. On a machine with one:"
+    )
     command = f'python3 -m course_utils record --out course_utils/measuring/recordings --only "{pattern}"'
     return RecordedTimes((), waiting, command)
 
@@ -66,33 +73,48 @@ def _by_variant(item: Recording) -> tuple[Figure, str]:
     variants = item.parts["times"]["variants"]
     steps = {one["label"]: one["step_ms"] for one in variants if "step_ms" in one}
     medians = _medians(item)
-    first, last = next(iter(steps)), list(steps)[-1]
+    first = next(iter(steps))
+    last = list(steps)[-1]
     title = f"A step with {last} takes {medians[last] / medians[first]:.2f} times as long as with {first}"
     said = [f"{item.device}, {item.date}, milliseconds of a step:"]
     for label, step in steps.items():
         half = f"half of {step['n']} repetitions within {step['q1']:,.1f} to {step['q3']:,.1f}"
-        said.append(f"{label}: {step['median']:,.1f} ({half}), {step['median'] / medians[first]:.3f} times the first")
+        said.append(
+            f"{label}: {step['median']:,.1f} ({half}), {step['median'] / medians[first]:.3f} times the first"
+        )
     said += [f"{one['label']}: {one['refused']}" for one in variants if "refused" in one]
     said += filter(None, [item.busy])
     return bars(medians, title, unit="ms", provenance=f"a step, median · {item.provenance}"), "\n".join(said)
 
 
 def _by_length(device: str, items: Sequence[Recording]) -> tuple[Figure, str]:
-    """Forward and backward of attention together, in milliseconds, by kernel over s; as text, eager over flash."""
+    """Forward and backward of attention together, in milliseconds, by kernel over s; as text, eager over
+    flash.
+    """
     series: dict[str, dict[float, float]] = {}
     for one in (one for item in items for one in item.parts["kernels"]["kernels"] if "milliseconds" in one):
         both = zip(*one["milliseconds"].values(), strict=True)
         series.setdefault(one["kernel"], {})[one["seq_len"]] = spread([sum(pair) for pair in both])["median"]
-    points = {name: ([float(s) for s in sorted(found)], [found[s] for s in sorted(found)])
-              for name, found in series.items()}  # fmt: skip
+    points = {
+        name: ([float(s) for s in sorted(found)], [found[s] for s in sorted(found)])
+        for name, found in series.items()
+    }
     fused = "flash" if "flash" in series else next((name for name in series if name != "eager"), "")
     both = sorted(set(series.get("eager", {})) & set(series.get(fused, {})), reverse=True)
-    said = [f"Eager attention takes {series['eager'][s] / series[fused][s]:.1f} times as long as {fused} at s = {s:,}"
-            for s in both] or [f"Attention on {device}: {', '.join(series)}"]  # fmt: skip
+    said = [
+        f"Eager attention takes {series['eager'][s] / series[fused][s]:.1f} times as long as {fused} at s ="
+        f" {s:,}"
+        for s in both
+    ] or [f"Attention on {device}: {', '.join(series)}"]
     title = said[0]
     said += filter(None, [items[0].busy])
     figure = lines(
-        points, title, "tokens in the sequence", "ms, forward and backward", log_x=True, log_y=True,
+        points,
+        title,
+        "tokens in the sequence",
+        "ms, forward and backward",
+        log_x=True,
+        log_y=True,
         provenance=f"one sequence, 16 heads of 64, median · {items[0].provenance}",
-    )  # fmt: skip
+    )
     return figure, "\n".join(said)

@@ -1,10 +1,12 @@
-"""Search over the course: `find("reserved memory")` in a notebook, `python3 -m course_utils find` in a terminal.
+"""Search over the course: `find("reserved memory")` in a notebook, `python3 -m course_utils find` in a
+terminal.
 
-Lessons, exercises, glossary, cheat sheet, errata and quiz questions are read at each search, so no index can go stale.
-Solutions, hints and the choices of a quiz are left out: a search must not give an answer away.
+Lessons, exercises, glossary, cheat sheet, errata and quiz questions are read at each search, so no index can
+go stale. Solutions, hints and the choices of a quiz are left out: a search must not give an answer away.
 
-SQLite's FTS5 was tried in place of `_score`, with the same rule for exact headings. Asked for each of 249 headings of
-lessons it puts 178 first, where this puts 191; for `max_memory_allocated` it names an exercise before lesson 01.
+SQLite's FTS5 was tried in place of `_score`, with the same rule for exact headings. Asked for each of 249
+headings of lessons it puts 178 first, where this puts 191; for `max_memory_allocated` it names an exercise
+before lesson 01.
 """
 
 import html
@@ -18,9 +20,8 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
-from course_utils.errors import nearest
-from course_utils.interactive.course_files import ROOT, notebooks, number_of
-
+from ...errors import nearest
+from ...interactive.course_files import ROOT, notebooks, number_of
 from .. import quiz
 
 WORD = re.compile(r"\w+")
@@ -39,10 +40,11 @@ made_quiz = cache(quiz)
 
 @dataclass(frozen=True)
 class Place:
-    """The text under one heading, or a question of a quiz; `kind` is "lesson", "exercises", "quiz" or a page of docs/.
+    """The text under one heading, or a question of a quiz; `kind` is "lesson", "exercises", "quiz" or a page
+    of docs/.
 
-    `name` is "lesson 05 · Activations: The loss", or "glossary: Peak"; `fragment` is what JupyterLab scrolls to after a
-    "#"; `code` is searched as well, and never shown; `line` is the text around what was asked.
+    `name` is "lesson 05 · Activations: The loss", or "glossary: Peak"; `fragment` is what JupyterLab scrolls
+    to after a "#"; `code` is searched as well, and never shown; `line` is the text around what was asked.
     """
 
     kind: str
@@ -69,7 +71,9 @@ class Findings:
         return f"Places with {self.asked!r}: {len(self.places)}, the best first."
 
     def __str__(self) -> str:
-        parts = [f"{one.name}\n    {one.line}\n    {os.path.relpath(one.path)}" for one in self.places[:SHOWN]]
+        parts = [
+            f"{one.name}\n    {one.line}\n    {os.path.relpath(one.path)}" for one in self.places[:SHOWN]
+        ]
         how = "Notebooks and pages open in JupyterLab: python3 -m course_utils lab."
         return "\n\n".join([repr(self), *parts, *([how] if parts else [])])
 
@@ -79,37 +83,54 @@ class Findings:
         for place in self.places[:SHOWN]:
             path = quote(Path(os.path.relpath(place.path)).as_posix())
             link = html.escape(f"{path}#{quote(place.fragment, safe='=')}")
-            rows.append(f"<li><a href='{link}'>{html.escape(place.name)}</a><br>{html.escape(place.line)}</li>")
-        return f"<p>{html.escape(repr(self))}</p>" + (f"<ol>{''.join(rows)}</ol><p>{AGAIN}</p>" if rows else "")
+            rows.append(
+                f"<li><a href='{link}'>{html.escape(place.name)}</a><br>{html.escape(place.line)}</li>"
+            )
+        return f"<p>{html.escape(repr(self))}</p>" + (
+            f"<ol>{''.join(rows)}</ol><p>{AGAIN}</p>" if rows else ""
+        )
 
 
 def find(*words: str, root: Path = ROOT) -> Findings:
-    """Places in the course about `words`, best first; a word also finds those that begin with it, and its plural.
+    """Places in the course about `words`, best first; a word also finds those that begin with it, and its
+    plural.
 
-    A place has all the words, but for those that over a quarter of the sections have, as "memory". Where nothing is
-    found, the hint names the nearest words that the course knows. Raises ValueError if no word is given.
+    A place has all the words, but for those that over a quarter of the sections have, as "memory". Where
+    nothing is found, the hint names the nearest words that the course knows. Raises ValueError if no word is
+    given.
     """
-    asked, course = " ".join(words), list(places(root))
+    asked = " ".join(words)
+    course = list(places(root))
     wanted = list(dict.fromkeys(WORD.findall(asked.lower())))
     if not wanted:
         raise ValueError("name what to look for, as in find('reserved memory')")
     patterns = [_pattern(word) for word in wanted]
-    mentions = [[[len(pattern.findall(text)) for text in _texts(place)] for pattern in patterns] for place in course]
+    mentions = [
+        [[len(pattern.findall(text)) for text in _texts(place)] for pattern in patterns] for place in course
+    ]
     shares = [sum(map(any, found)) / len(course) for found in zip(*mentions, strict=True)]
     required = [index for index, share in enumerate(shares) if share <= 0.25] or range(len(wanted))
-    scores = {place: _score(place, found, shares) for place, found in zip(course, mentions, strict=True)
-              if all(any(found[index]) for index in required)}  # fmt: skip
+    scores = {
+        place: _score(place, found, shares)
+        for place, found in zip(course, mentions, strict=True)
+        if all(any(found[index]) for index in required)
+    }
     if scores:
-        best = sorted(scores, key=lambda place: -scores[place])  # sections of equal score stay in the course's order
+        # sections of equal score stay in the course's order
+        best = sorted(scores, key=lambda place: -scores[place])
         return Findings(asked, [replace(place, line=_around(place.text, patterns)) for place in best])
-    known = dict.fromkeys(word for place in course for word in WORD.findall(f"{place.heading} {place.text}".lower()))
+    known = dict.fromkeys(
+        word for place in course for word in WORD.findall(f"{place.heading} {place.text}".lower())
+    )
     meant = [nearest(word, known, 0.7) for word, share in zip(wanted, shares, strict=True) if not share]
     likely = " and ".join(repr(word) for word in meant if word)
     return Findings(asked, [], f"did you mean {likely}?" if likely else "try fewer words, or others.")
 
 
 def _pattern(word: str) -> re.Pattern[str]:
-    """Matches words that begin with this one, or its singular; a letter or two (h, K, GB) match themselves alone."""
+    """Matches words that begin with this one, or its singular; a letter or two (h, K, GB) match themselves
+    alone.
+    """
     singular = re.sub(r"(?<=ch|sh|ss|.x)es$|(?<=\w\w\w)(?<!s)s$", "", word)
     return re.compile(rf"(?<![^\W_]){singular}" + r"(?![^\W_])" * (len(word) <= 2))
 
@@ -117,14 +138,22 @@ def _pattern(word: str) -> re.Pattern[str]:
 def _texts(place: Place) -> list[str]:
     """The searched texts of a place, in lower case, with "micro-batch" also as "microbatch"."""
     lower = [text.lower() for text in (place.heading, place.name, place.text, place.code)]
-    return [" ".join([text, *(re.sub("[-_]", "", word) for word in COMPOUND.findall(text))]) for text in lower]
+    return [
+        " ".join([text, *(re.sub("[-_]", "", word) for word in COMPOUND.findall(text))]) for text in lower
+    ]
 
 
 def _score(place: Place, mentions: Sequence[Sequence[int]], shares: Sequence[float]) -> float:
-    """Points for each word, more for a rare one and in a heading; most for a heading that has what was asked alone."""
+    """Points for each word, more for a rare one and in a heading; most for a heading that has what was asked
+    alone.
+    """
     weights = (16.0 if place.kind == "glossary" else 12.0, 4.0, 1.0, 0.5)  # heading, name, text, code
-    points = sum((1 - share) * weight * (1 + 0.1 * min(count, 5)) for share, found in zip(shares, mentions, strict=True)
-                 for weight, count in zip(weights, found, strict=True) if count)  # fmt: skip
+    points = sum(
+        (1 - share) * weight * (1 + 0.1 * min(count, 5))
+        for share, found in zip(shares, mentions, strict=True)
+        for weight, count in zip(weights, found, strict=True)
+        if count
+    )
     exact = len(WORD.findall(place.heading)) <= len(mentions) and all(found[0] for found in mentions)
     return points + 24.0 * exact
 
@@ -142,7 +171,9 @@ def places(root: Path) -> Iterator[Place]:
         if (root / name).exists():
             _, *parts = ANCHORED.split((root / name).read_text(encoding="utf-8"))
             for anchor, heading, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-                yield Place(kind, f"{kind}: {plain(heading)}", plain(heading), root / name, anchor, plain(body))
+                yield Place(
+                    kind, f"{kind}: {plain(heading)}", plain(heading), root / name, anchor, plain(body)
+                )
     for kind, folder in (("lesson", "notebooks"), ("exercises", "exercises")):
         for path in notebooks(root / folder):
             yield from _notebook(kind, path)
@@ -150,9 +181,12 @@ def places(root: Path) -> Iterator[Place]:
 
 def _notebook(kind: str, path: Path) -> Iterator[Place]:
     """A notebook's sections, one per heading, a lesson's with their code; and the questions of its quiz."""
-    label, page, found = f"{kind} {number_of(path)}" if path.name[0].isdigit() else "notebook", "", list[Place]()
+    label = f"{kind} {number_of(path)}" if path.name[0].isdigit() else "notebook"
+    page = ""
+    found = list[Place]()
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        source, fragment = "".join(cell["source"]), f"cell-id={cell.get('id', '')}"
+        source = "".join(cell["source"])
+        fragment = f"cell-id={cell.get('id', '')}"
         if cell["cell_type"] == "markdown":
             before, *parts = HEADING.split(HIDDEN.sub("", source))
             if found:

@@ -1,8 +1,8 @@
 """Compare counters published for GPUs with the simulated GPU, which runs each step, rewritten in plain torch.
 
-Each line of a `.jsonl` is a published figure with its configuration and its source, and what we `said` of it, frozen
-before it was compared (tests/freeze.py). The module of the same name in tests/published has a function for each family
-of steps, which returns a `Measurement`.
+Each line of a `.jsonl` is a published figure with its configuration and its source, and what we `said` of it,
+frozen before it was compared (tests/freeze.py). The module of the same name in tests/published has a function
+for each family of steps, which returns a `Measurement`.
 """
 
 import json
@@ -53,14 +53,15 @@ NOT_YET = Said(0, 0, 0)
 class Row:
     """One published figure.
 
-    `printed` is the figure as the source has it, `bytes` the same in bytes; `counter` is one of COUNTERS. `family` (a
-    module and its function) and `how` say what was trained, `capability` on what (CUDA's compute capability), `torch`
-    with which release (of the year, where the source does not say). `moment` is what was read: "peak" (the highest
-    point of the last step), "start" (what is there before the first), "end" (what is left after the last), "kept"
-    (what forward added). `certain` says that the source leaves nothing open that moves the figure. `said` is what the
-    simulated GPU said when it was frozen. `context` is the driver's part of a "driver" row in bytes, as the source
-    states it; `expandable` are its segments. `gap` explains a difference, `open` is what the source does not say. A row
-    without a `family` is not covered: its `gap` says why, and nothing is said of it.
+    `printed` is the figure as the source has it, `bytes` the same in bytes; `counter` is one of COUNTERS.
+    `family` (a module and its function) and `how` say what was trained, `capability` on what (CUDA's compute
+    capability), `torch` with which release (of the year, where the source does not say). `moment` is what was
+    read: "peak" (the highest point of the last step), "start" (what is there before the first), "end" (what
+    is left after the last), "kept" (what forward added). `certain` says that the source leaves nothing open
+    that moves the figure. `said` is what the simulated GPU said when it was frozen. `context` is the driver's
+    part of a "driver" row in bytes, as the source states it; `expandable` are its segments. `gap` explains a
+    difference, `open` is what the source does not say. A row without a `family` is not covered: its `gap`
+    says why, and nothing is said of it.
     """
 
     id: str
@@ -97,13 +98,15 @@ def rows_of(name: str) -> Iterator[Row]:
 
 
 def say(row: Row) -> Said:
-    """Run the row's step on the simulated GPU: its family's function takes cuBLAS's workspaces and the row's `how`.
+    """Run the row's step on the simulated GPU: its family's function takes cuBLAS's workspaces and the row's
+    `how`.
 
     The published figure is not looked at.
     """
     measured, replayed = run(row.family, row.capability, row.torch, json.dumps(row.how), row.expandable)
     if row.moment in ("start", "end"):
-        totals, last = measured.timeline.totals(), -1 if row.moment == "end" else measured.timeline.marks[0].event - 1
+        totals = measured.timeline.totals()
+        last = -1 if row.moment == "end" else measured.timeline.marks[0].event - 1
         return Said(totals[last], replayed.allocated[last], replayed.reserved[last])
     if row.moment == "kept":
         before, after = (measured.moments[name].total for name in ("end of step 1", "end of forward"))
@@ -122,7 +125,9 @@ def run(
 
 
 def family_of(family: str, live: bool = False) -> Callable[..., Any]:
-    """The function that runs a family's steps: a Measurement on the simulated GPU, or `live` what a GPU counts."""
+    """The function that runs a family's steps: a Measurement on the simulated GPU, or `live` what a GPU
+    counts.
+    """
     module, _, name = family.partition(".")
     if str(STEPS.parent) not in sys.path:
         sys.path.append(str(STEPS.parent))

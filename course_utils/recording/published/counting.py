@@ -1,4 +1,5 @@
-"""Published steps on the GPU that is here: what this card counts of the runs that other people's cards have counted.
+"""Published steps on the GPU that is here: what this card counts of the runs that other people's cards have
+counted.
 
 The steps are those of tests/published, in plain torch; the simulation says first what this card would count.
 """
