@@ -256,9 +256,8 @@ def killed(kind: str, times: int, seed: int) -> tuple[str, list[str]]:
             if process.poll() != -signal.SIGKILL and TRACEBACK in work.said.read_text():
                 found.append(f"{kind} {number}: {work.said.read_text()[-600:]}")
             found += [f"{kind} {number}: {fault}" for fault in [*left_behind(), *_faults_of(work)]]
-            for (
-                folder
-            ) in work.scratch.iterdir():  # who is killed cannot remove its own; the system does in the end
+            # who is killed cannot remove its own; the system does in the end
+            for folder in work.scratch.iterdir():
                 shutil.rmtree(folder, ignore_errors=True)
         found += _unharmed(work, times + 1)[1]
         found += [f"{kind}: left in the repository: {path}" for path in _strays() - around]

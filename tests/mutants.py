@@ -456,9 +456,8 @@ class Trial:
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)
         if code in (5, 98, 99):
             raise SystemExit(f"{mutant}: exit status {code}\n{text[-2000:]}")
-        if (
-            code == 4 and not failed and any("[" in test for test in tests)
-        ):  # the mutant changes names of parameters
+        # the mutant changes names of parameters
+        if code == 4 and not failed and any("[" in test for test in tests):
             self.jobs.insert(0, self._job(mutant, [*dict.fromkeys(test.partition("[")[0] for test in tests)]))
         elif code:
             self._decide(mutant, KILLED, failed[1] if failed else f"exit status {code}")

@@ -51,9 +51,8 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     monkeypatch.chdir(folder)
     yield folder
-    if (
-        dist.is_available() and dist.is_initialized()
-    ):  # by code that failed: later tests begin without its group
+    # by code that failed: later tests begin without its group
+    if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 

@@ -205,9 +205,8 @@ def test_of_any_other_model_every_allocation_is_seen_and_so_is_its_peak(kind):
     scratch = Counter(real) - Counter(seen)
     assert all(count == scratch[-size] for size, count in scratch.items())
     difference = max(accumulate(real)) - max(accumulate(seen))
-    if (
-        kind == "pictures"
-    ):  # the library that computes convolutions on a CPU puts its factors in another order first
+    # the library that computes convolutions on a CPU puts its factors in another order first
+    if kind == "pictures":
         assert 0 <= difference <= sum(size for size in scratch if size > 0)
     else:
         assert difference == 0

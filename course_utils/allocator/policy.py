@@ -353,9 +353,8 @@ class CachingAllocator:
         ones first until together they do (release_available_cached_blocks). False if they do not.
         """
         limit = self.settings.max_split_size
-        if (
-            limit is None or self.settings.expandable_segments
-        ):  # whose blocks are no segments, to be given back whole
+        # whose blocks are no segments, to be given back whole
+        if limit is None or self.settings.expandable_segments:
             return False
         wanted = max(rounded, limit)
         single = next(pool.from_size(wanted), None)

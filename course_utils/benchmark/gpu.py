@@ -143,9 +143,8 @@ def verdict(found: tuple[float, float], wanted: tuple[float, float]) -> str:
 
 def _by_kind(runs: Sequence[RunOnGpu]) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for kind in (
-        kind for kind in KINDS if kind != "workspaces"
-    ):  # no tensor of the program's: nothing tracks them
+    # no tensor of the program's: nothing tracks them
+    for kind in (kind for kind in KINDS if kind != "workspaces"):
         for by in ("estimate", "simulation"):
             gaps = [run.kinds[by].get(kind, 0) - run.kinds["tracked"].get(kind, 0) for run in runs]
             shares = [100 * gap / run.allocated for gap, run in zip(gaps, runs, strict=True)]

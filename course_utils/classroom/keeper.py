@@ -65,9 +65,8 @@ def main() -> int:
         except OSError as error:
             print(f"{REFUSED}{error.strerror}", flush=True)
             return 0
-    if (
-        not is_walled
-    ):  # within walls the kernel ends everything with the first process there, which no signal reaches
+    # within walls the kernel ends everything with the first process there, which no signal reaches
+    if not is_walled:
         signal.signal(signal.SIGTERM, stop)
     (home / "work").mkdir()
     print(_keep(home, limits, is_walled), flush=True)

@@ -140,9 +140,8 @@ def _show(path: Path, root: Path) -> None:
     if target.exists() or not path.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    if (
-        path.is_symlink() and (root / path.resolve().relative_to("/")).exists()
-    ):  # /bin is a part of /usr by now
+    # /bin is a part of /usr by now
+    if path.is_symlink() and (root / path.resolve().relative_to("/")).exists():
         target.symlink_to(path.resolve())
         return
     if path.is_dir():

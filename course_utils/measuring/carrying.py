@@ -203,9 +203,8 @@ def tensors_in(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     if isinstance(thing, torch.Tensor):
         yield thing
         return
-    if isinstance(
-        thing, torch.nn.Module
-    ):  # in the order of Module._apply, by which .to("cuda") carries them over
+    # in the order of Module._apply, by which .to("cuda") carries them over
+    if isinstance(thing, torch.nn.Module):
         inner: Any = [*thing.children(), *thing._parameters.values(), *thing._buffers.values()]
     elif isinstance(thing, torch.optim.Optimizer):
         inner = [*_parameters_of(thing), thing.state]

@@ -289,9 +289,8 @@ def _attention_as_torch_chooses(
     autocast = torch.is_autocast_enabled("cuda")
     dtype = torch.get_autocast_dtype("cuda") if autocast else q.dtype
     flash = dtype in (torch.float16, torch.bfloat16) and attn_mask is None and q.size(-1) <= 256
-    if (
-        attn_mask is not None and attn_mask.dtype == torch.bool
-    ):  # the kernel adds it, so it becomes 0 and -inf
+    # the kernel adds it, so it becomes 0 and -inf
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill_(
             attn_mask.logical_not(), float("-inf")
         )

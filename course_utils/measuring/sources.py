@@ -75,9 +75,8 @@ def measure(
             chosen = "simulated"  # COURSE_SOURCE has no recording of one's own step
         kept = workspaces_on(None if card is None else gpu(card).name)
         how: dict[str, Any] = {"source": chosen, "steps": steps, "attention": attention, "workspaces": kept}
-        with working(
-            "getting ready"
-        ):  # an interrupt in the middle of an import would leave modules half made
+        # an interrupt in the middle of an import would leave modules half made
+        with working("getting ready"):
             from .own import measure_own
 
             return measure_own(step, model, optimizer, batch, **how)

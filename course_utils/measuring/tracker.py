@@ -214,9 +214,8 @@ class Tracker(TorchDispatchMode):
             return NotImplemented
         if Work.outermost:
             Work.outermost.go_on()
-        if (
-            func is not aten.detach.default
-        ):  # a checkpoint's second forward packs what it saves with gradients off
+        # a checkpoint's second forward packs what it saves with gradients off
+        if func is not aten.detach.default:
             self._notice_recomputation()
         self._notice_place()
         special = func in SPECIAL

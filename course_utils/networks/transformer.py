@@ -110,8 +110,8 @@ class Attention(nn.Module):
         b, s, h = x.shape
         q, k, v = (part.view(b, s, -1, self.head_size).transpose(1, 2) for part in self.project(x))
         if by is not None:
-            q = rotate(q, by)
-            k = rotate(k, by)
+            # In one statement: the old q is freed after k is rotated, and the order of frees is part of the record.
+            q, k = rotate(q, by), rotate(k, by)
         how = self.kernel if mask is None else mask
         y = attention_core(self.core, self.recompute, q, k, v, how, self.dropout)
         return F.dropout(self.out(y.transpose(1, 2).reshape(b, s, h)), self.dropout)

@@ -316,9 +316,8 @@ def plan(
     before: dict[str, list[str]] = {}
     for line in lines:
         status = line.content["status"]
-        if (
-            line.origin == origin and status != recording_file.CUT_SHORT
-        ):  # that was the time's fault, not the task's
+        # that was the time's fault, not the task's
+        if line.origin == origin and status != recording_file.CUT_SHORT:
             before.setdefault(line.content["task"], []).append(status)
 
     def is_open(task: Task) -> bool:

@@ -58,9 +58,8 @@ class Widget:
         given = {**dict(zip(self.order, placed, strict=False)), **named}
         for name in ("layout", "style"):
             vars(self)[name] = Bag(self, given.pop(name, None))
-        for name in sorted(
-            given, key=lambda name: name == "value"
-        ):  # last, as it depends on options and limits
+        # last, as it depends on options and limits
+        for name in sorted(given, key=lambda name: name == "value"):
             setattr(self, name, given[name])
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -257,9 +257,8 @@ predict("07.weight", unit="times")
 
 # %%
 padded = []
-for (tokens, targets), length in zip(
-    ten, torch.linspace(4, 32, 10).int(), strict=True
-):  # change this
+# change this
+for (tokens, targets), length in zip(ten, torch.linspace(4, 32, 10).int(), strict=True):
     padding = torch.arange(32) >= length
     padded.append((tokens, targets.masked_fill(padding, -100)))
 counts = [(targets != -100).sum().item() for _, targets in padded]

@@ -301,9 +301,8 @@ run = TrainingRun("gpt2", micro_batch=8, seq_len=512, precision="amp-bf16")  # c
 
 
 def train_step(model, optimizer, tokens):
-    with torch.autocast(
-        "cuda", torch.bfloat16
-    ):  # the targets are not shifted: only sizes matter here
+    # the targets are not shifted: only sizes matter here
+    with torch.autocast("cuda", torch.bfloat16):
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
     loss.backward()
     optimizer.step()

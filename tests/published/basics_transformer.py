@@ -64,8 +64,7 @@ def self_attention(x: torch.Tensor, weights: Any, heads: int, tables: torch.Tens
     """Causal attention; positions and mask are made in each layer."""
     q, k, v = (linear(x, weight).unflatten(-1, (heads, -1)).transpose(1, 2) for weight in weights[:3])
     positions, place = (torch.arange(x.shape[1], device=x.device) for _ in range(2))
-    q = rotated(q, tables, positions)
-    k = rotated(k, tables, positions)
+    q, k = rotated(q, tables, positions), rotated(k, tables, positions)
     mask = place[:, None] >= place
     mixed = attend(q, k, v, mask)
     mixed = mixed.transpose(1, 2).flatten(2).contiguous()

@@ -148,8 +148,7 @@ class HfBlock(nn.Module):
         b, s, _ = x.shape
         to_q, to_k, to_v, proj = self.attention
         q, k, v = (one(x).view(b, s, -1, self.width).transpose(1, 2) for one in (to_q, to_k, to_v))
-        q = rotated(q, cos, sin)
-        k = rotated(k, cos, sin)
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return proj(y.transpose(1, 2).reshape(b, s, -1))
 

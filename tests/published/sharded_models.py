@@ -94,8 +94,7 @@ class Block(nn.Module):
     def attention(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         b, s, _ = x.shape
         q, k, v = (linear(x).view(b, s, -1, self.width) for linear in (self.wq, self.wk, self.wv))
-        q = rotated(q, rotations)
-        k = rotated(k, rotations)
+        q, k = rotated(q, rotations), rotated(k, rotations)
         groups = q.size(2) // k.size(2)
         if groups > 1:
             k, v = (y.unsqueeze(3).expand(-1, -1, -1, groups, -1).reshape(q.shape) for y in (k, v))

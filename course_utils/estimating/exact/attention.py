@@ -149,9 +149,8 @@ def eager_attention(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -
     scores = hold(masked(step, ops.scaled(step, products), mask))
     upcast = shape.unfused and shape.norm == "rmsnorm" and (shape.autocast or shape.narrow)
     element = "4" if upcast else step.wide
-    if (
-        shape.autocast or upcast
-    ) and not shape.loss_scaling:  # CUDA's softmax of fp16 writes fp32 itself (SoftMax.cpp)
+    # CUDA's softmax of fp16 writes fp32 itself (SoftMax.cpp)
+    if (shape.autocast or upcast) and not shape.loss_scaling:
         scores = ops.cast(step, scores, element)
     softmax = ops.softmax(step, scores, "softmax", "attention weights", element)
     softmax = ops.cast(step, softmax, "c") if upcast else softmax

@@ -312,9 +312,8 @@ class Tape:
         storage = item.tensor.storage
         if self._pack is not None:
             return self._pack(storage)
-        if (
-            not storage.kind
-        ):  # one line per storage; parts of it that the same operation keeps are named together
+        # one line per storage; parts of it that the same operation keeps are named together
+        if not storage.kind:
             place, line = self.ledger.get(
                 storage, (self.place, Kept(item.operation, "", storage.size, item.why))
             )

@@ -322,11 +322,8 @@ def diagnose(answer: Any) -> None:
     """`answer(seen)` is the name of the cause."""
     seen = list[Evidence]()
     got = list[str]()
-    for (
-        _,
-        name,
-        capacity,
-    ) in BROKEN:  # one by one: an answer that raises is told so before all runs are simulated
+    # one by one: an answer that raises is told so before all runs are simulated
+    for _, name, capacity in BROKEN:
         seen.append(broken(name, capacity).evidence)
         got.append(call(answer, seen[-1], returns=str))
     unknown = {*got} - {*CAUSES}

@@ -64,9 +64,8 @@ def forward_backward(
         start = (
             torch.linspace(-1, 2, output.numel(), dtype=torch.float64).reshape(output.shape).to(output.dtype)
         )
-        with told(
-            "Backward through your output raised", hints
-        ):  # its own backward, or what forward left for it
+        # its own backward, or what forward left for it
+        with told("Backward through your output raised", hints):
             output.backward(start)
     gradients = [tensor.grad for tensor in (*leaves, *weights)]
     return Ran(output.detach(), gradients, kept, max(alive(tracker)))
