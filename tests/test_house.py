@@ -72,8 +72,8 @@ def python(code: str) -> str:
 
 def test_estimating_never_loads_torch() -> None:
     code = (
-        "import sys, course_utils as c; c.estimate(c.TrainingRun('gpt2-xl', micro_batch=32));"
-        "print({'torch', 'numpy', 'matplotlib', 'ipywidgets', 'IPython'} & set(sys.modules))"
+        "import sys, course_utils as c; c.estimate(c.TrainingRun('gpt2-xl', "
+        "micro_batch=32));print({'torch', 'numpy', 'matplotlib', 'ipywidgets', 'IPython'} & set(sys.modules))"
     )
     assert python(code).strip() == "set()"
 
@@ -90,16 +90,16 @@ def test_the_explorers_core_loads_nothing_but_the_standard_library() -> None:
 
 def test_measuring_loads_no_notebook_libraries() -> None:
     code = (
-        "import sys, course_utils as c; c.measure(c.TrainingRun('tiny-gpt', seq_len=16), 'simulated', 1);"
-        "print({'matplotlib', 'ipywidgets', 'IPython'} & set(sys.modules))"
+        "import sys, course_utils as c; c.measure(c.TrainingRun('tiny-gpt', "
+        "seq_len=16), 'simulated', 1);print({'matplotlib', 'ipywidgets', 'IPython'} & set(sys.modules))"
     )
     assert python(code).strip() == "set()"
 
 
 def test_what_the_package_offers_is_there() -> None:
     code = (
-        "import course_utils as c; print([n for n in c.__all__ if getattr(c, n) is None], dir(c) =="
-        " c.__all__)"
+        "import course_utils as c; "
+        "print([n for n in c.__all__ if getattr(c, n) is None], dir(c) == c.__all__)"
     )
     assert python(code).strip() == "[] True"
 

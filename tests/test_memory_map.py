@@ -230,8 +230,8 @@ def test_the_page_reads_its_short_data_in_full(chromium, replayed, tmp_path):
         (
             item.kind,
             (
-                f"{item.operation} in {item.module or 'the network'}, {'×'.join(map(str, item.shape))}"
-                f" {item.dtype}"
+                f"{item.operation} in {item.module or 'the network'}, "
+                f"{'×'.join(map(str, item.shape))} {item.dtype}"
             ),
         )
         for item in replayed.allocations

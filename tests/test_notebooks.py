@@ -89,8 +89,12 @@ def good_lesson() -> NotebookNode:
     """A lesson with which nothing is wrong."""
     cells = [
         new_markdown_cell(
-            "# A lesson\n**30 minutes.** You should know what a tensor is.\n\n![A stack of bytes.](a.svg)"
-            "\n\n| claim | truth |\n|---|---|\n| 41 GB | 37 GB |"
+            "# A lesson\n"
+            "**30 minutes.** You should know what a tensor is.\n\n"
+            "![A stack of bytes.](a.svg)\n\n"
+            "| claim | truth |\n"
+            "|---|---|\n"
+            "| 41 GB | 37 GB |"
         ),
         new_code_cell(
             "predict('01.peak')", outputs=[new_output("display_data", {"text/plain": "Your guess."})]

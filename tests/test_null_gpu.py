@@ -27,8 +27,11 @@ from course_utils.recording.tasks import recording_list
 SITE = Path(sysconfig.get_path("platlib"))
 
 PYTEST = (
-    "..F\n= short test summary info =\nFAILED tests/test_x.py::test_y - assert 1 == 2\nERROR"
-    " tests/test_z.py\n2 failed"
+    "..F\n"
+    "= short test summary info =\n"
+    "FAILED tests/test_x.py::test_y - assert 1 == 2\n"
+    "ERROR tests/test_z.py\n"
+    "2 failed"
 )
 OPERATIONS = [{"operation": "gelu", "scratch": 0}, {"operation": "linear", "scratch": -4}]
 TASKS = [
@@ -38,8 +41,11 @@ TASKS = [
     {"task": "four", "status": "measured", "detail": "", "parts": {"scratch": {"operations": OPERATIONS}}},
 ]
 DEMOS = (
-    "  1. Start: 1.0 s. fine\n\nThese steps do not do what the demos announce:\n  one: it is\n     broken\n "
-    " two: too\n"
+    "  1. Start: 1.0 s. fine\n\n"
+    "These steps do not do what the demos announce:\n"
+    "  one: it is\n"
+    "     broken\n"
+    "  two: too\n"
 )
 
 

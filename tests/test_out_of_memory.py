@@ -23,16 +23,19 @@ ADVICE = (
     " Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html)"
 )
 NEW = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of"
-    " 15.83 GiB of which 182.46 MiB is free. Including non-PyTorch memory, this process has 15.65 GiB memory"
-    " in use. Of the allocated memory 15.07 GiB is allocated by PyTorch, and 2.88 MiB is reserved by PyTorch"
-    " but unallocated." + ADVICE
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB. "
+    "GPU 0 has a total capacity of 15.83 GiB of which 182.46 MiB is free. "
+    "Including non-PyTorch memory, this process has 15.65 GiB memory in use. "
+    "Of the allocated memory 15.07 GiB is allocated by PyTorch, "
+    "and 2.88 MiB is reserved by PyTorch but unallocated." + ADVICE
 )
 OTHERS = (
-    "CUDA out of memory. Tried to allocate 576.00 MiB. GPU 0 has a total capacity of 31.36 GiB of which"
-    " 370.69 MiB is free. Process 16335 has 20.34 GiB memory in use. Process 16336 has 5.00 GiB memory in"
-    " use. Including non-PyTorch memory, this process has 5.55 GiB memory in use. Of the allocated memory"
-    " 4.89 GiB is allocated by PyTorch, and 77.08 MiB is reserved by PyTorch but unallocated." + ADVICE
+    "CUDA out of memory. Tried to allocate 576.00 MiB. "
+    "GPU 0 has a total capacity of 31.36 GiB of which 370.69 MiB is free. "
+    "Process 16335 has 20.34 GiB memory in use. Process 16336 has 5.00 GiB memory in use. "
+    "Including non-PyTorch memory, this process has 5.55 GiB memory in use. "
+    "Of the allocated memory 4.89 GiB is allocated by PyTorch, "
+    "and 77.08 MiB is reserved by PyTorch but unallocated." + ADVICE
 )
 CONTAINER = (  # torch 2.1 to 2.2 in a container: its own process by a number, and "capacty"
     "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacty"
@@ -42,21 +45,26 @@ CONTAINER = (  # torch 2.1 to 2.2 in a container: its own process by a number, a
     " documentation for Memory Management and PYTORCH_"
 )
 GRAPHS = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of"
-    " 23.64 GiB of which 1.00 MiB is free. Including non-PyTorch memory, this process has 23.63 GiB memory in"
-    " use. Of the allocated memory 22.50 GiB is allocated by PyTorch, with 1.25 GiB allocated in private"
-    " pools (e.g., CUDA Graphs), and 31.80 MiB is reserved by PyTorch but unallocated." + ADVICE
+    "torch.OutOfMemoryError: CUDA out of memory. "
+    "Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 23.64 GiB of which 1.00 MiB is free. "
+    "Including non-PyTorch memory, this process has 23.63 GiB memory in use. "
+    "Of the allocated memory 22.50 GiB is allocated by PyTorch, "
+    "with 1.25 GiB allocated in private pools (e.g., "
+    "CUDA Graphs), and 31.80 MiB is reserved by PyTorch but unallocated." + ADVICE
 )
 FRACTION = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of"
-    " 15.83 GiB of which 8.25 GiB is free. 7.92 GiB allowed; Of the allocated memory 7.00 GiB is allocated by"
-    " PyTorch, and 0 bytes is reserved by PyTorch but unallocated." + ADVICE
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB. "
+    "GPU 0 has a total capacity of 15.83 GiB of which 8.25 GiB is free. "
+    "7.92 GiB allowed; Of the allocated memory 7.00 GiB is allocated by PyTorch, "
+    "and 0 bytes is reserved by PyTorch but unallocated." + ADVICE
 )
 WINDOWS = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 768.00 MiB. GPU 0 has a total capacity of"
-    " 31.84 GiB of which 0 bytes is free. Process 77 has 17179869184.00 GiB memory in use. Including"
-    " non-PyTorch memory, this process has 17179869184.00 GiB memory in use. Of the allocated memory 52.93"
-    " GiB is allocated by PyTorch, and 32.88 MiB is reserved by PyTorch but unallocated." + ADVICE
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 768.00 MiB. "
+    "GPU 0 has a total capacity of 31.84 GiB of which 0 bytes is free. "
+    "Process 77 has 17179869184.00 GiB memory in use. "
+    "Including non-PyTorch memory, this process has 17179869184.00 GiB memory in use. "
+    "Of the allocated memory 52.93 GiB is allocated by PyTorch, "
+    "and 32.88 MiB is reserved by PyTorch but unallocated." + ADVICE
 )
 OLD = (  # torch 1.4 to 2.0
     "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.78 GiB total capacity; 14.56"
@@ -64,22 +72,23 @@ OLD = (  # torch 1.4 to 2.0
     " allocated memory try setting max_split_size_mb to avoid fragmentation."
 )
 OLDEST = (  # torch 1.0 to 1.3
-    "RuntimeError: CUDA out of memory. Tried to allocate 49.00 MiB (GPU 0; 3.95 GiB total capacity; 2.43 GiB"
-    " already allocated; 17.81 MiB free; 81.24 MiB cached)"
+    "RuntimeError: CUDA out of memory. Tried to allocate 49.00 MiB (GPU 0; "
+    "3.95 GiB total capacity; 2.43 GiB already allocated; 17.81 MiB free; 81.24 MiB cached)"
 )
 AMD = (
-    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 978.00 MiB. GPU 0 has a total capacity of"
-    " 15.98 GiB of which 630.00 MiB is free. Of the allocated memory 0 bytes is allocated by PyTorch, and 0"
-    " bytes is reserved by PyTorch but unallocated."
+    "torch.OutOfMemoryError: HIP out of memory. "
+    "Tried to allocate 978.00 MiB. GPU 0 has a total capacity of 15.98 GiB of which 630.00 MiB is free. "
+    "Of the allocated memory 0 bytes is allocated by PyTorch, "
+    "and 0 bytes is reserved by PyTorch but unallocated."
 )
 APPLE = (
-    "RuntimeError: MPS backend out of memory (MPS allocated: 17.25 GB, other allocations: 512.00 MB, max"
-    " allowed: 18.00 GB). Tried to allocate 320.00 MB on private pool. Use"
-    " PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable it"
+    "RuntimeError: MPS backend out of memory (MPS allocated: "
+    "17.25 GB, other allocations: 512.00 MB, max allowed: 18.00 GB). "
+    "Tried to allocate 320.00 MB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable it"
 )
 CPU = (
-    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory:"
-    " you tried to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: "
+    "can't allocate memory: you tried to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
 )
 NO_SIZES = "torch.AcceleratorError: CUDA error: out of memory"
 
@@ -251,22 +260,22 @@ CAUSES = {
     "driver": [NO_SIZES],
     "cublas": ["RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"],
     "nccl": [
-        "NCCL error in: ProcessGroupNCCL.cpp:1, unhandled\nLast error:\nFailed to CUDA calloc async 2432"
-        " bytes"
+        "NCCL error in: ProcessGroupNCCL.cpp:1, unhandled\n"
+        "Last error:\nFailed to CUDA calloc async 2432 bytes"
     ],
     "host": [
         CPU,
         CPU.replace("can't allocate", "not enough"),
         (
-            "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape"
-            " (10, 10)"
+            "numpy._core._exceptions._ArrayMemoryError: "
+            "Unable to allocate 74.5 GiB for an array with shape (10, 10)"
         ),
         "Loading checkpoint shards: 50%\nKilled",
         "/var/spool/slurm_script: line 35: 2368403 Killed                  python train.py",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=123456.batch.",
         (
-            "torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9) local_rank: 0 (pid:"
-            " 382608)"
+            "torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: "
+            "-9) local_rank: 0 (pid: 382608)"
         ),
         "command terminated with exit code 137",
         "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.",
@@ -369,8 +378,9 @@ def test_a_lesson_has_what_it_is_named_for(change, word):
 
 def test_the_last_message_of_a_log_counts_but_not_a_shorter_copy_of_it():
     log = (
-        f"{NEW}\nRuntimeError: CUDA out of memory. Tried to allocate 256.00 MiB.\nCUDA out of memory,"
-        " giving up"
+        f"{NEW}\n"
+        "RuntimeError: CUDA out of memory. Tried to allocate 256.00 MiB.\n"
+        "CUDA out of memory, giving up"
     )
     assert parse(log).sizes == parse(NEW).sizes
     assert parse(log.partition("\n")[2]).sizes == {
@@ -502,8 +512,8 @@ def accepted(text: str) -> Diagnosis | None:
 
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=20)), max_size=12).map("\n".join))
 @example(
-    "CUDA out of memory. GPU 0 has a total capacity of 16 GiB of which 1 MiB is free. 15 GiB reserved in"
-    " total"
+    "CUDA out of memory. "
+    "GPU 0 has a total capacity of 16 GiB of which 1 MiB is free. 15 GiB reserved in total"
 )
 def test_any_text_is_accepted_or_refused_in_one_line(text):
     accepted(text)
@@ -519,11 +529,12 @@ def test_a_message_that_was_cut_off_is_read_as_far_as_it_goes(text, end):
 def test_torch_s_own_sizes_come_back(sizes):
     total, free, other, process, allocated, cached = sizes
     text = (
-        f"CUDA out of memory. Tried to allocate {as_torch(cached)}. GPU 0 has a total capacity of"
-        f" {as_torch(total)} of which {as_torch(free)} is free. Process 7 has {as_torch(other)} memory in"
-        f" use. Including non-PyTorch memory, this process has {as_torch(process)} memory in use. Of the"
-        f" allocated memory {as_torch(allocated)} is allocated by PyTorch, and {as_torch(cached)} is reserved"
-        " by PyTorch but unallocated."
+        f"CUDA out of memory. Tried to allocate {as_torch(cached)}. "
+        f"GPU 0 has a total capacity of {as_torch(total)} of which {as_torch(free)} is free. "
+        f"Process 7 has {as_torch(other)} memory in use. "
+        f"Including non-PyTorch memory, this process has {as_torch(process)} memory in use. "
+        f"Of the allocated memory {as_torch(allocated)} is allocated by PyTorch, "
+        f"and {as_torch(cached)} is reserved by PyTorch but unallocated."
     )
     found = accepted(text)
     assert found is not None

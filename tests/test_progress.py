@@ -48,8 +48,8 @@ def test_another_process_sees_it_and_a_newer_course_reads_it(home: Path) -> None
             json.dumps({"seen": "a kind of event to come", "day": "2030-01-01", "course": "9.9"}) + "\n"
         )
     code = (
-        "from course_utils.interactive.progress import mark_passed, passed; mark_passed('06.2');"
-        " print(*passed())"
+        "from course_utils.interactive.progress import mark_passed, passed; "
+        "mark_passed('06.2'); print(*passed())"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["06.1", "06.2"]
@@ -97,8 +97,8 @@ def test_half_a_line_does_not_spoil_the_next_one(home: Path) -> None:
 def test_two_kernels_that_write_at_once_lose_nothing(home: Path) -> None:
     code = "import sys; from course_utils.interactive import guesses, progress; kernel = sys.argv[1];"
     code += (
-        "[(progress.mark_passed(f'{kernel}.{n}'), guesses.lock_guess(f'{kernel}.{n}', n, '')) for n in"
-        " range(150)]"
+        "[(progress.mark_passed(f'{kernel}.{n}'), "
+        "guesses.lock_guess(f'{kernel}.{n}', n, '')) for n in range(150)]"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, name], cwd=ROOT) for name in ("01", "02")]
     assert [kernel.wait(timeout=1200) for kernel in both] == [0, 0]

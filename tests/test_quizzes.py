@@ -255,9 +255,9 @@ def test_what_is_printed_holds_no_secret_and_is_the_same_each_time(lesson: int) 
 
 def test_questions_need_the_standard_library_alone() -> None:
     code = (
-        "import sys; from course_utils.lessons import lessons, quiz; print(*(str(quiz(n)) for n in"
-        " lessons()));assert not {'torch', 'numpy', 'ipywidgets', 'IPython'} & set(sys.modules), 'too much is"
-        " imported'"
+        "import sys; from course_utils.lessons import lessons, quiz; "
+        "print(*(str(quiz(n)) for n in lessons()));assert not {'torch', 'numpy', "
+        "'ipywidgets', 'IPython'} & set(sys.modules), 'too much is imported'"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=1200

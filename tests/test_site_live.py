@@ -45,8 +45,8 @@ STATIC = {
 """Where a lesson has a widget: those that move on the website, and what the others wait for."""
 
 ASKED = (
-    "<p class='course-ask' data-guess='06.x' data-unit='GB'>Your guess, in GB: run this cell and type it"
-    " in.</p>"
+    "<p class='course-ask' data-guess='06.x' data-unit='GB'>Your guess, in GB: "
+    "run this cell and type it in.</p>"
 )
 INSIDE = "<summary>Show me, or lock a guess first</summary><p>It is 8.0 GB.</p>"
 ANSWER = (
@@ -67,8 +67,10 @@ def hand_made() -> Any:
         new_output("display_data", {"text/html": ANSWER, "text/plain": "It is 8.0 GB."}),
     ]
     words = (
-        "# 99 · A page\n\nInline $34 \\cdot s b h$ and\n\n$$ \\frac{5 a s}{h} + 34 $$\n\nA card of $300 or"
-        " $400."
+        "# 99 · A page\n\n"
+        "Inline $34 \\cdot s b h$ and\n\n"
+        "$$ \\frac{5 a s}{h} + 34 $$\n\n"
+        "A card of $300 or $400."
     )
     cells = [new_markdown_cell(words), new_code_cell("predict('06.x')"), new_code_cell("reveal('06.x', 8e9)")]
     for cell, outputs in zip(cells[1:], ([new_output("display_data", asked)], shown), strict=True):

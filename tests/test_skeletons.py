@@ -55,9 +55,9 @@ def test_a_new_lesson_builds_as_it_stands_and_its_checks_are_judged(tmp_path: Pa
     shutil.copy(ROOT / "pyproject.toml", root)  # by which the package knows that it is in a clone
     make(root, NEW)
     code = (
-        "import sys; from pathlib import Path; from course_utils.authoring.build import"
-        f" build;[build(Path('.').resolve(), Path(f'{{f}}/src/{NEW.stem}.py').resolve()) for f in"
-        " ('notebooks', 'solutions')]"
+        "import sys; from pathlib import Path; "
+        "from course_utils.authoring.build import build;[build(Path('.').resolve(), "
+        f"Path(f'{{f}}/src/{NEW.stem}.py').resolve()) for f in ('notebooks', 'solutions')]"
     )
     done = python(root, "-c", code)
     assert done.returncode == 0, done.stderr
@@ -188,8 +188,8 @@ def test_a_row_is_like_the_last_one_with_badges_too() -> None:
     )
     row = with_row(f"a\n{badge}\n\nb\n", NEW).splitlines()[2]
     assert (
-        row == f"| [{NEW.number} High tide](notebooks/{NEW.stem}.ipynb) | {MARK}: what one finds out | "
-        f"[![Try](b.svg)](https://x/notebooks/{NEW.stem}.ipynb) | 30 |"
+        row == f"| [{NEW.number} High tide](notebooks/{NEW.stem}.ipynb) | {MARK}: "
+        f"what one finds out | [![Try](b.svg)](https://x/notebooks/{NEW.stem}.ipynb) | 30 |"
     )
 
 

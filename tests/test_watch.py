@@ -88,8 +88,9 @@ def test_two_optimizers_take_two_steps_each():
 def test_a_discriminator_may_step_more_often(written):
     critic = "critic = nn.Linear(8, 1).cuda()\nother = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
     critics = (
-        "    for _ in range(3):\n        critic(torch.randn(4, 8).cuda()).sum().backward()\n       "
-        " other.step()\n"
+        "    for _ in range(3):\n"
+        "        critic(torch.randn(4, 8).cuda()).sum().backward()\n"
+        "        other.step()\n"
     )
     measured = watch_script(written(f"{SET_UP}{critic}for number in range(5):\n{critics}    step()\n"))
     assert "the last one 3 of SGD and 1 of AdamW" in measured.provenance.note
@@ -268,16 +269,18 @@ REFUSED = {
     ),
     "a kernel of its own": (
         (
-            f"{SET_UP}library = torch.library.Library('watched', 'DEF')\nlibrary.define('f(Tensor x) ->"
-            " Tensor')\nlibrary.impl('f', lambda x: x, 'CPU')\ntorch.ops.watched.f(torch.randn(3,"
-            " device='cuda'))\n"
+            f"{SET_UP}library = torch.library.Library('watched', 'DEF')\n"
+            "library.define('f(Tensor x) -> Tensor')\n"
+            "library.impl('f', lambda x: x, 'CPU')\n"
+            "torch.ops.watched.f(torch.randn(3, device='cuda'))\n"
         ),
         r"train.py:16 .*watched.f cannot be simulated",
     ),
     "an unfused kernel": (
         (
             f"{SET_UP}from torch.nn.attention.flex_attention import flex_attention\n"
-            "q = torch.randn(1, 1, 128, 64, device='cuda')\nflex_attention(q, q, q)\n"
+            "q = torch.randn(1, 1, 128, 64, device='cuda')\n"
+            "flex_attention(q, q, q)\n"
         ),
         r"train.py:15 .*cannot be simulated",
     ),

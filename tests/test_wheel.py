@@ -254,9 +254,12 @@ def test_commands_that_compute_work_there(full: Installed, started: Path) -> Non
     assert "live: notebooks/02_adam.ipynb" in full.course("record", "--list", folder=started)
     script = started / "train.py"
     script.write_text(
-        "import torch\nmodel = torch.nn.Linear(8, 8, device='cuda')\noptimizer ="
-        " torch.optim.SGD(model.parameters())\nfor _ in range(3):\n    model(torch.ones(4, 8,"
-        " device='cuda')).sum().backward()\n    optimizer.step()\n"
+        "import torch\n"
+        "model = torch.nn.Linear(8, 8, device='cuda')\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(3):\n"
+        "    model(torch.ones(4, 8, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
     )
     assert "parameters" in full.course("watch", "train.py", folder=started)
     assert "0 of 5 questions solved" in full.course("quiz", "1", folder=started)
@@ -318,8 +321,8 @@ def test_behind_walls_a_graded_notebook_sees_no_solutions_of_the_folder_or_the_w
 def test_a_notebook_is_tested_there_apart_from_the_learner(full: Installed, started: Path) -> None:
     """Its outputs are compared; no guess of the learner's is seen, and the torch version may differ."""
     code = (
-        "from course_utils.interactive.guesses import stored_guesses; print(stored_guesses(), 'torch"
-        " 2.13.0+cpu')"
+        "from course_utils.interactive.guesses import stored_guesses; "
+        "print(stored_guesses(), 'torch 2.13.0+cpu')"
     )
     right = new_output("stream", name="stdout", text="{} torch 2.11.0\n")
     cell = new_code_cell(code, id="one", execution_count=1, outputs=[right])

@@ -112,8 +112,8 @@ with on_gpu():
         for name in ("exp_avg", "exp_avg_sq")
     )
 print(
-    f"weights {weights / 1e6:.1f} MB, Adam's states {states / 1e6:.1f} MB, batch "
-    f"{x.nbytes / 1e6:.1f} MB"
+    f"weights {weights / 1e6:.1f} MB, "
+    f"Adam's states {states / 1e6:.1f} MB, batch {x.nbytes / 1e6:.1f} MB"
 )
 gap = weights + states + x.nbytes - left
 print(f"the gap: {plus_minus(gap)} bytes, 512 for the loss and 2 times {(-gap - 512) // 2:,}")
@@ -188,8 +188,8 @@ for number in (1, 2, 3, 4):
     print(f"step {number}: {word} peak {peaks[number]:,} bytes")
 estimated = 20 * small.model.parameters + 2 * 8 * small.micro_batch * small.seq_len
 print(
-    f"20 bytes · N, plus tokens and targets of 8 bytes: {estimated:,}, the gap "
-    f"{plus_minus(estimated - peaks[1])}"
+    "20 bytes · N, plus tokens and targets of 8 bytes: "
+    f"{estimated:,}, the gap {plus_minus(estimated - peaks[1])}"
 )
 reveal("01.first_step", peaks[1])
 reveal("01.second_step", peaks[2])
@@ -331,8 +331,8 @@ for changes in ({"micro_batch": 1}, {"micro_batch": 32}, {"micro_batch": 32, "re
     at_peak = estimate(TrainingRun("gpt2-xl", precision="bf16-master", **changes))
     part = sum(at_peak[kind] for kind in claimed) / at_peak.total
     print(
-        f"{changes}: states, weights and gradients are {part:.0%} of "
-        f"{format_bytes(at_peak.total, 'GB', 1)}"
+        f"{changes}: states, "
+        f"weights and gradients are {part:.0%} of {format_bytes(at_peak.total, 'GB', 1)}"
     )
 
 # %% [markdown]
@@ -466,8 +466,8 @@ for name in ("one gradient at a time", "autocast"):
     weights = ran[name].breakdown["parameters"] + ran[name].breakdown["optimizer_states"]
     kept = ran[name].breakdown["activations"]
     print(
-        f"{name}: weights and states {format_bytes(weights, 'GB', 1)}, activations "
-        f"{format_bytes(kept, 'GB', 1)}"
+        f"{name}: weights and states {format_bytes(weights, 'GB', 1)}, "
+        f"activations {format_bytes(kept, 'GB', 1)}"
     )
 chunks, both = choices["one gradient, loss in 8 chunks"], choices["both"]
 others = {

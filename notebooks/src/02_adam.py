@@ -209,8 +209,8 @@ lines(
 # %%
 reveal("02.bias", raw[(raw - 1).abs().argmax()].item(), unit="learning rates")
 print(
-    f"step 1 by hand: (1 − β1) / √(1 − β2) = {(1 - beta1) / (1 - beta2) ** 0.5:.2f}; in "
-    f"the figure: {raw[0]:.2f}"
+    f"step 1 by hand: (1 − β1) / √(1 − β2) = {(1 - beta1) / (1 - beta2) ** 0.5:.2f}; "
+    f"in the figure: {raw[0]:.2f}"
 )
 print(f"the longest is step {raw.argmax() + 1}; still {raw[999]:.2f} at step 1,000")
 
@@ -432,8 +432,8 @@ with on_gpu():
 more, more_requested = peaks[1] - peaks[0], requested[1] - requested[0]
 print(f"N = {N:,}; the gap, 8·N minus what step 2 has more than step 1: {8 * N - more:,} bytes")
 print(
-    f"in two parts: requested {8 * N - more_requested:+,}, remainders of blocks "
-    f"{more_requested - more:+,}"
+    f"in two parts: requested {8 * N - more_requested:+,}, "
+    f"remainders of blocks {more_requested - more:+,}"
 )
 reveal("02.second_step", more, unit="MB")
 

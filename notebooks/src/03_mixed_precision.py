@@ -119,12 +119,12 @@ for _ in range(1000):
     master = master + 1e-4
     stored = round_stochastically(stored.float() + 1e-4)
 print(
-    "expected 1.1, between bf16's 1.094 and 1.102; the master's bf16 copy is "
-    f"{master.bfloat16().item():.3f}"
+    "expected 1.1, between bf16's 1.094 and 1.102; "
+    f"the master's bf16 copy is {master.bfloat16().item():.3f}"
 )
 print(
-    f"10,000 weights rounded at random: mean {stored.float().mean():.3f}, from "
-    f"{stored.min()} to {stored.max()}"
+    "10,000 weights rounded at random: "
+    f"mean {stored.float().mean():.3f}, from {stored.min()} to {stored.max()}"
 )
 
 # %% [markdown]
@@ -182,8 +182,8 @@ gradients = gradients[gradients != 0]
 
 # %% tags=["nbval-ignore-output"]
 print(
-    "before the division, half of the gradients are larger than "
-    f"2^{gradients.abs().median().log2():.0f}"
+    "before the division, "
+    f"half of the gradients are larger than 2^{gradients.abs().median().log2():.0f}"
 )
 predict("03.lost", unit="%")
 
@@ -234,8 +234,8 @@ from torch.nn.functional import layer_norm, rms_norm
 
 x = 5 * torch.tensor([1.0, -1.0]).repeat(2048).half()  # change this
 print(
-    f"sum of squares {x.double().square().sum():,.0f}; largest fp16 number "
-    f"{torch.finfo(torch.float16).max:,.0f}"
+    f"sum of squares {x.double().square().sum():,.0f}; "
+    f"largest fp16 number {torch.finfo(torch.float16).max:,.0f}"
 )
 print("x.square().sum()", x.square().sum().item(), "· x @ x", (x @ x).item())
 print("x.pow(2).mean() ", x.pow(2).mean().item(), "· x.norm()", x.norm().item())
@@ -270,8 +270,8 @@ for gradient in (1.0, 1.0, 1.0, 1.0, inf, inf, 1.0, 1.0, 1.0):  # change this
     scaler.update()
     optimizer.zero_grad()
     print(
-        f"gradient {gradient}: the weight is {weight.item():.1f}, the next scale "
-        f"{scaler.get_scale():,.0f}"
+        f"gradient {gradient}: "
+        f"the weight is {weight.item():.1f}, the next scale {scaler.get_scale():,.0f}"
     )
 
 # %% [markdown]
@@ -303,8 +303,8 @@ def train_in_fp16(scaler, rate=3e-3, steps=100):
 losses, scales = train_in_fp16(torch.amp.GradScaler("cpu", growth_interval=5))
 skipped = (torch.tensor(scales).diff() < 0).sum()
 print(
-    f"loss {losses[0]:.2f} at the start, {losses[-1]:.2f} at the end; {skipped} "
-    "of 100 steps skipped"
+    f"loss {losses[0]:.2f} at the start, {losses[-1]:.2f} at the end; "
+    f"{skipped} of 100 steps skipped"
 )
 lines(
     {"loss scale": (range(100), scales)},
@@ -415,8 +415,8 @@ for name, dtype in (
     unmoved[name] = same.float().mean().item()
     gained = 1000 * (before - mean_loss(model.float()))
     print(
-        f"{name:18s} {unmoved[name]:4.0%} of the weights unmoved, {gained:5.1f} "
-        "thousandths of a nat gained"
+        f"{name:18s} {unmoved[name]:4.0%} of the weights unmoved, "
+        f"{gained:5.1f} thousandths of a nat gained"
     )
 
 # %%

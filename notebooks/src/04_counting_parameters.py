@@ -167,13 +167,13 @@ for (h, L), (said, today) in paper.items():
     N = gpt(50257, 1024, h, L)
     gap = plus_minus(N - counted)
     print(
-        f"N = {N:13,}, minus the modules' count: {gap}; paper {said:5,} M, called "
-        f"today {today:5,} M"
+        f"N = {N:13,}, minus the modules' count: {gap}; "
+        f"paper {said:5,} M, called today {today:5,} M"
     )
 reveal("04.paper", N / 1e6 - said, unit="million")
 print(
-    f"without hP, the lecture's formula misses {N - gpt(50257, 0, h, L):,} "
-    "parameters of the largest"
+    "without hP, "
+    f"the lecture's formula misses {N - gpt(50257, 0, h, L):,} parameters of the largest"
 )
 
 # %% [markdown]
@@ -185,8 +185,8 @@ print(
 old = 40_478  # change this
 for (h, L), (said, _) in paper.items():
     print(
-        f"h = {h:5,}, L = {L}: with {old:,} words {gpt(old, 1024, h, L) / 1e6:8.2f} M, the "
-        f"paper says {said:5,} M"
+        f"h = {h:5,}, L = {L}: "
+        f"with {old:,} words {gpt(old, 1024, h, L) / 1e6:8.2f} M, the paper says {said:5,} M"
     )
 
 # %% [markdown]
@@ -414,8 +414,8 @@ for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama
         )
     rule = 12 * one.layers * one.hidden**2 / one.parameters - 1
     print(
-        f"{name:14s} a block is {block / one.hidden**2:5.2f} h², 12Lh² is off by "
-        f"{plus_minus(100 * rule, 1):>5} %"
+        f"{name:14s} a block is {block / one.hidden**2:5.2f} h², "
+        f"12Lh² is off by {plus_minus(100 * rule, 1):>5} %"
     )
 
 # %% [markdown]
@@ -461,8 +461,8 @@ in_experts = sum(
 )
 used = counted - in_experts * (E - chosen) // E
 print(
-    f"formula minus modules: stored {plus_minus(stored - counted)}, active "
-    f"{plus_minus(active - used)}"
+    "formula minus modules: "
+    f"stored {plus_minus(stored - counted)}, active {plus_minus(active - used)}"
 )
 print(
     "stored, minus half of the released checkpoint's bytes: "

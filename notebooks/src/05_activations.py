@@ -139,8 +139,8 @@ dp = torch.randn_like(p)
 p.backward(dp)
 by_hand = p * (dp - (p * dp).sum(-1, keepdim=True))
 print(
-    f"largest gradient {x.grad.abs().max():.4f}, largest difference "
-    f"{(by_hand - x.grad).abs().max():.4f}"
+    f"largest gradient {x.grad.abs().max():.4f}, "
+    f"largest difference {(by_hand - x.grad).abs().max():.4f}"
 )
 
 # %% [markdown]
@@ -168,8 +168,8 @@ normal, g = (x - mean) / root, gain * dy
 dx = (g - g.mean(-1, keepdim=True) - normal * (g * normal).mean(-1, keepdim=True)) / root
 for name, mine, torchs in [("dL/dx", dx, x.grad), ("dL/dγ", (normal * dy).sum(0), gain.grad)]:
     print(
-        f"{name}: largest {torchs.abs().max():.4f}, largest difference "
-        f"{(mine - torchs).abs().max():.4f}"
+        f"{name}: largest {torchs.abs().max():.4f}, "
+        f"largest difference {(mine - torchs).abs().max():.4f}"
     )
 
 # %% [markdown]
@@ -238,8 +238,8 @@ class Block(nn.Module):
 # %%
 s, b, h, a = 512, 2, 768, 12
 print(
-    f"h = {h}, a = {a}: with s = {s}, one s×s matrix in each head is a·s/h = "
-    f"{a * s / h:g} numbers per s·b·h"
+    f"h = {h}, a = {a}: "
+    f"with s = {s}, one s×s matrix in each head is a·s/h = {a * s / h:g} numbers per s·b·h"
 )
 predict("05.block", unit="s·b·h")
 
@@ -294,8 +294,8 @@ terms = {
 }
 show_ledger(terms, {"all that hooks found": by_hooks}, unit="MB", columns=("estimate", "by hooks"))
 print(
-    f"left over: {by_hooks - sum(terms.values()):,} bytes; 2 norms, 2 fp32 numbers per "
-    f"token: {16 * s * b:,}"
+    f"left over: {by_hooks - sum(terms.values()):,} bytes; "
+    f"2 norms, 2 fp32 numbers per token: {16 * s * b:,}"
 )
 
 # %% [markdown]
@@ -508,8 +508,8 @@ with on_gpu():
             logits.grad = None
         kept, most = keeps[autocast, upcast], (torch.cuda.max_memory_allocated() - before) / number
         print(
-            f"autocast {autocast!s:5}, fp32 copy {upcast!s:5}: bytes per logit {kept:.2f} "
-            f"kept, {most:.2f} at peak"
+            f"autocast {autocast!s:5}, fp32 copy {upcast!s:5}: "
+            f"bytes per logit {kept:.2f} kept, {most:.2f} at peak"
         )
 
 # %%
@@ -648,8 +648,8 @@ show_ledger(closed, {"the peak falls by": falls}, columns=("estimate", "by count
 for run in (xl.replace(recompute="full", loss_chunks=count) for count in (1, 8)):
     peak = format_bytes(estimate(run).total, "GB", 1)
     print(
-        f"a step with full recomputation, loss_chunks={run.loss_chunks}: {peak} at "
-        "the peak, estimated"
+        f"a step with full recomputation, loss_chunks={run.loss_chunks}: "
+        f"{peak} at the peak, estimated"
     )
 
 # %% [markdown]

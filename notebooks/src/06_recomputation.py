@@ -286,8 +286,8 @@ with on_gpu():
     gpt = GPT(layers=12, h=768, a=12, V=50257).to("cuda", torch.bfloat16)
     N = sum(parameter.numel() for parameter in gpt.parameters())
     print(
-        f"{N:,} parameters, {N / PRESETS['gpt2'].parameters - 1:.0%} more than "
-        "GPT-2 with its tied head"
+        f"{N:,} parameters, "
+        f"{N / PRESETS['gpt2'].parameters - 1:.0%} more than GPT-2 with its tied head"
     )
     batch = torch.randint(50257, (8, 1024), device="cuda")
     loss_of(gpt, batch, keep_everything).backward()  # so that cuBLAS has allocated its workspaces
@@ -468,6 +468,7 @@ def flops(model, call):
 
 forward, backward = flops(small, keep_everything)
 whole = forward + backward
+published = 72 * b * L * s * h * h + 12 * b * L * s * s * h + 6 * b * s * h * V
 print(f"counted: forward {forward:,}, backward {backward:,}: {backward / forward:g} times forward")
 print(f"eq. 7 − counted: {plus_minus(published - whole)}")
 
@@ -583,8 +584,8 @@ for what, size in {"all activations": moved, "only checkpoints": checkpoints}.it
             else f"at {forward / copy:.0%} of the peak or slower"
         )
         print(
-            f"  {name:13s} one way {copy:.2f} s, forward at the peak {forward:.2f} "
-            f"s: it hides {speed}"
+            f"  {name:13s} one way {copy:.2f} s, "
+            f"forward at the peak {forward:.2f} s: it hides {speed}"
         )
 
 # %% [markdown]

@@ -442,8 +442,8 @@ run = TrainingRun("gpt2-xl", 4, 1024, "bf16-master", recompute="full", accumulat
 real = measure(run, source="recorded", device="NVIDIA H200")
 gap = estimate(run).total - real.peak
 print(
-    f"tensors at the peak, {real.provenance}: {real.peak:,} bytes; estimate − "
-    f"{real.word}: {plus_minus(gap)}"
+    f"tensors at the peak, {real.provenance}: {real.peak:,} bytes; "
+    f"estimate − {real.word}: {plus_minus(gap)}"
 )
 print(
     f"its allocator counted {format_bytes(real.counters['allocated'] - real.peak, 'MB', 0)} more, "
@@ -506,13 +506,13 @@ for k in (1, 2, 4, 8, 16, 32):
         for run in recipes
     ]
     print(
-        f"{k:2d} × {32 // k:2d}: {both[0]:5.1f} GB with bf16 gradients, {both[1]:5.1f} "
-        "GB with fp32 gradients"
+        f"{k:2d} × {32 // k:2d}: "
+        f"{both[0]:5.1f} GB with bf16 gradients, {both[1]:5.1f} GB with fp32 gradients"
     )
 for card in ("RTX5090-32GB", "RTX3090-24GB", "RTX4090-24GB", "L4-24GB"):
     print(
-        f"{card:12s} has {gpu(card).room / 1e9:.2f} GB for 32 × 1 with bf16 "
-        f"gradients, {both[0]:.2f} GB"
+        f"{card:12s} has {gpu(card).room / 1e9:.2f} GB for 32 × 1 with bf16 gradients, "
+        f"{both[0]:.2f} GB"
     )
 
 # %% [markdown]

@@ -135,8 +135,8 @@ for B in (1, 2, 4, 8, 16, 32):  # change this
     of_batches = each.view(256 // B, B, -1).mean(1)
     lengths[B] = of_batches.square().sum(1).mean()
     print(
-        f"B = {B:2d}: |G|² + tr(Σ)/B = {signal + noise / B:5.2f}, mean over "
-        f"batches {lengths[B]:5.2f}"
+        f"B = {B:2d}: |G|² + tr(Σ)/B = {signal + noise / B:5.2f}, "
+        f"mean over batches {lengths[B]:5.2f}"
     )
 
 # %% [markdown]
@@ -151,12 +151,12 @@ small, large = 2, 32
 equations = torch.tensor([[1, 1 / small], [1, 1 / large]])
 by_two = torch.linalg.solve(equations, torch.stack([lengths[small], lengths[large]]))
 print(
-    f"from every sequence: |G|² = {signal:.1f}, tr(Σ) = {noise:.1f}, noise scale "
-    f"{noise / signal:.1f}"
+    "from every sequence: "
+    f"|G|² = {signal:.1f}, tr(Σ) = {noise:.1f}, noise scale {noise / signal:.1f}"
 )
 print(
-    f"from B = 2 and 32:   |G|² = {by_two[0]:.1f}, tr(Σ) = {by_two[1]:.1f}, scale "
-    f"{by_two[1] / by_two[0]:.1f}"
+    f"from B = 2 and 32:   |G|² = {by_two[0]:.1f}, "
+    f"tr(Σ) = {by_two[1]:.1f}, scale {by_two[1] / by_two[0]:.1f}"
 )
 
 # %% [markdown]
@@ -176,8 +176,8 @@ for steps, each in gradients.items():
     signal, noise = signal_and_noise(each)
     near = [2 ** value.log2().round().item() for value in (signal, noise, noise / signal)]
     print(
-        f"after {steps:3d} steps: |G|² near {near[0]:g}, tr(Σ) near {near[1]:g}, noise "
-        f"scale near {near[2]:g}"
+        f"after {steps:3d} steps: "
+        f"|G|² near {near[0]:g}, tr(Σ) near {near[1]:g}, noise scale near {near[2]:g}"
     )
 reveal("07.noise", near[2], unit="sequences")
 
@@ -233,8 +233,8 @@ ratios = 2.0 ** torch.arange(-3, 4)  # change this
 steps, examples = 1 + 1 / ratios, 1 + ratios
 for row in torch.stack([ratios, steps, examples]).T.tolist():
     print(
-        "B = {:5.3f} · B_noise: {:5.3f} times the fewest steps, {:5.3f} times "
-        "the fewest examples".format(*row)
+        "B = {:5.3f} · B_noise: "
+        "{:5.3f} times the fewest steps, {:5.3f} times the fewest examples".format(*row)
     )
 
 # %% [markdown]
@@ -264,8 +264,8 @@ line = torch.stack([torch.ones(3), losses.log()], dim=1)
 fitted = torch.linalg.lstsq(line, theirs.log()[:, None]).solution
 for name, alpha in (("Kaplan et al.", 0.21), ("MiniMax-01", -1 / fitted[1].item())):
     print(
-        f"{name:13s} α_B = {alpha:.2f}: the batch doubles whenever the loss falls by "
-        f"{1 - 2**-alpha:.0%}"
+        f"{name:13s} α_B = {alpha:.2f}: "
+        f"the batch doubles whenever the loss falls by {1 - 2**-alpha:.0%}"
     )
 
 # %% [markdown]
@@ -316,8 +316,8 @@ for B in (1, 4, 16, 64):  # change this
         v.lerp_(gradient.square(), 1 - 0.99)
     step = m / v.sqrt()
     print(
-        f"B = {B:2d}: a step's length {step.square().mean().sqrt():.3f}, its part "
-        f"along G {step.mean():.3f}"
+        f"B = {B:2d}: a step's length {step.square().mean().sqrt():.3f}, "
+        f"its part along G {step.mean():.3f}"
     )
 
 # %% [markdown]
@@ -427,8 +427,8 @@ settings = {
 errors = {name: test_error(*setting, momentum=0.9) for name, setting in settings.items()}
 bars(
     errors,
-    "SGD: with k and a warm-up the large batch keeps up; unscaled, with √k or "
-    "without warm-up it does not",
+    "SGD: with k and a warm-up the large batch keeps up; "
+    "unscaled, with √k or without warm-up it does not",
     unit="%",
     provenance=f"test error after 10 epochs; SGD, n = {n}, η = {eta}, seed 0; trained on the CPU",
 )

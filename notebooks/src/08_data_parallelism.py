@@ -236,8 +236,8 @@ lines(
 # %%
 for name, values in apart.items():
     print(
-        f"shared: {name:14s} largest difference {values[-1]:.2f}, mean loss on all "
-        f"samples {losses[name]:.3f}"
+        f"shared: {name:14s} largest difference {values[-1]:.2f}, "
+        f"mean loss on all samples {losses[name]:.3f}"
     )
 print(f"(four classes by chance: a loss of {torch.tensor(4.0).log():.3f})")
 shared, left_out, nothing = losses.values()
@@ -317,8 +317,8 @@ estimated, counted = (D - 1) * S // D, found[0]["sent"]
 gap = plus_minus(estimated - counted)
 print(f"first half: estimated {estimated:,} bytes, sent {counted:,}; the gap {gap} bytes")
 print(
-    f"rank 0's parts: {found[0]['held'][0]}, half way {found[0]['held'][-1]}, at the "
-    f"end {found[0]['end']}"
+    f"rank 0's parts: {found[0]['held'][0]}, "
+    f"half way {found[0]['held'][-1]}, at the end {found[0]['end']}"
 )
 reveal("08.ring", 2 * counted, unit="KB")
 
@@ -544,12 +544,12 @@ def each_and_once(k):
 k = 4  # change this
 (each, norm), (once, same) = run_ranks(each_and_once, world_size=2, k=k)[0]
 print(
-    f"each micro-batch: {format_bytes(each, 'MB', 1)} handed over to be reduced; the "
-    f"gradient's norm is {norm:.5f}"
+    f"each micro-batch: {format_bytes(each, 'MB', 1)} handed over to be reduced; "
+    f"the gradient's norm is {norm:.5f}"
 )
 print(
-    f"no_sync:          {format_bytes(once, 'MB', 1)} handed over to be reduced; the "
-    f"gradient's norm is {same:.5f}"
+    f"no_sync:          {format_bytes(once, 'MB', 1)} handed over to be reduced; "
+    f"the gradient's norm is {same:.5f}"
 )
 reveal("08.no_sync", each / once, unit="times")
 
@@ -568,8 +568,8 @@ for count, to_none in ((1, True), (2, True), (2, False)):  # change this
     peak = estimate(views.replace(accumulation_steps=count, set_to_none=to_none))
     total, held = (format_bytes(size, "GB", 1) for size in (peak.total, peak["gradients"]))
     print(
-        f"micro-batches {count}, set_to_none={to_none!s:5}: {total} at the peak "
-        f"({peak.label}), gradients {held}"
+        f"micro-batches {count}, set_to_none={to_none!s:5}: "
+        f"{total} at the peak ({peak.label}), gradients {held}"
     )
 
 # %% [markdown]
@@ -699,8 +699,8 @@ link = fit_link(timed)
 band_figure(
     {"α + β·n": {size: tuple(1e6 * s for s in link.message(size)) for size, _ in timed}},
     {size: 1e6 * median(times) for size, times in timed},
-    f"A message costs {1e6 * link.alpha:.0f} µs to start, then it moves "
-    f"{1 / link.beta / 1e9:.1f} GB per second",
+    f"A message costs {1e6 * link.alpha:.0f} µs to start, "
+    f"then it moves {1 / link.beta / 1e9:.1f} GB per second",
     "bytes of the message",
     "µs",
     log_y=True,
@@ -749,8 +749,8 @@ lines(
     log_x=True,
     markers=False,
     circles=["measured"],
-    provenance="closed form with α and β of messages between 2 processes; circle: measured "
-    "with one bucket on 2",
+    provenance="closed form with α and β of messages between 2 processes; "
+    "circle: measured with one bucket on 2",
 )
 
 # %% tags=["nbval-ignore-output"]

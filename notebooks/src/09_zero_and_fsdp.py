@@ -146,8 +146,8 @@ for moment, size in estimated.items():
     at_3, at_2 = (kept[stage][moment] for stage in (3, 2))
     gap = plus_minus(size - at_3)
     print(
-        f"{moment:14s} stage 3: estimated {size:,}, simulated {at_3:,}, the gap "
-        f"{gap}; stage 2: {at_2:,}"
+        f"{moment:14s} stage 3: "
+        f"estimated {size:,}, simulated {at_3:,}, the gap {gap}; stage 2: {at_2:,}"
     )
 print(
     "peak of forward and backward, stages 3 and 2:",
@@ -174,8 +174,8 @@ with on_gpu(ranks=8):
         shard = weight.to_local()
         rows, own = len(weight), len(shard)
         print(
-            f"{name}: rank 0 has {own} of {rows} rows; 8 · {own} − {rows} = "
-            f"{8 * own - rows} rows of padding"
+            f"{name}: rank 0 has {own} of {rows} rows; "
+            f"8 · {own} − {rows} = {8 * own - rows} rows of padding"
         )
 
 # %% [markdown]
@@ -312,8 +312,8 @@ for name, ranks, function, choices in (
     before, after = torch.tensor([losses for losses, _ in found]).mean(0)
     per_number[name] = {kind: round(size / numbers, 1) for kind, size in found[0][1].items()}
     print(
-        f"{name:13s} loss {before:.3f}, after a step {after:.3f}; bytes per "
-        f"parameter: {per_number[name]}"
+        f"{name:13s} loss {before:.3f}, after a step {after:.3f}; "
+        f"bytes per parameter: {per_number[name]}"
     )
 ddp = per_number["stage 1"]["all-reduce"]  # what plain data parallelism sends
 reveal("09.price", sum(per_number["stage 3"].values()) / ddp, unit="times")
@@ -375,8 +375,8 @@ from course_utils.lessons.sharding.zero import gathered_terms
 
 reveal("09.peak", rank.peak)
 print(
-    f"estimated − {rank.word}: {plus_minus(estimate(llama).total - rank.peak)} bytes "
-    "(both are the course's own)"
+    f"estimated − {rank.word}: "
+    f"{plus_minus(estimate(llama).total - rank.peak)} bytes (both are the course's own)"
 )
 print(
     f"the gap, ZeRO's formula − {rank.word}: "
@@ -532,8 +532,8 @@ for stage in (1, 2, 3):
     enough = [D for D, peak in peaks.items() if peak <= card.room]
     said = f"fits from {enough[0]} ranks on" if enough else "does not fit, even on 1,024 ranks"
     print(
-        f"PyTorch's stage {stage}: Llama-3 8B {said}; on 64 ranks it needs "
-        f"{format_bytes(peaks[64], 'GB', 1)}"
+        f"PyTorch's stage {stage}: Llama-3 8B {said}; "
+        f"on 64 ranks it needs {format_bytes(peaks[64], 'GB', 1)}"
     )
 
 # %% [markdown]

@@ -154,8 +154,8 @@ with on_gpu():
 
     master_step()  # the first step makes the states
     print(
-        f"fp32 copies of all gradients, then foreach: {extra(master_step) / n:.1f} "
-        "bytes per parameter"
+        "fp32 copies of all gradients, then foreach: "
+        f"{extra(master_step) / n:.1f} bytes per parameter"
     )
     optimizer = halves = None
 
@@ -438,8 +438,8 @@ for moment, snapshot in snapshots.items():
             if one["line"] and "site-packages" not in one["filename"]
         ]
         print(
-            f"{moment}: a segment of {segment['total_size'] / MiB:.0f} MiB has a hole "
-            f"of {free / MiB:.0f}, "
+            f"{moment}: "
+            f"a segment of {segment['total_size'] / MiB:.0f} MiB has a hole of {free / MiB:.0f}, "
             f"next to {kept['size'] / MiB:.0f} MiB from {own[0][:28] if own else 'torch'}"
         )
 
@@ -476,8 +476,8 @@ print(
 )
 driver = failed.capacity - failed.reserved
 print(
-    f"largest hole {format_bytes(failed.largest_free, 'GB', 3)}, left at the driver "
-    f"{format_bytes(driver, 'GB', 3)}: "
+    f"largest hole {format_bytes(failed.largest_free, 'GB', 3)}, "
+    f"left at the driver {format_bytes(driver, 'GB', 3)}: "
     f"{(failed.attempted - driver) / MiB:.0f} MiB too few"
 )
 reveal("10.largest", max(failed.largest_free, driver))
@@ -599,8 +599,8 @@ with on_gpu(pinned + round(1.3 * needed)):
     reserved_for(rising)
     retries = torch.cuda.memory_stats()["num_alloc_retries"] - retries
 print(
-    f"on a card with 1.3 times what the longest batch needs: {retries} retries in "
-    f"{len(rising)} steps"
+    "on a card with 1.3 times what the longest batch needs: "
+    f"{retries} retries in {len(rising)} steps"
 )
 reveal("10.lengths", reserved, unit="MB")
 

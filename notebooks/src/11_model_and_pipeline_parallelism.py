@@ -64,8 +64,8 @@ pipeline_figure(naive)
 
 # %%
 print(
-    f"formula: 1/p = {1 / naive.stages:.0%}; in the schedule each stage works "
-    f"{1 - naive.idle:.0%} of the time"
+    f"formula: 1/p = {1 / naive.stages:.0%}; "
+    f"in the schedule each stage works {1 - naive.idle:.0%} of the time"
 )
 reveal("11.naive", 100 * (1 - naive.idle), unit="%")
 
@@ -110,8 +110,8 @@ for p, m in ((2, 4), (4, 8), (4, 27), (8, 64), (16, 64)):  # change this
     )
 enough = micro_batches_for(4, 0.10)
 print(
-    f"at most 10 % with 4 stages: m = {enough}. GPipe's own rule, m = 4·p, leaves "
-    f"{bubble(4, 16):.0%}"
+    f"at most 10 % with 4 stages: m = {enough}. "
+    f"GPipe's own rule, m = 4·p, leaves {bubble(4, 16):.0%}"
 )
 reveal("11.micro", enough, unit="micro-batches")
 
@@ -431,9 +431,8 @@ for name in schedules if ranks else ():
     losses, norms, most, _ = zip(*(rank[name] for rank in ranks), strict=True)
     simulated = [simulate(name, p, m).most_kept(stage) for stage in range(p)]
     print(
-        f"{name:5s}        loss {losses[-1]:.5f}, norm of all gradients "
-        f"{norms[0]:.5f}; micro-batches kept "
-        f"{list(most)}, simulated {simulated}"
+        f"{name:5s}        loss {losses[-1]:.5f}, norm of all gradients {norms[0]:.5f}; "
+        f"micro-batches kept {list(most)}, simulated {simulated}"
     )
 
 # %% [markdown]
@@ -443,9 +442,8 @@ for name in schedules if ranks else ():
 for name in schedules if ranks else ():
     took, formula = max(rank[name][3] for rank in ranks), (m + p - 1) * 3 * pause
     print(
-        f"{name:5s} formula (m + p − 1)·3·pause = {1e3 * formula:.0f} ms, measured "
-        f"{1e3 * took:.0f} ms, "
-        f"the gap {plus_minus(1e3 * (formula - took))} ms"
+        f"{name:5s} formula (m + p − 1)·3·pause = {1e3 * formula:.0f} ms, "
+        f"measured {1e3 * took:.0f} ms, the gap {plus_minus(1e3 * (formula - took))} ms"
     )
 
 # %% [markdown]
@@ -533,8 +531,8 @@ def parallel_mlp(h):
 t = 2  # change this
 bytes_kept, *norms = [0] if why_no_ranks() else run_ranks(parallel_mlp, t, h=64)[0]
 print(
-    f"t = {t}: each rank keeps {bytes_kept:,} bytes between the matrices, 8 · 4 · 64 · "
-    f"4 / t = {8192 // t:,}"
+    f"t = {t}: each rank keeps {bytes_kept:,} bytes between the matrices, "
+    f"8 · 4 · 64 · 4 / t = {8192 // t:,}"
 )
 for name, norm in zip(("complete MLP", "cut by hand", "cut by torch"), norms, strict=False):
     print(f"{name:13s} norm of the output {norm:.4f}")
@@ -570,9 +568,8 @@ for t in (2, 4, 8, 16):
     print(
         f"t = {t:2d}: {format_bytes(counted, 'GB', 1):>8s}, formula − code: "
         f"{plus_minus(formula - counted)} bytes; "
-        f"{factor:.1f} times less, {t} with sequence parallelism; each rank sends "
-        f"{4 * 2 * (t - 1) / t:.1f}·s·b·h "
-        "numbers per block"
+        f"{factor:.1f} times less, {t} with sequence parallelism; "
+        f"each rank sends {4 * 2 * (t - 1) / t:.1f}·s·b·h numbers per block"
     )
 reveal(
     "09.tensor",
@@ -667,9 +664,8 @@ if in_turn:
 # %%
 gpu_seconds, rate = 7.0e6 * 3600, gpu("H100-80GB").rates.tensor
 print(
-    f"MFU {6 * llama.model.parameters * 15e12 / (gpu_seconds * rate):.0%}; a step like ours "
-    "on 64 such GPUs takes "
-    f"{gpu_seconds / 15e12 * 512 * 4096 / 64:.0f} s"
+    f"MFU {6 * llama.model.parameters * 15e12 / (gpu_seconds * rate):.0%}; "
+    f"a step like ours on 64 such GPUs takes {gpu_seconds / 15e12 * 512 * 4096 / 64:.0f} s"
 )
 
 # %% [markdown]

@@ -57,8 +57,8 @@ for r in (2, 4, 8, 16, 32, 64):
         learn += llama.layers * (A.numel() + B.numel())
     share[r] = 100 * learn / llama.parameters
     print(
-        f"r = {r:2d}: {learn:11,} numbers, {share[r]:.3f} % of N, at most "
-        f"{format_bytes(16 * learn, 'MB', 0):>7s}"
+        f"r = {r:2d}: {learn:11,} numbers, "
+        f"{share[r]:.3f} % of N, at most {format_bytes(16 * learn, 'MB', 0):>7s}"
     )
 reveal("12.percent", share[16], unit="%")
 
@@ -97,8 +97,8 @@ torch.manual_seed(0)
 base, x = nn.Linear(64, 48), torch.randn(10, 64)
 layer = Lora(base, r=4, alpha=8)  # change this
 print(
-    f"before the first step: {(layer(x) - base(x)).abs().max():.5f} away from the "
-    "old layer, expected 0"
+    "before the first step: "
+    f"{(layer(x) - base(x)).abs().max():.5f} away from the old layer, expected 0"
 )
 
 nn.init.normal_(layer.B)  # as if B had learned something
@@ -227,9 +227,9 @@ kept = {name: one.moments["after loss"]["activations"] for name, one in measured
 for name, run in runs.items():
     peak = measured[name].peak
     print(
-        f"{name:21s} activations {format_bytes(kept[name], 'MB', 0)}, peak "
-        f"{format_bytes(peak, 'GB', 2)}, "
-        f"estimate − {measured[name].word}: {plus_minus(estimate(run).total - peak)} bytes"
+        f"{name:21s} activations {format_bytes(kept[name], 'MB', 0)}, "
+        f"peak {format_bytes(peak, 'GB', 2)}, estimate − {measured[name].word}: "
+        f"{plus_minus(estimate(run).total - peak)} bytes"
     )
 reveal("12.activations", 100 * (1 - kept["LoRA on all matrices"] / kept["all weights"]), unit="%")
 
@@ -268,9 +268,8 @@ for b, s in ((1, 128), (4, 512), (32, 1024)):
     run = full.replace(micro_batch=b, seq_len=s)
     whole, thin = estimate(run).total, estimate(run.replace(lora_rank=rank)).total
     print(
-        f"GPT-2, {b:2d} × {s:5,} tokens: all weights {whole / 1e9:5.2f} GB, LoRA "
-        f"{thin / 1e9:5.2f} GB: "
-        f"{whole / thin:.1f} times less"
+        f"GPT-2, {b:2d} × {s:5,} tokens: all weights {whole / 1e9:5.2f} GB, "
+        f"LoRA {thin / 1e9:5.2f} GB: {whole / thin:.1f} times less"
     )
 
 # %% [markdown]
@@ -284,8 +283,8 @@ for recipe, each in {
     "with fp32 copy and moments": 16,
 }.items():
     print(
-        f"{recipe:26s} {each:2d} bytes: {each * gpt3 / 1e9:5,.0f} GB = "
-        f"{each * gpt3 / 2**40:.2f} TiB"
+        f"{recipe:26s} {each:2d} bytes: "
+        f"{each * gpt3 / 1e9:5,.0f} GB = {each * gpt3 / 2**40:.2f} TiB"
     )
 
 # %% [markdown]
@@ -325,8 +324,8 @@ for rank in (0, 8, 64):
     # units: one forward of the plain model
     ahead, back = (count / flops[0][0] for count in flops[rank])
     print(
-        f"rank {rank:2d}: forward {ahead:.2f}, backward {back:.2f}, together "
-        f"{ahead + back:.2f} units"
+        f"rank {rank:2d}: forward {ahead:.2f}, "
+        f"backward {back:.2f}, together {ahead + back:.2f} units"
     )
 reveal("12.flops", 100 * (1 - sum(flops[8]) / sum(flops[0])), unit="%")
 
@@ -398,9 +397,9 @@ for rank, one in tuned.items():
     learn = sum(weight.numel() for weight in one.parameters() if weight.requires_grad)
     forgot = 100 * (old[rank] - before["old"]) / (old[0] - before["old"])
     print(
-        f"rank {rank:2d}: {learn:7,} numbers learn; sonnets {new[rank]:.2f}, "
-        f"{won[rank]:3.0f} % of the gain with "
-        f"all weights; harbor {old[rank]:.2f}, {forgot:3.0f} % of the forgetting"
+        f"rank {rank:2d}: {learn:7,} numbers learn; "
+        f"sonnets {new[rank]:.2f}, {won[rank]:3.0f} % of the gain with all weights; "
+        f"harbor {old[rank]:.2f}, {forgot:3.0f} % of the forgetting"
     )
 
 # %%
@@ -566,8 +565,8 @@ with on_gpu():
     before_it = torch.cuda.memory_allocated()
     in_int8 = Int8Linear(linear)
     print(
-        f"in bf16 {linear.weight.nbytes / 1e6:.2f} MB, in int8 "
-        f"{(torch.cuda.memory_allocated() - before_it) / 1e6:.2f}"
+        f"in bf16 {linear.weight.nbytes / 1e6:.2f} MB, "
+        f"in int8 {(torch.cuda.memory_allocated() - before_it) / 1e6:.2f}"
     )
 
 # %% [markdown]
@@ -714,8 +713,8 @@ four, rounded = Nf4Linear(linear), nearest(linear.weight.detach(), nf4)
 off = (four(x) - nn.functional.linear(x, rounded, linear.bias)).abs().max()
 print(f"packed and unpacked: {off:.4f} away from the rounded weight's output, expected 0")
 print(
-    f"{8 * (four.packed.nbytes + four.scale.nbytes) / linear.weight.numel():.2f} bits per "
-    "number, expected 4.50"
+    f"{8 * (four.packed.nbytes + four.scale.nbytes) / linear.weight.numel():.2f} bits per number, "
+    "expected 4.50"
 )
 
 # %% [markdown]
@@ -940,8 +939,8 @@ with on_gpu():
     layer.base = Nf4Linear(layer.base)
     held = torch.cuda.memory_allocated() - empty
     print(
-        f"frozen in NF4:  {held / 1e6:.2f} MB, expected "
-        f"{(0.5625 * 4096**2 + factors) / 1e6:.2f} plus the bias"
+        f"frozen in NF4:  {held / 1e6:.2f} MB, "
+        f"expected {(0.5625 * 4096**2 + factors) / 1e6:.2f} plus the bias"
     )
 
 # %% [markdown]
@@ -1000,8 +999,8 @@ stack(
 
 # %%
 print(
-    f"{big.parameters / 1e9:.1f} billion · (2 + 2 + 8) bytes = "
-    f"{12 * big.parameters / 1e9:.0f} GB: the paper's 780"
+    f"{big.parameters / 1e9:.1f} billion · (2 + 2 + 8) bytes = {12 * big.parameters / 1e9:.0f} GB: "
+    "the paper's 780"
 )
 for b, s in ((1, 512), (1, 2048), (8, 512), (16, 512)):
     peak = estimate(qlora.replace(micro_batch=b, seq_len=s)).total

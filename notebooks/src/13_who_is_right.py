@@ -59,8 +59,8 @@ for model, run in runs.items():
     for who, counts in {"six": "a step", "all nine": ""}.items():
         low, *_, high = answers(run, counts).values()
         print(
-            f"{model}, {who:8s}: {format_bytes(low, 'GB', 1):>7s} to "
-            f"{format_bytes(high, 'GB', 1)}: "
+            f"{model}, {who:8s}: "
+            f"{format_bytes(low, 'GB', 1):>7s} to {format_bytes(high, 'GB', 1)}: "
             f"{spread(run, counts):.1f} times"
         )
 
@@ -181,8 +181,8 @@ for name, found in table.items():
     error = calculator(name).total(xl) - real["GPT-2 XL"].peak
     wrong = sum(map(abs, found.values())) / abs(error)
     print(
-        f"{name:29s} sum of terms − error: {sum(found.values()) - error} bytes; errors of "
-        f"parts / error: {wrong:.1f}"
+        f"{name:29s} sum of terms − error: {sum(found.values()) - error} bytes; "
+        f"errors of parts / error: {wrong:.1f}"
     )
 
 # %% [markdown]
@@ -232,8 +232,8 @@ print(f"largest term: {worst}")
 reveal("13.zero", lacks)
 h, kv, f = llama.model.hidden, llama.model.kv, llama.model.ffn
 print(
-    f"ZeRO: 24·h = {24 * h:,} bytes per token and block; under autocast a Llama keeps "
-    f"22·h + 4·kv + 8·ffn = {22 * h + 4 * kv + 8 * f:,}"
+    f"ZeRO: 24·h = {24 * h:,} bytes per token and block; "
+    f"under autocast a Llama keeps 22·h + 4·kv + 8·ffn = {22 * h + 4 * kv + 8 * f:,}"
 )
 
 # %% [markdown]
@@ -255,8 +255,8 @@ for name in order:
     before = percent_off(calculator(name).total(llama), peak)
     after = percent_off(add_back(name, [term], llama, real["Llama 3.1 8B"]), peak)
     print(
-        f"{name:29s} {plus_minus(before, 1):>7} %; with {term} corrected "
-        f"{plus_minus(after, 1):>6} %"
+        f"{name:29s} {plus_minus(before, 1):>7} %; "
+        f"with {term} corrected {plus_minus(after, 1):>6} %"
     )
 
 # %% [markdown]

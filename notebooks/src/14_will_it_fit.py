@@ -45,8 +45,8 @@ a100 = gpu("A100-80GB")
 reveal("14.room", a100.room)
 kept = a100.memory - a100.room
 print(
-    f"driver lists {format_bytes(a100.memory, 'GB', 1)}, a program does not get "
-    f"{format_bytes(kept, 'GB', 1)} of it"
+    f"driver lists {format_bytes(a100.memory, 'GB', 1)}, "
+    f"a program does not get {format_bytes(kept, 'GB', 1)} of it"
 )
 
 # %% [markdown]
@@ -77,8 +77,8 @@ for name, setting in {"as it is": {}, "expandable segments": {"expandable_segmen
     reserved = replay(step, **setting).peak_reserved
     ends = "out of memory" if replay(step, tensors, **setting).failure else "fits"
     print(
-        f"{name:20s} reserves {format_bytes(reserved, 'GB', 2)}, {reserved / peak:.2f} "
-        f"times the peak: {ends}"
+        f"{name:20s} reserves {format_bytes(reserved, 'GB', 2)}, "
+        f"{reserved / peak:.2f} times the peak: {ends}"
     )
 
 # %% [markdown]
@@ -176,8 +176,8 @@ plans = [step_seconds(run, plan.card) for run in (plan.best.run, full)]
 for cause in plans[0]:
     print(f"{cause:20s} {plans[0][cause]:9.3f} {plans[1][cause]:18.3f}")
 print(
-    f"peaks: {format_bytes(plan.best.peak, 'GB', 1)} and "
-    f"{format_bytes(estimate(full).total, 'GB', 1)}"
+    "peaks: "
+    f"{format_bytes(plan.best.peak, 'GB', 1)} and {format_bytes(estimate(full).total, 'GB', 1)}"
 )
 
 # %% [markdown]
@@ -266,8 +266,8 @@ single = best.replace(micro_batch=1, global_batch=32)
 model = single.model
 print(single.code())
 print(
-    f"N = {model.parameters:,}, L = {model.layers}, h = {model.hidden}, a = "
-    f"{model.heads}, V = {model.vocab:,}"
+    f"N = {model.parameters:,}, "
+    f"L = {model.layers}, h = {model.hidden}, a = {model.heads}, V = {model.vocab:,}"
 )
 predict("14.peak")
 
@@ -321,15 +321,15 @@ alone = fit(**eight_b)
 verdict = "It fits" if alone.best else "Nothing fits"
 plan_figure(
     alone,
-    f"{verdict}: the lowest of {len(alone.tried)} estimates needs "
-    f"{format_bytes(alone.nearest.peak, 'GB', 0)}",
+    f"{verdict}: "
+    f"the lowest of {len(alone.tried)} estimates needs {format_bytes(alone.nearest.peak, 'GB', 0)}",
 )
 
 # %%
 reveal("14.one", alone.nearest.peak)
 print(
-    f"16·N = {format_bytes(16 * alone.start.model.parameters, 'GB', 1)}: no choice on "
-    "that list changes it"
+    f"16·N = {format_bytes(16 * alone.start.model.parameters, 'GB', 1)}: "
+    "no choice on that list changes it"
 )
 
 # %% [markdown]
@@ -441,8 +441,8 @@ path_table(eight)
 
 # %% tags=["nbval-ignore-output"]
 print(
-    f"{eight.covered:,} configurations, decided by {len(eight.tried)} estimates in "
-    f"{took:.2f} s of processor time"
+    f"{eight.covered:,} configurations, "
+    f"decided by {len(eight.tried)} estimates in {took:.2f} s of processor time"
 )
 
 # %%

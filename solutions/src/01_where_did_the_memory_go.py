@@ -192,8 +192,8 @@ for dtype in (torch.float32, torch.bfloat16):
             f"{kind.replace('_', ' ')} {size / weight.numel():.0f}" for kind, size in held.items()
         )
         print(
-            f"{dtype}, after the {moment}: {parts}, together "
-            f"{sum(held.values()) / weight.numel():.2f} bytes"
+            f"{dtype}, after the {moment}: "
+            f"{parts}, together {sum(held.values()) / weight.numel():.2f} bytes"
         )
 
 # %% [markdown]
@@ -281,8 +281,8 @@ print(
 smallest, tight = estimate(RUN.replace(micro_batch=1, global_batch=32)).total, gpu("RTX3090-24GB")
 left = format_bytes(tight.room - smallest)
 print(
-    f"{tight.name}: {largest_micro_batch(tight.name, 32)} of 32 leaves {left} of "
-    "what a program gets"
+    f"{tight.name}: "
+    f"{largest_micro_batch(tight.name, 32)} of 32 leaves {left} of what a program gets"
 )
 
 # %% [markdown]

@@ -364,8 +364,8 @@ for dtype in (torch.float32, torch.bfloat16):
     for _ in range(1000):
         v.mul_(0.999).add_(torch.tensor(0.25, dtype=dtype), alpha=0.001)
     print(
-        f"{str(dtype).removeprefix('torch.'):9s} v after 1,000 steps: {v.item():.2f}, on "
-        "its way from 1 to 0.25"
+        f"{str(dtype).removeprefix('torch.'):9s} v after 1,000 steps: "
+        f"{v.item():.2f}, on its way from 1 to 0.25"
     )
 
 

@@ -76,8 +76,8 @@ check.limits(limits)
 # %% tags=["solution"]
 for name, bits in {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10), "fp8 E5M2": (5, 2)}.items():
     print(
-        f"{name:9s} epsilon {limits(*bits)[0]:.3g}, largest {limits(*bits)[1]:.5g}, smallest "
-        f"{limits(*bits)[2]:.3g}"
+        f"{name:9s} epsilon {limits(*bits)[0]:.3g}, "
+        f"largest {limits(*bits)[1]:.5g}, smallest {limits(*bits)[2]:.3g}"
     )
 
 # %% [markdown]
@@ -234,8 +234,8 @@ split, whole = (
 )
 print(f"weights and rests {split:,} bytes, weights and masters {whole:,}")
 print(
-    f"after 1,000 steps of 0.0001: the weight {weights[0][0].item():.4f}, its master "
-    f"{joined[0].item():.7f}"
+    "after 1,000 steps of 0.0001: "
+    f"the weight {weights[0][0].item():.4f}, its master {joined[0].item():.7f}"
 )
 print("every bit as in fp32:", torch.equal(joined, masters[0]))
 

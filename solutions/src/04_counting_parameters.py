@@ -214,8 +214,8 @@ with torch.device("meta"):
         parameter.numel() for parameter in Block(h, llama.heads, llama.kv_heads, f).parameters()
     )
 print(
-    f"a block of Llama-3 8B: {counted:,}, by the closed form "
-    f"{2 * h * h + 2 * h * k + 3 * f * h + 2 * h:,}"
+    "a block of Llama-3 8B: "
+    f"{counted:,}, by the closed form {2 * h * h + 2 * h * k + 3 * f * h + 2 * h:,}"
 )
 
 # %% [markdown]
@@ -318,8 +318,8 @@ for kind in (Wasteful, Experts):
     network(torch.randn(100, 64))
     stored = sum(parameter.numel() for parameter in network.parameters())
     print(
-        f"{kind.__name__:8s} stores {stored:,} parameters, its experts compute "
-        f"{sum(rows)} rows for 100 tokens"
+        f"{kind.__name__:8s} stores {stored:,} parameters, "
+        f"its experts compute {sum(rows)} rows for 100 tokens"
     )
     rows.clear()
 

@@ -91,8 +91,8 @@ by_hand = saved_by(check.EXPRESSIONS["x * sigmoid(x)"], (n,), (n,), dtype="bf16"
 built_in = saved_by(nn.SiLU(), (n,), dtype="bf16")
 for name, kept in {"by hand": by_hand, "built in": built_in}.items():
     print(
-        f"SiLU {name} keeps {sum(item.bytes for item in kept):,} bytes (autograd "
-        "was asked, on the CPU)"
+        f"SiLU {name} keeps {sum(item.bytes for item in kept):,} bytes (autograd was asked, "
+        "on the CPU)"
     )
 
 # %% [markdown]
@@ -192,8 +192,8 @@ sizes = kept_by_module(layer, torch.randn(8, 32, 64, requires_grad=True))
 print("kept for backward, on the CPU:")
 for name, size in sorted(sizes.items(), key=lambda pair: -pair[1]):
     print(
-        f"{name or 'the layer itself':20s} {size:>9,} bytes, {size / (4 * 8 * 32 * 64):5.2f} "
-        "· s·b·h numbers in fp32"
+        f"{name or 'the layer itself':20s} {size:>9,} bytes, "
+        f"{size / (4 * 8 * 32 * 64):5.2f} · s·b·h numbers in fp32"
     )
 
 # %% [markdown]
@@ -222,8 +222,8 @@ h, ffn, x = 64, 256, torch.randn(100, 64)
 block = check.Wasteful(h, ffn)
 kept = forward_backward(block, [x], block.parameters()).kept  # for 100 tokens, 4 bytes per number
 print(
-    f"it keeps {kept // 400:,} numbers per token, where 2·h + 3·ffn is "
-    f"{2 * h + 3 * ffn:,} (traced on the CPU)"
+    f"it keeps {kept // 400:,} numbers per token, "
+    f"where 2·h + 3·ffn is {2 * h + 3 * ffn:,} (traced on the CPU)"
 )
 
 

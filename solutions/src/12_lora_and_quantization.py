@@ -225,8 +225,8 @@ for block in (8, 64, 1024):
     bits = 8 * (small.packed.nbytes + small.scales.nbytes) / values.numel()
     off = (small.unpack() - values).square()
     print(
-        f"blocks of {block:5,}: {bits:.2f} bits per number, error "
-        f"{100 * off.mean().sqrt():.0f} % of the spread"
+        f"blocks of {block:5,}: "
+        f"{bits:.2f} bits per number, error {100 * off.mean().sqrt():.0f} % of the spread"
     )
 
 # %% [markdown]

@@ -161,20 +161,22 @@ def look(make):
     with on_gpu():
         step, double = check.second_step(make, "model"), check.second_step(make, "model", times=2)
     print(
-        f"batch: doubling it takes {double.peak / step.peak:.2f} times the memory "
-        "(broken: at most 1.2)"
+        "batch: "
+        f"doubling it takes {double.peak / step.peak:.2f} times the memory (broken: at most 1.2)"
     )
     print(
-        f"layers: forward keeps {step.kept / step.inputs:.2f} bytes per byte that they read "
-        "(broken: at most 0.5)"
+        "layers: "
+        f"forward keeps {step.kept / step.inputs:.2f} bytes per byte that they read (broken: "
+        "at most 0.5)"
     )
     print(
-        f"gradients: the peak is {step.above:.2f} times their bytes above the end of "
-        "forward (broken: below 0.5)"
+        "gradients: "
+        f"the peak is {step.above:.2f} times their bytes above the end of forward (broken: "
+        "below 0.5)"
     )
     print(
-        f"           they are {step.gradients / step.kept:.2f} of what forward "
-        "keeps (needed: over 0.1)"
+        f"           they are {step.gradients / step.kept:.2f} of what forward keeps (needed: "
+        "over 0.1)"
     )
 
 
@@ -341,8 +343,8 @@ with on_gpu():
     kept = requested() - before - y.nbytes - copies
 more = f"{kept % tokens:,} bytes for all tokens together"
 print(
-    f"Llama 3.1 8B, fused: {bytes_a_token(*sizes):,} bytes per token; simulated "
-    f"{kept // tokens:,}, and {more}"
+    f"Llama 3.1 8B, fused: {bytes_a_token(*sizes):,} bytes per token; "
+    f"simulated {kept // tokens:,}, and {more}"
 )
 print(f"not fused: {bytes_a_token(*sizes) + 6 * model.hidden:,}")
 
