@@ -1,6 +1,4 @@
-"""One folder a lesson: its model code, figures, widget, checks and quiz; `shared` has what several lessons
-use.
-"""
+"""One folder per lesson: model code, figures, widget, checks, quiz. `shared` has what several lessons use."""
 
 from importlib import import_module
 from pathlib import Path

@@ -75,24 +75,22 @@ def trajectory(
 
 
 def steps_needed(path: Sequence[Point]) -> int | None:
-    """Return the steps until a walk stays within 1 % of its first distance from the
-    minimum; None if never.
-    """
+    """Return the steps until a walk stays within 1 % of its first distance from the minimum, or None."""
     goal = 0.01 * math.hypot(*path[0]) * (1 + 1e-9)  # up to the last bits of rounding
     outside = [step for step, point in enumerate(path) if math.hypot(*point) > goal]
-    return outside[-1] + 1 if outside and outside[-1] + 1 < len(path) else None
+    if not outside or outside[-1] + 1 == len(path):
+        return None
+    return outside[-1] + 1
 
 
 def kept_bytes(optimizer: Any) -> int:
-    """Return all bytes that an optimizer, PyTorch's or your own, keeps apart from
-    parameters and gradients.
-    """
+    """Return all bytes that an optimizer, PyTorch's or your own, keeps besides parameters and gradients."""
     return sum(tensor.untyped_storage().nbytes() for tensor in kept_tensors(optimizer))
 
 
 def kept_tensors(optimizer: Any) -> list[torch.Tensor]:
     """Return the tensors that an optimizer keeps apart from parameters and gradients, one per storage."""
-    # needs all of torch; the website's walks have less
+    # here, because it needs all of torch, of which the website's walks have a part
     from ...measuring.carrying import tensors_in
 
     found = list(tensors_in(vars(optimizer), set()))

@@ -19,14 +19,12 @@ from .by_hand import kept_bytes, kept_tensors
 RAISED = "In training, your optimizer raised"
 
 
-# ------------------------------------------------------------------------------------------------ 02.1:
-# adam_in_pieces
+# --------------------------------------------------------------------------------------------------
+# 02.1: adam_in_pieces
 def _update(
     m: torch.Tensor, v: torch.Tensor, t: int, *_: Any, corrected: str = "mv", eps: Any = (0, 1e-8)
 ) -> Any:
-    """Adam's update in learning rates (Kingma and Ba 2015, algorithm 1), with the means of `corrected`
-    corrected.
-    """
+    """Adam's update in learning rates (Kingma and Ba 2015, algorithm 1); the means in `corrected` are so."""
     m = m / (1 - 0.9**t if "m" in corrected else 1)
     v = v / (1 - 0.999**t if "v" in corrected else 1)
     return m / ((v + eps[0]).sqrt() + eps[1])
@@ -42,12 +40,12 @@ STEP_MISTAKES: Mistakes = {
     "You correct v but not m: both began at zero.": partial(_update, corrected="v"),
     "Your ε is inside the root. It belongs outside: √v̂ + ε.": partial(_update, eps=(1e-8, 0)),
     "Your ε is missing: the small gradients here get too long a step.": partial(_update, eps=(0, 0)),
-    "You add ε before you correct v: √v̂ + ε.": lambda m, v, t, _: _update(
-        m, (v.sqrt() + 1e-8) ** 2, t, eps=(0, 0)
+    "You add ε before you correct v: √v̂ + ε.": (
+        lambda m, v, t, _: _update(m, (v.sqrt() + 1e-8) ** 2, t, eps=(0, 0))
     ),
     "The weight goes up the slope: subtract the step.": lambda m, v, t, _: -_update(m, v, t),
-    "The weight shrinks, too: that is AdamW's decay.": lambda m, v, t, weight: (
-        _update(m, v, t) + 0.01 * weight
+    "The weight shrinks, too: that is AdamW's decay.": (
+        lambda m, v, t, weight: _update(m, v, t) + 0.01 * weight
     ),
     "Your learning rate is 1e-3 whatever `rate` is.": lambda m, v, t, _: _update(m, v, t) / 10,
     "You always correct as in step 1: use `step`.": lambda m, v, t, _: _update(m, v, 1),
@@ -61,9 +59,7 @@ def _means(gradient: torch.Tensor, m: torch.Tensor, v: torch.Tensor, **_: Any) -
 
 @exercise("02.1", "Adam up to rounding, and never more new numbers than one piece has.")
 def adam_in_pieces(answer: Any) -> None:
-    """`answer(weight, gradient, m, v, step, rate, size)` updates weight, m and v, with `size` new numbers at
-    once.
-    """
+    """`answer(weight, gradient, m, v, step, rate, size)` updates weight, m and v in pieces of `size`."""
     for shape, size in PIECES:
         got, most = _walk(answer, shape, size)
         right, _ = _walk(_means, shape, size)
@@ -74,17 +70,19 @@ def adam_in_pieces(answer: Any) -> None:
                 after.isfinite().all(), f"{name} holds numbers that are not finite: what do you divide by?"
             )
             place = (
-                f"{name} has not changed. `{name} = …` makes a new tensor: use methods that end in _, such as"
-                " mul_."
+                f"{name} has not changed. "
+                f"`{name} = …` makes a new tensor: use methods that end in _, such as mul_."
             )
             expect(not torch.equal(before, after), place)
-            left_out = (rest := math.prod(shape) % size) and torch.equal(before[-rest:], after[-rest:])
+            rest = math.prod(shape) % size
+            left_out = rest > 0 and torch.equal(before[-rest:], after[-rest:])
             expect(not left_out, "You leave out the last piece, which has fewer numbers than the others.")
             mean = (
-                f"{name} is off: it keeps β of itself, takes 1 − β of the new value, and is not corrected in"
-                " place."
+                f"{name} is off: "
+                "it keeps β of itself, takes 1 − β of the new value, and is not corrected in place."
             )
             expect(name == "weight" or torch.allclose(got[:, index], right[:, index], 1e-3, 1e-20), mean)
+        # m and v are right from here on, so a wrong weight is its own line's mistake
         still = torch.equal(got[0, 0], got[1, 0])
         expect(not still, "In the first step the weight does not change. Update m and v before the weight.")
         cases = [(after[1], after[2], t, got[t - 1, 0]) for t, after in enumerate(right[1:], 1)]
@@ -92,22 +90,19 @@ def adam_in_pieces(answer: Any) -> None:
         moved = [*-got[:, 0].diff(dim=0) / 0.01]
         recognized(moved, cases, _update, STEP_MISTAKES, otherwise, partial(same, tolerance=1e-3))
     whole = (
-        "You hold as many new numbers as the weight has. Do you cut the flat tensor? Do you keep pieces in a"
-        " list?"
+        "You hold as many new numbers as the weight has. "
+        "Do you cut the flat tensor? Do you keep pieces in a list?"
     )
     expect(most < got[0, 0].nbytes, whole)
     more = (
-        "You hold more than one new tensor of a piece's size. Does an expression make several? Or does the"
-        " name in "
+        "You hold more than one new tensor of a piece's size. Does an expression make several? "
+        "Or does the name in your loop still hold the last one while the next is made?"
     )
-    # and a number
-    expect(most <= 4 * size + 512, f"{more}your loop still hold the last one while the next is made?")
+    expect(most <= 4 * size + 512, more)  # a piece in fp32, and a number or two
 
 
 def _walk(step: Any, shape: tuple[int, ...], size: int) -> tuple[torch.Tensor, int]:
-    """Weight, m and v, flat, before and after each of three steps, and the most bytes
-    that were new in one.
-    """
+    """Weight, m and v, flat, before and after each of three steps; the most bytes that were new in one."""
     weight = torch.linspace(1, 2, math.prod(shape)).reshape(shape)
     m = torch.zeros(shape)
     v = torch.zeros(shape)
@@ -129,8 +124,8 @@ def _walk(step: Any, shape: tuple[int, ...], size: int) -> tuple[torch.Tensor, i
     return torch.stack(states), most
 
 
-# ----------------------------------------------------------------------------- 02.2 to 02.4: an optimizer in
-# training
+# --------------------------------------------------------------------------------------------------
+# 02.2 to 02.4: an optimizer in training
 class Trial(NamedTuple):
     """The result of a short training with somebody's optimizer."""
 
@@ -177,9 +172,8 @@ def _tried(answer: Any, hints: Mapping[str, str] = {}, **how: Any) -> Trial:
     expect(callable(answer), "Pass the class itself: its name, without parentheses.")
     with told(RAISED, hints):
         got = trial(answer, **how)
-    moved = any(
-        not torch.equal(*pair) for pair in zip(got.weights, language_model(1, 32).parameters(), strict=True)
-    )
+    pairs = zip(got.weights, language_model(1, 32).parameters(), strict=True)
+    moved = any(not torch.equal(now, first) for now, first in pairs)
     expect(
         moved,
         "The weights do not change. Change them in place, as weight.sub_(…) does, under torch.no_grad().",
@@ -195,20 +189,25 @@ def _expect_clean(got: Trial) -> None:
     )
 
 
-# ----------------------------------------------------------------------------------------------------- 02.2:
-# lean_adam
+# --------------------------------------------------------------------------------------------------
+# 02.2: lean_adam
 class _ByHand:
     """Adam, or with other options a mistaken one; `each` counts a step for each tensor."""
 
     def __init__(self, parameters: Any, rate: float, each: bool = False, corrected: str = "mv") -> None:
-        self.rate, self.each, self.corrected, self.steps = rate, each, corrected, 0
+        self.rate = rate
+        self.each = each
+        self.corrected = corrected
+        self.steps = 0
         self.states = [(weight, torch.zeros_like(weight), torch.zeros_like(weight)) for weight in parameters]
 
     @torch.no_grad()
     def step(self) -> None:
-        self.steps += not self.each
+        if not self.each:
+            self.steps += 1
         for weight, m, v in self.states:
-            self.steps += self.each
+            if self.each:
+                self.steps += 1
             _means(weight.grad, m, v)
             weight -= self.rate * _update(m, v, self.steps, corrected=self.corrected)
 
@@ -216,8 +215,8 @@ class _ByHand:
 LEAN_BYTES = {
     4: "4 bytes per parameter are too few: Adam needs both m and v, in fp32, from one step to the next.",
     12: (
-        "You keep three numbers per parameter. Which of them can you compute from the others when you"
-        " need it?"
+        "You keep three numbers per parameter. "
+        "Which of them can you compute from the others when you need it?"
     ),
     16: "You still keep four numbers per parameter. Ask about each: does the *next* step read it?",
 }
@@ -252,13 +251,13 @@ def lean_adam(answer: Any) -> None:
         for message, mistaken in LEAN_MISTAKES.items():
             expect(not same(got.weights, trial(mistaken).weights, 1e-4), f"The memory is right. {message}")
         fail(
-            "The memory is right, but the weights are not Adam's. Compare each line with its formula. What"
-            " counts the steps, and how often?"
+            "The memory is right, but the weights are not Adam's. "
+            "Compare each line with its formula. What counts the steps, and how often?"
         )
 
 
-# ------------------------------------------------------------------------------------------------------ 02.3:
-# factored
+# --------------------------------------------------------------------------------------------------
+# 02.3: factored
 OTHER_SHAPES = "Only a matrix has rows and columns. For every other shape, v is the mean of squares itself."
 FACTORED = (  # a parameter's shape, its steps without a gradient, and the message if it is off
     (
@@ -304,13 +303,14 @@ FACTORED_HINTS = {
 def _walked(gradients: Sequence[torch.Tensor], rate: float, **how: Any) -> Any:
     """The way of a parameter by the root of a factored v (Shazeer and Stern 2018, algorithm 4)."""
     share = how.get("share", lambda t: t**-0.8)
-    v_of = lambda v: v.mean(1, True) / v.mean() * v.mean(0, True)
+    v_of = how.get("v_of", lambda v: v.mean(1, True) / v.mean() * v.mean(0, True))
+    root = how.get("root", torch.sqrt)
     mean = torch.zeros(())
     way = torch.zeros(())
     for t, gradient in enumerate(gradients, 1):
         mean = mean + share(t) * (gradient.square() + 1e-30 - mean)  # its rows' means are the means of rows
-        v = how.get("v_of", v_of)(mean) if mean.ndim == 2 else mean
-        way = way - rate * gradient / how.get("root", torch.sqrt)(v)
+        v = v_of(mean) if mean.ndim == 2 else mean
+        way = way - rate * gradient / root(v)
     return way
 
 
@@ -332,10 +332,14 @@ def _updated(make: Any, reload: bool = False) -> tuple[list[torch.Tensor], list[
             if saved:
                 optimizer.load_state_dict(saved)
         for weight, gradients, (shape, without, _) in zip(weights, given, FACTORED, strict=True):
-            # zeros at first
-            drawn = 1e-8 * torch.randn(shape, generator=dice) * (shape != (1, 6) or step > 1)
-            weight.grad = None if step in without else drawn.clone()
-            gradients += [] if step in without else [drawn]
+            drawn = 1e-8 * torch.randn(shape, generator=dice)
+            if shape == (1, 6) and step == 1:
+                drawn.zero_()  # a mean of squares of zeros: only 10⁻³⁰ keeps its root from dividing by 0
+            if step in without:
+                weight.grad = None
+            else:
+                weight.grad = drawn.clone()
+                gradients.append(drawn)
         before = [(weight, weight.data_ptr(), weight.detach().clone()) for weight in weights]
         optimizer.step()
         used = [(weight, old, weight.grad) for weight, _, old in before if weight.grad is not None]
@@ -364,39 +368,36 @@ def factored(answer: Any) -> None:
     rates = [*[begun.optimizer.defaults.get("lr", 0)] * (len(got) - 1), 0.1]
     for weight, gradients, rate, (_, _, message) in zip(got, given, rates, FACTORED, strict=True):
         if not same([weight], [_walked(gradients, rate)]):
-            for mistake, how in FACTORED_MISTAKES.items() if weight is got[0] else ():
-                expect(not same([weight], [_walked(gradients, rate, **how)]), mistake)
+            if weight is got[0]:  # of all parameters, the matrix tells most mistakes apart
+                for mistake, how in FACTORED_MISTAKES.items():
+                    expect(not same([weight], [_walked(gradients, rate, **how)]), mistake)
             expect(weight.isfinite().all(), zero)
             fail(message)
     tried = _tried(answer, steps=60, hints=FACTORED_HINTS)
     _expect_clean(tried)
-    # 8 for its t
-    most = sum(4 * (sum(one.shape) if one.ndim == 2 else one.numel()) + 8 for one in tried.weights)
+    means = sum(sum(one.shape) if one.ndim == 2 else one.numel() for one in tried.weights)
+    most = 4 * means + 8 * len(tried.weights)  # 8 for each parameter's t
     per = f"{tried.kept / tried.parameters:.2f} bytes per parameter"
-    expect(
-        tried.kept <= most, f"It keeps {per}: more than a row and a column per matrix. What else do you keep?"
-    )
+    more = f"It keeps {per}: more than a row and a column per matrix. What else do you keep?"
+    expect(tried.kept <= most, more)
     other = "After `load_state_dict()` it continues differently: what do you keep outside of `self.state`?"
     expect(same(got, loaded), other)
     print(f"{per} (traced on the CPU), and a loss of {tried.final:.2f} after 60 steps")
 
 
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 02.4: frugal
 @exercise("02.4", "It learns, whatever the size of the loss, with little more than half of Adam's bytes.")
 def frugal(answer: Any) -> None:
-    """`answer(parameters)` makes an optimizer of your own design: few bytes, any size of the loss, and it
-    learns.
-    """
+    """`answer(parameters)` makes an optimizer of your own: few bytes, any size of the loss, and it learns."""
     most, best = 4.5, 2.8  # bytes per parameter, loss
     got = _tried(answer, steps=60)
     _expect_clean(got)
     per = got.kept / got.parameters
     hidden = got.hidden / got.parameters
-    outside = f" {hidden:.2f} are on the weights, in a global or in a closure: they count too."
-    many = (
-        f"It keeps {per:.2f} bytes per parameter, but the limit is {most}.{outside if hidden > 0.1 else ''}"
-    )
+    many = f"It keeps {per:.2f} bytes per parameter, but the limit is {most}."
+    if hidden > 0.1:
+        many += f" {hidden:.2f} are on the weights, in a global or in a closure: they count too."
     expect(per <= most, many)
     loud = _tried(answer, steps=60, louder=1024.0, traced=False)  # for its loss alone
     follows = (
@@ -405,8 +406,8 @@ def frugal(answer: Any) -> None:
     )
     expect(not loud.diverged and abs(loud.final - got.final) < 0.15, follows)
     poor = (
-        f"After 60 steps the loss is {got.final:.3f}, but the limit is {best}. Try other rates, or another"
-        " design."
+        f"After 60 steps the loss is {got.final:.3f}, but the limit is {best}. "
+        "Try other rates, or another design."
     )
     expect(got.final <= best, poor)
     print(f"{per:.2f} bytes per parameter (traced on the CPU)")

@@ -14,9 +14,7 @@ WALK, WALL, GOAL = "#B34700", "#B9CBD6", "#00624A"
 
 
 class Frame(NamedTuple):
-    """A window on the map: pixels of its corner and size, the map's point at its lower
-    left, pixels a unit.
-    """
+    """A window on the map: pixels of its corner and size, the point at its lower left, pixels per unit."""
 
     x: float
     y: float
@@ -32,10 +30,9 @@ class Frame(NamedTuple):
 
 
 def frame_of(valley: Valley, x: float, y: float, width: float, height: float) -> Frame:
-    """Return a window of at most these pixels, at one scale: it shows the start, the floor, and as far across
-    it.
-    """
-    xs, ys = zip(valley.turned(START), valley.turned((START[0], -START[1])), strict=True)
+    """Return a window of at most these pixels, at one scale: the start, the floor, and as far across it."""
+    across_from_start = (START[0], -START[1])
+    xs, ys = zip(valley.turned(START), valley.turned(across_from_start), strict=True)
     left = min(*xs, 0) - 1.2
     low = min(*ys, -2.4) - 0.6
     across = max(*xs, 0) + 3.4 - left
@@ -46,8 +43,7 @@ def frame_of(valley: Valley, x: float, y: float, width: float, height: float) ->
 
 @reflowing
 def walks(paths: Mapping[str, Sequence[Point]], title: str, valley: Valley = VALLEY) -> Figure:
-    """Draw walks down one valley from above, two panels in a row, each with its name and the steps that it
-    needed.
+    """Draw walks down one valley from above, two panels in a row, each with its name and steps needed.
 
     Dots are steps; a walk that leaves the picture is cut at its border.
     """
@@ -70,7 +66,8 @@ def walks(paths: Mapping[str, Sequence[Point]], title: str, valley: Valley = VAL
 
 def outcome(path: Sequence[Point]) -> str:
     """Return how a walk ended as text."""
-    if (needed := steps_needed(path)) is not None:
+    needed = steps_needed(path)
+    if needed is not None:
         return f"99 % of the way in {needed:,} steps"
     left = math.hypot(*path[-1]) > math.hypot(*path[0])
     return "leaves the valley" if left else f"not there after {len(path) - 1:,} steps"
@@ -83,12 +80,12 @@ def draw_walk(
     path: Sequence[Point],
     goal: Point = (0.0, 0.0),
 ) -> None:
-    """Draw contour lines, the walk, its start and the minimum inside a window, which
-    cuts off what is beyond.
-    """
+    """Draw contour lines, the walk, its start and the minimum inside a window; it cuts off what is beyond."""
     canvas.rect(frame.x, frame.y, frame.width, frame.height, "#FFFFFF", stroke=RULE, stroke_width=0.8)
     window = {"x": frame.x, "y": frame.y, "width": frame.width, "height": frame.height}
-    canvas.shapes.append(f'<svg {attribute_text(window)} viewBox="{" ".join(map(short, window.values()))}">')
+    # a nested svg clips; its viewBox equals its place, so that points keep the figure's coordinates
+    box = " ".join(map(short, window.values()))
+    canvas.shapes.append(f'<svg {attribute_text(window)} viewBox="{box}">')
     for ring in rings:
         canvas.path(_line(frame, ring), fill="none", stroke=WALL, stroke_width=1)
     canvas.path(_line(frame, path), fill="none", stroke=WALK, stroke_width=1.6, stroke_linejoin="round")
@@ -114,13 +111,18 @@ def contours(valley: Valley) -> list[list[Point]]:
 
 
 def _line(frame: Frame, points: Iterable[Point], link: str = "l") -> str:
-    """The points as steps of at least half a pixel, which is half as long as their places; "h0m" makes them
-    dots.
+    """SVG's relative steps through the points, each of at least half a pixel; "h0m" as `link` makes dots.
+
+    Relative steps take half the characters of absolute places.
     """
     steps = []
-    at = (0.0, 0.0)
+    at_x, at_y = 0.0, 0.0
     for x, y in map(frame.place, points):
-        if (step := (round(x - at[0], 1), round(y - at[1], 1))) and abs(step[0]) + abs(step[1]) >= 0.5:
-            steps.append(f"{step[0]:g} {step[1]:g}")
-            at = (at[0] + step[0], at[1] + step[1])
+        # from the rounded place that was drawn last, so that errors of rounding do not add up
+        right = round(x - at_x, 1)
+        down = round(y - at_y, 1)
+        if abs(right) + abs(down) >= 0.5:
+            steps.append(f"{right:g} {down:g}")
+            at_x += right
+            at_y += down
     return f"m{link.join(steps)}{link[:-1]}"

@@ -27,7 +27,8 @@ def numbers() -> Iterator[Numbers]:
     # too long, not too short (Kingma and Ba 2015, section 3)
     updates = each("{:.3g}·η".format, both=mean / sqrt(square), mean=mean, reverse=sqrt(square) / mean)
     yield "first_update", {"beta1": beta1, "beta2": beta2} | updates
-    run, loop = run.replace(optimizer="adamw-foreach"), run.replace(optimizer="adamw-loop")
+    run = run.replace(optimizer="adamw-foreach")
+    loop = run.replace(optimizer="adamw-loop")
     made, one_by_one = (optimizer_step(one)["temporaries"] for one in (run, loop))
     yield "foreach", {"N": N} | each(gb, made=made, loop=one_by_one, states=optimizer_state_bytes(run))
     run = TrainingRun(MODEL, precision="bf16-master", optimizer="adamw-foreach")

@@ -1,6 +1,4 @@
-"""Checks of the exercises of lesson 01, "Where did the memory go?": each names the misconception, never the
-answer.
-"""
+"""Checks of lesson 01, "Where did the memory go?": each names the misconception, never the answer."""
 
 import math
 import random
@@ -34,9 +32,10 @@ from ...measuring.tracker import Tracker
 from ...units import GB
 from ..shared.judging import same, seeded
 
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 01.1: peak
-# its name, its bytes, the events of its birth and its death (None: it stays)
+
+# a tensor's name, its bytes, the events of its birth and its death (None: it stays)
 Life = tuple[str, int, int, int | None]
 STEP: list[Life] = [  # a small made-up step, to count by hand
     ("logits", 50, 3, 4), ("activation 1", 30, 1, 6), ("weights", 40, 0, None), ("gradient 1", 20, 6, None),
@@ -45,21 +44,29 @@ STEP: list[Life] = [  # a small made-up step, to count by hand
 ]  # fmt: skip
 
 
-def peak_of(
-    lives: Sequence[Life], alive: Callable[..., bool] = lambda born, event, died: born <= event < died
-) -> int:
+def _is_alive(born: float, event: float, died: float) -> bool:
+    return born <= event < died
+
+
+def peak_of(lives: Sequence[Life], alive: Callable[..., bool] = _is_alive) -> int:
     """Return the most bytes of tensors that are `alive` together at an event at which some tensor is born."""
     known = [(size, born, math.inf if died is None else died) for _, size, born, died in lives]
+    # The sum rises only where a tensor is born, so the peak is at one of these events.
     return max(sum(size for size, born, died in known if alive(born, event, died)) for _, event, _ in known)
 
 
-# as Adam's come
+def _born_before_last_death(lives: Sequence[Life]) -> list[Life]:
+    last = max(died for *_, died in lives if died)
+    return [life for life in lives if life[2] < last]
+
+
+# its largest tensor is born after the last death, as Adam's states are
 LATE: list[Life] = [("weights", 10, 0, None), ("activation", 5, 1, 2), ("states", 100, 3, None)]
 PEAK_MISTAKES: Mistakes = {
     "You added up everything that ever lived.": lambda lives: sum(life[1] for life in lives),
     "This is the largest single tensor. What else is alive?": lambda lives: max(life[1] for life in lives),
-    "This is what is left after the last event.": lambda lives: sum(
-        life[1] for life in lives if life[3] is None
+    "This is what is left after the last event.": (
+        lambda lives: sum(life[1] for life in lives if life[3] is None)
     ),
     "You count a tensor at the event of its death. Its bytes are already free there.": partial(
         peak_of, alive=lambda born, event, died: born <= event <= died
@@ -67,9 +74,9 @@ PEAK_MISTAKES: Mistakes = {
     "You do not count a tensor at the event of its birth. It takes memory there already.": partial(
         peak_of, alive=lambda born, event, died: born < event < died
     ),
-    "You treat None as the last event. A tensor that never dies is also alive after it, when others may be "
-    "born.": lambda lives: peak_of(
-        [life for life in lives if life[2] < max(died for *_, died in lives if died)]
+    "You treat None as the last event. "
+    "A tensor that never dies is also alive after it, when others may be born.": (
+        lambda lives: peak_of(_born_before_last_death(lives))
     ),
     "Tensors whose `died` is None are missing from your sum. They stay to the end, so count them.": partial(
         peak_of, alive=lambda born, event, died: born <= event < died < math.inf
@@ -79,12 +86,13 @@ PEAK_MISTAKES: Mistakes = {
 
 @exercise("01.1", "The largest sum of what is alive at once, in made-up steps and in a real one.")
 def peak(answer: Any) -> None:
-    """`answer(tensors)` is the most bytes alive at once; tensors are (name, bytes, born, died), `died` may be
-    None.
+    """`answer(tensors)` is the most bytes alive at once.
+
+    Tensors are (name, bytes, born, died); `died` may be None.
     """
     none = (
-        "Your function compares an event with None. A tensor with None never dies: handle it before you"
-        " compare."
+        "Your function compares an event with None. "
+        "A tensor with None never dies: handle it before you compare."
     )
     dice = random.Random(1)
     random_steps = [[_random_life(dice, number) for number in range(14)] for _ in range(3)]
@@ -105,15 +113,13 @@ def _random_life(dice: random.Random, number: int) -> Life:
 
 @cache
 def real_step() -> tuple[tuple[Life, ...], int]:
-    """Return every tensor of two training steps of a tiny GPT on the CPU, and the most bytes allocated at
-    once.
-    """
+    """Return every tensor of two steps of a tiny GPT on the CPU, and the most bytes allocated at once."""
     measured = measure(TrainingRun("tiny-gpt", 2, 32, "fp32", attention="eager"), source="cpu")
     lives = tuple((item.operation, item.bytes, item.born, item.died) for item in measured.allocations)
     return lives, max(measured.timeline.totals())
 
 
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 01.2: weigh
 KINDS = ("weights", "master_weights", "gradients", "states")
 WEIGH_HINTS = {
@@ -137,9 +143,10 @@ def trained_once(how: str) -> tuple[nn.Module, torch.optim.Optimizer]:
         model[1].requires_grad_(False)
     model.to(torch.bfloat16 if how == "masters" else torch.float32)
     weights = list(model.parameters())
-    for name in ("data", "grad") if how == "flat" else ():
-        for weight, part in zip(weights, torch.zeros(300 * len(weights)).split(300), strict=True):
-            setattr(weight, name, part[: weight.numel()].view_as(weight))
+    if how == "flat":  # all weights are parts of one storage, and so are all gradients
+        for name in ("data", "grad"):
+            for weight, part in zip(weights, torch.zeros(300 * len(weights)).split(300), strict=True):
+                setattr(weight, name, part[: weight.numel()].view_as(weight))
     updated = [weight.detach().float() for weight in weights] if how in ("masters", "flat") else weights
     optimizer = torch.optim.AdamW([{"params": updated[:2]}, {"params": updated[2:]}])
     if how != "new":
@@ -147,24 +154,24 @@ def trained_once(how: str) -> tuple[nn.Module, torch.optim.Optimizer]:
         for weight, master in zip(weights, updated, strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
         optimizer.step()
-    for state in optimizer.state.values() if how == "flat" else ():
-        state.update(exp_avg=state["exp_avg"].bfloat16(), exp_avg_sq=state["exp_avg_sq"].byte(), count=1)
+    if how == "flat":
+        for state in optimizer.state.values():
+            state.update(exp_avg=state["exp_avg"].bfloat16(), exp_avg_sq=state["exp_avg_sq"].byte(), count=1)
     return model, optimizer
 
 
 def _weighed(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     updated = [weight for group in optimizer.param_groups for weight in group["params"]]
-    found = [("weights", weight) for weight in model.parameters()] + [
-        ("master_weights", each) for each in updated
-    ]
+    found = [("weights", weight) for weight in model.parameters()]
+    found += [("master_weights", weight) for weight in updated]
     found += [("gradients", weight.grad) for _, weight in found]
     found += [("states", value) for state in optimizer.state.values() for value in state.values()]
+    # A storage counts once, for the first kind that has it: a weight that is updated itself is no master.
     storages: dict[int, tuple[str, int]] = {}
     for kind, tensor in found:
         if isinstance(tensor, torch.Tensor):
-            storages.setdefault(
-                tensor.untyped_storage().data_ptr(), (kind, tensor.untyped_storage().nbytes())
-            )
+            storage = tensor.untyped_storage()
+            storages.setdefault(storage.data_ptr(), (kind, storage.nbytes()))
     return {name: sum(size for kind, size in storages.values() if kind == name) for name in KINDS}
 
 
@@ -174,15 +181,14 @@ def weigh(answer: Any) -> None:
     for how, messages in WEIGHED.items():
         model, optimizer = trained_once(how)
         wanted = _weighed(model, optimizer)
-        got = entries(
-            call(answer, hints=WEIGH_HINTS, model=model, optimizer=optimizer, returns=Mapping), KINDS
-        )
+        returned = call(answer, hints=WEIGH_HINTS, model=model, optimizer=optimizer, returns=Mapping)
+        got = entries(returned, KINDS)
         expect(wanted == _weighed(model, optimizer), "Your function changes what it should only read.")
         numbers = "You count numbers, not bytes: how many bytes does each take?"
         expect(how != "adamw" or 4 * got["weights"] != wanted["weights"], numbers)
         lost = (
-            "You find no states. Go through all of `optimizer.state`: its keys need not be the model's"
-            " parameters."
+            "You find no states. "
+            "Go through all of `optimizer.state`: its keys need not be the model's parameters."
         )
         expect(got["states"] or not wanted["states"], lost)
         for kind in KINDS:
@@ -190,8 +196,10 @@ def weigh(answer: Any) -> None:
             expect(got[kind] == wanted[kind], messages.get(kind, off))
 
 
-# ------------------------------------------------------------------------------------------ 01.3:
-# largest_micro_batch The run that has to fit: everything but its batch.
+# --------------------------------------------------------------------------------------------------
+# 01.3: largest_micro_batch
+
+# the run that has to fit: everything but its batch
 FIT_RUN = TrainingRun("gpt2-xl", seq_len=1024, precision="bf16-master", attention="flash", recompute="full")
 # the fifth fits in what the driver lists, not in what a program gets; the last has an answer beyond 64
 FIT_CASES = (
@@ -202,25 +210,27 @@ FIT_MISTAKES: Mistakes = {
     "You estimated one micro-batch on its own. From the second one on, earlier gradients take memory too.": (
         lambda card, b: _fitting(card, b, accumulate=False)[-1]
     ),
-    "You took the number in the card's name for GB. But a card sold as 32 GB has GiB: "
-    "ask `gpu(card).room`.": lambda card, b: _fitting(card, b, GB * int(card.split("-")[1][:2]))[-1],
+    "You took the number in the card's name for GB. "
+    "But a card sold as 32 GB has GiB: ask `gpu(card).room`.": (
+        lambda card, b: _fitting(card, b, GB * int(card.split("-")[1][:2]))[-1]
+    ),
     "You took `gpu(card).memory`, what the driver lists. How much of it does a program get?": (
         lambda card, b: _fitting(card, b, gpu(card).memory)[-1]
     ),
-    "You tried only micro-batches of up to 64 sequences. A large card takes more.": lambda card, b: max(
-        size for size in _fitting(card, b) if size <= 64
+    "You tried only micro-batches of up to 64 sequences. A large card takes more.": (
+        lambda card, b: max(size for size in _fitting(card, b) if size <= 64)
     ),
-    "You returned the smallest that fits, not the largest.": lambda card, b: min(
-        _fitting(card, b)[1:], default=0
+    "You returned the smallest that fits, not the largest.": (
+        lambda card, b: min(_fitting(card, b)[1:], default=0)
     ),
-    "You returned the number of micro-batches, not their size.": lambda card, b: (
-        b // (_fitting(card, b)[-1] or 99)
+    "You returned the number of micro-batches, not their size.": (
+        lambda card, b: b // (_fitting(card, b)[-1] or 99)
     ),
     "You returned the whole batch, whether it fits or not: compare its peak with `gpu(card).room`.": (
         lambda card, b: b
     ),
-    "You tried only powers of two. Other numbers divide a batch, too.": lambda card, b: max(
-        size for size in _fitting(card, b) if size.bit_count() < 2
+    "You tried only powers of two. Other numbers divide a batch, too.": (
+        lambda card, b: max(size for size in _fitting(card, b) if size.bit_count() < 2)
     ),
 }
 
@@ -237,20 +247,16 @@ def _fitting(card: str, batch: int, memory: int | None = None, accumulate: bool 
     "The largest micro-batch that fits, on cards from 16 to 80 GB, with the gradients of earlier ones.",
 )
 def largest_micro_batch(answer: Any) -> None:
-    """`answer(card, global_batch)` is the largest micro-batch of FIT_RUN that divides the batch and fits; 0
-    if none.
-    """
+    """`answer(card, global_batch)` is FIT_RUN's largest micro-batch that divides the batch and fits, or 0."""
     none = "Your function fails when nothing fits. Think of a card that is too small, and return 0."
     hints = dict.fromkeys(("is empty", "empty sequence", "list index out of range"), none)
     hints["is not a multiple of"] = "You try a micro-batch that does not divide the batch. Skip those."
     answers = [call(answer, hints=hints, card=card, global_batch=batch) for card, batch in FIT_CASES]
     for (card, batch), got in zip(FIT_CASES, answers, strict=True):
-        expect(
-            got == int(got) and got >= 0, f"Your micro-batch for {card} is not a whole number of sequences."
-        )
-        expect(
-            not got or batch % got == 0, f"Your micro-batch for {card} does not divide the batch of {batch}."
-        )
+        whole = got == int(got) and got >= 0
+        expect(whole, f"Your micro-batch for {card} is not a whole number of sequences.")
+        divides = not got or batch % got == 0
+        expect(divides, f"Your micro-batch for {card} does not divide the batch of {batch}.")
     if not recognized(answers, FIT_CASES, lambda card, b: _fitting(card, b)[-1], FIT_MISTAKES, same=eq):
         for (card, batch), got in zip(FIT_CASES, answers, strict=True):
             too_much = f"On {card} your micro-batch for {batch} needs more than a program gets."
@@ -258,26 +264,24 @@ def largest_micro_batch(answer: Any) -> None:
         fail("Yours fit, but on at least one card a larger micro-batch fits too.")
 
 
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 01.4: train
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def small_training(batches: int) -> tuple[nn.Sequential, Batches, torch.optim.Optimizer]:
-    """Return a small network, `batches` batches of (inputs, classes), and an SGD
-    optimizer: always the same.
-    """
+    """Return a small network, `batches` batches of (inputs, classes), and SGD: always the same."""
     with seeded(5):
-        model = nn.Sequential(
-            nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 64)
-        )
+        layers = (nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 64))
+        model = nn.Sequential(*layers)
         data = [(torch.randn(64, 32), torch.randint(64, (64,))) for _ in range(batches)]
     return model, data, torch.optim.SGD(model.parameters(), lr=0.5)
 
 
 def memory_while_training(train: Callable[..., object], batches: int) -> list[int]:
-    """Return the bytes allocated as each forward pass of `train(model, batches, optimizer)` begins, and at
-    the end.
+    """Return the bytes allocated as each forward pass of `train` begins, and at the end.
+
+    `train(model, batches, optimizer)` is called once.
     """
     return _watched(train, batches)[0]
 
@@ -307,21 +311,26 @@ def _train_right(model: nn.Module, batches: Batches, optimizer: Any, parts: int 
     return total
 
 
+def _step_after_each_batch(model: nn.Module, batches: Batches, optimizer: Any, parts: int) -> None:
+    for batch in batches:
+        _train_right(model, [batch], optimizer, parts)
+
+
+def _train_on_last(model: nn.Module, batches: Batches, optimizer: Any, parts: int) -> None:
+    _train_right(model, batches[-1:], optimizer, parts)
+
+
 TRAIN_MISTAKES: Mistakes = {  # other ways to train, each tried on whole losses and on parts of them
-    "The parameters have not changed. Where do you call `optimizer.step()`, and on which loss `backward()` "
-    "before it?": lambda *given, parts: None,
+    "The parameters have not changed. "
+    "Where do you call `optimizer.step()`, and on which loss `backward()` before it?": (
+        lambda *given, parts: None
+    ),
     "The parameters moved too far. Gradients add up to a sum: divide each loss before its `backward()`.": (
         _train_right
     ),
-    "You step after every batch. Take one step on the mean of all.": (
-        lambda model, batches, optimizer, parts: [
-            _train_right(model, [one], optimizer, parts) for one in batches
-        ]
-    ),
-    "The step saw only the gradients of the last batch. Do you call `backward()` on every loss? Do you set "
-    "gradients to zero in between?": lambda model, batches, optimizer, parts: _train_right(
-        model, batches[-1:], optimizer, parts
-    ),
+    "You step after every batch. Take one step on the mean of all.": _step_after_each_batch,
+    "The step saw only the gradients of the last batch. "
+    "Do you call `backward()` on every loss? Do you set gradients to zero in between?": _train_on_last,
 }
 LOSS_MISTAKES: Mistakes = {
     "You return the last batch's loss. Return the mean of all.": lambda losses: losses[-1],
@@ -339,16 +348,14 @@ TRAIN_HINTS = {
 
 @exercise("01.4", "One batch's activations at a time, the same step up to rounding, and the right mean loss.")
 def train(answer: Any) -> None:
-    """`answer(model, batches, optimizer)` takes one step on the mean loss of all batches and returns that
-    mean.
-    """
+    """`answer(model, batches, optimizer)` takes one step on the mean loss of all batches and returns it."""
     model, batches, optimizer = small_training(4)
     losses = [cross_entropy(model(inputs), targets).item() for inputs, targets in batches]
     kinds = Real | torch.Tensor
     got = call(answer, hints=TRAIN_HINTS, returns=kinds, model=model, batches=batches, optimizer=optimizer)
     graph = (
-        "You return a tensor with its graph, so your caller keeps the graph alive. `.item()` makes it a"
-        " number."
+        "You return a tensor with its graph, so your caller keeps the graph alive. "
+        "`.item()` makes it a number."
     )
     expect(not getattr(got, "requires_grad", False), graph)
     mean = float(of_kind(got, Real))
@@ -367,7 +374,7 @@ def _expect_no_leak(answer: Callable[..., object]) -> None:
     _, few = _watched(answer, 2)
     moments, many = _watched(answer, 6)
     wanted, _ = _watched(_train_right, 6)
-    growth = (many - few) / 4
+    growth = (many - few) / 4  # per batch: the runs differ by four
     waiting = max(moments[1:-1], default=0) - max(wanted[1:-1])
     joined = "All batches go forward as one, so all activations are alive at once. Take one batch at a time."
     expect(len(moments) > 2 or growth < one_batch / 2, joined)
@@ -395,11 +402,11 @@ def _expect_parameters(answer: Callable[..., object]) -> None:
         for message, other in TRAIN_MISTAKES.items():
             expect(not any(same(got, after(partial(other, parts=parts))) for parts in (1, 4)), message)
         fail(
-            "The parameters are not those after one step on the mean loss of all batches. What else changes"
-            " them?"
+            "The parameters are not those after one step on the mean loss of all batches. "
+            "What else changes them?"
         )
     again = (
-        "The first call is right, the second is not: it starts with gradients that the first call left"
-        " behind."
+        "The first call is right, the second is not: "
+        "it starts with gradients that the first call left behind."
     )
     expect(same(after(answer, calls=2), after(_train_right, calls=2)), again)

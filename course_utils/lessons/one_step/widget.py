@@ -1,6 +1,4 @@
-"""A slider over layers: what one more layer adds to the estimated peak of a step. Only notebooks import this
-module.
-"""
+"""A slider over layers: what one more layer adds to a step's estimated peak. Only notebooks import this."""
 
 from dataclasses import replace
 

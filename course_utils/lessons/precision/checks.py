@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 03, "Mixed precision": each names the misconception, never the answer."""
+"""Checks of lesson 03, "Mixed precision": each names the misconception, never the answer."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from ...measuring.tracker import Tracker
 from ..shared.judging import same, seeded
 from .number_formats import NumberFormat
 
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 03.1: limits
 WIDTHS = ((5, 10), (8, 7), (8, 23), (5, 2), (3, 4), (6, 9))  # exponent and mantissa bits
 LIMITS: Mapping[str, tuple[Callable[[NumberFormat], float], str, Mistakes]] = {
@@ -23,8 +23,8 @@ LIMITS: Mapping[str, tuple[Callable[[NumberFormat], float], str, Mistakes]] = {
         lambda f: f.epsilon,
         "It depends only on the mantissa's bits: take 1 and change the last of them.",
         {
-            "Half of epsilon: that is the largest rounding error near 1, not the next number.": lambda f: (
-                f.epsilon / 2
+            "Half of epsilon: that is the largest rounding error near 1, not the next number.": (
+                lambda f: f.epsilon / 2
             )
         },
     ),
@@ -32,27 +32,27 @@ LIMITS: Mapping[str, tuple[Callable[[NumberFormat], float], str, Mistakes]] = {
         lambda f: f.largest,
         "Take the largest exponent, all mantissa bits 1. Is the bias right?",
         {
-            "You return the smallest normal number. The order is epsilon, largest, smallest.": lambda f: (
-                f.smallest_normal
+            "You return the smallest normal number. The order is epsilon, largest, smallest.": (
+                lambda f: f.smallest_normal
             ),
             "Your bias is 127. That is the bias of 8 exponent bits.": lambda f: (2 - f.epsilon) * 2.0**127,
-            "Your largest number is the first power of two *beyond* the largest.": lambda f: (
-                2.0 ** (f.bias + 1)
+            "Your largest number is the first power of two *beyond* the largest.": (
+                lambda f: 2.0 ** (f.bias + 1)
             ),
             "Your largest number has a mantissa of zeros. What makes it larger?": lambda f: 2.0**f.bias,
-            "Your largest number is twice too large. Did you use the exponent set aside for infinity, or "
-            "another bias?": lambda f: 2 * f.largest,
+            "Your largest number is twice too large. "
+            "Did you use the exponent set aside for infinity, or another bias?": lambda f: 2 * f.largest,
         },
     ),
     "smallest normal number": (
         lambda f: f.smallest_normal,
         "What is the smallest exponent that is not set aside?",
         {
-            "You return the smallest *subnormal* number. Normal ones have at least E = 1.": lambda f: (
-                f.smallest
+            "You return the smallest *subnormal* number. Normal ones have at least E = 1.": (
+                lambda f: f.smallest
             ),
-            "Your smallest normal number has E = 0, which is for subnormal numbers.": lambda f: (
-                f.smallest_normal / 2
+            "Your smallest normal number has E = 0, which is for subnormal numbers.": (
+                lambda f: f.smallest_normal / 2
             ),
         },
     ),
@@ -63,22 +63,20 @@ LIMITS: Mapping[str, tuple[Callable[[NumberFormat], float], str, Mistakes]] = {
     "03.1", "Range from the exponent's bits, precision from the mantissa's: you need not remember any format."
 )
 def limits(answer: Any) -> None:
-    """`answer(e, m)` is epsilon, the largest finite and the smallest normal number of a format of e and m
-    bits.
-    """
+    """`answer(e, m)` is epsilon, the largest finite and the smallest normal number of e and m bits."""
     got = [call(answer, e=e, m=m, returns=(tuple, list)) for e, m in WIDTHS]
     for one in got:
         expect(len(one) == 3, f"You return {len(one)} values, where 3 are needed: {', '.join(LIMITS)}.")
     forms = [(NumberFormat("asked", e, m, 4),) for e, m in WIDTHS]
     for place, (name, (right, off, mistakes)) in enumerate(LIMITS.items()):
         values = [of_kind(one[place], Real, f"Your {name} is") for one in got]
-        pairs = zip(values, forms, WIDTHS, strict=True)
-        e, m = next((widths for value, form, widths in pairs if value != right(*form)), WIDTHS[0])
+        triples = zip(values, forms, WIDTHS, strict=True)
+        e, m = next((widths for value, form, widths in triples if value != right(*form)), WIDTHS[0])
         recognized(values, forms, right, mistakes, f"Your {name} is off for e = {e}, m = {m}. {off}", eq)
 
 
-# ---------------------------------------------------------------------------------------------- 03.2:
-# round_at_random
+# --------------------------------------------------------------------------------------------------
+# 03.2: round_at_random
 @exercise("03.2", "Always one of the two neighbors, and right on average, below zero too.")
 def round_at_random(answer: Any) -> None:
     """`answer(values, step, u)` rounds to multiples of step, up or down by u, without bias."""
@@ -88,14 +86,11 @@ def round_at_random(answer: Any) -> None:
         u = torch.rand(40_000, generator=dice)
         got, again = (call(answer, values=values, step=step, u=u, returns=torch.Tensor) for _ in range(2))
         _expect_no_bias(got, value, step)
-        expect(
-            torch.equal(got, again),
-            "The same u gives other results: u is all the randomness that you may use.",
-        )
+        own = "The same u gives other results: u is all the randomness that you may use."
+        expect(torch.equal(got, again), own)
         other = call(answer, values=values, step=step, u=1 - u, returns=torch.Tensor)
-        expect(
-            not torch.equal(got, other), "Another u gives the same result: all randomness must come from u."
-        )
+        unused = "Another u gives the same result: all randomness must come from u."
+        expect(not torch.equal(got, other), unused)
     exact = torch.tensor([2.0, -3.0, 0.0])
     u = torch.tensor([0.0, 0.999, 0.5])
     got = call(answer, values=exact, step=0.5, u=u, returns=torch.Tensor)
@@ -110,24 +105,25 @@ def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
     side = "below" if value < 0 else "above"
     fraction = value / step % 1
     up = (got > value).float().mean().item()
+    both = 0 < up < 1
     truncated = "All results below zero are the same. Truncation goes up there: what is the multiple below?"
-    expect(0 < up < 1 or value > 0, truncated)
-    expect(
-        0 < up < 1, f"All results {side} zero are the same, so nothing is stochastic. Where does u come in?"
-    )
+    expect(both or value > 0, truncated)
+    expect(both, f"All results {side} zero are the same, so nothing is stochastic. Where does u come in?")
+    # of 40,000 draws, 0.02 is at least eight standard deviations
     coin = (
         "You round like a fair coin, which is right only half-way. How often up, close to the lower multiple?"
     )
     expect(abs(up - 0.5) > 0.02 or abs(fraction - 0.5) < 0.05, coin)
     turned = abs(up - (1 - fraction)) < 0.02 < abs(up - fraction)
     expect(not turned, "Reversed: the closer a value is to the multiple above, the more often it goes there.")
-    expect(
-        abs(up - fraction) < 0.02, f"On average your results are off {side} zero: with what probability up?"
-    )
+    off = f"On average your results are off {side} zero: with what probability up?"
+    expect(abs(up - fraction) < 0.02, off)
 
 
-# --------------------------------------------------------------------------------------------------- 03.3:
-# exact_step shapes of weights
+# --------------------------------------------------------------------------------------------------
+# 03.3: exact_step
+
+# shapes of weights
 MANY = [(256,)] * 24
 UNLIKE = [(3, 7), (1,), (2, 1, 3)]
 BITS = (0x7F800000, -0x800000, -(2**31), 1, 0x3F7FFFFF, 0x4048F5C3, -0x7FFF8000, -0x40000001, 0x3F808000)
@@ -139,14 +135,14 @@ JOIN_MISTAKES: Mistakes = {  # of the bits handed over and by how much their upp
     "You convert a weight to an integer and lose its fraction. Read its bits with `view`.": (
         lambda bits, off: not bool((bits & 0xFFFF).any()) and bool((off.abs() > 1).all())
     ),
-    "You hand over the weight without its rest, so what the last step saved is lost.": lambda bits, off: (
-        not bool((bits & 0xFFFF).any())
+    "You hand over the weight without its rest, so what the last step saved is lost.": (
+        lambda bits, off: not bool((bits & 0xFFFF).any())
     ),
     "Where a rest is negative, the upper half is wrong. Which bits does int32 add to a negative int16?": (
         lambda bits, off: bool(((off == -1) | (bits >> 16 == -1)).all())
     ),
-    "Some weights were rounded up, but not their rests. Cut masters off, or let "
-    "these rests be negative.": lambda bits, off: bool((off == 1).all()),
+    "Some weights were rounded up, but not their rests. "
+    "Cut masters off, or let these rests be negative.": lambda bits, off: bool((off == 1).all()),
 }
 
 
@@ -154,8 +150,12 @@ JOIN_MISTAKES: Mistakes = {  # of the bits handed over and by how much their upp
 def exact_step(answer: Any) -> None:
     """`answer(weights, rests, update)` updates fp32 masters that are kept as bf16 weights and int16 rests."""
     for rate in (1e-2, 1e-5):
-        _expect_exact(answer, MANY, lambda master, gradient, rate=rate: master - rate * gradient.float())
+        _expect_exact(answer, MANY, partial(_descended, rate=rate))
     _expect_exact(answer, UNLIKE, lambda master, _: EXTREMES.repeat(3)[: master.numel()].view(master.shape))
+
+
+def _descended(master: torch.Tensor, gradient: torch.Tensor, rate: float) -> torch.Tensor:
+    return master - rate * gradient.float()
 
 
 def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[..., torch.Tensor]) -> None:
@@ -169,27 +169,24 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
     def update(master: Any, gradient: Any) -> None:
         right, own = todo.pop(0) if todo else (torch.empty(0), torch.empty(0))
         mine = isinstance(gradient, torch.Tensor) and torch.equal(gradient.float(), own.float())
-        expect(
-            mine,
-            "`update` gets another gradient than the weight's own. Call it once for each weight, in order.",
+        other = (
+            "`update` gets another gradient than the weight's own. Call it once for each weight, in order."
         )
-        fp32 = (
-            isinstance(master, torch.Tensor) and master.dtype == torch.float32 and master.shape == right.shape
-        )
+        expect(mine, other)
+        fp32 = isinstance(master, torch.Tensor) and master.dtype == torch.float32
         expect(
-            fp32,
+            fp32 and master.shape == right.shape,
             "`update` adds in fp32. Hand it a float32 tensor of the weight's shape; yours is something else.",
         )
+        # as bits, which tell −0 from 0 and find NaN equal to itself
         bits, wanted = (
             one.detach().contiguous().view(torch.int32).flatten().long() for one in (master, right)
         )
         bits, wanted = bits[bits != wanted], wanted[bits != wanted]
         for message, made in JOIN_MISTAKES.items():
             expect(not len(bits) or not made(bits, (bits >> 16) - (wanted >> 16)), message)
-        expect(
-            not len(bits),
-            "A master differs from fp32's: compare its bits with those of the weight and the rest.",
-        )
+        differs = "A master differs from fp32's: compare its bits with those of the weight and the rest."
+        expect(not len(bits), differs)
         right.copy_(new(right, own))
         master.detach().copy_(right)
 
@@ -199,9 +196,8 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
             weight.grad = gradient.clone()
         old = [weight.detach().clone() for weight in weights]
         with Tracker("cpu") as tracker:
-            tracker.bind(
-                "parameters", [*weights, *rests, *masters, *drawn, *(weight.grad for weight in weights)]
-            )
+            tracker.bind("parameters", [*weights, *rests, *masters, *drawn])
+            tracker.bind("parameters", [weight.grad for weight in weights])
             lists = ([*weights], [*rests])
             before = [tensor.data_ptr() for tensor in (*weights, *rests)]
             call(answer, *lists, update, returns=object | None, may_change=(0, 1), hints=WATCHED)
@@ -210,78 +206,85 @@ def _expect_exact(answer: Any, shapes: Sequence[tuple[int, ...]], new: Callable[
         moved = "A weight or a rest is a new tensor: write into the memory that it has."
         expect([tensor.data_ptr() for one in lists for tensor in one] == before, moved)
         for weight, was, right in zip(weights, old, masters, strict=True):
-            upper, at_first = (one.detach().view(torch.int16) for one in (weight, was))
-            bits = right.view(torch.int32)
-            cut = bits.long() >> 16
-            rounded = (bits.long() + 0x8000) >> 16
-            near = bool(((upper == cut) | (upper == rounded)).all())
-            only_named = (
-                "A weight has not changed: `weight = …` is only a name. Write into the memory that it has."
-            )
-            expect(near or not torch.equal(upper, at_first), only_named)
-            number = bits.numel() > 1 and torch.equal(weight.detach(), cut.bfloat16())
-            expect(not number, "A weight holds its bits as a number. Write them through a view, as bits.")
-            expect(near, "A weight is not its new master's upper half. Do you read the bits after `update`?")
-        expect(
-            any(rest.any() for rest in rests),
-            "All rests are still 0 after a step: what bf16 cannot hold is lost.",
-        )
-        expect(
-            last.total == last["parameters"], "Something is left after the step. Keep only weights and rests."
-        )
+            _expect_upper_half(weight, was, right)
+        lost = "All rests are still 0 after a step: what bf16 cannot hold is lost."
+        expect(any(rest.any() for rest in rests), lost)
+        left = "Something is left after the step. Keep only weights and rests."
+        expect(last.total == last["parameters"], left)
         one_by_one = (
             "Several masters exist at once. Put one together, use it, store it, and only then begin the next."
         )
+        # 12 fp32 tensors of one weight's size: half as many as there are weights
         expect(most.total - most["parameters"] <= 12 * 4 * 256, one_by_one)
 
 
-# ---------------------------------------------------------------------------------------------------- 03.4:
-# good_step
+def _expect_upper_half(weight: torch.Tensor, was: torch.Tensor, master: torch.Tensor) -> None:
+    """Raise CheckFailed unless `weight`, before the step `was`, is the upper half of its new master."""
+    upper, at_first = (one.detach().view(torch.int16) for one in (weight, was))
+    bits = master.view(torch.int32)
+    cut = bits.long() >> 16
+    rounded = (bits.long() + 0x8000) >> 16  # right, too: its rest may be negative
+    near = bool(((upper == cut) | (upper == rounded)).all())
+    only_named = "A weight has not changed: `weight = …` is only a name. Write into the memory that it has."
+    expect(near or not torch.equal(upper, at_first), only_named)
+    number = bits.numel() > 1 and torch.equal(weight.detach(), cut.bfloat16())
+    expect(not number, "A weight holds its bits as a number. Write them through a view, as bits.")
+    expect(near, "A weight is not its new master's upper half. Do you read the bits after `update`?")
+
+
+# --------------------------------------------------------------------------------------------------
+# 03.4: good_step
 SCALE = 2.0**12
 NEAR = partial(math.isclose, rel_tol=1e-3)
 SITUATIONS: Mapping[str, tuple[Any, ...]] = {  # size of the gradients; place and factor of a single odd one
     "small": (0.03,), "tiny": (2.0**-27,), "large": (1.5,), "infinite": (100.0,),
     "first_infinite": (0.03, 0, 1e4), "last_infinite": (0.03, 3, 1e4), "partly_NaN": (0.03, 2, math.nan),
 }  # fmt: skip
+
+
+def _stepped(one: SimpleNamespace) -> bool:
+    return bool(one.taken or one.masters.any())
+
+
 # conditions on the learner's steps and the right ones; the first that holds is said
 STEP_MISTAKES: Mistakes = {
     "The masters do not move: who calls `optimizer.step()`?": lambda got, right: not got.small.masters.any(),
     "The masters move too far: gradients are still scaled when the optimizer, or the clipping, sees them.": (
         lambda got, right: got.small.norm > 2 * right.small.norm
     ),
-    "You clip scaled gradients: their norm looks 4,096 times as large, so small ones are clipped too. Divide "
-    "first.": lambda got, right: (
-        got.small.norm < right.small.norm / 2 and NEAR(got.small.norm, got.large.norm)
+    "You clip scaled gradients: their norm looks 4,096 times as large, so small ones are clipped too. "
+    "Divide first.": (
+        lambda got, right: got.small.norm < right.small.norm / 2 and NEAR(got.small.norm, got.large.norm)
     ),
-    "Gradients are divided, but were they ever multiplied?": lambda got, right: (
-        got.small.norm < right.small.norm / 100
+    "Gradients are divided, but were they ever multiplied?": (
+        lambda got, right: got.small.norm < right.small.norm / 100
     ),
-    "Tiny gradients get lost in fp16: upcast before you divide by the scale.": lambda got, right: (
-        not NEAR(got.tiny.norm, right.tiny.norm) and NEAR(got.small.norm, right.small.norm)
+    "Tiny gradients get lost in fp16: upcast before you divide by the scale.": (
+        lambda got, right: not NEAR(got.tiny.norm, right.tiny.norm) and NEAR(got.small.norm, right.small.norm)
     ),
-    "Large gradients are not clipped: norm 1 at most.": lambda got, right: (
-        got.large.norm > 1.01 * right.large.norm
+    "Large gradients are not clipped: norm 1 at most.": (
+        lambda got, right: got.large.norm > 1.01 * right.large.norm
     ),
-    "A step with infinite gradients changes the masters: check first.": lambda got, right: (
-        got.infinite.masters.any()
+    "A step with infinite gradients changes the masters: check first.": (
+        lambda got, right: got.infinite.masters.any()
     ),
-    "Gradients were infinite, but your function says that it took a step.": lambda got, right: (
-        got.infinite.taken
+    "Gradients were infinite, but your function says that it took a step.": (
+        lambda got, right: got.infinite.taken
     ),
-    "You step although one gradient is infinite: check every number of every weight.": lambda got, right: any(
-        bool(one.taken or one.masters.any()) for one in (got.first_infinite, got.last_infinite)
+    "You step although one gradient is infinite: check every number of every weight.": (
+        lambda got, right: _stepped(got.first_infinite) or _stepped(got.last_infinite)
     ),
-    "You step although a gradient is NaN. A gradient can be worse than infinite.": lambda got, right: (
-        got.partly_NaN.taken or got.partly_NaN.masters.any()
+    "You step although a gradient is NaN. A gradient can be worse than infinite.": (
+        lambda got, right: _stepped(got.partly_NaN)
     ),
-    "The masters move, the fp16 weights do not. The next forward reads the weights.": lambda got, right: (
-        not got.small.weights.any()
+    "The masters move, the fp16 weights do not. The next forward reads the weights.": (
+        lambda got, right: not got.small.weights.any()
     ),
-    "Gradients are left behind. Both weights and masters have some: clear them all.": lambda got, right: any(
-        one.left for one in vars(got).values()
+    "Gradients are left behind. Both weights and masters have some: clear them all.": (
+        lambda got, right: any(one.left for one in vars(got).values())
     ),
-    "Gradients of zeros are left behind. How many bytes does a zero take?": lambda got, right: any(
-        one.zeros for one in vars(got).values()
+    "Gradients of zeros are left behind. How many bytes does a zero take?": (
+        lambda got, right: any(one.zeros for one in vars(got).values())
     ),
 }
 
@@ -296,10 +299,9 @@ STEPS = "The check takes seven steps. The first one loads torch's optimizers, wh
 )
 def good_step(answer: Any) -> None:
     """`answer(weights, masters, optimizer, loss, scale)` takes one step in fp16, or none, and says which."""
-    ways = partial(call, answer, returns=bool, may_change=("weights", "masters"), hints=WATCHED), _right_step
-    got, right = (
-        SimpleNamespace(**{name: _left(step, *how) for name, how in SITUATIONS.items()}) for step in ways
-    )
+    theirs = partial(call, answer, returns=bool, may_change=("weights", "masters"), hints=WATCHED)
+    got = _left_in_all(theirs)
+    right = _left_in_all(_right_step)
     for message, holds in STEP_MISTAKES.items():
         expect(not holds(got, right), message)
     for name, one in vars(right).items():
@@ -307,20 +309,24 @@ def good_step(answer: Any) -> None:
         mine = vars(got)[name]
         off = f"Not yet: look at a step with {what} gradients. What moves, what do you return, what is left?"
         steps = (
-            "Your function says that it took no step, but the optimizer has stepped. Zeros are gradients,"
-            " too."
+            "Your function says that it took no step, but the optimizer has stepped. "
+            "Zeros are gradients, too."
         )
         expect(mine.steps == one.steps or mine.taken != one.taken, steps)
-        expect(
-            mine.dtype == one.dtype, "The weights are no longer fp16: copy the masters' numbers into them."
-        )
+        copied = "The weights are no longer fp16: copy the masters' numbers into them."
+        expect(mine.dtype == one.dtype, copied)
         moved = same([mine.masters], [one.masters], 1e-5) and same([mine.weights], [one.weights], 1e-3)
         expect(mine.taken == one.taken and moved, off)
 
 
+def _left_in_all(step: Callable[..., bool]) -> SimpleNamespace:
+    return SimpleNamespace(**{name: _left(step, *how) for name, how in SITUATIONS.items()})
+
+
 def _left(step: Callable[..., bool], size: float, place: int = 0, factor: float = 1.0) -> SimpleNamespace:
-    """A step on two fp16 weights of two numbers, with true gradients `size` · (1, 2, 3, 4), one of them ·
-    `factor`.
+    """What a step leaves of two fp16 weights of two numbers, with true gradients `size` · (1, 2, 3, 4).
+
+    The gradient at `place` is `factor` times as large.
     """
     weights: list[torch.Tensor] = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float16)) for _ in range(2)]
     masters: list[torch.Tensor] = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]

@@ -1,6 +1,4 @@
-"""Lesson 03's own drawings: gradients as a histogram with fp16's floor, and the data flow of a 16-bit
-training step.
-"""
+"""Lesson 03's drawings: a histogram of gradients with fp16's floor, and the data flow of a 16-bit step."""
 
 import tomllib
 from collections.abc import Sequence
@@ -26,7 +24,7 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
     bottom = top + 190
     sizes = torch.log2(gradients.abs() * scale).floor()
     counts = {power: int((sizes == power).sum()) for power in range(LOWEST, HIGHEST)}
-    # by what fp16 makes of such numbers
+    # what fp16 makes of numbers below each power: zero, subnormal, normal, infinite
     colors = {-25: OVER, -14: "#8FD0F7", 16: "#0072B2", HIGHEST: "#E69F00"}
     for power, count in counts.items():
         height = 180 * count / max(*counts.values(), 1)
@@ -59,7 +57,6 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
 LOWEST, HIGHEST = -44, 18  # powers of two that the histogram's axis spans
 LEFT = float(MARGIN + 8)
 
-
 HALF, SINGLE = "#D6EEFB", "#FBE3B5"  # colors of what is 16-bit and of what is fp32
 
 
@@ -71,13 +68,14 @@ def flow_figure(title: str) -> Figure:
     """
     canvas = Canvas()
     colors = {HALF: "bf16 in memory", SINGLE: "fp32, in memory or inside the matrix unit"}
-    look = {"stroke": RULE, "stroke_width": 0.7}
+
+    def swatch(x: float, y: float, size: float, color: str) -> None:
+        canvas.rect(x, y, size, size, color, stroke=RULE, stroke_width=0.7)
+
     y = canvas.title(title) + 6
-    top = 10 + legend(
-        canvas, colors.items(), y, lambda x, y, size, color: canvas.rect(x, y, size, size, color, **look)
-    )
-    for words, form, *places in FLOW["boxes"]:
-        x, y = places[canvas.narrow]
+    top = 10 + legend(canvas, colors.items(), y, swatch)
+    for words, form, wide, narrow in FLOW["boxes"]:
+        x, y = narrow if canvas.narrow else wide
         _box(canvas, x, top + y, words, HALF if form == "bf16" else SINGLE)
     for corners in FLOW["arrows"]["narrow" if canvas.narrow else "wide"]:
         _arrow(canvas, [(x, top + y) for x, y in corners])
@@ -104,10 +102,10 @@ def _box(canvas: Canvas, x: float, y: float, words: str, color: str) -> None:
 
 
 def _arrow(canvas: Canvas, corners: Sequence[tuple[float, float]]) -> None:
-    canvas.path(
-        "M" + "L".join(f"{x:.0f} {y:.0f}" for x, y in corners), stroke=INK, stroke_width=1.3, fill="none"
-    )
-    (x0, y0), (x, y) = corners[-2], corners[-1]
+    way = "L".join(f"{x:.0f} {y:.0f}" for x, y in corners)
+    canvas.path(f"M{way}", stroke=INK, stroke_width=1.3, fill="none")
+    (x0, y0), (x, y) = corners[-2:]
+    # the last line's direction, along one axis: each is −1, 0 or 1
     dx = (x > x0) - (x < x0)
     dy = (y > y0) - (y < y0)
     sides = "L".join(f"{x - 8 * dx - side * dy:.0f} {y - 8 * dy - side * dx:.0f}" for side in (4, -4))

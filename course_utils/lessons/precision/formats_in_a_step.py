@@ -10,9 +10,8 @@ STATES = ("parameters", "gradients", "optimizer_states")
 
 def estimated_states(run: TrainingRun) -> dict[str, int]:
     """Return the bytes of parameters, gradients and optimizer states from the course's closed forms."""
-    return dict(
-        zip(STATES, (parameter_bytes(run), gradient_bytes(run), optimizer_state_bytes(run)), strict=True)
-    )
+    sizes = (parameter_bytes(run), gradient_bytes(run), optimizer_state_bytes(run))
+    return dict(zip(STATES, sizes, strict=True))
 
 
 def measured_states(measured: Measurement) -> dict[str, int]:

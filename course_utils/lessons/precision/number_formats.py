@@ -60,7 +60,8 @@ class NumberFormat(NamedTuple):
     @property
     def largest_pattern(self) -> int:
         """The pattern of the largest finite number."""
-        return 2 ** (self.exponent + self.mantissa) - 1 - (2**self.mantissa if self.infinite else 1)
+        reserved = 2**self.mantissa if self.infinite else 1  # for infinity and NaN
+        return 2 ** (self.exponent + self.mantissa) - 1 - reserved
 
     def fields(self, pattern: int) -> tuple[int, int, int]:
         """Return sign, exponent and mantissa of a pattern."""
@@ -68,19 +69,16 @@ class NumberFormat(NamedTuple):
         return pattern >> (self.bits - 1), magnitude >> self.mantissa, magnitude & (2**self.mantissa - 1)
 
 
-FORMATS = {
-    one.name: one
-    for one in (  # the formats of training, by name
-        NumberFormat("fp32", 8, 23, 4),
-        NumberFormat(
-            "tf32", 8, 10, 4
-        ),  # what Ampere's matrix units read of an fp32 number; memory holds all 32 bits
-        NumberFormat("bf16", 8, 7, 2),
-        NumberFormat("fp16", 5, 10, 2),
-        NumberFormat("fp8-e4m3", 4, 3, 1, infinite=False),
-        NumberFormat("fp8-e5m2", 5, 2, 1),
-    )
-}
+_FORMATS_OF_TRAINING = (
+    NumberFormat("fp32", 8, 23, 4),
+    # what Ampere's matrix units read of an fp32 number; memory holds all 32 bits
+    NumberFormat("tf32", 8, 10, 4),
+    NumberFormat("bf16", 8, 7, 2),
+    NumberFormat("fp16", 5, 10, 2),
+    NumberFormat("fp8-e4m3", 4, 3, 1, infinite=False),
+    NumberFormat("fp8-e5m2", 5, 2, 1),
+)
+FORMATS = {form.name: form for form in _FORMATS_OF_TRAINING}
 # colors of fields, and of bits not read
 SIGN = "#D55E00"
 EXPONENT = "#E69F00"
@@ -89,12 +87,12 @@ UNUSED = "#F2F2F2"
 
 
 def number_format(name: str | NumberFormat) -> NumberFormat:
-    """Return the format of that name, or the one that is given. Raises ValueError for a name that is not
-    known.
-    """
-    if isinstance(name, str) and name not in FORMATS:
+    """Return the format of that name, or the one that is given. Raises ValueError for an unknown name."""
+    if isinstance(name, NumberFormat):
+        return name
+    if name not in FORMATS:
         raise unknown("number format", name, FORMATS)
-    return FORMATS[name] if isinstance(name, str) else name
+    return FORMATS[name]
 
 
 def decode(form: str | NumberFormat, pattern: int) -> float:
@@ -103,8 +101,10 @@ def decode(form: str | NumberFormat, pattern: int) -> float:
     sign, exponent, mantissa = form.fields(pattern)
     if pattern & (2 ** (form.bits - 1) - 1) > form.largest_pattern:
         return copysign(inf, -sign) if form.infinite and mantissa == 0 else nan
+    # An exponent of 0 marks a subnormal number: the same scale as an exponent of 1, without the leading 1.
     whole = mantissa + 2**form.mantissa if exponent else mantissa
-    return copysign(ldexp(whole, max(exponent, 1) - form.bias - form.mantissa), -sign if sign else 1)
+    size = ldexp(whole, max(exponent, 1) - form.bias - form.mantissa)
+    return -size if sign else size
 
 
 def encode(form: str | NumberFormat, value: float) -> int:
@@ -114,8 +114,12 @@ def encode(form: str | NumberFormat, value: float) -> int:
     if isnan(value):
         return 2 ** (form.bits - 1) - 1
     size = min(abs(value), 2 * form.largest)  # what is further out, infinity too, gets the same pattern
-    exponent = max(frexp(size)[1] - 1, 1 - form.bias) if size else 1 - form.bias
+    exponent = 1 - form.bias  # the smallest, of subnormal numbers and of zero too
+    if size:
+        exponent = max(frexp(size)[1] - 1, exponent)
     units = round(ldexp(size, form.mantissa - exponent))  # Python's round takes the even one of two as near
+    # For normal numbers 2^m is their leading 1, which no bit holds; for subnormal ones it undoes E = 1.
+    # Units that were rounded up to the next power of two carry into the exponent, as they should.
     pattern = ((exponent + form.bias) << form.mantissa) + units - 2**form.mantissa
     return sign | min(pattern, form.largest_pattern + 1)  # infinity's pattern; in E4M3, that of NaN
 
@@ -140,17 +144,22 @@ def bits_figure(value: float, title: str) -> Figure:
         MANTISSA: "mantissa: precision",
         UNUSED: "stored, not read",
     }
-    look = {"stroke": RULE, "stroke_width": 0.5}
+
+    def swatch(x: float, y: float, size: float, color: str) -> None:
+        canvas.rect(x, y, size, size, color, stroke=RULE, stroke_width=0.5)
+
     y = canvas.title(title) + 4
-    y = 10 + legend(
-        canvas, names.items(), y, lambda x, y, size, color: canvas.rect(x, y, size, size, color, **look)
-    )
+    y = 10 + legend(canvas, names.items(), y, swatch)
     stored = {name: spelled(rounded(name, value), 10) for name in FORMATS}  # fp32's tenth is not 0.1
     for name, form in FORMATS.items():
-        y += 22 if canvas.narrow else 0  # where words are above their bits, not beside them
-        words_y = y - 6 if canvas.narrow else y + 19
+        if canvas.narrow:  # words above their bits, not next to them
+            y += 22
+            words_y = y - 6
+            left, cell = MARGIN, 11.5
+        else:
+            words_y = y + 19
+            left, cell = 92, 15
         canvas.text(MARGIN, words_y, name, 13, font_weight="bold")
-        left, cell = (MARGIN, 11.5) if canvas.narrow else (92, 15)
         end = draw_bits(canvas, form, encode(form, value), left, y, cell)
         canvas.text(98 if canvas.narrow else end + 8, words_y, stored[name], 13)
         y += 40
@@ -160,9 +169,7 @@ def bits_figure(value: float, title: str) -> Figure:
 
 
 def draw_bits(canvas: Canvas, form: NumberFormat, pattern: int, x: float, y: float, cell: float) -> float:
-    """Draw a pattern's bits, colored by field, and what is stored unread; returns the x
-    at their right end.
-    """
+    """Draw a pattern's bits, colored by field, and what is stored unread; return the x at their end."""
     stored = max(form.bits, 8 * form.bytes)
     for index in range(stored):
         color = field_color(form, index)
@@ -176,4 +183,6 @@ def field_color(form: NumberFormat, index: int) -> str:
     """Return the color of the bit at `index`, 0 being the sign."""
     if index >= form.bits:
         return UNUSED
-    return SIGN if index == 0 else EXPONENT if index <= form.exponent else MANTISSA
+    if index == 0:
+        return SIGN
+    return EXPONENT if index <= form.exponent else MANTISSA

@@ -30,12 +30,9 @@ def numbers() -> Iterator[Numbers]:
     sizes = each(gb, account=fp32 + copies, fp32=fp32, half=half, twice=fp32 + 2 * copies)
     yield "autocast_account", {"N": run.model.parameters} | sizes
     run = TrainingRun(MODEL, precision="bf16-master-fp32grad")
-    weights, gradients, states = (
-        round(size / run.model.parameters) for size in estimated_states(run).values()
-    )
-    half_gradients = round(
-        estimated_states(run.replace(precision="bf16-master"))["gradients"] / run.model.parameters
-    )
+    N = run.model.parameters
+    weights, gradients, states = (round(size / N) for size in estimated_states(run).values())
+    half_gradients = round(estimated_states(run.replace(precision="bf16-master"))["gradients"] / N)
     zero = weights + half_gradients + states
     total = weights + gradients + states
     yield "main_gradients", {"sum": total, "zero": zero, "twice": total + half_gradients, "optimizer": states}

@@ -14,9 +14,7 @@ from .number_formats import FORMATS, NumberFormat, decode, draw_bits, encode, fi
 
 
 class BitFlipper(Explorable):
-    """Buttons for the bits of one number, a field for its value and a choice of formats, which round it
-    again.
-    """
+    """Buttons for the bits of one number, a field for its value, and formats that round it again."""
 
     invitation = "Bits to flip: run this cell to use them."
 
@@ -45,7 +43,8 @@ class BitFlipper(Explorable):
     def flip(self, change: Any) -> None:
         """Take the pattern from the buttons when one was pressed."""
         if not self.busy:
-            self.pattern = int("".join(str(int(bit.value)) for bit in self.bits[: self.form.bits]), 2)
+            pressed = (str(int(bit.value)) for bit in self.bits[: self.form.bits])
+            self.pattern = int("".join(pressed), 2)
             self.asked = self.value
             self.set_buttons(repr(self.value) if isfinite(self.value) else "")
 
@@ -53,7 +52,8 @@ class BitFlipper(Explorable):
         """Round the number again when it or the format was chosen, then draw."""
         if self.busy:
             return
-        before, typed = self.form, self.controls["number"].value
+        before = self.form
+        typed = self.controls["number"].value
         self.form = FORMATS[self.controls["format"].value]
         if before is self.form:
             with suppress(ValueError):  # what is no number leaves the bits alone, and `redraw` says so
@@ -62,8 +62,9 @@ class BitFlipper(Explorable):
         self.set_buttons(typed)
 
     def set_buttons(self, typed: str) -> None:
-        """Set the buttons and the field to what has been chosen, then draw; nothing of this counts as
-        pressing.
+        """Set the buttons and the field to what has been chosen, then draw.
+
+        `busy` keeps the observers of these controls from taking it for a learner's choice.
         """
         self.busy = True
         self.controls["number"].value = typed
@@ -78,9 +79,7 @@ class BitFlipper(Explorable):
         super().update()
 
     def redraw(self) -> tuple[Figure, str]:
-        """Return the bits with their sum, and the numbers on either side. Raises ValueError for what is no
-        number.
-        """
+        """Return the bits with their sum, and the numbers on either side. ValueError for no number."""
         typed = self.controls["number"].value
         try:
             float(typed or 0)
@@ -109,11 +108,9 @@ def sum_of(form: NumberFormat, pattern: int) -> str:
     if pattern & (2 ** (form.bits - 1) - 1) > form.largest_pattern:
         return f"{plus}: the largest exponent is set aside for infinity and NaN" if form.infinite else "NaN"
     if exponent == 0:
-        return (
-            f"{plus} 2^(1 − {form.bias}) · {mantissa:,}/{whole:,}, a subnormal number"
-            if mantissa
-            else f"{plus} 0"
-        )
+        if mantissa == 0:
+            return f"{plus} 0"
+        return f"{plus} 2^(1 − {form.bias}) · {mantissa:,}/{whole:,}, a subnormal number"
     return f"{plus} 2^({exponent} − {form.bias}) · (1 + {mantissa:,}/{whole:,})"
 
 
@@ -138,7 +135,10 @@ def flipped_figure(form: NumberFormat, pattern: int, asked: float) -> Figure:
     room = canvas.width - 2 * MARGIN
     draw_bits(canvas, form, pattern, MARGIN, top, min(40.0, room / max(form.bits, 8 * form.bytes)))
     told = [f"{name} {spelled(getattr(form, name))}" for name in ("epsilon", "largest", "smallest")]
-    told = ["not a number"] if isnan(value) else told if canvas.narrow else [" · ".join(told)]
+    if isnan(value):
+        told = ["not a number"]
+    elif not canvas.narrow:
+        told = [" · ".join(told)]
     y = top + 52
     for lines, size, color in ((wrap(sum_of(form, pattern), 15, room), 15, INK), (told, 12, QUIET)):
         for line in lines:
