@@ -1,5 +1,4 @@
-"""Account for every byte of a training step: estimate it from formulas, measure it in a step that really
-runs.
+"""Account for every byte of a training step: estimate it from formulas, measure it in a real step.
 
 One noun, `TrainingRun`; two verbs, `estimate` and `measure`; one result to lay side by side,
 `MemoryBreakdown`.
@@ -10,8 +9,8 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-# The same as in __init__.pyi, which type checkers and editors read: nothing is imported before it is asked
-# for.
+# The same as in __init__.pyi, which type checkers and editors read.
+# Nothing is imported before it is asked for.
 _OFFERED = {
     "models": "TransformerConfig PRESETS",
     "gpus": "GPUS gpu",
@@ -44,8 +43,8 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name):
-    # Imported when first asked for: `import course_utils` starts no torch, and runs on a Python too old for
-    # the rest.
+    # Imported when first asked for: `import course_utils` starts no torch, and works on a Python that is
+    # too old for the rest.
     if name not in _HOME:
         raise AttributeError("course_utils has no " + repr(name) + "; it offers " + ", ".join(__all__))
     value = getattr(import_module("." + _HOME[name], __name__), name)

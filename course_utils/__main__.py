@@ -22,10 +22,8 @@ def refusal(version, arguments, find):
         if find(candidate):
             command = " ".join([candidate, "-m course_utils"] + arguments)
             return "%s, but a newer one is here: run `%s`." % (old, command)
-    return (
-        old + ": install Python 3.11 or newer (python.org has it for every system), "
-        "then run the same command with that one."
-    )
+    advice = "install Python 3.11 or newer (python.org has it for every system)"
+    return old + ": " + advice + ", then run the same command with that one."
 
 
 def find_program(name):

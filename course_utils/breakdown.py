@@ -51,9 +51,7 @@ class MemoryBreakdown(Mapping[str, int]):
         return sum(self._by_kind.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat row for JSON or a table: "label", "phase", "total", and the bytes of each kind under its
-        name.
-        """
+        """One flat row for JSON or a table: "label", "phase", "total", and the bytes of each kind by name."""
         return {"label": self.label, "phase": self.phase, "total": self.total, **self}
 
     def to_json(self) -> str:
@@ -75,15 +73,15 @@ class MemoryBreakdown(Mapping[str, int]):
         rows = [
             f"{kind.replace('_', ' '):<{width}}  {shown(size):>12}" for kind, size in self.items() if size
         ]
-        total = f"{'total':<{width}}  {shown(self.total):>12}"
-        return "\n".join([*([self._title()] if self._title() else []), *rows, total])
+        lines = [*rows, f"{'total':<{width}}  {shown(self.total):>12}"]
+        if self._title():
+            lines.insert(0, self._title())
+        return "\n".join(lines)
 
     def _title(self) -> str:
-        return (
-            self.label
-            if self.phase in self.label
-            else ", ".join(filter(None, (self.label, f"in {self.phase}")))
-        )
+        if self.phase in self.label:
+            return self.label
+        return f"{self.label}, in {self.phase}" if self.label else f"in {self.phase}"
 
     def _repr_html_(self) -> str:
         shown = formatter(self.total)

@@ -1,5 +1,6 @@
-"""Errors that import without torch, and the refusal of an unknown name: what is known, and what was probably
-meant.
+"""Errors that import without torch, and the refusal of an unknown name.
+
+It lists what is known, and what was probably meant.
 """
 
 from collections.abc import Collection, Iterable
@@ -8,9 +9,7 @@ from typing import Any
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
-    """A ValueError to raise for `name`, which is no known `what`: lists the known ones
-    and the nearest match.
-    """
+    """A ValueError to raise for `name`, no known `what`: lists the known ones and the nearest match."""
     names = list(known)
     meant = nearest(str(name), names)
     hint = f": did you mean {meant!r}?" if meant else "."
@@ -31,9 +30,10 @@ def nearest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | Non
     asked = _bare(name)
     bare = {_bare(known_name): known_name for known_name in known}
     begins = [name for short, name in bare.items() if asked and short.startswith(asked)]
-    return next(
-        iter(begins or (bare[short] for short in get_close_matches(asked, bare, n=1, cutoff=likeness))), None
-    )
+    if begins:
+        return begins[0]
+    alike = get_close_matches(asked, bare, n=1, cutoff=likeness)
+    return bare[alike[0]] if alike else None
 
 
 def _bare(name: str) -> str:
@@ -46,14 +46,13 @@ class GpuOutOfMemory(RuntimeError):
 
 
 class StepError(RuntimeError):
-    """A step of a learner's own cannot be measured as it is; the message says in which line, and what to
-    write.
-    """
+    """A step of a learner's own cannot be measured; the message says in which line, and what to write."""
 
 
 class ScriptError(RuntimeError):
-    """A script cannot be watched; the message says where and why, with its traceback if
-    the error is its own.
+    """A script cannot be watched; the message says where and why.
+
+    If the error is the script's own, it has its traceback.
     """
 
 

@@ -14,8 +14,9 @@ from .units import GB, GiB, MiB, parse_bytes
 
 TERA = 10**12
 PCIE = {3: 15.75 * GB, 4: 31.5 * GB, 5: 63.0 * GB}
-"""Bytes per second of 16 lanes in one direction, by PCI Express version: 8, 16, 32 GT/s per lane, coded
-128b/130b.
+"""Bytes per second of 16 lanes in one direction, by PCI Express version.
+
+8, 16 and 32 GT/s per lane, coded 128b/130b.
 """
 
 
@@ -40,9 +41,9 @@ class Rates:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `memory` is in bytes, as the driver lists it (`nvidia-smi`, memory.total) before any program
-    runs.
+    """A GPU.
 
+    `memory` is in bytes, as the driver lists it (`nvidia-smi`, memory.total) before any program runs.
     `capability` is CUDA's compute capability: from 8.0 (Ampere) on the hardware computes in bf16 and torch
     has a flash kernel. `usable` is the bytes that a CUDA program sees ("total capacity" in torch's
     out-of-memory message): the driver has kept the rest; `usable_source` says who saw that. `rates` is None
@@ -76,8 +77,10 @@ def _rates(
 
 
 def _catalog() -> Iterator[Gpu]:
-    for name, card in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
-        (major, minor), (gibibytes, issue) = card["capability"], card["seen"]
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    for name, card in tomllib.loads(text).items():
+        major, minor = card["capability"]
+        gibibytes, issue = card["seen"]
         rates = _rates(**card["rates"], source=card["source"])
         usable = int(gibibytes * GiB)
         seen_in = f"https://github.com/{issue}"

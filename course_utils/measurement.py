@@ -1,6 +1,4 @@
-"""The result of `measure`: one run's memory over time, at its peak and at named
-moments, and its provenance.
-"""
+"""The result of `measure`: a run's memory over time, at its peak and at moments, and its provenance."""
 
 import json
 import re
@@ -82,9 +80,7 @@ class Timeline:
         return len(self.changes)
 
     def curves(self) -> dict[str, list[int]]:
-        """Bytes allocated by kind after each event: a list as long as the timeline for
-        each kind that occurs.
-        """
+        """Bytes allocated after each event: for each kind that occurs, a list as long as the timeline."""
         kinds = {kind for _, kind in self.changes}
         curves: dict[str, list[int]] = {kind: [] for kind in KINDS if kind in kinds}
         now = dict.fromkeys(curves, 0)
@@ -99,8 +95,9 @@ class Timeline:
         return list(accumulate(change for change, _ in self.changes))
 
     def step_peaks(self) -> dict[int, int]:
-        """The most bytes allocated at once within each step, by its number (1 is the first); without marks
-        none.
+        """The most bytes allocated at once within each step, by its number; without marks none.
+
+        The first step is 1.
         """
         return step_peaks(self.marks, self.totals())
 
@@ -108,7 +105,7 @@ class Timeline:
 def step_peaks(marks: Sequence[Mark], sizes: Sequence[int]) -> dict[int, int]:
     """The largest of the sizes after each event within each step, by its number; without marks none."""
     peaks: dict[int, int] = {}
-    ends = [mark.event for mark in marks[1:]] + [len(sizes)]
+    ends = [*(mark.event for mark in marks[1:]), len(sizes)]
     for mark, end in zip(marks, ends, strict=False):  # without a mark there is an end all the same
         peaks[mark.step] = max([peaks.get(mark.step, 0), *sizes[mark.event : end]])
     return peaks
@@ -132,7 +129,9 @@ class Provenance:
         parts = [SOURCES[self.source].format(device=self.device), f"torch {self.torch}"]
         if self.source == "recorded":
             parts.append(self.date)
-        return " · ".join(parts + ([self.note] if self.note else []))
+        if self.note:
+            parts.append(self.note)
+        return " · ".join(parts)
 
 
 @dataclass(frozen=True, repr=False)
@@ -185,8 +184,10 @@ class Measurement:
         return sorted(self.alive_at(self.peak_event), key=lambda item: -item.bytes)[:count]
 
     def explain(self, count: int = 10) -> "Explanation":
-        """The largest tensors at the peak, as a table of `count` rows: what they are for, which module and
-        operation made them, and in which line of code. Tensors of several layers that are alike share a row.
+        """The largest tensors at the peak, as a table of `count` rows.
+
+        A row says what they are for, which module and operation made them, and in which line of code. Tensors
+        of several layers that are alike share a row.
 
         Raises ValueError unless `count` is a whole number above 0.
         """
@@ -194,8 +195,9 @@ class Measurement:
         return explained(self.alive_at(self.peak_event), count, title)
 
     def to_dict(self) -> dict[str, Any]:
-        """The results as plain data, sizes in bytes: breakdowns as by `MemoryBreakdown.to_dict`, counters,
-        provenance.
+        """The results as plain data, sizes in bytes.
+
+        Breakdowns are as by `MemoryBreakdown.to_dict`; counters and provenance are there, too.
 
         Its tensors are `rows`, its curves `timeline.curves()`; `save_measurement` writes all, to be read
         again.
@@ -216,8 +218,9 @@ class Measurement:
         return json.dumps(self.to_dict())
 
     def rows(self) -> list[dict[str, Any]]:
-        """A flat row for each allocation that was kept, for `pandas.DataFrame(measured.rows())`: its fields,
-        in bytes.
+        """A flat row for each allocation that was kept: its fields, in bytes.
+
+        `pandas.DataFrame(measured.rows())` makes a table of them.
 
         "at_peak" says whether it is part of the peak, "provenance" where it was measured.
         """
@@ -240,8 +243,7 @@ class Measurement:
         return f"{size} at the peak, in {self.peak_phase} ({self.provenance})"
 
 
-# -------------------------------------------------------------------------------- the largest tensors at the
-# peak
+# The largest tensors at the peak
 
 COLUMNS = (
     "count",
@@ -280,8 +282,9 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The result of `Measurement.explain`: the largest groups of tensors at the peak (`rows`), and what is
-    left out.
+    """The result of `Measurement.explain`: the largest groups of tensors at the peak, and what is left out.
+
+    `rows` are the groups.
 
     `rest` counts the tensors that are not shown, `rest_bytes` is what they take, `peak` all that is
     allocated.
@@ -312,11 +315,9 @@ class Explanation:
     def _closing(self) -> str:
         if not self.rest:
             return "These are all the tensors at the peak."
-        tensors = f"{self.rest:,} more tensor" + ("s" if self.rest > 1 else "")
-        return (
-            f"{tensors}: {format_bytes(self.rest_bytes)}, {100 * self.rest_bytes / self.peak:.1f} % of the"
-            " peak."
-        )
+        tensors = "tensors" if self.rest > 1 else "tensor"
+        share = f"{100 * self.rest_bytes / self.peak:.1f} %"
+        return f"{self.rest:,} more {tensors}: {format_bytes(self.rest_bytes)}, {share} of the peak."
 
     def __repr__(self) -> str:
         table = aligned([COLUMNS, *map(self._cells, self.rows)], range(4, len(COLUMNS)))  # numbers come first
@@ -328,31 +329,38 @@ class Explanation:
 
 
 def explained(allocations: Iterable[Allocation], count: int, title: str) -> Explanation:
-    """The `count` groups of `allocations` that take most. Raises ValueError unless count is a whole number
-    above 0.
+    """The `count` groups of `allocations` that take most.
+
+    Raises ValueError unless count is a whole number above 0.
     """
     how_many(count)
     groups: dict[tuple[object, ...], list[Allocation]] = {}
     for item in allocations:
-        alike = (
-            item.kind,
-            item.bytes,
-            item.shape,
-            item.dtype,
-            item.operation,
-            item.phase,
-            item.step,
-            item.line,
-        )
-        groups.setdefault((*alike, re.sub(r"\d+", "*", item.module)), []).append(item)
+        groups.setdefault(_features(item), []).append(item)
     rows = sorted((row_of(group) for group in groups.values()), key=lambda row: -row.total)
     left_out = rows[count:]
     return Explanation(
         title,
         tuple(rows[:count]),
-        sum(row.count for row in left_out),
-        sum(row.total for row in left_out),
-        sum(row.total for row in rows),
+        rest=sum(row.count for row in left_out),
+        rest_bytes=sum(row.total for row in left_out),
+        peak=sum(row.total for row in rows),
+    )
+
+
+def _features(item: Allocation) -> tuple[object, ...]:
+    """The features that tensors of one row share: of their modules' names all but the numbers."""
+    module = re.sub(r"\d+", "*", item.module)
+    return (
+        item.kind,
+        item.bytes,
+        item.shape,
+        item.dtype,
+        item.operation,
+        item.phase,
+        item.step,
+        item.line,
+        module,
     )
 
 
@@ -385,8 +393,9 @@ def row_of(group: list[Allocation]) -> Row:
 
 
 def _pattern(names: set[str]) -> str:
-    """One name for several that differ in numbers alone: blocks.*.mlp.0 for blocks.0.mlp.0 and
-    blocks.1.mlp.0.
+    """One name for several that differ in numbers alone.
+
+    It is blocks.*.mlp.0 for blocks.0.mlp.0 and blocks.1.mlp.0.
     """
     parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=True)
     return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)

@@ -1,5 +1,6 @@
-"""A transformer described by a Hugging Face config.json, read with the standard library alone and without a
-network.
+"""A transformer described by a Hugging Face config.json.
+
+Read with the standard library alone and without a network.
 """
 
 import json
@@ -28,8 +29,9 @@ ROPE_THETA = {"mixtral": 1_000_000.0}
 """Where transformers takes another base of rotary angles than 10,000 when the file names none."""
 
 SLIDING_WINDOW = {"mistral": 4096, "qwen2": 4096}
-"""The window, in tokens, that transformers takes where the file does not speak of one: MistralConfig,
-Qwen2Config.
+"""The window, in tokens, that transformers takes where the file does not speak of one.
+
+Of MistralConfig and Qwen2Config.
 """
 
 
@@ -67,8 +69,8 @@ def _file(path: Path) -> Path:
         return path
     near = _there(path.parent) if path.parent.is_dir() else f"; nor is there a folder {path.parent}"
     raise ValueError(
-        f"there is no such file or folder{near}. Nothing is downloaded: give the path of a config.json that"
-        " is here"
+        f"there is no such file or folder{near}. "
+        "Nothing is downloaded: give the path of a config.json that is here"
     )
 
 
@@ -106,11 +108,8 @@ def _not_json(text: str, error: Exception) -> str:
     if not isinstance(error, json.JSONDecodeError):
         return f"it is not JSON that can be read: {error}"
     rest = text[error.pos :].strip()
-    if (
-        not rest
-        or error.msg.startswith("Unterminated")
-        or any(w.startswith(rest) for w in ("true", "false", "null"))
-    ):
+    in_a_word = any(word.startswith(rest) for word in ("true", "false", "null"))
+    if not rest or in_a_word or error.msg.startswith("Unterminated"):
         return f"it ends in the middle, at line {error.lineno}: it was not written or copied completely"
     return f"it is not JSON: {error.msg}, at line {error.lineno}, column {error.colno}"
 
@@ -135,9 +134,8 @@ def _gpt2(name: str, settings: Settings) -> TransformerConfig:
             name,
             f"dropout differs from place to place ({said}): {dropout}, the residual's, is taken everywhere",
         )
-    return TransformerConfig(
-        name, "gpt2", **sizes, dropout=dropout, tied=_flag(settings, "tie_word_embeddings", True)
-    )
+    tied = _flag(settings, "tie_word_embeddings", True)
+    return TransformerConfig(name, "gpt2", **sizes, dropout=dropout, tied=tied)
 
 
 def _llama(name: str, settings: Settings, **options: Any) -> TransformerConfig:
@@ -162,33 +160,32 @@ def _llama(name: str, settings: Settings, **options: Any) -> TransformerConfig:
 
 
 def _biased_llama(name: str, settings: Settings) -> TransformerConfig:
-    """Llama itself, which transformers can also give biases: on all matrices, where it can be one of the
-    course's.
+    """Llama itself, which transformers can also give biases.
+
+    They are on all matrices, where it can be one of the course's.
     """
     bias = {key: _flag(settings, key, False) for key in ("attention_bias", "mlp_bias")}
     if bias["attention_bias"] != bias["mlp_bias"]:
         raise ValueError(
-            f"attention_bias is {bias['attention_bias']} and mlp_bias is {bias['mlp_bias']}: the course's"
-            " blocks have biases on all their matrices, on none, or (model_type qwen2) on those of q, k and"
-            " v alone"
+            f"attention_bias is {bias['attention_bias']} and mlp_bias is {bias['mlp_bias']}: "
+            "the course's blocks have biases on all their matrices, on none, "
+            "or (model_type qwen2) on those of q, k and v alone"
         )
     return _llama(name, settings, bias=bias["attention_bias"])
 
 
 def _mistral(name: str, settings: Settings, **options: Any) -> TransformerConfig:
-    """Mistral's grouped queries have to be named: where the key is missing transformers takes 8, and for Qwen
-    32, whatever the size.
+    """Mistral's grouped queries have to be named.
+
+    Where the key is missing transformers takes 8, and for Qwen 32, whatever the size.
     """
     _require(settings, ["num_key_value_heads"])
     return _llama(name, settings, **options)
 
 
 def _mixtral(name: str, settings: Settings) -> TransformerConfig:
-    return _mistral(
-        name,
-        settings,
-        **_sizes(settings, experts="num_local_experts", experts_per_token="num_experts_per_tok"),
-    )
+    experts = _sizes(settings, experts="num_local_experts", experts_per_token="num_experts_per_tok")
+    return _mistral(name, settings, **experts)
 
 
 def _qwen2(name: str, settings: Settings) -> TransformerConfig:
@@ -201,9 +198,7 @@ READERS = {"gpt2": _gpt2, "llama": _biased_llama, "mistral": _mistral, "mixtral"
 
 
 def _sizes(settings: Settings, **keys: str) -> Settings:
-    """Sizes under the course's names, from the file's. Raises ValueError for what is missing and what is no
-    size.
-    """
+    """Sizes under the course's names, from the file's. Raises ValueError for missing and impossible ones."""
     _require(settings, keys.values())
     for key in keys.values():
         size = settings[key]
@@ -217,7 +212,8 @@ def _sizes(settings: Settings, **keys: str) -> Settings:
 def _require(settings: Settings, keys: Any) -> None:
     missing = [key for key in keys if key not in settings]
     if missing:
-        raise ValueError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+        verb = "is" if len(missing) == 1 else "are"
+        raise ValueError(f"{', '.join(missing)} {verb} missing")
 
 
 def _flag(settings: Settings, key: str, standard: bool) -> bool:
@@ -246,29 +242,31 @@ def _check_head_size(settings: Settings, hidden: int, heads: int) -> None:
     size = settings.get("head_dim")
     if size is not None and (not isinstance(size, int) or size * heads != hidden):
         raise ValueError(
-            f"head_dim is {size!r}, but hidden_size / num_attention_heads is {hidden}/{heads} ="
-            f" {hidden / heads:g}: the course's heads share the hidden size evenly"
+            f"head_dim is {size!r}, but hidden_size / num_attention_heads is "
+            f"{hidden}/{heads} = {hidden / heads:g}: the course's heads share the hidden size evenly"
         )
 
 
 def _warn_of_window(name: str, settings: Settings, longest: int) -> None:
-    """Warn where the model's own attention has a window: the course's is full. Qwen's is off unless it is
-    used.
+    """Warn where the model's own attention has a window: the course's is full.
+
+    Qwen's is off unless it is used.
     """
     kind = settings["model_type"]
     window = settings.get("sliding_window", SLIDING_WINDOW.get(kind))
     if isinstance(window, int) and window < longest and settings.get("use_sliding_window", kind != "qwen2"):
         _warn(
             name,
-            f"sliding_window is {window:,}, but the course's attention is full: every token attends to all"
-            f" those before it, so that beyond {window:,} tokens a run takes more than the model's own"
-            " attention would",
+            f"sliding_window is {window:,}, but the course's attention is full: "
+            f"every token attends to all those before it, so that beyond {window:,} tokens "
+            "a run takes more than the model's own attention would",
         )
 
 
 def _rope_theta(settings: Settings) -> Any:
-    """The base of rotary angles, which transformers 5 writes into rope_parameters; null
-    means the usual one.
+    """The base of rotary angles; null means the usual one.
+
+    transformers 5 writes it into rope_parameters.
     """
     nested = settings.get("rope_parameters")
     places = [settings, nested] if isinstance(nested, dict) else [settings]
@@ -282,7 +280,7 @@ def _warn(name: str, text: str) -> None:
     level = 1
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == __package__:
         frame = frame.f_back
-        level = level + 1
+        level += 1
     warnings.warn(f"{name}: {text}", stacklevel=level)
 
 
@@ -299,8 +297,8 @@ def model_config(model: str | PathLike[str] | TransformerConfig) -> TransformerC
         return config_from_file(model)
     if not isinstance(model, str):
         raise TypeError(
-            "a model is a preset's name, the path of a config.json or a TransformerConfig, not"
-            f" {type(model).__name__}"
+            "a model is a preset's name, the path of a config.json or a TransformerConfig, "
+            f"not {type(model).__name__}"
         )
     check_known("model", model, PRESETS)
     return PRESETS[model]

@@ -14,15 +14,14 @@ FAMILIES = {
     "gpt2": {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "logits": "compute"},
     "llama": {"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "logits": "fp32"},
 }
-"""Defaults of each family. GPT-2's models make q, k and v by one matrix, Llama's by three. The loss reads
-logits as in nanoGPT (model.py), and as in Meta's Llama 3 (llama/model.py), transformers and torchtitan:
-docs/reference_code.md.
+"""Defaults of each family. GPT-2's models make q, k and v by one matrix, Llama's by three.
+
+The loss reads logits as in nanoGPT (model.py), and as in Meta's Llama 3 (llama/model.py), transformers and
+torchtitan: docs/reference_code.md.
 """
 
 LOGITS = ("fp32", "compute")
-"""Number formats of the logits that the loss reads: copied to fp32, or left in the type that the head
-computes in.
-"""
+"""Number formats of the logits that the loss reads: copied to fp32, or left in the head's type."""
 
 CHOICES = {
     "positions": ("learned", "rotary", "none"),
@@ -83,7 +82,7 @@ class TransformerConfig:
         self._check_choices()
 
     def _fill_in(self) -> None:
-        # what is no size is refused below, by its name
+        # What is no size is refused in `_check_sizes`, by its name.
         usual = 4 * self.hidden if isinstance(self.hidden, int) else 0
         standard: dict[str, Any] = {"kv_heads": self.heads, "ffn": usual} | FAMILIES[self.family]
         for name, value in standard.items():
@@ -154,11 +153,10 @@ class TransformerConfig:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token uses: all of them, or with experts only those that it visits, and the
-        router.
-        """
+        """Parameters that one token uses: all, or with experts only those that it visits, and the router."""
         idle = self.experts - self.experts_per_token
-        return self.parameters - self.layers * idle * sum(prod(shape) for shape in mlp_shapes(self).values())
+        expert = sum(prod(shape) for shape in mlp_shapes(self).values())
+        return self.parameters - self.layers * idle * expert
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -215,9 +213,7 @@ def mlp_shapes(model: TransformerConfig) -> Shapes:
 
 @lru_cache(maxsize=256)
 def outer_shapes(model: TransformerConfig) -> Shapes:
-    """Shapes of the parameters outside the blocks: embeddings, the final norm, the head
-    where it is not tied.
-    """
+    """Shapes of the parameters outside the blocks: embeddings, the final norm, a head that is not tied."""
     V, h = model.vocab, model.hidden
     shapes: Shapes = {"embedding.weight": (V, h)}
     if model.positions == "learned":
@@ -238,7 +234,8 @@ def parameter_shapes(model: TransformerConfig) -> Shapes:
         for layer in range(model.layers)
         for name, shape in block_shapes(model).items()
     }
-    return before | blocks | {name: shape for name, shape in outer.items() if name not in before}
+    after = {name: shape for name, shape in outer.items() if name not in before}
+    return before | blocks | after
 
 
 @lru_cache(maxsize=256)
@@ -248,8 +245,9 @@ def parameter_count(model: TransformerConfig) -> int:
     return in_blocks + sum(prod(shape) for shape in outer_shapes(model).values())
 
 
+_SIZES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
 PRESETS: dict[str, TransformerConfig] = {
-    name: TransformerConfig(name, **sizes)
-    for name, sizes in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
+    name: TransformerConfig(name, **sizes) for name, sizes in _SIZES.items()
 }
 """Models by name; models.toml has the source of their sizes."""

@@ -1,8 +1,7 @@
-"""Show progress of slow work: one line after two seconds, removed when the work is done, so that no output
-stays.
+"""Show progress of slow work: one line after two seconds, removed when the work is done.
 
-It is written where somebody waits: in a terminal, and in a notebook that a person runs, not nbclient or
-nbval.
+No output stays. The line is written where somebody waits: in a terminal, and in a notebook that a person
+runs, not nbclient or nbval.
 """
 
 import signal
@@ -13,7 +12,10 @@ from contextlib import contextmanager
 from threading import current_thread, main_thread
 from typing import Any
 
-AFTER_SECONDS, EVERY_SECONDS, BAR = 2.0, 0.25, 20
+AFTER_SECONDS = 2.0
+EVERY_SECONDS = 0.25
+BAR = 20
+"""Characters of a full bar."""
 
 
 def running_shell() -> Any:
@@ -23,8 +25,9 @@ def running_shell() -> Any:
 
 
 class Work:
-    """Slow work: what is being done, and how far it is. The outermost that runs speaks, what it calls is
-    silent.
+    """Slow work: what is being done, and how far it is.
+
+    The outermost that runs speaks, what it calls is silent.
     """
 
     outermost: "Work | None" = None
@@ -41,7 +44,9 @@ class Work:
 
     def at(self, done: float, words: str) -> None:
         """Say which share is done, from 0 to 1, and what comes now."""
-        self.words, self.done, self.took = words, done, time.monotonic() - self.began
+        self.words = words
+        self.done = done
+        self.took = time.monotonic() - self.began
         self.go_on()
 
     def go_on(self) -> None:
@@ -55,7 +60,7 @@ class Work:
     def _pace(self, spent: float) -> str:
         if not self.done:
             return f"… {spent:.0f} s so far"
-        whole = max(self.took / self.done, spent + 0.5)
+        whole = max(self.took / self.done, spent + 0.5)  # never less than has been spent already
         bar = "█" * int(BAR * spent / whole)
         return f"{bar:░<{BAR}} {100 * spent / whole:.0f} %, about {whole - spent + 0.5:.0f} s left"
 
@@ -86,10 +91,10 @@ class Work:
 
 @contextmanager
 def working(words: str) -> Iterator[Work]:
-    """Inside, say what is being done. An interrupt ends it between two operations; its note says what was
-    being done.
+    """Inside, say what is being done.
 
-    In the middle of one, Python may lose an interrupt, or leave what it does half done.
+    An interrupt ends it between two operations; its note says what was being done. In the middle of one,
+    Python may lose an interrupt, or leave what it does half done.
     """
     work = Work.outermost or Work(words)
     before = signal.getsignal(signal.SIGINT)

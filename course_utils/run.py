@@ -38,30 +38,26 @@ class Precision:
     tf32: bool = False
 
 
-PRECISIONS = {
-    precision.name: precision
-    for precision in (
-        Precision("fp32", weight=4, gradient=4, compute=4),
-        Precision(
-            "tf32", weight=4, gradient=4, compute=4, tf32=True
-        ),  # fp32 in memory, 19 bits in matrix products
-        Precision("amp-bf16", weight=4, gradient=4, compute=2, autocast="bfloat16"),
-        Precision("amp-fp16", weight=4, gradient=4, compute=2, autocast="float16", loss_scaling=True),
-        Precision("bf16-master", weight=2, gradient=2, compute=2, dtype="bfloat16", master=4),
-        Precision(
-            "fp16-master", weight=2, gradient=2, compute=2, dtype="float16", master=4, loss_scaling=True
-        ),
-        Precision("bf16-master-fp32grad", weight=2, gradient=4, compute=2, dtype="bfloat16", master=4),
-        Precision("bf16", weight=2, gradient=2, compute=2, dtype="bfloat16", state=2),
-        # Peng et al. 2023 (FP8-LM), and level O3 in the table of their MS-AMP's documentation ("Optimization
-        # Level"): fp8 weights, gradients and first moments, fp16 master weights and second moments, 1 + 1 + 2
-        # + 1 + 2 = 7 bytes (their scales, one number a tensor, left out). States are accounted for; nothing
-        # here computes in fp8.
-        Precision(
-            "fp8", weight=1, gradient=1, compute=2, dtype="float8_e4m3fn", master=2, state=2, first_moment=1
-        ),
-    )
-}
+_RECIPES = (
+    Precision("fp32", weight=4, gradient=4, compute=4),
+    # fp32 in memory, 19 bits in matrix products
+    Precision("tf32", weight=4, gradient=4, compute=4, tf32=True),
+    Precision("amp-bf16", weight=4, gradient=4, compute=2, autocast="bfloat16"),
+    Precision("amp-fp16", weight=4, gradient=4, compute=2, autocast="float16", loss_scaling=True),
+    Precision("bf16-master", weight=2, gradient=2, compute=2, dtype="bfloat16", master=4),
+    Precision("fp16-master", weight=2, gradient=2, compute=2, dtype="float16", master=4, loss_scaling=True),
+    Precision("bf16-master-fp32grad", weight=2, gradient=4, compute=2, dtype="bfloat16", master=4),
+    Precision("bf16", weight=2, gradient=2, compute=2, dtype="bfloat16", state=2),
+    # Peng et al. 2023 (FP8-LM), and level O3 in the table of their MS-AMP's documentation ("Optimization
+    # Level"): fp8 weights, gradients and first moments, fp16 master weights and second moments,
+    # 1 + 1 + 2 + 1 + 2 = 7 bytes (their scales, one number a tensor, left out). States are accounted for;
+    # nothing here computes in fp8.
+    Precision(
+        "fp8", weight=1, gradient=1, compute=2, dtype="float8_e4m3fn", master=2, state=2, first_moment=1
+    ),
+)
+
+PRECISIONS = {precision.name: precision for precision in _RECIPES}
 
 
 @dataclass(frozen=True)
@@ -79,25 +75,23 @@ class Optimizer:
 
 def _forced(algorithm: str) -> tuple[Optimizer, ...]:
     """The optimizer as torch would run it on CUDA, and with each implementation forced."""
-    forced = (
-        Optimizer(f"{algorithm}-{how}", algorithm, how, forced=True) for how in ("loop", "foreach", "fused")
-    )
-    return Optimizer(algorithm, algorithm), *forced
+    implementations = ("loop", "foreach", "fused")
+    forced = [Optimizer(f"{algorithm}-{how}", algorithm, how, forced=True) for how in implementations]
+    return (Optimizer(algorithm, algorithm), *forced)
 
 
-OPTIMIZERS = {
-    optimizer.name: optimizer
-    for optimizer in (
-        *_forced("adamw"),
-        *_forced("adam"),
-        Optimizer("momentum", "momentum"),
-        Optimizer("sgd", "sgd"),
-        Optimizer("adafactor", "adafactor", "loop"),
-        Optimizer("adam8bit", "adam8bit", "loop"),
-        Optimizer("lion", "lion", "loop"),
-        Optimizer("muon", "muon", "loop"),
-    )
-}
+_OPTIMIZERS = (
+    *_forced("adamw"),
+    *_forced("adam"),
+    Optimizer("momentum", "momentum"),
+    Optimizer("sgd", "sgd"),
+    Optimizer("adafactor", "adafactor", "loop"),
+    Optimizer("adam8bit", "adam8bit", "loop"),
+    Optimizer("lion", "lion", "loop"),
+    Optimizer("muon", "muon", "loop"),
+)
+
+OPTIMIZERS = {optimizer.name: optimizer for optimizer in _OPTIMIZERS}
 
 ATTENTIONS = ("eager", "flash", "efficient", "cudnn")
 
@@ -188,8 +182,9 @@ class TrainingRun:
         if logits is not None:
             check_known("logits", logits, LOGITS)
         config = model_config(model)
-        own = dict[str, Any](zip(OVERRIDES, (dropout, logits, unfused), strict=True))
-        if overrides := {name: value for name, value in own.items() if value is not None}:
+        own: dict[str, Any] = {"dropout": dropout, "logits": logits, "unfused": unfused}
+        overrides = {name: value for name, value in own.items() if value is not None}
+        if overrides:
             config = dataclasses.replace(config, **overrides)
         sizes = {"micro_batch": micro_batch, "seq_len": seq_len, "world_size": world_size}
         sizes |= {"tensor_parallel": tensor_parallel, "loss_chunks": loss_chunks}
@@ -233,8 +228,9 @@ class TrainingRun:
         return blocks_per_checkpoint(self.recompute, self.model.layers)
 
     def replace(self, **changes: Any) -> "TrainingRun":
-        """A copy with some choices changed, checked anew. Raises ValueError like the constructor, and for
-        unknown fields.
+        """A copy with some choices changed, checked anew.
+
+        Raises ValueError like the constructor, and for unknown fields.
         """
         names = [field.name for field in fields(self)]
         for name in changes:
@@ -277,36 +273,64 @@ class TrainingRun:
             self.optimizer.name,
             f"{self.attention} attention",
         ]
-        words = {"none": "", "offload": "activations offloaded"}
-        parts += [words.get(self.recompute, f"{self.recompute} recomputation")]
-        parts += [f"{self.accumulation_steps} micro-batches"] if self.accumulation_steps > 1 else []
-        parts += [f"{self.world_size} ranks"] if self.world_size > 1 else []
-        parts += [f"ZeRO-{self.zero_stage}"] if self.zero_stage else []
-        parts += [f"tensor parallel {self.tensor_parallel}"] if self.tensor_parallel > 1 else []
-        parts += ["sequence parallel"] if self.sequence_parallel else []
-        parts += ["gradients as bucket views"] if self.bucket_view else []
-        parts += [f"gradients clipped at {self.clip_grad_norm:g}"] if self.clip_grad_norm is not None else []
-        parts += [] if self.set_to_none else ["gradients zeroed, not freed"]
-        parts += [f"loss in {self.loss_chunks} chunks"] if self.loss_chunks > 1 else []
-        logits = {"fp32": "logits in fp32", "compute": "logits not upcast"}[self.model.logits]
-        chosen = {"dropout": f"dropout {self.model.dropout:g}", "logits": logits}
-        chosen["unfused"] = "unfused GELU and RMSNorm" if self.model.unfused else "fused GELU and RMSNorm"
-        parts += [chosen[name] for name in self._overrides()]
-        parts += (
-            [f"LoRA of rank {self.lora_rank} on {', '.join(self.lora_targets)}"] if self.lora_rank else []
-        )
-        parts += [f"frozen in {self.frozen_bits} bits"] if self.frozen_bits else []
-        parts += [f"on {self.card}"] if self.card else []
+        if self.recompute == "offload":
+            parts.append("activations offloaded")
+        elif self.recompute != "none":
+            parts.append(f"{self.recompute} recomputation")
+        if self.accumulation_steps > 1:
+            parts.append(f"{self.accumulation_steps} micro-batches")
+        parts += self._ranks_in_words()
+        if self.clip_grad_norm is not None:
+            parts.append(f"gradients clipped at {self.clip_grad_norm:g}")
+        if not self.set_to_none:
+            parts.append("gradients zeroed, not freed")
+        if self.loss_chunks > 1:
+            parts.append(f"loss in {self.loss_chunks} chunks")
+        parts += self._overrides_in_words()
+        if self.lora_rank:
+            parts.append(f"LoRA of rank {self.lora_rank} on {', '.join(self.lora_targets)}")
+        if self.frozen_bits:
+            parts.append(f"frozen in {self.frozen_bits} bits")
+        if self.card:
+            parts.append(f"on {self.card}")
         return " · ".join(part for part in parts if part)
 
+    def _ranks_in_words(self) -> list[str]:
+        """The ranks, and what they share: nothing of one rank alone."""
+        parts = []
+        if self.world_size > 1:
+            parts.append(f"{self.world_size} ranks")
+        if self.zero_stage:
+            parts.append(f"ZeRO-{self.zero_stage}")
+        if self.tensor_parallel > 1:
+            parts.append(f"tensor parallel {self.tensor_parallel}")
+        if self.sequence_parallel:
+            parts.append("sequence parallel")
+        if self.bucket_view:
+            parts.append("gradients as bucket views")
+        return parts
+
+    def _overrides_in_words(self) -> list[str]:
+        """The model's options that differ from its preset."""
+        logits = {"fp32": "logits in fp32", "compute": "logits not upcast"}
+        kernels = "unfused" if self.model.unfused else "fused"
+        words = {
+            "dropout": f"dropout {self.model.dropout:g}",
+            "logits": logits[self.model.logits],
+            "unfused": f"{kernels} GELU and RMSNorm",
+        }
+        return [words[name] for name in self._overrides()]
+
     def _repr_html_(self) -> str:
-        """A card for a notebook: the choices, in bold where they are not the usual ones, and the line of
-        code.
-        """
+        """A card for a notebook: the choices, in bold where they are not usual, and the line of code."""
         name, *told = str(self).split(" · ")
-        told += ["1 rank"] * (self.world_size == 1) + ["no recomputation"] * (self.recompute == "none")
-        told.insert(2, f"global batch {self.global_batch:,}")  # which follows from the others
-        usual = {*str(TrainingRun("gpt2")).split(" · "), "1 rank", "no recomputation", told[2]}
+        if self.world_size == 1:
+            told.append("1 rank")
+        if self.recompute == "none":
+            told.append("no recomputation")
+        global_batch = f"global batch {self.global_batch:,}"  # usual, as it follows from the others
+        told.insert(2, global_batch)
+        usual = {*str(TrainingRun("gpt2")).split(" · "), "1 rank", "no recomputation", global_batch}
         choices = " · ".join(escape(one) if one in usual else f"<b>{escape(one)}</b>" for one in told)
         heading = f"<b>{escape(name)}</b> · {self.model.parameters:,} parameters"
         frame = "display:inline-block;border:1px solid var(--jp-border-color1,currentColor);padding:.4em .8em"
@@ -319,15 +343,17 @@ def blocks_per_checkpoint(recompute: str, layers: int) -> int:
         return 1
     if recompute == "sqrt":
         return max(1, round(math.sqrt(layers)))
-    return int(recompute.removeprefix("every-")) if recompute.startswith("every-") else 0
+    if recompute.startswith("every-"):
+        return int(recompute.removeprefix("every-"))
+    return 0
 
 
 def _check_attention(run: TrainingRun) -> None:
     model, precision, kernel = run.model, run.precision, run.attention
     if run.seq_len > model.max_positions:
         raise ValueError(
-            f"a sequence of {run.seq_len:,} tokens is longer than the {model.max_positions:,} positions of"
-            f" {model.name}"
+            f"a sequence of {run.seq_len:,} tokens is longer than "
+            f"the {model.max_positions:,} positions of {model.name}"
         )
     if kernel in ("flash", "cudnn") and precision.compute != 2:
         raise ValueError(
@@ -377,16 +403,15 @@ def _check_parallel(run: TrainingRun) -> None:
 
 def _check_training(run: TrainingRun) -> None:
     norm = run.clip_grad_norm
-    if norm is not None and (
-        isinstance(norm, bool) or not isinstance(norm, (int, float)) or not 0 < norm <= LARGEST_FLOAT
-    ):
+    is_number = isinstance(norm, (int, float)) and not isinstance(norm, bool)
+    if norm is not None and not (is_number and 0 < norm <= LARGEST_FLOAT):
         raise ValueError(
             f"clip_grad_norm is {norm!r}: the largest norm that gradients may have, a number above 0"
         )
     if run.loss_chunks > run.micro_batch * run.seq_len:
         raise ValueError(
-            f"loss_chunks={run.loss_chunks}: there are only {run.micro_batch * run.seq_len} tokens to cut"
-            " into pieces"
+            f"loss_chunks={run.loss_chunks}: "
+            f"there are only {run.micro_batch * run.seq_len} tokens to cut into pieces"
         )
 
 
@@ -422,8 +447,9 @@ def _recompute(value: Any, layers: int) -> str:
 
 
 def _lora_targets(targets: Any, rank: Any, model: TransformerConfig) -> tuple[str, ...]:
-    """The names of the matrices that get LoRA's factors, in the order of the network; "attention" and "mlp"
-    name several, and nothing said means attention's.
+    """The names of the matrices that get LoRA's factors, in the order of the network.
+
+    "attention" and "mlp" name several, and nothing said means attention's.
     """
     if not rank:
         if targets:
@@ -433,12 +459,14 @@ def _lora_targets(targets: Any, rank: Any, model: TransformerConfig) -> tuple[st
         return ()
     if targets and not isinstance(targets, (str, tuple, list)):
         raise ValueError(f"lora_targets is {targets!r}: a name, or several in a tuple, such as ('q', 'v')")
-    asked = ("attention",) if not targets else (targets,) if isinstance(targets, str) else targets
-    there = [
-        name.removesuffix(".weight")
-        for name in [*attention_shapes(model), *mlp_shapes(model)]
-        if "weight" in name
-    ]
+    if not targets:
+        asked = ("attention",)
+    elif isinstance(targets, str):
+        asked = (targets,)
+    else:
+        asked = targets
+    names = [*attention_shapes(model), *mlp_shapes(model)]
+    there = [name.removesuffix(".weight") for name in names if "weight" in name]
     for name in asked:
         check_known("LoRA target", name, [*there, *LORA_ALIASES])
     wanted = [name for target in asked for name in LORA_ALIASES.get(target, (target,))]
@@ -471,8 +499,8 @@ def _accumulation(steps: int | None, global_batch: int | None, micro_batch: int,
         steps, rest = divmod(global_batch, micro_batch * world_size)
         if rest:
             raise ValueError(
-                f"a global batch of {global_batch} sequences is not a multiple of micro_batch · world_size = "
-                f"{micro_batch} · {world_size} = {micro_batch * world_size}"
+                f"a global batch of {global_batch} sequences is not a multiple of "
+                f"micro_batch · world_size = {micro_batch} · {world_size} = {micro_batch * world_size}"
             )
     steps = 1 if steps is None else steps
     check_size("accumulation_steps", steps)

@@ -20,14 +20,14 @@ UNITS = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KiB, "MiB": MiB,
 """Bytes in each unit; the letter i means a power of two (IEC 80000-13)."""
 
 BLOCK = 512
-"""Bytes: CUDA's caching allocator hands out multiples of this (c10/cuda/CUDACachingAllocator, kMinBlockSize).
+"""Bytes: CUDA's caching allocator hands out multiples of this.
+
+kMinBlockSize in c10/cuda/CUDACachingAllocator.
 """
 
 
 def round_up(size: int, multiple: int = BLOCK) -> int:
-    """The smallest multiple of `multiple` (bytes) that holds `size` bytes; what the
-    allocator really takes.
-    """
+    """The smallest multiple of `multiple` (bytes) that holds `size` bytes: what the allocator takes."""
     return -(-size // multiple) * multiple
 
 
@@ -38,15 +38,20 @@ def format_bytes(size: int, unit: str | None = None, digits: int | None = None) 
     taken. `digits` counts decimals; without it three significant figures are shown, below 1 three decimals,
     of bytes none. Raises ValueError for a unit that is not known.
     """
-    unit = unit or next((name for name in ("TB", "GB", "MB", "KB") if abs(size) >= 0.9995 * UNITS[name]), "B")
+    if not unit:
+        unit = next((name for name in ("TB", "GB", "MB", "KB") if abs(size) >= 0.9995 * UNITS[name]), "B")
     if unit not in UNITS:
         raise ValueError(f"unknown unit {unit!r}; known: {', '.join(UNITS)}")
     amount = size / UNITS[unit]
     if digits is None:
-        digits = (
-            0 if unit == "B" else next((n for n in (3, 2, 1) if abs(round(amount, n)) < 10 ** (3 - n)), 0)
-        )
+        digits = 0 if unit == "B" else _decimals(amount)
     return f"{amount:,.{digits}f} {unit}".replace("-", "−")
+
+
+def _decimals(amount: float) -> int:
+    """The decimals that show three significant figures, or three decimals below 1."""
+    # Rounded first: 9.996 has to count as 10.00, which needs one decimal less.
+    return next((n for n in (3, 2, 1) if abs(round(amount, n)) < 10 ** (3 - n)), 0)
 
 
 def binary(size: int) -> str:
@@ -56,17 +61,18 @@ def binary(size: int) -> str:
 
 
 def format_signed(size: int) -> str:
-    """A difference in bytes as `format_bytes` has it, with its sign: "+120 MB"; "0" only where it is exactly
-    that.
-    """
-    return "0" if size == 0 else f"{'+' if size > 0 else '−'}{format_bytes(abs(size))}"
+    """A difference in bytes as `format_bytes` has it, with its sign: "+120 MB"; an exact 0 is "0"."""
+    if size == 0:
+        return "0"
+    sign = "+" if size > 0 else "−"
+    return f"{sign}{format_bytes(abs(size))}"
 
 
 def plus_minus(number: float, digits: int = 0) -> str:
-    """A difference with its sign and so many decimals: "+1,024", "−19,968"; "0" only where it is exactly
-    that.
-    """
-    return "0" if number == 0 else f"{number:+,.{digits}f}".replace("-", "−")
+    """A difference with its sign and so many decimals: "+1,024", "−19,968"; an exact 0 is "0"."""
+    if number == 0:
+        return "0"
+    return f"{number:+,.{digits}f}".replace("-", "−")
 
 
 def percent(part: float, digits: int = 0) -> str:
@@ -80,10 +86,10 @@ def each(shown: Callable[[Any], str], **values: Any) -> dict[str, str]:
 
 
 def formatter(total: int) -> Callable[[int], str]:
-    """A function that formats the parts of a total of so many bytes: all in one suitable unit, with three
-    decimals.
+    """A function that formats the parts of a total of so many bytes, all in one suitable unit.
 
-    A table of them can be added up by eye: GB for totals of 1 GB and more, MB below, KB below 1 MB.
+    It shows three decimals, so a table can be added up by eye: GB for totals of 1 GB and more, MB below, KB
+    below 1 MB.
     """
     unit = next((unit for unit in ("GB", "MB") if abs(total) >= UNITS[unit]), "KB")
     return lambda size: format_bytes(size, unit, 3)
@@ -96,10 +102,7 @@ def parse_bytes(text: str | int) -> int:
     """
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
         return text
-    number = r"((?:[0-9]{1,3}(?:[,_][0-9]{3})+|[0-9]+)(?:\.[0-9]+)?)"
-    match = re.fullmatch(rf"\s*{number}\s*([A-Za-z]*)\s*", text) if isinstance(text, str) else None
-    unit = {name.lower(): name for name in UNITS}.get((match[2] or "B").lower()) if match else None
-    amount = float(re.sub("[,_]", "", match[1])) * UNITS[unit] if match and unit else math.inf
+    amount = _amount(text) if isinstance(text, str) else math.inf
     if amount == math.inf:
         raise ValueError(
             f"{text!r} is not an amount of memory: write a number and a unit, such as '80 GB' or '16 GiB'"
@@ -107,28 +110,40 @@ def parse_bytes(text: str | int) -> int:
     return round(amount)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# tables Not `tabulate`: these modules need the standard library alone, as they run in a browser and before
-# set-up, too.
+def _amount(text: str) -> float:
+    """Bytes meant by a text; infinite where it is no amount of memory, or too large for a float."""
+    number = r"((?:[0-9]{1,3}(?:[,_][0-9]{3})+|[0-9]+)(?:\.[0-9]+)?)"
+    match = re.fullmatch(rf"\s*{number}\s*([A-Za-z]*)\s*", text)
+    if match is None:
+        return math.inf
+    sizes = {name.lower(): size for name, size in UNITS.items()}
+    size = sizes.get((match[2] or "B").lower())
+    if size is None:
+        return math.inf
+    return float(re.sub("[,_]", "", match[1])) * size
+
+
+# Tables. Not by `tabulate`: these modules need the standard library alone, as they run in a browser and
+# before set-up, too.
 
 Cells = Sequence[str]
 
 
 def aligned(rows: Iterable[Cells], words: int | range = 1) -> str:
-    """The rows below one another, two spaces between columns; the first `words` columns, or that range, begin
-    in line.
+    """The rows below one another, two spaces between columns.
 
-    The other columns end in line. All rows have as many cells. Raises ValueError otherwise.
+    The first `words` columns, or that range, begin in line. The other columns end in line. All rows have as
+    many cells. Raises ValueError otherwise.
     """
     table = [tuple(row) for row in rows]
     left = range(words) if isinstance(words, int) else words
-    columns = [
-        [
-            cell.ljust(max(map(len, column))) if index in left else cell.rjust(max(map(len, column)))
-            for cell in column
-        ]
-        for index, column in enumerate(zip(*table, strict=True))
-    ]
+    columns = []
+    for index, column in enumerate(zip(*table, strict=True)):
+        width = max(map(len, column))
+        if index in left:
+            columns.append([cell.ljust(width) for cell in column])
+        else:
+            columns.append([cell.rjust(width) for cell in column])
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
@@ -148,16 +163,20 @@ def html_table(
     """
     table = list(rows)
     lines = list[str]()
-    marked_rows = {*([0] if header else []), *([len(table) - 1] if totals else [])}
+    marked_rows = set[int]()
+    if header:
+        marked_rows.add(0)
+    if totals:
+        marked_rows.add(len(table) - 1)
     for index, row in enumerate(table):
         tag = "th" if index in marked_rows else "td"
         left = "".join(f"<{tag} style='text-align:left'>{escape(cell)}</{tag}>" for cell in row[:words])
         right = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row[words:])
         hint = f" title='{escape(hints[index])}'" if index < len(hints) else ""
         lines.append(f"<tr{hint}>{left}{right}</tr>")
-    above = (
-        f"<caption style='text-align:left;white-space:nowrap'>{escape(caption)}</caption>" if caption else ""
-    )
+    above = ""
+    if caption:
+        above = f"<caption style='text-align:left;white-space:nowrap'>{escape(caption)}</caption>"
     return f"<table>{above}{''.join(lines)}</table>"
 
 
