@@ -1,6 +1,4 @@
-"""Measurements on the GPU itself that no simulation can make: the context, workspaces, kernels' scratch,
-times.
-"""
+"""Measurements that only the GPU itself can make: the context, workspaces, kernels' scratch, times."""
 
 import subprocess
 import sys
@@ -34,12 +32,14 @@ def context_bytes(device: Device, second: Callable[[], int] | None = None) -> di
 
     Each is what a second program, which does nothing else, finds in use, less what this one found before.
     """
+    ask = second or _in_use_seen_by_another
     device.synchronize()
     readings = []
     for _ in range(3):
         before = device.in_use()
-        readings.append((second or _in_use_seen_by_another)() - before)
-    return {"context": sorted(readings)[1], "readings": readings}
+        readings.append(ask() - before)
+    median = sorted(readings)[1]
+    return {"context": median, "readings": readings}
 
 
 def _in_use_seen_by_another() -> int:
@@ -94,7 +94,8 @@ def workspace_bytes(device: Device) -> dict[str, Any]:
         "backward": lambda: torch.autograd.grad((x @ weight).sum(), [x, weight]),
     }
     device.release()
-    before = held = settled_bytes(device)
+    before = settled_bytes(device)
+    held = before
     kept: dict[str, int] = {}
     for name, operation in operations.items():
         operation()
@@ -114,9 +115,7 @@ class Prepared(NamedTuple):
 
 
 def scratch_bytes(device: Device) -> list[dict[str, Any]]:
-    """Measure each operation by itself: the device's peak in bytes, the tracker's, and the difference, its
-    scratch.
-    """
+    """Measure each operation alone: the device's peak in bytes, the tracker's, and the scratch between."""
     return [_scratch_of(item, device) for item in prepared_operations(device.kind)]
 
 
@@ -129,8 +128,8 @@ def _scratch_of(item: Prepared, device: Device) -> dict[str, Any]:
         if counted < tracked:
             raise Unsettled(
                 f"the device counted a peak of {counted:,} bytes and the tensors alone take {tracked:,}:"
-                " scratch cannot be negative, so one of the counters was read while another thread"
-                " changed it"
+                " scratch cannot be negative,"
+                " so one of the counters was read while another thread changed it"
             )
         return {"operation": item.name, "counted": counted, "tracked": tracked, "scratch": counted - tracked}
     except RuntimeError as error:
@@ -166,9 +165,7 @@ def kernel_alone(kernel: str) -> AbstractContextManager[Any]:
 
 
 def prepared_operations(device: str) -> list[Prepared]:
-    """The operations of a training step one by one, at GPT-2's sizes: b=8, s=1024, h=768, 16 bits unless
-    said.
-    """
+    """A training step's operations one by one, at GPT-2's sizes: b=8, s=1024, h=768, 16 bits unless said."""
     rows = 8 * 1024
     hidden = 768
     vocab = 50257
@@ -196,7 +193,8 @@ def prepared_operations(device: str) -> list[Prepared]:
     for kernel in KERNELS:
         for seq_len in (1024, 4096):
             name = f"attention, {kernel}, s={seq_len:,}"
-            found += _both_ways(name, lambda s=seq_len: attention_inputs(device, s), causal_attention, kernel)
+            make = partial(attention_inputs, device, seq_len)
+            found += _both_ways(name, make, causal_attention, kernel)
     return found
 
 
@@ -273,13 +271,14 @@ def _forward_and_backward(
 
 
 def why_not(error: RuntimeError) -> str:
-    """The kind of an error: "out_of_memory", "unsettled" (counters moved), "refused"
-    (the GPU cannot do it).
-    """
+    """The kind of an error: "out_of_memory", "unsettled" (counters moved) or "refused" (by the GPU)."""
     if isinstance(error, Unsettled):
         return "unsettled"
-    return "out_of_memory" if is_out_of_memory(error) else "refused"
+    if is_out_of_memory(error):
+        return "out_of_memory"
+    return "refused"
 
 
 def first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line[:300]}"

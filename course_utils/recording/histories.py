@@ -12,9 +12,7 @@ SEGMENT = ("device", "total_size", "segment_pool_id")
 
 
 def packed(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    """The history of the first GPU in a snapshot: a list for each of `ENTRY`, the
-    segments and the settings.
-    """
+    """The history of a snapshot's first GPU: a list for each of `ENTRY`, the segments and the settings."""
     entries = [entry for entry in snapshot["device_traces"][0] if entry["action"] in ACTIONS]
     return {
         "allocator_settings": snapshot.get("allocator_settings", {}),
@@ -24,11 +22,10 @@ def packed(snapshot: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unpacked(content: Any) -> dict[str, Any]:
-    """The snapshot that `packed` read, as far as `compare_with_gpu` needs it. ValueError for a damaged
-    history.
-    """
+    """The snapshot that `packed` read, as far as `compare_with_gpu` needs it. ValueError if it is damaged."""
     try:
         rows = zip(*content["entries"], strict=True)
-        return {**content, "device_traces": [[dict(zip(ENTRY, row, strict=True)) for row in rows]]}
+        trace = [dict(zip(ENTRY, row, strict=True)) for row in rows]
+        return {**content, "device_traces": [trace]}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"this allocation history is damaged ({type(error).__name__}: {error})") from None

@@ -1,6 +1,4 @@
-"""Notebooks executed in a fresh kernel, as on a machine that nobody has used yet;
-lessons also live on a GPU.
-"""
+"""Execute notebooks in a fresh kernel, as on a machine that nobody has used yet; lessons also live."""
 
 import atexit
 import os
@@ -78,29 +76,30 @@ def problems(cell: NotebookNode) -> list[str]:
     """Errors of a cell that its source does not announce, each in one line."""
     if "raises-exception" in cell.metadata.get("tags", ()):
         return []
-    first = next(iter(cell.source.splitlines()), "")
-    return [
-        f"{first}: {output.ename}: {output.evalue.partition(chr(10))[0][:200]}"
-        for output in cell.outputs
-        if output.output_type == "error"
-    ]
+    found = []
+    for output in cell.outputs:
+        if output.output_type == "error":
+            message = output.evalue.partition("\n")[0]
+            found.append(f"{_first_line(cell)}: {output.ename}: {message[:200]}")
+    return found
 
 
 def kernel_environment(home: Path) -> dict[str, str]:
-    """Variables under which lessons give the same outputs everywhere: to be added to the environment of a
-    kernel.
+    """Variables to add to a kernel's environment, so that lessons give the same outputs everywhere.
 
     The GPU is simulated, no guess has been made yet (`home` replaces the learner's own folder), one thread
     computes, and sets are ordered alike.
     """
-    fixed = {
+    return {
         "COURSE_SOURCE": "simulated",
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
+        "PYTHONPATH": python_path(),
+        "PYTHONSTARTUP": "",  # `lab` has a start-up file for its kernels
+        "COURSE_HOME": str(home / "course"),
+        "IPYTHONDIR": str(home / "ipython"),
     }
-    fixed |= {"PYTHONPATH": python_path(), "PYTHONSTARTUP": ""}  # `lab` has a start-up file for its kernels
-    return fixed | {"COURSE_HOME": str(home / "course"), "IPYTHONDIR": str(home / "ipython")}
 
 
 def run(
@@ -109,47 +108,57 @@ def run(
     allow_errors: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> NotebookNode:
-    """Execute `notebook` in place with `folder` as its working directory and return it, its metadata as they
-    were.
+    """Execute `notebook` in place, with `folder` as its working directory, and return it.
 
-    `environment` changes variables of the kernel. Raises BuildError naming the first cell that fails, unless
-    `allow_errors`.
+    Its metadata stay as they were. `environment` changes variables of the kernel. Raises BuildError naming
+    the first cell that fails, unless `allow_errors`.
     """
     metadata = notebook.metadata.copy()
-    for cell in notebook.cells:  # what an earlier execution left would say of a cell that it has been reached
-        if cell.cell_type == "code":
-            cell.execution_count = None
-            cell.outputs = []
+    _clear_outputs(notebook)
     with tempfile.TemporaryDirectory(prefix="course-build-", ignore_cleanup_errors=True) as home:
-        client = NotebookClient(
-            notebook,
-            timeout=CELL_SECONDS,
-            kernel_name="python3",
-            allow_errors=allow_errors,
-            record_timing=False,
-            store_widget_state=False,
-            coalesce_streams=True,
-            resources={"metadata": {"path": str(folder)}},
-            # what it holds is not wanted any more, and to end by itself takes a second
-            shutdown_kernel="immediate",
-            extra_arguments=["--log-level=ERROR"],  # or each kernel warns about its connection
-        )
+        client = _client(notebook, folder, allow_errors)
+        variables = {**os.environ, **kernel_environment(Path(home)), **(environment or {})}
         try:
-            variables = {**os.environ, **kernel_environment(Path(home)), **(environment or {})}
             client.execute(env=variables, **_ends_with_this_process())
-        except (
-            CellExecutionError,
-            CellTimeoutError,
-            RuntimeError,
-        ) as error:  # the last: a kernel died, or never began
+        # RuntimeError: a kernel died, or never began
+        except (CellExecutionError, CellTimeoutError, RuntimeError) as error:
             # nbclient leaves it, and it fails, after one that never began
             atexit.unregister(client._cleanup_kernel)
             raise BuildError(f"{_place(notebook)}: {error}") from error
     notebook.metadata = metadata  # the kernel's own version would differ between machines
-    for cell in notebook.cells:  # a widget's view names a model that is gone, by an id that is new each time
+    _drop_widget_views(notebook)
+    return notebook
+
+
+def _clear_outputs(notebook: NotebookNode) -> None:
+    """What an earlier execution left would say of a cell that it has been reached."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.execution_count = None
+            cell.outputs = []
+
+
+def _client(notebook: NotebookNode, folder: Path, allow_errors: bool) -> NotebookClient:
+    return NotebookClient(
+        notebook,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
+        allow_errors=allow_errors,
+        record_timing=False,
+        store_widget_state=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(folder)}},
+        # what it holds is not wanted any more, and to end by itself takes a second
+        shutdown_kernel="immediate",
+        extra_arguments=["--log-level=ERROR"],  # or each kernel warns about its connection
+    )
+
+
+def _drop_widget_views(notebook: NotebookNode) -> None:
+    """A widget's view names a model that is gone, by an id that is new each time."""
+    for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             output.get("data", {}).pop(WIDGET_VIEW, None)
-    return notebook
 
 
 def _ends_with_this_process() -> dict[str, Any]:
@@ -171,12 +180,14 @@ def _ends_with_this_process() -> dict[str, Any]:
 
 
 def _place(notebook: NotebookNode) -> str:
-    started = [
-        cell for cell in notebook.cells if cell.cell_type == "code" and (cell.execution_count or cell.outputs)
-    ]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    started = [cell for cell in code if cell.execution_count or cell.outputs]
     return cell_name(started[-1]) if started else "before the first cell"
 
 
 def cell_name(cell: NotebookNode) -> str:
-    first_line = next(iter(cell.source.splitlines()), "")
-    return f"cell {cell.id} ({first_line})"
+    return f"cell {cell.id} ({_first_line(cell)})"
+
+
+def _first_line(cell: NotebookNode) -> str:
+    return next(iter(cell.source.splitlines()), "")

@@ -1,5 +1,4 @@
-"""The command `record`: the course's list of runs on the GPU that is here, within a given time whatever
-happens.
+"""The command `record`: the course's runs on the GPU that is here, within a given time whatever happens.
 
 Each task runs in a process of its own with its own time limit, so that a hang, a crash or an error that CUDA
 cannot recover from ends that task alone. Every process of a task ends with the task, and with this process
@@ -46,9 +45,8 @@ Command = Callable[[Task, Path, float], list[str]]
 FACTS_SECONDS = 120.0
 SHORTEST = 10.0  # Seconds: with less than this left, no further task is begun
 BETWEEN = 0.05  # Seconds between two looks at what is at work
-GRACE = (
-    5.0  # Seconds in which a process that was killed has to be gone; a driver that hangs can hold it longer
-)
+# Seconds in which a process that was killed has to be gone; a driver that hangs can hold it longer
+GRACE = 5.0
 
 say_now = partial(print, flush=True)
 """Print, and let it be seen also if this process is killed next: a pipe would keep it back."""
@@ -69,9 +67,7 @@ class TaskResult(NamedTuple):
 
 @dataclass
 class Running:
-    """A task at work in a process of its own, its files in `folder`; its `limit` counts `since` it had its
-    turn.
-    """
+    """A task at work in its own process, its files in `folder`; `limit` counts `since` it had its turn."""
 
     task: Task
     process: subprocess.Popen[bytes]
@@ -106,9 +102,9 @@ class Running:
         return TaskResult(parts, status, detail, round(time.monotonic() - self.begun, 1))
 
     def is_over(self) -> bool:
-        return self.process.poll() is not None or (
-            not self.waits and time.monotonic() > self.since + self.limit
-        )
+        if self.process.poll() is not None:
+            return True
+        return not self.waits and time.monotonic() > self.since + self.limit
 
 
 def record(
@@ -126,11 +122,14 @@ def record(
     `jobs` tasks are at work at a time, those that have their turn within `memory` bytes of the GPU.
     """
     waiting = list(tasks)
-    running = list[Running]()
+    running: list[Running] = []
     cut = 0
     try:
         while running or (waiting and deadline - time.monotonic() >= SHORTEST):
-            while waiting and len(running) < jobs and (left := deadline - time.monotonic()) >= SHORTEST:
+            while waiting and len(running) < jobs:
+                left = deadline - time.monotonic()
+                if left < SHORTEST:
+                    break
                 task = waiting.pop(0)
                 say(f"[{len(tasks) - len(waiting)}/{len(tasks)}, {left / 60:.1f} min left] {task.name}")
                 running.append(begin(command, task, task.seconds, takes_turns=True))
@@ -145,8 +144,7 @@ def record(
                         status=recording_file.CUT_SHORT, detail="the given time was over"
                     )
                 recording_file.append(file, {**origin, **about(each.task), **outcome._asdict()})
-                named = f"{each.task.name}: " if jobs > 1 else ""
-                say(f"    {named}{outcome.status}{f': {outcome.detail}' if outcome.detail else ''}")
+                say(_outcome_line(outcome, each.task.name if jobs > 1 else ""))
             time.sleep(BETWEEN)
     finally:
         for each in running:
@@ -154,26 +152,50 @@ def record(
     return cut + len(waiting)
 
 
+def _outcome_line(outcome: TaskResult, name: str) -> str:
+    named = f"{name}: " if name else ""
+    detail = f": {outcome.detail}" if outcome.detail else ""
+    return f"    {named}{outcome.status}{detail}"
+
+
 def about(task: Task) -> dict[str, Any]:
-    told = {"task": task.name, "kind": task.kind, "why": task.why, "environment": dict(task.environment)}
-    return told | {"steps": STEPS, "predicted": task.predicted, "date": date.today().isoformat()}
+    return {
+        "task": task.name,
+        "kind": task.kind,
+        "why": task.why,
+        "environment": dict(task.environment),
+        "steps": STEPS,
+        "predicted": task.predicted,
+        "date": date.today().isoformat(),
+    }
 
 
 def give_turns(running: Sequence[Running], memory: int, shared: bool) -> None:
-    """Let those that wait use the GPU, in their order, as long as none needs it for itself or more than is
-    left.
-    """
+    """Let those that wait use the GPU, in their order, while none needs it alone or more than is left."""
     using = [each for each in running if each.has_turn]
     for each in [each for each in running if each.waits]:
-        taken = sum(other.task.room for other in using)
-        if using and (each.task.alone or using[0].task.alone or taken + each.task.room > memory):
+        if not _can_join(each.task, [other.task for other in using], memory):
             return  # those behind it wait too, or the largest task would come last
         each.give_turn(shared and not each.task.alone)
         using.append(each)
 
 
+def _can_join(task: Task, using: Sequence[Task], memory: int) -> bool:
+    """Tell whether a task can use the GPU next to those that use it now."""
+    if not using:
+        return True  # alone on the GPU, whatever it needs
+    if task.alone or using[0].alone:
+        return False
+    taken = sum(other.room for other in using)
+    return taken + task.room <= memory
+
+
 def work_command(rehearse: bool, as_card: str = "") -> Command:
-    more = [*(["--rehearse"] if rehearse else []), *(["--as-card", as_card] if as_card else [])]
+    more: list[str] = []
+    if rehearse:
+        more.append("--rehearse")
+    if as_card:
+        more += ["--as-card", as_card]
 
     def command(task: Task, results: Path, seconds: float) -> list[str]:
         options = ["--task", task.name, "--results", str(results), "--seconds", f"{seconds:.1f}"]
@@ -198,25 +220,30 @@ def run_process(command: Command, task: Task, seconds: float) -> TaskResult:
 def begin(command: Command, task: Task, seconds: float, takes_turns: bool = False) -> Running:
     """Start a task's process."""
     folder = tempfile.TemporaryDirectory()
-    results, given = (Path(folder.name) / name for name in ("parts.jsonl", turns.GIVEN))
-    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    place = Path(folder.name)
+    paths = [str(PACKAGE.parent)]
+    if os.environ.get("PYTHONPATH"):
+        paths.append(os.environ["PYTHONPATH"])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **task.environment}
-    environment |= {turns.VARIABLE: str(given)} if takes_turns else {}
-    line = command(task, results, seconds)
+    if takes_turns:
+        environment[turns.VARIABLE] = str(place / turns.GIVEN)
+    line = command(task, place / "parts.jsonl", seconds)
     if sys.platform == "linux":  # then nothing that the command starts outlives it, or this process
         line = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *line]
-    none = subprocess.DEVNULL
-    with (Path(folder.name) / "stderr").open("wb") as stream:
+    with (place / "stderr").open("wb") as stream:
         process = subprocess.Popen(
-            line, env=environment, stdin=none, stdout=none, stderr=stream, start_new_session=True
+            line,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stream,
+            start_new_session=True,
         )
     return Running(task, process, folder, seconds)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all that it has started; one that the driver does not let go
-    is left to the system.
-    """
+    """End the process and all that it has started. One that the driver does not let go is left alone."""
     process.terminate()  # its guard ends every process below it, in whatever session
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=GRACE if sys.platform == "linux" else 0)
@@ -253,43 +280,44 @@ def judged(parts: dict[str, Any], code: int | None, errors: str) -> tuple[str, s
     if code < 0:
         return recording_file.CRASHED, f"ended by {signal_name(-code)}"
     if code > 0:
-        last = [line for line in errors.splitlines() if line.strip()][-1:]
         if "Timeout (" in errors:  # the words of faulthandler, which ends a process that hangs
             return recording_file.TIMED_OUT, ""
-        return recording_file.CRASHED, f"exit code {code}; {' '.join(last)[:300]}"
+        lines = [line for line in errors.splitlines() if line.strip()]
+        last = lines[-1] if lines else ""
+        return recording_file.CRASHED, f"exit code {code}; {last[:300]}"
     if not parts:
         return recording_file.FAILED, "it ended without a result"
     if "refused" in parts:
         return recording_file.REFUSED, parts["refused"]["message"]
-    return (recording_file.OUT_OF_MEMORY, "") if "out_of_memory" in parts else (recording_file.MEASURED, "")
+    if "out_of_memory" in parts:
+        return recording_file.OUT_OF_MEMORY, ""
+    return recording_file.MEASURED, ""
 
 
 def device_facts(command: Command, seconds: float) -> dict[str, Any]:
-    """Facts about the GPU and torch, from a process of its own. RecordingError if there
-    is none to record on.
-    """
+    """Facts about the GPU and torch, from a process of its own. RecordingError if there is no GPU."""
     outcome = run_process(command, Task(FACTS, FACTS, ""), seconds)
     if outcome.status != recording_file.MEASURED:
         raise RecordingError(
-            f"There is no GPU to record on: {outcome.detail or outcome.status}. --list shows what would be"
-            " recorded, and --rehearse tries it on the CPU."
+            f"There is no GPU to record on: {outcome.detail or outcome.status}."
+            " --list shows what would be recorded, and --rehearse tries it on the CPU."
         )
     return outcome.parts[FACTS]
 
 
 def commit() -> str:
-    """The commit of the course's code, with a hash of the code itself where it was changed or git is not
-    there.
-    """
-    options = {"cwd": PACKAGE, "capture_output": True, "text": True, "check": True, "timeout": 20}
+    """The commit of the course's code; with a hash of the code where that was changed, or git is missing."""
     try:
-        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **options).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--", "*.py", "*.toml"], **options
-        ).stdout.strip()
+        head = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--", "*.py", "*.toml")
     except (OSError, subprocess.SubprocessError):
         return f"code {code_hash()}"
     return f"{head} changed, code {code_hash()}" if changed else head
+
+
+def _git(*arguments: str) -> str:
+    options = {"cwd": PACKAGE, "capture_output": True, "text": True, "check": True, "timeout": 20}
+    return subprocess.run(["git", *arguments], **options).stdout.strip()
 
 
 def code_hash() -> str:
@@ -316,18 +344,21 @@ def plan(
     before: dict[str, list[str]] = {}
     for line in lines:
         status = line.content["status"]
-        # that was the time's fault, not the task's
-        if line.origin == origin and status != recording_file.CUT_SHORT:
+        if status == recording_file.CUT_SHORT:
+            continue  # the time's fault, not the task's
+        if line.origin == origin:
             before.setdefault(line.content["task"], []).append(status)
+
+    def is_possible(task: Task) -> bool:
+        return bool(found.get("rehearsal")) or not task.obstacle(free, (major, minor))
 
     def is_open(task: Task) -> bool:
         tries = before.get(task.name, [])
-        return len(tries) < recording_file.MOST_TRIES and not any(
-            status in recording_file.SETTLED for status in tries
-        )
+        is_settled = any(status in recording_file.SETTLED for status in tries)
+        return not is_settled and len(tries) < recording_file.MOST_TRIES
 
-    possible = (task for task in tasks if found.get("rehearsal") or not task.obstacle(free, (major, minor)))
-    return sorted(filter(is_open, possible), key=lambda task: len(before.get(task.name, [])))
+    to_do = [task for task in tasks if is_possible(task) and is_open(task)]
+    return sorted(to_do, key=lambda task: len(before.get(task.name, [])))
 
 
 # The command
@@ -367,9 +398,10 @@ def _record(options: Namespace, tasks: Sequence[Task], say: Callable[[str], None
     deadline = time.monotonic() + 60 * options.minutes
     command = work_command(options.rehearse, options.as_card)
     found = device_facts(command, min(FACTS_SECONDS, 60 * options.minutes))
-    slug = re.sub(r"[^a-z0-9]+", "-", found["device"]["name"].lower()).strip("-") or "gpu"
+    device = found["device"]["name"]
     code = commit()
-    file = options.out / f"{'rehearsal' if options.rehearse else slug}.jsonl"
+    stem = "rehearsal" if options.rehearse else _file_stem(device)
+    file = options.out / f"{stem}.jsonl"
     options.out.mkdir(parents=True, exist_ok=True)
     repaired = recording_file.repair(file)
     if repaired:
@@ -377,45 +409,47 @@ def _record(options: Namespace, tasks: Sequence[Task], say: Callable[[str], None
     absent = [name for name in NOTEBOOK_PACKAGES if util.find_spec(name) is None]
     possible = [task for task in tasks if not (absent and task.needs_notebooks)]
     if len(possible) < len(tasks):
-        say(
-            f"{len(tasks) - len(possible)} tasks execute cells and wait for {', '.join(absent)}: see"
-            " docs/gpu.md."
-        )
-    to_do = plan(possible, found, recording_file.read_lines(file) if file.exists() else [], code)
+        waiting = len(tasks) - len(possible)
+        say(f"{waiting} tasks execute cells and wait for {', '.join(absent)}: see docs/gpu.md.")
+    lines = recording_file.read_lines(file) if file.exists() else []
+    to_do = plan(possible, found, lines, code)
     free = format_bytes(found["free"], "GB", 1)
-    say(
-        f"{found['device']['name']}, {free} free, torch {found['torch']}: {len(to_do)} of {len(tasks)} tasks"
-        " to do."
-    )
-    origin = {name: value for name, value in found.items() if name != "free"} | {
-        "commit": code,
-        "jobs": options.jobs,
-    }
+    say(f"{device}, {free} free, torch {found['torch']}: {len(to_do)} of {len(tasks)} tasks to do.")
+    origin = {name: value for name, value in found.items() if name != "free"}
+    origin |= {"commit": code, "jobs": options.jobs}
     left = record(to_do, file, origin, deadline, command, say, options.jobs, found["free"])
-    then = (
-        f"{left} tasks are left: run the same command again."
-        if left
-        else "Nothing is left to do on this GPU."
-    )
+    if left:
+        then = f"{left} tasks are left: run the same command again."
+    else:
+        then = "Nothing is left to do on this GPU."
     say(f"Recorded in {file}. {then}")
     return 0
 
 
+def _file_stem(device: str) -> str:
+    """A device's name as a file's: "nvidia-h200" for "NVIDIA H200"."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "gpu"
+
+
 def listing(tasks: Sequence[Task], card: Gpu | None) -> str:
     """The list as a table: peak, and whether the GPU here can do it."""
-    rows = [["", "peak", *(["fits"] if card else []), "task"]]
+    lines: list[str] = []
+    header = ["", "peak", "task"]
+    if card:
+        lines.append(f"{card.name}, {format_bytes(card.memory, 'GB', 1)} free:")
+        header.insert(2, "fits")
+    rows = [header]
     for number, task in enumerate(tasks, start=1):
         peak = format_bytes(task.predicted, "GB", 1) if task.predicted else ""
-        fits = ["no" if task.obstacle(card.memory, card.capability) else "yes"] if card else []
-        rows.append([str(number), peak, *fits, f"{task.name}  ({task.why})"])
-    about = [f"{card.name}, {format_bytes(card.memory, 'GB', 1)} free:"] if card else []
-    return "\n".join([*about, aligned(rows, len(rows[0]))])
+        row = [str(number), peak, f"{task.name}  ({task.why})"]
+        if card:
+            row.insert(2, "no" if task.obstacle(card.memory, card.capability) else "yes")
+        rows.append(row)
+    return "\n".join([*lines, aligned(rows, len(header))])
 
 
 def card_here(ask: Callable[..., Any] = subprocess.run) -> Gpu | None:
-    """The first GPU that nvidia-smi names, its memory being what is free on it now;
-    None where there is none.
-    """
+    """The first GPU that nvidia-smi names, with the memory that is free on it now; None if there is none."""
     options = ["--query-gpu=name,memory.free,compute_cap", "--format=csv,noheader,nounits"]
     try:
         done = ask(["nvidia-smi", *options], capture_output=True, text=True, timeout=20, check=False)

@@ -1,5 +1,7 @@
-"""The tasks of `record`, the most important first: training runs for every choice of the course, figures that
-only hardware shows, and the lessons themselves.
+"""The tasks of `record`, the most important first.
+
+They are training runs for every choice of the course, figures that only hardware shows, and the lessons
+themselves.
 """
 
 import dataclasses
@@ -35,17 +37,14 @@ COMPARISONS = ("recomputation", "precision", "optimizer", "accumulation", "loss"
 MOST_SEQUENCES = 8  # Sequences in a comparison's batch on a card with room enough; a smaller card halves it
 
 TIMES_OUT_OF_MEMORY = 100  # Each kind of cell runs out of memory so often in a row
-LESSON_SECONDS = (
-    60.0  # A lesson's budget where its own metadata state none, as in `course: {budget_seconds: 90}`
-)
+# A lesson's budget where its own metadata state none, as in `course: {budget_seconds: 90}`
+LESSON_SECONDS = 60.0
 
 # Kept for a lesson next to others: on an H200 one took 44 GB, and demos, which fill a card, 72 GB
 NOTEBOOK = 45 * GB
 
 LIVE_FACTOR = 3.0
-"""A lesson may take so many times its budget on a GPU: the budget is for a simulation, and here it trains,
-too.
-"""
+"""Times its budget that a lesson may take on a GPU: the budget is for a simulation; here it trains, too."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,10 @@ class Task:
         """The reason that a GPU with `free` bytes and this compute capability cannot do it, or ""."""
         if self.run is None:
             return ""
-        return unsupported(self.run, capability) or ("" if fits(self.run, free) else "does not fit")
+        reason = unsupported(self.run, capability)
+        if not reason and not fits(self.run, free):
+            reason = "does not fit"
+        return reason
 
 
 def run_task(run: TrainingRun, why: str, alone: bool = False) -> Task:
@@ -102,22 +104,23 @@ ON_ONE_GPU = 36 * GB  # Published rows of at most so many bytes are counted one 
 
 
 def published_tasks() -> Iterator[Task]:
-    """Published steps of one rank: small ones together, large ones and the shown ones alone. None without the
-    code.
-    """
+    """Published steps of one rank: small ones together, large and shown ones alone. None without the code."""
+    if not PUBLISHED_STEPS.exists():
+        return
     rows = [row for row in published_rows() if row.family and not row.family.startswith("sharded_models")]
-    runs = {(row.family, json.dumps(row.how)): row for row in reversed(rows)}  # the first of each run
-    rows = [row for row in rows if row.id in TEN or row in runs.values()] if PUBLISHED_STEPS.exists() else []
+    # Several rows can be of one run: the first is enough. Reversed, as the last one for a key stays.
+    first_of_run = {(row.family, json.dumps(row.how)): row for row in reversed(rows)}.values()
+    rows = [row for row in rows if row.id in TEN or row in first_of_run]
     large = [row for row in rows if row.id in TEN or row.said.reserved > ON_ONE_GPU]
-    kinds = sorted({(row.family.partition(".")[0], row.expandable) for row in rows if row not in large})
+    small = [row for row in rows if row not in large]
+    kinds = sorted({(row.family.partition(".")[0], row.expandable) for row in small})
     for file, expandable in kinds:
-        of_kind = [row for row in rows if row not in large and row.family.startswith(file)]
-        of_kind = [row for row in of_kind if row.expandable == expandable]
+        name = f"{file}, expandable" if expandable else file
+        of_kind = [row for row in small if row.family.startswith(file) and row.expandable == expandable]
         for number, start in enumerate(range(0, len(of_kind), SMALL_ROWS), start=1):
-            yield published_task(
-                f"{file}{', expandable' * expandable} {number}", of_kind[start : start + SMALL_ROWS]
-            )
-    yield from (published_task(row.id, [row]) for row in large)
+            yield published_task(f"{name} {number}", of_kind[start : start + SMALL_ROWS])
+    for row in large:
+        yield published_task(row.id, [row])
 
 
 def published_task(name: str, rows: Sequence[Row]) -> Task:
@@ -137,7 +140,8 @@ def published_task(name: str, rows: Sequence[Row]) -> Task:
 
 
 def history_task(run: TrainingRun, environment: Mapping[str, str]) -> Task:
-    name = f"history of {run.code()}, {','.join(environment.values()) or 'default settings'}"
+    settings = ",".join(environment.values()) or "default settings"
+    name = f"history of {run.code()}, {settings}"
     return Task(name, "history", "the allocator's model", run, environment=environment)
 
 
@@ -151,6 +155,7 @@ def recording_list() -> tuple[Task, ...]:
 
 GPT2 = TrainingRun("gpt2", 8, 1024)
 XL = TrainingRun("gpt2-xl", 32, 1024)
+MIXTRAL_BLOCK = dataclasses.replace(PRESETS["mixtral-8x7b"], name="mixtral-8x7b, one block", layers=1)
 STARTS = {
     "GPT-2": GPT2,
     "GPT-2 on a T4": TrainingRun("gpt2", 8, 1024, "amp-fp16", attention="efficient"),  # older GPUs, too
@@ -159,29 +164,24 @@ STARTS = {
     "the puzzle": XL.replace(precision="bf16-master", recompute="full", optimizer="adamw-foreach"),
     "Llama 1B": TrainingRun("llama3.2-1b", 4, 1024),
     "Llama 8B": TrainingRun("llama3-8b", 1, 2048),
-    "one block of Mixtral": TrainingRun(
-        dataclasses.replace(PRESETS["mixtral-8x7b"], name="mixtral-8x7b, one block", layers=1), 1, 1024
-    ),
+    "one block of Mixtral": TrainingRun(MIXTRAL_BLOCK, 1, 1024),
 }
 """The runs that those of runs.toml start from, by name."""
 
 
 def training_runs(group: str) -> Iterator[Task]:
-    """The training runs of a group of runs.toml, in order. KeyError for a group, or a start, that is not
-    there.
-    """
+    """The training runs of a group of runs.toml, in order. KeyError for an unknown group or start."""
     return (run_task(run, **told) for run, told in _rows(group))
 
 
 def _rows(group: str) -> Iterator[tuple[TrainingRun, dict[str, Any]]]:
     """Each run of a group, and what else is said of it: `why` it is there, and if it has to be `alone`."""
-    for row in tomllib.loads(Path(__file__).with_name("runs.toml").read_text(encoding="utf-8"))[group]:
+    groups = tomllib.loads(Path(__file__).with_name("runs.toml").read_text(encoding="utf-8"))
+    for row in groups[group]:
         told = {name: row.pop(name) for name in ("why", "alone") if name in row}
         start = STARTS[row.pop("of")]
-        yield (
-            start.replace(**{name: tuple(it) if isinstance(it, list) else it for name, it in row.items()}),
-            told,
-        )
+        changes = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+        yield start.replace(**changes), told
 
 
 def everything() -> Iterator[Task]:
@@ -203,14 +203,14 @@ def everything() -> Iterator[Task]:
     yield from map(kernels_task, (512, 1024, 2048, 4096, 8192, 16384))
     # Running out of memory on purpose, and the demos
     for kind in CELLS:
+        name = f"out of memory in a cell with {kind}"
         why = f"out of memory {TIMES_OUT_OF_MEMORY} times in a row"
-        yield Task(
-            f"out of memory in a cell with {kind}", "cells", why, topic=kind, seconds=400.0, needs=2 * GB
-        )
+        yield Task(name, "cells", why, topic=kind, seconds=400.0, needs=2 * GB)
     yield from training_runs("quick")
     # The allocator's histories, the lessons, the smaller published steps
     for environment in ({}, EXPANDABLE):
-        yield from (history_task(recorded, environment) for recorded in history_runs())
+        for recorded in history_runs():
+            yield history_task(recorded, environment)
     yield Task("rehearsal of the demos", "demos", "every demo as it runs here", seconds=300.0, alone=True)
     yield from lessons("notebooks")
     yield from published
@@ -219,9 +219,7 @@ def everything() -> Iterator[Task]:
 
 
 def history_runs() -> tuple[TrainingRun, ...]:
-    """The runs whose allocator histories are kept, the same under default settings and with expandable
-    segments.
-    """
+    """The runs whose allocator histories are kept, under default settings and with expandable segments."""
     return tuple(run for run, _ in _rows("histories"))
 
 
@@ -247,9 +245,7 @@ def kernels_task(seq_len: int) -> Task:
 
 
 def rehearsal_list() -> tuple[Task, ...]:
-    """Small tasks of the kinds that a CPU can do, in seconds, to try the machinery: they pass through the
-    same code.
-    """
+    """Small tasks that a CPU can do in seconds, to try the machinery: they pass through the same code."""
     gpt = TrainingRun("tiny-gpt", 2, 64, "fp32", attention="eager")
     llama = TrainingRun("tiny-llama", 1, 64, "fp32", attention="eager", clip_grad_norm=1.0)
     runs = (
@@ -258,7 +254,8 @@ def rehearsal_list() -> tuple[Task, ...]:
         llama,
         llama.replace(optimizer="adamw-loop", accumulation_steps=2),
     )
-    others = (
+    return (
+        *(run_task(run, "a rehearsal") for run in runs),
         Task("workspaces", "workspaces", "a rehearsal"),
         Task("attention alone at s=64", "kernels", "a rehearsal", seq_len=64),
         *(Task(f"times of {topic}", "times", "a rehearsal", topic=topic) for topic in COMPARISONS),
@@ -266,7 +263,6 @@ def rehearsal_list() -> tuple[Task, ...]:
         history_task(gpt, EXPANDABLE),
         *(task for task in lessons("notebooks") if "/00_" in task.topic),
     )
-    return (*(run_task(run, "a rehearsal") for run in runs), *others)
 
 
 # Comparisons: variants of one run, timed one after the other in one process
@@ -284,16 +280,14 @@ def variants(topic: str, batch: int) -> dict[str, TrainingRun]:
     if topic == "optimizer":
         return {name: medium.replace(optimizer=f"adamw-{name}") for name in ("loop", "foreach", "fused")}
     if topic == "loss":
-        return {
-            f"{chunks} piece{'s'[: chunks > 1]}": small.replace(loss_chunks=chunks) for chunks in (1, 8, 32)
-        }
+        pieces = {"1 piece": 1, "8 pieces": 8, "32 pieces": 32}
+        return {name: small.replace(loss_chunks=chunks) for name, chunks in pieces.items()}
     counts = {"one batch": 1} | {f"{count} micro-batches": count for count in (2, 4, 8) if count <= batch}
     return {name: small.replace(micro_batch=batch // n, accumulation_steps=n) for name, n in counts.items()}
 
 
 def sized(topic: str, free: int, capability: tuple[int, int]) -> dict[str, TrainingRun | str]:
-    """The variants of a comparison as a GPU with `free` bytes can train them; a reason for each that it
-    cannot compute.
+    """The variants of a comparison for a GPU with `free` bytes; a reason for each that it cannot compute.
 
     An older card gets fp16 and the efficient kernel, as `twin` has it, except where precisions are compared.
     Raises ValueError for a card on which not even a single sequence fits.
@@ -319,5 +313,8 @@ def _supported(topic: str, run: TrainingRun, capability: tuple[int, int]) -> Tra
 
 def spread(values: list[float]) -> dict[str, Any]:
     """Median, quartiles and number of repeated measurements, in their unit. ValueError for none."""
-    low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * values
+    if len(values) > 1:
+        low, middle, high = quantiles(values, n=4, method="inclusive")
+    else:
+        low, middle, high = 3 * values  # `quantiles` refuses a single one
     return {"median": round(middle, 4), "q1": round(low, 4), "q3": round(high, 4), "n": len(values)}

@@ -1,7 +1,7 @@
 """Turns on the GPU, for tasks that are at work at the same time: files next to a task's results carry them.
 
-A task does what needs no GPU first, then asks; the recorder gives it a turn, and says if others share the GPU
-with it.
+A task does what needs no GPU first, then asks. The recorder gives it a turn, and says if others share the
+GPU with it.
 """
 
 import os
@@ -21,10 +21,9 @@ def give(file: Path, shared: bool) -> None:
 
 
 def await_turn() -> bool:
-    """Wait for this task's turn on the GPU, if it has to; True if other tasks use the
-    GPU at the same time.
-    """
-    if not (path := os.environ.pop(VARIABLE, "")):
+    """Wait for this task's turn on the GPU, if it has to; True if other tasks use the GPU meanwhile."""
+    path = os.environ.pop(VARIABLE, "")
+    if not path:
         return False
     file = Path(path)
     file.with_name(ASKED).touch()

@@ -87,30 +87,31 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def find(name: str, rehearse: bool = False) -> Task:
-    for task in rehearsal_list() if rehearse else recording_list():
+    tasks = rehearsal_list() if rehearse else recording_list()
+    for task in tasks:
         if task.name == name:
             return task
     raise ValueError(f"there is no task {name!r}")
 
 
 def facts(device: Device) -> dict[str, Any]:
-    """The origin that every line of a recording names, and the bytes free. RuntimeError if none can be made
-    here.
-    """
+    """The origin that every line of a recording names, and the bytes free. RuntimeError if there is none."""
     if torch.__version__ < OLDEST_TORCH:
         raise RuntimeError(
             f"torch {OLDEST_TORCH} or newer is needed in {sys.executable}, not {torch.__version__}"
         )
     if device.kind == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(f"torch {torch.__version__} can use no CUDA GPU here")
-    about = {"torch": torch.__version__, "python": platform.python_version(), "free": device.free()}
-    return {**device.facts(), **about}
+    return {
+        **device.facts(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "free": device.free(),
+    }
 
 
 def perform(task: Task, device: Device, send: Send, seconds: float = 0.0) -> None:
-    """Do one task and send each of its parts as soon as it is there; `seconds` are counted from its turn on
-    the GPU.
-    """
+    """Do one task and send each of its parts as soon as it is there; `seconds` count from its turn."""
     if task.kind == "run" and task.run is not None:
         send_said(task.run, device, send)
     elif task.kind == "published":
@@ -127,10 +128,10 @@ def perform(task: Task, device: Device, send: Send, seconds: float = 0.0) -> Non
         "kernels": lambda: {"kernels": kernel_times(device, task.seq_len)},
         "times": lambda: {"variants": variant_times(task.topic, device)},
     }
-    if task.run is not None:
-        record_history(task.run, device, send) if task.kind == "history" else record_run(
-            task.run, device, send, shared
-        )
+    if task.run is not None and task.kind == "history":
+        record_history(task.run, device, send)
+    elif task.run is not None:
+        record_run(task.run, device, send, shared)
     elif task.kind == "published":
         counting.send_counted(task.topic, send)
     elif task.needs_notebooks:
@@ -155,16 +156,15 @@ def run_lesson(task: Task, device: Device, send: Send) -> None:
     from .notebooks import execute_live
 
     as_card = device.facts()["device"]["name"].partition(AS)[2]
-    found = execute_live(ROOT / task.topic, as_card, source="simulated" if device.kind == "cpu" else "auto")
+    source = "simulated" if device.kind == "cpu" else "auto"
+    found = execute_live(ROOT / task.topic, as_card, source)
     send("notebook", **found)
     if found["failed"]:
         raise RuntimeError(f"{len(found['failed'])} cells fail, the first: {found['failed'][0]}")
 
 
 def run_demos(task: Task, device: Device, send: Send) -> None:
-    """Part "demos": the result of `rehearse`. RuntimeError, after it was sent, if a demo does not go as it
-    says.
-    """
+    """Part "demos": the result of `rehearse`. RuntimeError, after it was sent, if a demo goes otherwise."""
     from ..demos import rehearse
 
     found = rehearse()
@@ -177,11 +177,10 @@ def run_demos(task: Task, device: Device, send: Send) -> None:
 
 def variant_times(topic: str, device: Device) -> list[dict[str, Any]]:
     """Time each variant of a comparison: milliseconds per step with their spread, or why there are none."""
-    runs = (
-        sized(topic, device.free(), device.capability())
-        if device.kind == "cuda"
-        else rehearsed_variants(topic)
-    )
+    if device.kind == "cuda":
+        runs = sized(topic, device.free(), device.capability())
+    else:
+        runs = rehearsed_variants(topic)
     return [{"label": label, **_step_time(run, device)} for label, run in runs.items()]
 
 
@@ -198,9 +197,8 @@ def _step_time(run: TrainingRun | str, device: Device) -> dict[str, Any]:
         training, _ = ready(run, device)
         for _ in range(STEPS):
             training.step(Unwatched())
-        return {
-            "step_ms": spread(time_calls(lambda: training.step(Unwatched()), device, most=20, seconds=6.0))
-        }
+        times = time_calls(lambda: training.step(Unwatched()), device, most=20, seconds=6.0)
+        return {"step_ms": spread(times)}
 
 
 @contextmanager
@@ -224,16 +222,14 @@ def record_run(run: TrainingRun, device: Device, send: Send, shared: bool = Fals
             device.release()
             with memory_released(run, device.free), only_kernel(run):
                 training, before = ready(run, device)
-                found = count_peaks(training.step, device, STEPS, before)
-                send(
-                    "counters",
-                    **{name: value for name, value in found.items() if not (shared and name == "driver")},
-                )
+                counters = count_peaks(training.step, device, STEPS, before)
+                if shared:
+                    counters = {name: value for name, value in counters.items() if name != "driver"}
+                send("counters", **counters)
                 del training
+            provenance = provenance_of("cpu" if device.kind == "cpu" else "live")
             with memory_released(run, device.free):
-                found = traced(
-                    run, STEPS, device.kind, provenance_of("cpu" if device.kind == "cpu" else "live")
-                )
+                found = traced(run, STEPS, device.kind, provenance)
             send("measured", **to_json(thinned(found)), losses=list(found.losses))
     except KernelRefused as error:
         send("refused", message=str(error))
@@ -248,7 +244,8 @@ def send_said(run: TrainingRun, device: Device, send: Send) -> None:
     card = next((name for name, gpu in GPUS.items() if gpu.capability == device.capability()), None)
     run = run.replace(card=card)
     said = estimate(run)
-    send("estimate", total=said.total, by_kind={kind: size for kind, size in said.items() if size}, card=card)
+    by_kind = {kind: size for kind, size in said.items() if size}
+    send("estimate", total=said.total, by_kind=by_kind, card=card)
     with suppress(ValueError):  # it covers no such run
         send("formula", total=formula.estimate(run.replace(card=None)).total)
     try:
@@ -264,15 +261,19 @@ def send_said(run: TrainingRun, device: Device, send: Send) -> None:
 
 
 def record_history(run: TrainingRun, device: Device, send: Send) -> None:
-    """Part "history": the allocator's history of a run from its first tensor on, and whether its replay is
-    "exact".
+    """Part "history": the allocator's history of a run from its first tensor on.
 
-    "steps" says for each step after how many allocations and frees it ended, and the bytes then reserved.
+    "exact" tells whether its replay is the same. "steps" says for each step after how many allocations and
+    frees it ended, and the bytes then reserved.
     """
     with out_of_memory_sent(device, send):
-        snapshot, steps = _real_history(run, device) if device.has_history else _rehearsed_history(run)
+        if device.has_history:
+            snapshot, steps = _real_history(run, device)
+        else:
+            snapshot, steps = _rehearsed_history(run)
         history = packed(snapshot)
-        send("history", history=history, steps=steps, exact=compare_with_gpu(unpacked(history)).exact)
+        exact = compare_with_gpu(unpacked(history)).exact
+        send("history", history=history, steps=steps, exact=exact)
 
 
 def _real_history(run: TrainingRun, device: Device) -> tuple[Mapping[str, Any], list[tuple[int, int]]]:

@@ -93,15 +93,17 @@ def rows_of(name: str) -> Iterator[Row]:
     """The rows of one file, as in "single_ops"."""
     for line in (HERE / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
         told = json.loads(line)
-        told |= {pair: tuple(told[pair]) for pair in ("capability", "torch")}
-        yield Row(**told | {"said": Said(*told.get("said", NOT_YET))})
+        told["capability"] = tuple(told["capability"])
+        told["torch"] = tuple(told["torch"])
+        told["said"] = Said(*told.get("said", NOT_YET))
+        yield Row(**told)
 
 
 def say(row: Row) -> Said:
-    """Run the row's step on the simulated GPU: its family's function takes cuBLAS's workspaces and the row's
-    `how`.
+    """Run the row's step on the simulated GPU.
 
-    The published figure is not looked at.
+    Its family's function takes cuBLAS's workspaces and the row's `how`. The published figure is not looked
+    at.
     """
     measured, replayed = run(row.family, row.capability, row.torch, json.dumps(row.how), row.expandable)
     if row.moment in ("start", "end"):
@@ -109,10 +111,12 @@ def say(row: Row) -> Said:
         last = -1 if row.moment == "end" else measured.timeline.marks[0].event - 1
         return Said(totals[last], replayed.allocated[last], replayed.reserved[last])
     if row.moment == "kept":
-        before, after = (measured.moments[name].total for name in ("end of step 1", "end of forward"))
-        return Said(after - before, after - before, 0)
+        moments = measured.moments
+        kept = moments["end of forward"].total - moments["end of step 1"].total
+        return Said(kept, kept, 0)
     peaks = replayed.step_peaks()
-    return Said(measured.peak, peaks[max(peaks)], replayed.peak_reserved)
+    last_step = max(peaks)
+    return Said(measured.peak, peaks[last_step], replayed.peak_reserved)
 
 
 @lru_cache(maxsize=1)  # neighbouring rows are often of one run
@@ -125,9 +129,7 @@ def run(
 
 
 def family_of(family: str, live: bool = False) -> Callable[..., Any]:
-    """The function that runs a family's steps: a Measurement on the simulated GPU, or `live` what a GPU
-    counts.
-    """
+    """The function that runs a family's steps: a Measurement when simulated, or `live` what a GPU counts."""
     module, _, name = family.partition(".")
     if str(STEPS.parent) not in sys.path:
         sys.path.append(str(STEPS.parent))

@@ -1,5 +1,4 @@
-"""Published steps on the GPU that is here: what this card counts of the runs that other people's cards have
-counted.
+"""Published steps on the GPU that is here: runs that other people's cards have counted, counted by this one.
 
 The steps are those of tests/published, in plain torch; the simulation says first what this card would count.
 """
@@ -31,8 +30,11 @@ def send_said(topic: str, send: Send) -> None:
     capability = torch.cuda.get_device_capability()
     for row in rows_of(topic):
         here = replace(row, capability=capability, torch=installed_torch())
-        said = {moment: say(replace(here, moment=moment)) for moment in MOMENTS}
-        send(f"said {row.id}", **{moment: [one.allocated, one.reserved] for moment, one in said.items()})
+        counters: dict[str, list[int]] = {}
+        for moment in MOMENTS:
+            said = say(replace(here, moment=moment))
+            counters[moment] = [said.allocated, said.reserved]
+        send(f"said {row.id}", **counters)
 
 
 def send_counted(topic: str, send: Send) -> None:
@@ -43,6 +45,7 @@ def send_counted(topic: str, send: Send) -> None:
     for row in rows_of(topic):
         try:
             with released(lambda asked: asked):
-                send(f"counted {row.id}", **family_of(row.family, live=True)(None, **row.how))
+                count = family_of(row.family, live=True)
+                send(f"counted {row.id}", **count(None, **row.how))
         except (GpuOutOfMemory, RuntimeError, TypeError) as error:
             send(f"counted {row.id}", error=first_line(error))
