@@ -1,8 +1,8 @@
-"""Checks of the exercises of lesson 05, "What does each operation keep?": each names the misconception."""
+"""Checks of lesson 05, "What does each operation keep?": each names the misconception."""
 
 import tomllib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -19,11 +19,10 @@ from ...interactive.saved import saved_by
 from ...measuring.on_gpu import on_new_gpu
 from ..shared.judging import counted, forward_backward, same, seeded
 
-# ---------------------------------------------------------------------------------------------------- 05.1:
-# expressions
-EXPRESSIONS: dict[
-    str, Callable[..., torch.Tensor]
-] = {  # that the lesson has not shown, of two tensors of one shape
+# --------------------------------------------------------------------------------------------------
+# 05.1: expressions
+# expressions that the lesson has not shown, of two tensors of one shape
+EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {
     "tanh(x + y)": lambda x, y: torch.tanh(x + y),
     "relu(x) ** 2": lambda x, y: torch.relu(x) ** 2,
     "x * sigmoid(x)": lambda x, y: x * torch.sigmoid(x),
@@ -52,8 +51,8 @@ def expressions(answer: Any) -> None:
             expect(size == wanted, off)
 
 
-# ------------------------------------------------------------------------------------------------ 05.2:
-# kept_by_module
+# --------------------------------------------------------------------------------------------------
+# 05.2: kept_by_module
 
 
 class Heads(nn.Module):
@@ -85,15 +84,14 @@ class Gated(nn.Module):
 
 def kept_cases() -> Mapping[str, nn.Module]:
     """Modules to ask, by what a message calls them; the input of each is (2, 5, 8)."""
-    deep: OrderedDict[str, nn.Module] = OrderedDict(
-        heads=Heads(), mlp=nn.Sequential(Gated(), nn.Dropout(0.3))
-    )
+    deep: OrderedDict[str, nn.Module] = OrderedDict()
+    deep["heads"] = Heads()
+    deep["mlp"] = nn.Sequential(Gated(), nn.Dropout(0.3))
     twice = nn.Linear(8, 8)
+    relu = (nn.Linear(8, 32), nn.ReLU(inplace=True), nn.Linear(32, 8), nn.Dropout(0.5))
     return {
         "attention and an MLP, nested": nn.Sequential(deep),
-        "an MLP with ReLU": nn.Sequential(
-            nn.Linear(8, 32), nn.ReLU(inplace=True), nn.Linear(32, 8), nn.Dropout(0.5)
-        ),
+        "an MLP with ReLU": nn.Sequential(*relu),
         "one layer used twice": nn.Sequential(twice, nn.Tanh(), twice),
         "a module that keeps nothing": nn.Sequential(nn.Identity(), nn.Flatten()),
         "a model that computes between its children": Gated(),
@@ -108,13 +106,15 @@ def kept_ledger(
     views: bool = False,
     place: Any = -1,
 ) -> dict[str, int]:
-    """Bytes that forward keeps by module. Options are mistakes: what is counted, how often, how far, for
-    which.
+    """Bytes that forward keeps, by module. The options are mistakes.
+
+    `counts` names what existed before and is counted; `each` counts a storage at every use; `views` counts a
+    view's own bytes; `place` is the running module that bytes go to, of a list from the outermost to the
+    innermost, and None is all of them.
     """
-    there = {"x": [x], "parameters": model.parameters(), "buffers": model.buffers()}
-    seen = {
-        tensor.untyped_storage() for kind, known in there.items() if kind not in counts for tensor in known
-    }
+    existing = {"x": [x], "parameters": model.parameters(), "buffers": model.buffers()}
+    known = [tensor for kind, tensors in existing.items() if kind not in counts for tensor in tensors]
+    seen = {tensor.untyped_storage() for tensor in known}
     kept = Counter[str]()
     running = list[str]()
     handles = list[Any]()
@@ -122,14 +122,22 @@ def kept_ledger(
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage not in seen:
-            for name in running if place is None else [running[max(place, -len(running))]]:
+            keepers = running if place is None else [running[max(place, -len(running))]]
+            for name in keepers:
                 kept[name] += tensor.nbytes if views else storage.nbytes()
-        seen.update([] if each else [storage])
+        if not each:
+            seen.add(storage)
         return tensor
 
+    def enter(name: str, *_: Any) -> None:
+        running.append(name)
+
+    def leave(*_: Any) -> None:  # must return None: a hook's result would replace the module's output
+        running.pop()
+
     for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
-        handles.append(module.register_forward_hook(lambda *_: running.__delitem__(-1)))
+        handles.append(module.register_forward_pre_hook(partial(enter, name)))
+        handles.append(module.register_forward_hook(leave))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(x)
     for handle in handles:
@@ -164,31 +172,33 @@ def kept_by_module(answer: Any) -> None:
             x = torch.randn(2, 5, 8, requires_grad=True)
             wanted = kept_ledger(model, x)
             found = call(answer, model, x, returns=Mapping)
-            got = {
-                name: size
-                for name in found
-                if (size := of_kind(found[name], int, f"With {what}, {name!r} is"))
-            }
+            sizes = {name: of_kind(found[name], int, f"With {what}, {name!r} is") for name in found}
+            got = {name: size for name, size in sizes.items() if size}
             for message, mistake in KEPT_MISTAKES.items():
                 expect(got == wanted or got != kept_ledger(model, x, **mistake), f"With {what}, {message}")
         strangers = sorted(map(repr, {*got} - {*dict(model.named_modules())}))
         expect(not strangers, f"With {what}: {', '.join(strangers)} is not a name of `named_modules()`.")
         off = next((name for name, _ in model.named_modules() if got.get(name, 0) != wanted.get(name, 0)), "")
-        more, less = "too much. Does a storage count twice, or one from before?", "too little. Do you add up?"
-        way = more if got.get(off, 0) > wanted.get(off, 0) else less if off in got else "nothing."
+        if got.get(off, 0) > wanted.get(off, 0):
+            way = "too much. Does a storage count twice, or one from before?"
+        elif off in got:
+            way = "too little. Do you add up?"
+        else:
+            way = "nothing."
+        only_names = got != wanted and sum(got.values()) == sum(wanted.values())
         expect(
-            got == wanted or sum(got.values()) != sum(wanted.values()),
-            f"With {what}, the sum is right, names are "
-            "not. Which module's forward runs when a storage is kept for the first time?",
+            not only_names,
+            f"With {what}, the sum is right, names are not. "
+            "Which module's forward runs when a storage is kept for the first time?",
         )
-        expect(
-            got == wanted, f"With {what}, {off!r} has {way} What is saved first while its own forward runs?"
-        )
+        wrong = f"With {what}, {off!r} has {way} What is saved first while its own forward runs?"
+        expect(got == wanted, wrong)
 
 
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 05.3: lean
-# …, training, eps
+
+# tokens, h, ffn, training, eps
 LEAN_CASES = ((200, 16, 256, False, 1e-2), (200, 16, 256, True, 1e-5), (1, 8, 200, True, 1e-5))
 # bytes on top: per token, a norm's statistics; once, a state of the CPU's random numbers
 AROUND = 4 * 8
@@ -203,9 +213,9 @@ class Wasteful(nn.Module):
         self.norm = nn.LayerNorm(h)
         self.rate = rate
         self.log: list[Any] = []
-        self.gate, self.up, self.down = (
-            nn.Linear(*sizes, bias=False) for sizes in ((h, ffn), (h, ffn), (ffn, h))
-        )
+        self.gate = nn.Linear(h, ffn, bias=False)
+        self.up = nn.Linear(h, ffn, bias=False)
+        self.down = nn.Linear(ffn, h, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         centered = x - x.mean(-1, keepdim=True)
@@ -228,7 +238,8 @@ def lean(answer: Any) -> None:
             block = Wasteful(h, ffn, 0.3).train(training)
             x = torch.randn(tokens, h) + 1
             block.norm.eps = eps
-            nn.init.normal_(block.norm.weight), nn.init.normal_(block.norm.bias)
+            nn.init.normal_(block.norm.weight)
+            nn.init.normal_(block.norm.bias)
         wanted, least = counted(block, [x], block.parameters())
         log = block.log
         block.log = [0.5]
@@ -236,20 +247,15 @@ def lean(answer: Any) -> None:
         got, work = counted(run, [x], block.parameters())
         mine = list(block.log)
         mode = "In training" if training else "With `block.eval()`"
+        if training:
+            which = "Does it drop what the block drops, at its rate, only in training?"
+            why = "Does the second forward drop the same?"
+        else:
+            which = "Is the norm complete (weight, bias, eps)? Is it SiLU, is x added, nothing dropped?"
+            why = "Does x reach the output by both paths?"
         close = same([got.output], [wanted.output], 1e-4)
-        another = f"{mode}, the output differs."
-        expect(
-            close or not training,
-            f"{another} Does it drop what the block drops, at its rate, only in training?",
-        )
-        expect(
-            close,
-            f"{another} Is the norm complete (weight, bias, eps)? Is it SiLU, is x added, nothing dropped?",
-        )
+        expect(close, f"{mode}, the output differs. {which}")
         slopes = same(got.gradients, wanted.gradients, 1e-3)
-        why = (
-            "Does the second forward drop the same?" if training else "Does x reach the output by both paths?"
-        )
         expect(
             slopes,
             f"{mode}, the output is right, but a gradient is not. {why} Do you keep everything in fp32?",
@@ -264,17 +270,16 @@ def lean(answer: Any) -> None:
         logged = of_kind(mine[1], Real, "Your log's entry is")
         expect(abs(logged - log[0].item()) < 1e-4, "You log another number than the block does.")
         expect(work <= least, "A matrix product runs a second time. Run only cheap operations again.")
+        # fp32 numbers per token beyond x, the norm's output, gate, up and down's input
         over = (got.kept - STATE - tokens * (4 * (2 * h + 3 * ffn) + AROUND)) / tokens / 4
-        expect(
-            over < ffn / 2, "You keep one wide tensor too many. What can you compute again from gate and up?"
-        )
-        expect(
-            over <= 0, "You keep too much besides the wide tensors. The norm's tensors, or copies of weights?"
-        )
+        wide = "You keep one wide tensor too many. What can you compute again from gate and up?"
+        expect(over < ffn / 2, wide)
+        besides = "You keep too much besides the wide tensors. The norm's tensors, or copies of weights?"
+        expect(over <= 0, besides)
 
 
-# ------------------------------------------------------------------------------------------------------ 05.4:
-# LeanLoss
+# --------------------------------------------------------------------------------------------------
+# 05.4: LeanLoss
 
 
 def plain_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -283,9 +288,7 @@ def plain_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def peaks(loss: Callable[..., torch.Tensor]) -> tuple[float, float]:
-    """Bytes per logit at the peaks of forward and backward on a simulated GPU, the
-    logits' own two included.
-    """
+    """Bytes per logit at the peaks of forward and backward on a simulated GPU, with the logits' own two."""
     with on_new_gpu(), torch.device("cuda"):
         logits = torch.randn(256, 2**21, dtype=torch.bfloat16, requires_grad=True)
         output = loss(logits, torch.randint(2**21, (256,)))
@@ -318,9 +321,14 @@ def _slip(mine: Any, slope: Any) -> str:
     if same([mine * (slope.float().norm() / mine.float().norm())], [slope], 4e-3):
         return "It is off by one factor everywhere: the loss is a mean."
     return (
-        "It is softmax, minus 1 at the target, over the number of tokens that count, times the incoming"
-        " gradient."
+        "It is softmax, minus 1 at the target, "
+        "over the number of tokens that count, times the incoming gradient."
     )
+
+
+LOSS_HINTS = {
+    "out of bounds": "A row has no entry -100. Look up another entry for that target, and do not count it."
+}
 
 
 @exercise(
@@ -329,88 +337,79 @@ def _slip(mine: Any, slope: Any) -> str:
 def lean_loss(answer: Any) -> None:
     """`answer` is an `autograd.Function` whose `apply(logits, targets)` is the mean loss in fp32."""
     run = getattr(answer, "apply", answer)
-    hints = {
-        "out of bounds": (
-            "A row has no entry -100. Look up another entry for that target, and do not count it."
-        )
-    }
-    for what, case in {
+    cases = {
         "With 6 tokens": _loss_case(6),
         "With one token": _loss_case(1),
         "With targets that do not count (-100)": _loss_case(7, (0, 3, 4)),
         "With logits around 30": _loss_case(8, (2,), 1.0, 30.0),
         "With large logits": _loss_case(5, (1,), 300.0),
-    }.items():
-        handed = list[torch.Tensor]()
+    }
+    for what, case in cases.items():
+        _expect_loss_and_gradient(run, what, case)
+    _expect_few_bytes(run)
 
-        def one_number(
-            *given: torch.Tensor, what: str = what, handed: list[torch.Tensor] = handed
-        ) -> torch.Tensor:
-            handed.append(given[0].detach())
-            loss = call(run, *given, returns=torch.Tensor, hints=hints)
-            expect(
-                loss.shape == (), f"{what}, your loss is not a single number. Return the mean over tokens."
-            )
-            endless = (
-                f"{what}, your loss is {loss.item()}. exp overflows, or you take the log of 0: see hint 3."
-            )
-            expect(loss.isfinite(), endless)
-            return loss
 
-        wanted = forward_backward(plain_loss, case)
-        got = forward_backward(one_number, case)
-        more = float(got.output / wanted.output)
-        logits, targets = case
-        tops = logits.amax(-1)[targets >= 0].float().mean()
-        moved = same([got.output - tops], [wanted.output], 1e-2)
-        expect(not moved, f"{what}, the loss is wrong. Is z still unchanged where you look up the target?")
-        why = (
-            " A sum, not a mean?"
-            if more > 1.5
-            else " Average only tokens that count."
-            if 0 < more < 0.95
-            else ""
-        )
-        expect(same([got.output], [wanted.output], 1e-2), f"{what}, the loss is wrong.{why}")
-        exact = got.output.dtype == torch.float32 and same([got.output], [wanted.output], 1e-4)
-        expect(exact, f"{what}, the loss is close, but computed in 16 bits. Compute with an fp32 copy.")
-        (mine, *_), (slope, *_) = got.gradients, wanted.gradients
-        expect(
-            mine is not None, f"{what}, the logits get no gradient. backward must return it first, then None."
-        )
-        slip = _slip(mine, slope)
-        expect(not slip, f"{what}, the loss is right, but its gradient is not. {slip}")
-        expect(
-            torch.equal(handed[0], logits),
-            f"{what}, backward overwrites the logits. Others may still need them.",
-        )
-    got = forward_backward(run, _loss_case(64, (5,), vocabulary=4096))
+def _expect_loss_and_gradient(run: Any, what: str, case: Sequence[torch.Tensor]) -> None:
+    """Raise CheckFailed unless `run` computes the loss of `case` and its gradient as `plain_loss` does."""
+    handed: list[torch.Tensor] = []
+
+    def one_number(*given: torch.Tensor) -> torch.Tensor:
+        handed.append(given[0].detach())
+        loss = call(run, *given, returns=torch.Tensor, hints=LOSS_HINTS)
+        several = f"{what}, your loss is not a single number. Return the mean over tokens."
+        expect(loss.shape == (), several)
+        endless = f"{what}, your loss is {loss.item()}. exp overflows, or you take the log of 0: see hint 3."
+        expect(loss.isfinite(), endless)
+        return loss
+
+    wanted = forward_backward(plain_loss, case)
+    got = forward_backward(one_number, case)
+    more = float(got.output / wanted.output)
+    logits, targets = case
+    tops = logits.amax(-1)[targets >= 0].float().mean()
+    moved = same([got.output - tops], [wanted.output], 1e-2)
+    expect(not moved, f"{what}, the loss is wrong. Is z still unchanged where you look up the target?")
+    if more > 1.5:
+        why = " A sum, not a mean?"
+    elif 0 < more < 0.95:
+        why = " Average only tokens that count."
+    else:
+        why = ""
+    expect(same([got.output], [wanted.output], 1e-2), f"{what}, the loss is wrong.{why}")
+    exact = got.output.dtype == torch.float32 and same([got.output], [wanted.output], 1e-4)
+    expect(exact, f"{what}, the loss is close, but computed in 16 bits. Compute with an fp32 copy.")
+    mine = got.gradients[0]
+    missing = f"{what}, the logits get no gradient. backward must return it first, then None."
+    expect(mine is not None, missing)
+    slip = _slip(mine, wanted.gradients[0])
+    expect(not slip, f"{what}, the loss is right, but its gradient is not. {slip}")
+    overwrites = f"{what}, backward overwrites the logits. Others may still need them."
+    expect(torch.equal(handed[0], logits), overwrites)
+
+
+def _expect_few_bytes(run: Any) -> None:
+    """Raise CheckFailed unless `run` keeps two bytes per logit and never needs more than about eight."""
     number = 64 * 4096
-    expect(
-        got.kept < 3.9 * number,
-        "What you keep is as large as the fp32 copy. What can you recompute from 16 bits?",
-    )
+    got = forward_backward(run, _loss_case(64, (5,), vocabulary=4096))
+    large = "What you keep is as large as the fp32 copy. What can you recompute from 16 bits?"
+    expect(got.kept < 3.9 * number, large)
     expect(got.kept <= 2 * number + 48 * 64, "Besides 16 bits per logit, keep only a few numbers per token.")
     wide = "at one moment two fp32 tensors of the logits' size exist."
-    inside = _Inside()
     try:
         forward, backward = peaks(run)
     except (StepError, SimulationUnavailable) as error:
         print(f"Traced on the CPU: {error}")
+        inside = _Inside()
         with inside:
             backward = forward_backward(run, _loss_case(64, (5,), vocabulary=4096)).peak / number
         forward = 2 + 2 * inside.most / number
     expect(forward <= 8.5, f"You keep little, but in forward {wide} `logsumexp` makes one inside.")
-    expect(
-        backward <= 8.5,
-        f"You keep little, but in backward {wide} Which operations can overwrite their input?",
-    )
+    again = f"You keep little, but in backward {wide} Which operations can overwrite their input?"
+    expect(backward <= 8.5, again)
 
 
 class _Inside(TorchDispatchMode):
-    """Notes the most bytes that logsumexp was given: it takes as many inside, which a trace on the CPU does
-    not see.
-    """
+    """Notes the most bytes given to logsumexp: it takes as many inside, which no trace on the CPU sees."""
 
     most = 0
 

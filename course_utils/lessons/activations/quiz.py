@@ -26,10 +26,8 @@ def numbers() -> Iterator[Numbers]:
     yield "twice_the_sequence", {"flash": flash, "eager": eager}
     saved = 1 - block_bytes(RUN.replace(dropout=0.0)) / block_bytes(RUN)
     masks = (a * s * s * b + 2 * s * b * h) / block_bytes(RUN)
-    yield (
-        "without_dropout",
-        each(percent, saved=saved, masks=masks, half_bytes=masks / 2, two_bytes=2 * masks),
-    )
+    shares = each(percent, saved=saved, masks=masks, half_bytes=masks / 2, two_bytes=2 * masks)
+    yield "without_dropout", shares
     run = TrainingRun("llama3.2-1b", 4, 2048, "amp-bf16")
     kept = sum_bytes(loss_saved(run))
     logits = run.micro_batch * run.seq_len * run.model.vocab

@@ -18,8 +18,7 @@ MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "ll
 
 
 class ActivationMap(Explorable):
-    """Sliders for model, GPU and a cell of the map, choices for the kernel and the recipe, and their heat
-    map.
+    """Sliders for model, GPU and a cell of the map, choices for kernel and recipe, and their heat map.
 
     `choices` are the first ones of a `TrainingRun`; in the next cell, `.run` is what you chose. Raises
     ValueError like `TrainingRun` if they are impossible, and for a `micro_batch` or `seq_len` that the map
@@ -61,9 +60,7 @@ class ActivationMap(Explorable):
 
     @property
     def run(self) -> TrainingRun:
-        """The run at the cell looked at, at most as long as the model takes. ValueError where choices
-        contradict.
-        """
+        """The run at the chosen cell, no longer than the model takes. ValueError where choices contradict."""
         chosen = {name: control.value for name, control in self.controls.items() if name != "gpu"}
         model = PRESETS[chosen.pop("model")]
         chosen["seq_len"] = max(s for s in SEQUENCES if s <= min(chosen["seq_len"], model.max_positions))
@@ -73,7 +70,9 @@ class ActivationMap(Explorable):
         run = self.run
         step = estimate(run)
         asked = self.controls["seq_len"].value
-        shorter = f"{run.model.name} has fewer than {asked:,} positions, so: " if asked > run.seq_len else ""
+        shorter = ""
+        if asked > run.seq_len:
+            shorter = f"{run.model.name} has fewer than {asked:,} positions, so: "
         message = (
             f"{shorter}{run.micro_batch} × {run.seq_len:,} tokens: forward and loss keep "
             f"<b>{format_bytes(kept_bytes(run), 'GB', 2)}</b>; the whole step takes "

@@ -1,6 +1,4 @@
-"""Checks of the exercises of lesson 04, "Counting parameters": each names the misconception, never the
-answer.
-"""
+"""Checks of lesson 04, "Counting parameters": each names the misconception, never the answer."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +16,18 @@ from torch.nn import functional as F
 from ...interactive.feedback import Mistakes, call, entries, exercise, expect, fail, recognized
 from ..shared.judging import forward_backward, same, seeded
 
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 04.1: count
 
 
 def _mixed() -> nn.Module:
-    """A tied head, frozen positions in 16 bits, a mask that two modules share, and a buffer that is never
-    saved.
-    """
+    """A tied head, frozen positions in 16 bits, a mask that two modules share, a buffer never saved."""
     network = nn.Module()
     mask = torch.ones(16, 16, dtype=torch.bool)
-    network.words, network.head = words, head = nn.Embedding(100, 8), nn.Linear(8, 100, bias=False)
+    words = nn.Embedding(100, 8)
+    head = nn.Linear(8, 100, bias=False)
+    network.words = words
+    network.head = head
     network.positions = nn.Embedding(16, 8, dtype=torch.bfloat16).requires_grad_(False)
     head.weight = words.weight
     head.register_buffer("mask", mask)
@@ -50,14 +49,16 @@ NETWORKS = (_mixed, _twins, partial(nn.Linear, 7, 3), nn.ReLU, LARGE)
 
 def _facts(network: nn.Module) -> SimpleNamespace:
     """Return the numbers and the bytes of each kind of tensor, and under all names."""
-    kinds = {"trained": [p for p in network.parameters() if p.requires_grad]}
-    kinds |= {"frozen": [p for p in network.parameters() if not p.requires_grad]}
-    kinds |= {"named": [p for _, p in network.named_parameters(remove_duplicate=False)]}
-    kinds |= {"buffers": [*network.buffers()], "saved": [*network.state_dict().values()]}
+    kinds = {
+        "trained": [p for p in network.parameters() if p.requires_grad],
+        "frozen": [p for p in network.parameters() if not p.requires_grad],
+        "named": [p for _, p in network.named_parameters(remove_duplicate=False)],
+        "buffers": list(network.buffers()),
+        "saved": list(network.state_dict().values()),
+    }
     sizes = {f"{name}_bytes": sum(tensor.nbytes for tensor in tensors) for name, tensors in kinds.items()}
-    return SimpleNamespace(
-        **sizes, **{name: sum(map(torch.numel, tensors)) for name, tensors in kinds.items()}
-    )
+    numbers = {name: sum(map(torch.numel, tensors)) for name, tensors in kinds.items()}
+    return SimpleNamespace(**sizes, **numbers)
 
 
 COUNTS: Mapping[str, tuple[Callable[[Any], int], Mistakes]] = {
@@ -65,8 +66,8 @@ COUNTS: Mapping[str, tuple[Callable[[Any], int], Mistakes]] = {
         lambda n: n.trained,
         {
             "A parameter with two names is in memory once, with one gradient.": lambda n: n.named - n.frozen,
-            "You count frozen parameters as trained. Frozen parameters get no gradient.": lambda n: (
-                n.trained + n.frozen
+            "You count frozen parameters as trained. Frozen parameters get no gradient.": (
+                lambda n: n.trained + n.frozen
             ),
             "Buffers are not trained: they have no gradient.": lambda n: n.trained + n.frozen + n.buffers,
         },
@@ -74,27 +75,29 @@ COUNTS: Mapping[str, tuple[Callable[[Any], int], Mistakes]] = {
     "frozen": (
         lambda n: n.frozen,
         {
-            "Buffers are not parameters, frozen or not: count only their bytes.": lambda n: (
-                n.frozen + n.buffers
+            "Buffers are not parameters, frozen or not: count only their bytes.": (
+                lambda n: n.frozen + n.buffers
             )
         },
     ),
     "bytes": (
         lambda n: n.trained_bytes + n.frozen_bytes + n.buffers_bytes,
         {
-            "You take 4 bytes per number. Ask each tensor for its size.": lambda n: (
-                4 * (n.trained + n.frozen + n.buffers)
+            "You take 4 bytes per number. Ask each tensor for its size.": (
+                lambda n: 4 * (n.trained + n.frozen + n.buffers)
             ),
-            "Buffers are missing. They are not parameters, but take memory.": lambda n: (
-                n.trained_bytes + n.frozen_bytes
+            "Buffers are missing. They are not parameters, but take memory.": (
+                lambda n: n.trained_bytes + n.frozen_bytes
             ),
-            "A state dict lists names, and leaves out some buffers. What is in memory?": lambda n: (
-                n.saved_bytes
+            "A state dict lists names, and leaves out some buffers. What is in memory?": (
+                lambda n: n.saved_bytes
             ),
-            "You take buffers from the state dict: it leaves out what is never saved, and lists shared ones "
-            "twice.": lambda n: n.trained_bytes + n.frozen_bytes + n.saved_bytes - n.named_bytes,
-            "You add bytes twice. A tensor with two names is in memory once.": lambda n: (
-                n.named_bytes + n.buffers_bytes
+            "You take buffers from the state dict: "
+            "it leaves out what is never saved, and lists shared ones twice.": (
+                lambda n: n.trained_bytes + n.frozen_bytes + n.saved_bytes - n.named_bytes
+            ),
+            "You add bytes twice. A tensor with two names is in memory once.": (
+                lambda n: n.named_bytes + n.buffers_bytes
             ),
         },
     ),
@@ -113,12 +116,13 @@ def count(answer: Any) -> None:
     """`answer(build)` is a dictionary: numbers trained and frozen, and the bytes of what `build()` makes."""
     builds = [partial(_on_meta, build) for build in NETWORKS]
     hints = {"StopIteration": "You ask for a first parameter. A network may have no parameters at all."}
-    got = [
-        entries(call(answer, build=build, returns=Mapping, hints=hints), tuple(COUNTS)) for build in builds
-    ]
+    got = []
+    for build in builds:
+        returned = call(answer, build=build, returns=Mapping, hints=hints)
+        got.append(entries(returned, tuple(COUNTS)))
     left = (
-        "After your function, all tensors are made on `meta`. Call torch.set_default_device(None), then use"
-        " `with`."
+        "After your function, all tensors are made on `meta`. "
+        "Call torch.set_default_device(None), then use `with`."
     )
     expect(not torch.empty(0).is_meta, left)
     with torch.device("meta"):
@@ -135,8 +139,8 @@ def _on_meta(build: Callable[[], nn.Module]) -> nn.Module:
     return build()
 
 
-# ---------------------------------------------------------------------------------------------- 04.2 and
-# 04.3: modules
+# --------------------------------------------------------------------------------------------------
+# 04.2 and 04.3: modules
 Weights = Mapping[str, torch.Tensor]
 close = partial(same, tolerance=1e-3)
 
@@ -150,8 +154,10 @@ def _judge(
     mistakes: Mapping[str, Mapping[str, Any]],
     off: Callable[..., str],
 ) -> list[tuple[nn.Module, torch.Tensor]]:
-    """Compare a learner's modules with `right(weights, sizes, x)`, also with options that are mistakes;
-    return them.
+    """Compare a learner's modules with `right(weights, sizes, x)`, then with its `mistakes`; return them.
+
+    Each of `cases` is the sizes called `names`, then the shape of the tokens. Raises CheckFailed, with what
+    `off(modules, given)` says where no mistake fits. The modules come with their inputs.
     """
     modules = []
     given = []
@@ -165,15 +171,14 @@ def _judge(
         given.append((weights, sizes, x))
         modules.append((module, x))
     for (mine, _), (*_, x) in zip(runs, given, strict=True):
-        expect(
-            mine.output.shape == x.shape, "Your output has another shape than x. (x may be a single token.)"
-        )
+        shape = "Your output has another shape than x. (x may be a single token.)"
+        expect(mine.output.shape == x.shape, shape)
     wrong = {message: partial(right, **options) for message, options in mistakes.items()}
     if not recognized([mine.output for mine, _ in runs], given, right, wrong, same=close):
         fail(off(modules, given))
     for (mine, wanted), (weights, _, x) in zip(runs, given, strict=True):
         pairs = zip(mine.gradients, (x, *weights.values()), strict=True)
-        # of an expert not chosen
+        # an expert that no token chose has no gradient: as good as zeros
         found = [torch.zeros_like(tensor) if one is None else one for one, tensor in pairs]
         cut = "Your output is right, but its gradients are wrong: is the graph cut somewhere?"
         expect(close(found, wanted.gradients), cut)
@@ -183,8 +188,8 @@ def _judge(
 def _not_zero(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     output = call(module, x, returns=torch.Tensor)
     zeros = (
-        f"With x of shape {tuple(x.shape)} your output is all zeros. (Index 0 is valid, and its `any()` is"
-        " False.)"
+        f"With x of shape {tuple(x.shape)} your output is all zeros. "
+        "(Index 0 is valid, and its `any()` is False.)"
     )
     expect(output.any(), zeros)
     return output
@@ -196,38 +201,38 @@ def _made(answer: Any, sizes: Any, shapes: Mapping[str, tuple[int, ...]]) -> tup
     module = call(answer, **sizes, returns=nn.Module)
     found = dict(module.named_parameters())
     for name, shape in shapes.items():
-        expect(
-            name in found, f"Your module has no parameter {name}. Give its modules the names in the exercise."
-        )
+        lacks = f"Your module has no parameter {name}. Give its modules the names in the exercise."
+        expect(name in found, lacks)
         mine = tuple(found[name].shape)
-        named = f"{name} has shape"
         expect(
             mine == shape,
-            f"{named} {mine}. Is that (outputs, inputs)? How many heads does it make, and how wide?",
+            f"{name} has shape {mine}. Is that (outputs, inputs)? How many heads does it make, and how wide?",
         )
     more = ", ".join(name for name in found if name not in shapes)
     expect(not more, f"{more}: a Llama has no biases, not even in its norms. Add nothing to the closed form.")
     with seeded(), torch.no_grad():
         for name, shape in shapes.items():
-            found[name].copy_(
-                torch.randn(shape) / shape[-1] ** 0.5 if len(shape) == 2 else 1 + torch.rand(shape)
-            )
+            if len(shape) == 2:  # a matrix, so that outputs are about as large as inputs
+                found[name].copy_(torch.randn(shape) / shape[-1] ** 0.5)
+            else:
+                found[name].copy_(1 + torch.rand(shape))
     return module, {name: found[name] for name in shapes}
 
 
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # 04.2: block
 BLOCKS = ((16, 4, 2, 24, (2, 6)), (12, 3, 1, 20, (1, 5)), (24, 6, 6, 10, (3, 2)), (16, 4, 2, 24, (2, 1)))
 
 
 def _block_shapes(h: int, heads: int, kv_heads: int, f: int) -> dict[str, tuple[int, ...]]:
-    matrices = {
-        "qkv": (h + 2 * (h // heads) * kv_heads, h),
-        "output": (h, h),
-        "gate_up": (2 * f, h),
-        "down": (h, f),
+    return {
+        "norm1.weight": (h,),
+        "norm2.weight": (h,),
+        "qkv.weight": (h + 2 * (h // heads) * kv_heads, h),
+        "output.weight": (h, h),
+        "gate_up.weight": (2 * f, h),
+        "down.weight": (h, f),
     }
-    return {f"{name}.weight": shape for name, shape in ({"norm1": (h,), "norm2": (h,)} | matrices).items()}
 
 
 def _block(
@@ -263,8 +268,10 @@ BLOCK_MISTAKES: Mapping[str, Mapping[str, Any]] = {
     },
     "Keys and values are exchanged: the last rows are the values.": {"order": (0, 2, 1)},
     "A token sees the tokens after it: make attention causal.": {"causal": False},
-    "Neighboring query heads share their keys and values. Yours take turns: `repeat` "
-    "copies in another order.": {"repeat": lambda one, times, _: one.repeat(1, times, 1, 1)},
+    "Neighboring query heads share their keys and values. "
+    "Yours take turns: `repeat` copies in another order.": {
+        "repeat": lambda one, times, _: one.repeat(1, times, 1, 1)
+    },
     "You join heads in the wrong order: tokens come before heads again.": {"tokens": 0},
     "Attention and MLP must *add* their result to their input: where is the residual?": {"skip": 0},
     "Your MLP reads x from before attention. It must read the sum after attention.": {"parallel": True},
@@ -274,10 +281,12 @@ BLOCK_MISTAKES: Mapping[str, Mapping[str, Any]] = {
     "SwiGLU's gate goes through SiLU, not GELU.": {"act": F.gelu},
 }
 BLOCK_HALVES = {
-    "The half with attention is off: the output is wrong even with `down.weight` at zero. Follow one token: "
-    "norm1, cut into heads, attention, heads next to each other again, output, and x.": ("down.weight"),
-    "The half with the MLP is off; attention is right. Follow one token: norm2, gate and up, down. What is "
-    "the result added to?": ("output.weight"),
+    "The half with attention is off: the output is wrong even with `down.weight` at zero. "
+    "Follow one token: norm1, cut into heads, attention, heads next to each other again, output, and x.": (
+        "down.weight"
+    ),
+    "The half with the MLP is off; attention is right. "
+    "Follow one token: norm2, gate and up, down. What is the result added to?": "output.weight",
 }
 
 
@@ -295,13 +304,13 @@ def _half_off(modules: Sequence[Any], given: Sequence[Any]) -> str:
             if not close([functional_call(module, zeros, x)], [_block(weights | zeros, sizes, x)]):
                 return what
     return (
-        "The parameters are right, but the output is wrong. Follow one token: norm, attention, add, norm,"
-        " MLP, add."
+        "The parameters are right, but the output is wrong. "
+        "Follow one token: norm, attention, add, norm, MLP, add."
     )
 
 
-# ------------------------------------------------------------------------------------------------------ 04.3:
-# experts
+# --------------------------------------------------------------------------------------------------
+# 04.3: experts
 PARTS = ("gate", "up", "down")
 EXPERTS = ((8, 12, 4, 2, (2, 5)), (6, 5, 5, 3, (7,)), (4, 6, 3, 3, (3,)), (8, 4, 6, 1, (1, 1)))
 
@@ -346,31 +355,28 @@ EXPERT_MISTAKES: Mapping[str, Mapping[str, Any]] = {
 
 @exercise("04.3", "Each token in its own experts, and in no others.")
 def experts(answer: Any) -> None:
-    """`answer(h, f, E, chosen)` is a module, E experts and a router that sends each token to `chosen` of
-    them.
-    """
+    """`answer(h, f, E, chosen)` is a module: E experts, and a router from each token to `chosen` of them."""
     off = "Not yet: take one token. Work out by hand which experts it visits and what they return."
     computed: list[int] = []
     names = ("h", "f", "E", "chosen")
-    for module, x in _judge(
-        answer, names, EXPERTS, _experts_shapes, _experts, EXPERT_MISTAKES, lambda *_: off
-    ):
-        for gate in (part for name, part in module.named_modules() if name.endswith("gate")):
-            gate.register_forward_pre_hook(lambda _, given: computed.append(given[0].shape[:-1].numel()))
+    mistakes = EXPERT_MISTAKES
+    judged = _judge(answer, names, EXPERTS, _experts_shapes, _experts, mistakes, lambda *_: off)
+    for module, x in judged:
+        for name, part in module.named_modules():
+            if name.endswith("gate"):
+                part.register_forward_pre_hook(lambda _, given: computed.append(given[0].shape[:-1].numel()))
         module(x)
     asked = sum(chosen * torch.Size(tokens).numel() for *_, chosen, tokens in EXPERTS)
     wasted = (
         "Your output is right, but experts compute tokens that are not theirs. Give each only its own rows."
     )
-    expect(
-        computed,
-        "Your output is right, but you never call an expert. Send rows through the modules themselves.",
-    )
+    never = "Your output is right, but you never call an expert. Send rows through the modules themselves."
+    expect(computed, never)
     expect(sum(computed) == asked, wasted)
 
 
-# -------------------------------------------------------------------------------------------------- 04.4:
-# read_shapes
+# --------------------------------------------------------------------------------------------------
+# 04.4: read_shapes
 READ = tomllib.loads(Path(__file__).with_name("shapes.toml").read_text(encoding="utf-8"))
 
 
@@ -385,9 +391,7 @@ def anonymous_shapes(
 
 @exercise("04.4", "Every size of every hidden model, from shapes alone.")
 def read_shapes(answer: Any) -> None:
-    """`answer(shapes)` is a dictionary of shapes.toml's `sizes` of the Llama whose
-    tensors have these shapes.
-    """
+    """`answer(shapes)` is a dictionary of shapes.toml's `sizes` of the Llama with tensors of these shapes."""
     absent = "You look for a size that does not exist: where keys are as wide as queries, none is left."
     hints = dict.fromkeys(("IndexError", "StopIteration"), absent)
     for sizes in READ["models"]:

@@ -10,14 +10,11 @@ PARTS = {
     "embedding": "embedding", "positions": "positions", "attention": "attention",
     "mlp": "MLP", "norm": "norms", "head": "head",
 }  # fmt: skip
-"""How the names of the network's tensors begin, and what those parameters belong to, in the order of the
-figure.
-"""
+"""How names of the network's tensors begin, and what those parameters belong to, in the figure's order."""
 
 
 def parts_of(model: str | TransformerConfig) -> dict[str, int]:
-    """Return parameters by what they belong to: embedding, positions, attention, MLP (all experts), norms,
-    head.
+    """Return parameters by what they belong to, one of the values of `PARTS`; the MLP's are all experts'.
 
     Biases are counted with their matrices, a router with the experts.
     """
@@ -25,9 +22,8 @@ def parts_of(model: str | TransformerConfig) -> dict[str, int]:
     found: Counter[str] = Counter()
     for shapes, times in ((outer_shapes(model), 1), (block_shapes(model), model.layers)):
         for name, shape in shapes.items():
-            found[next(part for start, part in PARTS.items() if name.startswith(start))] += times * prod(
-                shape
-            )
+            part = next(part for start, part in PARTS.items() if name.startswith(start))
+            found[part] += times * prod(shape)
     return {part: found[part] for part in PARTS.values() if part in found}
 
 

@@ -18,23 +18,15 @@ def shares(models: Mapping[str, Mapping[str, int]], title: str) -> Figure:
     """Draw one bar for each model, 100 % wide and cut into its parts."""
     canvas = Canvas()
     entries = [(name, name) for name in PART_COLOURS if any(name in parts for parts in models.values())]
-    top = (
-        legend(
-            canvas,
-            entries,
-            canvas.title(title) + 13,
-            lambda x, y, size, name: canvas.rect(x, y, size, size, PART_COLOURS[name]),
-        )
-        - 18
-    )
+
+    def swatch(x: float, y: float, size: float, name: str) -> None:
+        canvas.rect(x, y, size, size, PART_COLOURS[name])
+
+    top = legend(canvas, entries, canvas.title(title) + 13, swatch) - 18
     totals = {name: sum(parts.values()) for name, parts in models.items()}
     left = MARGIN + 10 + max(text_width(name, 13) for name in models)
-    right = (
-        canvas.width
-        - MARGIN
-        - 10
-        - max(text_width(spelled(count), 13, bold=True) for count in totals.values())
-    )
+    widest = max(text_width(spelled(count), 13, bold=True) for count in totals.values())
+    right = canvas.width - MARGIN - 10 - widest
     told = []
     for index, (name, parts) in enumerate(models.items()):
         x = left
@@ -44,19 +36,13 @@ def shares(models: Mapping[str, Mapping[str, int]], title: str) -> Figure:
             share = percent(count, totals[name])
             fill = PART_COLOURS[part]
             width = (right - left) / totals[name] * count
-            canvas.rect(
-                x,
-                y,
-                width,
-                BAR,
-                fill,
-                f"{name and f'{name} · '}{part}: {count:,} ({share})",
-                data_parameters=count,
-            )
+            tip = f"{part}: {count:,} ({share})"
+            if name:
+                tip = f"{name} · {tip}"
+            canvas.rect(x, y, width, BAR, fill, tip, data_parameters=count)
             if text_width(share, 12, bold=True) + 8 <= width:
-                canvas.text(
-                    x + width / 2, y + 24, share, 12, ink_on(fill), text_anchor="middle", font_weight="bold"
-                )
+                look = {"text_anchor": "middle", "font_weight": "bold"}
+                canvas.text(x + width / 2, y + 24, share, 12, ink_on(fill), **look)
             x += width
         canvas.text(right + 10, y + 24, spelled(totals[name]), 13, font_weight="bold")
         shown = ", ".join(f"{part} {percent(count, totals[name])}" for part, count in parts.items())
@@ -70,7 +56,11 @@ def shares(models: Mapping[str, Mapping[str, int]], title: str) -> Figure:
 def percent(count: int, whole: int) -> str:
     """Return a share with at most two significant digits: "34 %", "2.9 %", "0.02 %"."""
     share = 100 * count / whole
-    return f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %" if share >= 0.95 else f"{share:.2g} %"
+    if share >= 9.95:
+        return f"{share:.0f} %"
+    if share >= 0.95:
+        return f"{share:.1f} %"
+    return f"{share:.2g} %"
 
 
 def spelled(count: int) -> str:
@@ -78,5 +68,9 @@ def spelled(count: int) -> str:
     for size, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
         if count >= 0.9995 * size:
             value = count / size
-            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {letter}"
+            if value < 9.995:
+                return f"{value:.2f} {letter}"
+            if value < 99.95:
+                return f"{value:.1f} {letter}"
+            return f"{value:.0f} {letter}"
     return f"{count:,}"

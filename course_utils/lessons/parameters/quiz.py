@@ -26,11 +26,10 @@ def numbers() -> Iterator[Numbers]:
     shrunk = 1 - model.kv / model.hidden
     parts = each(percent, two=shrunk * 2 / 4, both=shrunk, one=shrunk / 4, three=shrunk * 3 / 4)
     yield "grouped_queries", {"heads": model.heads, "kv_heads": model.kv_heads} | parts
-    model, dense = PRESETS["mixtral-8x7b"], PRESETS["mistral-7b"]
+    model = PRESETS["mixtral-8x7b"]
+    dense = PRESETS["mistral-7b"]
     every = model.parameters
     active = model.active_parameters
     eight = 8 * dense.parameters
-    yield (
-        "states_of_experts",
-        each(_gb, all=16 * every, active=16 * active, models=16 * eight, weights=2 * every),
-    )
+    sizes = each(_gb, all=16 * every, active=16 * active, models=16 * eight, weights=2 * every)
+    yield "states_of_experts", sizes

@@ -30,13 +30,13 @@ HIDDEN_SIZES = (
     16384,
 )
 VOCABULARIES = (256, 1000, 4096, 16000, 32000, 50257, 65536, 100_000, 128_256, 152_064, 200_000, 256_000)
+HEADS = (1, 2, 4, 8, 12, 16, 20, 24, 25, 28, 32, 40, 48, 64, 96, 128)
 # of h; 8/3 makes SwiGLU's 3 matrices as large as GELU's 2 at 4
 MLP_WIDTHS = ("8/3", "2.75", "3", "3.5", "4", "5.5")
 
 
 class ModelBuilder(Explorable):
-    """Controls for the sizes of a transformer, and a picture of its parameters; `.model` is what has been
-    built.
+    """Controls for the sizes of a transformer, and a picture of its parameters; `.model` is what was built.
 
     It begins with a preset; ValueError for one that is not known.
     """
@@ -45,9 +45,8 @@ class ModelBuilder(Explorable):
 
     def __init__(self, start: str = "gpt2") -> None:
         self.first = model = model_config(start)
-        width = next(
-            (text for text in MLP_WIDTHS if _of_hidden(text, model.hidden) == model.ffn), str(model.ffn)
-        )
+        factors = (text for text in MLP_WIDTHS if _of_hidden(text, model.hidden) == model.ffn)
+        width = next(factors, str(model.ffn))
         controls = {
             "family": dropdown("family", ("gpt2", "llama"), model.family),
             "tied": dropdown("head", ("tied", "untied"), "tied" if model.tied else "untied"),
@@ -55,9 +54,7 @@ class ModelBuilder(Explorable):
             "vocab": slider("vocabulary V", VOCABULARIES, model.vocab),
             "hidden": slider("hidden h", HIDDEN_SIZES, model.hidden),
             "ffn": dropdown("MLP width / h", MLP_WIDTHS, width),
-            "heads": slider(
-                "heads a", (1, 2, 4, 8, 12, 16, 20, 24, 25, 28, 32, 40, 48, 64, 96, 128), model.heads
-            ),
+            "heads": slider("heads a", HEADS, model.heads),
             "experts": slider("experts", (1, 2, 4, 8, 16, 32, 64, 128), model.experts or 1),
             "group": slider("queries per key", (1, 2, 4, 7, 8, 16, 32), model.heads // model.kv_heads),
         }
@@ -71,8 +68,10 @@ class ModelBuilder(Explorable):
         group = chosen.pop("group")
         if chosen["heads"] % group:
             raise ValueError(f"{chosen['heads']} query heads do not come in groups of {group}")
-        chosen |= {"kv_heads": chosen["heads"] // group, "max_positions": self.first.max_positions}
-        chosen |= {"ffn": _of_hidden(chosen["ffn"], chosen["hidden"]), "tied": chosen["tied"] == "tied"}
+        chosen["kv_heads"] = chosen["heads"] // group
+        chosen["max_positions"] = self.first.max_positions
+        chosen["ffn"] = _of_hidden(chosen["ffn"], chosen["hidden"])
+        chosen["tied"] = chosen["tied"] == "tied"
         if experts > 1:
             chosen |= {"experts": experts, "experts_per_token": 2}
         if chosen["family"] == self.first.family:
@@ -82,7 +81,7 @@ class ModelBuilder(Explorable):
     def redraw(self) -> tuple[Figure, str]:
         """Return the model's parts as a bar, and its count next to what 12Lh² would say."""
         model = self.model
-        parts = parts_of(self.model)
+        parts = parts_of(model)
         N = model.parameters
         rule = 12 * model.layers * model.hidden**2
         largest = max(parts, key=parts.__getitem__)
@@ -91,9 +90,9 @@ class ModelBuilder(Explorable):
         active = f"; a token uses {model.active_parameters:,} of them" if model.experts else ""
         states = format_bytes(16 * N, "GB", 1)
         off = f"{100 * (rule / N - 1):+.1f} % off".replace("-", "−")
-        message = f"<b>N = {N:,}</b>{active}. 12·L·h² gives {rule:,}: {off}."
-        message += (
-            f"<br>Training with Adam takes 16 bytes per parameter: {states} of weights, gradients and states."
+        message = (
+            f"<b>N = {N:,}</b>{active}. 12·L·h² gives {rule:,}: {off}.<br>"
+            f"Training with Adam takes 16 bytes per parameter: {states} of weights, gradients and states."
         )
         return shares({"": parts}, title), message
 
@@ -102,8 +101,6 @@ model_builder = ModelBuilder
 
 
 def _of_hidden(width: str, hidden: int) -> int:
-    """A width in numbers of a token: "8/3" and the like are factors of `hidden`,
-    numbers from 64 on are not.
-    """
+    """A width in numbers per token: "8/3" and the like are factors of `hidden`, 64 or more is it itself."""
     factor = Fraction(width)
     return round(factor * hidden) if factor < 64 else round(factor)
