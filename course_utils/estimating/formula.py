@@ -32,8 +32,7 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
     return max(moments(run).values(), key=lambda moment: moment.total)
 
 
-# -------------------------------------------------------------------------- states: what persists from step
-# to step
+# States: what persists from step to step
 
 
 def states(run: TrainingRun) -> Bytes:
@@ -83,19 +82,19 @@ def update_bytes(run: TrainingRun) -> int:
     copied to fp32 first.
     """
     p = run.precision
-    how = run.optimizer.implementation
     D = run.world_size if run.zero_stage else 1
-    if run.zero_stage >= 2 and p.master:
-        p = replace(p, weight=p.master, master=0)
-    tensors = 0 if how == "fused" else 1 if how == "foreach" else 2
-    tensors = {"sgd": 0, "momentum": 0, "lion": 1, "adafactor": 1, "adam8bit": 3}.get(
-        run.optimizer.algorithm, tensors
-    )
-    elements = largest(run) // (D if run.zero_stage >= 2 else 1)  # FSDP2 cuts each parameter, ZeRO-1 none
-    if how == "foreach" and (run.optimizer.forced or not p.master):
+    elements = largest(run)
+    if run.zero_stage >= 2:  # FSDP2 cuts each parameter, ZeRO-1 none; its shards are the master weights
+        elements //= D
+        if p.master:
+            p = replace(p, weight=p.master, master=0)
+    if run.optimizer.implementation == "foreach" and (run.optimizer.forced or not p.master):
         elements = max(run.model.parameters // D, elements)
+    tensors = update_tensors(run)
     upcast = p.master * elements if p.gradient < p.master else 0
-    freed = upcast * p.gradient // p.master if upcast and run.set_to_none and tensors else 0
+    freed = 0
+    if upcast and run.set_to_none and tensors:
+        freed = upcast * p.gradient // p.master
     at_once = min(elements, 2**24) if run.optimizer.algorithm == "adam8bit" else elements
     element = p.master or p.weight
     new = tensors * element * at_once
@@ -105,8 +104,19 @@ def update_bytes(run: TrainingRun) -> int:
     return new + upcast - freed
 
 
-# ------------------------------------------------------------ activations: what forward keeps for backward,
-# per block
+def update_tensors(run: TrainingRun) -> int:
+    """The number of temporaries, each as large as what is updated at once."""
+    match run.optimizer.algorithm:
+        case "sgd" | "momentum":
+            return 0
+        case "lion" | "adafactor":
+            return 1
+        case "adam8bit":
+            return 3
+    return {"fused": 0, "foreach": 1, "loop": 2}[run.optimizer.implementation]
+
+
+# Activations: what forward keeps for backward, per block
 
 
 def block(run: TrainingRun) -> int:
@@ -121,10 +131,13 @@ def block(run: TrainingRun) -> int:
     c = run.precision.compute
     r = residual(run)
     norms = 2 * t * (r * m.hidden + statistics(run))
-    matrices = (
-        (1 if m.fused_qkv else 3) + 1 + (2 if m.mlp == "swiglu" else 1) if run.precision.autocast else 3
-    )
-    inputs = matrices * c * t * m.hidden
+    # Three inputs, which matrices share; autocast casts one for each matrix that reads it.
+    copies = 3
+    if run.precision.autocast:
+        projections = 1 if m.fused_qkv else 3
+        ups = 2 if m.mlp == "swiglu" else 1
+        copies = projections + 1 + ups
+    inputs = copies * c * t * m.hidden
     masks = 2 * t * m.hidden if m.dropout else 0
     return norms + inputs + masks + sum(attention(run).values()) + mlp(run)
 
@@ -144,8 +157,10 @@ def attention(run: TrainingRun) -> Bytes:
     qkv = c * t * (3 * m.hidden if repeated else m.hidden + 2 * m.kv)
     if run.attention != "eager":
         return {"qkv": qkv, "logsumexp": 4 * t * m.heads}
+    softmax = r
+    mask = 1 if m.dropout else 0
     weights = c if m.dropout or r != c else 0  # as the product with v takes them
-    return {"qkv": qkv, "scores": t * m.heads * run.seq_len * (r + bool(m.dropout) + weights)}
+    return {"qkv": qkv, "scores": t * m.heads * run.seq_len * (softmax + mask + weights)}
 
 
 def mlp(run: TrainingRun) -> int:
@@ -163,14 +178,16 @@ def all_blocks(run: TrainingRun) -> int:
     m = run.model
     K = blocks_together(run)
     if K:
-        checkpoint = residual(run) * run.micro_batch * run.seq_len * m.hidden
-        return -(-m.layers // K) * checkpoint + m.layers * products(run)
+        checkpoints = -(-m.layers // K)
+        return checkpoints * checkpoint_bytes(run) + m.layers * products(run)
     return m.layers * (block(run) - recomputed_core(run))
 
 
 def blocks_together(run: TrainingRun) -> int:
     """K, the blocks under one checkpoint; 0 if none is recomputed as a whole."""
-    return 1 if run.recompute == "selective" else run.blocks_per_checkpoint
+    if run.recompute == "selective":
+        return 1
+    return run.blocks_per_checkpoint
 
 
 def products(run: TrainingRun) -> int:
@@ -229,8 +246,7 @@ def weight_copies(run: TrainingRun) -> tuple[int, int]:
     return c * block_matrices(run), c * run.model.vocab * run.model.hidden
 
 
-# ------------------------------------------------------------------------------------------- the moments of a
-# step
+# The moments of a step
 
 
 def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
@@ -248,10 +264,11 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     if run.zero_stage >= 2:
         return sharded_moments(run, start, full)
     during = [*loss_moments(run), *block_moments(run, there)]
+    found = {name: plus(name, start, parts) for name, parts in during}
     after = {"backward of the embedding": embedding_backward(run), "optimizer step": update_bytes(run)}
-    return {name: plus(name, start, parts) for name, parts in during} | {
-        name: plus(name, full, {"temporaries": size}) for name, size in after.items()
-    }
+    for name, size in after.items():
+        found[name] = plus(name, full, {"temporaries": size})
+    return found
 
 
 def loss_moments(run: TrainingRun) -> list[tuple[str, Bytes]]:
@@ -270,24 +287,35 @@ def loss_moments(run: TrainingRun) -> list[tuple[str, Bytes]]:
     all_copies = m.layers * block_copies
     held = 0 if blocks_together(run) else all_copies  # recomputed blocks cast their weights again
     kept = all_blocks(run) + outside_blocks(run)
-    upcast = m.logits == "fp32" and c == 2
-    softmax = (4 if upcast else c + 4 * autocast) * logits
-    read = (4 * upcast + c * (n == 1 or not upcast)) * logits  # a piece's own are freed once it is copied
+    softmax, read, gradients = (size * logits for size in bytes_per_logit(run))
+    if n > 1:
+        gradients += c * Vh
+    loss = {"weight_copies": all_copies + head_copy, "activations": kept + softmax, "temporaries": read}
     head = {"weight_copies": held + head_copy, "activations": kept}
-    gradients = (8 if upcast else 4 if autocast else 2 * c) * logits + (c * Vh if n > 1 else 0)
     found = [
-        (
-            "loss",
-            {"weight_copies": all_copies + head_copy, "activations": kept + softmax, "temporaries": read},
-        ),
+        ("loss", loss),
         ("backward of the loss", head | {"activations": kept + softmax, "temporaries": gradients}),
     ]
     if n > 1:
         summed = 2 * c * Vh + c * logits if autocast else 3 * c * Vh
         return [*found, ("backward of the head", head | {"temporaries": summed})]
     found.append(("backward of the head", head | {"temporaries": c * (t * m.hidden + logits + Vh)}))
-    cast = {"weight_copies": held, "activations": kept, "temporaries": c * t * m.hidden + (c + 4) * Vh}
-    return [*found, ("head's gradient in fp32", cast)] if autocast else found
+    if autocast:
+        cast = {"weight_copies": held, "activations": kept, "temporaries": c * t * m.hidden + (c + 4) * Vh}
+        found.append(("head's gradient in fp32", cast))
+    return found
+
+
+def bytes_per_logit(run: TrainingRun) -> tuple[int, int, int]:
+    """Bytes per logit of the log-softmax, of what the loss reads, and of the gradients in backward."""
+    c = run.precision.compute
+    if run.model.logits == "fp32" and c == 2:
+        # An upcast piece's own logits are freed once it is copied; whole ones stay until the loss is done.
+        read = 4 + c if run.loss_chunks == 1 else 4
+        return 4, read, 8
+    if run.precision.autocast:
+        return c + 4, c, 4
+    return c, c, 2 * c
 
 
 def block_moments(run: TrainingRun, there: bool) -> list[tuple[str, Bytes]]:
@@ -298,38 +326,55 @@ def block_moments(run: TrainingRun, there: bool) -> list[tuple[str, Bytes]]:
     m = run.model
     p = run.precision
     K = blocks_together(run)
-    L = run.model.layers
     block_copies = weight_copies(run)[0]
     own = block_weights(run)
     Vh = m.vocab * m.hidden
-    checkpoint = residual(run) * run.micro_batch * run.seq_len * m.hidden
-    # blocks under the last checkpoint, and the first
-    last, first = ((L - 1) % K + 1, min(K, L)) if K else (1, 1)
-    ends = (
-        ("last", last, all_blocks(run), L * block_copies, 0),
-        (
-            "first",
-            first,
-            checkpoint + products(run) if K else all_blocks(run) // L,
-            block_copies,
-            (L - first) * own,
-        ),
-    )
+    checkpoint = checkpoint_bytes(run)
     waiting = p.compute * Vh if there and m.tied and not p.autocast else 0  # the head's, for the embedding's
     tops = {"MLP": mlp_backward(run, there), "attention": attention_backward(run, there)}
-    # of the products kept, those that backward needs count in `block`; the outputs of attention and of the
-    # MLP do not
+    # Of the products kept, those that backward needs count in `block`; the outputs of attention and of the
+    # MLP do not.
     found_again = max(0, products(run) - 2 * p.compute * run.micro_batch * run.seq_len * m.hidden)
     found = []
-    for (which, together, kept, copies, done), (part, top) in product(ends, tops.items()):
+    for (which, together, kept, copies, done), (part, top) in product(ends_of_backward(run), tops.items()):
         for left in {together, 1}:  # of the blocks under this checkpoint
-            arrived = 0 if there else p.gradient * (Vh + done + (together - left) * own)
+            name = f"backward of the {which} block, {part}"
+            if together > 1:
+                name += f", {left} of {together} recomputed blocks left"
             again = left * block(run) - checkpoint - found_again if K else 0
-            sizes = {"weight_copies": left * block_copies if K else copies, "gradients": arrived}
-            sizes |= {"activations": kept + again, "temporaries": top + waiting}
-            which_blocks = f", {left} of {together} recomputed blocks left" if together > 1 else ""
-            found.append((f"backward of the {which} block, {part}{which_blocks}", sizes))
+            sizes = {
+                "weight_copies": left * block_copies if K else copies,
+                "gradients": 0 if there else p.gradient * (Vh + done + (together - left) * own),
+                "activations": kept + again,
+                "temporaries": top + waiting,
+            }
+            found.append((name, sizes))
     return found
+
+
+def checkpoint_bytes(run: TrainingRun) -> int:
+    """One input of a block, r·t·h."""
+    return residual(run) * run.micro_batch * run.seq_len * run.model.hidden
+
+
+def ends_of_backward(run: TrainingRun) -> tuple[tuple[str, int, int, int, int], ...]:
+    """The last block and the first: blocks under its checkpoint, bytes kept, bytes of weight copies, and
+    weights whose gradients have arrived.
+    """
+    K = blocks_together(run)
+    L = run.model.layers
+    copies = weight_copies(run)[0]
+    kept = all_blocks(run)
+    if K:
+        last = (L - 1) % K + 1
+        first = min(K, L)
+        kept_by_first = checkpoint_bytes(run) + products(run)
+    else:
+        last = 1
+        first = 1
+        kept_by_first = kept // L
+    done = (L - first) * block_weights(run)
+    return ("last", last, kept, L * copies, 0), ("first", first, kept_by_first, copies, done)
 
 
 def mlp_backward(run: TrainingRun, there: bool) -> int:
@@ -343,7 +388,10 @@ def mlp_backward(run: TrainingRun, there: bool) -> int:
     matrix = m.hidden * m.ffn
     narrow = c * t * m.hidden if m.dropout or run.precision.autocast else 0
     down = narrow + wide + c * matrix
-    factors = 2 * wide + (0 if there else run.precision.gradient * matrix) if m.mlp == "swiglu" else 0
+    factors = 0
+    if m.mlp == "swiglu":
+        arrived = 0 if there else run.precision.gradient * matrix
+        factors = 2 * wide + arrived
     return residual(run) * t * m.hidden + max(down, factors)
 
 
@@ -363,9 +411,8 @@ def attention_backward(run: TrainingRun, there: bool) -> int:
     added = r * t * m.hidden + recomputed_core(run) + arrived - gone
     if run.attention != "eager":
         return added + core["qkv"]
-    # fp16 is not cast back
     scores = t * m.heads * run.seq_len
-    given = c if run.precision.autocast == "float16" else r
+    given = c if run.precision.autocast == "float16" else r  # fp16 is not cast back
     return added + max(c * scores, (3 * r + given) * scores - core["scores"])
 
 
@@ -374,10 +421,17 @@ def embedding_backward(run: TrainingRun) -> int:
     that.
     """
     m, p = run.model, run.precision
-    tensors = m.tied + run.accumulates + (m.tied and not p.autocast and run.loss_chunks == 1)
-    upcast = p.gradient > p.weight and not run.accumulates  # into the fp32 gradient, which counts already
-    size = max((tensors + 1) * p.weight - p.gradient, p.weight) if upcast else tensors * p.weight
-    return size * m.vocab * m.hidden + residual(run) * run.micro_batch * run.seq_len * m.hidden
+    tensors = 0
+    if m.tied:
+        tensors += 1
+    if run.accumulates:
+        tensors += 1
+    if m.tied and not p.autocast and run.loss_chunks == 1:
+        tensors += 1
+    size = tensors * p.weight
+    if p.gradient > p.weight and not run.accumulates:  # into the fp32 gradient, which counts already
+        size = max(size + p.weight - p.gradient, p.weight)
+    return size * m.vocab * m.hidden + checkpoint_bytes(run)
 
 
 def sharded_moments(run: TrainingRun, start: Bytes, full: Bytes) -> dict[str, MemoryBreakdown]:
@@ -394,28 +448,30 @@ def sharded_moments(run: TrainingRun, start: Bytes, full: Bytes) -> dict[str, Me
     whole = p.weight * (m.parameters if stage_2 else outer)
     found = {name: plus(name, start, parts | {"communication": whole}) for name, parts in loss_moments(run)}
     for name, parts in block_moments(run, True):
-        last = "last" in name
-        gathered = whole + (0 if stage_2 else 2 * p.weight * own) if last else p.weight * (outer + own)
-        arrived = p.weight * (m.vocab * m.hidden + own) - (0 if last else stored * outer // run.world_size)
+        arrived = p.weight * (m.vocab * m.hidden + own)
+        if "last" in name:
+            there = start
+            gathered = whole if stage_2 else whole + 2 * p.weight * own
+        else:
+            there = full
+            gathered = p.weight * (outer + own)
+            arrived -= stored * outer // run.world_size  # shards that `full` has, but that come only later
         parts |= {"communication": gathered + stored * own, "gradients": arrived}
-        found[name] = plus(name, start if last else full, parts)
+        found[name] = plus(name, there, parts)
     stem = {"communication": whole + p.weight * own if stage_2 else 2 * p.weight * (outer + own)}
     scattered = {"communication": stored * outer, "gradients": p.weight * (outer + own)}
     update = {"temporaries": update_bytes(run)}
-    others = {
-        "stem": (start, stem),
-        "backward of the embedding": (full, scattered),
-        "optimizer step": (full, update),
-    }
-    return found | {name: plus(name, there, parts) for name, (there, parts) in others.items()}
+    found["stem"] = plus("stem", start, stem)
+    found["backward of the embedding"] = plus("backward of the embedding", full, scattered)
+    found["optimizer step"] = plus("optimizer step", full, update)
+    return found
 
 
 def plus(name: str, start: Bytes, parts: Bytes) -> MemoryBreakdown:
     """A moment: what was there, and what it adds."""
     phase = next((phase for phase in ("backward", "optimizer", "loss") if phase in name), "backward")
-    return MemoryBreakdown(
-        {kind: start.get(kind, 0) + parts.get(kind, 0) for kind in start | parts}, phase, name
-    )
+    total = {kind: start.get(kind, 0) + parts.get(kind, 0) for kind in start | parts}
+    return MemoryBreakdown(total, phase, name)
 
 
 def largest(run: TrainingRun) -> int:

@@ -45,9 +45,8 @@ def rank_states(run: TrainingRun) -> MemoryBreakdown:
     whose = f"one of {run.tensor_parallel} tensor-parallel ranks"
     try:
         parts["activations"] = activation_bytes(run)
-    except (
-        ValueError
-    ) as refusal:  # an answer without activations is still one, and its label says what it lacks
+    except ValueError as refusal:
+        # An answer without activations is still one, and its label says what it lacks.
         return MemoryBreakdown(parts, label=f"{whose}, without activations: {refusal}")
     return MemoryBreakdown(parts, label=f"{whose}, with its blocks' activations")
 
@@ -91,17 +90,17 @@ def block_activation_bytes(run: TrainingRun) -> int:
     dropout, and other kinds of recomputation.
     """
     model = run.model
-    keeps_core = run.recompute == "none"
+    lacks_scores = run.attention != "eager" and run.recompute == "none"
     uncovered = {
-        f"the {run.attention} kernel, which keeps no scores: choose 'eager'": run.attention != "eager"
-        and keeps_core,
+        f"the {run.attention} kernel, which keeps no scores: choose 'eager'": lacks_scores,
         "a gated MLP": model.mlp == "swiglu",
         f"an MLP of {model.ffn}, which is not 4 · {model.hidden}": model.ffn != 4 * model.hidden,
         "grouped queries": model.kv_heads != model.heads,
         "a model without dropout, whose masks it counts": not model.dropout,
     }
-    for what in (what for what, holds in uncovered.items() if holds and run.recompute != "full"):
-        raise ValueError(f"Korthikanti et al.'s table 2 does not cover {what}")
+    for what, holds in uncovered.items():
+        if holds and run.recompute != "full":
+            raise ValueError(f"Korthikanti et al.'s table 2 does not cover {what}")
     return korthikanti_parallel_block_bytes(run)
 
 

@@ -30,15 +30,13 @@ def _refuse_what_none_covers(formula: str, run: TrainingRun) -> None:
     """Refuse what no formula here covers: LoRA, a chunked loss, offloading, fp8, optimizers without Adam's
     moments.
     """
+    recomputes = run.recompute in ("sqrt", "selective") or run.recompute.startswith("every")
     _refuse(
         formula,
         (run.lora_rank, "LoRA"),
         (run.loss_chunks > 1, "a loss in chunks"),
         (run.recompute == "offload", "activations that are offloaded"),
-        (
-            run.recompute in ("sqrt", "selective") or run.recompute.startswith("every"),
-            f"{run.recompute} recomputation",
-        ),
+        (recomputes, f"{run.recompute} recomputation"),
         (run.precision.name in ("fp8", "bf16"), f"the {run.precision.name} recipe"),
         (run.optimizer.algorithm not in ("adam", "adamw"), f"the {run.optimizer.algorithm} optimizer"),
         (run.model.experts, "a mixture of experts"),
@@ -165,7 +163,8 @@ def korthikanti_parallel_block_bytes(run: TrainingRun) -> int:
         return 2 * s * b * h
     scores = 5 * a * s * s * b if run.recompute == "none" else 0
     whole = 0 if run.sequence_parallel else 10 * s * b * h
-    return whole + -(-(34 * s * b * h - whole + scores) // t)
+    split = 34 * s * b * h - whole + scores
+    return whole + -(-split // t)
 
 
 def korthikanti_outer_bytes(run: TrainingRun) -> int:
@@ -290,16 +289,18 @@ def cookbook_parts(run: TrainingRun) -> Parts:
     """
     formula = "EleutherAI's cookbook"
     _refuse_what_none_covers(formula, run)
-    _refuse(
-        formula, (run.tensor_parallel > 1, "tensor parallelism without pipeline stages, as the course has it")
-    )
+    parallel = "tensor parallelism without pipeline stages, as the course has it"
+    _refuse(formula, (run.tensor_parallel > 1, parallel))
     stage, element = run.zero_stage, run.precision.compute
     s, b, h, L, a = run.seq_len, run.micro_batch, run.model.hidden, run.model.layers, run.model.heads
     scores = 5 * a * s * s * b * L if run.recompute == "none" else 0
-    return _states(cookbook_parameter_count(run), run.world_size, stage, element, 4, 12) | {
-        "communication": element * (500_000_000 * (stage >= 1) + 1_000_000_000 * (stage == 3)),
-        "activations": 34 * s * b * h * L + scores,
-    }
+    buffered = 0
+    if stage >= 1:
+        buffered += 500_000_000
+    if stage == 3:
+        buffered += 1_000_000_000
+    states = _states(cookbook_parameter_count(run), run.world_size, stage, element, 4, 12)
+    return states | {"communication": element * buffered, "activations": 34 * s * b * h * L + scores}
 
 
 # llm-analysis, llm_analysis/analysis.py
@@ -334,9 +335,12 @@ def _llm_analysis_block_bytes(run: TrainingRun) -> int:
     ffn = run.model.ffn
     if run.recompute == "full":
         return 2 * sb * h
-    core = 4 * a * run.seq_len * sb if run.attention == "eager" else 2 * (2 * sb * h + 4 * a * sb)
     if run.recompute == "selective-attention":
         core = 0
+    elif run.attention == "eager":
+        core = 4 * a * run.seq_len * sb
+    else:
+        core = 2 * (2 * sb * h + 4 * a * sb)
     attention = 10 * sb * h + sb * h + core
     mlp = 2 * sb * h + 4 * sb * ffn
     return attention + mlp + 2 * 4 * sb * h
@@ -361,11 +365,18 @@ def playbook_parts(run: TrainingRun) -> Parts:
     N = h * model.vocab + L * (12 * h * h + 13 * h) + 2 * h
     mixed = precision.compute == 2
     _refuse(formula, (not mixed, "fp32 activations"))
-    fp32_gradients = precision.name == "bf16-master-fp32grad"
-    block = {"none": korthikanti_block_bytes(run), "full": 2 * s * b * h}.get(run.recompute, 34 * s * b * h)
+    gradients = 2 * N
+    if precision.name == "bf16-master-fp32grad":
+        gradients += 4 * N
+    if run.recompute == "none":
+        block = korthikanti_block_bytes(run)
+    elif run.recompute == "full":
+        block = 2 * s * b * h
+    else:
+        block = 34 * s * b * h
     return {
         "parameters": 2 * N,
-        "gradients": 2 * N + (4 * N if fp32_gradients else 0),
+        "gradients": gradients,
         "optimizer_states": 4 * N + 8 * N,
         "activations": L * block,
     }
@@ -398,8 +409,10 @@ def _playbook_figure_activation_bytes(run: TrainingRun) -> int:
     outer = sb * h // split + 2 * c * sb * h // split + 4 * sb * model.vocab // split
     if run.recompute == "full":
         return c * sb * h * model.layers + outer
-    # with sequence parallelism, the source forgets to divide the scores by t; so does this
-    scores = (2 * c + 1) * a * s * sb // (1 if run.sequence_parallel else t) if run.recompute == "none" else 0
+    scores = 0
+    if run.recompute == "none":
+        # With sequence parallelism the source forgets to divide the scores by t; so does this.
+        scores = (2 * c + 1) * a * s * sb // (1 if run.sequence_parallel else t)
     attention = 4 * c * sb * h // t + (c + 1) * sb * h // split + scores
     wide = 4 if model.mlp == "swiglu" else 2
     mlp = c * sb * h // split + wide * c * sb * ffn // t + sb * h // split

@@ -109,11 +109,13 @@ def rank_0_states(run: TrainingRun) -> Totals:
     ValueError for a run that torch cannot shard like this (see `check_fsdp`).
     """
     if run.zero_stage < 2:
-        share = (run.model, run.world_size, run.precision, run.optimizer)
-        states = _zero_1_optimizer_bytes(*share) if run.zero_stage else optimizer_state_bytes(run)
+        if run.zero_stage:
+            states = _zero_1_optimizer_bytes(run.model, run.world_size, run.precision, run.optimizer)
+        else:
+            states = optimizer_state_bytes(run)
         gradients = sum(bucket_sizes(run)) if run.bucket_view else gradient_bytes(run)
         return {"parameters": parameter_bytes(run), "gradients": gradients, "optimizer_states": states}
-    (outer, block) = fsdp_groups(run)[:2]
+    outer, block = fsdp_groups(run)[:2]
     layers = run.model.layers
     return {
         "parameters": outer.parameter_bytes + layers * block.parameter_bytes,
@@ -139,7 +141,9 @@ def ddp_buckets(tensors: Iterable[int], caps: Sequence[int] = (FIRST_BUCKET, BUC
         if filled >= caps[min(len(buckets), len(caps) - 1)]:
             buckets.append(filled)
             filled = 0
-    return [*buckets, filled] if filled else buckets
+    if filled:
+        buckets.append(filled)
+    return buckets
 
 
 def bucket_sizes(run: TrainingRun, rebuilt: bool = True) -> list[int]:
@@ -176,7 +180,7 @@ def zero_1_shares(model: TransformerConfig, ranks: int) -> Sequence[Mapping[str,
     """
     _check_ranks(ranks)
     shares: list[dict[str, Shape]] = [{} for _ in range(ranks)]
-    filled = [(0, rank) for rank in range(ranks)]
+    filled = [(0, rank) for rank in range(ranks)]  # the rank with least comes first, of equals the lowest
     heapify(filled)
     for name, shape in sorted(parameter_shapes(model).items(), key=lambda item: -prod(item[1])):
         elements, rank = filled[0]
@@ -248,7 +252,9 @@ class Gathered:
         """Rank 0's flat contribution in another number format than its shards'; without one it goes straight
         into the output.
         """
-        return round_up(self.gathered_as * sum(self.shards)) if self.gathered_as != self.stored else 0
+        if self.gathered_as == self.stored:
+            return 0
+        return round_up(self.gathered_as * sum(self.shards))
 
     @cached_property
     def gather_output(self) -> int:
@@ -289,7 +295,9 @@ def fsdp_groups(run: TrainingRun) -> tuple[Gathered, ...]:
 @lru_cache(maxsize=256)
 def _groups(model: TransformerConfig, ranks: int, precision: Precision) -> tuple[Gathered, Gathered]:
     """The parameters outside the blocks, and one block."""
-    return _gathered(precision, ranks, outer_shapes(model)), _gathered(precision, ranks, block_shapes(model))
+    outer = _gathered(precision, ranks, outer_shapes(model))
+    block = _gathered(precision, ranks, block_shapes(model))
+    return outer, block
 
 
 def _gathered(precision: Precision, ranks: int, shapes: Mapping[str, Shape]) -> Gathered:
@@ -314,10 +322,8 @@ def _fsdp_optimizer_bytes(
     themselves the master weights.
     """
     precision = dataclasses.replace(precision, master=0)
-    outer, block = (
-        {name: shard_shape(shape, ranks) for name, shape in shapes.items()}
-        for shapes in (outer_shapes(model), block_shapes(model))
-    )
+    outer = {name: shard_shape(shape, ranks) for name, shape in outer_shapes(model).items()}
+    block = {name: shard_shape(shape, ranks) for name, shape in block_shapes(model).items()}
     return states_of(precision, optimizer, outer) + model.layers * tensors_states(precision, optimizer, block)
 
 

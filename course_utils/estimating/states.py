@@ -47,12 +47,10 @@ class Trainable(NamedTuple):
 
     def bytes(self, element: int, multiple: int = BLOCK) -> int:
         """Bytes of one tensor for each at `element` bytes an element, each rounded up."""
-        outside = sum(
-            round_up(element * prod(shape), multiple) for shape in (self.before | self.after).values()
-        )
-        return outside + self.layers * sum(
-            round_up(element * prod(shape), multiple) for shape in self.block.values()
-        )
+        outer = self.before | self.after
+        outside = sum(round_up(element * prod(shape), multiple) for shape in outer.values())
+        block = sum(round_up(element * prod(shape), multiple) for shape in self.block.values())
+        return outside + self.layers * block
 
 
 @lru_cache(maxsize=256)
@@ -65,16 +63,17 @@ def trainable(model: TransformerConfig, rank: int, targets: tuple[str, ...]) -> 
     """
     block = block_shapes(model)
     if rank:
-        matrices: Shapes = {
-            name: shape for name, shape in block.items() if name.split(".")[-2] in targets and len(shape) == 2
-        }
-        return Trainable(
-            {}, {f"blocks.{name}": s for name, s in _factors(matrices, rank).items()}, model.layers, {}
-        )
+        matrices: Shapes = {}
+        for name, shape in block.items():
+            if name.split(".")[-2] in targets and len(shape) == 2:
+                matrices[name] = shape
+        factors = {f"blocks.{name}": shape for name, shape in _factors(matrices, rank).items()}
+        return Trainable({}, factors, model.layers, {})
     outer = outer_shapes(model)
     before = {name: shape for name, shape in outer.items() if name.startswith(("embedding", "positions"))}
     after = {name: shape for name, shape in outer.items() if name not in before}
-    return Trainable(before, {f"blocks.{name}": shape for name, shape in block.items()}, model.layers, after)
+    in_blocks = {f"blocks.{name}": shape for name, shape in block.items()}
+    return Trainable(before, in_blocks, model.layers, after)
 
 
 def _factors(matrices: Shapes, rank: int) -> Shapes:
@@ -112,10 +111,10 @@ def _parameter_bytes(
     everything = tensors_bytes(model, element if bits is None else 2)
     if not rank:
         return everything
-    matrices = [shape for shape in block_shapes(model).values() if len(shape) == 2]
-    saved = (
-        sum(round_up(2 * prod(shape)) - frozen_matrix_bytes(shape, bits) for shape in matrices) if bits else 0
-    )
+    saved = 0
+    if bits:
+        matrices = [shape for shape in block_shapes(model).values() if len(shape) == 2]
+        saved = sum(round_up(2 * prod(shape)) - frozen_matrix_bytes(shape, bits) for shape in matrices)
     table = round_up(PAIRS_4BIT) if bits == 4 else 0
     return everything - model.layers * saved + table + trainable(model, rank, targets).bytes(element)
 
@@ -173,8 +172,11 @@ def states_of(precision: Precision, optimizer: Optimizer, shapes: Mapping[str, t
     """Bytes that the optimizer keeps for parameters of these names and shapes, with what is there once: the
     tables of the 8-bit Adam, and a loss scaler's two numbers.
     """
-    tables = CODEBOOKS_8BIT if optimizer.algorithm == "adam8bit" else ()
-    once = sum(map(round_up, tables)) + (2 * BLOCK if precision.loss_scaling else 0)
+    once = 0
+    if optimizer.algorithm == "adam8bit":
+        once += sum(map(round_up, CODEBOOKS_8BIT))
+    if precision.loss_scaling:
+        once += 2 * BLOCK
     return tensors_states(precision, optimizer, shapes) + once
 
 
@@ -210,7 +212,10 @@ def state_sizes(
             return (*master, first)
         case "adam8bit":
             return (*master, *_in_8_bits(elements))
-    return (*master, first, second, *((4,) if optimizer.implementation == "fused" else ()))
+    if optimizer.implementation == "fused":
+        step_counter = 4
+        return (*master, first, second, step_counter)
+    return (*master, first, second)
 
 
 def is_hidden_matrix(name: str, shape: tuple[int, ...]) -> bool:
@@ -230,4 +235,6 @@ def _in_8_bits(elements: int) -> tuple[int, ...]:
     if elements < SMALL_8BIT:
         return (4 * elements, 4 * elements)
     blocks = -(-elements // BLOCK_8BIT)
-    return (BLOCK_8BIT * blocks, 4 * blocks) * 2
+    codes = BLOCK_8BIT * blocks
+    scales = 4 * blocks
+    return (codes, scales, codes, scales)

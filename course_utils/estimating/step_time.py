@@ -33,7 +33,12 @@ def step_seconds(run: TrainingRun, card: Gpu) -> dict[str, float]:
         raise ValueError(f"no rates are known of {card.name}: take a card of the catalog, course_utils.GPUS")
     rates, passes = card.rates, run.accumulation_steps
     offloaded = _plain(run, "none") if run.recompute == "offload" else 0  # to the host's memory, and back
-    speed = rates.tensor if run.precision.compute == 2 else rates.tf32 if run.precision.tf32 else rates.fp32
+    if run.precision.compute == 2:
+        speed = rates.tensor
+    elif run.precision.tf32:
+        speed = rates.tf32
+    else:
+        speed = rates.fp32
     return {
         "model": passes * model_flops(run) / speed,
         "recomputation": passes * (recomputed_flops(run) + chunked_loss_flops(run)) / speed,
@@ -59,8 +64,8 @@ def model_flops(run: TrainingRun) -> int:
     Two for each weight and token in forward, and four in backward; with frozen weights (LoRA) backward takes
     only those for its input. For a GPT this is Korthikanti et al. 2022, eq. 7; LoRA's factors are left out.
     """
-    # and the head
-    matrices = run.model.layers * _block_matrices(run.model) + run.model.hidden * run.model.vocab
+    head = run.model.hidden * run.model.vocab
+    matrices = run.model.layers * _block_matrices(run.model) + head
     forward = matrices * 2 * run.micro_batch * run.seq_len
     return forward * (2 if run.lora_rank else 3) + 3 * _core_flops(run)
 
@@ -75,18 +80,17 @@ def recomputed_flops(run: TrainingRun) -> int:
         return _core_flops(run)
     if not run.blocks_per_checkpoint:
         return 0
-    return _block_matrices(run.model) * run.model.layers * 2 * run.micro_batch * run.seq_len + _core_flops(
-        run
-    )
+    matrices = run.model.layers * _block_matrices(run.model)
+    return matrices * 2 * run.micro_batch * run.seq_len + _core_flops(run)
 
 
 def chunked_loss_flops(run: TrainingRun) -> int:
     """FLOPs that a loss in chunks adds to one micro-batch: one more product with the
     head, 2·s·b·h·V; else 0.
     """
-    return (
-        2 * run.seq_len * run.micro_batch * run.model.hidden * run.model.vocab if run.loss_chunks > 1 else 0
-    )
+    if run.loss_chunks == 1:
+        return 0
+    return 2 * run.seq_len * run.micro_batch * run.model.hidden * run.model.vocab
 
 
 def communicated(run: TrainingRun) -> int:
@@ -136,7 +140,9 @@ def _activation_traffic(run: TrainingRun) -> int:
     where they are recomputed.
     """
     whole = _plain(run, "none")
-    again = 0 if run.recompute in ("none", "offload") else max(0, whole - _plain(run, run.recompute))
+    again = 0
+    if run.recompute not in ("none", "offload"):
+        again = max(0, whole - _plain(run, run.recompute))
     return 2 * whole + again
 
 
@@ -160,7 +166,9 @@ def _weight_traffic(run: TrainingRun) -> int:
     """
     weights = parameter_bytes(alone(run))
     gradients = gradient_bytes(alone(run))
-    copies = weights + weights // 2 if run.precision.autocast and not run.lora_rank else 0
+    copies = 0
+    if run.precision.autocast and not run.lora_rank:  # fp32 weights are read, 16-bit copies written
+        copies += weights + weights // 2
     if run.frozen_bits in (4, 8):  # each pass writes the matrix in 16 bits, and reads it
         copies += 2 * (2 + 2) * run.model.layers * _block_matrices(run.model)
     return 2 * weights + copies + (3 if run.accumulates else 1) * gradients
@@ -184,4 +192,6 @@ def _optimizer_traffic(run: TrainingRun) -> int:
 
 def alone(run: TrainingRun) -> TrainingRun:
     """The same micro-batches on one rank that shards nothing."""
-    return run.replace(world_size=1, zero_stage=0, bucket_view=False) if run.world_size > 1 else run
+    if run.world_size == 1:
+        return run
+    return run.replace(world_size=1, zero_stage=0, bucket_view=False)

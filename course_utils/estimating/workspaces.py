@@ -48,11 +48,16 @@ def workspaces_of(capability: tuple[int, int], torch: tuple[int, int] | None = N
     CUBLAS_WORKSPACE_CONFIG goes before.
     """
     release = torch or installed_torch()
-    is_newer = release >= (2, 12)
-    large = capability[0] in (9, 10, 12) if is_newer else capability == (9, 0)
-    asked = asked_for()
-    cublas = (LARGE if large else USUAL) if asked is None else asked
-    return Workspaces(cublas, MiB if (2, 9) <= release < (2, 12) else 0, MiB if release < (2, 9) else 0)
+    is_hopper = capability == (9, 0)
+    is_large = capability[0] in (9, 10, 12) if release >= (2, 12) else is_hopper
+    cublas = asked_for()
+    if cublas is None:
+        cublas = LARGE if is_large else USUAL
+    if release < (2, 9):
+        return Workspaces(cublas, lt=0, lt_each=MiB)
+    if release < (2, 12):
+        return Workspaces(cublas, lt=MiB)
+    return Workspaces(cublas, lt=0)
 
 
 @cache
@@ -61,7 +66,9 @@ def asked_for() -> int | None:
     once, as torch reads it.
     """
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get(VARIABLE, ""))
-    return sum(int(size) * int(count) * KiB for size, count in pairs) if pairs else None
+    if not pairs:
+        return None
+    return sum(int(size) * int(count) * KiB for size, count in pairs)
 
 
 @cache
@@ -76,7 +83,9 @@ def installed_torch() -> tuple[int, int]:
 
 def workspaces_on(card: str | None) -> Workspaces | None:
     """Bytes that a thread keeps on a card of the catalog; None if no card is named."""
-    return None if card is None else workspaces_of(GPUS[card].capability)
+    if card is None:
+        return None
+    return workspaces_of(GPUS[card].capability)
 
 
 def workspace_bytes(run: TrainingRun) -> int:
@@ -84,7 +93,8 @@ def workspace_bytes(run: TrainingRun) -> int:
     kept = workspaces_on(run.card)
     if kept is None:
         return 0
-    biases = run.model.bias or run.model.qkv_bias
-    again = run.recompute == "full" or run.recompute == "sqrt" or run.recompute.startswith("every-")
-    with_bias = (1 + again) * bool(biases)  # forward's, and backward's where it runs whole blocks again
-    return 2 * round_up(kept.cublas) + with_bias * round_up(kept.lt)
+    threads_with_bias = 0
+    if run.model.bias or run.model.qkv_bias:
+        # forward's, and backward's where it runs whole blocks again
+        threads_with_bias = 2 if run.blocks_per_checkpoint else 1
+    return 2 * round_up(kept.cublas) + threads_with_bias * round_up(kept.lt)
