@@ -2,6 +2,7 @@
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from functools import partial
 from pathlib import Path
 
 from ..errors import unknown
@@ -16,11 +17,10 @@ def options(parser: ArgumentParser) -> None:
     listed = "\n".join(f"  {name:<14} {table['shows']}" for name, table in TABLES.items())
     parser.description = f"How right the course's engine is, in tables that are printed and saved:\n{listed}"
     one = "only this one, and may be repeated; all of them without"
+    folder = "folder for NAME.md (default: the course's build/benchmark)"
     parser.add_argument("--table", action="append", type=_table, metavar="NAME", help=one)
     parser.add_argument("--quick", action="store_true", help="a sample of each, in about two minutes")
-    parser.add_argument(
-        "--out", type=Path, default=OUT, help="folder for NAME.md (default: the course's build/benchmark)"
-    )
+    parser.add_argument("--out", type=Path, default=OUT, help=folder)
 
 
 def _table(name: str) -> str:
@@ -34,10 +34,12 @@ def run(chosen: Namespace) -> int:
     from .all_tables import MADE
 
     for name in chosen.table or TABLES:
-        for table in MADE[name](
-            chosen.quick, lambda text, name=name: print(f"{name}: {text}", file=sys.stderr)
-        ):
+        for table in MADE[name](chosen.quick, partial(_report, name)):
             table.save(chosen.out)
             print(f"{table.markdown()}\n", flush=True)
     print(f"Saved in {chosen.out}")
     return 0
+
+
+def _report(name: str, text: str) -> None:
+    print(f"{name}: {text}", file=sys.stderr)

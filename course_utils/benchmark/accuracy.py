@@ -53,21 +53,20 @@ class Comparison:
     @property
     def loose(self) -> bool:
         """True for a run for which the course promises less."""
-        return (
-            self.run.zero_stage > 0 or self.run.recompute == "offload" or self.run.clip_grad_norm is not None
-        )
+        run = self.run
+        return run.zero_stage > 0 or run.recompute == "offload" or run.clip_grad_norm is not None
 
     @property
     def right(self) -> bool:
         """True if the run was compared and is as near as the course promises."""
+        if not self.compared:
+            return False
         bound = LOOSER_PERCENT if self.loose else AT_MOST_PERCENT
-        return self.compared and self.activations == 0 and abs(self.percent) <= bound
+        return self.activations == 0 and abs(self.percent) <= bound
 
 
 def outcome(number: int, run: TrainingRun) -> Comparison:
-    """Estimate and simulate one run. Whatever either raises is written down, so that no run is dropped
-    silently.
-    """
+    """Estimate and simulate one run. What either raises is written down: no run is dropped silently."""
     asked = "estimate"
     try:
         found = estimate(run)
@@ -109,65 +108,61 @@ def accuracy_tables(runs: Sequence[TrainingRun], source: str, report: Callable[[
 def _summary(outcomes: Sequence[Comparison], source: str) -> Table:
     compared = [one for one in outcomes if one.compared]
     off = sorted(abs(one.percent) for one in compared)
-    rows: list[tuple[Cell, ...]] = [
+    exact_activations = sum(one.activations == 0 for one in compared)
+    exact_peak = sum(one.estimated == one.simulated for one in compared)
+    as_promised = sum(one.right for one in compared)
+    rows: tuple[tuple[Cell, ...], ...] = (
         ("runs", len(outcomes)),
         ("compared", len(compared)),
         ("refused", sum(bool(one.refused) for one in outcomes)),
         ("failed", sum(bool(one.failed) for one in outcomes)),
-        (
-            "activations at the end of forward exact to the byte",
-            sum(one.activations == 0 for one in compared),
-        ),
-        ("peak exact to the byte", sum(one.estimated == one.simulated for one in compared)),
-        (
-            "as near as promised (activations exact, peak within its bound)",
-            sum(one.right for one in compared),
-        ),
-    ]
-    notes = (
-        [f"Error of the peak: median {statistics.median(off):.4f} %, maximum {off[-1]:.4f} %."] if off else []
+        ("activations at the end of forward exact to the byte", exact_activations),
+        ("peak exact to the byte", exact_peak),
+        ("as near as promised (activations exact, peak within its bound)", as_promised),
     )
-    notes += (
-        [f"Bias of the peak: {bias_of(one.estimated / one.simulated for one in compared)}."] if off else []
-    )
-    notes += [f"Bound: {AT_MOST_PERCENT} %; with ZeRO, offloading or clipping {LOOSER_PERCENT} %."]
+    notes: list[str] = []
+    if compared:
+        bias = bias_of(one.estimated / one.simulated for one in compared)
+        notes.append(f"Error of the peak: median {statistics.median(off):.4f} %, maximum {off[-1]:.4f} %.")
+        notes.append(f"Bias of the peak: {bias}.")
+    notes.append(f"Bound: {AT_MOST_PERCENT} %; with ZeRO, offloading or clipping {LOOSER_PERCENT} %.")
     reasons = Counter(one.refused or one.failed for one in outcomes if not one.compared)
     notes += [f"Not compared, {count}: {reason}" for reason, count in reasons.most_common()]
-    return Table(
-        "accuracy", "Estimate against simulation", ("", "runs of them"), tuple(rows), tuple(notes), source
-    )
+    title = "Estimate against simulation"
+    return Table("accuracy", title, ("", "runs of them"), rows, tuple(notes), source)
 
 
 def _worst(outcomes: Sequence[Comparison], source: str) -> Table:
-    wrong = [one for one in outcomes if one.compared and (one.estimated != one.simulated or one.activations)]
-    wrong.sort(key=lambda one: -max(abs(one.percent), 100 * abs(one.activations) / one.simulated))
-    rows = tuple(
-        (
-            one.number,
-            str(one.run),
-            one.percent,
-            one.estimated - one.simulated,
-            one.activations,
-            " / ".join(one.phases),
-        )
-        for one in wrong[:WORST]
-    )
+    compared = [one for one in outcomes if one.compared]
+    wrong = [one for one in compared if one.estimated != one.simulated or one.activations]
+    wrong.sort(key=_largest_percent, reverse=True)
+    rows: list[tuple[Cell, ...]] = []
+    for one in wrong[:WORST]:
+        off = one.estimated - one.simulated
+        rows.append((one.number, str(one.run), one.percent, off, one.activations, " / ".join(one.phases)))
+    if not rows:
+        rows.append(("none", "every run that was compared is exact", "", "", "", ""))
     headings = ("run", "what", "peak, %", "peak, bytes", "activations, bytes", "phase: estimated / simulated")
-    exact = sum(one.compared for one in outcomes) - len(wrong)
+    exact = len(compared) - len(wrong)
     notes = (f"Not listed: {exact} runs whose peak and activations are exact to the byte.",)
-    nothing = ("none", "every run that was compared is exact", "", "", "", "")
-    return Table(
-        "accuracy_worst", "The runs with the largest errors", headings, rows or (nothing,), notes, source
-    )
+    title = "The runs with the largest errors"
+    return Table("accuracy_worst", title, headings, tuple(rows), notes, source)
+
+
+def _largest_percent(one: Comparison) -> float:
+    """The error of the peak or of the activations, whichever is larger, in percent of the simulated peak."""
+    return max(abs(one.percent), 100 * abs(one.activations) / one.simulated)
 
 
 def _formula(outcomes: Sequence[Comparison], source: str) -> Table:
     """The closed form, `estimate(run, method="formula")`, for one rank and for several."""
     ratios: dict[str, list[float]] = {"one rank": [], "several ranks": []}
     uncovered = 0
-    for one in (one for one in outcomes if one.compared):
+    for one in outcomes:
+        if not one.compared:
+            continue
+        name = "several ranks" if one.run.world_size > 1 else "one rank"
         try:
-            name = "several ranks" if one.run.world_size > 1 else "one rank"
             ratios[name].append(closed_form(one.run).total / one.simulated)
         except ValueError:
             uncovered += 1
@@ -178,9 +173,8 @@ def _formula(outcomes: Sequence[Comparison], source: str) -> Table:
         "Errors are in percent of the simulated peak.",
     ]
     headings = ("closed form", *ERRORS)
-    return Table(
-        "accuracy_formula", "The closed form against simulation", headings, rows, tuple(notes), source
-    )
+    title = "The closed form against simulation"
+    return Table("accuracy_formula", title, headings, rows, tuple(notes), source)
 
 
 ERRORS = ("runs", "median, %", "maximum, %", *BIAS_HEADINGS)
@@ -205,5 +199,9 @@ def truth_of(counts: str, measured: Measurement) -> int:
 
 def frozen_accuracy(quick: bool, report: Callable[[str], None]) -> list[Table]:
     """The accuracy tables of the frozen list, or of every twentieth run of it."""
-    runs = frozen_runs()[:: 20 if quick else 1]
-    return accuracy_tables(runs, "simulated GPU, frozen list" + (", every 20th run" if quick else ""), report)
+    runs = frozen_runs()
+    source = "simulated GPU, frozen list"
+    if quick:
+        runs = runs[::20]
+        source += ", every 20th run"
+    return accuracy_tables(runs, source, report)

@@ -16,8 +16,7 @@ Choices = dict[str, Any]
 
 
 def run_of(choices: Choices) -> TrainingRun:
-    """The run of a mapping of choices: "preset" and "changes" for the model, the others as TrainingRun spells
-    them.
+    """The run of a mapping of choices: "preset" and "changes" for the model, the others as in TrainingRun.
 
     Raises ValueError for a preset that is not known, and like TrainingRun.
     """
@@ -36,17 +35,19 @@ def run_of(choices: Choices) -> TrainingRun:
 @cache
 def frozen_runs() -> tuple[TrainingRun, ...]:
     """The runs of the frozen list, in order. Raises ValueError for one that TrainingRun refuses by now."""
-    return tuple(run_of(choices) for choices in json.loads(FROZEN.read_text(encoding="utf-8"))["runs"])
+    content = json.loads(FROZEN.read_text(encoding="utf-8"))
+    return tuple(run_of(choices) for choices in content["runs"])
 
 
 def changed(preset: str, **changes: Any) -> TransformerConfig:
-    """A preset with some choices changed, and named after what differs, so that nobody takes it for the
-    preset.
-    """
+    """A preset with some choices changed, named after what differs: nobody is to take it for the preset."""
     model = PRESETS[preset]
     differing = {choice: value for choice, value in changes.items() if value != getattr(model, choice)}
-    words = (
-        f"{value} block{'s' if value != 1 else ''}" if choice == "layers" else f"{choice}={value}"
-        for choice, value in differing.items()
-    )
+    words = [_in_words(choice, value) for choice, value in differing.items()]
     return replace(model, name=", ".join([model.name, *words]), **differing)
+
+
+def _in_words(choice: str, value: Any) -> str:
+    if choice != "layers":
+        return f"{choice}={value}"
+    return f"{value} block" if value == 1 else f"{value} blocks"

@@ -1,5 +1,4 @@
-"""Tables of what real GPUs recorded: estimate and simulation against the device's own counters, times, live
-lessons.
+"""Tables of what real GPUs recorded: the device's own counters against our figures, times, live lessons.
 
 Estimate and simulation were recorded with the measurement, so that nothing could be fitted to the result
 afterwards.
@@ -16,17 +15,18 @@ from ..breakdown import KINDS
 from ..measuring.recorded import Recording, attempts, newest
 from ..measuring.recording_file import MEASURED
 from ..recording.histories import unpacked
-from ..recording.published import TEN, published_rows
+from ..recording.published import TEN, Row, published_rows
 from ..recording.tasks import EXPANDABLE
 from .tables import BIAS_HEADINGS, TABLES, Cell, Table, bias_of
 
 NONE_YET = (
-    "No recording of this kind from a real GPU exists yet. On a machine with one: `python3 -m course_utils "
-    "record --out course_utils/measuring/recordings --minutes 30` (docs/gpu.md)."
+    "No recording of this kind from a real GPU exists yet. On a machine with one:"
+    " `python3 -m course_utils record --out course_utils/measuring/recordings --minutes 30` (docs/gpu.md)."
 )
 
 TITLES = {name: table["title"] for name, table in TABLES.items() if "title" in table}
 
+BOUNDS = ("median", "largest")  # The errors that are bounded
 NO_BOUND = (math.inf, math.inf)
 WANTED = {
     "closed form": NO_BOUND,
@@ -42,8 +42,7 @@ asked. "reserved" is the simulation's, of max_memory_reserved; all others are of
 
 @dataclass(frozen=True)
 class RunOnGpu:
-    """One run on a GPU, in bytes: what was `said` before by each of `WANTED`, and what the GPU then
-    `counted`.
+    """One run on a GPU, in bytes: `said` before by each of `WANTED`, then `counted` by the GPU.
 
     `kinds` are the three breakdowns by kind at their peaks: tracked on the GPU, estimated, simulated.
     `phases` is the peak in each phase: counted and simulated.
@@ -72,7 +71,9 @@ def runs_on_gpus() -> list[RunOnGpu]:
 
 def run_on_gpu(item: Recording) -> RunOnGpu:
     """One recording as the table reads it."""
-    parts, simulated, counters = item.parts, item.parts["simulated"], item.parts["counters"]
+    parts = item.parts
+    simulated = parts["simulated"]
+    counters = parts["counters"]
     at_peak = simulated["breakdown"][0]
     said = {
         "estimate": parts["estimate"]["total"],
@@ -82,30 +83,31 @@ def run_on_gpu(item: Recording) -> RunOnGpu:
     }
     if "formula" in parts:
         said["closed form"] = parts["formula"]["total"] + at_peak.get("workspaces", 0)
-    counted = {by: counters["reserved" if by == "reserved" else "allocated"] for by in said}
+    counted = dict.fromkeys(said, counters["allocated"])
+    counted["reserved"] = counters["reserved"]
     kinds = {
         "tracked": parts["measured"]["breakdown"][0],
         "estimate": parts["estimate"]["by_kind"],
         "simulation": at_peak,
     }
-    phases = {
-        name: (counters["phases"][name], sum(highest[0].values()))
-        for name, highest in simulated["phase_peaks"].items()
-        if name in counters["phases"]
-    }
+    phases = {}
+    for name, highest in simulated["phase_peaks"].items():
+        if name in counters["phases"]:
+            phases[name] = (counters["phases"][name], sum(highest[0].values()))
     return RunOnGpu(item, said, counted, kinds, phases)
 
 
 def gpu_tables() -> list[Table]:
     """Errors by kind of memory, by phase and run by run."""
     runs = runs_on_gpus()
-    return [_summary(runs), _by_kind(runs), _by_phase(runs), _each(runs)] if runs else []
+    if not runs:
+        return []
+    return [_summary(runs), _by_kind(runs), _by_phase(runs), _each(runs)]
 
 
 def devices(items: Sequence[Recording]) -> str:
-    return "; ".join(
-        sorted({f"{item.device}, torch {item.line.content['torch']}, {item.date}" for item in items})
-    )
+    names = {f"{item.device}, torch {item.line.content['torch']}, {item.date}" for item in items}
+    return "; ".join(sorted(names))
 
 
 def _summary(runs: Sequence[RunOnGpu]) -> Table:
@@ -116,9 +118,10 @@ def _summary(runs: Sequence[RunOnGpu]) -> Table:
         found = (statistics.median(map(abs, errors)), max(map(abs, errors)))
         exact = sum(run.said[by] == run.counted[by] for run in covered)
         bias = bias_of(run.said[by] / run.counted[by] for run in covered)
-        named = zip(("median", "largest"), bounds, strict=True)
+        named = zip(BOUNDS, bounds, strict=True)
         wanted = ", ".join(f"{name} {bound} %" for name, bound in named if bound < math.inf)
-        rows.append((by, len(covered), exact, *bias, *found, wanted, wanted and verdict(found, bounds)))
+        kept = verdict(found, bounds) if wanted else ""
+        rows.append((by, len(covered), exact, *bias, *found, wanted, kept))
     headings = ("peak by", "runs", "to the byte", *BIAS_HEADINGS, "median, %", "largest, %", "wanted", "kept")
     notes = (
         (
@@ -130,42 +133,41 @@ def _summary(runs: Sequence[RunOnGpu]) -> Table:
             " The estimate counts tensors only: where it misses its bound, blocks are the reason."
         ),
     )
-    return Table("gpu", TITLES["gpu"], headings, tuple(rows), notes, devices([run.recording for run in runs]))
+    source = devices([run.recording for run in runs])
+    return Table("gpu", TITLES["gpu"], headings, tuple(rows), notes, source)
 
 
 def verdict(found: tuple[float, float], wanted: tuple[float, float]) -> str:
     """ "yes", or which of the two bounds, median and largest, is not kept."""
-    broken = [
-        name for name, one, bound in zip(("median", "largest"), found, wanted, strict=True) if one > bound
-    ]
-    return "no: " + " and ".join(broken) if broken else "yes"
+    broken = [name for name, one, bound in zip(BOUNDS, found, wanted, strict=True) if one > bound]
+    if broken:
+        return "no: " + " and ".join(broken)
+    return "yes"
 
 
 def _by_kind(runs: Sequence[RunOnGpu]) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    # no tensor of the program's: nothing tracks them
-    for kind in (kind for kind in KINDS if kind != "workspaces"):
+    # workspaces are no tensors of the program's: nothing tracks them
+    tracked = [kind for kind in KINDS if kind != "workspaces"]
+    for kind in tracked:
         for by in ("estimate", "simulation"):
             gaps = [run.kinds[by].get(kind, 0) - run.kinds["tracked"].get(kind, 0) for run in runs]
             shares = [100 * gap / run.allocated for gap, run in zip(gaps, runs, strict=True)]
-            counts = sum(not gap for gap in gaps), sum(gap < 0 for gap in gaps)
-            rows.append((kind, by, *counts, statistics.median(shares), min(shares), max(shares)))
+            exact = sum(gap == 0 for gap in gaps)
+            below = sum(gap < 0 for gap in gaps)
+            rows.append((kind, by, exact, below, statistics.median(shares), min(shares), max(shares)))
     headings = ("kind of memory", "by", "exact", "below the truth", "median, % of peak", "lowest", "highest")
-    note = (
-        f"Predicted minus tracked on the GPU, at the peak of {len(runs)} runs, in percent of the counted"
-        " peak."
-    )
-    return Table(
-        "gpu_by_kind", "Signed error of each kind of memory, on a GPU", headings, tuple(rows), (note,)
-    )
+    where = f"at the peak of {len(runs)} runs"
+    note = f"Predicted minus tracked on the GPU, {where}, in percent of the counted peak."
+    title = "Signed error of each kind of memory, on a GPU"
+    return Table("gpu_by_kind", title, headings, tuple(rows), (note,))
 
 
 def _by_phase(runs: Sequence[RunOnGpu]) -> Table:
-    """Bytes that the GPU counted in each phase beyond the simulated tensors: an unnamed
-    term would show here.
-    """
+    """Bytes that the GPU counted in each phase beyond the simulated tensors: a missing term would show."""
     rows: list[tuple[Cell, ...]] = []
-    for phase in dict.fromkeys(name for run in runs for name in run.phases):
+    phases = dict.fromkeys(name for run in runs for name in run.phases)  # in order, each once
+    for phase in phases:
         both = (run.phases[phase] for run in runs if phase in run.phases)
         beyond = [counted - simulated for counted, simulated in both]
         rows.append((phase, len(beyond), round(statistics.median(beyond)), min(beyond), max(beyond)))
@@ -173,8 +175,8 @@ def _by_phase(runs: Sequence[RunOnGpu]) -> Table:
     notes = (
         "Counted minus simulated peak of each phase: blocks, the kernels' scratch, and an unexplained rest.",
         (
-            "zero_grad only frees. The GPU's peak is from before it frees the first gradient, the"
-            " simulation's from after."
+            "zero_grad only frees. The GPU's peak is from before it frees the first gradient,"
+            " the simulation's from after."
         ),
     )
     return Table("gpu_by_phase", "What a GPU counts beyond the tensors", headings, tuple(rows), notes)
@@ -182,87 +184,74 @@ def _by_phase(runs: Sequence[RunOnGpu]) -> Table:
 
 def _each(runs: Sequence[RunOnGpu]) -> Table:
     by = "simulation and blocks"
-    rows = tuple(
-        (
-            run.recording.task.removesuffix(" steps=2"),
-            run.allocated,
-            *(run.percent(one) if one in run.said else "" for one in WANTED),
-            run.allocated - run.said[by],
-        )
-        for run in sorted(runs, key=lambda run: -abs(run.percent(by)))
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for run in sorted(runs, key=lambda run: -abs(run.percent(by))):
+        name = run.recording.task.removesuffix(" steps=2")
+        errors = [run.percent(one) if one in run.said else "" for one in WANTED]
+        rows.append((name, run.allocated, *errors, run.allocated - run.said[by]))
     headings = ("run", "counted, bytes", *(f"{one}, %" for one in WANTED), "left, bytes")
-    return Table("gpu_runs", "Each recorded run, the largest error first", headings, rows)
+    return Table("gpu_runs", "Each recorded run, the largest error first", headings, tuple(rows))
 
 
 # What no simulation sees
 
 
 def gpu_hardware_tables() -> list[Table]:
-    """Bytes of a GPU that are in no tensor: its context, cuBLAS's workspaces, and what kernels take while
-    they run.
-    """
+    """Bytes of a GPU that are in no tensor: its context, cuBLAS's workspaces, and kernels' scratch."""
     rows: list[tuple[Cell, ...]] = []
     for item in newest("context"):
         rows.append((item.device, "context, before the first tensor", item.parts["context"]["context"]))
     for item in newest("workspaces"):
-        rows.append(
-            (item.device, "cuBLAS's workspaces, of both threads", item.parts["workspaces"]["together"])
-        )
+        together = item.parts["workspaces"]["together"]
+        rows.append((item.device, "cuBLAS's workspaces, of both threads", together))
     for item in newest("scratch"):
-        found = item.parts["scratch"]["operations"]
-        rows += [
-            (item.device, f"scratch: {one['operation']}", one["scratch"])
-            for one in found
-            if one.get("scratch")
-        ]
+        for one in item.parts["scratch"]["operations"]:
+            if one.get("scratch"):
+                rows.append((item.device, f"scratch: {one['operation']}", one["scratch"]))
+    if not rows:
+        return []
     headings = ("GPU", "what", "bytes")
     notes = ("Operations at GPT-2's sizes; those without scratch are left out.",)
     source = devices(newest("scratch"))
-    return (
-        [Table("gpu-hardware", TITLES["gpu-hardware"], headings, tuple(rows), notes, source)] if rows else []
-    )
+    return [Table("gpu-hardware", TITLES["gpu-hardware"], headings, tuple(rows), notes, source)]
 
 
 # The allocator's model
 
 
 def gpu_allocator_tables() -> list[Table]:
-    """The table of histories, replayed now: at how many moments the replay reserves as the GPU did, and the
-    gap.
+    """The table of histories, replayed now: moments at which the replay reserves as the GPU did, the gap.
 
     "steps equal" are the training steps at whose ends counter, history and replay say the same. Raises
     ValueError for a damaged history.
     """
     rows: list[tuple[Cell, ...]] = []
+    exact: dict[str, list[bool]] = {}  # by settings: whether each history is equal throughout
     for item in newest("history"):
-        found = compare_with_gpu(unpacked(item.parts["history"]["history"]))
+        part = item.parts["history"]
+        found = compare_with_gpu(unpacked(part["history"]))
         name = item.task.removeprefix("history of ").rpartition(", ")[0]
         settings = "expandable segments" if item.line.content["environment"] == EXPANDABLE else "default"
+        moments = len(found.real)
         equal = sum(not gap for gap in found.differences)
-        steps = [
-            now == found.real[at - 1] == found.replayed[at - 1] for at, now in item.parts["history"]["steps"]
-        ]
+        exact.setdefault(settings, []).append(equal == moments)
+        steps = [now == found.real[at - 1] == found.replayed[at - 1] for at, now in part["steps"]]
+        steps_equal = f"{sum(steps)} of {len(steps)}"
         most = max(found.real, default=0)
-        gap = found.largest_difference
-        rows.append((name, settings, len(found.real), equal, f"{sum(steps)} of {len(steps)}", most, gap))
+        rows.append((name, settings, moments, equal, steps_equal, most, found.largest_difference))
     if not rows:
         return []
     headings = ("run", "settings", "moments", "equal", "steps equal", "most reserved", "largest difference")
-    exact = {settings: [row[2] == row[3] for row in rows if row[1] == settings] for _, settings, *_ in rows}
-    notes = tuple(
-        f"{name}: {sum(one)} of {len(one)} histories equal throughout" for name, one in exact.items()
-    )
+    notes = [f"{name}: {sum(one)} of {len(one)} histories equal throughout" for name, one in exact.items()]
     source = devices(newest("history"))
-    return [Table("gpu-allocator", TITLES["gpu-allocator"], headings, tuple(rows), notes, source)]
+    return [Table("gpu-allocator", TITLES["gpu-allocator"], headings, tuple(rows), tuple(notes), source)]
 
 
 # Published steps
 
 
 def gpu_published_tables() -> list[Table]:
-    """Each published step that was run on a GPU here: published, simulated for this card, and what this card
-    counted.
+    """Each published step that was run on a GPU here: published, simulated for this card, counted by it.
 
     By moment, as the row has it (the peak, for what forward kept); published figures are of other cards and
     releases of torch.
@@ -275,59 +264,73 @@ def gpu_published_tables() -> list[Table]:
             name = part.removeprefix("counted ")
             if "error" in counted:
                 failed.append(f"Not counted: {name}. {counted['error']}.")
-            if name == part or "error" in counted:
-                continue
-            row = known[name]
-            said = item.parts[f"said {name}"]
-            moment = row.moment if row.moment in counted else "peak"
-            here, simulated = (found[moment] for found in (counted, said))
-            error = [
-                100 * (ours / theirs - 1) if theirs else 0.0
-                for ours, theirs in zip(simulated, here, strict=True)
-            ]
-            rows.append(
-                (name, row.gpu.partition(" (")[0], row.printed, row.counter, simulated[0], *here, *error)
-            )
+            elif part.startswith("counted "):
+                rows.append(_published_row(known[name], counted, item.parts[f"said {name}"]))
     if not rows:
         return []
     rows.sort(key=lambda row: (row[0] not in TEN, -abs(float(row[-2]))))
     off = [abs(float(row[-2])) for row in rows]
-    headings = (
-        "step",
-        "published on",
-        "published",
-        "counter",
-        "simulated here",
-        "allocated here",
-        "reserved here",
-        "allocated, %",
-        "reserved, %",
-    )
-    exact = sum(not one for one in off)
-    middle = statistics.median(off)
-    most = max(off)
+    exact = sum(one == 0 for one in off)
     notes = (
         (
-            f"{len(rows)} steps. For {exact} of them the simulation equals the card's count to the byte. "
-            f"Median error {middle:.3f} %, largest {most:.2f} %."
+            f"{len(rows)} steps. For {exact} of them the simulation equals the card's count to the byte."
+            f" Median error {statistics.median(off):.3f} %, largest {max(off):.2f} %."
         ),
         (
-            "BERT's steps are simulated as on torch 1.10, without cuBLAS's workspaces. Vision transformers"
-            " have a convolution, and torch's code does not say how much cuDNN takes for it."
+            "BERT's steps are simulated as on torch 1.10, without cuBLAS's workspaces."
+            " Vision transformers have a convolution, and torch's code does not say how much cuDNN takes"
+            " for it."
         ),
+        *failed,
     )
-    notes = (*notes, *failed)
     source = devices(newest("published"))
-    return [Table("gpu-published", TITLES["gpu-published"], headings, tuple(rows), notes, source)]
+    title = TITLES["gpu-published"]
+    return [Table("gpu-published", title, PUBLISHED_HEADINGS, tuple(rows), notes, source)]
+
+
+PUBLISHED_HEADINGS = (
+    "step",
+    "published on",
+    "published",
+    "counter",
+    "simulated here",
+    "allocated here",
+    "reserved here",
+    "allocated, %",
+    "reserved, %",
+)
+
+
+def _published_row(
+    row: Row, counted: dict[str, tuple[int, int]], said: dict[str, tuple[int, int]]
+) -> tuple[Cell, ...]:
+    """The cells under `PUBLISHED_HEADINGS`, from bytes allocated and reserved by moment."""
+    moment = row.moment if row.moment in counted else "peak"
+    allocated, reserved = counted[moment]
+    said_allocated, said_reserved = said[moment]
+    return (
+        row.id,
+        row.gpu.partition(" (")[0],
+        row.printed,
+        row.counter,
+        said_allocated,
+        allocated,
+        reserved,
+        _error_percent(said_allocated, allocated),
+        _error_percent(said_reserved, reserved),
+    )
+
+
+def _error_percent(said: int, counted: int) -> float:
+    """The error in percent of what was counted; 0 where nothing was."""
+    return 100 * (said / counted - 1) if counted else 0.0
 
 
 # Times
 
 
 def gpu_times_tables() -> list[Table]:
-    """Each comparison's variants on each GPU: median and quartiles of a step, repetitions, ratio to the
-    first.
-    """
+    """Each comparison's variants on each GPU: median and quartiles of a step, repetitions, ratio to first."""
     found = newest("times")
     rows: list[tuple[Cell, ...]] = []
     for item in found:
@@ -338,35 +341,33 @@ def gpu_times_tables() -> list[Table]:
                 rows.append((*named, variant["refused"], "", "", ""))
                 continue
             step = variant["step_ms"]
-            first = first or step["median"]
+            median = step["median"]
+            first = first or median
             quartiles = f"{step['q1']:,.2f} to {step['q3']:,.2f}"
-            rows.append(
-                (*named, f"{step['median']:,.2f}", quartiles, step["n"], f"{step['median'] / first:.3f}")
-            )
+            rows.append((*named, f"{median:,.2f}", quartiles, step["n"], f"{median / first:.3f}"))
+    if not rows:
+        return []
     headings = ("GPU", "comparison", "variant", "median, ms", "quartiles, ms", "repetitions", "to the first")
-    notes = tuple(dict.fromkeys(filter(None, (item.busy for item in found))))
-    return (
-        [Table("gpu-times", TITLES["gpu-times"], headings, tuple(rows), notes, devices(found))]
-        if rows
-        else []
-    )
+    notes = tuple(dict.fromkeys(item.busy for item in found if item.busy))
+    return [Table("gpu-times", TITLES["gpu-times"], headings, tuple(rows), notes, devices(found))]
 
 
 # Lessons executed live
 
 
 def gpu_live_tables() -> list[Table]:
-    """Each notebook with its seconds and what failed; each kind of cell that ran out of memory, and how
-    often.
-    """
+    """Each notebook with its seconds and what failed; each kind of cell that ran out of memory, how often."""
     tables = []
     found = attempts("notebook")
-    told = "Other lessons and runs took memory of the same card at the same time."
-    notes = (told,) * any(item.busy for item in found)
-    if lessons := tuple(map(_lesson, found)):
+    notes: tuple[str, ...] = ()
+    if any(item.busy for item in found):
+        notes = ("Other lessons and runs took memory of the same card at the same time.",)
+    lessons = tuple(_lesson(item) for item in found)
+    if lessons:
         headings = ("GPU", "notebook", "passes", "seconds", "live cells", "not live because", "what failed")
         tables.append(Table("gpu-live", TITLES["gpu-live"], headings, lessons, notes))
-    if cells := tuple(map(_cell, (*attempts("cells"), *attempts("demos")))):
+    cells = tuple(_cell(item) for item in (*attempts("cells"), *attempts("demos")))
+    if cells:
         headings = ("GPU", "what", "result", "times in a row", "what failed")
         tables.append(Table("gpu-cells", "Out of memory on purpose, and the demos", headings, cells))
     return tables
@@ -374,9 +375,15 @@ def gpu_live_tables() -> list[Table]:
 
 def _lesson(item: Recording) -> tuple[Cell, ...]:
     part = item.parts.get("notebook", {})  # none where it took too long
-    passes = f"all {part['cells']} cells" if item.status == MEASURED else item.status
-    found = (part.get("seconds", ""), part.get("live", ""), "; ".join(part.get("not_live", ())))
-    return item.device, item.task.removeprefix("live: "), passes, *found, item.line.content["detail"]
+    return (
+        item.device,
+        item.task.removeprefix("live: "),
+        f"all {part['cells']} cells" if item.status == MEASURED else item.status,
+        part.get("seconds", ""),
+        part.get("live", ""),
+        "; ".join(part.get("not_live", ())),
+        item.line.content["detail"],
+    )
 
 
 def _cell(item: Recording) -> tuple[Cell, ...]:
@@ -386,10 +393,13 @@ def _cell(item: Recording) -> tuple[Cell, ...]:
 
 def _tables(name: str, made: Callable[[], list[Table]], *_: object) -> list[Table]:
     tables = made() or [Table(name, TITLES[name], (), (), (NONE_YET,))]
-    return [
-        replace(one, notes=(f"Recorded on {one.source}.", *one.notes)) if one.source else one
-        for one in tables
-    ]
+    return [_with_source_noted(table) for table in tables]
+
+
+def _with_source_noted(table: Table) -> Table:
+    if not table.source:
+        return table
+    return replace(table, notes=(f"Recorded on {table.source}.", *table.notes))
 
 
 MAKERS = (

@@ -1,11 +1,11 @@
-"""Nine calculators and the course's own methods, asked about transformers whose training GPUs have counted
-elsewhere.
+"""Nine calculators and the course's own methods, asked about transformers that GPUs elsewhere have trained.
 
 Each is asked about the `TrainingRun` nearest to a row, whose code may be of other operations:
 docs/reference_code.md.
 """
 
 from contextlib import suppress
+from typing import Any
 
 from ..allocator.counters import counted
 from ..estimating import estimate, formula
@@ -15,7 +15,8 @@ from ..recording.published import Row, Said, answered_rows
 from ..run import TrainingRun
 
 COUNTS = {"peak": "a step", "end": "states"}  # by a row's moment; none has the activations of a whole model
-OURS = FORM, ESTIMATE, SIMULATED = "our closed form", "our estimate", "simulated"
+FORM, ESTIMATE, SIMULATED = "our closed form", "our estimate", "simulated"
+OURS = (FORM, ESTIMATE, SIMULATED)
 SIZES = {"xl": (48, 1600, 25), "2.7b": (32, 2560, 32)}  # layers, hidden size and heads by the names of CS336
 KNOWN = {
     "size",
@@ -45,21 +46,18 @@ KNOWN = {
 
 
 def nearest(row: Row) -> TrainingRun | None:
-    """The run nearest to a row; None for other models and options, parts of a step, and the peak of a first
-    step.
-    """
-    first = (row.moment, row.how.get("steps")) == ("peak", 1)  # it has no states before its update
-    if row.moment not in COUNTS or first or row.how.keys() - KNOWN:
+    """The run nearest to a row; None for other models and options, parts of a step, a first step's peak."""
+    is_first = row.moment == "peak" and row.how.get("steps") == 1  # it has no states before its update
+    if row.moment not in COUNTS or is_first or row.how.keys() - KNOWN:
         return None
     match row.family, row.how:
         case "basics_transformer.train", {"size": size, "T": s}:
-            model = TransformerConfig(
-                f"CS336 {size}", "llama", *SIZES[size], 10_000, s, tied=False, logits="compute"
-            )
+            L, h, a = SIZES[size]
+            name = f"CS336 {size}"
+            model = TransformerConfig(name, "llama", L, h, a, 10_000, s, tied=False, logits="compute")
+            b = row.how.get("batch", 4)
             precision = "amp-bf16" if row.how.get("autocast") else "fp32"
-            return TrainingRun(
-                model, row.how.get("batch", 4), s, precision, "adamw-loop", "eager", unfused=True
-            )
+            return TrainingRun(model, b, s, precision, "adamw-loop", "eager", unfused=True)
         case "language_models.scratch_gpt", {
             "stage": stage,
             "batch": b,
@@ -70,20 +68,49 @@ def nearest(row: Row) -> TrainingRun | None:
             "V": V,
         }:
             model = TransformerConfig("GPT-2", "gpt2", L, h, a, V, s, dropout=0.1, tied=False, qkv_bias=False)
-            recipe = ("bf16" if stage >= 5 else "fp32"), ("adamw-fused" if stage >= 3 else "adamw")
-            return TrainingRun(model, b, s, *recipe, "flash" if stage >= 7 else "eager", unfused=stage < 6)
+            # each stage of the series adds one improvement to those before it
+            precision = "bf16" if stage >= 5 else "fp32"
+            optimizer = "adamw-fused" if stage >= 3 else "adamw"
+            attention = "flash" if stage >= 7 else "eager"
+            return TrainingRun(model, b, s, precision, optimizer, attention, unfused=stage < 6)
         case "sharded_models.titan", {"ranks": D, "b": b, "s": s, "L": L, "recompute": [again], **more}:
-            sizes = (more[name] for name in ("d", "heads", "V", "positions", "kv_heads", "ffn"))
-            model = TransformerConfig("Llama", "llama", L, *sizes, tied=False)
-            stage = 2 if more.get("stay") == L else 3
-            recipe = "bf16-master", f"adamw-{more.get('implementation', 'foreach')}", "flash", again
-            return TrainingRun(model, b, s, *recipe, None, D, stage, clip_grad_norm=1.0, unfused=True)
+            return _titan_run(b, s, L, D, again, more)
     return None
+
+
+def _titan_run(b: int, s: int, L: int, D: int, recompute: str, more: dict[str, Any]) -> TrainingRun:
+    """A run of torchtitan's Llama on D ranks, with FSDP2."""
+    model = TransformerConfig(
+        "Llama",
+        "llama",
+        layers=L,
+        hidden=more["d"],
+        heads=more["heads"],
+        vocab=more["V"],
+        max_positions=more["positions"],
+        kv_heads=more["kv_heads"],
+        ffn=more["ffn"],
+        tied=False,
+    )
+    return TrainingRun(
+        model,
+        b,
+        s,
+        "bf16-master",
+        f"adamw-{more.get('implementation', 'foreach')}",
+        "flash",
+        recompute,
+        world_size=D,
+        zero_stage=2 if more.get("stay") == L else 3,
+        clip_grad_norm=1.0,
+        unfused=True,
+    )
 
 
 def answers_to(row: Row) -> dict[str, int]:
     """Bytes by the name of each that answers a row: none that refuses its run, or counts something else."""
-    if (run := nearest(row)) is None:
+    run = nearest(row)
+    if run is None:
         return {}
     said = {SIMULATED: row.said.of(row)}
     for one in CALCULATORS:
@@ -91,7 +118,8 @@ def answers_to(row: Row) -> dict[str, int]:
             with suppress(ValueError):  # its refusal
                 said[one.name] = one.total(run)
     if row.moment == "end":
-        return said | {FORM: sum(formula.states(run).values())}
+        said[FORM] = sum(formula.states(run).values())
+        return said
     said[FORM] = formula.estimate(run.replace(unfused=False)).total  # it covers no other
     if run.world_size == 1:
         found = counted(run)
@@ -102,9 +130,9 @@ def answers_to(row: Row) -> dict[str, int]:
 
 
 def ratios() -> dict[str, dict[str, float]]:
-    """Answer over published figure by calculator, ours last, and by row; empty for one
-    that answers no row.
-    """
-    rows = [(row, answers_to(row)) for row in answered_rows()]
-    names = [*(one.name for one in CALCULATORS), *OURS]
-    return {name: {row.id: said[name] / row.bytes for row, said in rows if name in said} for name in names}
+    """Answer over published figure by calculator, ours last, and by row; empty for one that answers none."""
+    found: dict[str, dict[str, float]] = {name: {} for name in (*(one.name for one in CALCULATORS), *OURS)}
+    for row in answered_rows():
+        for name, answer in answers_to(row).items():
+            found[name][row.id] = answer / row.bytes
+    return found

@@ -12,12 +12,14 @@ MUCH = 1.0
 
 
 def tables(quick: bool, report: Callable[[str], None]) -> list[Table]:
-    """The summary by counter, then every row: run anew, and compared with what was frozen; `quick` one of a
-    family.
+    """The summary by counter, then every row, run anew and compared with what was frozen.
+
+    `quick` takes one row of each family.
     """
     everything = published_rows()
-    covered = [row for row in everything if row.family]
-    rows = list({row.family: row for row in covered}.values()) if quick else covered
+    rows = [row for row in everything if row.family]
+    if quick:
+        rows = list({row.family: row for row in rows}.values())
     answers: dict[str, Said] = {}
     for number, row in enumerate(rows, start=1):
         answers[row.id] = say(row)
@@ -34,11 +36,8 @@ def summary(rows: Sequence[Row], answers: dict[str, Said], notes: Sequence[str] 
     lines: list[tuple[Cell, ...]] = []
     for certain in (True, False):
         for counter in COUNTERS:
-            ratios = [
-                answers[row.id].of(row) / row.bytes
-                for row in rows
-                if (row.certain, row.counter) == (certain, counter)
-            ]
+            alike = [row for row in rows if row.certain == certain and row.counter == counter]
+            ratios = [answers[row.id].of(row) / row.bytes for row in alike]
             if ratios:
                 worst = max(abs(100 * (ratio - 1)) for ratio in ratios)
                 lines.append((counter, "yes" if certain else "in part", len(ratios), worst, *bias_of(ratios)))
@@ -56,39 +55,35 @@ def frozen_summary() -> Table:
 def ten_rows() -> Table:
     """Ten rows of as many models and sources as possible: counted by a GPU, and said by the simulation."""
     known = {row.id: row for row in answered_rows()}
-    lines = []
-    for row in map(known.__getitem__, TEN):
-        counted, ours = (format_bytes(size, "GB", 3) for size in (row.bytes, row.said.of(row)))
+    lines: list[tuple[Cell, ...]] = []
+    for name in TEN:
+        row = known[name]
+        gpu = row.gpu.partition(" (")[0]
+        counted = format_bytes(row.bytes, "GB", 3)
+        ours = format_bytes(row.said.of(row), "GB", 3)
         off = round(percent(row, row.said), 2) + 0.0  # no negative zero
-        place, _, path = row.source.partition(" §")[0].partition(":")
-        repository, _, commit = place.partition("@")
-        source = f"`{repository}@{commit[:9]}` {Path(path).name}".strip()
-        lines.append(
-            (
-                row.id,
-                row.gpu.partition(" (")[0],
-                row.counter,
-                row.printed,
-                counted,
-                ours,
-                f"{off:+.2f} %",
-                source,
-            )
-        )
+        source = _short_source(row.source)
+        lines.append((row.id, gpu, row.counter, row.printed, counted, ours, f"{off:+.2f} %", source))
     headings = ("what was run", "GPU", "counter", "published", "in GB", "ours", "error", "source")
     return Table("ten-rows", "Counted by GPUs elsewhere, and simulated", headings, tuple(lines))
 
 
+def _short_source(source: str) -> str:
+    """`repository@commit` and the file's name, of "repository@commit:path § place"."""
+    place, _, path = source.partition(" §")[0].partition(":")
+    repository, _, commit = place.partition("@")
+    return f"`{repository}@{commit[:9]}` {Path(path).name}".strip()
+
+
 def each(rows: Sequence[Row], answers: dict[str, Said]) -> Table:
-    """Each row, the furthest off first; a difference beyond `MUCH` has its reason, or is said to have none
-    yet.
-    """
+    """Each row, the furthest off first; a difference beyond `MUCH` has its reason, or "not understood"."""
     lines: list[tuple[Cell, ...]] = []
     for row in sorted(rows, key=lambda row: -abs(percent(row, answers[row.id]))):
-        off = percent(row, answers[row.id])
-        reason = row.gap or ("not understood" if abs(off) > MUCH else "")
-        lines.append(
-            (row.id, row.gpu, row.counter, row.printed, answers[row.id].of(row), off, reason, row.source)
-        )
+        answer = answers[row.id]
+        off = percent(row, answer)
+        reason = row.gap
+        if not reason and abs(off) > MUCH:
+            reason = "not understood"
+        lines.append((row.id, row.gpu, row.counter, row.printed, answer.of(row), off, reason, row.source))
     headings = ("row", "GPU", "counter", "published", "ours, bytes", "error, %", "why", "source")
     return Table("published-gpus-rows", "Each published figure", headings, tuple(lines))

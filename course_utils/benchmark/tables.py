@@ -10,9 +10,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-TABLES: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+_TEXT = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+
+TABLES: dict[str, dict[str, str]] = tomllib.loads(_TEXT)
 """The benchmark's tables by name: what each `shows`, and the `title` of those from recordings."""
 
 Cell = str | int | float
@@ -22,9 +22,7 @@ BIAS_HEADINGS = ("signed median, %", "below the truth, %", "minimum ratio", "max
 
 
 class Bias(NamedTuple):
-    """The direction of errors: their signed median and the rows below the truth, in percent; the extreme
-    ratios.
-    """
+    """The direction of errors: signed median and rows below the truth, in percent; the extreme ratios."""
 
     median: float
     below: float
@@ -64,7 +62,9 @@ class Table:
 
     def markdown(self) -> str:
         """The table as Markdown: the title, date, machine and source, the rows, the notes."""
-        made = f"{date.today().isoformat()} · {machine()}" + (f" · {self.source}" if self.source else "")
+        made = f"{date.today().isoformat()} · {machine()}"
+        if self.source:
+            made += f" · {self.source}"
         return "\n".join([f"## {self.title}", "", made, "", *self._body()])
 
     def page(self) -> str:
@@ -75,20 +75,16 @@ class Table:
 
     def _body(self) -> list[str]:
         if not self.rows:
-            return [*self.notes]
-        shown = [tuple(_shown(cell) for cell in row) for row in self.rows]
-        widths = [
-            max(len(row[column]) for row in [self.headings, *shown]) for column in range(len(self.headings))
-        ]
-        numbers = [
-            all(isinstance(row[column], (int, float)) for row in self.rows) for column in range(len(widths))
-        ]
-        lines = [_line(row, widths, numbers) for row in [self.headings, *shown]]
-        rule = "|".join(
-            ["", *(f"{'-' * (w + 1)}{':' if n else '-'}" for w, n in zip(widths, numbers, strict=True)), ""]
-        )
-        notes = [f"- {note}" for note in self.notes]
-        return [lines[0], rule, *lines[1:], *([""] if notes else []), *notes]
+            return list(self.notes)
+        shown = [self.headings, *(tuple(_shown(cell) for cell in row) for row in self.rows)]
+        columns = range(len(self.headings))
+        widths = [max(len(row[column]) for row in shown) for column in columns]
+        numbers = [all(isinstance(row[column], (int, float)) for row in self.rows) for column in columns]
+        heading, *rows = [_line(row, widths, numbers) for row in shown]
+        lines = [heading, _rule(widths, numbers), *rows]
+        if self.notes:
+            lines.append("")
+        return lines + [f"- {note}" for note in self.notes]
 
     def save(self, folder: Path) -> None:
         """Write NAME.md into `folder`, which is made if need be."""
@@ -110,5 +106,15 @@ def _shown(cell: Cell) -> str:
 
 
 def _line(row: tuple[str, ...], widths: list[int], numbers: list[bool]) -> str:
-    cells = (f"{c:>{w}}" if n else f"{c:<{w}}" for c, w, n in zip(row, widths, numbers, strict=True))
+    cells: list[str] = []
+    for cell, width, is_number in zip(row, widths, numbers, strict=True):
+        cells.append(cell.rjust(width) if is_number else cell.ljust(width))
     return f"| {' | '.join(cells)} |"
+
+
+def _rule(widths: list[int], numbers: list[bool]) -> str:
+    """The line below the headings; in Markdown, a colon at its end aligns a column to the right."""
+    cells: list[str] = []
+    for width, is_number in zip(widths, numbers, strict=True):
+        cells.append("-" * (width + 1) + (":" if is_number else "-"))
+    return f"|{'|'.join(cells)}|"
